@@ -1,0 +1,9 @@
+//! Attention for LLM serving, in pure Rust.
+//!
+//! The tour: describe the heads with a [`problem::Spec`] and the requests with a [`problem::Batch`],
+//! let the planner turn both into a [`plan::Plan`], and run the plan on a backend.
+
+pub use kernels_gpu::abi;
+
+pub mod plan;
+pub mod problem;
