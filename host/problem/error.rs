@@ -1,0 +1,215 @@
+//! What a user can get wrong in a [`Spec`](super::Spec) or a [`Batch`](super::Batch).
+
+use thiserror::Error;
+
+use super::{Dtype, MAX_HEAD_DIM, MAX_PAGE_SIZE, MAX_POSITION};
+
+/// A description that cannot be computed. Every message carries the values and says what to do.
+#[derive(Clone, Copy, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum ProblemError {
+    /// `kv_heads` does not divide `q_heads`, or one of them is zero.
+    #[error(
+        "{q_heads} query heads cannot share {kv_heads} KV heads: both must be at least 1 and the KV heads \
+         must divide the query heads"
+    )]
+    GroupSize {
+        /// Query heads given.
+        q_heads: u32,
+        /// KV heads given.
+        kv_heads: u32,
+    },
+    /// A head dimension that no backend takes.
+    #[error(
+        "{name} is {got}: give a multiple of 16 up to {MAX_HEAD_DIM}, so that every row starts on a 16-byte \
+         boundary (pad the heads with zeros where the model has another size)"
+    )]
+    HeadDim {
+        /// The field.
+        name: &'static str,
+        /// Its value.
+        got: u32,
+    },
+    /// An output type that is too narrow.
+    #[error("the output cannot be {got:?}: use F16, BF16 or F32 and convert afterwards")]
+    OutputDtype {
+        /// The type given.
+        got: Dtype,
+    },
+    /// A softmax scale that is not a positive number.
+    #[error("the softmax scale is {got}: give a positive finite number, usually 1/√head_dim_qk")]
+    Scale {
+        /// The scale given.
+        got: f32,
+    },
+    /// A soft cap that is not a positive number.
+    #[error("the soft cap is {got}: give a positive finite number, or None for no cap")]
+    SoftCap {
+        /// The cap given.
+        got: f32,
+    },
+    /// A window wider than any table.
+    #[error(
+        "the window of {got} keys is wider than {MAX_POSITION}, the longest table: give None for no window"
+    )]
+    Window {
+        /// The width given.
+        got: u32,
+    },
+    /// A batch without parts.
+    #[error("the batch has no parts: give at least one table, even where all requests are empty")]
+    NoParts,
+    /// An index pointer without its first entry.
+    #[error("{name} is empty: it holds one entry more than there are rows, so at least one")]
+    IndptrEmpty {
+        /// The array.
+        name: &'static str,
+    },
+    /// An index pointer that does not start where its array starts.
+    #[error("{name}[0] is {got}: the first row starts at 0")]
+    IndptrStart {
+        /// The array.
+        name: &'static str,
+        /// Its first entry.
+        got: u32,
+    },
+    /// An index pointer that goes down.
+    #[error(
+        "{name}[{index}] is {got}, below the {previous} before it: an index pointer never falls"
+    )]
+    IndptrFalls {
+        /// The array.
+        name: &'static str,
+        /// The position of the fall.
+        index: usize,
+        /// The entry before it.
+        previous: u32,
+        /// The entry there.
+        got: u32,
+    },
+    /// An index pointer that ends elsewhere than its array.
+    #[error("{name} ends at {got} where there are {expected} {of}: they must be equal")]
+    IndptrEnd {
+        /// The array.
+        name: &'static str,
+        /// Its last entry.
+        got: usize,
+        /// What it counts.
+        of: &'static str,
+        /// How many of them there are.
+        expected: usize,
+    },
+    /// An array of the wrong length.
+    #[error("{name} of part {part} has {got} entries where there are {expected} row blocks")]
+    Length {
+        /// The array.
+        name: &'static str,
+        /// The part.
+        part: usize,
+        /// Its length.
+        got: usize,
+        /// The length it must have.
+        expected: usize,
+    },
+    /// Row blocks that reach past the queries.
+    #[error("part {part} covers query tokens up to {got}, but the batch has {total_q}")]
+    PartPastQueries {
+        /// The part.
+        part: usize,
+        /// One past the last query token of its row blocks.
+        got: u32,
+        /// Query tokens in the batch.
+        total_q: u32,
+    },
+    /// A page size outside 1 to 128.
+    #[error("the page size of part {part} is {got}: give 1 to {MAX_PAGE_SIZE} tokens")]
+    PageSize {
+        /// The part.
+        part: usize,
+        /// The page size given.
+        got: u32,
+    },
+    /// A page id past the pool.
+    #[error(
+        "page id {got} at indices[{index}] of part {part} is outside the pool of {pool_pages} pages"
+    )]
+    PageOutOfPool {
+        /// The part.
+        part: usize,
+        /// Where in `indices`.
+        index: usize,
+        /// The page id.
+        got: u32,
+        /// Pages in the pool.
+        pool_pages: u32,
+    },
+    /// A last page that holds too much or too little.
+    #[error(
+        "row block {row_block} of part {part} has {got} tokens in the last of its {pages} pages: give 1 to the \
+         page size of {page_size}, and 0 exactly where there are no pages"
+    )]
+    LastPageLen {
+        /// The part.
+        part: usize,
+        /// The row block.
+        row_block: usize,
+        /// The length given.
+        got: u32,
+        /// Pages of the row block.
+        pages: u32,
+        /// Tokens in a page.
+        page_size: u32,
+    },
+    /// More queries than keys under a causal mask.
+    #[error(
+        "row block {row_block} has {q_len} queries and only {kv_len} keys under a causal mask: append the keys \
+         of the new tokens before attention, or turn the mask off"
+    )]
+    MoreQueriesThanKeys {
+        /// The row block, which is the request.
+        row_block: usize,
+        /// Its query tokens.
+        q_len: u32,
+        /// Its keys, and the ones said to stand after them.
+        kv_len: u32,
+    },
+    /// A row block of several requests of which the mask hides some keys from some queries.
+    #[error(
+        "row block {row_block} of part {part} spans several requests, so its queries have no common order: its \
+         {q_len} queries must see all its keys (no window, and keys_after at least {q_len} under a causal mask, \
+         here {keys_after}); else give each request its own row block with the same page ids"
+    )]
+    MaskedSharedBlock {
+        /// The part.
+        part: usize,
+        /// The row block.
+        row_block: usize,
+        /// Its query tokens.
+        q_len: u32,
+        /// Its `keys_after`.
+        keys_after: u32,
+    },
+    /// A page that is about to be written and belongs to two.
+    #[error(
+        "page {page} of part {part} is to be written for row block {row_block}, but the tables name it more than \
+         once: copy a shared page before appending to it (kv::PagePool::make_unique)"
+    )]
+    WritesSharedPage {
+        /// The part.
+        part: usize,
+        /// The row block that writes.
+        row_block: usize,
+        /// The page.
+        page: u32,
+    },
+    /// A quantity that does not fit the 32-bit offsets of a plan.
+    #[error("{what} is {got}, past {limit}: split the batch")]
+    TooLarge {
+        /// The quantity.
+        what: &'static str,
+        /// Its value.
+        got: u64,
+        /// The largest that fits.
+        limit: u64,
+    },
+}

@@ -1,0 +1,289 @@
+//! The heads.
+
+use std::{f32::consts::LOG2_E, ops::Range};
+
+use kernels_gpu::abi::{KvStrides, VariantParams};
+use serde::{Deserialize, Serialize};
+
+use super::{MAX_HEAD_DIM, MAX_POSITION, ProblemError, fits};
+
+/// Element types of tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Dtype {
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    BF16,
+    /// IEEE single precision.
+    F32,
+    /// 8-bit float, 4 exponent bits (no infinity).
+    F8E4M3,
+    /// 8-bit float, 5 exponent bits.
+    F8E5M2,
+}
+
+impl Dtype {
+    /// Size of one element.
+    #[must_use]
+    pub const fn bytes(self) -> u32 {
+        match self {
+            Self::F8E4M3 | Self::F8E5M2 => 1,
+            Self::F16 | Self::BF16 => 2,
+            Self::F32 => 4,
+        }
+    }
+}
+
+/// How a page of the pool is ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum KvLayout {
+    /// `[pages, page_size, kv_heads, head_dim]`.
+    Nhd,
+    /// `[pages, kv_heads, page_size, head_dim]`.
+    Hnd,
+}
+
+impl KvLayout {
+    /// Strides of a dense pool; a page of it holds `kv_heads · page_size · head_dim` elements.
+    #[must_use]
+    pub const fn strides(self, page_size: u32, kv_heads: u32, head_dim: u32) -> KvStrides {
+        let (token, head) = match self {
+            Self::Nhd => (kv_heads * head_dim, head_dim),
+            Self::Hnd => (head_dim, page_size * head_dim),
+        };
+        KvStrides {
+            page: page_size * kv_heads * head_dim,
+            token,
+            head,
+            page_size,
+        }
+    }
+}
+
+/// Mask and logits transform, as data; the device side is `kernels_gpu::variant`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Variant {
+    /// A query sees no key after its own position.
+    pub causal: bool,
+    /// A query sees its own position and this many keys to the left.
+    pub window_left: Option<u32>,
+    /// Logits become `cap · tanh(logit / cap)`.
+    pub soft_cap: Option<f32>,
+}
+
+impl Variant {
+    /// Every query sees every key.
+    pub const FULL: Self = Self {
+        causal: false,
+        window_left: None,
+        soft_cap: None,
+    };
+    /// A query sees the keys up to its own position.
+    pub const CAUSAL: Self = Self {
+        causal: true,
+        window_left: None,
+        soft_cap: None,
+    };
+
+    /// The key positions below `kv_len` that a query at `position` sees.
+    #[must_use]
+    pub fn visible(&self, position: i32, kv_len: u32) -> Range<u32> {
+        let position = i64::from(position);
+        let end = if self.causal {
+            (position + 1).clamp(0, i64::from(kv_len))
+        } else {
+            i64::from(kv_len)
+        };
+        let begin = self
+            .window_left
+            .map_or(0, |window| (position - i64::from(window)).clamp(0, end));
+        begin as u32..end as u32
+    }
+}
+
+impl Default for Variant {
+    fn default() -> Self {
+        Self::CAUSAL
+    }
+}
+
+/// The heads of one attention layer.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Spec {
+    /// Query heads.
+    pub q_heads: u32,
+    /// KV heads; divides `q_heads`.
+    pub kv_heads: u32,
+    /// Head dimension of queries and keys.
+    pub head_dim_qk: u32,
+    /// Head dimension of values and outputs.
+    pub head_dim_v: u32,
+    /// Element type of `q`.
+    pub q_dtype: Dtype,
+    /// Element type of the KV pool.
+    pub kv_dtype: Dtype,
+    /// Element type of the output.
+    pub out_dtype: Dtype,
+    /// Softmax scale, usually `1/√head_dim_qk`.
+    pub scale: f32,
+    /// Mask and logits transform.
+    pub variant: Variant,
+}
+
+impl Spec {
+    /// Causal attention as in Llama: bf16 throughout, one head dimension, scale `1/√head_dim`.
+    #[must_use]
+    pub fn new(q_heads: u32, kv_heads: u32, head_dim: u32) -> Self {
+        Self {
+            q_heads,
+            kv_heads,
+            head_dim_qk: head_dim,
+            head_dim_v: head_dim,
+            q_dtype: Dtype::BF16,
+            kv_dtype: Dtype::BF16,
+            out_dtype: Dtype::BF16,
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            variant: Variant::CAUSAL,
+        }
+    }
+
+    /// With queries, keys, values and output of one type.
+    #[must_use]
+    pub const fn with_dtype(mut self, dtype: Dtype) -> Self {
+        self.q_dtype = dtype;
+        self.kv_dtype = dtype;
+        self.out_dtype = dtype;
+        self
+    }
+
+    /// With keys and values of another type than the queries.
+    #[must_use]
+    pub const fn with_kv_dtype(mut self, dtype: Dtype) -> Self {
+        self.kv_dtype = dtype;
+        self
+    }
+
+    /// With values (and outputs) of another head dimension than the keys; the scale stays.
+    #[must_use]
+    pub const fn with_head_dim_v(mut self, head_dim_v: u32) -> Self {
+        self.head_dim_v = head_dim_v;
+        self
+    }
+
+    /// With another softmax scale.
+    #[must_use]
+    pub const fn with_scale(mut self, scale: f32) -> Self {
+        self.scale = scale;
+        self
+    }
+
+    /// With every query seeing every key.
+    #[must_use]
+    pub const fn non_causal(mut self) -> Self {
+        self.variant.causal = false;
+        self
+    }
+
+    /// With a sliding window: a query sees its own position and `keys` to the left.
+    #[must_use]
+    pub const fn with_window_left(mut self, keys: u32) -> Self {
+        self.variant.window_left = Some(keys);
+        self
+    }
+
+    /// With logits capped to `±cap` by a tanh.
+    #[must_use]
+    pub const fn with_soft_cap(mut self, cap: f32) -> Self {
+        self.variant.soft_cap = Some(cap);
+        self
+    }
+
+    /// Query heads per KV head.
+    #[must_use]
+    pub const fn group(&self) -> u32 {
+        self.q_heads / self.kv_heads
+    }
+
+    /// Bytes of keys and values that one token occupies, all KV heads.
+    #[must_use]
+    pub const fn kv_bytes_per_token(&self) -> u64 {
+        (self.head_dim_qk + self.head_dim_v) as u64
+            * self.kv_heads as u64
+            * self.kv_dtype.bytes() as u64
+    }
+
+    /// Bytes of one query token's partial state (f32 output and LSE), all query heads.
+    #[must_use]
+    pub const fn partial_bytes_per_token(&self) -> u64 {
+        (self.head_dim_v + 1) as u64 * self.q_heads as u64 * 4
+    }
+
+    /// Floating-point operations for one query token against one key, all query heads.
+    #[must_use]
+    pub const fn flops_per_pair(&self) -> u64 {
+        2 * (self.head_dim_qk + self.head_dim_v) as u64 * self.q_heads as u64
+    }
+
+    /// What kernels take of the scale and the variant.
+    #[must_use]
+    pub fn variant_params(&self) -> VariantParams {
+        VariantParams {
+            scale_log2: self.scale * LOG2_E,
+            scale: self.scale,
+            soft_cap: self.variant.soft_cap.unwrap_or(0.0),
+            window_left: self
+                .variant
+                .window_left
+                .map_or(i32::MAX, |keys| keys as i32),
+            causal: self.variant.causal.into(),
+            reserved: 0,
+        }
+    }
+
+    /// Whether the description can be computed at all; a backend may take less and says so itself.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn check(&self) -> Result<(), ProblemError> {
+        let &Self {
+            q_heads,
+            kv_heads,
+            scale,
+            ..
+        } = self;
+        if q_heads == 0 || kv_heads == 0 || !q_heads.is_multiple_of(kv_heads) {
+            return Err(ProblemError::GroupSize { q_heads, kv_heads });
+        }
+        for (name, got) in [
+            ("head_dim_qk", self.head_dim_qk),
+            ("head_dim_v", self.head_dim_v),
+        ] {
+            if got == 0 || got > MAX_HEAD_DIM || !got.is_multiple_of(16) {
+                return Err(ProblemError::HeadDim { name, got });
+            }
+            let width = u64::from(q_heads) * u64::from(got);
+            fits("query heads × head dimension", width, u32::MAX.into())?;
+        }
+        if matches!(self.out_dtype, Dtype::F8E4M3 | Dtype::F8E5M2) {
+            return Err(ProblemError::OutputDtype {
+                got: self.out_dtype,
+            });
+        }
+        if !(scale > 0.0 && scale.is_finite()) {
+            return Err(ProblemError::Scale { got: scale });
+        }
+        match self.variant.soft_cap {
+            Some(got) if !(got > 0.0 && got.is_finite()) => {
+                return Err(ProblemError::SoftCap { got });
+            }
+            _ => {}
+        }
+        match self.variant.window_left {
+            Some(got) if got > MAX_POSITION => Err(ProblemError::Window { got }),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,404 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// Two requests on pages of 4: 3 new tokens of 6, and 1 of 9.
+fn batch() -> Batch {
+    let mut table = PageTable::new(4, 10);
+    table.push(&[5, 2], 6);
+    table.push(&[0, 9, 4], 9);
+    Batch::new(vec![0, 3, 4], table)
+}
+
+fn error(change: impl FnOnce(&mut Batch)) -> ProblemError {
+    let mut batch = batch();
+    change(&mut batch);
+    batch
+        .check(&Spec::new(4, 2, 64))
+        .expect_err("the change breaks the batch")
+}
+
+fn spec_error(change: impl FnOnce(&mut Spec)) -> ProblemError {
+    let mut spec = Spec::new(4, 2, 64);
+    change(&mut spec);
+    spec.check().expect_err("the change breaks the spec")
+}
+
+#[test]
+fn a_right_batch_passes() {
+    let spec = Spec::new(4, 2, 64);
+    spec.check().unwrap();
+    batch().check(&spec).unwrap();
+    batch().check_append().unwrap();
+}
+
+#[test]
+fn lengths_and_positions() {
+    let batch = batch();
+    assert_eq!((batch.requests(), batch.total_q()), (2, 4));
+    assert_eq!((batch.q_len(0), batch.kv_len(0)), (3, 6));
+    assert_eq!((batch.q_len(1), batch.kv_len(1)), (1, 9));
+    assert_eq!(batch.parts[0].first_position(0), 3);
+    assert_eq!(batch.parts[0].first_position(1), 8);
+    let behind = batch.parts[0].clone().with_keys_after(vec![0, 5]);
+    assert_eq!(behind.first_position(1), 13);
+}
+
+#[test]
+fn kv_len_sums_the_parts_of_the_last_query() {
+    let mut prefix = PageTable::new(4, 10);
+    prefix.push(&[7], 4);
+    let shared = Part::new(vec![0, 4], prefix).with_keys_after(vec![9]);
+    let suffix = batch().parts.remove(0);
+    let batch = Batch::composed(vec![0, 3, 4], vec![shared, suffix]);
+    batch.check(&Spec::new(4, 2, 64)).unwrap();
+    assert_eq!((batch.kv_len(0), batch.kv_len(1)), (10, 13));
+}
+
+#[test]
+fn empty_things_are_allowed() {
+    let spec = Spec::new(4, 2, 64);
+    let mut table = PageTable::new(16, 3);
+    table.push(&[], 0); // neither queries nor keys
+    table.push(&[], 0); // a query that sees nothing
+    table.push(&[2], 16); // keys that nobody asks for
+    let batch = Batch::new(vec![0, 0, 1, 1], table);
+    batch.check(&spec).unwrap();
+    assert_eq!(
+        (batch.kv_len(0), batch.kv_len(1), batch.kv_len(2)),
+        (0, 0, 0)
+    );
+    Batch::new(vec![0], PageTable::new(16, 0))
+        .check(&spec)
+        .unwrap();
+}
+
+#[test]
+fn everything_wrong_with_a_spec_is_named() {
+    use ProblemError as E;
+    assert_eq!(
+        spec_error(|s| s.kv_heads = 3),
+        E::GroupSize {
+            q_heads: 4,
+            kv_heads: 3
+        }
+    );
+    assert_eq!(
+        spec_error(|s| s.kv_heads = 0),
+        E::GroupSize {
+            q_heads: 4,
+            kv_heads: 0
+        }
+    );
+    assert_eq!(
+        spec_error(|s| s.q_heads = 0),
+        E::GroupSize {
+            q_heads: 0,
+            kv_heads: 2
+        }
+    );
+    assert_eq!(
+        spec_error(|s| s.head_dim_qk = 72),
+        E::HeadDim {
+            name: "head_dim_qk",
+            got: 72
+        }
+    );
+    assert_eq!(
+        spec_error(|s| s.head_dim_v = 0),
+        E::HeadDim {
+            name: "head_dim_v",
+            got: 0
+        }
+    );
+    assert_eq!(
+        spec_error(|s| s.head_dim_v = 2048),
+        E::HeadDim {
+            name: "head_dim_v",
+            got: 2048
+        }
+    );
+    assert_eq!(
+        spec_error(|s| s.out_dtype = Dtype::F8E4M3),
+        E::OutputDtype { got: Dtype::F8E4M3 }
+    );
+    assert_eq!(spec_error(|s| s.scale = -1.0), E::Scale { got: -1.0 });
+    assert!(matches!(
+        spec_error(|s| s.scale = f32::NAN),
+        E::Scale { .. }
+    ));
+    assert_eq!(
+        spec_error(|s| s.variant.soft_cap = Some(0.0)),
+        E::SoftCap { got: 0.0 }
+    );
+    assert_eq!(
+        spec_error(|s| s.variant.window_left = Some(u32::MAX)),
+        E::Window { got: u32::MAX }
+    );
+    assert!(matches!(
+        spec_error(|s| s.q_heads = 1 << 31),
+        E::TooLarge { .. }
+    ));
+}
+
+#[test]
+fn everything_wrong_with_a_batch_is_named() {
+    use ProblemError as E;
+    assert_eq!(error(|b| b.parts.clear()), E::NoParts);
+    assert_eq!(
+        error(|b| b.qo_indptr.clear()),
+        E::IndptrEmpty { name: "qo_indptr" }
+    );
+    assert_eq!(
+        error(|b| b.qo_indptr[0] = 1),
+        E::IndptrStart {
+            name: "qo_indptr",
+            got: 1
+        }
+    );
+    assert_eq!(
+        error(|b| b.qo_indptr[1] = 7),
+        E::IndptrFalls {
+            name: "qo_indptr",
+            index: 2,
+            previous: 7,
+            got: 4
+        }
+    );
+    assert_eq!(
+        error(|b| b.parts[0].q_indptr[2] = 9),
+        E::PartPastQueries {
+            part: 0,
+            got: 9,
+            total_q: 4
+        }
+    );
+    assert_eq!(
+        error(|b| b.parts[0].q_indptr.push(4)),
+        E::Length {
+            name: "q_indptr (less one)",
+            part: 0,
+            got: 3,
+            expected: 2
+        }
+    );
+    assert_eq!(
+        error(|b| b.parts[0].keys_after = vec![1]),
+        E::Length {
+            name: "keys_after",
+            part: 0,
+            got: 1,
+            expected: 2
+        }
+    );
+    assert_eq!(
+        error(|b| b.parts[0].table.page_size = 0),
+        E::PageSize { part: 0, got: 0 }
+    );
+    assert_eq!(
+        error(|b| b.parts[0].table.page_size = 129),
+        E::PageSize { part: 0, got: 129 }
+    );
+    assert_eq!(
+        error(|b| b.parts[0].table.indices[3] = 10),
+        E::PageOutOfPool {
+            part: 0,
+            index: 3,
+            got: 10,
+            pool_pages: 10
+        }
+    );
+    assert_eq!(
+        error(|b| b.parts[0].table.last_page_len[1] = 5),
+        E::LastPageLen {
+            part: 0,
+            row_block: 1,
+            got: 5,
+            pages: 3,
+            page_size: 4
+        }
+    );
+    assert_eq!(
+        error(|b| b.parts[0].table.last_page_len[0] = 0),
+        E::LastPageLen {
+            part: 0,
+            row_block: 0,
+            got: 0,
+            pages: 2,
+            page_size: 4
+        }
+    );
+    assert_eq!(
+        error(|b| b.parts[0].table.indptr[1] = 0),
+        E::LastPageLen {
+            part: 0,
+            row_block: 0,
+            got: 2,
+            pages: 0,
+            page_size: 4
+        }
+    );
+    assert_eq!(
+        error(|b| b.parts[0].table.indptr[2] = 4),
+        E::IndptrEnd {
+            name: "table.indptr",
+            got: 4,
+            of: "page ids",
+            expected: 5
+        }
+    );
+    assert_eq!(
+        error(|b| b.parts[0].table.last_page_len.truncate(1)),
+        E::Length {
+            name: "table.last_page_len",
+            part: 0,
+            got: 1,
+            expected: 2
+        }
+    );
+    assert_eq!(
+        error(|b| b.parts[0].keys_after = vec![0, u32::MAX]),
+        E::TooLarge {
+            what: "keys of a row block and after it",
+            got: 9 + u64::from(u32::MAX),
+            limit: MAX_POSITION.into()
+        }
+    );
+    assert_eq!(
+        error(|b| {
+            b.qo_indptr = vec![0, 7, 8];
+            b.parts[0].q_indptr = vec![0, 7, 8];
+        }),
+        E::MoreQueriesThanKeys {
+            row_block: 0,
+            q_len: 7,
+            kv_len: 6
+        }
+    );
+    assert_eq!(
+        error(|b| {
+            b.qo_indptr = vec![0, 1 << 30];
+            b.parts[0].q_indptr = vec![0, 0, 0];
+        }),
+        E::TooLarge {
+            what: "query tokens × query heads",
+            got: 1 << 32,
+            limit: i32::MAX as u64
+        }
+    );
+}
+
+#[test]
+fn a_block_of_several_requests_hides_nothing() {
+    let shared = |keys_after| {
+        let mut prefix = PageTable::new(4, 10);
+        prefix.push(&[7], 4);
+        Batch::composed(
+            vec![0, 3, 4],
+            vec![Part::new(vec![0, 4], prefix).with_keys_after(vec![keys_after])],
+        )
+    };
+    let spec = Spec::new(4, 2, 64);
+    shared(4).check(&spec).unwrap();
+    shared(0).check(&spec.non_causal()).unwrap();
+    let masked = |keys_after| ProblemError::MaskedSharedBlock {
+        part: 0,
+        row_block: 0,
+        q_len: 4,
+        keys_after,
+    };
+    assert_eq!(shared(3).check(&spec), Err(masked(3)));
+    assert_eq!(shared(4).check(&spec.with_window_left(100)), Err(masked(4)));
+}
+
+#[test]
+fn a_page_that_is_written_stands_once() {
+    let append = |pages: [&[u32]; 2]| {
+        let mut table = PageTable::new(4, 10);
+        table.push(pages[0], 6);
+        table.push(pages[1], 9);
+        Batch::new(vec![0, 1, 3], table).check_append()
+    };
+    append([&[5, 2], &[5, 9, 4]]).unwrap(); // the shared page 5 is only read
+    let shared = |row_block, page| {
+        Err(ProblemError::WritesSharedPage {
+            part: 0,
+            row_block,
+            page,
+        })
+    };
+    assert_eq!(append([&[5, 2], &[2, 9, 4]]), shared(0, 2));
+    assert_eq!(append([&[5, 2], &[0, 5, 4]]), shared(1, 5));
+    assert_eq!(append([&[2, 2], &[0, 9, 4]]), shared(0, 2));
+}
+
+#[test]
+fn errors_say_values() {
+    let message = error(|b| b.parts[0].table.indices[3] = 10).to_string();
+    assert_eq!(
+        message,
+        "page id 10 at indices[3] of part 0 is outside the pool of 10 pages"
+    );
+}
+
+#[test]
+fn strides_of_both_layouts_are_dense() {
+    let nhd = KvLayout::Nhd.strides(16, 8, 128);
+    assert_eq!(
+        (nhd.page, nhd.token, nhd.head, nhd.page_size),
+        (16 * 8 * 128, 8 * 128, 128, 16)
+    );
+    let hnd = KvLayout::Hnd.strides(16, 8, 128);
+    assert_eq!(
+        (hnd.page, hnd.token, hnd.head, hnd.page_size),
+        (16 * 8 * 128, 128, 16 * 128, 16)
+    );
+}
+
+#[test]
+fn bytes_and_flops() {
+    let spec = Spec::new(32, 8, 128);
+    assert_eq!(spec.kv_bytes_per_token(), 2 * 8 * 128 * 2);
+    assert_eq!(
+        spec.with_kv_dtype(Dtype::F8E4M3).kv_bytes_per_token(),
+        2 * 8 * 128
+    );
+    assert_eq!(spec.partial_bytes_per_token(), 32 * (128 + 1) * 4);
+    assert_eq!(spec.flops_per_pair(), 4 * 128 * 32);
+}
+
+proptest! {
+    #[test]
+    fn visible_is_what_the_mask_says(
+        causal: bool, window in prop::option::of(0u32..40), position in -5i32..60, kv_len in 0u32..50,
+    ) {
+        let variant = Variant { causal, window_left: window, soft_cap: None };
+        let range = variant.visible(position, kv_len);
+        for key in 0..kv_len {
+            let key_position = i64::from(key);
+            let before_end = !causal || key_position <= i64::from(position);
+            let in_window = window.is_none_or(|w| key_position >= i64::from(position) - i64::from(w));
+            prop_assert_eq!(range.contains(&key), before_end && in_window, "key {}", key);
+        }
+        prop_assert!(range.start <= range.end && range.end <= kv_len);
+    }
+
+    /// Whatever the arrays hold, the check answers and never panics.
+    #[test]
+    fn checking_never_panics(
+        qo in prop::collection::vec(0u32..20, 0..5), q in prop::collection::vec(0u32..20, 0..5),
+        indptr in prop::collection::vec(0u32..9, 0..5), indices in prop::collection::vec(0u32..8, 0..9),
+        last in prop::collection::vec(0u32..6, 0..5), after in prop::collection::vec(0u32..20, 0..3),
+        page_size in 0u32..5,
+    ) {
+        let table = PageTable { page_size, pool_pages: 7, indptr, indices, last_page_len: last };
+        let parts = vec![Part { q_indptr: q, table, keys_after: after }];
+        let batch = Batch { qo_indptr: qo, parts };
+        if batch.check(&Spec::new(2, 1, 16)).is_ok() {
+            let _ = batch.check_append();
+            for request in 0..batch.requests() {
+                prop_assert!(batch.kv_len(request) <= 8 * 4);
+            }
+        }
+    }
+}
