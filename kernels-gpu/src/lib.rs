@@ -3,6 +3,8 @@
 //! Built twice: for `nvptx64-nvidia-cuda` this crate is the device code; for the host it is
 //! [`abi`] (the only contract between the two sides), [`state`], [`variant`] and [`layout`],
 //! so that the CPU executor and the reference run the very lines that the GPU runs.
-#![cfg_attr(target_arch = "nvptx64", no_std)]
+#![cfg_attr(target_arch = "nvptx64", no_std, feature(asm_experimental_arch))]
 
 pub mod abi;
+pub mod math;
+pub mod variant;

@@ -1,0 +1,192 @@
+//! The functions that attention needs of a number, for the GPU, for vectorised CPU code and for the f64
+//! reference: code that is generic over [`Real`] runs on all three.
+
+use core::{
+    f32::consts::{LN_2, LOG2_E},
+    ops::{Add, Mul, Neg, Sub},
+};
+
+/// A floating-point number: f32 in kernels and in the CPU executor, f64 in the reference.
+pub trait Real:
+    Copy
+    + PartialOrd
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Neg<Output = Self>
+{
+    /// The nearest number.
+    fn from_f32(x: f32) -> Self;
+    /// 2ˣ; zero for −∞.
+    fn exp2(self) -> Self;
+    /// 1/x.
+    fn recip(self) -> Self;
+    /// Hyperbolic tangent.
+    fn tanh(self) -> Self;
+}
+
+impl Real for f32 {
+    #[inline(always)]
+    fn from_f32(x: f32) -> Self {
+        x
+    }
+
+    #[inline(always)]
+    fn exp2(self) -> Self {
+        exp2(self)
+    }
+
+    #[inline(always)]
+    fn recip(self) -> Self {
+        recip(self)
+    }
+
+    #[inline(always)]
+    fn tanh(self) -> Self {
+        // Exact at both ends (exp2 saturates to 0 and ∞), absolute error about 1e-7 between them.
+        1.0 - 2.0 * recip(1.0 + exp2(self * (2.0 * LOG2_E)))
+    }
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+impl Real for f64 {
+    fn from_f32(x: f32) -> Self {
+        x.into()
+    }
+
+    fn exp2(self) -> Self {
+        Self::exp2(self)
+    }
+
+    fn recip(self) -> Self {
+        Self::recip(self)
+    }
+
+    fn tanh(self) -> Self {
+        Self::tanh(self)
+    }
+}
+
+/// 2ˣ; zero for −∞.
+#[cfg(target_arch = "nvptx64")]
+#[inline(always)]
+#[must_use]
+pub fn exp2(x: f32) -> f32 {
+    let y;
+    // SAFETY: one arithmetic instruction without side effects.
+    unsafe {
+        core::arch::asm!("ex2.approx.ftz.f32 {}, {};", out(reg32) y, in(reg32) x, options(pure, nomem, nostack));
+    }
+    y
+}
+
+/// 2ˣ; zero for −∞.
+#[cfg(not(target_arch = "nvptx64"))]
+#[inline(always)]
+#[must_use]
+pub fn exp2(x: f32) -> f32 {
+    exp2_with(x, |a, b, c| a * b + c)
+}
+
+/// 1/x, on the GPU to the last bit or so: a division there is a subroutine.
+#[inline(always)]
+#[must_use]
+pub fn recip(x: f32) -> f32 {
+    #[cfg(target_arch = "nvptx64")]
+    {
+        let y;
+        // SAFETY: one arithmetic instruction without side effects.
+        unsafe {
+            core::arch::asm!("rcp.approx.ftz.f32 {}, {};", out(reg32) y, in(reg32) x, options(pure, nomem, nostack));
+        }
+        y
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    {
+        1.0 / x
+    }
+}
+
+/// 2ˣ as straight-line code that vectorises, with the caller's `a · b + c` (fused where the CPU has it).
+///
+/// Relative error below 2e-7; results under 2⁻¹²⁶ are flushed to zero, from 2¹²⁸ on they are ∞, NaN stays.
+#[inline(always)]
+#[must_use]
+pub fn exp2_with(x: f32, mul_add: impl Fn(f32, f32, f32) -> f32) -> f32 {
+    // Adding 1.5 · 2²³ rounds to an integer and leaves it in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    // Minimax on [-½, ½], of degree 6.
+    const C: [f32; 7] = [
+        1.0,
+        LN_2,
+        0.240_226_5,
+        0.055_502_97,
+        0.009_618_031,
+        0.001_341,
+        0.000_154_697_3,
+    ];
+    let rounded = x + ROUND;
+    let f = x - (rounded - ROUND);
+    let mut poly = C[6];
+    let mut i = 6;
+    while i > 0 {
+        i -= 1;
+        poly = mul_add(poly, f, C[i]);
+    }
+    // The integer goes into the exponent field, which holds it for all x that the next lines let pass.
+    let y = f32::from_bits(poly.to_bits().wrapping_add(rounded.to_bits() << 23));
+    let y = if x < -126.0 { 0.0 } else { y };
+    let y = if x >= 128.0 { f32::INFINITY } else { y };
+    if x.is_nan() { x } else { y }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sweep(mut check: impl FnMut(f32)) {
+        for step in -130_000..=130_000 {
+            check(step as f32 * 1e-3 + 1.7e-4);
+        }
+    }
+
+    #[test]
+    fn exp2_is_close_everywhere() {
+        for mul_add in [|a: f32, b: f32, c: f32| a * b + c, f32::mul_add] {
+            let mut worst = 0.0f64;
+            sweep(|x| {
+                let (got, right) = (exp2_with(x, mul_add), f64::from(x).exp2());
+                if (-126.0..127.9999).contains(&x) {
+                    worst = worst.max((f64::from(got) / right - 1.0).abs());
+                } else if x < -126.0 {
+                    assert_eq!(got, 0.0, "at {x}");
+                } else if x >= 128.0 {
+                    assert_eq!(got, f32::INFINITY, "at {x}");
+                }
+            });
+            assert!(worst < 2e-7, "relative error {worst:e}");
+        }
+    }
+
+    #[test]
+    fn exp2_at_the_ends() {
+        assert_eq!(exp2(0.0), 1.0);
+        assert_eq!(exp2(-1.0), 0.5);
+        assert_eq!(exp2(127.0), 2.0f32.powi(127));
+        assert_eq!(exp2(-126.0), f32::MIN_POSITIVE);
+        assert_eq!(exp2(f32::NEG_INFINITY), 0.0);
+        assert_eq!(exp2(f32::INFINITY), f32::INFINITY);
+        assert_eq!(exp2(-1e30), 0.0);
+        assert!(exp2(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn tanh_is_close_and_saturates() {
+        sweep(|x| {
+            let error = f64::from(Real::tanh(x)) - f64::from(x).tanh();
+            assert!(error.abs() < 3e-7, "{error:e} at {x}");
+        });
+        assert_eq!(Real::tanh(f32::INFINITY), 1.0);
+        assert_eq!(Real::tanh(f32::NEG_INFINITY), -1.0);
+    }
+}
