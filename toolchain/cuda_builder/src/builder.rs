@@ -1,0 +1,382 @@
+use std::{
+    env, fmt, fs,
+    hash::{DefaultHasher, Hash, Hasher},
+    path::{Path, PathBuf},
+    thread,
+};
+
+use crate::{Assembler, Compiler, Cubin, CudaBuilderError, nested::Compilation, ptx};
+
+/// An architecture to build for.
+///
+/// The name is rust-cuda's; there is no libNVVM behind it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum NvvmArch {
+    /// Turing.
+    Compute75,
+    /// A100.
+    Compute80,
+    /// Other Ampere GPUs.
+    Compute86,
+    /// Ada.
+    Compute89,
+    /// Hopper, its portable instructions only.
+    Compute90,
+    /// Hopper with wgmma, setmaxnreg and all else that no other architecture has.
+    Compute90a,
+}
+
+impl NvvmArch {
+    /// As rustc and ptxas name it: `sm_90a`.
+    #[must_use]
+    pub const fn sm(self) -> &'static str {
+        match self {
+            Self::Compute75 => "sm_75",
+            Self::Compute80 => "sm_80",
+            Self::Compute86 => "sm_86",
+            Self::Compute89 => "sm_89",
+            Self::Compute90 => "sm_90",
+            Self::Compute90a => "sm_90a",
+        }
+    }
+}
+
+impl fmt::Display for NvvmArch {
+    fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
+        formatter.write_str(self.sm())
+    }
+}
+
+/// Builds one GPU crate for one architecture; see the [crate's front page](crate).
+#[derive(Debug, Clone)]
+pub struct CudaBuilder {
+    crate_path: PathBuf,
+    arch: NvvmArch,
+    ptx_version: (u32, u32),
+    release: bool,
+    line_info: bool,
+    assemble: bool,
+    cargo_arguments: Vec<String>,
+    copy_to: Option<PathBuf>,
+    target_dir: Option<PathBuf>,
+}
+
+impl CudaBuilder {
+    /// A builder for the crate whose `Cargo.toml` lies in `path_to_crate_root`.
+    pub fn new(path_to_crate_root: impl AsRef<Path>) -> Self {
+        Self {
+            crate_path: path_to_crate_root.as_ref().into(),
+            arch: NvvmArch::Compute80,
+            ptx_version: (8, 0),
+            release: true,
+            line_info: false,
+            assemble: true,
+            cargo_arguments: Vec::new(),
+            copy_to: None,
+            target_dir: None,
+        }
+    }
+
+    /// The architecture to build for; A100's unless said otherwise.
+    #[must_use]
+    pub fn arch(mut self, arch: NvvmArch) -> Self {
+        self.arch = arch;
+        self
+    }
+
+    /// `false` keeps debug assertions and overflow checks. The code is optimised all the same: without
+    /// optimisation, arrays of registers would be arrays in memory.
+    #[must_use]
+    pub fn release(mut self, release: bool) -> Self {
+        self.release = release;
+        self
+    }
+
+    /// Whether profilers and `compute-sanitizer` can name source lines. Costs no speed.
+    #[must_use]
+    pub fn generate_line_info(mut self, line_info: bool) -> Self {
+        self.line_info = line_info;
+        self
+    }
+
+    /// Copies the PTX to this file in the end.
+    #[must_use]
+    pub fn copy_to(mut self, path: impl AsRef<Path>) -> Self {
+        self.copy_to = Some(path.as_ref().into());
+        self
+    }
+
+    /// Version of the PTX language. The default, 8.0, is the oldest that knows Hopper: drivers since
+    /// 525 compile it.
+    #[must_use]
+    pub fn ptx_version(mut self, major: u32, minor: u32) -> Self {
+        self.ptx_version = (major, minor);
+        self
+    }
+
+    /// Features of the GPU crate to switch on.
+    #[must_use]
+    pub fn features<I: IntoIterator<Item: AsRef<str>>>(mut self, features: I) -> Self {
+        self.cargo_arguments.extend(
+            features
+                .into_iter()
+                .map(|feature| format!("--features={}", feature.as_ref())),
+        );
+        self
+    }
+
+    /// Further arguments for the nested `cargo rustc`.
+    #[must_use]
+    pub fn build_args<I: IntoIterator<Item: AsRef<str>>>(mut self, arguments: I) -> Self {
+        self.cargo_arguments.extend(
+            arguments
+                .into_iter()
+                .map(|argument| argument.as_ref().to_owned()),
+        );
+        self
+    }
+
+    /// `false` stops at the PTX even where ptxas is there.
+    #[must_use]
+    pub fn assemble(mut self, assemble: bool) -> Self {
+        self.assemble = assemble;
+        self
+    }
+
+    /// Where to keep what is built between runs. Unless said otherwise it is `cuda-builder` in the
+    /// target directory of the build that this is called from.
+    #[must_use]
+    pub fn target_dir(mut self, path: impl AsRef<Path>) -> Self {
+        self.target_dir = Some(path.as_ref().into());
+        self
+    }
+
+    /// Compiles the crate, writes launch bounds into the PTX, and assembles it where ptxas is found.
+    ///
+    /// What has not changed is not done again. In a build script it also tells cargo which files and
+    /// variables to watch.
+    ///
+    /// # Errors
+    /// A missing compiler, code that does not compile or assemble, markers that make no sense, files
+    /// that cannot be written: see [`CudaBuilderError`].
+    pub fn build(self) -> Result<CudaModule, CudaBuilderError> {
+        let crate_path = fs::canonicalize(&self.crate_path)
+            .ok()
+            .filter(|path| path.join("Cargo.toml").is_file())
+            .ok_or_else(|| CudaBuilderError::CratePathDoesntExist(self.crate_path.clone()))?;
+        let compiler = Compiler::find()?;
+        let assembler = if self.assemble {
+            Assembler::find(&crate_path)?
+        } else {
+            None
+        };
+
+        let target_dir = self
+            .target_dir
+            .clone()
+            .unwrap_or_else(|| default_target_dir(&crate_path));
+        let target_dir = target_dir.join(self.arch.sm());
+        let module_dir = target_dir
+            .join("modules")
+            .join(self.module_name(&crate_path, &compiler));
+        create_dir(&module_dir)?;
+        let module_dir = fs::canonicalize(&module_dir).map_err(CudaBuilderError::io(format!(
+            "find {}",
+            module_dir.display()
+        )))?;
+        let _lock = lock(&target_dir.join(".lock"))?;
+
+        let assembly = module_dir.join("module.s");
+        let sources = Compilation {
+            compiler: &compiler,
+            crate_path: &crate_path,
+            arch: self.arch,
+            ptx_version: self.ptx_version,
+            checks: !self.release,
+            line_info: self.line_info,
+            cargo_arguments: &self.cargo_arguments,
+            target_dir: &target_dir,
+            assembly: &assembly,
+        }
+        .run()?;
+        report_to_cargo(&crate_path, &sources);
+
+        let assembly_text = fs::read_to_string(&assembly)
+            .map_err(CudaBuilderError::io(format!("read {}", assembly.display())))?;
+        let text = ptx::apply_markers(&assembly_text)?;
+        let ptx_path = module_dir.join("module.ptx");
+        if fs::read_to_string(&ptx_path).ok().as_deref() != Some(text.as_str()) {
+            fs::write(&ptx_path, &text).map_err(CudaBuilderError::io(format!(
+                "write {}",
+                ptx_path.display()
+            )))?;
+        }
+        if let Some(path) = &self.copy_to {
+            fs::copy(&ptx_path, path).map_err(|source| CudaBuilderError::FailedToCopyPtxFile {
+                path: path.clone(),
+                source,
+            })?;
+        }
+        let cubin = assembler
+            .map(|assembler| {
+                assembler.assemble(
+                    &ptx_path,
+                    &text,
+                    &module_dir.join("module.cubin"),
+                    self.arch.sm(),
+                    self.line_info,
+                )
+            })
+            .transpose()?;
+        Ok(CudaModule {
+            arch: self.arch,
+            ptx: text,
+            ptx_path,
+            cubin,
+            compiler: compiler.version,
+            sources,
+        })
+    }
+
+    /// Unlike for whatever changes the PTX, so that builds that differ do not overwrite each other.
+    fn module_name(&self, crate_path: &Path, compiler: &Compiler) -> String {
+        let mut hasher = DefaultHasher::new();
+        (crate_path, compiler.rustc.as_path(), &compiler.version).hash(&mut hasher);
+        (
+            self.ptx_version,
+            self.release,
+            self.line_info,
+            &self.cargo_arguments,
+        )
+            .hash(&mut hasher);
+        let name = crate_path.file_name().unwrap_or_default().to_string_lossy();
+        format!("{name}-{:016x}", hasher.finish())
+    }
+}
+
+/// Builds several modules at the same time, on one thread each. Modules of one architecture and
+/// target directory still wait for each other.
+///
+/// # Errors
+/// The first error in the order of the builders.
+pub fn build_all(
+    builders: impl IntoIterator<Item = CudaBuilder>,
+) -> Result<Vec<CudaModule>, CudaBuilderError> {
+    thread::scope(|scope| {
+        let running: Vec<_> = builders
+            .into_iter()
+            .map(|builder| scope.spawn(|| builder.build()))
+            .collect();
+        running
+            .into_iter()
+            .map(|thread| thread.join().expect("building does not panic"))
+            .collect()
+    })
+}
+
+/// A GPU crate, built.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct CudaModule {
+    /// What it was built for.
+    pub arch: NvvmArch,
+    /// The PTX, launch bounds included.
+    pub ptx: String,
+    /// The file that holds it.
+    pub ptx_path: PathBuf,
+    /// Machine code, where ptxas was found.
+    pub cubin: Option<Cubin>,
+    /// The compiler's version, as in `rustc 1.96.0 (LLVM 22.1.8)`.
+    pub compiler: String,
+    /// The files that it was made from, those of the standard library and of crates.io left out.
+    pub sources: Vec<PathBuf>,
+}
+
+fn create_dir(path: &Path) -> Result<(), CudaBuilderError> {
+    fs::create_dir_all(path).map_err(CudaBuilderError::io(format!("create {}", path.display())))
+}
+
+/// Held until dropped: a build script and a tool may build the same crate at the same time.
+fn lock(path: &Path) -> Result<fs::File, CudaBuilderError> {
+    fs::File::create(path)
+        .and_then(|file| file.lock().map(|()| file))
+        .map_err(CudaBuilderError::io(format!("lock {}", path.display())))
+}
+
+/// `cuda-builder` in the target directory of the calling build: the one above a build script's
+/// `OUT_DIR`, the one that cargo was told of, or that of the GPU crate's workspace.
+fn default_target_dir(crate_path: &Path) -> PathBuf {
+    let above_out_dir = env::var_os("OUT_DIR").and_then(|out_dir| {
+        let tagged = |directory: &&Path| directory.join("CACHEDIR.TAG").is_file();
+        Path::new(&out_dir)
+            .ancestors()
+            .find(tagged)
+            .map(Path::to_owned)
+    });
+    let told = || env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    let of_workspace = || {
+        let root = crate_path
+            .ancestors()
+            .find(|directory| directory.join("Cargo.lock").is_file());
+        root.unwrap_or(crate_path).join("target")
+    };
+    above_out_dir
+        .or_else(told)
+        .unwrap_or_else(of_workspace)
+        .join("cuda-builder")
+}
+
+/// Build scripts alone see both variables.
+fn report_to_cargo(crate_path: &Path, sources: &[PathBuf]) {
+    if env::var_os("OUT_DIR").is_none() || env::var_os("HOST").is_none() {
+        return;
+    }
+    for variable in ["TANDEM_RUSTC", "TANDEM_PTXAS"] {
+        println!("cargo::rerun-if-env-changed={variable}");
+    }
+    // A program that is installed later changes this directory; a file that is missing would make cargo
+    // run the script each time.
+    let tools = crate_path
+        .ancestors()
+        .map(|directory| directory.join(".tools"))
+        .find(|tools| tools.is_dir());
+    for path in sources.iter().chain(&tools) {
+        println!("cargo::rerun-if-changed={}", path.display());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_without_a_crate_is_refused() {
+        let error = CudaBuilder::new("/nowhere/kernels").build().unwrap_err();
+        assert!(
+            matches!(error, CudaBuilderError::CratePathDoesntExist(path) if path == Path::new("/nowhere/kernels"))
+        );
+    }
+
+    #[test]
+    fn builds_that_differ_have_names_that_differ() {
+        let compiler = Compiler {
+            rustc: "/usr/bin/rustc".into(),
+            cargo: "cargo".into(),
+            version: "rustc 1.96.0 (LLVM 22.1.8)".into(),
+            library: "/usr/lib/rustlib/src/rust/library".into(),
+        };
+        let builder = CudaBuilder::new("/kernels");
+        let name = |builder: &CudaBuilder| builder.module_name(Path::new("/kernels"), &compiler);
+        let plain = name(&builder);
+        assert_eq!(plain, name(&builder.clone()));
+        for other in [
+            builder.clone().features(["fp8"]),
+            builder.clone().release(false),
+            builder.clone().generate_line_info(true),
+            builder.clone().ptx_version(8, 7),
+        ] {
+            assert_ne!(plain, name(&other), "{other:?}");
+        }
+    }
+}

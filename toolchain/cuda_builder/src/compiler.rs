@@ -1,0 +1,211 @@
+use std::{
+    env,
+    ffi::OsStr,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::CudaBuilderError;
+
+/// Names the compiler to use.
+const EXPLICIT: &str = "TANDEM_RUSTC";
+
+/// LLVM 22, whose barrier intrinsics the device code names.
+const MINIMUM: (u32, u32) = (1, 96);
+const MINIMUM_TEXT: &str = "1.96";
+
+/// A rustc that can build for the GPU, and the cargo to drive it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Compiler {
+    /// The rustc program.
+    pub rustc: PathBuf,
+    /// The cargo program.
+    pub cargo: PathBuf,
+    /// Release and LLVM version, as in `rustc 1.96.0 (LLVM 22.1.8)`.
+    pub version: String,
+    /// Where the sources of the library are.
+    pub library: PathBuf,
+}
+
+impl Compiler {
+    /// Finds a compiler; the first of these that is new enough and has the sources of its library:
+    ///
+    /// 1. the one that the environment variable `TANDEM_RUSTC` names (if set, the only candidate);
+    /// 2. a nightly toolchain of rustup, the undated one first, then the latest date;
+    /// 3. a `rustc` on `PATH` or in `/usr/bin` that does not belong to rustup, as Debian's;
+    /// 4. any other toolchain of rustup.
+    ///
+    /// Unstable features are unlocked with `RUSTC_BOOTSTRAP`, so it need not be a nightly.
+    ///
+    /// # Errors
+    /// [`CudaBuilderError::NoCompiler`] lists the candidates and what each lacks.
+    pub fn find() -> Result<Self, CudaBuilderError> {
+        let candidates = match env::var_os(EXPLICIT) {
+            Some(explicit) => vec![PathBuf::from(explicit)],
+            None => {
+                let (nightly, other): (Vec<_>, Vec<_>) = rustup_toolchains()
+                    .into_iter()
+                    .partition(|(name, _)| name.starts_with("nightly"));
+                let paths = |toolchains: Vec<(String, PathBuf)>| {
+                    toolchains.into_iter().map(|(_, path)| path)
+                };
+                paths(nightly)
+                    .chain(system_compilers())
+                    .chain(paths(other))
+                    .collect()
+            }
+        };
+        let mut rejected = Vec::new();
+        for rustc in candidates {
+            match Self::examine(&rustc) {
+                Ok(compiler) => return Ok(compiler),
+                Err(reason) => rejected.push(format!("{}: {reason}", rustc.display())),
+            }
+        }
+        Err(CudaBuilderError::NoCompiler {
+            minimum: MINIMUM_TEXT,
+            rejected,
+        })
+    }
+
+    /// The compiler at `rustc`, or what it lacks.
+    fn examine(rustc: &Path) -> Result<Self, String> {
+        let described = ask(rustc, &["-vV"])?;
+        let field = |name: &str| {
+            described
+                .lines()
+                .find_map(|line| line.strip_prefix(name))
+                .map(str::trim)
+                .unwrap_or_default()
+        };
+        let release = field("release:");
+        if parse_release(release).is_none_or(|version| version < MINIMUM) {
+            return Err(format!("rustc {release} is older than {MINIMUM_TEXT}"));
+        }
+        let sysroot = PathBuf::from(ask(rustc, &["--print", "sysroot"])?.trim());
+        let library = sysroot.join("lib/rustlib/src/rust/library");
+        if !library.join("core/Cargo.toml").is_file() {
+            return Err("it lacks the sources of its library".into());
+        }
+        Ok(Self {
+            cargo: cargo_for(rustc, &sysroot),
+            rustc: rustc.into(),
+            version: format!("rustc {release} (LLVM {})", field("LLVM version:")),
+            library,
+        })
+    }
+}
+
+/// A toolchain's own cargo where it has one: only that is sure to know the layout of its library's
+/// sources. A distribution's cargo may be years older than its rustc, the calling one is better.
+fn cargo_for(rustc: &Path, sysroot: &Path) -> PathBuf {
+    let own = rustc.with_file_name("cargo");
+    if sysroot != Path::new("/usr") && own.is_file() {
+        return own;
+    }
+    env::var_os("CARGO").map_or_else(|| "cargo".into(), PathBuf::from)
+}
+
+/// Name and rustc of rustup's toolchains, latest name first, undated names before dated ones.
+fn rustup_toolchains() -> Vec<(String, PathBuf)> {
+    let home = env::var_os("RUSTUP_HOME")
+        .map(PathBuf::from)
+        .or_else(|| env::home_dir().map(|home| home.join(".rustup")));
+    let Some(entries) = home.and_then(|home| fs::read_dir(home.join("toolchains")).ok()) else {
+        return Vec::new();
+    };
+    let mut toolchains: Vec<_> = entries
+        .flatten()
+        .map(|entry| {
+            (
+                entry.file_name().to_string_lossy().into_owned(),
+                entry.path().join("bin/rustc"),
+            )
+        })
+        .filter(|(_, rustc)| rustc.is_file())
+        .collect();
+    let dated = |name: &str| {
+        name.split('-')
+            .nth(1)
+            .is_some_and(|part| part.starts_with("20"))
+    };
+    toolchains.sort_by(|(a, _), (b, _)| dated(a).cmp(&dated(b)).then(b.cmp(a)));
+    toolchains
+}
+
+fn system_compilers() -> Vec<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let mut compilers: Vec<PathBuf> = Vec::new();
+    for directory in env::split_paths(&path).chain([PathBuf::from("/usr/bin")]) {
+        let rustc = directory.join("rustc");
+        let Ok(real) = rustc.canonicalize() else {
+            continue;
+        };
+        if real.file_stem() == Some(OsStr::new("rustup")) || real.starts_with("/proc") {
+            continue;
+        }
+        let seen = compilers
+            .iter()
+            .any(|known| known.canonicalize().is_ok_and(|known| known == real));
+        if real.is_file() && !seen {
+            compilers.push(rustc);
+        }
+    }
+    compilers
+}
+
+fn parse_release(release: &str) -> Option<(u32, u32)> {
+    let mut parts = release.split(['.', '-']);
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+fn ask(program: &Path, arguments: &[&str]) -> Result<String, String> {
+    // Inside a build script rustup's proxies and rustc itself see the outer build's choice.
+    let output = Command::new(program)
+        .args(arguments)
+        .env_remove("RUSTUP_TOOLCHAIN")
+        .output()
+        .map_err(|error| format!("it does not run: {error}"))?;
+    if !output.status.success() {
+        return Err(format!(
+            "it fails: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        ));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_compare_by_number() {
+        assert_eq!(parse_release("1.97.0-nightly"), Some((1, 97)));
+        assert!(parse_release("1.100.0") > parse_release("1.96.1"));
+        assert_eq!(parse_release(""), None);
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_a_reason_not_a_panic() {
+        let reason = Compiler::examine(Path::new("/nowhere/rustc")).unwrap_err();
+        assert!(reason.contains("does not run"), "{reason}");
+    }
+
+    #[test]
+    fn the_error_names_both_ways_to_install() {
+        let error = CudaBuilderError::NoCompiler {
+            minimum: MINIMUM_TEXT,
+            rejected: vec!["/usr/bin/rustc: rustc 1.63.0 is older than 1.96".into()],
+        };
+        let text = error.to_string();
+        for needed in [
+            "rustc-web rust-web-src",
+            "rustup toolchain install nightly -c rust-src",
+            "1.63.0",
+        ] {
+            assert!(text.contains(needed), "{text}");
+        }
+    }
+}

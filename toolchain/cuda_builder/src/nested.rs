@@ -1,0 +1,315 @@
+//! The cargo that compiles the GPU crate: its command line, its environment, its messages.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use serde_json::Value;
+
+use crate::{Compiler, CudaBuilderError, NvvmArch};
+
+const TARGET: &str = "nvptx64-nvidia-cuda";
+const PROFILE: &str = "device";
+
+/// Variables of the outer build that the nested one keeps: where to download from, and how.
+const KEPT_CARGO_VARIABLES: [&str; 5] = [
+    "CARGO_HOME",
+    "CARGO_HTTP_",
+    "CARGO_NET_",
+    "CARGO_REGISTR",
+    "CARGO_SOURCE_",
+];
+
+/// Variables that would make the nested build take after the outer one.
+const DROPPED_VARIABLES: [&str; 14] = [
+    "RUSTFLAGS",
+    "RUSTDOCFLAGS",
+    "RUSTDOC",
+    "RUSTC_LINKER",
+    "RUSTUP_TOOLCHAIN",
+    "MAKEFLAGS",
+    "MFLAGS",
+    "OUT_DIR",
+    "TARGET",
+    "HOST",
+    "OPT_LEVEL",
+    "PROFILE",
+    "DEBUG",
+    "NUM_JOBS",
+];
+
+/// What to compile, and how.
+pub(crate) struct Compilation<'a> {
+    pub compiler: &'a Compiler,
+    pub crate_path: &'a Path,
+    pub arch: NvvmArch,
+    pub ptx_version: (u32, u32),
+    pub checks: bool,
+    pub line_info: bool,
+    pub cargo_arguments: &'a [String],
+    /// Its own, since the outer cargo holds the lock of the outer one.
+    pub target_dir: &'a Path,
+    /// Where the PTX goes.
+    pub assembly: &'a Path,
+}
+
+impl Compilation<'_> {
+    /// Compiles, if anything has changed, and names the files that the PTX was made from.
+    pub(crate) fn run(&self) -> Result<Vec<PathBuf>, CudaBuilderError> {
+        let mut artifacts = self.invoke()?;
+        if !self.assembly.is_file() {
+            // Somebody removed it; cargo does not know of it and saw nothing to do.
+            let _ = fs::remove_file(self.placeholder(&artifacts.library));
+            artifacts = self.invoke()?;
+        }
+        self.put_placeholder(&artifacts.library)?;
+        let mut sources = artifacts.manifests;
+        sources.extend(self.read_dep_info(&artifacts.library)?);
+        sources.extend(
+            self.crate_path
+                .ancestors()
+                .map(|dir| dir.join("Cargo.lock"))
+                .find(|lock| lock.is_file()),
+        );
+        Ok(sources)
+    }
+
+    fn invoke(&self) -> Result<Artifacts, CudaBuilderError> {
+        let mut command = self.command();
+        let output = command
+            .stdin(Stdio::null())
+            .output()
+            .map_err(CudaBuilderError::io(format!(
+                "run {}",
+                self.compiler.cargo.display()
+            )))?;
+        let messages = Messages::read(&String::from_utf8_lossy(&output.stdout), self.compiler);
+        if !output.status.success() {
+            let cargo_says = String::from_utf8_lossy(&output.stderr);
+            return Err(CudaBuilderError::BuildFailed {
+                path: self.crate_path.into(),
+                arch: self.arch.sm(),
+                diagnostics: messages.diagnostics + &cargo_says,
+            });
+        }
+        if !messages.diagnostics.is_empty() {
+            eprint!("{}", messages.diagnostics);
+        }
+        Ok(messages.artifacts)
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.compiler.cargo);
+        clean_environment(&mut command);
+        command
+            .current_dir(self.crate_path)
+            .env("RUSTC", &self.compiler.rustc)
+            // Empty switches off what a configuration file may ask for.
+            .envs([
+                ("RUSTC_WRAPPER", ""),
+                ("RUSTC_WORKSPACE_WRAPPER", ""),
+                ("RUSTC_BOOTSTRAP", "1"),
+            ])
+            .env("CARGO_TARGET_DIR", self.target_dir)
+            .env("CARGO_ENCODED_RUSTFLAGS", self.rustc_flags().join("\x1f"))
+            .args([
+                "rustc",
+                "--lib",
+                "--crate-type=cdylib",
+                "--message-format=json",
+                "-Zbuild-std=core",
+            ])
+            .args(["--target", TARGET, "--profile", PROFILE]);
+        // "line-tables-only" and more put DWARF into the PTX that ptxas 13.0 cannot parse.
+        let debug = if self.line_info {
+            "\"line-directives-only\""
+        } else {
+            "false"
+        };
+        let settings = [
+            "inherits = \"release\"".into(),
+            "opt-level = 3".into(),
+            "lto = \"fat\"".into(),
+            "codegen-units = 1".into(),
+            "panic = \"abort\"".into(),
+            "incremental = false".into(),
+            "strip = false".into(),
+            format!("debug = {debug}"),
+            format!("debug-assertions = {}", self.checks),
+            format!("overflow-checks = {}", self.checks),
+        ];
+        for setting in settings {
+            command
+                .arg("--config")
+                .arg(format!("profile.{PROFILE}.{setting}"));
+        }
+        command
+            .args(self.cargo_arguments)
+            .arg("--")
+            .arg(format!("--emit=asm={}", self.assembly.display()));
+        command
+    }
+
+    fn rustc_flags(&self) -> Vec<String> {
+        let (major, minor) = self.ptx_version;
+        vec![
+            format!("-Ctarget-cpu={}", self.arch.sm()),
+            format!("-Ctarget-feature=+ptx{major}{minor}"),
+            // It would copy barriers into divergent branches (rust-lang/rust#137086).
+            "-Zmir-enable-passes=-JumpThreading".into(),
+            // Loops over register arrays must be unrolled whole, or the arrays go to local memory.
+            "-Cllvm-args=-unroll-threshold=20000".into(),
+            // The PTX is the product; nothing is linked.
+            "-Clinker=true".into(),
+        ]
+    }
+
+    fn profile_dir(&self) -> PathBuf {
+        self.target_dir.join(TARGET).join(PROFILE)
+    }
+
+    /// What cargo believes to be the linked library.
+    fn placeholder(&self, library: &str) -> PathBuf {
+        self.profile_dir()
+            .join("deps")
+            .join(format!("{library}.ptx"))
+    }
+
+    /// As long as the linker's output is missing, cargo compiles anew each time.
+    fn put_placeholder(&self, library: &str) -> Result<(), CudaBuilderError> {
+        let path = self.placeholder(library);
+        if path.exists() {
+            return Ok(());
+        }
+        fs::write(&path, "").map_err(CudaBuilderError::io(format!("write {}", path.display())))
+    }
+
+    fn read_dep_info(&self, library: &str) -> Result<Vec<PathBuf>, CudaBuilderError> {
+        let path = self.profile_dir().join(format!("{library}.d"));
+        let text = fs::read_to_string(&path)
+            .map_err(CudaBuilderError::io(format!("read {}", path.display())))?;
+        Ok(parse_dep_info(&text))
+    }
+}
+
+/// The prerequisites of the first rule of a make file, whose spaces are escaped by backslashes.
+fn parse_dep_info(text: &str) -> Vec<PathBuf> {
+    let Some((_, prerequisites)) = text.lines().next().and_then(|line| line.split_once(": "))
+    else {
+        return Vec::new();
+    };
+    let mut paths = vec![String::new()];
+    let mut letters = prerequisites.chars();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '\\' => paths
+                .last_mut()
+                .expect("starts with one")
+                .extend(letters.next()),
+            ' ' => paths.push(String::new()),
+            _ => paths.last_mut().expect("starts with one").push(letter),
+        }
+    }
+    paths
+        .into_iter()
+        .filter(|path| !path.is_empty())
+        .map(PathBuf::from)
+        .collect()
+}
+
+fn clean_environment(command: &mut Command) {
+    for (name, _) in env::vars_os() {
+        let text = name.to_string_lossy();
+        let of_cargo = text.starts_with("CARGO")
+            && !KEPT_CARGO_VARIABLES
+                .iter()
+                .any(|kept| text.starts_with(kept));
+        if of_cargo || text.starts_with("DEP_") || DROPPED_VARIABLES.contains(&text.as_ref()) {
+            command.env_remove(&name);
+        }
+    }
+}
+
+/// What cargo's messages say that matters here.
+#[derive(Default)]
+struct Messages {
+    diagnostics: String,
+    artifacts: Artifacts,
+}
+
+#[derive(Default)]
+struct Artifacts {
+    /// Name of the library that was compiled for itself.
+    library: String,
+    /// Manifests of the packages that lie on this machine as sources under development.
+    manifests: Vec<PathBuf>,
+}
+
+impl Messages {
+    fn read(stream: &str, compiler: &Compiler) -> Self {
+        let mut read = Self::default();
+        for message in stream
+            .lines()
+            .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        {
+            match message["reason"].as_str() {
+                Some("compiler-message") => read.take_diagnostic(&message["message"]),
+                Some("compiler-artifact") => read.take_artifact(&message, compiler),
+                _ => {}
+            }
+        }
+        read
+    }
+
+    fn take_diagnostic(&mut self, diagnostic: &Value) {
+        let text = diagnostic["message"].as_str().unwrap_or_default();
+        let about_our_flags = text.starts_with("unstable feature specified for `-Ctarget-feature`");
+        let sum = text.ends_with("warnings emitted") || text.ends_with("warning emitted");
+        if !about_our_flags && !sum {
+            self.diagnostics
+                .push_str(diagnostic["rendered"].as_str().unwrap_or_default());
+        }
+    }
+
+    fn take_artifact(&mut self, artifact: &Value, compiler: &Compiler) {
+        let manifest = PathBuf::from(artifact["manifest_path"].as_str().unwrap_or_default());
+        let local = artifact["package_id"]
+            .as_str()
+            .is_some_and(|id| id.starts_with("path+"));
+        if local
+            && !manifest.starts_with(&compiler.library)
+            && !self.artifacts.manifests.contains(&manifest)
+        {
+            self.artifacts.manifests.push(manifest);
+        }
+        let is_product = artifact["target"]["crate_types"]
+            .as_array()
+            .is_some_and(|types| types.iter().any(|kind| kind == "cdylib"));
+        if is_product {
+            self.artifacts.library = artifact["target"]["name"]
+                .as_str()
+                .unwrap_or_default()
+                .replace('-', "_");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dep_info_is_read_with_escaped_spaces() {
+        let text = "/t/dev.ptx: /a/src/lib.rs /my\\ code/src/x.rs\n\n/a/src/lib.rs:\n";
+        assert_eq!(
+            parse_dep_info(text),
+            [
+                PathBuf::from("/a/src/lib.rs"),
+                PathBuf::from("/my code/src/x.rs")
+            ]
+        );
+        assert!(parse_dep_info("").is_empty());
+    }
+}

@@ -1,0 +1,189 @@
+//! Builds a small GPU crate: needs a compiler for the GPU, and looks at machine code where ptxas is.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
+
+use cuda_builder::{
+    Assembler, CudaBuilder, CudaBuilderError, CudaModule, NvvmArch, build_all, ptx,
+};
+
+fn gpu_crate() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu_crate")
+}
+
+fn builder(arch: NvvmArch) -> CudaBuilder {
+    CudaBuilder::new(gpu_crate())
+        .arch(arch)
+        .target_dir(Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu"))
+}
+
+/// Built once for all tests: A100's first, then Hopper's.
+fn modules() -> &'static [CudaModule] {
+    static MODULES: OnceLock<Vec<CudaModule>> = OnceLock::new();
+    MODULES.get_or_init(|| {
+        build_all([NvvmArch::Compute80, NvvmArch::Compute90a].map(builder))
+            .unwrap_or_else(|error| panic!("{error}"))
+    })
+}
+
+fn hopper() -> &'static CudaModule {
+    &modules()[1]
+}
+
+fn body<'a>(module: &'a CudaModule, name: &str) -> &'a str {
+    let entries = ptx::entries(&module.ptx);
+    let entry = entries
+        .iter()
+        .find(|entry| entry.name == name)
+        .unwrap_or_else(|| panic!("no {name}"));
+    &module.ptx[entry.body.clone()]
+}
+
+#[test]
+fn each_architecture_gets_its_own_code() {
+    for (module, arch, has_clusters) in [
+        (&modules()[0], "sm_80", false),
+        (&modules()[1], "sm_90a", true),
+    ] {
+        assert_eq!(module.arch.sm(), arch);
+        assert!(
+            module.ptx.contains(&format!(".target {arch}\n")),
+            "{}",
+            module.ptx
+        );
+        let clustered = ptx::entries(&module.ptx)
+            .iter()
+            .any(|entry| entry.name == "clustered");
+        assert_eq!(clustered, has_clusters, "cfg(target_feature) on {arch}");
+    }
+}
+
+#[test]
+fn launch_bounds_and_tensor_map_alignment_reach_the_ptx() {
+    let ptx = &hopper().ptx;
+    assert!(
+        ptx.contains(")\n.maxntid 256, 1, 1\n.minnctapersm 2\n{"),
+        "{ptx}"
+    );
+    assert!(
+        ptx.contains(")\n.maxntid 64, 1, 1\n.reqnctapercluster 2, 1, 1\n{"),
+        "{ptx}"
+    );
+    assert!(
+        ptx.contains(".param .align 64 .b8 bounded_param_0"),
+        "{ptx}"
+    );
+}
+
+#[test]
+fn a_barrier_between_divergent_branches_stays_one() {
+    for module in modules() {
+        let body = body(module, "barrier_between_branches");
+        let barriers = ptx::count_instructions(body, |opcode| opcode.starts_with("bar"));
+        assert_eq!(barriers, 1, "{}:\n{body}", module.arch);
+    }
+}
+
+#[test]
+fn machine_code_keeps_arrays_in_registers() {
+    if Assembler::find(&gpu_crate()).unwrap().is_none() {
+        eprintln!("skipped: no ptxas here, `cargo xtask setup` brings one");
+        return;
+    }
+    for module in modules() {
+        let cubin = module.cubin.as_ref().expect("ptxas was found");
+        assert!(cubin.bytes.starts_with(b"\x7fELF"));
+        assert_eq!(cubin.notices, Vec::<String>::new());
+        let names: Vec<_> = cubin
+            .resources
+            .iter()
+            .map(|entry| entry.name.as_str())
+            .collect();
+        let listed = ptx::entries(&module.ptx).len();
+        assert_eq!(names.len(), listed, "{names:?}");
+        let entry = cubin
+            .resources
+            .iter()
+            .find(|entry| entry.name == "register_arrays")
+            .unwrap();
+        assert_eq!(
+            (entry.stack, entry.spill_stores, entry.spill_loads),
+            (0, 0, 0),
+            "{entry:?}"
+        );
+        assert!(entry.registers >= 64, "{entry:?}");
+        let entry = cubin
+            .resources
+            .iter()
+            .find(|entry| entry.name == "barrier_between_branches")
+            .unwrap();
+        assert_eq!(entry.barriers, 1, "{entry:?}");
+    }
+}
+
+#[test]
+fn options_change_the_code_and_building_again_is_quick() {
+    let plain = hopper();
+    let copy = Path::new(env!("CARGO_TARGET_TMPDIR")).join("twice.ptx");
+    let twice = builder(NvvmArch::Compute90a)
+        .features(["twice"])
+        .generate_line_info(true)
+        .copy_to(&copy);
+    let built = twice
+        .clone()
+        .build()
+        .unwrap_or_else(|error| panic!("{error}"));
+    assert_ne!(body(&built, "bounded"), body(plain, "bounded"));
+    assert!(built.ptx.contains(".loc") && !plain.ptx.contains(".loc"));
+    assert_eq!(std::fs::read_to_string(&copy).unwrap(), built.ptx);
+
+    // Neither build may have taken the other's place.
+    let start = Instant::now();
+    let again = builder(NvvmArch::Compute90a).build().unwrap();
+    let elapsed = start.elapsed();
+    assert_eq!(again.ptx, plain.ptx);
+    assert_eq!(again.cubin, plain.cubin);
+    assert!(
+        elapsed < Duration::from_secs(2),
+        "{elapsed:?} with nothing to do"
+    );
+}
+
+#[test]
+fn the_sources_are_those_of_the_crate() {
+    let sources = &hopper().sources;
+    for expected in ["src/lib.rs", "Cargo.toml"] {
+        assert!(sources.contains(&gpu_crate().join(expected)), "{sources:?}");
+    }
+    assert!(
+        sources
+            .iter()
+            .all(|path| path.starts_with(env!("CARGO_MANIFEST_DIR"))),
+        "{sources:?}"
+    );
+}
+
+#[test]
+fn ptx_that_was_removed_comes_back() {
+    let own = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu");
+    let module = builder(NvvmArch::Compute80).release(false).build().unwrap();
+    assert!(module.ptx_path.starts_with(own));
+    std::fs::remove_dir_all(module.ptx_path.parent().unwrap()).unwrap();
+    let again = builder(NvvmArch::Compute80).release(false).build().unwrap();
+    assert_eq!(again.ptx, module.ptx);
+}
+
+#[test]
+fn code_that_does_not_compile_shows_the_diagnostics() {
+    let error = builder(NvvmArch::Compute80)
+        .build_args(["--features=no-such-feature"])
+        .build()
+        .unwrap_err();
+    let CudaBuilderError::BuildFailed { diagnostics, .. } = &error else {
+        panic!("{error}")
+    };
+    assert!(diagnostics.contains("no-such-feature"), "{diagnostics}");
+}
