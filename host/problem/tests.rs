@@ -1,3 +1,4 @@
+use kernels_gpu::variant::{Standard, Variant as _};
 use proptest::prelude::*;
 
 use super::*;
@@ -374,11 +375,14 @@ proptest! {
     ) {
         let variant = Variant { causal, window_left: window, soft_cap: None };
         let range = variant.visible(position, kv_len);
+        let params = Spec { variant, ..Spec::new(1, 1, 16) }.variant_params();
+        let (first, last) = Standard::<false>(params).visible_keys(position);
         for key in 0..kv_len {
             let key_position = i64::from(key);
             let before_end = !causal || key_position <= i64::from(position);
             let in_window = window.is_none_or(|w| key_position >= i64::from(position) - i64::from(w));
             prop_assert_eq!(range.contains(&key), before_end && in_window, "key {}", key);
+            prop_assert_eq!((first..=last).contains(&(key as i32)), before_end && in_window, "key {}", key);
         }
         prop_assert!(range.start <= range.end && range.end <= kv_len);
     }

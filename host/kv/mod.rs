@@ -1,0 +1,5 @@
+//! Keys and values in pages.
+
+mod view;
+
+pub use view::{KvView, KvViewMut};

@@ -1,0 +1,281 @@
+//! Raw pools as tensors: `[pages, page_size, kv_heads, head_dim]` in any order of the middle two.
+
+use std::ops::Range;
+
+use kernels_gpu::abi::KvStrides;
+
+use crate::{
+    problem::{KvLayout, PageTable, Spec},
+    tensor::{Element, ShapeError},
+};
+
+/// Keys and values of a page pool, to read.
+///
+/// The strides are free: pools of their own ([`KvView::new`]), keys and values side by side in each page
+/// ([`KvView::paired`]), one layer out of many (fields), or the same memory seen as pages of another size.
+#[derive(Clone, Copy, Debug)]
+pub struct KvView<'a, T> {
+    /// From the first key of page 0 on.
+    pub k: &'a [T],
+    /// From the first value of page 0 on.
+    pub v: &'a [T],
+    /// How `k` lies.
+    pub k_strides: KvStrides,
+    /// How `v` lies.
+    pub v_strides: KvStrides,
+}
+
+impl<'a, T: Element> KvView<'a, T> {
+    /// Keys and values in dense pools of their own.
+    #[must_use]
+    pub const fn new(
+        spec: &Spec,
+        layout: KvLayout,
+        page_size: u32,
+        k: &'a [T],
+        v: &'a [T],
+    ) -> Self {
+        let k_strides = layout.strides(page_size, spec.kv_heads, spec.head_dim_qk);
+        let v_strides = layout.strides(page_size, spec.kv_heads, spec.head_dim_v);
+        Self {
+            k,
+            v,
+            k_strides,
+            v_strides,
+        }
+    }
+
+    /// Keys and values of a page behind each other: `[pages, 2, …]`.
+    ///
+    /// # Panics
+    /// If keys and values differ in head dimension, or the pool is not a whole number of pages.
+    #[must_use]
+    pub fn paired(spec: &Spec, layout: KvLayout, page_size: u32, pool: &'a [T]) -> Self {
+        let (strides, half) = paired_strides(spec, layout, page_size, pool.len());
+        Self {
+            k: pool,
+            v: &pool[half.min(pool.len())..],
+            k_strides: strides,
+            v_strides: strides,
+        }
+    }
+
+    /// The same memory as pages of one token, for token-level parts: token `t` of page `p` is page
+    /// `p · page_size + t`. Only a pool whose tokens are evenly spaced can be seen so ([`KvLayout::Nhd`]);
+    /// `None` otherwise.
+    #[must_use]
+    pub fn by_token(&self) -> Option<Self> {
+        let by_token = |s: KvStrides| {
+            (s.page == s.page_size * s.token).then_some(KvStrides {
+                page: s.token,
+                page_size: 1,
+                ..s
+            })
+        };
+        let (k_strides, v_strides) = (by_token(self.k_strides)?, by_token(self.v_strides)?);
+        Some(Self {
+            k_strides,
+            v_strides,
+            ..*self
+        })
+    }
+
+    /// The key of a head at `offset` in a page.
+    #[must_use]
+    #[inline(always)]
+    pub fn key(&self, page: u32, offset: u32, head: u32, head_dim: u32) -> &'a [T] {
+        &self.k[row(self.k_strides, page, offset, head, head_dim)]
+    }
+
+    /// The value of a head at `offset` in a page.
+    #[must_use]
+    #[inline(always)]
+    pub fn value(&self, page: u32, offset: u32, head: u32, head_dim: u32) -> &'a [T] {
+        &self.v[row(self.v_strides, page, offset, head, head_dim)]
+    }
+
+    /// Whether every page of a table's pool lies inside the slices.
+    ///
+    /// # Errors
+    /// [`ShapeError::PageSize`] or [`ShapeError::PoolTooSmall`].
+    pub fn check(
+        &self,
+        spec: &Spec,
+        part: usize,
+        page_size: u32,
+        pool_pages: u32,
+    ) -> Result<(), ShapeError> {
+        let tensors = [
+            ("k", self.k.len(), self.k_strides, spec.head_dim_qk),
+            ("v", self.v.len(), self.v_strides, spec.head_dim_v),
+        ];
+        for (tensor, len, strides, head_dim) in tensors {
+            if strides.page_size != page_size {
+                return Err(ShapeError::PageSize {
+                    part,
+                    got: strides.page_size,
+                    expected: page_size,
+                });
+            }
+            let needed = match pool_pages {
+                0 => 0,
+                pages => {
+                    row(
+                        strides,
+                        pages - 1,
+                        page_size - 1,
+                        spec.kv_heads - 1,
+                        head_dim,
+                    )
+                    .end
+                }
+            };
+            if len < needed {
+                return Err(ShapeError::PoolTooSmall {
+                    part,
+                    tensor,
+                    got: len,
+                    needed,
+                    pool_pages,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Keys and values of a page pool, to write.
+#[derive(Debug)]
+pub struct KvViewMut<'a, T> {
+    /// From the first key of page 0 on.
+    pub k: &'a mut [T],
+    /// From the first value of page 0 on.
+    pub v: &'a mut [T],
+    /// How `k` lies.
+    pub k_strides: KvStrides,
+    /// How `v` lies.
+    pub v_strides: KvStrides,
+}
+
+impl<'a, T: Element> KvViewMut<'a, T> {
+    /// Keys and values in dense pools of their own.
+    #[must_use]
+    pub const fn new(
+        spec: &Spec,
+        layout: KvLayout,
+        page_size: u32,
+        k: &'a mut [T],
+        v: &'a mut [T],
+    ) -> Self {
+        let k_strides = layout.strides(page_size, spec.kv_heads, spec.head_dim_qk);
+        let v_strides = layout.strides(page_size, spec.kv_heads, spec.head_dim_v);
+        Self {
+            k,
+            v,
+            k_strides,
+            v_strides,
+        }
+    }
+
+    /// The same pool, to read.
+    #[must_use]
+    pub const fn view(&self) -> KvView<'_, T> {
+        KvView {
+            k: self.k,
+            v: self.v,
+            k_strides: self.k_strides,
+            v_strides: self.v_strides,
+        }
+    }
+
+    /// Writes keys and values (`[tokens, kv_heads, head_dim]` each) to the positions from `first` on of a
+    /// row block of `table`.
+    ///
+    /// # Panics
+    /// If the lengths of `k` and `v` do not agree, or a position is not in the table.
+    pub fn write(
+        &mut self,
+        spec: &Spec,
+        table: &PageTable,
+        row_block: usize,
+        first: u32,
+        k: &[T],
+        v: &[T],
+    ) {
+        let heads = spec.kv_heads as usize;
+        let (qk, dim_v) = (spec.head_dim_qk as usize, spec.head_dim_v as usize);
+        let tokens = k.len() / (heads * qk);
+        assert_eq!(
+            (k.len(), v.len()),
+            (tokens * heads * qk, tokens * heads * dim_v),
+            "lengths of k and v"
+        );
+        let end = first as usize + tokens;
+        assert!(
+            end <= table.kv_len(row_block) as usize,
+            "position {end} is past the table's keys"
+        );
+        let pages = table.pages(row_block);
+        for (token, (k, v)) in k
+            .chunks(heads * qk)
+            .zip(v.chunks(heads * dim_v))
+            .enumerate()
+        {
+            let position = first + token as u32;
+            let (page, offset) = (
+                pages[(position / table.page_size) as usize],
+                position % table.page_size,
+            );
+            for (head, (k, v)) in k.chunks(qk).zip(v.chunks(dim_v)).enumerate() {
+                let at = |strides, dim| row(strides, page, offset, head as u32, dim);
+                self.k[at(self.k_strides, spec.head_dim_qk)].copy_from_slice(k);
+                self.v[at(self.v_strides, spec.head_dim_v)].copy_from_slice(v);
+            }
+        }
+    }
+
+    /// Copies page `from` to page `to`, all heads: what a copy-on-write asks for.
+    pub fn copy_page(&mut self, spec: &Spec, from: u32, to: u32) {
+        let tensors = [
+            (&mut *self.k, self.k_strides, spec.head_dim_qk),
+            (&mut *self.v, self.v_strides, spec.head_dim_v),
+        ];
+        for (pool, strides, head_dim) in tensors {
+            for offset in 0..strides.page_size {
+                for head in 0..spec.kv_heads {
+                    let source = row(strides, from, offset, head, head_dim);
+                    pool.copy_within(source, row(strides, to, offset, head, head_dim).start);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn row(strides: KvStrides, page: u32, offset: u32, head: u32, head_dim: u32) -> Range<usize> {
+    let start = page as usize * strides.page as usize
+        + offset as usize * strides.token as usize
+        + head as usize * strides.head as usize;
+    start..start + head_dim as usize
+}
+
+fn paired_strides(spec: &Spec, layout: KvLayout, page_size: u32, len: usize) -> (KvStrides, usize) {
+    assert_eq!(
+        spec.head_dim_qk, spec.head_dim_v,
+        "paired keys and values have one head dimension"
+    );
+    let strides = layout.strides(page_size, spec.kv_heads, spec.head_dim_qk);
+    let half = strides.page as usize;
+    assert!(
+        len.is_multiple_of(2 * half),
+        "{len} elements are not a whole number of pages of {}",
+        2 * half
+    );
+    (
+        KvStrides {
+            page: 2 * strides.page,
+            ..strides
+        },
+        half,
+    )
+}

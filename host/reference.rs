@@ -1,0 +1,396 @@
+//! Attention by its definition, in f64: no plan, no tiles, no online softmax. The oracle of all tests.
+
+use kernels_gpu::variant::{Key, Pair, Query, Standard, Variant};
+use rayon::prelude::*;
+
+use crate::{
+    kv::KvView,
+    problem::{Batch, Part, Spec},
+    tensor::{Element, ShapeError},
+};
+
+/// What attention gives, in f64.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Output {
+    /// `[total_q, q_heads, head_dim_v]`; zero where a query sees no key.
+    pub out: Vec<f64>,
+    /// `[total_q, q_heads]`, natural log; −∞ where a query sees no key.
+    pub lse: Vec<f64>,
+}
+
+/// Attention of a batch, with the variant that the spec describes. One KV view for each part.
+///
+/// The batch is taken as checked ([`Batch::check`]).
+///
+/// # Errors
+/// Where a tensor does not have the shape that the batch says.
+pub fn attention<Q: Element, T: Element>(
+    spec: &Spec,
+    batch: &Batch,
+    q: &[Q],
+    kv: &[KvView<'_, T>],
+) -> Result<Output, ShapeError> {
+    let params = spec.variant_params();
+    match spec.variant.soft_cap {
+        None => attention_with(&Standard::<false>(params), spec, batch, q, kv),
+        Some(_) => attention_with(&Standard::<true>(params), spec, batch, q, kv),
+    }
+}
+
+/// Attention of a batch with any variant; mask and logits are the variant's, not the spec's.
+///
+/// # Errors
+/// Where a tensor does not have the shape that the batch says.
+pub fn attention_with<V: Variant, Q: Element, T: Element>(
+    variant: &V,
+    spec: &Spec,
+    batch: &Batch,
+    q: &[Q],
+    kv: &[KvView<'_, T>],
+) -> Result<Output, ShapeError> {
+    check(spec, batch, q.len(), kv)?;
+    let (q_heads, dim_v) = (spec.q_heads as usize, spec.head_dim_v as usize);
+    let heads = batch.total_q() as usize * q_heads;
+    let mut output = Output {
+        out: vec![0.0; heads * dim_v],
+        lse: vec![0.0; heads],
+    };
+    let rows = output
+        .out
+        .par_chunks_mut(dim_v)
+        .zip(&mut output.lse)
+        .zip(q.par_chunks(spec.head_dim_qk as usize));
+    rows.enumerate().for_each(|(index, ((out, lse), q))| {
+        let (token, head) = ((index / q_heads) as u32, (index % q_heads) as u32);
+        *lse = Row {
+            variant,
+            spec,
+            token,
+            head,
+        }
+        .attend(batch, q, kv, out);
+    });
+    Ok(output)
+}
+
+fn check<T: Element>(
+    spec: &Spec,
+    batch: &Batch,
+    q_len: usize,
+    kv: &[KvView<'_, T>],
+) -> Result<(), ShapeError> {
+    let expected = batch.total_q() as usize * spec.q_heads as usize * spec.head_dim_qk as usize;
+    if q_len != expected {
+        let shape = "[total_q, q_heads, head_dim_qk]";
+        return Err(ShapeError::Length {
+            name: "q",
+            got: q_len,
+            shape,
+            expected,
+        });
+    }
+    if kv.len() != batch.parts.len() {
+        return Err(ShapeError::Parts {
+            got: kv.len(),
+            expected: batch.parts.len(),
+        });
+    }
+    for (index, (view, Part { table, .. })) in kv.iter().zip(&batch.parts).enumerate() {
+        view.check(spec, index, table.page_size, table.pool_pages)?;
+    }
+    Ok(())
+}
+
+/// One query head.
+struct Row<'a, V> {
+    variant: &'a V,
+    spec: &'a Spec,
+    token: u32,
+    head: u32,
+}
+
+impl<V: Variant> Row<'_, V> {
+    /// Writes the output and returns the LSE.
+    fn attend<Q: Element, T: Element>(
+        &self,
+        batch: &Batch,
+        q: &[Q],
+        kv: &[KvView<'_, T>],
+        out: &mut [f64],
+    ) -> f64 {
+        let seen: Vec<Seen<'_, T>> = batch
+            .parts
+            .iter()
+            .zip(kv)
+            .filter_map(|(part, view)| Some((part, row_block_of(part, self.token)?, view)))
+            .flat_map(|(part, row_block, view)| self.visible(part, row_block, q, view))
+            .collect();
+        let max = seen
+            .iter()
+            .map(|seen| seen.logit)
+            .fold(f64::NEG_INFINITY, f64::max);
+        let mut sum = 0.0;
+        for &Seen { logit, value, at } in &seen {
+            let weight = if V::SOFTMAX {
+                (logit - max).exp2()
+            } else {
+                logit
+            };
+            let mut value = widen(value);
+            transform(&mut value, |pair, dim| self.variant.value(pair, dim, at));
+            sum += weight;
+            out.iter_mut()
+                .zip(value)
+                .for_each(|(o, v)| *o += weight * v);
+        }
+        if V::SOFTMAX && !seen.is_empty() {
+            out.iter_mut().for_each(|o| *o /= sum);
+        }
+        let at = Query {
+            token: self.token,
+            head: self.head,
+            position: 0,
+        };
+        transform(out, |pair, dim| self.variant.output(pair, dim, at));
+        match (V::SOFTMAX, seen.is_empty()) {
+            (false, _) => 0.0,
+            (true, true) => f64::NEG_INFINITY,
+            (true, false) => (max + sum.log2()) * std::f64::consts::LN_2,
+        }
+    }
+
+    /// The keys of a row block that the query sees.
+    fn visible<'a, Q: Element, T: Element>(
+        &self,
+        part: &Part,
+        row_block: usize,
+        q: &[Q],
+        kv: &KvView<'a, T>,
+    ) -> Vec<Seen<'a, T>> {
+        let &Self {
+            variant,
+            spec,
+            token,
+            head,
+        } = self;
+        let position = part.first_position(row_block) + (token - part.q_indptr[row_block]) as i32;
+        let mut query = widen(q);
+        transform(&mut query, |pair, dim| {
+            variant.query(
+                pair,
+                dim,
+                Query {
+                    token,
+                    head,
+                    position,
+                },
+            )
+        });
+        let (first, last) = variant.visible_keys(position);
+        let pages = part.table.pages(row_block);
+        let page_size = part.table.page_size;
+        let seen = (0..part.kv_len(row_block)).filter(|&key| {
+            (first..=last).contains(&(key as i32))
+                && variant.visible(Pair {
+                    token,
+                    head,
+                    position,
+                    key,
+                })
+        });
+        seen.map(|key| {
+            let (page, offset) = (pages[(key / page_size) as usize], key % page_size);
+            let at = Key {
+                position: key,
+                head: head / spec.group(),
+            };
+            let mut k = widen(kv.key(page, offset, at.head, spec.head_dim_qk));
+            transform(&mut k, |pair, dim| variant.key(pair, dim, at));
+            let dot: f64 = query.iter().zip(&k).map(|(q, k)| q * k).sum();
+            let logit = variant.logit(
+                dot,
+                Pair {
+                    token,
+                    head,
+                    position,
+                    key,
+                },
+            );
+            Seen {
+                logit,
+                value: kv.value(page, offset, at.head, spec.head_dim_v),
+                at,
+            }
+        })
+        .collect()
+    }
+}
+
+/// A key that a query sees.
+struct Seen<'a, T> {
+    logit: f64,
+    value: &'a [T],
+    at: Key,
+}
+
+/// The row block of a part that holds a query token.
+fn row_block_of(part: &Part, token: u32) -> Option<usize> {
+    let row_block = part
+        .q_indptr
+        .partition_point(|&start| start <= token)
+        .checked_sub(1)?;
+    (row_block < part.row_blocks()).then_some(row_block)
+}
+
+fn widen<T: Element>(row: &[T]) -> Vec<f64> {
+    row.iter().map(|x| x.to_f32().into()).collect()
+}
+
+fn transform(row: &mut [f64], hook: impl Fn([f64; 2], u32) -> [f64; 2]) {
+    for (index, pair) in row.chunks_exact_mut(2).enumerate() {
+        pair.copy_from_slice(&hook([pair[0], pair[1]], 2 * index as u32));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::problem::{Dtype, KvLayout, PageTable};
+
+    /// One head of dimension 16 of which only the first element is used: logits are `q · k`, outputs `v`.
+    fn attend(spec: &Spec, batch: &Batch, q: &[f32], kv: &[(f32, f32)]) -> Output {
+        let row = |x: f32| std::iter::once(x).chain(std::iter::repeat_n(0.0, 15));
+        let q: Vec<f32> = q.iter().copied().flat_map(row).collect();
+        let k: Vec<f32> = kv.iter().flat_map(|&(k, _)| row(k)).collect();
+        let v: Vec<f32> = kv.iter().flat_map(|&(_, v)| row(v)).collect();
+        let view = KvView::new(spec, KvLayout::Nhd, 1, &k, &v);
+        attention(spec, batch, &q, &vec![view; batch.parts.len()]).unwrap()
+    }
+
+    fn spec() -> Spec {
+        Spec::new(1, 1, 16).with_dtype(Dtype::F32).with_scale(1.0)
+    }
+
+    fn table(pages: &[u32]) -> PageTable {
+        let mut table = PageTable::new(1, 8);
+        table.push(pages, pages.len() as u32);
+        table
+    }
+
+    const KV: [(f32, f32); 8] = [
+        (0.0, 1.0),
+        (1.0, 2.0),
+        (2.0, 3.0),
+        (9.0, 9.0),
+        (9.0, 9.0),
+        (9.0, 9.0),
+        (9.0, 9.0),
+        (9.0, 9.0),
+    ];
+
+    fn close(got: f64, right: f64) {
+        assert!((got - right).abs() < 1e-6, "{got} is not {right}");
+    }
+
+    #[test]
+    fn weights_are_a_softmax() {
+        let batch = Batch::new(vec![0, 1], table(&[2, 0]));
+        let Output { out, lse } = attend(&spec(), &batch, &[1.0], &KV);
+        let sum = 1.0 + 2f64.exp();
+        close(out[0], (1.0 + 3.0 * 2f64.exp()) / sum);
+        close(lse[0], sum.ln());
+    }
+
+    #[test]
+    fn causal_and_window_hide_keys() {
+        let batch = Batch::new(vec![0, 2], table(&[0, 1, 2]));
+        let first = |spec: &Spec| attend(spec, &batch, &[0.0, 0.0], &KV).out;
+        let causal = first(&spec());
+        close(causal[0], 1.5);
+        close(causal[16], 2.0);
+        let window = first(&spec().with_window_left(0));
+        close(window[0], 2.0);
+        close(window[16], 3.0);
+        close(first(&spec().non_causal())[0], 2.0);
+    }
+
+    #[test]
+    fn the_cap_flattens() {
+        let batch = Batch::new(vec![0, 1], table(&[0, 2]));
+        let capped = attend(&spec().with_soft_cap(1.0), &batch, &[1.0], &KV);
+        let weight = 2f64.tanh().exp();
+        close(capped.out[0], (1.0 + 3.0 * weight) / (1.0 + weight));
+    }
+
+    #[test]
+    fn parts_are_one_softmax() {
+        let prefix = Part::new(vec![0, 1], table(&[2])).with_keys_after(vec![2]);
+        let suffix = Part::new(vec![0, 1], table(&[0, 1]));
+        let parts = Batch::composed(vec![0, 1], vec![prefix, suffix]);
+        let whole = Batch::new(vec![0, 1], table(&[2, 0, 1]));
+        for spec in [
+            spec(),
+            spec().with_window_left(1),
+            spec().with_window_left(2),
+        ] {
+            let (parts, whole) = (
+                attend(&spec, &parts, &[0.7], &KV),
+                attend(&spec, &whole, &[0.7], &KV),
+            );
+            close(parts.out[0], whole.out[0]);
+            close(parts.lse[0], whole.lse[0]);
+        }
+    }
+
+    #[test]
+    fn no_key_gives_zero() {
+        let mut keyless = table(&[0]);
+        keyless.push(&[], 0);
+        let batch = Batch::new(vec![0, 0, 1], keyless);
+        let Output { out, lse } = attend(&spec(), &batch, &[5.0], &KV);
+        assert_eq!((out, lse), (vec![0.0; 16], vec![f64::NEG_INFINITY]));
+    }
+
+    #[test]
+    fn wrong_shapes_are_named() {
+        let batch = Batch::new(vec![0, 1], table(&[2, 0]));
+        let (q, pool) = ([0.0f32; 16], [0.0f32; 8 * 16]);
+        let view = KvView::new(&spec(), KvLayout::Nhd, 1, &pool, &pool[..100]);
+        let shape = "[total_q, q_heads, head_dim_qk]";
+        let error =
+            |q: &[f32], kv: &[KvView<'_, f32>]| attention(&spec(), &batch, q, kv).unwrap_err();
+        assert_eq!(
+            error(&q[1..], &[view]),
+            ShapeError::Length {
+                name: "q",
+                got: 15,
+                shape,
+                expected: 16
+            }
+        );
+        assert_eq!(
+            error(&q, &[]),
+            ShapeError::Parts {
+                got: 0,
+                expected: 1
+            }
+        );
+        let small = ShapeError::PoolTooSmall {
+            part: 0,
+            tensor: "v",
+            got: 100,
+            needed: 128,
+            pool_pages: 8,
+        };
+        assert_eq!(error(&q, &[view]), small);
+        let coarse = KvView::new(&spec(), KvLayout::Nhd, 4, &pool, &pool);
+        assert_eq!(
+            error(&q, &[coarse]),
+            ShapeError::PageSize {
+                part: 0,
+                got: 4,
+                expected: 1
+            }
+        );
+    }
+}
