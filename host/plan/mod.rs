@@ -1,17 +1,65 @@
 //! From problem to plan: pure functions, no GPU types.
+//!
+//! A [`Planner`] turns a [`Spec`] and a [`Batch`](crate::problem::Batch) into a [`Plan`]: work items, the
+//! rows of each, where partial states go and how they are merged. Every executor runs the same plan; the
+//! plan of a step serves all layers of the step.
+//!
+//! ```
+//! use tandem_attn::plan::{DeviceDescription, Planner, PlanOptions};
+//! use tandem_attn::problem::{Batch, PageTable, Spec};
+//!
+//! // Two decodes that share their first page.
+//! let mut table = PageTable::new(16, 100);
+//! table.push(&[7, 3], 20);
+//! table.push(&[7, 9, 4], 40);
+//! let batch = Batch::new(vec![0, 1, 2], table);
+//!
+//! let device = DeviceDescription::named("h200")?;
+//! let plan = Planner::new().plan(&Spec::new(32, 8, 128), &batch, &device, &PlanOptions::default())?;
+//! assert_eq!(plan.total_q, 2);
+//! println!("{plan}");
+//! # Ok::<(), tandem_attn::plan::PlanError>(())
+//! ```
 
-use std::ops::Range;
+use std::{fmt, ops::Range};
 
 use kernels_gpu::abi::{MergeRow, QueryRow, WorkItem};
 use serde::{Deserialize, Serialize};
 
+use crate::problem::Spec;
+
+mod cost;
+mod device;
+mod draft;
+mod emit;
+mod error;
+mod planner;
+mod report;
+mod split;
+pub mod tiles;
+mod verify;
+
+pub use device::{DeviceDescription, KernelDescription, KeyStep};
+pub use error::PlanError;
+pub use planner::{PlanOptions, Planner};
+pub use split::SplitMode;
+pub use verify::Defect;
+
 /// Query rows × keys that one CTA works on at a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
 pub struct Tile {
     /// Rows: query tokens × packed query heads.
     pub m: u32,
     /// Keys.
     pub n: u32,
+}
+
+impl fmt::Display for Tile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}×{}", self.m, self.n)
+    }
 }
 
 /// Which kernel runs a group.
@@ -26,6 +74,29 @@ pub enum Kernel {
     PrefillPacked,
 }
 
+impl Kernel {
+    /// Every kernel.
+    pub const ALL: [Self; 3] = [Self::Decode, Self::Prefill, Self::PrefillPacked];
+
+    /// Units of an item.
+    #[must_use]
+    pub const fn units_per_item(self, spec: &Spec) -> u32 {
+        match self {
+            Self::Prefill => spec.q_heads,
+            Self::Decode | Self::PrefillPacked => spec.kv_heads,
+        }
+    }
+
+    /// Rows of a tile that one query token takes.
+    #[must_use]
+    pub const fn rows_per_token(self, spec: &Spec) -> u32 {
+        match self {
+            Self::Prefill => 1,
+            Self::Decode | Self::PrefillPacked => spec.group(),
+        }
+    }
+}
+
 /// Items that one kernel with one tile works through.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TileGroup {
@@ -35,4 +106,104 @@ pub struct TileGroup {
     pub tile: Tile,
     /// The items, longest first.
     pub items: Range<u32>,
+}
+
+/// What a plan knows of a part of its batch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedPart {
+    /// Tokens in a page.
+    pub page_size: u32,
+    /// The part's page ids among the plan's.
+    pub pages: Range<u32>,
+}
+
+/// Who merges partial states.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum MergeMode {
+    /// A kernel after the others.
+    #[default]
+    Kernel,
+    /// The last CTA that arrives at a merge.
+    Fused,
+}
+
+/// Everything a backend needs to know about a step: what to compute, in which pieces, and how to put the
+/// pieces together. Plain data.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Plan {
+    /// The heads it was made for.
+    pub spec: Spec,
+    /// Query tokens of the batch.
+    pub total_q: u32,
+    /// The parts of the batch.
+    pub parts: Vec<PlannedPart>,
+    /// One launch each.
+    pub groups: Vec<TileGroup>,
+    /// The items of all groups.
+    pub items: Vec<WorkItem>,
+    /// The rows of gathered items.
+    pub rows: Vec<QueryRow>,
+    /// One for every query token that has not exactly one item, ascending by token.
+    pub merges: Vec<MergeRow>,
+    /// The slots of each merge, ascending by part and key position.
+    pub merge_slots: Vec<u32>,
+    /// The page ids of all parts, one after the other.
+    pub page_ids: Vec<u32>,
+    /// Partial states: every slot is below this, each is written by one item and read by one merge.
+    pub slots: u32,
+    /// Who merges.
+    pub merge_mode: MergeMode,
+}
+
+impl Plan {
+    /// A plan of nothing, for [`Planner::plan_into`] to fill.
+    #[must_use]
+    pub const fn empty(spec: Spec) -> Self {
+        Self {
+            spec,
+            total_q: 0,
+            parts: Vec::new(),
+            groups: Vec::new(),
+            items: Vec::new(),
+            rows: Vec::new(),
+            merges: Vec::new(),
+            merge_slots: Vec::new(),
+            page_ids: Vec::new(),
+            slots: 0,
+            merge_mode: MergeMode::Kernel,
+        }
+    }
+
+    /// The items of a group.
+    #[must_use]
+    pub fn items_of(&self, group: &TileGroup) -> &[WorkItem] {
+        &self.items[group.items.start as usize..group.items.end as usize]
+    }
+
+    /// Units of a group: items × heads.
+    #[must_use]
+    pub fn units_of(&self, group: &TileGroup) -> u32 {
+        (group.items.end - group.items.start) * group.kernel.units_per_item(&self.spec)
+    }
+
+    /// The rows of a gathered item.
+    #[must_use]
+    pub fn rows_of(&self, item: &WorkItem) -> &[QueryRow] {
+        &self.rows[item.rows_begin as usize..(item.rows_begin + item.rows) as usize]
+    }
+
+    /// The pages of an item's table, as far as the item reads.
+    #[must_use]
+    pub fn pages_of(&self, item: &WorkItem) -> &[u32] {
+        let page_size = self.parts[item.part as usize].page_size;
+        let pages = item.kv_end.div_ceil(page_size);
+        &self.page_ids[item.table as usize..(item.table + pages) as usize]
+    }
+
+    /// The slots of a merge, in merging order.
+    #[must_use]
+    pub fn slots_of(&self, merge: &MergeRow) -> &[u32] {
+        &self.merge_slots[merge.slots_begin as usize..(merge.slots_begin + merge.slots) as usize]
+    }
 }

@@ -21,6 +21,7 @@ pub const NO_MERGE: u32 = u32::MAX;
 /// packed into the rows of a tile, `item × q_heads` where they are not (see [`WorkItem::GATHERED`]).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct WorkItem {
     /// Gathered: index of the first [`QueryRow`]. Contiguous: the first query token.
     pub rows_begin: u32,
@@ -68,6 +69,7 @@ impl WorkItem {
 /// One query token of a gathered item.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct QueryRow {
     /// The query token.
     pub token: u32,
@@ -83,6 +85,7 @@ pub struct QueryRow {
 /// The states to be combined into one output row, for all heads.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct MergeRow {
     /// The query token to write.
     pub token: u32,

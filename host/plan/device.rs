@@ -1,0 +1,227 @@
+//! What the planner knows of a device: limits and measured costs, as data.
+//!
+//! The descriptions that come with the crate are the JSON files in `host/plan/devices/`; a measurement
+//! rewrites a file, not code. Any other device is a [`DeviceDescription`] read from JSON.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Kernel, PlanError};
+
+/// A device: its limits, and what work costs on it.
+///
+/// ```
+/// use tandem_attn::plan::DeviceDescription;
+///
+/// let h200 = DeviceDescription::named("h200")?;
+/// assert_eq!(h200.sms, 132);
+/// // Where a measurement found another latency:
+/// let slower = DeviceDescription { latency_ns: 1200.0, ..h200 };
+/// # assert!(slower.latency_ns > 1000.0);
+/// # Ok::<(), tandem_attn::plan::PlanError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceDescription {
+    /// Short name.
+    pub name: String,
+    /// Major and minor compute capability.
+    pub compute_capability: (u32, u32),
+    /// Streaming multiprocessors.
+    pub sms: u32,
+    /// Shared memory of an SM, in bytes.
+    pub shared_bytes_per_sm: u32,
+    /// Shared memory that one CTA can have, in bytes.
+    pub shared_bytes_per_cta: u32,
+    /// 32-bit registers of an SM.
+    pub registers_per_sm: u32,
+    /// L2 cache, in bytes.
+    pub l2_bytes: u64,
+    /// Read bandwidth of the whole device, measured.
+    pub read_bytes_per_ns: f64,
+    /// Latency of a read from device memory under load.
+    pub latency_ns: f64,
+    /// 16-bit attention throughput of the whole device, measured.
+    pub flops_per_ns: f64,
+    /// One more kernel launch.
+    pub launch_ns: f64,
+    /// What merging costs a step at least, whatever its size.
+    pub merge_ns: f64,
+    /// Row blocks of at most this many query tokens are decodes.
+    pub decode_max_tokens: u32,
+    /// Row blocks above that, of at most this many query tokens, pack query heads into rows.
+    pub packed_max_tokens: u32,
+    /// The decode kernel.
+    pub decode: KernelDescription,
+    /// The prefill kernel.
+    pub prefill: KernelDescription,
+    /// The prefill kernel with query heads packed into rows.
+    pub prefill_packed: KernelDescription,
+}
+
+/// Tiles and costs of one kernel.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KernelDescription {
+    /// CTAs that stay resident on an SM.
+    pub ctas_per_sm: u32,
+    /// Row tiles, ascending.
+    pub m: Vec<u32>,
+    /// Key tile by the number of keys: the first step that reaches it decides.
+    pub n_by_kv_len: Vec<KeyStep>,
+    /// Time of a unit beyond its bytes and FLOPs: claiming, filling and draining the pipeline.
+    pub unit_ns: f64,
+}
+
+/// A leaf of the decision tree for the key tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeyStep {
+    /// Up to this many keys; none: any number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub up_to: Option<u32>,
+    /// The key tile.
+    pub n: u32,
+}
+
+/// Devices whose description comes with the crate.
+const EMBEDDED: [(&str, &str); 4] = [
+    ("h200", include_str!("devices/h200.json")),
+    ("h100", include_str!("devices/h100.json")),
+    ("a100", include_str!("devices/a100.json")),
+    ("rtx4090", include_str!("devices/rtx4090.json")),
+];
+
+impl DeviceDescription {
+    /// The description of a known device.
+    ///
+    /// # Errors
+    /// [`PlanError::UnknownDevice`].
+    pub fn named(name: &str) -> Result<Self, PlanError> {
+        let unknown = || PlanError::UnknownDevice {
+            got: name.to_owned(),
+            known: Self::names().collect::<Vec<_>>().join(", "),
+        };
+        let (_, json) = EMBEDDED
+            .iter()
+            .find(|(known, _)| *known == name)
+            .ok_or_else(unknown)?;
+        Self::from_json(json)
+    }
+
+    /// Names of the known devices.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        EMBEDDED.iter().map(|(name, _)| *name)
+    }
+
+    /// Reads a description and checks it.
+    ///
+    /// # Errors
+    /// [`PlanError::Device`] where the text is no description or a value makes no sense.
+    pub fn from_json(json: &str) -> Result<Self, PlanError> {
+        let device: Self = serde_json::from_str(json).map_err(|error| PlanError::Device {
+            reason: error.to_string(),
+        })?;
+        device.check()?;
+        Ok(device)
+    }
+
+    /// The kernel's tiles and costs.
+    #[must_use]
+    pub const fn kernel(&self, kernel: Kernel) -> &KernelDescription {
+        match kernel {
+            Kernel::Decode => &self.decode,
+            Kernel::Prefill => &self.prefill,
+            Kernel::PrefillPacked => &self.prefill_packed,
+        }
+    }
+
+    /// CTAs of a kernel that run at the same time.
+    #[must_use]
+    pub const fn resident_ctas(&self, kernel: Kernel) -> u32 {
+        self.sms * self.kernel(kernel).ctas_per_sm
+    }
+
+    /// Whether every value makes sense.
+    ///
+    /// # Errors
+    /// [`PlanError::Device`] with the field and its value.
+    pub fn check(&self) -> Result<(), PlanError> {
+        let wrong = |reason: String| Err(PlanError::Device { reason });
+        for (name, got) in [
+            ("read_bytes_per_ns", self.read_bytes_per_ns),
+            ("flops_per_ns", self.flops_per_ns),
+            ("latency_ns", self.latency_ns),
+        ] {
+            if !(got > 0.0 && got.is_finite()) {
+                return wrong(format!("{name} is {got}: give a positive number"));
+            }
+        }
+        if self.sms == 0 || self.decode_max_tokens == 0 {
+            return wrong("sms and decode_max_tokens must be at least 1".to_owned());
+        }
+        for kernel in Kernel::ALL {
+            let KernelDescription {
+                ctas_per_sm,
+                m,
+                n_by_kv_len,
+                unit_ns,
+            } = self.kernel(kernel);
+            if *ctas_per_sm == 0 {
+                return wrong(format!("{kernel:?}: no CTA fits an SM"));
+            }
+            if m.is_empty() || m[0] == 0 || !m.is_sorted_by(|a, b| a < b) {
+                return wrong(format!(
+                    "{kernel:?}: row tiles {m:?} must ascend from at least 1"
+                ));
+            }
+            let steps = n_by_kv_len
+                .iter()
+                .map(|step| step.up_to.unwrap_or(u32::MAX));
+            if !steps.is_sorted() || n_by_kv_len.last().is_none_or(|step| step.up_to.is_some()) {
+                return wrong(format!(
+                    "{kernel:?}: the steps of n_by_kv_len must ascend and the last must have no bound"
+                ));
+            }
+            if n_by_kv_len.iter().any(|step| step.n == 0) {
+                return wrong(format!("{kernel:?}: a key tile is 0"));
+            }
+            if !(*unit_ns >= 0.0 && unit_ns.is_finite()) {
+                return wrong(format!("{kernel:?}: unit_ns is {unit_ns}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_embedded_description_is_sound() {
+        for name in DeviceDescription::names() {
+            let device = DeviceDescription::named(name).unwrap();
+            assert_eq!(device.name, name);
+            let json = serde_json::to_string(&device).unwrap();
+            assert_eq!(DeviceDescription::from_json(&json).unwrap(), device);
+        }
+    }
+
+    #[test]
+    fn wrong_descriptions_say_what_is_wrong() {
+        let reason = |change: fn(&mut DeviceDescription)| {
+            let mut device = DeviceDescription::named("h200").unwrap();
+            change(&mut device);
+            device.check().unwrap_err().to_string()
+        };
+        assert!(reason(|d| d.read_bytes_per_ns = 0.0).contains("read_bytes_per_ns is 0"));
+        assert!(reason(|d| d.sms = 0).contains("sms"));
+        assert!(reason(|d| d.decode.m = vec![32, 16]).contains("[32, 16]"));
+        assert!(reason(|d| d.prefill.n_by_kv_len[0].up_to = Some(9)).contains("no bound"));
+        let unknown = DeviceDescription::named("h20").unwrap_err().to_string();
+        assert!(
+            unknown.contains("h20") && unknown.contains("h200, h100"),
+            "{unknown}"
+        );
+    }
+}

@@ -1,0 +1,76 @@
+//! Why there is no plan.
+
+use thiserror::Error;
+
+use super::Kernel;
+use crate::problem::ProblemError;
+
+/// Why a batch was not planned.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// The specification or the batch is wrong.
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+    /// No description of that name.
+    #[error(
+        "no device is named {got:?}: known are {known}; describe others with DeviceDescription::from_json"
+    )]
+    UnknownDevice {
+        /// The name given.
+        got: String,
+        /// The names there are.
+        known: String,
+    },
+    /// A device description that makes no sense.
+    #[error("the device description is wrong: {reason}")]
+    Device {
+        /// What is wrong.
+        reason: String,
+    },
+    /// No tile of a kernel fits the heads.
+    #[error(
+        "{kernel:?} has no tile for head dimensions {head_dim_qk}/{head_dim_v} and groups of {group} query heads \
+         on {device}: the largest row tile must hold a group and one key tile must fit shared memory and registers"
+    )]
+    NoTile {
+        /// The kernel.
+        kernel: Kernel,
+        /// Head dimension of queries and keys.
+        head_dim_qk: u32,
+        /// Head dimension of values.
+        head_dim_v: u32,
+        /// Query heads per KV head.
+        group: u32,
+        /// The device's name.
+        device: String,
+    },
+    /// A fixed split that is not a positive number of pages.
+    #[error(
+        "a fixed split of {tokens} keys is not a positive multiple of the page size {page_size}"
+    )]
+    FixedSplit {
+        /// Keys per chunk, as given.
+        tokens: u32,
+        /// The page size of a part.
+        page_size: u32,
+    },
+    /// The plan does not fit the bound it was to keep.
+    #[error(
+        "the plan needs {needed} {what}, the bound holds {bound}: raise the bound or send a smaller batch"
+    )]
+    Bound {
+        /// What there is too much of.
+        what: &'static str,
+        /// How much the batch needs.
+        needed: u64,
+        /// How much the bound holds.
+        bound: u64,
+    },
+    /// A count that does not fit 32 bits.
+    #[error("{what} are more than 32-bit offsets can count: send a smaller batch")]
+    TooLarge {
+        /// What there is too much of.
+        what: &'static str,
+    },
+}

@@ -1,0 +1,242 @@
+//! The planner: from specification and batch to plan, reusing its buffers.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    DeviceDescription, Kernel, MergeMode, Plan, PlanError, PlannedPart, SplitMode, Tile,
+    cost::CostModel,
+    draft::{Draft, DraftRow},
+    emit::{Emitter, Pieces},
+    split::Splitter,
+    tiles::TileTable,
+};
+use crate::problem::{Batch, Part, Spec};
+use kernels_gpu::abi::WorkItem;
+
+/// Choices of a plan; the default is what serves best.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanOptions {
+    /// How items are cut along their keys.
+    pub split: SplitMode,
+    /// One tile for all decodes instead of the selector's choice.
+    pub decode_tile: Option<Tile>,
+    /// Who merges partial states.
+    pub merge_mode: MergeMode,
+}
+
+/// Makes plans. Keep it from step to step: its buffers are reused, so that planning allocates nothing in
+/// the steady state.
+#[derive(Debug, Default)]
+pub struct Planner {
+    /// What tiles and costs were derived from, and they.
+    derived: Option<Derived>,
+    drafts: Vec<Draft>,
+    draft_rows: Vec<DraftRow>,
+    splitter: Splitter,
+    emitter: Emitter,
+}
+
+#[derive(Debug)]
+struct Derived {
+    device: DeviceDescription,
+    spec: Spec,
+    decode_tile: Option<Tile>,
+    tiles: TileTable,
+    cost: CostModel,
+}
+
+impl Planner {
+    /// A planner without memory of any batch.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Plans a batch.
+    ///
+    /// # Errors
+    /// [`PlanError`]: a wrong specification or batch, or heads that no tile of the device fits.
+    pub fn plan(
+        &mut self,
+        spec: &Spec,
+        batch: &Batch,
+        device: &DeviceDescription,
+        options: &PlanOptions,
+    ) -> Result<Plan, PlanError> {
+        let mut plan = Plan::empty(*spec);
+        self.plan_into(spec, batch, device, options, &mut plan)?;
+        Ok(plan)
+    }
+
+    /// Plans a batch into a plan whose memory is reused; after an error its content is unspecified.
+    ///
+    /// # Errors
+    /// As [`plan`](Self::plan).
+    pub fn plan_into(
+        &mut self,
+        spec: &Spec,
+        batch: &Batch,
+        device: &DeviceDescription,
+        options: &PlanOptions,
+        plan: &mut Plan,
+    ) -> Result<(), PlanError> {
+        batch.check(spec)?;
+        self.derive(spec, device, options)?;
+        check_split(options.split, batch)?;
+        plan.spec = *spec;
+        plan.total_q = batch.total_q();
+        plan.merge_mode = options.merge_mode;
+        collect_pages(batch, plan)?;
+
+        self.drafts.clear();
+        self.draft_rows.clear();
+        for (index, part) in batch.parts.iter().enumerate() {
+            self.draft(
+                spec,
+                device,
+                part,
+                index as u32,
+                plan.parts[index].pages.start,
+            );
+        }
+        let Self {
+            derived,
+            drafts,
+            draft_rows,
+            splitter,
+            emitter,
+        } = self;
+        let cost = &derived.as_ref().expect("derived above").cost;
+        splitter.split(options.split, drafts, cost);
+        let input = Pieces {
+            variant: spec.variant,
+            drafts,
+            draft_rows,
+            pieces: &splitter.pieces,
+            costs: &splitter.costs,
+        };
+        emitter.emit(&input, plan)
+    }
+
+    /// Derives tiles and costs, unless the last plan had the same heads on the same device.
+    fn derive(
+        &mut self,
+        spec: &Spec,
+        device: &DeviceDescription,
+        options: &PlanOptions,
+    ) -> Result<(), PlanError> {
+        let same = self.derived.as_ref().is_some_and(|derived| {
+            derived.spec == *spec
+                && derived.decode_tile == options.decode_tile
+                && derived.device == *device
+        });
+        if !same {
+            spec.check()?;
+            device.check()?;
+            self.derived = Some(Derived {
+                device: device.clone(),
+                spec: *spec,
+                decode_tile: options.decode_tile,
+                tiles: TileTable::new(device, spec, options.decode_tile)?,
+                cost: CostModel::new(device, spec),
+            });
+        }
+        Ok(())
+    }
+
+    /// Drafts the items of a part.
+    fn draft(
+        &mut self,
+        spec: &Spec,
+        device: &DeviceDescription,
+        part: &Part,
+        index: u32,
+        first_page: u32,
+    ) {
+        let tiles = &self
+            .derived
+            .as_ref()
+            .expect("derived before drafting")
+            .tiles;
+        for row_block in 0..part.row_blocks() {
+            let tokens = part.q_range(row_block);
+            let kv_len = part.kv_len(row_block);
+            let first = part.first_position(row_block);
+            let q_len = tokens.end - tokens.start;
+            if q_len == 0 || kv_len == 0 {
+                continue;
+            }
+            let kernel = if q_len <= device.decode_max_tokens {
+                Kernel::Decode
+            } else if q_len <= device.packed_max_tokens && tiles.has(Kernel::PrefillPacked) {
+                Kernel::PrefillPacked
+            } else {
+                Kernel::Prefill
+            };
+            let per_tile = tiles.max_tokens(kernel);
+            let mut begin = tokens.start;
+            while begin < tokens.end {
+                let end = tokens.end.min(begin + per_tile);
+                let position = first + (begin - tokens.start) as i32;
+                let last = first + (end - 1 - tokens.start) as i32;
+                let kv_begin = spec.variant.visible(position, kv_len).start;
+                let kv_end = spec.variant.visible(last, kv_len).end;
+                if kv_begin < kv_end {
+                    let mut draft = Draft {
+                        kernel,
+                        tile: tiles.select(kernel, end - begin, kv_end - kv_begin),
+                        part: index,
+                        page_size: part.table.page_size,
+                        table: first_page + part.table.indptr[row_block],
+                        rows_begin: begin,
+                        rows: end - begin,
+                        position,
+                        kv_begin,
+                        kv_end,
+                        flags: 0,
+                    };
+                    if kernel == Kernel::Decode {
+                        draft.flags = WorkItem::GATHERED;
+                        draft.rows_begin = self.draft_rows.len() as u32;
+                        self.draft_rows.extend((begin..end).map(|token| DraftRow {
+                            token,
+                            position: first + (token - tokens.start) as i32,
+                        }));
+                    }
+                    self.drafts.push(draft);
+                }
+                begin = end;
+            }
+        }
+    }
+}
+
+/// A fixed split must fall between pages.
+fn check_split(split: SplitMode, batch: &Batch) -> Result<(), PlanError> {
+    if let SplitMode::Fixed { tokens } = split {
+        for part in &batch.parts {
+            let page_size = part.table.page_size;
+            if tokens == 0 || !tokens.is_multiple_of(page_size) {
+                return Err(PlanError::FixedSplit { tokens, page_size });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The page ids of all parts, one after the other.
+fn collect_pages(batch: &Batch, plan: &mut Plan) -> Result<(), PlanError> {
+    plan.parts.clear();
+    plan.page_ids.clear();
+    for part in &batch.parts {
+        let start = plan.page_ids.len();
+        plan.page_ids.extend_from_slice(&part.table.indices);
+        let end = u32::try_from(plan.page_ids.len())
+            .map_err(|_| PlanError::TooLarge { what: "page ids" })?;
+        plan.parts.push(PlannedPart {
+            page_size: part.table.page_size,
+            pages: start as u32..end,
+        });
+    }
+    Ok(())
+}

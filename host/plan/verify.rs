@@ -1,0 +1,332 @@
+//! Whether a plan computes its batch: the property every other part of the planner is tested against.
+
+use kernels_gpu::abi::{DIRECT, NO_MERGE, WorkItem};
+use thiserror::Error;
+
+use super::{Kernel, Plan};
+use crate::problem::{Batch, Part};
+
+/// What is wrong with a plan.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct Defect(String);
+
+/// `ensure!(condition, "message", values…)`: returns the message where the condition does not hold.
+macro_rules! ensure {
+    ($condition:expr, $($message:tt)+) => {
+        if !$condition {
+            return Err(Defect(format!($($message)+)));
+        }
+    };
+}
+
+/// A query token in an item.
+struct Row {
+    token: u32,
+    position: i32,
+    slot: u32,
+    merge: u32,
+}
+
+impl Plan {
+    /// Checks that the plan computes the batch: every query token meets every key it may see exactly once,
+    /// every partial state has its own slot and is merged once, in key order, and every output is written
+    /// once.
+    ///
+    /// Meant for tests and for plans that came from outside; takes time linear in the keys of all rows.
+    ///
+    /// # Errors
+    /// The first [`Defect`] found.
+    pub fn verify(&self, batch: &Batch) -> Result<(), Defect> {
+        ensure!(
+            self.total_q == batch.total_q(),
+            "{} query tokens for {}",
+            self.total_q,
+            batch.total_q()
+        );
+        ensure!(
+            self.parts.len() == batch.parts.len(),
+            "{} parts for {}",
+            self.parts.len(),
+            batch.parts.len()
+        );
+        self.verify_groups()?;
+        // For each part, the row block of each token; and for each token what its items cover.
+        let row_blocks: Vec<_> = batch
+            .parts
+            .iter()
+            .map(|part| row_blocks(part, self.total_q))
+            .collect();
+        let mut covered = vec![Vec::new(); self.total_q as usize];
+        for (index, item) in self.items.iter().enumerate() {
+            let part = item.part as usize;
+            ensure!(part < batch.parts.len(), "item {index} is of part {part}");
+            ensure!(item.rows > 0, "item {index} has no rows");
+            ensure!(item.kv_begin < item.kv_end, "item {index} has no keys");
+            let rows = self.expand(index, item)?;
+            let smallest = rows.iter().map(|row| row.position).min();
+            ensure!(
+                smallest == Some(item.position),
+                "item {index}: position {} of {smallest:?}",
+                item.position
+            );
+            for row in rows {
+                ensure!(
+                    row.token < self.total_q,
+                    "item {index}: token {} of {}",
+                    row.token,
+                    self.total_q
+                );
+                let Some(row_block) = row_blocks[part][row.token as usize] else {
+                    return Err(Defect(format!(
+                        "item {index}: token {} is not in part {part}",
+                        row.token
+                    )));
+                };
+                self.verify_keys(index, item, &batch.parts[part], row_block, &row)?;
+                covered[row.token as usize].push((
+                    item.part,
+                    item.kv_begin,
+                    item.kv_end,
+                    row.slot,
+                    row.merge,
+                ));
+            }
+        }
+        let mut merge_of = vec![None; self.total_q as usize];
+        for (index, merge) in self.merges.iter().enumerate() {
+            ensure!(
+                merge.token < self.total_q,
+                "merge {index}: token {}",
+                merge.token
+            );
+            let old = merge_of[merge.token as usize].replace(index);
+            ensure!(old.is_none(), "token {} has two merges", merge.token);
+        }
+        let mut writers = vec![0u32; self.slots as usize];
+        for (token, items) in covered.iter_mut().enumerate() {
+            items.sort_unstable();
+            self.verify_coverage(batch, &row_blocks, token, items)?;
+            self.verify_states(token, items, merge_of[token], &mut writers)?;
+        }
+        match writers.iter().position(|&writers| writers != 1) {
+            Some(slot) => Err(Defect(format!(
+                "slot {slot} is written {} times",
+                writers[slot]
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    fn verify_groups(&self) -> Result<(), Defect> {
+        let mut end = 0;
+        for group in &self.groups {
+            let items = &group.items;
+            ensure!(
+                items.start == end && items.end > items.start,
+                "a group of items {items:?} after {end}"
+            );
+            end = items.end;
+            ensure!(
+                end as usize <= self.items.len(),
+                "a group of items {items:?} of {}",
+                self.items.len()
+            );
+            for item in self.items_of(group) {
+                let gathered = group.kernel == Kernel::Decode;
+                ensure!(
+                    item.is_gathered() == gathered,
+                    "{item:?} in a group of {:?}",
+                    group.kernel
+                );
+                let rows = item.rows * group.kernel.rows_per_token(&self.spec);
+                ensure!(
+                    rows <= group.tile.m,
+                    "{rows} rows in a tile of {}",
+                    group.tile
+                );
+            }
+        }
+        ensure!(
+            end as usize == self.items.len(),
+            "groups end at item {end} of {}",
+            self.items.len()
+        );
+        Ok(())
+    }
+
+    fn expand(&self, index: usize, item: &WorkItem) -> Result<Vec<Row>, Defect> {
+        if item.is_gathered() {
+            let end = item.rows_begin as usize + item.rows as usize;
+            ensure!(
+                end <= self.rows.len(),
+                "item {index}: rows up to {end} of {}",
+                self.rows.len()
+            );
+            let row = |row: &kernels_gpu::abi::QueryRow| Row {
+                token: row.token,
+                position: row.position,
+                slot: row.slot,
+                merge: row.merge,
+            };
+            return Ok(self.rows_of(item).iter().map(row).collect());
+        }
+        let direct = item.slot == DIRECT;
+        ensure!(
+            direct == (item.merge == NO_MERGE),
+            "item {index}: slot {} but merge {}",
+            item.slot,
+            item.merge
+        );
+        let row = |row: u32| Row {
+            token: item.rows_begin + row,
+            position: item.position + row as i32,
+            slot: if direct { DIRECT } else { item.slot + row },
+            merge: if direct { NO_MERGE } else { item.merge + row },
+        };
+        Ok((0..item.rows).map(row).collect())
+    }
+
+    /// The keys of an item are those of the row's own table.
+    fn verify_keys(
+        &self,
+        index: usize,
+        item: &WorkItem,
+        part: &Part,
+        row_block: usize,
+        row: &Row,
+    ) -> Result<(), Defect> {
+        let token = row.token;
+        let kv_len = part.kv_len(row_block);
+        ensure!(
+            item.kv_end <= kv_len,
+            "item {index}: keys up to {} of {kv_len} of token {token}",
+            item.kv_end
+        );
+        let position =
+            part.first_position(row_block) + (token - part.q_range(row_block).start) as i32;
+        ensure!(
+            row.position == position,
+            "item {index}: token {token} at {}, not {position}",
+            row.position
+        );
+        let page_size = part.table.page_size;
+        ensure!(
+            self.parts[item.part as usize].page_size == page_size,
+            "page size of part {}",
+            item.part
+        );
+        let pages = (item.kv_begin / page_size) as usize..item.kv_end.div_ceil(page_size) as usize;
+        let own = &part.table.pages(row_block)[pages.clone()];
+        let planned = self
+            .page_ids
+            .get(item.table as usize..)
+            .and_then(|table| table.get(pages));
+        ensure!(
+            planned == Some(own),
+            "item {index} reads other pages than those of token {token}"
+        );
+        Ok(())
+    }
+
+    /// The items of a token cover what it sees, without overlap.
+    fn verify_coverage(
+        &self,
+        batch: &Batch,
+        row_blocks: &[Vec<Option<usize>>],
+        token: usize,
+        items: &[(u32, u32, u32, u32, u32)],
+    ) -> Result<(), Defect> {
+        for (index, part) in batch.parts.iter().enumerate() {
+            let mut keys = items
+                .iter()
+                .filter(|item| item.0 == index as u32)
+                .map(|item| (item.1, item.2));
+            let visible = match row_blocks[index][token] {
+                Some(row_block) => {
+                    let offset = token as u32 - part.q_range(row_block).start;
+                    let position = part.first_position(row_block) + offset as i32;
+                    self.spec.variant.visible(position, part.kv_len(row_block))
+                }
+                None => 0..0,
+            };
+            let mut next = visible.start;
+            if visible.is_empty() {
+                continue;
+            }
+            if let Some((begin, end)) = keys.next() {
+                ensure!(
+                    begin <= next,
+                    "token {token}: first key {begin}, it sees {visible:?}"
+                );
+                next = end;
+            }
+            for (begin, end) in keys {
+                ensure!(
+                    begin == next,
+                    "token {token}: keys up to {next}, then from {begin}"
+                );
+                next = end;
+            }
+            ensure!(
+                next >= visible.end,
+                "token {token}: keys up to {next}, it sees {visible:?}"
+            );
+        }
+        Ok(())
+    }
+
+    /// A token with one item writes its output, any other merges the slots of its items in order.
+    fn verify_states(
+        &self,
+        token: usize,
+        items: &[(u32, u32, u32, u32, u32)],
+        merge: Option<usize>,
+        writers: &mut [u32],
+    ) -> Result<(), Defect> {
+        let Some(merge) = merge else {
+            let direct = matches!(items, [(.., DIRECT, NO_MERGE)]);
+            ensure!(direct, "token {token} has no merge, and items {items:?}");
+            return Ok(());
+        };
+        let row = &self.merges[merge];
+        let end = row.slots_begin as usize + row.slots as usize;
+        ensure!(
+            end <= self.merge_slots.len(),
+            "merge {merge}: slots up to {end} of {}",
+            self.merge_slots.len()
+        );
+        let slots = items.iter().map(|item| item.3);
+        ensure!(
+            self.slots_of(row).iter().copied().eq(slots),
+            "token {token} merges {:?}, its items are {items:?}",
+            self.slots_of(row)
+        );
+        for item in items {
+            ensure!(
+                item.4 as usize == merge,
+                "token {token}: merge {} of {merge}",
+                item.4
+            );
+            let slot = item.3 as usize;
+            ensure!(
+                slot < writers.len(),
+                "token {token}: slot {slot} of {}",
+                writers.len()
+            );
+            writers[slot] += 1;
+        }
+        Ok(())
+    }
+}
+
+/// The row block of each token.
+fn row_blocks(part: &Part, total_q: u32) -> Vec<Option<usize>> {
+    let mut of_token = vec![None; total_q as usize];
+    for row_block in 0..part.row_blocks() {
+        for token in part.q_range(row_block) {
+            of_token[token as usize] = Some(row_block);
+        }
+    }
+    of_token
+}

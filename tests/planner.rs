@@ -1,0 +1,158 @@
+//! Properties of plans, over random batches.
+//!
+//! `TANDEM_CASES=1000000 cargo test --release --test planner` is the long run.
+
+use proptest::prelude::*;
+use tandem_attn::{
+    plan::{DeviceDescription, PlanOptions, Planner, SplitMode},
+    problem::{Batch, PageTable, Part, Spec},
+};
+
+fn cases(default: u32) -> ProptestConfig {
+    let cases = std::env::var("TANDEM_CASES")
+        .ok()
+        .and_then(|cases| cases.parse().ok());
+    ProptestConfig {
+        cases: cases.unwrap_or(default),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
+}
+
+fn spec() -> impl Strategy<Value = Spec> {
+    let heads = prop_oneof![
+        Just((4, 4)),
+        Just((8, 2)),
+        Just((32, 8)),
+        Just((7, 1)),
+        Just((16, 1))
+    ];
+    let window = prop_oneof![3 => Just(None), 1 => (0u32..200).prop_map(Some)];
+    (heads, any::<bool>(), window).prop_map(|((q_heads, kv_heads), causal, window)| {
+        let mut spec = Spec::new(q_heads, kv_heads, 128);
+        spec.variant.causal = causal;
+        spec.variant.window_left = window;
+        spec
+    })
+}
+
+/// One request: where it leaves the table of an earlier one, how long it goes on, and its queries.
+#[derive(Clone, Debug)]
+struct Request {
+    parent: prop::sample::Index,
+    shared: prop::sample::Index,
+    own: u32,
+    queries: u32,
+}
+
+fn request() -> impl Strategy<Value = Request> {
+    let own = prop_oneof![8 => 0u32..40, 2 => 0u32..600, 1 => 0u32..6000];
+    let queries = prop_oneof![1 => Just(0u32), 8 => Just(1), 3 => 1u32..9, 2 => 1u32..300];
+    (
+        any::<prop::sample::Index>(),
+        any::<prop::sample::Index>(),
+        own,
+        queries,
+    )
+        .prop_map(|(parent, shared, own, queries)| Request {
+            parent,
+            shared,
+            own,
+            queries,
+        })
+}
+
+/// A batch whose tables share prefixes, as a prefix cache hands them out.
+fn batch() -> impl Strategy<Value = Batch> {
+    let page_size = prop_oneof![Just(1u32), Just(3), Just(16), Just(64)];
+    (page_size, prop::collection::vec(request(), 0..24)).prop_map(|(page_size, requests)| {
+        let mut tables: Vec<(Vec<u32>, u32)> = Vec::new();
+        let mut pages = 0;
+        let mut q_indptr = vec![0];
+        for request in &requests {
+            let mut table = Vec::new();
+            if !tables.is_empty() {
+                let (parent, parent_len) = &tables[request.parent.index(tables.len())];
+                let full = (parent_len / page_size) as usize;
+                table.extend_from_slice(&parent[..request.shared.index(full + 1)]);
+            }
+            let kv_len = (table.len() as u32 * page_size + request.own).max(request.queries);
+            let more = kv_len.div_ceil(page_size) - table.len() as u32;
+            table.extend(pages..pages + more);
+            pages += more;
+            tables.push((table, kv_len));
+            q_indptr.push(q_indptr.last().unwrap() + request.queries);
+        }
+        let mut table = PageTable::new(page_size, pages.max(1));
+        for (pages, kv_len) in &tables {
+            table.push(pages, *kv_len);
+        }
+        Batch::new(q_indptr, table)
+    })
+}
+
+/// The same batch with its first requests' shared first pages as a part of their own.
+fn composed(batch: &Batch) -> Batch {
+    let [part] = batch.parts.as_slice() else {
+        unreachable!("made of one part")
+    };
+    let table = &part.table;
+    let mut prefix = Part::new(vec![0], PageTable::new(table.page_size, table.pool_pages));
+    let mut suffix = Part::new(
+        part.q_indptr.clone(),
+        PageTable::new(table.page_size, table.pool_pages),
+    );
+    for row_block in 0..table.row_blocks() {
+        let pages = table.pages(row_block);
+        let queries = part.q_range(row_block).len() as u32;
+        let kv_len = table.kv_len(row_block);
+        // Leave every query its own position in the suffix.
+        let cut = ((kv_len - queries) / table.page_size / 2) as usize;
+        prefix
+            .table
+            .push(&pages[..cut], cut as u32 * table.page_size);
+        prefix
+            .keys_after
+            .push(kv_len - cut as u32 * table.page_size);
+        prefix.q_indptr.push(part.q_indptr[row_block + 1]);
+        suffix
+            .table
+            .push(&pages[cut..], kv_len - cut as u32 * table.page_size);
+    }
+    Batch::composed(batch.qo_indptr.clone(), vec![prefix, suffix])
+}
+
+fn split() -> impl Strategy<Value = SplitMode> {
+    prop_oneof![
+        4 => Just(SplitMode::Makespan),
+        1 => Just(SplitMode::FlashInfer),
+        1 => Just(SplitMode::Off),
+        1 => (1u32..8).prop_map(|chunks| SplitMode::Fixed { tokens: chunks * 192 }),
+    ]
+}
+
+fn device() -> impl Strategy<Value = DeviceDescription> {
+    let names: Vec<_> = DeviceDescription::names().collect();
+    prop::sample::select(names).prop_map(|name| DeviceDescription::named(name).unwrap())
+}
+
+proptest! {
+    #![proptest_config(cases(20_000))]
+
+    #[test]
+    fn a_plan_computes_its_batch(
+        spec in spec(),
+        batch in batch(),
+        in_parts in any::<bool>(),
+        device in device(),
+        split in split(),
+    ) {
+        let batch = if in_parts { composed(&batch) } else { batch };
+        let options = PlanOptions { split, ..PlanOptions::default() };
+        let mut planner = Planner::new();
+        let plan = planner.plan(&spec, &batch, &device, &options).unwrap();
+        prop_assert_eq!(plan.verify(&batch), Ok(()));
+        let again = planner.plan(&spec, &batch, &device, &options).unwrap();
+        prop_assert_eq!(plan, again);
+    }
+}
