@@ -6,5 +6,7 @@
 #![cfg_attr(target_arch = "nvptx64", no_std, feature(asm_experimental_arch))]
 
 pub mod abi;
+pub mod divisor;
 pub mod math;
+pub mod state;
 pub mod variant;
