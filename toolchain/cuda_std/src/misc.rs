@@ -1,0 +1,47 @@
+//! Clocks, traps and breakpoints.
+
+use core::arch::asm;
+
+/// The multiprocessor's cycle counter.
+///
+/// # PTX
+/// `mov.u64 d, %clock64`
+#[inline(always)]
+#[must_use]
+pub fn clock() -> u64 {
+    let cycles;
+    // SAFETY: reads a special register. Not `pure`: two reads differ.
+    unsafe { asm!("mov.u64 {}, %clock64;", out(reg64) cycles, options(nostack)) }
+    cycles
+}
+
+/// Ends the launch with an error that the host sees.
+///
+/// # PTX
+/// `trap`
+#[inline(always)]
+pub fn trap() -> ! {
+    // SAFETY: does not return.
+    unsafe { asm!("trap;", options(nostack, noreturn)) }
+}
+
+/// Stops in a debugger.
+///
+/// # PTX
+/// `brkpt`
+#[inline(always)]
+pub fn breakpoint() {
+    // SAFETY: suspends only.
+    unsafe { asm!("brkpt;", options(nostack)) }
+}
+
+/// Fires performance-monitor event `EVENT`, `0..16`.
+///
+/// # PTX
+/// `pmevent EVENT`
+#[inline(always)]
+pub fn profiler_counter<const EVENT: u32>() {
+    const { assert!(EVENT < 16) };
+    // SAFETY: counts only.
+    unsafe { asm!("pmevent {};", const EVENT, options(nostack, nomem)) }
+}
