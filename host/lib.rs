@@ -5,6 +5,7 @@
 
 pub use kernels_gpu::{abi, math, variant};
 
+pub mod exec;
 pub mod kv;
 pub mod plan;
 pub mod problem;

@@ -1,0 +1,3 @@
+//! Running plans on an NVIDIA GPU.
+
+pub mod embedded;

@@ -1,0 +1,4 @@
+//! Running plans.
+
+#[cfg(feature = "cuda")]
+pub mod gpu;
