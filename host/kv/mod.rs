@@ -1,5 +1,17 @@
-//! Keys and values in pages.
+//! Keys and values in pages: whose page is which ([`PagePool`], [`Sequence`], [`PrefixCache`]), what a batch
+//! reads ([`compose`], [`mask`]), and how it lies in memory ([`KvView`]).
 
+pub mod compose;
+pub mod mask;
+mod pool;
+mod radix;
+mod sequence;
 mod view;
 
+pub use pool::{OutOfPages, PageCopy, PagePool};
+pub use radix::{Pin, PrefixCache};
+pub use sequence::Sequence;
 pub use view::{KvView, KvViewMut};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,108 @@
+//! Arbitrary masks as block-sparse rows: pages of one token, one row block for each query.
+//!
+//! A page of such a table is a *token slot*: token `t` of page `p` in a pool of `page_size`-token pages is
+//! slot `p · page_size + t` (see [`KvView::by_token`](super::KvView::by_token)).
+
+use crate::problem::{Batch, PageTable, Part, Spec};
+
+/// Slots of the first `kv_len` tokens on `pages`.
+pub fn slots(pages: &[u32], page_size: u32, kv_len: u32) -> impl Iterator<Item = u32> {
+    (0..kv_len).map(move |key| pages[(key / page_size) as usize] * page_size + key % page_size)
+}
+
+/// A part in which each query token sees the slots it is given, all of them, in order.
+///
+/// The first row is for query token `first_token`, the others follow.
+pub fn token_level<Row: IntoIterator<Item = u32>>(
+    first_token: u32,
+    pool_slots: u32,
+    rows: impl IntoIterator<Item = Row>,
+) -> Part {
+    let mut part = Part::new(vec![first_token], PageTable::new(1, pool_slots));
+    for (row, token) in rows.into_iter().zip(first_token + 1..) {
+        let visible: Vec<u32> = row.into_iter().collect();
+        part.table.push(&visible, visible.len() as u32);
+        part.q_indptr.push(token);
+    }
+    part
+}
+
+/// One request that verifies a tree of drafted tokens (speculative decoding): each token sees the context,
+/// its ancestors and itself.
+#[derive(Clone, Copy, Debug)]
+pub struct DraftTree<'a> {
+    /// Pages of the context.
+    pub context: &'a [u32],
+    /// Tokens of the context.
+    pub context_len: u32,
+    /// For each drafted token, the one it follows: one before it, or `None` where it follows the context.
+    pub parents: &'a [Option<u32>],
+    /// For each drafted token, the slot where its key lies.
+    pub slots: &'a [u32],
+}
+
+impl DraftTree<'_> {
+    /// The drafted tokens that `token` sees, from the first one on.
+    ///
+    /// # Panics
+    /// If a parent does not come before its child.
+    #[must_use]
+    pub fn path(&self, token: u32) -> Vec<u32> {
+        let mut path = vec![token];
+        let mut at = token;
+        while let Some(parent) = self.parents[at as usize] {
+            assert!(
+                parent < at,
+                "token {at} cannot follow token {parent}: parents come first"
+            );
+            path.push(parent);
+            at = parent;
+        }
+        path.reverse();
+        path
+    }
+}
+
+/// A batch of draft trees: the contexts as pages of `page_size` tokens out of `pool_pages`, the trees as
+/// token slots of the same pool. Its parts take the pool's view and [`KvView::by_token`] of it.
+///
+/// [`KvView::by_token`]: super::KvView::by_token
+///
+/// # Panics
+/// If a tree has not one slot for each token, or a parent does not come before its child.
+#[must_use]
+pub fn draft_trees(spec: &Spec, page_size: u32, pool_pages: u32, trees: &[DraftTree<'_>]) -> Batch {
+    let mut qo_indptr = vec![0];
+    let mut context = Part::new(vec![0], PageTable::new(page_size, pool_pages));
+    let mut rows = Vec::new();
+    for tree in trees {
+        let tokens = tree.parents.len() as u32;
+        assert_eq!(
+            tree.slots.len(),
+            tree.parents.len(),
+            "a slot for each drafted token"
+        );
+        let first_token = qo_indptr[qo_indptr.len() - 1];
+        let paths = (0..tokens).map(|token| tree.path(token));
+        // A window reaches as far back as the token's depth leaves it, so each token needs its own row.
+        if spec.variant.window_left.is_some() {
+            for (path, token) in paths.clone().zip(first_token + 1..) {
+                context.table.push(tree.context, tree.context_len);
+                context.q_indptr.push(token);
+                context.keys_after.push(path.len() as u32);
+            }
+        } else {
+            context.table.push(tree.context, tree.context_len);
+            context.q_indptr.push(first_token + tokens);
+            context.keys_after.push(tokens);
+        }
+        rows.extend(paths.map(|path| {
+            path.into_iter()
+                .map(|token| tree.slots[token as usize])
+                .collect::<Vec<_>>()
+        }));
+        qo_indptr.push(first_token + tokens);
+    }
+    let drafted = token_level(0, pool_pages * page_size, rows);
+    Batch::composed(qo_indptr, vec![context, drafted])
+}

@@ -1,0 +1,159 @@
+//! Which pages are taken, and by how many.
+
+use thiserror::Error;
+
+/// There are not enough free pages. Nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error(
+    "{wanted} pages are wanted and {free} of {total} are free: evict cached prefixes, preempt a request, or \
+     make the pool larger"
+)]
+pub struct OutOfPages {
+    /// Pages asked for.
+    pub wanted: u32,
+    /// Pages that are free.
+    pub free: u32,
+    /// Pages in the pool.
+    pub total: u32,
+}
+
+/// A page to be copied, because it is about to be written and somebody else reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use = "the new page holds nothing until the old one is copied to it"]
+pub struct PageCopy {
+    /// The shared page.
+    pub from: u32,
+    /// The page that takes its place.
+    pub to: u32,
+}
+
+/// Allocation and reference counts of pages; the memory itself is the caller's.
+///
+/// A page is held by sequences and by the prefix cache, and is free again when the last of them lets go.
+///
+/// ```
+/// use tandem_attn::kv::PagePool;
+///
+/// let mut pool = PagePool::new(2, 16);
+/// let page = pool.alloc()?;
+/// pool.retain(page); // somebody else reads it too
+/// let copy = pool.make_unique(page)?.expect("it was shared");
+/// assert_eq!((pool.refs(page), pool.refs(copy.to), pool.free_pages()), (1, 1, 0));
+/// # Ok::<(), tandem_attn::kv::OutOfPages>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct PagePool {
+    page_size: u32,
+    refs: Vec<u32>,
+    /// Free pages; the last is the next to go.
+    free: Vec<u32>,
+}
+
+impl PagePool {
+    /// `pages` free pages of `page_size` tokens.
+    ///
+    /// # Panics
+    /// If the page size is zero.
+    #[must_use]
+    pub fn new(pages: u32, page_size: u32) -> Self {
+        assert!(page_size > 0, "a page holds at least one token");
+        Self {
+            page_size,
+            refs: vec![0; pages as usize],
+            free: (0..pages).rev().collect(),
+        }
+    }
+
+    /// Tokens in a page.
+    #[must_use]
+    pub const fn page_size(&self) -> u32 {
+        self.page_size
+    }
+
+    /// Pages, free or not.
+    #[must_use]
+    pub fn pages(&self) -> u32 {
+        self.refs.len() as u32
+    }
+
+    /// Pages that nobody holds.
+    #[must_use]
+    pub fn free_pages(&self) -> u32 {
+        self.free.len() as u32
+    }
+
+    /// How many hold a page.
+    ///
+    /// # Panics
+    /// If there is no such page.
+    #[must_use]
+    pub fn refs(&self, page: u32) -> u32 {
+        self.refs[page as usize]
+    }
+
+    /// Takes a free page; it is held once.
+    ///
+    /// # Errors
+    /// [`OutOfPages`].
+    pub fn alloc(&mut self) -> Result<u32, OutOfPages> {
+        self.reserve(1)?;
+        let page = self.free.pop().expect("one is free");
+        self.refs[page as usize] = 1;
+        Ok(page)
+    }
+
+    /// Whether `wanted` pages are free.
+    ///
+    /// # Errors
+    /// [`OutOfPages`] where they are not.
+    pub fn reserve(&self, wanted: u32) -> Result<(), OutOfPages> {
+        let (free, total) = (self.free_pages(), self.pages());
+        if wanted <= free {
+            Ok(())
+        } else {
+            Err(OutOfPages {
+                wanted,
+                free,
+                total,
+            })
+        }
+    }
+
+    /// Holds a page once more.
+    ///
+    /// # Panics
+    /// If nobody holds it: it may be given to another at any time.
+    pub fn retain(&mut self, page: u32) {
+        let refs = &mut self.refs[page as usize];
+        assert!(*refs > 0, "page {page} is free and cannot be retained");
+        *refs += 1;
+    }
+
+    /// Lets go of a page; whether that set it free.
+    ///
+    /// # Panics
+    /// If nobody holds it.
+    pub fn release(&mut self, page: u32) -> bool {
+        let refs = &mut self.refs[page as usize];
+        assert!(*refs > 0, "page {page} is free already");
+        *refs -= 1;
+        let freed = *refs == 0;
+        if freed {
+            self.free.push(page);
+        }
+        freed
+    }
+
+    /// Trades a held page for one that nobody else holds, to write on. `None`: it was so already.
+    ///
+    /// # Errors
+    /// [`OutOfPages`] where it is shared and no page is free.
+    pub fn make_unique(&mut self, page: u32) -> Result<Option<PageCopy>, OutOfPages> {
+        if self.refs(page) == 1 {
+            return Ok(None);
+        }
+        let to = self.alloc()?;
+        self.release(page);
+        Ok(Some(PageCopy { from: page, to }))
+    }
+}

@@ -1,0 +1,136 @@
+//! The pages of one request.
+
+use super::{OutOfPages, PageCopy, PagePool};
+use crate::problem::PageTable;
+
+/// Keys of one request: pages that it holds, and how many tokens are on them.
+///
+/// A sequence gives its pages back through [`Sequence::release`]; dropping it leaks them.
+///
+/// ```
+/// use tandem_attn::{kv::{PagePool, Sequence}, problem::PageTable};
+///
+/// let mut pool = PagePool::new(8, 4);
+/// let mut prompt = Sequence::default();
+/// assert_eq!(prompt.append(&mut pool, 6)?, None); // pages 0 and 1
+/// let mut sample = prompt.fork(&mut pool); // shares both
+/// let copy = sample.append(&mut pool, 1)?.expect("page 1 is half full and shared");
+/// assert_eq!((prompt.pages(), sample.pages()), (&[0, 1][..], &[0, copy.to][..]));
+///
+/// let mut table = PageTable::new(pool.page_size(), pool.pages());
+/// prompt.push_to(&mut table);
+/// sample.push_to(&mut table);
+/// assert_eq!((table.kv_len(0), table.kv_len(1)), (6, 7));
+/// # Ok::<(), tandem_attn::kv::OutOfPages>(())
+/// ```
+#[derive(Debug, Default, PartialEq, Eq)]
+#[must_use = "its pages are leaked unless it is released"]
+pub struct Sequence {
+    pages: Vec<u32>,
+    len: u32,
+}
+
+impl Sequence {
+    /// A sequence that starts on full pages which the caller holds already, as
+    /// [`PrefixCache::acquire`](super::PrefixCache::acquire) gives them.
+    pub fn from_pages(pool: &PagePool, pages: Vec<u32>) -> Self {
+        let len = pages.len() as u32 * pool.page_size();
+        Self { pages, len }
+    }
+
+    /// Tokens.
+    #[must_use]
+    pub const fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Whether there are no tokens.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The pages, in order.
+    #[must_use]
+    pub fn pages(&self) -> &[u32] {
+        &self.pages
+    }
+
+    /// The pages, for the prefix cache to trade duplicates.
+    pub(super) fn pages_mut(&mut self) -> &mut [u32] {
+        &mut self.pages
+    }
+
+    /// Pages that [`Sequence::append`] would take from the pool.
+    #[must_use]
+    pub fn pages_for(&self, pool: &PagePool, tokens: u32) -> u32 {
+        let grown = (self.len + tokens).div_ceil(pool.page_size()) - self.pages.len() as u32;
+        grown + u32::from(self.copies_last(pool, tokens).is_some())
+    }
+
+    /// Makes room for more tokens at the end. A half-filled last page that others hold is replaced: the
+    /// caller copies it as told before writing.
+    ///
+    /// # Errors
+    /// [`OutOfPages`]; the sequence and the pool are then as before.
+    pub fn append(
+        &mut self,
+        pool: &mut PagePool,
+        tokens: u32,
+    ) -> Result<Option<PageCopy>, OutOfPages> {
+        pool.reserve(self.pages_for(pool, tokens))?;
+        let mut copy = None;
+        if let Some(last) = self.copies_last(pool, tokens) {
+            copy = pool.make_unique(last)?;
+            if let (Some(PageCopy { to, .. }), Some(last)) = (copy, self.pages.last_mut()) {
+                *last = to;
+            }
+        }
+        self.len += tokens;
+        while (self.pages.len() as u32) < self.len.div_ceil(pool.page_size()) {
+            self.pages.push(pool.alloc()?);
+        }
+        Ok(copy)
+    }
+
+    /// Drops the tokens from `len` on, and the pages that held nothing else (speculation that failed).
+    pub fn truncate(&mut self, pool: &mut PagePool, len: u32) {
+        self.len = self.len.min(len);
+        for page in self
+            .pages
+            .drain(self.len.div_ceil(pool.page_size()) as usize..)
+        {
+            pool.release(page);
+        }
+    }
+
+    /// Another sequence on the same pages (parallel sampling, beams).
+    pub fn fork(&self, pool: &mut PagePool) -> Self {
+        self.pages.iter().for_each(|&page| pool.retain(page));
+        Self {
+            pages: self.pages.clone(),
+            len: self.len,
+        }
+    }
+
+    /// Lets go of all pages.
+    pub fn release(self, pool: &mut PagePool) {
+        self.pages.into_iter().for_each(|page| {
+            pool.release(page);
+        });
+    }
+
+    /// Appends the sequence to a table as a row block.
+    pub fn push_to(&self, table: &mut PageTable) {
+        table.push(&self.pages, self.len);
+    }
+
+    /// The last page, if it must be copied before `tokens` can be written.
+    fn copies_last(&self, pool: &PagePool, tokens: u32) -> Option<u32> {
+        let half_filled = !self.len.is_multiple_of(pool.page_size());
+        self.pages
+            .last()
+            .copied()
+            .filter(|&last| tokens > 0 && half_filled && pool.refs(last) > 1)
+    }
+}

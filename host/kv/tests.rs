@@ -1,0 +1,593 @@
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+
+use super::{mask::DraftTree, *};
+use crate::{
+    problem::{Batch, Dtype, KvLayout, PageTable, Part, Spec},
+    reference::{self, Output},
+};
+
+#[test]
+fn an_empty_pool_says_what_to_do() {
+    let mut pool = PagePool::new(1, 16);
+    pool.alloc().unwrap();
+    let error = pool.alloc().unwrap_err();
+    assert_eq!(
+        error,
+        OutOfPages {
+            wanted: 1,
+            free: 0,
+            total: 1
+        }
+    );
+    assert!(
+        error
+            .to_string()
+            .contains("1 pages are wanted and 0 of 1 are free")
+    );
+}
+
+#[test]
+#[should_panic(expected = "page 0 is free already")]
+fn a_double_free_is_caught() {
+    let mut pool = PagePool::new(1, 16);
+    let page = pool.alloc().unwrap();
+    pool.release(page);
+    pool.release(page);
+}
+
+#[test]
+fn a_failed_append_changes_nothing() {
+    let mut pool = PagePool::new(3, 4);
+    let mut sequence = Sequence::default();
+    assert_eq!(sequence.append(&mut pool, 6), Ok(None));
+    let fork = sequence.fork(&mut pool);
+    // One page for the copy of the shared one and one for the tokens past it.
+    assert_eq!(sequence.pages_for(&pool, 3), 2);
+    assert_eq!(
+        sequence.append(&mut pool, 3),
+        Err(OutOfPages {
+            wanted: 2,
+            free: 1,
+            total: 3
+        })
+    );
+    assert_eq!((sequence.len(), sequence.pages()), (6, fork.pages()));
+    assert_eq!((pool.refs(0), pool.refs(1), pool.free_pages()), (2, 2, 1));
+    sequence.release(&mut pool);
+    fork.release(&mut pool);
+    assert_eq!(pool.free_pages(), 3);
+}
+
+#[test]
+fn truncation_gives_pages_back() {
+    let mut pool = PagePool::new(4, 4);
+    let mut sequence = Sequence::default();
+    let _ = sequence.append(&mut pool, 13).unwrap();
+    sequence.truncate(&mut pool, 5);
+    assert_eq!(
+        (sequence.len(), sequence.pages().len(), pool.free_pages()),
+        (5, 2, 2)
+    );
+    sequence.truncate(&mut pool, 100);
+    assert_eq!(sequence.len(), 5);
+    sequence.truncate(&mut pool, 0);
+    assert!(sequence.is_empty() && pool.free_pages() == 4);
+}
+
+#[test]
+fn prefixes_split_and_share() {
+    let mut pool = PagePool::new(32, 2);
+    let mut cache = PrefixCache::new(2);
+    let mut run = |tokens: &[u32]| {
+        let mut sequence = Sequence::default();
+        let _ = sequence.append(&mut pool, tokens.len() as u32).unwrap();
+        let new = cache.insert(&mut pool, tokens, &mut sequence);
+        (sequence, new)
+    };
+    let (a, new_a) = run(&[1, 2, 3, 4, 5, 6]);
+    let (b, new_b) = run(&[1, 2, 3, 4, 7, 8]); // shares two pages, splits the edge
+    let (c, new_c) = run(&[1, 2, 3, 9]); // a page is shared whole or not at all
+    let (d, new_d) = run(&[1, 2, 3, 4, 5]); // the last token does not fill a page
+    assert_eq!((new_a, new_b, new_c, new_d), (3, 1, 1, 0));
+    assert_eq!(a.pages()[..2], b.pages()[..2]);
+    assert_eq!(a.pages()[..1], c.pages()[..1]);
+    assert_eq!(a.pages()[..2], d.pages()[..2]);
+    assert_eq!(cache.pages(), 5);
+    assert_eq!(cache.matches(&[1, 2, 3, 4, 5, 6, 7, 8]), 6);
+    assert_eq!(cache.matches(&[1, 2, 3]), 2);
+    assert_eq!(cache.matches(&[2, 1]), 0);
+    for sequence in [a, b, c, d] {
+        sequence.release(&mut pool);
+    }
+    assert_eq!(pool.free_pages(), 32 - 5);
+}
+
+#[test]
+fn the_least_recently_used_goes_first_and_pins_stay() {
+    let mut pool = PagePool::new(16, 1);
+    let mut cache = PrefixCache::new(1);
+    for tokens in [[1, 2, 3], [1, 2, 4], [5, 6, 7]] {
+        let mut sequence = Sequence::default();
+        let _ = sequence.append(&mut pool, 3).unwrap();
+        cache.insert(&mut pool, &tokens, &mut sequence);
+        sequence.release(&mut pool);
+    }
+    let pin = cache.pin(&mut pool, &[5, 6]);
+    assert_eq!(pin.len(), 2);
+    cache.acquire(&mut pool, &[1, 2, 3]).release(&mut pool); // now [1, 2, 4] is the oldest
+    assert_eq!(cache.evict(&mut pool, 1), 1);
+    assert_eq!(
+        (
+            cache.matches(&[1, 2, 4]),
+            cache.matches(&[1, 2, 3]),
+            cache.matches(&[5, 6, 7])
+        ),
+        (2, 3, 3)
+    );
+    assert_eq!(cache.evict(&mut pool, 1), 1);
+    assert_eq!(
+        (cache.matches(&[1, 2, 3]), cache.matches(&[5, 6, 7])),
+        (3, 2)
+    );
+    assert_eq!(cache.evict(&mut pool, 100), 3, "all but the pinned ones");
+    assert_eq!((cache.pages(), cache.matches(&[5, 6])), (2, 2));
+    cache.unpin(&mut pool, pin);
+    assert_eq!(cache.evict(&mut pool, 100), 2);
+    assert_eq!(pool.free_pages(), 16);
+}
+
+/// What a serving loop may do.
+#[derive(Clone, Debug)]
+enum Step {
+    /// Starts a request on what is cached, with the rest of its prompt appended.
+    Start {
+        family: u32,
+        len: u32,
+    },
+    Append {
+        request: usize,
+        tokens: u32,
+    },
+    Fork {
+        request: usize,
+    },
+    Truncate {
+        request: usize,
+        len: u32,
+    },
+    /// Caches a request's prefix.
+    Insert {
+        request: usize,
+    },
+    Finish {
+        request: usize,
+    },
+    Pin {
+        family: u32,
+        len: u32,
+    },
+    Unpin,
+    Evict {
+        pages: u32,
+    },
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let request = 0..8usize;
+    let step = prop_oneof![
+        3 => (0..4u32, 0..40u32).prop_map(|(family, len)| Step::Start { family, len }),
+        3 => (request.clone(), 0..12u32).prop_map(|(request, tokens)| Step::Append { request, tokens }),
+        1 => request.clone().prop_map(|request| Step::Fork { request }),
+        1 => (request.clone(), 0..40u32).prop_map(|(request, len)| Step::Truncate { request, len }),
+        3 => request.clone().prop_map(|request| Step::Insert { request }),
+        2 => request.prop_map(|request| Step::Finish { request }),
+        1 => (0..4u32, 0..40u32).prop_map(|(family, len)| Step::Pin { family, len }),
+        1 => Just(Step::Unpin),
+        2 => (0..20u32).prop_map(|pages| Step::Evict { pages }),
+    ];
+    prop::collection::vec(step, 0..80)
+}
+
+/// A server whose "keys" are the tokens themselves, so that a wrong page shows.
+struct Server {
+    pool: PagePool,
+    cache: PrefixCache,
+    memory: Vec<Option<u32>>,
+    requests: Vec<(Sequence, Vec<u32>)>,
+    pins: Vec<Pin>,
+    next_token: u32,
+}
+
+impl Server {
+    fn new(pages: u32, page_size: u32) -> Self {
+        Self {
+            pool: PagePool::new(pages, page_size),
+            cache: PrefixCache::new(page_size),
+            memory: vec![None; (pages * page_size) as usize],
+            requests: Vec::new(),
+            pins: Vec::new(),
+            next_token: 1000,
+        }
+    }
+
+    /// Prompts of a family start alike; every other one of its lengths turns off half-way.
+    fn prompt(family: u32, len: u32) -> Vec<u32> {
+        (0..len)
+            .map(|i| {
+                family * 100
+                    + i
+                    + if i > len / 2 && len % 2 == 1 {
+                        50 * len
+                    } else {
+                        0
+                    }
+            })
+            .collect()
+    }
+
+    fn append(&mut self, request: usize, new: &[u32]) {
+        let (sequence, tokens) = &mut self.requests[request];
+        let Ok(copy) = sequence.append(&mut self.pool, new.len() as u32) else {
+            return;
+        };
+        let page_size = self.pool.page_size() as usize;
+        if let Some(PageCopy { from, to }) = copy {
+            let from = from as usize * page_size;
+            self.memory
+                .copy_within(from..from + page_size, to as usize * page_size);
+        }
+        for &token in new {
+            let page = sequence.pages()[tokens.len() / page_size];
+            assert_eq!(
+                self.pool.refs(page),
+                1,
+                "a page that is written is held once"
+            );
+            self.memory[page as usize * page_size + tokens.len() % page_size] = Some(token);
+            tokens.push(token);
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        let Self {
+            pool,
+            cache,
+            requests,
+            pins,
+            ..
+        } = self;
+        let pick = |request: usize| (!requests.is_empty()).then(|| request % requests.len());
+        match *step {
+            Step::Start { family, len } => {
+                let prompt = Self::prompt(family, len);
+                let matched = cache.matches(&prompt);
+                let sequence = cache.acquire(pool, &prompt);
+                assert_eq!(sequence.len() as usize, matched);
+                let cached = sequence.len() as usize;
+                requests.push((sequence, prompt[..cached].to_vec()));
+                self.append(self.requests.len() - 1, &prompt[cached..]);
+            }
+            Step::Append { request, tokens } => {
+                if let Some(request) = pick(request) {
+                    let new: Vec<u32> = (0..tokens).map(|i| self.next_token + i).collect();
+                    self.next_token += tokens;
+                    self.append(request, &new);
+                }
+            }
+            Step::Fork { request } => {
+                if let Some(request) = pick(request) {
+                    let fork = requests[request].0.fork(pool);
+                    let tokens = requests[request].1.clone();
+                    requests.push((fork, tokens));
+                }
+            }
+            Step::Truncate { request, len } => {
+                if let Some(request) = pick(request) {
+                    let (sequence, tokens) = &mut requests[request];
+                    sequence.truncate(pool, len);
+                    tokens.truncate(len as usize);
+                }
+            }
+            Step::Insert { request } => {
+                if let Some(request) = pick(request) {
+                    let (sequence, tokens) = &mut requests[request];
+                    let full = tokens.len() / pool.page_size() as usize * pool.page_size() as usize;
+                    cache.insert(pool, tokens, sequence);
+                    assert_eq!(cache.matches(tokens), full);
+                    let again = cache.acquire(pool, tokens);
+                    assert_eq!(again.pages(), &sequence.pages()[..again.pages().len()]);
+                    again.release(pool);
+                }
+            }
+            Step::Finish { request } => {
+                if let Some(request) = pick(request) {
+                    requests.swap_remove(request).0.release(pool);
+                }
+            }
+            Step::Pin { family, len } => pins.push(cache.pin(pool, &Self::prompt(family, len))),
+            Step::Unpin => {
+                if let Some(pin) = pins.pop() {
+                    cache.unpin(pool, pin);
+                }
+            }
+            Step::Evict { pages } => {
+                let (free, cached) = (pool.free_pages(), cache.pages());
+                let freed = cache.evict(pool, pages);
+                assert!(freed <= pages);
+                assert_eq!(
+                    (pool.free_pages(), cache.pages()),
+                    (free + freed, cached - freed)
+                );
+            }
+        }
+    }
+
+    fn check(&self) {
+        let page_size = self.pool.page_size() as usize;
+        let mut held: HashMap<u32, u32> = HashMap::new();
+        for (sequence, tokens) in &self.requests {
+            assert_eq!(sequence.len() as usize, tokens.len());
+            assert_eq!(sequence.pages().len(), tokens.len().div_ceil(page_size));
+            sequence
+                .pages()
+                .iter()
+                .for_each(|&page| *held.entry(page).or_default() += 1);
+            let slots = mask::slots(sequence.pages(), page_size as u32, sequence.len());
+            let read: Vec<_> = slots.map(|slot| self.memory[slot as usize]).collect();
+            let right: Vec<_> = tokens.iter().copied().map(Some).collect();
+            assert_eq!(read, right, "the pages hold what the tokens say");
+        }
+        for pin in &self.pins {
+            pin.pages()
+                .iter()
+                .for_each(|&page| *held.entry(page).or_default() += 1);
+        }
+        let mut cached = 0;
+        for page in 0..self.pool.pages() {
+            let others = self.pool.refs(page) - held.get(&page).copied().unwrap_or(0);
+            assert!(
+                others <= 1,
+                "page {page} has {others} references that nobody holds"
+            );
+            cached += others;
+        }
+        assert_eq!(
+            cached,
+            self.cache.pages(),
+            "the cache holds each of its pages once"
+        );
+        let free = (0..self.pool.pages())
+            .filter(|&page| self.pool.refs(page) == 0)
+            .count();
+        assert_eq!(free, self.pool.free_pages() as usize);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn no_page_is_leaked_or_given_twice(steps in steps(), pages in 1..60u32, page_size in 1..5u32) {
+        let mut server = Server::new(pages, page_size);
+        for step in &steps {
+            server.step(step);
+            server.check();
+        }
+        let Server { mut pool, mut cache, requests, pins, .. } = server;
+        requests.into_iter().for_each(|(sequence, _)| sequence.release(&mut pool));
+        pins.into_iter().for_each(|pin| cache.unpin(&mut pool, pin));
+        cache.evict(&mut pool, u32::MAX);
+        prop_assert_eq!((cache.pages(), pool.free_pages()), (0, pages));
+    }
+}
+
+fn spec() -> Spec {
+    Spec::new(4, 2, 16).with_dtype(Dtype::F32)
+}
+
+/// Numbers without a pattern, in [-1, 1).
+fn noise(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed;
+    let mut next = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+fn assert_close(got: &Output, right: &Output) {
+    let pairs = got
+        .out
+        .iter()
+        .chain(&got.lse)
+        .zip(right.out.iter().chain(&right.lse));
+    for (index, (got, right)) in pairs.enumerate() {
+        assert!(
+            got == right || (got - right).abs() < 1e-9,
+            "{got} instead of {right} at {index}"
+        );
+    }
+}
+
+#[test]
+fn all_layouts_show_the_same_rows() {
+    let spec = spec();
+    let (page_size, pages) = (4, 3);
+    let mut table = PageTable::new(page_size, pages);
+    table.push(&[2, 0], 7);
+    let row = (spec.kv_heads * spec.head_dim_qk) as usize;
+    let (k, v) = (noise(5 * row, 1), noise(5 * row, 2));
+    let len = pages as usize * page_size as usize * row;
+    let check = |view: KvView<'_, f32>| {
+        view.check(&spec, 0, page_size, pages).unwrap();
+        for (token, (page, offset)) in [(2, 2), (2, 3), (0, 0), (0, 1), (0, 2)]
+            .into_iter()
+            .enumerate()
+        {
+            for head in 0..spec.kv_heads {
+                let at = token * row + (head * spec.head_dim_qk) as usize;
+                assert_eq!(view.key(page, offset, head, 16), &k[at..at + 16]);
+                assert_eq!(view.value(page, offset, head, 16), &v[at..at + 16]);
+            }
+        }
+    };
+    for layout in [KvLayout::Nhd, KvLayout::Hnd] {
+        let (mut k_pool, mut v_pool) = (vec![f32::NAN; len], vec![f32::NAN; len]);
+        let mut pool = KvViewMut::new(&spec, layout, page_size, &mut k_pool, &mut v_pool);
+        pool.write(&spec, &table, 0, 2, &k, &v);
+        check(pool.view());
+        assert_eq!(pool.view().by_token().is_some(), layout == KvLayout::Nhd);
+        pool.copy_page(&spec, 2, 1);
+        assert_eq!(pool.view().key(1, 3, 1, 16), pool.view().key(2, 3, 1, 16));
+
+        let mut paired = vec![f32::NAN; 2 * len];
+        let page = len / pages as usize;
+        for (both, (k, v)) in paired
+            .chunks_mut(2 * page)
+            .zip(k_pool.chunks(page).zip(v_pool.chunks(page)))
+        {
+            both[..page].copy_from_slice(k);
+            both[page..].copy_from_slice(v);
+        }
+        check(KvView::paired(&spec, layout, page_size, &paired));
+    }
+}
+
+/// A pool of 40 pages of 4 tokens.
+struct Memory(Vec<f32>, Vec<f32>);
+
+impl Memory {
+    fn new() -> Self {
+        Self(noise(40 * 4 * 2 * 16, 3), noise(40 * 4 * 2 * 16, 4))
+    }
+
+    fn view(&self) -> KvView<'_, f32> {
+        KvView::new(&spec(), KvLayout::Nhd, 4, &self.0, &self.1)
+    }
+
+    fn attend(&self, spec: &Spec, batch: &Batch) -> Output {
+        spec.check().unwrap();
+        batch.check(spec).unwrap();
+        let q = noise(batch.total_q() as usize * 4 * 16, 5);
+        let view = |part: &Part| {
+            if part.table.page_size == 4 {
+                Some(self.view())
+            } else {
+                self.view().by_token()
+            }
+        };
+        let kv: Vec<_> = batch.parts.iter().map(|part| view(part).unwrap()).collect();
+        reference::attention(spec, batch, &q, &kv).unwrap()
+    }
+}
+
+/// Requests as a walk down a tree of pages: neighbours share what they were told to.
+fn nested_batch(requests: &[(usize, u32, u32)]) -> Batch {
+    let mut table = PageTable::new(4, 40);
+    let (mut qo_indptr, mut pages, mut next) = (vec![0], Vec::new(), 0);
+    for &(kept, new_tokens, q_len) in requests {
+        pages.truncate(kept);
+        let kv_len = pages.len() as u32 * 4 + new_tokens;
+        while pages.len() < kv_len.div_ceil(4) as usize {
+            pages.push(next % 40);
+            next += 1;
+        }
+        table.push(&pages, kv_len);
+        qo_indptr.push(qo_indptr[qo_indptr.len() - 1] + q_len.min(kv_len));
+    }
+    Batch::new(qo_indptr, table)
+}
+
+proptest! {
+    #[test]
+    fn sharing_prefixes_changes_no_result(
+        requests in prop::collection::vec((0..5usize, 0..9u32, 0..4u32), 1..8), causal: bool,
+    ) {
+        let batch = nested_batch(&requests);
+        let shared = kv_shared(&batch);
+        let memory = Memory::new();
+        let spec = if causal { spec() } else { spec().non_causal() };
+        assert_close(&memory.attend(&spec, &shared), &memory.attend(&spec, &batch));
+    }
+}
+
+fn kv_shared(batch: &Batch) -> Batch {
+    let shared = compose::share_prefixes(batch);
+    for request in 0..batch.requests() {
+        assert_eq!(shared.kv_len(request), batch.kv_len(request));
+    }
+    shared
+}
+
+#[test]
+fn prefixes_are_shared_level_by_level() {
+    let mut table = PageTable::new(4, 40);
+    table.push(&[0, 1, 2, 10], 14);
+    table.push(&[0, 1, 2, 11], 15);
+    table.push(&[0, 5, 12], 9);
+    table.push(&[20, 21], 8);
+    table.push(&[20, 22], 5);
+    let shared = compose::share_prefixes(&Batch::new(vec![0, 1, 2, 3, 4, 5], table));
+    let [first, second, own] = &shared.parts[..] else {
+        panic!("{shared:?}")
+    };
+    assert_eq!(
+        (first.q_indptr.as_slice(), &first.table.indices[..]),
+        (&[0, 3, 5][..], &[0, 20][..])
+    );
+    assert_eq!(
+        (second.q_indptr.as_slice(), &second.table.indices[..]),
+        (&[0, 2][..], &[1, 2][..])
+    );
+    assert_eq!(own.table.indices, [10, 11, 5, 12, 21, 22]);
+}
+
+#[test]
+fn a_draft_tree_sees_context_and_ancestors() {
+    let memory = Memory::new();
+    // 0 and 1 follow the context, 2 and 3 follow 0, 4 follows 3.
+    let parents = [None, None, Some(0), Some(0), Some(3)];
+    let slots = [50, 51, 52, 55, 90];
+    let tree = DraftTree {
+        context: &[3, 7],
+        context_len: 6,
+        parents: &parents,
+        slots: &slots,
+    };
+    for spec in [
+        spec(),
+        spec().non_causal(),
+        spec().with_window_left(3),
+        spec().with_soft_cap(5.0),
+    ] {
+        let got = memory.attend(&spec, &mask::draft_trees(&spec, 4, 40, &[tree, tree]));
+        // The same as token-level rows: each path written out behind the context.
+        let paths: [&[u32]; 5] = [&[50], &[51], &[50, 52], &[50, 55], &[50, 55, 90]];
+        let row = |path: &&[u32]| {
+            mask::slots(&[3, 7], 4, 6)
+                .chain(path.iter().copied())
+                .collect::<Vec<_>>()
+        };
+        let rows = paths.iter().chain(&paths).map(row);
+        let written_out = Batch::composed(vec![0, 5, 10], vec![mask::token_level(0, 160, rows)]);
+        assert_close(&got, &memory.attend(&spec, &written_out));
+    }
+}
+
+#[test]
+fn a_token_level_mask_is_the_causal_one() {
+    let memory = Memory::new();
+    let mut table = PageTable::new(4, 40);
+    table.push(&[9, 4, 30], 10);
+    let causal = Batch::new(vec![0, 3], table);
+    let rows = (8..=10).map(|visible| mask::slots(&[9, 4, 30], 4, visible));
+    let masked = Batch::composed(vec![0, 3], vec![mask::token_level(0, 160, rows)]);
+    assert_close(
+        &memory.attend(&spec().non_causal(), &masked),
+        &memory.attend(&spec(), &causal),
+    );
+}
