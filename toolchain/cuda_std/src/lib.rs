@@ -19,7 +19,7 @@
 //! share them.
 //!
 //! # A kernel crate
-//! ```ignore
+//! ```text
 //! #![no_std]
 //! #![feature(abi_ptx, asm_experimental_arch)]
 //! use cuda_std::prelude::*;
@@ -84,10 +84,14 @@ pub mod tma;
 pub mod warp;
 pub mod wgmma;
 
+#[doc(hidden)]
+pub use cuda_std_macros::__shared_array;
+pub use cuda_std_macros::kernel;
+
 /// What nearly every kernel imports.
 #[cfg(target_arch = "nvptx64")]
 pub mod prelude {
-    pub use crate::{barrier, misc, ptr, shared, thread, warp};
+    pub use crate::{barrier, kernel, misc, ptr, shared, thread, warp};
 }
 
 /// Device code has no one to tell: a panic ends the launch with an error that the host sees.

@@ -8,9 +8,10 @@ pub use device::*;
 
 /// Uninitialised shared memory for an array, as a `*mut` to its first element.
 ///
-/// Every place where the macro stands owns its own array, and gives the same one every time.
+/// Every place where the macro stands owns its own array, and gives the same one every time. Type and
+/// length may use names of the module around, not those of the function.
 ///
-/// ```ignore
+/// ```text
 /// let partial_sums = shared_array![f32; 32]; // *mut f32
 /// ```
 ///
@@ -19,27 +20,9 @@ pub use device::*;
 /// thread wrote; all of that is up to the kernel.
 #[macro_export]
 macro_rules! shared_array {
-    ($type:ty; $len:expr) => {{
-        // Its mangled name makes the array's name one of its own.
-        static OWNER: u8 = 0;
-        ::core::arch::global_asm!(
-            ".shared .align {align} .b8 {owner}_shared[{bytes}];",
-            align = const ::core::mem::align_of::<$type>(),
-            owner = sym OWNER,
-            bytes = const ::core::mem::size_of::<[$type; $len]>(),
-        );
-        let address: u32;
-        // SAFETY: computes an address.
-        unsafe {
-            ::core::arch::asm!(
-                "mov.u32 {address}, {owner}_shared;",
-                address = out(reg32) address,
-                owner = sym OWNER,
-                options(pure, nomem, nostack),
-            );
-        }
-        $crate::shared::pointer_to::<$type>(address)
-    }};
+    ($type:ty; $len:expr) => {
+        $crate::shared::pointer_to::<$type>($crate::__shared_array!($type, $len))
+    };
 }
 
 #[cfg(target_arch = "nvptx64")]

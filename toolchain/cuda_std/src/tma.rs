@@ -23,7 +23,7 @@ pub struct TensorMap(pub [u64; 16]);
 /// rustc would copy a parameter whose address is taken to the stack; a tensor map must be read where
 /// the launch put it.
 ///
-/// ```ignore
+/// ```text
 /// #[kernel(tensor_maps)]
 /// pub unsafe fn prefill(p: Params) {
 ///     let maps: *const TensorMap = param_address!(prefill, 0);
@@ -37,6 +37,7 @@ macro_rules! param_address {
     ($entry:ident, $index:literal) => {{
         let address;
         // SAFETY: computes an address.
+        #[allow(unused_unsafe)]
         unsafe {
             ::core::arch::asm!(
                 concat!(

@@ -1,1 +1,57 @@
-//! Part of tandem-attn.
+//! `#[kernel]`, re-exported by `cuda_std`.
+
+mod kernel;
+mod shared_array;
+
+use proc_macro::TokenStream;
+
+/// Makes a function an entry point that the host can launch.
+///
+/// The function is `unsafe`, returns nothing and has no generics; its name is the entry's name. On
+/// targets other than `nvptx64` it vanishes. The crate needs
+/// `#![feature(abi_ptx, asm_experimental_arch)]`.
+///
+/// ```text
+/// #[kernel(max_threads = 256)]
+/// pub unsafe fn add(a: &[f32], b: &[f32], c: *mut f32) { … }
+/// // launched with: a, a.len(), b, b.len(), c
+/// ```
+///
+/// # Parameters
+/// - A slice (`&[T]`, `&mut [T]`) becomes two parameters, a pointer and a length (`usize`), as rust-cuda
+///   has it. The pointer must be aligned and not null, even where the length is 0.
+/// - Everything else is passed as it is: numbers, pointers, `repr(C)` structs by value.
+///
+/// # Arguments
+/// All are optional; values are constant expressions of type `u32`.
+///
+/// - `max_threads`: most threads of a block; launches with more fail. The compiler may use
+///   `65536 / (max_threads · min_blocks)` registers.
+/// - `min_blocks`: blocks that a multiprocessor must be able to hold; wants `max_threads`.
+/// - `cluster`: blocks of a cluster along x; the grid must be a multiple of it.
+/// - `tensor_maps`: the first parameter is a struct by value (`repr(C)`, alignment 16) that begins with
+///   tensor maps; it is placed at a multiple of 64 and found by `cuda_std::param_address!`.
+///
+/// # What the builder reads
+/// rustc knows no launch bounds, so an entry with arguments carries one comment line in its body, which
+/// `cuda_builder` finds in the PTX and turns into directives (keys that were not given are absent, the
+/// order is fixed):
+///
+/// ```text
+/// // tandem.kernel <entry> max_threads=384 min_blocks=1 cluster=2 tensor_maps=1
+/// ```
+#[proc_macro_attribute]
+pub fn kernel(arguments: TokenStream, item: TokenStream) -> TokenStream {
+    kernel::expand(arguments.into(), item.into())
+        .unwrap_or_else(syn::Error::into_compile_error)
+        .into()
+}
+
+/// The shared address of an array; `cuda_std::shared_array!` makes a pointer of it.
+#[doc(hidden)]
+#[proc_macro]
+pub fn __shared_array(input: TokenStream) -> TokenStream {
+    shared_array::expand(input.into())
+        .unwrap_or_else(syn::Error::into_compile_error)
+        .into()
+}
