@@ -8,6 +8,7 @@ fn main() {
 #[cfg(feature = "cuda")]
 fn main() -> std::process::ExitCode {
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=build/modules.rs");
     match device_code::embed() {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
@@ -18,20 +19,20 @@ fn main() -> std::process::ExitCode {
 }
 
 #[cfg(feature = "cuda")]
+#[path = "build/modules.rs"]
+mod modules;
+
+#[cfg(feature = "cuda")]
 mod device_code {
     use std::{env, error::Error, fmt::Write as _, fs, path::PathBuf};
 
-    use cuda_builder::{CudaBuilder, CudaModule, NvvmArch, build_all};
+    use cuda_builder::{CudaModule, build_all};
 
-    const ARCHITECTURES: [NvvmArch; 2] = [NvvmArch::Compute80, NvvmArch::Compute90a];
+    use crate::modules;
 
     pub fn embed() -> Result<(), Box<dyn Error>> {
-        let kernels = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("kernels-gpu");
-        let modules = build_all(ARCHITECTURES.map(|arch| {
-            CudaBuilder::new(&kernels)
-                .arch(arch)
-                .generate_line_info(true)
-        }))?;
+        let workspace = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?);
+        let modules = build_all(modules::modules(&workspace))?;
         if modules.iter().any(|module| module.cubin.is_none()) {
             println!(
                 "cargo::warning=no ptxas was found, so only PTX is embedded and the driver compiles it \

@@ -1,2 +1,68 @@
-//! Development tasks.
-fn main() {}
+//! The chores of tandem-attn. `cargo xtask help` lists them.
+
+mod bundle;
+mod kernels;
+mod process;
+mod report;
+mod setup;
+mod test;
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::{Parser, Subcommand};
+
+/// Whatever went wrong, ready to be shown.
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// The chores of tandem-attn.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Subcommand)]
+enum Chore {
+    /// Install what building for the GPU needs and is not there yet.
+    Setup,
+    /// Build all kernels and show what each takes of the GPU, by ptxas and by the machine code.
+    Kernels {
+        /// Fail where the table differs from kernels-gpu/static-report.txt.
+        #[arg(long, conflicts_with = "bless")]
+        check: bool,
+        /// Write the table to kernels-gpu/static-report.txt.
+        #[arg(long)]
+        bless: bool,
+    },
+    /// Set up, check the kernels, run every test. GPU tests say that they are skipped where there is
+    /// no GPU.
+    Test,
+    /// Put the GPU tests and benchmarks into dist/, to run on a GPU host that has no Rust.
+    Bundle,
+}
+
+fn main() -> ExitCode {
+    let done = match Arguments::parse().chore {
+        Chore::Setup => setup::run(),
+        Chore::Kernels { check, bless } => kernels::run(kernels::Mode::from_flags(check, bless)),
+        Chore::Test => test::run(),
+        Chore::Bundle => bundle::run(),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The root of the workspace.
+fn workspace() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().expect("xtask lies in the workspace").into()
+}

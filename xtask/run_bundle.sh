@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Runs the tests and benchmarks beside it. Usage: run.sh [tests|benches|all] [arguments for the programs]
+set -uo pipefail
+cd "$(dirname "$0")"
+
+what=${1:-all}
+shift || true
+case $what in
+    tests) kinds=(test) ;;
+    benches) kinds=(bench) ;;
+    all) kinds=(test bench) ;;
+    *) echo "usage: run.sh [tests|benches|all] [arguments]" >&2; exit 2 ;;
+esac
+
+failed=()
+for kind in "${kinds[@]}"; do
+    for program in "$kind"-*; do
+        [ -f "$program" ] || continue
+        chmod +x "$program"
+        echo "== $program"
+        arguments=("$@")
+        # Where cargo is absent, a benchmark must be told that it is one.
+        if [ "$kind" = bench ]; then arguments=(--bench "$@"); fi
+        "./$program" "${arguments[@]}" || failed+=("$program")
+    done
+done
+
+if [ ${#failed[@]} -gt 0 ]; then
+    echo "failed: ${failed[*]}"
+    exit 1
+fi
+echo "all passed"

@@ -1,0 +1,143 @@
+//! What a GPU host needs to test and measure, and nothing else: programs that carry their device code.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Value, json};
+
+use crate::{
+    Error,
+    process::{cargo, command, output},
+    setup, workspace,
+};
+
+const PACKAGE: &str = "tandem-attn";
+
+/// Tests that want a GPU are the files `tests/gpu_*.rs`.
+const GPU_TEST: &str = "gpu_";
+
+/// Builds the GPU tests and all benchmarks and puts them into `dist/`, with a script to run them.
+pub fn run() -> Result<(), Error> {
+    setup::run()?;
+    let dist = workspace().join("dist");
+    let _ = fs::remove_dir_all(&dist);
+    fs::create_dir_all(&dist)?;
+
+    let targets = targets()?;
+    let mut programs = Vec::new();
+    for (kind, cargo_command, flag) in [("test", "test", "--test"), ("bench", "bench", "--bench")] {
+        let names: Vec<&str> = targets
+            .iter()
+            .filter(|(of, _)| of == kind)
+            .map(|(_, name)| name.as_str())
+            .collect();
+        if names.is_empty() {
+            continue;
+        }
+        let mut build = cargo();
+        build.args([
+            cargo_command,
+            "--no-run",
+            "--package",
+            PACKAGE,
+            "--features=cuda",
+            "--message-format=json-render-diagnostics",
+        ]);
+        if kind == "test" {
+            build.arg("--release");
+        }
+        names.iter().for_each(|name| {
+            build.args([flag, name]);
+        });
+        for (name, executable) in executables(&output(&mut build)?) {
+            programs.push(pack(&dist, kind, &name, &executable)?);
+        }
+    }
+    let total: u64 = programs
+        .iter()
+        .filter_map(|program| program["bytes"].as_u64())
+        .sum();
+    let manifest = json!({
+        "package": PACKAGE,
+        "version": env!("CARGO_PKG_VERSION"),
+        "commit": output(command("git").args(["describe", "--always", "--dirty"])).unwrap_or_default().trim(),
+        "programs": programs,
+    });
+    fs::write(
+        dist.join("manifest.json"),
+        serde_json::to_string_pretty(&manifest)? + "\n",
+    )?;
+    let script = dist.join("run.sh");
+    fs::copy(workspace().join("xtask/run_bundle.sh"), &script)?;
+    println!(
+        "bundle: {} programs, {:.1} MiB in dist/; start dist/run.sh on the GPU host",
+        programs.len(),
+        total as f64 / 1048576.0
+    );
+    Ok(())
+}
+
+/// Kind and name of what belongs into the bundle.
+fn targets() -> Result<Vec<(String, String)>, Error> {
+    let metadata: Value = serde_json::from_str(&output(cargo().args([
+        "metadata",
+        "--no-deps",
+        "--format-version=1",
+    ]))?)?;
+    let package = metadata["packages"]
+        .as_array()
+        .and_then(|packages| packages.iter().find(|package| package["name"] == PACKAGE))
+        .ok_or("cargo does not know the package")?;
+    let mut targets = Vec::new();
+    for target in package["targets"].as_array().into_iter().flatten() {
+        let (Some(kind), Some(name)) = (target["kind"][0].as_str(), target["name"].as_str()) else {
+            continue;
+        };
+        if kind == "bench" || kind == "test" && name.starts_with(GPU_TEST) {
+            targets.push((kind.to_owned(), name.to_owned()));
+        }
+    }
+    Ok(targets)
+}
+
+/// Name and path of each program that cargo says it built.
+fn executables(messages: &str) -> Vec<(String, PathBuf)> {
+    messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .filter_map(|message| {
+            let name = message["target"]["name"].as_str()?.to_owned();
+            Some((name, PathBuf::from(message["executable"].as_str()?)))
+        })
+        .collect()
+}
+
+/// Copies and strips one program, and says what is in the bundle now.
+fn pack(dist: &Path, kind: &str, name: &str, executable: &Path) -> Result<Value, Error> {
+    let file = format!("{kind}-{name}");
+    let packed = dist.join(&file);
+    fs::copy(executable, &packed)?;
+    output(command("strip").arg(&packed))?;
+    let bytes = fs::metadata(&packed)?.len();
+    println!("bundle: {file}, {:.1} MiB", bytes as f64 / 1048576.0);
+    Ok(json!({ "file": file, "kind": kind, "name": name, "bytes": bytes }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn executables_are_taken_from_messages_that_have_one() {
+        let messages = r#"{"reason":"compiler-artifact","target":{"name":"gpu_merge"},"executable":"/t/gpu_merge-1"}
+{"reason":"compiler-artifact","target":{"name":"tandem_attn"},"executable":null}
+not json
+{"reason":"build-finished","success":true}"#;
+        assert_eq!(
+            executables(messages),
+            [("gpu_merge".to_owned(), PathBuf::from("/t/gpu_merge-1"))]
+        );
+    }
+}

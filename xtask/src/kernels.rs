@@ -1,0 +1,256 @@
+//! Builds the kernels and looks at what came out, on a machine with no GPU.
+
+use std::{collections::HashMap, fs};
+
+use cuda_builder::{CudaModule, build_all, ptx};
+
+use crate::{
+    Error,
+    process::{command, output},
+    report::{COLUMNS, Report},
+    setup, workspace,
+};
+
+#[path = "../../build/modules.rs"]
+mod modules;
+
+const TABLE: &str = "kernels-gpu/static-report.txt";
+
+/// What to do with the table.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    Print,
+    Check,
+    Bless,
+}
+
+impl Mode {
+    pub fn from_flags(check: bool, bless: bool) -> Self {
+        match (check, bless) {
+            (true, _) => Self::Check,
+            (_, true) => Self::Bless,
+            _ => Self::Print,
+        }
+    }
+}
+
+/// Builds all modules, then prints, compares or writes the table.
+pub fn run(mode: Mode) -> Result<(), Error> {
+    setup::run()?;
+    let report = examine(&build_all(modules::modules(&workspace()))?)?;
+    let path = workspace().join(TABLE);
+    match mode {
+        Mode::Print => print!("{report}"),
+        Mode::Bless => {
+            fs::write(&path, report.to_string())?;
+            println!(
+                "kernels: {} kernels written to {TABLE}",
+                report.kernels.len()
+            );
+        }
+        Mode::Check => {
+            let text = fs::read_to_string(&path)
+                .map_err(|error| format!("cannot read {TABLE}: {error}"))?;
+            let expected = Report::parse(&text)
+                .map_err(|reason| format!("{TABLE}: {reason}; --bless rewrites it"))?;
+            if expected.tools != report.tools {
+                println!(
+                    "kernels: the table was made by {}, these by {}: registers, unrolling and code size are not compared",
+                    expected.tools, report.tools
+                );
+            }
+            let differences = expected.differences(&report);
+            if !differences.is_empty() {
+                return Err(format!(
+                    "the kernels are not as {TABLE} says:\n  {}\nIf that is meant, `cargo xtask kernels --bless` writes it down.",
+                    differences.join("\n  ")
+                )
+                .into());
+            }
+            println!(
+                "kernels: {} kernels are as {TABLE} says",
+                report.kernels.len()
+            );
+        }
+    }
+    Ok(())
+}
+
+fn examine(modules: &[CudaModule]) -> Result<Report, Error> {
+    let mut report = Report::default();
+    for module in modules {
+        let cubin = module
+            .cubin
+            .as_ref()
+            .ok_or("ptxas is missing; `cargo xtask setup` installs it")?;
+        report.tools = format!("{}, {}", module.compiler, cubin.assembler);
+        let arch = module.arch.sm();
+        let machine_code = MachineCode::parse(&output(
+            command(setup::tools_dir().join("nvdisasm"))
+                .arg("--print-code")
+                .arg(&cubin.path),
+        )?);
+        for entry in ptx::entries(&module.ptx) {
+            let resources = cubin
+                .resources
+                .iter()
+                .find(|resources| resources.name == entry.name)
+                .ok_or_else(|| format!("ptxas said nothing about {}", entry.name))?;
+            let body = &module.ptx[entry.body];
+            let figures = COLUMNS.map(|column| match column.title {
+                "regs" => resources.registers,
+                "stack" => resources.stack,
+                "spills" => resources.spill_stores + resources.spill_loads,
+                "smem" => resources.shared,
+                "barriers" => resources.barriers,
+                "bar" => count(body, is_block_barrier),
+                "bar.warp" => count(body, |opcode| opcode.starts_with("bar.warp")),
+                "cluster" => count(body, |opcode| opcode.starts_with("barrier.cluster")),
+                "mbarrier" => count(body, |opcode| opcode.starts_with("mbarrier.")),
+                "code" => machine_code.instructions(entry.name),
+                opcode => machine_code.count(entry.name, opcode),
+            });
+            report
+                .kernels
+                .insert((arch.into(), entry.name.into()), figures);
+        }
+        report.notices.extend(
+            cubin
+                .notices
+                .iter()
+                .map(|notice| format!("{arch} {}", without_place(notice))),
+        );
+    }
+    Ok(report)
+}
+
+fn count(body: &str, counts: impl Fn(&str) -> bool) -> u32 {
+    u32::try_from(ptx::count_instructions(body, counts)).unwrap_or(u32::MAX)
+}
+
+/// `bar.sync 0`, named barriers, and their newer names.
+fn is_block_barrier(opcode: &str) -> bool {
+    let of_bar = opcode.starts_with("bar.") && !opcode.starts_with("bar.warp");
+    of_bar || opcode.starts_with("barrier.") && !opcode.starts_with("barrier.cluster")
+}
+
+/// A remark without the file and line before it, which differ from machine to machine.
+fn without_place(notice: &str) -> &str {
+    let place = notice.starts_with("ptxas /");
+    notice
+        .split_once("; ")
+        .filter(|_| place)
+        .map_or(notice, |(_, remark)| remark)
+}
+
+/// How often each kernel uses each instruction.
+#[derive(Debug, Default)]
+struct MachineCode {
+    opcodes: HashMap<String, HashMap<String, u32>>,
+}
+
+impl MachineCode {
+    /// Reads what `nvdisasm --print-code` prints: a section for each kernel, a line for each instruction.
+    fn parse(disassembly: &str) -> Self {
+        let mut code = Self::default();
+        let mut kernel = String::new();
+        for line in disassembly.lines() {
+            if let Some(name) = line
+                .strip_prefix(".text.")
+                .and_then(|rest| rest.strip_suffix(':'))
+            {
+                kernel = name.into();
+            } else if let Some((_, instruction)) = line
+                .trim_start()
+                .strip_prefix("/*")
+                .and_then(|rest| rest.split_once("*/"))
+            {
+                let mut words = instruction
+                    .split_whitespace()
+                    .skip_while(|word| word.starts_with(['@', '{']));
+                let opcode = words
+                    .next()
+                    .unwrap_or_default()
+                    .split(['.', ';'])
+                    .next()
+                    .unwrap_or_default();
+                *code
+                    .opcodes
+                    .entry(kernel.clone())
+                    .or_default()
+                    .entry(opcode.into())
+                    .or_default() += 1;
+            }
+        }
+        code
+    }
+
+    fn count(&self, kernel: &str, opcode: &str) -> u32 {
+        self.opcodes
+            .get(kernel)
+            .and_then(|opcodes| opcodes.get(opcode))
+            .copied()
+            .unwrap_or(0)
+    }
+
+    /// All but the padding at the end.
+    fn instructions(&self, kernel: &str) -> u32 {
+        let all: u32 = self
+            .opcodes
+            .get(kernel)
+            .map(|opcodes| opcodes.values().sum())
+            .unwrap_or(0);
+        all - self.count(kernel, "NOP")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machine_code_is_counted_by_kernel() {
+        let code = MachineCode::parse(
+            "\t.section\t.text.copy,\"ax\",@progbits\n\
+             .text.copy:\n\
+             \x20       /*0000*/                   LDC R1, c[0x0][0x28] ;\n\
+             \x20       /*0010*/              @!P0 LDL.64 R2, [R1] ;\n\
+             .L_x_0:\n\
+             \x20       /*0020*/                   BRA `(.L_x_0);\n\
+             \x20       /*0030*/                   NOP;\n\
+             .text.other:\n\
+             \x20       /*0000*/                   LDL R2, [R1] ;\n",
+        );
+        assert_eq!(code.count("copy", "LDL"), 1);
+        assert_eq!(code.count("other", "LDL"), 1);
+        assert_eq!(code.count("copy", "STL"), 0);
+        assert_eq!(code.instructions("copy"), 3);
+        assert_eq!(code.instructions("absent"), 0);
+    }
+
+    #[test]
+    fn barriers_of_a_block_are_not_those_of_a_warp_or_cluster() {
+        for (opcode, expected) in [
+            ("bar.sync", true),
+            ("barrier.sync", true),
+            ("barrier.cta.sync.aligned", true),
+            ("bar.warp.sync", false),
+            ("barrier.cluster.arrive.aligned", false),
+            ("mbarrier.arrive.shared.b64", false),
+        ] {
+            assert_eq!(is_block_barrier(opcode), expected, "{opcode}");
+        }
+    }
+
+    #[test]
+    fn remarks_lose_their_place() {
+        assert_eq!(
+            without_place("ptxas /tmp/x.ptx, line 12; warning : odd"),
+            "warning : odd"
+        );
+        assert_eq!(
+            without_place("(C7510) loss; of speed"),
+            "(C7510) loss; of speed"
+        );
+    }
+}

@@ -1,0 +1,60 @@
+//! Running other programs.
+
+use std::{
+    env,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use crate::{Error, workspace};
+
+/// A command that starts in the root of the workspace.
+pub fn command(program: impl AsRef<Path>) -> Command {
+    let mut command = Command::new(program.as_ref());
+    command.current_dir(workspace());
+    command
+}
+
+/// The cargo that started this program.
+pub fn cargo() -> Command {
+    command(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// Shows the command and runs it with our own output.
+pub fn run(command: &mut Command) -> Result<(), Error> {
+    println!("$ {}", shown(command));
+    let status = command
+        .status()
+        .map_err(|error| format!("{} does not start: {error}", shown(command)))?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("{} failed: {status}", shown(command)).into())
+    }
+}
+
+/// Runs the command and takes what it writes to standard output.
+pub fn output(command: &mut Command) -> Result<String, Error> {
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| format!("{} does not start: {error}", shown(command)))?;
+    if !output.status.success() {
+        return Err(format!("{} failed: {}", shown(command), output.status).into());
+    }
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+fn shown(command: &Command) -> String {
+    let program = Path::new(command.get_program());
+    let mut text = program
+        .file_name()
+        .unwrap_or(program.as_os_str())
+        .to_string_lossy()
+        .into_owned();
+    for argument in command.get_args() {
+        text.push(' ');
+        text.push_str(&argument.to_string_lossy());
+    }
+    text
+}
