@@ -3,18 +3,15 @@
 //! Built twice: for `nvptx64-nvidia-cuda` this crate is the device code; for the host it is
 //! [`abi`] (the only contract between the two sides), [`state`], [`variant`] and [`layout`],
 //! so that the CPU executor and the reference run the very lines that the GPU runs.
-#![cfg_attr(target_arch = "nvptx64", no_std, feature(asm_experimental_arch))]
+#![cfg_attr(target_arch = "nvptx64", no_std)]
+#![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
+
+// Brings the panic handler.
+#[cfg(target_arch = "nvptx64")]
+use cuda_std as _;
 
 pub mod abi;
 pub mod divisor;
 pub mod math;
 pub mod state;
 pub mod variant;
-
-/// Device code has nobody to tell: the launch fails, and the host reports that.
-#[cfg(target_arch = "nvptx64")]
-#[panic_handler]
-fn panic(_: &core::panic::PanicInfo) -> ! {
-    // SAFETY: ends the kernel; nothing runs after it.
-    unsafe { core::arch::asm!("trap;", options(noreturn)) }
-}
