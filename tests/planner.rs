@@ -4,7 +4,7 @@
 
 use proptest::prelude::*;
 use tandem_attn::{
-    plan::{DeviceDescription, PlanOptions, Planner, SplitMode},
+    plan::{DeviceDescription, PackRule, PlanOptions, Planner, SplitMode},
     problem::{Batch, PageTable, Part, Spec},
 };
 
@@ -131,6 +131,15 @@ fn split() -> impl Strategy<Value = SplitMode> {
     ]
 }
 
+fn packing() -> impl Strategy<Value = PackRule> {
+    prop_oneof![
+        4 => Just(PackRule::Exact),
+        1 => Just(PackRule::PatPaper),
+        1 => Just(PackRule::PatPublished),
+        1 => Just(PackRule::Off),
+    ]
+}
+
 fn device() -> impl Strategy<Value = DeviceDescription> {
     let names: Vec<_> = DeviceDescription::names().collect();
     prop::sample::select(names).prop_map(|name| DeviceDescription::named(name).unwrap())
@@ -146,9 +155,10 @@ proptest! {
         in_parts in any::<bool>(),
         device in device(),
         split in split(),
+        packing in packing(),
     ) {
         let batch = if in_parts { composed(&batch) } else { batch };
-        let options = PlanOptions { split, ..PlanOptions::default() };
+        let options = PlanOptions { packing, split, ..PlanOptions::default() };
         let mut planner = Planner::new();
         let plan = planner.plan(&spec, &batch, &device, &options).unwrap();
         prop_assert_eq!(plan.verify(&batch), Ok(()));

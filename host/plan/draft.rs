@@ -1,6 +1,7 @@
 //! Items on their way to a plan: which rows against which keys, not yet cut along the keys.
 
-use super::{Kernel, Tile};
+use super::{DeviceDescription, Kernel, Tile, tiles::TileTable};
+use crate::problem::{Part, Spec};
 
 /// A row of a gathered item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,4 +46,63 @@ pub(super) struct Piece {
     pub draft: u32,
     pub kv_begin: u32,
     pub kv_end: u32,
+}
+
+/// A part of a batch and what its drafts depend on.
+pub(super) struct PartInput<'a> {
+    pub device: &'a DeviceDescription,
+    pub spec: &'a Spec,
+    pub tiles: &'a TileTable,
+    pub part: &'a Part,
+    /// The part's index.
+    pub index: u32,
+    /// Where the part's page ids begin in the plan's.
+    pub first_page: u32,
+}
+
+impl PartInput<'_> {
+    /// Which kernel runs a row block of so many query tokens.
+    pub fn kernel(&self, q_len: u32) -> Kernel {
+        if q_len <= self.device.decode_max_tokens {
+            Kernel::Decode
+        } else if q_len <= self.device.packed_max_tokens && self.tiles.has(Kernel::PrefillPacked) {
+            Kernel::PrefillPacked
+        } else {
+            Kernel::Prefill
+        }
+    }
+
+    /// Tiles of consecutive tokens, each against all keys that any of its rows sees.
+    pub fn draft_contiguous(&self, row_block: usize, drafts: &mut Vec<Draft>) {
+        let Self { spec, part, .. } = self;
+        let tokens = part.q_range(row_block);
+        let kernel = self.kernel(tokens.end - tokens.start);
+        if kernel == Kernel::Decode {
+            return;
+        }
+        let kv_len = part.kv_len(row_block);
+        let first = part.first_position(row_block);
+        let per_tile = self.tiles.max_tokens(kernel);
+        for begin in tokens.clone().step_by(per_tile as usize) {
+            let rows = per_tile.min(tokens.end - begin);
+            let position = first + (begin - tokens.start) as i32;
+            let kv_begin = spec.variant.visible(position, kv_len).start;
+            let kv_end = spec.variant.visible(position + rows as i32 - 1, kv_len).end;
+            if kv_begin < kv_end {
+                drafts.push(Draft {
+                    kernel,
+                    tile: self.tiles.select(kernel, rows, kv_end - kv_begin),
+                    part: self.index,
+                    page_size: part.table.page_size,
+                    table: self.first_page + part.table.indptr[row_block],
+                    rows_begin: begin,
+                    rows,
+                    position,
+                    kv_begin,
+                    kv_end,
+                    flags: 0,
+                });
+            }
+        }
+    }
 }

@@ -33,16 +33,22 @@ mod device;
 mod draft;
 mod emit;
 mod error;
+mod forest;
+mod gather;
+mod pack;
 mod planner;
 mod report;
 mod split;
 pub mod tiles;
+mod traffic;
 mod verify;
 
 pub use device::{DeviceDescription, KernelDescription, KeyStep};
 pub use error::PlanError;
+pub use pack::PackRule;
 pub use planner::{PlanOptions, Planner};
 pub use split::SplitMode;
+pub use traffic::Traffic;
 pub use verify::Defect;
 
 /// Query rows × keys that one CTA works on at a time.

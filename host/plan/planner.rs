@@ -3,19 +3,21 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    DeviceDescription, Kernel, MergeMode, Plan, PlanError, PlannedPart, SplitMode, Tile,
+    DeviceDescription, MergeMode, PackRule, Plan, PlanError, PlannedPart, SplitMode, Tile,
     cost::CostModel,
-    draft::{Draft, DraftRow},
+    draft::{Draft, DraftRow, PartInput},
     emit::{Emitter, Pieces},
+    gather::Gatherer,
     split::Splitter,
     tiles::TileTable,
 };
 use crate::problem::{Batch, Part, Spec};
-use kernels_gpu::abi::WorkItem;
 
 /// Choices of a plan; the default is what serves best.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanOptions {
+    /// How decodes that share prefixes are packed.
+    pub packing: PackRule,
     /// How items are cut along their keys.
     pub split: SplitMode,
     /// One tile for all decodes instead of the selector's choice.
@@ -30,6 +32,7 @@ pub struct PlanOptions {
 pub struct Planner {
     /// What tiles and costs were derived from, and they.
     derived: Option<Derived>,
+    gatherer: Gatherer,
     drafts: Vec<Draft>,
     draft_rows: Vec<DraftRow>,
     splitter: Splitter,
@@ -91,13 +94,7 @@ impl Planner {
         self.drafts.clear();
         self.draft_rows.clear();
         for (index, part) in batch.parts.iter().enumerate() {
-            self.draft(
-                spec,
-                device,
-                part,
-                index as u32,
-                plan.parts[index].pages.start,
-            );
+            self.draft(options, part, index as u32, plan.parts[index].pages.start);
         }
         let Self {
             derived,
@@ -105,6 +102,7 @@ impl Planner {
             draft_rows,
             splitter,
             emitter,
+            ..
         } = self;
         let cost = &derived.as_ref().expect("derived above").cost;
         splitter.split(options.split, drafts, cost);
@@ -144,69 +142,32 @@ impl Planner {
         Ok(())
     }
 
-    /// Drafts the items of a part.
-    fn draft(
-        &mut self,
-        spec: &Spec,
-        device: &DeviceDescription,
-        part: &Part,
-        index: u32,
-        first_page: u32,
-    ) {
-        let tiles = &self
-            .derived
-            .as_ref()
-            .expect("derived before drafting")
-            .tiles;
+    /// Drafts the items of a part: decodes packed by prefix, everything else in tiles of consecutive tokens.
+    fn draft(&mut self, options: &PlanOptions, part: &Part, index: u32, first_page: u32) {
+        let Self {
+            derived,
+            gatherer,
+            drafts,
+            draft_rows,
+            ..
+        } = self;
+        let Derived {
+            device,
+            spec,
+            tiles,
+            ..
+        } = derived.as_ref().expect("derived before drafting");
+        let input = PartInput {
+            device,
+            spec,
+            tiles,
+            part,
+            index,
+            first_page,
+        };
+        gatherer.gather(&input, options, drafts, draft_rows);
         for row_block in 0..part.row_blocks() {
-            let tokens = part.q_range(row_block);
-            let kv_len = part.kv_len(row_block);
-            let first = part.first_position(row_block);
-            let q_len = tokens.end - tokens.start;
-            if q_len == 0 || kv_len == 0 {
-                continue;
-            }
-            let kernel = if q_len <= device.decode_max_tokens {
-                Kernel::Decode
-            } else if q_len <= device.packed_max_tokens && tiles.has(Kernel::PrefillPacked) {
-                Kernel::PrefillPacked
-            } else {
-                Kernel::Prefill
-            };
-            let per_tile = tiles.max_tokens(kernel);
-            let mut begin = tokens.start;
-            while begin < tokens.end {
-                let end = tokens.end.min(begin + per_tile);
-                let position = first + (begin - tokens.start) as i32;
-                let last = first + (end - 1 - tokens.start) as i32;
-                let kv_begin = spec.variant.visible(position, kv_len).start;
-                let kv_end = spec.variant.visible(last, kv_len).end;
-                if kv_begin < kv_end {
-                    let mut draft = Draft {
-                        kernel,
-                        tile: tiles.select(kernel, end - begin, kv_end - kv_begin),
-                        part: index,
-                        page_size: part.table.page_size,
-                        table: first_page + part.table.indptr[row_block],
-                        rows_begin: begin,
-                        rows: end - begin,
-                        position,
-                        kv_begin,
-                        kv_end,
-                        flags: 0,
-                    };
-                    if kernel == Kernel::Decode {
-                        draft.flags = WorkItem::GATHERED;
-                        draft.rows_begin = self.draft_rows.len() as u32;
-                        self.draft_rows.extend((begin..end).map(|token| DraftRow {
-                            token,
-                            position: first + (token - tokens.start) as i32,
-                        }));
-                    }
-                    self.drafts.push(draft);
-                }
-                begin = end;
-            }
+            input.draft_contiguous(row_block, drafts);
         }
     }
 }
