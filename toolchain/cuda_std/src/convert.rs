@@ -179,3 +179,17 @@ mod device {
         f32x2_to_e5m2x2, e5m2x2_to_f16x2, "e5m2";
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bf16_pairs_come_apart_low_half_first() {
+        let pair = 0xC020_3F80; // -2.5, 1.0
+        assert_eq!(bf16x2_to_f32(pair), [1.0, -2.5]);
+        assert_eq!(bf16x2_low(0x0000_7F80), f32::INFINITY);
+        assert!(bf16x2_high(0x7FC0_0000).is_nan());
+        assert_eq!(bf16x2_low(0xFFFF_0001), f32::from_bits(0x0001_0000));
+    }
+}

@@ -32,18 +32,3 @@ fences! {
     proxy_async_global, "fence.proxy.async.global", " (sm_90)", "[`proxy_async`] for global memory.";
     mbarrier_init, "fence.mbarrier_init.release.cluster", " (sm_90)", "Makes [`mbarrier::init`](crate::mbarrier::init) visible to asynchronous copies and to the cluster; one barrier of the threads after it.";
 }
-
-/// Acquires what other agents (the host, an earlier kernel) wrote into a tensor map in global memory.
-///
-/// # Safety
-/// - `map` is the generic address of a tensor map: 128 bytes, aligned to 64.
-///
-/// # PTX
-/// `fence.proxy.tensormap::generic.acquire.gpu [map], 128` (sm_90, PTX 8.3)
-#[inline(always)]
-pub unsafe fn tensor_map_acquire(map: *const crate::tma::TensorMap) {
-    // SAFETY: the caller's promise is the instruction's.
-    unsafe {
-        asm!("fence.proxy.tensormap::generic.acquire.gpu [{}], 128;", in(reg64) map, options(nostack));
-    }
-}

@@ -139,7 +139,7 @@ macro_rules! policies {
 policies! {
     evict_first_policy, "L2::evict_first", "Cache policy: these lines leave L2 first. For what is read once.";
     evict_last_policy, "L2::evict_last", "Cache policy: these lines leave L2 last. For what many blocks read.";
-    evict_normal_policy, "L2::evict_unchanged", "Cache policy: an access does not change a line's priority in L2.";
+    evict_unchanged_policy, "L2::evict_unchanged", "Cache policy: an access does not change a line's priority in L2.";
 }
 
 /// Load that another access of the thread may not be merged with: it has a place among them.

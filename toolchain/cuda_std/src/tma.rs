@@ -480,3 +480,14 @@ mod device {
         bulk_wait_group_read(PENDING);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::TensorMap;
+
+    #[test]
+    fn a_tensor_map_has_the_drivers_size() {
+        assert_eq!(size_of::<TensorMap>(), 128);
+        assert_eq!(align_of::<TensorMap>(), 16);
+    }
+}

@@ -515,3 +515,65 @@ mod device {
         unsafe { d.rs_if::<T, TRANS_B>(a, b, add) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [Swizzle; 4] = [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizzle::B128];
+
+    #[test]
+    fn descriptor_fields_lie_where_the_hardware_reads_them() {
+        let descriptor = Descriptor::new(0x12340, 1024, 2048, Swizzle::B128).0;
+        assert_eq!(descriptor & 0x3FFF, 0x1234);
+        assert_eq!(descriptor >> 16 & 0x3FFF, 64);
+        assert_eq!(descriptor >> 32 & 0x3FFF, 128);
+        assert_eq!(descriptor >> 62, 1);
+        let modes = ALL.map(|swizzle| Descriptor::new(0, 16, 16, swizzle).0 >> 62);
+        assert_eq!(modes, [0, 3, 2, 1]);
+        let rest = !(0x3FFF | 0x3FFF << 16 | 0x3FFF << 32 | 3 << 62);
+        assert_eq!(
+            Descriptor::new(!0, !0, !0, Swizzle::B32).0 & rest,
+            0,
+            "stray bits"
+        );
+    }
+
+    #[test]
+    fn advancing_is_starting_further_on() {
+        for address in [0, 1024, 0x2_0000, 0x3_7F00] {
+            for bytes in [0, 16, 32, 4096, 0x80F0] {
+                let start = Descriptor::new(address, 1024, 2048, Swizzle::B64);
+                let there = Descriptor::new(address + bytes, 1024, 2048, Swizzle::B64);
+                assert_eq!(start.advance(bytes), there, "{address:#x} + {bytes:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_swizzle_permutes_the_16_byte_units_of_its_rows() {
+        for swizzle in ALL {
+            let mut seen = [false; 1024];
+            for offset in 0..1024 {
+                let place = swizzle.apply(offset);
+                assert_eq!(place / swizzle.row_bytes(), offset / swizzle.row_bytes());
+                assert_eq!(place % 16, offset % 16);
+                assert_eq!(swizzle.apply(place), offset, "its own inverse");
+                seen[place as usize] = true;
+            }
+            assert!(seen.iter().all(|&hit| hit), "{swizzle:?} is no permutation");
+        }
+    }
+
+    #[test]
+    fn eight_rows_of_a_column_fall_into_different_banks() {
+        for swizzle in [Swizzle::B32, Swizzle::B64, Swizzle::B128] {
+            // Eight consecutive rows, the same 16 bytes of each: what one ldmatrix phase reads.
+            let row = swizzle.row_bytes();
+            let units = (0..8).map(|r| swizzle.apply(r * row) % 128 / 16);
+            let mut hits = [0; 8];
+            units.for_each(|unit| hits[unit as usize] += 1);
+            assert_eq!(hits, [1; 8], "{swizzle:?}");
+        }
+    }
+}
