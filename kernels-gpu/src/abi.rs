@@ -255,7 +255,7 @@ pub struct AppendParams {
     /// `[tokens]` u32: `page × page_size + offset` of each new token. Slots that are not in the pool
     /// ([`NO_SLOT`] among them) are left out.
     pub slots: u64,
-    /// `pages × page_size` of the pool.
+    /// `pages × page_size` of the pool; below [`Divisor::LIMIT`].
     pub pool_slots: u32,
     /// Tokens in a page.
     pub page_size: Divisor,

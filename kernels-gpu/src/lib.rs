@@ -11,7 +11,9 @@
 use cuda_std as _;
 
 pub mod abi;
+pub mod append;
 pub mod divisor;
 pub mod math;
+pub mod merge;
 pub mod state;
 pub mod variant;

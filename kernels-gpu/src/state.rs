@@ -161,16 +161,41 @@ impl<const N: usize> Merger<N> {
     /// Adds a state.
     #[inline(always)]
     pub fn push(&mut self, state: State<N>) {
-        if state.lse == f32::NEG_INFINITY {
-            return;
+        self.push_all([state]);
+    }
+
+    /// Adds several states, with one rescaling of what was there. Straight-line code, so that a kernel
+    /// which loads the states can have all loads under way at once.
+    #[inline(always)]
+    pub fn push_all<const STATES: usize>(&mut self, states: [State<N>; STATES]) {
+        let mut max = f32::NEG_INFINITY;
+        let mut s = 0;
+        while s < STATES {
+            max = larger(max, states[s].lse);
+            s += 1;
         }
-        let factor = self.softmax.raise(state.lse);
-        let weight = self.softmax.weight(state.lse);
-        self.softmax.sum += weight;
+        let factor = self.softmax.raise(max);
         let mut i = 0;
         while i < N {
-            self.out[i] = self.out[i] * factor + state.out[i] * weight;
+            self.out[i] *= factor;
             i += 1;
+        }
+        s = 0;
+        while s < STATES {
+            let State { out, lse } = states[s];
+            let weight = self.softmax.weight(lse);
+            self.softmax.sum += weight;
+            i = 0;
+            while i < N {
+                let seen = if lse == f32::NEG_INFINITY {
+                    0.0
+                } else {
+                    out[i]
+                };
+                self.out[i] += seen * weight;
+                i += 1;
+            }
+            s += 1;
         }
     }
 
@@ -271,8 +296,18 @@ mod tests {
             for &state in &states {
                 merger.push(state);
             }
-            let (got, right) = (merger.finish(), exact(&states));
-            prop_assert!(close(got, right), "{got:?} {right:?}");
+            let mut by_threes = Merger::EMPTY;
+            for chunk in states.chunks(3) {
+                match *chunk {
+                    [a, b, c] => by_threes.push_all([a, b, c]),
+                    [a, b] => by_threes.push_all([a, b]),
+                    _ => by_threes.push(chunk[0]),
+                }
+            }
+            let right = exact(&states);
+            for got in [merger.finish(), by_threes.finish()] {
+                prop_assert!(close(got, right), "{got:?} {right:?}");
+            }
         }
 
         #[test]

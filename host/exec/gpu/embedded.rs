@@ -1,7 +1,7 @@
 //! The device code that this program carries with it.
 
 /// All kernels for one architecture.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct EmbeddedModule {
     /// As ptxas names it: `sm_80`, `sm_90a`.
     pub arch: &'static str,

@@ -1,3 +1,167 @@
-//! Running plans on an NVIDIA GPU.
+//! On an NVIDIA GPU, of compute capability 8.0 or newer.
+//!
+//! [`Gpu`] attaches to the primary context of a device, which is the one that the CUDA runtime and other
+//! CUDA crates use: memory and streams of theirs work here as they are, given as a device address
+//! ([`DeviceTensor`], [`DeviceArray`]) and a raw [`CUstream`].
+//!
+//! ```
+//! use tandem_attn::{Error, exec::gpu::Gpu};
+//!
+//! match Gpu::new(0) {
+//!     Ok(gpu) => println!("{} with {} SMs", gpu.name(), gpu.multiprocessors()),
+//!     Err(error @ Error::NoDriver { .. }) => println!("{error}"),
+//!     Err(error) => return Err(error),
+//! }
+//! # Ok::<(), Error>(())
+//! ```
+//!
+//! All calls check what they are given before they launch anything. They return as soon as the work is
+//! queued; errors of the work itself show at the next call that waits for it.
 
-pub mod embedded;
+mod append;
+mod driver;
+mod embedded;
+mod launch;
+mod merge;
+mod module;
+mod tensor;
+mod tensor_map;
+
+use std::fmt;
+
+use cust::{context::Context, device::Device, error::CudaError};
+
+pub use append::KvPool;
+pub use driver::{CUdeviceptr, CUstream};
+pub use embedded::{EmbeddedModule, MODULES};
+pub use merge::PartialStates;
+pub use tensor::{DeviceArray, DeviceTensor};
+pub use tensor_map::{Swizzle, TensorMap};
+
+use crate::Error;
+use driver::{Code, device_attribute};
+use module::Modules;
+
+/// A GPU with the kernels loaded. Make one for each device and keep it; threads may share it.
+pub struct Gpu {
+    merge: merge::Kernels,
+    append: append::Kernels,
+    modules: Modules,
+    // Behind the modules: it is released after them.
+    context: Context,
+    name: String,
+    compute: (u32, u32),
+    multiprocessors: u32,
+}
+
+impl Gpu {
+    /// Attaches to the primary context of device `ordinal` and loads the kernels.
+    ///
+    /// If no context is current on the calling thread, the primary one stays so.
+    ///
+    /// # Errors
+    /// [`Error::NoDriver`], [`Error::NoDevice`], [`Error::UnsupportedArchitecture`],
+    /// [`Error::PtxTooNew`], [`Error::ModuleRefused`] or [`Error::Driver`].
+    pub fn new(ordinal: u32) -> Result<Self, Error> {
+        Self::with_modules(ordinal, MODULES)
+    }
+
+    /// The same with other modules than the ones in the program: kernels under development.
+    ///
+    /// # Errors
+    /// As [`Gpu::new`], and [`Error::NoKernel`] where a kernel is missing.
+    pub fn with_modules(ordinal: u32, modules: &[EmbeddedModule]) -> Result<Self, Error> {
+        driver::initialise()?;
+        let mut count = 0;
+        // SAFETY: writes one integer.
+        unsafe { driver::cuDeviceGetCount(&mut count) }.check("cuDeviceGetCount")?;
+        let count = count.unsigned_abs();
+        if ordinal >= count {
+            return Err(Error::NoDevice { ordinal, count });
+        }
+        let device = Device::get_device(ordinal).map_err(|error| failed("cuDeviceGet", error))?;
+        let name = device
+            .name()
+            .map_err(|error| failed("cuDeviceGetName", error))?;
+        let attribute = |attribute| {
+            let mut value = 0;
+            // SAFETY: writes one integer.
+            unsafe { driver::cuDeviceGetAttribute(&mut value, attribute, device.as_raw()) }
+                .check("cuDeviceGetAttribute")?;
+            Ok::<u32, Error>(value.unsigned_abs())
+        };
+        let compute = (
+            attribute(device_attribute::COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(device_attribute::COMPUTE_CAPABILITY_MINOR)?,
+        );
+        let max_shared = attribute(device_attribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        let multiprocessors = attribute(device_attribute::MULTIPROCESSOR_COUNT)?;
+
+        let before = driver::current()?;
+        let context =
+            Context::new(device).map_err(|error| failed("cuDevicePrimaryCtxRetain", error))?;
+        driver::restore(before)?;
+        let modules = Modules::load(modules, &name, compute, context.as_raw())?;
+        Ok(Self {
+            merge: merge::Kernels::load(&modules, max_shared)?,
+            append: append::Kernels::load(&modules, max_shared)?,
+            modules,
+            context,
+            name,
+            compute,
+            multiprocessors,
+        })
+    }
+
+    /// Makes the primary context current on the calling thread, for calls to the driver by other means.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn make_current(&self) -> Result<(), Error> {
+        // SAFETY: the context is retained as long as `self` lives.
+        unsafe { driver::cuCtxSetCurrent(self.context.as_raw()) }.check("cuCtxSetCurrent")
+    }
+
+    /// The name of the device.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its compute capability, `(major, minor)`.
+    #[must_use]
+    pub fn compute_capability(&self) -> (u32, u32) {
+        self.compute
+    }
+
+    /// The number of its SMs.
+    #[must_use]
+    pub fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+
+    /// The architecture of the kernels that were chosen for it.
+    #[must_use]
+    pub fn arch(&self) -> &'static str {
+        self.modules.arch()
+    }
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gpu")
+            .field("name", &self.name)
+            .field("compute", &self.compute)
+            .field("multiprocessors", &self.multiprocessors)
+            .field("modules", &self.modules)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An error that `cust` already turned into its own.
+fn failed(call: &'static str, error: CudaError) -> Error {
+    match Code(error as u32).check(call) {
+        Err(error) => error,
+        Ok(()) => unreachable!("an error of cust is never success"),
+    }
+}

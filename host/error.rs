@@ -1,0 +1,240 @@
+//! The one error of the crate's edge.
+
+use thiserror::Error;
+
+use crate::{
+    plan::PlanError,
+    problem::{Dtype, ProblemError},
+    tensor::ShapeError,
+};
+
+/// Why something was not computed. Nothing was launched or written, except where a variant says so.
+///
+/// Every message carries the values and says what to do about them.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A specification or a batch is wrong.
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+    /// A batch was not planned.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// A tensor does not have the shape that goes with the rest.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// A tensor has another extent than the rest of the call says.
+    #[error("{tensor} has {got} {dimension}: it must be {rule}")]
+    Extent {
+        /// The tensor.
+        tensor: &'static str,
+        /// What its dimension counts.
+        dimension: &'static str,
+        /// The extent given.
+        got: usize,
+        /// What it must be.
+        rule: String,
+    },
+    /// A tensor is null but has elements.
+    #[error("{tensor} is a null pointer: pass a device address, or a tensor without elements")]
+    NullPointer {
+        /// The tensor.
+        tensor: &'static str,
+    },
+    /// A tensor does not start where vector loads can.
+    #[error("{tensor} starts at {address:#x}: give an address that is a multiple of {align} bytes")]
+    Misaligned {
+        /// The tensor.
+        tensor: &'static str,
+        /// Its address.
+        address: u64,
+        /// What the address must be a multiple of.
+        align: u32,
+    },
+    /// An element type that the operation does not take.
+    #[error("{tensor} is {got:?}: {expected} is possible here")]
+    Dtype {
+        /// The tensor.
+        tensor: &'static str,
+        /// Its element type.
+        got: Dtype,
+        /// The types that are possible.
+        expected: &'static str,
+    },
+    /// Two tensors that must have one element type have two.
+    #[error("{tensor} is {got:?} and {other} is {expected:?}: convert one of them")]
+    DtypesDiffer {
+        /// The tensor.
+        tensor: &'static str,
+        /// Its element type.
+        got: Dtype,
+        /// The tensor it goes with.
+        other: &'static str,
+        /// That one's element type.
+        expected: Dtype,
+    },
+    /// A stride that the kernels cannot follow.
+    #[error("{tensor} has a stride of {got} elements between {dimension}: it must be {rule}")]
+    Stride {
+        /// The tensor.
+        tensor: &'static str,
+        /// What the stride leads over.
+        dimension: &'static str,
+        /// The stride given.
+        got: usize,
+        /// What it must be.
+        rule: String,
+    },
+    /// A head dimension that the kernel does not take.
+    #[error("{tensor} has a head dimension of {got}: give a multiple of {multiple}")]
+    HeadDim {
+        /// The tensor.
+        tensor: &'static str,
+        /// The head dimension.
+        got: usize,
+        /// What it must be a multiple of.
+        multiple: usize,
+    },
+    /// An index that points outside what it indexes.
+    #[error("{array}[{index}] is {got}: give a number below {limit}, the number of {of}")]
+    IndexOutOfRange {
+        /// The array of indices.
+        array: &'static str,
+        /// The place in it.
+        index: usize,
+        /// What stands there.
+        got: u64,
+        /// One past the largest index.
+        limit: u64,
+        /// What is indexed.
+        of: &'static str,
+    },
+    /// Two things go to one place.
+    #[error(
+        "{array}[{index}] goes to {got}, where an entry before it goes: each place is written once"
+    )]
+    WrittenTwice {
+        /// The array of places.
+        array: &'static str,
+        /// The later entry.
+        index: usize,
+        /// The place.
+        got: u32,
+    },
+    /// There is no CUDA driver on this machine.
+    #[error(
+        "no CUDA driver: tried {} ({reason}). Install NVIDIA's driver (with it, `nvidia-smi` works), start a \
+         container with the GPU passed through, or name the library in TANDEM_LIBCUDA; the CPU backend needs none",
+        .searched.join(", ")
+    )]
+    NoDriver {
+        /// The files that were tried, in order.
+        searched: Vec<String>,
+        /// What the loader said about the first of them.
+        reason: String,
+    },
+    /// There is a driver, but no GPU of that number.
+    #[error(
+        "GPU {ordinal} does not exist, the driver shows {count}: check CUDA_VISIBLE_DEVICES and `nvidia-smi -L`"
+    )]
+    NoDevice {
+        /// The number asked for.
+        ordinal: u32,
+        /// GPUs that the driver shows.
+        count: u32,
+    },
+    /// No kernel of this build runs on the GPU.
+    #[error(
+        "{device} has compute capability {}.{}, and this build has kernels for {}: use another GPU or the CPU \
+         backend",
+        .compute.0, .compute.1, .built_for.join(", ")
+    )]
+    UnsupportedArchitecture {
+        /// Name of the GPU.
+        device: String,
+        /// Its compute capability.
+        compute: (u32, u32),
+        /// The architectures in this build.
+        built_for: Vec<&'static str>,
+    },
+    /// The driver cannot compile the embedded PTX, and there is no cubin that would spare it that.
+    #[error(
+        "the kernels for {arch} are PTX {}.{}, too new for a driver of CUDA {}.{}: update the driver, or build \
+         where ptxas is found so that cubins are embedded",
+        .ptx.0, .ptx.1, .driver.0, .driver.1
+    )]
+    PtxTooNew {
+        /// The architecture of the module.
+        arch: &'static str,
+        /// Version of its PTX.
+        ptx: (u32, u32),
+        /// The newest CUDA version that the driver knows.
+        driver: (u32, u32),
+    },
+    /// The driver refused a module for another reason.
+    #[error("the driver did not load the kernels for {arch}: {name} ({code}). {log}")]
+    ModuleRefused {
+        /// The architecture of the module.
+        arch: &'static str,
+        /// The driver's error code.
+        code: u32,
+        /// The name of that code.
+        name: String,
+        /// What the driver's compiler said, if it ran.
+        log: String,
+    },
+    /// A kernel is in none of the modules that were loaded.
+    #[error(
+        "no module for {arch} has a kernel named {kernel}: rebuild the crate, its parts are of different versions"
+    )]
+    NoKernel {
+        /// The kernel.
+        kernel: &'static str,
+        /// The architecture of the modules.
+        arch: &'static str,
+    },
+    /// A launch that the kernel or the GPU does not allow.
+    #[error("{kernel} cannot be launched with {got} {what}: at most {limit}")]
+    LaunchLimit {
+        /// The kernel.
+        kernel: &'static str,
+        /// What there is too much of.
+        what: &'static str,
+        /// How much was asked for.
+        got: u64,
+        /// How much there may be.
+        limit: u64,
+    },
+    /// The driver lacks a function.
+    #[error("the driver has no {function}: update it to CUDA {since} or newer")]
+    OldDriver {
+        /// The function.
+        function: &'static str,
+        /// The first CUDA version that has it.
+        since: &'static str,
+    },
+    /// A tensor that the tensor memory accelerator cannot describe.
+    #[error("no tensor map for {tensor}: {what} is {got}, it must be {rule}")]
+    TensorMap {
+        /// The tensor.
+        tensor: &'static str,
+        /// The quantity.
+        what: &'static str,
+        /// Its value.
+        got: u64,
+        /// What it must be.
+        rule: &'static str,
+    },
+    /// A driver call failed. The work before it on the stream may have failed, and may be what is reported.
+    #[error("{call} failed: {name} ({code}), {text}")]
+    Driver {
+        /// The function called.
+        call: &'static str,
+        /// The driver's error code.
+        code: u32,
+        /// The name of that code.
+        name: String,
+        /// The driver's words for it.
+        text: String,
+    },
+}

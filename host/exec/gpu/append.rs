@@ -1,0 +1,558 @@
+//! New keys and values into pages, on the GPU.
+
+use kernels_gpu::{
+    abi::{AppendParams, AppendTensor, KvStrides},
+    append::VECTORS_PER_BLOCK,
+    divisor::Divisor,
+};
+
+use super::{
+    CUdeviceptr, CUstream, DeviceArray, DeviceTensor, Gpu,
+    launch::Launch,
+    module::{Carveout, Kernel, Modules},
+};
+use crate::{
+    Error,
+    problem::{Dtype, KvLayout, MAX_PAGE_SIZE, ProblemError, Spec},
+};
+
+/// Keys and values of a page pool in device memory; the counterpart of [`KvView`](crate::kv::KvView).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvPool {
+    /// Address of the first key of page 0.
+    pub k: CUdeviceptr,
+    /// Address of the first value of page 0.
+    pub v: CUdeviceptr,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Pages in the pool.
+    pub pages: u32,
+    /// How the keys lie.
+    pub k_strides: KvStrides,
+    /// How the values lie.
+    pub v_strides: KvStrides,
+}
+
+impl KvPool {
+    /// Keys and values in dense pools of their own.
+    #[must_use]
+    pub const fn new(
+        spec: &Spec,
+        layout: KvLayout,
+        page_size: u32,
+        pages: u32,
+        k: CUdeviceptr,
+        v: CUdeviceptr,
+    ) -> Self {
+        Self {
+            k,
+            v,
+            dtype: spec.kv_dtype,
+            pages,
+            k_strides: layout.strides(page_size, spec.kv_heads, spec.head_dim_qk),
+            v_strides: layout.strides(page_size, spec.kv_heads, spec.head_dim_v),
+        }
+    }
+}
+
+/// Entries by the bytes that a thread moves at once.
+pub(super) struct Kernels {
+    by_16: Kernel,
+    by_8: Kernel,
+}
+
+impl Kernels {
+    pub(super) fn load(modules: &Modules, max_shared: u32) -> Result<Self, Error> {
+        let kernel = |name| modules.kernel(name, Carveout::Default, max_shared);
+        Ok(Self {
+            by_16: kernel("append_paged_kv_16")?,
+            by_8: kernel("append_paged_kv_8")?,
+        })
+    }
+}
+
+impl Gpu {
+    /// Copies the keys and values of new tokens into a page pool.
+    ///
+    /// `k` is `[tokens, kv_heads, head_dim_qk]` and `v` is `[tokens, kv_heads, head_dim_v]`, both of the pool's
+    /// element type, with any strides over tokens and heads that keep rows on 8-byte boundaries (16-byte ones
+    /// are faster). `slots` says where each token goes, as `page × page_size + offset`; a token whose slot is
+    /// not in the pool, such as [`NO_SLOT`](crate::abi::NO_SLOT), is left out.
+    ///
+    /// The same call on the CPU is [`cpu::append_paged_kv`](crate::exec::cpu::append_paged_kv).
+    ///
+    /// # Safety
+    /// - All tensors and arrays are in this GPU's memory as described, and stay until the work on `stream`
+    ///   is done. The pool is not touched by others meanwhile.
+    /// - No two tokens go to one slot.
+    /// - `stream` is a stream of the device's primary context, or null (the default stream).
+    ///
+    /// # Errors
+    /// A variant for each thing that can be wrong with a tensor ([`Error::NullPointer`],
+    /// [`Error::DtypesDiffer`], [`Error::Extent`], …), before anything is launched; [`Error::Driver`] if the
+    /// launch fails.
+    pub unsafe fn append_paged_kv(
+        &self,
+        spec: &Spec,
+        pool: &KvPool,
+        slots: DeviceArray<u32>,
+        k: &DeviceTensor<3>,
+        v: &DeviceTensor<3>,
+        stream: CUstream,
+    ) -> Result<(), Error> {
+        let (params, vector) = parameters(spec, pool, slots, k, v)?;
+        let kernel = match vector {
+            16 => &self.append.by_16,
+            _ => &self.append.by_8,
+        };
+        let vectors = params.k.vectors.max(params.v.vectors);
+        let mut launch = Launch::new(
+            vectors.div_ceil(VECTORS_PER_BLOCK),
+            kernels_gpu::append::THREADS,
+        );
+        launch.grid[1] = 2; // keys and values
+        // SAFETY: the kernel takes `AppendParams`, and the caller vouches for what they point to.
+        unsafe { self.launch(kernel, &launch, &params, stream) }
+    }
+}
+
+/// Keys or values of one call.
+struct Side<'a> {
+    name: &'static str,
+    pool_name: &'static str,
+    source: &'a DeviceTensor<3>,
+    pool: CUdeviceptr,
+    strides: KvStrides,
+    head_dim: u32,
+}
+
+/// All checks; the parameters of the launch, and the bytes of a vector.
+fn parameters(
+    spec: &Spec,
+    pool: &KvPool,
+    slots: DeviceArray<u32>,
+    k: &DeviceTensor<3>,
+    v: &DeviceTensor<3>,
+) -> Result<(AppendParams, u32), Error> {
+    let page_size = pool.k_strides.page_size;
+    if page_size == 0 || page_size > MAX_PAGE_SIZE {
+        return Err(ProblemError::PageSize {
+            part: 0,
+            got: page_size,
+        }
+        .into());
+    }
+    if pool.v_strides.page_size != page_size {
+        return Err(Error::Extent {
+            tensor: "the value pool",
+            dimension: "tokens in a page",
+            got: pool.v_strides.page_size as usize,
+            rule: format!("{page_size}, as in the key pool"),
+        });
+    }
+    if pool.dtype != spec.kv_dtype {
+        return Err(Error::DtypesDiffer {
+            tensor: "the KV pool",
+            got: pool.dtype,
+            other: "the spec's KV",
+            expected: spec.kv_dtype,
+        });
+    }
+    let sides = [
+        Side {
+            name: "k",
+            pool_name: "the key pool",
+            source: k,
+            pool: pool.k,
+            strides: pool.k_strides,
+            head_dim: spec.head_dim_qk,
+        },
+        Side {
+            name: "v",
+            pool_name: "the value pool",
+            source: v,
+            pool: pool.v,
+            strides: pool.v_strides,
+            head_dim: spec.head_dim_v,
+        },
+    ];
+    for side in &sides {
+        side.check(spec, pool, slots.len)?;
+    }
+    slots.check_address("slots", 4)?;
+    let pool_slots = u64::from(pool.pages) * u64::from(page_size);
+    if pool_slots >= u64::from(Divisor::LIMIT) {
+        return Err(ProblemError::TooLarge {
+            what: "tokens in the pool",
+            got: pool_slots,
+            limit: u64::from(Divisor::LIMIT) - 1,
+        }
+        .into());
+    }
+    let vector = match sides.iter().try_for_each(|side| side.check_vectors(16)) {
+        Ok(()) => 16,
+        Err(_) => {
+            sides.iter().try_for_each(|side| side.check_vectors(8))?;
+            8
+        }
+    };
+    let [k, v] = &sides;
+    let params = AppendParams {
+        slots: slots.address,
+        pool_slots: pool_slots as u32,
+        page_size: Divisor::new(page_size),
+        k: k.parameters(vector)?,
+        v: v.parameters(vector)?,
+    };
+    Ok((params, vector))
+}
+
+impl Side<'_> {
+    fn check(&self, spec: &Spec, pool: &KvPool, tokens: usize) -> Result<(), Error> {
+        let Self { name, source, .. } = *self;
+        if source.dtype != pool.dtype {
+            return Err(Error::DtypesDiffer {
+                tensor: name,
+                got: source.dtype,
+                other: "the KV pool",
+                expected: pool.dtype,
+            });
+        }
+        let (heads, dim) = (spec.kv_heads as usize, self.head_dim as usize);
+        if heads == 0 {
+            return Err(Error::Extent {
+                tensor: name,
+                dimension: "KV heads",
+                got: 0,
+                rule: "at least 1".into(),
+            });
+        }
+        source.check_extent(name, "tokens", 0, tokens, "there are slots")?;
+        source.check_extent(name, "KV heads", 1, heads, "the spec says")?;
+        source.check_extent(name, "elements in a head", 2, dim, "the spec says")?;
+        if dim == 0 || !dim.is_multiple_of(8) {
+            return Err(Error::HeadDim {
+                tensor: name,
+                got: dim,
+                multiple: 8,
+            });
+        }
+        source.check_dense(name, 2)?;
+        if self.pool == 0 && !source.is_empty() {
+            return Err(Error::NullPointer {
+                tensor: self.pool_name,
+            });
+        }
+        source.check_address(name, 1)
+    }
+
+    /// Whether all rows start at multiples of `bytes` and are multiples of it long.
+    fn check_vectors(&self, bytes: u32) -> Result<(), Error> {
+        let element = self.source.dtype.bytes();
+        if !(self.head_dim * element).is_multiple_of(bytes) {
+            return Err(Error::HeadDim {
+                tensor: self.name,
+                got: self.head_dim as usize,
+                multiple: (bytes / element) as usize,
+            });
+        }
+        for (tensor, address) in [
+            (self.name, self.source.address),
+            (self.pool_name, self.pool),
+        ] {
+            if !address.is_multiple_of(bytes.into()) {
+                return Err(Error::Misaligned {
+                    tensor,
+                    address,
+                    align: bytes,
+                });
+            }
+        }
+        let [source_token, source_head, _] = self.source.strides;
+        let strides = [
+            (self.name, "tokens", source_token),
+            (self.name, "heads", source_head),
+            (self.pool_name, "pages", self.strides.page as usize),
+            (self.pool_name, "tokens", self.strides.token as usize),
+            (self.pool_name, "heads", self.strides.head as usize),
+        ];
+        for (tensor, dimension, got) in strides {
+            if !(got * element as usize).is_multiple_of(bytes as usize) {
+                return Err(Error::Stride {
+                    tensor,
+                    dimension,
+                    got,
+                    rule: format!("a multiple of {}", bytes / element),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn parameters(&self, vector: u32) -> Result<AppendTensor, Error> {
+        let [tokens, heads, _] = self.source.shape;
+        let fits = |what, got: usize, limit: u32| match u32::try_from(got) {
+            Ok(fitting) if fitting <= limit => Ok(fitting),
+            _ => Err(ProblemError::TooLarge {
+                what,
+                got: got as u64,
+                limit: limit.into(),
+            }),
+        };
+        let element = self.source.dtype.bytes() as usize;
+        let in_vectors = |elements: usize| elements * element / vector as usize;
+        let per_head = in_vectors(self.head_dim as usize);
+        let per_token = heads * per_head;
+        let limit = Divisor::LIMIT - 1;
+        let vectors_per_token = fits("KV heads × head dimension", per_token, limit)?;
+        let [source_token, source_head, _] = self.source.strides;
+        // Heads that follow each other on both sides are one long row.
+        let dim = self.head_dim as usize;
+        let one_row = heads == 1 || source_head == dim && self.strides.head as usize == dim;
+        Ok(AppendTensor {
+            source: self.source.address,
+            pool: self.pool,
+            source_token: fits("the token stride", in_vectors(source_token), u32::MAX)?,
+            source_head: fits("the head stride", in_vectors(source_head), u32::MAX)?,
+            page: in_vectors(self.strides.page as usize) as u32,
+            token: in_vectors(self.strides.token as usize) as u32,
+            head: in_vectors(self.strides.head as usize) as u32,
+            vectors: fits(
+                "new tokens × KV heads × head dimension",
+                tokens.saturating_mul(per_token),
+                limit,
+            )?,
+            vectors_per_token: Divisor::new(vectors_per_token),
+            vectors_per_head: Divisor::new(if one_row {
+                vectors_per_token
+            } else {
+                per_head as u32
+            }),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: u64 = 1 << 20;
+
+    struct Call {
+        spec: Spec,
+        pool: KvPool,
+        slots: DeviceArray<u32>,
+        k: DeviceTensor<3>,
+        v: DeviceTensor<3>,
+    }
+
+    impl Call {
+        fn good() -> Self {
+            let spec = Spec::new(8, 4, 128).with_head_dim_v(64);
+            Self {
+                pool: KvPool::new(&spec, KvLayout::Hnd, 16, 100, A, A),
+                slots: DeviceArray::new(A, 5),
+                k: DeviceTensor::new(A, Dtype::BF16, [5, 4, 128]),
+                v: DeviceTensor::new(A, Dtype::BF16, [5, 4, 64]).with_stride(0, 6144),
+                spec,
+            }
+        }
+
+        fn check(&self) -> Result<(AppendParams, u32), Error> {
+            parameters(&self.spec, &self.pool, self.slots, &self.k, &self.v)
+        }
+    }
+
+    #[test]
+    fn a_good_call_becomes_parameters() {
+        let (params, vector) = Call::good().check().unwrap();
+        assert_eq!(
+            (vector, params.pool_slots, params.page_size.get()),
+            (16, 1600, 16)
+        );
+        assert_eq!(
+            (params.k.vectors, params.k.source_token, params.k.head),
+            (5 * 64, 64, 16 * 16)
+        );
+        assert_eq!(
+            (params.v.vectors, params.v.source_token, params.v.page),
+            (5 * 32, 768, 16 * 32)
+        );
+        assert_eq!(
+            (
+                params.k.vectors_per_token.get(),
+                params.k.vectors_per_head.get()
+            ),
+            (64, 16)
+        );
+    }
+
+    #[test]
+    fn heads_that_follow_each_other_are_one_row() {
+        let mut call = Call::good();
+        call.pool = KvPool::new(&call.spec, KvLayout::Nhd, 16, 100, A, A);
+        assert_eq!(call.check().unwrap().0.k.vectors_per_head.get(), 64);
+        call.k = DeviceTensor::new(A, Dtype::BF16, [5, 4, 128]).with_stride(1, 256);
+        assert_eq!(call.check().unwrap().0.k.vectors_per_head.get(), 16);
+    }
+
+    #[test]
+    fn what_is_not_on_16_bytes_goes_by_8() {
+        let mut call = Call::good();
+        call.k.address = A + 8;
+        assert_eq!(call.check().unwrap().1, 8);
+        call.k.address = A + 4;
+        assert!(matches!(
+            call.check(),
+            Err(Error::Misaligned {
+                tensor: "k",
+                align: 8,
+                ..
+            })
+        ));
+
+        let spec = Spec::new(2, 2, 72).with_dtype(Dtype::F8E4M3);
+        let tensor = DeviceTensor::new(A, Dtype::F8E4M3, [5, 2, 72]);
+        let call = Call {
+            pool: KvPool::new(&spec, KvLayout::Nhd, 3, 100, A, A),
+            k: tensor,
+            v: tensor,
+            spec,
+            ..Call::good()
+        };
+        let (params, vector) = call.check().unwrap();
+        assert_eq!((vector, params.k.vectors_per_token.get()), (8, 18));
+    }
+
+    #[test]
+    fn each_thing_that_is_wrong_has_its_error() {
+        use Error::{DtypesDiffer, Extent, HeadDim, NullPointer, Problem, Stride};
+        let broken = |change: &dyn Fn(&mut Call)| {
+            let mut call = Call::good();
+            change(&mut call);
+            call.check().unwrap_err()
+        };
+        assert!(matches!(
+            broken(&|c| c.k.dtype = Dtype::F16),
+            DtypesDiffer { tensor: "k", .. }
+        ));
+        assert!(matches!(
+            broken(&|c| c.v.dtype = Dtype::F32),
+            DtypesDiffer { tensor: "v", .. }
+        ));
+        assert!(matches!(
+            broken(&|c| c.pool.dtype = Dtype::F16),
+            DtypesDiffer {
+                tensor: "the KV pool",
+                ..
+            }
+        ));
+        assert!(matches!(
+            broken(&|c| c.slots.len = 4),
+            Extent {
+                tensor: "k",
+                got: 5,
+                ..
+            }
+        ));
+        assert!(matches!(
+            broken(&|c| c.v.shape[0] = 4),
+            Extent {
+                tensor: "v",
+                got: 4,
+                ..
+            }
+        ));
+        assert!(matches!(
+            broken(&|c| c.k.shape[1] = 8),
+            Extent {
+                tensor: "k",
+                got: 8,
+                ..
+            }
+        ));
+        assert!(matches!(
+            broken(&|c| c.v.shape[2] = 128),
+            Extent {
+                tensor: "v",
+                got: 128,
+                ..
+            }
+        ));
+        assert!(matches!(
+            broken(&|c| (c.spec.kv_heads, c.k.shape[1]) = (0, 0)),
+            Extent { got: 0, .. }
+        ));
+        assert!(matches!(
+            broken(&|c| (c.spec.head_dim_qk, c.k.shape[2]) = (100, 100)),
+            HeadDim { got: 100, .. }
+        ));
+        assert!(matches!(
+            broken(&|c| c.k.strides[2] = 2),
+            Stride {
+                tensor: "k",
+                got: 2,
+                ..
+            }
+        ));
+        assert!(matches!(
+            broken(&|c| c.v.strides[0] = 6142),
+            Stride {
+                tensor: "v",
+                got: 6142,
+                ..
+            }
+        ));
+        assert!(matches!(
+            broken(&|c| c.pool.k_strides.token = 126),
+            Stride {
+                tensor: "the key pool",
+                got: 126,
+                ..
+            }
+        ));
+        assert!(matches!(
+            broken(&|c| c.k.address = 0),
+            NullPointer { tensor: "k" }
+        ));
+        assert!(matches!(
+            broken(&|c| c.pool.v = 0),
+            NullPointer {
+                tensor: "the value pool"
+            }
+        ));
+        assert!(matches!(
+            broken(&|c| c.slots.address = 0),
+            NullPointer { tensor: "slots" }
+        ));
+        assert!(matches!(
+            broken(&|c| c.pool.k_strides.page_size = 0),
+            Problem(ProblemError::PageSize { got: 0, .. })
+        ));
+        assert!(matches!(
+            broken(&|c| c.pool.k_strides.page_size = 129),
+            Problem(ProblemError::PageSize { got: 129, .. })
+        ));
+        assert!(matches!(
+            broken(&|c| c.pool.v_strides.page_size = 8),
+            Extent {
+                tensor: "the value pool",
+                got: 8,
+                ..
+            }
+        ));
+        assert!(matches!(
+            broken(&|c| c.pool.pages = u32::MAX),
+            Problem(ProblemError::TooLarge { .. })
+        ));
+    }
+
+    #[test]
+    fn no_tokens_need_no_memory() {
+        let mut call = Call::good();
+        call.slots = DeviceArray::new(0, 0);
+        (call.k.shape[0], call.k.address) = (0, 0);
+        (call.v.shape[0], call.v.address) = (0, 0);
+        assert_eq!(call.check().unwrap().0.k.vectors, 0);
+    }
+}

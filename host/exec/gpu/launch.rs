@@ -1,0 +1,148 @@
+//! Launches on a raw stream.
+
+use std::ffi::c_void;
+
+use super::{
+    Gpu,
+    driver::{
+        self, CUstream, Current, LaunchAttribute, LaunchConfig, LaunchKernelEx, cuLaunchKernel,
+    },
+    module::Kernel,
+};
+use crate::Error;
+
+/// The shape of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block, along x.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+    /// Blocks of a cluster, along x; 1 for none.
+    pub cluster: u32,
+    /// Programmatic dependent launch: the kernel may start while the one before it on the stream still
+    /// runs, and waits for it with `griddepcontrol.wait`.
+    pub overlap: bool,
+}
+
+impl Launch {
+    /// A launch of `blocks` blocks along x, without shared memory, clusters or overlap.
+    #[must_use]
+    pub const fn new(blocks: u32, threads: u32) -> Self {
+        Self {
+            grid: [blocks, 1, 1],
+            threads,
+            shared: 0,
+            cluster: 1,
+            overlap: false,
+        }
+    }
+
+    fn check(&self, kernel: &Kernel) -> Result<(), Error> {
+        // The limits of every architecture since Kepler: 2³¹ − 1 blocks along x, 65,535 along y and z.
+        let limits = [
+            ("threads in a block", self.threads, kernel.max_threads),
+            (
+                "bytes of dynamic shared memory",
+                self.shared,
+                kernel.max_dynamic_shared,
+            ),
+            ("blocks along x", self.grid[0], i32::MAX as u32),
+            ("blocks along y", self.grid[1], 65_535),
+            ("blocks along z", self.grid[2], 65_535),
+            ("blocks in a cluster", self.cluster, 16),
+        ];
+        for (what, got, limit) in limits {
+            if got > limit {
+                return Err(Error::LaunchLimit {
+                    kernel: kernel.name,
+                    what,
+                    got: got.into(),
+                    limit: limit.into(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Gpu {
+    /// Launches a kernel whose only parameter is `parameters`. A launch without blocks is none.
+    ///
+    /// # Safety
+    /// - `kernel` belongs to this GPU and takes one parameter of the type `P`, by value.
+    /// - All memory that the kernel touches through `parameters` is valid, and stays so until the work on
+    ///   `stream` is done.
+    /// - `stream` is a stream of this GPU's primary context, or null (the default stream).
+    pub(super) unsafe fn launch<P: Copy>(
+        &self,
+        kernel: &Kernel,
+        launch: &Launch,
+        parameters: &P,
+        stream: CUstream,
+    ) -> Result<(), Error> {
+        launch.check(kernel)?;
+        if launch.grid.contains(&0) {
+            return Ok(());
+        }
+        let _current = Current::enter(self.context.as_raw())?;
+        // The driver reads the parameters before it returns and does not write them.
+        let mut pointers = [(&raw const *parameters).cast_mut().cast::<c_void>()];
+        let mut attributes = Vec::new();
+        if launch.overlap {
+            attributes.push(LaunchAttribute::new(
+                LaunchAttribute::PROGRAMMATIC_STREAM_SERIALIZATION,
+                [1],
+            ));
+        }
+        if launch.cluster > 1 {
+            attributes.push(LaunchAttribute::new(
+                LaunchAttribute::CLUSTER_DIMENSION,
+                [launch.cluster, 1, 1],
+            ));
+        }
+        let [x, y, z] = launch.grid;
+        if attributes.is_empty() {
+            // SAFETY: the caller vouches for kernel, parameters and stream.
+            let code = unsafe {
+                cuLaunchKernel(
+                    kernel.function,
+                    x,
+                    y,
+                    z,
+                    launch.threads,
+                    1,
+                    1,
+                    launch.shared,
+                    stream,
+                    pointers.as_mut_ptr(),
+                    std::ptr::null_mut(),
+                )
+            };
+            return code.check("cuLaunchKernel");
+        }
+        // SAFETY: the type is that of the function.
+        let launch_ex: LaunchKernelEx =
+            unsafe { driver::young_function(c"cuLaunchKernelEx", "11.8") }?;
+        let config = LaunchConfig {
+            grid: launch.grid,
+            block: [launch.threads, 1, 1],
+            shared: launch.shared,
+            stream,
+            attributes: attributes.as_ptr(),
+            attribute_count: attributes.len() as u32,
+        };
+        // SAFETY: as above; the attributes outlive the call.
+        let code = unsafe {
+            launch_ex(
+                &config,
+                kernel.function,
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        code.check("cuLaunchKernelEx")
+    }
+}

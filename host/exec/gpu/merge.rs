@@ -1,0 +1,439 @@
+//! ⊕ over partial states, on the GPU.
+
+use kernels_gpu::{
+    abi::{MergeParams, MergeRow},
+    divisor::Divisor,
+    merge::{CHUNK, THREADS},
+};
+
+use super::{
+    CUstream, DeviceArray, DeviceTensor, Gpu,
+    launch::Launch,
+    module::{Carveout, Kernel, Modules},
+    tensor::VECTOR_BYTES,
+};
+use crate::{
+    Error,
+    problem::{Dtype, ProblemError},
+};
+
+/// Partial states in device memory, both dense and f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartialStates {
+    /// `[slots, q_heads, head_dim_v]`, normalised; the head dimension is a multiple of 8.
+    pub out: DeviceTensor<3>,
+    /// `[slots, q_heads]`, base 2; −∞ where a state saw no key (its output is not looked at then).
+    pub lse: DeviceTensor<2>,
+}
+
+/// One entry for each type of output.
+pub(super) struct Kernels {
+    bf16: Kernel,
+    f16: Kernel,
+    f32: Kernel,
+}
+
+impl Kernels {
+    pub(super) fn load(modules: &Modules, max_shared: u32) -> Result<Self, Error> {
+        // Loads in flight live in L1, so it is not cut down here.
+        let kernel = |name| modules.kernel(name, Carveout::Default, max_shared);
+        Ok(Self {
+            bf16: kernel("merge_states_bf16")?,
+            f16: kernel("merge_states_f16")?,
+            f32: kernel("merge_states_f32")?,
+        })
+    }
+}
+
+impl Gpu {
+    /// Combines the partial states of each row in the order in which its slots are listed.
+    ///
+    /// `out` is `[tokens, q_heads, head_dim_v]` in F16, BF16 or F32 with any token stride that is a multiple
+    /// of 8; `lse`, if wanted, is dense `[tokens, q_heads]` F32 in natural log. Only the tokens that `rows`
+    /// names are written. A row without slots gets output 0 and LSE −∞.
+    ///
+    /// The same call on the CPU is [`cpu::merge_states`](crate::exec::cpu::merge_states).
+    ///
+    /// # Safety
+    /// - All tensors and arrays are in this GPU's memory as described, and stay until the work on `stream`
+    ///   is done. What is written is not touched by others meanwhile.
+    /// - Each of `rows` names a token of `out` that no other names, and a run of entries of `merge_slots`;
+    ///   each of these is a slot of `partials`.
+    /// - `stream` is a stream of the device's primary context, or null (the default stream).
+    ///
+    /// # Errors
+    /// A variant for each thing that can be wrong with a tensor ([`Error::NullPointer`], [`Error::Dtype`],
+    /// [`Error::Extent`], …), before anything is launched; [`Error::Driver`] if the launch fails.
+    pub unsafe fn merge_states(
+        &self,
+        partials: &PartialStates,
+        rows: DeviceArray<MergeRow>,
+        merge_slots: DeviceArray<u32>,
+        out: &DeviceTensor<3>,
+        lse: Option<&DeviceTensor<2>>,
+        stream: CUstream,
+    ) -> Result<(), Error> {
+        let params = parameters(partials, rows, merge_slots, out, lse)?;
+        let kernel = match out.dtype {
+            Dtype::BF16 => &self.merge.bf16,
+            Dtype::F16 => &self.merge.f16,
+            _ => &self.merge.f32,
+        };
+        let launch = Launch::new(params.chunks.div_ceil(THREADS), THREADS);
+        // SAFETY: the kernel takes `MergeParams`, and the caller vouches for what they point to.
+        unsafe { self.launch(kernel, &launch, &params, stream) }
+    }
+}
+
+/// All checks; the parameters of the launch.
+fn parameters(
+    partials: &PartialStates,
+    rows: DeviceArray<MergeRow>,
+    merge_slots: DeviceArray<u32>,
+    out: &DeviceTensor<3>,
+    lse: Option<&DeviceTensor<2>>,
+) -> Result<MergeParams, Error> {
+    let [slots, q_heads, head_dim] = partials.out.shape;
+    if head_dim == 0 || !head_dim.is_multiple_of(CHUNK) {
+        return Err(Error::HeadDim {
+            tensor: "partial_out",
+            got: head_dim,
+            multiple: CHUNK,
+        });
+    }
+    if q_heads == 0 {
+        return Err(Error::Extent {
+            tensor: "partial_out",
+            dimension: "query heads",
+            got: 0,
+            rule: "at least 1".into(),
+        });
+    }
+    let f32_only = [
+        ("partial_out", Some(partials.out.dtype)),
+        ("partial_lse", Some(partials.lse.dtype)),
+        ("lse", lse.map(|lse| lse.dtype)),
+    ];
+    for (tensor, dtype) in f32_only {
+        match dtype {
+            None | Some(Dtype::F32) => {}
+            Some(got) => {
+                return Err(Error::Dtype {
+                    tensor,
+                    got,
+                    expected: "F32",
+                });
+            }
+        }
+    }
+    if !matches!(out.dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32) {
+        return Err(Error::Dtype {
+            tensor: "out",
+            got: out.dtype,
+            expected: "BF16, F16 or F32",
+        });
+    }
+
+    let of_partials = "in partial_out";
+    partials
+        .lse
+        .check_extent("partial_lse", "slots", 0, slots, of_partials)?;
+    partials
+        .lse
+        .check_extent("partial_lse", "query heads", 1, q_heads, of_partials)?;
+    out.check_extent("out", "query heads", 1, q_heads, of_partials)?;
+    out.check_extent("out", "elements in a head", 2, head_dim, of_partials)?;
+    if let Some(lse) = lse {
+        lse.check_extent("lse", "tokens", 0, out.shape[0], "in out")?;
+        lse.check_extent("lse", "query heads", 1, q_heads, of_partials)?;
+    }
+
+    partials.out.check_dense("partial_out", 0)?;
+    partials.lse.check_dense("partial_lse", 0)?;
+    // Tokens may be apart, heads follow each other.
+    out.check_dense("out", 1)?;
+    let out_token_stride = out.strides[0];
+    if !out_token_stride.is_multiple_of(CHUNK) || out_token_stride < q_heads * head_dim {
+        return Err(Error::Stride {
+            tensor: "out",
+            dimension: "tokens",
+            got: out_token_stride,
+            rule: format!("a multiple of {CHUNK} and at least {}", q_heads * head_dim),
+        });
+    }
+    if let Some(lse) = lse {
+        lse.check_dense("lse", 0)?;
+    }
+
+    partials.out.check_address("partial_out", VECTOR_BYTES)?;
+    partials.lse.check_address("partial_lse", 4)?;
+    rows.check_address("rows", size_of::<MergeRow>() as u32)?;
+    merge_slots.check_address("merge_slots", 4)?;
+    out.check_address("out", VECTOR_BYTES)?;
+    if let Some(lse) = lse {
+        lse.check_address("lse", 4)?;
+    }
+
+    let chunks_per_row = q_heads * head_dim / CHUNK;
+    let fits = |what, got: usize, limit: u64| match u32::try_from(got) {
+        Ok(fitting) if u64::from(fitting) <= limit => Ok(fitting),
+        _ => Err(ProblemError::TooLarge {
+            what,
+            got: got as u64,
+            limit,
+        }),
+    };
+    let limit = u64::from(Divisor::LIMIT) - 1;
+    Ok(MergeParams {
+        partial_out: partials.out.address,
+        partial_lse: partials.lse.address,
+        rows: rows.address,
+        merge_slots: merge_slots.address,
+        out: out.address,
+        lse: lse.map_or(0, |lse| lse.address),
+        chunks: fits(
+            "merged rows × heads × head dimension / 8",
+            rows.len.saturating_mul(chunks_per_row),
+            limit,
+        )?,
+        chunks_per_row: Divisor::new(fits(
+            "query heads × head dimension / 8",
+            chunks_per_row,
+            limit,
+        )?),
+        chunks_per_head: Divisor::new((head_dim / CHUNK) as u32),
+        q_heads: q_heads as u32,
+        out_token_stride: fits("the token stride of out", out_token_stride, u32::MAX.into())?,
+        reserved: 0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: u64 = 1 << 20;
+
+    fn good() -> (PartialStates, DeviceTensor<3>, DeviceTensor<2>) {
+        let partials = PartialStates {
+            out: DeviceTensor::new(A, Dtype::F32, [7, 4, 64]),
+            lse: DeviceTensor::new(A, Dtype::F32, [7, 4]),
+        };
+        (
+            partials,
+            DeviceTensor::new(A, Dtype::BF16, [3, 4, 64]).with_stride(0, 1024),
+            DeviceTensor::new(A, Dtype::F32, [3, 4]),
+        )
+    }
+
+    fn check(
+        partials: PartialStates,
+        out: DeviceTensor<3>,
+        lse: Option<DeviceTensor<2>>,
+    ) -> Result<MergeParams, Error> {
+        let (rows, slots) = (DeviceArray::new(A, 3), DeviceArray::new(A, 5));
+        parameters(&partials, rows, slots, &out, lse.as_ref())
+    }
+
+    #[test]
+    fn a_good_call_becomes_parameters() {
+        let (partials, out, lse) = good();
+        let params = check(partials, out, Some(lse)).unwrap();
+        assert_eq!((params.chunks, params.chunks_per_row.get()), (3 * 32, 32));
+        assert_eq!(
+            (params.chunks_per_head.get(), params.out_token_stride),
+            (8, 1024)
+        );
+        assert_eq!(check(partials, out, None).unwrap().lse, 0);
+    }
+
+    /// Applies a change to a good call and returns the error.
+    fn broken(
+        change: impl Fn(&mut PartialStates, &mut DeviceTensor<3>, &mut DeviceTensor<2>),
+    ) -> Error {
+        let (mut partials, mut out, mut lse) = good();
+        change(&mut partials, &mut out, &mut lse);
+        check(partials, out, Some(lse)).unwrap_err()
+    }
+
+    #[test]
+    fn each_thing_that_is_wrong_has_its_error() {
+        use Error::{Dtype as WrongDtype, Extent, HeadDim, Misaligned, NullPointer, Stride};
+        assert!(matches!(
+            broken(|p, _, _| p.out.dtype = Dtype::BF16),
+            WrongDtype {
+                tensor: "partial_out",
+                ..
+            }
+        ));
+        assert!(matches!(
+            broken(|p, _, _| p.lse.dtype = Dtype::F16),
+            WrongDtype {
+                tensor: "partial_lse",
+                ..
+            }
+        ));
+        assert!(matches!(
+            broken(|_, o, _| o.dtype = Dtype::F8E4M3),
+            WrongDtype { tensor: "out", .. }
+        ));
+        assert!(matches!(
+            broken(|_, _, l| l.dtype = Dtype::BF16),
+            WrongDtype { tensor: "lse", .. }
+        ));
+        assert!(matches!(
+            broken(|p, _, _| p.out = DeviceTensor::new(A, Dtype::F32, [7, 4, 60])),
+            HeadDim { got: 60, .. }
+        ));
+        assert!(matches!(
+            broken(|p, _, _| p.out = DeviceTensor::new(A, Dtype::F32, [7, 0, 64])),
+            Extent { got: 0, .. }
+        ));
+        assert!(matches!(
+            broken(|p, _, _| p.lse.shape[0] = 6),
+            Extent {
+                tensor: "partial_lse",
+                got: 6,
+                ..
+            }
+        ));
+        assert!(matches!(
+            broken(|p, _, _| p.lse.shape[1] = 5),
+            Extent {
+                tensor: "partial_lse",
+                got: 5,
+                ..
+            }
+        ));
+        assert!(matches!(
+            broken(|_, o, _| o.shape[1] = 2),
+            Extent {
+                tensor: "out",
+                got: 2,
+                ..
+            }
+        ));
+        assert!(matches!(
+            broken(|_, o, _| o.shape[2] = 72),
+            Extent {
+                tensor: "out",
+                got: 72,
+                ..
+            }
+        ));
+        assert!(matches!(
+            broken(|_, _, l| l.shape[0] = 2),
+            Extent {
+                tensor: "lse",
+                got: 2,
+                ..
+            }
+        ));
+        assert!(matches!(
+            broken(|_, _, l| l.shape[1] = 2),
+            Extent {
+                tensor: "lse",
+                got: 2,
+                ..
+            }
+        ));
+        assert!(matches!(
+            broken(|p, _, _| p.out.strides[0] = 512),
+            Stride {
+                tensor: "partial_out",
+                got: 512,
+                ..
+            }
+        ));
+        assert!(matches!(
+            broken(|_, o, _| o.strides[0] = 1028),
+            Stride {
+                tensor: "out",
+                got: 1028,
+                ..
+            }
+        ));
+        assert!(matches!(
+            broken(|_, o, _| o.strides[0] = 128),
+            Stride {
+                tensor: "out",
+                got: 128,
+                ..
+            }
+        ));
+        assert!(matches!(
+            broken(|_, o, _| o.strides[1] = 128),
+            Stride {
+                tensor: "out",
+                got: 128,
+                ..
+            }
+        ));
+        assert!(matches!(
+            broken(|_, _, l| l.strides[0] = 8),
+            Stride {
+                tensor: "lse",
+                got: 8,
+                ..
+            }
+        ));
+        assert!(matches!(
+            broken(|p, _, _| p.out.address = 0),
+            NullPointer {
+                tensor: "partial_out"
+            }
+        ));
+        assert!(matches!(
+            broken(|p, _, _| p.lse.address = 0),
+            NullPointer {
+                tensor: "partial_lse"
+            }
+        ));
+        assert!(matches!(
+            broken(|_, o, _| o.address = 0),
+            NullPointer { tensor: "out" }
+        ));
+        assert!(matches!(
+            broken(|_, _, l| l.address = 0),
+            NullPointer { tensor: "lse" }
+        ));
+        assert!(matches!(
+            broken(|p, _, _| p.out.address = A + 8),
+            Misaligned {
+                tensor: "partial_out",
+                align: 16,
+                ..
+            }
+        ));
+        assert!(matches!(
+            broken(|_, o, _| o.address = A + 2),
+            Misaligned { tensor: "out", .. }
+        ));
+    }
+
+    #[test]
+    fn index_arrays_are_checked_too() {
+        let (partials, out, _) = good();
+        let call = |rows, slots| parameters(&partials, rows, slots, &out, None).unwrap_err();
+        let (rows, slots) = (DeviceArray::new(A, 3), DeviceArray::new(A, 5));
+        assert_eq!(
+            call(DeviceArray::new(0, 3), slots),
+            Error::NullPointer { tensor: "rows" }
+        );
+        assert_eq!(
+            call(rows, DeviceArray::new(0, 5)),
+            Error::NullPointer {
+                tensor: "merge_slots"
+            }
+        );
+        assert!(matches!(
+            call(DeviceArray::new(A + 8, 3), slots),
+            Error::Misaligned { tensor: "rows", .. }
+        ));
+        let many = DeviceArray::new(A, 1 << 27);
+        assert!(matches!(
+            call(many, slots),
+            Error::Problem(ProblemError::TooLarge { .. })
+        ));
+    }
+}

@@ -1,0 +1,166 @@
+//! Tensors in device memory, as callers describe them.
+
+use std::marker::PhantomData;
+
+use super::driver::CUdeviceptr;
+use crate::{Error, problem::Dtype};
+
+/// What vector loads ask of an address.
+pub(super) const VECTOR_BYTES: u32 = 16;
+
+/// A tensor in device memory. It owns nothing: the memory may come from any CUDA crate.
+///
+/// ```
+/// use tandem_attn::{exec::gpu::DeviceTensor, problem::Dtype};
+///
+/// // The value part of a fused projection: [tokens, 8, 128] with rows of 6144 elements.
+/// let v = DeviceTensor::new(0x7f00_0000_0000, Dtype::BF16, [17, 8, 128]).with_stride(0, 6144);
+/// assert_eq!(v.strides, [6144, 128, 1]);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceTensor<const RANK: usize> {
+    /// Device address of the first element.
+    pub address: CUdeviceptr,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Extents, the slowest first.
+    pub shape: [usize; RANK],
+    /// Strides in elements.
+    pub strides: [usize; RANK],
+}
+
+impl<const RANK: usize> DeviceTensor<RANK> {
+    /// A dense tensor.
+    #[must_use]
+    pub const fn new(address: CUdeviceptr, dtype: Dtype, shape: [usize; RANK]) -> Self {
+        let mut strides = [1; RANK];
+        let mut axis = RANK;
+        while axis > 1 {
+            axis -= 1;
+            strides[axis - 1] = strides[axis] * shape[axis];
+        }
+        Self {
+            address,
+            dtype,
+            shape,
+            strides,
+        }
+    }
+
+    /// The same with another stride of one axis.
+    #[must_use]
+    pub const fn with_stride(mut self, axis: usize, stride: usize) -> Self {
+        self.strides[axis] = stride;
+        self
+    }
+
+    /// Whether there is nothing in it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.shape.contains(&0)
+    }
+
+    pub(super) fn check_address(&self, tensor: &'static str, align: u32) -> Result<(), Error> {
+        check_address(tensor, self.address, self.is_empty(), align)
+    }
+
+    /// Whether the axes from `first` on lie one in the other without gaps.
+    pub(super) fn check_dense(&self, tensor: &'static str, first: usize) -> Result<(), Error> {
+        let mut dense = 1;
+        for axis in (first..RANK).rev() {
+            let got = self.strides[axis];
+            // The stride of an axis with one element leads nowhere.
+            if got != dense && self.shape[axis] > 1 {
+                return Err(Error::Stride {
+                    tensor,
+                    dimension: ["the first axis", "the second axis", "the third axis"][axis.min(2)],
+                    got,
+                    rule: format!("{dense}"),
+                });
+            }
+            dense *= self.shape[axis];
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_extent(
+        &self,
+        tensor: &'static str,
+        dimension: &'static str,
+        axis: usize,
+        expected: usize,
+        of: &str,
+    ) -> Result<(), Error> {
+        let got = self.shape[axis];
+        if got == expected {
+            return Ok(());
+        }
+        Err(Error::Extent {
+            tensor,
+            dimension,
+            got,
+            rule: format!("{expected}, as {of}"),
+        })
+    }
+}
+
+/// `len` values of type `T` in device memory; `T` is plain data of the crate's contract with the device.
+///
+/// ```
+/// # use tandem_attn::exec::gpu::DeviceArray;
+/// let slots = DeviceArray::<u32>::new(0x7f00_0000_0000, 17);
+/// ```
+#[derive(Debug, PartialEq, Eq)]
+pub struct DeviceArray<T> {
+    /// Device address of the first value.
+    pub address: CUdeviceptr,
+    /// Number of values.
+    pub len: usize,
+    values: PhantomData<fn() -> T>,
+}
+
+// By hand: a derive would ask the same of `T`.
+impl<T> Clone for DeviceArray<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for DeviceArray<T> {}
+
+impl<T> DeviceArray<T> {
+    /// From an address and a number of values.
+    #[must_use]
+    pub const fn new(address: CUdeviceptr, len: usize) -> Self {
+        Self {
+            address,
+            len,
+            values: PhantomData,
+        }
+    }
+
+    pub(super) fn check_address(&self, tensor: &'static str, align: u32) -> Result<(), Error> {
+        check_address(tensor, self.address, self.len == 0, align)
+    }
+}
+
+fn check_address(
+    tensor: &'static str,
+    address: CUdeviceptr,
+    is_empty: bool,
+    align: u32,
+) -> Result<(), Error> {
+    if is_empty {
+        Ok(())
+    } else if address == 0 {
+        Err(Error::NullPointer { tensor })
+    } else if !address.is_multiple_of(align.into()) {
+        Err(Error::Misaligned {
+            tensor,
+            address,
+            align,
+        })
+    } else {
+        Ok(())
+    }
+}

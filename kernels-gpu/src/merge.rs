@@ -1,0 +1,217 @@
+//! `merge_states`: ⊕ over any number of partial states per output row.
+//!
+//! Memory-bound: per slot a thread reads 32 bytes of output and a log that its whole head shares, and
+//! it computes about one exp2 and eight multiply-adds for them. So the layout decides. A thread owns a
+//! *chunk* of 8 elements, two 16-byte loads per slot and one 16-byte store of a 16-bit output. Chunks are
+//! counted through rows and heads without a gap: a warp covers 256 neighbouring elements, whether those
+//! are two heads of one row or four rows of a single small head. Slots go by fours: 8 loads are under way
+//! before the first is looked at, and slot ids before those.
+//!
+//! The order of ⊕ is that of the slots, so that the result does not depend on timing.
+
+/// Elements that a thread computes.
+pub const CHUNK: usize = 8;
+
+/// Threads of a block.
+pub const THREADS: u32 = 256;
+
+#[cfg(target_arch = "nvptx64")]
+mod device {
+    use cuda_std::{convert, prelude::*};
+
+    use super::{CHUNK, THREADS};
+    use crate::{
+        abi::MergeParams,
+        state::{Merger, State, natural},
+    };
+
+    /// Output elements of a type.
+    trait Output {
+        /// # Safety
+        /// `out` is the address of a tensor of this type, in which `element .. element + 8` are the thread's
+        /// own and start at a multiple of 8.
+        unsafe fn store(out: u64, element: u64, values: [f32; CHUNK]);
+    }
+
+    struct Bf16;
+    struct F16;
+    struct F32;
+
+    impl Output for Bf16 {
+        #[inline(always)]
+        unsafe fn store(out: u64, element: u64, v: [f32; CHUNK]) {
+            let pairs = [
+                convert::f32x2_to_bf16x2(v[0], v[1]),
+                convert::f32x2_to_bf16x2(v[2], v[3]),
+                convert::f32x2_to_bf16x2(v[4], v[5]),
+                convert::f32x2_to_bf16x2(v[6], v[7]),
+            ];
+            // SAFETY: the caller's promise.
+            unsafe { ptr::store_u32x4((out + element * 2) as *mut u32, pairs) }
+        }
+    }
+
+    impl Output for F16 {
+        #[inline(always)]
+        unsafe fn store(out: u64, element: u64, v: [f32; CHUNK]) {
+            let pairs = [
+                convert::f32x2_to_f16x2(v[0], v[1]),
+                convert::f32x2_to_f16x2(v[2], v[3]),
+                convert::f32x2_to_f16x2(v[4], v[5]),
+                convert::f32x2_to_f16x2(v[6], v[7]),
+            ];
+            // SAFETY: the caller's promise.
+            unsafe { ptr::store_u32x4((out + element * 2) as *mut u32, pairs) }
+        }
+    }
+
+    impl Output for F32 {
+        #[inline(always)]
+        unsafe fn store(out: u64, element: u64, v: [f32; CHUNK]) {
+            let out = (out + element * 4) as *mut f32;
+            // SAFETY: the caller's promise.
+            unsafe {
+                ptr::store_f32x4(out, [v[0], v[1], v[2], v[3]]);
+                ptr::store_f32x4(out.add(4), [v[4], v[5], v[6], v[7]]);
+            }
+        }
+    }
+
+    /// Where a thread reads: its chunk and its head's log, in any slot.
+    #[derive(Clone, Copy)]
+    struct Place {
+        partial_out: u64,
+        partial_lse: u64,
+        chunks_per_row: u32,
+        chunk: u32,
+        q_heads: u32,
+        head: u32,
+    }
+
+    impl Place {
+        /// # Safety
+        /// `slot` is one of the partial states.
+        #[inline(always)]
+        unsafe fn load(self, slot: u32) -> State<CHUNK> {
+            let chunk = u64::from(slot) * u64::from(self.chunks_per_row) + u64::from(self.chunk);
+            let head = u64::from(slot) * u64::from(self.q_heads) + u64::from(self.head);
+            let out = (self.partial_out + chunk * 32) as *const f32;
+            // Not the read-only path: under a programmatic launch the kernel before this one still writes
+            // partial states while this one starts.
+            // SAFETY: inside the arrays, by the promise on `slot`; chunks are 32 bytes and aligned to 16.
+            unsafe {
+                let lse = ptr::load_f32((self.partial_lse + head * 4) as *const f32);
+                let [a, b, c, d] = ptr::load_f32x4(out);
+                let [e, f, g, h] = ptr::load_f32x4(out.add(4));
+                State {
+                    out: [a, b, c, d, e, f, g, h],
+                    lse,
+                }
+            }
+        }
+
+        /// Pushes `N` states, all loaded before the first is used.
+        ///
+        /// # Safety
+        /// `slots` points to `N` slots of the partial states.
+        #[inline(always)]
+        unsafe fn push<const N: usize>(self, slots: *const u32, merger: &mut Merger<CHUNK>) {
+            let mut ids = [0; N];
+            let mut i = 0;
+            while i < N {
+                // SAFETY: `slots` has `N` entries.
+                ids[i] = unsafe { ptr::load_nc_u32(slots.add(i)) };
+                i += 1;
+            }
+            let mut states = [State::EMPTY; N];
+            i = 0;
+            while i < N {
+                // SAFETY: the caller's promise.
+                states[i] = unsafe { self.load(ids[i]) };
+                i += 1;
+            }
+            merger.push_all(states);
+        }
+    }
+
+    /// # Safety
+    /// The parameters describe memory as [`MergeParams`] says, `out` is of the type `O`.
+    #[inline(always)]
+    unsafe fn merge<O: Output>(params: &MergeParams) {
+        let chunk = thread::index_1d();
+        if chunk >= params.chunks {
+            return;
+        }
+        let (row, in_row) = params.chunks_per_row.div_rem(chunk);
+        let (head, in_head) = params.chunks_per_head.div_rem(in_row);
+        // SAFETY: one 16-byte `MergeRow` for each row.
+        let [token, slots_begin, slots, _] =
+            unsafe { ptr::load_nc_u32x4((params.rows + u64::from(row) * 16) as *const u32) };
+        let place = Place {
+            partial_out: params.partial_out,
+            partial_lse: params.partial_lse,
+            chunks_per_row: params.chunks_per_row.get(),
+            chunk: in_row,
+            q_heads: params.q_heads,
+            head,
+        };
+        // What the host wrote was there before; what a kernel wrote is there from here on.
+        #[cfg(target_feature = "sm_90a")]
+        cuda_std::griddep::wait();
+
+        let mut next = (params.merge_slots + u64::from(slots_begin) * 4) as *const u32;
+        let mut left = slots;
+        let mut merger = Merger::EMPTY;
+        // SAFETY: `left` slots of the row are at `next`.
+        unsafe {
+            while left >= 4 {
+                place.push::<4>(next, &mut merger);
+                next = next.add(4);
+                left -= 4;
+            }
+            match left {
+                3 => place.push::<3>(next, &mut merger),
+                2 => place.push::<2>(next, &mut merger),
+                1 => place.push::<1>(next, &mut merger),
+                _ => {}
+            }
+        }
+        let merged = merger.finish();
+        let element = u64::from(token) * u64::from(params.out_token_stride)
+            + u64::from(in_row) * CHUNK as u64;
+        // SAFETY: the token is a row of `out` that no other row of the launch writes.
+        unsafe { O::store(params.out, element, merged.out) };
+        if in_head == 0 && params.lse != 0 {
+            let at = u64::from(token) * u64::from(params.q_heads) + u64::from(head);
+            // SAFETY: as above.
+            unsafe { ptr::store_f32((params.lse + at * 4) as *mut f32, natural(merged.lse)) };
+        }
+    }
+
+    /// Output in bf16.
+    ///
+    /// # Safety
+    /// As [`merge`].
+    #[kernel(max_threads = THREADS)]
+    pub unsafe fn merge_states_bf16(params: MergeParams) {
+        unsafe { merge::<Bf16>(&params) }
+    }
+
+    /// Output in f16.
+    ///
+    /// # Safety
+    /// As [`merge`].
+    #[kernel(max_threads = THREADS)]
+    pub unsafe fn merge_states_f16(params: MergeParams) {
+        unsafe { merge::<F16>(&params) }
+    }
+
+    /// Output in f32.
+    ///
+    /// # Safety
+    /// As [`merge`].
+    #[kernel(max_threads = THREADS)]
+    pub unsafe fn merge_states_f32(params: MergeParams) {
+        unsafe { merge::<F32>(&params) }
+    }
+}
