@@ -18,6 +18,12 @@
 //! [`tma::TensorMap`], [`convert`]'s bit patterns) exist everywhere, so that host code and tests
 //! share them.
 //!
+//! # Where it differs from rust-cuda
+//! - Shuffles give the value alone, not whether its lane was in range.
+//! - Indices in two and three dimensions are arrays, and reductions are a function per operation.
+//! - Atomics name their ordering and scope by types ([`atomic`]).
+//! - There is no `GpuFloat`, `print!` or allocator.
+//!
 //! # A kernel crate
 //! ```text
 //! #![no_std]
@@ -45,7 +51,7 @@
 #![no_std]
 #![cfg_attr(
     target_arch = "nvptx64",
-    feature(asm_experimental_arch, link_llvm_intrinsics)
+    feature(abi_unadjusted, asm_experimental_arch, link_llvm_intrinsics)
 )]
 #![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
 

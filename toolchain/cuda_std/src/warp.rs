@@ -52,6 +52,14 @@ unsafe extern "C" {
     fn redux_xor(value: u32, mask: u32) -> u32;
 }
 
+// Pairs come back as LLVM has them only through this ABI.
+unsafe extern "unadjusted" {
+    #[link_name = "llvm.nvvm.elect.sync"]
+    fn intrinsic_elect(mask: u32) -> (u32, bool);
+    #[link_name = "llvm.nvvm.match.all.sync.i32p"]
+    fn match_all_32(mask: u32, value: u32) -> (u32, bool);
+}
+
 /// The thread's lane in its warp, `0..32`.
 ///
 /// # PTX
@@ -196,6 +204,20 @@ pub unsafe fn warp_match_any<T: Lane>(mask: u32, value: T) -> u32 {
     unsafe { match_any_32(mask, value.to_lane()) }
 }
 
+/// Whether all lanes of `mask` hold the same value.
+///
+/// # Safety
+/// - Every lane of `mask` comes here with the same mask; none has exited.
+///
+/// # PTX
+/// `match.all.sync.b32 d|p, a, mask`
+#[inline(always)]
+#[must_use]
+pub unsafe fn warp_match_all<T: Lane>(mask: u32, value: T) -> bool {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe { match_all_32(mask, value.to_lane()).1 }
+}
+
 /// The lanes of `mask` that hold the same 64-bit value.
 ///
 /// # Safety
@@ -249,16 +271,6 @@ reductions! {
 #[inline(always)]
 #[must_use]
 pub unsafe fn elect_sync(mask: u32) -> bool {
-    let elected: u32;
-    // Not the intrinsic: it returns a pair that an `extern` function cannot.
     // SAFETY: the caller's promise is the instruction's.
-    unsafe {
-        core::arch::asm!(
-            "{{ .reg .pred p; elect.sync _|p, {mask}; selp.u32 {elected}, 1, 0, p; }}",
-            mask = in(reg32) mask,
-            elected = out(reg32) elected,
-            options(nostack, nomem),
-        );
-    }
-    elected != 0
+    unsafe { intrinsic_elect(mask).1 }
 }

@@ -6,6 +6,7 @@
 //! mma_ss::<Bf16, true, false, false, _>(&mut s, a2, b2);  // D += A·B, as many as one likes
 //! commit_group();
 //! …                                          // other work; the registers belong to the hardware
+//! schedule_fence();                          // the other work stays before the wait
 //! wait_group::<0>();
 //! fence_operand(&mut s);                     // from here the compiler may read them
 //! ```
@@ -155,6 +156,19 @@ mod device {
         const { assert!(PENDING < 8) };
         // SAFETY: the caller's promise is the instruction's.
         unsafe { wgmma_wait_group(PENDING) }
+    }
+
+    /// Holds arithmetic in its place: before a [`wait_group`] that it is to overlap.
+    ///
+    /// ptxas 13.0 starts a wait as early as it can, above all arithmetic that stands before it, so
+    /// that a softmax between two waits would begin only when the products are done. It moves nothing
+    /// across a fence of memory; this is the one that costs least, `MEMBAR.ALL.CTA` in machine code.
+    ///
+    /// # PTX
+    /// `fence.acq_rel.cta`
+    #[inline(always)]
+    pub fn schedule_fence() {
+        crate::fence::acq_rel_cta();
     }
 
     /// Registers of asynchronous products, for [`fence_operand`].

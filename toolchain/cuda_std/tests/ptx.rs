@@ -2,10 +2,11 @@
 //!
 //! `gpu_crate` holds an entry per wrapper, with what it must become in a comment of its body. It is
 //! built once per architecture. Without a compiler for the GPU the tests say so and check nothing;
-//! without ptxas those on machine code do.
+//! without ptxas, or without cuobjdump beside it, those on machine code do.
 
 use std::{
     path::{Path, PathBuf},
+    process::Command,
     sync::OnceLock,
 };
 
@@ -262,4 +263,48 @@ fn products_stay_together_and_accumulators_in_place() {
         .filter(|line| line.starts_with("ex2.approx"))
         .count();
     assert_eq!(between, 66);
+}
+
+#[test]
+fn machine_code_runs_the_softmax_under_the_products() {
+    let Some([_, hopper]) = modules() else { return };
+    let Some(assembler) = Assembler::find(&gpu_crate()).unwrap() else {
+        eprintln!("skipped: no ptxas here");
+        return;
+    };
+    let cuobjdump = assembler.ptxas.with_file_name("cuobjdump");
+    if !cuobjdump.is_file() {
+        eprintln!("skipped: no {}", cuobjdump.display());
+        return;
+    }
+    let cubin = hopper.cubin.as_ref().expect("ptxas was found");
+    let output = Command::new(&cuobjdump)
+        .args(["--dump-sass", "--function", "consumer_loop"])
+        .arg(&cubin.path)
+        .output()
+        .unwrap();
+    let sass = String::from_utf8(output.stdout).unwrap();
+    let code: Vec<&str> = sass.lines().collect();
+    let first = position(&code, 0, "WARPGROUP.DEPBAR.LE gsb0, 0x1");
+    let second = position(&code, first, "WARPGROUP.DEPBAR.LE gsb0, 0x0");
+    let count = |text: &str| {
+        code[first..second]
+            .iter()
+            .filter(|line| line.contains(text))
+            .count()
+    };
+    assert_eq!(count("MUFU.EX2"), 66);
+    assert_eq!(count("HGMMA"), 0);
+
+    let begin = position(&code, 0, "HGMMA");
+    let arrivals = code[begin..first]
+        .iter()
+        .filter(|line| line.contains("WARPGROUP.ARRIVE"))
+        .count();
+    assert_eq!(arrivals, 1, "products of one loop were serialised");
+}
+
+fn position(code: &[&str], from: usize, text: &str) -> usize {
+    let found = code[from..].iter().position(|line| line.contains(text));
+    from + found.unwrap_or_else(|| panic!("no {text}"))
 }

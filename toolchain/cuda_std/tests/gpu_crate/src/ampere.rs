@@ -46,6 +46,7 @@ probes! {
     warp_vote_uniform(mask: u32, v: u32) warp::warp_vote_uniform(mask, v > 7) => "vote.sync.uni.pred";
     warp_vote_ballot(mask: u32, v: u32) warp::warp_vote_ballot(mask, v > 7) => "vote.sync.ballot.b32";
     warp_match_any(mask: u32, v: u32) warp::warp_match_any(mask, v) => "match.any.sync.b32";
+    warp_match_all(mask: u32, v: f32) warp::warp_match_all(mask, v) => "match.all.sync.b32";
     warp_match_any_u64(mask: u32, v: u64) warp::warp_match_any_u64(mask, v) => "match.any.sync.b64";
     warp_reduce_add(mask: u32, v: u32) warp::warp_reduce_add(mask, v) => "redux.sync.add";
     warp_reduce_min(mask: u32, v: u32) warp::warp_reduce_min(mask, v) => "redux.sync.min.u32";

@@ -7,7 +7,7 @@ use cuda_std::{
 };
 
 probes! {
-    elect_sync(mask: u32) warp::elect_sync(mask) => "elect.sync _|p, %r";
+    elect_sync(mask: u32) warp::elect_sync(mask) => "elect.sync %r";
     griddep_wait() griddep::wait() => "griddepcontrol.wait;";
     griddep_launch_dependents() griddep::launch_dependents() => "griddepcontrol.launch_dependents;";
 

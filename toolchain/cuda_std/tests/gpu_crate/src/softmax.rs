@@ -81,6 +81,7 @@ pub unsafe fn consumer_loop(output: *mut f32, blocks: u32) {
                 scale[row] = softmax_row(&mut s, row, &mut maximum[row], &mut sum[row]);
                 row += 1;
             }
+            schedule_fence();
             wait_group::<0>();
             fence_operand(&mut o);
             fence_operand(&mut p);
