@@ -16,7 +16,11 @@
 //! # Device and host
 //! Functions that are instructions exist for `nvptx64` only. The plain parts (descriptor encoders,
 //! [`tma::TensorMap`], [`convert`]'s bit patterns) exist everywhere, so that host code and tests
-//! share them.
+//! share them. The documentation of the others is built for the device:
+//!
+//! ```text
+//! cargo +nightly doc --no-deps --target nvptx64-nvidia-cuda -Zbuild-std=core
+//! ```
 //!
 //! # Where it differs from rust-cuda
 //! - Shuffles give the value alone, not whether its lane was in range.
@@ -54,6 +58,7 @@
     feature(abi_unadjusted, asm_experimental_arch, link_llvm_intrinsics)
 )]
 #![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
+#![cfg_attr(not(target_arch = "nvptx64"), allow(rustdoc::broken_intra_doc_links))]
 
 #[cfg(target_arch = "nvptx64")]
 pub mod async_copy;

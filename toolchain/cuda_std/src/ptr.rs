@@ -142,10 +142,10 @@ policies! {
     evict_unchanged_policy, "L2::evict_unchanged", "Cache policy: an access does not change a line's priority in L2.";
 }
 
-/// Load that another access of the thread may not be merged with: it has a place among them.
+/// A `constant` load may be moved and merged; an `ordered` one happens where it stands, each time.
 macro_rules! load_options {
     (constant, $($asm:tt)*) => { asm!($($asm)* options(pure, readonly, nostack)) };
-    (ordered, $($asm:tt)*) => { asm!($($asm)* options(nostack)) };
+    (ordered, $($asm:tt)*) => { asm!($($asm)* options(readonly, nostack)) };
 }
 
 macro_rules! loads {

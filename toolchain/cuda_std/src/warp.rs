@@ -53,6 +53,7 @@ unsafe extern "C" {
 }
 
 // Pairs come back as LLVM has them only through this ABI.
+#[allow(improper_ctypes)]
 unsafe extern "unadjusted" {
     #[link_name = "llvm.nvvm.elect.sync"]
     fn intrinsic_elect(mask: u32) -> (u32, bool);
