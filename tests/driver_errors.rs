@@ -1,0 +1,368 @@
+//! What goes wrong between a program and its driver, each with its own error and nothing launched: against a
+//! library that stands in for the driver. A process opens one driver, so each scenario is a child process.
+#![cfg(all(
+    target_os = "linux",
+    any(target_arch = "x86_64", target_arch = "aarch64")
+))]
+
+use std::{
+    mem,
+    path::{Path, PathBuf},
+    process::Command,
+    ptr,
+    sync::OnceLock,
+};
+
+use tandem_attn::{
+    Error,
+    abi::MergeRow,
+    exec::gpu::{DeviceArray, DeviceTensor, Gpu, KvPool, PartialStates, Swizzle, TensorMap},
+    problem::{Dtype, KvLayout, Spec},
+};
+
+/// Runs `test` again in a child with a driver of these settings; `true` in the child itself.
+fn with_driver(test: &str, settings: &str) -> bool {
+    with_library(test, settings, || fake_driver().to_owned())
+}
+
+fn with_library(test: &str, settings: &str, library: impl Fn() -> PathBuf) -> bool {
+    const CHILD: &str = "TANDEM_TEST_CHILD";
+    if std::env::var(CHILD).is_ok_and(|child| child == settings) {
+        return true;
+    }
+    if std::env::var_os(CHILD).is_some() {
+        return false; // the child of another scenario of the same test
+    }
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env("TANDEM_LIBCUDA", library())
+        .env("FAKE_DRIVER", settings)
+        .env(CHILD, settings)
+        .output()
+        .unwrap();
+    assert!(
+        child.status.success(),
+        "with {settings:?}: {}{}",
+        String::from_utf8_lossy(&child.stdout),
+        String::from_utf8_lossy(&child.stderr)
+    );
+    false
+}
+
+fn fake_driver() -> &'static Path {
+    static DRIVER: OnceLock<PathBuf> = OnceLock::new();
+    DRIVER.get_or_init(|| {
+        let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-driver/libcuda.so.1");
+        std::fs::create_dir_all(out.parent().unwrap()).unwrap();
+        let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+        let compiled = Command::new(rustc)
+            .args([
+                "--edition=2024",
+                "--crate-type=cdylib",
+                "--crate-name=fake_driver",
+            ])
+            .args(["-Cpanic=abort", "-o"])
+            .arg(&out)
+            .arg(concat!(
+                env!("CARGO_MANIFEST_DIR"),
+                "/tests/fake_driver/lib.rs"
+            ))
+            .output()
+            .expect("rustc runs");
+        assert!(
+            compiled.status.success(),
+            "{}",
+            String::from_utf8_lossy(&compiled.stderr)
+        );
+        out
+    })
+}
+
+fn launches() -> i32 {
+    let function = libcuda::symbol(c"fake_launches").unwrap();
+    // SAFETY: the type is that of the function in the fake driver.
+    let function: extern "C" fn() -> i32 = unsafe { mem::transmute(function) };
+    function()
+}
+
+#[test]
+fn no_driver() {
+    let nowhere = || PathBuf::from("/nowhere/libcuda.so.1");
+    if with_library("no_driver", "", nowhere) {
+        let error = Gpu::new(0).unwrap_err();
+        let Error::NoDriver { searched, .. } = &error else {
+            panic!("{error:?}")
+        };
+        assert_eq!(searched, &["/nowhere/libcuda.so.1"]);
+        let text = error.to_string();
+        assert!(
+            text.contains("/nowhere/libcuda.so.1") && text.contains("TANDEM_LIBCUDA"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn no_device() {
+    if with_driver("no_device", "devices=0") {
+        assert_eq!(
+            Gpu::new(0).unwrap_err(),
+            Error::NoDevice {
+                ordinal: 0,
+                count: 0
+            }
+        );
+    }
+    if with_driver("no_device", "devices=2") {
+        assert_eq!(
+            Gpu::new(2).unwrap_err(),
+            Error::NoDevice {
+                ordinal: 2,
+                count: 2
+            }
+        );
+        assert!(Gpu::new(1).is_ok());
+    }
+}
+
+#[test]
+fn a_code_that_nobody_knows() {
+    if with_driver("a_code_that_nobody_knows", "init=9999") {
+        let error = Gpu::new(0).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                Error::Driver {
+                    call: "cuInit",
+                    code: 9999,
+                    ..
+                }
+            ),
+            "{error:?}"
+        );
+    }
+}
+
+#[test]
+fn unsupported_architecture() {
+    if with_driver("unsupported_architecture", "compute=75") {
+        let expected = Error::UnsupportedArchitecture {
+            device: "Fake GPU".into(),
+            compute: (7, 5),
+            built_for: vec!["sm_80", "sm_90a"],
+        };
+        assert_eq!(Gpu::new(0).unwrap_err(), expected);
+    }
+}
+
+#[test]
+fn each_gpu_gets_its_modules() {
+    for (settings, arch) in [
+        ("compute=80", "sm_80"),
+        ("compute=89", "sm_80"),
+        ("compute=90", "sm_90a"),
+        ("compute=100", "sm_80"),
+    ] {
+        if with_driver("each_gpu_gets_its_modules", settings) {
+            assert_eq!(Gpu::new(0).unwrap().arch(), arch);
+        }
+    }
+}
+
+#[test]
+fn ptx_newer_than_the_driver() {
+    if with_driver(
+        "ptx_newer_than_the_driver",
+        "cubin=200 ptx=222 version=11040",
+    ) {
+        let error = Gpu::new(0).unwrap_err();
+        let Error::PtxTooNew {
+            arch: "sm_90a",
+            ptx: (8, _),
+            driver: (11, 4),
+        } = error
+        else {
+            panic!("{error:?}")
+        };
+        assert!(error.to_string().contains("CUDA 11.4"), "{error}");
+    }
+}
+
+#[test]
+fn a_refused_cubin_falls_back_to_ptx() {
+    for settings in ["cubin=200", "cubin=209"] {
+        if with_driver("a_refused_cubin_falls_back_to_ptx", settings) {
+            assert!(Gpu::new(0).is_ok());
+        }
+    }
+}
+
+#[test]
+fn a_refused_module() {
+    for settings in ["cubin=200 ptx=218", "cubin=2"] {
+        if with_driver("a_refused_module", settings) {
+            let error = Gpu::new(0).unwrap_err();
+            let Error::ModuleRefused {
+                code: 218 | 2, log, ..
+            } = &error
+            else {
+                panic!("{error:?}")
+            };
+            assert_eq!(log, "line 7: no such instruction");
+        }
+    }
+}
+
+#[test]
+fn a_missing_kernel() {
+    if with_driver("a_missing_kernel", "lacks_append=1") {
+        let expected = Error::NoKernel {
+            kernel: "append_paged_kv_16",
+            arch: "sm_90a",
+        };
+        assert_eq!(Gpu::new(0).unwrap_err(), expected);
+    }
+}
+
+const A: u64 = 1 << 20;
+
+/// A call of each operation, with the output (or the pool) at an address of choice.
+fn call_both(gpu: &Gpu, target: u64) -> [Result<(), Error>; 2] {
+    let partials = PartialStates {
+        out: DeviceTensor::new(A, Dtype::F32, [4, 2, 64]),
+        lse: DeviceTensor::new(A, Dtype::F32, [4, 2]),
+    };
+    let rows = DeviceArray::<MergeRow>::new(A, 1);
+    let out = DeviceTensor::new(target, Dtype::BF16, [1, 2, 64]);
+    let spec = Spec::new(2, 2, 64);
+    let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 10, target, target);
+    let new = DeviceTensor::new(A, Dtype::BF16, [5, 2, 64]);
+    let slots = DeviceArray::new(A, 5);
+    // SAFETY: the fake driver follows no address.
+    unsafe {
+        [
+            gpu.merge_states(
+                &partials,
+                rows,
+                DeviceArray::new(A, 4),
+                &out,
+                None,
+                ptr::null_mut(),
+            ),
+            gpu.append_paged_kv(&spec, &pool, slots, &new, &new, ptr::null_mut()),
+        ]
+    }
+}
+
+#[test]
+fn bad_tensors_launch_nothing() {
+    if with_driver("bad_tensors_launch_nothing", "devices=1") {
+        let gpu = Gpu::new(0).unwrap();
+        for target in [0, A + 4] {
+            for result in call_both(&gpu, target) {
+                let error = result.unwrap_err();
+                assert!(
+                    matches!(error, Error::NullPointer { .. } | Error::Misaligned { .. }),
+                    "{error:?}"
+                );
+            }
+        }
+        assert_eq!(launches(), 0);
+        assert_eq!(call_both(&gpu, A), [Ok(()), Ok(())]);
+        assert_eq!(launches(), 2);
+    }
+}
+
+#[test]
+fn a_launch_that_fails() {
+    if with_driver("a_launch_that_fails", "launch=701") {
+        for result in call_both(&Gpu::new(0).unwrap(), A) {
+            let error = result.unwrap_err();
+            assert!(
+                matches!(
+                    error,
+                    Error::Driver {
+                        call: "cuLaunchKernel",
+                        code: 701,
+                        ..
+                    }
+                ),
+                "{error:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_launch_beyond_the_kernel() {
+    if with_driver("a_launch_beyond_the_kernel", "threads=128") {
+        for result in call_both(&Gpu::new(0).unwrap(), A) {
+            let error = result.unwrap_err();
+            assert!(
+                matches!(
+                    error,
+                    Error::LaunchLimit {
+                        got: 256,
+                        limit: 128,
+                        ..
+                    }
+                ),
+                "{error:?}"
+            );
+        }
+        assert_eq!(launches(), 0);
+    }
+}
+
+#[test]
+fn a_driver_without_tensor_maps() {
+    if with_driver("a_driver_without_tensor_maps", "devices=1") {
+        let map = TensorMap {
+            name: "k",
+            address: A,
+            dtype: Dtype::BF16,
+            dims: &[64, 128],
+            strides: &[128],
+            box_dims: &[64, 64],
+            swizzle: Swizzle::Bytes128,
+        };
+        let expected = Error::OldDriver {
+            function: "cuTensorMapEncodeTiled",
+            since: "12.0",
+        };
+        assert_eq!(map.encode().unwrap_err(), expected);
+        let bad = TensorMap {
+            strides: &[100],
+            ..map
+        };
+        assert!(matches!(
+            bad.encode().unwrap_err(),
+            Error::TensorMap { got: 100, .. }
+        ));
+    }
+}
+
+#[test]
+fn the_context_of_the_thread_stays() {
+    if with_driver("the_context_of_the_thread_stays", "devices=1") {
+        let current = || {
+            let mut context = ptr::null_mut();
+            // SAFETY: writes one pointer.
+            let _ = unsafe { cust::sys::cuCtxGetCurrent(&mut context) };
+            context.addr()
+        };
+        let gpu = Gpu::new(0).unwrap();
+        assert_eq!(
+            current(),
+            77,
+            "none was current before, so the primary one is now"
+        );
+        // SAFETY: the fake driver only stores it.
+        let _ = unsafe { cust::sys::cuCtxSetCurrent(ptr::without_provenance_mut(5)) };
+        assert!(Gpu::new(0).is_ok());
+        assert_eq!(call_both(&gpu, A), [Ok(()), Ok(())]);
+        assert_eq!(current(), 5, "another one was current, and is again");
+        gpu.make_current().unwrap();
+        assert_eq!(current(), 77);
+    }
+}

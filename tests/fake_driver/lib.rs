@@ -1,0 +1,183 @@
+//! A library that stands in for `libcuda.so.1` and fails as it is told, compiled by `driver_errors.rs` with
+//! plain rustc. `FAKE_DRIVER` holds `name=value` pairs.
+#![allow(non_snake_case)]
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
+
+fn setting(name: &str, default: c_int) -> c_int {
+    let settings = std::env::var("FAKE_DRIVER").unwrap_or_default();
+    let value = settings
+        .split_whitespace()
+        .find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
+    value.map_or(default, |value| value.parse().unwrap())
+}
+
+static LAUNCHES: AtomicI32 = AtomicI32::new(0);
+static CURRENT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Not a driver function: launches so far.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_launches() -> c_int {
+    LAUNCHES.load(Ordering::SeqCst)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuInit(_flags: c_uint) -> c_int {
+    setting("init", 0)
+}
+
+/// # Safety
+/// As the driver's function, here and below.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGetErrorName(code: c_int, text: *mut *const c_char) -> c_int {
+    unsafe { *text = c"FAKE_ERROR".as_ptr() };
+    // What a driver answers for codes it does not know.
+    if code == 9999 { 1 } else { 0 }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGetErrorString(_code: c_int, text: *mut *const c_char) -> c_int {
+    unsafe { *text = c"as it was told".as_ptr() };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> c_int {
+    unsafe { *version = setting("version", 13000) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> c_int {
+    unsafe { *count = setting("devices", 1) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> c_int {
+    unsafe { *device = ordinal };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, length: c_int, _: c_int) -> c_int {
+    let fake = c"Fake GPU".to_bytes_with_nul();
+    assert!(length as usize >= fake.len());
+    unsafe { std::ptr::copy_nonoverlapping(fake.as_ptr().cast(), name, fake.len()) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_uint, _: c_int) -> c_int {
+    let compute = setting("compute", 90);
+    unsafe {
+        *value = match which {
+            16 => 132,
+            75 => compute / 10,
+            76 => compute % 10,
+            97 => 232_448,
+            _ => return 1,
+        }
+    };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, _: c_int) -> c_int {
+    unsafe { *context = std::ptr::without_provenance_mut(77) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDevicePrimaryCtxRelease_v2(_device: c_int) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut *mut c_void) -> c_int {
+    unsafe { *context = CURRENT.load(Ordering::SeqCst) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> c_int {
+    CURRENT.store(context, Ordering::SeqCst);
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleLoadDataEx(
+    module: *mut *mut c_void,
+    image: *const c_char,
+    count: c_uint,
+    keys: *const c_uint,
+    values: *const *mut c_void,
+) -> c_int {
+    assert_eq!(CURRENT.load(Ordering::SeqCst) as usize, 77);
+    let is_cubin = unsafe { std::slice::from_raw_parts(image.cast::<u8>(), 4) } == b"\x7fELF";
+    let code = if is_cubin { setting("cubin", 0) } else { setting("ptx", 0) };
+    unsafe {
+        *module = std::ptr::without_provenance_mut(78);
+        if !is_cubin {
+            assert!(CStr::from_ptr(image).to_str().unwrap().contains(".version"));
+        }
+        let keys = std::slice::from_raw_parts(keys, count as usize);
+        let values = std::slice::from_raw_parts(values, count as usize);
+        let log = keys.iter().position(|&key| key == 5).expect("a log buffer");
+        let size = keys.iter().position(|&key| key == 6).expect("its size");
+        let said = c"line 7: no such instruction".to_bytes_with_nul();
+        assert!(values[size] as usize >= said.len());
+        std::ptr::copy_nonoverlapping(said.as_ptr(), values[log].cast(), said.len());
+    }
+    code
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuModuleUnload(_module: *mut c_void) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleGetFunction(
+    function: *mut *mut c_void,
+    _module: *mut c_void,
+    name: *const c_char,
+) -> c_int {
+    let lacking = setting("lacks_append", 0) == 1;
+    if lacking && unsafe { CStr::from_ptr(name) }.to_bytes().starts_with(b"append") {
+        return 500;
+    }
+    unsafe { *function = std::ptr::without_provenance_mut(79) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFuncGetAttribute(value: *mut c_int, which: c_uint, _: *mut c_void) -> c_int {
+    unsafe { *value = if which == 0 { setting("threads", 256) } else { 0 } };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuFuncSetAttribute(_: *mut c_void, _: c_uint, _: c_int) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuLaunchKernel(
+    _f: *mut c_void,
+    gx: c_uint,
+    _gy: c_uint,
+    _gz: c_uint,
+    bx: c_uint,
+    _by: c_uint,
+    _bz: c_uint,
+    _shared: c_uint,
+    _stream: *mut c_void,
+    _parameters: *mut *mut c_void,
+    _extra: *mut *mut c_void,
+) -> c_int {
+    assert!(gx > 0 && bx > 0 && CURRENT.load(Ordering::SeqCst) as usize == 77);
+    LAUNCHES.fetch_add(1, Ordering::SeqCst);
+    setting("launch", 0)
+}

@@ -1,0 +1,251 @@
+//! `append_paged_kv` on the GPU against the CPU, to the bit.
+
+mod common;
+
+use common::{Memory, Rng, Stream};
+use half::bf16;
+use proptest::prelude::*;
+use tandem_attn::{
+    abi::NO_SLOT,
+    exec::{
+        cpu,
+        gpu::{Gpu, KvPool},
+    },
+    kv::KvViewMut,
+    problem::{Dtype, KvLayout, Spec},
+    tensor::{Element, F8E4M3},
+};
+
+#[derive(Clone, Debug)]
+struct Shape {
+    kv_heads: u32,
+    head_dim_qk: u32,
+    head_dim_v: u32,
+    dtype: Dtype,
+    layout: KvLayout,
+    page_size: u32,
+    pages: u32,
+    tokens: usize,
+    /// Elements between source rows, beyond the row itself.
+    gap: usize,
+    /// Bytes that the source of the keys starts off a 16-byte boundary: 0 or 8.
+    shift: usize,
+    seed: u64,
+}
+
+fn shape() -> impl Strategy<Value = Shape> {
+    let dims = || prop_oneof![(1..65_u32).prop_map(|eighth| eighth * 8), Just(128)];
+    let dtype = prop_oneof![Just(Dtype::F8E4M3), Just(Dtype::BF16), Just(Dtype::F32)];
+    let page_size = prop_oneof![1..129_u32, Just(1), Just(16), Just(128)];
+    let layout = prop_oneof![Just(KvLayout::Nhd), Just(KvLayout::Hnd)];
+    (
+        prop_oneof![1..9_u32, Just(32)],
+        (dims(), dims()),
+        dtype,
+        layout,
+        (page_size, 1..20_u32),
+        0..200_usize,
+        (
+            (0..3_usize).prop_map(|gap| gap * 8),
+            prop_oneof![4 => Just(0_usize), 1 => Just(8)],
+        ),
+        any::<u64>(),
+    )
+        .prop_map(
+            |(
+                kv_heads,
+                (head_dim_qk, head_dim_v),
+                dtype,
+                layout,
+                (page_size, pages),
+                tokens,
+                (gap, shift),
+                seed,
+            )| Shape {
+                kv_heads,
+                head_dim_qk,
+                head_dim_v,
+                dtype,
+                layout,
+                page_size,
+                pages,
+                tokens,
+                gap,
+                shift,
+                seed,
+            },
+        )
+}
+
+impl Shape {
+    fn spec(&self) -> Spec {
+        Spec::new(self.kv_heads, self.kv_heads, self.head_dim_qk)
+            .with_head_dim_v(self.head_dim_v)
+            .with_dtype(self.dtype)
+    }
+
+    /// Distinct slots in any order; some tokens are padding, some point outside the pool.
+    fn slots(&self, rng: &mut Rng) -> Vec<u32> {
+        let pool = self.pages * self.page_size;
+        let mut order: Vec<u32> = (0..pool).collect();
+        rng.shuffle(&mut order);
+        let mut slots: Vec<u32> = order.into_iter().take(self.tokens).collect();
+        slots.resize(self.tokens, NO_SLOT);
+        for slot in &mut slots {
+            match rng.below(20) {
+                0 => *slot = NO_SLOT,
+                1 => *slot = pool + rng.below(1000) as u32,
+                _ => {}
+            }
+        }
+        slots
+    }
+}
+
+fn check<T: Element>(gpu: &Gpu, shape: &Shape) {
+    let spec = shape.spec();
+    let mut rng = Rng(shape.seed);
+    let slots = shape.slots(&mut rng);
+    let heads = shape.kv_heads as usize;
+    let mut random = |count: usize| -> Vec<T> {
+        let mut values = vec![T::zeroed(); count];
+        for byte in bytemuck::cast_slice_mut::<T, u8>(&mut values) {
+            *byte = rng.bits() as u8;
+        }
+        values
+    };
+    let pool_of = |dim: u32| (shape.pages * shape.page_size * shape.kv_heads * dim) as usize;
+    let (mut k_pool, mut v_pool) = (
+        random(pool_of(spec.head_dim_qk)),
+        random(pool_of(spec.head_dim_v)),
+    );
+    let row = |dim: u32| heads * dim as usize;
+    let k_rows = random(shape.tokens * (row(spec.head_dim_qk) + shape.gap));
+    let v_rows = random(shape.tokens * (row(spec.head_dim_v) + shape.gap));
+
+    let stream = Stream::new();
+    let (k_device, v_device) = (Memory::new(&k_pool), Memory::new(&v_pool));
+    let shifted: Vec<u8> = [
+        &vec![0; shape.shift],
+        bytemuck::cast_slice::<T, u8>(&k_rows),
+    ]
+    .concat();
+    let (k_source, v_source, slots_device) = (
+        Memory::new(&shifted),
+        Memory::new(&v_rows),
+        Memory::new(&slots),
+    );
+    let pool = KvPool::new(
+        &spec,
+        shape.layout,
+        shape.page_size,
+        shape.pages,
+        k_device.address(),
+        v_device.address(),
+    );
+    let mut k = k_source
+        .tensor(
+            shape.dtype,
+            [shape.tokens, heads, spec.head_dim_qk as usize],
+        )
+        .with_stride(0, row(spec.head_dim_qk) + shape.gap);
+    k.address += shape.shift as u64;
+    let v = v_source
+        .tensor(shape.dtype, [shape.tokens, heads, spec.head_dim_v as usize])
+        .with_stride(0, row(spec.head_dim_v) + shape.gap);
+    // SAFETY: everything is there as described until the stream is done; slots are distinct.
+    unsafe { gpu.append_paged_kv(&spec, &pool, slots_device.array(), &k, &v, stream.0) }
+        .expect("a good call");
+    stream.wait();
+
+    // The CPU takes dense rows, and no slots outside the pool.
+    let dense = |rows: &[T], width: usize| -> Vec<T> {
+        rows.chunks(width + shape.gap)
+            .flat_map(|row| row[..width].to_vec())
+            .collect()
+    };
+    let inside: Vec<u32> = slots
+        .iter()
+        .map(|&slot| {
+            if slot < shape.pages * shape.page_size {
+                slot
+            } else {
+                NO_SLOT
+            }
+        })
+        .collect();
+    let mut view = KvViewMut::new(
+        &spec,
+        shape.layout,
+        shape.page_size,
+        &mut k_pool,
+        &mut v_pool,
+    );
+    cpu::append_paged_kv(
+        &spec,
+        shape.pages,
+        &inside,
+        &dense(&k_rows, row(spec.head_dim_qk)),
+        &dense(&v_rows, row(spec.head_dim_v)),
+        &mut view,
+    )
+    .expect("a good call");
+    for (name, got, right) in [
+        ("k", k_device.read::<T>(), &k_pool),
+        ("v", v_device.read::<T>(), &v_pool),
+    ] {
+        let (got, right): (&[u8], &[u8]) =
+            (bytemuck::cast_slice(&got), bytemuck::cast_slice(right));
+        let first = got.iter().zip(right).position(|(got, right)| got != right);
+        assert_eq!(
+            first, None,
+            "first byte of the {name} pool that differs, {shape:?}"
+        );
+    }
+}
+
+fn check_any(gpu: &Gpu, shape: &Shape) {
+    match shape.dtype {
+        Dtype::BF16 => check::<bf16>(gpu, shape),
+        Dtype::F32 => check::<f32>(gpu, shape),
+        _ => check::<F8E4M3>(gpu, shape),
+    }
+}
+
+#[test]
+fn the_gpu_appends_as_the_cpu() {
+    let Some(gpu) = common::gpu("the_gpu_appends_as_the_cpu") else {
+        return;
+    };
+    let config = ProptestConfig {
+        cases: 256,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    };
+    proptest!(config, |(shape in shape())| check_any(gpu, &shape));
+}
+
+#[test]
+fn long_prompts_fill_the_machine() {
+    let Some(gpu) = common::gpu("long_prompts_fill_the_machine") else {
+        return;
+    };
+    for layout in [KvLayout::Nhd, KvLayout::Hnd] {
+        check_any(
+            gpu,
+            &Shape {
+                kv_heads: 8,
+                head_dim_qk: 128,
+                head_dim_v: 128,
+                dtype: Dtype::BF16,
+                layout,
+                page_size: 16,
+                pages: 640,
+                tokens: 10_000,
+                gap: 2048,
+                shift: 0,
+                seed: 3,
+            },
+        );
+    }
+}
