@@ -2,7 +2,8 @@
 
 use kernels_gpu::{
     abi::MergeRow,
-    state::{Merger, State, natural},
+    merge::CHUNK,
+    state::{Softmax, natural},
 };
 use rayon::prelude::*;
 
@@ -10,9 +11,6 @@ use crate::{
     Error,
     tensor::{Element, ShapeError},
 };
-
-/// Elements of a head that are merged together: as many as one GPU thread takes.
-const CHUNK: usize = 8;
 
 /// Partial states in host memory: one for each slot, all query heads.
 #[derive(Clone, Copy, Debug)]
@@ -73,36 +71,50 @@ pub fn merge_states<T: Element>(
     out.par_chunks_mut(heads * dim)
         .zip(lse.par_chunks_mut(heads))
         .zip(row_of)
-        .for_each(|((out, lse), row)| {
-            let Some(row) = row else { return };
-            let slots = &merge_slots[row.slots_begin as usize..][..row.slots as usize];
-            for head in 0..heads {
-                for begin in (0..dim).step_by(CHUNK) {
-                    let merged = merge_chunk(partials, slots, head, begin);
-                    for (to, x) in out[head * dim + begin..].iter_mut().zip(merged.out) {
-                        *to = T::from_f32(x);
+        .for_each_init(
+            || vec![0.0; dim],
+            |merged, ((out, lse), row)| {
+                let Some(row) = row else { return };
+                let slots = &merge_slots[row.slots_begin as usize..][..row.slots as usize];
+                for (head, (out, lse)) in out.chunks_exact_mut(dim).zip(lse).enumerate() {
+                    let log = merge_head(partials, slots, head, merged);
+                    for (out, &x) in out.iter_mut().zip(&*merged) {
+                        *out = T::from_f32(x);
                     }
                     if wants_lse {
-                        lse[head] = natural(merged.lse);
+                        *lse = natural(log);
                     }
                 }
-            }
-        });
+            },
+        );
     Ok(())
 }
 
-fn merge_chunk(partials: &Partials<'_>, slots: &[u32], head: usize, begin: usize) -> State<CHUNK> {
-    let mut merger = Merger::EMPTY;
-    for &slot in slots {
+/// Merges one head into `merged`; returns the log-sum, base 2.
+fn merge_head(partials: &Partials<'_>, slots: &[u32], head: usize, merged: &mut [f32]) -> f32 {
+    let dim = partials.head_dim_v;
+    let states = slots.iter().map(|&slot| {
         let state = slot as usize * partials.q_heads + head;
-        let mut out = [0.0; CHUNK];
-        out.copy_from_slice(&partials.out[state * partials.head_dim_v + begin..][..CHUNK]);
-        merger.push(State {
-            out,
-            lse: partials.lse[state],
-        });
+        (partials.lse[state], &partials.out[state * dim..][..dim])
+    });
+    let mut softmax = Softmax::EMPTY;
+    for (log, _) in states.clone() {
+        let _ = softmax.raise(log); // nothing is accumulated yet
     }
-    merger.finish()
+    merged.fill(0.0);
+    for (log, out) in states {
+        if log == f32::NEG_INFINITY {
+            continue;
+        }
+        let weight = softmax.weight(log);
+        softmax.sum += weight;
+        for (merged, x) in merged.iter_mut().zip(out) {
+            *merged += weight * x;
+        }
+    }
+    let norm = softmax.norm();
+    merged.iter_mut().for_each(|x| *x *= norm);
+    softmax.lse()
 }
 
 /// Returns the number of output tokens.
@@ -212,5 +224,140 @@ fn check(
             of: "partial states",
         }),
         None => Ok(tokens),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::*;
+
+    const OUT: [f32; 2 * 8] = [1.0; 16];
+    const LSE: [f32; 2] = [0.0; 2];
+    const TWO: Partials<'static> = Partials {
+        out: &OUT,
+        lse: &LSE,
+        q_heads: 1,
+        head_dim_v: 8,
+    };
+
+    fn row(token: u32, slots_begin: u32, slots: u32) -> MergeRow {
+        MergeRow {
+            token,
+            slots_begin,
+            slots,
+            reserved: 0,
+        }
+    }
+
+    #[test]
+    fn rows_without_slots_are_empty_and_other_tokens_stay() {
+        let mut out = [bf16::from_f32(7.0); 3 * 8];
+        let mut lse = [7.0; 3];
+        merge_states(
+            &TWO,
+            &[row(1, 0, 0), row(0, 0, 2)],
+            &[0, 1],
+            &mut out,
+            Some(&mut lse),
+        )
+        .unwrap();
+        assert!(out[..8].iter().all(|x| x.to_f32() == 1.0));
+        assert!(out[8..16].iter().all(|x| x.to_f32() == 0.0));
+        assert!(out[16..].iter().all(|x| x.to_f32() == 7.0));
+        assert_eq!(lse, [std::f32::consts::LN_2, f32::NEG_INFINITY, 7.0]);
+    }
+
+    #[test]
+    fn each_thing_that_is_wrong_has_its_error_and_nothing_is_written() {
+        let call =
+            |partials: Partials<'_>, rows: &[MergeRow], slots: &[u32], out: usize, lse: usize| {
+                let (mut out, mut lse) = (vec![7.0_f32; out], vec![7.0_f32; lse]);
+                let error =
+                    merge_states(&partials, rows, slots, &mut out, Some(&mut lse)).unwrap_err();
+                assert!(out.iter().chain(&lse).all(|&x| x == 7.0), "{error}");
+                error
+            };
+        let good = [row(0, 0, 1)];
+        let length = |error| match error {
+            Error::Shape(ShapeError::Length { name, .. }) => name,
+            other => panic!("{other:?}"),
+        };
+        let out_of_range = |error| match error {
+            Error::IndexOutOfRange { array, got, .. } => (array, got),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(
+            length(call(
+                Partials {
+                    out: &OUT[..9],
+                    ..TWO
+                },
+                &good,
+                &[0],
+                16,
+                2
+            )),
+            "partial_out"
+        );
+        assert_eq!(
+            length(call(
+                Partials {
+                    lse: &[0.0],
+                    q_heads: 2,
+                    ..TWO
+                },
+                &good,
+                &[0],
+                16,
+                2
+            )),
+            "partial_lse"
+        );
+        assert_eq!(length(call(TWO, &good, &[0], 15, 1)), "out");
+        assert_eq!(length(call(TWO, &good, &[0], 16, 1)), "lse");
+        let narrow = Partials {
+            head_dim_v: 4,
+            ..TWO
+        };
+        assert!(matches!(
+            call(narrow, &good, &[0], 16, 2),
+            Error::HeadDim {
+                got: 4,
+                multiple: 8,
+                ..
+            }
+        ));
+        let headless = Partials { q_heads: 0, ..TWO };
+        assert!(matches!(
+            call(headless, &good, &[0], 16, 2),
+            Error::Extent { got: 0, .. }
+        ));
+        assert_eq!(
+            out_of_range(call(TWO, &[row(2, 0, 1)], &[0], 16, 2)),
+            ("rows (token)", 2)
+        );
+        assert_eq!(
+            out_of_range(call(TWO, &[row(0, 0, 2)], &[0], 16, 2)),
+            ("rows (end of slots)", 2)
+        );
+        assert_eq!(
+            out_of_range(call(TWO, &[row(0, u32::MAX, 2)], &[0], 16, 2)),
+            ("rows (end of slots)", 1 + (1 << 32))
+        );
+        assert_eq!(
+            out_of_range(call(TWO, &good, &[2], 16, 2)),
+            ("merge_slots", 2)
+        );
+        let twice = [row(0, 0, 1), row(0, 0, 1)];
+        assert!(matches!(
+            call(TWO, &twice, &[0], 16, 2),
+            Error::WrittenTwice {
+                index: 1,
+                got: 0,
+                ..
+            }
+        ));
     }
 }
