@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 use crate::{
-    plan::PlanError,
+    plan::{BrokenPlan, PlanError},
     problem::{Dtype, ProblemError},
     tensor::ShapeError,
 };
@@ -20,6 +20,9 @@ pub enum Error {
     /// A batch was not planned.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// A plan that contradicts itself was to be run.
+    #[error(transparent)]
+    BrokenPlan(#[from] BrokenPlan),
     /// A tensor does not have the shape that goes with the rest.
     #[error(transparent)]
     Shape(#[from] ShapeError),

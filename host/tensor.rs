@@ -73,9 +73,62 @@ pub enum ShapeError {
     },
 }
 
+pub(crate) use sealed::{Slice, SliceMut};
+
+/// Reachable within this crate only, so that nobody else implements [`Element`].
 mod sealed {
-    pub trait Sealed {}
+    use half::{bf16, f16};
+
+    use super::{F8E4M3, F8E5M2};
+
+    pub trait Sealed: Sized {
+        fn erase(slice: &[Self]) -> Slice<'_>;
+        fn erase_mut(slice: &mut [Self]) -> SliceMut<'_>;
+    }
+
+    macro_rules! elements {
+        ($($element:ty => $variant:ident),+) => {
+            /// Elements whose type is known when the program runs: what is done with them is compiled once,
+            /// in this crate, and not in each program that uses it.
+            #[derive(Clone, Copy, Debug)]
+            pub enum Slice<'a> {
+                $($variant(&'a [$element]),)+
+            }
+
+            /// As [`Slice`], to write.
+            #[derive(Debug)]
+            pub enum SliceMut<'a> {
+                $($variant(&'a mut [$element]),)+
+            }
+
+            $(impl Sealed for $element {
+                fn erase(slice: &[Self]) -> Slice<'_> {
+                    Slice::$variant(slice)
+                }
+
+                fn erase_mut(slice: &mut [Self]) -> SliceMut<'_> {
+                    SliceMut::$variant(slice)
+                }
+            })+
+        };
+    }
+
+    elements!(f16 => F16, bf16 => BF16, f32 => F32, F8E4M3 => F8E4M3, F8E5M2 => F8E5M2);
 }
+
+/// Evaluates an expression with a slice of whatever type it is.
+macro_rules! with_elements {
+    ($kind:ident($erased:expr), $slice:ident => $body:expr) => {
+        match $erased {
+            $crate::tensor::$kind::F16($slice) => $body,
+            $crate::tensor::$kind::BF16($slice) => $body,
+            $crate::tensor::$kind::F32($slice) => $body,
+            $crate::tensor::$kind::F8E4M3($slice) => $body,
+            $crate::tensor::$kind::F8E5M2($slice) => $body,
+        }
+    };
+}
+pub(crate) use with_elements;
 
 /// A number as it lies in a tensor. The set is closed: one type for each [`Dtype`].
 pub trait Element: Pod + Send + Sync + std::fmt::Debug + sealed::Sealed {
@@ -105,7 +158,6 @@ pub struct F8E5M2(
     pub u8,
 );
 
-impl sealed::Sealed for f32 {}
 impl Element for f32 {
     const DTYPE: Dtype = Dtype::F32;
 
@@ -120,7 +172,6 @@ impl Element for f32 {
     }
 }
 
-impl sealed::Sealed for bf16 {}
 impl Element for bf16 {
     const DTYPE: Dtype = Dtype::BF16;
 
@@ -135,7 +186,6 @@ impl Element for bf16 {
     }
 }
 
-impl sealed::Sealed for f16 {}
 impl Element for f16 {
     const DTYPE: Dtype = Dtype::F16;
 
@@ -151,7 +201,6 @@ impl Element for f16 {
     }
 }
 
-impl sealed::Sealed for F8E4M3 {}
 impl Element for F8E4M3 {
     const DTYPE: Dtype = Dtype::F8E4M3;
 
@@ -168,7 +217,6 @@ impl Element for F8E4M3 {
     }
 }
 
-impl sealed::Sealed for F8E5M2 {}
 impl Element for F8E5M2 {
     const DTYPE: Dtype = Dtype::F8E5M2;
 

@@ -3,3 +3,5 @@
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod gpu;
+
+pub use cpu::Cpu;

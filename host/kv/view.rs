@@ -110,7 +110,7 @@ impl<'a, T: Element> KvView<'a, T> {
             ("v", self.v.len(), self.v_strides, spec.head_dim_v),
         ];
         for (tensor, len, strides, head_dim) in tensors {
-            if strides.page_size != page_size {
+            if strides.page_size != page_size || page_size == 0 {
                 return Err(ShapeError::PageSize {
                     part,
                     got: strides.page_size,

@@ -84,11 +84,12 @@ pub struct KeyStep {
 }
 
 /// Devices whose description comes with the crate.
-const EMBEDDED: [(&str, &str); 4] = [
+const EMBEDDED: [(&str, &str); 5] = [
     ("h200", include_str!("devices/h200.json")),
     ("h100", include_str!("devices/h100.json")),
     ("a100", include_str!("devices/a100.json")),
     ("rtx4090", include_str!("devices/rtx4090.json")),
+    ("cpu", include_str!("devices/cpu.json")),
 ];
 
 impl DeviceDescription {

@@ -74,3 +74,20 @@ pub enum PlanError {
         what: &'static str,
     },
 }
+
+/// A plan that contradicts itself: it was changed after the planner made it, or read from elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error(
+    "the plan is broken at {array}[{index}]: {field} is {got}, which is out of its array or taken already; make \
+     a new plan (Plan::verify says more)"
+)]
+pub struct BrokenPlan {
+    /// The plan's array.
+    pub array: &'static str,
+    /// Where in the array.
+    pub index: usize,
+    /// What is out of place.
+    pub field: &'static str,
+    /// Its value.
+    pub got: u32,
+}

@@ -44,7 +44,7 @@ mod traffic;
 mod verify;
 
 pub use device::{DeviceDescription, KernelDescription, KeyStep};
-pub use error::PlanError;
+pub use error::{BrokenPlan, PlanError};
 pub use pack::PackRule;
 pub use planner::{PlanOptions, Planner};
 pub use split::SplitMode;

@@ -1,0 +1,252 @@
+//! One compilation of the kernels for each instruction set, chosen at run time.
+
+use std::ops::Range;
+
+use kernels_gpu::{state::Softmax, variant::Variant};
+
+use super::{
+    narrow::{self, Logits},
+    unit::{PoolRows, Row, Unit},
+    wide::{self, Block},
+};
+
+/// What the machine can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Isa {
+    /// Vectors of 16.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    /// Vectors of 8.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// Whatever the target's baseline has; on AArch64 that is vectors of 4 with fused multiply-add.
+    Portable,
+}
+
+/// The kernels that know nothing of variants.
+pub(super) struct Kernels {
+    /// Rows of a pool as f32.
+    pub(super) load: fn(&PoolRows<'_>, &mut [f32]),
+    /// By the number of rows they are for, ascending.
+    pub(super) narrow: [Narrow; 4],
+    /// By the rows of their blocks, ascending.
+    pub(super) wide: [Wide; 2],
+}
+
+/// Kernels for up to so many rows. See [`narrow`].
+pub(super) struct Narrow {
+    pub(super) rows: usize,
+    /// Queries, keys, head dimension, number of keys, products.
+    pub(super) products: fn(&[f32], &[f32], usize, usize, &mut Logits),
+    /// Rows and their states, keys, products, values, head dimension, outputs.
+    #[allow(clippy::type_complexity, reason = "a name for it would say less")]
+    pub(super) absorb:
+        fn(&[Row], &mut [Option<Softmax>], Range<u32>, &mut Logits, &[f32], usize, &mut [f32]),
+}
+
+/// Kernels for blocks of so many rows. See [`wide`].
+pub(super) struct Wide {
+    pub(super) rows: usize,
+    /// Keys, head dimension, queries, products.
+    pub(super) products: fn(&[f32], usize, &[f32], &mut [f32]),
+    /// Rows and their states, keys, products, values, head dimension, outputs.
+    #[allow(clippy::type_complexity, reason = "a name for it would say less")]
+    pub(super) absorb: fn(&mut Block<'_>, Range<u32>, &mut [f32], &[f32], usize, &mut [f32]),
+}
+
+/// Compiles everything with some target features. Registers hold `$lanes` numbers; sums of `$narrow` keys
+/// for 1, 2, 4 and 8 rows, or of `$wide` keys for a block of rows, fit into them.
+macro_rules! compile {
+    ($kernels:ident, $module:ident, $(features = $features:literal,)? fma = $fma:expr, lanes = $lanes:literal,
+     narrow = [$k1:literal, $k2:literal, $k4:literal, $k8:literal], wide = ($block:literal, $wide:literal)) => {
+        mod $module {
+            use super::*;
+
+            $(#[target_feature(enable = $features)])?
+            pub(super) fn load(rows: &PoolRows<'_>, to: &mut [f32]) {
+                rows.load(to);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(super) fn narrow_products<const R: usize, const K: usize>(
+                queries: &[f32], keys: &[f32], dim: usize, len: usize, logits: &mut Logits,
+            ) {
+                narrow::products::<R, K, $lanes, { $fma }>(queries, keys, dim, len, logits);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(super) fn narrow_absorb<const R: usize>(
+                rows: &[Row], softmax: &mut [Option<Softmax>], keys: Range<u32>, logits: &mut Logits,
+                values: &[f32], dim: usize, outputs: &mut [f32],
+            ) {
+                narrow::absorb::<R, $lanes, { $fma }>(rows, softmax, keys, logits, values, dim, outputs);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(super) fn wide_products<const R: usize>(
+                keys: &[f32], dim: usize, queries: &[f32], logits: &mut [f32],
+            ) {
+                wide::products::<R, $wide, { $fma }>(keys, dim, queries, logits);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(super) fn wide_absorb<const R: usize>(
+                block: &mut Block<'_>, keys: Range<u32>, logits: &mut [f32], values: &[f32], dim: usize,
+                outputs: &mut [f32],
+            ) {
+                wide::absorb::<R, $wide, { $fma }>(block, keys, logits, values, dim, outputs);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(super) fn narrow_hooks<V: Variant>(
+                unit: &Unit<'_, V>, kv_head: u32, keys: Range<u32>, logits: &mut Logits,
+            ) {
+                narrow::hooks(unit, kv_head, keys, logits);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(super) fn wide_hooks<V: Variant>(
+                unit: &Unit<'_, V>, kv_head: u32, block: &Block<'_>, keys: Range<u32>, logits: &mut [f32],
+            ) {
+                wide::hooks(unit, kv_head, block, keys, logits);
+            }
+        }
+
+        // SAFETY (of all blocks): the table is reached through `Isa::kernels` only, and `Isa::detect` saw
+        // every feature that the functions are compiled for. The portable ones need none.
+        #[allow(unused_unsafe, reason = "without target features the functions are safe")]
+        static $kernels: Kernels = Kernels {
+            load: |rows, to| unsafe { $module::load(rows, to) },
+            narrow: [
+                compile!(@narrow $module, 1, $k1),
+                compile!(@narrow $module, 2, $k2),
+                compile!(@narrow $module, 4, $k4),
+                compile!(@narrow $module, 8, $k8),
+            ],
+            wide: [compile!(@wide $module, $lanes), compile!(@wide $module, $block)],
+        };
+    };
+    (@narrow $module:ident, $rows:literal, $keys:literal) => {
+        Narrow {
+            rows: $rows,
+            products: |q, k, dim, len, to| unsafe { $module::narrow_products::<$rows, $keys>(q, k, dim, len, to) },
+            absorb: |rows, softmax, keys, logits, v, dim, out| unsafe {
+                $module::narrow_absorb::<$rows>(rows, softmax, keys, logits, v, dim, out)
+            },
+        }
+    };
+    (@wide $module:ident, $rows:literal) => {
+        Wide {
+            rows: $rows,
+            products: |k, dim, q, to| unsafe { $module::wide_products::<$rows>(k, dim, q, to) },
+            absorb: |block, keys, logits, v, dim, out| unsafe {
+                $module::wide_absorb::<$rows>(block, keys, logits, v, dim, out)
+            },
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+compile!(
+    AVX512,
+    avx512,
+    features = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma",
+    fma = true,
+    lanes = 16,
+    narrow = [8, 4, 4, 2],
+    wide = (32, 8)
+);
+#[cfg(target_arch = "x86_64")]
+compile!(
+    AVX2,
+    avx2,
+    features = "avx2,fma",
+    fma = true,
+    lanes = 8,
+    narrow = [8, 4, 2, 1],
+    wide = (16, 4)
+);
+compile!(
+    PORTABLE,
+    portable,
+    fma = cfg!(target_arch = "aarch64"),
+    lanes = 8,
+    narrow = [4, 2, 1, 1],
+    wide = (16, 4)
+);
+
+impl Isa {
+    pub(super) fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::is_x86_feature_detected as has;
+            let avx2 = has!("avx2") && has!("fma");
+            if avx2 && has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl") {
+                return Self::Avx512;
+            }
+            if avx2 {
+                return Self::Avx2;
+            }
+        }
+        Self::Portable
+    }
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => "AVX-512",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => "AVX2",
+            Self::Portable => "portable",
+        }
+    }
+
+    pub(super) fn kernels(self) -> &'static Kernels {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => &AVX512,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => &AVX2,
+            Self::Portable => &PORTABLE,
+        }
+    }
+
+    /// Calls a variant's hooks on the products of a few rows with some keys.
+    pub(super) fn narrow_hooks<V: Variant>(
+        self,
+        unit: &Unit<'_, V>,
+        kv_head: u32,
+        keys: Range<u32>,
+        logits: &mut Logits,
+    ) {
+        match self {
+            // SAFETY: `detect` saw every feature that the function is compiled for.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => unsafe { avx512::narrow_hooks(unit, kv_head, keys, logits) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => unsafe { avx2::narrow_hooks(unit, kv_head, keys, logits) },
+            Self::Portable => portable::narrow_hooks(unit, kv_head, keys, logits),
+        }
+    }
+
+    /// Calls a variant's hooks on the products of a block of rows with some keys.
+    pub(super) fn wide_hooks<V: Variant>(
+        self,
+        unit: &Unit<'_, V>,
+        kv_head: u32,
+        block: &Block<'_>,
+        keys: Range<u32>,
+        logits: &mut [f32],
+    ) {
+        match self {
+            // SAFETY: `detect` saw every feature that the function is compiled for.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => unsafe { avx512::wide_hooks(unit, kv_head, block, keys, logits) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => unsafe { avx2::wide_hooks(unit, kv_head, block, keys, logits) },
+            Self::Portable => portable::wide_hooks(unit, kv_head, block, keys, logits),
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Where the states of each query token lie in the workspace, and whether a plan can be run at all.
+
+use kernels_gpu::abi::{DIRECT, WorkItem};
+
+use crate::plan::{BrokenPlan, Plan, PlannedPart};
+
+/// The states of a plan. The workspace has a row for each query token of each item, in the items' order.
+#[derive(Debug)]
+pub(super) struct Sources {
+    /// Rows of all items.
+    pub(super) rows: usize,
+    /// For each query token.
+    pub(super) of_token: Vec<Source>,
+    /// For each slot, its row.
+    pub(super) of_slot: Vec<Row>,
+}
+
+/// What becomes the output of a query token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    Nothing,
+    /// The state of its only item.
+    Row(Row),
+    /// The plan's merge of this index.
+    Merge(usize),
+}
+
+/// The state of one query token in one item, for all heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Row {
+    /// Rows of the items before.
+    pub(super) before: usize,
+    /// Rows of the item.
+    pub(super) of_item: usize,
+    /// Which of the item's rows.
+    pub(super) index: usize,
+}
+
+impl Row {
+    const NONE: Self = Self {
+        before: 0,
+        of_item: 0,
+        index: 0,
+    };
+}
+
+impl Sources {
+    /// Fails where running the plan would read or write what it must not.
+    pub(super) fn of(plan: &Plan) -> Result<Self, BrokenPlan> {
+        let mut sources = Self {
+            rows: 0,
+            of_token: vec![Source::Nothing; plan.total_q as usize],
+            of_slot: vec![Row::NONE; plan.slots as usize],
+        };
+        let past_end = |part: &PlannedPart| part.pages.end as usize > plan.page_ids.len();
+        if let Some(index) = plan.parts.iter().position(past_end) {
+            let got = plan.parts[index].pages.end;
+            return Err(BrokenPlan {
+                array: "parts",
+                index,
+                field: "pages",
+                got,
+            });
+        }
+        for (index, item) in plan.items.iter().enumerate() {
+            check_item(plan, item).map_err(|(field, got)| BrokenPlan {
+                array: "items",
+                index,
+                field,
+                got,
+            })?;
+            for row in 0..item.rows {
+                let at = Row {
+                    before: sources.rows,
+                    of_item: item.rows as usize,
+                    index: row as usize,
+                };
+                sources
+                    .add(plan, item, row, at)
+                    .map_err(|(field, got)| BrokenPlan {
+                        array: "items",
+                        index,
+                        field,
+                        got,
+                    })?;
+            }
+            sources.rows += item.rows as usize;
+        }
+        for index in 0..plan.merges.len() {
+            sources
+                .add_merge(plan, index)
+                .map_err(|(field, got)| BrokenPlan {
+                    array: "merges",
+                    index,
+                    field,
+                    got,
+                })?;
+        }
+        match sources
+            .of_token
+            .iter()
+            .position(|source| *source == Source::Nothing)
+        {
+            Some(index) => Err(BrokenPlan {
+                array: "tokens",
+                index,
+                field: "number of items",
+                got: 0,
+            }),
+            None => Ok(sources),
+        }
+    }
+
+    fn add(
+        &mut self,
+        plan: &Plan,
+        item: &WorkItem,
+        row: u32,
+        at: Row,
+    ) -> Result<(), (&'static str, u32)> {
+        let (token, slot) = token_and_slot(plan, item, row);
+        if slot == DIRECT {
+            match self.of_token.get_mut(token as usize) {
+                Some(source) if *source == Source::Nothing => *source = Source::Row(at),
+                _ => return Err(("token", token)),
+            }
+        } else {
+            match self.of_slot.get_mut(slot as usize) {
+                Some(taken) if *taken == Row::NONE && token < plan.total_q => *taken = at,
+                _ => return Err(("slot", slot)),
+            }
+        }
+        Ok(())
+    }
+
+    fn add_merge(&mut self, plan: &Plan, index: usize) -> Result<(), (&'static str, u32)> {
+        let merge = &plan.merges[index];
+        match self.of_token.get_mut(merge.token as usize) {
+            Some(source) if *source == Source::Nothing => *source = Source::Merge(index),
+            _ => return Err(("token", merge.token)),
+        }
+        let slots = merge.slots_begin as usize..merge.slots_begin as usize + merge.slots as usize;
+        let slots = plan
+            .merge_slots
+            .get(slots)
+            .ok_or(("slots_begin", merge.slots_begin))?;
+        let written = |slot: u32| {
+            self.of_slot
+                .get(slot as usize)
+                .is_some_and(|row| *row != Row::NONE)
+        };
+        match slots.iter().find(|slot| !written(**slot)) {
+            Some(&slot) => Err(("slot", slot)),
+            None => Ok(()),
+        }
+    }
+}
+
+fn check_item(plan: &Plan, item: &WorkItem) -> Result<(), (&'static str, u32)> {
+    let part = plan
+        .parts
+        .get(item.part as usize)
+        .ok_or(("part", item.part))?;
+    let pages = item.kv_end.div_ceil(part.page_size);
+    let inside = |begin: u32, len: u32, of: usize| u64::from(begin) + u64::from(len) <= of as u64;
+    if item.kv_begin > item.kv_end {
+        return Err(("kv_begin", item.kv_begin));
+    }
+    if item.table < part.pages.start || !inside(item.table, pages, part.pages.end as usize) {
+        return Err(("table", item.table));
+    }
+    let listed = if item.is_gathered() {
+        plan.rows.len()
+    } else {
+        plan.total_q as usize
+    };
+    if !inside(item.rows_begin, item.rows, listed) {
+        return Err(("rows_begin", item.rows_begin));
+    }
+    Ok(())
+}
+
+fn token_and_slot(plan: &Plan, item: &WorkItem, row: u32) -> (u32, u32) {
+    if item.is_gathered() {
+        let row = plan.rows[(item.rows_begin + row) as usize];
+        (row.token, row.slot)
+    } else {
+        (
+            item.rows_begin + row,
+            if item.slot == DIRECT {
+                DIRECT
+            } else {
+                item.slot.saturating_add(row)
+            },
+        )
+    }
+}

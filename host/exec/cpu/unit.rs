@@ -1,0 +1,315 @@
+//! A piece of work: one item and some KV heads; how its queries, keys and values become f32.
+
+use std::ops::Range;
+
+use kernels_gpu::{
+    abi::{KvStrides, WorkItem},
+    variant::{Key, Pair, Query, Variant},
+};
+
+use super::{isa::Isa, lanes::Buffer};
+use crate::{
+    kv::KvView,
+    plan::Plan,
+    problem::Spec,
+    tensor::{Element, Slice, with_elements},
+};
+
+/// Memory for the work of one thread.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    pub(super) queries: Buffer,
+    pub(super) outputs: Buffer,
+    pub(super) keys: Buffer,
+    pub(super) values: Buffer,
+    pub(super) logits: Buffer,
+}
+
+/// Keys and values of a part, of any type.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pools<'a> {
+    k: Slice<'a>,
+    v: Slice<'a>,
+    k_strides: KvStrides,
+    v_strides: KvStrides,
+}
+
+impl<'a> Pools<'a> {
+    pub(super) fn new<T: Element>(view: &KvView<'a, T>) -> Self {
+        let &KvView {
+            k,
+            v,
+            k_strides,
+            v_strides,
+        } = view;
+        Self {
+            k: T::erase(k),
+            v: T::erase(v),
+            k_strides,
+            v_strides,
+        }
+    }
+}
+
+/// Rows of a pool: some keys (or values) of one head.
+#[derive(Debug)]
+pub(super) struct PoolRows<'a> {
+    pool: Slice<'a>,
+    strides: KvStrides,
+    head: usize,
+    dim: usize,
+    pages: &'a [u32],
+    keys: Range<u32>,
+}
+
+impl PoolRows<'_> {
+    /// Copies the rows to `[keys, dim]`.
+    #[inline(always)]
+    pub(super) fn load(&self, to: &mut [f32]) {
+        with_elements!(Slice(self.pool), pool => self.load_from(pool, to));
+    }
+
+    #[inline(always)]
+    fn load_from<T: Element>(&self, pool: &[T], to: &mut [f32]) {
+        let &Self {
+            strides,
+            dim,
+            ref keys,
+            ..
+        } = self;
+        let mut rows = to.chunks_exact_mut(dim);
+        let mut key = keys.start;
+        while key < keys.end {
+            let (page, offset) = (
+                self.pages[(key / strides.page_size) as usize],
+                key % strides.page_size,
+            );
+            let page_end = keys.end.min(key - offset + strides.page_size);
+            let mut start = page as usize * strides.page as usize
+                + offset as usize * strides.token as usize
+                + self.head * strides.head as usize;
+            // The range first: a zip that ends takes one more of what stands first.
+            for (_, row) in (key..page_end).zip(rows.by_ref()) {
+                row.iter_mut()
+                    .zip(&pool[start..start + dim])
+                    .for_each(|(to, x)| *to = x.to_f32());
+                start += strides.token as usize;
+            }
+            key = page_end;
+        }
+    }
+}
+
+/// A query token and one of the query heads of a KV head.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row {
+    token: u32,
+    /// Which of the group's heads.
+    member: u32,
+    position: i32,
+    /// First key position that it sees.
+    pub(super) first: i32,
+    /// Last key position that it sees, inclusive.
+    pub(super) last: i32,
+}
+
+/// One item and some KV heads.
+pub(super) struct Unit<'a, V> {
+    pub(super) variant: &'a V,
+    pub(super) spec: &'a Spec,
+    pub(super) isa: Isa,
+    pub(super) kv_heads: Range<u32>,
+    /// Key positions.
+    pub(super) keys: Range<u32>,
+    /// Token by token, the heads of a group together; the same for all KV heads.
+    pub(super) rows: Vec<Row>,
+    q: Slice<'a>,
+    pools: &'a Pools<'a>,
+    pages: &'a [u32],
+}
+
+impl<'a, V: Variant> Unit<'a, V> {
+    pub(super) fn new(
+        variant: &'a V,
+        plan: &'a Plan,
+        item: WorkItem,
+        kv_heads: Range<u32>,
+        q: Slice<'a>,
+        pools: &'a Pools<'a>,
+        isa: Isa,
+    ) -> Self {
+        let spec = &plan.spec;
+        let token_and_position = |row: u32| {
+            if item.is_gathered() {
+                let row = plan.rows[(item.rows_begin + row) as usize];
+                (row.token, row.position)
+            } else {
+                (
+                    item.rows_begin + row,
+                    item.position.wrapping_add_unsigned(row),
+                )
+            }
+        };
+        let rows = (0..item.rows).flat_map(|row| {
+            let (token, position) = token_and_position(row);
+            let (first, last) = variant.visible_keys(position);
+            (0..spec.group()).map(move |member| Row {
+                token,
+                member,
+                position,
+                first,
+                last,
+            })
+        });
+        Self {
+            variant,
+            spec,
+            isa,
+            kv_heads,
+            keys: item.kv_begin..item.kv_end,
+            rows: rows.collect(),
+            q,
+            pools,
+            pages: &plan.page_ids[item.table as usize..],
+        }
+    }
+
+    /// The query of a row as it enters the product with the keys.
+    pub(super) fn load_query(&self, row: &Row, kv_head: u32, to: &mut [f32]) {
+        let head = self.head(row, kv_head);
+        let start = (row.token as usize * self.spec.q_heads as usize + head as usize) * to.len();
+        with_elements!(Slice(self.q), q => {
+            to.iter_mut().zip(&q[start..]).for_each(|(to, x)| *to = x.to_f32());
+        });
+        if V::TRANSFORMS_QUERY {
+            let at = Query {
+                token: row.token,
+                head,
+                position: row.position,
+            };
+            transform(to, |x, dim| self.variant.query(x, dim, at));
+        }
+        if !V::TRANSFORMS_LOGITS {
+            // Here it costs one multiplication a query instead of one a logit.
+            let scale = self.variant.params().scale_log2;
+            to.iter_mut().for_each(|x| *x *= scale);
+        }
+    }
+
+    /// Keys of one head, `[keys, head_dim_qk]`.
+    pub(super) fn load_keys(&self, kv_head: u32, keys: Range<u32>, to: &mut [f32]) {
+        let &Pools { k, k_strides, .. } = self.pools;
+        self.load(
+            k,
+            k_strides,
+            self.spec.head_dim_qk,
+            kv_head,
+            keys.clone(),
+            to,
+        );
+        if V::TRANSFORMS_KEY {
+            for (to, position) in to
+                .chunks_exact_mut(self.spec.head_dim_qk as usize)
+                .zip(keys)
+            {
+                transform(to, |x, dim| {
+                    self.variant.key(
+                        x,
+                        dim,
+                        Key {
+                            position,
+                            head: kv_head,
+                        },
+                    )
+                });
+            }
+        }
+    }
+
+    /// Values of one head, `[keys, head_dim_v]`.
+    pub(super) fn load_values(&self, kv_head: u32, keys: Range<u32>, to: &mut [f32]) {
+        let &Pools { v, v_strides, .. } = self.pools;
+        self.load(
+            v,
+            v_strides,
+            self.spec.head_dim_v,
+            kv_head,
+            keys.clone(),
+            to,
+        );
+        if V::TRANSFORMS_VALUE {
+            for (to, position) in to.chunks_exact_mut(self.spec.head_dim_v as usize).zip(keys) {
+                transform(to, |x, dim| {
+                    self.variant.value(
+                        x,
+                        dim,
+                        Key {
+                            position,
+                            head: kv_head,
+                        },
+                    )
+                });
+            }
+        }
+    }
+
+    fn load(
+        &self,
+        pool: Slice<'a>,
+        strides: KvStrides,
+        dim: u32,
+        kv_head: u32,
+        keys: Range<u32>,
+        to: &mut [f32],
+    ) {
+        let (head, dim) = (kv_head as usize, dim as usize);
+        (self.isa.kernels().load)(
+            &PoolRows {
+                pool,
+                strides,
+                head,
+                dim,
+                pages: self.pages,
+                keys,
+            },
+            to,
+        );
+    }
+
+    /// Whether products are anything but logits.
+    pub(super) const HAS_LOGIT_HOOKS: bool = V::TRANSFORMS_LOGITS || V::MASKS;
+
+    /// A logit (or weight) of a key within the row's visible interval; −∞ (or 0) where it is hidden.
+    #[inline(always)]
+    pub(super) fn logit(&self, dot: f32, row: &Row, kv_head: u32, key: u32) -> f32 {
+        let at = Pair {
+            token: row.token,
+            head: self.head(row, kv_head),
+            position: row.position,
+            key,
+        };
+        if V::MASKS && !self.variant.visible(at) {
+            hidden(V::SOFTMAX)
+        } else if V::TRANSFORMS_LOGITS {
+            self.variant.logit(dot, at)
+        } else {
+            dot
+        }
+    }
+
+    #[inline(always)]
+    fn head(&self, row: &Row, kv_head: u32) -> u32 {
+        kv_head * self.spec.group() + row.member
+    }
+}
+
+/// What stands in place of the logit of a key that a row does not see.
+pub(super) const fn hidden(softmax: bool) -> f32 {
+    if softmax { f32::NEG_INFINITY } else { 0.0 }
+}
+
+fn transform(row: &mut [f32], hook: impl Fn([f32; 2], u32) -> [f32; 2]) {
+    for (pair, x) in row.chunks_exact_mut(2).enumerate() {
+        x.copy_from_slice(&hook([x[0], x[1]], 2 * pair as u32));
+    }
+}

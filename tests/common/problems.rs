@@ -1,0 +1,311 @@
+//! Attention problems for tests: random batches, and tensors to go with them.
+// Each program uses its own part of this.
+#![allow(dead_code)]
+
+use super::numeric::Rng;
+use proptest::{prelude::*, sample::Index};
+use tandem_attn::{
+    abi::KvStrides,
+    kv::{KvView, compose::share_prefixes},
+    plan::{DeviceDescription, PlanOptions, SplitMode},
+    problem::{Batch, KvLayout, PageTable, Part, Spec},
+    reference,
+    tensor::Element,
+};
+
+/// Number of cases: `default`, or what `TANDEM_CASES` says.
+pub fn cases(default: u32) -> ProptestConfig {
+    let cases = std::env::var("TANDEM_CASES")
+        .ok()
+        .and_then(|cases| cases.parse().ok());
+    ProptestConfig {
+        cases: cases.unwrap_or(default),
+        failure_persistence: None,
+        max_shrink_iters: 2000,
+        ..ProptestConfig::default()
+    }
+}
+
+fn random_row<T: Element>(noise: &mut Rng, len: usize, largest: f32) -> Vec<T> {
+    (0..len)
+        .map(|_| T::from_f32(noise.between(-largest, largest)))
+        .collect()
+}
+
+/// The pools of one part.
+#[derive(Clone, Debug)]
+pub struct Pools<T> {
+    pub k: Vec<T>,
+    pub v: Vec<T>,
+    pub k_strides: KvStrides,
+    pub v_strides: KvStrides,
+}
+
+/// Queries, and the pools of each part.
+#[derive(Clone, Debug)]
+pub struct Tensors<Q, T> {
+    pub q: Vec<Q>,
+    pub parts: Vec<Pools<T>>,
+}
+
+impl<Q: Element, T: Element> Tensors<Q, T> {
+    /// Random numbers where a table points to, NaN everywhere else.
+    pub fn random(spec: &Spec, batch: &Batch, layout: KvLayout, seed: u64) -> Self {
+        let mut noise = Rng(seed);
+        // Queries large enough for some keys to stand out.
+        let q = random_row(
+            &mut noise,
+            (batch.total_q() * spec.q_heads * spec.head_dim_qk) as usize,
+            4.0,
+        );
+        let pools = |part: &Part| Pools::random(spec, &part.table, layout, &mut noise);
+        Self {
+            q,
+            parts: batch.parts.iter().map(pools).collect(),
+        }
+    }
+
+    pub fn views(&self) -> Vec<KvView<'_, T>> {
+        self.parts.iter().map(Pools::view).collect()
+    }
+
+    pub fn reference(&self, spec: &Spec, batch: &Batch) -> reference::Output {
+        reference::attention(spec, batch, &self.q, &self.views())
+            .expect("the tensors fit the batch")
+    }
+}
+
+impl<T: Element> Pools<T> {
+    fn random(spec: &Spec, table: &PageTable, layout: KvLayout, noise: &mut Rng) -> Self {
+        let k_strides = layout.strides(table.page_size, spec.kv_heads, spec.head_dim_qk);
+        let v_strides = layout.strides(table.page_size, spec.kv_heads, spec.head_dim_v);
+        let nan = |strides: KvStrides| {
+            vec![T::from_f32(f32::NAN); (table.pool_pages * strides.page) as usize]
+        };
+        let mut pools = Self {
+            k: nan(k_strides),
+            v: nan(v_strides),
+            k_strides,
+            v_strides,
+        };
+        let mut filled = vec![0; table.pool_pages as usize];
+        for row_block in 0..table.row_blocks() {
+            let mut left = table.kv_len(row_block);
+            for &page in table.pages(row_block) {
+                let tokens = left.min(table.page_size);
+                filled[page as usize] = tokens.max(filled[page as usize]);
+                left -= tokens;
+            }
+        }
+        for (page, &tokens) in filled.iter().enumerate() {
+            for (offset, head) in (0..tokens).flat_map(|t| (0..spec.kv_heads).map(move |h| (t, h)))
+            {
+                let start = |s: KvStrides| {
+                    page * s.page as usize + (offset * s.token + head * s.head) as usize
+                };
+                let (k, v) = (start(k_strides), start(v_strides));
+                pools.k[k..][..spec.head_dim_qk as usize].copy_from_slice(&random_row(
+                    noise,
+                    spec.head_dim_qk as usize,
+                    1.0,
+                ));
+                pools.v[v..][..spec.head_dim_v as usize].copy_from_slice(&random_row(
+                    noise,
+                    spec.head_dim_v as usize,
+                    1.0,
+                ));
+            }
+        }
+        pools
+    }
+
+    pub fn view(&self) -> KvView<'_, T> {
+        KvView {
+            k: &self.k,
+            v: &self.v,
+            k_strides: self.k_strides,
+            v_strides: self.v_strides,
+        }
+    }
+}
+
+/// One request of a random batch: where it leaves the table of an earlier one, how far it goes on alone, and
+/// its queries.
+#[derive(Clone, Debug)]
+struct Request {
+    parent: Index,
+    shared: Index,
+    own: u32,
+    queries: u32,
+}
+
+fn request() -> impl Strategy<Value = Request> {
+    let own = prop_oneof![1 => Just(0u32), 8 => 0u32..40, 3 => 0u32..200, 1 => 0u32..700];
+    let queries =
+        prop_oneof![2 => Just(0u32), 8 => Just(1), 5 => 1u32..12, 3 => 1u32..70, 1 => 1u32..200];
+    (any::<Index>(), any::<Index>(), own, queries).prop_map(|(parent, shared, own, queries)| {
+        Request {
+            parent,
+            shared,
+            own,
+            queries,
+        }
+    })
+}
+
+/// Batches whose tables share prefixes as a prefix cache hands them out, on shuffled pages; of one part, or
+/// of several.
+pub fn batch() -> impl Strategy<Value = Batch> {
+    let page_size = prop_oneof![Just(1u32), Just(3), Just(16), Just(64)];
+    (
+        page_size,
+        prop::collection::vec(request(), 0..7),
+        any::<u64>(),
+    )
+        .prop_map(|(page_size, requests, seed)| {
+            let mut tables: Vec<(Vec<u32>, u32)> = Vec::new();
+            let mut used = 0;
+            let mut qo_indptr = vec![0];
+            for Request {
+                parent,
+                shared,
+                own,
+                queries,
+            } in &requests
+            {
+                let mut pages = Vec::new();
+                if let Some((parent, parent_len)) = tables.get(parent.index(tables.len().max(1))) {
+                    pages.extend_from_slice(
+                        &parent[..shared.index((parent_len / page_size) as usize + 1)],
+                    );
+                }
+                let kv_len = (pages.len() as u32 * page_size + own).max(*queries);
+                let more = kv_len.div_ceil(page_size) - pages.len() as u32;
+                pages.extend(used..used + more);
+                used += more;
+                tables.push((pages, kv_len));
+                qo_indptr.push(qo_indptr[qo_indptr.len() - 1] + queries);
+            }
+            let shuffled = shuffled_pages(used + 3, seed);
+            let mut table = PageTable::new(page_size, used + 3);
+            for (pages, kv_len) in &tables {
+                let pages: Vec<u32> = pages.iter().map(|&page| shuffled[page as usize]).collect();
+                table.push(&pages, *kv_len);
+            }
+            Batch::new(qo_indptr, table)
+        })
+}
+
+fn shuffled_pages(pages: u32, seed: u64) -> Vec<u32> {
+    let mut noise = Rng(seed);
+    let mut keyed: Vec<(u32, u32)> = (0..pages)
+        .map(|page| (noise.between(0.0, 1.0).to_bits(), page))
+        .collect();
+    keyed.sort_unstable();
+    keyed.into_iter().map(|(_, page)| page).collect()
+}
+
+/// A problem without its tensors.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    pub spec: Spec,
+    pub batch: Batch,
+    pub layout: KvLayout,
+    pub device: DeviceDescription,
+    pub options: PlanOptions,
+    pub seed: u64,
+}
+
+pub fn spec() -> impl Strategy<Value = Spec> {
+    let heads = prop_oneof![
+        Just((1u32, 1u32)),
+        Just((4, 1)),
+        Just((6, 2)),
+        Just((8, 1)),
+        Just((16, 1)),
+        Just((4, 4))
+    ];
+    let dims = prop_oneof![
+        Just((16u32, 16u32)),
+        Just((32, 32)),
+        Just((128, 128)),
+        Just((48, 80)),
+        Just((80, 16))
+    ];
+    let window = prop_oneof![2 => Just(None), 1 => (0u32..60).prop_map(Some)];
+    let cap = prop_oneof![2 => Just(None), 1 => (1.0f32..30.0).prop_map(Some)];
+    (heads, dims, any::<bool>(), window, cap).prop_map(
+        |((q_heads, kv_heads), (qk, v), causal, window, cap)| {
+            let mut spec = Spec::new(q_heads, kv_heads, qk).with_head_dim_v(v);
+            spec.variant.causal = causal;
+            spec.variant.window_left = window;
+            spec.variant.soft_cap = cap;
+            spec
+        },
+    )
+}
+
+/// Any problem: one part or several, any mask, all ways to split.
+pub fn problem() -> impl Strategy<Value = Problem> {
+    let layout = prop_oneof![Just(KvLayout::Nhd), Just(KvLayout::Hnd)];
+    let split = prop_oneof![
+        Just(SplitMode::Makespan),
+        Just(SplitMode::FlashInfer),
+        (1u32..4).prop_map(|times| SplitMode::Fixed { tokens: times * 48 }),
+        Just(SplitMode::Off),
+    ];
+    (
+        spec(),
+        batch(),
+        layout,
+        device(),
+        split,
+        any::<bool>(),
+        any::<u64>(),
+    )
+        .prop_map(|(spec, mut batch, layout, device, split, composed, seed)| {
+            if composed && spec.variant.window_left.is_none() {
+                batch = share_prefixes(&batch);
+            }
+            let page_size = batch.parts[0].table.page_size;
+            let split = match split {
+                SplitMode::Fixed { tokens } => SplitMode::Fixed {
+                    tokens: tokens.next_multiple_of(page_size),
+                },
+                other => other,
+            };
+            let options = PlanOptions {
+                split,
+                ..PlanOptions::default()
+            };
+            Problem {
+                spec,
+                batch,
+                layout,
+                device,
+                options,
+                seed,
+            }
+        })
+}
+
+/// The CPU with so many workers, cut into small tiles or not, so that small batches are split and merged.
+fn device() -> impl Strategy<Value = DeviceDescription> {
+    (
+        1u32..60,
+        prop_oneof![Just(8u32), Just(16), Just(64)],
+        1u32..9,
+        any::<bool>(),
+    )
+        .prop_map(|(workers, m, tokens, small)| {
+            let mut device = DeviceDescription::named("cpu").expect("it is built in");
+            device.sms = workers;
+            if small {
+                device.decode_max_tokens = tokens;
+                device.decode.m = vec![16];
+                device.prefill.m = vec![m.max(16)];
+                device.prefill_packed.m = vec![16, 48];
+            }
+            device
+        })
+}
