@@ -1,6 +1,9 @@
 //! Builds the kernels and looks at what came out, on a machine with no GPU.
 
-use std::{collections::HashMap, fs};
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs,
+};
 
 use cuda_builder::{CudaModule, build_all, ptx};
 
@@ -37,7 +40,8 @@ impl Mode {
 /// Builds all modules, then prints, compares or writes the table.
 pub fn run(mode: Mode) -> Result<(), Error> {
     setup::run()?;
-    let report = examine(&build_all(modules::modules(&workspace()))?)?;
+    let modules = build_all(modules::modules(&workspace()))?;
+    let report = examine(&modules)?;
     let path = workspace().join(TABLE);
     match mode {
         Mode::Print => print!("{report}"),
@@ -53,26 +57,34 @@ pub fn run(mode: Mode) -> Result<(), Error> {
                 .map_err(|error| format!("cannot read {TABLE}: {error}"))?;
             let expected = Report::parse(&text)
                 .map_err(|reason| format!("{TABLE}: {reason}; --bless rewrites it"))?;
-            if expected.tools != report.tools {
-                println!(
-                    "kernels: the table was made by {}, these by {}: registers, unrolling and code size are not compared",
-                    expected.tools, report.tools
-                );
-            }
-            let differences = expected.differences(&report);
-            if !differences.is_empty() {
-                return Err(format!(
-                    "the kernels are not as {TABLE} says:\n  {}\nIf that is meant, `cargo xtask kernels --bless` writes it down.",
-                    differences.join("\n  ")
-                )
-                .into());
-            }
-            println!(
-                "kernels: {} kernels are as {TABLE} says",
-                report.kernels.len()
-            );
+            check(&expected, &report, &modules)?;
         }
     }
+    Ok(())
+}
+
+fn check(expected: &Report, report: &Report, modules: &[CudaModule]) -> Result<(), Error> {
+    if expected.tools != report.tools {
+        println!(
+            "kernels: the table was made by {}, these by {}: registers, unrolling and code size are not compared",
+            expected.tools, report.tools
+        );
+    } else if modules.iter().any(|module| !module.warnings.is_empty()) {
+        // Another compiler may warn of what this one does not know.
+        return Err("the compiler has warnings about device code, see above".into());
+    }
+    let differences = expected.differences(report);
+    if !differences.is_empty() {
+        return Err(format!(
+            "the kernels are not as {TABLE} says:\n  {}\nIf that is meant, `cargo xtask kernels --bless` writes it down.",
+            differences.join("\n  ")
+        )
+        .into());
+    }
+    println!(
+        "kernels: {} kernels are as {TABLE} says",
+        report.kernels.len()
+    );
     Ok(())
 }
 
@@ -114,12 +126,7 @@ fn examine(modules: &[CudaModule]) -> Result<Report, Error> {
                 .kernels
                 .insert((arch.into(), entry.name.into()), figures);
         }
-        report.notices.extend(
-            cubin
-                .notices
-                .iter()
-                .map(|notice| format!("{arch} {}", without_place(notice))),
-        );
+        report.notices.extend(remarks(arch, &cubin.notices));
     }
     Ok(report)
 }
@@ -134,13 +141,33 @@ fn is_block_barrier(opcode: &str) -> bool {
     of_bar || opcode.starts_with("barrier.") && !opcode.starts_with("barrier.cluster")
 }
 
-/// A remark without the file and line before it, which differ from machine to machine.
-fn without_place(notice: &str) -> &str {
-    let place = notice.starts_with("ptxas /");
-    notice
+/// What ptxas remarked, each remark once with its number of times, sorted.
+fn remarks(arch: &str, notices: &[String]) -> Vec<String> {
+    let mut times: BTreeMap<String, u32> = BTreeMap::new();
+    for notice in notices {
+        *times.entry(without_place(notice)).or_default() += 1;
+    }
+    let shown = |(remark, times): (String, u32)| match times {
+        1 => format!("{arch} {remark}"),
+        _ => format!("{arch} {remark} ({times} times)"),
+    };
+    times.into_iter().map(shown).collect()
+}
+
+/// A remark without the PTX file and line that it names: they move with every change.
+fn without_place(notice: &str) -> String {
+    let in_file = notice.starts_with("ptxas /");
+    let remark = notice
         .split_once("; ")
-        .filter(|_| place)
-        .map_or(notice, |(_, remark)| remark)
+        .filter(|_| in_file)
+        .map_or(notice, |(_, remark)| remark);
+    let mut words: Vec<&str> = remark.split(' ').collect();
+    for at in 1..words.len() {
+        if words[at - 1] == "line" && words[at].chars().all(|letter| letter.is_ascii_digit()) {
+            words[at] = "_";
+        }
+    }
+    words.join(" ")
 }
 
 /// How often each kernel uses each instruction.
@@ -243,14 +270,21 @@ mod tests {
     }
 
     #[test]
-    fn remarks_lose_their_place() {
+    fn remarks_lose_their_place_and_are_counted() {
+        let wait = |line: u32| {
+            format!("(C7517) warpgroup.wait is injected in around line {line} by compiler")
+        };
+        let notices = [
+            wait(12),
+            "ptxas /tmp/x.ptx, line 12; warning : odd".into(),
+            wait(40),
+        ];
         assert_eq!(
-            without_place("ptxas /tmp/x.ptx, line 12; warning : odd"),
-            "warning : odd"
-        );
-        assert_eq!(
-            without_place("(C7510) loss; of speed"),
-            "(C7510) loss; of speed"
+            remarks("sm_90a", &notices),
+            [
+                "sm_90a (C7517) warpgroup.wait is injected in around line _ by compiler (2 times)",
+                "sm_90a warning : odd",
+            ]
         );
     }
 }

@@ -188,7 +188,7 @@ impl CudaBuilder {
         let _lock = lock(&target_dir.join(".lock"))?;
 
         let assembly = module_dir.join("module.s");
-        let sources = Compilation {
+        let compiled = Compilation {
             compiler: &compiler,
             crate_path: &crate_path,
             arch: self.arch,
@@ -200,7 +200,7 @@ impl CudaBuilder {
             assembly: &assembly,
         }
         .run()?;
-        report_to_cargo(&crate_path, &sources);
+        report_to_cargo(&crate_path, &compiled.sources);
 
         let assembly_text = fs::read_to_string(&assembly)
             .map_err(CudaBuilderError::io(format!("read {}", assembly.display())))?;
@@ -235,7 +235,8 @@ impl CudaBuilder {
             ptx_path,
             cubin,
             compiler: compiler.version,
-            sources,
+            sources: compiled.sources,
+            warnings: compiled.warnings,
         })
     }
 
@@ -291,6 +292,9 @@ pub struct CudaModule {
     pub compiler: String,
     /// The files that it was made from, those of the standard library and of crates.io left out.
     pub sources: Vec<PathBuf>,
+    /// The compiler's warnings about it and its neighbours, as shown; they have gone to standard error
+    /// too. Empty where there are none.
+    pub warnings: String,
 }
 
 fn create_dir(path: &Path) -> Result<(), CudaBuilderError> {

@@ -40,6 +40,14 @@ const DROPPED_VARIABLES: [&str; 14] = [
     "NUM_JOBS",
 ];
 
+/// What came out besides the PTX.
+pub(crate) struct Compiled {
+    /// The files that the PTX was made from.
+    pub sources: Vec<PathBuf>,
+    /// As the compiler shows them.
+    pub warnings: String,
+}
+
 /// What to compile, and how.
 pub(crate) struct Compilation<'a> {
     pub compiler: &'a Compiler,
@@ -56,14 +64,19 @@ pub(crate) struct Compilation<'a> {
 }
 
 impl Compilation<'_> {
-    /// Compiles, if anything has changed, and names the files that the PTX was made from.
-    pub(crate) fn run(&self) -> Result<Vec<PathBuf>, CudaBuilderError> {
-        let mut artifacts = self.invoke()?;
+    /// Compiles, if anything has changed.
+    pub(crate) fn run(&self) -> Result<Compiled, CudaBuilderError> {
+        let mut messages = self.invoke()?;
         if !self.assembly.is_file() {
             // Somebody removed it; cargo does not know of it and saw nothing to do.
-            let _ = fs::remove_file(self.placeholder(&artifacts.library));
-            artifacts = self.invoke()?;
+            let _ = fs::remove_file(self.placeholder(&messages.artifacts.library));
+            messages = self.invoke()?;
         }
+        let Messages {
+            artifacts,
+            diagnostics,
+        } = messages;
+        eprint!("{diagnostics}");
         self.put_placeholder(&artifacts.library)?;
         let mut sources = artifacts.manifests;
         sources.extend(self.read_dep_info(&artifacts.library)?);
@@ -73,10 +86,13 @@ impl Compilation<'_> {
                 .map(|dir| dir.join("Cargo.lock"))
                 .find(|lock| lock.is_file()),
         );
-        Ok(sources)
+        Ok(Compiled {
+            sources,
+            warnings: diagnostics,
+        })
     }
 
-    fn invoke(&self) -> Result<Artifacts, CudaBuilderError> {
+    fn invoke(&self) -> Result<Messages, CudaBuilderError> {
         let mut command = self.command();
         let output = command
             .stdin(Stdio::null())
@@ -94,10 +110,7 @@ impl Compilation<'_> {
                 diagnostics: messages.diagnostics + &cargo_says,
             });
         }
-        if !messages.diagnostics.is_empty() {
-            eprint!("{}", messages.diagnostics);
-        }
-        Ok(messages.artifacts)
+        Ok(messages)
     }
 
     fn command(&self) -> Command {

@@ -156,7 +156,8 @@ fn options_change_the_code_and_building_again_is_quick() {
 }
 
 #[test]
-fn the_sources_are_those_of_the_crate() {
+fn the_sources_are_those_of_the_crate_and_give_no_warning() {
+    assert_eq!(hopper().warnings, "");
     let sources = &hopper().sources;
     for expected in ["src/lib.rs", "Cargo.toml"] {
         assert!(sources.contains(&gpu_crate().join(expected)), "{sources:?}");
