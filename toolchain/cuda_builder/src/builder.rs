@@ -85,15 +85,16 @@ impl CudaBuilder {
         self
     }
 
-    /// `false` keeps debug assertions and overflow checks. The code is optimised all the same: without
-    /// optimisation, arrays of registers would be arrays in memory.
+    /// `false` switches on debug assertions and overflow checks in the GPU crate itself. The code is
+    /// optimised all the same: without optimisation, arrays of registers would be arrays in memory.
     #[must_use]
     pub fn release(mut self, release: bool) -> Self {
         self.release = release;
         self
     }
 
-    /// Whether profilers and `compute-sanitizer` can name source lines. Costs no speed.
+    /// Whether profilers and `compute-sanitizer` can name source lines of the GPU crate. What was
+    /// inlined from other crates counts for the line that called it. Costs no speed.
     #[must_use]
     pub fn generate_line_info(mut self, line_info: bool) -> Self {
         self.line_info = line_info;
@@ -176,15 +177,11 @@ impl CudaBuilder {
             .target_dir
             .clone()
             .unwrap_or_else(|| default_target_dir(&crate_path));
-        let target_dir = target_dir.join(self.arch.sm());
+        let target_dir = create_dir(&target_dir.join(self.arch.sm()))?;
         let module_dir = target_dir
             .join("modules")
             .join(self.module_name(&crate_path, &compiler));
         create_dir(&module_dir)?;
-        let module_dir = fs::canonicalize(&module_dir).map_err(CudaBuilderError::io(format!(
-            "find {}",
-            module_dir.display()
-        )))?;
         let _lock = lock(&target_dir.join(".lock"))?;
 
         let assembly = module_dir.join("module.s");
@@ -297,8 +294,12 @@ pub struct CudaModule {
     pub warnings: String,
 }
 
-fn create_dir(path: &Path) -> Result<(), CudaBuilderError> {
-    fs::create_dir_all(path).map_err(CudaBuilderError::io(format!("create {}", path.display())))
+/// Makes the directory if need be. The path that comes back is absolute: the nested cargo runs
+/// elsewhere.
+fn create_dir(path: &Path) -> Result<PathBuf, CudaBuilderError> {
+    fs::create_dir_all(path)
+        .and_then(|()| path.canonicalize())
+        .map_err(CudaBuilderError::io(format!("create {}", path.display())))
 }
 
 /// Held until dropped: a build script and a tool may build the same crate at the same time.

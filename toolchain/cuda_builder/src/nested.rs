@@ -135,33 +135,34 @@ impl Compilation<'_> {
                 "-Zbuild-std=core",
             ])
             .args(["--target", TARGET, "--profile", PROFILE]);
-        // "line-tables-only" and more put DWARF into the PTX that ptxas 13.0 cannot parse.
-        let debug = if self.line_info {
-            "\"line-directives-only\""
-        } else {
-            "false"
-        };
+        // Nothing here depends on a choice of the caller, so that all builds for an architecture share
+        // one `core`, which takes longer to compile than most kernels.
         let settings = [
-            "inherits = \"release\"".into(),
-            "opt-level = 3".into(),
-            "lto = \"fat\"".into(),
-            "codegen-units = 1".into(),
-            "panic = \"abort\"".into(),
-            "incremental = false".into(),
-            "strip = false".into(),
-            format!("debug = {debug}"),
-            format!("debug-assertions = {}", self.checks),
-            format!("overflow-checks = {}", self.checks),
+            "inherits = \"release\"",
+            "opt-level = 3",
+            "lto = \"fat\"",
+            "codegen-units = 1",
+            "panic = \"abort\"",
+            "incremental = false",
+            "strip = false",
+            "debug = false",
+            "debug-assertions = false",
+            "overflow-checks = false",
         ];
         for setting in settings {
             command
                 .arg("--config")
                 .arg(format!("profile.{PROFILE}.{setting}"));
         }
-        command
-            .args(self.cargo_arguments)
-            .arg("--")
-            .arg(format!("--emit=asm={}", self.assembly.display()));
+        command.args(self.cargo_arguments).arg("--");
+        if self.line_info {
+            // "line-tables-only" and more put DWARF into the PTX that ptxas 13.0 cannot parse.
+            command.arg("-Cdebuginfo=line-directives-only");
+        }
+        if self.checks {
+            command.args(["-Cdebug-assertions=yes", "-Coverflow-checks=yes"]);
+        }
+        command.arg(format!("--emit=asm={}", self.assembly.display()));
         command
     }
 

@@ -16,7 +16,8 @@ fn gpu_crate() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu_crate")
 }
 
-/// A100's module and Hopper's; `None` where there is no compiler for the GPU.
+/// A100's module and Hopper's; `None` where there is no compiler for the GPU. The target directory is
+/// that of the kernels' own build, so that `core` is compiled once.
 fn modules() -> Option<&'static [CudaModule; 2]> {
     static MODULES: OnceLock<Option<[CudaModule; 2]>> = OnceLock::new();
     let modules = MODULES.get_or_init(|| {
@@ -27,7 +28,7 @@ fn modules() -> Option<&'static [CudaModule; 2]> {
         let built = build_all([NvvmArch::Compute80, NvvmArch::Compute90a].map(|arch| {
             CudaBuilder::new(gpu_crate())
                 .arch(arch)
-                .target_dir(Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu"))
+                .target_dir(Path::new(env!("CARGO_TARGET_TMPDIR")).join("../cuda-builder"))
         }))
         .unwrap_or_else(|error| panic!("{error}"));
         Some(built.try_into().expect("two architectures"))
