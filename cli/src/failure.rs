@@ -1,0 +1,81 @@
+//! What goes wrong, and with which exit code.
+
+use std::{io, path::PathBuf, process::ExitCode};
+
+use tandem_attn::{Error, plan::PlanError, problem::ProblemError, tensor::ShapeError};
+use thiserror::Error;
+
+/// Why a subcommand did not do what it was asked to do.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Failure {
+    /// Something was computed, and it is not right.
+    #[error("{0}")]
+    Wrong(String),
+    /// A flag, a file or a tensor that makes no sense.
+    #[error("{0}")]
+    Input(String),
+    /// The backend is not there.
+    #[error("{0}")]
+    Backend(String),
+    /// A file that cannot be read.
+    #[error("cannot read {}: {error}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// A file that cannot be written.
+    #[error("cannot write {}: {error}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+impl Failure {
+    /// The exit code of the process.
+    #[must_use]
+    pub fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self {
+            Self::Wrong(_) | Self::Write { .. } => 1,
+            Self::Input(_) | Self::Read { .. } => 2,
+            Self::Backend(_) => 3,
+        })
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Problem(_)
+            | Error::Plan(_)
+            | Error::Shape(_)
+            | Error::Extent { .. }
+            | Error::Dtype { .. }
+            | Error::DtypesDiffer { .. }
+            | Error::HeadDim { .. }
+            | Error::IndexOutOfRange { .. } => Self::Input(error.to_string()),
+            Error::NoDriver { .. }
+            | Error::NoDevice { .. }
+            | Error::UnsupportedArchitecture { .. }
+            | Error::PtxTooNew { .. }
+            | Error::OldDriver { .. } => Self::Backend(error.to_string()),
+            _ => Self::Wrong(error.to_string()),
+        }
+    }
+}
+
+macro_rules! through_error {
+    ($($part:ty),*) => {$(
+        impl From<$part> for Failure {
+            fn from(error: $part) -> Self {
+                Error::from(error).into()
+            }
+        }
+    )*};
+}
+through_error!(PlanError, ProblemError, ShapeError);

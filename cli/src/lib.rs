@@ -1,0 +1,90 @@
+//! The command `tandem`: plan, run, measure and look at attention.
+//!
+//! One module for each subcommand, with the arguments as `Args` and the work as `run`. What a subcommand
+//! says is collected and printed by [`output`]; what goes wrong is a [`Failure`], which knows its exit code.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand, builder::styling};
+
+pub mod demo;
+mod failure;
+pub mod output;
+mod pieces;
+
+pub use failure::Failure;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0    everything worked
+  1    a result was not right, or a file could not be written
+  2    wrong input: a flag, a file or a tensor; nothing was written
+  3    the backend that was asked for is not available
+  130  interrupted; no partial output is left behind";
+
+const STYLES: styling::Styles = styling::Styles::styled()
+    .header(styling::AnsiColor::Green.on_default().bold())
+    .usage(styling::AnsiColor::Green.on_default().bold())
+    .literal(styling::AnsiColor::Cyan.on_default())
+    .placeholder(styling::AnsiColor::Cyan.on_default());
+
+/// Attention for LLM serving: plan, run, measure and look.
+///
+/// Without a subcommand this is `tandem demo`.
+#[derive(Debug, Parser)]
+#[command(name = "tandem", version, styles = STYLES, max_term_width = 98, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Demo(demo::Args),
+}
+
+/// Parses the arguments of the process, does what they say, and reports what goes wrong.
+#[must_use]
+pub fn main() -> ExitCode {
+    output::finish_writing_when_interrupted();
+    let result = match Cli::parse().command {
+        None => demo::run(&demo::Args::default()),
+        Some(Command::Demo(args)) => demo::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            output::error(&failure);
+            failure.exit_code()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_interface_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_subcommand_has_an_example_in_its_help() {
+        for subcommand in Cli::command().get_subcommands_mut() {
+            let (name, help) = (
+                subcommand.get_name().to_owned(),
+                subcommand.render_long_help().to_string(),
+            );
+            let example = help
+                .split_once("Example")
+                .map_or("", |(_, example)| example);
+            assert!(
+                example.contains(&format!("tandem {name}")),
+                "tandem {name} --help shows no example:\n{help}"
+            );
+        }
+    }
+}
