@@ -150,7 +150,7 @@ pub struct F8E4M3(
     pub u8,
 );
 
-/// 8-bit float with 5 exponent bits: up to ±57344, the upper half of an [`f16`].
+/// 8-bit float with 5 exponent bits: up to ±57344, the upper half of an `f16`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct F8E5M2(

@@ -249,3 +249,63 @@ fn long_prompts_fill_the_machine() {
         );
     }
 }
+
+#[test]
+fn pools_and_sources_beyond_4_gib() {
+    const TEST: &str = "pools_and_sources_beyond_4_gib";
+    let Some(gpu) = common::gpu(TEST) else { return };
+    let spec = Spec::new(8, 8, 128);
+    let token = 8 * 128;
+    let pages = 160_000; // of 32 KiB
+    let pool_bytes = pages * 16 * token * 2;
+    let pools = (
+        Memory::try_of_bytes(pool_bytes),
+        Memory::try_of_bytes(pool_bytes),
+    );
+    let (Some(k_pool), Some(v_pool)) = pools else {
+        eprintln!("skipped: {TEST}: the GPU has too little memory");
+        return;
+    };
+    let pool = KvPool::new(
+        &spec,
+        KvLayout::Hnd,
+        16,
+        pages as u32,
+        k_pool.address(),
+        v_pool.address(),
+    );
+    // So far apart that the last row starts beyond 4 GiB.
+    let rows = 3;
+    let stride = 1_200_000_000;
+    let mut rng = Rng(5);
+    let values: Vec<u16> = (0..token).map(|_| rng.bits() as u16).collect();
+    let source = Memory::of_bytes((stride * (rows - 1) + token) * 2);
+    for row in 0..rows {
+        source.write_at(row * stride * 2, &values);
+    }
+    let new = source
+        .tensor(Dtype::BF16, [rows, 8, 128])
+        .with_stride(0, stride);
+    let slots: Vec<u32> = [0, pages / 2 * 16 + 7, pages * 16 - 1]
+        .map(|slot| slot as u32)
+        .to_vec();
+    let slots_device = Memory::new(&slots);
+    let stream = Stream::new();
+    // SAFETY: everything is there as described until the stream is done; slots are distinct.
+    unsafe { gpu.append_paged_kv(&spec, &pool, slots_device.array(), &new, &new, stream.0) }
+        .expect("a good call");
+    stream.wait();
+    for slot in slots {
+        let (page, offset) = (slot as usize / 16, slot as usize % 16);
+        for head in 0..8 {
+            let at = (page * 16 * token + head * 16 * 128 + offset * 128) * 2;
+            for pool in [&k_pool, &v_pool] {
+                assert_eq!(
+                    pool.read_at::<u16>(at, 128),
+                    values[head * 128..][..128],
+                    "slot {slot}, head {head}"
+                );
+            }
+        }
+    }
+}

@@ -89,8 +89,13 @@ impl Memory {
 
     /// Of so many bytes, with anything in it.
     pub fn of_bytes(bytes: usize) -> Self {
+        Self::try_of_bytes(bytes).expect("device memory")
+    }
+
+    /// The same, `None` where the GPU has not as much.
+    pub fn try_of_bytes(bytes: usize) -> Option<Self> {
         // SAFETY: bytes may have any value.
-        Self(unsafe { DeviceBuffer::uninitialized(bytes) }.expect("device memory"))
+        unsafe { DeviceBuffer::uninitialized(bytes) }.ok().map(Self)
     }
 
     pub fn address(&self) -> u64 {
@@ -102,6 +107,26 @@ impl Memory {
         let mut values = vec![T::zeroed(); self.0.len() / size_of::<T>()];
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut values);
         self.0.copy_to(bytes).expect("device memory is readable");
+        values
+    }
+
+    /// Writes values from byte `at` on.
+    pub fn write_at<T: Pod>(&self, at: usize, values: &[T]) {
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        self.0
+            .index(at..at + bytes.len())
+            .copy_from(bytes)
+            .expect("device memory is writable");
+    }
+
+    /// `count` values from byte `at` on; all work on them must be done.
+    pub fn read_at<T: Pod>(&self, at: usize, count: usize) -> Vec<T> {
+        let mut values = vec![T::zeroed(); count];
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut values);
+        self.0
+            .index(at..at + bytes.len())
+            .copy_to(bytes)
+            .expect("device memory is readable");
         values
     }
 

@@ -161,6 +161,12 @@ pub struct LaunchConfig {
     pub attribute_count: c_uint,
 }
 
+// As in the driver's header.
+const _: () = {
+    assert!(size_of::<LaunchAttribute>() == 72 && mem::offset_of!(LaunchAttribute, value) == 8);
+    assert!(size_of::<LaunchConfig>() == 56 && mem::offset_of!(LaunchConfig, stream) == 32);
+};
+
 /// `cuLaunchKernelEx`, of CUDA 11.8.
 pub type LaunchKernelEx = unsafe extern "C" fn(
     *const LaunchConfig,
