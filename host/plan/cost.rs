@@ -11,6 +11,7 @@ pub struct CostModel {
     decode: KernelCost,
     prefill: KernelCost,
     prefill_packed: KernelCost,
+    merge_ps: u64,
 }
 
 /// The cost of one kernel's units, from its share of the device: an SM's bandwidth and FLOPs over the CTAs
@@ -60,6 +61,7 @@ impl CostModel {
             decode: kernel(Kernel::Decode),
             prefill: kernel(Kernel::Prefill),
             prefill_packed: kernel(Kernel::PrefillPacked),
+            merge_ps: (device.merge_ns * 1e3) as u64,
         }
     }
 
@@ -89,6 +91,12 @@ impl CostModel {
     pub fn fixed_ps(&self, kernel: Kernel, partial_tokens: u32) -> u64 {
         let cost = self.kernel(kernel);
         cost.unit_ps + (f64::from(partial_tokens) * cost.partial_ps_per_token) as u64
+    }
+
+    /// What merging costs a step at least.
+    #[must_use]
+    pub const fn merge_ps(&self) -> u64 {
+        self.merge_ps
     }
 
     /// What each key adds to a unit, in picoseconds: the larger of reading it and computing with it.

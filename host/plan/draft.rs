@@ -23,11 +23,15 @@ pub(super) struct Draft {
     /// Gathered: first [`DraftRow`]. Contiguous: first query token.
     pub rows_begin: u32,
     pub rows: u32,
-    /// Of the first row (contiguous), the smallest among the rows (gathered).
+    /// Contiguous: of the first row.
     pub position: i32,
     pub kv_begin: u32,
     pub kv_end: u32,
     pub flags: u32,
+    /// Even if it is not cut along the keys.
+    pub leaves_partial: bool,
+    /// Every row sees a key of any run of the keys.
+    pub all_see: bool,
 }
 
 impl Draft {
@@ -41,11 +45,19 @@ impl Draft {
 }
 
 /// A run of a draft's keys; becomes a work item.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Piece {
     pub draft: u32,
     pub kv_begin: u32,
     pub kv_end: u32,
+    /// Its place in launch order; the launch is in the highest 8 bits.
+    pub order: u64,
+}
+
+impl Piece {
+    pub const fn launch(&self) -> u32 {
+        (self.order >> 56) as u32
+    }
 }
 
 /// A part of a batch and what its drafts depend on.
@@ -58,6 +70,8 @@ pub(super) struct PartInput<'a> {
     pub index: u32,
     /// Where the part's page ids begin in the plan's.
     pub first_page: u32,
+    /// Whether the batch has other parts.
+    pub composed: bool,
 }
 
 impl PartInput<'_> {
@@ -101,6 +115,8 @@ impl PartInput<'_> {
                     kv_begin,
                     kv_end,
                     flags: 0,
+                    leaves_partial: self.composed,
+                    all_see: true,
                 });
             }
         }

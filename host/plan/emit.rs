@@ -15,20 +15,10 @@ pub(super) struct Emitter {
     tokens: Vec<u32>,
     /// Where each merge's next slot goes.
     next_slot: Vec<u32>,
-    /// Kernel and tile of each group.
-    tiles: Vec<(Kernel, Tile)>,
-    /// Group, cost (inverted) and index of each item.
-    order: Vec<(u64, u32)>,
     /// Items in the order of the pieces.
     items: Vec<WorkItem>,
-    /// Where each of them comes from.
-    sources: Vec<Source>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Source {
-    draft: u32,
-    cost: u64,
+    /// The place of each in launch order.
+    order: Vec<(u64, u32)>,
 }
 
 /// What emission reads.
@@ -38,12 +28,15 @@ pub(super) struct Pieces<'a> {
     pub draft_rows: &'a [DraftRow],
     /// Ascending by draft, then by key.
     pub pieces: &'a [Piece],
-    /// Cost of a unit of each piece, in picoseconds.
-    pub costs: &'a [u64],
+    /// Kernel and tile of each launch.
+    pub launches: &'a [(Kernel, Tile)],
 }
 
 /// Whether a query at `position` sees any key of `kv_begin..kv_end`.
-fn sees(variant: &Variant, position: i32, piece: &Piece) -> bool {
+fn sees(variant: &Variant, draft: &Draft, position: i32, piece: &Piece) -> bool {
+    if draft.all_see {
+        return true;
+    }
     let position = i64::from(position);
     let from_left = !variant.causal || position >= i64::from(piece.kv_begin);
     let from_right = variant
@@ -72,7 +65,7 @@ impl Emitter {
             if draft.is_gathered() {
                 for row in &input.draft_rows[rows] {
                     self.tokens[row.token as usize] +=
-                        u32::from(sees(&input.variant, row.position, piece));
+                        u32::from(sees(&input.variant, draft, row.position, piece));
                 }
             } else {
                 for count in &mut self.tokens[rows] {
@@ -131,9 +124,9 @@ impl Emitter {
     fn write_items(&mut self, input: &Pieces<'_>, plan: &mut Plan) -> Result<(), PlanError> {
         plan.rows.clear();
         self.items.clear();
-        self.sources.clear();
+        self.order.clear();
         let mut slot = 0;
-        for (piece, &cost) in input.pieces.iter().zip(input.costs) {
+        for piece in input.pieces {
             let draft = &input.drafts[piece.draft as usize];
             let mut item = WorkItem {
                 rows_begin: draft.rows_begin,
@@ -162,11 +155,8 @@ impl Emitter {
                     slot += draft.rows;
                 }
             }
+            self.order.push((piece.order, self.items.len() as u32));
             self.items.push(item);
-            self.sources.push(Source {
-                draft: piece.draft,
-                cost,
-            });
         }
         let too_large = |what| PlanError::TooLarge { what };
         u32::try_from(plan.rows.len()).map_err(|_| too_large("rows of gathered items"))?;
@@ -188,7 +178,7 @@ impl Emitter {
         item.position = i32::MAX;
         let rows = draft.rows_begin as usize..(draft.rows_begin + draft.rows) as usize;
         for row in &input.draft_rows[rows] {
-            if !sees(&input.variant, row.position, piece) {
+            if !sees(&input.variant, draft, row.position, piece) {
                 continue;
             }
             let merge = self.tokens[row.token as usize];
@@ -216,36 +206,9 @@ impl Emitter {
         *at += 1;
     }
 
-    /// Groups the items by kernel and tile, and puts the longest first.
+    /// Puts the items into launch order.
     fn order_items(&mut self, input: &Pieces<'_>, plan: &mut Plan) {
-        let tile_of = |item: usize| {
-            let draft = &input.drafts[self.sources[item].draft as usize];
-            (draft.kernel, draft.tile)
-        };
-        self.tiles.clear();
-        for item in 0..self.items.len() {
-            let tile = tile_of(item);
-            if self.tiles.last() != Some(&tile) && !self.tiles.contains(&tile) {
-                self.tiles.push(tile);
-            }
-        }
-        self.tiles.sort_unstable();
-
-        self.order.clear();
-        for (item, source) in self.sources.iter().enumerate() {
-            let tile = tile_of(item);
-            let group = self
-                .tiles
-                .iter()
-                .position(|&other| other == tile)
-                .unwrap_or_default();
-            self.order.push((
-                (group as u64) << 56 | (COST_MASK - source.cost.min(COST_MASK)),
-                item as u32,
-            ));
-        }
         self.order.sort_unstable();
-
         plan.items.clear();
         plan.items.extend(
             self.order
@@ -254,20 +217,21 @@ impl Emitter {
         );
         plan.groups.clear();
         let mut begin = 0;
-        for (group, &(kernel, tile)) in self.tiles.iter().enumerate() {
-            let items = self.order[begin..].partition_point(|&(key, _)| key >> 56 == group as u64);
-            plan.groups.push(TileGroup {
-                kernel,
-                tile,
-                items: begin as u32..(begin + items) as u32,
-            });
-            begin += items;
+        for (launch, &(kernel, tile)) in input.launches.iter().enumerate() {
+            let items =
+                self.order[begin..].partition_point(|&(order, _)| order >> 56 == launch as u64);
+            if items > 0 {
+                let items = begin as u32..(begin + items) as u32;
+                plan.groups.push(TileGroup {
+                    kernel,
+                    tile,
+                    items: items.clone(),
+                });
+                begin = items.end as usize;
+            }
         }
     }
 }
-
-/// The bits of a sort key that hold the cost.
-const COST_MASK: u64 = (1 << 56) - 1;
 
 /// Marks a token with one item that must nevertheless leave a partial state.
 const FORCED: u32 = 1 << 31;

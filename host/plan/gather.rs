@@ -1,11 +1,13 @@
 //! Decodes: row blocks of few tokens, packed by the prefixes they share.
 
+use std::ops::Range;
+
 use kernels_gpu::abi::WorkItem;
 
 use super::{
     Kernel, PackRule, PlanOptions, SplitMode,
     draft::{Draft, DraftRow, PartInput},
-    forest::{Forest, Member, NO_NODE},
+    forest::{Forest, Member},
     pack::{PackCosts, PackNode, Packer},
 };
 
@@ -14,8 +16,20 @@ use super::{
 pub(super) struct Gatherer {
     forest: Forest,
     packer: Packer,
-    /// The row blocks that decode.
-    members: Vec<u32>,
+    members: Vec<Decode>,
+    /// For each node, where the rows of its subtree begin among the draft's.
+    rows_begin: Vec<u32>,
+}
+
+/// A row block that decodes.
+#[derive(Clone, Copy, Debug)]
+struct Decode {
+    /// Its first page among the plan's page ids.
+    table: u32,
+    kv_len: u32,
+    first_token: u32,
+    first_position: i32,
+    tokens: u32,
 }
 
 impl Gatherer {
@@ -27,18 +41,34 @@ impl Gatherer {
         drafts: &mut Vec<Draft>,
         draft_rows: &mut Vec<DraftRow>,
     ) {
-        let PartInput { part, .. } = input;
+        let PartInput { part, spec, .. } = *input;
         self.members.clear();
-        self.members
-            .extend((0..part.row_blocks() as u32).filter(|&row_block| {
-                let tokens = part.q_range(row_block as usize).len() as u32;
-                tokens > 0 && input.kernel(tokens) == Kernel::Decode
-            }));
+        let mut one_each = true;
+        for row_block in 0..part.row_blocks() {
+            let tokens = part.q_range(row_block);
+            let q_len = tokens.end - tokens.start;
+            if q_len > 0 && input.kernel(q_len) == Kernel::Decode {
+                one_each &= q_len == 1;
+                self.members.push(Decode {
+                    table: input.first_page + part.table.indptr[row_block],
+                    kv_len: part.kv_len(row_block),
+                    first_token: tokens.start,
+                    first_position: part.first_position(row_block),
+                    tokens: q_len,
+                });
+            }
+        }
+        if self.members.is_empty() {
+            return;
+        }
         self.grow(input, options);
+        self.lay_out_rows(draft_rows);
         self.packer
             .pack(options.packing, pack_costs(input, options));
+        // The last query of a row block sees all its keys, and no window hides the first.
+        let all_see = spec.variant.window_left.is_none() && (one_each || !spec.variant.causal);
         for node in 0..self.packer.nodes.len() {
-            self.draft_node(node, input, drafts, draft_rows);
+            self.draft_node(node, all_see, input, drafts, draft_rows);
         }
     }
 
@@ -55,45 +85,70 @@ impl Gatherer {
             forest,
             packer,
             members,
+            ..
         } = self;
         forest.build(members.len() as u32, granule, |member| {
-            let row_block = members[member as usize] as usize;
+            let Decode {
+                table: first,
+                kv_len,
+                ..
+            } = members[member as usize];
             let sharable = match options.packing {
                 PackRule::Off => 0,
-                _ => table.kv_len(row_block) / page_size,
+                _ => kv_len / page_size,
             };
+            let first = (first - input.first_page) as usize;
             Member {
-                pages: table.pages(row_block),
+                pages: &table.indices[first..first + sharable as usize],
                 sharable,
             }
         });
         packer.nodes.clear();
-        packer.nodes.extend(forest.nodes.iter().map(|node| {
-            let row_block = members[node.member as usize] as usize;
-            let (end, rows) = if node.is_leaf {
-                (
-                    table.kv_len(row_block),
-                    input.part.q_range(row_block).len() as u32,
-                )
-            } else {
-                (node.end * page_size, 0)
-            };
-            PackNode {
+        packer
+            .nodes
+            .extend(forest.nodes.iter().map(|node| PackNode {
                 parent: node.parent,
                 subtree_end: node.subtree_end,
                 begin: node.begin * page_size,
-                end,
-                rows,
+                end: if node.is_leaf {
+                    members[node.member as usize].kv_len
+                } else {
+                    node.end * page_size
+                },
+                rows: 0,
                 is_leaf: node.is_leaf,
                 joined: 0,
                 start: 0,
+            }));
+    }
+
+    /// The rows of all leaves in the order of the forest, so that those of a subtree stand together.
+    fn lay_out_rows(&mut self, draft_rows: &mut Vec<DraftRow>) {
+        let Self {
+            forest,
+            packer,
+            members,
+            rows_begin,
+        } = self;
+        rows_begin.clear();
+        for node in &forest.nodes {
+            rows_begin.push(draft_rows.len() as u32);
+            if node.is_leaf {
+                let Decode {
+                    first_token,
+                    first_position,
+                    tokens,
+                    ..
+                } = members[node.member as usize];
+                draft_rows.extend((0..tokens).map(|row| DraftRow {
+                    token: first_token + row,
+                    position: first_position + row as i32,
+                }));
             }
-        }));
-        for node in (0..packer.nodes.len()).rev() {
-            let PackNode { parent, rows, .. } = packer.nodes[node];
-            if parent != NO_NODE {
-                packer.nodes[parent as usize].rows += rows;
-            }
+        }
+        rows_begin.push(draft_rows.len() as u32);
+        for (index, node) in packer.nodes.iter_mut().enumerate() {
+            node.rows = rows_begin[node.subtree_end as usize] - rows_begin[index];
         }
     }
 
@@ -101,80 +156,73 @@ impl Gatherer {
     fn draft_node(
         &self,
         index: usize,
+        all_see: bool,
         input: &PartInput<'_>,
         drafts: &mut Vec<Draft>,
         draft_rows: &mut Vec<DraftRow>,
     ) {
-        let nodes = &self.packer.nodes;
-        let node = &nodes[index];
+        let PartInput {
+            spec, tiles, part, ..
+        } = *input;
+        let node = &self.packer.nodes[index];
         if node.is_empty() {
             return;
         }
-        let rows_begin = draft_rows.len();
-        let mut shared = node.joined > 0;
-        if node.is_leaf {
-            self.push_rows(index, input, draft_rows);
-        } else {
-            let mut child = index + 1;
-            while child < node.subtree_end as usize {
-                let below = &nodes[child];
-                if below.joined > 0 && !below.is_empty() {
-                    shared = true;
-                } else {
-                    let subtree = child..below.subtree_end as usize;
-                    for leaf in subtree.filter(|&node| nodes[node].is_leaf) {
-                        self.push_rows(leaf, input, draft_rows);
-                    }
-                }
-                child = below.subtree_end as usize;
+        let mut rows = self.subtree_rows(index);
+        let some_joined = self
+            .packer
+            .children(index)
+            .any(|child| self.packer.nodes[child].joined > 0);
+        if some_joined {
+            let begin = draft_rows.len();
+            for child in self
+                .packer
+                .children(index)
+                .filter(|&child| self.packer.nodes[child].joined == 0)
+            {
+                draft_rows.extend_from_within(self.subtree_rows(child));
             }
+            rows = begin..draft_rows.len();
         }
-
-        let PartInput {
-            spec, tiles, part, ..
-        } = input;
-        let row_block = self.members[self.forest.nodes[index].member as usize] as usize;
         let per_tile = tiles.max_tokens(Kernel::Decode) as usize;
-        shared |= draft_rows.len() - rows_begin > per_tile;
-        for begin in (rows_begin..draft_rows.len()).step_by(per_tile) {
-            let rows = &draft_rows[begin..draft_rows.len().min(begin + per_tile)];
-            let positions = || rows.iter().map(|row| row.position);
-            let (Some(first), Some(last)) = (positions().min(), positions().max()) else {
-                continue;
-            };
-            let kv_begin = spec.variant.visible(first, node.end).start.max(node.start);
-            let kv_end = spec.variant.visible(last, node.end).end;
+        let shared = some_joined || node.joined > 0 || rows.len() > per_tile;
+        let row_block = &self.members[self.forest.nodes[index].member as usize];
+        for begin in rows.clone().step_by(per_tile) {
+            let end = rows.end.min(begin + per_tile);
+            let (mut kv_begin, mut kv_end) = (node.start, node.end);
+            if !all_see {
+                let positions = || draft_rows[begin..end].iter().map(|row| row.position);
+                let (first, last) = (positions().min(), positions().max());
+                let visible =
+                    |position: Option<i32>| spec.variant.visible(position.unwrap_or(0), node.end);
+                (kv_begin, kv_end) = (kv_begin.max(visible(first).start), visible(last).end);
+            }
             if kv_begin < kv_end {
+                let rows = (end - begin) as u32;
                 drafts.push(Draft {
                     kernel: Kernel::Decode,
-                    tile: tiles.select(Kernel::Decode, rows.len() as u32, kv_end - kv_begin),
+                    tile: tiles.select(Kernel::Decode, rows, kv_end - kv_begin),
                     part: input.index,
                     page_size: part.table.page_size,
-                    table: input.first_page + part.table.indptr[row_block],
+                    table: row_block.table,
                     rows_begin: begin as u32,
-                    rows: rows.len() as u32,
-                    position: first,
+                    rows,
+                    position: 0,
                     kv_begin,
                     kv_end,
+                    leaves_partial: input.composed || !node.is_leaf || node.start > 0,
+                    all_see,
                     flags: WorkItem::GATHERED | if shared { WorkItem::SHARED_KEYS } else { 0 },
                 });
             }
         }
     }
 
-    /// The rows of a leaf.
-    fn push_rows(&self, leaf: usize, input: &PartInput<'_>, draft_rows: &mut Vec<DraftRow>) {
-        let row_block = self.members[self.forest.nodes[leaf].member as usize] as usize;
-        let tokens = input.part.q_range(row_block);
-        let first = input.part.first_position(row_block);
-        draft_rows.extend(
-            tokens
-                .zip(first..)
-                .map(|(token, position)| DraftRow { token, position }),
-        );
+    fn subtree_rows(&self, index: usize) -> Range<usize> {
+        let end = self.packer.nodes[index].subtree_end as usize;
+        self.rows_begin[index] as usize..self.rows_begin[end] as usize
     }
 }
-
 /// What packing weighs for a part.
 fn pack_costs(input: &PartInput<'_>, options: &PlanOptions) -> PackCosts {
     let spec = input.spec;

@@ -28,6 +28,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::problem::Spec;
 
+mod balance;
 mod cost;
 mod device;
 mod draft;
@@ -38,6 +39,7 @@ mod gather;
 mod pack;
 mod planner;
 mod report;
+mod schedule;
 mod split;
 pub mod tiles;
 mod traffic;
@@ -47,6 +49,7 @@ pub use device::{DeviceDescription, KernelDescription, KeyStep};
 pub use error::{BrokenPlan, PlanError};
 pub use pack::PackRule;
 pub use planner::{PlanOptions, Planner};
+pub use schedule::{Schedule, Span};
 pub use split::SplitMode;
 pub use traffic::Traffic;
 pub use verify::Defect;

@@ -40,6 +40,9 @@ pub(super) struct PackCosts {
 
 impl PackCosts {
     fn tiles(&self, rows: u32) -> u64 {
+        if rows <= self.tile_tokens {
+            return u64::from(rows > 0); // nearly always: spares the division
+        }
         u64::from(rows.div_ceil(self.tile_tokens))
     }
 }
@@ -285,7 +288,8 @@ impl Packer {
             tiles * run_bytes + is_partial * partial_bytes * u64::from(rows)
         };
 
-        self.choices.clear();
+        let mut choices = std::mem::take(&mut self.choices);
+        choices.clear();
         let mut cost = is_partial * partial_bytes * u64::from(inner.empty_rows)
             + kv_bytes * inner.leaf_tile_keys;
         let mut offer =
@@ -306,7 +310,7 @@ impl Packer {
         if let (1.., Some(rows)) = (inner.leaves, inner.leaf_rows) {
             let joined = join_rows(self.costs.tiles(rows), rows);
             offer(
-                &mut self.choices,
+                &mut choices,
                 NO_NODE,
                 rows,
                 inner.leaves,
@@ -315,37 +319,55 @@ impl Packer {
             );
         }
         if inner.has_inner_children || inner.leaf_rows.is_none() {
-            let mut child = index + 1;
-            while child < node.subtree_end as usize {
-                let PackNode {
-                    is_leaf,
-                    rows,
-                    subtree_end,
-                    ..
-                } = self.nodes[child];
+            for child in self.children(index) {
+                let PackNode { is_leaf, rows, .. } = self.nodes[child];
                 if !is_leaf {
                     let best = &self.inner[self.inner_of[child] as usize].best;
                     let cut = best[0] + partial_bytes * u64::from(rows);
                     match best.get(run.above as usize + 1) {
-                        Some(&joined) => {
-                            offer(&mut self.choices, child as u32, rows, 1, joined, cut)
-                        }
+                        Some(&joined) => offer(&mut choices, child as u32, rows, 1, joined, cut),
                         None => (cut_bytes, cut_rows) = (cut_bytes + cut, cut_rows + rows),
                     }
                 } else if inner.leaf_rows.is_none() && !self.nodes[child].is_empty() {
                     let joined = join_rows(self.costs.tiles(rows), rows);
-                    offer(
-                        &mut self.choices,
-                        child as u32,
-                        rows,
-                        1,
-                        joined,
-                        cut_leaf(rows),
-                    );
+                    offer(&mut choices, child as u32, rows, 1, joined, cut_leaf(rows));
                 }
-                child = subtree_end as usize;
             }
         }
+        self.choices = choices;
+        cost += cut_bytes;
+        self.approximate |= cut_rows > 0;
+        let fixed_rows = inner.empty_rows + cut_rows;
+        let none = Weighed {
+            cost: cost + self.costs.tiles(fixed_rows) * run_bytes,
+            whole: 0,
+            partly: 0,
+        };
+        let all_rows = self
+            .choices
+            .iter()
+            .map(|choice| choice.rows * choice.count)
+            .sum::<u32>();
+        let gain = self
+            .choices
+            .iter()
+            .map(|choice| choice.gain * u64::from(choice.count))
+            .sum::<u64>();
+        let tiles = self.costs.tiles(fixed_rows + all_rows);
+        if tiles > 1 {
+            return self.knapsack(none, cost, run_bytes, fixed_rows);
+        }
+        // What fits one tile is cut as a whole or not at all.
+        let all = Weighed {
+            cost: cost + tiles * run_bytes - gain,
+            whole: self.choices.len(),
+            partly: 0,
+        };
+        if all.cost < none.cost { all } else { none }
+    }
+
+    /// The best choice where cut children may fill several tiles: the densest first.
+    fn knapsack(&mut self, none: Weighed, cost: u64, run_bytes: u64, fixed_rows: u32) -> Weighed {
         // Most gain per row first; the order among equals is that of the children.
         let denser = |a: &Choice, b: &Choice| {
             (u128::from(b.gain) * u128::from(a.rows))
@@ -354,45 +376,28 @@ impl Packer {
         if !self.choices.is_sorted_by(|a, b| denser(a, b).is_le()) {
             self.choices.sort_by(denser);
         }
-
-        // What fits one tile is cut as a whole or not at all, and of equal children any number is tried. Else
-        // this is a knapsack, and taking the densest first may miss the best by part of a tile.
-        let all_rows = self
-            .choices
-            .iter()
-            .map(|choice| choice.rows * choice.count)
-            .sum::<u32>();
-        let one_tile = self.costs.tiles(inner.empty_rows + cut_rows + all_rows)
-            <= self.costs.tiles(inner.empty_rows + cut_rows).max(1);
+        // Of equal children every number is tried; among others the best may be missed by part of a tile.
         let alike = |a: &Choice, b: &Choice| (a.gain, a.rows) == (b.gain, b.rows);
         let any_number = |choice: &Choice| choice.count == 1 || choice.rows == 1;
-        let equal = self.choices.is_sorted_by(alike) && self.choices.iter().all(any_number);
-        self.approximate |= !one_tile && !equal;
+        let exact = self.choices.is_sorted_by(alike) && self.choices.iter().all(any_number);
+        self.approximate |= !exact;
 
-        // Cut the first choices; where leaves are many, also just so many that the last tile is full.
-        cost += cut_bytes;
-        self.approximate |= cut_rows > 0;
-        let mut rows = inner.empty_rows + cut_rows;
-        let mut saved = 0;
-        let mut best = Weighed {
-            cost: cost + self.costs.tiles(rows) * run_bytes,
-            whole: 0,
-            partly: 0,
-        };
+        let mut best = none;
+        let (mut rows, mut saved) = (fixed_rows, 0);
         for (at, choice) in self.choices.iter().enumerate() {
             let all_rows = rows + choice.rows * choice.count;
-            let full = |tiles: u64| {
+            // All of them, or so many that they fill the tile at hand or the last but one.
+            let fill = |tiles: u64| {
                 (tiles as u32 * self.costs.tile_tokens).saturating_sub(rows) / choice.rows
             };
-            let some = [
-                full(self.costs.tiles(rows)),
-                full(self.costs.tiles(all_rows) - 1),
+            let fills = [
+                fill(self.costs.tiles(rows)),
+                fill(self.costs.tiles(all_rows) - 1),
             ];
-            for count in some
+            let some = fills
                 .into_iter()
-                .filter(|count| (1..choice.count).contains(count))
-                .chain([choice.count])
-            {
+                .filter(|count| (1..choice.count).contains(count));
+            for count in some.chain([choice.count]) {
                 let read = self.costs.tiles(rows + count * choice.rows) * run_bytes;
                 let total = cost + read - (saved + choice.gain * u64::from(count));
                 if total < best.cost {
@@ -488,22 +493,28 @@ impl Packer {
         bytes
     }
 
+    /// The children of a node.
+    pub fn children(&self, index: usize) -> impl Iterator<Item = usize> {
+        let end = self.nodes[index].subtree_end as usize;
+        let next = move |child: usize| {
+            let next = self.nodes[child].subtree_end as usize;
+            (next < end).then_some(next)
+        };
+        let first = (!self.nodes[index].is_leaf).then_some(index + 1);
+        std::iter::successors(first, move |&child| next(child))
+    }
+
     /// The rows of the item at a node: those below that are not joined to it.
-    pub fn item_rows(&self, index: usize) -> u32 {
+    fn item_rows(&self, index: usize) -> u32 {
         let node = &self.nodes[index];
         if node.is_leaf {
             return if node.is_empty() { 0 } else { node.rows };
         }
-        let mut rows = 0;
-        let mut child = index + 1;
-        while child < node.subtree_end as usize {
-            let below = &self.nodes[child];
-            if below.is_empty() || below.joined == 0 {
-                rows += below.rows;
-            }
-            child = below.subtree_end as usize;
-        }
-        rows
+        let cut = self
+            .children(index)
+            .map(|child| &self.nodes[child])
+            .filter(|child| child.joined == 0);
+        cut.map(|child| child.rows).sum()
     }
 }
 

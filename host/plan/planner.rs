@@ -8,10 +8,10 @@ use super::{
     draft::{Draft, DraftRow, PartInput},
     emit::{Emitter, Pieces},
     gather::Gatherer,
-    split::Splitter,
+    split::{SplitInput, Splitter},
     tiles::TileTable,
 };
-use crate::problem::{Batch, Part, Spec};
+use crate::problem::{Batch, Spec};
 
 /// Choices of a plan; the default is what serves best.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,8 +93,8 @@ impl Planner {
 
         self.drafts.clear();
         self.draft_rows.clear();
-        for (index, part) in batch.parts.iter().enumerate() {
-            self.draft(options, part, index as u32, plan.parts[index].pages.start);
+        for index in 0..batch.parts.len() {
+            self.draft(options, batch, index, plan.parts[index].pages.start);
         }
         let Self {
             derived,
@@ -104,14 +104,21 @@ impl Planner {
             emitter,
             ..
         } = self;
-        let cost = &derived.as_ref().expect("derived above").cost;
-        splitter.split(options.split, drafts, cost);
+        let Derived { cost, tiles, .. } = derived.as_ref().expect("derived above");
+        splitter.split(
+            &SplitInput {
+                mode: options.split,
+                cost,
+                tiles,
+            },
+            drafts,
+        );
         let input = Pieces {
             variant: spec.variant,
             drafts,
             draft_rows,
             pieces: &splitter.pieces,
-            costs: &splitter.costs,
+            launches: &splitter.launches,
         };
         emitter.emit(&input, plan)
     }
@@ -143,7 +150,7 @@ impl Planner {
     }
 
     /// Drafts the items of a part: decodes packed by prefix, everything else in tiles of consecutive tokens.
-    fn draft(&mut self, options: &PlanOptions, part: &Part, index: u32, first_page: u32) {
+    fn draft(&mut self, options: &PlanOptions, batch: &Batch, index: usize, first_page: u32) {
         let Self {
             derived,
             gatherer,
@@ -157,6 +164,9 @@ impl Planner {
             tiles,
             ..
         } = derived.as_ref().expect("derived before drafting");
+        let part = &batch.parts[index];
+        let composed = batch.parts.len() > 1;
+        let index = index as u32;
         let input = PartInput {
             device,
             spec,
@@ -164,6 +174,7 @@ impl Planner {
             part,
             index,
             first_page,
+            composed,
         };
         gatherer.gather(&input, options, drafts, draft_rows);
         for row_block in 0..part.row_blocks() {

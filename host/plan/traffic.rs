@@ -51,16 +51,7 @@ impl Plan {
     #[must_use]
     pub fn traffic_of(&self, kernel: Kernel, item: &WorkItem) -> Traffic {
         let keys = u64::from(item.kv_len());
-        let partial_rows = if kernel == Kernel::Decode {
-            self.rows_of(item)
-                .iter()
-                .filter(|row| row.merge != kernels_gpu::abi::NO_MERGE)
-                .count() as u64
-        } else if item.merge == kernels_gpu::abi::NO_MERGE {
-            0
-        } else {
-            u64::from(item.rows)
-        };
+        let partial_rows = u64::from(self.partial_rows(kernel, item));
         Traffic {
             kv_bytes: keys * self.spec.kv_bytes_per_token(),
             partial_bytes: 2 * partial_rows * self.spec.partial_bytes_per_token(),

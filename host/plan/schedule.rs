@@ -1,0 +1,98 @@
+//! A plan in time: what each resident CTA does, as the cost model has it.
+
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+use kernels_gpu::abi::{NO_MERGE, WorkItem};
+
+use super::{DeviceDescription, Kernel, Plan, cost::CostModel};
+
+/// A unit of work on its CTA.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Span {
+    /// The item.
+    pub item: u32,
+    /// Which of the item's units (a head).
+    pub unit: u32,
+    /// The CTA.
+    pub cta: u32,
+    /// When it starts, in nanoseconds.
+    pub begin_ns: f64,
+    /// When it ends.
+    pub end_ns: f64,
+}
+
+/// A plan in time. Launches follow one another in the plan's order; within and across them, a unit goes to
+/// the CTA that is free first.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Schedule {
+    /// CTAs.
+    pub ctas: u32,
+    /// All units, in launch order.
+    pub spans: Vec<Span>,
+    /// When the last unit ends.
+    pub makespan_ns: f64,
+    /// What all units take together.
+    pub busy_ns: f64,
+}
+
+impl Plan {
+    /// Schedules the plan on a device, without its merges.
+    #[must_use]
+    pub fn schedule(&self, device: &DeviceDescription) -> Schedule {
+        let cost = CostModel::new(device, &self.spec);
+        let ctas = self
+            .groups
+            .iter()
+            .map(|group| cost.resident_ctas(group.kernel))
+            .max()
+            .unwrap_or(0);
+        let mut free: BinaryHeap<_> = (0..ctas).map(|cta| Reverse((0, cta))).collect();
+        let mut schedule = Schedule {
+            ctas,
+            ..Schedule::default()
+        };
+        let (mut makespan, mut busy) = (0, 0);
+        for group in &self.groups {
+            // A kernel with fewer CTAs on an SM leaves the others idle: its CTAs stand for several.
+            for index in group.items.clone() {
+                let item = &self.items[index as usize];
+                let unit_ps = cost.fixed_ps(group.kernel, self.partial_rows(group.kernel, item))
+                    + cost.key_ps(group.kernel, group.tile).max(1) * u64::from(item.kv_len());
+                for unit in 0..cost.units_per_item(group.kernel) {
+                    let Some(Reverse((begin, cta))) = free.pop() else {
+                        break;
+                    };
+                    let end = begin + unit_ps;
+                    free.push(Reverse((end, cta)));
+                    makespan = makespan.max(end);
+                    busy += unit_ps;
+                    let [begin_ns, end_ns] = [begin, end].map(|ps| ps as f64 / 1e3);
+                    schedule.spans.push(Span {
+                        item: index,
+                        unit,
+                        cta,
+                        begin_ns,
+                        end_ns,
+                    });
+                }
+            }
+        }
+        schedule.makespan_ns = makespan as f64 / 1e3;
+        schedule.busy_ns = busy as f64 / 1e3;
+        schedule
+    }
+
+    /// Query tokens of an item that leave a partial state.
+    pub(super) fn partial_rows(&self, kernel: Kernel, item: &WorkItem) -> u32 {
+        if kernel == Kernel::Decode {
+            self.rows_of(item)
+                .iter()
+                .filter(|row| row.merge != NO_MERGE)
+                .count() as u32
+        } else if item.merge == NO_MERGE {
+            0
+        } else {
+            item.rows
+        }
+    }
+}
