@@ -2,6 +2,8 @@
 # Runs the tests and benchmarks beside it. Usage: run.sh [tests|benches|all] [arguments for the programs]
 set -uo pipefail
 cd "$(dirname "$0")"
+# Here a missing GPU is a failure, not a reason to skip.
+export TANDEM_REQUIRE_GPU=1
 
 what=${1:-all}
 shift || true
