@@ -85,7 +85,8 @@ impl Gpu {
     /// - All tensors and arrays are in this GPU's memory as described, and stay until the work on `stream`
     ///   is done. The pool is not touched by others meanwhile.
     /// - No two tokens go to one slot.
-    /// - `stream` is a stream of the device's primary context, or null (the default stream).
+    /// - `stream` is a stream of the device's primary context, or null (the default stream). If it is being
+    ///   captured, the graph is not launched after `self` or the memory is gone.
     ///
     /// # Errors
     /// A variant for each thing that can be wrong with a tensor ([`Error::NullPointer`],

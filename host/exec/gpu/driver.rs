@@ -70,6 +70,7 @@ unsafe extern "C" {
     pub fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: CUdevice) -> Code;
     pub fn cuCtxGetCurrent(context: *mut CUcontext) -> Code;
     pub fn cuCtxSetCurrent(context: CUcontext) -> Code;
+    pub fn cuCtxSynchronize() -> Code;
     pub fn cuModuleLoadDataEx(
         module: *mut CUmodule,
         image: *const c_void,

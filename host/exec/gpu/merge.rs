@@ -59,7 +59,8 @@ impl Gpu {
     ///   is done. What is written is not touched by others meanwhile.
     /// - Each of `rows` names a token of `out` that no other names, and a run of entries of `merge_slots`;
     ///   each of these is a slot of `partials`.
-    /// - `stream` is a stream of the device's primary context, or null (the default stream).
+    /// - `stream` is a stream of the device's primary context, or null (the default stream). If it is being
+    ///   captured, the graph is not launched after `self` or the memory is gone.
     ///
     /// # Errors
     /// A variant for each thing that can be wrong with a tensor ([`Error::NullPointer`], [`Error::Dtype`],

@@ -6,8 +6,9 @@ use std::{
 };
 
 use super::driver::{
-    self, CUcontext, CUfunction, CUmodule, Code, Current, cuFuncGetAttribute, cuFuncSetAttribute,
-    cuModuleGetFunction, cuModuleLoadDataEx, cuModuleUnload, function_attribute, jit_option,
+    self, CUcontext, CUfunction, CUmodule, Code, Current, cuCtxSynchronize, cuFuncGetAttribute,
+    cuFuncSetAttribute, cuModuleGetFunction, cuModuleLoadDataEx, cuModuleUnload,
+    function_attribute, jit_option,
 };
 use super::embedded::EmbeddedModule;
 use crate::Error;
@@ -133,8 +134,11 @@ impl Modules {
 impl Drop for Modules {
     fn drop(&mut self) {
         if let Ok(_current) = Current::enter(self.context) {
+            // Kernels may still be queued. A driver that is shutting down refuses both calls, and may.
+            // SAFETY: waits.
+            let _ = unsafe { cuCtxSynchronize() };
             for &module in &self.handles {
-                // SAFETY: loaded by us and not used any more. A driver that is shutting down may refuse.
+                // SAFETY: loaded by us and not used any more.
                 let _ = unsafe { cuModuleUnload(module) };
             }
         }
