@@ -1,98 +1,127 @@
-//! `tandem demo`: attention over pieces of the keys, merged, and checked against f64.
+//! `tandem demo`: a hybrid batch, planned, run, checked, and drawn.
 
-use std::{fmt::Write, time::Instant};
+use std::path::PathBuf;
 
 use tandem_attn::{
-    Error,
-    abi::MergeRow,
-    exec::cpu::{Partials, merge_states},
-    problem::Spec,
+    plan::{PlanOptions, Planner},
+    problem::{KvLayout, Spec},
 };
 
-use crate::{Failure, output, pieces};
+use crate::{
+    Failure,
+    backend::{self, Results},
+    check, output, picture, plan,
+    table::{digits, scaled},
+    tensors::Tensors,
+    workload::{Case, Requests, Tree},
+};
 
 const EXAMPLES: &str = "\
-Example:
-  tandem demo";
+Examples:
+  tandem demo
+  tandem demo --svg plan.svg --backend cpu";
 
-/// Compute a small batch, check it against f64, and show what happened.
-#[derive(Clone, Debug, Default, clap::Args)]
+/// Plan and run a hybrid batch on the best backend, check it against f64, and draw the plan.
+#[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {}
+pub struct Args {
+    /// Where to draw the plan
+    #[arg(long, value_name = "FILE", default_value = DRAWING)]
+    svg: PathBuf,
+    /// Where to run
+    #[arg(long, value_enum, default_value = "auto")]
+    backend: backend::Choice,
+}
+
+const DRAWING: &str = "tandem-demo.svg";
+
+impl Default for Args {
+    fn default() -> Self {
+        Self {
+            svg: DRAWING.into(),
+            backend: backend::Choice::Auto,
+        }
+    }
+}
+
+/// A chunk of a prompt, and decodes that share a system prompt and one of three documents.
+fn case() -> Case {
+    Case {
+        name: "a chunk of a prompt beside 24 decodes with shared prefixes".to_owned(),
+        spec: Spec::new(16, 4, 128),
+        page_size: 16,
+        layout: KvLayout::Nhd,
+        requests: vec![Requests {
+            q_len: 256,
+            kv_len: 1024,
+            count: 1,
+        }],
+        tree: Some(Tree {
+            nodes_per_level: vec![1, 3, 24],
+            tokens_per_level: vec![512, 256, 100],
+        }),
+    }
+}
+
+const SEED: u64 = 42;
+const TIMES: usize = 3;
+const CHECKED_TOKENS: u32 = 64;
 
 /// Runs it.
 ///
 /// # Errors
-/// [`Failure::Wrong`] where a result is too far from f64.
-pub fn run(_args: &Args) -> Result<(), Failure> {
-    let mut report = format!(
-        "tandem {}, on the CPU\n\nOne decode step, its keys cut into pieces, the pieces' states merged; \
-         errors against f64:\n\n{:>8} {:>7} {:>7} {:>13} {:>13}\n",
-        env!("CARGO_PKG_VERSION"),
-        "request",
-        "keys",
-        "pieces",
-        "output error",
-        "LSE error"
-    );
-    let spec = Spec::new(32, 8, 128);
-    let mut exact = true;
-    for (request, (keys, pieces)) in [(1, 1), (77, 3), (1000, 4), (4096, 16), (20_000, 64)]
-        .into_iter()
-        .enumerate()
-    {
-        let error = pieces::check(&spec, keys, pieces)?;
-        let _ = writeln!(
-            report,
-            "{request:>8} {keys:>7} {pieces:>7} {:>13.1e} {:>13.1e}",
-            error.out, error.lse
-        );
-        exact &= error.out < 1e-5 && error.lse < 1e-5;
+/// [`Failure::Wrong`] where a result is not as exact as its type.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let case = case();
+    let batch = case.batch()?;
+    let mut backend = backend::open(args.backend)?;
+    let (machine, device) = (backend.machine(), backend.device());
+    let tensors = Tensors::random(&case.spec, &batch, case.layout, SEED)?;
+    let made = Planner::new().plan(&case.spec, &batch, &device, &PlanOptions::default())?;
+
+    let mut loaded = backend.load(&made, &tensors)?;
+    let mut best = loaded.run(false)?;
+    for _ in 1..TIMES {
+        best = best.min(loaded.run(false)?);
     }
-    report += &time_merge(&spec)?;
-    output::print(&report);
-    if exact {
+    let results: Results = loaded.results()?;
+    drop(loaded);
+    let errors = check::sample(&made, &batch, &tensors, &results, CHECKED_TOKENS)?;
+
+    let title = format!("{}, {}", case.name, case.heads());
+    output::write_file(&args.svg, picture::plan(&made, &device, &title).as_bytes())?;
+    let traffic = made.traffic();
+    // Keys and values that each request would read on its own.
+    let apart: u64 = (0..batch.requests())
+        .map(|request| batch.kv_len(request) * case.spec.kv_bytes_per_token())
+        .sum();
+    let seconds = best.as_secs_f64();
+    output::print(&format!(
+        "tandem {} on {} ({})\n\n{}\n\n\
+         ran in {} ms: {} of keys and values where requests on their own would read {},\n\
+         {} at {}\n\
+         {} query tokens checked against attention in f64: outputs within {:.1e}, log-sums within {:.1e}\n\
+         the plan as a picture: {}\n\n\
+         Next: tandem bench, tandem plan --help, tandem attend --help\n",
+        env!("CARGO_PKG_VERSION"),
+        machine.name,
+        machine.details,
+        plan::describe(&case, batch.requests(), &made, &device),
+        digits(seconds * 1e3),
+        scaled(traffic.kv_bytes as f64, "B"),
+        scaled(apart as f64, "B"),
+        scaled(traffic.flops as f64, "FLOP"),
+        scaled(traffic.flops as f64 / seconds, "FLOP/s"),
+        errors.tokens,
+        errors.out,
+        errors.lse,
+        args.svg.display(),
+    ));
+    if errors.are_small() {
         Ok(())
     } else {
         Err(Failure::Wrong(
-            "not within 1e-5: please report this".to_owned(),
+            "these errors are larger than rounding allows: please report this".to_owned(),
         ))
     }
-}
-
-/// Merges a batch worth of states and says how long it took.
-fn time_merge(spec: &Spec) -> Result<String, Error> {
-    const ROWS: usize = 512;
-    const STATES: usize = 4;
-    let (heads, dim) = (spec.q_heads as usize, spec.head_dim_v as usize);
-    let partial_out = vec![0.5; ROWS * STATES * heads * dim];
-    let partial_lse = vec![1.0; ROWS * STATES * heads];
-    let slots: Vec<u32> = (0..(ROWS * STATES) as u32).collect();
-    let rows: Vec<MergeRow> = (0..ROWS as u32)
-        .map(|token| MergeRow {
-            token,
-            slots_begin: token * STATES as u32,
-            slots: STATES as u32,
-            reserved: 0,
-        })
-        .collect();
-    let partials = Partials {
-        out: &partial_out,
-        lse: &partial_lse,
-        q_heads: heads,
-        head_dim_v: dim,
-    };
-    let mut out = vec![0.0_f32; ROWS * heads * dim];
-    let mut best = f64::INFINITY;
-    for _ in 0..5 {
-        let begin = Instant::now();
-        merge_states(&partials, &rows, &slots, &mut out, None)?;
-        best = best.min(begin.elapsed().as_secs_f64());
-    }
-    let bytes = 4 * (partial_out.len() + partial_lse.len() + out.len());
-    Ok(format!(
-        "{ROWS} rows of {STATES} states ({heads} heads × {dim}) merge in {:.2} ms, {:.1} GB/s.\n",
-        best * 1e3,
-        bytes as f64 / best / 1e9
-    ))
 }

@@ -7,10 +7,20 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, builder::styling};
 
+pub mod attend;
+pub mod backend;
+pub mod bench;
+pub mod check;
+pub mod compare;
 pub mod demo;
 mod failure;
 pub mod output;
-mod pieces;
+pub mod picture;
+pub mod plan;
+pub mod roofline;
+pub mod table;
+pub mod tensors;
+pub mod workload;
 
 pub use failure::Failure;
 
@@ -41,6 +51,11 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Demo(demo::Args),
+    Plan(plan::Args),
+    Attend(attend::Args),
+    Bench(bench::Args),
+    Roofline(roofline::Args),
+    Compare(compare::Args),
 }
 
 /// Parses the arguments of the process, does what they say, and reports what goes wrong.
@@ -50,6 +65,11 @@ pub fn main() -> ExitCode {
     let result = match Cli::parse().command {
         None => demo::run(&demo::Args::default()),
         Some(Command::Demo(args)) => demo::run(&args),
+        Some(Command::Plan(args)) => plan::run(&args),
+        Some(Command::Attend(args)) => attend::run(&args),
+        Some(Command::Roofline(args)) => roofline::run(&args),
+        Some(Command::Compare(args)) => compare::run(&args),
+        Some(Command::Bench(args)) => bench::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

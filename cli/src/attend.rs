@@ -1,0 +1,79 @@
+//! `tandem attend`: attention of tensors in a file, into a file.
+
+mod tensors;
+
+use std::path::PathBuf;
+
+use tandem_attn::plan::{PlanOptions, Planner};
+
+use crate::{
+    Failure, backend, output,
+    table::{counted, digits, scaled},
+};
+
+const EXAMPLES: &str = "\
+Example:
+  tandem attend --input step.safetensors --output out.safetensors
+
+Input tensors (the convention of FlashInfer):
+  q                 [tokens, heads, d]             f16, bf16 or f32
+  k_cache, v_cache  [pages, page, kv_heads, d]     layout NHD; same or 8-bit type
+                    [pages, kv_heads, page, d]     layout HND
+  qo_indptr         [requests + 1]                 i32, first query token of each request
+  kv_indptr         [requests + 1]                 i32, first entry of each in kv_indices
+  kv_indices        [...]                          i32, pages
+  kv_last_page_len  [requests]                     i32
+Metadata, all optional: layout (NHD), causal (true), sm_scale (1/sqrt(d)), window_left (-1: none),
+logits_soft_cap (0: none).
+Output tensors: o [tokens, heads, d] as q, and lse [tokens, heads] in f32, natural log.";
+
+/// Compute attention of the tensors in a safetensors file.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES, after_help = "Example:\n  tandem attend --input step.safetensors --output out.safetensors\n\n--help lists the tensors.")]
+pub struct Args {
+    /// The file to read
+    #[arg(long, value_name = "IN.safetensors")]
+    input: PathBuf,
+    /// The file to write
+    #[arg(long, value_name = "OUT.safetensors")]
+    output: PathBuf,
+    /// Where to run
+    #[arg(long, value_enum, default_value = "auto")]
+    backend: backend::Choice,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// Wrong input, a missing backend, or an output that cannot be written; nothing is written then.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let bytes = std::fs::read(&args.input).map_err(|error| Failure::Read {
+        path: args.input.clone(),
+        error,
+    })?;
+    let step = tensors::read(&bytes)
+        .map_err(|reason| Failure::Input(format!("{}: {reason}", args.input.display())))?;
+    drop(bytes);
+    let mut backend = backend::open(args.backend)?;
+    let device = backend.device();
+    let plan = Planner::new()
+        .plan(&step.spec, &step.batch, &device, &PlanOptions::default())
+        .map_err(|error| Failure::Input(format!("{}: {error}", args.input.display())))?;
+    let mut loaded = backend.load(&plan, &step.tensors)?;
+    let time = loaded.run(false)?;
+    let results = loaded.results()?;
+    drop(loaded);
+    let file = tensors::write(&step.spec, step.batch.total_q(), &results)?;
+    output::write_file(&args.output, &file)?;
+    output::print(&format!(
+        "{}: {} of {}, {} µs on {}; wrote {} ({})\n",
+        args.input.display(),
+        counted(step.batch.total_q() as usize, "query token"),
+        counted(step.batch.requests(), "request"),
+        digits(time.as_secs_f64() * 1e6),
+        backend.machine().name,
+        args.output.display(),
+        scaled(file.len() as f64, "B"),
+    ));
+    Ok(())
+}

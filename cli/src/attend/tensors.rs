@@ -1,0 +1,307 @@
+//! Tensors of a step, from and to the safetensors format.
+
+use std::{borrow::Cow, collections::HashMap};
+
+use bytemuck::Pod;
+use safetensors::{
+    Dtype as FileDtype, SafeTensors,
+    tensor::{TensorView, View},
+};
+use tandem_attn::problem::{Batch, Dtype, KvLayout, PageTable, Spec};
+
+use crate::{
+    Failure,
+    backend::Results,
+    tensors::{Tensor, Tensors},
+};
+
+/// What a file describes.
+#[derive(Debug)]
+pub(super) struct Step {
+    pub(super) spec: Spec,
+    pub(super) batch: Batch,
+    pub(super) tensors: Tensors,
+}
+
+/// Reads a step; the reason where there is none is one line.
+pub(super) fn read(bytes: &[u8]) -> Result<Step, String> {
+    let file = SafeTensors::deserialize(bytes).map_err(|error| {
+        format!("not a whole safetensors file ({error}); save it again with a safetensors library")
+    })?;
+    let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| error.to_string())?;
+    let empty = HashMap::new();
+    let metadata = Metadata(header.metadata().as_ref().unwrap_or(&empty));
+    metadata.check_names()?;
+
+    let q = float_tensor(&file, "q")?;
+    let (k, v) = (
+        float_tensor(&file, "k_cache")?,
+        float_tensor(&file, "v_cache")?,
+    );
+    let [tokens, heads, dim] = shape(&file, "q", "[tokens, heads, d]")?;
+    let layout = metadata.layout()?;
+    let axes = match layout {
+        KvLayout::Nhd => "[pages, page, kv_heads, d]",
+        KvLayout::Hnd => "[pages, kv_heads, page, d]",
+    };
+    let of_axes = |[pages, a, b, dim]: [u32; 4]| match layout {
+        KvLayout::Nhd => [pages, a, b, dim],
+        KvLayout::Hnd => [pages, b, a, dim],
+    };
+    let [pages, page_size, kv_heads, dim_k] = of_axes(shape(&file, "k_cache", axes)?);
+    let [v_pages, v_page_size, v_heads, dim_v] = of_axes(shape(&file, "v_cache", axes)?);
+    if dim_k != dim {
+        return Err(format!(
+            "q has a head dimension of {dim} and k_cache of {dim_k}: they must be equal"
+        ));
+    }
+    if (v_pages, v_page_size, v_heads) != (pages, page_size, kv_heads) {
+        return Err(format!(
+            "k_cache has {pages} pages of {page_size} tokens and {kv_heads} heads, v_cache {v_pages} of \
+             {v_page_size} and {v_heads}: they must be equal"
+        ));
+    }
+    if k.dtype() != v.dtype() {
+        return Err(format!(
+            "k_cache is {:?} and v_cache {:?}: convert one of them",
+            k.dtype(),
+            v.dtype()
+        ));
+    }
+
+    let mut spec = Spec::new(heads, kv_heads, dim)
+        .with_dtype(q.dtype())
+        .with_kv_dtype(k.dtype())
+        .with_head_dim_v(dim_v);
+    spec.variant.causal = metadata.flag("causal", true)?;
+    spec.variant.window_left = metadata.window_left()?;
+    let cap: f32 = metadata.number("logits_soft_cap", 0.0)?;
+    spec.variant.soft_cap = (cap != 0.0).then_some(cap);
+    spec.scale = metadata.number("sm_scale", spec.scale)?;
+    spec.check().map_err(|error| error.to_string())?;
+
+    let qo_indptr = indices(&file, "qo_indptr")?;
+    let end = qo_indptr.last().copied();
+    if end != Some(tokens) {
+        return Err(format!(
+            "qo_indptr ends at {} and q has {tokens} tokens: they must be equal",
+            end.map_or("nothing".to_owned(), |end| end.to_string())
+        ));
+    }
+    let table = PageTable {
+        page_size,
+        pool_pages: pages,
+        indptr: indices(&file, "kv_indptr")?,
+        indices: indices(&file, "kv_indices")?,
+        last_page_len: indices(&file, "kv_last_page_len")?,
+    };
+    let batch = Batch::new(qo_indptr, table);
+    batch
+        .check(&spec)
+        .map_err(|error| in_file_names(&error.to_string()))?;
+    Ok(Step {
+        spec,
+        batch,
+        tensors: Tensors { q, k, v, layout },
+    })
+}
+
+/// What the library calls otherwise than the file.
+fn in_file_names(message: &str) -> String {
+    message
+        .replace("table.indptr", "kv_indptr")
+        .replace("table.last_page_len", "kv_last_page_len")
+        .replace(" at indices[", " at kv_indices[")
+        .replace(" of part 0", "")
+        .replace("row block", "request")
+}
+
+struct Metadata<'a>(&'a HashMap<String, String>);
+
+impl Metadata<'_> {
+    const NAMES: [&'static str; 5] = [
+        "layout",
+        "causal",
+        "sm_scale",
+        "window_left",
+        "logits_soft_cap",
+    ];
+
+    /// Other programs leave their own notes (`format: pt`), but a name that is nearly one of ours is a slip.
+    fn check_names(&self) -> Result<(), String> {
+        let plain = |name: &str| name.to_lowercase().replace(['_', '-', ' '], "");
+        for name in self.0.keys() {
+            let meant = Self::NAMES.iter().find(|known| plain(known) == plain(name));
+            match meant {
+                Some(known) if known != name => {
+                    return Err(format!("metadata {name:?} is not known: write {known:?}"));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn layout(&self) -> Result<KvLayout, String> {
+        match self.0.get("layout").map(String::as_str) {
+            None | Some("NHD" | "nhd") => Ok(KvLayout::Nhd),
+            Some("HND" | "hnd") => Ok(KvLayout::Hnd),
+            Some(other) => Err(format!("metadata layout is {other:?}: give NHD or HND")),
+        }
+    }
+
+    fn flag(&self, name: &str, default: bool) -> Result<bool, String> {
+        match self.0.get(name).map(String::as_str) {
+            None => Ok(default),
+            Some("true" | "True" | "1") => Ok(true),
+            Some("false" | "False" | "0") => Ok(false),
+            Some(other) => Err(format!("metadata {name} is {other:?}: give true or false")),
+        }
+    }
+
+    fn number<T: std::str::FromStr>(&self, name: &str, default: T) -> Result<T, String> {
+        match self.0.get(name) {
+            None => Ok(default),
+            Some(text) => text
+                .trim()
+                .parse()
+                .map_err(|_| format!("metadata {name} is {text:?}: give a number")),
+        }
+    }
+
+    fn window_left(&self) -> Result<Option<u32>, String> {
+        let window: i64 = self.number("window_left", -1)?;
+        if window < 0 {
+            return Ok(None);
+        }
+        u32::try_from(window).map(Some).map_err(|_| {
+            format!(
+                "metadata window_left is {window}: give at most {}",
+                u32::MAX
+            )
+        })
+    }
+}
+
+fn tensor<'a>(file: &SafeTensors<'a>, name: &str) -> Result<TensorView<'a>, String> {
+    file.tensor(name).map_err(|_| {
+        let mut names = file.names();
+        names.sort_unstable();
+        format!("there is no tensor {name:?}; the file has {names:?}")
+    })
+}
+
+fn shape<const N: usize>(
+    file: &SafeTensors<'_>,
+    name: &str,
+    axes: &str,
+) -> Result<[u32; N], String> {
+    let tensor = tensor(file, name)?;
+    let got = tensor.shape();
+    let wrong = || format!("{name} has shape {got:?}: it must be {axes}");
+    let extents: Option<Vec<u32>> = got.iter().map(|&n| u32::try_from(n).ok()).collect();
+    extents.and_then(|e| e.try_into().ok()).ok_or_else(wrong)
+}
+
+/// Elements as they lie in the file, which may be at any address.
+fn elements<T: Pod>(view: &TensorView<'_>) -> Vec<T> {
+    bytemuck::allocation::pod_collect_to_vec(view.data())
+}
+
+fn float_tensor(file: &SafeTensors<'_>, name: &str) -> Result<Tensor, String> {
+    let view = tensor(file, name)?;
+    Ok(match view.dtype() {
+        FileDtype::F16 => Tensor::F16(elements(&view)),
+        FileDtype::BF16 => Tensor::Bf16(elements(&view)),
+        FileDtype::F32 => Tensor::F32(elements(&view)),
+        FileDtype::F8_E4M3 if name != "q" => Tensor::F8E4M3(elements(&view)),
+        FileDtype::F8_E5M2 if name != "q" => Tensor::F8E5M2(elements(&view)),
+        other => {
+            let known = if name == "q" {
+                "F16, BF16 or F32"
+            } else {
+                "F16, BF16, F32, F8_E4M3 or F8_E5M2"
+            };
+            return Err(format!("{name} is {other:?}: convert it to {known}"));
+        }
+    })
+}
+
+fn indices(file: &SafeTensors<'_>, name: &str) -> Result<Vec<u32>, String> {
+    let view = tensor(file, name)?;
+    if view.dtype() != FileDtype::I32 || view.shape().len() != 1 {
+        return Err(format!(
+            "{name} is {:?} of shape {:?}: it must be I32 with one dimension",
+            view.dtype(),
+            view.shape()
+        ));
+    }
+    let values: Vec<i32> = elements(&view);
+    let values = values.into_iter().enumerate();
+    values
+        .map(|(index, value)| {
+            u32::try_from(value)
+                .map_err(|_| format!("{name}[{index}] is {value}: no index is negative"))
+        })
+        .collect()
+}
+
+/// The results as a file.
+pub(super) fn write(spec: &Spec, tokens: u32, results: &Results) -> Result<Vec<u8>, Failure> {
+    let (tokens, heads) = (tokens as usize, spec.q_heads as usize);
+    let tensors = [
+        (
+            "o",
+            OutTensor {
+                dtype: file_dtype(results.out.dtype())?,
+                shape: vec![tokens, heads, spec.head_dim_v as usize],
+                bytes: results.out.bytes(),
+            },
+        ),
+        (
+            "lse",
+            OutTensor {
+                dtype: FileDtype::F32,
+                shape: vec![tokens, heads],
+                bytes: bytemuck::cast_slice(&results.lse),
+            },
+        ),
+    ];
+    safetensors::serialize(tensors, None)
+        .map_err(|error| Failure::Wrong(format!("the output does not serialise: {error}")))
+}
+
+fn file_dtype(dtype: Dtype) -> Result<FileDtype, Failure> {
+    match dtype {
+        Dtype::F16 => Ok(FileDtype::F16),
+        Dtype::BF16 => Ok(FileDtype::BF16),
+        Dtype::F32 => Ok(FileDtype::F32),
+        other => Err(Failure::Input(format!(
+            "outputs of {other:?} are not written"
+        ))),
+    }
+}
+
+struct OutTensor<'a> {
+    dtype: FileDtype,
+    shape: Vec<usize>,
+    bytes: &'a [u8],
+}
+
+impl View for OutTensor<'_> {
+    fn dtype(&self) -> FileDtype {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        self.bytes.into()
+    }
+
+    fn data_len(&self) -> usize {
+        self.bytes.len()
+    }
+}

@@ -1,0 +1,127 @@
+//! What the CPU can do at most: reading, copying, multiplying and adding.
+
+use std::{hint::black_box, time::Instant};
+
+use rayon::prelude::*;
+
+use super::Ceilings;
+
+/// 256 MB in words: larger than most caches.
+const WORDS: usize = 32 << 20;
+/// Words that a thread works on at a time.
+const PIECE: usize = 1 << 16;
+/// Repetitions; the best one counts, for a ceiling is what is never passed.
+const TIMES: usize = 5;
+
+/// Measures all three.
+pub(super) fn measure() -> Ceilings {
+    let source: Vec<u64> = (0..WORDS as u64).into_par_iter().collect();
+    let mut target = vec![0u64; WORDS];
+    let bytes = (WORDS * size_of::<u64>()) as f64;
+    let read = best_seconds(|| {
+        let sum: u64 = source
+            .par_chunks(PIECE)
+            .map(|piece| piece.iter().fold(0u64, |sum, &x| sum.wrapping_add(x)))
+            .reduce(|| 0, u64::wrapping_add);
+        black_box(sum);
+    });
+    let copy = best_seconds(|| {
+        target
+            .par_chunks_mut(PIECE)
+            .zip(source.par_chunks(PIECE))
+            .for_each(|(to, from)| to.copy_from_slice(from));
+        black_box(&mut target);
+    });
+    Ceilings {
+        read_bytes_per_s: bytes / read,
+        copy_bytes_per_s: 2.0 * bytes / copy,
+        flops_per_s: flops_per_second(),
+    }
+}
+
+/// Fills caches with something else.
+pub(super) fn flush(memory: &mut Vec<u64>) {
+    memory.resize(WORDS, 0);
+    memory
+        .par_chunks_mut(PIECE)
+        .for_each(|piece| piece.iter_mut().for_each(|x| *x = x.wrapping_add(1)));
+    black_box(memory);
+}
+
+fn best_seconds(mut work: impl FnMut()) -> f64 {
+    let times = (0..TIMES).map(|_| {
+        let begin = Instant::now();
+        work();
+        begin.elapsed().as_secs_f64()
+    });
+    times.fold(f64::INFINITY, f64::min)
+}
+
+/// Sums in flight: enough to hide the latency of a multiply-add on all machines.
+const SUMS: usize = 12;
+const STEPS: usize = 1 << 20;
+
+fn flops_per_second() -> f64 {
+    let (multiply_add, lanes) = fastest();
+    let threads = rayon::current_num_threads();
+    let seconds = best_seconds(|| {
+        (0..threads)
+            .into_par_iter()
+            .with_max_len(1)
+            .for_each(|_| multiply_add(STEPS));
+    });
+    (2 * threads * STEPS * SUMS * lanes) as f64 / seconds
+}
+
+/// The loop with the widest vectors of this machine, and their width.
+fn fastest() -> (fn(usize), usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx512f") {
+            // SAFETY: the machine has the feature.
+            return (|steps| unsafe { x86::avx512(steps) }, 16);
+        }
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            // SAFETY: the machine has the features.
+            return (|steps| unsafe { x86::avx2(steps) }, 8);
+        }
+    }
+    (portable, 4)
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn avx512(steps: usize) {
+        super::multiply_add::<16, true>(steps);
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn avx2(steps: usize) {
+        super::multiply_add::<8, true>(steps);
+    }
+}
+
+fn portable(steps: usize) {
+    // Without the instruction, `mul_add` is a slow function.
+    multiply_add::<4, { cfg!(target_arch = "aarch64") }>(steps);
+}
+
+#[inline(always)]
+fn multiply_add<const LANES: usize, const FUSED: bool>(steps: usize) {
+    let factor = black_box([0.999_f32; LANES]);
+    let term = black_box([0.001_f32; LANES]);
+    let mut sums = black_box([[1.0_f32; LANES]; SUMS]);
+    for _ in 0..steps {
+        for sum in &mut sums {
+            for lane in 0..LANES {
+                sum[lane] = if FUSED {
+                    sum[lane].mul_add(factor[lane], term[lane])
+                } else {
+                    sum[lane] * factor[lane] + term[lane]
+                };
+            }
+        }
+    }
+    black_box(sums);
+}

@@ -1,0 +1,139 @@
+//! All threads of the CPU.
+
+use std::time::{Duration, Instant};
+
+use tandem_attn::{
+    exec::Cpu,
+    kv::KvView,
+    plan::{DeviceDescription, Plan},
+};
+
+use super::{Backend, Ceilings, Loaded, Machine, Results, ceilings};
+use crate::{
+    Failure,
+    table::counted,
+    tensors::{Tensor, Tensors},
+    with_keys_and_values, with_tensor,
+};
+
+/// The CPU.
+#[derive(Debug, Default)]
+pub struct CpuBackend {
+    cpu: Cpu,
+    /// Larger than caches; empty until something is to be flushed.
+    flush: Vec<u64>,
+}
+
+impl CpuBackend {
+    /// All threads, the best instruction set.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+/// What the processor calls itself.
+fn processor() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = info
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(':'))
+        .map(|(_, name)| name.trim().to_owned());
+    name.unwrap_or_else(|| std::env::consts::ARCH.to_owned())
+}
+
+/// Memory that is free, or a guess where the system does not say.
+fn available_bytes() -> u64 {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kilobytes = info
+        .lines()
+        .find_map(|line| {
+            line.strip_prefix("MemAvailable:")?
+                .split_whitespace()
+                .next()
+        })
+        .and_then(|number| number.parse::<u64>().ok());
+    kilobytes.map_or(4 << 30, |kilobytes| kilobytes * 1024)
+}
+
+impl Backend for CpuBackend {
+    fn machine(&self) -> Machine {
+        let threads = rayon::current_num_threads();
+        Machine {
+            backend: "cpu".to_owned(),
+            name: processor(),
+            details: format!(
+                "{}, {}",
+                counted(threads, "thread"),
+                self.cpu.instruction_set()
+            ),
+        }
+    }
+
+    fn device(&self) -> DeviceDescription {
+        self.cpu.device()
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        available_bytes() / 4 * 3
+    }
+
+    fn ceilings(&mut self) -> Result<Ceilings, Failure> {
+        Ok(ceilings::measure())
+    }
+
+    fn load<'a>(
+        &'a mut self,
+        plan: &'a Plan,
+        tensors: &'a Tensors,
+    ) -> Result<Box<dyn Loaded + 'a>, Failure> {
+        let heads = plan.total_q as usize * plan.spec.q_heads as usize;
+        let out = Tensor::zeros(plan.spec.out_dtype, heads * plan.spec.head_dim_v as usize)?;
+        Ok(Box::new(LoadedOnCpu {
+            backend: self,
+            plan,
+            tensors,
+            out,
+            lse: vec![0.0; heads],
+        }))
+    }
+}
+
+struct LoadedOnCpu<'a> {
+    backend: &'a mut CpuBackend,
+    plan: &'a Plan,
+    tensors: &'a Tensors,
+    out: Tensor,
+    lse: Vec<f32>,
+}
+
+impl Loaded for LoadedOnCpu<'_> {
+    fn run(&mut self, flush: bool) -> Result<Duration, Failure> {
+        let Self {
+            backend: CpuBackend { cpu, flush: memory },
+            plan,
+            tensors: Tensors { q, k, v, layout },
+            out,
+            lse,
+        } = self;
+        if flush {
+            ceilings::flush(memory);
+        }
+        let page_size = plan.parts[0].page_size;
+        with_keys_and_values!(k, v, |k, v| {
+            let view = KvView::new(&plan.spec, *layout, page_size, k, v);
+            with_tensor!(q, q => with_tensor!(&mut *out, out => {
+                let begin = Instant::now();
+                cpu.run(plan, q, &[view], out, Some(&mut *lse))?;
+                Ok(begin.elapsed())
+            }))
+        })
+    }
+
+    fn results(&mut self) -> Result<Results, Failure> {
+        Ok(Results {
+            out: self.out.clone(),
+            lse: self.lse.clone(),
+        })
+    }
+}

@@ -1,0 +1,125 @@
+//! Where plans run. A backend loads a plan with its tensors, runs it any number of times, and gives results.
+
+mod ceilings;
+mod cpu;
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tandem_attn::plan::{DeviceDescription, Plan};
+
+use crate::{
+    Failure,
+    tensors::{Tensor, Tensors},
+};
+
+pub use cpu::CpuBackend;
+
+/// A backend by name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Choice {
+    /// A GPU where there is one that this build can use, else the CPU.
+    #[default]
+    Auto,
+    /// All threads of the CPU.
+    Cpu,
+    /// The first NVIDIA GPU.
+    Gpu,
+}
+
+/// The machine that ran something.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    /// `cpu` or `gpu`.
+    pub backend: String,
+    /// The processor.
+    pub name: String,
+    /// What else there is to know: threads and instruction set, or driver and architecture.
+    pub details: String,
+}
+
+/// The hardware's limits, measured.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ceilings {
+    /// Reading memory, in bytes per second.
+    pub read_bytes_per_s: f64,
+    /// Copying memory, bytes read and written per second.
+    pub copy_bytes_per_s: f64,
+    /// Multiplying and adding what is in registers or shared memory, in operations per second.
+    pub flops_per_s: f64,
+}
+
+impl Ceilings {
+    /// The least time that so many bytes and operations can take, in seconds.
+    #[must_use]
+    pub fn least_seconds(&self, bytes: u64, flops: u64) -> f64 {
+        (bytes as f64 / self.read_bytes_per_s).max(flops as f64 / self.flops_per_s)
+    }
+}
+
+/// What comes out of a run.
+#[derive(Clone, Debug)]
+pub struct Results {
+    /// `[total_q, q_heads, head_dim_v]`.
+    pub out: Tensor,
+    /// `[total_q, q_heads]`, natural log.
+    pub lse: Vec<f32>,
+}
+
+/// A place where plans run.
+pub trait Backend {
+    /// What it is.
+    fn machine(&self) -> Machine;
+
+    /// What to plan for.
+    fn device(&self) -> DeviceDescription;
+
+    /// Bytes of tensors that it can hold.
+    fn memory_bytes(&self) -> u64;
+
+    /// Measures the limits of the hardware.
+    ///
+    /// # Errors
+    /// Where the hardware fails.
+    fn ceilings(&mut self) -> Result<Ceilings, Failure>;
+
+    /// Brings a plan and its tensors to where they run.
+    ///
+    /// # Errors
+    /// Where the backend cannot run the plan, or has no room for it.
+    fn load<'a>(
+        &'a mut self,
+        plan: &'a Plan,
+        tensors: &'a Tensors,
+    ) -> Result<Box<dyn Loaded + 'a>, Failure>;
+}
+
+/// A plan that is ready to run.
+pub trait Loaded {
+    /// Runs once and says how long it took; with `flush`, after caches were filled with something else.
+    ///
+    /// # Errors
+    /// Where the run fails.
+    fn run(&mut self, flush: bool) -> Result<Duration, Failure>;
+
+    /// What the last run computed.
+    ///
+    /// # Errors
+    /// Where results cannot be fetched.
+    fn results(&mut self) -> Result<Results, Failure>;
+}
+
+/// Opens a backend.
+///
+/// # Errors
+/// [`Failure::Backend`] where it is not there.
+pub fn open(choice: Choice) -> Result<Box<dyn Backend>, Failure> {
+    match choice {
+        Choice::Auto | Choice::Cpu => Ok(Box::new(CpuBackend::new())),
+        Choice::Gpu => Err(Failure::Backend(
+            "this build has no attention kernels for GPUs: use --backend cpu".to_owned(),
+        )),
+    }
+}

@@ -1,0 +1,267 @@
+//! `tandem bench`: how fast, beside the limits of the hardware, and how exact.
+
+mod measure;
+mod report;
+pub mod results;
+mod stats;
+
+use std::{path::PathBuf, time::Duration};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use tandem_attn::plan::{MergeMode, PackRule, PlanOptions, SplitMode, Tile};
+
+pub use results::{CaseResult, ResultFile};
+pub use stats::Stats;
+
+use crate::{
+    Failure,
+    backend::{self, Backend},
+    output,
+    workload::{self, Case, Suite},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  tandem bench
+  tandem bench --suite decode --json decode.json
+  tandem bench my-workload.json --case hybrid --seconds 2
+  tandem bench --suite pat --packing pat-paper   # what PAT's own packing rule costs";
+
+/// Measure workloads: time, bandwidth, throughput, share of the hardware's limits, exactness.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// A workload file (docs/workloads.md), or a file with the cases of a paper
+    #[arg(value_name = "WORKLOAD.json", conflicts_with = "suite")]
+    workload: Option<PathBuf>,
+    /// Workloads that come with the command
+    #[arg(long, value_enum, default_value = "quick")]
+    suite: Suite,
+    /// Only cases whose name has this in it
+    #[arg(long, value_name = "TEXT")]
+    case: Option<String>,
+    /// Where to run
+    #[arg(long, value_enum, default_value = "auto")]
+    backend: backend::Choice,
+    /// Write results as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Time for each case and each way to measure it; at least 3 runs, whatever they take
+    #[arg(long, default_value_t = 0.5, value_parser = seconds)]
+    seconds: f64,
+    /// Leave out cases that need more than so many GB [default: what is free]
+    #[arg(long, value_name = "GB")]
+    max_memory: Option<f64>,
+    /// Query tokens to compare with attention in f64; 0 for none
+    #[arg(long, default_value_t = 16, value_name = "TOKENS")]
+    check: u32,
+    #[command(flatten)]
+    planning: Planning,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (0.0..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("give a number of seconds from 0 to 3600".to_owned()),
+    }
+}
+
+/// Choices of the planner, for ablations.
+#[derive(Clone, Copy, Debug, clap::Args)]
+#[command(next_help_heading = "Planning")]
+pub struct Planning {
+    /// How decodes that share prefixes are packed
+    #[arg(long, value_enum, default_value = "exact")]
+    packing: Packing,
+    /// How work is cut along the keys: makespan, flashinfer, off, or a number of keys
+    #[arg(long, default_value = "makespan", value_parser = split)]
+    split: SplitMode,
+    /// One tile for all decodes instead of the best: rows and keys
+    #[arg(long, value_name = "ROWSxKEYS", value_parser = tile)]
+    decode_tile: Option<Tile>,
+    /// Who merges partial states
+    #[arg(long, value_enum, default_value = "kernel")]
+    merge: Merge,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Packing {
+    /// The fewest bytes
+    Exact,
+    /// The rule of the PAT paper
+    PatPaper,
+    /// The rule of PAT's published code
+    PatPublished,
+    /// Every request on its own
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Merge {
+    /// A kernel after the others
+    Kernel,
+    /// Whoever arrives last
+    Fused,
+}
+
+fn split(text: &str) -> Result<SplitMode, String> {
+    match text {
+        "makespan" => Ok(SplitMode::Makespan),
+        "flashinfer" => Ok(SplitMode::FlashInfer),
+        "off" => Ok(SplitMode::Off),
+        _ => match text.parse() {
+            Ok(tokens) if tokens > 0 => Ok(SplitMode::Fixed { tokens }),
+            _ => Err("give makespan, flashinfer, off, or a number of keys such as 512".to_owned()),
+        },
+    }
+}
+
+fn tile(text: &str) -> Result<Tile, String> {
+    let parsed = text
+        .split_once('x')
+        .and_then(|(m, n)| Some((m.parse().ok()?, n.parse().ok()?)));
+    match parsed {
+        Some((m, n)) if m > 0 && n > 0 => Ok(Tile { m, n }),
+        _ => Err("give rows and keys such as 16x128".to_owned()),
+    }
+}
+
+impl Planning {
+    /// What the planner takes.
+    #[must_use]
+    pub fn options(&self) -> PlanOptions {
+        PlanOptions {
+            packing: match self.packing {
+                Packing::Exact => PackRule::Exact,
+                Packing::PatPaper => PackRule::PatPaper,
+                Packing::PatPublished => PackRule::PatPublished,
+                Packing::Off => PackRule::Off,
+            },
+            split: self.split,
+            decode_tile: self.decode_tile,
+            merge_mode: match self.merge {
+                Merge::Kernel => MergeMode::Kernel,
+                Merge::Fused => MergeMode::Fused,
+            },
+        }
+    }
+
+    /// The choices that are not the default, as flags.
+    #[must_use]
+    pub fn flags(&self) -> Vec<String> {
+        let default = PlanOptions::default();
+        let options = self.options();
+        let mut flags = Vec::new();
+        if options.packing != default.packing {
+            let name = clap::ValueEnum::to_possible_value(&self.packing);
+            flags.extend(name.map(|name| format!("--packing {}", name.get_name())));
+        }
+        match options.split {
+            SplitMode::FlashInfer => flags.push("--split flashinfer".to_owned()),
+            SplitMode::Off => flags.push("--split off".to_owned()),
+            SplitMode::Fixed { tokens } => flags.push(format!("--split {tokens}")),
+            _ => {}
+        }
+        if let Some(Tile { m, n }) = options.decode_tile {
+            flags.push(format!("--decode-tile {m}x{n}"));
+        }
+        if options.merge_mode != default.merge_mode {
+            flags.push("--merge fused".to_owned());
+        }
+        flags
+    }
+}
+
+/// How long and how closely to look at a case.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// For each way to measure.
+    pub time: Duration,
+    /// Query tokens to compare.
+    pub check: u32,
+    /// Choices of the planner.
+    pub options: PlanOptions,
+    /// The most that tensors may take.
+    pub memory_bytes: u64,
+}
+
+/// Measures cases; benchmarks share this with the command.
+///
+/// # Errors
+/// Where a case is wrong or a run fails.
+pub fn measure(
+    backend: &mut dyn Backend,
+    cases: &[Case],
+    settings: &Settings,
+    mut progress: impl FnMut(&Case),
+) -> Result<Vec<CaseResult>, Failure> {
+    let measured = cases.iter().map(|case| {
+        progress(case);
+        measure::case(backend, case, settings)
+    });
+    measured.collect()
+}
+
+/// Runs it.
+///
+/// # Errors
+/// Wrong input, a missing backend, and [`Failure::Wrong`] where results are not exact.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let cases = chosen(args)?;
+    let mut backend = backend::open(args.backend)?;
+    let free = backend.memory_bytes();
+    let settings = Settings {
+        time: Duration::from_secs_f64(args.seconds),
+        check: args.check,
+        options: args.planning.options(),
+        memory_bytes: args.max_memory.map_or(free, |gb| (gb * 1e9) as u64),
+    };
+    let date = humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string();
+    let bar = progress_bar(cases.len() as u64);
+    bar.set_message("the limits of this machine");
+    let ceilings = backend.ceilings()?;
+    let results = measure(&mut *backend, &cases, &settings, |case| {
+        bar.set_message(case.name.clone());
+        bar.inc(1);
+    });
+    bar.finish_and_clear();
+    let file = ResultFile {
+        format: results::FORMAT.to_owned(),
+        program: format!("tandem {}", env!("CARGO_PKG_VERSION")),
+        date,
+        machine: backend.machine(),
+        ceilings,
+        options: args.planning.flags(),
+        results: results?,
+    };
+    if let Some(path) = &args.json {
+        output::write_file(path, file.to_json().as_bytes())?;
+    }
+    output::print(&report::render(&file));
+    let inexact = file
+        .results
+        .iter()
+        .filter(|result| result.errors.is_some_and(|errors| !errors.are_small()))
+        .count();
+    match inexact {
+        0 => Ok(()),
+        count => Err(Failure::Wrong(format!(
+            "{count} of {} results are not exact: see the last column",
+            file.results.len()
+        ))),
+    }
+}
+
+fn chosen(args: &Args) -> Result<Vec<Case>, Failure> {
+    let cases = match &args.workload {
+        Some(path) => workload::load(path)?,
+        None => args.suite.cases(),
+    };
+    workload::matching(cases, args.case.as_deref())
+}
+
+fn progress_bar(cases: u64) -> ProgressBar {
+    // Drawn on standard error, and only where that is a terminal.
+    let style = ProgressStyle::with_template("{bar:20} {pos}/{len} {wide_msg} {elapsed}");
+    ProgressBar::new(cases).with_style(style.expect("the template is sound"))
+}

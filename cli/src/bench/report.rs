@@ -1,0 +1,104 @@
+//! Results as a table.
+
+use super::{CaseResult, ResultFile};
+use crate::table::{Table, digits, scaled};
+
+/// Everything under [`WIDTH`](crate::table::WIDTH) columns.
+pub(super) fn render(file: &ResultFile) -> String {
+    let ceilings = &file.ceilings;
+    let units = Units::of(file);
+    let machine = &file.machine;
+    let mut text = format!(
+        "{}, {} ({}), {}\nlimits measured in this run: read {}, copy {}, multiply-add {}\n",
+        file.program,
+        machine.name,
+        machine.details,
+        file.date,
+        scaled(ceilings.read_bytes_per_s, "B/s"),
+        scaled(ceilings.copy_bytes_per_s, "B/s"),
+        scaled(ceilings.flops_per_s, "FLOP/s"),
+    );
+    if !file.options.is_empty() {
+        text += &format!("with {}\n", file.options.join(" "));
+    }
+    text.push('\n');
+    let mut table = Table::new([
+        "case",
+        "µs",
+        "±%",
+        "warm µs",
+        units.bytes_name,
+        units.flops_name,
+        "% of limit",
+        "plan µs",
+        "error/bound",
+    ]);
+    for result in &file.results {
+        table.push(row(result, file, &units));
+    }
+    text += &table.render();
+    text += "\nµs: median with flushed caches, ± half the interquartile range. Bytes: each key and value once.\n\
+             % of limit: the least time by the read and multiply-add limits, over the time taken.\n\
+             error/bound: sampled against f64, as a share of what rounding to the output type allows.\n";
+    text
+}
+
+fn row(result: &CaseResult, file: &ResultFile, units: &Units) -> Vec<String> {
+    let name = if result.implementation == "tandem" {
+        result.case.clone()
+    } else {
+        format!("{} [{}]", result.case, result.implementation)
+    };
+    let Some(times) = result.times() else {
+        let reason = result.skipped.as_deref().unwrap_or("not run");
+        return vec![format!("{name}: {reason}")];
+    };
+    let seconds = times.median_us / 1e6;
+    let least = file.ceilings.least_seconds(result.bytes, result.flops);
+    vec![
+        name,
+        digits(times.median_us),
+        digits(100.0 * times.spread()),
+        result
+            .warm
+            .map_or(String::new(), |warm| digits(warm.median_us)),
+        digits(result.bytes as f64 / seconds / units.bytes),
+        digits(result.flops as f64 / seconds / units.flops),
+        format!("{:.0}", 100.0 * least / seconds),
+        result
+            .plan
+            .map_or(String::new(), |plan| digits(plan.median_us)),
+        result
+            .errors
+            .map_or(String::new(), |errors| digits(errors.out_of_bound)),
+    ]
+}
+
+/// Giga on a CPU, tera on a GPU.
+struct Units {
+    bytes: f64,
+    bytes_name: &'static str,
+    flops: f64,
+    flops_name: &'static str,
+}
+
+impl Units {
+    fn of(file: &ResultFile) -> Self {
+        let (bytes, bytes_name) = if file.ceilings.read_bytes_per_s < 1e12 {
+            (1e9, "GB/s")
+        } else {
+            (1e12, "TB/s")
+        };
+        let (flops, flops_name) = if file.ceilings.flops_per_s < 1e13 {
+            (1e9, "GFLOP/s")
+        } else {
+            (1e12, "TFLOP/s")
+        };
+        Self {
+            bytes,
+            bytes_name,
+            flops,
+            flops_name,
+        }
+    }
+}

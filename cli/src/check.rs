@@ -1,0 +1,149 @@
+//! How exact results are: sampled query tokens against attention in f64.
+
+use serde::{Deserialize, Serialize};
+use tandem_attn::{
+    plan::Plan,
+    problem::{Batch, Dtype, PageTable, Spec},
+};
+
+use crate::{Failure, backend::Results, tensors::Tensors};
+
+/// The largest errors that were seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Errors {
+    /// Query tokens that were compared, all heads of each.
+    pub tokens: u32,
+    /// Of outputs, absolute.
+    pub out: f64,
+    /// Of outputs, as a multiple of what rounding to the output type allows.
+    pub out_of_bound: f64,
+    /// Of log-sums, absolute.
+    pub lse: f64,
+}
+
+/// The most that a log-sum may be off.
+const LSE_BOUND: f64 = 1e-3;
+
+impl Errors {
+    /// Whether the results are as exact as their types let them be.
+    #[must_use]
+    pub fn are_small(&self) -> bool {
+        self.out_of_bound <= 1.0 && self.lse <= LSE_BOUND
+    }
+}
+
+/// What an output may be off: rounding of the result, and of the weights where these are 16-bit too.
+fn bound(spec: &Spec, right: f64) -> f64 {
+    let unit = match spec.out_dtype {
+        Dtype::BF16 => 1.0 / 256.0,
+        Dtype::F16 => 1.0 / 2048.0,
+        _ => 1e-5,
+    };
+    unit * (1.5 * right.abs() + 0.5)
+}
+
+/// Compares at most `tokens` query tokens, spread over all requests.
+///
+/// # Errors
+/// Where the reference cannot be computed.
+pub fn sample(
+    plan: &Plan,
+    batch: &Batch,
+    tensors: &Tensors,
+    results: &Results,
+    tokens: u32,
+) -> Result<Errors, Failure> {
+    let spec = &plan.spec;
+    let picks = pick(spec, batch, tokens);
+    let (heads, dim_qk, dim_v) = (
+        spec.q_heads as usize,
+        spec.head_dim_qk as usize,
+        spec.head_dim_v as usize,
+    );
+    let mut errors = Errors::default();
+    for Pick {
+        token,
+        request,
+        keys,
+    } in picks
+    {
+        let alone = alone(batch, request, keys);
+        let queries = token as usize * heads * dim_qk..(token as usize + 1) * heads * dim_qk;
+        let right = tensors.reference(spec, &alone, &tensors.q.slice(queries))?;
+        for (head, &right) in right.lse.iter().enumerate() {
+            let got = f64::from(results.lse[token as usize * heads + head]);
+            let error = if got == right {
+                0.0
+            } else {
+                (got - right).abs()
+            };
+            errors.lse = errors.lse.max(not_nan(error));
+        }
+        for (index, &right) in right.out.iter().enumerate() {
+            let got = f64::from(results.out.get(token as usize * heads * dim_v + index));
+            let error = not_nan((got - right).abs());
+            errors.out = errors.out.max(error);
+            errors.out_of_bound = errors.out_of_bound.max(error / bound(spec, right));
+        }
+        errors.tokens += 1;
+    }
+    Ok(errors)
+}
+
+/// `max` would pass over NaN.
+fn not_nan(error: f64) -> f64 {
+    if error.is_nan() { f64::INFINITY } else { error }
+}
+
+/// A query token, its request, and the keys it can see at most.
+#[derive(Clone, Copy, Debug)]
+struct Pick {
+    token: u32,
+    request: usize,
+    keys: u32,
+}
+
+/// Query tokens, evenly over the batch: the first and last of requests among them.
+fn pick(spec: &Spec, batch: &Batch, tokens: u32) -> Vec<Pick> {
+    let part = &batch.parts[0];
+    let variant = &spec.variant;
+    let total = batch.total_q();
+    let count = tokens.min(total);
+    let mut picks: Vec<Pick> = (0..count)
+        .map(|index| {
+            let token =
+                (u64::from(index) * u64::from(total - 1) / u64::from(count.max(2) - 1)) as u32;
+            let request = batch.qo_indptr.partition_point(|&start| start <= token) - 1;
+            // A window counts from the query's position, which without a causal mask is not the last key's.
+            let last_only = variant.window_left.is_some() && !variant.causal;
+            let token = if last_only {
+                batch.qo_indptr[request + 1] - 1
+            } else {
+                token
+            };
+            let from_end = batch.qo_indptr[request + 1] - 1 - token;
+            let keys = part.kv_len(request);
+            Pick {
+                token,
+                request,
+                keys: if variant.causal {
+                    keys - from_end
+                } else {
+                    keys
+                },
+            }
+        })
+        .collect();
+    picks.dedup_by_key(|pick| pick.token);
+    picks
+}
+
+/// A batch of one query token on the first `keys` keys of a request.
+fn alone(batch: &Batch, request: usize, keys: u32) -> Batch {
+    let table = &batch.parts[0].table;
+    let pages = keys.div_ceil(table.page_size) as usize;
+    let mut one = PageTable::new(table.page_size, table.pool_pages);
+    one.push(&table.pages(request)[..pages], keys);
+    Batch::new(vec![0, 1], one)
+}

@@ -1,0 +1,153 @@
+//! `tandem compare`: two files of results, case by case.
+
+use std::{collections::HashMap, path::PathBuf};
+
+use crate::{
+    Failure,
+    bench::{CaseResult, ResultFile, Stats},
+    output,
+    table::{Table, digits},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  tandem compare before.json after.json
+  tandem compare tandem.json flashinfer.json
+  tandem compare --check before.json after.json   # exit code 1 where something became slower";
+
+/// Compare two runs of the benchmark, and mark differences that are not noise.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// The first run
+    #[arg(value_name = "A.json")]
+    a: PathBuf,
+    /// The second run
+    #[arg(value_name = "B.json")]
+    b: PathBuf,
+    /// Fail where B is significantly slower than A
+    #[arg(long)]
+    check: bool,
+}
+
+/// Smaller differences are not called significant, however small the noise: clocks drift.
+const LEAST: f64 = 0.01;
+
+/// Runs it.
+///
+/// # Errors
+/// Wrong input; with `--check`, [`Failure::Wrong`] where B is slower.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let (a, b) = (ResultFile::load(&args.a)?, ResultFile::load(&args.b)?);
+    let (text, slower) = compare(&a, &b)?;
+    output::print(&text);
+    if args.check && slower > 0 {
+        return Err(Failure::Wrong(format!(
+            "{slower} cases are significantly slower in {}",
+            args.b.display()
+        )));
+    }
+    Ok(())
+}
+
+/// The report, and how many cases are significantly slower in `b`.
+fn compare(a: &ResultFile, b: &ResultFile) -> Result<(String, usize), Failure> {
+    let mut text = String::new();
+    for (name, file) in [("A", a), ("B", b)] {
+        text += &format!(
+            "{name}: {}, {} ({}), {}",
+            file.program, file.machine.name, file.machine.details, file.date
+        );
+        if !file.options.is_empty() {
+            text += &format!(", {}", file.options.join(" "));
+        }
+        text.push('\n');
+    }
+    if a.machine != b.machine {
+        text += "These are different machines: the ratios say nothing about the programs alone.\n";
+    }
+    let mut table = Table::new(["case", "A µs", "±%", "B µs", "±%", "B/A", ""]);
+    let (mut log_sum, mut common, mut faster, mut slower) = (0.0, 0, 0, 0);
+    for pair in pairs(a, b) {
+        let (Some(from), Some(to)) = (pair.a.times(), pair.b.times()) else {
+            continue;
+        };
+        let ratio = to.median_us / from.median_us;
+        let mark = match differ(from, to) {
+            false => "",
+            true if ratio < 1.0 => {
+                faster += 1;
+                "faster"
+            }
+            true => {
+                slower += 1;
+                "SLOWER"
+            }
+        };
+        log_sum += ratio.ln();
+        common += 1;
+        table.push([
+            pair.name,
+            digits(from.median_us),
+            digits(100.0 * from.spread()),
+            digits(to.median_us),
+            digits(100.0 * to.spread()),
+            format!("{ratio:.3}"),
+            mark.to_owned(),
+        ]);
+    }
+    if common == 0 {
+        return Err(Failure::Input(
+            "the files have no measured case in common: cases are matched by name".to_owned(),
+        ));
+    }
+    text += &format!("\n{}", table.render());
+    text += &format!(
+        "\n{common} cases in common: geometric mean of B/A {:.3}; {faster} faster, {slower} slower, {} within noise\n",
+        (log_sum / f64::from(common)).exp(),
+        common as usize - faster - slower
+    );
+    Ok((text, slower))
+}
+
+/// The same case in both files.
+struct Pair<'a> {
+    name: String,
+    a: &'a CaseResult,
+    b: &'a CaseResult,
+}
+
+/// Matches by case and implementation, or by case alone where each file has one implementation.
+fn pairs<'a>(a: &'a ResultFile, b: &'a ResultFile) -> Vec<Pair<'a>> {
+    let single = |file: &ResultFile| {
+        let mut results = file.results.iter().map(|result| &result.implementation);
+        let first = results.next();
+        results.all(|other| Some(other) == first)
+    };
+    let by_case = single(a) && single(b);
+    let key = |result: &'a CaseResult| {
+        let implementation = if by_case { "" } else { &result.implementation };
+        (result.case.as_str(), implementation)
+    };
+    let of_b: HashMap<_, _> = b
+        .results
+        .iter()
+        .map(|result| (key(result), result))
+        .collect();
+    let pairs = a.results.iter().filter_map(|a| {
+        let b = of_b.get(&key(a))?;
+        let name = if by_case {
+            a.case.clone()
+        } else {
+            format!("{} [{}]", a.case, a.implementation)
+        };
+        Some(Pair { name, a, b })
+    });
+    pairs.collect()
+}
+
+/// Whether two medians differ by more than noise: their notches do not touch.
+fn differ(a: &Stats, b: &Stats) -> bool {
+    let difference = (a.median_us - b.median_us).abs();
+    difference > a.notch_us() + b.notch_us() && difference > LEAST * a.median_us
+}

@@ -1,0 +1,40 @@
+//! `tandem roofline`: measured points under the ceilings.
+
+use std::path::PathBuf;
+
+use crate::{Failure, bench::ResultFile, output, picture};
+
+const EXAMPLES: &str = "\
+Example:
+  tandem bench --suite decode --json decode.json
+  tandem roofline decode.json --svg decode.svg";
+
+/// Draw results under the ceilings that were measured with them.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// What `tandem bench --json` wrote
+    #[arg(value_name = "RESULTS.json")]
+    results: PathBuf,
+    /// The picture
+    #[arg(long, value_name = "FILE")]
+    svg: PathBuf,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// Wrong input, or a picture that cannot be written.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let file = ResultFile::load(&args.results)?;
+    let points = file.results.iter().filter(|r| r.times().is_some()).count();
+    if points == 0 {
+        return Err(Failure::Input(format!(
+            "{} has no measured times to draw",
+            args.results.display()
+        )));
+    }
+    output::write_file(&args.svg, picture::roofline(&file).as_bytes())?;
+    output::print(&format!("{points} points in {}\n", args.svg.display()));
+    Ok(())
+}

@@ -1,0 +1,127 @@
+//! Tables of plain text.
+
+/// The widest line that is printed.
+pub const WIDTH: usize = 99;
+
+/// A table whose columns are as wide as their content; the first column is on the left, the others are
+/// numbers on the right.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table with headings.
+    #[must_use]
+    pub fn new<const N: usize>(headings: [&str; N]) -> Self {
+        Self {
+            rows: vec![headings.map(str::to_owned).to_vec()],
+        }
+    }
+
+    /// Appends a row; missing cells stay empty.
+    pub fn push(&mut self, row: impl IntoIterator<Item = String>) {
+        self.rows.push(row.into_iter().collect());
+    }
+
+    /// The table as text: no line is longer than [`WIDTH`], for which the first column gives way.
+    #[must_use]
+    pub fn render(&self) -> String {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let mut widths = vec![0; columns];
+        for row in &self.rows {
+            for (width, cell) in widths.iter_mut().zip(row) {
+                *width = cell.chars().count().max(*width);
+            }
+        }
+        let others: usize = widths.iter().skip(1).map(|width| width + 2).sum();
+        if let Some(first) = widths.first_mut() {
+            *first = (*first).min(WIDTH.saturating_sub(others).max(12));
+        }
+        let mut text = String::new();
+        for row in &self.rows {
+            let mut line = String::new();
+            for (column, (cell, &width)) in row.iter().zip(&widths).enumerate() {
+                if column == 0 {
+                    line += &format!("{:<width$}", shorten(cell, width));
+                } else {
+                    line += &format!("  {cell:>width$}");
+                }
+            }
+            text += line.trim_end();
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// The text, or its beginning and its end with `…` between them.
+fn shorten(text: &str, width: usize) -> String {
+    let len = text.chars().count();
+    if len <= width {
+        return text.to_owned();
+    }
+    let head = (width - 1) * 2 / 3;
+    let tail = width - 1 - head;
+    let begin: String = text.chars().take(head).collect();
+    let end: String = text.chars().skip(len - tail).collect();
+    format!("{begin}…{end}")
+}
+
+/// A number of things: `1 item`, `2 items`.
+#[must_use]
+pub fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+/// A number with three significant digits and a unit from a ladder: `1.23 GB`, `45.6 MB`.
+#[must_use]
+pub fn scaled(value: f64, unit: &str) -> String {
+    const PREFIXES: [(f64, &str); 4] = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
+    let prefix = PREFIXES.iter().find(|(scale, _)| value >= 0.9995 * scale);
+    let (scale, prefix) = prefix.copied().unwrap_or((1.0, ""));
+    format!("{} {prefix}{unit}", digits(value / scale))
+}
+
+/// Three significant digits, and no more than are needed for whole numbers.
+#[must_use]
+pub fn digits(value: f64) -> String {
+    match value.abs() {
+        x if x == 0.0 || x >= 99.95 => format!("{value:.0}"),
+        x if x >= 9.995 => format!("{value:.1}"),
+        x if x >= 0.9995 => format!("{value:.2}"),
+        x if x >= 0.09995 => format!("{value:.3}"),
+        _ => format!("{value:.1e}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_three_digits() {
+        let got = [0.0, 0.0012, 0.5, 1.0, 12.34, 99.96, 123.4, 1e4].map(digits);
+        assert_eq!(
+            got,
+            [
+                "0", "1.2e-3", "0.500", "1.00", "12.3", "100", "123", "10000"
+            ]
+        );
+        assert_eq!(scaled(1.5e9, "B"), "1.50 GB");
+        assert_eq!(scaled(999_900.0, "B"), "1.00 MB");
+        assert_eq!(scaled(12.0, "B"), "12.0 B");
+    }
+
+    #[test]
+    fn long_names_give_way() {
+        let mut table = Table::new(["case", "µs"]);
+        table.push(["x".repeat(200), "12".to_owned()]);
+        table.push(["short".to_owned(), "345".to_owned()]);
+        let text = table.render();
+        assert!(text.lines().all(|line| line.chars().count() <= WIDTH));
+        let lines: Vec<_> = text.lines().collect();
+        assert!(lines[1].contains('…') && lines[1].ends_with("   12"));
+        assert!(lines[2].starts_with("short ") && lines[2].ends_with("  345"));
+    }
+}

@@ -1,0 +1,211 @@
+//! Queries, keys and values of a batch, in the element types of its specification.
+
+use half::{bf16, f16};
+use tandem_attn::{
+    Error,
+    kv::KvView,
+    problem::{Batch, Dtype, KvLayout, Spec},
+    reference,
+    tensor::{Element, F8E4M3, F8E5M2},
+};
+
+use crate::Failure;
+
+/// A tensor of any element type.
+#[derive(Clone, Debug)]
+pub enum Tensor {
+    /// IEEE half precision.
+    F16(Vec<f16>),
+    /// bfloat16.
+    Bf16(Vec<bf16>),
+    /// IEEE single precision.
+    F32(Vec<f32>),
+    /// 8-bit float, 4 exponent bits.
+    F8E4M3(Vec<F8E4M3>),
+    /// 8-bit float, 5 exponent bits.
+    F8E5M2(Vec<F8E5M2>),
+}
+
+/// Runs `$body` with `$x` bound to the vector inside of a [`Tensor`].
+#[macro_export]
+macro_rules! with_tensor {
+    ($tensor:expr, $x:ident => $body:expr) => {
+        match $tensor {
+            $crate::tensors::Tensor::F16($x) => $body,
+            $crate::tensors::Tensor::Bf16($x) => $body,
+            $crate::tensors::Tensor::F32($x) => $body,
+            $crate::tensors::Tensor::F8E4M3($x) => $body,
+            $crate::tensors::Tensor::F8E5M2($x) => $body,
+        }
+    };
+}
+
+/// Runs `$body` with keys and values as vectors of one type.
+#[macro_export]
+macro_rules! with_keys_and_values {
+    ($k:expr, $v:expr, |$a:ident, $b:ident| $body:expr) => {{
+        use $crate::tensors::Tensor;
+        match ($k, $v) {
+            (Tensor::F16($a), Tensor::F16($b)) => $body,
+            (Tensor::Bf16($a), Tensor::Bf16($b)) => $body,
+            (Tensor::F32($a), Tensor::F32($b)) => $body,
+            (Tensor::F8E4M3($a), Tensor::F8E4M3($b)) => $body,
+            (Tensor::F8E5M2($a), Tensor::F8E5M2($b)) => $body,
+            _ => Err($crate::Failure::Input(
+                "keys and values are of two types: convert one of them".to_owned(),
+            )),
+        }
+    }};
+}
+
+impl Tensor {
+    /// Of zeros.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] for types that this program does not know.
+    pub fn zeros(dtype: Dtype, len: usize) -> Result<Self, Failure> {
+        Ok(match dtype {
+            Dtype::F16 => Self::F16(vec![f16::ZERO; len]),
+            Dtype::BF16 => Self::Bf16(vec![bf16::ZERO; len]),
+            Dtype::F32 => Self::F32(vec![0.0; len]),
+            Dtype::F8E4M3 => Self::F8E4M3(vec![F8E4M3(0); len]),
+            Dtype::F8E5M2 => Self::F8E5M2(vec![F8E5M2(0); len]),
+            other => {
+                return Err(Failure::Input(format!(
+                    "tensors of {other:?} are not supported here"
+                )));
+            }
+        })
+    }
+
+    /// Of numbers between −`largest` and `largest`.
+    ///
+    /// # Errors
+    /// As [`zeros`](Self::zeros).
+    pub fn random(dtype: Dtype, len: usize, largest: f32, seed: u64) -> Result<Self, Failure> {
+        let mut tensor = Self::zeros(dtype, len)?;
+        with_tensor!(&mut tensor, values => fill(values, largest, seed));
+        Ok(tensor)
+    }
+
+    /// Number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        with_tensor!(self, values => values.len())
+    }
+
+    /// Whether there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The element type.
+    #[must_use]
+    pub const fn dtype(&self) -> Dtype {
+        match self {
+            Self::F16(_) => Dtype::F16,
+            Self::Bf16(_) => Dtype::BF16,
+            Self::F32(_) => Dtype::F32,
+            Self::F8E4M3(_) => Dtype::F8E4M3,
+            Self::F8E5M2(_) => Dtype::F8E5M2,
+        }
+    }
+
+    /// The bytes as they lie in memory.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        with_tensor!(self, values => bytemuck::cast_slice(values))
+    }
+
+    /// The value at an index.
+    #[must_use]
+    pub fn get(&self, index: usize) -> f32 {
+        with_tensor!(self, values => values[index].to_f32())
+    }
+
+    /// A copy of a range of elements.
+    #[must_use]
+    pub fn slice(&self, range: std::ops::Range<usize>) -> Self {
+        match self {
+            Self::F16(values) => Self::F16(values[range].to_vec()),
+            Self::Bf16(values) => Self::Bf16(values[range].to_vec()),
+            Self::F32(values) => Self::F32(values[range].to_vec()),
+            Self::F8E4M3(values) => Self::F8E4M3(values[range].to_vec()),
+            Self::F8E5M2(values) => Self::F8E5M2(values[range].to_vec()),
+        }
+    }
+}
+
+/// Numbers drawn before they repeat. Prime, so that rows and pages that repeat do not lie alike.
+const PERIOD: usize = 1_048_573;
+
+fn fill<T: Element>(values: &mut [T], largest: f32, seed: u64) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let drawn = values.len().min(PERIOD);
+    for value in &mut values[..drawn] {
+        *value = T::from_f32(largest * (2.0 * random.f32() - 1.0));
+    }
+    let mut done = drawn;
+    while done < values.len() {
+        let more = drawn.min(values.len() - done);
+        values.copy_within(..more, done);
+        done += more;
+    }
+}
+
+/// What a batch is computed from.
+#[derive(Clone, Debug)]
+pub struct Tensors {
+    /// `[total_q, q_heads, head_dim_qk]`.
+    pub q: Tensor,
+    /// The pool of keys.
+    pub k: Tensor,
+    /// The pool of values.
+    pub v: Tensor,
+    /// How the pools lie.
+    pub layout: KvLayout,
+}
+
+impl Tensors {
+    /// Random numbers; queries large enough for some keys to stand out.
+    ///
+    /// # Errors
+    /// Where an element type is not supported.
+    pub fn random(
+        spec: &Spec,
+        batch: &Batch,
+        layout: KvLayout,
+        seed: u64,
+    ) -> Result<Self, Failure> {
+        let table = &batch.parts[0].table;
+        let tokens = table.pool_pages as usize * table.page_size as usize;
+        let rows = tokens * spec.kv_heads as usize;
+        let queries = batch.total_q() as usize * spec.q_heads as usize;
+        let (dim_qk, dim_v) = (spec.head_dim_qk as usize, spec.head_dim_v as usize);
+        Ok(Self {
+            q: Tensor::random(spec.q_dtype, queries * dim_qk, 4.0, seed)?,
+            k: Tensor::random(spec.kv_dtype, rows * dim_qk, 1.0, seed + 1)?,
+            v: Tensor::random(spec.kv_dtype, rows * dim_v, 1.0, seed + 2)?,
+            layout,
+        })
+    }
+
+    /// Attention by its definition, in f64, of other queries on these pools.
+    ///
+    /// # Errors
+    /// Where tensors and batch do not fit.
+    pub fn reference(
+        &self,
+        spec: &Spec,
+        batch: &Batch,
+        q: &Tensor,
+    ) -> Result<reference::Output, Failure> {
+        let page_size = batch.parts[0].table.page_size;
+        with_keys_and_values!(&self.k, &self.v, |k, v| {
+            let view = KvView::new(spec, self.layout, page_size, k, v);
+            with_tensor!(q, q => reference::attention(spec, batch, q, &[view]))
+                .map_err(|error| Failure::from(Error::from(error)))
+        })
+    }
+}

@@ -1,0 +1,173 @@
+//! The workload format of this command.
+
+use serde::{Deserialize, Deserializer, de::Error as _};
+use tandem_attn::problem::{Dtype, KvLayout, Spec};
+
+use super::{Case, DTYPES, Requests, Tree, json};
+use crate::Failure;
+
+/// A file, or one of its cases: what a case leaves out it takes from the file.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fields {
+    name: Option<String>,
+    #[serde(default, rename = "description")]
+    _description: Option<String>,
+    heads: Option<u32>,
+    kv_heads: Option<u32>,
+    head_dim: Option<u32>,
+    head_dim_v: Option<u32>,
+    #[serde(default, deserialize_with = "dtype")]
+    dtype: Option<Dtype>,
+    #[serde(default, deserialize_with = "dtype")]
+    kv_dtype: Option<Dtype>,
+    page_size: Option<u32>,
+    layout: Option<Layout>,
+    variant: Option<Variant>,
+    requests: Option<Vec<Requests>>,
+    #[serde(default, deserialize_with = "tree")]
+    tree: Option<Tree>,
+    cases: Option<Vec<Fields>>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Layout {
+    Nhd,
+    Hnd,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Variant {
+    #[serde(default = "yes")]
+    causal: bool,
+    #[serde(default)]
+    window_left: Option<u32>,
+    #[serde(default)]
+    logits_soft_cap: Option<f32>,
+    #[serde(default)]
+    sm_scale: Option<f32>,
+}
+
+const fn yes() -> bool {
+    true
+}
+
+fn dtype<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Dtype>, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    match DTYPES.iter().find(|(known, _)| *known == name) {
+        Some(&(_, dtype)) => Ok(Some(dtype)),
+        None => {
+            let known: Vec<_> = DTYPES.iter().map(|(known, _)| *known).collect();
+            let known = known.join(", ");
+            Err(D::Error::custom(format!(
+                "unknown element type {name:?}: give one of {known}"
+            )))
+        }
+    }
+}
+
+fn tree<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Tree>, D::Error> {
+    let tree = Tree::deserialize(deserializer)?;
+    check_tree(&tree).map_err(D::Error::custom)?;
+    Ok(Some(tree))
+}
+
+/// Whether the levels make a tree.
+pub(super) fn check_tree(tree: &Tree) -> Result<(), String> {
+    let (nodes, tokens) = (&tree.nodes_per_level, &tree.tokens_per_level);
+    if nodes.is_empty() || nodes.len() != tokens.len() {
+        return Err(format!(
+            "nodes_per_level has {} levels and tokens_per_level {}: give the same number, at least 1",
+            nodes.len(),
+            tokens.len()
+        ));
+    }
+    if nodes[0] == 0 || !nodes.is_sorted() {
+        return Err(format!(
+            "nodes_per_level is {nodes:?}: no level has fewer nodes than the one above it, nor none"
+        ));
+    }
+    if tokens
+        .iter()
+        .try_fold(0u32, |sum, &t| sum.checked_add(t))
+        .is_none()
+    {
+        return Err(format!(
+            "tokens_per_level {tokens:?} are more than 32 bits count"
+        ));
+    }
+    Ok(())
+}
+
+/// The cases of a file.
+pub(super) fn cases(name: &str, text: &str) -> Result<Vec<Case>, Failure> {
+    let file: Fields = json::read(name, text)?;
+    let place = |index: usize| format!("{name}: cases[{index}]");
+    match &file.cases {
+        None => Ok(vec![file.case(&Fields::default(), name)?]),
+        Some(_) if file.requests.is_some() || file.tree.is_some() => Err(Failure::Input(format!(
+            "{name}: requests and tree stand in the cases where there are cases"
+        ))),
+        Some(cases) => {
+            let nested = cases.iter().position(|case| case.cases.is_some());
+            if let Some(index) = nested {
+                return Err(Failure::Input(format!(
+                    "{}: a case has no cases of its own",
+                    place(index)
+                )));
+            }
+            let cases = cases.iter().enumerate();
+            cases
+                .map(|(index, case)| case.case(&file, &place(index)))
+                .collect()
+        }
+    }
+}
+
+impl Fields {
+    fn case(&self, file: &Self, place: &str) -> Result<Case, Failure> {
+        let need = |value: Option<u32>, field: &str| {
+            value.ok_or_else(|| Failure::Input(format!("{place}: {field} is missing")))
+        };
+        let heads = need(self.heads.or(file.heads), "heads")?;
+        let kv_heads = need(self.kv_heads.or(file.kv_heads), "kv_heads")?;
+        let head_dim = need(self.head_dim.or(file.head_dim), "head_dim")?;
+        let dtype = self.dtype.or(file.dtype).unwrap_or(Dtype::BF16);
+        let mut spec = Spec::new(heads, kv_heads, head_dim)
+            .with_dtype(dtype)
+            .with_kv_dtype(self.kv_dtype.or(file.kv_dtype).unwrap_or(dtype))
+            .with_head_dim_v(self.head_dim_v.or(file.head_dim_v).unwrap_or(head_dim));
+        if let Some(variant) = self.variant.or(file.variant) {
+            spec.variant.causal = variant.causal;
+            spec.variant.window_left = variant.window_left;
+            spec.variant.soft_cap = variant.logits_soft_cap;
+            spec.scale = variant.sm_scale.unwrap_or(spec.scale);
+        }
+        spec.check()
+            .map_err(|error| Failure::Input(format!("{place}: {error}")))?;
+        let requests = self.requests.clone().unwrap_or_default();
+        if requests.iter().all(|requests| requests.count == 0) && self.tree.is_none() {
+            return Err(Failure::Input(format!(
+                "{place}: give requests, a tree, or both"
+            )));
+        }
+        let mut case = Case {
+            name: String::new(),
+            spec,
+            page_size: self.page_size.or(file.page_size).unwrap_or(16),
+            layout: match self.layout.or(file.layout) {
+                Some(Layout::Hnd) => KvLayout::Hnd,
+                Some(Layout::Nhd) | None => KvLayout::Nhd,
+            },
+            requests,
+            tree: self.tree.clone(),
+        };
+        case.name = match &self.name {
+            Some(name) => name.clone(),
+            None => format!("{} {heads}/{kv_heads}", case.lengths()),
+        };
+        Ok(case)
+    }
+}

@@ -1,0 +1,92 @@
+//! From lengths to page tables.
+
+use tandem_attn::problem::{Batch, PageTable};
+
+use super::{Case, Requests, Tree};
+
+/// Pages are shuffled the same way every time.
+const SEED: u64 = 1;
+
+/// The batch of a case: its requests, then one decode for each leaf of its tree.
+pub(super) fn batch(case: &Case) -> Batch {
+    let mut tables = Tables {
+        page_size: case.page_size,
+        used: 0,
+        rows: Vec::new(),
+    };
+    for &Requests {
+        q_len,
+        kv_len,
+        count,
+    } in &case.requests
+    {
+        for _ in 0..count {
+            let pages = tables.extend(&[], kv_len);
+            tables.rows.push((q_len, kv_len, pages));
+        }
+    }
+    if let Some(tree) = &case.tree {
+        tables.push_tree(tree);
+    }
+    tables.into_batch()
+}
+
+struct Tables {
+    page_size: u32,
+    /// Pages handed out.
+    used: u32,
+    /// Query tokens, keys and pages of each request.
+    rows: Vec<(u32, u32, Vec<u32>)>,
+}
+
+impl Tables {
+    /// The pages of `len` tokens that begin on `shared`; only whole pages can be shared.
+    fn extend(&mut self, shared: &[u32], len: u32) -> Vec<u32> {
+        let pages = len.div_ceil(self.page_size);
+        let new = pages - shared.len() as u32;
+        let all = shared.iter().copied().chain(self.used..self.used + new);
+        let all = all.collect();
+        self.used += new;
+        all
+    }
+
+    fn push_tree(&mut self, tree: &Tree) {
+        // Whole pages and tokens down to each node of a level; above the roots there is nothing.
+        let mut above: Vec<Vec<u32>> = vec![Vec::new()];
+        let mut len = 0;
+        let levels = tree.nodes_per_level.iter().zip(&tree.tokens_per_level);
+        let last = tree.nodes_per_level.len().saturating_sub(1);
+        for (level, (&nodes, &tokens)) in levels.enumerate() {
+            len += tokens;
+            // A page that is not full yet holds tokens of the children too, so each child has its own.
+            let shared_len = if level == last {
+                len
+            } else {
+                len - len % self.page_size
+            };
+            let parents = above.len();
+            above = (0..nodes as usize)
+                .map(|node| self.extend(&above[node * parents / nodes as usize], shared_len))
+                .collect();
+        }
+        self.rows
+            .extend(above.into_iter().map(|pages| (1, len, pages)));
+    }
+
+    fn into_batch(self) -> Batch {
+        let mut shuffled: Vec<u32> = (0..self.used).collect();
+        fastrand::Rng::with_seed(SEED).shuffle(&mut shuffled);
+        let mut table = PageTable::new(self.page_size, self.used);
+        let mut qo_indptr = vec![0];
+        let mut tokens = 0;
+        for (q_len, kv_len, mut pages) in self.rows {
+            pages
+                .iter_mut()
+                .for_each(|page| *page = shuffled[*page as usize]);
+            table.push(&pages, kv_len);
+            tokens += q_len;
+            qo_indptr.push(tokens);
+        }
+        Batch::new(qo_indptr, table)
+    }
+}

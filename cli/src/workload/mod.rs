@@ -1,0 +1,265 @@
+//! Workloads: batches described by their lengths, and how they become page tables.
+//!
+//! The JSON format is documented in `docs/workloads.md`. Files with the cases of the PAT, POD and FastTree
+//! papers are read as they are.
+
+mod file;
+pub(crate) mod json;
+mod layout;
+mod papers;
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use tandem_attn::problem::{Batch, Dtype, KvLayout, Spec};
+
+use crate::{Failure, table::counted};
+
+/// Some requests of the same lengths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Requests {
+    /// New query tokens of each; 1 is a decode step.
+    pub q_len: u32,
+    /// Keys of each, those of the new tokens included.
+    pub kv_len: u32,
+    /// How many of them.
+    #[serde(default = "one")]
+    pub count: u32,
+}
+
+const fn one() -> u32 {
+    1
+}
+
+/// Decode steps that share prefixes: one request for each node of the last level.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tree {
+    /// Nodes of each level, the root level first; each level's nodes are spread evenly over the one above.
+    pub nodes_per_level: Vec<u32>,
+    /// Tokens of a node of each level.
+    pub tokens_per_level: Vec<u32>,
+}
+
+/// One batch, described.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Case {
+    /// What tables and results call it.
+    pub name: String,
+    /// The heads.
+    pub spec: Spec,
+    /// Tokens in a page.
+    pub page_size: u32,
+    /// How pages are ordered.
+    pub layout: KvLayout,
+    /// Requests of their own.
+    pub requests: Vec<Requests>,
+    /// Requests that share prefixes.
+    pub tree: Option<Tree>,
+}
+
+/// The most pages a case may have; more would not fit any device.
+const MAX_PAGES: u64 = 1 << 28;
+
+impl Case {
+    /// The page tables, on shuffled pages.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] with the case and what is wrong with it.
+    pub fn batch(&self) -> Result<Batch, Failure> {
+        let wrong = |reason: String| Failure::Input(format!("case {:?}: {reason}", self.name));
+        self.spec
+            .check()
+            .map_err(|error| wrong(error.to_string()))?;
+        let pages = self.pages();
+        if self.page_size == 0 || pages > MAX_PAGES {
+            return Err(wrong(format!(
+                "{pages} pages of {} tokens: give a page size of 1 to 128, and at most {MAX_PAGES} pages",
+                self.page_size
+            )));
+        }
+        let batch = layout::batch(self);
+        batch
+            .check(&self.spec)
+            .map_err(|error| wrong(error.to_string()))?;
+        Ok(batch)
+    }
+
+    /// Pages that the tables name, shared ones once; at least.
+    fn pages(&self) -> u64 {
+        let page_size = self.page_size.max(1);
+        let requests = self
+            .requests
+            .iter()
+            .map(|r| u64::from(r.count) * u64::from(r.kv_len.div_ceil(page_size)));
+        let tree = self.tree.iter().flat_map(|tree| {
+            let levels = tree.nodes_per_level.iter().zip(&tree.tokens_per_level);
+            levels.map(|(&nodes, &tokens)| u64::from(nodes) * u64::from(tokens.div_ceil(page_size)))
+        });
+        requests.chain(tree).fold(0, u64::saturating_add)
+    }
+
+    /// The lengths in words: `64 decodes × 8192, 1 chunk of 1024 @ 8192`.
+    #[must_use]
+    pub fn lengths(&self) -> String {
+        let mut words: Vec<String> = self
+            .requests
+            .iter()
+            .map(
+                |&Requests {
+                     q_len,
+                     kv_len,
+                     count,
+                 }| match q_len {
+                    1 => format!("{} × {kv_len}", counted(count as usize, "decode")),
+                    _ => format!("{} of {q_len} @ {kv_len}", counted(count as usize, "chunk")),
+                },
+            )
+            .collect();
+        if let Some(tree) = &self.tree {
+            let list = |numbers: &[u32]| {
+                let numbers: Vec<_> = numbers.iter().map(u32::to_string).collect();
+                numbers.join(",")
+            };
+            words.push(format!(
+                "tree {} of {} tokens",
+                list(&tree.nodes_per_level),
+                list(&tree.tokens_per_level)
+            ));
+        }
+        words.join(", ")
+    }
+
+    /// The heads in words: `32/8 × 128 bf16`.
+    #[must_use]
+    pub fn heads(&self) -> String {
+        let Spec {
+            q_heads,
+            kv_heads,
+            head_dim_qk,
+            head_dim_v,
+            q_dtype,
+            kv_dtype,
+            ..
+        } = self.spec;
+        let mut words = format!("{q_heads}/{kv_heads} × {head_dim_qk}");
+        if head_dim_v != head_dim_qk {
+            words += &format!("/{head_dim_v}");
+        }
+        words += &format!(" {}", dtype_name(q_dtype));
+        if kv_dtype != q_dtype {
+            words += &format!(", KV {}", dtype_name(kv_dtype));
+        }
+        words
+    }
+}
+
+/// Names of element types, as workload files and results have them.
+const DTYPES: [(&str, Dtype); 5] = [
+    ("bf16", Dtype::BF16),
+    ("f16", Dtype::F16),
+    ("f32", Dtype::F32),
+    ("f8e4m3", Dtype::F8E4M3),
+    ("f8e5m2", Dtype::F8E5M2),
+];
+
+/// The name of an element type.
+#[must_use]
+pub fn dtype_name(dtype: Dtype) -> &'static str {
+    let known = DTYPES.iter().find(|(_, known)| *known == dtype);
+    known.map_or("other", |(name, _)| name)
+}
+
+/// The suites that come with the command.
+const SUITES: [(&str, &str); 5] = [
+    ("quick", include_str!("../../suites/quick.json")),
+    ("decode", include_str!("../../suites/decode.json")),
+    ("prefill", include_str!("../../suites/prefill.json")),
+    ("pod", include_str!("../../suites/pod.json")),
+    ("pat", include_str!("../../suites/pat.json")),
+];
+
+/// A suite by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Suite {
+    /// A second's worth of everything, small enough for a CPU.
+    Quick,
+    /// Decode steps: few and many, short and long, even and ragged.
+    Decode,
+    /// Prompts and chunks.
+    Prefill,
+    /// A chunk and decodes in one batch.
+    Pod,
+    /// Decodes that share prefixes: the 20 trees of PAT's Figure 10 under its 4 head settings.
+    Pat,
+    /// decode, prefill, pod and pat.
+    All,
+}
+
+impl Suite {
+    /// The cases.
+    ///
+    /// # Panics
+    /// Never: a test reads every suite.
+    #[must_use]
+    pub fn cases(self) -> Vec<Case> {
+        let wanted = |name: &str| match self {
+            Self::Quick => name == "quick",
+            Self::Decode => name == "decode",
+            Self::Prefill => name == "prefill",
+            Self::Pod => name == "pod",
+            Self::Pat => name == "pat",
+            Self::All => name != "quick",
+        };
+        let suites = SUITES.iter().filter(|(name, _)| wanted(name));
+        suites
+            .flat_map(|(name, text)| parse(name, text).expect("embedded suites are read in a test"))
+            .collect()
+    }
+}
+
+/// Reads the cases of a file.
+///
+/// # Errors
+/// [`Failure::Read`], or [`Failure::Input`] that points at the place.
+pub fn load(path: &Path) -> Result<Vec<Case>, Failure> {
+    let text = std::fs::read_to_string(path).map_err(|error| Failure::Read {
+        path: path.to_owned(),
+        error,
+    })?;
+    parse(&path.display().to_string(), &text)
+}
+
+/// The cases with a text in their names; without a text, all.
+///
+/// # Errors
+/// [`Failure::Input`] where there are none.
+pub fn matching(mut cases: Vec<Case>, text: Option<&str>) -> Result<Vec<Case>, Failure> {
+    if let Some(text) = text {
+        let names: Vec<String> = cases.iter().take(3).map(|case| case.name.clone()).collect();
+        cases.retain(|case| case.name.contains(text));
+        if cases.is_empty() {
+            return Err(Failure::Input(format!(
+                "no case has {text:?} in its name; the first are called {names:?}"
+            )));
+        }
+    }
+    Ok(cases)
+}
+
+/// Reads the cases in a text; `name` is what messages call it.
+///
+/// # Errors
+/// [`Failure::Input`] that points at the place.
+pub fn parse(name: &str, text: &str) -> Result<Vec<Case>, Failure> {
+    let value: serde_json::Value = json::read(name, text)?;
+    let cases = match papers::recognise(&value) {
+        Some(paper) => papers::cases(paper, name, text)?,
+        None => file::cases(name, text)?,
+    };
+    if cases.is_empty() {
+        return Err(Failure::Input(format!("{name} has no cases")));
+    }
+    Ok(cases)
+}

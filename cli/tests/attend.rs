@@ -1,0 +1,425 @@
+//! `tandem attend` against attention computed here, in f64, from the very tensors of the file.
+
+mod common;
+
+use std::{collections::HashMap, path::Path};
+
+use common::{files, run};
+use half::bf16;
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+
+const HEADS: usize = 6;
+const KV_HEADS: usize = 2;
+const DIM: usize = 32;
+const PAGE: usize = 4;
+const PAGES: usize = 20;
+
+/// Requests as query tokens, keys and pages; the second shares pages with the first, the third is empty.
+const REQUESTS: [(usize, usize, &[usize]); 4] = [
+    (5, 18, &[7, 3, 11, 0, 19]),
+    (1, 13, &[7, 3, 11, 2]),
+    (0, 0, &[]),
+    (3, 3, &[5]),
+];
+
+#[derive(Clone, Copy, PartialEq)]
+enum Layout {
+    Nhd,
+    Hnd,
+}
+
+/// A file to be, as tensors and metadata.
+#[derive(Clone)]
+struct Input {
+    tensors: HashMap<&'static str, (Dtype, Vec<usize>, Vec<u8>)>,
+    metadata: HashMap<String, String>,
+}
+
+impl Input {
+    fn write(&self, path: &Path) {
+        let views = self.tensors.iter().map(|(name, (dtype, shape, bytes))| {
+            (
+                *name,
+                TensorView::new(*dtype, shape.clone(), bytes).expect("a sound tensor"),
+            )
+        });
+        let metadata = Some(self.metadata.clone());
+        std::fs::write(path, safetensors::serialize(views, metadata).unwrap()).unwrap();
+    }
+
+    fn with_metadata(mut self, pairs: &[(&str, &str)]) -> Self {
+        let pairs = pairs
+            .iter()
+            .map(|&(name, value)| (name.to_owned(), value.to_owned()));
+        self.metadata.extend(pairs);
+        self
+    }
+}
+
+fn bytes_of(values: &[f32], dtype: Dtype) -> Vec<u8> {
+    match dtype {
+        Dtype::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        _ => values
+            .iter()
+            .flat_map(|&x| bf16::from_f32(x).to_le_bytes())
+            .collect(),
+    }
+}
+
+fn numbers(len: usize, seed: u64) -> Vec<f32> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    // bf16 holds all of these exactly.
+    (0..len)
+        .map(|_| f32::from(random.i8(-100..100)) / 64.0)
+        .collect()
+}
+
+/// `q`, keys and values as numbers.
+struct Numbers {
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+}
+
+fn input(layout: Layout, dtype: Dtype) -> (Input, Numbers) {
+    let tokens: usize = REQUESTS.iter().map(|request| request.0).sum();
+    let pool = PAGES * PAGE * KV_HEADS * DIM;
+    let numbers = Numbers {
+        q: numbers(tokens * HEADS * DIM, 1),
+        k: numbers(pool, 2),
+        v: numbers(pool, 3),
+    };
+    let cache = match layout {
+        Layout::Nhd => vec![PAGES, PAGE, KV_HEADS, DIM],
+        Layout::Hnd => vec![PAGES, KV_HEADS, PAGE, DIM],
+    };
+    let ints = |values: Vec<usize>| {
+        let bytes = values
+            .iter()
+            .flat_map(|&x| (x as i32).to_le_bytes())
+            .collect();
+        (Dtype::I32, vec![values.len()], bytes)
+    };
+    let running = |of: fn(&(usize, usize, &[usize])) -> usize| {
+        let mut sums = vec![0];
+        sums.extend(REQUESTS.iter().scan(0, |sum, request| {
+            *sum += of(request);
+            Some(*sum)
+        }));
+        sums
+    };
+    let last = REQUESTS
+        .iter()
+        .map(|&(_, keys, pages)| keys - pages.len().saturating_sub(1) * PAGE);
+    let tensors = HashMap::from([
+        (
+            "q",
+            (dtype, vec![tokens, HEADS, DIM], bytes_of(&numbers.q, dtype)),
+        ),
+        (
+            "k_cache",
+            (dtype, cache.clone(), bytes_of(&numbers.k, dtype)),
+        ),
+        ("v_cache", (dtype, cache, bytes_of(&numbers.v, dtype))),
+        ("qo_indptr", ints(running(|request| request.0))),
+        ("kv_indptr", ints(running(|request| request.2.len()))),
+        (
+            "kv_indices",
+            ints(
+                REQUESTS
+                    .iter()
+                    .flat_map(|request| request.2.to_vec())
+                    .collect(),
+            ),
+        ),
+        ("kv_last_page_len", ints(last.collect())),
+    ]);
+    let metadata = match layout {
+        Layout::Nhd => HashMap::new(),
+        Layout::Hnd => HashMap::from([("layout".to_owned(), "HND".to_owned())]),
+    };
+    (Input { tensors, metadata }, numbers)
+}
+
+/// What the metadata may change.
+#[derive(Clone, Copy)]
+struct Variant {
+    causal: bool,
+    window_left: Option<usize>,
+    cap: Option<f64>,
+    scale: f64,
+}
+
+/// Outputs and log-sums by the definition: plain loops over the numbers of the file.
+fn attention(layout: Layout, numbers: &Numbers, variant: Variant) -> (Vec<f64>, Vec<f64>) {
+    let (mut out, mut lse) = (Vec::new(), Vec::new());
+    let mut token = 0;
+    for (queries, keys, pages) in REQUESTS {
+        for query in 0..queries {
+            let position = keys - queries + query;
+            for head in 0..HEADS {
+                let kv_head = head / (HEADS / KV_HEADS);
+                let row = |key: usize| {
+                    let (page, offset) = (pages[key / PAGE], key % PAGE);
+                    let index = match layout {
+                        Layout::Nhd => (page * PAGE + offset) * KV_HEADS + kv_head,
+                        Layout::Hnd => (page * KV_HEADS + kv_head) * PAGE + offset,
+                    };
+                    index * DIM..(index + 1) * DIM
+                };
+                let q = &numbers.q[(token * HEADS + head) * DIM..][..DIM];
+                let seen: Vec<usize> = (0..keys)
+                    .filter(|&key| !variant.causal || key <= position)
+                    .filter(|&key| variant.window_left.is_none_or(|w| key + w >= position))
+                    .collect();
+                let logits: Vec<f64> = seen
+                    .iter()
+                    .map(|&key| {
+                        let k = &numbers.k[row(key)];
+                        let dot: f64 = q
+                            .iter()
+                            .zip(k)
+                            .map(|(&q, &k)| f64::from(q) * f64::from(k))
+                            .sum();
+                        let logit = dot * variant.scale;
+                        variant.cap.map_or(logit, |cap| cap * (logit / cap).tanh())
+                    })
+                    .collect();
+                let sum: f64 = logits.iter().map(|logit| logit.exp()).sum();
+                for dim in 0..DIM {
+                    let terms = seen.iter().zip(&logits);
+                    let total: f64 = terms
+                        .map(|(&key, logit)| logit.exp() * f64::from(numbers.v[row(key)][dim]))
+                        .sum();
+                    out.push(total / sum);
+                }
+                lse.push(sum.ln());
+            }
+            token += 1;
+        }
+    }
+    (out, lse)
+}
+
+fn check(layout: Layout, dtype: Dtype, metadata: &[(&str, &str)], variant: Variant) {
+    let directory = tempfile::tempdir().unwrap();
+    let (input, numbers) = input(layout, dtype);
+    input
+        .with_metadata(metadata)
+        .write(&directory.path().join("in.safetensors"));
+    let said = run(
+        directory.path(),
+        &[
+            "attend",
+            "--input",
+            "in.safetensors",
+            "--output",
+            "out.safetensors",
+        ],
+    );
+    assert_eq!(said.code, 0, "{}", said.stderr);
+    let bytes = std::fs::read(directory.path().join("out.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let (right_out, right_lse) = attention(layout, &numbers, variant);
+    let o = file.tensor("o").unwrap();
+    assert_eq!((o.dtype(), o.shape()), (dtype, &[9, HEADS, DIM][..]));
+    let got: Vec<f64> = match dtype {
+        Dtype::F32 => o
+            .data()
+            .chunks_exact(4)
+            .map(|x| f32::from_le_bytes(x.try_into().unwrap()).into())
+            .collect(),
+        _ => o
+            .data()
+            .chunks_exact(2)
+            .map(|x| bf16::from_le_bytes(x.try_into().unwrap()).to_f64())
+            .collect(),
+    };
+    let tolerance = if dtype == Dtype::F32 { 2e-6 } else { 6e-3 };
+    for (index, (got, right)) in got.iter().zip(&right_out).enumerate() {
+        assert!(
+            (got - right).abs() < tolerance,
+            "o[{index}] is {got}, right is {right}"
+        );
+    }
+    let lse = file.tensor("lse").unwrap();
+    assert_eq!((lse.dtype(), lse.shape()), (Dtype::F32, &[9, HEADS][..]));
+    for (index, (got, right)) in lse.data().chunks_exact(4).zip(&right_lse).enumerate() {
+        let got = f64::from(f32::from_le_bytes(got.try_into().unwrap()));
+        assert!(
+            (got - right).abs() < 1e-5,
+            "lse[{index}] is {got}, right is {right}"
+        );
+    }
+}
+
+fn plain() -> Variant {
+    Variant {
+        causal: true,
+        window_left: None,
+        cap: None,
+        scale: 1.0 / (DIM as f64).sqrt(),
+    }
+}
+
+#[test]
+fn both_layouts_are_right() {
+    for layout in [Layout::Nhd, Layout::Hnd] {
+        for dtype in [Dtype::F32, Dtype::BF16] {
+            check(layout, dtype, &[], plain());
+        }
+    }
+}
+
+#[test]
+fn metadata_is_heeded() {
+    for layout in [Layout::Nhd, Layout::Hnd] {
+        check(
+            layout,
+            Dtype::F32,
+            &[("causal", "false")],
+            Variant {
+                causal: false,
+                ..plain()
+            },
+        );
+        check(
+            layout,
+            Dtype::F32,
+            &[("window_left", "4")],
+            Variant {
+                window_left: Some(4),
+                ..plain()
+            },
+        );
+        check(
+            layout,
+            Dtype::F32,
+            &[("window_left", "-1"), ("format", "pt")],
+            plain(),
+        );
+        check(
+            layout,
+            Dtype::F32,
+            &[("logits_soft_cap", "2.5")],
+            Variant {
+                cap: Some(2.5),
+                ..plain()
+            },
+        );
+        check(
+            layout,
+            Dtype::F32,
+            &[("sm_scale", "0.5")],
+            Variant {
+                scale: 0.5,
+                ..plain()
+            },
+        );
+    }
+}
+
+/// A change to a sound file, and what the message says about it.
+type Slip = (fn(&mut Input), &'static str);
+
+#[test]
+fn bad_files_get_one_line_and_write_nothing() {
+    fn ints(input: &mut Input, name: &'static str, change: fn(&mut [i32])) {
+        let bytes = &mut input.tensors.get_mut(name).unwrap().2;
+        let mut values: Vec<i32> = bytes
+            .chunks_exact(4)
+            .map(|x| i32::from_le_bytes(x.try_into().unwrap()))
+            .collect();
+        change(&mut values);
+        *bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    }
+    fn note(input: &mut Input, name: &str, value: &str) {
+        input.metadata.insert(name.to_owned(), value.to_owned());
+    }
+    let slips: [Slip; 14] = [
+        (
+            |i| drop(i.tensors.remove("kv_indices")),
+            "there is no tensor \"kv_indices\"",
+        ),
+        (
+            |i| i.tensors.get_mut("q").unwrap().1 = vec![9 * HEADS, DIM],
+            "q has shape [54, 32]",
+        ),
+        (
+            |i| i.tensors.get_mut("q").unwrap().0 = Dtype::I32,
+            "q is I32",
+        ),
+        (
+            |i| i.tensors.get_mut("kv_indices").unwrap().0 = Dtype::F32,
+            "kv_indices is F32",
+        ),
+        (
+            |i| i.tensors.get_mut("v_cache").unwrap().1 = vec![PAGES, KV_HEADS, PAGE, DIM],
+            "v_cache 20 of 2",
+        ),
+        (
+            |i| i.tensors.get_mut("k_cache").unwrap().1 = vec![PAGES, PAGE, 2 * KV_HEADS, DIM / 2],
+            "32 and k_cache of 16",
+        ),
+        (
+            |i| ints(i, "qo_indptr", |x| x[4] = 8),
+            "qo_indptr ends at 8 and q has 9",
+        ),
+        (
+            |i| ints(i, "qo_indptr", |x| x[1] = 7),
+            "qo_indptr[2] is 6, below the 7",
+        ),
+        (
+            |i| ints(i, "kv_indices", |x| x[2] = 20),
+            "page id 20 at kv_indices[2] is outside the pool of 20",
+        ),
+        (
+            |i| ints(i, "kv_indices", |x| x[2] = -1),
+            "kv_indices[2] is -1",
+        ),
+        (
+            |i| ints(i, "kv_last_page_len", |x| x[3] = 1),
+            "3 queries and only 1 keys",
+        ),
+        (|i| note(i, "layout", "NDH"), "metadata layout is \"NDH\""),
+        (
+            |i| note(i, "sm_scale", "big"),
+            "metadata sm_scale is \"big\"",
+        ),
+        (|i| note(i, "Window-Left", "3"), "write \"window_left\""),
+    ];
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("in.safetensors");
+    let attend = [
+        "attend",
+        "--input",
+        "in.safetensors",
+        "--output",
+        "out.safetensors",
+    ];
+    let expect = |message: &str| {
+        let said = run(directory.path(), &attend);
+        assert_eq!(said.code, 2, "{message}: {}", said.stderr);
+        assert!(
+            said.stderr.starts_with("error: in.safetensors: "),
+            "{}",
+            said.stderr
+        );
+        assert!(said.stderr.contains(message), "{message}: {}", said.stderr);
+        assert_eq!(said.stderr.trim_end().lines().count(), 1, "{}", said.stderr);
+        assert_eq!(files(directory.path()), ["in.safetensors"]);
+    };
+    for (slip, message) in slips {
+        let (mut input, _) = input(Layout::Nhd, Dtype::F32);
+        slip(&mut input);
+        input.write(&path);
+        expect(message);
+    }
+    let (input, _) = input(Layout::Nhd, Dtype::F32);
+    input.write(&path);
+    let whole = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+    expect("not a whole safetensors file");
+    std::fs::write(&path, b"{}").unwrap();
+    expect("not a whole safetensors file");
+}

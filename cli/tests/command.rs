@@ -1,0 +1,311 @@
+//! The command from outside: what it prints, what it writes, how it ends.
+
+mod common;
+
+use std::{path::Path, time::Duration};
+
+use common::{files, run, tandem};
+use expect_test::expect_file;
+
+const HYBRID: &str = include_str!("data/hybrid.json");
+
+fn directory() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    std::fs::write(directory.path().join("hybrid.json"), HYBRID).expect("writable");
+    directory
+}
+
+/// Numbers as `N` and runs of spaces as one: what stays when costs or the machine change.
+fn shape_of(text: &str) -> String {
+    let mut shape = String::new();
+    for c in text.chars() {
+        let last = shape.chars().last();
+        match c {
+            '0'..='9' if last == Some('N') => {}
+            '.' if last == Some('N') => {}
+            '0'..='9' => shape.push('N'),
+            ' ' if last == Some(' ') => {}
+            c => shape.push(c),
+        }
+    }
+    shape
+}
+
+#[test]
+fn the_demo_is_right_and_short() {
+    let directory = directory();
+    let said = run(directory.path(), &[]);
+    assert_eq!(said.code, 0, "{}", said.stderr);
+    assert!(
+        said.stdout
+            .contains("query tokens checked against attention in f64")
+    );
+    assert!(said.stdout.lines().count() < 30);
+    assert_eq!(files(directory.path()), ["hybrid.json", "tandem-demo.svg"]);
+}
+
+#[test]
+fn the_table_of_a_plan_has_its_form() {
+    let directory = directory();
+    let one = r#"{"heads": 32, "kv_heads": 8, "head_dim": 128, "requests": [{"q_len": 1, "kv_len": 100}]}"#;
+    std::fs::write(directory.path().join("one.json"), one).unwrap();
+    let said = run(directory.path(), &["plan", "one.json", "--split", "off"]);
+    assert_eq!(said.code, 0, "{}", said.stderr);
+    expect_file!["snapshots/plan.txt"].assert_eq(&shape_of(&said.stdout));
+}
+
+#[test]
+fn plans_are_written_for_every_device() {
+    let directory = directory();
+    for device in ["h200", "h100", "a100", "rtx4090", "cpu"] {
+        let said = run(
+            directory.path(),
+            &[
+                "plan",
+                "hybrid.json",
+                "--device",
+                device,
+                "--svg",
+                "p.svg",
+                "--json",
+                "p.json",
+            ],
+        );
+        assert_eq!(said.code, 0, "{}", said.stderr);
+        let plan = std::fs::read_to_string(directory.path().join("p.json")).unwrap();
+        let plan: tandem_attn::plan::Plan = serde_json::from_str(&plan).unwrap();
+        assert_eq!(plan.total_q, 64 + 3 + 6);
+    }
+}
+
+#[test]
+fn results_can_be_drawn_and_compared() {
+    let directory = directory();
+    let said = run(
+        directory.path(),
+        &[
+            "bench",
+            "hybrid.json",
+            "--seconds",
+            "0.01",
+            "--json",
+            "a.json",
+        ],
+    );
+    assert_eq!(said.code, 0, "{}", said.stderr);
+    assert!(said.stdout.contains("% of limit"), "{}", said.stdout);
+    let said = run(directory.path(), &["roofline", "a.json", "--svg", "a.svg"]);
+    assert_eq!(
+        (said.code, said.stdout.as_str()),
+        (0, "1 points in a.svg\n")
+    );
+    let said = run(
+        directory.path(),
+        &["compare", "--check", "a.json", "a.json"],
+    );
+    assert_eq!(said.code, 0, "{}", said.stderr);
+    assert!(said.stdout.contains("1 cases in common"), "{}", said.stdout);
+}
+
+#[test]
+fn ablations_compute_the_same() {
+    let directory = directory();
+    for flags in [
+        ["--packing", "off"],
+        ["--packing", "pat-paper"],
+        ["--split", "off"],
+        ["--split", "64"],
+        ["--decode-tile", "16x64"],
+    ] {
+        let mut arguments = vec!["bench", "hybrid.json", "--seconds", "0", "--check", "73"];
+        arguments.extend(flags);
+        let said = run(directory.path(), &arguments);
+        assert_eq!(said.code, 0, "{flags:?}: {}{}", said.stdout, said.stderr);
+        assert!(
+            said.stdout.contains(&format!("with {}", flags.join(" "))),
+            "{}",
+            said.stdout
+        );
+    }
+}
+
+#[test]
+fn broken_files_are_pointed_at() {
+    let directory = directory();
+    let cases: [(&str, &str, &str); 8] = [
+        ("\"kv_len\": 200", "\"kv_len\": \"long\"", "broken.json:6:"),
+        (
+            "\"kv_len\": 200",
+            "\"kv_lem\": 200",
+            "unknown field `kv_lem`",
+        ),
+        ("\"head_dim\": 64,", "\"head_dim\": 64,,", "broken.json:3:"),
+        ("\"bf16\"", "\"bf17\"", "unknown element type \"bf17\""),
+        (
+            "[1, 2, 6]",
+            "[1, 2]",
+            "nodes_per_level has 2 levels and tokens_per_level 3",
+        ),
+        (
+            "\"kv_heads\": 2",
+            "\"kv_heads\": 3",
+            "8 query heads cannot share 3 KV heads",
+        ),
+        (
+            "\"q_len\": 64",
+            "\"q_len\": 300",
+            "300 queries and only 200 keys",
+        ),
+        (
+            "\"page_size\": 16",
+            "\"page_size\": 0",
+            "page size of 1 to 128",
+        ),
+    ];
+    for (right, wrong, message) in cases {
+        let text = HYBRID.replace(right, wrong);
+        assert_ne!(text, HYBRID);
+        std::fs::write(directory.path().join("broken.json"), text).unwrap();
+        let said = run(directory.path(), &["plan", "broken.json", "--svg", "p.svg"]);
+        assert_eq!(said.code, 2, "{wrong}: {}", said.stderr);
+        assert!(said.stderr.contains(message), "{wrong}: {}", said.stderr);
+        assert!(said.stdout.is_empty());
+    }
+    assert_eq!(files(directory.path()), ["broken.json", "hybrid.json"]);
+}
+
+#[test]
+fn the_line_of_an_error_is_shown() {
+    let directory = directory();
+    let text = HYBRID.replace("\"kv_len\": 77", "\"kv_len\": -77");
+    std::fs::write(directory.path().join("broken.json"), text).unwrap();
+    let said = run(directory.path(), &["bench", "broken.json"]);
+    expect_file!["snapshots/broken.txt"].assert_eq(&said.stderr);
+}
+
+#[test]
+fn wrong_flags_are_pointed_at() {
+    let directory = directory();
+    let cases: [(&[&str], &str); 7] = [
+        (&["plan"], "<WORKLOAD.json>"),
+        (&["plan", "none.json"], "cannot read none.json"),
+        (
+            &["plan", "hybrid.json", "--device", "h300"],
+            "no device is named \"h300\": give h200",
+        ),
+        (
+            &["plan", "hybrid.json", "--case", "x"],
+            "no case has \"x\" in its name",
+        ),
+        (
+            &["bench", "--split", "some"],
+            "give makespan, flashinfer, off",
+        ),
+        (
+            &["bench", "--decode-tile", "16"],
+            "rows and keys such as 16x128",
+        ),
+        (
+            &["roofline", "hybrid.json", "--svg", "r.svg"],
+            "hybrid.json:2:",
+        ),
+    ];
+    for (arguments, message) in cases {
+        let said = run(directory.path(), arguments);
+        assert_eq!(said.code, 2, "{arguments:?}: {}", said.stderr);
+        assert!(
+            said.stderr.contains(message),
+            "{arguments:?}: {}",
+            said.stderr
+        );
+    }
+    assert_eq!(files(directory.path()), ["hybrid.json"]);
+}
+
+#[test]
+fn a_missing_backend_has_its_own_code() {
+    let directory = directory();
+    let said = run(
+        directory.path(),
+        &["bench", "hybrid.json", "--backend", "gpu"],
+    );
+    assert_eq!(said.code, 3, "{}", said.stderr);
+}
+
+#[test]
+fn an_output_that_cannot_be_written_is_an_error() {
+    let directory = directory();
+    let said = run(
+        directory.path(),
+        &["plan", "hybrid.json", "--svg", "no/where.svg"],
+    );
+    assert_eq!(said.code, 1);
+    assert!(
+        said.stderr.contains("cannot write no/where.svg"),
+        "{}",
+        said.stderr
+    );
+}
+
+#[test]
+fn help_is_narrow_and_has_examples() {
+    for command in ["demo", "plan", "attend", "bench", "roofline", "compare"] {
+        for flag in ["-h", "--help"] {
+            let said = run(Path::new("."), &[command, flag]);
+            assert_eq!(said.code, 0);
+            assert!(said.stdout.contains("Example"), "tandem {command} {flag}");
+        }
+    }
+    assert!(
+        run(Path::new("."), &["--help"])
+            .stdout
+            .contains("Exit codes")
+    );
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_leaves_nothing_behind() {
+    let directory = directory();
+    let mut child = tandem(directory.path())
+        .args([
+            "bench",
+            "hybrid.json",
+            "--seconds",
+            "60",
+            "--json",
+            "out.json",
+        ])
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(700));
+    let id = child.id().to_string();
+    let sent = std::process::Command::new("kill")
+        .args(["-INT", &id])
+        .status();
+    assert!(sent.unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(files(directory.path()), ["hybrid.json"]);
+}
+
+/// `tandem plan … | head`: the reader goes away before everything is printed.
+#[cfg(unix)]
+#[test]
+fn a_reader_may_leave() {
+    let directory = directory();
+    let mut child = tandem(directory.path())
+        .args(["plan", "hybrid.json"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(
+        output.stderr.is_empty(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(output.status.success());
+}
