@@ -134,7 +134,9 @@ fn the_makespan_is_near_its_bound() {
         let off = schedule(SplitMode::Off);
         assert!(
             balanced.makespan_ns <= off.makespan_ns * 1.0001,
-            "case {case} of {lengths:?}"
+            "case {case}: {} after {} of {lengths:?}",
+            balanced.makespan_ns,
+            off.makespan_ns
         );
         ours.push(ratio(&balanced));
         strict.push(balanced.makespan_ns / work.bound(&lengths, kv_heads));

@@ -4,59 +4,86 @@
 //! the CTA that is free first. All units of an item cost the same and are claimed one after the other, so
 //! CTAs are kept in *columns* of several that move together.
 
+use std::collections::VecDeque;
+
 /// The load of each column, in picoseconds.
 #[derive(Debug, Default)]
 pub(super) struct Columns {
     /// Ascending.
-    loads: Vec<u64>,
+    loads: VecDeque<u64>,
     ctas_per_column: u32,
 }
 
-/// At most this part of the CTAs may be left out of the columns.
-const MAX_IDLE: f64 = 0.0;
-
 impl Columns {
-    /// Columns of idle CTAs, for items whose numbers of units `units` divides.
+    /// Columns of idle CTAs, as wide as can be, for items whose numbers of units `units` divides.
     pub fn reset(&mut self, resident_ctas: u32, units: u32) {
-        let idle = |block: u32| resident_ctas % block;
-        let divisors = (1..=units.min(resident_ctas))
-            .rev()
-            .filter(|block| units.is_multiple_of(*block));
-        let narrow_enough =
-            |block: &u32| f64::from(idle(*block)) <= MAX_IDLE * f64::from(resident_ctas);
-        self.ctas_per_column = divisors.clone().find(narrow_enough).unwrap_or(1);
+        self.ctas_per_column = gcd(resident_ctas, units);
         self.loads.clear();
         self.loads
             .resize((resident_ctas / self.ctas_per_column) as usize, 0);
     }
 
-    /// Blocks of units that an item of so many units is placed in.
-    fn blocks(&self, units: u32) -> usize {
+    /// Columns that an item of so many units takes.
+    const fn width(&self, units: u32) -> usize {
         (units / self.ctas_per_column) as usize
     }
 
     /// What a unit of an item may cost so that the item ends by `until`.
     pub fn room(&self, units: u32, until: u64) -> u64 {
-        let blocks = self.blocks(units);
-        let columns = blocks.min(self.loads.len());
-        let rounds = blocks.div_ceil(columns) as u64;
+        let width = self.width(units);
+        let columns = width.min(self.loads.len());
+        let rounds = width.div_ceil(columns) as u64;
         until.saturating_sub(self.loads[columns - 1]) / rounds
     }
 
     /// Places an item whose units cost `cost`; returns when the first of them starts.
     pub fn place(&mut self, units: u32, cost: u64) -> u64 {
         let start = self.loads[0];
-        for _ in 0..self.blocks(units) {
-            let load = self.loads[0] + cost;
-            let after = self.loads.partition_point(|&other| other < load);
-            self.loads.copy_within(1..after, 0);
-            self.loads[after - 1] = load;
+        for _ in 0..self.width(units) {
+            let load = self.loads.pop_front().unwrap_or_default() + cost;
+            // Items come longest first, so the new load is among the greatest.
+            let shorter = self.loads.iter().rev().position(|&other| other <= load);
+            let at = shorter.map_or(0, |from_end| self.loads.len() - from_end);
+            self.loads.insert(at, load);
         }
         start
     }
 
     /// When the last column is done.
     pub fn makespan(&self) -> u64 {
-        *self.loads.last().expect("there is at least one column")
+        self.loads.back().copied().unwrap_or_default()
+    }
+}
+
+/// The greatest common divisor.
+pub(super) const fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_go_to_the_cta_that_is_free_first() {
+        let mut columns = Columns::default();
+        columns.reset(3, 1);
+        let starts = [50, 40, 30, 20, 10].map(|cost| columns.place(1, cost));
+        assert_eq!(starts, [0, 0, 0, 30, 40]);
+        assert_eq!(columns.makespan(), 50);
+        assert_eq!(columns.room(1, 60), 10);
+        assert_eq!(columns.room(2, 60), 10);
+        assert_eq!(columns.room(6, 60), 5);
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_the_device_allows() {
+        let mut columns = Columns::default();
+        columns.reset(132, 8);
+        assert_eq!((columns.loads.len(), columns.width(8)), (33, 2));
+        // More units than CTAs take turns.
+        columns.reset(2, 8);
+        columns.place(8, 10);
+        assert_eq!((columns.makespan(), columns.room(8, 80)), (40, 10));
     }
 }

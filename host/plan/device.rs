@@ -83,6 +83,9 @@ pub struct KeyStep {
     pub n: u32,
 }
 
+/// A plan tells so many launches apart.
+const MAX_TILES: usize = 64;
+
 /// Devices whose description comes with the crate.
 const EMBEDDED: [(&str, &str); 5] = [
     ("h200", include_str!("devices/h200.json")),
@@ -159,6 +162,13 @@ impl DeviceDescription {
         }
         if self.sms == 0 || self.decode_max_tokens == 0 {
             return wrong("sms and decode_max_tokens must be at least 1".to_owned());
+        }
+        let tiles = Kernel::ALL
+            .map(|kernel| self.kernel(kernel).m.len() * self.kernel(kernel).n_by_kv_len.len());
+        if tiles.iter().sum::<usize>() > MAX_TILES {
+            return wrong(format!(
+                "{tiles:?} tiles are more than the {MAX_TILES} that a plan can tell apart"
+            ));
         }
         for kernel in Kernel::ALL {
             let KernelDescription {

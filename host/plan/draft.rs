@@ -14,6 +14,7 @@ pub(super) struct DraftRow {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Draft {
     pub kernel: Kernel,
+    /// `n` is chosen with the splits.
     pub tile: Tile,
     pub part: u32,
     /// The part's page size.
@@ -50,13 +51,13 @@ pub(super) struct Piece {
     pub draft: u32,
     pub kv_begin: u32,
     pub kv_end: u32,
-    /// Its place in launch order; the launch is in the highest 8 bits.
+    /// Its place in launch order: 6 bits of the launch, then 36 of the order within it.
     pub order: u64,
 }
 
 impl Piece {
     pub const fn launch(&self) -> u32 {
-        (self.order >> 56) as u32
+        (self.order >> 36) as u32
     }
 }
 
@@ -105,7 +106,10 @@ impl PartInput<'_> {
             if kv_begin < kv_end {
                 drafts.push(Draft {
                     kernel,
-                    tile: self.tiles.select(kernel, rows, kv_end - kv_begin),
+                    tile: Tile {
+                        m: self.tiles.row_tile(kernel, rows),
+                        n: 0,
+                    },
                     part: self.index,
                     page_size: part.table.page_size,
                     table: self.first_page + part.table.indptr[row_block],

@@ -3,8 +3,9 @@
 use kernels_gpu::abi::{DIRECT, MergeRow, NO_MERGE, QueryRow, WorkItem};
 
 use super::{
-    Kernel, Plan, PlanError, Tile, TileGroup,
+    Plan, PlanError, TileGroup,
     draft::{Draft, DraftRow, Piece},
+    split::{Launch, MAX_PIECES, piece_of},
 };
 use crate::problem::Variant;
 
@@ -15,10 +16,8 @@ pub(super) struct Emitter {
     tokens: Vec<u32>,
     /// Where each merge's next slot goes.
     next_slot: Vec<u32>,
-    /// Items in the order of the pieces.
+    /// The items of the pieces; without rows where no row sees the piece.
     items: Vec<WorkItem>,
-    /// The place of each in launch order.
-    order: Vec<(u64, u32)>,
 }
 
 /// What emission reads.
@@ -28,8 +27,10 @@ pub(super) struct Pieces<'a> {
     pub draft_rows: &'a [DraftRow],
     /// Ascending by draft, then by key.
     pub pieces: &'a [Piece],
-    /// Kernel and tile of each launch.
-    pub launches: &'a [(Kernel, Tile)],
+    /// In launch order.
+    pub launches: &'a [Launch],
+    /// The pieces in launch order.
+    pub order: &'a [u64],
 }
 
 /// Whether a query at `position` sees any key of `kv_begin..kv_end`.
@@ -48,6 +49,9 @@ fn sees(variant: &Variant, draft: &Draft, position: i32, piece: &Piece) -> bool 
 impl Emitter {
     /// Fills a plan whose `spec`, `total_q`, `parts` and `page_ids` are set.
     pub fn emit(&mut self, input: &Pieces<'_>, plan: &mut Plan) -> Result<(), PlanError> {
+        if input.pieces.len() > MAX_PIECES {
+            return Err(PlanError::TooLarge { what: "work items" });
+        }
         self.count(input, plan.total_q);
         self.assign_merges(plan)?;
         self.write_items(input, plan)?;
@@ -63,9 +67,12 @@ impl Emitter {
             let draft = &input.drafts[piece.draft as usize];
             let rows = draft.rows_begin as usize..(draft.rows_begin + draft.rows) as usize;
             if draft.is_gathered() {
-                for row in &input.draft_rows[rows] {
-                    self.tokens[row.token as usize] +=
-                        u32::from(sees(&input.variant, draft, row.position, piece));
+                let rows = &input.draft_rows[rows];
+                for row in rows
+                    .iter()
+                    .filter(|row| sees(&input.variant, draft, row.position, piece))
+                {
+                    self.tokens[row.token as usize] += 1;
                 }
             } else {
                 for count in &mut self.tokens[rows] {
@@ -124,7 +131,6 @@ impl Emitter {
     fn write_items(&mut self, input: &Pieces<'_>, plan: &mut Plan) -> Result<(), PlanError> {
         plan.rows.clear();
         self.items.clear();
-        self.order.clear();
         let mut slot = 0;
         for piece in input.pieces {
             let draft = &input.drafts[piece.draft as usize];
@@ -142,25 +148,25 @@ impl Emitter {
             };
             if draft.is_gathered() {
                 self.write_rows(input, draft, piece, &mut item, &mut slot, plan);
-                if item.rows == 0 {
-                    continue;
-                }
             } else {
                 let merge = self.tokens[draft.rows_begin as usize];
                 if merge != NO_MERGE {
                     (item.slot, item.merge) = (slot, merge);
                     for row in 0..draft.rows {
-                        self.place(plan, merge + row, slot + row);
+                        enter(
+                            &mut self.next_slot,
+                            &mut plan.merge_slots,
+                            merge + row,
+                            slot + row,
+                        );
                     }
                     slot += draft.rows;
                 }
             }
-            self.order.push((piece.order, self.items.len() as u32));
             self.items.push(item);
         }
         let too_large = |what| PlanError::TooLarge { what };
         u32::try_from(plan.rows.len()).map_err(|_| too_large("rows of gathered items"))?;
-        u32::try_from(self.items.len()).map_err(|_| too_large("work items"))?;
         Ok(())
     }
 
@@ -171,66 +177,71 @@ impl Emitter {
         draft: &Draft,
         piece: &Piece,
         item: &mut WorkItem,
-        slot: &mut u32,
+        next_slot: &mut u32,
         plan: &mut Plan,
     ) {
-        item.rows_begin = plan.rows.len() as u32;
+        let Plan {
+            rows, merge_slots, ..
+        } = plan;
+        item.rows_begin = rows.len() as u32;
         item.position = i32::MAX;
-        let rows = draft.rows_begin as usize..(draft.rows_begin + draft.rows) as usize;
-        for row in &input.draft_rows[rows] {
-            if !sees(&input.variant, draft, row.position, piece) {
-                continue;
-            }
+        let candidates = &input.draft_rows[draft.rows_begin as usize..][..draft.rows as usize];
+        for row in candidates
+            .iter()
+            .filter(|row| sees(&input.variant, draft, row.position, piece))
+        {
             let merge = self.tokens[row.token as usize];
-            let mut query = QueryRow {
-                token: row.token,
-                position: row.position,
-                slot: DIRECT,
-                merge,
-            };
+            let mut slot = DIRECT;
             if merge != NO_MERGE {
-                query.slot = *slot;
-                self.place(plan, merge, *slot);
-                *slot += 1;
+                slot = *next_slot;
+                *next_slot += 1;
+                enter(&mut self.next_slot, merge_slots, merge, slot);
             }
             item.position = item.position.min(row.position);
-            plan.rows.push(query);
+            rows.push(QueryRow {
+                token: row.token,
+                position: row.position,
+                slot,
+                merge,
+            });
         }
-        item.rows = plan.rows.len() as u32 - item.rows_begin;
-    }
-
-    /// Enters a slot in the list of its merge.
-    fn place(&mut self, plan: &mut Plan, merge: u32, slot: u32) {
-        let at = &mut self.next_slot[merge as usize];
-        plan.merge_slots[*at as usize] = slot;
-        *at += 1;
+        item.rows = rows.len() as u32 - item.rows_begin;
     }
 
     /// Puts the items into launch order.
     fn order_items(&mut self, input: &Pieces<'_>, plan: &mut Plan) {
-        self.order.sort_unstable();
         plan.items.clear();
-        plan.items.extend(
-            self.order
-                .iter()
-                .map(|&(_, item)| self.items[item as usize]),
-        );
         plan.groups.clear();
-        let mut begin = 0;
-        for (launch, &(kernel, tile)) in input.launches.iter().enumerate() {
-            let items =
-                self.order[begin..].partition_point(|&(order, _)| order >> 56 == launch as u64);
-            if items > 0 {
-                let items = begin as u32..(begin + items) as u32;
+        let mut order = input.order;
+        for &Launch {
+            kernel,
+            tile,
+            pieces,
+            ..
+        } in input.launches
+        {
+            let (of_launch, rest) = order.split_at(pieces as usize);
+            order = rest;
+            let begin = plan.items.len() as u32;
+            let items = of_launch.iter().map(|&entry| self.items[piece_of(entry)]);
+            plan.items.extend(items.filter(|item| item.rows > 0));
+            let items = begin..plan.items.len() as u32;
+            if !items.is_empty() {
                 plan.groups.push(TileGroup {
                     kernel,
                     tile,
-                    items: items.clone(),
+                    items,
                 });
-                begin = items.end as usize;
             }
         }
     }
+}
+
+/// Enters a slot in the list of its merge.
+fn enter(next: &mut [u32], merge_slots: &mut [u32], merge: u32, slot: u32) {
+    let at = &mut next[merge as usize];
+    merge_slots[*at as usize] = slot;
+    *at += 1;
 }
 
 /// Marks a token with one item that must nevertheless leave a partial state.

@@ -58,26 +58,20 @@ pub(super) struct Forest {
 }
 
 impl Forest {
-    /// Builds the forest of `members` members; what is shared ends at multiples of `granule` pages.
+    /// Builds the forest of `members` members; what is shared ends at multiples of `granule` pages, as does
+    /// what they say is sharable.
     pub fn build<'a>(&mut self, members: u32, granule: u32, member: impl Fn(u32) -> Member<'a>) {
         self.leaves = members;
         self.granule = granule;
         self.growing.clear();
         self.growing.resize(members as usize, Growing::default());
         self.branches.clear(members as usize);
-        let rounded = |index| {
-            let member = member(index);
-            Member {
-                sharable: member.sharable / granule * granule,
-                ..member
-            }
-        };
         let mut previous = Member {
             pages: &[],
             sharable: 0,
         };
         for index in 0..members {
-            let current = rounded(index);
+            let current = member(index);
             let (parent, depth) = self.descend(index, &previous, &current, &member);
             self.growing[index as usize] = Growing {
                 parent,
@@ -106,7 +100,13 @@ impl Forest {
     fn shared(&self, a: &[u32], b: &[u32], depth: u32, end: u32) -> u32 {
         let range = depth as usize..end as usize;
         let common = common_prefix(&a[range.clone()], &b[range]) as u32;
-        depth + common / self.granule * self.granule
+        // The usual granule spares the division.
+        depth
+            + if self.granule == 1 {
+                common
+            } else {
+                common / self.granule * self.granule
+            }
     }
 
     /// Where a new leaf belongs: the node it hangs on, and the pages that lead there.
@@ -323,10 +323,8 @@ mod tests {
         let mut forest = Forest::default();
         let member = |index: u32| {
             let pages = tables[index as usize];
-            Member {
-                pages,
-                sharable: pages.len() as u32,
-            }
+            let sharable = pages.len() as u32 / granule * granule;
+            Member { pages, sharable }
         };
         // Twice, so that nothing of the first build may stay.
         forest.build(tables.len() as u32, granule, member);

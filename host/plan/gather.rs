@@ -5,7 +5,7 @@ use std::ops::Range;
 use kernels_gpu::abi::WorkItem;
 
 use super::{
-    Kernel, PackRule, PlanOptions, SplitMode,
+    Kernel, PackRule, PlanOptions, SplitMode, Tile,
     draft::{Draft, DraftRow, PartInput},
     forest::{Forest, Member},
     pack::{PackCosts, PackNode, Packer},
@@ -27,6 +27,8 @@ struct Decode {
     /// Its first page among the plan's page ids.
     table: u32,
     kv_len: u32,
+    /// Leading pages that others may share: those that are full.
+    sharable: u32,
     first_token: u32,
     first_position: i32,
     tokens: u32,
@@ -44,14 +46,22 @@ impl Gatherer {
         let PartInput { part, spec, .. } = *input;
         self.members.clear();
         let mut one_each = true;
+        let page_size = part.table.page_size;
+        let granule = sharing_granule(options, page_size);
         for row_block in 0..part.row_blocks() {
             let tokens = part.q_range(row_block);
             let q_len = tokens.end - tokens.start;
             if q_len > 0 && input.kernel(q_len) == Kernel::Decode {
                 one_each &= q_len == 1;
+                let kv_len = part.kv_len(row_block);
+                let sharable = match options.packing {
+                    PackRule::Off => 0,
+                    _ => kv_len / page_size / granule * granule,
+                };
                 self.members.push(Decode {
                     table: input.first_page + part.table.indptr[row_block],
-                    kv_len: part.kv_len(row_block),
+                    kv_len,
+                    sharable,
                     first_token: tokens.start,
                     first_position: part.first_position(row_block),
                     tokens: q_len,
@@ -76,11 +86,7 @@ impl Gatherer {
     fn grow(&mut self, input: &PartInput<'_>, options: &PlanOptions) {
         let table = &input.part.table;
         let page_size = table.page_size;
-        // Independent of the batch means: cut nowhere but where every request is cut anyway.
-        let granule = match options.split {
-            SplitMode::Fixed { tokens } => tokens / page_size,
-            _ => 1,
-        };
+        let granule = sharing_granule(options, page_size);
         let Self {
             forest,
             packer,
@@ -90,13 +96,9 @@ impl Gatherer {
         forest.build(members.len() as u32, granule, |member| {
             let Decode {
                 table: first,
-                kv_len,
+                sharable,
                 ..
             } = members[member as usize];
-            let sharable = match options.packing {
-                PackRule::Off => 0,
-                _ => kv_len / page_size,
-            };
             let first = (first - input.first_page) as usize;
             Member {
                 pages: &table.indices[first..first + sharable as usize],
@@ -187,8 +189,11 @@ impl Gatherer {
         let per_tile = tiles.max_tokens(Kernel::Decode) as usize;
         let shared = some_joined || node.joined > 0 || rows.len() > per_tile;
         let row_block = &self.members[self.forest.nodes[index].member as usize];
-        for begin in rows.clone().step_by(per_tile) {
+        let mut next = rows.start;
+        while next < rows.end {
+            let begin = next;
             let end = rows.end.min(begin + per_tile);
+            next = end;
             let (mut kv_begin, mut kv_end) = (node.start, node.end);
             if !all_see {
                 let positions = || draft_rows[begin..end].iter().map(|row| row.position);
@@ -201,7 +206,10 @@ impl Gatherer {
                 let rows = (end - begin) as u32;
                 drafts.push(Draft {
                     kernel: Kernel::Decode,
-                    tile: tiles.select(Kernel::Decode, rows, kv_end - kv_begin),
+                    tile: Tile {
+                        m: tiles.row_tile(Kernel::Decode, rows),
+                        n: 0,
+                    },
                     part: input.index,
                     page_size: part.table.page_size,
                     table: row_block.table,
@@ -223,6 +231,15 @@ impl Gatherer {
         self.rows_begin[index] as usize..self.rows_begin[end] as usize
     }
 }
+/// Pages that are shared as one, or not at all. Results that do not depend on the batch are cut nowhere but
+/// where every request is cut anyway.
+const fn sharing_granule(options: &PlanOptions, page_size: u32) -> u32 {
+    match options.split {
+        SplitMode::Fixed { tokens } => tokens / page_size,
+        _ => 1,
+    }
+}
+
 /// What packing weighs for a part.
 fn pack_costs(input: &PartInput<'_>, options: &PlanOptions) -> PackCosts {
     let spec = input.spec;

@@ -130,12 +130,12 @@ struct Choice {
     child: u32,
 }
 
-/// The best choice at a node: the first `whole` choices are cut, and `partly` of the next.
+/// The best way to cut a node's children: those of the first choices, and so many of the uniform leaves.
 #[derive(Clone, Copy, Debug)]
 struct Weighed {
     cost: u64,
-    whole: usize,
-    partly: u32,
+    choices: usize,
+    leaves: u32,
 }
 
 impl Packer {
@@ -239,17 +239,14 @@ impl Packer {
 
     /// Cuts and joins the children of a node in the best way.
     fn choose(&mut self, index: usize, run: Run) {
-        let Weighed { whole, partly, .. } = self.weigh(index, run);
-        let mut cut_leaves = match self.choices.get(whole) {
-            Some(choice) if choice.child == NO_NODE => partly,
-            _ => 0,
-        };
-        for at in 0..whole {
-            let Choice { child, count, .. } = self.choices[at];
-            if child == NO_NODE {
-                cut_leaves = count;
-            } else {
-                self.nodes[child as usize].joined = CUT;
+        let Weighed {
+            choices,
+            leaves: mut cut_leaves,
+            ..
+        } = self.weigh(index, run);
+        for choice in &self.choices[..choices] {
+            if choice.child != NO_NODE {
+                self.nodes[choice.child as usize].joined = CUT;
             }
         }
         let uniform = self.inner[self.inner_of[index] as usize]
@@ -271,8 +268,8 @@ impl Packer {
         }
     }
 
-    /// The best cost of a subtree that a run of keys reaches, and the choice that has it; leaves the
-    /// choices, best first, in `self.choices`.
+    /// The best cost of a subtree that a run of keys reaches, and the way to it; `self.choices` then holds
+    /// the children that it speaks of.
     fn weigh(&mut self, index: usize, run: Run) -> Weighed {
         let node = self.nodes[index];
         let inner = self.inner[self.inner_of[index] as usize];
@@ -288,81 +285,84 @@ impl Packer {
             tiles * run_bytes + is_partial * partial_bytes * u64::from(rows)
         };
 
-        let mut choices = std::mem::take(&mut self.choices);
-        choices.clear();
+        let cut_leaf = |rows: u32| 2 * partial_bytes * u64::from(rows);
+
+        self.choices.clear();
         let mut cost = is_partial * partial_bytes * u64::from(inner.empty_rows)
             + kv_bytes * inner.leaf_tile_keys;
-        let mut offer =
-            |choices: &mut Vec<Choice>, child, rows: u32, count, joined: u64, cut: u64| {
-                cost += joined * u64::from(count);
+        let mut all = Weighed {
+            cost: 0,
+            choices: 0,
+            leaves: 0,
+        };
+        let (mut gain, mut rows_to_cut) = (0, 0);
+        if let (1.., Some(rows)) = (inner.leaves, inner.leaf_rows) {
+            let count = u64::from(inner.leaves);
+            let (joined, cut) = (join_rows(self.costs.tiles(rows), rows), cut_leaf(rows));
+            cost += joined * count;
+            if joined > cut {
+                gain = (joined - cut) * count;
+                rows_to_cut = rows * inner.leaves;
+                all.leaves = inner.leaves;
+            }
+        }
+        // Children that no run may join any more.
+        let (mut cut_bytes, mut cut_rows) = (0, 0);
+        if inner.has_inner_children || inner.leaf_rows.is_none() {
+            let mut choices = std::mem::take(&mut self.choices);
+            for child in self.children(index) {
+                let PackNode { is_leaf, rows, .. } = self.nodes[child];
+                let (joined, cut) = if !is_leaf {
+                    let best = &self.inner[self.inner_of[child] as usize].best;
+                    let cut = best[0] + partial_bytes * u64::from(rows);
+                    let Some(&joined) = best.get(run.above as usize + 1) else {
+                        (cut_bytes, cut_rows) = (cut_bytes + cut, cut_rows + rows);
+                        continue;
+                    };
+                    (joined, cut)
+                } else if inner.leaf_rows.is_none() && !self.nodes[child].is_empty() {
+                    (join_rows(self.costs.tiles(rows), rows), cut_leaf(rows))
+                } else {
+                    continue;
+                };
+                cost += joined;
                 if joined > cut {
                     choices.push(Choice {
                         gain: joined - cut,
                         rows,
-                        count,
-                        child,
+                        count: 1,
+                        child: child as u32,
                     });
-                }
-            };
-        // Children that no run may join any more.
-        let (mut cut_bytes, mut cut_rows) = (0, 0);
-        let cut_leaf = |rows: u32| 2 * partial_bytes * u64::from(rows);
-        if let (1.., Some(rows)) = (inner.leaves, inner.leaf_rows) {
-            let joined = join_rows(self.costs.tiles(rows), rows);
-            offer(
-                &mut choices,
-                NO_NODE,
-                rows,
-                inner.leaves,
-                joined,
-                cut_leaf(rows),
-            );
-        }
-        if inner.has_inner_children || inner.leaf_rows.is_none() {
-            for child in self.children(index) {
-                let PackNode { is_leaf, rows, .. } = self.nodes[child];
-                if !is_leaf {
-                    let best = &self.inner[self.inner_of[child] as usize].best;
-                    let cut = best[0] + partial_bytes * u64::from(rows);
-                    match best.get(run.above as usize + 1) {
-                        Some(&joined) => offer(&mut choices, child as u32, rows, 1, joined, cut),
-                        None => (cut_bytes, cut_rows) = (cut_bytes + cut, cut_rows + rows),
-                    }
-                } else if inner.leaf_rows.is_none() && !self.nodes[child].is_empty() {
-                    let joined = join_rows(self.costs.tiles(rows), rows);
-                    offer(&mut choices, child as u32, rows, 1, joined, cut_leaf(rows));
+                    (gain, rows_to_cut) = (gain + joined - cut, rows_to_cut + rows);
                 }
             }
+            all.choices = choices.len();
+            self.choices = choices;
+            self.approximate |= cut_rows > 0;
+            cost += cut_bytes;
         }
-        self.choices = choices;
-        cost += cut_bytes;
-        self.approximate |= cut_rows > 0;
         let fixed_rows = inner.empty_rows + cut_rows;
         let none = Weighed {
             cost: cost + self.costs.tiles(fixed_rows) * run_bytes,
-            whole: 0,
-            partly: 0,
+            choices: 0,
+            leaves: 0,
         };
-        let all_rows = self
-            .choices
-            .iter()
-            .map(|choice| choice.rows * choice.count)
-            .sum::<u32>();
-        let gain = self
-            .choices
-            .iter()
-            .map(|choice| choice.gain * u64::from(choice.count))
-            .sum::<u64>();
-        let tiles = self.costs.tiles(fixed_rows + all_rows);
+        let tiles = self.costs.tiles(fixed_rows + rows_to_cut);
         if tiles > 1 {
+            if let (1.., Some(rows)) = (all.leaves, inner.leaf_rows) {
+                let cut = cut_leaf(rows);
+                let gain = join_rows(self.costs.tiles(rows), rows) - cut;
+                self.choices.push(Choice {
+                    gain,
+                    rows,
+                    count: all.leaves,
+                    child: NO_NODE,
+                });
+            }
             return self.knapsack(none, cost, run_bytes, fixed_rows);
         }
         // What fits one tile is cut as a whole or not at all.
-        let all = Weighed {
-            cost: cost + tiles * run_bytes - gain,
-            whole: self.choices.len(),
-            partly: 0,
-        };
+        all.cost = cost + tiles * run_bytes - gain;
         if all.cost < none.cost { all } else { none }
     }
 
@@ -383,7 +383,7 @@ impl Packer {
         self.approximate |= !exact;
 
         let mut best = none;
-        let (mut rows, mut saved) = (fixed_rows, 0);
+        let (mut rows, mut saved, mut leaves) = (fixed_rows, 0, 0);
         for (at, choice) in self.choices.iter().enumerate() {
             let all_rows = rows + choice.rows * choice.count;
             // All of them, or so many that they fill the tile at hand or the last but one.
@@ -397,24 +397,21 @@ impl Packer {
             let some = fills
                 .into_iter()
                 .filter(|count| (1..choice.count).contains(count));
+            let is_leaves = choice.child == NO_NODE;
             for count in some.chain([choice.count]) {
                 let read = self.costs.tiles(rows + count * choice.rows) * run_bytes;
                 let total = cost + read - (saved + choice.gain * u64::from(count));
                 if total < best.cost {
-                    let (whole, partly) = if count == choice.count {
-                        (at + 1, 0)
-                    } else {
-                        (at, count)
-                    };
                     best = Weighed {
                         cost: total,
-                        whole,
-                        partly,
+                        choices: at + 1,
+                        leaves: if is_leaves { count } else { leaves },
                     };
                 }
             }
             rows = all_rows;
             saved += choice.gain * u64::from(choice.count);
+            leaves += if is_leaves { choice.count } else { 0 };
         }
         best
     }

@@ -119,6 +119,7 @@ impl Planner {
             draft_rows,
             pieces: &splitter.pieces,
             launches: &splitter.launches,
+            order: &splitter.order,
         };
         emitter.emit(&input, plan)
     }

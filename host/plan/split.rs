@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Kernel, Tile,
-    balance::Columns,
+    balance::{Columns, gcd},
     cost::CostModel,
     draft::{Draft, Piece},
     tiles::TileTable,
@@ -35,13 +35,14 @@ pub enum SplitMode {
 pub(super) struct Splitter {
     /// The pieces, ascending by draft, then by key.
     pub pieces: Vec<Piece>,
-    /// Kernel and tile of each launch, in launch order.
-    pub launches: Vec<(Kernel, Tile)>,
+    /// The launches, in launch order.
+    pub launches: Vec<Launch>,
+    /// The pieces by [`piece_of`], launch after launch, each in the order in which it claims them.
+    pub order: Vec<u64>,
     loads: Vec<Load>,
-    /// Longest unit of each launch, and its place in launch order.
-    longest: Vec<u64>,
-    rank: Vec<u32>,
     columns: Columns,
+    /// Place in launch order of the launches as they were found.
+    rank: Vec<u32>,
     /// Launch and cost (the longest first), and the draft.
     sorted: Vec<(u64, u32)>,
     /// Pieces of the attempt at hand, of the best one, and those that were chosen.
@@ -51,8 +52,18 @@ pub(super) struct Splitter {
     launch_order: Vec<(u64, u32)>,
     /// Cost and index of the pieces of one column.
     column: Vec<(Reverse<u64>, u32)>,
-    /// Where the pieces of each draft go.
-    next_piece: Vec<u32>,
+    /// Where the pieces of each draft, or of each launch, go.
+    next: Vec<u32>,
+}
+
+/// The items of one kernel with one tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Launch {
+    pub kernel: Kernel,
+    pub tile: Tile,
+    pub pieces: u32,
+    /// Its longest unit, in picoseconds.
+    longest: u64,
 }
 
 /// What a draft asks of a CTA, in picoseconds.
@@ -103,6 +114,61 @@ impl Class {
     }
 }
 
+/// All loads of a class.
+#[derive(Clone, Copy, Debug)]
+struct ClassLoad {
+    /// CTAs that run at the same time.
+    ctas: u32,
+    /// What the units of every item are a multiple of.
+    units: u32,
+    /// Of all units together: everything, and their keys.
+    work: u64,
+    keys: u64,
+    least_fixed: u64,
+    longest: u64,
+    longest_unsplittable: u64,
+}
+
+impl ClassLoad {
+    const NONE: Self = Self {
+        ctas: 1,
+        units: 0,
+        work: 0,
+        keys: 0,
+        least_fixed: 0,
+        longest: 0,
+        longest_unsplittable: 0,
+    };
+
+    fn add(&mut self, load: &Load, ctas: u32) {
+        let units = u64::from(load.units);
+        self.least_fixed = if self.units == 0 {
+            load.fixed
+        } else {
+            self.least_fixed.min(load.fixed)
+        };
+        self.ctas = ctas;
+        self.units = gcd(self.units, load.units);
+        self.work += units * load.whole();
+        self.keys += units * load.key * u64::from(load.keys);
+        self.longest = self.longest.max(load.whole());
+        // A piece is shorter than two of the shortest: mostly that spares the exact answer.
+        if load.whole().min(load.cut(2 * load.shortest)) > self.longest_unsplittable {
+            self.longest_unsplittable = self.longest_unsplittable.max(load.unsplittable());
+        }
+    }
+
+    /// No plan is done earlier: not with every CTA busy all the time, nor with the longest unit that cannot
+    /// be cut. Every CTA that takes part pays the fixed cost of a unit at least once.
+    fn bound(&self) -> u64 {
+        let ctas = u64::from(self.ctas);
+        let spread = (self.least_fixed + self.keys / ctas).min(self.work);
+        (self.work / ctas)
+            .max(self.longest_unsplittable)
+            .max(spread)
+    }
+}
+
 /// What the splitter reads beside the drafts.
 #[derive(Clone, Copy)]
 pub(super) struct SplitInput<'a> {
@@ -121,8 +187,8 @@ impl Splitter {
     /// Cuts the drafts into pieces, chooses their key tiles, and orders them for launch.
     pub fn split(&mut self, input: &SplitInput<'_>, drafts: &mut [Draft]) {
         let SplitInput { mode, cost, .. } = *input;
-        self.weigh(cost, drafts);
-        self.chosen.clear();
+        let classes = self.weigh(cost, drafts);
+        self.pieces.clear();
         match mode {
             SplitMode::Off => self.chunks(input, drafts, |_, _| u32::MAX),
             SplitMode::Fixed { tokens } => self.chunks(input, drafts, |_, _| tokens),
@@ -135,30 +201,51 @@ impl Splitter {
                     bound.max(1).next_multiple_of(granule(draft))
                 });
             }
-            SplitMode::Makespan => self.balance_all(input, drafts),
+            SplitMode::Makespan => self.balance_all(input, drafts, classes),
         }
-        self.sort_by_draft(drafts.len());
+        self.order_pieces();
     }
 
-    fn weigh(&mut self, cost: &CostModel, drafts: &[Draft]) {
+    fn weigh(&mut self, cost: &CostModel, drafts: &[Draft]) -> [ClassLoad; 2] {
+        let mut classes = [ClassLoad::NONE; 2];
         self.loads.clear();
-        self.loads.extend(drafts.iter().map(|draft| {
+        let mut last = None;
+        for draft in drafts {
             let Draft {
-                kernel, tile, rows, ..
+                kernel,
+                tile,
+                rows,
+                leaves_partial,
+                page_size,
+                ..
             } = *draft;
-            let fixed_cut = cost.fixed_ps(kernel, rows);
-            let key = cost.key_ps(kernel, tile).max(1);
-            let shortest = u32::try_from(fixed_cut / key).unwrap_or(u32::MAX / 2);
-            Load {
-                launch: 0,
-                units: cost.units_per_item(kernel),
-                fixed: cost.fixed_ps(kernel, if draft.leaves_partial { rows } else { 0 }),
-                fixed_cut,
-                key,
-                keys: draft.kv_len(),
-                shortest: shortest.max(1).next_multiple_of(granule(draft)),
-            }
-        }));
+            // Most drafts are like the one before.
+            let like = (kernel, tile.m, rows, leaves_partial, page_size);
+            let load = match last {
+                Some((same, load)) if same == like => Load {
+                    keys: draft.kv_len(),
+                    ..load
+                },
+                _ => {
+                    let fixed_cut = cost.fixed_ps(kernel, rows);
+                    let key = cost.key_ps(kernel, tile).max(1);
+                    let shortest = u32::try_from(fixed_cut / key).unwrap_or(u32::MAX / 2);
+                    Load {
+                        launch: 0,
+                        units: cost.units_per_item(kernel),
+                        fixed: cost.fixed_ps(kernel, if leaves_partial { rows } else { 0 }),
+                        fixed_cut,
+                        key,
+                        keys: draft.kv_len(),
+                        shortest: shortest.max(1).next_multiple_of(granule(draft)),
+                    }
+                }
+            };
+            last = Some((like, load));
+            classes[Class::of(kernel) as usize].add(&load, cost.resident_ctas(kernel));
+            self.loads.push(load);
+        }
+        classes
     }
 
     /// Gives every draft the key tile for pieces of about `keys` keys, and every tile its launch: those with
@@ -167,50 +254,46 @@ impl Splitter {
         &mut self,
         tiles: &TileTable,
         drafts: &mut [Draft],
-        keys: impl Fn(&Draft, &Load) -> u32,
+        mut keys: impl FnMut(&Draft, &Load) -> u32,
     ) {
         let Self {
             launches,
             loads,
-            longest,
             rank,
             ..
         } = self;
         launches.clear();
-        longest.clear();
         for (draft, load) in drafts.iter_mut().zip(loads.iter_mut()) {
             let expected = keys(draft, load).min(load.keys);
-            draft.tile.n = tiles.select(draft.kernel, draft.rows, expected).n;
-            let launch = (draft.kernel, draft.tile);
-            let at = launches
+            draft.tile.n = tiles.key_tile(draft.kernel, draft.tile.m, expected);
+            let Draft { kernel, tile, .. } = *draft;
+            let known = launches
                 .iter()
-                .position(|other| *other == launch)
-                .unwrap_or_else(|| {
-                    launches.push(launch);
-                    longest.push(0);
-                    launches.len() - 1
+                .position(|launch| launch.kernel == kernel && launch.tile == tile);
+            let at = known.unwrap_or_else(|| {
+                launches.push(Launch {
+                    kernel,
+                    tile,
+                    pieces: 0,
+                    longest: 0,
                 });
+                launches.len() - 1
+            });
             load.launch = at as u32;
-            longest[at] = longest[at].max(load.whole().min(load.cut(expected)));
+            let longest = &mut launches[at].longest;
+            *longest = (*longest).max(load.whole().min(load.cut(expected)));
         }
+        let key = |launch: &Launch| (Reverse(launch.longest), launch.kernel, launch.tile);
         rank.clear();
-        let key = |at: usize| (Reverse(longest[at]), launches[at]);
-        let before = |at: usize| {
-            (0..launches.len())
-                .filter(|&other| key(other) < key(at))
-                .count()
-        };
-        rank.extend((0..launches.len()).map(|at| before(at) as u32));
+        rank.extend(launches.iter().map(|launch| {
+            launches
+                .iter()
+                .filter(|other| key(other) < key(launch))
+                .count() as u32
+        }));
+        launches.sort_unstable_by_key(key);
         for load in loads.iter_mut() {
             load.launch = rank[load.launch as usize];
-        }
-        // The ranks are distinct, so each swap puts one launch where it belongs.
-        for at in 0..launches.len() {
-            while rank[at] as usize != at {
-                let to = rank[at] as usize;
-                launches.swap(at, to);
-                rank.swap(at, to);
-            }
         }
     }
 
@@ -233,7 +316,7 @@ impl Splitter {
                 } else {
                     load.cut(end - begin)
                 };
-                self.chosen
+                self.pieces
                     .push(piece(index as u32, begin..end, load.launch, 0, cost));
                 begin = end;
             }
@@ -241,73 +324,104 @@ impl Splitter {
     }
 
     /// Balances the drafts over the resident CTAs.
-    fn balance_all(&mut self, input: &SplitInput<'_>, drafts: &mut [Draft]) {
-        let classes = [Class::Decode, Class::Prefill];
-        let bounds = classes.map(|class| self.lower_bound(input.cost, drafts, class));
+    fn balance_all(
+        &mut self,
+        input: &SplitInput<'_>,
+        drafts: &mut [Draft],
+        classes: [ClassLoad; 2],
+    ) {
+        let bounds = classes.map(|class| class.bound());
+        let mut last = (0, 0, 0);
         self.choose_tiles(input.tiles, drafts, |draft, load| {
             let until = bounds[Class::of(draft.kernel) as usize];
-            let keys = until.saturating_sub(load.fixed_cut) / load.key;
-            (keys.min(u64::from(load.keys)) as u32).max(load.shortest)
+            // Most drafts are like the one before.
+            if (last.0, last.1) != (load.fixed_cut, load.key) {
+                last = (
+                    load.fixed_cut,
+                    load.key,
+                    until.saturating_sub(load.fixed_cut) / load.key,
+                );
+            }
+            (last.2.min(u64::from(load.keys)) as u32).max(load.shortest)
         });
-        for class in classes {
-            self.balance(input.cost, drafts, class, bounds[class as usize]);
-            self.chosen.append(&mut self.placed);
+        self.chosen.clear();
+        let mut balanced = [false; 2];
+        for class in [Class::Decode, Class::Prefill] {
+            balanced[class as usize] =
+                self.balance(input.cost, drafts, class, &classes[class as usize]);
         }
-    }
-
-    /// No plan is done earlier: not with every CTA busy all the time, nor with the longest unit that cannot
-    /// be cut. Every CTA that takes part pays the fixed cost of a unit at least once.
-    fn lower_bound(&self, cost: &CostModel, drafts: &[Draft], class: Class) -> u64 {
-        let (mut work, mut keys, mut least_fixed, mut longest, mut ctas) = (0, 0, u64::MAX, 0, 1);
-        for (draft, load) in drafts.iter().zip(&self.loads) {
-            if Class::of(draft.kernel) == class {
-                let units = u64::from(load.units);
-                work += units * load.whole();
-                keys += units * load.key * u64::from(load.keys);
-                least_fixed = least_fixed.min(load.fixed);
-                longest = longest.max(load.unsplittable());
-                ctas = u64::from(cost.resident_ctas(draft.kernel));
+        for (index, (draft, load)) in drafts.iter().zip(&self.loads).enumerate() {
+            if !balanced[Class::of(draft.kernel) as usize] {
+                let keys = draft.kv_begin..draft.kv_end;
+                self.pieces
+                    .push(piece(index as u32, keys, load.launch, 0, load.whole()));
             }
         }
-        let spread = least_fixed.saturating_add(keys / ctas).min(work);
-        (work / ctas).max(longest).max(spread)
+        if balanced != [false; 2] {
+            self.chosen.append(&mut self.pieces);
+            self.sort_by_draft(drafts.len());
+        }
     }
 
-    /// Places the drafts of a class into `self.placed`, cut so that all are done as early as possible.
-    fn balance(&mut self, cost: &CostModel, drafts: &[Draft], class: Class, bound: u64) {
-        self.placed.clear();
+    /// Adds the pieces of a class to the chosen ones, if cutting any of its drafts shortens the step.
+    fn balance(
+        &mut self,
+        cost: &CostModel,
+        drafts: &[Draft],
+        class: Class,
+        all: &ClassLoad,
+    ) -> bool {
+        // In any order, a unit starts no later than when all others are spread evenly.
+        let ClassLoad {
+            ctas,
+            units,
+            work,
+            longest,
+            ..
+        } = *all;
+        let bound = all.bound();
+        let good = (bound as f64 * GOOD_ENOUGH) as u64;
+        if work / u64::from(ctas) + longest <= good || units == 0 {
+            return false;
+        }
         self.sorted.clear();
-        let (mut ctas, mut units) = (1, 0);
         for (index, (draft, load)) in drafts.iter().zip(&self.loads).enumerate() {
             if Class::of(draft.kernel) == class {
                 let key = u64::from(load.launch) << 56 | (COST_MASK - load.whole().min(COST_MASK));
                 self.sorted.push((key, index as u32));
-                ctas = cost.resident_ctas(draft.kernel);
-                units = gcd(units, load.units);
             }
         }
         self.sorted.sort_unstable();
-        let good = (bound as f64 * GOOD_ENOUGH) as u64;
-        if self.sorted.is_empty() || self.list_bound(ctas) <= good {
-            return self.place_whole(drafts);
+        if self.list_bound(ctas) <= good {
+            return false;
         }
-        self.place_whole(drafts);
+        self.placed.clear();
+        for &(_, index) in &self.sorted {
+            let (draft, load) = (&drafts[index as usize], &self.loads[index as usize]);
+            self.placed.push(piece(
+                index,
+                draft.kv_begin..draft.kv_end,
+                load.launch,
+                0,
+                load.whole(),
+            ));
+        }
         let whole = self.simulate(ctas, units);
         // Where no row is merged yet, cutting costs the step a merge.
         let merged = drafts.iter().any(|draft| draft.leaves_partial);
         let merge = if merged { 0 } else { cost.merge_ps() };
         if whole <= good + merge {
-            return;
+            return false;
         }
-        std::mem::swap(&mut self.placed, &mut self.best);
         let mut least = whole - merge;
+        let mut found = false;
         for attempt in [Self::wrap, Self::fill] {
             let mut until = bound;
-            while until < least {
+            while until < least && least > good {
                 if attempt(self, drafts, ctas, units, until) {
                     let makespan = self.simulate(ctas, units);
                     if makespan < least {
-                        least = makespan;
+                        (least, found) = (makespan, true);
                         std::mem::swap(&mut self.placed, &mut self.best);
                     }
                     break;
@@ -315,7 +429,23 @@ impl Splitter {
                 until += until / STEP + 1;
             }
         }
-        std::mem::swap(&mut self.placed, &mut self.best);
+        if found {
+            self.chosen.append(&mut self.best);
+        }
+        found
+    }
+
+    /// List scheduling of whole drafts is done by then: a unit starts no later than when all before it are
+    /// spread evenly.
+    fn list_bound(&self, ctas: u32) -> u64 {
+        let ctas = u64::from(ctas);
+        let (mut before, mut done) = (0, 0);
+        for &(_, index) in &self.sorted {
+            let load = &self.loads[index as usize];
+            before += u64::from(load.units) * load.whole();
+            done = done.max(before + load.whole() * (ctas - 1));
+        }
+        done / ctas
     }
 
     /// When the pieces in `self.placed` are done, claimed in launch order.
@@ -412,28 +542,6 @@ impl Splitter {
         true
     }
 
-    /// List scheduling of whole drafts is done by then: a unit starts no later than when all before it are
-    /// spread evenly.
-    fn list_bound(&self, ctas: u32) -> u64 {
-        let (mut before, mut done) = (0, 0);
-        for &(_, index) in &self.sorted {
-            let load = &self.loads[index as usize];
-            before += u64::from(load.units) * load.whole();
-            done = done.max((before - load.whole()) / u64::from(ctas) + load.whole());
-        }
-        done
-    }
-
-    fn place_whole(&mut self, drafts: &[Draft]) {
-        self.placed.clear();
-        for &(_, index) in &self.sorted {
-            let (draft, load) = (&drafts[index as usize], &self.loads[index as usize]);
-            let keys = draft.kv_begin..draft.kv_end;
-            self.placed
-                .push(piece(index, keys, load.launch, 0, load.whole()));
-        }
-    }
-
     /// Tries to place everything so that it is done by `until`: a draft goes to the columns that are free
     /// first, and is cut where it would end too late there.
     fn fill(&mut self, drafts: &[Draft], ctas: u32, units: u32, until: u64) -> bool {
@@ -474,41 +582,86 @@ impl Splitter {
         let Self {
             chosen,
             pieces,
-            next_piece,
+            next,
             ..
         } = self;
-        next_piece.clear();
-        next_piece.resize(drafts + 1, 0);
-        for piece in chosen.iter() {
-            next_piece[piece.draft as usize + 1] += 1;
-        }
-        for draft in 0..drafts {
-            next_piece[draft + 1] += next_piece[draft];
-        }
-        pieces.clear();
+        count(next, drafts, chosen.iter().map(|piece| piece.draft));
         pieces.resize(chosen.len(), Piece::default());
         for piece in chosen.iter() {
-            let at = &mut next_piece[piece.draft as usize];
+            let at = &mut next[piece.draft as usize];
             pieces[*at as usize] = *piece;
             *at += 1;
         }
     }
+
+    /// The pieces in launch order.
+    fn order_pieces(&mut self) {
+        let Self {
+            pieces,
+            launches,
+            order,
+            next,
+            ..
+        } = self;
+        count(
+            next,
+            launches.len(),
+            pieces.iter().map(|piece| piece.launch()),
+        );
+        for (launch, bounds) in launches.iter_mut().zip(next.windows(2)) {
+            launch.pieces = bounds[1] - bounds[0];
+        }
+        order.clear();
+        order.resize(pieces.len(), 0);
+        for (index, piece) in pieces.iter().enumerate() {
+            let at = &mut next[piece.launch() as usize];
+            order[*at as usize] = piece.order << PIECE_BITS | index as u64;
+            *at += 1;
+        }
+        let mut rest = order.as_mut_slice();
+        for launch in launches.iter() {
+            let (pieces, others) = rest.split_at_mut(launch.pieces as usize);
+            pieces.sort_unstable(); // a no-op where all are alike
+            rest = others;
+        }
+    }
+}
+
+/// Where each of `buckets` begins when there is an element for every key.
+fn count(begins: &mut Vec<u32>, buckets: usize, keys: impl Iterator<Item = u32>) {
+    begins.clear();
+    begins.resize(buckets + 1, 0);
+    for key in keys {
+        begins[key as usize + 1] += 1;
+    }
+    for bucket in 0..buckets {
+        begins[bucket + 1] += begins[bucket];
+    }
+}
+
+/// The bits of an entry of [`Splitter::order`] that hold the piece, and the most pieces of a plan.
+const PIECE_BITS: u32 = 22;
+pub(super) const MAX_PIECES: usize = 1 << PIECE_BITS;
+
+/// The piece of an entry of [`Splitter::order`].
+pub(super) const fn piece_of(order: u64) -> usize {
+    order as usize & (MAX_PIECES - 1)
 }
 
 /// The bits of a sort key that hold the cost.
 const COST_MASK: u64 = (1 << 56) - 1;
 
-/// The largest time, in nanoseconds, that a launch key tells apart.
-const TIME_MASK: u64 = (1 << 28) - 1;
+/// Times in a launch key are 64 ns apart, and at most this.
+const TIME_MASK: u64 = (1 << 18) - 1;
 
 /// A piece with its place in launch order: by launch, by the time when it starts, and the longest first.
 fn piece(draft: u32, keys: Range<u32>, launch: u32, start: u64, cost: u64) -> Piece {
-    let [start, cost] = [start, cost].map(|ps| (ps / 1000).min(TIME_MASK));
+    let [start, cost] = [start, cost].map(|ps| (ps / 64_000).min(TIME_MASK));
     Piece {
         draft,
         kv_begin: keys.start,
         kv_end: keys.end,
-        order: u64::from(launch) << 56 | start << 28 | (TIME_MASK - cost),
+        order: u64::from(launch) << 36 | start << 18 | (TIME_MASK - cost),
     }
 }
 
@@ -544,8 +697,4 @@ fn cut_before(draft: &Draft, key: u32) -> u32 {
         step = (step / 2).next_multiple_of(granule);
     }
     key / step * step
-}
-
-fn gcd(a: u32, b: u32) -> u32 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }

@@ -218,20 +218,24 @@ impl KernelTiles {
         })
     }
 
-    fn select(&self, tokens: u32, kv_len: u32) -> Tile {
+    fn row_tile(&self, tokens: u32) -> u32 {
         let rows = tokens * self.rows_per_token;
-        let at = self
-            .m
-            .iter()
-            .position(|(m, _)| *m >= rows)
-            .unwrap_or(self.m.len() - 1);
+        let covers = self.m.iter().map(|(m, _)| *m).find(|m| *m >= rows);
+        covers.unwrap_or_else(|| self.m.last().map_or(0, |(m, _)| *m))
+    }
+
+    fn key_tile(&self, m: u32, kv_len: u32) -> u32 {
         let step = self
             .steps
             .iter()
             .position(|&up_to| kv_len <= up_to)
             .unwrap_or(self.steps.len() - 1);
-        let (m, n) = &self.m[at];
-        Tile { m: *m, n: n[step] }
+        let n = self
+            .m
+            .iter()
+            .find(|(other, _)| *other == m)
+            .map(|(_, n)| n[step]);
+        n.unwrap_or(0)
     }
 }
 
@@ -280,7 +284,23 @@ impl TileTable {
     /// `n` of the decision tree.
     #[must_use]
     pub fn select(&self, kernel: Kernel, tokens: u32, kv_len: u32) -> Tile {
-        self.kernel(kernel).select(tokens, kv_len)
+        let m = self.row_tile(kernel, tokens);
+        Tile {
+            m,
+            n: self.key_tile(kernel, m, kv_len),
+        }
+    }
+
+    /// The `n` of a tile with `m` rows, for so many keys.
+    #[must_use]
+    pub fn key_tile(&self, kernel: Kernel, m: u32, kv_len: u32) -> u32 {
+        self.kernel(kernel).key_tile(m, kv_len)
+    }
+
+    /// The smallest `m` that covers the rows of `tokens` query tokens.
+    #[must_use]
+    pub fn row_tile(&self, kernel: Kernel, tokens: u32) -> u32 {
+        self.kernel(kernel).row_tile(tokens)
     }
 
     /// Every tile that [`select`](Self::select) can return, ascending.

@@ -119,10 +119,13 @@ impl PageTable {
                 expected,
             });
         }
-        // The maximum first: it vectorises, a search with an early exit does not.
-        if self.indices.iter().fold(0, |max, &id| max.max(id)) >= pool_pages
-            && let Some(index) = self.indices.iter().position(|&id| id >= pool_pages)
-        {
+        // All at once first: it vectorises, a search with an early exit does not. Below 2³¹ pages, an id
+        // beyond the last page shows in a sign bit.
+        let signs = |signs: u32, &id: &u32| signs | id | (pool_pages - 1).wrapping_sub(id);
+        let maybe = pool_pages == 0
+            || pool_pages > 1 << 31
+            || self.indices.iter().fold(0, signs) >= 1 << 31;
+        if maybe && let Some(index) = self.indices.iter().position(|&id| id >= pool_pages) {
             return Err(ProblemError::PageOutOfPool {
                 part,
                 index,
