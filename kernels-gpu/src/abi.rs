@@ -186,6 +186,43 @@ pub struct AttentionParams {
     pub variant: VariantParams,
 }
 
+/// What a decode kernel takes: where a page's keys and values are found by the tensor memory accelerator,
+/// and the rest.
+///
+/// The maps (128 bytes each) have the dimensions: 64 elements of a row, 8 tokens, half rows (64 elements, of
+/// one head or of all), groups of 8 tokens, pages (or pages × heads). Their box is `piece_tokens` tokens of
+/// one head.
+#[repr(C, align(16))]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct DecodeParams {
+    /// Tensor map of the key pool.
+    pub k_map: [u64; 16],
+    /// Tensor map of the value pool.
+    pub v_map: [u64; 16],
+    /// Everything else about the launch. `k` and `v` are not looked at.
+    pub attention: AttentionParams,
+    /// By query heads per KV head.
+    pub group: Divisor,
+    /// By KV heads.
+    pub kv_heads: Divisor,
+    /// By tokens in a page.
+    pub page_size: Divisor,
+    /// Tokens of a box: a divisor of the page size and of 32, a multiple of 8.
+    pub piece_tokens: u32,
+    /// Coordinate in the third dimension per head.
+    pub half_per_head: u32,
+    /// Coordinate in the fifth dimension per page.
+    pub page_per_page: u32,
+    /// Coordinate in the fifth dimension per head.
+    pub page_per_head: u32,
+    /// Stages of the ring in shared memory.
+    pub stages: u32,
+    /// Units that a CTA claims at a time, below the number of slots for them.
+    pub run: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
 /// What `merge_states` works on.
 ///
 /// A *chunk* is 8 neighbouring elements of one output row and head: what one thread computes.

@@ -12,8 +12,11 @@ use cuda_std as _;
 
 pub mod abi;
 pub mod append;
+pub mod decode;
 pub mod divisor;
 pub mod math;
 pub mod merge;
+#[cfg(target_feature = "sm_90a")]
+pub mod sm90;
 pub mod state;
 pub mod variant;

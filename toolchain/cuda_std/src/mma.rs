@@ -109,3 +109,23 @@ matrices! {
     ldmatrix_x2_trans, stmatrix_x2_trans, 2, "x2.trans", "{{{}, {}}}", [0, 1], "two transposed matrices";
     ldmatrix_x4_trans, stmatrix_x4_trans, 4, "x4.trans", "{{{}, {}, {}, {}}}", [0, 1, 2, 3], "four transposed matrices";
 }
+
+/// Transposes a matrix of 8 × 8 elements of 16 bits that the warp holds as a fragment: lane `l` gives
+/// elements `2·(l % 4)` and the next of row `l / 4`, and gets those of column `l / 4`.
+///
+/// # Safety
+/// - All 32 lanes come here together.
+///
+/// # PTX
+/// `movmatrix.sync.aligned.m8n8.trans.b16` (sm_75)
+#[inline(always)]
+#[must_use]
+pub unsafe fn movmatrix_trans(fragment: u32) -> u32 {
+    let transposed;
+    // Not `pure`: a pure asm may be sunk into a branch that only some lanes take.
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        asm!("movmatrix.sync.aligned.m8n8.trans.b16 {}, {};", out(reg32) transposed, in(reg32) fragment, options(nomem, nostack));
+    }
+    transposed
+}

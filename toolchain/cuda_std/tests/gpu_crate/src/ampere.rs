@@ -238,6 +238,7 @@ probes! {
     ldmatrix_x1_trans(a: u32) mma::ldmatrix_x1_trans(a) => "ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16";
     ldmatrix_x2_trans(a: u32) mma::ldmatrix_x2_trans(a) => "ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16";
     ldmatrix_x4_trans(a: u32) mma::ldmatrix_x4_trans(a) => "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16";
+    movmatrix_trans(a: u32) mma::movmatrix_trans(a) => "movmatrix.sync.aligned.m8n8.trans.b16";
     m16n8k16_bf16(d: [f32; 4], a: [u32; 4], b: [u32; 2]) { let mut d = d; mma::m16n8k16_bf16(&mut d, a, b); d }
         => "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32";
     m16n8k16_f16(d: [f32; 4], a: [u32; 4], b: [u32; 2]) { let mut d = d; mma::m16n8k16_f16(&mut d, a, b); d }

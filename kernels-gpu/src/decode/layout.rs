@@ -1,0 +1,355 @@
+//! Shared memory of a CTA, and what lies in it.
+//!
+//! The producer fills a ring of *stages*, a chunk of keys and values each, with a descriptor that says
+//! whose it is. Consumer warps take stages in turn. What a *unit* (an item and a KV head) needs beside its
+//! keys stands in a slot of a second ring.
+
+#[cfg(target_arch = "nvptx64")]
+use cuda_std::{fence, mbarrier, shared, thread};
+
+/// Keys of a chunk: what a warp takes at a time.
+pub const KEYS: u32 = 32;
+
+/// Bytes of a stage's barriers, full and empty.
+const PAIR: u32 = 16;
+
+/// Bytes of a slot's barriers: listed, full, ending and empty.
+const SLOT_BARRIERS: u32 = 32;
+
+/// Page ids that a slot holds: those of the first pieces of the unit's keys.
+pub const IDS: u32 = 32;
+
+/// Chunks that are known before they are loaded. More would hide no more latency, and take from other CTAs
+/// what they could do sooner.
+pub const AHEAD: u32 = 16;
+
+/// Merges that wait for the end.
+pub const MERGES: u32 = 16;
+
+/// Where things are; all functions give shared addresses.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(target_arch = "nvptx64"), allow(dead_code))]
+pub struct Layout<const DIM: u32, const ROWS: u32, const WARPS: u32> {
+    base: u32,
+    /// Stages of the ring.
+    pub stages: u32,
+}
+
+impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Layout<DIM, ROWS, WARPS> {
+    /// Units under way.
+    pub const UNITS: u32 = {
+        let fit = 16384 / (DIM * ROWS);
+        if fit < 16 { fit } else { 16 }
+    };
+    /// Bytes of the keys of a chunk, or of its values.
+    pub const CHUNK: u32 = KEYS * DIM * 2;
+    const STAGE: u32 = 2 * Self::CHUNK;
+    const QUERIES: u32 = ROWS * DIM * 2;
+    const UNIT: u32 = Self::QUERIES + ROWS * 16 + IDS * 4 + 64;
+    /// f32 of an output row in a warp's state; the padding spreads the columns of a fragment over banks.
+    pub const PITCH: u32 = DIM + 4;
+    const STATE: u32 = ROWS * (Self::PITCH + 4) * 4;
+    const FIXED: u32 =
+        Self::UNITS * (Self::UNIT + SLOT_BARRIERS) + (MERGES + 2) * 16 + WARPS * (Self::STATE + 8);
+
+    /// As many stages as `bytes` of shared memory hold: a multiple of the warps, so that a stage is always
+    /// the same warp's. (A warp that waits for a stage can then not be more than one phase ahead of it,
+    /// which a barrier, that knows parities only, would take for done.)
+    #[must_use]
+    pub const fn stages(bytes: u32) -> u32 {
+        bytes.saturating_sub(Self::FIXED) / (Self::STAGE + 16 + PAIR) / WARPS * WARPS
+    }
+
+    /// Bytes of shared memory that so many stages take.
+    #[must_use]
+    pub const fn bytes(stages: u32) -> u32 {
+        Self::FIXED + stages * (Self::STAGE + 16 + PAIR)
+    }
+}
+
+#[cfg(target_arch = "nvptx64")]
+impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Layout<DIM, ROWS, WARPS> {
+    /// The dynamic shared memory of this CTA.
+    #[inline(always)]
+    pub fn new(stages: u32) -> Self {
+        Self {
+            base: shared::dynamic_shared_address(),
+            stages,
+        }
+    }
+
+    /// Keys of a stage; the values follow.
+    #[inline(always)]
+    pub fn stage(&self, index: u32) -> u32 {
+        self.base + index * Self::STAGE
+    }
+
+    #[inline(always)]
+    fn units(&self) -> u32 {
+        self.base + self.stages * Self::STAGE
+    }
+
+    /// Queries of a unit: `ROWS` dense rows.
+    #[inline(always)]
+    pub fn queries(&self, slot: u32) -> u32 {
+        self.units() + slot * Self::UNIT
+    }
+
+    /// The [`QueryRow`](crate::abi::QueryRow) of one of a unit's tokens.
+    #[inline(always)]
+    pub fn token(&self, slot: u32, token: u32) -> u32 {
+        self.queries(slot) + Self::QUERIES + token * 16
+    }
+
+    /// The page ids of a unit's first [`IDS`] pieces.
+    #[inline(always)]
+    pub fn ids(&self, slot: u32) -> u32 {
+        self.token(slot, ROWS)
+    }
+
+    /// The [`Unit`] of a slot.
+    #[inline(always)]
+    pub fn unit(&self, slot: u32) -> u32 {
+        self.ids(slot) + IDS * 4
+    }
+
+    #[inline(always)]
+    fn states(&self) -> u32 {
+        self.units() + Self::UNITS * Self::UNIT
+    }
+
+    /// Output of a warp's state: `ROWS` rows of f32, [`Self::PITCH`] apart.
+    #[inline(always)]
+    pub fn state_out(&self, warp: u32) -> u32 {
+        self.states() + warp * Self::STATE
+    }
+
+    /// LSEs of a warp's state, base 2.
+    #[inline(always)]
+    pub fn state_lse(&self, warp: u32) -> u32 {
+        self.state_out(warp) + ROWS * Self::PITCH * 4
+    }
+
+    /// The [`Descriptor`] of a stage.
+    #[inline(always)]
+    pub fn descriptor(&self, stage: u32) -> u32 {
+        self.states() + WARPS * Self::STATE + stage * 16
+    }
+
+    /// Completes when the chunk is there.
+    #[inline(always)]
+    pub fn stage_full(&self, stage: u32) -> u32 {
+        self.descriptor(self.stages) + stage * PAIR
+    }
+
+    /// Completes when the chunk was used.
+    #[inline(always)]
+    pub fn stage_empty(&self, stage: u32) -> u32 {
+        self.stage_full(stage) + 8
+    }
+
+    /// Completes when it is known what a slot's unit is.
+    #[inline(always)]
+    pub fn unit_listed(&self, slot: u32) -> u32 {
+        self.stage_full(self.stages) + slot * SLOT_BARRIERS
+    }
+
+    /// Completes when the unit's queries are there.
+    #[inline(always)]
+    pub fn unit_full(&self, slot: u32) -> u32 {
+        self.unit_listed(slot) + 8
+    }
+
+    /// Completes when all but the unit's last [`AHEAD`] chunks are on their way.
+    #[inline(always)]
+    pub fn unit_ending(&self, slot: u32) -> u32 {
+        self.unit_listed(slot) + 16
+    }
+
+    /// Completes when the unit is finished.
+    #[inline(always)]
+    pub fn unit_empty(&self, slot: u32) -> u32 {
+        self.unit_listed(slot) + 24
+    }
+
+    /// Initialises all barriers, and the list of merges. One initialisation takes the hardware about 60
+    /// cycles and the lanes of a warp go one by one, so all warps take part.
+    ///
+    /// # Safety
+    /// All threads of the CTA come here once, and then to a barrier.
+    #[inline(always)]
+    pub unsafe fn initialise(&self, producers: u32) {
+        let warps = WARPS + producers;
+        let mut barrier = thread::thread_idx_x() / 32 + thread::thread_idx_x() % 32 * warps;
+        let stages = 2 * self.stages;
+        let units = stages + 4 * Self::UNITS;
+        // SAFETY: the barriers lie one after the other; nobody knows them yet.
+        unsafe {
+            while barrier < units + WARPS {
+                let arrivals = if barrier < stages {
+                    // Full: keys and values. Empty: the consumer.
+                    2 - barrier % 2
+                } else if barrier < units && (barrier - stages).is_multiple_of(4) {
+                    // Listed: the copies of all lanes, and the scout itself.
+                    33
+                } else {
+                    1
+                };
+                mbarrier::init(self.stage_full(0) + barrier * 8, arrivals);
+                barrier += warps * 32;
+            }
+            if thread::thread_idx_x() == 0 {
+                shared::store_u32(self.merges(), 0);
+            }
+        }
+        fence::mbarrier_init();
+    }
+
+    /// Completes when a warp's state was read.
+    #[inline(always)]
+    pub fn state_free(&self, warp: u32) -> u32 {
+        self.unit_listed(Self::UNITS) + warp * 8
+    }
+
+    /// Number of merges that wait for the end.
+    #[inline(always)]
+    pub fn merges(&self) -> u32 {
+        (self.state_free(WARPS) + 15) & !15
+    }
+
+    /// One of them.
+    #[inline(always)]
+    pub fn merge(&self, index: u32) -> u32 {
+        self.merges() + 16 + index * 16
+    }
+}
+
+/// A unit: an item and a KV head.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Unit {
+    /// The KV head.
+    pub head: u32,
+    /// Query tokens; 0: there is no further unit.
+    pub tokens: u32,
+    /// First key position.
+    pub begin: u32,
+    /// One past the last.
+    pub end: u32,
+    /// Chunks, at least one.
+    pub chunks: u32,
+    /// Warps that stored their state.
+    pub arrived: u32,
+    /// Smallest position among the query tokens.
+    pub position: i32,
+    /// First page of the table.
+    pub table: u32,
+    /// As [`WorkItem::flags`](crate::abi::WorkItem::flags).
+    pub flags: u32,
+}
+
+impl Unit {
+    /// The end of all work.
+    pub const NONE: Self = Self {
+        head: 0,
+        tokens: 0,
+        begin: 0,
+        end: 0,
+        chunks: 0,
+        arrived: 0,
+        position: 0,
+        table: 0,
+        flags: 0,
+    };
+
+    /// Where the first chunk begins.
+    #[inline(always)]
+    #[must_use]
+    pub const fn first_key(&self) -> u32 {
+        self.begin & !(KEYS - 1)
+    }
+}
+
+/// Whose chunk a stage holds.
+#[derive(Clone, Copy, Debug)]
+pub struct Descriptor {
+    /// The unit's slot.
+    pub slot: u32,
+    /// Parity of the slot's use.
+    pub parity: u32,
+    /// Chunk of the unit.
+    pub chunk: u32,
+    /// Position of the first key.
+    pub first: u32,
+    /// Not all keys of the chunk are visible to all rows.
+    pub masked: bool,
+    /// There is no further unit.
+    pub exit: bool,
+}
+
+#[cfg(target_arch = "nvptx64")]
+impl Descriptor {
+    /// The end of a warp's work.
+    pub const EXIT: Self = Self {
+        slot: 0,
+        parity: 0,
+        chunk: 0,
+        first: 0,
+        masked: false,
+        exit: true,
+    };
+
+    /// # Safety
+    /// `address` is one of [`Layout::descriptor`]'s.
+    #[inline(always)]
+    pub unsafe fn store(self, address: u32) {
+        let bits =
+            self.slot | self.parity << 8 | (self.masked as u32) << 9 | (self.exit as u32) << 10;
+        // SAFETY: 16 bytes.
+        unsafe { shared::store_u32x4(address, [bits, self.chunk, self.first, 0]) }
+    }
+
+    /// # Safety
+    /// `address` is one of [`Layout::descriptor`]'s.
+    #[inline(always)]
+    pub unsafe fn load(address: u32) -> Self {
+        // SAFETY: 16 bytes.
+        let [bits, chunk, first, _] = unsafe { shared::load_u32x4(address) };
+        Self {
+            slot: bits & 0xFF,
+            parity: bits >> 8 & 1,
+            chunk,
+            first,
+            masked: bits >> 9 & 1 != 0,
+            exit: bits >> 10 & 1 != 0,
+        }
+    }
+}
+
+/// A place in a ring that is walked round and round.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// Index.
+    pub index: u32,
+    /// Parity of the round.
+    pub parity: u32,
+}
+
+impl Place {
+    /// `index` in the first round.
+    #[inline(always)]
+    #[must_use]
+    pub const fn first(index: u32) -> Self {
+        Self { index, parity: 0 }
+    }
+
+    /// `steps` on in a ring of `length`.
+    #[inline(always)]
+    pub fn advance(&mut self, steps: u32, length: u32) {
+        self.index += steps;
+        while self.index >= length {
+            self.index -= length;
+            self.parity ^= 1;
+        }
+    }
+}

@@ -1,0 +1,392 @@
+//! Decode on Hopper: pages come by TMA, each one instruction.
+//!
+//! Three producer warps. The *scout* claims units and lists them, ahead of everybody, so that the latencies
+//! of ticket, item, rows and page ids are not those of the stream of keys. Two *loaders* follow the list and
+//! keep the ring full, one with keys, one with values and queries. The consumers are those of
+//! [`decode`](crate::decode).
+
+use cuda_std::{async_copy, mbarrier, param_address, prelude::*, tma};
+
+use crate::{
+    abi::{DecodeParams, QueryRow, WorkItem},
+    decode::{
+        PRODUCER_WARPS,
+        consume::Consumer,
+        half::{Bf16, F16, Half},
+        layout::{AHEAD, Descriptor, IDS, KEYS, Layout, Place, Unit},
+        produce::{Claims, Header},
+        warps,
+    },
+    variant::{Standard, Variant},
+};
+
+const ALL: u32 = warp::FULL_MASK;
+
+/// Finds out what is to be done, ahead of everybody, and never waits for more than one load at a time: ids
+/// and rows go to shared memory by themselves.
+struct Scout<'a, const DIM: u32, const ROWS: u32, const WARPS: u32> {
+    p: &'a DecodeParams,
+    layout: Layout<DIM, ROWS, WARPS>,
+    lane: u32,
+}
+
+impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scout<'_, DIM, ROWS, WARPS> {
+    #[inline(always)]
+    unsafe fn run(&self) {
+        let (p, a, lane) = (self.p, &self.p.attention, self.lane);
+        let claims = Claims::new(a, p.run, thread::grid_dim_x());
+        let mut slot = Place::first(0);
+        let mut ending = Place::first(0);
+        let mut ahead = 0;
+        unsafe {
+            let mut first = thread::block_idx_x() * p.run;
+            let mut length = claims.length(first);
+            while length > 0 {
+                let headers = if lane < length {
+                    Header::load(a, p.kv_heads, first + lane)
+                } else {
+                    Header::EMPTY
+                };
+                let mut unit = 0;
+                while unit < length {
+                    ahead += self.list(&headers.broadcast(unit), slot.index, slot.parity);
+                    slot.advance(1, Layout::<DIM, ROWS, WARPS>::UNITS);
+                    unit += 1;
+                }
+                while ahead + p.run > Layout::<DIM, ROWS, WARPS>::UNITS {
+                    mbarrier::wait(self.layout.unit_ending(ending.index), ending.parity);
+                    ahead -= (*shared::pointer_to::<Unit>(self.layout.unit(ending.index))).chunks;
+                    ending.advance(1, Layout::<DIM, ROWS, WARPS>::UNITS);
+                }
+                first = warp::warp_shuffle_idx(ALL, claims.next(lane), 0, 32);
+                length = claims.length(first);
+            }
+            mbarrier::wait(self.layout.unit_empty(slot.index), slot.parity ^ 1);
+            if lane == 0 {
+                *shared::pointer_to::<Unit>(self.layout.unit(slot.index)) = Unit::NONE;
+            }
+            self.arrive(slot.index);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn list(&self, header: &Header, slot: u32, parity: u32) -> u32 {
+        let (p, a, layout, lane) = (self.p, &self.p.attention, &self.layout, self.lane);
+        let item = &header.item;
+        unsafe {
+            mbarrier::wait(layout.unit_empty(slot), parity ^ 1);
+            let begin = item.kv_begin & !(KEYS - 1);
+            let position = begin + lane * p.piece_tokens;
+            if position < item.kv_end && position + p.piece_tokens > item.kv_begin {
+                let page = item.table + p.page_size.div(position);
+                async_copy::copy_ca::<4>(
+                    layout.ids(slot) + lane * 4,
+                    (a.page_ids + u64::from(page) * 4) as *const u8,
+                );
+            }
+            if lane < item.rows {
+                if item.is_gathered() {
+                    let row = a.rows + u64::from(item.rows_begin + lane) * 16;
+                    async_copy::copy_cg(layout.token(slot, lane), row as *const u8);
+                } else {
+                    let row = header.load_row(a, lane);
+                    *shared::pointer_to::<QueryRow>(layout.token(slot, lane)) = row;
+                }
+            }
+            let keys = if item.kv_end > item.kv_begin {
+                item.kv_end - begin
+            } else {
+                1
+            };
+            let chunks = keys.div_ceil(KEYS);
+            if lane == 0 {
+                *shared::pointer_to::<Unit>(layout.unit(slot)) = Unit {
+                    head: header.head,
+                    tokens: item.rows,
+                    begin: item.kv_begin,
+                    end: item.kv_end,
+                    chunks,
+                    arrived: 0,
+                    position: item.position,
+                    table: item.table,
+                    flags: item.flags,
+                };
+            }
+            self.arrive(slot);
+            chunks
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn arrive(&self, slot: u32) {
+        let listed = self.layout.unit_listed(slot);
+        unsafe {
+            async_copy::mbarrier_arrive(listed);
+            warp::sync_warp(ALL);
+            if self.lane == 0 {
+                mbarrier::arrive(listed);
+            }
+        }
+    }
+}
+
+/// Brings keys, or values and queries: a warp cannot issue copies fast enough for both.
+struct Loader<'a, const DIM: u32, const ROWS: u32, const WARPS: u32> {
+    p: &'a DecodeParams,
+    map: *const tma::TensorMap,
+    values: bool,
+    layout: Layout<DIM, ROWS, WARPS>,
+    lane: u32,
+}
+
+impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Loader<'_, DIM, ROWS, WARPS> {
+    /// Page id of piece `first_piece + lane` of the unit.
+    #[inline(always)]
+    unsafe fn page_id(&self, unit: &Unit, first_piece: u32) -> u32 {
+        let p = self.p;
+        let position = unit.first_key() + (first_piece + self.lane) * p.piece_tokens;
+        if position < unit.end {
+            let page = unit.table + p.page_size.div(position);
+            unsafe { ptr::load_nc_u32((p.attention.page_ids + u64::from(page) * 4) as *const u32) }
+        } else {
+            0
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn queries(&self, unit: &Unit, slot: u32) {
+        let (a, layout, lane) = (&self.p.attention, &self.layout, self.lane);
+        let full = layout.unit_full(slot);
+        let bytes = a.group * DIM * 2;
+        unsafe {
+            if lane == 0 {
+                mbarrier::arrive_expect_tx(full, unit.tokens * bytes);
+            }
+            if lane < unit.tokens {
+                let token = shared::load_u32(layout.token(slot, lane));
+                let element = u64::from(token) * u64::from(a.q_token_stride)
+                    + u64::from(unit.head * a.group * DIM);
+                let target = layout.queries(slot) + lane * bytes;
+                tma::load_bulk(target, (a.q + element * 2) as *const u8, bytes, full);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn run<V: Variant>(&self, variant: &V) {
+        let (p, layout, lane) = (self.p, &self.layout, self.lane);
+        let piece_bytes = p.piece_tokens * DIM * 2;
+        let pieces_per_chunk = cuda_std::math::div_u32(KEYS, p.piece_tokens);
+        let (map, piece) = (self.map, lane);
+        let chunk_offset = if self.values {
+            Layout::<DIM, ROWS, WARPS>::CHUNK
+        } else {
+            0
+        };
+        let in_stage = chunk_offset + piece * piece_bytes;
+        let (evict_first, evict_last) = (ptr::evict_first_policy(), ptr::evict_last_policy());
+        let mut stage = Place::first(0);
+        let mut slot = Place::first(0);
+        unsafe {
+            loop {
+                mbarrier::wait(layout.unit_listed(slot.index), slot.parity);
+                let unit = *shared::pointer_to::<Unit>(layout.unit(slot.index));
+                if unit.tokens == 0 {
+                    break;
+                }
+                let mut ids = shared::load_u32(layout.ids(slot.index) + lane * 4);
+                let mut ids_after = self.page_id(&unit, IDS);
+                if self.values {
+                    self.queries(&unit, slot.index);
+                }
+                let policy = if unit.flags & WorkItem::SHARED_KEYS != 0 {
+                    evict_last
+                } else {
+                    evict_first
+                };
+                let (_, high) = variant.visible_keys(unit.position);
+                let visible_end = if p.attention.variant.window_left != i32::MAX {
+                    0
+                } else {
+                    high.saturating_add(1).clamp(0, unit.end as i32) as u32
+                };
+                let empty = unit.begin >= unit.end;
+                let mut chunk = 0;
+                let mut in_ids = 0;
+                let mut first_piece = 0;
+                let mut first = unit.first_key();
+                while chunk < unit.chunks {
+                    if in_ids == IDS {
+                        in_ids = 0;
+                        first_piece += IDS;
+                        ids = ids_after;
+                        ids_after = self.page_id(&unit, first_piece + IDS);
+                    }
+                    let id = warp::warp_shuffle_idx(ALL, ids, in_ids + piece, 32);
+                    let position = first + piece * p.piece_tokens;
+                    let mine = piece < pieces_per_chunk
+                        && position < unit.end
+                        && position + p.piece_tokens > unit.begin
+                        && !empty;
+                    let loads = warp::warp_vote_ballot(ALL, mine).count_ones();
+                    let (_, in_page) = p.page_size.div_rem(position);
+                    let coordinates = [
+                        0,
+                        0,
+                        (unit.head * p.half_per_head) as i32,
+                        (in_page / 8) as i32,
+                        (id * p.page_per_page + unit.head * p.page_per_head) as i32,
+                    ];
+                    mbarrier::wait(layout.stage_empty(stage.index), stage.parity ^ 1);
+                    let full = layout.stage_full(stage.index);
+                    if lane == 0 && !self.values {
+                        Descriptor {
+                            slot: slot.index,
+                            parity: slot.parity,
+                            chunk,
+                            first,
+                            masked: first < unit.begin || first + KEYS > visible_end,
+                            exit: false,
+                        }
+                        .store(layout.descriptor(stage.index));
+                    }
+                    if lane == 0 {
+                        mbarrier::arrive_expect_tx(full, loads * piece_bytes);
+                        if self.values && chunk == unit.chunks.saturating_sub(AHEAD) {
+                            mbarrier::arrive(layout.unit_ending(slot.index));
+                        }
+                    }
+                    if mine {
+                        let target = layout.stage(stage.index) + in_stage;
+                        tma::load_tensor_hint(target, map, coordinates, full, policy);
+                    }
+                    stage.advance(1, layout.stages);
+                    in_ids += pieces_per_chunk;
+                    first += KEYS;
+                    chunk += 1;
+                }
+                slot.advance(1, Layout::<DIM, ROWS, WARPS>::UNITS);
+            }
+            let mut warps = 0;
+            while warps < WARPS {
+                mbarrier::wait(layout.stage_empty(stage.index), stage.parity ^ 1);
+                if lane == 0 {
+                    if !self.values {
+                        Descriptor::EXIT.store(layout.descriptor(stage.index));
+                    }
+                    mbarrier::arrive(layout.stage_full(stage.index));
+                }
+                stage.advance(1, layout.stages);
+                warps += 1;
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The launch is as the host makes it.
+#[inline(always)]
+unsafe fn decode<
+    T: Half,
+    V: Variant,
+    const DIM: u32,
+    const ROWS: u32,
+    const WARPS: u32,
+    const DIM_BLOCKS: usize,
+    const ROW_BLOCKS: usize,
+    const PER_LANE: usize,
+>(
+    p: &DecodeParams,
+    maps: *const tma::TensorMap,
+    variant: V,
+) {
+    let warp_id = thread::thread_idx_x() / 32;
+    let lane = warp::lane_id();
+    let layout = Layout::<DIM, ROWS, WARPS>::new(p.stages);
+    unsafe {
+        layout.initialise(PRODUCER_WARPS);
+        if warp_id == 1 && lane < 6 {
+            // Address translations and descriptors, while nobody waits for them.
+            let a = &p.attention;
+            match lane {
+                0 => tma::prefetch_tensor_map(maps),
+                1 => tma::prefetch_tensor_map(maps.add(1)),
+                2 => ptr::prefetch_l2(a.page_ids as *const u32),
+                3 => ptr::prefetch_l2(a.rows as *const u32),
+                4 => ptr::prefetch_l2(a.q as *const u32),
+                _ => ptr::prefetch_l2(a.ticket as *const u32),
+            }
+        }
+        thread::sync_threads();
+        if warp_id == 0 {
+            Scout { p, layout, lane }.run();
+        } else if warp_id <= 2 {
+            let values = warp_id == 2;
+            let map = maps.add(values as usize);
+            Loader {
+                p,
+                map,
+                values,
+                layout,
+                lane,
+            }
+            .run(&variant);
+        } else {
+            let consumer = Consumer {
+                params: &p.attention,
+                group: p.group,
+                layout,
+                warp: warp_id - PRODUCER_WARPS,
+                lane,
+            };
+            consumer.run::<T, V, DIM_BLOCKS, ROW_BLOCKS, PER_LANE>(&variant);
+        }
+    }
+}
+
+macro_rules! entries {
+    ($($name:ident: $half:ty, $dim:literal, $rows:literal, $variant:ty;)*) => {$(
+        #[doc = concat!("Heads of ", $dim, " elements, tiles of ", $rows, " rows.")]
+        ///
+        /// # Safety
+        /// The parameters describe memory as [`DecodeParams`] says.
+        #[kernel(max_threads = (warps($dim, $rows) + PRODUCER_WARPS) * 32, min_blocks = 1, tensor_maps)]
+        pub unsafe fn $name(params: DecodeParams) {
+            let maps = param_address!($name, 0);
+            unsafe {
+                decode::<$half, $variant, $dim, $rows, { warps($dim, $rows) }, { $dim / 16 }, { $rows / 8 }, { $dim / 32 }>(
+                    &params,
+                    maps,
+                    Standard(params.attention.variant),
+                );
+            }
+        }
+    )*};
+}
+
+entries! {
+    decode_bf16_d64_m8: Bf16, 64, 8, Standard<false>;
+    decode_bf16_d64_m16: Bf16, 64, 16, Standard<false>;
+    decode_bf16_d128_m8: Bf16, 128, 8, Standard<false>;
+    decode_bf16_d128_m16: Bf16, 128, 16, Standard<false>;
+    decode_bf16_d256_m8: Bf16, 256, 8, Standard<false>;
+    decode_bf16_d256_m16: Bf16, 256, 16, Standard<false>;
+    decode_f16_d64_m8: F16, 64, 8, Standard<false>;
+    decode_f16_d64_m16: F16, 64, 16, Standard<false>;
+    decode_f16_d128_m8: F16, 128, 8, Standard<false>;
+    decode_f16_d128_m16: F16, 128, 16, Standard<false>;
+    decode_f16_d256_m8: F16, 256, 8, Standard<false>;
+    decode_f16_d256_m16: F16, 256, 16, Standard<false>;
+    decode_bf16_d64_m8_cap: Bf16, 64, 8, Standard<true>;
+    decode_bf16_d64_m16_cap: Bf16, 64, 16, Standard<true>;
+    decode_bf16_d128_m8_cap: Bf16, 128, 8, Standard<true>;
+    decode_bf16_d128_m16_cap: Bf16, 128, 16, Standard<true>;
+    decode_bf16_d256_m8_cap: Bf16, 256, 8, Standard<true>;
+    decode_bf16_d256_m16_cap: Bf16, 256, 16, Standard<true>;
+    decode_f16_d64_m8_cap: F16, 64, 8, Standard<true>;
+    decode_f16_d64_m16_cap: F16, 64, 16, Standard<true>;
+    decode_f16_d128_m8_cap: F16, 128, 8, Standard<true>;
+    decode_f16_d128_m16_cap: F16, 128, 16, Standard<true>;
+    decode_f16_d256_m8_cap: F16, 256, 8, Standard<true>;
+    decode_f16_d256_m16_cap: F16, 256, 16, Standard<true>;
+}

@@ -1,0 +1,3 @@
+//! Hopper.
+
+pub mod decode;
