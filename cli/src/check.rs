@@ -18,8 +18,8 @@ pub struct Errors {
     pub out: f64,
     /// Of outputs, as a multiple of what rounding to the output type allows.
     pub out_of_bound: f64,
-    /// Of log-sums, absolute.
-    pub lse: f64,
+    /// Of log-sums, absolute; none where an implementation gives none.
+    pub lse: Option<f64>,
 }
 
 /// The most that a log-sum may be off.
@@ -29,7 +29,7 @@ impl Errors {
     /// Whether the results are as exact as their types let them be.
     #[must_use]
     pub fn are_small(&self) -> bool {
-        self.out_of_bound <= 1.0 && self.lse <= LSE_BOUND
+        self.out_of_bound <= 1.0 && self.lse.is_none_or(|lse| lse <= LSE_BOUND)
     }
 }
 
@@ -62,6 +62,7 @@ pub fn sample(
         spec.head_dim_v as usize,
     );
     let mut errors = Errors::default();
+    let mut lse: f64 = 0.0;
     for Pick {
         token,
         request,
@@ -78,22 +79,23 @@ pub fn sample(
             } else {
                 (got - right).abs()
             };
-            errors.lse = errors.lse.max(not_nan(error));
+            lse = lse.max(not_nan(error));
         }
         for (index, &right) in right.out.iter().enumerate() {
             let got = f64::from(results.out.get(token as usize * heads * dim_v + index));
             let error = not_nan((got - right).abs());
             errors.out = errors.out.max(error);
-            errors.out_of_bound = errors.out_of_bound.max(error / bound(spec, right));
+            errors.out_of_bound = errors.out_of_bound.max(not_nan(error / bound(spec, right)));
         }
         errors.tokens += 1;
     }
+    errors.lse = Some(lse);
     Ok(errors)
 }
 
-/// `max` would pass over NaN.
+/// `max` would pass over NaN, and JSON has no infinity.
 fn not_nan(error: f64) -> f64 {
-    if error.is_nan() { f64::INFINITY } else { error }
+    if error.is_finite() { error } else { f64::MAX }
 }
 
 /// A query token, its request, and the keys it can see at most.

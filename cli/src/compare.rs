@@ -51,7 +51,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// The report, and how many cases are significantly slower in `b`.
-fn compare(a: &ResultFile, b: &ResultFile) -> Result<(String, usize), Failure> {
+///
+/// # Errors
+/// [`Failure::Input`] where the files have no case in common.
+pub fn compare(a: &ResultFile, b: &ResultFile) -> Result<(String, usize), Failure> {
     let mut text = String::new();
     for (name, file) in [("A", a), ("B", b)] {
         text += &format!(

@@ -114,7 +114,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         scaled(traffic.flops as f64 / seconds, "FLOP/s"),
         errors.tokens,
         errors.out,
-        errors.lse,
+        errors.lse.unwrap_or(0.0),
         args.svg.display(),
     ));
     if errors.are_small() {

@@ -24,6 +24,11 @@ pub mod workload;
 
 pub use failure::Failure;
 
+/// The examples of the README are tested.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
+
 const EXIT_CODES: &str = "\
 Exit codes:
   0    everything worked

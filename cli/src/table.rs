@@ -56,7 +56,7 @@ impl Table {
 }
 
 /// The text, or its beginning and its end with `…` between them.
-fn shorten(text: &str, width: usize) -> String {
+pub(crate) fn shorten(text: &str, width: usize) -> String {
     let len = text.chars().count();
     if len <= width {
         return text.to_owned();

@@ -1,12 +1,11 @@
 //! Pictures as documents: nothing overlaps, nothing leaves the page, every part is there.
 
+#[path = "common/results.rs"]
+mod results;
+
 use roxmltree::Document;
 use tandem_attn::plan::{DeviceDescription, PlanOptions, Planner};
-use tandem_cli::{
-    backend::{Ceilings, Machine},
-    bench::{CaseResult, ResultFile, Stats, results::FORMAT},
-    picture, workload,
-};
+use tandem_cli::{picture, workload};
 
 /// A text and the area that it takes at most.
 #[derive(Debug)]
@@ -168,55 +167,10 @@ fn an_empty_plan_says_so() {
     assert!(texts.iter().any(|text| text == "nothing to do"));
 }
 
-fn results(points: usize) -> ResultFile {
-    let result = |index: usize| {
-        let time = Stats::of(vec![50.0 + 3.0 * index as f64; 5]);
-        CaseResult {
-            case: format!(
-                "case {index} with a name that goes on and on, far beyond the edge of the picture"
-            ),
-            implementation: if index.is_multiple_of(3) {
-                "peer"
-            } else {
-                "tandem"
-            }
-            .to_owned(),
-            heads: "32/8 × 128 bf16".to_owned(),
-            page_size: 16,
-            requests: 1,
-            query_tokens: 1,
-            bytes: 100_000_000,
-            flops: 1_000_000_000 << (index % 7),
-            plan: None,
-            flushed: Some(time),
-            warm: None,
-            errors: None,
-            skipped: None,
-        }
-    };
-    ResultFile {
-        format: FORMAT.to_owned(),
-        program: "tandem 0.1.0".to_owned(),
-        date: "2026-01-02T03:04:05Z".to_owned(),
-        machine: Machine {
-            backend: "gpu".to_owned(),
-            name: "a GPU".to_owned(),
-            details: "sm_90a".to_owned(),
-        },
-        ceilings: Ceilings {
-            read_bytes_per_s: 4.5e12,
-            copy_bytes_per_s: 4.2e12,
-            flops_per_s: 8e14,
-        },
-        options: Vec::new(),
-        results: (0..points).map(result).collect(),
-    }
-}
-
 #[test]
 fn rooflines_are_legible_with_1_to_100_points() {
     for points in [1, 2, 30, 100] {
-        let svg = picture::roofline(&results(points));
+        let svg = picture::roofline(&results::results(points));
         let texts = legible(&svg);
         let listed = texts
             .iter()

@@ -59,7 +59,7 @@ fn best_seconds(mut work: impl FnMut()) -> f64 {
 
 /// Sums in flight: enough to hide the latency of a multiply-add on all machines.
 const SUMS: usize = 12;
-const STEPS: usize = 1 << 20;
+const STEPS: usize = 4 << 20;
 
 fn flops_per_second() -> f64 {
     let (multiply_add, lanes) = fastest();
@@ -89,38 +89,62 @@ fn fastest() -> (fn(usize), usize) {
     (portable, 4)
 }
 
+/// Sums stay below 1: a factor and a term that the compiler does not know.
+fn factor_and_term() -> (f32, f32) {
+    black_box((0.999, 0.001))
+}
+
 #[cfg(target_arch = "x86_64")]
 mod x86 {
+    use std::{
+        arch::x86_64::{_mm256_fmadd_ps, _mm256_set1_ps, _mm512_fmadd_ps, _mm512_set1_ps},
+        hint::black_box,
+    };
+
+    use super::{SUMS, factor_and_term};
+
     #[target_feature(enable = "avx512f")]
     pub(super) fn avx512(steps: usize) {
-        super::multiply_add::<16, true>(steps);
+        let (factor, term) = factor_and_term();
+        let (factor, term) = (_mm512_set1_ps(factor), _mm512_set1_ps(term));
+        let mut sums = [term; SUMS];
+        for _ in 0..steps {
+            for sum in &mut sums {
+                *sum = _mm512_fmadd_ps(*sum, factor, term);
+            }
+        }
+        black_box(sums);
     }
 
     #[target_feature(enable = "avx2,fma")]
     pub(super) fn avx2(steps: usize) {
-        super::multiply_add::<8, true>(steps);
+        let (factor, term) = factor_and_term();
+        let (factor, term) = (_mm256_set1_ps(factor), _mm256_set1_ps(term));
+        let mut sums = [term; SUMS];
+        for _ in 0..steps {
+            for sum in &mut sums {
+                *sum = _mm256_fmadd_ps(*sum, factor, term);
+            }
+        }
+        black_box(sums);
     }
 }
 
+/// Vectors of 4, which every target's baseline has; fused where the baseline has that too.
 fn portable(steps: usize) {
-    // Without the instruction, `mul_add` is a slow function.
-    multiply_add::<4, { cfg!(target_arch = "aarch64") }>(steps);
-}
-
-#[inline(always)]
-fn multiply_add<const LANES: usize, const FUSED: bool>(steps: usize) {
-    let factor = black_box([0.999_f32; LANES]);
-    let term = black_box([0.001_f32; LANES]);
-    let mut sums = black_box([[1.0_f32; LANES]; SUMS]);
+    const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
+    let (factor, term) = factor_and_term();
+    let mut sums = [[term; 4]; SUMS];
     for _ in 0..steps {
         for sum in &mut sums {
-            for lane in 0..LANES {
-                sum[lane] = if FUSED {
-                    sum[lane].mul_add(factor[lane], term[lane])
+            *sum = sum.map(|sum| {
+                // Without the instruction, `mul_add` is a slow function.
+                if FUSED {
+                    sum.mul_add(factor, term)
                 } else {
-                    sum[lane] * factor[lane] + term[lane]
-                };
-            }
+                    sum * factor + term
+                }
+            });
         }
     }
     black_box(sums);

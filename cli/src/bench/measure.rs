@@ -141,3 +141,43 @@ impl Work {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload;
+
+    fn work(text: &str) -> Work {
+        let case = workload::parse("test", text).unwrap().remove(0);
+        Work::of(&case.spec, &case.batch().unwrap())
+    }
+
+    #[test]
+    fn shared_keys_count_once() {
+        let tree = work(
+            r#"{"heads": 4, "kv_heads": 2, "head_dim": 16, "page_size": 16,
+                "tree": {"nodes_per_level": [1, 3], "tokens_per_level": [32, 5]}}"#,
+        );
+        // 3 queries and outputs of 4 heads; 32 + 3 · 5 keys and values of 2 heads; all of 2 bytes.
+        let rows = 2 * 3 * 4 * 16 * 2;
+        assert_eq!(tree.bytes, rows + (32 + 15) * 2 * 2 * 16 * 2);
+        assert_eq!(tree.allocated, rows + (32 + 48) * 2 * 2 * 16 * 2);
+        assert_eq!(tree.flops, 3 * 37 * 4 * 4 * 16);
+    }
+
+    #[test]
+    fn hidden_pairs_do_not_count() {
+        let pairs = |variant: &str| {
+            let text = format!(
+                r#"{{"heads": 1, "kv_heads": 1, "head_dim": 16, "page_size": 4, "variant": {variant},
+                    "requests": [{{"q_len": 3, "kv_len": 20}}]}}"#
+            );
+            let work = work(&text);
+            (work.flops / 64, (work.bytes - 2 * 3 * 16 * 2) / 64)
+        };
+        assert_eq!(pairs(r#"{"causal": false}"#), (60, 20));
+        assert_eq!(pairs(r#"{"causal": true}"#), (18 + 19 + 20, 20));
+        // Each query sees itself and 4 keys; the first stands at 17, so keys 13 to 19 lie on pages from 12 on.
+        assert_eq!(pairs(r#"{"window_left": 4}"#), (15, 8));
+    }
+}

@@ -10,6 +10,7 @@ use std::{path::PathBuf, time::Duration};
 use indicatif::{ProgressBar, ProgressStyle};
 use tandem_attn::plan::{MergeMode, PackRule, PlanOptions, SplitMode, Tile};
 
+pub use report::render;
 pub use results::{CaseResult, ResultFile};
 pub use stats::Stats;
 
@@ -185,7 +186,7 @@ pub struct Settings {
     pub memory_bytes: u64,
 }
 
-/// Measures cases; benchmarks share this with the command.
+/// Measures cases and the limits beside them; benchmarks share this with the command.
 ///
 /// # Errors
 /// Where a case is wrong or a run fails.
@@ -194,12 +195,25 @@ pub fn measure(
     cases: &[Case],
     settings: &Settings,
     mut progress: impl FnMut(&Case),
-) -> Result<Vec<CaseResult>, Failure> {
-    let measured = cases.iter().map(|case| {
-        progress(case);
-        measure::case(backend, case, settings)
-    });
-    measured.collect()
+) -> Result<ResultFile, Failure> {
+    let date = humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string();
+    let ceilings = backend.ceilings()?;
+    let results: Result<Vec<CaseResult>, Failure> = cases
+        .iter()
+        .map(|case| {
+            progress(case);
+            measure::case(backend, case, settings)
+        })
+        .collect();
+    Ok(ResultFile {
+        format: results::FORMAT.to_owned(),
+        program: format!("tandem {}", env!("CARGO_PKG_VERSION")),
+        date,
+        machine: backend.machine(),
+        ceilings,
+        options: Vec::new(),
+        results: results?,
+    })
 }
 
 /// Runs it.
@@ -216,28 +230,19 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         options: args.planning.options(),
         memory_bytes: args.max_memory.map_or(free, |gb| (gb * 1e9) as u64),
     };
-    let date = humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string();
     let bar = progress_bar(cases.len() as u64);
     bar.set_message("the limits of this machine");
-    let ceilings = backend.ceilings()?;
-    let results = measure(&mut *backend, &cases, &settings, |case| {
+    let measured = measure(&mut *backend, &cases, &settings, |case| {
         bar.set_message(case.name.clone());
         bar.inc(1);
     });
     bar.finish_and_clear();
-    let file = ResultFile {
-        format: results::FORMAT.to_owned(),
-        program: format!("tandem {}", env!("CARGO_PKG_VERSION")),
-        date,
-        machine: backend.machine(),
-        ceilings,
-        options: args.planning.flags(),
-        results: results?,
-    };
+    let mut file = measured?;
+    file.options = args.planning.flags();
     if let Some(path) = &args.json {
         output::write_file(path, file.to_json().as_bytes())?;
     }
-    output::print(&report::render(&file));
+    output::print(&render(&file));
     let inexact = file
         .results
         .iter()
@@ -246,7 +251,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     match inexact {
         0 => Ok(()),
         count => Err(Failure::Wrong(format!(
-            "{count} of {} results are not exact: see the last column",
+            "{count} of {} results are not exact: see the last column (more than 1 is too much)",
             file.results.len()
         ))),
     }

@@ -1,10 +1,11 @@
 //! Results as a table.
 
 use super::{CaseResult, ResultFile};
-use crate::table::{Table, digits, scaled};
+use crate::table::{Table, WIDTH, digits, scaled, shorten};
 
-/// Everything under [`WIDTH`](crate::table::WIDTH) columns.
-pub(super) fn render(file: &ResultFile) -> String {
+/// Results as a table, everything under 100 columns.
+#[must_use]
+pub fn render(file: &ResultFile) -> String {
     let ceilings = &file.ceilings;
     let units = Units::of(file);
     let machine = &file.machine;
@@ -29,34 +30,46 @@ pub(super) fn render(file: &ResultFile) -> String {
         "warm µs",
         units.bytes_name,
         units.flops_name,
-        "% of limit",
+        "% limit",
         "plan µs",
-        "error/bound",
+        "error",
     ]);
+    let mut left_out = String::new();
     for result in &file.results {
-        table.push(row(result, file, &units));
+        match row(result, file, &units) {
+            Some(row) => table.push(row),
+            None => {
+                let reason = result.skipped.as_deref().unwrap_or("not run");
+                let line = format!("left out: {}: {reason}", name(result));
+                left_out += &shorten(&line, WIDTH);
+                left_out.push('\n');
+            }
+        }
     }
     text += &table.render();
+    text += &left_out;
     text += "\nµs: median with flushed caches, ± half the interquartile range. Bytes: each key and value once.\n\
-             % of limit: the least time by the read and multiply-add limits, over the time taken.\n\
-             error/bound: sampled against f64, as a share of what rounding to the output type allows.\n";
+             % limit: the least time by the read and multiply-add limits, over the time taken.\n\
+             error: sampled against f64, as a share of what rounding to the output type allows.\n";
     text
 }
 
-fn row(result: &CaseResult, file: &ResultFile, units: &Units) -> Vec<String> {
-    let name = if result.implementation == "tandem" {
+/// The case, and whose it is where it is not ours.
+fn name(result: &CaseResult) -> String {
+    if result.implementation == "tandem" {
         result.case.clone()
     } else {
         format!("{} [{}]", result.case, result.implementation)
-    };
-    let Some(times) = result.times() else {
-        let reason = result.skipped.as_deref().unwrap_or("not run");
-        return vec![format!("{name}: {reason}")];
-    };
+    }
+}
+
+/// None where there are no times.
+fn row(result: &CaseResult, file: &ResultFile, units: &Units) -> Option<Vec<String>> {
+    let times = result.times()?;
     let seconds = times.median_us / 1e6;
     let least = file.ceilings.least_seconds(result.bytes, result.flops);
-    vec![
-        name,
+    Some(vec![
+        name(result),
         digits(times.median_us),
         digits(100.0 * times.spread()),
         result
@@ -71,7 +84,7 @@ fn row(result: &CaseResult, file: &ResultFile, units: &Units) -> Vec<String> {
         result
             .errors
             .map_or(String::new(), |errors| digits(errors.out_of_bound)),
-    ]
+    ])
 }
 
 /// Giga on a CPU, tera on a GPU.

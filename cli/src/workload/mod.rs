@@ -263,3 +263,6 @@ pub fn parse(name: &str, text: &str) -> Result<Vec<Case>, Failure> {
     }
     Ok(cases)
 }
+
+#[cfg(test)]
+mod tests;

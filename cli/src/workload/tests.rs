@@ -1,0 +1,182 @@
+use std::collections::HashSet;
+
+use super::*;
+
+fn one(text: &str) -> Case {
+    let mut cases = parse("test", text).unwrap();
+    assert_eq!(cases.len(), 1);
+    cases.remove(0)
+}
+
+fn names(text: &str) -> Vec<String> {
+    let cases = parse("test", text).unwrap();
+    cases.into_iter().map(|case| case.name).collect()
+}
+
+#[test]
+fn every_suite_is_sound() {
+    for (suite, count) in [
+        (Suite::Quick, 4),
+        (Suite::Decode, 23),
+        (Suite::Prefill, 10),
+        (Suite::Pod, 8),
+        (Suite::Pat, 80),
+        (Suite::All, 121),
+    ] {
+        let cases = suite.cases();
+        assert_eq!(cases.len(), count, "{suite:?}");
+        let names: HashSet<_> = cases.iter().map(|case| &case.name).collect();
+        assert_eq!(names.len(), count, "{suite:?} has two cases of one name");
+        for case in cases {
+            assert!(case.pages() <= MAX_PAGES);
+            case.spec.check().unwrap();
+        }
+    }
+    for case in Suite::Quick.cases() {
+        case.batch().unwrap();
+    }
+}
+
+#[test]
+fn fields_have_defaults_and_cases_take_what_they_leave_out() {
+    let text = r#"{"heads": 8, "kv_heads": 2, "head_dim": 64, "layout": "hnd", "cases": [
+        {"requests": [{"q_len": 1, "kv_len": 5}]},
+        {"name": "own", "page_size": 1, "kv_dtype": "f8e4m3", "requests": [{"q_len": 3, "kv_len": 5, "count": 2}],
+         "variant": {"window_left": 7, "logits_soft_cap": 20, "sm_scale": 0.5}}]}"#;
+    let cases = parse("test", text).unwrap();
+    let [first, second] = cases.as_slice() else {
+        panic!("{cases:?}");
+    };
+    assert_eq!(first.name, "1 decode × 5 8/2");
+    assert_eq!((first.page_size, first.layout), (16, KvLayout::Hnd));
+    assert_eq!(first.spec, Spec::new(8, 2, 64));
+    let spec = Spec::new(8, 2, 64)
+        .with_kv_dtype(Dtype::F8E4M3)
+        .with_window_left(7)
+        .with_soft_cap(20.0)
+        .with_scale(0.5);
+    assert_eq!((second.name.as_str(), second.spec), ("own", spec));
+    assert_eq!(second.batch().unwrap().qo_indptr, [0, 3, 6]);
+}
+
+/// Pages that the requests of a tree have in common, by the definition: the same ones as far as the tokens of
+/// common nodes fill pages.
+#[test]
+fn trees_share_full_pages() {
+    let case = one(
+        r#"{"heads": 8, "kv_heads": 2, "head_dim": 64, "page_size": 16,
+            "tree": {"nodes_per_level": [1, 3, 7], "tokens_per_level": [40, 24, 5]}}"#,
+    );
+    let batch = case.batch().unwrap();
+    let table = &batch.parts[0].table;
+    assert_eq!((batch.requests(), batch.total_q()), (7, 7));
+    // 2 full pages of the root; each child ends at token 64, 2 pages more; each leaf has a page of its own.
+    assert_eq!(table.pool_pages, 2 + 3 * 2 + 7);
+    let parent = |leaf: usize| leaf * 3 / 7;
+    for a in 0..7 {
+        assert_eq!(table.kv_len(a), 69);
+        for b in 0..a {
+            let common = table.pages(a).iter().zip(table.pages(b));
+            let common = common.take_while(|(a, b)| a == b).count();
+            let expected = if parent(a) == parent(b) { 4 } else { 2 };
+            assert_eq!(common, expected, "leaves {a} and {b}");
+        }
+    }
+    let distinct: HashSet<_> = table.indices.iter().collect();
+    assert_eq!(distinct.len(), 15, "every page of the pool is named");
+}
+
+#[test]
+fn forests_and_single_levels_are_trees_too() {
+    let tree = |nodes: &str, tokens: &str| {
+        let case = one(&format!(
+            r#"{{"heads": 8, "kv_heads": 2, "head_dim": 64,
+                "tree": {{"nodes_per_level": {nodes}, "tokens_per_level": {tokens}}}}}"#
+        ));
+        case.batch().unwrap().parts[0].table.pool_pages
+    };
+    assert_eq!(tree("[4]", "[64]"), 16);
+    assert_eq!(tree("[2, 8]", "[32, 16]"), 2 * 2 + 8);
+}
+
+#[test]
+fn collections_of_papers_are_recognised() {
+    let trees = r#"[{"id": 4, "tree": "1,2_64,32", "B": [1, 2], "L": [64, 32],
+                     "heads": {"16/8": {"ctas": 3}, "32/8": {}}}]"#;
+    assert_eq!(
+        names(trees),
+        ["pat 4 16/8 1,2_64,32", "pat 4 32/8 1,2_64,32"]
+    );
+    let case = parse("test", trees).unwrap().remove(0);
+    assert_eq!((case.page_size, case.spec.q_dtype), (32, Dtype::F16));
+    assert_eq!(case.batch().unwrap().parts[0].table.pool_pages, 2 + 2);
+
+    let times = r#"[{"id": 4, "tree": "1,2_64,32", "heads": "64/8", "pat_us_warm": 1.5}]"#;
+    assert_eq!(names(times), ["pat 4 64/8 1,2_64,32"]);
+
+    let wrong = r#"[{"id": 4, "tree": "1,2_64", "heads": "64/8"}]"#;
+    let error = parse("test", wrong).unwrap_err().to_string();
+    assert!(error.starts_with("test:1:"), "{error}");
+    assert!(
+        error.contains("[0].tree: nodes_per_level has 2 levels"),
+        "{error}"
+    );
+}
+
+#[test]
+fn chunks_of_pod_end_where_they_should() {
+    let text = r#"{
+        "fig1": {"q_heads": 16, "kv_heads": 4, "configs": {"C0": {"p_chunk": 64, "p_ctx": 128, "d_bs": 2, "d_cl": 32}}},
+        "fig6": {"q_heads": 32, "kv_heads": 4, "chunk": 64, "n_chunks": 2, "d_bs": [3], "d_cl": 48},
+        "fig11": {"cases": [["m", 8, 2, 64, 192, 3, 5]]},
+        "fig13": {"q_heads": 32, "kv_heads": 8, "ctx": [96], "d_bs": [7]},
+        "fig14": {"models": {"m": [32, 8]}, "ctx": 256, "p_chunk": 128, "d_bs": [9]},
+        "table8": {"ctx": 256, "chunk": 64, "d_bs": 11, "chunk_ids": [3]}}"#;
+    let cases = parse("test", text).unwrap();
+    let lengths: Vec<_> = cases.iter().map(Case::lengths).collect();
+    assert_eq!(
+        lengths,
+        [
+            "1 chunk of 64 @ 128, 2 decodes × 32",
+            "1 chunk of 64 @ 64, 3 decodes × 48",
+            "1 chunk of 64 @ 128, 3 decodes × 48",
+            "1 chunk of 64 @ 64, 5 decodes × 192",
+            "1 chunk of 64 @ 128, 5 decodes × 192",
+            "1 chunk of 64 @ 192, 5 decodes × 192",
+            "1 chunk of 96 @ 96, 7 decodes × 96",
+            "1 chunk of 128 @ 256, 9 decodes × 256",
+            "1 chunk of 64 @ 256, 11 decodes × 256",
+        ]
+    );
+}
+
+#[test]
+fn trees_of_other_papers_are_crossed_with_their_heads() {
+    let text = r#"{
+        "fasttree_kernel_bench": [{"N": [1, 2], "C": [8, 32]}], "fasttree_heads": [[16, 1], [32, 8]],
+        "pat_unit_test_trees": [{"N": [4], "C": [64]}], "pat_unit_test_heads": [64, 8],
+        "relay_kernel_bench": {"num_reqs": [1, 4], "context_len": [128], "prefix_len": [64], "heads": [52, 52]}}"#;
+    assert_eq!(
+        names(text),
+        [
+            "fasttree 16/1 1,2_8,32",
+            "fasttree 32/8 1,2_8,32",
+            "pat-test 64/8 4_64",
+            "relay 52/52 1,1_64,128",
+            "relay 52/52 1,4_64,128",
+        ]
+    );
+    for case in parse("test", text).unwrap() {
+        case.batch().unwrap();
+    }
+}
+
+#[test]
+fn huge_cases_are_refused_before_memory_is() {
+    let case = one(
+        r#"{"heads": 8, "kv_heads": 2, "head_dim": 64, "page_size": 1,
+            "requests": [{"q_len": 1, "kv_len": 2147483646, "count": 1000000}]}"#,
+    );
+    let error = case.batch().unwrap_err().to_string();
+    assert!(error.contains("pages of 1 tokens"), "{error}");
+}

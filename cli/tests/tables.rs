@@ -1,0 +1,58 @@
+//! Tables, letter by letter.
+
+#[path = "common/results.rs"]
+mod results;
+
+use expect_test::expect_file;
+use tandem_cli::{bench, compare};
+
+#[test]
+fn results_as_a_table() {
+    let mut file = results::results(4);
+    file.options = vec!["--packing off".to_owned()];
+    let last = &mut file.results[3];
+    (last.flushed, last.warm) = (None, None);
+    last.skipped = Some("needs 12.0 GB of 4.0".to_owned());
+    last.case = "a case".to_owned();
+    let text = bench::render(&file);
+    assert!(
+        text.lines().all(|line| line.chars().count() < 100),
+        "{text}"
+    );
+    expect_file!["snapshots/bench.txt"].assert_eq(&text);
+}
+
+#[test]
+fn a_comparison_marks_what_is_not_noise() {
+    let a = results::results(4);
+    let mut b = a.clone();
+    b.program = "tandem 0.2.0".to_owned();
+    // Faster, slower, the same within noise, and gone.
+    for (index, factor) in [(0, 0.8), (1, 1.3), (2, 1.005)] {
+        let times = b.results[index].flushed.as_mut().unwrap();
+        times.median_us *= factor;
+    }
+    b.results.truncate(3);
+    let (text, slower) = compare::compare(&a, &b).unwrap();
+    assert_eq!(slower, 1);
+    assert!(
+        text.lines().all(|line| line.chars().count() < 100),
+        "{text}"
+    );
+    expect_file!["snapshots/compare.txt"].assert_eq(&text);
+
+    b.results.clear();
+    assert!(compare::compare(&a, &b).is_err(), "nothing in common");
+}
+
+#[test]
+fn files_come_back_as_they_went() {
+    let file = results::results(5);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("results.json");
+    std::fs::write(&path, file.to_json()).unwrap();
+    assert_eq!(bench::ResultFile::load(&path).unwrap(), file);
+    std::fs::write(&path, file.to_json().replace("tandem-results-1", "other")).unwrap();
+    let error = bench::ResultFile::load(&path).unwrap_err().to_string();
+    assert!(error.contains("the format is \"other\""), "{error}");
+}

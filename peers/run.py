@@ -1,0 +1,285 @@
+#!/usr/bin/env python3
+"""Runs workload files on other implementations and writes results as `tandem bench --json` does.
+
+  python3 peers/run.py cli/suites/decode.json --json decode-peers.json
+  python3 peers/run.py cli/suites/pod.json --case 1024 --tandem target/release/tandem
+"""
+
+import argparse
+import datetime
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from types import SimpleNamespace
+
+import workload
+from implementations import NEEDS, PEERS, Absent, Unsupported
+
+CHECKED_TOKENS = 16
+FLUSH_BYTES = 256 << 20
+
+
+def quartiles(times_us):
+    """The same summary as the command's."""
+    times_us = sorted(times_us)
+
+    def at(quantile):
+        place = quantile * (len(times_us) - 1)
+        low = int(place)
+        high = min(low + 1, len(times_us) - 1)
+        return times_us[low] + (times_us[high] - times_us[low]) * (place - low)
+
+    return {
+        "median_us": at(0.5), "q1_us": at(0.25), "q3_us": at(0.75), "min_us": times_us[0], "runs": len(times_us),
+    }
+
+
+class Gpu:
+    """Timing on the first GPU."""
+
+    def __init__(self, runs):
+        import torch
+
+        self.torch, self.runs = torch, runs
+        self.flush_memory = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+        self.not_captured = set()
+
+    def machine(self):
+        torch = self.torch
+        details = f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}"
+        if self.not_captured:
+            details += f"; without CUDA graph: {', '.join(sorted(self.not_captured))}"
+        return {"backend": "gpu", "name": torch.cuda.get_device_name(0), "details": details}
+
+    def captured(self, name, run):
+        """The call as a graph, or as it is where it cannot be captured."""
+        torch = self.torch
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                run()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                run()
+        except Exception:
+            self.not_captured.add(name)
+            torch.cuda.synchronize()
+            return run
+        return graph.replay
+
+    def time(self, run, flush):
+        torch = self.torch
+        for _ in range(3):
+            run()
+        times = []
+        for _ in range(self.runs):
+            if flush:
+                self.flush_memory.zero_()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            run()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) * 1e3)
+        return quartiles(times)
+
+    def ceilings(self):
+        torch = self.torch
+        source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda").random_(0, 255)
+        target = torch.empty_like(source)
+        floats = source.view(torch.int32)
+        copy = self.time(lambda: target.copy_(source), False)["min_us"]
+        read = self.time(lambda: torch.max(floats), False)["min_us"]
+        a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+        product = self.time(lambda: a @ a, False)["min_us"]
+        return {
+            "read_bytes_per_s": source.numel() / read * 1e6,
+            "copy_bytes_per_s": 2 * source.numel() / copy * 1e6,
+            "flops_per_s": 2 * 8192**3 / product * 1e6,
+        }
+
+
+def random_tensors(torch, case):
+    """Queries, and keys and values of each page behind each other."""
+    dtype = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[case.dtype]
+    generator = torch.Generator(device="cuda").manual_seed(7)
+
+    def uniform(largest, *shape):
+        values = torch.empty(*shape, device="cuda", dtype=dtype)
+        return values.uniform_(-largest, largest, generator=generator)
+
+    q = uniform(4, sum(case.q_lens), case.heads, case.head_dim)
+    return SimpleNamespace(q=q, kv=uniform(1, case.pool_pages, 2, case.page_size, case.kv_heads, case.head_dim))
+
+
+def errors(torch, case, tensors, out):
+    """The largest errors of sampled query tokens against attention in f64."""
+    if isinstance(out, tuple):
+        out = out[0]
+    out = out.reshape(-1, case.heads, case.head_dim)
+    owners = [(r, i) for r, q_len in enumerate(case.q_lens) for i in range(q_len)]
+    count = min(CHECKED_TOKENS, len(owners))
+    picks = sorted({n * (len(owners) - 1) // max(count - 1, 1) for n in range(count)})
+    unit = {"bf16": 1 / 256, "f16": 1 / 2048}.get(case.dtype, 1e-5)
+    worst, of_bound = 0.0, 0.0
+    for token in picks:
+        request, index = owners[token]
+        q_len, kv_len, pages = case.requests[request]
+        begin, end = case.visible(q_len, kv_len, index)
+        rows = tensors.kv[torch.tensor(pages, device="cuda")].double()
+        k, v = (
+            rows[:, which].reshape(-1, case.kv_heads, case.head_dim)[begin:end]
+            .repeat_interleave(case.heads // case.kv_heads, dim=1)
+            for which in (0, 1)
+        )
+        logits = torch.einsum("hd,khd->hk", tensors.q[token].double(), k) * case.scale
+        if case.soft_cap:
+            logits = case.soft_cap * torch.tanh(logits / case.soft_cap)
+        right = torch.einsum("hk,khd->hd", torch.softmax(logits, dim=-1), v)
+        off = torch.nan_to_num((out[token].double() - right).abs(), nan=sys.float_info.max)
+        worst = max(worst, off.max().item())
+        of_bound = max(of_bound, (off / (unit * (1.5 * right.abs() + 0.5))).max().item())
+    of_bound = min(of_bound, sys.float_info.max)  # JSON has no infinity
+    return {"tokens": len(picks), "out": worst, "out_of_bound": of_bound, "lse": None}
+
+
+def empty_result(case, name):
+    bytes_, flops = case.work()
+    return {
+        "case": case.name, "implementation": name,
+        "heads": f"{case.heads}/{case.kv_heads} × {case.head_dim} {case.dtype}",
+        "page_size": case.page_size, "requests": len(case.requests), "query_tokens": sum(case.q_lens),
+        "bytes": bytes_, "flops": flops,
+        "plan": None, "flushed": None, "warm": None, "errors": None, "skipped": None,
+    }
+
+
+def run_peer(gpu, case, tensors, name):
+    result = empty_result(case, name)
+    try:
+        run = PEERS[name](case, tensors)
+        result["errors"] = errors(gpu.torch, case, tensors, run())
+        run = gpu.captured(name, run)
+        result["flushed"] = gpu.time(run, True)
+        result["warm"] = gpu.time(run, False)
+    except (Absent, Unsupported) as reason:
+        result["skipped"] = str(reason)
+    except Exception as error:  # a peer that fails is a result too
+        result["skipped"] = f"failed: {error!r}"[:200]
+    return result
+
+
+def run_tandem(program, path, case):
+    """The case on tandem-attn, in a process of its own."""
+    with tempfile.TemporaryDirectory() as directory:
+        out = os.path.join(directory, "out.json")
+        command = [program, "bench", path, "--case", case.name, "--backend", "gpu", "--json", out]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if not os.path.exists(out):
+            lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            return {**empty_result(case, "tandem"), "skipped": lines[-1][:200]}
+        with open(out, encoding="utf-8") as file:
+            results = json.load(file)["results"]
+    return next(result for result in results if result["case"] == case.name)
+
+
+def present(names):
+    """The peers whose packages are there; the others are named."""
+    there = []
+    for name in names:
+        if importlib.util.find_spec(NEEDS[name]) is None:
+            print(f"absent: {name} (no Python package {NEEDS[name]})", file=sys.stderr)
+        else:
+            there.append(name)
+    return there
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workload", nargs="?", help="a workload file (docs/workloads.md)")
+    parser.add_argument("--case", default="", help="only cases whose name has this in it")
+    parser.add_argument("--peers", default=",".join(PEERS), help="names, separated by commas")
+    parser.add_argument("--runs", type=int, default=30, help="runs of each way to measure")
+    parser.add_argument("--tandem", metavar="PROGRAM", help="run this program on each case too")
+    parser.add_argument("--json", metavar="FILE", help="where to write results; else to standard output")
+    parser.add_argument("--list", action="store_true", help="say which peers are there")
+    args = parser.parse_args()
+    args.peers = args.peers.split(",")
+    unknown = [name for name in args.peers if name not in PEERS]
+    if unknown:
+        parser.error(f"unknown peers {unknown}: known are {', '.join(PEERS)}")
+    if not args.list and not args.workload:
+        parser.error("a workload file is needed")
+    return args
+
+
+def write(path, text):
+    """Whole or not at all."""
+    if path is None:
+        print(text)
+        return
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+        os.replace(temporary, path)
+    finally:
+        if os.path.exists(temporary):
+            os.remove(temporary)
+
+
+def main():
+    args = arguments()
+    peers = present(args.peers)
+    if args.list:
+        print("\n".join(peers))
+        return 0
+    cases = [case for case in workload.load(args.workload) if args.case in case.name]
+    if not cases:
+        print(f"no case of {args.workload} has {args.case!r} in its name", file=sys.stderr)
+        return 2
+    if importlib.util.find_spec("torch") is None:
+        print("no PyTorch: pip install torch", file=sys.stderr)
+        return 3
+    import torch
+
+    if not torch.cuda.is_available():
+        print("PyTorch sees no GPU", file=sys.stderr)
+        return 3
+    date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    gpu = Gpu(args.runs)
+    ceilings = gpu.ceilings()
+    results = []
+    for case in cases:
+        tensors = random_tensors(torch, case)
+        for name in peers:
+            result = run_peer(gpu, case, tensors, name)
+            results.append(result)
+            times = result["flushed"]
+            said = f"{times['median_us']:.1f} µs" if times else result["skipped"]
+            print(f"{case.name} [{name}]: {said}", file=sys.stderr)
+        del tensors
+        torch.cuda.empty_cache()
+        if args.tandem:
+            results.append(run_tandem(args.tandem, args.workload, case))
+    measured = [result["flushed"]["median_us"] for result in results if result["flushed"]]
+    if measured:
+        print(f"{len(measured)} measured, median {statistics.median(measured):.1f} µs", file=sys.stderr)
+    file = {
+        "format": "tandem-results-1", "program": "tandem peers", "date": date, "machine": gpu.machine(),
+        "ceilings": ceilings, "options": [], "results": results,
+    }
+    write(args.json, json.dumps(file, indent=2, ensure_ascii=False))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
