@@ -98,6 +98,16 @@ pub enum Error {
         /// What it must be a multiple of.
         multiple: usize,
     },
+    /// No instance of a kernel was compiled for what is asked.
+    #[error("no {kernel} kernel for {asked}; there are {there}")]
+    NoInstance {
+        /// The kernel.
+        kernel: &'static str,
+        /// What was asked for.
+        asked: String,
+        /// What there is.
+        there: &'static str,
+    },
     /// An index that points outside what it indexes.
     #[error("{array}[{index}] is {got}: give a number below {limit}, the number of {of}")]
     IndexOutOfRange {

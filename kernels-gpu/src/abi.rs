@@ -301,3 +301,45 @@ pub struct AppendParams {
     /// Values.
     pub v: AppendTensor,
 }
+
+/// How the page pool is seen through a tensor map of five dimensions: 64 columns, 8 tokens, slabs of 64
+/// columns (of all heads where those are neighbours), groups of 8 tokens, pages (of all heads where
+/// those are not).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct PageCoordinates {
+    /// Coordinate of dimension 2 per KV head: `head_dim / 64` for NHD, 0 for HND.
+    pub slab_per_head: u32,
+    /// Coordinate of dimension 4 per page: 1 for NHD, `kv_heads` for HND.
+    pub step_per_page: u32,
+    /// Coordinate of dimension 4 per KV head: 0 for NHD, 1 for HND.
+    pub step_per_head: u32,
+    /// A coordinate of dimension 4 behind the pool: what is read there is zero.
+    pub outside: u32,
+}
+
+/// What a Hopper prefill kernel works on. The maps come first: they must lie at a multiple of 64 bytes.
+#[repr(C, align(16))]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct PrefillParams {
+    /// `q`: 64 columns, `pack` heads, tokens, slabs of 64 columns, heads / `pack`. A box is one slab of a
+    /// tile.
+    pub q_map: [u64; 16],
+    /// The key pool, see [`PageCoordinates`]. A box is `box_tokens` of one head.
+    pub k_map: [u64; 16],
+    /// The value pool, likewise.
+    pub v_map: [u64; 16],
+    /// Everything that is not particular to this kernel; `rows`, `merges` and `arrivals` are unused.
+    pub attention: AttentionParams,
+    /// Coordinates in `k_map` and `v_map`.
+    pub pages: PageCoordinates,
+    /// Items of the launch; units are items × query heads / `pack`.
+    pub items: u32,
+    /// Neighbouring query heads of one KV head that share a tile: row `r` is token `r / pack`, head
+    /// `r % pack`. Divides the group.
+    pub pack: u32,
+    /// Tokens in a box of `k_map`: divides the page and the tile's keys, a multiple of 8.
+    pub box_tokens: u32,
+    /// Zero.
+    pub reserved: u32,
+}

@@ -16,7 +16,6 @@ pub mod decode;
 pub mod divisor;
 pub mod math;
 pub mod merge;
-#[cfg(target_feature = "sm_90a")]
 pub mod sm90;
 pub mod state;
 pub mod variant;

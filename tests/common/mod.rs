@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 mod numeric;
+pub mod problems;
 
 pub use numeric::*;
 

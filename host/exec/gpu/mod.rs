@@ -24,6 +24,7 @@ mod embedded;
 mod launch;
 mod merge;
 mod module;
+mod prefill;
 mod tensor;
 mod tensor_map;
 
@@ -35,6 +36,7 @@ pub use append::KvPool;
 pub use driver::{CUdeviceptr, CUstream};
 pub use embedded::{EmbeddedModule, MODULES};
 pub use merge::PartialStates;
+pub use prefill::PrefillCall;
 pub use tensor::{DeviceArray, DeviceTensor};
 pub use tensor_map::{Swizzle, TensorMap};
 
@@ -46,6 +48,7 @@ use module::Modules;
 pub struct Gpu {
     merge: merge::Kernels,
     append: append::Kernels,
+    prefill: prefill::Kernels,
     modules: Modules,
     // Behind the modules: it is released after them.
     context: Context,
@@ -105,6 +108,7 @@ impl Gpu {
         Ok(Self {
             merge: merge::Kernels::load(&modules, max_shared)?,
             append: append::Kernels::load(&modules, max_shared)?,
+            prefill: prefill::Kernels::load(&modules, max_shared)?,
             modules,
             context,
             name,

@@ -1,0 +1,410 @@
+//! Prefill items on Hopper.
+
+use kernels_gpu::{
+    abi::{AttentionParams, KvStrides, PageCoordinates, PrefillParams, WorkItem},
+    sm90::prefill::Shape,
+};
+
+use super::{
+    CUstream, DeviceArray, DeviceTensor, Gpu, KvPool, PartialStates, Swizzle, TensorMap,
+    launch::Launch,
+    module::{Carveout, Kernel, Modules},
+    tensor::VECTOR_BYTES,
+};
+use crate::{
+    Error,
+    plan::Tile,
+    problem::{Dtype, Spec},
+};
+
+/// A group of contiguous items ([`plan::Kernel::Prefill`](crate::plan::Kernel) or `PrefillPacked`) and the
+/// memory that goes with it.
+#[derive(Clone, Copy, Debug)]
+pub struct PrefillCall<'a> {
+    /// The heads.
+    pub spec: &'a Spec,
+    /// The group's tile: `m` rows are 128 or 192.
+    pub tile: Tile,
+    /// Query heads of a KV head that share a tile: 1 for `Prefill`, the group for `PrefillPacked`.
+    pub pack: u32,
+    /// The group's items, longest first.
+    pub items: DeviceArray<WorkItem>,
+    /// The plan's page ids.
+    pub page_ids: DeviceArray<u32>,
+    /// `[tokens, q_heads, head_dim]`, any token stride that is a multiple of 8.
+    pub q: &'a DeviceTensor<3>,
+    /// Keys and values; pages of a multiple of 8 tokens.
+    pub pool: &'a KvPool,
+    /// `[tokens, q_heads, head_dim]` of the queries' type.
+    pub out: &'a DeviceTensor<3>,
+    /// `[tokens, q_heads]` F32, natural log, if wanted.
+    pub lse: Option<&'a DeviceTensor<2>>,
+    /// Where items that have a slot leave their state; needed if any has.
+    pub partials: Option<&'a PartialStates>,
+    /// One number that is 0 before the launch, and again after it.
+    pub ticket: DeviceArray<u32>,
+}
+
+/// What an entry was compiled for.
+struct Entry {
+    shape: Shape,
+    dtype: Dtype,
+    cap: bool,
+    kernel: Kernel,
+}
+
+pub(super) struct Kernels(Vec<Entry>);
+
+impl Kernels {
+    /// None where the architecture has no such kernels.
+    pub(super) fn load(modules: &Modules, max_shared: u32) -> Result<Self, Error> {
+        let entries = [
+            ("prefill_128x128_d128_bf16", Shape::D128, Dtype::BF16, false),
+            ("prefill_128x128_d128_f16", Shape::D128, Dtype::F16, false),
+            (
+                "prefill_128x96_d128_bf16_cap",
+                Shape::D128_CAP,
+                Dtype::BF16,
+                true,
+            ),
+            (
+                "prefill_128x96_d128_f16_cap",
+                Shape::D128_CAP,
+                Dtype::F16,
+                true,
+            ),
+            (
+                "prefill_192x80_d128_bf16",
+                Shape::D128_WIDE,
+                Dtype::BF16,
+                false,
+            ),
+            (
+                "prefill_192x80_d128_f16",
+                Shape::D128_WIDE,
+                Dtype::F16,
+                false,
+            ),
+            ("prefill_128x128_d64_bf16", Shape::D64, Dtype::BF16, false),
+            ("prefill_128x128_d64_f16", Shape::D64, Dtype::F16, false),
+            (
+                "prefill_128x128_d64_bf16_cap",
+                Shape::D64,
+                Dtype::BF16,
+                true,
+            ),
+            ("prefill_128x128_d64_f16_cap", Shape::D64, Dtype::F16, true),
+            (
+                "prefill_192x112_d64_bf16",
+                Shape::D64_WIDE,
+                Dtype::BF16,
+                false,
+            ),
+            (
+                "prefill_192x112_d64_f16",
+                Shape::D64_WIDE,
+                Dtype::F16,
+                false,
+            ),
+        ];
+        let mut loaded = Vec::with_capacity(entries.len());
+        for (name, shape, dtype, cap) in entries {
+            // All of an SM's memory for shared memory, so that a memory-bound kernel can run beside.
+            let kernel = match modules.kernel(name, Carveout::Shared, max_shared) {
+                Ok(kernel) => kernel,
+                Err(Error::NoKernel { .. }) => break,
+                Err(error) => return Err(error),
+            };
+            loaded.push(Entry {
+                shape,
+                dtype,
+                cap,
+                kernel,
+            });
+        }
+        Ok(Self(loaded))
+    }
+
+    fn find(&self, call: &PrefillCall<'_>) -> Result<&Entry, Error> {
+        let (head_dim, cap) = (call.spec.head_dim_qk, call.spec.variant.soft_cap.is_some());
+        self.0
+            .iter()
+            .find(|entry| {
+                entry.shape.rows() == call.tile.m
+                    && entry.shape.head_dim == head_dim
+                    && entry.dtype == call.q.dtype
+                    && entry.cap == cap
+            })
+            .ok_or_else(|| Error::NoInstance {
+                kernel: "prefill",
+                asked: format!(
+                    "{} rows, head dimension {head_dim}, {:?}{}",
+                    call.tile.m,
+                    call.q.dtype,
+                    if cap { ", soft cap" } else { "" }
+                ),
+                there: "on Hopper: 128 or 192 rows (with a soft cap 128), head dimension 64 or 128, BF16 or \
+                        F16",
+            })
+    }
+}
+
+impl Gpu {
+    /// Runs a group of contiguous items: direct ones are written to `out` and `lse`, the others to `partials`,
+    /// for [`Gpu::merge_states`] after it.
+    ///
+    /// Nothing is allocated and nothing waited for, so that the call can be captured in a graph.
+    ///
+    /// # Safety
+    /// - All tensors and arrays are in this GPU's memory as described, and stay until the work on `stream`
+    ///   is done. What is written is not touched by others meanwhile.
+    /// - The items are those of a plan for this spec: each names tokens of `q`, keys whose pages `page_ids`
+    ///   lists, pages of the pool, and slots of `partials`; none has more rows than the tile.
+    /// - `stream` is a stream of the device's primary context, or null (the default stream).
+    ///
+    /// # Errors
+    /// [`Error::NoInstance`] where no kernel was compiled for the call; a variant for each thing that can be
+    /// wrong with a tensor, before anything is launched; [`Error::Driver`] if the launch fails.
+    pub unsafe fn prefill(&self, call: &PrefillCall<'_>, stream: CUstream) -> Result<(), Error> {
+        let entry = self.prefill.find(call)?;
+        if call.items.len == 0 {
+            return Ok(());
+        }
+        let params = parameters(call, &entry.shape)?;
+        let mut launch = Launch::new(
+            self.multiprocessors.min(params.attention.units),
+            entry.shape.threads(),
+        );
+        launch.shared = entry.shape.shared_bytes();
+        // SAFETY: the kernel takes `PrefillParams`, and the caller vouches for what they point to.
+        unsafe { self.launch(&entry.kernel, &launch, &params, stream) }
+    }
+}
+
+const fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// All checks; the parameters of the launch.
+fn parameters(call: &PrefillCall<'_>, shape: &Shape) -> Result<PrefillParams, Error> {
+    let PrefillCall {
+        spec, q, pool, out, ..
+    } = *call;
+    let (q_heads, head_dim) = (spec.q_heads as usize, spec.head_dim_qk as usize);
+    let in_spec = "in the spec";
+    q.check_extent("q", "query heads", 1, q_heads, in_spec)?;
+    q.check_extent("q", "elements in a head", 2, head_dim, in_spec)?;
+    out.check_extent("out", "tokens", 0, q.shape[0], "in q")?;
+    out.check_extent("out", "query heads", 1, q_heads, in_spec)?;
+    out.check_extent(
+        "out",
+        "elements in a head",
+        2,
+        head_dim,
+        "in q: head dimensions must agree",
+    )?;
+    for (tensor, got) in [("out", out.dtype), ("the KV pool", pool.dtype)] {
+        if got != q.dtype {
+            return Err(Error::DtypesDiffer {
+                tensor,
+                got,
+                other: "q",
+                expected: q.dtype,
+            });
+        }
+    }
+    for (name, tensor) in [("q", q), ("out", out)] {
+        tensor.check_dense(name, 1)?;
+        tensor.check_address(name, VECTOR_BYTES)?;
+        let stride = tensor.strides[0];
+        if !stride.is_multiple_of(8) || stride < q_heads * head_dim {
+            return Err(Error::Stride {
+                tensor: name,
+                dimension: "tokens",
+                got: stride,
+                rule: format!("a multiple of 8 and at least {}", q_heads * head_dim),
+            });
+        }
+    }
+    if let Some(lse) = call.lse {
+        lse.check_extent("lse", "tokens", 0, q.shape[0], "in q")?;
+        lse.check_extent("lse", "query heads", 1, q_heads, in_spec)?;
+        lse.check_dense("lse", 0)?;
+        lse.check_address("lse", 4)?;
+    }
+    if let Some(partials) = call.partials {
+        let of = "in the spec";
+        partials
+            .out
+            .check_extent("partial_out", "query heads", 1, q_heads, of)?;
+        partials
+            .out
+            .check_extent("partial_out", "elements in a head", 2, head_dim, of)?;
+        partials.out.check_dense("partial_out", 0)?;
+        partials.out.check_address("partial_out", VECTOR_BYTES)?;
+        partials.lse.check_dense("partial_lse", 0)?;
+        partials.lse.check_address("partial_lse", 4)?;
+    }
+    call.items.check_address("items", 8)?;
+    call.page_ids.check_address("page_ids", 4)?;
+    call.ticket.check_address("ticket", 4)?;
+    if call.pack == 0 || !spec.group().is_multiple_of(call.pack) {
+        return Err(Error::Extent {
+            tensor: "rows of a tile",
+            dimension: "packed query heads",
+            got: call.pack as usize,
+            rule: format!("a divisor of the group, {}", spec.group()),
+        });
+    }
+
+    let box_tokens = gcd(gcd(pool.k_strides.page_size, shape.keys), 32);
+    if !box_tokens.is_multiple_of(8) {
+        return Err(Error::Extent {
+            tensor: "the KV pool",
+            dimension: "tokens in a page",
+            got: pool.k_strides.page_size as usize,
+            rule: "a multiple of 8".into(),
+        });
+    }
+    let (k_map, pages) = page_map("k pool", pool.k, &pool.k_strides, call, box_tokens)?;
+    let (v_map, same) = page_map("v pool", pool.v, &pool.v_strides, call, box_tokens)?;
+    if pages != same {
+        return Err(Error::Stride {
+            tensor: "v pool",
+            dimension: "heads",
+            got: pool.v_strides.head as usize,
+            rule: format!("{}, as in the k pool", pool.k_strides.head),
+        });
+    }
+    let units = call.items.len as u64 * u64::from(spec.q_heads / call.pack);
+    Ok(PrefillParams {
+        q_map: query_map(call, shape)?,
+        k_map,
+        v_map,
+        attention: AttentionParams {
+            q: q.address,
+            k: pool.k,
+            v: pool.v,
+            out: out.address,
+            lse: call.lse.map_or(0, |lse| lse.address),
+            items: call.items.address,
+            page_ids: call.page_ids.address,
+            partial_out: call.partials.map_or(0, |partials| partials.out.address),
+            partial_lse: call.partials.map_or(0, |partials| partials.lse.address),
+            ticket: call.ticket.address,
+            units: fits("items × query heads", units)?,
+            q_heads: spec.q_heads,
+            kv_heads: spec.kv_heads,
+            group: spec.group(),
+            k_strides: pool.k_strides,
+            v_strides: pool.v_strides,
+            q_token_stride: fits("the token stride of q", q.strides[0] as u64)?,
+            out_token_stride: fits("the token stride of out", out.strides[0] as u64)?,
+            variant: spec.variant_params(),
+            ..AttentionParams::default()
+        },
+        pages,
+        items: call.items.len as u32,
+        pack: call.pack,
+        box_tokens,
+        reserved: 0,
+    })
+}
+
+fn fits(what: &'static str, got: u64) -> Result<u32, Error> {
+    let limit = u64::from(u32::MAX >> 1);
+    match u32::try_from(got) {
+        Ok(fitting) if got <= limit => Ok(fitting),
+        _ => Err(crate::problem::ProblemError::TooLarge { what, got, limit }.into()),
+    }
+}
+
+/// 64 columns of the queries of a tile in a box: see [`PrefillParams::q_map`].
+fn query_map(call: &PrefillCall<'_>, shape: &Shape) -> Result<[u64; 16], Error> {
+    let (pack, q) = (u64::from(call.pack), call.q);
+    let head = u64::from(shape.head_dim) * 2;
+    TensorMap {
+        name: "q",
+        address: q.address,
+        dtype: q.dtype,
+        dims: &[
+            64,
+            pack,
+            q.shape[0].max(1) as u64,
+            u64::from(shape.head_dim / 64),
+            u64::from(call.spec.q_heads) / pack,
+        ],
+        strides: &[head, q.strides[0] as u64 * 2, 128, pack * head],
+        box_dims: &[64, call.pack, shape.rows() / call.pack, 1, 1],
+        swizzle: Swizzle::Bytes128,
+    }
+    .encode()
+}
+
+/// Tokens of a page in a box, groups of 8 after each other and in a group 64 columns after the other: see
+/// [`PageCoordinates`].
+fn page_map(
+    name: &'static str,
+    address: u64,
+    strides: &KvStrides,
+    call: &PrefillCall<'_>,
+    box_tokens: u32,
+) -> Result<([u64; 16], PageCoordinates), Error> {
+    let spec = call.spec;
+    let (heads, slabs) = (spec.kv_heads, spec.head_dim_qk / 64);
+    let bytes = |elements: u32| u64::from(elements) * 2;
+    // The hardware has five dimensions: heads go with the slabs of 64 columns or with the pages.
+    let (coordinates, slab_dim, page_dim, page_stride) = if strides.head == spec.head_dim_qk {
+        let coordinates = PageCoordinates {
+            slab_per_head: slabs,
+            step_per_page: 1,
+            step_per_head: 0,
+            outside: call.pool.pages,
+        };
+        (coordinates, slabs * heads, call.pool.pages, strides.page)
+    } else if strides.page == heads * strides.head {
+        let steps = fits(
+            "pages × KV heads",
+            u64::from(call.pool.pages) * u64::from(heads),
+        )?;
+        let coordinates = PageCoordinates {
+            slab_per_head: 0,
+            step_per_page: heads,
+            step_per_head: 1,
+            outside: steps,
+        };
+        (coordinates, slabs, steps, strides.head)
+    } else {
+        return Err(Error::Stride {
+            tensor: name,
+            dimension: "heads",
+            got: strides.head as usize,
+            rule: format!(
+                "{} (heads of a token side by side) or {} (heads fill a page)",
+                spec.head_dim_qk,
+                strides.page / heads
+            ),
+        });
+    };
+    let map = TensorMap {
+        name,
+        address,
+        dtype: call.pool.dtype,
+        dims: &[
+            64,
+            8,
+            slab_dim.into(),
+            (strides.page_size / 8).into(),
+            page_dim.max(1).into(),
+        ],
+        strides: &[
+            bytes(strides.token),
+            128,
+            8 * bytes(strides.token),
+            bytes(page_stride),
+        ],
+        box_dims: &[64, 8, slabs, box_tokens / 8, 1],
+        swizzle: Swizzle::Bytes128,
+    };
+    Ok((map.encode()?, coordinates))
+}

@@ -1,0 +1,357 @@
+//! Prefill on the GPU against the f64 reference, from plans of the planner.
+
+mod common;
+
+use common::{
+    Memory, Rng, Stream, Tolerance, compare, decode, gpu,
+    problems::{Tensors, cases},
+};
+use half::{bf16, f16};
+use proptest::prelude::*;
+use tandem_attn::{
+    exec::gpu::{Gpu, KvPool, PartialStates, PrefillCall},
+    plan::{DeviceDescription, Kernel, Plan, PlanOptions, Planner},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    tensor::Element,
+};
+
+#[derive(Clone, Debug)]
+struct Case {
+    kv_heads: u32,
+    group: u32,
+    head_dim: u32,
+    rows: u32,
+    f16: bool,
+    cap: bool,
+    causal: bool,
+    window: Option<u32>,
+    layout: KvLayout,
+    page_size: u32,
+    packed: bool,
+    /// Queries, and keys before them.
+    requests: Vec<(u32, u32)>,
+    /// Keys after which a plan cuts items; none for the planner's own choice.
+    sms: u32,
+    seed: u64,
+}
+
+/// Around the edges of tiles, blocks and pages.
+fn length(most: u32) -> impl Strategy<Value = u32> {
+    prop_oneof![
+        2 => Just(0),
+        2 => Just(1),
+        6 => 0..most,
+        2 => (1..4_u32, 0..3_u32).prop_map(|(tiles, off)| tiles * 64 + off - 1),
+        1 => (1..6_u32, 0..3_u32).prop_map(|(blocks, off)| blocks * 80 + off - 1),
+    ]
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    (
+        (1..4_u32, prop_oneof![1..9_u32, Just(16)]),
+        (
+            prop_oneof![Just(64_u32), Just(128)],
+            prop_oneof![Just(128_u32), Just(192)],
+        ),
+        (
+            any::<bool>(),
+            prop::bool::weighted(0.2),
+            prop::bool::weighted(0.7),
+        ),
+        prop::option::weighted(0.3, 0..200_u32),
+        prop_oneof![Just(KvLayout::Nhd), Just(KvLayout::Hnd)],
+        prop_oneof![3 => Just(16_u32), 2 => (1..17_u32).prop_map(|eighth| eighth * 8)],
+        any::<bool>(),
+        prop::collection::vec((length(330), length(600)), 1..5),
+        (prop_oneof![Just(1_u32), Just(8), Just(132)], any::<u64>()),
+    )
+        .prop_map(
+            |(
+                (kv_heads, group),
+                (head_dim, rows),
+                (f16, cap, causal),
+                window,
+                layout,
+                page_size,
+                packed,
+                requests,
+                (sms, seed),
+            )| Case {
+                kv_heads,
+                group,
+                head_dim,
+                // A soft cap has tiles of 128 rows only.
+                rows: if cap { 128 } else { rows },
+                f16,
+                cap,
+                causal,
+                window,
+                layout,
+                page_size,
+                packed,
+                requests,
+                sms,
+                seed,
+            },
+        )
+}
+
+impl Case {
+    fn spec(&self) -> Spec {
+        let dtype = if self.f16 { Dtype::F16 } else { Dtype::BF16 };
+        let mut spec =
+            Spec::new(self.kv_heads * self.group, self.kv_heads, self.head_dim).with_dtype(dtype);
+        spec.variant.causal = self.causal;
+        spec.variant.window_left = self.window;
+        spec.variant.soft_cap = self.cap.then_some(20.0);
+        spec
+    }
+
+    fn batch(&self) -> Batch {
+        let mut rng = Rng(self.seed);
+        let lengths: Vec<u32> = self
+            .requests
+            .iter()
+            .map(|&(q, before)| q + before)
+            .collect();
+        let pages: u32 = lengths.iter().map(|len| len.div_ceil(self.page_size)).sum();
+        let pool_pages = pages + 3;
+        let mut order: Vec<u32> = (0..pool_pages).collect();
+        rng.shuffle(&mut order);
+        let mut table = PageTable {
+            page_size: self.page_size,
+            pool_pages,
+            indptr: vec![0],
+            ..PageTable::default()
+        };
+        let mut qo_indptr = vec![0];
+        for (&(queries, _), &len) in self.requests.iter().zip(&lengths) {
+            qo_indptr.push(qo_indptr[qo_indptr.len() - 1] + queries);
+            let count = len.div_ceil(self.page_size);
+            table.indices.extend(order.drain(..count as usize));
+            table.indptr.push(table.indices.len() as u32);
+            table.last_page_len.push(match len % self.page_size {
+                0 if len > 0 => self.page_size,
+                rest => rest,
+            });
+        }
+        Batch::new(qo_indptr, table)
+    }
+
+    /// Everything as prefill, with this tile.
+    fn device(&self) -> DeviceDescription {
+        let mut device = DeviceDescription::named("h200")
+            .expect("a known device");
+        device.sms = self.sms;
+        device.decode_max_tokens = 0;
+        device.packed_max_tokens = if self.packed { u32::MAX } else { 0 };
+        for kernel in [&mut device.prefill, &mut device.prefill_packed] {
+            kernel.m = vec![self.rows];
+        }
+        device
+    }
+}
+
+/// A plan on the device, run through `prefill` and `merge_states`.
+fn run(
+    gpu: &Gpu,
+    plan: &Plan,
+    pools: (&Memory, &Memory),
+    layout: KvLayout,
+    pool_pages: u32,
+    q: &Memory,
+) -> (Vec<u8>, Vec<f32>) {
+    let spec = &plan.spec;
+    let (tokens, heads, dim) = (
+        plan.total_q as usize,
+        spec.q_heads as usize,
+        spec.head_dim_v as usize,
+    );
+    let at_least_one = |bytes: usize| Memory::new(&vec![0xFF_u8; bytes.max(16)]);
+    let out = at_least_one(tokens * heads * dim * 2);
+    let lse = at_least_one(tokens * heads * 4);
+    let slots = plan.slots as usize;
+    let (partial_out, partial_lse) = (
+        at_least_one(slots * heads * dim * 4),
+        at_least_one(slots * heads * 4),
+    );
+    let partials = PartialStates {
+        out: partial_out.tensor(Dtype::F32, [slots, heads, dim]),
+        lse: partial_lse.tensor(Dtype::F32, [slots, heads]),
+    };
+    let mut page_ids = plan.page_ids.clone();
+    page_ids.push(0);
+    let page_ids = Memory::new(&page_ids);
+    let ticket = Memory::new(&[0_u32; 4]);
+    let pool = KvPool::new(
+        spec,
+        layout,
+        plan.parts[0].page_size,
+        pool_pages,
+        pools.0.address(),
+        pools.1.address(),
+    );
+    let q = q.tensor(spec.q_dtype, [tokens, heads, spec.head_dim_qk as usize]);
+    let out_tensor = out.tensor(spec.out_dtype, [tokens, heads, dim]);
+    let lse_tensor = lse.tensor(Dtype::F32, [tokens, heads]);
+    let stream = Stream::new();
+    let mut kept = Vec::new();
+    for group in &plan.groups {
+        let items = Memory::new(plan.items_of(group));
+        let call = PrefillCall {
+            spec,
+            tile: group.tile,
+            pack: match group.kernel {
+                Kernel::PrefillPacked => spec.group(),
+                Kernel::Prefill => 1,
+                other => panic!("{other:?} in a plan of prefills"),
+            },
+            items: items.array(),
+            page_ids: page_ids.array(),
+            q: &q,
+            pool: &pool,
+            out: &out_tensor,
+            lse: Some(&lse_tensor),
+            partials: Some(&partials),
+            ticket: ticket.array(),
+        };
+        // SAFETY: everything is as the plan says and outlives the wait below.
+        unsafe { gpu.prefill(&call, stream.0) }.expect("the call is right");
+        kept.push(items);
+    }
+    if !plan.merges.is_empty() {
+        let rows = Memory::new(&plan.merges);
+        let mut slots = plan.merge_slots.clone();
+        slots.push(0);
+        let merge_slots = Memory::new(&slots);
+        // SAFETY: as above.
+        unsafe {
+            gpu.merge_states(
+                &partials,
+                rows.array(),
+                merge_slots.array(),
+                &out_tensor,
+                Some(&lse_tensor),
+                stream.0,
+            )
+        }
+        .expect("the call is right");
+        kept.extend([rows, merge_slots]);
+        stream.wait();
+    }
+    stream.wait();
+    assert_eq!(ticket.read::<u32>()[0], 0, "the ticket is reset");
+    (out.read(), lse.read())
+}
+
+fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
+    let (spec, batch) = (case.spec(), case.batch());
+    batch.check(&spec).expect("a right batch");
+    let tensors = Tensors::<T, T>::random(&spec, &batch, case.layout, case.seed);
+    let plan = Planner::new()
+        .plan(&spec, &batch, &case.device(), &PlanOptions::default())
+        .expect("a plan");
+    let (k, v) = (
+        Memory::new(&tensors.parts[0].k),
+        Memory::new(&tensors.parts[0].v),
+    );
+    let mut queries = tensors.q.clone();
+    queries.resize(queries.len().max(8), T::zeroed());
+    let q = Memory::new(&queries);
+    let pool_pages = batch.parts[0].table.pool_pages;
+    let (out, lse) = run(gpu, &plan, (&k, &v), case.layout, pool_pages, &q);
+    let again = run(gpu, &plan, (&k, &v), case.layout, pool_pages, &q);
+    prop_assert!(
+        out == again.0
+            && lse
+                .iter()
+                .map(|x| x.to_bits())
+                .eq(again.1.iter().map(|x| x.to_bits())),
+        "not repeatable"
+    );
+
+    let right = tensors.reference(&spec, &batch);
+    let (tokens, heads, dim) = (
+        batch.total_q() as usize,
+        spec.q_heads as usize,
+        spec.head_dim_v as usize,
+    );
+    let got = decode(spec.out_dtype, &out[..tokens * heads * dim * 2]);
+    // Weights are rounded to 16 bits before they meet the values, the output once more.
+    let tolerance = match spec.out_dtype {
+        Dtype::F16 => Tolerance {
+            absolute: 2e-3,
+            relative: 2e-3,
+        },
+        _ => Tolerance {
+            absolute: 1.2e-2,
+            relative: 8e-3,
+        },
+    };
+    compare("out", &[tokens, heads, dim], &got, &right.out, tolerance)
+        .map_err(TestCaseError::fail)?;
+    let lse: Vec<f64> = lse[..tokens * heads].iter().map(|&x| x.into()).collect();
+    compare(
+        "lse",
+        &[tokens, heads],
+        &lse,
+        &right.lse,
+        Tolerance {
+            absolute: 2e-3,
+            relative: 1e-4,
+        },
+    )
+    .map_err(TestCaseError::fail)
+}
+
+#[test]
+fn random_batches_match_the_reference() {
+    let Some(gpu) = gpu("random_batches_match_the_reference") else {
+        return;
+    };
+    if gpu.compute_capability().0 < 9 {
+        eprintln!("skipped: random_batches_match_the_reference: no Hopper GPU");
+        return;
+    }
+    proptest!(cases(256), |(case in case())| {
+        if case.f16 {
+            check::<f16>(gpu, &case)?;
+        } else {
+            check::<bf16>(gpu, &case)?;
+        }
+    });
+}
+
+#[test]
+fn what_no_kernel_was_made_for_is_said() {
+    let Some(gpu) = gpu("what_no_kernel_was_made_for_is_said") else {
+        return;
+    };
+    let spec = Spec::new(8, 2, 96);
+    let memory = Memory::of_bytes(1 << 16);
+    let q = memory.tensor(Dtype::BF16, [4, 8, 96]);
+    let pool = KvPool::new(
+        &spec,
+        KvLayout::Nhd,
+        16,
+        4,
+        memory.address(),
+        memory.address(),
+    );
+    let call = PrefillCall {
+        spec: &spec,
+        tile: tandem_attn::plan::Tile { m: 128, n: 128 },
+        pack: 1,
+        items: memory.array(),
+        page_ids: memory.array(),
+        q: &q,
+        pool: &pool,
+        out: &q,
+        lse: None,
+        partials: None,
+        ticket: memory.array(),
+    };
+    // SAFETY: nothing is launched.
+    let error = unsafe { gpu.prefill(&call, std::ptr::null_mut()) }.unwrap_err();
+    assert!(error.to_string().contains("head dimension 96"), "{error}");
+}
