@@ -140,9 +140,10 @@ impl Case {
 
     /// Everything as prefill, with this tile.
     fn device(&self) -> DeviceDescription {
-        let mut device = DeviceDescription::named("h200")
-            .expect("a known device");
+        let mut device = DeviceDescription::named("h200").expect("a known device");
         device.sms = self.sms;
+        // Few SMs cannot hold the bytes of a full memory pipe in flight, and need not here.
+        device.latency_ns = 1.0;
         device.decode_max_tokens = 0;
         device.packed_max_tokens = if self.packed { u32::MAX } else { 0 };
         for kernel in [&mut device.prefill, &mut device.prefill_packed] {
@@ -302,6 +303,26 @@ fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
         },
     )
     .map_err(TestCaseError::fail)
+}
+
+/// Without a GPU too: what the test below runs is what the kernel takes.
+#[test]
+fn plans_of_prefills_have_contiguous_items() {
+    proptest!(cases(256), |(case in case())| {
+        let (spec, batch) = (case.spec(), case.batch());
+        prop_assert_eq!(batch.check(&spec), Ok(()));
+        let plan = Planner::new()
+            .plan(&spec, &batch, &case.device(), &PlanOptions::default())
+            .map_err(|error| TestCaseError::fail(error.to_string()))?;
+        for group in &plan.groups {
+            prop_assert_ne!(group.kernel, Kernel::Decode);
+            prop_assert_eq!(group.tile.m, case.rows);
+            let most = case.rows / group.kernel.rows_per_token(&spec);
+            for item in plan.items_of(group) {
+                prop_assert!(!item.is_gathered() && item.rows <= most, "{:?}", item);
+            }
+        }
+    });
 }
 
 #[test]
