@@ -45,7 +45,7 @@ mod device {
         #[inline(always)]
         unsafe fn store(self, target: u64) {
             // SAFETY: the caller's promise.
-            unsafe { ptr::store_u32x4(target as *mut u32, self) }
+            unsafe { ptr::store_stream_u32x4(target as *mut u32, self) }
         }
     }
 
@@ -60,7 +60,7 @@ mod device {
         #[inline(always)]
         unsafe fn store(self, target: u64) {
             // SAFETY: the caller's promise.
-            unsafe { ptr::store_u32x2(target as *mut u32, self) }
+            unsafe { ptr::store_stream_u32x2(target as *mut u32, self) }
         }
     }
 

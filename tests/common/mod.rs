@@ -157,11 +157,11 @@ pub fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     }
 }
 
-/// The values of a tensor of `dtype`.
+/// The values of a tensor of `dtype`; the bytes may lie anywhere.
 pub fn decode(dtype: Dtype, bytes: &[u8]) -> Vec<f64> {
     match dtype {
-        Dtype::BF16 => to_f64::<bf16>(bytemuck::cast_slice(bytes)),
-        Dtype::F16 => to_f64::<f16>(bytemuck::cast_slice(bytes)),
-        _ => to_f64::<f32>(bytemuck::cast_slice(bytes)),
+        Dtype::BF16 => to_f64::<bf16>(&bytemuck::pod_collect_to_vec(bytes)),
+        Dtype::F16 => to_f64::<f16>(&bytemuck::pod_collect_to_vec(bytes)),
+        _ => to_f64::<f32>(&bytemuck::pod_collect_to_vec(bytes)),
     }
 }
