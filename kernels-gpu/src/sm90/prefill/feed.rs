@@ -1,0 +1,238 @@
+//! The warpgroup that feeds: the scheduler and the loaders.
+
+use cuda_std::{
+    atomic::{self, Gpu, Relaxed},
+    fence,
+    math::div_u32,
+    mbarrier,
+    prelude::*,
+    tma::{self, TensorMap},
+};
+
+use super::{
+    super::ring::Ring,
+    tile::{Shared, Tile},
+};
+use crate::{
+    abi::{PrefillParams, WorkItem},
+    variant::Variant,
+};
+
+const WARP: u32 = !0;
+
+// ---- The scheduler -----------------------------------------------------------------------------
+
+/// Describes unit `unit` of the launch.
+#[inline(always)]
+unsafe fn describe<V: Variant>(p: &PrefillParams, variant: &V, unit: u32, keys: u32) -> Tile {
+    let a = &p.attention;
+    // All heads of an item before the next one: neighbours read the same pages at the same time, and
+    // the longest items of the whole launch come first.
+    let per_kv_head = div_u32(a.group, p.pack);
+    let heads = a.kv_heads * per_kv_head;
+    let item = div_u32(unit, heads);
+    let head = unit - item * heads;
+    let kv_head = div_u32(head, per_kv_head);
+    let in_group = head - kv_head * per_kv_head;
+
+    let at = (a.items + u64::from(item) * size_of::<WorkItem>() as u64) as *const u32;
+    // SAFETY: `item` is one of the launch's, ten words that nobody writes.
+    let ([token, count], [table, kv_begin], [kv_end, position], [slot, _]) = unsafe {
+        (
+            ptr::load_nc_u32x2(at),
+            ptr::load_nc_u32x2(at.add(2)),
+            ptr::load_nc_u32x2(at.add(4)),
+            ptr::load_nc_u32x2(at.add(6)),
+        )
+    };
+    let position = position as i32;
+    let first = variant.visible_keys(position).0.max(kv_begin as i32);
+    let last = variant.visible_keys(position + count as i32 - 1).1;
+    let past = last.saturating_add(1).max(0).min(kv_end as i32) as u32;
+    let lowest = first as u32 - first as u32 % p.box_tokens;
+    let end = past.next_multiple_of(p.box_tokens);
+    Tile {
+        token,
+        slot,
+        rows: count * p.pack,
+        head: kv_head * a.group + in_group * p.pack,
+        kv_head,
+        position,
+        kv_begin,
+        kv_end,
+        table,
+        lowest,
+        end,
+        // A tile that sees nothing walks one block, all of it masked.
+        blocks: div_u32(end.saturating_sub(lowest) + keys - 1, keys).max(1),
+    }
+}
+
+#[inline(always)]
+pub(super) unsafe fn schedule<V: Variant>(
+    p: &PrefillParams,
+    maps: *const TensorMap,
+    variant: &V,
+    s: Shared,
+) {
+    let a = &p.attention;
+    let slabs = s.shape.head_dim / 64;
+    let tokens = div_u32(s.shape.rows(), p.pack);
+    let ctas = thread::grid_dim_x();
+    let mut unit = thread::block_idx_x();
+    let mut ring = Ring::<2>::PRODUCER;
+    loop {
+        let more = unit < a.units;
+        let mut ticket = 0;
+        let mut tile = Tile::NONE;
+        // SAFETY: one thread; the ring's barriers say what belongs to whom.
+        unsafe {
+            if more {
+                ticket = atomic::fetch_add::<Relaxed, Gpu, _>(a.ticket as *mut u32, 1);
+                tile = describe(p, variant, unit, s.shape.keys);
+            }
+            mbarrier::wait(s.tile_free(ring.stage), ring.parity);
+            tile.store(s.tile(ring.stage));
+            mbarrier::arrive(s.tile_full(ring.stage));
+            let full = s.queries_full(ring.stage);
+            if !more {
+                mbarrier::arrive(full);
+                return;
+            }
+            mbarrier::arrive_expect_tx(full, slabs * 128 * p.pack * tokens);
+            let mut slab = 0;
+            while slab < slabs {
+                let target = s.queries(ring.stage) + slab * s.shape.slab_bytes();
+                let head = div_u32(tile.head, p.pack) as i32;
+                let corner = [0, 0, tile.token as i32, slab as i32, head];
+                tma::load_tensor(target, maps, corner, full);
+                slab += 1;
+            }
+            ring.advance();
+            // Every unit takes one ticket: the last one tells that none will be asked for.
+            if ticket == a.units - 1 {
+                ptr::store_u32(a.ticket as *mut u32, 0);
+            }
+        }
+        unit = ctas + ticket;
+    }
+}
+
+// ---- The loaders -------------------------------------------------------------------------------
+
+/// Brings the blocks of all tiles, from the last to the first of each: values or keys.
+#[inline(always)]
+pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
+    p: &PrefillParams,
+    map: *const TensorMap,
+    s: Shared,
+) {
+    let a = &p.attention;
+    let lane = warp::lane_id();
+    let (keys, row_bytes) = (s.shape.keys, s.shape.head_dim * 2);
+    let mine = lane < div_u32(keys, p.box_tokens);
+    let page_size = a.k_strides.page_size;
+    let mut tiles = Ring::<2>::CONSUMER;
+    let mut blocks = Ring::<STAGES>::PRODUCER;
+    let mut tail_parity = 0;
+    loop {
+        // SAFETY: the ring's barriers say what belongs to whom; a whole warp.
+        let tile = unsafe {
+            mbarrier::wait(s.tile_full(tiles.stage), tiles.parity);
+            let tile = Tile::load(s.tile(tiles.stage));
+            warp::sync_warp(WARP);
+            if lane == 0 {
+                mbarrier::arrive(s.tile_free(tiles.stage));
+            }
+            tile
+        };
+        tiles.advance();
+        if tile.rows == 0 {
+            return;
+        }
+        let mut begin = tile.end as i32;
+        let mut left = tile.blocks;
+        while left > 0 {
+            left -= 1;
+            begin -= keys as i32;
+            // Which page this lane's box lies in: looked up before the stage is free.
+            let at = begin + (lane * p.box_tokens) as i32;
+            let mut corner = [0, 0, 0, 0, p.pages.outside as i32];
+            if mine && at >= tile.lowest as i32 && at < tile.kv_end as i32 {
+                let page = div_u32(at as u32, page_size);
+                let entry = (a.page_ids + u64::from(tile.table + page) * 4) as *const u32;
+                // SAFETY: the table has a page for each key of the item.
+                let id = unsafe { ptr::load_nc_u32(entry) };
+                corner[3] = ((at as u32 - page * page_size) / 8) as i32;
+                corner[4] =
+                    (id * p.pages.step_per_page + tile.kv_head * p.pages.step_per_head) as i32;
+            }
+            corner[2] = (tile.kv_head * p.pages.slab_per_head) as i32;
+
+            let (full, free, target) = if VALUES {
+                (
+                    s.values_full(blocks.stage),
+                    s.values_free(blocks.stage),
+                    s.values(blocks.stage),
+                )
+            } else {
+                (
+                    s.keys_full(blocks.stage),
+                    s.keys_free(blocks.stage),
+                    s.keys(blocks.stage),
+                )
+            };
+            // A box that reaches past the item's keys: those values may be anything, and their
+            // weight 0 does not keep a NaN out.
+            let past = tile.kv_end as i32;
+            let tail = VALUES && begin + keys as i32 > past && tile.kv_end % p.box_tokens != 0;
+            // SAFETY: as above.
+            unsafe {
+                mbarrier::wait(free, blocks.parity);
+                let arrival = if tail { s.tail() } else { full };
+                if lane == 0 {
+                    mbarrier::arrive_expect_tx(arrival, s.shape.block_bytes());
+                }
+                warp::sync_warp(WARP);
+                if mine {
+                    let offset = lane * p.box_tokens * row_bytes;
+                    tma::load_tensor(target + offset, map, corner, arrival);
+                }
+                if tail {
+                    mbarrier::wait(s.tail(), tail_parity);
+                    tail_parity ^= 1;
+                    let first = (past - begin) as u32;
+                    clear(
+                        target,
+                        first,
+                        first.next_multiple_of(p.box_tokens),
+                        row_bytes,
+                    );
+                    fence::proxy_async_shared();
+                    warp::sync_warp(WARP);
+                    if lane == 0 {
+                        mbarrier::arrive(full);
+                    }
+                }
+            }
+            blocks.advance();
+        }
+    }
+}
+
+/// Sets rows of a block to zero: groups of 8 tokens, in a group 64 columns after the other.
+#[inline(always)]
+unsafe fn clear(block: u32, first: u32, past: u32, row_bytes: u32) {
+    let lane = warp::lane_id();
+    let mut row = first;
+    while row < past {
+        let group = block + row / 8 * (8 * row_bytes) + row % 8 * 128;
+        let mut chunk = lane;
+        while chunk < row_bytes / 16 {
+            // SAFETY: inside the block, which is the loader's. Swizzled or not, it is the row's.
+            unsafe { shared::store_u32x4(group + chunk / 8 * 1024 + chunk % 8 * 16, [0; 4]) };
+            chunk += 32;
+        }
+        row += 1;
+    }
+}

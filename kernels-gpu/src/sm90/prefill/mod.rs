@@ -1,0 +1,187 @@
+//! Prefill on Hopper: contiguous queries against paged keys, at tensor-core speed.
+//!
+//! A CTA stays on its SM and works through tiles: the rows of an item for one query head (or for `pack`
+//! heads that share keys). One warpgroup moves data, the others compute 64 rows each:
+//!
+//! - the **scheduler** (one thread) claims tiles by ticket, one ahead, and loads their queries;
+//! - two **loaders** (a warp each) bring keys and values, a lane per TMA box, page ids looked up before
+//!   the stage is free;
+//! - the **consumers** go from the last visible keys to the first. They issue Q·Kᵀ of a block together
+//!   with P·V of the block before, so that the tensor cores have work while weights are computed. A tile
+//!   ends inside this rhythm: Q·Kᵀ of the next tile's first block goes with P·V of the last.
+//!
+//! `docs/prefill.md` has the roofline and what was tried.
+
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+mod consume;
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+mod feed;
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+mod finish;
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+mod tile;
+
+/// What one instance of the kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Warpgroups that compute, 64 rows each.
+    pub consumers: u32,
+    /// Keys in a block.
+    pub keys: u32,
+    /// Head dimension of queries, keys and values.
+    pub head_dim: u32,
+    /// Blocks of keys (and as many of values) in shared memory.
+    pub stages: u32,
+}
+
+impl Shape {
+    /// Every instance; the entry is `prefill_<rows>x<keys>_d<head_dim>_<dtype>[_cap]`.
+    pub const ALL: [Self; 5] = [
+        Self::D128,
+        Self::D128_CAP,
+        Self::D128_WIDE,
+        Self::D64,
+        Self::D64_WIDE,
+    ];
+    /// 128 rows × 128 keys.
+    pub const D128: Self = Self::new(2, 128, 128, 2);
+    /// 128 rows × 96 keys: a soft cap wants registers.
+    pub const D128_CAP: Self = Self::new(2, 96, 128, 3);
+    /// 192 rows × 80 keys: a third fewer bytes per row, and three warpgroups to hide the exponentials.
+    pub const D128_WIDE: Self = Self::new(3, 80, 128, 3);
+    /// 128 rows × 128 keys.
+    pub const D64: Self = Self::new(2, 128, 64, 3);
+    /// 192 rows × 112 keys.
+    pub const D64_WIDE: Self = Self::new(3, 112, 64, 3);
+
+    const fn new(consumers: u32, keys: u32, head_dim: u32, stages: u32) -> Self {
+        let shape = Self {
+            consumers,
+            keys,
+            head_dim,
+            stages,
+        };
+        assert!(shape.shared_bytes() <= 232_448, "more than a CTA can have");
+        shape
+    }
+
+    /// Rows of a tile.
+    #[must_use]
+    pub const fn rows(&self) -> u32 {
+        64 * self.consumers
+    }
+
+    /// Threads of a CTA: the consumers and the warpgroup that feeds them.
+    #[must_use]
+    pub const fn threads(&self) -> u32 {
+        128 * (self.consumers + 1)
+    }
+
+    /// Bytes of 64 columns of the queries.
+    const fn slab_bytes(&self) -> u32 {
+        self.rows() * 128
+    }
+
+    const fn query_bytes(&self) -> u32 {
+        self.head_dim / 64 * self.slab_bytes()
+    }
+
+    const fn block_bytes(&self) -> u32 {
+        self.keys * self.head_dim * 2
+    }
+
+    /// Two tiles of queries (the finished tile's becomes its output), the stages, barriers and tiles.
+    const fn keys_offset(&self) -> u32 {
+        2 * self.query_bytes()
+    }
+
+    const fn values_offset(&self) -> u32 {
+        self.keys_offset() + self.stages * self.block_bytes()
+    }
+
+    const fn barriers_offset(&self) -> u32 {
+        self.values_offset() + self.stages * self.block_bytes()
+    }
+
+    /// Dynamic shared memory.
+    #[must_use]
+    pub const fn shared_bytes(&self) -> u32 {
+        self.barriers_offset() + 256 + 2 * TILE_BYTES
+    }
+}
+
+/// A tile in shared memory: four vectors of four words.
+const TILE_BYTES: u32 = 64;
+
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+mod entries {
+    use cuda_std::{
+        barrier, param_address,
+        prelude::*,
+        setmaxnreg,
+        tma::TensorMap,
+        wgmma::{Bf16, F16},
+    };
+
+    use super::{
+        Shape,
+        consume::consume,
+        feed::{load, schedule},
+        tile::Shared,
+    };
+    use crate::{abi::PrefillParams, variant::Standard};
+
+    macro_rules! entries {
+        ($($name:ident: $shape:ident, $dtype:ty, $cap:literal, [$s:literal, $p:literal, $o:literal], $registers:literal;)*) => {$(
+            /// See the module; all sizes are the shape's.
+            ///
+            /// # Safety
+            /// The parameters describe memory as [`PrefillParams`] says; the grid has at most as many CTAs
+            /// as there are units.
+            #[kernel(max_threads = Shape::$shape.threads(), min_blocks = 1, tensor_maps)]
+            pub unsafe fn $name(p: PrefillParams) {
+                const SHAPE: Shape = Shape::$shape;
+                const {
+                    assert!($s == SHAPE.keys / 2 && $p == SHAPE.keys / 4 && $o == SHAPE.head_dim / 2);
+                }
+                let maps: *const TensorMap = param_address!($name, 0);
+                let variant = Standard::<$cap>(p.attention.variant);
+                let s = Shared { base: shared::dynamic_shared_address(), shape: SHAPE };
+                let thread = thread::thread_idx_x();
+                unsafe {
+                    if thread == 0 {
+                        s.init();
+                    }
+                    barrier::bar_sync(0, SHAPE.threads());
+                    if thread < 128 {
+                        setmaxnreg::decrease::<{ if SHAPE.consumers == 2 { 40 } else { 32 } }>();
+                        match thread / 32 {
+                            0 => load::<false, { SHAPE.stages }>(&p, maps.add(1), s),
+                            1 => load::<true, { SHAPE.stages }>(&p, maps.add(2), s),
+                            2 if thread == 64 => schedule(&p, maps, &variant, s),
+                            _ => {}
+                        }
+                    } else {
+                        setmaxnreg::increase::<$registers>();
+                        consume::<$dtype, _, { SHAPE.stages }, $s, $p, $o>(&p, &variant, s);
+                    }
+                }
+            }
+        )*};
+    }
+
+    entries! {
+        prefill_128x128_d128_bf16: D128, Bf16, false, [64, 32, 64], 232;
+        prefill_128x96_d128_bf16_cap: D128_CAP, Bf16, true, [48, 24, 64], 232;
+        prefill_192x80_d128_bf16: D128_WIDE, Bf16, false, [40, 20, 64], 160;
+        prefill_128x128_d64_bf16: D64, Bf16, false, [64, 32, 32], 232;
+        prefill_128x128_d64_bf16_cap: D64, Bf16, true, [64, 32, 32], 232;
+        prefill_192x112_d64_bf16: D64_WIDE, Bf16, false, [56, 28, 32], 160;
+        prefill_128x128_d128_f16: D128, F16, false, [64, 32, 64], 232;
+        prefill_128x96_d128_f16_cap: D128_CAP, F16, true, [48, 24, 64], 232;
+        prefill_192x80_d128_f16: D128_WIDE, F16, false, [40, 20, 64], 160;
+        prefill_128x128_d64_f16: D64, F16, false, [64, 32, 32], 232;
+        prefill_128x128_d64_f16_cap: D64, F16, true, [64, 32, 32], 232;
+        prefill_192x112_d64_f16: D64_WIDE, F16, false, [56, 28, 32], 160;
+    }
+}
