@@ -157,11 +157,17 @@ pub fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     }
 }
 
-/// The values of a tensor of `dtype`; the bytes may lie anywhere.
+/// Values that may lie anywhere.
+fn unaligned<T: Pod>(bytes: &[u8]) -> Vec<T> {
+    let values = bytes.chunks_exact(size_of::<T>());
+    values.map(bytemuck::pod_read_unaligned).collect()
+}
+
+/// The values of a tensor of `dtype`.
 pub fn decode(dtype: Dtype, bytes: &[u8]) -> Vec<f64> {
     match dtype {
-        Dtype::BF16 => to_f64::<bf16>(&bytemuck::pod_collect_to_vec(bytes)),
-        Dtype::F16 => to_f64::<f16>(&bytemuck::pod_collect_to_vec(bytes)),
-        _ => to_f64::<f32>(&bytemuck::pod_collect_to_vec(bytes)),
+        Dtype::BF16 => to_f64(&unaligned::<bf16>(bytes)),
+        Dtype::F16 => to_f64(&unaligned::<f16>(bytes)),
+        _ => to_f64(&unaligned::<f32>(bytes)),
     }
 }
