@@ -12,4 +12,5 @@ pub mod kv;
 pub mod plan;
 pub mod problem;
 pub mod reference;
+pub mod schedule;
 pub mod tensor;

@@ -6,7 +6,7 @@ use crate::{
     Failure,
     bench::{CaseResult, ResultFile, Stats},
     output,
-    table::{Table, digits},
+    table::{Table, counted, digits},
 };
 
 const EXAMPLES: &str = "\
@@ -43,7 +43,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     output::print(&text);
     if args.check && slower > 0 {
         return Err(Failure::Wrong(format!(
-            "{slower} cases are significantly slower in {}",
+            "{} significantly slower in {}",
+            counted(slower, "case"),
             args.b.display()
         )));
     }
@@ -106,9 +107,10 @@ pub fn compare(a: &ResultFile, b: &ResultFile) -> Result<(String, usize), Failur
     }
     text += &format!("\n{}", table.render());
     text += &format!(
-        "\n{common} cases in common: geometric mean of B/A {:.3}; {faster} faster, {slower} slower, {} within noise\n",
-        (log_sum / f64::from(common)).exp(),
-        common as usize - faster - slower
+        "\n{} in common: geometric mean of B/A {:.3}; {faster} faster, {slower} slower, {} within noise\n",
+        counted(common, "case"),
+        (log_sum / common as f64).exp(),
+        common - faster - slower
     );
     Ok((text, slower))
 }

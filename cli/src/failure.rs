@@ -2,7 +2,9 @@
 
 use std::{io, path::PathBuf, process::ExitCode};
 
-use tandem_attn::{Error, plan::PlanError, problem::ProblemError, tensor::ShapeError};
+use tandem_attn::{
+    Error, plan::PlanError, problem::ProblemError, schedule::ScheduleError, tensor::ShapeError,
+};
 use thiserror::Error;
 
 /// Why a subcommand did not do what it was asked to do.
@@ -66,6 +68,12 @@ impl From<Error> for Failure {
             | Error::OldDriver { .. } => Self::Backend(error.to_string()),
             _ => Self::Wrong(error.to_string()),
         }
+    }
+}
+
+impl From<ScheduleError> for Failure {
+    fn from(error: ScheduleError) -> Self {
+        Self::Input(error.to_string())
     }
 }
 

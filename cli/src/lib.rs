@@ -11,6 +11,7 @@ pub mod attend;
 pub mod backend;
 pub mod bench;
 pub mod check;
+pub mod chunk_size;
 pub mod compare;
 pub mod demo;
 mod failure;
@@ -18,6 +19,7 @@ pub mod output;
 pub mod picture;
 pub mod plan;
 pub mod roofline;
+pub mod serve_sim;
 pub mod table;
 pub mod tensors;
 pub mod workload;
@@ -61,6 +63,8 @@ enum Command {
     Bench(bench::Args),
     Roofline(roofline::Args),
     Compare(compare::Args),
+    ServeSim(serve_sim::Args),
+    ChunkSize(chunk_size::Args),
 }
 
 /// Parses the arguments of the process, does what they say, and reports what goes wrong.
@@ -74,6 +78,8 @@ pub fn main() -> ExitCode {
         Some(Command::Attend(args)) => attend::run(&args),
         Some(Command::Roofline(args)) => roofline::run(&args),
         Some(Command::Compare(args)) => compare::run(&args),
+        Some(Command::ServeSim(args)) => serve_sim::run(&args),
+        Some(Command::ChunkSize(args)) => chunk_size::run(&args),
         Some(Command::Bench(args)) => bench::run(&args),
     };
     match result {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{Failure, bench::ResultFile, output, picture};
+use crate::{Failure, bench::ResultFile, output, picture, table::counted};
 
 const EXAMPLES: &str = "\
 Example:
@@ -35,6 +35,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         )));
     }
     output::write_file(&args.svg, picture::roofline(&file).as_bytes())?;
-    output::print(&format!("{points} points in {}\n", args.svg.display()));
+    output::print(&format!(
+        "{} in {}\n",
+        counted(points, "point"),
+        args.svg.display()
+    ));
     Ok(())
 }

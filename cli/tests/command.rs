@@ -95,16 +95,13 @@ fn results_can_be_drawn_and_compared() {
     assert_eq!(said.code, 0, "{}", said.stderr);
     assert!(said.stdout.contains("% limit"), "{}", said.stdout);
     let said = run(directory.path(), &["roofline", "a.json", "--svg", "a.svg"]);
-    assert_eq!(
-        (said.code, said.stdout.as_str()),
-        (0, "1 points in a.svg\n")
-    );
+    assert_eq!((said.code, said.stdout.as_str()), (0, "1 point in a.svg\n"));
     let said = run(
         directory.path(),
         &["compare", "--check", "a.json", "a.json"],
     );
     assert_eq!(said.code, 0, "{}", said.stderr);
-    assert!(said.stdout.contains("1 cases in common"), "{}", said.stdout);
+    assert!(said.stdout.contains("1 case in common"), "{}", said.stdout);
 }
 
 #[test]

@@ -87,10 +87,11 @@ pub struct KeyStep {
 const MAX_TILES: usize = 64;
 
 /// Devices whose description comes with the crate.
-const EMBEDDED: [(&str, &str); 5] = [
+const EMBEDDED: [(&str, &str); 6] = [
     ("h200", include_str!("devices/h200.json")),
     ("h100", include_str!("devices/h100.json")),
     ("a100", include_str!("devices/a100.json")),
+    ("a6000", include_str!("devices/a6000.json")),
     ("rtx4090", include_str!("devices/rtx4090.json")),
     ("cpu", include_str!("devices/cpu.json")),
 ];

@@ -18,7 +18,7 @@ pub use cpu::CpuBackend;
 /// A backend by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Choice {
-    /// A GPU where there is one that this build can use, else the CPU.
+    /// The best that this version runs attention on: all threads of the CPU.
     #[default]
     Auto,
     /// All threads of the CPU.
@@ -118,8 +118,27 @@ pub trait Loaded {
 pub fn open(choice: Choice) -> Result<Box<dyn Backend>, Failure> {
     match choice {
         Choice::Auto | Choice::Cpu => Ok(Box::new(CpuBackend::new())),
-        Choice::Gpu => Err(Failure::Backend(
-            "this build has no attention kernels for GPUs: use --backend cpu".to_owned(),
-        )),
+        Choice::Gpu => Err(why_no_gpu()),
     }
+}
+
+/// What stands between this build and a GPU.
+#[cfg(feature = "cuda")]
+fn why_no_gpu() -> Failure {
+    match tandem_attn::exec::gpu::Gpu::new(0) {
+        Ok(gpu) => Failure::Backend(format!(
+            "{} is there, but this version does not run attention on GPUs: use --backend cpu",
+            gpu.name()
+        )),
+        Err(error) => Failure::Backend(error.to_string()),
+    }
+}
+
+/// What stands between this build and a GPU.
+#[cfg(not(feature = "cuda"))]
+fn why_no_gpu() -> Failure {
+    Failure::Backend(
+        "this program was built without support for GPUs: build it with --features cuda, or use --backend cpu"
+            .to_owned(),
+    )
 }

@@ -19,6 +19,7 @@
 //! queued; errors of the work itself show at the next call that waits for it.
 
 mod append;
+mod decode;
 mod driver;
 mod embedded;
 mod launch;
@@ -33,6 +34,7 @@ use std::fmt;
 use cust::{context::Context, device::Device, error::CudaError};
 
 pub use append::KvPool;
+pub use decode::{DecodeArrays, DecodeTile};
 pub use driver::{CUdeviceptr, CUstream};
 pub use embedded::{EmbeddedModule, MODULES};
 pub use merge::PartialStates;
@@ -48,6 +50,7 @@ use module::Modules;
 pub struct Gpu {
     merge: merge::Kernels,
     append: append::Kernels,
+    decode: decode::Kernels,
     prefill: prefill::Kernels,
     modules: Modules,
     // Behind the modules: it is released after them.
@@ -108,6 +111,7 @@ impl Gpu {
         Ok(Self {
             merge: merge::Kernels::load(&modules, max_shared)?,
             append: append::Kernels::load(&modules, max_shared)?,
+            decode: decode::Kernels::load(&modules, max_shared)?,
             prefill: prefill::Kernels::load(&modules, max_shared)?,
             modules,
             context,

@@ -1,0 +1,411 @@
+//! `tandem serve-sim`: what a policy does to latency and throughput, before the machine is there.
+
+use std::{fmt::Write, path::PathBuf, time::Duration};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use tandem_attn::schedule::{
+    Hardware, Limits, ModelDescription,
+    attention::Overlap,
+    chunk::{ChunkSize, Expected},
+    cost::{Correction, CostModel, Parallel},
+    metrics::Report,
+    policy::{self, PolicyOptions},
+    sim::{AttentionSource, Simulation, simulate_with},
+    trace::Trace,
+};
+
+use crate::{Failure, output};
+
+mod chart;
+
+const EXAMPLES: &str = "\
+A policy may end in +pod: prefill and decode attention then share the GPU instead of taking turns.
+
+Examples:
+  tandem serve-sim --model llama-3-8b --device h200 --trace mooncake_conversation.jsonl
+  tandem serve-sim --device a100 --tensor 2 --trace arxiv.csv --rate 0.85 --budget 1024 \\
+    --policy prefill-first,sarathi-serve,sarathi-serve+pod --svg serving.svg
+  tandem serve-sim --model gpt-3 --device a100 --tensor 8 --pipeline 8 --requests 400 \\
+    --prompt 2000 --generated 200 --policy orca,sarathi --svg bubbles.svg";
+
+/// A model on a machine, for both commands of the scheduler.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Machine {
+    /// A known model, or a JSON file that describes one
+    #[arg(long, default_value = "llama-3-8b")]
+    model: String,
+    /// Known hardware, or a JSON file that describes it
+    #[arg(long, default_value = "h200")]
+    device: String,
+    /// GPUs that share each layer
+    #[arg(long, value_name = "GPUS", default_value_t = 1)]
+    tensor: u32,
+    /// Pipeline stages
+    #[arg(long, value_name = "STAGES", default_value_t = 1)]
+    pipeline: u32,
+    /// Measured times that correct the cost model, a JSON file
+    #[arg(long, value_name = "FILE")]
+    correction: Option<PathBuf>,
+}
+
+impl Machine {
+    /// The cost model.
+    ///
+    /// # Errors
+    /// A name that is not known, a file that cannot be read, a model that does not fit.
+    pub fn cost(&self) -> Result<CostModel, Failure> {
+        let model = if is_file(&self.model) {
+            ModelDescription::from_json(&read(self.model.as_ref())?)?
+        } else {
+            ModelDescription::named(&self.model)?
+        };
+        let hardware = if is_file(&self.device) {
+            Hardware::from_json(&read(self.device.as_ref())?)?
+        } else {
+            Hardware::named(&self.device)?
+        };
+        let parallel = Parallel {
+            tensor: self.tensor,
+            pipeline: self.pipeline,
+        };
+        let cost = CostModel::new(&model, &hardware, parallel)?;
+        Ok(match &self.correction {
+            None => cost,
+            Some(path) => cost.with_correction(&Correction::from_json(&read(path)?)?),
+        })
+    }
+}
+
+fn is_file(name: &str) -> bool {
+    name.ends_with(".json")
+}
+
+fn read(path: &std::path::Path) -> Result<String, Failure> {
+    std::fs::read_to_string(path).map_err(|error| Failure::Read {
+        path: path.to_owned(),
+        error,
+    })
+}
+
+/// Simulate serving a trace, and compare scheduling policies.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    machine: Machine,
+    /// Requests: Mooncake's JSON lines, Azure's CSV, or a CSV of prompt and generated lengths
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Requests to simulate: the first of the trace, or so many alike without one
+    #[arg(long, value_name = "N")]
+    requests: Option<usize>,
+    /// Prompt tokens of a request, without a trace
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        default_value_t = 2000,
+        conflicts_with = "trace"
+    )]
+    prompt: u32,
+    /// Tokens generated for a request, without a trace
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        default_value_t = 200,
+        conflicts_with = "trace"
+    )]
+    generated: u32,
+    /// Poisson arrivals at this rate, in place of the trace's own
+    #[arg(long, value_name = "PER SECOND")]
+    rate: Option<f64>,
+    /// Play the trace so many times as fast
+    #[arg(long, value_name = "TIMES", default_value_t = 1.0)]
+    speed: f64,
+    /// Seed of the Poisson arrivals
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Policies to compare
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "prefill-first,orca,sarathi,sarathi-serve,sarathi-serve+pod,decode-priority"
+    )]
+    policy: Vec<String>,
+    /// Tokens in a step; policies that compute prompts whole get room for the longest
+    #[arg(long, value_name = "TOKENS", default_value_t = 2048)]
+    budget: u32,
+    /// SARATHI's chunk, its decodes included; 0: chosen from the requests that finish
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    chunk: u32,
+    /// The time between tokens that decode priority keeps
+    #[arg(long, value_name = "MS", default_value_t = 50.0)]
+    target_ms: f64,
+    /// Requests that hold pages at once
+    #[arg(long, value_name = "REQUESTS", default_value_t = 256)]
+    batch: u32,
+    /// Tokens in a page
+    #[arg(long, value_name = "TOKENS", default_value_t = 64)]
+    page_size: u32,
+    /// Compute every prompt from its first token
+    #[arg(long)]
+    no_prefix_cache: bool,
+    /// Swap preempted requests out to so much host memory, instead of computing them again
+    #[arg(long, value_name = "GB", default_value_t = 0.0)]
+    swap_gb: f64,
+    /// Take attention times from a plan of every batch: slower, and sees shared prefixes
+    #[arg(long)]
+    plan: bool,
+    /// Draw TTFT and TBT, and the pipeline with its bubbles
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// Wrong input, or a picture that cannot be written.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let cost = args.machine.cost()?;
+    let trace = args.trace()?;
+    let mut reports = Vec::new();
+    for name in &args.policy {
+        reports.push(args.simulate(name, &cost, &trace)?);
+    }
+    output::print(&table(&cost, &trace, &reports));
+    if let Some(path) = &args.svg {
+        output::write_file(path, chart::draw(&reports).as_bytes())?;
+        output::print(&format!("\ndrawn in {}\n", path.display()));
+    }
+    Ok(())
+}
+
+impl Args {
+    fn trace(&self) -> Result<Trace, Failure> {
+        let positive = |name: &str, value: f64| {
+            if value > 0.0 && value.is_finite() {
+                return Ok(());
+            }
+            Err(Failure::Input(format!(
+                "{name} is {value}: give a positive number"
+            )))
+        };
+        positive("--speed", self.speed)?;
+        self.rate.map_or(Ok(()), |rate| positive("--rate", rate))?;
+        let mut trace = match &self.trace {
+            Some(path) => Trace::read(path)?,
+            None => Trace::uniform(self.requests.unwrap_or(500), self.prompt, self.generated),
+        };
+        if let Some(requests) = self.requests {
+            trace = trace.first(requests);
+        }
+        if trace.arrivals.is_empty() {
+            return Err(Failure::Input("the trace has no requests".to_owned()));
+        }
+        if let Some(rate) = self.rate {
+            trace = trace.with_poisson_arrivals(rate, self.seed);
+        }
+        Ok(trace.sped_up(self.speed))
+    }
+
+    fn simulate(&self, name: &str, cost: &CostModel, trace: &Trace) -> Result<Report, Failure> {
+        let (policy_name, overlap) = match name.strip_suffix("+pod") {
+            Some(policy_name) => (policy_name, Overlap::POD),
+            None => (name, Overlap::Serial),
+        };
+        let cost = cost.clone().with_overlap(overlap);
+        let (prompt, generated) = trace.mean_lengths();
+        let expected = Expected {
+            prompt: prompt as u32,
+            generated: generated as u32,
+            requests: self.batch,
+            target_ns: None,
+        };
+        let options = PolicyOptions {
+            chunk: match self.chunk {
+                0 => ChunkSize::adaptive(cost.clone(), expected),
+                tokens => ChunkSize::Fixed(tokens),
+            },
+            target_ns: self.target_ms * 1e6,
+            cost: cost.clone(),
+        };
+        let policy = policy::by_name(policy_name, &options)?;
+        let lengths = trace.arrivals.iter().map(|arrival| {
+            let request = &arrival.request;
+            request.prompt.len() + request.max_new_tokens
+        });
+        let longest = lengths.max().unwrap_or(0);
+        let whole = matches!(policy_name, "prefill-first" | "orca");
+        let stages = cost.parallel().pipeline;
+        let page_bytes = cost.model().kv_bytes_per_token() as f64 * f64::from(self.page_size);
+        let limits = Limits {
+            step_tokens: if whole {
+                self.budget.max(longest)
+            } else {
+                self.budget
+            },
+            // In a pipeline, each stage has its share of the requests.
+            step_requests: self.batch.div_ceil(stages),
+            running: self.batch,
+            spare_pages: self.batch,
+            host_pages: (self.swap_gb * 1e9 / page_bytes) as u32,
+            prefix_cache: !self.no_prefix_cache,
+            ..Limits::default()
+        };
+        let mut simulation = Simulation::with_policy(&cost, limits, policy);
+        simulation.page_size = self.page_size;
+        if self.plan {
+            simulation.attention = AttentionSource::Planner;
+        }
+        if self.svg.is_some() {
+            simulation.timeline = chart::TIMELINE;
+        }
+        let bar = ProgressBar::new(trace.arrivals.len() as u64).with_style(
+            ProgressStyle::with_template("{msg:20} {wide_bar} {pos}/{len} requests, {eta} left")
+                .expect("the template is sound"),
+        );
+        bar.set_message(name.to_owned());
+        bar.enable_steady_tick(Duration::from_millis(200));
+        let report = simulate_with(trace, simulation, |left| bar.set_position(left as u64));
+        bar.finish_and_clear();
+        let mut report = report?;
+        name.clone_into(&mut report.policy);
+        Ok(report)
+    }
+}
+
+/// The policies beside one another.
+fn table(cost: &CostModel, trace: &Trace, reports: &[Report]) -> String {
+    let (prompt, generated) = trace.mean_lengths();
+    let Parallel { tensor, pipeline } = cost.parallel();
+    let mut text = format!(
+        "{} on {} × {} (tensor {tensor}, pipeline {pipeline}); {} requests, {prompt:.0} prompt and {generated:.0} \
+         generated tokens in the mean\n\n",
+        cost.model().name,
+        tensor * pipeline,
+        cost.hardware().name,
+        trace.arrivals.len(),
+    );
+    let mut line = |cells: [&str; 12]| {
+        let _ = write!(text, "{:<18}", cells[0]);
+        for cell in &cells[1..] {
+            let _ = write!(text, "{cell:>9}");
+        }
+        text.push('\n');
+    };
+    line([
+        "", "TTFT", "s", "TBT", "ms", "", "latency", "s", "stalls", "%", "tokens", "busy",
+    ]);
+    line([
+        "policy", "p50", "p99", "p50", "p99", "max", "p50", "p99", "200 ms", "500 ms", "per s", "%",
+    ]);
+    for report in reports {
+        let [ttft, tbt, latency] =
+            [&report.ttft, &report.tbt, &report.latency].map(|of| of.summary());
+        let cells = [
+            format!("{:.2}", ttft.p50),
+            format!("{:.2}", ttft.p99),
+            format!("{:.1}", 1e3 * tbt.p50),
+            format!("{:.1}", 1e3 * tbt.p99),
+            format!("{:.0}", 1e3 * tbt.max),
+            format!("{:.1}", latency.p50),
+            format!("{:.1}", latency.p99),
+            format!("{:.1}", 100.0 * report.stalled[0]),
+            format!("{:.1}", 100.0 * report.stalled[1]),
+            format!("{:.0}", report.tokens_per_s()),
+            format!("{:.0}", 100.0 * report.busy),
+        ];
+        let mut all = [""; 12];
+        all[0] = &report.policy;
+        for (place, cell) in all[1..].iter_mut().zip(&cells) {
+            *place = cell;
+        }
+        line(all);
+    }
+    for report in reports {
+        let cached = 100.0 * report.cached_tokens as f64 / report.prompt_tokens.max(1) as f64;
+        let mut notes = Vec::new();
+        if report.cached_tokens > 0 {
+            notes.push(format!("{cached:.0} % of the prompt tokens were cached"));
+        }
+        if pipeline > 1 {
+            let bubble = report.bubble.quantile(0.5);
+            notes.push(format!("{bubble:.2} s of bubbles in a request's median"));
+        }
+        if report.preemptions > 0 {
+            notes.push(format!("{} preemptions", report.preemptions));
+        }
+        if report.refused > 0 {
+            notes.push(format!(
+                "{} requests too large for the pool",
+                report.refused
+            ));
+        }
+        if !notes.is_empty() {
+            let _ = write!(text, "\n{:<18} {}", report.policy, notes.join("; "));
+        }
+    }
+    if !text.ends_with('\n') {
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parse(line: &str) -> Args {
+        Cli::parse_from(format!("tandem {line}").split_whitespace()).args
+    }
+
+    #[test]
+    fn a_trace_is_simulated_tabulated_and_drawn() {
+        let directory = tempfile::tempdir().unwrap();
+        let (trace, svg) = (
+            directory.path().join("t.csv"),
+            directory.path().join("s.svg"),
+        );
+        let mut csv = "num_prefill_tokens,num_decode_tokens\n".to_owned();
+        (0..30).for_each(|i| csv += &format!("{}.0,{}.0\n", 500 + 100 * i, 20 + i));
+        std::fs::write(&trace, csv).unwrap();
+        let args = parse(&format!(
+            "--model yi-6b --device a100 --pipeline 2 --rate 4 --policy orca,sarathi-serve+pod --chunk 0 \
+             --trace {} --svg {}",
+            trace.display(),
+            svg.display()
+        ));
+        run(&args).unwrap();
+        let svg = std::fs::read_to_string(&svg).unwrap();
+        for text in ["<svg", "orca", "sarathi-serve+pod", "stage 1", "</svg>"] {
+            assert!(svg.contains(text), "no {text}");
+        }
+        let cost = args.machine.cost().unwrap();
+        let trace = args.trace().unwrap();
+        let report = args.simulate("orca", &cost, &trace).unwrap();
+        let table = table(&cost, &trace, &[report]);
+        assert!(
+            table.contains("yi-6b on 2 × a100") && table.contains("bubbles"),
+            "{table}"
+        );
+    }
+
+    #[test]
+    fn wrong_input_is_named() {
+        let reason = |line: &str| run(&parse(line)).unwrap_err().to_string();
+        assert!(reason("--model gpt-5").contains("gpt-5"));
+        assert!(reason("--device h800").contains("h800"));
+        assert!(reason("--policy fifo").contains("fifo"));
+        assert!(reason("--rate 0").contains("--rate is 0"));
+        assert!(reason("--trace /no/such").contains("/no/such"));
+        assert!(reason("--model gpt-3").contains("raise the tensor"));
+        assert!(reason("--requests 0").contains("no requests"));
+    }
+}

@@ -1,0 +1,480 @@
+//! Decode on the GPU: one tile group of a plan.
+
+use kernels_gpu::{
+    abi::{AttentionParams, DecodeParams, KvStrides, MergeRow, QueryRow, WorkItem},
+    decode::{Shape, layout::KEYS, shape},
+    divisor::Divisor,
+};
+
+use super::{
+    CUstream, DeviceArray, DeviceTensor, Gpu, KvPool, PartialStates, Swizzle, TensorMap,
+    launch::Launch,
+    module::{Carveout, Kernel, Modules},
+    tensor::VECTOR_BYTES,
+};
+use crate::{
+    Error,
+    problem::{Dtype, ProblemError, Spec},
+};
+
+/// Bytes of an element of queries, keys, values and outputs.
+const ELEMENT: u64 = 2;
+
+/// What a launch works on: the arrays of a plan, in device memory.
+#[derive(Clone, Copy, Debug)]
+pub struct DecodeArrays {
+    /// The items of the group, all gathered and of one part, longest first.
+    pub items: DeviceArray<WorkItem>,
+    /// The plan's rows.
+    pub rows: DeviceArray<QueryRow>,
+    /// The plan's page ids.
+    pub page_ids: DeviceArray<u32>,
+    /// The plan's merges.
+    pub merges: DeviceArray<MergeRow>,
+    /// The slots of the merges.
+    pub merge_slots: DeviceArray<u32>,
+    /// Where partial states go. Without slots, no row may have one.
+    pub partials: PartialStates,
+    /// One counter for each merge and KV head, zero before and after: the last item to arrive at a merge
+    /// does it. None: somebody else merges ([`Gpu::merge_states`]).
+    pub arrivals: Option<DeviceArray<u32>>,
+    /// One word, zero before and after, that no other launch at the same time has.
+    pub ticket: DeviceArray<u32>,
+}
+
+/// How a launch goes about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecodeTile {
+    /// Rows of a tile: 8 or 16. No item has more query tokens × query heads per KV head.
+    pub rows: u32,
+    /// Units (items × KV heads) that a CTA claims at a time: 1, or several where they are short.
+    pub run: u32,
+}
+
+/// One entry for each element type, head dimension, row tile, and with or without a soft cap.
+const ENTRIES: [(Dtype, u32, u32, bool, &str); 24] = [
+    (Dtype::BF16, 64, 8, false, "decode_bf16_d64_m8"),
+    (Dtype::BF16, 64, 16, false, "decode_bf16_d64_m16"),
+    (Dtype::BF16, 128, 8, false, "decode_bf16_d128_m8"),
+    (Dtype::BF16, 128, 16, false, "decode_bf16_d128_m16"),
+    (Dtype::BF16, 256, 8, false, "decode_bf16_d256_m8"),
+    (Dtype::BF16, 256, 16, false, "decode_bf16_d256_m16"),
+    (Dtype::F16, 64, 8, false, "decode_f16_d64_m8"),
+    (Dtype::F16, 64, 16, false, "decode_f16_d64_m16"),
+    (Dtype::F16, 128, 8, false, "decode_f16_d128_m8"),
+    (Dtype::F16, 128, 16, false, "decode_f16_d128_m16"),
+    (Dtype::F16, 256, 8, false, "decode_f16_d256_m8"),
+    (Dtype::F16, 256, 16, false, "decode_f16_d256_m16"),
+    (Dtype::BF16, 64, 8, true, "decode_bf16_d64_m8_cap"),
+    (Dtype::BF16, 64, 16, true, "decode_bf16_d64_m16_cap"),
+    (Dtype::BF16, 128, 8, true, "decode_bf16_d128_m8_cap"),
+    (Dtype::BF16, 128, 16, true, "decode_bf16_d128_m16_cap"),
+    (Dtype::BF16, 256, 8, true, "decode_bf16_d256_m8_cap"),
+    (Dtype::BF16, 256, 16, true, "decode_bf16_d256_m16_cap"),
+    (Dtype::F16, 64, 8, true, "decode_f16_d64_m8_cap"),
+    (Dtype::F16, 64, 16, true, "decode_f16_d64_m16_cap"),
+    (Dtype::F16, 128, 8, true, "decode_f16_d128_m8_cap"),
+    (Dtype::F16, 128, 16, true, "decode_f16_d128_m16_cap"),
+    (Dtype::F16, 256, 8, true, "decode_f16_d256_m8_cap"),
+    (Dtype::F16, 256, 16, true, "decode_f16_d256_m16_cap"),
+];
+
+/// The kernels, in the order of [`ENTRIES`]; none on architectures that have none.
+pub(super) struct Kernels(Vec<Kernel>);
+
+impl Kernels {
+    pub(super) fn load(modules: &Modules, max_shared: u32) -> Result<Self, Error> {
+        if modules.arch() != "sm_90a" {
+            return Ok(Self(Vec::new()));
+        }
+        let kernel = |&(.., name): &(_, _, _, _, &'static str)| {
+            modules.kernel(name, Carveout::Shared, max_shared)
+        };
+        ENTRIES
+            .iter()
+            .map(kernel)
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+
+    fn find(&self, dtype: Dtype, dim: u32, rows: u32, cap: bool) -> Option<&Kernel> {
+        let wanted = |&(d, h, r, c, _): &(Dtype, u32, u32, bool, &str)| {
+            (d, h, r, c) == (dtype, dim, rows, cap)
+        };
+        self.0.get(ENTRIES.iter().position(wanted)?)
+    }
+}
+
+impl Gpu {
+    /// Attention of a tile group of decodes over a page pool.
+    ///
+    /// `q` and `out` are `[tokens, q_heads, head_dim]` in the pool's element type, with any token stride that
+    /// is a multiple of 8; `lse`, if wanted, is dense `[tokens, q_heads]` F32 in natural log. Rows whose slot
+    /// is [`DIRECT`](crate::abi::DIRECT) are written to `out`, others to their partial state, and merged where
+    /// `arrays.arrivals` is given.
+    ///
+    /// Head dimensions are 64, 128 and 256, types BF16 and F16, at most 16 query heads share a KV head, and
+    /// pages hold a multiple of 8 tokens.
+    ///
+    /// # Safety
+    /// - All tensors and arrays are in this GPU's memory as described, and stay until the work on `stream`
+    ///   is done. What is written is not touched by others meanwhile.
+    /// - The arrays are those of a plan for `spec` and the pool, and `tile.rows` covers every item.
+    /// - `stream` is a stream of the device's primary context, or null (the default stream).
+    ///
+    /// # Errors
+    /// A variant for each thing that can be wrong with a tensor, before anything is launched;
+    /// [`Error::UnsupportedArchitecture`] where the GPU has no such kernel; [`Error::Driver`] if the launch
+    /// fails.
+    #[expect(clippy::too_many_arguments, reason = "tensors in, tensors out")]
+    pub unsafe fn decode(
+        &self,
+        spec: &Spec,
+        tile: DecodeTile,
+        arrays: &DecodeArrays,
+        pool: &KvPool,
+        q: &DeviceTensor<3>,
+        out: &DeviceTensor<3>,
+        lse: Option<&DeviceTensor<2>>,
+        stream: CUstream,
+    ) -> Result<(), Error> {
+        check(spec, arrays, pool, q, out, lse)?;
+        let dim = spec.head_dim_qk;
+        let cap = spec.variant.soft_cap.is_some();
+        if self.decode.0.is_empty() {
+            return Err(Error::UnsupportedArchitecture {
+                device: self.name.clone(),
+                compute: self.compute,
+                built_for: vec!["sm_90a"],
+            });
+        }
+        let rows = tile.rows as usize;
+        let kernel = self.decode.find(pool.dtype, dim, tile.rows, cap);
+        let shape = kernel.and_then(|kernel| shape(dim, tile.rows, kernel.max_dynamic_shared));
+        let (Some(kernel), Some(shape)) = (kernel, shape) else {
+            return Err(extent("the tile", "rows", rows, "8 or 16"));
+        };
+        if spec.group() > tile.rows {
+            let rule = format!("at least {}, the query heads of a KV head", spec.group());
+            return Err(extent("the tile", "rows", rows, rule));
+        }
+        let params = parameters(spec, tile, &shape, arrays, pool, q, out, lse)?;
+        let ctas = params.attention.units.div_ceil(params.run);
+        let mut launch = Launch::new(ctas.min(self.multiprocessors), shape.threads);
+        launch.shared = shape.shared_bytes;
+        // SAFETY: the kernel takes `DecodeParams`, and the caller vouches for what they point to.
+        unsafe { self.launch(kernel, &launch, &params, stream) }
+    }
+}
+
+fn extent(
+    tensor: &'static str,
+    dimension: &'static str,
+    got: usize,
+    rule: impl Into<String>,
+) -> Error {
+    Error::Extent {
+        tensor,
+        dimension,
+        got,
+        rule: rule.into(),
+    }
+}
+
+/// Everything that does not depend on the GPU.
+fn check(
+    spec: &Spec,
+    arrays: &DecodeArrays,
+    pool: &KvPool,
+    q: &DeviceTensor<3>,
+    out: &DeviceTensor<3>,
+    lse: Option<&DeviceTensor<2>>,
+) -> Result<(), Error> {
+    spec.check()?;
+    let dim = spec.head_dim_qk as usize;
+    if !matches!(dim, 64 | 128 | 256) || spec.head_dim_v != spec.head_dim_qk {
+        return Err(extent(
+            "the pool",
+            "elements in a head",
+            dim,
+            "64, 128 or 256, the same for keys and values",
+        ));
+    }
+    if !matches!(pool.dtype, Dtype::BF16 | Dtype::F16) {
+        return Err(Error::Dtype {
+            tensor: "the pool",
+            got: pool.dtype,
+            expected: "BF16 or F16",
+        });
+    }
+    let (partials, heads) = (&arrays.partials, spec.q_heads as usize);
+    for (tensor, got) in [("q", q.dtype), ("out", out.dtype)] {
+        if got != pool.dtype {
+            return Err(Error::DtypesDiffer {
+                tensor,
+                got,
+                other: "the pool",
+                expected: pool.dtype,
+            });
+        }
+    }
+    for (tensor, got) in [
+        ("partial_out", Some(partials.out.dtype)),
+        ("partial_lse", Some(partials.lse.dtype)),
+        ("lse", lse.map(|lse| lse.dtype)),
+    ] {
+        if let Some(got) = got.filter(|&got| got != Dtype::F32) {
+            return Err(Error::Dtype {
+                tensor,
+                got,
+                expected: "F32",
+            });
+        }
+    }
+
+    let of_spec = "in the specification";
+    for (name, tensor) in [("q", q), ("out", out), ("partial_out", &partials.out)] {
+        tensor.check_extent(name, "heads", 1, heads, of_spec)?;
+        tensor.check_extent(name, "elements in a head", 2, dim, of_spec)?;
+        tensor.check_dense(name, 1)?;
+        tensor.check_address(name, VECTOR_BYTES)?;
+        if !tensor.strides[0].is_multiple_of(8) {
+            return Err(Error::Stride {
+                tensor: name,
+                dimension: "tokens",
+                got: tensor.strides[0],
+                rule: "a multiple of 8".into(),
+            });
+        }
+    }
+    out.check_extent("out", "tokens", 0, q.shape[0], "in q")?;
+    partials.out.check_dense("partial_out", 0)?;
+    for (name, tensor, tokens) in [
+        ("partial_lse", Some(&partials.lse), partials.out.shape[0]),
+        ("lse", lse, q.shape[0]),
+    ] {
+        let Some(tensor) = tensor else { continue };
+        tensor.check_extent(name, "tokens", 0, tokens, "in the outputs")?;
+        tensor.check_extent(name, "heads", 1, heads, of_spec)?;
+        tensor.check_dense(name, 0)?;
+        tensor.check_address(name, 4)?;
+    }
+
+    arrays.items.check_address("items", 8)?;
+    arrays.rows.check_address("rows", 16)?;
+    arrays.page_ids.check_address("page_ids", 4)?;
+    arrays.merges.check_address("merges", 16)?;
+    arrays.merge_slots.check_address("merge_slots", 4)?;
+    arrays.ticket.check_address("ticket", 4)?;
+    if arrays.ticket.len == 0 {
+        return Err(extent("ticket", "words", 0, "1"));
+    }
+    if let Some(arrivals) = arrays.arrivals {
+        arrivals.check_address("arrivals", 4)?;
+        let needed = arrays.merges.len * spec.kv_heads as usize;
+        if arrivals.len < needed {
+            let rule = format!("{needed}, one for each merge and KV head");
+            return Err(extent("arrivals", "counters", arrivals.len, rule));
+        }
+    }
+    Ok(())
+}
+
+/// How the accelerator walks a pool: two ways to reach a head, see [`DecodeParams`].
+struct Walk {
+    half_per_head: u32,
+    page_per_page: u32,
+    page_per_head: u32,
+    dims: [u64; 5],
+    strides: [u64; 4],
+}
+
+impl Walk {
+    fn new(spec: &Spec, pages: u32, s: &KvStrides) -> Result<Self, Error> {
+        let (dim, kv_heads) = (spec.head_dim_qk, u64::from(spec.kv_heads));
+        let stride = |dimension, got: u32, rule: &str| Error::Stride {
+            tensor: "the pool",
+            dimension,
+            got: got as usize,
+            rule: rule.into(),
+        };
+        if s.page_size == 0 || !s.page_size.is_multiple_of(8) {
+            let rule = "a multiple of 8";
+            return Err(extent(
+                "the pool",
+                "tokens in a page",
+                s.page_size as usize,
+                rule,
+            ));
+        }
+        let bytes = |elements: u32| u64::from(elements) * ELEMENT;
+        let halves = u64::from(dim / 64);
+        let groups = u64::from(s.page_size / 8);
+        if s.head == dim {
+            return Ok(Self {
+                half_per_head: dim / 64,
+                page_per_page: 1,
+                page_per_head: 0,
+                dims: [64, 8, halves * kv_heads, groups, pages.max(1).into()],
+                strides: [bytes(s.token), 128, 8 * bytes(s.token), bytes(s.page)],
+            });
+        }
+        if s.head == 0 || !s.page.is_multiple_of(s.head) {
+            return Err(stride("pages", s.page, "a multiple of that between heads"));
+        }
+        let heads_per_page = s.page / s.head;
+        let places = u64::from(pages.max(1) - 1) * u64::from(heads_per_page) + kv_heads;
+        Ok(Self {
+            half_per_head: 0,
+            page_per_page: heads_per_page,
+            page_per_head: 1,
+            dims: [64, 8, halves, groups, places],
+            strides: [bytes(s.token), 128, 8 * bytes(s.token), bytes(s.head)],
+        })
+    }
+
+    fn map(
+        &self,
+        name: &'static str,
+        address: u64,
+        dtype: Dtype,
+        halves: u32,
+        piece_tokens: u32,
+    ) -> Result<[u64; 16], Error> {
+        TensorMap {
+            name,
+            address,
+            dtype,
+            dims: &self.dims,
+            strides: &self.strides,
+            box_dims: &[64, 8, halves, piece_tokens / 8, 1],
+            swizzle: Swizzle::Bytes128,
+        }
+        .encode()
+    }
+}
+
+#[expect(clippy::too_many_arguments, reason = "as `decode`")]
+fn parameters(
+    spec: &Spec,
+    tile: DecodeTile,
+    shape: &Shape,
+    arrays: &DecodeArrays,
+    pool: &KvPool,
+    q: &DeviceTensor<3>,
+    out: &DeviceTensor<3>,
+    lse: Option<&DeviceTensor<2>>,
+) -> Result<DecodeParams, Error> {
+    let fits = |what, got: usize| {
+        u32::try_from(got)
+            .ok()
+            .filter(|&got| got < Divisor::LIMIT)
+            .ok_or(ProblemError::TooLarge {
+                what,
+                got: got as u64,
+                limit: u64::from(Divisor::LIMIT) - 1,
+            })
+    };
+    if pool.k_strides != pool.v_strides {
+        return Err(Error::Stride {
+            tensor: "the values",
+            dimension: "tokens, heads or pages",
+            got: pool.v_strides.token as usize,
+            rule: format!("as the keys': {:?}", pool.k_strides),
+        });
+    }
+    let walk = Walk::new(spec, pool.pages, &pool.k_strides)?;
+    let page_size = pool.k_strides.page_size;
+    // The largest power of two that divides page and chunk.
+    let piece_tokens = (1 << page_size.trailing_zeros()).min(KEYS);
+    let halves = spec.head_dim_qk / 64;
+    Ok(DecodeParams {
+        k_map: walk.map("k", pool.k, pool.dtype, halves, piece_tokens)?,
+        v_map: walk.map("v", pool.v, pool.dtype, halves, piece_tokens)?,
+        attention: AttentionParams {
+            q: q.address,
+            k: pool.k,
+            v: pool.v,
+            out: out.address,
+            lse: lse.map_or(0, |lse| lse.address),
+            items: arrays.items.address,
+            rows: arrays.rows.address,
+            page_ids: arrays.page_ids.address,
+            merges: arrays.merges.address,
+            merge_slots: arrays.merge_slots.address,
+            partial_out: arrays.partials.out.address,
+            partial_lse: arrays.partials.lse.address,
+            arrivals: arrays.arrivals.map_or(0, |arrivals| arrivals.address),
+            ticket: arrays.ticket.address,
+            units: fits(
+                "items × KV heads",
+                arrays.items.len.saturating_mul(spec.kv_heads as usize),
+            )?,
+            q_heads: spec.q_heads,
+            kv_heads: spec.kv_heads,
+            group: spec.group(),
+            k_strides: pool.k_strides,
+            v_strides: pool.v_strides,
+            q_token_stride: fits("the token stride of q", q.strides[0])?,
+            out_token_stride: fits("the token stride of out", out.strides[0])?,
+            variant: spec.variant_params(),
+        },
+        group: Divisor::new(spec.group()),
+        kv_heads: Divisor::new(spec.kv_heads),
+        page_size: Divisor::new(page_size),
+        piece_tokens,
+        half_per_head: walk.half_per_head,
+        page_per_page: walk.page_per_page,
+        page_per_head: walk.page_per_head,
+        stages: shape.stages,
+        run: tile.run.clamp(1, shape.units / 2),
+        reserved: 0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::problem::KvLayout;
+
+    fn walk(layout: KvLayout, page_size: u32) -> Result<Walk, Error> {
+        let spec = Spec::new(32, 8, 128);
+        Walk::new(&spec, 100, &layout.strides(page_size, 8, 128))
+    }
+
+    #[test]
+    fn both_layouts_are_walked() {
+        let nhd = walk(KvLayout::Nhd, 16).unwrap();
+        assert_eq!(nhd.dims, [64, 8, 16, 2, 100]);
+        assert_eq!(nhd.strides, [2048, 128, 16384, 32768]);
+        assert_eq!(
+            (nhd.half_per_head, nhd.page_per_page, nhd.page_per_head),
+            (2, 1, 0)
+        );
+        let hnd = walk(KvLayout::Hnd, 24).unwrap();
+        assert_eq!(hnd.dims, [64, 8, 2, 3, 800]);
+        assert_eq!(hnd.strides, [256, 128, 2048, 6144]);
+        assert_eq!(
+            (hnd.half_per_head, hnd.page_per_page, hnd.page_per_head),
+            (0, 8, 1)
+        );
+    }
+
+    #[test]
+    fn pages_that_break_a_group_of_8_are_refused() {
+        for page_size in [1, 4, 12] {
+            let error = walk(KvLayout::Nhd, page_size).err().expect("is refused");
+            assert!(error.to_string().contains("a multiple of 8"), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_entry_has_a_shape() {
+        for (dtype, dim, rows, cap, name) in ENTRIES {
+            assert!(shape(dim, rows, 227 << 10).is_some(), "{name}");
+            let half = if dtype == Dtype::F16 { "f16" } else { "bf16" };
+            let cap = if cap { "_cap" } else { "" };
+            assert_eq!(name, format!("decode_{half}_d{dim}_m{rows}{cap}"));
+        }
+    }
+}

@@ -1,0 +1,665 @@
+//! The composer: requests, their pages, and one step after the other.
+
+use std::collections::VecDeque;
+
+use super::{
+    Draft, Entry, Preemption, Prompt, Request, RequestId, ScheduleError, Step, StepInputs, Swap,
+    Workload, policy::Policy, step,
+};
+use crate::{
+    kv::{PagePool, PrefixCache, Sequence},
+    problem::Batch,
+};
+
+/// How much there may be of everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Query tokens in a step.
+    pub step_tokens: u32,
+    /// Requests in a step.
+    pub step_requests: u32,
+    /// Requests that hold pages.
+    pub running: u32,
+    /// Requests that wait.
+    pub waiting: usize,
+    /// Tokens of one request, prompt and generated.
+    pub request_tokens: u32,
+    /// Pages that admission leaves free for the growth of the requests that run already.
+    pub spare_pages: u32,
+    /// Pages on the host, to swap out to when the pool is full; 0: what is preempted is computed again.
+    pub host_pages: u32,
+    /// Whether prompts with token ids are looked up in, and added to, a prefix cache.
+    pub prefix_cache: bool,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            step_tokens: 2048,
+            step_requests: 256,
+            running: 256,
+            waiting: usize::MAX,
+            request_tokens: u32::MAX,
+            spare_pages: 0,
+            host_pages: 0,
+            prefix_cache: true,
+        }
+    }
+}
+
+/// What sampling gave for an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sampled {
+    /// The next token; the request goes on unless it has all it asked for.
+    Token(u32),
+    /// The last token: end of sequence, or a stop word.
+    Last(u32),
+}
+
+/// A request that left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Finished {
+    /// Which.
+    pub request: RequestId,
+    /// Tokens it generated.
+    pub generated: u32,
+    /// Whether it was cancelled.
+    pub cancelled: bool,
+}
+
+/// A request that is known to the composer.
+#[derive(Debug)]
+pub(super) struct Active {
+    /// Rank by arrival: the lower, the earlier.
+    pub arrival: u64,
+    pub prompt: Prompt,
+    pub prompt_len: u32,
+    pub max_new: u32,
+    pub generated: u32,
+    /// Tokens whose keys are in pages.
+    pub computed: u32,
+    /// Pages for all known tokens, taken on admission.
+    pub sequence: Sequence,
+    /// Ids of the known tokens; of prompts given as blocks only while they are computed.
+    pub tokens: Vec<u32>,
+    /// Host pages of a request that was swapped out.
+    pub swapped: Vec<u32>,
+    /// The step that last had tokens of it.
+    pub last_step: u64,
+    /// Part of a step that is not completed.
+    pub in_flight: bool,
+    pub running: bool,
+    pub cancelled: bool,
+}
+
+impl Active {
+    pub const fn known(&self) -> u32 {
+        self.prompt_len + self.generated
+    }
+
+    pub const fn pending(&self) -> u32 {
+        self.known() - self.computed
+    }
+
+    pub const fn decodes(&self) -> bool {
+        self.generated > 0 && self.pending() == 1
+    }
+
+    pub const fn ready_to_decode(&self) -> bool {
+        self.decodes() && !self.in_flight
+    }
+
+    /// Where it will end, in tokens with keys: the last token is never computed.
+    const fn most_keys(&self) -> u32 {
+        self.prompt_len + self.max_new - 1
+    }
+}
+
+/// Everything but the policy.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub limits: Limits,
+    pub pool: PagePool,
+    pub cache: Option<PrefixCache>,
+    pub host: PagePool,
+    generations: Vec<u32>,
+    pub slots: Vec<Option<Active>>,
+    vacant: Vec<u32>,
+    /// By arrival.
+    pub running: Vec<u32>,
+    /// By arrival.
+    pub waiting: VecDeque<u32>,
+    /// The running requests in the order in which they decode; kept for its memory.
+    pub order: Vec<u32>,
+    arrivals: u64,
+    pub steps: u64,
+    /// Grows when pages become free; an admission that failed is tried again only then.
+    pub releases: u64,
+    pub blocked_at: Option<u64>,
+    pub workload: Workload,
+    /// Prompt tokens taken from the prefix cache.
+    pub cached_tokens: u64,
+    /// Tokens whose keys were lost to preemption.
+    pub lost_tokens: u64,
+}
+
+/// Requests in, hybrid batches out; deterministic.
+///
+/// A step is made by [`compose`](Self::compose), computed by the caller, and given back to
+/// [`complete`](Self::complete) with the sampled tokens. Several steps may be under way at once (pipeline
+/// parallelism): a request is in at most one of them.
+#[derive(Debug)]
+pub struct Composer {
+    core: Core,
+    policy: Box<dyn Policy>,
+}
+
+impl Composer {
+    /// A composer over a pool of `pages` pages of `page_size` tokens.
+    ///
+    /// # Errors
+    /// [`ScheduleError::Limit`].
+    pub fn new(
+        limits: Limits,
+        pages: u32,
+        page_size: u32,
+        policy: impl Policy + 'static,
+    ) -> Result<Self, ScheduleError> {
+        Self::with_policy(limits, pages, page_size, Box::new(policy))
+    }
+
+    /// The same, with a policy that was chosen at run time.
+    ///
+    /// # Errors
+    /// [`ScheduleError::Limit`].
+    pub fn with_policy(
+        limits: Limits,
+        pages: u32,
+        page_size: u32,
+        policy: Box<dyn Policy>,
+    ) -> Result<Self, ScheduleError> {
+        for (name, got) in [
+            ("Limits::step_tokens", limits.step_tokens),
+            ("Limits::step_requests", limits.step_requests),
+            ("Limits::running", limits.running),
+            ("the number of pages", pages),
+            ("the page size", page_size),
+        ] {
+            if got == 0 {
+                return Err(ScheduleError::Limit {
+                    name,
+                    got: 0,
+                    least: 1,
+                });
+            }
+        }
+        let core = Core {
+            limits,
+            pool: PagePool::new(pages, page_size),
+            cache: limits.prefix_cache.then(|| PrefixCache::new(page_size)),
+            host: PagePool::new(limits.host_pages, page_size),
+            generations: Vec::new(),
+            slots: Vec::new(),
+            vacant: Vec::new(),
+            running: Vec::new(),
+            waiting: VecDeque::new(),
+            order: Vec::new(),
+            arrivals: 0,
+            steps: 0,
+            releases: 0,
+            blocked_at: None,
+            workload: Workload::default(),
+            cached_tokens: 0,
+            lost_tokens: 0,
+        };
+        Ok(Self { core, policy })
+    }
+
+    /// Takes a request; it waits until the policy admits it.
+    ///
+    /// # Errors
+    /// Where it asks for nothing, breaks a limit, or could not finish in this pool even alone.
+    pub fn submit(&mut self, request: Request) -> Result<RequestId, ScheduleError> {
+        self.core.submit(request)
+    }
+
+    /// Ends a request at any point; whether it was there. One that is part of a step under way keeps its
+    /// pages until that step is completed, for they are being written.
+    pub fn cancel(&mut self, request: RequestId) -> bool {
+        let Some(active) = self.core.get_mut(request) else {
+            return false;
+        };
+        active.cancelled = true;
+        if !active.in_flight {
+            self.core.remove(request.slot);
+        }
+        true
+    }
+
+    /// Composes the next step; false where there is nothing to compute now.
+    pub fn compose(&mut self, step: &mut Step) -> bool {
+        step.clear();
+        self.core.steps += 1;
+        let mut draft = Draft::new(&mut self.core, step);
+        self.policy.compose(&mut draft);
+        !step.is_empty()
+    }
+
+    /// Takes note that a step was computed. `sample` is called for each entry that samples, in order.
+    /// Returns the requests that left.
+    ///
+    /// # Panics
+    /// If the step is not under way.
+    pub fn complete(
+        &mut self,
+        step: &Step,
+        mut sample: impl FnMut(&Entry) -> Sampled,
+    ) -> Vec<Finished> {
+        let mut finished = Vec::new();
+        for entry in &step.entries {
+            let sampled = entry.samples.then(|| sample(entry));
+            finished.extend(self.core.complete(entry, sampled));
+        }
+        if !finished.is_empty() {
+            let left = |slot| {
+                finished
+                    .iter()
+                    .any(|finished| finished.request.slot == slot)
+            };
+            self.core.running.retain(|&slot| !left(slot));
+        }
+        finished
+    }
+
+    /// The batch of a step, for the planner. The step is under way.
+    pub fn batch(&self, step: &Step, batch: &mut Batch) {
+        let page_size = self.core.pool.page_size();
+        step::clear_batch(batch, page_size, self.core.pool.pages());
+        for entry in &step.entries {
+            let pages = self.core.at(entry.request.slot).sequence.pages();
+            step::push_row(batch, entry, pages, page_size);
+        }
+    }
+
+    /// All that a backend takes of a step. The step is under way.
+    pub fn inputs(&self, step: &Step, inputs: &mut StepInputs) {
+        let page_size = self.core.pool.page_size();
+        inputs.clear(page_size, self.core.pool.pages());
+        for entry in &step.entries {
+            let active = self.core.at(entry.request.slot);
+            inputs.push(entry, active.sequence.pages(), page_size, &active.tokens);
+        }
+    }
+
+    /// The page pool.
+    #[must_use]
+    pub const fn pool(&self) -> &PagePool {
+        &self.core.pool
+    }
+
+    /// The host pages that requests are swapped out to.
+    #[must_use]
+    pub const fn host_pool(&self) -> &PagePool {
+        &self.core.host
+    }
+
+    /// The prefix cache, if there is one.
+    #[must_use]
+    pub const fn prefix_cache(&self) -> Option<&PrefixCache> {
+        self.core.cache.as_ref()
+    }
+
+    /// Gives all pages of the prefix cache back that no request holds.
+    pub fn clear_cache(&mut self) {
+        let Core { cache, pool, .. } = &mut self.core;
+        if let Some(cache) = cache {
+            cache.evict(pool, u32::MAX);
+        }
+        self.core.releases += 1;
+    }
+
+    /// Requests that hold pages.
+    #[must_use]
+    pub fn running(&self) -> usize {
+        self.core.running.len()
+    }
+
+    /// Requests that wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.core.waiting.len()
+    }
+
+    /// Whether there is no request at all.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.core.running.is_empty() && self.core.waiting.is_empty()
+    }
+
+    /// Prompt tokens that came from the prefix cache so far.
+    #[must_use]
+    pub const fn cached_tokens(&self) -> u64 {
+        self.core.cached_tokens
+    }
+
+    /// Tokens whose keys were lost to preemption so far, and were or will be computed again.
+    #[must_use]
+    pub const fn lost_tokens(&self) -> u64 {
+        self.core.lost_tokens
+    }
+
+    /// The pages that a running request holds.
+    #[must_use]
+    pub fn pages_of(&self, request: RequestId) -> Option<&[u32]> {
+        self.core.get(request).map(|active| active.sequence.pages())
+    }
+}
+
+impl Core {
+    fn submit(&mut self, request: Request) -> Result<RequestId, ScheduleError> {
+        let Request {
+            prompt,
+            max_new_tokens,
+        } = request;
+        let prompt_len = prompt.len();
+        if prompt_len == 0 {
+            return Err(ScheduleError::EmptyPrompt);
+        }
+        if max_new_tokens == 0 {
+            return Err(ScheduleError::NoNewTokens);
+        }
+        let total = u64::from(prompt_len) + u64::from(max_new_tokens);
+        if total > u64::from(self.limits.request_tokens.min(i32::MAX as u32)) {
+            return Err(ScheduleError::RequestTooLong {
+                prompt: prompt_len,
+                new: max_new_tokens,
+                limit: self.limits.request_tokens.min(i32::MAX as u32),
+            });
+        }
+        if self.waiting.len() >= self.limits.waiting {
+            return Err(ScheduleError::QueueFull {
+                waiting: self.waiting.len(),
+            });
+        }
+        self.arrivals += 1;
+        let (prompt, tokens) = match prompt {
+            Prompt::Tokens(tokens) => (Prompt::Tokens(Vec::new()), tokens),
+            prompt => (prompt, Vec::new()),
+        };
+        let active = Active {
+            arrival: self.arrivals,
+            prompt,
+            prompt_len,
+            max_new: max_new_tokens,
+            generated: 0,
+            computed: 0,
+            sequence: Sequence::default(),
+            tokens,
+            swapped: Vec::new(),
+            last_step: 0,
+            in_flight: false,
+            running: false,
+            cancelled: false,
+        };
+        let wanted = active.most_keys().div_ceil(self.pool.page_size());
+        if wanted > self.pool.pages() {
+            return Err(ScheduleError::PoolTooSmall {
+                wanted,
+                total: self.pool.pages(),
+            });
+        }
+        let slot = self.vacant.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.generations.push(0);
+            self.slots.len() as u32 - 1
+        });
+        self.slots[slot as usize] = Some(active);
+        self.waiting.push_back(slot);
+        Ok(self.id(slot))
+    }
+
+    pub fn id(&self, slot: u32) -> RequestId {
+        RequestId {
+            slot,
+            generation: self.generations[slot as usize],
+        }
+    }
+
+    pub fn at(&self, slot: u32) -> &Active {
+        self.slots[slot as usize]
+            .as_ref()
+            .expect("a slot that is listed is taken")
+    }
+
+    pub fn at_mut(&mut self, slot: u32) -> &mut Active {
+        self.slots[slot as usize]
+            .as_mut()
+            .expect("a slot that is listed is taken")
+    }
+
+    fn get(&self, request: RequestId) -> Option<&Active> {
+        let RequestId { slot, generation } = request;
+        (self.generations.get(slot as usize) == Some(&generation))
+            .then(|| self.slots[slot as usize].as_ref())
+            .flatten()
+    }
+
+    fn get_mut(&mut self, request: RequestId) -> Option<&mut Active> {
+        let RequestId { slot, generation } = request;
+        (self.generations.get(slot as usize) == Some(&generation))
+            .then(|| self.slots[slot as usize].as_mut())
+            .flatten()
+    }
+
+    fn complete(&mut self, entry: &Entry, sampled: Option<Sampled>) -> Option<Finished> {
+        let slot = entry.request.slot;
+        let active = self
+            .get_mut(entry.request)
+            .filter(|active| active.in_flight)
+            .expect("the step is under way");
+        active.in_flight = false;
+        active.computed += entry.tokens;
+        let mut left = active.cancelled;
+        if let Some(sampled) = sampled.filter(|_| !left) {
+            let (token, last) = match sampled {
+                Sampled::Token(token) => (token, false),
+                Sampled::Last(token) => (token, true),
+            };
+            if !entry.decode {
+                self.cache_computed(slot);
+            }
+            let active = self.at_mut(slot);
+            active.generated += 1;
+            if matches!(active.prompt, Prompt::Tokens(_)) {
+                active.tokens.push(token);
+            }
+            if last || active.generated == active.max_new {
+                self.workload
+                    .finished(self.at(slot).prompt_len, self.at(slot).generated);
+                self.cache_computed(slot);
+                left = true;
+            }
+        }
+        left.then(|| {
+            let active = self.at(slot);
+            let finished = Finished {
+                request: entry.request,
+                generated: active.generated,
+                cancelled: active.cancelled,
+            };
+            self.free(slot);
+            finished
+        })
+    }
+
+    /// Puts the full pages of a request whose tokens are known into the prefix cache.
+    fn cache_computed(&mut self, slot: u32) {
+        let Self {
+            cache, pool, slots, ..
+        } = self;
+        let active = slots[slot as usize].as_mut().expect("taken");
+        if let Some(cache) = cache
+            && active.sequence.len() == active.computed
+            && active.tokens.len() >= active.computed as usize
+        {
+            cache.insert(pool, &active.tokens, &mut active.sequence);
+        }
+        if matches!(active.prompt, Prompt::Blocks { .. }) {
+            active.tokens = Vec::new();
+        }
+    }
+
+    /// Takes a request off its queue and frees it.
+    fn remove(&mut self, slot: u32) {
+        if self.at(slot).running {
+            self.running.retain(|&other| other != slot);
+        } else {
+            self.waiting.retain(|&other| other != slot);
+            self.blocked_at = None;
+        }
+        self.free(slot);
+    }
+
+    fn free(&mut self, slot: u32) {
+        let active = self.slots[slot as usize].take().expect("freed once");
+        active.sequence.release(&mut self.pool);
+        for page in active.swapped {
+            self.host.release(page);
+        }
+        self.releases += 1;
+        self.generations[slot as usize] = self.generations[slot as usize].wrapping_add(1);
+        self.vacant.push(slot);
+    }
+
+    /// Admits the request that has waited longest, if its known tokens find room.
+    pub fn admit(&mut self, step: &mut Step) -> Option<u32> {
+        let slot = *self.waiting.front()?;
+        let full = self.running.len() >= self.limits.running as usize;
+        // Pages that a preemption set free are for the requests that needed them.
+        if full || !step.preempted.is_empty() || self.blocked_at == Some(self.releases) {
+            return None;
+        }
+        let spare = if self.running.is_empty() {
+            0
+        } else {
+            self.limits.spare_pages
+        };
+        let Self {
+            pool, cache, slots, ..
+        } = self;
+        let active = slots[slot as usize].as_mut().expect("taken");
+        let known = active.known();
+        let mut sequence = Sequence::default();
+        if let Some(cache) = cache
+            && active.swapped.is_empty()
+        {
+            if matches!(active.prompt, Prompt::Blocks { .. }) {
+                active.prompt.expand_blocks(&mut active.tokens);
+            }
+            let before_last = active.tokens.len().min(known as usize - 1);
+            sequence = cache.acquire(pool, &active.tokens[..before_last]);
+        }
+        let wanted = sequence.pages_for(pool, known - sequence.len()) + spare;
+        if !make_room(pool, cache.as_mut(), wanted) {
+            sequence.release(pool);
+            self.blocked_at = Some(self.releases);
+            return None;
+        }
+        let cached = sequence.len();
+        let copy = sequence
+            .append(pool, known - cached)
+            .expect("room was made");
+        step.copies.extend(copy);
+        if active.swapped.is_empty() {
+            active.computed = cached;
+            self.cached_tokens += u64::from(cached);
+        } else {
+            for (host, &device) in active.swapped.drain(..).zip(sequence.pages()) {
+                step.swaps.push(Swap::In { host, device });
+                self.host.release(host);
+            }
+        }
+        active.sequence = sequence;
+        active.running = true;
+        let arrival = active.arrival;
+        self.waiting.pop_front();
+        let rank = self
+            .running
+            .partition_point(|&other| self.at(other).arrival < arrival);
+        self.running.insert(rank, slot);
+        Some(slot)
+    }
+
+    /// Makes room for one more step of a running request; at worst by taking pages from later ones.
+    /// False where the request itself had to give way.
+    pub fn reserve(&mut self, slot: u32, tokens: u32, step: &mut Step) -> bool {
+        loop {
+            let Self {
+                pool, cache, slots, ..
+            } = self;
+            let active = slots[slot as usize].as_mut().expect("taken");
+            let more = (active.computed + tokens).saturating_sub(active.sequence.len());
+            if more == 0 {
+                return true;
+            }
+            let wanted = active.sequence.pages_for(pool, more);
+            if make_room(pool, cache.as_mut(), wanted) {
+                let copy = active.sequence.append(pool, more).expect("room was made");
+                step.copies.extend(copy);
+                return true;
+            }
+            let (arrival, this) = (active.arrival, self.steps);
+            let victim = self.running.iter().rev().copied().find(|&other| {
+                let active = self.at(other);
+                active.arrival > arrival && !active.in_flight && active.last_step != this
+            });
+            match victim {
+                Some(victim) => self.preempt(victim, step),
+                None => {
+                    self.preempt(slot, step);
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// Takes a request's pages and lets it wait again.
+    fn preempt(&mut self, slot: u32, step: &mut Step) {
+        let request = self.id(slot);
+        let Self {
+            pool, host, slots, ..
+        } = self;
+        let active = slots[slot as usize].as_mut().expect("taken");
+        let used = active.computed.div_ceil(pool.page_size());
+        let swapped = used > 0 && host.free_pages() >= used;
+        if swapped {
+            for &device in &active.sequence.pages()[..used as usize] {
+                let host = host.alloc().expect("enough are free");
+                step.swaps.push(Swap::Out { device, host });
+                active.swapped.push(host);
+            }
+        } else {
+            self.lost_tokens += u64::from(active.computed);
+            active.computed = 0;
+        }
+        std::mem::take(&mut active.sequence).release(pool);
+        active.running = false;
+        let arrival = active.arrival;
+        self.releases += 1;
+        self.running.retain(|&other| other != slot);
+        let rank = self
+            .waiting
+            .partition_point(|&other| self.at(other).arrival < arrival);
+        self.waiting.insert(rank, slot);
+        step.preempted.push(Preemption { request, swapped });
+    }
+}
+
+/// Whether `wanted` pages are free, or became so by eviction.
+fn make_room(pool: &mut PagePool, cache: Option<&mut PrefixCache>, wanted: u32) -> bool {
+    let missing = wanted.saturating_sub(pool.free_pages());
+    if missing == 0 {
+        return true;
+    }
+    cache.is_some_and(|cache| cache.pages() >= missing && cache.evict(pool, missing) >= missing)
+}

@@ -1,0 +1,67 @@
+//! Who goes into a step: policies behind one trait.
+
+use std::fmt::Debug;
+
+use super::{Draft, ScheduleError, chunk::ChunkSize, cost::CostModel};
+
+mod decode_priority;
+mod orca;
+mod prefill_first;
+mod sarathi;
+mod sarathi_serve;
+
+pub use decode_priority::DecodePriority;
+pub use orca::Orca;
+pub use prefill_first::PrefillFirst;
+pub use sarathi::Sarathi;
+pub use sarathi_serve::SarathiServe;
+
+/// Decides what goes into each step. Must be deterministic: the same requests give the same steps.
+pub trait Policy: Debug + Send {
+    /// A short name.
+    fn name(&self) -> &'static str;
+
+    /// Fills a step through the draft, which holds the limits.
+    fn compose(&mut self, draft: &mut Draft<'_>);
+}
+
+/// Names of all policies, as [`by_name`] takes them.
+pub const NAMES: [&str; 5] = [
+    "sarathi",
+    "sarathi-serve",
+    "prefill-first",
+    "orca",
+    "decode-priority",
+];
+
+/// What [`by_name`] needs to know for the policies that have choices.
+#[derive(Clone, Debug)]
+pub struct PolicyOptions {
+    /// SARATHI's chunk size.
+    pub chunk: ChunkSize,
+    /// The time between tokens that decode priority keeps.
+    pub target_ns: f64,
+    /// Predicts step times for decode priority.
+    pub cost: CostModel,
+}
+
+/// A policy by its name.
+///
+/// # Errors
+/// [`ScheduleError::Unknown`].
+pub fn by_name(name: &str, options: &PolicyOptions) -> Result<Box<dyn Policy>, ScheduleError> {
+    Ok(match name {
+        "sarathi" => Box::new(Sarathi::new(options.chunk.clone(), options.cost.tile())),
+        "sarathi-serve" => Box::new(SarathiServe),
+        "prefill-first" => Box::new(PrefillFirst),
+        "orca" => Box::new(Orca::default()),
+        "decode-priority" => Box::new(DecodePriority::new(options.cost.clone(), options.target_ns)),
+        _ => {
+            return Err(ScheduleError::Unknown {
+                kind: "policy",
+                got: name.to_owned(),
+                known: NAMES.join(", "),
+            });
+        }
+    })
+}

@@ -1,0 +1,347 @@
+//! Decode on the GPU, as planned, against naive attention in f64.
+
+mod common;
+
+#[path = "common/problems.rs"]
+mod problems;
+
+// `problems` wants it beside itself.
+use common as numeric;
+
+use common::{Memory, Stream, Tolerance, compare};
+use half::{bf16, f16};
+use problems::{Tensors, cases};
+use proptest::prelude::*;
+use tandem_attn::{
+    Error,
+    exec::gpu::{DecodeArrays, DecodeTile, Gpu, KvPool, PartialStates},
+    plan::{DeviceDescription, Kernel, MergeMode, Plan, PlanOptions, Planner, SplitMode},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec, Variant},
+    tensor::Element,
+};
+
+#[derive(Clone, Debug)]
+struct Case {
+    spec: Spec,
+    batch: Batch,
+    layout: KvLayout,
+    options: PlanOptions,
+    run: u32,
+    seed: u64,
+}
+
+/// Key lengths around the edges of chunks and pages, and beyond what one CTA loads ahead.
+fn kv_len() -> impl Strategy<Value = u32> {
+    let edge = (1..20_u32, 0..3_u32).prop_map(|(chunks, off)| chunks * 32 + off - 1);
+    prop_oneof![1 => Just(0_u32), 3 => 1..70_u32, 4 => edge, 2 => 1..1500_u32]
+}
+
+fn variant() -> impl Strategy<Value = Variant> {
+    let window = prop_oneof![3 => Just(None), 2 => (0..200_u32).prop_map(Some)];
+    let cap = prop_oneof![3 => Just(None), 1 => (5.0..50.0_f32).prop_map(Some)];
+    (prop::bool::weighted(0.9), window, cap).prop_map(|(causal, window_left, soft_cap)| {
+        let mut variant = Variant::CAUSAL;
+        variant.causal = causal;
+        variant.window_left = window_left;
+        variant.soft_cap = soft_cap;
+        variant
+    })
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let heads = (1..5_u32, 1..17_u32);
+    let dim = prop_oneof![Just(64_u32), Just(128), Just(256)];
+    let page =
+        prop_oneof![4 => Just(16_u32), 1 => Just(8), 1 => Just(24), 1 => Just(64), 1 => Just(128)];
+    let layout = prop_oneof![Just(KvLayout::Nhd), Just(KvLayout::Hnd)];
+    // A request: own keys, pages shared with the first one, queries.
+    let request = (kv_len(), 0..12_usize, 1..9_u32);
+    // Pages per cut, or the planner's choice.
+    let split = prop_oneof![3 => Just(None), 2 => (1..20_u32).prop_map(Some)];
+    let merge_mode = prop_oneof![Just(MergeMode::Fused), Just(MergeMode::Kernel)];
+    (
+        (heads, dim, variant()),
+        (
+            page,
+            prop::collection::vec(request, 1..14),
+            prop::bool::weighted(0.5),
+        ),
+        (layout, split, merge_mode, 1..5_u32),
+        any::<u64>(),
+    )
+        .prop_map(
+            |(((kv_heads, group), dim, variant), (page, requests, one_token), rest, seed)| {
+                let (layout, split, merge_mode, run) = rest;
+                let mut spec = Spec::new(kv_heads * group, kv_heads, dim);
+                spec.variant = variant;
+                let mut noise = common::Rng(seed);
+                let (mut tables, mut used) = (Vec::<Vec<u32>>::new(), 0);
+                let mut qo_indptr = vec![0];
+                let mut lens = Vec::new();
+                for (own, shared, queries) in requests {
+                    let queries = if one_token { 1 } else { queries };
+                    let prefix = tables
+                        .first()
+                        .map_or(&[][..], |first| &first[..shared.min(first.len())]);
+                    let mut pages = prefix.to_vec();
+                    let kv_len = (pages.len() as u32 * page + own).max(queries);
+                    let more = kv_len.div_ceil(page) - pages.len() as u32;
+                    pages.extend(used..used + more);
+                    used += more;
+                    tables.push(pages);
+                    lens.push(kv_len);
+                    qo_indptr.push(qo_indptr[qo_indptr.len() - 1] + queries);
+                }
+                let mut shuffled: Vec<u32> = (0..used + 3).collect();
+                noise.shuffle(&mut shuffled);
+                let mut table = PageTable::new(page, used + 3);
+                for (pages, &kv_len) in tables.iter().zip(&lens) {
+                    let pages: Vec<u32> =
+                        pages.iter().map(|&page| shuffled[page as usize]).collect();
+                    table.push(&pages, kv_len);
+                }
+                let mut options = PlanOptions::default();
+                if let Some(pages) = split {
+                    options.split = SplitMode::Fixed {
+                        tokens: pages * page,
+                    };
+                }
+                options.merge_mode = merge_mode;
+                Case {
+                    spec,
+                    batch: Batch::new(qo_indptr, table),
+                    layout,
+                    options,
+                    run,
+                    seed,
+                }
+            },
+        )
+}
+
+fn plan_of(case: &Case) -> Plan {
+    let mut device = DeviceDescription::named("h200").expect("it is built in");
+    device.decode.m = vec![8, 16];
+    let plan = Planner::new()
+        .plan(&case.spec, &case.batch, &device, &case.options)
+        .expect("the case can be planned");
+    plan.verify(&case.batch)
+        .expect("the plan computes the batch");
+    plan
+}
+
+/// Runs a plan twice; the outputs and LSEs of both runs, as bytes.
+fn run_twice<T: Element>(
+    gpu: &Gpu,
+    case: &Case,
+    plan: &Plan,
+    tensors: &Tensors<T, T>,
+) -> Vec<(Vec<T>, Vec<f32>)> {
+    let spec = &case.spec;
+    let (heads, dim) = (spec.q_heads as usize, spec.head_dim_v as usize);
+    let tokens = plan.total_q as usize;
+    let slots = plan.slots as usize;
+    let pool = &tensors.parts[0];
+    let (k, v, q) = (
+        Memory::new(&pool.k),
+        Memory::new(&pool.v),
+        Memory::new(&tensors.q),
+    );
+    // Arrays must not be empty to have an address.
+    let padded = |values: &[u32]| [values, &[0; 4]].concat();
+    let items = Memory::new(&plan.items);
+    let rows = Memory::new(&padded(bytemuck::cast_slice(&plan.rows)));
+    let page_ids = Memory::new(&padded(&plan.page_ids));
+    let merges = Memory::new(&padded(bytemuck::cast_slice(&plan.merges)));
+    let merge_slots = Memory::new(&padded(&plan.merge_slots));
+    let partial_out = Memory::new(&vec![f32::NAN; (slots.max(1)) * heads * dim]);
+    let partial_lse = Memory::new(&vec![f32::NAN; slots.max(1) * heads]);
+    let arrivals = Memory::new(&vec![
+        0_u32;
+        (plan.merges.len() + 1) * spec.kv_heads as usize
+    ]);
+    let partials = PartialStates {
+        out: partial_out.tensor(Dtype::F32, [slots.max(1), heads, dim]),
+        lse: partial_lse.tensor(Dtype::F32, [slots.max(1), heads]),
+    };
+    let fused = plan.merge_mode == MergeMode::Fused;
+    let pages = case.batch.parts[0].table.pool_pages;
+    let kv = KvPool {
+        k: k.address(),
+        v: v.address(),
+        dtype: T::DTYPE,
+        pages,
+        k_strides: pool.k_strides,
+        v_strides: pool.v_strides,
+    };
+    let stream = Stream::new();
+    let merge_rows = tandem_attn::exec::gpu::DeviceArray::new(merges.address(), plan.merges.len());
+    let results = (0..2)
+        .map(|_| {
+            let out = Memory::new(&vec![T::from_f32(f32::NAN); tokens * heads * dim]);
+            let lse = Memory::new(&vec![f32::NAN; tokens * heads]);
+            let q = q.tensor(T::DTYPE, [tokens, heads, dim]);
+            let to = out.tensor(T::DTYPE, [tokens, heads, dim]);
+            let lse_to = lse.tensor(Dtype::F32, [tokens, heads]);
+            let tickets: Vec<Memory> = plan.groups.iter().map(|_| Memory::new(&[0_u32])).collect();
+            for (group, ticket) in plan.groups.iter().zip(&tickets) {
+                assert_eq!(group.kernel, Kernel::Decode);
+                let first = items.address() + u64::from(group.items.start) * 40;
+                let arrays = DecodeArrays {
+                    items: tandem_attn::exec::gpu::DeviceArray::new(first, group.items.len()),
+                    rows: rows.array(),
+                    page_ids: page_ids.array(),
+                    merges: merge_rows,
+                    merge_slots: merge_slots.array(),
+                    partials,
+                    arrivals: fused.then(|| arrivals.array()),
+                    ticket: ticket.array(),
+                };
+                let tile = DecodeTile {
+                    rows: group.tile.m,
+                    run: case.run,
+                };
+                // SAFETY: the arrays are the plan's, and live until the stream was waited for.
+                unsafe { gpu.decode(spec, tile, &arrays, &kv, &q, &to, Some(&lse_to), stream.0) }
+                    .expect("the launch is right");
+            }
+            if !fused || plan.merges.iter().any(|merge| merge.slots == 0) {
+                // Without fused merges all of them; else those that no item arrives at.
+                let left: Vec<_> = plan
+                    .merges
+                    .iter()
+                    .copied()
+                    .filter(|merge| !fused || merge.slots == 0)
+                    .collect();
+                let left = Memory::new(&padded(bytemuck::cast_slice(&left)));
+                let count = if fused {
+                    plan.merges.iter().filter(|merge| merge.slots == 0).count()
+                } else {
+                    plan.merges.len()
+                };
+                let left_rows = tandem_attn::exec::gpu::DeviceArray::new(left.address(), count);
+                // SAFETY: as above.
+                unsafe {
+                    gpu.merge_states(
+                        &partials,
+                        left_rows,
+                        merge_slots.array(),
+                        &to,
+                        Some(&lse_to),
+                        stream.0,
+                    )
+                }
+                .expect("the launch is right");
+                stream.wait();
+            }
+            stream.wait();
+            for ticket in &tickets {
+                assert_eq!(ticket.read::<u32>(), [0], "a ticket was not wound back");
+            }
+            (out.read(), lse.read())
+        })
+        .collect();
+    assert!(
+        arrivals.read::<u32>().iter().all(|&count| count == 0),
+        "a counter of arrivals was not wound back"
+    );
+    results
+}
+
+fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
+    let mut case = case.clone();
+    (case.spec.q_dtype, case.spec.kv_dtype, case.spec.out_dtype) = (T::DTYPE, T::DTYPE, T::DTYPE);
+    let plan = plan_of(&case);
+    let tensors = Tensors::<T, T>::random(&case.spec, &case.batch, case.layout, case.seed);
+    let right = tensors.reference(&case.spec, &case.batch);
+    let runs = run_twice(gpu, &case, &plan, &tensors);
+    let (heads, dim) = (case.spec.q_heads as usize, case.spec.head_dim_v as usize);
+    let shape = [plan.total_q as usize, heads, dim];
+    // Weights are rounded to 16 bits before they meet the values, whose sum may cancel.
+    let of_weights = match T::DTYPE {
+        Dtype::BF16 => 1.0 / 256.0,
+        _ => 1.0 / 2048.0,
+    };
+    let mut tolerance = Tolerance::of(T::DTYPE);
+    tolerance.absolute = of_weights;
+    let got = common::to_f64(&runs[0].0);
+    compare("out", &shape, &got, &right.out, tolerance).map_err(TestCaseError::fail)?;
+    let lse = Tolerance {
+        absolute: 2e-4,
+        relative: 1e-5,
+    };
+    let got: Vec<f64> = runs[0].1.iter().map(|&x| x.into()).collect();
+    compare("lse", &[shape[0], heads, 1], &got, &right.lse, lse).map_err(TestCaseError::fail)?;
+    let bits = |run: &(Vec<T>, Vec<f32>)| {
+        let out: Vec<u8> = bytemuck::cast_slice(&run.0).to_vec();
+        (out, run.1.iter().map(|x| x.to_bits()).collect::<Vec<_>>())
+    };
+    prop_assert!(bits(&runs[0]) == bits(&runs[1]), "two runs differ");
+    Ok(())
+}
+
+#[test]
+fn decode_is_the_reference() {
+    let Some(gpu) = common::gpu("decode_is_the_reference") else {
+        return;
+    };
+    if gpu.arch() != "sm_90a" {
+        eprintln!(
+            "skipped: decode_is_the_reference: {} has no decode kernels yet",
+            gpu.arch()
+        );
+        return;
+    }
+    let mut runner = proptest::test_runner::TestRunner::new(cases(300));
+    runner
+        .run(&case(), |case| {
+            if case.seed % 2 == 0 {
+                check::<bf16>(gpu, &case)
+            } else {
+                check::<f16>(gpu, &case)
+            }
+        })
+        .unwrap();
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    let Some(gpu) = common::gpu("what_is_wrong_is_said") else {
+        return;
+    };
+    let spec = Spec::new(8, 2, 96);
+    let memory = Memory::of_bytes(1 << 16);
+    let f32s = |shape: [usize; 2]| memory.tensor(Dtype::F32, shape);
+    let arrays = DecodeArrays {
+        items: memory.array(),
+        rows: memory.array(),
+        page_ids: memory.array(),
+        merges: memory.array(),
+        merge_slots: memory.array(),
+        partials: PartialStates {
+            out: memory.tensor(Dtype::F32, [1, 8, 96]),
+            lse: f32s([1, 8]),
+        },
+        arrivals: None,
+        ticket: memory.array(),
+    };
+    let address = memory.address();
+    let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 4, address, address);
+    let q = memory.tensor(Dtype::BF16, [1, 8, 96]);
+    let tile = DecodeTile { rows: 8, run: 1 };
+    // SAFETY: refused before anything is launched.
+    let error = unsafe {
+        gpu.decode(
+            &spec,
+            tile,
+            &arrays,
+            &pool,
+            &q,
+            &q,
+            None,
+            std::ptr::null_mut(),
+        )
+    };
+    let error = error.expect_err("a head dimension of 96");
+    assert!(matches!(error, Error::Extent { got: 96, .. }), "{error}");
+}
