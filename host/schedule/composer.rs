@@ -72,13 +72,15 @@ pub struct Finished {
 pub(super) struct Active {
     /// Rank by arrival: the lower, the earlier.
     pub arrival: u64,
+    /// How many had the slot before.
+    pub generation: u32,
     pub prompt: Prompt,
     pub prompt_len: u32,
     pub max_new: u32,
     pub generated: u32,
     /// Tokens whose keys are in pages.
     pub computed: u32,
-    /// Pages for all known tokens, taken on admission.
+    /// Pages for all known tokens, taken on admission, and later to the end of a page.
     pub sequence: Sequence,
     /// Ids of the known tokens; of prompts given as blocks only while they are computed.
     pub tokens: Vec<u32>,
@@ -386,8 +388,9 @@ impl Core {
             Prompt::Tokens(tokens) => (Prompt::Tokens(Vec::new()), tokens),
             prompt => (prompt, Vec::new()),
         };
-        let active = Active {
+        let mut active = Active {
             arrival: self.arrivals,
+            generation: 0,
             prompt,
             prompt_len,
             max_new: max_new_tokens,
@@ -413,6 +416,7 @@ impl Core {
             self.generations.push(0);
             self.slots.len() as u32 - 1
         });
+        active.generation = self.generations[slot as usize];
         self.slots[slot as usize] = Some(active);
         self.waiting.push_back(slot);
         Ok(self.id(slot))
@@ -421,7 +425,7 @@ impl Core {
     pub fn id(&self, slot: u32) -> RequestId {
         RequestId {
             slot,
-            generation: self.generations[slot as usize],
+            generation: self.at(slot).generation,
         }
     }
 
@@ -439,16 +443,14 @@ impl Core {
 
     fn get(&self, request: RequestId) -> Option<&Active> {
         let RequestId { slot, generation } = request;
-        (self.generations.get(slot as usize) == Some(&generation))
-            .then(|| self.slots[slot as usize].as_ref())
-            .flatten()
+        let active = self.slots.get(slot as usize)?.as_ref();
+        active.filter(|active| active.generation == generation)
     }
 
     fn get_mut(&mut self, request: RequestId) -> Option<&mut Active> {
         let RequestId { slot, generation } = request;
-        (self.generations.get(slot as usize) == Some(&generation))
-            .then(|| self.slots[slot as usize].as_mut())
-            .flatten()
+        let active = self.slots.get_mut(slot as usize)?.as_mut();
+        active.filter(|active| active.generation == generation)
     }
 
     fn complete(&mut self, entry: &Entry, sampled: Option<Sampled>) -> Option<Finished> {
@@ -498,8 +500,8 @@ impl Core {
             cache, pool, slots, ..
         } = self;
         let active = slots[slot as usize].as_mut().expect("taken");
+        active.sequence.truncate(pool, active.computed);
         if let Some(cache) = cache
-            && active.sequence.len() == active.computed
             && active.tokens.len() >= active.computed as usize
         {
             cache.insert(pool, &active.tokens, &mut active.sequence);
@@ -598,10 +600,12 @@ impl Core {
                 pool, cache, slots, ..
             } = self;
             let active = slots[slot as usize].as_mut().expect("taken");
-            let more = (active.computed + tokens).saturating_sub(active.sequence.len());
-            if more == 0 {
+            let keys = active.computed + tokens;
+            if keys <= active.sequence.len() {
                 return true;
             }
+            // To the end of the page: the next steps then need not ask.
+            let more = keys.next_multiple_of(pool.page_size()) - active.sequence.len();
             let wanted = active.sequence.pages_for(pool, more);
             if make_room(pool, cache.as_mut(), wanted) {
                 let copy = active.sequence.append(pool, more).expect("room was made");
