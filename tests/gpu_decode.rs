@@ -2,15 +2,11 @@
 
 mod common;
 
-#[path = "common/problems.rs"]
-mod problems;
-
-// `problems` wants it beside itself.
-use common as numeric;
-
-use common::{Memory, Stream, Tolerance, compare};
+use common::{
+    Memory, Stream, Tolerance, compare,
+    problems::{Tensors, cases},
+};
 use half::{bf16, f16};
-use problems::{Tensors, cases};
 use proptest::prelude::*;
 use tandem_attn::{
     Error,
