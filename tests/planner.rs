@@ -4,7 +4,10 @@
 
 use proptest::prelude::*;
 use tandem_attn::{
-    plan::{DeviceDescription, PackRule, PlanOptions, Planner, SplitMode},
+    plan::{
+        BatchLimits, Bound, DeviceDescription, Kernel, PackRule, Plan, PlanOptions, Planner,
+        SplitMode, WorkspaceLayout, pod::PodMode,
+    },
     problem::{Batch, PageTable, Part, Spec},
 };
 
@@ -140,6 +143,17 @@ fn packing() -> impl Strategy<Value = PackRule> {
     ]
 }
 
+fn pod() -> impl Strategy<Value = PodMode> {
+    prop::sample::select(
+        &[
+            PodMode::Auto,
+            PodMode::Serial,
+            PodMode::Streams,
+            PodMode::Fused,
+        ][..],
+    )
+}
+
 fn device() -> impl Strategy<Value = DeviceDescription> {
     let names: Vec<_> = DeviceDescription::names().collect();
     prop::sample::select(names).prop_map(|name| DeviceDescription::named(name).unwrap())
@@ -156,13 +170,84 @@ proptest! {
         device in device(),
         split in split(),
         packing in packing(),
+        pod in pod(),
+        states_per_token in 2u32..9,
     ) {
         let batch = if in_parts { composed(&batch) } else { batch };
-        let options = PlanOptions { packing, split, ..PlanOptions::default() };
+        let options = PlanOptions { packing, split, pod, ..PlanOptions::default() };
         let mut planner = Planner::new();
         let plan = planner.plan(&spec, &batch, &device, &options).unwrap();
         prop_assert_eq!(plan.verify(&batch), Ok(()));
-        let again = planner.plan(&spec, &batch, &device, &options).unwrap();
-        prop_assert_eq!(plan, again);
+
+        // The same again, whatever the planner saw before, is the same to the last bit.
+        let again = Planner::new().plan(&spec, &batch, &device, &options).unwrap();
+        prop_assert_eq!(&plan, &again);
+        planner.plan_into(&spec, &batch, &device, &options, &mut plan.clone()).unwrap();
+
+        // Within a bound that was known before.
+        let limits = BatchLimits {
+            requests: batch.requests() as u32,
+            query_tokens: batch.total_q(),
+            page_ids: plan.page_ids.len() as u32,
+            kv_len: (0..batch.requests()).map(|request| batch.kv_len(request)).max().unwrap_or(0) as u32,
+            parts: batch.parts.len() as u32,
+            states_per_token,
+        };
+        let bound = Bound::new(&spec, &device, &options, &limits).unwrap();
+        let within = PlanOptions { bound: Some(bound), ..options };
+        let bounded = planner.plan(&spec, &batch, &device, &within).unwrap();
+        prop_assert_eq!(bounded.verify(&batch), Ok(()));
+        prop_assert_eq!(bound.check(&Bound::of(&bounded)), Ok(()));
+        let layout = WorkspaceLayout::new(&spec, &bound);
+        prop_assert_eq!(layout.write(&bounded, &mut vec![0; layout.upload_bytes as usize]), Ok(()));
     }
+
+    /// Requests in another order: every request still has the pieces of its keys, in order; where splits are
+    /// fixed, the very same pieces, alone as in any company.
+    #[test]
+    fn fixed_splits_do_not_depend_on_the_batch(
+        spec in spec(),
+        batch in batch(),
+        chunks in 1u32..8,
+        request in any::<prop::sample::Index>(),
+    ) {
+        prop_assume!(batch.requests() > 0);
+        let device = DeviceDescription::named("h200").unwrap();
+        let options = PlanOptions { split: SplitMode::Fixed { tokens: chunks * 192 }, ..PlanOptions::default() };
+        let plan = Planner::new().plan(&spec, &batch, &device, &options).unwrap();
+        let request = request.index(batch.requests());
+        let alone = only(&batch, request);
+        let plan_alone = Planner::new().plan(&spec, &alone, &device, &options).unwrap();
+        let first = batch.qo_indptr[request];
+        for token in 0..batch.q_len(request) {
+            prop_assert_eq!(pieces(&plan, first + token), pieces(&plan_alone, token));
+        }
+    }
+}
+
+/// A request of a batch by itself.
+fn only(batch: &Batch, request: usize) -> Batch {
+    let table = &batch.parts[0].table;
+    let mut own = PageTable::new(table.page_size, table.pool_pages);
+    own.push(table.pages(request), table.kv_len(request));
+    Batch::new(vec![0, batch.q_len(request)], own)
+}
+
+/// Kernel, key tile and keys of a query token's items, in merging order.
+fn pieces(plan: &Plan, token: u32) -> Vec<(Kernel, u32, u32, u32)> {
+    let mut pieces = Vec::new();
+    for group in &plan.groups {
+        for item in plan.items_of(group) {
+            let has = if item.is_gathered() {
+                plan.rows_of(item).iter().any(|row| row.token == token)
+            } else {
+                (item.rows_begin..item.rows_begin + item.rows).contains(&token)
+            };
+            if has {
+                pieces.push((group.kernel, group.tile.n, item.kv_begin, item.kv_end));
+            }
+        }
+    }
+    pieces.sort_unstable_by_key(|piece| piece.2);
+    pieces
 }

@@ -2,7 +2,7 @@
 //!
 //! Times are integer picoseconds, so that sums do not depend on their order and plans repeat bit for bit.
 
-use super::{DeviceDescription, Kernel, Tile};
+use super::{DeviceDescription, Kernel, Tile, draft::Draft};
 use crate::problem::Spec;
 
 /// The cost of units, for one specification on one device.
@@ -91,6 +91,22 @@ impl CostModel {
     pub fn fixed_ps(&self, kernel: Kernel, partial_tokens: u32) -> u64 {
         let cost = self.kernel(kernel);
         cost.unit_ps + (f64::from(partial_tokens) * cost.partial_ps_per_token) as u64
+    }
+
+    /// What drafts take if every resident CTA is busy all the time.
+    pub(super) fn mean_load_ps(&self, drafts: &[Draft]) -> u64 {
+        let load = |draft: &Draft| {
+            let partial_rows = if draft.leaves_partial { draft.rows } else { 0 };
+            let unit = self.fixed_ps(draft.kernel, partial_rows)
+                + self.key_ps(draft.kernel, draft.tile) * u64::from(draft.kv_len());
+            let KernelCost {
+                units_per_item,
+                resident_ctas,
+                ..
+            } = *self.kernel(draft.kernel);
+            unit * u64::from(units_per_item) / u64::from(resident_ctas)
+        };
+        drafts.iter().map(load).sum()
     }
 
     /// What merging costs a step at least.

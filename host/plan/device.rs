@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Kernel, PlanError};
+use super::{Kernel, PlanError, pod::PodDescription};
 
 /// A device: its limits, and what work costs on it.
 ///
@@ -56,6 +56,9 @@ pub struct DeviceDescription {
     pub prefill: KernelDescription,
     /// The prefill kernel with query heads packed into rows.
     pub prefill_packed: KernelDescription,
+    /// Hybrid batches.
+    #[serde(default)]
+    pub pod: PodDescription,
 }
 
 /// Tiles and costs of one kernel.

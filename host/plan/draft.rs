@@ -1,5 +1,7 @@
 //! Items on their way to a plan: which rows against which keys, not yet cut along the keys.
 
+use std::ops::Range;
+
 use super::{DeviceDescription, Kernel, Tile, tiles::TileTable};
 use crate::problem::{Part, Spec};
 
@@ -87,41 +89,58 @@ impl PartInput<'_> {
         }
     }
 
+    /// The row blocks that run on contiguous rows, with their kernels.
+    pub fn contiguous(&self) -> impl Iterator<Item = (usize, Range<u32>, Kernel)> {
+        let row_blocks = 0..self.part.row_blocks();
+        let row_blocks = row_blocks.map(|row_block| {
+            let tokens = self.part.q_range(row_block);
+            let kernel = self.kernel(tokens.end - tokens.start);
+            (row_block, tokens, kernel)
+        });
+        row_blocks.filter(|(_, _, kernel)| *kernel != Kernel::Decode)
+    }
+
+    /// FLOPs on the keys that contiguous rows see.
+    pub fn contiguous_flops(&self) -> u64 {
+        let pairs = |(row_block, tokens, _): (usize, Range<u32>, Kernel)| {
+            let (kv_len, rows) = (self.part.kv_len(row_block), tokens.end - tokens.start);
+            // The keys of the row in the middle, for each row.
+            let middle = self.part.first_position(row_block) + (rows / 2) as i32;
+            u64::from(rows) * self.spec.variant.visible(middle, kv_len).len() as u64
+        };
+        self.contiguous().map(pairs).sum::<u64>() * self.spec.flops_per_pair()
+    }
+
     /// Tiles of consecutive tokens, each against all keys that any of its rows sees.
-    pub fn draft_contiguous(&self, row_block: usize, drafts: &mut Vec<Draft>) {
+    pub fn draft_contiguous(&self, drafts: &mut Vec<Draft>) {
         let Self { spec, part, .. } = self;
-        let tokens = part.q_range(row_block);
-        let kernel = self.kernel(tokens.end - tokens.start);
-        if kernel == Kernel::Decode {
-            return;
-        }
-        let kv_len = part.kv_len(row_block);
-        let first = part.first_position(row_block);
-        let per_tile = self.tiles.max_tokens(kernel);
-        for begin in tokens.clone().step_by(per_tile as usize) {
-            let rows = per_tile.min(tokens.end - begin);
-            let position = first + (begin - tokens.start) as i32;
-            let kv_begin = spec.variant.visible(position, kv_len).start;
-            let kv_end = spec.variant.visible(position + rows as i32 - 1, kv_len).end;
-            if kv_begin < kv_end {
-                drafts.push(Draft {
-                    kernel,
-                    tile: Tile {
-                        m: self.tiles.row_tile(kernel, rows),
-                        n: 0,
-                    },
-                    part: self.index,
-                    page_size: part.table.page_size,
-                    table: self.first_page + part.table.indptr[row_block],
-                    rows_begin: begin,
-                    rows,
-                    position,
-                    kv_begin,
-                    kv_end,
-                    flags: 0,
-                    leaves_partial: self.composed,
-                    all_see: true,
-                });
+        for (row_block, tokens, kernel) in self.contiguous() {
+            let kv_len = part.kv_len(row_block);
+            let first = part.first_position(row_block);
+            let per_tile = self.tiles.max_tokens(kernel);
+            for begin in tokens.clone().step_by(per_tile as usize) {
+                let rows = per_tile.min(tokens.end - begin);
+                let position = first + (begin - tokens.start) as i32;
+                let kv_begin = spec.variant.visible(position, kv_len).start;
+                let kv_end = spec.variant.visible(position + rows as i32 - 1, kv_len).end;
+                if kv_begin < kv_end {
+                    let m = self.tiles.row_tile(kernel, rows);
+                    drafts.push(Draft {
+                        kernel,
+                        tile: Tile { m, n: 0 },
+                        part: self.index,
+                        page_size: part.table.page_size,
+                        table: self.first_page + part.table.indptr[row_block],
+                        rows_begin: begin,
+                        rows,
+                        position,
+                        kv_begin,
+                        kv_end,
+                        flags: 0,
+                        leaves_partial: self.composed,
+                        all_see: true,
+                    });
+                }
             }
         }
     }

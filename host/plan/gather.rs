@@ -78,7 +78,7 @@ impl Gatherer {
         // The last query of a row block sees all its keys, and no window hides the first.
         let all_see = spec.variant.window_left.is_none() && (one_each || !spec.variant.causal);
         for node in 0..self.packer.nodes.len() {
-            self.draft_node(node, all_see, input, drafts, draft_rows);
+            self.draft_node(node, all_see, &options.split, input, drafts, draft_rows);
         }
     }
 
@@ -159,6 +159,7 @@ impl Gatherer {
         &self,
         index: usize,
         all_see: bool,
+        split: &SplitMode,
         input: &PartInput<'_>,
         drafts: &mut Vec<Draft>,
         draft_rows: &mut Vec<DraftRow>,
@@ -200,7 +201,12 @@ impl Gatherer {
                 let (first, last) = (positions().min(), positions().max());
                 let visible =
                     |position: Option<i32>| spec.variant.visible(position.unwrap_or(0), node.end);
-                (kv_begin, kv_end) = (kv_begin.max(visible(first).start), visible(last).end);
+                let (first, last) = (visible(first).start, visible(last).end);
+                match *split {
+                    // Whole chunks, or the rows at hand would move the tiles of others.
+                    SplitMode::Fixed { tokens } => kv_begin = kv_begin.max(first / tokens * tokens),
+                    _ => (kv_begin, kv_end) = (kv_begin.max(first), last),
+                }
             }
             if kv_begin < kv_end {
                 let rows = (end - begin) as u32;

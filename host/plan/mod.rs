@@ -26,6 +26,7 @@ use std::{fmt, ops::Range};
 use kernels_gpu::abi::{MergeRow, QueryRow, WorkItem};
 use serde::{Deserialize, Serialize};
 
+use self::pod::PodPlan;
 use crate::problem::Spec;
 
 mod balance;
@@ -38,12 +39,14 @@ mod forest;
 mod gather;
 mod pack;
 mod planner;
+pub mod pod;
 mod report;
 mod schedule;
 mod split;
 pub mod tiles;
 mod traffic;
 mod verify;
+mod workspace;
 
 pub use device::{DeviceDescription, KernelDescription, KeyStep};
 pub use error::{BrokenPlan, PlanError};
@@ -53,6 +56,7 @@ pub use schedule::{Schedule, Span};
 pub use split::SplitMode;
 pub use traffic::Traffic;
 pub use verify::Defect;
+pub use workspace::{BatchLimits, Bound, MAX_LAUNCHES, WorkspaceLayout};
 
 /// Query rows × keys that one CTA works on at a time.
 #[derive(
@@ -163,6 +167,8 @@ pub struct Plan {
     pub slots: u32,
     /// Who merges.
     pub merge_mode: MergeMode,
+    /// How the prefills and the decodes run, where there are both.
+    pub pod: Option<PodPlan>,
 }
 
 impl Plan {
@@ -181,6 +187,7 @@ impl Plan {
             page_ids: Vec::new(),
             slots: 0,
             merge_mode: MergeMode::Kernel,
+            pod: None,
         }
     }
 

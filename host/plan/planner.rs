@@ -3,12 +3,13 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    DeviceDescription, MergeMode, PackRule, Plan, PlanError, PlannedPart, SplitMode, Tile,
+    Bound, DeviceDescription, MergeMode, PackRule, Plan, PlanError, PlannedPart, SplitMode, Tile,
     cost::CostModel,
     draft::{Draft, DraftRow, PartInput},
     emit::{Emitter, Pieces},
     gather::Gatherer,
-    split::{SplitInput, Splitter},
+    pod::{PodConfig, PodMode, PodPlan, TicketPolicy, Tickets},
+    split::{Outcome, SplitInput, Splitter},
     tiles::TileTable,
 };
 use crate::problem::{Batch, Spec};
@@ -24,13 +25,19 @@ pub struct PlanOptions {
     pub decode_tile: Option<Tile>,
     /// Who merges partial states.
     pub merge_mode: MergeMode,
+    /// How the prefills and the decodes of a hybrid batch run.
+    pub pod: PodMode,
+    /// How they take turns on an SM where they are fused.
+    pub tickets: TicketPolicy,
+    /// Keep the plan within a workspace: what does not fit is packed and cut less.
+    pub bound: Option<Bound>,
 }
 
 /// Makes plans. Keep it from step to step: its buffers are reused, so that planning allocates nothing in
 /// the steady state.
 #[derive(Debug, Default)]
 pub struct Planner {
-    /// What tiles and costs were derived from, and they.
+    /// What follows from heads, device and options, and what it was derived from.
     derived: Option<Derived>,
     gatherer: Gatherer,
     drafts: Vec<Draft>,
@@ -45,7 +52,44 @@ struct Derived {
     spec: Spec,
     decode_tile: Option<Tile>,
     tiles: TileTable,
+    /// For each configuration of the fused form; none where its tiles do not fit the heads.
+    fused_tiles: Vec<Option<TileTable>>,
     cost: CostModel,
+}
+
+impl Derived {
+    fn new(
+        spec: &Spec,
+        device: &DeviceDescription,
+        decode_tile: Option<Tile>,
+    ) -> Result<Self, PlanError> {
+        spec.check()?;
+        device.check()?;
+        let fused = |config: &PodConfig| {
+            TileTable::new(
+                device,
+                spec,
+                decode_tile.or(config.decode),
+                Some(config.prefill),
+            )
+            .ok()
+        };
+        Ok(Self {
+            spec: *spec,
+            decode_tile,
+            tiles: TileTable::new(device, spec, decode_tile, None)?,
+            fused_tiles: device.pod.configs.iter().map(fused).collect(),
+            cost: CostModel::new(device, spec),
+            device: device.clone(),
+        })
+    }
+
+    /// The tiles of a hybrid batch's mode.
+    fn tiles(&self, pod: Option<&PodPlan>) -> &TileTable {
+        let config = pod.and_then(|pod| pod.config).map(|config| config as usize);
+        let fused = config.and_then(|config| self.fused_tiles.get(config)?.as_ref());
+        fused.unwrap_or(&self.tiles)
+    }
 }
 
 impl Planner {
@@ -58,7 +102,8 @@ impl Planner {
     /// Plans a batch.
     ///
     /// # Errors
-    /// [`PlanError`]: a wrong specification or batch, or heads that no tile of the device fits.
+    /// [`PlanError`]: a wrong specification or batch, heads that no tile of the device fits, or a bound
+    /// that the batch does not fit.
     pub fn plan(
         &mut self,
         spec: &Spec,
@@ -83,36 +128,133 @@ impl Planner {
         options: &PlanOptions,
         plan: &mut Plan,
     ) -> Result<(), PlanError> {
+        let same = |derived: &Derived| {
+            derived.spec == *spec
+                && derived.decode_tile == options.decode_tile
+                && derived.device == *device
+        };
+        if !self.derived.as_ref().is_some_and(same) {
+            self.derived = Some(Derived::new(spec, device, options.decode_tile)?);
+        }
         batch.check(spec)?;
-        self.derive(spec, device, options)?;
         check_split(options.split, batch)?;
         plan.spec = *spec;
         plan.total_q = batch.total_q();
         plan.merge_mode = options.merge_mode;
         collect_pages(batch, plan)?;
 
-        self.drafts.clear();
-        self.draft_rows.clear();
-        for index in 0..batch.parts.len() {
-            self.draft(options, batch, index, plan.parts[index].pages.start);
+        self.plan_once(batch, options, plan)?;
+        let Some(bound) = options.bound else {
+            return Ok(());
+        };
+        // Less packing needs fewer states and rows, and fewer cuts do.
+        let uncut = match options.split {
+            SplitMode::Fixed { .. } => options.split,
+            _ => SplitMode::Off,
+        };
+        for split in [options.split, uncut] {
+            if bound.check(&Bound::of(plan)).is_ok() {
+                return Ok(());
+            }
+            self.plan_once(
+                batch,
+                &PlanOptions {
+                    packing: PackRule::Off,
+                    split,
+                    ..*options
+                },
+                plan,
+            )?;
         }
+        bound.check(&Bound::of(plan))
+    }
+
+    fn plan_once(
+        &mut self,
+        batch: &Batch,
+        options: &PlanOptions,
+        plan: &mut Plan,
+    ) -> Result<(), PlanError> {
         let Self {
             derived,
+            gatherer,
             drafts,
             draft_rows,
             splitter,
             emitter,
-            ..
         } = self;
-        let Derived { cost, tiles, .. } = derived.as_ref().expect("derived above");
-        splitter.split(
-            &SplitInput {
-                mode: options.split,
-                cost,
+        let derived = derived.as_ref().expect("derived before planning");
+        let Derived {
+            device, spec, cost, ..
+        } = derived;
+        let parts = |tiles| {
+            let part = move |(index, (part, planned)): (usize, (_, &PlannedPart))| PartInput {
+                device,
+                spec,
                 tiles,
-            },
-            drafts,
-        );
+                part,
+                index: index as u32,
+                first_page: planned.pages.start,
+                composed: batch.parts.len() > 1,
+            };
+            batch.parts.iter().zip(&plan.parts).enumerate().map(part)
+        };
+        drafts.clear();
+        draft_rows.clear();
+        for part in parts(&derived.tiles) {
+            gatherer.gather(&part, options, drafts, draft_rows);
+        }
+        let prefills = parts(&derived.tiles).any(|part| part.contiguous().next().is_some());
+        let hybrid = prefills && !drafts.is_empty();
+        let mut pod = hybrid.then(|| {
+            let flops: u64 = parts(&derived.tiles)
+                .map(|part| part.contiguous_flops())
+                .sum();
+            let decode_ns = cost.mean_load_ps(drafts) as f64 / 1e3;
+            choose_mode(
+                derived,
+                options,
+                flops as f64 / device.flops_per_ns,
+                decode_ns,
+            )
+        });
+        let config = pod.and_then(|pod| Some(&device.pod.configs[pod.config? as usize]));
+        let tiles = derived.tiles(pod.as_ref());
+        // Drafts stand part after part, because states are merged in that order.
+        let again = hybrid
+            && (batch.parts.len() > 1 || config.is_some_and(|config| config.decode.is_some()));
+        if again {
+            drafts.clear();
+            draft_rows.clear();
+        }
+        for part in parts(tiles) {
+            if again {
+                gatherer.gather(&part, options, drafts, draft_rows);
+            }
+            part.draft_contiguous(drafts);
+        }
+
+        let input = SplitInput {
+            mode: options.split,
+            cost,
+            tiles,
+            hybrid,
+        };
+        splitter.split(&input, drafts);
+        if let Some(pod) = &mut pod {
+            let Outcome {
+                makespan_ps: [decode, prefill],
+                units: [decodes, prefills],
+            } = splitter.outcome;
+            pod.forecast = device
+                .pod
+                .forecast(prefill as f64 / 1e3, decode as f64 / 1e3)
+                .0;
+            let virtual_decodes = config.map_or(1, |config| config.virtual_decodes.max(1));
+            pod.tickets =
+                Tickets::new(options.tickets, prefills, decodes.div_ceil(virtual_decodes));
+        }
+        plan.pod = pod;
         let input = Pieces {
             variant: spec.variant,
             drafts,
@@ -123,64 +265,37 @@ impl Planner {
         };
         emitter.emit(&input, plan)
     }
+}
 
-    /// Derives tiles and costs, unless the last plan had the same heads on the same device.
-    fn derive(
-        &mut self,
-        spec: &Spec,
-        device: &DeviceDescription,
-        options: &PlanOptions,
-    ) -> Result<(), PlanError> {
-        let same = self.derived.as_ref().is_some_and(|derived| {
-            derived.spec == *spec
-                && derived.decode_tile == options.decode_tile
-                && derived.device == *device
-        });
-        if !same {
-            spec.check()?;
-            device.check()?;
-            self.derived = Some(Derived {
-                device: device.clone(),
-                spec: *spec,
-                decode_tile: options.decode_tile,
-                tiles: TileTable::new(device, spec, options.decode_tile)?,
-                cost: CostModel::new(device, spec),
-            });
-        }
-        Ok(())
+/// How a hybrid batch runs, by the times its operations take alone.
+fn choose_mode(
+    derived: &Derived,
+    options: &PlanOptions,
+    prefill_ns: f64,
+    decode_ns: f64,
+) -> PodPlan {
+    let (mut forecast, config) = derived.device.pod.forecast(prefill_ns, decode_ns);
+    // Results that do not depend on the batch need the same tiles in any company.
+    let fixed = matches!(options.split, SplitMode::Fixed { .. });
+    let fits = |config: &u32| !fixed && derived.fused_tiles[*config as usize].is_some();
+    let config = config.filter(fits);
+    if config.is_none() {
+        forecast.fused_ns = f64::MAX;
     }
-
-    /// Drafts the items of a part: decodes packed by prefix, everything else in tiles of consecutive tokens.
-    fn draft(&mut self, options: &PlanOptions, batch: &Batch, index: usize, first_page: u32) {
-        let Self {
-            derived,
-            gatherer,
-            drafts,
-            draft_rows,
-            ..
-        } = self;
-        let Derived {
-            device,
-            spec,
-            tiles,
-            ..
-        } = derived.as_ref().expect("derived before drafting");
-        let part = &batch.parts[index];
-        let composed = batch.parts.len() > 1;
-        let index = index as u32;
-        let input = PartInput {
-            device,
-            spec,
-            tiles,
-            part,
-            index,
-            first_page,
-            composed,
-        };
-        gatherer.gather(&input, options, drafts, draft_rows);
-        for row_block in 0..part.row_blocks() {
-            input.draft_contiguous(row_block, drafts);
-        }
+    let mode = match options.pod {
+        PodMode::Auto => forecast.best(),
+        PodMode::Fused if config.is_none() => PodMode::Streams,
+        mode => mode,
+    };
+    let config = config.filter(|_| mode == PodMode::Fused);
+    PodPlan {
+        mode,
+        config,
+        tickets: Tickets {
+            prefill: 0,
+            decode: 0,
+        },
+        forecast,
     }
 }
 

@@ -37,6 +37,7 @@ pub(super) struct Splitter {
     pub pieces: Vec<Piece>,
     /// The launches, in launch order.
     pub launches: Vec<Launch>,
+    pub outcome: Outcome,
     /// The pieces by [`piece_of`], launch after launch, each in the order in which it claims them.
     pub order: Vec<u64>,
     loads: Vec<Load>,
@@ -64,6 +65,13 @@ pub(super) struct Launch {
     pub pieces: u32,
     /// Its longest unit, in picoseconds.
     longest: u64,
+}
+
+/// When each class is done, decode first, and how many units it has.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Outcome {
+    pub makespan_ps: [u64; 2],
+    pub units: [u32; 2],
 }
 
 /// What a draft asks of a CTA, in picoseconds.
@@ -124,6 +132,8 @@ struct ClassLoad {
     /// Of all units together: everything, and their keys.
     work: u64,
     keys: u64,
+    /// Units before any is cut.
+    count: u64,
     least_fixed: u64,
     longest: u64,
     longest_unsplittable: u64,
@@ -135,6 +145,7 @@ impl ClassLoad {
         units: 0,
         work: 0,
         keys: 0,
+        count: 0,
         least_fixed: 0,
         longest: 0,
         longest_unsplittable: 0,
@@ -149,6 +160,7 @@ impl ClassLoad {
         };
         self.ctas = ctas;
         self.units = gcd(self.units, load.units);
+        self.count += units;
         self.work += units * load.whole();
         self.keys += units * load.key * u64::from(load.keys);
         self.longest = self.longest.max(load.whole());
@@ -156,6 +168,11 @@ impl ClassLoad {
         if load.whole().min(load.cut(2 * load.shortest)) > self.longest_unsplittable {
             self.longest_unsplittable = self.longest_unsplittable.max(load.unsplittable());
         }
+    }
+
+    /// Whether there is a unit for every CTA.
+    fn fills(&self) -> bool {
+        self.count >= u64::from(self.ctas)
     }
 
     /// No plan is done earlier: not with every CTA busy all the time, nor with the longest unit that cannot
@@ -175,6 +192,8 @@ pub(super) struct SplitInput<'a> {
     pub mode: SplitMode,
     pub cost: &'a CostModel,
     pub tiles: &'a TileTable,
+    /// Prefills and decodes are to run side by side.
+    pub hybrid: bool,
 }
 
 /// Attempts to split aim at a makespan that grows by one part in so many.
@@ -188,6 +207,7 @@ impl Splitter {
     pub fn split(&mut self, input: &SplitInput<'_>, drafts: &mut [Draft]) {
         let SplitInput { mode, cost, .. } = *input;
         let classes = self.weigh(cost, drafts);
+        self.outcome.makespan_ps = classes.map(|class| class.bound().max(class.longest));
         self.pieces.clear();
         match mode {
             SplitMode::Off => self.chunks(input, drafts, |_, _| u32::MAX),
@@ -202,6 +222,11 @@ impl Splitter {
                 });
             }
             SplitMode::Makespan => self.balance_all(input, drafts, classes),
+        }
+        self.outcome.units = [0; 2];
+        for piece in &self.pieces {
+            let draft = piece.draft as usize;
+            self.outcome.units[Class::of(drafts[draft].kernel) as usize] += self.loads[draft].units;
         }
         self.order_pieces();
     }
@@ -252,7 +277,7 @@ impl Splitter {
     /// the longest units first.
     fn choose_tiles(
         &mut self,
-        tiles: &TileTable,
+        input: &SplitInput<'_>,
         drafts: &mut [Draft],
         mut keys: impl FnMut(&Draft, &Load) -> u32,
     ) {
@@ -265,7 +290,11 @@ impl Splitter {
         launches.clear();
         for (draft, load) in drafts.iter_mut().zip(loads.iter_mut()) {
             let expected = keys(draft, load).min(load.keys);
-            draft.tile.n = tiles.key_tile(draft.kernel, draft.tile.m, expected);
+            draft.tile.n = match input.mode {
+                // Whatever the company: neither its rows nor how far it shares the keys may matter.
+                SplitMode::Fixed { tokens } => input.tiles.common_key_tile(draft.kernel, tokens),
+                _ => input.tiles.key_tile(draft.kernel, draft.tile.m, expected),
+            };
             let Draft { kernel, tile, .. } = *draft;
             let known = launches
                 .iter()
@@ -304,7 +333,7 @@ impl Splitter {
         drafts: &mut [Draft],
         chunk: impl Fn(&Draft, &Load) -> u32,
     ) {
-        self.choose_tiles(input.tiles, drafts, &chunk);
+        self.choose_tiles(input, drafts, &chunk);
         for (index, (draft, load)) in drafts.iter().zip(&self.loads).enumerate() {
             let chunk = chunk(draft, load);
             let whole = draft.kv_begin / chunk == (draft.kv_end - 1) / chunk;
@@ -332,7 +361,7 @@ impl Splitter {
     ) {
         let bounds = classes.map(|class| class.bound());
         let mut last = (0, 0, 0);
-        self.choose_tiles(input.tiles, drafts, |draft, load| {
+        self.choose_tiles(input, drafts, |draft, load| {
             let until = bounds[Class::of(draft.kernel) as usize];
             // Most drafts are like the one before.
             if (last.0, last.1) != (load.fixed_cut, load.key) {
@@ -347,8 +376,7 @@ impl Splitter {
         self.chosen.clear();
         let mut balanced = [false; 2];
         for class in [Class::Decode, Class::Prefill] {
-            balanced[class as usize] =
-                self.balance(input.cost, drafts, class, &classes[class as usize]);
+            balanced[class as usize] = self.balance(input, drafts, class, &classes);
         }
         for (index, (draft, load)) in drafts.iter().zip(&self.loads).enumerate() {
             if !balanced[Class::of(draft.kernel) as usize] {
@@ -366,12 +394,12 @@ impl Splitter {
     /// Adds the pieces of a class to the chosen ones, if cutting any of its drafts shortens the step.
     fn balance(
         &mut self,
-        cost: &CostModel,
+        input: &SplitInput<'_>,
         drafts: &[Draft],
         class: Class,
-        all: &ClassLoad,
+        classes: &[ClassLoad; 2],
     ) -> bool {
-        // In any order, a unit starts no later than when all others are spread evenly.
+        let all = &classes[class as usize];
         let ClassLoad {
             ctas,
             units,
@@ -381,7 +409,8 @@ impl Splitter {
         } = *all;
         let bound = all.bound();
         let good = (bound as f64 * GOOD_ENOUGH) as u64;
-        if work / u64::from(ctas) + longest <= good || units == 0 {
+        // In any order, a unit starts no later than when all others are spread evenly.
+        if units == 0 || work / u64::from(ctas) + longest <= good {
             return false;
         }
         self.sorted.clear();
@@ -407,18 +436,29 @@ impl Splitter {
             ));
         }
         let whole = self.simulate(ctas, units);
+        self.outcome.makespan_ps[class as usize] = whole;
         // Where no row is merged yet, cutting costs the step a merge.
         let merged = drafts.iter().any(|draft| draft.leaves_partial);
-        let merge = if merged { 0 } else { cost.merge_ps() };
+        let merge = if merged { 0 } else { input.cost.merge_ps() };
         if whole <= good + merge {
             return false;
+        }
+        // Prefills that are cut read more; beside decodes that is a price. Two full waves at most, and none
+        // while the decodes fill the device for longer anyway.
+        let mut most_units = u32::MAX;
+        if class == Class::Prefill && input.hybrid {
+            let decode = &classes[Class::Decode as usize];
+            if decode.fills() && self.outcome.makespan_ps[Class::Decode as usize] >= whole {
+                return false;
+            }
+            most_units = 2 * ctas;
         }
         let mut least = whole - merge;
         let mut found = false;
         for attempt in [Self::wrap, Self::fill] {
             let mut until = bound;
             while until < least && least > good {
-                if attempt(self, drafts, ctas, units, until) {
+                if attempt(self, drafts, ctas, units, until) && self.placed_units() <= most_units {
                     let makespan = self.simulate(ctas, units);
                     if makespan < least {
                         (least, found) = (makespan, true);
@@ -430,9 +470,17 @@ impl Splitter {
             }
         }
         if found {
+            self.outcome.makespan_ps[class as usize] = least;
             self.chosen.append(&mut self.best);
         }
         found
+    }
+
+    fn placed_units(&self) -> u32 {
+        self.placed
+            .iter()
+            .map(|piece| self.loads[piece.draft as usize].units)
+            .sum()
     }
 
     /// List scheduling of whole drafts is done by then: a unit starts no later than when all before it are

@@ -240,7 +240,7 @@ impl KernelTiles {
 }
 
 impl TileTable {
-    /// The feasible tiles of every kernel; `decode` replaces the choice for decodes.
+    /// The feasible tiles of every kernel; `decode` and `prefill` replace the choice for those.
     ///
     /// # Errors
     /// [`PlanError::NoTile`] where a kernel has none.
@@ -248,13 +248,14 @@ impl TileTable {
         device: &DeviceDescription,
         spec: &Spec,
         decode: Option<Tile>,
+        prefill: Option<Tile>,
     ) -> Result<Self, PlanError> {
         Ok(Self {
             group: spec.group(),
             decode: KernelTiles::new(device, spec, Kernel::Decode, decode)?,
-            prefill: KernelTiles::new(device, spec, Kernel::Prefill, None)?,
+            prefill: KernelTiles::new(device, spec, Kernel::Prefill, prefill)?,
             // Where no packed tile holds a group, short chunks run unpacked.
-            prefill_packed: KernelTiles::new(device, spec, Kernel::PrefillPacked, None)
+            prefill_packed: KernelTiles::new(device, spec, Kernel::PrefillPacked, prefill)
                 .unwrap_or_default(),
         })
     }
@@ -295,6 +296,14 @@ impl TileTable {
     #[must_use]
     pub fn key_tile(&self, kernel: Kernel, m: u32, kv_len: u32) -> u32 {
         self.kernel(kernel).key_tile(m, kv_len)
+    }
+
+    /// The `n` for so many keys that tiles of any number of rows can have.
+    #[must_use]
+    pub fn common_key_tile(&self, kernel: Kernel, kv_len: u32) -> u32 {
+        let tiles = self.kernel(kernel);
+        let rows = tiles.m.iter().map(|(m, _)| tiles.key_tile(*m, kv_len));
+        rows.min().unwrap_or(0)
     }
 
     /// The smallest `m` that covers the rows of `tokens` query tokens.
@@ -356,7 +365,7 @@ pub fn check_report(
     spec: &Spec,
     report: &[KernelReport],
 ) -> Result<Vec<Disagreement>, PlanError> {
-    let table = TileTable::new(device, spec, None)?;
+    let table = TileTable::new(device, spec, None, None)?;
     let mut found = Vec::new();
     for line in report {
         let mut wrong = |reason: String| {

@@ -144,6 +144,7 @@ impl Planning {
                 Merge::Kernel => MergeMode::Kernel,
                 Merge::Fused => MergeMode::Fused,
             },
+            ..PlanOptions::default()
         }
     }
 

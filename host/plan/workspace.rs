@@ -1,0 +1,374 @@
+//! How large a plan may get, and where its arrays lie in one workspace.
+//!
+//! A captured graph keeps the addresses it was captured with, so arrays stand at offsets that depend on a
+//! [`Bound`] only, never on the plan at hand: first what is copied to the device for every plan, then what
+//! kernels write. The bound is known before anything is allocated, and a planner that was given one keeps to it.
+
+use std::ops::Range;
+
+use bytemuck::Pod;
+use kernels_gpu::abi::{MergeRow, QueryRow, WorkItem};
+use serde::{Deserialize, Serialize};
+
+use super::{DeviceDescription, Kernel, Plan, PlanError, PlanOptions, SplitMode, tiles::TileTable};
+use crate::problem::Spec;
+
+/// The largest batches that are to be planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BatchLimits {
+    /// Requests (row blocks of a part).
+    pub requests: u32,
+    /// Query tokens of all requests.
+    pub query_tokens: u32,
+    /// Page ids of all parts.
+    pub page_ids: u32,
+    /// Keys of one request; matters for fixed splits only.
+    pub kv_len: u32,
+    /// Parts of a batch.
+    pub parts: u32,
+    /// Partial states that a query token may have on average. Prefixes that are shared on several levels
+    /// need one per level and one more; what needs more than this is packed less.
+    pub states_per_token: u32,
+}
+
+impl BatchLimits {
+    /// Up to so many requests, each with one query token and up to `kv_len` keys, or fewer with more queries.
+    #[must_use]
+    pub const fn decodes(requests: u32, kv_len: u32, page_size: u32) -> Self {
+        Self {
+            requests,
+            query_tokens: requests,
+            page_ids: requests * kv_len.div_ceil(page_size),
+            kv_len,
+            parts: 1,
+            states_per_token: 8,
+        }
+    }
+}
+
+/// How many entries each array of a plan has, or may have.
+///
+/// ```
+/// use tandem_attn::plan::{BatchLimits, Bound, DeviceDescription, PlanOptions, WorkspaceLayout};
+/// use tandem_attn::problem::Spec;
+///
+/// let spec = Spec::new(32, 8, 128);
+/// let device = DeviceDescription::named("h200")?;
+/// let limits = BatchLimits::decodes(256, 8192, 16);
+/// let bound = Bound::new(&spec, &device, &PlanOptions::default(), &limits)?;
+/// // The size is known before anything is planned; offsets never move.
+/// let layout = WorkspaceLayout::new(&spec, &bound);
+/// assert!(layout.bytes > layout.upload_bytes);
+/// // A planner with these options keeps to it.
+/// let options = PlanOptions { bound: Some(bound), ..PlanOptions::default() };
+/// # let _ = options;
+/// # Ok::<(), tandem_attn::plan::PlanError>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bound {
+    /// Work items.
+    pub items: u32,
+    /// Rows of gathered items.
+    pub rows: u32,
+    /// Page ids.
+    pub page_ids: u32,
+    /// Merges.
+    pub merges: u32,
+    /// Partial states.
+    pub slots: u32,
+}
+
+impl Bound {
+    /// What a plan takes.
+    #[must_use]
+    pub const fn of(plan: &Plan) -> Self {
+        Self {
+            items: plan.items.len() as u32,
+            rows: plan.rows.len() as u32,
+            page_ids: plan.page_ids.len() as u32,
+            merges: plan.merges.len() as u32,
+            slots: plan.slots,
+        }
+    }
+
+    /// What any plan within the limits takes, if it is made with these options and this bound.
+    ///
+    /// # Errors
+    /// [`PlanError::NoTile`], [`PlanError::TooLarge`].
+    pub fn new(
+        spec: &Spec,
+        device: &DeviceDescription,
+        options: &PlanOptions,
+        limits: &BatchLimits,
+    ) -> Result<Self, PlanError> {
+        let tiles = TileTable::new(device, spec, options.decode_tile, None)?;
+        let wide = |number: u32| u64::from(number);
+        let parts = wide(limits.parts.max(1));
+        let tokens = wide(limits.query_tokens);
+        // Every row block has a last tile that may not be full.
+        let kernels = Kernel::ALL.into_iter().filter(|&kernel| tiles.has(kernel));
+        let narrowest = kernels
+            .map(|kernel| tiles.max_tokens(kernel))
+            .min()
+            .unwrap_or(1);
+        let whole = parts * (wide(limits.requests).min(tokens) + tokens / wide(narrowest));
+        // Splits fill the resident CTAs; a piece of the widest tile has so many tokens.
+        let units = Kernel::Decode.units_per_item(spec).min(spec.q_heads);
+        let columns = wide(device.resident_ctas(Kernel::Decode) / units + 1);
+        let (items, states) = match options.split {
+            SplitMode::Fixed { tokens: chunk } => {
+                let chunks = wide(limits.kv_len.div_ceil(chunk.max(1)).max(1));
+                (2 * whole * chunks, tokens * parts * chunks)
+            }
+            _ => (
+                4 * (whole + columns),
+                tokens * parts * wide(limits.states_per_token.max(2)) + SLOTS_PER_COLUMN * columns,
+            ),
+        };
+        let fit =
+            |what, number: u64| u32::try_from(number).map_err(|_| PlanError::TooLarge { what });
+        Ok(Self {
+            items: fit("work items", items)?,
+            rows: fit("rows of gathered items", states + tokens)?,
+            page_ids: limits.page_ids,
+            merges: limits.query_tokens,
+            slots: fit("partial states", states)?,
+        })
+    }
+
+    /// Whether the bound holds what is needed.
+    ///
+    /// # Errors
+    /// [`PlanError::Bound`] with the first array that is too short.
+    pub fn check(&self, needed: &Self) -> Result<(), PlanError> {
+        for (what, needed, bound) in [
+            ("work items", needed.items, self.items),
+            ("rows of gathered items", needed.rows, self.rows),
+            ("page ids", needed.page_ids, self.page_ids),
+            ("merges", needed.merges, self.merges),
+            ("partial states", needed.slots, self.slots),
+        ] {
+            if needed > bound {
+                let (needed, bound) = (needed.into(), bound.into());
+                return Err(PlanError::Bound {
+                    what,
+                    needed,
+                    bound,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Splits of decodes may add so many partial states for each group of CTAs that takes an item.
+const SLOTS_PER_COLUMN: u64 = 32;
+
+/// Arrays start at multiples of this: a line of the L2 cache, and enough for any vector access.
+const ALIGNMENT: u64 = 256;
+
+/// Where each array lies in a workspace, in bytes from its start.
+///
+/// The first [`upload_bytes`](Self::upload_bytes) are a plan as [`write`](Self::write) puts it; the rest is
+/// scratch. `arrivals` and `tickets` must be zero when the workspace is first used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkspaceLayout {
+    /// `[items]` [`WorkItem`].
+    pub items: Range<u64>,
+    /// `[rows]` [`QueryRow`].
+    pub rows: Range<u64>,
+    /// `[merges]` [`MergeRow`].
+    pub merges: Range<u64>,
+    /// `[slots]` u32.
+    pub merge_slots: Range<u64>,
+    /// `[page_ids]` u32.
+    pub page_ids: Range<u64>,
+    /// `[slots, q_heads, head_dim_v]` f32.
+    pub partial_out: Range<u64>,
+    /// `[slots, q_heads]` f32.
+    pub partial_lse: Range<u64>,
+    /// `[merges, kv_heads]` u32.
+    pub arrivals: Range<u64>,
+    /// `[launches]` u32; room for [`MAX_LAUNCHES`].
+    pub tickets: Range<u64>,
+    /// What is copied to the device for every plan.
+    pub upload_bytes: u64,
+    /// Everything.
+    pub bytes: u64,
+}
+
+/// The most launches of a plan.
+pub const MAX_LAUNCHES: u32 = 64;
+
+impl WorkspaceLayout {
+    /// The layout for plans within a bound.
+    #[must_use]
+    pub fn new(spec: &Spec, bound: &Bound) -> Self {
+        let mut end = 0u64;
+        let mut section = |count: u64, bytes: usize| {
+            let start = end.next_multiple_of(ALIGNMENT);
+            end = start + count * bytes as u64;
+            start..end
+        };
+        let Bound {
+            items,
+            rows,
+            page_ids,
+            merges,
+            slots,
+        } = *bound;
+        let (q_heads, kv_heads) = (u64::from(spec.q_heads), u64::from(spec.kv_heads));
+        let items = section(items.into(), size_of::<WorkItem>());
+        let rows = section(rows.into(), size_of::<QueryRow>());
+        let merge_rows = section(merges.into(), size_of::<MergeRow>());
+        let merge_slots = section(slots.into(), size_of::<u32>());
+        let page_ids = section(page_ids.into(), size_of::<u32>());
+        let upload_bytes = page_ids.end;
+        let states = u64::from(slots) * q_heads;
+        let partial_out = section(states * u64::from(spec.head_dim_v), size_of::<f32>());
+        let partial_lse = section(states, size_of::<f32>());
+        let arrivals = section(u64::from(merges) * kv_heads, size_of::<u32>());
+        let tickets = section(MAX_LAUNCHES.into(), size_of::<u32>());
+        Self {
+            items,
+            rows,
+            merges: merge_rows,
+            merge_slots,
+            page_ids,
+            partial_out,
+            partial_lse,
+            arrivals,
+            upload_bytes,
+            bytes: tickets.end,
+            tickets,
+        }
+    }
+
+    /// Writes a plan's arrays to where they belong in the first [`upload_bytes`](Self::upload_bytes) of a
+    /// workspace; bytes between them stay as they are.
+    ///
+    /// # Errors
+    /// [`PlanError::Bound`] where an array is longer than its place.
+    ///
+    /// # Panics
+    /// If `upload` is shorter than [`upload_bytes`](Self::upload_bytes).
+    pub fn write(&self, plan: &Plan, upload: &mut [u8]) -> Result<(), PlanError> {
+        fn put<T: Pod>(
+            what: &'static str,
+            array: &[T],
+            to: &Range<u64>,
+            upload: &mut [u8],
+        ) -> Result<(), PlanError> {
+            let bytes: &[u8] = bytemuck::cast_slice(array);
+            let place = &mut upload[to.start as usize..to.end as usize];
+            let Some(place) = place.get_mut(..bytes.len()) else {
+                let entries = |bytes: usize| (bytes / size_of::<T>()) as u64;
+                return Err(PlanError::Bound {
+                    what,
+                    needed: entries(bytes.len()),
+                    bound: entries(place.len()),
+                });
+            };
+            place.copy_from_slice(bytes);
+            Ok(())
+        }
+        put("work items", &plan.items, &self.items, upload)?;
+        put("rows of gathered items", &plan.rows, &self.rows, upload)?;
+        put("merges", &plan.merges, &self.merges, upload)?;
+        put(
+            "partial states",
+            &plan.merge_slots,
+            &self.merge_slots,
+            upload,
+        )?;
+        put("page ids", &plan.page_ids, &self.page_ids, upload)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        plan::Planner,
+        problem::{Batch, PageTable},
+    };
+
+    fn sections(layout: &WorkspaceLayout) -> [&Range<u64>; 9] {
+        [
+            &layout.items,
+            &layout.rows,
+            &layout.merges,
+            &layout.merge_slots,
+            &layout.page_ids,
+            &layout.partial_out,
+            &layout.partial_lse,
+            &layout.arrivals,
+            &layout.tickets,
+        ]
+    }
+
+    #[test]
+    fn sections_are_aligned_and_disjoint() {
+        let bound = Bound {
+            items: 3,
+            rows: 1,
+            page_ids: 1000,
+            merges: 7,
+            slots: 9,
+        };
+        let layout = WorkspaceLayout::new(&Spec::new(32, 8, 128), &bound);
+        let sections = sections(&layout);
+        assert!(
+            sections
+                .iter()
+                .all(|section| section.start.is_multiple_of(256))
+        );
+        assert!(sections.windows(2).all(|pair| pair[0].end <= pair[1].start));
+        assert_eq!(layout.items, 0..120);
+        assert_eq!(
+            layout.partial_out.end - layout.partial_out.start,
+            9 * 32 * 128 * 4
+        );
+        assert_eq!(
+            (layout.upload_bytes, layout.bytes),
+            (layout.page_ids.end, layout.tickets.end)
+        );
+    }
+
+    #[test]
+    fn a_plan_is_written_where_the_layout_says() {
+        let spec = Spec::new(8, 2, 64);
+        let device = DeviceDescription::named("h200").unwrap();
+        let mut table = PageTable::new(16, 10_000);
+        table.push(&(0..5000).collect::<Vec<_>>(), 80_000);
+        let batch = Batch::new(vec![0, 1], table);
+        let plan = Planner::new()
+            .plan(&spec, &batch, &device, &PlanOptions::default())
+            .unwrap();
+        assert!(plan.slots > 1, "a long request alone is cut");
+        let mut bound = Bound::of(&plan);
+        let layout = WorkspaceLayout::new(&spec, &bound);
+        let mut upload = vec![0xAA; layout.upload_bytes as usize];
+        layout.write(&plan, &mut upload).unwrap();
+        let at = |range: &Range<u64>| upload[range.start as usize..range.end as usize].to_vec();
+        assert_eq!(
+            at(&layout.page_ids),
+            bytemuck::cast_slice::<_, u8>(&plan.page_ids)
+        );
+        assert_eq!(
+            at(&layout.items),
+            bytemuck::cast_slice::<_, u8>(&plan.items)
+        );
+
+        bound.slots -= 1;
+        let narrow = WorkspaceLayout::new(&spec, &bound);
+        let needed = u64::from(plan.slots);
+        let error = PlanError::Bound {
+            what: "partial states",
+            needed,
+            bound: needed - 1,
+        };
+        assert_eq!(narrow.write(&plan, &mut upload), Err(error.clone()));
+        assert_eq!(bound.check(&Bound::of(&plan)), Err(error));
+    }
+}

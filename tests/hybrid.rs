@@ -1,0 +1,173 @@
+//! Plans of hybrid batches: what POD-Attention decides.
+
+use tandem_attn::{
+    plan::{
+        DeviceDescription, Kernel, Plan, PlanOptions, Planner, Tile,
+        pod::{PodMode, TicketPolicy, Tickets},
+    },
+    problem::{Batch, PageTable, Spec},
+};
+
+const PAGE: u32 = 16;
+
+/// A prefill chunk that ends at `context`, and decodes.
+fn batch(chunk: u32, context: u32, decodes: u32, kv_len: u32) -> Batch {
+    let pages = |keys: u32| keys.div_ceil(PAGE);
+    let mut table = PageTable::new(PAGE, pages(context) + decodes * pages(kv_len));
+    table.push(&(0..pages(context)).collect::<Vec<_>>(), context);
+    for decode in 0..decodes {
+        let begin = pages(context) + decode * pages(kv_len);
+        table.push(&(begin..begin + pages(kv_len)).collect::<Vec<_>>(), kv_len);
+    }
+    let tokens = [0]
+        .into_iter()
+        .chain((0..=decodes).map(|decode| chunk + decode));
+    Batch::new(tokens.collect(), table)
+}
+
+fn plan(batch: &Batch, device: &str, options: PlanOptions) -> Plan {
+    let device = DeviceDescription::named(device).unwrap();
+    let spec = Spec::new(32, 8, 128);
+    let plan = Planner::new()
+        .plan(&spec, batch, &device, &options)
+        .unwrap();
+    assert_eq!(plan.verify(batch), Ok(()));
+    plan
+}
+
+fn tiles(plan: &Plan, kernel: Kernel) -> Vec<Tile> {
+    let groups = plan.groups.iter().filter(|group| group.kernel == kernel);
+    groups.map(|group| group.tile).collect()
+}
+
+#[test]
+fn balanced_batches_are_fused_with_tiles_that_leave_room() {
+    // Figure 1 of the POD paper, C0.
+    let batch = batch(1024, 12288, 80, 12288);
+    let fused = plan(&batch, "h200", PlanOptions::default());
+    let pod = fused.pod.unwrap();
+    assert_eq!((pod.mode, pod.config), (PodMode::Fused, Some(0)));
+    assert_eq!(tiles(&fused, Kernel::Prefill), [Tile { m: 128, n: 96 }]);
+    let forecast = pod.forecast;
+    assert!(forecast.fused_ns < forecast.streams_ns && forecast.streams_ns < forecast.serial_ns);
+    assert!(forecast.fused_ns > forecast.peak_ns());
+
+    let serial = plan(
+        &batch,
+        "h200",
+        PlanOptions {
+            pod: PodMode::Serial,
+            ..PlanOptions::default()
+        },
+    );
+    assert_eq!(serial.pod.unwrap().mode, PodMode::Serial);
+    assert_eq!(tiles(&serial, Kernel::Prefill), [Tile { m: 128, n: 128 }]);
+}
+
+#[test]
+fn a_batch_of_one_kind_has_nothing_to_overlap() {
+    assert_eq!(
+        plan(&batch(0, 16, 8, 1000), "h200", PlanOptions::default()).pod,
+        None
+    );
+    assert_eq!(
+        plan(&batch(512, 512, 0, 1), "h200", PlanOptions::default()).pod,
+        None
+    );
+}
+
+#[test]
+fn small_prefills_beside_many_decodes_are_not_worth_a_fused_shape() {
+    let pod = plan(&batch(16, 32, 200, 8192), "h200", PlanOptions::default())
+        .pod
+        .unwrap();
+    assert_eq!(pod.mode, PodMode::Streams);
+    let without = plan(
+        &batch(1024, 4096, 20, 4096),
+        "rtx4090",
+        PlanOptions::default(),
+    )
+    .pod
+    .unwrap();
+    assert_eq!((without.mode, without.config), (PodMode::Serial, None));
+    let asked = PlanOptions {
+        pod: PodMode::Fused,
+        ..PlanOptions::default()
+    };
+    assert_eq!(
+        plan(&batch(1024, 4096, 20, 4096), "rtx4090", asked)
+            .pod
+            .unwrap()
+            .mode,
+        PodMode::Streams
+    );
+}
+
+#[test]
+fn tickets_are_in_proportion_to_the_work() {
+    let batch = batch(1024, 8192, 50, 8192);
+    let made = plan(&batch, "h200", PlanOptions::default());
+    let units = |kernel| -> u32 {
+        let groups = made.groups.iter().filter(|group| group.kernel == kernel);
+        groups.map(|group| made.units_of(group)).sum()
+    };
+    let (prefill, decode) = (units(Kernel::Prefill), units(Kernel::Decode));
+    let tickets = made.pod.unwrap().tickets;
+    assert_eq!(
+        tickets,
+        Tickets::new(TicketPolicy::Proportional, prefill, decode)
+    );
+
+    let turns = PlanOptions {
+        tickets: TicketPolicy::FiftyFifty,
+        ..PlanOptions::default()
+    };
+    let turns = plan(&batch, "h200", turns).pod.unwrap().tickets;
+    assert_eq!(
+        turns,
+        Tickets {
+            prefill: 1,
+            decode: 1
+        }
+    );
+
+    // On an A100 a CTA runs several decodes side by side, with the paper's small tile.
+    let asked = PlanOptions {
+        pod: PodMode::Fused,
+        ..PlanOptions::default()
+    };
+    let ampere = plan(&batch, "a100", asked);
+    assert!(
+        tiles(&ampere, Kernel::Decode)
+            .iter()
+            .all(|tile| tile.m == 16),
+        "{ampere}"
+    );
+    let config = ampere.pod.unwrap().config.unwrap() as usize;
+    let description = &DeviceDescription::named("a100").unwrap().pod.configs[config];
+    assert_eq!(tiles(&ampere, Kernel::Prefill), [description.prefill]);
+}
+
+#[test]
+fn prefill_splits_are_limited_beside_decodes() {
+    let prefill_items = |plan: &Plan| {
+        let groups = plan
+            .groups
+            .iter()
+            .filter(|group| group.kernel == Kernel::Prefill);
+        groups.map(|group| group.items.len()).sum::<usize>()
+    };
+    // One tile of 128 tokens against 64 K keys: 32 units on 132 SMs.
+    let alone = plan(&batch(128, 65536, 0, 1), "h200", PlanOptions::default());
+    assert!(prefill_items(&alone) >= 4);
+    // Decodes that fill the device for longer: no splits.
+    let busy = plan(
+        &batch(128, 65536, 256, 16384),
+        "h200",
+        PlanOptions::default(),
+    );
+    assert_eq!(prefill_items(&busy), 1);
+    // A few decodes: at most two full waves of units.
+    let few = plan(&batch(128, 65536, 4, 1024), "h200", PlanOptions::default());
+    assert!((2..=8).contains(&prefill_items(&few)), "{few}");
+}
