@@ -3,9 +3,11 @@
 //! One core, buffers warm, everything included: the checks of the batch, the copy of its page ids, the
 //! prefix forest, packing, splits, merges.
 
+use std::time::{Duration, Instant};
+
 use criterion::{Criterion, criterion_main};
 use tandem_attn::{
-    plan::{DeviceDescription, Plan, PlanOptions, Planner},
+    plan::{DeviceDescription, Plan, PlanOptions, Planner, Update},
     problem::{Batch, PageTable, Spec},
 };
 
@@ -73,8 +75,50 @@ fn planning(c: &mut Criterion) {
     }
 }
 
+/// A step of every request, while no request needs another page.
+fn growing(c: &mut Criterion) {
+    let spec = Spec::new(32, 8, 128);
+    let device = DeviceDescription::named("h200").expect("comes with the crate");
+    let options = PlanOptions::default();
+    let levels = ([1, 4, 16, 64, 256, 1024], [256, 32, 256, 64, 32, 256]);
+    let mut group = c.benchmark_group("grow");
+    for (name, batch) in [
+        ("64 requests × 8K", apart(64, 8192)),
+        ("1024 requests, 6 levels", tree(&levels.0, &levels.1, 1)),
+    ] {
+        let steps: Vec<_> = (1..=PAGE)
+            .map(|tokens| {
+                let mut batch = batch.clone();
+                batch.parts[0].table.last_page_len.fill(tokens);
+                batch
+            })
+            .collect();
+        let mut planner = Planner::new();
+        let mut plan = Plan::empty(spec);
+        group.bench_function(name, |bencher| {
+            bencher.iter_custom(|iterations| {
+                let mut time = Duration::ZERO;
+                for iteration in 0..iterations {
+                    let step = 1 + iteration as usize % (steps.len() - 1);
+                    if step == 1 {
+                        let made =
+                            planner.plan_into(&spec, &steps[0], &device, &options, &mut plan);
+                        made.expect("a sound batch");
+                    }
+                    let begin = Instant::now();
+                    let update = plan.grow(&steps[step]);
+                    time += begin.elapsed();
+                    assert_eq!(update, Some(Update::Patched));
+                }
+                time
+            });
+        });
+    }
+}
+
 /// The benchmarks.
 fn benches() {
+    growing(&mut Criterion::default().configure_from_args());
     planning(&mut Criterion::default().configure_from_args());
 }
 

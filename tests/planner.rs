@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use tandem_attn::{
     plan::{
         BatchLimits, Bound, DeviceDescription, Kernel, PackRule, Plan, PlanOptions, Planner,
-        SplitMode, WorkspaceLayout, pod::PodMode,
+        SplitMode, Update, WorkspaceLayout, pod::PodMode,
     },
     problem::{Batch, PageTable, Part, Spec},
 };
@@ -200,6 +200,66 @@ proptest! {
         prop_assert_eq!(bound.check(&Bound::of(&bounded)), Ok(()));
         let layout = WorkspaceLayout::new(&spec, &bound);
         prop_assert_eq!(layout.write(&bounded, &mut vec![0; layout.upload_bytes as usize]), Ok(()));
+    }
+
+    /// Tables that grow within their last pages: the plan is patched, or left as it is.
+    #[test]
+    fn a_plan_grows_with_its_batch(
+        spec in spec(),
+        batch in batch(),
+        in_parts in any::<bool>(),
+        evenly in any::<bool>(),
+        growth in prop::collection::vec(0u32..20, 24),
+        split in split(),
+        packing in packing(),
+    ) {
+        let batch = if in_parts { composed(&batch) } else { batch };
+        let device = DeviceDescription::named("h200").unwrap();
+        let options = PlanOptions { packing, split, ..PlanOptions::default() };
+        let mut planner = Planner::new();
+        let plan = planner.plan(&spec, &batch, &device, &options).unwrap();
+        prop_assert_eq!(plan.clone().grow(&batch), plan.growable.then_some(Update::Kept));
+
+        let mut later = batch.clone();
+        let last = later.parts.len() - 1;
+        let Part { table, .. } = &mut later.parts[last];
+        let page_size = table.page_size;
+        for (len, growth) in table.last_page_len.iter_mut().zip(&growth).filter(|(len, _)| **len > 0) {
+            *len = (*len + if evenly { 1 } else { *growth }).min(page_size);
+        }
+        if last == 1 {
+            let grown = batch.parts[1].table.last_page_len.iter().zip(&later.parts[1].table.last_page_len);
+            let grown: Vec<_> = grown.map(|(before, after)| after - before).collect();
+            for (after, grown) in later.parts[0].keys_after.iter_mut().zip(grown) {
+                *after += grown;
+            }
+        }
+        later.check(&spec).unwrap();
+        let mut grown = plan.clone();
+        match grown.grow(&later) {
+            Some(_) => prop_assert_eq!(grown.verify(&later), Ok(())),
+            None => prop_assert_eq!(&grown, &plan),
+        }
+        let one_each = batch.qo_indptr.windows(2).all(|pair| pair[1] - pair[0] == 1);
+        let full = batch.parts[last].table.last_page_len.contains(&page_size);
+        if one_each && evenly && !full && last == 0 && batch.requests() > 0 {
+            prop_assert_eq!(plan.clone().grow(&later), Some(Update::Patched));
+        }
+
+        let mut updated = plan.clone();
+        planner.update(&spec, &later, &device, &options, &mut updated).unwrap();
+        prop_assert_eq!(updated.verify(&later), Ok(()));
+        // Other pages: the plan is made anew.
+        let table = &mut later.parts[last].table;
+        if let Some(page) = table.indices.last_mut() {
+            *page = table.pool_pages;
+            table.pool_pages += 1;
+            let mut updated = plan.clone();
+            prop_assert_eq!(updated.grow(&later), None);
+            let update = planner.update(&spec, &later, &device, &options, &mut updated);
+            prop_assert_eq!(update, Ok(Update::Planned));
+            prop_assert_eq!(updated.verify(&later), Ok(()));
+        }
     }
 
     /// Requests in another order: every request still has the pieces of its keys, in order; where splits are

@@ -35,7 +35,14 @@ pub(super) struct Draft {
     pub leaves_partial: bool,
     /// Every row sees a key of any run of the keys.
     pub all_see: bool,
+    /// The keys stay the same when queries move on.
+    pub growable: bool,
+    /// The row block whose last keys these are, among the plan's, if no other draft ends with them.
+    pub tail_of: u32,
 }
+
+/// In [`Draft::tail_of`]: of none.
+pub(super) const NO_ROW_BLOCK: u32 = u32::MAX;
 
 impl Draft {
     pub const fn kv_len(&self) -> u32 {
@@ -73,6 +80,8 @@ pub(super) struct PartInput<'a> {
     pub index: u32,
     /// Where the part's page ids begin in the plan's.
     pub first_page: u32,
+    /// Where the part's row blocks begin in the plan's.
+    pub first_row_block: u32,
     /// Whether the batch has other parts.
     pub composed: bool,
 }
@@ -139,6 +148,8 @@ impl PartInput<'_> {
                         flags: 0,
                         leaves_partial: self.composed,
                         all_see: true,
+                        growable: false,
+                        tail_of: NO_ROW_BLOCK,
                     });
                 }
             }

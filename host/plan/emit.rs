@@ -4,7 +4,7 @@ use kernels_gpu::abi::{DIRECT, MergeRow, NO_MERGE, QueryRow, WorkItem};
 
 use super::{
     Plan, PlanError, TileGroup,
-    draft::{Draft, DraftRow, Piece},
+    draft::{Draft, DraftRow, NO_ROW_BLOCK, Piece},
     split::{Launch, MAX_PIECES, piece_of},
 };
 use crate::problem::Variant;
@@ -18,6 +18,8 @@ pub(super) struct Emitter {
     next_slot: Vec<u32>,
     /// The items of the pieces; without rows where no row sees the piece.
     items: Vec<WorkItem>,
+    /// The row block whose last keys each of them has.
+    tail_of: Vec<u32>,
 }
 
 /// What emission reads.
@@ -130,7 +132,9 @@ impl Emitter {
 
     fn write_items(&mut self, input: &Pieces<'_>, plan: &mut Plan) -> Result<(), PlanError> {
         plan.rows.clear();
+        plan.growable = true;
         self.items.clear();
+        self.tail_of.clear();
         let mut slot = 0;
         for piece in input.pieces {
             let draft = &input.drafts[piece.draft as usize];
@@ -163,6 +167,10 @@ impl Emitter {
                     slot += draft.rows;
                 }
             }
+            plan.growable &= draft.growable;
+            let is_tail = item.rows == draft.rows && piece.kv_end == draft.kv_end;
+            self.tail_of
+                .push(if is_tail { draft.tail_of } else { NO_ROW_BLOCK });
             self.items.push(item);
         }
         let too_large = |what| PlanError::TooLarge { what };
@@ -181,15 +189,20 @@ impl Emitter {
         plan: &mut Plan,
     ) {
         let Plan {
-            rows, merge_slots, ..
+            rows,
+            merge_slots,
+            growable,
+            ..
         } = plan;
         item.rows_begin = rows.len() as u32;
         item.position = i32::MAX;
         let candidates = &input.draft_rows[draft.rows_begin as usize..][..draft.rows as usize];
-        for row in candidates
-            .iter()
-            .filter(|row| sees(&input.variant, draft, row.position, piece))
-        {
+        for row in candidates {
+            if !sees(&input.variant, draft, row.position, piece) {
+                // What the window has passed stays out of sight, what is still to come does not.
+                *growable &= row.position >= piece.kv_begin as i32;
+                continue;
+            }
             let merge = self.tokens[row.token as usize];
             let mut slot = DIRECT;
             if merge != NO_MERGE {
@@ -223,8 +236,18 @@ impl Emitter {
             let (of_launch, rest) = order.split_at(pieces as usize);
             order = rest;
             let begin = plan.items.len() as u32;
-            let items = of_launch.iter().map(|&entry| self.items[piece_of(entry)]);
-            plan.items.extend(items.filter(|item| item.rows > 0));
+            for &entry in of_launch {
+                let item = &self.items[piece_of(entry)];
+                if item.rows > 0 {
+                    if let Some(row_block) = plan
+                        .row_blocks
+                        .get_mut(self.tail_of[piece_of(entry)] as usize)
+                    {
+                        row_block.tail = plan.items.len() as u32;
+                    }
+                    plan.items.push(*item);
+                }
+            }
             let items = begin..plan.items.len() as u32;
             if !items.is_empty() {
                 plan.groups.push(TileGroup {

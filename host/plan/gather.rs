@@ -6,7 +6,7 @@ use kernels_gpu::abi::WorkItem;
 
 use super::{
     Kernel, PackRule, PlanOptions, SplitMode, Tile,
-    draft::{Draft, DraftRow, PartInput},
+    draft::{Draft, DraftRow, NO_ROW_BLOCK, PartInput},
     forest::{Forest, Member},
     pack::{PackCosts, PackNode, Packer},
 };
@@ -32,6 +32,8 @@ struct Decode {
     first_token: u32,
     first_position: i32,
     tokens: u32,
+    /// Among the plan's row blocks.
+    row_block: u32,
 }
 
 impl Gatherer {
@@ -65,6 +67,7 @@ impl Gatherer {
                     first_token: tokens.start,
                     first_position: part.first_position(row_block),
                     tokens: q_len,
+                    row_block: input.first_row_block + row_block as u32,
                 });
             }
         }
@@ -188,7 +191,8 @@ impl Gatherer {
             rows = begin..draft_rows.len();
         }
         let per_tile = tiles.max_tokens(Kernel::Decode) as usize;
-        let shared = some_joined || node.joined > 0 || rows.len() > per_tile;
+        let whole = rows.len() <= per_tile;
+        let shared = some_joined || node.joined > 0 || !whole;
         let row_block = &self.members[self.forest.nodes[index].member as usize];
         let mut next = rows.start;
         while next < rows.end {
@@ -226,6 +230,12 @@ impl Gatherer {
                     kv_end,
                     leaves_partial: input.composed || !node.is_leaf || node.start > 0,
                     all_see,
+                    growable: kv_end == node.end,
+                    tail_of: if node.is_leaf && whole {
+                        row_block.row_block
+                    } else {
+                        NO_ROW_BLOCK
+                    },
                     flags: WorkItem::GATHERED | if shared { WorkItem::SHARED_KEYS } else { 0 },
                 });
             }

@@ -45,6 +45,7 @@ mod schedule;
 mod split;
 pub mod tiles;
 mod traffic;
+mod update;
 mod verify;
 mod workspace;
 
@@ -55,6 +56,7 @@ pub use planner::{PlanOptions, Planner};
 pub use schedule::{Schedule, Span};
 pub use split::SplitMode;
 pub use traffic::Traffic;
+pub use update::Update;
 pub use verify::Defect;
 pub use workspace::{BatchLimits, Bound, MAX_LAUNCHES, WorkspaceLayout};
 
@@ -128,6 +130,25 @@ pub struct PlannedPart {
     pub page_size: u32,
     /// The part's page ids among the plan's.
     pub pages: Range<u32>,
+    /// The part's row blocks among the plan's.
+    pub row_blocks: Range<u32>,
+}
+
+/// What a plan knows of a row block of a part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedRowBlock {
+    /// First query token.
+    pub first_token: u32,
+    /// Query tokens.
+    pub tokens: u32,
+    /// Where the first of them stands.
+    pub position: i32,
+    /// Keys.
+    pub kv_len: u32,
+    /// Keys that its pages hold.
+    pub capacity: u32,
+    /// The item that ends with its last key, if that is one that can be made longer; else `u32::MAX`.
+    pub tail: u32,
 }
 
 /// Who merges partial states.
@@ -151,6 +172,8 @@ pub struct Plan {
     pub total_q: u32,
     /// The parts of the batch.
     pub parts: Vec<PlannedPart>,
+    /// The row blocks of all parts, one part after the other.
+    pub row_blocks: Vec<PlannedRowBlock>,
     /// One launch each.
     pub groups: Vec<TileGroup>,
     /// The items of all groups.
@@ -165,6 +188,9 @@ pub struct Plan {
     pub page_ids: Vec<u32>,
     /// Partial states: every slot is below this, each is written by one item and read by one merge.
     pub slots: u32,
+    /// Whether [`grow`](Self::grow) can move the queries: only decodes, and no row that sees a part of its
+    /// item's keys only from a later position on.
+    pub growable: bool,
     /// Who merges.
     pub merge_mode: MergeMode,
     /// How the prefills and the decodes run, where there are both.
@@ -179,6 +205,7 @@ impl Plan {
             spec,
             total_q: 0,
             parts: Vec::new(),
+            row_blocks: Vec::new(),
             groups: Vec::new(),
             items: Vec::new(),
             rows: Vec::new(),
@@ -186,6 +213,7 @@ impl Plan {
             merge_slots: Vec::new(),
             page_ids: Vec::new(),
             slots: 0,
+            growable: false,
             merge_mode: MergeMode::Kernel,
             pod: None,
         }

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Bound, DeviceDescription, MergeMode, PackRule, Plan, PlanError, PlannedPart, SplitMode, Tile,
+    Bound, DeviceDescription, MergeMode, PackRule, Plan, PlanError, PlannedPart, PlannedRowBlock,
+    SplitMode, Tile,
     cost::CostModel,
     draft::{Draft, DraftRow, PartInput},
     emit::{Emitter, Pieces},
@@ -141,7 +142,7 @@ impl Planner {
         plan.spec = *spec;
         plan.total_q = batch.total_q();
         plan.merge_mode = options.merge_mode;
-        collect_pages(batch, plan)?;
+        collect_tables(batch, plan)?;
 
         self.plan_once(batch, options, plan)?;
         let Some(bound) = options.bound else {
@@ -195,6 +196,7 @@ impl Planner {
                 part,
                 index: index as u32,
                 first_page: planned.pages.start,
+                first_row_block: planned.row_blocks.start,
                 composed: batch.parts.len() > 1,
             };
             batch.parts.iter().zip(&plan.parts).enumerate().map(part)
@@ -312,18 +314,38 @@ fn check_split(split: SplitMode, batch: &Batch) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// The page ids of all parts, one after the other.
-fn collect_pages(batch: &Batch, plan: &mut Plan) -> Result<(), PlanError> {
-    plan.parts.clear();
-    plan.page_ids.clear();
+/// The page ids and the row blocks of all parts, one after the other.
+fn collect_tables(batch: &Batch, plan: &mut Plan) -> Result<(), PlanError> {
+    let Plan {
+        parts,
+        page_ids,
+        row_blocks,
+        ..
+    } = plan;
+    parts.clear();
+    page_ids.clear();
+    row_blocks.clear();
+    let count = |what, length| u32::try_from(length).map_err(|_| PlanError::TooLarge { what });
     for part in &batch.parts {
-        let start = plan.page_ids.len();
-        plan.page_ids.extend_from_slice(&part.table.indices);
-        let end = u32::try_from(plan.page_ids.len())
-            .map_err(|_| PlanError::TooLarge { what: "page ids" })?;
-        plan.parts.push(PlannedPart {
-            page_size: part.table.page_size,
-            pages: start as u32..end,
+        let page_size = part.table.page_size;
+        let pages = count("page ids", page_ids.len())?;
+        let first_block = count("row blocks", row_blocks.len())?;
+        page_ids.extend_from_slice(&part.table.indices);
+        row_blocks.extend((0..part.row_blocks()).map(|row_block| {
+            let tokens = part.q_range(row_block);
+            PlannedRowBlock {
+                first_token: tokens.start,
+                tokens: tokens.end - tokens.start,
+                position: part.first_position(row_block),
+                kv_len: part.kv_len(row_block),
+                capacity: part.table.pages(row_block).len() as u32 * page_size,
+                tail: u32::MAX,
+            }
+        }));
+        parts.push(PlannedPart {
+            page_size,
+            pages: pages..count("page ids", page_ids.len())?,
+            row_blocks: first_block..count("row blocks", row_blocks.len())?,
         });
     }
     Ok(())
