@@ -4,9 +4,12 @@ use std::ops::Range;
 
 use kernels_gpu::{state::Softmax, variant::Variant};
 
+#[cfg(target_arch = "x86_64")]
+use super::simd::{Avx2, Avx512};
 use super::{
     narrow::{self, Logits},
-    unit::{PoolRows, Row, Unit},
+    simd::{Portable, Simd},
+    unit::{PoolRows, Unit},
     wide::{self, Block},
 };
 
@@ -36,12 +39,13 @@ pub(super) struct Kernels {
 /// Kernels for up to so many rows. See [`narrow`].
 pub(super) struct Narrow {
     pub(super) rows: usize,
-    /// Queries, keys, head dimension, number of keys, products.
-    pub(super) products: fn(&[f32], &[f32], usize, usize, &mut Logits),
-    /// Rows and their states, keys, products, values, head dimension, outputs.
+    /// Queries, keys, head dimension, where the products go.
+    pub(super) products: fn(&[f32], &[f32], usize, Range<usize>, &mut Logits),
+    /// The state of a row, its logits.
+    pub(super) weigh: fn(&mut Softmax, &mut [f32; narrow::KEYS]) -> f32,
+    /// Weights, the first to use, factors of the outputs, values, head dimension, outputs.
     #[allow(clippy::type_complexity, reason = "a name for it would say less")]
-    pub(super) absorb:
-        fn(&[Row], &mut [Option<Softmax>], Range<u32>, &mut Logits, &[f32], usize, &mut [f32]),
+    pub(super) accumulate: fn(&Logits, usize, &[f32; narrow::MAX_ROWS], &[f32], usize, &mut [f32]),
 }
 
 /// Kernels for blocks of so many rows. See [`wide`].
@@ -54,11 +58,12 @@ pub(super) struct Wide {
     pub(super) absorb: fn(&mut Block<'_>, Range<u32>, &mut [f32], &[f32], usize, &mut [f32]),
 }
 
-/// Compiles everything with some target features. Registers hold `$lanes` numbers; sums of `$narrow` keys
-/// for 1, 2, 4 and 8 rows, or of `$wide` keys for a block of rows, fit into them.
+/// Compiles everything for an instruction set. Registers hold the sums of `$narrow` keys for 1, 2, 4 and 8
+/// rows, and of `$wide` keys for a block of rows in `$vectors` vectors.
 macro_rules! compile {
-    ($kernels:ident, $module:ident, $(features = $features:literal,)? fma = $fma:expr, lanes = $lanes:literal,
-     narrow = [$k1:literal, $k2:literal, $k4:literal, $k8:literal], wide = ($block:literal, $wide:literal)) => {
+    ($kernels:ident, $module:ident, $(features = $features:literal,)? simd = $simd:ident, new = $new:expr,
+     narrow = [$k1:literal, $k2:literal, $k4:literal, $k8:literal], wide = $wide:literal,
+     vectors = [$small:literal, $large:literal]) => {
         mod $module {
             use super::*;
 
@@ -69,32 +74,37 @@ macro_rules! compile {
 
             $(#[target_feature(enable = $features)])?
             pub(super) fn narrow_products<const R: usize, const K: usize>(
-                queries: &[f32], keys: &[f32], dim: usize, len: usize, logits: &mut Logits,
+                queries: &[f32], keys: &[f32], dim: usize, to: Range<usize>, logits: &mut Logits,
             ) {
-                narrow::products::<R, K, $lanes, { $fma }>(queries, keys, dim, len, logits);
+                narrow::products::<_, R, K>($new, queries, keys, dim, to, logits);
             }
 
             $(#[target_feature(enable = $features)])?
-            pub(super) fn narrow_absorb<const R: usize>(
-                rows: &[Row], softmax: &mut [Option<Softmax>], keys: Range<u32>, logits: &mut Logits,
-                values: &[f32], dim: usize, outputs: &mut [f32],
-            ) {
-                narrow::absorb::<R, $lanes, { $fma }>(rows, softmax, keys, logits, values, dim, outputs);
+            pub(super) fn narrow_weigh(softmax: &mut Softmax, logits: &mut [f32; narrow::KEYS]) -> f32 {
+                narrow::weigh($new, softmax, logits)
             }
 
             $(#[target_feature(enable = $features)])?
-            pub(super) fn wide_products<const R: usize>(
+            pub(super) fn narrow_accumulate<const R: usize>(
+                weights: &Logits, first: usize, factor: &[f32; narrow::MAX_ROWS], values: &[f32], dim: usize,
+                outputs: &mut [f32],
+            ) {
+                narrow::accumulate::<_, R>($new, weights, first, factor, values, dim, outputs);
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(super) fn wide_products<const N: usize>(
                 keys: &[f32], dim: usize, queries: &[f32], logits: &mut [f32],
             ) {
-                wide::products::<R, $wide, { $fma }>(keys, dim, queries, logits);
+                wide::products::<_, N, $wide>($new, keys, dim, queries, logits);
             }
 
             $(#[target_feature(enable = $features)])?
-            pub(super) fn wide_absorb<const R: usize>(
+            pub(super) fn wide_absorb<const N: usize>(
                 block: &mut Block<'_>, keys: Range<u32>, logits: &mut [f32], values: &[f32], dim: usize,
                 outputs: &mut [f32],
             ) {
-                wide::absorb::<R, $wide, { $fma }>(block, keys, logits, values, dim, outputs);
+                wide::absorb::<_, N, $wide>($new, block, keys, logits, values, dim, outputs);
             }
 
             $(#[target_feature(enable = $features)])?
@@ -123,56 +133,63 @@ macro_rules! compile {
                 compile!(@narrow $module, 4, $k4),
                 compile!(@narrow $module, 8, $k8),
             ],
-            wide: [compile!(@wide $module, $lanes), compile!(@wide $module, $block)],
+            wide: [compile!(@wide $module, $simd, $small), compile!(@wide $module, $simd, $large)],
         };
     };
     (@narrow $module:ident, $rows:literal, $keys:literal) => {
         Narrow {
             rows: $rows,
-            products: |q, k, dim, len, to| unsafe { $module::narrow_products::<$rows, $keys>(q, k, dim, len, to) },
-            absorb: |rows, softmax, keys, logits, v, dim, out| unsafe {
-                $module::narrow_absorb::<$rows>(rows, softmax, keys, logits, v, dim, out)
+            products: |q, k, dim, to, logits| unsafe {
+                $module::narrow_products::<$rows, $keys>(q, k, dim, to, logits)
+            },
+            weigh: |softmax, logits| unsafe { $module::narrow_weigh(softmax, logits) },
+            accumulate: |weights, first, factor, v, dim, out| unsafe {
+                $module::narrow_accumulate::<$rows>(weights, first, factor, v, dim, out)
             },
         }
     };
-    (@wide $module:ident, $rows:literal) => {
+    (@wide $module:ident, $simd:ident, $vectors:literal) => {
         Wide {
-            rows: $rows,
-            products: |k, dim, q, to| unsafe { $module::wide_products::<$rows>(k, dim, q, to) },
+            rows: $vectors * $simd::LANES,
+            products: |k, dim, q, to| unsafe { $module::wide_products::<$vectors>(k, dim, q, to) },
             absorb: |block, keys, logits, v, dim, out| unsafe {
-                $module::wide_absorb::<$rows>(block, keys, logits, v, dim, out)
+                $module::wide_absorb::<$vectors>(block, keys, logits, v, dim, out)
             },
         }
     };
 }
 
+// SAFETY (of `new`): called in functions that are compiled for the features.
 #[cfg(target_arch = "x86_64")]
 compile!(
     AVX512,
     avx512,
     features = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma",
-    fma = true,
-    lanes = 16,
+    simd = Avx512,
+    new = unsafe { Avx512::new() },
     narrow = [8, 4, 4, 2],
-    wide = (32, 8)
+    wide = 8,
+    vectors = [1, 2]
 );
 #[cfg(target_arch = "x86_64")]
 compile!(
     AVX2,
     avx2,
     features = "avx2,fma",
-    fma = true,
-    lanes = 8,
+    simd = Avx2,
+    new = unsafe { Avx2::new() },
     narrow = [8, 4, 2, 1],
-    wide = (16, 4)
+    wide = 4,
+    vectors = [1, 2]
 );
 compile!(
     PORTABLE,
     portable,
-    fma = cfg!(target_arch = "aarch64"),
-    lanes = 8,
+    simd = Portable,
+    new = Portable,
     narrow = [4, 2, 1, 1],
-    wide = (16, 4)
+    wide = 4,
+    vectors = [1, 2]
 );
 
 impl Isa {

@@ -5,29 +5,22 @@
 //! every query token takes or merges its states, in the plan's order. No result depends on which thread
 //! computed what, so the same plan gives the same bits whatever the number of threads.
 //!
-//! The kernels are plain loops over fixed-size arrays, compiled once for each instruction set and chosen
-//! when the program runs:
+//! The kernels are compiled once for each instruction set, here and not in the program that uses this
+//! library, and chosen when the program runs:
 //!
 //! - few rows (a decode step): lanes are elements of a head, every key is read once and used for all rows;
 //! - many rows: lanes are rows, so that the softmax has no reductions across lanes, and both products are
-//!   the same register-blocked matrix kernel.
+//!   matrix kernels blocked for registers.
 
 mod append;
+mod buffer;
 mod finish;
 mod isa;
-mod lanes;
 mod merge;
-#[allow(
-    clippy::needless_range_loop,
-    reason = "lanes of several vectors are indexed together"
-)]
 mod narrow;
+mod simd;
 mod sources;
 mod unit;
-#[allow(
-    clippy::needless_range_loop,
-    reason = "lanes of several vectors are indexed together"
-)]
 mod wide;
 
 use std::sync::{Mutex, PoisonError};
@@ -324,15 +317,15 @@ struct Task<'a> {
     lse: &'a mut [f32],
 }
 
-/// Cuts the workspace up: a task for each KV head, or for more of them where the rows are few and reading
-/// neighbouring heads together is what matters.
+/// Cuts the workspace up: a task for each KV head, or for several of them where the rows are few. Then
+/// reading is what takes time, and of keys that lie side by side all heads should be read together.
 fn tasks<'a>(plan: &Plan, workspace: &'a mut Workspace) -> Vec<Task<'a>> {
     let spec = &plan.spec;
     let (group, dim) = (spec.group() as usize, spec.head_dim_v as usize);
     let (mut out, mut lse) = (&mut workspace.out[..], &mut workspace.lse[..]);
     let mut tasks = Vec::with_capacity(plan.items.len());
-    // Enough tasks to keep all threads busy to the end.
-    let wanted = 16 * rayon::current_num_threads();
+    // A few for each thread: plans for as many workers are balanced already.
+    let wanted = 2 * rayon::current_num_threads();
     let together = (plan.items.len() * spec.kv_heads as usize / wanted)
         .clamp(1, spec.kv_heads as usize) as u32;
     for &item in &plan.items {

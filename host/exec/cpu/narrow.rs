@@ -1,26 +1,38 @@
 //! Few rows: the lanes of a vector are neighbouring elements of a head.
 //!
-//! This is a decode step, and bound by memory: keys and values pass through the first-level cache once,
-//! and all rows are computed while they are there. All heads of a unit take turns on the same tokens, for
-//! in most layouts these lie side by side.
+//! This is a decode step, and bound by memory. All heads of a unit go through the keys together, a few keys
+//! at a time, for in most layouts they lie side by side; what is read becomes f32 in a small place that never
+//! leaves the first-level cache.
 
 use std::ops::Range;
 
 use kernels_gpu::{state::Softmax, variant::Variant};
 
 use super::{
-    lanes::{exp2, larger, load, mul_add, reduce},
+    simd::{Simd, load},
     unit::{Row, Scratch, Unit, hidden},
 };
 
 /// The most rows that are still few.
 pub(super) const MAX_ROWS: usize = 8;
 
-/// Keys of a tile.
-const KEYS: usize = 32;
+/// Keys of a tile: one update of the softmax.
+pub(super) const KEYS: usize = 32;
 
-/// Logits of a tile: `[row][key]`.
+/// Keys that are loaded at a time: as many as have their products in registers together, or a multiple.
+const STEP: usize = 8;
+
+/// Logits of a tile and one KV head: `[row][key]`.
 pub(super) type Logits = [[f32; KEYS]; MAX_ROWS];
+
+/// A KV head on its way through the keys.
+struct Head {
+    kv_head: u32,
+    logits: Logits,
+    softmax: [Softmax; MAX_ROWS],
+    /// What earlier outputs are still to be multiplied by.
+    factor: [f32; MAX_ROWS],
+}
 
 /// Leaves the states of a unit in `out` and `lse`.
 pub(super) fn attend<V: Variant>(
@@ -29,7 +41,7 @@ pub(super) fn attend<V: Variant>(
     out: &mut [f32],
     lse: &mut [f32],
 ) {
-    let (rows, heads) = (unit.rows.len(), unit.kv_heads.len());
+    let rows = unit.rows.len();
     let kernels = unit
         .isa
         .kernels()
@@ -43,64 +55,72 @@ pub(super) fn attend<V: Variant>(
         unit.spec.head_dim_qk as usize,
         unit.spec.head_dim_v as usize,
     );
-    let queries = scratch.queries.floats(heads * padded * dim_qk);
-    let outputs = scratch.outputs.floats(heads * padded * dim_v);
-    let keys = scratch.keys.floats(KEYS * dim_qk);
-    let values = scratch.values.floats(KEYS * dim_v);
-    let mut softmax = vec![V::SOFTMAX.then_some(Softmax::EMPTY); heads * padded];
-    let mut logits = [[0.0; KEYS]; MAX_ROWS];
+    let mut heads: Vec<Head> = unit.kv_heads.clone().map(Head::new).collect();
+    let queries = scratch.queries.floats(heads.len() * padded * dim_qk);
+    let outputs = scratch.outputs.floats(heads.len() * padded * dim_v);
+    // Products past the last key are computed and never looked at.
+    let keys = scratch.keys.floats(STEP * dim_qk);
+    let values = scratch.values.floats(STEP * dim_v);
     queries.fill(0.0);
     outputs.fill(0.0);
-    for (kv_head, queries) in unit
-        .kv_heads
-        .clone()
-        .zip(queries.chunks_exact_mut(padded * dim_qk))
-    {
+    for (head, queries) in heads.iter().zip(queries.chunks_exact_mut(padded * dim_qk)) {
         for (row, query) in unit.rows.iter().zip(queries.chunks_exact_mut(dim_qk)) {
-            unit.load_query(row, kv_head, query);
+            unit.load_query(row, head.kv_head, query);
         }
     }
 
-    let mut begin = unit.keys.start;
-    while begin < unit.keys.end {
-        let tile = begin..unit.keys.end.min(begin + KEYS as u32);
-        let states = outputs
-            .chunks_exact_mut(padded * dim_v)
-            .zip(softmax.chunks_exact_mut(padded));
-        let heads = unit
-            .kv_heads
-            .clone()
-            .zip(queries.chunks_exact(padded * dim_qk));
-        for ((kv_head, queries), (outputs, softmax)) in heads.zip(states) {
-            unit.load_keys(kv_head, tile.clone(), &mut keys[..tile.len() * dim_qk]);
-            (kernels.products)(queries, keys, dim_qk, tile.len(), &mut logits);
+    for tile in pieces(unit.keys.clone(), KEYS) {
+        for step in pieces(tile.clone(), STEP) {
+            let at = (step.start - tile.start) as usize;
+            for (head, queries) in heads.iter_mut().zip(queries.chunks_exact(padded * dim_qk)) {
+                unit.load_keys(head.kv_head, step.clone(), keys);
+                (kernels.products)(queries, keys, dim_qk, at..at + step.len(), &mut head.logits);
+            }
+        }
+        for head in &mut heads {
             if Unit::<V>::HAS_LOGIT_HOOKS {
                 unit.isa
-                    .narrow_hooks(unit, kv_head, tile.clone(), &mut logits);
+                    .narrow_hooks(unit, head.kv_head, tile.clone(), &mut head.logits);
             }
-            unit.load_values(kv_head, tile.clone(), &mut values[..tile.len() * dim_v]);
-            (kernels.absorb)(
-                &unit.rows,
-                softmax,
-                tile.clone(),
-                &mut logits,
-                values,
-                dim_v,
-                outputs,
-            );
+            for (r, row) in unit.rows.iter().enumerate() {
+                mask(row, &tile, hidden(V::SOFTMAX), &mut head.logits[r]);
+                if V::SOFTMAX {
+                    head.factor[r] = (kernels.weigh)(&mut head.softmax[r], &mut head.logits[r]);
+                }
+            }
         }
-        begin = tile.end;
+        for step in pieces(tile.clone(), STEP) {
+            let at = (step.start - tile.start) as usize;
+            for (head, outputs) in heads
+                .iter_mut()
+                .zip(outputs.chunks_exact_mut(padded * dim_v))
+            {
+                unit.load_values(head.kv_head, step.clone(), values);
+                let values = &values[..step.len() * dim_v];
+                (kernels.accumulate)(&head.logits, at, &head.factor, values, dim_v, outputs);
+                head.factor = [1.0; MAX_ROWS];
+            }
+        }
     }
-    let states = outputs
-        .chunks_exact(padded * dim_v)
-        .zip(softmax.chunks_exact(padded));
     let targets = out
         .chunks_exact_mut(rows * dim_v)
         .zip(lse.chunks_exact_mut(rows));
-    for ((outputs, softmax), (out, lse)) in states.zip(targets) {
+    for ((head, outputs), (out, lse)) in heads
+        .iter()
+        .zip(outputs.chunks_exact(padded * dim_v))
+        .zip(targets)
+    {
         for (r, lse) in lse.iter_mut().enumerate() {
-            let norm = softmax[r].map_or(1.0, |softmax| softmax.norm());
-            *lse = softmax[r].map_or(0.0, |softmax| softmax.lse());
+            let norm = if V::SOFTMAX {
+                head.softmax[r].norm()
+            } else {
+                1.0
+            };
+            *lse = if V::SOFTMAX {
+                head.softmax[r].lse()
+            } else {
+                0.0
+            };
             let at = r * dim_v..(r + 1) * dim_v;
             out[at.clone()]
                 .iter_mut()
@@ -110,31 +130,56 @@ pub(super) fn attend<V: Variant>(
     }
 }
 
-/// Products of `R` queries with `len` keys, `K` of them at a time; what stands behind them is of no meaning.
+/// A range in pieces of `len`, the last of them shorter.
+fn pieces(range: Range<u32>, len: usize) -> impl Iterator<Item = Range<u32>> {
+    let end = range.end;
+    range
+        .step_by(len)
+        .map(move |start| start..end.min(start + len as u32))
+}
+
+impl Head {
+    fn new(kv_head: u32) -> Self {
+        Self {
+            kv_head,
+            logits: [[0.0; KEYS]; MAX_ROWS],
+            softmax: [Softmax::EMPTY; MAX_ROWS],
+            factor: [1.0; MAX_ROWS],
+        }
+    }
+}
+
+/// Products of `R` queries with keys, `K` of them at a time; what stands behind them is of no meaning. They
+/// go to these places of each row's logits.
 #[inline(always)]
-pub(super) fn products<const R: usize, const K: usize, const L: usize, const FMA: bool>(
+pub(super) fn products<S: Simd, const R: usize, const K: usize>(
+    simd: S,
     queries: &[f32],
     keys: &[f32],
     dim: usize,
-    len: usize,
+    to: Range<usize>,
     logits: &mut Logits,
 ) {
-    for first in (0..len).step_by(K) {
-        let mut sums = [[[0.0; L]; R]; K];
-        for at in (0..dim).step_by(L) {
-            let query: [[f32; L]; R] = std::array::from_fn(|r| load(&queries[r * dim + at..]));
-            for (k, sums) in sums.iter_mut().enumerate() {
-                let key: [f32; L] = load(&keys[(first + k) * dim + at..]);
-                for (sums, query) in sums.iter_mut().zip(&query) {
-                    for l in 0..L {
-                        sums[l] = mul_add::<FMA>(key[l], query[l], sums[l]);
-                    }
+    let queries: [&[f32]; R] = std::array::from_fn(|r| &queries[r * dim..][..dim]);
+    for (first, keys) in to.step_by(K).zip(keys.chunks_exact(K * dim)) {
+        let keys: [&[f32]; K] = std::array::from_fn(|k| &keys[k * dim..][..dim]);
+        let mut sums = [[simd.splat(0.0); R]; K];
+        for at in (0..dim).step_by(S::LANES) {
+            let mut query = [simd.splat(0.0); R];
+            for r in 0..R {
+                query[r] = simd.load(&queries[r][at..]);
+            }
+            for k in 0..K {
+                let key = simd.load(&keys[k][at..]);
+                for r in 0..R {
+                    sums[k][r] = simd.mul_add(key, query[r], sums[k][r]);
                 }
             }
         }
-        for (k, sums) in sums.into_iter().enumerate() {
-            for (r, sums) in sums.into_iter().enumerate() {
-                logits[r][first + k] = reduce(sums, |a, b| a + b);
+        for (index, sums) in sums.as_flattened().as_chunks().0.iter().enumerate() {
+            for (i, sum) in simd.sums(*sums).into_iter().enumerate() {
+                let (k, r) = ((4 * index + i) / R, (4 * index + i) % R);
+                logits[r][first + k] = sum;
             }
         }
     }
@@ -155,35 +200,6 @@ pub(super) fn hooks<V: Variant>(
     }
 }
 
-/// Adds some keys to the states of `R` rows: hides what is hidden, turns logits into weights, and adds the
-/// weighted values to the outputs.
-#[inline(always)]
-pub(super) fn absorb<const R: usize, const L: usize, const FMA: bool>(
-    rows: &[Row],
-    softmax: &mut [Option<Softmax>],
-    keys: Range<u32>,
-    logits: &mut Logits,
-    values: &[f32],
-    dim: usize,
-    outputs: &mut [f32],
-) {
-    let mut factor = [1.0; R];
-    for (r, row) in rows.iter().enumerate().take(R) {
-        mask(row, &keys, hidden(softmax[r].is_some()), &mut logits[r]);
-        if let Some(softmax) = &mut softmax[r] {
-            factor[r] = weigh::<L, FMA>(softmax, &mut logits[r]);
-        }
-    }
-    let whole = dim / 32 * 32;
-    for at in (0..whole).step_by(32) {
-        accumulate::<R, 32, FMA>(logits, &factor, values, dim, keys.len(), at, outputs);
-    }
-    if whole < dim {
-        accumulate::<R, 16, FMA>(logits, &factor, values, dim, keys.len(), whole, outputs);
-    }
-}
-
-#[inline(always)]
 fn mask(&Row { first, last, .. }: &Row, keys: &Range<u32>, hidden: f32, logits: &mut [f32; KEYS]) {
     let begin = keys.start as i32;
     // The last position that counts: the last one seen, or the tile's last key.
@@ -198,56 +214,87 @@ fn mask(&Row { first, last, .. }: &Row, keys: &Range<u32>, hidden: f32, logits: 
 
 /// Turns the logits of a row into weights; returns what earlier outputs are multiplied by.
 #[inline(always)]
-fn weigh<const L: usize, const FMA: bool>(softmax: &mut Softmax, logits: &mut [f32; KEYS]) -> f32 {
-    let vectors = logits.as_chunks_mut::<L>().0;
-    let mut max = vectors[0];
-    for vector in &vectors[1..] {
-        for l in 0..L {
-            max[l] = larger(max[l], vector[l]);
-        }
+pub(super) fn weigh<S: Simd>(simd: S, softmax: &mut Softmax, logits: &mut [f32; KEYS]) -> f32 {
+    let mut max = simd.splat(f32::NEG_INFINITY);
+    for vector in logits.chunks_exact(S::LANES) {
+        max = simd.larger(max, simd.load(vector));
     }
-    let factor = softmax.raise(reduce(max, larger));
-    let offset = softmax.offset();
-    let mut sum = [0.0; L];
-    for vector in vectors {
-        for l in 0..L {
-            vector[l] = exp2::<FMA>(vector[l] - offset);
-            sum[l] += vector[l];
-        }
+    let factor = softmax.raise(simd.max(max));
+    let offset = simd.splat(softmax.offset());
+    let mut sum = simd.splat(0.0);
+    for vector in logits.chunks_exact_mut(S::LANES) {
+        let weight = simd.exp2(simd.sub(simd.load(vector), offset));
+        simd.store(weight, vector);
+        sum = simd.add(sum, weight);
     }
-    softmax.sum += reduce(sum, |a, b| a + b);
+    softmax.sum += simd.sums([sum; 4])[0];
     factor
 }
 
-/// Scales the outputs of `R` rows, and adds the weighted values of the first `len` keys: `N` elements from
-/// `at` on.
+/// Scales the outputs of `R` rows and adds some weighted values; their weights stand from `first` on.
 #[inline(always)]
-fn accumulate<const R: usize, const N: usize, const FMA: bool>(
+pub(super) fn accumulate<S: Simd, const R: usize>(
+    simd: S,
     weights: &Logits,
-    factor: &[f32; R],
+    first: usize,
+    factor: &[f32; MAX_ROWS],
     values: &[f32],
     dim: usize,
-    len: usize,
+    outputs: &mut [f32],
+) {
+    let pairs = dim / (2 * S::LANES);
+    for pair in 0..pairs {
+        accumulate_at::<S, R, 2>(
+            simd,
+            weights,
+            first,
+            factor,
+            values,
+            dim,
+            2 * pair * S::LANES,
+            outputs,
+        );
+    }
+    for at in (2 * pairs * S::LANES..dim).step_by(S::LANES) {
+        accumulate_at::<S, R, 1>(simd, weights, first, factor, values, dim, at, outputs);
+    }
+}
+
+/// As [`accumulate`], for the `N` vectors from element `at` on.
+#[inline(always)]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "those of `accumulate` and one more"
+)]
+fn accumulate_at<S: Simd, const R: usize, const N: usize>(
+    simd: S,
+    weights: &Logits,
+    first: usize,
+    factor: &[f32; MAX_ROWS],
+    values: &[f32],
+    dim: usize,
     at: usize,
     outputs: &mut [f32],
 ) {
-    let mut sums = [[0.0; N]; R];
+    let mut sums = [[simd.splat(0.0); N]; R];
     for r in 0..R {
-        let before: [f32; N] = load(&outputs[r * dim + at..]);
+        let before: [S::F; N] = load(simd, &outputs[r * dim + at..]);
         for n in 0..N {
-            sums[r][n] = before[n] * factor[r];
+            sums[r][n] = simd.mul(before[n], simd.splat(factor[r]));
         }
     }
-    for (key, value) in values.chunks_exact(dim).take(len).enumerate() {
-        let value: [f32; N] = load(&value[at..]);
+    for (key, value) in (first..KEYS).zip(values.chunks_exact(dim)) {
+        let value: [S::F; N] = load(simd, &value[at..]);
         for r in 0..R {
-            let weight = weights[r][key];
+            let weight = simd.splat(weights[r][key]);
             for n in 0..N {
-                sums[r][n] = mul_add::<FMA>(weight, value[n], sums[r][n]);
+                sums[r][n] = simd.mul_add(weight, value[n], sums[r][n]);
             }
         }
     }
-    for r in 0..R {
-        outputs[r * dim + at..][..N].copy_from_slice(&sums[r]);
+    for (r, sums) in sums.into_iter().enumerate() {
+        for (n, sum) in sums.into_iter().enumerate() {
+            simd.store(sum, &mut outputs[r * dim + at + n * S::LANES..]);
+        }
     }
 }

@@ -7,7 +7,7 @@ use kernels_gpu::{
     variant::{Key, Pair, Query, Variant},
 };
 
-use super::{isa::Isa, lanes::Buffer};
+use super::{buffer::Buffer, isa::Isa, simd::prefetch};
 use crate::{
     kv::KvView,
     plan::Plan,
@@ -56,11 +56,16 @@ impl<'a> Pools<'a> {
 pub(super) struct PoolRows<'a> {
     pool: Slice<'a>,
     strides: KvStrides,
-    head: usize,
+    head: u32,
+    keys: Range<u32>,
     dim: usize,
     pages: &'a [u32],
-    keys: Range<u32>,
+    /// Where the item ends: keys before it will be read as well.
+    end: u32,
 }
+
+/// How many keys before a row is needed it is asked for.
+const AHEAD: u32 = 16;
 
 impl PoolRows<'_> {
     /// Copies the rows to `[keys, dim]`.
@@ -71,32 +76,27 @@ impl PoolRows<'_> {
 
     #[inline(always)]
     fn load_from<T: Element>(&self, pool: &[T], to: &mut [f32]) {
-        let &Self {
-            strides,
-            dim,
-            ref keys,
-            ..
-        } = self;
-        let mut rows = to.chunks_exact_mut(dim);
-        let mut key = keys.start;
-        while key < keys.end {
-            let (page, offset) = (
-                self.pages[(key / strides.page_size) as usize],
-                key % strides.page_size,
-            );
-            let page_end = keys.end.min(key - offset + strides.page_size);
-            let mut start = page as usize * strides.page as usize
-                + offset as usize * strides.token as usize
-                + self.head * strides.head as usize;
-            // The range first: a zip that ends takes one more of what stands first.
-            for (_, row) in (key..page_end).zip(rows.by_ref()) {
-                row.iter_mut()
-                    .zip(&pool[start..start + dim])
-                    .for_each(|(to, x)| *to = x.to_f32());
-                start += strides.token as usize;
+        for (key, to) in self.keys.clone().zip(to.chunks_exact_mut(self.dim)) {
+            if key + AHEAD < self.end {
+                prefetch(self.row(pool, key + AHEAD));
             }
-            key = page_end;
+            to.iter_mut()
+                .zip(self.row(pool, key))
+                .for_each(|(to, x)| *to = x.to_f32());
         }
+    }
+
+    #[inline(always)]
+    fn row<'p, T>(&self, pool: &'p [T], key: u32) -> &'p [T] {
+        let &Self { strides, dim, .. } = self;
+        let (page, offset) = (
+            self.pages[(key / strides.page_size) as usize],
+            key % strides.page_size,
+        );
+        let start = page as usize * strides.page as usize
+            + offset as usize * strides.token as usize
+            + self.head as usize * strides.head as usize;
+        &pool[start..start + dim]
     }
 }
 
@@ -197,83 +197,57 @@ impl<'a, V: Variant> Unit<'a, V> {
     }
 
     /// Keys of one head, `[keys, head_dim_qk]`.
-    pub(super) fn load_keys(&self, kv_head: u32, keys: Range<u32>, to: &mut [f32]) {
-        let &Pools { k, k_strides, .. } = self.pools;
-        self.load(
-            k,
-            k_strides,
-            self.spec.head_dim_qk,
-            kv_head,
-            keys.clone(),
-            to,
-        );
+    pub(super) fn load_keys(&self, head: u32, keys: Range<u32>, to: &mut [f32]) {
+        let &Pools {
+            k: pool,
+            k_strides: strides,
+            ..
+        } = self.pools;
+        let (pages, end, dim) = (self.pages, self.keys.end, self.spec.head_dim_qk as usize);
+        let rows = PoolRows {
+            pool,
+            strides,
+            head,
+            keys: keys.clone(),
+            dim,
+            pages,
+            end,
+        };
+        (self.isa.kernels().load)(&rows, to);
         if V::TRANSFORMS_KEY {
-            for (to, position) in to
-                .chunks_exact_mut(self.spec.head_dim_qk as usize)
-                .zip(keys)
-            {
+            for (position, to) in keys.zip(to.chunks_exact_mut(dim)) {
                 transform(to, |x, dim| {
-                    self.variant.key(
-                        x,
-                        dim,
-                        Key {
-                            position,
-                            head: kv_head,
-                        },
-                    )
+                    self.variant.key(x, dim, Key { position, head })
                 });
             }
         }
     }
 
     /// Values of one head, `[keys, head_dim_v]`.
-    pub(super) fn load_values(&self, kv_head: u32, keys: Range<u32>, to: &mut [f32]) {
-        let &Pools { v, v_strides, .. } = self.pools;
-        self.load(
-            v,
-            v_strides,
-            self.spec.head_dim_v,
-            kv_head,
-            keys.clone(),
-            to,
-        );
+    pub(super) fn load_values(&self, head: u32, keys: Range<u32>, to: &mut [f32]) {
+        let &Pools {
+            v: pool,
+            v_strides: strides,
+            ..
+        } = self.pools;
+        let (pages, end, dim) = (self.pages, self.keys.end, self.spec.head_dim_v as usize);
+        let rows = PoolRows {
+            pool,
+            strides,
+            head,
+            keys: keys.clone(),
+            dim,
+            pages,
+            end,
+        };
+        (self.isa.kernels().load)(&rows, to);
         if V::TRANSFORMS_VALUE {
-            for (to, position) in to.chunks_exact_mut(self.spec.head_dim_v as usize).zip(keys) {
+            for (position, to) in keys.zip(to.chunks_exact_mut(dim)) {
                 transform(to, |x, dim| {
-                    self.variant.value(
-                        x,
-                        dim,
-                        Key {
-                            position,
-                            head: kv_head,
-                        },
-                    )
+                    self.variant.value(x, dim, Key { position, head })
                 });
             }
         }
-    }
-
-    fn load(
-        &self,
-        pool: Slice<'a>,
-        strides: KvStrides,
-        dim: u32,
-        kv_head: u32,
-        keys: Range<u32>,
-        to: &mut [f32],
-    ) {
-        let (head, dim) = (kv_head as usize, dim as usize);
-        (self.isa.kernels().load)(
-            &PoolRows {
-                pool,
-                strides,
-                head,
-                dim,
-                pages: self.pages,
-                keys,
-            },
-            to,
-        );
     }
 
     /// Whether products are anything but logits.

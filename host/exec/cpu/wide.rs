@@ -9,7 +9,7 @@ use std::ops::Range;
 use kernels_gpu::{state::Softmax, variant::Variant};
 
 use super::{
-    lanes::{exp2, larger, mul_add},
+    simd::{Simd, load},
     unit::{Row, Scratch, Unit, hidden},
 };
 
@@ -139,16 +139,83 @@ fn pack_queries<V: Variant>(
     }
 }
 
-/// Products of some keys with the queries of a block.
+/// Products of some keys with the queries of a block of `N` vectors. `M` keys are multiplied together.
 #[inline(always)]
-pub(super) fn products<const R: usize, const M: usize, const FMA: bool>(
+pub(super) fn products<S: Simd, const N: usize, const M: usize>(
+    simd: S,
     keys: &[f32],
     dim: usize,
     queries: &[f32],
     logits: &mut [f32],
 ) {
-    let (queries, logits) = (queries.as_chunks::<R>().0, logits.as_chunks_mut::<R>().0);
-    product::<R, M, FMA>(keys, [dim, 1], queries, logits, None);
+    let lanes = N * S::LANES;
+    for (keys, logits) in keys
+        .chunks_exact(M * dim)
+        .zip(logits.chunks_exact_mut(M * lanes))
+    {
+        let keys: [&[f32]; M] = std::array::from_fn(|m| &keys[m * dim..][..dim]);
+        let mut sums = [[simd.splat(0.0); N]; M];
+        for (d, query) in queries.chunks_exact(lanes).enumerate().take(dim) {
+            let query: [S::F; N] = load(simd, query);
+            for m in 0..M {
+                let key = simd.splat(keys[m][d]);
+                for n in 0..N {
+                    sums[m][n] = simd.mul_add(key, query[n], sums[m][n]);
+                }
+            }
+        }
+        store(simd, &sums, logits);
+    }
+}
+
+/// Adds some keys to the states of a block: hides what is hidden, turns logits into weights, and adds the
+/// weighted values to the outputs, `M` elements of them together.
+#[inline(always)]
+pub(super) fn absorb<S: Simd, const N: usize, const M: usize>(
+    simd: S,
+    block: &mut Block<'_>,
+    keys: Range<u32>,
+    logits: &mut [f32],
+    values: &[f32],
+    dim: usize,
+    outputs: &mut [f32],
+) {
+    let lanes = N * S::LANES;
+    block.mask(keys, lanes, logits);
+    let factor = if block.softmax {
+        block.weigh::<S, N>(simd, logits)
+    } else {
+        [simd.splat(1.0); N]
+    };
+    let weights = &*logits;
+    for (group, outputs) in outputs.chunks_exact_mut(M * lanes).enumerate() {
+        let mut sums = [[simd.splat(0.0); N]; M];
+        for (weight, value) in weights.chunks_exact(lanes).zip(values.chunks_exact(dim)) {
+            let weight: [S::F; N] = load(simd, weight);
+            let value = &value[group * M..][..M];
+            for m in 0..M {
+                let value = simd.splat(value[m]);
+                for n in 0..N {
+                    sums[m][n] = simd.mul_add(value, weight[n], sums[m][n]);
+                }
+            }
+        }
+        for (output, sums) in outputs.chunks_exact(lanes).zip(&mut sums) {
+            for n in 0..N {
+                let before = simd.load(&output[n * S::LANES..]);
+                sums[n] = simd.mul_add(before, factor[n], sums[n]);
+            }
+        }
+        store(simd, &sums, outputs);
+    }
+}
+
+#[inline(always)]
+fn store<S: Simd, const N: usize, const M: usize>(simd: S, sums: &[[S::F; N]; M], to: &mut [f32]) {
+    let vectors = sums.as_flattened();
+    for (vector, to) in vectors.iter().zip(to.chunks_exact_mut(S::LANES)) {
+        simd.store(*vector, to);
+    }
 }
 
 /// Calls a variant's hooks on products.
@@ -164,67 +231,6 @@ pub(super) fn hooks<V: Variant>(
     for (logits, key) in logits.chunks_exact_mut(lanes).zip(keys) {
         for (logit, row) in logits.iter_mut().zip(block.rows) {
             *logit = unit.logit(*logit, row, kv_head, key);
-        }
-    }
-}
-
-/// Adds some keys to the states of a block: hides what is hidden, turns logits into weights, and adds the
-/// weighted values to the outputs.
-#[inline(always)]
-pub(super) fn absorb<const R: usize, const M: usize, const FMA: bool>(
-    block: &mut Block<'_>,
-    keys: Range<u32>,
-    logits: &mut [f32],
-    values: &[f32],
-    dim: usize,
-    outputs: &mut [f32],
-) {
-    let (logits, outputs) = (
-        logits.as_chunks_mut::<R>().0,
-        outputs.as_chunks_mut::<R>().0,
-    );
-    block.mask(keys, logits);
-    let factor = if block.softmax {
-        block.weigh::<R, FMA>(logits)
-    } else {
-        [1.0; R]
-    };
-    product::<R, M, FMA>(values, [1, dim], logits, outputs, Some(&factor));
-}
-
-/// `c[i][r] = factor[r] · c[i][r] + Σₖ a(i, k) · b[k][r]`, where `a(i, k)` stands at `i · step[0] + k · step[1]`.
-/// Without a factor `c` is overwritten. The number of rows of `c` is a multiple of `M`.
-#[inline(always)]
-fn product<const R: usize, const M: usize, const FMA: bool>(
-    a: &[f32],
-    [step_i, step_k]: [usize; 2],
-    b: &[[f32; R]],
-    c: &mut [[f32; R]],
-    factor: Option<&[f32; R]>,
-) {
-    for (group, c) in c.as_chunks_mut::<M>().0.iter_mut().enumerate() {
-        let mut sums = [[0.0; R]; M];
-        let mut at = group * M * step_i;
-        for b in b {
-            // A copy: the vector is loaded once, not for each of the sums.
-            let b = *b;
-            for (i, sums) in sums.iter_mut().enumerate() {
-                let a = a[at + i * step_i];
-                for r in 0..R {
-                    sums[r] = mul_add::<FMA>(a, b[r], sums[r]);
-                }
-            }
-            at += step_k;
-        }
-        for (c, sums) in c.iter_mut().zip(&sums) {
-            match factor {
-                None => *c = *sums,
-                Some(factor) => {
-                    for r in 0..R {
-                        c[r] = mul_add::<FMA>(c[r], factor[r], sums[r]);
-                    }
-                }
-            }
         }
     }
 }
@@ -256,17 +262,19 @@ impl<'a> Block<'a> {
     }
 
     #[inline(always)]
-    fn mask<const R: usize>(&self, keys: Range<u32>, logits: &mut [[f32; R]]) {
+    fn mask(&self, keys: Range<u32>, lanes: usize, logits: &mut [f32]) {
         let (begin, end) = (keys.start as i32, keys.end as i32);
-        let all_seen = |r: usize| self.first[r] <= begin && end - 1 <= self.last[r];
-        if (0..R).all(all_seen) {
+        let (first, last) = (&self.first[..lanes], &self.last[..lanes]);
+        let all_seen =
+            first.iter().all(|&first| first <= begin) && last.iter().all(|&last| end - 1 <= last);
+        if all_seen {
             return;
         }
         let hidden = hidden(self.softmax);
-        for (logits, key) in logits.iter_mut().zip(begin..) {
-            for r in 0..R {
-                let visible = (self.first[r] <= key) & (key <= self.last[r]);
-                logits[r] = if visible { logits[r] } else { hidden };
+        for (logits, key) in logits.chunks_exact_mut(lanes).zip(begin..) {
+            for ((logit, &first), &last) in logits.iter_mut().zip(first).zip(last) {
+                let visible = (first <= key) & (key <= last);
+                *logit = if visible { *logit } else { hidden };
             }
         }
     }
@@ -274,39 +282,48 @@ impl<'a> Block<'a> {
     /// Turns logits into weights; returns what earlier outputs are multiplied by. The rules are those of
     /// [`Softmax`], lane by lane.
     #[inline(always)]
-    fn weigh<const R: usize, const FMA: bool>(&mut self, logits: &mut [[f32; R]]) -> [f32; R] {
-        let mut max = [0.0; R];
-        max.copy_from_slice(&self.max[..R]);
-        for logits in &*logits {
-            for r in 0..R {
-                max[r] = larger(max[r], logits[r]);
+    fn weigh<S: Simd, const N: usize>(&mut self, simd: S, logits: &mut [f32]) -> [S::F; N] {
+        let lanes = N * S::LANES;
+        let mut max: [S::F; N] = load(simd, &self.max);
+        for logits in logits.chunks_exact(lanes) {
+            for (n, max) in max.iter_mut().enumerate() {
+                *max = simd.larger(*max, simd.load(&logits[n * S::LANES..]));
             }
         }
-        let (mut factor, mut offset) = ([1.0; R], [0.0; R]);
-        for r in 0..R {
-            let scaled = exp2::<FMA>(self.max[r] - max[r]);
-            factor[r] = if self.max[r] == f32::NEG_INFINITY {
-                1.0
-            } else {
-                scaled
-            };
-            offset[r] = if max[r] == f32::NEG_INFINITY {
+        let (mut factor, mut offset) = ([0.0; MAX_R], [0.0; MAX_R]);
+        for (n, &max) in max.iter().enumerate() {
+            simd.store(max, &mut offset[n * S::LANES..]);
+        }
+        for ((factor, offset), max) in factor.iter_mut().zip(&mut offset).zip(&mut self.max) {
+            let before = std::mem::replace(max, *offset);
+            *factor = if before == f32::NEG_INFINITY {
                 0.0
             } else {
-                max[r]
+                before - *offset
+            };
+            *offset = if *offset == f32::NEG_INFINITY {
+                0.0
+            } else {
+                *offset
             };
         }
-        let mut sum = [0.0; R];
-        for logits in logits {
-            for r in 0..R {
-                logits[r] = exp2::<FMA>(logits[r] - offset[r]);
-                sum[r] += logits[r];
+        let (mut factor, offset): ([S::F; N], [S::F; N]) =
+            (load(simd, &factor), load(simd, &offset));
+        for factor in &mut factor {
+            *factor = simd.exp2(*factor);
+        }
+        let mut sum = [simd.splat(0.0); N];
+        for logits in logits.chunks_exact_mut(lanes) {
+            for n in 0..N {
+                let weight = simd.exp2(simd.sub(simd.load(&logits[n * S::LANES..]), offset[n]));
+                simd.store(weight, &mut logits[n * S::LANES..]);
+                sum[n] = simd.add(sum[n], weight);
             }
         }
-        for r in 0..R {
-            self.sum[r] = mul_add::<FMA>(self.sum[r], factor[r], sum[r]);
+        for n in 0..N {
+            let to = &mut self.sum[n * S::LANES..];
+            simd.store(simd.mul_add(simd.load(to), factor[n], sum[n]), to);
         }
-        self.max[..R].copy_from_slice(&max);
         factor
     }
 
