@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use tandem_attn::{
     exec::gpu::{Gpu, KvPool, PartialStates, PrefillCall},
-    plan::{DeviceDescription, Kernel, Plan, PlanOptions, Planner},
+    plan::{DeviceDescription, Kernel, Plan, PlanOptions, Planner, QueryStep},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     tensor::Element,
 };
@@ -145,10 +145,12 @@ impl Case {
         // Few SMs cannot hold the bytes of a full memory pipe in flight, and need not here.
         device.latency_ns = 1.0;
         device.decode_max_tokens = 0;
-        device.packed_max_tokens = if self.packed { u32::MAX } else { 0 };
-        for kernel in [&mut device.prefill, &mut device.prefill_packed] {
-            kernel.m = vec![self.rows];
-        }
+        device.prefill.by_q_len = vec![QueryStep {
+            up_to: None,
+            m: self.rows,
+            n: 128,
+            pack: (!self.packed).then_some(1),
+        }];
         device
     }
 }
@@ -202,11 +204,7 @@ fn run(
         let call = PrefillCall {
             spec,
             tile: group.tile,
-            pack: match group.kernel {
-                Kernel::PrefillPacked => spec.group(),
-                Kernel::Prefill => 1,
-                other => panic!("{other:?} in a plan of prefills"),
-            },
+            pack: group.pack,
             items: items.array(),
             page_ids: page_ids.array(),
             q: &q,
@@ -317,7 +315,7 @@ fn plans_of_prefills_have_contiguous_items() {
         for group in &plan.groups {
             prop_assert_ne!(group.kernel, Kernel::Decode);
             prop_assert_eq!(group.tile.m, case.rows);
-            let most = case.rows / group.kernel.rows_per_token(&spec);
+            let most = case.rows / group.pack;
             for item in plan.items_of(group) {
                 prop_assert!(!item.is_gathered() && item.rows <= most, "{:?}", item);
             }

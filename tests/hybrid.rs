@@ -2,7 +2,7 @@
 
 use tandem_attn::{
     plan::{
-        DeviceDescription, Kernel, Plan, PlanOptions, Planner, Tile,
+        DeviceDescription, Kernel, Plan, PlanOptions, Planner, SplitMode, Tile,
         pod::{PodMode, TicketPolicy, Tickets},
     },
     problem::{Batch, PageTable, Spec},
@@ -61,7 +61,7 @@ fn balanced_batches_are_fused_with_tiles_that_leave_room() {
         },
     );
     assert_eq!(serial.pod.unwrap().mode, PodMode::Serial);
-    assert_eq!(tiles(&serial, Kernel::Prefill), [Tile { m: 128, n: 128 }]);
+    assert_eq!(tiles(&serial, Kernel::Prefill), [Tile { m: 192, n: 80 }]);
 }
 
 #[test]
@@ -150,24 +150,31 @@ fn tickets_are_in_proportion_to_the_work() {
 
 #[test]
 fn prefill_splits_are_limited_beside_decodes() {
-    let prefill_items = |plan: &Plan| {
+    let prefill_units = |plan: &Plan| {
         let groups = plan
             .groups
             .iter()
             .filter(|group| group.kernel == Kernel::Prefill);
-        groups.map(|group| group.items.len()).sum::<usize>()
+        groups.map(|group| plan.units_of(group)).sum::<u32>()
     };
-    // One tile of 128 tokens against 64 K keys: 32 units on 132 SMs.
-    let alone = plan(&batch(128, 65536, 0, 1), "h200", PlanOptions::default());
-    assert!(prefill_items(&alone) >= 4);
+    let uncut = |batch: &Batch| {
+        let options = PlanOptions {
+            split: SplitMode::Off,
+            ..PlanOptions::default()
+        };
+        prefill_units(&plan(batch, "h200", options))
+    };
+    // Three tiles of 48 tokens × 4 heads against 64 K keys: 24 units on 132 SMs.
+    let alone = batch(128, 65536, 0, 1);
+    let split = plan(&alone, "h200", PlanOptions::default());
+    assert!(prefill_units(&split) >= 4 * uncut(&alone), "{split}");
     // Decodes that fill the device for longer: no splits.
-    let busy = plan(
-        &batch(128, 65536, 256, 16384),
-        "h200",
-        PlanOptions::default(),
-    );
-    assert_eq!(prefill_items(&busy), 1);
+    let busy = batch(128, 65536, 256, 16384);
+    let split = plan(&busy, "h200", PlanOptions::default());
+    assert_eq!(prefill_units(&split), uncut(&busy), "{split}");
     // A few decodes: at most two full waves of units.
-    let few = plan(&batch(128, 65536, 4, 1024), "h200", PlanOptions::default());
-    assert!((2..=8).contains(&prefill_items(&few)), "{few}");
+    let few = batch(128, 65536, 4, 1024);
+    let split = plan(&few, "h200", PlanOptions::default());
+    let units = prefill_units(&split);
+    assert!(units > uncut(&few) && units <= 2 * 132, "{split}");
 }

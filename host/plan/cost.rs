@@ -10,7 +10,7 @@ use crate::problem::Spec;
 pub struct CostModel {
     decode: KernelCost,
     prefill: KernelCost,
-    prefill_packed: KernelCost,
+    q_heads: u32,
     merge_ps: u64,
 }
 
@@ -19,14 +19,13 @@ pub struct CostModel {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct KernelCost {
     resident_ctas: u32,
-    units_per_item: u32,
     /// Claiming a unit, filling and draining its pipeline.
     unit_ps: u64,
-    /// Reading one key and its value.
+    /// Reading one key and its value, the share of one query head.
     read_ps_per_key: f64,
     /// One row of the tile against one key.
     compute_ps_per_pair: f64,
-    /// Writing and reading back one query token's partial state, the share of one unit.
+    /// Writing and reading back one query token's partial state, the share of one query head.
     partial_ps_per_token: f64,
 }
 
@@ -36,31 +35,25 @@ impl CostModel {
     pub fn new(device: &DeviceDescription, spec: &Spec) -> Self {
         let kernel = |kernel: Kernel| {
             let resident_ctas = device.resident_ctas(kernel);
-            let units_per_item = kernel.units_per_item(spec);
             let bytes_per_ps = device.read_bytes_per_ns / 1e3 / f64::from(resident_ctas);
             let flops_per_ps = device.flops_per_ns / 1e3 / f64::from(resident_ctas);
-            let kv_heads = f64::from(spec.kv_heads);
             let q_heads = f64::from(spec.q_heads);
-            // A KV head that several units read comes from the L2 cache after the first.
-            let readers = f64::from(units_per_item) / kv_heads;
             KernelCost {
                 resident_ctas,
-                units_per_item,
-                unit_ps: (device.kernel(kernel).unit_ns * 1e3) as u64,
-                read_ps_per_key: spec.kv_bytes_per_token() as f64
-                    / kv_heads
-                    / readers
-                    / bytes_per_ps,
+                unit_ps: (device.unit_ns(kernel) * 1e3) as u64,
+                // A KV head that several units read comes from the L2 cache after the first: each bears
+                // its share.
+                read_ps_per_key: spec.kv_bytes_per_token() as f64 / q_heads / bytes_per_ps,
                 compute_ps_per_pair: spec.flops_per_pair() as f64 / q_heads / flops_per_ps,
                 partial_ps_per_token: 2.0 * spec.partial_bytes_per_token() as f64
-                    / f64::from(units_per_item)
+                    / q_heads
                     / bytes_per_ps,
             }
         };
         Self {
             decode: kernel(Kernel::Decode),
             prefill: kernel(Kernel::Prefill),
-            prefill_packed: kernel(Kernel::PrefillPacked),
+            q_heads: spec.q_heads,
             merge_ps: (device.merge_ns * 1e3) as u64,
         }
     }
@@ -69,7 +62,6 @@ impl CostModel {
         match kernel {
             Kernel::Decode => &self.decode,
             Kernel::Prefill => &self.prefill,
-            Kernel::PrefillPacked => &self.prefill_packed,
         }
     }
 
@@ -79,32 +71,29 @@ impl CostModel {
         self.kernel(kernel).resident_ctas
     }
 
-    /// Units of an item of a kernel.
+    /// Units of an item whose tiles hold so many query heads.
     #[must_use]
-    pub const fn units_per_item(&self, kernel: Kernel) -> u32 {
-        self.kernel(kernel).units_per_item
+    pub const fn units_per_item(&self, pack: u32) -> u32 {
+        self.q_heads / pack
     }
 
-    /// What a unit costs whatever its keys, in picoseconds; `partial_tokens` of its query tokens leave a
-    /// partial state.
+    /// What a unit of `pack` query heads costs whatever its keys, in picoseconds; `partial_tokens` of its
+    /// query tokens leave a partial state.
     #[must_use]
-    pub fn fixed_ps(&self, kernel: Kernel, partial_tokens: u32) -> u64 {
+    pub fn fixed_ps(&self, kernel: Kernel, pack: u32, partial_tokens: u32) -> u64 {
         let cost = self.kernel(kernel);
-        cost.unit_ps + (f64::from(partial_tokens) * cost.partial_ps_per_token) as u64
+        let partials = f64::from(partial_tokens) * f64::from(pack);
+        cost.unit_ps + (partials * cost.partial_ps_per_token) as u64
     }
 
     /// What drafts take if every resident CTA is busy all the time.
     pub(super) fn mean_load_ps(&self, drafts: &[Draft]) -> u64 {
         let load = |draft: &Draft| {
             let partial_rows = if draft.leaves_partial { draft.rows } else { 0 };
-            let unit = self.fixed_ps(draft.kernel, partial_rows)
-                + self.key_ps(draft.kernel, draft.tile) * u64::from(draft.kv_len());
-            let KernelCost {
-                units_per_item,
-                resident_ctas,
-                ..
-            } = *self.kernel(draft.kernel);
-            unit * u64::from(units_per_item) / u64::from(resident_ctas)
+            let unit = self.fixed_ps(draft.kernel, draft.pack, partial_rows)
+                + self.key_ps(draft.kernel, draft.tile, draft.pack) * u64::from(draft.kv_len());
+            let units = u64::from(self.units_per_item(draft.pack));
+            unit * units / u64::from(self.resident_ctas(draft.kernel))
         };
         drafts.iter().map(load).sum()
     }
@@ -117,9 +106,10 @@ impl CostModel {
 
     /// What each key adds to a unit, in picoseconds: the larger of reading it and computing with it.
     #[must_use]
-    pub fn key_ps(&self, kernel: Kernel, tile: Tile) -> u64 {
+    pub fn key_ps(&self, kernel: Kernel, tile: Tile, pack: u32) -> u64 {
         let cost = self.kernel(kernel);
         let compute = f64::from(tile.m) * cost.compute_ps_per_pair;
-        compute.max(cost.read_ps_per_key).ceil() as u64
+        let read = f64::from(pack) * cost.read_ps_per_key;
+        compute.max(read).ceil() as u64
     }
 }

@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Kernel, PlanError, pod::PodDescription};
+use crate::problem::Spec;
 
 /// A device: its limits, and what work costs on it.
 ///
@@ -48,23 +49,19 @@ pub struct DeviceDescription {
     pub merge_ns: f64,
     /// Row blocks of at most this many query tokens are decodes.
     pub decode_max_tokens: u32,
-    /// Row blocks above that, of at most this many query tokens, pack query heads into rows.
-    pub packed_max_tokens: u32,
     /// The decode kernel.
-    pub decode: KernelDescription,
+    pub decode: DecodeDescription,
     /// The prefill kernel.
-    pub prefill: KernelDescription,
-    /// The prefill kernel with query heads packed into rows.
-    pub prefill_packed: KernelDescription,
+    pub prefill: PrefillDescription,
     /// Hybrid batches.
     #[serde(default)]
     pub pod: PodDescription,
 }
 
-/// Tiles and costs of one kernel.
+/// Tiles and costs of the decode kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct KernelDescription {
+pub struct DecodeDescription {
     /// CTAs that stay resident on an SM.
     pub ctas_per_sm: u32,
     /// Row tiles, ascending.
@@ -73,6 +70,68 @@ pub struct KernelDescription {
     pub n_by_kv_len: Vec<KeyStep>,
     /// Time of a unit beyond its bytes and FLOPs: claiming, filling and draining the pipeline.
     pub unit_ns: f64,
+    /// What was compiled: heads that any of these is for choose among those. Where none is, whatever the
+    /// solver finds feasible can be chosen.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub compiled: Vec<Instance>,
+}
+
+/// Tiles and costs of the prefill kernel.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PrefillDescription {
+    /// CTAs that stay resident on an SM.
+    pub ctas_per_sm: u32,
+    /// Tile by the query tokens of a row block: the first step that reaches them decides.
+    pub by_q_len: Vec<QueryStep>,
+    /// Time of a unit beyond its bytes and FLOPs.
+    pub unit_ns: f64,
+    /// What was compiled, as in [`DecodeDescription::compiled`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub compiled: Vec<Instance>,
+}
+
+/// A tile that a kernel was compiled for, and the heads that it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Instance {
+    /// Rows.
+    pub m: u32,
+    /// Keys.
+    pub n: u32,
+    /// Head dimension of queries, keys and values; none: any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head_dim: Option<u32>,
+    /// With or without a soft cap; none: either.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub soft_cap: Option<bool>,
+}
+
+impl Instance {
+    /// Whether it is for these heads.
+    #[must_use]
+    pub fn serves(&self, spec: &Spec) -> bool {
+        let same_dim = |dim| dim == spec.head_dim_qk && dim == spec.head_dim_v;
+        let same_cap = |cap| cap == spec.variant.soft_cap.is_some();
+        self.head_dim.is_none_or(same_dim) && self.soft_cap.is_none_or(same_cap)
+    }
+}
+
+/// A leaf of the decision tree for the tile of a prefill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QueryStep {
+    /// Up to this many query tokens; none: any number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub up_to: Option<u32>,
+    /// Rows.
+    pub m: u32,
+    /// Keys.
+    pub n: u32,
+    /// Query heads of a KV head that share the tile, at most: taken is the largest divisor of their number;
+    /// none: all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pack: Option<u32>,
 }
 
 /// A leaf of the decision tree for the key tile.
@@ -133,20 +192,37 @@ impl DeviceDescription {
         Ok(device)
     }
 
-    /// The kernel's tiles and costs.
+    /// CTAs of a kernel that stay resident on an SM.
     #[must_use]
-    pub const fn kernel(&self, kernel: Kernel) -> &KernelDescription {
+    pub const fn ctas_per_sm(&self, kernel: Kernel) -> u32 {
         match kernel {
-            Kernel::Decode => &self.decode,
-            Kernel::Prefill => &self.prefill,
-            Kernel::PrefillPacked => &self.prefill_packed,
+            Kernel::Decode => self.decode.ctas_per_sm,
+            Kernel::Prefill => self.prefill.ctas_per_sm,
+        }
+    }
+
+    /// Time of a unit of a kernel beyond its bytes and FLOPs.
+    #[must_use]
+    pub const fn unit_ns(&self, kernel: Kernel) -> f64 {
+        match kernel {
+            Kernel::Decode => self.decode.unit_ns,
+            Kernel::Prefill => self.prefill.unit_ns,
+        }
+    }
+
+    /// What was compiled of a kernel.
+    #[must_use]
+    pub fn compiled(&self, kernel: Kernel) -> &[Instance] {
+        match kernel {
+            Kernel::Decode => &self.decode.compiled,
+            Kernel::Prefill => &self.prefill.compiled,
         }
     }
 
     /// CTAs of a kernel that run at the same time.
     #[must_use]
     pub const fn resident_ctas(&self, kernel: Kernel) -> u32 {
-        self.sms * self.kernel(kernel).ctas_per_sm
+        self.sms * self.ctas_per_sm(kernel)
     }
 
     /// Whether every value makes sense.
@@ -167,42 +243,50 @@ impl DeviceDescription {
         if self.sms == 0 {
             return wrong("sms must be at least 1".to_owned());
         }
-        let tiles = Kernel::ALL
-            .map(|kernel| self.kernel(kernel).m.len() * self.kernel(kernel).n_by_kv_len.len());
+        let DecodeDescription { m, n_by_kv_len, .. } = &self.decode;
+        let by_q_len = &self.prefill.by_q_len;
+        let tiles = [m.len() * n_by_kv_len.len(), by_q_len.len()];
         if tiles.iter().sum::<usize>() > MAX_TILES {
             return wrong(format!(
-                "{tiles:?} tiles are more than the {MAX_TILES} that a plan can tell apart"
+                "{tiles:?} tiles of decode and prefill are more than the {MAX_TILES} that a plan can tell apart"
             ));
         }
         for kernel in Kernel::ALL {
-            let KernelDescription {
-                ctas_per_sm,
-                m,
-                n_by_kv_len,
-                unit_ns,
-            } = self.kernel(kernel);
-            if *ctas_per_sm == 0 {
+            let (ctas, unit_ns) = (self.ctas_per_sm(kernel), self.unit_ns(kernel));
+            if ctas == 0 {
                 return wrong(format!("{kernel:?}: no CTA fits an SM"));
             }
-            if m.is_empty() || m[0] == 0 || !m.is_sorted_by(|a, b| a < b) {
-                return wrong(format!(
-                    "{kernel:?}: row tiles {m:?} must ascend from at least 1"
-                ));
-            }
-            let steps = n_by_kv_len
-                .iter()
-                .map(|step| step.up_to.unwrap_or(u32::MAX));
-            if !steps.is_sorted() || n_by_kv_len.last().is_none_or(|step| step.up_to.is_some()) {
-                return wrong(format!(
-                    "{kernel:?}: the steps of n_by_kv_len must ascend and the last must have no bound"
-                ));
-            }
-            if n_by_kv_len.iter().any(|step| step.n == 0) {
-                return wrong(format!("{kernel:?}: a key tile is 0"));
-            }
-            if !(*unit_ns >= 0.0 && unit_ns.is_finite()) {
+            if !(unit_ns >= 0.0 && unit_ns.is_finite()) {
                 return wrong(format!("{kernel:?}: unit_ns is {unit_ns}"));
             }
+            if let Some(empty) = self.compiled(kernel).iter().find(|i| i.m == 0 || i.n == 0) {
+                return wrong(format!("{kernel:?}: compiled for {empty:?}"));
+            }
+        }
+        if m.is_empty() || m[0] == 0 || !m.is_sorted_by(|a, b| a < b) {
+            return wrong(format!(
+                "decode: row tiles {m:?} must ascend from at least 1"
+            ));
+        }
+        let key_steps: Vec<_> = n_by_kv_len.iter().map(|step| step.up_to).collect();
+        let query_steps: Vec<_> = by_q_len.iter().map(|step| step.up_to).collect();
+        for (name, steps) in [
+            ("decode.n_by_kv_len", key_steps),
+            ("prefill.by_q_len", query_steps),
+        ] {
+            let bounds = steps.iter().map(|up_to| up_to.unwrap_or(u32::MAX));
+            if !bounds.is_sorted() || steps.last().is_none_or(Option::is_some) {
+                return wrong(format!(
+                    "{name}: the steps must ascend and the last must have no bound"
+                ));
+            }
+        }
+        if n_by_kv_len.iter().any(|step| step.n == 0) {
+            return wrong("decode.n_by_kv_len: a key tile is 0".to_owned());
+        }
+        let nothing = |step: &&QueryStep| step.m == 0 || step.n == 0 || step.pack == Some(0);
+        if let Some(step) = by_q_len.iter().find(nothing) {
+            return wrong(format!("prefill.by_q_len: {step:?} holds nothing"));
         }
         Ok(())
     }
@@ -232,7 +316,9 @@ mod tests {
         assert!(reason(|d| d.read_bytes_per_ns = 0.0).contains("read_bytes_per_ns is 0"));
         assert!(reason(|d| d.sms = 0).contains("sms"));
         assert!(reason(|d| d.decode.m = vec![32, 16]).contains("[32, 16]"));
-        assert!(reason(|d| d.prefill.n_by_kv_len[0].up_to = Some(9)).contains("no bound"));
+        assert!(reason(|d| d.decode.n_by_kv_len[0].up_to = Some(9)).contains("no bound"));
+        assert!(reason(|d| d.prefill.by_q_len.clear()).contains("prefill.by_q_len"));
+        assert!(reason(|d| d.prefill.by_q_len[0].pack = Some(0)).contains("holds nothing"));
         let unknown = DeviceDescription::named("h20").unwrap_err().to_string();
         assert!(
             unknown.contains("h20") && unknown.contains("h200, h100"),

@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 
-use super::{DeviceDescription, Kernel, Tile, tiles::TileTable};
+use super::{
+    DeviceDescription, Kernel, Tile,
+    tiles::{PrefillTile, TileTable},
+};
 use crate::problem::{Part, Spec};
 
 /// A row of a gathered item.
@@ -16,8 +19,10 @@ pub(super) struct DraftRow {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Draft {
     pub kernel: Kernel,
-    /// `n` is chosen with the splits.
+    /// In decode, `n` is chosen with the splits.
     pub tile: Tile,
+    /// Query heads in a tile.
+    pub pack: u32,
     pub part: u32,
     /// The part's page size.
     pub page_size: u32,
@@ -91,27 +96,21 @@ impl PartInput<'_> {
     pub fn kernel(&self, q_len: u32) -> Kernel {
         if q_len <= self.device.decode_max_tokens {
             Kernel::Decode
-        } else if q_len <= self.device.packed_max_tokens && self.tiles.has(Kernel::PrefillPacked) {
-            Kernel::PrefillPacked
         } else {
             Kernel::Prefill
         }
     }
 
-    /// The row blocks that run on contiguous rows, with their kernels.
-    pub fn contiguous(&self) -> impl Iterator<Item = (usize, Range<u32>, Kernel)> {
+    /// The row blocks that run on contiguous rows.
+    pub fn contiguous(&self) -> impl Iterator<Item = (usize, Range<u32>)> {
         let row_blocks = 0..self.part.row_blocks();
-        let row_blocks = row_blocks.map(|row_block| {
-            let tokens = self.part.q_range(row_block);
-            let kernel = self.kernel(tokens.end - tokens.start);
-            (row_block, tokens, kernel)
-        });
-        row_blocks.filter(|(_, _, kernel)| *kernel != Kernel::Decode)
+        let row_blocks = row_blocks.map(|row_block| (row_block, self.part.q_range(row_block)));
+        row_blocks.filter(|(_, tokens)| self.kernel(tokens.end - tokens.start) == Kernel::Prefill)
     }
 
     /// FLOPs on the keys that contiguous rows see.
     pub fn contiguous_flops(&self) -> u64 {
-        let pairs = |(row_block, tokens, _): (usize, Range<u32>, Kernel)| {
+        let pairs = |(row_block, tokens): (usize, Range<u32>)| {
             let (kv_len, rows) = (self.part.kv_len(row_block), tokens.end - tokens.start);
             // The keys of the row in the middle, for each row.
             let middle = self.part.first_position(row_block) + (rows / 2) as i32;
@@ -123,20 +122,21 @@ impl PartInput<'_> {
     /// Tiles of consecutive tokens, each against all keys that any of its rows sees.
     pub fn draft_contiguous(&self, drafts: &mut Vec<Draft>) {
         let Self { spec, part, .. } = self;
-        for (row_block, tokens, kernel) in self.contiguous() {
+        for (row_block, tokens) in self.contiguous() {
             let kv_len = part.kv_len(row_block);
             let first = part.first_position(row_block);
-            let per_tile = self.tiles.max_tokens(kernel);
+            let PrefillTile { tile, pack, .. } = *self.tiles.prefill(tokens.end - tokens.start);
+            let per_tile = tile.m / pack;
             for begin in tokens.clone().step_by(per_tile as usize) {
                 let rows = per_tile.min(tokens.end - begin);
                 let position = first + (begin - tokens.start) as i32;
                 let kv_begin = spec.variant.visible(position, kv_len).start;
                 let kv_end = spec.variant.visible(position + rows as i32 - 1, kv_len).end;
                 if kv_begin < kv_end {
-                    let m = self.tiles.row_tile(kernel, rows);
                     drafts.push(Draft {
-                        kernel,
-                        tile: Tile { m, n: 0 },
+                        kernel: Kernel::Prefill,
+                        tile,
+                        pack,
                         part: self.index,
                         page_size: part.table.page_size,
                         table: self.first_page + part.table.indptr[row_block],

@@ -229,6 +229,7 @@ impl Emitter {
         for &Launch {
             kernel,
             tile,
+            pack,
             pieces,
             ..
         } in input.launches
@@ -253,6 +254,7 @@ impl Emitter {
                 plan.groups.push(TileGroup {
                     kernel,
                     tile,
+                    pack,
                     items,
                 });
             }

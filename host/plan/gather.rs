@@ -190,7 +190,7 @@ impl Gatherer {
             }
             rows = begin..draft_rows.len();
         }
-        let per_tile = tiles.max_tokens(Kernel::Decode) as usize;
+        let per_tile = tiles.decode_tokens() as usize;
         let whole = rows.len() <= per_tile;
         let shared = some_joined || node.joined > 0 || !whole;
         let row_block = &self.members[self.forest.nodes[index].member as usize];
@@ -217,9 +217,10 @@ impl Gatherer {
                 drafts.push(Draft {
                     kernel: Kernel::Decode,
                     tile: Tile {
-                        m: tiles.row_tile(Kernel::Decode, rows),
+                        m: tiles.row_tile(rows),
                         n: 0,
                     },
+                    pack: spec.group(),
                     part: input.index,
                     page_size: part.table.page_size,
                     table: row_block.table,
@@ -267,6 +268,6 @@ fn pack_costs(input: &PartInput<'_>, options: &PlanOptions) -> PackCosts {
     PackCosts {
         kv_bytes: spec.kv_bytes_per_token(),
         partial_bytes,
-        tile_tokens: input.tiles.max_tokens(Kernel::Decode),
+        tile_tokens: input.tiles.decode_tokens(),
     }
 }

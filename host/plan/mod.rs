@@ -49,7 +49,9 @@ mod update;
 mod verify;
 mod workspace;
 
-pub use device::{DeviceDescription, KernelDescription, KeyStep};
+pub use device::{
+    DecodeDescription, DeviceDescription, Instance, KeyStep, PrefillDescription, QueryStep,
+};
 pub use error::{BrokenPlan, PlanError};
 pub use pack::PackRule;
 pub use planner::{PlanOptions, Planner};
@@ -81,35 +83,15 @@ impl fmt::Display for Tile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Kernel {
-    /// Gathered rows, query heads of a KV head packed: units are items × KV heads.
+    /// Gathered rows, all query heads of a KV head in a tile.
     Decode,
-    /// Contiguous rows, one query head: units are items × query heads.
+    /// Contiguous rows.
     Prefill,
-    /// Contiguous rows, query heads of a KV head packed: units are items × KV heads.
-    PrefillPacked,
 }
 
 impl Kernel {
     /// Every kernel.
-    pub const ALL: [Self; 3] = [Self::Decode, Self::Prefill, Self::PrefillPacked];
-
-    /// Units of an item.
-    #[must_use]
-    pub const fn units_per_item(self, spec: &Spec) -> u32 {
-        match self {
-            Self::Prefill => spec.q_heads,
-            Self::Decode | Self::PrefillPacked => spec.kv_heads,
-        }
-    }
-
-    /// Rows of a tile that one query token takes.
-    #[must_use]
-    pub const fn rows_per_token(self, spec: &Spec) -> u32 {
-        match self {
-            Self::Prefill => 1,
-            Self::Decode | Self::PrefillPacked => spec.group(),
-        }
-    }
+    pub const ALL: [Self; 2] = [Self::Decode, Self::Prefill];
 }
 
 /// Items that one kernel with one tile works through.
@@ -119,8 +101,19 @@ pub struct TileGroup {
     pub kernel: Kernel,
     /// Its tile.
     pub tile: Tile,
+    /// Neighbouring query heads of one KV head that share a tile, each token taking as many rows: the whole
+    /// group in decode, a divisor of it in prefill.
+    pub pack: u32,
     /// The items, longest first.
     pub items: Range<u32>,
+}
+
+impl TileGroup {
+    /// Units of an item: how many tiles it takes to have all query heads.
+    #[must_use]
+    pub const fn units_per_item(&self, spec: &Spec) -> u32 {
+        spec.q_heads / self.pack
+    }
 }
 
 /// What a plan knows of a part of its batch.
@@ -225,10 +218,10 @@ impl Plan {
         &self.items[group.items.start as usize..group.items.end as usize]
     }
 
-    /// Units of a group: items × heads.
+    /// Units of a group: items × query heads / `pack`.
     #[must_use]
     pub fn units_of(&self, group: &TileGroup) -> u32 {
-        (group.items.end - group.items.start) * group.kernel.units_per_item(&self.spec)
+        (group.items.end - group.items.start) * group.units_per_item(&self.spec)
     }
 
     /// The rows of a gathered item.

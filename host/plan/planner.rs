@@ -71,7 +71,7 @@ impl Derived {
                 device,
                 spec,
                 decode_tile.or(config.decode),
-                Some(config.prefill),
+                Some((config.prefill, config.prefill_pack)),
             )
             .ok()
         };

@@ -58,6 +58,9 @@ pub struct PodConfig {
     pub ctas_per_sm: u32,
     /// Tile of the prefills.
     pub prefill: Tile,
+    /// Query heads of a KV head that it holds at most, as in [`QueryStep::pack`](super::QueryStep::pack).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill_pack: Option<u32>,
     /// Tile of the decodes; none: as they have alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decode: Option<Tile>,

@@ -8,8 +8,8 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{:<14} {:>9} {:>8} {:>8} {:>10} {:>12}",
-            "kernel", "tile", "items", "units", "tokens", "keys"
+            "{:<8} {:>9} {:>6} {:>8} {:>8} {:>10} {:>12}",
+            "kernel", "tile", "heads", "items", "units", "tokens", "keys"
         )?;
         for group in &self.groups {
             let items = self.items_of(group);
@@ -17,9 +17,10 @@ impl fmt::Display for Plan {
             let keys: u64 = items.iter().map(|item| u64::from(item.kv_len())).sum();
             writeln!(
                 f,
-                "{:<14} {:>9} {:>8} {:>8} {tokens:>10} {keys:>12}",
+                "{:<8} {:>9} {:>6} {:>8} {:>8} {tokens:>10} {keys:>12}",
                 format!("{:?}", group.kernel),
                 group.tile.to_string(),
+                group.pack,
                 items.len(),
                 self.units_of(group),
             )?;

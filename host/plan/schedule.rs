@@ -56,9 +56,13 @@ impl Plan {
             // A kernel with fewer CTAs on an SM leaves the others idle: its CTAs stand for several.
             for index in group.items.clone() {
                 let item = &self.items[index as usize];
-                let unit_ps = cost.fixed_ps(group.kernel, self.partial_rows(group.kernel, item))
-                    + cost.key_ps(group.kernel, group.tile).max(1) * u64::from(item.kv_len());
-                for unit in 0..cost.units_per_item(group.kernel) {
+                let unit_ps = cost.fixed_ps(
+                    group.kernel,
+                    group.pack,
+                    self.partial_rows(group.kernel, item),
+                ) + cost.key_ps(group.kernel, group.tile, group.pack).max(1)
+                    * u64::from(item.kv_len());
+                for unit in 0..cost.units_per_item(group.pack) {
                     let Some(Reverse((begin, cta))) = free.pop() else {
                         break;
                     };

@@ -62,6 +62,7 @@ pub(super) struct Splitter {
 pub(super) struct Launch {
     pub kernel: Kernel,
     pub tile: Tile,
+    pub pack: u32,
     pub pieces: u32,
     /// Its longest unit, in picoseconds.
     longest: u64,
@@ -117,7 +118,7 @@ impl Class {
     fn of(kernel: Kernel) -> Self {
         match kernel {
             Kernel::Decode => Self::Decode,
-            Kernel::Prefill | Kernel::PrefillPacked => Self::Prefill,
+            Kernel::Prefill => Self::Prefill,
         }
     }
 }
@@ -239,26 +240,27 @@ impl Splitter {
             let Draft {
                 kernel,
                 tile,
+                pack,
                 rows,
                 leaves_partial,
                 page_size,
                 ..
             } = *draft;
             // Most drafts are like the one before.
-            let like = (kernel, tile.m, rows, leaves_partial, page_size);
+            let like = (kernel, tile.m, pack, rows, leaves_partial, page_size);
             let load = match last {
                 Some((same, load)) if same == like => Load {
                     keys: draft.kv_len(),
                     ..load
                 },
                 _ => {
-                    let fixed_cut = cost.fixed_ps(kernel, rows);
-                    let key = cost.key_ps(kernel, tile).max(1);
+                    let fixed_cut = cost.fixed_ps(kernel, pack, rows);
+                    let key = cost.key_ps(kernel, tile, pack).max(1);
                     let shortest = u32::try_from(fixed_cut / key).unwrap_or(u32::MAX / 2);
                     Load {
                         launch: 0,
-                        units: cost.units_per_item(kernel),
-                        fixed: cost.fixed_ps(kernel, if leaves_partial { rows } else { 0 }),
+                        units: cost.units_per_item(pack),
+                        fixed: cost.fixed_ps(kernel, pack, if leaves_partial { rows } else { 0 }),
                         fixed_cut,
                         key,
                         keys: draft.kv_len(),
@@ -290,19 +292,23 @@ impl Splitter {
         launches.clear();
         for (draft, load) in drafts.iter_mut().zip(loads.iter_mut()) {
             let expected = keys(draft, load).min(load.keys);
-            draft.tile.n = match input.mode {
+            draft.tile.n = match (draft.kernel, input.mode) {
+                (Kernel::Prefill, _) => draft.tile.n,
                 // Whatever the company: neither its rows nor how far it shares the keys may matter.
-                SplitMode::Fixed { tokens } => input.tiles.common_key_tile(draft.kernel, tokens),
-                _ => input.tiles.key_tile(draft.kernel, draft.tile.m, expected),
+                (_, SplitMode::Fixed { tokens }) => input.tiles.common_key_tile(tokens),
+                _ => input.tiles.key_tile(draft.tile.m, expected),
             };
-            let Draft { kernel, tile, .. } = *draft;
-            let known = launches
-                .iter()
-                .position(|launch| launch.kernel == kernel && launch.tile == tile);
+            let Draft {
+                kernel, tile, pack, ..
+            } = *draft;
+            let known = launches.iter().position(|launch| {
+                (launch.kernel, launch.tile, launch.pack) == (kernel, tile, pack)
+            });
             let at = known.unwrap_or_else(|| {
                 launches.push(Launch {
                     kernel,
                     tile,
+                    pack,
                     pieces: 0,
                     longest: 0,
                 });
@@ -312,7 +318,16 @@ impl Splitter {
             let longest = &mut launches[at].longest;
             *longest = (*longest).max(load.whole().min(load.cut(expected)));
         }
-        let key = |launch: &Launch| (Reverse(launch.longest), launch.kernel, launch.tile);
+        let key = |launch: &Launch| {
+            let Launch {
+                longest,
+                kernel,
+                tile,
+                pack,
+                ..
+            } = *launch;
+            (Reverse(longest), kernel, tile, pack)
+        };
         rank.clear();
         rank.extend(launches.iter().map(|launch| {
             launches

@@ -9,7 +9,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{DeviceDescription, Kernel, PlanError, Tile};
+use super::{DeviceDescription, Kernel, PlanError, QueryStep, Tile};
 use crate::problem::Spec;
 
 /// What a tile takes of an SM, by the solver's arithmetic.
@@ -70,7 +70,7 @@ impl fmt::Display for Infeasible {
 }
 
 /// The deepest ring of key tiles that is of use.
-pub const MAX_STAGES: u32 = 8;
+pub const MAX_STAGES: u32 = 16;
 
 /// Registers a thread needs beside accumulators: addresses, row maxima and sums, loop state.
 const OTHER_REGISTERS: u64 = 40;
@@ -93,13 +93,13 @@ pub fn solve(
     // prefill keeps them on the wide side, which a whole warpgroup shares from Hopper on.
     let smallest_m = match kernel {
         Kernel::Decode => 8,
-        Kernel::Prefill | Kernel::PrefillPacked if device.compute_capability.0 >= 9 => 64,
-        Kernel::Prefill | Kernel::PrefillPacked => 16,
+        Kernel::Prefill if device.compute_capability.0 >= 9 => 64,
+        Kernel::Prefill => 16,
     };
     if m == 0 || n == 0 || !m.is_multiple_of(smallest_m) || !n.is_multiple_of(16) {
         return Err(Infeasible::Instruction);
     }
-    let ctas = u64::from(device.kernel(kernel).ctas_per_sm);
+    let ctas = u64::from(device.ctas_per_sm(kernel));
     let (m, n) = (u64::from(m), u64::from(n));
     let (d_qk, d_v) = (u64::from(spec.head_dim_qk), u64::from(spec.head_dim_v));
 
@@ -149,98 +149,84 @@ pub fn solve(
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TileTable {
     group: u32,
-    decode: KernelTiles,
-    prefill: KernelTiles,
-    prefill_packed: KernelTiles,
+    /// The bounds of the decision tree for the key tile of decodes.
+    key_steps: Vec<u32>,
+    /// Row tiles of decodes, ascending, each with its key tile for every step.
+    decode: Vec<(u32, Vec<u32>)>,
+    prefill: Vec<PrefillTile>,
 }
 
-/// Per kernel: row tiles, ascending, each with the key tiles of the decision tree that it can afford.
-#[derive(Clone, Debug, Default, PartialEq)]
-struct KernelTiles {
-    /// Rows of a tile that one query token takes.
-    rows_per_token: u32,
-    steps: Vec<u32>,
-    m: Vec<(u32, Vec<u32>)>,
+/// What prefills of some length take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefillTile {
+    /// Up to this many query tokens.
+    pub up_to: u32,
+    /// The tile.
+    pub tile: Tile,
+    /// Query heads that it holds, a divisor of the group.
+    pub pack: u32,
 }
 
-impl KernelTiles {
-    fn new(
-        device: &DeviceDescription,
-        spec: &Spec,
-        kernel: Kernel,
-        only: Option<Tile>,
-    ) -> Result<Self, PlanError> {
-        let description = device.kernel(kernel);
-        let rows_per_token = kernel.rows_per_token(spec);
-        let affordable = |m: u32, n: u32| {
-            // A key tile that does not fit is halved, so that the tree holds for every head dimension.
-            std::iter::successors(Some(n), |n| (n / 2 >= 16).then_some(n / 2))
-                .find(|&n| solve(device, spec, kernel, Tile { m, n }).is_ok())
-        };
-        let candidates = match only {
-            Some(tile) => vec![(tile.m, vec![tile.n; description.n_by_kv_len.len()])],
-            None => {
-                let keys = |m: u32| {
-                    let steps = description.n_by_kv_len.iter();
-                    steps
-                        .map(|step| affordable(m, step.n))
-                        .collect::<Option<Vec<_>>>()
-                };
-                description
-                    .m
-                    .iter()
-                    .filter_map(|&m| keys(m).map(|n| (m, n)))
-                    .collect()
-            }
-        };
-        let m: Vec<_> = candidates
-            .into_iter()
-            .filter(|(m, _)| *m >= rows_per_token)
-            .collect();
-        if m.is_empty() {
-            return Err(PlanError::NoTile {
-                kernel,
-                head_dim_qk: spec.head_dim_qk,
-                head_dim_v: spec.head_dim_v,
-                group: spec.group(),
-                device: device.name.clone(),
-            });
-        }
-        let steps = description
-            .n_by_kv_len
-            .iter()
-            .map(|step| step.up_to.unwrap_or(u32::MAX))
-            .collect();
-        Ok(Self {
-            rows_per_token,
-            steps,
-            m,
-        })
+/// The key tile that goes with `m` rows and is no larger than `n` if there is one: among what was compiled
+/// for the heads, or where nothing was, by the solver.
+fn key_tile(
+    device: &DeviceDescription,
+    spec: &Spec,
+    kernel: Kernel,
+    Tile { m, n }: Tile,
+) -> Option<u32> {
+    let serving = || device.compiled(kernel).iter().filter(|i| i.serves(spec));
+    if serving().next().is_some() {
+        let keys = || serving().filter(|instance| instance.m == m).map(|i| i.n);
+        return keys().filter(|&keys| keys <= n).max().or(keys().min());
     }
+    // A key tile that does not fit is halved, so that the tree holds for every head dimension.
+    std::iter::successors(Some(n), |n| (*n >= 32).then_some(n / 32 * 16))
+        .find(|&n| solve(device, spec, kernel, Tile { m, n }).is_ok())
+}
 
-    fn row_tile(&self, tokens: u32) -> u32 {
-        let rows = tokens * self.rows_per_token;
-        let covers = self.m.iter().map(|(m, _)| *m).find(|m| *m >= rows);
-        covers.unwrap_or_else(|| self.m.last().map_or(0, |(m, _)| *m))
-    }
+/// The tile of a step of the tree; where its rows are not to be had, the most below, or the fewest above.
+fn prefill_tile(device: &DeviceDescription, spec: &Spec, step: &QueryStep) -> Option<PrefillTile> {
+    let compiled = device.prefill.compiled.iter().map(|instance| instance.m);
+    let rows: Vec<u32> = compiled.chain((16..=step.m).step_by(16)).collect();
+    let with = |m: u32| {
+        let n = key_tile(device, spec, Kernel::Prefill, Tile { m, n: step.n })?;
+        Some(Tile { m, n })
+    };
+    let below = || {
+        rows.iter()
+            .copied()
+            .filter(|&m| m <= step.m)
+            .filter_map(with)
+    };
+    let above = || {
+        rows.iter()
+            .copied()
+            .filter(|&m| m > step.m)
+            .filter_map(with)
+    };
+    let tile = below()
+        .max_by_key(|tile| tile.m)
+        .or_else(|| above().min_by_key(|tile| tile.m))?;
+    Some(PrefillTile {
+        up_to: step.up_to.unwrap_or(u32::MAX),
+        tile,
+        pack: packed_heads(spec, tile.m, step.pack),
+    })
+}
 
-    fn key_tile(&self, m: u32, kv_len: u32) -> u32 {
-        let step = self
-            .steps
-            .iter()
-            .position(|&up_to| kv_len <= up_to)
-            .unwrap_or(self.steps.len() - 1);
-        let n = self
-            .m
-            .iter()
-            .find(|(other, _)| *other == m)
-            .map(|(_, n)| n[step]);
-        n.unwrap_or(0)
-    }
+/// As many query heads of a KV head as a tile of `m` rows may hold: a divisor of their number.
+fn packed_heads(spec: &Spec, m: u32, most: Option<u32>) -> u32 {
+    let (group, most) = (spec.group(), most.unwrap_or(u32::MAX).min(m));
+    let mut fitting = (1..=group.min(most)).rev();
+    fitting
+        .find(|&pack| group.is_multiple_of(pack))
+        .unwrap_or(1)
 }
 
 impl TileTable {
-    /// The feasible tiles of every kernel; `decode` and `prefill` replace the choice for those.
+    /// The tiles there are; `decode` and `prefill` (with the most query heads that it is to hold) replace the
+    /// choice.
     ///
     /// # Errors
     /// [`PlanError::NoTile`] where a kernel has none.
@@ -248,77 +234,121 @@ impl TileTable {
         device: &DeviceDescription,
         spec: &Spec,
         decode: Option<Tile>,
-        prefill: Option<Tile>,
+        prefill: Option<(Tile, Option<u32>)>,
     ) -> Result<Self, PlanError> {
+        let no_tile = |kernel| PlanError::NoTile {
+            kernel,
+            head_dim_qk: spec.head_dim_qk,
+            head_dim_v: spec.head_dim_v,
+            group: spec.group(),
+            device: device.name.clone(),
+        };
+        let key_steps = &device.decode.n_by_kv_len;
+        let keys = |m: u32| {
+            let steps = key_steps.iter();
+            let keys =
+                steps.map(|step| key_tile(device, spec, Kernel::Decode, Tile { m, n: step.n }));
+            Some((m, keys.collect::<Option<Vec<_>>>()?))
+        };
+        let mut row_tiles: Vec<_> = match decode {
+            Some(tile) => vec![(tile.m, vec![tile.n; key_steps.len()])],
+            None => device.decode.m.iter().filter_map(|&m| keys(m)).collect(),
+        };
+        // A gathered token brings all its heads.
+        row_tiles.retain(|(m, _)| *m >= spec.group());
+        if row_tiles.is_empty() {
+            return Err(no_tile(Kernel::Decode));
+        }
+        let prefill = match prefill {
+            Some((tile, most)) => Some(vec![PrefillTile {
+                up_to: u32::MAX,
+                tile,
+                pack: packed_heads(spec, tile.m, most),
+            }]),
+            None => {
+                let steps = device.prefill.by_q_len.iter();
+                let tiles = steps.map(|step| prefill_tile(device, spec, step));
+                tiles.collect()
+            }
+        };
         Ok(Self {
             group: spec.group(),
-            decode: KernelTiles::new(device, spec, Kernel::Decode, decode)?,
-            prefill: KernelTiles::new(device, spec, Kernel::Prefill, prefill)?,
-            // Where no packed tile holds a group, short chunks run unpacked.
-            prefill_packed: KernelTiles::new(device, spec, Kernel::PrefillPacked, prefill)
-                .unwrap_or_default(),
+            key_steps: key_steps
+                .iter()
+                .map(|step| step.up_to.unwrap_or(u32::MAX))
+                .collect(),
+            decode: row_tiles,
+            prefill: prefill.ok_or_else(|| no_tile(Kernel::Prefill))?,
         })
     }
 
-    fn kernel(&self, kernel: Kernel) -> &KernelTiles {
-        match kernel {
-            Kernel::Decode => &self.decode,
-            Kernel::Prefill => &self.prefill,
-            Kernel::PrefillPacked => &self.prefill_packed,
-        }
-    }
-
-    /// Whether the kernel has a tile at all.
+    /// The most query tokens that a tile of decodes holds.
     #[must_use]
-    pub fn has(&self, kernel: Kernel) -> bool {
-        !self.kernel(kernel).m.is_empty()
+    pub fn decode_tokens(&self) -> u32 {
+        self.decode.last().map_or(0, |(m, _)| m / self.group)
     }
 
-    /// The most query tokens that a tile of the kernel holds.
+    /// The most query tokens that the tile holds which holds the fewest, at least 1: of the widest of decodes
+    /// and all of prefills.
     #[must_use]
-    pub fn max_tokens(&self, kernel: Kernel) -> u32 {
-        let tiles = self.kernel(kernel);
-        tiles.m.last().map_or(0, |(m, _)| m / tiles.rows_per_token)
+    pub fn fewest_tokens(&self) -> u32 {
+        let prefill = self.prefill.iter().map(|step| step.tile.m / step.pack);
+        prefill
+            .chain([self.decode_tokens()])
+            .min()
+            .unwrap_or(1)
+            .max(1)
     }
 
-    /// The tile for `tokens` query tokens against `kv_len` keys: the smallest `m` that covers the rows, the
-    /// `n` of the decision tree.
+    /// The smallest row tile that covers so many query tokens of decodes; the largest where none does.
     #[must_use]
-    pub fn select(&self, kernel: Kernel, tokens: u32, kv_len: u32) -> Tile {
-        let m = self.row_tile(kernel, tokens);
-        Tile {
-            m,
-            n: self.key_tile(kernel, m, kv_len),
-        }
+    pub fn row_tile(&self, tokens: u32) -> u32 {
+        let rows = tokens * self.group;
+        let mut tiles = self.decode.iter().map(|(m, _)| *m);
+        let largest = self.decode.last().map_or(0, |(m, _)| *m);
+        tiles.find(|m| *m >= rows).unwrap_or(largest)
     }
 
-    /// The `n` of a tile with `m` rows, for so many keys.
+    /// The key tile of decodes with `m` rows, for so many keys.
     #[must_use]
-    pub fn key_tile(&self, kernel: Kernel, m: u32, kv_len: u32) -> u32 {
-        self.kernel(kernel).key_tile(m, kv_len)
+    pub fn key_tile(&self, m: u32, kv_len: u32) -> u32 {
+        let step = self.step(kv_len);
+        let tile = self.decode.iter().find(|(other, _)| *other == m);
+        tile.map_or(0, |(_, n)| n[step])
     }
 
-    /// The `n` for so many keys that tiles of any number of rows can have.
+    /// The key tile for so many keys that decodes with any number of rows can have.
     #[must_use]
-    pub fn common_key_tile(&self, kernel: Kernel, kv_len: u32) -> u32 {
-        let tiles = self.kernel(kernel);
-        let rows = tiles.m.iter().map(|(m, _)| tiles.key_tile(*m, kv_len));
-        rows.min().unwrap_or(0)
+    pub fn common_key_tile(&self, kv_len: u32) -> u32 {
+        let step = self.step(kv_len);
+        let keys = self.decode.iter().map(|(_, n)| n[step]);
+        keys.min().unwrap_or(0)
     }
 
-    /// The smallest `m` that covers the rows of `tokens` query tokens.
+    fn step(&self, kv_len: u32) -> usize {
+        let step = self.key_steps.iter().position(|&up_to| kv_len <= up_to);
+        step.unwrap_or(self.key_steps.len() - 1)
+    }
+
+    /// What a prefill of so many query tokens takes.
     #[must_use]
-    pub fn row_tile(&self, kernel: Kernel, tokens: u32) -> u32 {
-        self.kernel(kernel).row_tile(tokens)
+    pub fn prefill(&self, tokens: u32) -> &PrefillTile {
+        let step = self.prefill.iter().find(|step| tokens <= step.up_to);
+        step.unwrap_or(&self.prefill[self.prefill.len() - 1])
     }
 
-    /// Every tile that [`select`](Self::select) can return, ascending.
+    /// Every tile of a kernel that can be chosen, ascending.
     #[must_use]
     pub fn all(&self, kernel: Kernel) -> Vec<Tile> {
-        let tiles = self.kernel(kernel).m.iter();
-        let mut all: Vec<_> = tiles
-            .flat_map(|(m, n)| n.iter().map(|&n| Tile { m: *m, n }))
-            .collect();
+        let mut all: Vec<_> = match kernel {
+            Kernel::Decode => {
+                let tiles = self.decode.iter();
+                tiles
+                    .flat_map(|(m, n)| n.iter().map(|&n| Tile { m: *m, n }))
+                    .collect()
+            }
+            Kernel::Prefill => self.prefill.iter().map(|step| step.tile).collect(),
+        };
         all.sort_unstable();
         all.dedup();
         all
@@ -374,7 +404,7 @@ pub fn check_report(
                 reason,
             });
         };
-        let ctas = device.kernel(line.kernel).ctas_per_sm;
+        let ctas = device.ctas_per_sm(line.kernel);
         let registers = ctas * line.threads * line.registers.next_multiple_of(8);
         if registers > device.registers_per_sm {
             let available = device.registers_per_sm;

@@ -139,9 +139,9 @@ impl Plan {
                     "{item:?} in a group of {:?}",
                     group.kernel
                 );
-                let rows = item.rows * group.kernel.rows_per_token(&self.spec);
+                let rows = u64::from(item.rows) * u64::from(group.pack);
                 ensure!(
-                    rows <= group.tile.m,
+                    rows <= u64::from(group.tile.m),
                     "{rows} rows in a tile of {}",
                     group.tile
                 );

@@ -106,14 +106,10 @@ impl Bound {
         let parts = wide(limits.parts.max(1));
         let tokens = wide(limits.query_tokens);
         // Every row block has a last tile that may not be full.
-        let kernels = Kernel::ALL.into_iter().filter(|&kernel| tiles.has(kernel));
-        let narrowest = kernels
-            .map(|kernel| tiles.max_tokens(kernel))
-            .min()
-            .unwrap_or(1);
+        let narrowest = tiles.fewest_tokens();
         let whole = parts * (wide(limits.requests).min(tokens) + tokens / wide(narrowest));
         // Splits fill the resident CTAs; a piece of the widest tile has so many tokens.
-        let units = Kernel::Decode.units_per_item(spec).min(spec.q_heads);
+        let units = spec.kv_heads;
         let columns = wide(device.resident_ctas(Kernel::Decode) / units + 1);
         let (items, states) = match options.split {
             SplitMode::Fixed { tokens: chunk } => {

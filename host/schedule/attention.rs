@@ -131,9 +131,9 @@ struct KernelTime {
 }
 
 impl KernelTime {
-    fn new(device: &DeviceDescription, spec: &Spec, kernel: Kernel, m: u32) -> Self {
-        let units_per_item = f64::from(kernel.units_per_item(spec));
-        let unit_ns = device.kernel(kernel).unit_ns;
+    fn new(device: &DeviceDescription, spec: &Spec, kernel: Kernel, m: u32, pack: u32) -> Self {
+        let units_per_item = f64::from(spec.q_heads / pack);
+        let unit_ns = device.unit_ns(kernel);
         Self {
             fixed_ns: unit_ns / f64::from(device.resident_ctas(kernel)),
             units_per_item,
@@ -158,12 +158,23 @@ impl AttentionModel {
         let rows = spec.group();
         let tiles = &device.decode.m;
         let m = tiles.iter().copied().find(|&m| m >= rows).unwrap_or(rows);
-        let prefill_m = device.prefill.m.last().copied().unwrap_or(64);
+        // Chunks are long.
+        let prefill = device.prefill.by_q_len.last();
+        let (prefill_m, pack) = prefill.map_or((64, 1), |step| {
+            let most = step.pack.unwrap_or(u32::MAX).min(rows);
+            (
+                step.m,
+                (1..=most)
+                    .rev()
+                    .find(|&pack| rows.is_multiple_of(pack))
+                    .unwrap_or(1),
+            )
+        });
         Self {
             device: device.clone(),
             spec: *spec,
-            decode: KernelTime::new(device, spec, Kernel::Decode, m),
-            prefill: KernelTime::new(device, spec, Kernel::Prefill, prefill_m),
+            decode: KernelTime::new(device, spec, Kernel::Decode, m, rows),
+            prefill: KernelTime::new(device, spec, Kernel::Prefill, prefill_m, pack),
         }
     }
 

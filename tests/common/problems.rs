@@ -7,7 +7,7 @@ use proptest::{prelude::*, sample::Index};
 use tandem_attn::{
     abi::KvStrides,
     kv::{KvView, compose::share_prefixes},
-    plan::{DeviceDescription, PlanOptions, SplitMode},
+    plan::{DeviceDescription, PlanOptions, QueryStep, SplitMode},
     problem::{Batch, KvLayout, PageTable, Part, Spec},
     reference,
     tensor::Element,
@@ -295,16 +295,23 @@ fn device() -> impl Strategy<Value = DeviceDescription> {
         1u32..60,
         prop_oneof![Just(8u32), Just(16), Just(64)],
         1u32..9,
+        1u32..5,
         any::<bool>(),
     )
-        .prop_map(|(workers, m, tokens, small)| {
+        .prop_map(|(workers, m, tokens, pack, small)| {
             let mut device = DeviceDescription::named("cpu").expect("it is built in");
             device.sms = workers;
             if small {
                 device.decode_max_tokens = tokens;
                 device.decode.m = vec![16];
-                device.prefill.m = vec![m.max(16)];
-                device.prefill_packed.m = vec![16, 48];
+                let step = |up_to, m, pack| QueryStep {
+                    up_to,
+                    m,
+                    n: 64,
+                    pack,
+                };
+                device.prefill.by_q_len =
+                    vec![step(Some(32), 48, None), step(None, m.max(16), Some(pack))];
             }
             device
         })

@@ -254,7 +254,7 @@ fn tooltip(plan: &Plan, group: &TileGroup, bar: &Bar) -> String {
     let Traffic {
         kv_bytes, flops, ..
     } = plan.traffic_of(group.kernel, item);
-    let units = f64::from(group.kernel.units_per_item(&plan.spec));
+    let units = f64::from(group.units_per_item(&plan.spec));
     let share = f64::from(bar.units) / units;
     let partial = if group.kernel == Kernel::Decode {
         plan.rows_of(item).iter().any(|row| row.merge != NO_MERGE)

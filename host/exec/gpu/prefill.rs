@@ -17,15 +17,15 @@ use crate::{
     problem::{Dtype, Spec},
 };
 
-/// A group of contiguous items ([`plan::Kernel::Prefill`](crate::plan::Kernel) or `PrefillPacked`) and the
-/// memory that goes with it.
+/// A group of contiguous items ([`plan::Kernel::Prefill`](crate::plan::Kernel)) and the memory that goes with
+/// it.
 #[derive(Clone, Copy, Debug)]
 pub struct PrefillCall<'a> {
     /// The heads.
     pub spec: &'a Spec,
     /// The group's tile: `m` rows are 128 or 192.
     pub tile: Tile,
-    /// Query heads of a KV head that share a tile: 1 for `Prefill`, the group for `PrefillPacked`.
+    /// Query heads of a KV head that share a tile: a divisor of the group.
     pub pack: u32,
     /// The group's items, longest first.
     pub items: DeviceArray<WorkItem>,
