@@ -22,6 +22,8 @@ struct Case {
     batch: Batch,
     layout: KvLayout,
     options: PlanOptions,
+    /// Row tiles that the planner chooses from.
+    rows: Vec<u32>,
     run: u32,
     seed: u64,
 }
@@ -55,6 +57,12 @@ fn case() -> impl Strategy<Value = Case> {
     // Pages per cut, or the planner's choice.
     let split = prop_oneof![3 => Just(None), 2 => (1..20_u32).prop_map(Some)];
     let merge_mode = prop_oneof![Just(MergeMode::Fused), Just(MergeMode::Kernel)];
+    let rows = prop_oneof![
+        2 => Just(vec![8, 16]),
+        3 => Just(vec![8, 16, 64, 128]),
+        1 => Just(vec![64]),
+        1 => Just(vec![128]),
+    ];
     (
         (heads, dim, variant()),
         (
@@ -62,12 +70,12 @@ fn case() -> impl Strategy<Value = Case> {
             prop::collection::vec(request, 1..14),
             prop::bool::weighted(0.5),
         ),
-        (layout, split, merge_mode, 1..5_u32),
+        (layout, split, merge_mode, rows, 1..5_u32),
         any::<u64>(),
     )
         .prop_map(
             |(((kv_heads, group), dim, variant), (page, requests, one_token), rest, seed)| {
-                let (layout, split, merge_mode, run) = rest;
+                let (layout, split, merge_mode, rows, run) = rest;
                 let mut spec = Spec::new(kv_heads * group, kv_heads, dim);
                 spec.variant = variant;
                 let mut noise = common::Rng(seed);
@@ -108,6 +116,7 @@ fn case() -> impl Strategy<Value = Case> {
                     batch: Batch::new(qo_indptr, table),
                     layout,
                     options,
+                    rows,
                     run,
                     seed,
                 }
@@ -117,7 +126,7 @@ fn case() -> impl Strategy<Value = Case> {
 
 fn plan_of(case: &Case) -> Plan {
     let mut device = DeviceDescription::named("h200").expect("it is built in");
-    device.decode.m = vec![8, 16];
+    device.decode.m = case.rows.clone();
     let plan = Planner::new()
         .plan(&case.spec, &case.batch, &device, &case.options)
         .expect("the case can be planned");

@@ -1,83 +1,18 @@
 //! Bytes planned on the prefix trees of PAT's Figure 10.
 
+#[path = "common/trees.rs"]
+mod trees;
+
 use tandem_attn::{
     plan::{DeviceDescription, PackRule, Plan, PlanOptions, Planner, SplitMode},
-    problem::{Batch, PageTable, Spec},
+    problem::Spec,
 };
+use trees::{HEADS, Tree, trees};
 
-const HEADS: [(u32, u32); 4] = [(32, 32), (16, 8), (32, 8), (64, 8)];
 const PAGE: u32 = 16;
 
-struct Tree {
-    id: u32,
-    nodes: Vec<u32>,
-    keys: Vec<u32>,
-    /// Keys that the published packer reads, by heads.
-    published: Vec<u64>,
-}
-
-fn trees() -> Vec<Tree> {
-    fn numbers<T: std::str::FromStr<Err: std::fmt::Debug>>(text: &str) -> Vec<T> {
-        text.split(',')
-            .map(|number| number.trim().parse().unwrap())
-            .collect()
-    }
-    let lines = include_str!("data/pat_fig10.txt")
-        .lines()
-        .filter(|line| !line.starts_with('#'));
-    let tree = |line: &str| {
-        let [id, nodes, keys, published] = line.split(';').collect::<Vec<_>>().try_into().unwrap();
-        Tree {
-            id: numbers(id)[0],
-            nodes: numbers(nodes),
-            keys: numbers(keys),
-            published: numbers(published),
-        }
-    };
-    lines.map(tree).collect()
-}
-
-impl Tree {
-    /// One query per leaf; node `j` of a level hangs on node `j · above / level` of the level above.
-    fn batch(&self) -> Batch {
-        let mut next_page = 0;
-        let mut tables = vec![Vec::new()];
-        for (&nodes, &keys) in self.nodes.iter().zip(&self.keys) {
-            assert!(keys.is_multiple_of(PAGE), "tree {}: {keys} keys", self.id);
-            let above = tables;
-            let table = |node: u32| {
-                let mut table: Vec<u32> =
-                    above[node as usize * above.len() / nodes as usize].clone();
-                table.extend(next_page..next_page + keys / PAGE);
-                next_page += keys / PAGE;
-                table
-            };
-            tables = (0..nodes).map(table).collect();
-        }
-        let mut table = PageTable::new(PAGE, next_page);
-        for pages in &tables {
-            table.push(pages, pages.len() as u32 * PAGE);
-        }
-        Batch::new((0..=tables.len() as u32).collect(), table)
-    }
-
-    fn unique_keys(&self) -> u64 {
-        self.nodes
-            .iter()
-            .zip(&self.keys)
-            .map(|(&nodes, &keys)| u64::from(nodes) * u64::from(keys))
-            .sum()
-    }
-
-    /// Most query rows of a KV head below any node.
-    fn widest(&self, spec: &Spec) -> u32 {
-        let leaves = *self.nodes.last().unwrap();
-        leaves.div_ceil(self.nodes[0]) * spec.group()
-    }
-}
-
 fn plan(tree: &Tree, spec: &Spec, packing: PackRule, device: &DeviceDescription) -> Plan {
-    let batch = tree.batch();
+    let batch = tree.batch(PAGE);
     batch.check(spec).unwrap();
     let options = PlanOptions {
         packing,

@@ -219,8 +219,8 @@ pub struct DecodeParams {
     pub stages: u32,
     /// Units that a CTA claims at a time, below the number of slots for them.
     pub run: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// A coordinate in the fifth dimension behind the pool: what is read there is zero.
+    pub outside: u32,
 }
 
 /// What `merge_states` works on.

@@ -2,8 +2,9 @@
 
 use kernels_gpu::{
     abi::{AttentionParams, DecodeParams, KvStrides, MergeRow, QueryRow, WorkItem},
-    decode::{Shape, layout::KEYS, shape},
+    decode::{layout::KEYS, shape},
     divisor::Divisor,
+    sm90::wide,
 };
 
 use super::{
@@ -45,39 +46,65 @@ pub struct DecodeArrays {
 /// How a launch goes about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodeTile {
-    /// Rows of a tile: 8 or 16. No item has more query tokens × query heads per KV head.
+    /// Rows of a tile, at most 128: no item has more query tokens × query heads per KV head. The kernel
+    /// with the smallest tile that has so many rows is taken.
     pub rows: u32,
-    /// Units (items × KV heads) that a CTA claims at a time: 1, or several where they are short.
+    /// Units (items × KV heads) that a CTA claims at a time: 1, or several where they are short. (Kernels
+    /// for more than 16 rows always claim one.)
     pub run: u32,
 }
 
+/// Rows of the tiles that kernels are compiled for.
+const ROWS: [u32; 4] = [8, 16, 64, 128];
+
 /// One entry for each element type, head dimension, row tile, and with or without a soft cap.
-const ENTRIES: [(Dtype, u32, u32, bool, &str); 24] = [
-    (Dtype::BF16, 64, 8, false, "decode_bf16_d64_m8"),
-    (Dtype::BF16, 64, 16, false, "decode_bf16_d64_m16"),
-    (Dtype::BF16, 128, 8, false, "decode_bf16_d128_m8"),
-    (Dtype::BF16, 128, 16, false, "decode_bf16_d128_m16"),
-    (Dtype::BF16, 256, 8, false, "decode_bf16_d256_m8"),
-    (Dtype::BF16, 256, 16, false, "decode_bf16_d256_m16"),
-    (Dtype::F16, 64, 8, false, "decode_f16_d64_m8"),
-    (Dtype::F16, 64, 16, false, "decode_f16_d64_m16"),
-    (Dtype::F16, 128, 8, false, "decode_f16_d128_m8"),
-    (Dtype::F16, 128, 16, false, "decode_f16_d128_m16"),
-    (Dtype::F16, 256, 8, false, "decode_f16_d256_m8"),
-    (Dtype::F16, 256, 16, false, "decode_f16_d256_m16"),
-    (Dtype::BF16, 64, 8, true, "decode_bf16_d64_m8_cap"),
-    (Dtype::BF16, 64, 16, true, "decode_bf16_d64_m16_cap"),
-    (Dtype::BF16, 128, 8, true, "decode_bf16_d128_m8_cap"),
-    (Dtype::BF16, 128, 16, true, "decode_bf16_d128_m16_cap"),
-    (Dtype::BF16, 256, 8, true, "decode_bf16_d256_m8_cap"),
-    (Dtype::BF16, 256, 16, true, "decode_bf16_d256_m16_cap"),
-    (Dtype::F16, 64, 8, true, "decode_f16_d64_m8_cap"),
-    (Dtype::F16, 64, 16, true, "decode_f16_d64_m16_cap"),
-    (Dtype::F16, 128, 8, true, "decode_f16_d128_m8_cap"),
-    (Dtype::F16, 128, 16, true, "decode_f16_d128_m16_cap"),
-    (Dtype::F16, 256, 8, true, "decode_f16_d256_m8_cap"),
-    (Dtype::F16, 256, 16, true, "decode_f16_d256_m16_cap"),
-];
+const ENTRIES: [(Dtype, u32, u32, bool, &str); 48] = {
+    macro_rules! entries {
+        ($([$dtype:ident, $half:literal, $dim:literal, $rows:literal])*) => {[$(
+            (Dtype::$dtype, $dim, $rows, false, concat!("decode_", $half, "_d", $dim, "_m", $rows)),
+            (Dtype::$dtype, $dim, $rows, true, concat!("decode_", $half, "_d", $dim, "_m", $rows, "_cap")),
+        )*]};
+    }
+    entries! {
+        [BF16, "bf16", 64, 8] [BF16, "bf16", 64, 16] [BF16, "bf16", 64, 64] [BF16, "bf16", 64, 128]
+        [BF16, "bf16", 128, 8] [BF16, "bf16", 128, 16] [BF16, "bf16", 128, 64] [BF16, "bf16", 128, 128]
+        [BF16, "bf16", 256, 8] [BF16, "bf16", 256, 16] [BF16, "bf16", 256, 64] [BF16, "bf16", 256, 128]
+        [F16, "f16", 64, 8] [F16, "f16", 64, 16] [F16, "f16", 64, 64] [F16, "f16", 64, 128]
+        [F16, "f16", 128, 8] [F16, "f16", 128, 16] [F16, "f16", 128, 64] [F16, "f16", 128, 128]
+        [F16, "f16", 256, 8] [F16, "f16", 256, 16] [F16, "f16", 256, 64] [F16, "f16", 256, 128]
+    }
+};
+
+/// How a CTA of an entry is made.
+#[derive(Clone, Copy, Debug)]
+struct Form {
+    threads: u32,
+    shared_bytes: u32,
+    ctas_per_sm: u32,
+    /// Stages of the ring, and the most units that a CTA may claim at a time.
+    stages: u32,
+    run: u32,
+}
+
+/// The form of the kernel with tiles of `rows` rows, where a CTA can have `shared_bytes`.
+fn form(dim: u32, rows: u32, cap: bool, shared_bytes: u32) -> Option<Form> {
+    if let Some(wide) = wide::Shape::find(dim, rows, cap) {
+        return (wide.shared_bytes() <= shared_bytes).then_some(Form {
+            threads: wide.threads(),
+            shared_bytes: wide.shared_bytes(),
+            ctas_per_sm: wide.ctas_per_sm,
+            stages: wide.stages,
+            run: 1,
+        });
+    }
+    shape(dim, rows, shared_bytes).map(|shape| Form {
+        threads: shape.threads,
+        shared_bytes: shape.shared_bytes,
+        ctas_per_sm: 1,
+        stages: shape.stages,
+        run: shape.units / 2,
+    })
+}
 
 /// The kernels, in the order of [`ENTRIES`]; none on architectures that have none.
 pub(super) struct Kernels(Vec<Kernel>);
@@ -149,19 +176,23 @@ impl Gpu {
             });
         }
         let rows = tile.rows as usize;
-        let kernel = self.decode.find(pool.dtype, dim, tile.rows, cap);
-        let shape = kernel.and_then(|kernel| shape(dim, tile.rows, kernel.max_dynamic_shared));
-        let (Some(kernel), Some(shape)) = (kernel, shape) else {
-            return Err(extent("the tile", "rows", rows, "8 or 16"));
+        let covers = ROWS.into_iter().find(|&rows| rows >= tile.rows);
+        let kernel = covers.and_then(|rows| {
+            let kernel = self.decode.find(pool.dtype, dim, rows, cap)?;
+            Some((kernel, form(dim, rows, cap, kernel.max_dynamic_shared)?))
+        });
+        let Some((kernel, form)) = kernel else {
+            return Err(extent("the tile", "rows", rows, "at most 128"));
         };
         if spec.group() > tile.rows {
             let rule = format!("at least {}, the query heads of a KV head", spec.group());
             return Err(extent("the tile", "rows", rows, rule));
         }
-        let params = parameters(spec, tile, &shape, arrays, pool, q, out, lse)?;
+        let params = parameters(spec, tile, &form, arrays, pool, q, out, lse)?;
         let ctas = params.attention.units.div_ceil(params.run);
-        let mut launch = Launch::new(ctas.min(self.multiprocessors), shape.threads);
-        launch.shared = shape.shared_bytes;
+        let resident = self.multiprocessors * form.ctas_per_sm;
+        let mut launch = Launch::new(ctas.min(resident), form.threads);
+        launch.shared = form.shared_bytes;
         // SAFETY: the kernel takes `DecodeParams`, and the caller vouches for what they point to.
         unsafe { self.launch(kernel, &launch, &params, stream) }
     }
@@ -358,7 +389,7 @@ impl Walk {
 fn parameters(
     spec: &Spec,
     tile: DecodeTile,
-    shape: &Shape,
+    form: &Form,
     arrays: &DecodeArrays,
     pool: &KvPool,
     q: &DeviceTensor<3>,
@@ -388,6 +419,7 @@ fn parameters(
     // The largest power of two that divides page and chunk.
     let piece_tokens = (1 << page_size.trailing_zeros()).min(KEYS);
     let halves = spec.head_dim_qk / 64;
+    let outside = fits("pages × KV heads", walk.dims[4] as usize)?;
     Ok(DecodeParams {
         k_map: walk.map("k", pool.k, pool.dtype, halves, piece_tokens)?,
         v_map: walk.map("v", pool.v, pool.dtype, halves, piece_tokens)?,
@@ -426,9 +458,9 @@ fn parameters(
         half_per_head: walk.half_per_head,
         page_per_page: walk.page_per_page,
         page_per_head: walk.page_per_head,
-        stages: shape.stages,
-        run: tile.run.clamp(1, shape.units / 2),
-        reserved: 0,
+        stages: form.stages,
+        run: tile.run.clamp(1, form.run),
+        outside,
     })
 }
 
@@ -471,7 +503,7 @@ mod tests {
     #[test]
     fn every_entry_has_a_shape() {
         for (dtype, dim, rows, cap, name) in ENTRIES {
-            assert!(shape(dim, rows, 227 << 10).is_some(), "{name}");
+            assert!(form(dim, rows, cap, 227 << 10).is_some(), "{name}");
             let half = if dtype == Dtype::F16 { "f16" } else { "bf16" };
             let cap = if cap { "_cap" } else { "" };
             assert_eq!(name, format!("decode_{half}_d{dim}_m{rows}{cap}"));

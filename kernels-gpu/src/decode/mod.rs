@@ -14,6 +14,8 @@ pub mod layout;
 #[cfg(target_arch = "nvptx64")]
 pub mod produce;
 #[cfg(target_arch = "nvptx64")]
+pub mod results;
+#[cfg(target_arch = "nvptx64")]
 pub mod tile;
 
 use layout::Layout;

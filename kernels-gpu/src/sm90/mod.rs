@@ -7,3 +7,4 @@ pub mod prefill;
 mod ring;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 mod softmax;
+pub mod wide;

@@ -12,7 +12,6 @@ use super::{
         ring::Ring,
         softmax::{Rows, Visible, mask, transform},
     },
-    Shape,
     finish::finish_tile,
     tile::{Dtype, Shared, Tile},
 };
@@ -23,17 +22,18 @@ use crate::{
 
 const WARP: u32 = !0;
 
-/// S = Q·Kᵀ of 64 rows and a block, issued.
+/// S = Q·Kᵀ of 64 rows and a block, issued. A slab of 64 columns of the queries is `slab_bytes`.
 #[inline(always)]
-unsafe fn queries_keys<T: Dtype, const S: usize>(
+pub(in crate::sm90) unsafe fn queries_keys<T: Dtype, const S: usize>(
     s: &mut [f32; S],
     queries: u32,
     keys: u32,
-    shape: Shape,
+    head_dim: u32,
+    slab_bytes: u32,
 ) where
     [f32; S]: wgmma::Accumulator,
 {
-    let row_bytes = shape.head_dim * 2;
+    let row_bytes = head_dim * 2;
     // Both K-major in slabs of 64 columns: the slabs of a whole tile of queries follow each other,
     // those of 8 keys do.
     let q = Descriptor::new(queries, 16, 1024, Swizzle::B128);
@@ -43,11 +43,11 @@ unsafe fn queries_keys<T: Dtype, const S: usize>(
         wgmma::fence();
         wgmma::mma_ss::<T, false, false, false, _>(s, q, k);
         let mut step = 1;
-        while step < shape.head_dim / 16 {
+        while step < head_dim / 16 {
             let (slab, inner) = (step / 4, step % 4 * 32);
             wgmma::mma_ss::<T, true, false, false, _>(
                 s,
-                q.advance(slab * shape.slab_bytes() + inner),
+                q.advance(slab * slab_bytes + inner),
                 k.advance(slab * 1024 + inner),
             );
             step += 1;
@@ -58,15 +58,15 @@ unsafe fn queries_keys<T: Dtype, const S: usize>(
 
 /// O += P·V of 64 rows and a block, issued.
 #[inline(always)]
-unsafe fn weights_values<T: Dtype, const O: usize, const P: usize>(
+pub(in crate::sm90) unsafe fn weights_values<T: Dtype, const O: usize, const P: usize>(
     o: &mut [f32; O],
     weights: &[u32; P],
     values: u32,
-    shape: Shape,
+    head_dim: u32,
 ) where
     [f32; O]: wgmma::Accumulator,
 {
-    let row_bytes = shape.head_dim * 2;
+    let row_bytes = head_dim * 2;
     let v = Descriptor::new(values, 1024, 8 * row_bytes, Swizzle::B128);
     // SAFETY: the barrier of the values completed; the accumulator is waited for before it and the
     // weights are touched again.
@@ -89,7 +89,7 @@ unsafe fn weights_values<T: Dtype, const O: usize, const P: usize>(
 
 /// A value that is the same in all lanes, told to the compiler.
 #[inline(always)]
-unsafe fn uniform(x: u32) -> u32 {
+pub(in crate::sm90) unsafe fn uniform(x: u32) -> u32 {
     // SAFETY: the caller brings whole warps.
     unsafe { warp::warp_shuffle_idx(WARP, x, 0, 32) }
 }
@@ -196,6 +196,7 @@ pub(super) unsafe fn consume<
         variant.params().scale_log2
     };
     let keys = s.shape.keys as i32;
+    let (dim, slab) = (s.shape.head_dim, s.shape.slab_bytes());
 
     let mut tiles = Ring::<2>::CONSUMER;
     let mut k = Ring::<STAGES>::CONSUMER;
@@ -263,7 +264,7 @@ pub(super) unsafe fn consume<
         mbarrier::wait(s.queries_full(0), 0);
         let mut work = open!();
         mbarrier::wait(s.keys_full(k.stage), k.parity);
-        queries_keys::<T, S>(&mut logits, work.queries, s.keys(k.stage), s.shape);
+        queries_keys::<T, S>(&mut logits, work.queries, s.keys(k.stage), dim, slab);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut logits);
         release!(s.keys_free(k.stage));
@@ -288,9 +289,9 @@ pub(super) unsafe fn consume<
             }
             let values = uniform(s.values(v.stage));
             mbarrier::wait(s.keys_full(k.stage), k.parity);
-            queries_keys::<T, S>(&mut logits, work.queries, s.keys(k.stage), s.shape);
+            queries_keys::<T, S>(&mut logits, work.queries, s.keys(k.stage), dim, slab);
             mbarrier::wait(s.values_full(v.stage), v.parity);
-            weights_values::<T, O, P>(&mut o, &weights, values, s.shape);
+            weights_values::<T, O, P>(&mut o, &weights, values, dim);
             wgmma::wait_group::<1>();
             wgmma::fence_operand(&mut logits);
             release!(s.keys_free(k.stage));
@@ -322,7 +323,7 @@ pub(super) unsafe fn consume<
             rows.weigh(&logits, scale, &mut weights, T::pack);
         }
         mbarrier::wait(s.values_full(v.stage), v.parity);
-        weights_values::<T, O, P>(&mut o, &weights, s.values(v.stage), s.shape);
+        weights_values::<T, O, P>(&mut o, &weights, s.values(v.stage), dim);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut o);
         finish_tile::<T, O>(p, s, tiles.stage ^ 1, &o, &rows, scale, first_row);

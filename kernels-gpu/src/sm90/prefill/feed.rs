@@ -222,7 +222,7 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
 
 /// Sets rows of a block to zero: groups of 8 tokens, in a group 64 columns after the other.
 #[inline(always)]
-unsafe fn clear(block: u32, first: u32, past: u32, row_bytes: u32) {
+pub(in crate::sm90) unsafe fn clear(block: u32, first: u32, past: u32, row_bytes: u32) {
     let lane = warp::lane_id();
     let mut row = first;
     while row < past {

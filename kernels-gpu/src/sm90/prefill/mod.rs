@@ -21,6 +21,13 @@ mod finish;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 mod tile;
 
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+pub(super) use {
+    consume::{queries_keys, uniform, weights_values},
+    feed::clear,
+    tile::Dtype,
+};
+
 /// What one instance of the kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {

@@ -9,7 +9,7 @@ use cuda_std::{
 use super::{Shape, TILE_BYTES};
 
 /// Elements of queries, keys, values and outputs.
-pub(super) trait Dtype: Element {
+pub(in crate::sm90) trait Dtype: Element {
     fn pack(first: f32, second: f32) -> u32;
 }
 

@@ -1,0 +1,242 @@
+//! Decode on a GPU, from the planner's plans: PAT's prefix trees, and batches without prefixes.
+//!
+//! `cargo bench --features cuda --bench gpu_decode -- [pat] [batches] [modes] [stress]` prints the named tables.
+//! Times are CUDA events around all launches of a step, behind a write that flushes L2 and hides the host;
+//! medians, configurations in turn. Pools hold random bits of finite numbers, pages are shuffled.
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+#[path = "gpu_decode/run.rs"]
+mod run;
+#[path = "../tests/common/trees.rs"]
+mod trees;
+
+use common::Rng;
+use run::{How, Pool, Step, Timer};
+use tandem_attn::{
+    plan::{DeviceDescription, MergeMode, PackRule, PlanOptions, Planner},
+    problem::{Batch, Dtype, PageTable, Spec},
+};
+use trees::{HEADS, trees};
+
+/// Bytes per microsecond that bulk copies read.
+const CEILING: f64 = 4.55e6;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    // Without the flag this is `cargo test`, which only wants to know that it starts.
+    if !arguments.iter().any(|argument| argument == "--bench") {
+        return;
+    }
+    let named = |name: &str| arguments.iter().any(|argument| argument == name);
+    let Some(gpu) = common::gpu("gpu_decode") else {
+        return;
+    };
+    println!("{}, kernels for {}", gpu.name(), gpu.arch());
+    let timer = Timer::new();
+    let only = arguments.iter().find_map(|a| a.strip_prefix("tree="));
+    let pool = Pool::random(if only.is_some() { 5 << 30 } else { 9 << 30 });
+    if named("batches") {
+        batches(gpu, &timer, &pool);
+    }
+    if named("pat") {
+        pat(gpu, &timer, &pool, only, named("modes"));
+    }
+}
+
+/// Heads of 128, f16 throughout, as PAT was measured.
+fn spec(q_heads: u32, kv_heads: u32) -> Spec {
+    let mut spec = Spec::new(q_heads, kv_heads, 128);
+    (spec.q_dtype, spec.kv_dtype, spec.out_dtype) = (Dtype::F16, Dtype::F16, Dtype::F16);
+    spec
+}
+
+fn shuffled(mut batch: Batch, seed: u64) -> Batch {
+    let table = &mut batch.parts[0].table;
+    let mut places: Vec<u32> = (0..table.pool_pages).collect();
+    Rng(seed).shuffle(&mut places);
+    for page in &mut table.indices {
+        *page = places[*page as usize];
+    }
+    batch
+}
+
+/// One query per request, as many keys as `lens` says.
+fn without_prefixes(lens: &[u32], page: u32) -> Batch {
+    let pages: u32 = lens.iter().map(|len| len.div_ceil(page)).sum();
+    let mut table = PageTable::new(page, pages);
+    let mut next = 0;
+    for &len in lens {
+        let ids: Vec<u32> = (next..next + len.div_ceil(page)).collect();
+        next += ids.len() as u32;
+        table.push(&ids, len);
+    }
+    Batch::new((0..=lens.len() as u32).collect(), table)
+}
+
+/// Lengths of 16 requests by Zipf's law, 1023 keys on average.
+fn zipf() -> Vec<u32> {
+    let weights: Vec<f64> = (1..=16).map(|rank| 1.0 / f64::from(rank)).collect();
+    let total: f64 = weights.iter().sum();
+    weights
+        .iter()
+        .map(|weight| (weight / total * 16.0 * 1023.0).round() as u32)
+        .collect()
+}
+
+const SERIAL: How = How { streams: false };
+const STREAMS: How = How { streams: true };
+
+fn batches(gpu: &tandem_attn::exec::gpu::Gpu, timer: &Timer, pool: &Pool) {
+    let device = DeviceDescription::named("h200").expect("it is built in");
+    println!(
+        "\n{:<26} {:>6} {:>7} {:>9} {:>9} {:>9} {:>9} {:>8}",
+        "batch", "items", "merges", "fused µs", "kernel µs", "graph f", "graph k", "ideal µs"
+    );
+    for (name, lens, q_heads, kv_heads) in [
+        ("64 × 8192, 32/8", vec![8192; 64], 32, 8),
+        ("256 × 4096, 32/8", vec![4096; 256], 32, 8),
+        ("128 × 2048, 32/8", vec![2048; 128], 32, 8),
+        ("64 × 8192, 32/32", vec![8192; 64], 32, 32),
+        ("16 × 1024, 32/8", vec![1024; 16], 32, 8),
+        ("16 Zipf 1023, 32/8", zipf(), 32, 8),
+        ("1 × 131072, 32/8", vec![131_072], 32, 8),
+        ("4 × 16384, 32/8", vec![16384; 4], 32, 8),
+        ("1 × 1024, 32/8", vec![1024], 32, 8),
+        ("1024 × 32, 32/8", vec![32; 1024], 32, 8),
+        ("1024 × 32, 32/32", vec![32; 1024], 32, 32),
+    ] {
+        let spec = spec(q_heads, kv_heads);
+        let batch = shuffled(without_prefixes(&lens, 16), 1);
+        let keys: u32 = lens.iter().sum();
+        let ideal = f64::from(keys) * spec.kv_bytes_per_token() as f64 / CEILING;
+        let steps: Vec<Step> = [MergeMode::Fused, MergeMode::Kernel]
+            .map(|merge_mode| {
+                let options = PlanOptions {
+                    merge_mode,
+                    ..PlanOptions::default()
+                };
+                let plan = Planner::new().plan(&spec, &batch, &device, &options);
+                Step::new(gpu, plan.expect("can be planned"), &batch, pool)
+            })
+            .into();
+        let ways: Vec<(&Step, How)> = steps.iter().map(|step| (step, SERIAL)).collect();
+        let times = timer.medians(&ways, 15);
+        let graphs: Vec<f64> = steps.iter().map(|step| timer.graph(step)).collect();
+        println!(
+            "{name:<26} {:>6} {:>7} {:>9.1} {:>9.1} {:>9.2} {:>9.2} {ideal:>8.1}",
+            steps[0].plan.items.len(),
+            steps[0].plan.merges.len(),
+            times[0],
+            times[1],
+            graphs[0],
+            graphs[1],
+        );
+    }
+}
+
+/// PAT's own times, flushed: by tree, for each of [`HEADS`].
+fn published() -> Vec<Vec<f64>> {
+    include_str!("../tests/data/pat_h200.txt")
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| {
+            let flushed = line.split(';').nth(1).expect("three columns");
+            flushed
+                .split(',')
+                .map(|time| time.trim().parse().expect("a number"))
+                .collect()
+        })
+        .collect()
+}
+
+fn pat(
+    gpu: &tandem_attn::exec::gpu::Gpu,
+    timer: &Timer,
+    pool: &Pool,
+    only: Option<&str>,
+    modes: bool,
+) {
+    let device = DeviceDescription::named("h200").expect("it is built in");
+    println!(
+        "\ntree heads  launches (rows: units)                    unique MB moved MB  ideal   PAT | \
+         streams+kernel streams+fused serial+kernel serial+fused | unpacked | PAT/best  differs"
+    );
+    let published = published();
+    let mut logs = [0.0; 4];
+    let mut cases = 0;
+    for tree in trees() {
+        if only.is_some_and(|ids| !ids.split(',').any(|id| id == tree.id.to_string())) {
+            continue;
+        }
+        for (column, &(q_heads, kv_heads)) in HEADS.iter().enumerate() {
+            let spec = spec(q_heads, kv_heads);
+            let batch = shuffled(tree.batch(32), 1);
+            let unique = tree.unique_keys() as f64 * spec.kv_bytes_per_token() as f64;
+            if unique > pool.bytes() as f64 {
+                continue;
+            }
+            let step = |packing, merge_mode| {
+                let options = PlanOptions {
+                    packing,
+                    merge_mode,
+                    ..PlanOptions::default()
+                };
+                let plan = Planner::new().plan(&spec, &batch, &device, &options);
+                Step::new(gpu, plan.expect("can be planned"), &batch, pool)
+            };
+            let kernel = step(PackRule::Exact, MergeMode::Kernel);
+            let fused = step(PackRule::Exact, MergeMode::Fused);
+            let unpacked = step(PackRule::Off, MergeMode::Kernel);
+            let mut ways = vec![(&kernel, STREAMS), (&fused, STREAMS)];
+            if modes {
+                ways.extend([(&kernel, SERIAL), (&fused, SERIAL), (&unpacked, STREAMS)]);
+            }
+            let times = timer.medians(&ways, 11);
+            // What each way computes, against no packing.
+            let right = {
+                unpacked.run(STREAMS);
+                unpacked.output()
+            };
+            let mut differs: f32 = 0.0;
+            for (step, how) in [(&kernel, STREAMS), (&fused, STREAMS), (&fused, SERIAL)] {
+                step.clear();
+                step.run(how);
+                differs = differs.max(run::difference(&right, &step.output()));
+            }
+            let pat = published[tree.id as usize - 1][column];
+            let best = times[..2].iter().copied().fold(f64::INFINITY, f64::min);
+            if tree.nodes.len() > 1 {
+                cases += 1;
+                for (log, time) in logs.iter_mut().zip(&times) {
+                    *log += (pat / time).ln();
+                }
+            }
+            let launches: Vec<String> = kernel
+                .plan
+                .groups
+                .iter()
+                .map(|group| format!("{}: {}", group.tile.m, kernel.plan.units_of(group)))
+                .collect();
+            let times: Vec<String> = times.iter().map(|time| format!("{time:>8.1}")).collect();
+            println!(
+                "{:>4} {q_heads:>2}/{kv_heads:<2} {:<44} {:>8.1} {:>8.1} {:>6.1} {pat:>6.1} | {} | {:.2}  {differs:.4}",
+                tree.id,
+                launches.join(", "),
+                unique / 1e6,
+                kernel.plan.traffic().bytes() as f64 / 1e6,
+                unique / CEILING,
+                times.join(" "),
+                pat / best,
+            );
+        }
+    }
+    let means: Vec<String> = logs
+        .iter()
+        .map(|log| format!("{:.3}", (log / f64::from(cases)).exp()))
+        .collect();
+    println!(
+        "geometric mean of PAT / ours over {cases} cases with prefixes: {}",
+        means.join(" ")
+    );
+}
