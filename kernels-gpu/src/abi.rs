@@ -343,3 +343,29 @@ pub struct PrefillParams {
     /// Zero.
     pub reserved: u32,
 }
+
+/// What a prefill kernel works on that gathers keys and values row by row.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct GatherPrefillParams {
+    /// Everything that is not particular to this kernel; `rows`, `merges`, `arrivals` and the strides of
+    /// the pools are unused. Its units are items × query heads / `pack` × `cuts`.
+    pub attention: AttentionParams,
+    /// Strides of the key pool in vectors of 16 bytes; the pool has fewer than 2³² of them.
+    pub k_vectors: KvStrides,
+    /// Strides of the value pool, likewise.
+    pub v_vectors: KvStrides,
+    /// By tokens in a page.
+    pub page_size: Divisor,
+    /// By neighbouring query heads of one KV head that share a tile: row `r` is token `r / pack`, head
+    /// `r % pack`. It divides the group.
+    pub pack: Divisor,
+    /// By tiles that an item is cut into: as many as the largest item needs.
+    pub cuts: Divisor,
+    /// By query heads / `pack`.
+    pub heads: Divisor,
+    /// By query heads of a KV head / `pack`.
+    pub heads_per_kv_head: Divisor,
+    /// Zero.
+    pub reserved: u32,
+}

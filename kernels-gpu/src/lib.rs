@@ -16,6 +16,9 @@ pub mod decode;
 pub mod divisor;
 pub mod math;
 pub mod merge;
+pub mod sm80;
 pub mod sm90;
+#[cfg(target_arch = "nvptx64")]
+mod softmax;
 pub mod state;
 pub mod variant;

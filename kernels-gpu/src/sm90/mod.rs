@@ -5,6 +5,4 @@ pub mod decode;
 pub mod prefill;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 mod ring;
-#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
-mod softmax;
 pub mod wide;

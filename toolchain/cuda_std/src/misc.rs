@@ -45,3 +45,17 @@ pub fn profiler_counter<const EVENT: u32>() {
     // SAFETY: counts only.
     unsafe { asm!("pmevent {};", const EVENT, options(nostack, nomem)) }
 }
+
+/// A value of which the compiler knows nothing from here on: what follows from it is computed here rather
+/// than kept in registers from outside a loop.
+///
+/// # PTX
+/// None.
+#[inline(always)]
+#[must_use]
+pub fn opaque(mut value: u32) -> u32 {
+    // Not `pure`: it must not be moved.
+    // SAFETY: no instruction.
+    unsafe { asm!("// {}", inout(reg32) value, options(nostack, nomem)) }
+    value
+}

@@ -8,15 +8,13 @@ use cuda_std::{
 };
 
 use super::{
-    super::{
-        ring::Ring,
-        softmax::{Rows, Visible, mask, transform},
-    },
+    super::ring::Ring,
     finish::finish_tile,
     tile::{Dtype, Shared, Tile},
 };
 use crate::{
     abi::PrefillParams,
+    softmax::{Rows, Visible, mask, transform},
     variant::{Pair, Variant},
 };
 

@@ -10,11 +10,11 @@ use cuda_std::{
     wgmma,
 };
 
-use super::{
-    super::softmax::Rows,
-    tile::{Dtype, Shared, Tile},
+use super::tile::{Dtype, Shared, Tile};
+use crate::{
+    abi::{DIRECT, PrefillParams},
+    softmax::Rows,
 };
-use crate::abi::{DIRECT, PrefillParams};
 
 const WARP: u32 = !0;
 

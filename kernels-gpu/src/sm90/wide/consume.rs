@@ -6,7 +6,6 @@ use super::{
     super::{
         prefill::{Dtype, queries_keys, uniform, weights_values},
         ring::Ring,
-        softmax::{Rows, Visible, mask, transform},
     },
     finish::Finish,
     shared::{Shared, Unit},
@@ -14,6 +13,7 @@ use super::{
 use crate::{
     abi::DecodeParams,
     decode::half::Half,
+    softmax::{Rows, Visible, mask, transform},
     variant::{Pair, Variant},
 };
 

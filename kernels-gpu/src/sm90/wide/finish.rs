@@ -9,12 +9,13 @@ use cuda_std::{
 };
 
 use super::{
-    super::{prefill::Dtype, softmax::Rows},
+    super::prefill::Dtype,
     shared::{Shared, Unit},
 };
 use crate::{
     abi::{DIRECT, DecodeParams, NO_MERGE},
     decode::{half::Half, results::Results},
+    softmax::Rows,
 };
 
 const WARP: u32 = warp::FULL_MASK;

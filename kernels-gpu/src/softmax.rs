@@ -1,8 +1,9 @@
-//! Online softmax on the accumulators of a wgmma: what one thread holds of 64 rows × `8 · KEYS / 8` keys.
+//! Online softmax on the accumulators of tensor cores: what one thread holds of a warp's 16 rows.
 //!
-//! Of an `m64nN` accumulator a thread holds two rows, `lane / 4` and 8 further down in its warp's 16, and
-//! in each the columns `8 j + 2 (lane % 4)` and the one after. Element `4 j + 2 h + e` of the array is row
-//! `h`, column `8 j + 2 (lane % 4) + e`. Four neighbouring lanes share a row.
+//! Of the accumulator of a wgmma, or of `m16n8`s side by side, a thread holds two rows, `lane / 4` and 8
+//! further down in its warp's 16, and in each the columns `8 j + 2 (lane % 4)` and the one after. Element
+//! `4 j + 2 h + e` of the array is row `h`, column `8 j + 2 (lane % 4) + e`. Four neighbouring lanes share
+//! a row.
 
 use cuda_std::{
     math::{ex2, fma},

@@ -1,0 +1,127 @@
+//! The two products of a warp: 32 rows against a block of keys, and their weights against its values.
+
+use cuda_std::{mma, prelude::*};
+
+use super::{WARP_ROWS, tile::Shared};
+use crate::{decode::half::Half, softmax::Rows};
+
+/// Blocks of 16 rows in a warp's 32.
+pub(super) const HALVES: usize = 2;
+
+/// Where a lane reads 16 × 16 elements by `ldmatrix`: offsets from the first row's slab.
+#[derive(Clone, Copy)]
+pub(super) struct Lane {
+    /// Matrices 1 and 3 hold the next 8 rows, 2 and 3 the next 8 columns: A of queries, B of values
+    /// (transposed).
+    rows_first: u32,
+    /// The other way round: B of keys.
+    columns_first: u32,
+}
+
+impl Lane {
+    #[inline(always)]
+    pub(super) fn new() -> Self {
+        let (matrix, row) = (warp::lane_id() / 8, warp::lane_id() % 8);
+        let offset = |down, right| (down * 8 + row) * 128 + (right ^ row) * 16;
+        Self {
+            rows_first: offset(matrix % 2, matrix / 2),
+            columns_first: offset(matrix / 2, matrix % 2),
+        }
+    }
+}
+
+/// Address of columns `16 · step ..` of rows `16 · block ..`.
+#[inline(always)]
+fn fragment(matrix: u32, slab: u32, lane: u32, block: u32, step: u32) -> u32 {
+    // The swizzle touches bits 4 to 6 only, and only they depend on the step in a slab.
+    ((matrix + lane) ^ (step % 4 * 32)) + step / 4 * slab + block * 2048
+}
+
+/// Four elements of an accumulator: an `m16n8`.
+#[inline(always)]
+unsafe fn part<const N: usize>(accumulator: &mut [f32; N], index: usize) -> &mut [f32; 4] {
+    // SAFETY: the caller stays within N / 4.
+    unsafe { &mut *accumulator.as_mut_ptr().add(4 * index).cast() }
+}
+
+/// S = Q·Kᵀ.
+#[inline(always)]
+pub(super) unsafe fn queries_keys<T: Half, const S: usize>(
+    logits: &mut [[f32; S]; HALVES],
+    s: Shared,
+    lane: Lane,
+    keys: u32,
+) {
+    let q = s.queries() + thread::thread_idx_x() / 32 * (WARP_ROWS * 128);
+    *logits = [[0.0; S]; HALVES];
+    let mut step = 0;
+    while step < s.shape.head_dim / 16 {
+        // SAFETY: whole warps; queries and keys have arrived.
+        unsafe {
+            let a = [0_u32, 1].map(|half| {
+                let slab = s.shape.query_slab();
+                mma::ldmatrix_x4(fragment(q, slab, lane.rows_first, half, step))
+            });
+            let mut block = 0;
+            while block < S / 8 {
+                let slab = s.shape.block_slab();
+                let at = fragment(keys, slab, lane.columns_first, block as u32, step);
+                let [b0, b1, b2, b3] = mma::ldmatrix_x4(at);
+                T::mma(part(&mut logits[0], 2 * block), a[0], [b0, b1]);
+                T::mma(part(&mut logits[1], 2 * block), a[1], [b0, b1]);
+                T::mma(part(&mut logits[0], 2 * block + 1), a[0], [b2, b3]);
+                T::mma(part(&mut logits[1], 2 * block + 1), a[1], [b2, b3]);
+                block += 1;
+            }
+        }
+        step += 1;
+    }
+}
+
+/// O += P·V, with P made of the logits, 16 keys at a time: their exponentials run beneath the products of
+/// the 16 before.
+#[inline(always)]
+pub(super) unsafe fn weights_values<T: Half, const S: usize, const O: usize>(
+    o: &mut [[f32; O]; HALVES],
+    logits: &[[f32; S]; HALVES],
+    rows: &mut [Rows; HALVES],
+    scale: f32,
+    s: Shared,
+    lane: Lane,
+    values: u32,
+) {
+    let mut weigh = |step: usize| {
+        let mut weights = [[0; 4]; HALVES];
+        let mut half = 0;
+        while half < HALVES {
+            // SAFETY: `step < S / 8`.
+            let slice: &[f32; 8] = unsafe { &*logits[half].as_ptr().add(8 * step).cast() };
+            rows[half].weigh(slice, scale, &mut weights[half], T::pack);
+            half += 1;
+        }
+        weights
+    };
+    let mut next = weigh(0);
+    let mut step = 0;
+    while step < S / 8 {
+        let weights = next;
+        if step + 1 < S / 8 {
+            next = weigh(step + 1);
+        }
+        let mut columns = 0;
+        while columns < O / 8 {
+            let slab = s.shape.block_slab();
+            let at = fragment(values, slab, lane.rows_first, step as u32, columns as u32);
+            // SAFETY: whole warps; the values have arrived.
+            unsafe {
+                let [b0, b1, b2, b3] = mma::ldmatrix_x4_trans(at);
+                T::mma(part(&mut o[0], 2 * columns), weights[0], [b0, b1]);
+                T::mma(part(&mut o[1], 2 * columns), weights[1], [b0, b1]);
+                T::mma(part(&mut o[0], 2 * columns + 1), weights[0], [b2, b3]);
+                T::mma(part(&mut o[1], 2 * columns + 1), weights[1], [b2, b3]);
+            }
+            columns += 1;
+        }
+        step += 1;
+    }
+}
