@@ -9,7 +9,7 @@ use common::{
 use half::{bf16, f16};
 use proptest::prelude::*;
 use tandem_attn::{
-    exec::gpu::{Gpu, KvPool, PartialStates, PrefillCall},
+    exec::gpu::{Family, Gpu, KvPool, PartialStates, PrefillCall},
     plan::{DeviceDescription, Kernel, Plan, PlanOptions, Planner, QueryStep},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     tensor::Element,
@@ -28,6 +28,8 @@ struct Case {
     layout: KvLayout,
     page_size: u32,
     packed: bool,
+    /// The kernels of Ampere, whatever the GPU.
+    ampere: bool,
     /// Queries, and keys before them.
     requests: Vec<(u32, u32)>,
     /// Keys after which a plan cuts items; none for the planner's own choice.
@@ -60,8 +62,13 @@ fn case() -> impl Strategy<Value = Case> {
         ),
         prop::option::weighted(0.3, 0..200_u32),
         prop_oneof![Just(KvLayout::Nhd), Just(KvLayout::Hnd)],
-        prop_oneof![3 => Just(16_u32), 2 => (1..17_u32).prop_map(|eighth| eighth * 8)],
-        any::<bool>(),
+        prop_oneof![
+            3 => Just(16_u32),
+            2 => (1..17_u32).prop_map(|eighth| eighth * 8),
+            2 => 1..8_u32,
+            1 => 1..129_u32,
+        ],
+        (any::<bool>(), any::<bool>()),
         prop::collection::vec((length(330), length(600)), 1..5),
         (prop_oneof![Just(1_u32), Just(8), Just(132)], any::<u64>()),
     )
@@ -73,7 +80,7 @@ fn case() -> impl Strategy<Value = Case> {
                 window,
                 layout,
                 page_size,
-                packed,
+                (packed, ampere),
                 requests,
                 (sms, seed),
             )| Case {
@@ -89,6 +96,7 @@ fn case() -> impl Strategy<Value = Case> {
                 layout,
                 page_size,
                 packed,
+                ampere,
                 requests,
                 sms,
                 seed,
@@ -163,6 +171,7 @@ fn run(
     layout: KvLayout,
     pool_pages: u32,
     q: &Memory,
+    ampere: bool,
 ) -> (Vec<u8>, Vec<f32>) {
     let spec = &plan.spec;
     let (tokens, heads, dim) = (
@@ -215,7 +224,14 @@ fn run(
             ticket: ticket.array(),
         };
         // SAFETY: everything is as the plan says and outlives the wait below.
-        unsafe { gpu.prefill(&call, stream.0) }.expect("the call is right");
+        let queued = unsafe {
+            if ampere {
+                gpu.prefill_on(Family::Sm80, &call, stream.0)
+            } else {
+                gpu.prefill(&call, stream.0)
+            }
+        };
+        queued.expect("the call is right");
         kept.push(items);
     }
     if !plan.merges.is_empty() {
@@ -258,8 +274,24 @@ fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
     queries.resize(queries.len().max(8), T::zeroed());
     let q = Memory::new(&queries);
     let pool_pages = batch.parts[0].table.pool_pages;
-    let (out, lse) = run(gpu, &plan, (&k, &v), case.layout, pool_pages, &q);
-    let again = run(gpu, &plan, (&k, &v), case.layout, pool_pages, &q);
+    let (out, lse) = run(
+        gpu,
+        &plan,
+        (&k, &v),
+        case.layout,
+        pool_pages,
+        &q,
+        case.ampere,
+    );
+    let again = run(
+        gpu,
+        &plan,
+        (&k, &v),
+        case.layout,
+        pool_pages,
+        &q,
+        case.ampere,
+    );
     prop_assert!(
         out == again.0
             && lse
@@ -328,10 +360,6 @@ fn random_batches_match_the_reference() {
     let Some(gpu) = gpu("random_batches_match_the_reference") else {
         return;
     };
-    if gpu.compute_capability().0 < 9 {
-        eprintln!("skipped: random_batches_match_the_reference: no Hopper GPU");
-        return;
-    }
     proptest!(cases(256), |(case in case())| {
         if case.f16 {
             check::<f16>(gpu, &case)?;
@@ -373,4 +401,50 @@ fn what_no_kernel_was_made_for_is_said() {
     // SAFETY: nothing is launched.
     let error = unsafe { gpu.prefill(&call, std::ptr::null_mut()) }.unwrap_err();
     assert!(error.to_string().contains("head dimension 96"), "{error}");
+}
+
+/// Which kernels run, by page size and tile.
+#[test]
+fn the_family_follows_the_pages() {
+    let Some(gpu) = gpu("the_family_follows_the_pages") else {
+        return;
+    };
+    let best = if gpu.compute_capability().0 == 9 {
+        Family::Sm90
+    } else {
+        Family::Sm80
+    };
+    let memory = Memory::of_bytes(1 << 16);
+    let spec = Spec::new(8, 2, 128);
+    let q = memory.tensor(Dtype::BF16, [4, 8, 128]);
+    for (page_size, m, family) in [
+        (16, 128, best),
+        (8, 192, best),
+        (128, 128, best),
+        (16, 64, Family::Sm80),
+        (1, 128, Family::Sm80),
+        (12, 128, Family::Sm80),
+        (127, 192, Family::Sm80),
+    ] {
+        let address = memory.address();
+        let pool = KvPool::new(&spec, KvLayout::Nhd, page_size, 1, address, address);
+        let call = PrefillCall {
+            spec: &spec,
+            tile: tandem_attn::plan::Tile { m, n: 128 },
+            pack: 1,
+            items: memory.array(),
+            page_ids: memory.array(),
+            q: &q,
+            pool: &pool,
+            out: &q,
+            lse: None,
+            partials: None,
+            ticket: memory.array(),
+        };
+        assert_eq!(
+            gpu.prefill_family(&call),
+            family,
+            "pages of {page_size}, {m} rows"
+        );
+    }
 }

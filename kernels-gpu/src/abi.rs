@@ -366,6 +366,6 @@ pub struct GatherPrefillParams {
     pub heads: Divisor,
     /// By query heads of a KV head / `pack`.
     pub heads_per_kv_head: Divisor,
-    /// Zero.
-    pub reserved: u32,
+    /// Query tokens of a tile: its rows / `pack`.
+    pub tile_tokens: u32,
 }

@@ -71,6 +71,12 @@ unsafe extern "C" {
     pub fn cuCtxGetCurrent(context: *mut CUcontext) -> Code;
     pub fn cuCtxSetCurrent(context: CUcontext) -> Code;
     pub fn cuCtxSynchronize() -> Code;
+    pub fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        blocks: *mut c_int,
+        function: CUfunction,
+        threads: c_int,
+        shared: usize,
+    ) -> Code;
     pub fn cuModuleLoadDataEx(
         module: *mut CUmodule,
         image: *const c_void,

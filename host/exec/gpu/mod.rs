@@ -26,6 +26,7 @@ mod launch;
 mod merge;
 mod module;
 mod prefill;
+mod prefill_gather;
 mod tensor;
 mod tensor_map;
 
@@ -46,12 +47,23 @@ use crate::Error;
 use driver::{Code, device_attribute};
 use module::Modules;
 
+/// A family of kernels, by the architecture that brought its instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Family {
+    /// `mma.sync`, `ldmatrix` and `cp.async`: on every GPU from Ampere on, with pages of any size.
+    Sm80,
+    /// `wgmma` and the tensor memory accelerator: on Hopper.
+    Sm90,
+}
+
 /// A GPU with the kernels loaded. Make one for each device and keep it; threads may share it.
 pub struct Gpu {
     merge: merge::Kernels,
     append: append::Kernels,
     decode: decode::Kernels,
     prefill: prefill::Kernels,
+    prefill_gather: prefill_gather::Kernels,
     modules: Modules,
     // Behind the modules: it is released after them.
     context: Context,
@@ -113,6 +125,7 @@ impl Gpu {
             append: append::Kernels::load(&modules, max_shared)?,
             decode: decode::Kernels::load(&modules, max_shared)?,
             prefill: prefill::Kernels::load(&modules, max_shared)?,
+            prefill_gather: prefill_gather::Kernels::load(&modules, max_shared)?,
             modules,
             context,
             name,

@@ -8,7 +8,7 @@ use std::{
 use super::driver::{
     self, CUcontext, CUfunction, CUmodule, Code, Current, cuCtxSynchronize, cuFuncGetAttribute,
     cuFuncSetAttribute, cuModuleGetFunction, cuModuleLoadDataEx, cuModuleUnload,
-    function_attribute, jit_option,
+    cuOccupancyMaxActiveBlocksPerMultiprocessor, function_attribute, jit_option,
 };
 use super::embedded::EmbeddedModule;
 use crate::Error;
@@ -280,6 +280,30 @@ impl Kernel {
             max_dynamic_shared,
             function,
         })
+    }
+}
+
+impl Modules {
+    /// Blocks of a launch that an SM holds at the same time.
+    pub(super) fn blocks_per_multiprocessor(
+        &self,
+        kernel: &Kernel,
+        threads: u32,
+        shared: u32,
+    ) -> Result<u32, Error> {
+        let _current = Current::enter(self.context)?;
+        let mut blocks = 0;
+        // SAFETY: writes one integer.
+        unsafe {
+            cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                &mut blocks,
+                kernel.function,
+                threads as c_int,
+                shared as usize,
+            )
+        }
+        .check("cuOccupancyMaxActiveBlocksPerMultiprocessor")?;
+        Ok(blocks.unsigned_abs())
     }
 }
 

@@ -1,4 +1,4 @@
-//! Prefill items on Hopper.
+//! Prefill items: which kernels run them, and those of Hopper.
 
 use kernels_gpu::{
     abi::{AttentionParams, KvStrides, PageCoordinates, PrefillParams, WorkItem},
@@ -6,7 +6,7 @@ use kernels_gpu::{
 };
 
 use super::{
-    CUstream, DeviceArray, DeviceTensor, Gpu, KvPool, PartialStates, Swizzle, TensorMap,
+    CUstream, DeviceArray, DeviceTensor, Family, Gpu, KvPool, PartialStates, Swizzle, TensorMap,
     launch::Launch,
     module::{Carveout, Kernel, Modules},
     tensor::VECTOR_BYTES,
@@ -23,7 +23,7 @@ use crate::{
 pub struct PrefillCall<'a> {
     /// The heads.
     pub spec: &'a Spec,
-    /// The group's tile: `m` rows are 128 or 192.
+    /// The group's tile: `m` rows are 128 or 192 ([`Family::Sm80`] cuts items of any size).
     pub tile: Tile,
     /// Query heads of a KV head that share a tile: a divisor of the group.
     pub pack: u32,
@@ -33,7 +33,7 @@ pub struct PrefillCall<'a> {
     pub page_ids: DeviceArray<u32>,
     /// `[tokens, q_heads, head_dim]`, any token stride that is a multiple of 8.
     pub q: &'a DeviceTensor<3>,
-    /// Keys and values; pages of a multiple of 8 tokens.
+    /// Keys and values; where pages are no multiple of 8 tokens, [`Family::Sm80`] runs.
     pub pool: &'a KvPool,
     /// `[tokens, q_heads, head_dim]` of the queries' type.
     pub out: &'a DeviceTensor<3>,
@@ -153,7 +153,7 @@ impl Gpu {
     /// Runs a group of contiguous items: direct ones are written to `out` and `lse`, the others to `partials`,
     /// for [`Gpu::merge_states`] after it.
     ///
-    /// Nothing is allocated and nothing waited for, so that the call can be captured in a graph.
+    /// Takes the family that [`Gpu::prefill_family`] says. Nothing is allocated and nothing waited for, so that the call can be captured in a graph.
     ///
     /// # Safety
     /// - All tensors and arrays are in this GPU's memory as described, and stay until the work on `stream`
@@ -166,6 +166,47 @@ impl Gpu {
     /// [`Error::NoInstance`] where no kernel was compiled for the call; a variant for each thing that can be
     /// wrong with a tensor, before anything is launched; [`Error::Driver`] if the launch fails.
     pub unsafe fn prefill(&self, call: &PrefillCall<'_>, stream: CUstream) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.prefill_on(self.prefill_family(call), call, stream) }
+    }
+
+    /// The kernels that suit a call best: [`Family::Sm90`] where they run and tensor maps can describe the
+    /// pool (pages of a multiple of 8 tokens), else [`Family::Sm80`], which takes pages of any size.
+    #[must_use]
+    pub fn prefill_family(&self, call: &PrefillCall<'_>) -> Family {
+        let pool = call.pool;
+        let maps = pool.k_strides.page_size.is_multiple_of(8)
+            && [&pool.k_strides, &pool.v_strides].map(|strides| in_maps(strides, call.spec))
+                == [true; 2];
+        if maps && self.prefill.find(call).is_ok() {
+            Family::Sm90
+        } else {
+            Family::Sm80
+        }
+    }
+
+    /// [`Gpu::prefill`] by the kernels of a family.
+    ///
+    /// # Safety
+    /// - As [`Gpu::prefill`]'s.
+    ///
+    /// # Errors
+    /// As [`Gpu::prefill`].
+    pub unsafe fn prefill_on(
+        &self,
+        family: Family,
+        call: &PrefillCall<'_>,
+        stream: CUstream,
+    ) -> Result<(), Error> {
+        match family {
+            // SAFETY: the caller's promise.
+            Family::Sm80 => unsafe { self.prefill_gathered(call, stream) },
+            // SAFETY: the caller's promise.
+            Family::Sm90 => unsafe { self.prefill_mapped(call, stream) },
+        }
+    }
+
+    unsafe fn prefill_mapped(&self, call: &PrefillCall<'_>, stream: CUstream) -> Result<(), Error> {
         let entry = self.prefill.find(call)?;
         if call.items.len == 0 {
             return Ok(());
@@ -185,8 +226,13 @@ const fn gcd(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// All checks; the parameters of the launch.
-fn parameters(call: &PrefillCall<'_>, shape: &Shape) -> Result<PrefillParams, Error> {
+/// Whether a tensor map can describe a pool: heads of a token side by side, or heads fill a page.
+fn in_maps(strides: &KvStrides, spec: &Spec) -> bool {
+    strides.head == spec.head_dim_qk || strides.page == spec.kv_heads * strides.head
+}
+
+/// All checks that do not depend on how keys are loaded.
+pub(super) fn check(call: &PrefillCall<'_>) -> Result<(), Error> {
     let PrefillCall {
         spec, q, pool, out, ..
     } = *call;
@@ -257,6 +303,43 @@ fn parameters(call: &PrefillCall<'_>, shape: &Shape) -> Result<PrefillParams, Er
         });
     }
 
+    Ok(())
+}
+
+/// What all prefill kernels take, for units of so many tiles per item and `pack` heads.
+pub(super) fn attention(call: &PrefillCall<'_>, cuts: u32) -> Result<AttentionParams, Error> {
+    let PrefillCall {
+        spec, q, pool, out, ..
+    } = *call;
+    let units = call.items.len as u64 * u64::from(spec.q_heads / call.pack) * u64::from(cuts);
+    Ok(AttentionParams {
+        q: q.address,
+        k: pool.k,
+        v: pool.v,
+        out: out.address,
+        lse: call.lse.map_or(0, |lse| lse.address),
+        items: call.items.address,
+        page_ids: call.page_ids.address,
+        partial_out: call.partials.map_or(0, |partials| partials.out.address),
+        partial_lse: call.partials.map_or(0, |partials| partials.lse.address),
+        ticket: call.ticket.address,
+        units: fits("items × query heads", units)?,
+        q_heads: spec.q_heads,
+        kv_heads: spec.kv_heads,
+        group: spec.group(),
+        k_strides: pool.k_strides,
+        v_strides: pool.v_strides,
+        q_token_stride: fits("the token stride of q", q.strides[0] as u64)?,
+        out_token_stride: fits("the token stride of out", out.strides[0] as u64)?,
+        variant: spec.variant_params(),
+        ..AttentionParams::default()
+    })
+}
+
+/// All checks; the parameters of the launch.
+fn parameters(call: &PrefillCall<'_>, shape: &Shape) -> Result<PrefillParams, Error> {
+    check(call)?;
+    let pool = call.pool;
     let box_tokens = gcd(gcd(pool.k_strides.page_size, shape.keys), 32);
     if !box_tokens.is_multiple_of(8) {
         return Err(Error::Extent {
@@ -276,33 +359,11 @@ fn parameters(call: &PrefillCall<'_>, shape: &Shape) -> Result<PrefillParams, Er
             rule: format!("{}, as in the k pool", pool.k_strides.head),
         });
     }
-    let units = call.items.len as u64 * u64::from(spec.q_heads / call.pack);
     Ok(PrefillParams {
         q_map: query_map(call, shape)?,
         k_map,
         v_map,
-        attention: AttentionParams {
-            q: q.address,
-            k: pool.k,
-            v: pool.v,
-            out: out.address,
-            lse: call.lse.map_or(0, |lse| lse.address),
-            items: call.items.address,
-            page_ids: call.page_ids.address,
-            partial_out: call.partials.map_or(0, |partials| partials.out.address),
-            partial_lse: call.partials.map_or(0, |partials| partials.lse.address),
-            ticket: call.ticket.address,
-            units: fits("items × query heads", units)?,
-            q_heads: spec.q_heads,
-            kv_heads: spec.kv_heads,
-            group: spec.group(),
-            k_strides: pool.k_strides,
-            v_strides: pool.v_strides,
-            q_token_stride: fits("the token stride of q", q.strides[0] as u64)?,
-            out_token_stride: fits("the token stride of out", out.strides[0] as u64)?,
-            variant: spec.variant_params(),
-            ..AttentionParams::default()
-        },
+        attention: attention(call, 1)?,
         pages,
         items: call.items.len as u32,
         pack: call.pack,
@@ -311,7 +372,7 @@ fn parameters(call: &PrefillCall<'_>, shape: &Shape) -> Result<PrefillParams, Er
     })
 }
 
-fn fits(what: &'static str, got: u64) -> Result<u32, Error> {
+pub(super) fn fits(what: &'static str, got: u64) -> Result<u32, Error> {
     let limit = u64::from(u32::MAX >> 1);
     match u32::try_from(got) {
         Ok(fitting) if got <= limit => Ok(fitting),
@@ -362,7 +423,7 @@ fn page_map(
             outside: call.pool.pages,
         };
         (coordinates, slabs * heads, call.pool.pages, strides.page)
-    } else if strides.page == heads * strides.head {
+    } else if in_maps(strides, spec) {
         let steps = fits(
             "pages × KV heads",
             u64::from(call.pool.pages) * u64::from(heads),

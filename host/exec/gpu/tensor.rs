@@ -144,7 +144,7 @@ impl<T> DeviceArray<T> {
     }
 }
 
-fn check_address(
+pub(super) fn check_address(
     tensor: &'static str,
     address: CUdeviceptr,
     is_empty: bool,

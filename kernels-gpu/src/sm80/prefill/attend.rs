@@ -30,10 +30,20 @@ pub(super) unsafe fn work<T: Half, V: Variant, const S: usize, const O: usize>(
     s: Shared,
 ) {
     let a = &p.attention;
-    let mut unit = thread::block_idx_x();
-    while unit < a.units {
-        // SAFETY: one thread asks, and those of the tile keep the next unit until all have read it.
-        unsafe {
+    // SAFETY: one thread asks for the next unit, the others read it behind a barrier.
+    unsafe {
+        let set_next = |unit| {
+            if thread::thread_idx_x() == 0 {
+                shared::store_u32(s.next(), unit);
+            }
+        };
+        set_next(thread::block_idx_x());
+        loop {
+            thread::sync_threads();
+            let unit = shared::load_u32(s.next());
+            if unit >= a.units {
+                break;
+            }
             attend::<T, V, S, O>(p, variant, s, unit, || {
                 if thread::thread_idx_x() == 0 {
                     let ticket = atomic::fetch_add::<Relaxed, Gpu, _>(a.ticket as *mut u32, 1);
@@ -44,8 +54,6 @@ pub(super) unsafe fn work<T: Half, V: Variant, const S: usize, const O: usize>(
                     shared::store_u32(s.next(), thread::grid_dim_x() + ticket);
                 }
             });
-            thread::sync_threads();
-            unit = shared::load_u32(s.next());
         }
     }
 }
@@ -105,8 +113,6 @@ pub(super) unsafe fn attend<T: Half, V: Variant, const S: usize, const O: usize>
     meanwhile: impl FnOnce(),
 ) {
     let lane = Lane::new();
-    let warp = thread::thread_idx_x() / 32;
-    let first_row = warp * WARP_ROWS;
     let keys = s.shape.keys as i32;
     let scale = if V::TRANSFORMS_LOGITS {
         1.0
@@ -119,13 +125,15 @@ pub(super) unsafe fn attend<T: Half, V: Variant, const S: usize, const O: usize>
     // other warps' at a barrier, before it is read, and all have read a block before it is written anew.
     unsafe {
         let tile = Tile::describe(p, variant, s.shape, unit);
+        let (_, warp) = gather::here();
         if thread::thread_idx_x() == 0 {
             tile.store(s.tile());
         }
         thread::sync_threads();
-        Seen::new(p, variant, &tile, first_row).store(s.seen(warp));
+        Seen::new(p, variant, &tile, warp * WARP_ROWS).store(s.seen(warp));
         let mut begin = tile.end as i32 - keys;
         let mut left = tile.blocks;
+        // Keys and values of the block at hand, and what is free.
         let mut ring = [s.ring(0), s.ring(1), s.ring(2)];
         let mut found = gather::look_up(p, s, begin);
         gather::queries(p, s, &tile);

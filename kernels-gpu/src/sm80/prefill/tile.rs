@@ -2,7 +2,7 @@
 
 use cuda_std::prelude::*;
 
-use super::{RING, Shape};
+use super::Shape;
 use crate::{
     abi::{DIRECT, GatherPrefillParams, WorkItem},
     variant::{Pair, Variant},
@@ -58,9 +58,8 @@ impl Tile {
                 ptr::load_nc_u32x2(at.add(6)),
             )
         };
-        let most = p.pack.div(shape.rows());
-        let before = cut * most;
-        let count = count.saturating_sub(before).min(most);
+        let before = cut * p.tile_tokens;
+        let count = count.saturating_sub(before).min(p.tile_tokens);
         let position = (position + before) as i32;
         let first = variant.visible_keys(position).0.max(kv_begin as i32);
         let last = variant.visible_keys(position + count as i32 - 1).1;
@@ -177,9 +176,9 @@ impl Shared {
     pub(super) fn queries(self) -> u32 {
         self.base
     }
+    /// A block of the ring.
     #[inline(always)]
     pub(super) fn ring(self, place: u32) -> u32 {
-        debug_assert!(place < RING);
         self.base + self.shape.ring_offset() + place * self.shape.block_bytes()
     }
     #[inline(always)]
