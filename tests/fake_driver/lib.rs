@@ -159,6 +159,17 @@ pub unsafe extern "C" fn cuFuncGetAttribute(value: *mut c_int, which: c_uint, _:
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+    blocks: *mut c_int,
+    _: *mut c_void,
+    _: c_int,
+    _: usize,
+) -> c_int {
+    unsafe { *blocks = 2 };
+    0
+}
+
+#[unsafe(no_mangle)]
 pub extern "C" fn cuFuncSetAttribute(_: *mut c_void, _: c_uint, _: c_int) -> c_int {
     0
 }

@@ -66,7 +66,6 @@ probes! {
     trap(n: u32) if n == 3 { misc::trap() } => "2* trap;";
     breakpoint() misc::breakpoint() => "brkpt;";
     profiler_counter() misc::profiler_counter::<5>() => "pmevent 5;";
-    opaque(x: u32) misc::opaque(x) => "// %r";
 
     smid() special::smid() => "%smid";
     nsmid() special::nsmid() => "%nsmid";
