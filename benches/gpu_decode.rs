@@ -1,6 +1,6 @@
 //! Decode on a GPU, from the planner's plans: PAT's prefix trees, and batches without prefixes.
 //!
-//! `cargo bench --features cuda --bench gpu_decode -- [pat] [batches] [modes] [stress]` prints the named tables.
+//! `cargo bench --features cuda --bench gpu_decode -- [pat [modes] [tree=1,2]] [batches [batch=16×1024,32/8]]` prints the named tables.
 //! Times are CUDA events around all launches of a step, behind a write that flushes L2 and hides the host;
 //! medians, configurations in turn. Pools hold random bits of finite numbers, pages are shuffled.
 
@@ -37,7 +37,8 @@ fn main() {
     let only = arguments.iter().find_map(|a| a.strip_prefix("tree="));
     let pool = Pool::random(if only.is_some() { 5 << 30 } else { 9 << 30 });
     if named("batches") {
-        batches(gpu, &timer, &pool);
+        let batch = arguments.iter().find_map(|a| a.strip_prefix("batch="));
+        batches(gpu, &timer, &pool, batch);
     }
     if named("pat") {
         pat(gpu, &timer, &pool, only, named("modes"));
@@ -87,7 +88,7 @@ fn zipf() -> Vec<u32> {
 const SERIAL: How = How { streams: false };
 const STREAMS: How = How { streams: true };
 
-fn batches(gpu: &tandem_attn::exec::gpu::Gpu, timer: &Timer, pool: &Pool) {
+fn batches(gpu: &tandem_attn::exec::gpu::Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
     let device = DeviceDescription::named("h200").expect("it is built in");
     println!(
         "\n{:<26} {:>6} {:>7} {:>9} {:>9} {:>9} {:>9} {:>8}",
@@ -106,6 +107,9 @@ fn batches(gpu: &tandem_attn::exec::gpu::Gpu, timer: &Timer, pool: &Pool) {
         ("1024 × 32, 32/8", vec![32; 1024], 32, 8),
         ("1024 × 32, 32/32", vec![32; 1024], 32, 32),
     ] {
+        if only.is_some_and(|only| only != name.replace(' ', "")) {
+            continue;
+        }
         let spec = spec(q_heads, kv_heads);
         let batch = shuffled(without_prefixes(&lens, 16), 1);
         let keys: u32 = lens.iter().sum();

@@ -74,10 +74,10 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                     break;
                 }
                 let slot = descriptor.slot;
-                let unit = shared::pointer_to::<Unit>(layout.unit(slot));
+                let unit = Unit::load(layout.unit(slot));
                 if descriptor.chunk < WARPS {
                     mbarrier::wait(layout.unit_full(slot), descriptor.parity);
-                    let head = (*unit).head * self.params.group;
+                    let head = unit.head * self.params.group;
                     rows.start(layout.queries(slot), self.lane, |row| {
                         let (token, in_group) = self.group.div_rem(row);
                         (self.row(slot, token), head + in_group)
@@ -90,8 +90,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                     first: descriptor.first,
                 };
                 let keys = Keys {
-                    begin: (*unit).begin,
-                    end: (*unit).end,
+                    begin: unit.begin,
+                    end: unit.end,
                 };
                 if descriptor.masked {
                     rows.attend::<T, V, true>(variant, self.lane, &offsets, chunk, keys);
@@ -105,13 +105,13 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                 if self.lane == 0 {
                     mbarrier::arrive(layout.stage_empty(place.index));
                 }
-                if descriptor.chunk + WARPS >= (*unit).chunks {
+                if descriptor.chunk + WARPS >= unit.chunks {
                     rows.finish();
                     mbarrier::wait(layout.state_free(self.warp), state_parity);
                     state_parity ^= 1;
                     self.store_state(&rows);
                     rows.clear();
-                    self.end_of_share::<T, ROW_BLOCKS, PER_LANE>(slot, unit, descriptor.chunk);
+                    self.end_of_share::<T, ROW_BLOCKS, PER_LANE>(descriptor, &unit);
                 }
                 place.advance(WARPS, layout.stages);
             }
@@ -132,7 +132,15 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
     #[inline(always)]
     unsafe fn row(&self, slot: u32, token: u32) -> QueryRow {
         // SAFETY: the caller's promise.
-        unsafe { *shared::pointer_to::<QueryRow>(self.layout.token(slot, token)) }
+        unsafe {
+            let [token, position, slot, merge] = shared::load_u32x4(self.layout.token(slot, token));
+            QueryRow {
+                token,
+                position: position as i32,
+                slot,
+                merge,
+            }
+        }
     }
 
     /// # Safety
@@ -170,57 +178,61 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
         }
     }
 
-    /// Counts the warp's state; the last warp of the unit combines all of them and writes the result.
+    /// Counts the warp's state. When all of the unit are there, its warps combine and write a part of the
+    /// rows each; the last of them merges. (None of them has anything else to do: the next chunk of each comes
+    /// after all of this unit.)
     ///
     /// # Safety
     /// The lanes come together; the state is stored.
     #[inline(always)]
     unsafe fn end_of_share<T: Half, const ROW_BLOCKS: usize, const PER_LANE: usize>(
         &self,
-        slot: u32,
-        unit: *mut Unit,
-        chunk: u32,
+        descriptor: Descriptor,
+        unit: &Unit,
     ) {
         let layout = &self.layout;
+        let Descriptor {
+            slot,
+            parity,
+            chunk,
+            ..
+        } = descriptor;
+        let Unit {
+            head,
+            tokens,
+            chunks,
+            ..
+        } = *unit;
+        // The unit's last chunks went to one warp each.
+        let shares = chunks.min(WARPS);
+        let share = chunk - (chunks - shares);
+        let first = self.wrap(self.warp + WARPS - share);
         // SAFETY: the slot stays filled until its barrier is arrived at, below.
         unsafe {
-            let Unit {
-                head,
-                tokens,
-                chunks,
-                ..
-            } = *unit;
-            let shares = chunks.min(WARPS);
-            if shares > 1 {
-                warp::sync_warp(ALL);
-                let mut before = 0;
-                if self.lane == 0 {
-                    let arrived = shared::address_of(&raw const (*unit).arrived);
-                    before = atomic::shared::fetch_add_u32(arrived, 1);
-                }
-                if warp::warp_shuffle_idx(ALL, before, 0, 32) + 1 != shares {
-                    return;
-                }
-            }
             warp::sync_warp(ALL);
-            // The unit's last chunks went to one warp each, of which this is not the first.
-            let first = self.wrap(self.warp + WARPS - (chunk - (chunks - shares)));
+            if shares > 1 {
+                if self.count(slot, Unit::STATED) == shares && self.lane == 0 {
+                    mbarrier::arrive(layout.unit_stated(slot));
+                }
+                mbarrier::wait(layout.unit_stated(slot), parity);
+            } else if self.lane == 0 {
+                mbarrier::arrive(layout.unit_stated(slot));
+            }
 
             let weights = self.weights::<ROW_BLOCKS>(first, shares);
-            let (results, group) = (self.results(), self.params.group);
-            let (mut row, mut token) = (0, 0);
-            while token < tokens {
+            let (results, group) = (self.results(), self.group.get());
+            let mut row = share;
+            while row < tokens * group {
+                let (token, in_group) = self.group.div_rem(row);
+                let state = self.combine::<ROW_BLOCKS, PER_LANE>(&weights, row, first, shares);
                 let info = self.row(slot, token);
-                let mut in_group = 0;
-                while in_group < group {
-                    let state = self.combine::<ROW_BLOCKS, PER_LANE>(&weights, row, first, shares);
-                    results.write::<T, PER_LANE>(info, head * group + in_group, state);
-                    in_group += 1;
-                    row += 1;
-                }
-                token += 1;
+                results.write::<T, PER_LANE>(info, head * group + in_group, state);
+                row += shares;
             }
             warp::sync_warp(ALL);
+            if shares > 1 && self.count(slot, Unit::DONE) != shares {
+                return;
+            }
             if self.lane < shares {
                 mbarrier::arrive(layout.state_free(self.wrap(first + self.lane)));
             }
@@ -230,6 +242,22 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
             if self.lane == 0 {
                 mbarrier::arrive(layout.unit_empty(slot));
             }
+        }
+    }
+
+    /// Adds one to a counter of a unit; the count, in all lanes.
+    ///
+    /// # Safety
+    /// The lanes come together; the slot is filled.
+    #[inline(always)]
+    unsafe fn count(&self, slot: u32, counter: u32) -> u32 {
+        let mut before = 0;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self.lane == 0 {
+                before = atomic::shared::fetch_add_u32(self.layout.unit(slot) + counter, 1);
+            }
+            warp::warp_shuffle_idx(ALL, before, 0, 32) + 1
         }
     }
 

@@ -13,8 +13,9 @@ pub const KEYS: u32 = 32;
 /// Bytes of a stage's barriers, full and empty.
 const PAIR: u32 = 16;
 
-/// Bytes of a slot's barriers: listed, full, ending and empty.
-const SLOT_BARRIERS: u32 = 32;
+/// Barriers of a slot: listed, full, ending, stated and empty; and their bytes.
+const BARRIERS: u32 = 5;
+const SLOT_BARRIERS: u32 = BARRIERS * 8;
 
 /// Page ids that a slot holds: those of the first pieces of the unit's keys.
 pub const IDS: u32 = 32;
@@ -166,10 +167,16 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Layout<DIM, ROWS, WARPS>
         self.unit_listed(slot) + 16
     }
 
+    /// Completes when all warps of the unit have stored their states.
+    #[inline(always)]
+    pub fn unit_stated(&self, slot: u32) -> u32 {
+        self.unit_listed(slot) + 24
+    }
+
     /// Completes when the unit is finished.
     #[inline(always)]
     pub fn unit_empty(&self, slot: u32) -> u32 {
-        self.unit_listed(slot) + 24
+        self.unit_listed(slot) + 32
     }
 
     /// Initialises all barriers, and the list of merges. One initialisation takes the hardware about 60
@@ -182,19 +189,15 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Layout<DIM, ROWS, WARPS>
         let warps = WARPS + producers;
         let mut barrier = thread::thread_idx_x() / 32 + thread::thread_idx_x() % 32 * warps;
         let stages = 2 * self.stages;
-        let units = stages + 4 * Self::UNITS;
+        let units = stages + BARRIERS * Self::UNITS;
         // SAFETY: the barriers lie one after the other; nobody knows them yet.
         unsafe {
             while barrier < units + WARPS {
-                let arrivals = if barrier < stages {
-                    // Full: keys and values. Empty: the consumer.
-                    2 - barrier % 2
-                } else if barrier < units && (barrier - stages).is_multiple_of(4) {
-                    // Listed: the copies of all lanes, and the scout itself.
-                    33
-                } else {
-                    1
-                };
+                let listed = barrier >= stages
+                    && barrier < units
+                    && (barrier - stages).is_multiple_of(BARRIERS);
+                // Listed: the copies of all lanes, and the scout itself.
+                let arrivals = if listed { 33 } else { 1 };
                 mbarrier::init(self.stage_full(0) + barrier * 8, arrivals);
                 barrier += warps * 32;
             }
@@ -225,7 +228,6 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Layout<DIM, ROWS, WARPS>
 }
 
 /// A unit: an item and a KV head.
-#[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Unit {
     /// The KV head.
@@ -238,8 +240,8 @@ pub struct Unit {
     pub end: u32,
     /// Chunks, at least one.
     pub chunks: u32,
-    /// Warps that stored their state.
-    pub arrived: u32,
+    /// Chunks of all units before.
+    pub sequence: u32,
     /// Smallest position among the query tokens.
     pub position: i32,
     /// First page of the table.
@@ -256,17 +258,65 @@ impl Unit {
         begin: 0,
         end: 0,
         chunks: 0,
-        arrived: 0,
+        sequence: 0,
         position: 0,
         table: 0,
         flags: 0,
     };
+
+    /// Offsets of two counters, zero when a unit is stored: warps that stored their state, and warps that
+    /// are done with the unit.
+    pub const STATED: u32 = 36;
+    /// See [`Self::STATED`].
+    pub const DONE: u32 = 40;
 
     /// Where the first chunk begins.
     #[inline(always)]
     #[must_use]
     pub const fn first_key(&self) -> u32 {
         self.begin & !(KEYS - 1)
+    }
+}
+
+#[cfg(target_arch = "nvptx64")]
+impl Unit {
+    /// # Safety
+    /// `address` is one of [`Layout::unit`]'s.
+    #[inline(always)]
+    pub unsafe fn store(self, address: u32) {
+        // SAFETY: 48 of the unit's bytes.
+        unsafe {
+            shared::store_u32x4(address, [self.head, self.tokens, self.begin, self.end]);
+            let position = self.position as u32;
+            shared::store_u32x4(
+                address + 16,
+                [self.chunks, self.sequence, position, self.table],
+            );
+            shared::store_u32x4(address + 32, [self.flags, 0, 0, 0]);
+        }
+    }
+
+    /// # Safety
+    /// `address` is one of [`Layout::unit`]'s.
+    #[inline(always)]
+    pub unsafe fn load(address: u32) -> Self {
+        // SAFETY: 48 of the unit's bytes.
+        unsafe {
+            let [head, tokens, begin, end] = shared::load_u32x4(address);
+            let [chunks, sequence, position, table] = shared::load_u32x4(address + 16);
+            let flags = shared::load_u32(address + 32);
+            Self {
+                head,
+                tokens,
+                begin,
+                end,
+                chunks,
+                sequence,
+                position: position as i32,
+                table,
+                flags,
+            }
+        }
     }
 }
 
@@ -343,11 +393,11 @@ impl Place {
         Self { index, parity: 0 }
     }
 
-    /// `steps` on in a ring of `length`.
+    /// `steps` on in a ring of `length`, at most once round.
     #[inline(always)]
     pub fn advance(&mut self, steps: u32, length: u32) {
         self.index += steps;
-        while self.index >= length {
+        if self.index >= length {
             self.index -= length;
             self.parity ^= 1;
         }

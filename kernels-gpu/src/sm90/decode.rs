@@ -2,8 +2,7 @@
 //!
 //! Three producer warps. The *scout* claims units and lists them, ahead of everybody, so that the latencies
 //! of ticket, item, rows and page ids are not those of the stream of keys. Two *loaders* follow the list and
-//! keep the ring full, one with keys, one with values and queries. The consumers are those of
-//! [`decode`](crate::decode).
+//! keep the ring full, each with every other chunk. The consumers are those of [`decode`](crate::decode).
 
 use cuda_std::{async_copy, mbarrier, param_address, prelude::*, tma};
 
@@ -37,7 +36,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scout<'_, DIM, ROWS, WAR
         let claims = Claims::new(a, p.run, thread::grid_dim_x());
         let mut slot = Place::first(0);
         let mut ending = Place::first(0);
-        let mut ahead = 0;
+        // Chunks listed, and those of them that are not yet on their way.
+        let (mut sequence, mut ahead) = (0, 0);
         unsafe {
             let mut first = thread::block_idx_x() * p.run;
             let mut length = claims.length(first);
@@ -49,13 +49,15 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scout<'_, DIM, ROWS, WAR
                 };
                 let mut unit = 0;
                 while unit < length {
-                    ahead += self.list(&headers.broadcast(unit), slot.index, slot.parity);
+                    let chunks = self.list(&headers.broadcast(unit), slot, sequence);
+                    sequence += chunks;
+                    ahead += chunks;
                     slot.advance(1, Layout::<DIM, ROWS, WARPS>::UNITS);
                     unit += 1;
                 }
                 while ahead + p.run > Layout::<DIM, ROWS, WARPS>::UNITS {
                     mbarrier::wait(self.layout.unit_ending(ending.index), ending.parity);
-                    ahead -= (*shared::pointer_to::<Unit>(self.layout.unit(ending.index))).chunks;
+                    ahead -= Unit::load(self.layout.unit(ending.index)).chunks;
                     ending.advance(1, Layout::<DIM, ROWS, WARPS>::UNITS);
                 }
                 first = warp::warp_shuffle_idx(ALL, claims.next(lane), 0, 32);
@@ -63,15 +65,16 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scout<'_, DIM, ROWS, WAR
             }
             mbarrier::wait(self.layout.unit_empty(slot.index), slot.parity ^ 1);
             if lane == 0 {
-                *shared::pointer_to::<Unit>(self.layout.unit(slot.index)) = Unit::NONE;
+                Unit::NONE.store(self.layout.unit(slot.index));
             }
             self.arrive(slot.index);
         }
     }
 
     #[inline(always)]
-    unsafe fn list(&self, header: &Header, slot: u32, parity: u32) -> u32 {
+    unsafe fn list(&self, header: &Header, slot: Place, sequence: u32) -> u32 {
         let (p, a, layout, lane) = (self.p, &self.p.attention, &self.layout, self.lane);
+        let (slot, parity) = (slot.index, slot.parity);
         let item = &header.item;
         unsafe {
             mbarrier::wait(layout.unit_empty(slot), parity ^ 1);
@@ -90,7 +93,14 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scout<'_, DIM, ROWS, WAR
                     async_copy::copy_cg(layout.token(slot, lane), row as *const u8);
                 } else {
                     let row = header.load_row(a, lane);
-                    *shared::pointer_to::<QueryRow>(layout.token(slot, lane)) = row;
+                    let QueryRow {
+                        token,
+                        position,
+                        slot: state,
+                        merge,
+                    } = row;
+                    let row = [token, position as u32, state, merge];
+                    shared::store_u32x4(layout.token(slot, lane), row);
                 }
             }
             let keys = if item.kv_end > item.kv_begin {
@@ -100,17 +110,18 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scout<'_, DIM, ROWS, WAR
             };
             let chunks = keys.div_ceil(KEYS);
             if lane == 0 {
-                *shared::pointer_to::<Unit>(layout.unit(slot)) = Unit {
+                Unit {
                     head: header.head,
                     tokens: item.rows,
                     begin: item.kv_begin,
                     end: item.kv_end,
                     chunks,
-                    arrived: 0,
+                    sequence,
                     position: item.position,
                     table: item.table,
                     flags: item.flags,
-                };
+                }
+                .store(layout.unit(slot));
             }
             self.arrive(slot);
             chunks
@@ -130,26 +141,36 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scout<'_, DIM, ROWS, WAR
     }
 }
 
-/// Brings keys, or values and queries: a warp cannot issue copies fast enough for both.
+/// Brings every other chunk, and the queries of units whose first chunk that is.
 struct Loader<'a, const DIM: u32, const ROWS: u32, const WARPS: u32> {
     p: &'a DecodeParams,
-    map: *const tma::TensorMap,
-    values: bool,
+    /// Of keys and values.
+    maps: *const tma::TensorMap,
+    /// Whether it brings the even chunks, or the odd ones.
+    odd: u32,
     layout: Layout<DIM, ROWS, WARPS>,
     lane: u32,
 }
 
 impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Loader<'_, DIM, ROWS, WARPS> {
-    /// Page id of piece `first_piece + lane` of the unit.
+    /// Page id of piece `piece` of the unit, if it is wanted: the first ones were listed.
     #[inline(always)]
-    unsafe fn page_id(&self, unit: &Unit, first_piece: u32) -> u32 {
+    unsafe fn page_id(&self, unit: &Unit, slot: u32, piece: u32, wanted: bool) -> u32 {
         let p = self.p;
-        let position = unit.first_key() + (first_piece + self.lane) * p.piece_tokens;
-        if position < unit.end {
+        if !wanted {
+            return 0;
+        }
+        // SAFETY: the unit is listed; its table has a page for each key.
+        unsafe {
+            if piece < IDS {
+                return shared::load_u32(self.layout.ids(slot) + piece * 4);
+            }
+            let position = unit.first_key() + piece * p.piece_tokens;
+            if position >= unit.end {
+                return 0;
+            }
             let page = unit.table + p.page_size.div(position);
-            unsafe { ptr::load_nc_u32((p.attention.page_ids + u64::from(page) * 4) as *const u32) }
-        } else {
-            0
+            ptr::load_nc_u32((p.attention.page_ids + u64::from(page) * 4) as *const u32)
         }
     }
 
@@ -174,110 +195,104 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Loader<'_, DIM, ROWS, WA
 
     #[inline(always)]
     unsafe fn run<V: Variant>(&self, variant: &V) {
-        let (p, layout, lane) = (self.p, &self.layout, self.lane);
+        let (p, layout, lane) = (self.p, self.layout, self.lane);
         let piece_bytes = p.piece_tokens * DIM * 2;
         let pieces_per_chunk = cuda_std::math::div_u32(KEYS, p.piece_tokens);
-        let (map, piece) = (self.map, lane);
-        let chunk_offset = if self.values {
-            Layout::<DIM, ROWS, WARPS>::CHUNK
-        } else {
-            0
-        };
-        let in_stage = chunk_offset + piece * piece_bytes;
+        // Half the lanes bring keys, half values, a piece each.
+        let (values, piece) = (lane / 16, lane % 16);
+        let has_piece = piece < pieces_per_chunk;
+        let map = unsafe { self.maps.add(values as usize) };
+        let in_stage = values * Layout::<DIM, ROWS, WARPS>::CHUNK + piece * piece_bytes;
         let (evict_first, evict_last) = (ptr::evict_first_policy(), ptr::evict_last_policy());
-        let mut stage = Place::first(0);
+        let windowed = p.attention.variant.window_left != i32::MAX;
+        let mut stage = Place::first(self.odd);
         let mut slot = Place::first(0);
         unsafe {
             loop {
                 mbarrier::wait(layout.unit_listed(slot.index), slot.parity);
-                let unit = *shared::pointer_to::<Unit>(layout.unit(slot.index));
+                let unit = Unit::load(layout.unit(slot.index));
                 if unit.tokens == 0 {
                     break;
                 }
-                let mut ids = shared::load_u32(layout.ids(slot.index) + lane * 4);
-                let mut ids_after = self.page_id(&unit, IDS);
-                if self.values {
-                    self.queries(&unit, slot.index);
-                }
-                let policy = if unit.flags & WorkItem::SHARED_KEYS != 0 {
-                    evict_last
-                } else {
-                    evict_first
-                };
-                let (_, high) = variant.visible_keys(unit.position);
-                let visible_end = if p.attention.variant.window_left != i32::MAX {
-                    0
-                } else {
-                    high.saturating_add(1).clamp(0, unit.end as i32) as u32
-                };
-                let empty = unit.begin >= unit.end;
-                let mut chunk = 0;
-                let mut in_ids = 0;
-                let mut first_piece = 0;
-                let mut first = unit.first_key();
-                while chunk < unit.chunks {
-                    if in_ids == IDS {
-                        in_ids = 0;
-                        first_piece += IDS;
-                        ids = ids_after;
-                        ids_after = self.page_id(&unit, first_piece + IDS);
+                let mut chunk = (unit.sequence ^ self.odd) & 1;
+                if chunk < unit.chunks {
+                    let id_of = |chunk: u32| {
+                        let piece = chunk * pieces_per_chunk + piece;
+                        self.page_id(&unit, slot.index, piece, has_piece)
+                    };
+                    let mut id = id_of(chunk);
+                    if chunk == 0 {
+                        self.queries(&unit, slot.index);
                     }
-                    let id = warp::warp_shuffle_idx(ALL, ids, in_ids + piece, 32);
-                    let position = first + piece * p.piece_tokens;
-                    let mine = piece < pieces_per_chunk
-                        && position < unit.end
-                        && position + p.piece_tokens > unit.begin
-                        && !empty;
-                    let loads = warp::warp_vote_ballot(ALL, mine).count_ones();
-                    let (_, in_page) = p.page_size.div_rem(position);
-                    let coordinates = [
-                        0,
-                        0,
-                        (unit.head * p.half_per_head) as i32,
-                        (in_page / 8) as i32,
-                        (id * p.page_per_page + unit.head * p.page_per_head) as i32,
-                    ];
-                    mbarrier::wait(layout.stage_empty(stage.index), stage.parity ^ 1);
-                    let full = layout.stage_full(stage.index);
-                    if lane == 0 && !self.values {
-                        Descriptor {
-                            slot: slot.index,
-                            parity: slot.parity,
-                            chunk,
-                            first,
-                            masked: first < unit.begin || first + KEYS > visible_end,
-                            exit: false,
+                    let policy = if unit.flags & WorkItem::SHARED_KEYS != 0 {
+                        evict_last
+                    } else {
+                        evict_first
+                    };
+                    let (_, high) = variant.visible_keys(unit.position);
+                    let visible_end = if windowed {
+                        0
+                    } else {
+                        high.saturating_add(1).clamp(0, unit.end as i32) as u32
+                    };
+                    // Where the chunk is that lets the scout claim more.
+                    let ending = unit.chunks.saturating_sub(AHEAD);
+                    let loads_any = has_piece && unit.begin < unit.end;
+                    while chunk < unit.chunks {
+                        let first = unit.first_key() + chunk * KEYS;
+                        let position = first + piece * p.piece_tokens;
+                        let mine = loads_any
+                            && position < unit.end
+                            && position + p.piece_tokens > unit.begin;
+                        let loads = warp::warp_vote_ballot(ALL, mine).count_ones();
+                        let (_, in_page) = p.page_size.div_rem(position);
+                        let coordinates = [
+                            0,
+                            0,
+                            (unit.head * p.half_per_head) as i32,
+                            (in_page / 8) as i32,
+                            (id * p.page_per_page + unit.head * p.page_per_head) as i32,
+                        ];
+                        mbarrier::wait(layout.stage_empty(stage.index), stage.parity ^ 1);
+                        let full = layout.stage_full(stage.index);
+                        if lane == 0 {
+                            Descriptor {
+                                slot: slot.index,
+                                parity: slot.parity,
+                                chunk,
+                                first,
+                                masked: first < unit.begin || first + KEYS > visible_end,
+                                exit: false,
+                            }
+                            .store(layout.descriptor(stage.index));
+                            mbarrier::arrive_expect_tx(full, loads * piece_bytes);
+                            if chunk == ending {
+                                mbarrier::arrive(layout.unit_ending(slot.index));
+                            }
                         }
-                        .store(layout.descriptor(stage.index));
-                    }
-                    if lane == 0 {
-                        mbarrier::arrive_expect_tx(full, loads * piece_bytes);
-                        if self.values && chunk == unit.chunks.saturating_sub(AHEAD) {
-                            mbarrier::arrive(layout.unit_ending(slot.index));
+                        if mine {
+                            let target = layout.stage(stage.index) + in_stage;
+                            tma::load_tensor_hint(target, map, coordinates, full, policy);
+                        }
+                        stage.advance(2, layout.stages);
+                        chunk += 2;
+                        if chunk < unit.chunks {
+                            id = id_of(chunk);
                         }
                     }
-                    if mine {
-                        let target = layout.stage(stage.index) + in_stage;
-                        tma::load_tensor_hint(target, map, coordinates, full, policy);
-                    }
-                    stage.advance(1, layout.stages);
-                    in_ids += pieces_per_chunk;
-                    first += KEYS;
-                    chunk += 1;
                 }
                 slot.advance(1, Layout::<DIM, ROWS, WARPS>::UNITS);
             }
+            const { assert!(WARPS.is_multiple_of(2)) };
             let mut warps = 0;
             while warps < WARPS {
                 mbarrier::wait(layout.stage_empty(stage.index), stage.parity ^ 1);
                 if lane == 0 {
-                    if !self.values {
-                        Descriptor::EXIT.store(layout.descriptor(stage.index));
-                    }
+                    Descriptor::EXIT.store(layout.descriptor(stage.index));
                     mbarrier::arrive(layout.stage_full(stage.index));
                 }
-                stage.advance(1, layout.stages);
-                warps += 1;
+                stage.advance(2, layout.stages);
+                warps += 2;
             }
         }
     }
@@ -321,12 +336,10 @@ unsafe fn decode<
         if warp_id == 0 {
             Scout { p, layout, lane }.run();
         } else if warp_id <= 2 {
-            let values = warp_id == 2;
-            let map = maps.add(values as usize);
             Loader {
                 p,
-                map,
-                values,
+                maps,
+                odd: warp_id - 1,
                 layout,
                 lane,
             }

@@ -164,6 +164,9 @@ pub(super) unsafe fn consume<
 
     unsafe {
         mbarrier::wait(s.queries_full(0), 0);
+        if shared::load_u32(s.unit(0)) == 0 {
+            return;
+        }
         let mut work = Work::open(variant, s, slots.stage, consumer);
         mbarrier::wait(s.keys_full(k.stage), k.parity);
         queries_keys::<T, S>(&mut logits, work.queries, s.keys(k.stage), DIM, slab);
