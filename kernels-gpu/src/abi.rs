@@ -329,19 +329,21 @@ pub struct PrefillParams {
     pub k_map: [u64; 16],
     /// The value pool, likewise.
     pub v_map: [u64; 16],
+    /// `out`, cut like `q`.
+    pub out_map: [u64; 16],
     /// Everything that is not particular to this kernel; `rows`, `merges` and `arrivals` are unused.
     pub attention: AttentionParams,
     /// Coordinates in `k_map` and `v_map`.
     pub pages: PageCoordinates,
     /// Items of the launch; units are items × query heads / `pack`.
     pub items: u32,
-    /// Neighbouring query heads of one KV head that share a tile: row `r` is token `r / pack`, head
-    /// `r % pack`. Divides the group.
-    pub pack: u32,
     /// Tokens in a box of `k_map`: divides the page and the tile's keys, a multiple of 8.
     pub box_tokens: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// By neighbouring query heads of one KV head that share a tile: row `r` is token `r / pack`, head
+    /// `r % pack`. Divides the group.
+    pub pack: Divisor,
+    /// By tokens in a page.
+    pub page_size: Divisor,
 }
 
 /// What a prefill kernel works on that gathers keys and values row by row.

@@ -2,6 +2,7 @@
 
 use kernels_gpu::{
     abi::{AttentionParams, KvStrides, PageCoordinates, PrefillParams, WorkItem},
+    divisor::Divisor,
     sm90::prefill::Shape,
 };
 
@@ -23,7 +24,8 @@ use crate::{
 pub struct PrefillCall<'a> {
     /// The heads.
     pub spec: &'a Spec,
-    /// The group's tile: `m` rows are 128 or 192 ([`Family::Sm80`] cuts items of any size).
+    /// The group's tile: `m` rows are 128 or 192, and `n` chooses where there are several: 128 × 80 at head
+    /// dimension 128 leaves room for a decode beside it. [`Family::Sm80`] cuts items of any size.
     pub tile: Tile,
     /// Query heads of a KV head that share a tile: a divisor of the group.
     pub pack: u32,
@@ -45,6 +47,23 @@ pub struct PrefillCall<'a> {
     pub ticket: DeviceArray<u32>,
 }
 
+const ENTRIES: [(&str, Shape); 14] = [
+    ("prefill_128x128_d128_bf16", Shape::D128),
+    ("prefill_128x128_d128_f16", Shape::D128),
+    ("prefill_128x96_d128_bf16_cap", Shape::D128_CAP),
+    ("prefill_128x96_d128_f16_cap", Shape::D128_CAP),
+    ("prefill_192x80_d128_bf16", Shape::D128_WIDE),
+    ("prefill_192x80_d128_f16", Shape::D128_WIDE),
+    ("prefill_128x80_d128_bf16_beside", Shape::D128_BESIDE),
+    ("prefill_128x80_d128_f16_beside", Shape::D128_BESIDE),
+    ("prefill_128x128_d64_bf16", Shape::D64),
+    ("prefill_128x128_d64_f16", Shape::D64),
+    ("prefill_128x128_d64_bf16_cap", Shape::D64),
+    ("prefill_128x128_d64_f16_cap", Shape::D64),
+    ("prefill_192x112_d64_bf16", Shape::D64_WIDE),
+    ("prefill_192x112_d64_f16", Shape::D64_WIDE),
+];
+
 /// What an entry was compiled for.
 struct Entry {
     shape: Shape,
@@ -58,57 +77,8 @@ pub(super) struct Kernels(Vec<Entry>);
 impl Kernels {
     /// None where the architecture has no such kernels.
     pub(super) fn load(modules: &Modules, max_shared: u32) -> Result<Self, Error> {
-        let entries = [
-            ("prefill_128x128_d128_bf16", Shape::D128, Dtype::BF16, false),
-            ("prefill_128x128_d128_f16", Shape::D128, Dtype::F16, false),
-            (
-                "prefill_128x96_d128_bf16_cap",
-                Shape::D128_CAP,
-                Dtype::BF16,
-                true,
-            ),
-            (
-                "prefill_128x96_d128_f16_cap",
-                Shape::D128_CAP,
-                Dtype::F16,
-                true,
-            ),
-            (
-                "prefill_192x80_d128_bf16",
-                Shape::D128_WIDE,
-                Dtype::BF16,
-                false,
-            ),
-            (
-                "prefill_192x80_d128_f16",
-                Shape::D128_WIDE,
-                Dtype::F16,
-                false,
-            ),
-            ("prefill_128x128_d64_bf16", Shape::D64, Dtype::BF16, false),
-            ("prefill_128x128_d64_f16", Shape::D64, Dtype::F16, false),
-            (
-                "prefill_128x128_d64_bf16_cap",
-                Shape::D64,
-                Dtype::BF16,
-                true,
-            ),
-            ("prefill_128x128_d64_f16_cap", Shape::D64, Dtype::F16, true),
-            (
-                "prefill_192x112_d64_bf16",
-                Shape::D64_WIDE,
-                Dtype::BF16,
-                false,
-            ),
-            (
-                "prefill_192x112_d64_f16",
-                Shape::D64_WIDE,
-                Dtype::F16,
-                false,
-            ),
-        ];
-        let mut loaded = Vec::with_capacity(entries.len());
-        for (name, shape, dtype, cap) in entries {
+        let mut loaded = Vec::with_capacity(ENTRIES.len());
+        for (name, shape) in ENTRIES {
             // All of an SM's memory for shared memory, so that a memory-bound kernel can run beside.
             let kernel = match modules.kernel(name, Carveout::Shared, max_shared) {
                 Ok(kernel) => kernel,
@@ -117,8 +87,12 @@ impl Kernels {
             };
             loaded.push(Entry {
                 shape,
-                dtype,
-                cap,
+                dtype: if name.contains("_bf16") {
+                    Dtype::BF16
+                } else {
+                    Dtype::F16
+                },
+                cap: name.contains("_cap"),
                 kernel,
             });
         }
@@ -127,14 +101,18 @@ impl Kernels {
 
     fn find(&self, call: &PrefillCall<'_>) -> Result<&Entry, Error> {
         let (head_dim, cap) = (call.spec.head_dim_qk, call.spec.variant.soft_cap.is_some());
-        self.0
-            .iter()
-            .find(|entry| {
-                entry.shape.rows() == call.tile.m
-                    && entry.shape.head_dim == head_dim
-                    && entry.dtype == call.q.dtype
-                    && entry.cap == cap
-            })
+        let fits = |entry: &&Entry| {
+            entry.shape.rows() == call.tile.m
+                && entry.shape.head_dim == head_dim
+                && entry.dtype == call.q.dtype
+                && entry.cap == cap
+        };
+        let mut fitting = self.0.iter().filter(fits);
+        // With these very blocks of keys if there is one; else as it runs best alone.
+        fitting
+            .clone()
+            .find(|entry| entry.shape.keys == call.tile.n)
+            .or_else(|| fitting.find(|entry| !entry.shape.beside))
             .ok_or_else(|| Error::NoInstance {
                 kernel: "prefill",
                 asked: format!(
@@ -360,15 +338,16 @@ fn parameters(call: &PrefillCall<'_>, shape: &Shape) -> Result<PrefillParams, Er
         });
     }
     Ok(PrefillParams {
-        q_map: query_map(call, shape)?,
+        q_map: query_map("q", call.q, call, shape)?,
         k_map,
         v_map,
+        out_map: query_map("out", call.out, call, shape)?,
         attention: attention(call, 1)?,
         pages,
         items: call.items.len as u32,
-        pack: call.pack,
         box_tokens,
-        reserved: 0,
+        pack: Divisor::new(call.pack),
+        page_size: Divisor::new(pool.k_strides.page_size),
     })
 }
 
@@ -380,22 +359,27 @@ pub(super) fn fits(what: &'static str, got: u64) -> Result<u32, Error> {
     }
 }
 
-/// 64 columns of the queries of a tile in a box: see [`PrefillParams::q_map`].
-fn query_map(call: &PrefillCall<'_>, shape: &Shape) -> Result<[u64; 16], Error> {
-    let (pack, q) = (u64::from(call.pack), call.q);
+/// 64 columns of the queries (or outputs) of a tile in a box: see [`PrefillParams::q_map`].
+fn query_map(
+    name: &'static str,
+    tensor: &DeviceTensor<3>,
+    call: &PrefillCall<'_>,
+    shape: &Shape,
+) -> Result<[u64; 16], Error> {
+    let pack = u64::from(call.pack);
     let head = u64::from(shape.head_dim) * 2;
     TensorMap {
-        name: "q",
-        address: q.address,
-        dtype: q.dtype,
+        name,
+        address: tensor.address,
+        dtype: tensor.dtype,
         dims: &[
             64,
             pack,
-            q.shape[0].max(1) as u64,
+            tensor.shape[0].max(1) as u64,
             u64::from(shape.head_dim / 64),
             u64::from(call.spec.q_heads) / pack,
         ],
-        strides: &[head, q.strides[0] as u64 * 2, 128, pack * head],
+        strides: &[head, tensor.strides[0] as u64 * 2, 128, pack * head],
         box_dims: &[64, call.pack, shape.rows() / call.pack, 1, 1],
         swizzle: Swizzle::Bytes128,
     }

@@ -61,6 +61,8 @@ pub struct LaunchBounds {
     pub max_threads: Option<u32>,
     /// Blocks that a multiprocessor must be able to hold: `.minnctapersm`.
     pub min_blocks: Option<u32>,
+    /// Registers of a thread at most: `.maxnreg`.
+    pub max_registers: Option<u32>,
     /// Blocks of a cluster along x: `.reqnctapercluster`, with which a plain launch makes clusters.
     pub cluster: Option<u32>,
     /// The first parameter begins with a tensor map, which the hardware wants at 64 bytes.
@@ -73,7 +75,7 @@ pub struct LaunchBounds {
 pub enum MarkerError {
     /// A word of the marker is unknown or its number cannot be read.
     #[error(
-        "kernel {entry}: cannot read `{word}` in its launch bounds; known are max_threads, min_blocks, cluster, tensor_maps, each with =number"
+        "kernel {entry}: cannot read `{word}` in its launch bounds; known are max_threads, min_blocks, max_registers, cluster, tensor_maps, each with =number"
     )]
     Word {
         /// The kernel.
@@ -114,8 +116,8 @@ pub enum MarkerError {
 /// // tandem.kernel prefill_sm90 max_threads=384 min_blocks=1 cluster=2 tensor_maps=1
 /// ```
 ///
-/// The first three become `.maxntid`, `.minnctapersm` and `.reqnctapercluster` after the parameter
-/// list. `tensor_maps` raises the alignment of the first parameter from 16 bytes, the most that rustc
+/// They become `.maxntid`, `.minnctapersm`, `.maxnreg` (from `max_registers`) and `.reqnctapercluster` after the
+/// parameter list. `tensor_maps` raises the alignment of the first parameter from 16 bytes, the most that rustc
 /// can express, to 64.
 ///
 /// # Errors
@@ -143,6 +145,7 @@ pub fn apply_markers(ptx: &str) -> Result<String, MarkerError> {
         };
         directive("maxntid", bounds.max_threads, ", 1, 1");
         directive("minnctapersm", bounds.min_blocks, "");
+        directive("maxnreg", bounds.max_registers, "");
         directive("reqnctapercluster", bounds.cluster, ", 1, 1");
     }
     amended.push_str(&ptx[copied..]);
@@ -175,6 +178,7 @@ pub fn launch_bounds(ptx: &str, entry: &Entry) -> Result<LaunchBounds, MarkerErr
             match key {
                 "max_threads" => bounds.max_threads = Some(value),
                 "min_blocks" => bounds.min_blocks = Some(value),
+                "max_registers" => bounds.max_registers = Some(value),
                 "cluster" => bounds.cluster = Some(value),
                 "tensor_maps" => bounds.tensor_maps = value != 0,
                 _ => return Err(unknown()),

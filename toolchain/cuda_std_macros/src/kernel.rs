@@ -28,6 +28,7 @@ impl syn::parse::Parse for Argument {
 struct Arguments {
     max_threads: Option<Expr>,
     min_blocks: Option<Expr>,
+    max_registers: Option<Expr>,
     cluster: Option<Expr>,
     tensor_maps: bool,
 }
@@ -41,6 +42,7 @@ impl Arguments {
             let slot = match name.to_string().as_str() {
                 "max_threads" => &mut arguments.max_threads,
                 "min_blocks" => &mut arguments.min_blocks,
+                "max_registers" => &mut arguments.max_registers,
                 "cluster" => &mut arguments.cluster,
                 "tensor_maps" => {
                     if let Some(value) = value {
@@ -55,7 +57,7 @@ impl Arguments {
                     return Err(Error::new(
                         name.span(),
                         "unknown argument of #[kernel]; there are `max_threads = …`, `min_blocks = …`, \
-                         `cluster = …` and `tensor_maps`",
+                         `max_registers = …`, `cluster = …` and `tensor_maps`",
                     ));
                 }
             };
@@ -73,6 +75,12 @@ impl Arguments {
                 "`min_blocks` needs `max_threads`: registers are shared out by threads",
             ));
         }
+        if let (Some(_), Some(max_registers)) = (&arguments.min_blocks, &arguments.max_registers) {
+            return Err(Error::new(
+                max_registers.span(),
+                "`max_registers` and `min_blocks` exclude each other: both limit the registers",
+            ));
+        }
         Ok(arguments)
     }
 
@@ -81,6 +89,7 @@ impl Arguments {
         let values: Vec<(&str, &Expr)> = [
             ("max_threads", &self.max_threads),
             ("min_blocks", &self.min_blocks),
+            ("max_registers", &self.max_registers),
             ("cluster", &self.cluster),
         ]
         .into_iter()
@@ -530,6 +539,11 @@ mod tests {
         assert_refused(quote!(tensor_maps, tensor_maps), kernel(), "given twice");
         assert_refused(quote!(tensor_maps = 1), kernel(), "takes no value");
         assert_refused(quote!(min_blocks = 2), kernel(), "needs `max_threads`");
+        assert_refused(
+            quote!(max_threads = 32, min_blocks = 2, max_registers = 128),
+            kernel(),
+            "exclude each other",
+        );
         assert_refused(
             quote!(tensor_maps),
             quote!(

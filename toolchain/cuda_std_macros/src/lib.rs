@@ -28,6 +28,8 @@ use proc_macro::TokenStream;
 /// - `max_threads`: most threads of a block; launches with more fail. The compiler may use
 ///   `65536 / (max_threads · min_blocks)` registers.
 /// - `min_blocks`: blocks that a multiprocessor must be able to hold; wants `max_threads`.
+/// - `max_registers`: most registers of a thread at launch, where `min_blocks` is too coarse: to leave room
+///   for another kernel's blocks.
 /// - `cluster`: blocks of a cluster along x; the grid must be a multiple of it.
 /// - `tensor_maps`: the first parameter is a struct by value (`repr(C)`, alignment 16) that begins with
 ///   tensor maps; it is placed at a multiple of 64 and found by `cuda_std::param_address!`.

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     abi::GatherPrefillParams,
     decode::half::Half,
-    softmax::{Rows, Visible, mask, transform},
+    softmax::{Rows, hide_after, hide_before, mask, transform},
     variant::Variant,
 };
 
@@ -224,11 +224,11 @@ unsafe fn finish_logits<V: Variant, const S: usize>(
             transform(&mut logits[half], variant, begin, at);
         }
         let seen = of.map(|row| tile.sees(p, variant, row));
-        let visible = Visible {
-            first: [seen[0].0, seen[1].0],
-            last: [seen[0].1, seen[1].1],
-        };
-        mask(&mut logits[half], variant, &visible, begin, at);
+        if V::MASKS {
+            mask(&mut logits[half], variant, begin, at);
+        }
+        hide_before(&mut logits[half], begin, [seen[0].0, seen[1].0]);
+        hide_after(&mut logits[half], begin, [seen[0].1, seen[1].1]);
         half += 1;
     }
 }

@@ -1,96 +1,23 @@
-//! The warpgroups that compute: products, masks and weights.
+//! The warpgroups that compute: masks, weights, and when which product is issued.
 
-use cuda_std::{
-    math::div_u32,
-    mbarrier,
-    prelude::*,
-    wgmma::{self, Descriptor, Swizzle},
-};
+use cuda_std::{mbarrier, prelude::*, wgmma};
 
 use super::{
-    super::ring::Ring,
+    super::{
+        products::{Dtype, queries_keys, weights_values},
+        ring::Ring,
+        uniform,
+    },
     finish::finish_tile,
-    tile::{Dtype, Shared, Tile},
+    tile::{Shared, Tile},
 };
 use crate::{
     abi::PrefillParams,
-    softmax::{Rows, Visible, mask, transform},
+    softmax::{Rows, hide_after, hide_before, mask, transform},
     variant::{Pair, Variant},
 };
 
 const WARP: u32 = !0;
-
-/// S = Q·Kᵀ of 64 rows and a block, issued. A slab of 64 columns of the queries is `slab_bytes`.
-#[inline(always)]
-pub(in crate::sm90) unsafe fn queries_keys<T: Dtype, const S: usize>(
-    s: &mut [f32; S],
-    queries: u32,
-    keys: u32,
-    head_dim: u32,
-    slab_bytes: u32,
-) where
-    [f32; S]: wgmma::Accumulator,
-{
-    let row_bytes = head_dim * 2;
-    // Both K-major in slabs of 64 columns: the slabs of a whole tile of queries follow each other,
-    // those of 8 keys do.
-    let q = Descriptor::new(queries, 16, 1024, Swizzle::B128);
-    let k = Descriptor::new(keys, 16, 8 * row_bytes, Swizzle::B128);
-    // SAFETY: the barriers of both operands completed; the accumulator is waited for.
-    unsafe {
-        wgmma::fence();
-        wgmma::mma_ss::<T, false, false, false, _>(s, q, k);
-        let mut step = 1;
-        while step < head_dim / 16 {
-            let (slab, inner) = (step / 4, step % 4 * 32);
-            wgmma::mma_ss::<T, true, false, false, _>(
-                s,
-                q.advance(slab * slab_bytes + inner),
-                k.advance(slab * 1024 + inner),
-            );
-            step += 1;
-        }
-        wgmma::commit_group();
-    }
-}
-
-/// O += P·V of 64 rows and a block, issued.
-#[inline(always)]
-pub(in crate::sm90) unsafe fn weights_values<T: Dtype, const O: usize, const P: usize>(
-    o: &mut [f32; O],
-    weights: &[u32; P],
-    values: u32,
-    head_dim: u32,
-) where
-    [f32; O]: wgmma::Accumulator,
-{
-    let row_bytes = head_dim * 2;
-    let v = Descriptor::new(values, 1024, 8 * row_bytes, Swizzle::B128);
-    // SAFETY: the barrier of the values completed; the accumulator is waited for before it and the
-    // weights are touched again.
-    unsafe {
-        wgmma::fence();
-        let mut step = 0;
-        while step < P / 4 {
-            let a = [
-                weights[4 * step],
-                weights[4 * step + 1],
-                weights[4 * step + 2],
-                weights[4 * step + 3],
-            ];
-            wgmma::mma_rs::<T, true, true, _>(o, a, v.advance(step as u32 * 16 * row_bytes));
-            step += 1;
-        }
-        wgmma::commit_group();
-    }
-}
-
-/// A value that is the same in all lanes, told to the compiler.
-#[inline(always)]
-pub(in crate::sm90) unsafe fn uniform(x: u32) -> u32 {
-    // SAFETY: the caller brings whole warps.
-    unsafe { warp::warp_shuffle_idx(WARP, x, 0, 32) }
-}
 
 /// What a consumer knows of its tile.
 struct Work {
@@ -107,7 +34,7 @@ struct Work {
 /// The first and the last key of the tile that a row sees.
 #[inline(always)]
 fn sees<V: Variant>(p: &PrefillParams, variant: &V, tile: &Tile, row: u32) -> (i32, i32) {
-    let position = tile.position + div_u32(row, p.pack) as i32;
+    let position = tile.position + p.pack.div(row) as i32;
     let (first, last) = variant.visible_keys(position);
     (
         first.max(tile.kv_begin as i32),
@@ -118,10 +45,10 @@ fn sees<V: Variant>(p: &PrefillParams, variant: &V, tile: &Tile, row: u32) -> (i
 /// Whose a row is; the key is left open.
 #[inline(always)]
 fn query(p: &PrefillParams, tile: &Tile, row: u32) -> Pair {
-    let token = div_u32(row, p.pack);
+    let (token, head) = p.pack.div_rem(row);
     Pair {
         token: tile.token + token,
-        head: tile.head + row - token * p.pack,
+        head: tile.head + head,
         position: tile.position + token as i32,
         key: 0,
     }
@@ -166,11 +93,17 @@ impl Work {
     }
 }
 
+/// Works through all tiles.
+///
+/// One step is one block of keys. Its Q·Kᵀ is issued together with P·V of the block before, whose weights
+/// are in registers; while the tensor cores do P·V, the block's own weights are computed beside them, so
+/// there are two sets. A tile's last P·V thus goes with the next tile's first Q·Kᵀ.
 #[inline(always)]
 pub(super) unsafe fn consume<
     T: Dtype,
     V: Variant,
     const STAGES: u32,
+    const VALUE_STAGES: u32,
     const S: usize,
     const P: usize,
     const O: usize,
@@ -195,12 +128,14 @@ pub(super) unsafe fn consume<
     };
     let keys = s.shape.keys as i32;
     let (dim, slab) = (s.shape.head_dim, s.shape.slab_bytes());
+    let two_weights = s.shape.two_weights();
 
     let mut tiles = Ring::<2>::CONSUMER;
     let mut k = Ring::<STAGES>::CONSUMER;
-    let mut v = Ring::<STAGES>::CONSUMER;
+    let mut v = Ring::<VALUE_STAGES>::CONSUMER;
     let mut logits = [0.0; S];
     let mut weights = [0; P];
+    let mut other_weights = [0; P];
     let mut o = [0.0; O];
     let mut rows = Rows::EMPTY;
 
@@ -211,12 +146,20 @@ pub(super) unsafe fn consume<
             }
         };
     }
+    // Conditions that all lanes agree on are put to a vote: the compiler does not know them to be
+    // uniform otherwise, nor what depends on them, and wgmma takes its descriptors from uniform
+    // registers.
+    macro_rules! all_agree {
+        ($condition:expr) => {
+            warp::warp_vote_any(WARP, $condition)
+        };
+    }
     // The next tile, and the keys of its blocks that these rows do not see.
     macro_rules! open {
         () => {{
             let work = Work::open(p, variant, s, tiles.stage, consumer);
             let mut skipped = work.skipped;
-            while skipped > 0 {
+            while all_agree!(skipped > 0) {
                 mbarrier::wait(s.keys_full(k.stage), k.parity);
                 release!(s.keys_free(k.stage));
                 k.advance();
@@ -227,7 +170,7 @@ pub(super) unsafe fn consume<
     }
     macro_rules! skip_values {
         ($work:ident) => {
-            while $work.skipped > 0 {
+            while all_agree!($work.skipped > 0) {
                 mbarrier::wait(s.values_full(v.stage), v.parity);
                 release!(s.values_free(v.stage));
                 v.advance();
@@ -238,24 +181,95 @@ pub(super) unsafe fn consume<
     // From accumulators to logits: the variant's and the mask.
     macro_rules! finish_logits {
         ($work:ident) => {
-            if V::TRANSFORMS_LOGITS {
-                let tile = Tile::load(s.tile(tiles.stage));
-                let of = rows_of_thread.map(|row| query(p, &tile, row));
-                transform(&mut logits, variant, $work.begin, of);
-            }
             let last = $work.begin + keys - 1;
-            if V::MASKS || last > $work.all_see.1 || $work.begin < $work.all_see.0 {
+            let after = last > $work.all_see.1;
+            let before = $work.begin < $work.all_see.0;
+            if V::TRANSFORMS_LOGITS || V::MASKS || after || before {
                 // Seldom: what the rows see is computed again rather than kept in registers.
                 let tile = Tile::load(s.tile(tiles.stage));
                 let of = rows_of_thread.map(|row| query(p, &tile, row));
+                if V::TRANSFORMS_LOGITS {
+                    transform(&mut logits, variant, $work.begin, of);
+                }
                 let seen = rows_of_thread.map(|row| sees(p, variant, &tile, row));
-                let visible = Visible {
-                    first: [seen[0].0, seen[1].0],
-                    last: [seen[0].1, seen[1].1],
-                };
-                mask(&mut logits, variant, &visible, $work.begin, of);
+                if V::MASKS {
+                    mask(&mut logits, variant, $work.begin, of);
+                }
+                if after {
+                    hide_after(&mut logits, $work.begin, [seen[0].1, seen[1].1]);
+                }
+                if before {
+                    hide_before(&mut logits, $work.begin, [seen[0].0, seen[1].0]);
+                }
             }
         };
+    }
+    // One block: `$now` are the weights of the block before, `$next` becomes those of this one.
+    macro_rules! step {
+        ($turn:ident, $work:ident, $now:ident, $next:ident) => {{
+            if $turn {
+                tiles.advance();
+                mbarrier::wait(s.queries_full(tiles.stage), tiles.parity);
+                if shared::load_u32(s.tile(tiles.stage) + 8) == 0 {
+                    break $now;
+                }
+                $work = open!();
+            }
+            let values = uniform(s.values(v.stage));
+            mbarrier::wait(s.keys_full(k.stage), k.parity);
+            queries_keys::<T, S>(&mut logits, $work.queries, s.keys(k.stage), dim, slab);
+            mbarrier::wait(s.values_full(v.stage), v.parity);
+            weights_values::<T, O, P>(&mut o, &$now, values, dim);
+            wgmma::wait_group::<1>();
+            wgmma::fence_operand(&mut logits);
+            release!(s.keys_free(k.stage));
+            k.advance();
+            finish_logits!($work);
+            $work.left -= 1;
+            $work.begin -= keys;
+            let last_of_tile = all_agree!($work.left == 0);
+
+            // Weights against the references that there are; whether those still do shows in the sums.
+            // A tile's first block has none. The vote also keeps the wait for P·V behind the weights:
+            // ptxas waits as early as it can, but not before a branch.
+            if !two_weights {
+                wgmma::wait_group::<0>();
+                wgmma::fence_operand(&mut o);
+                wgmma::fence_operand(&mut $now);
+            }
+            let mut sums = [f32::INFINITY; 4];
+            let mut good = false;
+            if !$turn {
+                sums = rows.guess(&logits, scale, &mut $next, T::pack);
+                good = !warp::warp_vote_any(WARP, Rows::outgrown(&sums));
+            }
+            if two_weights {
+                wgmma::wait_group::<0>();
+                wgmma::fence_operand(&mut o);
+                wgmma::fence_operand(&mut $now);
+            }
+            release!(s.values_free(v.stage));
+            v.advance();
+            if !good {
+                if $turn {
+                    finish_tile::<T, O>(p, s, tiles.stage ^ 1, &o, &rows, scale, first_row);
+                    o = [0.0; O];
+                    rows = Rows::EMPTY;
+                    skip_values!($work);
+                }
+                let factors = rows.renew(&logits, &sums, scale);
+                if !$turn {
+                    let mut i = 0;
+                    while i < O {
+                        o[i] *= factors[i / 2 % 2];
+                        i += 1;
+                    }
+                }
+                sums = rows.weigh_seen(&logits, scale, &mut $next, T::pack);
+            }
+            rows.add(&sums);
+            $turn = last_of_tile;
+        }};
     }
 
     unsafe {
@@ -268,60 +282,25 @@ pub(super) unsafe fn consume<
         release!(s.keys_free(k.stage));
         k.advance();
         finish_logits!(work);
-        rows.rescale(&logits, scale);
-        rows.weigh(&logits, scale, &mut weights, T::pack);
+        rows.renew(&logits, &[f32::INFINITY; 4], scale);
+        let sums = rows.weigh_seen(&logits, scale, &mut weights, T::pack);
+        rows.add(&sums);
         skip_values!(work);
-        loop {
-            work.left -= 1;
-            work.begin -= keys;
-            // The last block's P·V is still to be done: it goes with the next tile's first Q·Kᵀ.
-            let turn = work.left == 0;
-            let done = tiles.stage;
-            if turn {
-                tiles.advance();
-                mbarrier::wait(s.queries_full(tiles.stage), tiles.parity);
-                if shared::load_u32(s.tile(tiles.stage) + 8) == 0 {
-                    break;
-                }
-                work = open!();
+        work.left -= 1;
+        work.begin -= keys;
+        let mut turn = all_agree!(work.left == 0);
+        let last = if two_weights {
+            loop {
+                step!(turn, work, weights, other_weights);
+                step!(turn, work, other_weights, weights);
             }
-            let values = uniform(s.values(v.stage));
-            mbarrier::wait(s.keys_full(k.stage), k.parity);
-            queries_keys::<T, S>(&mut logits, work.queries, s.keys(k.stage), dim, slab);
-            mbarrier::wait(s.values_full(v.stage), v.parity);
-            weights_values::<T, O, P>(&mut o, &weights, values, dim);
-            wgmma::wait_group::<1>();
-            wgmma::fence_operand(&mut logits);
-            release!(s.keys_free(k.stage));
-            k.advance();
-            finish_logits!(work);
-            let ended = rows;
-            if turn {
-                rows = Rows::EMPTY;
+        } else {
+            loop {
+                step!(turn, work, weights, weights);
             }
-            // P·V runs beneath the maxima; by the time they are known it is done, the weights'
-            // registers are free, and the exponentials run beneath the other consumers' products.
-            let (grew, factors) = rows.rescale(&logits, scale);
-            wgmma::wait_group::<0>();
-            wgmma::fence_operand(&mut o);
-            wgmma::fence_operand(&mut weights);
-            release!(s.values_free(v.stage));
-            v.advance();
-            if turn {
-                finish_tile::<T, O>(p, s, done, &o, &ended, scale, first_row);
-                o = [0.0; O];
-                skip_values!(work);
-            } else if grew {
-                let mut i = 0;
-                while i < O {
-                    o[i] *= factors[i / 2 % 2];
-                    i += 1;
-                }
-            }
-            rows.weigh(&logits, scale, &mut weights, T::pack);
-        }
+        };
         mbarrier::wait(s.values_full(v.stage), v.parity);
-        weights_values::<T, O, P>(&mut o, &weights, s.values(v.stage), dim);
+        weights_values::<T, O, P>(&mut o, &last, s.values(v.stage), dim);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut o);
         finish_tile::<T, O>(p, s, tiles.stage ^ 1, &o, &rows, scale, first_row);

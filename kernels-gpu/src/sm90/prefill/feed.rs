@@ -28,7 +28,7 @@ unsafe fn describe<V: Variant>(p: &PrefillParams, variant: &V, unit: u32, keys: 
     let a = &p.attention;
     // All heads of an item before the next one: neighbours read the same pages at the same time, and
     // the longest items of the whole launch come first.
-    let per_kv_head = div_u32(a.group, p.pack);
+    let per_kv_head = p.pack.div(a.group);
     let heads = a.kv_heads * per_kv_head;
     let item = div_u32(unit, heads);
     let head = unit - item * heads;
@@ -54,8 +54,8 @@ unsafe fn describe<V: Variant>(p: &PrefillParams, variant: &V, unit: u32, keys: 
     Tile {
         token,
         slot,
-        rows: count * p.pack,
-        head: kv_head * a.group + in_group * p.pack,
+        rows: count * p.pack.get(),
+        head: kv_head * a.group + in_group * p.pack.get(),
         kv_head,
         position,
         kv_begin,
@@ -77,7 +77,7 @@ pub(super) unsafe fn schedule<V: Variant>(
 ) {
     let a = &p.attention;
     let slabs = s.shape.head_dim / 64;
-    let tokens = div_u32(s.shape.rows(), p.pack);
+    let tokens = p.pack.div(s.shape.rows());
     let ctas = thread::grid_dim_x();
     let mut unit = thread::block_idx_x();
     let mut ring = Ring::<2>::PRODUCER;
@@ -99,11 +99,11 @@ pub(super) unsafe fn schedule<V: Variant>(
                 mbarrier::arrive(full);
                 return;
             }
-            mbarrier::arrive_expect_tx(full, slabs * 128 * p.pack * tokens);
+            mbarrier::arrive_expect_tx(full, slabs * 128 * p.pack.get() * tokens);
             let mut slab = 0;
             while slab < slabs {
                 let target = s.queries(ring.stage) + slab * s.shape.slab_bytes();
-                let head = div_u32(tile.head, p.pack) as i32;
+                let head = p.pack.div(tile.head) as i32;
                 let corner = [0, 0, tile.token as i32, slab as i32, head];
                 tma::load_tensor(target, maps, corner, full);
                 slab += 1;
@@ -131,7 +131,6 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
     let lane = warp::lane_id();
     let (keys, row_bytes) = (s.shape.keys, s.shape.head_dim * 2);
     let mine = lane < div_u32(keys, p.box_tokens);
-    let page_size = a.k_strides.page_size;
     let mut tiles = Ring::<2>::CONSUMER;
     let mut blocks = Ring::<STAGES>::PRODUCER;
     let mut tail_parity = 0;
@@ -159,11 +158,11 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
             let at = begin + (lane * p.box_tokens) as i32;
             let mut corner = [0, 0, 0, 0, p.pages.outside as i32];
             if mine && at >= tile.lowest as i32 && at < tile.kv_end as i32 {
-                let page = div_u32(at as u32, page_size);
+                let (page, in_page) = p.page_size.div_rem(at as u32);
                 let entry = (a.page_ids + u64::from(tile.table + page) * 4) as *const u32;
                 // SAFETY: the table has a page for each key of the item.
                 let id = unsafe { ptr::load_nc_u32(entry) };
-                corner[3] = ((at as u32 - page * page_size) / 8) as i32;
+                corner[3] = (in_page / 8) as i32;
                 corner[4] =
                     (id * p.pages.step_per_page + tile.kv_head * p.pages.step_per_head) as i32;
             }

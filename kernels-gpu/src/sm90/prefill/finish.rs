@@ -1,16 +1,20 @@
-//! The end of a tile: normalise and store.
+//! The end of a tile: the consumers normalise it, a warp of its own writes it.
 
 use core::f32::consts::LN_2;
 
 use cuda_std::{
     fence,
-    math::{div_u32, lg2, rcp},
+    math::{lg2, rcp},
     mbarrier, mma,
     prelude::*,
+    tma::{self, TensorMap},
     wgmma,
 };
 
-use super::tile::{Dtype, Shared, Tile};
+use super::{
+    super::{products::Dtype, ring::Ring},
+    tile::{Shared, Tile},
+};
 use crate::{
     abi::{DIRECT, PrefillParams},
     softmax::Rows,
@@ -18,8 +22,8 @@ use crate::{
 
 const WARP: u32 = !0;
 
-/// Normalises 16 rows of a warp and writes them: to the output through the warp's part of the
-/// queries, which are not needed any more, or to a partial state.
+/// Normalises 16 rows of a warp: for the [writer](write) into the place of the warp's queries, which are not
+/// needed any more, or to a partial state.
 #[inline(always)]
 pub(super) unsafe fn finish_tile<T: Dtype, const O: usize>(
     p: &PrefillParams,
@@ -42,8 +46,8 @@ pub(super) unsafe fn finish_tile<T: Dtype, const O: usize>(
     let head_dim = s.shape.head_dim;
     // Token and head of a row of the tile.
     let place = |row: u32| {
-        let token = div_u32(row, p.pack);
-        (token, tile.head + row - token * p.pack)
+        let (token, head) = p.pack.div_rem(row);
+        (token, tile.head + head)
     };
 
     let mut h = 0;
@@ -87,14 +91,7 @@ pub(super) unsafe fn finish_tile<T: Dtype, const O: usize>(
     }
 
     if tile.slot == DIRECT {
-        // Swizzled like the queries, so that neither the columns of 8 rows nor a row's chunks meet in
-        // a bank.
-        let slab = s.shape.slab_bytes();
-        let staged = s.queries(stage) + first_row * 128;
-        let at = |row: u32, chunk: u32| {
-            staged + chunk / 8 * slab + row * 128 + ((chunk % 8) ^ (row % 8)) * 16
-        };
-        // SAFETY: 16 rows that only this warp reads and writes.
+        // SAFETY: 16 rows of queries that only this warp read, and it needs them no more.
         unsafe {
             let mut j = 0;
             while j < O / 8 {
@@ -105,32 +102,105 @@ pub(super) unsafe fn finish_tile<T: Dtype, const O: usize>(
                     )
                 };
                 let fragments = [quarter(0), quarter(2), quarter(4), quarter(6)];
-                mma::stmatrix_x4(at(lane % 16, 2 * j as u32 + lane / 16), fragments);
+                let at = staged(s, stage, first_row + lane % 16, 2 * j as u32 + lane / 16);
+                mma::stmatrix_x4(at, fragments);
                 j += 1;
             }
-            warp::sync_warp(WARP);
-            let chunks = head_dim / 8;
-            let mut i = lane;
-            while i < 16 * chunks {
-                let (row, chunk) = (i / chunks, i % chunks);
-                let vector = shared::load_u32x4(at(row, chunk));
-                if first_row + row < tile.rows {
-                    let (token, head) = place(first_row + row);
-                    let element = u64::from(tile.token + token) * u64::from(a.out_token_stride)
-                        + u64::from(head * head_dim + chunk * 8);
-                    ptr::store_u32x4((a.out + element * 2) as *mut u32, vector);
-                }
-                i += 32;
-            }
         }
-        // The next queries come by TMA to where ordinary stores went.
+        // It goes on by TMA.
         fence::proxy_async_shared();
     }
     // SAFETY: whole warps.
     unsafe {
         warp::sync_warp(WARP);
         if lane == 0 {
-            mbarrier::arrive(s.tile_free(stage));
+            mbarrier::arrive(s.output_full(stage));
         }
+    }
+}
+
+/// Where 16 bytes of a finished row lie: in the place of the queries, swizzled like them.
+#[inline(always)]
+fn staged(s: Shared, stage: u32, row: u32, chunk: u32) -> u32 {
+    s.queries(stage) + chunk / 8 * s.shape.slab_bytes() + row * 128 + ((chunk % 8) ^ (row % 8)) * 16
+}
+
+/// The warp that writes finished tiles to memory, while the consumers are at the next.
+#[inline(always)]
+pub(super) unsafe fn write(p: &PrefillParams, map: *const TensorMap, s: Shared) {
+    let lane = warp::lane_id();
+    let whole = p.pack.div(s.shape.rows()) * p.pack.get();
+    let mut tiles = Ring::<2>::CONSUMER;
+    loop {
+        // SAFETY: the barriers say what belongs to whom; a whole warp.
+        unsafe {
+            mbarrier::wait(s.tile_full(tiles.stage), tiles.parity);
+            let tile = Tile::load(s.tile(tiles.stage));
+            if tile.rows == 0 {
+                return;
+            }
+            mbarrier::wait(s.output_full(tiles.stage), tiles.parity);
+            if tile.slot == DIRECT {
+                if tile.rows == whole {
+                    if lane == 0 {
+                        write_whole(p, map, s, tiles.stage, &tile);
+                    }
+                } else {
+                    write_rows(p, s, tiles.stage, &tile);
+                    // The next queries come by TMA to where ordinary loads read.
+                    fence::proxy_async_shared();
+                }
+            }
+            warp::sync_warp(WARP);
+            if lane == 0 {
+                mbarrier::arrive(s.tile_free(tiles.stage));
+            }
+        }
+        tiles.advance();
+    }
+}
+
+/// A tile that has all its rows, by one thread.
+#[inline(always)]
+unsafe fn write_whole(
+    p: &PrefillParams,
+    map: *const TensorMap,
+    s: Shared,
+    stage: u32,
+    tile: &Tile,
+) {
+    let head = p.pack.div(tile.head) as i32;
+    let mut slab = 0;
+    // SAFETY: the tile's rows are in the output, and nobody else writes them; they have left shared memory
+    // when this returns.
+    unsafe {
+        while slab < s.shape.head_dim / 64 {
+            let corner = [0, 0, tile.token as i32, slab as i32, head];
+            tma::store_tensor(map, corner, s.queries(stage) + slab * s.shape.slab_bytes());
+            slab += 1;
+        }
+        tma::commit_group();
+        tma::wait_group_read::<0>();
+    }
+}
+
+/// The rows that there are.
+#[inline(always)]
+unsafe fn write_rows(p: &PrefillParams, s: Shared, stage: u32, tile: &Tile) {
+    let a = &p.attention;
+    let head_dim = s.shape.head_dim;
+    let chunks = head_dim / 8;
+    let mut i = warp::lane_id();
+    while i < tile.rows * chunks {
+        let (row, chunk) = (i / chunks, i % chunks);
+        let (token, head) = p.pack.div_rem(row);
+        let element = u64::from(tile.token + token) * u64::from(a.out_token_stride)
+            + u64::from((tile.head + head) * head_dim + chunk * 8);
+        // SAFETY: the consumers staged it; the output's row is this tile's alone.
+        unsafe {
+            let vector = shared::load_u32x4(staged(s, stage, row, chunk));
+            ptr::store_u32x4((a.out + element * 2) as *mut u32, vector);
+        }
+        i += 32;
     }
 }

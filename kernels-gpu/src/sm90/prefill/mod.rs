@@ -6,6 +6,7 @@
 //! - the **scheduler** (one thread) claims tiles by ticket, one ahead, and loads their queries;
 //! - two **loaders** (a warp each) bring keys and values, a lane per TMA box, page ids looked up before
 //!   the stage is free;
+//! - the **writer** (a warp) brings finished tiles from shared memory to the output;
 //! - the **consumers** go from the last visible keys to the first. They issue Q·Kᵀ of a block together
 //!   with P·V of the block before, so that the tensor cores have work while weights are computed. A tile
 //!   ends inside this rhythm: Q·Kᵀ of the next tile's first block goes with P·V of the last.
@@ -22,11 +23,7 @@ mod finish;
 mod tile;
 
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
-pub(super) use {
-    consume::{queries_keys, uniform, weights_values},
-    feed::clear,
-    tile::Dtype,
-};
+pub(super) use feed::clear;
 
 /// What one instance of the kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,36 +34,48 @@ pub struct Shape {
     pub keys: u32,
     /// Head dimension of queries, keys and values.
     pub head_dim: u32,
-    /// Blocks of keys (and as many of values) in shared memory.
+    /// Blocks of keys in shared memory.
     pub stages: u32,
+    /// Blocks of values: they stay longer, until P·V is done.
+    pub value_stages: u32,
+    /// Leaves room on the SM for a CTA of another kernel.
+    pub beside: bool,
 }
 
 impl Shape {
-    /// Every instance; the entry is `prefill_<rows>x<keys>_d<head_dim>_<dtype>[_cap]`.
-    pub const ALL: [Self; 5] = [
+    /// Every instance; the entry is `prefill_<rows>x<keys>_d<head_dim>_<dtype>[_cap][_beside]`.
+    pub const ALL: [Self; 6] = [
         Self::D128,
         Self::D128_CAP,
         Self::D128_WIDE,
+        Self::D128_BESIDE,
         Self::D64,
         Self::D64_WIDE,
     ];
     /// 128 rows × 128 keys.
-    pub const D128: Self = Self::new(2, 128, 128, 2);
+    pub const D128: Self = Self::new(2, 128, 128, 2, 3);
     /// 128 rows × 96 keys: a soft cap wants registers.
-    pub const D128_CAP: Self = Self::new(2, 96, 128, 3);
+    pub const D128_CAP: Self = Self::new(2, 96, 128, 3, 3);
     /// 192 rows × 80 keys: a third fewer bytes per row, and three warpgroups to hide the exponentials.
-    pub const D128_WIDE: Self = Self::new(3, 80, 128, 3);
+    pub const D128_WIDE: Self = Self::new(3, 80, 128, 3, 3);
+    /// 128 rows × 80 keys in two thirds of an SM: [`crate::decode`] runs in the rest of it.
+    pub const D128_BESIDE: Self = Self {
+        beside: true,
+        ..Self::new(2, 80, 128, 2, 2)
+    };
     /// 128 rows × 128 keys.
-    pub const D64: Self = Self::new(2, 128, 64, 3);
+    pub const D64: Self = Self::new(2, 128, 64, 3, 3);
     /// 192 rows × 112 keys.
-    pub const D64_WIDE: Self = Self::new(3, 112, 64, 3);
+    pub const D64_WIDE: Self = Self::new(3, 112, 64, 3, 3);
 
-    const fn new(consumers: u32, keys: u32, head_dim: u32, stages: u32) -> Self {
+    const fn new(consumers: u32, keys: u32, head_dim: u32, stages: u32, value_stages: u32) -> Self {
         let shape = Self {
             consumers,
             keys,
             head_dim,
             stages,
+            value_stages,
+            beside: false,
         };
         assert!(shape.shared_bytes() <= 232_448, "more than a CTA can have");
         shape
@@ -82,6 +91,25 @@ impl Shape {
     #[must_use]
     pub const fn threads(&self) -> u32 {
         128 * (self.consumers + 1)
+    }
+
+    /// Registers of a thread: at launch, and then of the warpgroup that feeds and of those that compute,
+    /// which share out anew what the CTA was launched with.
+    #[must_use]
+    pub const fn registers(&self) -> [u32; 3] {
+        match (self.consumers, self.beside) {
+            (2, false) => [168, 40, 232],
+            (2, true) => [128, 32, 176],
+            (3, false) => [128, 32, 160],
+            _ => panic!("two or three warpgroups compute"),
+        }
+    }
+
+    /// Whether a thread's registers hold the weights of two blocks, so that those of the next are computed
+    /// while P·V of the last is under way.
+    #[must_use]
+    pub const fn two_weights(&self) -> bool {
+        self.consumers == 2 && !self.beside
     }
 
     /// Bytes of 64 columns of the queries.
@@ -107,7 +135,7 @@ impl Shape {
     }
 
     const fn barriers_offset(&self) -> u32 {
-        self.values_offset() + self.stages * self.block_bytes()
+        self.values_offset() + self.value_stages * self.block_bytes()
     }
 
     /// Dynamic shared memory.
@@ -134,18 +162,19 @@ mod entries {
         Shape,
         consume::consume,
         feed::{load, schedule},
+        finish::write,
         tile::Shared,
     };
     use crate::{abi::PrefillParams, variant::Standard};
 
     macro_rules! entries {
-        ($($name:ident: $shape:ident, $dtype:ty, $cap:literal, [$s:literal, $p:literal, $o:literal], $registers:literal;)*) => {$(
+        ($($name:ident: $shape:ident, $dtype:ty, $cap:literal, [$s:literal, $p:literal, $o:literal];)*) => {$(
             /// See the module; all sizes are the shape's.
             ///
             /// # Safety
             /// The parameters describe memory as [`PrefillParams`] says; the grid has at most as many CTAs
             /// as there are units.
-            #[kernel(max_threads = Shape::$shape.threads(), min_blocks = 1, tensor_maps)]
+            #[kernel(max_threads = Shape::$shape.threads(), max_registers = Shape::$shape.registers()[0], tensor_maps)]
             pub unsafe fn $name(p: PrefillParams) {
                 const SHAPE: Shape = Shape::$shape;
                 const {
@@ -161,16 +190,17 @@ mod entries {
                     }
                     barrier::bar_sync(0, SHAPE.threads());
                     if thread < 128 {
-                        setmaxnreg::decrease::<{ if SHAPE.consumers == 2 { 40 } else { 32 } }>();
+                        setmaxnreg::decrease::<{ SHAPE.registers()[1] }>();
                         match thread / 32 {
                             0 => load::<false, { SHAPE.stages }>(&p, maps.add(1), s),
-                            1 => load::<true, { SHAPE.stages }>(&p, maps.add(2), s),
+                            1 => load::<true, { SHAPE.value_stages }>(&p, maps.add(2), s),
                             2 if thread == 64 => schedule(&p, maps, &variant, s),
+                            3 => write(&p, maps.add(3), s),
                             _ => {}
                         }
                     } else {
-                        setmaxnreg::increase::<$registers>();
-                        consume::<$dtype, _, { SHAPE.stages }, $s, $p, $o>(&p, &variant, s);
+                        setmaxnreg::increase::<{ SHAPE.registers()[2] }>();
+                        consume::<$dtype, _, { SHAPE.stages }, { SHAPE.value_stages }, $s, $p, $o>(&p, &variant, s);
                     }
                 }
             }
@@ -178,17 +208,19 @@ mod entries {
     }
 
     entries! {
-        prefill_128x128_d128_bf16: D128, Bf16, false, [64, 32, 64], 232;
-        prefill_128x96_d128_bf16_cap: D128_CAP, Bf16, true, [48, 24, 64], 232;
-        prefill_192x80_d128_bf16: D128_WIDE, Bf16, false, [40, 20, 64], 160;
-        prefill_128x128_d64_bf16: D64, Bf16, false, [64, 32, 32], 232;
-        prefill_128x128_d64_bf16_cap: D64, Bf16, true, [64, 32, 32], 232;
-        prefill_192x112_d64_bf16: D64_WIDE, Bf16, false, [56, 28, 32], 160;
-        prefill_128x128_d128_f16: D128, F16, false, [64, 32, 64], 232;
-        prefill_128x96_d128_f16_cap: D128_CAP, F16, true, [48, 24, 64], 232;
-        prefill_192x80_d128_f16: D128_WIDE, F16, false, [40, 20, 64], 160;
-        prefill_128x128_d64_f16: D64, F16, false, [64, 32, 32], 232;
-        prefill_128x128_d64_f16_cap: D64, F16, true, [64, 32, 32], 232;
-        prefill_192x112_d64_f16: D64_WIDE, F16, false, [56, 28, 32], 160;
+        prefill_128x128_d128_bf16: D128, Bf16, false, [64, 32, 64];
+        prefill_128x96_d128_bf16_cap: D128_CAP, Bf16, true, [48, 24, 64];
+        prefill_192x80_d128_bf16: D128_WIDE, Bf16, false, [40, 20, 64];
+        prefill_128x80_d128_bf16_beside: D128_BESIDE, Bf16, false, [40, 20, 64];
+        prefill_128x128_d64_bf16: D64, Bf16, false, [64, 32, 32];
+        prefill_128x128_d64_bf16_cap: D64, Bf16, true, [64, 32, 32];
+        prefill_192x112_d64_bf16: D64_WIDE, Bf16, false, [56, 28, 32];
+        prefill_128x128_d128_f16: D128, F16, false, [64, 32, 64];
+        prefill_128x96_d128_f16_cap: D128_CAP, F16, true, [48, 24, 64];
+        prefill_192x80_d128_f16: D128_WIDE, F16, false, [40, 20, 64];
+        prefill_128x80_d128_f16_beside: D128_BESIDE, F16, false, [40, 20, 64];
+        prefill_128x128_d64_f16: D64, F16, false, [64, 32, 32];
+        prefill_128x128_d64_f16_cap: D64, F16, true, [64, 32, 32];
+        prefill_192x112_d64_f16: D64_WIDE, F16, false, [56, 28, 32];
     }
 }

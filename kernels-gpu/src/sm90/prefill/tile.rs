@@ -1,31 +1,8 @@
 //! What the warps of a CTA share: tiles, stages, barriers.
 
-use cuda_std::{
-    convert, fence, mbarrier,
-    prelude::*,
-    wgmma::{Bf16, Element, F16},
-};
+use cuda_std::{fence, mbarrier, prelude::*};
 
 use super::{Shape, TILE_BYTES};
-
-/// Elements of queries, keys, values and outputs.
-pub(in crate::sm90) trait Dtype: Element {
-    fn pack(first: f32, second: f32) -> u32;
-}
-
-impl Dtype for Bf16 {
-    #[inline(always)]
-    fn pack(first: f32, second: f32) -> u32 {
-        convert::f32x2_to_bf16x2(first, second)
-    }
-}
-
-impl Dtype for F16 {
-    #[inline(always)]
-    fn pack(first: f32, second: f32) -> u32 {
-        convert::f32x2_to_f16x2(first, second)
-    }
-}
 
 /// What the scheduler tells the others of a tile.
 #[derive(Clone, Copy)]
@@ -147,10 +124,15 @@ impl Shared {
     pub(super) fn queries_full(self, stage: u32) -> u32 {
         self.barrier(2 + stage)
     }
-    /// The tile is done: all loaders have read it, all consumer warps have stored their output.
+    /// The tile is done: all loaders have read it, and its output has left its queries' place.
     #[inline(always)]
     pub(super) fn tile_free(self, stage: u32) -> u32 {
         self.barrier(4 + stage)
+    }
+    /// A consumer warp's output lies in the place of its queries, or has gone to a partial state.
+    #[inline(always)]
+    pub(super) fn output_full(self, stage: u32) -> u32 {
+        self.barrier(24 + stage)
     }
     /// Values past the end have arrived and wait for being set to zero.
     #[inline(always)]
@@ -183,17 +165,22 @@ impl Shared {
             while stage < 2 {
                 mbarrier::init(self.tile_full(stage), 1);
                 mbarrier::init(self.queries_full(stage), 1);
-                mbarrier::init(self.tile_free(stage), warps + 2);
+                mbarrier::init(self.tile_free(stage), 3);
+                mbarrier::init(self.output_full(stage), warps);
                 stage += 1;
             }
             mbarrier::init(self.tail(), 1);
+            // Every warp for itself: a warp that skips a block must have seen it full before the block
+            // can be loaded anew, or it waits for a phase that is gone.
             stage = 0;
             while stage < self.shape.stages {
                 mbarrier::init(self.keys_full(stage), 1);
-                mbarrier::init(self.values_full(stage), 1);
-                // Every warp for itself: a warp that skips a block must have seen it full before
-                // the block can be loaded anew, or it waits for a phase that is gone.
                 mbarrier::init(self.keys_free(stage), warps);
+                stage += 1;
+            }
+            stage = 0;
+            while stage < self.shape.value_stages {
+                mbarrier::init(self.values_full(stage), 1);
                 mbarrier::init(self.values_free(stage), warps);
                 stage += 1;
             }

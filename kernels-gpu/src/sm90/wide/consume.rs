@@ -4,8 +4,9 @@ use cuda_std::{mbarrier, shared, thread, warp, wgmma};
 
 use super::{
     super::{
-        prefill::{Dtype, queries_keys, uniform, weights_values},
+        products::{Dtype, queries_keys, weights_values},
         ring::Ring,
+        uniform,
     },
     finish::Finish,
     shared::{Shared, Unit},
@@ -13,7 +14,7 @@ use super::{
 use crate::{
     abi::DecodeParams,
     decode::half::Half,
-    softmax::{Rows, Visible, mask, transform},
+    softmax::{Rows, hide_after, hide_before, mask, transform},
     variant::{Pair, Variant},
 };
 
@@ -143,20 +144,23 @@ pub(super) unsafe fn consume<
     macro_rules! finish_logits {
         ($work:ident) => {
             let last = $work.begin + keys - 1;
-            let masks = V::MASKS || last > $work.all_see.1 || $work.begin < $work.all_see.0;
-            if V::TRANSFORMS_LOGITS || masks {
+            let after = last > $work.all_see.1;
+            let before = $work.begin < $work.all_see.0;
+            if V::TRANSFORMS_LOGITS || V::MASKS || after || before {
                 // Seldom: what the rows see is computed again rather than kept in registers.
                 let of = rows_of_thread.map(|row| query(p, variant, s, slots.stage, row));
                 let pairs = of.map(|(pair, _)| pair);
                 if V::TRANSFORMS_LOGITS {
                     transform(&mut logits, variant, $work.begin, pairs);
                 }
-                if masks {
-                    let visible = Visible {
-                        first: of.map(|(_, seen)| seen.0),
-                        last: of.map(|(_, seen)| seen.1),
-                    };
-                    mask(&mut logits, variant, &visible, $work.begin, pairs);
+                if V::MASKS {
+                    mask(&mut logits, variant, $work.begin, pairs);
+                }
+                if after {
+                    hide_after(&mut logits, $work.begin, of.map(|(_, seen)| seen.1));
+                }
+                if before {
+                    hide_before(&mut logits, $work.begin, of.map(|(_, seen)| seen.0));
                 }
             }
         };

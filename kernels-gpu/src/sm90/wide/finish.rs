@@ -9,7 +9,7 @@ use cuda_std::{
 };
 
 use super::{
-    super::prefill::Dtype,
+    super::products::Dtype,
     shared::{Shared, Unit},
 };
 use crate::{
