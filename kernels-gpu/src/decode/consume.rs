@@ -1,6 +1,6 @@
 //! The consumer warps: states of chunks, and their combination at the end of a unit.
 
-use cuda_std::{atomic, barrier, mbarrier, shared, warp};
+use cuda_std::{atomic, barrier, mbarrier, misc, shared, warp};
 
 use super::{
     half::Half,
@@ -21,6 +21,7 @@ const ALL: u32 = warp::FULL_MASK;
 const SHARE_STEPS: usize = 2;
 
 /// A consumer warp.
+#[derive(Clone, Copy)]
 pub struct Consumer<'a, const DIM: u32, const ROWS: u32, const WARPS: u32> {
     /// The launch.
     pub params: &'a AttentionParams,
@@ -78,7 +79,14 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                 if descriptor.chunk < WARPS {
                     mbarrier::wait(layout.unit_full(slot), descriptor.parity);
                     let head = unit.head * self.params.group;
-                    rows.start(layout.queries(slot), self.lane, |row| {
+                    // Computed anew, which saves registers; ptxas finds enough of them in all kernels if
+                    // those with a soft cap do not.
+                    let lane = if V::TRANSFORMS_LOGITS {
+                        self.lane
+                    } else {
+                        misc::opaque(self.lane)
+                    };
+                    rows.start(layout.queries(slot), lane, |row| {
                         let (token, in_group) = self.group.div_rem(row);
                         (self.row(slot, token), head + in_group)
                     });
@@ -94,7 +102,12 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                     end: unit.end,
                 };
                 if descriptor.masked {
-                    rows.attend::<T, V, true>(variant, self.lane, &offsets, chunk, keys);
+                    let lane = if Layout::<DIM, ROWS, WARPS>::BESIDE {
+                        misc::opaque(self.lane)
+                    } else {
+                        self.lane
+                    };
+                    rows.attend::<T, V, true>(variant, lane, &offsets, chunk, keys);
                     // The zeroes come before the copy that overwrites them.
                     #[cfg(target_feature = "sm_90")]
                     cuda_std::fence::proxy_async_shared();
@@ -106,16 +119,24 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                     mbarrier::arrive(layout.stage_empty(place.index));
                 }
                 if descriptor.chunk + WARPS >= unit.chunks {
+                    // What the end of a unit needs is computed there.
+                    let here = Self {
+                        warp: misc::opaque(self.warp),
+                        lane: misc::opaque(self.lane),
+                        ..*self
+                    };
                     rows.finish();
                     mbarrier::wait(layout.state_free(self.warp), state_parity);
                     state_parity ^= 1;
-                    self.store_state(&rows);
+                    here.store_state(&rows);
                     rows.clear();
-                    self.end_of_share::<T, ROW_BLOCKS, PER_LANE>(descriptor, &unit);
+                    here.end_of_share::<T, ROW_BLOCKS, PER_LANE>(descriptor, &unit);
                 }
                 place.advance(WARPS, layout.stages);
             }
-            self.late_merges::<T>();
+            if !Layout::<DIM, ROWS, WARPS>::BESIDE {
+                self.late_merges::<T>();
+            }
         }
     }
 
@@ -236,7 +257,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
             if self.lane < shares {
                 mbarrier::arrive(layout.state_free(self.wrap(first + self.lane)));
             }
-            if self.params.arrivals != 0 {
+            // Beside a prefill a kernel of its own merges: it takes too many registers.
+            if !Layout::<DIM, ROWS, WARPS>::BESIDE && self.params.arrivals != 0 {
                 self.merge::<T, PER_LANE>(slot, tokens, head);
             }
             if self.lane == 0 {

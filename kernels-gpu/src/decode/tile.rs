@@ -8,7 +8,7 @@
 //! one kilobyte for each 64 elements of the head, in it 8 rows of 128 bytes, 16-byte units swizzled
 //! by the row.
 
-use cuda_std::{mma, shared, warp};
+use cuda_std::{misc, mma, shared, warp};
 
 use super::{half::Half, layout::KEYS};
 use crate::{
@@ -27,11 +27,12 @@ const KEY_BLOCKS: usize = KEYS as usize / 16;
 /// Weights stay below 2⁸ then, which costs no precision in 16-bit floats and saves nearly all rescaling.
 const SLACK: f32 = 8.0;
 
-/// Where a lane reads fragments: offsets in a chunk for each of the four 32-byte columns of a half row.
+/// Where a lane reads fragments: offsets in a chunk of the first 32-byte column of a half row. Column `c` is
+/// at the *address* with `32 · c` XORed into it: the swizzle turns the steps along a row into that.
 #[derive(Clone, Copy)]
 pub struct LaneOffsets {
-    k: [u32; 4],
-    v: [u32; 4],
+    k: u32,
+    v: u32,
 }
 
 impl LaneOffsets {
@@ -42,22 +43,17 @@ impl LaneOffsets {
         let group = dim * 16;
         // K: matrices 1 and 3 hold the next 8 keys, 2 and 3 the next 8 elements. V, which is loaded
         // transposed: the other way round.
-        let k = (matrix % 2) * group + row * 128;
-        let v = (matrix / 2) * group + row * 128;
-        let k_unit = (matrix / 2) ^ row;
-        let v_unit = (matrix % 2) ^ row;
-        let mut offsets = Self {
-            k: [0; 4],
-            v: [0; 4],
-        };
-        let mut column = 0;
-        while column < 4 {
-            offsets.k[column] = k + ((k_unit ^ (2 * column as u32)) * 16);
-            offsets.v[column] = v + ((v_unit ^ (2 * column as u32)) * 16);
-            column += 1;
+        Self {
+            k: (matrix % 2) * group + row * 128 + ((matrix / 2) ^ row) * 16,
+            v: (matrix / 2) * group + row * 128 + ((matrix % 2) ^ row) * 16,
         }
-        offsets
     }
+}
+
+/// An address in a chunk, which begins at a multiple of 128 bytes, moved on by so many 32-byte columns.
+#[inline(always)]
+fn column(address: u32, columns: usize) -> u32 {
+    (address ^ (columns as u32 % 4 * 32)) + columns as u32 / 4 * 1024
 }
 
 /// A chunk in shared memory.
@@ -181,6 +177,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
     ) {
         let group = DIM_BLOCKS as u32 * 256;
         let mut s = [[[0.0f32; 4]; ROW_BLOCKS]; KEY_BLOCKS];
+        let first_keys = misc::opaque(chunk.k + offsets.k);
         let mut step = 0;
         while step < DIM_BLOCKS {
             let mut q = self.q[step];
@@ -195,9 +192,9 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
             }
             let mut keys = 0;
             while keys < KEY_BLOCKS {
-                let at = offsets.k[step % 4] + (step as u32 / 4) * 1024 + keys as u32 * 2 * group;
+                let at = column(first_keys, step) + keys as u32 * 2 * group;
                 // SAFETY: inside the chunk.
-                let a = unsafe { mma::ldmatrix_x4(chunk.k + at) };
+                let a = unsafe { mma::ldmatrix_x4(at) };
                 let mut block = 0;
                 while block < ROW_BLOCKS {
                     // SAFETY: the lanes are together.
@@ -308,13 +305,15 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
             block += 1;
         }
 
+        // Here, where the addresses of the keys need their registers no more.
+        let first_values = misc::opaque(chunk.v + offsets.v);
         let mut dim = 0;
         while dim < DIM_BLOCKS {
             let mut keys = 0;
             while keys < KEY_BLOCKS {
-                let at = offsets.v[dim % 4] + (dim as u32 / 4) * 1024 + keys as u32 * 2 * group;
+                let at = column(first_values, dim) + keys as u32 * 2 * group;
                 // SAFETY: inside the chunk.
-                let a = unsafe { mma::ldmatrix_x4_trans(chunk.v + at) };
+                let a = unsafe { mma::ldmatrix_x4_trans(at) };
                 let mut block = 0;
                 while block < ROW_BLOCKS {
                     // SAFETY: the lanes are together.
