@@ -9,6 +9,7 @@ fn main() {
 fn main() -> std::process::ExitCode {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=build/modules.rs");
+    println!("cargo::rerun-if-env-changed={}", modules::LINE_INFO);
     match device_code::embed() {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {

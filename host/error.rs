@@ -108,6 +108,37 @@ pub enum Error {
         /// What there is.
         there: &'static str,
     },
+    /// A workspace that is for other heads than the plan, or for none yet.
+    #[error(
+        "the workspace is for {workspace}, the plan for {plan}: make a workspace for each specification"
+    )]
+    OtherSpec {
+        /// What the workspace was made for.
+        workspace: String,
+        /// What the plan was made for.
+        plan: String,
+    },
+    /// There is no plan in the workspace.
+    #[error("no plan was uploaded to the workspace: call Workspace::upload first")]
+    NoPlan,
+    /// A plan wants a launch that the workspace's launch set does not have.
+    #[error(
+        "the workspace's launch set has no launch {launch}: add it before capturing, or run without a launch set"
+    )]
+    NotCaptured {
+        /// The launch.
+        launch: String,
+    },
+    /// A run got another number of page pools than the plan has parts.
+    #[error(
+        "{got} page pools for a plan of {expected} parts: give one for each part, in the batch's order"
+    )]
+    Pools {
+        /// Pools given.
+        got: usize,
+        /// Parts of the plan.
+        expected: usize,
+    },
     /// An index that points outside what it indexes.
     #[error("{array}[{index}] is {got}: give a number below {limit}, the number of {of}")]
     IndexOutOfRange {

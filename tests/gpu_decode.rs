@@ -201,6 +201,7 @@ fn run_twice<T: Element>(
                     partials,
                     arrivals: fused.then(|| arrivals.array()),
                     ticket: ticket.array(),
+                    record: None,
                 };
                 let tile = DecodeTile {
                     rows: group.tile.m,
@@ -329,6 +330,7 @@ fn what_is_wrong_is_said() {
         },
         arrivals: None,
         ticket: memory.array(),
+        record: None,
     };
     let address = memory.address();
     let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 4, address, address);

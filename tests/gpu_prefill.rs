@@ -222,6 +222,7 @@ fn run(
             lse: Some(&lse_tensor),
             partials: Some(&partials),
             ticket: ticket.array(),
+            record: None,
         };
         // SAFETY: everything is as the plan says and outlives the wait below.
         let queued = unsafe {
@@ -397,6 +398,7 @@ fn what_no_kernel_was_made_for_is_said() {
         lse: None,
         partials: None,
         ticket: memory.array(),
+        record: None,
     };
     // SAFETY: nothing is launched.
     let error = unsafe { gpu.prefill(&call, std::ptr::null_mut()) }.unwrap_err();
@@ -440,6 +442,7 @@ fn the_family_follows_the_pages() {
             lse: None,
             partials: None,
             ticket: memory.array(),
+            record: None,
         };
         assert_eq!(
             gpu.prefill_family(&call),

@@ -146,6 +146,7 @@ impl<'a> Step<'a> {
                     partials,
                     arrivals: fused.then(|| arrivals.array()),
                     ticket: DeviceArray::new(tickets.address() + 32 * index as u64, 1),
+                    record: None,
                 };
                 (tile, arrays)
             })

@@ -337,6 +337,12 @@ impl TileTable {
         step.unwrap_or(&self.prefill[self.prefill.len() - 1])
     }
 
+    /// What prefills take, by their query tokens.
+    #[must_use]
+    pub fn prefills(&self) -> &[PrefillTile] {
+        &self.prefill
+    }
+
     /// Every tile of a kernel that can be chosen, ascending.
     #[must_use]
     pub fn all(&self, kernel: Kernel) -> Vec<Tile> {

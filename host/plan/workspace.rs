@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use bytemuck::Pod;
-use kernels_gpu::abi::{MergeRow, QueryRow, WorkItem};
+use kernels_gpu::abi::{LaunchRecord, MergeRow, QueryRow, WorkItem};
 use serde::{Deserialize, Serialize};
 
 use super::{DeviceDescription, Kernel, Plan, PlanError, PlanOptions, SplitMode, tiles::TileTable};
@@ -169,12 +169,16 @@ const ALIGNMENT: u64 = 256;
 /// scratch. `arrivals` and `tickets` must be zero when the workspace is first used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkspaceLayout {
+    /// `[MAX_LAUNCHES + 1]` [`LaunchRecord`]: what each captured launch has to do, merging last.
+    pub records: Range<u64>,
     /// `[items]` [`WorkItem`].
     pub items: Range<u64>,
     /// `[rows]` [`QueryRow`].
     pub rows: Range<u64>,
     /// `[merges]` [`MergeRow`].
     pub merges: Range<u64>,
+    /// `[merges]` [`MergeRow`]: those that are left to the merging kernel.
+    pub left_merges: Range<u64>,
     /// `[slots]` u32.
     pub merge_slots: Range<u64>,
     /// `[page_ids]` u32.
@@ -214,9 +218,11 @@ impl WorkspaceLayout {
             slots,
         } = *bound;
         let (q_heads, kv_heads) = (u64::from(spec.q_heads), u64::from(spec.kv_heads));
+        let records = section((MAX_LAUNCHES + 1).into(), size_of::<LaunchRecord>());
         let items = section(items.into(), size_of::<WorkItem>());
         let rows = section(rows.into(), size_of::<QueryRow>());
         let merge_rows = section(merges.into(), size_of::<MergeRow>());
+        let left_merges = section(merges.into(), size_of::<MergeRow>());
         let merge_slots = section(slots.into(), size_of::<u32>());
         let page_ids = section(page_ids.into(), size_of::<u32>());
         let upload_bytes = page_ids.end;
@@ -226,9 +232,11 @@ impl WorkspaceLayout {
         let arrivals = section(u64::from(merges) * kv_heads, size_of::<u32>());
         let tickets = section(MAX_LAUNCHES.into(), size_of::<u32>());
         Self {
+            records,
             items,
             rows,
             merges: merge_rows,
+            left_merges,
             merge_slots,
             page_ids,
             partial_out,
@@ -289,11 +297,13 @@ mod tests {
         problem::{Batch, PageTable},
     };
 
-    fn sections(layout: &WorkspaceLayout) -> [&Range<u64>; 9] {
+    fn sections(layout: &WorkspaceLayout) -> [&Range<u64>; 11] {
         [
+            &layout.records,
             &layout.items,
             &layout.rows,
             &layout.merges,
+            &layout.left_merges,
             &layout.merge_slots,
             &layout.page_ids,
             &layout.partial_out,
@@ -320,7 +330,7 @@ mod tests {
                 .all(|section| section.start.is_multiple_of(256))
         );
         assert!(sections.windows(2).all(|pair| pair[0].end <= pair[1].start));
-        assert_eq!(layout.items, 0..120);
+        assert_eq!(layout.items.end - layout.items.start, 120);
         assert_eq!(
             layout.partial_out.end - layout.partial_out.start,
             9 * 32 * 128 * 4

@@ -131,6 +131,19 @@ pub struct VariantParams {
     pub reserved: u32,
 }
 
+/// What a plan changes about a launch that stays as it was captured. It lies in the workspace, beside the
+/// plan's arrays.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct LaunchRecord {
+    /// The launch's first entry: of the plan's items, or of the merges that are left to a kernel.
+    pub first: u32,
+    /// How many of them.
+    pub count: u32,
+    /// Zero.
+    pub reserved: [u32; 2],
+}
+
 /// Where a plan's arrays lie and where results go: the parameters every attention kernel takes.
 ///
 /// Addresses are device addresses. The scratch arrays lie in the workspace at offsets that a plan of
@@ -166,7 +179,10 @@ pub struct AttentionParams {
     pub arrivals: u64,
     /// One u32 per launch of a run, zero before and after: the next unit to claim.
     pub ticket: u64,
-    /// Units of this launch: items × KV heads (packed) or × query heads.
+    /// The launch's [`LaunchRecord`], which says which of `items` are its own; `units` are then those of one
+    /// item. 0 where the launch is for one plan.
+    pub record: u64,
+    /// Units of this launch: items × query heads / heads in a tile.
     pub units: u32,
     /// Query heads.
     pub q_heads: u32,
@@ -184,6 +200,15 @@ pub struct AttentionParams {
     pub out_token_stride: u32,
     /// Mask and logits transform.
     pub variant: VariantParams,
+}
+
+impl AttentionParams {
+    /// Makes the units of so many items those of one, where a record says how many items there are.
+    pub const fn leave_to_record(&mut self, items: usize) {
+        if self.record != 0 && items > 0 {
+            self.units /= items as u32;
+        }
+    }
 }
 
 /// What a decode kernel takes: where a page's keys and values are found by the tensor memory accelerator,
@@ -221,6 +246,8 @@ pub struct DecodeParams {
     pub run: u32,
     /// A coordinate in the fifth dimension behind the pool: what is read there is zero.
     pub outside: u32,
+    /// Zero.
+    pub reserved: [u32; 2],
 }
 
 /// What `merge_states` works on.
@@ -241,7 +268,9 @@ pub struct MergeParams {
     pub out: u64,
     /// `[tokens, q_heads]` f32, natural log; 0 where it is not wanted.
     pub lse: u64,
-    /// Chunks of all rows; below [`Divisor::LIMIT`].
+    /// The launch's [`LaunchRecord`], which says how many rows there are and which is the first; or 0.
+    pub record: u64,
+    /// Chunks of all rows, where no record says it; below [`Divisor::LIMIT`].
     pub chunks: u32,
     /// `q_heads × head_dim_v / 8`.
     pub chunks_per_row: Divisor,
@@ -344,6 +373,8 @@ pub struct PrefillParams {
     pub pack: Divisor,
     /// By tokens in a page.
     pub page_size: Divisor,
+    /// Zero.
+    pub reserved: [u32; 2],
 }
 
 /// What a prefill kernel works on that gathers keys and values row by row.

@@ -22,3 +22,5 @@ pub mod sm90;
 mod softmax;
 pub mod state;
 pub mod variant;
+#[cfg(target_arch = "nvptx64")]
+pub mod work;

@@ -23,6 +23,7 @@ mod device {
     use crate::{
         abi::MergeParams,
         state::{Merger, State, natural},
+        work,
     };
 
     /// Output elements of a type.
@@ -138,15 +139,22 @@ mod device {
     /// The parameters describe memory as [`MergeParams`] says, `out` is of the type `O`.
     #[inline(always)]
     unsafe fn merge<O: Output>(params: &MergeParams) {
+        let (mut first, mut chunks) = (0, params.chunks);
+        if params.record != 0 {
+            // SAFETY: the caller's promise.
+            let [row, rows] = unsafe { work::load(params.record) };
+            (first, chunks) = (row, rows * params.chunks_per_row.get());
+        }
         let chunk = thread::index_1d();
-        if chunk >= params.chunks {
+        if chunk >= chunks {
             return;
         }
         let (row, in_row) = params.chunks_per_row.div_rem(chunk);
         let (head, in_head) = params.chunks_per_head.div_rem(in_row);
         // SAFETY: one 16-byte `MergeRow` for each row.
-        let [token, slots_begin, slots, _] =
-            unsafe { ptr::load_nc_u32x4((params.rows + u64::from(row) * 16) as *const u32) };
+        let [token, slots_begin, slots, _] = unsafe {
+            ptr::load_nc_u32x4((params.rows + u64::from(first + row) * 16) as *const u32)
+        };
         let place = Place {
             partial_out: params.partial_out,
             partial_lse: params.partial_lse,

@@ -1,7 +1,7 @@
 //! Decode on the GPU: one tile group of a plan.
 
 use kernels_gpu::{
-    abi::{AttentionParams, DecodeParams, KvStrides, MergeRow, QueryRow, WorkItem},
+    abi::{AttentionParams, DecodeParams, KvStrides, LaunchRecord, MergeRow, QueryRow, WorkItem},
     decode::{layout::KEYS, shape},
     divisor::Divisor,
     sm90::wide,
@@ -9,12 +9,13 @@ use kernels_gpu::{
 
 use super::{
     CUstream, DeviceArray, DeviceTensor, Gpu, KvPool, PartialStates, Swizzle, TensorMap,
-    launch::Launch,
+    launch::{Launch, Prepared},
     module::{Carveout, Kernel, Modules},
     tensor::VECTOR_BYTES,
 };
 use crate::{
     Error,
+    plan::Instance,
     problem::{Dtype, ProblemError, Spec},
 };
 
@@ -41,6 +42,9 @@ pub struct DecodeArrays {
     pub arrivals: Option<DeviceArray<u32>>,
     /// One word, zero before and after, that no other launch at the same time has.
     pub ticket: DeviceArray<u32>,
+    /// Which of `items` are the launch's, where that is to change while the launch stays in a captured graph;
+    /// `items` are then those of the whole plan, with room for the largest. None: all of them are.
+    pub record: Option<DeviceArray<LaunchRecord>>,
 }
 
 /// How a launch goes about it.
@@ -124,6 +128,20 @@ impl Kernels {
             .map(Self)
     }
 
+    /// What plans can ask for.
+    pub(super) fn instances(&self) -> Vec<Instance> {
+        let instance = |&(_, dim, rows, cap, _): &(Dtype, u32, u32, bool, &str)| Instance {
+            m: rows,
+            n: wide::Shape::find(dim, rows, cap).map_or(KEYS, |wide| wide.keys),
+            head_dim: Some(dim),
+            soft_cap: Some(cap),
+        };
+        let loaded = ENTRIES.iter().take(self.0.len());
+        // The same for both element types.
+        let loaded = loaded.filter(|entry| entry.0 == Dtype::BF16);
+        loaded.map(instance).collect()
+    }
+
     fn find(&self, dtype: Dtype, dim: u32, rows: u32, cap: bool) -> Option<&Kernel> {
         let wanted = |&(d, h, r, c, _): &(Dtype, u32, u32, bool, &str)| {
             (d, h, r, c) == (dtype, dim, rows, cap)
@@ -165,6 +183,23 @@ impl Gpu {
         lse: Option<&DeviceTensor<2>>,
         stream: CUstream,
     ) -> Result<(), Error> {
+        let prepared = self.prepare_decode(spec, tile, arrays, pool, q, out, lse)?;
+        // SAFETY: the kernel takes `DecodeParams`, and the caller vouches for what they point to.
+        unsafe { self.launch_prepared(&prepared, stream) }
+    }
+
+    /// All checks of [`decode`](Self::decode), and the launch that they allow.
+    #[expect(clippy::too_many_arguments, reason = "as `decode`")]
+    pub(super) fn prepare_decode(
+        &self,
+        spec: &Spec,
+        tile: DecodeTile,
+        arrays: &DecodeArrays,
+        pool: &KvPool,
+        q: &DeviceTensor<3>,
+        out: &DeviceTensor<3>,
+        lse: Option<&DeviceTensor<2>>,
+    ) -> Result<Prepared<DecodeParams>, Error> {
         check(spec, arrays, pool, q, out, lse)?;
         let dim = spec.head_dim_qk;
         let cap = spec.variant.soft_cap.is_some();
@@ -188,13 +223,17 @@ impl Gpu {
             let rule = format!("at least {}, the query heads of a KV head", spec.group());
             return Err(extent("the tile", "rows", rows, rule));
         }
-        let params = parameters(spec, tile, &form, arrays, pool, q, out, lse)?;
-        let ctas = params.attention.units.div_ceil(params.run);
+        let mut parameters = parameters(spec, tile, &form, arrays, pool, q, out, lse)?;
+        let ctas = parameters.attention.units.div_ceil(parameters.run);
         let resident = self.multiprocessors * form.ctas_per_sm;
         let mut launch = Launch::new(ctas.min(resident), form.threads);
         launch.shared = form.shared_bytes;
-        // SAFETY: the kernel takes `DecodeParams`, and the caller vouches for what they point to.
-        unsafe { self.launch(kernel, &launch, &params, stream) }
+        parameters.attention.leave_to_record(arrays.items.len);
+        Ok(Prepared {
+            kernel: *kernel,
+            launch,
+            parameters,
+        })
     }
 }
 
@@ -297,6 +336,9 @@ fn check(
     arrays.merges.check_address("merges", 16)?;
     arrays.merge_slots.check_address("merge_slots", 4)?;
     arrays.ticket.check_address("ticket", 4)?;
+    if let Some(record) = arrays.record {
+        record.check_address("record", 16)?;
+    }
     if arrays.ticket.len == 0 {
         return Err(extent("ticket", "words", 0, "1"));
     }
@@ -438,6 +480,7 @@ fn parameters(
             partial_lse: arrays.partials.lse.address,
             arrivals: arrays.arrivals.map_or(0, |arrivals| arrivals.address),
             ticket: arrays.ticket.address,
+            record: arrays.record.map_or(0, |record| record.address),
             units: fits(
                 "items × KV heads",
                 arrays.items.len.saturating_mul(spec.kv_heads as usize),
@@ -461,6 +504,7 @@ fn parameters(
         stages: form.stages,
         run: tile.run.clamp(1, form.run),
         outside,
+        reserved: [0; 2],
     })
 }
 

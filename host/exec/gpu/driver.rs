@@ -10,7 +10,7 @@ use std::{
     ptr::{self, NonNull},
 };
 
-pub use cust::sys::{CUcontext, CUdevice, CUdeviceptr, CUfunction, CUmodule, CUstream};
+pub use cust::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmodule, CUstream};
 
 use crate::Error;
 
@@ -24,6 +24,7 @@ impl Code {
     pub const SUCCESS: Self = Self(0);
     pub const INVALID_IMAGE: Self = Self(200);
     pub const NO_BINARY_FOR_GPU: Self = Self(209);
+    pub const NOT_READY: Self = Self(600);
     pub const UNSUPPORTED_PTX_VERSION: Self = Self(222);
 
     /// Turns every code but success into an error that names the call.
@@ -92,6 +93,32 @@ unsafe extern "C" {
     ) -> Code;
     pub fn cuFuncGetAttribute(value: *mut c_int, attribute: c_uint, function: CUfunction) -> Code;
     pub fn cuFuncSetAttribute(function: CUfunction, attribute: c_uint, value: c_int) -> Code;
+    #[link_name = "cuMemAlloc_v2"]
+    pub fn cuMemAlloc(address: *mut CUdeviceptr, bytes: usize) -> Code;
+    #[link_name = "cuMemFree_v2"]
+    pub fn cuMemFree(address: CUdeviceptr) -> Code;
+    pub fn cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint) -> Code;
+    pub fn cuMemFreeHost(address: *mut c_void) -> Code;
+    #[link_name = "cuMemsetD8_v2"]
+    pub fn cuMemsetD8(address: CUdeviceptr, value: u8, count: usize) -> Code;
+    #[link_name = "cuMemcpyHtoDAsync_v2"]
+    pub fn cuMemcpyHtoDAsync(
+        to: CUdeviceptr,
+        from: *const c_void,
+        bytes: usize,
+        stream: CUstream,
+    ) -> Code;
+    pub fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) -> Code;
+    #[link_name = "cuStreamDestroy_v2"]
+    pub fn cuStreamDestroy(stream: CUstream) -> Code;
+    pub fn cuStreamSynchronize(stream: CUstream) -> Code;
+    pub fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) -> Code;
+    pub fn cuEventCreate(event: *mut CUevent, flags: c_uint) -> Code;
+    #[link_name = "cuEventDestroy_v2"]
+    pub fn cuEventDestroy(event: CUevent) -> Code;
+    pub fn cuEventRecord(event: CUevent, stream: CUstream) -> Code;
+    pub fn cuEventQuery(event: CUevent) -> Code;
+    pub fn cuEventSynchronize(event: CUevent) -> Code;
     #[allow(clippy::too_many_arguments)]
     pub fn cuLaunchKernel(
         function: CUfunction,

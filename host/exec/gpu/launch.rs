@@ -68,7 +68,31 @@ impl Launch {
     }
 }
 
+/// A launch that was checked, with everything that goes with it.
+#[derive(Clone, Copy, Debug)]
+pub struct Prepared<P> {
+    pub kernel: Kernel,
+    pub launch: Launch,
+    pub parameters: P,
+}
+
 impl Gpu {
+    /// # Safety
+    /// As [`launch`](Self::launch).
+    pub(super) unsafe fn launch_prepared<P: Copy>(
+        &self,
+        prepared: &Prepared<P>,
+        stream: CUstream,
+    ) -> Result<(), Error> {
+        let Prepared {
+            kernel,
+            launch,
+            parameters,
+        } = prepared;
+        // SAFETY: the caller's promises.
+        unsafe { self.launch(kernel, launch, parameters, stream) }
+    }
+
     /// Launches a kernel whose only parameter is `parameters`. A launch without blocks is none.
     ///
     /// # Safety
@@ -90,19 +114,16 @@ impl Gpu {
         let _current = Current::enter(self.context.as_raw())?;
         // The driver reads the parameters before it returns and does not write them.
         let mut pointers = [(&raw const *parameters).cast_mut().cast::<c_void>()];
-        let mut attributes = Vec::new();
-        if launch.overlap {
-            attributes.push(LaunchAttribute::new(
-                LaunchAttribute::PROGRAMMATIC_STREAM_SERIALIZATION,
-                [1],
-            ));
-        }
-        if launch.cluster > 1 {
-            attributes.push(LaunchAttribute::new(
-                LaunchAttribute::CLUSTER_DIMENSION,
-                [launch.cluster, 1, 1],
-            ));
-        }
+        let overlap = LaunchAttribute::new(LaunchAttribute::PROGRAMMATIC_STREAM_SERIALIZATION, [1]);
+        let cluster =
+            LaunchAttribute::new(LaunchAttribute::CLUSTER_DIMENSION, [launch.cluster, 1, 1]);
+        let both = [overlap, cluster];
+        let attributes = match (launch.overlap, launch.cluster > 1) {
+            (false, false) => &both[..0],
+            (true, false) => &both[..1],
+            (false, true) => &both[1..],
+            (true, true) => &both[..],
+        };
         let [x, y, z] = launch.grid;
         if attributes.is_empty() {
             // SAFETY: the caller vouches for kernel, parameters and stream.

@@ -1,14 +1,14 @@
 //! ⊕ over partial states, on the GPU.
 
 use kernels_gpu::{
-    abi::{MergeParams, MergeRow},
+    abi::{LaunchRecord, MergeParams, MergeRow},
     divisor::Divisor,
     merge::{CHUNK, THREADS},
 };
 
 use super::{
     CUstream, DeviceArray, DeviceTensor, Gpu,
-    launch::Launch,
+    launch::{Launch, Prepared},
     module::{Carveout, Kernel, Modules},
     tensor::VECTOR_BYTES,
 };
@@ -74,15 +74,34 @@ impl Gpu {
         lse: Option<&DeviceTensor<2>>,
         stream: CUstream,
     ) -> Result<(), Error> {
-        let params = parameters(partials, rows, merge_slots, out, lse)?;
-        let kernel = match out.dtype {
-            Dtype::BF16 => &self.merge.bf16,
-            Dtype::F16 => &self.merge.f16,
-            _ => &self.merge.f32,
-        };
-        let launch = Launch::new(params.chunks.div_ceil(THREADS), THREADS);
+        let prepared = self.prepare_merge(partials, rows, merge_slots, out, lse, None)?;
         // SAFETY: the kernel takes `MergeParams`, and the caller vouches for what they point to.
-        unsafe { self.launch(kernel, &launch, &params, stream) }
+        unsafe { self.launch_prepared(&prepared, stream) }
+    }
+
+    /// All checks of [`merge_states`](Self::merge_states), and the launch that they allow. A record says how
+    /// many of `rows` are there when it runs.
+    pub(super) fn prepare_merge(
+        &self,
+        partials: &PartialStates,
+        rows: DeviceArray<MergeRow>,
+        merge_slots: DeviceArray<u32>,
+        out: &DeviceTensor<3>,
+        lse: Option<&DeviceTensor<2>>,
+        record: Option<DeviceArray<LaunchRecord>>,
+    ) -> Result<Prepared<MergeParams>, Error> {
+        let mut parameters = parameters(partials, rows, merge_slots, out, lse)?;
+        let kernel = match out.dtype {
+            Dtype::BF16 => self.merge.bf16,
+            Dtype::F16 => self.merge.f16,
+            _ => self.merge.f32,
+        };
+        parameters.record = record.map_or(0, |record| record.address);
+        Ok(Prepared {
+            kernel,
+            launch: Launch::new(parameters.chunks.div_ceil(THREADS), THREADS),
+            parameters,
+        })
     }
 }
 
@@ -192,6 +211,7 @@ fn parameters(
         merge_slots: merge_slots.address,
         out: out.address,
         lse: lse.map_or(0, |lse| lse.address),
+        record: 0,
         chunks: fits(
             "merged rows × heads × head dimension / 8",
             rows.len.saturating_mul(chunks_per_row),

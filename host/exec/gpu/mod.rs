@@ -18,8 +18,10 @@
 //! All calls check what they are given before they launch anything. They return as soon as the work is
 //! queued; errors of the work itself show at the next call that waits for it.
 
+mod agenda;
 mod append;
 mod decode;
+mod device;
 mod driver;
 mod embedded;
 mod launch;
@@ -27,13 +29,17 @@ mod merge;
 mod module;
 mod prefill;
 mod prefill_gather;
+mod resources;
+mod run;
 mod tensor;
 mod tensor_map;
+mod workspace;
 
 use std::fmt;
 
 use cust::{context::Context, device::Device, error::CudaError};
 
+pub use agenda::{LaunchKey, LaunchSet};
 pub use append::KvPool;
 pub use decode::{DecodeArrays, DecodeTile};
 pub use driver::{CUdeviceptr, CUstream};
@@ -42,6 +48,7 @@ pub use merge::PartialStates;
 pub use prefill::PrefillCall;
 pub use tensor::{DeviceArray, DeviceTensor};
 pub use tensor_map::{Swizzle, TensorMap};
+pub use workspace::{Streams, Workspace, WorkspaceOptions};
 
 use crate::Error;
 use driver::{Code, device_attribute};
@@ -67,6 +74,7 @@ pub struct Gpu {
     modules: Modules,
     // Behind the modules: it is released after them.
     context: Context,
+    ordinal: u32,
     name: String,
     compute: (u32, u32),
     multiprocessors: u32,
@@ -115,10 +123,7 @@ impl Gpu {
         let max_shared = attribute(device_attribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let multiprocessors = attribute(device_attribute::MULTIPROCESSOR_COUNT)?;
 
-        let before = driver::current()?;
-        let context =
-            Context::new(device).map_err(|error| failed("cuDevicePrimaryCtxRetain", error))?;
-        driver::restore(before)?;
+        let context = resources::retain(device)?;
         let modules = Modules::load(modules, &name, compute, context.as_raw())?;
         Ok(Self {
             merge: merge::Kernels::load(&modules, max_shared)?,
@@ -128,6 +133,7 @@ impl Gpu {
             prefill_gather: prefill_gather::Kernels::load(&modules, max_shared)?,
             modules,
             context,
+            ordinal,
             name,
             compute,
             multiprocessors,

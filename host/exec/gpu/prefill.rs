@@ -1,20 +1,21 @@
 //! Prefill items: which kernels run them, and those of Hopper.
 
 use kernels_gpu::{
-    abi::{AttentionParams, KvStrides, PageCoordinates, PrefillParams, WorkItem},
+    abi::{AttentionParams, KvStrides, LaunchRecord, PageCoordinates, PrefillParams, WorkItem},
     divisor::Divisor,
     sm90::prefill::Shape,
 };
 
 use super::{
     CUstream, DeviceArray, DeviceTensor, Family, Gpu, KvPool, PartialStates, Swizzle, TensorMap,
-    launch::Launch,
+    launch::{Launch, Prepared},
     module::{Carveout, Kernel, Modules},
+    run::Step,
     tensor::VECTOR_BYTES,
 };
 use crate::{
     Error,
-    plan::Tile,
+    plan::{Instance, Tile},
     problem::{Dtype, Spec},
 };
 
@@ -45,6 +46,8 @@ pub struct PrefillCall<'a> {
     pub partials: Option<&'a PartialStates>,
     /// One number that is 0 before the launch, and again after it.
     pub ticket: DeviceArray<u32>,
+    /// As [`DecodeArrays::record`](super::DecodeArrays::record).
+    pub record: Option<DeviceArray<LaunchRecord>>,
 }
 
 const ENTRIES: [(&str, Shape); 14] = [
@@ -99,6 +102,19 @@ impl Kernels {
         Ok(Self(loaded))
     }
 
+    /// What plans can ask for.
+    pub(super) fn instances(&self) -> Vec<Instance> {
+        let instance = |entry: &Entry| Instance {
+            m: entry.shape.rows(),
+            n: entry.shape.keys,
+            head_dim: Some(entry.shape.head_dim),
+            soft_cap: Some(entry.cap),
+        };
+        // The same for both element types.
+        let loaded = self.0.iter().filter(|entry| entry.dtype == Dtype::BF16);
+        loaded.map(instance).collect()
+    }
+
     fn find(&self, call: &PrefillCall<'_>) -> Result<&Entry, Error> {
         let (head_dim, cap) = (call.spec.head_dim_qk, call.spec.variant.soft_cap.is_some());
         let fits = |entry: &&Entry| {
@@ -131,7 +147,8 @@ impl Gpu {
     /// Runs a group of contiguous items: direct ones are written to `out` and `lse`, the others to `partials`,
     /// for [`Gpu::merge_states`] after it.
     ///
-    /// Takes the family that [`Gpu::prefill_family`] says. Nothing is allocated and nothing waited for, so that the call can be captured in a graph.
+    /// Takes the family that [`Gpu::prefill_family`] says. Nothing is allocated and nothing waited for, so that
+    /// the call can be captured in a graph.
     ///
     /// # Safety
     /// - All tensors and arrays are in this GPU's memory as described, and stay until the work on `stream`
@@ -176,27 +193,45 @@ impl Gpu {
         call: &PrefillCall<'_>,
         stream: CUstream,
     ) -> Result<(), Error> {
-        match family {
+        match self.prepare_prefill(family, call)? {
             // SAFETY: the caller's promise.
-            Family::Sm80 => unsafe { self.prefill_gathered(call, stream) },
-            // SAFETY: the caller's promise.
-            Family::Sm90 => unsafe { self.prefill_mapped(call, stream) },
+            Some(step) => unsafe { self.launch_step(&step, stream) },
+            None => Ok(()),
         }
     }
 
-    unsafe fn prefill_mapped(&self, call: &PrefillCall<'_>, stream: CUstream) -> Result<(), Error> {
+    /// All checks of [`prefill_on`](Self::prefill_on), and the launch that they allow; none without items.
+    pub(super) fn prepare_prefill(
+        &self,
+        family: Family,
+        call: &PrefillCall<'_>,
+    ) -> Result<Option<Step>, Error> {
+        Ok(match family {
+            Family::Sm80 => self.prepare_gathered(call)?.map(Step::PrefillGather),
+            Family::Sm90 => self.prepare_mapped(call)?.map(Step::Prefill),
+        })
+    }
+
+    fn prepare_mapped(
+        &self,
+        call: &PrefillCall<'_>,
+    ) -> Result<Option<Prepared<PrefillParams>>, Error> {
         let entry = self.prefill.find(call)?;
         if call.items.len == 0 {
-            return Ok(());
+            return Ok(None);
         }
-        let params = parameters(call, &entry.shape)?;
+        let mut parameters = parameters(call, &entry.shape)?;
         let mut launch = Launch::new(
-            self.multiprocessors.min(params.attention.units),
+            self.multiprocessors.min(parameters.attention.units),
             entry.shape.threads(),
         );
         launch.shared = entry.shape.shared_bytes();
-        // SAFETY: the kernel takes `PrefillParams`, and the caller vouches for what they point to.
-        unsafe { self.launch(&entry.kernel, &launch, &params, stream) }
+        parameters.attention.leave_to_record(call.items.len);
+        Ok(Some(Prepared {
+            kernel: entry.kernel,
+            launch,
+            parameters,
+        }))
     }
 }
 
@@ -272,6 +307,9 @@ pub(super) fn check(call: &PrefillCall<'_>) -> Result<(), Error> {
     call.items.check_address("items", 8)?;
     call.page_ids.check_address("page_ids", 4)?;
     call.ticket.check_address("ticket", 4)?;
+    if let Some(record) = call.record {
+        record.check_address("record", 16)?;
+    }
     if call.pack == 0 || !spec.group().is_multiple_of(call.pack) {
         return Err(Error::Extent {
             tensor: "rows of a tile",
@@ -301,6 +339,7 @@ pub(super) fn attention(call: &PrefillCall<'_>, cuts: u32) -> Result<AttentionPa
         partial_out: call.partials.map_or(0, |partials| partials.out.address),
         partial_lse: call.partials.map_or(0, |partials| partials.lse.address),
         ticket: call.ticket.address,
+        record: call.record.map_or(0, |record| record.address),
         units: fits("items × query heads", units)?,
         q_heads: spec.q_heads,
         kv_heads: spec.kv_heads,
@@ -348,6 +387,7 @@ fn parameters(call: &PrefillCall<'_>, shape: &Shape) -> Result<PrefillParams, Er
         box_tokens,
         pack: Divisor::new(call.pack),
         page_size: Divisor::new(pool.k_strides.page_size),
+        reserved: [0; 2],
     })
 }
 

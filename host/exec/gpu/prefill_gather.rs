@@ -7,8 +7,8 @@ use kernels_gpu::{
 };
 
 use super::{
-    CUstream, Gpu, PrefillCall,
-    launch::Launch,
+    Gpu, PrefillCall,
+    launch::{Launch, Prepared},
     module::{Carveout, Kernel, Modules},
     prefill::{attention, check},
     tensor::{VECTOR_BYTES, check_address},
@@ -74,24 +74,35 @@ impl Kernels {
 }
 
 impl Gpu {
-    /// # Safety
-    /// - As [`Gpu::prefill`]'s.
-    pub(super) unsafe fn prefill_gathered(
+    pub(super) fn prepare_gathered(
         &self,
         call: &PrefillCall<'_>,
-        stream: CUstream,
-    ) -> Result<(), Error> {
+    ) -> Result<Option<Prepared<GatherPrefillParams>>, Error> {
         let entry = self.prefill_gather.find(call)?;
         if call.items.len == 0 {
-            return Ok(());
+            return Ok(None);
         }
-        let params = parameters(call, &entry.shape)?;
+        if call.record.is_some() {
+            return Err(Error::NoInstance {
+                kernel: "prefill",
+                asked: format!(
+                    "a launch set and pages of {} tokens",
+                    call.pool.k_strides.page_size
+                ),
+                there: "with a launch set those of Hopper, for pages of a multiple of 8 tokens",
+            });
+        }
+        let parameters = parameters(call, &entry.shape)?;
         // A CTA that does not find room would begin its first unit when the others have done the rest.
         let resident = self.multiprocessors * entry.per_multiprocessor.max(1);
-        let mut launch = Launch::new(resident.min(params.attention.units), entry.shape.threads());
+        let ctas = resident.min(parameters.attention.units);
+        let mut launch = Launch::new(ctas, entry.shape.threads());
         launch.shared = entry.shape.shared_bytes();
-        // SAFETY: the kernel takes `GatherPrefillParams`, and the caller vouches for what they point to.
-        unsafe { self.launch(&entry.kernel, &launch, &params, stream) }
+        Ok(Some(Prepared {
+            kernel: entry.kernel,
+            launch,
+            parameters,
+        }))
     }
 }
 

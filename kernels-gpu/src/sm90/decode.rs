@@ -32,7 +32,9 @@ struct Scout<'a, const DIM: u32, const ROWS: u32, const WARPS: u32> {
 impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scout<'_, DIM, ROWS, WARPS> {
     #[inline(always)]
     unsafe fn run(&self) {
-        let (p, a, lane) = (self.p, &self.p.attention, self.lane);
+        let (p, lane) = (self.p, self.lane);
+        // SAFETY: as the launch is.
+        let a = &unsafe { self.p.attention.of_this_plan() };
         let claims = Claims::new(a, p.run, thread::grid_dim_x());
         let mut slot = Place::first(0);
         let mut ending = Place::first(0);

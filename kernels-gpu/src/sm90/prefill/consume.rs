@@ -274,6 +274,10 @@ pub(super) unsafe fn consume<
 
     unsafe {
         mbarrier::wait(s.queries_full(0), 0);
+        // A captured launch may have more CTAs than the plan at hand has units.
+        if shared::load_u32(s.tile(0) + 8) == 0 {
+            return;
+        }
         let mut work = open!();
         mbarrier::wait(s.keys_full(k.stage), k.parity);
         queries_keys::<T, S>(&mut logits, work.queries, s.keys(k.stage), dim, slab);

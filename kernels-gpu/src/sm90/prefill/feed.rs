@@ -14,7 +14,7 @@ use super::{
     tile::{Shared, Tile},
 };
 use crate::{
-    abi::{PrefillParams, WorkItem},
+    abi::{AttentionParams, PrefillParams, WorkItem},
     variant::Variant,
 };
 
@@ -22,10 +22,15 @@ const WARP: u32 = !0;
 
 // ---- The scheduler -----------------------------------------------------------------------------
 
-/// Describes unit `unit` of the launch.
+/// Describes unit `unit` of the launch whose work `a` is.
 #[inline(always)]
-unsafe fn describe<V: Variant>(p: &PrefillParams, variant: &V, unit: u32, keys: u32) -> Tile {
-    let a = &p.attention;
+unsafe fn describe<V: Variant>(
+    p: &PrefillParams,
+    a: &AttentionParams,
+    variant: &V,
+    unit: u32,
+    keys: u32,
+) -> Tile {
     // All heads of an item before the next one: neighbours read the same pages at the same time, and
     // the longest items of the whole launch come first.
     let per_kv_head = p.pack.div(a.group);
@@ -75,13 +80,15 @@ pub(super) unsafe fn schedule<V: Variant>(
     variant: &V,
     s: Shared,
 ) {
-    let a = &p.attention;
     let slabs = s.shape.head_dim / 64;
     let tokens = p.pack.div(s.shape.rows());
     let ctas = thread::grid_dim_x();
     let mut unit = thread::block_idx_x();
     let mut ring = Ring::<2>::PRODUCER;
     loop {
+        // Read again for every unit: there are few registers here.
+        // SAFETY: as the launch is.
+        let a = &unsafe { p.attention.of_this_plan() };
         let more = unit < a.units;
         let mut ticket = 0;
         let mut tile = Tile::NONE;
@@ -89,7 +96,11 @@ pub(super) unsafe fn schedule<V: Variant>(
         unsafe {
             if more {
                 ticket = atomic::fetch_add::<Relaxed, Gpu, _>(a.ticket as *mut u32, 1);
-                tile = describe(p, variant, unit, s.shape.keys);
+                // Every unit takes one ticket: the last one tells that none will be asked for.
+                if ticket == a.units - 1 {
+                    ptr::store_u32(a.ticket as *mut u32, 0);
+                }
+                tile = describe(p, a, variant, unit, s.shape.keys);
             }
             mbarrier::wait(s.tile_free(ring.stage), ring.parity);
             tile.store(s.tile(ring.stage));
@@ -109,10 +120,6 @@ pub(super) unsafe fn schedule<V: Variant>(
                 slab += 1;
             }
             ring.advance();
-            // Every unit takes one ticket: the last one tells that none will be asked for.
-            if ticket == a.units - 1 {
-                ptr::store_u32(a.ticket as *mut u32, 0);
-            }
         }
         unit = ctas + ticket;
     }

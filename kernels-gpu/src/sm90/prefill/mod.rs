@@ -172,8 +172,7 @@ mod entries {
             /// See the module; all sizes are the shape's.
             ///
             /// # Safety
-            /// The parameters describe memory as [`PrefillParams`] says; the grid has at most as many CTAs
-            /// as there are units.
+            /// The parameters describe memory as [`PrefillParams`] says.
             #[kernel(max_threads = Shape::$shape.threads(), max_registers = Shape::$shape.registers()[0], tensor_maps)]
             pub unsafe fn $name(p: PrefillParams) {
                 const SHAPE: Shape = Shape::$shape;

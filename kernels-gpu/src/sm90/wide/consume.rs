@@ -168,6 +168,7 @@ pub(super) unsafe fn consume<
 
     unsafe {
         mbarrier::wait(s.queries_full(0), 0);
+        // A captured launch may have more CTAs than the plan at hand has units.
         if shared::load_u32(s.unit(0)) == 0 {
             return;
         }

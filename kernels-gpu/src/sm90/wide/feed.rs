@@ -24,7 +24,8 @@ const WARP: u32 = warp::FULL_MASK;
 /// Brings unit after unit, one ahead of the consumers, and tells what it is.
 #[inline(always)]
 pub(super) unsafe fn gather(p: &DecodeParams, s: Shared) {
-    let a = &p.attention;
+    // SAFETY: as the launch is.
+    let a = &unsafe { p.attention.of_this_plan() };
     let lane = warp::lane_id();
     let ctas = thread::grid_dim_x();
     let mut unit = thread::block_idx_x();

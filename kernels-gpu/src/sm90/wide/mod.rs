@@ -188,8 +188,7 @@ mod entries {
             /// See the module; all sizes are the shape's.
             ///
             /// # Safety
-            /// The parameters describe memory as [`DecodeParams`] says; the grid has at most as many CTAs
-            /// as there are units.
+            /// The parameters describe memory as [`DecodeParams`] says.
             #[kernel(max_threads = Shape::$shape.threads(), min_blocks = Shape::$shape.ctas_per_sm, tensor_maps)]
             pub unsafe fn $name(p: DecodeParams) {
                 const SHAPE: Shape = Shape::$shape;

@@ -1,0 +1,50 @@
+//! What to plan for on a GPU.
+
+use super::Gpu;
+use crate::plan::DeviceDescription;
+
+/// The description that fits a GPU best, by its name and compute capability.
+fn nearest(name: &str, compute: (u32, u32)) -> &'static str {
+    match compute {
+        (8, 0) => "a100",
+        (8, 9) => "rtx4090",
+        (8, _) => "a6000",
+        _ if name.contains("H100") => "h100",
+        _ => "h200",
+    }
+}
+
+impl Gpu {
+    /// What to plan for: the nearest of the known devices, with this one's number of SMs and with the tiles
+    /// that this build has kernels for.
+    #[must_use]
+    pub fn device(&self) -> DeviceDescription {
+        let name = nearest(&self.name, self.compute);
+        let mut device = DeviceDescription::named(name).expect("it is built in");
+        device.sms = self.multiprocessors;
+        device.compute_capability = self.compute;
+        device.decode.compiled = self.decode.instances();
+        device.prefill.compiled = self.prefill.instances();
+        device
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_gpu_is_near_a_known_one() {
+        for (name, compute, nearest_one) in [
+            ("NVIDIA H200", (9, 0), "h200"),
+            ("NVIDIA H100 PCIe", (9, 0), "h100"),
+            ("NVIDIA A100-SXM4-80GB", (8, 0), "a100"),
+            ("NVIDIA RTX A6000", (8, 6), "a6000"),
+            ("NVIDIA GeForce RTX 4090", (8, 9), "rtx4090"),
+            ("NVIDIA B200", (10, 0), "h200"),
+        ] {
+            assert_eq!(nearest(name, compute), nearest_one);
+            DeviceDescription::named(nearest_one).unwrap();
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! A whole plan on the GPU.
+
+use kernels_gpu::abi::{DecodeParams, GatherPrefillParams, MergeParams, PrefillParams};
+
+use super::{
+    CUstream, DecodeArrays, DecodeTile, DeviceArray, DeviceTensor, Gpu, KvPool, PrefillCall,
+    Workspace,
+    agenda::{GroupLaunch, LaunchKey},
+    driver::Current,
+    launch::Prepared,
+};
+use crate::{Error, plan::Kernel};
+
+/// A launch that was checked and waits for its turn.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Step {
+    Decode(Prepared<DecodeParams>),
+    Prefill(Prepared<PrefillParams>),
+    PrefillGather(Prepared<GatherPrefillParams>),
+    Merge(Prepared<MergeParams>),
+}
+
+/// What a run computes from and to.
+#[derive(Clone, Copy)]
+struct Tensors<'a> {
+    q: &'a DeviceTensor<3>,
+    pools: &'a [KvPool],
+    out: &'a DeviceTensor<3>,
+    lse: Option<&'a DeviceTensor<2>>,
+}
+
+impl Gpu {
+    /// Attention of the plan that was [uploaded](Workspace::upload) last, with the variant of its spec.
+    ///
+    /// - `q`: `[total_q, q_heads, head_dim_qk]`, any token stride that is a multiple of 8
+    /// - `pools`: one for each part of the batch
+    /// - `out`: `[total_q, q_heads, head_dim_v]`, likewise
+    /// - `lse`: `[total_q, q_heads]` F32, natural log, where it is wanted
+    ///
+    /// A query that sees no key gives output 0 and LSE −∞. The same plan gives the same bits in every run.
+    ///
+    /// Nothing is allocated and nothing waited for. The call can be captured in a graph; with a
+    /// [launch set](super::WorkspaceOptions::launches) the graph serves whatever plan is in the workspace when
+    /// it is launched, and `q`, `out` and `lse` may have more tokens than the plan at hand.
+    ///
+    /// The same call on the CPU is [`Cpu::run`](crate::exec::Cpu::run).
+    ///
+    /// # Safety
+    /// - All tensors are in this GPU's memory as described, and stay until the work on `stream` is done. What
+    ///   is written is not touched by others meanwhile.
+    /// - The plan is as a [`Planner`](crate::plan::Planner) made it.
+    /// - `stream` is a stream of the device's primary context, or null (the default stream), and comes after
+    ///   the upload and after earlier runs of this workspace. A graph is not launched after `self` or the
+    ///   workspace is gone.
+    ///
+    /// # Errors
+    /// [`Error::NoPlan`], [`Error::Pools`], [`Error::NoInstance`] where no kernel was compiled for a launch,
+    /// or a variant for what is wrong with a tensor: all before anything is launched. [`Error::Driver`] if a
+    /// launch fails.
+    pub unsafe fn run(
+        &self,
+        workspace: &mut Workspace,
+        q: &DeviceTensor<3>,
+        pools: &[KvPool],
+        out: &DeviceTensor<3>,
+        lse: Option<&DeviceTensor<2>>,
+        stream: CUstream,
+    ) -> Result<(), Error> {
+        if !workspace.loaded {
+            return Err(Error::NoPlan);
+        }
+        let tensors = Tensors { q, pools, out, lse };
+        check(workspace, &tensors)?;
+        let mut steps = std::mem::take(&mut workspace.steps);
+        steps.clear();
+        let prepared = self.prepare(workspace, &tensors, &mut steps);
+        // SAFETY: the caller's promises.
+        let launched =
+            prepared.and_then(|()| unsafe { self.launch_steps(workspace, &steps, stream) });
+        workspace.steps = steps;
+        launched
+    }
+
+    /// All launches of the run, merging last.
+    fn prepare(
+        &self,
+        workspace: &Workspace,
+        tensors: &Tensors<'_>,
+        steps: &mut Vec<Step>,
+    ) -> Result<(), Error> {
+        let agenda = &workspace.agenda;
+        let Some(set) = &workspace.options.launches else {
+            for (index, launch) in agenda.launches.iter().enumerate() {
+                steps.extend(self.prepare_group(workspace, tensors, index, launch, false)?);
+            }
+            if agenda.left > 0 {
+                let rows = DeviceArray::new(workspace.left_merges().address, agenda.left as usize);
+                steps.push(Step::Merge(self.prepare_merge(
+                    &workspace.partials(),
+                    rows,
+                    workspace.merge_slots(),
+                    tensors.out,
+                    tensors.lse,
+                    None,
+                )?));
+            }
+            return Ok(());
+        };
+        for (index, &key) in set.keys.iter().enumerate() {
+            let launch = GroupLaunch {
+                key,
+                first: 0,
+                items: workspace.bound.items,
+                run: 1,
+            };
+            steps.extend(self.prepare_group(workspace, tensors, index, &launch, true)?);
+        }
+        if workspace.bound.merges > 0 {
+            steps.push(Step::Merge(self.prepare_merge(
+                &workspace.partials(),
+                workspace.left_merges(),
+                workspace.merge_slots(),
+                tensors.out,
+                tensors.lse,
+                Some(workspace.record(set.keys.len())),
+            )?));
+        }
+        Ok(())
+    }
+
+    /// A launch of a group: of the items that the launch names, or of what its record will say.
+    fn prepare_group(
+        &self,
+        workspace: &Workspace,
+        tensors: &Tensors<'_>,
+        index: usize,
+        launch: &GroupLaunch,
+        captured: bool,
+    ) -> Result<Option<Step>, Error> {
+        let LaunchKey {
+            kernel,
+            tile,
+            pack,
+            part,
+        } = launch.key;
+        let spec = &workspace.spec;
+        // A part that this batch does not have.
+        let Some(pool) = tensors.pools.get(part as usize) else {
+            return Ok(None);
+        };
+        let first = workspace.items().address + u64::from(launch.first) * ITEM_BYTES;
+        let items = DeviceArray::new(first, launch.items as usize);
+        let record = captured.then(|| workspace.record(index));
+        let Tensors { q, out, lse, .. } = *tensors;
+        if kernel == Kernel::Decode {
+            let arrays = DecodeArrays {
+                items,
+                rows: workspace.rows(),
+                page_ids: workspace.page_ids(),
+                merges: workspace.merges(),
+                merge_slots: workspace.merge_slots(),
+                partials: workspace.partials(),
+                arrivals: workspace.agenda.fused.then(|| workspace.arrivals()),
+                ticket: workspace.ticket(index),
+                record,
+            };
+            let tile = DecodeTile {
+                rows: tile.m,
+                run: launch.run,
+            };
+            let step = self.prepare_decode(spec, tile, &arrays, pool, q, out, lse)?;
+            return Ok(Some(Step::Decode(step)));
+        }
+        let partials = workspace.partials();
+        let call = PrefillCall {
+            spec,
+            tile,
+            pack,
+            items,
+            page_ids: workspace.page_ids(),
+            q,
+            pool,
+            out,
+            lse,
+            partials: Some(&partials),
+            ticket: workspace.ticket(index),
+            record,
+        };
+        self.prepare_prefill(self.prefill_family(&call), &call)
+    }
+
+    /// # Safety
+    /// The steps are those of this workspace's run; the stream is one of this context.
+    unsafe fn launch_steps(
+        &self,
+        workspace: &Workspace,
+        steps: &[Step],
+        stream: CUstream,
+    ) -> Result<(), Error> {
+        let _current = Current::enter(self.context.as_raw())?;
+        let merging = matches!(steps.last(), Some(Step::Merge(_)));
+        let (groups, merge) = steps.split_at(steps.len() - usize::from(merging));
+        // The first group stays on the caller's stream.
+        let lanes = workspace.lanes.len().min(groups.len().saturating_sub(1));
+        // SAFETY: the caller's promises; lanes begin after the fork and end before the join.
+        unsafe {
+            if lanes > 0 {
+                workspace.fork.record(stream)?;
+            }
+            for lane in &workspace.lanes[..lanes] {
+                workspace.fork.hold(lane.stream.raw())?;
+            }
+            for (index, step) in groups.iter().enumerate() {
+                let lane = match index % (lanes + 1) {
+                    0 => stream,
+                    lane => workspace.lanes[lane - 1].stream.raw(),
+                };
+                self.launch_step(step, lane)?;
+            }
+            for lane in &workspace.lanes[..lanes] {
+                lane.done.record(lane.stream.raw())?;
+                lane.done.hold(stream)?;
+            }
+            for step in merge {
+                self.launch_step(step, stream)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As [`launch_steps`](Self::launch_steps).
+    pub(super) unsafe fn launch_step(&self, step: &Step, stream: CUstream) -> Result<(), Error> {
+        // SAFETY: the caller's promises.
+        unsafe {
+            match step {
+                Step::Decode(step) => self.launch_prepared(step, stream),
+                Step::Prefill(step) => self.launch_prepared(step, stream),
+                Step::PrefillGather(step) => self.launch_prepared(step, stream),
+                Step::Merge(step) => self.launch_prepared(step, stream),
+            }
+        }
+    }
+}
+
+const ITEM_BYTES: u64 = size_of::<kernels_gpu::abi::WorkItem>() as u64;
+
+/// What no launch checks for itself.
+fn check(workspace: &Workspace, tensors: &Tensors<'_>) -> Result<(), Error> {
+    let agenda = &workspace.agenda;
+    if tensors.pools.len() != agenda.parts.len() {
+        return Err(Error::Pools {
+            got: tensors.pools.len(),
+            expected: agenda.parts.len(),
+        });
+    }
+    for (pool, needs) in tensors.pools.iter().zip(&agenda.parts) {
+        let page_size = pool.k_strides.page_size;
+        let wrong = |dimension, got: u32, rule: String| Error::Extent {
+            tensor: "the KV pool",
+            dimension,
+            got: got as usize,
+            rule,
+        };
+        if page_size != needs.page_size {
+            let rule = format!("{}, as in the plan", needs.page_size);
+            return Err(wrong("tokens in a page", page_size, rule));
+        }
+        if pool.pages < needs.pages {
+            let rule = format!("at least {}, for the plan's page ids", needs.pages);
+            return Err(wrong("pages", pool.pages, rule));
+        }
+    }
+    let spec = &workspace.spec;
+    for (tensor, got, expected) in [
+        ("q", tensors.q.dtype, spec.q_dtype),
+        ("out", tensors.out.dtype, spec.out_dtype),
+    ] {
+        if got != expected {
+            return Err(Error::DtypesDiffer {
+                tensor,
+                got,
+                other: "the spec's",
+                expected,
+            });
+        }
+    }
+    let (tokens, total_q) = (tensors.q.shape[0], agenda.total_q as usize);
+    let captured = workspace.options.launches.is_some();
+    if tokens < total_q || (tokens > total_q && !captured) {
+        let rule = match captured {
+            true => format!("at least {total_q}, as the plan has"),
+            false => format!("{total_q}, as the plan has"),
+        };
+        return Err(Error::Extent {
+            tensor: "q",
+            dimension: "tokens",
+            got: tokens,
+            rule,
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,37 @@
+//! What a launch works on: told by its parameters, or by a record in the workspace where the launch was
+//! captured in a graph and serves one plan after the other.
+
+use cuda_std::ptr;
+
+use crate::abi::{AttentionParams, LaunchRecord, WorkItem};
+
+impl AttentionParams {
+    /// The parameters with `items` and `units` of the plan that is in the workspace now. Only who claims
+    /// units needs them.
+    ///
+    /// # Safety
+    /// The record, if there is one, can be read.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn of_this_plan(&self) -> Self {
+        let mut params = *self;
+        if self.record != 0 {
+            // SAFETY: the caller's promise.
+            let [first, items] = unsafe { load(self.record) };
+            params.items += u64::from(first) * size_of::<WorkItem>() as u64;
+            params.units *= items;
+        }
+        params
+    }
+}
+
+/// First entry of a record, and how many there are.
+///
+/// # Safety
+/// It can be read.
+#[inline(always)]
+pub unsafe fn load(record: u64) -> [u32; 2] {
+    const { assert!(size_of::<LaunchRecord>() == 16) };
+    // SAFETY: the caller's promise; nobody writes it while kernels run.
+    unsafe { ptr::load_nc_u32x2(record as *const u32) }
+}

@@ -1,0 +1,259 @@
+//! One captured graph, one plan after the other.
+
+use std::ptr;
+
+use cust::sys;
+use half::bf16;
+use tandem_attn::{
+    Error,
+    exec::gpu::{CUstream, LaunchSet, Streams, WorkspaceOptions},
+    plan::{Bound, MergeMode, Plan, PlanOptions, Planner},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    tensor::Element,
+};
+
+use crate::{
+    common::{
+        Memory, Rng, Stream,
+        problems::{Pools, Tensors},
+    },
+    hopper,
+    problem::{OnDevice, check_results},
+};
+
+struct Graph(sys::CUgraphExec);
+
+impl Graph {
+    /// What `work` puts on the stream.
+    fn capture(stream: &Stream, work: impl FnOnce()) -> Self {
+        const THIS_THREAD: sys::CUstreamCaptureMode =
+            sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        let ok = |code| assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+        let (mut graph, mut exec) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the stream is ours; handles are written.
+        unsafe {
+            ok(sys::cuStreamBeginCapture_v2(stream.0, THIS_THREAD));
+            work();
+            ok(sys::cuStreamEndCapture(stream.0, &mut graph));
+            ok(sys::cuGraphInstantiate_v2(
+                &mut exec,
+                graph,
+                ptr::null_mut(),
+                ptr::null_mut(),
+                0,
+            ));
+            ok(sys::cuGraphDestroy(graph));
+        }
+        Self(exec)
+    }
+
+    fn launch(&self, stream: CUstream) {
+        // SAFETY: everything in it lives.
+        let code = unsafe { sys::cuGraphLaunch(self.0, stream) };
+        assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: made by us, and done.
+        let _ = unsafe { sys::cuGraphExecDestroy(self.0) };
+    }
+}
+
+fn free_bytes() -> usize {
+    let (mut free, mut all) = (0, 0);
+    // SAFETY: writes two numbers.
+    let code = unsafe { sys::cuMemGetInfo_v2(&mut free, &mut all) };
+    assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+    free
+}
+
+const PAGE: u32 = 16;
+const POOL: u32 = 600;
+const TOKENS: u32 = 96;
+
+/// Requests with common prefixes, decodes and a few prefills.
+fn random_batch(rng: &mut Rng, prefills: bool) -> Batch {
+    let mut order: Vec<u32> = (0..POOL).collect();
+    rng.shuffle(&mut order);
+    let prefix = rng.below(20);
+    let mut next = prefix;
+    let mut table = PageTable::new(PAGE, POOL);
+    let mut qo_indptr = vec![0];
+    for _ in 0..rng.below(14) {
+        let shared = if rng.below(2) == 0 { prefix } else { 0 };
+        let own = 1 + rng.below(40);
+        if next + own > POOL as usize {
+            break;
+        }
+        let pages = [&order[..shared], &order[next..next + own]].concat();
+        next += own;
+        let kv_len = pages.len() as u32 * PAGE - rng.below(PAGE as usize) as u32;
+        let queries = match rng.below(8) {
+            0 if prefills => 9 + rng.below(30) as u32,
+            1 => 2 + rng.below(6) as u32,
+            _ => 1,
+        };
+        // New tokens lie behind what is shared.
+        let queries = queries.min(kv_len - shared as u32 * PAGE);
+        if qo_indptr[qo_indptr.len() - 1] + queries > TOKENS {
+            break;
+        }
+        qo_indptr.push(qo_indptr[qo_indptr.len() - 1] + queries);
+        table.push(&pages, kv_len);
+    }
+    Batch::new(qo_indptr, table)
+}
+
+fn bound() -> Bound {
+    Bound {
+        items: 4000,
+        rows: 4000,
+        page_ids: 14 * (20 + 40),
+        merges: TOKENS,
+        slots: 4000,
+    }
+}
+
+/// As many rounds as `TANDEM_ROUNDS` says.
+fn rounds() -> (usize, bool) {
+    let rounds = std::env::var("TANDEM_ROUNDS");
+    let rounds = rounds.ok().and_then(|rounds| rounds.parse().ok());
+    (rounds.unwrap_or(60), rounds.is_some())
+}
+
+#[test]
+fn a_graph_serves_one_plan_after_the_other() {
+    let Some(gpu) = hopper("a_graph_serves_one_plan_after_the_other") else {
+        return;
+    };
+    let (rounds, alone) = rounds();
+    for (streams, merge_mode, prefills) in [
+        (Streams::One, MergeMode::Fused, false),
+        (Streams::PerGroup, MergeMode::Fused, true),
+        (Streams::One, MergeMode::Kernel, true),
+    ] {
+        let spec = Spec::new(8, 2, 128);
+        let mut device = gpu.device();
+        // Few enough for small batches to be cut.
+        device.sms = 16;
+        let mut options = WorkspaceOptions::default();
+        options.streams = streams;
+        let mut eager = gpu.workspace(&spec, &bound(), options.clone()).unwrap();
+        options.merge_mode = merge_mode;
+        options.launches = Some(
+            match prefills {
+                true => LaunchSet::all(&device, &spec),
+                false => LaunchSet::decodes(&device, &spec),
+            }
+            .unwrap(),
+        );
+        let mut workspace = gpu.workspace(&spec, &bound(), options).unwrap();
+
+        let mut rng = Rng(3);
+        let strides = KvLayout::Nhd.strides(PAGE, spec.kv_heads, spec.head_dim_qk);
+        let mut random = |count: u32| -> Vec<bf16> {
+            let values = rng.floats(count as usize, -1.0, 1.0);
+            values.into_iter().map(bf16::from_f32).collect()
+        };
+        let pools = Pools {
+            k: random(POOL * strides.page),
+            v: random(POOL * strides.page),
+            k_strides: strides,
+            v_strides: strides,
+        };
+        let whole = Tensors {
+            q: random(TOKENS * spec.q_heads * spec.head_dim_qk),
+            parts: vec![pools],
+        };
+        let heads = spec.q_heads as usize;
+        let row = heads * spec.head_dim_v as usize;
+        let mut everything = PageTable::new(PAGE, POOL);
+        everything.push(&[0, 1, 2, 3, 4, 5], TOKENS);
+        let everything = Batch::new(vec![0, TOKENS], everything);
+        let on_device = OnDevice::new(&spec, &everything, &whole);
+        let shape = [TOKENS as usize, heads, spec.head_dim_v as usize];
+        let (out, lse) = (
+            Memory::new(&vec![u16::MAX; TOKENS as usize * row]),
+            Memory::new(&vec![u32::MAX; TOKENS as usize * heads]),
+        );
+        let (to, lse_to) = (
+            out.tensor(bf16::DTYPE, shape),
+            lse.tensor(Dtype::F32, [shape[0], shape[1]]),
+        );
+
+        let stream = Stream::new();
+        let mut planner = Planner::new();
+        let mut plan = Plan::empty(spec);
+        let options = PlanOptions {
+            bound: Some(bound()),
+            merge_mode,
+            ..PlanOptions::default()
+        };
+        let mut graph = None;
+        let mut free = 0;
+        for round in 0..rounds {
+            let batch = random_batch(&mut rng, prefills);
+            planner
+                .plan_into(&spec, &batch, &device, &options, &mut plan)
+                .unwrap();
+            // SAFETY: the stream is ours; everything on the device lives until it was waited for.
+            unsafe {
+                workspace.upload(&plan, stream.0).unwrap();
+                eager.upload(&plan, stream.0).unwrap();
+            }
+            let graph = graph.get_or_insert_with(|| {
+                Graph::capture(&stream, || {
+                    let OnDevice { q, pools, .. } = &on_device;
+                    // SAFETY: as above.
+                    unsafe { gpu.run(&mut workspace, q, pools, &to, Some(&lse_to), stream.0) }
+                        .unwrap();
+                })
+            });
+            graph.launch(stream.0);
+            stream.wait();
+            let tokens = batch.total_q() as usize;
+            let replayed = (
+                out.read_at::<u16>(0, tokens * row),
+                lse.read_at::<u32>(0, tokens * heads),
+            );
+            let now = on_device.first(tokens).run(gpu, &mut eager, &stream);
+            assert!(replayed == now, "round {round}: {plan}");
+            if round % 20 == 0 {
+                let mut tensors = whole.clone();
+                tensors.q.truncate(tokens * row);
+                check_results(&spec, &batch, &tensors, &replayed)
+                    .unwrap_or_else(|wrong| panic!("round {round}: {wrong}"));
+            }
+            match round {
+                10 => free = free_bytes(),
+                11.. if alone => assert_eq!(free_bytes(), free, "round {round}: memory changed"),
+                _ => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn a_plan_for_which_nothing_was_captured_is_refused() {
+    let Some(gpu) = hopper("a_plan_for_which_nothing_was_captured_is_refused") else {
+        return;
+    };
+    let spec = Spec::new(8, 2, 128);
+    let device = gpu.device();
+    let mut options = WorkspaceOptions::default();
+    options.launches = Some(LaunchSet::decodes(&device, &spec).unwrap());
+    let mut workspace = gpu.workspace(&spec, &bound(), options).unwrap();
+    let mut table = PageTable::new(PAGE, POOL);
+    table.push(&[0, 1, 2], 40);
+    let batch = Batch::new(vec![0, 40], table);
+    let plan = Planner::new()
+        .plan(&spec, &batch, &device, &PlanOptions::default())
+        .unwrap();
+    let stream = Stream::new();
+    // SAFETY: refused.
+    let error = unsafe { workspace.upload(&plan, stream.0) }.unwrap_err();
+    assert!(matches!(error, Error::NotCaptured { .. }), "{error}");
+    assert!(error.to_string().contains("Prefill"), "{error}");
+}

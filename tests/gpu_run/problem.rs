@@ -1,0 +1,183 @@
+//! Random batches, and tensors for them on the device.
+
+use std::rc::Rc;
+
+use proptest::prelude::*;
+use tandem_attn::{
+    exec::gpu::{DeviceTensor, Gpu, KvPool, Workspace},
+    problem::{Batch, Dtype, PageTable, Spec, Variant},
+    tensor::Element,
+};
+
+use crate::common::{self, Memory, Stream, Tolerance, compare, problems::Tensors};
+
+pub fn variant() -> impl Strategy<Value = Variant> {
+    let window = prop_oneof![3 => Just(None), 1 => (0..300_u32).prop_map(Some)];
+    let cap = prop_oneof![4 => Just(None), 1 => (5.0..50.0_f32).prop_map(Some)];
+    (prop::bool::weighted(0.9), window, cap).prop_map(|(causal, window_left, soft_cap)| {
+        let mut variant = Variant::CAUSAL;
+        variant.causal = causal;
+        variant.window_left = window_left;
+        variant.soft_cap = soft_cap;
+        variant
+    })
+}
+
+/// Where a request leaves the table of an earlier one, how many keys it has of its own, and its queries.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub parent: u64,
+    pub shared: usize,
+    pub own: u32,
+    pub queries: u32,
+}
+
+pub fn request() -> impl Strategy<Value = Request> {
+    let own = prop_oneof![1 => Just(0_u32), 6 => 1..90_u32, 3 => 1..700_u32, 1 => 1..2500_u32];
+    let queries = prop_oneof![
+        1 => Just(0_u32),
+        8 => Just(1),
+        3 => 2..9_u32,
+        3 => 9..80_u32,
+        1 => 80..400_u32
+    ];
+    let shared = prop_oneof![2 => Just(0_usize), 3 => 1..30_usize];
+    (any::<u64>(), shared, own, queries).prop_map(|(parent, shared, own, queries)| Request {
+        parent,
+        shared,
+        own,
+        queries,
+    })
+}
+
+/// A batch of these requests on shuffled pages.
+pub fn batch_of(requests: &[Request], page_size: u32, seed: u64) -> Batch {
+    let (mut tables, mut used) = (Vec::<(Vec<u32>, u32)>::new(), 0);
+    let mut qo_indptr = vec![0];
+    for request in requests {
+        let mut pages = Vec::new();
+        if !tables.is_empty() {
+            // Whole pages only: a shared page is full.
+            let (parent, len) = &tables[request.parent as usize % tables.len()];
+            let full = (len / page_size) as usize;
+            pages.extend_from_slice(&parent[..request.shared.min(full)]);
+        }
+        let kv_len = (pages.len() as u32 * page_size + request.own).max(request.queries);
+        let more = kv_len.div_ceil(page_size) - pages.len() as u32;
+        pages.extend(used..used + more);
+        used += more;
+        tables.push((pages, kv_len));
+        qo_indptr.push(qo_indptr[qo_indptr.len() - 1] + request.queries);
+    }
+    let mut shuffled: Vec<u32> = (0..used + 3).collect();
+    common::Rng(seed).shuffle(&mut shuffled);
+    let mut table = PageTable::new(page_size, used + 3);
+    for (pages, kv_len) in &tables {
+        let pages: Vec<u32> = pages.iter().map(|&page| shuffled[page as usize]).collect();
+        table.push(&pages, *kv_len);
+    }
+    Batch::new(qo_indptr, table)
+}
+
+/// A problem's tensors on the device, with room for results.
+#[derive(Clone)]
+pub struct OnDevice {
+    _parts: Rc<Vec<(Memory, Memory)>>,
+    pub pools: Vec<KvPool>,
+    _q: Rc<Memory>,
+    pub q: DeviceTensor<3>,
+    pub out: Rc<Memory>,
+    pub lse: Rc<Memory>,
+}
+
+impl OnDevice {
+    pub fn new<T: Element>(spec: &Spec, batch: &Batch, tensors: &Tensors<T, T>) -> Self {
+        let parts: Vec<_> = tensors
+            .parts
+            .iter()
+            .map(|part| (at_least_one(&part.k), at_least_one(&part.v)))
+            .collect();
+        let pools = parts.iter().zip(&tensors.parts).zip(&batch.parts);
+        let pools = pools.map(|(((k, v), pool), part)| KvPool {
+            k: k.address(),
+            v: v.address(),
+            dtype: T::DTYPE,
+            pages: part.table.pool_pages,
+            k_strides: pool.k_strides,
+            v_strides: pool.v_strides,
+        });
+        let pools = pools.collect();
+        let (tokens, heads) = (batch.total_q() as usize, spec.q_heads as usize);
+        let q = at_least_one(&tensors.q);
+        Self {
+            pools,
+            q: q.tensor(T::DTYPE, [tokens, heads, spec.head_dim_qk as usize]),
+            _q: q.into(),
+            out: Memory::of_bytes((tokens * heads * spec.head_dim_v as usize * 2).max(16)).into(),
+            lse: Memory::of_bytes((tokens * heads * 4).max(16)).into(),
+            _parts: parts.into(),
+        }
+    }
+
+    /// The same with the first query tokens only.
+    pub fn first(&self, tokens: usize) -> Self {
+        let mut first = self.clone();
+        first.q.shape[0] = tokens;
+        first
+    }
+
+    /// Runs what is in the workspace; results as bits.
+    pub fn run(
+        &self,
+        gpu: &Gpu,
+        workspace: &mut Workspace,
+        stream: &Stream,
+    ) -> (Vec<u16>, Vec<u32>) {
+        let [tokens, heads, dim] = self.q.shape;
+        self.out.write_at(0, &vec![u16::MAX; tokens * heads * dim]);
+        self.lse.write_at(0, &vec![u32::MAX; tokens * heads]);
+        let out = self.out.tensor(self.q.dtype, [tokens, heads, dim]);
+        let lse = self.lse.tensor(Dtype::F32, [tokens, heads]);
+        // SAFETY: everything lives until the stream was waited for.
+        unsafe { gpu.run(workspace, &self.q, &self.pools, &out, Some(&lse), stream.0) }
+            .expect("the run is right");
+        stream.wait();
+        let out = self.out.read_at(0, tokens * heads * dim);
+        (out, self.lse.read_at(0, tokens * heads))
+    }
+}
+
+pub fn at_least_one<T: bytemuck::Pod>(values: &[T]) -> Memory {
+    match values {
+        [] => Memory::of_bytes(16),
+        _ => Memory::new(values),
+    }
+}
+
+pub fn check_results<T: Element>(
+    spec: &Spec,
+    batch: &Batch,
+    tensors: &Tensors<T, T>,
+    (out, lse): &(Vec<u16>, Vec<u32>),
+) -> Result<(), String> {
+    let right = tensors.reference(spec, batch);
+    let shape = [
+        batch.total_q() as usize,
+        spec.q_heads as usize,
+        spec.head_dim_v as usize,
+    ];
+    // Weights are rounded to 16 bits before they meet the values, whose sum may cancel.
+    let mut tolerance = Tolerance::of(T::DTYPE);
+    tolerance.absolute = match T::DTYPE {
+        Dtype::BF16 => 1.0 / 256.0,
+        _ => 1.0 / 2048.0,
+    };
+    let got = common::decode(T::DTYPE, bytemuck::cast_slice(out));
+    compare("out", &shape, &got, &right.out, tolerance)?;
+    let tolerance = Tolerance {
+        absolute: 2e-4,
+        relative: 1e-5,
+    };
+    let got: Vec<f64> = lse.iter().map(|&x| f32::from_bits(x).into()).collect();
+    compare("lse", &[shape[0], shape[1], 1], &got, &right.lse, tolerance)
+}
