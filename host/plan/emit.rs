@@ -70,6 +70,12 @@ impl Emitter {
             let rows = draft.rows_begin as usize..(draft.rows_begin + draft.rows) as usize;
             if draft.is_gathered() {
                 let rows = &input.draft_rows[rows];
+                if draft.all_see {
+                    for row in rows {
+                        self.tokens[row.token as usize] += 1;
+                    }
+                    continue;
+                }
                 for row in rows
                     .iter()
                     .filter(|row| sees(&input.variant, draft, row.position, piece))
@@ -138,24 +144,17 @@ impl Emitter {
         let mut slot = 0;
         for piece in input.pieces {
             let draft = &input.drafts[piece.draft as usize];
-            let mut item = WorkItem {
-                rows_begin: draft.rows_begin,
-                rows: draft.rows,
-                table: draft.table,
-                kv_begin: piece.kv_begin,
-                kv_end: piece.kv_end,
-                position: draft.position,
-                slot: DIRECT,
-                merge: NO_MERGE,
-                flags: draft.flags,
-                part: draft.part,
-            };
+            let [mut rows_begin, mut rows] = [draft.rows_begin, draft.rows];
+            let mut position = draft.position;
+            let (mut item_slot, mut item_merge) = (DIRECT, NO_MERGE);
             if draft.is_gathered() {
-                self.write_rows(input, draft, piece, &mut item, &mut slot, plan);
+                rows_begin = plan.rows.len() as u32;
+                position = self.write_rows(input, draft, piece, &mut slot, plan);
+                rows = plan.rows.len() as u32 - rows_begin;
             } else {
                 let merge = self.tokens[draft.rows_begin as usize];
                 if merge != NO_MERGE {
-                    (item.slot, item.merge) = (slot, merge);
+                    (item_slot, item_merge) = (slot, merge);
                     for row in 0..draft.rows {
                         enter(
                             &mut self.next_slot,
@@ -168,57 +167,75 @@ impl Emitter {
                 }
             }
             plan.growable &= draft.growable;
-            let is_tail = item.rows == draft.rows && piece.kv_end == draft.kv_end;
+            let is_tail = rows == draft.rows && piece.kv_end == draft.kv_end;
             self.tail_of
                 .push(if is_tail { draft.tail_of } else { NO_ROW_BLOCK });
-            self.items.push(item);
+            self.items.push(WorkItem {
+                rows_begin,
+                rows,
+                table: draft.table,
+                kv_begin: piece.kv_begin,
+                kv_end: piece.kv_end,
+                position,
+                slot: item_slot,
+                merge: item_merge,
+                flags: draft.flags,
+                part: draft.part,
+            });
         }
         let too_large = |what| PlanError::TooLarge { what };
         u32::try_from(plan.rows.len()).map_err(|_| too_large("rows of gathered items"))?;
         Ok(())
     }
 
-    /// The rows of a gathered item that see any of its keys.
+    /// The rows of a gathered item that see any of its keys; the smallest of their positions.
     fn write_rows(
         &mut self,
         input: &Pieces<'_>,
         draft: &Draft,
         piece: &Piece,
-        item: &mut WorkItem,
         next_slot: &mut u32,
         plan: &mut Plan,
-    ) {
+    ) -> i32 {
         let Plan {
             rows,
             merge_slots,
             growable,
             ..
         } = plan;
-        item.rows_begin = rows.len() as u32;
-        item.position = i32::MAX;
+        let (mut smallest, mut slots) = (i32::MAX, *next_slot);
         let candidates = &input.draft_rows[draft.rows_begin as usize..][..draft.rows as usize];
-        for row in candidates {
-            if !sees(&input.variant, draft, row.position, piece) {
-                // What the window has passed stays out of sight, what is still to come does not.
-                *growable &= row.position >= piece.kv_begin as i32;
-                continue;
-            }
-            let merge = self.tokens[row.token as usize];
+        let (tokens, next_of) = (&self.tokens, &mut self.next_slot);
+        let mut write = |row: &DraftRow| {
+            let merge = tokens[row.token as usize];
             let mut slot = DIRECT;
             if merge != NO_MERGE {
-                slot = *next_slot;
-                *next_slot += 1;
-                enter(&mut self.next_slot, merge_slots, merge, slot);
+                slot = slots;
+                slots += 1;
+                enter(next_of, merge_slots, merge, slot);
             }
-            item.position = item.position.min(row.position);
-            rows.push(QueryRow {
+            smallest = smallest.min(row.position);
+            QueryRow {
                 token: row.token,
                 position: row.position,
                 slot,
                 merge,
-            });
+            }
+        };
+        if draft.all_see {
+            rows.extend(candidates.iter().map(write));
+        } else {
+            for row in candidates {
+                if sees(&input.variant, draft, row.position, piece) {
+                    rows.push(write(row));
+                } else {
+                    // What the window has passed stays out of sight, what is still to come does not.
+                    *growable &= row.position >= piece.kv_begin as i32;
+                }
+            }
         }
-        item.rows = rows.len() as u32 - item.rows_begin;
+        *next_slot = slots;
+        smallest
     }
 
     /// Puts the items into launch order.

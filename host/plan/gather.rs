@@ -56,9 +56,18 @@ impl Gatherer {
             if q_len > 0 && input.kernel(q_len) == Kernel::Decode {
                 one_each &= q_len == 1;
                 let kv_len = part.kv_len(row_block);
-                let sharable = match options.packing {
-                    PackRule::Off => 0,
-                    _ => kv_len / page_size / granule * granule,
+                // Full pages; divisions are spared where there are many row blocks.
+                let last_is_full = part.table.last_page_len[row_block] == page_size;
+                let pages = part.table.pages(row_block).len() as u32;
+                let full = if last_is_full {
+                    pages
+                } else {
+                    pages.saturating_sub(1)
+                };
+                let sharable = match (options.packing, granule) {
+                    (PackRule::Off, _) => 0,
+                    (_, 1) => full,
+                    _ => full / granule * granule,
                 };
                 self.members.push(Decode {
                     table: input.first_page + part.table.indptr[row_block],

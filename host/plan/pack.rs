@@ -83,6 +83,9 @@ pub(super) struct Packer {
     pub nodes: Vec<PackNode>,
     costs: PackCosts,
     inner: Vec<Inner>,
+    /// Of each of those, the best cost of the subtree, by the number of ancestors that the run of keys comes
+    /// down.
+    best: Vec<[u64; MAX_LEVELS]>,
     /// For each node that is no leaf, its entry in `inner`.
     inner_of: Vec<u32>,
     choices: Vec<Choice>,
@@ -97,8 +100,6 @@ pub(super) struct Packer {
 /// What the dynamic program keeps of an inner node.
 #[derive(Clone, Copy, Debug, Default)]
 struct Inner {
-    /// Best cost of the subtree, by the number of ancestors that the run of keys comes down.
-    best: [u64; MAX_LEVELS],
     /// Rows of leaves without keys.
     empty_rows: u32,
     /// Leaves with keys.
@@ -193,6 +194,7 @@ impl Packer {
     fn exact(&mut self) {
         self.approximate = false;
         self.summarise();
+        self.best.resize(self.inner.len(), [0; MAX_LEVELS]);
         for index in (0..self.nodes.len()).rev() {
             let node = self.nodes[index];
             if node.is_leaf {
@@ -205,7 +207,7 @@ impl Packer {
             let mut ancestor = node.parent;
             loop {
                 let cost = self.weigh(index, run).cost;
-                self.inner[self.inner_of[index] as usize].best[run.above as usize] = cost;
+                self.best[self.inner_of[index] as usize][run.above as usize] = cost;
                 if ancestor == NO_NODE || run.above as usize + 1 == MAX_LEVELS {
                     break;
                 }
@@ -270,7 +272,40 @@ impl Packer {
 
     /// The best cost of a subtree that a run of keys reaches, and the way to it; `self.choices` then holds
     /// the children that it speaks of.
+    #[inline]
     fn weigh(&mut self, index: usize, run: Run) -> Weighed {
+        let inner = &self.inner[self.inner_of[index] as usize];
+        if let Inner {
+            empty_rows: 0,
+            leaves,
+            leaf_rows: Some(rows),
+            leaf_tile_keys,
+            has_inner_children: false,
+        } = *inner
+            && rows * leaves <= self.costs.tile_tokens
+        {
+            // Most nodes: leaves of a kind that fit one tile are all cut or all joined.
+            let PackCosts {
+                kv_bytes,
+                partial_bytes,
+                ..
+            } = self.costs;
+            let run_bytes = kv_bytes * u64::from(self.nodes[index].end - run.start);
+            let partials = partial_bytes * u64::from(rows);
+            let joined = run_bytes + u64::from(run.start > 0) * partials;
+            let all = (joined * u64::from(leaves), 0);
+            let none = (2 * partials * u64::from(leaves) + run_bytes, leaves);
+            let (bytes, leaves) = if none.0 < all.0 { none } else { all };
+            return Weighed {
+                cost: kv_bytes * leaf_tile_keys + bytes,
+                choices: 0,
+                leaves,
+            };
+        }
+        self.weigh_any(index, run)
+    }
+
+    fn weigh_any(&mut self, index: usize, run: Run) -> Weighed {
         let node = self.nodes[index];
         let inner = self.inner[self.inner_of[index] as usize];
         let PackCosts {
@@ -313,7 +348,7 @@ impl Packer {
             for child in self.children(index) {
                 let PackNode { is_leaf, rows, .. } = self.nodes[child];
                 let (joined, cut) = if !is_leaf {
-                    let best = &self.inner[self.inner_of[child] as usize].best;
+                    let best = &self.best[self.inner_of[child] as usize];
                     let cut = best[0] + partial_bytes * u64::from(rows);
                     let Some(&joined) = best.get(run.above as usize + 1) else {
                         (cut_bytes, cut_rows) = (cut_bytes + cut, cut_rows + rows);

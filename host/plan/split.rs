@@ -64,8 +64,38 @@ pub(super) struct Launch {
     pub tile: Tile,
     pub pack: u32,
     pub pieces: u32,
-    /// Its longest unit, in picoseconds.
+    /// Its longest unit once it is cut, and before that, in picoseconds.
     longest: u64,
+    longest_whole: u64,
+    /// All its units before any is cut.
+    work: u64,
+}
+
+/// The last few results of a function, by its arguments: most drafts are like one that came shortly before.
+#[derive(Debug)]
+struct Recent<K, V>([Option<(K, V)>; 8]);
+
+impl<K: PartialEq, V: Copy> Recent<K, V> {
+    const fn new() -> Self
+    where
+        K: Copy,
+    {
+        Self([None; 8])
+    }
+
+    /// `make()`, or what it was for the same key in the same slot.
+    #[inline]
+    fn get(&mut self, slot: u32, key: K, make: impl FnOnce() -> V) -> V {
+        let entry = &mut self.0[slot as usize % 8];
+        match entry {
+            Some((known, value)) if *known == key => *value,
+            _ => {
+                let value = make();
+                *entry = Some((key, value));
+                value
+            }
+        }
+    }
 }
 
 /// When each class is done, decode first, and how many units it has.
@@ -160,7 +190,9 @@ impl ClassLoad {
             self.least_fixed.min(load.fixed)
         };
         self.ctas = ctas;
-        self.units = gcd(self.units, load.units);
+        if self.units != load.units {
+            self.units = gcd(self.units, load.units);
+        }
         self.count += units;
         self.work += units * load.whole();
         self.keys += units * load.key * u64::from(load.keys);
@@ -235,7 +267,7 @@ impl Splitter {
     fn weigh(&mut self, cost: &CostModel, drafts: &[Draft]) -> [ClassLoad; 2] {
         let mut classes = [ClassLoad::NONE; 2];
         self.loads.clear();
-        let mut last = None;
+        let mut recent = Recent::new();
         for draft in drafts {
             let Draft {
                 kernel,
@@ -246,29 +278,25 @@ impl Splitter {
                 page_size,
                 ..
             } = *draft;
-            // Most drafts are like the one before.
             let like = (kernel, tile.m, pack, rows, leaves_partial, page_size);
-            let load = match last {
-                Some((same, load)) if same == like => Load {
-                    keys: draft.kv_len(),
-                    ..load
-                },
-                _ => {
-                    let fixed_cut = cost.fixed_ps(kernel, pack, rows);
-                    let key = cost.key_ps(kernel, tile, pack).max(1);
-                    let shortest = u32::try_from(fixed_cut / key).unwrap_or(u32::MAX / 2);
-                    Load {
-                        launch: 0,
-                        units: cost.units_per_item(pack),
-                        fixed: cost.fixed_ps(kernel, pack, if leaves_partial { rows } else { 0 }),
-                        fixed_cut,
-                        key,
-                        keys: draft.kv_len(),
-                        shortest: shortest.max(1).next_multiple_of(granule(draft)),
-                    }
+            let load = recent.get(rows.ilog2(), like, || {
+                let fixed_cut = cost.fixed_ps(kernel, pack, rows);
+                let key = cost.key_ps(kernel, tile, pack).max(1);
+                let shortest = u32::try_from(fixed_cut / key).unwrap_or(u32::MAX / 2);
+                Load {
+                    launch: 0,
+                    units: cost.units_per_item(pack),
+                    fixed: cost.fixed_ps(kernel, pack, if leaves_partial { rows } else { 0 }),
+                    fixed_cut,
+                    key,
+                    keys: 0,
+                    shortest: shortest.max(1).next_multiple_of(granule(draft)),
                 }
+            });
+            let load = Load {
+                keys: draft.kv_len(),
+                ..load
             };
-            last = Some((like, load));
             classes[Class::of(kernel) as usize].add(&load, cost.resident_ctas(kernel));
             self.loads.push(load);
         }
@@ -290,33 +318,31 @@ impl Splitter {
             ..
         } = self;
         launches.clear();
+        let mut recent = Recent::new();
         for (draft, load) in drafts.iter_mut().zip(loads.iter_mut()) {
             let expected = keys(draft, load).min(load.keys);
-            draft.tile.n = match (draft.kernel, input.mode) {
-                (Kernel::Prefill, _) => draft.tile.n,
-                // Whatever the company: neither its rows nor how far it shares the keys may matter.
-                (_, SplitMode::Fixed { tokens }) => input.tiles.common_key_tile(tokens),
-                _ => input.tiles.key_tile(draft.tile.m, expected),
-            };
             let Draft {
-                kernel, tile, pack, ..
+                kernel,
+                tile: Tile { m, n },
+                pack,
+                ..
             } = *draft;
-            let known = launches.iter().position(|launch| {
-                (launch.kernel, launch.tile, launch.pack) == (kernel, tile, pack)
+            let like = (kernel, m, n, pack, expected);
+            let (n, at) = recent.get(draft.rows.ilog2(), like, || {
+                let n = match (kernel, input.mode) {
+                    (Kernel::Prefill, _) => n,
+                    // Whatever the company: neither its rows nor how far it shares the keys may matter.
+                    (_, SplitMode::Fixed { tokens }) => input.tiles.common_key_tile(tokens),
+                    _ => input.tiles.key_tile(m, expected),
+                };
+                (n, launch_for(launches, kernel, Tile { m, n }, pack))
             });
-            let at = known.unwrap_or_else(|| {
-                launches.push(Launch {
-                    kernel,
-                    tile,
-                    pack,
-                    pieces: 0,
-                    longest: 0,
-                });
-                launches.len() - 1
-            });
+            draft.tile.n = n;
             load.launch = at as u32;
-            let longest = &mut launches[at].longest;
-            *longest = (*longest).max(load.whole().min(load.cut(expected)));
+            let launch = &mut launches[at];
+            launch.longest = launch.longest.max(load.whole().min(load.cut(expected)));
+            launch.longest_whole = launch.longest_whole.max(load.whole());
+            launch.work += u64::from(load.units) * load.whole();
         }
         let key = |launch: &Launch| {
             let Launch {
@@ -375,18 +401,14 @@ impl Splitter {
         classes: [ClassLoad; 2],
     ) {
         let bounds = classes.map(|class| class.bound());
-        let mut last = (0, 0, 0);
+        let mut recent = Recent::new();
         self.choose_tiles(input, drafts, |draft, load| {
-            let until = bounds[Class::of(draft.kernel) as usize];
-            // Most drafts are like the one before.
-            if (last.0, last.1) != (load.fixed_cut, load.key) {
-                last = (
-                    load.fixed_cut,
-                    load.key,
-                    until.saturating_sub(load.fixed_cut) / load.key,
-                );
-            }
-            (last.2.min(u64::from(load.keys)) as u32).max(load.shortest)
+            let class = Class::of(draft.kernel);
+            let like = (class, load.fixed_cut, load.key);
+            let fitting = recent.get(draft.rows.ilog2(), like, || {
+                bounds[class as usize].saturating_sub(load.fixed_cut) / load.key
+            });
+            (fitting.min(u64::from(load.keys)) as u32).max(load.shortest)
         });
         self.chosen.clear();
         let mut balanced = [false; 2];
@@ -424,8 +446,12 @@ impl Splitter {
         } = *all;
         let bound = all.bound();
         let good = (bound as f64 * GOOD_ENOUGH) as u64;
-        // In any order, a unit starts no later than when all others are spread evenly.
-        if units == 0 || work / u64::from(ctas) + longest <= good {
+        // In any order, a unit starts no later than when all others are spread evenly; and no later than
+        // when all launches up to its own are.
+        if units == 0
+            || work / u64::from(ctas) + longest <= good
+            || self.launch_bound(class, ctas) <= good
+        {
             return false;
         }
         self.sorted.clear();
@@ -496,6 +522,18 @@ impl Splitter {
             .iter()
             .map(|piece| self.loads[piece.draft as usize].units)
             .sum()
+    }
+
+    /// List scheduling of whole drafts is done by then, whatever their order within launches.
+    fn launch_bound(&self, class: Class, ctas: u32) -> u64 {
+        let ctas = u64::from(ctas);
+        let of_class = |launch: &&Launch| Class::of(launch.kernel) == class;
+        let (mut before, mut done) = (0, 0);
+        for launch in self.launches.iter().filter(of_class) {
+            before += launch.work;
+            done = done.max(before + launch.longest_whole * (ctas - 1));
+        }
+        done / ctas
     }
 
     /// List scheduling of whole drafts is done by then: a unit starts no later than when all before it are
@@ -688,6 +726,25 @@ impl Splitter {
             rest = others;
         }
     }
+}
+
+/// The launch of a kernel with a tile, a new one if there is none.
+fn launch_for(launches: &mut Vec<Launch>, kernel: Kernel, tile: Tile, pack: u32) -> usize {
+    let known = launches
+        .iter()
+        .position(|launch| (launch.kernel, launch.tile, launch.pack) == (kernel, tile, pack));
+    known.unwrap_or_else(|| {
+        launches.push(Launch {
+            kernel,
+            tile,
+            pack,
+            pieces: 0,
+            longest: 0,
+            longest_whole: 0,
+            work: 0,
+        });
+        launches.len() - 1
+    })
 }
 
 /// Where each of `buckets` begins when there is an element for every key.

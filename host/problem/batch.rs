@@ -59,18 +59,21 @@ impl PageTable {
 
     /// Number of row blocks.
     #[must_use]
+    #[inline]
     pub fn row_blocks(&self) -> usize {
         self.last_page_len.len()
     }
 
     /// The pages of a row block.
     #[must_use]
+    #[inline]
     pub fn pages(&self, row_block: usize) -> &[u32] {
         &self.indices[self.indptr[row_block] as usize..self.indptr[row_block + 1] as usize]
     }
 
     /// Keys of a row block.
     #[must_use]
+    #[inline]
     pub fn kv_len(&self, row_block: usize) -> u32 {
         let pages = self.indptr[row_block + 1] - self.indptr[row_block];
         pages.saturating_sub(1) * self.page_size + self.last_page_len[row_block]
@@ -187,24 +190,28 @@ impl Part {
 
     /// Number of row blocks.
     #[must_use]
+    #[inline]
     pub fn row_blocks(&self) -> usize {
         self.table.row_blocks()
     }
 
     /// The query tokens of a row block.
     #[must_use]
+    #[inline]
     pub fn q_range(&self, row_block: usize) -> Range<u32> {
         self.q_indptr[row_block]..self.q_indptr[row_block + 1]
     }
 
     /// Keys of a row block.
     #[must_use]
+    #[inline]
     pub fn kv_len(&self, row_block: usize) -> u32 {
         self.table.kv_len(row_block)
     }
 
     /// Keys that other parts hold after those of a row block.
     #[must_use]
+    #[inline]
     pub fn after(&self, row_block: usize) -> u32 {
         self.keys_after.get(row_block).copied().unwrap_or(0)
     }
@@ -213,6 +220,7 @@ impl Part {
     ///
     /// Negative where the first keys of the table come after the first queries.
     #[must_use]
+    #[inline]
     pub fn first_position(&self, row_block: usize) -> i32 {
         let Range { start, end } = self.q_range(row_block);
         let position = i64::from(self.kv_len(row_block)) + i64::from(self.after(row_block))
