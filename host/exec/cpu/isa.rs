@@ -7,7 +7,7 @@ use kernels_gpu::{state::Softmax, variant::Variant};
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512};
 use super::{
-    narrow::{self, Logits},
+    narrow::{self, Logits, TileRows},
     simd::{Portable, Simd},
     unit::{PoolRows, Unit},
     wide::{self, Block},
@@ -39,13 +39,13 @@ pub(super) struct Kernels {
 /// Kernels for up to so many rows. See [`narrow`].
 pub(super) struct Narrow {
     pub(super) rows: usize,
-    /// Queries, keys, head dimension, where the products go.
-    pub(super) products: fn(&[f32], &[f32], usize, Range<usize>, &mut Logits),
+    /// Queries, keys, where the products go.
+    pub(super) products: fn(&[f32], &TileRows<'_>, &mut Logits),
     /// The state of a row, its logits.
     pub(super) weigh: fn(&mut Softmax, &mut [f32; narrow::KEYS]) -> f32,
-    /// Weights, the first to use, factors of the outputs, values, head dimension, outputs.
+    /// Weights, factors of the outputs, values, outputs.
     #[allow(clippy::type_complexity, reason = "a name for it would say less")]
-    pub(super) accumulate: fn(&Logits, usize, &[f32; narrow::MAX_ROWS], &[f32], usize, &mut [f32]),
+    pub(super) accumulate: fn(&Logits, &[f32; narrow::MAX_ROWS], &TileRows<'_>, &mut [f32]),
 }
 
 /// Kernels for blocks of so many rows. See [`wide`].
@@ -58,11 +58,12 @@ pub(super) struct Wide {
     pub(super) absorb: fn(&mut Block<'_>, Range<u32>, &mut [f32], &[f32], usize, &mut [f32]),
 }
 
-/// Compiles everything for an instruction set. Registers hold the sums of `$narrow` keys for 1, 2, 4 and 8
-/// rows, and of `$wide` keys for a block of rows in `$vectors` vectors.
+/// Compiles everything for an instruction set. For 1, 2, 4 and 8 rows registers hold the products of so many
+/// keys, and so many vectors of each output; for a block of rows in `$vectors` vectors, those of `$wide` keys.
 macro_rules! compile {
     ($kernels:ident, $module:ident, $(features = $features:literal,)? simd = $simd:ident, new = $new:expr,
-     narrow = [$k1:literal, $k2:literal, $k4:literal, $k8:literal], wide = $wide:literal,
+     narrow = [$k1:literal, $k2:literal, $k4:literal, $k8:literal],
+     outputs = [$n1:literal, $n2:literal, $n4:literal, $n8:literal], wide = $wide:literal,
      vectors = [$small:literal, $large:literal]) => {
         mod $module {
             use super::*;
@@ -74,9 +75,9 @@ macro_rules! compile {
 
             $(#[target_feature(enable = $features)])?
             pub(super) fn narrow_products<const R: usize, const K: usize>(
-                queries: &[f32], keys: &[f32], dim: usize, to: Range<usize>, logits: &mut Logits,
+                queries: &[f32], rows: &TileRows<'_>, logits: &mut Logits,
             ) {
-                narrow::products::<_, R, K>($new, queries, keys, dim, to, logits);
+                narrow::products::<_, R, K>($new, queries, rows, logits);
             }
 
             $(#[target_feature(enable = $features)])?
@@ -85,11 +86,10 @@ macro_rules! compile {
             }
 
             $(#[target_feature(enable = $features)])?
-            pub(super) fn narrow_accumulate<const R: usize>(
-                weights: &Logits, first: usize, factor: &[f32; narrow::MAX_ROWS], values: &[f32], dim: usize,
-                outputs: &mut [f32],
+            pub(super) fn narrow_accumulate<const R: usize, const N: usize>(
+                weights: &Logits, factor: &[f32; narrow::MAX_ROWS], rows: &TileRows<'_>, outputs: &mut [f32],
             ) {
-                narrow::accumulate::<_, R>($new, weights, first, factor, values, dim, outputs);
+                narrow::accumulate::<_, R, N>($new, weights, factor, rows, outputs);
             }
 
             $(#[target_feature(enable = $features)])?
@@ -128,23 +128,23 @@ macro_rules! compile {
         static $kernels: Kernels = Kernels {
             load: |rows, to| unsafe { $module::load(rows, to) },
             narrow: [
-                compile!(@narrow $module, 1, $k1),
-                compile!(@narrow $module, 2, $k2),
-                compile!(@narrow $module, 4, $k4),
-                compile!(@narrow $module, 8, $k8),
+                compile!(@narrow $module, 1, $k1, $n1),
+                compile!(@narrow $module, 2, $k2, $n2),
+                compile!(@narrow $module, 4, $k4, $n4),
+                compile!(@narrow $module, 8, $k8, $n8),
             ],
             wide: [compile!(@wide $module, $simd, $small), compile!(@wide $module, $simd, $large)],
         };
     };
-    (@narrow $module:ident, $rows:literal, $keys:literal) => {
+    (@narrow $module:ident, $rows:literal, $keys:literal, $outputs:literal) => {
         Narrow {
             rows: $rows,
-            products: |q, k, dim, to, logits| unsafe {
-                $module::narrow_products::<$rows, $keys>(q, k, dim, to, logits)
+            products: |q, keys, logits| unsafe {
+                $module::narrow_products::<$rows, $keys>(q, keys, logits)
             },
             weigh: |softmax, logits| unsafe { $module::narrow_weigh(softmax, logits) },
-            accumulate: |weights, first, factor, v, dim, out| unsafe {
-                $module::narrow_accumulate::<$rows>(weights, first, factor, v, dim, out)
+            accumulate: |weights, factor, values, out| unsafe {
+                $module::narrow_accumulate::<$rows, $outputs>(weights, factor, values, out)
             },
         }
     };
@@ -168,6 +168,7 @@ compile!(
     simd = Avx512,
     new = unsafe { Avx512::new() },
     narrow = [8, 4, 4, 2],
+    outputs = [8, 8, 4, 2],
     wide = 8,
     vectors = [1, 2]
 );
@@ -179,6 +180,7 @@ compile!(
     simd = Avx2,
     new = unsafe { Avx2::new() },
     narrow = [8, 4, 2, 1],
+    outputs = [4, 4, 2, 1],
     wide = 4,
     vectors = [1, 2]
 );
@@ -188,6 +190,7 @@ compile!(
     simd = Portable,
     new = Portable,
     narrow = [4, 2, 1, 1],
+    outputs = [2, 2, 2, 2],
     wide = 4,
     vectors = [1, 2]
 );

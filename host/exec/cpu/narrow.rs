@@ -1,17 +1,19 @@
 //! Few rows: the lanes of a vector are neighbouring elements of a head.
 //!
-//! This is a decode step, and bound by memory. All heads of a unit go through the keys together, a few keys
-//! at a time, for in most layouts they lie side by side; what is read becomes f32 in a small place that never
-//! leaves the first-level cache.
+//! This is a decode step, and bound by memory. All heads of a unit go through the keys together, a tile at a
+//! time, for in most layouts they lie side by side. Keys and values become f32 on their way into registers,
+//! and while a tile is computed on, the next one is asked for bit by bit: memory has something to do all the
+//! time.
 
 use std::ops::Range;
 
 use kernels_gpu::{state::Softmax, variant::Variant};
 
 use super::{
-    simd::{Simd, load},
-    unit::{Row, Scratch, Unit, hidden},
+    simd::{Simd, load, prefetch},
+    unit::{Pool, Row, Scratch, Unit, hidden},
 };
+use crate::tensor::{Element, Slice, with_elements};
 
 /// The most rows that are still few.
 pub(super) const MAX_ROWS: usize = 8;
@@ -19,11 +21,100 @@ pub(super) const MAX_ROWS: usize = 8;
 /// Keys of a tile: one update of the softmax.
 pub(super) const KEYS: usize = 32;
 
-/// Keys that are loaded at a time: as many as have their products in registers together, or a multiple.
-const STEP: usize = 8;
-
 /// Logits of a tile and one KV head: `[row][key]`.
 pub(super) type Logits = [[f32; KEYS]; MAX_ROWS];
+
+/// Keys (or values) of one head in a tile.
+pub(super) struct TileRows<'a> {
+    pool: Slice<'a>,
+    /// Where each row begins, for head 0.
+    places: &'a [usize],
+    /// How far the head is from head 0.
+    head: usize,
+    dim: usize,
+    /// Where rows begin that will be needed for the next tile, in the order of memory: this head's share of
+    /// the rows of all heads.
+    ahead: &'a [usize],
+}
+
+impl TileRows<'_> {
+    /// A row; the last where there are not so many.
+    #[inline(always)]
+    fn get<'p, T>(&self, pool: &'p [T], index: usize) -> &'p [T] {
+        let at = self.places[index.min(self.places.len() - 1)] + self.head;
+        &pool[at..at + self.dim]
+    }
+
+    /// Has the next elements that will be needed brought into the cache: those after row and element `from`,
+    /// which moves on. Little by little, for a processor can wait for a few reads only beside its work.
+    #[inline(always)]
+    fn ask_for<T>(&self, pool: &[T], from: &mut (usize, usize), elements: usize) {
+        let (row, element) = *from;
+        if let Some(&at) = self.ahead.get(row) {
+            let end = self.dim.min(element + elements);
+            prefetch(&pool[at + element..at + end]);
+            *from = if end == self.dim {
+                (row + 1, 0)
+            } else {
+                (row, end)
+            };
+        }
+    }
+}
+
+/// Where the keys (or values) of a tile lie, and what to ask for meanwhile.
+struct Places {
+    pool: Pool,
+    /// For head 0; the next tile's.
+    tile: [usize; KEYS],
+    next: [usize; KEYS],
+    /// Rows of the next tile, of all heads, as they follow one another in memory: only so do the hardware's
+    /// own prefetchers recognise a stream, and without them there are too few reads under way.
+    ahead: Vec<usize>,
+    /// Where they lie when a variant made something else of them.
+    made: [usize; KEYS],
+}
+
+impl Places {
+    fn new<V: Variant>(unit: &Unit<'_, V>, pool: Pool) -> Self {
+        let dim = unit.dim(pool);
+        Self {
+            pool,
+            tile: [0; KEYS],
+            next: [0; KEYS],
+            ahead: Vec::with_capacity(unit.kv_heads.len() * KEYS),
+            made: std::array::from_fn(|key| key * dim),
+        }
+    }
+
+    /// Goes on to the next tile; `after` comes after that.
+    fn advance<V: Variant>(&mut self, unit: &Unit<'_, V>, after: &Range<u32>) {
+        self.tile = self.next;
+        unit.places(self.pool, after.clone(), &mut self.next);
+        let next = &self.next[..after.len()];
+        let (_, strides) = unit.pool(self.pool);
+        let heads = unit
+            .kv_heads
+            .clone()
+            .map(|head| (head * strides.head) as usize);
+        self.ahead.clear();
+        if strides.head < strides.token {
+            let rows = next
+                .iter()
+                .flat_map(|at| heads.clone().map(move |head| at + head));
+            self.ahead.extend(rows);
+        } else {
+            self.ahead
+                .extend(heads.flat_map(|head| next.iter().map(move |at| at + head)));
+        }
+    }
+
+    /// The share of a head, of those of the unit, in what is asked for.
+    fn share(&self, head: usize, heads: usize) -> &[usize] {
+        let rows = self.ahead.len() / heads;
+        &self.ahead[head * rows..(head + 1) * rows]
+    }
+}
 
 /// A KV head on its way through the keys.
 struct Head {
@@ -58,9 +149,8 @@ pub(super) fn attend<V: Variant>(
     let mut heads: Vec<Head> = unit.kv_heads.clone().map(Head::new).collect();
     let queries = scratch.queries.floats(heads.len() * padded * dim_qk);
     let outputs = scratch.outputs.floats(heads.len() * padded * dim_v);
-    // Products past the last key are computed and never looked at.
-    let keys = scratch.keys.floats(STEP * dim_qk);
-    let values = scratch.values.floats(STEP * dim_v);
+    // What a variant makes of the keys (or values) of a tile.
+    let made = scratch.keys.floats(KEYS * dim_qk.max(dim_v));
     queries.fill(0.0);
     outputs.fill(0.0);
     for (head, queries) in heads.iter().zip(queries.chunks_exact_mut(padded * dim_qk)) {
@@ -69,15 +159,25 @@ pub(super) fn attend<V: Variant>(
         }
     }
 
-    for tile in pieces(unit.keys.clone(), KEYS) {
-        for step in pieces(tile.clone(), STEP) {
-            let at = (step.start - tile.start) as usize;
-            for (head, queries) in heads.iter_mut().zip(queries.chunks_exact(padded * dim_qk)) {
-                unit.load_keys(head.kv_head, step.clone(), keys);
-                (kernels.products)(queries, keys, dim_qk, at..at + step.len(), &mut head.logits);
-            }
+    let end = unit.keys.end;
+    let tile_at = |begin: u32| begin.min(end)..end.min(begin.saturating_add(KEYS as u32));
+    let mut places = [
+        Places::new(unit, Pool::Keys),
+        Places::new(unit, Pool::Values),
+    ];
+    let mut next = tile_at(unit.keys.start);
+    for places in &mut places {
+        places.advance(unit, &next);
+    }
+    while !next.is_empty() {
+        let tile = next;
+        next = tile_at(tile.end);
+        for places in &mut places {
+            places.advance(unit, &next);
         }
-        for head in &mut heads {
+        for (head, queries) in heads.iter_mut().zip(queries.chunks_exact(padded * dim_qk)) {
+            let rows = unit.tile_rows(head.kv_head, &tile, &places[0], made);
+            (kernels.products)(queries, &rows, &mut head.logits);
             if Unit::<V>::HAS_LOGIT_HOOKS {
                 unit.isa
                     .narrow_hooks(unit, head.kv_head, tile.clone(), &mut head.logits);
@@ -89,17 +189,9 @@ pub(super) fn attend<V: Variant>(
                 }
             }
         }
-        for step in pieces(tile.clone(), STEP) {
-            let at = (step.start - tile.start) as usize;
-            for (head, outputs) in heads
-                .iter_mut()
-                .zip(outputs.chunks_exact_mut(padded * dim_v))
-            {
-                unit.load_values(head.kv_head, step.clone(), values);
-                let values = &values[..step.len() * dim_v];
-                (kernels.accumulate)(&head.logits, at, &head.factor, values, dim_v, outputs);
-                head.factor = [1.0; MAX_ROWS];
-            }
+        for (head, outputs) in heads.iter().zip(outputs.chunks_exact_mut(padded * dim_v)) {
+            let rows = unit.tile_rows(head.kv_head, &tile, &places[1], made);
+            (kernels.accumulate)(&head.logits, &head.factor, &rows, outputs);
         }
     }
     let targets = out
@@ -130,12 +222,44 @@ pub(super) fn attend<V: Variant>(
     }
 }
 
-/// A range in pieces of `len`, the last of them shorter.
-fn pieces(range: Range<u32>, len: usize) -> impl Iterator<Item = Range<u32>> {
-    let end = range.end;
-    range
-        .step_by(len)
-        .map(move |start| start..end.min(start + len as u32))
+impl<V: Variant> Unit<'_, V> {
+    /// The keys (or values) of a tile, from the pool or as the variant makes them.
+    fn tile_rows<'a>(
+        &'a self,
+        head: u32,
+        tile: &Range<u32>,
+        places: &'a Places,
+        made: &'a mut [f32],
+    ) -> TileRows<'a> {
+        let dim = self.dim(places.pool);
+        let transforms = match places.pool {
+            Pool::Keys => V::TRANSFORMS_KEY,
+            Pool::Values => V::TRANSFORMS_VALUE,
+        };
+        if !transforms {
+            let (pool, strides) = self.pool(places.pool);
+            let of_unit = (head - self.kv_heads.start) as usize;
+            return TileRows {
+                pool,
+                places: &places.tile[..tile.len()],
+                head: (head * strides.head) as usize,
+                dim,
+                ahead: places.share(of_unit, self.kv_heads.len()),
+            };
+        }
+        let made = &mut made[..tile.len() * dim];
+        match places.pool {
+            Pool::Keys => self.load_keys(head, tile.clone(), made),
+            Pool::Values => self.load_values(head, tile.clone(), made),
+        }
+        TileRows {
+            pool: Slice::F32(made),
+            places: &places.made[..tile.len()],
+            head: 0,
+            dim,
+            ahead: &[],
+        }
+    }
 }
 
 impl Head {
@@ -149,28 +273,43 @@ impl Head {
     }
 }
 
-/// Products of `R` queries with keys, `K` of them at a time; what stands behind them is of no meaning. They
-/// go to these places of each row's logits.
+/// Products of `R` queries with the keys of a tile, `K` of them at a time; what stands behind them is of no
+/// meaning.
 #[inline(always)]
 pub(super) fn products<S: Simd, const R: usize, const K: usize>(
     simd: S,
     queries: &[f32],
-    keys: &[f32],
-    dim: usize,
-    to: Range<usize>,
+    rows: &TileRows<'_>,
     logits: &mut Logits,
 ) {
+    with_elements!(Slice(rows.pool), pool => products_with::<S, _, R, K>(simd, queries, pool, rows, logits));
+}
+
+#[inline(always)]
+fn products_with<S: Simd, T: Element, const R: usize, const K: usize>(
+    simd: S,
+    queries: &[f32],
+    pool: &[T],
+    rows: &TileRows<'_>,
+    logits: &mut Logits,
+) {
+    let dim = rows.dim;
     let queries: [&[f32]; R] = std::array::from_fn(|r| &queries[r * dim..][..dim]);
-    for (first, keys) in to.step_by(K).zip(keys.chunks_exact(K * dim)) {
-        let keys: [&[f32]; K] = std::array::from_fn(|k| &keys[k * dim..][..dim]);
+    for first in (0..rows.places.len()).step_by(K) {
+        let mut keys: [&[T]; K] = [&[]; K];
+        for (k, key) in keys.iter_mut().enumerate() {
+            *key = rows.get(pool, first + k);
+        }
+        let mut asked = (first, 0);
         let mut sums = [[simd.splat(0.0); R]; K];
         for at in (0..dim).step_by(S::LANES) {
             let mut query = [simd.splat(0.0); R];
             for r in 0..R {
                 query[r] = simd.load(&queries[r][at..]);
             }
+            rows.ask_for(pool, &mut asked, K * S::LANES);
             for k in 0..K {
-                let key = simd.load(&keys[k][at..]);
+                let key = simd.widen(&keys[k][at..]);
                 for r in 0..R {
                     sums[k][r] = simd.mul_add(key, query[r], sums[k][r]);
                 }
@@ -231,51 +370,40 @@ pub(super) fn weigh<S: Simd>(simd: S, softmax: &mut Softmax, logits: &mut [f32; 
     factor
 }
 
-/// Scales the outputs of `R` rows and adds some weighted values; their weights stand from `first` on.
+/// Scales the outputs of `R` rows and adds the weighted values of a tile, `N` vectors at a time.
 #[inline(always)]
-pub(super) fn accumulate<S: Simd, const R: usize>(
+pub(super) fn accumulate<S: Simd, const R: usize, const N: usize>(
     simd: S,
     weights: &Logits,
-    first: usize,
     factor: &[f32; MAX_ROWS],
-    values: &[f32],
-    dim: usize,
+    rows: &TileRows<'_>,
     outputs: &mut [f32],
 ) {
-    let pairs = dim / (2 * S::LANES);
-    for pair in 0..pairs {
-        accumulate_at::<S, R, 2>(
-            simd,
-            weights,
-            first,
-            factor,
-            values,
-            dim,
-            2 * pair * S::LANES,
-            outputs,
-        );
-    }
-    for at in (2 * pairs * S::LANES..dim).step_by(S::LANES) {
-        accumulate_at::<S, R, 1>(simd, weights, first, factor, values, dim, at, outputs);
-    }
+    with_elements!(Slice(rows.pool), pool => {
+        let (mut at, dim) = (0, rows.dim);
+        while at + N * S::LANES <= dim {
+            accumulate_at::<S, _, R, N>(simd, weights, factor, pool, rows, at, outputs);
+            at += N * S::LANES;
+        }
+        while at < dim {
+            accumulate_at::<S, _, R, 1>(simd, weights, factor, pool, rows, at, outputs);
+            at += S::LANES;
+        }
+    });
 }
 
 /// As [`accumulate`], for the `N` vectors from element `at` on.
 #[inline(always)]
-#[allow(
-    clippy::too_many_arguments,
-    reason = "those of `accumulate` and one more"
-)]
-fn accumulate_at<S: Simd, const R: usize, const N: usize>(
+fn accumulate_at<S: Simd, T: Element, const R: usize, const N: usize>(
     simd: S,
     weights: &Logits,
-    first: usize,
     factor: &[f32; MAX_ROWS],
-    values: &[f32],
-    dim: usize,
+    pool: &[T],
+    rows: &TileRows<'_>,
     at: usize,
     outputs: &mut [f32],
 ) {
+    let dim = rows.dim;
     let mut sums = [[simd.splat(0.0); N]; R];
     for r in 0..R {
         let before: [S::F; N] = load(simd, &outputs[r * dim + at..]);
@@ -283,12 +411,21 @@ fn accumulate_at<S: Simd, const R: usize, const N: usize>(
             sums[r][n] = simd.mul(before[n], simd.splat(factor[r]));
         }
     }
-    for (key, value) in (first..KEYS).zip(values.chunks_exact(dim)) {
-        let value: [S::F; N] = load(simd, &value[at..]);
+    // Each of these calls asks for its part of the rows, from the first on.
+    let step = N * S::LANES;
+    let before = at * rows.ahead.len();
+    let mut asked = (before / dim, before % dim);
+    for key in 0..rows.places.len() {
+        let value = &rows.get(pool, key)[at..][..step];
+        rows.ask_for(pool, &mut asked, step);
+        let mut vectors = [simd.splat(0.0); N];
+        for n in 0..N {
+            vectors[n] = simd.widen(&value[n * S::LANES..]);
+        }
         for r in 0..R {
             let weight = simd.splat(weights[r][key]);
             for n in 0..N {
-                sums[r][n] = simd.mul_add(weight, value[n], sums[r][n]);
+                sums[r][n] = simd.mul_add(weight, vectors[n], sums[r][n]);
             }
         }
     }

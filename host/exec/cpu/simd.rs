@@ -5,6 +5,11 @@
 
 use kernels_gpu::math::exp2_with;
 
+use crate::tensor::Element;
+
+/// The most numbers in a vector.
+const MAX_LANES: usize = 16;
+
 /// An instruction set. A value of it is the proof that this machine has it, so its methods are safe.
 pub(super) trait Simd: Copy {
     /// A vector.
@@ -17,6 +22,17 @@ pub(super) trait Simd: Copy {
 
     /// The first numbers of a slice, which has enough.
     fn load(self, from: &[f32]) -> Self::F;
+
+    /// The first elements of a slice, which has enough, as f32.
+    #[inline(always)]
+    fn widen<T: Element>(self, from: &[T]) -> Self::F {
+        let mut numbers = [0.0; MAX_LANES];
+        let from = &from[..Self::LANES];
+        for lane in 0..Self::LANES {
+            numbers[lane] = from[lane].to_f32();
+        }
+        self.load(&numbers)
+    }
 
     /// To the first numbers of a slice, which has enough.
     fn store(self, x: Self::F, to: &mut [f32]);
@@ -59,9 +75,9 @@ pub(super) fn load<S: Simd, const N: usize>(simd: S, from: &[f32]) -> [S::F; N] 
 pub(super) fn prefetch<T>(memory: &[T]) {
     #[cfg(target_arch = "x86_64")]
     for line in memory.chunks((64 / size_of::<T>()).max(1)) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         // SAFETY: a hint; nothing is read as far as the program can tell.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = memory;
@@ -176,7 +192,8 @@ mod x86 {
     macro_rules! simd {
         ($isa:ident, $vector:ty, $lanes:literal, load = $load:ident, store = $store:ident, splat = $splat:ident,
          add = $add:ident, sub = $sub:ident, mul = $mul:ident, mul_add = $mul_add:ident, max = $max:ident,
-         exponent = |$bits:ident| $exponent:expr, sums = |$to_sum:ident| $sums:expr) => {
+         exponent = |$bits:ident| $exponent:expr, sums = |$to_sum:ident| $sums:expr,
+         largest = |$to_max:ident| $largest:expr) => {
             impl $isa {
                 /// # Safety
                 /// The machine has the instruction set.
@@ -264,11 +281,10 @@ mod x86 {
 
                 #[inline(always)]
                 fn max(self, x: Self::F) -> f32 {
-                    let mut lanes = [0.0; $lanes];
-                    self.store(x, &mut lanes);
-                    lanes
-                        .into_iter()
-                        .fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a })
+                    unsafe {
+                        let $to_max = x;
+                        $largest
+                    }
                 }
             }
         };
@@ -287,6 +303,31 @@ mod x86 {
         // SAFETY: four numbers have room in an array of four.
         unsafe { _mm_storeu_ps(to.as_mut_ptr(), sums) };
         to
+    }
+
+    /// The largest of 8 lanes; numbers only, where there are any.
+    #[target_feature(enable = "avx2,fma")]
+    #[inline]
+    fn largest(x: __m256) -> f32 {
+        // The instruction gives its second operand where one is NaN.
+        let number = _mm256_max_ps(x, _mm256_set1_ps(f32::NEG_INFINITY));
+        let four = _mm_max_ps(
+            _mm256_castps256_ps128(number),
+            _mm256_extractf128_ps::<1>(number),
+        );
+        let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
+    }
+
+    /// The larger of the two halves' lanes; numbers only, where there are any.
+    #[target_feature(enable = "avx512f,avx512dq")]
+    #[inline]
+    fn halve(x: __m512) -> __m256 {
+        let number = _mm512_max_ps(x, _mm512_set1_ps(f32::NEG_INFINITY));
+        _mm256_max_ps(
+            _mm512_castps512_ps256(number),
+            _mm512_extractf32x8_ps::<1>(number),
+        )
     }
 
     /// The two halves of a vector, added.
@@ -309,7 +350,8 @@ mod x86 {
         mul_add = _mm512_fmadd_ps,
         max = _mm512_max_ps,
         exponent = |bits| _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_castps_si512(bits))),
-        sums = |x| sums(x.map(|x| fold(x)))
+        sums = |x| sums(x.map(|x| fold(x))),
+        largest = |x| largest(halve(x))
     );
     simd!(
         Avx2,
@@ -324,6 +366,7 @@ mod x86 {
         mul_add = _mm256_fmadd_ps,
         max = _mm256_max_ps,
         exponent = |bits| _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(bits))),
-        sums = |x| sums(x)
+        sums = |x| sums(x),
+        largest = |x| largest(x)
     );
 }

@@ -51,6 +51,13 @@ impl<'a> Pools<'a> {
     }
 }
 
+/// Which of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pool {
+    Keys,
+    Values,
+}
+
 /// Rows of a pool: some keys (or values) of one head.
 #[derive(Debug)]
 pub(super) struct PoolRows<'a> {
@@ -193,6 +200,37 @@ impl<'a, V: Variant> Unit<'a, V> {
             // Here it costs one multiplication a query instead of one a logit.
             let scale = self.variant.params().scale_log2;
             to.iter_mut().for_each(|x| *x *= scale);
+        }
+    }
+
+    /// A pool, and how its elements lie.
+    pub(super) const fn pool(&self, pool: Pool) -> (Slice<'a>, &'a KvStrides) {
+        match pool {
+            Pool::Keys => (self.pools.k, &self.pools.k_strides),
+            Pool::Values => (self.pools.v, &self.pools.v_strides),
+        }
+    }
+
+    /// Elements of a key (or value).
+    pub(super) const fn dim(&self, pool: Pool) -> usize {
+        match pool {
+            Pool::Keys => self.spec.head_dim_qk as usize,
+            Pool::Values => self.spec.head_dim_v as usize,
+        }
+    }
+
+    /// Where some keys (or values) of head 0 begin.
+    pub(super) fn places(&self, pool: Pool, keys: Range<u32>, to: &mut [usize]) {
+        let (_, strides) = self.pool(pool);
+        let mut page = (keys.start / strides.page_size) as usize;
+        let mut offset = keys.start % strides.page_size;
+        for (_, to) in keys.zip(to) {
+            *to = self.pages[page] as usize * strides.page as usize
+                + offset as usize * strides.token as usize;
+            offset += 1;
+            if offset == strides.page_size {
+                (page, offset) = (page + 1, 0);
+            }
         }
     }
 
