@@ -22,7 +22,8 @@ const KV: usize = 32;
 const PAGES: u32 = 256;
 const PAGE_SIZE: u32 = 16;
 
-fn main() -> Result<(), Box<dyn Error>> {
+/// Runs the example.
+pub fn main() -> Result<(), Box<dyn Error>> {
     let spec = Spec::new(4, 2, 16).with_dtype(Dtype::F32);
     let model = Model::random(7);
     let pool = vec![0.0_f32; PAGES as usize * PAGE_SIZE as usize * KV];

@@ -1,7 +1,110 @@
 //! Attention for LLM serving, in pure Rust.
 //!
-//! The tour: describe the heads with a [`problem::Spec`] and the requests with a [`problem::Batch`],
-//! let the planner turn both into a [`plan::Plan`], and run the plan on a backend.
+//! One step of a serving loop is a batch of prompts and decodes over paged keys and values. It is *planned* once,
+//! by a pure function on the CPU, and the plan is *run* once per layer, on the CPU or on an NVIDIA GPU. This page
+//! is the tour, in the order in which things are called.
+//!
+//! # The heads, and whose keys are where
+//!
+//! A [`Spec`](problem::Spec) describes the heads of a layer: how many, how long, of which types, with which mask.
+//! Keys and values live in pages. A [`PagePool`](kv::PagePool) says which are free, a [`Sequence`](kv::Sequence)
+//! has those of a request, and a [`PrefixCache`](kv::PrefixCache) gives requests that begin alike the same pages.
+//! All three are bookkeeping only: the memory is yours.
+//!
+//! ```
+//! use half::bf16;
+//! use tandem_attn::{
+//!     exec::{Cpu, cpu::append_paged_kv},
+//!     kv::{KvView, KvViewMut, PagePool, PrefixCache, Sequence},
+//!     plan::{PlanOptions, Planner, Update},
+//!     problem::{Batch, KvLayout, PageTable, Spec},
+//! };
+//!
+//! // 8 query heads over 2 KV heads of 64 elements, bf16, causal.
+//! let spec = Spec::new(8, 2, 64);
+//! let mut pool = PagePool::new(32, 16);
+//! let mut cache = PrefixCache::new(pool.page_size());
+//!
+//! // A first request brings a prompt of 48 tokens; the second begins with it and has 20 of its own.
+//! let prompt: Vec<u32> = (0..48).collect();
+//! let mut first = Sequence::default();
+//! let _ = first.append(&mut pool, 48)?;
+//! cache.insert(&mut pool, &prompt, &mut first);
+//! let mut second = cache.acquire(&mut pool, &prompt);
+//! let _ = second.append(&mut pool, 20)?;
+//! assert_eq!(second.pages()[..3], *first.pages());
+//! # let _ = first.append(&mut pool, 1)?;
+//!
+//! // # The batch
+//! // This step: one new token of the first request, 20 of the second.
+//! let mut table = PageTable::new(pool.page_size(), pool.pages());
+//! first.push_to(&mut table);
+//! second.push_to(&mut table);
+//! let mut batch = Batch::new(vec![0, 1, 21], table);
+//! batch.check(&spec)?; // whatever is wrong is named, with its values
+//!
+//! // # The plan
+//! let cpu = Cpu::new();
+//! let device = cpu.device();
+//! let (mut planner, options) = (Planner::new(), PlanOptions::default());
+//! let mut plan = planner.plan(&spec, &batch, &device, &options)?;
+//! println!("{plan}");
+//!
+//! // # The run, once per layer
+//! // New keys and values go to their pages; here all of them are one.
+//! let elements = 32 * 16 * 2 * 64;
+//! let (mut k, mut v) = (vec![bf16::ZERO; elements], vec![bf16::ZERO; elements]);
+//! let mut kv = KvViewMut::new(&spec, KvLayout::Nhd, 16, &mut k, &mut v);
+//! let new = vec![bf16::ONE; 69 * 2 * 64];
+//! let slot = |sequence: &Sequence, token: u32| {
+//!     sequence.pages()[token as usize / 16] * 16 + token % 16
+//! };
+//! let slots: Vec<u32> = (0..49).map(|t| slot(&first, t)).chain((48..68).map(|t| slot(&second, t))).collect();
+//! append_paged_kv(&spec, 32, &slots, &new, &new, &mut kv)?;
+//!
+//! let q = vec![bf16::ONE; 21 * 8 * 64];
+//! let (mut out, mut lse) = (vec![bf16::ZERO; q.len()], vec![0.0; 21 * 8]);
+//! cpu.run(&plan, &q, &[kv.view()], &mut out, Some(&mut lse))?;
+//! assert_eq!(out, q); // a mean of values that are all one
+//!
+//! // # The next step
+//! // Decodes within their last pages: the plan is patched instead of made anew.
+//! # let mut table = PageTable::new(pool.page_size(), pool.pages());
+//! # first.push_to(&mut table);
+//! # second.push_to(&mut table);
+//! # batch = Batch::new(vec![0, 1, 2], table);
+//! # plan = planner.plan(&spec, &batch, &device, &options)?;
+//! batch.parts[0].table.last_page_len[0] += 1;
+//! batch.parts[0].table.last_page_len[1] += 1;
+//! assert_eq!(planner.update(&spec, &batch, &device, &options, &mut plan)?, Update::Patched);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # What a plan is
+//!
+//! A [`Plan`](plan::Plan) is plain data: items of work, the tile and the query heads that go together, where partial
+//! states go and in which order they are merged. It prints, it serialises, it can be scheduled in time
+//! ([`Plan::schedule`](plan::Plan::schedule)), weighed ([`Plan::traffic`](plan::Plan::traffic)), checked
+//! ([`Plan::verify`](plan::Plan::verify)) and kept from step to step ([`Planner::update`](plan::Planner::update)).
+//! The same input gives the same plan, bit for bit. Memory is known before anything is allocated:
+//! [`Bound`](plan::Bound) and [`WorkspaceLayout`](plan::WorkspaceLayout).
+//!
+//! Prefixes that requests share are found in the page tables and read once. Where the sharing is known beforehand,
+//! or masks are trees, compose a batch of several parts: [`kv::compose`], [`kv::mask`].
+//!
+//! # Other kinds of attention
+//!
+//! Windows and soft caps are fields of the specification. Anything else is a [`Variant`](variant::Variant), whose
+//! hooks the CPU ([`Cpu::run_with`](exec::Cpu::run_with)) and the reference in f64 ([`reference`]) both run.
+//!
+//! # Which batches
+//!
+//! [`schedule`] composes them: requests in, hybrid batches out, with costs and a simulator.
+//!
+//! # On a GPU
+//!
+//! With the feature `cuda`, `exec::gpu` runs on memory of any CUDA library, on any stream. Without a driver it says
+//! so.
 
 pub use error::Error;
 pub use kernels_gpu::{abi, math, state, variant};

@@ -3,7 +3,7 @@
 use kernels_gpu::abi::{DIRECT, NO_MERGE, WorkItem};
 use thiserror::Error;
 
-use super::{Kernel, Plan};
+use super::{Kernel, Plan, PlannedRowBlock};
 use crate::problem::{Batch, Part};
 
 /// What is wrong with a plan.
@@ -51,6 +51,7 @@ impl Plan {
             batch.parts.len()
         );
         self.verify_groups()?;
+        self.verify_tables(batch)?;
         // For each part, the row block of each token; and for each token what its items cover.
         let row_blocks: Vec<_> = batch
             .parts
@@ -118,10 +119,74 @@ impl Plan {
         }
     }
 
+    /// What the plan knows of the batch's tables, which keeping and patching it relies on.
+    fn verify_tables(&self, batch: &Batch) -> Result<(), Defect> {
+        let slice = |range: &std::ops::Range<u32>| range.start as usize..range.end as usize;
+        for (index, (part, planned)) in batch.parts.iter().zip(&self.parts).enumerate() {
+            let table = &part.table;
+            ensure!(
+                planned.page_size == table.page_size,
+                "part {index} has pages of {}, not {}",
+                planned.page_size,
+                table.page_size
+            );
+            ensure!(
+                self.page_ids.get(slice(&planned.pages)) == Some(&table.indices[..]),
+                "part {index} has other page ids"
+            );
+            let blocks = self.row_blocks.get(slice(&planned.row_blocks));
+            ensure!(
+                blocks.is_some_and(|blocks| blocks.len() == part.row_blocks()),
+                "part {index} has row blocks {:?}",
+                planned.row_blocks
+            );
+            for (row_block, block) in blocks.unwrap_or_default().iter().enumerate() {
+                let tokens = part.q_range(row_block);
+                let right = PlannedRowBlock {
+                    first_token: tokens.start,
+                    tokens: tokens.end - tokens.start,
+                    position: part.first_position(row_block),
+                    kv_len: part.kv_len(row_block),
+                    capacity: table.pages(row_block).len() as u32 * table.page_size,
+                    tail: block.tail,
+                };
+                ensure!(
+                    *block == right,
+                    "row block {row_block} of part {index} is {block:?}, not {right:?}"
+                );
+                let ends_it = |item: &WorkItem| {
+                    item.part as usize == index
+                        && item.kv_end == block.kv_len
+                        && item.is_gathered()
+                        && self
+                            .rows
+                            .get(item.rows_begin as usize)
+                            .is_some_and(|row| tokens.contains(&row.token))
+                };
+                ensure!(
+                    block.tail == u32::MAX
+                        || self.items.get(block.tail as usize).is_some_and(ends_it),
+                    "row block {row_block} of part {index} does not end with item {}",
+                    block.tail
+                );
+            }
+        }
+        Ok(())
+    }
+
     fn verify_groups(&self) -> Result<(), Defect> {
         let mut end = 0;
         for group in &self.groups {
             let items = &group.items;
+            let whole = self.spec.group();
+            ensure!(
+                group.pack > 0
+                    && whole.is_multiple_of(group.pack)
+                    && (group.pack == whole || group.kernel != Kernel::Decode),
+                "{} of {whole} query heads in a tile of {:?}",
+                group.pack,
+                group.kernel
+            );
             ensure!(
                 items.start == end && items.end > items.start,
                 "a group of items {items:?} after {end}"

@@ -1,0 +1,30 @@
+//! Every example runs to its end; what it promises it asserts itself.
+
+#[path = "../examples/composable_formats.rs"]
+mod composable_formats;
+#[path = "../examples/serving_loop.rs"]
+mod serving_loop;
+#[path = "../examples/shared_prefixes.rs"]
+mod shared_prefixes;
+#[path = "../examples/variable_lengths.rs"]
+mod variable_lengths;
+
+#[test]
+fn composable_formats_runs() {
+    composable_formats::main().unwrap();
+}
+
+#[test]
+fn serving_loop_runs() {
+    serving_loop::main().unwrap();
+}
+
+#[test]
+fn shared_prefixes_runs() {
+    shared_prefixes::main().unwrap();
+}
+
+#[test]
+fn variable_lengths_runs() {
+    variable_lengths::main().unwrap();
+}

@@ -1,0 +1,106 @@
+//! Plans as data: they serialise, and print as a table.
+
+#[path = "common/numeric.rs"]
+mod numeric;
+#[path = "common/problems.rs"]
+mod problems;
+
+use problems::{Problem, cases, problem};
+use proptest::prelude::*;
+use tandem_attn::{
+    plan::{BatchLimits, Bound, DeviceDescription, Plan, PlanOptions, Planner, WorkspaceLayout},
+    problem::{Batch, PageTable, Spec},
+};
+
+proptest! {
+    #![proptest_config(cases(500))]
+
+    /// What is read back is the plan to the last bit, and keeps what plans do: it runs and it grows.
+    #[test]
+    fn plans_survive_serialisation(problem in problem()) {
+        let Problem { spec, batch, device, options, .. } = &problem;
+        let plan = Planner::new().plan(spec, batch, device, options).expect("the problem can be planned");
+        let json = serde_json::to_string(&plan).expect("plain data");
+        let mut again: Plan = serde_json::from_str(&json).expect("what was written");
+        prop_assert_eq!(&again, &plan);
+        prop_assert_eq!(serde_json::to_string(&again).expect("plain data"), json);
+        prop_assert_eq!(again.verify(batch), Ok(()));
+        prop_assert_eq!(again.grow(batch).is_some(), plan.growable);
+        prop_assert_eq!(again.to_string(), plan.to_string());
+    }
+}
+
+/// A prompt of 300 tokens, and four decodes of which three share 40 pages.
+fn batch() -> Batch {
+    let mut table = PageTable::new(16, 500);
+    table.push(&(400..419).collect::<Vec<_>>(), 300);
+    for request in 0..3 {
+        let pages: Vec<u32> = (0..40).chain([50 + request]).collect();
+        table.push(&pages, 650);
+    }
+    table.push(&(100..300).collect::<Vec<_>>(), 3200);
+    Batch::new(vec![0, 300, 301, 302, 303, 304], table)
+}
+
+#[test]
+fn a_plan_prints_as_a_table() {
+    let device = DeviceDescription::named("h200").unwrap();
+    let spec = Spec::new(32, 8, 128);
+    let plan = Planner::new()
+        .plan(&spec, &batch(), &device, &PlanOptions::default())
+        .unwrap();
+    let table = plan.to_string();
+    let mut lines = table.lines();
+    assert_eq!(
+        lines.next(),
+        Some("kernel        tile  heads    items    units     tokens         keys")
+    );
+    // A line for each launch, which has the figures of its items, and one for the merges.
+    for (line, group) in lines.by_ref().zip(&plan.groups) {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let items = plan.items_of(group);
+        let sum = |of: fn(&tandem_attn::abi::WorkItem) -> u32| {
+            items.iter().map(of).sum::<u32>().to_string()
+        };
+        let figures = [
+            format!("{:?}", group.kernel),
+            group.tile.to_string(),
+            group.pack.to_string(),
+            items.len().to_string(),
+            plan.units_of(group).to_string(),
+            sum(|item| item.rows),
+            sum(|item| item.kv_len()),
+        ];
+        assert_eq!(words, figures);
+    }
+    let merges = format!(
+        "304 query tokens, {} merges of {} partial states",
+        plan.merges.len(),
+        plan.slots
+    );
+    assert_eq!(table.lines().last(), Some(merges.as_str()));
+}
+
+#[test]
+fn bounds_layouts_and_schedules_are_data_too() {
+    let device = DeviceDescription::named("h200").unwrap();
+    let spec = Spec::new(32, 8, 128);
+    let options = PlanOptions::default();
+    let bound = Bound::new(
+        &spec,
+        &device,
+        &options,
+        &BatchLimits::decodes(64, 8192, 16),
+    )
+    .unwrap();
+    let layout = WorkspaceLayout::new(&spec, &bound);
+    let options = PlanOptions {
+        bound: Some(bound),
+        ..options
+    };
+    let json = serde_json::to_string(&(options, &layout)).unwrap();
+    assert_eq!(
+        serde_json::from_str::<(PlanOptions, WorkspaceLayout)>(&json).unwrap(),
+        (options, layout)
+    );
+}
