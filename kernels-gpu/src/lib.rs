@@ -1,7 +1,7 @@
 //! The kernels of tandem-attn, and the plain parts that the host shares with them.
 //!
 //! Built twice: for `nvptx64-nvidia-cuda` this crate is the device code; for the host it is
-//! [`abi`] (the only contract between the two sides), [`state`], [`variant`] and [`layout`],
+//! [`abi`] (the only contract between the two sides), [`state`], [`variant`] and the kernels' shapes,
 //! so that the CPU executor and the reference run the very lines that the GPU runs.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]

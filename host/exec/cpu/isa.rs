@@ -7,8 +7,9 @@ use kernels_gpu::{state::Softmax, variant::Variant};
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512};
 use super::{
-    narrow::{self, Logits, TileRows},
+    narrow::{self, Logits},
     simd::{Portable, Simd},
+    tile::TileRows,
     unit::{PoolRows, Unit},
     wide::{self, Block},
 };

@@ -20,6 +20,7 @@ mod merge;
 mod narrow;
 mod simd;
 mod sources;
+mod tile;
 mod unit;
 mod wide;
 
