@@ -95,7 +95,7 @@
 //! # Other kinds of attention
 //!
 //! Windows and soft caps are fields of the specification. Anything else is a [`Variant`](variant::Variant), whose
-//! hooks the CPU ([`Cpu::run_with`](exec::Cpu::run_with)) and the reference in f64 ([`reference`]) both run.
+//! hooks the CPU ([`Cpu::run_with`](exec::Cpu::run_with)) and the reference in f64 ([`mod@reference`]) both run.
 //!
 //! # Which batches
 //!

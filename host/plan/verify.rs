@@ -62,7 +62,12 @@ impl Plan {
         for (index, item) in self.items.iter().enumerate() {
             let part = item.part as usize;
             ensure!(part < batch.parts.len(), "item {index} is of part {part}");
-            ensure!(item.rows > 0, "item {index} has no rows");
+            ensure!(
+                (1..=self.total_q).contains(&item.rows),
+                "item {index} has {} rows of {} query tokens",
+                item.rows,
+                self.total_q
+            );
             ensure!(item.kv_begin < item.kv_end, "item {index} has no keys");
             let rows = self.expand(index, item)?;
             let smallest = rows.iter().map(|row| row.position).min();
@@ -142,6 +147,10 @@ impl Plan {
             );
             for (row_block, block) in blocks.unwrap_or_default().iter().enumerate() {
                 let tokens = part.q_range(row_block);
+                // Whatever becomes of keys that nobody asks for.
+                if tokens.is_empty() && block.tokens == 0 {
+                    continue;
+                }
                 let right = PlannedRowBlock {
                     first_token: tokens.start,
                     tokens: tokens.end - tokens.start,
@@ -244,10 +253,18 @@ impl Plan {
             item.merge
         );
         let row = |row: u32| Row {
-            token: item.rows_begin + row,
-            position: item.position + row as i32,
-            slot: if direct { DIRECT } else { item.slot + row },
-            merge: if direct { NO_MERGE } else { item.merge + row },
+            token: item.rows_begin.saturating_add(row),
+            position: item.position.saturating_add_unsigned(row),
+            slot: if direct {
+                DIRECT
+            } else {
+                item.slot.saturating_add(row)
+            },
+            merge: if direct {
+                NO_MERGE
+            } else {
+                item.merge.saturating_add(row)
+            },
         };
         Ok((0..item.rows).map(row).collect())
     }
