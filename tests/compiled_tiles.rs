@@ -41,7 +41,7 @@ fn entry(line: &str) -> Option<Entry> {
     let number = |part: &str, prefix: &str| part.strip_prefix(prefix)?.parse::<u32>().ok();
     let soft_cap = parts.last() == Some(&"cap");
     let (kernel, tile, head_dim, threads, shared_bytes) = match parts[..] {
-        ["decode", _, head_dim, rows, ..] => {
+        ["decode", _, head_dim, rows] | ["decode", _, head_dim, rows, "cap"] => {
             let (head_dim, m) = (number(head_dim, "d")?, number(rows, "m")?);
             let (n, threads, shared) = match wide::Shape::find(head_dim, m, soft_cap) {
                 Some(shape) => (shape.keys, shape.threads(), shape.shared_bytes()),
