@@ -250,6 +250,20 @@ pub struct DecodeParams {
     pub reserved: [u32; 2],
 }
 
+/// What the kernels that measure the hardware's limits take.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct CeilingParams {
+    /// What is read.
+    pub source: u64,
+    /// Four bytes that may be written.
+    pub sink: u64,
+    /// Tiles to read, or rounds of products.
+    pub count: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
 /// What `merge_states` works on.
 ///
 /// A *chunk* is 8 neighbouring elements of one output row and head: what one thread computes.

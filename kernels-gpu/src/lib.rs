@@ -12,6 +12,7 @@ use cuda_std as _;
 
 pub mod abi;
 pub mod append;
+pub mod ceilings;
 pub mod decode;
 pub mod divisor;
 pub mod math;

@@ -43,7 +43,7 @@ fn processor() -> String {
 }
 
 /// Memory that is free, or a guess where the system does not say.
-fn available_bytes() -> u64 {
+pub(super) fn available_bytes() -> u64 {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kilobytes = info
         .lines()

@@ -2,6 +2,8 @@
 
 mod ceilings;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod gpu;
 
 use std::time::Duration;
 
@@ -14,11 +16,13 @@ use crate::{
 };
 
 pub use cpu::CpuBackend;
+#[cfg(feature = "cuda")]
+pub use gpu::GpuBackend;
 
 /// A backend by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Choice {
-    /// The best that this version runs attention on: all threads of the CPU.
+    /// The first NVIDIA GPU that there is, else all threads of the CPU.
     #[default]
     Auto,
     /// All threads of the CPU.
@@ -79,6 +83,12 @@ pub trait Backend {
     /// Bytes of tensors that it can hold.
     fn memory_bytes(&self) -> u64;
 
+    /// Whether the tile groups of plans that are loaded from here on run at the same time, where that is
+    /// possible.
+    fn overlap_groups(&mut self, overlap: bool) {
+        let _ = overlap;
+    }
+
     /// Measures the limits of the hardware.
     ///
     /// # Errors
@@ -117,28 +127,21 @@ pub trait Loaded {
 /// [`Failure::Backend`] where it is not there.
 pub fn open(choice: Choice) -> Result<Box<dyn Backend>, Failure> {
     match choice {
-        Choice::Auto | Choice::Cpu => Ok(Box::new(CpuBackend::new())),
-        Choice::Gpu => Err(why_no_gpu()),
+        Choice::Auto => open_gpu().or_else(|_| Ok(Box::new(CpuBackend::new()))),
+        Choice::Cpu => Ok(Box::new(CpuBackend::new())),
+        Choice::Gpu => open_gpu(),
     }
 }
 
-/// What stands between this build and a GPU.
 #[cfg(feature = "cuda")]
-fn why_no_gpu() -> Failure {
-    match tandem_attn::exec::gpu::Gpu::new(0) {
-        Ok(gpu) => Failure::Backend(format!(
-            "{} is there, but this version does not run attention on GPUs: use --backend cpu",
-            gpu.name()
-        )),
-        Err(error) => Failure::Backend(error.to_string()),
-    }
+fn open_gpu() -> Result<Box<dyn Backend>, Failure> {
+    Ok(Box::new(GpuBackend::new()?))
 }
 
-/// What stands between this build and a GPU.
 #[cfg(not(feature = "cuda"))]
-fn why_no_gpu() -> Failure {
-    Failure::Backend(
+fn open_gpu() -> Result<Box<dyn Backend>, Failure> {
+    Err(Failure::Backend(
         "this program was built without support for GPUs: build it with --features cuda, or use --backend cpu"
             .to_owned(),
-    )
+    ))
 }

@@ -287,3 +287,91 @@ fn run_length(keys_per_item: u64) -> u32 {
         _ => 1,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        plan::{PlanOptions, Planner},
+        problem::{Batch, PageTable},
+    };
+
+    fn plan(queries: &[u32], merge_mode: MergeMode) -> Plan {
+        let mut table = PageTable::new(16, 4000);
+        let mut qo_indptr = vec![0];
+        for (index, queries) in queries.iter().enumerate() {
+            let first = 500 * index as u32;
+            table.push(&(first..first + 500).collect::<Vec<_>>(), 8000);
+            qo_indptr.push(qo_indptr[index] + queries);
+        }
+        let device = DeviceDescription::named("h200").unwrap();
+        let options = PlanOptions {
+            merge_mode,
+            ..PlanOptions::default()
+        };
+        let batch = Batch::new(qo_indptr, table);
+        let spec = Spec::new(32, 8, 128);
+        let plan = Planner::new().plan(&spec, &batch, &device, &options);
+        plan.unwrap()
+    }
+
+    fn agenda(plan: &Plan) -> Agenda {
+        let mut agenda = Agenda::default();
+        agenda.fill(plan, plan.merge_mode);
+        agenda
+    }
+
+    #[test]
+    fn a_plan_of_one_part_runs_as_it_lies() {
+        let plan = plan(&[1, 1, 100], MergeMode::Kernel);
+        let agenda = agenda(&plan);
+        assert_eq!(agenda.items, None);
+        assert_eq!(agenda.launches.len(), plan.groups.len());
+        for (launch, group) in agenda.launches.iter().zip(&plan.groups) {
+            assert_eq!(launch.first, group.items.start);
+            assert_eq!(launch.items, group.items.end - group.items.start);
+            assert_eq!(launch.key.pack, group.pack);
+        }
+        assert_eq!(agenda.parts[0].pages, 1500);
+        assert_eq!(agenda.left, plan.merges.len() as u32);
+        assert_eq!(agenda.left_rows(&plan), plan.merges);
+    }
+
+    #[test]
+    fn decode_merges_its_own_states_and_leaves_those_of_prefill() {
+        let plan = plan(&[1, 100], MergeMode::Fused);
+        let agenda = agenda(&plan);
+        assert!(agenda.fused);
+        let prefills: u32 = plan
+            .items
+            .iter()
+            .filter(|item| !item.is_gathered() && item.merge != NO_MERGE)
+            .map(|item| item.rows)
+            .max()
+            .unwrap_or(0);
+        assert!(agenda.left >= prefills && agenda.left < plan.merges.len() as u32 + 1);
+        assert!(agenda.left_rows(&plan).iter().all(|merge| merge.token > 0));
+    }
+
+    #[test]
+    fn a_launch_set_has_a_record_for_each_launch_or_says_what_is_missing() {
+        let decodes = plan(&[1, 1], MergeMode::Kernel);
+        let device = DeviceDescription::named("h200").unwrap();
+        let set = LaunchSet::decodes(&device, &decodes.spec).unwrap();
+        let mut records = vec![LaunchRecord::default(); set.keys().len() + 1];
+        set.records(&agenda(&decodes), &mut records).unwrap();
+        let items: u32 = records[..set.keys().len()].iter().map(|r| r.count).sum();
+        assert_eq!(items, decodes.items.len() as u32);
+        assert_eq!(records[set.keys().len()].count, decodes.merges.len() as u32);
+
+        let hybrid = plan(&[1, 100], MergeMode::Kernel);
+        let error = set.records(&agenda(&hybrid), &mut records).unwrap_err();
+        assert!(matches!(error, Error::NotCaptured { .. }), "{error}");
+        let all = LaunchSet::all(&device, &hybrid.spec).unwrap();
+        let mut records = vec![LaunchRecord::default(); all.keys().len() + 1];
+        all.records(&agenda(&hybrid), &mut records).unwrap();
+        let own = LaunchSet::new().and(&hybrid);
+        own.records(&agenda(&hybrid), &mut records).unwrap();
+        assert_eq!(own.clone().and(&hybrid), own);
+    }
+}

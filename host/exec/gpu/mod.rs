@@ -15,11 +15,39 @@
 //! # Ok::<(), Error>(())
 //! ```
 //!
+//! A [`Workspace`] runs the plans of one thread: [`Workspace::upload`] once a step, [`Gpu::run`] once a layer.
+//!
+//! ```no_run
+//! use tandem_attn::exec::gpu::{CUstream, DeviceTensor, Gpu, KvPool, Workspace, WorkspaceOptions};
+//! use tandem_attn::plan::{BatchLimits, Bound, PlanOptions, Planner};
+//! use tandem_attn::problem::{Batch, Spec};
+//!
+//! # fn serve(batches: Vec<Batch>, pools: Vec<KvPool>, q: DeviceTensor<3>, out: DeviceTensor<3>, stream: CUstream)
+//! # -> Result<(), tandem_attn::Error> {
+//! let (gpu, spec) = (Gpu::new(0)?, Spec::new(32, 8, 128));
+//! let device = gpu.device();
+//! let mut options = PlanOptions::default();
+//! let bound = Bound::new(&spec, &device, &options, &BatchLimits::decodes(256, 8192, 16))?;
+//! options.bound = Some(bound);
+//! let mut workspace = gpu.workspace(&spec, &bound, WorkspaceOptions::default())?;
+//! let mut planner = Planner::new();
+//! for batch in batches {
+//!     let plan = planner.plan(&spec, &batch, &device, &options)?;
+//!     unsafe { workspace.upload(&plan, stream)? };
+//!     for pool in &pools {
+//!         unsafe { gpu.run(&mut workspace, &q, &[*pool], &out, None, stream)? };
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! All calls check what they are given before they launch anything. They return as soon as the work is
 //! queued; errors of the work itself show at the next call that waits for it.
 
 mod agenda;
 mod append;
+mod ceilings;
 mod decode;
 mod device;
 mod driver;
@@ -68,6 +96,7 @@ pub enum Family {
 pub struct Gpu {
     merge: merge::Kernels,
     append: append::Kernels,
+    ceilings: ceilings::Kernels,
     decode: decode::Kernels,
     prefill: prefill::Kernels,
     prefill_gather: prefill_gather::Kernels,
@@ -128,6 +157,7 @@ impl Gpu {
         Ok(Self {
             merge: merge::Kernels::load(&modules, max_shared)?,
             append: append::Kernels::load(&modules, max_shared)?,
+            ceilings: ceilings::Kernels::load(&modules, max_shared)?,
             decode: decode::Kernels::load(&modules, max_shared)?,
             prefill: prefill::Kernels::load(&modules, max_shared)?,
             prefill_gather: prefill_gather::Kernels::load(&modules, max_shared)?,

@@ -13,6 +13,10 @@ use crate::{Error, plan::Kernel};
 
 /// A launch that was checked and waits for its turn.
 #[derive(Clone, Copy, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a handful, kept for their memory"
+)]
 pub(super) enum Step {
     Decode(Prepared<DecodeParams>),
     Prefill(Prepared<PrefillParams>),

@@ -1,0 +1,345 @@
+//! The first NVIDIA GPU.
+
+use std::{ptr, time::Duration};
+
+use bytemuck::Pod;
+use cust::{memory::DeviceBuffer, prelude::CopyDestination, sys};
+use tandem_attn::{
+    exec::gpu::{CUstream, DeviceTensor, Gpu, KvPool, Streams, Workspace, WorkspaceOptions},
+    plan::{Bound, DeviceDescription, Plan},
+    problem::Dtype,
+};
+
+use super::{Backend, Ceilings, Loaded, Machine, Results};
+use crate::{
+    Failure,
+    tensors::{Tensor, Tensors},
+    with_tensor,
+};
+
+/// Written between repetitions where caches are to be cold: several times the L2 of any GPU.
+const FLUSHED_BYTES: usize = 256 << 20;
+
+/// Read and copied for the ceilings.
+const CEILING_BYTES: usize = 1 << 30;
+
+/// Repetitions; the best one counts, for a ceiling is what is never passed.
+const CEILING_RUNS: usize = 9;
+
+/// Products that keep the GPU busy while the host puts what is timed behind them, and leave the caches alone.
+const AHEAD_ROUNDS: u32 = 100;
+
+/// Products of the ceiling: some milliseconds.
+const CEILING_ROUNDS: u32 = 10_000;
+
+/// A GPU, with a stream and what measuring takes.
+pub struct GpuBackend {
+    gpu: Gpu,
+    stream: Stream,
+    flush: Memory,
+    options: WorkspaceOptions,
+}
+
+impl GpuBackend {
+    /// The first one.
+    ///
+    /// # Errors
+    /// [`Failure::Backend`] where there is none.
+    pub fn new() -> Result<Self, Failure> {
+        let gpu = Gpu::new(0)?;
+        gpu.make_current()?;
+        Ok(Self {
+            stream: Stream::new()?,
+            flush: Memory::of_bytes(FLUSHED_BYTES)?,
+            options: WorkspaceOptions::default(),
+            gpu,
+        })
+    }
+
+    /// The time of `work` on the GPU, behind something that hides how long the host takes to queue it.
+    fn time(
+        &self,
+        flush: bool,
+        work: impl FnOnce(CUstream) -> Result<(), Failure>,
+    ) -> Result<Duration, Failure> {
+        let stream = self.stream.handle;
+        let [begin, end] = [Event::new()?, Event::new()?];
+        // SAFETY: the memory has as many bytes; handles live.
+        unsafe {
+            if flush {
+                let code = sys::cuMemsetD8Async(self.flush.address(), 1, FLUSHED_BYTES, stream);
+                ok("cuMemsetD8Async", code)?;
+            } else if self.gpu.compute_capability().0 >= 9 {
+                self.gpu
+                    .multiply(AHEAD_ROUNDS, self.flush.address(), stream)?;
+            }
+            ok("cuEventRecord", sys::cuEventRecord(begin.0, stream))?;
+            work(stream)?;
+            ok("cuEventRecord", sys::cuEventRecord(end.0, stream))?;
+            ok("cuStreamSynchronize", sys::cuStreamSynchronize(stream))?;
+            let mut milliseconds = 0.0;
+            ok(
+                "cuEventElapsedTime",
+                sys::cuEventElapsedTime(&mut milliseconds, begin.0, end.0),
+            )?;
+            Ok(Duration::from_secs_f64(f64::from(milliseconds) / 1e3))
+        }
+    }
+
+    fn best_seconds(
+        &self,
+        mut work: impl FnMut(CUstream) -> Result<(), Failure>,
+    ) -> Result<f64, Failure> {
+        let mut best = f64::INFINITY;
+        for _ in 0..CEILING_RUNS {
+            best = best.min(self.time(true, &mut work)?.as_secs_f64());
+        }
+        Ok(best)
+    }
+}
+
+impl Backend for GpuBackend {
+    fn machine(&self) -> Machine {
+        let (major, minor) = self.gpu.compute_capability();
+        Machine {
+            backend: "gpu".to_owned(),
+            name: self.gpu.name().to_owned(),
+            details: format!(
+                "{} SMs, compute capability {major}.{minor}, kernels for {}",
+                self.gpu.multiprocessors(),
+                self.gpu.arch()
+            ),
+        }
+    }
+
+    fn device(&self) -> DeviceDescription {
+        self.gpu.device()
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        let (mut free, mut all) = (0, 0);
+        // SAFETY: writes two numbers.
+        let code = unsafe { sys::cuMemGetInfo_v2(&mut free, &mut all) };
+        match code {
+            // The host makes the tensors, and a copy.
+            sys::CUresult::CUDA_SUCCESS => {
+                (free as u64 / 4 * 3).min(super::cpu::available_bytes() / 3)
+            }
+            _ => 0,
+        }
+    }
+
+    fn overlap_groups(&mut self, overlap: bool) {
+        self.options.streams = match overlap {
+            true => Streams::PerGroup,
+            false => Streams::One,
+        };
+    }
+
+    fn ceilings(&mut self) -> Result<Ceilings, Failure> {
+        let [source, target] = [
+            Memory::of_bytes(CEILING_BYTES)?,
+            Memory::of_bytes(CEILING_BYTES)?,
+        ];
+        let result = Memory::of_bytes(16)?;
+        let bytes = CEILING_BYTES as f64;
+        let read = self.best_seconds(|stream| {
+            // SAFETY: the memory is there and lives until the stream was waited for.
+            unsafe {
+                self.gpu
+                    .read_all(source.address(), CEILING_BYTES, result.address(), stream)
+            }
+            .map_err(Failure::from)
+        })?;
+        let copy = self.best_seconds(|stream| {
+            // SAFETY: as above.
+            let code = unsafe {
+                sys::cuMemcpyDtoDAsync_v2(target.address(), source.address(), CEILING_BYTES, stream)
+            };
+            ok("cuMemcpyDtoDAsync", code)
+        })?;
+        let mut flops = 0;
+        let multiply = self.best_seconds(|stream| {
+            // SAFETY: as above.
+            flops = unsafe { self.gpu.multiply(CEILING_ROUNDS, result.address(), stream) }?;
+            Ok(())
+        })?;
+        Ok(Ceilings {
+            read_bytes_per_s: bytes / read,
+            copy_bytes_per_s: 2.0 * bytes / copy,
+            flops_per_s: flops as f64 / multiply,
+        })
+    }
+
+    fn load<'a>(
+        &'a mut self,
+        plan: &'a Plan,
+        tensors: &'a Tensors,
+    ) -> Result<Box<dyn Loaded + 'a>, Failure> {
+        let spec = &plan.spec;
+        let mut workspace = self
+            .gpu
+            .workspace(spec, &Bound::of(plan), self.options.clone())?;
+        // SAFETY: the stream is ours.
+        unsafe { workspace.upload(plan, self.stream.handle) }?;
+        let heads = spec.q_heads as usize;
+        let rows = plan.total_q as usize * heads;
+        let page_size = plan.parts[0].page_size;
+        let tokens = tensors.k.len() / (spec.kv_heads * spec.head_dim_qk) as usize;
+        let (k, v) = (Memory::new(&tensors.k)?, Memory::new(&tensors.v)?);
+        let pool = KvPool::new(
+            spec,
+            tensors.layout,
+            page_size,
+            (tokens / page_size as usize) as u32,
+            k.address(),
+            v.address(),
+        );
+        let values = rows * spec.head_dim_v as usize;
+        Ok(Box::new(LoadedOnGpu {
+            q: Memory::new(&tensors.q)?,
+            out: Memory::of_bytes(values * spec.out_dtype.bytes() as usize)?,
+            lse: Memory::of_bytes(rows * 4)?,
+            _pool_memory: [k, v],
+            pool,
+            workspace,
+            plan,
+            backend: self,
+        }))
+    }
+}
+
+struct LoadedOnGpu<'a> {
+    workspace: Workspace,
+    plan: &'a Plan,
+    q: Memory,
+    _pool_memory: [Memory; 2],
+    pool: KvPool,
+    out: Memory,
+    lse: Memory,
+    backend: &'a GpuBackend,
+}
+
+impl Loaded for LoadedOnGpu<'_> {
+    fn run(&mut self, flush: bool) -> Result<Duration, Failure> {
+        let spec = &self.plan.spec;
+        let [tokens, heads, dim_qk, dim_v] = [
+            self.plan.total_q,
+            spec.q_heads,
+            spec.head_dim_qk,
+            spec.head_dim_v,
+        ]
+        .map(|extent| extent as usize);
+        let q = DeviceTensor::new(self.q.address(), spec.q_dtype, [tokens, heads, dim_qk]);
+        let out = DeviceTensor::new(self.out.address(), spec.out_dtype, [tokens, heads, dim_v]);
+        let lse = DeviceTensor::new(self.lse.address(), Dtype::F32, [tokens, heads]);
+        let (workspace, pools) = (&mut self.workspace, [self.pool]);
+        let GpuBackend { gpu, .. } = self.backend;
+        self.backend.time(flush, |stream| {
+            // SAFETY: the plan is the planner's, its tensors live until the stream was waited for.
+            unsafe { gpu.run(workspace, &q, &pools, &out, Some(&lse), stream) }
+                .map_err(Failure::from)
+        })
+    }
+
+    fn results(&mut self) -> Result<Results, Failure> {
+        let spec = &self.plan.spec;
+        let rows = self.plan.total_q as usize * spec.q_heads as usize;
+        let mut out = Tensor::zeros(spec.out_dtype, rows * spec.head_dim_v as usize)?;
+        with_tensor!(&mut out, values => self.out.read(values))?;
+        let mut lse = vec![0.0; rows];
+        self.lse.read(&mut lse)?;
+        Ok(Results { out, lse })
+    }
+}
+
+fn ok(call: &str, code: sys::CUresult) -> Result<(), Failure> {
+    match code {
+        sys::CUresult::CUDA_SUCCESS => Ok(()),
+        code => Err(Failure::Wrong(format!("{call} failed: {code:?}"))),
+    }
+}
+
+/// Device memory.
+struct Memory(DeviceBuffer<u8>);
+
+impl Memory {
+    /// Of so many bytes, at least 16, with anything in them.
+    fn of_bytes(bytes: usize) -> Result<Self, Failure> {
+        // SAFETY: bytes may have any value.
+        unsafe { DeviceBuffer::uninitialized(bytes.max(16)) }
+            .map(Self)
+            .map_err(|error| Failure::Backend(format!("{bytes} bytes on the GPU: {error}")))
+    }
+
+    fn new(tensor: &Tensor) -> Result<Self, Failure> {
+        let bytes = tensor.bytes();
+        let memory = Self::of_bytes(bytes.len())?;
+        if !bytes.is_empty() {
+            let mut place = memory.0.index(..bytes.len());
+            place.copy_from(bytes).map_err(copying)?;
+        }
+        Ok(memory)
+    }
+
+    fn address(&self) -> u64 {
+        self.0.as_device_ptr().as_raw()
+    }
+
+    fn read<T: Pod>(&self, values: &mut [T]) -> Result<(), Failure> {
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(values);
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.0.index(..bytes.len()).copy_to(bytes).map_err(copying)
+    }
+}
+
+fn copying(error: cust::error::CudaError) -> Failure {
+    Failure::Wrong(format!("copying between host and GPU: {error}"))
+}
+
+/// A stream that the default stream does not wait for.
+struct Stream {
+    handle: CUstream,
+}
+
+impl Stream {
+    fn new() -> Result<Self, Failure> {
+        const NON_BLOCKING: u32 = 1;
+        let mut handle = ptr::null_mut();
+        // SAFETY: writes one handle.
+        ok("cuStreamCreate", unsafe {
+            sys::cuStreamCreate(&mut handle, NON_BLOCKING)
+        })?;
+        Ok(Self { handle })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: made by us.
+        let _ = unsafe { sys::cuStreamDestroy_v2(self.handle) };
+    }
+}
+
+/// A moment of a stream.
+struct Event(sys::CUevent);
+
+impl Event {
+    fn new() -> Result<Self, Failure> {
+        let mut handle = ptr::null_mut();
+        // SAFETY: writes one handle.
+        ok("cuEventCreate", unsafe {
+            sys::cuEventCreate(&mut handle, 0)
+        })?;
+        Ok(Self(handle))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: made by us.
+        let _ = unsafe { sys::cuEventDestroy_v2(self.0) };
+    }
+}
