@@ -139,6 +139,42 @@ pub enum Error {
         /// Parts of the plan.
         expected: usize,
     },
+    /// In the debug mode of a workspace: a page id on the device that its pool does not have.
+    #[error(
+        "request {request} of part {part}: page {page} of its table is {got}, and the pool has {pages} pages"
+    )]
+    PageOutside {
+        /// The part of the batch.
+        part: u32,
+        /// The request (row block of the part).
+        request: u32,
+        /// Which page of its table.
+        page: u32,
+        /// The id that stands there.
+        got: u32,
+        /// Pages of the pool.
+        pages: u32,
+    },
+    /// In the debug mode of a workspace: an item on the device that leads out of an array.
+    #[error(
+        "item {item} of part {part} ({}): {what} is {got}, and the limit is {limit}; the plan on the device is \
+         damaged",
+        match .request { Some(request) => format!("of request {request}"), None => "of no request".into() }
+    )]
+    Damaged {
+        /// The item.
+        item: u32,
+        /// The request whose table it reads, if that can be told.
+        request: Option<u32>,
+        /// The part of the batch.
+        part: u32,
+        /// What is out of bounds.
+        what: &'static str,
+        /// Its value.
+        got: u32,
+        /// What it must not reach, or for ends of keys not pass.
+        limit: u32,
+    },
     /// An index that points outside what it indexes.
     #[error("{array}[{index}] is {got}: give a number below {limit}, the number of {of}")]
     IndexOutOfRange {

@@ -176,6 +176,52 @@ fn threads_have_a_workspace_each() {
 }
 
 #[test]
+fn damage_on_the_device_is_named() {
+    let Some(gpu) = hopper("damage_on_the_device_is_named") else {
+        return;
+    };
+    let spec = Spec::new(8, 2, 128);
+    let request = |own, queries| Request {
+        parent: 0,
+        shared: 0,
+        own,
+        queries,
+    };
+    let batch = batch_of(&[request(100, 1), request(300, 40)], 16, 7);
+    let mut plan = Planner::new()
+        .plan(&spec, &batch, &gpu.device(), &PlanOptions::default())
+        .unwrap();
+    let tensors = Tensors::<bf16, bf16>::random(&spec, &batch, KvLayout::Nhd, 7);
+    let device = OnDevice::new(&spec, &batch, &tensors);
+    let mut options = WorkspaceOptions::default();
+    options.checks = true;
+    let mut workspace = gpu.workspace(&spec, &Bound::of(&plan), options).unwrap();
+    let stream = Stream::new();
+    // SAFETY: the stream is ours.
+    unsafe { workspace.upload(&plan, stream.0) }.unwrap();
+    let results = device.run(gpu, &mut workspace, &stream);
+    check_results(&spec, &batch, &tensors, &results).unwrap();
+    // An item past the end of the first request's 7 pages.
+    let item = plan.items.iter_mut().find(|item| item.table == 0).unwrap();
+    item.kv_end = 7 * 16 + 1;
+    let out = device.q;
+    // SAFETY: refused.
+    let error = unsafe {
+        workspace.upload(&plan, stream.0).unwrap();
+        gpu.run(
+            &mut workspace,
+            &device.q,
+            &device.pools,
+            &out,
+            None,
+            stream.0,
+        )
+    };
+    let error = error.unwrap_err();
+    assert!(error.to_string().contains("of request 0"), "{error}");
+}
+
+#[test]
 fn what_does_not_fit_is_said_before_anything_runs() {
     let Some(gpu) = hopper("what_does_not_fit_is_said_before_anything_runs") else {
         return;

@@ -108,6 +108,8 @@ unsafe extern "C" {
         bytes: usize,
         stream: CUstream,
     ) -> Code;
+    #[link_name = "cuMemcpyDtoH_v2"]
+    pub fn cuMemcpyDtoH(to: *mut c_void, from: CUdeviceptr, bytes: usize) -> Code;
     pub fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) -> Code;
     #[link_name = "cuStreamDestroy_v2"]
     pub fn cuStreamDestroy(stream: CUstream) -> Code;

@@ -52,6 +52,7 @@ mod decode;
 mod device;
 mod driver;
 mod embedded;
+mod inspect;
 mod launch;
 mod merge;
 mod module;

@@ -59,7 +59,8 @@ impl Gpu {
     ///
     /// # Errors
     /// [`Error::NoPlan`], [`Error::Pools`], [`Error::NoInstance`] where no kernel was compiled for a launch,
-    /// or a variant for what is wrong with a tensor: all before anything is launched. [`Error::Driver`] if a
+    /// or a variant for what is wrong with a tensor; in debug mode [`Error::PageOutside`] and
+    /// [`Error::Damaged`]: all before anything is launched. [`Error::Driver`] if a
     /// launch fails.
     pub unsafe fn run(
         &self,
@@ -75,6 +76,10 @@ impl Gpu {
         }
         let tensors = Tensors { q, pools, out, lse };
         check(workspace, &tensors)?;
+        if workspace.options.checks {
+            // SAFETY: the caller's promise.
+            unsafe { workspace.inspect(pools, q.shape[0], stream) }?;
+        }
         let mut steps = std::mem::take(&mut workspace.steps);
         steps.clear();
         let prepared = self.prepare(workspace, &tensors, &mut steps);

@@ -7,9 +7,10 @@ use cust::{context::Context, device::Device};
 use kernels_gpu::abi::{LaunchRecord, MergeRow, QueryRow, WorkItem};
 
 use super::{
-    CUstream, DeviceArray, DeviceTensor, Gpu, PartialStates,
+    CUstream, DeviceArray, DeviceTensor, Gpu, KvPool, PartialStates,
     agenda::{Agenda, LaunchSet},
-    driver::{Current, cuMemcpyHtoDAsync},
+    driver::{Current, cuMemcpyDtoH, cuMemcpyHtoDAsync, cuStreamSynchronize},
+    inspect::{Known, inspect},
     resources::{DeviceMemory, Event, PinnedMemory, Stream, retain},
     run::Step,
 };
@@ -42,6 +43,10 @@ pub struct WorkspaceOptions {
     pub launches: Option<LaunchSet>,
     /// With [`launches`](Self::launches): who merges, for all plans.
     pub merge_mode: MergeMode,
+    /// Debug mode: every run first waits for the stream, reads the plan back from the device and checks page
+    /// ids, lengths and indices, so that damage is reported by request and page instead of as an illegal
+    /// access. Such runs cannot be captured.
+    pub checks: bool,
 }
 
 /// Copies of plans under way at most, before a further one waits for the first.
@@ -66,6 +71,7 @@ pub struct Workspace {
     pub(super) steps: Vec<Step>,
     pub(super) fork: Event,
     pub(super) lanes: Vec<Lane>,
+    known: Known,
     staging: Vec<Staging>,
     next: usize,
     memory: DeviceMemory,
@@ -140,6 +146,7 @@ impl Gpu {
             steps: Vec::new(),
             fork: Event::new(raw)?,
             lanes: (0..lanes).map(lane).collect::<Result<_, _>>()?,
+            known: Known::default(),
             staging,
             next: 0,
             memory: DeviceMemory::zeroed(raw, layout.bytes as usize)?,
@@ -226,8 +233,45 @@ impl Workspace {
         // SAFETY: the caller vouches for the stream.
         unsafe { copied.record(stream) }?;
         self.next = (self.next + 1) % IN_FLIGHT;
+        if self.options.checks {
+            self.known = Known::of(plan);
+        }
         self.loaded = true;
         Ok(())
+    }
+
+    /// The debug mode: waits for the stream and checks what lies on the device.
+    ///
+    /// # Safety
+    /// The stream is one of the device's primary context, or null, and is not being captured.
+    pub(super) unsafe fn inspect(
+        &self,
+        pools: &[KvPool],
+        tokens: usize,
+        stream: CUstream,
+    ) -> Result<(), Error> {
+        let _current = Current::enter(self.context.as_raw())?;
+        let mut bytes = vec![0_u8; self.layout.upload_bytes as usize];
+        // SAFETY: so many bytes were allocated; the caller vouches for the stream.
+        unsafe {
+            cuStreamSynchronize(stream).check("cuStreamSynchronize")?;
+            cuMemcpyDtoH(
+                bytes.as_mut_ptr().cast(),
+                self.memory.address(),
+                bytes.len(),
+            )
+            .check("cuMemcpyDtoH")?;
+        }
+        let pages: Vec<u32> = pools.iter().map(|pool| pool.pages).collect();
+        let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+        inspect(
+            &bytes,
+            &self.layout,
+            &self.agenda,
+            &self.known,
+            &pages,
+            tokens,
+        )
     }
 
     /// What it was made for.

@@ -1,0 +1,236 @@
+//! What kernels are about to read, checked on the host: the debug mode of a workspace.
+
+use std::ops::Range;
+
+use bytemuck::Pod;
+use kernels_gpu::abi::{DIRECT, NO_MERGE, QueryRow, WorkItem};
+
+use super::agenda::Agenda;
+use crate::{
+    Error,
+    plan::{Plan, WorkspaceLayout},
+};
+
+/// What is known of the plan whose arrays are looked at.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    rows: u32,
+    merges: u32,
+    slots: u32,
+    page_ids: u32,
+    /// The page ids of every row block, part after part.
+    tables: Vec<Table>,
+}
+
+#[derive(Clone, Debug)]
+struct Table {
+    part: u32,
+    row_block: u32,
+    pages: Range<u32>,
+}
+
+impl Known {
+    pub(super) fn of(plan: &Plan) -> Self {
+        let mut tables = Vec::with_capacity(plan.row_blocks.len());
+        for (index, part) in plan.parts.iter().enumerate() {
+            let blocks = part.row_blocks.start as usize..part.row_blocks.end as usize;
+            let mut first = part.pages.start;
+            for (row_block, block) in plan.row_blocks[blocks].iter().enumerate() {
+                let pages = first..first + block.capacity / part.page_size;
+                first = pages.end;
+                tables.push(Table {
+                    part: index as u32,
+                    row_block: row_block as u32,
+                    pages,
+                });
+            }
+        }
+        Self {
+            rows: plan.rows.len() as u32,
+            merges: plan.merges.len() as u32,
+            slots: plan.slots,
+            page_ids: plan.page_ids.len() as u32,
+            tables,
+        }
+    }
+
+    /// The table that a page id belongs to.
+    fn table(&self, page: u32) -> Option<&Table> {
+        self.tables.iter().find(|table| table.pages.contains(&page))
+    }
+}
+
+fn read<T: Pod>(bytes: &[u8], place: &Range<u64>, index: u32) -> T {
+    let at = place.start as usize + index as usize * size_of::<T>();
+    bytemuck::pod_read_unaligned(&bytes[at..at + size_of::<T>()])
+}
+
+/// Checks the first bytes of a workspace, as they came back from the device, for tensors of `tokens` query
+/// tokens and pools of so many `pages`.
+pub(super) fn inspect(
+    bytes: &[u8],
+    layout: &WorkspaceLayout,
+    agenda: &Agenda,
+    known: &Known,
+    pages: &[u32],
+    tokens: u32,
+) -> Result<(), Error> {
+    for launch in &agenda.launches {
+        let part = launch.key.part as usize;
+        let (page_size, pool_pages) = (agenda.parts[part].page_size, pages[part]);
+        for index in launch.first..launch.first + launch.items {
+            let item: WorkItem = read(bytes, &layout.items, index);
+            let broken = |what: &'static str, got: u32, limit: u32| {
+                let request = known.table(item.table).map(|table| table.row_block);
+                Err(Error::Damaged {
+                    item: index,
+                    request,
+                    part: launch.key.part,
+                    what,
+                    got,
+                    limit,
+                })
+            };
+            if item.part != launch.key.part {
+                return broken("its part", item.part, launch.key.part);
+            }
+            let Some(table) = known.table(item.table) else {
+                return broken("the start of its table", item.table, known.page_ids);
+            };
+            let capacity = (table.pages.end - item.table) * page_size;
+            if item.kv_end > capacity || item.kv_begin > item.kv_end {
+                return broken("the end of its keys", item.kv_end, capacity);
+            }
+            for page in item.kv_begin / page_size..item.kv_end.div_ceil(page_size) {
+                let id: u32 = read(bytes, &layout.page_ids, item.table + page);
+                if id >= pool_pages {
+                    return Err(Error::PageOutside {
+                        part: table.part,
+                        request: table.row_block,
+                        page: item.table + page - table.pages.start,
+                        got: id,
+                        pages: pool_pages,
+                    });
+                }
+            }
+            check_rows(bytes, layout, known, &item, tokens)
+                .or_else(|(what, got, limit)| broken(what, got, limit))?;
+        }
+    }
+    Ok(())
+}
+
+/// The tokens, states and merges of an item: what is out of its array, its value, and the limit.
+fn check_rows(
+    bytes: &[u8],
+    layout: &WorkspaceLayout,
+    known: &Known,
+    item: &WorkItem,
+    tokens: u32,
+) -> Result<(), (&'static str, u32, u32)> {
+    let below = |what, got: u32, limit: u32| match got < limit {
+        true => Ok(()),
+        false => Err((what, got, limit)),
+    };
+    let last = item.rows.saturating_sub(1);
+    if !item.is_gathered() {
+        below(
+            "its last query token",
+            item.rows_begin.saturating_add(last),
+            tokens,
+        )?;
+        if item.slot != DIRECT {
+            below(
+                "its last partial state",
+                item.slot.saturating_add(last),
+                known.slots,
+            )?;
+        }
+        return Ok(());
+    }
+    below(
+        "its last row",
+        item.rows_begin.saturating_add(last),
+        known.rows,
+    )?;
+    for row in item.rows_begin..item.rows_begin + item.rows {
+        let row: QueryRow = read(bytes, &layout.rows, row);
+        below("a query token", row.token, tokens)?;
+        if row.slot != DIRECT {
+            below("a partial state", row.slot, known.slots)?;
+        }
+        if row.merge != NO_MERGE {
+            below("a merge", row.merge, known.merges)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        plan::{Bound, DeviceDescription, PlanOptions, Planner},
+        problem::{Batch, PageTable, Spec},
+    };
+
+    #[test]
+    fn damage_is_named_by_request_and_page() {
+        let mut table = PageTable::new(16, 1000);
+        table.push(&[7, 3], 20);
+        table.push(&(100..400).collect::<Vec<_>>(), 4800);
+        let batch = Batch::new(vec![0, 1, 41], table);
+        let spec = Spec::new(8, 2, 128);
+        let device = DeviceDescription::named("h200").unwrap();
+        let plan = Planner::new()
+            .plan(&spec, &batch, &device, &PlanOptions::default())
+            .unwrap();
+        let layout = WorkspaceLayout::new(&spec, &Bound::of(&plan));
+        let mut agenda = Agenda::default();
+        agenda.fill(&plan, plan.merge_mode);
+        let known = Known::of(&plan);
+        let check = |damage: &dyn Fn(&mut Plan), pages: u32, tokens: u32| {
+            let mut plan = plan.clone();
+            damage(&mut plan);
+            let mut bytes = vec![0; layout.upload_bytes as usize];
+            layout.write(&plan, &mut bytes).unwrap();
+            inspect(&bytes, &layout, &agenda, &known, &[pages], tokens)
+        };
+        assert_eq!(check(&|_| {}, 1000, 41), Ok(()));
+        let outside = check(&|plan| plan.page_ids[2 + 5] = 1000, 1000, 41);
+        assert_eq!(
+            outside,
+            Err(Error::PageOutside {
+                part: 0,
+                request: 1,
+                page: 5,
+                got: 1000,
+                pages: 1000
+            })
+        );
+        let of_request_0 = |plan: &Plan| plan.items.iter().position(|item| item.table == 0);
+        let at = of_request_0(&plan).unwrap();
+        let long = check(&|plan| plan.items[at].kv_end = 33, 1000, 41).unwrap_err();
+        assert!(
+            matches!(
+                long,
+                Error::Damaged {
+                    request: Some(0),
+                    got: 33,
+                    limit: 32,
+                    ..
+                }
+            ),
+            "{long}"
+        );
+        assert!(matches!(
+            check(&|_| {}, 1000, 40),
+            Err(Error::Damaged { limit: 40, .. })
+        ));
+        let lost = check(&|plan| plan.items[at].table = 9999, 1000, 41).unwrap_err();
+        assert!(
+            lost.to_string().contains("the start of its table"),
+            "{lost}"
+        );
+    }
+}
