@@ -16,8 +16,12 @@ use std::{
 use tandem_attn::{
     Error,
     abi::MergeRow,
-    exec::gpu::{DeviceArray, DeviceTensor, Gpu, KvPool, PartialStates, Swizzle, TensorMap},
-    problem::{Dtype, KvLayout, Spec},
+    exec::gpu::{
+        DeviceArray, DeviceTensor, Gpu, KvPool, PartialStates, Swizzle, TensorMap, Workspace,
+        WorkspaceOptions,
+    },
+    plan::{Bound, PlanOptions, Planner},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
 };
 
 /// Runs `test` again in a child with a driver of these settings; `true` in the child itself.
@@ -364,5 +368,87 @@ fn the_context_of_the_thread_stays() {
         assert_eq!(current(), 5, "another one was current, and is again");
         gpu.make_current().unwrap();
         assert_eq!(current(), 77);
+    }
+}
+
+#[test]
+fn a_run_is_refused_before_anything_is_launched() {
+    if !with_driver(
+        "a_run_is_refused_before_anything_is_launched",
+        "threads=1024",
+    ) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let spec = Spec::new(8, 2, 128);
+    let plan = |spec: &Spec| {
+        let mut table = PageTable::new(16, 20);
+        table.push(&[7, 3], 20);
+        table.push(&[1, 2, 4, 5, 6, 8], 90);
+        let batch = Batch::new(vec![0, 1, 41], table);
+        let options = PlanOptions::default();
+        Planner::new()
+            .plan(spec, &batch, &gpu.device(), &options)
+            .unwrap()
+    };
+    let whole = plan(&spec);
+    let mut workspace = gpu
+        .workspace(&spec, &Bound::of(&whole), WorkspaceOptions::default())
+        .unwrap();
+    let q = DeviceTensor::new(1 << 30, Dtype::BF16, [41, 8, 128]);
+    let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 20, 1 << 30, 1 << 30);
+    let stream = ptr::null_mut();
+    let run = |workspace: &mut Workspace, q: &DeviceTensor<3>, pools: &[KvPool]| {
+        // SAFETY: nothing is there to be touched.
+        unsafe { gpu.run(workspace, q, pools, q, None, stream) }
+    };
+    assert_eq!(run(&mut workspace, &q, &[pool]), Err(Error::NoPlan));
+    // SAFETY: as above.
+    let error = unsafe { workspace.upload(&plan(&Spec::new(4, 2, 128)), stream) }.unwrap_err();
+    assert!(matches!(error, Error::OtherSpec { .. }), "{error}");
+    // SAFETY: as above.
+    unsafe { workspace.upload(&whole, stream) }.unwrap();
+    let error = run(&mut workspace, &q, &[]).unwrap_err();
+    assert_eq!(
+        error,
+        Error::Pools {
+            got: 0,
+            expected: 1
+        }
+    );
+    let few = KvPool { pages: 8, ..pool };
+    let error = run(&mut workspace, &q, &[few]).unwrap_err();
+    assert!(error.to_string().contains("at least 9"), "{error}");
+    let f16 = DeviceTensor::new(1 << 30, Dtype::F16, [41, 8, 128]);
+    let error = run(&mut workspace, &f16, &[pool]).unwrap_err();
+    assert!(matches!(error, Error::DtypesDiffer { .. }), "{error}");
+    // This driver knows no tensor maps: all launches are checked before the first is made.
+    let error = run(&mut workspace, &q, &[pool]).unwrap_err();
+    assert!(matches!(error, Error::OldDriver { .. }), "{error}");
+    assert_eq!(launches(), 0);
+}
+
+#[test]
+fn a_workspace_wants_memory() {
+    if with_driver("a_workspace_wants_memory", "threads=1024 memory=2") {
+        let gpu = Gpu::new(0).unwrap();
+        let bound = Bound {
+            items: 1,
+            ..Bound::default()
+        };
+        let error = gpu
+            .workspace(&Spec::new(8, 2, 128), &bound, WorkspaceOptions::default())
+            .unwrap_err();
+        assert!(
+            matches!(
+                error,
+                Error::Driver {
+                    call: "cuMemAlloc",
+                    code: 2,
+                    ..
+                }
+            ),
+            "{error}"
+        );
     }
 }

@@ -192,3 +192,41 @@ pub extern "C" fn cuLaunchKernel(
     LAUNCHES.fetch_add(1, Ordering::SeqCst);
     setting("launch", 0)
 }
+
+macro_rules! succeed {
+    ($($name:ident($($type:ty),*);)*) => {$(
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name($(_: $type),*) -> c_int {
+            0
+        }
+    )*};
+}
+succeed! {
+    cuStreamSynchronize(*mut c_void);
+    cuEventDestroy_v2(*mut c_void);
+    cuEventRecord(*mut c_void, *mut c_void);
+    cuEventQuery(*mut c_void);
+    cuMemFree_v2(u64);
+    cuMemFreeHost(*mut c_void);
+    cuMemsetD8_v2(u64, u8, usize);
+    cuMemcpyHtoDAsync_v2(u64, *const c_void, usize, *mut c_void);
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuEventCreate(event: *mut *mut c_void, _flags: c_uint) -> c_int {
+    unsafe { *event = std::ptr::without_provenance_mut(80) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAlloc_v2(address: *mut u64, _bytes: usize) -> c_int {
+    unsafe { *address = 1 << 40 };
+    setting("memory", 0)
+}
+
+/// Never given back.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, _: c_uint) -> c_int {
+    unsafe { *address = Vec::leak(vec![0_u64; bytes.div_ceil(8)]).as_mut_ptr().cast() };
+    0
+}
