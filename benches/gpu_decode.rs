@@ -1,6 +1,6 @@
 //! Decode on a GPU, from the planner's plans: PAT's prefix trees, and batches without prefixes.
 //!
-//! `cargo bench --features cuda --bench gpu_decode -- [pat [modes] [tree=1,2]] [batches [batch=16×1024,32/8]]` prints the named tables.
+//! `cargo bench --features cuda --bench gpu_decode -- [pat [tree=1,2]] [batches [batch=16×1024,32/8]]` prints the named tables.
 //! Times are CUDA events around all launches of a step, behind a write that flushes L2 and hides the host;
 //! medians, configurations in turn. Pools hold random bits of finite numbers, pages are shuffled.
 
@@ -12,10 +12,11 @@ mod run;
 mod trees;
 
 use common::Rng;
-use run::{How, Pool, Step, Timer};
+use run::{Pool, Step, Timer};
 use tandem_attn::{
-    plan::{DeviceDescription, MergeMode, PackRule, PlanOptions, Planner},
-    problem::{Batch, Dtype, PageTable, Spec},
+    exec::gpu::{Gpu, Streams},
+    plan::{DeviceDescription, MergeMode, PackRule, PlanOptions, Planner, SplitMode},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
 };
 use trees::{HEADS, trees};
 
@@ -41,7 +42,7 @@ fn main() {
         batches(gpu, &timer, &pool, batch);
     }
     if named("pat") {
-        pat(gpu, &timer, &pool, only, named("modes"));
+        pat(gpu, &timer, &pool, only);
     }
 }
 
@@ -85,14 +86,20 @@ fn zipf() -> Vec<u32> {
         .collect()
 }
 
-const SERIAL: How = How { streams: false };
-const STREAMS: How = How { streams: true };
-
-fn batches(gpu: &tandem_attn::exec::gpu::Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
+fn batches(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
     let device = DeviceDescription::named("h200").expect("it is built in");
     println!(
-        "\n{:<26} {:>6} {:>7} {:>9} {:>9} {:>9} {:>9} {:>8}",
-        "batch", "items", "merges", "fused µs", "kernel µs", "graph f", "graph k", "ideal µs"
+        "\n{:<26} {:>6} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8}",
+        "batch",
+        "items",
+        "merges",
+        "fused µs",
+        "kernel",
+        "uncut",
+        "HND",
+        "graph f",
+        "graph k",
+        "ideal"
     );
     for (name, lens, q_heads, kv_heads) in [
         ("64 × 8192, 32/8", vec![8192; 64], 32, 8),
@@ -112,27 +119,35 @@ fn batches(gpu: &tandem_attn::exec::gpu::Gpu, timer: &Timer, pool: &Pool, only: 
         }
         let spec = spec(q_heads, kv_heads);
         let batch = shuffled(without_prefixes(&lens, 16), 1);
+        let q = run::queries(&spec, batch.total_q());
         let keys: u32 = lens.iter().sum();
         let ideal = f64::from(keys) * spec.kv_bytes_per_token() as f64 / CEILING;
-        let steps: Vec<Step> = [MergeMode::Fused, MergeMode::Kernel]
-            .map(|merge_mode| {
-                let options = PlanOptions {
-                    merge_mode,
-                    ..PlanOptions::default()
-                };
-                let plan = Planner::new().plan(&spec, &batch, &device, &options);
-                Step::new(gpu, plan.expect("can be planned"), &batch, pool)
-            })
-            .into();
-        let ways: Vec<(&Step, How)> = steps.iter().map(|step| (step, SERIAL)).collect();
+        let nhd = KvLayout::Nhd;
+        let steps = [
+            (MergeMode::Fused, SplitMode::Makespan, nhd),
+            (MergeMode::Kernel, SplitMode::Makespan, nhd),
+            (MergeMode::Fused, SplitMode::Off, nhd),
+            (MergeMode::Fused, SplitMode::Makespan, KvLayout::Hnd),
+        ];
+        let steps = steps.map(|(merge_mode, split, layout)| {
+            let options = PlanOptions {
+                merge_mode,
+                split,
+                ..PlanOptions::default()
+            };
+            let plan = Planner::new().plan(&spec, &batch, &device, &options);
+            let plan = plan.expect("can be planned");
+            Step::new(gpu, plan, &batch, pool, &q, layout, Streams::One)
+        });
+        let ways: Vec<&Step> = steps.iter().collect();
         let times = timer.medians(&ways, 15);
-        let graphs: Vec<f64> = steps.iter().map(|step| timer.graph(step)).collect();
+        let graphs = [0, 1].map(|step| timer.graph(&steps[step]));
+        let times: Vec<String> = times.iter().map(|time| format!("{time:>9.1}")).collect();
         println!(
-            "{name:<26} {:>6} {:>7} {:>9.1} {:>9.1} {:>9.2} {:>9.2} {ideal:>8.1}",
+            "{name:<26} {:>6} {:>7} {} {:>9.2} {:>9.2} {ideal:>8.1}",
             steps[0].plan.items.len(),
             steps[0].plan.merges.len(),
-            times[0],
-            times[1],
+            times.join(" "),
             graphs[0],
             graphs[1],
         );
@@ -154,21 +169,29 @@ fn published() -> Vec<Vec<f64>> {
         .collect()
 }
 
-fn pat(
-    gpu: &tandem_attn::exec::gpu::Gpu,
-    timer: &Timer,
-    pool: &Pool,
-    only: Option<&str>,
-    modes: bool,
-) {
+/// What is varied, one at a time.
+const WAYS: [&str; 9] = [
+    "chain", "streams", "fused", "no join", "m64", "m128", "no m16", "paper", "no split",
+];
+
+fn pat(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
     let device = DeviceDescription::named("h200").expect("it is built in");
+    let with = |change: fn(&mut DeviceDescription)| {
+        let mut other = device.clone();
+        change(&mut other);
+        other
+    };
+    let apart = with(|device| device.launch_ns = 0.0);
+    let m64 = with(|device| device.decode.m = vec![8, 16, 64]);
+    let m128 = with(|device| device.decode.m = vec![8, 16, 128]);
+    let no_m16 = with(|device| device.decode.m = vec![8, 64, 128]);
     println!(
-        "\ntree heads  launches (rows: units)                    unique MB moved MB  ideal   PAT | \
-         streams+kernel streams+fused serial+kernel serial+fused | unpacked | PAT/best  differs"
+        "\ntree heads  launches (rows: units), slots | unique MB, moved, ideal µs | PAT | {} | PAT/chain, differs",
+        WAYS.join(", ")
     );
     let published = published();
-    let mut logs = [0.0; 4];
-    let mut cases = 0;
+    let mut logs = [0.0; WAYS.len()];
+    let (mut cases, mut slower) = (0, 0);
     for tree in trees() {
         if only.is_some_and(|ids| !ids.split(',').any(|id| id == tree.id.to_string())) {
             continue;
@@ -180,38 +203,63 @@ fn pat(
             if unique > pool.bytes() as f64 {
                 continue;
             }
-            let step = |packing, merge_mode| {
-                let options = PlanOptions {
-                    packing,
-                    merge_mode,
-                    ..PlanOptions::default()
-                };
-                let plan = Planner::new().plan(&spec, &batch, &device, &options);
-                Step::new(gpu, plan.expect("can be planned"), &batch, pool)
+            let q = run::queries(&spec, batch.total_q());
+            let default = PlanOptions {
+                merge_mode: MergeMode::Kernel,
+                ..PlanOptions::default()
             };
-            let kernel = step(PackRule::Exact, MergeMode::Kernel);
-            let fused = step(PackRule::Exact, MergeMode::Fused);
-            let unpacked = step(PackRule::Off, MergeMode::Kernel);
-            let mut ways = vec![(&kernel, STREAMS), (&fused, STREAMS)];
-            if modes {
-                ways.extend([(&kernel, SERIAL), (&fused, SERIAL), (&unpacked, STREAMS)]);
-            }
-            let times = timer.medians(&ways, 11);
+            let step_on = |device: &DeviceDescription, options: PlanOptions, streams: Streams| {
+                let plan = Planner::new().plan(&spec, &batch, device, &options);
+                let plan = plan.expect("can be planned");
+                Step::new(gpu, plan, &batch, pool, &q, KvLayout::Nhd, streams)
+            };
+            let step = |device: &DeviceDescription, options: PlanOptions| {
+                step_on(device, options, Streams::One)
+            };
+            let kernel = step(&device, default);
+            let fused = PlanOptions {
+                merge_mode: MergeMode::Fused,
+                ..default
+            };
+            let fused = step(&device, fused);
+            let paper = PlanOptions {
+                packing: PackRule::PatPaper,
+                ..default
+            };
+            let no_split = PlanOptions {
+                split: SplitMode::Off,
+                ..default
+            };
+            let others = [
+                step(&apart, default),
+                step(&m64, default),
+                step(&m128, default),
+                step(&no_m16, default),
+                step(&device, paper),
+                step(&device, no_split),
+            ];
+            let streams = step_on(&device, default, Streams::PerGroup);
+            let mut ways = vec![&kernel, &streams, &fused];
+            ways.extend(&others);
+            let times = timer.medians(&ways, 9);
             // What each way computes, against no packing.
-            let right = {
-                unpacked.run(STREAMS);
-                unpacked.output()
+            let off = PlanOptions {
+                packing: PackRule::Off,
+                ..default
             };
+            let unpacked = step(&device, off);
+            unpacked.run();
+            let right = unpacked.output();
             let mut differs: f32 = 0.0;
-            for (step, how) in [(&kernel, STREAMS), (&fused, STREAMS), (&fused, SERIAL)] {
+            for step in &ways {
                 step.clear();
-                step.run(how);
+                step.run();
                 differs = differs.max(run::difference(&right, &step.output()));
             }
             let pat = published[tree.id as usize - 1][column];
-            let best = times[..2].iter().copied().fold(f64::INFINITY, f64::min);
             if tree.nodes.len() > 1 {
                 cases += 1;
+                slower += u32::from(times[0] > pat);
                 for (log, time) in logs.iter_mut().zip(&times) {
                     *log += (pat / time).ln();
                 }
@@ -222,25 +270,27 @@ fn pat(
                 .iter()
                 .map(|group| format!("{}: {}", group.tile.m, kernel.plan.units_of(group)))
                 .collect();
-            let times: Vec<String> = times.iter().map(|time| format!("{time:>8.1}")).collect();
+            let shown: Vec<String> = times.iter().map(|time| format!("{time:>6.1}")).collect();
             println!(
-                "{:>4} {q_heads:>2}/{kv_heads:<2} {:<44} {:>8.1} {:>8.1} {:>6.1} {pat:>6.1} | {} | {:.2}  {differs:.4}",
+                "{:>2} {q_heads:>2}/{kv_heads:<2} {} s{} | {:.0} {:.0} {:.1} | {pat:>6.1} | {} | {:.2} {differs:.4}",
                 tree.id,
                 launches.join(", "),
+                kernel.plan.slots,
                 unique / 1e6,
                 kernel.plan.traffic().bytes() as f64 / 1e6,
                 unique / CEILING,
-                times.join(" "),
-                pat / best,
+                shown.join(" "),
+                pat / times[0],
             );
         }
     }
-    let means: Vec<String> = logs
+    let means: Vec<String> = WAYS
         .iter()
-        .map(|log| format!("{:.3}", (log / f64::from(cases)).exp()))
+        .zip(&logs)
+        .map(|(way, log)| format!("{way} {:.3}", (log / f64::from(cases)).exp()))
         .collect();
     println!(
-        "geometric mean of PAT / ours over {cases} cases with prefixes: {}",
-        means.join(" ")
+        "geometric mean of PAT / ours over {cases} cases with prefixes ({slower} slower): {}",
+        means.join(", ")
     );
 }

@@ -137,3 +137,23 @@ fn the_table() {
     }
     assert!(exact_sum < published_sum);
 }
+
+#[test]
+fn a_row_tile_with_little_to_do_joins_the_next_larger() {
+    let device = with_rows(&[8, 16, 64, 128]);
+    let launches_cost_nothing = DeviceDescription {
+        launch_ns: 0.0,
+        ..device.clone()
+    };
+    let trees = trees();
+    let tree = trees.iter().find(|tree| tree.id == 9).unwrap();
+    let spec = Spec::new(16, 8, 128);
+    let rows = |device| {
+        let plan = plan(tree, &spec, PackRule::Exact, device);
+        let mut rows: Vec<u32> = plan.groups.iter().map(|group| group.tile.m).collect();
+        rows.sort_unstable();
+        rows
+    };
+    assert_eq!(rows(&launches_cost_nothing), [8, 64, 128]);
+    assert_eq!(rows(&device), [8, 128]);
+}

@@ -1,15 +1,13 @@
 //! Steps on the GPU and their times.
 
-use std::ptr;
+use std::{cell::RefCell, ptr};
 
 use cust::sys;
 use half::f16;
 use tandem_attn::{
-    exec::gpu::{
-        CUstream, DecodeArrays, DecodeTile, DeviceArray, DeviceTensor, Gpu, KvPool, PartialStates,
-    },
-    plan::{MergeMode, Plan},
-    problem::{Batch, Dtype, KvLayout},
+    exec::gpu::{CUstream, DeviceTensor, Gpu, KvPool, Streams, Workspace, WorkspaceOptions},
+    plan::{Bound, Plan},
+    problem::{Batch, Dtype, KvLayout, Spec},
 };
 
 use super::common::{Memory, Rng, Stream};
@@ -51,27 +49,25 @@ impl Pool {
     }
 }
 
-/// One stream after the other, or all tile groups at once.
-#[derive(Clone, Copy)]
-pub struct How {
-    pub streams: bool,
+/// Random queries for a plan's heads.
+pub fn queries(spec: &Spec, tokens: u32) -> Memory {
+    let mut noise = Rng(3);
+    let count = tokens * spec.q_heads * spec.head_dim_qk;
+    let q: Vec<f16> = (0..count)
+        .map(|_| f16::from_f32(noise.between(-1.0, 1.0)))
+        .collect();
+    Memory::new(&q)
 }
 
-/// A plan with its arrays on the GPU.
+/// A plan in a workspace.
 pub struct Step<'a> {
     gpu: &'a Gpu,
     pub plan: Plan,
+    workspace: RefCell<Workspace>,
     kv: KvPool,
-    arrays: Vec<(DecodeTile, DecodeArrays)>,
-    partials: PartialStates,
-    merges: DeviceArray<tandem_attn::abi::MergeRow>,
-    merge_slots: DeviceArray<u32>,
     q: DeviceTensor<3>,
     out: DeviceTensor<3>,
     result: Memory,
-    streams: Vec<Stream>,
-    events: Vec<sys::CUevent>,
-    _memory: Vec<Memory>,
 }
 
 fn event(timing: bool) -> sys::CUevent {
@@ -82,161 +78,62 @@ fn event(timing: bool) -> sys::CUevent {
 }
 
 impl<'a> Step<'a> {
-    pub fn new(gpu: &'a Gpu, plan: Plan, batch: &Batch, pool: &Pool) -> Self {
+    pub fn new(
+        gpu: &'a Gpu,
+        plan: Plan,
+        batch: &Batch,
+        pool: &Pool,
+        q: &Memory,
+        layout: KvLayout,
+        streams: Streams,
+    ) -> Self {
         let spec = &plan.spec;
-        let [tokens, heads, dim] =
-            [plan.total_q, spec.q_heads, spec.head_dim_v].map(|x| x as usize);
-        let slots = plan.slots.max(1) as usize;
-        let mut noise = Rng(3);
-        let q: Vec<f16> = (0..tokens * heads * dim)
-            .map(|_| f16::from_f32(noise.between(-1.0, 1.0)))
-            .collect();
-        let padded = |values: &[u32]| Memory::new(&[values, &[0; 4]].concat());
+        let shape = [plan.total_q, spec.q_heads, spec.head_dim_v].map(|x| x as usize);
         let table = &batch.parts[0].table;
         let kv = KvPool::new(
             spec,
-            KvLayout::Nhd,
+            layout,
             table.page_size,
             table.pool_pages,
             pool.k.address(),
             pool.v.address(),
         );
-        let q_memory = Memory::new(&q);
-        let result = Memory::new(&vec![f16::NAN; tokens * heads * dim]);
-        let items = Memory::new(&plan.items);
-        let rows = padded(bytemuck::cast_slice(&plan.rows));
-        let page_ids = padded(&plan.page_ids);
-        let merges = padded(bytemuck::cast_slice(&plan.merges));
-        let merge_slots = padded(&plan.merge_slots);
-        let partial_out = Memory::of_bytes(slots * heads * dim * 4);
-        let partial_lse = Memory::of_bytes(slots * heads * 4);
-        let arrivals = Memory::new(&vec![
-            0_u32;
-            (plan.merges.len() + 1) * spec.kv_heads as usize
-        ]);
-        let tickets = Memory::new(&vec![0_u32; 8 * plan.groups.len()]);
-        let partials = PartialStates {
-            out: partial_out.tensor(Dtype::F32, [slots, heads, dim]),
-            lse: partial_lse.tensor(Dtype::F32, [slots, heads]),
-        };
-        let fused = plan.merge_mode == MergeMode::Fused;
-        let merge_array = DeviceArray::new(merges.address(), plan.merges.len());
-        let arrays = plan
-            .groups
-            .iter()
-            .enumerate()
-            .map(|(index, group)| {
-                let first = items.address() + u64::from(group.items.start) * 40;
-                let keys: u64 = plan
-                    .items_of(group)
-                    .iter()
-                    .map(|item| u64::from(item.kv_len()))
-                    .sum();
-                let mean = keys / group.items.len() as u64;
-                let tile = DecodeTile {
-                    rows: group.tile.m,
-                    run: if mean <= 64 { 8 } else { 1 },
-                };
-                let arrays = DecodeArrays {
-                    items: DeviceArray::new(first, group.items.len()),
-                    rows: rows.array(),
-                    page_ids: page_ids.array(),
-                    merges: merge_array,
-                    merge_slots: merge_slots.array(),
-                    partials,
-                    arrivals: fused.then(|| arrivals.array()),
-                    ticket: DeviceArray::new(tickets.address() + 32 * index as u64, 1),
-                    record: None,
-                };
-                (tile, arrays)
-            })
-            .collect();
+        let result = Memory::new(&vec![f16::NAN; shape.iter().product()]);
+        let mut options = WorkspaceOptions::default();
+        options.streams = streams;
+        let mut workspace = gpu
+            .workspace(spec, &Bound::of(&plan), options)
+            .expect("there is memory");
+        let stream = Stream::new();
+        // SAFETY: nothing else runs.
+        unsafe { workspace.upload(&plan, stream.0) }.expect("the plan fits");
+        stream.wait();
         Self {
             gpu,
+            workspace: workspace.into(),
             kv,
-            arrays,
-            partials,
-            merges: merge_array,
-            merge_slots: merge_slots.array(),
-            q: q_memory.tensor(Dtype::F16, [tokens, heads, dim]),
-            out: result.tensor(Dtype::F16, [tokens, heads, dim]),
+            q: q.tensor(Dtype::F16, shape),
+            out: result.tensor(Dtype::F16, shape),
             result,
-            streams: plan.groups.iter().map(|_| Stream::new()).collect(),
-            events: (0..=plan.groups.len()).map(|_| event(false)).collect(),
-            _memory: vec![
-                q_memory,
-                items,
-                rows,
-                page_ids,
-                merges,
-                merge_slots,
-                partial_out,
-                partial_lse,
-                arrivals,
-                tickets,
-            ],
             plan,
         }
     }
 
     /// Queues everything on `stream`.
-    pub fn enqueue(&self, how: How, stream: CUstream) {
-        let (last, others) = self.events.split_last().expect("at least one");
-        let apart = how.streams && self.arrays.len() > 1;
-        if apart {
-            // SAFETY: all handles live.
-            ok(unsafe { sys::cuEventRecord(*last, stream) });
-        }
-        for (index, (tile, arrays)) in self.arrays.iter().enumerate() {
-            let own = if apart && index > 0 {
-                self.streams[index].0
-            } else {
-                stream
-            };
-            // SAFETY: all handles and arrays live until the stream was waited for.
-            unsafe {
-                if own != stream {
-                    ok(sys::cuStreamWaitEvent(own, *last, 0));
-                }
-                self.gpu
-                    .decode(
-                        &self.plan.spec,
-                        *tile,
-                        arrays,
-                        &self.kv,
-                        &self.q,
-                        &self.out,
-                        None,
-                        own,
-                    )
-                    .expect("the launch is right");
-                if own != stream {
-                    ok(sys::cuEventRecord(others[index], own));
-                    ok(sys::cuStreamWaitEvent(stream, others[index], 0));
-                }
-            }
-        }
-        if self.plan.merge_mode == MergeMode::Kernel && self.merges.len > 0 {
-            // SAFETY: as above.
-            unsafe {
-                self.gpu
-                    .merge_states(
-                        &self.partials,
-                        self.merges,
-                        self.merge_slots,
-                        &self.out,
-                        None,
-                        stream,
-                    )
-                    .expect("the launch is right");
-            }
+    pub fn enqueue(&self, stream: CUstream) {
+        let workspace = &mut *self.workspace.borrow_mut();
+        // SAFETY: everything lives until the stream was waited for.
+        unsafe {
+            self.gpu
+                .run(workspace, &self.q, &[self.kv], &self.out, None, stream)
+                .expect("the run is right");
         }
     }
 
     /// Runs it once.
-    pub fn run(&self, how: How) {
+    pub fn run(&self) {
         let stream = Stream::new();
-        self.enqueue(how, stream.0);
+        self.enqueue(stream.0);
         stream.wait();
     }
 
@@ -249,15 +146,6 @@ impl<'a> Step<'a> {
         let [tokens, heads, dim] = self.out.shape;
         self.result
             .write_at(0, &vec![f16::NAN; tokens * heads * dim]);
-    }
-}
-
-impl Drop for Step<'_> {
-    fn drop(&mut self) {
-        for &event in &self.events {
-            // SAFETY: made by us.
-            let _ = unsafe { sys::cuEventDestroy_v2(event) };
-        }
     }
 }
 
@@ -320,11 +208,11 @@ impl Timer {
     }
 
     /// Medians of steps that take turns, L2 flushed.
-    pub fn medians(&self, ways: &[(&Step<'_>, How)], times: usize) -> Vec<f64> {
+    pub fn medians(&self, ways: &[&Step<'_>], times: usize) -> Vec<f64> {
         let mut all = vec![Vec::new(); ways.len()];
         for round in 0..times + 2 {
-            for ((step, how), times) in ways.iter().zip(&mut all) {
-                let time = self.once(true, |stream| step.enqueue(*how, stream));
+            for (step, times) in ways.iter().zip(&mut all) {
+                let time = self.once(true, |stream| step.enqueue(stream));
                 if round >= 2 {
                     times.push(time);
                 }
@@ -349,7 +237,7 @@ impl Timer {
                 sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
             ));
             for _ in 0..STEPS {
-                step.enqueue(How { streams: true }, self.stream.0);
+                step.enqueue(self.stream.0);
             }
             ok(sys::cuStreamEndCapture(self.stream.0, &mut graph));
             ok(sys::cuGraphInstantiate_v2(

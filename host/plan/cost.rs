@@ -12,6 +12,7 @@ pub struct CostModel {
     prefill: KernelCost,
     q_heads: u32,
     merge_ps: u64,
+    launch_ps: u64,
 }
 
 /// The cost of one kernel's units, from its share of the device: an SM's bandwidth and FLOPs over the CTAs
@@ -55,6 +56,7 @@ impl CostModel {
             prefill: kernel(Kernel::Prefill),
             q_heads: spec.q_heads,
             merge_ps: (device.merge_ns * 1e3) as u64,
+            launch_ps: (device.launch_ns * 1e3) as u64,
         }
     }
 
@@ -96,6 +98,12 @@ impl CostModel {
             unit * units / u64::from(self.resident_ctas(draft.kernel))
         };
         drafts.iter().map(load).sum()
+    }
+
+    /// What one more launch costs a step.
+    #[must_use]
+    pub const fn launch_ps(&self) -> u64 {
+        self.launch_ps
     }
 
     /// What merging costs a step at least.

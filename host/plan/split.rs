@@ -51,6 +51,8 @@ pub(super) struct Splitter {
     best: Vec<Piece>,
     chosen: Vec<Piece>,
     launch_order: Vec<(u64, u32)>,
+    /// Row tiles of the decodes, ascending, with the time that their units take together.
+    row_tiles: Vec<(u32, u64)>,
     /// Cost and index of the pieces of one column.
     column: Vec<(Reverse<u64>, u32)>,
     /// Where the pieces of each draft, or of each launch, go.
@@ -232,6 +234,10 @@ pub(super) struct SplitInput<'a> {
 /// Attempts to split aim at a makespan that grows by one part in so many.
 const STEP: u64 = 64;
 
+/// A row tile gets a launch of its own if its units take this many times as long as starting one: SMs that
+/// change from one kernel to the next stand still for a while.
+const WORTH_A_LAUNCH: u64 = 3;
+
 /// Splits are not looked for where they could shorten a step by less than this part.
 const GOOD_ENOUGH: f64 = 1.03;
 
@@ -239,6 +245,9 @@ impl Splitter {
     /// Cuts the drafts into pieces, chooses their key tiles, and orders them for launch.
     pub fn split(&mut self, input: &SplitInput<'_>, drafts: &mut [Draft]) {
         let SplitInput { mode, cost, .. } = *input;
+        if !matches!(mode, SplitMode::Fixed { .. }) {
+            self.join_tiles(cost, drafts);
+        }
         let classes = self.weigh(cost, drafts);
         self.outcome.makespan_ps = classes.map(|class| class.bound().max(class.longest));
         self.pieces.clear();
@@ -262,6 +271,38 @@ impl Splitter {
             self.outcome.units[Class::of(drafts[draft].kernel) as usize] += self.loads[draft].units;
         }
         self.order_pieces();
+    }
+
+    /// Lets the decodes of a row tile that has little to do run in the next larger one that is there: rows
+    /// that nobody has cost less than one more launch.
+    fn join_tiles(&mut self, cost: &CostModel, drafts: &mut [Draft]) {
+        self.row_tiles.clear();
+        for draft in drafts.iter().filter(|draft| draft.is_gathered()) {
+            let keys =
+                cost.key_ps(draft.kernel, draft.tile, draft.pack) * u64::from(draft.kv_len());
+            let unit = cost.fixed_ps(draft.kernel, draft.pack, draft.rows) + keys;
+            let time = unit * u64::from(cost.units_per_item(draft.pack));
+            match self
+                .row_tiles
+                .binary_search_by_key(&draft.tile.m, |tile| tile.0)
+            {
+                Ok(at) => self.row_tiles[at].1 += time,
+                Err(at) => self.row_tiles.insert(at, (draft.tile.m, time)),
+            }
+        }
+        let ctas = u64::from(cost.resident_ctas(Kernel::Decode));
+        for larger in 1..self.row_tiles.len() {
+            let ((m, time), next) = (self.row_tiles[larger - 1], self.row_tiles[larger].0);
+            if time >= WORTH_A_LAUNCH * cost.launch_ps() * ctas {
+                continue;
+            }
+            self.row_tiles[larger].1 += time;
+            for draft in drafts.iter_mut().filter(|draft| draft.is_gathered()) {
+                if draft.tile.m == m {
+                    draft.tile.m = next;
+                }
+            }
+        }
     }
 
     fn weigh(&mut self, cost: &CostModel, drafts: &[Draft]) -> [ClassLoad; 2] {

@@ -283,7 +283,7 @@ fn launch(group: &TileGroup, first: u32, items: &[WorkItem], part: u32) -> Group
 /// Units that a CTA claims at a time: short ones by several, or the ticket is what takes time.
 fn run_length(keys_per_item: u64) -> u32 {
     match keys_per_item {
-        0..=64 => 8,
+        0..=64 => 4,
         _ => 1,
     }
 }

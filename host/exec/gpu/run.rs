@@ -219,6 +219,9 @@ impl Gpu {
             for lane in &workspace.lanes[..lanes] {
                 workspace.fork.hold(lane.stream.raw())?;
             }
+            if lanes == 0 {
+                return self.launch_chain(steps, stream);
+            }
             for (index, step) in groups.iter().enumerate() {
                 let lane = match index % (lanes + 1) {
                     0 => stream,
@@ -235,6 +238,34 @@ impl Gpu {
             }
         }
         Ok(())
+    }
+
+    /// One step after the other. A decode behind a decode takes over SMs as that one leaves them, and a merge
+    /// waits for its states on the device.
+    ///
+    /// # Safety
+    /// As [`launch_steps`](Self::launch_steps).
+    unsafe fn launch_chain(&self, steps: &[Step], stream: CUstream) -> Result<(), Error> {
+        let mut behind_decode = false;
+        for step in steps {
+            let mut step = *step;
+            match &mut step {
+                Step::Decode(decode) => {
+                    decode.launch.overlap = behind_decode && self.overlaps();
+                    behind_decode = true;
+                }
+                Step::Merge(merge) => merge.launch.overlap = behind_decode && self.overlaps(),
+                Step::Prefill(_) | Step::PrefillGather(_) => behind_decode = false,
+            }
+            // SAFETY: the caller's promises.
+            unsafe { self.launch_step(&step, stream)? };
+        }
+        Ok(())
+    }
+
+    /// Whether the kernels say when others may start, and wait for those before them.
+    fn overlaps(&self) -> bool {
+        self.arch() == "sm_90a"
     }
 
     /// # Safety

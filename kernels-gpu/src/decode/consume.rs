@@ -240,12 +240,21 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                 mbarrier::arrive(layout.unit_stated(slot));
             }
 
-            let weights = self.weights::<ROW_BLOCKS>(first, shares);
+            let weights = if shares > 1 {
+                self.weights::<ROW_BLOCKS>(first, shares)
+            } else {
+                Weights::NONE
+            };
             let (results, group) = (self.results(), self.group.get());
             let mut row = share;
             while row < tokens * group {
                 let (token, in_group) = self.group.div_rem(row);
-                let state = self.combine::<ROW_BLOCKS, PER_LANE>(&weights, row, first, shares);
+                // Alone, the warp's state is the unit's: the same bits as with a weight of 1.
+                let state = if shares > 1 {
+                    self.combine::<ROW_BLOCKS, PER_LANE>(&weights, row, first, shares)
+                } else {
+                    self.own_state::<PER_LANE>(row)
+                };
                 let info = self.row(slot, token);
                 results.write::<T, PER_LANE>(info, head * group + in_group, state);
                 row += shares;
@@ -300,10 +309,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
         shares: u32,
     ) -> Weights<ROW_BLOCKS> {
         const { assert!(WARPS <= 4 * SHARE_STEPS as u32) };
-        let mut weights = Weights {
-            of: [[0.0; SHARE_STEPS]; ROW_BLOCKS],
-            lse: [0.0; ROW_BLOCKS],
-        };
+        let mut weights = Weights::NONE;
         let mut block = 0;
         while block < ROW_BLOCKS {
             let row = block as u32 * 8 + self.lane % 8;
@@ -351,6 +357,22 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
             block += 1;
         }
         weights
+    }
+
+    /// A row of what this warp stored.
+    ///
+    /// # Safety
+    /// The warp's state is stored.
+    #[inline(always)]
+    unsafe fn own_state<const PER_LANE: usize>(&self, row: u32) -> State<PER_LANE> {
+        let offset = (row * Layout::<DIM, ROWS, WARPS>::PITCH + self.lane * PER_LANE as u32) * 4;
+        // SAFETY: inside the state.
+        unsafe {
+            State {
+                out: load_shared(self.layout.state_out(self.warp) + offset),
+                lse: shared::load_f32(self.layout.state_lse(self.warp) + row * 4),
+            }
+        }
     }
 
     /// A row's state over all warps that have a share in it, in the order of their last chunks.
@@ -482,6 +504,13 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
 struct Weights<const ROW_BLOCKS: usize> {
     of: [[f32; SHARE_STEPS]; ROW_BLOCKS],
     lse: [f32; ROW_BLOCKS],
+}
+
+impl<const ROW_BLOCKS: usize> Weights<ROW_BLOCKS> {
+    const NONE: Self = Self {
+        of: [[0.0; SHARE_STEPS]; ROW_BLOCKS],
+        lse: [f32::NEG_INFINITY; ROW_BLOCKS],
+    };
 }
 
 /// # Safety

@@ -40,25 +40,35 @@ impl Claims {
         self.units.saturating_sub(first).min(self.run)
     }
 
-    /// The first unit of the next run, in lane 0 (the others get anything). Each CTA calls this until
-    /// it gets a run beyond the end, and not again.
+    /// Asks for the next run; [`answer`](Self::answer) has it. Each CTA asks until it gets a run beyond the end,
+    /// and not again.
     ///
     /// # Safety
     /// The ticket is the launch's own.
     #[inline(always)]
-    pub unsafe fn next(&self, lane: u32) -> u32 {
-        let mut first = 0;
+    pub unsafe fn ask(&self, lane: u32) -> u32 {
         if lane == 0 {
             // SAFETY: the caller's promise.
-            let before = unsafe { atomic::fetch_add::<Relaxed, Gpu, u32>(self.ticket, 1) };
-            first = (self.ctas + before) * self.run;
-            // Runs in all, so this many calls: the last one winds the ticket back.
-            if before + 1 == self.runs {
-                // SAFETY: nobody else will ask.
-                unsafe { atomic::store::<Relaxed, Gpu, u32>(self.ticket, 0) };
-            }
+            unsafe { atomic::fetch_add::<Relaxed, Gpu, u32>(self.ticket, 1) }
+        } else {
+            0
         }
-        first
+    }
+
+    /// The first unit of the run that was asked for, in all lanes.
+    ///
+    /// # Safety
+    /// The lanes come together, each with what [`ask`](Self::ask) gave it.
+    #[inline(always)]
+    pub unsafe fn answer(&self, lane: u32, before: u32) -> u32 {
+        // SAFETY: the caller's promise; when the last run was asked for, nobody else will ask.
+        unsafe {
+            // Runs in all, so many questions: the last one winds the ticket back.
+            if lane == 0 && before + 1 == self.runs {
+                atomic::store::<Relaxed, Gpu, u32>(self.ticket, 0);
+            }
+            (self.ctas + warp::warp_shuffle_idx(ALL, before, 0, 32)) * self.run
+        }
     }
 }
 

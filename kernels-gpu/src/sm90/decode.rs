@@ -4,7 +4,7 @@
 //! of ticket, item, rows and page ids are not those of the stream of keys. Two *loaders* follow the list and
 //! keep the ring full, each with every other chunk. The consumers are those of [`decode`](crate::decode).
 
-use cuda_std::{async_copy, mbarrier, param_address, prelude::*, tma};
+use cuda_std::{async_copy, griddep, mbarrier, param_address, prelude::*, tma};
 
 use crate::{
     abi::{DecodeParams, QueryRow, WorkItem},
@@ -41,29 +41,44 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scout<'_, DIM, ROWS, WAR
         // Chunks listed, and those of them that are not yet on their way.
         let (mut sequence, mut ahead) = (0, 0);
         unsafe {
-            let mut first = thread::block_idx_x() * p.run;
-            let mut length = claims.length(first);
-            while length > 0 {
-                let headers = if lane < length {
+            let headers = |first: u32, length: u32| {
+                if lane < length {
                     Header::load(a, p.kv_heads, first + lane)
                 } else {
                     Header::EMPTY
-                };
+                }
+            };
+            // Short units: the next run is claimed and looked up while this one is listed.
+            let early = p.run > 1;
+            let first = thread::block_idx_x() * p.run;
+            let mut length = claims.length(first);
+            let mut listed = headers(first, length);
+            while length > 0 {
+                let mut asked = if early { claims.ask(lane) } else { 0 };
                 let mut unit = 0;
                 while unit < length {
-                    let chunks = self.list(&headers.broadcast(unit), slot, sequence);
+                    let chunks = self.list(&listed.broadcast(unit), slot, sequence);
                     sequence += chunks;
                     ahead += chunks;
                     slot.advance(1, Layout::<DIM, ROWS, WARPS>::UNITS);
                     unit += 1;
+                }
+                if early {
+                    let first = claims.answer(lane, asked);
+                    length = claims.length(first);
+                    listed = headers(first, length);
                 }
                 while ahead + p.run > Layout::<DIM, ROWS, WARPS>::UNITS {
                     mbarrier::wait(self.layout.unit_ending(ending.index), ending.parity);
                     ahead -= Unit::load(self.layout.unit(ending.index)).chunks;
                     ending.advance(1, Layout::<DIM, ROWS, WARPS>::UNITS);
                 }
-                first = warp::warp_shuffle_idx(ALL, claims.next(lane), 0, 32);
-                length = claims.length(first);
+                if !early {
+                    asked = claims.ask(lane);
+                    let first = claims.answer(lane, asked);
+                    length = claims.length(first);
+                    listed = headers(first, length);
+                }
             }
             mbarrier::wait(self.layout.unit_empty(slot.index), slot.parity ^ 1);
             if lane == 0 {
@@ -335,6 +350,8 @@ unsafe fn decode<
             }
         }
         thread::sync_threads();
+        // Another tile group of the step may take over SMs as this one leaves them.
+        griddep::launch_dependents();
         if warp_id == 0 {
             Scout { p, layout, lane }.run();
         } else if warp_id <= 2 {
@@ -355,6 +372,8 @@ unsafe fn decode<
                 lane,
             };
             consumer.run::<T, V, DIM_BLOCKS, ROW_BLOCKS, PER_LANE>(&variant);
+            // Whoever waits for this group waits for the one before it, too.
+            griddep::wait();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The warpgroup that feeds: the gatherer and the loaders.
+//! The warpgroup that feeds: the gatherers and the loaders.
 
 use cuda_std::{
     async_copy,
@@ -19,7 +19,7 @@ use crate::{
 
 const WARP: u32 = warp::FULL_MASK;
 
-// ---- The gatherer ------------------------------------------------------------------------------
+// ---- The gatherers -----------------------------------------------------------------------------
 
 /// Brings unit after unit, one ahead of the consumers, and tells what it is.
 #[inline(always)]
@@ -47,7 +47,11 @@ pub(super) unsafe fn gather(p: &DecodeParams, s: Shared) {
                 describe(p, s, &header).store(s.unit(slots.stage));
                 mbarrier::arrive(s.unit_full(slots.stage));
             }
-            gather_rows(p, s, slots.stage, &header);
+            list_rows(p, s, slots.stage, &header);
+            if lane == 0 {
+                mbarrier::arrive(s.rows_full(slots.stage));
+            }
+            gather_rows(p, s, slots.stage, header.head, header.item.rows, 0);
             unit = ctas + warp::warp_shuffle_idx(WARP, ticket, 0, 32);
             async_copy::wait_all();
             // Ordinary writes to what wgmma reads.
@@ -59,9 +63,33 @@ pub(super) unsafe fn gather(p: &DecodeParams, s: Shared) {
         if lane == 0 {
             Unit::NONE.store(s.unit(slots.stage));
             mbarrier::arrive(s.unit_full(slots.stage));
+            mbarrier::arrive(s.rows_full(slots.stage));
         }
         warp::sync_warp(WARP);
         mbarrier::arrive(s.queries_full(slots.stage));
+    }
+}
+
+/// The other half of the rows.
+#[inline(always)]
+pub(super) unsafe fn help_gather(p: &DecodeParams, s: Shared) {
+    let mut slots = Ring::<2>::CONSUMER;
+    // SAFETY: a whole warp; the rows are listed, and their slot is not free before the queries are there.
+    unsafe {
+        loop {
+            mbarrier::wait(s.rows_full(slots.stage), slots.parity);
+            let unit = Unit::load(s.unit(slots.stage));
+            if unit.tokens > 0 {
+                gather_rows(p, s, slots.stage, unit.head, unit.tokens, 1);
+                async_copy::wait_all();
+                fence::proxy_async_shared();
+            }
+            mbarrier::arrive(s.queries_full(slots.stage));
+            if unit.tokens == 0 {
+                return;
+            }
+            slots.advance();
+        }
     }
 }
 
@@ -102,42 +130,63 @@ impl Unit {
     }
 }
 
-/// Copies a unit's rows and their queries, in slabs of 64 columns, swizzled.
+/// Writes down who a unit's rows are.
 #[inline(always)]
-unsafe fn gather_rows(p: &DecodeParams, s: Shared, slot: u32, header: &Header) {
-    let a = &p.attention;
-    let lane = warp::lane_id();
-    let tokens = header.item.rows;
-    // SAFETY: a whole warp, whose slot it is; rows and queries are the plan's.
+unsafe fn list_rows(p: &DecodeParams, s: Shared, slot: u32, header: &Header) {
+    let mut token = warp::lane_id();
+    // SAFETY: a whole warp, whose slot it is; rows are the plan's.
     unsafe {
-        let mut token = lane;
-        while token < tokens {
-            let row = header.load_row(a, token);
+        while token < header.item.rows {
             let QueryRow {
                 token: of,
                 position,
                 slot: state,
                 merge,
-            } = row;
+            } = header.load_row(&p.attention, token);
             shared::store_u32x4(s.row(slot, token), [of, position as u32, state, merge]);
             token += 32;
         }
         warp::sync_warp(WARP);
-        // A vector is 8 elements; the lanes take neighbouring ones.
-        let vectors = s.shape.head_dim / 8;
-        let (vector, mut row) = (lane % vectors, lane / vectors);
-        let target = s.queries(slot) + vector / 8 * s.shape.slab_bytes();
-        let source = a.q + u64::from(header.head * a.group * s.shape.head_dim + vector * 8) * 2;
-        let rows = tokens * a.group;
-        let step = 32 / vectors;
+    }
+}
+
+/// Copies every other of a unit's queries, in slabs of 64 columns, swizzled.
+#[inline(always)]
+unsafe fn gather_rows(p: &DecodeParams, s: Shared, slot: u32, head: u32, tokens: u32, half: u32) {
+    /// Copies that do not wait for each other's addresses.
+    const AT_ONCE: usize = 4;
+    let a = &p.attention;
+    let lane = warp::lane_id();
+    // A vector is 8 elements; the lanes take neighbouring ones.
+    let vectors = s.shape.head_dim / 8;
+    let step = 2 * (32 / vectors);
+    let (vector, mut row) = (lane % vectors, lane / vectors + half * (32 / vectors));
+    let target = s.queries(slot) + vector / 8 * s.shape.slab_bytes();
+    let source = a.q + u64::from(head * a.group * s.shape.head_dim + vector * 8) * 2;
+    let rows = tokens * a.group;
+    // SAFETY: a whole warp; the rows are listed, the queries the plan's.
+    unsafe {
         while row < rows {
-            let (token, in_group) = p.group.div_rem(row);
-            let token = shared::load_u32(s.row(slot, token));
-            let element = u64::from(token) * u64::from(a.q_token_stride)
-                + u64::from(in_group * s.shape.head_dim);
-            let at = target + row * 128 + ((vector % 8) ^ (row % 8)) * 16;
-            async_copy::copy_cg(at, (source + element * 2) as *const u8);
-            row += step;
+            let mut elements = [0; AT_ONCE];
+            let mut i = 0;
+            while i < AT_ONCE {
+                // Behind the last row, the last token once more; it is not copied.
+                let (token, in_group) = p.group.div_rem(row + i as u32 * step);
+                let token = shared::load_u32(s.row(slot, token.min(tokens - 1)));
+                elements[i] = u64::from(token) * u64::from(a.q_token_stride)
+                    + u64::from(in_group * s.shape.head_dim);
+                i += 1;
+            }
+            i = 0;
+            while i < AT_ONCE {
+                let row = row + i as u32 * step;
+                if row < rows {
+                    let at = target + row * 128 + ((vector % 8) ^ (row % 8)) * 16;
+                    async_copy::copy_cg(at, (source + elements[i] * 2) as *const u8);
+                }
+                i += 1;
+            }
+            row += AT_ONCE as u32 * step;
         }
     }
 }

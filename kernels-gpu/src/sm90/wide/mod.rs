@@ -3,8 +3,8 @@
 //! Units are items × KV heads; a row is a query token and a query head of the KV head's group. With so many
 //! rows the products fill a `wgmma`, queries on its 64-wide side. A CTA stays on its SM:
 //!
-//! - the **gatherer** (a warp) claims units by ticket, one ahead, and gathers their rows, which may lie
-//!   anywhere in `q`;
+//! - two **gatherers** (a warp each) bring the rows of a unit, which may lie anywhere in `q`; the first of them
+//!   claims units by ticket, one ahead;
 //! - two **loaders** (a warp each) bring keys and values, a lane per TMA box;
 //! - **consumers** (a warpgroup for 64 rows) work as those of [`prefill`](super::prefill) do: Q·Kᵀ of a block
 //!   is issued together with P·V of the block before, across units.
@@ -111,8 +111,8 @@ impl Shape {
     #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
     const fn registers(&self) -> (u32, u32) {
         match (self.consumers, self.ctas_per_sm) {
-            (1, 2) => (40, 216),
-            (2, 1) => (40, 232),
+            (1, 2) => (56, 200),
+            (2, 1) => (56, 224),
             // All that a thread can have is there from the start.
             _ => (248, 248),
         }
@@ -163,18 +163,19 @@ impl Shape {
 const UNIT_BYTES: u32 = 48;
 
 /// Barriers beside those of the stages.
-const BARRIERS: u32 = 7;
+const BARRIERS: u32 = 9;
 
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 mod entries {
     use cuda_std::{
-        barrier, param_address, prelude::*, setmaxnreg, shared, thread, tma::TensorMap, wgmma,
+        barrier, griddep, param_address, prelude::*, setmaxnreg, shared, thread, tma::TensorMap,
+        wgmma,
     };
 
     use super::{
         Shape,
         consume::consume,
-        feed::{gather, load},
+        feed::{gather, help_gather, load},
         shared::Shared,
     };
     use crate::{
@@ -202,6 +203,8 @@ mod entries {
                 unsafe {
                     s.init();
                     barrier::bar_sync(0, SHAPE.threads());
+                    // Another tile group of the step may take over SMs as this one leaves them.
+                    griddep::launch_dependents();
                     if thread < 128 {
                         if SHAPE.registers().0 < 128 {
                             setmaxnreg::decrease::<{ SHAPE.registers().0 }>();
@@ -210,7 +213,7 @@ mod entries {
                             0 => load::<false, { SHAPE.stages }>(&p, maps, s),
                             1 => load::<true, { SHAPE.stages }>(&p, maps.add(1), s),
                             2 => gather(&p, s),
-                            _ => {}
+                            _ => help_gather(&p, s),
                         }
                     } else {
                         if SHAPE.registers().0 < 128 {
@@ -219,6 +222,8 @@ mod entries {
                         consume::<wgmma::$dtype, $dtype, _, { SHAPE.stages }, { SHAPE.head_dim }, { SHAPE.head_dim as usize / 32 }, $s, $p, $o>(
                             &p, &variant, s,
                         );
+                        // Whoever waits for this group waits for the one before it, too.
+                        griddep::wait();
                     }
                 }
             }

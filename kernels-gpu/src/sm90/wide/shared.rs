@@ -139,6 +139,11 @@ impl Shared {
     pub fn tail(self) -> u32 {
         self.barrier(6)
     }
+    /// Its rows are there.
+    #[inline(always)]
+    pub fn rows_full(self, slot: u32) -> u32 {
+        self.barrier(7 + slot)
+    }
     #[inline(always)]
     pub fn keys_full(self, stage: u32) -> u32 {
         self.barrier(BARRIERS + 4 * stage)
@@ -168,10 +173,10 @@ impl Shared {
         if index < BARRIERS + 4 * self.shape.stages {
             let arrivals = match index {
                 0 | 1 => 1,
-                // Every lane of the gatherer, once its copies are there.
-                2 | 3 => 32,
+                // Every lane of the gatherers, once its copies are there.
+                2 | 3 => 64,
                 4 | 5 => consumers + 2,
-                6 => 1,
+                6..=8 => 1,
                 _ if (index - BARRIERS) % 4 < 2 => 1,
                 _ => consumers,
             };
