@@ -20,6 +20,8 @@ pub mod merge;
 pub mod sm80;
 pub mod sm90;
 #[cfg(target_arch = "nvptx64")]
+// The kernels of Ampere need a part of it.
+#[cfg_attr(not(target_feature = "sm_90a"), allow(dead_code))]
 mod softmax;
 pub mod state;
 pub mod variant;
