@@ -52,7 +52,7 @@ fn case() -> impl Strategy<Value = Case> {
     (
         (1..4_u32, prop_oneof![1..9_u32, Just(16)]),
         (
-            prop_oneof![Just(64_u32), Just(128)],
+            prop_oneof![2 => Just(64_u32), 4 => Just(128), 1 => Just(256)],
             prop_oneof![Just(128_u32), Just(192)],
         ),
         (
@@ -87,16 +87,21 @@ fn case() -> impl Strategy<Value = Case> {
                 kv_heads,
                 group,
                 head_dim,
-                // A soft cap has tiles of 128 rows only.
-                rows: if cap { 128 } else { rows },
+                // A soft cap and head dimension 256 have tiles of 128 rows only.
+                rows: if cap || head_dim == 256 { 128 } else { rows },
                 f16,
                 cap,
                 causal,
                 window,
                 layout,
-                page_size,
+                // The kernels of Ampere, which take any page, end at 128.
+                page_size: if head_dim == 256 {
+                    page_size.next_multiple_of(8)
+                } else {
+                    page_size
+                },
                 packed,
-                ampere,
+                ampere: ampere && head_dim != 256,
                 requests,
                 sms,
                 seed,

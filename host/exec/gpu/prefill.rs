@@ -50,7 +50,7 @@ pub struct PrefillCall<'a> {
     pub record: Option<DeviceArray<LaunchRecord>>,
 }
 
-const ENTRIES: [(&str, Shape); 14] = [
+const ENTRIES: [(&str, Shape); 18] = [
     ("prefill_128x128_d128_bf16", Shape::D128),
     ("prefill_128x128_d128_f16", Shape::D128),
     ("prefill_128x96_d128_bf16_cap", Shape::D128_CAP),
@@ -65,6 +65,10 @@ const ENTRIES: [(&str, Shape); 14] = [
     ("prefill_128x128_d64_f16_cap", Shape::D64),
     ("prefill_192x112_d64_bf16", Shape::D64_WIDE),
     ("prefill_192x112_d64_f16", Shape::D64_WIDE),
+    ("prefill_128x48_d256_bf16", Shape::D256),
+    ("prefill_128x48_d256_bf16_cap", Shape::D256),
+    ("prefill_128x48_d256_f16", Shape::D256),
+    ("prefill_128x48_d256_f16_cap", Shape::D256),
 ];
 
 /// What an entry was compiled for.
@@ -137,8 +141,8 @@ impl Kernels {
                     call.q.dtype,
                     if cap { ", soft cap" } else { "" }
                 ),
-                there: "on Hopper: 128 or 192 rows (with a soft cap 128), head dimension 64 or 128, BF16 or \
-                        F16",
+                there: "on Hopper: 128 or 192 rows (with a soft cap or head dimension 256 only 128), head \
+                        dimension 64, 128 or 256, BF16 or F16",
             })
     }
 }

@@ -44,13 +44,14 @@ pub struct Shape {
 
 impl Shape {
     /// Every instance; the entry is `prefill_<rows>x<keys>_d<head_dim>_<dtype>[_cap][_beside]`.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::D128,
         Self::D128_CAP,
         Self::D128_WIDE,
         Self::D128_BESIDE,
         Self::D64,
         Self::D64_WIDE,
+        Self::D256,
     ];
     /// 128 rows × 128 keys.
     pub const D128: Self = Self::new(2, 128, 128, 2, 3);
@@ -67,6 +68,8 @@ impl Shape {
     pub const D64: Self = Self::new(2, 128, 64, 3, 3);
     /// 192 rows × 112 keys.
     pub const D64_WIDE: Self = Self::new(3, 112, 64, 3, 3);
+    /// 128 rows × 48 keys: two tiles of queries take more than half of the memory.
+    pub const D256: Self = Self::new(2, 48, 256, 2, 2);
 
     const fn new(consumers: u32, keys: u32, head_dim: u32, stages: u32, value_stages: u32) -> Self {
         let shape = Self {
@@ -214,6 +217,8 @@ mod entries {
         prefill_128x128_d64_bf16: D64, Bf16, false, [64, 32, 32];
         prefill_128x128_d64_bf16_cap: D64, Bf16, true, [64, 32, 32];
         prefill_192x112_d64_bf16: D64_WIDE, Bf16, false, [56, 28, 32];
+        prefill_128x48_d256_bf16: D256, Bf16, false, [24, 12, 128];
+        prefill_128x48_d256_bf16_cap: D256, Bf16, true, [24, 12, 128];
         prefill_128x128_d128_f16: D128, F16, false, [64, 32, 64];
         prefill_128x96_d128_f16_cap: D128_CAP, F16, true, [48, 24, 64];
         prefill_192x80_d128_f16: D128_WIDE, F16, false, [40, 20, 64];
@@ -221,5 +226,7 @@ mod entries {
         prefill_128x128_d64_f16: D64, F16, false, [64, 32, 32];
         prefill_128x128_d64_f16_cap: D64, F16, true, [64, 32, 32];
         prefill_192x112_d64_f16: D64_WIDE, F16, false, [56, 28, 32];
+        prefill_128x48_d256_f16: D256, F16, false, [24, 12, 128];
+        prefill_128x48_d256_f16_cap: D256, F16, true, [24, 12, 128];
     }
 }
