@@ -206,6 +206,7 @@ fn run_twice<T: Element>(
                 let tile = DecodeTile {
                     rows: group.tile.m,
                     run: case.run,
+                    beside: false,
                 };
                 // SAFETY: the arrays are the plan's, and live until the stream was waited for.
                 unsafe { gpu.decode(spec, tile, &arrays, &kv, &q, &to, Some(&lse_to), stream.0) }
@@ -335,7 +336,11 @@ fn what_is_wrong_is_said() {
     let address = memory.address();
     let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 4, address, address);
     let q = memory.tensor(Dtype::BF16, [1, 8, 96]);
-    let tile = DecodeTile { rows: 8, run: 1 };
+    let tile = DecodeTile {
+        rows: 8,
+        run: 1,
+        beside: false,
+    };
     // SAFETY: refused before anything is launched.
     let error = unsafe {
         gpu.decode(

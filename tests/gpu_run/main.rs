@@ -48,7 +48,8 @@ fn case() -> impl Strategy<Value = Case> {
     let pod = prop_oneof![
         Just(PodMode::Auto),
         Just(PodMode::Serial),
-        Just(PodMode::Streams)
+        Just(PodMode::Streams),
+        Just(PodMode::Fused),
     ];
     (
         (heads, dim, variant()),

@@ -4,7 +4,9 @@ use kernels_gpu::abi::{DIRECT, LaunchRecord, MergeRow, NO_MERGE, WorkItem};
 
 use crate::{
     Error,
-    plan::{DeviceDescription, Kernel, MergeMode, Plan, Tile, TileGroup, tiles::TileTable},
+    plan::{
+        DeviceDescription, Kernel, MergeMode, Plan, Tile, TileGroup, pod::PodMode, tiles::TileTable,
+    },
     problem::Spec,
 };
 
@@ -20,6 +22,8 @@ pub struct LaunchKey {
     pub pack: u32,
     /// The part of the batch: parts have their own page pools.
     pub part: u32,
+    /// A decode that runs beside a prefill on the same SMs.
+    pub beside: bool,
 }
 
 /// The launches that a captured graph shall have. Plans that need another one are refused.
@@ -49,6 +53,7 @@ impl LaunchSet {
             tile,
             pack: spec.group(),
             part: 0,
+            beside: false,
         };
         Ok(Self {
             keys: tiles.map(key).collect(),
@@ -61,22 +66,23 @@ impl LaunchSet {
     /// [`PlanError::NoTile`](crate::plan::PlanError::NoTile).
     pub fn all(device: &DeviceDescription, spec: &Spec) -> Result<Self, Error> {
         let mut set = Self::new();
-        set.add(&TileTable::new(device, spec, None, None)?, spec);
+        set.add(&TileTable::new(device, spec, None, None)?, spec, false);
         for config in &device.pod.configs {
             let prefill = (config.prefill, config.prefill_pack);
             if let Ok(tiles) = TileTable::new(device, spec, config.decode, Some(prefill)) {
-                set.add(&tiles, spec);
+                set.add(&tiles, spec, true);
             }
         }
         Ok(set)
     }
 
-    fn add(&mut self, tiles: &TileTable, spec: &Spec) {
+    fn add(&mut self, tiles: &TileTable, spec: &Spec, fused: bool) {
         let key = |kernel, tile, pack| LaunchKey {
             kernel,
             tile,
             pack,
             part: 0,
+            beside: fused && kernel == Kernel::Decode,
         };
         let decodes = tiles.all(Kernel::Decode).into_iter();
         let decodes = decodes.map(|tile| key(Kernel::Decode, tile, spec.group()));
@@ -169,6 +175,8 @@ pub(super) struct Agenda {
     pub(super) items: Option<Vec<WorkItem>>,
     /// Whether decode merges what it can itself.
     pub(super) fused: bool,
+    /// How prefills and decodes share the GPU, where there are both.
+    pub(super) pod: PodMode,
     /// Merges for the merging kernel.
     pub(super) left: u32,
     /// Which merges these are; where not all of them are.
@@ -182,6 +190,7 @@ impl Agenda {
     /// Takes in a plan whose states are to be merged by `merge_mode`, if that is possible.
     pub(super) fn fill(&mut self, plan: &Plan, merge_mode: MergeMode) {
         self.total_q = plan.total_q;
+        self.pod = plan.pod.map_or(PodMode::Serial, |pod| pod.mode);
         self.parts.clear();
         self.parts.extend(plan.parts.iter().map(|part| {
             let ids = plan
@@ -202,12 +211,13 @@ impl Agenda {
     /// The launches: one for each group, or for each part in it.
     fn order(&mut self, plan: &Plan) {
         self.launches.clear();
+        let beside = self.pod == PodMode::Fused;
         if plan.parts.len() == 1 {
             self.items = None;
             for group in &plan.groups {
                 let items = plan.items_of(group);
                 self.launches
-                    .push(launch(group, group.items.start, items, 0));
+                    .push(launch(group, group.items.start, items, 0, beside));
             }
             return;
         }
@@ -220,7 +230,8 @@ impl Agenda {
                 ordered.extend(of_part);
                 if ordered.len() > first {
                     let items = &ordered[first..];
-                    self.launches.push(launch(group, first as u32, items, part));
+                    self.launches
+                        .push(launch(group, first as u32, items, part, beside));
                 }
             }
         }
@@ -244,7 +255,9 @@ impl Agenda {
         }
         // With several parts the states of one merge may come from both kinds.
         let mixed = any && plan.parts.len() > 1;
-        self.fused = merge_mode == MergeMode::Fused && !mixed;
+        // Beside a prefill decode has no registers for it.
+        let beside = self.pod == PodMode::Fused;
+        self.fused = merge_mode == MergeMode::Fused && !mixed && !beside;
         if self.fused {
             let merges = plan.merges.iter().zip(&self.contiguous);
             let left = merges.filter(|(merge, contiguous)| **contiguous || merge.slots == 0);
@@ -265,7 +278,13 @@ impl Agenda {
     }
 }
 
-fn launch(group: &TileGroup, first: u32, items: &[WorkItem], part: u32) -> GroupLaunch {
+fn launch(
+    group: &TileGroup,
+    first: u32,
+    items: &[WorkItem],
+    part: u32,
+    beside: bool,
+) -> GroupLaunch {
     let keys: u64 = items.iter().map(|item| u64::from(item.kv_len())).sum();
     GroupLaunch {
         key: LaunchKey {
@@ -273,6 +292,7 @@ fn launch(group: &TileGroup, first: u32, items: &[WorkItem], part: u32) -> Group
             tile: group.tile,
             pack: group.pack,
             part,
+            beside: beside && group.kernel == Kernel::Decode,
         },
         first,
         items: items.len() as u32,

@@ -2,7 +2,7 @@
 
 use kernels_gpu::{
     abi::{AttentionParams, DecodeParams, KvStrides, LaunchRecord, MergeRow, QueryRow, WorkItem},
-    decode::{layout::KEYS, shape},
+    decode::{layout::KEYS, shape, shape_beside},
     divisor::Divisor,
     sm90::wide,
 };
@@ -56,6 +56,9 @@ pub struct DecodeTile {
     /// Units (items × KV heads) that a CTA claims at a time: 1, or several where they are short. (Kernels
     /// for more than 16 rows always claim one.)
     pub run: u32,
+    /// Leaves most of each SM to a prefill, where there is such a kernel (8 rows of 128 elements, no soft
+    /// cap); it does not merge, so `arrivals` must be none.
+    pub beside: bool,
 }
 
 /// Rows of the tiles that kernels are compiled for.
@@ -110,22 +113,33 @@ fn form(dim: u32, rows: u32, cap: bool, shared_bytes: u32) -> Option<Form> {
     })
 }
 
-/// The kernels, in the order of [`ENTRIES`]; none on architectures that have none.
-pub(super) struct Kernels(Vec<Kernel>);
+/// The kernels that run beside a prefill.
+const ENTRIES_BESIDE: [(Dtype, &str); 2] = [
+    (Dtype::BF16, "decode_bf16_d128_m8_beside"),
+    (Dtype::F16, "decode_f16_d128_m8_beside"),
+];
+
+/// The kernels; none on architectures that have none.
+#[derive(Default)]
+pub(super) struct Kernels {
+    /// In the order of [`ENTRIES`].
+    alone: Vec<Kernel>,
+    /// In the order of [`ENTRIES_BESIDE`].
+    beside: Vec<Kernel>,
+}
 
 impl Kernels {
     pub(super) fn load(modules: &Modules, max_shared: u32) -> Result<Self, Error> {
         if modules.arch() != "sm_90a" {
-            return Ok(Self(Vec::new()));
+            return Ok(Self::default());
         }
-        let kernel = |&(.., name): &(_, _, _, _, &'static str)| {
-            modules.kernel(name, Carveout::Shared, max_shared)
-        };
-        ENTRIES
-            .iter()
-            .map(kernel)
-            .collect::<Result<_, _>>()
-            .map(Self)
+        let kernel = |name| modules.kernel(name, Carveout::Shared, max_shared);
+        let alone = ENTRIES.iter().map(|&(.., name)| kernel(name));
+        let beside = ENTRIES_BESIDE.iter().map(|&(_, name)| kernel(name));
+        Ok(Self {
+            alone: alone.collect::<Result<_, _>>()?,
+            beside: beside.collect::<Result<_, _>>()?,
+        })
     }
 
     /// What plans can ask for.
@@ -136,17 +150,31 @@ impl Kernels {
             head_dim: Some(dim),
             soft_cap: Some(cap),
         };
-        let loaded = ENTRIES.iter().take(self.0.len());
+        let loaded = ENTRIES.iter().take(self.alone.len());
         // The same for both element types.
         let loaded = loaded.filter(|entry| entry.0 == Dtype::BF16);
         loaded.map(instance).collect()
+    }
+
+    fn find_beside(&self, dtype: Dtype) -> Option<(&Kernel, Form)> {
+        let wanted = |&(d, _): &(Dtype, &str)| d == dtype;
+        let kernel = self.beside.get(ENTRIES_BESIDE.iter().position(wanted)?)?;
+        let shape = shape_beside();
+        let form = Form {
+            threads: shape.threads,
+            shared_bytes: shape.shared_bytes,
+            ctas_per_sm: 1,
+            stages: shape.stages,
+            run: 1,
+        };
+        Some((kernel, form))
     }
 
     fn find(&self, dtype: Dtype, dim: u32, rows: u32, cap: bool) -> Option<&Kernel> {
         let wanted = |&(d, h, r, c, _): &(Dtype, u32, u32, bool, &str)| {
             (d, h, r, c) == (dtype, dim, rows, cap)
         };
-        self.0.get(ENTRIES.iter().position(wanted)?)
+        self.alone.get(ENTRIES.iter().position(wanted)?)
     }
 }
 
@@ -203,7 +231,7 @@ impl Gpu {
         check(spec, arrays, pool, q, out, lse)?;
         let dim = spec.head_dim_qk;
         let cap = spec.variant.soft_cap.is_some();
-        if self.decode.0.is_empty() {
+        if self.decode.alone.is_empty() {
             return Err(Error::UnsupportedArchitecture {
                 device: self.name.clone(),
                 compute: self.compute,
@@ -212,7 +240,12 @@ impl Gpu {
         }
         let rows = tile.rows as usize;
         let covers = ROWS.into_iter().find(|&rows| rows >= tile.rows);
-        let kernel = covers.and_then(|rows| {
+        let beside = tile.beside && dim == 128 && tile.rows <= 8 && !cap;
+        let beside = beside
+            .then(|| self.decode.find_beside(pool.dtype))
+            .flatten();
+        let kernel = beside.or_else(|| {
+            let rows = covers?;
             let kernel = self.decode.find(pool.dtype, dim, rows, cap)?;
             Some((kernel, form(dim, rows, cap, kernel.max_dynamic_shared)?))
         });

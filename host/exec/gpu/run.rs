@@ -151,6 +151,7 @@ impl Gpu {
             tile,
             pack,
             part,
+            beside,
         } = launch.key;
         let spec = &workspace.spec;
         // A part that this batch does not have.
@@ -176,6 +177,7 @@ impl Gpu {
             let tile = DecodeTile {
                 rows: tile.m,
                 run: launch.run,
+                beside,
             };
             let step = self.prepare_decode(spec, tile, &arrays, pool, q, out, lse)?;
             return Ok(Some(Step::Decode(step)));
@@ -209,8 +211,15 @@ impl Gpu {
         let _current = Current::enter(self.context.as_raw())?;
         let merging = matches!(steps.last(), Some(Step::Merge(_)));
         let (groups, merge) = steps.split_at(steps.len() - usize::from(merging));
-        // The first group stays on the caller's stream.
-        let lanes = workspace.lanes.len().min(groups.len().saturating_sub(1));
+        let lanes = workspace.lanes_for(groups);
+        // Where prefills and decodes overlap, the prefills stay on the caller's stream, and are launched first:
+        // their CTAs then find every SM empty, and those of the decodes what they leave.
+        let overlap = workspace.overlaps(groups);
+        let lane_of = |index: usize, step: &Step| match overlap {
+            true => usize::from(matches!(step, Step::Decode(_))),
+            // The first group stays on the caller's stream.
+            false => index % (lanes + 1),
+        };
         // SAFETY: the caller's promises; lanes begin after the fork and end before the join.
         unsafe {
             if lanes > 0 {
@@ -222,12 +231,16 @@ impl Gpu {
             if lanes == 0 {
                 return self.launch_chain(steps, stream);
             }
-            for (index, step) in groups.iter().enumerate() {
-                let lane = match index % (lanes + 1) {
-                    0 => stream,
-                    lane => workspace.lanes[lane - 1].stream.raw(),
-                };
-                self.launch_step(step, lane)?;
+            for turn in 0..=lanes {
+                for (index, step) in groups.iter().enumerate() {
+                    if lane_of(index, step) == turn {
+                        let lane = match turn {
+                            0 => stream,
+                            lane => workspace.lanes[lane - 1].stream.raw(),
+                        };
+                        self.launch_step(step, lane)?;
+                    }
+                }
             }
             for lane in &workspace.lanes[..lanes] {
                 lane.done.record(lane.stream.raw())?;

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     Error,
-    plan::{Bound, MAX_LAUNCHES, MergeMode, Plan, WorkspaceLayout},
+    plan::{Bound, MAX_LAUNCHES, MergeMode, Plan, WorkspaceLayout, pod::PodMode},
     problem::{Dtype, Spec},
 };
 
@@ -24,7 +24,8 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Streams {
-    /// One after the other, on the caller's stream.
+    /// One after the other, on the caller's stream; only decodes that a plan wants to overlap with its
+    /// prefills have one of their own.
     #[default]
     One,
     /// Each on a stream of its own, which forks from the caller's and joins it again.
@@ -128,7 +129,8 @@ impl Gpu {
             .map(|_| staging())
             .collect::<Result<_, _>>()?;
         let lanes = match options.streams {
-            Streams::One => 0,
+            // For the decodes that a plan wants to overlap with its prefills.
+            Streams::One => 1,
             Streams::PerGroup => LANES,
         };
         let lane = |_| -> Result<Lane, Error> {
@@ -272,6 +274,28 @@ impl Workspace {
             &pages,
             tokens,
         )
+    }
+
+    /// Whether the plan's decodes run at the same time as its prefills. A captured run cannot know: it
+    /// does if its launches are made for that.
+    pub(super) fn overlaps(&self, groups: &[Step]) -> bool {
+        let wanted = match &self.options.launches {
+            Some(set) => set.keys.iter().any(|key| key.beside),
+            None => self.agenda.pod != PodMode::Serial,
+        };
+        let decode = |step: &Step| matches!(step, Step::Decode(_));
+        wanted && groups.iter().any(decode) && !groups.iter().all(decode)
+    }
+
+    /// How many streams beside the caller's these launches take.
+    pub(super) fn lanes_for(&self, groups: &[Step]) -> usize {
+        if self.overlaps(groups) {
+            return 1;
+        }
+        match self.options.streams {
+            Streams::One => 0,
+            Streams::PerGroup => self.lanes.len().min(groups.len().saturating_sub(1)),
+        }
     }
 
     /// What it was made for.
