@@ -312,7 +312,10 @@ mod tests {
 
     #[test]
     fn the_shortest_forecast_wins() {
-        let pod = DeviceDescription::named("h200").unwrap().pod;
+        let mut pod = DeviceDescription::named("h200").unwrap().pod;
+        let config = &mut pod.configs[0];
+        (config.prefill_slowdown, config.decode_slowdown) = (1.05, 1.02);
+        config.overlap_loss = 0.2;
         let (even, config) = pod.forecast(400e3, 400e3);
         assert_eq!((even.best(), config), (PodMode::Fused, Some(0)));
         assert!(even.fused_ns < 0.7 * even.serial_ns && even.fused_ns > even.peak_ns());

@@ -66,23 +66,23 @@ impl LaunchSet {
     /// [`PlanError::NoTile`](crate::plan::PlanError::NoTile).
     pub fn all(device: &DeviceDescription, spec: &Spec) -> Result<Self, Error> {
         let mut set = Self::new();
-        set.add(&TileTable::new(device, spec, None, None)?, spec, false);
+        set.add(&TileTable::new(device, spec, None, None)?, spec);
         for config in &device.pod.configs {
             let prefill = (config.prefill, config.prefill_pack);
             if let Ok(tiles) = TileTable::new(device, spec, config.decode, Some(prefill)) {
-                set.add(&tiles, spec, true);
+                set.add(&tiles, spec);
             }
         }
         Ok(set)
     }
 
-    fn add(&mut self, tiles: &TileTable, spec: &Spec, fused: bool) {
+    fn add(&mut self, tiles: &TileTable, spec: &Spec) {
         let key = |kernel, tile, pack| LaunchKey {
             kernel,
             tile,
             pack,
             part: 0,
-            beside: fused && kernel == Kernel::Decode,
+            beside: false,
         };
         let decodes = tiles.all(Kernel::Decode).into_iter();
         let decodes = decodes.map(|tile| key(Kernel::Decode, tile, spec.group()));
@@ -99,7 +99,7 @@ impl LaunchSet {
     #[must_use]
     pub fn and(mut self, plan: &Plan) -> Self {
         let mut agenda = Agenda::default();
-        agenda.fill(plan, plan.merge_mode);
+        agenda.fill(plan, plan.merge_mode, true);
         for launch in &agenda.launches {
             if !self.keys.contains(&launch.key) {
                 self.keys.push(launch.key);
@@ -188,9 +188,13 @@ pub(super) struct Agenda {
 
 impl Agenda {
     /// Takes in a plan whose states are to be merged by `merge_mode`, if that is possible.
-    pub(super) fn fill(&mut self, plan: &Plan, merge_mode: MergeMode) {
+    pub(super) fn fill(&mut self, plan: &Plan, merge_mode: MergeMode, captured: bool) {
         self.total_q = plan.total_q;
-        self.pod = plan.pod.map_or(PodMode::Serial, |pod| pod.mode);
+        // A captured graph serves plans of all modes: one after the other.
+        self.pod = match plan.pod {
+            Some(pod) if !captured => pod.mode,
+            _ => PodMode::Serial,
+        };
         self.parts.clear();
         self.parts.extend(plan.parts.iter().map(|part| {
             let ids = plan
@@ -337,7 +341,7 @@ mod tests {
 
     fn agenda(plan: &Plan) -> Agenda {
         let mut agenda = Agenda::default();
-        agenda.fill(plan, plan.merge_mode);
+        agenda.fill(plan, plan.merge_mode, true);
         agenda
     }
 

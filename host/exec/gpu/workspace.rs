@@ -188,7 +188,8 @@ impl Workspace {
             Some(_) => self.options.merge_mode,
             None => plan.merge_mode,
         };
-        self.agenda.fill(plan, merge_mode);
+        self.agenda
+            .fill(plan, merge_mode, self.options.launches.is_some());
         let mut records = [LaunchRecord::zeroed(); MAX_LAUNCHES as usize + 1];
         if let Some(set) = &self.options.launches {
             if merge_mode == MergeMode::Fused && !self.agenda.fused {
@@ -276,15 +277,12 @@ impl Workspace {
         )
     }
 
-    /// Whether the plan's decodes run at the same time as its prefills. A captured run cannot know: it
-    /// does if its launches are made for that.
+    /// Whether the plan's decodes run at the same time as its prefills.
     pub(super) fn overlaps(&self, groups: &[Step]) -> bool {
-        let wanted = match &self.options.launches {
-            Some(set) => set.keys.iter().any(|key| key.beside),
-            None => self.agenda.pod != PodMode::Serial,
-        };
         let decode = |step: &Step| matches!(step, Step::Decode(_));
-        wanted && groups.iter().any(decode) && !groups.iter().all(decode)
+        self.agenda.pod != PodMode::Serial
+            && groups.iter().any(decode)
+            && !groups.iter().all(decode)
     }
 
     /// How many streams beside the caller's these launches take.
