@@ -203,6 +203,8 @@ macro_rules! succeed {
 }
 succeed! {
     cuStreamSynchronize(*mut c_void);
+    cuStreamDestroy_v2(*mut c_void);
+    cuStreamWaitEvent(*mut c_void, *mut c_void, c_uint);
     cuEventDestroy_v2(*mut c_void);
     cuEventRecord(*mut c_void, *mut c_void);
     cuEventQuery(*mut c_void);
@@ -210,6 +212,12 @@ succeed! {
     cuMemFreeHost(*mut c_void);
     cuMemsetD8_v2(u64, u8, usize);
     cuMemcpyHtoDAsync_v2(u64, *const c_void, usize, *mut c_void);
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, _flags: c_uint) -> c_int {
+    unsafe { *stream = std::ptr::without_provenance_mut(96) };
+    0
 }
 
 #[unsafe(no_mangle)]
