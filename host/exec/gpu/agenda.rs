@@ -22,8 +22,6 @@ pub struct LaunchKey {
     pub pack: u32,
     /// The part of the batch: parts have their own page pools.
     pub part: u32,
-    /// A decode that runs beside a prefill on the same SMs.
-    pub beside: bool,
 }
 
 /// The launches that a captured graph shall have. Plans that need another one are refused.
@@ -53,7 +51,6 @@ impl LaunchSet {
             tile,
             pack: spec.group(),
             part: 0,
-            beside: false,
         };
         Ok(Self {
             keys: tiles.map(key).collect(),
@@ -82,7 +79,6 @@ impl LaunchSet {
             tile,
             pack,
             part: 0,
-            beside: false,
         };
         let decodes = tiles.all(Kernel::Decode).into_iter();
         let decodes = decodes.map(|tile| key(Kernel::Decode, tile, spec.group()));
@@ -157,6 +153,8 @@ pub(super) struct GroupLaunch {
     pub(super) items: u32,
     /// Units that a CTA of the decode kernel claims at a time.
     pub(super) run: u32,
+    /// A decode that runs beside a prefill on the same SMs.
+    pub(super) beside: bool,
 }
 
 /// What the pool of a part must have.
@@ -296,11 +294,11 @@ fn launch(
             tile: group.tile,
             pack: group.pack,
             part,
-            beside: beside && group.kernel == Kernel::Decode,
         },
         first,
         items: items.len() as u32,
         run: run_length(keys / items.len().max(1) as u64),
+        beside: beside && group.kernel == Kernel::Decode,
     }
 }
 

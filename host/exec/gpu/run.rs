@@ -121,6 +121,7 @@ impl Gpu {
                 first: 0,
                 items: workspace.bound.items,
                 run: 1,
+                beside: false,
             };
             steps.extend(self.prepare_group(workspace, tensors, index, &launch, true)?);
         }
@@ -151,7 +152,6 @@ impl Gpu {
             tile,
             pack,
             part,
-            beside,
         } = launch.key;
         let spec = &workspace.spec;
         // A part that this batch does not have.
@@ -177,7 +177,7 @@ impl Gpu {
             let tile = DecodeTile {
                 rows: tile.m,
                 run: launch.run,
-                beside,
+                beside: launch.beside,
             };
             let step = self.prepare_decode(spec, tile, &arrays, pool, q, out, lse)?;
             return Ok(Some(Step::Decode(step)));
