@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{
-    DeviceDescription, Kernel, Tile,
+    DeviceDescription, Kernel, PlannedRowBlock, Tile,
     tiles::{PrefillTile, TileTable},
 };
 use crate::problem::{Part, Spec};
@@ -85,7 +85,8 @@ pub(super) struct PartInput<'a> {
     pub index: u32,
     /// Where the part's page ids begin in the plan's.
     pub first_page: u32,
-    /// Where the part's row blocks begin in the plan's.
+    /// The part's row blocks, and where they begin in the plan's.
+    pub row_blocks: &'a [PlannedRowBlock],
     pub first_row_block: u32,
     /// Whether the batch has other parts.
     pub composed: bool,
@@ -99,6 +100,17 @@ impl PartInput<'_> {
         } else {
             Kernel::Prefill
         }
+    }
+
+    /// The keys below `kv_len` between the first and the last that any of the rows sees.
+    pub fn visible(&self, rows: &[DraftRow], kv_len: u32) -> Range<u32> {
+        let positions = || rows.iter().map(|row| row.position);
+        let (first, last) = (positions().min(), positions().max());
+        let visible = |position: Option<i32>| {
+            let position = position.unwrap_or(0);
+            self.spec.variant.visible(position, kv_len)
+        };
+        visible(first).start..visible(last).end
     }
 
     /// The row blocks that run on contiguous rows.

@@ -4,22 +4,26 @@ use kernels_gpu::abi::{DIRECT, MergeRow, NO_MERGE, QueryRow, WorkItem};
 
 use super::{
     Plan, PlanError, TileGroup,
-    draft::{Draft, DraftRow, NO_ROW_BLOCK, Piece},
-    split::{Launch, MAX_PIECES, piece_of},
+    draft::{Draft, DraftRow, Piece},
+    split::{Launch, MAX_PIECES},
 };
 use crate::problem::Variant;
 
 /// Buffers that keep their memory from plan to plan.
 #[derive(Debug, Default)]
 pub(super) struct Emitter {
-    /// Items per query token, then the token's merge.
-    tokens: Vec<u32>,
-    /// Where each merge's next slot goes.
-    next_slot: Vec<u32>,
-    /// The items of the pieces; without rows where no row sees the piece.
-    items: Vec<WorkItem>,
-    /// The row block whose last keys each of them has.
-    tail_of: Vec<u32>,
+    tokens: Vec<Token>,
+    /// For each piece in launch order, its item's place among the items.
+    moved: Vec<u32>,
+}
+
+/// What becomes of a query token.
+#[derive(Clone, Copy, Debug, Default)]
+struct Token {
+    /// Its items so far; then its merge, or [`NO_MERGE`].
+    merge: u32,
+    /// Where the merge's next slot goes.
+    next_slot: u32,
 }
 
 /// What emission reads.
@@ -31,8 +35,8 @@ pub(super) struct Pieces<'a> {
     pub pieces: &'a [Piece],
     /// In launch order.
     pub launches: &'a [Launch],
-    /// The pieces in launch order.
-    pub order: &'a [u64],
+    /// The place of each piece in launch order.
+    pub place: &'a [u32],
 }
 
 /// Whether a query at `position` sees any key of `kv_begin..kv_end`.
@@ -54,25 +58,33 @@ impl Emitter {
         if input.pieces.len() > MAX_PIECES {
             return Err(PlanError::TooLarge { what: "work items" });
         }
-        self.count(input, plan.total_q);
+        let rows = self.count(input, plan.total_q);
+        let what = "rows of gathered items";
+        u32::try_from(rows).map_err(|_| PlanError::TooLarge { what })?;
+        plan.rows.resize(rows as usize, QueryRow::default());
         self.assign_merges(plan)?;
-        self.write_items(input, plan)?;
-        self.order_items(input, plan);
+        let some_without_rows = self.write_items(input, plan);
+        group_items(input, plan);
+        if some_without_rows {
+            self.drop_items_without_rows(plan);
+        }
         Ok(())
     }
 
-    /// How many items each query token has.
-    fn count(&mut self, input: &Pieces<'_>, total_q: u32) {
+    /// How many items each query token has; returns how many rows gathered items have at most.
+    fn count(&mut self, input: &Pieces<'_>, total_q: u32) -> u64 {
+        let mut gathered = 0;
         self.tokens.clear();
-        self.tokens.resize(total_q as usize, 0);
+        self.tokens.resize(total_q as usize, Token::default());
         for piece in input.pieces {
             let draft = &input.drafts[piece.draft as usize];
             let rows = draft.rows_begin as usize..(draft.rows_begin + draft.rows) as usize;
             if draft.is_gathered() {
+                gathered += u64::from(draft.rows);
                 let rows = &input.draft_rows[rows];
                 if draft.all_see {
                     for row in rows {
-                        self.tokens[row.token as usize] += 1;
+                        self.tokens[row.token as usize].merge += 1;
                     }
                     continue;
                 }
@@ -80,11 +92,11 @@ impl Emitter {
                     .iter()
                     .filter(|row| sees(&input.variant, draft, row.position, piece))
                 {
-                    self.tokens[row.token as usize] += 1;
+                    self.tokens[row.token as usize].merge += 1;
                 }
             } else {
-                for count in &mut self.tokens[rows] {
-                    *count += 1;
+                for token in &mut self.tokens[rows] {
+                    token.merge += 1;
                 }
             }
         }
@@ -96,36 +108,39 @@ impl Emitter {
             for piece in input.pieces.iter().filter(contiguous) {
                 let draft = &input.drafts[piece.draft as usize];
                 let rows = draft.rows_begin as usize..(draft.rows_begin + draft.rows) as usize;
-                let counts = &mut self.tokens[rows];
-                if counts.iter().any(|&count| count != 1) && counts.contains(&1) {
+                let tokens = &mut self.tokens[rows];
+                let is_alone = |token: &Token| token.merge == 1;
+                if tokens.iter().any(is_alone) && !tokens.iter().all(is_alone) {
                     changed = true;
-                    for count in counts.iter_mut().filter(|count| **count == 1) {
-                        *count |= FORCED;
+                    for token in tokens.iter_mut().filter(|token| is_alone(token)) {
+                        token.merge |= FORCED;
                     }
                 }
             }
         }
+        gathered
     }
 
     /// Gives every token that has not exactly one item a merge, and room for its slots.
     fn assign_merges(&mut self, plan: &mut Plan) -> Result<(), PlanError> {
         plan.merges.clear();
-        self.next_slot.clear();
         let mut slots = 0u32;
         for (token, entry) in self.tokens.iter_mut().enumerate() {
-            if *entry == 1 {
-                *entry = NO_MERGE;
+            if entry.merge == 1 {
+                entry.merge = NO_MERGE;
                 continue;
             }
-            let count = *entry & !FORCED;
-            *entry = plan.merges.len() as u32;
+            let count = entry.merge & !FORCED;
+            *entry = Token {
+                merge: plan.merges.len() as u32,
+                next_slot: slots,
+            };
             plan.merges.push(MergeRow {
                 token: token as u32,
                 slots_begin: slots,
                 slots: count,
                 reserved: 0,
             });
-            self.next_slot.push(slots);
             slots = slots.checked_add(count).ok_or(PlanError::TooLarge {
                 what: "partial states",
             })?;
@@ -136,41 +151,39 @@ impl Emitter {
         Ok(())
     }
 
-    fn write_items(&mut self, input: &Pieces<'_>, plan: &mut Plan) -> Result<(), PlanError> {
-        plan.rows.clear();
+    /// Writes the item of every piece to its place; says whether there are items without rows, because no
+    /// row sees the piece.
+    fn write_items(&mut self, input: &Pieces<'_>, plan: &mut Plan) -> bool {
         plan.growable = true;
-        self.items.clear();
-        self.tail_of.clear();
-        let mut slot = 0;
-        for piece in input.pieces {
+        plan.items.resize(input.pieces.len(), WorkItem::default()); // all are written below
+        let mut some_without_rows = false;
+        let (mut slot, mut written) = (0, 0);
+        for (piece, &place) in input.pieces.iter().zip(input.place) {
             let draft = &input.drafts[piece.draft as usize];
             let [mut rows_begin, mut rows] = [draft.rows_begin, draft.rows];
             let mut position = draft.position;
             let (mut item_slot, mut item_merge) = (DIRECT, NO_MERGE);
             if draft.is_gathered() {
-                rows_begin = plan.rows.len() as u32;
-                position = self.write_rows(input, draft, piece, &mut slot, plan);
-                rows = plan.rows.len() as u32 - rows_begin;
+                rows_begin = written;
+                (position, rows) = self.write_rows(input, piece, rows_begin, &mut slot, plan);
+                written += rows;
             } else {
-                let merge = self.tokens[draft.rows_begin as usize];
-                if merge != NO_MERGE {
-                    (item_slot, item_merge) = (slot, merge);
-                    for row in 0..draft.rows {
-                        enter(
-                            &mut self.next_slot,
-                            &mut plan.merge_slots,
-                            merge + row,
-                            slot + row,
-                        );
+                let tokens = &mut self.tokens[draft.rows_begin as usize..][..rows as usize];
+                if tokens[0].merge != NO_MERGE {
+                    (item_slot, item_merge) = (slot, tokens[0].merge);
+                    for token in tokens {
+                        token.enter(slot, &mut plan.merge_slots);
+                        slot += 1;
                     }
-                    slot += draft.rows;
                 }
             }
             plan.growable &= draft.growable;
-            let is_tail = rows == draft.rows && piece.kv_end == draft.kv_end;
-            self.tail_of
-                .push(if is_tail { draft.tail_of } else { NO_ROW_BLOCK });
-            self.items.push(WorkItem {
+            some_without_rows |= rows == 0;
+            if rows == draft.rows && piece.kv_end == draft.kv_end {
+                let tail_of = plan.row_blocks.get_mut(draft.tail_of as usize);
+                tail_of.into_iter().for_each(|block| block.tail = place);
+            }
+            plan.items[place as usize] = WorkItem {
                 rows_begin,
                 rows,
                 table: draft.table,
@@ -181,109 +194,128 @@ impl Emitter {
                 merge: item_merge,
                 flags: draft.flags,
                 part: draft.part,
-            });
+            };
         }
-        let too_large = |what| PlanError::TooLarge { what };
-        u32::try_from(plan.rows.len()).map_err(|_| too_large("rows of gathered items"))?;
-        Ok(())
+        plan.rows.truncate(written as usize);
+        some_without_rows
     }
 
-    /// The rows of a gathered item that see any of its keys; the smallest of their positions.
+    /// Writes the rows of a gathered item that see any of its keys; returns the smallest of their positions
+    /// and how many they are.
     fn write_rows(
         &mut self,
         input: &Pieces<'_>,
-        draft: &Draft,
         piece: &Piece,
+        rows_begin: u32,
         next_slot: &mut u32,
         plan: &mut Plan,
-    ) -> i32 {
-        let Plan {
-            rows,
-            merge_slots,
-            growable,
-            ..
-        } = plan;
-        let (mut smallest, mut slots) = (i32::MAX, *next_slot);
+    ) -> (i32, u32) {
+        let draft = &input.drafts[piece.draft as usize];
         let candidates = &input.draft_rows[draft.rows_begin as usize..][..draft.rows as usize];
-        let (tokens, next_of) = (&self.tokens, &mut self.next_slot);
-        let mut write = |row: &DraftRow| {
-            let merge = tokens[row.token as usize];
-            let mut slot = DIRECT;
-            if merge != NO_MERGE {
-                slot = slots;
-                slots += 1;
-                enter(next_of, merge_slots, merge, slot);
-            }
-            smallest = smallest.min(row.position);
-            QueryRow {
-                token: row.token,
-                position: row.position,
-                slot,
-                merge,
-            }
-        };
+        let mut out = &mut plan.rows[rows_begin as usize..][..draft.rows as usize];
+        let (tokens, slots) = (&mut self.tokens[..], &mut plan.merge_slots[..]);
         if draft.all_see {
-            rows.extend(candidates.iter().map(write));
-        } else {
-            for row in candidates {
-                if sees(&input.variant, draft, row.position, piece) {
-                    rows.push(write(row));
-                } else {
-                    // What the window has passed stays out of sight, what is still to come does not.
-                    *growable &= row.position >= piece.kv_begin as i32;
-                }
+            let smallest = write_all(candidates, tokens, slots, next_slot, out);
+            return (smallest, draft.rows);
+        }
+        let (mut smallest, mut written) = (i32::MAX, 0);
+        for row in candidates.chunks(1) {
+            let position = row[0].position;
+            if sees(&input.variant, draft, position, piece) {
+                smallest = smallest.min(write_all(row, tokens, slots, next_slot, out));
+                out = &mut out[1..];
+                written += 1;
+            } else {
+                // What the window has passed stays out of sight, what is still to come does not.
+                plan.growable &= position >= piece.kv_begin as i32;
             }
         }
-        *next_slot = slots;
-        smallest
+        (smallest, written)
     }
 
-    /// Puts the items into launch order.
-    fn order_items(&mut self, input: &Pieces<'_>, plan: &mut Plan) {
-        plan.items.clear();
-        plan.groups.clear();
-        let mut order = input.order;
-        for &Launch {
-            kernel,
-            tile,
-            pack,
-            pieces,
-            ..
-        } in input.launches
-        {
-            let (of_launch, rest) = order.split_at(pieces as usize);
-            order = rest;
-            let begin = plan.items.len() as u32;
-            for &entry in of_launch {
-                let item = &self.items[piece_of(entry)];
-                if item.rows > 0 {
-                    if let Some(row_block) = plan
-                        .row_blocks
-                        .get_mut(self.tail_of[piece_of(entry)] as usize)
-                    {
-                        row_block.tail = plan.items.len() as u32;
-                    }
-                    plan.items.push(*item);
-                }
-            }
-            let items = begin..plan.items.len() as u32;
-            if !items.is_empty() {
-                plan.groups.push(TileGroup {
-                    kernel,
-                    tile,
-                    pack,
-                    items,
-                });
-            }
+    /// Closes the gaps that items without rows leave.
+    fn drop_items_without_rows(&mut self, plan: &mut Plan) {
+        self.moved.clear();
+        let mut kept = 0;
+        for at in 0..plan.items.len() {
+            self.moved.push(kept);
+            plan.items[kept as usize] = plan.items[at];
+            kept += u32::from(plan.items[at].rows > 0);
+        }
+        self.moved.push(kept);
+        plan.items.truncate(kept as usize);
+        let moved = |at: &mut u32| *at = self.moved.get(*at as usize).copied().unwrap_or(*at);
+        for block in &mut plan.row_blocks {
+            moved(&mut block.tail);
+        }
+        for group in &mut plan.groups {
+            moved(&mut group.items.start);
+            moved(&mut group.items.end);
+        }
+        plan.groups.retain(|group| !group.items.is_empty());
+    }
+}
+
+/// A group for every launch.
+fn group_items(input: &Pieces<'_>, plan: &mut Plan) {
+    plan.groups.clear();
+    let mut begin = 0;
+    for &Launch {
+        kernel,
+        tile,
+        pack,
+        pieces,
+        ..
+    } in input.launches
+    {
+        let items = begin..begin + pieces;
+        begin = items.end;
+        if pieces > 0 {
+            plan.groups.push(TileGroup {
+                kernel,
+                tile,
+                pack,
+                items,
+            });
         }
     }
 }
 
-/// Enters a slot in the list of its merge.
-fn enter(next: &mut [u32], merge_slots: &mut [u32], merge: u32, slot: u32) {
-    let at = &mut next[merge as usize];
-    merge_slots[*at as usize] = slot;
-    *at += 1;
+/// Writes the rows of an item; the smallest of their positions.
+fn write_all(
+    candidates: &[DraftRow],
+    tokens: &mut [Token],
+    merge_slots: &mut [u32],
+    next_slot: &mut u32,
+    out: &mut [QueryRow],
+) -> i32 {
+    let (mut smallest, mut next) = (i32::MAX, *next_slot);
+    for (row, out) in candidates.iter().zip(out) {
+        let token = &mut tokens[row.token as usize];
+        let mut slot = DIRECT;
+        if token.merge != NO_MERGE {
+            slot = next;
+            next += 1;
+            token.enter(slot, merge_slots);
+        }
+        smallest = smallest.min(row.position);
+        *out = QueryRow {
+            token: row.token,
+            position: row.position,
+            slot,
+            merge: token.merge,
+        };
+    }
+    *next_slot = next;
+    smallest
+}
+
+impl Token {
+    /// Enters a slot in the list of the token's merge.
+    fn enter(&mut self, slot: u32, merge_slots: &mut [u32]) {
+        merge_slots[self.next_slot as usize] = slot;
+        self.next_slot += 1;
+    }
 }
 
 /// Marks a token with one item that must nevertheless leave a partial state.

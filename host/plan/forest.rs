@@ -254,11 +254,17 @@ impl Forest {
 
 /// Number of leading elements that are equal.
 fn common_prefix(a: &[u32], b: &[u32]) -> usize {
-    const BLOCK: usize = 32;
+    // Long blocks go through memcmp, short ones through a few instructions.
+    let long = equal_blocks::<32>(a, b);
+    let short = long + equal_blocks::<4>(&a[long..], &b[long..]);
+    let rest = a[short..].iter().zip(&b[short..]);
+    short + rest.take_while(|(a, b)| a == b).count()
+}
+
+/// Number of leading elements in whole blocks that are equal.
+fn equal_blocks<const BLOCK: usize>(a: &[u32], b: &[u32]) -> usize {
     let blocks = a.chunks_exact(BLOCK).zip(b.chunks_exact(BLOCK));
-    let start = blocks.take_while(|(a, b)| a == b).count() * BLOCK;
-    let rest = a[start..].iter().zip(&b[start..]);
-    start + rest.take_while(|(a, b)| a == b).count()
+    blocks.take_while(|(a, b)| a == b).count() * BLOCK
 }
 
 /// A hash table of `(node, page)` with open addressing; nothing is ever removed but all at once.

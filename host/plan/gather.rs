@@ -5,7 +5,7 @@ use std::ops::Range;
 use kernels_gpu::abi::WorkItem;
 
 use super::{
-    Kernel, PackRule, PlanOptions, SplitMode, Tile,
+    Kernel, PackRule, PlanOptions, PlannedRowBlock, SplitMode, Tile,
     draft::{Draft, DraftRow, NO_ROW_BLOCK, PartInput},
     forest::{Forest, Member},
     pack::{PackCosts, PackNode, Packer},
@@ -19,6 +19,15 @@ pub(super) struct Gatherer {
     members: Vec<Decode>,
     /// For each node, where the rows of its subtree begin among the draft's.
     rows_begin: Vec<u32>,
+}
+
+/// What the drafts of a part have in common.
+struct Common {
+    /// Query tokens in a tile, at most.
+    per_tile: usize,
+    split: SplitMode,
+    /// Holds the last number of rows, and the tile for it.
+    draft: Draft,
 }
 
 /// A row block that decodes.
@@ -37,51 +46,58 @@ struct Decode {
 }
 
 impl Gatherer {
-    /// Drafts the decodes of a part.
+    /// Drafts the decodes of a part; says whether there are prefills beside them.
     pub fn gather(
         &mut self,
         input: &PartInput<'_>,
         options: &PlanOptions,
         drafts: &mut Vec<Draft>,
         draft_rows: &mut Vec<DraftRow>,
-    ) {
+    ) -> bool {
         let PartInput { part, spec, .. } = *input;
         self.members.clear();
-        let mut one_each = true;
-        let page_size = part.table.page_size;
-        let granule = sharing_granule(options, page_size);
-        for row_block in 0..part.row_blocks() {
-            let tokens = part.q_range(row_block);
-            let q_len = tokens.end - tokens.start;
-            if q_len > 0 && input.kernel(q_len) == Kernel::Decode {
-                one_each &= q_len == 1;
-                let kv_len = part.kv_len(row_block);
-                // Full pages; divisions are spared where there are many row blocks.
-                let last_is_full = part.table.last_page_len[row_block] == page_size;
-                let pages = part.table.pages(row_block).len() as u32;
-                let full = if last_is_full {
-                    pages
-                } else {
-                    pages.saturating_sub(1)
-                };
-                let sharable = match (options.packing, granule) {
-                    (PackRule::Off, _) => 0,
-                    (_, 1) => full,
-                    _ => full / granule * granule,
-                };
-                self.members.push(Decode {
-                    table: input.first_page + part.table.indptr[row_block],
-                    kv_len,
-                    sharable,
-                    first_token: tokens.start,
-                    first_position: part.first_position(row_block),
-                    tokens: q_len,
-                    row_block: input.first_row_block + row_block as u32,
-                });
+        let (mut one_each, mut has_prefills) = (true, false);
+        let granule = sharing_granule(options, part.table.page_size);
+        let ends = part.table.indptr[1..].iter();
+        let tables = part.table.indptr.iter().zip(ends);
+        for (row_block, (planned, (&begin, &end))) in
+            input.row_blocks.iter().zip(tables).enumerate()
+        {
+            let PlannedRowBlock {
+                first_token,
+                tokens,
+                position,
+                kv_len,
+                capacity,
+                ..
+            } = *planned;
+            if tokens == 0 {
+                continue;
             }
+            if input.kernel(tokens) != Kernel::Decode {
+                has_prefills = true;
+                continue;
+            }
+            one_each &= tokens == 1;
+            // Full pages; divisions are spared where there are many row blocks.
+            let full = (end - begin) - u32::from(kv_len < capacity);
+            let sharable = match (options.packing, granule) {
+                (PackRule::Off, _) => 0,
+                (_, 1) => full,
+                _ => full / granule * granule,
+            };
+            self.members.push(Decode {
+                table: input.first_page + begin,
+                kv_len,
+                sharable,
+                first_token,
+                first_position: position,
+                tokens,
+                row_block: input.first_row_block + row_block as u32,
+            });
         }
         if self.members.is_empty() {
-            return;
+            return has_prefills;
         }
         self.grow(input, options);
         self.lay_out_rows(draft_rows);
@@ -89,9 +105,32 @@ impl Gatherer {
             .pack(options.packing, pack_costs(input, options));
         // The last query of a row block sees all its keys, and no window hides the first.
         let all_see = spec.variant.window_left.is_none() && (one_each || !spec.variant.causal);
+        let mut common = Common {
+            per_tile: input.tiles.decode_tokens() as usize,
+            split: options.split,
+            draft: Draft {
+                kernel: Kernel::Decode,
+                tile: Tile::default(),
+                pack: spec.group(),
+                part: input.index,
+                page_size: part.table.page_size,
+                table: 0,
+                rows_begin: 0,
+                rows: 0,
+                position: 0,
+                kv_begin: 0,
+                kv_end: 0,
+                flags: WorkItem::GATHERED,
+                leaves_partial: input.composed,
+                all_see,
+                growable: true,
+                tail_of: NO_ROW_BLOCK,
+            },
+        };
         for node in 0..self.packer.nodes.len() {
-            self.draft_node(node, all_see, &options.split, input, drafts, draft_rows);
+            self.draft_node(node, &mut common, input, drafts, draft_rows);
         }
+        has_prefills
     }
 
     /// The prefix forest, in tokens.
@@ -170,38 +209,32 @@ impl Gatherer {
     fn draft_node(
         &self,
         index: usize,
-        all_see: bool,
-        split: &SplitMode,
+        common: &mut Common,
         input: &PartInput<'_>,
         drafts: &mut Vec<Draft>,
         draft_rows: &mut Vec<DraftRow>,
     ) {
-        let PartInput {
-            spec, tiles, part, ..
-        } = *input;
         let node = &self.packer.nodes[index];
         if node.is_empty() {
             return;
         }
         let mut rows = self.subtree_rows(index);
-        let some_joined = self
-            .packer
-            .children(index)
-            .any(|child| self.packer.nodes[child].joined > 0);
-        if some_joined {
+        let mut shared = node.joined > 0;
+        let children = || {
+            let children = self.packer.children(index);
+            children.map(|child| (child, self.packer.nodes[child].joined > 0))
+        };
+        if !node.is_leaf && children().any(|(_, joined)| joined) {
+            shared = true;
             let begin = draft_rows.len();
-            for child in self
-                .packer
-                .children(index)
-                .filter(|&child| self.packer.nodes[child].joined == 0)
-            {
+            for (child, _) in children().filter(|(_, joined)| !joined) {
                 draft_rows.extend_from_within(self.subtree_rows(child));
             }
             rows = begin..draft_rows.len();
         }
-        let per_tile = tiles.decode_tokens() as usize;
+        let per_tile = common.per_tile;
         let whole = rows.len() <= per_tile;
-        let shared = some_joined || node.joined > 0 || !whole;
+        shared |= !whole;
         let row_block = &self.members[self.forest.nodes[index].member as usize];
         let mut next = rows.start;
         while next < rows.end {
@@ -209,37 +242,28 @@ impl Gatherer {
             let end = rows.end.min(begin + per_tile);
             next = end;
             let (mut kv_begin, mut kv_end) = (node.start, node.end);
-            if !all_see {
-                let positions = || draft_rows[begin..end].iter().map(|row| row.position);
-                let (first, last) = (positions().min(), positions().max());
-                let visible =
-                    |position: Option<i32>| spec.variant.visible(position.unwrap_or(0), node.end);
-                let (first, last) = (visible(first).start, visible(last).end);
-                match *split {
+            if !common.draft.all_see {
+                let visible = input.visible(&draft_rows[begin..end], node.end);
+                match common.split {
                     // Whole chunks, or the rows at hand would move the tiles of others.
-                    SplitMode::Fixed { tokens } => kv_begin = kv_begin.max(first / tokens * tokens),
-                    _ => (kv_begin, kv_end) = (kv_begin.max(first), last),
+                    SplitMode::Fixed { tokens } => {
+                        kv_begin = kv_begin.max(visible.start / tokens * tokens);
+                    }
+                    _ => (kv_begin, kv_end) = (kv_begin.max(visible.start), visible.end),
                 }
             }
             if kv_begin < kv_end {
                 let rows = (end - begin) as u32;
+                if rows != common.draft.rows {
+                    common.draft.rows = rows;
+                    common.draft.tile.m = input.tiles.row_tile(rows);
+                }
                 drafts.push(Draft {
-                    kernel: Kernel::Decode,
-                    tile: Tile {
-                        m: tiles.row_tile(rows),
-                        n: 0,
-                    },
-                    pack: spec.group(),
-                    part: input.index,
-                    page_size: part.table.page_size,
                     table: row_block.table,
                     rows_begin: begin as u32,
-                    rows,
-                    position: 0,
                     kv_begin,
                     kv_end,
-                    leaves_partial: input.composed || !node.is_leaf || node.start > 0,
-                    all_see,
+                    leaves_partial: common.draft.leaves_partial || !node.is_leaf || node.start > 0,
                     growable: kv_end == node.end,
                     tail_of: if node.is_leaf && whole {
                         row_block.row_block
@@ -247,6 +271,7 @@ impl Gatherer {
                         NO_ROW_BLOCK
                     },
                     flags: WorkItem::GATHERED | if shared { WorkItem::SHARED_KEYS } else { 0 },
+                    ..common.draft
                 });
             }
         }
@@ -257,6 +282,7 @@ impl Gatherer {
         self.rows_begin[index] as usize..self.rows_begin[end] as usize
     }
 }
+
 /// Pages that are shared as one, or not at all. Results that do not depend on the batch are cut nowhere but
 /// where every request is cut anyway.
 const fn sharing_granule(options: &PlanOptions, page_size: u32) -> u32 {

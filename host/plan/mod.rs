@@ -37,6 +37,7 @@ mod emit;
 mod error;
 mod forest;
 mod gather;
+mod kinds;
 mod pack;
 mod planner;
 pub mod pod;

@@ -120,6 +120,40 @@ struct Run {
     start: u32,
 }
 
+/// Most inner nodes: leaves of a kind that fit one tile, which are all cut or all joined.
+#[derive(Clone, Copy, Debug)]
+struct Uniform {
+    leaves: u32,
+    /// Of the leaves' own keys.
+    bytes: u64,
+    /// Of a leaf's partial state.
+    partial_bytes: u64,
+    kv_bytes: u64,
+    /// One past the node's keys.
+    end: u32,
+}
+
+impl Uniform {
+    #[inline]
+    fn weigh(&self, run: Run) -> Weighed {
+        let run_bytes = self.kv_bytes * u64::from(self.end - run.start);
+        let is_partial = u64::from(run.start > 0);
+        let leaves = u64::from(self.leaves);
+        let joined = (run_bytes + is_partial * self.partial_bytes) * leaves;
+        let cut = 2 * self.partial_bytes * leaves + run_bytes;
+        let (bytes, leaves) = if cut < joined {
+            (cut, self.leaves)
+        } else {
+            (joined, 0)
+        };
+        Weighed {
+            cost: self.bytes + bytes,
+            choices: 0,
+            leaves,
+        }
+    }
+}
+
 /// Children that can be cut with the same gain: one child, or all leaves of a node.
 #[derive(Clone, Copy, Debug)]
 struct Choice {
@@ -200,22 +234,23 @@ impl Packer {
             if node.is_leaf {
                 continue;
             }
-            let mut run = Run {
-                above: 0,
-                start: node.begin,
-            };
-            let mut ancestor = node.parent;
-            loop {
-                let cost = self.weigh(index, run).cost;
-                self.best[self.inner_of[index] as usize][run.above as usize] = cost;
-                if ancestor == NO_NODE || run.above as usize + 1 == MAX_LEVELS {
-                    break;
-                }
-                run = Run {
-                    above: run.above + 1,
-                    start: self.nodes[ancestor as usize].begin,
+            let inner = self.inner_of[index] as usize;
+            let uniform = self.uniform(index);
+            let (mut start, mut ancestor) = (node.begin, node.parent);
+            for above in 0..MAX_LEVELS {
+                let run = Run {
+                    above: above as u32,
+                    start,
                 };
-                ancestor = self.nodes[ancestor as usize].parent;
+                let weighed = match &uniform {
+                    Some(uniform) => uniform.weigh(run),
+                    None => self.weigh(index, run),
+                };
+                self.best[inner][above] = weighed.cost;
+                let Some(above) = self.nodes.get(ancestor as usize) else {
+                    break;
+                };
+                (start, ancestor) = (above.begin, above.parent);
             }
         }
         for index in 0..self.nodes.len() {
@@ -241,6 +276,18 @@ impl Packer {
 
     /// Cuts and joins the children of a node in the best way.
     fn choose(&mut self, index: usize, run: Run) {
+        if let Some(uniform) = self.uniform(index) {
+            let join = uniform.weigh(run).leaves == 0;
+            let children = index + 1..self.nodes[index].subtree_end as usize;
+            for child in &mut self.nodes[children] {
+                (child.joined, child.start) = if join {
+                    (run.above + 1, run.start)
+                } else {
+                    (0, child.begin)
+                };
+            }
+            return;
+        }
         let Weighed {
             choices,
             leaves: mut cut_leaves,
@@ -270,42 +317,35 @@ impl Packer {
         }
     }
 
-    /// The best cost of a subtree that a run of keys reaches, and the way to it; `self.choices` then holds
-    /// the children that it speaks of.
-    #[inline]
-    fn weigh(&mut self, index: usize, run: Run) -> Weighed {
-        let inner = &self.inner[self.inner_of[index] as usize];
-        if let Inner {
+    /// The node, if it is one of the simple ones.
+    fn uniform(&self, index: usize) -> Option<Uniform> {
+        let Inner {
             empty_rows: 0,
             leaves,
             leaf_rows: Some(rows),
             leaf_tile_keys,
             has_inner_children: false,
-        } = *inner
-            && rows * leaves <= self.costs.tile_tokens
-        {
-            // Most nodes: leaves of a kind that fit one tile are all cut or all joined.
-            let PackCosts {
-                kv_bytes,
-                partial_bytes,
-                ..
-            } = self.costs;
-            let run_bytes = kv_bytes * u64::from(self.nodes[index].end - run.start);
-            let partials = partial_bytes * u64::from(rows);
-            let joined = run_bytes + u64::from(run.start > 0) * partials;
-            let all = (joined * u64::from(leaves), 0);
-            let none = (2 * partials * u64::from(leaves) + run_bytes, leaves);
-            let (bytes, leaves) = if none.0 < all.0 { none } else { all };
-            return Weighed {
-                cost: kv_bytes * leaf_tile_keys + bytes,
-                choices: 0,
-                leaves,
-            };
-        }
-        self.weigh_any(index, run)
+        } = self.inner[self.inner_of[index] as usize]
+        else {
+            return None;
+        };
+        let PackCosts {
+            kv_bytes,
+            partial_bytes,
+            tile_tokens,
+        } = self.costs;
+        (rows * leaves <= tile_tokens).then(|| Uniform {
+            leaves,
+            bytes: kv_bytes * leaf_tile_keys,
+            partial_bytes: partial_bytes * u64::from(rows),
+            kv_bytes,
+            end: self.nodes[index].end,
+        })
     }
 
-    fn weigh_any(&mut self, index: usize, run: Run) -> Weighed {
+    /// The best cost of a subtree that a run of keys reaches, and the way to it; `self.choices` then holds
+    /// the children that it speaks of.
+    fn weigh(&mut self, index: usize, run: Run) -> Weighed {
         let node = self.nodes[index];
         let inner = self.inner[self.inner_of[index] as usize];
         let PackCosts {

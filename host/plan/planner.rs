@@ -188,6 +188,7 @@ impl Planner {
         let Derived {
             device, spec, cost, ..
         } = derived;
+        let row_blocks = &plan.row_blocks;
         let parts = |tiles| {
             let part = move |(index, (part, planned)): (usize, (_, &PlannedPart))| PartInput {
                 device,
@@ -196,6 +197,8 @@ impl Planner {
                 part,
                 index: index as u32,
                 first_page: planned.pages.start,
+                row_blocks: &row_blocks
+                    [planned.row_blocks.start as usize..planned.row_blocks.end as usize],
                 first_row_block: planned.row_blocks.start,
                 composed: batch.parts.len() > 1,
             };
@@ -203,10 +206,10 @@ impl Planner {
         };
         drafts.clear();
         draft_rows.clear();
+        let mut prefills = false;
         for part in parts(&derived.tiles) {
-            gatherer.gather(&part, options, drafts, draft_rows);
+            prefills |= gatherer.gather(&part, options, drafts, draft_rows);
         }
-        let prefills = parts(&derived.tiles).any(|part| part.contiguous().next().is_some());
         let hybrid = prefills && !drafts.is_empty();
         let mut pod = hybrid.then(|| {
             let flops: u64 = parts(&derived.tiles)
@@ -233,7 +236,9 @@ impl Planner {
             if again {
                 gatherer.gather(&part, options, drafts, draft_rows);
             }
-            part.draft_contiguous(drafts);
+            if prefills {
+                part.draft_contiguous(drafts);
+            }
         }
 
         let input = SplitInput {
@@ -263,7 +268,7 @@ impl Planner {
             draft_rows,
             pieces: &splitter.pieces,
             launches: &splitter.launches,
-            order: &splitter.order,
+            place: &splitter.place,
         };
         emitter.emit(&input, plan)
     }

@@ -9,6 +9,7 @@ use super::{
     balance::{Columns, gcd},
     cost::CostModel,
     draft::{Draft, Piece},
+    kinds::{Kind, Kinds, Load},
     tiles::TileTable,
 };
 
@@ -38,9 +39,12 @@ pub(super) struct Splitter {
     /// The launches, in launch order.
     pub launches: Vec<Launch>,
     pub outcome: Outcome,
-    /// The pieces by [`piece_of`], launch after launch, each in the order in which it claims them.
-    pub order: Vec<u64>,
-    loads: Vec<Load>,
+    /// The place of each piece among all in launch order.
+    pub place: Vec<u32>,
+    kinds: Kinds,
+    tiles: Vec<KindTile>,
+    /// Order within the launch and index of each piece, launch after launch.
+    order: Vec<u64>,
     columns: Columns,
     /// Place in launch order of the launches as they were found.
     rank: Vec<u32>,
@@ -51,12 +55,21 @@ pub(super) struct Splitter {
     best: Vec<Piece>,
     chosen: Vec<Piece>,
     launch_order: Vec<(u64, u32)>,
-    /// Row tiles of the decodes, ascending, with the time that their units take together.
-    row_tiles: Vec<(u32, u64)>,
     /// Cost and index of the pieces of one column.
     column: Vec<(Reverse<u64>, u32)>,
     /// Where the pieces of each draft, or of each launch, go.
     next: Vec<u32>,
+}
+
+/// The tile of a kind's drafts.
+#[derive(Clone, Copy, Debug, Default)]
+struct KindTile {
+    /// Keys of a piece, if there are so many.
+    wanted: u32,
+    /// The last answer: for pieces of so many keys, this key tile and this launch.
+    expected: u32,
+    n: u32,
+    launch: u32,
 }
 
 /// The items of one kernel with one tile.
@@ -73,70 +86,11 @@ pub(super) struct Launch {
     work: u64,
 }
 
-/// The last few results of a function, by its arguments: most drafts are like one that came shortly before.
-#[derive(Debug)]
-struct Recent<K, V>([Option<(K, V)>; 8]);
-
-impl<K: PartialEq, V: Copy> Recent<K, V> {
-    const fn new() -> Self
-    where
-        K: Copy,
-    {
-        Self([None; 8])
-    }
-
-    /// `make()`, or what it was for the same key in the same slot.
-    #[inline]
-    fn get(&mut self, slot: u32, key: K, make: impl FnOnce() -> V) -> V {
-        let entry = &mut self.0[slot as usize % 8];
-        match entry {
-            Some((known, value)) if *known == key => *value,
-            _ => {
-                let value = make();
-                *entry = Some((key, value));
-                value
-            }
-        }
-    }
-}
-
 /// When each class is done, decode first, and how many units it has.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Outcome {
     pub makespan_ps: [u64; 2],
     pub units: [u32; 2],
-}
-
-/// What a draft asks of a CTA, in picoseconds.
-#[derive(Clone, Copy, Debug)]
-struct Load {
-    launch: u32,
-    units: u32,
-    /// Whatever its keys: as a whole, and as one of several pieces.
-    fixed: u64,
-    fixed_cut: u64,
-    key: u64,
-    keys: u32,
-    /// The shortest piece worth cutting: its keys take as long as what it costs anyway.
-    shortest: u32,
-}
-
-impl Load {
-    const fn whole(&self) -> u64 {
-        self.fixed + self.key * self.keys as u64
-    }
-
-    const fn cut(&self, keys: u32) -> u64 {
-        self.fixed_cut + self.key * keys as u64
-    }
-
-    /// The longest unit that is left when the draft is cut into as many pieces as may be.
-    const fn unsplittable(&self) -> u64 {
-        match self.keys / self.shortest {
-            0 | 1 => self.whole(),
-            pieces => self.cut(self.keys / pieces),
-        }
-    }
 }
 
 /// Kernels whose items are balanced together: beside prefill, decodes have resident CTAs of their own.
@@ -184,25 +138,21 @@ impl ClassLoad {
         longest_unsplittable: 0,
     };
 
-    fn add(&mut self, load: &Load, ctas: u32) {
-        let units = u64::from(load.units);
+    fn add(&mut self, kind: &Kind, ctas: u32) {
+        let Load {
+            units, fixed, key, ..
+        } = kind.load;
         self.least_fixed = if self.units == 0 {
-            load.fixed
+            fixed
         } else {
-            self.least_fixed.min(load.fixed)
+            self.least_fixed.min(fixed)
         };
         self.ctas = ctas;
-        if self.units != load.units {
-            self.units = gcd(self.units, load.units);
-        }
-        self.count += units;
-        self.work += units * load.whole();
-        self.keys += units * load.key * u64::from(load.keys);
-        self.longest = self.longest.max(load.whole());
-        // A piece is shorter than two of the shortest: mostly that spares the exact answer.
-        if load.whole().min(load.cut(2 * load.shortest)) > self.longest_unsplittable {
-            self.longest_unsplittable = self.longest_unsplittable.max(load.unsplittable());
-        }
+        self.units = gcd(self.units, units);
+        self.count += kind.count * u64::from(units);
+        self.work += kind.work();
+        self.keys += u64::from(units) * key * kind.keys;
+        self.longest = self.longest.max(kind.longest());
     }
 
     /// Whether there is a unit for every CTA.
@@ -213,11 +163,14 @@ impl ClassLoad {
     /// No plan is done earlier: not with every CTA busy all the time, nor with the longest unit that cannot
     /// be cut. Every CTA that takes part pays the fixed cost of a unit at least once.
     fn bound(&self) -> u64 {
+        self.spread().max(self.longest_unsplittable)
+    }
+
+    /// The same, were every unit to be cut as one likes.
+    fn spread(&self) -> u64 {
         let ctas = u64::from(self.ctas);
         let spread = (self.least_fixed + self.keys / ctas).min(self.work);
-        (self.work / ctas)
-            .max(self.longest_unsplittable)
-            .max(spread)
+        spread.max(self.work / ctas)
     }
 }
 
@@ -236,7 +189,7 @@ const STEP: u64 = 64;
 
 /// A row tile gets a launch of its own if its units take this many times as long as starting one: SMs that
 /// change from one kernel to the next stand still for a while.
-const WORTH_A_LAUNCH: u64 = 3;
+pub(super) const WORTH_A_LAUNCH: u64 = 3;
 
 /// Splits are not looked for where they could shorten a step by less than this part.
 const GOOD_ENOUGH: f64 = 1.03;
@@ -245,22 +198,21 @@ impl Splitter {
     /// Cuts the drafts into pieces, chooses their key tiles, and orders them for launch.
     pub fn split(&mut self, input: &SplitInput<'_>, drafts: &mut [Draft]) {
         let SplitInput { mode, cost, .. } = *input;
-        if !matches!(mode, SplitMode::Fixed { .. }) {
-            self.join_tiles(cost, drafts);
-        }
-        let classes = self.weigh(cost, drafts);
+        let join = !matches!(mode, SplitMode::Fixed { .. });
+        self.kinds.find(cost, drafts, join);
+        let classes = self.weigh(cost);
         self.outcome.makespan_ps = classes.map(|class| class.bound().max(class.longest));
         self.pieces.clear();
         match mode {
-            SplitMode::Off => self.chunks(input, drafts, |_, _| u32::MAX),
-            SplitMode::Fixed { tokens } => self.chunks(input, drafts, |_, _| tokens),
+            SplitMode::Off => self.chunks(input, drafts, |_| u32::MAX),
+            SplitMode::Fixed { tokens } => self.chunks(input, drafts, |_| tokens),
             SplitMode::FlashInfer => {
-                let keys = |load: &Load| u64::from(load.units) * u64::from(load.keys);
-                let total: u64 = self.loads.iter().map(keys).sum();
-                self.chunks(input, drafts, |draft, _| {
-                    let bound = total.div_ceil(u64::from(cost.resident_ctas(draft.kernel)));
+                let keys = |kind: &Kind| u64::from(kind.load.units) * kind.keys;
+                let total: u64 = self.kinds.kinds.iter().map(keys).sum();
+                self.chunks(input, drafts, |kind| {
+                    let bound = total.div_ceil(u64::from(cost.resident_ctas(kind.draft.kernel)));
                     let bound = u32::try_from(bound).unwrap_or(u32::MAX / 2);
-                    bound.max(1).next_multiple_of(granule(draft))
+                    bound.max(1).next_multiple_of(granule(&kind.draft))
                 });
             }
             SplitMode::Makespan => self.balance_all(input, drafts, classes),
@@ -268,78 +220,34 @@ impl Splitter {
         self.outcome.units = [0; 2];
         for piece in &self.pieces {
             let draft = piece.draft as usize;
-            self.outcome.units[Class::of(drafts[draft].kernel) as usize] += self.loads[draft].units;
+            self.outcome.units[Class::of(drafts[draft].kernel) as usize] +=
+                self.kinds.load(piece.draft).units;
         }
         self.order_pieces();
     }
 
-    /// Lets the decodes of a row tile that has little to do run in the next larger one that is there: rows
-    /// that nobody has cost less than one more launch.
-    fn join_tiles(&mut self, cost: &CostModel, drafts: &mut [Draft]) {
-        self.row_tiles.clear();
-        for draft in drafts.iter().filter(|draft| draft.is_gathered()) {
-            let keys =
-                cost.key_ps(draft.kernel, draft.tile, draft.pack) * u64::from(draft.kv_len());
-            let unit = cost.fixed_ps(draft.kernel, draft.pack, draft.rows) + keys;
-            let time = unit * u64::from(cost.units_per_item(draft.pack));
-            match self
-                .row_tiles
-                .binary_search_by_key(&draft.tile.m, |tile| tile.0)
-            {
-                Ok(at) => self.row_tiles[at].1 += time,
-                Err(at) => self.row_tiles.insert(at, (draft.tile.m, time)),
-            }
-        }
-        let ctas = u64::from(cost.resident_ctas(Kernel::Decode));
-        for larger in 1..self.row_tiles.len() {
-            let ((m, time), next) = (self.row_tiles[larger - 1], self.row_tiles[larger].0);
-            if time >= WORTH_A_LAUNCH * cost.launch_ps() * ctas {
-                continue;
-            }
-            self.row_tiles[larger].1 += time;
-            for draft in drafts.iter_mut().filter(|draft| draft.is_gathered()) {
-                if draft.tile.m == m {
-                    draft.tile.m = next;
-                }
-            }
-        }
-    }
-
-    fn weigh(&mut self, cost: &CostModel, drafts: &[Draft]) -> [ClassLoad; 2] {
+    /// What all drafts of each class ask.
+    fn weigh(&self, cost: &CostModel) -> [ClassLoad; 2] {
         let mut classes = [ClassLoad::NONE; 2];
-        self.loads.clear();
-        let mut recent = Recent::new();
-        for draft in drafts {
-            let Draft {
-                kernel,
-                tile,
-                pack,
-                rows,
-                leaves_partial,
-                page_size,
-                ..
-            } = *draft;
-            let like = (kernel, tile.m, pack, rows, leaves_partial, page_size);
-            let load = recent.get(rows.ilog2(), like, || {
-                let fixed_cut = cost.fixed_ps(kernel, pack, rows);
-                let key = cost.key_ps(kernel, tile, pack).max(1);
-                let shortest = u32::try_from(fixed_cut / key).unwrap_or(u32::MAX / 2);
-                Load {
-                    launch: 0,
-                    units: cost.units_per_item(pack),
-                    fixed: cost.fixed_ps(kernel, pack, if leaves_partial { rows } else { 0 }),
-                    fixed_cut,
-                    key,
-                    keys: 0,
-                    shortest: shortest.max(1).next_multiple_of(granule(draft)),
+        for kind in &self.kinds.kinds {
+            let kernel = kind.draft.kernel;
+            classes[Class::of(kernel) as usize].add(kind, cost.resident_ctas(kernel));
+        }
+        // Rarely is one too long for the others.
+        let spread = classes.map(|class| class.spread());
+        let kinds = &self.kinds.kinds;
+        let may_be_long = |kind: &Kind| {
+            kind.longest().min(kind.load.least_divisible())
+                > spread[Class::of(kind.draft.kernel) as usize]
+        };
+        if kinds.iter().any(may_be_long) {
+            for (load, of) in self.kinds.loads().zip(&self.kinds.of) {
+                let kernel = kinds[of.kind as usize].draft.kernel;
+                let longest = &mut classes[Class::of(kernel) as usize].longest_unsplittable;
+                if load.whole().min(load.least_divisible()) > *longest {
+                    *longest = load.unsplittable().max(*longest);
                 }
-            });
-            let load = Load {
-                keys: draft.kv_len(),
-                ..load
-            };
-            classes[Class::of(kernel) as usize].add(&load, cost.resident_ctas(kernel));
-            self.loads.push(load);
+            }
         }
         classes
     }
@@ -350,40 +258,49 @@ impl Splitter {
         &mut self,
         input: &SplitInput<'_>,
         drafts: &mut [Draft],
-        mut keys: impl FnMut(&Draft, &Load) -> u32,
+        keys: impl Fn(&Kind) -> u32,
     ) {
         let Self {
+            kinds,
             launches,
-            loads,
             rank,
             ..
         } = self;
+        let Kinds { kinds, of, .. } = kinds;
         launches.clear();
-        let mut recent = Recent::new();
-        for (draft, load) in drafts.iter_mut().zip(loads.iter_mut()) {
-            let expected = keys(draft, load).min(load.keys);
-            let Draft {
-                kernel,
-                tile: Tile { m, n },
-                pack,
-                ..
-            } = *draft;
-            let like = (kernel, m, n, pack, expected);
-            let (n, at) = recent.get(draft.rows.ilog2(), like, || {
+        self.tiles.clear();
+        self.tiles.extend(kinds.iter().map(|kind| KindTile {
+            wanted: keys(kind),
+            ..KindTile::default()
+        }));
+        for (draft, of) in drafts.iter_mut().zip(of.iter_mut()) {
+            let chosen = &mut self.tiles[of.kind as usize];
+            let expected = chosen.wanted.min(of.keys);
+            if chosen.expected != expected {
+                let Draft {
+                    kernel,
+                    tile: Tile { m, n },
+                    pack,
+                    ..
+                } = *draft;
                 let n = match (kernel, input.mode) {
                     (Kernel::Prefill, _) => n,
                     // Whatever the company: neither its rows nor how far it shares the keys may matter.
                     (_, SplitMode::Fixed { tokens }) => input.tiles.common_key_tile(tokens),
                     _ => input.tiles.key_tile(m, expected),
                 };
-                (n, launch_for(launches, kernel, Tile { m, n }, pack))
-            });
-            draft.tile.n = n;
-            load.launch = at as u32;
-            let launch = &mut launches[at];
-            launch.longest = launch.longest.max(load.whole().min(load.cut(expected)));
-            launch.longest_whole = launch.longest_whole.max(load.whole());
-            launch.work += u64::from(load.units) * load.whole();
+                chosen.expected = expected;
+                chosen.n = n;
+                chosen.launch = launch_for(launches, kernel, Tile { m, n }, pack) as u32;
+            }
+            draft.tile.n = chosen.n;
+            of.launch = chosen.launch;
+            let load = &kinds[of.kind as usize].load;
+            let whole = load.fixed + load.key * u64::from(of.keys);
+            let launch = &mut launches[chosen.launch as usize];
+            launch.longest = launch.longest.max(whole.min(load.cut(expected)));
+            launch.longest_whole = launch.longest_whole.max(whole);
+            launch.work += u64::from(load.units) * whole;
         }
         let key = |launch: &Launch| {
             let Launch {
@@ -403,8 +320,8 @@ impl Splitter {
                 .count() as u32
         }));
         launches.sort_unstable_by_key(key);
-        for load in loads.iter_mut() {
-            load.launch = rank[load.launch as usize];
+        for of in of.iter_mut() {
+            of.launch = rank[of.launch as usize];
         }
     }
 
@@ -413,11 +330,11 @@ impl Splitter {
         &mut self,
         input: &SplitInput<'_>,
         drafts: &mut [Draft],
-        chunk: impl Fn(&Draft, &Load) -> u32,
+        chunk: impl Fn(&Kind) -> u32,
     ) {
-        self.choose_tiles(input, drafts, &chunk);
-        for (index, (draft, load)) in drafts.iter().zip(&self.loads).enumerate() {
-            let chunk = chunk(draft, load);
+        self.choose_tiles(input, drafts, chunk);
+        for (index, (draft, load)) in drafts.iter().zip(self.kinds.loads()).enumerate() {
+            let chunk = self.tiles[self.kinds.of[index].kind as usize].wanted;
             let whole = draft.kv_begin / chunk == (draft.kv_end - 1) / chunk;
             let mut begin = draft.kv_begin;
             while begin < draft.kv_end {
@@ -442,21 +359,19 @@ impl Splitter {
         classes: [ClassLoad; 2],
     ) {
         let bounds = classes.map(|class| class.bound());
-        let mut recent = Recent::new();
-        self.choose_tiles(input, drafts, |draft, load| {
-            let class = Class::of(draft.kernel);
-            let like = (class, load.fixed_cut, load.key);
-            let fitting = recent.get(draft.rows.ilog2(), like, || {
-                bounds[class as usize].saturating_sub(load.fixed_cut) / load.key
-            });
-            (fitting.min(u64::from(load.keys)) as u32).max(load.shortest)
+        self.choose_tiles(input, drafts, |kind| {
+            let bound = bounds[Class::of(kind.draft.kernel) as usize];
+            let fitting = bound.saturating_sub(kind.load.fixed_cut) / kind.load.key;
+            u32::try_from(fitting)
+                .unwrap_or(u32::MAX)
+                .max(kind.load.shortest)
         });
         self.chosen.clear();
         let mut balanced = [false; 2];
         for class in [Class::Decode, Class::Prefill] {
             balanced[class as usize] = self.balance(input, drafts, class, &classes);
         }
-        for (index, (draft, load)) in drafts.iter().zip(&self.loads).enumerate() {
+        for (index, (draft, load)) in drafts.iter().zip(self.kinds.loads()).enumerate() {
             if !balanced[Class::of(draft.kernel) as usize] {
                 let keys = draft.kv_begin..draft.kv_end;
                 self.pieces
@@ -496,7 +411,7 @@ impl Splitter {
             return false;
         }
         self.sorted.clear();
-        for (index, (draft, load)) in drafts.iter().zip(&self.loads).enumerate() {
+        for (index, (draft, load)) in drafts.iter().zip(self.kinds.loads()).enumerate() {
             if Class::of(draft.kernel) == class {
                 let key = u64::from(load.launch) << 56 | (COST_MASK - load.whole().min(COST_MASK));
                 self.sorted.push((key, index as u32));
@@ -508,7 +423,7 @@ impl Splitter {
         }
         self.placed.clear();
         for &(_, index) in &self.sorted {
-            let (draft, load) = (&drafts[index as usize], &self.loads[index as usize]);
+            let (draft, load) = (&drafts[index as usize], self.kinds.load(index));
             self.placed.push(piece(
                 index,
                 draft.kv_begin..draft.kv_end,
@@ -561,7 +476,7 @@ impl Splitter {
     fn placed_units(&self) -> u32 {
         self.placed
             .iter()
-            .map(|piece| self.loads[piece.draft as usize].units)
+            .map(|piece| self.kinds.load(piece.draft).units)
             .sum()
     }
 
@@ -583,7 +498,7 @@ impl Splitter {
         let ctas = u64::from(ctas);
         let (mut before, mut done) = (0, 0);
         for &(_, index) in &self.sorted {
-            let load = &self.loads[index as usize];
+            let load = self.kinds.load(index);
             before += u64::from(load.units) * load.whole();
             done = done.max(before + load.whole() * (ctas - 1));
         }
@@ -594,7 +509,7 @@ impl Splitter {
     fn simulate(&mut self, ctas: u32, units: u32) -> u64 {
         let Self {
             placed,
-            loads,
+            kinds,
             columns,
             launch_order,
             ..
@@ -610,7 +525,7 @@ impl Splitter {
         columns.reset(ctas, units);
         for &(_, at) in launch_order.iter() {
             let piece = &placed[at as usize];
-            let load = &loads[piece.draft as usize];
+            let load = kinds.load(piece.draft);
             let keys = piece.kv_end - piece.kv_begin;
             let cost = if keys == load.keys {
                 load.whole()
@@ -629,7 +544,7 @@ impl Splitter {
         if self
             .sorted
             .iter()
-            .any(|&(_, index)| self.loads[index as usize].units != units)
+            .any(|&(_, index)| self.kinds.load(index).units != units)
         {
             return false;
         }
@@ -645,7 +560,7 @@ impl Splitter {
         let (mut column, mut used) = (0, 0);
         self.column.clear();
         for &(_, index) in &self.sorted {
-            let (draft, load) = (&drafts[index as usize], &self.loads[index as usize]);
+            let (draft, load) = (&drafts[index as usize], self.kinds.load(index));
             let mut begin = draft.kv_begin;
             while begin < draft.kv_end {
                 if column == columns {
@@ -690,7 +605,7 @@ impl Splitter {
         self.columns.reset(ctas, units);
         self.placed.clear();
         for &(_, index) in &self.sorted {
-            let (draft, load) = (&drafts[index as usize], &self.loads[index as usize]);
+            let (draft, load) = (&drafts[index as usize], self.kinds.load(index));
             let mut begin = draft.kv_begin;
             while begin < draft.kv_end {
                 let room = self.columns.room(load.units, until);
@@ -742,6 +657,7 @@ impl Splitter {
             pieces,
             launches,
             order,
+            place,
             next,
             ..
         } = self;
@@ -765,6 +681,11 @@ impl Splitter {
             let (pieces, others) = rest.split_at_mut(launch.pieces as usize);
             pieces.sort_unstable(); // a no-op where all are alike
             rest = others;
+        }
+        place.clear();
+        place.resize(pieces.len(), 0);
+        for (at, &entry) in order.iter().enumerate() {
+            place[entry as usize & (MAX_PIECES - 1)] = at as u32;
         }
     }
 }
@@ -800,14 +721,9 @@ fn count(begins: &mut Vec<u32>, buckets: usize, keys: impl Iterator<Item = u32>)
     }
 }
 
-/// The bits of an entry of [`Splitter::order`] that hold the piece, and the most pieces of a plan.
+/// The bits of an entry of `Splitter::order` that hold the piece, and the most pieces of a plan.
 const PIECE_BITS: u32 = 22;
 pub(super) const MAX_PIECES: usize = 1 << PIECE_BITS;
-
-/// The piece of an entry of [`Splitter::order`].
-pub(super) const fn piece_of(order: u64) -> usize {
-    order as usize & (MAX_PIECES - 1)
-}
 
 /// The bits of a sort key that hold the cost.
 const COST_MASK: u64 = (1 << 56) - 1;
@@ -845,7 +761,7 @@ fn order_column(column: &mut Vec<(Reverse<u64>, u32)>, placed: &mut [Piece]) {
 }
 
 /// Cuts fall on multiples of this: whole pages, and no less than a matrix instruction's keys.
-fn granule(draft: &Draft) -> u32 {
+pub(super) fn granule(draft: &Draft) -> u32 {
     16u32.next_multiple_of(draft.page_size)
 }
 

@@ -4,8 +4,10 @@
 //! it is, and so do forest, packing and splits: the plan only has to move the queries by a position, and to
 //! lengthen the items at the ends of the tables.
 
-use super::{DeviceDescription, Plan, PlanError, PlanOptions, PlannedPart, Planner};
-use crate::problem::{Batch, Part, Spec};
+use super::{
+    DeviceDescription, Plan, PlanError, PlanOptions, PlannedPart, PlannedRowBlock, Planner,
+};
+use crate::problem::{Batch, PageTable, Part, Spec};
 
 /// What became of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,8 +38,7 @@ impl Planner {
         plan: &mut Plan,
     ) -> Result<Update, PlanError> {
         let same_pages = |(part, planned): (&Part, &PlannedPart)| {
-            let pages = planned.pages.start as usize..planned.pages.end as usize;
-            plan.page_ids.get(pages) == Some(&part.table.indices[..])
+            plan.page_ids.get(pages(planned)) == Some(&part.table.indices[..])
         };
         let same = plan.spec == *spec
             && plan.parts.len() == batch.parts.len()
@@ -74,8 +75,19 @@ impl Plan {
         } = self;
         for (part, planned) in batch.parts.iter().zip(&*parts) {
             for (index, block) in row_blocks[range(planned)].iter_mut().enumerate() {
-                block.position = part.first_position(index);
-                let kv_len = part.kv_len(index);
+                let kv_len = match growth {
+                    // As far as the queries move do the keys reach.
+                    Growth::By(shift)
+                        if part.keys_after.is_empty() && block.ends_with_queries() =>
+                    {
+                        block.position += shift;
+                        block.kv_len.wrapping_add_signed(shift)
+                    }
+                    _ => {
+                        block.position = part.first_position(index);
+                        part.kv_len(index)
+                    }
+                };
                 if kv_len > block.kv_len {
                     block.kv_len = kv_len;
                     // Without queries there is no item.
@@ -113,51 +125,62 @@ impl Plan {
         {
             return None;
         }
-        let mut growth = None;
-        let mut grown = false;
+        let (mut grown, mut least, mut most) = (false, i32::MAX, i32::MIN);
         for (part, planned) in batch.parts.iter().zip(&self.parts) {
             let blocks = self.row_blocks.get(range(planned))?;
-            if !alike(part, planned, blocks.len()) {
+            let page_ids = self.page_ids.get(pages(planned))?;
+            if !alike(part, planned, blocks.len()) || !same_ends(&part.table, page_ids) {
                 return None;
             }
-            for (index, block) in blocks.iter().enumerate() {
-                let tokens = part.q_range(index);
-                if tokens != (block.first_token..block.first_token + block.tokens) {
-                    return None;
+            let PageTable {
+                indptr,
+                last_page_len,
+                page_size,
+                ..
+            } = &part.table;
+            let queries = part.q_indptr.iter().zip(&part.q_indptr[1..]);
+            let tables = indptr.iter().zip(&indptr[1..]).zip(last_page_len);
+            let mut same = true;
+            for (index, ((block, (&first, &end)), ((&begin, &next), &last))) in
+                blocks.iter().zip(queries).zip(tables).enumerate()
+            {
+                let PlannedRowBlock {
+                    first_token,
+                    tokens,
+                    position,
+                    kv_len: before,
+                    capacity,
+                    tail,
+                } = *block;
+                let kv_len = capacity.saturating_sub(*page_size).wrapping_add(last);
+                same &= first == first_token && end.wrapping_sub(first) == tokens;
+                same &= next.wrapping_sub(begin).wrapping_mul(*page_size) == capacity;
+                same &= (before..=capacity).contains(&kv_len);
+                if tokens > 0 {
+                    same &= kv_len == before || tail != u32::MAX;
+                    grown |= kv_len > before;
+                    let now = i64::from(kv_len) + i64::from(part.after(index)) - i64::from(tokens);
+                    let shift = (now as i32).wrapping_sub(position);
+                    (least, most) = (least.min(shift), most.max(shift));
                 }
-                let pages = part.table.pages(index);
-                let kv_len = part.kv_len(index);
-                let same_pages = pages.len() as u32 * planned.page_size == block.capacity;
-                if !same_pages || kv_len < block.kv_len || kv_len > block.capacity {
-                    return None;
-                }
-                let first = (planned.pages.start + part.table.indptr[index]) as usize;
-                if let [.., last] = pages
-                    && (self.page_ids[first] != pages[0]
-                        || self.page_ids[first + pages.len() - 1] != *last)
-                {
-                    return None;
-                }
-                if block.tokens == 0 {
-                    continue;
-                }
-                if kv_len > block.kv_len && block.tail == u32::MAX {
-                    return None;
-                }
-                grown |= kv_len > block.kv_len;
-                let shift = part.first_position(index) - block.position;
-                growth = match growth {
-                    None => Some(Growth::By(shift)),
-                    Some(Growth::By(other)) if other == shift => growth,
-                    _ => Some(Growth::Uneven),
-                };
+            }
+            if !same {
+                return None;
             }
         }
-        match growth {
-            Some(Growth::By(0)) | None if !grown => Some(Growth::None),
-            Some(growth) => Some(growth),
-            None => Some(Growth::None),
-        }
+        Some(match least..=most {
+            moved if moved.is_empty() || (!grown && moved == (0..=0)) => Growth::None,
+            _ if least == most => Growth::By(least),
+            _ => Growth::Uneven,
+        })
+    }
+}
+
+impl PlannedRowBlock {
+    /// Whether it has queries, and they are the last tokens of its table.
+    fn ends_with_queries(&self) -> bool {
+        let end = i64::from(self.position) + i64::from(self.tokens);
+        self.tokens > 0 && end == i64::from(self.kv_len)
     }
 }
 
@@ -171,6 +194,20 @@ enum Growth {
 
 fn range(part: &PlannedPart) -> std::ops::Range<usize> {
     part.row_blocks.start as usize..part.row_blocks.end as usize
+}
+
+fn pages(part: &PlannedPart) -> std::ops::Range<usize> {
+    part.pages.start as usize..part.pages.end as usize
+}
+
+/// Whether the tables begin and end with the pages that were planned. A loop of its own, which waits for
+/// several of them at a time.
+fn same_ends(table: &PageTable, planned: &[u32]) -> bool {
+    let same = |at: u32| table.indices.get(at as usize) == planned.get(at as usize);
+    let pairs = table.indptr.iter().zip(&table.indptr[1..]);
+    pairs.fold(true, |all, (&begin, &end)| {
+        all & (begin >= end || same(begin) & same(end - 1))
+    })
 }
 
 /// Whether the arrays of a part have the lengths that were planned.

@@ -124,10 +124,12 @@ impl PageTable {
         }
         // All at once first: it vectorises, a search with an early exit does not. Below 2³¹ pages, an id
         // beyond the last page shows in a sign bit.
-        let signs = |signs: u32, &id: &u32| signs | id | (pool_pages - 1).wrapping_sub(id);
-        let maybe = pool_pages == 0
-            || pool_pages > 1 << 31
-            || self.indices.iter().fold(0, signs) >= 1 << 31;
+        let beyond = (1u32 << 31).wrapping_sub(pool_pages);
+        let signs = |(of, past): (u32, u32), &id: &u32| (of | id, past | id.wrapping_add(beyond));
+        let maybe = pool_pages == 0 || pool_pages > 1 << 31 || {
+            let (of, past) = self.indices.iter().fold((0, 0), signs);
+            (of | past) >= 1 << 31
+        };
         if maybe && let Some(index) = self.indices.iter().position(|&id| id >= pool_pages) {
             return Err(ProblemError::PageOutOfPool {
                 part,
