@@ -4,6 +4,8 @@ A peer is a function `peer(case, tensors)`. It raises `Absent` where its package
 where it does not take the case.
 """
 
+import importlib.util
+import os
 from types import SimpleNamespace
 
 
@@ -112,14 +114,45 @@ def flashinfer_pod(case, tensors):
     return run
 
 
+# Where FlashAttention-3's Python module is not there, but a library with its operators is.
+FA3_LIBRARY = "FLASH_ATTN_3_LIBRARY"
+
+
+def _flash_attention_3():
+    """The forward function of a ragged batch on pages, by keywords."""
+    import torch
+
+    library = os.environ.get(FA3_LIBRARY)
+    if not library:
+        try:
+            import flash_attn_interface
+        except Exception as error:
+            raise Absent(f"flash_attn_interface does not import: {error}") from error
+        return flash_attn_interface.flash_attn_with_kvcache
+    try:
+        torch.ops.load_library(library)
+    except OSError as error:
+        raise Absent(f"{library} does not load: {error}") from error
+    operator = torch.ops.flash_attn_3.fwd.default
+    known = operator._schema.arguments
+    defaults = {argument.name: argument.default_value for argument in known if argument.has_default_value()}
+    nothing = {argument.name: None for argument in known}
+
+    def call(q, k, v, *, cache_seqlens, page_table, window_size, causal, **others):
+        return operator(**{
+            **nothing, **defaults, **others, "q": q, "k": k, "v": v, "seqused_k": cache_seqlens,
+            "page_table": page_table, "is_causal": causal,
+            "window_size_left": window_size[0], "window_size_right": window_size[1],
+        })
+
+    return call
+
+
 def fa3(case, tensors):
     """FlashAttention-3 on a paged cache, ragged queries."""
     import torch
 
-    try:
-        import flash_attn_interface
-    except Exception as error:
-        raise Absent(f"flash_attn_interface does not import: {error}") from error
+    forward = _flash_attention_3()
     longest = max(len(pages) for _, _, pages in case.requests)
     pages = torch.zeros(len(case.requests), longest, dtype=torch.int32)
     for row, (_, _, ids) in enumerate(case.requests):
@@ -128,7 +161,7 @@ def fa3(case, tensors):
     lengths = torch.tensor(case.kv_lens, dtype=torch.int32, device="cuda")
     starts = table(case, case.requests).qo_indptr.cuda()
     window = (case.window_left, 0 if case.causal else -1) if case.window_left >= 0 else (-1, -1)
-    return lambda: flash_attn_interface.flash_attn_with_kvcache(
+    return lambda: forward(
         tensors.q, tensors.kv[:, 0], tensors.kv[:, 1], cache_seqlens=lengths, page_table=pages,
         cu_seqlens_q=starts, max_seqlen_q=max(case.q_lens), softmax_scale=case.scale, causal=case.causal,
         window_size=window, softcap=case.soft_cap,
@@ -189,3 +222,11 @@ NEEDS = {
     "flashinfer-decode": "flashinfer",
     "flashinfer-pod": "flashinfer",
 }
+
+
+def missing(name):
+    """The package that a peer waits for in vain, or None."""
+    package = NEEDS[name]
+    if importlib.util.find_spec(package) or (name == "fa3" and os.environ.get(FA3_LIBRARY)):
+        return None
+    return package

@@ -17,7 +17,7 @@ import tempfile
 from types import SimpleNamespace
 
 import workload
-from implementations import NEEDS, PEERS, Absent, Unsupported
+from implementations import PEERS, Absent, Unsupported, missing
 
 CHECKED_TOKENS = 16
 FLUSH_BYTES = 256 << 20
@@ -195,8 +195,9 @@ def present(names):
     """The peers whose packages are there; the others are named."""
     there = []
     for name in names:
-        if importlib.util.find_spec(NEEDS[name]) is None:
-            print(f"absent: {name} (no Python package {NEEDS[name]})", file=sys.stderr)
+        package = missing(name)
+        if package:
+            print(f"absent: {name} (no Python package {package})", file=sys.stderr)
         else:
             there.append(name)
     return there

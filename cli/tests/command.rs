@@ -113,6 +113,9 @@ fn ablations_compute_the_same() {
         ["--split", "off"],
         ["--split", "64"],
         ["--decode-tile", "16x64"],
+        ["--pod", "serial"],
+        ["--pod", "streams"],
+        ["--pod", "fused"],
     ] {
         let mut arguments = vec!["bench", "hybrid.json", "--seconds", "0", "--check", "73"];
         arguments.extend(flags);

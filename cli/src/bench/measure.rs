@@ -39,6 +39,7 @@ pub(super) fn case(
         query_tokens: batch.total_q(),
         bytes: work.bytes,
         flops: work.flops,
+        hybrid: None,
         plan: None,
         flushed: None,
         warm: None,
@@ -63,6 +64,7 @@ pub(super) fn case(
         times.push(microseconds(begin.elapsed()));
     }
     result.plan = Some(Stats::of(times));
+    result.hybrid = plan.pod.map(|pod| pod.mode);
 
     let tensors = Tensors::random(spec, &batch, case.layout, SEED)?;
     let mut loaded = backend.load(&plan, &tensors)?;

@@ -8,7 +8,7 @@ mod stats;
 use std::{path::PathBuf, time::Duration};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use tandem_attn::plan::{MergeMode, PackRule, PlanOptions, SplitMode, Tile};
+use tandem_attn::plan::{MergeMode, PackRule, PlanOptions, SplitMode, Tile, pod::PodMode};
 
 pub use report::render;
 pub use results::{CaseResult, ResultFile};
@@ -26,7 +26,8 @@ Examples:
   tandem bench
   tandem bench --suite decode --json decode.json
   tandem bench my-workload.json --case hybrid --seconds 2
-  tandem bench --suite pat --packing pat-paper   # what PAT's own packing rule costs";
+  tandem bench --suite pat --packing pat-paper   # what PAT's own packing rule costs
+  tandem bench --suite pod --pod serial          # what running side by side saves";
 
 /// Measure workloads: time, bandwidth, throughput, share of the hardware's limits, exactness.
 #[derive(Clone, Debug, clap::Args)]
@@ -94,6 +95,9 @@ pub struct Planning {
     /// Who merges partial states
     #[arg(long, value_enum, default_value = "kernel")]
     merge: Merge,
+    /// How the prefills and the decodes of a hybrid batch run
+    #[arg(long, value_enum, default_value = "auto")]
+    pod: Pod,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -113,6 +117,18 @@ enum Merge {
     /// A kernel after the others
     Kernel,
     /// Whoever arrives last
+    Fused,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Pod {
+    /// As the planner predicts to take the shortest
+    Auto,
+    /// One after the other
+    Serial,
+    /// On two streams, with the kernels that run alone
+    Streams,
+    /// Side by side on every SM; as streams where the device has no kernels for it
     Fused,
 }
 
@@ -155,6 +171,12 @@ impl Planning {
                 Merge::Kernel => MergeMode::Kernel,
                 Merge::Fused => MergeMode::Fused,
             },
+            pod: match self.pod {
+                Pod::Auto => PodMode::Auto,
+                Pod::Serial => PodMode::Serial,
+                Pod::Streams => PodMode::Streams,
+                Pod::Fused => PodMode::Fused,
+            },
             ..PlanOptions::default()
         }
     }
@@ -166,8 +188,7 @@ impl Planning {
         let options = self.options();
         let mut flags = Vec::new();
         if options.packing != default.packing {
-            let name = clap::ValueEnum::to_possible_value(&self.packing);
-            flags.extend(name.map(|name| format!("--packing {}", name.get_name())));
+            flags.extend(flag("packing", self.packing));
         }
         match options.split {
             SplitMode::FlashInfer => flags.push("--split flashinfer".to_owned()),
@@ -179,10 +200,19 @@ impl Planning {
             flags.push(format!("--decode-tile {m}x{n}"));
         }
         if options.merge_mode != default.merge_mode {
-            flags.push("--merge fused".to_owned());
+            flags.extend(flag("merge", self.merge));
+        }
+        if options.pod != default.pod {
+            flags.extend(flag("pod", self.pod));
         }
         flags
     }
+}
+
+/// A flag as it is given.
+fn flag(name: &str, value: impl clap::ValueEnum) -> Option<String> {
+    let value = value.to_possible_value()?;
+    Some(format!("--{name} {}", value.get_name()))
 }
 
 /// How long and how closely to look at a case.

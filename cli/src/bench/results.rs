@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use tandem_attn::plan::pod::PodMode;
 
 use super::Stats;
 use crate::{
@@ -55,6 +56,9 @@ pub struct CaseResult {
     pub bytes: u64,
     /// Operations on pairs of a query and a key that it sees.
     pub flops: u64,
+    /// How the prefills and the decodes of a hybrid batch ran; none elsewhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hybrid: Option<PodMode>,
     /// Planning, on one thread of the CPU; none where there is nothing to plan.
     pub plan: Option<Stats>,
     /// Running with caches that hold something else.

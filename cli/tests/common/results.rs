@@ -55,6 +55,7 @@ fn result(index: usize) -> CaseResult {
         query_tokens: 1,
         bytes: 100_000_000,
         flops: 1_000_000_000 << (index % 7),
+        hybrid: None,
         plan: (index != 0).then(|| times(9.0)),
         flushed: Some(times(middle)),
         warm: Some(times(middle - 4.0)),
