@@ -2,13 +2,16 @@
 
 use std::{path::PathBuf, time::Instant};
 
-use tandem_attn::plan::{DeviceDescription, Plan, PlanError, Planner};
+use tandem_attn::plan::{
+    DeviceDescription, Plan, PlanError, Planner,
+    pod::{PodForecast, PodMode, PodPlan},
+};
 
 use crate::{
     Failure,
     bench::Planning,
     output, picture,
-    table::{counted, digits, scaled},
+    table::{counted, digits, scaled, time},
     workload::{self, Case},
 };
 
@@ -119,7 +122,7 @@ pub fn describe(case: &Case, requests: usize, plan: &Plan, device: &DeviceDescri
     format!(
         "{}\n{requests}: {}\n{}, pages of {}, for {} ({})\n\n{plan}\n\
          moves {} of keys and values and {} of partial states, computes {}\n\
-         takes {} µs by the cost model, with its CTAs busy {:.0} % of the time",
+         takes {} by the cost model, with its CTAs busy {:.0} % of the time{}",
         case.name,
         wrapped(&case.lengths()),
         case.heads(),
@@ -129,9 +132,34 @@ pub fn describe(case: &Case, requests: usize, plan: &Plan, device: &DeviceDescri
         scaled(traffic.kv_bytes as f64, "B"),
         scaled(traffic.partial_bytes as f64, "B"),
         scaled(traffic.flops as f64, "FLOP"),
-        digits(schedule.makespan_ns / 1e3),
+        time(schedule.makespan_ns),
         100.0 * busy,
+        plan.pod.as_ref().map_or(String::new(), hybrid),
     )
+}
+
+/// How the prefills and the decodes run, and why.
+fn hybrid(pod: &PodPlan) -> String {
+    let how = match pod.mode {
+        PodMode::Streams => "overlap on two streams",
+        PodMode::Fused => "run side by side on every SM",
+        _ => "run one after the other",
+    };
+    let PodForecast {
+        serial_ns,
+        streams_ns,
+        fused_ns,
+        ..
+    } = pod.forecast;
+    let mut forecast = format!(
+        "one after the other {}, streams {}",
+        time(serial_ns),
+        time(streams_ns)
+    );
+    if fused_ns < f64::MAX {
+        forecast += &format!(", side by side {}", time(fused_ns));
+    }
+    format!("\nprefills and decodes {how}\nforecast: {forecast}")
 }
 
 /// No more than fits a line.

@@ -77,10 +77,20 @@ pub fn counted(count: usize, what: &str) -> String {
 /// A number with three significant digits and a unit from a ladder: `1.23 GB`, `45.6 MB`.
 #[must_use]
 pub fn scaled(value: f64, unit: &str) -> String {
-    const PREFIXES: [(f64, &str); 4] = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
+    const PREFIXES: [(f64, &str); 5] =
+        [(1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
     let prefix = PREFIXES.iter().find(|(scale, _)| value >= 0.9995 * scale);
     let (scale, prefix) = prefix.copied().unwrap_or((1.0, ""));
     format!("{} {prefix}{unit}", digits(value / scale))
+}
+
+/// A time with three significant digits: `12.3 µs`, `45.6 ms`.
+#[must_use]
+pub fn time(ns: f64) -> String {
+    const UNITS: [(f64, &str); 3] = [(1e9, "s"), (1e6, "ms"), (1e3, "µs")];
+    let unit = UNITS.iter().find(|(scale, _)| ns >= 0.9995 * scale);
+    let (scale, unit) = unit.copied().unwrap_or(UNITS[2]);
+    format!("{} {unit}", digits(ns / scale))
 }
 
 /// Three significant digits, and no more than are needed for whole numbers.
@@ -111,6 +121,8 @@ mod tests {
         assert_eq!(scaled(1.5e9, "B"), "1.50 GB");
         assert_eq!(scaled(999_900.0, "B"), "1.00 MB");
         assert_eq!(scaled(12.0, "B"), "12.0 B");
+        let times = [0.0, 123.0, 12_340.0, 999_900.0, 2.5e9].map(time);
+        assert_eq!(times, ["0 µs", "0.123 µs", "12.3 µs", "1.00 ms", "2.50 s"]);
     }
 
     #[test]

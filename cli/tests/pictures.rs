@@ -31,8 +31,8 @@ fn texts(document: &Document<'_>) -> Vec<Text> {
         .map(|node| {
             let text = node.text().unwrap_or("").to_owned();
             let size = number(node, "font-size");
-            // Letters of common sans-serif fonts are a little over half as wide as high.
-            let width = text.chars().count() as f64 * size * 0.56;
+            // Letters of the wider sans-serif fonts.
+            let width = text.chars().count() as f64 * size * 0.6;
             let (x, y) = (number(node, "x"), number(node, "y"));
             let left = match node.attribute("text-anchor") {
                 Some("end") => x - width,

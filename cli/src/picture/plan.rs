@@ -13,7 +13,7 @@ use tandem_attn::{
 };
 
 use super::{Anchor, Svg, text_width, ticks};
-use crate::table::{counted, digits, scaled};
+use crate::table::{counted, digits, scaled, time};
 
 const WIDTH: f64 = 1200.0;
 const LEFT: f64 = 64.0;
@@ -126,10 +126,10 @@ fn summary(plan: &Plan, schedule: &Schedule, device: &DeviceDescription) -> Stri
     } = plan.traffic();
     let busy = 100.0 * schedule.busy_ns / (schedule.makespan_ns * f64::from(schedule.ctas.max(1)));
     format!(
-        "{} with {}: {} µs by the cost model, CTAs {} % busy; KV {}, partial states {}, {}; {} of {}",
+        "{} with {}: {} by the cost model, CTAs {} % busy; KV {}, partial states {}, {}; {} of {}",
         device.name,
         processors(device),
-        digits(schedule.makespan_ns / 1e3),
+        time(schedule.makespan_ns),
         if busy.is_finite() {
             digits(busy)
         } else {

@@ -7,7 +7,7 @@ use crate::{
 };
 
 const WIDTH: f64 = 1200.0;
-const LEFT: f64 = 84.0;
+const LEFT: f64 = 92.0;
 const TOP: f64 = 64.0;
 const CHART_W: f64 = 660.0;
 const CHART_H: f64 = 520.0;
@@ -183,8 +183,8 @@ impl Log {
             (low, high) = (low.min(value), high.max(value));
         }
         Self {
-            low: 10f64.powf(low.log10().floor()),
-            high: 10f64.powf((high * 1.05).log10().ceil()),
+            low: round(low, false),
+            high: round(high * 1.05, true),
             start,
             len,
         }
@@ -194,18 +194,42 @@ impl Log {
         self.start + self.len * (value / self.low).log10() / (self.high / self.low).log10()
     }
 
-    fn decades(&self) -> impl Iterator<Item = f64> {
-        let (low, high) = (
-            self.low.log10().round() as i32,
-            self.high.log10().round() as i32,
-        );
-        (low..=high).map(|power| 10f64.powi(power))
+    /// Round numbers within; powers of ten where there are many.
+    fn ticks(&self) -> Vec<f64> {
+        let powers = self.low.log10().floor() as i32..=self.high.log10().ceil() as i32;
+        let multiples = |of: &'static [f64]| {
+            let all = powers.clone().map(|power| 10f64.powi(power));
+            let all = all.flat_map(|power| of.iter().map(move |multiple| multiple * power));
+            let within = |x: &f64| *x > 0.999 * self.low && *x < 1.001 * self.high;
+            all.filter(within).collect::<Vec<_>>()
+        };
+        let ticks = multiples(&STEPS);
+        if ticks.len() <= 8 {
+            ticks
+        } else {
+            multiples(&[1.0])
+        }
     }
+}
+
+/// Round numbers in a power of ten.
+const STEPS: [f64; 3] = [1.0, 2.0, 5.0];
+
+/// The next round number below or above.
+fn round(value: f64, up: bool) -> f64 {
+    let power = 10f64.powf(value.log10().floor());
+    let parts = value / power;
+    let step = if up {
+        STEPS.into_iter().find(|step| *step >= parts)
+    } else {
+        STEPS.into_iter().rfind(|step| *step <= parts)
+    };
+    power * step.unwrap_or(if up { 10.0 } else { 1.0 })
 }
 
 fn axes(svg: &mut Svg, x: &Log, y: &Log) {
     let bottom = TOP + CHART_H;
-    for value in x.decades() {
+    for value in x.ticks() {
         svg.line((x.at(value), TOP), (x.at(value), bottom), "#e4e4e4", 1.0);
         svg.text(
             (x.at(value), bottom + 18.0),
@@ -214,7 +238,7 @@ fn axes(svg: &mut Svg, x: &Log, y: &Log) {
             &super::num(value).to_string(),
         );
     }
-    for value in y.decades() {
+    for value in y.ticks() {
         svg.line(
             (LEFT, y.at(value)),
             (LEFT + CHART_W, y.at(value)),
