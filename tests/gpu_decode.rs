@@ -206,6 +206,7 @@ fn run_twice<T: Element>(
                 let tile = DecodeTile {
                     rows: group.tile.m,
                     run: case.run,
+                    long: case.run > 1,
                     beside: false,
                 };
                 // SAFETY: the arrays are the plan's, and live until the stream was waited for.
@@ -339,6 +340,7 @@ fn what_is_wrong_is_said() {
     let tile = DecodeTile {
         rows: 8,
         run: 1,
+        long: false,
         beside: false,
     };
     // SAFETY: refused before anything is launched.

@@ -140,8 +140,10 @@ pub struct LaunchRecord {
     pub first: u32,
     /// How many of them.
     pub count: u32,
+    /// As [`DecodeParams::long`].
+    pub long: u32,
     /// Zero.
-    pub reserved: [u32; 2],
+    pub reserved: u32,
 }
 
 /// Where a plan's arrays lie and where results go: the parameters every attention kernel takes.
@@ -246,8 +248,10 @@ pub struct DecodeParams {
     pub run: u32,
     /// A coordinate in the fifth dimension behind the pool: what is read there is zero.
     pub outside: u32,
+    /// 1: the launch reads several times what L2 holds. Where there is a record, that says it.
+    pub long: u32,
     /// Zero.
-    pub reserved: [u32; 2],
+    pub reserved: u32,
 }
 
 /// What the kernels that measure the hardware's limits take.

@@ -25,6 +25,20 @@ impl AttentionParams {
     }
 }
 
+/// Whether the launch reads several times what L2 holds, as far as its parameters tell: `long`, or the record.
+///
+/// # Safety
+/// The record, if there is one, can be read.
+#[inline(always)]
+#[must_use]
+pub unsafe fn is_long(long: u32, record: u64) -> bool {
+    if record == 0 {
+        return long != 0;
+    }
+    // SAFETY: the caller's promise; nobody writes it while kernels run.
+    unsafe { ptr::load_nc_u32((record + 8) as *const u32) != 0 }
+}
+
 /// First entry of a record, and how many there are.
 ///
 /// # Safety

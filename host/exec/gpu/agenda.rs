@@ -136,7 +136,8 @@ impl LaunchSet {
             records[at] = LaunchRecord {
                 first: launch.first,
                 count: launch.items,
-                reserved: [0; 2],
+                long: launch.long.into(),
+                reserved: 0,
             };
         }
         records[self.keys.len()].count = agenda.left;
@@ -153,6 +154,8 @@ pub(super) struct GroupLaunch {
     pub(super) items: u32,
     /// Units that a CTA of the decode kernel claims at a time.
     pub(super) run: u32,
+    /// It reads several times what an L2 cache holds.
+    pub(super) long: bool,
     /// A decode that runs beside a prefill on the same SMs.
     pub(super) beside: bool,
 }
@@ -219,7 +222,7 @@ impl Agenda {
             for group in &plan.groups {
                 let items = plan.items_of(group);
                 self.launches
-                    .push(launch(group, group.items.start, items, 0, beside));
+                    .push(launch(plan, group, group.items.start, items, 0, beside));
             }
             return;
         }
@@ -233,7 +236,7 @@ impl Agenda {
                 if ordered.len() > first {
                     let items = &ordered[first..];
                     self.launches
-                        .push(launch(group, first as u32, items, part, beside));
+                        .push(launch(plan, group, first as u32, items, part, beside));
                 }
             }
         }
@@ -281,6 +284,7 @@ impl Agenda {
 }
 
 fn launch(
+    plan: &Plan,
     group: &TileGroup,
     first: u32,
     items: &[WorkItem],
@@ -298,9 +302,14 @@ fn launch(
         first,
         items: items.len() as u32,
         run: run_length(keys / items.len().max(1) as u64),
+        long: keys * plan.spec.kv_bytes_per_token() >= LONG,
         beside: beside && group.kernel == Kernel::Decode,
     }
 }
+
+/// Bytes of keys and values from which on a launch is long. On an H200 (L2 of 50 MB) decodes of fewer do better
+/// where their keys leave L2 first and so keep little of what was there before, longer ones the other way round.
+const LONG: u64 = 200_000_000;
 
 /// Units that a CTA claims at a time: short ones by several, or the ticket is what takes time.
 fn run_length(keys_per_item: u64) -> u32 {

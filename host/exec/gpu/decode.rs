@@ -56,6 +56,8 @@ pub struct DecodeTile {
     /// Units (items × KV heads) that a CTA claims at a time: 1, or several where they are short. (Kernels
     /// for more than 16 rows always claim one.)
     pub run: u32,
+    /// The launch reads several times what L2 holds. A matter of speed alone; a record knows better.
+    pub long: bool,
     /// Leaves most of each SM to a prefill, where there is such a kernel (8 rows of 128 elements, no soft
     /// cap); it does not merge, so `arrivals` must be none.
     pub beside: bool,
@@ -537,7 +539,8 @@ fn parameters(
         stages: form.stages,
         run: tile.run.clamp(1, form.run),
         outside,
-        reserved: [0; 2],
+        long: tile.long.into(),
+        reserved: 0,
     })
 }
 

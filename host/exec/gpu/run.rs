@@ -121,6 +121,7 @@ impl Gpu {
                 first: 0,
                 items: workspace.bound.items,
                 run: 1,
+                long: false,
                 beside: false,
             };
             steps.extend(self.prepare_group(workspace, tensors, index, &launch, true)?);
@@ -177,6 +178,7 @@ impl Gpu {
             let tile = DecodeTile {
                 rows: tile.m,
                 run: launch.run,
+                long: launch.long,
                 beside: launch.beside,
             };
             let step = self.prepare_decode(spec, tile, &arrays, pool, q, out, lse)?;

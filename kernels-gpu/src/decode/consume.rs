@@ -5,7 +5,7 @@ use cuda_std::{atomic, barrier, mbarrier, misc, shared, warp};
 use super::{
     half::Half,
     layout::{Descriptor, Layout, MERGES, Place, Unit},
-    results::{AT_ONCE, Merge, Results, SLICE},
+    results::{Merge, Results, SLICE},
     tile::{Chunk, Keys, LaneOffsets, Rows},
 };
 use crate::{
@@ -75,9 +75,12 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                     break;
                 }
                 let slot = descriptor.slot;
-                let unit = Unit::load(layout.unit(slot));
-                if descriptor.chunk < WARPS {
+                let begins = descriptor.chunk < WARPS;
+                if begins {
                     mbarrier::wait(layout.unit_full(slot), descriptor.parity);
+                }
+                let unit = Unit::load(layout.unit(slot));
+                if begins {
                     let head = unit.head * self.params.group;
                     // Computed anew, which saves registers; ptxas finds enough of them in all kernels if
                     // those with a soft cap do not.
@@ -199,8 +202,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
         }
     }
 
-    /// Counts the warp's state. When all of the unit are there, its warps combine and write a part of the
-    /// rows each; the last of them merges. (None of them has anything else to do: the next chunk of each comes
+    /// Tells that the warp's state is there. When all of the unit are, its warps combine and write a part of
+    /// the rows each; the last of them merges. (None of them has anything else to do: the next chunk of each comes
     /// after all of this unit.)
     ///
     /// # Safety
@@ -228,16 +231,17 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
         let shares = chunks.min(WARPS);
         let share = chunk - (chunks - shares);
         let first = self.wrap(self.warp + WARPS - share);
+        // Barriers that wait for the unit's warps wait for all there are: the first arrives for those that have
+        // no share.
+        let arrivals = if share == 0 { WARPS + 1 - shares } else { 1 };
         // SAFETY: the slot stays filled until its barrier is arrived at, below.
         unsafe {
             warp::sync_warp(ALL);
+            if self.lane == 0 {
+                mbarrier::arrive_count(layout.unit_stated(slot), arrivals);
+            }
             if shares > 1 {
-                if self.count(slot, Unit::STATED) == shares && self.lane == 0 {
-                    mbarrier::arrive(layout.unit_stated(slot));
-                }
                 mbarrier::wait(layout.unit_stated(slot), parity);
-            } else if self.lane == 0 {
-                mbarrier::arrive(layout.unit_stated(slot));
             }
 
             let weights = if shares > 1 {
@@ -260,33 +264,34 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                 row += shares;
             }
             warp::sync_warp(ALL);
-            if shares > 1 && self.count(slot, Unit::DONE) != shares {
-                return;
-            }
             if self.lane < shares {
-                mbarrier::arrive(layout.state_free(self.wrap(first + self.lane)));
+                let free = layout.state_free(self.wrap(first + self.lane));
+                mbarrier::arrive_count(free, arrivals);
             }
             // Beside a prefill a kernel of its own merges: it takes too many registers.
-            if !Layout::<DIM, ROWS, WARPS>::BESIDE && self.params.arrivals != 0 {
-                self.merge::<T, PER_LANE>(slot, tokens, head);
+            if !Layout::<DIM, ROWS, WARPS>::BESIDE
+                && self.params.arrivals != 0
+                && (shares == 1 || self.count_done(slot) == shares)
+            {
+                self.merge::<T>(slot, tokens, head);
             }
             if self.lane == 0 {
-                mbarrier::arrive(layout.unit_empty(slot));
+                mbarrier::arrive_count(layout.unit_empty(slot), arrivals);
             }
         }
     }
 
-    /// Adds one to a counter of a unit; the count, in all lanes.
+    /// Counts the warps that are done with a unit; the count, in all lanes.
     ///
     /// # Safety
     /// The lanes come together; the slot is filled.
     #[inline(always)]
-    unsafe fn count(&self, slot: u32, counter: u32) -> u32 {
+    unsafe fn count_done(&self, slot: u32) -> u32 {
         let mut before = 0;
         // SAFETY: the caller's promise.
         unsafe {
             if self.lane == 0 {
-                before = atomic::shared::fetch_add_u32(self.layout.unit(slot) + counter, 1);
+                before = atomic::shared::fetch_add_u32(self.layout.unit(slot) + Unit::DONE, 1);
             }
             warp::warp_shuffle_idx(ALL, before, 0, 32) + 1
         }
@@ -427,12 +432,13 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
         state
     }
 
-    /// Counts the unit's partial states at their merges; where it is the last one, merges.
+    /// Counts the unit's partial states at their merges. Where it is the last one, the merge waits until the CTA
+    /// has no other work and all its warps can share it; if the list of those is full, this warp does it.
     ///
     /// # Safety
     /// The lanes come together, after the partial states were written.
     #[inline(always)]
-    unsafe fn merge<T: Half, const PER_LANE: usize>(&self, slot: u32, tokens: u32, head: u32) {
+    unsafe fn merge<T: Half>(&self, slot: u32, tokens: u32, head: u32) {
         let (results, group) = (self.results(), self.params.group);
         // SAFETY: merges and slots are the plan's; the warp's barrier gathers what all lanes wrote.
         unsafe {
@@ -443,7 +449,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                 NO_MERGE
             };
             let (merge, mut last) = results.arrive(merge, head);
-            if last && merge.slots > AT_ONCE {
+            if last {
                 let index = atomic::shared::fetch_add_u32(self.layout.merges(), 1);
                 if index < MERGES {
                     shared::store_u32x4(
@@ -459,7 +465,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                 waiting &= waiting - 1;
                 let mut in_group = 0;
                 while in_group < group {
-                    results.merge::<T, PER_LANE>(merge, head * group + in_group);
+                    results.merge::<T>(merge, head * group + in_group);
                     in_group += 1;
                 }
             }

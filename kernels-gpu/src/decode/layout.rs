@@ -22,7 +22,7 @@ pub const IDS: u32 = 32;
 
 /// Chunks that are known before they are loaded. More would hide no more latency, and take from other CTAs
 /// what they could do sooner.
-pub const AHEAD: u32 = 16;
+pub const AHEAD: u32 = 4;
 
 /// Merges that wait for the end.
 pub const MERGES: u32 = 16;
@@ -188,28 +188,35 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Layout<DIM, ROWS, WARPS>
     }
 
     /// Initialises all barriers, and the list of merges. One initialisation takes the hardware about 60
-    /// cycles and the lanes of a warp go one by one, so all warps take part.
+    /// cycles and the lanes of a warp go one by one, so `warps` warps share them; this is one of those.
     ///
     /// # Safety
-    /// All threads of the CTA come here once, and then to a barrier.
+    /// All threads of those warps come here once, and then to a barrier of the CTA.
     #[inline(always)]
-    pub unsafe fn initialise(&self, producers: u32) {
-        let warps = WARPS + producers;
-        let mut barrier = thread::thread_idx_x() / 32 + thread::thread_idx_x() % 32 * warps;
+    pub unsafe fn initialise(&self, warp: u32, warps: u32) {
+        let mut barrier = warp + thread::thread_idx_x() % 32 * warps;
         let stages = 2 * self.stages;
         let units = stages + BARRIERS * Self::UNITS;
         // SAFETY: the barriers lie one after the other; nobody knows them yet.
         unsafe {
             while barrier < units + WARPS {
-                let listed = barrier >= stages
-                    && barrier < units
-                    && (barrier - stages).is_multiple_of(BARRIERS);
-                // Listed: the copies of all lanes, and the scout itself.
-                let arrivals = if listed { 33 } else { 1 };
+                let arrivals = if barrier < stages {
+                    1
+                } else if barrier >= units {
+                    WARPS
+                } else {
+                    match (barrier - stages) % BARRIERS {
+                        // Listed: the copies of all lanes, and the scout itself.
+                        0 => 33,
+                        // Full, ending.
+                        1 | 2 => 1,
+                        _ => WARPS,
+                    }
+                };
                 mbarrier::init(self.stage_full(0) + barrier * 8, arrivals);
                 barrier += warps * 32;
             }
-            if thread::thread_idx_x() == 0 {
+            if warp == 0 && thread::thread_idx_x() % 32 == 0 {
                 shared::store_u32(self.merges(), 0);
             }
         }
@@ -272,11 +279,8 @@ impl Unit {
         flags: 0,
     };
 
-    /// Offsets of two counters, zero when a unit is stored: warps that stored their state, and warps that
-    /// are done with the unit.
-    pub const STATED: u32 = 36;
-    /// See [`Self::STATED`].
-    pub const DONE: u32 = 40;
+    /// Offset of a counter, zero when a unit is stored: warps that are done with the unit.
+    pub const DONE: u32 = 36;
 
     /// Where the first chunk begins.
     #[inline(always)]

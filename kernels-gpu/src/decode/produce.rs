@@ -160,12 +160,12 @@ impl Header {
         }
     }
 
-    /// The header that `lane` holds, in all lanes.
+    /// The header that `lane` holds; each lane may ask for another one.
     ///
     /// # Safety
     /// The lanes come together.
     #[inline(always)]
-    pub unsafe fn broadcast(&self, lane: u32) -> Self {
+    pub unsafe fn of_lane(&self, lane: u32) -> Self {
         // SAFETY: the caller's promise.
         let get = |value: u32| unsafe { warp::warp_shuffle_idx(ALL, value, lane, 32) };
         let WorkItem {

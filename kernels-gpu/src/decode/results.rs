@@ -13,11 +13,8 @@ use crate::{
 
 const ALL: u32 = warp::FULL_MASK;
 
-/// Elements of a row that a warp merges at a time where there are many states.
-pub const SLICE: u32 = 32;
-
-/// A merge of at most this many states is done a whole row at a time.
-pub const AT_ONCE: u32 = 4;
+/// Elements of a row that a warp merges at a time.
+pub const SLICE: u32 = 64;
 
 /// Where a warp writes, for heads of `DIM` elements.
 #[derive(Clone, Copy)]
@@ -104,6 +101,9 @@ impl<const DIM: u32> Results<'_, DIM> {
             if last {
                 atomic::store::<Relaxed, Gpu, u32>(counter as *mut u32, 0);
             }
+            // For whoever comes last.
+            let list = params.merge_slots + u64::from(slots_begin) * 4;
+            ptr::prefetch_l2(list as *const u32);
             let merge = Merge {
                 token,
                 slots_begin,
@@ -113,84 +113,54 @@ impl<const DIM: u32> Results<'_, DIM> {
         }
     }
 
-    /// Merges a row of the output. The arithmetic depends on the number of states alone: who merges is a
-    /// matter of timing, and the result must not be.
+    /// Merges a row of the output.
     ///
     /// # Safety
     /// The lanes come together; the states are written and visible.
     #[inline(always)]
-    pub unsafe fn merge<T: Half, const PER_LANE: usize>(&self, merge: Merge, head: u32) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if merge.slots <= AT_ONCE {
-                let state = self.merge_row::<PER_LANE>(merge, head);
-                self.write_output::<T, PER_LANE>(merge.token, head, state);
-            } else {
-                let mut slice = 0;
-                while slice < DIM / SLICE {
-                    self.merge_slice::<T>(merge, head, slice);
-                    slice += 1;
-                }
-            }
+    pub unsafe fn merge<T: Half>(&self, merge: Merge, head: u32) {
+        let mut slice = 0;
+        while slice < DIM / SLICE {
+            // SAFETY: the caller's promise.
+            unsafe { self.merge_slice::<T>(merge, head, slice) };
+            slice += 1;
         }
-    }
-
-    /// A row of the output over its partial states, at most [`AT_ONCE`].
-    ///
-    /// # Safety
-    /// The states are written and visible.
-    #[inline(always)]
-    unsafe fn merge_row<const PER_LANE: usize>(&self, merge: Merge, head: u32) -> State<PER_LANE> {
-        let params = self.params;
-        let list = (params.merge_slots + u64::from(merge.slots_begin) * 4) as *const u32;
-        let mut states = [State::<PER_LANE>::EMPTY; AT_ONCE as usize];
-        let mut i = 0;
-        while i < AT_ONCE as usize {
-            if (i as u32) < merge.slots {
-                // SAFETY: the caller's promise.
-                unsafe {
-                    let slot = ptr::load_nc_u32(list.add(i));
-                    let at = u64::from(slot) * u64::from(params.q_heads) + u64::from(head);
-                    let element = at * u64::from(DIM) + u64::from(self.lane) * PER_LANE as u64;
-                    states[i].lse = ptr::load_f32((params.partial_lse + at * 4) as *const f32);
-                    states[i].out = load_f32((params.partial_out + element * 4) as *const f32);
-                }
-            }
-            i += 1;
-        }
-        let mut merger = Merger::<PER_LANE>::EMPTY;
-        merger.push_all(states);
-        merger.finish()
     }
 
     /// Merges [`SLICE`] elements of a row. The lanes share the states as well, a quarter each, so that the
-    /// latency of memory is paid about once.
+    /// latency of memory is paid about once. The arithmetic depends on the number of states alone: who merges is
+    /// a matter of timing, and the result must not be.
     ///
     /// # Safety
     /// The lanes come together; the states are written and visible.
     #[inline(always)]
     pub unsafe fn merge_slice<T: Half>(&self, merge: Merge, head: u32, slice: u32) {
-        const QUARTER_BATCH: usize = 8;
+        /// States of a quarter whose loads are under way together.
+        const BATCH: usize = 5;
+        const PER_LANE: usize = SLICE as usize / 8;
         let params = self.params;
-        let (quarter, element) = (self.lane / 8, slice * SLICE + self.lane % 8 * 4);
+        let (quarter, element) = (
+            self.lane / 8,
+            slice * SLICE + self.lane % 8 * PER_LANE as u32,
+        );
         let list = (params.merge_slots + u64::from(merge.slots_begin) * 4) as *const u32;
         // SAFETY: the caller's promise.
         unsafe {
-            let mut merger = Merger::<4>::EMPTY;
+            let mut merger = Merger::<PER_LANE>::EMPTY;
             let mut next = 0;
             while next < merge.slots {
-                let mut ids = [u32::MAX; QUARTER_BATCH];
+                let mut ids = [u32::MAX; BATCH];
                 let mut i = 0;
-                while i < QUARTER_BATCH {
+                while i < BATCH {
                     let at = next + quarter + i as u32 * 4;
                     if at < merge.slots {
                         ids[i] = ptr::load_nc_u32(list.add(at as usize));
                     }
                     i += 1;
                 }
-                let mut states = [State::<4>::EMPTY; QUARTER_BATCH];
+                let mut states = [State::<PER_LANE>::EMPTY; BATCH];
                 i = 0;
-                while i < QUARTER_BATCH {
+                while i < BATCH {
                     if ids[i] != u32::MAX {
                         let at = u64::from(ids[i]) * u64::from(params.q_heads) + u64::from(head);
                         let out =
@@ -201,15 +171,15 @@ impl<const DIM: u32> Results<'_, DIM> {
                     i += 1;
                 }
                 merger.push_all(states);
-                next += QUARTER_BATCH as u32 * 4;
+                next += BATCH as u32 * 4;
             }
             let mut state = merger.finish();
             let mut stride = 8;
             while stride < 32 {
-                let mut other = State::<4>::EMPTY;
+                let mut other = State::<PER_LANE>::EMPTY;
                 other.lse = warp::warp_shuffle_down(ALL, state.lse, stride, 32);
                 let mut i = 0;
-                while i < 4 {
+                while i < PER_LANE {
                     other.out[i] = warp::warp_shuffle_down(ALL, state.out[i], stride, 32);
                     i += 1;
                 }
@@ -219,7 +189,7 @@ impl<const DIM: u32> Results<'_, DIM> {
             if quarter == 0 {
                 let out = u64::from(merge.token) * u64::from(params.out_token_stride)
                     + u64::from(head * DIM + element);
-                store_half::<T, 4>(params.out + out * 2, state.out);
+                store_half::<T, PER_LANE>(params.out + out * 2, state.out);
                 if element == 0 && params.lse != 0 {
                     let at = u64::from(merge.token) * u64::from(params.q_heads) + u64::from(head);
                     ptr::store_f32((params.lse + at * 4) as *mut f32, natural(state.lse));

@@ -132,7 +132,7 @@ impl<const DIM: u32> Finish<'_, DIM> {
                 waiting &= waiting - 1;
                 let mut in_group = 0;
                 while in_group < a.group {
-                    results.merge::<H, PER_LANE>(merge, unit.head * a.group + in_group);
+                    results.merge::<H>(merge, unit.head * a.group + in_group);
                     in_group += 1;
                 }
             }

@@ -1,0 +1,434 @@
+//! The loaders: bring keys, values and queries.
+
+use cuda_std::{mbarrier, prelude::*, tma};
+
+use crate::{
+    abi::{DecodeParams, WorkItem},
+    decode::{
+        layout::{AHEAD, Descriptor, IDS, KEYS, Layout, Place, Unit},
+        produce::Header,
+    },
+    variant::Variant,
+};
+
+const ALL: u32 = warp::FULL_MASK;
+
+/// Brings every other chunk.
+pub(super) struct Loader<'a, const DIM: u32, const ROWS: u32, const WARPS: u32> {
+    pub p: &'a DecodeParams,
+    /// Of keys and values.
+    pub maps: *const tma::TensorMap,
+    /// Whether it brings the even chunks, and the queries, or the odd ones.
+    pub odd: u32,
+    /// Whether the launch reads several times what L2 holds.
+    pub long: bool,
+    pub layout: Layout<DIM, ROWS, WARPS>,
+    pub lane: u32,
+}
+
+/// A CTA's first unit, and the piece of it that a lane brings while nobody has listed the unit yet.
+#[derive(Clone, Copy)]
+pub(super) struct Opening {
+    item: WorkItem,
+    head: u32,
+    /// Of the unit; 0 where there is none.
+    chunks: u32,
+    /// The lane's chunk, of those that this loader opens with.
+    nth: u32,
+    /// Page of the lane's piece, if it has one.
+    page: u32,
+    mine: bool,
+}
+
+/// What of a unit tells which of its chunks need a mask.
+#[derive(Clone, Copy)]
+struct Seen {
+    begin: u32,
+    end: u32,
+}
+
+impl Seen {
+    /// The keys that all rows of an item see: none where it cannot be said so simply.
+    #[inline(always)]
+    fn new<V: Variant>(p: &DecodeParams, variant: &V, position: i32, begin: u32, end: u32) -> Self {
+        let windowed = p.attention.variant.window_left != i32::MAX;
+        let (_, high) = variant.visible_keys(position);
+        let end = if windowed {
+            0
+        } else {
+            high.saturating_add(1).clamp(0, end as i32) as u32
+        };
+        Self { begin, end }
+    }
+
+    #[inline(always)]
+    const fn mask(self, first: u32) -> bool {
+        first < self.begin || first + KEYS > self.end
+    }
+}
+
+impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Loader<'_, DIM, ROWS, WARPS> {
+    /// Pieces of a chunk's keys, as a power of two.
+    #[inline(always)]
+    const fn pieces_log(&self) -> u32 {
+        KEYS.trailing_zeros() - self.p.piece_tokens.trailing_zeros()
+    }
+
+    /// Chunks that this loader can open with: half the ring, and a lane for each piece.
+    #[inline(always)]
+    fn opens_with(&self) -> u32 {
+        (self.layout.stages / 2).min(16 >> self.pieces_log())
+    }
+
+    /// Looks up the first unit, while barriers are initialised: half of what the scout would take to list it.
+    ///
+    /// # Safety
+    /// The launch is as the host makes it.
+    #[inline(always)]
+    pub unsafe fn look_up(&self) -> Opening {
+        let p = self.p;
+        // SAFETY: as the launch is.
+        unsafe {
+            let a = p.attention.of_this_plan();
+            let first = thread::block_idx_x() * p.run;
+            let there = first < a.units;
+            let Header { item, head } = if there {
+                Header::load(&a, p.kv_heads, first)
+            } else {
+                Header::EMPTY
+            };
+            let begin = item.kv_begin & !(KEYS - 1);
+            let keys = item.kv_end > item.kv_begin;
+            let chunks = if keys {
+                (item.kv_end - begin).div_ceil(KEYS)
+            } else {
+                there as u32
+            };
+            let log = self.pieces_log();
+            let (nth, piece) = (self.lane >> (log + 1), self.lane & ((1 << log) - 1));
+            let position = begin + (self.odd + 2 * nth) * KEYS + piece * p.piece_tokens;
+            let mine = keys
+                && nth < self.opens_with()
+                && position < item.kv_end
+                && position + p.piece_tokens > item.kv_begin;
+            let page = if mine {
+                let at = item.table + p.page_size.div(position);
+                ptr::load_nc_u32((p.attention.page_ids + u64::from(at) * 4) as *const u32)
+            } else {
+                0
+            };
+            Opening {
+                item,
+                head,
+                chunks,
+                nth,
+                page,
+                mine,
+            }
+        }
+    }
+
+    /// Fills the ring with the first chunks of the first unit, each piece by a lane of its own; how many of this
+    /// loader's chunks these were.
+    ///
+    /// # Safety
+    /// The lanes come together, each with what [`look_up`](Self::look_up) gave it; the barriers are initialised.
+    #[inline(always)]
+    unsafe fn open<V: Variant>(&self, variant: &V, opening: Opening) -> u32 {
+        let (p, layout) = (self.p, self.layout);
+        let Opening {
+            item,
+            head,
+            chunks,
+            nth,
+            page,
+            mine,
+        } = opening;
+        let log = self.pieces_log();
+        let chunk = self.odd + 2 * nth;
+        let (stage, first) = (chunk, (item.kv_begin & !(KEYS - 1)) + chunk * KEYS);
+        let full = layout.stage_full(stage);
+        let (values, piece) = ((self.lane >> log) & 1, self.lane & ((1 << log) - 1));
+        let piece_bytes = p.piece_tokens * DIM * 2;
+        // SAFETY: stages up to the ring's end are empty; the lanes are together.
+        unsafe {
+            let loads = warp::warp_vote_ballot(ALL, mine) >> (nth << (log + 1));
+            let loads = (loads & ((1 << (2 << log)) - 1)).count_ones();
+            let leads = self.lane & ((2 << log) - 1) == 0;
+            if leads && nth < self.opens_with() && chunk < chunks {
+                let seen = Seen::new(p, variant, item.position, item.kv_begin, item.kv_end);
+                Descriptor {
+                    slot: 0,
+                    parity: 0,
+                    chunk,
+                    first,
+                    masked: seen.mask(first),
+                    exit: false,
+                }
+                .store(layout.descriptor(stage));
+                mbarrier::arrive_expect_tx(full, loads * piece_bytes);
+                if chunk == chunks.saturating_sub(AHEAD) {
+                    mbarrier::arrive(layout.unit_ending(0));
+                }
+            }
+            warp::sync_warp(ALL);
+            if mine {
+                let target = layout.stage(stage)
+                    + values * Layout::<DIM, ROWS, WARPS>::CHUNK
+                    + piece * piece_bytes;
+                let map = self.maps.add(values as usize);
+                let position = first + piece * p.piece_tokens;
+                let coordinates = self.coordinates(position, page, head);
+                tma::load_tensor_hint(target, map, coordinates, full, self.policy(item.flags));
+            }
+        }
+        ((chunks + 1 - self.odd) / 2).min(self.opens_with())
+    }
+
+    /// Where the accelerator finds a piece.
+    #[inline(always)]
+    fn coordinates(&self, position: u32, page: u32, head: u32) -> [i32; 5] {
+        let p = self.p;
+        let (_, in_page) = p.page_size.div_rem(position);
+        [
+            0,
+            0,
+            (head * p.half_per_head) as i32,
+            (in_page / 8) as i32,
+            (page * p.page_per_page + head * p.page_per_head) as i32,
+        ]
+    }
+
+    /// What L2 shall do with the keys of an item. Where everything is read once, that leaves first; but it then
+    /// has little room among what others wrote there before, and a long launch had better drive that out.
+    #[inline(always)]
+    fn policy(&self, flags: u32) -> u64 {
+        if flags & WorkItem::SHARED_KEYS != 0 {
+            ptr::evict_last_policy()
+        } else if self.long {
+            ptr::evict_unchanged_policy()
+        } else {
+            ptr::evict_first_policy()
+        }
+    }
+
+    /// Page id of piece `piece` of the unit, if it is wanted: the first ones were listed.
+    #[inline(always)]
+    unsafe fn page_id(&self, unit: &Unit, slot: u32, piece: u32, wanted: bool) -> u32 {
+        let p = self.p;
+        if !wanted {
+            return 0;
+        }
+        // SAFETY: the unit is listed; its table has a page for each key.
+        unsafe {
+            if piece < IDS {
+                return shared::load_u32(self.layout.ids(slot) + piece * 4);
+            }
+            let position = unit.first_key() + piece * p.piece_tokens;
+            if position >= unit.end {
+                return 0;
+            }
+            let page = unit.table + p.page_size.div(position);
+            ptr::load_nc_u32((p.attention.page_ids + u64::from(page) * 4) as *const u32)
+        }
+    }
+
+    /// # Safety
+    /// The lanes come together; the barriers are initialised.
+    #[inline(always)]
+    pub unsafe fn run<V: Variant>(&self, variant: &V, opening: Opening) {
+        let (p, layout, lane) = (self.p, self.layout, self.lane);
+        let piece_bytes = p.piece_tokens * DIM * 2;
+        let pieces_log = self.pieces_log();
+        // Half the lanes bring keys, half values, a piece each.
+        let (values, piece) = (lane / 16, lane % 16);
+        let has_piece = piece < 1 << pieces_log;
+        let map = unsafe { self.maps.add(values as usize) };
+        let in_stage = values * Layout::<DIM, ROWS, WARPS>::CHUNK + piece * piece_bytes;
+        let mut stage = Place::first(self.odd);
+        let mut slot = Place::first(0);
+        unsafe {
+            let mut opened = self.open(variant, opening);
+            stage.advance(2 * opened, layout.stages);
+            let mut first_unit = true;
+            loop {
+                mbarrier::wait(layout.unit_listed(slot.index), slot.parity);
+                let unit = Unit::load(layout.unit(slot.index));
+                if unit.chunks == 0 {
+                    break;
+                }
+                let mut chunk = (unit.sequence ^ self.odd) & 1;
+                if chunk == 0 && !first_unit {
+                    let token = if lane < unit.tokens {
+                        shared::load_u32(layout.token(slot.index, lane))
+                    } else {
+                        0
+                    };
+                    load_queries(p, &layout, lane, slot.index, unit.tokens, unit.head, token);
+                    if lane == 0 {
+                        mbarrier::arrive(layout.unit_full(slot.index));
+                    }
+                }
+                first_unit = false;
+                chunk += 2 * opened;
+                opened = 0;
+                if chunk < unit.chunks {
+                    let id_of = |chunk: u32| {
+                        self.page_id(&unit, slot.index, (chunk << pieces_log) + piece, has_piece)
+                    };
+                    let mut id = id_of(chunk);
+                    let policy = self.policy(unit.flags);
+                    let seen = Seen::new(p, variant, unit.position, unit.begin, unit.end);
+                    // Where the chunk is that lets the scout claim more.
+                    let ending = unit.chunks.saturating_sub(AHEAD);
+                    let loads_any = has_piece && unit.begin < unit.end;
+                    while chunk < unit.chunks {
+                        let first = unit.first_key() + chunk * KEYS;
+                        let position = first + piece * p.piece_tokens;
+                        let mine = loads_any
+                            && position < unit.end
+                            && position + p.piece_tokens > unit.begin;
+                        let loads = warp::warp_vote_ballot(ALL, mine).count_ones();
+                        let coordinates = self.coordinates(position, id, unit.head);
+                        mbarrier::wait(layout.stage_empty(stage.index), stage.parity ^ 1);
+                        let full = layout.stage_full(stage.index);
+                        if lane == 0 {
+                            Descriptor {
+                                slot: slot.index,
+                                parity: slot.parity,
+                                chunk,
+                                first,
+                                masked: seen.mask(first),
+                                exit: false,
+                            }
+                            .store(layout.descriptor(stage.index));
+                            mbarrier::arrive_expect_tx(full, loads * piece_bytes);
+                            if chunk == ending {
+                                mbarrier::arrive(layout.unit_ending(slot.index));
+                            }
+                        }
+                        if mine {
+                            let target = layout.stage(stage.index) + in_stage;
+                            tma::load_tensor_hint(target, map, coordinates, full, policy);
+                        }
+                        stage.advance(2, layout.stages);
+                        chunk += 2;
+                        if chunk < unit.chunks {
+                            id = id_of(chunk);
+                        }
+                    }
+                }
+                slot.advance(1, Layout::<DIM, ROWS, WARPS>::UNITS);
+            }
+            const { assert!(WARPS.is_multiple_of(2)) };
+            let mut warps = 0;
+            while warps < WARPS {
+                mbarrier::wait(layout.stage_empty(stage.index), stage.parity ^ 1);
+                if lane == 0 {
+                    Descriptor::EXIT.store(layout.descriptor(stage.index));
+                    mbarrier::arrive(layout.stage_full(stage.index));
+                }
+                stage.advance(2, layout.stages);
+                warps += 2;
+            }
+        }
+    }
+}
+
+/// Starts to bring the queries of a unit, a token for each lane. The first lane arrives at the unit's barrier
+/// some time later.
+///
+/// # Safety
+/// The lanes come together; the slot's queries are not in use.
+#[inline(always)]
+unsafe fn load_queries<const DIM: u32, const ROWS: u32, const WARPS: u32>(
+    p: &DecodeParams,
+    layout: &Layout<DIM, ROWS, WARPS>,
+    lane: u32,
+    slot: u32,
+    tokens: u32,
+    head: u32,
+    token: u32,
+) {
+    let a = &p.attention;
+    let full = layout.unit_full(slot);
+    let bytes = a.group * DIM * 2;
+    // SAFETY: the caller's promise; a warp's lanes stay in order.
+    unsafe {
+        if lane == 0 {
+            mbarrier::expect_tx(full, tokens * bytes);
+        }
+        if lane < tokens {
+            let element =
+                u64::from(token) * u64::from(a.q_token_stride) + u64::from(head * a.group * DIM);
+            let target = layout.queries(slot) + lane * bytes;
+            tma::load_bulk(target, (a.q + element * 2) as *const u8, bytes, full);
+        }
+    }
+}
+
+/// The queries of the first unit, which some warp brings that has nothing to do yet.
+#[derive(Clone, Copy)]
+pub(super) struct FirstQueries {
+    tokens: u32,
+    head: u32,
+    token: u32,
+}
+
+impl FirstQueries {
+    /// Looks them up, while barriers are initialised.
+    ///
+    /// # Safety
+    /// The launch is as the host makes it.
+    #[inline(always)]
+    pub unsafe fn look_up(p: &DecodeParams, lane: u32) -> Self {
+        // SAFETY: as the launch is.
+        unsafe {
+            let a = p.attention.of_this_plan();
+            let first = thread::block_idx_x() * p.run;
+            if first >= a.units {
+                return Self {
+                    tokens: 0,
+                    head: 0,
+                    token: 0,
+                };
+            }
+            let header = Header::load(&a, p.kv_heads, first);
+            let tokens = header.item.rows;
+            let token = if lane < tokens {
+                header.load_row(&a, lane).token
+            } else {
+                0
+            };
+            Self {
+                tokens,
+                head: header.head,
+                token,
+            }
+        }
+    }
+
+    /// Brings them.
+    ///
+    /// # Safety
+    /// The lanes come together; the barriers are initialised.
+    #[inline(always)]
+    pub unsafe fn load<const DIM: u32, const ROWS: u32, const WARPS: u32>(
+        self,
+        p: &DecodeParams,
+        layout: &Layout<DIM, ROWS, WARPS>,
+        lane: u32,
+    ) {
+        if self.tokens > 0 {
+            // SAFETY: the caller's promise; the slot is the first unit's. Who waits for the queries takes it that
+            // the unit is listed.
+            unsafe {
+                load_queries(p, layout, lane, 0, self.tokens, self.head, self.token);
+                mbarrier::wait(layout.unit_listed(0), 0);
+                if lane == 0 {
+                    mbarrier::arrive(layout.unit_full(0));
+                }
+            }
+        }
+    }
+}

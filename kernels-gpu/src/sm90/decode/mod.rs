@@ -1,0 +1,175 @@
+//! Decode on Hopper: pages come by TMA, each one instruction.
+//!
+//! Three producer warps. The *scout* claims units and lists them, ahead of everybody, so that the latencies
+//! of ticket, item, rows and page ids are not those of the stream of keys. Two *loaders* follow the list and
+//! keep the ring full, each with every other chunk. The consumers are those of [`decode`](crate::decode).
+
+mod load;
+mod scout;
+
+use cuda_std::{griddep, param_address, prelude::*, tma};
+
+use crate::{
+    abi::DecodeParams,
+    decode::{
+        PRODUCER_WARPS, REGISTERS_BESIDE, WARPS_BESIDE,
+        consume::Consumer,
+        half::{Bf16, F16, Half},
+        layout::Layout,
+        warps,
+    },
+    variant::{Standard, Variant},
+    work,
+};
+use load::{FirstQueries, Loader};
+use scout::Scout;
+
+/// # Safety
+/// The launch is as the host makes it.
+#[inline(always)]
+unsafe fn decode<
+    T: Half,
+    V: Variant,
+    const DIM: u32,
+    const ROWS: u32,
+    const WARPS: u32,
+    const DIM_BLOCKS: usize,
+    const ROW_BLOCKS: usize,
+    const PER_LANE: usize,
+>(
+    p: &DecodeParams,
+    maps: *const tma::TensorMap,
+    variant: V,
+) {
+    let warp_id = thread::thread_idx_x() / 32;
+    let lane = warp::lane_id();
+    let layout = Layout::<DIM, ROWS, WARPS>::new(p.stages);
+    let initialise = || {
+        // SAFETY: all warps but the scout come here once, and then to the barrier of the CTA.
+        unsafe { layout.initialise(warp_id - 1, WARPS + PRODUCER_WARPS - 1) }
+    };
+    // Every role looks up by itself what it does first. That each is at work without waiting for another is what
+    // short steps are made of.
+    unsafe {
+        if warp_id == 0 {
+            let scout = Scout { p, layout, lane };
+            let first = scout.begin();
+            thread::sync_threads();
+            // Another tile group of the step may take over SMs as this one leaves them.
+            griddep::launch_dependents();
+            scout.run(first);
+        } else if warp_id <= 2 {
+            let loader = Loader {
+                p,
+                maps,
+                odd: warp_id - 1,
+                long: work::is_long(p.long, p.attention.record),
+                layout,
+                lane,
+            };
+            if lane == 0 {
+                tma::prefetch_tensor_map(maps.add(warp_id as usize - 1));
+            }
+            let opening = loader.look_up();
+            initialise();
+            thread::sync_threads();
+            loader.run(&variant, opening);
+        } else {
+            let consumer = Consumer {
+                params: &p.attention,
+                group: p.group,
+                layout,
+                warp: warp_id - PRODUCER_WARPS,
+                lane,
+            };
+            if warp_id == PRODUCER_WARPS {
+                let queries = FirstQueries::look_up(p, lane);
+                initialise();
+                thread::sync_threads();
+                queries.load(p, &layout, lane);
+            } else {
+                initialise();
+                thread::sync_threads();
+            }
+            consumer.run::<T, V, DIM_BLOCKS, ROW_BLOCKS, PER_LANE>(&variant);
+            // Whoever waits for this group waits for the one before it, too.
+            griddep::wait();
+        }
+    }
+}
+
+macro_rules! entries {
+    ($($name:ident: $half:ty, $dim:literal, $rows:literal, $variant:ty;)*) => {$(
+        #[doc = concat!("Heads of ", $dim, " elements, tiles of ", $rows, " rows.")]
+        ///
+        /// # Safety
+        /// The parameters describe memory as [`DecodeParams`] says.
+        #[kernel(max_threads = (warps($dim, $rows) + PRODUCER_WARPS) * 32, min_blocks = 1, tensor_maps)]
+        pub unsafe fn $name(params: DecodeParams) {
+            let maps = param_address!($name, 0);
+            unsafe {
+                decode::<$half, $variant, $dim, $rows, { warps($dim, $rows) }, { $dim / 16 }, { $rows / 8 }, { $dim / 32 }>(
+                    &params,
+                    maps,
+                    Standard(params.attention.variant),
+                );
+            }
+        }
+    )*};
+}
+
+entries! {
+    decode_bf16_d64_m8: Bf16, 64, 8, Standard<false>;
+    decode_bf16_d64_m16: Bf16, 64, 16, Standard<false>;
+    decode_bf16_d128_m8: Bf16, 128, 8, Standard<false>;
+    decode_bf16_d128_m16: Bf16, 128, 16, Standard<false>;
+    decode_bf16_d256_m8: Bf16, 256, 8, Standard<false>;
+    decode_bf16_d256_m16: Bf16, 256, 16, Standard<false>;
+    decode_f16_d64_m8: F16, 64, 8, Standard<false>;
+    decode_f16_d64_m16: F16, 64, 16, Standard<false>;
+    decode_f16_d128_m8: F16, 128, 8, Standard<false>;
+    decode_f16_d128_m16: F16, 128, 16, Standard<false>;
+    decode_f16_d256_m8: F16, 256, 8, Standard<false>;
+    decode_f16_d256_m16: F16, 256, 16, Standard<false>;
+    decode_bf16_d64_m8_cap: Bf16, 64, 8, Standard<true>;
+    decode_bf16_d64_m16_cap: Bf16, 64, 16, Standard<true>;
+    decode_bf16_d128_m8_cap: Bf16, 128, 8, Standard<true>;
+    decode_bf16_d128_m16_cap: Bf16, 128, 16, Standard<true>;
+    decode_bf16_d256_m8_cap: Bf16, 256, 8, Standard<true>;
+    decode_bf16_d256_m16_cap: Bf16, 256, 16, Standard<true>;
+    decode_f16_d64_m8_cap: F16, 64, 8, Standard<true>;
+    decode_f16_d64_m16_cap: F16, 64, 16, Standard<true>;
+    decode_f16_d128_m8_cap: F16, 128, 8, Standard<true>;
+    decode_f16_d128_m16_cap: F16, 128, 16, Standard<true>;
+    decode_f16_d256_m8_cap: F16, 256, 8, Standard<true>;
+    decode_f16_d256_m16_cap: F16, 256, 16, Standard<true>;
+}
+
+macro_rules! entries_beside {
+    ($($name:ident: $half:ty;)*) => {$(
+        /// Heads of 128 elements, tiles of 8 rows, in what a prefill leaves of an SM.
+        ///
+        /// # Safety
+        /// The parameters describe memory as [`DecodeParams`] says.
+        #[kernel(
+            max_threads = (WARPS_BESIDE + PRODUCER_WARPS) * 32,
+            max_registers = REGISTERS_BESIDE,
+            tensor_maps
+        )]
+        pub unsafe fn $name(params: DecodeParams) {
+            let maps = param_address!($name, 0);
+            unsafe {
+                decode::<$half, Standard<false>, 128, 8, WARPS_BESIDE, 8, 1, 4>(
+                    &params,
+                    maps,
+                    Standard(params.attention.variant),
+                );
+            }
+        }
+    )*};
+}
+
+entries_beside! {
+    decode_bf16_d128_m8_beside: Bf16;
+    decode_f16_d128_m8_beside: F16;
+}
