@@ -151,6 +151,9 @@ fn hybrid(pod: &PodPlan) -> String {
         fused_ns,
         ..
     } = pod.forecast;
+    if pod.mode == PodMode::Serial && serial_ns <= streams_ns {
+        return format!("\nprefills and decodes {how}");
+    }
     let mut forecast = format!(
         "one after the other {}, streams {}",
         time(serial_ns),

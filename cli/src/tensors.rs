@@ -1,6 +1,8 @@
 //! Queries, keys and values of a batch, in the element types of its specification.
 
+use bytemuck::allocation::zeroed_vec;
 use half::{bf16, f16};
+use rayon::prelude::*;
 use tandem_attn::{
     Error,
     kv::KvView,
@@ -65,11 +67,12 @@ impl Tensor {
     /// [`Failure::Input`] for types that this program does not know.
     pub fn zeros(dtype: Dtype, len: usize) -> Result<Self, Failure> {
         Ok(match dtype {
-            Dtype::F16 => Self::F16(vec![f16::ZERO; len]),
-            Dtype::BF16 => Self::Bf16(vec![bf16::ZERO; len]),
-            Dtype::F32 => Self::F32(vec![0.0; len]),
-            Dtype::F8E4M3 => Self::F8E4M3(vec![F8E4M3(0); len]),
-            Dtype::F8E5M2 => Self::F8E5M2(vec![F8E5M2(0); len]),
+            // Memory that comes as zeros is not written before it is used.
+            Dtype::F16 => Self::F16(zeroed_vec(len)),
+            Dtype::BF16 => Self::Bf16(zeroed_vec(len)),
+            Dtype::F32 => Self::F32(zeroed_vec(len)),
+            Dtype::F8E4M3 => Self::F8E4M3(zeroed_vec(len)),
+            Dtype::F8E5M2 => Self::F8E5M2(zeroed_vec(len)),
             other => {
                 return Err(Failure::Input(format!(
                     "tensors of {other:?} are not supported here"
@@ -146,12 +149,9 @@ fn fill<T: Element>(values: &mut [T], largest: f32, seed: u64) {
     for value in &mut values[..drawn] {
         *value = T::from_f32(largest * (2.0 * random.f32() - 1.0));
     }
-    let mut done = drawn;
-    while done < values.len() {
-        let more = drawn.min(values.len() - done);
-        values.copy_within(..more, done);
-        done += more;
-    }
+    let (drawn, rest) = values.split_at_mut(drawn);
+    rest.par_chunks_mut(PERIOD)
+        .for_each(|piece| piece.copy_from_slice(&drawn[..piece.len()]));
 }
 
 /// What a batch is computed from.
