@@ -12,7 +12,8 @@ use crate::{
 const EXAMPLES: &str = "\
 Examples:
   tandem compare before.json after.json
-  tandem compare tandem.json flashinfer.json
+  tandem compare tandem.json peers.json           # each peer beside tandem-attn
+  tandem compare --base tandem both.json both.json
   tandem compare --check before.json after.json   # exit code 1 where something became slower";
 
 /// Compare two runs of the benchmark, and mark differences that are not noise.
@@ -25,6 +26,9 @@ pub struct Args {
     /// The second run
     #[arg(value_name = "B.json")]
     b: PathBuf,
+    /// Take this implementation alone from A
+    #[arg(long, value_name = "IMPLEMENTATION")]
+    base: Option<String>,
     /// Fail where B is significantly slower than A
     #[arg(long)]
     check: bool,
@@ -38,7 +42,14 @@ const LEAST: f64 = 0.01;
 /// # Errors
 /// Wrong input; with `--check`, [`Failure::Wrong`] where B is slower.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let (a, b) = (ResultFile::load(&args.a)?, ResultFile::load(&args.b)?);
+    let (mut a, b) = (ResultFile::load(&args.a)?, ResultFile::load(&args.b)?);
+    if let Some(base) = &args.base {
+        a.results.retain(|result| result.implementation == *base);
+        if a.results.is_empty() {
+            let file = args.a.display();
+            return Err(Failure::Input(format!("{file} has no results of {base:?}")));
+        }
+    }
     let (text, slower) = compare(&a, &b)?;
     output::print(&text);
     if args.check && slower > 0 {
@@ -67,7 +78,8 @@ pub fn compare(a: &ResultFile, b: &ResultFile) -> Result<(String, usize), Failur
         }
         text.push('\n');
     }
-    if a.machine != b.machine {
+    let machine = |file: &ResultFile| (file.machine.backend.clone(), file.machine.name.clone());
+    if machine(a) != machine(b) {
         text += "These are different machines: the ratios say nothing about the programs alone.\n";
     }
     let mut table = Table::new(["case", "A µs", "±%", "B µs", "±%", "B/A", ""]);
@@ -122,31 +134,34 @@ struct Pair<'a> {
     b: &'a CaseResult,
 }
 
-/// Matches by case and implementation, or by case alone where each file has one implementation.
+/// Matches by case and implementation; where `a` has one implementation alone, with all those of the case.
 fn pairs<'a>(a: &'a ResultFile, b: &'a ResultFile) -> Vec<Pair<'a>> {
     let single = |file: &ResultFile| {
         let mut results = file.results.iter().map(|result| &result.implementation);
         let first = results.next();
         results.all(|other| Some(other) == first)
     };
-    let by_case = single(a) && single(b);
+    let by_case = single(a);
     let key = |result: &'a CaseResult| {
         let implementation = if by_case { "" } else { &result.implementation };
         (result.case.as_str(), implementation)
     };
-    let of_b: HashMap<_, _> = b
-        .results
-        .iter()
-        .map(|result| (key(result), result))
-        .collect();
-    let pairs = a.results.iter().filter_map(|a| {
-        let b = of_b.get(&key(a))?;
-        let name = if by_case {
-            a.case.clone()
-        } else {
-            format!("{} [{}]", a.case, a.implementation)
-        };
-        Some(Pair { name, a, b })
+    let mut of_b: HashMap<_, Vec<_>> = HashMap::new();
+    for result in &b.results {
+        of_b.entry(key(result)).or_default().push(result);
+    }
+    let unnamed = by_case && single(b);
+    let pairs = a.results.iter().flat_map(|a| {
+        let others = of_b.get(&key(a)).into_iter().flatten();
+        others.map(move |b| Pair {
+            name: if unnamed {
+                a.case.clone()
+            } else {
+                format!("{} [{}]", a.case, b.implementation)
+            },
+            a,
+            b,
+        })
     });
     pairs.collect()
 }

@@ -46,6 +46,22 @@ fn a_comparison_marks_what_is_not_noise() {
 }
 
 #[test]
+fn peers_are_compared_with_one_implementation() {
+    let mut a = results::results(2);
+    let mut b = a.clone();
+    a.results.remove(0);
+    // Both peers ran the case that is left, and one that is not.
+    b.results[0].case = b.results[1].case.clone();
+    b.results.push(results::results(3).results.remove(2));
+    let (text, _) = compare::compare(&a, &b).unwrap();
+    assert!(text.contains("2 cases in common"), "{text}");
+    assert!(
+        text.contains("[peer]") && text.contains("[tandem]"),
+        "{text}"
+    );
+}
+
+#[test]
 fn files_come_back_as_they_went() {
     let file = results::results(5);
     let directory = tempfile::tempdir().unwrap();
