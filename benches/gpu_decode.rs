@@ -36,7 +36,7 @@ fn main() {
     println!("{}, kernels for {}", gpu.name(), gpu.arch());
     let timer = Timer::new();
     let only = arguments.iter().find_map(|a| a.strip_prefix("tree="));
-    let pool = Pool::random(if only.is_some() { 5 << 30 } else { 9 << 30 });
+    let pool = Pool::random(if only.is_some() { 5 << 30 } else { 9 << 30 }, Dtype::F16);
     if named("batches") {
         let batch = arguments.iter().find_map(|a| a.strip_prefix("batch="));
         batches(gpu, &timer, &pool, batch);

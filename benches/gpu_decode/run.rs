@@ -1,4 +1,6 @@
 //! Steps on the GPU and their times.
+// Each program uses its own part of this.
+#![allow(dead_code)]
 
 use std::{cell::RefCell, ptr};
 
@@ -10,7 +12,7 @@ use tandem_attn::{
     problem::{Batch, Dtype, KvLayout, Spec},
 };
 
-use super::common::{Memory, Rng, Stream};
+use super::common::{Memory, Rng, Stream, encode};
 
 fn ok(code: sys::CUresult) {
     assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
@@ -25,12 +27,8 @@ pub struct Pool {
 
 impl Pool {
     /// Of so many bytes each, full of random numbers.
-    pub fn random(bytes: usize) -> Self {
-        let mut noise = Rng(7);
-        let block: Vec<f16> = (0..32 << 20)
-            .map(|_| f16::from_f32(noise.between(-1.0, 1.0)))
-            .collect();
-        let block = Memory::new(&block);
+    pub fn random(bytes: usize, dtype: Dtype) -> Self {
+        let block = Memory::new(&encode(dtype, &Rng(7).floats(32 << 20, -1.0, 1.0)));
         let [k, v] = [(); 2].map(|()| Memory::of_bytes(bytes));
         for target in [&k, &v] {
             for at in (0..bytes).step_by(64 << 20) {
@@ -51,12 +49,11 @@ impl Pool {
 
 /// Random queries for a plan's heads.
 pub fn queries(spec: &Spec, tokens: u32) -> Memory {
-    let mut noise = Rng(3);
     let count = tokens * spec.q_heads * spec.head_dim_qk;
-    let q: Vec<f16> = (0..count)
-        .map(|_| f16::from_f32(noise.between(-1.0, 1.0)))
-        .collect();
-    Memory::new(&q)
+    Memory::new(&encode(
+        spec.q_dtype,
+        &Rng(3).floats(count as usize, -1.0, 1.0),
+    ))
 }
 
 /// A plan in a workspace.
@@ -112,8 +109,8 @@ impl<'a> Step<'a> {
             gpu,
             workspace: workspace.into(),
             kv,
-            q: q.tensor(Dtype::F16, shape),
-            out: result.tensor(Dtype::F16, shape),
+            q: q.tensor(spec.q_dtype, shape),
+            out: result.tensor(spec.out_dtype, shape),
             result,
             plan,
         }
@@ -216,6 +213,23 @@ impl Timer {
                 if round >= 2 {
                     times.push(time);
                 }
+            }
+        }
+        all.into_iter()
+            .map(|mut times| {
+                times.sort_by(f64::total_cmp);
+                times[times.len() / 2]
+            })
+            .collect()
+    }
+
+    /// Medians of steps that take turns, each behind an untimed run of itself, which hides the host.
+    pub fn warm_medians(&self, ways: &[&Step<'_>], times: usize) -> Vec<f64> {
+        let mut all = vec![Vec::new(); ways.len()];
+        for _ in 0..times {
+            for (step, times) in ways.iter().zip(&mut all) {
+                step.enqueue(self.stream.0);
+                times.push(self.once(false, |stream| step.enqueue(stream)));
             }
         }
         all.into_iter()

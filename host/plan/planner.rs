@@ -246,6 +246,7 @@ impl Planner {
             cost,
             tiles,
             hybrid,
+            shared_sms: config.is_some(),
         };
         splitter.split(&input, drafts);
         if let Some(pod) = &mut pod {

@@ -182,6 +182,8 @@ pub(super) struct SplitInput<'a> {
     pub tiles: &'a TileTable,
     /// Prefills and decodes are to run side by side.
     pub hybrid: bool,
+    /// On the same SMs, where nobody knows how fast.
+    pub shared_sms: bool,
 }
 
 /// Attempts to split aim at a makespan that grows by one part in so many.
@@ -190,6 +192,12 @@ const STEP: u64 = 64;
 /// A row tile gets a launch of its own if its units take this many times as long as starting one: SMs that
 /// change from one kernel to the next stand still for a while.
 pub(super) const WORTH_A_LAUNCH: u64 = 3;
+
+/// What shares its SM takes at most one part in so many of what is left for a CTA at a time.
+const TAPER: u64 = 2;
+
+/// And at least so many times what a piece costs whatever its keys.
+const LEAST_PIECE: u32 = 6;
 
 /// Splits are not looked for where they could shorten a step by less than this part.
 const GOOD_ENOUGH: f64 = 1.03;
@@ -400,6 +408,13 @@ impl Splitter {
             longest,
             ..
         } = *all;
+        if class == Class::Decode && input.shared_sms && units > 0 {
+            self.sort(drafts, class);
+            self.taper(drafts, ctas);
+            self.outcome.makespan_ps[class as usize] = self.simulate(ctas, units);
+            self.chosen.append(&mut self.placed);
+            return true;
+        }
         let bound = all.bound();
         let good = (bound as f64 * GOOD_ENOUGH) as u64;
         // In any order, a unit starts no later than when all others are spread evenly; and no later than
@@ -410,14 +425,7 @@ impl Splitter {
         {
             return false;
         }
-        self.sorted.clear();
-        for (index, (draft, load)) in drafts.iter().zip(self.kinds.loads()).enumerate() {
-            if Class::of(draft.kernel) == class {
-                let key = u64::from(load.launch) << 56 | (COST_MASK - load.whole().min(COST_MASK));
-                self.sorted.push((key, index as u32));
-            }
-        }
-        self.sorted.sort_unstable();
+        self.sort(drafts, class);
         if self.list_bound(ctas) <= good {
             return false;
         }
@@ -471,6 +479,50 @@ impl Splitter {
             self.chosen.append(&mut self.best);
         }
         found
+    }
+
+    /// The drafts of a class: launch after launch, the longest first.
+    fn sort(&mut self, drafts: &[Draft], class: Class) {
+        self.sorted.clear();
+        for (index, (draft, load)) in drafts.iter().zip(self.kinds.loads()).enumerate() {
+            if Class::of(draft.kernel) == class {
+                let key = u64::from(load.launch) << 56 | (COST_MASK - load.whole().min(COST_MASK));
+                self.sorted.push((key, index as u32));
+            }
+        }
+        self.sorted.sort_unstable();
+    }
+
+    /// Cuts into ever shorter pieces: a CTA that shares its SM may be faster or slower than others by what the
+    /// other kernel does there, and whoever is free claims the next piece.
+    fn taper(&mut self, drafts: &[Draft], ctas: u32) {
+        self.placed.clear();
+        let mut left: u64 = 0;
+        for &(_, index) in &self.sorted {
+            let load = self.kinds.load(index);
+            left += u64::from(load.units) * load.whole();
+        }
+        for &(_, index) in &self.sorted {
+            let (draft, load) = (&drafts[index as usize], self.kinds.load(index));
+            let least = load.shortest.saturating_mul(LEAST_PIECE);
+            let mut begin = draft.kv_begin;
+            while begin < draft.kv_end {
+                let time = left / (TAPER * u64::from(ctas));
+                let keys = (time.saturating_sub(load.fixed_cut) / load.key).max(least.into());
+                let mut end = draft.kv_end;
+                if keys.saturating_add(least.into()) < u64::from(end - begin) {
+                    end = cut_before(draft, begin + keys as u32).max(begin + granule(draft));
+                }
+                let cost = match end - begin == load.keys {
+                    true => load.whole(),
+                    false => load.cut(end - begin),
+                };
+                self.placed
+                    .push(piece(index, begin..end, load.launch, 0, cost));
+                left = left.saturating_sub(u64::from(load.units) * cost);
+                begin = end;
+            }
+        }
     }
 
     fn placed_units(&self) -> u32 {

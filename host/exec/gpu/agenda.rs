@@ -95,7 +95,7 @@ impl LaunchSet {
     #[must_use]
     pub fn and(mut self, plan: &Plan) -> Self {
         let mut agenda = Agenda::default();
-        agenda.fill(plan, plan.merge_mode, true);
+        agenda.fill(plan, plan.merge_mode);
         for launch in &agenda.launches {
             if !self.keys.contains(&launch.key) {
                 self.keys.push(launch.key);
@@ -156,8 +156,6 @@ pub(super) struct GroupLaunch {
     pub(super) run: u32,
     /// It reads several times what an L2 cache holds.
     pub(super) long: bool,
-    /// A decode that runs beside a prefill on the same SMs.
-    pub(super) beside: bool,
 }
 
 /// What the pool of a part must have.
@@ -176,6 +174,9 @@ pub(super) struct Agenda {
     pub(super) items: Option<Vec<WorkItem>>,
     /// Whether decode merges what it can itself.
     pub(super) fused: bool,
+    /// Whether prefill leaves partial states, and whether one merge may have some of prefill and of decode.
+    pub(super) prefill_merges: bool,
+    pub(super) mixed: bool,
     /// How prefills and decodes share the GPU, where there are both.
     pub(super) pod: PodMode,
     /// Merges for the merging kernel.
@@ -189,13 +190,9 @@ pub(super) struct Agenda {
 
 impl Agenda {
     /// Takes in a plan whose states are to be merged by `merge_mode`, if that is possible.
-    pub(super) fn fill(&mut self, plan: &Plan, merge_mode: MergeMode, captured: bool) {
+    pub(super) fn fill(&mut self, plan: &Plan, merge_mode: MergeMode) {
         self.total_q = plan.total_q;
-        // A captured graph serves plans of all modes: one after the other.
-        self.pod = match plan.pod {
-            Some(pod) if !captured => pod.mode,
-            _ => PodMode::Serial,
-        };
+        self.pod = plan.pod.map_or(PodMode::Serial, |pod| pod.mode);
         self.parts.clear();
         self.parts.extend(plan.parts.iter().map(|part| {
             let ids = plan
@@ -216,13 +213,12 @@ impl Agenda {
     /// The launches: one for each group, or for each part in it.
     fn order(&mut self, plan: &Plan) {
         self.launches.clear();
-        let beside = self.pod == PodMode::Fused;
         if plan.parts.len() == 1 {
             self.items = None;
             for group in &plan.groups {
                 let items = plan.items_of(group);
                 self.launches
-                    .push(launch(plan, group, group.items.start, items, 0, beside));
+                    .push(launch(plan, group, group.items.start, items, 0));
             }
             return;
         }
@@ -236,7 +232,7 @@ impl Agenda {
                 if ordered.len() > first {
                     let items = &ordered[first..];
                     self.launches
-                        .push(launch(plan, group, first as u32, items, part, beside));
+                        .push(launch(plan, group, first as u32, items, part));
                 }
             }
         }
@@ -258,11 +254,11 @@ impl Agenda {
                 }
             }
         }
-        // With several parts the states of one merge may come from both kinds.
-        let mixed = any && plan.parts.len() > 1;
-        // Beside a prefill decode has no registers for it.
+        self.prefill_merges = any;
+        self.mixed = any && plan.parts.len() > 1;
+        // Beside a prefill decode keeps to its stream of keys.
         let beside = self.pod == PodMode::Fused;
-        self.fused = merge_mode == MergeMode::Fused && !mixed && !beside;
+        self.fused = merge_mode == MergeMode::Fused && !self.mixed && !beside;
         if self.fused {
             let merges = plan.merges.iter().zip(&self.contiguous);
             let left = merges.filter(|(merge, contiguous)| **contiguous || merge.slots == 0);
@@ -289,7 +285,6 @@ fn launch(
     first: u32,
     items: &[WorkItem],
     part: u32,
-    beside: bool,
 ) -> GroupLaunch {
     let keys: u64 = items.iter().map(|item| u64::from(item.kv_len())).sum();
     GroupLaunch {
@@ -303,7 +298,6 @@ fn launch(
         items: items.len() as u32,
         run: run_length(keys / items.len().max(1) as u64),
         long: keys * plan.spec.kv_bytes_per_token() >= LONG,
-        beside: beside && group.kernel == Kernel::Decode,
     }
 }
 
@@ -348,7 +342,7 @@ mod tests {
 
     fn agenda(plan: &Plan) -> Agenda {
         let mut agenda = Agenda::default();
-        agenda.fill(plan, plan.merge_mode, true);
+        agenda.fill(plan, plan.merge_mode);
         agenda
     }
 

@@ -2,9 +2,9 @@
 
 use kernels_gpu::{
     abi::{AttentionParams, DecodeParams, KvStrides, LaunchRecord, MergeRow, QueryRow, WorkItem},
-    decode::{layout::KEYS, shape, shape_beside},
+    decode::{layout::KEYS, shape},
     divisor::Divisor,
-    sm90::wide,
+    sm90::{slim, wide},
 };
 
 use super::{
@@ -58,8 +58,8 @@ pub struct DecodeTile {
     pub run: u32,
     /// The launch reads several times what L2 holds. A matter of speed alone; a record knows better.
     pub long: bool,
-    /// Leaves most of each SM to a prefill, where there is such a kernel (8 rows of 128 elements, no soft
-    /// cap); it does not merge, so `arrivals` must be none.
+    /// Leaves most of each SM to a prefill, where there is such a kernel: for 8 rows of 128 elements, without
+    /// soft cap, that somebody else merges.
     pub beside: bool,
 }
 
@@ -117,8 +117,8 @@ fn form(dim: u32, rows: u32, cap: bool, shared_bytes: u32) -> Option<Form> {
 
 /// The kernels that run beside a prefill.
 const ENTRIES_BESIDE: [(Dtype, &str); 2] = [
-    (Dtype::BF16, "decode_bf16_d128_m8_beside"),
-    (Dtype::F16, "decode_f16_d128_m8_beside"),
+    (Dtype::BF16, "decode_bf16_d128_m8_slim"),
+    (Dtype::F16, "decode_f16_d128_m8_slim"),
 ];
 
 /// The kernels; none on architectures that have none.
@@ -161,12 +161,11 @@ impl Kernels {
     fn find_beside(&self, dtype: Dtype) -> Option<(&Kernel, Form)> {
         let wanted = |&(d, _): &(Dtype, &str)| d == dtype;
         let kernel = self.beside.get(ENTRIES_BESIDE.iter().position(wanted)?)?;
-        let shape = shape_beside();
         let form = Form {
-            threads: shape.threads,
-            shared_bytes: shape.shared_bytes,
+            threads: slim::SHAPE.threads(),
+            shared_bytes: slim::shared_bytes(),
             ctas_per_sm: 1,
-            stages: shape.stages,
+            stages: slim::SHAPE.stages,
             run: 1,
         };
         Some((kernel, form))
@@ -242,7 +241,8 @@ impl Gpu {
         }
         let rows = tile.rows as usize;
         let covers = ROWS.into_iter().find(|&rows| rows >= tile.rows);
-        let beside = tile.beside && dim == 128 && tile.rows <= 8 && !cap;
+        let unmerged = arrays.arrivals.is_none();
+        let beside = tile.beside && dim == 128 && tile.rows <= 8 && !cap && unmerged;
         let beside = beside
             .then(|| self.decode.find_beside(pool.dtype))
             .flatten();

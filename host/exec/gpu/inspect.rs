@@ -187,7 +187,7 @@ mod tests {
             .unwrap();
         let layout = WorkspaceLayout::new(&spec, &Bound::of(&plan));
         let mut agenda = Agenda::default();
-        agenda.fill(&plan, plan.merge_mode, false);
+        agenda.fill(&plan, plan.merge_mode);
         let known = Known::of(&plan);
         let check = |damage: &dyn Fn(&mut Plan), pages: u32, tokens: u32| {
             let mut plan = plan.clone();

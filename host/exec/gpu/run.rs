@@ -1,6 +1,9 @@
 //! A whole plan on the GPU.
 
-use kernels_gpu::abi::{DecodeParams, GatherPrefillParams, MergeParams, PrefillParams};
+use kernels_gpu::{
+    abi::{DecodeParams, GatherPrefillParams, MergeParams, PrefillParams},
+    sm90::slim,
+};
 
 use super::{
     CUstream, DecodeArrays, DecodeTile, DeviceArray, DeviceTensor, Gpu, KvPool, PrefillCall,
@@ -19,6 +22,8 @@ use crate::{Error, plan::Kernel};
 )]
 pub(super) enum Step {
     Decode(Prepared<DecodeParams>),
+    /// Decodes that leave most of each SM to a prefill.
+    Beside(Prepared<DecodeParams>),
     Prefill(Prepared<PrefillParams>),
     PrefillGather(Prepared<GatherPrefillParams>),
     Merge(Prepared<MergeParams>),
@@ -122,7 +127,6 @@ impl Gpu {
                 items: workspace.bound.items,
                 run: 1,
                 long: false,
-                beside: false,
             };
             steps.extend(self.prepare_group(workspace, tensors, index, &launch, true)?);
         }
@@ -164,6 +168,8 @@ impl Gpu {
         let record = captured.then(|| workspace.record(index));
         let Tensors { q, out, lse, .. } = *tensors;
         if kernel == Kernel::Decode {
+            let beside = (tile.m, tile.n) == (slim::SHAPE.rows, slim::SHAPE.keys);
+            let merges = workspace.decode_merges() && !beside;
             let arrays = DecodeArrays {
                 items,
                 rows: workspace.rows(),
@@ -171,7 +177,7 @@ impl Gpu {
                 merges: workspace.merges(),
                 merge_slots: workspace.merge_slots(),
                 partials: workspace.partials(),
-                arrivals: workspace.agenda.fused.then(|| workspace.arrivals()),
+                arrivals: merges.then(|| workspace.arrivals()),
                 ticket: workspace.ticket(index),
                 record,
             };
@@ -179,10 +185,13 @@ impl Gpu {
                 rows: tile.m,
                 run: launch.run,
                 long: launch.long,
-                beside: launch.beside,
+                beside,
             };
             let step = self.prepare_decode(spec, tile, &arrays, pool, q, out, lse)?;
-            return Ok(Some(Step::Decode(step)));
+            return Ok(Some(match beside {
+                true => Step::Beside(step),
+                false => Step::Decode(step),
+            }));
         }
         let partials = workspace.partials();
         let call = PrefillCall {
@@ -217,8 +226,13 @@ impl Gpu {
         // Where prefills and decodes overlap, the prefills stay on the caller's stream, and are launched first:
         // their CTAs then find every SM empty, and those of the decodes what they leave.
         let overlap = workspace.overlaps(groups);
+        let captured = workspace.options.launches.is_some();
         let lane_of = |index: usize, step: &Step| match overlap {
-            true => usize::from(matches!(step, Step::Decode(_))),
+            true => match step {
+                Step::Beside(_) => 1,
+                Step::Decode(_) => usize::from(!captured),
+                _ => 0,
+            },
             // The first group stays on the caller's stream.
             false => index % (lanes + 1),
         };
@@ -244,12 +258,21 @@ impl Gpu {
                     }
                 }
             }
+            // States of decodes alone are merged behind the decodes: the prefills may go on for longer.
+            let with_decodes = overlap && !captured && !workspace.agenda.prefill_merges;
+            if let ([Step::Merge(merge)], true) = (merge, with_decodes) {
+                let mut merge = *merge;
+                merge.launch.overlap = self.overlaps();
+                self.launch_step(&Step::Merge(merge), workspace.lanes[0].stream.raw())?;
+            }
             for lane in &workspace.lanes[..lanes] {
                 lane.done.record(lane.stream.raw())?;
                 lane.done.hold(stream)?;
             }
-            for step in merge {
-                self.launch_step(step, stream)?;
+            if !with_decodes {
+                for step in merge {
+                    self.launch_step(step, stream)?;
+                }
             }
         }
         Ok(())
@@ -270,7 +293,9 @@ impl Gpu {
                     behind_decode = true;
                 }
                 Step::Merge(merge) => merge.launch.overlap = behind_decode && self.overlaps(),
-                Step::Prefill(_) | Step::PrefillGather(_) => behind_decode = false,
+                Step::Prefill(_) | Step::PrefillGather(_) | Step::Beside(_) => {
+                    behind_decode = false;
+                }
             }
             // SAFETY: the caller's promises.
             unsafe { self.launch_step(&step, stream)? };
@@ -289,7 +314,7 @@ impl Gpu {
         // SAFETY: the caller's promises.
         unsafe {
             match step {
-                Step::Decode(step) => self.launch_prepared(step, stream),
+                Step::Decode(step) | Step::Beside(step) => self.launch_prepared(step, stream),
                 Step::Prefill(step) => self.launch_prepared(step, stream),
                 Step::PrefillGather(step) => self.launch_prepared(step, stream),
                 Step::Merge(step) => self.launch_prepared(step, stream),

@@ -188,11 +188,10 @@ impl Workspace {
             Some(_) => self.options.merge_mode,
             None => plan.merge_mode,
         };
-        self.agenda
-            .fill(plan, merge_mode, self.options.launches.is_some());
+        self.agenda.fill(plan, merge_mode);
         let mut records = [LaunchRecord::zeroed(); MAX_LAUNCHES as usize + 1];
         if let Some(set) = &self.options.launches {
-            if merge_mode == MergeMode::Fused && !self.agenda.fused {
+            if merge_mode == MergeMode::Fused && self.agenda.mixed {
                 return Err(Error::NotCaptured {
                     launch: "that merges states of prefill and decode: choose MergeMode::Kernel"
                         .into(),
@@ -277,12 +276,25 @@ impl Workspace {
         )
     }
 
-    /// Whether the plan's decodes run at the same time as its prefills.
+    /// Whether prefills and decodes run at the same time: as the plan says, or in a captured graph those that
+    /// are made for it.
     pub(super) fn overlaps(&self, groups: &[Step]) -> bool {
-        let decode = |step: &Step| matches!(step, Step::Decode(_));
-        self.agenda.pod != PodMode::Serial
-            && groups.iter().any(decode)
-            && !groups.iter().all(decode)
+        let prefill = |step: &Step| matches!(step, Step::Prefill(_) | Step::PrefillGather(_));
+        let decode = |step: &Step| match step {
+            Step::Beside(_) => true,
+            Step::Decode(_) => self.options.launches.is_none(),
+            _ => false,
+        };
+        let apart = self.options.launches.is_none() && self.agenda.pod == PodMode::Serial;
+        !apart && groups.iter().any(decode) && groups.iter().any(prefill)
+    }
+
+    /// Whether the decodes of a launch merge what they can.
+    pub(super) fn decode_merges(&self) -> bool {
+        match self.options.launches {
+            Some(_) => self.options.merge_mode == MergeMode::Fused,
+            None => self.agenda.fused,
+        }
     }
 
     /// How many streams beside the caller's these launches take.

@@ -105,12 +105,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                     end: unit.end,
                 };
                 if descriptor.masked {
-                    let lane = if Layout::<DIM, ROWS, WARPS>::BESIDE {
-                        misc::opaque(self.lane)
-                    } else {
-                        self.lane
-                    };
-                    rows.attend::<T, V, true>(variant, lane, &offsets, chunk, keys);
+                    rows.attend::<T, V, true>(variant, self.lane, &offsets, chunk, keys);
                     // The zeroes come before the copy that overwrites them.
                     #[cfg(target_feature = "sm_90")]
                     cuda_std::fence::proxy_async_shared();
@@ -137,9 +132,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                 }
                 place.advance(WARPS, layout.stages);
             }
-            if !Layout::<DIM, ROWS, WARPS>::BESIDE {
-                self.late_merges::<T>();
-            }
+            self.late_merges::<T>();
         }
     }
 
@@ -268,11 +261,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                 let free = layout.state_free(self.wrap(first + self.lane));
                 mbarrier::arrive_count(free, arrivals);
             }
-            // Beside a prefill a kernel of its own merges: it takes too many registers.
-            if !Layout::<DIM, ROWS, WARPS>::BESIDE
-                && self.params.arrivals != 0
-                && (shares == 1 || self.count_done(slot) == shares)
-            {
+            if self.params.arrivals != 0 && (shares == 1 || self.count_done(slot) == shares) {
                 self.merge::<T>(slot, tokens, head);
             }
             if self.lane == 0 {

@@ -37,18 +37,10 @@ pub struct Layout<const DIM: u32, const ROWS: u32, const WARPS: u32> {
 }
 
 impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Layout<DIM, ROWS, WARPS> {
-    /// A CTA that shares its SM with a prefill: memory and registers are short.
-    pub const BESIDE: bool = WARPS == 2 && DIM == 128;
     /// Units under way.
     pub const UNITS: u32 = {
         let fit = 16384 / (DIM * ROWS);
-        if Self::BESIDE {
-            3
-        } else if fit < 16 {
-            fit
-        } else {
-            16
-        }
+        if fit < 16 { fit } else { 16 }
     };
     /// Bytes of the keys of a chunk, or of its values.
     pub const CHUNK: u32 = KEYS * DIM * 2;

@@ -73,29 +73,6 @@ pub const fn shape(dim: u32, rows: u32, shared_bytes: u32) -> Option<Shape> {
     }
 }
 
-/// Consumer warps of the kernel that runs beside a prefill.
-pub const WARPS_BESIDE: u32 = 2;
-
-/// Registers of its threads: what 384 threads of 128 leave of an SM's.
-pub const REGISTERS_BESIDE: u32 = 96;
-
-/// The shape of a CTA of 128 elements and 8 rows that shares an SM with one of
-/// [`Shape::D128_BESIDE`](crate::sm90::prefill::Shape::D128_BESIDE).
-#[must_use]
-pub const fn shape_beside() -> Shape {
-    /// Of an SM of Hopper, less what each CTA takes for itself.
-    const SHARED: u32 = 233_472 - 2 * 1024;
-    type Beside = Layout<128, 8, WARPS_BESIDE>;
-    let room = SHARED - crate::sm90::prefill::Shape::D128_BESIDE.shared_bytes();
-    let stages = Beside::stages(room);
-    Shape {
-        threads: (WARPS_BESIDE + PRODUCER_WARPS) * 32,
-        stages,
-        shared_bytes: Beside::bytes(stages),
-        units: Beside::UNITS,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -121,15 +98,6 @@ mod tests {
             }
         }
         assert_eq!(shape(96, 8, H200), None);
-        let prefill = crate::sm90::prefill::Shape::D128_BESIDE;
-        let decode = shape_beside();
-        assert_eq!(decode.stages, 4);
-        assert!(decode.shared_bytes + prefill.shared_bytes() + 2048 <= 228 * 1024);
-        let registers = [
-            decode.threads * REGISTERS_BESIDE,
-            prefill.threads() * prefill.registers()[0],
-        ];
-        assert!(registers[0] + registers[1] <= 65536);
         assert_eq!(shape(128, 8, 48 << 10), None);
     }
 }

@@ -7,6 +7,7 @@ pub mod prefill;
 mod products;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 mod ring;
+pub mod slim;
 pub mod wide;
 
 /// A value that is the same in all lanes, told to the compiler: wgmma takes its descriptors from uniform

@@ -9,6 +9,8 @@ unsafe extern "C" {
     fn sync_aligned(id: u32, threads: u32);
     #[link_name = "llvm.nvvm.barrier.cta.arrive.aligned.count"]
     fn arrive_aligned(id: u32, threads: u32);
+    #[link_name = "llvm.nvvm.barrier.cta.red.or.aligned.count"]
+    fn any_aligned(id: u32, threads: u32, vote: bool) -> bool;
     #[link_name = "llvm.nvvm.barrier.cta.sync.count"]
     fn sync_unaligned(id: u32, threads: u32);
     #[link_name = "llvm.nvvm.barrier.cta.arrive.count"]
@@ -40,6 +42,19 @@ pub unsafe fn bar_sync(id: u32, threads: u32) {
 pub unsafe fn bar_arrive(id: u32, threads: u32) {
     // SAFETY: the caller's promise is the instruction's.
     unsafe { arrive_aligned(id, threads) }
+}
+
+/// [`bar_sync`] that tells all threads whether any of them came with `vote`.
+///
+/// # Safety
+/// - As [`bar_sync`]'s.
+///
+/// # PTX
+/// `barrier.red.or.pred.aligned id, threads` (`bar.red.or.pred`)
+#[inline(always)]
+pub unsafe fn bar_any(id: u32, threads: u32, vote: bool) -> bool {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe { any_aligned(id, threads, vote) }
 }
 
 /// [`bar_sync`] for warps whose lanes may come one by one.

@@ -12,7 +12,7 @@ use cuda_std::{griddep, param_address, prelude::*, tma};
 use crate::{
     abi::DecodeParams,
     decode::{
-        PRODUCER_WARPS, REGISTERS_BESIDE, WARPS_BESIDE,
+        PRODUCER_WARPS,
         consume::Consumer,
         half::{Bf16, F16, Half},
         layout::Layout,
@@ -143,33 +143,4 @@ entries! {
     decode_f16_d128_m16_cap: F16, 128, 16, Standard<true>;
     decode_f16_d256_m8_cap: F16, 256, 8, Standard<true>;
     decode_f16_d256_m16_cap: F16, 256, 16, Standard<true>;
-}
-
-macro_rules! entries_beside {
-    ($($name:ident: $half:ty;)*) => {$(
-        /// Heads of 128 elements, tiles of 8 rows, in what a prefill leaves of an SM.
-        ///
-        /// # Safety
-        /// The parameters describe memory as [`DecodeParams`] says.
-        #[kernel(
-            max_threads = (WARPS_BESIDE + PRODUCER_WARPS) * 32,
-            max_registers = REGISTERS_BESIDE,
-            tensor_maps
-        )]
-        pub unsafe fn $name(params: DecodeParams) {
-            let maps = param_address!($name, 0);
-            unsafe {
-                decode::<$half, Standard<false>, 128, 8, WARPS_BESIDE, 8, 1, 4>(
-                    &params,
-                    maps,
-                    Standard(params.attention.variant),
-                );
-            }
-        }
-    )*};
-}
-
-entries_beside! {
-    decode_bf16_d128_m8_beside: Bf16;
-    decode_f16_d128_m8_beside: F16;
 }

@@ -252,7 +252,7 @@ pub(super) unsafe fn consume<
             v.advance();
             if !good {
                 if $turn {
-                    finish_tile::<T, O>(p, s, tiles.stage ^ 1, &o, &rows, scale, first_row);
+                    finish_tile::<T, O>(p, s, tiles.stage ^ 1, &o, &rows, scale);
                     o = [0.0; O];
                     rows = Rows::EMPTY;
                     skip_values!($work);
@@ -307,6 +307,6 @@ pub(super) unsafe fn consume<
         weights_values::<T, O, P>(&mut o, &last, s.values(v.stage), dim);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut o);
-        finish_tile::<T, O>(p, s, tiles.stage ^ 1, &o, &rows, scale, first_row);
+        finish_tile::<T, O>(p, s, tiles.stage ^ 1, &o, &rows, scale);
     }
 }

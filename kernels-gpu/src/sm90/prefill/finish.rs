@@ -32,13 +32,13 @@ pub(super) unsafe fn finish_tile<T: Dtype, const O: usize>(
     o: &[f32; O],
     rows: &Rows,
     scale: f32,
-    first_row: u32,
 ) {
     let a = &p.attention;
     // Opaque here: or what follows from them is computed before the main loop and takes its registers.
-    let mut here = [warp::lane_id(), first_row];
+    let mut here = [warp::lane_id(), thread::thread_idx_x()];
     wgmma::fence_operand(&mut here);
-    let [lane, first_row] = here;
+    let [lane, thread] = here;
+    let first_row = (thread - 128) / 32 * 16;
     // SAFETY: whole warps; the tile stays until this warp has arrived.
     let tile = unsafe { Tile::load(s.tile(stage)) };
     let totals = unsafe { rows.totals() };
@@ -54,12 +54,12 @@ pub(super) unsafe fn finish_tile<T: Dtype, const O: usize>(
     while h < 2 {
         let row = first_row + lane / 4 + 8 * h as u32;
         if row < tile.rows {
+            let (token, head) = place(row);
             let lse = if totals[h] > 0.0 {
                 rows.reference[h] * scale + lg2(totals[h])
             } else {
                 f32::NEG_INFINITY
             };
-            let (token, head) = place(row);
             if tile.slot == DIRECT {
                 let at = u64::from((tile.token + token) * a.q_heads + head) * 4;
                 if a.lse != 0 && lane % 4 == 0 {

@@ -112,7 +112,7 @@ impl Shape {
     /// while P·V of the last is under way.
     #[must_use]
     pub const fn two_weights(&self) -> bool {
-        self.consumers == 2 && !self.beside
+        self.consumers == 2
     }
 
     /// Bytes of 64 columns of the queries.

@@ -23,7 +23,7 @@ const WARP: u32 = warp::FULL_MASK;
 
 /// Brings unit after unit, one ahead of the consumers, and tells what it is.
 #[inline(always)]
-pub(super) unsafe fn gather(p: &DecodeParams, s: Shared) {
+pub(in crate::sm90) unsafe fn gather(p: &DecodeParams, s: Shared) {
     // SAFETY: as the launch is.
     let a = &unsafe { p.attention.of_this_plan() };
     let lane = warp::lane_id();
@@ -72,7 +72,7 @@ pub(super) unsafe fn gather(p: &DecodeParams, s: Shared) {
 
 /// The other half of the rows.
 #[inline(always)]
-pub(super) unsafe fn help_gather(p: &DecodeParams, s: Shared) {
+pub(in crate::sm90) unsafe fn help_gather(p: &DecodeParams, s: Shared) {
     let mut slots = Ring::<2>::CONSUMER;
     // SAFETY: a whole warp; the rows are listed, and their slot is not free before the queries are there.
     unsafe {
@@ -195,7 +195,7 @@ unsafe fn gather_rows(p: &DecodeParams, s: Shared, slot: u32, head: u32, tokens:
 
 /// Brings the blocks of all units, from the last to the first of each: values or keys.
 #[inline(always)]
-pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
+pub(in crate::sm90) unsafe fn load<const VALUES: bool, const STAGES: u32>(
     p: &DecodeParams,
     map: *const TensorMap,
     s: Shared,

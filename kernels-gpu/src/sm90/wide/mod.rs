@@ -14,17 +14,19 @@
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 mod consume;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
-mod feed;
+pub(super) mod feed;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 mod finish;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
-mod shared;
+pub(super) mod shared;
 
 /// What one instance of the kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Warpgroups that compute, 64 rows each.
+    /// Warpgroups that compute.
     pub consumers: u32,
+    /// Rows of a tile.
+    pub rows: u32,
     /// Keys in a block.
     pub keys: u32,
     /// Head dimension of queries, keys and values.
@@ -68,6 +70,7 @@ impl Shape {
     const fn new(consumers: u32, keys: u32, head_dim: u32, stages: u32, ctas_per_sm: u32) -> Self {
         let shape = Self {
             consumers,
+            rows: 64 * consumers,
             keys,
             head_dim,
             stages,
@@ -78,6 +81,15 @@ impl Shape {
             "more than an SM has"
         );
         shape
+    }
+
+    /// Few rows beside a prefill; see [`slim`](super::slim).
+    #[must_use]
+    pub(super) const fn slim(rows: u32, keys: u32, head_dim: u32, stages: u32) -> Self {
+        Self {
+            rows,
+            ..Self::new(1, keys, head_dim, stages, 1)
+        }
     }
 
     /// The instance for a head dimension and at most `rows` rows; `None` where there is none.
@@ -93,12 +105,6 @@ impl Shape {
             (256, 65..=128, _) => Some(Self::D256_M128),
             _ => None,
         }
-    }
-
-    /// Rows of a tile.
-    #[must_use]
-    pub const fn rows(&self) -> u32 {
-        64 * self.consumers
     }
 
     /// Threads of a CTA: the consumers and the warpgroup that feeds them.
@@ -124,7 +130,7 @@ impl Shape {
 
     /// Bytes of 64 columns of the queries.
     const fn slab_bytes(&self) -> u32 {
-        self.rows() * 128
+        self.rows * 128
     }
 
     const fn query_bytes(&self) -> u32 {
@@ -145,7 +151,7 @@ impl Shape {
     }
 
     const fn units_offset(&self) -> u32 {
-        self.rows_offset() + 2 * self.rows() * 16
+        self.rows_offset() + 2 * self.rows * 16
     }
 
     const fn barriers_offset(&self) -> u32 {

@@ -7,7 +7,7 @@ use crate::abi::QueryRow;
 
 /// What the gatherer tells the others of a unit.
 #[derive(Clone, Copy)]
-pub(super) struct Unit {
+pub(in crate::sm90) struct Unit {
     /// Query tokens; none ends the work.
     pub tokens: u32,
     /// The KV head.
@@ -77,7 +77,7 @@ impl Unit {
 
 /// Shared addresses.
 #[derive(Clone, Copy)]
-pub(super) struct Shared {
+pub(in crate::sm90) struct Shared {
     pub base: u32,
     pub shape: Shape,
 }
@@ -98,7 +98,7 @@ impl Shared {
     /// The [`QueryRow`] of one of a unit's tokens.
     #[inline(always)]
     pub fn row(self, slot: u32, token: u32) -> u32 {
-        self.base + self.shape.rows_offset() + (slot * self.shape.rows() + token) * 16
+        self.base + self.shape.rows_offset() + (slot * self.shape.rows + token) * 16
     }
     #[inline(always)]
     pub unsafe fn load_row(self, slot: u32, token: u32) -> QueryRow {

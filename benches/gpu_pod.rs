@@ -1,0 +1,316 @@
+//! Hybrid batches on a GPU, from the planner's plans: one after the other, on two streams, side by side.
+//!
+//! `cargo bench --features cuda --bench gpu_pod -- [listed] [sweep=300] [seed=1] [json=FILE]`. Times are CUDA
+//! events around all launches of a step that follows an untimed run of itself; medians, modes in turn. Pools
+//! hold random bits of finite numbers, pages of 16 are shuffled.
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+#[path = "gpu_decode/run.rs"]
+mod run;
+
+use std::fmt::Write;
+
+use common::{Memory, Rng};
+use run::{Pool, Step, Timer};
+use tandem_attn::{
+    exec::gpu::{Gpu, Streams},
+    plan::{DeviceDescription, PlanOptions, Planner, pod::PodMode},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+};
+
+const PAGE: u32 = 16;
+
+/// A chunk of a prompt, and decodes of one query each.
+#[derive(Clone, Copy, Debug)]
+struct Hybrid {
+    q_heads: u32,
+    kv_heads: u32,
+    /// Queries of the chunk, and the keys up to its last one.
+    chunk: u32,
+    keys: u32,
+    decodes: u32,
+    context: u32,
+}
+
+/// The issue's batches at 32/8 heads: chunk, keys, decodes, context; and the bar in microseconds.
+const LISTED: [([u32; 4], u32); 7] = [
+    ([1024, 12288, 80, 12288], 1000),
+    ([512, 16384, 54, 16384], 890),
+    ([1024, 8192, 50, 8192], 450),
+    ([2048, 16384, 27, 16384], 920),
+    ([2048, 20480, 21, 20480], 1120),
+    ([1024, 4096, 103, 4096], 440),
+    ([4096, 8192, 64, 8192], 800),
+];
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    // Without the flag this is `cargo test`, which only wants to know that it starts.
+    if !arguments.iter().any(|argument| argument == "--bench") {
+        return;
+    }
+    let value = |name: &str| arguments.iter().find_map(|a| a.strip_prefix(name));
+    let Some(gpu) = common::gpu("gpu_pod") else {
+        return;
+    };
+    println!("{}, kernels for {}", gpu.name(), gpu.arch());
+    let bench = Bench {
+        gpu,
+        device: DeviceDescription::named("h200").expect("it is built in"),
+        timer: Timer::new(),
+        pool: Pool::random(5 << 29, Dtype::BF16),
+        // Enough for any of the batches.
+        q: run::queries(&Spec::new(32, 8, 128), 6000),
+    };
+    let mut lines = Vec::new();
+    if arguments.iter().any(|argument| argument == "listed") {
+        println!("{HEADER}");
+        for ([chunk, keys, decodes, context], bar) in LISTED {
+            let (q_heads, kv_heads) = (32, 8);
+            let hybrid = Hybrid {
+                q_heads,
+                kv_heads,
+                chunk,
+                keys,
+                decodes,
+                context,
+            };
+            let times = bench.measure(hybrid, 9);
+            println!("{}  bar {bar}", times.line(&hybrid));
+            lines.push(times.json(&hybrid));
+        }
+    }
+    if let Some(count) = value("sweep=") {
+        let count = count.parse().expect("a number of batches");
+        let seed = value("seed=").map_or(1, |seed| seed.parse().expect("a number"));
+        bench.sweep(count, seed, &mut lines);
+    }
+    if let Some(file) = value("json=") {
+        std::fs::write(file, format!("[\n{}\n]\n", lines.join(",\n"))).expect("can be written");
+    }
+}
+
+const HEADER: &str = "batch                             prefill  decode | serial streams  fused | auto         | \
+                      serial/auto, peak";
+
+struct Bench<'a> {
+    gpu: &'a Gpu,
+    device: DeviceDescription,
+    timer: Timer,
+    pool: Pool,
+    q: Memory,
+}
+
+/// Microseconds.
+struct Times {
+    prefill: f64,
+    decode: f64,
+    serial: f64,
+    streams: f64,
+    fused: f64,
+    auto: f64,
+    chosen: PodMode,
+}
+
+impl Bench<'_> {
+    /// Random batches of POD's figure 11 in which neither operation takes less than a fifth.
+    fn sweep(&self, count: usize, seed: u64, lines: &mut Vec<String>) {
+        println!("sweep of {count} batches, seed {seed}\n{HEADER}");
+        let all: Vec<Vec<u32>> = include_str!("../tests/data/pod_fig11.txt")
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .map(|line| {
+                line.split(' ')
+                    .map(|word| word.parse().expect("a number"))
+                    .collect()
+            })
+            .collect();
+        let mut random = Rng(seed);
+        let (mut speedups, mut near_peak, mut well_chosen, mut least) =
+            (Vec::new(), 0, 0, f64::MAX);
+        while speedups.len() < count {
+            let [q_heads, kv_heads, chunk, context, decodes] = all[random.below(all.len())][..]
+            else {
+                panic!("five numbers");
+            };
+            let keys = chunk * (1 + random.below((context / chunk) as usize) as u32);
+            let hybrid = Hybrid {
+                q_heads,
+                kv_heads,
+                chunk,
+                keys,
+                decodes,
+                context,
+            };
+            let alone = self.alone(hybrid);
+            if alone[0].min(alone[1]) < 0.2 * (alone[0] + alone[1]) {
+                continue;
+            }
+            let times = self.measure(hybrid, 5);
+            println!("{}", times.line(&hybrid));
+            lines.push(times.json(&hybrid));
+            let best = times.serial.min(times.streams).min(times.fused);
+            speedups.push(times.speedup());
+            least = least.min(times.speedup());
+            near_peak += usize::from(times.auto <= 1.1 * times.peak());
+            well_chosen += usize::from(times.auto <= 1.03 * best);
+        }
+        let part = |n: usize| 100.0 * n as f64 / count as f64;
+        println!(
+            "speedup over serial: mean {:.3}, least {least:.3}; within 10 % of the peak {:.0} %; \
+             chosen within 3 % of the best {:.0} %",
+            speedups.iter().sum::<f64>() / count as f64,
+            part(near_peak),
+            part(well_chosen),
+        );
+    }
+
+    /// Prefill and decode, each alone.
+    fn alone(&self, hybrid: Hybrid) -> [f64; 2] {
+        let steps = [(true, false), (false, true)]
+            .map(|(prefill, decode)| self.step(hybrid, PodMode::Auto, prefill, decode));
+        let times = self.timer.warm_medians(&[&steps[0], &steps[1]], 3);
+        [times[0], times[1]]
+    }
+
+    fn measure(&self, hybrid: Hybrid, times: usize) -> Times {
+        let modes = [
+            PodMode::Serial,
+            PodMode::Streams,
+            PodMode::Fused,
+            PodMode::Auto,
+        ];
+        let mut steps = vec![
+            self.step(hybrid, PodMode::Auto, true, false),
+            self.step(hybrid, PodMode::Auto, false, true),
+        ];
+        steps.extend(modes.map(|mode| self.step(hybrid, mode, true, true)));
+        let ways: Vec<&Step<'_>> = steps.iter().collect();
+        let all = self.timer.warm_medians(&ways, times);
+        let chosen = steps[5].plan.pod.expect("a hybrid batch").mode;
+        Times {
+            prefill: all[0],
+            decode: all[1],
+            serial: all[2],
+            streams: all[3],
+            fused: all[4],
+            auto: all[5],
+            chosen,
+        }
+    }
+
+    fn step(&self, hybrid: Hybrid, mode: PodMode, prefill: bool, decode: bool) -> Step<'_> {
+        let spec = Spec::new(hybrid.q_heads, hybrid.kv_heads, 128);
+        let batch = hybrid.batch(prefill, decode);
+        let bytes = u64::from(batch.parts[0].table.pool_pages)
+            * u64::from(PAGE)
+            * spec.kv_bytes_per_token();
+        assert!(
+            bytes <= self.pool.bytes() as u64,
+            "{bytes} bytes of keys and values"
+        );
+        let options = PlanOptions {
+            pod: mode,
+            ..PlanOptions::default()
+        };
+        let plan = Planner::new().plan(&spec, &batch, &self.device, &options);
+        let plan = plan.expect("can be planned");
+        Step::new(
+            self.gpu,
+            plan,
+            &batch,
+            &self.pool,
+            &self.q,
+            KvLayout::Nhd,
+            Streams::One,
+        )
+    }
+}
+
+impl Hybrid {
+    fn batch(&self, prefill: bool, decode: bool) -> Batch {
+        let requests = prefill.then_some((self.chunk, self.keys));
+        let requests = requests.into_iter().chain(std::iter::repeat_n(
+            (1, self.context),
+            if decode { self.decodes as usize } else { 0 },
+        ));
+        let requests: Vec<(u32, u32)> = requests.collect();
+        let pages: u32 = requests
+            .iter()
+            .map(|request| request.1.div_ceil(PAGE))
+            .sum();
+        let mut places: Vec<u32> = (0..pages).collect();
+        Rng(11).shuffle(&mut places);
+        let (mut table, mut indptr, mut next) = (PageTable::new(PAGE, pages), vec![0], 0);
+        for (queries, keys) in requests {
+            let count = keys.div_ceil(PAGE) as usize;
+            table.push(&places[next..next + count], keys);
+            next += count;
+            indptr.push(indptr[indptr.len() - 1] + queries);
+        }
+        Batch::new(indptr, table)
+    }
+}
+
+impl Times {
+    fn speedup(&self) -> f64 {
+        self.serial / self.auto
+    }
+
+    /// The paper's bound: both at their best, a tenth of the shorter not hidden.
+    fn peak(&self) -> f64 {
+        self.prefill.max(self.decode) + 0.1 * self.prefill.min(self.decode)
+    }
+
+    fn line(&self, hybrid: &Hybrid) -> String {
+        let Hybrid {
+            q_heads,
+            kv_heads,
+            chunk,
+            keys,
+            decodes,
+            context,
+        } = hybrid;
+        let name = format!("{q_heads}/{kv_heads} {chunk} @ {keys} + {decodes} × {context}");
+        format!(
+            "{name:<34} {:>6.0} {:>7.0} | {:>6.0} {:>7.0} {:>6.0} | {:>5.0} {:<7} | {:.2} {:.2}",
+            self.prefill,
+            self.decode,
+            self.serial,
+            self.streams,
+            self.fused,
+            self.auto,
+            format!("{:?}", self.chosen).to_lowercase(),
+            self.speedup(),
+            (self.prefill + self.decode) / self.peak(),
+        )
+    }
+
+    fn json(&self, hybrid: &Hybrid) -> String {
+        let Hybrid {
+            q_heads,
+            kv_heads,
+            chunk,
+            keys,
+            decodes,
+            context,
+        } = hybrid;
+        let mut line = format!(
+            "  {{\"heads\": [{q_heads}, {kv_heads}], \"prefill\": [{chunk}, {keys}], \
+             \"decodes\": [{decodes}, {context}]"
+        );
+        for (name, time) in [
+            ("prefill_us", self.prefill),
+            ("decode_us", self.decode),
+            ("serial_us", self.serial),
+            ("streams_us", self.streams),
+            ("fused_us", self.fused),
+            ("auto_us", self.auto),
+        ] {
+            let _ = write!(line, ", \"{name}\": {time:.1}");
+        }
+        let _ = write!(line, ", \"chosen\": \"{:?}\"}}", self.chosen);
+        line
+    }
+}

@@ -1,0 +1,115 @@
+//! Decode of few rows in what a prefill leaves of an SM: little shared memory, 64 registers a thread.
+//!
+//! Both products are transposed, so that keys and elements of the head stand on the 64-wide side of `wgmma`
+//! and the few rows on the other, which goes down to 8: Sᵀ = K·Qᵀ and Oᵀ += Vᵀ·Pᵀ. Keys and values are read
+//! from shared memory by the tensor cores themselves, and a thread holds 12 accumulators for 8 rows. So one
+//! warpgroup keeps up with the memory while the prefill's products take most of the tensor cores' time.
+//!
+//! Units, rows, keys and values come as they do for [`wide`](super::wide) tiles.
+
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+mod consume;
+
+use super::wide;
+
+/// What the kernel beside a prefill with heads of 128 elements is compiled for: 8 rows, 64 keys at a time.
+pub const SHAPE: wide::Shape = wide::Shape::slim(8, 64, 128, 2);
+
+/// Registers of a thread: at launch, and then of the warps that feed and of those that compute.
+pub const REGISTERS: [u32; 3] = [64, 48, 80];
+
+/// Weights of two blocks, the state of a unit, and what the warps tell each other.
+const fn extra_bytes(shape: &wide::Shape) -> u32 {
+    2 * shape.rows * shape.keys * 2 + shape.rows * (state_pitch(shape) * 4 + 9 * 4)
+}
+
+/// f32 of a row of a unit's state; the padding spreads the columns of a fragment over banks.
+const fn state_pitch(shape: &wide::Shape) -> u32 {
+    shape.head_dim + 4
+}
+
+/// Dynamic shared memory.
+#[must_use]
+pub const fn shared_bytes() -> u32 {
+    SHAPE.shared_bytes().next_multiple_of(16) + extra_bytes(&SHAPE)
+}
+
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+mod entries {
+    use cuda_std::{
+        barrier, griddep, param_address, prelude::*, setmaxnreg, shared, thread, tma::TensorMap,
+        wgmma,
+    };
+
+    use super::{
+        super::wide::{
+            feed::{gather, help_gather, load},
+            shared::Shared,
+        },
+        REGISTERS, SHAPE,
+        consume::consume,
+    };
+    use crate::{
+        abi::DecodeParams,
+        decode::half::{Bf16, F16},
+        variant::Standard,
+    };
+
+    macro_rules! entries {
+        ($($name:ident: $dtype:ident;)*) => {$(
+            /// See the module.
+            ///
+            /// # Safety
+            /// The parameters describe memory as [`DecodeParams`] says.
+            #[kernel(max_threads = SHAPE.threads(), max_registers = REGISTERS[0], tensor_maps)]
+            pub unsafe fn $name(p: DecodeParams) {
+                let maps: *const TensorMap = param_address!($name, 0);
+                let variant = Standard::<false>(p.attention.variant);
+                let s = Shared { base: shared::dynamic_shared_address(), shape: SHAPE };
+                let thread = thread::thread_idx_x();
+                unsafe {
+                    s.init();
+                    barrier::bar_sync(0, SHAPE.threads());
+                    // The merging kernel may wait on SMs that this one has left.
+                    griddep::launch_dependents();
+                    if thread < 128 {
+                        setmaxnreg::decrease::<{ REGISTERS[1] }>();
+                        match thread / 32 {
+                            0 => load::<false, { SHAPE.stages }>(&p, maps, s),
+                            1 => load::<true, { SHAPE.stages }>(&p, maps.add(1), s),
+                            2 => gather(&p, s),
+                            _ => help_gather(&p, s),
+                        }
+                    } else {
+                        setmaxnreg::increase::<{ REGISTERS[2] }>();
+                        consume::<wgmma::$dtype, $dtype, _, { SHAPE.stages }, 4>(&p, &variant, s);
+                    }
+                }
+            }
+        )*};
+    }
+
+    entries! {
+        decode_bf16_d128_m8_slim: Bf16;
+        decode_f16_d128_m8_slim: F16;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::prefill, *};
+
+    #[test]
+    fn it_fits_beside_the_prefill() {
+        const SM: u32 = 233_472;
+        // What the system takes for a CTA.
+        const RESERVED: u32 = 1024;
+        let prefill = prefill::Shape::D128_BESIDE;
+        assert!(shared_bytes() + prefill.shared_bytes() + 2 * RESERVED <= SM);
+        // Registers are shared out by quarters of an SM, which have every fourth warp of a CTA.
+        let quarter = |threads: u32, registers: u32| threads / 128 * 32 * registers;
+        let registers = quarter(SHAPE.threads(), REGISTERS[0])
+            + quarter(prefill.threads(), prefill.registers()[0]);
+        assert!(registers <= 16384, "{registers}");
+    }
+}
