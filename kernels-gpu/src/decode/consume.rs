@@ -112,10 +112,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                 } else {
                     rows.attend::<T, V, false>(variant, self.lane, &offsets, chunk, keys);
                 }
-                warp::sync_warp(ALL);
-                if self.lane == 0 {
-                    mbarrier::arrive(layout.stage_empty(place.index));
-                }
+                mbarrier::arrive(layout.stage_empty(place.index));
                 if descriptor.chunk + WARPS >= unit.chunks {
                     // What the end of a unit needs is computed there.
                     let here = Self {
@@ -256,17 +253,16 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                 results.write::<T, PER_LANE>(info, head * group + in_group, state);
                 row += shares;
             }
-            warp::sync_warp(ALL);
-            if self.lane < shares {
-                let free = layout.state_free(self.wrap(first + self.lane));
+            let mut read = 0;
+            while read < shares {
+                let free = layout.state_free(self.wrap(first + read));
                 mbarrier::arrive_count(free, arrivals);
+                read += 1;
             }
             if self.params.arrivals != 0 && (shares == 1 || self.count_done(slot) == shares) {
                 self.merge::<T>(slot, tokens, head);
             }
-            if self.lane == 0 {
-                mbarrier::arrive_count(layout.unit_empty(slot), arrivals);
-            }
+            mbarrier::arrive_count(layout.unit_empty(slot), arrivals);
         }
     }
 

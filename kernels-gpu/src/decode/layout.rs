@@ -143,7 +143,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Layout<DIM, ROWS, WARPS>
         self.descriptor(self.stages) + stage * PAIR
     }
 
-    /// Completes when the chunk was used.
+    /// Completes when each lane that used the chunk said so.
     #[inline(always)]
     pub fn stage_empty(&self, stage: u32) -> u32 {
         self.stage_full(stage) + 8
@@ -192,19 +192,15 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Layout<DIM, ROWS, WARPS>
         // SAFETY: the barriers lie one after the other; nobody knows them yet.
         unsafe {
             while barrier < units + WARPS {
-                let arrivals = if barrier < stages {
-                    1
-                } else if barrier >= units {
-                    WARPS
-                } else {
-                    match (barrier - stages) % BARRIERS {
-                        // Listed: the copies of all lanes, and the scout itself.
-                        0 => 33,
-                        // Full, ending.
-                        1 | 2 => 1,
-                        _ => WARPS,
-                    }
-                };
+                // One arrival at what is full or ending; of a warp, each lane says itself that it has read. (Sums: of
+                // a choice the compiler makes a table, in memory that is far away.)
+                let of_slot = (barrier - stages.min(barrier)) % BARRIERS;
+                let (in_stages, in_slots) = (barrier < stages, barrier < units);
+                let arrivals = 1
+                    + 31 * (in_stages && barrier % 2 == 1) as u32
+                    + 32 * (!in_stages && in_slots && of_slot == 0) as u32
+                    + (WARPS - 1) * (!in_stages && in_slots && of_slot == 3) as u32
+                    + (WARPS * 32 - 1) * (!in_slots || !in_stages && of_slot == 4) as u32;
                 mbarrier::init(self.stage_full(0) + barrier * 8, arrivals);
                 barrier += warps * 32;
             }

@@ -34,6 +34,13 @@ impl Claims {
         }
     }
 
+    /// Whether there are more runs than CTAs, which have one each to begin with.
+    #[inline(always)]
+    #[must_use]
+    pub const fn any_left(&self) -> bool {
+        self.runs > self.ctas
+    }
+
     /// Units of the run that begins at `first`.
     #[inline(always)]
     pub fn length(&self, first: u32) -> u32 {

@@ -80,29 +80,21 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Loader<'_, DIM, ROWS, WA
         (self.layout.stages / 2).min(16 >> self.pieces_log())
     }
 
-    /// Looks up the first unit, while barriers are initialised: half of what the scout would take to list it.
+    /// Looks up which pages the lane opens with, of the first unit.
     ///
     /// # Safety
-    /// The launch is as the host makes it.
+    /// The unit is the launch's.
     #[inline(always)]
-    pub unsafe fn look_up(&self) -> Opening {
+    pub unsafe fn look_up(&self, Header { item, head }: Header) -> Opening {
         let p = self.p;
         // SAFETY: as the launch is.
         unsafe {
-            let a = p.attention.of_this_plan();
-            let first = thread::block_idx_x() * p.run;
-            let there = first < a.units;
-            let Header { item, head } = if there {
-                Header::load(&a, p.kv_heads, first)
-            } else {
-                Header::EMPTY
-            };
             let begin = item.kv_begin & !(KEYS - 1);
             let keys = item.kv_end > item.kv_begin;
             let chunks = if keys {
                 (item.kv_end - begin).div_ceil(KEYS)
             } else {
-                there as u32
+                (item.rows > 0) as u32
             };
             let log = self.pieces_log();
             let (nth, piece) = (self.lane >> (log + 1), self.lane & ((1 << log) - 1));
@@ -367,6 +359,24 @@ unsafe fn load_queries<const DIM: u32, const ROWS: u32, const WARPS: u32>(
     }
 }
 
+/// A CTA's first unit, or nothing.
+///
+/// # Safety
+/// The launch is as the host makes it.
+#[inline(always)]
+pub(super) unsafe fn first_unit(p: &DecodeParams) -> Header {
+    // SAFETY: as the launch is.
+    unsafe {
+        let a = p.attention.of_this_plan();
+        let first = thread::block_idx_x() * p.run;
+        if first < a.units {
+            Header::load(&a, p.kv_heads, first)
+        } else {
+            Header::EMPTY
+        }
+    }
+}
+
 /// The queries of the first unit, which some warp brings that has nothing to do yet.
 #[derive(Clone, Copy)]
 pub(super) struct FirstQueries {
@@ -376,27 +386,17 @@ pub(super) struct FirstQueries {
 }
 
 impl FirstQueries {
-    /// Looks them up, while barriers are initialised.
+    /// Looks them up.
     ///
     /// # Safety
-    /// The launch is as the host makes it.
+    /// The unit is the launch's.
     #[inline(always)]
-    pub unsafe fn look_up(p: &DecodeParams, lane: u32) -> Self {
+    pub unsafe fn look_up(p: &DecodeParams, header: Header, lane: u32) -> Self {
         // SAFETY: as the launch is.
         unsafe {
-            let a = p.attention.of_this_plan();
-            let first = thread::block_idx_x() * p.run;
-            if first >= a.units {
-                return Self {
-                    tokens: 0,
-                    head: 0,
-                    token: 0,
-                };
-            }
-            let header = Header::load(&a, p.kv_heads, first);
             let tokens = header.item.rows;
             let token = if lane < tokens {
-                header.load_row(&a, lane).token
+                header.load_row(&p.attention, lane).token
             } else {
                 0
             };

@@ -45,15 +45,17 @@ unsafe fn decode<
     let lane = warp::lane_id();
     let layout = Layout::<DIM, ROWS, WARPS>::new(p.stages);
     let initialise = || {
-        // SAFETY: all warps but the scout come here once, and then to the barrier of the CTA.
-        unsafe { layout.initialise(warp_id - 1, WARPS + PRODUCER_WARPS - 1) }
+        // SAFETY: all warps come here once, and then to the barrier of the CTA.
+        unsafe { layout.initialise(warp_id, WARPS + PRODUCER_WARPS) }
     };
-    // Every role looks up by itself what it does first. That each is at work without waiting for another is what
-    // short steps are made of.
+    // Every role looks up by itself what it does first, while barriers are initialised. That none waits for another
+    // is what short steps are made of.
     unsafe {
         if warp_id == 0 {
             let scout = Scout { p, layout, lane };
-            let first = scout.begin();
+            let mut first = scout.look_up();
+            initialise();
+            scout.begin(&mut first);
             thread::sync_threads();
             // Another tile group of the step may take over SMs as this one leaves them.
             griddep::launch_dependents();
@@ -70,8 +72,9 @@ unsafe fn decode<
             if lane == 0 {
                 tma::prefetch_tensor_map(maps.add(warp_id as usize - 1));
             }
-            let opening = loader.look_up();
+            let first = load::first_unit(p);
             initialise();
+            let opening = loader.look_up(first);
             thread::sync_threads();
             loader.run(&variant, opening);
         } else {
@@ -83,8 +86,9 @@ unsafe fn decode<
                 lane,
             };
             if warp_id == PRODUCER_WARPS {
-                let queries = FirstQueries::look_up(p, lane);
+                let first = load::first_unit(p);
                 initialise();
+                let queries = FirstQueries::look_up(p, first, lane);
                 thread::sync_threads();
                 queries.load(p, &layout, lane);
             } else {

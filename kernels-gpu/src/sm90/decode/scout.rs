@@ -26,15 +26,16 @@ pub(super) struct First {
     a: AttentionParams,
     length: u32,
     listed: Header,
+    chunks: u32,
 }
 
 impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scout<'_, DIM, ROWS, WARPS> {
-    /// Looks up the first run, while other warps initialise the barriers.
+    /// Looks up the first run.
     ///
     /// # Safety
     /// The launch is as the host makes it.
     #[inline(always)]
-    pub unsafe fn begin(&self) -> First {
+    pub unsafe fn look_up(&self) -> First {
         let p = self.p;
         // SAFETY: as the launch is.
         unsafe {
@@ -47,7 +48,20 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scout<'_, DIM, ROWS, WAR
                 claims,
                 a,
                 length,
+                chunks: 0,
             }
+        }
+    }
+
+    /// Describes it: what that loads comes before the stream of keys.
+    ///
+    /// # Safety
+    /// The lanes come together; nobody looks at slots yet.
+    #[inline(always)]
+    pub unsafe fn begin(&self, first: &mut First) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            first.chunks = self.describe(&first.listed, first.length, Place::first(0), 0);
         }
     }
 
@@ -61,6 +75,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scout<'_, DIM, ROWS, WAR
             a,
             mut length,
             mut listed,
+            chunks: begun,
         } = first;
         let mut slot = Place::first(0);
         let mut ending = Place::first(0);
@@ -73,15 +88,23 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scout<'_, DIM, ROWS, WAR
         } else {
             AHEAD
         };
-        // Lanes that list a unit.
-        let span = 32 >> (32 - (p.run - 1).leading_zeros());
         unsafe {
             while length > 0 {
-                let mut asked = if early { claims.ask(lane) } else { 0 };
-                let chunks = self.list(&listed, length, span, slot, sequence);
+                let asks = claims.any_left();
+                let mut asked = if early && asks { claims.ask(lane) } else { 0 };
+                let chunks = if sequence == 0 {
+                    begun
+                } else {
+                    self.wait_for(slot, length);
+                    self.describe(&listed, length, slot, sequence)
+                };
+                self.arrive(slot, length);
                 sequence += chunks;
                 ahead += chunks;
                 slot.advance(length, Layout::<DIM, ROWS, WARPS>::UNITS);
+                if !asks {
+                    break;
+                }
                 if early {
                     let first = claims.answer(lane, asked);
                     length = claims.length(first);
@@ -121,29 +144,33 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scout<'_, DIM, ROWS, WAR
         }
     }
 
-    /// Puts the units of a run into slots from `slot` on, `span` lanes each unit; returns their chunks.
+    /// Waits until so many slots from `slot` on are empty.
     ///
     /// # Safety
-    /// The lanes come together.
+    /// The barriers are initialised.
     #[inline(always)]
-    unsafe fn list(
-        &self,
-        listed: &Header,
-        length: u32,
-        span: u32,
-        first: Place,
-        sequence: u32,
-    ) -> u32 {
+    unsafe fn wait_for(&self, mut slot: Place, units: u32) {
+        let mut i = 0;
+        while i < units {
+            // SAFETY: the caller's promise.
+            unsafe { mbarrier::wait(self.layout.unit_empty(slot.index), slot.parity ^ 1) };
+            slot.advance(1, Layout::<DIM, ROWS, WARPS>::UNITS);
+            i += 1;
+        }
+    }
+
+    /// Puts the units of a run into slots from `first` on, to be followed by [`arrive`](Self::arrive); their
+    /// chunks.
+    ///
+    /// # Safety
+    /// The lanes come together; the slots are empty.
+    #[inline(always)]
+    unsafe fn describe(&self, listed: &Header, length: u32, first: Place, sequence: u32) -> u32 {
         let (p, a, layout, lane) = (self.p, &self.p.attention, &self.layout, self.lane);
+        // Lanes that describe a unit.
+        let span = 32_u32 >> (32 - (p.run - 1).leading_zeros());
         let (unit, lane) = (lane >> span.trailing_zeros(), lane & (span - 1));
         unsafe {
-            let mut empty = first;
-            let mut i = 0;
-            while i < length {
-                mbarrier::wait(layout.unit_empty(empty.index), empty.parity ^ 1);
-                empty.advance(1, Layout::<DIM, ROWS, WARPS>::UNITS);
-                i += 1;
-            }
             let header = listed.of_lane(unit);
             let item = &header.item;
             let mut slot = first;
@@ -159,7 +186,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scout<'_, DIM, ROWS, WAR
             };
             // Chunks of the units before, and of all.
             let (mut before, mut all) = (0, 0);
-            i = 0;
+            let mut i = 0;
             while i < length {
                 let chunks = warp::warp_shuffle_idx(ALL, chunks, i * span, 32);
                 before += if i < unit { chunks } else { 0 };
@@ -211,7 +238,6 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scout<'_, DIM, ROWS, WAR
                     .store(layout.unit(slot));
                 }
             }
-            self.arrive(first, length);
             all
         }
     }
