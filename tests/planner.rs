@@ -313,3 +313,52 @@ fn pieces(plan: &Plan, token: u32) -> Vec<(Kernel, u32, u32, u32)> {
     pieces.sort_unstable_by_key(|piece| piece.2);
     pieces
 }
+
+#[test]
+fn who_merges_is_chosen_by_tiles_and_merges() {
+    use tandem_attn::plan::MergeMode;
+    let device = DeviceDescription::named("h200").unwrap();
+    let spec = Spec::new(32, 8, 128);
+    let plan = |queries: &[u32], len: u32, split: SplitMode| {
+        let pages = len.div_ceil(16);
+        let mut table = PageTable::new(16, pages * queries.len() as u32);
+        let mut qo_indptr = vec![0];
+        for (index, &count) in queries.iter().enumerate() {
+            let first = pages * index as u32;
+            table.push(&(first..first + pages).collect::<Vec<_>>(), len);
+            qo_indptr.push(qo_indptr[index] + count);
+        }
+        let options = PlanOptions {
+            split,
+            ..PlanOptions::default()
+        };
+        let batch = Batch::new(qo_indptr, table);
+        Planner::new()
+            .plan(&spec, &batch, &device, &options)
+            .unwrap()
+    };
+    let fixed = SplitMode::Fixed { tokens: 512 };
+    for (queries, len, split, merges, mode) in [
+        (vec![1], 65536, SplitMode::Makespan, true, MergeMode::Fused),
+        (
+            vec![1; 256],
+            1024,
+            SplitMode::Makespan,
+            false,
+            MergeMode::Kernel,
+        ),
+        (vec![1; 256], 1024, fixed, true, MergeMode::Kernel),
+        (vec![1], 65536, fixed, true, MergeMode::Kernel),
+        (
+            vec![1, 300],
+            65536,
+            SplitMode::Makespan,
+            true,
+            MergeMode::Kernel,
+        ),
+    ] {
+        let plan = plan(&queries, len, split);
+        assert_eq!(!plan.merges.is_empty(), merges, "{queries:?} × {len}");
+        assert_eq!(plan.merge_mode, mode, "{queries:?} × {len}, {split:?}");
+    }
+}

@@ -148,8 +148,11 @@ pub struct PlannedRowBlock {
 /// Who merges partial states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum MergeMode {
-    /// A kernel after the others.
+    /// Whichever serves best: the CTAs where decodes of few rows have few merges, else the kernel. Only asked for:
+    /// a plan says which of the two.
     #[default]
+    Auto,
+    /// A kernel after the others.
     Kernel,
     /// The last CTA that arrives at a merge.
     Fused,
@@ -185,7 +188,7 @@ pub struct Plan {
     /// Whether [`grow`](Self::grow) can move the queries: only decodes, and no row that sees a part of its
     /// item's keys only from a later position on.
     pub growable: bool,
-    /// Who merges.
+    /// Who merges; not [`MergeMode::Auto`].
     pub merge_mode: MergeMode,
     /// How the prefills and the decodes run, where there are both.
     pub pod: Option<PodPlan>,

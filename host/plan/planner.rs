@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Bound, DeviceDescription, MergeMode, PackRule, Plan, PlanError, PlannedPart, PlannedRowBlock,
-    SplitMode, Tile,
+    Bound, DeviceDescription, Kernel, MergeMode, PackRule, Plan, PlanError, PlannedPart,
+    PlannedRowBlock, SplitMode, Tile, TileGroup,
     cost::CostModel,
     draft::{Draft, DraftRow, PartInput},
     emit::{Emitter, Pieces},
@@ -141,7 +141,6 @@ impl Planner {
         check_split(options.split, batch)?;
         plan.spec = *spec;
         plan.total_q = batch.total_q();
-        plan.merge_mode = options.merge_mode;
         collect_tables(batch, plan)?;
 
         self.plan_once(batch, options, plan)?;
@@ -271,8 +270,30 @@ impl Planner {
             launches: &splitter.launches,
             place: &splitter.place,
         };
-        emitter.emit(&input, plan)
+        emitter.emit(&input, plan)?;
+        plan.merge_mode = match options.merge_mode {
+            MergeMode::Auto if merges_in_passing(device, options, plan) => MergeMode::Fused,
+            MergeMode::Auto => MergeMode::Kernel,
+            mode => mode,
+        };
+        Ok(())
     }
+}
+
+/// Whether the CTAs of a plan merge in less time than a kernel behind them takes to start: tiles of few rows do,
+/// all warps at once, wider ones row by row. A few merges each, or the kernel's many CTAs are faster.
+fn merges_in_passing(device: &DeviceDescription, options: &PlanOptions, plan: &Plan) -> bool {
+    const ROWS: u32 = 16;
+    const MERGES_PER_SM: usize = 4;
+    // What merges must not depend on the company where results shall not.
+    let fixed = matches!(options.split, SplitMode::Fixed { .. });
+    let few_rows = |group: &TileGroup| group.kernel == Kernel::Decode && group.tile.m <= ROWS;
+    let merges = plan.merges.len() * plan.spec.kv_heads as usize;
+    let all_have_states = plan.merges.iter().all(|merge| merge.slots > 0);
+    !fixed
+        && (1..=MERGES_PER_SM * device.sms as usize).contains(&merges)
+        && all_have_states
+        && plan.groups.iter().all(few_rows)
 }
 
 /// How a hybrid batch runs, by the times its operations take alone.

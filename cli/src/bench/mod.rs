@@ -93,7 +93,7 @@ pub struct Planning {
     #[arg(long, value_name = "ROWSxKEYS", value_parser = tile)]
     decode_tile: Option<Tile>,
     /// Who merges partial states
-    #[arg(long, value_enum, default_value = "kernel")]
+    #[arg(long, value_enum, default_value = "auto")]
     merge: Merge,
     /// How the prefills and the decodes of a hybrid batch run
     #[arg(long, value_enum, default_value = "auto")]
@@ -114,6 +114,8 @@ enum Packing {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Merge {
+    /// Whichever serves best
+    Auto,
     /// A kernel after the others
     Kernel,
     /// Whoever arrives last
@@ -168,6 +170,7 @@ impl Planning {
             split: self.split,
             decode_tile: self.decode_tile,
             merge_mode: match self.merge {
+                Merge::Auto => MergeMode::Auto,
                 Merge::Kernel => MergeMode::Kernel,
                 Merge::Fused => MergeMode::Fused,
             },
