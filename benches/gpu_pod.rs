@@ -1,8 +1,8 @@
 //! Hybrid batches on a GPU, from the planner's plans: one after the other, on two streams, side by side.
 //!
 //! `cargo bench --features cuda --bench gpu_pod -- [listed] [sweep=300] [seed=1] [json=FILE]`. Times are CUDA
-//! events around all launches of a step that follows an untimed run of itself; medians, modes in turn. Pools
-//! hold random bits of finite numbers, pages of 16 are shuffled.
+//! events around all launches of a step; medians, modes in turn, L2 not flushed. Pools hold random numbers,
+//! pages of 16 are shuffled.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -170,7 +170,7 @@ impl Bench<'_> {
     fn alone(&self, hybrid: Hybrid) -> [f64; 2] {
         let steps = [(true, false), (false, true)]
             .map(|(prefill, decode)| self.step(hybrid, PodMode::Auto, prefill, decode));
-        let times = self.timer.warm_medians(&[&steps[0], &steps[1]], 3);
+        let times = self.timer.rested_medians(&[&steps[0], &steps[1]], 3);
         [times[0], times[1]]
     }
 
@@ -187,7 +187,7 @@ impl Bench<'_> {
         ];
         steps.extend(modes.map(|mode| self.step(hybrid, mode, true, true)));
         let ways: Vec<&Step<'_>> = steps.iter().collect();
-        let all = self.timer.warm_medians(&ways, times);
+        let all = self.timer.rested_medians(&ways, times);
         let chosen = steps[5].plan.pod.expect("a hybrid batch").mode;
         Times {
             prefill: all[0],

@@ -2,7 +2,7 @@
 // Each program uses its own part of this.
 #![allow(dead_code)]
 
-use std::{cell::RefCell, ptr};
+use std::{cell::RefCell, ffi::c_void, ptr, time::Duration};
 
 use cust::sys;
 use half::f16;
@@ -223,13 +223,21 @@ impl Timer {
             .collect()
     }
 
-    /// Medians of steps that take turns, each behind an untimed run of itself, which hides the host.
-    pub fn warm_medians(&self, ways: &[&Step<'_>], times: usize) -> Vec<f64> {
+    /// Medians of steps that take turns, not flushed. Each waits behind a pause, which hides the host and lets
+    /// the GPU cool as much as a flush would.
+    pub fn rested_medians(&self, ways: &[&Step<'_>], times: usize) -> Vec<f64> {
+        extern "C" fn pause(_: *mut c_void) {
+            std::thread::sleep(Duration::from_micros(500));
+        }
         let mut all = vec![Vec::new(); ways.len()];
-        for _ in 0..times {
+        for round in 0..=times {
             for (step, times) in ways.iter().zip(&mut all) {
-                step.enqueue(self.stream.0);
-                times.push(self.once(false, |stream| step.enqueue(stream)));
+                // SAFETY: the function touches nothing.
+                ok(unsafe { sys::cuLaunchHostFunc(self.stream.0, Some(pause), ptr::null_mut()) });
+                let time = self.once(false, |stream| step.enqueue(stream));
+                if round > 0 {
+                    times.push(time);
+                }
             }
         }
         all.into_iter()
