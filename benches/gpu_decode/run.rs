@@ -163,6 +163,7 @@ pub struct Timer {
     stream: Stream,
     begin: sys::CUevent,
     end: sys::CUevent,
+    order: sys::CUevent,
     flush: Memory,
 }
 
@@ -174,6 +175,7 @@ impl Timer {
             stream: Stream::new(),
             begin: event(true),
             end: event(true),
+            order: event(false),
             flush: Memory::of_bytes(FLUSH),
         }
     }
@@ -221,6 +223,32 @@ impl Timer {
                 times[times.len() / 2]
             })
             .collect()
+    }
+
+    /// Median of what `enqueue` queues, not flushed.
+    pub fn median(&self, times: usize, enqueue: &dyn Fn(CUstream)) -> f64 {
+        let mut all: Vec<f64> = (0..=times).map(|_| self.once(false, enqueue)).collect();
+        all.remove(0);
+        all.sort_by(f64::total_cmp);
+        all[times / 2]
+    }
+
+    /// What comes on `other` waits for what is on `stream`.
+    pub fn fork(&self, stream: CUstream, other: &Stream) {
+        self.after(other.0, stream);
+    }
+
+    /// What comes on `stream` waits for what is on `other`.
+    pub fn join(&self, stream: CUstream, other: &Stream) {
+        self.after(stream, other.0);
+    }
+
+    fn after(&self, later: CUstream, earlier: CUstream) {
+        // SAFETY: all handles live.
+        unsafe {
+            ok(sys::cuEventRecord(self.order, earlier));
+            ok(sys::cuStreamWaitEvent(later, self.order, 0));
+        }
     }
 
     /// Medians of steps that take turns, not flushed. Each waits behind a pause, which hides the host and lets

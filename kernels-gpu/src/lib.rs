@@ -15,6 +15,7 @@ pub mod append;
 pub mod ceilings;
 pub mod decode;
 pub mod divisor;
+pub mod loops;
 pub mod math;
 pub mod merge;
 pub mod sm80;

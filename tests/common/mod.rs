@@ -104,6 +104,13 @@ impl Memory {
     }
 
     /// The values in it; all work on it must be done.
+    /// Zeroes the first bytes, a multiple of four, on a stream.
+    pub fn clear_on(&self, bytes: usize, stream: CUstream) {
+        // SAFETY: inside the memory.
+        let code = unsafe { sys::cuMemsetD32Async(self.address(), 0, bytes / 4, stream) };
+        assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+    }
+
     pub fn read<T: Pod>(&self) -> Vec<T> {
         let mut values = vec![T::zeroed(); self.0.len() / size_of::<T>()];
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut values);

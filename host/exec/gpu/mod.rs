@@ -54,6 +54,7 @@ mod driver;
 mod embedded;
 mod inspect;
 mod launch;
+mod loops;
 mod merge;
 mod module;
 mod prefill;
@@ -98,6 +99,7 @@ pub struct Gpu {
     merge: merge::Kernels,
     append: append::Kernels,
     ceilings: ceilings::Kernels,
+    loops: module::Kernel,
     decode: decode::Kernels,
     prefill: prefill::Kernels,
     prefill_gather: prefill_gather::Kernels,
@@ -159,6 +161,7 @@ impl Gpu {
             merge: merge::Kernels::load(&modules, max_shared)?,
             append: append::Kernels::load(&modules, max_shared)?,
             ceilings: ceilings::Kernels::load(&modules, max_shared)?,
+            loops: loops::load(&modules, max_shared)?,
             decode: decode::Kernels::load(&modules, max_shared)?,
             prefill: prefill::Kernels::load(&modules, max_shared)?,
             prefill_gather: prefill_gather::Kernels::load(&modules, max_shared)?,
