@@ -171,7 +171,7 @@ fn published() -> Vec<Vec<f64>> {
 
 /// What is varied, one at a time.
 const WAYS: [&str; 9] = [
-    "chain", "streams", "fused", "no join", "m64", "m128", "no m16", "paper", "no split",
+    "default", "streams", "fused", "apart", "paper", "no split", "m64", "m128", "joint",
 ];
 
 fn pat(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
@@ -181,12 +181,15 @@ fn pat(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
         change(&mut other);
         other
     };
-    let apart = with(|device| device.launch_ns = 0.0);
     let m64 = with(|device| device.decode.m = vec![8, 16, 64]);
     let m128 = with(|device| device.decode.m = vec![8, 16, 128]);
-    let no_m16 = with(|device| device.decode.m = vec![8, 64, 128]);
+    let always = with(|device| {
+        if let Some(joint) = &mut device.decode.joint {
+            joint.apart_ns = 1e6;
+        }
+    });
     println!(
-        "\ntree heads  launches (rows: units), slots | unique MB, moved, ideal µs | PAT | {} | PAT/chain, differs",
+        "\ntree heads  launches (rows: units), slots | unique MB, moved, ideal µs | PAT | {} | warm | PAT/default, off, differs",
         WAYS.join(", ")
     );
     let published = published();
@@ -230,25 +233,32 @@ fn pat(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
                 split: SplitMode::Off,
                 ..default
             };
+            let apart = PlanOptions {
+                packing: PackRule::Apart,
+                ..default
+            };
             let others = [
-                step(&apart, default),
-                step(&m64, default),
-                step(&m128, default),
-                step(&no_m16, default),
+                step(&device, apart),
                 step(&device, paper),
                 step(&device, no_split),
+                step(&m64, default),
+                step(&m128, default),
+                step(&always, default),
             ];
             let streams = step_on(&device, default, Streams::PerGroup);
             let mut ways = vec![&kernel, &streams, &fused];
             ways.extend(&others);
             let times = timer.medians(&ways, 9);
+            let warm = timer.warm_medians(&[&kernel], 9)[0];
             // What each way computes, against no packing.
             let off = PlanOptions {
                 packing: PackRule::Off,
                 ..default
             };
             let unpacked = step(&device, off);
-            unpacked.run();
+            let [unpacked_time] = timer.medians(&[&unpacked], 5)[..] else {
+                unreachable!("one step, one time")
+            };
             let right = unpacked.output();
             let mut differs: f32 = 0.0;
             for step in &ways {
@@ -272,7 +282,7 @@ fn pat(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
                 .collect();
             let shown: Vec<String> = times.iter().map(|time| format!("{time:>6.1}")).collect();
             println!(
-                "{:>2} {q_heads:>2}/{kv_heads:<2} {} s{} | {:.0} {:.0} {:.1} | {pat:>6.1} | {} | {:.2} {differs:.4}",
+                "{:>2} {q_heads:>2}/{kv_heads:<2} {} s{} | {:.0} {:.0} {:.1} | {pat:>6.1} | {} | {warm:>6.1} | {:.2} {unpacked_time:.1} {differs:.4}",
                 tree.id,
                 launches.join(", "),
                 kernel.plan.slots,

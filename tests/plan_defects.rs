@@ -51,7 +51,14 @@ fn needed(plan: &Plan, noise: &mut Rng) -> Option<usize> {
     (whole && plan.items[at].kv_len() > 1).then_some(at)
 }
 
-const DAMAGES: [(&str, Damage); 22] = [
+fn joint(plan: &Plan, noise: &mut Rng) -> Option<usize> {
+    let joint: Vec<usize> = (0..plan.launched())
+        .filter(|&at| plan.items[at].is_joint())
+        .collect();
+    Some(joint[pick(noise, joint.len())?])
+}
+
+const DAMAGES: [(&str, Damage); 24] = [
     ("an item ends a key too early", |plan, noise| {
         let at = needed(plan, noise)?;
         plan.items[at].kv_end -= 1;
@@ -176,6 +183,16 @@ const DAMAGES: [(&str, Damage); 22] = [
         plan.merge_slots[slots].reverse();
         Some(())
     }),
+    ("a joint item leaves out a run", |plan, noise| {
+        let at = joint(plan, noise)?;
+        plan.items[at].merge -= 1;
+        Some(())
+    }),
+    ("a joint item has the runs beside its own", |plan, noise| {
+        let at = joint(plan, noise)?;
+        plan.items[at].slot += 1;
+        Some(())
+    }),
     ("a slot is nobody's", |plan, _| {
         plan.slots += 1;
         Some(())
@@ -200,7 +217,7 @@ const DAMAGES: [(&str, Damage); 22] = [
 fn every_kind_of_damage_is_found() {
     let mut found = BTreeMap::new();
     let mut runner = TestRunner::deterministic();
-    for _ in 0..600 {
+    for _ in 0..2000 {
         let problem = problem()
             .new_tree(&mut runner)
             .expect("a problem")

@@ -2,16 +2,19 @@
 //!
 //! Times are integer picoseconds, so that sums do not depend on their order and plans repeat bit for bit.
 
-use super::{DeviceDescription, Kernel, Tile, draft::Draft};
+use super::{DeviceDescription, Kernel, Tile, TileCost, draft::Draft};
 use crate::problem::Spec;
 
 /// The cost of units, for one specification on one device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CostModel {
     decode: KernelCost,
+    /// By their rows, tiles of decodes that differ from it.
+    tiles: Vec<(u32, KernelCost)>,
     prefill: KernelCost,
     q_heads: u32,
     merge_ps: u64,
+    apart_ps: u64,
     launch_ps: u64,
 }
 
@@ -34,28 +37,48 @@ impl CostModel {
     /// The model for a specification on a device.
     #[must_use]
     pub fn new(device: &DeviceDescription, spec: &Spec) -> Self {
-        let kernel = |kernel: Kernel| {
+        let reaching = |kernel: Kernel, tile: &TileCost| {
             let resident_ctas = device.resident_ctas(kernel);
             let bytes_per_ps = device.read_bytes_per_ns / 1e3 / f64::from(resident_ctas);
-            let flops_per_ps = device.flops_per_ns / 1e3 / f64::from(resident_ctas);
+            let flops_per_ps = tile.flops_per_ns / 1e3 / f64::from(resident_ctas);
             let q_heads = f64::from(spec.q_heads);
             KernelCost {
                 resident_ctas,
-                unit_ps: (device.unit_ns(kernel) * 1e3) as u64,
+                unit_ps: (tile.unit_ns * 1e3) as u64,
                 // A KV head that several units read comes from the L2 cache after the first: each bears
                 // its share.
-                read_ps_per_key: spec.kv_bytes_per_token() as f64 / q_heads / bytes_per_ps,
+                read_ps_per_key: spec.kv_bytes_per_token() as f64
+                    / q_heads
+                    / (bytes_per_ps * tile.read),
                 compute_ps_per_pair: spec.flops_per_pair() as f64 / q_heads / flops_per_ps,
                 partial_ps_per_token: 2.0 * spec.partial_bytes_per_token() as f64
                     / q_heads
                     / bytes_per_ps,
             }
         };
+        let kernel = |kernel: Kernel| {
+            let tile = TileCost {
+                m: 0,
+                read: 1.0,
+                flops_per_ns: device.flops_per_ns,
+                unit_ns: device.unit_ns(kernel),
+            };
+            reaching(kernel, &tile)
+        };
+        let tiles = device.decode.tiles.iter();
         Self {
             decode: kernel(Kernel::Decode),
+            tiles: tiles
+                .map(|tile| (tile.m, reaching(Kernel::Decode, tile)))
+                .collect(),
             prefill: kernel(Kernel::Prefill),
             q_heads: spec.q_heads,
             merge_ps: (device.merge_ns * 1e3) as u64,
+            apart_ps: device
+                .decode
+                .joint
+                .as_ref()
+                .map_or(0, |joint| (joint.apart_ns * 1e3) as u64),
             launch_ps: (device.launch_ns * 1e3) as u64,
         }
     }
@@ -63,6 +86,14 @@ impl CostModel {
     const fn kernel(&self, kernel: Kernel) -> &KernelCost {
         match kernel {
             Kernel::Decode => &self.decode,
+            Kernel::Prefill => &self.prefill,
+        }
+    }
+
+    fn tile(&self, kernel: Kernel, m: u32) -> &KernelCost {
+        let of_rows = || self.tiles.iter().find(|tile| tile.0 == m);
+        match kernel {
+            Kernel::Decode => of_rows().map_or(&self.decode, |tile| &tile.1),
             Kernel::Prefill => &self.prefill,
         }
     }
@@ -82,8 +113,8 @@ impl CostModel {
     /// What a unit of `pack` query heads costs whatever its keys, in picoseconds; `partial_tokens` of its
     /// query tokens leave a partial state.
     #[must_use]
-    pub fn fixed_ps(&self, kernel: Kernel, pack: u32, partial_tokens: u32) -> u64 {
-        let cost = self.kernel(kernel);
+    pub fn fixed_ps(&self, kernel: Kernel, tile: Tile, pack: u32, partial_tokens: u32) -> u64 {
+        let cost = self.tile(kernel, tile.m);
         let partials = f64::from(partial_tokens) * f64::from(pack);
         cost.unit_ps + (partials * cost.partial_ps_per_token) as u64
     }
@@ -92,7 +123,7 @@ impl CostModel {
     pub(super) fn mean_load_ps(&self, drafts: &[Draft]) -> u64 {
         let load = |draft: &Draft| {
             let partial_rows = if draft.leaves_partial { draft.rows } else { 0 };
-            let unit = self.fixed_ps(draft.kernel, draft.pack, partial_rows)
+            let unit = self.fixed_ps(draft.kernel, draft.tile, draft.pack, partial_rows)
                 + self.key_ps(draft.kernel, draft.tile, draft.pack) * u64::from(draft.kv_len());
             let units = u64::from(self.units_per_item(draft.pack));
             unit * units / u64::from(self.resident_ctas(draft.kernel))
@@ -106,6 +137,12 @@ impl CostModel {
         self.launch_ps
     }
 
+    /// What a step pays for cutting a joint tile, or for doing without.
+    #[must_use]
+    pub const fn apart_ps(&self) -> u64 {
+        self.apart_ps
+    }
+
     /// What merging costs a step at least.
     #[must_use]
     pub const fn merge_ps(&self) -> u64 {
@@ -115,9 +152,15 @@ impl CostModel {
     /// What each key adds to a unit, in picoseconds: the larger of reading it and computing with it.
     #[must_use]
     pub fn key_ps(&self, kernel: Kernel, tile: Tile, pack: u32) -> u64 {
-        let cost = self.kernel(kernel);
-        let compute = f64::from(tile.m) * cost.compute_ps_per_pair;
+        let cost = self.tile(kernel, tile.m);
         let read = f64::from(pack) * cost.read_ps_per_key;
-        compute.max(read).ceil() as u64
+        read.ceil().max(self.cached_key_ps(kernel, tile) as f64) as u64
+    }
+
+    /// What each key adds that another unit reads as well, and reads first.
+    #[must_use]
+    pub fn cached_key_ps(&self, kernel: Kernel, tile: Tile) -> u64 {
+        let cost = self.tile(kernel, tile.m);
+        (f64::from(tile.m) * cost.compute_ps_per_pair).ceil() as u64
     }
 }

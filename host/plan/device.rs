@@ -70,10 +70,41 @@ pub struct DecodeDescription {
     pub n_by_kv_len: Vec<KeyStep>,
     /// Time of a unit beyond its bytes and FLOPs: claiming, filling and draining the pipeline.
     pub unit_ns: f64,
+    /// What single row tiles reach, where that is not what the device does.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tiles: Vec<TileCost>,
+    /// Tiles whose rows see different keys.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joint: Option<JointDescription>,
     /// What was compiled: heads that any of these is for choose among those. Where none is, whatever the
     /// solver finds feasible can be chosen.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub compiled: Vec<Instance>,
+}
+
+/// What the kernel of a row tile reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TileCost {
+    /// Rows.
+    pub m: u32,
+    /// The part of the device's read bandwidth that it streams keys with.
+    pub read: f64,
+    /// Throughput on keys that need not be waited for, of the whole device.
+    pub flops_per_ns: f64,
+    /// Time of a unit beyond its keys.
+    pub unit_ns: f64,
+}
+
+/// Tiles whose rows see different keys, and what is saved by them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JointDescription {
+    /// Row tiles that can be such, ascending.
+    pub m: Vec<u32>,
+    /// What a step pays for having prefixes in items of their own, or for cutting such a tile: merging, and
+    /// launches one behind the other.
+    pub apart_ns: f64,
 }
 
 /// Tiles and costs of the prefill kernel.
@@ -250,6 +281,13 @@ impl DeviceDescription {
             return wrong(format!(
                 "{tiles:?} tiles of decode and prefill are more than the {MAX_TILES} that a plan can tell apart"
             ));
+        }
+        let reached = |tile: &&TileCost| {
+            let positive = |x: f64| x > 0.0 && x.is_finite();
+            !(positive(tile.read) && positive(tile.flops_per_ns) && tile.unit_ns >= 0.0)
+        };
+        if let Some(tile) = self.decode.tiles.iter().find(reached) {
+            return wrong(format!("decode.tiles: {tile:?} does nothing"));
         }
         for kernel in Kernel::ALL {
             let (ctas, unit_ns) = (self.ctas_per_sm(kernel), self.unit_ns(kernel));

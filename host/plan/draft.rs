@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::{
     DeviceDescription, Kernel, PlannedRowBlock, Tile,
+    cost::CostModel,
     tiles::{PrefillTile, TileTable},
 };
 use crate::problem::{Part, Spec};
@@ -44,6 +45,27 @@ pub(super) struct Draft {
     pub growable: bool,
     /// The row block whose last keys these are, among the plan's, if no other draft ends with them.
     pub tail_of: u32,
+    /// Joint: where its [`DraftRun`]s begin, and how many there are. Its keys are theirs, counted through.
+    pub runs_begin: u32,
+    pub runs: u32,
+}
+
+/// Keys of one table that some rows of a joint draft see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DraftRun {
+    /// First page of the table in the plan's page ids.
+    pub table: u32,
+    pub kv_begin: u32,
+    pub kv_end: u32,
+    /// Where they stand among the keys of the draft; runs begin where drafts may be cut.
+    pub start: u32,
+    /// Its first [`DraftRow`].
+    pub rows_begin: u32,
+    pub rows: u32,
+    /// Other drafts read them too.
+    pub is_shared: bool,
+    /// As [`Draft::tail_of`].
+    pub tail_of: u32,
 }
 
 /// In [`Draft::tail_of`]: of none.
@@ -56,6 +78,11 @@ impl Draft {
 
     pub fn is_gathered(&self) -> bool {
         self.kernel == Kernel::Decode
+    }
+
+    /// Whether its rows see different tables.
+    pub const fn is_joint(&self) -> bool {
+        self.runs > 0
     }
 }
 
@@ -79,6 +106,7 @@ impl Piece {
 pub(super) struct PartInput<'a> {
     pub device: &'a DeviceDescription,
     pub spec: &'a Spec,
+    pub cost: &'a CostModel,
     pub tiles: &'a TileTable,
     pub part: &'a Part,
     /// The part's index.
@@ -162,6 +190,8 @@ impl PartInput<'_> {
                         all_see: true,
                         growable: false,
                         tail_of: NO_ROW_BLOCK,
+                        runs_begin: 0,
+                        runs: 0,
                     });
                 }
             }

@@ -6,8 +6,9 @@ use kernels_gpu::abi::WorkItem;
 
 use super::{
     Kernel, PackRule, PlanOptions, PlannedRowBlock, SplitMode, Tile,
-    draft::{Draft, DraftRow, NO_ROW_BLOCK, PartInput},
-    forest::{Forest, Member},
+    draft::{Draft, DraftRow, DraftRun, NO_ROW_BLOCK, PartInput},
+    forest::{Forest, Member, NO_NODE},
+    joint::{Choice, Joiner, JointForest},
     pack::{PackCosts, PackNode, Packer},
 };
 
@@ -19,6 +20,7 @@ pub(super) struct Gatherer {
     members: Vec<Decode>,
     /// For each node, where the rows of its subtree begin among the draft's.
     rows_begin: Vec<u32>,
+    joiner: Joiner,
 }
 
 /// What the drafts of a part have in common.
@@ -53,6 +55,7 @@ impl Gatherer {
         options: &PlanOptions,
         drafts: &mut Vec<Draft>,
         draft_rows: &mut Vec<DraftRow>,
+        draft_runs: &mut Vec<DraftRun>,
     ) -> bool {
         let PartInput { part, spec, .. } = *input;
         self.members.clear();
@@ -125,12 +128,63 @@ impl Gatherer {
                 all_see,
                 growable: true,
                 tail_of: NO_ROW_BLOCK,
+                runs_begin: 0,
+                runs: 0,
             },
         };
-        for node in 0..self.packer.nodes.len() {
-            self.draft_node(node, &mut common, input, drafts, draft_rows);
+        let cut_freely = matches!(options.split, SplitMode::Makespan | SplitMode::Off);
+        let joins = options.packing == PackRule::Exact && options.decode_tile.is_none();
+        // Beside prefills decodes run in kernels of their own.
+        let alone = !input.composed && !has_prefills;
+        let choice = if joins && cut_freely && all_see && alone {
+            self.joiner.choose(input, &self.packer)
+        } else {
+            None
+        };
+        let mut node = 0;
+        while node < self.packer.nodes.len() {
+            let is_root = self.packer.nodes[node].parent == NO_NODE;
+            match choice {
+                Some(choice) if is_root && self.joiner.joins(node, &choice, input.cost) => {
+                    self.join(node, &choice, input, drafts, draft_runs);
+                    node = self.packer.nodes[node].subtree_end as usize;
+                }
+                _ => {
+                    self.draft_node(node, &mut common, input, drafts, draft_rows);
+                    node += 1;
+                }
+            }
         }
         has_prefills
+    }
+
+    /// Drafts a tree in joint tiles.
+    fn join(
+        &mut self,
+        root: usize,
+        choice: &Choice,
+        input: &PartInput<'_>,
+        drafts: &mut Vec<Draft>,
+        draft_runs: &mut Vec<DraftRun>,
+    ) {
+        let Self {
+            forest,
+            packer,
+            members,
+            rows_begin,
+            joiner,
+        } = self;
+        let forest = JointForest {
+            packer,
+            rows_begin,
+            table: |node: usize| {
+                let Decode {
+                    table, row_block, ..
+                } = members[forest.nodes[node].member as usize];
+                (table, row_block)
+            },
+        };
+        joiner.draft(input, choice, root, &forest, drafts, draft_runs);
     }
 
     /// The prefix forest, in tokens.
@@ -182,6 +236,7 @@ impl Gatherer {
             packer,
             members,
             rows_begin,
+            ..
         } = self;
         rows_begin.clear();
         for node in &forest.nodes {

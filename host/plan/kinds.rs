@@ -112,12 +112,12 @@ impl Kind {
             leaves_partial,
             ..
         } = self.draft;
-        let fixed_cut = cost.fixed_ps(kernel, pack, rows);
+        let fixed_cut = cost.fixed_ps(kernel, tile, pack, rows);
         let key = cost.key_ps(kernel, tile, pack).max(1);
         let shortest = u32::try_from(fixed_cut / key).unwrap_or(u32::MAX / 2);
         self.load = Load {
             units: cost.units_per_item(pack),
-            fixed: cost.fixed_ps(kernel, pack, if leaves_partial { rows } else { 0 }),
+            fixed: cost.fixed_ps(kernel, tile, pack, if leaves_partial { rows } else { 0 }),
             fixed_cut,
             key,
             shortest: shortest.max(1).next_multiple_of(granule(&self.draft)),

@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 use self::pod::PodPlan;
 use crate::problem::Spec;
 
+mod apart;
 mod balance;
 mod cost;
 mod device;
@@ -37,6 +38,7 @@ mod emit;
 mod error;
 mod forest;
 mod gather;
+mod joint;
 mod kinds;
 mod pack;
 mod planner;
@@ -51,7 +53,8 @@ mod verify;
 mod workspace;
 
 pub use device::{
-    DecodeDescription, DeviceDescription, Instance, KeyStep, PrefillDescription, QueryStep,
+    DecodeDescription, DeviceDescription, Instance, JointDescription, KeyStep, PrefillDescription,
+    QueryStep, TileCost,
 };
 pub use error::{BrokenPlan, PlanError};
 pub use pack::PackRule;
@@ -234,11 +237,33 @@ impl Plan {
         &self.rows[item.rows_begin as usize..(item.rows_begin + item.rows) as usize]
     }
 
-    /// The pages of an item's table, as far as the item reads.
+    /// The runs of a joint item; none of others.
+    #[must_use]
+    pub fn runs_of(&self, index: usize) -> &[WorkItem] {
+        let item = &self.items[index];
+        if !item.is_joint() {
+            return &[];
+        }
+        let first = index + item.slot as usize;
+        &self.items[first..first + item.merge as usize]
+    }
+
+    /// Items that are launched; those behind them are runs.
+    #[must_use]
+    pub fn launched(&self) -> usize {
+        self.groups
+            .last()
+            .map_or(0, |group| group.items.end as usize)
+    }
+
+    /// The pages of an item's table, as far as the item reads; none of a joint item, whose runs read.
     #[must_use]
     pub fn pages_of(&self, item: &WorkItem) -> &[u32] {
         let page_size = self.parts[item.part as usize].page_size;
-        let pages = item.kv_end.div_ceil(page_size);
+        let pages = match item.is_joint() {
+            true => 0,
+            false => item.kv_end.div_ceil(page_size),
+        };
         &self.page_ids[item.table as usize..(item.table + pages) as usize]
     }
 

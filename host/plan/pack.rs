@@ -15,9 +15,13 @@ use super::forest::NO_NODE;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum PackRule {
-    /// The fewest bytes, for the real element types, group size and query tile.
+    /// The least time: as [`Apart`](Self::Apart), or in joint tiles, whose rows see different keys, where the
+    /// device has kernels for them.
     #[default]
     Exact,
+    /// The fewest bytes, for the real element types, group size and query tile. All rows of a tile see the
+    /// same keys.
+    Apart,
     /// The rule of the PAT paper: join a child of `s` queries to a parent of `l` keys where `4·s ≥ l`.
     PatPaper,
     /// The rule of PAT's published code: `l` counts inherited keys, and a child is joined too where that
@@ -178,7 +182,7 @@ impl Packer {
     pub fn pack(&mut self, rule: PackRule, costs: PackCosts) {
         self.costs = costs;
         match rule {
-            PackRule::Exact => self.exact(),
+            PackRule::Exact | PackRule::Apart => self.exact(),
             PackRule::PatPaper => self.top_down(|_, parent, child, _| {
                 4 * u64::from(child.rows) >= u64::from(parent.end - parent.begin)
             }),
@@ -577,7 +581,7 @@ impl Packer {
     }
 
     /// The rows of the item at a node: those below that are not joined to it.
-    fn item_rows(&self, index: usize) -> u32 {
+    pub fn item_rows(&self, index: usize) -> u32 {
         let node = &self.nodes[index];
         if node.is_leaf {
             return if node.is_empty() { 0 } else { node.rows };

@@ -6,7 +6,7 @@ use super::{
     Bound, DeviceDescription, Kernel, MergeMode, PackRule, Plan, PlanError, PlannedPart,
     PlannedRowBlock, SplitMode, Tile, TileGroup,
     cost::CostModel,
-    draft::{Draft, DraftRow, PartInput},
+    draft::{Draft, DraftRow, DraftRun, PartInput},
     emit::{Emitter, Pieces},
     gather::Gatherer,
     pod::{PodConfig, PodMode, PodPlan, TicketPolicy, Tickets},
@@ -43,6 +43,7 @@ pub struct Planner {
     gatherer: Gatherer,
     drafts: Vec<Draft>,
     draft_rows: Vec<DraftRow>,
+    draft_runs: Vec<DraftRun>,
     splitter: Splitter,
     emitter: Emitter,
 }
@@ -180,6 +181,7 @@ impl Planner {
             gatherer,
             drafts,
             draft_rows,
+            draft_runs,
             splitter,
             emitter,
         } = self;
@@ -192,6 +194,7 @@ impl Planner {
             let part = move |(index, (part, planned)): (usize, (_, &PlannedPart))| PartInput {
                 device,
                 spec,
+                cost,
                 tiles,
                 part,
                 index: index as u32,
@@ -205,9 +208,10 @@ impl Planner {
         };
         drafts.clear();
         draft_rows.clear();
+        draft_runs.clear();
         let mut prefills = false;
         for part in parts(&derived.tiles) {
-            prefills |= gatherer.gather(&part, options, drafts, draft_rows);
+            prefills |= gatherer.gather(&part, options, drafts, draft_rows, draft_runs);
         }
         let hybrid = prefills && !drafts.is_empty();
         let mut pod = hybrid.then(|| {
@@ -230,10 +234,11 @@ impl Planner {
         if again {
             drafts.clear();
             draft_rows.clear();
+            draft_runs.clear();
         }
         for part in parts(tiles) {
             if again {
-                gatherer.gather(&part, options, drafts, draft_rows);
+                gatherer.gather(&part, options, drafts, draft_rows, draft_runs);
             }
             if prefills {
                 part.draft_contiguous(drafts);
@@ -266,6 +271,7 @@ impl Planner {
             variant: spec.variant,
             drafts,
             draft_rows,
+            draft_runs,
             pieces: &splitter.pieces,
             launches: &splitter.launches,
             place: &splitter.place,

@@ -58,6 +58,7 @@ impl Plan {
                 let item = &self.items[index as usize];
                 let unit_ps = cost.fixed_ps(
                     group.kernel,
+                    group.tile,
                     group.pack,
                     self.partial_rows(group.kernel, item),
                 ) + cost.key_ps(group.kernel, group.tile, group.pack).max(1)

@@ -444,7 +444,12 @@ impl Splitter {
         self.outcome.makespan_ps[class as usize] = whole;
         // Where no row is merged yet, cutting costs the step a merge.
         let merged = drafts.iter().any(|draft| draft.leaves_partial);
-        let merge = if merged { 0 } else { input.cost.merge_ps() };
+        let joint = drafts.iter().any(Draft::is_joint);
+        let merge = match (merged, joint) {
+            (true, _) => 0,
+            (false, true) => input.cost.apart_ps(),
+            (false, false) => input.cost.merge_ps(),
+        };
         if whole <= good + merge {
             return false;
         }
@@ -814,7 +819,12 @@ fn order_column(column: &mut Vec<(Reverse<u64>, u32)>, placed: &mut [Piece]) {
 
 /// Cuts fall on multiples of this: whole pages, and no less than a matrix instruction's keys.
 pub(super) fn granule(draft: &Draft) -> u32 {
-    16u32.next_multiple_of(draft.page_size)
+    granule_of(draft.page_size)
+}
+
+/// As [`granule`], for pages of so many tokens.
+pub(super) fn granule_of(page_size: u32) -> u32 {
+    16u32.next_multiple_of(page_size)
 }
 
 /// The last place to cut a draft at or before a key: between tiles, where that shortens the piece by a small

@@ -4,6 +4,8 @@
 //! it is, and so do forest, packing and splits: the plan only has to move the queries by a position, and to
 //! lengthen the items at the ends of the tables.
 
+use kernels_gpu::abi::WorkItem;
+
 use super::{
     DeviceDescription, Plan, PlanError, PlanOptions, PlannedPart, PlannedRowBlock, Planner,
 };
@@ -95,6 +97,14 @@ impl Plan {
                         item.kv_end = kv_len;
                     }
                 }
+            }
+        }
+        for index in 0..items.len() {
+            let item = items[index];
+            if item.is_joint() {
+                let first = index + item.slot as usize;
+                let runs = &items[first..first + item.merge as usize];
+                items[index].kv_end = runs.iter().map(WorkItem::kv_len).sum();
             }
         }
         if let Growth::By(shift) = growth {

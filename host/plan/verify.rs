@@ -28,6 +28,9 @@ struct Row {
     merge: u32,
 }
 
+/// What an item covers of a token: its part and keys, where its state goes, and the item.
+type Covered = (u32, u32, u32, u32, u32, u32);
+
 impl Plan {
     /// Checks that the plan computes the batch: every query token meets every key it may see exactly once,
     /// every partial state has its own slot and is merged once, in key order, and every output is written
@@ -59,6 +62,7 @@ impl Plan {
             .map(|part| row_blocks(part, self.total_q))
             .collect();
         let mut covered = vec![Vec::new(); self.total_q as usize];
+        let owners = self.owners()?;
         for (index, item) in self.items.iter().enumerate() {
             let part = item.part as usize;
             ensure!(part < batch.parts.len(), "item {index} is of part {part}");
@@ -70,6 +74,16 @@ impl Plan {
             );
             ensure!(item.kv_begin < item.kv_end, "item {index} has no keys");
             let rows = self.expand(index, item)?;
+            if item.is_joint() {
+                // Its runs are what it computes.
+                let smallest = rows.iter().map(|row| row.position).min();
+                ensure!(
+                    smallest == Some(item.position),
+                    "item {index}: position {} of {smallest:?}",
+                    item.position
+                );
+                continue;
+            }
             let smallest = rows.iter().map(|row| row.position).min();
             ensure!(
                 smallest == Some(item.position),
@@ -96,6 +110,7 @@ impl Plan {
                     item.kv_end,
                     row.slot,
                     row.merge,
+                    owners[index],
                 ));
             }
         }
@@ -113,6 +128,8 @@ impl Plan {
         for (token, items) in covered.iter_mut().enumerate() {
             items.sort_unstable();
             self.verify_coverage(batch, &row_blocks, token, items)?;
+            // The runs of an item leave one state.
+            items.dedup_by_key(|item| (item.3, item.4, item.5));
             self.verify_states(token, items, merge_of[token], &mut writers)?;
         }
         match writers.iter().position(|&writers| writers != 1) {
@@ -221,12 +238,61 @@ impl Plan {
                 );
             }
         }
-        ensure!(
-            end as usize == self.items.len(),
-            "groups end at item {end} of {}",
-            self.items.len()
-        );
         Ok(())
+    }
+
+    /// For each item, itself; for each run, the joint item that it belongs to. Behind the items of the groups
+    /// stand the runs of joint items, each once.
+    fn owners(&self) -> Result<Vec<u32>, Defect> {
+        let launched = self.launched();
+        let mut owners: Vec<u32> = (0..launched as u32).collect();
+        owners.resize(self.items.len(), u32::MAX);
+        for (index, item) in self.items[..launched].iter().enumerate() {
+            if !item.is_joint() {
+                continue;
+            }
+            let first = index.saturating_add(item.slot as usize);
+            let runs = first..first.saturating_add(item.merge as usize);
+            ensure!(
+                item.is_gathered()
+                    && item.kv_begin == 0
+                    && (1..=WorkItem::MAX_RUNS).contains(&item.merge)
+                    && first >= launched
+                    && runs.end <= self.items.len(),
+                "item {index} has runs {runs:?} of {}",
+                self.items.len()
+            );
+            let rows = item.rows_begin..item.rows_begin.saturating_add(item.rows);
+            let mut keys = 0u32;
+            for run in runs {
+                let other = &self.items[run];
+                let last = other.rows_begin.saturating_add(other.rows);
+                ensure!(
+                    owners[run] == u32::MAX,
+                    "items {} and {index} share run {run}",
+                    owners[run]
+                );
+                owners[run] = index as u32;
+                ensure!(
+                    other.is_gathered()
+                        && !other.is_joint()
+                        && other.part == item.part
+                        && rows.start <= other.rows_begin
+                        && last <= rows.end,
+                    "item {index} has the rows {rows:?}, its run {run} is {other:?}"
+                );
+                keys = keys.saturating_add(other.kv_end.saturating_sub(other.kv_begin));
+            }
+            ensure!(
+                keys == item.kv_end,
+                "item {index} has {} keys, its runs have {keys}",
+                item.kv_end
+            );
+        }
+        match owners.iter().position(|&owner| owner == u32::MAX) {
+            Some(item) => Err(Defect(format!("no group has item {item}"))),
+            None => Ok(owners),
+        }
     }
 
     fn expand(&self, index: usize, item: &WorkItem) -> Result<Vec<Row>, Defect> {
@@ -317,7 +383,7 @@ impl Plan {
         batch: &Batch,
         row_blocks: &[Vec<Option<usize>>],
         token: usize,
-        items: &[(u32, u32, u32, u32, u32)],
+        items: &[Covered],
     ) -> Result<(), Defect> {
         for (index, part) in batch.parts.iter().enumerate() {
             let mut keys = items
@@ -362,12 +428,12 @@ impl Plan {
     fn verify_states(
         &self,
         token: usize,
-        items: &[(u32, u32, u32, u32, u32)],
+        items: &[Covered],
         merge: Option<usize>,
         writers: &mut [u32],
     ) -> Result<(), Defect> {
         let Some(merge) = merge else {
-            let direct = matches!(items, [(.., DIRECT, NO_MERGE)]);
+            let direct = matches!(items, [(.., DIRECT, NO_MERGE, _)]);
             ensure!(direct, "token {token} has no merge, and items {items:?}");
             return Ok(());
         };

@@ -39,9 +39,11 @@ pub struct WorkItem {
     /// [`QueryRow::position`]). Gathered: the smallest position among the rows; an item whose
     /// `kv_end <= position + 1` needs no causal mask.
     pub position: i32,
-    /// Contiguous: slot of the first row, row `i` owns `slot + i`; or [`DIRECT`]. Gathered: unused.
+    /// Contiguous: slot of the first row, row `i` owns `slot + i`; or [`DIRECT`]. Joint: how many items further
+    /// on its first run stands. Gathered: unused.
     pub slot: u32,
-    /// Contiguous: merge of the first row, row `i` belongs to `merge + i`; or [`NO_MERGE`].
+    /// Contiguous: merge of the first row, row `i` belongs to `merge + i`; or [`NO_MERGE`]. Joint: how many
+    /// runs it has. Gathered: unused.
     pub merge: u32,
     /// [`WorkItem::GATHERED`] and the like.
     pub flags: u32,
@@ -54,11 +56,24 @@ impl WorkItem {
     pub const GATHERED: u32 = 1;
     /// The keys are read by other items too (a prefix that was cut): keep them in the L2 cache.
     pub const SHARED_KEYS: u32 = 2;
+    /// A tile whose rows do not all see the same keys: some see this request's, others that one's, and a prefix
+    /// all of them. The item's *runs* are gathered items that stand behind those of all launches, one after
+    /// the other; each is a run of keys of one table for a part of the item's rows, and between them every row
+    /// has one state. The item's own keys count those of all runs, from 0; its table is that of the first.
+    pub const JOINT: u32 = 4;
+    /// The most runs of an item.
+    pub const MAX_RUNS: u32 = 128;
 
     /// Whether the rows are listed one by one.
     #[must_use]
     pub const fn is_gathered(&self) -> bool {
         self.flags & Self::GATHERED != 0
+    }
+
+    /// Whether the rows see different tables.
+    #[must_use]
+    pub const fn is_joint(&self) -> bool {
+        self.flags & Self::JOINT != 0
     }
 
     /// Number of keys.

@@ -7,7 +7,7 @@ use proptest::{prelude::*, sample::Index};
 use tandem_attn::{
     abi::KvStrides,
     kv::{KvView, compose::share_prefixes},
-    plan::{DeviceDescription, PlanOptions, QueryStep, SplitMode},
+    plan::{DeviceDescription, JointDescription, PlanOptions, QueryStep, SplitMode},
     problem::{Batch, KvLayout, PageTable, Part, Spec},
     reference,
     tensor::Element,
@@ -297,10 +297,15 @@ fn device() -> impl Strategy<Value = DeviceDescription> {
         1u32..9,
         1u32..5,
         any::<bool>(),
+        prop_oneof![2 => Just(None), 1 => Just(Some(0.0)), 3 => Just(Some(1e9))],
     )
-        .prop_map(|(workers, m, tokens, pack, small)| {
+        .prop_map(|(workers, m, tokens, pack, small, joint)| {
             let mut device = DeviceDescription::named("cpu").expect("it is built in");
             device.sms = workers;
+            device.decode.joint = joint.map(|apart_ns| JointDescription {
+                m: vec![16],
+                apart_ns,
+            });
             if small {
                 device.decode_max_tokens = tokens;
                 device.decode.m = vec![16];

@@ -171,6 +171,8 @@ impl Cpu {
         out: SliceMut<'_>,
         lse: Option<&mut [f32]>,
     ) -> Result<(), Error> {
+        let apart = plan.taken_apart()?;
+        let plan = apart.as_ref();
         let sources = Sources::of(plan)?;
         let mut workspace = self.take_workspace(plan, sources.rows);
         let tasks = tasks(plan, &mut workspace).into_par_iter().with_max_len(1);

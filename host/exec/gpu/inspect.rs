@@ -78,7 +78,8 @@ pub(super) fn inspect(
     for launch in &agenda.launches {
         let part = launch.key.part as usize;
         let (page_size, pool_pages) = (agenda.parts[part].page_size, pages[part]);
-        for index in launch.first..launch.first + launch.items {
+        let launched = launch.first..launch.first + launch.items;
+        for index in launched.flat_map(|index| with_runs(bytes, layout, index)) {
             let item: WorkItem = read(bytes, &layout.items, index);
             let broken = |what: &'static str, got: u32, limit: u32| {
                 let request = known.table(item.table).map(|table| table.row_block);
@@ -98,10 +99,16 @@ pub(super) fn inspect(
                 return broken("the start of its table", item.table, known.page_ids);
             };
             let capacity = (table.pages.end - item.table) * page_size;
-            if item.kv_end > capacity || item.kv_begin > item.kv_end {
+            // The keys of a joint item are its runs'.
+            let keys = if item.is_joint() {
+                0..0
+            } else {
+                item.kv_begin..item.kv_end
+            };
+            if keys.end > capacity || keys.start > keys.end {
                 return broken("the end of its keys", item.kv_end, capacity);
             }
-            for page in item.kv_begin / page_size..item.kv_end.div_ceil(page_size) {
+            for page in keys.start / page_size..keys.end.div_ceil(page_size) {
                 let id: u32 = read(bytes, &layout.page_ids, item.table + page);
                 if id >= pool_pages {
                     return Err(Error::PageOutside {
@@ -118,6 +125,18 @@ pub(super) fn inspect(
         }
     }
     Ok(())
+}
+
+/// An item and the runs that it has, as far as these are in the workspace.
+fn with_runs(bytes: &[u8], layout: &WorkspaceLayout, index: u32) -> impl Iterator<Item = u32> {
+    let item: WorkItem = read(bytes, &layout.items, index);
+    let all = (layout.items.end - layout.items.start) / size_of::<WorkItem>() as u64;
+    let first = index.saturating_add(item.slot).min(all as u32);
+    let runs = match item.is_joint() {
+        true => first..first.saturating_add(item.merge).min(all as u32),
+        false => 0..0,
+    };
+    std::iter::once(index).chain(runs)
 }
 
 /// The tokens, states and merges of an item: what is out of its array, its value, and the limit.

@@ -75,9 +75,9 @@ mod entries {
                     if thread < 128 {
                         setmaxnreg::decrease::<{ REGISTERS[1] }>();
                         match thread / 32 {
-                            0 => load::<false, { SHAPE.stages }>(&p, maps, s),
-                            1 => load::<true, { SHAPE.stages }>(&p, maps.add(1), s),
-                            2 => gather(&p, s),
+                            0 => load::<_, false, { SHAPE.stages }>(&p, &variant, maps, s),
+                            1 => load::<_, true, { SHAPE.stages }>(&p, &variant, maps.add(1), s),
+                            2 => gather(&p, &variant, s),
                             _ => help_gather(&p, s),
                         }
                     } else {

@@ -9,12 +9,13 @@ use super::{
         uniform,
     },
     finish::Finish,
+    runs::{Mode, Visible},
     shared::{Shared, Unit},
 };
 use crate::{
     abi::DecodeParams,
     decode::half::Half,
-    softmax::{Rows, hide_after, hide_before, mask, transform},
+    softmax::Rows,
     variant::{Pair, Variant},
 };
 
@@ -22,67 +23,105 @@ use crate::{
 struct Work {
     /// Shared address of its 64 rows of queries.
     queries: u32,
-    /// First key of the block at hand, blocks left (this one included).
-    begin: i32,
+    /// Blocks left, the one at hand included.
     left: u32,
-    /// The first and the last key that all rows see.
-    all_see: (i32, i32),
 }
 
 impl Work {
     #[inline(always)]
-    unsafe fn open<V: Variant>(variant: &V, s: Shared, slot: u32, consumer: u32) -> Self {
-        // SAFETY: the unit's barrier completed.
-        let unit = unsafe { Unit::load(s.unit(slot)) };
-        let (_, least) = variant.visible_keys(unit.position);
-        // Positions may lie anywhere after the smallest: under a window nothing is seen by all for sure.
-        let first = if variant.params().window_left == i32::MAX {
-            unit.kv_begin as i32
-        } else {
-            i32::MAX
-        };
-        // SAFETY: whole warps; all lanes agree on these.
+    unsafe fn open(s: Shared, slot: u32, consumer: u32) -> Self {
+        // SAFETY: the unit's barrier completed; whole warps.
         unsafe {
+            let unit = Unit::load(s.unit(slot));
             Self {
                 queries: s.queries(slot) + consumer * 64 * 128,
-                begin: uniform(unit.end - s.shape.keys) as i32,
                 left: uniform(unit.blocks),
-                all_see: (
-                    uniform(first as u32) as i32,
-                    uniform(least.min(unit.kv_end as i32 - 1) as u32) as i32,
-                ),
             }
         }
     }
 }
 
-/// Whose a row is (the key is left open), and the first and the last key of the unit that it sees.
+/// Whose a row is; the key is left open. Rows that do not exist are the last token's.
 #[inline(always)]
-unsafe fn query<V: Variant>(
-    p: &DecodeParams,
-    variant: &V,
-    s: Shared,
-    slot: u32,
-    row: u32,
-) -> (Pair, (i32, i32)) {
-    // SAFETY: the unit's barrier completed; rows that do not exist are given the last token.
+unsafe fn query(p: &DecodeParams, s: Shared, slot: u32, row: u32) -> Pair {
+    // SAFETY: the unit's barrier completed.
     let (unit, row, in_group) = unsafe {
         let unit = Unit::load(s.unit(slot));
         let (token, in_group) = p.group.div_rem(row);
         (unit, s.load_row(slot, token.min(unit.tokens - 1)), in_group)
     };
-    let (first, last) = variant.visible_keys(row.position);
-    let pair = Pair {
+    Pair {
         token: row.token,
         head: unit.head * p.attention.group + in_group,
         position: row.position,
         key: 0,
+    }
+}
+
+/// The first and the last key that a row's position shows it; any for rows that do not exist.
+#[inline(always)]
+unsafe fn seen(p: &DecodeParams, s: Shared, slot: u32, row: u32) -> [i32; 2] {
+    let (token, _) = p.group.div_rem(row);
+    // SAFETY: the unit's barrier completed.
+    unsafe { shared::load_u32x2(s.seen(slot, token)).map(|key| key as i32) }
+}
+
+/// From accumulators to logits: the variant's and the mask. `of` tells whose a row is, `seen` what it sees.
+#[inline(always)]
+unsafe fn finish_logits<V: Variant, const POSITIONAL: bool, const S: usize>(
+    logits: &mut [f32; S],
+    variant: &V,
+    mask: u32,
+    rows: [u32; 2],
+    of: impl Fn(u32) -> Pair,
+    seen: impl Fn(u32) -> [i32; 2],
+) {
+    let columns = warp::lane_id() % 4 * 2;
+    let nobody = Pair {
+        token: 0,
+        head: 0,
+        position: 0,
+        key: 0,
     };
-    let seen = (
-        first.max(unit.kv_begin as i32),
-        last.min(unit.kv_end as i32 - 1),
-    );
-    (pair, seen)
+    let of = if V::TRANSFORMS_LOGITS || V::MASKS {
+        rows.map(of)
+    } else {
+        [nobody; 2]
+    };
+    let seen = if POSITIONAL {
+        rows.map(seen)
+    } else {
+        [[0; 2]; 2]
+    };
+    let mut group = 0;
+    while group < S / 4 {
+        // SAFETY: the block's barrier completed.
+        let visible = unsafe { Visible::load(mask, group as u32) };
+        let column = [visible.column(columns), visible.column(columns + 1)];
+        let row = rows.map(|row| visible.row(row));
+        let mut i = 0;
+        while i < 4 {
+            let (h, e) = (i / 2, i % 2);
+            let logit = &mut logits[4 * group + i];
+            let key = visible.key + columns + e as u32;
+            let pair = Pair { key, ..of[h] };
+            if V::TRANSFORMS_LOGITS {
+                *logit = variant.logit(*logit, pair);
+            }
+            let mut sees = row[h] & column[e];
+            if POSITIONAL {
+                sees &= key as i32 >= seen[h][0] && key as i32 <= seen[h][1];
+            }
+            if V::MASKS {
+                sees &= variant.visible(pair);
+            }
+            if !sees {
+                *logit = f32::NEG_INFINITY;
+            }
+            i += 1;
+        }
+        group += 1;
+    }
 }
 
 /// `T` and `H` are the same type to the products and to the merges.
@@ -110,13 +149,11 @@ pub(super) unsafe fn consume<
     // SAFETY: whole warps here and in everything below.
     let consumer = unsafe { uniform(thread / 128) };
     let first_row = thread / 32 * 16;
-    let rows_of_thread = [first_row + lane / 4, first_row + lane / 4 + 8];
     let scale = if V::TRANSFORMS_LOGITS {
         1.0
     } else {
         variant.params().scale_log2
     };
-    let keys = s.shape.keys as i32;
     let slab = s.shape.slab_bytes();
     let finish = Finish::<DIM> {
         p,
@@ -140,29 +177,27 @@ pub(super) unsafe fn consume<
             }
         };
     }
-    // From accumulators to logits: the variant's and the mask.
-    macro_rules! finish_logits {
-        ($work:ident) => {
-            let last = $work.begin + keys - 1;
-            let after = last > $work.all_see.1;
-            let before = $work.begin < $work.all_see.0;
-            if V::TRANSFORMS_LOGITS || V::MASKS || after || before {
-                // Seldom: what the rows see is computed again rather than kept in registers.
-                let of = rows_of_thread.map(|row| query(p, variant, s, slots.stage, row));
-                let pairs = of.map(|(pair, _)| pair);
-                if V::TRANSFORMS_LOGITS {
-                    transform(&mut logits, variant, $work.begin, pairs);
-                }
-                if V::MASKS {
-                    mask(&mut logits, variant, $work.begin, pairs);
-                }
-                if after {
-                    hide_after(&mut logits, $work.begin, of.map(|(_, seen)| seen.1));
-                }
-                if before {
-                    hide_before(&mut logits, $work.begin, of.map(|(_, seen)| seen.0));
+    // The block's keys are free when its mask was read.
+    macro_rules! finish_keys {
+        () => {
+            let mask = s.mask(k.stage);
+            let mode = Mode::load(mask);
+            if V::TRANSFORMS_LOGITS || V::MASKS || mode.masked {
+                let of = |row| query(p, s, slots.stage, row);
+                let seen = |row| seen(p, s, slots.stage, row);
+                // Opaque here: or rows are kept in registers that the main loop wants.
+                let mut row = [first_row];
+                wgmma::fence_operand(&mut row);
+                let row = row[0] + warp::lane_id() / 4;
+                let rows = [row, row + 8];
+                if mode.positional {
+                    finish_logits::<V, true, S>(&mut logits, variant, mask, rows, of, seen);
+                } else {
+                    finish_logits::<V, false, S>(&mut logits, variant, mask, rows, of, seen);
                 }
             }
+            mbarrier::arrive(s.keys_free(k.stage));
+            k.advance();
         };
     }
 
@@ -172,19 +207,16 @@ pub(super) unsafe fn consume<
         if shared::load_u32(s.unit(0)) == 0 {
             return;
         }
-        let mut work = Work::open(variant, s, slots.stage, consumer);
+        let mut work = Work::open(s, slots.stage, consumer);
         mbarrier::wait(s.keys_full(k.stage), k.parity);
         queries_keys::<T, S>(&mut logits, work.queries, s.keys(k.stage), DIM, slab);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut logits);
-        release!(s.keys_free(k.stage));
-        k.advance();
-        finish_logits!(work);
+        finish_keys!();
         rows.rescale(&logits, scale);
         rows.weigh(&logits, scale, &mut weights, T::pack);
         loop {
             work.left -= 1;
-            work.begin -= keys;
             // The last block's P·V is still to be done: it goes with the next unit's first Q·Kᵀ.
             let turn = work.left == 0;
             let done = slots.stage;
@@ -195,7 +227,7 @@ pub(super) unsafe fn consume<
                 if shared::load_u32(s.unit(slots.stage)) == 0 {
                     break;
                 }
-                work = Work::open(variant, s, slots.stage, consumer);
+                work = Work::open(s, slots.stage, consumer);
             }
             let values = uniform(s.values(v.stage));
             mbarrier::wait(s.keys_full(k.stage), k.parity);
@@ -204,9 +236,7 @@ pub(super) unsafe fn consume<
             weights_values::<T, O, P>(&mut o, &weights, values, DIM);
             wgmma::wait_group::<1>();
             wgmma::fence_operand(&mut logits);
-            release!(s.keys_free(k.stage));
-            k.advance();
-            finish_logits!(work);
+            finish_keys!();
             let ended = rows;
             if turn {
                 rows = Rows::EMPTY;

@@ -10,11 +10,13 @@ use cuda_std::{
 
 use super::{
     super::{prefill::clear, ring::Ring},
+    runs::{Mode, Piece, Walk, list_runs},
     shared::{Shared, Unit},
 };
 use crate::{
     abi::{DecodeParams, QueryRow, WorkItem},
     decode::produce::Header,
+    variant::Variant,
 };
 
 const WARP: u32 = warp::FULL_MASK;
@@ -23,7 +25,7 @@ const WARP: u32 = warp::FULL_MASK;
 
 /// Brings unit after unit, one ahead of the consumers, and tells what it is.
 #[inline(always)]
-pub(in crate::sm90) unsafe fn gather(p: &DecodeParams, s: Shared) {
+pub(in crate::sm90) unsafe fn gather<V: Variant>(p: &DecodeParams, variant: &V, s: Shared) {
     // SAFETY: as the launch is.
     let a = &unsafe { p.attention.of_this_plan() };
     let lane = warp::lane_id();
@@ -43,14 +45,13 @@ pub(in crate::sm90) unsafe fn gather(p: &DecodeParams, s: Shared) {
             }
             let header = Header::load(a, p.kv_heads, unit);
             mbarrier::wait(s.unit_free(slots.stage), slots.parity);
+            let described = list_runs(p, a.items, s, slots.stage, unit, &header);
             if lane == 0 {
-                describe(p, s, &header).store(s.unit(slots.stage));
-                mbarrier::arrive(s.unit_full(slots.stage));
+                described.store(s.unit(slots.stage));
             }
-            list_rows(p, s, slots.stage, &header);
-            if lane == 0 {
-                mbarrier::arrive(s.rows_full(slots.stage));
-            }
+            mbarrier::arrive(s.unit_full(slots.stage));
+            list_rows(p, variant, s, slots.stage, &header);
+            mbarrier::arrive(s.rows_full(slots.stage));
             gather_rows(p, s, slots.stage, header.head, header.item.rows, 0);
             unit = ctas + warp::warp_shuffle_idx(WARP, ticket, 0, 32);
             async_copy::wait_all();
@@ -62,10 +63,9 @@ pub(in crate::sm90) unsafe fn gather(p: &DecodeParams, s: Shared) {
         mbarrier::wait(s.unit_free(slots.stage), slots.parity);
         if lane == 0 {
             Unit::NONE.store(s.unit(slots.stage));
-            mbarrier::arrive(s.unit_full(slots.stage));
-            mbarrier::arrive(s.rows_full(slots.stage));
         }
-        warp::sync_warp(WARP);
+        mbarrier::arrive(s.unit_full(slots.stage));
+        mbarrier::arrive(s.rows_full(slots.stage));
         mbarrier::arrive(s.queries_full(slots.stage));
     }
 }
@@ -93,46 +93,15 @@ pub(in crate::sm90) unsafe fn help_gather(p: &DecodeParams, s: Shared) {
     }
 }
 
+/// Writes down who a unit's rows are, and what they see.
 #[inline(always)]
-fn describe(p: &DecodeParams, s: Shared, header: &Header) -> Unit {
-    let WorkItem {
-        rows: tokens,
-        position,
-        table,
-        kv_begin,
-        kv_end,
-        flags,
-        ..
-    } = header.item;
-    let end = kv_end.next_multiple_of(p.piece_tokens);
-    let lowest = kv_begin & !(p.piece_tokens - 1);
-    let keys = s.shape.keys;
-    Unit {
-        tokens,
-        head: header.head,
-        position,
-        table,
-        kv_begin,
-        kv_end,
-        // A unit without keys walks one block, all of it masked.
-        blocks: (end.saturating_sub(lowest) + keys - 1) / keys,
-        end,
-        flags,
-    }
-    .at_least_one_block()
-}
-
-impl Unit {
-    #[inline(always)]
-    fn at_least_one_block(mut self) -> Self {
-        self.blocks = self.blocks.max(1);
-        self
-    }
-}
-
-/// Writes down who a unit's rows are.
-#[inline(always)]
-unsafe fn list_rows(p: &DecodeParams, s: Shared, slot: u32, header: &Header) {
+unsafe fn list_rows<V: Variant>(
+    p: &DecodeParams,
+    variant: &V,
+    s: Shared,
+    slot: u32,
+    header: &Header,
+) {
     let mut token = warp::lane_id();
     // SAFETY: a whole warp, whose slot it is; rows are the plan's.
     unsafe {
@@ -144,6 +113,8 @@ unsafe fn list_rows(p: &DecodeParams, s: Shared, slot: u32, header: &Header) {
                 merge,
             } = header.load_row(&p.attention, token);
             shared::store_u32x4(s.row(slot, token), [of, position as u32, state, merge]);
+            let (first, last) = variant.visible_keys(position);
+            shared::store_u32x2(s.seen(slot, token), [first as u32, last as u32]);
             token += 32;
         }
         warp::sync_warp(WARP);
@@ -193,61 +164,72 @@ unsafe fn gather_rows(p: &DecodeParams, s: Shared, slot: u32, head: u32, tokens:
 
 // ---- The loaders -------------------------------------------------------------------------------
 
-/// Brings the blocks of all units, from the last to the first of each: values or keys.
+/// Values of a block that came with others, which are to be set to zero: those may be anything, and a weight
+/// of 0 does not keep a NaN out.
+#[derive(Clone, Copy)]
+struct Tail {
+    target: u32,
+    full: u32,
+    /// The keys of this lane's piece that stay.
+    first: u32,
+    past: u32,
+}
+
+/// Brings the blocks of all units: values or keys. Who brings keys says who sees them, too.
 #[inline(always)]
-pub(in crate::sm90) unsafe fn load<const VALUES: bool, const STAGES: u32>(
+pub(in crate::sm90) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
     p: &DecodeParams,
+    variant: &V,
     map: *const TensorMap,
     s: Shared,
 ) {
-    let a = &p.attention;
     let lane = warp::lane_id();
     let (keys, row_bytes) = (s.shape.keys, s.shape.head_dim * 2);
-    let piece = lane * p.piece_tokens;
-    let mine = piece < keys;
+    let tokens = p.piece_tokens;
+    let per_block = keys >> tokens.trailing_zeros();
+    let mine = lane < per_block;
+    let windowed = variant.params().window_left != i32::MAX;
     let (evict_first, evict_last) = (ptr::evict_first_policy(), ptr::evict_last_policy());
     let mut slots = Ring::<2>::CONSUMER;
     let mut blocks = Ring::<STAGES>::PRODUCER;
-    let mut tail_parity = 0;
+    // Tails take turns with two barriers.
+    let mut turns = Ring::<2>::CONSUMER;
+    let mut waiting: Option<Tail> = None;
     loop {
         // SAFETY: the ring's barriers say what belongs to whom; a whole warp.
-        let unit = unsafe {
+        let (unit, mut walk) = unsafe {
             mbarrier::wait(s.unit_full(slots.stage), slots.parity);
             let unit = Unit::load(s.unit(slots.stage));
-            warp::sync_warp(WARP);
-            if lane == 0 {
-                mbarrier::arrive(s.unit_free(slots.stage));
+            if unit.tokens == 0 {
+                return;
             }
-            unit
+            (unit, Walk::start(s, slots.stage))
         };
-        slots.advance();
-        if unit.tokens == 0 {
-            return;
-        }
-        let policy = if unit.flags & WorkItem::SHARED_KEYS != 0 {
-            evict_last
-        } else {
-            evict_first
-        };
-        let lowest = unit.kv_begin & !(p.piece_tokens - 1);
-        let mut begin = unit.end as i32;
-        let mut left = unit.blocks;
-        while left > 0 {
-            left -= 1;
-            begin -= keys as i32;
-            // Which page this lane's box lies in: looked up before the stage is free.
-            let at = begin + piece as i32;
+        let (_, least) = variant.visible_keys(unit.position);
+        let mut block = 0;
+        while block < unit.blocks {
+            // Which page this lane's piece lies in: looked up before the stage is free.
+            let mut piece = Piece::NONE;
             let mut corner = [0, 0, 0, 0, p.outside as i32];
-            if mine && at >= lowest as i32 && at < unit.kv_end as i32 {
-                let (page, in_page) = p.page_size.div_rem(at as u32);
-                let entry = (a.page_ids + u64::from(unit.table + page) * 4) as *const u32;
-                // SAFETY: the table has a page for each key of the item.
-                let id = unsafe { ptr::load_nc_u32(entry) };
-                corner[3] = (in_page / 8) as i32;
-                corner[4] = (id * p.page_per_page + unit.head * p.page_per_head) as i32;
+            // SAFETY: the unit is there.
+            unsafe {
+                if mine {
+                    let index = block * per_block + lane;
+                    piece = walk.seek(s, slots.stage, &unit, index, tokens);
+                }
+                if piece.past > 0 {
+                    let (page, in_page) = p.page_size.div_rem(piece.at);
+                    let id = walk.page(p, page);
+                    corner[3] = (in_page / 8) as i32;
+                    corner[4] = (id * p.page_per_page + unit.head * p.page_per_head) as i32;
+                }
             }
             corner[2] = (unit.head * p.half_per_head) as i32;
-
+            let policy = if walk.run.flags & WorkItem::SHARED_KEYS != 0 {
+                evict_last
+            } else {
+                evict_first
+            };
             let (full, free, target) = if VALUES {
                 (
                     s.values_full(blocks.stage),
@@ -261,34 +243,123 @@ pub(in crate::sm90) unsafe fn load<const VALUES: bool, const STAGES: u32>(
                     s.keys(blocks.stage),
                 )
             };
-            // A box that reaches past the item's keys: those values may be anything, and their
-            // weight 0 does not keep a NaN out.
-            let past = unit.kv_end as i32;
-            let tail = VALUES && begin + keys as i32 > past && unit.end != unit.kv_end;
+            let partly = piece.past > 0 && (piece.first > 0 || piece.past < tokens);
             // SAFETY: as above.
             unsafe {
+                let tail = VALUES && warp::warp_vote_any(WARP, partly);
                 mbarrier::wait(free, blocks.parity);
-                let arrival = if tail { s.tail() } else { full };
+                if !VALUES {
+                    let mask = s.mask(blocks.stage);
+                    let mut mode = Mode::NONE;
+                    if mine {
+                        let words = mask + 16 + lane * tokens;
+                        let rows = s.shape.rows;
+                        mode = walk.mask(
+                            piece,
+                            tokens,
+                            s.shape.runs > 1,
+                            rows,
+                            least,
+                            windowed,
+                            words,
+                        );
+                    }
+                    mode.store(mask);
+                }
+                let arrival = if tail { s.tail(turns.stage) } else { full };
                 if lane == 0 {
                     mbarrier::arrive_expect_tx(arrival, keys * row_bytes);
+                } else if !VALUES {
+                    // The masks that this lane wrote are there, too.
+                    mbarrier::arrive(full);
                 }
                 warp::sync_warp(WARP);
                 if mine {
-                    tma::load_tensor_hint(target + piece * row_bytes, map, corner, arrival, policy);
+                    let target = target + lane * tokens * row_bytes;
+                    tma::load_tensor_hint(target, map, corner, arrival, policy);
+                }
+                // While these come, those before them.
+                if let Some(tail) = waiting.take() {
+                    let before = Ring::<2> {
+                        stage: turns.stage ^ 1,
+                        parity: turns.parity ^ u32::from(turns.stage == 0),
+                    };
+                    settle(
+                        &tail,
+                        s.tail(before.stage),
+                        before.parity,
+                        per_block,
+                        tokens,
+                        row_bytes,
+                    );
                 }
                 if tail {
-                    mbarrier::wait(s.tail(), tail_parity);
-                    tail_parity ^= 1;
-                    let first = (past - begin) as u32;
-                    clear(target, first, (unit.end as i32 - begin) as u32, row_bytes);
-                    fence::proxy_async_shared();
-                    warp::sync_warp(WARP);
-                    if lane == 0 {
-                        mbarrier::arrive(full);
-                    }
+                    let Piece { first, past, .. } = piece;
+                    waiting = Some(Tail {
+                        target,
+                        full,
+                        first: if past > 0 { first } else { 0 },
+                        past: if past > 0 { past } else { tokens },
+                    });
+                    turns.advance();
                 }
             }
             blocks.advance();
+            block += 1;
+        }
+        // SAFETY: as above. The next unit may have to wait for this one.
+        unsafe {
+            if let Some(tail) = waiting.take() {
+                let before = Ring::<2> {
+                    stage: turns.stage ^ 1,
+                    parity: turns.parity ^ u32::from(turns.stage == 0),
+                };
+                settle(
+                    &tail,
+                    s.tail(before.stage),
+                    before.parity,
+                    per_block,
+                    tokens,
+                    row_bytes,
+                );
+            }
+            mbarrier::arrive(s.unit_free(slots.stage));
+        }
+        slots.advance();
+    }
+}
+
+/// Waits for a block and sets those of its values to zero that are not the item's.
+///
+/// # Safety
+/// A whole warp; the block is on its way to `arrived`, and the loader's until it says that it is full.
+#[inline(always)]
+unsafe fn settle(
+    tail: &Tail,
+    arrived: u32,
+    parity: u32,
+    per_block: u32,
+    tokens: u32,
+    row_bytes: u32,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        mbarrier::wait(arrived, parity);
+        let partly = tail.first > 0 || tail.past < tokens;
+        let mut left = warp::warp_vote_ballot(WARP, partly && warp::lane_id() < per_block);
+        while left != 0 {
+            let piece = left.trailing_zeros();
+            left &= left - 1;
+            let target = tail.target + piece * tokens * row_bytes;
+            let first = warp::warp_shuffle_idx(WARP, tail.first, piece, 32);
+            let past = warp::warp_shuffle_idx(WARP, tail.past, piece, 32);
+            clear(target, 0, first, row_bytes);
+            clear(target, past, tokens, row_bytes);
+        }
+        fence::proxy_async_shared();
+        warp::sync_warp(WARP);
+        if warp::lane_id() == 0 {
+            mbarrier::arrive(tail.full);
         }
     }
 }

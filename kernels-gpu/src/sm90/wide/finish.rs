@@ -99,10 +99,7 @@ impl<const DIM: u32> Finish<'_, DIM> {
             if a.arrivals != 0 {
                 self.merge::<H, PER_LANE>(slot, &unit, lane);
             }
-            warp::sync_warp(WARP);
-            if lane == 0 {
-                mbarrier::arrive(s.unit_free(slot));
-            }
+            mbarrier::arrive(s.unit_free(slot));
         }
     }
 

@@ -9,7 +9,10 @@
 //! - **consumers** (a warpgroup for 64 rows) work as those of [`prefill`](super::prefill) do: Q·Kᵀ of a block
 //!   is issued together with P·V of the block before, across units.
 //!
-//! Results are partial states nearly always: the rest of a query's keys belong to other items.
+//! The keys of a unit are *runs*: of one table for all rows, or, in a [joint](crate::abi::WorkItem::JOINT) item, of
+//! several tables for some of the rows each. Blocks are filled with the pieces (TMA boxes) of all runs, one after
+//! the other, and masked by rows. That costs products that nobody needs, but tensor cores have them to spare:
+//! 64 rows are 64 FLOPs a byte. It saves partial states, which cost bytes.
 
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 mod consume;
@@ -18,7 +21,11 @@ pub(super) mod feed;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 mod finish;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+pub(super) mod runs;
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 pub(super) mod shared;
+
+use crate::abi::WorkItem;
 
 /// What one instance of the kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +42,8 @@ pub struct Shape {
     pub stages: u32,
     /// CTAs that share an SM: each works while the other waits.
     pub ctas_per_sm: u32,
+    /// Runs of an item, at most.
+    pub runs: u32,
 }
 
 /// Shared memory of an SM, and what the system takes of it for each CTA.
@@ -75,6 +84,7 @@ impl Shape {
             head_dim,
             stages,
             ctas_per_sm,
+            runs: WorkItem::MAX_RUNS,
         };
         assert!(
             (shape.shared_bytes() + RESERVED) * ctas_per_sm <= SM_SHARED,
@@ -88,6 +98,7 @@ impl Shape {
     pub(super) const fn slim(rows: u32, keys: u32, head_dim: u32, stages: u32) -> Self {
         Self {
             rows,
+            runs: 1,
             ..Self::new(1, keys, head_dim, stages, 1)
         }
     }
@@ -137,7 +148,8 @@ impl Shape {
         self.head_dim / 64 * self.slab_bytes()
     }
 
-    /// Two units' queries, the stages, the units' rows, what is known of them, barriers.
+    /// Two units' queries, the stages, the units' rows, the keys that these see, what is known of the units, their runs, the stages' masks,
+    /// barriers.
     const fn keys_offset(&self) -> u32 {
         2 * self.query_bytes()
     }
@@ -150,12 +162,29 @@ impl Shape {
         self.values_offset() + self.stages * self.block_bytes()
     }
 
-    const fn units_offset(&self) -> u32 {
+    const fn seen_offset(&self) -> u32 {
         self.rows_offset() + 2 * self.rows * 16
     }
 
-    const fn barriers_offset(&self) -> u32 {
+    const fn units_offset(&self) -> u32 {
+        self.seen_offset() + 2 * self.rows * 8
+    }
+
+    const fn runs_offset(&self) -> u32 {
         self.units_offset() + 2 * UNIT_BYTES
+    }
+
+    const fn masks_offset(&self) -> u32 {
+        self.runs_offset() + 2 * self.runs * RUN_BYTES
+    }
+
+    /// A vector of four words, and two words for 8 keys.
+    const fn mask_bytes(&self) -> u32 {
+        16 + self.keys
+    }
+
+    const fn barriers_offset(&self) -> u32 {
+        self.masks_offset() + self.stages * self.mask_bytes()
     }
 
     /// Dynamic shared memory.
@@ -165,11 +194,14 @@ impl Shape {
     }
 }
 
-/// A unit in shared memory: three vectors of four words.
-const UNIT_BYTES: u32 = 48;
+/// A unit in shared memory: two vectors of four words.
+const UNIT_BYTES: u32 = 32;
+
+/// A run in shared memory, likewise.
+const RUN_BYTES: u32 = 32;
 
 /// Barriers beside those of the stages.
-const BARRIERS: u32 = 9;
+const BARRIERS: u32 = 10;
 
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 mod entries {
@@ -216,9 +248,9 @@ mod entries {
                             setmaxnreg::decrease::<{ SHAPE.registers().0 }>();
                         }
                         match thread / 32 {
-                            0 => load::<false, { SHAPE.stages }>(&p, maps, s),
-                            1 => load::<true, { SHAPE.stages }>(&p, maps.add(1), s),
-                            2 => gather(&p, s),
+                            0 => load::<_, false, { SHAPE.stages }>(&p, &variant, maps, s),
+                            1 => load::<_, true, { SHAPE.stages }>(&p, &variant, maps.add(1), s),
+                            2 => gather(&p, &variant, s),
                             _ => help_gather(&p, s),
                         }
                     } else {

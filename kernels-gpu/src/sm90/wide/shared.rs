@@ -2,7 +2,7 @@
 
 use cuda_std::{fence, mbarrier, shared, thread};
 
-use super::{BARRIERS, Shape, UNIT_BYTES};
+use super::{BARRIERS, RUN_BYTES, Shape, UNIT_BYTES};
 use crate::abi::QueryRow;
 
 /// What the gatherer tells the others of a unit.
@@ -14,16 +14,10 @@ pub(in crate::sm90) struct Unit {
     pub head: u32,
     /// Smallest position among the query tokens.
     pub position: i32,
-    /// First page of the table.
-    pub table: u32,
-    /// The item's keys.
-    pub kv_begin: u32,
-    pub kv_end: u32,
-    /// Blocks of keys, at least one. The last ends with `end`, a multiple of a box.
+    /// Runs of keys, at least one.
+    pub runs: u32,
+    /// Blocks of keys, at least one.
     pub blocks: u32,
-    pub end: u32,
-    /// As [`WorkItem::flags`](crate::abi::WorkItem::flags).
-    pub flags: u32,
 }
 
 impl Unit {
@@ -32,24 +26,19 @@ impl Unit {
         tokens: 0,
         head: 0,
         position: 0,
-        table: 0,
-        kv_begin: 0,
-        kv_end: 0,
+        runs: 0,
         blocks: 0,
-        end: 0,
-        flags: 0,
     };
 
     #[inline(always)]
     pub unsafe fn store(&self, at: u32) {
-        // SAFETY: the caller owns the unit's 48 bytes.
+        // SAFETY: the caller owns the unit's 32 bytes.
         unsafe {
             shared::store_u32x4(
                 at,
-                [self.tokens, self.head, self.position as u32, self.table],
+                [self.tokens, self.head, self.position as u32, self.runs],
             );
-            shared::store_u32x4(at + 16, [self.kv_begin, self.kv_end, self.blocks, self.end]);
-            shared::store_u32x4(at + 32, [self.flags, 0, 0, 0]);
+            shared::store_u32(at + 16, self.blocks);
         }
     }
 
@@ -57,19 +46,14 @@ impl Unit {
     pub unsafe fn load(at: u32) -> Self {
         // SAFETY: the unit was stored and its barrier completed.
         unsafe {
-            let [tokens, head, position, table] = shared::load_u32x4(at);
-            let [kv_begin, kv_end, blocks, end] = shared::load_u32x4(at + 16);
-            let [flags, _, _, _] = shared::load_u32x4(at + 32);
+            let [tokens, head, position, runs] = shared::load_u32x4(at);
+            let blocks = shared::load_u32(at + 16);
             Self {
                 tokens,
                 head,
                 position: position as i32,
-                table,
-                kv_begin,
-                kv_end,
+                runs,
                 blocks,
-                end,
-                flags,
             }
         }
     }
@@ -111,9 +95,26 @@ impl Shared {
             merge,
         }
     }
+    /// The first and the last key that one of a unit's tokens sees, by its position.
+    #[inline(always)]
+    pub fn seen(self, slot: u32, token: u32) -> u32 {
+        self.base + self.shape.seen_offset() + (slot * self.shape.rows + token) * 8
+    }
     #[inline(always)]
     pub fn unit(self, slot: u32) -> u32 {
         self.base + self.shape.units_offset() + slot * UNIT_BYTES
+    }
+    /// One of a unit's [`Run`](super::runs::Run)s.
+    #[inline(always)]
+    pub fn run(self, slot: u32, index: u32) -> u32 {
+        let index = slot * self.shape.runs + index;
+        self.base + self.shape.runs_offset() + index * RUN_BYTES
+    }
+    /// Which keys of a stage which rows see: a [`Mode`](super::runs::Mode), and 16 bytes further on, for each 8
+    /// keys, a [`Visible`](super::runs::Visible).
+    #[inline(always)]
+    pub fn mask(self, stage: u32) -> u32 {
+        self.base + self.shape.masks_offset() + stage * self.shape.mask_bytes()
     }
     #[inline(always)]
     fn barrier(self, index: u32) -> u32 {
@@ -134,15 +135,15 @@ impl Shared {
     pub fn unit_free(self, slot: u32) -> u32 {
         self.barrier(4 + slot)
     }
-    /// Values past the end have arrived and wait for being set to zero.
+    /// Values that are not all of the item's have arrived, and wait for the others being set to zero.
     #[inline(always)]
-    pub fn tail(self) -> u32 {
-        self.barrier(6)
+    pub fn tail(self, turn: u32) -> u32 {
+        self.barrier(6 + turn)
     }
     /// Its rows are there.
     #[inline(always)]
     pub fn rows_full(self, slot: u32) -> u32 {
-        self.barrier(7 + slot)
+        self.barrier(8 + slot)
     }
     #[inline(always)]
     pub fn keys_full(self, stage: u32) -> u32 {
@@ -171,14 +172,19 @@ impl Shared {
         let thread = thread::thread_idx_x();
         let index = thread / 32 + thread % 32 * warps;
         if index < BARRIERS + 4 * self.shape.stages {
+            // Where lanes write or read for themselves every one of them arrives; else one for its warp.
             let arrivals = match index {
-                0 | 1 => 1,
-                // Every lane of the gatherers, once its copies are there.
+                0 | 1 | 8 | 9 => 32,
+                // The gatherers, once their copies are there.
                 2 | 3 => 64,
-                4 | 5 => consumers + 2,
-                6..=8 => 1,
-                _ if (index - BARRIERS) % 4 < 2 => 1,
-                _ => consumers,
+                4 | 5 => 32 * (consumers + 2),
+                6 | 7 => 1,
+                _ => match (index - BARRIERS) % 4 {
+                    0 => 32,
+                    1 => 1,
+                    2 => 32 * consumers,
+                    _ => consumers,
+                },
             };
             // SAFETY: nobody knows the barriers yet.
             unsafe { mbarrier::init(self.barrier(index), arrivals) };
