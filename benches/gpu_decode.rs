@@ -249,7 +249,7 @@ fn pat(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
             let mut ways = vec![&kernel, &streams, &fused];
             ways.extend(&others);
             let times = timer.medians(&ways, 9);
-            let warm = timer.warm_medians(&[&kernel], 9)[0];
+            let warm = timer.warm(&kernel, 9);
             // What each way computes, against no packing.
             let off = PlanOptions {
                 packing: PackRule::Off,

@@ -276,6 +276,18 @@ impl Timer {
             .collect()
     }
 
+    /// Median of a step behind itself: what fits L2 is there.
+    pub fn warm(&self, step: &Step<'_>, times: usize) -> f64 {
+        let mut all: Vec<f64> = (0..times)
+            .map(|_| {
+                step.enqueue(self.stream.0);
+                self.once(false, |stream| step.enqueue(stream))
+            })
+            .collect();
+        all.sort_by(f64::total_cmp);
+        all[times / 2]
+    }
+
     /// Microseconds of a step among 40 in a graph, not flushed.
     pub fn graph(&self, step: &Step<'_>) -> f64 {
         const STEPS: u32 = 40;

@@ -8,16 +8,10 @@ use cuda_std::{
 };
 
 use super::{
-    super::{
-        products::Dtype,
-        ring::Ring,
-        uniform,
-        wide::{
-            runs::{Mode, Visible},
-            shared::{Shared, Unit},
-        },
-    },
-    SHAPE, state_pitch,
+    super::{products::Dtype, ring::Ring, uniform},
+    SHAPE,
+    shared::{Shared, Unit},
+    state_pitch,
 };
 use crate::{
     abi::DecodeParams,
@@ -160,39 +154,38 @@ impl Softmax {
     }
 }
 
-/// Hides the keys of a block that the rows do not see.
+/// Hides the keys of a block that the rows do not see: the block's first key is `begin`.
 #[inline(always)]
-unsafe fn hide(
+unsafe fn hide<V: Variant>(
     p: &DecodeParams,
+    variant: &V,
     s: Shared,
     slot: u32,
+    unit: &Unit,
     logits: &mut [f32; 4],
-    mask: u32,
-    positional: bool,
+    begin: i32,
     lane: u32,
     warp: u32,
 ) {
-    let mut i = 0;
-    while i < 2 {
-        // SAFETY: the block's barrier completed.
-        let visible = unsafe { Visible::load(mask, warp * 2 + i as u32) };
-        let key = (visible.key + lane / 4) as i32;
-        let mut column = 0;
-        while column < 2 {
-            let mut sees = visible.column(lane / 4);
-            if positional {
-                let (token, _) = p.group.div_rem(lane % 4 * 2 + column as u32);
-                // SAFETY: the unit's rows are listed; those that do not exist see anything.
-                let [first, last] =
-                    unsafe { shared::load_u32x2(s.seen(slot, token)).map(|key| key as i32) };
-                sees &= key >= first && key <= last;
-            }
-            if !sees {
+    let mut column = 0;
+    while column < 2 {
+        let (token, _) = p.group.div_rem(lane % 4 * 2 + column as u32);
+        // SAFETY: the unit's rows are listed; those that do not exist are given the last token.
+        let position = unsafe { s.load_row(slot, token.min(unit.tokens - 1)).position };
+        let (first, last) = variant.visible_keys(position);
+        let (first, last) = (
+            first.max(unit.kv_begin as i32),
+            last.min(unit.kv_end as i32 - 1),
+        );
+        let mut i = 0;
+        while i < 2 {
+            let key = begin + (warp * 16 + lane / 4 + i as u32 * 8) as i32;
+            if key < first || key > last {
                 logits[2 * i + column] = f32::NEG_INFINITY;
             }
-            column += 1;
+            i += 1;
         }
-        i += 1;
+        column += 1;
     }
 }
 
@@ -212,6 +205,7 @@ pub(super) unsafe fn consume<T: Dtype, H: Half, V: Variant, const STAGES: u32, c
     let lane = warp::lane_id();
     // SAFETY: whole warps here and in everything below.
     let warp = unsafe { uniform(thread::thread_idx_x() / 32) } - 4;
+    let keys = SHAPE.keys as i32;
     let my_weights = (warp * 16 + lane / 4) * 16 + lane % 4 * 4;
     let mut slots = Ring::<2>::CONSUMER;
     let mut k = Ring::<STAGES>::CONSUMER;
@@ -234,12 +228,22 @@ pub(super) unsafe fn consume<T: Dtype, H: Half, V: Variant, const STAGES: u32, c
             if unit.tokens == 0 {
                 return;
             }
+            let (_, least) = variant.visible_keys(unit.position);
+            // Positions may lie anywhere after the smallest: under a window nothing is seen by all for sure.
+            let all_from = if variant.params().window_left == i32::MAX {
+                unit.kv_begin as i32
+            } else {
+                i32::MAX
+            };
+            let all_to = least.min(unit.kv_end as i32 - 1);
             let mut softmax = Softmax::EMPTY;
             let mut logits = [0.0; S];
             let mut o = [[0.0; S]; 2];
+            let mut begin = unit.end as i32;
             let mut left = uniform(unit.blocks);
             let blocks = left;
             while left > 0 {
+                begin -= keys;
                 mbarrier::wait(s.keys_full(k.stage), k.parity);
                 keys_queries::<T, S>(&mut logits, uniform(s.keys(k.stage)), s.queries(slot));
                 // The weights of the block before are there, which those of this one are to follow.
@@ -256,6 +260,8 @@ pub(super) unsafe fn consume<T: Dtype, H: Half, V: Variant, const STAGES: u32, c
                     wgmma::wait_group::<0>();
                 }
                 wgmma::fence_operand(&mut logits);
+                release!(s.keys_free(k.stage));
+                k.advance();
                 let mut i = 0;
                 while i < 4 {
                     let at = Pair {
@@ -267,14 +273,10 @@ pub(super) unsafe fn consume<T: Dtype, H: Half, V: Variant, const STAGES: u32, c
                     logits[i] = variant.logit(logits[i], at);
                     i += 1;
                 }
-                let mask = s.mask(k.stage);
-                let mode = Mode::load(mask);
-                if mode.masked {
+                if begin + keys - 1 > all_to || begin < all_from {
                     let four = &mut *logits.as_mut_ptr().cast::<[f32; 4]>();
-                    hide(p, s, slot, four, mask, mode.positional, lane, warp);
+                    hide(p, variant, s, slot, &unit, four, begin, lane, warp);
                 }
-                mbarrier::arrive(s.keys_free(k.stage));
-                k.advance();
                 let four = *logits.as_ptr().cast::<[f32; 4]>();
                 let most = [
                     if four[2] > four[0] { four[2] } else { four[0] },
@@ -449,6 +451,9 @@ unsafe fn finish<H: Half, const S: usize>(
             results.write::<H, 4>(info, unit.head * group + in_group, State { out, lse });
             row += 4;
         }
-        mbarrier::arrive(s.unit_free(slot));
+        warp::sync_warp(WARP);
+        if lane == 0 {
+            mbarrier::arrive(s.unit_free(slot));
+        }
     }
 }

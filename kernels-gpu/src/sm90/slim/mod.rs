@@ -5,26 +5,38 @@
 //! from shared memory by the tensor cores themselves, and a thread holds 12 accumulators for 8 rows. So one
 //! warpgroup keeps up with the memory while the prefill's products take most of the tensor cores' time.
 //!
-//! Units, rows, keys and values come as they do for [`wide`](super::wide) tiles.
+//! Units, rows, keys and values come much as they do for [`wide`](super::wide) tiles, but all rows of a unit see
+//! one table: there are neither the registers nor the shared memory for more.
 
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 mod consume;
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+mod feed;
+mod shape;
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+mod shared;
 
-use super::wide;
+pub use shape::Shape;
 
 /// What the kernel beside a prefill with heads of 128 elements is compiled for: 8 rows, 64 keys at a time.
-pub const SHAPE: wide::Shape = wide::Shape::slim(8, 64, 128, 2);
+pub const SHAPE: Shape = Shape {
+    consumers: 1,
+    rows: 8,
+    keys: 64,
+    head_dim: 128,
+    stages: 2,
+};
 
 /// Registers of a thread: at launch, and then of the warps that feed and of those that compute.
 pub const REGISTERS: [u32; 3] = [64, 48, 80];
 
 /// Weights of two blocks, the state of a unit, and what the warps tell each other.
-const fn extra_bytes(shape: &wide::Shape) -> u32 {
+const fn extra_bytes(shape: &Shape) -> u32 {
     2 * shape.rows * shape.keys * 2 + shape.rows * (state_pitch(shape) * 4 + 9 * 4)
 }
 
 /// f32 of a row of a unit's state; the padding spreads the columns of a fragment over banks.
-const fn state_pitch(shape: &wide::Shape) -> u32 {
+const fn state_pitch(shape: &Shape) -> u32 {
     shape.head_dim + 4
 }
 
@@ -42,12 +54,10 @@ mod entries {
     };
 
     use super::{
-        super::wide::{
-            feed::{gather, help_gather, load},
-            shared::Shared,
-        },
         REGISTERS, SHAPE,
         consume::consume,
+        feed::{gather, help_gather, load},
+        shared::Shared,
     };
     use crate::{
         abi::DecodeParams,
@@ -75,9 +85,9 @@ mod entries {
                     if thread < 128 {
                         setmaxnreg::decrease::<{ REGISTERS[1] }>();
                         match thread / 32 {
-                            0 => load::<_, false, { SHAPE.stages }>(&p, &variant, maps, s),
-                            1 => load::<_, true, { SHAPE.stages }>(&p, &variant, maps.add(1), s),
-                            2 => gather(&p, &variant, s),
+                            0 => load::<false, { SHAPE.stages }>(&p, maps, s),
+                            1 => load::<true, { SHAPE.stages }>(&p, maps.add(1), s),
+                            2 => gather(&p, s),
                             _ => help_gather(&p, s),
                         }
                     } else {

@@ -25,7 +25,7 @@ const WARP: u32 = warp::FULL_MASK;
 
 /// Brings unit after unit, one ahead of the consumers, and tells what it is.
 #[inline(always)]
-pub(in crate::sm90) unsafe fn gather<V: Variant>(p: &DecodeParams, variant: &V, s: Shared) {
+pub(super) unsafe fn gather<V: Variant>(p: &DecodeParams, variant: &V, s: Shared) {
     // SAFETY: as the launch is.
     let a = &unsafe { p.attention.of_this_plan() };
     let lane = warp::lane_id();
@@ -72,7 +72,7 @@ pub(in crate::sm90) unsafe fn gather<V: Variant>(p: &DecodeParams, variant: &V, 
 
 /// The other half of the rows.
 #[inline(always)]
-pub(in crate::sm90) unsafe fn help_gather(p: &DecodeParams, s: Shared) {
+pub(super) unsafe fn help_gather(p: &DecodeParams, s: Shared) {
     let mut slots = Ring::<2>::CONSUMER;
     // SAFETY: a whole warp; the rows are listed, and their slot is not free before the queries are there.
     unsafe {
@@ -177,7 +177,7 @@ struct Tail {
 
 /// Brings the blocks of all units: values or keys. Who brings keys says who sees them, too.
 #[inline(always)]
-pub(in crate::sm90) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
+pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
     p: &DecodeParams,
     variant: &V,
     map: *const TensorMap,
@@ -253,16 +253,8 @@ pub(in crate::sm90) unsafe fn load<V: Variant, const VALUES: bool, const STAGES:
                     let mut mode = Mode::NONE;
                     if mine {
                         let words = mask + 16 + lane * tokens;
-                        let rows = s.shape.rows;
-                        mode = walk.mask(
-                            piece,
-                            tokens,
-                            s.shape.runs > 1,
-                            rows,
-                            least,
-                            windowed,
-                            words,
-                        );
+                        let rows = s.shape.rows();
+                        mode = walk.mask(piece, tokens, rows, least, windowed, words);
                     }
                     mode.store(mask);
                 }

@@ -17,23 +17,21 @@
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 mod consume;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
-pub(super) mod feed;
+mod feed;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 mod finish;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
-pub(super) mod runs;
+mod runs;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
-pub(super) mod shared;
+mod shared;
 
 use crate::abi::WorkItem;
 
 /// What one instance of the kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Warpgroups that compute.
+    /// Warpgroups that compute, 64 rows each.
     pub consumers: u32,
-    /// Rows of a tile.
-    pub rows: u32,
     /// Keys in a block.
     pub keys: u32,
     /// Head dimension of queries, keys and values.
@@ -42,8 +40,6 @@ pub struct Shape {
     pub stages: u32,
     /// CTAs that share an SM: each works while the other waits.
     pub ctas_per_sm: u32,
-    /// Runs of an item, at most.
-    pub runs: u32,
 }
 
 /// Shared memory of an SM, and what the system takes of it for each CTA.
@@ -79,28 +75,16 @@ impl Shape {
     const fn new(consumers: u32, keys: u32, head_dim: u32, stages: u32, ctas_per_sm: u32) -> Self {
         let shape = Self {
             consumers,
-            rows: 64 * consumers,
             keys,
             head_dim,
             stages,
             ctas_per_sm,
-            runs: WorkItem::MAX_RUNS,
         };
         assert!(
             (shape.shared_bytes() + RESERVED) * ctas_per_sm <= SM_SHARED,
             "more than an SM has"
         );
         shape
-    }
-
-    /// Few rows beside a prefill; see [`slim`](super::slim).
-    #[must_use]
-    pub(super) const fn slim(rows: u32, keys: u32, head_dim: u32, stages: u32) -> Self {
-        Self {
-            rows,
-            runs: 1,
-            ..Self::new(1, keys, head_dim, stages, 1)
-        }
     }
 
     /// The instance for a head dimension and at most `rows` rows; `None` where there is none.
@@ -116,6 +100,12 @@ impl Shape {
             (256, 65..=128, _) => Some(Self::D256_M128),
             _ => None,
         }
+    }
+
+    /// Rows of a tile.
+    #[must_use]
+    pub const fn rows(&self) -> u32 {
+        64 * self.consumers
     }
 
     /// Threads of a CTA: the consumers and the warpgroup that feeds them.
@@ -141,7 +131,7 @@ impl Shape {
 
     /// Bytes of 64 columns of the queries.
     const fn slab_bytes(&self) -> u32 {
-        self.rows * 128
+        self.rows() * 128
     }
 
     const fn query_bytes(&self) -> u32 {
@@ -163,11 +153,11 @@ impl Shape {
     }
 
     const fn seen_offset(&self) -> u32 {
-        self.rows_offset() + 2 * self.rows * 16
+        self.rows_offset() + 2 * self.rows() * 16
     }
 
     const fn units_offset(&self) -> u32 {
-        self.seen_offset() + 2 * self.rows * 8
+        self.seen_offset() + 2 * self.rows() * 8
     }
 
     const fn runs_offset(&self) -> u32 {
@@ -175,7 +165,7 @@ impl Shape {
     }
 
     const fn masks_offset(&self) -> u32 {
-        self.runs_offset() + 2 * self.runs * RUN_BYTES
+        self.runs_offset() + 2 * WorkItem::MAX_RUNS * RUN_BYTES
     }
 
     /// A vector of four words, and two words for 8 keys.

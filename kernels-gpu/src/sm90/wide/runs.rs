@@ -81,8 +81,7 @@ pub(super) unsafe fn list_runs(
 ) -> Unit {
     let lane = warp::lane_id();
     let item = &header.item;
-    let several = s.shape.runs > 1;
-    let (joint, group) = (several && item.is_joint(), p.attention.group);
+    let (joint, group) = (item.is_joint(), p.attention.group);
     let runs = if joint { item.merge } else { 1 };
     let shift = p.piece_tokens.trailing_zeros();
     let (index, _) = p.kv_heads.div_rem(unit);
@@ -104,7 +103,7 @@ pub(super) unsafe fn list_runs(
                 kv_end: item.kv_end,
                 first_piece: 0,
                 past_piece: 0,
-                rows: s.shape.rows << 16,
+                rows: s.shape.rows() << 16,
                 flags: item.flags | if sees_all || joint { 0 } else { POSITIONAL },
             };
             if joint && index < runs {
@@ -127,7 +126,7 @@ pub(super) unsafe fn list_runs(
             // Pieces of all runs up to this one.
             let mut upto = own;
             let mut stride = 1;
-            while several && stride < 32 {
+            while stride < 32 {
                 let before = warp::warp_shuffle_up(WARP, upto, stride, 32);
                 upto += if lane >= stride { before } else { 0 };
                 stride *= 2;
@@ -137,8 +136,7 @@ pub(super) unsafe fn list_runs(
             if index < runs {
                 run.store(s.run(slot, index));
             }
-            let last = if several { 31 } else { 0 };
-            pieces += warp::warp_shuffle_idx(WARP, upto, last, 32);
+            pieces += warp::warp_shuffle_idx(WARP, upto, 31, 32);
             listed += 32;
         }
         warp::sync_warp(WARP);
@@ -204,8 +202,7 @@ impl Walk {
         piece: u32,
         tokens: u32,
     ) -> Piece {
-        let several = s.shape.runs > 1;
-        while several && piece >= self.run.past_piece && self.index + 1 < unit.runs {
+        while piece >= self.run.past_piece && self.index + 1 < unit.runs {
             self.index += 1;
             // SAFETY: the unit has the run.
             self.run = unsafe { Run::load(s.run(slot, self.index)) };
@@ -218,7 +215,6 @@ impl Walk {
             past_piece,
             ..
         } = self.run;
-        let first_piece = if several { first_piece } else { 0 };
         let at = first_key + (piece - first_piece) * tokens;
         if piece >= past_piece {
             return Piece {
@@ -246,7 +242,7 @@ impl Walk {
     }
 
     /// How a piece is masked, and the words of its groups of 8 keys at `target`. `least` is the last key that
-    /// all rows of the unit see; without `several` runs all see this one.
+    /// all rows of the unit see.
     ///
     /// # Safety
     /// The caller owns the words.
@@ -255,18 +251,13 @@ impl Walk {
         &self,
         piece: Piece,
         tokens: u32,
-        several: bool,
         all_rows: u32,
         least: i32,
         windowed: bool,
         target: u32,
     ) -> Mode {
         let Piece { at, first, past } = piece;
-        let rows = match past {
-            0 => 0,
-            _ if several => self.run.rows,
-            _ => all_rows << 16,
-        };
+        let rows = if past > 0 { self.run.rows } else { 0 };
         let mut group = 0;
         while group < tokens / 8 {
             let of = |key: u32| key.saturating_sub(8 * group).min(8);
@@ -285,7 +276,7 @@ impl Walk {
 
 /// What a block's logits need.
 #[derive(Clone, Copy)]
-pub(in crate::sm90) struct Mode {
+pub(super) struct Mode {
     /// Not all rows see all keys.
     pub masked: bool,
     /// What a row sees depends on its position.
@@ -329,7 +320,7 @@ impl Mode {
 
 /// Who sees a group of 8 keys.
 #[derive(Clone, Copy)]
-pub(in crate::sm90) struct Visible {
+pub(super) struct Visible {
     bits: u32,
     /// Position of the first key.
     pub key: u32,

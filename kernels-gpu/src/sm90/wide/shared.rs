@@ -3,11 +3,11 @@
 use cuda_std::{fence, mbarrier, shared, thread};
 
 use super::{BARRIERS, RUN_BYTES, Shape, UNIT_BYTES};
-use crate::abi::QueryRow;
+use crate::abi::{QueryRow, WorkItem};
 
 /// What the gatherer tells the others of a unit.
 #[derive(Clone, Copy)]
-pub(in crate::sm90) struct Unit {
+pub(super) struct Unit {
     /// Query tokens; none ends the work.
     pub tokens: u32,
     /// The KV head.
@@ -61,7 +61,7 @@ impl Unit {
 
 /// Shared addresses.
 #[derive(Clone, Copy)]
-pub(in crate::sm90) struct Shared {
+pub(super) struct Shared {
     pub base: u32,
     pub shape: Shape,
 }
@@ -82,7 +82,7 @@ impl Shared {
     /// The [`QueryRow`] of one of a unit's tokens.
     #[inline(always)]
     pub fn row(self, slot: u32, token: u32) -> u32 {
-        self.base + self.shape.rows_offset() + (slot * self.shape.rows + token) * 16
+        self.base + self.shape.rows_offset() + (slot * self.shape.rows() + token) * 16
     }
     #[inline(always)]
     pub unsafe fn load_row(self, slot: u32, token: u32) -> QueryRow {
@@ -98,7 +98,7 @@ impl Shared {
     /// The first and the last key that one of a unit's tokens sees, by its position.
     #[inline(always)]
     pub fn seen(self, slot: u32, token: u32) -> u32 {
-        self.base + self.shape.seen_offset() + (slot * self.shape.rows + token) * 8
+        self.base + self.shape.seen_offset() + (slot * self.shape.rows() + token) * 8
     }
     #[inline(always)]
     pub fn unit(self, slot: u32) -> u32 {
@@ -107,7 +107,7 @@ impl Shared {
     /// One of a unit's [`Run`](super::runs::Run)s.
     #[inline(always)]
     pub fn run(self, slot: u32, index: u32) -> u32 {
-        let index = slot * self.shape.runs + index;
+        let index = slot * WorkItem::MAX_RUNS + index;
         self.base + self.shape.runs_offset() + index * RUN_BYTES
     }
     /// Which keys of a stage which rows see: a [`Mode`](super::runs::Mode), and 16 bytes further on, for each 8

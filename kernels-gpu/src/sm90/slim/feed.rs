@@ -1,0 +1,294 @@
+//! The warpgroup that feeds: the gatherers and the loaders.
+
+use cuda_std::{
+    async_copy,
+    atomic::{self, Gpu, Relaxed},
+    fence, mbarrier, ptr, shared, thread,
+    tma::{self, TensorMap},
+    warp,
+};
+
+use super::{
+    super::{prefill::clear, ring::Ring},
+    shared::{Shared, Unit},
+};
+use crate::{
+    abi::{DecodeParams, QueryRow, WorkItem},
+    decode::produce::Header,
+};
+
+const WARP: u32 = warp::FULL_MASK;
+
+// ---- The gatherers -----------------------------------------------------------------------------
+
+/// Brings unit after unit, one ahead of the consumers, and tells what it is.
+#[inline(always)]
+pub(super) unsafe fn gather(p: &DecodeParams, s: Shared) {
+    // SAFETY: as the launch is.
+    let a = &unsafe { p.attention.of_this_plan() };
+    let lane = warp::lane_id();
+    let ctas = thread::grid_dim_x();
+    let mut unit = thread::block_idx_x();
+    let mut slots = Ring::<2>::PRODUCER;
+    // SAFETY: a whole warp; the ring's barriers say what belongs to whom.
+    unsafe {
+        while unit < a.units {
+            let mut ticket = 0;
+            if lane == 0 {
+                ticket = atomic::fetch_add::<Relaxed, Gpu, _>(a.ticket as *mut u32, 1);
+                // Every unit takes one ticket: the last one tells that none will be asked for.
+                if ticket == a.units - 1 {
+                    ptr::store_u32(a.ticket as *mut u32, 0);
+                }
+            }
+            let header = Header::load(a, p.kv_heads, unit);
+            mbarrier::wait(s.unit_free(slots.stage), slots.parity);
+            if lane == 0 {
+                describe(p, s, &header).store(s.unit(slots.stage));
+                mbarrier::arrive(s.unit_full(slots.stage));
+            }
+            list_rows(p, s, slots.stage, &header);
+            if lane == 0 {
+                mbarrier::arrive(s.rows_full(slots.stage));
+            }
+            gather_rows(p, s, slots.stage, header.head, header.item.rows, 0);
+            unit = ctas + warp::warp_shuffle_idx(WARP, ticket, 0, 32);
+            async_copy::wait_all();
+            // Ordinary writes to what wgmma reads.
+            fence::proxy_async_shared();
+            mbarrier::arrive(s.queries_full(slots.stage));
+            slots.advance();
+        }
+        mbarrier::wait(s.unit_free(slots.stage), slots.parity);
+        if lane == 0 {
+            Unit::NONE.store(s.unit(slots.stage));
+            mbarrier::arrive(s.unit_full(slots.stage));
+            mbarrier::arrive(s.rows_full(slots.stage));
+        }
+        warp::sync_warp(WARP);
+        mbarrier::arrive(s.queries_full(slots.stage));
+    }
+}
+
+/// The other half of the rows.
+#[inline(always)]
+pub(super) unsafe fn help_gather(p: &DecodeParams, s: Shared) {
+    let mut slots = Ring::<2>::CONSUMER;
+    // SAFETY: a whole warp; the rows are listed, and their slot is not free before the queries are there.
+    unsafe {
+        loop {
+            mbarrier::wait(s.rows_full(slots.stage), slots.parity);
+            let unit = Unit::load(s.unit(slots.stage));
+            if unit.tokens > 0 {
+                gather_rows(p, s, slots.stage, unit.head, unit.tokens, 1);
+                async_copy::wait_all();
+                fence::proxy_async_shared();
+            }
+            mbarrier::arrive(s.queries_full(slots.stage));
+            if unit.tokens == 0 {
+                return;
+            }
+            slots.advance();
+        }
+    }
+}
+
+#[inline(always)]
+fn describe(p: &DecodeParams, s: Shared, header: &Header) -> Unit {
+    let WorkItem {
+        rows: tokens,
+        position,
+        table,
+        kv_begin,
+        kv_end,
+        flags,
+        ..
+    } = header.item;
+    let end = kv_end.next_multiple_of(p.piece_tokens);
+    let lowest = kv_begin & !(p.piece_tokens - 1);
+    let keys = s.shape.keys;
+    Unit {
+        tokens,
+        head: header.head,
+        position,
+        table,
+        kv_begin,
+        kv_end,
+        // A unit without keys walks one block, all of it masked.
+        blocks: (end.saturating_sub(lowest) + keys - 1) / keys,
+        end,
+        flags,
+    }
+    .at_least_one_block()
+}
+
+impl Unit {
+    #[inline(always)]
+    fn at_least_one_block(mut self) -> Self {
+        self.blocks = self.blocks.max(1);
+        self
+    }
+}
+
+/// Writes down who a unit's rows are.
+#[inline(always)]
+unsafe fn list_rows(p: &DecodeParams, s: Shared, slot: u32, header: &Header) {
+    let mut token = warp::lane_id();
+    // SAFETY: a whole warp, whose slot it is; rows are the plan's.
+    unsafe {
+        while token < header.item.rows {
+            let QueryRow {
+                token: of,
+                position,
+                slot: state,
+                merge,
+            } = header.load_row(&p.attention, token);
+            shared::store_u32x4(s.row(slot, token), [of, position as u32, state, merge]);
+            token += 32;
+        }
+        warp::sync_warp(WARP);
+    }
+}
+
+/// Copies every other of a unit's queries, in slabs of 64 columns, swizzled.
+#[inline(always)]
+unsafe fn gather_rows(p: &DecodeParams, s: Shared, slot: u32, head: u32, tokens: u32, half: u32) {
+    /// Copies that do not wait for each other's addresses.
+    const AT_ONCE: usize = 4;
+    let a = &p.attention;
+    let lane = warp::lane_id();
+    // A vector is 8 elements; the lanes take neighbouring ones.
+    let vectors = s.shape.head_dim / 8;
+    let step = 2 * (32 / vectors);
+    let (vector, mut row) = (lane % vectors, lane / vectors + half * (32 / vectors));
+    let target = s.queries(slot) + vector / 8 * s.shape.slab_bytes();
+    let source = a.q + u64::from(head * a.group * s.shape.head_dim + vector * 8) * 2;
+    let rows = tokens * a.group;
+    // SAFETY: a whole warp; the rows are listed, the queries the plan's.
+    unsafe {
+        while row < rows {
+            let mut elements = [0; AT_ONCE];
+            let mut i = 0;
+            while i < AT_ONCE {
+                // Behind the last row, the last token once more; it is not copied.
+                let (token, in_group) = p.group.div_rem(row + i as u32 * step);
+                let token = shared::load_u32(s.row(slot, token.min(tokens - 1)));
+                elements[i] = u64::from(token) * u64::from(a.q_token_stride)
+                    + u64::from(in_group * s.shape.head_dim);
+                i += 1;
+            }
+            i = 0;
+            while i < AT_ONCE {
+                let row = row + i as u32 * step;
+                if row < rows {
+                    let at = target + row * 128 + ((vector % 8) ^ (row % 8)) * 16;
+                    async_copy::copy_cg(at, (source + elements[i] * 2) as *const u8);
+                }
+                i += 1;
+            }
+            row += AT_ONCE as u32 * step;
+        }
+    }
+}
+
+// ---- The loaders -------------------------------------------------------------------------------
+
+/// Brings the blocks of all units, from the last to the first of each: values or keys.
+#[inline(always)]
+pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
+    p: &DecodeParams,
+    map: *const TensorMap,
+    s: Shared,
+) {
+    let a = &p.attention;
+    let lane = warp::lane_id();
+    let (keys, row_bytes) = (s.shape.keys, s.shape.head_dim * 2);
+    let piece = lane * p.piece_tokens;
+    let mine = piece < keys;
+    let (evict_first, evict_last) = (ptr::evict_first_policy(), ptr::evict_last_policy());
+    let mut slots = Ring::<2>::CONSUMER;
+    let mut blocks = Ring::<STAGES>::PRODUCER;
+    let mut tail_parity = 0;
+    loop {
+        // SAFETY: the ring's barriers say what belongs to whom; a whole warp.
+        let unit = unsafe {
+            mbarrier::wait(s.unit_full(slots.stage), slots.parity);
+            let unit = Unit::load(s.unit(slots.stage));
+            warp::sync_warp(WARP);
+            if lane == 0 {
+                mbarrier::arrive(s.unit_free(slots.stage));
+            }
+            unit
+        };
+        slots.advance();
+        if unit.tokens == 0 {
+            return;
+        }
+        let policy = if unit.flags & WorkItem::SHARED_KEYS != 0 {
+            evict_last
+        } else {
+            evict_first
+        };
+        let lowest = unit.kv_begin & !(p.piece_tokens - 1);
+        let mut begin = unit.end as i32;
+        let mut left = unit.blocks;
+        while left > 0 {
+            left -= 1;
+            begin -= keys as i32;
+            // Which page this lane's box lies in: looked up before the stage is free.
+            let at = begin + piece as i32;
+            let mut corner = [0, 0, 0, 0, p.outside as i32];
+            if mine && at >= lowest as i32 && at < unit.kv_end as i32 {
+                let (page, in_page) = p.page_size.div_rem(at as u32);
+                let entry = (a.page_ids + u64::from(unit.table + page) * 4) as *const u32;
+                // SAFETY: the table has a page for each key of the item.
+                let id = unsafe { ptr::load_nc_u32(entry) };
+                corner[3] = (in_page / 8) as i32;
+                corner[4] = (id * p.page_per_page + unit.head * p.page_per_head) as i32;
+            }
+            corner[2] = (unit.head * p.half_per_head) as i32;
+
+            let (full, free, target) = if VALUES {
+                (
+                    s.values_full(blocks.stage),
+                    s.values_free(blocks.stage),
+                    s.values(blocks.stage),
+                )
+            } else {
+                (
+                    s.keys_full(blocks.stage),
+                    s.keys_free(blocks.stage),
+                    s.keys(blocks.stage),
+                )
+            };
+            // A box that reaches past the item's keys: those values may be anything, and their
+            // weight 0 does not keep a NaN out.
+            let past = unit.kv_end as i32;
+            let tail = VALUES && begin + keys as i32 > past && unit.end != unit.kv_end;
+            // SAFETY: as above.
+            unsafe {
+                mbarrier::wait(free, blocks.parity);
+                let arrival = if tail { s.tail() } else { full };
+                if lane == 0 {
+                    mbarrier::arrive_expect_tx(arrival, keys * row_bytes);
+                }
+                warp::sync_warp(WARP);
+                if mine {
+                    tma::load_tensor_hint(target + piece * row_bytes, map, corner, arrival, policy);
+                }
+                if tail {
+                    mbarrier::wait(s.tail(), tail_parity);
+                    tail_parity ^= 1;
+                    let first = (past - begin) as u32;
+                    clear(target, first, (unit.end as i32 - begin) as u32, row_bytes);
+                    fence::proxy_async_shared();
+                    warp::sync_warp(WARP);
+                    if lane == 0 {
+                        mbarrier::arrive(full);
+                    }
+                }
+            }
+            blocks.advance();
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! What the warps of a CTA share: units, their rows, stages, barriers.
+
+use cuda_std::{fence, mbarrier, shared, thread};
+
+use super::shape::{BARRIERS, Shape, UNIT_BYTES};
+use crate::abi::QueryRow;
+
+/// What the gatherer tells the others of a unit.
+#[derive(Clone, Copy)]
+pub(super) struct Unit {
+    /// Query tokens; none ends the work.
+    pub tokens: u32,
+    /// The KV head.
+    pub head: u32,
+    /// Smallest position among the query tokens.
+    pub position: i32,
+    /// First page of the table.
+    pub table: u32,
+    /// The item's keys.
+    pub kv_begin: u32,
+    pub kv_end: u32,
+    /// Blocks of keys, at least one. The last ends with `end`, a multiple of a box.
+    pub blocks: u32,
+    pub end: u32,
+    /// As [`WorkItem::flags`](crate::abi::WorkItem::flags).
+    pub flags: u32,
+}
+
+impl Unit {
+    /// The end of all work.
+    pub const NONE: Self = Self {
+        tokens: 0,
+        head: 0,
+        position: 0,
+        table: 0,
+        kv_begin: 0,
+        kv_end: 0,
+        blocks: 0,
+        end: 0,
+        flags: 0,
+    };
+
+    #[inline(always)]
+    pub unsafe fn store(&self, at: u32) {
+        // SAFETY: the caller owns the unit's 48 bytes.
+        unsafe {
+            shared::store_u32x4(
+                at,
+                [self.tokens, self.head, self.position as u32, self.table],
+            );
+            shared::store_u32x4(at + 16, [self.kv_begin, self.kv_end, self.blocks, self.end]);
+            shared::store_u32x4(at + 32, [self.flags, 0, 0, 0]);
+        }
+    }
+
+    #[inline(always)]
+    pub unsafe fn load(at: u32) -> Self {
+        // SAFETY: the unit was stored and its barrier completed.
+        unsafe {
+            let [tokens, head, position, table] = shared::load_u32x4(at);
+            let [kv_begin, kv_end, blocks, end] = shared::load_u32x4(at + 16);
+            let [flags, _, _, _] = shared::load_u32x4(at + 32);
+            Self {
+                tokens,
+                head,
+                position: position as i32,
+                table,
+                kv_begin,
+                kv_end,
+                blocks,
+                end,
+                flags,
+            }
+        }
+    }
+}
+
+/// Shared addresses.
+#[derive(Clone, Copy)]
+pub(super) struct Shared {
+    pub base: u32,
+    pub shape: Shape,
+}
+
+impl Shared {
+    #[inline(always)]
+    pub fn queries(self, slot: u32) -> u32 {
+        self.base + slot * self.shape.query_bytes()
+    }
+    #[inline(always)]
+    pub fn keys(self, stage: u32) -> u32 {
+        self.base + self.shape.keys_offset() + stage * self.shape.block_bytes()
+    }
+    #[inline(always)]
+    pub fn values(self, stage: u32) -> u32 {
+        self.base + self.shape.values_offset() + stage * self.shape.block_bytes()
+    }
+    /// The [`QueryRow`] of one of a unit's tokens.
+    #[inline(always)]
+    pub fn row(self, slot: u32, token: u32) -> u32 {
+        self.base + self.shape.rows_offset() + (slot * self.shape.rows + token) * 16
+    }
+    #[inline(always)]
+    pub unsafe fn load_row(self, slot: u32, token: u32) -> QueryRow {
+        // SAFETY: the unit has the token, and its barrier completed.
+        let [token, position, slot, merge] = unsafe { shared::load_u32x4(self.row(slot, token)) };
+        QueryRow {
+            token,
+            position: position as i32,
+            slot,
+            merge,
+        }
+    }
+    #[inline(always)]
+    pub fn unit(self, slot: u32) -> u32 {
+        self.base + self.shape.units_offset() + slot * UNIT_BYTES
+    }
+    #[inline(always)]
+    fn barrier(self, index: u32) -> u32 {
+        self.base + self.shape.barriers_offset() + 8 * index
+    }
+    /// It is known what the unit is.
+    #[inline(always)]
+    pub fn unit_full(self, slot: u32) -> u32 {
+        self.barrier(slot)
+    }
+    /// Its rows and queries are there.
+    #[inline(always)]
+    pub fn queries_full(self, slot: u32) -> u32 {
+        self.barrier(2 + slot)
+    }
+    /// It is done: both loaders have read it, all consumer warps have written their results.
+    #[inline(always)]
+    pub fn unit_free(self, slot: u32) -> u32 {
+        self.barrier(4 + slot)
+    }
+    /// Values past the end have arrived and wait for being set to zero.
+    #[inline(always)]
+    pub fn tail(self) -> u32 {
+        self.barrier(6)
+    }
+    /// Its rows are there.
+    #[inline(always)]
+    pub fn rows_full(self, slot: u32) -> u32 {
+        self.barrier(7 + slot)
+    }
+    #[inline(always)]
+    pub fn keys_full(self, stage: u32) -> u32 {
+        self.barrier(BARRIERS + 4 * stage)
+    }
+    #[inline(always)]
+    pub fn values_full(self, stage: u32) -> u32 {
+        self.barrier(BARRIERS + 4 * stage + 1)
+    }
+    #[inline(always)]
+    pub fn keys_free(self, stage: u32) -> u32 {
+        self.barrier(BARRIERS + 4 * stage + 2)
+    }
+    #[inline(always)]
+    pub fn values_free(self, stage: u32) -> u32 {
+        self.barrier(BARRIERS + 4 * stage + 3)
+    }
+
+    /// Initialises the barriers, a warp each in turn: the hardware takes about 60 cycles for one.
+    ///
+    /// # Safety
+    /// All threads of the CTA come here once, and then to a barrier.
+    #[inline(always)]
+    pub unsafe fn init(self) {
+        let (warps, consumers) = (self.shape.threads() / 32, 4 * self.shape.consumers);
+        let thread = thread::thread_idx_x();
+        let index = thread / 32 + thread % 32 * warps;
+        if index < BARRIERS + 4 * self.shape.stages {
+            let arrivals = match index {
+                0 | 1 => 1,
+                // Every lane of the gatherers, once its copies are there.
+                2 | 3 => 64,
+                4 | 5 => consumers + 2,
+                6..=8 => 1,
+                _ if (index - BARRIERS) % 4 < 2 => 1,
+                _ => consumers,
+            };
+            // SAFETY: nobody knows the barriers yet.
+            unsafe { mbarrier::init(self.barrier(index), arrivals) };
+        }
+        fence::mbarrier_init();
+    }
+}
