@@ -7,7 +7,7 @@
 mod load;
 mod scout;
 
-use cuda_std::{griddep, param_address, prelude::*, tma};
+use cuda_std::{barrier, griddep, param_address, prelude::*, tma};
 
 use crate::{
     abi::DecodeParams,
@@ -23,6 +23,10 @@ use crate::{
 };
 use load::{FirstQueries, Loader};
 use scout::Scout;
+
+/// Barriers of the CTA at its start; late merges have one, too.
+const OTHERS_START: u32 = 2;
+const SCOUT_STARTS: u32 = 3;
 
 /// # Safety
 /// The launch is as the host makes it.
@@ -44,21 +48,30 @@ unsafe fn decode<
     let warp_id = thread::thread_idx_x() / 32;
     let lane = warp::lane_id();
     let layout = Layout::<DIM, ROWS, WARPS>::new(p.stages);
+    let threads = (WARPS + PRODUCER_WARPS) * 32;
+    // Every role looks up by itself what it does first. That none waits for another is what short steps are made
+    // of: the scout for the barriers of all, the others for those of the scout, but not for what it looks up.
     let initialise = || {
-        // SAFETY: all warps come here once, and then to the barrier of the CTA.
-        unsafe { layout.initialise(warp_id, WARPS + PRODUCER_WARPS) }
+        // SAFETY: all warps come here once; those but the scout wait until all have.
+        unsafe {
+            layout.initialise(warp_id, WARPS + PRODUCER_WARPS);
+            if warp_id == 0 {
+                barrier::bar_arrive(OTHERS_START, threads);
+            } else {
+                barrier::bar_arrive(SCOUT_STARTS, threads);
+                barrier::bar_sync(OTHERS_START, threads);
+            }
+        }
     };
-    // Every role looks up by itself what it does first, while barriers are initialised. That none waits for another
-    // is what short steps are made of.
     unsafe {
         if warp_id == 0 {
             let scout = Scout { p, layout, lane };
             let mut first = scout.look_up();
             initialise();
-            scout.begin(&mut first);
-            thread::sync_threads();
             // Another tile group of the step may take over SMs as this one leaves them.
             griddep::launch_dependents();
+            scout.begin(&mut first);
+            barrier::bar_sync(SCOUT_STARTS, threads);
             scout.run(first);
         } else if warp_id <= 2 {
             let loader = Loader {
@@ -75,7 +88,6 @@ unsafe fn decode<
             let first = load::first_unit(p);
             initialise();
             let opening = loader.look_up(first);
-            thread::sync_threads();
             loader.run(&variant, opening);
         } else {
             let consumer = Consumer {
@@ -88,12 +100,9 @@ unsafe fn decode<
             if warp_id == PRODUCER_WARPS {
                 let first = load::first_unit(p);
                 initialise();
-                let queries = FirstQueries::look_up(p, first, lane);
-                thread::sync_threads();
-                queries.load(p, &layout, lane);
+                FirstQueries::look_up(p, first, lane).load(p, &layout, lane);
             } else {
                 initialise();
-                thread::sync_threads();
             }
             consumer.run::<T, V, DIM_BLOCKS, ROW_BLOCKS, PER_LANE>(&variant);
             // Whoever waits for this group waits for the one before it, too.
