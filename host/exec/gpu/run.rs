@@ -181,9 +181,12 @@ impl Gpu {
                 ticket: workspace.ticket(index),
                 record,
             };
+            // No CTA claims several units while others have none.
+            let units = launch.items.saturating_mul(spec.kv_heads);
+            let share = (units + self.multiprocessors / 2) / self.multiprocessors;
             let tile = DecodeTile {
                 rows: tile.m,
-                run: launch.run,
+                run: launch.run.min(share.max(1)),
                 long: launch.long,
                 beside,
             };
