@@ -2,7 +2,8 @@
 //!
 //! `cargo bench --features cuda --bench gpu_decode -- [pat [tree=1,2]] [batches [batch=16×1024,32/8]]` prints the named tables.
 //! Times are CUDA events around all launches of a step, behind a write that flushes L2 and hides the host;
-//! medians, configurations in turn. Pools hold random bits of finite numbers, pages are shuffled.
+//! medians, configurations in turn; `read` reads as many bytes in the simplest way. Pools hold random bits of
+//! finite numbers, pages are shuffled.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -14,7 +15,7 @@ mod trees;
 use common::Rng;
 use run::{Pool, Step, Timer};
 use tandem_attn::{
-    exec::gpu::{Gpu, Streams},
+    exec::gpu::{CUstream, Gpu, Streams},
     plan::{DeviceDescription, MergeMode, PackRule, PlanOptions, Planner, SplitMode},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
 };
@@ -89,7 +90,7 @@ fn zipf() -> Vec<u32> {
 fn batches(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
     let device = DeviceDescription::named("h200").expect("it is built in");
     println!(
-        "\n{:<26} {:>6} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8}",
+        "\n{:<26} {:>6} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8}",
         "batch",
         "items",
         "merges",
@@ -97,6 +98,7 @@ fn batches(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
         "kernel",
         "uncut",
         "HND",
+        "read",
         "graph f",
         "graph k",
         "ideal"
@@ -139,8 +141,12 @@ fn batches(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
             let plan = plan.expect("can be planned");
             Step::new(gpu, plan, &batch, pool, &q, layout, Streams::One)
         });
-        let ways: Vec<&Step> = steps.iter().collect();
-        let times = timer.medians(&ways, 15);
+        let bytes = keys as usize * spec.kv_bytes_per_token() as usize;
+        let ways = steps.each_ref().map(|step| |stream| step.enqueue(stream));
+        let read = |stream| pool.read(gpu, bytes, stream);
+        let mut ways: Vec<&dyn Fn(CUstream)> = ways.iter().map(|way| way as _).collect();
+        ways.push(&read);
+        let times = timer.medians_of(&ways, 15);
         let graphs = [0, 1].map(|step| timer.graph(&steps[step]));
         let times: Vec<String> = times.iter().map(|time| format!("{time:>9.1}")).collect();
         println!(

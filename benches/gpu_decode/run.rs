@@ -45,6 +45,14 @@ impl Pool {
     pub const fn bytes(&self) -> usize {
         2 * self.bytes
     }
+
+    /// Reads so many bytes of the keys as fast as that can be done.
+    pub fn read(&self, gpu: &Gpu, bytes: usize, stream: CUstream) {
+        assert!(bytes <= self.bytes);
+        // SAFETY: inside the pool; of the values, four bytes may become others.
+        unsafe { gpu.read_all(self.k.address(), bytes, self.v.address(), stream) }
+            .expect("can be launched");
+    }
 }
 
 /// Random queries for a plan's heads.
@@ -208,10 +216,20 @@ impl Timer {
 
     /// Medians of steps that take turns, L2 flushed.
     pub fn medians(&self, ways: &[&Step<'_>], times: usize) -> Vec<f64> {
+        let steps: Vec<_> = ways
+            .iter()
+            .map(|step| |stream| step.enqueue(stream))
+            .collect();
+        let ways: Vec<&dyn Fn(CUstream)> = steps.iter().map(|step| step as _).collect();
+        self.medians_of(&ways, times)
+    }
+
+    /// Medians of what `ways` queue, in turn, L2 flushed.
+    pub fn medians_of(&self, ways: &[&dyn Fn(CUstream)], times: usize) -> Vec<f64> {
         let mut all = vec![Vec::new(); ways.len()];
         for round in 0..times + 2 {
-            for (step, times) in ways.iter().zip(&mut all) {
-                let time = self.once(true, |stream| step.enqueue(stream));
+            for (way, times) in ways.iter().zip(&mut all) {
+                let time = self.once(true, way);
                 if round >= 2 {
                     times.push(time);
                 }
