@@ -17,8 +17,8 @@ use tandem_attn::{
     Error,
     abi::MergeRow,
     exec::gpu::{
-        DeviceArray, DeviceTensor, Gpu, KvPool, Lines, PartialStates, Swizzle, TensorMap,
-        Workspace, WorkspaceOptions,
+        DeviceArray, DeviceTensor, Gpu, KvPool, PartialStates, Swizzle, TensorMap, Workspace,
+        WorkspaceOptions,
     },
     plan::{Bound, PlanOptions, Planner},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
@@ -329,7 +329,6 @@ fn a_driver_without_tensor_maps() {
             strides: &[128],
             box_dims: &[64, 64],
             swizzle: Swizzle::Bytes128,
-            lines: Lines::Bytes256,
         };
         let expected = Error::OldDriver {
             function: "cuTensorMapEncodeTiled",

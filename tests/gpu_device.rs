@@ -7,7 +7,7 @@ use std::ptr;
 use common::{Memory, Rng, Stream};
 use cust::sys;
 use tandem_attn::{
-    exec::gpu::{CUstream, Gpu, KvPool, Lines, Swizzle, TensorMap},
+    exec::gpu::{CUstream, Gpu, KvPool, Swizzle, TensorMap},
     problem::{Dtype, KvLayout, Spec},
 };
 
@@ -119,7 +119,6 @@ fn a_page_pool_has_a_tensor_map() {
         strides: &[2048, 128, 16_384, 32_768],
         box_dims: &[64, 8, 2, 2, 1],
         swizzle: Swizzle::Bytes128,
-        lines: Lines::Bytes256,
     };
     let encoded = map
         .encode()

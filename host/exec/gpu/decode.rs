@@ -8,7 +8,7 @@ use kernels_gpu::{
 };
 
 use super::{
-    CUstream, DeviceArray, DeviceTensor, Gpu, KvPool, Lines, PartialStates, Swizzle, TensorMap,
+    CUstream, DeviceArray, DeviceTensor, Gpu, KvPool, PartialStates, Swizzle, TensorMap,
     launch::{Launch, Prepared},
     module::{Carveout, Kernel, Modules},
     tensor::VECTOR_BYTES,
@@ -457,7 +457,6 @@ impl Walk {
             strides: &self.strides,
             box_dims: &[64, 8, halves, piece_tokens / 8, 1],
             swizzle: Swizzle::Bytes128,
-            lines: Lines::Bytes128,
         }
         .encode()
     }

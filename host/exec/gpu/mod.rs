@@ -77,7 +77,7 @@ pub use embedded::{EmbeddedModule, MODULES};
 pub use merge::PartialStates;
 pub use prefill::PrefillCall;
 pub use tensor::{DeviceArray, DeviceTensor};
-pub use tensor_map::{Lines, Swizzle, TensorMap};
+pub use tensor_map::{Swizzle, TensorMap};
 pub use workspace::{Streams, Workspace, WorkspaceOptions};
 
 use crate::Error;

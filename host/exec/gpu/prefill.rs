@@ -7,8 +7,7 @@ use kernels_gpu::{
 };
 
 use super::{
-    CUstream, DeviceArray, DeviceTensor, Family, Gpu, KvPool, Lines, PartialStates, Swizzle,
-    TensorMap,
+    CUstream, DeviceArray, DeviceTensor, Family, Gpu, KvPool, PartialStates, Swizzle, TensorMap,
     launch::{Launch, Prepared},
     module::{Carveout, Kernel, Modules},
     run::Step,
@@ -427,7 +426,6 @@ fn query_map(
         strides: &[head, tensor.strides[0] as u64 * 2, 128, pack * head],
         box_dims: &[64, call.pack, shape.rows() / call.pack, 1, 1],
         swizzle: Swizzle::Bytes128,
-        lines: Lines::Bytes256,
     }
     .encode()
 }
@@ -496,7 +494,6 @@ fn page_map(
         ],
         box_dims: &[64, 8, slabs, box_tokens / 8, 1],
         swizzle: Swizzle::Bytes128,
-        lines: Lines::Bytes256,
     };
     Ok((map.encode()?, coordinates))
 }

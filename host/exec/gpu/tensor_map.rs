@@ -51,17 +51,6 @@ pub struct TensorMap<'a> {
     pub box_dims: &'a [u32],
     /// Layout of the box in shared memory.
     pub swizzle: Swizzle,
-    /// By how many bytes it comes into L2.
-    pub lines: Lines,
-}
-
-/// What L2 fetches at least where a box wants a part of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lines {
-    /// 128 bytes. Decode of pages of 16 tokens takes 2 to 7 % longer by 256.
-    Bytes128 = 2,
-    /// 256 bytes.
-    Bytes256 = 3,
 }
 
 /// `CUtensorMap` with the alignment that the driver asks for.
@@ -71,7 +60,8 @@ struct Encoded([u64; 16]);
 impl TensorMap<'_> {
     /// The 128 bytes that a kernel takes, as a parameter or in memory aligned to 64 bytes.
     ///
-    /// Boxes that reach over the tensor's edge read zeros there.
+    /// Boxes that reach over the tensor's edge read zeros there. Lines come into L2 by 128 bytes, an inner row of the
+    /// boxes in use: by 256 each line was asked for twice, and decode took up to 7 % longer.
     ///
     /// # Errors
     /// [`Error::TensorMap`] for what the accelerator cannot do, [`Error::NullPointer`], and
@@ -91,6 +81,7 @@ impl TensorMap<'_> {
             Dtype::BF16 => 9,
         };
         const NO_INTERLEAVE: c_uint = 0;
+        const L2_128B: c_uint = 2;
         const FILL_ZEROS: c_uint = 0;
         // SAFETY: all arrays have an entry for each dimension, the map has size and alignment of a
         // `CUtensorMap`, and nothing is read through the tensor's address.
@@ -106,7 +97,7 @@ impl TensorMap<'_> {
                 element_strides.as_ptr(),
                 NO_INTERLEAVE,
                 self.swizzle as c_uint,
-                self.lines as c_uint,
+                L2_128B,
                 FILL_ZEROS,
             )
         };
@@ -200,7 +191,6 @@ mod tests {
         strides: &[2048, 128, 16384, 32768],
         box_dims: &[64, 8, 2, 2, 1],
         swizzle: Swizzle::Bytes128,
-        lines: Lines::Bytes256,
     };
 
     fn refused(map: TensorMap<'_>) -> (&'static str, u64) {
