@@ -51,7 +51,7 @@ pub(super) struct Draft {
 }
 
 /// Keys of one table that some rows of a joint draft see.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct DraftRun {
     /// First page of the table in the plan's page ids.
     pub table: u32,

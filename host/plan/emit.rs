@@ -377,9 +377,17 @@ impl JointPiece {
     fn clip(&mut self, input: &Pieces<'_>, draft: &Draft, piece: &Piece) {
         self.runs.clear();
         self.places.clear();
-        self.places.resize(draft.rows as usize, NOWHERE);
         let runs = draft.runs_begin as usize..(draft.runs_begin + draft.runs) as usize;
-        for run in &input.draft_runs[runs] {
+        let runs = &input.draft_runs[runs];
+        let is_whole = (piece.kv_begin, piece.kv_end) == (draft.kv_begin, draft.kv_end);
+        if is_whole && runs.iter().any(|run| run.rows == draft.rows) {
+            // Most pieces: all runs, and all rows see one of them.
+            self.runs.extend_from_slice(runs);
+            self.places.extend(0..draft.rows);
+            return;
+        }
+        self.places.resize(draft.rows as usize, NOWHERE);
+        for run in runs {
             let at = |key: u32| run.kv_begin + key.saturating_sub(run.start);
             let (begin, end) = (at(piece.kv_begin), at(piece.kv_end).min(run.kv_end));
             if begin < end {

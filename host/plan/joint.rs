@@ -18,18 +18,59 @@ use super::{
 #[derive(Debug, Default)]
 pub(super) struct Joiner {
     roots: Vec<Root>,
-    /// The tile of each row of the roots that are looked at.
+    /// The nodes of all trees, as far as they have rows.
+    leaves: Vec<Leaf>,
+    inner: Vec<Inner>,
+    /// For each node of a tree, the rows of its item apart.
+    item_rows: Vec<u32>,
+    tiles: TileLayout,
+}
+
+/// A leaf as tiles see it.
+#[derive(Clone, Copy, Debug)]
+struct Leaf {
+    rows: u32,
+    keys: u32,
+}
+
+/// An inner node with keys: its first row and one past the last, among the rows of the tree.
+#[derive(Clone, Copy, Debug)]
+struct Inner {
+    rows: (u32, u32),
+    keys: u32,
+}
+
+/// The rows of a tree in tiles.
+#[derive(Debug, Default)]
+struct TileLayout {
+    /// The tree, the query tokens of a tile at most, and whether it can be.
+    of: Option<(u32, u32, bool)>,
+    /// The tile of each row.
     tile_of: Vec<u32>,
-    /// Keys and runs of each tile.
-    loads: Vec<(u32, u32)>,
-    /// Runs with their tiles, in preorder.
-    runs: Vec<(u32, u32, DraftRun)>,
+    tiles: Vec<JointTile>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct JointTile {
+    /// One past its last row.
+    rows_end: u32,
+    keys: u32,
+    runs: u32,
+    /// Where its next run goes, while the tree is drafted.
+    next_run: u32,
 }
 
 /// A tree of the forest.
 #[derive(Clone, Copy, Debug)]
 struct Root {
     node: u32,
+    rows: u32,
+    /// The keys of its leaves, and of all its nodes, each once.
+    leaf_keys: u64,
+    unique_keys: u64,
+    /// One past the last of its leaves and inner nodes.
+    leaves_end: u32,
+    inner_end: u32,
     /// Its items apart, and in joint tiles of the choice at hand, if it can be.
     apart: Load,
     joint: Option<Load>,
@@ -108,22 +149,7 @@ impl Joiner {
             ..
         } = *input;
         let rows = &device.decode.joint.as_ref()?.m;
-        self.roots.clear();
-        let mut node = 0;
-        let mut any = false;
-        while node < packer.nodes.len() {
-            let root = &packer.nodes[node];
-            any |= !root.is_leaf;
-            self.roots.push(Root {
-                node: node as u32,
-                apart: apart(input, packer, node),
-                joint: None,
-            });
-            node = root.subtree_end as usize;
-        }
-        if !any {
-            return None;
-        }
+        self.list_roots(input, packer)?;
         let group = spec.group();
         let apart = self
             .roots
@@ -131,7 +157,7 @@ impl Joiner {
             .fold(Load::default(), |load, root| load.and(&root.apart));
         let ctas = u64::from(cost.resident_ctas(Kernel::Decode));
         let mut best = (apart.time_ps(cost), None);
-        let mut smaller = 0;
+        let (mut smaller, mut weighed) = (0, Choice::default());
         for &m in rows.iter().filter(|&&m| tiles.key_tile(m, u32::MAX) > 0) {
             let most = m / group;
             let mut last = 0;
@@ -142,11 +168,11 @@ impl Joiner {
                     continue;
                 }
                 last = tokens;
-                let choice = Choice { m, tokens };
-                let load = self.weigh(input, packer, &choice);
+                weighed = Choice { m, tokens };
+                let load = self.weigh(input, &weighed);
                 let time = load.time_ps(cost);
                 if time < best.0 {
-                    best = (time, Some(choice));
+                    best = (time, Some(weighed));
                 }
                 // Where every CTA has enough to do, fewer rows only mean that more is read.
                 if load.longest <= load.work / ctas {
@@ -156,8 +182,57 @@ impl Joiner {
             smaller = most;
         }
         let choice = best.1?;
-        self.weigh(input, packer, &choice);
+        if choice != weighed {
+            self.weigh(input, &choice);
+        }
         Some(choice)
+    }
+
+    /// Finds the trees, if any is more than a single request.
+    fn list_roots(&mut self, input: &PartInput<'_>, packer: &Packer) -> Option<()> {
+        self.roots.clear();
+        self.leaves.clear();
+        self.inner.clear();
+        self.tiles.of = None;
+        let mut costs = ItemCosts::default();
+        let mut node = 0;
+        let mut any = false;
+        while node < packer.nodes.len() {
+            let end = packer.nodes[node].subtree_end as usize;
+            let nodes = &packer.nodes[node..end];
+            any |= !nodes[0].is_leaf;
+            let apart = self.apart(input, nodes, node as u32, &mut costs);
+            let (mut row, mut leaf_keys, mut unique_keys) = (0, 0, 0);
+            for node in nodes {
+                let keys = node.end - node.begin;
+                unique_keys += u64::from(keys);
+                if node.is_leaf && node.rows > 0 {
+                    leaf_keys += u64::from(keys);
+                    row += node.rows;
+                    self.leaves.push(Leaf {
+                        rows: node.rows,
+                        keys,
+                    });
+                } else if node.rows > 0 && keys > 0 {
+                    self.inner.push(Inner {
+                        rows: (row, row + node.rows),
+                        keys,
+                    });
+                }
+            }
+            self.roots.push(Root {
+                node: node as u32,
+                rows: nodes[0].rows,
+                leaf_keys,
+                unique_keys,
+                leaves_end: self.leaves.len() as u32,
+                inner_end: self.inner.len() as u32,
+                apart,
+                joint: None,
+            });
+            node = end;
+        }
+        any.then_some(())
     }
 
     /// Whether a tree goes into joint tiles.
@@ -169,7 +244,7 @@ impl Joiner {
     }
 
     /// The work of all trees; those that are better apart are.
-    fn weigh(&mut self, input: &PartInput<'_>, packer: &Packer, choice: &Choice) -> Load {
+    fn weigh(&mut self, input: &PartInput<'_>, choice: &Choice) -> Load {
         let PartInput { spec, cost, .. } = *input;
         let group = spec.group();
         let tile = Tile { m: choice.m, n: 0 };
@@ -179,18 +254,18 @@ impl Joiner {
         let units = u64::from(cost.units_per_item(group));
         let mut total = Load::default();
         for at in 0..self.roots.len() {
-            let node = self.roots[at].node as usize;
             self.roots[at].joint = None;
-            if self.lay_out(packer, node, choice.tokens) {
-                let nodes = &packer.nodes[node..packer.nodes[node].subtree_end as usize];
+            if self.lay_out(at, choice.tokens) {
                 // Each key is read once, and found in the cache by all tiles but one.
-                let unique: u64 = nodes.iter().map(own_keys).sum();
-                let all: u64 = self.loads.iter().map(|load| u64::from(load.0)).sum();
+                let tiles = &self.tiles.tiles;
+                let unique = self.roots[at].unique_keys;
+                let all: u64 = tiles.iter().map(|tile| u64::from(tile.keys)).sum();
                 let keys = unique * key + all.saturating_sub(unique) * cached;
-                let most = self.loads.iter().map(|load| load.0).max().unwrap_or(0);
+                let most = tiles.iter().map(|tile| tile.keys).max().unwrap_or(0);
+                let count = tiles.len() as u64;
                 self.roots[at].joint = Some(Load {
-                    work: (self.loads.len() as u64 * fixed(0) + keys) * units,
-                    units: self.loads.len() as u64 * units,
+                    work: (count * fixed(0) + keys) * units,
+                    units: count * units,
                     longest: fixed(0) + (keys / all.max(1)) * u64::from(most),
                     to_cut: fixed(choice.tokens),
                     merged: false,
@@ -204,49 +279,77 @@ impl Joiner {
 
     /// Gives the rows of a tree their tiles, and finds what these read. Not if the tree is a single request,
     /// or what shares a tile is too much.
-    fn lay_out(&mut self, packer: &Packer, root: usize, tokens: u32) -> bool {
-        self.tile_of.clear();
-        self.loads.clear();
-        let nodes = &packer.nodes[root..packer.nodes[root].subtree_end as usize];
-        if nodes[0].is_leaf {
-            return false;
+    fn lay_out(&mut self, at: usize, tokens: u32) -> bool {
+        let Self {
+            roots,
+            leaves,
+            inner,
+            tiles: layout,
+            ..
+        } = self;
+        let root = &roots[at];
+        match layout.of {
+            Some((laid, with, can)) if (laid, with) == (root.node, tokens) => return can,
+            _ => {}
         }
-        let leaves = || nodes.iter().filter(|node| node.is_leaf && node.rows > 0);
-        // Tiles of about the same rows and about the same keys.
-        let tiles = u64::from(nodes[0].rows.div_ceil(tokens));
-        let keys: u64 = leaves().map(own_keys).sum();
-        let enough = keys.div_ceil(tiles);
-        let (mut tile, mut rows, mut keys) = (0, 0, 0);
-        for leaf in leaves() {
-            if leaf.rows > tokens {
-                return false;
-            }
-            if rows > 0 && (rows + leaf.rows > tokens || keys + own_keys(leaf) / 2 > enough) {
-                (tile, rows, keys) = (tile + 1, 0, 0);
-            }
-            rows += leaf.rows;
-            keys += own_keys(leaf);
-            self.tile_of
-                .extend(std::iter::repeat_n(tile, leaf.rows as usize));
-        }
-        self.loads.resize(tile as usize + 1, (0, 0));
-        let mut row = 0;
+        let (first_leaf, first_inner) = match at.checked_sub(1) {
+            Some(before) => (roots[before].leaves_end, roots[before].inner_end),
+            None => (0, 0),
+        };
+        let leaves = &leaves[first_leaf as usize..root.leaves_end as usize];
+        let inner = &inner[first_inner as usize..root.inner_end as usize];
+        let can = leaves.len() > 1 && layout.fill(root, tokens, leaves, inner);
+        layout.of = Some((root.node, tokens, can));
+        can
+    }
+
+    /// What a tree's items take as they are packed.
+    fn apart(
+        &mut self,
+        input: &PartInput<'_>,
+        nodes: &[PackNode],
+        first: u32,
+        costs: &mut ItemCosts,
+    ) -> Load {
+        // Rows of children that are not joined to it are the parent's.
+        let item_rows = &mut self.item_rows;
+        item_rows.clear();
         for node in nodes {
-            if !node.is_empty() && node.rows > 0 {
-                let tiles = self.tile_of[row] as usize
-                    ..=self.tile_of[row + node.rows as usize - 1] as usize;
-                for (keys, runs) in &mut self.loads[tiles] {
-                    *keys += node.end - node.begin;
-                    *runs += 1;
-                }
-            }
-            if node.is_leaf {
-                row += node.rows as usize;
+            item_rows.push(if node.is_leaf { node.rows } else { 0 });
+            if node.parent >= first
+                && node.joined == 0
+                && let Some(rows) = item_rows.get_mut((node.parent - first) as usize)
+            {
+                *rows += node.rows;
             }
         }
-        self.loads
-            .iter()
-            .all(|&(_, runs)| runs <= WorkItem::MAX_RUNS)
+        let per_tile = input.tiles.decode_tokens();
+        let mut load = Load::default();
+        for (node, &rows) in nodes.iter().zip(&*item_rows) {
+            if rows == 0 || node.is_empty() {
+                continue;
+            }
+            let is_partial = !node.is_leaf || node.start > 0;
+            let others = if rows <= per_tile {
+                0
+            } else {
+                u64::from(rows.div_ceil(per_tile)) - 1
+            };
+            let costs = costs.get(input, rows);
+            let keys = u64::from(node.end - node.start);
+            let partials = if is_partial { costs.partials } else { 0 };
+            let item = costs.fixed + keys * costs.key;
+            let all = item + others * (costs.fixed + keys * costs.cached_key) + partials;
+            load = load.and(&Load {
+                work: all * costs.units,
+                units: (1 + others) * costs.units,
+                longest: item,
+                to_cut: costs.to_cut,
+                merged: is_partial,
+                tiles: 1 << costs.m.ilog2(),
+            });
+        }
+        load
     }
 
     /// Drafts a tree in joint tiles.
@@ -264,8 +367,19 @@ impl Joiner {
             packer, rows_begin, ..
         } = *forest;
         let page_size = part.table.page_size;
-        self.lay_out(packer, root, choice.tokens);
-        self.runs.clear();
+        let at = self
+            .roots
+            .binary_search_by_key(&(root as u32), |root| root.node);
+        self.lay_out(at.unwrap_or_default(), choice.tokens);
+        let TileLayout { tile_of, tiles, .. } = &mut self.tiles;
+        let mut next_run = draft_runs.len() as u32;
+        let first_run = next_run;
+        for tile in tiles.iter_mut() {
+            tile.next_run = next_run;
+            next_run += tile.runs;
+        }
+        draft_runs.resize(next_run as usize, DraftRun::default());
+
         let first_row = rows_begin[root];
         let end = packer.nodes[root].subtree_end as usize;
         let nodes = packer.nodes[root..end].iter().zip(&rows_begin[root..end]);
@@ -274,20 +388,17 @@ impl Joiner {
                 continue;
             }
             let (table, row_block) = (forest.table)(index);
-            let (mut begin, end) = (first, first + node.rows);
-            let tile_at = |row: u32| self.tile_of[(row - first_row) as usize];
-            let is_shared = tile_at(begin) != tile_at(end - 1);
-            while begin < end {
-                let tile = tile_at(begin);
-                let next = (begin + 1..end)
-                    .find(|&row| tile_at(row) != tile)
-                    .unwrap_or(end);
-                let run = DraftRun {
+            let (mut begin, end) = (first - first_row, first - first_row + node.rows);
+            let last = tile_of[end as usize - 1];
+            let is_shared = tile_of[begin as usize] != last;
+            for tile in &mut tiles[tile_of[begin as usize] as usize..=last as usize] {
+                let next = end.min(tile.rows_end);
+                draft_runs[tile.next_run as usize] = DraftRun {
                     table,
                     kv_begin: node.begin,
                     kv_end: node.end,
                     start: 0,
-                    rows_begin: begin,
+                    rows_begin: first_row + begin,
                     rows: next - begin,
                     is_shared,
                     tail_of: if node.is_leaf {
@@ -296,30 +407,30 @@ impl Joiner {
                         NO_ROW_BLOCK
                     },
                 };
-                self.runs.push((tile, self.runs.len() as u32, run));
+                tile.next_run += 1;
                 begin = next;
             }
         }
-        self.runs
-            .sort_unstable_by_key(|&(tile, order, _)| (tile, order));
-        for runs in self.runs.chunk_by(|a, b| a.0 == b.0) {
-            let runs_begin = draft_runs.len() as u32;
-            let mut start = 0;
-            for &(_, _, run) in runs {
-                draft_runs.push(DraftRun { start, ..run });
-                start += (run.kv_end - run.kv_begin).next_multiple_of(granule_of(page_size));
+        let granule = granule_of(page_size);
+        let mut runs_begin = first_run;
+        for tile in tiles.iter().filter(|tile| tile.runs > 0) {
+            let runs = &mut draft_runs[runs_begin as usize..tile.next_run as usize];
+            let (mut start, mut rows_begin, mut rows_end) = (0, u32::MAX, 0);
+            for run in &mut *runs {
+                run.start = start;
+                start += (run.kv_end - run.kv_begin).next_multiple_of(granule);
+                rows_begin = rows_begin.min(run.rows_begin);
+                rows_end = rows_end.max(run.rows_begin + run.rows);
             }
-            let rows_begin = runs.iter().map(|run| run.2.rows_begin).min().unwrap_or(0);
-            let rows_end = runs.iter().map(|run| run.2.rows_begin + run.2.rows).max();
             drafts.push(Draft {
                 kernel: Kernel::Decode,
                 tile: Tile { m: choice.m, n: 0 },
                 pack: spec.group(),
                 part: input.index,
                 page_size,
-                table: runs[0].2.table,
+                table: runs[0].table,
                 rows_begin,
-                rows: rows_end.unwrap_or(rows_begin) - rows_begin,
+                rows: rows_end - rows_begin,
                 position: 0,
                 kv_begin: 0,
                 kv_end: start,
@@ -329,9 +440,102 @@ impl Joiner {
                 growable: true,
                 tail_of: NO_ROW_BLOCK,
                 runs_begin,
-                runs: runs.len() as u32,
+                runs: tile.runs,
             });
+            runs_begin = tile.next_run;
         }
+    }
+}
+
+impl TileLayout {
+    /// Tiles of about the same rows and about the same keys; false where a tile would have too much.
+    fn fill(&mut self, root: &Root, tokens: u32, leaves: &[Leaf], inner: &[Inner]) -> bool {
+        let Self { tile_of, tiles, .. } = self;
+        tile_of.clear();
+        tiles.clear();
+        let enough = root
+            .leaf_keys
+            .div_ceil(u64::from(root.rows.div_ceil(tokens)));
+        let (mut tile, mut rows, mut keys) = (JointTile::default(), 0, 0);
+        for leaf in leaves {
+            if leaf.rows > tokens {
+                return false;
+            }
+            let leaf_keys = u64::from(leaf.keys);
+            if rows > 0 && (rows + leaf.rows > tokens || keys + leaf_keys / 2 > enough) {
+                tiles.push(tile);
+                tile = JointTile {
+                    rows_end: tile.rows_end,
+                    ..JointTile::default()
+                };
+                (rows, keys) = (0, 0);
+            }
+            rows += leaf.rows;
+            keys += leaf_keys;
+            tile.rows_end += leaf.rows;
+            tile.keys += leaf.keys;
+            tile.runs += u32::from(leaf.keys > 0);
+            for _ in 0..leaf.rows {
+                tile_of.push(tiles.len() as u32);
+            }
+        }
+        tiles.push(tile);
+        for node in inner {
+            let first = tile_of[node.rows.0 as usize] as usize;
+            let last = tile_of[node.rows.1 as usize - 1] as usize;
+            for tile in &mut tiles[first..=last] {
+                tile.keys += node.keys;
+                tile.runs += 1;
+            }
+        }
+        tiles.iter().all(|tile| tile.runs <= WorkItem::MAX_RUNS)
+    }
+}
+
+/// What an item of so many rows takes, in picoseconds.
+#[derive(Clone, Copy, Debug)]
+struct ItemCost {
+    rows: u32,
+    m: u32,
+    units: u64,
+    fixed: u64,
+    key: u64,
+    cached_key: u64,
+    /// All its rows' partial states, and those of one tile with what a unit costs.
+    partials: u64,
+    to_cut: u64,
+}
+
+/// The last few answers: most items have as many rows as one that came shortly before.
+#[derive(Debug, Default)]
+struct ItemCosts([Option<ItemCost>; 8]);
+
+impl ItemCosts {
+    fn get(&mut self, input: &PartInput<'_>, rows: u32) -> &ItemCost {
+        let known = &mut self.0[rows.ilog2() as usize % 8];
+        if known.is_none_or(|known| known.rows != rows) {
+            *known = None;
+        }
+        known.get_or_insert_with(|| {
+            let PartInput {
+                spec, cost, tiles, ..
+            } = *input;
+            let group = spec.group();
+            let in_tile = rows.min(tiles.decode_tokens());
+            let m = tiles.row_tile(in_tile);
+            let tile = Tile { m, n: 0 };
+            let fixed = |tokens| cost.fixed_ps(Kernel::Decode, tile, group, tokens);
+            ItemCost {
+                rows,
+                m,
+                units: u64::from(cost.units_per_item(group)),
+                fixed: fixed(0),
+                key: cost.key_ps(Kernel::Decode, tile, group),
+                cached_key: cost.cached_key_ps(Kernel::Decode, tile),
+                partials: fixed(rows) - fixed(0),
+                to_cut: fixed(in_tile),
+            }
+        })
     }
 }
 
@@ -347,50 +551,4 @@ impl Root {
         self.joint
             .is_some_and(|joint| joint.time_ps(cost) < self.apart.time_ps(cost))
     }
-}
-
-fn own_keys(node: &PackNode) -> u64 {
-    u64::from(node.end - node.begin)
-}
-
-/// What a tree's items take as they are packed.
-fn apart(input: &PartInput<'_>, packer: &Packer, root: usize) -> Load {
-    let PartInput {
-        spec, cost, tiles, ..
-    } = *input;
-    let group = spec.group();
-    let units = u64::from(cost.units_per_item(group));
-    let per_tile = tiles.decode_tokens();
-    let mut load = Load::default();
-    for index in root..packer.nodes[root].subtree_end as usize {
-        let node = &packer.nodes[index];
-        let rows = packer.item_rows(index);
-        if rows == 0 || node.is_empty() {
-            continue;
-        }
-        let is_partial = !node.is_leaf || node.start > 0;
-        let tile = Tile {
-            m: tiles.row_tile(rows.min(per_tile)),
-            n: 0,
-        };
-        let fixed = |tokens| cost.fixed_ps(Kernel::Decode, tile, group, tokens);
-        let (first, other) = (
-            cost.key_ps(Kernel::Decode, tile, group),
-            cost.cached_key_ps(Kernel::Decode, tile),
-        );
-        let keys = u64::from(node.end - node.start);
-        let others = u64::from(rows.div_ceil(per_tile)) - 1;
-        let partials = fixed(if is_partial { rows } else { 0 }) - fixed(0);
-        let item = fixed(0) + keys * first;
-        let all = item + others * (fixed(0) + keys * other) + partials;
-        load = load.and(&Load {
-            work: all * units,
-            units: (1 + others) * units,
-            longest: item,
-            to_cut: fixed(rows.min(per_tile)),
-            merged: is_partial,
-            tiles: 1 << tile.m.ilog2(),
-        });
-    }
-    load
 }
