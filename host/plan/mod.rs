@@ -39,7 +39,6 @@ mod error;
 mod forest;
 mod gather;
 mod joint;
-mod kinds;
 mod pack;
 mod planner;
 pub mod pod;

@@ -1,12 +1,11 @@
 //! What drafts ask of a CTA. Most drafts of a plan are of a few kinds that differ in their keys only, so
 //! costs are computed once for each kind.
 
-use super::{
-    Kernel,
-    cost::CostModel,
-    draft::Draft,
-    split::{WORTH_A_LAUNCH, granule},
-};
+use crate::plan::{Kernel, cost::CostModel, draft::Draft};
+
+/// A row tile gets a launch of its own if its units take this many times as long as starting one: SMs that
+/// change from one kernel to the next stand still for a while.
+const WORTH_A_LAUNCH: u64 = 3;
 
 /// What a draft asks of a CTA, in picoseconds.
 #[derive(Clone, Copy, Debug, Default)]
@@ -235,4 +234,14 @@ impl Kinds {
         }
         joined
     }
+}
+
+/// Cuts fall on multiples of this: whole pages, and no less than a matrix instruction's keys.
+pub(in crate::plan) fn granule(draft: &Draft) -> u32 {
+    granule_of(draft.page_size)
+}
+
+/// As [`granule`], for pages of so many tokens.
+pub(in crate::plan) fn granule_of(page_size: u32) -> u32 {
+    16u32.next_multiple_of(page_size)
 }

@@ -5,15 +5,21 @@
 //! hidden from the rows whose keys they are not: then nothing is left to merge. A prefix is read once for each
 //! tile, as it would be in an item of its own.
 
-use kernels_gpu::abi::WorkItem;
-
+use self::{
+    costs::{ItemCosts, Load},
+    layout::{Inner, Leaf, TileLayout},
+};
 use super::{
     Kernel, Tile,
     cost::CostModel,
-    draft::{Draft, DraftRun, NO_ROW_BLOCK, PartInput},
+    draft::PartInput,
     pack::{PackNode, Packer},
-    split::granule_of,
 };
+
+mod costs;
+mod draft;
+mod layout;
+
 /// Chooses and drafts joint tiles. Buffers are reused.
 #[derive(Debug, Default)]
 pub(super) struct Joiner {
@@ -24,40 +30,6 @@ pub(super) struct Joiner {
     /// For each node of a tree, the rows of its item apart.
     item_rows: Vec<u32>,
     tiles: TileLayout,
-}
-
-/// A leaf as tiles see it.
-#[derive(Clone, Copy, Debug)]
-struct Leaf {
-    rows: u32,
-    keys: u32,
-}
-
-/// An inner node with keys: its first row and one past the last, among the rows of the tree.
-#[derive(Clone, Copy, Debug)]
-struct Inner {
-    rows: (u32, u32),
-    keys: u32,
-}
-
-/// The rows of a tree in tiles.
-#[derive(Debug, Default)]
-struct TileLayout {
-    /// The tree, the query tokens of a tile at most, and whether it can be.
-    of: Option<(u32, u32, bool)>,
-    /// The tile of each row.
-    tile_of: Vec<u32>,
-    tiles: Vec<JointTile>,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct JointTile {
-    /// One past its last row.
-    rows_end: u32,
-    keys: u32,
-    runs: u32,
-    /// Where its next run goes, while the tree is drafted.
-    next_run: u32,
 }
 
 /// A tree of the forest.
@@ -74,47 +46,6 @@ struct Root {
     /// Its items apart, and in joint tiles of the choice at hand, if it can be.
     apart: Load,
     joint: Option<Load>,
-}
-
-/// What items take, in picoseconds.
-#[derive(Clone, Copy, Debug, Default)]
-struct Load {
-    /// On all CTAs together, of so many units.
-    work: u64,
-    units: u64,
-    /// Of the longest unit.
-    longest: u64,
-    /// More for each CTA, if units are cut.
-    to_cut: u64,
-    /// There are partial states even if none is.
-    merged: bool,
-    /// A bit for each row tile, by its logarithm.
-    tiles: u32,
-}
-
-impl Load {
-    fn and(self, other: &Self) -> Self {
-        Self {
-            work: self.work + other.work,
-            units: self.units + other.units,
-            longest: self.longest.max(other.longest),
-            to_cut: self.to_cut.max(other.to_cut),
-            merged: self.merged | other.merged,
-            tiles: self.tiles | other.tiles,
-        }
-    }
-
-    /// Until the last CTA is done and all is merged: with units cut, or as they are.
-    fn time_ps(&self, cost: &CostModel) -> u64 {
-        let ctas = u64::from(cost.resident_ctas(Kernel::Decode));
-        let spread = self.work / ctas;
-        let rounds = self.units.div_ceil(ctas) * (self.work / self.units.max(1));
-        let merge = |merged: bool| if merged { cost.apart_ps() } else { 0 };
-        let whole = rounds.max(self.longest) + merge(self.merged);
-        let cut = spread + spread / 16 + self.to_cut + merge(true);
-        let launches = u64::from(self.tiles.count_ones().saturating_sub(1));
-        whole.min(cut) + launches * cost.launch_ps()
-    }
 }
 
 /// How rows are put into joint tiles.
@@ -350,192 +281,6 @@ impl Joiner {
             });
         }
         load
-    }
-
-    /// Drafts a tree in joint tiles.
-    pub fn draft<T: Fn(usize) -> (u32, u32)>(
-        &mut self,
-        input: &PartInput<'_>,
-        choice: &Choice,
-        root: usize,
-        forest: &JointForest<'_, T>,
-        drafts: &mut Vec<Draft>,
-        draft_runs: &mut Vec<DraftRun>,
-    ) {
-        let PartInput { spec, part, .. } = *input;
-        let JointForest {
-            packer, rows_begin, ..
-        } = *forest;
-        let page_size = part.table.page_size;
-        let at = self
-            .roots
-            .binary_search_by_key(&(root as u32), |root| root.node);
-        self.lay_out(at.unwrap_or_default(), choice.tokens);
-        let TileLayout { tile_of, tiles, .. } = &mut self.tiles;
-        let mut next_run = draft_runs.len() as u32;
-        let first_run = next_run;
-        for tile in tiles.iter_mut() {
-            tile.next_run = next_run;
-            next_run += tile.runs;
-        }
-        draft_runs.resize(next_run as usize, DraftRun::default());
-
-        let first_row = rows_begin[root];
-        let end = packer.nodes[root].subtree_end as usize;
-        let nodes = packer.nodes[root..end].iter().zip(&rows_begin[root..end]);
-        for (index, (node, &first)) in (root..end).zip(nodes) {
-            if node.is_empty() || node.rows == 0 {
-                continue;
-            }
-            let (table, row_block) = (forest.table)(index);
-            let (mut begin, end) = (first - first_row, first - first_row + node.rows);
-            let last = tile_of[end as usize - 1];
-            let is_shared = tile_of[begin as usize] != last;
-            for tile in &mut tiles[tile_of[begin as usize] as usize..=last as usize] {
-                let next = end.min(tile.rows_end);
-                draft_runs[tile.next_run as usize] = DraftRun {
-                    table,
-                    kv_begin: node.begin,
-                    kv_end: node.end,
-                    start: 0,
-                    rows_begin: first_row + begin,
-                    rows: next - begin,
-                    is_shared,
-                    tail_of: if node.is_leaf {
-                        row_block
-                    } else {
-                        NO_ROW_BLOCK
-                    },
-                };
-                tile.next_run += 1;
-                begin = next;
-            }
-        }
-        let granule = granule_of(page_size);
-        let mut runs_begin = first_run;
-        for tile in tiles.iter().filter(|tile| tile.runs > 0) {
-            let runs = &mut draft_runs[runs_begin as usize..tile.next_run as usize];
-            let (mut start, mut rows_begin, mut rows_end) = (0, u32::MAX, 0);
-            for run in &mut *runs {
-                run.start = start;
-                start += (run.kv_end - run.kv_begin).next_multiple_of(granule);
-                rows_begin = rows_begin.min(run.rows_begin);
-                rows_end = rows_end.max(run.rows_begin + run.rows);
-            }
-            drafts.push(Draft {
-                kernel: Kernel::Decode,
-                tile: Tile { m: choice.m, n: 0 },
-                pack: spec.group(),
-                part: input.index,
-                page_size,
-                table: runs[0].table,
-                rows_begin,
-                rows: rows_end - rows_begin,
-                position: 0,
-                kv_begin: 0,
-                kv_end: start,
-                flags: WorkItem::GATHERED,
-                leaves_partial: false,
-                all_see: true,
-                growable: true,
-                tail_of: NO_ROW_BLOCK,
-                runs_begin,
-                runs: tile.runs,
-            });
-            runs_begin = tile.next_run;
-        }
-    }
-}
-
-impl TileLayout {
-    /// Tiles of about the same rows and about the same keys; false where a tile would have too much.
-    fn fill(&mut self, root: &Root, tokens: u32, leaves: &[Leaf], inner: &[Inner]) -> bool {
-        let Self { tile_of, tiles, .. } = self;
-        tile_of.clear();
-        tiles.clear();
-        let enough = root
-            .leaf_keys
-            .div_ceil(u64::from(root.rows.div_ceil(tokens)));
-        let (mut tile, mut rows, mut keys) = (JointTile::default(), 0, 0);
-        for leaf in leaves {
-            if leaf.rows > tokens {
-                return false;
-            }
-            let leaf_keys = u64::from(leaf.keys);
-            if rows > 0 && (rows + leaf.rows > tokens || keys + leaf_keys / 2 > enough) {
-                tiles.push(tile);
-                tile = JointTile {
-                    rows_end: tile.rows_end,
-                    ..JointTile::default()
-                };
-                (rows, keys) = (0, 0);
-            }
-            rows += leaf.rows;
-            keys += leaf_keys;
-            tile.rows_end += leaf.rows;
-            tile.keys += leaf.keys;
-            tile.runs += u32::from(leaf.keys > 0);
-            for _ in 0..leaf.rows {
-                tile_of.push(tiles.len() as u32);
-            }
-        }
-        tiles.push(tile);
-        for node in inner {
-            let first = tile_of[node.rows.0 as usize] as usize;
-            let last = tile_of[node.rows.1 as usize - 1] as usize;
-            for tile in &mut tiles[first..=last] {
-                tile.keys += node.keys;
-                tile.runs += 1;
-            }
-        }
-        tiles.iter().all(|tile| tile.runs <= WorkItem::MAX_RUNS)
-    }
-}
-
-/// What an item of so many rows takes, in picoseconds.
-#[derive(Clone, Copy, Debug)]
-struct ItemCost {
-    rows: u32,
-    m: u32,
-    units: u64,
-    fixed: u64,
-    key: u64,
-    cached_key: u64,
-    /// All its rows' partial states, and those of one tile with what a unit costs.
-    partials: u64,
-    to_cut: u64,
-}
-
-/// The last few answers: most items have as many rows as one that came shortly before.
-#[derive(Debug, Default)]
-struct ItemCosts([Option<ItemCost>; 8]);
-
-impl ItemCosts {
-    fn get(&mut self, input: &PartInput<'_>, rows: u32) -> &ItemCost {
-        let known = &mut self.0[rows.ilog2() as usize % 8];
-        if known.is_none_or(|known| known.rows != rows) {
-            *known = None;
-        }
-        known.get_or_insert_with(|| {
-            let PartInput {
-                spec, cost, tiles, ..
-            } = *input;
-            let group = spec.group();
-            let in_tile = rows.min(tiles.decode_tokens());
-            let m = tiles.row_tile(in_tile);
-            let tile = Tile { m, n: 0 };
-            let fixed = |tokens| cost.fixed_ps(Kernel::Decode, tile, group, tokens);
-            ItemCost {
-                rows,
-                m,
-                units: u64::from(cost.units_per_item(group)),
-                fixed: fixed(0),
-                key: cost.key_ps(Kernel::Decode, tile, group),
-                cached_key: cost.cached_key_ps(Kernel::Decode, tile),
-                partials: fixed(rows) - fixed(0),
-                to_cut: fixed(in_tile),
-            }
-        })
     }
 }
 

@@ -2,12 +2,15 @@
 
 use kernels_gpu::abi::{DIRECT, MergeRow, NO_MERGE, QueryRow, WorkItem};
 
+use self::joint::JointPiece;
 use super::{
     Plan, PlanError, TileGroup,
-    draft::{Draft, DraftRow, DraftRun, NO_ROW_BLOCK, Piece},
+    draft::{Draft, DraftRow, DraftRun, Piece},
     split::{Launch, MAX_PIECES},
 };
 use crate::problem::Variant;
+
+mod joint;
 
 /// Buffers that keep their memory from plan to plan.
 #[derive(Debug, Default)]
@@ -257,89 +260,6 @@ impl Emitter {
         (smallest, written)
     }
 
-    /// A joint item, whose runs are kept for later; or, where a piece has one run alone, an item like others.
-    fn write_joint(
-        &mut self,
-        input: &Pieces<'_>,
-        piece: &Piece,
-        rows_begin: u32,
-        next_slot: &mut u32,
-        plan: &mut Plan,
-    ) -> WorkItem {
-        let draft = &input.drafts[piece.draft as usize];
-        self.joint.clip(input, draft, piece);
-        let out = &mut plan.rows[rows_begin as usize..];
-        let (mut smallest, mut rows) = (i32::MAX, 0);
-        for row in self.joint.rows(draft) {
-            let candidates = &input.draft_rows[row..=row];
-            let (tokens, slots) = (&mut self.tokens[..], &mut plan.merge_slots[..]);
-            let position = write_all(candidates, tokens, slots, next_slot, &mut out[rows..]);
-            smallest = smallest.min(position);
-            rows += 1;
-        }
-        let first_run = self.runs.len() as u32;
-        let mut keys = 0;
-        for run in &self.joint.runs {
-            let place = self.joint.places[(run.rows_begin - draft.rows_begin) as usize];
-            let of_run = &out[place as usize..(place + run.rows) as usize];
-            let position = of_run.iter().map(|row| row.position).min();
-            let shared = if run.is_shared {
-                WorkItem::SHARED_KEYS
-            } else {
-                0
-            };
-            let item = WorkItem {
-                rows_begin: rows_begin + place,
-                rows: run.rows,
-                table: run.table,
-                kv_begin: run.kv_begin,
-                kv_end: run.kv_end,
-                position: position.unwrap_or(0),
-                slot: DIRECT,
-                merge: NO_MERGE,
-                flags: WorkItem::GATHERED | shared,
-                part: draft.part,
-            };
-            keys += item.kv_len();
-            if self.joint.runs.len() == 1 {
-                return item;
-            }
-            self.runs.push((item, run.tail_of));
-        }
-        WorkItem {
-            rows_begin,
-            rows: rows as u32,
-            table: self.joint.runs.first().map_or(draft.table, |run| run.table),
-            kv_begin: 0,
-            kv_end: keys,
-            position: smallest,
-            // Where the first run stands is known when all items are in order.
-            slot: first_run,
-            merge: self.joint.runs.len() as u32,
-            flags: WorkItem::GATHERED | WorkItem::JOINT,
-            part: draft.part,
-        }
-    }
-
-    /// Puts the runs of joint items behind all items.
-    fn append_runs(&self, plan: &mut Plan) {
-        if self.runs.is_empty() {
-            return;
-        }
-        let first = plan.items.len() as u32;
-        for (index, item) in (0..).zip(&mut plan.items) {
-            if item.is_joint() {
-                item.slot += first - index;
-            }
-        }
-        for &(run, tail_of) in &self.runs {
-            if let Some(row_block) = plan.row_blocks.get_mut(tail_of as usize) {
-                row_block.tail = plan.items.len() as u32;
-            }
-            plan.items.push(run);
-        }
-    }
-
     /// Closes the gaps that items without rows leave.
     fn drop_items_without_rows(&mut self, plan: &mut Plan) {
         self.moved.clear();
@@ -360,59 +280,6 @@ impl Emitter {
             moved(&mut group.items.end);
         }
         plan.groups.retain(|group| !group.items.is_empty());
-    }
-}
-
-/// What a piece has of a joint draft.
-#[derive(Debug, Default)]
-struct JointPiece {
-    runs: Vec<DraftRun>,
-    /// For each row of the draft, its place among those that see any of the keys, or [`NOWHERE`].
-    places: Vec<u32>,
-}
-
-const NOWHERE: u32 = u32::MAX;
-
-impl JointPiece {
-    fn clip(&mut self, input: &Pieces<'_>, draft: &Draft, piece: &Piece) {
-        self.runs.clear();
-        self.places.clear();
-        let runs = draft.runs_begin as usize..(draft.runs_begin + draft.runs) as usize;
-        let runs = &input.draft_runs[runs];
-        let is_whole = (piece.kv_begin, piece.kv_end) == (draft.kv_begin, draft.kv_end);
-        if is_whole && runs.iter().any(|run| run.rows == draft.rows) {
-            // Most pieces: all runs, and all rows see one of them.
-            self.runs.extend_from_slice(runs);
-            self.places.extend(0..draft.rows);
-            return;
-        }
-        self.places.resize(draft.rows as usize, NOWHERE);
-        for run in runs {
-            let at = |key: u32| run.kv_begin + key.saturating_sub(run.start);
-            let (begin, end) = (at(piece.kv_begin), at(piece.kv_end).min(run.kv_end));
-            if begin < end {
-                let ends = end == run.kv_end;
-                self.runs.push(DraftRun {
-                    kv_begin: begin,
-                    kv_end: end,
-                    tail_of: if ends { run.tail_of } else { NO_ROW_BLOCK },
-                    ..*run
-                });
-                let first = (run.rows_begin - draft.rows_begin) as usize;
-                self.places[first..first + run.rows as usize].fill(0);
-            }
-        }
-        let seen = self.places.iter_mut().filter(|at| **at != NOWHERE);
-        for (place, at) in (0..).zip(seen) {
-            *at = place;
-        }
-    }
-
-    /// The rows that see any of the keys, among the draft rows.
-    fn rows(&self, draft: &Draft) -> impl Iterator<Item = usize> {
-        let rows = self.places.iter().enumerate();
-        let seen = rows.filter(|(_, place)| **place != NOWHERE);
-        seen.map(|(row, _)| draft.rows_begin as usize + row)
     }
 }
 

@@ -1,0 +1,91 @@
+//! What items take.
+
+use crate::plan::{Kernel, Tile, cost::CostModel, draft::PartInput};
+
+/// What items take, in picoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Load {
+    /// On all CTAs together, of so many units.
+    pub(super) work: u64,
+    pub(super) units: u64,
+    /// Of the longest unit.
+    pub(super) longest: u64,
+    /// More for each CTA, if units are cut.
+    pub(super) to_cut: u64,
+    /// There are partial states even if none is.
+    pub(super) merged: bool,
+    /// A bit for each row tile, by its logarithm.
+    pub(super) tiles: u32,
+}
+
+impl Load {
+    pub(super) fn and(self, other: &Self) -> Self {
+        Self {
+            work: self.work + other.work,
+            units: self.units + other.units,
+            longest: self.longest.max(other.longest),
+            to_cut: self.to_cut.max(other.to_cut),
+            merged: self.merged | other.merged,
+            tiles: self.tiles | other.tiles,
+        }
+    }
+
+    /// Until the last CTA is done and all is merged: with units cut, or as they are.
+    pub(super) fn time_ps(&self, cost: &CostModel) -> u64 {
+        let ctas = u64::from(cost.resident_ctas(Kernel::Decode));
+        let spread = self.work / ctas;
+        let rounds = self.units.div_ceil(ctas) * (self.work / self.units.max(1));
+        let merge = |merged: bool| if merged { cost.apart_ps() } else { 0 };
+        let whole = rounds.max(self.longest) + merge(self.merged);
+        let cut = spread + spread / 16 + self.to_cut + merge(true);
+        let launches = u64::from(self.tiles.count_ones().saturating_sub(1));
+        whole.min(cut) + launches * cost.launch_ps()
+    }
+}
+
+/// What an item of so many rows takes, in picoseconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ItemCost {
+    pub(super) rows: u32,
+    pub(super) m: u32,
+    pub(super) units: u64,
+    pub(super) fixed: u64,
+    pub(super) key: u64,
+    pub(super) cached_key: u64,
+    /// All its rows' partial states, and those of one tile with what a unit costs.
+    pub(super) partials: u64,
+    pub(super) to_cut: u64,
+}
+
+/// The last few answers: most items have as many rows as one that came shortly before.
+#[derive(Debug, Default)]
+pub(super) struct ItemCosts([Option<ItemCost>; 8]);
+
+impl ItemCosts {
+    pub(super) fn get(&mut self, input: &PartInput<'_>, rows: u32) -> &ItemCost {
+        let known = &mut self.0[rows.ilog2() as usize % 8];
+        if known.is_none_or(|known| known.rows != rows) {
+            *known = None;
+        }
+        known.get_or_insert_with(|| {
+            let PartInput {
+                spec, cost, tiles, ..
+            } = *input;
+            let group = spec.group();
+            let in_tile = rows.min(tiles.decode_tokens());
+            let m = tiles.row_tile(in_tile);
+            let tile = Tile { m, n: 0 };
+            let fixed = |tokens| cost.fixed_ps(Kernel::Decode, tile, group, tokens);
+            ItemCost {
+                rows,
+                m,
+                units: u64::from(cost.units_per_item(group)),
+                fixed: fixed(0),
+                key: cost.key_ps(Kernel::Decode, tile, group),
+                cached_key: cost.cached_key_ps(Kernel::Decode, tile),
+                partials: fixed(rows) - fixed(0),
+                to_cut: fixed(in_tile),
+            }
+        })
+    }
+}

@@ -1,0 +1,339 @@
+//! Balance: cuts so that the last resident CTA finishes as early as it can.
+
+use std::cmp::Reverse;
+
+use super::{
+    SplitInput, Splitter,
+    class::{Class, ClassLoad},
+    kinds::granule,
+    launch::{Launch, piece},
+};
+use crate::plan::draft::{Draft, Piece};
+
+/// Attempts to split aim at a makespan that grows by one part in so many.
+const STEP: u64 = 64;
+
+/// Splits are not looked for where they could shorten a step by less than this part.
+const GOOD_ENOUGH: f64 = 1.03;
+
+impl Splitter {
+    /// Balances the drafts over the resident CTAs.
+    pub(super) fn balance_all(
+        &mut self,
+        input: &SplitInput<'_>,
+        drafts: &mut [Draft],
+        classes: [ClassLoad; 2],
+    ) {
+        let bounds = classes.map(|class| class.bound());
+        self.choose_tiles(input, drafts, |kind| {
+            let bound = bounds[Class::of(kind.draft.kernel) as usize];
+            let fitting = bound.saturating_sub(kind.load.fixed_cut) / kind.load.key;
+            u32::try_from(fitting)
+                .unwrap_or(u32::MAX)
+                .max(kind.load.shortest)
+        });
+        self.chosen.clear();
+        let mut balanced = [false; 2];
+        for class in [Class::Decode, Class::Prefill] {
+            balanced[class as usize] = self.balance(input, drafts, class, &classes);
+        }
+        for (index, (draft, load)) in drafts.iter().zip(self.kinds.loads()).enumerate() {
+            if !balanced[Class::of(draft.kernel) as usize] {
+                let keys = draft.kv_begin..draft.kv_end;
+                self.pieces
+                    .push(piece(index as u32, keys, load.launch, 0, load.whole()));
+            }
+        }
+        if balanced != [false; 2] {
+            self.chosen.append(&mut self.pieces);
+            self.sort_by_draft(drafts.len());
+        }
+    }
+
+    /// Adds the pieces of a class to the chosen ones, if cutting any of its drafts shortens the step.
+    fn balance(
+        &mut self,
+        input: &SplitInput<'_>,
+        drafts: &[Draft],
+        class: Class,
+        classes: &[ClassLoad; 2],
+    ) -> bool {
+        let all = &classes[class as usize];
+        let ClassLoad {
+            ctas,
+            units,
+            work,
+            longest,
+            ..
+        } = *all;
+        if class == Class::Decode && input.shared_sms && units > 0 {
+            self.sort(drafts, class);
+            self.taper(drafts, ctas);
+            self.outcome.makespan_ps[class as usize] = self.simulate(ctas, units);
+            self.chosen.append(&mut self.placed);
+            return true;
+        }
+        let bound = all.bound();
+        let good = (bound as f64 * GOOD_ENOUGH) as u64;
+        // In any order, a unit starts no later than when all others are spread evenly; and no later than
+        // when all launches up to its own are.
+        if units == 0
+            || work / u64::from(ctas) + longest <= good
+            || self.launch_bound(class, ctas) <= good
+        {
+            return false;
+        }
+        self.sort(drafts, class);
+        if self.list_bound(ctas) <= good {
+            return false;
+        }
+        self.placed.clear();
+        for &(_, index) in &self.sorted {
+            let (draft, load) = (&drafts[index as usize], self.kinds.load(index));
+            self.placed.push(piece(
+                index,
+                draft.kv_begin..draft.kv_end,
+                load.launch,
+                0,
+                load.whole(),
+            ));
+        }
+        let whole = self.simulate(ctas, units);
+        self.outcome.makespan_ps[class as usize] = whole;
+        // Where no row is merged yet, cutting costs the step a merge.
+        let merged = drafts.iter().any(|draft| draft.leaves_partial);
+        let joint = drafts.iter().any(Draft::is_joint);
+        let merge = match (merged, joint) {
+            (true, _) => 0,
+            (false, true) => input.cost.apart_ps(),
+            (false, false) => input.cost.merge_ps(),
+        };
+        if whole <= good + merge {
+            return false;
+        }
+        // Prefills that are cut read more; beside decodes that is a price. Two full waves at most, and none
+        // while the decodes fill the device for longer anyway.
+        let mut most_units = u32::MAX;
+        if class == Class::Prefill && input.hybrid {
+            let decode = &classes[Class::Decode as usize];
+            if decode.fills() && self.outcome.makespan_ps[Class::Decode as usize] >= whole {
+                return false;
+            }
+            most_units = 2 * ctas;
+        }
+        let mut least = whole - merge;
+        let mut found = false;
+        for attempt in [Self::wrap, Self::fill] {
+            let mut until = bound;
+            while until < least && least > good {
+                if attempt(self, drafts, ctas, units, until) && self.placed_units() <= most_units {
+                    let makespan = self.simulate(ctas, units);
+                    if makespan < least {
+                        (least, found) = (makespan, true);
+                        std::mem::swap(&mut self.placed, &mut self.best);
+                    }
+                    break;
+                }
+                until += until / STEP + 1;
+            }
+        }
+        if found {
+            self.outcome.makespan_ps[class as usize] = least;
+            self.chosen.append(&mut self.best);
+        }
+        found
+    }
+
+    fn placed_units(&self) -> u32 {
+        self.placed
+            .iter()
+            .map(|piece| self.kinds.load(piece.draft).units)
+            .sum()
+    }
+
+    /// List scheduling of whole drafts is done by then, whatever their order within launches.
+    fn launch_bound(&self, class: Class, ctas: u32) -> u64 {
+        let ctas = u64::from(ctas);
+        let of_class = |launch: &&Launch| Class::of(launch.kernel) == class;
+        let (mut before, mut done) = (0, 0);
+        for launch in self.launches.iter().filter(of_class) {
+            before += launch.work;
+            done = done.max(before + launch.longest_whole * (ctas - 1));
+        }
+        done / ctas
+    }
+
+    /// List scheduling of whole drafts is done by then: a unit starts no later than when all before it are
+    /// spread evenly.
+    fn list_bound(&self, ctas: u32) -> u64 {
+        let ctas = u64::from(ctas);
+        let (mut before, mut done) = (0, 0);
+        for &(_, index) in &self.sorted {
+            let load = self.kinds.load(index);
+            before += u64::from(load.units) * load.whole();
+            done = done.max(before + load.whole() * (ctas - 1));
+        }
+        done / ctas
+    }
+
+    /// When the pieces in `self.placed` are done, claimed in launch order.
+    fn simulate(&mut self, ctas: u32, units: u32) -> u64 {
+        let Self {
+            placed,
+            kinds,
+            columns,
+            launch_order,
+            ..
+        } = self;
+        launch_order.clear();
+        launch_order.extend(
+            placed
+                .iter()
+                .enumerate()
+                .map(|(at, piece)| (piece.order, at as u32)),
+        );
+        launch_order.sort_unstable();
+        columns.reset(ctas, units);
+        for &(_, at) in launch_order.iter() {
+            let piece = &placed[at as usize];
+            let load = kinds.load(piece.draft);
+            let keys = piece.kv_end - piece.kv_begin;
+            let cost = if keys == load.keys {
+                load.whole()
+            } else {
+                load.cut(keys)
+            };
+            columns.place(load.units, cost);
+        }
+        columns.makespan()
+    }
+
+    /// Tries to place everything so that it is done by `until`: fills the CTAs of one column after the other
+    /// to the end and cuts what crosses over. The fewest pieces, where pieces are longer than columns.
+    fn wrap(&mut self, drafts: &[Draft], ctas: u32, units: u32, until: u64) -> bool {
+        self.placed.clear();
+        if self
+            .sorted
+            .iter()
+            .any(|&(_, index)| self.kinds.load(index).units != units)
+        {
+            return false;
+        }
+        // What is left beside whole columns takes the units of an item in several rounds.
+        let (full, rest) = (ctas / units, ctas % units);
+        let rounds = if rest > 0 {
+            u64::from(units.div_ceil(rest))
+        } else {
+            u64::MAX
+        };
+        let room_in = |column: u32| if column < full { until } else { until / rounds };
+        let columns = full + u32::from(rest > 0);
+        let (mut column, mut used) = (0, 0);
+        self.column.clear();
+        for &(_, index) in &self.sorted {
+            let (draft, load) = (&drafts[index as usize], self.kinds.load(index));
+            let mut begin = draft.kv_begin;
+            while begin < draft.kv_end {
+                if column == columns {
+                    return false;
+                }
+                let room = room_in(column) - used;
+                let rest = draft.kv_end - begin;
+                let whole = begin == draft.kv_begin && load.whole() <= room;
+                let fits = room.saturating_sub(load.fixed_cut) / load.key;
+                let end = if whole || fits >= u64::from(rest) {
+                    draft.kv_end
+                } else {
+                    // Leave enough for another piece.
+                    let most =
+                        (begin + fits as u32).min(draft.kv_end.saturating_sub(load.shortest));
+                    cut_before(draft, most.max(draft.kv_begin))
+                };
+                if end < begin + load.shortest.min(rest) {
+                    (column, used) = (column + 1, 0);
+                    order_column(&mut self.column, &mut self.placed);
+                    continue;
+                }
+                let cost = if whole {
+                    load.whole()
+                } else {
+                    load.cut(end - begin)
+                };
+                self.column.push((Reverse(cost), self.placed.len() as u32));
+                self.placed
+                    .push(piece(index, begin..end, load.launch, 0, cost));
+                used += cost;
+                begin = end;
+            }
+        }
+        order_column(&mut self.column, &mut self.placed);
+        true
+    }
+
+    /// Tries to place everything so that it is done by `until`: a draft goes to the columns that are free
+    /// first, and is cut where it would end too late there.
+    fn fill(&mut self, drafts: &[Draft], ctas: u32, units: u32, until: u64) -> bool {
+        self.columns.reset(ctas, units);
+        self.placed.clear();
+        for &(_, index) in &self.sorted {
+            let (draft, load) = (&drafts[index as usize], self.kinds.load(index));
+            let mut begin = draft.kv_begin;
+            while begin < draft.kv_end {
+                let room = self.columns.room(load.units, until);
+                let rest = draft.kv_end - begin;
+                let whole = begin == draft.kv_begin && load.whole() <= room;
+                let fits = room.saturating_sub(load.fixed_cut) / load.key;
+                let end = if whole || fits >= u64::from(rest) {
+                    draft.kv_end
+                } else {
+                    cut_before(draft, begin + fits as u32)
+                };
+                if end < begin + load.shortest.min(rest) {
+                    return false;
+                }
+                let cost = if whole {
+                    load.whole()
+                } else {
+                    load.cut(end - begin)
+                };
+                let start = self.columns.place(load.units, cost);
+                self.placed
+                    .push(piece(index, begin..end, load.launch, start, cost));
+                begin = end;
+            }
+        }
+        true
+    }
+}
+
+/// The bits of a sort key that hold the cost.
+pub(super) const COST_MASK: u64 = (1 << 56) - 1;
+
+/// Lets the longest pieces of a column start first: what starts late is then short, and may as well go to
+/// another CTA. Empties the list.
+fn order_column(column: &mut Vec<(Reverse<u64>, u32)>, placed: &mut [Piece]) {
+    column.sort_unstable();
+    let mut start = 0;
+    for (Reverse(cost), at) in column.drain(..) {
+        let Piece {
+            draft,
+            kv_begin,
+            kv_end,
+            ..
+        } = placed[at as usize];
+        let launch = placed[at as usize].launch();
+        placed[at as usize] = piece(draft, kv_begin..kv_end, launch, start, cost);
+        start += cost;
+    }
+}
+
+/// The last place to cut a draft at or before a key: between tiles, where that shortens the piece by a small
+/// part only, else between parts of a tile.
+pub(super) fn cut_before(draft: &Draft, key: u32) -> u32 {
+    let granule = granule(draft);
+    let mut step = draft.tile.n.next_multiple_of(granule);
+    while step > granule && u64::from(step) * STEP > u64::from(key - draft.kv_begin) {
+        step = (step / 2).next_multiple_of(granule);
+    }
+    key / step * step
+}
