@@ -51,6 +51,8 @@ class Gpu:
     def machine(self):
         torch = self.torch
         details = f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}"
+        if "flashinfer" in sys.modules:
+            details += f"; FlashInfer {sys.modules['flashinfer'].__version__}"
         if self.not_captured:
             details += f"; without CUDA graph: {', '.join(sorted(self.not_captured))}"
         return {"backend": "gpu", "name": torch.cuda.get_device_name(0), "details": details}
