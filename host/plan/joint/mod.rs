@@ -80,7 +80,10 @@ impl Joiner {
             ..
         } = *input;
         let rows = &device.decode.joint.as_ref()?.m;
-        self.list_roots(input, packer)?;
+        if packer.nodes.iter().all(|node| node.is_leaf) {
+            return None;
+        }
+        self.list_roots(input, packer);
         let group = spec.group();
         let apart = self
             .roots
@@ -119,19 +122,17 @@ impl Joiner {
         Some(choice)
     }
 
-    /// Finds the trees, if any is more than a single request.
-    fn list_roots(&mut self, input: &PartInput<'_>, packer: &Packer) -> Option<()> {
+    /// Finds the trees.
+    fn list_roots(&mut self, input: &PartInput<'_>, packer: &Packer) {
         self.roots.clear();
         self.leaves.clear();
         self.inner.clear();
         self.tiles.of = None;
         let mut costs = ItemCosts::default();
         let mut node = 0;
-        let mut any = false;
         while node < packer.nodes.len() {
             let end = packer.nodes[node].subtree_end as usize;
             let nodes = &packer.nodes[node..end];
-            any |= !nodes[0].is_leaf;
             let apart = self.apart(input, nodes, node as u32, &mut costs);
             let (mut row, mut leaf_keys, mut unique_keys) = (0, 0, 0);
             for node in nodes {
@@ -163,7 +164,6 @@ impl Joiner {
             });
             node = end;
         }
-        any.then_some(())
     }
 
     /// Whether a tree goes into joint tiles.
