@@ -93,7 +93,8 @@ fn entry(line: &str) -> Option<Entry> {
 }
 
 fn spec(head_dim: u32, soft_cap: bool) -> Spec {
-    let spec = Spec::new(32, 8, head_dim);
+    let spec =
+        Spec::new(32, 8, head_dim).with_head_dim_v(if head_dim == 192 { 128 } else { head_dim });
     if soft_cap {
         spec.with_soft_cap(30.0)
     } else {
@@ -215,6 +216,13 @@ fn tiles_follow_rows_keys_and_heads() {
     assert_eq!(prefill(&Spec::new(24, 4, 128), 5000).2, 3);
     assert_eq!(prefill(&Spec::new(28, 4, 128), 5000).2, 1);
     assert_eq!(prefill(&Spec::new(32, 32, 128), 5000).2, 1);
+    // Keys of 192 and values of 128, as one model has them: prefill only, one query at a time too.
+    assert_eq!(prefill(&spec(192, false), 5000), (128, 96, 4));
+    assert_eq!(device.most_decode_tokens(&spec(192, false)), 0);
+    assert_eq!(
+        device.most_decode_tokens(&wide_group),
+        device.decode_max_tokens
+    );
     // Heads that nothing was compiled for get what the solver finds.
     let (m, n, _) = prefill(&Spec::new(32, 8, 192), 5000);
     assert!(m % 64 == 0 && n % 16 == 0 && m >= 64);

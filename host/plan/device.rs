@@ -130,9 +130,12 @@ pub struct Instance {
     pub m: u32,
     /// Keys.
     pub n: u32,
-    /// Head dimension of queries, keys and values; none: any.
+    /// Head dimension of queries and keys; none: any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head_dim: Option<u32>,
+    /// Head dimension of values and outputs; none: the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head_dim_v: Option<u32>,
     /// With or without a soft cap; none: either.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soft_cap: Option<bool>,
@@ -142,9 +145,12 @@ impl Instance {
     /// Whether it is for these heads.
     #[must_use]
     pub fn serves(&self, spec: &Spec) -> bool {
-        let same_dim = |dim| dim == spec.head_dim_qk && dim == spec.head_dim_v;
+        let dim = self.head_dim.unwrap_or(spec.head_dim_qk);
+        let dim_v = self.head_dim_v.unwrap_or(dim);
+        let any_dim = self.head_dim.is_none() && self.head_dim_v.is_none();
         let same_cap = |cap| cap == spec.variant.soft_cap.is_some();
-        self.head_dim.is_none_or(same_dim) && self.soft_cap.is_none_or(same_cap)
+        (any_dim || (dim, dim_v) == (spec.head_dim_qk, spec.head_dim_v))
+            && self.soft_cap.is_none_or(same_cap)
     }
 }
 
@@ -247,6 +253,19 @@ impl DeviceDescription {
         match kernel {
             Kernel::Decode => &self.decode.compiled,
             Kernel::Prefill => &self.prefill.compiled,
+        }
+    }
+
+    /// Row blocks of at most so many query tokens are decodes: none where only the prefill kernel was
+    /// compiled for the heads.
+    #[must_use]
+    pub fn most_decode_tokens(&self, spec: &Spec) -> u32 {
+        let serves = |kernel| self.compiled(kernel).iter().any(|i| i.serves(spec));
+        let prefill_only = serves(Kernel::Prefill) && !serves(Kernel::Decode);
+        if prefill_only && !self.decode.compiled.is_empty() {
+            0
+        } else {
+            self.decode_max_tokens
         }
     }
 

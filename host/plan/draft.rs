@@ -105,6 +105,8 @@ impl Piece {
 /// A part of a batch and what its drafts depend on.
 pub(super) struct PartInput<'a> {
     pub device: &'a DeviceDescription,
+    /// See [`DeviceDescription::most_decode_tokens`].
+    pub most_decode_tokens: u32,
     pub spec: &'a Spec,
     pub cost: &'a CostModel,
     pub tiles: &'a TileTable,
@@ -123,7 +125,7 @@ pub(super) struct PartInput<'a> {
 impl PartInput<'_> {
     /// Which kernel runs a row block of so many query tokens.
     pub fn kernel(&self, q_len: u32) -> Kernel {
-        if q_len <= self.device.decode_max_tokens {
+        if q_len <= self.most_decode_tokens {
             Kernel::Decode
         } else {
             Kernel::Prefill

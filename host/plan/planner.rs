@@ -190,9 +190,11 @@ impl Planner {
             device, spec, cost, ..
         } = derived;
         let row_blocks = &plan.row_blocks;
+        let most_decode_tokens = device.most_decode_tokens(spec);
         let parts = |tiles| {
             let part = move |(index, (part, planned)): (usize, (_, &PlannedPart))| PartInput {
                 device,
+                most_decode_tokens,
                 spec,
                 cost,
                 tiles,

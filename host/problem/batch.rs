@@ -40,6 +40,45 @@ impl PageTable {
         }
     }
 
+    /// The table of a cache without pages: memory for `tokens` keys one after the other, of which each row
+    /// block owns a run.
+    ///
+    /// Runs are cut into the largest pages that they allow. Kernels read pages of a multiple of 8 tokens
+    /// fastest: where all runs and the end of the memory are at such multiples.
+    ///
+    /// ```
+    /// use tandem_attn::problem::PageTable;
+    ///
+    /// // Two requests in a cache of 4 × 1024 tokens.
+    /// let table = PageTable::contiguous(4096, &[0..700, 1024..1025]);
+    /// assert_eq!(table.page_size, 128);
+    /// assert_eq!((table.kv_len(0), table.pages(1)), (700, &[8][..]));
+    /// ```
+    ///
+    /// # Panics
+    /// If a run ends after the memory.
+    #[must_use]
+    pub fn contiguous(tokens: u32, runs: &[Range<u32>]) -> Self {
+        let starts = runs.iter().filter(|run| !run.is_empty());
+        let bits = starts.fold(tokens | MAX_PAGE_SIZE, |bits, run| bits | run.start);
+        let page_size = 1 << bits.trailing_zeros();
+        let mut table = Self::new(page_size, tokens / page_size);
+        for run in runs {
+            assert!(
+                run.end <= tokens,
+                "a run ends at {}, the memory at {tokens}",
+                run.end
+            );
+            let pages = match run.is_empty() {
+                true => 0..0,
+                false => run.start / page_size..run.end.div_ceil(page_size),
+            };
+            let pages: Vec<u32> = pages.collect();
+            table.push(&pages, run.len() as u32);
+        }
+        table
+    }
+
     /// Appends a row block whose `kv_len` keys lie on `pages`.
     ///
     /// # Panics

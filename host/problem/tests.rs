@@ -46,6 +46,25 @@ fn lengths_and_positions() {
 }
 
 #[test]
+fn a_cache_without_pages_has_the_largest_that_it_allows() {
+    let table = |tokens, runs: &[std::ops::Range<u32>]| PageTable::contiguous(tokens, runs);
+    let ragged = table(100, &[0..33, 33..33, 33..100]);
+    assert_eq!((ragged.page_size, ragged.pool_pages), (1, 100));
+    assert_eq!(
+        (ragged.kv_len(0), ragged.kv_len(1), ragged.kv_len(2)),
+        (33, 0, 67)
+    );
+    assert_eq!(ragged.pages(2)[..2], [33, 34]);
+    // What is empty may begin anywhere.
+    assert_eq!(table(1024, &[0..5, 7..7, 512..1000]).page_size, 128);
+    assert_eq!(table(1000, &[0..999]).page_size, 8);
+    assert_eq!(table(0, &[0..0]).row_blocks(), 1);
+    let spec = Spec::new(8, 2, 64);
+    let batch = Batch::new(vec![0, 33, 33, 40], ragged);
+    assert_eq!(batch.check(&spec), Ok(()));
+}
+
+#[test]
 fn kv_len_sums_the_parts_of_the_last_query() {
     let mut prefix = PageTable::new(4, 10);
     prefix.push(&[7], 4);

@@ -394,8 +394,8 @@ pub struct AppendParams {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct PageCoordinates {
-    /// Coordinate of dimension 2 per KV head: `head_dim / 64` for NHD, 0 for HND.
-    pub slab_per_head: u32,
+    /// Coordinate of dimension 2 per KV head, in heads: 1 for NHD, 0 for HND.
+    pub step_in_token: u32,
     /// Coordinate of dimension 4 per page: 1 for NHD, `kv_heads` for HND.
     pub step_per_page: u32,
     /// Coordinate of dimension 4 per KV head: 0 for NHD, 1 for HND.
@@ -423,7 +423,8 @@ pub struct PrefillParams {
     pub pages: PageCoordinates,
     /// Items of the launch; units are items × query heads / `pack`.
     pub items: u32,
-    /// Tokens in a box of `k_map`: divides the page and the tile's keys, a multiple of 8.
+    /// Tokens in a box of `k_map`: divides the page and the tile's keys, a multiple of 8. 1: there are no
+    /// maps of the pools, rows are copied one by one, and the strides are multiples of 8.
     pub box_tokens: u32,
     /// By neighbouring query heads of one KV head that share a tile: row `r` is token `r / pack`, head
     /// `r % pack`. Divides the group.

@@ -18,6 +18,8 @@ pub mod divisor;
 pub mod loops;
 pub mod math;
 pub mod merge;
+#[cfg(target_arch = "nvptx64")]
+pub mod prefill;
 pub mod sm80;
 pub mod sm90;
 #[cfg(target_arch = "nvptx64")]

@@ -5,6 +5,7 @@
 
 mod numeric;
 pub mod problems;
+pub mod straight;
 
 pub use numeric::*;
 

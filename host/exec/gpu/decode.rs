@@ -150,6 +150,7 @@ impl Kernels {
             m: rows,
             n: wide::Shape::find(dim, rows, cap).map_or(KEYS, |wide| wide.keys),
             head_dim: Some(dim),
+            head_dim_v: None,
             soft_cap: Some(cap),
         };
         let loaded = ENTRIES.iter().take(self.alone.len());

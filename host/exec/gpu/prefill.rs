@@ -10,6 +10,7 @@ use super::{
     CUstream, DeviceArray, DeviceTensor, Family, Gpu, KvPool, PartialStates, Swizzle, TensorMap,
     launch::{Launch, Prepared},
     module::{Carveout, Kernel, Modules},
+    prefill_gather::vectors,
     run::Step,
     tensor::VECTOR_BYTES,
 };
@@ -36,9 +37,9 @@ pub struct PrefillCall<'a> {
     pub page_ids: DeviceArray<u32>,
     /// `[tokens, q_heads, head_dim]`, any token stride that is a multiple of 8.
     pub q: &'a DeviceTensor<3>,
-    /// Keys and values; where pages are no multiple of 8 tokens, [`Family::Sm80`] runs.
+    /// Keys and values; pages of a multiple of 8 tokens are read fastest.
     pub pool: &'a KvPool,
-    /// `[tokens, q_heads, head_dim]` of the queries' type.
+    /// `[tokens, q_heads, head_dim_v]` of the queries' type.
     pub out: &'a DeviceTensor<3>,
     /// `[tokens, q_heads]` F32, natural log, if wanted.
     pub lse: Option<&'a DeviceTensor<2>>,
@@ -50,7 +51,7 @@ pub struct PrefillCall<'a> {
     pub record: Option<DeviceArray<LaunchRecord>>,
 }
 
-const ENTRIES: [(&str, Shape); 18] = [
+const ENTRIES: [(&str, Shape); 20] = [
     ("prefill_128x128_d128_bf16", Shape::D128),
     ("prefill_128x128_d128_f16", Shape::D128),
     ("prefill_128x96_d128_bf16_cap", Shape::D128_CAP),
@@ -65,10 +66,12 @@ const ENTRIES: [(&str, Shape); 18] = [
     ("prefill_128x128_d64_f16_cap", Shape::D64),
     ("prefill_192x112_d64_bf16", Shape::D64_WIDE),
     ("prefill_192x112_d64_f16", Shape::D64_WIDE),
-    ("prefill_128x48_d256_bf16", Shape::D256),
-    ("prefill_128x48_d256_bf16_cap", Shape::D256),
-    ("prefill_128x48_d256_f16", Shape::D256),
-    ("prefill_128x48_d256_f16_cap", Shape::D256),
+    ("prefill_128x96_d192_bf16", Shape::D192),
+    ("prefill_128x96_d192_f16", Shape::D192),
+    ("prefill_128x80_d256_bf16", Shape::D256),
+    ("prefill_128x80_d256_f16", Shape::D256),
+    ("prefill_128x64_d256_bf16_cap", Shape::D256_CAP),
+    ("prefill_128x64_d256_f16_cap", Shape::D256_CAP),
 ];
 
 /// What an entry was compiled for.
@@ -112,6 +115,7 @@ impl Kernels {
             m: entry.shape.rows(),
             n: entry.shape.keys,
             head_dim: Some(entry.shape.head_dim),
+            head_dim_v: Some(entry.shape.value_dim).filter(|&dim| dim != entry.shape.head_dim),
             soft_cap: Some(entry.cap),
         };
         // The same for both element types.
@@ -120,10 +124,11 @@ impl Kernels {
     }
 
     fn find(&self, call: &PrefillCall<'_>) -> Result<&Entry, Error> {
-        let (head_dim, cap) = (call.spec.head_dim_qk, call.spec.variant.soft_cap.is_some());
+        let dims = [call.spec.head_dim_qk, call.spec.head_dim_v];
+        let cap = call.spec.variant.soft_cap.is_some();
         let fits = |entry: &&Entry| {
             entry.shape.rows() == call.tile.m
-                && entry.shape.head_dim == head_dim
+                && [entry.shape.head_dim, entry.shape.value_dim] == dims
                 && entry.dtype == call.q.dtype
                 && entry.cap == cap
         };
@@ -136,13 +141,14 @@ impl Kernels {
             .ok_or_else(|| Error::NoInstance {
                 kernel: "prefill",
                 asked: format!(
-                    "{} rows, head dimension {head_dim}, {:?}{}",
+                    "{} rows, head dimension {}, {:?}{}",
                     call.tile.m,
+                    named(call.spec),
                     call.q.dtype,
                     if cap { ", soft cap" } else { "" }
                 ),
-                there: "on Hopper: 128 or 192 rows (with a soft cap or head dimension 256 only 128), head \
-                        dimension 64, 128 or 256, BF16 or F16",
+                there: "on Hopper: 128 or 192 rows (with a soft cap or from head dimension 192 on only 128), \
+                        head dimension 64, 128, 256 or without a cap 192 with values of 128, BF16 or F16",
             })
     }
 }
@@ -169,15 +175,11 @@ impl Gpu {
         unsafe { self.prefill_on(self.prefill_family(call), call, stream) }
     }
 
-    /// The kernels that suit a call best: [`Family::Sm90`] where they run and tensor maps can describe the
-    /// pool (pages of a multiple of 8 tokens), else [`Family::Sm80`], which takes pages of any size.
+    /// The kernels that suit a call best: [`Family::Sm90`] where there are any for it, else
+    /// [`Family::Sm80`].
     #[must_use]
     pub fn prefill_family(&self, call: &PrefillCall<'_>) -> Family {
-        let pool = call.pool;
-        let maps = pool.k_strides.page_size.is_multiple_of(8)
-            && [&pool.k_strides, &pool.v_strides].map(|strides| in_maps(strides, call.spec))
-                == [true; 2];
-        if maps && self.prefill.find(call).is_ok() {
+        if self.prefill.find(call).is_ok() {
             Family::Sm90
         } else {
             Family::Sm80
@@ -243,9 +245,24 @@ const fn gcd(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Whether a tensor map can describe a pool: heads of a token side by side, or heads fill a page.
-fn in_maps(strides: &KvStrides, spec: &Spec) -> bool {
-    strides.head == spec.head_dim_qk || strides.page == spec.kv_heads * strides.head
+/// The head dimensions of a spec, as one number where they are one.
+pub(super) fn named(spec: &Spec) -> String {
+    match (spec.head_dim_qk, spec.head_dim_v) {
+        (qk, v) if qk == v => qk.to_string(),
+        (qk, v) => format!("{qk} with values of {v}"),
+    }
+}
+
+/// How a tensor map can describe a pool of heads of so many elements: side by side in a token, or filling a
+/// page one after the other. None where it cannot.
+fn heads_in_token(strides: &KvStrides, spec: &Spec, dim: u32) -> Option<bool> {
+    if !strides.page_size.is_multiple_of(8) {
+        None
+    } else if strides.head == dim {
+        Some(true)
+    } else {
+        (strides.page == spec.kv_heads * strides.head).then_some(false)
+    }
 }
 
 /// All checks that do not depend on how keys are loaded.
@@ -254,18 +271,13 @@ pub(super) fn check(call: &PrefillCall<'_>) -> Result<(), Error> {
         spec, q, pool, out, ..
     } = *call;
     let (q_heads, head_dim) = (spec.q_heads as usize, spec.head_dim_qk as usize);
+    let value_dim = spec.head_dim_v as usize;
     let in_spec = "in the spec";
     q.check_extent("q", "query heads", 1, q_heads, in_spec)?;
     q.check_extent("q", "elements in a head", 2, head_dim, in_spec)?;
     out.check_extent("out", "tokens", 0, q.shape[0], "in q")?;
     out.check_extent("out", "query heads", 1, q_heads, in_spec)?;
-    out.check_extent(
-        "out",
-        "elements in a head",
-        2,
-        head_dim,
-        "in q: head dimensions must agree",
-    )?;
+    out.check_extent("out", "elements in a head", 2, value_dim, in_spec)?;
     for (tensor, got) in [("out", out.dtype), ("the KV pool", pool.dtype)] {
         if got != q.dtype {
             return Err(Error::DtypesDiffer {
@@ -276,16 +288,16 @@ pub(super) fn check(call: &PrefillCall<'_>) -> Result<(), Error> {
             });
         }
     }
-    for (name, tensor) in [("q", q), ("out", out)] {
+    for (name, tensor, dim) in [("q", q, head_dim), ("out", out, value_dim)] {
         tensor.check_dense(name, 1)?;
         tensor.check_address(name, VECTOR_BYTES)?;
         let stride = tensor.strides[0];
-        if !stride.is_multiple_of(8) || stride < q_heads * head_dim {
+        if !stride.is_multiple_of(8) || stride < q_heads * dim {
             return Err(Error::Stride {
                 tensor: name,
                 dimension: "tokens",
                 got: stride,
-                rule: format!("a multiple of 8 and at least {}", q_heads * head_dim),
+                rule: format!("a multiple of 8 and at least {}", q_heads * dim),
             });
         }
     }
@@ -302,7 +314,7 @@ pub(super) fn check(call: &PrefillCall<'_>) -> Result<(), Error> {
             .check_extent("partial_out", "query heads", 1, q_heads, of)?;
         partials
             .out
-            .check_extent("partial_out", "elements in a head", 2, head_dim, of)?;
+            .check_extent("partial_out", "elements in a head", 2, value_dim, of)?;
         partials.out.check_dense("partial_out", 0)?;
         partials.out.check_address("partial_out", VECTOR_BYTES)?;
         partials.lse.check_dense("partial_lse", 0)?;
@@ -360,31 +372,35 @@ pub(super) fn attention(call: &PrefillCall<'_>, cuts: u32) -> Result<AttentionPa
 /// All checks; the parameters of the launch.
 fn parameters(call: &PrefillCall<'_>, shape: &Shape) -> Result<PrefillParams, Error> {
     check(call)?;
-    let pool = call.pool;
+    let (pool, spec) = (call.pool, call.spec);
+    let in_token = heads_in_token(&pool.k_strides, spec, shape.head_dim);
+    let alike = in_token == heads_in_token(&pool.v_strides, spec, shape.value_dim);
     let box_tokens = gcd(gcd(pool.k_strides.page_size, shape.keys), 32);
-    if !box_tokens.is_multiple_of(8) {
-        return Err(Error::Extent {
-            tensor: "the KV pool",
-            dimension: "tokens in a page",
-            got: pool.k_strides.page_size as usize,
-            rule: "a multiple of 8".into(),
-        });
-    }
-    let (k_map, pages) = page_map("k pool", pool.k, &pool.k_strides, call, box_tokens)?;
-    let (v_map, same) = page_map("v pool", pool.v, &pool.v_strides, call, box_tokens)?;
-    if pages != same {
-        return Err(Error::Stride {
-            tensor: "v pool",
-            dimension: "heads",
-            got: pool.v_strides.head as usize,
-            rule: format!("{}, as in the k pool", pool.k_strides.head),
-        });
-    }
+    let (k_map, v_map, pages, box_tokens) = match in_token {
+        Some(in_token) if alike => {
+            let pages = page_coordinates(call, in_token)?;
+            let map = |name, address, strides, dim| {
+                page_map(name, address, strides, call, dim, in_token, box_tokens)
+            };
+            (
+                map("k pool", pool.k, &pool.k_strides, shape.head_dim)?,
+                map("v pool", pool.v, &pool.v_strides, shape.value_dim)?,
+                pages,
+                box_tokens,
+            )
+        }
+        // Row by row.
+        _ => {
+            vectors("k pool", pool.k, &pool.k_strides, pool.pages)?;
+            vectors("v pool", pool.v, &pool.v_strides, pool.pages)?;
+            ([0; 16], [0; 16], PageCoordinates::default(), 1)
+        }
+    };
     Ok(PrefillParams {
-        q_map: query_map("q", call.q, call, shape)?,
+        q_map: query_map("q", call.q, call, shape, shape.head_dim)?,
         k_map,
         v_map,
-        out_map: query_map("out", call.out, call, shape)?,
+        out_map: query_map("out", call.out, call, shape, shape.value_dim)?,
         attention: attention(call, 1)?,
         pages,
         items: call.items.len as u32,
@@ -409,9 +425,10 @@ fn query_map(
     tensor: &DeviceTensor<3>,
     call: &PrefillCall<'_>,
     shape: &Shape,
+    dim: u32,
 ) -> Result<[u64; 16], Error> {
     let pack = u64::from(call.pack);
-    let head = u64::from(shape.head_dim) * 2;
+    let head = u64::from(dim) * 2;
     TensorMap {
         name,
         address: tensor.address,
@@ -420,7 +437,7 @@ fn query_map(
             64,
             pack,
             tensor.shape[0].max(1) as u64,
-            u64::from(shape.head_dim / 64),
+            u64::from(dim / 64),
             u64::from(call.spec.q_heads) / pack,
         ],
         strides: &[head, tensor.strides[0] as u64 * 2, 128, pack * head],
@@ -430,6 +447,25 @@ fn query_map(
     .encode()
 }
 
+/// Coordinates in the maps of a pool whose heads lie side by side in a token, or fill a page.
+fn page_coordinates(call: &PrefillCall<'_>, in_token: bool) -> Result<PageCoordinates, Error> {
+    let (pages, heads) = (call.pool.pages, call.spec.kv_heads);
+    if in_token {
+        return Ok(PageCoordinates {
+            step_in_token: 1,
+            step_per_page: 1,
+            step_per_head: 0,
+            outside: pages,
+        });
+    }
+    Ok(PageCoordinates {
+        step_in_token: 0,
+        step_per_page: heads,
+        step_per_head: 1,
+        outside: fits("pages × KV heads", u64::from(pages) * u64::from(heads))?,
+    })
+}
+
 /// Tokens of a page in a box, groups of 8 after each other and in a group 64 columns after the other: see
 /// [`PageCoordinates`].
 fn page_map(
@@ -437,45 +473,19 @@ fn page_map(
     address: u64,
     strides: &KvStrides,
     call: &PrefillCall<'_>,
+    dim: u32,
+    in_token: bool,
     box_tokens: u32,
-) -> Result<([u64; 16], PageCoordinates), Error> {
-    let spec = call.spec;
-    let (heads, slabs) = (spec.kv_heads, spec.head_dim_qk / 64);
+) -> Result<[u64; 16], Error> {
+    let (heads, slabs, pages) = (call.spec.kv_heads, dim / 64, call.pool.pages);
     let bytes = |elements: u32| u64::from(elements) * 2;
     // The hardware has five dimensions: heads go with the slabs of 64 columns or with the pages.
-    let (coordinates, slab_dim, page_dim, page_stride) = if strides.head == spec.head_dim_qk {
-        let coordinates = PageCoordinates {
-            slab_per_head: slabs,
-            step_per_page: 1,
-            step_per_head: 0,
-            outside: call.pool.pages,
-        };
-        (coordinates, slabs * heads, call.pool.pages, strides.page)
-    } else if in_maps(strides, spec) {
-        let steps = fits(
-            "pages × KV heads",
-            u64::from(call.pool.pages) * u64::from(heads),
-        )?;
-        let coordinates = PageCoordinates {
-            slab_per_head: 0,
-            step_per_page: heads,
-            step_per_head: 1,
-            outside: steps,
-        };
-        (coordinates, slabs, steps, strides.head)
+    let (slab_dim, page_dim, page_stride) = if in_token {
+        (slabs * heads, pages, strides.page)
     } else {
-        return Err(Error::Stride {
-            tensor: name,
-            dimension: "heads",
-            got: strides.head as usize,
-            rule: format!(
-                "{} (heads of a token side by side) or {} (heads fill a page)",
-                spec.head_dim_qk,
-                strides.page / heads
-            ),
-        });
+        (slabs, pages * heads, strides.head)
     };
-    let map = TensorMap {
+    TensorMap {
         name,
         address,
         dtype: call.pool.dtype,
@@ -494,6 +504,6 @@ fn page_map(
         ],
         box_dims: &[64, 8, slabs, box_tokens / 8, 1],
         swizzle: Swizzle::Bytes128,
-    };
-    Ok((map.encode()?, coordinates))
+    }
+    .encode()
 }

@@ -10,7 +10,7 @@ use super::{
     Gpu, PrefillCall,
     launch::{Launch, Prepared},
     module::{Carveout, Kernel, Modules},
-    prefill::{attention, check},
+    prefill::{attention, check, named},
     tensor::{VECTOR_BYTES, check_address},
 };
 use crate::{
@@ -38,10 +38,10 @@ impl Kernels {
             ("prefill_mma_128x64_d128_bf16_cap", Shape::D128, BF16, true),
             ("prefill_mma_128x64_d128_f16", Shape::D128, F16, false),
             ("prefill_mma_128x64_d128_f16_cap", Shape::D128, F16, true),
-            ("prefill_mma_128x64_d64_bf16", Shape::D64, BF16, false),
-            ("prefill_mma_128x64_d64_bf16_cap", Shape::D64, BF16, true),
-            ("prefill_mma_128x64_d64_f16", Shape::D64, F16, false),
-            ("prefill_mma_128x64_d64_f16_cap", Shape::D64, F16, true),
+            ("prefill_mma_128x128_d64_bf16", Shape::D64, BF16, false),
+            ("prefill_mma_128x128_d64_bf16_cap", Shape::D64, BF16, true),
+            ("prefill_mma_128x128_d64_f16", Shape::D64, F16, false),
+            ("prefill_mma_128x128_d64_f16_cap", Shape::D64, F16, true),
         ];
         let mut loaded = Vec::with_capacity(entries.len());
         for (name, shape, dtype, cap) in entries {
@@ -59,15 +59,16 @@ impl Kernels {
     }
 
     fn find(&self, call: &PrefillCall<'_>) -> Result<&Entry, Error> {
-        let (head_dim, cap) = (call.spec.head_dim_qk, call.spec.variant.soft_cap.is_some());
+        let dims = [call.spec.head_dim_qk, call.spec.head_dim_v];
+        let cap = call.spec.variant.soft_cap.is_some();
         self.0
             .iter()
             .find(|entry| {
-                entry.shape.head_dim == head_dim && entry.dtype == call.q.dtype && entry.cap == cap
+                dims == [entry.shape.head_dim; 2] && entry.dtype == call.q.dtype && entry.cap == cap
             })
             .ok_or_else(|| Error::NoInstance {
                 kernel: "prefill",
-                asked: format!("head dimension {head_dim}, {:?}", call.q.dtype),
+                asked: format!("head dimension {}, {:?}", named(call.spec), call.q.dtype),
                 there: "head dimension 64 or 128, BF16 or F16",
             })
     }
@@ -85,11 +86,8 @@ impl Gpu {
         if call.record.is_some() {
             return Err(Error::NoInstance {
                 kernel: "prefill",
-                asked: format!(
-                    "a launch set and pages of {} tokens",
-                    call.pool.k_strides.page_size
-                ),
-                there: "with a launch set those of Hopper, for pages of a multiple of 8 tokens",
+                asked: "a launch set and the instructions of Ampere".into(),
+                there: "with a launch set those of Hopper",
             });
         }
         let parameters = parameters(call, &entry.shape)?;
@@ -136,7 +134,7 @@ fn parameters(call: &PrefillCall<'_>, shape: &Shape) -> Result<GatherPrefillPara
 }
 
 /// Strides in vectors, if rows begin at vectors and all of the pool can be counted in them.
-fn vectors(
+pub(super) fn vectors(
     tensor: &'static str,
     address: u64,
     strides: &KvStrides,

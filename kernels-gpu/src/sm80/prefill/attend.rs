@@ -11,11 +11,12 @@ use super::{
     finish::finish,
     gather,
     products::{HALVES, Lane, queries_keys, weights_values},
-    tile::{Shared, Tile},
+    tile::{Shared, describe},
 };
 use crate::{
     abi::GatherPrefillParams,
     decode::half::Half,
+    prefill::Tile,
     softmax::{Rows, hide_after, hide_before, mask, transform},
     variant::Variant,
 };
@@ -69,8 +70,8 @@ impl Seen {
     #[inline(always)]
     fn new<V: Variant>(p: &GatherPrefillParams, variant: &V, tile: &Tile, first_row: u32) -> Self {
         // Positions grow with the row, and what is seen with the position.
-        let low = tile.sees(p, variant, first_row);
-        let high = tile.sees(p, variant, first_row + WARP_ROWS - 1);
+        let low = tile.sees(&p.pack, variant, first_row);
+        let high = tile.sees(&p.pack, variant, first_row + WARP_ROWS - 1);
         Self {
             any: (
                 low.0,
@@ -124,7 +125,7 @@ pub(super) unsafe fn attend<T: Half, V: Variant, const S: usize, const O: usize>
     // SAFETY: whole warps; addresses are the plan's; a group of copies is waited for, and then for the
     // other warps' at a barrier, before it is read, and all have read a block before it is written anew.
     unsafe {
-        let tile = Tile::describe(p, variant, s.shape, unit);
+        let tile = describe(p, variant, s.shape, unit);
         let (_, warp) = gather::here();
         if thread::thread_idx_x() == 0 {
             tile.store(s.tile());
@@ -219,11 +220,11 @@ unsafe fn finish_logits<V: Variant, const S: usize>(
     let mut half = 0;
     while half < HALVES {
         let of = [0, 8].map(|further| first + 16 * half as u32 + further);
-        let at = of.map(|row| tile.query(p, row));
+        let at = of.map(|row| tile.query(&p.pack, row));
         if V::TRANSFORMS_LOGITS {
             transform(&mut logits[half], variant, begin, at);
         }
-        let seen = of.map(|row| tile.sees(p, variant, row));
+        let seen = of.map(|row| tile.sees(&p.pack, variant, row));
         if V::MASKS {
             mask(&mut logits[half], variant, begin, at);
         }

@@ -7,15 +7,11 @@ use cuda_std::{
     prelude::*,
 };
 
-use super::{
-    WARP_ROWS,
-    gather::here,
-    products::HALVES,
-    tile::{Shared, Tile},
-};
+use super::{WARP_ROWS, gather::here, products::HALVES, tile::Shared};
 use crate::{
     abi::{DIRECT, GatherPrefillParams},
     decode::half::Half,
+    prefill::Tile,
     softmax::Rows,
 };
 
@@ -86,7 +82,7 @@ unsafe fn direct<T: Half, const O: usize>(
     pair: impl Fn(usize) -> [f32; 2],
 ) {
     let a = &p.attention;
-    let (token, head) = tile.place(p, row);
+    let (token, head) = tile.place(&p.pack, row);
     // SAFETY: the row is this thread's and its neighbours' alone.
     unsafe {
         if a.lse != 0 && lane % 4 == 0 {
@@ -114,7 +110,7 @@ unsafe fn partial<const O: usize>(
     pair: impl Fn(usize) -> [f32; 2],
 ) {
     let a = &p.attention;
-    let (token, head) = tile.place(p, row);
+    let (token, head) = tile.place(&p.pack, row);
     let state = u64::from((tile.slot + token) * a.q_heads + head);
     let out = a.partial_out + (state * 2 * O as u64 + u64::from(lane % 4 * 2)) * 4;
     // SAFETY: the slot is this tile's alone, its row this thread's and its neighbours'.
@@ -145,7 +141,7 @@ unsafe fn store_rows(p: &GatherPrefillParams, s: Shared, tile: &Tile, lane: u32,
     while i < WARP_ROWS * chunks {
         let (row, chunk) = (first_row + i / chunks, i % chunks);
         if row < tile.rows {
-            let (token, head) = tile.place(p, row);
+            let (token, head) = tile.place(&p.pack, row);
             let element = u64::from(tile.token + token) * u64::from(a.out_token_stride)
                 + u64::from(head * head_dim + chunk * 8);
             // SAFETY: rows that only this warp writes.

@@ -2,11 +2,8 @@
 
 use cuda_std::{async_copy, prelude::*};
 
-use super::{
-    WARP_ROWS,
-    tile::{Shared, Tile},
-};
-use crate::abi::GatherPrefillParams;
+use super::{WARP_ROWS, tile::Shared};
+use crate::{abi::GatherPrefillParams, prefill::Tile};
 
 const WARP: u32 = !0;
 
@@ -28,7 +25,7 @@ pub(super) unsafe fn queries(p: &GatherPrefillParams, s: Shared, tile: &Tile) {
     while i < WARP_ROWS / 4 {
         let row = warp * WARP_ROWS + 4 * i + lane / 8;
         let exists = row < tile.rows;
-        let (token, head) = tile.place(p, if exists { row } else { 0 });
+        let (token, head) = tile.place(&p.pack, if exists { row } else { 0 });
         let element = u64::from(tile.token + token) * u64::from(a.q_token_stride)
             + u64::from(head * head_dim + chunk * 8);
         let source = (a.q + element * 2) as *const u8;

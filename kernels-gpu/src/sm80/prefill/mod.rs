@@ -48,9 +48,9 @@ impl Shape {
         keys: 64,
         head_dim: 128,
     };
-    /// 128 rows × 64 keys.
+    /// 128 rows × 128 keys.
     pub const D64: Self = Self {
-        keys: 64,
+        keys: 128,
         head_dim: 64,
     };
 
@@ -133,9 +133,9 @@ mod entries {
         prefill_mma_128x64_d128_bf16_cap: D128, Bf16, true, [32, 64];
         prefill_mma_128x64_d128_f16: D128, F16, false, [32, 64];
         prefill_mma_128x64_d128_f16_cap: D128, F16, true, [32, 64];
-        prefill_mma_128x64_d64_bf16: D64, Bf16, false, [32, 32];
-        prefill_mma_128x64_d64_bf16_cap: D64, Bf16, true, [32, 32];
-        prefill_mma_128x64_d64_f16: D64, F16, false, [32, 32];
-        prefill_mma_128x64_d64_f16_cap: D64, F16, true, [32, 32];
+        prefill_mma_128x128_d64_bf16: D64, Bf16, false, [64, 32];
+        prefill_mma_128x128_d64_bf16_cap: D64, Bf16, true, [64, 32];
+        prefill_mma_128x128_d64_f16: D64, F16, false, [64, 32];
+        prefill_mma_128x128_d64_f16_cap: D64, F16, true, [64, 32];
     }
 }

@@ -9,12 +9,13 @@ use super::{
         uniform,
     },
     finish::finish_tile,
-    tile::{Shared, Tile},
+    tile::Shared,
 };
 use crate::{
     abi::PrefillParams,
+    prefill::Tile,
     softmax::{Rows, hide_after, hide_before, mask, transform},
-    variant::{Pair, Variant},
+    variant::Variant,
 };
 
 const WARP: u32 = !0;
@@ -31,29 +32,6 @@ struct Work {
     all_see: (i32, i32),
 }
 
-/// The first and the last key of the tile that a row sees.
-#[inline(always)]
-fn sees<V: Variant>(p: &PrefillParams, variant: &V, tile: &Tile, row: u32) -> (i32, i32) {
-    let position = tile.position + p.pack.div(row) as i32;
-    let (first, last) = variant.visible_keys(position);
-    (
-        first.max(tile.kv_begin as i32),
-        last.min(tile.kv_end as i32 - 1),
-    )
-}
-
-/// Whose a row is; the key is left open.
-#[inline(always)]
-fn query(p: &PrefillParams, tile: &Tile, row: u32) -> Pair {
-    let (token, head) = p.pack.div_rem(row);
-    Pair {
-        token: tile.token + token,
-        head: tile.head + head,
-        position: tile.position + token as i32,
-        key: 0,
-    }
-}
-
 impl Work {
     #[inline(always)]
     unsafe fn open<V: Variant>(
@@ -66,8 +44,8 @@ impl Work {
         // SAFETY: the tile's barrier completed; whole warps.
         let tile = unsafe { Tile::load(s.tile(stage)) };
         // Positions grow with the row, and what is seen with the position.
-        let (_, least) = sees(p, variant, &tile, 64 * consumer);
-        let (most_first, most) = sees(p, variant, &tile, 64 * consumer + 63);
+        let (_, least) = tile.sees(&p.pack, variant, 64 * consumer);
+        let (most_first, most) = tile.sees(&p.pack, variant, 64 * consumer + 63);
         let keys = s.shape.keys as i32;
         let mut begin = tile.end as i32 - keys;
         let mut left = tile.blocks;
@@ -127,7 +105,8 @@ pub(super) unsafe fn consume<
         variant.params().scale_log2
     };
     let keys = s.shape.keys as i32;
-    let (dim, slab) = (s.shape.head_dim, s.shape.slab_bytes());
+    let (dim, value_dim) = (s.shape.head_dim, s.shape.value_dim);
+    let slab = s.shape.slab_bytes();
     let two_weights = s.shape.two_weights();
 
     let mut tiles = Ring::<2>::CONSUMER;
@@ -187,11 +166,11 @@ pub(super) unsafe fn consume<
             if V::TRANSFORMS_LOGITS || V::MASKS || after || before {
                 // Seldom: what the rows see is computed again rather than kept in registers.
                 let tile = Tile::load(s.tile(tiles.stage));
-                let of = rows_of_thread.map(|row| query(p, &tile, row));
+                let of = rows_of_thread.map(|row| tile.query(&p.pack, row));
                 if V::TRANSFORMS_LOGITS {
                     transform(&mut logits, variant, $work.begin, of);
                 }
-                let seen = rows_of_thread.map(|row| sees(p, variant, &tile, row));
+                let seen = rows_of_thread.map(|row| tile.sees(&p.pack, variant, row));
                 if V::MASKS {
                     mask(&mut logits, variant, $work.begin, of);
                 }
@@ -202,6 +181,26 @@ pub(super) unsafe fn consume<
                     hide_before(&mut logits, $work.begin, [seen[0].0, seen[1].0]);
                 }
             }
+        };
+    }
+    // Q·Kᵀ of a block is there. Whether that was the tile's last, and its queries are not needed any more.
+    macro_rules! keys_done {
+        ($work:ident) => {{
+            release!(s.keys_free(k.stage));
+            k.advance();
+            $work.left -= 1;
+            let last = all_agree!($work.left == 0);
+            if s.shape.query_stages == 1 && last {
+                release!(s.queries_free());
+            }
+            last
+        }};
+    }
+    macro_rules! values_there {
+        ($now:ident) => {
+            wgmma::wait_group::<0>();
+            wgmma::fence_operand(&mut o);
+            wgmma::fence_operand(&mut $now);
         };
     }
     // One block: `$now` are the weights of the block before, `$next` becomes those of this one.
@@ -219,23 +218,18 @@ pub(super) unsafe fn consume<
             mbarrier::wait(s.keys_full(k.stage), k.parity);
             queries_keys::<T, S>(&mut logits, $work.queries, s.keys(k.stage), dim, slab);
             mbarrier::wait(s.values_full(v.stage), v.parity);
-            weights_values::<T, O, P>(&mut o, &$now, values, dim);
+            weights_values::<T, O, P>(&mut o, &$now, values, value_dim);
             wgmma::wait_group::<1>();
             wgmma::fence_operand(&mut logits);
-            release!(s.keys_free(k.stage));
-            k.advance();
+            let last_of_tile = keys_done!($work);
             finish_logits!($work);
-            $work.left -= 1;
             $work.begin -= keys;
-            let last_of_tile = all_agree!($work.left == 0);
 
             // Weights against the references that there are; whether those still do shows in the sums.
             // A tile's first block has none. The vote also keeps the wait for P·V behind the weights:
             // ptxas waits as early as it can, but not before a branch.
             if !two_weights {
-                wgmma::wait_group::<0>();
-                wgmma::fence_operand(&mut o);
-                wgmma::fence_operand(&mut $now);
+                values_there!($now);
             }
             let mut sums = [f32::INFINITY; 4];
             let mut good = false;
@@ -244,9 +238,7 @@ pub(super) unsafe fn consume<
                 good = !warp::warp_vote_any(WARP, Rows::outgrown(&sums));
             }
             if two_weights {
-                wgmma::wait_group::<0>();
-                wgmma::fence_operand(&mut o);
-                wgmma::fence_operand(&mut $now);
+                values_there!($now);
             }
             release!(s.values_free(v.stage));
             v.advance();
@@ -283,16 +275,13 @@ pub(super) unsafe fn consume<
         queries_keys::<T, S>(&mut logits, work.queries, s.keys(k.stage), dim, slab);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut logits);
-        release!(s.keys_free(k.stage));
-        k.advance();
+        let mut turn = keys_done!(work);
         finish_logits!(work);
         rows.renew(&logits, &[f32::INFINITY; 4], scale);
         let sums = rows.weigh_seen(&logits, scale, &mut weights, T::pack);
         rows.add(&sums);
         skip_values!(work);
-        work.left -= 1;
         work.begin -= keys;
-        let mut turn = all_agree!(work.left == 0);
         let last = if two_weights {
             loop {
                 step!(turn, work, weights, other_weights);
@@ -304,7 +293,7 @@ pub(super) unsafe fn consume<
             }
         };
         mbarrier::wait(s.values_full(v.stage), v.parity);
-        weights_values::<T, O, P>(&mut o, &last, s.values(v.stage), dim);
+        weights_values::<T, O, P>(&mut o, &last, s.values(v.stage), value_dim);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut o);
         finish_tile::<T, O>(p, s, tiles.stage ^ 1, &o, &rows, scale);

@@ -9,12 +9,10 @@ use cuda_std::{
     tma::{self, TensorMap},
 };
 
-use super::{
-    super::ring::Ring,
-    tile::{Shared, Tile},
-};
+use super::{super::ring::Ring, tile::Shared};
 use crate::{
-    abi::{AttentionParams, PrefillParams, WorkItem},
+    abi::{AttentionParams, PrefillParams},
+    prefill::{Place, Tile},
     variant::Variant,
 };
 
@@ -38,39 +36,21 @@ unsafe fn describe<V: Variant>(
     let item = div_u32(unit, heads);
     let head = unit - item * heads;
     let kv_head = div_u32(head, per_kv_head);
-    let in_group = head - kv_head * per_kv_head;
-
-    let at = (a.items + u64::from(item) * size_of::<WorkItem>() as u64) as *const u32;
-    // SAFETY: `item` is one of the launch's, ten words that nobody writes.
-    let ([token, count], [table, kv_begin], [kv_end, position], [slot, _]) = unsafe {
-        (
-            ptr::load_nc_u32x2(at),
-            ptr::load_nc_u32x2(at.add(2)),
-            ptr::load_nc_u32x2(at.add(4)),
-            ptr::load_nc_u32x2(at.add(6)),
-        )
-    };
-    let position = position as i32;
-    let first = variant.visible_keys(position).0.max(kv_begin as i32);
-    let last = variant.visible_keys(position + count as i32 - 1).1;
-    let past = last.saturating_add(1).max(0).min(kv_end as i32) as u32;
-    let lowest = first as u32 - first as u32 % p.box_tokens;
-    let end = past.next_multiple_of(p.box_tokens);
-    Tile {
-        token,
-        slot,
-        rows: count * p.pack.get(),
-        head: kv_head * a.group + in_group * p.pack.get(),
+    let place = Place {
+        item,
+        from: 0,
+        most: u32::MAX,
         kv_head,
-        position,
-        kv_begin,
-        kv_end,
-        table,
-        lowest,
-        end,
-        // A tile that sees nothing walks one block, all of it masked.
-        blocks: div_u32(end.saturating_sub(lowest) + keys - 1, keys).max(1),
-    }
+        in_group: head - kv_head * per_kv_head,
+    };
+    // SAFETY: the unit is one of the launch's.
+    let mut tile = unsafe { Tile::at(a, variant, &place, p.pack.get()) };
+    tile.lowest -= tile.lowest % p.box_tokens;
+    tile.end = tile.end.next_multiple_of(p.box_tokens);
+    let past_blocks = tile.end.saturating_sub(tile.lowest) + keys - 1;
+    // A tile that sees nothing walks one block, all of it masked.
+    tile.blocks = div_u32(past_blocks, keys).max(1);
+    tile
 }
 
 #[inline(always)]
@@ -85,6 +65,7 @@ pub(super) unsafe fn schedule<V: Variant>(
     let ctas = thread::grid_dim_x();
     let mut unit = thread::block_idx_x();
     let mut ring = Ring::<2>::PRODUCER;
+    let mut place = Ring::<1>::PRODUCER;
     loop {
         // Read again for every unit: there are few registers here.
         // SAFETY: as the launch is.
@@ -105,27 +86,46 @@ pub(super) unsafe fn schedule<V: Variant>(
             mbarrier::wait(s.tile_free(ring.stage), ring.parity);
             tile.store(s.tile(ring.stage));
             mbarrier::arrive(s.tile_full(ring.stage));
-            let full = s.queries_full(ring.stage);
+            let (full, target) = (s.queries_full(ring.stage), s.queries(ring.stage));
             if !more {
                 mbarrier::arrive(full);
                 return;
             }
+            ring.advance();
+            if s.shape.query_stages == 1 {
+                mbarrier::wait(s.queries_free(), place.parity);
+                place.advance();
+            }
             mbarrier::arrive_expect_tx(full, slabs * 128 * p.pack.get() * tokens);
             let mut slab = 0;
             while slab < slabs {
-                let target = s.queries(ring.stage) + slab * s.shape.slab_bytes();
                 let head = p.pack.div(tile.head) as i32;
                 let corner = [0, 0, tile.token as i32, slab as i32, head];
-                tma::load_tensor(target, maps, corner, full);
+                tma::load_tensor(target + slab * s.shape.slab_bytes(), maps, corner, full);
                 slab += 1;
             }
-            ring.advance();
         }
         unit = ctas + ticket;
     }
 }
 
 // ---- The loaders -------------------------------------------------------------------------------
+
+/// The next tile, by a whole warp.
+#[inline(always)]
+pub(super) unsafe fn next_tile(s: Shared, tiles: &mut Ring<2>) -> Tile {
+    // SAFETY: the ring's barriers say what belongs to whom.
+    unsafe {
+        mbarrier::wait(s.tile_full(tiles.stage), tiles.parity);
+        let tile = Tile::load(s.tile(tiles.stage));
+        warp::sync_warp(WARP);
+        if warp::lane_id() == 0 {
+            mbarrier::arrive(s.tile_free(tiles.stage));
+        }
+        tiles.advance();
+        tile
+    }
+}
 
 /// Brings the blocks of all tiles, from the last to the first of each: values or keys.
 #[inline(always)]
@@ -136,23 +136,14 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
 ) {
     let a = &p.attention;
     let lane = warp::lane_id();
-    let (keys, row_bytes) = (s.shape.keys, s.shape.head_dim * 2);
+    let (keys, row_bytes) = (s.shape.keys, s.shape.row_bytes(VALUES));
     let mine = lane < div_u32(keys, p.box_tokens);
     let mut tiles = Ring::<2>::CONSUMER;
     let mut blocks = Ring::<STAGES>::PRODUCER;
     let mut tail_parity = 0;
     loop {
-        // SAFETY: the ring's barriers say what belongs to whom; a whole warp.
-        let tile = unsafe {
-            mbarrier::wait(s.tile_full(tiles.stage), tiles.parity);
-            let tile = Tile::load(s.tile(tiles.stage));
-            warp::sync_warp(WARP);
-            if lane == 0 {
-                mbarrier::arrive(s.tile_free(tiles.stage));
-            }
-            tile
-        };
-        tiles.advance();
+        // SAFETY: a whole warp.
+        let tile = unsafe { next_tile(s, &mut tiles) };
         if tile.rows == 0 {
             return;
         }
@@ -173,21 +164,9 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
                 corner[4] =
                     (id * p.pages.step_per_page + tile.kv_head * p.pages.step_per_head) as i32;
             }
-            corner[2] = (tile.kv_head * p.pages.slab_per_head) as i32;
+            corner[2] = (tile.kv_head * p.pages.step_in_token * (row_bytes / 128)) as i32;
 
-            let (full, free, target) = if VALUES {
-                (
-                    s.values_full(blocks.stage),
-                    s.values_free(blocks.stage),
-                    s.values(blocks.stage),
-                )
-            } else {
-                (
-                    s.keys_full(blocks.stage),
-                    s.keys_free(blocks.stage),
-                    s.keys(blocks.stage),
-                )
-            };
+            let (full, free, target) = s.stage_of(VALUES, blocks.stage);
             // A box that reaches past the item's keys: those values may be anything, and their
             // weight 0 does not keep a NaN out.
             let past = tile.kv_end as i32;
@@ -197,7 +176,7 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
                 mbarrier::wait(free, blocks.parity);
                 let arrival = if tail { s.tail() } else { full };
                 if lane == 0 {
-                    mbarrier::arrive_expect_tx(arrival, s.shape.block_bytes());
+                    mbarrier::arrive_expect_tx(arrival, keys * row_bytes);
                 }
                 warp::sync_warp(WARP);
                 if mine {

@@ -13,10 +13,11 @@ use cuda_std::{
 
 use super::{
     super::{products::Dtype, ring::Ring},
-    tile::{Shared, Tile},
+    tile::Shared,
 };
 use crate::{
     abi::{DIRECT, PrefillParams},
+    prefill::Tile,
     softmax::Rows,
 };
 
@@ -42,65 +43,26 @@ pub(super) unsafe fn finish_tile<T: Dtype, const O: usize>(
     // SAFETY: whole warps; the tile stays until this warp has arrived.
     let tile = unsafe { Tile::load(s.tile(stage)) };
     let totals = unsafe { rows.totals() };
-    let inverse = totals.map(|total| if total > 0.0 { rcp(total) } else { 0.0 });
-    let head_dim = s.shape.head_dim;
-    // Token and head of a row of the tile.
-    let place = |row: u32| {
-        let (token, head) = p.pack.div_rem(row);
-        (token, tile.head + head)
-    };
-
-    let mut h = 0;
-    while h < 2 {
-        let row = first_row + lane / 4 + 8 * h as u32;
-        if row < tile.rows {
-            let (token, head) = place(row);
-            let lse = if totals[h] > 0.0 {
-                rows.reference[h] * scale + lg2(totals[h])
-            } else {
-                f32::NEG_INFINITY
-            };
-            if tile.slot == DIRECT {
-                let at = u64::from((tile.token + token) * a.q_heads + head) * 4;
-                if a.lse != 0 && lane % 4 == 0 {
-                    // SAFETY: the row is this thread's alone.
-                    unsafe { ptr::store_f32((a.lse + at) as *mut f32, lse * LN_2) };
-                }
-            } else {
-                let state = u64::from((tile.slot + token) * a.q_heads + head);
-                let out =
-                    a.partial_out + (state * u64::from(head_dim) + u64::from(lane % 4 * 2)) * 4;
-                // SAFETY: the slot is this tile's alone, its row this thread's.
-                unsafe {
-                    if lane % 4 == 0 {
-                        ptr::store_f32((a.partial_lse + state * 4) as *mut f32, lse);
-                    }
-                    let mut j = 0;
-                    while j < O / 4 {
-                        let pair = [
-                            o[4 * j + 2 * h] * inverse[h],
-                            o[4 * j + 2 * h + 1] * inverse[h],
-                        ];
-                        ptr::store_f32x2((out + 32 * j as u64) as *mut f32, pair);
-                        j += 1;
-                    }
-                }
-            }
+    let lse = [0, 1].map(|h| {
+        if totals[h] > 0.0 {
+            rows.reference[h] * scale + lg2(totals[h])
+        } else {
+            f32::NEG_INFINITY
         }
-        h += 1;
-    }
+    });
+    let inverse = totals.map(|total| if total > 0.0 { rcp(total) } else { 0.0 });
+    let head_dim = s.shape.value_dim;
 
-    if tile.slot == DIRECT {
+    let packed = |i: usize| T::pack(o[i] * inverse[i / 2 % 2], o[i + 1] * inverse[i / 2 % 2]);
+    if tile.slot == DIRECT && s.shape.query_stages == 1 {
+        // SAFETY: whole warps; the rows are this warp's alone.
+        unsafe { write_fragments::<O>(p, &tile, lane, first_row, head_dim, packed) };
+    } else if tile.slot == DIRECT {
         // SAFETY: 16 rows of queries that only this warp read, and it needs them no more.
         unsafe {
             let mut j = 0;
             while j < O / 8 {
-                let quarter = |i: usize| {
-                    T::pack(
-                        o[8 * j + i] * inverse[i / 2 % 2],
-                        o[8 * j + i + 1] * inverse[i / 2 % 2],
-                    )
-                };
+                let quarter = |i| packed(8 * j + i);
                 let fragments = [quarter(0), quarter(2), quarter(4), quarter(6)];
                 let at = staged(s, stage, first_row + lane % 16, 2 * j as u32 + lane / 16);
                 mma::stmatrix_x4(at, fragments);
@@ -116,6 +78,94 @@ pub(super) unsafe fn finish_tile<T: Dtype, const O: usize>(
         if lane == 0 {
             mbarrier::arrive(s.output_full(stage));
         }
+    }
+
+    // Stores to memory last: the fence above would wait for them.
+    let mut h = 0;
+    while h < 2 {
+        let row = first_row + lane / 4 + 8 * h as u32;
+        if row < tile.rows {
+            let (token, head) = tile.place(&p.pack, row);
+            if tile.slot == DIRECT {
+                let at = u64::from((tile.token + token) * a.q_heads + head) * 4;
+                if a.lse != 0 && lane % 4 == 0 {
+                    // SAFETY: the row is this thread's alone.
+                    unsafe { ptr::store_f32((a.lse + at) as *mut f32, lse[h] * LN_2) };
+                }
+            } else {
+                let state = u64::from((tile.slot + token) * a.q_heads + head);
+                let out =
+                    a.partial_out + (state * u64::from(head_dim) + u64::from(lane % 4 * 2)) * 4;
+                // SAFETY: the slot is this tile's alone, its row this thread's.
+                unsafe {
+                    if lane % 4 == 0 {
+                        ptr::store_f32((a.partial_lse + state * 4) as *mut f32, lse[h]);
+                    }
+                    let mut j = 0;
+                    while j < O / 4 {
+                        let pair = [
+                            o[4 * j + 2 * h] * inverse[h],
+                            o[4 * j + 2 * h + 1] * inverse[h],
+                        ];
+                        ptr::store_f32x2((out + 32 * j as u64) as *mut f32, pair);
+                        j += 1;
+                    }
+                }
+            }
+        }
+        h += 1;
+    }
+}
+
+/// Writes 16 rows from the fragments of an accumulator: four lanes of a row swap until each has 16 bytes.
+#[inline(always)]
+unsafe fn write_fragments<const O: usize>(
+    p: &PrefillParams,
+    tile: &Tile,
+    lane: u32,
+    first_row: u32,
+    head_dim: u32,
+    packed: impl Fn(usize) -> u32,
+) {
+    let mut h = 0;
+    while h < 2 {
+        let row = first_row + lane / 4 + 8 * h as u32;
+        let (token, head) = tile.place(&p.pack, row);
+        let element = u64::from(tile.token + token) * u64::from(p.attention.out_token_stride)
+            + u64::from(head * head_dim + lane % 4 * 8);
+        let out = p.attention.out + element * 2;
+        let mut j = 0;
+        while j < O / 16 {
+            let mut words = [0, 4, 8, 12].map(|i| packed(16 * j + i + 2 * h));
+            // SAFETY: whole warps; a row that there is, of the output.
+            unsafe {
+                swap(&mut words, [(0, 1), (2, 3)], lane & 1 != 0, 1);
+                swap(&mut words, [(0, 2), (1, 3)], lane & 2 != 0, 2);
+                if row < tile.rows {
+                    ptr::store_u32x4((out + 64 * j as u64) as *mut u32, words);
+                }
+            }
+            j += 1;
+        }
+        h += 1;
+    }
+}
+
+/// Gives the other lane the word of each pair that is not this one's: of two lanes, `upper` keeps the second.
+#[inline(always)]
+unsafe fn swap(words: &mut [u32; 4], pairs: [(usize, usize); 2], upper: bool, distance: u32) {
+    let mut i = 0;
+    while i < 2 {
+        let (first, second) = pairs[i];
+        let mine = if upper { words[first] } else { words[second] };
+        // SAFETY: the caller's whole warp.
+        let other = unsafe { warp::warp_shuffle_xor(WARP, mine, distance, 32) };
+        if upper {
+            words[first] = other;
+        } else {
+            words[second] = other;
+        }
+        i += 1;
     }
 }
 
@@ -140,7 +190,7 @@ pub(super) unsafe fn write(p: &PrefillParams, map: *const TensorMap, s: Shared) 
                 return;
             }
             mbarrier::wait(s.output_full(tiles.stage), tiles.parity);
-            if tile.slot == DIRECT {
+            if tile.slot == DIRECT && s.shape.query_stages == 2 {
                 if tile.rows == whole {
                     if lane == 0 {
                         write_whole(p, map, s, tiles.stage, &tile);
@@ -174,7 +224,7 @@ unsafe fn write_whole(
     // SAFETY: the tile's rows are in the output, and nobody else writes them; they have left shared memory
     // when this returns.
     unsafe {
-        while slab < s.shape.head_dim / 64 {
+        while slab < s.shape.value_dim / 64 {
             let corner = [0, 0, tile.token as i32, slab as i32, head];
             tma::store_tensor(map, corner, s.queries(stage) + slab * s.shape.slab_bytes());
             slab += 1;
@@ -188,14 +238,14 @@ unsafe fn write_whole(
 #[inline(always)]
 unsafe fn write_rows(p: &PrefillParams, s: Shared, stage: u32, tile: &Tile) {
     let a = &p.attention;
-    let head_dim = s.shape.head_dim;
+    let head_dim = s.shape.value_dim;
     let chunks = head_dim / 8;
     let mut i = warp::lane_id();
     while i < tile.rows * chunks {
         let (row, chunk) = (i / chunks, i % chunks);
-        let (token, head) = p.pack.div_rem(row);
+        let (token, head) = tile.place(&p.pack, row);
         let element = u64::from(tile.token + token) * u64::from(a.out_token_stride)
-            + u64::from((tile.head + head) * head_dim + chunk * 8);
+            + u64::from(head * head_dim + chunk * 8);
         // SAFETY: the consumers staged it; the output's row is this tile's alone.
         unsafe {
             let vector = shared::load_u32x4(staged(s, stage, row, chunk));

@@ -20,6 +20,8 @@ mod feed;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 mod finish;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+mod gather;
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 mod tile;
 
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
@@ -32,9 +34,13 @@ pub struct Shape {
     pub consumers: u32,
     /// Keys in a block.
     pub keys: u32,
-    /// Head dimension of queries, keys and values.
+    /// Head dimension of queries and keys.
     pub head_dim: u32,
-    /// Blocks of keys in shared memory.
+    /// Head dimension of values and outputs.
+    pub value_dim: u32,
+    /// Tiles of queries in shared memory. With two, a tile's last step is the next one's first.
+    pub query_stages: u32,
+    /// Blocks of keys.
     pub stages: u32,
     /// Blocks of values: they stay longer, until P·V is done.
     pub value_stages: u32,
@@ -44,43 +50,53 @@ pub struct Shape {
 
 impl Shape {
     /// Every instance; the entry is `prefill_<rows>x<keys>_d<head_dim>_<dtype>[_cap][_beside]`.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::D128,
         Self::D128_CAP,
         Self::D128_WIDE,
         Self::D128_BESIDE,
         Self::D64,
         Self::D64_WIDE,
+        Self::D192,
         Self::D256,
+        Self::D256_CAP,
     ];
     /// 128 rows × 128 keys.
-    pub const D128: Self = Self::new(2, 128, 128, 2, 3);
+    pub const D128: Self = Self::new(2, 128, [128, 128], [2, 2, 3]);
     /// 128 rows × 96 keys: a soft cap wants registers.
-    pub const D128_CAP: Self = Self::new(2, 96, 128, 3, 3);
+    pub const D128_CAP: Self = Self::new(2, 96, [128, 128], [2, 3, 3]);
     /// 192 rows × 80 keys: a third fewer bytes per row, and three warpgroups to hide the exponentials.
-    pub const D128_WIDE: Self = Self::new(3, 80, 128, 3, 3);
+    pub const D128_WIDE: Self = Self::new(3, 80, [128, 128], [2, 3, 3]);
     /// 128 rows × 80 keys in two thirds of an SM: [`crate::decode`] runs in the rest of it.
     pub const D128_BESIDE: Self = Self {
         beside: true,
-        ..Self::new(2, 80, 128, 2, 2)
+        ..Self::new(2, 80, [128, 128], [2, 2, 2])
     };
     /// 128 rows × 128 keys.
-    pub const D64: Self = Self::new(2, 128, 64, 3, 3);
+    pub const D64: Self = Self::new(2, 128, [64, 64], [2, 3, 3]);
     /// 192 rows × 112 keys.
-    pub const D64_WIDE: Self = Self::new(3, 112, 64, 3, 3);
-    /// 128 rows × 48 keys: two tiles of queries take more than half of the memory.
-    pub const D256: Self = Self::new(2, 48, 256, 2, 2);
+    pub const D64_WIDE: Self = Self::new(3, 112, [64, 64], [2, 3, 3]);
+    /// 128 rows × 96 keys of 192, values of 128.
+    pub const D192: Self = Self::new(2, 96, [192, 128], [2, 2, 2]);
+    /// 128 rows × 80 keys: two tiles of queries would take more than half of the memory.
+    pub const D256: Self = Self::new(2, 80, [256, 256], [1, 2, 2]);
+    /// 128 rows × 64 keys.
+    pub const D256_CAP: Self = Self::new(2, 64, [256, 256], [1, 2, 3]);
 
-    const fn new(consumers: u32, keys: u32, head_dim: u32, stages: u32, value_stages: u32) -> Self {
+    /// Head dimensions of queries and keys, and of values; stages of queries, keys and values.
+    const fn new(consumers: u32, keys: u32, dims: [u32; 2], stages: [u32; 3]) -> Self {
         let shape = Self {
             consumers,
             keys,
-            head_dim,
-            stages,
-            value_stages,
+            head_dim: dims[0],
+            value_dim: dims[1],
+            query_stages: stages[0],
+            stages: stages[1],
+            value_stages: stages[2],
             beside: false,
         };
         assert!(shape.shared_bytes() <= 232_448, "more than a CTA can have");
+        assert!(dims[1] <= dims[0], "outputs take the place of queries");
         shape
     }
 
@@ -112,7 +128,7 @@ impl Shape {
     /// while P·V of the last is under way.
     #[must_use]
     pub const fn two_weights(&self) -> bool {
-        self.consumers == 2
+        self.consumers == 2 && self.value_dim <= 128
     }
 
     /// Bytes of 64 columns of the queries.
@@ -124,21 +140,34 @@ impl Shape {
         self.head_dim / 64 * self.slab_bytes()
     }
 
-    const fn block_bytes(&self) -> u32 {
-        self.keys * self.head_dim * 2
+    /// Bytes of a value, or of a key.
+    const fn row_bytes(&self, values: bool) -> u32 {
+        2 * if values {
+            self.value_dim
+        } else {
+            self.head_dim
+        }
     }
 
-    /// Two tiles of queries (the finished tile's becomes its output), the stages, barriers and tiles.
+    const fn key_bytes(&self) -> u32 {
+        self.keys * self.row_bytes(false)
+    }
+
+    const fn value_bytes(&self) -> u32 {
+        self.keys * self.row_bytes(true)
+    }
+
+    /// The tiles of queries (a finished tile's becomes its output), the stages, barriers and tiles.
     const fn keys_offset(&self) -> u32 {
-        2 * self.query_bytes()
+        self.query_stages * self.query_bytes()
     }
 
     const fn values_offset(&self) -> u32 {
-        self.keys_offset() + self.stages * self.block_bytes()
+        self.keys_offset() + self.stages * self.key_bytes()
     }
 
     const fn barriers_offset(&self) -> u32 {
-        self.values_offset() + self.value_stages * self.block_bytes()
+        self.values_offset() + self.value_stages * self.value_bytes()
     }
 
     /// Dynamic shared memory.
@@ -166,6 +195,7 @@ mod entries {
         consume::consume,
         feed::{load, schedule},
         finish::write,
+        gather::gather,
         tile::Shared,
     };
     use crate::{abi::PrefillParams, variant::Standard};
@@ -180,20 +210,23 @@ mod entries {
             pub unsafe fn $name(p: PrefillParams) {
                 const SHAPE: Shape = Shape::$shape;
                 const {
-                    assert!($s == SHAPE.keys / 2 && $p == SHAPE.keys / 4 && $o == SHAPE.head_dim / 2);
+                    assert!($s == SHAPE.keys / 2 && $p == SHAPE.keys / 4 && $o == SHAPE.value_dim / 2);
                 }
                 let maps: *const TensorMap = param_address!($name, 0);
                 let variant = Standard::<$cap>(p.attention.variant);
                 let s = Shared { base: shared::dynamic_shared_address(), shape: SHAPE };
                 let thread = thread::thread_idx_x();
+                let gathered = p.box_tokens == 1;
                 unsafe {
                     if thread == 0 {
-                        s.init();
+                        s.init(gathered);
                     }
                     barrier::bar_sync(0, SHAPE.threads());
                     if thread < 128 {
                         setmaxnreg::decrease::<{ SHAPE.registers()[1] }>();
                         match thread / 32 {
+                            0 if gathered => gather::<false, { SHAPE.stages }>(&p, s),
+                            1 if gathered => gather::<true, { SHAPE.value_stages }>(&p, s),
                             0 => load::<false, { SHAPE.stages }>(&p, maps.add(1), s),
                             1 => load::<true, { SHAPE.value_stages }>(&p, maps.add(2), s),
                             2 if thread == 64 => schedule(&p, maps, &variant, s),
@@ -217,8 +250,9 @@ mod entries {
         prefill_128x128_d64_bf16: D64, Bf16, false, [64, 32, 32];
         prefill_128x128_d64_bf16_cap: D64, Bf16, true, [64, 32, 32];
         prefill_192x112_d64_bf16: D64_WIDE, Bf16, false, [56, 28, 32];
-        prefill_128x48_d256_bf16: D256, Bf16, false, [24, 12, 128];
-        prefill_128x48_d256_bf16_cap: D256, Bf16, true, [24, 12, 128];
+        prefill_128x96_d192_bf16: D192, Bf16, false, [48, 24, 64];
+        prefill_128x80_d256_bf16: D256, Bf16, false, [40, 20, 128];
+        prefill_128x64_d256_bf16_cap: D256_CAP, Bf16, true, [32, 16, 128];
         prefill_128x128_d128_f16: D128, F16, false, [64, 32, 64];
         prefill_128x96_d128_f16_cap: D128_CAP, F16, true, [48, 24, 64];
         prefill_192x80_d128_f16: D128_WIDE, F16, false, [40, 20, 64];
@@ -226,7 +260,8 @@ mod entries {
         prefill_128x128_d64_f16: D64, F16, false, [64, 32, 32];
         prefill_128x128_d64_f16_cap: D64, F16, true, [64, 32, 32];
         prefill_192x112_d64_f16: D64_WIDE, F16, false, [56, 28, 32];
-        prefill_128x48_d256_f16: D256, F16, false, [24, 12, 128];
-        prefill_128x48_d256_f16_cap: D256, F16, true, [24, 12, 128];
+        prefill_128x96_d192_f16: D192, F16, false, [48, 24, 64];
+        prefill_128x80_d256_f16: D256, F16, false, [40, 20, 128];
+        prefill_128x64_d256_f16_cap: D256_CAP, F16, true, [32, 16, 128];
     }
 }
