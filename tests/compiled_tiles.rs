@@ -206,18 +206,21 @@ fn tiles_follow_rows_keys_and_heads() {
     };
     let wide_group = Spec::new(64, 8, 128);
     // Short chunks pack all heads of a KV head; from there to 4096 tokens 128 rows of one head have measured
-    // best, then 192 rows and four heads.
+    // best, then 192 rows and eight heads.
     assert_eq!(prefill(&wide_group, 20), (128, 128, 8));
     assert_eq!(prefill(&wide_group, 1000), (128, 128, 1));
-    assert_eq!(prefill(&wide_group, 5000), (192, 80, 4));
-    assert_eq!(prefill(&wide_group.with_soft_cap(30.0), 5000), (128, 96, 4));
-    assert_eq!(prefill(&Spec::new(64, 8, 64), 5000), (192, 112, 4));
+    assert_eq!(prefill(&wide_group, 5000), (192, 80, 8));
+    assert_eq!(prefill(&wide_group.with_soft_cap(30.0), 5000), (128, 96, 8));
+    assert_eq!(prefill(&Spec::new(64, 8, 64), 5000), (192, 112, 8));
+    // Blocks of 80 keys end elsewhere than tiles of 128 tokens.
+    assert_eq!(prefill(&Spec::new(64, 8, 256), 1000), (128, 80, 4));
     // The largest divisor of the group.
-    assert_eq!(prefill(&Spec::new(24, 4, 128), 5000).2, 3);
-    assert_eq!(prefill(&Spec::new(28, 4, 128), 5000).2, 1);
+    assert_eq!(prefill(&Spec::new(24, 4, 128), 5000).2, 6);
+    assert_eq!(prefill(&Spec::new(36, 4, 256), 5000).2, 3);
+    assert_eq!(prefill(&Spec::new(44, 4, 128), 5000).2, 1);
     assert_eq!(prefill(&Spec::new(32, 32, 128), 5000).2, 1);
     // Keys of 192 and values of 128, as one model has them: prefill only, one query at a time too.
-    assert_eq!(prefill(&spec(192, false), 5000), (128, 96, 4));
+    assert_eq!(prefill(&spec(192, false), 5000), (128, 128, 4));
     assert_eq!(device.most_decode_tokens(&spec(192, false)), 0);
     assert_eq!(
         device.most_decode_tokens(&wide_group),

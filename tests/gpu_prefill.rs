@@ -53,7 +53,10 @@ fn length(most: u32) -> impl Strategy<Value = u32> {
 
 fn case() -> impl Strategy<Value = Case> {
     (
-        (1..4_u32, prop_oneof![1..9_u32, Just(16)]),
+        (
+            1..3_u32,
+            prop_oneof![4 => 1..5_u32, 2 => 5..9_u32, 1 => Just(16)],
+        ),
         (
             prop_oneof![2 => Just(64_u32), 4 => Just(128), 1 => Just(192), 1 => Just(256)],
             prop_oneof![Just(128_u32), Just(192)],
@@ -73,7 +76,7 @@ fn case() -> impl Strategy<Value = Case> {
             1 => Just(None),
         ],
         (any::<bool>(), any::<bool>()),
-        prop::collection::vec((length(330), length(600)), 1..5),
+        prop::collection::vec((length(330), length(600)), 1..4),
         (prop_oneof![Just(1_u32), Just(8), Just(132)], any::<u64>()),
     )
         .prop_map(
@@ -171,6 +174,7 @@ impl Case {
         device.latency_ns = 1.0;
         device.decode_max_tokens = 0;
         device.prefill.by_q_len = vec![QueryStep {
+            head_dim: None,
             up_to: None,
             m: self.rows,
             n: 128,

@@ -158,6 +158,9 @@ impl Instance {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QueryStep {
+    /// Only for queries and keys of this head dimension; none: any. Such leaves come first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head_dim: Option<u32>,
     /// Up to this many query tokens; none: any number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub up_to: Option<u32>,
@@ -326,7 +329,11 @@ impl DeviceDescription {
             ));
         }
         let key_steps: Vec<_> = n_by_kv_len.iter().map(|step| step.up_to).collect();
-        let query_steps: Vec<_> = by_q_len.iter().map(|step| step.up_to).collect();
+        let of_any_head = by_q_len.iter().skip_while(|step| step.head_dim.is_some());
+        let query_steps: Vec<_> = of_any_head.clone().map(|step| step.up_to).collect();
+        if let Some(late) = of_any_head.clone().find(|step| step.head_dim.is_some()) {
+            return wrong(format!("prefill.by_q_len: {late:?} must come first"));
+        }
         for (name, steps) in [
             ("decode.n_by_kv_len", key_steps),
             ("prefill.by_q_len", query_steps),

@@ -267,7 +267,10 @@ impl TileTable {
             }]),
             None => {
                 let steps = device.prefill.by_q_len.iter();
-                let tiles = steps.map(|step| prefill_tile(device, spec, step));
+                let fits = |step: &&QueryStep| step.head_dim.is_none_or(|d| d == spec.head_dim_qk);
+                let tiles = steps
+                    .filter(fits)
+                    .map(|step| prefill_tile(device, spec, step));
                 tiles.collect()
             }
         };

@@ -424,7 +424,7 @@ pub struct PrefillParams {
     /// Items of the launch; units are items × query heads / `pack`.
     pub items: u32,
     /// Tokens in a box of `k_map`: divides the page and the tile's keys, a multiple of 8. 1: there are no
-    /// maps of the pools, rows are copied one by one, and the strides are multiples of 8.
+    /// maps of the pools, rows are copied one by one, and the pools' strides are in vectors of 16 bytes.
     pub box_tokens: u32,
     /// By neighbouring query heads of one KV head that share a tile: row `r` is token `r / pack`, head
     /// `r % pack`. Divides the group.

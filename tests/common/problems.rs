@@ -310,6 +310,7 @@ fn device() -> impl Strategy<Value = DeviceDescription> {
                 device.decode_max_tokens = tokens;
                 device.decode.m = vec![16];
                 let step = |up_to, m, pack| QueryStep {
+                    head_dim: None,
                     up_to,
                     m,
                     n: 64,

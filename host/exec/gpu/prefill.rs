@@ -66,8 +66,8 @@ const ENTRIES: [(&str, Shape); 20] = [
     ("prefill_128x128_d64_f16_cap", Shape::D64),
     ("prefill_192x112_d64_bf16", Shape::D64_WIDE),
     ("prefill_192x112_d64_f16", Shape::D64_WIDE),
-    ("prefill_128x96_d192_bf16", Shape::D192),
-    ("prefill_128x96_d192_f16", Shape::D192),
+    ("prefill_128x128_d192_bf16", Shape::D192),
+    ("prefill_128x128_d192_f16", Shape::D192),
     ("prefill_128x80_d256_bf16", Shape::D256),
     ("prefill_128x80_d256_f16", Shape::D256),
     ("prefill_128x64_d256_bf16_cap", Shape::D256_CAP),
@@ -373,6 +373,7 @@ pub(super) fn attention(call: &PrefillCall<'_>, cuts: u32) -> Result<AttentionPa
 fn parameters(call: &PrefillCall<'_>, shape: &Shape) -> Result<PrefillParams, Error> {
     check(call)?;
     let (pool, spec) = (call.pool, call.spec);
+    let mut attention = attention(call, 1)?;
     let in_token = heads_in_token(&pool.k_strides, spec, shape.head_dim);
     let alike = in_token == heads_in_token(&pool.v_strides, spec, shape.value_dim);
     let box_tokens = gcd(gcd(pool.k_strides.page_size, shape.keys), 32);
@@ -391,8 +392,8 @@ fn parameters(call: &PrefillCall<'_>, shape: &Shape) -> Result<PrefillParams, Er
         }
         // Row by row.
         _ => {
-            vectors("k pool", pool.k, &pool.k_strides, pool.pages)?;
-            vectors("v pool", pool.v, &pool.v_strides, pool.pages)?;
+            attention.k_strides = vectors("k pool", pool.k, &pool.k_strides, pool.pages)?;
+            attention.v_strides = vectors("v pool", pool.v, &pool.v_strides, pool.pages)?;
             ([0; 16], [0; 16], PageCoordinates::default(), 1)
         }
     };
@@ -401,7 +402,7 @@ fn parameters(call: &PrefillCall<'_>, shape: &Shape) -> Result<PrefillParams, Er
         k_map,
         v_map,
         out_map: query_map("out", call.out, call, shape, shape.value_dim)?,
-        attention: attention(call, 1)?,
+        attention,
         pages,
         items: call.items.len as u32,
         box_tokens,

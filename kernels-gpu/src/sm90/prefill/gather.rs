@@ -16,8 +16,15 @@ const LOOKED_UP: u32 = 32;
 /// A row that the tile does not see: it becomes zero, whatever is in the pool.
 const NOWHERE: u32 = u32::MAX;
 
-/// Where a row of a block is, in vectors of 16 bytes from the pool's first. The tile stays in shared memory:
-/// there are few registers here.
+/// Where a row is: its page, and what is left in vectors of 16 bytes. Not added up before it is needed: that
+/// would wait for the page.
+#[derive(Clone, Copy)]
+struct Place {
+    page: u32,
+    rest: u32,
+}
+
+/// Looks up a row of a block. The tile stays in shared memory: there are few registers here.
 #[inline(always)]
 unsafe fn look_up(
     p: &PrefillParams,
@@ -26,20 +33,25 @@ unsafe fn look_up(
     tile: u32,
     begin: i32,
     row: u32,
-) -> u32 {
+) -> Place {
     // SAFETY: the tile is this loader's until it says otherwise.
     let (kv_head, [table, lowest, _, _]) =
         unsafe { (shared::load_u32(tile + 16), shared::load_u32x4(tile + 32)) };
     let position = begin + row as i32;
     // A block ends where the tile does, or before.
     if position < lowest as i32 || row >= keys {
-        return NOWHERE;
+        return Place {
+            page: 0,
+            rest: NOWHERE,
+        };
     }
     let (page, in_page) = p.page_size.div_rem(position as u32);
     let entry = (p.attention.page_ids + u64::from(table + page) * 4) as *const u32;
-    // SAFETY: the table has a page for each key of the item.
-    let id = unsafe { ptr::load_nc_u32(entry) };
-    id * (strides.page / 8) + in_page * (strides.token / 8) + kv_head * (strides.head / 8)
+    Place {
+        // SAFETY: the table has a page for each key of the item.
+        page: unsafe { ptr::load_nc_u32(entry) },
+        rest: in_page * strides.token + kv_head * strides.head,
+    }
 }
 
 /// Brings the blocks of all tiles, from the last to the first of each: values or keys. Each lane's copies
@@ -77,7 +89,7 @@ pub(super) unsafe fn gather<const VALUES: bool, const STAGES: u32>(p: &PrefillPa
                 // Not unrolled: there are few registers here.
                 let mut first = misc::opaque(0);
                 while first < keys {
-                    let places = place;
+                    let places = place.page * strides.page + place.rest;
                     let count = (keys - first).min(LOOKED_UP);
                     first += LOOKED_UP;
                     let (of, from) = match first < keys {

@@ -76,8 +76,8 @@ impl Shape {
     pub const D64: Self = Self::new(2, 128, [64, 64], [2, 3, 3]);
     /// 192 rows × 112 keys.
     pub const D64_WIDE: Self = Self::new(3, 112, [64, 64], [2, 3, 3]);
-    /// 128 rows × 96 keys of 192, values of 128.
-    pub const D192: Self = Self::new(2, 96, [192, 128], [2, 2, 2]);
+    /// 128 rows × 128 keys of 192, values of 128.
+    pub const D192: Self = Self::new(2, 128, [192, 128], [1, 2, 2]);
     /// 128 rows × 80 keys: two tiles of queries would take more than half of the memory.
     pub const D256: Self = Self::new(2, 80, [256, 256], [1, 2, 2]);
     /// 128 rows × 64 keys.
@@ -250,7 +250,7 @@ mod entries {
         prefill_128x128_d64_bf16: D64, Bf16, false, [64, 32, 32];
         prefill_128x128_d64_bf16_cap: D64, Bf16, true, [64, 32, 32];
         prefill_192x112_d64_bf16: D64_WIDE, Bf16, false, [56, 28, 32];
-        prefill_128x96_d192_bf16: D192, Bf16, false, [48, 24, 64];
+        prefill_128x128_d192_bf16: D192, Bf16, false, [64, 32, 64];
         prefill_128x80_d256_bf16: D256, Bf16, false, [40, 20, 128];
         prefill_128x64_d256_bf16_cap: D256_CAP, Bf16, true, [32, 16, 128];
         prefill_128x128_d128_f16: D128, F16, false, [64, 32, 64];
@@ -260,7 +260,7 @@ mod entries {
         prefill_128x128_d64_f16: D64, F16, false, [64, 32, 32];
         prefill_128x128_d64_f16_cap: D64, F16, true, [64, 32, 32];
         prefill_192x112_d64_f16: D64_WIDE, F16, false, [56, 28, 32];
-        prefill_128x96_d192_f16: D192, F16, false, [48, 24, 64];
+        prefill_128x128_d192_f16: D192, F16, false, [64, 32, 64];
         prefill_128x80_d256_f16: D256, F16, false, [40, 20, 128];
         prefill_128x64_d256_f16_cap: D256_CAP, F16, true, [32, 16, 128];
     }
