@@ -43,9 +43,11 @@ impl Work {
     ) -> Self {
         // SAFETY: the tile's barrier completed; whole warps.
         let tile = unsafe { Tile::load(s.tile(stage)) };
+        // Opaque: or what rows have to do with tokens takes registers in the main loop.
+        let first = misc::opaque(64 * consumer);
         // Positions grow with the row, and what is seen with the position.
-        let (_, least) = tile.sees(&p.pack, variant, 64 * consumer);
-        let (most_first, most) = tile.sees(&p.pack, variant, 64 * consumer + 63);
+        let (_, least) = tile.sees(&p.pack, variant, first);
+        let (most_first, most) = tile.sees(&p.pack, variant, first + 63);
         let keys = s.shape.keys as i32;
         let mut begin = tile.end as i32 - keys;
         let mut left = tile.blocks;

@@ -43,13 +43,6 @@ pub(super) unsafe fn finish_tile<T: Dtype, const O: usize>(
     // SAFETY: whole warps; the tile stays until this warp has arrived.
     let tile = unsafe { Tile::load(s.tile(stage)) };
     let totals = unsafe { rows.totals() };
-    let lse = [0, 1].map(|h| {
-        if totals[h] > 0.0 {
-            rows.reference[h] * scale + lg2(totals[h])
-        } else {
-            f32::NEG_INFINITY
-        }
-    });
     let inverse = totals.map(|total| if total > 0.0 { rcp(total) } else { 0.0 });
     let head_dim = s.shape.value_dim;
 
@@ -86,11 +79,16 @@ pub(super) unsafe fn finish_tile<T: Dtype, const O: usize>(
         let row = first_row + lane / 4 + 8 * h as u32;
         if row < tile.rows {
             let (token, head) = tile.place(&p.pack, row);
+            let lse = if totals[h] > 0.0 {
+                rows.reference[h] * scale + lg2(totals[h])
+            } else {
+                f32::NEG_INFINITY
+            };
             if tile.slot == DIRECT {
                 let at = u64::from((tile.token + token) * a.q_heads + head) * 4;
                 if a.lse != 0 && lane % 4 == 0 {
                     // SAFETY: the row is this thread's alone.
-                    unsafe { ptr::store_f32((a.lse + at) as *mut f32, lse[h] * LN_2) };
+                    unsafe { ptr::store_f32((a.lse + at) as *mut f32, lse * LN_2) };
                 }
             } else {
                 let state = u64::from((tile.slot + token) * a.q_heads + head);
@@ -99,7 +97,7 @@ pub(super) unsafe fn finish_tile<T: Dtype, const O: usize>(
                 // SAFETY: the slot is this tile's alone, its row this thread's.
                 unsafe {
                     if lane % 4 == 0 {
-                        ptr::store_f32((a.partial_lse + state * 4) as *mut f32, lse[h]);
+                        ptr::store_f32((a.partial_lse + state * 4) as *mut f32, lse);
                     }
                     let mut j = 0;
                     while j < O / 4 {
