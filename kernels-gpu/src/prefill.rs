@@ -12,23 +12,29 @@ use crate::{
 /// head `r % pack`.
 #[derive(Clone, Copy)]
 pub struct Tile {
-    /// The first query token and its slot (or [`DIRECT`]).
+    /// The first query token.
     pub token: u32,
+    /// Its slot, or [`DIRECT`].
     pub slot: u32,
     /// Rows that exist.
     pub rows: u32,
-    /// The first query head, and its KV head.
+    /// The first query head.
     pub head: u32,
+    /// Its KV head.
     pub kv_head: u32,
     /// Position of the first row.
     pub position: i32,
-    /// The item's keys and its page table.
+    /// The item's first key.
     pub kv_begin: u32,
+    /// One past its last.
     pub kv_end: u32,
+    /// First page of its table.
     pub table: u32,
-    /// Keys that any row sees: `lowest .. end`, in blocks that end at `end`.
+    /// The first key that any row sees.
     pub lowest: u32,
+    /// One past the last, where the last block ends.
     pub end: u32,
+    /// Blocks of keys.
     pub blocks: u32,
 }
 
@@ -36,11 +42,13 @@ pub struct Tile {
 pub struct Place {
     /// Index of the item.
     pub item: u32,
-    /// Its tokens from here on, and at most so many.
+    /// Its tokens from here on.
     pub from: u32,
+    /// At most so many of them.
     pub most: u32,
-    /// The KV head, and which of its groups of `pack` query heads.
+    /// The KV head.
     pub kv_head: u32,
+    /// Which of its groups of `pack` query heads.
     pub in_group: u32,
 }
 

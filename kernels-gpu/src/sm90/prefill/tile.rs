@@ -1,6 +1,6 @@
 //! What the warps of a CTA share: tiles, stages, barriers.
 
-use cuda_std::{fence, mbarrier, prelude::*};
+use cuda_std::{fence, mbarrier};
 
 use super::{Shape, TILE_BYTES};
 
