@@ -240,7 +240,7 @@ fn pat(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
                 ..default
             };
             let apart = PlanOptions {
-                packing: PackRule::Apart,
+                packing: PackRule::Exact,
                 ..default
             };
             let others = [

@@ -56,7 +56,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     // What an H200 would read, with and without packing.
     let h200 = DeviceDescription::named("h200")?;
     let mut planner = Planner::new();
-    for packing in [PackRule::Off, PackRule::Exact] {
+    for packing in [PackRule::Off, PackRule::Fastest] {
         let options = PlanOptions {
             packing,
             ..PlanOptions::default()

@@ -136,8 +136,8 @@ fn split() -> impl Strategy<Value = SplitMode> {
 
 fn packing() -> impl Strategy<Value = PackRule> {
     prop_oneof![
-        4 => Just(PackRule::Exact),
-        2 => Just(PackRule::Apart),
+        4 => Just(PackRule::Fastest),
+        2 => Just(PackRule::Exact),
         1 => Just(PackRule::PatPaper),
         1 => Just(PackRule::PatPublished),
         1 => Just(PackRule::Off),

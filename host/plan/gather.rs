@@ -133,7 +133,7 @@ impl Gatherer {
             },
         };
         let cut_freely = matches!(options.split, SplitMode::Makespan | SplitMode::Off);
-        let joins = options.packing == PackRule::Exact && options.decode_tile.is_none();
+        let joins = options.packing == PackRule::Fastest && options.decode_tile.is_none();
         // Beside prefills decodes run in kernels of their own.
         let alone = !input.composed && !has_prefills;
         let choice = if joins && cut_freely && all_see && alone {

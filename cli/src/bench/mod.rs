@@ -84,7 +84,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 #[command(next_help_heading = "Planning")]
 pub struct Planning {
     /// How decodes that share prefixes are packed
-    #[arg(long, value_enum, default_value = "exact")]
+    #[arg(long, value_enum, default_value = "fastest")]
     packing: Packing,
     /// How work is cut along the keys: makespan, flashinfer, off, or a number of keys
     #[arg(long, default_value = "makespan", value_parser = split)]
@@ -102,6 +102,8 @@ pub struct Planning {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Packing {
+    /// The least time
+    Fastest,
     /// The fewest bytes
     Exact,
     /// The rule of the PAT paper
@@ -162,6 +164,7 @@ impl Planning {
     pub fn options(&self) -> PlanOptions {
         PlanOptions {
             packing: match self.packing {
+                Packing::Fastest => PackRule::Fastest,
                 Packing::Exact => PackRule::Exact,
                 Packing::PatPaper => PackRule::PatPaper,
                 Packing::PatPublished => PackRule::PatPublished,

@@ -21,13 +21,13 @@ mod uniform;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum PackRule {
-    /// The least time: as [`Apart`](Self::Apart), or in joint tiles, whose rows see different keys, where the
-    /// device has kernels for them.
+    /// The least time: as [`Exact`](Self::Exact), or in joint tiles, whose rows see different keys, where the
+    /// device has kernels for them. Those may read a shared prefix more often.
     #[default]
-    Exact,
+    Fastest,
     /// The fewest bytes, for the real element types, group size and query tile. All rows of a tile see the
     /// same keys.
-    Apart,
+    Exact,
     /// The rule of the PAT paper: join a child of `s` queries to a parent of `l` keys where `4·s ≥ l`.
     PatPaper,
     /// The rule of PAT's published code: `l` counts inherited keys, and a child is joined too where that
@@ -108,7 +108,7 @@ impl Packer {
     pub fn pack(&mut self, rule: PackRule, costs: PackCosts) {
         self.costs = costs;
         match rule {
-            PackRule::Exact | PackRule::Apart => self.exact(),
+            PackRule::Fastest | PackRule::Exact => self.exact(),
             PackRule::PatPaper => self.top_down(|_, parent, child, _| {
                 4 * u64::from(child.rows) >= u64::from(parent.end - parent.begin)
             }),
