@@ -177,6 +177,30 @@ pub struct Timer {
 
 const FLUSH: usize = 512 << 20;
 
+/// Medians of so many times of each way, the ways in turn; the first rounds do not count.
+fn in_turn<W: Copy>(
+    ways: &[W],
+    uncounted: usize,
+    times: usize,
+    time: impl Fn(W) -> f64,
+) -> Vec<f64> {
+    let mut all = vec![Vec::new(); ways.len()];
+    for round in 0..uncounted + times {
+        for (way, times) in ways.iter().zip(&mut all) {
+            let time = time(*way);
+            if round >= uncounted {
+                times.push(time);
+            }
+        }
+    }
+    all.into_iter().map(middle).collect()
+}
+
+fn middle(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
 impl Timer {
     pub fn new() -> Self {
         Self {
@@ -226,29 +250,12 @@ impl Timer {
 
     /// Medians of what `ways` queue, in turn, L2 flushed.
     pub fn medians_of(&self, ways: &[&dyn Fn(CUstream)], times: usize) -> Vec<f64> {
-        let mut all = vec![Vec::new(); ways.len()];
-        for round in 0..times + 2 {
-            for (way, times) in ways.iter().zip(&mut all) {
-                let time = self.once(true, way);
-                if round >= 2 {
-                    times.push(time);
-                }
-            }
-        }
-        all.into_iter()
-            .map(|mut times| {
-                times.sort_by(f64::total_cmp);
-                times[times.len() / 2]
-            })
-            .collect()
+        in_turn(ways, 2, times, |way| self.once(true, way))
     }
 
     /// Median of what `enqueue` queues, not flushed.
     pub fn median(&self, times: usize, enqueue: &dyn Fn(CUstream)) -> f64 {
-        let mut all: Vec<f64> = (0..=times).map(|_| self.once(false, enqueue)).collect();
-        all.remove(0);
-        all.sort_by(f64::total_cmp);
-        all[times / 2]
+        in_turn(&[enqueue], 1, times, |way| self.once(false, way))[0]
     }
 
     /// What comes on `other` waits for what is on `stream`.
@@ -275,35 +282,19 @@ impl Timer {
         extern "C" fn pause(_: *mut c_void) {
             std::thread::sleep(Duration::from_micros(500));
         }
-        let mut all = vec![Vec::new(); ways.len()];
-        for round in 0..=times {
-            for (step, times) in ways.iter().zip(&mut all) {
-                // SAFETY: the function touches nothing.
-                ok(unsafe { sys::cuLaunchHostFunc(self.stream.0, Some(pause), ptr::null_mut()) });
-                let time = self.once(false, |stream| step.enqueue(stream));
-                if round > 0 {
-                    times.push(time);
-                }
-            }
-        }
-        all.into_iter()
-            .map(|mut times| {
-                times.sort_by(f64::total_cmp);
-                times[times.len() / 2]
-            })
-            .collect()
+        in_turn(ways, 1, times, |step| {
+            // SAFETY: the function touches nothing.
+            ok(unsafe { sys::cuLaunchHostFunc(self.stream.0, Some(pause), ptr::null_mut()) });
+            self.once(false, |stream| step.enqueue(stream))
+        })
     }
 
     /// Median of a step behind itself: what fits L2 is there.
     pub fn warm(&self, step: &Step<'_>, times: usize) -> f64 {
-        let mut all: Vec<f64> = (0..times)
-            .map(|_| {
-                step.enqueue(self.stream.0);
-                self.once(false, |stream| step.enqueue(stream))
-            })
-            .collect();
-        all.sort_by(f64::total_cmp);
-        all[times / 2]
+        in_turn(&[step], 0, times, |step| {
+            step.enqueue(self.stream.0);
+            self.once(false, |stream| step.enqueue(stream))
+        })[0]
     }
 
     /// Microseconds of a step among 40 in a graph, not flushed.
@@ -327,16 +318,15 @@ impl Timer {
                 ptr::null_mut(),
                 0,
             ));
-            let mut times: Vec<f64> = (0..9)
+            let times = (0..9)
                 .map(|_| {
                     self.once(false, |stream| ok(sys::cuGraphLaunch(executable, stream)))
                         / f64::from(STEPS)
                 })
                 .collect();
-            times.sort_by(f64::total_cmp);
             let _ = sys::cuGraphExecDestroy(executable);
             let _ = sys::cuGraphDestroy(graph);
-            times[times.len() / 2]
+            middle(times)
         }
     }
 }
