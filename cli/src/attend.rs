@@ -54,6 +54,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let step = tensors::read(&bytes)
         .map_err(|reason| Failure::Input(format!("{}: {reason}", args.input.display())))?;
     drop(bytes);
+    output::check_writable(&args.output)?;
     let mut backend = backend::open(args.backend)?;
     let device = backend.device();
     let plan = Planner::new()

@@ -2,12 +2,13 @@
 
 use std::{fmt::Write, path::PathBuf};
 
-use tandem_attn::schedule::{
-    chunk::{Advice, Expected, recommend},
-    trace::Trace,
-};
+use tandem_attn::schedule::chunk::{Advice, Expected, recommend};
 
-use crate::{Failure, output, serve_sim::Machine};
+use crate::{
+    Failure, output,
+    serve_sim::{Machine, at_least_1, positive, read_trace},
+    table::{WIDTH, counted, wrap},
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -21,19 +22,19 @@ pub struct Args {
     #[command(flatten)]
     machine: Machine,
     /// Mean tokens of a prompt
-    #[arg(long, value_name = "TOKENS", default_value_t = 2000)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 2000, value_parser = at_least_1)]
     prompt: u32,
     /// Mean tokens generated
-    #[arg(long, value_name = "TOKENS", default_value_t = 200)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 200, value_parser = at_least_1)]
     generated: u32,
     /// Take both means from a trace
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "generated"])]
     trace: Option<PathBuf>,
     /// Requests that run at once; as many as fit the memory, up to 256, where none is given
-    #[arg(long, value_name = "REQUESTS")]
+    #[arg(long, value_name = "REQUESTS", value_parser = at_least_1)]
     batch: Option<u32>,
     /// The longest time between tokens that is wanted
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", value_parser = positive, allow_negative_numbers = true)]
     target_ms: Option<f64>,
 }
 
@@ -53,13 +54,13 @@ impl Args {
         let (prompt, generated) = match &self.trace {
             None => (self.prompt, self.generated),
             Some(path) => {
-                let (prompt, generated) = Trace::read(path)?.mean_lengths();
+                let (prompt, generated) = read_trace(path)?.mean_lengths();
                 (prompt.round() as u32, generated.round() as u32)
             }
         };
         if prompt == 0 || generated == 0 {
             return Err(Failure::Input(
-                "a request has at least one prompt token and one generated token".to_owned(),
+                "requests of the trace have no prompt or generate nothing, in the mean".to_owned(),
             ));
         }
         let stages = cost.parallel().pipeline;
@@ -81,12 +82,17 @@ fn report(advice: &Advice, requests: u32) -> String {
         advice.chunk
     );
     for reason in &advice.reasons {
-        let _ = writeln!(text, "- {reason}");
+        let _ = writeln!(text, "{}", wrap(&format!("- {reason}"), WIDTH, "  "));
     }
     let _ = writeln!(
         text,
-        "\nwith {requests} requests at once:\n{:>8}{:>12}{:>10}{:>14}{:>10}",
-        "chunk", "tokens/s", "gain", "step ms", "riding %"
+        "\nwith {} at once:\n{:>8}{:>12}{:>10}{:>14}{:>10}",
+        counted(requests as usize, "request"),
+        "chunk",
+        "tokens/s",
+        "gain",
+        "step ms",
+        "riding %"
     );
     // Every size near the best, and fewer beyond.
     let shown = advice
@@ -149,7 +155,29 @@ mod tests {
 
     #[test]
     fn a_request_without_tokens_is_refused() {
-        let error = run(&parse("--generated 0")).unwrap_err().to_string();
-        assert!(error.contains("at least one"), "{error}");
+        for wrong in ["--generated 0", "--prompt 4000000000", "--batch 0"] {
+            let words = format!("tandem {wrong}");
+            assert!(
+                Cli::try_parse_from(words.split_whitespace()).is_err(),
+                "{wrong}"
+            );
+        }
+    }
+
+    #[test]
+    fn reports_are_narrow() {
+        for line in [
+            "",
+            "--batch 1",
+            "--prompt 9000 --target-ms 0.001",
+            "--prompt 16777216 --generated 16777216",
+        ] {
+            let (advice, requests) = parse(line).advice().unwrap();
+            let text = report(&advice, requests);
+            assert!(
+                text.lines().all(|line| line.chars().count() < 100),
+                "{text}"
+            );
+        }
     }
 }

@@ -135,6 +135,7 @@ struct Pair<'a> {
 }
 
 /// Matches by case and implementation; where `a` has one implementation alone, with all those of the case.
+/// Where a file has several results of one name, the first is matched with the first, and so on.
 fn pairs<'a>(a: &'a ResultFile, b: &'a ResultFile) -> Vec<Pair<'a>> {
     let single = |file: &ResultFile| {
         let mut results = file.results.iter().map(|result| &result.implementation);
@@ -142,17 +143,17 @@ fn pairs<'a>(a: &'a ResultFile, b: &'a ResultFile) -> Vec<Pair<'a>> {
         results.all(|other| Some(other) == first)
     };
     let by_case = single(a);
-    let key = |result: &'a CaseResult| {
+    let key = |(repeat, result): (usize, &'a CaseResult)| {
         let implementation = if by_case { "" } else { &result.implementation };
-        (result.case.as_str(), implementation)
+        (result.case.as_str(), implementation, repeat)
     };
     let mut of_b: HashMap<_, Vec<_>> = HashMap::new();
-    for result in &b.results {
-        of_b.entry(key(result)).or_default().push(result);
+    for result in repeats(b) {
+        of_b.entry(key(result)).or_default().push(result.1);
     }
     let unnamed = by_case && single(b);
-    let pairs = a.results.iter().flat_map(|a| {
-        let others = of_b.get(&key(a)).into_iter().flatten();
+    let pairs = repeats(a).into_iter().flat_map(|(repeat, a)| {
+        let others = of_b.get(&key((repeat, a))).into_iter().flatten();
         others.map(move |b| Pair {
             name: if unnamed {
                 a.case.clone()
@@ -164,6 +165,21 @@ fn pairs<'a>(a: &'a ResultFile, b: &'a ResultFile) -> Vec<Pair<'a>> {
         })
     });
     pairs.collect()
+}
+
+/// Each result, and how many of the same name and implementation come before it.
+fn repeats(file: &ResultFile) -> Vec<(usize, &CaseResult)> {
+    let mut seen: HashMap<(&str, &str), usize> = HashMap::new();
+    let results = file.results.iter();
+    results
+        .map(|result| {
+            let of_name = seen
+                .entry((&result.case, &result.implementation))
+                .or_default();
+            *of_name += 1;
+            (*of_name - 1, result)
+        })
+        .collect()
 }
 
 /// Whether two medians differ by more than noise: their notches do not touch.

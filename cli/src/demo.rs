@@ -72,6 +72,7 @@ const CHECKED_TOKENS: u32 = 64;
 /// # Errors
 /// [`Failure::Wrong`] where a result is not as exact as its type.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    output::check_writable(&args.svg)?;
     let case = case();
     let batch = case.batch()?;
     let mut backend = backend::open(args.backend)?;

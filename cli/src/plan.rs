@@ -58,6 +58,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             cases[0].name
         )));
     }
+    for path in args.svg.iter().chain(&args.json) {
+        output::check_writable(path)?;
+    }
     let mut planner = Planner::new();
     let mut report = String::new();
     for case in &cases {
@@ -122,7 +125,7 @@ pub fn describe(case: &Case, requests: usize, plan: &Plan, device: &DeviceDescri
     format!(
         "{}\n{requests}: {}\n{}, pages of {}, for {} ({})\n\n{plan}\n\
          moves {} of keys and values and {} of partial states, computes {}\n\
-         takes {} by the cost model, with its CTAs busy {:.0} % of the time{}",
+         takes {}{} by the cost model, with its CTAs busy {:.0} % of the time{}",
         case.name,
         wrapped(&case.lengths()),
         case.heads(),
@@ -133,6 +136,7 @@ pub fn describe(case: &Case, requests: usize, plan: &Plan, device: &DeviceDescri
         scaled(traffic.partial_bytes as f64, "B"),
         scaled(traffic.flops as f64, "FLOP"),
         time(schedule.makespan_ns),
+        picture::serially(plan),
         100.0 * busy,
         plan.pod.as_ref().map_or(String::new(), hybrid),
     )

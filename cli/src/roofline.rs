@@ -27,10 +27,10 @@ pub struct Args {
 /// Wrong input, or a picture that cannot be written.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let file = ResultFile::load(&args.results)?;
-    let points = file.results.iter().filter(|r| r.times().is_some()).count();
+    let points = picture::points(&file);
     if points == 0 {
         return Err(Failure::Input(format!(
-            "{} has no measured times to draw",
+            "{} has no measured times and operations to draw",
             args.results.display()
         )));
     }

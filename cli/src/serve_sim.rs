@@ -1,10 +1,14 @@
 //! `tandem serve-sim`: what a policy does to latency and throughput, before the machine is there.
 
-use std::{fmt::Write, path::PathBuf, time::Duration};
+use std::{
+    fmt::Write,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use tandem_attn::schedule::{
-    Hardware, Limits, ModelDescription,
+    Hardware, Limits, ModelDescription, ScheduleError,
     attention::Overlap,
     chunk::{ChunkSize, Expected},
     cost::{Correction, CostModel, Parallel},
@@ -38,10 +42,10 @@ pub struct Machine {
     #[arg(long, default_value = "h200")]
     device: String,
     /// GPUs that share each layer
-    #[arg(long, value_name = "GPUS", default_value_t = 1)]
+    #[arg(long, value_name = "GPUS", default_value_t = 1, value_parser = at_least_1)]
     tensor: u32,
     /// Pipeline stages
-    #[arg(long, value_name = "STAGES", default_value_t = 1)]
+    #[arg(long, value_name = "STAGES", default_value_t = 1, value_parser = at_least_1)]
     pipeline: u32,
     /// Measured times that correct the cost model, a JSON file
     #[arg(long, value_name = "FILE")]
@@ -55,12 +59,12 @@ impl Machine {
     /// A name that is not known, a file that cannot be read, a model that does not fit.
     pub fn cost(&self) -> Result<CostModel, Failure> {
         let model = if is_file(&self.model) {
-            ModelDescription::from_json(&read(self.model.as_ref())?)?
+            described(self.model.as_ref(), ModelDescription::from_json)?
         } else {
             ModelDescription::named(&self.model)?
         };
         let hardware = if is_file(&self.device) {
-            Hardware::from_json(&read(self.device.as_ref())?)?
+            described(self.device.as_ref(), Hardware::from_json)?
         } else {
             Hardware::named(&self.device)?
         };
@@ -71,20 +75,57 @@ impl Machine {
         let cost = CostModel::new(&model, &hardware, parallel)?;
         Ok(match &self.correction {
             None => cost,
-            Some(path) => cost.with_correction(&Correction::from_json(&read(path)?)?),
+            Some(path) => cost.with_correction(&described(path, Correction::from_json)?),
         })
     }
+}
+
+/// A description from a file, which errors name.
+fn described<T>(
+    path: &Path,
+    from_json: fn(&str) -> Result<T, ScheduleError>,
+) -> Result<T, Failure> {
+    let described = from_json(&read(path)?);
+    described.map_err(|error| Failure::Input(format!("{}: {error}", path.display())))
 }
 
 fn is_file(name: &str) -> bool {
     name.ends_with(".json")
 }
 
-fn read(path: &std::path::Path) -> Result<String, Failure> {
+fn read(path: &Path) -> Result<String, Failure> {
     std::fs::read_to_string(path).map_err(|error| Failure::Read {
         path: path.to_owned(),
         error,
     })
+}
+
+/// A count, of which none makes no sense.
+pub(crate) fn at_least_1(text: &str) -> Result<u32, String> {
+    const MOST: u32 = 1 << 24;
+    match text.parse() {
+        Ok(count @ 1..=MOST) => Ok(count),
+        _ => Err(format!("give a whole number from 1 to {MOST}")),
+    }
+}
+
+pub(crate) fn positive(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(value) if value > 0.0 && f64::is_finite(value) => Ok(value),
+        _ => Err("give a positive number".to_owned()),
+    }
+}
+
+fn not_negative(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(value) if value >= 0.0 && f64::is_finite(value) => Ok(value),
+        _ => Err("give 0 or a positive number".to_owned()),
+    }
+}
+
+/// A trace from a file.
+pub(crate) fn read_trace(path: &Path) -> Result<Trace, Failure> {
+    Ok(Trace::parse(&read(path)?, &path.display().to_string())?)
 }
 
 /// Simulate serving a trace, and compare scheduling policies.
@@ -104,6 +145,7 @@ pub struct Args {
         long,
         value_name = "TOKENS",
         default_value_t = 2000,
+        value_parser = at_least_1,
         conflicts_with = "trace"
     )]
     prompt: u32,
@@ -112,45 +154,59 @@ pub struct Args {
         long,
         value_name = "TOKENS",
         default_value_t = 200,
+        value_parser = at_least_1,
         conflicts_with = "trace"
     )]
     generated: u32,
     /// Poisson arrivals at this rate, in place of the trace's own
-    #[arg(long, value_name = "PER SECOND")]
+    #[arg(long, value_name = "PER SECOND", value_parser = positive, allow_negative_numbers = true)]
     rate: Option<f64>,
     /// Play the trace so many times as fast
-    #[arg(long, value_name = "TIMES", default_value_t = 1.0)]
+    #[arg(
+        long,
+        value_name = "TIMES",
+        default_value_t = 1.0,
+        value_parser = positive,
+        allow_negative_numbers = true
+    )]
     speed: f64,
     /// Seed of the Poisson arrivals
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Policies to compare
+    /// Policies to compare [default: all, and sarathi-serve+pod]
     #[arg(
         long,
+        hide_default_value = true,
         value_delimiter = ',',
         default_value = "prefill-first,orca,sarathi,sarathi-serve,sarathi-serve+pod,decode-priority"
     )]
     policy: Vec<String>,
     /// Tokens in a step; policies that compute prompts whole get room for the longest
-    #[arg(long, value_name = "TOKENS", default_value_t = 2048)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 2048, value_parser = at_least_1)]
     budget: u32,
     /// SARATHI's chunk, its decodes included; 0: chosen from the requests that finish
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
     chunk: u32,
     /// The time between tokens that decode priority keeps
-    #[arg(long, value_name = "MS", default_value_t = 50.0)]
+    #[arg(
+        long,
+        value_name = "MS",
+        default_value_t = 50.0,
+        value_parser = positive,
+        allow_negative_numbers = true
+    )]
     target_ms: f64,
     /// Requests that hold pages at once
-    #[arg(long, value_name = "REQUESTS", default_value_t = 256)]
+    #[arg(long, value_name = "REQUESTS", default_value_t = 256, value_parser = at_least_1)]
     batch: u32,
     /// Tokens in a page
-    #[arg(long, value_name = "TOKENS", default_value_t = 64)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 64, value_parser = at_least_1)]
     page_size: u32,
     /// Compute every prompt from its first token
     #[arg(long)]
     no_prefix_cache: bool,
     /// Swap preempted requests out to so much host memory, instead of computing them again
-    #[arg(long, value_name = "GB", default_value_t = 0.0)]
+    #[arg(long, value_name = "GB", default_value_t = 0.0, value_parser = not_negative)]
     swap_gb: f64,
     /// Take attention times from a plan of every batch: slower, and sees shared prefixes
     #[arg(long)]
@@ -167,6 +223,9 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<(), Failure> {
     let cost = args.machine.cost()?;
     let trace = args.trace()?;
+    if let Some(path) = &args.svg {
+        output::check_writable(path)?;
+    }
     let mut reports = Vec::new();
     for name in &args.policy {
         reports.push(args.simulate(name, &cost, &trace)?);
@@ -181,18 +240,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 
 impl Args {
     fn trace(&self) -> Result<Trace, Failure> {
-        let positive = |name: &str, value: f64| {
-            if value > 0.0 && value.is_finite() {
-                return Ok(());
-            }
-            Err(Failure::Input(format!(
-                "{name} is {value}: give a positive number"
-            )))
-        };
-        positive("--speed", self.speed)?;
-        self.rate.map_or(Ok(()), |rate| positive("--rate", rate))?;
         let mut trace = match &self.trace {
-            Some(path) => Trace::read(path)?,
+            Some(path) => read_trace(path)?,
             None => Trace::uniform(self.requests.unwrap_or(500), self.prompt, self.generated),
         };
         if let Some(requests) = self.requests {
@@ -278,7 +327,7 @@ fn table(cost: &CostModel, trace: &Trace, reports: &[Report]) -> String {
     let (prompt, generated) = trace.mean_lengths();
     let Parallel { tensor, pipeline } = cost.parallel();
     let mut text = format!(
-        "{} on {} × {} (tensor {tensor}, pipeline {pipeline}); {} requests, {prompt:.0} prompt and {generated:.0} \
+        "{} on {} × {} (tensor {tensor}, pipeline {pipeline})\n{} requests, {prompt:.0} prompt and {generated:.0} \
          generated tokens in the mean\n\n",
         cost.model().name,
         tensor * pipeline,
@@ -286,9 +335,9 @@ fn table(cost: &CostModel, trace: &Trace, reports: &[Report]) -> String {
         trace.arrivals.len(),
     );
     let mut line = |cells: [&str; 12]| {
-        let _ = write!(text, "{:<18}", cells[0]);
+        let _ = write!(text, "{:<19}", cells[0]);
         for cell in &cells[1..] {
-            let _ = write!(text, "{cell:>9}");
+            let _ = write!(text, "{cell:>7}");
         }
         text.push('\n');
     };
@@ -311,7 +360,11 @@ fn table(cost: &CostModel, trace: &Trace, reports: &[Report]) -> String {
             format!("{:.1}", latency.p99),
             format!("{:.1}", 100.0 * report.stalled[0]),
             format!("{:.1}", 100.0 * report.stalled[1]),
-            format!("{:.0}", report.tokens_per_s()),
+            // Nothing ran where every request was refused.
+            match report.tokens_per_s() {
+                rate if rate.is_finite() => format!("{rate:.0}"),
+                _ => "-".to_owned(),
+            },
             format!("{:.0}", 100.0 * report.busy),
         ];
         let mut all = [""; 12];
@@ -341,7 +394,7 @@ fn table(cost: &CostModel, trace: &Trace, reports: &[Report]) -> String {
             ));
         }
         if !notes.is_empty() {
-            let _ = write!(text, "\n{:<18} {}", report.policy, notes.join("; "));
+            let _ = write!(text, "\n{:<19} {}", report.policy, notes.join("; "));
         }
     }
     if !text.ends_with('\n') {
@@ -400,11 +453,39 @@ mod tests {
     #[test]
     fn wrong_input_is_named() {
         let reason = |line: &str| run(&parse(line)).unwrap_err().to_string();
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("m.json");
+        std::fs::write(&path, "{}").unwrap();
+        let path = path.display();
+        assert!(reason(&format!("--model {path}")).starts_with(&format!("{path}: ")));
         assert!(reason("--model gpt-5").contains("gpt-5"));
         assert!(reason("--device h800").contains("h800"));
         assert!(reason("--policy fifo").contains("fifo"));
-        assert!(reason("--rate 0").contains("--rate is 0"));
-        assert!(reason("--trace /no/such").contains("/no/such"));
+        let flags = |line: &str| {
+            let words = format!("tandem {line}");
+            Cli::try_parse_from(words.split_whitespace())
+                .err()
+                .map(|error| error.to_string())
+        };
+        for wrong in ["--rate 0", "--rate -1", "--speed nan", "--target-ms -3"] {
+            assert!(
+                flags(wrong).is_some_and(|said| said.contains("positive number")),
+                "{wrong}"
+            );
+        }
+        for wrong in [
+            "--budget 0",
+            "--batch 0",
+            "--page-size 0",
+            "--prompt 0",
+            "--tensor 0",
+        ] {
+            assert!(
+                flags(wrong).is_some_and(|said| said.contains("from 1 to")),
+                "{wrong}"
+            );
+        }
+        assert!(reason("--trace /no/such").starts_with("cannot read /no/such: "));
         assert!(reason("--model gpt-3").contains("raise the tensor"));
         assert!(reason("--requests 0").contains("no requests"));
     }

@@ -68,6 +68,33 @@ pub(crate) fn shorten(text: &str, width: usize) -> String {
     format!("{begin}…{end}")
 }
 
+/// Lines no longer than `width` where words allow; what does not fit begins a line after `indent`.
+pub(crate) fn wrap(text: &str, width: usize, indent: &str) -> String {
+    let mut wrapped = String::new();
+    for line in text.split_inclusive('\n') {
+        let (content, end) = match line.strip_suffix('\n') {
+            Some(content) => (content, "\n"),
+            None => (line, ""),
+        };
+        let mut len = 0;
+        for (index, word) in content.split(' ').enumerate() {
+            let more = word.chars().count();
+            if index > 0 && len + 1 + more > width {
+                wrapped.push('\n');
+                wrapped.push_str(indent);
+                len = indent.chars().count();
+            } else if index > 0 {
+                wrapped.push(' ');
+                len += 1;
+            }
+            wrapped.push_str(word);
+            len += more;
+        }
+        wrapped.push_str(end);
+    }
+    wrapped
+}
+
 /// A number of things: `1 item`, `2 items`.
 #[must_use]
 pub fn counted(count: usize, what: &str) -> String {
@@ -123,6 +150,16 @@ mod tests {
         assert_eq!(scaled(12.0, "B"), "12.0 B");
         let times = [0.0, 123.0, 12_340.0, 999_900.0, 2.5e9].map(time);
         assert_eq!(times, ["0 µs", "0.123 µs", "12.3 µs", "1.00 ms", "2.50 s"]);
+    }
+
+    #[test]
+    fn words_move_to_the_next_line() {
+        assert_eq!(wrap("one two three", 7, "  "), "one two\n  three");
+        assert_eq!(wrap("one two\n  three\n", 9, "- "), "one two\n  three\n");
+        assert_eq!(
+            wrap("averylongword is kept", 5, ""),
+            "averylongword\nis\nkept"
+        );
     }
 
     #[test]

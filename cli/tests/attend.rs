@@ -336,7 +336,7 @@ fn bad_files_get_one_line_and_write_nothing() {
     fn note(input: &mut Input, name: &str, value: &str) {
         input.metadata.insert(name.to_owned(), value.to_owned());
     }
-    let slips: [Slip; 14] = [
+    let slips: [Slip; 16] = [
         (
             |i| drop(i.tensors.remove("kv_indices")),
             "there is no tensor \"kv_indices\"",
@@ -387,6 +387,14 @@ fn bad_files_get_one_line_and_write_nothing() {
             "metadata sm_scale is \"big\"",
         ),
         (|i| note(i, "Window-Left", "3"), "write \"window_left\""),
+        (|i| note(i, "softcap", "3"), "write \"logits_soft_cap\""),
+        (
+            |i| {
+                let indptr = i.tensors.get_mut("qo_indptr").unwrap();
+                (indptr.1, indptr.2) = (vec![0], Vec::new());
+            },
+            "qo_indptr is empty",
+        ),
     ];
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("in.safetensors");

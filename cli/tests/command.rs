@@ -249,7 +249,16 @@ fn an_output_that_cannot_be_written_is_an_error() {
 
 #[test]
 fn help_is_narrow_and_has_examples() {
-    for command in ["demo", "plan", "attend", "bench", "roofline", "compare"] {
+    for command in [
+        "demo",
+        "plan",
+        "attend",
+        "bench",
+        "roofline",
+        "compare",
+        "serve-sim",
+        "chunk-size",
+    ] {
         for flag in ["-h", "--help"] {
             let said = run(Path::new("."), &[command, flag]);
             assert_eq!(said.code, 0);

@@ -62,6 +62,18 @@ fn peers_are_compared_with_one_implementation() {
 }
 
 #[test]
+fn cases_of_one_name_are_compared_in_their_order() {
+    let mut a = results::results(3);
+    a.results.remove(0);
+    a.results[1].case = a.results[0].case.clone();
+    let (text, slower) = compare::compare(&a, &a).unwrap();
+    assert!(
+        slower == 0 && text.contains("2 cases in common: geometric mean of B/A 1.000; 0 faster"),
+        "{text}"
+    );
+}
+
+#[test]
 fn files_come_back_as_they_went() {
     let file = results::results(5);
     let directory = tempfile::tempdir().unwrap();

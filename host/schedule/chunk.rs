@@ -186,14 +186,17 @@ fn candidate(cost: &CostModel, expected: &Expected, chunk: u32) -> Option<Candid
     })
 }
 
+/// More tokens and requests than any machine has; sums of a few of them are counted in 32 bits.
+const MOST: u32 = 1 << 24;
+
 /// Recommends a chunk size: the one with the highest throughput among those that keep the wanted time
 /// between tokens, or the fastest step where none does.
 #[must_use]
 pub fn recommend(cost: &CostModel, expected: &Expected) -> Advice {
     let expected = Expected {
-        prompt: expected.prompt.max(1),
-        generated: expected.generated.max(1),
-        requests: expected.requests.max(1),
+        prompt: expected.prompt.clamp(1, MOST),
+        generated: expected.generated.clamp(1, MOST),
+        requests: expected.requests.clamp(1, MOST),
         ..*expected
     };
     let tile = cost.tile();

@@ -51,10 +51,11 @@ pub enum ScheduleError {
         /// The least that works.
         least: u64,
     },
-    /// A model or a machine that does not come with the crate.
-    #[error("there is no {kind} named {got:?}: known are {known}; any other can be read from JSON")]
+    /// A model, a machine or a policy that does not come with the crate; models and machines can also be read
+    /// from JSON.
+    #[error("there is no {kind} named {got:?}: known are {known}")]
     Unknown {
-        /// Model or hardware.
+        /// Model, hardware or policy.
         kind: &'static str,
         /// The name given.
         got: String,

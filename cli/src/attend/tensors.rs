@@ -12,6 +12,7 @@ use tandem_attn::problem::{Batch, Dtype, KvLayout, PageTable, Spec};
 use crate::{
     Failure,
     backend::Results,
+    table::shorten,
     tensors::{Tensor, Tensors},
 };
 
@@ -25,9 +26,8 @@ pub(super) struct Step {
 
 /// Reads a step; the reason where there is none is one line.
 pub(super) fn read(bytes: &[u8]) -> Result<Step, String> {
-    let file = SafeTensors::deserialize(bytes).map_err(|error| {
-        format!("not a whole safetensors file ({error}); save it again with a safetensors library")
-    })?;
+    let file = SafeTensors::deserialize(bytes)
+        .map_err(|error| format!("not a whole safetensors file ({error})"))?;
     let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| error.to_string())?;
     let empty = HashMap::new();
     let metadata = Metadata(header.metadata().as_ref().unwrap_or(&empty));
@@ -58,7 +58,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Step, String> {
     if (v_pages, v_page_size, v_heads) != (pages, page_size, kv_heads) {
         return Err(format!(
             "k_cache has {pages} pages of {page_size} tokens and {kv_heads} heads, v_cache {v_pages} of \
-             {v_page_size} and {v_heads}: they must be equal"
+             {v_page_size} and {v_heads}"
         ));
     }
     if k.dtype() != v.dtype() {
@@ -82,10 +82,10 @@ pub(super) fn read(bytes: &[u8]) -> Result<Step, String> {
 
     let qo_indptr = indices(&file, "qo_indptr")?;
     let end = qo_indptr.last().copied();
-    if end != Some(tokens) {
+    let end = end.ok_or("qo_indptr is empty: it begins with 0")?;
+    if end != tokens {
         return Err(format!(
-            "qo_indptr ends at {} and q has {tokens} tokens: they must be equal",
-            end.map_or("nothing".to_owned(), |end| end.to_string())
+            "qo_indptr ends at {end} and q has {tokens} tokens: they must be equal"
         ));
     }
     let table = PageTable {
@@ -109,6 +109,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Step, String> {
 /// What the library calls otherwise than the file.
 fn in_file_names(message: &str) -> String {
     message
+        .replace("q_indptr", "qo_indptr")
         .replace("table.indptr", "kv_indptr")
         .replace("table.last_page_len", "kv_last_page_len")
         .replace(" at indices[", " at kv_indices[")
@@ -127,16 +128,37 @@ impl Metadata<'_> {
         "logits_soft_cap",
     ];
 
+    /// What other programs call them.
+    const ALIASES: [(&'static str, &'static str); 10] = [
+        ("kvlayout", "layout"),
+        ("iscausal", "causal"),
+        ("scale", "sm_scale"),
+        ("softmaxscale", "sm_scale"),
+        ("window", "window_left"),
+        ("windowsize", "window_left"),
+        ("slidingwindow", "window_left"),
+        ("softcap", "logits_soft_cap"),
+        ("cap", "logits_soft_cap"),
+        ("logitscap", "logits_soft_cap"),
+    ];
+
     /// Other programs leave their own notes (`format: pt`), but a name that is nearly one of ours is a slip.
     fn check_names(&self) -> Result<(), String> {
         let plain = |name: &str| name.to_lowercase().replace(['_', '-', ' '], "");
-        for name in self.0.keys() {
-            let meant = Self::NAMES.iter().find(|known| plain(known) == plain(name));
-            match meant {
-                Some(known) if known != name => {
-                    return Err(format!("metadata {name:?} is not known: write {known:?}"));
-                }
-                _ => {}
+        for name in self
+            .0
+            .keys()
+            .filter(|name| !Self::NAMES.contains(&name.as_str()))
+        {
+            let written = plain(name);
+            let same = Self::NAMES
+                .into_iter()
+                .find(|known| plain(known) == written);
+            let alias = Self::ALIASES
+                .into_iter()
+                .find(|(alias, _)| *alias == written);
+            if let Some(meant) = same.or(alias.map(|(_, meant)| meant)) {
+                return Err(format!("metadata {name:?} is not known: write {meant:?}"));
             }
         }
         Ok(())
@@ -187,7 +209,10 @@ fn tensor<'a>(file: &SafeTensors<'a>, name: &str) -> Result<TensorView<'a>, Stri
     file.tensor(name).map_err(|_| {
         let mut names = file.names();
         names.sort_unstable();
-        format!("there is no tensor {name:?}; the file has {names:?}")
+        format!(
+            "there is no tensor {name:?}; there are {}",
+            shorten(&names.join(", "), 28)
+        )
     })
 }
 

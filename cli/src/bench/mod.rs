@@ -49,10 +49,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Time for each case and each way to measure it; at least 3 runs, whatever they take
-    #[arg(long, default_value_t = 0.5, value_parser = seconds)]
+    #[arg(long, default_value_t = 0.5, value_parser = seconds, allow_negative_numbers = true)]
     seconds: f64,
     /// Leave out cases that need more than so many GB [default: what is free]
-    #[arg(long, value_name = "GB")]
+    #[arg(long, value_name = "GB", value_parser = gigabytes, allow_negative_numbers = true)]
     max_memory: Option<f64>,
     /// Query tokens to compare with attention in f64; 0 for none
     #[arg(long, default_value_t = 16, value_name = "TOKENS")]
@@ -76,6 +76,13 @@ fn seconds(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(seconds) if (0.0..=3600.0).contains(&seconds) => Ok(seconds),
         _ => Err("give a number of seconds from 0 to 3600".to_owned()),
+    }
+}
+
+fn gigabytes(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(gb) if gb > 0.0 => Ok(gb),
+        _ => Err("give a positive number of gigabytes".to_owned()),
     }
 }
 
@@ -270,6 +277,9 @@ pub fn measure(
 /// Wrong input, a missing backend, and [`Failure::Wrong`] where results are not exact.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let cases = chosen(args)?;
+    if let Some(path) = &args.json {
+        output::check_writable(path)?;
+    }
     let mut backend = backend::open(args.backend)?;
     backend.overlap_groups(args.streams == Streams::PerGroup);
     let free = backend.memory_bytes();

@@ -18,7 +18,10 @@ pub const FORMAT: &str = "tandem-results-1";
 
 /// One run of the benchmark.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "an object as `tandem bench --json` writes it"
+)]
 pub struct ResultFile {
     /// [`FORMAT`].
     pub format: String,
@@ -38,7 +41,7 @@ pub struct ResultFile {
 
 /// One implementation on one case.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object with a case and its times")]
 pub struct CaseResult {
     /// Name of the case.
     pub case: String,

@@ -4,8 +4,8 @@ mod plan;
 mod roofline;
 
 pub use plan::draw as plan;
-pub(crate) use plan::processors;
-pub use roofline::draw as roofline;
+pub(crate) use plan::{processors, serially};
+pub use roofline::{draw as roofline, points};
 
 use std::fmt::{Display, Write as _};
 

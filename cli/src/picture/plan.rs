@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use tandem_attn::{
     abi::NO_MERGE,
-    plan::{DeviceDescription, Kernel, Plan, Schedule, Span, TileGroup, Traffic},
+    plan::{DeviceDescription, Kernel, Plan, Schedule, Span, TileGroup, Traffic, pod::PodMode},
 };
 
 use super::{Anchor, Svg, text_width, ticks};
@@ -118,6 +118,14 @@ pub(crate) fn processors(device: &DeviceDescription) -> String {
     counted(device.sms as usize, what)
 }
 
+/// The schedule shows prefills and decodes of a hybrid batch one after the other, however they run.
+pub(crate) fn serially(plan: &Plan) -> &'static str {
+    match &plan.pod {
+        Some(pod) if pod.mode != PodMode::Serial => " serially",
+        _ => "",
+    }
+}
+
 fn summary(plan: &Plan, schedule: &Schedule, device: &DeviceDescription) -> String {
     let Traffic {
         kv_bytes,
@@ -126,10 +134,11 @@ fn summary(plan: &Plan, schedule: &Schedule, device: &DeviceDescription) -> Stri
     } = plan.traffic();
     let busy = 100.0 * schedule.busy_ns / (schedule.makespan_ns * f64::from(schedule.ctas.max(1)));
     format!(
-        "{} with {}: {} by the cost model, CTAs {} % busy; KV {}, partial states {}, {}; {} of {}",
+        "{} with {}: {}{} by the cost model, CTAs {} % busy; KV {}, partial states {}, {}; {} of {}",
         device.name,
         processors(device),
         time(schedule.makespan_ns),
+        serially(plan),
         if busy.is_finite() {
             digits(busy)
         } else {

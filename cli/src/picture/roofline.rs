@@ -17,6 +17,12 @@ const COLOURS: [&str; 6] = [
     "#2a7fba", "#d1701f", "#4a9a4a", "#a23b72", "#7a5cc0", "#666666",
 ];
 
+/// Results that have a place in the chart: a time, and both bytes and operations.
+#[must_use]
+pub fn points(file: &ResultFile) -> usize {
+    file.results.iter().filter_map(Point::of).count()
+}
+
 /// Draws results under the ceilings of their file. Points carry numbers, and the list beside the chart says
 /// what they are; a list longer than the chart makes the picture longer.
 #[must_use]

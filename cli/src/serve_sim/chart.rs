@@ -4,8 +4,12 @@ use std::{fmt::Write, ops::Range};
 
 use tandem_attn::schedule::metrics::{Distribution, Report};
 
-/// The steps that are drawn: late enough that the pipeline is full.
-pub const TIMELINE: Range<u64> = 200..264;
+/// The steps that are recorded.
+pub const TIMELINE: Range<u64> = 0..264;
+
+/// The steps that are drawn: the last ones up to a chunk, when the pipeline is full and still has something
+/// to interleave.
+const DRAWN: u64 = 64;
 
 const COLOURS: [&str; 8] = [
     "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#222222",
@@ -31,10 +35,12 @@ pub fn draw(reports: &[Report]) -> String {
         "time between tokens",
         distributions(|r| &r.tbt),
     );
-    let mut y = PANEL + 90.0;
+    const IN_A_ROW: usize = 6;
+    let legend = PANEL + 90.0;
     for (index, report) in reports.iter().enumerate() {
         let colour = COLOURS[index % COLOURS.len()];
-        let x = 60.0 + 150.0 * index as f64;
+        let x = 60.0 + 150.0 * (index % IN_A_ROW) as f64;
+        let y = legend + 16.0 * (index / IN_A_ROW) as f64;
         let _ = writeln!(
             body,
             "<rect x=\"{x}\" y=\"{y}\" width=\"10\" height=\"10\" fill=\"{colour}\"/>\
@@ -44,7 +50,7 @@ pub fn draw(reports: &[Report]) -> String {
             report.policy
         );
     }
-    y += 40.0;
+    let mut y = legend + 24.0 + 16.0 * reports.len().div_ceil(IN_A_ROW) as f64;
     for report in reports {
         y = pipeline(&mut body, y, report);
     }
@@ -126,7 +132,14 @@ fn curves(body: &mut String, left: f64, title: &str, distributions: Vec<&Distrib
 
 /// The stages of one report; returns where the next drawing may begin.
 fn pipeline(body: &mut String, top: f64, report: &Report) -> f64 {
-    let spans = &report.timeline;
+    let all = &report.timeline;
+    let chunks = all.iter().filter(|span| span.prompt_tokens > 0);
+    let last = chunks.map(|span| span.step).max().unwrap_or(DRAWN);
+    let drawn = (last + 1).saturating_sub(DRAWN)..=last.max(DRAWN - 1);
+    let spans: Vec<_> = all
+        .iter()
+        .filter(|span| drawn.contains(&span.step))
+        .collect();
     let Some(first) = spans.first() else {
         return top;
     };
@@ -150,7 +163,7 @@ fn pipeline(body: &mut String, top: f64, report: &Report) -> f64 {
             at + 11.0
         );
     }
-    for span in spans {
+    for span in &spans {
         let fill = if span.prompt_tokens > 0 {
             "#4477aa"
         } else {

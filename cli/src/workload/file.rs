@@ -8,7 +8,7 @@ use crate::Failure;
 
 /// A file, or one of its cases: what a case leaves out it takes from the file.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object that describes a workload")]
 struct Fields {
     name: Option<String>,
     #[serde(default, rename = "description")]
@@ -38,7 +38,10 @@ enum Layout {
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "an object such as {\"causal\": true}"
+)]
 struct Variant {
     #[serde(default = "yes")]
     causal: bool,

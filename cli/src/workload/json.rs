@@ -2,7 +2,10 @@
 
 use serde::de::DeserializeOwned;
 
-use crate::Failure;
+use crate::{
+    Failure,
+    table::{WIDTH, wrap},
+};
 
 /// The longest piece of a line that is shown.
 const SHOWN: usize = 80;
@@ -27,6 +30,7 @@ fn show(name: &str, text: &str, path: &str, error: &serde_json::Error) -> Failur
     let what = what
         .rsplit_once(" at line ")
         .map_or(what.as_str(), |(what, _)| what);
+    let (what, expected) = in_plain_words(what);
     // `?` is where the error is in the JSON itself.
     let field = match path.trim_end_matches('?').trim_end_matches('.') {
         "" => String::new(),
@@ -45,8 +49,39 @@ fn show(name: &str, text: &str, path: &str, error: &serde_json::Error) -> Failur
     let shown: String = source.iter().skip(first).take(SHOWN).collect();
     let gutter = line.to_string();
     let blank = " ".repeat(gutter.len());
-    Failure::Input(format!(
+    let mut message = format!(
         "{name}:{line}:{column}: {field}{what}\n {blank} |\n {gutter} | {shown}\n {blank} | {}^",
         " ".repeat(mark - first)
-    ))
+    );
+    if let Some(expected) = expected {
+        let note = wrap(
+            &format!(" {blank} = {expected}"),
+            WIDTH,
+            &format!(" {blank}   "),
+        );
+        message = format!("{message}\n{note}");
+    }
+    Failure::Input(message)
+}
+
+/// A message of serde without names of types, and the list of what it expected.
+fn in_plain_words(what: &str) -> (String, Option<String>) {
+    const TYPES: [(&str, &str); 5] = [
+        ("u32", "a whole number of 32 bits"),
+        ("u64", "a whole number"),
+        ("usize", "a whole number"),
+        ("f32", "a number"),
+        ("f64", "a number"),
+    ];
+    if let Some((what, list)) = what.split_once(", expected one of ") {
+        return (
+            what.to_owned(),
+            Some(format!("known are {}", list.replace('`', ""))),
+        );
+    }
+    let known = TYPES.iter().find_map(|(type_name, plain)| {
+        let (what, rest) = what.split_once(&format!("expected {type_name}"))?;
+        rest.is_empty().then(|| format!("{what}expected {plain}"))
+    });
+    (known.unwrap_or_else(|| what.to_owned()), None)
 }

@@ -17,7 +17,7 @@ use crate::{Failure, table::counted};
 
 /// Some requests of the same lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object with q_len and kv_len")]
 pub struct Requests {
     /// New query tokens of each; 1 is a decode step.
     pub q_len: u32,
@@ -34,7 +34,10 @@ const fn one() -> u32 {
 
 /// Decode steps that share prefixes: one request for each node of the last level.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "an object with nodes_per_level and tokens_per_level"
+)]
 pub struct Tree {
     /// Nodes of each level, the root level first; each level's nodes are spread evenly over the one above.
     pub nodes_per_level: Vec<u32>,
@@ -60,7 +63,13 @@ pub struct Case {
 }
 
 /// The most pages a case may have; more would not fit any device.
-const MAX_PAGES: u64 = 1 << 28;
+const MAX_PAGES: u64 = 1 << 26;
+
+/// The most requests of a case.
+const MAX_REQUESTS: u64 = 1 << 20;
+
+/// The most query tokens of a case: what plans count.
+const MAX_TOKENS: u64 = i32::MAX as u64;
 
 impl Case {
     /// The page tables, on shuffled pages.
@@ -72,6 +81,15 @@ impl Case {
         self.spec
             .check()
             .map_err(|error| wrong(error.to_string()))?;
+        // Before anything of that size is made.
+        for (count, what, most) in [
+            (self.count(), "requests", MAX_REQUESTS),
+            (self.tokens(), "query tokens", MAX_TOKENS),
+        ] {
+            if count > most {
+                return Err(wrong(format!("{count} {what}: give at most {most}")));
+            }
+        }
         let pages = self.pages();
         if self.page_size == 0 || pages > MAX_PAGES {
             return Err(wrong(format!(
@@ -84,6 +102,25 @@ impl Case {
             .check(&self.spec)
             .map_err(|error| wrong(error.to_string()))?;
         Ok(batch)
+    }
+
+    /// Requests, of the tree too.
+    fn count(&self) -> u64 {
+        let of_tree = self.leaves();
+        let requests = self.requests.iter().map(|r| u64::from(r.count));
+        requests.fold(of_tree, u64::saturating_add)
+    }
+
+    fn leaves(&self) -> u64 {
+        let tree = self.tree.as_ref();
+        tree.and_then(|tree| tree.nodes_per_level.last())
+            .map_or(0, |&nodes| nodes.into())
+    }
+
+    fn tokens(&self) -> u64 {
+        let requests = self.requests.iter();
+        let tokens = requests.map(|r| u64::from(r.q_len) * u64::from(r.count));
+        tokens.fold(self.leaves(), u64::saturating_add)
     }
 
     /// Pages that the tables name, shared ones once; at least.
@@ -237,11 +274,12 @@ pub fn load(path: &Path) -> Result<Vec<Case>, Failure> {
 /// [`Failure::Input`] where there are none.
 pub fn matching(mut cases: Vec<Case>, text: Option<&str>) -> Result<Vec<Case>, Failure> {
     if let Some(text) = text {
-        let names: Vec<String> = cases.iter().take(3).map(|case| case.name.clone()).collect();
+        let first = cases.first().map(|case| case.name.clone());
         cases.retain(|case| case.name.contains(text));
         if cases.is_empty() {
+            let first = first.unwrap_or_default();
             return Err(Failure::Input(format!(
-                "no case has {text:?} in its name; the first are called {names:?}"
+                "no case has {text:?} in its name; the first is called {first:?}"
             )));
         }
     }

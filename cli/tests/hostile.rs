@@ -1,0 +1,149 @@
+//! Input that is far too large, of the wrong kind, or in the way.
+
+mod common;
+
+use std::path::Path;
+
+use common::{Said, files, run};
+
+/// What `tandem plan` says of a workload of 32/8 heads with these fields.
+fn plan(fields: &str) -> Said {
+    let directory = tempfile::tempdir().unwrap();
+    let text = format!(r#"{{"heads": 32, "kv_heads": 8, "head_dim": 128, {fields}}}"#);
+    std::fs::write(directory.path().join("w.json"), text).unwrap();
+    run(directory.path(), &["plan", "w.json"])
+}
+
+#[test]
+fn batches_that_no_machine_holds_are_refused_before_they_are_made() {
+    for (fields, message) in [
+        (
+            r#""variant": {"causal": false}, "requests": [{"q_len": 1, "kv_len": 0, "count": 4000000000}]"#,
+            "4000000000 requests",
+        ),
+        (
+            r#""tree": {"nodes_per_level": [1, 4000000000], "tokens_per_level": [5, 0]}"#,
+            "4000000000 requests",
+        ),
+        (
+            r#""page_size": 128, "requests": [{"q_len": 3000000000, "kv_len": 3000000000, "count": 2}]"#,
+            "6000000000 query tokens",
+        ),
+        (
+            r#""requests": [{"q_len": 1, "kv_len": 4000000000, "count": 9}]"#,
+            "2250000000 pages",
+        ),
+    ] {
+        let said = plan(fields);
+        assert_eq!(said.code, 2, "{fields}: {}", said.stderr);
+        assert!(said.stderr.contains(message), "{fields}: {}", said.stderr);
+    }
+}
+
+#[test]
+fn no_names_of_our_types_are_shown() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("w.json");
+    for text in [
+        "",
+        "[]",
+        "3",
+        "null",
+        r#"{"requests": [3]}"#,
+        r#"{"tree": 1}"#,
+        r#"{"heads": -1}"#,
+    ] {
+        std::fs::write(&path, text).unwrap();
+        for arguments in [
+            &["plan", "w.json"][..],
+            &["roofline", "w.json", "--svg", "r.svg"],
+        ] {
+            let said = run(directory.path(), arguments);
+            assert_eq!(said.code, 2, "{text}");
+            assert!(said.stderr.starts_with("error: w.json:"), "{}", said.stderr);
+            for word in ["struct", "Fields", "u32", "elements"] {
+                assert!(!said.stderr.contains(word), "{text}: {}", said.stderr);
+            }
+        }
+    }
+    assert_eq!(files(directory.path()), ["w.json"]);
+}
+
+#[test]
+fn known_fields_are_listed_below_an_unknown_one() {
+    let said = plan(r#""request": []"#);
+    assert!(
+        said.stderr.contains("unknown field `request`\n"),
+        "{}",
+        said.stderr
+    );
+    assert!(
+        said.stderr.contains(" = known are name, "),
+        "{}",
+        said.stderr
+    );
+    assert!(said.stderr.lines().all(|line| line.chars().count() < 100));
+}
+
+#[test]
+fn nothing_is_computed_for_an_output_that_cannot_be_written() {
+    let directory = tempfile::tempdir().unwrap();
+    for arguments in [
+        &["bench", "--seconds", "600", "--json", "no/r.json"][..],
+        &["demo", "--svg", "no/r.svg"],
+        &["serve-sim", "--svg", "no/r.svg"],
+    ] {
+        let said = run(directory.path(), arguments);
+        assert_eq!(said.code, 1, "{arguments:?}");
+        assert!(said.stdout.is_empty(), "{}", said.stdout);
+        assert!(
+            said.stderr.contains("there is no directory no"),
+            "{}",
+            said.stderr
+        );
+    }
+    assert!(files(directory.path()).is_empty());
+}
+
+#[test]
+fn numbers_without_sense_are_named() {
+    for arguments in [
+        &["bench", "--seconds", "-1"][..],
+        &["bench", "--max-memory", "-1"],
+        &["bench", "--max-memory", "nan"],
+        &["serve-sim", "--rate", "-1"],
+        &["serve-sim", "--batch", "0"],
+        &["chunk-size", "--batch", "0"],
+        &["chunk-size", "--prompt", "4000000000"],
+    ] {
+        let said = run(Path::new("."), arguments);
+        assert_eq!(said.code, 2, "{arguments:?}");
+        let (flag, value) = (arguments[1], arguments[2]);
+        assert!(
+            said.stderr
+                .contains(&format!("invalid value '{value}' for '{flag}")),
+            "{}",
+            said.stderr
+        );
+        assert!(said.stderr.contains(": give "), "{}", said.stderr);
+    }
+}
+
+#[test]
+fn simulations_and_advice_are_narrow() {
+    // `run` looks at the width.
+    let simulated = run(Path::new("."), &["serve-sim", "--requests", "20"]);
+    assert_eq!(simulated.code, 0, "{}", simulated.stderr);
+    let refused = run(
+        Path::new("."),
+        &["serve-sim", "--requests", "3", "--prompt", "16000000"],
+    );
+    assert!(
+        refused.stdout.contains("3 requests too large for the pool")
+            && !refused.stdout.contains("NaN"),
+        "{}",
+        refused.stdout
+    );
+    let advised = run(Path::new("."), &["chunk-size"]);
+    assert!(advised.stdout.contains("recommended"), "{}", advised.stdout);
+}
