@@ -278,6 +278,12 @@ impl DeviceDescription {
         self.sms * self.ctas_per_sm(kernel)
     }
 
+    /// Whether it is a CPU: only GPUs have a compute capability.
+    #[must_use]
+    pub const fn is_cpu(&self) -> bool {
+        self.compute_capability.0 == 0
+    }
+
     /// Whether every value makes sense.
     ///
     /// # Errors

@@ -156,44 +156,43 @@ fn request() -> impl Strategy<Value = Request> {
 /// Batches whose tables share prefixes as a prefix cache hands them out, on shuffled pages; of one part, or
 /// of several.
 pub fn batch() -> impl Strategy<Value = Batch> {
+    batch_of(prop::collection::vec(request(), 0..7))
+}
+
+fn batch_of(requests: impl Strategy<Value = Vec<Request>>) -> impl Strategy<Value = Batch> {
     let page_size = prop_oneof![Just(1u32), Just(3), Just(16), Just(64)];
-    (
-        page_size,
-        prop::collection::vec(request(), 0..7),
-        any::<u64>(),
-    )
-        .prop_map(|(page_size, requests, seed)| {
-            let mut tables: Vec<(Vec<u32>, u32)> = Vec::new();
-            let mut used = 0;
-            let mut qo_indptr = vec![0];
-            for Request {
-                parent,
-                shared,
-                own,
-                queries,
-            } in &requests
-            {
-                let mut pages = Vec::new();
-                if let Some((parent, parent_len)) = tables.get(parent.index(tables.len().max(1))) {
-                    pages.extend_from_slice(
-                        &parent[..shared.index((parent_len / page_size) as usize + 1)],
-                    );
-                }
-                let kv_len = (pages.len() as u32 * page_size + own).max(*queries);
-                let more = kv_len.div_ceil(page_size) - pages.len() as u32;
-                pages.extend(used..used + more);
-                used += more;
-                tables.push((pages, kv_len));
-                qo_indptr.push(qo_indptr[qo_indptr.len() - 1] + queries);
+    (page_size, requests, any::<u64>()).prop_map(|(page_size, requests, seed)| {
+        let mut tables: Vec<(Vec<u32>, u32)> = Vec::new();
+        let mut used = 0;
+        let mut qo_indptr = vec![0];
+        for Request {
+            parent,
+            shared,
+            own,
+            queries,
+        } in &requests
+        {
+            let mut pages = Vec::new();
+            if let Some((parent, parent_len)) = tables.get(parent.index(tables.len().max(1))) {
+                pages.extend_from_slice(
+                    &parent[..shared.index((parent_len / page_size) as usize + 1)],
+                );
             }
-            let shuffled = shuffled_pages(used + 3, seed);
-            let mut table = PageTable::new(page_size, used + 3);
-            for (pages, kv_len) in &tables {
-                let pages: Vec<u32> = pages.iter().map(|&page| shuffled[page as usize]).collect();
-                table.push(&pages, *kv_len);
-            }
-            Batch::new(qo_indptr, table)
-        })
+            let kv_len = (pages.len() as u32 * page_size + own).max(*queries);
+            let more = kv_len.div_ceil(page_size) - pages.len() as u32;
+            pages.extend(used..used + more);
+            used += more;
+            tables.push((pages, kv_len));
+            qo_indptr.push(qo_indptr[qo_indptr.len() - 1] + queries);
+        }
+        let shuffled = shuffled_pages(used + 3, seed);
+        let mut table = PageTable::new(page_size, used + 3);
+        for (pages, kv_len) in &tables {
+            let pages: Vec<u32> = pages.iter().map(|&page| shuffled[page as usize]).collect();
+            table.push(&pages, *kv_len);
+        }
+        Batch::new(qo_indptr, table)
+    })
 }
 
 fn shuffled_pages(pages: u32, seed: u64) -> Vec<u32> {
@@ -247,6 +246,33 @@ pub fn spec() -> impl Strategy<Value = Spec> {
 
 /// Any problem: one part or several, any mask, all ways to split.
 pub fn problem() -> impl Strategy<Value = Problem> {
+    problem_of(spec(), batch())
+}
+
+/// The same with few and short requests and narrow heads, for many cases.
+pub fn small_problem() -> impl Strategy<Value = Problem> {
+    let own = prop_oneof![1 => Just(0u32), 6 => 0u32..20, 1 => 0u32..90];
+    let queries = prop_oneof![1 => Just(0u32), 6 => Just(1), 4 => 1u32..10];
+    let request = (any::<Index>(), any::<Index>(), own, queries).prop_map(
+        |(parent, shared, own, queries)| Request {
+            parent,
+            shared,
+            own,
+            queries,
+        },
+    );
+    let narrow = spec().prop_map(|mut spec| {
+        spec.head_dim_qk = spec.head_dim_qk.min(32);
+        spec.head_dim_v = spec.head_dim_v.min(32);
+        spec
+    });
+    problem_of(narrow, batch_of(prop::collection::vec(request, 0..4)))
+}
+
+fn problem_of(
+    spec: impl Strategy<Value = Spec>,
+    batch: impl Strategy<Value = Batch>,
+) -> impl Strategy<Value = Problem> {
     let layout = prop_oneof![Just(KvLayout::Nhd), Just(KvLayout::Hnd)];
     let split = prop_oneof![
         Just(SplitMode::Makespan),
@@ -255,8 +281,8 @@ pub fn problem() -> impl Strategy<Value = Problem> {
         Just(SplitMode::Off),
     ];
     (
-        spec(),
-        batch(),
+        spec,
+        batch,
         layout,
         device(),
         split,

@@ -107,14 +107,9 @@ pub fn draw(plan: &Plan, device: &DeviceDescription, title: &str) -> String {
     svg.finish()
 }
 
-/// Only GPUs have a compute capability.
-const fn is_cpu(device: &DeviceDescription) -> bool {
-    device.compute_capability.0 == 0
-}
-
 /// What runs CTAs on a device, counted.
 pub(crate) fn processors(device: &DeviceDescription) -> String {
-    let what = if is_cpu(device) { "thread" } else { "SM" };
+    let what = if device.is_cpu() { "thread" } else { "SM" };
     counted(device.sms as usize, what)
 }
 
@@ -196,7 +191,7 @@ fn axes(svg: &mut Svg, schedule: &Schedule, device: &DeviceDescription, frame: F
         };
         svg.text((x, bottom + 20.0), anchor, 12, &label);
     }
-    let label = if is_cpu(device) { "thread" } else { "SM" };
+    let label = if device.is_cpu() { "thread" } else { "SM" };
     let per_sm = (schedule.ctas / device.sms.max(1)).max(1);
     // Labels need 14 pixels each.
     let every = [1, 2, 4, 8, 16, 32, 64, 128]

@@ -1,0 +1,157 @@
+//! What a result depends on: neither the order of the batch nor where it is cut; with fixed splits nothing
+//! else in the batch at all.
+
+use proptest::prelude::*;
+use tandem_attn::{
+    exec::Cpu,
+    plan::{PlanOptions, Planner, SplitMode, Update},
+    problem::{Batch, Dtype, PageTable, Spec},
+};
+
+use crate::{
+    agree,
+    numeric::Tolerance,
+    plan_of,
+    problems::{Problem, Tensors, batch, cases, problem},
+    run, tiny, widen,
+};
+
+/// A problem of one part with splits of two pages.
+fn fixed_splits() -> impl Strategy<Value = Problem> {
+    (problem(), batch()).prop_map(|(mut problem, batch)| {
+        let tokens = 2 * batch.parts[0].table.page_size;
+        problem.spec = problem.spec.with_dtype(Dtype::F32);
+        problem.batch = batch;
+        problem.options.split = SplitMode::Fixed { tokens };
+        problem
+    })
+}
+
+/// Outputs and LSEs as bits.
+fn bits(problem: &Problem, tensors: &Tensors<f32, f32>) -> (Vec<u32>, Vec<u32>) {
+    let (out, lse) = run::<_, _, f32>(&Cpu::new(), &plan_of(problem), tensors);
+    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
+    (bits(out), bits(lse))
+}
+
+proptest! {
+    #![proptest_config(cases(300))]
+
+    /// The order of requests is the order of their outputs, and nothing else.
+    #[test]
+    fn permuting_requests_permutes_outputs(
+        problem in fixed_splits(), order in any::<prop::sample::Index>(),
+    ) {
+        let spec = problem.spec;
+        let tensors: Tensors<f32, f32> = Tensors::random(&spec, &problem.batch, problem.layout, problem.seed);
+        let (out, lse) = run::<_, _, f32>(&Cpu::new(), &plan_of(&problem), &tensors);
+
+        let requests = problem.batch.requests();
+        let shift = order.index(requests.max(1));
+        let order: Vec<usize> = (0..requests).map(|r| (r + shift) % requests).rev().collect();
+        let tokens = |r: usize| problem.batch.qo_indptr[r] as usize..problem.batch.qo_indptr[r + 1] as usize;
+        let rows = |width: u32, x: &[f32]| -> Vec<f32> {
+            let row = (spec.q_heads * width) as usize;
+            order.iter().flat_map(|&r| x[tokens(r).start * row..tokens(r).end * row].to_vec()).collect()
+        };
+        let table = &problem.batch.parts[0].table;
+        let mut permuted_table = PageTable::new(table.page_size, table.pool_pages);
+        let mut qo_indptr = vec![0];
+        for &r in &order {
+            permuted_table.push(table.pages(r), table.kv_len(r));
+            qo_indptr.push(qo_indptr[qo_indptr.len() - 1] + problem.batch.q_len(r));
+        }
+        let permuted = Problem { batch: Batch::new(qo_indptr, permuted_table), ..problem.clone() };
+        let permuted_tensors = Tensors { q: rows(spec.head_dim_qk, &tensors.q), ..tensors.clone() };
+        let got = run::<_, _, f32>(&Cpu::new(), &plan_of(&permuted), &permuted_tensors);
+        let right = (rows(spec.head_dim_v, &out), rows(1, &lse));
+        agree(&spec, &widen(&got), &widen(&right), Tolerance { absolute: 1e-5, relative: 1e-5 })?;
+    }
+
+    /// To the bit.
+    #[test]
+    fn with_fixed_splits_a_request_is_computed_as_if_alone(
+        problem in fixed_splits(), request in any::<prop::sample::Index>(),
+    ) {
+        let Problem { spec, batch, layout, seed, .. } = &problem;
+        if batch.requests() == 0 {
+            return Ok(());
+        }
+        let request = request.index(batch.requests());
+        let table = &batch.parts[0].table;
+        let mut own = PageTable::new(table.page_size, table.pool_pages);
+        own.push(table.pages(request), table.kv_len(request));
+        let alone = Problem { batch: Batch::new(vec![0, batch.q_len(request)], own), ..problem.clone() };
+
+        let tensors: Tensors<f32, f32> = Tensors::random(spec, batch, *layout, *seed);
+        let tokens = batch.qo_indptr[request] as usize..batch.qo_indptr[request + 1] as usize;
+        let of_request = |width: u32| {
+            let row = (spec.q_heads * width) as usize;
+            tokens.start * row..tokens.end * row
+        };
+        let own_tensors = Tensors { q: tensors.q[of_request(spec.head_dim_qk)].to_vec(), ..tensors.clone() };
+        let (out, lse) = bits(&problem, &tensors);
+        let (own_out, own_lse) = bits(&alone, &own_tensors);
+        prop_assert_eq!(&out[of_request(spec.head_dim_v)], &own_out[..]);
+        prop_assert_eq!(&lse[of_request(1)], &own_lse[..]);
+    }
+
+    /// To the bit: whether a plan was patched or made anew depends on whether another request needs a page.
+    #[test]
+    fn with_fixed_splits_a_plan_that_grew_computes_as_a_new_one(
+        problem in fixed_splits(), growth in prop::collection::vec(0u32..20, 7),
+    ) {
+        let mut later = problem.clone();
+        let table = &mut later.batch.parts[0].table;
+        let page_size = table.page_size;
+        for (len, growth) in table.last_page_len.iter_mut().zip(&growth).filter(|(len, _)| **len > 0) {
+            *len = (*len + growth).min(page_size);
+        }
+        let mut plan = Planner::new()
+            .plan(&problem.spec, &problem.batch, &problem.device, &problem.options)
+            .expect("the problem can be planned");
+        if !matches!(plan.grow(&later.batch), Some(Update::Kept | Update::Patched)) {
+            return Ok(());
+        }
+        let Problem { spec, batch, layout, seed, .. } = &later;
+        let tensors: Tensors<f32, f32> = Tensors::random(spec, batch, *layout, *seed);
+        let (out, lse) = run::<_, _, f32>(&Cpu::new(), &plan, &tensors);
+        let (new_out, new_lse) = bits(&later, &tensors);
+        prop_assert!(out.iter().map(|x| x.to_bits()).eq(new_out));
+        prop_assert!(lse.iter().map(|x| x.to_bits()).eq(new_lse));
+    }
+}
+
+/// Merging the states of any cut is the state of the whole: the same batch under every split.
+#[test]
+fn any_split_is_no_split() {
+    let mut table = PageTable::new(16, 200);
+    table.push(&(0..130).collect::<Vec<_>>(), 2075);
+    let spec = Spec::new(8, 2, 64).with_dtype(Dtype::F32);
+    let problem = Problem {
+        batch: Batch::new(vec![0, 1], table),
+        ..tiny(&spec)
+    };
+    let tensors: Tensors<f32, f32> = Tensors::random(&spec, &problem.batch, problem.layout, 3);
+    let with = |split| {
+        let options = PlanOptions {
+            split,
+            ..PlanOptions::default()
+        };
+        let plan = plan_of(&Problem {
+            options,
+            ..problem.clone()
+        });
+        (
+            plan.items.len(),
+            widen(&run::<_, _, f32>(&Cpu::new(), &plan, &tensors)),
+        )
+    };
+    let (items, whole) = with(SplitMode::Off);
+    assert_eq!(items, 1);
+    for tokens in [16, 48, 512, 2064] {
+        let (items, cut) = with(SplitMode::Fixed { tokens });
+        assert_eq!(items, 2075usize.div_ceil(tokens as usize));
+        agree(&spec, &cut, &whole, Tolerance::of(Dtype::F32)).unwrap();
+    }
+}

@@ -1,0 +1,119 @@
+//! Every hook of a variant, against the reference with the same variant.
+
+use kernels_gpu::{
+    abi::VariantParams,
+    math::Real,
+    variant::{Key, Pair, Query, Sigmoid, Variant},
+};
+use proptest::prelude::*;
+use tandem_attn::{exec::Cpu, problem::Dtype, reference};
+
+use crate::{
+    agree,
+    numeric::Tolerance,
+    plan_of,
+    problems::{Problem, Tensors, cases, problem},
+    widen,
+};
+
+/// ALiBi, a band mask, and a change to each tensor: every hook does something that would be missed.
+#[derive(Clone, Copy)]
+struct Everything(VariantParams);
+
+impl Everything {
+    fn turn<R: Real>([x, y]: [R; 2], angle: u32) -> [R; 2] {
+        let (sin, cos) = ((angle as f32 * 0.1).sin(), (angle as f32 * 0.1).cos());
+        let (sin, cos) = (R::from_f32(sin), R::from_f32(cos));
+        [x * cos - y * sin, x * sin + y * cos]
+    }
+}
+
+impl Variant for Everything {
+    const TRANSFORMS_LOGITS: bool = true;
+    const MASKS: bool = true;
+    const TRANSFORMS_QUERY: bool = true;
+    const TRANSFORMS_KEY: bool = true;
+    const TRANSFORMS_VALUE: bool = true;
+    const TRANSFORMS_OUTPUT: bool = true;
+
+    fn params(&self) -> &VariantParams {
+        &self.0
+    }
+
+    fn logit<R: Real>(&self, dot: R, at: Pair) -> R {
+        let distance = R::from_f32((at.position - at.key as i32) as f32);
+        dot * R::from_f32(self.0.scale_log2) - distance * R::from_f32(0.01 * (at.head + 1) as f32)
+    }
+
+    fn visible(&self, at: Pair) -> bool {
+        !(at.key + at.token + at.head).is_multiple_of(3)
+    }
+
+    fn query<R: Real>(&self, x: [R; 2], dim: u32, at: Query) -> [R; 2] {
+        Self::turn(x, at.position as u32 % 64 + dim + at.head)
+    }
+
+    fn key<R: Real>(&self, x: [R; 2], dim: u32, at: Key) -> [R; 2] {
+        Self::turn(x, at.position % 64 + dim + at.head)
+    }
+
+    fn value<R: Real>(&self, x: [R; 2], dim: u32, at: Key) -> [R; 2] {
+        Self::turn(x, at.position % 7 + dim)
+    }
+
+    fn output<R: Real>(&self, x: [R; 2], dim: u32, at: Query) -> [R; 2] {
+        Self::turn(x, at.token + at.head + dim)
+    }
+}
+
+fn variant_against_reference<V: Variant>(
+    problem: &Problem,
+    variant: &V,
+) -> Result<(), TestCaseError> {
+    let Problem {
+        spec,
+        batch,
+        layout,
+        seed,
+        ..
+    } = problem;
+    let tensors: Tensors<f32, f32> = Tensors::random(spec, batch, *layout, *seed);
+    let right = reference::attention_with(variant, spec, batch, &tensors.q, &tensors.views())
+        .expect("they fit");
+    let plan = plan_of(problem);
+    let mut out = vec![f32::NAN; right.out.len()];
+    let mut lse = vec![f32::NAN; right.lse.len()];
+    Cpu::new()
+        .run_with(
+            variant,
+            &plan,
+            &tensors.q,
+            &tensors.views(),
+            &mut out,
+            Some(&mut lse),
+        )
+        .expect("they fit");
+    // Sums of weights that do not add up to one may be as large as there are keys.
+    let absolute = if V::SOFTMAX { 1e-5 } else { 1e-3 };
+    agree(
+        spec,
+        &widen(&(out, lse)),
+        &(right.out, right.lse),
+        Tolerance {
+            absolute,
+            relative: 1e-5,
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(cases(300))]
+
+    #[test]
+    fn all_hooks_run_as_in_the_reference(mut problem in problem()) {
+        problem.spec = problem.spec.with_dtype(Dtype::F32);
+        let params = problem.spec.variant_params();
+        variant_against_reference(&problem, &Everything(params))?;
+        variant_against_reference(&problem, &Sigmoid { params, bias: -1.0 })?;
+    }
+}

@@ -1,0 +1,155 @@
+//! Tensors that do not fit and plans that are damaged.
+
+use half::bf16;
+use tandem_attn::{
+    Error,
+    abi::DIRECT,
+    exec::Cpu,
+    kv::KvView,
+    plan::{BrokenPlan, Plan, PlanOptions, SplitMode},
+    problem::{Batch, Dtype, PageTable, Spec},
+    tensor::ShapeError,
+};
+
+use crate::{
+    plan_of,
+    problems::{Problem, Tensors},
+    tiny,
+};
+
+#[test]
+fn wrong_tensors_are_named() {
+    let problem = tiny(&Spec::new(8, 2, 128));
+    let plan = plan_of(&problem);
+    let tensors: Tensors<bf16, bf16> =
+        Tensors::random(&problem.spec, &problem.batch, problem.layout, 1);
+    let (q, views) = (&tensors.q[..], tensors.views());
+    let cpu = Cpu::new();
+    let mut out = vec![bf16::ZERO; 1024];
+    let mut lse = [0.0; 8];
+    let mut error = |q: &[bf16], kv: &[KvView<'_, bf16>], len: usize, lse_len: usize| {
+        cpu.run(&plan, q, kv, &mut out[..len], Some(&mut lse[..lse_len]))
+            .expect_err("something is wrong")
+    };
+    let length = |name, got, shape, expected| {
+        Error::Shape(ShapeError::Length {
+            name,
+            got,
+            shape,
+            expected,
+        })
+    };
+    assert_eq!(
+        error(&q[1..], &views, 1024, 8),
+        length("q", 1023, "[total_q, q_heads, head_dim_qk]", 1024)
+    );
+    assert_eq!(
+        error(q, &views, 1000, 8),
+        length("out", 1000, "[total_q, q_heads, head_dim_v]", 1024)
+    );
+    assert_eq!(
+        error(q, &views, 1024, 7),
+        length("lse", 7, "[total_q, q_heads]", 8)
+    );
+    assert_eq!(
+        error(q, &[], 1024, 8),
+        Error::Shape(ShapeError::Parts {
+            got: 0,
+            expected: 1
+        })
+    );
+    let short = KvView {
+        k: &views[0].k[..100],
+        ..views[0]
+    };
+    assert!(matches!(
+        error(q, &[short], 1024, 8),
+        Error::Shape(ShapeError::PoolTooSmall { tensor: "k", .. })
+    ));
+
+    let floats = vec![0.0f32; 1024];
+    let expected = ShapeError::Dtype {
+        name: "q",
+        got: Dtype::F32,
+        expected: Dtype::BF16,
+    };
+    assert_eq!(
+        cpu.run(&plan, &floats, &views, &mut out, None),
+        Err(expected.into())
+    );
+}
+
+#[test]
+fn broken_plans_are_refused() {
+    let mut table = PageTable::new(16, 64);
+    table.push(&(0..40).collect::<Vec<_>>(), 640);
+    table.push(&[50], 3);
+    let options = PlanOptions {
+        split: SplitMode::Fixed { tokens: 64 },
+        ..PlanOptions::default()
+    };
+    let problem = Problem {
+        batch: Batch::new(vec![0, 20, 21], table),
+        options,
+        ..tiny(&Spec::new(8, 2, 128))
+    };
+    let tensors: Tensors<bf16, bf16> =
+        Tensors::random(&problem.spec, &problem.batch, problem.layout, 1);
+    let good = plan_of(&problem);
+    let direct = good
+        .items
+        .iter()
+        .position(|item| item.is_gathered())
+        .expect("the decode");
+    let row = good.items[direct].rows_begin as usize;
+    assert_eq!(good.rows[row].slot, DIRECT);
+    let error = |break_it: &dyn Fn(&mut Plan)| {
+        let mut plan = good.clone();
+        break_it(&mut plan);
+        let mut out = vec![bf16::ZERO; tensors.q.len()];
+        match Cpu::new().run(&plan, &tensors.q, &tensors.views(), &mut out, None) {
+            Err(Error::BrokenPlan(BrokenPlan { array, field, .. })) => (array, field),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(error(&|plan| plan.items[0].part = 9), ("items", "part"));
+    assert_eq!(
+        error(&|plan| plan.items[0].table = 1 << 30),
+        ("items", "table")
+    );
+    assert_eq!(
+        error(&|plan| plan.items[0].kv_begin = u32::MAX),
+        ("items", "kv_begin")
+    );
+    assert_eq!(
+        error(&|plan| plan.items[0].rows = u32::MAX),
+        ("items", "rows_begin")
+    );
+    assert_eq!(
+        error(&|plan| plan.items[direct].rows_begin = u32::MAX),
+        ("items", "rows_begin")
+    );
+    assert_eq!(error(&|plan| plan.rows[row].token = 0), ("merges", "token"));
+    assert_eq!(
+        error(&|plan| plan.rows[row].token = 1000),
+        ("items", "token")
+    );
+    assert_eq!(
+        error(&|plan| plan.rows[row].slot = plan.slots),
+        ("items", "slot")
+    );
+    assert_eq!(error(&|plan| plan.rows[row].slot = 0), ("items", "slot"));
+    assert_eq!(
+        error(&|plan| plan.merge_slots[0] = plan.slots),
+        ("merges", "slot")
+    );
+    assert_eq!(
+        error(&|plan| plan.merges[0].slots = 1 << 30),
+        ("merges", "slots_begin")
+    );
+    assert_eq!(
+        error(&|plan| plan.merges.truncate(3)),
+        ("tokens", "number of items")
+    );
+    assert_eq!(error(&|plan| plan.page_ids.truncate(3)), ("parts", "pages"));
+}
