@@ -1,9 +1,10 @@
 """Peers: each turns a case and its tensors into a function that computes the outputs once.
 
 A peer is a function `peer(case, tensors)`. It raises `Absent` where its package is not there and `Unsupported`
-where it does not take the case.
+where it does not take the case. What it returns is a tensor, or a list of them for consecutive query tokens.
 """
 
+import dataclasses
 import importlib.util
 import os
 from types import SimpleNamespace
@@ -86,14 +87,18 @@ def flashinfer_decode(case, tensors):
     return lambda: wrapper.run(tensors.q, tensors.kv)
 
 
-def flashinfer_pod(case, tensors):
-    """FlashInfer's POD attention: chunks first, decode steps after them."""
-    import torch
-
+def _halves(case):
+    """The chunks and the decode steps of a hybrid batch, and how many query tokens the chunks have."""
     chunks = [request for request in case.requests if request[0] > 1]
     decodes = [request for request in case.requests if request[0] == 1]
     if not chunks or not decodes or case.requests != chunks + decodes:
         raise Unsupported("takes chunks followed by decode steps")
+    return chunks, decodes, sum(q_len for q_len, _, _ in chunks)
+
+
+def flashinfer_pod(case, tensors):
+    """FlashInfer's POD attention: chunks first, decode steps after them."""
+    chunks, decodes, split = _halves(case)
     if case.soft_cap or case.window_left >= 0:
         raise Unsupported("takes plain attention only")
     flashinfer = _flashinfer()
@@ -104,14 +109,37 @@ def flashinfer_pod(case, tensors):
         case.heads, case.kv_heads, case.head_dim, case.page_size,
         q_data_type=tensors.q.dtype, kv_data_type=tensors.kv.dtype,
     )
-    split = sum(q_len for q_len, _, _ in chunks)
     q_p, q_d = tensors.q[:split], tensors.q[split:]
+    return lambda: list(wrapper.run(q_p, tensors.kv, q_d, tensors.kv, causal_p=case.causal))
 
-    def run():
-        out = wrapper.run(q_p, tensors.kv, q_d, tensors.kv, causal_p=case.causal)
-        return torch.cat([part[0] if isinstance(part, tuple) else part for part in out])
 
-    return run
+def apart(prefill, decode, streams):
+    """The chunks and the decode steps of a hybrid batch by calls of their own, on one stream or on two."""
+
+    def peer(case, tensors):
+        import torch
+
+        chunks, decodes, split = _halves(case)
+        run_chunks, run_decodes = (
+            run(dataclasses.replace(case, requests=requests), SimpleNamespace(q=q, kv=tensors.kv))
+            for run, requests, q in ((prefill, chunks, tensors.q[:split]), (decode, decodes, tensors.q[split:]))
+        )
+        if not streams:
+            return lambda: [run_chunks(), run_decodes()]
+        side = torch.cuda.Stream()
+
+        def run():
+            main = torch.cuda.current_stream()
+            side.wait_stream(main)
+            out = run_chunks()
+            with torch.cuda.stream(side):
+                decoded = run_decodes()
+            main.wait_stream(side)
+            return [out, decoded]
+
+        return run
+
+    return peer
 
 
 # Where FlashAttention-3's Python module is not there, but a library with its operators is.
@@ -211,22 +239,19 @@ PEERS = {
     "flashinfer-fa3": flashinfer_prefill("fa3"),
     "flashinfer-decode": flashinfer_decode,
     "flashinfer-pod": flashinfer_pod,
+    "fa3-serial": apart(fa3, fa3, streams=False),
+    "fa3-streams": apart(fa3, fa3, streams=True),
+    "flashinfer-serial": apart(flashinfer_prefill("fa3"), flashinfer_decode, streams=False),
+    "flashinfer-streams": apart(flashinfer_prefill("fa3"), flashinfer_decode, streams=True),
 }
 
-NEEDS = {
-    "sdpa-cudnn": "torch",
-    "sdpa-fa2": "torch",
-    "fa3": "flash_attn_interface",
-    "flashinfer-fa2": "flashinfer",
-    "flashinfer-fa3": "flashinfer",
-    "flashinfer-decode": "flashinfer",
-    "flashinfer-pod": "flashinfer",
-}
+NEEDS = {"sdpa": "torch", "fa3": "flash_attn_interface", "flashinfer": "flashinfer"}
 
 
 def missing(name):
     """The package that a peer waits for in vain, or None."""
-    package = NEEDS[name]
-    if importlib.util.find_spec(package) or (name == "fa3" and os.environ.get(FA3_LIBRARY)):
+    family = name.split("-")[0]
+    package = NEEDS[family]
+    if importlib.util.find_spec(package) or (family == "fa3" and os.environ.get(FA3_LIBRARY)):
         return None
     return package

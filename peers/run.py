@@ -124,9 +124,10 @@ def random_tensors(torch, case):
 
 def errors(torch, case, tensors, out):
     """The largest errors of sampled query tokens against attention in f64."""
-    if isinstance(out, tuple):
-        out = out[0]
-    out = out.reshape(-1, case.heads, case.head_dim)
+    parts = out if isinstance(out, list) else [out]
+    # Some return log-sums too.
+    parts = [part[0] if isinstance(part, tuple) else part for part in parts]
+    out = torch.cat([part.reshape(-1, case.heads, case.head_dim) for part in parts])
     owners = [(r, i) for r, q_len in enumerate(case.q_lens) for i in range(q_len)]
     count = min(CHECKED_TOKENS, len(owners))
     picks = sorted({n * (len(owners) - 1) // max(count - 1, 1) for n in range(count)})
@@ -179,11 +180,12 @@ def run_peer(gpu, case, tensors, name):
     return result
 
 
-def run_tandem(program, path, case):
+def run_tandem(program, path, case, seconds):
     """The case on tandem-attn, in a process of its own."""
     with tempfile.TemporaryDirectory() as directory:
         out = os.path.join(directory, "out.json")
         command = [program, "bench", path, "--case", case.name, "--backend", "gpu", "--json", out]
+        command += ["--seconds", str(seconds)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if not os.path.exists(out):
             lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
@@ -212,6 +214,7 @@ def arguments():
     parser.add_argument("--peers", default=",".join(PEERS), help="names, separated by commas")
     parser.add_argument("--runs", type=int, default=30, help="runs of each way to measure")
     parser.add_argument("--tandem", metavar="PROGRAM", help="run this program on each case too")
+    parser.add_argument("--seconds", type=float, default=0.5, help="time of it for each way to measure")
     parser.add_argument("--json", metavar="FILE", help="where to write results; else to standard output")
     parser.add_argument("--list", action="store_true", help="say which peers are there")
     args = parser.parse_args()
@@ -272,7 +275,7 @@ def main():
         del tensors
         torch.cuda.empty_cache()
         if args.tandem:
-            results.append(run_tandem(args.tandem, args.workload, case))
+            results.append(run_tandem(args.tandem, args.workload, case, args.seconds))
     measured = [result["flushed"]["median_us"] for result in results if result["flushed"]]
     if measured:
         print(f"{len(measured)} measured, median {statistics.median(measured):.1f} µs", file=sys.stderr)

@@ -1,0 +1,85 @@
+//! With fixed splits a request has the same bits alone and in any company.
+
+use half::bf16;
+use proptest::{prelude::*, sample::Index};
+use tandem_attn::{
+    exec::gpu::Gpu,
+    plan::SplitMode,
+    problem::{Batch, PageTable},
+};
+
+use crate::{
+    Case, case,
+    common::{
+        Stream,
+        problems::{Tensors, cases},
+    },
+    hopper,
+    problem::OnDevice,
+};
+
+type Tensors16 = Tensors<bf16, bf16>;
+
+/// Outputs and LSEs as bits.
+fn bits(gpu: &Gpu, case: &Case, tensors: &Tensors16) -> (Vec<u16>, Vec<u32>) {
+    let plan = case.plan(gpu);
+    let mut workspace = case.workspace(gpu, &plan);
+    let device = OnDevice::new(&case.spec, &case.batch, tensors);
+    let stream = Stream::new();
+    // SAFETY: the stream is ours.
+    unsafe { workspace.upload(&plan, stream.0) }.expect("the bound is the plan's");
+    device.run(gpu, &mut workspace, &stream)
+}
+
+fn check(gpu: &Gpu, mut case: Case, pages: u32, request: Index) -> Result<(), TestCaseError> {
+    let [part] = &case.batch.parts[..] else {
+        return Ok(()); // parts that span requests are company by themselves
+    };
+    if case.batch.requests() == 0 {
+        return Ok(());
+    }
+    let table = &part.table;
+    case.options.split = SplitMode::Fixed {
+        tokens: pages * table.page_size,
+    };
+    let request = request.index(case.batch.requests());
+    let mut own = PageTable::new(table.page_size, table.pool_pages);
+    own.push(table.pages(request), table.kv_len(request));
+    let alone = Case {
+        batch: Batch::new(vec![0, case.batch.q_len(request)], own),
+        ..case.clone()
+    };
+
+    let (spec, indptr) = (&case.spec, &case.batch.qo_indptr);
+    let tensors = Tensors16::random(spec, &case.batch, case.layout, case.seed);
+    let of_request = |width: u32| {
+        let row = (spec.q_heads * width) as usize;
+        indptr[request] as usize * row..indptr[request + 1] as usize * row
+    };
+    let own_tensors = Tensors {
+        q: tensors.q[of_request(spec.head_dim_qk)].to_vec(),
+        ..tensors.clone()
+    };
+    let (out, lse) = bits(gpu, &case, &tensors);
+    let (own_out, own_lse) = bits(gpu, &alone, &own_tensors);
+    prop_assert!(
+        out[of_request(spec.head_dim_v)] == own_out,
+        "outputs differ"
+    );
+    prop_assert!(lse[of_request(1)] == own_lse, "LSEs differ");
+    Ok(())
+}
+
+#[test]
+fn with_fixed_splits_a_request_is_computed_as_if_alone() {
+    let Some(gpu) = hopper("with_fixed_splits_a_request_is_computed_as_if_alone") else {
+        return;
+    };
+    let mut runner = proptest::test_runner::TestRunner::new(cases(150));
+    runner
+        .run(
+            &(case(), 1..20_u32, any::<Index>()),
+            |(case, pages, request)| check(gpu, case, pages, request),
+        )
+        .unwrap();
+}
