@@ -1,17 +1,13 @@
 //! `tandem serve-sim`: what a policy does to latency and throughput, before the machine is there.
 
-use std::{
-    fmt::Write,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use tandem_attn::schedule::{
-    Hardware, Limits, ModelDescription, ScheduleError,
+    Limits,
     attention::Overlap,
     chunk::{ChunkSize, Expected},
-    cost::{Correction, CostModel, Parallel},
+    cost::CostModel,
     metrics::Report,
     policy::{self, PolicyOptions},
     sim::{AttentionSource, Simulation, simulate_with},
@@ -21,6 +17,13 @@ use tandem_attn::schedule::{
 use crate::{Failure, output};
 
 mod chart;
+mod machine;
+mod table;
+
+pub use machine::Machine;
+use machine::not_negative;
+pub(crate) use machine::{at_least_1, positive, read_trace};
+use table::table;
 
 const EXAMPLES: &str = "\
 A policy may end in +pod: prefill and decode attention then share the GPU instead of taking turns.
@@ -31,102 +34,6 @@ Examples:
     --policy prefill-first,sarathi-serve,sarathi-serve+pod --svg serving.svg
   tandem serve-sim --model gpt-3 --device a100 --tensor 8 --pipeline 8 --requests 400 \\
     --prompt 2000 --generated 200 --policy orca,sarathi --svg bubbles.svg";
-
-/// A model on a machine, for both commands of the scheduler.
-#[derive(Clone, Debug, clap::Args)]
-pub struct Machine {
-    /// A known model, or a JSON file that describes one
-    #[arg(long, default_value = "llama-3-8b")]
-    model: String,
-    /// Known hardware, or a JSON file that describes it
-    #[arg(long, default_value = "h200")]
-    device: String,
-    /// GPUs that share each layer
-    #[arg(long, value_name = "GPUS", default_value_t = 1, value_parser = at_least_1)]
-    tensor: u32,
-    /// Pipeline stages
-    #[arg(long, value_name = "STAGES", default_value_t = 1, value_parser = at_least_1)]
-    pipeline: u32,
-    /// Measured times that correct the cost model, a JSON file
-    #[arg(long, value_name = "FILE")]
-    correction: Option<PathBuf>,
-}
-
-impl Machine {
-    /// The cost model.
-    ///
-    /// # Errors
-    /// A name that is not known, a file that cannot be read, a model that does not fit.
-    pub fn cost(&self) -> Result<CostModel, Failure> {
-        let model = if is_file(&self.model) {
-            described(self.model.as_ref(), ModelDescription::from_json)?
-        } else {
-            ModelDescription::named(&self.model)?
-        };
-        let hardware = if is_file(&self.device) {
-            described(self.device.as_ref(), Hardware::from_json)?
-        } else {
-            Hardware::named(&self.device)?
-        };
-        let parallel = Parallel {
-            tensor: self.tensor,
-            pipeline: self.pipeline,
-        };
-        let cost = CostModel::new(&model, &hardware, parallel)?;
-        Ok(match &self.correction {
-            None => cost,
-            Some(path) => cost.with_correction(&described(path, Correction::from_json)?),
-        })
-    }
-}
-
-/// A description from a file, which errors name.
-fn described<T>(
-    path: &Path,
-    from_json: fn(&str) -> Result<T, ScheduleError>,
-) -> Result<T, Failure> {
-    let described = from_json(&read(path)?);
-    described.map_err(|error| Failure::Input(format!("{}: {error}", path.display())))
-}
-
-fn is_file(name: &str) -> bool {
-    name.ends_with(".json")
-}
-
-fn read(path: &Path) -> Result<String, Failure> {
-    std::fs::read_to_string(path).map_err(|error| Failure::Read {
-        path: path.to_owned(),
-        error,
-    })
-}
-
-/// A count, of which none makes no sense.
-pub(crate) fn at_least_1(text: &str) -> Result<u32, String> {
-    const MOST: u32 = 1 << 24;
-    match text.parse() {
-        Ok(count @ 1..=MOST) => Ok(count),
-        _ => Err(format!("give a whole number from 1 to {MOST}")),
-    }
-}
-
-pub(crate) fn positive(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(value) if value > 0.0 && f64::is_finite(value) => Ok(value),
-        _ => Err("give a positive number".to_owned()),
-    }
-}
-
-fn not_negative(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(value) if value >= 0.0 && f64::is_finite(value) => Ok(value),
-        _ => Err("give 0 or a positive number".to_owned()),
-    }
-}
-
-/// A trace from a file.
-pub(crate) fn read_trace(path: &Path) -> Result<Trace, Failure> {
-    Ok(Trace::parse(&read(path)?, &path.display().to_string())?)
-}
 
 /// Simulate serving a trace, and compare scheduling policies.
 #[derive(Clone, Debug, clap::Args)]
@@ -320,87 +227,6 @@ impl Args {
         name.clone_into(&mut report.policy);
         Ok(report)
     }
-}
-
-/// The policies beside one another.
-fn table(cost: &CostModel, trace: &Trace, reports: &[Report]) -> String {
-    let (prompt, generated) = trace.mean_lengths();
-    let Parallel { tensor, pipeline } = cost.parallel();
-    let mut text = format!(
-        "{} on {} × {} (tensor {tensor}, pipeline {pipeline})\n{} requests, {prompt:.0} prompt and {generated:.0} \
-         generated tokens in the mean\n\n",
-        cost.model().name,
-        tensor * pipeline,
-        cost.hardware().name,
-        trace.arrivals.len(),
-    );
-    let mut line = |cells: [&str; 12]| {
-        let _ = write!(text, "{:<19}", cells[0]);
-        for cell in &cells[1..] {
-            let _ = write!(text, "{cell:>7}");
-        }
-        text.push('\n');
-    };
-    line([
-        "", "TTFT", "s", "TBT", "ms", "", "latency", "s", "stalls", "%", "tokens", "busy",
-    ]);
-    line([
-        "policy", "p50", "p99", "p50", "p99", "max", "p50", "p99", "200 ms", "500 ms", "per s", "%",
-    ]);
-    for report in reports {
-        let [ttft, tbt, latency] =
-            [&report.ttft, &report.tbt, &report.latency].map(|of| of.summary());
-        let cells = [
-            format!("{:.2}", ttft.p50),
-            format!("{:.2}", ttft.p99),
-            format!("{:.1}", 1e3 * tbt.p50),
-            format!("{:.1}", 1e3 * tbt.p99),
-            format!("{:.0}", 1e3 * tbt.max),
-            format!("{:.1}", latency.p50),
-            format!("{:.1}", latency.p99),
-            format!("{:.1}", 100.0 * report.stalled[0]),
-            format!("{:.1}", 100.0 * report.stalled[1]),
-            // Nothing ran where every request was refused.
-            match report.tokens_per_s() {
-                rate if rate.is_finite() => format!("{rate:.0}"),
-                _ => "-".to_owned(),
-            },
-            format!("{:.0}", 100.0 * report.busy),
-        ];
-        let mut all = [""; 12];
-        all[0] = &report.policy;
-        for (place, cell) in all[1..].iter_mut().zip(&cells) {
-            *place = cell;
-        }
-        line(all);
-    }
-    for report in reports {
-        let cached = 100.0 * report.cached_tokens as f64 / report.prompt_tokens.max(1) as f64;
-        let mut notes = Vec::new();
-        if report.cached_tokens > 0 {
-            notes.push(format!("{cached:.0} % of the prompt tokens were cached"));
-        }
-        if pipeline > 1 {
-            let bubble = report.bubble.quantile(0.5);
-            notes.push(format!("{bubble:.2} s of bubbles in a request's median"));
-        }
-        if report.preemptions > 0 {
-            notes.push(format!("{} preemptions", report.preemptions));
-        }
-        if report.refused > 0 {
-            notes.push(format!(
-                "{} requests too large for the pool",
-                report.refused
-            ));
-        }
-        if !notes.is_empty() {
-            let _ = write!(text, "\n{:<19} {}", report.policy, notes.join("; "));
-        }
-    }
-    if !text.ends_with('\n') {
-        text.push('\n');
-    }
-    text
 }
 
 #[cfg(test)]

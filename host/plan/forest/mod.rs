@@ -5,6 +5,12 @@
 //! where they part, one look into a hash table of `(node, next page)` finds the branch or tells that there
 //! is none. Pages are compared only as far as they are shared, so the time is linear in those.
 
+mod branches;
+#[cfg(test)]
+mod tests;
+
+use branches::Branches;
+
 /// In [`Node::parent`]: the node is a root.
 pub(super) const NO_NODE: u32 = u32::MAX;
 
@@ -265,158 +271,4 @@ fn common_prefix(a: &[u32], b: &[u32]) -> usize {
 fn equal_blocks<const BLOCK: usize>(a: &[u32], b: &[u32]) -> usize {
     let blocks = a.chunks_exact(BLOCK).zip(b.chunks_exact(BLOCK));
     blocks.take_while(|(a, b)| a == b).count() * BLOCK
-}
-
-/// A hash table of `(node, page)` with open addressing; nothing is ever removed but all at once.
-#[derive(Debug, Default)]
-struct Branches {
-    keys: Vec<u64>,
-    children: Vec<u32>,
-}
-
-/// No branch has this key: page ids are below the size of their pool.
-const FREE: u64 = u64::MAX;
-
-impl Branches {
-    /// Empties the table and makes room for the branches of so many members: a leaf each, and an inner
-    /// node for all but one.
-    fn clear(&mut self, members: usize) {
-        let slots = (members * 4).next_power_of_two();
-        self.keys.clear();
-        self.keys.resize(slots, FREE);
-        self.children.resize(slots, NO_NODE);
-    }
-
-    /// The slot that holds the key, or the free one where it belongs.
-    fn slot(&self, node: u32, page: u32) -> (usize, u64) {
-        let key = u64::from(node) << 32 | u64::from(page);
-        let mask = self.keys.len() - 1;
-        // Fibonacci hashing: the high bits are well mixed.
-        let mut slot = (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize & mask;
-        while self.keys[slot] != key && self.keys[slot] != FREE {
-            slot = (slot + 1) & mask;
-        }
-        (slot, key)
-    }
-
-    fn get(&self, node: u32, page: u32) -> Option<u32> {
-        let (slot, key) = self.slot(node, page);
-        (self.keys[slot] == key).then(|| self.children[slot])
-    }
-
-    /// Adds a branch, unless there is one.
-    fn insert(&mut self, node: u32, page: u32, child: u32) {
-        let (slot, key) = self.slot(node, page);
-        if self.keys[slot] == FREE {
-            (self.keys[slot], self.children[slot]) = (key, child);
-        }
-    }
-
-    /// Lets a branch lead to `new`, if it led to `old`.
-    fn replace(&mut self, node: u32, page: u32, old: u32, new: u32) {
-        let (slot, key) = self.slot(node, page);
-        if self.keys[slot] == key && self.children[slot] == old {
-            self.children[slot] = new;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn forest(tables: &[&[u32]], granule: u32) -> Vec<Node> {
-        let mut forest = Forest::default();
-        let member = |index: u32| {
-            let pages = tables[index as usize];
-            let sharable = pages.len() as u32 / granule * granule;
-            Member { pages, sharable }
-        };
-        // Twice, so that nothing of the first build may stay.
-        forest.build(tables.len() as u32, granule, member);
-        forest.build(tables.len() as u32, granule, member);
-        forest.nodes
-    }
-
-    /// Each node as (pages, is it a leaf, entries of its subtree).
-    fn shape(tables: &[&[u32]], granule: u32) -> Vec<(Vec<u32>, bool, u32)> {
-        let nodes = forest(tables, granule);
-        let shape = nodes.iter().enumerate().map(|(entry, node)| {
-            let pages = &tables[node.member as usize][node.begin as usize..node.end as usize];
-            (
-                pages.to_vec(),
-                node.is_leaf,
-                node.subtree_end - entry as u32,
-            )
-        });
-        shape.collect()
-    }
-
-    #[test]
-    fn tables_without_common_pages_are_roots() {
-        assert_eq!(shape(&[], 1), []);
-        let expected = [(vec![1, 2], true, 1), (vec![], true, 1), (vec![3], true, 1)];
-        assert_eq!(shape(&[&[1, 2], &[], &[3]], 1), expected);
-    }
-
-    #[test]
-    fn neighbours_and_strangers_find_the_same_tree() {
-        // 1 2 ─┬─ 3 ─┬─ 4
-        //      │     └─ 5
-        //      └─ 6
-        let expected = [
-            (vec![1, 2], false, 5),
-            (vec![3], false, 3),
-            (vec![4], true, 1),
-            (vec![5], true, 1),
-            (vec![6], true, 1),
-        ];
-        let (a, b, c): (&[u32], &[u32], &[u32]) = (&[1, 2, 3, 4], &[1, 2, 3, 5], &[1, 2, 6]);
-        assert_eq!(shape(&[a, b, c], 1), expected);
-        let apart = shape(&[a, &[9], c, &[8], b], 1);
-        assert_eq!(apart.iter().filter(|node| !node.1).count(), 2);
-        assert!(apart.contains(&(vec![1, 2], false, 5)) && apart.contains(&(vec![3], false, 3)));
-    }
-
-    #[test]
-    fn a_table_that_ends_inside_another_is_an_empty_leaf() {
-        let expected = [
-            (vec![1, 2], false, 3),
-            (vec![3], true, 1),
-            (vec![], true, 1),
-        ];
-        assert_eq!(shape(&[&[1, 2, 3], &[1, 2]], 1), expected);
-        let twins = [(vec![1, 2], false, 3), (vec![], true, 1), (vec![], true, 1)];
-        assert_eq!(shape(&[&[1, 2], &[1, 2]], 1), twins);
-    }
-
-    #[test]
-    fn granules_are_shared_whole() {
-        let tables: [&[u32]; 3] = [&[1, 2, 3, 4, 5], &[1, 2, 3, 9, 9], &[1, 7, 7, 7]];
-        let expected = [
-            (vec![1, 2], false, 3),
-            (vec![3, 4], true, 1),
-            (vec![3, 9], true, 1),
-            (vec![1, 7, 7, 7], true, 1),
-        ];
-        assert_eq!(shape(&tables, 2), expected);
-    }
-
-    #[test]
-    fn a_page_id_in_two_places_is_no_branch() {
-        // Page 5 ends the first granule of both, after different pages.
-        let expected = [(vec![1, 5], true, 1), (vec![2, 5], true, 1)];
-        assert_eq!(shape(&[&[1, 5], &[2, 5]], 2), expected);
-    }
-
-    #[test]
-    fn the_common_prefix_of_long_slices() {
-        let a: Vec<u32> = (0..100).collect();
-        for at in [0, 1, 31, 32, 33, 64, 99] {
-            let mut b = a.clone();
-            b[at] = 1000;
-            assert_eq!(common_prefix(&a, &b), at);
-        }
-        assert_eq!(common_prefix(&a, &a[..77]), 77);
-    }
 }

@@ -1,0 +1,107 @@
+//! What both commands of the scheduler are told: a model on a machine, counts, a trace.
+
+use std::path::{Path, PathBuf};
+
+use tandem_attn::schedule::{
+    Hardware, ModelDescription, ScheduleError,
+    cost::{Correction, CostModel, Parallel},
+    trace::Trace,
+};
+
+use crate::Failure;
+
+/// A model on a machine, for both commands of the scheduler.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Machine {
+    /// A known model, or a JSON file that describes one
+    #[arg(long, default_value = "llama-3-8b")]
+    model: String,
+    /// Known hardware, or a JSON file that describes it
+    #[arg(long, default_value = "h200")]
+    device: String,
+    /// GPUs that share each layer
+    #[arg(long, value_name = "GPUS", default_value_t = 1, value_parser = at_least_1)]
+    tensor: u32,
+    /// Pipeline stages
+    #[arg(long, value_name = "STAGES", default_value_t = 1, value_parser = at_least_1)]
+    pipeline: u32,
+    /// Measured times that correct the cost model, a JSON file
+    #[arg(long, value_name = "FILE")]
+    correction: Option<PathBuf>,
+}
+
+impl Machine {
+    /// The cost model.
+    ///
+    /// # Errors
+    /// A name that is not known, a file that cannot be read, a model that does not fit.
+    pub fn cost(&self) -> Result<CostModel, Failure> {
+        let model = if is_file(&self.model) {
+            described(self.model.as_ref(), ModelDescription::from_json)?
+        } else {
+            ModelDescription::named(&self.model)?
+        };
+        let hardware = if is_file(&self.device) {
+            described(self.device.as_ref(), Hardware::from_json)?
+        } else {
+            Hardware::named(&self.device)?
+        };
+        let parallel = Parallel {
+            tensor: self.tensor,
+            pipeline: self.pipeline,
+        };
+        let cost = CostModel::new(&model, &hardware, parallel)?;
+        Ok(match &self.correction {
+            None => cost,
+            Some(path) => cost.with_correction(&described(path, Correction::from_json)?),
+        })
+    }
+}
+
+/// A description from a file, which errors name.
+fn described<T>(
+    path: &Path,
+    from_json: fn(&str) -> Result<T, ScheduleError>,
+) -> Result<T, Failure> {
+    let described = from_json(&read(path)?);
+    described.map_err(|error| Failure::Input(format!("{}: {error}", path.display())))
+}
+
+fn is_file(name: &str) -> bool {
+    name.ends_with(".json")
+}
+
+fn read(path: &Path) -> Result<String, Failure> {
+    std::fs::read_to_string(path).map_err(|error| Failure::Read {
+        path: path.to_owned(),
+        error,
+    })
+}
+
+/// A count, of which none makes no sense.
+pub(crate) fn at_least_1(text: &str) -> Result<u32, String> {
+    const MOST: u32 = 1 << 24;
+    match text.parse() {
+        Ok(count @ 1..=MOST) => Ok(count),
+        _ => Err(format!("give a whole number from 1 to {MOST}")),
+    }
+}
+
+pub(crate) fn positive(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(value) if value > 0.0 && f64::is_finite(value) => Ok(value),
+        _ => Err("give a positive number".to_owned()),
+    }
+}
+
+pub(super) fn not_negative(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(value) if value >= 0.0 && f64::is_finite(value) => Ok(value),
+        _ => Err("give 0 or a positive number".to_owned()),
+    }
+}
+
+/// A trace from a file.
+pub(crate) fn read_trace(path: &Path) -> Result<Trace, Failure> {
+    Ok(Trace::parse(&read(path)?, &path.display().to_string())?)
+}

@@ -1,0 +1,96 @@
+use super::*;
+
+fn forest(tables: &[&[u32]], granule: u32) -> Vec<Node> {
+    let mut forest = Forest::default();
+    let member = |index: u32| {
+        let pages = tables[index as usize];
+        let sharable = pages.len() as u32 / granule * granule;
+        Member { pages, sharable }
+    };
+    // Twice, so that nothing of the first build may stay.
+    forest.build(tables.len() as u32, granule, member);
+    forest.build(tables.len() as u32, granule, member);
+    forest.nodes
+}
+
+/// Each node as (pages, is it a leaf, entries of its subtree).
+fn shape(tables: &[&[u32]], granule: u32) -> Vec<(Vec<u32>, bool, u32)> {
+    let nodes = forest(tables, granule);
+    let shape = nodes.iter().enumerate().map(|(entry, node)| {
+        let pages = &tables[node.member as usize][node.begin as usize..node.end as usize];
+        (
+            pages.to_vec(),
+            node.is_leaf,
+            node.subtree_end - entry as u32,
+        )
+    });
+    shape.collect()
+}
+
+#[test]
+fn tables_without_common_pages_are_roots() {
+    assert_eq!(shape(&[], 1), []);
+    let expected = [(vec![1, 2], true, 1), (vec![], true, 1), (vec![3], true, 1)];
+    assert_eq!(shape(&[&[1, 2], &[], &[3]], 1), expected);
+}
+
+#[test]
+fn neighbours_and_strangers_find_the_same_tree() {
+    // 1 2 ─┬─ 3 ─┬─ 4
+    //      │     └─ 5
+    //      └─ 6
+    let expected = [
+        (vec![1, 2], false, 5),
+        (vec![3], false, 3),
+        (vec![4], true, 1),
+        (vec![5], true, 1),
+        (vec![6], true, 1),
+    ];
+    let (a, b, c): (&[u32], &[u32], &[u32]) = (&[1, 2, 3, 4], &[1, 2, 3, 5], &[1, 2, 6]);
+    assert_eq!(shape(&[a, b, c], 1), expected);
+    let apart = shape(&[a, &[9], c, &[8], b], 1);
+    assert_eq!(apart.iter().filter(|node| !node.1).count(), 2);
+    assert!(apart.contains(&(vec![1, 2], false, 5)) && apart.contains(&(vec![3], false, 3)));
+}
+
+#[test]
+fn a_table_that_ends_inside_another_is_an_empty_leaf() {
+    let expected = [
+        (vec![1, 2], false, 3),
+        (vec![3], true, 1),
+        (vec![], true, 1),
+    ];
+    assert_eq!(shape(&[&[1, 2, 3], &[1, 2]], 1), expected);
+    let twins = [(vec![1, 2], false, 3), (vec![], true, 1), (vec![], true, 1)];
+    assert_eq!(shape(&[&[1, 2], &[1, 2]], 1), twins);
+}
+
+#[test]
+fn granules_are_shared_whole() {
+    let tables: [&[u32]; 3] = [&[1, 2, 3, 4, 5], &[1, 2, 3, 9, 9], &[1, 7, 7, 7]];
+    let expected = [
+        (vec![1, 2], false, 3),
+        (vec![3, 4], true, 1),
+        (vec![3, 9], true, 1),
+        (vec![1, 7, 7, 7], true, 1),
+    ];
+    assert_eq!(shape(&tables, 2), expected);
+}
+
+#[test]
+fn a_page_id_in_two_places_is_no_branch() {
+    // Page 5 ends the first granule of both, after different pages.
+    let expected = [(vec![1, 5], true, 1), (vec![2, 5], true, 1)];
+    assert_eq!(shape(&[&[1, 5], &[2, 5]], 2), expected);
+}
+
+#[test]
+fn the_common_prefix_of_long_slices() {
+    let a: Vec<u32> = (0..100).collect();
+    for at in [0, 1, 31, 32, 33, 64, 99] {
+        let mut b = a.clone();
+        b[at] = 1000;
+        assert_eq!(common_prefix(&a, &b), at);
+    }
+    assert_eq!(common_prefix(&a, &a[..77]), 77);
+}

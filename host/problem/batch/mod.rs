@@ -1,0 +1,168 @@
+//! The requests.
+
+mod part;
+mod table;
+
+pub use part::Part;
+pub use table::PageTable;
+
+use std::{collections::HashMap, ops::Range};
+
+use serde::{Deserialize, Serialize};
+
+use super::{ProblemError, Spec, fits};
+
+/// The requests of one step: ragged queries against paged keys.
+///
+/// Most batches have a single part whose row blocks are the requests. A request may have no queries, or
+/// no keys: a query that sees no key gives output 0 and LSE −∞.
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Batch {
+    /// `[requests + 1]`: request `r` owns the query tokens `qo_indptr[r]..qo_indptr[r + 1]`.
+    pub qo_indptr: Vec<u32>,
+    /// At least one part.
+    pub parts: Vec<Part>,
+}
+
+impl Batch {
+    /// The usual batch: one table, one row block per request.
+    #[must_use]
+    pub fn new(qo_indptr: Vec<u32>, table: PageTable) -> Self {
+        Self {
+            parts: vec![Part::new(qo_indptr.clone(), table)],
+            qo_indptr,
+        }
+    }
+
+    /// A batch of several tables.
+    #[must_use]
+    pub const fn composed(qo_indptr: Vec<u32>, parts: Vec<Part>) -> Self {
+        Self { qo_indptr, parts }
+    }
+
+    /// Number of requests.
+    #[must_use]
+    pub fn requests(&self) -> usize {
+        self.qo_indptr.len().saturating_sub(1)
+    }
+
+    /// Query tokens of all requests.
+    #[must_use]
+    pub fn total_q(&self) -> u32 {
+        self.qo_indptr.last().copied().unwrap_or(0)
+    }
+
+    /// Query tokens of a request.
+    #[must_use]
+    pub fn q_len(&self, request: usize) -> u32 {
+        self.qo_indptr[request + 1] - self.qo_indptr[request]
+    }
+
+    /// Keys that the last query of a request can reach, over all parts; 0 for a request without queries.
+    #[must_use]
+    pub fn kv_len(&self, request: usize) -> u64 {
+        if self.q_len(request) == 0 {
+            return 0;
+        }
+        let last = self.qo_indptr[request + 1] - 1;
+        let keys = |part: &Part| {
+            let ends = &part.q_indptr[1..];
+            let row_block = ends.partition_point(|&end| end <= last);
+            (row_block < ends.len() && part.q_indptr[row_block] <= last)
+                .then(|| part.kv_len(row_block))
+        };
+        self.parts.iter().filter_map(keys).map(u64::from).sum()
+    }
+
+    /// Everything that can be wrong about the batch, in time linear in its size.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn check(&self, spec: &Spec) -> Result<(), ProblemError> {
+        check_indptr("qo_indptr", &self.qo_indptr)?;
+        if self.qo_indptr[0] != 0 {
+            return Err(ProblemError::IndptrStart {
+                name: "qo_indptr",
+                got: self.qo_indptr[0],
+            });
+        }
+        if self.parts.is_empty() {
+            return Err(ProblemError::NoParts);
+        }
+        let total_q = self.total_q();
+        let rows = u64::from(total_q) * u64::from(spec.q_heads);
+        fits("query tokens × query heads", rows, i32::MAX as u64)?;
+        for (index, part) in self.parts.iter().enumerate() {
+            part.check(index, total_q)?;
+            part.check_shared_blocks(index, &self.qo_indptr, &spec.variant)?;
+            let head_dim = spec.head_dim_qk.max(spec.head_dim_v);
+            let page =
+                u64::from(part.table.page_size) * u64::from(spec.kv_heads) * u64::from(head_dim);
+            fits("elements of a page", page, u32::MAX.into())?;
+        }
+        if let ([part], true) = (self.parts.as_slice(), spec.variant.causal) {
+            for row_block in 0..part.row_blocks() {
+                let Range { start, end } = part.q_range(row_block);
+                let (q_len, kv_len) = (end - start, part.kv_len(row_block) + part.after(row_block));
+                if q_len > kv_len && kv_len > 0 {
+                    return Err(ProblemError::MoreQueriesThanKeys {
+                        row_block,
+                        q_len,
+                        kv_len,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the keys of the new tokens (each row block's last, one per query) may be written: a page
+    /// that is written must stand once in the tables of its part. The batch is checked already.
+    ///
+    /// # Errors
+    /// [`ProblemError::WritesSharedPage`].
+    pub fn check_append(&self) -> Result<(), ProblemError> {
+        for (index, part) in self.parts.iter().enumerate() {
+            let mut writers = HashMap::new();
+            for row_block in (0..part.row_blocks()).filter(|&r| part.after(r) == 0) {
+                let queries = part.q_range(row_block).len() as u32;
+                let kept = part.kv_len(row_block).saturating_sub(queries) / part.table.page_size;
+                let written = if queries == 0 {
+                    &[][..]
+                } else {
+                    &part.table.pages(row_block)[kept as usize..]
+                };
+                writers.extend(written.iter().map(|&page| (page, (row_block, 0))));
+            }
+            for &page in &part.table.indices {
+                if let Some((row_block, uses)) = writers.get_mut(&page) {
+                    *uses += 1;
+                    if *uses > 1 {
+                        return Err(ProblemError::WritesSharedPage {
+                            part: index,
+                            row_block: *row_block,
+                            page,
+                        });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_indptr(name: &'static str, indptr: &[u32]) -> Result<(), ProblemError> {
+    if indptr.is_empty() {
+        return Err(ProblemError::IndptrEmpty { name });
+    }
+    match indptr.windows(2).position(|pair| pair[1] < pair[0]) {
+        Some(at) => Err(ProblemError::IndptrFalls {
+            name,
+            index: at + 1,
+            previous: indptr[at],
+            got: indptr[at + 1],
+        }),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,165 @@
+//! One matrix of a batch that is composed of several.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    super::{MAX_POSITION, ProblemError, Variant, fits},
+    PageTable, check_indptr,
+};
+
+/// One block-sparse matrix of a batch (FlashInfer's composable formats: a batch is the ⊕ of its parts).
+///
+/// No key may stand in two parts for the same query: it would count twice.
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Part {
+    /// `[row_blocks + 1]` over query tokens: row block `r` is the tokens `q_indptr[r]..q_indptr[r + 1]`.
+    /// Tokens before the first and after the last entry have no keys in this part.
+    pub q_indptr: Vec<u32>,
+    /// The keys of each row block.
+    pub table: PageTable,
+    /// `[row_blocks]`: keys that stand after this table's last one, before the queries end (another part
+    /// holds them): query `i` of `n` in a row block of `l` keys stands at position `l + after - n + i`.
+    /// Empty: zero for all (the queries are the last tokens of their own table).
+    pub keys_after: Vec<u32>,
+}
+
+impl Part {
+    /// Row blocks of queries and their keys; the queries are the last tokens of their own table.
+    #[must_use]
+    pub const fn new(q_indptr: Vec<u32>, table: PageTable) -> Self {
+        Self {
+            q_indptr,
+            table,
+            keys_after: Vec::new(),
+        }
+    }
+
+    /// With other parts holding keys that stand after this table's.
+    #[must_use]
+    pub fn with_keys_after(mut self, keys_after: Vec<u32>) -> Self {
+        self.keys_after = keys_after;
+        self
+    }
+
+    /// Number of row blocks.
+    #[must_use]
+    #[inline]
+    pub fn row_blocks(&self) -> usize {
+        self.table.row_blocks()
+    }
+
+    /// The query tokens of a row block.
+    #[must_use]
+    #[inline]
+    pub fn q_range(&self, row_block: usize) -> Range<u32> {
+        self.q_indptr[row_block]..self.q_indptr[row_block + 1]
+    }
+
+    /// Keys of a row block.
+    #[must_use]
+    #[inline]
+    pub fn kv_len(&self, row_block: usize) -> u32 {
+        self.table.kv_len(row_block)
+    }
+
+    /// Keys that other parts hold after those of a row block.
+    #[must_use]
+    #[inline]
+    pub fn after(&self, row_block: usize) -> u32 {
+        self.keys_after.get(row_block).copied().unwrap_or(0)
+    }
+
+    /// Where the first query of a row block stands among the keys of its table; the next ones follow.
+    ///
+    /// Negative where the first keys of the table come after the first queries.
+    #[must_use]
+    #[inline]
+    pub fn first_position(&self, row_block: usize) -> i32 {
+        let Range { start, end } = self.q_range(row_block);
+        let position = i64::from(self.kv_len(row_block)) + i64::from(self.after(row_block))
+            - i64::from(end - start);
+        position as i32
+    }
+
+    pub(super) fn check(&self, part: usize, total_q: u32) -> Result<(), ProblemError> {
+        self.table.check(part)?;
+        check_indptr("q_indptr", &self.q_indptr)?;
+        let row_blocks = self.row_blocks();
+        if self.q_indptr.len() != row_blocks + 1 {
+            let (got, expected) = (self.q_indptr.len() - 1, row_blocks);
+            return Err(ProblemError::Length {
+                name: "q_indptr (less one)",
+                part,
+                got,
+                expected,
+            });
+        }
+        if !self.keys_after.is_empty() && self.keys_after.len() != row_blocks {
+            let (got, expected) = (self.keys_after.len(), row_blocks);
+            return Err(ProblemError::Length {
+                name: "keys_after",
+                part,
+                got,
+                expected,
+            });
+        }
+        let end = self.q_indptr[row_blocks];
+        if end > total_q {
+            return Err(ProblemError::PartPastQueries {
+                part,
+                got: end,
+                total_q,
+            });
+        }
+        for (row_block, &after) in self.keys_after.iter().enumerate() {
+            let position = u64::from(self.kv_len(row_block)) + u64::from(after);
+            fits(
+                "keys of a row block and after it",
+                position,
+                MAX_POSITION.into(),
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Row blocks that span requests have no order among their queries, so nothing may be hidden from any.
+    pub(super) fn check_shared_blocks(
+        &self,
+        part: usize,
+        qo_indptr: &[u32],
+        variant: &Variant,
+    ) -> Result<(), ProblemError> {
+        if (!variant.causal && variant.window_left.is_none()) || self.q_indptr == qo_indptr {
+            return Ok(());
+        }
+        let mut request_ends = qo_indptr[1..].iter().copied().peekable();
+        for row_block in 0..self.row_blocks() {
+            let Range { start, end } = self.q_range(row_block);
+            if start == end {
+                continue;
+            }
+            while request_ends
+                .next_if(|&request_end| request_end <= start)
+                .is_some()
+            {}
+            let spans = request_ends
+                .peek()
+                .is_some_and(|&request_end| request_end < end);
+            let (q_len, keys_after) = (end - start, self.after(row_block));
+            if spans
+                && self.kv_len(row_block) > 0
+                && (variant.window_left.is_some() || keys_after < q_len)
+            {
+                return Err(ProblemError::MaskedSharedBlock {
+                    part,
+                    row_block,
+                    q_len,
+                    keys_after,
+                });
+            }
+        }
+        Ok(())
+    }
+}
