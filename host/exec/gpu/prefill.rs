@@ -1,13 +1,15 @@
 //! Prefill items: which kernels run them, and those of Hopper.
 
+mod maps;
+
 use kernels_gpu::{
-    abi::{AttentionParams, KvStrides, LaunchRecord, PageCoordinates, PrefillParams, WorkItem},
+    abi::{AttentionParams, LaunchRecord, PageCoordinates, PrefillParams, WorkItem},
     divisor::Divisor,
     sm90::prefill::Shape,
 };
 
 use super::{
-    CUstream, DeviceArray, DeviceTensor, Family, Gpu, KvPool, PartialStates, Swizzle, TensorMap,
+    CUstream, DeviceArray, DeviceTensor, Family, Gpu, KvPool, PartialStates,
     launch::{Launch, Prepared},
     module::{Carveout, Kernel, Modules},
     prefill_gather::vectors,
@@ -19,6 +21,7 @@ use crate::{
     plan::{Instance, Tile},
     problem::{Dtype, Spec},
 };
+use maps::{box_tokens, heads_in_token, page_coordinates, page_map, query_map};
 
 /// A group of contiguous items ([`plan::Kernel::Prefill`](crate::plan::Kernel)) and the memory that goes with
 /// it.
@@ -241,27 +244,11 @@ impl Gpu {
     }
 }
 
-const fn gcd(a: u32, b: u32) -> u32 {
-    if b == 0 { a } else { gcd(b, a % b) }
-}
-
 /// The head dimensions of a spec, as one number where they are one.
 pub(super) fn named(spec: &Spec) -> String {
     match (spec.head_dim_qk, spec.head_dim_v) {
         (qk, v) if qk == v => qk.to_string(),
         (qk, v) => format!("{qk} with values of {v}"),
-    }
-}
-
-/// How a tensor map can describe a pool of heads of so many elements: side by side in a token, or filling a
-/// page one after the other. None where it cannot.
-fn heads_in_token(strides: &KvStrides, spec: &Spec, dim: u32) -> Option<bool> {
-    if !strides.page_size.is_multiple_of(8) {
-        None
-    } else if strides.head == dim {
-        Some(true)
-    } else {
-        (strides.page == spec.kv_heads * strides.head).then_some(false)
     }
 }
 
@@ -376,7 +363,7 @@ fn parameters(call: &PrefillCall<'_>, shape: &Shape) -> Result<PrefillParams, Er
     let mut attention = attention(call, 1)?;
     let in_token = heads_in_token(&pool.k_strides, spec, shape.head_dim);
     let alike = in_token == heads_in_token(&pool.v_strides, spec, shape.value_dim);
-    let box_tokens = gcd(gcd(pool.k_strides.page_size, shape.keys), 32);
+    let box_tokens = box_tokens(pool.k_strides.page_size, shape);
     let (k_map, v_map, pages, box_tokens) = match in_token {
         Some(in_token) if alike => {
             let pages = page_coordinates(call, in_token)?;
@@ -418,93 +405,4 @@ pub(super) fn fits(what: &'static str, got: u64) -> Result<u32, Error> {
         Ok(fitting) if got <= limit => Ok(fitting),
         _ => Err(crate::problem::ProblemError::TooLarge { what, got, limit }.into()),
     }
-}
-
-/// 64 columns of the queries (or outputs) of a tile in a box: see [`PrefillParams::q_map`].
-fn query_map(
-    name: &'static str,
-    tensor: &DeviceTensor<3>,
-    call: &PrefillCall<'_>,
-    shape: &Shape,
-    dim: u32,
-) -> Result<[u64; 16], Error> {
-    let pack = u64::from(call.pack);
-    let head = u64::from(dim) * 2;
-    TensorMap {
-        name,
-        address: tensor.address,
-        dtype: tensor.dtype,
-        dims: &[
-            64,
-            pack,
-            tensor.shape[0].max(1) as u64,
-            u64::from(dim / 64),
-            u64::from(call.spec.q_heads) / pack,
-        ],
-        strides: &[head, tensor.strides[0] as u64 * 2, 128, pack * head],
-        box_dims: &[64, call.pack, shape.rows() / call.pack, 1, 1],
-        swizzle: Swizzle::Bytes128,
-    }
-    .encode()
-}
-
-/// Coordinates in the maps of a pool whose heads lie side by side in a token, or fill a page.
-fn page_coordinates(call: &PrefillCall<'_>, in_token: bool) -> Result<PageCoordinates, Error> {
-    let (pages, heads) = (call.pool.pages, call.spec.kv_heads);
-    if in_token {
-        return Ok(PageCoordinates {
-            step_in_token: 1,
-            step_per_page: 1,
-            step_per_head: 0,
-            outside: pages,
-        });
-    }
-    Ok(PageCoordinates {
-        step_in_token: 0,
-        step_per_page: heads,
-        step_per_head: 1,
-        outside: fits("pages × KV heads", u64::from(pages) * u64::from(heads))?,
-    })
-}
-
-/// Tokens of a page in a box, groups of 8 after each other and in a group 64 columns after the other: see
-/// [`PageCoordinates`].
-fn page_map(
-    name: &'static str,
-    address: u64,
-    strides: &KvStrides,
-    call: &PrefillCall<'_>,
-    dim: u32,
-    in_token: bool,
-    box_tokens: u32,
-) -> Result<[u64; 16], Error> {
-    let (heads, slabs, pages) = (call.spec.kv_heads, dim / 64, call.pool.pages);
-    let bytes = |elements: u32| u64::from(elements) * 2;
-    // The hardware has five dimensions: heads go with the slabs of 64 columns or with the pages.
-    let (slab_dim, page_dim, page_stride) = if in_token {
-        (slabs * heads, pages, strides.page)
-    } else {
-        (slabs, pages * heads, strides.head)
-    };
-    TensorMap {
-        name,
-        address,
-        dtype: call.pool.dtype,
-        dims: &[
-            64,
-            8,
-            slab_dim.into(),
-            (strides.page_size / 8).into(),
-            page_dim.max(1).into(),
-        ],
-        strides: &[
-            bytes(strides.token),
-            128,
-            8 * bytes(strides.token),
-            bytes(page_stride),
-        ],
-        box_dims: &[64, 8, slabs, box_tokens / 8, 1],
-        swizzle: Swizzle::Bytes128,
-    }
-    .encode()
 }

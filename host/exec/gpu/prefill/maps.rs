@@ -1,0 +1,125 @@
+//! Tensor maps of queries, outputs and pages: what Hopper's prefill fetches in one go.
+
+use kernels_gpu::{
+    abi::{KvStrides, PageCoordinates},
+    sm90::prefill::Shape,
+};
+
+use super::{
+    super::{DeviceTensor, Swizzle, TensorMap},
+    PrefillCall, fits,
+};
+use crate::{Error, problem::Spec};
+
+/// How a tensor map can describe a pool of heads of so many elements: side by side in a token, or filling a
+/// page one after the other. None where it cannot.
+pub(super) fn heads_in_token(strides: &KvStrides, spec: &Spec, dim: u32) -> Option<bool> {
+    if !strides.page_size.is_multiple_of(8) {
+        None
+    } else if strides.head == dim {
+        Some(true)
+    } else {
+        (strides.page == spec.kv_heads * strides.head).then_some(false)
+    }
+}
+
+/// Tokens that one box fetches: of one page and one block of keys, at most 32.
+pub(super) const fn box_tokens(page_size: u32, shape: &Shape) -> u32 {
+    gcd(gcd(page_size, shape.keys), 32)
+}
+
+const fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// 64 columns of the queries (or outputs) of a tile in a box: see [`PrefillParams::q_map`].
+pub(super) fn query_map(
+    name: &'static str,
+    tensor: &DeviceTensor<3>,
+    call: &PrefillCall<'_>,
+    shape: &Shape,
+    dim: u32,
+) -> Result<[u64; 16], Error> {
+    let pack = u64::from(call.pack);
+    let head = u64::from(dim) * 2;
+    TensorMap {
+        name,
+        address: tensor.address,
+        dtype: tensor.dtype,
+        dims: &[
+            64,
+            pack,
+            tensor.shape[0].max(1) as u64,
+            u64::from(dim / 64),
+            u64::from(call.spec.q_heads) / pack,
+        ],
+        strides: &[head, tensor.strides[0] as u64 * 2, 128, pack * head],
+        box_dims: &[64, call.pack, shape.rows() / call.pack, 1, 1],
+        swizzle: Swizzle::Bytes128,
+    }
+    .encode()
+}
+
+/// Coordinates in the maps of a pool whose heads lie side by side in a token, or fill a page.
+pub(super) fn page_coordinates(
+    call: &PrefillCall<'_>,
+    in_token: bool,
+) -> Result<PageCoordinates, Error> {
+    let (pages, heads) = (call.pool.pages, call.spec.kv_heads);
+    if in_token {
+        return Ok(PageCoordinates {
+            step_in_token: 1,
+            step_per_page: 1,
+            step_per_head: 0,
+            outside: pages,
+        });
+    }
+    Ok(PageCoordinates {
+        step_in_token: 0,
+        step_per_page: heads,
+        step_per_head: 1,
+        outside: fits("pages × KV heads", u64::from(pages) * u64::from(heads))?,
+    })
+}
+
+/// Tokens of a page in a box, groups of 8 after each other and in a group 64 columns after the other: see
+/// [`PageCoordinates`].
+pub(super) fn page_map(
+    name: &'static str,
+    address: u64,
+    strides: &KvStrides,
+    call: &PrefillCall<'_>,
+    dim: u32,
+    in_token: bool,
+    box_tokens: u32,
+) -> Result<[u64; 16], Error> {
+    let (heads, slabs, pages) = (call.spec.kv_heads, dim / 64, call.pool.pages);
+    let bytes = |elements: u32| u64::from(elements) * 2;
+    // The hardware has five dimensions: heads go with the slabs of 64 columns or with the pages.
+    let (slab_dim, page_dim, page_stride) = if in_token {
+        (slabs * heads, pages, strides.page)
+    } else {
+        (slabs, pages * heads, strides.head)
+    };
+    TensorMap {
+        name,
+        address,
+        dtype: call.pool.dtype,
+        dims: &[
+            64,
+            8,
+            slab_dim.into(),
+            (strides.page_size / 8).into(),
+            page_dim.max(1).into(),
+        ],
+        strides: &[
+            bytes(strides.token),
+            128,
+            8 * bytes(strides.token),
+            bytes(page_stride),
+        ],
+        box_dims: &[64, 8, slabs, box_tokens / 8, 1],
+        swizzle: Swizzle::Bytes128,
+    }
+    .encode()
+}
