@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use tandem_attn::{
     Error,
-    exec::gpu::{DecodeArrays, DecodeTile, Gpu, KvPool, PartialStates},
+    exec::gpu::{DecodeArrays, DecodeTile, Family, Gpu, KvPool, PartialStates},
     plan::{DeviceDescription, Kernel, MergeMode, Plan, PlanOptions, Planner, SplitMode},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec, Variant},
     tensor::Element,
@@ -25,6 +25,8 @@ struct Case {
     /// Row tiles that the planner chooses from.
     rows: Vec<u32>,
     run: u32,
+    /// The kernels of Ampere, whatever the GPU.
+    ampere: bool,
     seed: u64,
 }
 
@@ -49,8 +51,15 @@ fn variant() -> impl Strategy<Value = Variant> {
 fn case() -> impl Strategy<Value = Case> {
     let heads = (1..5_u32, 1..17_u32);
     let dim = prop_oneof![Just(64_u32), Just(128), Just(256)];
-    let page =
-        prop_oneof![4 => Just(16_u32), 1 => Just(8), 1 => Just(24), 1 => Just(64), 1 => Just(128)];
+    let page = prop_oneof![
+        4 => Just(16_u32),
+        1 => Just(8),
+        1 => Just(24),
+        1 => Just(64),
+        1 => Just(128),
+        3 => 1..8_u32,
+        1 => 9..128_u32,
+    ];
     let layout = prop_oneof![Just(KvLayout::Nhd), Just(KvLayout::Hnd)];
     // A request: own keys, pages shared with the first one, queries.
     let request = (kv_len(), 0..12_usize, 1..9_u32);
@@ -70,12 +79,12 @@ fn case() -> impl Strategy<Value = Case> {
             prop::collection::vec(request, 1..14),
             prop::bool::weighted(0.5),
         ),
-        (layout, split, merge_mode, rows, 1..5_u32),
+        (layout, split, merge_mode, rows, 1..5_u32, any::<bool>()),
         any::<u64>(),
     )
         .prop_map(
             |(((kv_heads, group), dim, variant), (page, requests, one_token), rest, seed)| {
-                let (layout, split, merge_mode, rows, run) = rest;
+                let (layout, split, merge_mode, rows, run, ampere) = rest;
                 let mut spec = Spec::new(kv_heads * group, kv_heads, dim);
                 spec.variant = variant;
                 let mut noise = common::Rng(seed);
@@ -119,6 +128,7 @@ fn case() -> impl Strategy<Value = Case> {
                     options,
                     rows,
                     run,
+                    ampere,
                     seed,
                 }
             },
@@ -128,6 +138,9 @@ fn case() -> impl Strategy<Value = Case> {
 fn plan_of(case: &Case) -> Plan {
     let mut device = DeviceDescription::named("h200").expect("it is built in");
     device.decode.m = case.rows.clone();
+    if case.ampere {
+        device.decode.joint = None;
+    }
     if let Some(joint) = &mut device.decode.joint {
         // Seldom, where it pays, always.
         joint.apart_ns = [0.0, 5000.0, 1e9][(case.seed / 2 % 3) as usize];
@@ -215,8 +228,24 @@ fn run_twice<T: Element>(
                     beside: false,
                 };
                 // SAFETY: the arrays are the plan's, and live until the stream was waited for.
-                unsafe { gpu.decode(spec, tile, &arrays, &kv, &q, &to, Some(&lse_to), stream.0) }
-                    .expect("the launch is right");
+                unsafe {
+                    let family = match case.ampere {
+                        true => Family::Sm80,
+                        false => gpu.decode_family(spec, &kv),
+                    };
+                    gpu.decode_on(
+                        family,
+                        spec,
+                        tile,
+                        &arrays,
+                        &kv,
+                        &q,
+                        &to,
+                        Some(&lse_to),
+                        stream.0,
+                    )
+                }
+                .expect("the launch is right");
             }
             if !fused || plan.merges.iter().any(|merge| merge.slots == 0) {
                 // Without fused merges all of them; else those that no item arrives at.
@@ -298,13 +327,6 @@ fn decode_is_the_reference() {
     let Some(gpu) = common::gpu("decode_is_the_reference") else {
         return;
     };
-    if gpu.arch() != "sm_90a" {
-        eprintln!(
-            "skipped: decode_is_the_reference: {} has no decode kernels yet",
-            gpu.arch()
-        );
-        return;
-    }
     let mut runner = proptest::test_runner::TestRunner::new(cases(300));
     runner
         .run(&case(), |case| {

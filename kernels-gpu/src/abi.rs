@@ -81,6 +81,22 @@ impl WorkItem {
     pub const fn kv_len(&self) -> u32 {
         self.kv_end - self.kv_begin
     }
+
+    /// Leaves at most `most` of the item's query tokens, those after its first `before`; perhaps none.
+    pub const fn cut(&mut self, before: u32, most: u32) {
+        let rows = self.rows.saturating_sub(before);
+        self.rows = if rows < most { rows } else { most };
+        self.rows_begin += before;
+        if !self.is_gathered() {
+            self.position += before as i32;
+            if self.slot != DIRECT {
+                self.slot += before;
+            }
+            if self.merge != NO_MERGE {
+                self.merge += before;
+            }
+        }
+    }
 }
 
 /// One query token of a gathered item.
@@ -264,6 +280,35 @@ pub struct DecodeParams {
     /// A coordinate in the fifth dimension behind the pool: what is read there is zero.
     pub outside: u32,
     /// 1: the launch reads several times what L2 holds. Where there is a record, that says it.
+    pub long: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// What a decode kernel takes that gathers keys and values row by row.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct GatherDecodeParams {
+    /// Everything that is not particular to this kernel; the strides of the pools are unused. Its units are
+    /// items × `cuts` × KV heads.
+    pub attention: AttentionParams,
+    /// Strides of the key pool in vectors of 16 bytes; the pool has fewer than 2³² of them.
+    pub k_vectors: KvStrides,
+    /// Strides of the value pool, likewise.
+    pub v_vectors: KvStrides,
+    /// By tokens in a page.
+    pub page_size: Divisor,
+    /// By query heads per KV head.
+    pub group: Divisor,
+    /// By KV heads.
+    pub kv_heads: Divisor,
+    /// By pieces that an item is cut into: as many as the largest needs.
+    pub cuts: Divisor,
+    /// Query tokens of a piece.
+    pub tile_tokens: u32,
+    /// 1: the warps of a CTA share each unit. 0: each has its own.
+    pub team: u32,
+    /// As [`DecodeParams::long`].
     pub long: u32,
     /// Zero.
     pub reserved: u32,

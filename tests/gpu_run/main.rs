@@ -37,7 +37,14 @@ struct Case {
 fn case() -> impl Strategy<Value = Case> {
     let heads = (1..4_u32, prop_oneof![1..9_u32, Just(16)]);
     let dim = prop_oneof![Just(64_u32), Just(128)];
-    let page = prop_oneof![4 => Just(16_u32), 1 => Just(8), 1 => Just(24), 1 => Just(64)];
+    let page = prop_oneof![
+        4 => Just(16_u32),
+        1 => Just(8),
+        1 => Just(24),
+        1 => Just(64),
+        1 => 1..8_u32,
+        1 => 9..128_u32,
+    ];
     let layout = prop_oneof![Just(KvLayout::Nhd), Just(KvLayout::Hnd)];
     let split = prop_oneof![
         4 => Just(SplitMode::Makespan),

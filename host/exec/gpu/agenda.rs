@@ -156,6 +156,8 @@ pub(super) struct GroupLaunch {
     pub(super) run: u32,
     /// It reads several times what an L2 cache holds.
     pub(super) long: bool,
+    /// It has joint items.
+    pub(super) joint: bool,
 }
 
 /// What the pool of a part must have.
@@ -298,6 +300,7 @@ fn launch(
         items: items.len() as u32,
         run: run_length(keys / items.len().max(1) as u64),
         long: keys * plan.spec.kv_bytes_per_token() >= LONG,
+        joint: items.iter().any(WorkItem::is_joint),
     }
 }
 

@@ -8,9 +8,10 @@ use kernels_gpu::{
 };
 
 use super::{
-    CUstream, DeviceArray, DeviceTensor, Gpu, KvPool, PartialStates, Swizzle, TensorMap,
+    CUstream, DeviceArray, DeviceTensor, Family, Gpu, KvPool, PartialStates, Swizzle, TensorMap,
     launch::{Launch, Prepared},
     module::{Carveout, Kernel, Modules},
+    run::Step,
     tensor::VECTOR_BYTES,
 };
 use crate::{
@@ -188,8 +189,8 @@ impl Gpu {
     /// is [`DIRECT`](crate::abi::DIRECT) are written to `out`, others to their partial state, and merged where
     /// `arrays.arrivals` is given.
     ///
-    /// Head dimensions are 64, 128 and 256, types BF16 and F16, at most 16 query heads share a KV head, and
-    /// pages hold a multiple of 8 tokens.
+    /// Head dimensions are 64, 128 and 256, types BF16 and F16, and at most 16 query heads share a KV head. Takes
+    /// the family that [`Gpu::decode_family`] says.
     ///
     /// # Safety
     /// - All tensors and arrays are in this GPU's memory as described, and stay until the work on `stream`
@@ -199,8 +200,8 @@ impl Gpu {
     ///
     /// # Errors
     /// A variant for each thing that can be wrong with a tensor, before anything is launched;
-    /// [`Error::UnsupportedArchitecture`] where the GPU has no such kernel; [`Error::Driver`] if the launch
-    /// fails.
+    /// [`Error::UnsupportedArchitecture`] or [`Error::NoInstance`] where the GPU has no such kernel;
+    /// [`Error::Driver`] if the launch fails.
     #[expect(clippy::too_many_arguments, reason = "tensors in, tensors out")]
     pub unsafe fn decode(
         &self,
@@ -213,15 +214,36 @@ impl Gpu {
         lse: Option<&DeviceTensor<2>>,
         stream: CUstream,
     ) -> Result<(), Error> {
-        let prepared = self.prepare_decode(spec, tile, arrays, pool, q, out, lse)?;
-        // SAFETY: the kernel takes `DecodeParams`, and the caller vouches for what they point to.
-        unsafe { self.launch_prepared(&prepared, stream) }
+        let family = self.decode_family(spec, pool);
+        // SAFETY: the caller's promise.
+        unsafe { self.decode_on(family, spec, tile, arrays, pool, q, out, lse, stream) }
     }
 
-    /// All checks of [`decode`](Self::decode), and the launch that they allow.
-    #[expect(clippy::too_many_arguments, reason = "as `decode`")]
-    pub(super) fn prepare_decode(
+    /// The kernels that suit a pool best: [`Family::Sm90`] on Hopper, where tensor maps can describe the pool
+    /// (pages of a multiple of 8 tokens), else [`Family::Sm80`]. Joint items are for the former alone.
+    #[must_use]
+    pub fn decode_family(&self, spec: &Spec, pool: &KvPool) -> Family {
+        let mapped = pool.k_strides == pool.v_strides
+            && Walk::new(spec, pool.pages, &pool.k_strides).is_ok();
+        if mapped && !self.decode.alone.is_empty() {
+            Family::Sm90
+        } else {
+            Family::Sm80
+        }
+    }
+
+    /// [`Gpu::decode`] by the kernels of a family. Those of [`Family::Sm80`] take pages of any size and cut items to
+    /// their tiles, but no joint ones.
+    ///
+    /// # Safety
+    /// - As [`Gpu::decode`]'s.
+    ///
+    /// # Errors
+    /// As [`Gpu::decode`].
+    #[expect(clippy::too_many_arguments, reason = "as `decode`, and the family")]
+    pub unsafe fn decode_on(
         &self,
+        family: Family,
         spec: &Spec,
         tile: DecodeTile,
         arrays: &DecodeArrays,
@@ -229,8 +251,38 @@ impl Gpu {
         q: &DeviceTensor<3>,
         out: &DeviceTensor<3>,
         lse: Option<&DeviceTensor<2>>,
-    ) -> Result<Prepared<DecodeParams>, Error> {
+        stream: CUstream,
+    ) -> Result<(), Error> {
+        let step = self.prepare_decode(family, spec, tile, arrays, pool, q, out, lse)?;
+        // SAFETY: the caller vouches for what the parameters point to.
+        unsafe { self.launch_step(&step, stream) }
+    }
+
+    /// All checks of [`decode_on`](Self::decode_on), and the launch that they allow.
+    #[expect(clippy::too_many_arguments, reason = "as `decode_on`")]
+    pub(super) fn prepare_decode(
+        &self,
+        family: Family,
+        spec: &Spec,
+        tile: DecodeTile,
+        arrays: &DecodeArrays,
+        pool: &KvPool,
+        q: &DeviceTensor<3>,
+        out: &DeviceTensor<3>,
+        lse: Option<&DeviceTensor<2>>,
+    ) -> Result<Step, Error> {
         check(spec, arrays, pool, q, out, lse)?;
+        if spec.group() > tile.rows {
+            let rule = format!("at least {}, the query heads of a KV head", spec.group());
+            return Err(extent("the tile", "rows", tile.rows as usize, rule));
+        }
+        if family == Family::Sm80 {
+            let attention = |pieces| attention(spec, pieces, arrays, pool, q, out, lse);
+            let mut prepared = self.prepare_decode_gathered(spec, tile, pool, attention)?;
+            let attention = &mut prepared.parameters.attention;
+            attention.leave_to_record(arrays.items.len);
+            return Ok(Step::DecodeGather(prepared));
+        }
         let dim = spec.head_dim_qk;
         let cap = spec.variant.soft_cap.is_some();
         if self.decode.alone.is_empty() {
@@ -255,21 +307,17 @@ impl Gpu {
         let Some((kernel, form)) = kernel else {
             return Err(extent("the tile", "rows", rows, "at most 128"));
         };
-        if spec.group() > tile.rows {
-            let rule = format!("at least {}, the query heads of a KV head", spec.group());
-            return Err(extent("the tile", "rows", rows, rule));
-        }
         let mut parameters = parameters(spec, tile, &form, arrays, pool, q, out, lse)?;
         let ctas = parameters.attention.units.div_ceil(parameters.run);
         let resident = self.multiprocessors * form.ctas_per_sm;
         let mut launch = Launch::new(ctas.min(resident), form.threads);
         launch.shared = form.shared_bytes;
         parameters.attention.leave_to_record(arrays.items.len);
-        Ok(Prepared {
+        Ok(Step::Decode(Prepared {
             kernel: *kernel,
             launch,
             parameters,
-        })
+        }))
     }
 }
 
@@ -474,16 +522,6 @@ fn parameters(
     out: &DeviceTensor<3>,
     lse: Option<&DeviceTensor<2>>,
 ) -> Result<DecodeParams, Error> {
-    let fits = |what, got: usize| {
-        u32::try_from(got)
-            .ok()
-            .filter(|&got| got < Divisor::LIMIT)
-            .ok_or(ProblemError::TooLarge {
-                what,
-                got: got as u64,
-                limit: u64::from(Divisor::LIMIT) - 1,
-            })
-    };
     if pool.k_strides != pool.v_strides {
         return Err(Error::Stride {
             tensor: "the values",
@@ -501,35 +539,7 @@ fn parameters(
     Ok(DecodeParams {
         k_map: walk.map("k", pool.k, pool.dtype, halves, piece_tokens)?,
         v_map: walk.map("v", pool.v, pool.dtype, halves, piece_tokens)?,
-        attention: AttentionParams {
-            q: q.address,
-            k: pool.k,
-            v: pool.v,
-            out: out.address,
-            lse: lse.map_or(0, |lse| lse.address),
-            items: arrays.items.address,
-            rows: arrays.rows.address,
-            page_ids: arrays.page_ids.address,
-            merges: arrays.merges.address,
-            merge_slots: arrays.merge_slots.address,
-            partial_out: arrays.partials.out.address,
-            partial_lse: arrays.partials.lse.address,
-            arrivals: arrays.arrivals.map_or(0, |arrivals| arrivals.address),
-            ticket: arrays.ticket.address,
-            record: arrays.record.map_or(0, |record| record.address),
-            units: fits(
-                "items × KV heads",
-                arrays.items.len.saturating_mul(spec.kv_heads as usize),
-            )?,
-            q_heads: spec.q_heads,
-            kv_heads: spec.kv_heads,
-            group: spec.group(),
-            k_strides: pool.k_strides,
-            v_strides: pool.v_strides,
-            q_token_stride: fits("the token stride of q", q.strides[0])?,
-            out_token_stride: fits("the token stride of out", out.strides[0])?,
-            variant: spec.variant_params(),
-        },
+        attention: attention(spec, 1, arrays, pool, q, out, lse)?,
         group: Divisor::new(spec.group()),
         kv_heads: Divisor::new(spec.kv_heads),
         page_size: Divisor::new(page_size),
@@ -542,6 +552,56 @@ fn parameters(
         outside,
         long: tile.long.into(),
         reserved: 0,
+    })
+}
+
+fn fits(what: &'static str, got: usize) -> Result<u32, ProblemError> {
+    u32::try_from(got)
+        .ok()
+        .filter(|&got| got < Divisor::LIMIT)
+        .ok_or(ProblemError::TooLarge {
+            what,
+            got: got as u64,
+            limit: u64::from(Divisor::LIMIT) - 1,
+        })
+}
+
+/// What all decode kernels take, for items that come in so many pieces.
+fn attention(
+    spec: &Spec,
+    pieces: u32,
+    arrays: &DecodeArrays,
+    pool: &KvPool,
+    q: &DeviceTensor<3>,
+    out: &DeviceTensor<3>,
+    lse: Option<&DeviceTensor<2>>,
+) -> Result<AttentionParams, Error> {
+    let per_item = spec.kv_heads as usize * pieces as usize;
+    Ok(AttentionParams {
+        q: q.address,
+        k: pool.k,
+        v: pool.v,
+        out: out.address,
+        lse: lse.map_or(0, |lse| lse.address),
+        items: arrays.items.address,
+        rows: arrays.rows.address,
+        page_ids: arrays.page_ids.address,
+        merges: arrays.merges.address,
+        merge_slots: arrays.merge_slots.address,
+        partial_out: arrays.partials.out.address,
+        partial_lse: arrays.partials.lse.address,
+        arrivals: arrays.arrivals.map_or(0, |arrivals| arrivals.address),
+        ticket: arrays.ticket.address,
+        record: arrays.record.map_or(0, |record| record.address),
+        units: fits("units", arrays.items.len.saturating_mul(per_item))?,
+        q_heads: spec.q_heads,
+        kv_heads: spec.kv_heads,
+        group: spec.group(),
+        k_strides: pool.k_strides,
+        v_strides: pool.v_strides,
+        q_token_stride: fits("the token stride of q", q.strides[0])?,
+        out_token_stride: fits("the token stride of out", out.strides[0])?,
+        variant: spec.variant_params(),
     })
 }
 

@@ -49,6 +49,7 @@ mod agenda;
 mod append;
 mod ceilings;
 mod decode;
+mod decode_gather;
 mod device;
 mod driver;
 mod embedded;
@@ -101,6 +102,7 @@ pub struct Gpu {
     ceilings: ceilings::Kernels,
     loops: module::Kernel,
     decode: decode::Kernels,
+    decode_gather: decode_gather::Kernels,
     prefill: prefill::Kernels,
     prefill_gather: prefill_gather::Kernels,
     modules: Modules,
@@ -163,6 +165,7 @@ impl Gpu {
             ceilings: ceilings::Kernels::load(&modules, max_shared)?,
             loops: loops::load(&modules, max_shared)?,
             decode: decode::Kernels::load(&modules, max_shared)?,
+            decode_gather: decode_gather::Kernels::load(&modules, max_shared)?,
             prefill: prefill::Kernels::load(&modules, max_shared)?,
             prefill_gather: prefill_gather::Kernels::load(&modules, max_shared)?,
             modules,

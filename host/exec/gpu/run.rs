@@ -1,13 +1,13 @@
 //! A whole plan on the GPU.
 
 use kernels_gpu::{
-    abi::{DecodeParams, GatherPrefillParams, MergeParams, PrefillParams},
+    abi::{DecodeParams, GatherDecodeParams, GatherPrefillParams, MergeParams, PrefillParams},
     sm90::slim,
 };
 
 use super::{
-    CUstream, DecodeArrays, DecodeTile, DeviceArray, DeviceTensor, Gpu, KvPool, PrefillCall,
-    Workspace,
+    CUstream, DecodeArrays, DecodeTile, DeviceArray, DeviceTensor, Family, Gpu, KvPool,
+    PrefillCall, Workspace,
     agenda::{GroupLaunch, LaunchKey},
     driver::Current,
     launch::Prepared,
@@ -24,6 +24,7 @@ pub(super) enum Step {
     Decode(Prepared<DecodeParams>),
     /// Decodes that leave most of each SM to a prefill.
     Beside(Prepared<DecodeParams>),
+    DecodeGather(Prepared<GatherDecodeParams>),
     Prefill(Prepared<PrefillParams>),
     PrefillGather(Prepared<GatherPrefillParams>),
     Merge(Prepared<MergeParams>),
@@ -127,6 +128,8 @@ impl Gpu {
                 items: workspace.bound.items,
                 run: 1,
                 long: false,
+                // Whoever captures a graph with joint tiles in it says so by the plan at hand.
+                joint: agenda.launches.iter().any(|launch| launch.joint),
             };
             steps.extend(self.prepare_group(workspace, tensors, index, &launch, true)?);
         }
@@ -190,10 +193,18 @@ impl Gpu {
                 long: launch.long,
                 beside,
             };
-            let step = self.prepare_decode(spec, tile, &arrays, pool, q, out, lse)?;
-            return Ok(Some(match beside {
-                true => Step::Beside(step),
-                false => Step::Decode(step),
+            let family = self.decode_family(spec, pool);
+            if family == Family::Sm80 && launch.joint {
+                return Err(Error::NoInstance {
+                    kernel: "decode",
+                    asked: "joint tiles over a pool that tensor maps cannot describe".into(),
+                    there: "with such pools plans of a device description without `decode.joint`",
+                });
+            }
+            let step = self.prepare_decode(family, spec, tile, &arrays, pool, q, out, lse)?;
+            return Ok(Some(match step {
+                Step::Decode(step) if beside => Step::Beside(step),
+                step => step,
             }));
         }
         let partials = workspace.partials();
@@ -233,7 +244,7 @@ impl Gpu {
         let lane_of = |index: usize, step: &Step| match overlap {
             true => match step {
                 Step::Beside(_) => 1,
-                Step::Decode(_) => usize::from(!captured),
+                Step::Decode(_) | Step::DecodeGather(_) => usize::from(!captured),
                 _ => 0,
             },
             // The first group stays on the caller's stream.
@@ -296,9 +307,10 @@ impl Gpu {
                     behind_decode = true;
                 }
                 Step::Merge(merge) => merge.launch.overlap = behind_decode && self.overlaps(),
-                Step::Prefill(_) | Step::PrefillGather(_) | Step::Beside(_) => {
-                    behind_decode = false;
-                }
+                Step::Prefill(_)
+                | Step::PrefillGather(_)
+                | Step::Beside(_)
+                | Step::DecodeGather(_) => behind_decode = false,
             }
             // SAFETY: the caller's promises.
             unsafe { self.launch_step(&step, stream)? };
@@ -318,6 +330,7 @@ impl Gpu {
         unsafe {
             match step {
                 Step::Decode(step) | Step::Beside(step) => self.launch_prepared(step, stream),
+                Step::DecodeGather(step) => self.launch_prepared(step, stream),
                 Step::Prefill(step) => self.launch_prepared(step, stream),
                 Step::PrefillGather(step) => self.launch_prepared(step, stream),
                 Step::Merge(step) => self.launch_prepared(step, stream),

@@ -282,7 +282,7 @@ impl Workspace {
         let prefill = |step: &Step| matches!(step, Step::Prefill(_) | Step::PrefillGather(_));
         let decode = |step: &Step| match step {
             Step::Beside(_) => true,
-            Step::Decode(_) => self.options.launches.is_none(),
+            Step::Decode(_) | Step::DecodeGather(_) => self.options.launches.is_none(),
             _ => false,
         };
         let apart = self.options.launches.is_none() && self.agenda.pod == PodMode::Serial;

@@ -77,10 +77,13 @@ impl Joiner {
             spec,
             cost,
             tiles,
+            part,
             ..
         } = *input;
         let rows = &device.decode.joint.as_ref()?.m;
-        if packer.nodes.iter().all(|node| node.is_leaf) {
+        // Tensor maps, by which the kernels of such tiles read, see tokens by eights.
+        let mapped = part.table.page_size.is_multiple_of(8);
+        if !mapped || packer.nodes.iter().all(|node| node.is_leaf) {
             return None;
         }
         self.list_roots(input, packer);

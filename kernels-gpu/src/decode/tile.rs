@@ -76,6 +76,12 @@ pub struct Keys {
     pub end: u32,
 }
 
+/// Products of a chunk's keys: `[key / 16][row / 8]`, keys k, k of columns 2t, 2t + 1, then the same of k + 8.
+pub type Logits<const ROW_BLOCKS: usize> = [[[f32; 4]; ROW_BLOCKS]; KEY_BLOCKS];
+
+/// What a chunk's keys weigh, as the operand of the product with their values.
+pub type Weights<const ROW_BLOCKS: usize> = [[[u32; 2]; ROW_BLOCKS]; KEY_BLOCKS];
+
 /// Up to `8 · ROW_BLOCKS` query rows of one warp: fragments of Q, the softmax, and the accumulators, for
 /// heads of `16 · DIM_BLOCKS` elements.
 pub struct Rows<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> {
@@ -93,7 +99,8 @@ pub struct Rows<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> {
 
 impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOCKS> {
     const ROW_BYTES: u32 = DIM_BLOCKS as u32 * 32;
-    const KEEPS_Q: bool = DIM_BLOCKS * ROW_BLOCKS <= 16;
+    /// Whether Q is needed in shared memory no more once [`Rows::start`] has run.
+    pub const KEEPS_Q: bool = DIM_BLOCKS * ROW_BLOCKS <= 16;
 
     /// Nothing.
     pub const EMPTY: Self = Self {
@@ -110,7 +117,8 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
     /// the token and the query head of a row.
     ///
     /// # Safety
-    /// The lanes come together; `q` is the shared address of `8 · ROW_BLOCKS` rows, which stay there.
+    /// The lanes come together; `q` is the shared address of `8 · ROW_BLOCKS` rows, which stay there unless
+    /// [`Rows::KEEPS_Q`].
     #[inline(always)]
     pub unsafe fn start(&mut self, q: u32, lane: u32, row: impl Fn(u32) -> (QueryRow, u32)) {
         // Matrix i of a load holds elements 8i.. of the lanes' rows: two k-steps in four matrices.
@@ -175,9 +183,27 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         chunk: Chunk,
         keys: Keys,
     ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let logits = self.logits::<T>(offsets, chunk.k);
+            if MASKED {
+                // Memory past the last key may hold NaN, and 0 · NaN is NaN.
+                zero_values(chunk, lane, DIM_BLOCKS as u32 * 256, keys);
+            }
+            let weights = self.weigh::<T, V, MASKED>(variant, lane, chunk.first, keys, logits);
+            self.values::<T>(offsets, chunk.v, &weights);
+        }
+    }
+
+    /// K·Qᵀ of the keys of a chunk, which are at `k`.
+    ///
+    /// # Safety
+    /// The lanes come together; the keys are there.
+    #[inline(always)]
+    pub unsafe fn logits<T: Half>(&self, offsets: &LaneOffsets, k: u32) -> Logits<ROW_BLOCKS> {
         let group = DIM_BLOCKS as u32 * 256;
-        let mut s = [[[0.0f32; 4]; ROW_BLOCKS]; KEY_BLOCKS];
-        let first_keys = misc::opaque(chunk.k + offsets.k);
+        let mut s = [[[0.0; 4]; ROW_BLOCKS]; KEY_BLOCKS];
+        let first_keys = misc::opaque(k + offsets.k);
         let mut step = 0;
         while step < DIM_BLOCKS {
             let mut q = self.q[step];
@@ -206,13 +232,24 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
             step += 1;
         }
 
-        if MASKED {
-            // Memory past the last key may hold NaN, and 0 · NaN is NaN.
-            // SAFETY: nobody else uses the chunk.
-            unsafe { zero_values(chunk, lane, group, keys) };
-        }
+        s
+    }
 
-        let first = chunk.first + lane / 4;
+    /// From accumulators to weights, with the first key of the chunk at position `first`. With `MASKED`, keys that
+    /// are not `keys` or not visible weigh nothing.
+    ///
+    /// # Safety
+    /// The lanes come together.
+    #[inline(always)]
+    pub unsafe fn weigh<T: Half, V: Variant, const MASKED: bool>(
+        &mut self,
+        variant: &V,
+        lane: u32,
+        first: u32,
+        keys: Keys,
+        mut s: Logits<ROW_BLOCKS>,
+    ) -> Weights<ROW_BLOCKS> {
+        let first = first + lane / 4;
         let mut p = [[[0u32; 2]; ROW_BLOCKS]; KEY_BLOCKS];
         let mut block = 0;
         while block < ROW_BLOCKS {
@@ -305,8 +342,23 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
             block += 1;
         }
 
+        p
+    }
+
+    /// Adds the values of a chunk, which are at `v`, as they are weighed.
+    ///
+    /// # Safety
+    /// The lanes come together; the values are there.
+    #[inline(always)]
+    pub unsafe fn values<T: Half>(
+        &mut self,
+        offsets: &LaneOffsets,
+        v: u32,
+        p: &Weights<ROW_BLOCKS>,
+    ) {
+        let group = DIM_BLOCKS as u32 * 256;
         // Here, where the addresses of the keys need their registers no more.
-        let first_values = misc::opaque(chunk.v + offsets.v);
+        let first_values = misc::opaque(v + offsets.v);
         let mut dim = 0;
         while dim < DIM_BLOCKS {
             let mut keys = 0;

@@ -1,0 +1,231 @@
+//! Decode with the instructions of Ampere: keys and values in pages of any size, gathered row by row.
+//!
+//! Each warp is a small CTA of its own: it has a ring of blocks in shared memory that only it fills
+//! (`cp.async`) and reads, so that barriers of the warp are all it needs. A lane looks up the page of one key of
+//! a chunk, a chunk ahead, and tells the eight lanes that copy its rows where they are.
+//!
+//! Where there are few units, the warps of a CTA are a *team*: they take the chunks of a unit in turn, and
+//! their states meet in shared memory at its end. Where there are many, each warp has units of its own.
+//!
+//! Tiles have 16 rows; an item with more is cut into several, which find its keys in L2.
+
+#[cfg(target_arch = "nvptx64")]
+mod attend;
+#[cfg(target_arch = "nvptx64")]
+mod finish;
+#[cfg(target_arch = "nvptx64")]
+mod gather;
+#[cfg(target_arch = "nvptx64")]
+mod unit;
+
+use crate::decode::layout::KEYS;
+
+/// Rows of a tile. Fewer would save arithmetic that nobody waits for.
+pub const ROWS: u32 = 16;
+
+/// What one instance of the kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Head dimension.
+    pub head_dim: u32,
+}
+
+impl Shape {
+    /// The kernel for heads of so many elements, if there is one.
+    #[must_use]
+    pub const fn find(head_dim: u32) -> Option<Self> {
+        match head_dim {
+            64 | 128 | 256 => Some(Self { head_dim }),
+            _ => None,
+        }
+    }
+
+    /// Warps of a CTA.
+    #[must_use]
+    pub const fn warps(&self) -> u32 {
+        if self.head_dim == 256 { 2 } else { 4 }
+    }
+
+    /// Threads of a CTA.
+    #[must_use]
+    pub const fn threads(&self) -> u32 {
+        self.warps() * 32
+    }
+
+    /// Blocks in a warp's ring: an odd number, of which all but one are under way. A warp of short rows needs
+    /// more of them.
+    pub(super) const fn ring(&self) -> u32 {
+        if self.head_dim == 64 { 5 } else { 3 }
+    }
+
+    /// Bytes of a block: the keys of a chunk, or its values.
+    pub(super) const fn block_bytes(&self) -> u32 {
+        KEYS * self.head_dim * 2
+    }
+
+    const fn query_bytes(&self) -> u32 {
+        ROWS * self.head_dim * 2
+    }
+
+    /// Whether the queries stay in shared memory: the others of their tile's warp have them in registers and
+    /// the last block of the ring to come through.
+    const fn queries_stay(&self) -> bool {
+        self.head_dim == 256
+    }
+
+    /// Shared memory of a warp: ring, queries if they stay, and a [`QueryRow`](crate::abi::QueryRow) for each
+    /// row.
+    const fn warp_bytes(&self) -> u32 {
+        let queries = if self.queries_stay() {
+            self.query_bytes()
+        } else {
+            0
+        };
+        self.ring() * self.block_bytes() + queries + ROWS * 16
+    }
+
+    /// Dynamic shared memory: that of the warps, and the next unit of each.
+    #[must_use]
+    pub const fn shared_bytes(&self) -> u32 {
+        self.warps() * self.warp_bytes() + 16
+    }
+}
+
+/// Shared addresses of one warp.
+#[cfg(target_arch = "nvptx64")]
+#[derive(Clone, Copy)]
+struct Shared {
+    /// Of the CTA.
+    base: u32,
+    shape: Shape,
+    warp: u32,
+}
+
+#[cfg(target_arch = "nvptx64")]
+impl Shared {
+    /// What another warp of the CTA has.
+    #[inline(always)]
+    fn of(self, warp: u32) -> Self {
+        Self { warp, ..self }
+    }
+
+    #[inline(always)]
+    fn block(self, place: u32) -> u32 {
+        self.base + self.warp * self.shape.warp_bytes() + place * self.shape.block_bytes()
+    }
+
+    /// Queries on their way to registers, or where they stay.
+    #[inline(always)]
+    fn queries(self) -> u32 {
+        let ring = self.shape.ring();
+        self.block(if self.shape.queries_stay() {
+            ring
+        } else {
+            ring - 1
+        })
+    }
+
+    /// The row of one of the unit's query tokens.
+    #[inline(always)]
+    fn token(self, token: u32) -> u32 {
+        self.block(0) + self.shape.warp_bytes() - ROWS * 16 + token * 16
+    }
+
+    /// f32 of an output row in the warp's state, which takes the place of the ring when that is used up; the
+    /// padding spreads the columns of a fragment over banks.
+    #[inline(always)]
+    fn state_row(self, row: u32) -> u32 {
+        self.block(0) + row * (self.shape.head_dim + 4) * 4
+    }
+
+    /// LSE of a row of the state, base 2.
+    #[inline(always)]
+    fn state_lse(self, row: u32) -> u32 {
+        self.state_row(ROWS) + row * 4
+    }
+
+    /// The unit that comes next.
+    #[inline(always)]
+    fn next(self) -> u32 {
+        self.base + self.shape.warps() * self.shape.warp_bytes() + self.warp * 4
+    }
+}
+
+#[cfg(target_arch = "nvptx64")]
+mod entries {
+    use cuda_std::prelude::*;
+
+    use super::{Shape, Shared};
+    use crate::{
+        abi::GatherDecodeParams,
+        decode::half::{Bf16, F16},
+        variant::Standard,
+    };
+
+    macro_rules! entries {
+        ($($name:ident: $dim:literal, $dtype:ty, $cap:literal;)*) => {$(
+            /// See the module; all sizes are the shape's.
+            ///
+            /// # Safety
+            /// The parameters describe memory as [`GatherDecodeParams`] says.
+            #[kernel(max_threads = Shape { head_dim: $dim }.threads(), min_blocks = 2)]
+            pub unsafe fn $name(p: GatherDecodeParams) {
+                const SHAPE: Shape = Shape { head_dim: $dim };
+                let variant = Standard::<$cap>(p.attention.variant);
+                let s = Shared {
+                    base: shared::dynamic_shared_address(),
+                    shape: SHAPE,
+                    warp: thread::thread_idx_x() / 32,
+                };
+                unsafe {
+                    super::attend::work::<
+                        $dtype, _, { $dim / 16 }, { $dim / 32 }, { SHAPE.ring() as usize },
+                    >(&p, &variant, s);
+                }
+            }
+        )*};
+    }
+
+    entries! {
+        decode_mma_d64_bf16: 64, Bf16, false;
+        decode_mma_d64_bf16_cap: 64, Bf16, true;
+        decode_mma_d64_f16: 64, F16, false;
+        decode_mma_d64_f16_cap: 64, F16, true;
+        decode_mma_d128_bf16: 128, Bf16, false;
+        decode_mma_d128_bf16_cap: 128, Bf16, true;
+        decode_mma_d128_f16: 128, F16, false;
+        decode_mma_d128_f16_cap: 128, F16, true;
+        decode_mma_d256_bf16: 256, Bf16, false;
+        decode_mma_d256_bf16_cap: 256, Bf16, true;
+        decode_mma_d256_f16: 256, F16, false;
+        decode_mma_d256_f16_cap: 256, F16, true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_gpu_from_ampere_on_holds_the_kernels() {
+        let bytes = |head_dim| Shape { head_dim }.shared_bytes();
+        // Of an SM of Hopper, two CTAs; of Ada, one.
+        for head_dim in [64, 128, 256] {
+            assert!(2 * (bytes(head_dim) + 1024) <= 228 << 10, "{head_dim}");
+            assert!(bytes(head_dim) <= 163 << 10, "{head_dim}");
+        }
+        assert!(bytes(64) <= 99 << 10 && bytes(128) <= 99 << 10);
+        assert_eq!(Shape::find(96), None);
+    }
+
+    #[test]
+    fn a_state_fits_the_ring() {
+        for head_dim in [64, 128, 256] {
+            let shape = Shape { head_dim };
+            let state = ROWS * (head_dim + 4) * 4 + ROWS * 4;
+            assert!(state <= shape.ring() * shape.block_bytes());
+            assert!(shape.query_bytes() <= shape.block_bytes());
+            assert!(shape.warp_bytes().is_multiple_of(128));
+        }
+    }
+}
