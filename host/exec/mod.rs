@@ -5,3 +5,24 @@ pub mod cpu;
 pub mod gpu;
 
 pub use cpu::Cpu;
+
+/// Whether merging takes partial states of these heads; the same rule on the CPU and on GPUs.
+pub(crate) fn check_merged_heads(q_heads: usize, head_dim: usize) -> Result<(), crate::Error> {
+    use kernels_gpu::merge::CHUNK;
+    if head_dim == 0 || !head_dim.is_multiple_of(CHUNK) {
+        return Err(crate::Error::HeadDim {
+            tensor: "partial_out",
+            got: head_dim,
+            multiple: CHUNK,
+        });
+    }
+    if q_heads == 0 {
+        return Err(crate::Error::Extent {
+            tensor: "partial_out",
+            dimension: "query heads",
+            got: 0,
+            rule: "at least 1".into(),
+        });
+    }
+    Ok(())
+}

@@ -99,3 +99,20 @@ pub enum ScheduleError {
         reason: String,
     },
 }
+
+/// The description of that name among those that come with the crate.
+pub(super) fn embedded(
+    kind: &'static str,
+    all: &[(&'static str, &'static str)],
+    name: &str,
+) -> Result<&'static str, ScheduleError> {
+    let known = all.iter().find(|(known, _)| *known == name);
+    known.map(|(_, json)| *json).ok_or_else(|| {
+        let names: Vec<_> = all.iter().map(|(known, _)| *known).collect();
+        ScheduleError::Unknown {
+            kind,
+            got: name.to_owned(),
+            known: names.join(", "),
+        }
+    })
+}

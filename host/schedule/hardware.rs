@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::ScheduleError;
+use super::{ScheduleError, error::embedded};
 use crate::plan::DeviceDescription;
 
 /// A GPU and how it is connected.
@@ -69,13 +69,7 @@ impl Hardware {
     /// # Errors
     /// [`ScheduleError::Unknown`].
     pub fn named(name: &str) -> Result<Self, ScheduleError> {
-        let known = EMBEDDED.iter().find(|(known, _)| *known == name);
-        let (_, json) = known.ok_or_else(|| ScheduleError::Unknown {
-            kind: "hardware",
-            got: name.to_owned(),
-            known: Self::names().collect::<Vec<_>>().join(", "),
-        })?;
-        Self::from_json(json)
+        Self::from_json(embedded("hardware", &EMBEDDED, name)?)
     }
 
     /// Names of the known hardware.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::ScheduleError;
+use super::{ScheduleError, error::embedded};
 use crate::problem::Spec;
 
 /// The shape of a dense transformer, 16-bit weights.
@@ -56,13 +56,7 @@ impl ModelDescription {
     /// # Errors
     /// [`ScheduleError::Unknown`].
     pub fn named(name: &str) -> Result<Self, ScheduleError> {
-        let known = EMBEDDED.iter().find(|(known, _)| *known == name);
-        let (_, json) = known.ok_or_else(|| ScheduleError::Unknown {
-            kind: "model",
-            got: name.to_owned(),
-            known: Self::names().collect::<Vec<_>>().join(", "),
-        })?;
-        Self::from_json(json)
+        Self::from_json(embedded("model", &EMBEDDED, name)?)
     }
 
     /// Names of the known models.

@@ -2,13 +2,13 @@
 
 use kernels_gpu::{
     abi::MergeRow,
-    merge::CHUNK,
     state::{Softmax, natural},
 };
 use rayon::prelude::*;
 
 use crate::{
     Error,
+    exec::check_merged_heads,
     tensor::{Element, ShapeError},
 };
 
@@ -130,21 +130,7 @@ fn check(
         head_dim_v,
         ..
     } = partials;
-    if head_dim_v == 0 || !head_dim_v.is_multiple_of(CHUNK) {
-        return Err(Error::HeadDim {
-            tensor: "partial_out",
-            got: head_dim_v,
-            multiple: CHUNK,
-        });
-    }
-    if q_heads == 0 {
-        return Err(Error::Extent {
-            tensor: "partial_out",
-            dimension: "query heads",
-            got: 0,
-            rule: "at least 1".into(),
-        });
-    }
+    check_merged_heads(q_heads, head_dim_v)?;
     let (slots, tokens) = (partials.lse.len() / q_heads, out / (q_heads * head_dim_v));
     let lengths = [
         (

@@ -236,24 +236,9 @@ impl<'a, V: Variant> Unit<'a, V> {
 
     /// Keys of one head, `[keys, head_dim_qk]`.
     pub(super) fn load_keys(&self, head: u32, keys: Range<u32>, to: &mut [f32]) {
-        let &Pools {
-            k: pool,
-            k_strides: strides,
-            ..
-        } = self.pools;
-        let (pages, end, dim) = (self.pages, self.keys.end, self.spec.head_dim_qk as usize);
-        let rows = PoolRows {
-            pool,
-            strides,
-            head,
-            keys: keys.clone(),
-            dim,
-            pages,
-            end,
-        };
-        (self.isa.kernels().load)(&rows, to);
+        self.load_rows(Pool::Keys, head, keys.clone(), to);
         if V::TRANSFORMS_KEY {
-            for (position, to) in keys.zip(to.chunks_exact_mut(dim)) {
+            for (position, to) in keys.zip(to.chunks_exact_mut(self.dim(Pool::Keys))) {
                 transform(to, |x, dim| {
                     self.variant.key(x, dim, Key { position, head })
                 });
@@ -263,29 +248,28 @@ impl<'a, V: Variant> Unit<'a, V> {
 
     /// Values of one head, `[keys, head_dim_v]`.
     pub(super) fn load_values(&self, head: u32, keys: Range<u32>, to: &mut [f32]) {
-        let &Pools {
-            v: pool,
-            v_strides: strides,
-            ..
-        } = self.pools;
-        let (pages, end, dim) = (self.pages, self.keys.end, self.spec.head_dim_v as usize);
-        let rows = PoolRows {
-            pool,
-            strides,
-            head,
-            keys: keys.clone(),
-            dim,
-            pages,
-            end,
-        };
-        (self.isa.kernels().load)(&rows, to);
+        self.load_rows(Pool::Values, head, keys.clone(), to);
         if V::TRANSFORMS_VALUE {
-            for (position, to) in keys.zip(to.chunks_exact_mut(dim)) {
+            for (position, to) in keys.zip(to.chunks_exact_mut(self.dim(Pool::Values))) {
                 transform(to, |x, dim| {
                     self.variant.value(x, dim, Key { position, head })
                 });
             }
         }
+    }
+
+    fn load_rows(&self, of: Pool, head: u32, keys: Range<u32>, to: &mut [f32]) {
+        let (pool, &strides) = self.pool(of);
+        let rows = PoolRows {
+            pool,
+            strides,
+            head,
+            keys,
+            dim: self.dim(of),
+            pages: self.pages,
+            end: self.keys.end,
+        };
+        (self.isa.kernels().load)(&rows, to);
     }
 
     /// Whether products are anything but logits.

@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     Error,
+    exec::check_merged_heads,
     problem::{Dtype, ProblemError},
 };
 
@@ -117,21 +118,7 @@ fn parameters(
     lse: Option<&DeviceTensor<2>>,
 ) -> Result<MergeParams, Error> {
     let [slots, q_heads, head_dim] = partials.out.shape;
-    if head_dim == 0 || !head_dim.is_multiple_of(CHUNK) {
-        return Err(Error::HeadDim {
-            tensor: "partial_out",
-            got: head_dim,
-            multiple: CHUNK,
-        });
-    }
-    if q_heads == 0 {
-        return Err(Error::Extent {
-            tensor: "partial_out",
-            dimension: "query heads",
-            got: 0,
-            rule: "at least 1".into(),
-        });
-    }
+    check_merged_heads(q_heads, head_dim)?;
     let f32_only = [
         ("partial_out", Some(partials.out.dtype)),
         ("partial_lse", Some(partials.lse.dtype)),

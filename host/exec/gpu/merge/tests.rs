@@ -35,10 +35,11 @@ fn a_good_call_becomes_parameters() {
     assert_eq!(check(partials, out, None).unwrap().lse, 0);
 }
 
-/// Applies a change to a good call and returns the error.
-fn broken(
-    change: impl Fn(&mut PartialStates, &mut DeviceTensor<3>, &mut DeviceTensor<2>),
-) -> Error {
+/// A change to a good call.
+type Slip = fn(&mut PartialStates, &mut DeviceTensor<3>, &mut DeviceTensor<2>);
+
+/// Applies it and returns the error.
+fn broken(change: Slip) -> Error {
     let (mut partials, mut out, mut lse) = good();
     change(&mut partials, &mut out, &mut lse);
     check(partials, out, Some(lse)).unwrap_err()
@@ -77,94 +78,35 @@ fn each_thing_that_is_wrong_has_its_error() {
         broken(|p, _, _| p.out = DeviceTensor::new(A, Dtype::F32, [7, 0, 64])),
         Extent { got: 0, .. }
     ));
-    assert!(matches!(
-        broken(|p, _, _| p.lse.shape[0] = 6),
-        Extent {
-            tensor: "partial_lse",
-            got: 6,
-            ..
-        }
-    ));
-    assert!(matches!(
-        broken(|p, _, _| p.lse.shape[1] = 5),
-        Extent {
-            tensor: "partial_lse",
-            got: 5,
-            ..
-        }
-    ));
-    assert!(matches!(
-        broken(|_, o, _| o.shape[1] = 2),
-        Extent {
-            tensor: "out",
-            got: 2,
-            ..
-        }
-    ));
-    assert!(matches!(
-        broken(|_, o, _| o.shape[2] = 72),
-        Extent {
-            tensor: "out",
-            got: 72,
-            ..
-        }
-    ));
-    assert!(matches!(
-        broken(|_, _, l| l.shape[0] = 2),
-        Extent {
-            tensor: "lse",
-            got: 2,
-            ..
-        }
-    ));
-    assert!(matches!(
-        broken(|_, _, l| l.shape[1] = 2),
-        Extent {
-            tensor: "lse",
-            got: 2,
-            ..
-        }
-    ));
-    assert!(matches!(
-        broken(|p, _, _| p.out.strides[0] = 512),
-        Stride {
-            tensor: "partial_out",
-            got: 512,
-            ..
-        }
-    ));
-    assert!(matches!(
-        broken(|_, o, _| o.strides[0] = 1028),
-        Stride {
-            tensor: "out",
-            got: 1028,
-            ..
-        }
-    ));
-    assert!(matches!(
-        broken(|_, o, _| o.strides[0] = 128),
-        Stride {
-            tensor: "out",
-            got: 128,
-            ..
-        }
-    ));
-    assert!(matches!(
-        broken(|_, o, _| o.strides[1] = 128),
-        Stride {
-            tensor: "out",
-            got: 128,
-            ..
-        }
-    ));
-    assert!(matches!(
-        broken(|_, _, l| l.strides[0] = 8),
-        Stride {
-            tensor: "lse",
-            got: 8,
-            ..
-        }
-    ));
+    let extents: [(Slip, &str, usize); 6] = [
+        (|p, _, _| p.lse.shape[0] = 6, "partial_lse", 6),
+        (|p, _, _| p.lse.shape[1] = 5, "partial_lse", 5),
+        (|_, o, _| o.shape[1] = 2, "out", 2),
+        (|_, o, _| o.shape[2] = 72, "out", 72),
+        (|_, _, l| l.shape[0] = 2, "lse", 2),
+        (|_, _, l| l.shape[1] = 2, "lse", 2),
+    ];
+    for (slip, name, wrong) in extents {
+        let error = broken(slip);
+        assert!(
+            matches!(&error, Extent { tensor, got, .. } if *tensor == name && *got == wrong),
+            "{error}"
+        );
+    }
+    let strides: [(Slip, &str, usize); 5] = [
+        (|p, _, _| p.out.strides[0] = 512, "partial_out", 512),
+        (|_, o, _| o.strides[0] = 1028, "out", 1028),
+        (|_, o, _| o.strides[0] = 128, "out", 128),
+        (|_, o, _| o.strides[1] = 128, "out", 128),
+        (|_, _, l| l.strides[0] = 8, "lse", 8),
+    ];
+    for (slip, name, wrong) in strides {
+        let error = broken(slip);
+        assert!(
+            matches!(&error, Stride { tensor, got, .. } if *tensor == name && *got == wrong),
+            "{error}"
+        );
+    }
     assert!(matches!(
         broken(|p, _, _| p.out.address = 0),
         NullPointer {
