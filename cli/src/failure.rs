@@ -60,11 +60,16 @@ impl From<Error> for Failure {
             | Error::Dtype { .. }
             | Error::DtypesDiffer { .. }
             | Error::HeadDim { .. }
-            | Error::IndexOutOfRange { .. } => Self::Input(error.to_string()),
+            | Error::IndexOutOfRange { .. }
+            | Error::TensorMap { .. } => Self::Input(error.to_string()),
+            // The heads or types of the input, not the backend, are what is unusual.
+            Error::NoInstance { .. } => Self::Input(format!("{error}; --backend cpu takes any")),
             Error::NoDriver { .. }
             | Error::NoDevice { .. }
             | Error::UnsupportedArchitecture { .. }
             | Error::PtxTooNew { .. }
+            | Error::ModuleRefused { .. }
+            | Error::NoKernel { .. }
             | Error::OldDriver { .. } => Self::Backend(error.to_string()),
             _ => Self::Wrong(error.to_string()),
         }
@@ -87,3 +92,22 @@ macro_rules! through_error {
     )*};
 }
 through_error!(PlanError, ProblemError, ShapeError);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_without_kernels_are_wrong_input_for_a_gpu() {
+        let failure = Failure::from(Error::NoInstance {
+            kernel: "decode",
+            asked: "head dimension 80".to_owned(),
+            there: "64, 128, 256",
+        });
+        assert_eq!(
+            failure.to_string(),
+            "no decode kernel for head dimension 80; there are 64, 128, 256; --backend cpu takes any"
+        );
+        assert!(matches!(failure, Failure::Input(_)));
+    }
+}

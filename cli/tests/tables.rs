@@ -80,6 +80,15 @@ fn files_come_back_as_they_went() {
     let path = directory.path().join("results.json");
     std::fs::write(&path, file.to_json()).unwrap();
     assert_eq!(bench::ResultFile::load(&path).unwrap(), file);
+    let zero = file
+        .to_json()
+        .replacen("\"median_us\": 9.0", "\"median_us\": 0", 1);
+    std::fs::write(&path, zero).unwrap();
+    let error = bench::ResultFile::load(&path).unwrap_err().to_string();
+    assert!(
+        error.contains("results[1].plan.median_us: 0 is not a positive number"),
+        "{error}"
+    );
     std::fs::write(&path, file.to_json().replace("tandem-results-1", "other")).unwrap();
     let error = bench::ResultFile::load(&path).unwrap_err().to_string();
     assert!(error.contains("the format is \"other\""), "{error}");

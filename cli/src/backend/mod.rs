@@ -13,6 +13,7 @@ use tandem_attn::plan::{DeviceDescription, Plan};
 use crate::{
     Failure,
     tensors::{Tensor, Tensors},
+    workload::json::positive,
 };
 
 pub use cpu::CpuBackend;
@@ -48,10 +49,13 @@ pub struct Machine {
 #[serde(deny_unknown_fields)]
 pub struct Ceilings {
     /// Reading memory, in bytes per second.
+    #[serde(deserialize_with = "positive")]
     pub read_bytes_per_s: f64,
     /// Copying memory, bytes read and written per second.
+    #[serde(deserialize_with = "positive")]
     pub copy_bytes_per_s: f64,
     /// Multiplying and adding what is in registers or shared memory, in operations per second.
+    #[serde(deserialize_with = "positive")]
     pub flops_per_s: f64,
 }
 

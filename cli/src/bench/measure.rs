@@ -67,8 +67,19 @@ pub(super) fn case(
     result.hybrid = plan.pod.map(|pod| pod.mode);
 
     let tensors = Tensors::random(spec, &batch, case.layout, SEED)?;
-    let mut loaded = backend.load(&plan, &tensors)?;
-    loaded.run(false)?;
+    let ready = backend.load(&plan, &tensors).and_then(|mut loaded| {
+        loaded.run(false)?;
+        Ok(loaded)
+    });
+    let mut loaded = match ready {
+        Ok(loaded) => loaded,
+        // What this backend does not take is no reason to lose the other cases.
+        Err(Failure::Input(reason)) => {
+            result.skipped = Some(reason);
+            return Ok(result);
+        }
+        Err(other) => return Err(other),
+    };
     result.flushed = Some(repeat(&mut *loaded, settings.time, true)?);
     result.warm = Some(repeat(&mut *loaded, settings.time, false)?);
     if settings.check > 0 {
@@ -146,8 +157,68 @@ impl Work {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use tandem_attn::plan::{DeviceDescription, PlanOptions};
+
     use super::*;
-    use crate::workload;
+    use crate::{
+        backend::{Ceilings, Machine},
+        workload,
+    };
+
+    /// A backend that takes nothing.
+    struct Picky;
+
+    impl Backend for Picky {
+        fn machine(&self) -> Machine {
+            unimplemented!("not asked")
+        }
+
+        fn device(&self) -> DeviceDescription {
+            DeviceDescription::named("h200").unwrap()
+        }
+
+        fn memory_bytes(&self) -> u64 {
+            u64::MAX
+        }
+
+        fn ceilings(&mut self) -> Result<Ceilings, Failure> {
+            unimplemented!("not asked")
+        }
+
+        fn load<'a>(
+            &'a mut self,
+            _: &'a Plan,
+            _: &'a Tensors,
+        ) -> Result<Box<dyn Loaded + 'a>, Failure> {
+            Err(Failure::Input(
+                "no decode kernel for head dimension 80".to_owned(),
+            ))
+        }
+    }
+
+    #[test]
+    fn what_a_backend_does_not_take_is_left_out() {
+        let text = r#"{"heads": 4, "kv_heads": 2, "head_dim": 80, "requests": [{"q_len": 1, "kv_len": 9}]}"#;
+        let settings = Settings {
+            time: Duration::ZERO,
+            check: 0,
+            options: PlanOptions::default(),
+            memory_bytes: u64::MAX,
+        };
+        let result = case(
+            &mut Picky,
+            &workload::parse("test", text).unwrap()[0],
+            &settings,
+        )
+        .unwrap();
+        assert_eq!(
+            result.skipped.as_deref(),
+            Some("no decode kernel for head dimension 80")
+        );
+        assert!(result.times().is_none());
+    }
 
     fn work(text: &str) -> Work {
         let case = workload::parse("test", text).unwrap().remove(0);

@@ -2,17 +2,23 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::workload::json::positive;
+
 /// Quartiles of repeated measurements, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Stats {
     /// Half of the runs took less.
+    #[serde(deserialize_with = "positive")]
     pub median_us: f64,
     /// A quarter took less.
+    #[serde(deserialize_with = "positive")]
     pub q1_us: f64,
     /// Three quarters took less.
+    #[serde(deserialize_with = "positive")]
     pub q3_us: f64,
     /// The shortest.
+    #[serde(deserialize_with = "positive")]
     pub min_us: f64,
     /// The number of runs.
     pub runs: u32,

@@ -1,6 +1,9 @@
 //! JSON with errors that show the place.
 
-use serde::de::DeserializeOwned;
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, Error as _},
+};
 
 use crate::{
     Failure,
@@ -21,6 +24,18 @@ pub(crate) fn read<T: DeserializeOwned>(name: &str, text: &str) -> Result<T, Fai
         .end()
         .map_err(|error| show(name, text, ".", &error))?;
     Ok(value)
+}
+
+/// A measured number: nothing divides by zero that passes here.
+pub(crate) fn positive<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    let value = f64::deserialize(deserializer)?;
+    if value > 0.0 && value.is_finite() {
+        Ok(value)
+    } else {
+        Err(D::Error::custom(format!(
+            "{value} is not a positive number"
+        )))
+    }
 }
 
 /// `name:line:column: path: what`, and the line with a mark below it.
