@@ -1,0 +1,216 @@
+//! What attention kernels take.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{KvStrides, VariantParams};
+use crate::divisor::Divisor;
+
+/// Where a plan's arrays lie and where results go: the parameters every attention kernel takes.
+///
+/// Addresses are device addresses. The scratch arrays lie in the workspace at offsets that a plan of
+/// the same bound never moves, so that a captured graph stays valid.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+pub struct AttentionParams {
+    /// `[total_q, q_heads, head_dim_qk]`.
+    pub q: u64,
+    /// Key pool; see `kv`.
+    pub k: u64,
+    /// Value pool; see `kv`.
+    pub v: u64,
+    /// `[total_q, q_heads, head_dim_v]`.
+    pub out: u64,
+    /// `[total_q, q_heads]` f32, natural log; 0 where it is not wanted.
+    pub lse: u64,
+    /// `[items]` [`WorkItem`], this launch's.
+    pub items: u64,
+    /// `[rows]` [`QueryRow`].
+    pub rows: u64,
+    /// `[...]` u32.
+    pub page_ids: u64,
+    /// `[merges]` [`MergeRow`].
+    pub merges: u64,
+    /// `[...]` u32.
+    pub merge_slots: u64,
+    /// `[slots, q_heads, head_dim_v]` f32, normalised.
+    pub partial_out: u64,
+    /// `[slots, q_heads]` f32, base 2.
+    pub partial_lse: u64,
+    /// `[merges, kv_heads]` u32, zero before and after every run: arrivals at a merge.
+    pub arrivals: u64,
+    /// One u32 per launch of a run, zero before and after: the next unit to claim.
+    pub ticket: u64,
+    /// The launch's [`LaunchRecord`], which says which of `items` are its own; `units` are then those of one
+    /// item. 0 where the launch is for one plan.
+    pub record: u64,
+    /// Units of this launch: items × query heads / heads in a tile.
+    pub units: u32,
+    /// Query heads.
+    pub q_heads: u32,
+    /// KV heads.
+    pub kv_heads: u32,
+    /// Query heads per KV head.
+    pub group: u32,
+    /// Strides of the key pool.
+    pub k_strides: KvStrides,
+    /// Strides of the value pool.
+    pub v_strides: KvStrides,
+    /// From one query token to the next, in elements (head stride is `head_dim_qk`).
+    pub q_token_stride: u32,
+    /// From one output token to the next, in elements (head stride is `head_dim_v`).
+    pub out_token_stride: u32,
+    /// Mask and logits transform.
+    pub variant: VariantParams,
+}
+
+impl AttentionParams {
+    /// Makes the units of so many items those of one, where a record says how many items there are.
+    pub const fn leave_to_record(&mut self, items: usize) {
+        if self.record != 0 && items > 0 {
+            self.units /= items as u32;
+        }
+    }
+}
+
+/// What a decode kernel takes: where a page's keys and values are found by the tensor memory accelerator,
+/// and the rest.
+///
+/// The maps (128 bytes each) have the dimensions: 64 elements of a row, 8 tokens, half rows (64 elements, of
+/// one head or of all), groups of 8 tokens, pages (or pages × heads). Their box is `piece_tokens` tokens of
+/// one head.
+#[repr(C, align(16))]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct DecodeParams {
+    /// Tensor map of the key pool.
+    pub k_map: [u64; 16],
+    /// Tensor map of the value pool.
+    pub v_map: [u64; 16],
+    /// Everything else about the launch. `k` and `v` are not looked at.
+    pub attention: AttentionParams,
+    /// By query heads per KV head.
+    pub group: Divisor,
+    /// By KV heads.
+    pub kv_heads: Divisor,
+    /// By tokens in a page.
+    pub page_size: Divisor,
+    /// Tokens of a box: a divisor of the page size and of 32, a multiple of 8.
+    pub piece_tokens: u32,
+    /// Coordinate in the third dimension per head.
+    pub half_per_head: u32,
+    /// Coordinate in the fifth dimension per page.
+    pub page_per_page: u32,
+    /// Coordinate in the fifth dimension per head.
+    pub page_per_head: u32,
+    /// Stages of the ring in shared memory.
+    pub stages: u32,
+    /// Units that a CTA claims at a time, below the number of slots for them.
+    pub run: u32,
+    /// A coordinate in the fifth dimension behind the pool: what is read there is zero.
+    pub outside: u32,
+    /// 1: the launch reads several times what L2 holds. Where there is a record, that says it.
+    pub long: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// What a decode kernel takes that gathers keys and values row by row.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct GatherDecodeParams {
+    /// Everything that is not particular to this kernel; the strides of the pools are unused. Its units are
+    /// items × `cuts` × KV heads.
+    pub attention: AttentionParams,
+    /// Strides of the key pool in vectors of 16 bytes; the pool has fewer than 2³² of them.
+    pub k_vectors: KvStrides,
+    /// Strides of the value pool, likewise.
+    pub v_vectors: KvStrides,
+    /// By tokens in a page.
+    pub page_size: Divisor,
+    /// By query heads per KV head.
+    pub group: Divisor,
+    /// By KV heads.
+    pub kv_heads: Divisor,
+    /// By pieces that an item is cut into: as many as the largest needs.
+    pub cuts: Divisor,
+    /// Query tokens of a piece.
+    pub tile_tokens: u32,
+    /// 1: the warps of a CTA share each unit. 0: each has its own.
+    pub team: u32,
+    /// As [`DecodeParams::long`].
+    pub long: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// How the page pool is seen through a tensor map of five dimensions: 64 columns, 8 tokens, slabs of 64
+/// columns (of all heads where those are neighbours), groups of 8 tokens, pages (of all heads where
+/// those are not).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct PageCoordinates {
+    /// Coordinate of dimension 2 per KV head, in heads: 1 for NHD, 0 for HND.
+    pub step_in_token: u32,
+    /// Coordinate of dimension 4 per page: 1 for NHD, `kv_heads` for HND.
+    pub step_per_page: u32,
+    /// Coordinate of dimension 4 per KV head: 0 for NHD, 1 for HND.
+    pub step_per_head: u32,
+    /// A coordinate of dimension 4 behind the pool: what is read there is zero.
+    pub outside: u32,
+}
+
+/// What a Hopper prefill kernel works on. The maps come first: they must lie at a multiple of 64 bytes.
+#[repr(C, align(16))]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct PrefillParams {
+    /// `q`: 64 columns, `pack` heads, tokens, slabs of 64 columns, heads / `pack`. A box is one slab of a
+    /// tile.
+    pub q_map: [u64; 16],
+    /// The key pool, see [`PageCoordinates`]. A box is `box_tokens` of one head.
+    pub k_map: [u64; 16],
+    /// The value pool, likewise.
+    pub v_map: [u64; 16],
+    /// `out`, cut like `q`.
+    pub out_map: [u64; 16],
+    /// Everything that is not particular to this kernel; `rows`, `merges` and `arrivals` are unused.
+    pub attention: AttentionParams,
+    /// Coordinates in `k_map` and `v_map`.
+    pub pages: PageCoordinates,
+    /// Items of the launch; units are items × query heads / `pack`.
+    pub items: u32,
+    /// Tokens in a box of `k_map`: divides the page and the tile's keys, a multiple of 8. 1: there are no
+    /// maps of the pools, rows are copied one by one, and the pools' strides are in vectors of 16 bytes.
+    pub box_tokens: u32,
+    /// By neighbouring query heads of one KV head that share a tile: row `r` is token `r / pack`, head
+    /// `r % pack`. Divides the group.
+    pub pack: Divisor,
+    /// By tokens in a page.
+    pub page_size: Divisor,
+    /// Zero.
+    pub reserved: [u32; 2],
+}
+
+/// What a prefill kernel works on that gathers keys and values row by row.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct GatherPrefillParams {
+    /// Everything that is not particular to this kernel; `rows`, `merges`, `arrivals` and the strides of
+    /// the pools are unused. Its units are items × query heads / `pack` × `cuts`.
+    pub attention: AttentionParams,
+    /// Strides of the key pool in vectors of 16 bytes; the pool has fewer than 2³² of them.
+    pub k_vectors: KvStrides,
+    /// Strides of the value pool, likewise.
+    pub v_vectors: KvStrides,
+    /// By tokens in a page.
+    pub page_size: Divisor,
+    /// By neighbouring query heads of one KV head that share a tile: row `r` is token `r / pack`, head
+    /// `r % pack`. It divides the group.
+    pub pack: Divisor,
+    /// By tiles that an item is cut into: as many as the largest item needs.
+    pub cuts: Divisor,
+    /// By query heads / `pack`.
+    pub heads: Divisor,
+    /// By query heads of a KV head / `pack`.
+    pub heads_per_kv_head: Divisor,
+    /// Query tokens of a tile: its rows / `pack`.
+    pub tile_tokens: u32,
+}

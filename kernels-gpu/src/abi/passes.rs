@@ -1,0 +1,86 @@
+//! What the kernels around attention take: merging states, appending keys and values.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::divisor::Divisor;
+
+/// What `merge_states` works on.
+///
+/// A *chunk* is 8 neighbouring elements of one output row and head: what one thread computes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct MergeParams {
+    /// `[slots, q_heads, head_dim_v]` f32, normalised.
+    pub partial_out: u64,
+    /// `[slots, q_heads]` f32, base 2.
+    pub partial_lse: u64,
+    /// `[rows]` [`MergeRow`].
+    pub rows: u64,
+    /// `[...]` u32: the slots of all rows.
+    pub merge_slots: u64,
+    /// `[tokens, q_heads, head_dim_v]`.
+    pub out: u64,
+    /// `[tokens, q_heads]` f32, natural log; 0 where it is not wanted.
+    pub lse: u64,
+    /// The launch's [`LaunchRecord`], which says how many rows there are and which is the first; or 0.
+    pub record: u64,
+    /// Chunks of all rows, where no record says it; below [`Divisor::LIMIT`].
+    pub chunks: u32,
+    /// `q_heads × head_dim_v / 8`.
+    pub chunks_per_row: Divisor,
+    /// `head_dim_v / 8`.
+    pub chunks_per_head: Divisor,
+    /// Query heads.
+    pub q_heads: u32,
+    /// From one output token to the next, in elements (head stride is `head_dim_v`).
+    pub out_token_stride: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// An entry of `append_paged_kv`'s slots: the token is not written (padding of a captured graph).
+pub const NO_SLOT: u32 = u32::MAX;
+
+/// Where the new keys (or values) are and where they go. Strides are in *vectors*: 16 bytes, or 8
+/// where something is not a multiple of 16.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct AppendTensor {
+    /// `[tokens, kv_heads, head_dim]`.
+    pub source: u64,
+    /// The page pool.
+    pub pool: u64,
+    /// From one source token to the next.
+    pub source_token: u32,
+    /// From one source head to the next.
+    pub source_head: u32,
+    /// From one page to the next.
+    pub page: u32,
+    /// From one token of a page to the next.
+    pub token: u32,
+    /// From one head of a token to the next.
+    pub head: u32,
+    /// Vectors to copy; below [`Divisor::LIMIT`].
+    pub vectors: u32,
+    /// Vectors of a token, all heads.
+    pub vectors_per_token: Divisor,
+    /// Vectors of a head, or of all heads where they lie one after the other on both sides.
+    pub vectors_per_head: Divisor,
+}
+
+/// What `append_paged_kv` works on.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct AppendParams {
+    /// `[tokens]` u32: `page × page_size + offset` of each new token. Slots that are not in the pool
+    /// ([`NO_SLOT`] among them) are left out.
+    pub slots: u64,
+    /// `pages × page_size` of the pool; below [`Divisor::LIMIT`].
+    pub pool_slots: u32,
+    /// Tokens in a page.
+    pub page_size: Divisor,
+    /// Keys.
+    pub k: AppendTensor,
+    /// Values.
+    pub v: AppendTensor,
+}
