@@ -309,6 +309,23 @@ fn everything_wrong_with_a_batch_is_named() {
 }
 
 #[test]
+fn more_work_than_costs_can_count_is_refused() {
+    let pages: Vec<u32> = (0..1 << 24).collect();
+    let mut table = PageTable::new(128, 1 << 24);
+    table.push(&pages[..(1 << 24) - 1], (1 << 31) - 128);
+    let batch = Batch::new(vec![0, 1 << 14], table);
+    let error = batch.check(&Spec::new(32, 8, 128)).unwrap_err();
+    assert_eq!(
+        error,
+        ProblemError::TooLarge {
+            what: "operations on all queries and keys",
+            got: (((1 << 31) - 128) << 14) * 2 * 256 * 32,
+            limit: 1 << 58
+        }
+    );
+}
+
+#[test]
 fn a_block_of_several_requests_hides_nothing() {
     let shared = |keys_after| {
         let mut prefix = PageTable::new(4, 10);

@@ -12,6 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{ProblemError, Spec, fits};
 
+/// The most operations of a batch, minutes of the fastest GPU: with all that costs are weighed by, sums of
+/// them stay within 64 bits.
+const MAX_WORK: u64 = 1 << 58;
+
 /// The requests of one step: ragged queries against paged keys.
 ///
 /// Most batches have a single part whose row blocks are the requests. A request may have no queries, or
@@ -101,6 +105,7 @@ impl Batch {
                 u64::from(part.table.page_size) * u64::from(spec.kv_heads) * u64::from(head_dim);
             fits("elements of a page", page, u32::MAX.into())?;
         }
+        self.check_work(spec)?;
         if let ([part], true) = (self.parts.as_slice(), spec.variant.causal) {
             for row_block in 0..part.row_blocks() {
                 let Range { start, end } = part.q_range(row_block);
@@ -115,6 +120,21 @@ impl Batch {
             }
         }
         Ok(())
+    }
+
+    /// Whether sums of costs stay within what 64 bits count.
+    fn check_work(&self, spec: &Spec) -> Result<(), ProblemError> {
+        let work = |pairs: fn(&Part) -> u64| {
+            let parts = self.parts.iter().map(pairs);
+            let pairs = parts.fold(0, u64::saturating_add);
+            pairs.saturating_mul(spec.flops_per_pair())
+        };
+        // A look at each row block only where all queries on all keys would be too much.
+        if work(Part::most_pairs) <= MAX_WORK {
+            return Ok(());
+        }
+        let exact = work(Part::pairs);
+        fits("operations on all queries and keys", exact, MAX_WORK)
     }
 
     /// Whether the keys of the new tokens (each row block's last, one per query) may be written: a page

@@ -83,6 +83,24 @@ impl Part {
         position as i32
     }
 
+    /// Pairs of a query and a key of its row block, hidden or not.
+    pub(super) fn pairs(&self) -> u64 {
+        let row_blocks = (0..self.row_blocks()).map(|row_block| {
+            self.q_range(row_block).len() as u64 * u64::from(self.kv_len(row_block))
+        });
+        row_blocks.fold(0, u64::saturating_add)
+    }
+
+    /// No fewer than [`pairs`](Self::pairs), in constant time.
+    pub(super) fn most_pairs(&self) -> u64 {
+        let queries = match self.q_indptr[..] {
+            [first, .., last] => u64::from(last - first),
+            _ => 0,
+        };
+        let keys = self.table.indices.len() as u64 * u64::from(self.table.page_size);
+        queries.saturating_mul(keys)
+    }
+
     pub(super) fn check(&self, part: usize, total_q: u32) -> Result<(), ProblemError> {
         self.table.check(part)?;
         check_indptr("q_indptr", &self.q_indptr)?;
