@@ -1,7 +1,7 @@
 //! Hybrid batches on a GPU, from the planner's plans: one after the other, on two streams, side by side.
 //!
-//! `cargo bench --features cuda --bench gpu_pod -- [listed] [sweep=300] [seed=1] [json=FILE]`. Times are CUDA
-//! events around all launches of a step; medians, modes in turn, L2 not flushed. Pools hold random numbers,
+//! `cargo bench --features cuda --bench gpu_pod -- [listed] [sweep=300] [seed=1] [ctas=132,88] [json=FILE]`. Times are CUDA
+//! events around all launches of a step; medians, modes in turn, L2 full of other data. Pools hold random numbers,
 //! pages of 16 are shuffled.
 
 #[path = "../tests/common/mod.rs"]
@@ -55,7 +55,13 @@ fn main() {
         return;
     };
     println!("{}, kernels for {}", gpu.name(), gpu.arch());
+    let ctas = value("ctas=").map_or(Vec::new(), |list| {
+        list.split(',')
+            .map(|ctas| ctas.parse().expect("a number"))
+            .collect()
+    });
     let bench = Bench {
+        ctas,
         gpu,
         device: DeviceDescription::named("h200").expect("it is built in"),
         timer: Timer::new(),
@@ -95,6 +101,8 @@ const HEADER: &str = "batch                             prefill  decode | serial
                       serial/auto, peak";
 
 struct Bench<'a> {
+    /// Numbers of prefill CTAs to try beside the planner's.
+    ctas: Vec<u32>,
     gpu: &'a Gpu,
     device: DeviceDescription,
     timer: Timer,
@@ -111,38 +119,41 @@ struct Times {
     fused: f64,
     auto: f64,
     chosen: PodMode,
+    /// Side by side with so many prefill CTAs.
+    by_ctas: Vec<(u32, f64, f64)>,
 }
 
 impl Bench<'_> {
     /// Random batches of POD's figure 11 in which neither operation takes less than a fifth.
     fn sweep(&self, count: usize, seed: u64, lines: &mut Vec<String>) {
         println!("sweep of {count} batches, seed {seed}\n{HEADER}");
-        let all: Vec<Vec<u32>> = include_str!("../tests/data/pod_fig11.txt")
+        // One batch for every chunk of a prompt, each as likely as any other.
+        let all: Vec<Hybrid> = include_str!("../tests/data/pod_fig11.txt")
             .lines()
             .filter(|line| !line.starts_with('#'))
-            .map(|line| {
-                line.split(' ')
+            .flat_map(|line| {
+                let words: Vec<u32> = line
+                    .split(' ')
                     .map(|word| word.parse().expect("a number"))
-                    .collect()
+                    .collect();
+                let [q_heads, kv_heads, chunk, context, decodes] = words[..] else {
+                    panic!("five numbers");
+                };
+                (1..=context / chunk).map(move |chunks| Hybrid {
+                    q_heads,
+                    kv_heads,
+                    chunk,
+                    keys: chunk * chunks,
+                    decodes,
+                    context,
+                })
             })
             .collect();
         let mut random = Rng(seed);
         let (mut speedups, mut near_peak, mut well_chosen, mut least) =
             (Vec::new(), 0, 0, f64::MAX);
         while speedups.len() < count {
-            let [q_heads, kv_heads, chunk, context, decodes] = all[random.below(all.len())][..]
-            else {
-                panic!("five numbers");
-            };
-            let keys = chunk * (1 + random.below((context / chunk) as usize) as u32);
-            let hybrid = Hybrid {
-                q_heads,
-                kv_heads,
-                chunk,
-                keys,
-                decodes,
-                context,
-            };
+            let hybrid = all[random.below(all.len())];
             let alone = self.alone(hybrid);
             if alone[0].min(alone[1]) < 0.2 * (alone[0] + alone[1]) {
                 continue;
@@ -186,6 +197,18 @@ impl Bench<'_> {
             self.step(hybrid, PodMode::Auto, false, true),
         ];
         steps.extend(modes.map(|mode| self.step(hybrid, mode, true, true)));
+        let with_ctas = |pod| {
+            move |&ctas| {
+                let options = PlanOptions {
+                    pod,
+                    prefill_ctas: Some(ctas),
+                    ..PlanOptions::default()
+                };
+                self.step_as(hybrid, options, true, true)
+            }
+        };
+        steps.extend(self.ctas.iter().map(with_ctas(PodMode::Fused)));
+        steps.extend(self.ctas.iter().map(with_ctas(PodMode::Streams)));
         let ways: Vec<&Step<'_>> = steps.iter().collect();
         let all = self.timer.rested_medians(&ways, times);
         let chosen = steps[5].plan.pod.expect("a hybrid batch").mode;
@@ -197,10 +220,27 @@ impl Bench<'_> {
             fused: all[4],
             auto: all[5],
             chosen,
+            by_ctas: (self.ctas.iter().enumerate())
+                .map(|(at, &ctas)| (ctas, all[6 + at], all[6 + self.ctas.len() + at]))
+                .collect(),
         }
     }
 
     fn step(&self, hybrid: Hybrid, mode: PodMode, prefill: bool, decode: bool) -> Step<'_> {
+        let options = PlanOptions {
+            pod: mode,
+            ..PlanOptions::default()
+        };
+        self.step_as(hybrid, options, prefill, decode)
+    }
+
+    fn step_as(
+        &self,
+        hybrid: Hybrid,
+        options: PlanOptions,
+        prefill: bool,
+        decode: bool,
+    ) -> Step<'_> {
         let spec = Spec::new(hybrid.q_heads, hybrid.kv_heads, 128);
         let batch = hybrid.batch(prefill, decode);
         let bytes = u64::from(batch.parts[0].table.pool_pages)
@@ -210,10 +250,6 @@ impl Bench<'_> {
             bytes <= self.pool.bytes() as u64,
             "{bytes} bytes of keys and values"
         );
-        let options = PlanOptions {
-            pod: mode,
-            ..PlanOptions::default()
-        };
         let plan = Planner::new().plan(&spec, &batch, &self.device, &options);
         let plan = plan.expect("can be planned");
         Step::new(
@@ -310,7 +346,14 @@ impl Times {
         ] {
             let _ = write!(line, ", \"{name}\": {time:.1}");
         }
-        let _ = write!(line, ", \"chosen\": \"{:?}\"}}", self.chosen);
+        let _ = write!(line, ", \"chosen\": \"{:?}\"", self.chosen);
+        for (ctas, fused, streams) in &self.by_ctas {
+            let _ = write!(
+                line,
+                ", \"fused_{ctas}_us\": {fused:.1}, \"streams_{ctas}_us\": {streams:.1}"
+            );
+        }
+        line.push('}');
         line
     }
 }

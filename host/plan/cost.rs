@@ -59,7 +59,8 @@ impl CostModel {
         let kernel = |kernel: Kernel| {
             let tile = TileCost {
                 m: 0,
-                read: 1.0,
+                // Of the tiles of a prompt that read the same keys all but the first find them in L2.
+                read: if kernel == Kernel::Prefill { 2.0 } else { 1.0 },
                 flops_per_ns: device.flops_per_ns,
                 unit_ns: device.unit_ns(kernel),
             };

@@ -161,6 +161,16 @@ impl PartInput<'_> {
         self.contiguous().map(pairs).sum::<u64>() * self.spec.flops_per_pair()
     }
 
+    /// Units of the tiles of consecutive tokens, before any is cut.
+    pub fn contiguous_units(&self) -> u32 {
+        let units = |(_, tokens): (usize, Range<u32>)| {
+            let rows = tokens.end - tokens.start;
+            let PrefillTile { tile, pack, .. } = *self.tiles.prefill(rows);
+            rows.div_ceil(tile.m / pack) * self.cost.units_per_item(pack)
+        };
+        self.contiguous().map(units).sum()
+    }
+
     /// Tiles of consecutive tokens, each against all keys that any of its rows sees.
     pub fn draft_contiguous(&self, drafts: &mut Vec<Draft>) {
         let Self { spec, part, .. } = self;

@@ -9,8 +9,8 @@ use super::{
     draft::{Draft, DraftRow, DraftRun, PartInput},
     emit::{Emitter, Pieces},
     gather::Gatherer,
-    pod::{PodConfig, PodMode, PodPlan, TicketPolicy, Tickets},
-    split::{Outcome, SplitInput, Splitter},
+    pod::{PodConfig, PodMode, PodPlan, PrefillLoad, Seats, TicketPolicy, Tickets},
+    split::{SplitInput, Splitter},
     tiles::TileTable,
 };
 use crate::problem::{Batch, Spec};
@@ -30,6 +30,8 @@ pub struct PlanOptions {
     pub pod: PodMode,
     /// How they take turns on an SM where they are fused.
     pub tickets: TicketPolicy,
+    /// Prefill CTAs beside decodes where they are fused; none: as the planner thinks best.
+    pub prefill_ctas: Option<u32>,
     /// Keep the plan within a workspace: what does not fit is packed and cut less.
     pub bound: Option<Bound>,
 }
@@ -231,13 +233,16 @@ impl Planner {
             let flops: u64 = parts(&derived.tiles)
                 .map(|part| part.contiguous_flops())
                 .sum();
+            let load = |tiles| PrefillLoad {
+                ns: flops as f64 / device.flops_per_ns,
+                tiles: parts(tiles).map(|part| part.contiguous_units()).sum(),
+            };
+            // Results that do not depend on the batch need the same tiles in any company.
+            let fixed = matches!(options.split, SplitMode::Fixed { .. });
+            let fused = (derived.fused_tiles.iter())
+                .map(|tiles| tiles.as_ref().filter(|_| !fixed).map(load));
             let decode_ns = cost.mean_load_ps(drafts) as f64 / 1e3;
-            choose_mode(
-                derived,
-                options,
-                flops as f64 / device.flops_per_ns,
-                decode_ns,
-            )
+            choose_mode(device, options, &load(&derived.tiles), fused, decode_ns)
         });
         let config = pod.and_then(|pod| Some(&device.pod.configs[pod.config? as usize]));
         let tiles = derived.tiles(pod.as_ref());
@@ -267,14 +272,7 @@ impl Planner {
         };
         splitter.split(&input, drafts);
         if let Some(pod) = &mut pod {
-            let Outcome {
-                makespan_ps: [decode, prefill],
-                units: [decodes, prefills],
-            } = splitter.outcome;
-            pod.forecast = device
-                .pod
-                .forecast(prefill as f64 / 1e3, decode as f64 / 1e3)
-                .0;
+            let [decodes, prefills] = splitter.outcome.units;
             let virtual_decodes = config.map_or(1, |config| config.virtual_decodes.max(1));
             pod.tickets =
                 Tickets::new(options.tickets, prefills, decodes.div_ceil(virtual_decodes));
@@ -317,32 +315,31 @@ fn merges_in_passing(device: &DeviceDescription, options: &PlanOptions, plan: &P
 
 /// How a hybrid batch runs, by the times its operations take alone.
 fn choose_mode(
-    derived: &Derived,
+    device: &DeviceDescription,
     options: &PlanOptions,
-    prefill_ns: f64,
+    prefill: &PrefillLoad,
+    fused: impl Iterator<Item = Option<PrefillLoad>>,
     decode_ns: f64,
 ) -> PodPlan {
-    let (mut forecast, config) = derived.device.pod.forecast(prefill_ns, decode_ns);
-    // Results that do not depend on the batch need the same tiles in any company.
-    let fixed = matches!(options.split, SplitMode::Fixed { .. });
-    let fits = |config: &u32| !fixed && derived.fused_tiles[*config as usize].is_some();
-    let config = config.filter(fits);
-    if config.is_none() {
-        forecast.fused_ns = f64::MAX;
-    }
+    let (forecast, choice) = device.pod.forecast(device.sms, prefill, fused, decode_ns);
     let mode = match options.pod {
         PodMode::Auto => forecast.best(),
-        PodMode::Fused if config.is_none() => PodMode::Streams,
+        PodMode::Fused if choice.is_none() => PodMode::Streams,
         mode => mode,
     };
-    let config = config.filter(|_| mode == PodMode::Fused);
+    let choice = choice.filter(|_| mode == PodMode::Fused);
+    let mut seats = choice.map_or(Seats::default(), |choice| choice.seats);
+    if let (Some(ctas), true) = (options.prefill_ctas, seats != Seats::default()) {
+        seats = Seats::new(device.sms, ctas.max(1));
+    }
     PodPlan {
         mode,
-        config,
+        config: choice.map(|choice| choice.config),
         tickets: Tickets {
             prefill: 0,
             decode: 0,
         },
+        seats,
         forecast,
     }
 }

@@ -5,7 +5,9 @@ use kernels_gpu::abi::{DIRECT, LaunchRecord, MergeRow, NO_MERGE, WorkItem};
 use crate::{
     Error,
     plan::{
-        DeviceDescription, Kernel, MergeMode, Plan, Tile, TileGroup, pod::PodMode, tiles::TileTable,
+        DeviceDescription, Kernel, MergeMode, Plan, Tile, TileGroup,
+        pod::{PodMode, Seats},
+        tiles::TileTable,
     },
     problem::Spec,
 };
@@ -181,6 +183,8 @@ pub(super) struct Agenda {
     pub(super) mixed: bool,
     /// How prefills and decodes share the GPU, where there are both.
     pub(super) pod: PodMode,
+    /// CTAs of each where they share SMs.
+    pub(super) seats: Seats,
     /// Merges for the merging kernel.
     pub(super) left: u32,
     /// Which merges these are; where not all of them are.
@@ -195,6 +199,7 @@ impl Agenda {
     pub(super) fn fill(&mut self, plan: &Plan, merge_mode: MergeMode) {
         self.total_q = plan.total_q;
         self.pod = plan.pod.map_or(PodMode::Serial, |pod| pod.mode);
+        self.seats = plan.pod.map_or(Seats::default(), |pod| pod.seats);
         self.parts.clear();
         self.parts.extend(plan.parts.iter().map(|part| {
             let ids = plan

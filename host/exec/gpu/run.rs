@@ -162,6 +162,7 @@ impl Gpu {
             part,
         } = launch.key;
         let spec = &workspace.spec;
+        let seats = workspace.agenda.seats;
         // A part that this batch does not have.
         let Some(pool) = tensors.pools.get(part as usize) else {
             return Ok(None);
@@ -203,7 +204,12 @@ impl Gpu {
             }
             let step = self.prepare_decode(family, spec, tile, &arrays, pool, q, out, lse)?;
             return Ok(Some(match step {
-                Step::Decode(step) if beside => Step::Beside(step),
+                Step::Decode(mut step) if beside => {
+                    if !captured && seats.decode > 0 {
+                        step.launch.grid[0] = units.min(seats.decode);
+                    }
+                    Step::Beside(step)
+                }
                 step => step,
             }));
         }
@@ -222,7 +228,11 @@ impl Gpu {
             ticket: workspace.ticket(index),
             record,
         };
-        self.prepare_prefill(self.prefill_family(&call), &call)
+        let mut step = self.prepare_prefill(self.prefill_family(&call), &call)?;
+        if let (Some(Step::Prefill(step)), 1.., false) = (&mut step, seats.prefill, captured) {
+            step.launch.grid[0] = step.launch.grid[0].min(seats.prefill);
+        }
+        Ok(step)
     }
 
     /// # Safety

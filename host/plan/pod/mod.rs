@@ -6,7 +6,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Tile;
+mod forecast;
+
+pub(super) use forecast::PrefillLoad;
+pub use forecast::{PodConfig, PodDescription, PodForecast, Share};
 
 /// How the prefills and the decodes of a hybrid batch run.
 #[derive(
@@ -36,61 +39,6 @@ pub enum TicketPolicy {
     FiftyFifty,
 }
 
-/// What a device can do with hybrid batches, and what it costs there.
-///
-/// By default nothing overlaps.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PodDescription {
-    /// The part of the shorter operation's time that two plain streams do not hide.
-    pub streams_loss: f64,
-    /// Configurations of the fused form; none: it is not used on this device.
-    pub configs: Vec<PodConfig>,
-}
-
-/// One shape of the fused form.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PodConfig {
-    /// Short name.
-    pub name: String,
-    /// CTAs on an SM, of both operations.
-    pub ctas_per_sm: u32,
-    /// Tile of the prefills.
-    pub prefill: Tile,
-    /// Query heads of a KV head that it holds at most, as in [`QueryStep::pack`](super::QueryStep::pack).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub prefill_pack: Option<u32>,
-    /// Tile of the decodes; none: as they have alone.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub decode: Option<Tile>,
-    /// Decode units that one CTA runs side by side.
-    pub virtual_decodes: u32,
-    /// Bytes of keys and values that the decodes of an SM keep in flight beside prefill.
-    pub decode_bytes_in_flight: u32,
-    /// What prefill alone takes in this shape, in parts of what it takes in its best.
-    pub prefill_slowdown: f64,
-    /// The same for decode.
-    pub decode_slowdown: f64,
-    /// The part of the shorter operation's time that is not hidden.
-    pub overlap_loss: f64,
-}
-
-/// Predicted times of a hybrid batch, in nanoseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct PodForecast {
-    /// Prefill alone, in its best shape.
-    pub prefill_ns: f64,
-    /// Decode alone.
-    pub decode_ns: f64,
-    /// One after the other.
-    pub serial_ns: f64,
-    /// On two streams.
-    pub streams_ns: f64,
-    /// In the best fused configuration; `f64::MAX` where there is none.
-    pub fused_ns: f64,
-}
-
 /// How a hybrid batch runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PodPlan {
@@ -100,8 +48,32 @@ pub struct PodPlan {
     pub config: Option<u32>,
     /// Fused: how CTAs of the two take turns on an SM.
     pub tickets: Tickets,
+    /// Fused: how many CTAs of each are launched.
+    #[serde(default)]
+    pub seats: Seats,
     /// What made the choice.
     pub forecast: PodForecast,
+}
+
+/// CTAs of two persistent kernels that share SMs; zero where the kernels are not such.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Seats {
+    /// Prefill CTAs, at most one for each SM.
+    pub prefill: u32,
+    /// Decode CTAs: one for each SM, and a second one where there is no prefill.
+    pub decode: u32,
+}
+
+impl Seats {
+    /// With so many prefill CTAs on a device.
+    #[must_use]
+    pub const fn new(sms: u32, prefill: u32) -> Self {
+        let prefill = if prefill < sms { prefill } else { sms };
+        Self {
+            prefill,
+            decode: 2 * sms - prefill,
+        }
+    }
 }
 
 /// An operation of a hybrid batch.
@@ -178,70 +150,9 @@ impl Tickets {
     }
 }
 
-impl Default for PodDescription {
-    fn default() -> Self {
-        Self {
-            streams_loss: 1.0,
-            configs: Vec::new(),
-        }
-    }
-}
-
-impl PodDescription {
-    /// Predicts the times of a hybrid batch, and the best configuration of the fused form.
-    #[must_use]
-    pub fn forecast(&self, prefill_ns: f64, decode_ns: f64) -> (PodForecast, Option<u32>) {
-        let overlapped = |p: f64, d: f64, loss: f64| p.max(d) + loss * p.min(d);
-        let fused = |config: &PodConfig| {
-            let (p, d) = (
-                prefill_ns * config.prefill_slowdown,
-                decode_ns * config.decode_slowdown,
-            );
-            overlapped(p, d, config.overlap_loss)
-        };
-        let times = self.configs.iter().map(fused).zip(0..);
-        let best = times.min_by(|a, b| a.0.total_cmp(&b.0));
-        let forecast = PodForecast {
-            prefill_ns,
-            decode_ns,
-            serial_ns: prefill_ns + decode_ns,
-            streams_ns: overlapped(prefill_ns, decode_ns, self.streams_loss),
-            fused_ns: best.map_or(f64::MAX, |(time, _)| time),
-        };
-        (forecast, best.map(|(_, config)| config))
-    }
-}
-
-impl PodForecast {
-    /// The mode with the shortest time; the simpler one where they are equal.
-    #[must_use]
-    pub fn best(&self) -> PodMode {
-        let Self {
-            serial_ns,
-            streams_ns,
-            fused_ns,
-            ..
-        } = *self;
-        if fused_ns < serial_ns.min(streams_ns) {
-            PodMode::Fused
-        } else if streams_ns < serial_ns {
-            PodMode::Streams
-        } else {
-            PodMode::Serial
-        }
-    }
-
-    /// The paper's bound on what overlap can bring: both at their best, a tenth of the shorter not hidden.
-    #[must_use]
-    pub fn peak_ns(&self) -> f64 {
-        self.prefill_ns.max(self.decode_ns) + 0.1 * self.prefill_ns.min(self.decode_ns)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::DeviceDescription;
 
     #[test]
     fn tickets_are_exact_over_a_period_and_even_within() {
@@ -308,21 +219,5 @@ mod tests {
             Tickets::new(TicketPolicy::Proportional, 0, 0).op(3),
             PodOp::Decode
         );
-    }
-
-    #[test]
-    fn the_shortest_forecast_wins() {
-        let mut pod = DeviceDescription::named("h200").unwrap().pod;
-        let config = &mut pod.configs[0];
-        (config.prefill_slowdown, config.decode_slowdown) = (1.05, 1.02);
-        config.overlap_loss = 0.2;
-        let (even, config) = pod.forecast(400e3, 400e3);
-        assert_eq!((even.best(), config), (PodMode::Fused, Some(0)));
-        assert!(even.fused_ns < 0.7 * even.serial_ns && even.fused_ns > even.peak_ns());
-        // Hardly any decode: the fused shape costs prefill more than there is to hide.
-        let (lopsided, _) = pod.forecast(1000e3, 5e3);
-        assert_ne!(lopsided.best(), PodMode::Fused);
-        let none = PodDescription::default();
-        assert_eq!(none.forecast(1.0, 1.0).0.best(), PodMode::Serial);
     }
 }

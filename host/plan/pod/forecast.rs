@@ -1,0 +1,329 @@
+//! What a hybrid batch takes in each mode, and in which mode it takes the shortest.
+
+use serde::{Deserialize, Serialize};
+
+use super::{PodMode, Seats};
+use crate::plan::Tile;
+
+/// What a device can do with hybrid batches, and what it costs there.
+///
+/// By default nothing overlaps.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PodDescription {
+    /// The part of the shorter operation's time that two plain streams do not hide.
+    pub streams_loss: f64,
+    /// The same where the prefills leave half of the SMs to the decodes.
+    #[serde(default = "nothing_hidden")]
+    pub apart_loss: f64,
+    /// Configurations of the fused form; none: it is not used on this device.
+    pub configs: Vec<PodConfig>,
+}
+
+const fn nothing_hidden() -> f64 {
+    1.0
+}
+
+/// One shape of the fused form.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PodConfig {
+    /// Short name.
+    pub name: String,
+    /// CTAs on an SM, of both operations.
+    pub ctas_per_sm: u32,
+    /// Tile of the prefills.
+    pub prefill: Tile,
+    /// Query heads of a KV head that it holds at most, as in [`QueryStep::pack`](crate::plan::QueryStep::pack).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill_pack: Option<u32>,
+    /// Tile of the decodes; none: as they have alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decode: Option<Tile>,
+    /// Decode units that one CTA runs side by side.
+    pub virtual_decodes: u32,
+    /// Bytes of keys and values that the decodes of an SM keep in flight beside prefill.
+    pub decode_bytes_in_flight: u32,
+    /// What prefill alone takes in this shape, in parts of what it takes in its best.
+    pub prefill_slowdown: f64,
+    /// The same for decode.
+    pub decode_slowdown: f64,
+    /// The part of the shorter operation's time that is not hidden; where `shares` say nothing.
+    #[serde(default)]
+    pub overlap_loss: f64,
+    /// How two persistent kernels slow each other down, from few prefill CTAs to one on every SM; none: it is
+    /// one kernel.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shares: Vec<Share>,
+}
+
+/// How prefills and decodes slow each other down while both run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Share {
+    /// SMs with a prefill CTA, of all.
+    pub part: f64,
+    /// What a prefill takes, in parts of what it takes alone.
+    pub prefill: f64,
+    /// What decodes lose of their rate.
+    pub decode: f64,
+}
+
+impl Share {
+    fn between(self, other: Self, part: f64) -> Self {
+        let way = ((part - self.part) / (other.part - self.part)).clamp(0.0, 1.0);
+        let at = |from: f64, to: f64| from + way * (to - from);
+        Self {
+            part,
+            prefill: at(self.prefill, other.prefill),
+            decode: at(self.decode, other.decode),
+        }
+    }
+}
+
+/// Tiles of prefills.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(in crate::plan) struct PrefillLoad {
+    /// What they take together if no CTA is ever idle.
+    pub ns: f64,
+    pub tiles: u32,
+}
+
+impl PrefillLoad {
+    /// What they take on so many of a device's SMs.
+    pub fn on(&self, ctas: u32, sms: u32) -> f64 {
+        /// Rounds from which on tiles of all lengths fill the gaps.
+        const MANY: f64 = 16.0;
+        if self.tiles == 0 {
+            return self.ns;
+        }
+        let tile = self.ns * f64::from(sms) / f64::from(self.tiles);
+        let rounds = f64::from(self.tiles) / f64::from(ctas.max(1));
+        tile * if rounds < MANY { rounds.ceil() } else { rounds }
+    }
+}
+
+impl PodConfig {
+    /// What a hybrid batch takes side by side, and with how many CTAs the least.
+    fn time(&self, prefill: &PrefillLoad, decode_ns: f64, sms: u32) -> (f64, Seats) {
+        let decode_ns = decode_ns * self.decode_slowdown;
+        if self.shares.is_empty() {
+            let prefill_ns = prefill.on(sms, sms) * self.prefill_slowdown;
+            let time = overlapped(prefill_ns, decode_ns, self.overlap_loss);
+            return (time, Seats::default());
+        }
+        let mut best = (f64::MAX, Seats::default());
+        let most = sms.min(prefill.tiles.max(1));
+        let step = (sms / SHARE_STEPS).max(1) as usize;
+        for ctas in (0..=most)
+            .rev()
+            .step_by(step)
+            .take_while(|&ctas| ctas > sms / LEAST_SHARE)
+        {
+            let alone = prefill.on(ctas, sms) * self.prefill_slowdown;
+            let time = self.share(ctas, sms).time(alone, decode_ns);
+            if time < best.0 {
+                best = (time, Seats::new(sms, ctas));
+            }
+        }
+        best
+    }
+
+    /// With so many prefill CTAs.
+    fn share(&self, prefill_ctas: u32, sms: u32) -> Share {
+        let part = f64::from(prefill_ctas) / f64::from(sms);
+        let next = self.shares.partition_point(|share| share.part < part);
+        let [low, high] =
+            [next.saturating_sub(1), next].map(|at| self.shares[at.min(self.shares.len() - 1)]);
+        match low.part < high.part {
+            true => low.between(high, part),
+            false => Share { part, ..low },
+        }
+    }
+}
+
+/// No fewer prefill CTAs than one for so many SMs are thought of,
+const LEAST_SHARE: u32 = 4;
+/// in so many steps.
+const SHARE_STEPS: u32 = 24;
+
+impl Share {
+    /// What both take together, when alone they take so long.
+    fn time(&self, prefill_ns: f64, decode_ns: f64) -> f64 {
+        let slow_prefill = prefill_ns * self.prefill;
+        let behind = decode_ns + slow_prefill * self.decode;
+        if slow_prefill <= behind {
+            return behind;
+        }
+        // The decodes are done first, and the rest of the prefills has the device.
+        let decoded = decode_ns / (1.0 - self.decode);
+        prefill_ns + decoded * (1.0 - 1.0 / self.prefill)
+    }
+}
+
+fn overlapped(prefill_ns: f64, decode_ns: f64, loss: f64) -> f64 {
+    prefill_ns.max(decode_ns) + loss * prefill_ns.min(decode_ns)
+}
+
+/// Predicted times of a hybrid batch, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PodForecast {
+    /// Prefill alone, in its best shape.
+    pub prefill_ns: f64,
+    /// Decode alone.
+    pub decode_ns: f64,
+    /// One after the other.
+    pub serial_ns: f64,
+    /// On two streams.
+    pub streams_ns: f64,
+    /// In the best fused configuration; `f64::MAX` where there is none.
+    pub fused_ns: f64,
+}
+
+/// The best fused form for a batch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(in crate::plan) struct FusedChoice {
+    pub config: u32,
+    pub seats: Seats,
+}
+
+impl Default for PodDescription {
+    fn default() -> Self {
+        Self {
+            streams_loss: 1.0,
+            apart_loss: 1.0,
+            configs: Vec::new(),
+        }
+    }
+}
+
+impl PodDescription {
+    /// Predicts the times of a hybrid batch on so many SMs, and the best configuration of the fused form.
+    /// `fused` are the prefills in each configuration's tiles, where these fit.
+    pub(in crate::plan) fn forecast(
+        &self,
+        sms: u32,
+        prefill: &PrefillLoad,
+        fused: impl Iterator<Item = Option<PrefillLoad>>,
+        decode_ns: f64,
+    ) -> (PodForecast, Option<FusedChoice>) {
+        let prefill_ns = prefill.on(sms, sms);
+        // Tiles that do not fill the device leave SMs to the decodes.
+        let free = 1.0 - f64::from(prefill.tiles.min(sms)) / f64::from(sms);
+        let loss =
+            self.streams_loss + (self.apart_loss - self.streams_loss) * (2.0 * free).min(1.0);
+        let mut forecast = PodForecast {
+            prefill_ns,
+            decode_ns,
+            serial_ns: prefill_ns + decode_ns,
+            streams_ns: overlapped(prefill_ns, decode_ns, loss.min(self.streams_loss)),
+            fused_ns: f64::MAX,
+        };
+        let mut choice = None;
+        for ((config, prefill), index) in self.configs.iter().zip(fused).zip(0..) {
+            let Some(prefill) = prefill else {
+                continue;
+            };
+            let (time, seats) = config.time(&prefill, decode_ns, sms);
+            if time < forecast.fused_ns {
+                forecast.fused_ns = time;
+                choice = Some(FusedChoice {
+                    config: index,
+                    seats,
+                });
+            }
+        }
+        (forecast, choice)
+    }
+}
+
+impl PodForecast {
+    /// The mode with the shortest time; the simpler one where they are equal.
+    #[must_use]
+    pub fn best(&self) -> PodMode {
+        let Self {
+            serial_ns,
+            streams_ns,
+            fused_ns,
+            ..
+        } = *self;
+        if fused_ns < serial_ns.min(streams_ns) {
+            PodMode::Fused
+        } else if streams_ns < serial_ns {
+            PodMode::Streams
+        } else {
+            PodMode::Serial
+        }
+    }
+
+    /// The paper's bound on what overlap can bring: both at their best, a tenth of the shorter not hidden.
+    #[must_use]
+    pub fn peak_ns(&self) -> f64 {
+        self.prefill_ns.max(self.decode_ns) + 0.1 * self.prefill_ns.min(self.decode_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::DeviceDescription;
+
+    fn h200() -> (PodDescription, u32) {
+        let device = DeviceDescription::named("h200").unwrap();
+        (device.pod, device.sms)
+    }
+
+    fn load(ns: f64, tiles: u32) -> PrefillLoad {
+        PrefillLoad { ns, tiles }
+    }
+
+    #[test]
+    fn tiles_take_rounds() {
+        assert_eq!(load(100.0, 264).on(132, 132), 100.0);
+        assert_eq!(load(100.0, 256).on(132, 132), 100.0 * 264.0 / 256.0);
+        assert_eq!(load(100.0, 264).on(88, 132), 150.0);
+        // One tile for each of half the SMs takes as long as one for each of all.
+        assert_eq!(load(50.0, 66).on(132, 132), load(100.0, 132).on(132, 132));
+        assert_eq!(load(0.0, 0).on(132, 132), 0.0);
+    }
+
+    #[test]
+    fn the_shortest_forecast_wins() {
+        let (pod, sms) = h200();
+        let forecast = |prefill: PrefillLoad, decode| {
+            pod.forecast(sms, &prefill, std::iter::once(Some(prefill)), decode)
+        };
+        let (even, _) = forecast(load(400e3, 1024), 400e3);
+        assert_eq!(even.best(), PodMode::Fused);
+        assert!(even.fused_ns < 0.75 * even.serial_ns && even.fused_ns > even.peak_ns());
+        // Prefill is what takes long: it has every SM.
+        let (_, choice) = forecast(load(700e3, 512), 400e3);
+        assert_eq!(choice.unwrap().seats, Seats::new(sms, sms));
+        // Decode takes long: it has some SMs to itself.
+        let (_, choice) = forecast(load(120e3, 256), 400e3);
+        let seats = choice.unwrap().seats;
+        assert!(seats.prefill < sms && seats.decode > sms, "{seats:?}");
+        // Nearly nothing to hide.
+        let (lopsided, _) = forecast(load(1000e3, 1024), 5e3);
+        assert!(lopsided.fused_ns < 1.02 * lopsided.serial_ns);
+        // Prefills on half of the SMs, decodes on the others.
+        let (apart, _) = forecast(load(70e3, 64), 480e3);
+        assert_eq!(apart.best(), PodMode::Streams);
+
+        let none = PodDescription::default();
+        let (forecast, choice) = none.forecast(sms, &load(1.0, 1), std::iter::empty(), 1.0);
+        assert_eq!((forecast.best(), choice), (PodMode::Serial, None));
+    }
+
+    #[test]
+    fn shares_lie_between_those_measured() {
+        let (pod, sms) = h200();
+        let config = &pod.configs[0];
+        assert!(config.shares.is_sorted_by(|a, b| a.part < b.part));
+        let ends = [1, sms].map(|ctas| config.share(ctas, sms));
+        assert_eq!(ends[0].prefill, config.shares[0].prefill);
+        assert_eq!(ends[1], *config.shares.last().unwrap());
+        let middle = config.share(sms * 11 / 12, sms);
+        assert!((ends[0].decode..ends[1].decode).contains(&middle.decode));
+    }
+}
