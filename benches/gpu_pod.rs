@@ -1,8 +1,8 @@
 //! Hybrid batches on a GPU, from the planner's plans: one after the other, on two streams, side by side.
 //!
-//! `cargo bench --features cuda --bench gpu_pod -- [listed] [sweep=300] [seed=1] [ctas=132,88] [json=FILE]`. Times are CUDA
-//! events around all launches of a step; medians, modes in turn, L2 full of other data. Pools hold random numbers,
-//! pages of 16 are shuffled.
+//! `cargo bench --features cuda --bench gpu_pod -- [listed] [sweep=300] [seed=1] [ctas=132,88] [config=0]
+//! [json=FILE]`. Times are CUDA events around all launches of a step; medians, modes in turn, L2 full of other
+//! data. Pools hold random numbers, pages of 16 are shuffled.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -60,10 +60,15 @@ fn main() {
             .map(|ctas| ctas.parse().expect("a number"))
             .collect()
     });
+    let mut device = DeviceDescription::named("h200").expect("it is built in");
+    if let Some(config) = value("config=") {
+        let configs = &mut device.pod.configs;
+        *configs = vec![configs.swap_remove(config.parse().expect("a number"))];
+    }
     let bench = Bench {
         ctas,
         gpu,
-        device: DeviceDescription::named("h200").expect("it is built in"),
+        device,
         timer: Timer::new(),
         pool: Pool::random(5 << 29, Dtype::BF16),
         // Enough for any of the batches.
