@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use tandem_attn::{
     plan::{
         BatchLimits, Bound, DeviceDescription, Kernel, PackRule, Plan, PlanOptions, Planner,
-        SplitMode, Update, WorkspaceLayout, pod::PodMode,
+        SplitMode, Tile, TileGroup, Update, WorkspaceLayout, pod::PodMode,
     },
     problem::{Batch, PageTable, Part, Spec},
 };
@@ -271,16 +271,19 @@ proptest! {
         batch in batch(),
         chunks in 1u32..8,
         request in any::<prop::sample::Index>(),
+        device in device(),
+        pod in pod(),
     ) {
         if batch.requests() == 0 {
             return Ok(()); // an assumption would end the long run: too many cases are rejected
         }
-        let device = DeviceDescription::named("h200").unwrap();
-        let options = PlanOptions { split: SplitMode::Fixed { tokens: chunks * 192 }, ..PlanOptions::default() };
+        let split = SplitMode::Fixed { tokens: chunks * 192 };
+        let options = PlanOptions { split, pod, ..PlanOptions::default() };
         let plan = Planner::new().plan(&spec, &batch, &device, &options).unwrap();
         let request = request.index(batch.requests());
         let alone = only(&batch, request);
         let plan_alone = Planner::new().plan(&spec, &alone, &device, &options).unwrap();
+        prop_assert_eq!(plan.merge_mode, plan_alone.merge_mode);
         let first = batch.qo_indptr[request];
         for token in 0..batch.q_len(request) {
             prop_assert_eq!(pieces(&plan, first + token), pieces(&plan_alone, token));
@@ -296,8 +299,8 @@ fn only(batch: &Batch, request: usize) -> Batch {
     Batch::new(vec![0, batch.q_len(request)], own)
 }
 
-/// Kernel, key tile and keys of a query token's items, in merging order.
-fn pieces(plan: &Plan, token: u32) -> Vec<(Kernel, u32, u32, u32)> {
+/// Kernel, tile, packed heads, rows and keys of a query token's items, in merging order.
+fn pieces(plan: &Plan, token: u32) -> Vec<(Kernel, Tile, u32, u32, u32, u32)> {
     let mut pieces = Vec::new();
     for group in &plan.groups {
         for item in plan.items_of(group) {
@@ -307,11 +310,14 @@ fn pieces(plan: &Plan, token: u32) -> Vec<(Kernel, u32, u32, u32)> {
                 (item.rows_begin..item.rows_begin + item.rows).contains(&token)
             };
             if has {
-                pieces.push((group.kernel, group.tile.n, item.kv_begin, item.kv_end));
+                let TileGroup {
+                    kernel, tile, pack, ..
+                } = *group;
+                pieces.push((kernel, tile, pack, item.rows, item.kv_begin, item.kv_end));
             }
         }
     }
-    pieces.sort_unstable_by_key(|piece| piece.2);
+    pieces.sort_unstable_by_key(|piece| piece.4);
     pieces
 }
 

@@ -113,7 +113,7 @@ pub struct Args {
     #[arg(long)]
     no_prefix_cache: bool,
     /// Swap preempted requests out to so much host memory, instead of computing them again
-    #[arg(long, value_name = "GB", default_value_t = 0.0, value_parser = not_negative)]
+    #[arg(long, value_name = "GB", default_value_t = 0.0, value_parser = not_negative, allow_negative_numbers = true)]
     swap_gb: f64,
     /// Take attention times from a plan of every batch: slower, and sees shared prefixes
     #[arg(long)]

@@ -142,16 +142,15 @@ impl Planner {
         }
         batch.check(spec)?;
         check_split(options.split, batch)?;
-        // The CPU computes few rows and many by different code: what shares a tile would show in the last bits.
-        let fixed = matches!(options.split, SplitMode::Fixed { .. });
+        // Few rows and many go to different kernels, whose results differ in the last bits: where these shall
+        // not depend on the company, no tile is shared.
         let apart = PlanOptions {
             packing: PackRule::Off,
             ..*options
         };
-        let options = if fixed && device.is_cpu() {
-            &apart
-        } else {
-            options
+        let options = match options.split {
+            SplitMode::Fixed { .. } => &apart,
+            _ => options,
         };
         plan.spec = *spec;
         plan.total_q = batch.total_q();

@@ -34,7 +34,8 @@ pub enum SplitMode {
     Makespan,
     /// FlashInfer's Algorithm 1: no chunk above the mean load of a CTA. For comparison.
     FlashInfer,
-    /// At multiples of so many keys, whatever else is in the batch: results are bitwise independent of it.
+    /// At multiples of so many keys, whatever else is in the batch: results are bitwise independent of it. No
+    /// tile is shared between requests then, whatever the packing: a shared prefix is read by each.
     Fixed {
         /// Keys per chunk, a multiple of the page size.
         tokens: u32,
