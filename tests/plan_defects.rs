@@ -217,7 +217,7 @@ const DAMAGES: [(&str, Damage); 24] = [
 fn every_kind_of_damage_is_found() {
     let mut found = BTreeMap::new();
     let mut runner = TestRunner::deterministic();
-    for _ in 0..4000 {
+    for _ in 0..12_000 {
         let problem = problem()
             .new_tree(&mut runner)
             .expect("a problem")

@@ -60,7 +60,6 @@ impl Gatherer {
         let PartInput { part, spec, .. } = *input;
         self.members.clear();
         let (mut one_each, mut has_prefills) = (true, false);
-        let granule = sharing_granule(options, part.table.page_size);
         let ends = part.table.indptr[1..].iter();
         let tables = part.table.indptr.iter().zip(ends);
         for (row_block, (planned, (&begin, &end))) in
@@ -84,10 +83,9 @@ impl Gatherer {
             one_each &= tokens == 1;
             // Full pages; divisions are spared where there are many row blocks.
             let full = (end - begin) - u32::from(kv_len < capacity);
-            let sharable = match (options.packing, granule) {
-                (PackRule::Off, _) => 0,
-                (_, 1) => full,
-                _ => full / granule * granule,
+            let sharable = match options.packing {
+                PackRule::Off => 0,
+                _ => full,
             };
             self.members.push(Decode {
                 table: input.first_page + begin,
@@ -102,10 +100,9 @@ impl Gatherer {
         if self.members.is_empty() {
             return has_prefills;
         }
-        self.grow(input, options);
+        self.grow(input);
         self.lay_out_rows(draft_rows);
-        self.packer
-            .pack(options.packing, pack_costs(input, options));
+        self.packer.pack(options.packing, pack_costs(input));
         // The last query of a row block sees all its keys, and no window hides the first.
         let all_see = spec.variant.window_left.is_none() && (one_each || !spec.variant.causal);
         let mut common = Common {
@@ -188,17 +185,16 @@ impl Gatherer {
     }
 
     /// The prefix forest, in tokens.
-    fn grow(&mut self, input: &PartInput<'_>, options: &PlanOptions) {
+    fn grow(&mut self, input: &PartInput<'_>) {
         let table = &input.part.table;
         let page_size = table.page_size;
-        let granule = sharing_granule(options, page_size);
         let Self {
             forest,
             packer,
             members,
             ..
         } = self;
-        forest.build(members.len() as u32, granule, |member| {
+        forest.build(members.len() as u32, |member| {
             let Decode {
                 table: first,
                 sharable,
@@ -338,26 +334,12 @@ impl Gatherer {
     }
 }
 
-/// Pages that are shared as one, or not at all. Results that do not depend on the batch are cut nowhere but
-/// where every request is cut anyway.
-const fn sharing_granule(options: &PlanOptions, page_size: u32) -> u32 {
-    match options.split {
-        SplitMode::Fixed { tokens } => tokens / page_size,
-        _ => 1,
-    }
-}
-
 /// What packing weighs for a part.
-fn pack_costs(input: &PartInput<'_>, options: &PlanOptions) -> PackCosts {
+fn pack_costs(input: &PartInput<'_>) -> PackCosts {
     let spec = input.spec;
-    // Where every chunk leaves a partial state anyway, cutting costs none.
-    let partial_bytes = match options.split {
-        SplitMode::Fixed { .. } => 0,
-        _ => 2 * spec.partial_bytes_per_token(),
-    };
     PackCosts {
         kv_bytes: spec.kv_bytes_per_token(),
-        partial_bytes,
+        partial_bytes: 2 * spec.partial_bytes_per_token(),
         tile_tokens: input.tiles.decode_tokens(),
     }
 }

@@ -60,15 +60,12 @@ pub(super) struct Forest {
     growing: Vec<Growing>,
     branches: Branches,
     leaves: u32,
-    granule: u32,
 }
 
 impl Forest {
-    /// Builds the forest of `members` members; what is shared ends at multiples of `granule` pages, as does
-    /// what they say is sharable.
-    pub fn build<'a>(&mut self, members: u32, granule: u32, member: impl Fn(u32) -> Member<'a>) {
+    /// Builds the forest of `members` members.
+    pub fn build<'a>(&mut self, members: u32, member: impl Fn(u32) -> Member<'a>) {
         self.leaves = members;
-        self.granule = granule;
         self.growing.clear();
         self.growing.resize(members as usize, Growing::default());
         self.branches.clear(members as usize);
@@ -89,30 +86,11 @@ impl Forest {
             };
             if depth < current.sharable {
                 self.branches
-                    .insert(parent, self.key(current.pages, depth), index);
+                    .insert(parent, current.pages[depth as usize], index);
             }
             previous = current;
         }
         self.lay_out();
-    }
-
-    /// The page that tells the branch at `depth`: the last one of the granule, whose identity implies the
-    /// others' in any sane table.
-    fn key(&self, pages: &[u32], depth: u32) -> u32 {
-        pages[(depth + self.granule - 1) as usize]
-    }
-
-    /// Leading pages after `depth` that both share, in whole granules.
-    fn shared(&self, a: &[u32], b: &[u32], depth: u32, end: u32) -> u32 {
-        let range = depth as usize..end as usize;
-        let common = common_prefix(&a[range.clone()], &b[range]) as u32;
-        // The usual granule spares the division.
-        depth
-            + if self.granule == 1 {
-                common
-            } else {
-                common / self.granule * self.granule
-            }
     }
 
     /// Where a new leaf belongs: the node it hangs on, and the pages that lead there.
@@ -124,7 +102,7 @@ impl Forest {
         member: &impl Fn(u32) -> Member<'a>,
     ) -> (u32, u32) {
         let (mut node, mut depth) = (NO_NODE, 0);
-        let with_previous = self.shared(
+        let with_previous = shared(
             previous.pages,
             current.pages,
             0,
@@ -141,21 +119,18 @@ impl Forest {
             }
         }
         while depth < current.sharable {
-            let Some(child) = self.branches.get(node, self.key(current.pages, depth)) else {
+            let Some(child) = self.branches.get(node, current.pages[depth as usize]) else {
                 break;
             };
             let Growing {
                 end, member: of, ..
             } = self.growing[child as usize];
-            let until = self.shared(
+            let until = shared(
                 member(of).pages,
                 current.pages,
                 depth,
                 end.min(current.sharable),
             );
-            if until == depth {
-                break; // the key page stands after other pages: not the same branch
-            }
             depth = until;
             node = child;
             if self.is_leaf(node) || depth < end {
@@ -190,9 +165,9 @@ impl Forest {
             next_sibling: NO_NODE,
         });
         self.branches
-            .replace(parent, self.key(pages, begin), node, upper);
+            .replace(parent, pages[begin as usize], node, upper);
         if depth < end {
-            self.branches.insert(upper, self.key(pages, depth), node);
+            self.branches.insert(upper, pages[depth as usize], node);
         }
         let lower = &mut self.growing[node as usize];
         (lower.parent, lower.begin) = (upper, depth);
@@ -256,6 +231,12 @@ impl Forest {
             done.subtree_end = end;
         }
     }
+}
+
+/// Where `a` and `b`, equal up to `depth`, part: no later than `end`.
+fn shared(a: &[u32], b: &[u32], depth: u32, end: u32) -> u32 {
+    let range = depth as usize..end as usize;
+    depth + common_prefix(&a[range.clone()], &b[range]) as u32
 }
 
 /// Number of leading elements that are equal.

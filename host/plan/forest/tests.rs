@@ -1,21 +1,23 @@
 use super::*;
 
-fn forest(tables: &[&[u32]], granule: u32) -> Vec<Node> {
+fn forest(tables: &[&[u32]]) -> Vec<Node> {
     let mut forest = Forest::default();
     let member = |index: u32| {
         let pages = tables[index as usize];
-        let sharable = pages.len() as u32 / granule * granule;
-        Member { pages, sharable }
+        Member {
+            pages,
+            sharable: pages.len() as u32,
+        }
     };
     // Twice, so that nothing of the first build may stay.
-    forest.build(tables.len() as u32, granule, member);
-    forest.build(tables.len() as u32, granule, member);
+    forest.build(tables.len() as u32, member);
+    forest.build(tables.len() as u32, member);
     forest.nodes
 }
 
 /// Each node as (pages, is it a leaf, entries of its subtree).
-fn shape(tables: &[&[u32]], granule: u32) -> Vec<(Vec<u32>, bool, u32)> {
-    let nodes = forest(tables, granule);
+fn shape(tables: &[&[u32]]) -> Vec<(Vec<u32>, bool, u32)> {
+    let nodes = forest(tables);
     let shape = nodes.iter().enumerate().map(|(entry, node)| {
         let pages = &tables[node.member as usize][node.begin as usize..node.end as usize];
         (
@@ -29,9 +31,9 @@ fn shape(tables: &[&[u32]], granule: u32) -> Vec<(Vec<u32>, bool, u32)> {
 
 #[test]
 fn tables_without_common_pages_are_roots() {
-    assert_eq!(shape(&[], 1), []);
+    assert_eq!(shape(&[]), []);
     let expected = [(vec![1, 2], true, 1), (vec![], true, 1), (vec![3], true, 1)];
-    assert_eq!(shape(&[&[1, 2], &[], &[3]], 1), expected);
+    assert_eq!(shape(&[&[1, 2], &[], &[3]]), expected);
 }
 
 #[test]
@@ -47,8 +49,8 @@ fn neighbours_and_strangers_find_the_same_tree() {
         (vec![6], true, 1),
     ];
     let (a, b, c): (&[u32], &[u32], &[u32]) = (&[1, 2, 3, 4], &[1, 2, 3, 5], &[1, 2, 6]);
-    assert_eq!(shape(&[a, b, c], 1), expected);
-    let apart = shape(&[a, &[9], c, &[8], b], 1);
+    assert_eq!(shape(&[a, b, c]), expected);
+    let apart = shape(&[a, &[9], c, &[8], b]);
     assert_eq!(apart.iter().filter(|node| !node.1).count(), 2);
     assert!(apart.contains(&(vec![1, 2], false, 5)) && apart.contains(&(vec![3], false, 3)));
 }
@@ -60,28 +62,9 @@ fn a_table_that_ends_inside_another_is_an_empty_leaf() {
         (vec![3], true, 1),
         (vec![], true, 1),
     ];
-    assert_eq!(shape(&[&[1, 2, 3], &[1, 2]], 1), expected);
+    assert_eq!(shape(&[&[1, 2, 3], &[1, 2]]), expected);
     let twins = [(vec![1, 2], false, 3), (vec![], true, 1), (vec![], true, 1)];
-    assert_eq!(shape(&[&[1, 2], &[1, 2]], 1), twins);
-}
-
-#[test]
-fn granules_are_shared_whole() {
-    let tables: [&[u32]; 3] = [&[1, 2, 3, 4, 5], &[1, 2, 3, 9, 9], &[1, 7, 7, 7]];
-    let expected = [
-        (vec![1, 2], false, 3),
-        (vec![3, 4], true, 1),
-        (vec![3, 9], true, 1),
-        (vec![1, 7, 7, 7], true, 1),
-    ];
-    assert_eq!(shape(&tables, 2), expected);
-}
-
-#[test]
-fn a_page_id_in_two_places_is_no_branch() {
-    // Page 5 ends the first granule of both, after different pages.
-    let expected = [(vec![1, 5], true, 1), (vec![2, 5], true, 1)];
-    assert_eq!(shape(&[&[1, 5], &[2, 5]], 2), expected);
+    assert_eq!(shape(&[&[1, 2], &[1, 2]]), twins);
 }
 
 #[test]
