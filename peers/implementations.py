@@ -196,6 +196,28 @@ def fa3(case, tensors):
     )
 
 
+def fa3_dense(case, tensors):
+    """FlashAttention-3 on keys and values without pages, requests of one length."""
+    import torch
+
+    forward = _flash_attention_3()
+    (q_len, kv_len, _), *rest = case.requests
+    if any((q, kv) != (q_len, kv_len) for q, kv, _ in rest):
+        raise Unsupported("takes requests of one length")
+    if case.window_left >= 0:
+        raise Unsupported("takes attention without a window")
+    ids = torch.tensor([pages for _, _, pages in case.requests], device="cuda")
+    k, v = (
+        tensors.kv[ids, which].reshape(len(ids), -1, case.kv_heads, case.head_dim)[:, :kv_len].contiguous()
+        for which in (0, 1)
+    )
+    q = tensors.q.view(len(ids), q_len, case.heads, case.head_dim)
+    return lambda: forward(
+        q, k, v, cache_seqlens=None, page_table=None, softmax_scale=case.scale, causal=case.causal,
+        window_size=(-1, -1), softcap=case.soft_cap,
+    )
+
+
 def sdpa(backend_name):
     """PyTorch's scaled_dot_product_attention with one of its backends, on dense tensors."""
 
@@ -235,6 +257,7 @@ PEERS = {
     "sdpa-cudnn": sdpa("CUDNN_ATTENTION"),
     "sdpa-fa2": sdpa("FLASH_ATTENTION"),
     "fa3": fa3,
+    "fa3-dense": fa3_dense,
     "flashinfer-fa2": flashinfer_prefill("fa2"),
     "flashinfer-fa3": flashinfer_prefill("fa3"),
     "flashinfer-decode": flashinfer_decode,
