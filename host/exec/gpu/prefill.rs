@@ -29,8 +29,8 @@ use maps::{box_tokens, heads_in_token, page_coordinates, page_map, query_map};
 pub struct PrefillCall<'a> {
     /// The heads.
     pub spec: &'a Spec,
-    /// The group's tile: `m` rows are 128 or 192, and `n` chooses where there are several: 128 × 80 at head
-    /// dimension 128 leaves room for a decode beside it. [`Family::Sm80`] cuts items of any size.
+    /// The group's tile: `m` rows are 128 or 192, and `n` chooses where there are several: 128 × 80 and
+    /// 128 × 64 at head dimension 128 leave room for a decode beside them. [`Family::Sm80`] cuts items of any size.
     pub tile: Tile,
     /// Query heads of a KV head that share a tile: a divisor of the group.
     pub pack: u32,
@@ -54,7 +54,7 @@ pub struct PrefillCall<'a> {
     pub record: Option<DeviceArray<LaunchRecord>>,
 }
 
-const ENTRIES: [(&str, Shape); 20] = [
+const ENTRIES: [(&str, Shape); 22] = [
     ("prefill_128x128_d128_bf16", Shape::D128),
     ("prefill_128x128_d128_f16", Shape::D128),
     ("prefill_128x96_d128_bf16_cap", Shape::D128_CAP),
@@ -63,6 +63,8 @@ const ENTRIES: [(&str, Shape); 20] = [
     ("prefill_192x80_d128_f16", Shape::D128_WIDE),
     ("prefill_128x80_d128_bf16_beside", Shape::D128_BESIDE),
     ("prefill_128x80_d128_f16_beside", Shape::D128_BESIDE),
+    ("prefill_128x64_d128_bf16_beside", Shape::D128_GENTLE),
+    ("prefill_128x64_d128_f16_beside", Shape::D128_GENTLE),
     ("prefill_128x128_d64_bf16", Shape::D64),
     ("prefill_128x128_d64_f16", Shape::D64),
     ("prefill_128x128_d64_bf16_cap", Shape::D64),

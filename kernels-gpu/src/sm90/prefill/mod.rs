@@ -50,11 +50,12 @@ pub struct Shape {
 
 impl Shape {
     /// Every instance; the entry is `prefill_<rows>x<keys>_d<head_dim>_<dtype>[_cap][_beside]`.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::D128,
         Self::D128_CAP,
         Self::D128_WIDE,
         Self::D128_BESIDE,
+        Self::D128_GENTLE,
         Self::D64,
         Self::D64_WIDE,
         Self::D192,
@@ -67,10 +68,15 @@ impl Shape {
     pub const D128_CAP: Self = Self::new(2, 96, [128, 128], [2, 3, 3]);
     /// 192 rows × 80 keys: a third fewer bytes per row, and three warpgroups to hide the exponentials.
     pub const D128_WIDE: Self = Self::new(3, 80, [128, 128], [2, 3, 3]);
-    /// 128 rows × 80 keys in two thirds of an SM: [`crate::decode`] runs in the rest of it.
+    /// 128 rows × 80 keys in half of an SM: decodes ([`slim`](super::slim)) run in the rest of it.
     pub const D128_BESIDE: Self = Self {
         beside: true,
-        ..Self::new(2, 80, [128, 128], [2, 2, 2])
+        ..Self::new(2, 80, [128, 128], [1, 2, 2])
+    };
+    /// 128 rows × 64 keys: slower, and the decodes beside it are faster.
+    pub const D128_GENTLE: Self = Self {
+        beside: true,
+        ..Self::new(2, 64, [128, 128], [1, 2, 2])
     };
     /// 128 rows × 128 keys.
     pub const D64: Self = Self::new(2, 128, [64, 64], [2, 3, 3]);
@@ -247,6 +253,7 @@ mod entries {
         prefill_128x96_d128_bf16_cap: D128_CAP, Bf16, true, [48, 24, 64];
         prefill_192x80_d128_bf16: D128_WIDE, Bf16, false, [40, 20, 64];
         prefill_128x80_d128_bf16_beside: D128_BESIDE, Bf16, false, [40, 20, 64];
+        prefill_128x64_d128_bf16_beside: D128_GENTLE, Bf16, false, [32, 16, 64];
         prefill_128x128_d64_bf16: D64, Bf16, false, [64, 32, 32];
         prefill_128x128_d64_bf16_cap: D64, Bf16, true, [64, 32, 32];
         prefill_192x112_d64_bf16: D64_WIDE, Bf16, false, [56, 28, 32];
@@ -257,6 +264,7 @@ mod entries {
         prefill_128x96_d128_f16_cap: D128_CAP, F16, true, [48, 24, 64];
         prefill_192x80_d128_f16: D128_WIDE, F16, false, [40, 20, 64];
         prefill_128x80_d128_f16_beside: D128_BESIDE, F16, false, [40, 20, 64];
+        prefill_128x64_d128_f16_beside: D128_GENTLE, F16, false, [32, 16, 64];
         prefill_128x128_d64_f16: D64, F16, false, [64, 32, 32];
         prefill_128x128_d64_f16_cap: D64, F16, true, [64, 32, 32];
         prefill_192x112_d64_f16: D64_WIDE, F16, false, [56, 28, 32];

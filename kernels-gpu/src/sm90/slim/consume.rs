@@ -193,7 +193,7 @@ unsafe fn hide<V: Variant>(
 
 /// `T` and `H` are the same type to the products and to the results.
 #[inline(always)]
-pub(super) unsafe fn consume<T: Dtype, H: Half, V: Variant, const STAGES: u32, const S: usize>(
+pub(super) unsafe fn consume<T: Dtype, H: Half, V: Variant, const STAGES: u32, const VALUE_STAGES: u32, const S: usize>(
     p: &DecodeParams,
     variant: &V,
     s: Shared,
@@ -209,7 +209,7 @@ pub(super) unsafe fn consume<T: Dtype, H: Half, V: Variant, const STAGES: u32, c
     let my_weights = (warp * 16 + lane / 4) * 16 + lane % 4 * 4;
     let mut slots = Ring::<2>::CONSUMER;
     let mut k = Ring::<STAGES>::CONSUMER;
-    let mut v = Ring::<STAGES>::CONSUMER;
+    let mut v = Ring::<VALUE_STAGES>::CONSUMER;
     let mut parity = 0;
 
     macro_rules! release {

@@ -24,7 +24,8 @@ pub const SHAPE: Shape = Shape {
     rows: 8,
     keys: 64,
     head_dim: 128,
-    stages: 2,
+    stages: 3,
+    value_stages: 3,
 };
 
 /// Registers of a thread: at launch, and then of the warps that feed and of those that compute.
@@ -86,13 +87,13 @@ mod entries {
                         setmaxnreg::decrease::<{ REGISTERS[1] }>();
                         match thread / 32 {
                             0 => load::<false, { SHAPE.stages }>(&p, maps, s),
-                            1 => load::<true, { SHAPE.stages }>(&p, maps.add(1), s),
+                            1 => load::<true, { SHAPE.value_stages }>(&p, maps.add(1), s),
                             2 => gather(&p, s),
                             _ => help_gather(&p, s),
                         }
                     } else {
                         setmaxnreg::increase::<{ REGISTERS[2] }>();
-                        consume::<wgmma::$dtype, $dtype, _, { SHAPE.stages }, 4>(&p, &variant, s);
+                        consume::<wgmma::$dtype, $dtype, _, { SHAPE.stages }, { SHAPE.value_stages }, 4>(&p, &variant, s);
                     }
                 }
             }
@@ -114,12 +115,13 @@ mod tests {
         const SM: u32 = 233_472;
         // What the system takes for a CTA.
         const RESERVED: u32 = 1024;
-        let prefill = prefill::Shape::D128_BESIDE;
-        assert!(shared_bytes() + prefill.shared_bytes() + 2 * RESERVED <= SM);
-        // Registers are shared out by quarters of an SM, which have every fourth warp of a CTA.
-        let quarter = |threads: u32, registers: u32| threads / 128 * 32 * registers;
-        let registers = quarter(SHAPE.threads(), REGISTERS[0])
-            + quarter(prefill.threads(), prefill.registers()[0]);
-        assert!(registers <= 16384, "{registers}");
+        for prefill in prefill::Shape::ALL.iter().filter(|shape| shape.beside) {
+            assert!(shared_bytes() + prefill.shared_bytes() + 2 * RESERVED <= SM);
+            // Registers are shared out by quarters of an SM, which have every fourth warp of a CTA.
+            let quarter = |threads: u32, registers: u32| threads / 128 * 32 * registers;
+            let registers = quarter(SHAPE.threads(), REGISTERS[0])
+                + quarter(prefill.threads(), prefill.registers()[0]);
+            assert!(registers <= 16384, "{registers}");
+        }
     }
 }

@@ -11,8 +11,10 @@ pub struct Shape {
     pub keys: u32,
     /// Head dimension of queries, keys and values.
     pub head_dim: u32,
-    /// Blocks of keys (and as many of values) in shared memory.
+    /// Blocks of keys in shared memory.
     pub stages: u32,
+    /// Blocks of values: they stay longer, until P·V is done.
+    pub value_stages: u32,
 }
 
 impl Shape {
@@ -45,7 +47,7 @@ impl Shape {
     }
 
     pub(super) const fn rows_offset(&self) -> u32 {
-        self.values_offset() + self.stages * self.block_bytes()
+        self.values_offset() + self.value_stages * self.block_bytes()
     }
 
     pub(super) const fn units_offset(&self) -> u32 {
@@ -56,10 +58,15 @@ impl Shape {
         self.units_offset() + 2 * UNIT_BYTES
     }
 
+    /// Full and free of each stage behind the others.
+    pub(super) const fn barriers(&self) -> u32 {
+        BARRIERS + 2 * (self.stages + self.value_stages)
+    }
+
     /// Dynamic shared memory.
     #[must_use]
     pub const fn shared_bytes(&self) -> u32 {
-        self.barriers_offset() + 8 * (BARRIERS + 4 * self.stages)
+        self.barriers_offset() + 8 * self.barriers()
     }
 }
 

@@ -146,19 +146,19 @@ impl Shared {
     }
     #[inline(always)]
     pub fn keys_full(self, stage: u32) -> u32 {
-        self.barrier(BARRIERS + 4 * stage)
+        self.barrier(BARRIERS + 2 * stage)
     }
     #[inline(always)]
     pub fn values_full(self, stage: u32) -> u32 {
-        self.barrier(BARRIERS + 4 * stage + 1)
+        self.keys_full(self.shape.stages + stage)
     }
     #[inline(always)]
     pub fn keys_free(self, stage: u32) -> u32 {
-        self.barrier(BARRIERS + 4 * stage + 2)
+        self.keys_full(stage) + 8
     }
     #[inline(always)]
     pub fn values_free(self, stage: u32) -> u32 {
-        self.barrier(BARRIERS + 4 * stage + 3)
+        self.values_full(stage) + 8
     }
 
     /// Initialises the barriers, a warp each in turn: the hardware takes about 60 cycles for one.
@@ -170,14 +170,14 @@ impl Shared {
         let (warps, consumers) = (self.shape.threads() / 32, 4 * self.shape.consumers);
         let thread = thread::thread_idx_x();
         let index = thread / 32 + thread % 32 * warps;
-        if index < BARRIERS + 4 * self.shape.stages {
+        if index < self.shape.barriers() {
             let arrivals = match index {
                 0 | 1 => 1,
                 // Every lane of the gatherers, once its copies are there.
                 2 | 3 => 64,
                 4 | 5 => consumers + 2,
                 6..=8 => 1,
-                _ if (index - BARRIERS) % 4 < 2 => 1,
+                _ if (index - BARRIERS) % 2 == 0 => 1,
                 _ => consumers,
             };
             // SAFETY: nobody knows the barriers yet.
