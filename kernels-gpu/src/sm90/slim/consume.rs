@@ -193,7 +193,14 @@ unsafe fn hide<V: Variant>(
 
 /// `T` and `H` are the same type to the products and to the results.
 #[inline(always)]
-pub(super) unsafe fn consume<T: Dtype, H: Half, V: Variant, const STAGES: u32, const VALUE_STAGES: u32, const S: usize>(
+pub(super) unsafe fn consume<
+    T: Dtype,
+    H: Half,
+    V: Variant,
+    const STAGES: u32,
+    const VALUE_STAGES: u32,
+    const S: usize,
+>(
     p: &DecodeParams,
     variant: &V,
     s: Shared,
