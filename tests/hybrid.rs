@@ -52,8 +52,8 @@ fn balanced_batches_are_fused_with_tiles_that_leave_room() {
     let batch = batch(1024, 12288, 80, 12288);
     let fused = plan(&batch, "h200", PlanOptions::default());
     let pod = fused.pod.unwrap();
-    assert_eq!((pod.mode, pod.config), (PodMode::Fused, Some(0)));
-    assert_eq!(tiles(&fused, Kernel::Prefill), [Tile { m: 128, n: 80 }]);
+    assert_eq!((pod.mode, pod.config), (PodMode::Fused, Some(1)));
+    assert_eq!(tiles(&fused, Kernel::Prefill), [Tile { m: 128, n: 64 }]);
     let forecast = pod.forecast;
     assert!(forecast.fused_ns < forecast.streams_ns && forecast.streams_ns < forecast.serial_ns);
     assert!(forecast.fused_ns > forecast.peak_ns());
@@ -68,6 +68,19 @@ fn balanced_batches_are_fused_with_tiles_that_leave_room() {
     );
     assert_eq!(serial.pod.unwrap().mode, PodMode::Serial);
     assert_eq!(tiles(&serial, Kernel::Prefill), [Tile { m: 128, n: 128 }]);
+}
+
+#[test]
+fn prefills_give_way_where_decodes_take_longer() {
+    let tile_beside = |batch: &Batch| {
+        let fused = plan(batch, "h200", PlanOptions::default());
+        assert_eq!(fused.pod.unwrap().mode, PodMode::Fused);
+        tiles(&fused, Kernel::Prefill)
+    };
+    let decodes_longer = batch(512, 16384, 54, 16384);
+    assert_eq!(tile_beside(&decodes_longer), [Tile { m: 128, n: 64 }]);
+    let prefill_longer = batch(2048, 16384, 27, 16384);
+    assert_eq!(tile_beside(&prefill_longer), [Tile { m: 128, n: 80 }]);
 }
 
 #[test]
