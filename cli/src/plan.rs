@@ -112,7 +112,10 @@ pub fn device(name: &str) -> Result<DeviceDescription, Failure> {
             )));
         }
     };
-    DeviceDescription::from_json(&text).map_err(|error| Failure::Input(format!("{name}: {error}")))
+    let device: DeviceDescription = workload::json::read(name, &text)?;
+    let sound = device.check();
+    sound.map_err(|error| Failure::Input(format!("{name}: {error}")))?;
+    Ok(device)
 }
 
 /// A plan in words: what it is for, its launches, what it moves, and how long that takes by the cost model.

@@ -70,6 +70,44 @@ fn no_names_of_our_types_are_shown() {
 }
 
 #[test]
+fn descriptions_are_pointed_at_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        std::fs::write(directory.path().join(name), text).unwrap();
+    };
+    write(
+        "w.json",
+        r#"{"heads": 4, "kv_heads": 2, "head_dim": 64, "requests": [{"q_len": 1, "kv_len": 9}]}"#,
+    );
+    write("d.json", "{\n \"name\": 3\n}");
+    write("m.json", "{\n \"name\": \"x\",,\n}");
+    for arguments in [
+        &["plan", "w.json", "--device", "d.json"][..],
+        &["serve-sim", "--model", "m.json"],
+        &["chunk-size", "--device", "m.json"],
+    ] {
+        let said = run(directory.path(), arguments);
+        assert_eq!(said.code, 2, "{arguments:?}");
+        assert!(
+            said.stderr.contains(".json:2:") && said.stderr.contains(" 2 | "),
+            "{}",
+            said.stderr
+        );
+    }
+    let device = tandem_attn::plan::DeviceDescription::named("h200").unwrap();
+    let mut device = serde_json::to_value(device).unwrap();
+    device["sms"] = 0.into();
+    write("d.json", &device.to_string());
+    let said = run(directory.path(), &["plan", "w.json", "--device", "d.json"]);
+    assert_eq!(said.code, 2);
+    assert!(
+        said.stderr.starts_with("error: d.json: ") && said.stderr.contains("sms"),
+        "{}",
+        said.stderr
+    );
+}
+
+#[test]
 fn known_fields_are_listed_below_an_unknown_one() {
     let said = plan(r#""request": []"#);
     assert!(

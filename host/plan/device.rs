@@ -21,7 +21,7 @@ use crate::problem::Spec;
 /// # Ok::<(), tandem_attn::plan::PlanError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object that describes a device")]
 pub struct DeviceDescription {
     /// Short name.
     pub name: String,
@@ -290,17 +290,18 @@ impl DeviceDescription {
     /// [`PlanError::Device`] with the field and its value.
     pub fn check(&self) -> Result<(), PlanError> {
         let wrong = |reason: String| Err(PlanError::Device { reason });
-        for (name, got) in [
-            ("read_bytes_per_ns", self.read_bytes_per_ns),
-            ("flops_per_ns", self.flops_per_ns),
-            ("latency_ns", self.latency_ns),
+        // What any machine has, with room: costs are summed in picoseconds, in 64 bits.
+        for (name, got, least, most) in [
+            ("read_bytes_per_ns", self.read_bytes_per_ns, 0.1, 1e6),
+            ("flops_per_ns", self.flops_per_ns, 1.0, 1e8),
+            ("latency_ns", self.latency_ns, 1e-3, 1e9),
+            ("launch_ns", self.launch_ns, 0.0, 1e9),
+            ("merge_ns", self.merge_ns, 0.0, 1e9),
+            ("sms", self.sms.into(), 1.0, 65536.0),
         ] {
-            if !(got > 0.0 && got.is_finite()) {
-                return wrong(format!("{name} is {got}: give a positive number"));
+            if !(least..=most).contains(&got) {
+                return wrong(format!("{name} is {got}: give {least} to {most}"));
             }
-        }
-        if self.sms == 0 {
-            return wrong("sms must be at least 1".to_owned());
         }
         let DecodeDescription { m, n_by_kv_len, .. } = &self.decode;
         let by_q_len = &self.prefill.by_q_len;
@@ -322,8 +323,8 @@ impl DeviceDescription {
             if ctas == 0 {
                 return wrong(format!("{kernel:?}: no CTA fits an SM"));
             }
-            if !(unit_ns >= 0.0 && unit_ns.is_finite()) {
-                return wrong(format!("{kernel:?}: unit_ns is {unit_ns}"));
+            if !(0.0..=1e9).contains(&unit_ns) {
+                return wrong(format!("{kernel:?}: unit_ns is {unit_ns}: give 0 to 1e9"));
             }
             if let Some(empty) = self.compiled(kernel).iter().find(|i| i.m == 0 || i.n == 0) {
                 return wrong(format!("{kernel:?}: compiled for {empty:?}"));

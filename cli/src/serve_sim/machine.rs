@@ -8,7 +8,7 @@ use tandem_attn::schedule::{
     trace::Trace,
 };
 
-use crate::Failure;
+use crate::{Failure, workload::json};
 
 /// A model on a machine, for both commands of the scheduler.
 #[derive(Clone, Debug, clap::Args)]
@@ -63,7 +63,10 @@ fn described<T>(
     path: &Path,
     from_json: fn(&str) -> Result<T, ScheduleError>,
 ) -> Result<T, Failure> {
-    let described = from_json(&read(path)?);
+    let text = read(path)?;
+    // What is no JSON at all is shown with its line.
+    let _: serde_json::Value = json::read(&path.display().to_string(), &text)?;
+    let described = from_json(&text);
     described.map_err(|error| Failure::Input(format!("{}: {error}", path.display())))
 }
 
