@@ -18,10 +18,10 @@ fn every_suite_is_sound() {
     for (suite, count) in [
         (Suite::Quick, 4),
         (Suite::Decode, 23),
-        (Suite::Prefill, 10),
+        (Suite::Prefill, 12),
         (Suite::Pod, 8),
         (Suite::Pat, 80),
-        (Suite::All, 121),
+        (Suite::All, 123),
     ] {
         let cases = suite.cases();
         assert_eq!(cases.len(), count, "{suite:?}");
