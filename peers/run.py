@@ -10,6 +10,7 @@ import datetime
 import importlib.util
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -180,12 +181,12 @@ def run_peer(gpu, case, tensors, name):
     return result
 
 
-def run_tandem(program, path, case, seconds):
+def run_tandem(program, path, case, more):
     """The case on tandem-attn, in a process of its own."""
     with tempfile.TemporaryDirectory() as directory:
         out = os.path.join(directory, "out.json")
         command = [program, "bench", path, "--case", case.name, "--backend", "gpu", "--json", out]
-        command += ["--seconds", str(seconds)]
+        command += shlex.split(more)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if not os.path.exists(out):
             lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
@@ -214,7 +215,7 @@ def arguments():
     parser.add_argument("--peers", default=",".join(PEERS), help="names, separated by commas")
     parser.add_argument("--runs", type=int, default=30, help="runs of each way to measure")
     parser.add_argument("--tandem", metavar="PROGRAM", help="run this program on each case too")
-    parser.add_argument("--seconds", type=float, default=0.5, help="time of it for each way to measure")
+    parser.add_argument("--bench", default="", metavar="FLAGS", help="flags for it: '--seconds 0.1 --check 4'")
     parser.add_argument("--json", metavar="FILE", help="where to write results; else to standard output")
     parser.add_argument("--list", action="store_true", help="say which peers are there")
     args = parser.parse_args()
@@ -275,7 +276,7 @@ def main():
         del tensors
         torch.cuda.empty_cache()
         if args.tandem:
-            results.append(run_tandem(args.tandem, args.workload, case, args.seconds))
+            results.append(run_tandem(args.tandem, args.workload, case, args.bench))
     measured = [result["flushed"]["median_us"] for result in results if result["flushed"]]
     if measured:
         print(f"{len(measured)} measured, median {statistics.median(measured):.1f} µs", file=sys.stderr)
