@@ -13,6 +13,19 @@ pub fn slots(pages: &[u32], page_size: u32, kv_len: u32) -> impl Iterator<Item =
 /// A part in which each query token sees the slots it is given, all of them, in order.
 ///
 /// The first row is for query token `first_token`, the others follow.
+///
+/// ```
+/// use tandem_attn::{kv::mask::{slots, token_level}, problem::{Batch, Spec}};
+///
+/// // Two queries of a request on pages 9 and 4 of 4 tokens: one sees every other key, one sees all six.
+/// let all: Vec<u32> = slots(&[9, 4], 4, 6).collect();
+/// assert_eq!(all, [36, 37, 38, 39, 16, 17]);
+/// let every_other = all.iter().copied().step_by(2).collect();
+/// let part = token_level(0, 10 * 4, [every_other, all]);
+/// let batch = Batch::composed(vec![0, 2], vec![part]);
+/// batch.check(&Spec::new(8, 2, 64).non_causal())?;
+/// # Ok::<(), tandem_attn::problem::ProblemError>(())
+/// ```
 pub fn token_level<Row: IntoIterator<Item = u32>>(
     first_token: u32,
     pool_slots: u32,
@@ -65,6 +78,24 @@ impl DraftTree<'_> {
 
 /// A batch of draft trees: the contexts as pages of `page_size` tokens out of `pool_pages`, the trees as
 /// token slots of the same pool. Its parts take the pool's view and [`KvView::by_token`] of it.
+///
+/// ```
+/// use tandem_attn::{kv::mask::{DraftTree, draft_trees}, problem::Spec};
+///
+/// // Two guesses for the next token, and one that follows the first of them.
+/// let tree = DraftTree {
+///     context: &[3, 7],
+///     context_len: 6,
+///     parents: &[None, None, Some(0)],
+///     slots: &[30, 31, 8],
+/// };
+/// let spec = Spec::new(8, 2, 64);
+/// let batch = draft_trees(&spec, 4, 10, &[tree]);
+/// batch.check(&spec)?;
+/// // The context and itself; the last one its parent too.
+/// assert_eq!([0, 1, 2].map(|token| batch.parts[1].kv_len(token)), [1, 1, 2]);
+/// # Ok::<(), tandem_attn::problem::ProblemError>(())
+/// ```
 ///
 /// [`KvView::by_token`]: super::KvView::by_token
 ///

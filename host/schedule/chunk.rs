@@ -191,6 +191,22 @@ const MOST: u32 = 1 << 24;
 
 /// Recommends a chunk size: the one with the highest throughput among those that keep the wanted time
 /// between tokens, or the fastest step where none does.
+///
+/// ```
+/// use tandem_attn::schedule::{
+///     Hardware, ModelDescription,
+///     chunk::{Expected, recommend},
+///     cost::{CostModel, Parallel},
+/// };
+///
+/// let model = ModelDescription::named("llama-3-8b")?;
+/// let cost = CostModel::new(&model, &Hardware::named("h200")?, Parallel { tensor: 1, pipeline: 1 })?;
+/// let expected = Expected { prompt: 4000, generated: 300, requests: 64, target_ns: Some(40e6) };
+/// let advice = recommend(&cost, &expected);
+/// assert!(advice.chunk.is_multiple_of(cost.tile()));
+/// println!("{}", advice.reasons.join("\n"));
+/// # Ok::<(), tandem_attn::schedule::ScheduleError>(())
+/// ```
 #[must_use]
 pub fn recommend(cost: &CostModel, expected: &Expected) -> Advice {
     let expected = Expected {

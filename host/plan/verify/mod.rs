@@ -40,6 +40,25 @@ impl Plan {
     ///
     /// Meant for tests and for plans that came from outside; takes time linear in the keys of all rows.
     ///
+    /// ```
+    /// use tandem_attn::{
+    ///     plan::{DeviceDescription, PlanOptions, Planner},
+    ///     problem::{Batch, PageTable, Spec},
+    /// };
+    ///
+    /// let spec = Spec::new(8, 2, 128);
+    /// let mut table = PageTable::new(16, 4);
+    /// table.push(&[2, 0], 20);
+    /// let batch = Batch::new(vec![0, 1], table);
+    /// let device = DeviceDescription::named("h200")?;
+    /// let mut plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default())?;
+    /// assert_eq!(plan.verify(&batch), Ok(()));
+    ///
+    /// plan.items[0].kv_end -= 1; // the last key is left out
+    /// println!("{}", plan.verify(&batch).unwrap_err());
+    /// # Ok::<(), tandem_attn::plan::PlanError>(())
+    /// ```
+    ///
     /// # Errors
     /// The first [`Defect`] found.
     pub fn verify(&self, batch: &Batch) -> Result<(), Defect> {
