@@ -1,10 +1,13 @@
 //! Decode on a GPU, from the planner's plans: PAT's prefix trees, and batches without prefixes.
 //!
-//! `cargo bench --features cuda --bench gpu_decode -- [pat [tree=1,2]] [batches [batch=16×1024,32/8]]` prints the named tables.
+//! `cargo bench --features cuda --bench gpu_decode -- [pat [tree=1,2]] [trees=FILE] [batches [batch=16×1024,32/8]]` prints
+//! the named tables; `trees` compares ways to plan the trees of a file like `tests/data/trees_held_back.txt`.
 //! Times are CUDA events around all launches of a step, behind a write that flushes L2 and hides the host;
 //! medians, configurations in turn; `read` reads as many bytes in the simplest way. Pools hold random bits of
 //! finite numbers, pages are shuffled.
 
+#[path = "gpu_decode/choices.rs"]
+mod choices;
 #[path = "../tests/common/mod.rs"]
 mod common;
 #[path = "gpu_decode/run.rs"]
@@ -41,6 +44,10 @@ fn main() {
     if named("batches") {
         let batch = arguments.iter().find_map(|a| a.strip_prefix("batch="));
         batches(gpu, &timer, &pool, batch);
+    }
+    if let Some(file) = arguments.iter().find_map(|a| a.strip_prefix("trees=")) {
+        let text = std::fs::read_to_string(file).expect("the file can be read");
+        choices::compare(gpu, &timer, &pool, &trees::parse(&text));
     }
     if named("pat") {
         pat(gpu, &timer, &pool, only);

@@ -1,6 +1,7 @@
 //! How even the load of the CTAs is, on random batches.
 
 use tandem_attn::{
+    abi::WorkItem,
     plan::{DeviceDescription, Kernel, PlanOptions, Planner, Schedule, SplitMode},
     problem::{Batch, PageTable, Spec},
 };
@@ -158,4 +159,31 @@ fn the_makespan_is_near_its_bound() {
     }
     assert!(percentile(&mut ours, 0.95) <= 1.10);
     assert!(percentile(&mut strict, 0.95) <= 1.20);
+}
+
+/// CTAs that still have something to do are quicker when others have not: fewer states are better than even CTAs.
+#[test]
+fn a_few_equal_pieces_are_enough() {
+    let device = DeviceDescription::named("h200").unwrap();
+    let spec = Spec::new(32, 8, 128);
+    let pieces = |lengths: &[u32]| {
+        let options = PlanOptions::default();
+        let plan = Planner::new().plan(&spec, &batch(lengths), &device, &options);
+        let keys = |item: &WorkItem| item.kv_end - item.kv_begin;
+        plan.unwrap().items.iter().map(keys).collect::<Vec<_>>()
+    };
+    assert_eq!(pieces(&[1024]), [128; 8]);
+    assert_eq!(pieces(&[16384; 4]), [4096; 16]);
+    assert_eq!(pieces(&[131_072]), [8192; 16]);
+    assert_eq!(pieces(&[8192; 64]), [8192; 64]);
+    // By Zipf's law, 1023 on average: the four longest are cut, the shortest start last.
+    let zipf = [
+        4842, 2421, 1614, 1210, 968, 807, 692, 605, 538, 484, 440, 403, 372, 346, 323, 303,
+    ];
+    let pieces = pieces(&zipf);
+    assert_eq!(pieces.len(), 24);
+    assert_eq!(
+        pieces[12..],
+        [692, 608, 602, 605, 538, 484, 440, 403, 372, 346, 323, 303]
+    );
 }

@@ -14,6 +14,8 @@ pub struct CostModel {
     prefill: KernelCost,
     q_heads: u32,
     merge_ps: u64,
+    merge_last_ps: u64,
+    merge_state_ps: u64,
     apart_ps: u64,
     launch_ps: u64,
 }
@@ -31,6 +33,57 @@ struct KernelCost {
     compute_ps_per_pair: f64,
     /// Writing and reading back one query token's partial state, the share of one query head.
     partial_ps_per_token: f64,
+    company: Company,
+}
+
+/// CTAs beside each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Company {
+    /// CTAs that share what one CTA of the device has. Keys take each of them so many times as long.
+    pub share: u32,
+    /// How many thousandths of its part of the device a CTA takes where others have nothing to do.
+    pub alone: u32,
+}
+
+impl Company {
+    /// Each has its part, whatever others do.
+    pub const NONE: Self = Self {
+        share: 1,
+        alone: 1000,
+    };
+
+    /// Of both: sharing where both do, and no more than either takes.
+    pub fn and(self, other: Self) -> Self {
+        if self.share == other.share {
+            Self {
+                share: self.share,
+                alone: self.alone.min(other.alone),
+            }
+        } else {
+            let alone = |company: Self| company.alone / company.share;
+            Self {
+                share: 1,
+                alone: alone(self).min(alone(other)).max(1000),
+            }
+        }
+    }
+
+    /// The speed, in thousandths, of each of `active` among so many: its part of the device or what it can take
+    /// alone, whichever is less, and a little less than either where they are near each other.
+    pub fn speed(self, active: u64, ctas: u64) -> u64 {
+        if self.alone <= 1000 || active >= ctas {
+            return 1000;
+        }
+        let least = (1e3 / f64::from(self.alone)).powi(4);
+        let part = (active as f64 / ctas as f64).powi(4);
+        (((1.0 + least) / (part + least)).sqrt().sqrt() * 1e3) as u64
+    }
+}
+
+impl Default for Company {
+    fn default() -> Self {
+        Self::NONE
+    }
 }
 
 impl CostModel {
@@ -54,11 +107,18 @@ impl CostModel {
                 partial_ps_per_token: 2.0 * spec.partial_bytes_per_token() as f64
                     / q_heads
                     / bytes_per_ps,
+                company: Company {
+                    share: tile.share,
+                    alone: (tile.alone * 1e3) as u32,
+                },
             }
         };
         let kernel = |kernel: Kernel| {
             let tile = TileCost {
                 m: 0,
+                head_dim: None,
+                share: 1,
+                alone: 1.0,
                 // Of the tiles of a prompt that read the same keys all but the first find them in L2.
                 read: if kernel == Kernel::Prefill { 2.0 } else { 1.0 },
                 flops_per_ns: device.flops_per_ns,
@@ -66,7 +126,8 @@ impl CostModel {
             };
             reaching(kernel, &tile)
         };
-        let tiles = device.decode.tiles.iter();
+        let of_head = |tile: &&TileCost| tile.head_dim.is_none_or(|dim| dim == spec.head_dim_qk);
+        let tiles = device.decode.tiles.iter().filter(of_head);
         Self {
             decode: kernel(Kernel::Decode),
             tiles: tiles
@@ -75,6 +136,8 @@ impl CostModel {
             prefill: kernel(Kernel::Prefill),
             q_heads: spec.q_heads,
             merge_ps: (device.merge_ns * 1e3) as u64,
+            merge_last_ps: (device.merge_last_ns * 1e3) as u64,
+            merge_state_ps: (device.merge_state_ns * 1e3) as u64,
             apart_ps: device
                 .decode
                 .joint
@@ -97,6 +160,11 @@ impl CostModel {
             Kernel::Decode => of_rows().map_or(&self.decode, |tile| &tile.1),
             Kernel::Prefill => &self.prefill,
         }
+    }
+
+    /// What CTAs of a tile are to each other.
+    pub(super) fn company(&self, kernel: Kernel, m: u32) -> Company {
+        self.tile(kernel, m).company
     }
 
     /// CTAs of a kernel that run at the same time.
@@ -148,6 +216,12 @@ impl CostModel {
     #[must_use]
     pub const fn merge_ps(&self) -> u64 {
         self.merge_ps
+    }
+
+    /// How much later than the last of its pieces a row is done that is cut into so many.
+    #[must_use]
+    pub const fn merged_after_ps(&self, pieces: u64) -> u64 {
+        self.merge_last_ps + pieces * self.merge_state_ps
     }
 
     /// What each key adds to a unit, in picoseconds: the larger of reading it and computing with it.

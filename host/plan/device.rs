@@ -47,6 +47,13 @@ pub struct DeviceDescription {
     pub launch_ns: f64,
     /// What merging costs a step at least, whatever its size.
     pub merge_ns: f64,
+    /// How much later than its last piece a row that is cut is done, and what each of its states adds: what decides
+    /// between ways to cut.
+    #[serde(default)]
+    pub merge_last_ns: f64,
+    /// See [`merge_last_ns`](Self::merge_last_ns).
+    #[serde(default)]
+    pub merge_state_ns: f64,
     /// Row blocks of at most this many query tokens are decodes.
     pub decode_max_tokens: u32,
     /// The decode kernel.
@@ -88,6 +95,15 @@ pub struct DecodeDescription {
 pub struct TileCost {
     /// Rows.
     pub m: u32,
+    /// Of QK, if it is not the same for all; the first that fits counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head_dim: Option<u32>,
+    /// CTAs of it that share what one CTA of the device has, where a step runs nothing else.
+    #[serde(default = "one_cta")]
+    pub share: u32,
+    /// How many times its part of the bandwidth a CTA takes where others have nothing to do.
+    #[serde(default = "one")]
+    pub alone: f64,
     /// The part of the device's read bandwidth that it streams keys with.
     pub read: f64,
     /// Throughput on keys that need not be waited for, of the whole device.
@@ -105,6 +121,18 @@ pub struct JointDescription {
     /// What a step pays for having prefixes in items of their own, or for cutting such a tile: merging, and
     /// launches one behind the other.
     pub apart_ns: f64,
+    /// They move at most so many times the bytes of the packing that moves the fewest; and where one tile could
+    /// hold all rows, they read at most 1.05 times as many times the unique keys.
+    #[serde(default = "one")]
+    pub bytes: f64,
+}
+
+const fn one() -> f64 {
+    1.0
+}
+
+const fn one_cta() -> u32 {
+    1
 }
 
 /// Tiles and costs of the prefill kernel.
@@ -313,7 +341,12 @@ impl DeviceDescription {
         }
         let reached = |tile: &&TileCost| {
             let positive = |x: f64| x > 0.0 && x.is_finite();
-            !(positive(tile.read) && positive(tile.flops_per_ns) && tile.unit_ns >= 0.0)
+            !(positive(tile.read)
+                && positive(tile.flops_per_ns)
+                && tile.unit_ns >= 0.0
+                && tile.share > 0
+                && tile.alone >= 1.0
+                && tile.alone <= 100.0)
         };
         if let Some(tile) = self.decode.tiles.iter().find(reached) {
             return wrong(format!("decode.tiles: {tile:?} does nothing"));

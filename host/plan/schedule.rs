@@ -4,7 +4,11 @@ use std::{cmp::Reverse, collections::BinaryHeap};
 
 use kernels_gpu::abi::{NO_MERGE, WorkItem};
 
-use super::{DeviceDescription, Kernel, Plan, cost::CostModel};
+use super::{
+    DeviceDescription, Kernel, Plan,
+    balance::Columns,
+    cost::{Company, CostModel},
+};
 
 /// A unit of work on its CTA.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,7 +33,8 @@ pub struct Schedule {
     pub ctas: u32,
     /// All units, in launch order.
     pub spans: Vec<Span>,
-    /// When the last unit ends.
+    /// When the last unit ends. Before the end that its span has, if a CTA is quicker while others have nothing to do
+    /// (spans are as if they had).
     pub makespan_ns: f64,
     /// What all units take together.
     pub busy_ns: f64,
@@ -40,29 +45,35 @@ impl Plan {
     #[must_use]
     pub fn schedule(&self, device: &DeviceDescription) -> Schedule {
         let cost = CostModel::new(device, &self.spec);
+        let companies = self
+            .groups
+            .iter()
+            .map(|group| cost.company(group.kernel, group.tile.m));
+        let company = companies.reduce(Company::and).unwrap_or_default();
         let ctas = self
             .groups
             .iter()
             .map(|group| cost.resident_ctas(group.kernel))
             .max()
-            .unwrap_or(0);
+            .unwrap_or(0)
+            * company.share;
         let mut free: BinaryHeap<_> = (0..ctas).map(|cta| Reverse((0, cta))).collect();
         let mut schedule = Schedule {
             ctas,
             ..Schedule::default()
         };
-        let (mut makespan, mut busy) = (0, 0);
+        let (mut makespan, mut busy, mut fixed) = (0, 0, u64::MAX);
         for group in &self.groups {
             // A kernel with fewer CTAs on an SM leaves the others idle: its CTAs stand for several.
             for index in group.items.clone() {
                 let item = &self.items[index as usize];
-                let unit_ps = cost.fixed_ps(
-                    group.kernel,
-                    group.tile,
-                    group.pack,
-                    self.partial_rows(group.kernel, item),
-                ) + cost.key_ps(group.kernel, group.tile, group.pack).max(1)
-                    * u64::from(item.kv_len());
+                let cut_rows = self.partial_rows(group.kernel, item);
+                let unit_fixed = cost.fixed_ps(group.kernel, group.tile, group.pack, cut_rows);
+                fixed = fixed.min(cost.fixed_ps(group.kernel, group.tile, group.pack, 0));
+                let unit_ps = unit_fixed
+                    + cost.key_ps(group.kernel, group.tile, group.pack).max(1)
+                        * u64::from(company.share)
+                        * u64::from(item.kv_len());
                 for unit in 0..cost.units_per_item(group.pack) {
                     let Some(Reverse((begin, cta))) = free.pop() else {
                         break;
@@ -82,7 +93,8 @@ impl Plan {
                 }
             }
         }
-        schedule.makespan_ns = makespan as f64 / 1e3;
+        let columns = Columns::of(free.into_iter().map(|Reverse((load, _))| load));
+        schedule.makespan_ns = columns.sooner(makespan, fixed, company) as f64 / 1e3;
         schedule.busy_ns = busy as f64 / 1e3;
         schedule
     }

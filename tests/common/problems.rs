@@ -331,6 +331,7 @@ fn device() -> impl Strategy<Value = DeviceDescription> {
             device.decode.joint = joint.map(|apart_ns| JointDescription {
                 m: vec![16],
                 apart_ns,
+                bytes: if workers % 2 == 0 { 1.0 } else { 1e9 },
             });
             if small {
                 device.decode_max_tokens = tokens;

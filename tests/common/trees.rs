@@ -11,26 +11,29 @@ pub struct Tree {
     pub id: u32,
     pub nodes: Vec<u32>,
     pub keys: Vec<u32>,
-    /// Keys that the published packer reads, by heads.
+    /// Keys that the published packer reads, by heads; of PAT's trees.
     pub published: Vec<u64>,
 }
 
 pub fn trees() -> Vec<Tree> {
+    parse(include_str!("../data/pat_fig10.txt"))
+}
+
+/// Trees that a file describes, one in a line.
+pub fn parse(text: &str) -> Vec<Tree> {
     fn numbers<T: std::str::FromStr<Err: std::fmt::Debug>>(text: &str) -> Vec<T> {
         text.split(',')
             .map(|number| number.trim().parse().unwrap())
             .collect()
     }
-    let lines = include_str!("../data/pat_fig10.txt")
-        .lines()
-        .filter(|line| !line.starts_with('#'));
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
     let tree = |line: &str| {
-        let [id, nodes, keys, published] = line.split(';').collect::<Vec<_>>().try_into().unwrap();
+        let columns: Vec<_> = line.split(';').collect();
         Tree {
-            id: numbers(id)[0],
-            nodes: numbers(nodes),
-            keys: numbers(keys),
-            published: numbers(published),
+            id: numbers(columns[0])[0],
+            nodes: numbers(columns[1]),
+            keys: numbers(columns[2]),
+            published: columns.get(3).map_or_else(Vec::new, |keys| numbers(keys)),
         }
     };
     lines.map(tree).collect()

@@ -1,6 +1,14 @@
 //! What items take.
 
-use crate::plan::{Kernel, Tile, cost::CostModel, draft::PartInput};
+use crate::plan::{
+    Kernel, Tile,
+    cost::{Company, CostModel},
+    draft::PartInput,
+};
+
+/// A joint tile that is cut does not read as evenly as one that is not: cutting pays where a step takes so many times
+/// what it takes with even CTAs.
+pub(in crate::plan) const WORTH_CUTTING: f64 = 1.15;
 
 /// What items take, in picoseconds.
 #[derive(Clone, Copy, Debug, Default)]
@@ -34,12 +42,36 @@ impl Load {
     pub(super) fn time_ps(&self, cost: &CostModel) -> u64 {
         let ctas = u64::from(cost.resident_ctas(Kernel::Decode));
         let spread = self.work / ctas;
-        let rounds = self.units.div_ceil(ctas) * (self.work / self.units.max(1));
         let merge = |merged: bool| if merged { cost.apart_ps() } else { 0 };
-        let whole = rounds.max(self.longest) + merge(self.merged);
-        let cut = spread + spread / 16 + self.to_cut + merge(true);
+        let whole = self.whole_ps(cost, ctas) + merge(self.merged);
+        let cut = (spread as f64 * WORTH_CUTTING) as u64 + self.to_cut + merge(true);
         let launches = u64::from(self.tiles.count_ones().saturating_sub(1));
         whole.min(cut) + launches * cost.launch_ps()
+    }
+}
+
+impl Load {
+    /// Until the last unit is done, if none is cut.
+    fn whole_ps(&self, cost: &CostModel, ctas: u64) -> u64 {
+        let tiles = (0..u32::BITS).filter(|bit| self.tiles >> bit & 1 != 0);
+        let companies = tiles.map(|bit| cost.company(Kernel::Decode, 1 << bit));
+        let company = companies.reduce(Company::and).unwrap_or_default();
+        // As if all CTAs that share an SM were there all the time.
+        let (ctas, share) = (ctas * u64::from(company.share), u64::from(company.share));
+        let unit = self.work * share / self.units.max(1);
+        let (rounds, rest) = (self.units / ctas, self.units % ctas);
+        let last = if rest > 0 {
+            unit * 1000 / company.speed(rest, ctas)
+        } else {
+            0
+        };
+        let longer = (self.longest * share).saturating_sub(unit) * 1000 / u64::from(company.alone);
+        let rounds = rounds * unit + last;
+        if self.units <= ctas {
+            rounds + longer
+        } else {
+            rounds.max(unit + longer)
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 //! hidden from the rows whose keys they are not: then nothing is left to merge. A prefix is read once for each
 //! tile, as it would be in an item of its own.
 
+pub(super) use self::costs::WORTH_CUTTING;
 use self::{
     costs::{ItemCosts, Load},
     layout::{Inner, Leaf, TileLayout},
@@ -40,6 +41,8 @@ struct Root {
     /// The keys of its leaves, and of all its nodes, each once.
     leaf_keys: u64,
     unique_keys: u64,
+    /// So many keys may its joint tiles read.
+    most_keys: u64,
     /// One past the last of its leaves and inner nodes.
     leaves_end: u32,
     inner_end: u32,
@@ -68,6 +71,12 @@ pub(super) struct JointForest<'a, T> {
 /// Eighths of the most query tokens that tiles of are tried.
 const PARTS: [u32; 5] = [8, 6, 4, 3, 2];
 
+/// Attempts between tiles that read few enough bytes and smaller ones that do not.
+const NARROWED: u32 = 2;
+
+/// Where a tile could hold all rows of a tree, its keys are read once, up to so many hundredths.
+const ONCE: f64 = 1.05;
+
 impl Joiner {
     /// The best way to form joint tiles, if there is any that is better than none; what it is for the single
     /// trees is kept for [`joins`](Self::joins).
@@ -80,13 +89,13 @@ impl Joiner {
             part,
             ..
         } = *input;
-        let rows = &device.decode.joint.as_ref()?.m;
+        let joint = device.decode.joint.as_ref()?;
         // Tensor maps, by which the kernels of such tiles read, see tokens by eights.
         let mapped = part.table.page_size.is_multiple_of(8);
         if !mapped || packer.nodes.iter().all(|node| node.is_leaf) {
             return None;
         }
-        self.list_roots(input, packer);
+        self.list_roots(input, packer, joint.bytes);
         let group = spec.group();
         let apart = self
             .roots
@@ -95,16 +104,10 @@ impl Joiner {
         let ctas = u64::from(cost.resident_ctas(Kernel::Decode));
         let mut best = (apart.time_ps(cost), None);
         let (mut smaller, mut weighed) = (0, Choice::default());
-        for &m in rows.iter().filter(|&&m| tiles.key_tile(m, u32::MAX) > 0) {
-            let most = m / group;
-            let mut last = 0;
-            for eighths in PARTS {
-                let tokens = most * eighths / 8;
-                // So few are the smaller tile's.
-                if tokens == last || tokens <= smaller {
-                    continue;
-                }
-                last = tokens;
+        let compiled = |m: &&u32| tiles.key_tile(**m, u32::MAX) > 0;
+        for &m in joint.m.iter().filter(compiled) {
+            let mut steps = Steps::new(m / group, smaller);
+            while let Some(tokens) = steps.next {
                 weighed = Choice { m, tokens };
                 let load = self.weigh(input, &weighed);
                 let time = load.time_ps(cost);
@@ -112,11 +115,13 @@ impl Joiner {
                     best = (time, Some(weighed));
                 }
                 // Where every CTA has enough to do, fewer rows only mean that more is read.
-                if load.longest <= load.work / ctas {
+                let Load { longest, work, .. } = load.joint.and(&load.apart);
+                if longest <= work / ctas {
                     break;
                 }
+                steps.advance(load.reads_too_much);
             }
-            smaller = most;
+            smaller = m / group;
         }
         let choice = best.1?;
         if choice != weighed {
@@ -126,17 +131,18 @@ impl Joiner {
     }
 
     /// Finds the trees.
-    fn list_roots(&mut self, input: &PartInput<'_>, packer: &Packer) {
+    fn list_roots(&mut self, input: &PartInput<'_>, packer: &Packer, bytes: f64) {
         self.roots.clear();
         self.leaves.clear();
         self.inner.clear();
         self.tiles.of = None;
         let mut costs = ItemCosts::default();
+        let kv_bytes = input.spec.kv_bytes_per_token() as f64;
         let mut node = 0;
         while node < packer.nodes.len() {
             let end = packer.nodes[node].subtree_end as usize;
             let nodes = &packer.nodes[node..end];
-            let apart = self.apart(input, nodes, node as u32, &mut costs);
+            let (apart, apart_bytes) = self.apart(input, nodes, node as u32, &mut costs);
             let (mut row, mut leaf_keys, mut unique_keys) = (0, 0, 0);
             for node in nodes {
                 let keys = node.end - node.begin;
@@ -155,11 +161,17 @@ impl Joiner {
                     });
                 }
             }
+            let rows = nodes[0].rows;
+            let mut most_keys = apart_bytes as f64 / kv_bytes;
+            if rows <= input.tiles.decode_tokens() {
+                most_keys = most_keys.min(unique_keys as f64 * ONCE);
+            }
             self.roots.push(Root {
                 node: node as u32,
-                rows: nodes[0].rows,
+                rows,
                 leaf_keys,
                 unique_keys,
+                most_keys: (most_keys * bytes) as u64,
                 leaves_end: self.leaves.len() as u32,
                 inner_end: self.inner.len() as u32,
                 apart,
@@ -177,8 +189,8 @@ impl Joiner {
         choice.tokens > 0 && at.is_ok_and(|at| self.roots[at].joins(cost))
     }
 
-    /// The work of all trees; those that are better apart are.
-    fn weigh(&mut self, input: &PartInput<'_>, choice: &Choice) -> Load {
+    /// What all trees take, those apart that are better so.
+    fn weigh(&mut self, input: &PartInput<'_>, choice: &Choice) -> Weighed {
         let PartInput { spec, cost, .. } = *input;
         let group = spec.group();
         let tile = Tile { m: choice.m, n: 0 };
@@ -186,29 +198,39 @@ impl Joiner {
         let key = cost.key_ps(Kernel::Decode, tile, group);
         let cached = cost.cached_key_ps(Kernel::Decode, tile).min(key);
         let units = u64::from(cost.units_per_item(group));
-        let mut total = Load::default();
+        let mut weighed = Weighed::default();
         for at in 0..self.roots.len() {
             self.roots[at].joint = None;
             if self.lay_out(at, choice.tokens) {
                 // Each key is read once, and found in the cache by all tiles but one.
                 let tiles = &self.tiles.tiles;
-                let unique = self.roots[at].unique_keys;
+                let root = &mut self.roots[at];
+                let unique = root.unique_keys;
                 let all: u64 = tiles.iter().map(|tile| u64::from(tile.keys)).sum();
                 let keys = unique * key + all.saturating_sub(unique) * cached;
                 let most = tiles.iter().map(|tile| tile.keys).max().unwrap_or(0);
                 let count = tiles.len() as u64;
-                self.roots[at].joint = Some(Load {
+                let joint = Load {
                     work: (count * fixed(0) + keys) * units,
                     units: count * units,
                     longest: fixed(0) + (keys / all.max(1)) * u64::from(most),
                     to_cut: fixed(choice.tokens),
                     merged: false,
                     tiles: 1 << choice.m.ilog2(),
-                });
+                };
+                weighed.reads_too_much |= all > root.most_keys;
+                root.joint = (all <= root.most_keys).then_some(joint);
             }
-            total = total.and(self.roots[at].better(cost));
+            let root = &self.roots[at];
+            if root.joins(cost) {
+                weighed.joint = root
+                    .joint
+                    .map_or(weighed.joint, |load| weighed.joint.and(&load));
+            } else {
+                weighed.apart = weighed.apart.and(&root.apart);
+            }
         }
-        total
+        weighed
     }
 
     /// Gives the rows of a tree their tiles, and finds what these read. Not if the tree is a single request,
@@ -237,14 +259,14 @@ impl Joiner {
         can
     }
 
-    /// What a tree's items take as they are packed.
+    /// What a tree's items take as they are packed, and the bytes that they move.
     fn apart(
         &mut self,
         input: &PartInput<'_>,
         nodes: &[PackNode],
         first: u32,
         costs: &mut ItemCosts,
-    ) -> Load {
+    ) -> (Load, u64) {
         // Rows of children that are not joined to it are the parent's.
         let item_rows = &mut self.item_rows;
         item_rows.clear();
@@ -258,7 +280,7 @@ impl Joiner {
             }
         }
         let per_tile = input.tiles.decode_tokens();
-        let mut load = Load::default();
+        let (mut load, mut keys_read, mut states) = (Load::default(), 0, 0);
         for (node, &rows) in nodes.iter().zip(&*item_rows) {
             if rows == 0 || node.is_empty() {
                 continue;
@@ -272,6 +294,8 @@ impl Joiner {
             let costs = costs.get(input, rows);
             let keys = u64::from(node.end - node.start);
             let partials = if is_partial { costs.partials } else { 0 };
+            keys_read += keys * (1 + others);
+            states += u64::from(if is_partial { rows } else { 0 });
             let item = costs.fixed + keys * costs.key;
             let all = item + others * (costs.fixed + keys * costs.cached_key) + partials;
             load = load.and(&Load {
@@ -283,18 +307,84 @@ impl Joiner {
                 tiles: 1 << costs.m.ilog2(),
             });
         }
-        load
+        let spec = input.spec;
+        let bytes =
+            keys_read * spec.kv_bytes_per_token() + 2 * states * spec.partial_bytes_per_token();
+        (load, bytes)
+    }
+}
+
+/// Query tokens of a tile to try: ever fewer, and where these would read too much, some between.
+struct Steps {
+    next: Option<u32>,
+    most: u32,
+    /// Not so few.
+    above: u32,
+    part: usize,
+    /// What read few enough bytes last, and what did not.
+    good: Option<u32>,
+    too_few: Option<u32>,
+    left: u32,
+}
+
+impl Steps {
+    fn new(most: u32, above: u32) -> Self {
+        Self {
+            next: (most > above).then_some(most),
+            most,
+            above,
+            part: 0,
+            good: None,
+            too_few: None,
+            left: NARROWED,
+        }
+    }
+
+    fn advance(&mut self, reads_too_much: bool) {
+        let Some(tried) = self.next else { return };
+        if reads_too_much {
+            self.too_few = Some(tried);
+        } else {
+            self.good = Some(tried);
+        }
+        let last = tried;
+        self.next = match (self.good, self.too_few) {
+            (None, _) => None,
+            (_, None) => loop {
+                self.part += 1;
+                match PARTS.get(self.part) {
+                    Some(eighths) if self.most * eighths / 8 == last => {}
+                    eighths => break eighths.map(|eighths| self.most * eighths / 8),
+                }
+            },
+            (Some(good), Some(too_few)) => {
+                self.left = self.left.saturating_sub(1);
+                Some((good + too_few) / 2).filter(|&tokens| tokens > too_few && self.left > 0)
+            }
+        };
+        self.next = self.next.filter(|&tokens| tokens > self.above);
+    }
+}
+
+/// What a choice makes of all trees.
+#[derive(Default)]
+struct Weighed {
+    joint: Load,
+    apart: Load,
+    /// Trees are apart because their tiles would read too much.
+    reads_too_much: bool,
+}
+
+impl Weighed {
+    /// What is joint and what is not are launched one after the other.
+    fn time_ps(&self, cost: &CostModel) -> u64 {
+        let both = self.joint.units > 0 && self.apart.units > 0;
+        let launch = if both { cost.launch_ps() } else { 0 };
+        self.joint.time_ps(cost) + self.apart.time_ps(cost) + launch
     }
 }
 
 impl Root {
-    fn better(&self, cost: &CostModel) -> &Load {
-        let joint = self.joint.as_ref();
-        joint
-            .filter(|joint| joint.time_ps(cost) < self.apart.time_ps(cost))
-            .unwrap_or(&self.apart)
-    }
-
     fn joins(&self, cost: &CostModel) -> bool {
         self.joint
             .is_some_and(|joint| joint.time_ps(cost) < self.apart.time_ps(cost))

@@ -1,7 +1,7 @@
 //! Kernels whose items are balanced together, and what bounds their time.
 
 use super::kinds::{Kind, Load};
-use crate::plan::{Kernel, balance::gcd};
+use crate::plan::{Kernel, balance::gcd, cost::Company};
 
 /// Kernels whose items are balanced together: beside prefill, decodes have resident CTAs of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +24,7 @@ impl Class {
 pub(super) struct ClassLoad {
     /// CTAs that run at the same time.
     pub(super) ctas: u32,
+    pub(super) company: Company,
     /// What the units of every item are a multiple of.
     pub(super) units: u32,
     /// Of all units together: everything, and their keys.
@@ -39,6 +40,7 @@ pub(super) struct ClassLoad {
 impl ClassLoad {
     pub(super) const NONE: Self = Self {
         ctas: 1,
+        company: Company::NONE,
         units: 0,
         work: 0,
         keys: 0,
@@ -48,7 +50,7 @@ impl ClassLoad {
         longest_unsplittable: 0,
     };
 
-    pub(super) fn add(&mut self, kind: &Kind, ctas: u32) {
+    pub(super) fn add(&mut self, kind: &Kind, ctas: u32, company: Company) {
         let Load {
             units, fixed, key, ..
         } = kind.load;
@@ -57,7 +59,7 @@ impl ClassLoad {
         } else {
             self.least_fixed.min(fixed)
         };
-        self.ctas = ctas;
+        (self.ctas, self.company) = (ctas, company);
         self.units = gcd(self.units, units);
         self.count += kind.count * u64::from(units);
         self.work += kind.work();

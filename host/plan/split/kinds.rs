@@ -1,7 +1,11 @@
 //! What drafts ask of a CTA. Most drafts of a plan are of a few kinds that differ in their keys only, so
 //! costs are computed once for each kind.
 
-use crate::plan::{Kernel, cost::CostModel, draft::Draft};
+use crate::plan::{
+    Kernel,
+    cost::{Company, CostModel},
+    draft::Draft,
+};
 
 /// A row tile gets a launch of its own if its units take this many times as long as starting one: SMs that
 /// change from one kernel to the next stand still for a while.
@@ -142,12 +146,14 @@ pub(super) struct Kinds {
     pub of: Vec<OfKind>,
     /// Row tiles of the decodes, ascending, with the time that their units take together.
     row_tiles: Vec<(u32, u64)>,
+    /// What the CTAs of decodes are to each other.
+    company: Company,
 }
 
 impl Kinds {
     /// Finds the kinds of the drafts and what they ask. With `join`, tiles with little to do are joined to
-    /// others.
-    pub fn find(&mut self, cost: &CostModel, drafts: &mut [Draft], join: bool) {
+    /// others; with `hybrid`, nobody knows what other CTAs leave.
+    pub fn find(&mut self, cost: &CostModel, drafts: &mut [Draft], join: bool, hybrid: bool) {
         self.kinds.clear();
         self.of.clear();
         self.of.reserve(drafts.len());
@@ -175,6 +181,31 @@ impl Kinds {
                 draft.tile.m = self.kinds[of.kind as usize].draft.tile.m;
             }
         }
+        self.company = Company::NONE;
+        if !hybrid {
+            self.find_company(cost);
+        }
+    }
+
+    fn find_company(&mut self, cost: &CostModel) {
+        let decodes = self.kinds.iter().filter(|kind| kind.draft.is_gathered());
+        let of = |kind: &Kind| cost.company(Kernel::Decode, kind.draft.tile.m);
+        self.company = decodes.map(of).reduce(Company::and).unwrap_or_default();
+        let share = u64::from(self.company.share);
+        if share > 1 {
+            for kind in &mut self.kinds {
+                kind.load.key *= if kind.draft.is_gathered() { share } else { 1 };
+            }
+        }
+    }
+
+    /// CTAs of a kernel that run at the same time, and what they are to each other.
+    pub fn ctas(&self, cost: &CostModel, kernel: Kernel) -> (u32, Company) {
+        let company = match kernel {
+            Kernel::Decode => self.company,
+            Kernel::Prefill => Company::NONE,
+        };
+        (cost.resident_ctas(kernel) * company.share, company)
     }
 
     /// What a draft asks.

@@ -8,10 +8,44 @@ use super::{
     kinds::granule,
     launch::{Launch, piece},
 };
-use crate::plan::draft::{Draft, Piece};
+use crate::plan::{
+    cost::CostModel,
+    draft::{Draft, Piece},
+    joint::WORTH_CUTTING,
+};
 
 /// Attempts to split aim at a makespan that grows by one part in so many.
 const STEP: u64 = 64;
+
+/// When an attempt is done. The better one is less.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Done {
+    /// Its last piece.
+    makespan: u64,
+    /// How much that is later than what is early enough.
+    late: u64,
+    /// All merges.
+    merged: u64,
+}
+
+impl PartialOrd for Done {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some((self.late, self.merged).cmp(&(other.late, other.merged)))
+    }
+}
+
+/// A step may take this many times the bound to be early enough.
+const EARLY_ENOUGH: f64 = 1.09;
+
+/// Pieces of unequal size shall save one part in so many of a step.
+const MARGIN: u64 = 128;
+
+/// Hundredths of the bound that pieces of equal size may take: where the last ones are quicker, fewer pieces are
+/// better than even CTAs.
+const EVEN: [u32; 7] = [100, 104, 108, 112, 125, 150, 200];
+
+/// Equal pieces are tried where CTAs have so many units each, at most.
+const MOST_UNITS: u64 = 4;
 
 /// Splits are not looked for where they could shorten a step by less than this part.
 const GOOD_ENOUGH: f64 = 1.03;
@@ -61,6 +95,7 @@ impl Splitter {
         let all = &classes[class as usize];
         let ClassLoad {
             ctas,
+            company,
             units,
             work,
             longest,
@@ -69,12 +104,14 @@ impl Splitter {
         if class == Class::Decode && input.shared_sms && units > 0 {
             self.sort(drafts, class);
             self.taper(drafts, ctas);
-            self.outcome.makespan_ps[class as usize] = self.simulate(ctas, units);
+            self.outcome.makespan_ps[class as usize] = self.simulate(input.cost, all, 0).makespan;
             self.chosen.append(&mut self.placed);
             return true;
         }
         let bound = all.bound();
-        let good = (bound as f64 * GOOD_ENOUGH) as u64;
+        let joint = drafts.iter().any(Draft::is_joint);
+        let enough = if joint { WORTH_CUTTING } else { GOOD_ENOUGH };
+        let good = (bound as f64 * enough) as u64;
         // In any order, a unit starts no later than when all others are spread evenly; and no later than
         // when all launches up to its own are.
         if units == 0
@@ -98,11 +135,10 @@ impl Splitter {
                 load.whole(),
             ));
         }
-        let whole = self.simulate(ctas, units);
+        let whole = self.simulate(input.cost, all, 0).makespan;
         self.outcome.makespan_ps[class as usize] = whole;
         // Where no row is merged yet, cutting costs the step a merge.
         let merged = drafts.iter().any(|draft| draft.leaves_partial);
-        let joint = drafts.iter().any(Draft::is_joint);
         let merge = match (merged, joint) {
             (true, _) => 0,
             (false, true) => input.cost.apart_ps(),
@@ -121,24 +157,52 @@ impl Splitter {
             }
             most_units = 2 * ctas;
         }
-        let mut least = whole - merge;
-        let mut found = false;
+        // Of what is early enough, that of which all rows are done first.
+        let enough = (bound as f64 * EARLY_ENOUGH) as u64;
+        let mut best = Done {
+            makespan: whole,
+            late: whole.saturating_sub(enough),
+            merged: whole,
+        };
+        let (mut found, mut least) = (false, whole - merge);
+        let mut keep_if_better = |splitter: &mut Self, margin: u64| {
+            let done = splitter.simulate(input.cost, all, enough);
+            let with_margin = Done {
+                merged: done.merged + margin,
+                ..done
+            };
+            if done.makespan < whole - merge && with_margin < best {
+                (best, found) = (done, true);
+                std::mem::swap(&mut splitter.placed, &mut splitter.best);
+            }
+            done.makespan
+        };
+        if company.alone > 1000 && all.count <= MOST_UNITS * u64::from(ctas) {
+            for hundredths in EVEN {
+                let until = bound / 100 * u64::from(hundredths);
+                if hundredths * 10 <= company.alone && self.even(drafts, until) {
+                    keep_if_better(self, 0);
+                }
+            }
+        }
+        // Unequal pieces have to be worth it.
+        let margin = if company.alone > 1000 {
+            bound / MARGIN
+        } else {
+            0
+        };
         for attempt in [Self::wrap, Self::fill] {
             let mut until = bound;
             while until < least && least > good {
                 if attempt(self, drafts, ctas, units, until) && self.placed_units() <= most_units {
-                    let makespan = self.simulate(ctas, units);
-                    if makespan < least {
-                        (least, found) = (makespan, true);
-                        std::mem::swap(&mut self.placed, &mut self.best);
-                    }
+                    least = least.min(keep_if_better(self, margin));
                     break;
                 }
                 until += until / STEP + 1;
             }
         }
         if found {
-            self.outcome.makespan_ps[class as usize] = least;
+            self.outcome.makespan_ps[class as usize] = best.makespan;
             self.chosen.append(&mut self.best);
         }
         found
@@ -176,8 +240,8 @@ impl Splitter {
         done / ctas
     }
 
-    /// When the pieces in `self.placed` are done, claimed in launch order.
-    fn simulate(&mut self, ctas: u32, units: u32) -> u64 {
+    /// When the pieces in `self.placed` are done, claimed in launch order, where until `enough` is early enough.
+    fn simulate(&mut self, cost: &CostModel, class: &ClassLoad, enough: u64) -> Done {
         let Self {
             placed,
             kinds,
@@ -193,19 +257,39 @@ impl Splitter {
                 .map(|(at, piece)| (piece.order, at as u32)),
         );
         launch_order.sort_unstable();
-        columns.reset(ctas, units);
+        columns.reset(class.ctas, class.units);
+        let (mut last_cut, mut last_draft, mut pieces, mut most_pieces) = (0, u32::MAX, 0, 0);
+        for piece in placed.iter() {
+            pieces = if piece.draft == last_draft {
+                pieces + 1
+            } else {
+                1
+            };
+            (last_draft, most_pieces) = (piece.draft, most_pieces.max(pieces));
+        }
         for &(_, at) in launch_order.iter() {
             let piece = &placed[at as usize];
             let load = kinds.load(piece.draft);
             let keys = piece.kv_end - piece.kv_begin;
-            let cost = if keys == load.keys {
-                load.whole()
+            if keys == load.keys {
+                columns.place(load.units, load.whole());
             } else {
-                load.cut(keys)
-            };
-            columns.place(load.units, cost);
+                let (_, end) = columns.place(load.units, load.cut(keys));
+                last_cut = last_cut.max(end);
+            }
         }
-        columns.makespan()
+        let sooner = |until| columns.sooner(until, class.least_fixed, class.company);
+        let makespan = sooner(columns.makespan());
+        let merged = if last_cut > 0 {
+            sooner(last_cut) + cost.merged_after_ps(most_pieces)
+        } else {
+            0
+        };
+        Done {
+            makespan,
+            late: makespan.saturating_sub(enough),
+            merged: merged.max(makespan),
+        }
     }
 
     /// Tries to place everything so that it is done by `until`: fills the CTAs of one column after the other
@@ -296,7 +380,7 @@ impl Splitter {
                 } else {
                     load.cut(end - begin)
                 };
-                let start = self.columns.place(load.units, cost);
+                let (start, _) = self.columns.place(load.units, cost);
                 self.placed
                     .push(piece(index, begin..end, load.launch, start, cost));
                 begin = end;

@@ -10,6 +10,7 @@ use self::{
     launch::{KindTile, count, piece},
 };
 use super::{
+    Kernel,
     balance::Columns,
     cost::CostModel,
     draft::{Draft, Piece},
@@ -17,6 +18,7 @@ use super::{
 };
 
 mod class;
+mod even;
 mod kinds;
 mod launch;
 mod makespan;
@@ -98,7 +100,7 @@ impl Splitter {
     pub fn split(&mut self, input: &SplitInput<'_>, drafts: &mut [Draft]) {
         let SplitInput { mode, cost, .. } = *input;
         let join = !matches!(mode, SplitMode::Fixed { .. });
-        self.kinds.find(cost, drafts, join);
+        self.kinds.find(cost, drafts, join, input.hybrid);
         let classes = self.weigh(cost);
         self.outcome.makespan_ps = classes.map(|class| class.bound().max(class.longest));
         self.pieces.clear();
@@ -108,8 +110,10 @@ impl Splitter {
             SplitMode::FlashInfer => {
                 let keys = |kind: &Kind| u64::from(kind.load.units) * kind.keys;
                 let total: u64 = self.kinds.kinds.iter().map(keys).sum();
+                let ctas = [Kernel::Decode, Kernel::Prefill].map(|of| self.kinds.ctas(cost, of).0);
                 self.chunks(input, drafts, |kind| {
-                    let bound = total.div_ceil(u64::from(cost.resident_ctas(kind.draft.kernel)));
+                    let ctas = ctas[Class::of(kind.draft.kernel) as usize];
+                    let bound = total.div_ceil(u64::from(ctas));
                     let bound = u32::try_from(bound).unwrap_or(u32::MAX / 2);
                     bound.max(1).next_multiple_of(granule(&kind.draft))
                 });
@@ -130,7 +134,8 @@ impl Splitter {
         let mut classes = [ClassLoad::NONE; 2];
         for kind in &self.kinds.kinds {
             let kernel = kind.draft.kernel;
-            classes[Class::of(kernel) as usize].add(kind, cost.resident_ctas(kernel));
+            let (ctas, company) = self.kinds.ctas(cost, kernel);
+            classes[Class::of(kernel) as usize].add(kind, ctas, company);
         }
         // Rarely is one too long for the others.
         let spread = classes.map(|class| class.spread());
