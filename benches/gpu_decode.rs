@@ -183,8 +183,17 @@ fn published() -> Vec<Vec<f64>> {
 }
 
 /// What is varied, one at a time.
-const WAYS: [&str; 9] = [
-    "default", "streams", "fused", "apart", "paper", "no split", "m64", "m128", "joint",
+const WAYS: [&str; 10] = [
+    "default",
+    "streams",
+    "fused",
+    "apart",
+    "paper",
+    "no split",
+    "m64",
+    "m128",
+    "joint",
+    "any bytes",
 ];
 
 fn pat(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
@@ -198,7 +207,12 @@ fn pat(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
     let m128 = with(|device| device.decode.m = vec![8, 16, 128]);
     let always = with(|device| {
         if let Some(joint) = &mut device.decode.joint {
-            joint.apart_ns = 1e6;
+            (joint.cut_ns, joint.apart_ns) = (1e6, 1e6);
+        }
+    });
+    let any_bytes = with(|device| {
+        if let Some(joint) = &mut device.decode.joint {
+            joint.bytes = 1e9;
         }
     });
     println!(
@@ -257,6 +271,7 @@ fn pat(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
                 step(&m64, default),
                 step(&m128, default),
                 step(&always, default),
+                step(&any_bytes, default),
             ];
             let streams = step_on(&device, default, Streams::PerGroup);
             let mut ways = vec![&kernel, &streams, &fused];

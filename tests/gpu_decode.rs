@@ -143,7 +143,8 @@ fn plan_of(case: &Case) -> Plan {
     }
     if let Some(joint) = &mut device.decode.joint {
         // Seldom, where it pays, always.
-        joint.apart_ns = [0.0, 5000.0, 1e9][(case.seed / 2 % 3) as usize];
+        joint.cut_ns = [0.0, 5000.0, 1e9][(case.seed / 2 % 3) as usize];
+        joint.apart_ns = joint.cut_ns;
     }
     let plan = Planner::new()
         .plan(&case.spec, &case.batch, &device, &case.options)

@@ -17,7 +17,7 @@ type Change = fn(&mut JointDescription);
 /// What is compared: a change to what the planner knows of joint tiles, how it packs and cuts.
 const WAYS: [(&str, Change, PackRule, SplitMode); 7] = {
     use PackRule::{Exact, Fastest};
-    use SplitMode::{Makespan, Off};
+    use SplitMode::Makespan;
     const ANY: f64 = 1e9;
     [
         ("default", |_| (), Fastest, Makespan),
@@ -35,10 +35,15 @@ const WAYS: [(&str, Change, PackRule, SplitMode); 7] = {
             Fastest,
             Makespan,
         ),
-        ("uncut", |joint| joint.apart_ns = 1e6, Fastest, Makespan),
+        (
+            "uncut",
+            |joint| (joint.cut_ns, joint.apart_ns) = (1e6, 1e6),
+            Fastest,
+            Makespan,
+        ),
         (
             "any bytes, uncut",
-            |joint| (joint.bytes, joint.apart_ns) = (ANY, 1e6),
+            |joint| (joint.bytes, joint.cut_ns, joint.apart_ns) = (ANY, 1e6, 1e6),
             Fastest,
             Makespan,
         ),

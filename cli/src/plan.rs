@@ -123,7 +123,7 @@ pub fn device(name: &str) -> Result<DeviceDescription, Failure> {
 pub fn describe(case: &Case, requests: usize, plan: &Plan, device: &DeviceDescription) -> String {
     let traffic = plan.traffic();
     let schedule = plan.schedule(device);
-    let busy = schedule.busy_ns / (schedule.makespan_ns * f64::from(schedule.ctas)).max(1e-9);
+    let busy = schedule.busy_ns / (schedule.spans_end_ns() * f64::from(schedule.ctas)).max(1e-9);
     let requests = counted(requests, "request");
     format!(
         "{}\n{requests}: {}\n{}, pages of {}, for {} ({})\n\n{plan}\n\

@@ -17,6 +17,7 @@ pub struct CostModel {
     merge_last_ps: u64,
     merge_state_ps: u64,
     apart_ps: u64,
+    cut_ps: u64,
     launch_ps: u64,
 }
 
@@ -25,8 +26,9 @@ pub struct CostModel {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct KernelCost {
     resident_ctas: u32,
-    /// Claiming a unit, filling and draining its pipeline.
+    /// Claiming a unit, filling and draining its pipeline; and what is left of that behind others.
     unit_ps: u64,
+    queued_ps: u64,
     /// Reading one key and its value, the share of one query head.
     read_ps_per_key: f64,
     /// One row of the tile against one key.
@@ -98,6 +100,7 @@ impl CostModel {
             KernelCost {
                 resident_ctas,
                 unit_ps: (tile.unit_ns * 1e3) as u64,
+                queued_ps: (tile.queued_ns.unwrap_or(tile.unit_ns) * 1e3) as u64,
                 // A KV head that several units read comes from the L2 cache after the first: each bears
                 // its share.
                 read_ps_per_key: spec.kv_bytes_per_token() as f64
@@ -123,9 +126,11 @@ impl CostModel {
                 read: if kernel == Kernel::Prefill { 2.0 } else { 1.0 },
                 flops_per_ns: device.flops_per_ns,
                 unit_ns: device.unit_ns(kernel),
+                queued_ns: None,
             };
             reaching(kernel, &tile)
         };
+        let joint = device.decode.joint.as_ref();
         let of_head = |tile: &&TileCost| tile.head_dim.is_none_or(|dim| dim == spec.head_dim_qk);
         let tiles = device.decode.tiles.iter().filter(of_head);
         Self {
@@ -138,11 +143,8 @@ impl CostModel {
             merge_ps: (device.merge_ns * 1e3) as u64,
             merge_last_ps: (device.merge_last_ns * 1e3) as u64,
             merge_state_ps: (device.merge_state_ns * 1e3) as u64,
-            apart_ps: device
-                .decode
-                .joint
-                .as_ref()
-                .map_or(0, |joint| (joint.apart_ns * 1e3) as u64),
+            apart_ps: joint.map_or(0, |joint| (joint.apart_ns * 1e3) as u64),
+            cut_ps: joint.map_or(0, |joint| (joint.cut_ns * 1e3) as u64),
             launch_ps: (device.launch_ns * 1e3) as u64,
         }
     }
@@ -188,6 +190,11 @@ impl CostModel {
         cost.unit_ps + (partials * cost.partial_ps_per_token) as u64
     }
 
+    /// What a unit without partial states costs whatever its keys, where others of its CTA are under way.
+    pub(super) fn queued_ps(&self, kernel: Kernel, tile: Tile) -> u64 {
+        self.tile(kernel, tile.m).queued_ps
+    }
+
     /// What drafts take if every resident CTA is busy all the time.
     pub(super) fn mean_load_ps(&self, drafts: &[Draft]) -> u64 {
         let load = |draft: &Draft| {
@@ -206,10 +213,16 @@ impl CostModel {
         self.launch_ps
     }
 
-    /// What a step pays for cutting a joint tile, or for doing without.
+    /// What a step pays for doing without joint tiles.
     #[must_use]
     pub const fn apart_ps(&self) -> u64 {
         self.apart_ps
+    }
+
+    /// What a step pays for cutting a joint tile.
+    #[must_use]
+    pub const fn cut_ps(&self) -> u64 {
+        self.cut_ps
     }
 
     /// What merging costs a step at least.

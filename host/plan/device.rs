@@ -110,6 +110,9 @@ pub struct TileCost {
     pub flops_per_ns: f64,
     /// Time of a unit beyond its keys.
     pub unit_ns: f64,
+    /// What of that is left where others of its CTA are under way; all of it if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queued_ns: Option<f64>,
 }
 
 /// Tiles whose rows see different keys, and what is saved by them.
@@ -118,8 +121,9 @@ pub struct TileCost {
 pub struct JointDescription {
     /// Row tiles that can be such, ascending.
     pub m: Vec<u32>,
-    /// What a step pays for having prefixes in items of their own, or for cutting such a tile: merging, and
-    /// launches one behind the other.
+    /// What a step pays for cutting such a tile.
+    pub cut_ns: f64,
+    /// What a step pays for having prefixes in items of their own: merging, and launches one behind the other.
     pub apart_ns: f64,
     /// They move at most so many times the bytes of the packing that moves the fewest; and where one tile could
     /// hold all rows, they read at most 1.05 times as many times the unique keys.
@@ -344,6 +348,7 @@ impl DeviceDescription {
             !(positive(tile.read)
                 && positive(tile.flops_per_ns)
                 && tile.unit_ns >= 0.0
+                && tile.queued_ns.is_none_or(|queued| queued >= 0.0)
                 && tile.share > 0
                 && tile.alone >= 1.0
                 && tile.alone <= 100.0)

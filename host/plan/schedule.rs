@@ -40,6 +40,15 @@ pub struct Schedule {
     pub busy_ns: f64,
 }
 
+impl Schedule {
+    /// When the last span ends: the makespan, or later.
+    #[must_use]
+    pub fn spans_end_ns(&self) -> f64 {
+        let ends = self.spans.iter().map(|span| span.end_ns);
+        ends.fold(0.0, f64::max)
+    }
+}
+
 impl Plan {
     /// Schedules the plan on a device, without its merges.
     #[must_use]

@@ -330,8 +330,9 @@ fn device() -> impl Strategy<Value = DeviceDescription> {
             device.sms = workers;
             device.decode.joint = joint.map(|apart_ns| JointDescription {
                 m: vec![16],
+                cut_ns: apart_ns,
                 apart_ns,
-                bytes: if workers % 2 == 0 { 1.0 } else { 1e9 },
+                bytes: 1e9,
             });
             if small {
                 device.decode_max_tokens = tokens;

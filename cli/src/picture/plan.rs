@@ -79,12 +79,13 @@ pub fn draw(plan: &Plan, device: &DeviceDescription, title: &str) -> String {
             &group_line(plan, group),
         );
     }
-    if schedule.makespan_ns <= 0.0 {
+    let end_ns = schedule.spans_end_ns();
+    if end_ns <= 0.0 {
         svg.text((LEFT, top + 16.0), Anchor::Start, 13, "nothing to do");
         return svg.finish();
     }
 
-    let scale = CHART / schedule.makespan_ns;
+    let scale = CHART / end_ns;
     axes(&mut svg, &schedule, device, Frame { top, row, scale });
     let group_of = |item: u32| {
         let mut groups = plan.groups.iter();
@@ -127,7 +128,8 @@ fn summary(plan: &Plan, schedule: &Schedule, device: &DeviceDescription) -> Stri
         partial_bytes,
         flops,
     } = plan.traffic();
-    let busy = 100.0 * schedule.busy_ns / (schedule.makespan_ns * f64::from(schedule.ctas.max(1)));
+    let busy =
+        100.0 * schedule.busy_ns / (schedule.spans_end_ns() * f64::from(schedule.ctas.max(1)));
     format!(
         "{} with {}: {}{} by the cost model, CTAs {} % busy; KV {}, partial states {}, {}; {} of {}",
         device.name,
@@ -174,12 +176,13 @@ struct Frame {
 fn axes(svg: &mut Svg, schedule: &Schedule, device: &DeviceDescription, frame: Frame) {
     let Frame { top, row, scale } = frame;
     let bottom = top + row * f64::from(schedule.ctas);
-    let (unit_ns, unit) = if schedule.makespan_ns < 1e6 {
+    let end_ns = schedule.spans_end_ns();
+    let (unit_ns, unit) = if end_ns < 1e6 {
         (1e3, "µs")
     } else {
         (1e6, "ms")
     };
-    for tick in ticks(schedule.makespan_ns / unit_ns, 8) {
+    for tick in ticks(end_ns / unit_ns, 8) {
         let x = LEFT + tick * unit_ns * scale;
         svg.line((x, top - 2.0), (x, bottom + 5.0), "#dddddd", 1.0);
         let label = format!("{} {unit}", super::num(tick));

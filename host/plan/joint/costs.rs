@@ -42,9 +42,9 @@ impl Load {
     pub(super) fn time_ps(&self, cost: &CostModel) -> u64 {
         let ctas = u64::from(cost.resident_ctas(Kernel::Decode));
         let spread = self.work / ctas;
-        let merge = |merged: bool| if merged { cost.apart_ps() } else { 0 };
-        let whole = self.whole_ps(cost, ctas) + merge(self.merged);
-        let cut = (spread as f64 * WORTH_CUTTING) as u64 + self.to_cut + merge(true);
+        let apart = if self.merged { cost.apart_ps() } else { 0 };
+        let whole = self.whole_ps(cost, ctas) + apart;
+        let cut = (spread as f64 * WORTH_CUTTING) as u64 + self.to_cut + apart.max(cost.cut_ps());
         let launches = u64::from(self.tiles.count_ones().saturating_sub(1));
         whole.min(cut) + launches * cost.launch_ps()
     }
@@ -81,7 +81,9 @@ pub(super) struct ItemCost {
     pub(super) rows: u32,
     pub(super) m: u32,
     pub(super) units: u64,
+    /// Of one unit alone, and behind others.
     pub(super) fixed: u64,
+    pub(super) queued: u64,
     pub(super) key: u64,
     pub(super) cached_key: u64,
     /// All its rows' partial states, and those of one tile with what a unit costs.
@@ -113,6 +115,7 @@ impl ItemCosts {
                 m,
                 units: u64::from(cost.units_per_item(group)),
                 fixed: fixed(0),
+                queued: cost.queued_ps(Kernel::Decode, tile),
                 key: cost.key_ps(Kernel::Decode, tile, group),
                 cached_key: cost.cached_key_ps(Kernel::Decode, tile),
                 partials: fixed(rows) - fixed(0),

@@ -296,12 +296,12 @@ impl Joiner {
             let partials = if is_partial { costs.partials } else { 0 };
             keys_read += keys * (1 + others);
             states += u64::from(if is_partial { rows } else { 0 });
-            let item = costs.fixed + keys * costs.key;
-            let all = item + others * (costs.fixed + keys * costs.cached_key) + partials;
+            let one = costs.queued + keys * costs.key;
+            let all = one + others * (costs.queued + keys * costs.cached_key) + partials;
             load = load.and(&Load {
                 work: all * costs.units,
                 units: (1 + others) * costs.units,
-                longest: item,
+                longest: costs.fixed + keys * costs.key,
                 to_cut: costs.to_cut,
                 merged: is_partial,
                 tiles: 1 << costs.m.ilog2(),

@@ -141,7 +141,7 @@ impl Splitter {
         let merged = drafts.iter().any(|draft| draft.leaves_partial);
         let merge = match (merged, joint) {
             (true, _) => 0,
-            (false, true) => input.cost.apart_ps(),
+            (false, true) => input.cost.cut_ps(),
             (false, false) => input.cost.merge_ps(),
         };
         if whole <= good + merge {
@@ -173,7 +173,8 @@ impl Splitter {
             };
             if done.makespan < whole - merge && with_margin < best {
                 (best, found) = (done, true);
-                std::mem::swap(&mut splitter.placed, &mut splitter.best);
+                // Copied: buffers that change places would grow for many steps.
+                splitter.best.clone_from(&splitter.placed);
             }
             done.makespan
         };
