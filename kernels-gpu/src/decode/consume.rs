@@ -93,6 +93,10 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                         let (token, in_group) = self.group.div_rem(row);
                         (self.row(slot, token), head + in_group)
                     });
+                    if descriptor.chunk == 0 && self.params.arrivals != 0 {
+                        let merge = self.merge_of_lane(slot, unit.tokens);
+                        self.results().expect(merge, unit.head);
+                    }
                 }
                 let k = layout.stage(place.index);
                 let chunk = Chunk {
@@ -230,6 +234,13 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
             if self.lane == 0 {
                 mbarrier::arrive_count(layout.unit_stated(slot), arrivals);
             }
+            let merges = self.params.arrivals != 0;
+            let index = if merges {
+                self.merge_of_lane(slot, tokens)
+            } else {
+                NO_MERGE
+            };
+            let merge = self.results().look_up(index);
             if shares > 1 {
                 mbarrier::wait(layout.unit_stated(slot), parity);
             }
@@ -259,8 +270,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                 mbarrier::arrive_count(free, arrivals);
                 read += 1;
             }
-            if self.params.arrivals != 0 && (shares == 1 || self.count_done(slot) == shares) {
-                self.merge::<T>(slot, tokens, head);
+            if merges && (shares == 1 || self.count_done(slot) == shares) {
+                self.merge::<T>(index, merge, head);
             }
             mbarrier::arrive_count(layout.unit_empty(slot), arrivals);
         }
@@ -417,23 +428,32 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
         state
     }
 
-    /// Counts the unit's partial states at their merges. Where it is the last one, the merge waits until the CTA
+    /// The merge of the token that the lane stands for, if there is any.
+    ///
+    /// # Safety
+    /// `slot` is filled and has so many tokens.
+    #[inline(always)]
+    unsafe fn merge_of_lane(&self, slot: u32, tokens: u32) -> u32 {
+        if self.lane < tokens {
+            // SAFETY: the caller's promise.
+            unsafe { self.row(slot, self.lane).merge }
+        } else {
+            NO_MERGE
+        }
+    }
+
+    /// Counts the unit's partial states at their merges, of which each lane has one, or none. Where it is the last one, the merge waits until the CTA
     /// has no other work and all its warps can share it; if the list of those is full, this warp does it.
     ///
     /// # Safety
     /// The lanes come together, after the partial states were written.
     #[inline(always)]
-    unsafe fn merge<T: Half>(&self, slot: u32, tokens: u32, head: u32) {
+    unsafe fn merge<T: Half>(&self, index: u32, merge: Merge, head: u32) {
         let (results, group) = (self.results(), self.params.group);
         // SAFETY: merges and slots are the plan's; the warp's barrier gathers what all lanes wrote.
         unsafe {
             warp::sync_warp(ALL);
-            let merge = if self.lane < tokens {
-                self.row(slot, self.lane).merge
-            } else {
-                NO_MERGE
-            };
-            let (merge, mut last) = results.arrive(merge, head);
+            let mut last = results.arrive(index, merge, head);
             if last {
                 let index = atomic::shared::fetch_add_u32(self.layout.merges(), 1);
                 if index < MERGES {

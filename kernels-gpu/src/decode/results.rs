@@ -77,39 +77,77 @@ impl<const DIM: u32> Results<'_, DIM> {
         }
     }
 
-    /// Counts the partial states of a token and KV head at their merge. Returns the merge, and whether this
-    /// was the last of its states.
+    /// Where the arrivals at a merge are counted.
+    #[inline(always)]
+    fn counter(&self, merge: u32, kv_head: u32) -> u64 {
+        let params = self.params;
+        params.arrivals + (u64::from(merge) * u64::from(params.kv_heads) + u64::from(kv_head)) * 4
+    }
+
+    /// Where a merge is described.
+    #[inline(always)]
+    fn description(&self, merge: u32) -> *const u32 {
+        (self.params.merges + u64::from(merge) * 16) as *const u32
+    }
+
+    /// Brings what an arrival needs closer.
     ///
     /// # Safety
-    /// `merge` is [`NO_MERGE`] or a merge of the plan, and what the warp (and whoever it met at a barrier)
-    /// wrote of its states is written.
+    /// As [`arrive`](Self::arrive)'s, but for the states.
     #[inline(always)]
-    pub unsafe fn arrive(&self, merge: u32, kv_head: u32) -> (Merge, bool) {
-        let params = self.params;
-        if merge == NO_MERGE {
-            return (Merge::NONE, false);
-        }
-        let counter = params.arrivals
-            + (u64::from(merge) * u64::from(params.kv_heads) + u64::from(kv_head)) * 4;
-        // SAFETY: merges and counters are the plan's. The release half of the atomic, cumulative over the
-        // barriers before it, publishes the states; its acquire half shows those of the others.
-        unsafe {
-            let [token, slots_begin, slots, _] =
-                ptr::load_nc_u32x4((params.merges + u64::from(merge) * 16) as *const u32);
-            let before = atomic::fetch_add::<AcqRel, Gpu, u32>(counter as *mut u32, 1);
-            let last = before + 1 == slots;
-            if last {
-                atomic::store::<Relaxed, Gpu, u32>(counter as *mut u32, 0);
+    pub unsafe fn expect(&self, merge: u32, kv_head: u32) {
+        if merge != NO_MERGE {
+            // SAFETY: merges and counters are the plan's.
+            unsafe {
+                ptr::prefetch_l2(self.description(merge));
+                ptr::prefetch_l2(self.counter(merge, kv_head) as *const u32);
             }
+        }
+    }
+
+    /// Looks up a merge.
+    ///
+    /// # Safety
+    /// `merge` is [`NO_MERGE`] or a merge of the plan.
+    #[inline(always)]
+    pub unsafe fn look_up(&self, merge: u32) -> Merge {
+        if merge == NO_MERGE {
+            return Merge::NONE;
+        }
+        // SAFETY: the merge is the plan's, and so is the list.
+        unsafe {
+            let [token, slots_begin, slots, _] = ptr::load_nc_u32x4(self.description(merge));
             // For whoever comes last.
-            let list = params.merge_slots + u64::from(slots_begin) * 4;
+            let list = self.params.merge_slots + u64::from(slots_begin) * 4;
             ptr::prefetch_l2(list as *const u32);
-            let merge = Merge {
+            Merge {
                 token,
                 slots_begin,
                 slots,
-            };
-            (merge, last)
+            }
+        }
+    }
+
+    /// Counts the partial states of a token and KV head at their merge. Whether this was the last of its states.
+    ///
+    /// # Safety
+    /// `index` is [`NO_MERGE`] or a merge of the plan, which is `merge`, and what the warp (and whoever it met at
+    /// a barrier) wrote of its states is written.
+    #[inline(always)]
+    pub unsafe fn arrive(&self, index: u32, merge: Merge, kv_head: u32) -> bool {
+        if index == NO_MERGE {
+            return false;
+        }
+        let counter = self.counter(index, kv_head);
+        // SAFETY: the counter is the plan's. The release half of the atomic, cumulative over the barriers before
+        // it, publishes the states; its acquire half shows those of the others.
+        unsafe {
+            let before = atomic::fetch_add::<AcqRel, Gpu, u32>(counter as *mut u32, 1);
+            let last = before + 1 == merge.slots;
+            if last {
+                atomic::store::<Relaxed, Gpu, u32>(counter as *mut u32, 0);
+            }
+            last
         }
     }
 

@@ -129,12 +129,13 @@ unsafe fn merge<T: Half, const DIM: u32>(
     let (results, group) = (results::<DIM>(p, lane), p.attention.group);
     // SAFETY: merges and slots are the plan's; the team's barrier gathered what its warps wrote.
     unsafe {
-        let merge = if lane < unit.tokens {
+        let index = if lane < unit.tokens {
             unit::row(s, lane).merge
         } else {
             NO_MERGE
         };
-        let (merge, last) = results.arrive(merge, unit.head);
+        let merge = results.look_up(index);
+        let last = results.arrive(index, merge, unit.head);
         let mut waiting = warp::warp_vote_ballot(WARP, last);
         // The rows may be read anew.
         warp::sync_warp(WARP);

@@ -115,14 +115,15 @@ impl<const DIM: u32> Finish<'_, DIM> {
         let warp = thread::thread_idx_x() / 32 - 4;
         // SAFETY: the rows of a token may be several warps': all of them are written behind the barrier.
         unsafe {
-            barrier::bar_sync(1, 32 * warps);
             let token = lane * warps + warp;
-            let merge = if token < unit.tokens {
+            let index = if token < unit.tokens {
                 self.s.load_row(slot, token).merge
             } else {
                 NO_MERGE
             };
-            let (merge, last) = results.arrive(merge, unit.head);
+            let merge = results.look_up(index);
+            barrier::bar_sync(1, 32 * warps);
+            let last = results.arrive(index, merge, unit.head);
             let mut waiting = warp::warp_vote_ballot(WARP, last);
             while waiting != 0 {
                 let merge = merge.broadcast(waiting.trailing_zeros());
