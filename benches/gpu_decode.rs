@@ -1,7 +1,7 @@
 //! Decode on a GPU, from the planner's plans: PAT's prefix trees, and batches without prefixes.
 //!
-//! `cargo bench --features cuda --bench gpu_decode -- [pat [tree=1,2]] [trees=FILE] [batches [batch=16×1024,32/8]]` prints
-//! the named tables; `trees` compares ways to plan the trees of a file like `tests/data/trees_held_back.txt`.
+//! `cargo bench --features cuda --bench gpu_decode -- [pat [tree=1,2]] [trees=FILE] [batches [batch=16×1024,32/8]
+//! [page=16]]` prints the named tables; `trees` compares ways to plan the trees of a file like `tests/data/trees_held_back.txt`.
 //! Times are CUDA events around all launches of a step, behind a write that flushes L2 and hides the host;
 //! medians, configurations in turn; `read` reads as many bytes in the simplest way. Pools hold random bits of
 //! finite numbers, pages are shuffled.
@@ -43,7 +43,9 @@ fn main() {
     let pool = Pool::random(if only.is_some() { 5 << 30 } else { 9 << 30 }, Dtype::F16);
     if named("batches") {
         let batch = arguments.iter().find_map(|a| a.strip_prefix("batch="));
-        batches(gpu, &timer, &pool, batch);
+        let page = arguments.iter().find_map(|a| a.strip_prefix("page="));
+        let page = page.map_or(16, |page| page.parse().expect("tokens"));
+        batches(gpu, &timer, &pool, batch, page);
     }
     if let Some(file) = arguments.iter().find_map(|a| a.strip_prefix("trees=")) {
         let text = std::fs::read_to_string(file).expect("the file can be read");
@@ -94,7 +96,7 @@ fn zipf() -> Vec<u32> {
         .collect()
 }
 
-fn batches(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
+fn batches(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>, page: u32) {
     let device = DeviceDescription::named("h200").expect("it is built in");
     println!(
         "\n{:<26} {:>6} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8}",
@@ -127,7 +129,7 @@ fn batches(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
             continue;
         }
         let spec = spec(q_heads, kv_heads);
-        let batch = shuffled(without_prefixes(&lens, 16), 1);
+        let batch = shuffled(without_prefixes(&lens, page), 1);
         let q = run::queries(&spec, batch.total_q());
         let keys: u32 = lens.iter().sum();
         let ideal = f64::from(keys) * spec.kv_bytes_per_token() as f64 / CEILING;

@@ -14,8 +14,11 @@ use std::fmt::Write;
 use common::{Memory, Rng};
 use run::{Pool, Step, Timer};
 use tandem_attn::{
-    exec::gpu::{Gpu, Streams},
-    plan::{DeviceDescription, PlanOptions, Planner, pod::PodMode},
+    exec::gpu::{Family, Gpu, Streams},
+    plan::{
+        DeviceDescription, PlanOptions, Planner,
+        pod::{PodMode, TicketPolicy},
+    },
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
 };
 
@@ -92,6 +95,20 @@ fn main() {
             lines.push(times.json(&hybrid));
         }
     }
+    if arguments.iter().any(|argument| argument == "tickets") {
+        println!("{TICKETS_HEADER}");
+        for ([chunk, keys, decodes, context], _) in LISTED {
+            let (q_heads, kv_heads) = (32, 8);
+            lines.push(bench.tickets(Hybrid {
+                q_heads,
+                kv_heads,
+                chunk,
+                keys,
+                decodes,
+                context,
+            }));
+        }
+    }
     if let Some(count) = value("sweep=") {
         let count = count.parse().expect("a number of batches");
         let seed = value("seed=").map_or(1, |seed| seed.parse().expect("a number"));
@@ -104,6 +121,9 @@ fn main() {
 
 const HEADER: &str = "batch                             prefill  decode | serial streams  fused | auto         | \
                       serial/auto, peak";
+
+const TICKETS_HEADER: &str = "Ampere's kernels                   prefill  decode | serial streams | tickets 50:50 | \
+                              serial/tickets, peak";
 
 struct Bench<'a> {
     /// Numbers of prefill CTAs to try beside the planner's.
@@ -190,6 +210,48 @@ impl Bench<'_> {
         [times[0], times[1]]
     }
 
+    /// The kernels of Ampere: apart, and in one kernel by tickets.
+    fn tickets(&self, hybrid: Hybrid) -> String {
+        let ampere = Some(Family::Sm80);
+        let options = |pod, tickets| PlanOptions {
+            pod,
+            tickets,
+            ..PlanOptions::default()
+        };
+        let proportional = |pod| options(pod, TicketPolicy::Proportional);
+        let steps = [
+            (proportional(PodMode::Auto), true, false),
+            (proportional(PodMode::Auto), false, true),
+            (proportional(PodMode::Serial), true, true),
+            (proportional(PodMode::Streams), true, true),
+            (proportional(PodMode::Tickets), true, true),
+            (
+                options(PodMode::Tickets, TicketPolicy::FiftyFifty),
+                true,
+                true,
+            ),
+        ]
+        .map(|(options, prefill, decode)| self.step_as(hybrid, options, ampere, prefill, decode));
+        let ways: Vec<&Step<'_>> = steps.iter().collect();
+        let times = self.timer.rested_medians(&ways, 5);
+        let [prefill, decode, serial, streams, tickets, turns] = times[..] else {
+            panic!("six times");
+        };
+        let peak = prefill.max(decode) + 0.1 * prefill.min(decode);
+        let name = hybrid.name();
+        println!(
+            "{name:<34} {prefill:>7.0} {decode:>7.0} | {serial:>6.0} {streams:>7.0} | {tickets:>7.0} \
+             {turns:>5.0} | {:.2} {:.2}",
+            serial / tickets,
+            (prefill + decode) / peak,
+        );
+        format!(
+            "  {{\"batch\": \"{name}\", \"prefill_us\": {prefill:.1}, \"decode_us\": {decode:.1}, \
+             \"serial_us\": {serial:.1}, \"streams_us\": {streams:.1}, \"tickets_us\": {tickets:.1}, \
+             \"fifty_fifty_us\": {turns:.1}}}"
+        )
+    }
+
     fn measure(&self, hybrid: Hybrid, times: usize) -> Times {
         let modes = [
             PodMode::Serial,
@@ -209,7 +271,7 @@ impl Bench<'_> {
                     prefill_ctas: Some(ctas),
                     ..PlanOptions::default()
                 };
-                self.step_as(hybrid, options, true, true)
+                self.step_as(hybrid, options, None, true, true)
             }
         };
         steps.extend(self.ctas.iter().map(with_ctas(PodMode::Fused)));
@@ -236,13 +298,14 @@ impl Bench<'_> {
             pod: mode,
             ..PlanOptions::default()
         };
-        self.step_as(hybrid, options, prefill, decode)
+        self.step_as(hybrid, options, None, prefill, decode)
     }
 
     fn step_as(
         &self,
         hybrid: Hybrid,
         options: PlanOptions,
+        family: Option<Family>,
         prefill: bool,
         decode: bool,
     ) -> Step<'_> {
@@ -257,7 +320,7 @@ impl Bench<'_> {
         );
         let plan = Planner::new().plan(&spec, &batch, &self.device, &options);
         let plan = plan.expect("can be planned");
-        Step::new(
+        Step::of_family(
             self.gpu,
             plan,
             &batch,
@@ -265,11 +328,24 @@ impl Bench<'_> {
             &self.q,
             KvLayout::Nhd,
             Streams::One,
+            family,
         )
     }
 }
 
 impl Hybrid {
+    fn name(&self) -> String {
+        let Self {
+            q_heads,
+            kv_heads,
+            chunk,
+            keys,
+            decodes,
+            context,
+        } = self;
+        format!("{q_heads}/{kv_heads} {chunk} @ {keys} + {decodes} × {context}")
+    }
+
     fn batch(&self, prefill: bool, decode: bool) -> Batch {
         let requests = prefill.then_some((self.chunk, self.keys));
         let requests = requests.into_iter().chain(std::iter::repeat_n(
@@ -305,15 +381,7 @@ impl Times {
     }
 
     fn line(&self, hybrid: &Hybrid) -> String {
-        let Hybrid {
-            q_heads,
-            kv_heads,
-            chunk,
-            keys,
-            decodes,
-            context,
-        } = hybrid;
-        let name = format!("{q_heads}/{kv_heads} {chunk} @ {keys} + {decodes} × {context}");
+        let name = hybrid.name();
         format!(
             "{name:<34} {:>6.0} {:>7.0} | {:>6.0} {:>7.0} {:>6.0} | {:>5.0} {:<7} | {:.2} {:.2}",
             self.prefill,

@@ -29,7 +29,9 @@ fn plan(batch: &Batch, device: &str, options: PlanOptions) -> Plan {
     let mut device = DeviceDescription::named(device).unwrap();
     // What is decided here, not how well kernels overlap today.
     device.pod.streams_loss = device.pod.streams_loss.max(0.97);
-    for config in &mut device.pod.configs {
+    let by_tickets = device.compute_capability.0 < 9;
+    let configs = device.pod.configs.iter_mut();
+    for config in configs.filter(|config| config.by_tickets == by_tickets) {
         (config.prefill_slowdown, config.decode_slowdown) = (1.05, 1.02);
         config.overlap_loss = 0.2;
     }
@@ -165,6 +167,28 @@ fn tickets_are_in_proportion_to_the_work() {
     let config = ampere.pod.unwrap().config.unwrap() as usize;
     let description = &DeviceDescription::named("a100").unwrap().pod.configs[config];
     assert_eq!(tiles(&ampere, Kernel::Prefill), [description.prefill]);
+}
+
+#[test]
+fn one_kernel_by_tickets_is_taken_where_asked_for_or_where_there_is_no_other() {
+    let batch = batch(1024, 12288, 80, 12288);
+    let of = |device: &str, pod| {
+        let options = PlanOptions {
+            pod,
+            ..PlanOptions::default()
+        };
+        let made = plan(&batch, device, options);
+        let device = DeviceDescription::named(device).unwrap();
+        let pod = made.pod.unwrap();
+        let config = pod
+            .config
+            .map(|config| &device.pod.configs[config as usize]);
+        (pod.mode, config.map(|config| config.by_tickets))
+    };
+    assert_eq!(of("h200", PodMode::Auto), (PodMode::Fused, Some(false)));
+    assert_eq!(of("h200", PodMode::Tickets), (PodMode::Tickets, Some(true)));
+    assert_eq!(of("a100", PodMode::Fused), (PodMode::Tickets, Some(true)));
+    assert_eq!(of("rtx4090", PodMode::Tickets), (PodMode::Streams, None));
 }
 
 #[test]

@@ -151,6 +151,7 @@ fn pod() -> impl Strategy<Value = PodMode> {
             PodMode::Serial,
             PodMode::Streams,
             PodMode::Fused,
+            PodMode::Tickets,
         ][..],
     )
 }

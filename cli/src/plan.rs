@@ -150,6 +150,7 @@ fn hybrid(pod: &PodPlan) -> String {
     let how = match pod.mode {
         PodMode::Streams => "overlap on two streams",
         PodMode::Fused => "run side by side on every SM",
+        PodMode::Tickets => "share one kernel, by tickets of their SM",
         _ => "run one after the other",
     };
     let PodForecast {

@@ -120,6 +120,32 @@ impl Planner {
         Ok(plan)
     }
 
+    /// Plans as if the device had no other fused form than that by tickets.
+    fn plan_tickets(
+        &mut self,
+        spec: &Spec,
+        batch: &Batch,
+        device: &DeviceDescription,
+        options: &PlanOptions,
+        plan: &mut Plan,
+    ) -> Result<(), PlanError> {
+        let mut only = device.clone();
+        only.pod.configs.retain(|config| config.by_tickets);
+        let options = PlanOptions {
+            pod: PodMode::Fused,
+            ..*options
+        };
+        self.plan_into(spec, batch, &only, &options, plan)?;
+        if let Some(config) = plan.pod.as_mut().and_then(|pod| pod.config.as_mut()) {
+            let configs = device.pod.configs.iter().zip(0..);
+            let mut by_tickets = configs.filter(|(config, _)| config.by_tickets);
+            *config = by_tickets
+                .nth(*config as usize)
+                .map_or(0, |(_, index)| index);
+        }
+        Ok(())
+    }
+
     /// Plans a batch into a plan whose memory is reused; after an error its content is unspecified.
     ///
     /// # Errors
@@ -132,6 +158,9 @@ impl Planner {
         options: &PlanOptions,
         plan: &mut Plan,
     ) -> Result<(), PlanError> {
+        if options.pod == PodMode::Tickets {
+            return self.plan_tickets(spec, batch, device, options, plan);
+        }
         let same = |derived: &Derived| {
             derived.spec == *spec
                 && derived.decode_tile == options.decode_tile
@@ -275,6 +304,9 @@ impl Planner {
             let virtual_decodes = config.map_or(1, |config| config.virtual_decodes.max(1));
             pod.tickets =
                 Tickets::new(options.tickets, prefills, decodes.div_ceil(virtual_decodes));
+        }
+        if let (Some(pod), Some(true)) = (&mut pod, config.map(|config| config.by_tickets)) {
+            pod.mode = PodMode::Tickets;
         }
         plan.pod = pod;
         let input = Pieces {

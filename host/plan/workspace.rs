@@ -7,7 +7,10 @@
 use std::ops::Range;
 
 use bytemuck::Pod;
-use kernels_gpu::abi::{LaunchRecord, MergeRow, QueryRow, WorkItem};
+use kernels_gpu::{
+    abi::{LaunchRecord, MergeRow, QueryRow, WorkItem},
+    sm80::pod::COUNTERS,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{DeviceDescription, Kernel, Plan, PlanError, PlanOptions, SplitMode, tiles::TileTable};
@@ -166,7 +169,7 @@ const ALIGNMENT: u64 = 256;
 /// Where each array lies in a workspace, in bytes from its start.
 ///
 /// The first [`upload_bytes`](Self::upload_bytes) are a plan as [`write`](Self::write) puts it; the rest is
-/// scratch. `arrivals` and `tickets` must be zero when the workspace is first used.
+/// scratch. `arrivals`, `tickets` and `counters` must be zero when the workspace is first used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkspaceLayout {
     /// `[MAX_LAUNCHES + 1]` [`LaunchRecord`]: what each captured launch has to do, merging last.
@@ -191,6 +194,8 @@ pub struct WorkspaceLayout {
     pub arrivals: Range<u64>,
     /// `[launches]` u32; room for [`MAX_LAUNCHES`].
     pub tickets: Range<u64>,
+    /// `[`[`COUNTERS`]`]` u32, of kernels that have prefill and decode in one.
+    pub counters: Range<u64>,
     /// What is copied to the device for every plan.
     pub upload_bytes: u64,
     /// Everything.
@@ -231,6 +236,7 @@ impl WorkspaceLayout {
         let partial_lse = section(states, size_of::<f32>());
         let arrivals = section(u64::from(merges) * kv_heads, size_of::<u32>());
         let tickets = section(MAX_LAUNCHES.into(), size_of::<u32>());
+        let counters = section(COUNTERS.into(), size_of::<u32>());
         Self {
             records,
             items,
@@ -243,8 +249,9 @@ impl WorkspaceLayout {
             partial_lse,
             arrivals,
             upload_bytes,
-            bytes: tickets.end,
+            bytes: counters.end,
             tickets,
+            counters,
         }
     }
 
@@ -297,7 +304,7 @@ mod tests {
         problem::{Batch, PageTable},
     };
 
-    fn sections(layout: &WorkspaceLayout) -> [&Range<u64>; 11] {
+    fn sections(layout: &WorkspaceLayout) -> [&Range<u64>; 12] {
         [
             &layout.records,
             &layout.items,
@@ -310,6 +317,7 @@ mod tests {
             &layout.partial_lse,
             &layout.arrivals,
             &layout.tickets,
+            &layout.counters,
         ]
     }
 
@@ -337,7 +345,7 @@ mod tests {
         );
         assert_eq!(
             (layout.upload_bytes, layout.bytes),
-            (layout.page_ids.end, layout.tickets.end)
+            (layout.page_ids.end, layout.counters.end)
         );
     }
 

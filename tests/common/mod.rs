@@ -84,9 +84,19 @@ impl Drop for Stream {
 /// Device memory, as bytes.
 pub struct Memory(DeviceBuffer<u8>);
 
+/// Waits until copies to the device are there. They return when the values are on their way, and streams that do not
+/// block do not wait for them.
+fn arrived() {
+    // SAFETY: waits.
+    let code = unsafe { sys::cuStreamSynchronize(ptr::null_mut()) };
+    assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+}
+
 impl Memory {
     pub fn new<T: Pod>(values: &[T]) -> Self {
-        Self(DeviceBuffer::from_slice(bytemuck::cast_slice(values)).expect("device memory"))
+        let memory = DeviceBuffer::from_slice(bytemuck::cast_slice(values));
+        arrived();
+        Self(memory.expect("device memory"))
     }
 
     /// Of so many bytes, with anything in it.
@@ -126,6 +136,7 @@ impl Memory {
             .index(at..at + bytes.len())
             .copy_from(bytes)
             .expect("device memory is writable");
+        arrived();
     }
 
     /// `count` values from byte `at` on; all work on them must be done.

@@ -76,6 +76,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_uint, 
             16 => 132,
             75 => compute / 10,
             76 => compute % 10,
+            81 => 233_472,
             97 => 232_448,
             _ => return 1,
         }

@@ -7,7 +7,10 @@ use half::bf16;
 use tandem_attn::{
     Error,
     exec::gpu::{CUstream, LaunchSet, Streams, WorkspaceOptions},
-    plan::{Bound, MergeMode, Plan, PlanOptions, Planner},
+    plan::{
+        Bound, DeviceDescription, Kernel, MergeMode, Plan, PlanOptions, Planner, Tile, TileGroup,
+        pod::PodMode,
+    },
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     tensor::Element,
 };
@@ -106,6 +109,17 @@ fn random_batch(rng: &mut Rng, prefills: bool) -> Batch {
     Batch::new(qo_indptr, table)
 }
 
+/// A plan of prefills and decodes together.
+fn hybrid(spec: &Spec, device: &DeviceDescription, options: &PlanOptions) -> Plan {
+    let mut rng = Rng(1);
+    let plans = std::iter::repeat_with(|| {
+        let batch = random_batch(&mut rng, true);
+        Planner::new().plan(spec, &batch, device, options).unwrap()
+    });
+    let wanted = |plan: &Plan| plan.pod.is_some_and(|pod| pod.mode == options.pod);
+    plans.take(100).find(wanted).expect("one of them is")
+}
+
 fn bound() -> Bound {
     Bound {
         items: 4000,
@@ -117,7 +131,7 @@ fn bound() -> Bound {
 }
 
 /// As many rounds as `TANDEM_ROUNDS` says.
-fn rounds() -> (usize, bool) {
+pub fn rounds() -> (usize, bool) {
     let rounds = std::env::var("TANDEM_ROUNDS");
     let rounds = rounds.ok().and_then(|rounds| rounds.parse().ok());
     (rounds.unwrap_or(60), rounds.is_some())
@@ -129,10 +143,11 @@ fn a_graph_serves_one_plan_after_the_other() {
         return;
     };
     let (rounds, alone) = rounds();
-    for (streams, merge_mode, prefills) in [
-        (Streams::One, MergeMode::Fused, false),
-        (Streams::PerGroup, MergeMode::Fused, true),
-        (Streams::One, MergeMode::Kernel, true),
+    for (streams, merge_mode, prefills, pod) in [
+        (Streams::One, MergeMode::Fused, false, PodMode::Auto),
+        (Streams::PerGroup, MergeMode::Fused, true, PodMode::Auto),
+        (Streams::One, MergeMode::Kernel, true, PodMode::Auto),
+        (Streams::One, MergeMode::Kernel, true, PodMode::Tickets),
     ] {
         let spec = Spec::new(8, 2, 128);
         let mut device = gpu.device();
@@ -142,13 +157,20 @@ fn a_graph_serves_one_plan_after_the_other() {
         options.streams = streams;
         let mut eager = gpu.workspace(&spec, &bound(), options.clone()).unwrap();
         options.merge_mode = merge_mode;
-        options.launches = Some(
-            match prefills {
-                true => LaunchSet::all(&device, &spec),
-                false => LaunchSet::decodes(&device, &spec),
-            }
-            .unwrap(),
-        );
+        let by_tickets = pod == PodMode::Tickets;
+        let plan_options = PlanOptions {
+            bound: Some(bound()),
+            merge_mode,
+            pod,
+            // That decodes are in the kernel also where there is no prefill.
+            decode_tile: by_tickets.then_some(Tile { m: 16, n: 32 }),
+            ..PlanOptions::default()
+        };
+        options.launches = Some(match prefills {
+            true if by_tickets => LaunchSet::new().and(&hybrid(&spec, &device, &plan_options)),
+            true => LaunchSet::all(&device, &spec).unwrap(),
+            false => LaunchSet::decodes(&device, &spec).unwrap(),
+        });
         let mut workspace = gpu.workspace(&spec, &bound(), options).unwrap();
 
         let mut rng = Rng(3);
@@ -186,18 +208,18 @@ fn a_graph_serves_one_plan_after_the_other() {
         let stream = Stream::new();
         let mut planner = Planner::new();
         let mut plan = Plan::empty(spec);
-        let options = PlanOptions {
-            bound: Some(bound()),
-            merge_mode,
-            ..PlanOptions::default()
-        };
         let mut graph = None;
         let mut free = 0;
         for round in 0..rounds {
             let batch = random_batch(&mut rng, prefills);
             planner
-                .plan_into(&spec, &batch, &device, &options, &mut plan)
+                .plan_into(&spec, &batch, &device, &plan_options, &mut plan)
                 .unwrap();
+            let prefill = |group: &TileGroup| group.kernel == Kernel::Prefill;
+            if by_tickets && plan.pod.is_none() && plan.groups.iter().any(prefill) {
+                // Prefills alone have other tiles.
+                continue;
+            }
             // SAFETY: the stream is ours; everything on the device lives until it was waited for.
             unsafe {
                 workspace.upload(&plan, stream.0).unwrap();
@@ -219,8 +241,10 @@ fn a_graph_serves_one_plan_after_the_other() {
                 lse.read_at::<u32>(0, tokens * heads),
             );
             let now = on_device.first(tokens).run(gpu, &mut eager, &stream);
-            assert!(replayed == now, "round {round}: {plan}");
-            if round % 20 == 0 {
+            // Without a prefill decodes have another kernel than in the graph.
+            let other = by_tickets && plan.pod.is_none();
+            assert!(other || replayed == now, "round {round}: {plan}");
+            if round % 20 == 0 || other {
                 let mut tensors = whole.clone();
                 tensors.q.truncate(tokens * row);
                 check_results(&spec, &batch, &tensors, &replayed)

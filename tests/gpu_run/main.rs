@@ -14,13 +14,14 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use tandem_attn::{
     Error,
-    exec::gpu::{DeviceTensor, Gpu, KvPool, Streams, Workspace, WorkspaceOptions},
+    exec::gpu::{DeviceTensor, Family, Gpu, KvPool, Streams, Workspace, WorkspaceOptions},
     kv::compose::share_prefixes,
     plan::{Bound, MergeMode, Plan, PlanOptions, Planner, SplitMode, pod::PodMode},
     problem::{Batch, KvLayout, Spec},
     tensor::Element,
 };
 
+use graph::rounds;
 use problem::{OnDevice, Request, batch_of, check_results, request, variant};
 
 #[derive(Clone, Debug)]
@@ -30,6 +31,8 @@ struct Case {
     layout: KvLayout,
     options: PlanOptions,
     streams: Streams,
+    /// Whose kernels run it.
+    family: Option<Family>,
     sms: u32,
     seed: u64,
 }
@@ -58,6 +61,7 @@ fn case() -> impl Strategy<Value = Case> {
         Just(PodMode::Serial),
         Just(PodMode::Streams),
         Just(PodMode::Fused),
+        Just(PodMode::Tickets),
     ];
     (
         (heads, dim, variant()),
@@ -93,6 +97,7 @@ fn case() -> impl Strategy<Value = Case> {
                         ..PlanOptions::default()
                     },
                     streams,
+                    family: (seed % 3 == 0).then_some(Family::Sm80),
                     sms,
                     seed,
                 }
@@ -104,6 +109,9 @@ impl Case {
     fn plan(&self, gpu: &Gpu) -> Plan {
         let mut device = gpu.device();
         device.sms = self.sms;
+        if self.family.is_some() {
+            device.decode.joint = None;
+        }
         let plan = Planner::new()
             .plan(&self.spec, &self.batch, &device, &self.options)
             .expect("the case can be planned");
@@ -115,6 +123,7 @@ impl Case {
     fn workspace(&self, gpu: &Gpu, plan: &Plan) -> Workspace {
         let mut options = WorkspaceOptions::default();
         options.streams = self.streams;
+        options.family = self.family;
         gpu.workspace(&self.spec, &Bound::of(plan), options)
             .expect("there is memory for it")
     }
@@ -182,6 +191,58 @@ fn threads_have_a_workspace_each() {
             });
         }
     });
+}
+
+#[test]
+fn tickets_are_drawn_anew_and_results_stay_the_same() {
+    let test = "tickets_are_drawn_anew_and_results_stay_the_same";
+    let Some(gpu) = hopper(test) else {
+        return;
+    };
+    let request = |own, queries| Request {
+        parent: 0,
+        shared: 1,
+        own,
+        queries,
+    };
+    let requests = [1, 1, 5, 4, 20, 212].map(|queries| request(300 + 40 * queries, queries));
+    for (q_heads, kv_heads, page, family) in [
+        (32, 2, 120, None),
+        (8, 2, 16, None),
+        (32, 8, 3, Some(Family::Sm80)),
+    ] {
+        let spec = Spec::new(q_heads, kv_heads, 128);
+        let case = Case {
+            spec,
+            batch: batch_of(&requests, page, 5),
+            layout: KvLayout::Nhd,
+            options: PlanOptions {
+                pod: PodMode::Tickets,
+                ..PlanOptions::default()
+            },
+            streams: Streams::One,
+            family,
+            sms: 8,
+            seed: 3,
+        };
+        let plan = case.plan(gpu);
+        assert_eq!(plan.pod.expect("a hybrid batch").mode, PodMode::Tickets);
+        let mut workspace = case.workspace(gpu, &plan);
+        let tensors = Tensors::<bf16, bf16>::random(&spec, &case.batch, case.layout, 3);
+        let device = OnDevice::new(&spec, &case.batch, &tensors);
+        let stream = Stream::new();
+        // SAFETY: the stream is ours.
+        unsafe { workspace.upload(&plan, stream.0) }.unwrap();
+        let first = device.run(gpu, &mut workspace, &stream);
+        check_results(&spec, &case.batch, &tensors, &first).unwrap();
+        for round in 0..rounds().0 * 5 {
+            let again = device.run(gpu, &mut workspace, &stream);
+            let wrong = |(a, b): (&u16, &u16)| a != b;
+            let at = first.0.iter().zip(&again.0).position(wrong);
+            assert_eq!(at, None, "round {round}: {:x?}", at.map(|at| again.0[at]));
+            assert!(first.1 == again.1, "round {round}: LSEs differ");
+        }
+    }
 }
 
 #[test]

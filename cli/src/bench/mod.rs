@@ -141,6 +141,8 @@ enum Pod {
     Streams,
     /// Side by side on every SM; as streams where the device has no kernels for it
     Fused,
+    /// In one kernel, whose CTAs take turns by tickets of their SM
+    Tickets,
 }
 
 fn split(text: &str) -> Result<SplitMode, String> {
@@ -189,6 +191,7 @@ impl Planning {
                 Pod::Serial => PodMode::Serial,
                 Pod::Streams => PodMode::Streams,
                 Pod::Fused => PodMode::Fused,
+                Pod::Tickets => PodMode::Tickets,
             },
             ..PlanOptions::default()
         }

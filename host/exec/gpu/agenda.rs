@@ -6,7 +6,7 @@ use crate::{
     Error,
     plan::{
         DeviceDescription, Kernel, MergeMode, Plan, Tile, TileGroup,
-        pod::{PodMode, Seats},
+        pod::{PodMode, Seats, Tickets},
         tiles::TileTable,
     },
     problem::Spec,
@@ -32,13 +32,18 @@ pub struct LaunchKey {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LaunchSet {
     pub(super) keys: Vec<LaunchKey>,
+    /// Prefill and decode that are one launch, by their places among the keys.
+    pub(super) pairs: Vec<[usize; 2]>,
 }
 
 impl LaunchSet {
     /// None.
     #[must_use]
     pub const fn new() -> Self {
-        Self { keys: Vec::new() }
+        Self {
+            keys: Vec::new(),
+            pairs: Vec::new(),
+        }
     }
 
     /// What any plan of decodes needs: a launch for each tile that decodes of these heads can have.
@@ -56,6 +61,7 @@ impl LaunchSet {
         };
         Ok(Self {
             keys: tiles.map(key).collect(),
+            pairs: Vec::new(),
         })
     }
 
@@ -101,6 +107,22 @@ impl LaunchSet {
         for launch in &agenda.launches {
             if !self.keys.contains(&launch.key) {
                 self.keys.push(launch.key);
+            }
+        }
+        if agenda.tickets.is_some() {
+            let keys: Vec<_> = agenda.launches.iter().map(|launch| launch.key).collect();
+            for [prefill, decode] in pairs(&keys) {
+                let place = |key| self.keys.iter().position(|known| *known == key);
+                let pair = [keys[prefill], keys[decode]].map(|key| place(key).unwrap_or(0));
+                // Each launch is one of one pair at most.
+                if !self
+                    .pairs
+                    .iter()
+                    .flatten()
+                    .any(|place| pair.contains(place))
+                {
+                    self.pairs.push(pair);
+                }
             }
         }
         self
@@ -185,6 +207,8 @@ pub(super) struct Agenda {
     pub(super) pod: PodMode,
     /// CTAs of each where they share SMs.
     pub(super) seats: Seats,
+    /// Where they are in one kernel: how its CTAs take turns.
+    pub(super) tickets: Option<Tickets>,
     /// Merges for the merging kernel.
     pub(super) left: u32,
     /// Which merges these are; where not all of them are.
@@ -200,6 +224,8 @@ impl Agenda {
         self.total_q = plan.total_q;
         self.pod = plan.pod.map_or(PodMode::Serial, |pod| pod.mode);
         self.seats = plan.pod.map_or(Seats::default(), |pod| pod.seats);
+        let by_tickets = plan.pod.filter(|pod| pod.mode == PodMode::Tickets);
+        self.tickets = by_tickets.map(|pod| pod.tickets);
         self.parts.clear();
         self.parts.extend(plan.parts.iter().map(|part| {
             let ids = plan
@@ -264,7 +290,7 @@ impl Agenda {
         self.prefill_merges = any;
         self.mixed = any && plan.parts.len() > 1;
         // Beside a prefill decode keeps to its stream of keys.
-        let beside = self.pod == PodMode::Fused;
+        let beside = matches!(self.pod, PodMode::Fused | PodMode::Tickets);
         self.fused = merge_mode == MergeMode::Fused && !self.mixed && !beside;
         if self.fused {
             let merges = plan.merges.iter().zip(&self.contiguous);
@@ -276,6 +302,12 @@ impl Agenda {
         }
     }
 
+    /// See [`pairs`].
+    pub(super) fn pairs(&self) -> Vec<[usize; 2]> {
+        let keys: Vec<_> = self.launches.iter().map(|launch| launch.key).collect();
+        pairs(&keys)
+    }
+
     /// The rows of the merging kernel.
     pub(super) fn left_rows<'a>(&'a self, plan: &'a Plan) -> &'a [MergeRow] {
         if self.fused {
@@ -284,6 +316,21 @@ impl Agenda {
             &plan.merges
         }
     }
+}
+
+/// Which of a run's launches are a prefill and the decode that goes with it in one kernel.
+pub(super) fn pairs(keys: &[LaunchKey]) -> Vec<[usize; 2]> {
+    let of = |kernel, part| {
+        let wanted = move |key: &LaunchKey| key.kernel == kernel && key.part == part;
+        keys.iter().position(wanted)
+    };
+    let parts = keys
+        .iter()
+        .map(|key| key.part)
+        .max()
+        .map_or(0, |last| last + 1);
+    let pair = |part| Some([of(Kernel::Prefill, part)?, of(Kernel::Decode, part)?]);
+    (0..parts).filter_map(pair).collect()
 }
 
 fn launch(

@@ -144,6 +144,7 @@ pub mod device_attribute {
     pub const MULTIPROCESSOR_COUNT: c_uint = 16;
     pub const COMPUTE_CAPABILITY_MAJOR: c_uint = 75;
     pub const COMPUTE_CAPABILITY_MINOR: c_uint = 76;
+    pub const MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: c_uint = 81;
     pub const MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: c_uint = 97;
 }
 

@@ -58,6 +58,7 @@ mod launch;
 mod loops;
 mod merge;
 mod module;
+mod pod;
 mod prefill;
 mod prefill_gather;
 mod resources;
@@ -103,6 +104,7 @@ pub struct Gpu {
     loops: module::Kernel,
     decode: decode::Kernels,
     decode_gather: decode_gather::Kernels,
+    pod: pod::Kernels,
     prefill: prefill::Kernels,
     prefill_gather: prefill_gather::Kernels,
     modules: Modules,
@@ -155,6 +157,7 @@ impl Gpu {
             attribute(device_attribute::COMPUTE_CAPABILITY_MINOR)?,
         );
         let max_shared = attribute(device_attribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        let shared_per_sm = attribute(device_attribute::MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?;
         let multiprocessors = attribute(device_attribute::MULTIPROCESSOR_COUNT)?;
 
         let context = resources::retain(device)?;
@@ -166,6 +169,7 @@ impl Gpu {
             loops: loops::load(&modules, max_shared)?,
             decode: decode::Kernels::load(&modules, max_shared)?,
             decode_gather: decode_gather::Kernels::load(&modules, max_shared)?,
+            pod: pod::Kernels::load(&modules, max_shared, shared_per_sm)?,
             prefill: prefill::Kernels::load(&modules, max_shared)?,
             prefill_gather: prefill_gather::Kernels::load(&modules, max_shared)?,
             modules,

@@ -83,19 +83,13 @@ impl Gpu {
         if call.items.len == 0 {
             return Ok(None);
         }
-        if call.record.is_some() {
-            return Err(Error::NoInstance {
-                kernel: "prefill",
-                asked: "a launch set and the instructions of Ampere".into(),
-                there: "with a launch set those of Hopper",
-            });
-        }
-        let parameters = parameters(call, &entry.shape)?;
+        let mut parameters = parameters(call, &entry.shape)?;
         // A CTA that does not find room would begin its first unit when the others have done the rest.
         let resident = self.multiprocessors * entry.per_multiprocessor.max(1);
         let ctas = resident.min(parameters.attention.units);
         let mut launch = Launch::new(ctas, entry.shape.threads());
         launch.shared = entry.shape.shared_bytes();
+        parameters.attention.leave_to_record(call.items.len);
         Ok(Some(Prepared {
             kernel: entry.kernel,
             launch,

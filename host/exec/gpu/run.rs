@@ -1,7 +1,10 @@
 //! A whole plan on the GPU.
 
 use kernels_gpu::{
-    abi::{DecodeParams, GatherDecodeParams, GatherPrefillParams, MergeParams, PrefillParams},
+    abi::{
+        DecodeParams, GatherDecodeParams, GatherPrefillParams, MergeParams, PodParams,
+        PrefillParams,
+    },
     sm90::slim,
 };
 
@@ -14,12 +17,8 @@ use super::{
 };
 use crate::{Error, plan::Kernel};
 
-/// A launch that was checked and waits for its turn.
+/// A launch that was checked and waits for its turn: a handful, kept for their memory.
 #[derive(Clone, Copy, Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a handful, kept for their memory"
-)]
 pub(super) enum Step {
     Decode(Prepared<DecodeParams>),
     /// Decodes that leave most of each SM to a prefill.
@@ -27,6 +26,8 @@ pub(super) enum Step {
     DecodeGather(Prepared<GatherDecodeParams>),
     Prefill(Prepared<PrefillParams>),
     PrefillGather(Prepared<GatherPrefillParams>),
+    /// A prefill and a decode in one.
+    Pod(Prepared<PodParams>),
     Merge(Prepared<MergeParams>),
 }
 
@@ -105,9 +106,11 @@ impl Gpu {
     ) -> Result<(), Error> {
         let agenda = &workspace.agenda;
         let Some(set) = &workspace.options.launches else {
-            for (index, launch) in agenda.launches.iter().enumerate() {
-                steps.extend(self.prepare_group(workspace, tensors, index, launch, false)?);
-            }
+            let pairs = match agenda.tickets {
+                Some(_) => agenda.pairs(),
+                None => Vec::new(),
+            };
+            self.prepare_groups(workspace, tensors, &agenda.launches, &pairs, steps)?;
             if agenda.left > 0 {
                 let rows = DeviceArray::new(workspace.left_merges().address, agenda.left as usize);
                 steps.push(Step::Merge(self.prepare_merge(
@@ -121,18 +124,17 @@ impl Gpu {
             }
             return Ok(());
         };
-        for (index, &key) in set.keys.iter().enumerate() {
-            let launch = GroupLaunch {
-                key,
-                first: 0,
-                items: workspace.bound.items,
-                run: 1,
-                long: false,
-                // Whoever captures a graph with joint tiles in it says so by the plan at hand.
-                joint: agenda.launches.iter().any(|launch| launch.joint),
-            };
-            steps.extend(self.prepare_group(workspace, tensors, index, &launch, true)?);
-        }
+        let launch = |&key| GroupLaunch {
+            key,
+            first: 0,
+            items: workspace.bound.items,
+            run: 1,
+            long: false,
+            // Whoever captures a graph with joint tiles in it says so by the plan at hand.
+            joint: agenda.launches.iter().any(|launch| launch.joint),
+        };
+        let launches: Vec<_> = set.keys.iter().map(launch).collect();
+        self.prepare_groups(workspace, tensors, &launches, &set.pairs, steps)?;
         if workspace.bound.merges > 0 {
             steps.push(Step::Merge(self.prepare_merge(
                 &workspace.partials(),
@@ -146,15 +148,60 @@ impl Gpu {
         Ok(())
     }
 
-    /// A launch of a group: of the items that the launch names, or of what its record will say.
+    /// The launches of all groups; those of a pair are one, where there is a kernel for that.
+    fn prepare_groups(
+        &self,
+        workspace: &Workspace,
+        tensors: &Tensors<'_>,
+        launches: &[GroupLaunch],
+        pairs: &[[usize; 2]],
+        steps: &mut Vec<Step>,
+    ) -> Result<(), Error> {
+        let one_kernel = self.has_pod(&workspace.spec, tensors.q.dtype);
+        let group = |index: usize, family| {
+            self.prepare_group(workspace, tensors, index, &launches[index], family)
+        };
+        for index in 0..launches.len() {
+            let pair = pairs
+                .iter()
+                .find(|pair| one_kernel && pair.contains(&index));
+            let Some(&[prefill, decode]) = pair else {
+                steps.extend(group(index, None)?);
+                continue;
+            };
+            if index != prefill {
+                continue;
+            }
+            let sm80 = Some(Family::Sm80);
+            if let (Some(Step::PrefillGather(prefill)), Some(Step::DecodeGather(decode))) =
+                (group(prefill, sm80)?, group(decode, sm80)?)
+            {
+                let tickets = workspace.agenda.tickets;
+                let captured = workspace.options.launches.is_some();
+                let tickets = tickets.filter(|_| !captured).map_or([0; 2], Into::into);
+                let (prefill, decode) = (prefill.parameters, decode.parameters);
+                let counters = workspace.counters();
+                let (spec, dtype) = (&workspace.spec, tensors.q.dtype);
+                let pod = self.prepare_pod(spec, dtype, prefill, decode, tickets, counters);
+                steps.extend(pod.map(Step::Pod));
+            }
+        }
+        Ok(())
+    }
+
+    /// A launch of a group: of the items that the launch names, or of what its record will say. By the kernels of
+    /// a family, or those that suit it best.
     fn prepare_group(
         &self,
         workspace: &Workspace,
         tensors: &Tensors<'_>,
         index: usize,
         launch: &GroupLaunch,
-        captured: bool,
+        family: Option<Family>,
     ) -> Result<Option<Step>, Error> {
+        let captured = workspace.options.launches.is_some();
+        let in_one = family.is_some();
+        let family = family.or(workspace.options.family);
         let LaunchKey {
             kernel,
             tile,
@@ -194,7 +241,7 @@ impl Gpu {
                 long: launch.long,
                 beside,
             };
-            let family = self.decode_family(spec, pool);
+            let family = family.unwrap_or_else(|| self.decode_family(spec, pool));
             if family == Family::Sm80 && launch.joint {
                 return Err(Error::NoInstance {
                     kernel: "decode",
@@ -228,7 +275,15 @@ impl Gpu {
             ticket: workspace.ticket(index),
             record,
         };
-        let mut step = self.prepare_prefill(self.prefill_family(&call), &call)?;
+        let chosen = family.unwrap_or_else(|| self.prefill_family(&call));
+        if chosen == Family::Sm80 && !in_one && captured {
+            return Err(Error::NoInstance {
+                kernel: "prefill",
+                asked: "a launch set and the instructions of Ampere".into(),
+                there: "with a launch set those of Hopper, or prefill and decode in one",
+            });
+        }
+        let mut step = self.prepare_prefill(chosen, &call)?;
         if let (Some(Step::Prefill(step)), 1.., false) = (&mut step, seats.prefill, captured) {
             step.launch.grid[0] = step.launch.grid[0].min(seats.prefill);
         }
@@ -257,8 +312,11 @@ impl Gpu {
                 Step::Decode(_) | Step::DecodeGather(_) => usize::from(!captured),
                 _ => 0,
             },
-            // The first group stays on the caller's stream.
-            false => index % (lanes + 1),
+            // The first group stays on the caller's stream; so do those that count with the same counters.
+            false => match step {
+                Step::Pod(_) => 0,
+                _ => index % (lanes + 1),
+            },
         };
         // SAFETY: the caller's promises; lanes begin after the fork and end before the join.
         unsafe {
@@ -320,7 +378,8 @@ impl Gpu {
                 Step::Prefill(_)
                 | Step::PrefillGather(_)
                 | Step::Beside(_)
-                | Step::DecodeGather(_) => behind_decode = false,
+                | Step::DecodeGather(_)
+                | Step::Pod(_) => behind_decode = false,
             }
             // SAFETY: the caller's promises.
             unsafe { self.launch_step(&step, stream)? };
@@ -343,6 +402,7 @@ impl Gpu {
                 Step::DecodeGather(step) => self.launch_prepared(step, stream),
                 Step::Prefill(step) => self.launch_prepared(step, stream),
                 Step::PrefillGather(step) => self.launch_prepared(step, stream),
+                Step::Pod(step) => self.launch_prepared(step, stream),
                 Step::Merge(step) => self.launch_prepared(step, stream),
             }
         }

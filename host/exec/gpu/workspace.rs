@@ -7,7 +7,7 @@ use cust::{context::Context, device::Device};
 use kernels_gpu::abi::{LaunchRecord, MergeRow, QueryRow, WorkItem};
 
 use super::{
-    CUstream, DeviceArray, DeviceTensor, Gpu, KvPool, PartialStates,
+    CUstream, DeviceArray, DeviceTensor, Family, Gpu, KvPool, PartialStates,
     agenda::{Agenda, LaunchSet},
     driver::{Current, cuMemcpyDtoH, cuMemcpyHtoDAsync, cuStreamSynchronize},
     inspect::{Known, inspect},
@@ -38,6 +38,8 @@ pub enum Streams {
 pub struct WorkspaceOptions {
     /// One stream or several.
     pub streams: Streams,
+    /// Runs all attention by the kernels of a family; none: each launch by those that suit it best.
+    pub family: Option<Family>,
     /// For CUDA graphs that serve one plan after the other: every [`Gpu::run`] makes these launches, whatever
     /// the plan, and what each of them has to do is read from the workspace. None: a run makes the launches
     /// that its plan needs, and a graph of it is good for that plan.
@@ -357,6 +359,11 @@ impl Workspace {
     pub(super) fn ticket(&self, launch: usize) -> DeviceArray<u32> {
         let tickets = self.memory.address() + self.layout.tickets.start;
         DeviceArray::new(tickets + launch as u64 * 4, 1)
+    }
+
+    /// What CTAs of a kernel that has prefill and decode in one count with.
+    pub(super) fn counters(&self) -> DeviceArray<u32> {
+        self.array(&self.layout.counters)
     }
 
     /// The record of a captured launch.

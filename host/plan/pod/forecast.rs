@@ -30,6 +30,10 @@ const fn nothing_hidden() -> f64 {
 pub struct PodConfig {
     /// Short name.
     pub name: String,
+    /// One kernel has both, whose CTAs take turns by tickets of their SM, as in the paper; else two kernels share
+    /// the SMs.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub by_tickets: bool,
     /// CTAs on an SM, of both operations.
     pub ctas_per_sm: u32,
     /// Tile of the prefills.

@@ -4,6 +4,7 @@
 //! whether they run one after the other, on two streams, or fused; in which configuration; and how CTAs of
 //! the two take turns on an SM.
 
+use kernels_gpu::sm80::pod::is_prefill;
 use serde::{Deserialize, Serialize};
 
 mod forecast;
@@ -26,6 +27,8 @@ pub enum PodMode {
     Streams,
     /// Side by side on every SM, with tiles that leave room for each other.
     Fused,
+    /// So, but in one kernel, whose CTAs take turns by tickets of their SM ([`PodConfig::by_tickets`]).
+    Tickets,
 }
 
 /// In which proportion CTAs of the two operations start on an SM.
@@ -132,21 +135,17 @@ impl Tickets {
     /// `⌈t · prefill / (prefill + decode)⌉` are for prefill, whatever `t`.
     #[must_use]
     pub const fn op(&self, ticket: u32) -> PodOp {
-        let (prefill, all) = (
-            self.prefill as u64,
-            self.prefill as u64 + self.decode as u64,
-        );
-        if all == 0 {
-            return PodOp::Decode;
-        }
-        // Only the place within a period matters; the product then fits 64 bits.
-        let before = (ticket as u64 % all * prefill).div_ceil(all);
-        let after = ((ticket as u64 % all + 1) * prefill).div_ceil(all);
-        if after > before {
+        if is_prefill(self.prefill, self.decode, ticket) {
             PodOp::Prefill
         } else {
             PodOp::Decode
         }
+    }
+}
+
+impl From<Tickets> for [u32; 2] {
+    fn from(tickets: Tickets) -> Self {
+        [tickets.prefill, tickets.decode]
     }
 }
 

@@ -3,4 +3,5 @@
 //! They are compiled for Hopper too, where they do what tensor maps cannot: pages of any number of tokens.
 
 pub mod decode;
+pub mod pod;
 pub mod prefill;

@@ -26,7 +26,7 @@ pub(super) const ROW_BLOCKS: usize = ROWS as usize / 8;
 
 /// The warps that share a unit.
 #[derive(Clone, Copy)]
-pub(super) struct Team {
+pub(in super::super) struct Team {
     /// The first of them in the CTA.
     pub first: u32,
     /// How many: one, or all of the CTA.
@@ -108,7 +108,7 @@ pub(super) unsafe fn work<
 /// # Safety
 /// Whole warps; the unit is one of the launch's.
 #[inline(always)]
-pub(super) unsafe fn attend<
+pub(in super::super) unsafe fn attend<
     T: Half,
     V: Variant,
     const DIM_BLOCKS: usize,
@@ -125,12 +125,13 @@ pub(super) unsafe fn attend<
     // Chunks whose blocks are on their way while one is attended to.
     const { assert!(RING % 2 == 1 && DIM_BLOCKS as u32 * 16 == PER_LANE as u32 * 32) };
     let ahead = RING as u32 / 2;
-    let lane = warp::lane_id();
+    // Opaque, or what follows from it takes registers of whatever else is in the kernel.
+    let lane = misc::opaque(warp::lane_id());
     let mut rows = Rows::<DIM_BLOCKS, ROW_BLOCKS>::EMPTY;
     // SAFETY: addresses are the plan's; each lane waits for its copies, and then for those of the others at the
     // warp's barrier, before they are read; all have read a block before it is written anew.
     unsafe {
-        let unit = Unit::read(p, variant, s, unit);
+        let unit = Unit::read(p, variant, s, lane, unit);
         let mut left = unit.chunks().saturating_sub(s.warp - team.first);
         if team.size > 1 {
             left = math::div_u32(left + team.size - 1, team.size);
@@ -147,19 +148,19 @@ pub(super) unsafe fn attend<
         let mut found = [Found::NOTHING; RING];
         i = 0;
         while i <= RING / 2 {
-            found[i] = gather::look_up(p, &unit, first + i as u32 * step);
+            found[i] = gather::look_up(p, lane, &unit, first + i as u32 * step);
             i += 1;
         }
-        gather::queries(p, s, &unit);
+        gather::queries(p, s, lane, &unit);
         i = 0;
         while i < RING / 2 {
             let (at, exists) = (first + i as u32 * step, (i as u32) < left);
             if exists {
-                gather::block::<false>(p, s, &unit, found[i], at, ring[2 * i], policy);
+                gather::block::<false>(p, s, lane, &unit, found[i], at, ring[2 * i], policy);
             }
             async_copy::commit_group();
             if exists {
-                gather::block::<true>(p, s, &unit, found[i], at, ring[2 * i + 1], policy);
+                gather::block::<true>(p, s, lane, &unit, found[i], at, ring[2 * i + 1], policy);
             }
             async_copy::commit_group();
             i += 1;
@@ -178,7 +179,7 @@ pub(super) unsafe fn attend<
             wait_but::<RING>();
             let (next, more) = (first + ahead * step, left > ahead);
             if more {
-                gather::block::<false>(p, s, &unit, found, next, ring[RING - 1], policy);
+                gather::block::<false>(p, s, lane, &unit, found, next, ring[RING - 1], policy);
             }
             async_copy::commit_group();
             let logits = rows.logits::<T>(&offsets, ring[0]);
@@ -189,8 +190,8 @@ pub(super) unsafe fn attend<
             };
             wait_but::<RING>();
             if more {
-                gather::block::<true>(p, s, &unit, found, next, ring[0], policy);
-                found = gather::look_up(p, &unit, next + step);
+                gather::block::<true>(p, s, lane, &unit, found, next, ring[0], policy);
+                found = gather::look_up(p, lane, &unit, next + step);
             }
             async_copy::commit_group();
             rows.values::<T>(&offsets, ring[1], &weights);

@@ -12,10 +12,10 @@ const WARP: u32 = warp::FULL_MASK;
 /// # Safety
 /// Whole warps; the rows were read; nobody reads the place of the queries.
 #[inline(always)]
-pub(super) unsafe fn queries(p: &GatherDecodeParams, s: Shared, unit: &Unit) {
+pub(super) unsafe fn queries(p: &GatherDecodeParams, s: Shared, lane: u32, unit: &Unit) {
     let (a, head_dim) = (&p.attention, s.shape.head_dim);
     let vectors = head_dim / 8;
-    let mut i = warp::lane_id();
+    let mut i = lane;
     while i < ROWS * vectors {
         let (row, vector) = (i / vectors, i % vectors);
         let exists = row < unit.tokens * a.group;
@@ -58,8 +58,8 @@ impl Found {
 /// # Safety
 /// The unit is the launch's.
 #[inline(always)]
-pub(super) unsafe fn look_up(p: &GatherDecodeParams, unit: &Unit, first: u32) -> Found {
-    let position = first + warp::lane_id();
+pub(super) unsafe fn look_up(p: &GatherDecodeParams, lane: u32, unit: &Unit, first: u32) -> Found {
+    let position = first + lane;
     let mut found = Found::NOTHING;
     if position >= unit.begin && position < unit.end {
         let (page, in_page) = p.page_size.div_rem(position);
@@ -80,6 +80,7 @@ pub(super) unsafe fn look_up(p: &GatherDecodeParams, unit: &Unit, first: u32) ->
 pub(super) unsafe fn block<const VALUES: bool>(
     p: &GatherDecodeParams,
     s: Shared,
+    lane: u32,
     unit: &Unit,
     found: Found,
     first: u32,
@@ -91,7 +92,7 @@ pub(super) unsafe fn block<const VALUES: bool>(
     } else {
         (p.attention.k, &p.k_vectors)
     };
-    let (row, vector) = (warp::lane_id() / 8, warp::lane_id() % 8);
+    let (row, vector) = (lane / 8, lane % 8);
     let place =
         found.page * strides.page + found.in_page * strides.token + unit.head * strides.head;
     let pool = pool + u64::from(vector) * 16;

@@ -10,7 +10,7 @@
 //! Tiles have 16 rows; an item with more is cut into several, which find its keys in L2.
 
 #[cfg(target_arch = "nvptx64")]
-mod attend;
+pub(super) mod attend;
 #[cfg(target_arch = "nvptx64")]
 mod finish;
 #[cfg(target_arch = "nvptx64")]
@@ -75,7 +75,7 @@ impl Shape {
 
     /// Shared memory of a warp: ring, queries if they stay, and a [`QueryRow`](crate::abi::QueryRow) for each
     /// row.
-    const fn warp_bytes(&self) -> u32 {
+    pub(super) const fn warp_bytes(&self) -> u32 {
         let queries = if self.queries_stay() {
             self.query_bytes()
         } else {
@@ -94,11 +94,11 @@ impl Shape {
 /// Shared addresses of one warp.
 #[cfg(target_arch = "nvptx64")]
 #[derive(Clone, Copy)]
-struct Shared {
+pub(super) struct Shared {
     /// Of the CTA.
-    base: u32,
-    shape: Shape,
-    warp: u32,
+    pub base: u32,
+    pub shape: Shape,
+    pub warp: u32,
 }
 
 #[cfg(target_arch = "nvptx64")]

@@ -37,9 +37,10 @@ impl Unit {
         p: &GatherDecodeParams,
         variant: &V,
         s: Shared,
+        lane: u32,
         unit: u32,
     ) -> Self {
-        let (lane, a) = (warp::lane_id(), &p.attention);
+        let a = &p.attention;
         // SAFETY: the caller's promise.
         unsafe {
             let (piece, head) = p.kv_heads.div_rem(unit);

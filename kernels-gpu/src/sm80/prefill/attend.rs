@@ -106,7 +106,7 @@ impl Seen {
 /// Computes one unit; `meanwhile` runs while its first keys are on their way. All threads come here; shared
 /// memory is theirs.
 #[inline(always)]
-pub(super) unsafe fn attend<T: Half, V: Variant, const S: usize, const O: usize>(
+pub(in super::super) unsafe fn attend<T: Half, V: Variant, const S: usize, const O: usize>(
     p: &GatherPrefillParams,
     variant: &V,
     s: Shared,

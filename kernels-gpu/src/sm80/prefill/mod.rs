@@ -12,7 +12,7 @@
 //! `docs/prefill.md` has the roofline and what was tried.
 
 #[cfg(target_arch = "nvptx64")]
-mod attend;
+pub(super) mod attend;
 #[cfg(target_arch = "nvptx64")]
 mod finish;
 #[cfg(target_arch = "nvptx64")]
@@ -20,7 +20,7 @@ mod gather;
 #[cfg(target_arch = "nvptx64")]
 mod products;
 #[cfg(target_arch = "nvptx64")]
-mod tile;
+pub(super) mod tile;
 
 /// Warps of a CTA.
 pub const WARPS: u32 = 4;

@@ -39,9 +39,9 @@ pub(super) unsafe fn describe<V: Variant>(
 /// Shared addresses. All matrices lie in slabs of 64 columns, rows of 128 bytes whose chunks of 16 are
 /// swizzled by the row: neither the rows of a chunk nor the chunks of a row meet in a bank.
 #[derive(Clone, Copy)]
-pub(super) struct Shared {
-    pub(super) base: u32,
-    pub(super) shape: Shape,
+pub(in super::super) struct Shared {
+    pub base: u32,
+    pub shape: Shape,
 }
 
 impl Shared {

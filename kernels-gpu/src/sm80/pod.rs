@@ -1,0 +1,311 @@
+//! Prefill and decode in one kernel: the paper's form of POD-Attention.
+//!
+//! A CTA does not know what it is for until it runs. It takes a ticket of the SM that it finds itself on, and the
+//! ticket says prefill or decode, so that every SM has both in the proportion in which there is work; a counter
+//! of the operation then says which part of it. Where one operation has run out, the CTA takes the other.
+//!
+//! A CTA of the prefill is a tile by all its warps. A CTA of the decode is several *virtual* ones, a warp each,
+//! which have barriers of their warp only. CTAs take tickets until nothing is left.
+//!
+//! The counters are zero before a launch, and whoever leaves last makes them so again: nothing needs to be reset
+//! between launches, in a captured graph or out of it.
+
+use super::{decode, prefill};
+
+/// Counters of a launch: CTAs begun of prefill and of decode, CTAs that have left, and tickets of each SM.
+pub const COUNTERS: u32 = 4 + SMS;
+
+/// SMs that are told apart.
+const SMS: u32 = 256;
+
+/// The place of a [`COUNTERS`] word.
+#[cfg(target_arch = "nvptx64")]
+const LEFT: usize = 2;
+#[cfg(target_arch = "nvptx64")]
+const TICKETS: usize = 4;
+
+/// Whether a ticket is for prefill, in a mix of `prefill` and `decode` CTAs. A line of Bresenham's: of the first
+/// `t` tickets `⌈t · prefill / (prefill + decode)⌉` are, whatever `t`.
+#[must_use]
+pub const fn is_prefill(prefill: u32, decode: u32, ticket: u32) -> bool {
+    let (prefill, all) = (prefill as u64, prefill as u64 + decode as u64);
+    if all == 0 {
+        return false;
+    }
+    // Only the place within a period matters; the product then fits 64 bits.
+    let ticket = ticket as u64 % all;
+    ((ticket + 1) * prefill).div_ceil(all) > (ticket * prefill).div_ceil(all)
+}
+
+/// Bytes at the beginning of shared memory by which a CTA's threads are told what it is for.
+const TOLD: u32 = 128;
+
+/// Shapes of the two in one CTA; they have the same number of warps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Of the prefill.
+    pub prefill: prefill::Shape,
+    /// Of the decode.
+    pub decode: decode::Shape,
+    /// CTAs that share an SM.
+    pub ctas_per_sm: u32,
+}
+
+impl Shape {
+    /// Heads of 64 elements.
+    pub const D64: Self = Self {
+        prefill: prefill::Shape::D64,
+        decode: decode::Shape { head_dim: 64 },
+        ctas_per_sm: 2,
+    };
+    /// Heads of 128 elements.
+    pub const D128: Self = Self {
+        prefill: prefill::Shape::D128,
+        decode: decode::Shape { head_dim: 128 },
+        ctas_per_sm: 2,
+    };
+
+    /// Threads of a CTA.
+    #[must_use]
+    pub const fn threads(&self) -> u32 {
+        self.prefill.threads()
+    }
+
+    /// Decodes that a CTA with so many bytes of shared memory can run side by side; `None` where the prefill needs
+    /// more.
+    #[must_use]
+    pub const fn virtual_decodes(&self, shared_bytes: u32) -> Option<u32> {
+        if shared_bytes < self.shared_bytes(0) {
+            return None;
+        }
+        let fit = (shared_bytes - TOLD) / self.decode.warp_bytes();
+        let warps = self.decode.warps();
+        Some(if fit < warps { fit } else { warps })
+    }
+
+    /// Dynamic shared memory with so many of them.
+    #[must_use]
+    pub const fn shared_bytes(&self, virtual_decodes: u32) -> u32 {
+        let prefill = self.prefill.shared_bytes();
+        let decode = virtual_decodes * self.decode.warp_bytes();
+        TOLD + if prefill > decode { prefill } else { decode }
+    }
+}
+
+#[cfg(target_arch = "nvptx64")]
+mod device {
+    use cuda_std::{
+        atomic::{self, AcqRel, Gpu, Relaxed},
+        math,
+        prelude::*,
+        special,
+    };
+
+    use super::{LEFT, SMS, Shape, TICKETS, TOLD, decode, is_prefill, prefill};
+    use crate::{
+        abi::PodParams,
+        decode::half::{Bf16, F16, Half},
+        variant::{Standard, Variant},
+        work,
+    };
+
+    /// What a CTA is for.
+    const PREFILL: u32 = 0;
+    const DECODE: u32 = 1;
+    const NOTHING: u32 = 2;
+
+    /// # Safety
+    /// The counters are the launch's.
+    #[inline(always)]
+    unsafe fn count(p: &PodParams, counter: usize) -> u32 {
+        // SAFETY: the caller's promise.
+        unsafe { atomic::fetch_add::<Relaxed, Gpu, u32>((p.counters as *mut u32).add(counter), 1) }
+    }
+
+    /// By one thread: what the CTA does next, and which part of it.
+    ///
+    /// # Safety
+    /// The parameters are the launch's.
+    #[inline(always)]
+    unsafe fn bind(p: &PodParams) -> [u32; 2] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            // What there is of each, in CTAs; where the prefill's units begin.
+            let (mut prefills, mut first) = (p.prefill.attention.units, 0);
+            if p.prefill.attention.record != 0 {
+                let [item, items] = work::load(p.prefill.attention.record);
+                first = item * prefills;
+                prefills *= items;
+            }
+            let decodes = p.decode.attention.of_this_plan().units;
+            let decodes = math::div_u32(decodes + p.virtual_decodes - 1, p.virtual_decodes);
+            let [mut part, mut other] = p.tickets;
+            if part + other == 0 {
+                [part, other] = [prefills, decodes];
+            }
+            let ticket = count(p, TICKETS + (special::smid() % SMS) as usize);
+            let prefers_prefill = is_prefill(part, other, ticket);
+            let mut turn = 0;
+            while turn < 2 {
+                let prefill = prefers_prefill == (turn == 0);
+                let (op, most) = if prefill {
+                    (PREFILL, prefills)
+                } else {
+                    (DECODE, decodes)
+                };
+                let index = if most > 0 { count(p, op as usize) } else { 0 };
+                if index < most {
+                    return [op, if prefill { first + index } else { index }];
+                }
+                turn += 1;
+            }
+            [NOTHING, 0]
+        }
+    }
+
+    /// Makes the counters zero again, if the CTA is the last to leave.
+    ///
+    /// # Safety
+    /// One thread of each CTA comes here, once.
+    #[inline(always)]
+    unsafe fn leave(p: &PodParams) {
+        let counters = p.counters as *mut u32;
+        // SAFETY: the last one's acquiring count comes after all others were done with the counters.
+        unsafe {
+            let before = atomic::fetch_add::<AcqRel, Gpu, u32>(counters.add(LEFT), 1);
+            if before + 1 == thread::grid_dim_x() {
+                let mut i = 0;
+                while i < super::COUNTERS as usize {
+                    ptr::store_u32(counters.add(i), 0);
+                    i += 1;
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// The launch is as the host makes it.
+    #[inline(always)]
+    unsafe fn pod<
+        T: Half,
+        V: Variant,
+        const S: usize,
+        const O: usize,
+        const DIM_BLOCKS: usize,
+        const PER_LANE: usize,
+        const RING: usize,
+    >(
+        p: &PodParams,
+        variant: &V,
+        shape: Shape,
+    ) {
+        // Found anew for each part of the work: none of them has a register for it.
+        let base = || misc::opaque(shared::dynamic_shared_address());
+        // SAFETY: the caller's promise; one thread asks for all.
+        unsafe {
+            loop {
+                if misc::opaque(thread::thread_idx_x()) == 0 {
+                    let [op, index] = bind(p);
+                    let told = base();
+                    shared::store_u32(told, op);
+                    shared::store_u32(told + 4, index);
+                }
+                thread::sync_threads();
+                let told = base();
+                let (op, index) = (shared::load_u32(told), shared::load_u32(told + 4));
+                if warp::warp_vote_any(warp::FULL_MASK, op == NOTHING) {
+                    break;
+                }
+                // By a vote, so that ptxas knows all lanes to go the same way.
+                if warp::warp_vote_any(warp::FULL_MASK, op == DECODE) {
+                    let warp = misc::opaque(thread::thread_idx_x()) / 32;
+                    let s = decode::Shared {
+                        base: base() + TOLD,
+                        shape: shape.decode,
+                        warp,
+                    };
+                    let alone = decode::attend::Team {
+                        first: warp,
+                        size: 1,
+                    };
+                    let unit = index * p.virtual_decodes + warp;
+                    if warp < p.virtual_decodes && unit < p.decode.attention.of_this_plan().units {
+                        decode::attend::attend::<T, V, DIM_BLOCKS, PER_LANE, RING>(
+                            &p.decode,
+                            variant,
+                            s,
+                            alone,
+                            unit,
+                            || (),
+                        );
+                    }
+                } else {
+                    let s = prefill::tile::Shared {
+                        base: base() + TOLD,
+                        shape: shape.prefill,
+                    };
+                    prefill::attend::attend::<T, V, S, O>(&p.prefill, variant, s, index, || ());
+                }
+                thread::sync_threads();
+            }
+            if misc::opaque(thread::thread_idx_x()) == 0 {
+                leave(p);
+            }
+        }
+    }
+
+    macro_rules! entries {
+        ($($name:ident: $shape:ident, $dtype:ty, [$s:literal, $o:literal];)*) => {$(
+            /// See the module; all sizes are the shape's.
+            ///
+            /// # Safety
+            /// The parameters describe memory as [`PodParams`] says.
+            #[kernel(max_threads = Shape::$shape.threads(), min_blocks = Shape::$shape.ctas_per_sm)]
+            pub unsafe fn $name(p: PodParams) {
+                const SHAPE: Shape = Shape::$shape;
+                const { assert!($s == SHAPE.prefill.keys / 2 && $o == SHAPE.prefill.head_dim / 2) };
+                let variant = Standard::<false>(p.prefill.attention.variant);
+                unsafe {
+                    pod::<
+                        $dtype, _, $s, $o, { $o / 8 }, { $o / 16 },
+                        { SHAPE.decode.ring() as usize },
+                    >(&p, &variant, SHAPE);
+                }
+            }
+        )*};
+    }
+
+    entries! {
+        pod_mma_d64_bf16: D64, Bf16, [64, 32];
+        pod_mma_d64_f16: D64, F16, [64, 32];
+        pod_mma_d128_bf16: D128, Bf16, [32, 64];
+        pod_mma_d128_f16: D128, F16, [32, 64];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_ctas_share_an_sm() {
+        for shape in [Shape::D64, Shape::D128] {
+            assert_eq!(shape.prefill.threads(), shape.decode.threads());
+            // Of an A100, and of an H200.
+            for (sm, fit) in [(164 << 10, 3), (228 << 10, 4)] {
+                let of_cta = sm / shape.ctas_per_sm - 1024;
+                let decodes = shape.virtual_decodes(of_cta).expect("there is room");
+                assert!(decodes >= fit, "{decodes}");
+                assert!(shape.shared_bytes(decodes) <= of_cta);
+            }
+        }
+    }
+
+    #[test]
+    fn tickets_of_an_empty_operation_are_for_the_other() {
+        for ticket in 0..20 {
+            assert!(is_prefill(7, 0, ticket));
+            assert!(!is_prefill(0, 7, ticket));
+        }
+    }
+}
