@@ -11,7 +11,7 @@ use crate::{
     Failure,
     backend::{self, Results},
     check, output, picture, plan,
-    table::{digits, scaled},
+    table::{scaled, time},
     tensors::Tensors,
     workload::{Case, Requests, Tree},
 };
@@ -99,7 +99,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let seconds = best.as_secs_f64();
     output::print(&format!(
         "tandem {} on {} ({})\n\n{}\n\n\
-         ran in {} ms: {} of keys and values where requests on their own would read {},\n\
+         ran in {}: {} of keys and values where requests on their own would read {},\n\
          {} at {}\n\
          {} query tokens checked against attention in f64: outputs within {:.1e}, log-sums within {:.1e}\n\
          the plan as a picture: {}\n\n\
@@ -108,7 +108,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         machine.name,
         machine.details,
         plan::describe(&case, batch.requests(), &made, &device),
-        digits(seconds * 1e3),
+        time(seconds * 1e9),
         scaled(traffic.kv_bytes as f64, "B"),
         scaled(apart as f64, "B"),
         scaled(traffic.flops as f64, "FLOP"),
