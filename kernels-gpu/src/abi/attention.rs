@@ -22,13 +22,13 @@ pub struct AttentionParams {
     pub out: u64,
     /// `[total_q, q_heads]` f32, natural log; 0 where it is not wanted.
     pub lse: u64,
-    /// `[items]` [`WorkItem`], this launch's.
+    /// `[items]` [`WorkItem`](super::WorkItem), this launch's.
     pub items: u64,
-    /// `[rows]` [`QueryRow`].
+    /// `[rows]` [`QueryRow`](super::QueryRow).
     pub rows: u64,
     /// `[...]` u32.
     pub page_ids: u64,
-    /// `[merges]` [`MergeRow`].
+    /// `[merges]` [`MergeRow`](super::MergeRow).
     pub merges: u64,
     /// `[...]` u32.
     pub merge_slots: u64,
@@ -40,8 +40,8 @@ pub struct AttentionParams {
     pub arrivals: u64,
     /// One u32 per launch of a run, zero before and after: the next unit to claim.
     pub ticket: u64,
-    /// The launch's [`LaunchRecord`], which says which of `items` are its own; `units` are then those of one
-    /// item. 0 where the launch is for one plan.
+    /// The launch's [`LaunchRecord`](super::LaunchRecord), which says which of `items` are its own;
+    /// `units` are then those of one item. 0 where the launch is for one plan.
     pub record: u64,
     /// Units of this launch: items × query heads / heads in a tile.
     pub units: u32,

@@ -14,7 +14,7 @@ pub struct MergeParams {
     pub partial_out: u64,
     /// `[slots, q_heads]` f32, base 2.
     pub partial_lse: u64,
-    /// `[rows]` [`MergeRow`].
+    /// `[rows]` [`MergeRow`](super::MergeRow).
     pub rows: u64,
     /// `[...]` u32: the slots of all rows.
     pub merge_slots: u64,
@@ -22,7 +22,8 @@ pub struct MergeParams {
     pub out: u64,
     /// `[tokens, q_heads]` f32, natural log; 0 where it is not wanted.
     pub lse: u64,
-    /// The launch's [`LaunchRecord`], which says how many rows there are and which is the first; or 0.
+    /// The launch's [`LaunchRecord`](super::LaunchRecord), which says how many rows there are
+    /// and which is the first; or 0.
     pub record: u64,
     /// Chunks of all rows, where no record says it; below [`Divisor::LIMIT`].
     pub chunks: u32,
