@@ -10,10 +10,10 @@ use super::{
 use crate::plan::draft::Draft;
 
 /// What shares its SM takes at most one part in so many of what is left for a CTA at a time.
-const TAPER: u64 = 2;
+const TAPER: u64 = 3;
 
 /// And at least so many times what a piece costs whatever its keys.
-const LEAST_PIECE: u32 = 6;
+const LEAST_PIECE: u32 = 14;
 
 impl Splitter {
     /// The drafts of a class: launch after launch, the longest first.
