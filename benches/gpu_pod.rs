@@ -47,6 +47,21 @@ const LISTED: [([u32; 4], u32); 7] = [
     ([4096, 8192, 64, 8192], 800),
 ];
 
+fn listed() -> impl Iterator<Item = (Hybrid, u32)> {
+    LISTED.into_iter().map(|(numbers, bar)| {
+        let [chunk, keys, decodes, context] = numbers;
+        let hybrid = Hybrid {
+            q_heads: 32,
+            kv_heads: 8,
+            chunk,
+            keys,
+            decodes,
+            context,
+        };
+        (hybrid, bar)
+    })
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     // Without the flag this is `cargo test`, which only wants to know that it starts.
@@ -80,16 +95,7 @@ fn main() {
     let mut lines = Vec::new();
     if arguments.iter().any(|argument| argument == "listed") {
         println!("{HEADER}");
-        for ([chunk, keys, decodes, context], bar) in LISTED {
-            let (q_heads, kv_heads) = (32, 8);
-            let hybrid = Hybrid {
-                q_heads,
-                kv_heads,
-                chunk,
-                keys,
-                decodes,
-                context,
-            };
+        for (hybrid, bar) in listed() {
             let times = bench.measure(hybrid, 9);
             println!("{}  bar {bar}", times.line(&hybrid));
             lines.push(times.json(&hybrid));
@@ -97,16 +103,8 @@ fn main() {
     }
     if arguments.iter().any(|argument| argument == "tickets") {
         println!("{TICKETS_HEADER}");
-        for ([chunk, keys, decodes, context], _) in LISTED {
-            let (q_heads, kv_heads) = (32, 8);
-            lines.push(bench.tickets(Hybrid {
-                q_heads,
-                kv_heads,
-                chunk,
-                keys,
-                decodes,
-                context,
-            }));
+        for (hybrid, _) in listed() {
+            lines.push(bench.tickets(hybrid));
         }
     }
     if let Some(count) = value("sweep=") {
@@ -145,7 +143,7 @@ struct Times {
     auto: f64,
     chosen: PodMode,
     /// Side by side with so many prefill CTAs.
-    by_ctas: Vec<(u32, f64, f64)>,
+    by_ctas: Vec<(u32, f64)>,
 }
 
 impl Bench<'_> {
@@ -264,18 +262,15 @@ impl Bench<'_> {
             self.step(hybrid, PodMode::Auto, false, true),
         ];
         steps.extend(modes.map(|mode| self.step(hybrid, mode, true, true)));
-        let with_ctas = |pod| {
-            move |&ctas| {
-                let options = PlanOptions {
-                    pod,
-                    prefill_ctas: Some(ctas),
-                    ..PlanOptions::default()
-                };
-                self.step_as(hybrid, options, None, true, true)
-            }
+        let with_ctas = |&ctas| {
+            let options = PlanOptions {
+                pod: PodMode::Fused,
+                prefill_ctas: Some(ctas),
+                ..PlanOptions::default()
+            };
+            self.step_as(hybrid, options, None, true, true)
         };
-        steps.extend(self.ctas.iter().map(with_ctas(PodMode::Fused)));
-        steps.extend(self.ctas.iter().map(with_ctas(PodMode::Streams)));
+        steps.extend(self.ctas.iter().map(with_ctas));
         let ways: Vec<&Step<'_>> = steps.iter().collect();
         let all = self.timer.rested_medians(&ways, times);
         let chosen = steps[5].plan.pod.expect("a hybrid batch").mode;
@@ -287,8 +282,11 @@ impl Bench<'_> {
             fused: all[4],
             auto: all[5],
             chosen,
-            by_ctas: (self.ctas.iter().enumerate())
-                .map(|(at, &ctas)| (ctas, all[6 + at], all[6 + self.ctas.len() + at]))
+            by_ctas: self
+                .ctas
+                .iter()
+                .copied()
+                .zip(all[6..].iter().copied())
                 .collect(),
         }
     }
@@ -420,11 +418,8 @@ impl Times {
             let _ = write!(line, ", \"{name}\": {time:.1}");
         }
         let _ = write!(line, ", \"chosen\": \"{:?}\"", self.chosen);
-        for (ctas, fused, streams) in &self.by_ctas {
-            let _ = write!(
-                line,
-                ", \"fused_{ctas}_us\": {fused:.1}, \"streams_{ctas}_us\": {streams:.1}"
-            );
+        for (ctas, time) in &self.by_ctas {
+            let _ = write!(line, ", \"fused_{ctas}_us\": {time:.1}");
         }
         line.push('}');
         line
