@@ -1,7 +1,10 @@
 //! What a launch works on: told by its parameters, or by a record in the workspace where the launch was
 //! captured in a graph and serves one plan after the other.
 
-use cuda_std::ptr;
+use cuda_std::{
+    atomic::{self, Gpu, Relaxed},
+    ptr,
+};
 
 use crate::abi::{AttentionParams, LaunchRecord, WorkItem};
 
@@ -22,6 +25,25 @@ impl AttentionParams {
             params.units *= items;
         }
         params
+    }
+
+    /// The next ticket: who has claimed a unit takes one, and works on the unit so many behind the first ones of
+    /// all. Every unit takes one ticket, so the last one tells that none will be asked for, and the counter is
+    /// zero again.
+    ///
+    /// # Safety
+    /// One thread for each unit that is claimed; the counter is this launch's.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn ticket(&self) -> u32 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let ticket = atomic::fetch_add::<Relaxed, Gpu, _>(self.ticket as *mut u32, 1);
+            if ticket == self.units - 1 {
+                ptr::store_u32(self.ticket as *mut u32, 0);
+            }
+            ticket
+        }
     }
 }
 

@@ -6,6 +6,8 @@ pub mod prefill;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 mod products;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+mod queries;
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 mod ring;
 pub mod slim;
 pub mod wide;

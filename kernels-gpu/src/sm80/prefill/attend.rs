@@ -1,10 +1,6 @@
 //! The main loop: units by ticket, and in a tile its blocks from the last to the first.
 
-use cuda_std::{
-    async_copy,
-    atomic::{self, Gpu, Relaxed},
-    prelude::*,
-};
+use cuda_std::{async_copy, prelude::*};
 
 use super::{
     WARP_ROWS,
@@ -47,12 +43,7 @@ pub(super) unsafe fn work<T: Half, V: Variant, const S: usize, const O: usize>(
             }
             attend::<T, V, S, O>(p, variant, s, unit, || {
                 if thread::thread_idx_x() == 0 {
-                    let ticket = atomic::fetch_add::<Relaxed, Gpu, _>(a.ticket as *mut u32, 1);
-                    // Every unit takes one ticket: the last one tells that none will be asked for.
-                    if ticket == a.units - 1 {
-                        ptr::store_u32(a.ticket as *mut u32, 0);
-                    }
-                    shared::store_u32(s.next(), thread::grid_dim_x() + ticket);
+                    shared::store_u32(s.next(), thread::grid_dim_x() + a.ticket());
                 }
             });
         }

@@ -1,7 +1,6 @@
 //! The warpgroup that feeds: the scheduler and the loaders.
 
 use cuda_std::{
-    atomic::{self, Gpu, Relaxed},
     fence,
     math::div_u32,
     mbarrier,
@@ -76,11 +75,7 @@ pub(super) unsafe fn schedule<V: Variant>(
         // SAFETY: one thread; the ring's barriers say what belongs to whom.
         unsafe {
             if more {
-                ticket = atomic::fetch_add::<Relaxed, Gpu, _>(a.ticket as *mut u32, 1);
-                // Every unit takes one ticket: the last one tells that none will be asked for.
-                if ticket == a.units - 1 {
-                    ptr::store_u32(a.ticket as *mut u32, 0);
-                }
+                ticket = a.ticket();
                 tile = describe(p, a, variant, unit, s.shape.keys);
             }
             mbarrier::wait(s.tile_free(ring.stage), ring.parity);

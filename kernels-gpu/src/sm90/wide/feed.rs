@@ -1,9 +1,7 @@
 //! The warpgroup that feeds: the gatherers and the loaders.
 
 use cuda_std::{
-    async_copy,
-    atomic::{self, Gpu, Relaxed},
-    fence, mbarrier, ptr, shared, thread,
+    async_copy, fence, mbarrier, ptr, shared, thread,
     tma::{self, TensorMap},
     warp,
 };
@@ -37,11 +35,7 @@ pub(super) unsafe fn gather<V: Variant>(p: &DecodeParams, variant: &V, s: Shared
         while unit < a.units {
             let mut ticket = 0;
             if lane == 0 {
-                ticket = atomic::fetch_add::<Relaxed, Gpu, _>(a.ticket as *mut u32, 1);
-                // Every unit takes one ticket: the last one tells that none will be asked for.
-                if ticket == a.units - 1 {
-                    ptr::store_u32(a.ticket as *mut u32, 0);
-                }
+                ticket = a.ticket();
             }
             let header = Header::load(a, p.kv_heads, unit);
             mbarrier::wait(s.unit_free(slots.stage), slots.parity);
@@ -52,7 +46,8 @@ pub(super) unsafe fn gather<V: Variant>(p: &DecodeParams, variant: &V, s: Shared
             mbarrier::arrive(s.unit_full(slots.stage));
             list_rows(p, variant, s, slots.stage, &header);
             mbarrier::arrive(s.rows_full(slots.stage));
-            gather_rows(p, s, slots.stage, header.head, header.item.rows, 0);
+            s.queries_of(slots.stage, header.head, header.item.rows)
+                .gather(p, 0);
             unit = ctas + warp::warp_shuffle_idx(WARP, ticket, 0, 32);
             async_copy::wait_all();
             // Ordinary writes to what wgmma reads.
@@ -80,7 +75,8 @@ pub(super) unsafe fn help_gather(p: &DecodeParams, s: Shared) {
             mbarrier::wait(s.rows_full(slots.stage), slots.parity);
             let unit = Unit::load(s.unit(slots.stage));
             if unit.tokens > 0 {
-                gather_rows(p, s, slots.stage, unit.head, unit.tokens, 1);
+                s.queries_of(slots.stage, unit.head, unit.tokens)
+                    .gather(p, 1);
                 async_copy::wait_all();
                 fence::proxy_async_shared();
             }
@@ -118,47 +114,6 @@ unsafe fn list_rows<V: Variant>(
             token += 32;
         }
         warp::sync_warp(WARP);
-    }
-}
-
-/// Copies every other of a unit's queries, in slabs of 64 columns, swizzled.
-#[inline(always)]
-unsafe fn gather_rows(p: &DecodeParams, s: Shared, slot: u32, head: u32, tokens: u32, half: u32) {
-    /// Copies that do not wait for each other's addresses.
-    const AT_ONCE: usize = 4;
-    let a = &p.attention;
-    let lane = warp::lane_id();
-    // A vector is 8 elements; the lanes take neighbouring ones.
-    let vectors = s.shape.head_dim / 8;
-    let step = 2 * (32 / vectors);
-    let (vector, mut row) = (lane % vectors, lane / vectors + half * (32 / vectors));
-    let target = s.queries(slot) + vector / 8 * s.shape.slab_bytes();
-    let source = a.q + u64::from(head * a.group * s.shape.head_dim + vector * 8) * 2;
-    let rows = tokens * a.group;
-    // SAFETY: a whole warp; the rows are listed, the queries the plan's.
-    unsafe {
-        while row < rows {
-            let mut elements = [0; AT_ONCE];
-            let mut i = 0;
-            while i < AT_ONCE {
-                // Behind the last row, the last token once more; it is not copied.
-                let (token, in_group) = p.group.div_rem(row + i as u32 * step);
-                let token = shared::load_u32(s.row(slot, token.min(tokens - 1)));
-                elements[i] = u64::from(token) * u64::from(a.q_token_stride)
-                    + u64::from(in_group * s.shape.head_dim);
-                i += 1;
-            }
-            i = 0;
-            while i < AT_ONCE {
-                let row = row + i as u32 * step;
-                if row < rows {
-                    let at = target + row * 128 + ((vector % 8) ^ (row % 8)) * 16;
-                    async_copy::copy_cg(at, (source + elements[i] * 2) as *const u8);
-                }
-                i += 1;
-            }
-            row += AT_ONCE as u32 * step;
-        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use cuda_std::{fence, mbarrier, shared, thread};
 
+use super::super::queries::Queries;
 use super::{BARRIERS, RUN_BYTES, Shape, UNIT_BYTES};
 use crate::abi::{QueryRow, WorkItem};
 
@@ -70,6 +71,18 @@ impl Shared {
     #[inline(always)]
     pub fn queries(self, slot: u32) -> u32 {
         self.base + slot * self.shape.query_bytes()
+    }
+    /// The queries of a slot's unit.
+    #[inline(always)]
+    pub fn queries_of(self, slot: u32, head: u32, tokens: u32) -> Queries {
+        Queries {
+            target: self.queries(slot),
+            slab_bytes: self.shape.slab_bytes(),
+            rows: self.row(slot, 0),
+            tokens,
+            head,
+            head_dim: self.shape.head_dim,
+        }
     }
     #[inline(always)]
     pub fn keys(self, stage: u32) -> u32 {
