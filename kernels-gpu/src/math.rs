@@ -68,24 +68,17 @@ impl Real for f64 {
 }
 
 /// 2ˣ; zero for −∞.
-#[cfg(target_arch = "nvptx64")]
 #[inline(always)]
 #[must_use]
 pub fn exp2(x: f32) -> f32 {
-    let y;
-    // SAFETY: one arithmetic instruction without side effects.
-    unsafe {
-        core::arch::asm!("ex2.approx.ftz.f32 {}, {};", out(reg32) y, in(reg32) x, options(pure, nomem, nostack));
+    #[cfg(target_arch = "nvptx64")]
+    {
+        cuda_std::math::ex2(x)
     }
-    y
-}
-
-/// 2ˣ; zero for −∞.
-#[cfg(not(target_arch = "nvptx64"))]
-#[inline(always)]
-#[must_use]
-pub fn exp2(x: f32) -> f32 {
-    exp2_with(x, |a, b, c| a * b + c)
+    #[cfg(not(target_arch = "nvptx64"))]
+    {
+        exp2_with(x, |a, b, c| a * b + c)
+    }
 }
 
 /// 1/x, on the GPU to the last bit or so: a division there is a subroutine.
@@ -94,12 +87,7 @@ pub fn exp2(x: f32) -> f32 {
 pub fn recip(x: f32) -> f32 {
     #[cfg(target_arch = "nvptx64")]
     {
-        let y;
-        // SAFETY: one arithmetic instruction without side effects.
-        unsafe {
-            core::arch::asm!("rcp.approx.ftz.f32 {}, {};", out(reg32) y, in(reg32) x, options(pure, nomem, nostack));
-        }
-        y
+        cuda_std::math::rcp(x)
     }
     #[cfg(not(target_arch = "nvptx64"))]
     {

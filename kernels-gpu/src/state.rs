@@ -27,12 +27,7 @@ pub fn natural(log2: f32) -> f32 {
 fn log2(x: f32) -> f32 {
     #[cfg(target_arch = "nvptx64")]
     {
-        let y;
-        // SAFETY: one arithmetic instruction without side effects.
-        unsafe {
-            core::arch::asm!("lg2.approx.ftz.f32 {}, {};", out(reg32) y, in(reg32) x, options(pure, nomem, nostack));
-        }
-        y
+        cuda_std::math::lg2(x)
     }
     #[cfg(not(target_arch = "nvptx64"))]
     {
