@@ -3,10 +3,11 @@
 //! This is not a parser of PTX: it knows the shape in which LLVM prints a module (`.entry name(`, the
 //! parameter list, `)`, directives, a body in braces), which is all that this crate has to touch.
 
+mod markers;
+
 use std::ops::Range;
 
-/// What precedes a marker's words; see [`apply_markers`].
-pub const MARKER: &str = "// tandem.kernel ";
+pub use markers::{LaunchBounds, MARKER, MarkerError, apply_markers, launch_bounds};
 
 /// Where an entry's parts lie in a module's text.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,7 +25,7 @@ pub struct Entry<'a> {
 pub fn entries(ptx: &str) -> Vec<Entry<'_>> {
     let mut found = Vec::new();
     let mut at = 0;
-    while let Some(directive) = find_directive(ptx, ".entry ", at) {
+    while let Some(directive) = find_code(ptx, ".entry ", at) {
         let name_at = directive + ".entry ".len();
         let Some(open) = ptx[name_at..]
             .find(['(', '{'])
@@ -54,181 +55,6 @@ pub fn entries(ptx: &str) -> Vec<Entry<'_>> {
     found
 }
 
-/// Launch bounds and the like that a kernel states about itself.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct LaunchBounds {
-    /// Threads of a block at most: `.maxntid`.
-    pub max_threads: Option<u32>,
-    /// Blocks that a multiprocessor must be able to hold: `.minnctapersm`.
-    pub min_blocks: Option<u32>,
-    /// Registers of a thread at most: `.maxnreg`.
-    pub max_registers: Option<u32>,
-    /// Blocks of a cluster along x: `.reqnctapercluster`, with which a plain launch makes clusters.
-    pub cluster: Option<u32>,
-    /// The first parameter begins with a tensor map, which the hardware wants at 64 bytes.
-    pub tensor_maps: bool,
-}
-
-/// Why a marker could not be honoured.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum MarkerError {
-    /// A word of the marker is unknown or its number cannot be read.
-    #[error(
-        "kernel {entry}: cannot read `{word}` in its launch bounds; known are max_threads, min_blocks, max_registers, cluster, tensor_maps, each with =number"
-    )]
-    Word {
-        /// The kernel.
-        entry: String,
-        /// The word.
-        word: String,
-    },
-    /// A marker of one kernel lies in another's body, or in no entry at all.
-    #[error(
-        "the launch bounds of kernel {named} lie in {found}: a kernel must not be called from device code"
-    )]
-    Misplaced {
-        /// The kernel that the marker names.
-        named: String,
-        /// Where it was found.
-        found: String,
-    },
-    /// `min_blocks` has no meaning to ptxas without `max_threads`.
-    #[error("kernel {0} states min_blocks without max_threads")]
-    MinBlocksAlone(String),
-    /// `tensor_maps` on a kernel whose first parameter is not a struct aligned to 16 bytes.
-    #[error(
-        "kernel {entry} takes tensor maps, but its first parameter is `{parameter}`: make it a by-value struct of repr(C, align(16))"
-    )]
-    NoTensorMapParameter {
-        /// The kernel.
-        entry: String,
-        /// Its first parameter as PTX declares it.
-        parameter: String,
-    },
-}
-
-/// Turns the markers in a module into directives.
-///
-/// A marker is a comment in the body of the entry that it names, with any of these words:
-///
-/// ```text
-/// // tandem.kernel prefill_sm90 max_threads=384 min_blocks=1 cluster=2 tensor_maps=1
-/// ```
-///
-/// They become `.maxntid`, `.minnctapersm`, `.maxnreg` (from `max_registers`) and `.reqnctapercluster` after the
-/// parameter list. `tensor_maps` raises the alignment of the first parameter from 16 bytes, the most that rustc
-/// can express, to 64.
-///
-/// # Errors
-/// [`MarkerError`] where a marker cannot be read, is out of place or contradicts the entry.
-pub fn apply_markers(ptx: &str) -> Result<String, MarkerError> {
-    let mut amended = String::with_capacity(ptx.len() + 1024);
-    let mut copied = 0;
-    let entries = entries(ptx);
-    reject_strays(ptx, &entries)?;
-    for entry in &entries {
-        let bounds = launch_bounds(ptx, entry)?;
-        if bounds.tensor_maps {
-            let (at, length) = first_alignment(ptx, entry)?;
-            amended.push_str(&ptx[copied..at]);
-            amended.push_str(".align 64");
-            copied = at + length;
-        }
-        let after_list = (entry.parameters.end + 1).min(entry.body.start - 1);
-        amended.push_str(&ptx[copied..after_list]);
-        copied = after_list;
-        let mut directive = |name: &str, value: Option<u32>, rest: &str| {
-            if let Some(value) = value {
-                amended.push_str(&format!("\n.{name} {value}{rest}"));
-            }
-        };
-        directive("maxntid", bounds.max_threads, ", 1, 1");
-        directive("minnctapersm", bounds.min_blocks, "");
-        directive("maxnreg", bounds.max_registers, "");
-        directive("reqnctapercluster", bounds.cluster, ", 1, 1");
-    }
-    amended.push_str(&ptx[copied..]);
-    Ok(amended)
-}
-
-/// What the entry states about itself; the default where it states nothing.
-///
-/// # Errors
-/// As [`apply_markers`].
-pub fn launch_bounds(ptx: &str, entry: &Entry) -> Result<LaunchBounds, MarkerError> {
-    let mut bounds = LaunchBounds::default();
-    // LLVM may have copied the comment along with a branch; the copies say the same.
-    for marker in markers(&ptx[entry.body.clone()]) {
-        let mut words = marker.split_whitespace();
-        let named = words.next().unwrap_or_default();
-        if named != entry.name {
-            return Err(MarkerError::Misplaced {
-                named: named.into(),
-                found: format!("kernel {}", entry.name),
-            });
-        }
-        for word in words {
-            let unknown = || MarkerError::Word {
-                entry: entry.name.into(),
-                word: word.into(),
-            };
-            let (key, value) = word.split_once('=').ok_or_else(unknown)?;
-            let value: u32 = value.parse().map_err(|_| unknown())?;
-            match key {
-                "max_threads" => bounds.max_threads = Some(value),
-                "min_blocks" => bounds.min_blocks = Some(value),
-                "max_registers" => bounds.max_registers = Some(value),
-                "cluster" => bounds.cluster = Some(value),
-                "tensor_maps" => bounds.tensor_maps = value != 0,
-                _ => return Err(unknown()),
-            }
-        }
-    }
-    if bounds.min_blocks.is_some() && bounds.max_threads.is_none() {
-        return Err(MarkerError::MinBlocksAlone(entry.name.into()));
-    }
-    Ok(bounds)
-}
-
-fn markers(text: &str) -> impl Iterator<Item = &str> {
-    text.lines()
-        .filter_map(|line| line.trim_start().strip_prefix(MARKER))
-}
-
-fn reject_strays(ptx: &str, entries: &[Entry]) -> Result<(), MarkerError> {
-    let mut outside = 0;
-    for end in entries
-        .iter()
-        .map(|entry| &entry.body)
-        .chain([&(ptx.len()..ptx.len())])
-    {
-        if let Some(marker) = markers(&ptx[outside..end.start]).next() {
-            let named = marker.split_whitespace().next().unwrap_or_default().into();
-            return Err(MarkerError::Misplaced {
-                named,
-                found: "a function that is no kernel".into(),
-            });
-        }
-        outside = end.end;
-    }
-    Ok(())
-}
-
-/// Position and length of the first parameter's `.align 16`.
-fn first_alignment(ptx: &str, entry: &Entry) -> Result<(usize, usize), MarkerError> {
-    const EXPRESSIBLE: &str = ".align 16";
-    let list = &ptx[entry.parameters.clone()];
-    let first = list.split(',').next().unwrap_or_default();
-    match first.find(".align 16 .b8") {
-        Some(offset) => Ok((entry.parameters.start + offset, EXPRESSIBLE.len())),
-        None => Err(MarkerError::NoTensorMapParameter {
-            entry: entry.name.into(),
-            parameter: first.trim().into(),
-        }),
-    }
-}
-
 /// How many instructions of a piece of PTX have an opcode that `counts` accepts.
 ///
 /// The opcode is handed over without its predicate: `bar.sync`, `wgmma.mma_async.sync.aligned.m64n8k16…`.
@@ -245,11 +71,6 @@ pub fn count_instructions(body: &str, counts: impl Fn(&str) -> bool) -> usize {
         })
         .filter(|opcode| counts(opcode))
         .count()
-}
-
-/// The position of `directive` from `from` on, outside comments.
-fn find_directive(ptx: &str, directive: &str, from: usize) -> Option<usize> {
-    find_code(ptx, directive, from)
 }
 
 /// The position of `needle` from `from` on, outside comments.
@@ -287,10 +108,11 @@ fn closing(text: &str, open: usize, opener: char, closer: char) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    const MODULE: &str = "\
+    /// Two entries, the first with a marker, as LLVM prints them.
+    pub(crate) const MODULE: &str = "\
 .version 8.0
 .target sm_90a
 .address_size 64
@@ -325,13 +147,6 @@ $L1: bar.sync 1; @%p1 bar.arrive 2, 64;
 }
 ";
 
-    fn with_marker(words: &str) -> String {
-        MODULE.replace(
-            "max_threads=384 min_blocks=1 cluster=2 tensor_maps=1",
-            words,
-        )
-    }
-
     #[test]
     fn entries_are_found_with_their_parts() {
         let found = entries(MODULE);
@@ -341,71 +156,6 @@ $L1: bar.sync 1; @%p1 bar.arrive 2, 64;
         assert!(MODULE[found[0].body.clone()].trim_end().ends_with("ret;"));
         assert_eq!(MODULE[found[1].parameters.clone()].trim(), "");
         assert_eq!(MODULE[found[1].body.clone()].trim(), "ret;");
-    }
-
-    #[test]
-    fn bounds_become_directives_after_the_parameter_list() {
-        let amended = apply_markers(MODULE).unwrap();
-        assert!(
-            amended.contains(
-                ".ptr .align 1 copy_param_1\n)\n.maxntid 384, 1, 1\n.minnctapersm 1\n.reqnctapercluster 2, 1, 1\n{"
-            ),
-            "{amended}"
-        );
-        assert!(
-            amended.contains(".param .align 64 .b8 copy_param_0[176]"),
-            "{amended}"
-        );
-        assert!(
-            amended.contains(".visible .entry plain()\n{"),
-            "an entry without a marker changed: {amended}"
-        );
-    }
-
-    #[test]
-    fn only_what_is_stated_is_written() {
-        let amended = apply_markers(&with_marker("max_threads=128")).unwrap();
-        assert!(amended.contains(")\n.maxntid 128, 1, 1\n{"), "{amended}");
-        assert!(amended.contains(".param .align 16 .b8"), "{amended}");
-        assert_eq!(apply_markers(&with_marker("")).unwrap(), with_marker(""));
-    }
-
-    #[test]
-    fn a_marker_that_cannot_be_honoured_is_an_error() {
-        let word = |text: &str| apply_markers(&with_marker(text)).unwrap_err();
-        assert!(
-            matches!(word("max_threads=many"), MarkerError::Word { word, .. } if word == "max_threads=many")
-        );
-        assert!(matches!(word("speed=9"), MarkerError::Word { .. }));
-        assert!(matches!(word("fast"), MarkerError::Word { .. }));
-        assert_eq!(
-            word("min_blocks=2"),
-            MarkerError::MinBlocksAlone("copy".into())
-        );
-    }
-
-    #[test]
-    fn a_marker_out_of_place_is_an_error() {
-        let inlined = MODULE.replace("tandem.kernel copy", "tandem.kernel other");
-        assert!(
-            matches!(apply_markers(&inlined), Err(MarkerError::Misplaced { named, .. }) if named == "other")
-        );
-        let stray = MODULE.replacen("\tret;", "\t// tandem.kernel copy max_threads=1", 1);
-        assert!(
-            matches!(apply_markers(&stray), Err(MarkerError::Misplaced { found, .. }) if found.contains("no kernel"))
-        );
-    }
-
-    #[test]
-    fn tensor_maps_want_a_struct_first() {
-        let scalar = MODULE.replace(
-            ".param .align 16 .b8 copy_param_0[176]",
-            ".param .u64 copy_param_0",
-        );
-        let error = apply_markers(&scalar).unwrap_err();
-        assert!(
-            matches!(&error, MarkerError::NoTensorMapParameter { parameter, .. } if parameter == ".param .u64 copy_param_0")
-        );
     }
 
     #[test]

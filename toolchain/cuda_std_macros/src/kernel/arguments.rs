@@ -1,0 +1,122 @@
+//! The arguments of `#[kernel]`, and the comment that carries them into PTX.
+
+use proc_macro2::TokenStream;
+use quote::{format_ident, quote};
+use syn::{Error, Expr, Result, Token, parse::Parser, punctuated::Punctuated, spanned::Spanned};
+
+/// `max_threads = 256`, or the bare `tensor_maps`.
+struct Argument {
+    name: syn::Ident,
+    value: Option<Expr>,
+}
+
+impl syn::parse::Parse for Argument {
+    fn parse(input: syn::parse::ParseStream<'_>) -> Result<Self> {
+        let name = input.parse()?;
+        let value = match input.parse::<Option<Token![=]>>()? {
+            Some(_) => Some(input.parse()?),
+            None => None,
+        };
+        Ok(Self { name, value })
+    }
+}
+
+/// What `#[kernel(…)]` says of the launch.
+#[derive(Default)]
+pub struct Arguments {
+    max_threads: Option<Expr>,
+    min_blocks: Option<Expr>,
+    max_registers: Option<Expr>,
+    cluster: Option<Expr>,
+    pub tensor_maps: bool,
+}
+
+impl Arguments {
+    pub fn parse(tokens: TokenStream) -> Result<Self> {
+        let mut arguments = Self::default();
+        for Argument { name, value } in
+            Punctuated::<Argument, Token![,]>::parse_terminated.parse2(tokens)?
+        {
+            let slot = match name.to_string().as_str() {
+                "max_threads" => &mut arguments.max_threads,
+                "min_blocks" => &mut arguments.min_blocks,
+                "max_registers" => &mut arguments.max_registers,
+                "cluster" => &mut arguments.cluster,
+                "tensor_maps" => {
+                    if let Some(value) = value {
+                        return Err(Error::new(value.span(), "`tensor_maps` takes no value"));
+                    }
+                    if std::mem::replace(&mut arguments.tensor_maps, true) {
+                        return Err(Error::new(name.span(), "`tensor_maps` is given twice"));
+                    }
+                    continue;
+                }
+                _ => {
+                    return Err(Error::new(
+                        name.span(),
+                        "unknown argument of #[kernel]; there are `max_threads = …`, `min_blocks = …`, \
+                         `max_registers = …`, `cluster = …` and `tensor_maps`",
+                    ));
+                }
+            };
+            let Some(value) = value else {
+                let message = format!("`{name}` needs a value: `{name} = …`");
+                return Err(Error::new(name.span(), message));
+            };
+            if slot.replace(value).is_some() {
+                return Err(Error::new(name.span(), format!("`{name}` is given twice")));
+            }
+        }
+        if let (Some(min_blocks), None) = (&arguments.min_blocks, &arguments.max_threads) {
+            return Err(Error::new(
+                min_blocks.span(),
+                "`min_blocks` needs `max_threads`: registers are shared out by threads",
+            ));
+        }
+        if let (Some(_), Some(max_registers)) = (&arguments.min_blocks, &arguments.max_registers) {
+            return Err(Error::new(
+                max_registers.span(),
+                "`max_registers` and `min_blocks` exclude each other: both limit the registers",
+            ));
+        }
+        Ok(arguments)
+    }
+
+    /// The comment line that the builder turns into directives; nothing where there are no arguments.
+    pub fn marker(&self, entry: &str) -> TokenStream {
+        let values: Vec<(&str, &Expr)> = [
+            ("max_threads", &self.max_threads),
+            ("min_blocks", &self.min_blocks),
+            ("max_registers", &self.max_registers),
+            ("cluster", &self.cluster),
+        ]
+        .into_iter()
+        .filter_map(|(key, value)| value.as_ref().map(|value| (key, value)))
+        .collect();
+        if values.is_empty() && !self.tensor_maps {
+            return TokenStream::new();
+        }
+        let mut line = format!("// tandem.kernel {entry}");
+        for (key, _) in &values {
+            line += &format!(" {key}={{{key}}}");
+        }
+        if self.tensor_maps {
+            line += " tensor_maps=1";
+        }
+        let operands = values.iter().map(|(key, value)| {
+            let name = format_ident!("{key}");
+            let message = format!("`{key}` must be at least 1");
+            quote! {
+                #name = const {
+                    let value: u32 = #value;
+                    ::core::assert!(value > 0, #message);
+                    value
+                },
+            }
+        });
+        quote! {
+            // SAFETY: a comment.
+            unsafe { ::core::arch::asm!(#line, #(#operands)* options(nomem, nostack)) };
+        }
+    }
+}
