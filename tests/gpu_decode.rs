@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use tandem_attn::{
     Error,
-    exec::gpu::{DecodeArrays, DecodeTile, Family, Gpu, KvPool, PartialStates},
+    exec::gpu::{DecodeCall, DecodeTile, DeviceArray, Family, Gpu, KvPool, PartialStates},
     plan::{DeviceDescription, Kernel, MergeMode, Plan, PlanOptions, Planner, SplitMode},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec, Variant},
     tensor::Element,
@@ -199,7 +199,7 @@ fn run_twice<T: Element>(
         v_strides: pool.v_strides,
     };
     let stream = Stream::new();
-    let merge_rows = tandem_attn::exec::gpu::DeviceArray::new(merges.address(), plan.merges.len());
+    let merge_rows = DeviceArray::new(merges.address(), plan.merges.len());
     let results = (0..2)
         .map(|_| {
             let out = Memory::new(&vec![T::from_f32(f32::NAN); tokens * heads * dim]);
@@ -211,42 +211,35 @@ fn run_twice<T: Element>(
             for (group, ticket) in plan.groups.iter().zip(&tickets) {
                 assert_eq!(group.kernel, Kernel::Decode);
                 let first = items.address() + u64::from(group.items.start) * 40;
-                let arrays = DecodeArrays {
-                    items: tandem_attn::exec::gpu::DeviceArray::new(first, group.items.len()),
-                    rows: rows.array(),
-                    page_ids: page_ids.array(),
-                    merges: merge_rows,
-                    merge_slots: merge_slots.array(),
-                    partials,
-                    arrivals: fused.then(|| arrivals.array()),
-                    ticket: ticket.array(),
-                    record: None,
-                };
                 let tile = DecodeTile {
                     rows: group.tile.m,
                     run: case.run,
                     long: case.run > 1,
                     beside: false,
                 };
+                let call = DecodeCall {
+                    spec,
+                    tile,
+                    items: DeviceArray::new(first, group.items.len()),
+                    rows: rows.array(),
+                    page_ids: page_ids.array(),
+                    merges: merge_rows,
+                    merge_slots: merge_slots.array(),
+                    q: &q,
+                    pool: &kv,
+                    out: &to,
+                    lse: Some(&lse_to),
+                    partials: &partials,
+                    arrivals: fused.then(|| arrivals.array()),
+                    ticket: ticket.array(),
+                    record: None,
+                };
+                let family = match case.ampere {
+                    true => Family::Sm80,
+                    false => gpu.decode_family(spec, &kv),
+                };
                 // SAFETY: the arrays are the plan's, and live until the stream was waited for.
-                unsafe {
-                    let family = match case.ampere {
-                        true => Family::Sm80,
-                        false => gpu.decode_family(spec, &kv),
-                    };
-                    gpu.decode_on(
-                        family,
-                        spec,
-                        tile,
-                        &arrays,
-                        &kv,
-                        &q,
-                        &to,
-                        Some(&lse_to),
-                        stream.0,
-                    )
-                }
-                .expect("the launch is right");
+                unsafe { gpu.decode_on(family, &call, stream.0) }.expect("the launch is right");
             }
             if !fused || plan.merges.iter().any(|merge| merge.slots == 0) {
                 // Without fused merges all of them; else those that no item arrives at.
@@ -262,7 +255,7 @@ fn run_twice<T: Element>(
                 } else {
                     plan.merges.len()
                 };
-                let left_rows = tandem_attn::exec::gpu::DeviceArray::new(left.address(), count);
+                let left_rows = DeviceArray::new(left.address(), count);
                 // SAFETY: as above.
                 unsafe {
                     gpu.merge_states(
@@ -347,43 +340,36 @@ fn what_is_wrong_is_said() {
     };
     let spec = Spec::new(8, 2, 96);
     let memory = Memory::of_bytes(1 << 16);
-    let f32s = |shape: [usize; 2]| memory.tensor(Dtype::F32, shape);
-    let arrays = DecodeArrays {
+    let partials = PartialStates {
+        out: memory.tensor(Dtype::F32, [1, 8, 96]),
+        lse: memory.tensor(Dtype::F32, [1, 8]),
+    };
+    let address = memory.address();
+    let q = memory.tensor(Dtype::BF16, [1, 8, 96]);
+    let call = DecodeCall {
+        spec: &spec,
+        tile: DecodeTile {
+            rows: 8,
+            run: 1,
+            long: false,
+            beside: false,
+        },
         items: memory.array(),
         rows: memory.array(),
         page_ids: memory.array(),
         merges: memory.array(),
         merge_slots: memory.array(),
-        partials: PartialStates {
-            out: memory.tensor(Dtype::F32, [1, 8, 96]),
-            lse: f32s([1, 8]),
-        },
+        q: &q,
+        pool: &KvPool::new(&spec, KvLayout::Nhd, 16, 4, address, address),
+        out: &q,
+        lse: None,
+        partials: &partials,
         arrivals: None,
         ticket: memory.array(),
         record: None,
     };
-    let address = memory.address();
-    let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 4, address, address);
-    let q = memory.tensor(Dtype::BF16, [1, 8, 96]);
-    let tile = DecodeTile {
-        rows: 8,
-        run: 1,
-        long: false,
-        beside: false,
-    };
     // SAFETY: refused before anything is launched.
-    let error = unsafe {
-        gpu.decode(
-            &spec,
-            tile,
-            &arrays,
-            &pool,
-            &q,
-            &q,
-            None,
-            std::ptr::null_mut(),
-        )
-    };
+    let error = unsafe { gpu.decode(&call, std::ptr::null_mut()) };
     let error = error.expect_err("a head dimension of 96");
     assert!(matches!(error, Error::Extent { got: 96, .. }), "{error}");
 }

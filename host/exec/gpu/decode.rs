@@ -1,32 +1,37 @@
 //! Decode on the GPU: one tile group of a plan.
 
+mod kernels;
+mod walk;
+
 use kernels_gpu::{
-    abi::{AttentionParams, DecodeParams, KvStrides, LaunchRecord, MergeRow, QueryRow, WorkItem},
-    decode::{layout::KEYS, shape},
+    abi::{AttentionParams, DecodeParams, LaunchRecord, MergeRow, QueryRow, WorkItem},
+    decode::layout::KEYS,
     divisor::Divisor,
-    sm90::{slim, wide},
 };
 
 use super::{
-    CUstream, DeviceArray, DeviceTensor, Family, Gpu, KvPool, PartialStates, Swizzle, TensorMap,
+    CUstream, DeviceArray, DeviceTensor, Family, Gpu, KvPool, PartialStates,
     launch::{Launch, Prepared},
-    module::{Carveout, Kernel, Modules},
     run::Step,
     tensor::VECTOR_BYTES,
 };
 use crate::{
     Error,
-    plan::Instance,
     problem::{Dtype, ProblemError, Spec},
 };
+use kernels::Form;
+pub(super) use kernels::Kernels;
+use walk::Walk;
 
-/// Bytes of an element of queries, keys, values and outputs.
-const ELEMENT: u64 = 2;
-
-/// What a launch works on: the arrays of a plan, in device memory.
+/// A group of gathered items ([`plan::Kernel::Decode`](crate::plan::Kernel)) of one part, and the memory that goes
+/// with it.
 #[derive(Clone, Copy, Debug)]
-pub struct DecodeArrays {
-    /// The items of the group, all gathered and of one part, longest first.
+pub struct DecodeCall<'a> {
+    /// The heads: dimensions 64, 128 or 256, at most 16 query heads per KV head.
+    pub spec: &'a Spec,
+    /// How the launch goes about it.
+    pub tile: DecodeTile,
+    /// The group's items, longest first.
     pub items: DeviceArray<WorkItem>,
     /// The plan's rows.
     pub rows: DeviceArray<QueryRow>,
@@ -36,8 +41,16 @@ pub struct DecodeArrays {
     pub merges: DeviceArray<MergeRow>,
     /// The slots of the merges.
     pub merge_slots: DeviceArray<u32>,
+    /// `[tokens, q_heads, head_dim]` of the pool's type, any token stride that is a multiple of 8.
+    pub q: &'a DeviceTensor<3>,
+    /// Keys and values, BF16 or F16; pages of a multiple of 8 tokens are read fastest.
+    pub pool: &'a KvPool,
+    /// As `q`.
+    pub out: &'a DeviceTensor<3>,
+    /// `[tokens, q_heads]` F32, dense, natural log, if wanted.
+    pub lse: Option<&'a DeviceTensor<2>>,
     /// Where partial states go. Without slots, no row may have one.
-    pub partials: PartialStates,
+    pub partials: &'a PartialStates,
     /// One counter for each merge and KV head, zero before and after: the last item to arrive at a merge
     /// does it. None: somebody else merges ([`Gpu::merge_states`]).
     pub arrivals: Option<DeviceArray<u32>>,
@@ -64,159 +77,27 @@ pub struct DecodeTile {
     pub beside: bool,
 }
 
-/// Rows of the tiles that kernels are compiled for.
-const ROWS: [u32; 4] = [8, 16, 64, 128];
-
-/// One entry for each element type, head dimension, row tile, and with or without a soft cap.
-const ENTRIES: [(Dtype, u32, u32, bool, &str); 48] = {
-    macro_rules! entries {
-        ($([$dtype:ident, $half:literal, $dim:literal, $rows:literal])*) => {[$(
-            (Dtype::$dtype, $dim, $rows, false, concat!("decode_", $half, "_d", $dim, "_m", $rows)),
-            (Dtype::$dtype, $dim, $rows, true, concat!("decode_", $half, "_d", $dim, "_m", $rows, "_cap")),
-        )*]};
-    }
-    entries! {
-        [BF16, "bf16", 64, 8] [BF16, "bf16", 64, 16] [BF16, "bf16", 64, 64] [BF16, "bf16", 64, 128]
-        [BF16, "bf16", 128, 8] [BF16, "bf16", 128, 16] [BF16, "bf16", 128, 64] [BF16, "bf16", 128, 128]
-        [BF16, "bf16", 256, 8] [BF16, "bf16", 256, 16] [BF16, "bf16", 256, 64] [BF16, "bf16", 256, 128]
-        [F16, "f16", 64, 8] [F16, "f16", 64, 16] [F16, "f16", 64, 64] [F16, "f16", 64, 128]
-        [F16, "f16", 128, 8] [F16, "f16", 128, 16] [F16, "f16", 128, 64] [F16, "f16", 128, 128]
-        [F16, "f16", 256, 8] [F16, "f16", 256, 16] [F16, "f16", 256, 64] [F16, "f16", 256, 128]
-    }
-};
-
-/// How a CTA of an entry is made.
-#[derive(Clone, Copy, Debug)]
-struct Form {
-    threads: u32,
-    shared_bytes: u32,
-    ctas_per_sm: u32,
-    /// Stages of the ring, and the most units that a CTA may claim at a time.
-    stages: u32,
-    run: u32,
-}
-
-/// The form of the kernel with tiles of `rows` rows, where a CTA can have `shared_bytes`.
-fn form(dim: u32, rows: u32, cap: bool, shared_bytes: u32) -> Option<Form> {
-    if let Some(wide) = wide::Shape::find(dim, rows, cap) {
-        return (wide.shared_bytes() <= shared_bytes).then_some(Form {
-            threads: wide.threads(),
-            shared_bytes: wide.shared_bytes(),
-            ctas_per_sm: wide.ctas_per_sm,
-            stages: wide.stages,
-            run: 1,
-        });
-    }
-    shape(dim, rows, shared_bytes).map(|shape| Form {
-        threads: shape.threads,
-        shared_bytes: shape.shared_bytes,
-        ctas_per_sm: 1,
-        stages: shape.stages,
-        run: shape.units / 2,
-    })
-}
-
-/// The kernels that run beside a prefill.
-const ENTRIES_BESIDE: [(Dtype, &str); 2] = [
-    (Dtype::BF16, "decode_bf16_d128_m8_slim"),
-    (Dtype::F16, "decode_f16_d128_m8_slim"),
-];
-
-/// The kernels; none on architectures that have none.
-#[derive(Default)]
-pub(super) struct Kernels {
-    /// In the order of [`ENTRIES`].
-    alone: Vec<Kernel>,
-    /// In the order of [`ENTRIES_BESIDE`].
-    beside: Vec<Kernel>,
-}
-
-impl Kernels {
-    pub(super) fn load(modules: &Modules, max_shared: u32) -> Result<Self, Error> {
-        if modules.arch() != "sm_90a" {
-            return Ok(Self::default());
-        }
-        let kernel = |name| modules.kernel(name, Carveout::Shared, max_shared);
-        let alone = ENTRIES.iter().map(|&(.., name)| kernel(name));
-        let beside = ENTRIES_BESIDE.iter().map(|&(_, name)| kernel(name));
-        Ok(Self {
-            alone: alone.collect::<Result<_, _>>()?,
-            beside: beside.collect::<Result<_, _>>()?,
-        })
-    }
-
-    /// What plans can ask for.
-    pub(super) fn instances(&self) -> Vec<Instance> {
-        let instance = |&(_, dim, rows, cap, _): &(Dtype, u32, u32, bool, &str)| Instance {
-            m: rows,
-            n: wide::Shape::find(dim, rows, cap).map_or(KEYS, |wide| wide.keys),
-            head_dim: Some(dim),
-            head_dim_v: None,
-            soft_cap: Some(cap),
-        };
-        let loaded = ENTRIES.iter().take(self.alone.len());
-        // The same for both element types.
-        let loaded = loaded.filter(|entry| entry.0 == Dtype::BF16);
-        loaded.map(instance).collect()
-    }
-
-    fn find_beside(&self, dtype: Dtype) -> Option<(&Kernel, Form)> {
-        let wanted = |&(d, _): &(Dtype, &str)| d == dtype;
-        let kernel = self.beside.get(ENTRIES_BESIDE.iter().position(wanted)?)?;
-        let form = Form {
-            threads: slim::SHAPE.threads(),
-            shared_bytes: slim::shared_bytes(),
-            ctas_per_sm: 1,
-            stages: slim::SHAPE.stages,
-            run: 1,
-        };
-        Some((kernel, form))
-    }
-
-    fn find(&self, dtype: Dtype, dim: u32, rows: u32, cap: bool) -> Option<&Kernel> {
-        let wanted = |&(d, h, r, c, _): &(Dtype, u32, u32, bool, &str)| {
-            (d, h, r, c) == (dtype, dim, rows, cap)
-        };
-        self.alone.get(ENTRIES.iter().position(wanted)?)
-    }
-}
-
 impl Gpu {
-    /// Attention of a tile group of decodes over a page pool.
+    /// Attention of a tile group of decodes over a page pool. Rows whose slot is
+    /// [`DIRECT`](crate::abi::DIRECT) are written to `out` and `lse`, others to their partial state, and merged
+    /// where there are `arrivals`.
     ///
-    /// `q` and `out` are `[tokens, q_heads, head_dim]` in the pool's element type, with any token stride that
-    /// is a multiple of 8; `lse`, if wanted, is dense `[tokens, q_heads]` F32 in natural log. Rows whose slot
-    /// is [`DIRECT`](crate::abi::DIRECT) are written to `out`, others to their partial state, and merged where
-    /// `arrays.arrivals` is given.
-    ///
-    /// Head dimensions are 64, 128 and 256, types BF16 and F16, and at most 16 query heads share a KV head. Takes
-    /// the family that [`Gpu::decode_family`] says.
+    /// Takes the family that [`Gpu::decode_family`] says. Nothing is allocated and nothing waited for, so that
+    /// the call can be captured in a graph.
     ///
     /// # Safety
     /// - All tensors and arrays are in this GPU's memory as described, and stay until the work on `stream`
     ///   is done. What is written is not touched by others meanwhile.
-    /// - The arrays are those of a plan for `spec` and the pool, and `tile.rows` covers every item.
+    /// - The arrays are those of a plan for the spec and the pool, and the tile's rows cover every item.
     /// - `stream` is a stream of the device's primary context, or null (the default stream).
     ///
     /// # Errors
     /// A variant for each thing that can be wrong with a tensor, before anything is launched;
     /// [`Error::UnsupportedArchitecture`] or [`Error::NoInstance`] where the GPU has no such kernel;
     /// [`Error::Driver`] if the launch fails.
-    #[expect(clippy::too_many_arguments, reason = "tensors in, tensors out")]
-    pub unsafe fn decode(
-        &self,
-        spec: &Spec,
-        tile: DecodeTile,
-        arrays: &DecodeArrays,
-        pool: &KvPool,
-        q: &DeviceTensor<3>,
-        out: &DeviceTensor<3>,
-        lse: Option<&DeviceTensor<2>>,
-        stream: CUstream,
-    ) -> Result<(), Error> {
-        let family = self.decode_family(spec, pool);
+    pub unsafe fn decode(&self, call: &DecodeCall<'_>, stream: CUstream) -> Result<(), Error> {
         // SAFETY: the caller's promise.
-        unsafe { self.decode_on(family, spec, tile, arrays, pool, q, out, lse, stream) }
+        unsafe { self.decode_on(self.decode_family(call.spec, call.pool), call, stream) }
     }
 
     /// The kernels that suit a pool best: [`Family::Sm90`] on Hopper, where tensor maps can describe the pool
@@ -225,7 +106,7 @@ impl Gpu {
     pub fn decode_family(&self, spec: &Spec, pool: &KvPool) -> Family {
         let mapped = pool.k_strides == pool.v_strides
             && Walk::new(spec, pool.pages, &pool.k_strides).is_ok();
-        if mapped && !self.decode.alone.is_empty() {
+        if mapped && !self.decode.is_empty() {
             Family::Sm90
         } else {
             Family::Sm80
@@ -240,84 +121,63 @@ impl Gpu {
     ///
     /// # Errors
     /// As [`Gpu::decode`].
-    #[expect(clippy::too_many_arguments, reason = "as `decode`, and the family")]
     pub unsafe fn decode_on(
         &self,
         family: Family,
-        spec: &Spec,
-        tile: DecodeTile,
-        arrays: &DecodeArrays,
-        pool: &KvPool,
-        q: &DeviceTensor<3>,
-        out: &DeviceTensor<3>,
-        lse: Option<&DeviceTensor<2>>,
+        call: &DecodeCall<'_>,
         stream: CUstream,
     ) -> Result<(), Error> {
-        let step = self.prepare_decode(family, spec, tile, arrays, pool, q, out, lse)?;
+        let step = self.prepare_decode(family, call)?;
         // SAFETY: the caller vouches for what the parameters point to.
         unsafe { self.launch_step(&step, stream) }
     }
 
     /// All checks of [`decode_on`](Self::decode_on), and the launch that they allow.
-    #[expect(clippy::too_many_arguments, reason = "as `decode_on`")]
     pub(super) fn prepare_decode(
         &self,
         family: Family,
-        spec: &Spec,
-        tile: DecodeTile,
-        arrays: &DecodeArrays,
-        pool: &KvPool,
-        q: &DeviceTensor<3>,
-        out: &DeviceTensor<3>,
-        lse: Option<&DeviceTensor<2>>,
+        call: &DecodeCall<'_>,
     ) -> Result<Step, Error> {
-        check(spec, arrays, pool, q, out, lse)?;
-        if spec.group() > tile.rows {
-            let rule = format!("at least {}, the query heads of a KV head", spec.group());
-            return Err(extent("the tile", "rows", tile.rows as usize, rule));
-        }
-        if family == Family::Sm80 {
-            let attention = |pieces| attention(spec, pieces, arrays, pool, q, out, lse);
-            let mut prepared = self.prepare_decode_gathered(spec, tile, pool, attention)?;
-            let attention = &mut prepared.parameters.attention;
-            attention.leave_to_record(arrays.items.len);
-            return Ok(Step::DecodeGather(prepared));
-        }
-        let dim = spec.head_dim_qk;
-        let cap = spec.variant.soft_cap.is_some();
-        if self.decode.alone.is_empty() {
+        check(call)?;
+        Ok(match family {
+            Family::Sm80 => Step::DecodeGather(self.prepare_decode_gathered(call)?),
+            Family::Sm90 => Step::Decode(self.prepare_decode_mapped(call)?),
+        })
+    }
+
+    fn prepare_decode_mapped(
+        &self,
+        call: &DecodeCall<'_>,
+    ) -> Result<Prepared<DecodeParams>, Error> {
+        if self.decode.is_empty() {
             return Err(Error::UnsupportedArchitecture {
                 device: self.name.clone(),
                 compute: self.compute,
                 built_for: vec!["sm_90a"],
             });
         }
-        let rows = tile.rows as usize;
-        let covers = ROWS.into_iter().find(|&rows| rows >= tile.rows);
-        let unmerged = arrays.arrivals.is_none();
-        let beside = tile.beside && dim == 128 && tile.rows <= 8 && !cap && unmerged;
-        let beside = beside
-            .then(|| self.decode.find_beside(pool.dtype))
-            .flatten();
-        let kernel = beside.or_else(|| {
-            let rows = covers?;
-            let kernel = self.decode.find(pool.dtype, dim, rows, cap)?;
-            Some((kernel, form(dim, rows, cap, kernel.max_dynamic_shared)?))
-        });
-        let Some((kernel, form)) = kernel else {
-            return Err(extent("the tile", "rows", rows, "at most 128"));
+        let DecodeCall { spec, tile, .. } = *call;
+        let merges = call.arrivals.is_some();
+        let chosen = self.decode.choose(spec, call.pool.dtype, tile, merges);
+        let Some((kernel, form)) = chosen else {
+            return Err(extent(
+                "the tile",
+                "rows",
+                tile.rows as usize,
+                "at most 128",
+            ));
         };
-        let mut parameters = parameters(spec, tile, &form, arrays, pool, q, out, lse)?;
+        let mut parameters = parameters(call, &form)?;
         let ctas = parameters.attention.units.div_ceil(parameters.run);
         let resident = self.multiprocessors * form.ctas_per_sm;
         let mut launch = Launch::new(ctas.min(resident), form.threads);
         launch.shared = form.shared_bytes;
-        parameters.attention.leave_to_record(arrays.items.len);
-        Ok(Step::Decode(Prepared {
+        parameters.attention.leave_to_record(call.items.len);
+        Ok(Prepared {
             kernel: *kernel,
             launch,
             parameters,
-        }))
+        })
     }
 }
 
@@ -336,14 +196,16 @@ fn extent(
 }
 
 /// Everything that does not depend on the GPU.
-fn check(
-    spec: &Spec,
-    arrays: &DecodeArrays,
-    pool: &KvPool,
-    q: &DeviceTensor<3>,
-    out: &DeviceTensor<3>,
-    lse: Option<&DeviceTensor<2>>,
-) -> Result<(), Error> {
+fn check(call: &DecodeCall<'_>) -> Result<(), Error> {
+    let DecodeCall {
+        spec,
+        q,
+        pool,
+        out,
+        lse,
+        partials,
+        ..
+    } = *call;
     spec.check()?;
     let dim = spec.head_dim_qk as usize;
     if !matches!(dim, 64 | 128 | 256) || spec.head_dim_v != spec.head_dim_qk {
@@ -361,7 +223,7 @@ fn check(
             expected: "BF16 or F16",
         });
     }
-    let (partials, heads) = (&arrays.partials, spec.q_heads as usize);
+    let heads = spec.q_heads as usize;
     for (tensor, got) in [("q", q.dtype), ("out", out.dtype)] {
         if got != pool.dtype {
             return Err(Error::DtypesDiffer {
@@ -414,114 +276,37 @@ fn check(
         tensor.check_address(name, 4)?;
     }
 
-    arrays.items.check_address("items", 8)?;
-    arrays.rows.check_address("rows", 16)?;
-    arrays.page_ids.check_address("page_ids", 4)?;
-    arrays.merges.check_address("merges", 16)?;
-    arrays.merge_slots.check_address("merge_slots", 4)?;
-    arrays.ticket.check_address("ticket", 4)?;
-    if let Some(record) = arrays.record {
+    call.items.check_address("items", 8)?;
+    call.rows.check_address("rows", 16)?;
+    call.page_ids.check_address("page_ids", 4)?;
+    call.merges.check_address("merges", 16)?;
+    call.merge_slots.check_address("merge_slots", 4)?;
+    call.ticket.check_address("ticket", 4)?;
+    if let Some(record) = call.record {
         record.check_address("record", 16)?;
     }
-    if arrays.ticket.len == 0 {
+    if call.ticket.len == 0 {
         return Err(extent("ticket", "words", 0, "1"));
     }
-    if let Some(arrivals) = arrays.arrivals {
+    if let Some(arrivals) = call.arrivals {
         arrivals.check_address("arrivals", 4)?;
-        let needed = arrays.merges.len * spec.kv_heads as usize;
+        let needed = call.merges.len * spec.kv_heads as usize;
         if arrivals.len < needed {
             let rule = format!("{needed}, one for each merge and KV head");
             return Err(extent("arrivals", "counters", arrivals.len, rule));
         }
     }
+    if spec.group() > call.tile.rows {
+        let rule = format!("at least {}, the query heads of a KV head", spec.group());
+        return Err(extent("the tile", "rows", call.tile.rows as usize, rule));
+    }
     Ok(())
 }
 
-/// How the accelerator walks a pool: two ways to reach a head, see [`DecodeParams`].
-struct Walk {
-    half_per_head: u32,
-    page_per_page: u32,
-    page_per_head: u32,
-    dims: [u64; 5],
-    strides: [u64; 4],
-}
-
-impl Walk {
-    fn new(spec: &Spec, pages: u32, s: &KvStrides) -> Result<Self, Error> {
-        let (dim, kv_heads) = (spec.head_dim_qk, u64::from(spec.kv_heads));
-        let stride = |dimension, got: u32, rule: &str| Error::Stride {
-            tensor: "the pool",
-            dimension,
-            got: got as usize,
-            rule: rule.into(),
-        };
-        if s.page_size == 0 || !s.page_size.is_multiple_of(8) {
-            let rule = "a multiple of 8";
-            return Err(extent(
-                "the pool",
-                "tokens in a page",
-                s.page_size as usize,
-                rule,
-            ));
-        }
-        let bytes = |elements: u32| u64::from(elements) * ELEMENT;
-        let halves = u64::from(dim / 64);
-        let groups = u64::from(s.page_size / 8);
-        if s.head == dim {
-            return Ok(Self {
-                half_per_head: dim / 64,
-                page_per_page: 1,
-                page_per_head: 0,
-                dims: [64, 8, halves * kv_heads, groups, pages.max(1).into()],
-                strides: [bytes(s.token), 128, 8 * bytes(s.token), bytes(s.page)],
-            });
-        }
-        if s.head == 0 || !s.page.is_multiple_of(s.head) {
-            return Err(stride("pages", s.page, "a multiple of that between heads"));
-        }
-        let heads_per_page = s.page / s.head;
-        let places = u64::from(pages.max(1) - 1) * u64::from(heads_per_page) + kv_heads;
-        Ok(Self {
-            half_per_head: 0,
-            page_per_page: heads_per_page,
-            page_per_head: 1,
-            dims: [64, 8, halves, groups, places],
-            strides: [bytes(s.token), 128, 8 * bytes(s.token), bytes(s.head)],
-        })
-    }
-
-    fn map(
-        &self,
-        name: &'static str,
-        address: u64,
-        dtype: Dtype,
-        halves: u32,
-        piece_tokens: u32,
-    ) -> Result<[u64; 16], Error> {
-        TensorMap {
-            name,
-            address,
-            dtype,
-            dims: &self.dims,
-            strides: &self.strides,
-            box_dims: &[64, 8, halves, piece_tokens / 8, 1],
-            swizzle: Swizzle::Bytes128,
-        }
-        .encode()
-    }
-}
-
-#[expect(clippy::too_many_arguments, reason = "as `decode`")]
-fn parameters(
-    spec: &Spec,
-    tile: DecodeTile,
-    form: &Form,
-    arrays: &DecodeArrays,
-    pool: &KvPool,
-    q: &DeviceTensor<3>,
-    out: &DeviceTensor<3>,
-    lse: Option<&DeviceTensor<2>>,
-) -> Result<DecodeParams, Error> {
+fn parameters(call: &DecodeCall<'_>, form: &Form) -> Result<DecodeParams, Error> {
+    let DecodeCall {
+        spec, tile, pool, ..
+    } = *call;
     if pool.k_strides != pool.v_strides {
         return Err(Error::Stride {
             tensor: "the values",
@@ -539,7 +324,7 @@ fn parameters(
     Ok(DecodeParams {
         k_map: walk.map("k", pool.k, pool.dtype, halves, piece_tokens)?,
         v_map: walk.map("v", pool.v, pool.dtype, halves, piece_tokens)?,
-        attention: attention(spec, 1, arrays, pool, q, out, lse)?,
+        attention: attention(call, 1)?,
         group: Divisor::new(spec.group()),
         kv_heads: Divisor::new(spec.kv_heads),
         page_size: Divisor::new(page_size),
@@ -567,15 +352,16 @@ fn fits(what: &'static str, got: usize) -> Result<u32, ProblemError> {
 }
 
 /// What all decode kernels take, for items that come in so many pieces.
-fn attention(
-    spec: &Spec,
-    pieces: u32,
-    arrays: &DecodeArrays,
-    pool: &KvPool,
-    q: &DeviceTensor<3>,
-    out: &DeviceTensor<3>,
-    lse: Option<&DeviceTensor<2>>,
-) -> Result<AttentionParams, Error> {
+pub(super) fn attention(call: &DecodeCall<'_>, pieces: u32) -> Result<AttentionParams, Error> {
+    let DecodeCall {
+        spec,
+        q,
+        pool,
+        out,
+        lse,
+        partials,
+        ..
+    } = *call;
     let per_item = spec.kv_heads as usize * pieces as usize;
     Ok(AttentionParams {
         q: q.address,
@@ -583,17 +369,17 @@ fn attention(
         v: pool.v,
         out: out.address,
         lse: lse.map_or(0, |lse| lse.address),
-        items: arrays.items.address,
-        rows: arrays.rows.address,
-        page_ids: arrays.page_ids.address,
-        merges: arrays.merges.address,
-        merge_slots: arrays.merge_slots.address,
-        partial_out: arrays.partials.out.address,
-        partial_lse: arrays.partials.lse.address,
-        arrivals: arrays.arrivals.map_or(0, |arrivals| arrivals.address),
-        ticket: arrays.ticket.address,
-        record: arrays.record.map_or(0, |record| record.address),
-        units: fits("units", arrays.items.len.saturating_mul(per_item))?,
+        items: call.items.address,
+        rows: call.rows.address,
+        page_ids: call.page_ids.address,
+        merges: call.merges.address,
+        merge_slots: call.merge_slots.address,
+        partial_out: partials.out.address,
+        partial_lse: partials.lse.address,
+        arrivals: call.arrivals.map_or(0, |arrivals| arrivals.address),
+        ticket: call.ticket.address,
+        record: call.record.map_or(0, |record| record.address),
+        units: fits("units", call.items.len.saturating_mul(per_item))?,
         q_heads: spec.q_heads,
         kv_heads: spec.kv_heads,
         group: spec.group(),
@@ -603,51 +389,4 @@ fn attention(
         out_token_stride: fits("the token stride of out", out.strides[0])?,
         variant: spec.variant_params(),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::problem::KvLayout;
-
-    fn walk(layout: KvLayout, page_size: u32) -> Result<Walk, Error> {
-        let spec = Spec::new(32, 8, 128);
-        Walk::new(&spec, 100, &layout.strides(page_size, 8, 128))
-    }
-
-    #[test]
-    fn both_layouts_are_walked() {
-        let nhd = walk(KvLayout::Nhd, 16).unwrap();
-        assert_eq!(nhd.dims, [64, 8, 16, 2, 100]);
-        assert_eq!(nhd.strides, [2048, 128, 16384, 32768]);
-        assert_eq!(
-            (nhd.half_per_head, nhd.page_per_page, nhd.page_per_head),
-            (2, 1, 0)
-        );
-        let hnd = walk(KvLayout::Hnd, 24).unwrap();
-        assert_eq!(hnd.dims, [64, 8, 2, 3, 800]);
-        assert_eq!(hnd.strides, [256, 128, 2048, 6144]);
-        assert_eq!(
-            (hnd.half_per_head, hnd.page_per_page, hnd.page_per_head),
-            (0, 8, 1)
-        );
-    }
-
-    #[test]
-    fn pages_that_break_a_group_of_8_are_refused() {
-        for page_size in [1, 4, 12] {
-            let error = walk(KvLayout::Nhd, page_size).err().expect("is refused");
-            assert!(error.to_string().contains("a multiple of 8"), "{error}");
-        }
-    }
-
-    #[test]
-    fn every_entry_has_a_shape() {
-        for (dtype, dim, rows, cap, name) in ENTRIES {
-            assert!(form(dim, rows, cap, 227 << 10).is_some(), "{name}");
-            let half = if dtype == Dtype::F16 { "f16" } else { "bf16" };
-            let cap = if cap { "_cap" } else { "" };
-            assert_eq!(name, format!("decode_{half}_d{dim}_m{rows}{cap}"));
-        }
-    }
 }

@@ -1,13 +1,14 @@
 //! Decode by the kernels of Ampere, which gather keys and values row by row.
 
 use kernels_gpu::{
-    abi::{AttentionParams, GatherDecodeParams},
+    abi::GatherDecodeParams,
     divisor::Divisor,
     sm80::decode::{ROWS, Shape},
 };
 
 use super::{
-    DecodeTile, Gpu, KvPool,
+    DecodeCall, Gpu,
+    decode::attention,
     launch::{Launch, Prepared},
     module::{Carveout, Kernel, Modules},
     prefill_gather::vectors,
@@ -68,15 +69,14 @@ impl Kernels {
 }
 
 impl Gpu {
-    /// The launch of a [`Gpu::decode`] whose checks were made. `attention` gives the parameters for items that
-    /// come in so many pieces.
+    /// The launch of a [`Gpu::decode`] whose checks were made.
     pub(super) fn prepare_decode_gathered(
         &self,
-        spec: &Spec,
-        tile: DecodeTile,
-        pool: &KvPool,
-        attention: impl Fn(u32) -> Result<AttentionParams, Error>,
+        call: &DecodeCall<'_>,
     ) -> Result<Prepared<GatherDecodeParams>, Error> {
+        let DecodeCall {
+            spec, tile, pool, ..
+        } = *call;
         let group = spec.group();
         let entry = self.decode_gather.find(spec, pool.dtype);
         let Some(entry) = entry.filter(|_| group <= ROWS) else {
@@ -92,8 +92,8 @@ impl Gpu {
         // Larger items are cut.
         let tile_tokens = ROWS / group;
         let cuts = (tile.rows / group).div_ceil(tile_tokens);
-        let parameters = GatherDecodeParams {
-            attention: attention(cuts)?,
+        let mut parameters = GatherDecodeParams {
+            attention: attention(call, cuts)?,
             k_vectors: vectors("the keys", pool.k, &pool.k_strides, pool.pages)?,
             v_vectors: vectors("the values", pool.v, &pool.v_strides, pool.pages)?,
             page_size: Divisor::new(pool.k_strides.page_size),
@@ -109,6 +109,7 @@ impl Gpu {
         let ctas = resident.min(parameters.attention.units);
         let mut launch = Launch::new(ctas, entry.shape.threads());
         launch.shared = entry.shape.shared_bytes();
+        parameters.attention.leave_to_record(call.items.len);
         Ok(Prepared {
             kernel: entry.kernel,
             launch,

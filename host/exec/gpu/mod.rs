@@ -73,7 +73,7 @@ use cust::{context::Context, device::Device, error::CudaError};
 
 pub use agenda::{LaunchKey, LaunchSet};
 pub use append::KvPool;
-pub use decode::{DecodeArrays, DecodeTile};
+pub use decode::{DecodeCall, DecodeTile};
 pub use driver::{CUdeviceptr, CUstream};
 pub use embedded::{EmbeddedModule, MODULES};
 pub use merge::PartialStates;

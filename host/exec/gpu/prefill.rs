@@ -50,7 +50,7 @@ pub struct PrefillCall<'a> {
     pub partials: Option<&'a PartialStates>,
     /// One number that is 0 before the launch, and again after it.
     pub ticket: DeviceArray<u32>,
-    /// As [`DecodeArrays::record`](super::DecodeArrays::record).
+    /// As [`DecodeCall::record`](super::DecodeCall::record).
     pub record: Option<DeviceArray<LaunchRecord>>,
 }
 

@@ -9,8 +9,8 @@ use kernels_gpu::{
 };
 
 use super::{
-    CUstream, DecodeArrays, DecodeTile, DeviceArray, DeviceTensor, Family, Gpu, KvPool,
-    PrefillCall, Workspace,
+    CUstream, DecodeCall, DecodeTile, DeviceArray, DeviceTensor, Family, Gpu, KvPool, PrefillCall,
+    Workspace,
     agenda::{GroupLaunch, LaunchKey},
     driver::Current,
     launch::Prepared,
@@ -221,17 +221,6 @@ impl Gpu {
         if kernel == Kernel::Decode {
             let beside = (tile.m, tile.n) == (slim::SHAPE.rows, slim::SHAPE.keys);
             let merges = workspace.decode_merges() && !beside;
-            let arrays = DecodeArrays {
-                items,
-                rows: workspace.rows(),
-                page_ids: workspace.page_ids(),
-                merges: workspace.merges(),
-                merge_slots: workspace.merge_slots(),
-                partials: workspace.partials(),
-                arrivals: merges.then(|| workspace.arrivals()),
-                ticket: workspace.ticket(index),
-                record,
-            };
             // No CTA claims several units while others have none.
             let units = launch.items.saturating_mul(spec.kv_heads);
             let share = (units + self.multiprocessors / 2) / self.multiprocessors;
@@ -241,6 +230,24 @@ impl Gpu {
                 long: launch.long,
                 beside,
             };
+            let partials = workspace.partials();
+            let call = DecodeCall {
+                spec,
+                tile,
+                items,
+                rows: workspace.rows(),
+                page_ids: workspace.page_ids(),
+                merges: workspace.merges(),
+                merge_slots: workspace.merge_slots(),
+                q,
+                pool,
+                out,
+                lse,
+                partials: &partials,
+                arrivals: merges.then(|| workspace.arrivals()),
+                ticket: workspace.ticket(index),
+                record,
+            };
             let family = family.unwrap_or_else(|| self.decode_family(spec, pool));
             if family == Family::Sm80 && launch.joint {
                 return Err(Error::NoInstance {
@@ -249,7 +256,7 @@ impl Gpu {
                     there: "with such pools plans of a device description without `decode.joint`",
                 });
             }
-            let step = self.prepare_decode(family, spec, tile, &arrays, pool, q, out, lse)?;
+            let step = self.prepare_decode(family, &call)?;
             return Ok(Some(match step {
                 Step::Decode(mut step) if beside => {
                     if !captured && seats.decode > 0 {

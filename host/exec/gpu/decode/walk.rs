@@ -1,0 +1,125 @@
+//! How the tensor memory accelerator walks a page pool.
+
+use kernels_gpu::abi::KvStrides;
+
+use super::extent;
+use crate::{
+    Error,
+    exec::gpu::{Swizzle, TensorMap},
+    problem::{Dtype, Spec},
+};
+
+/// Bytes of an element of queries, keys, values and outputs.
+const ELEMENT: u64 = 2;
+
+/// How the accelerator walks a pool: two ways to reach a head, see [`DecodeParams`].
+pub struct Walk {
+    pub half_per_head: u32,
+    pub page_per_page: u32,
+    pub page_per_head: u32,
+    /// Of the tensor map; the last counts places outside of which nothing may be read.
+    pub dims: [u64; 5],
+    strides: [u64; 4],
+}
+
+impl Walk {
+    pub fn new(spec: &Spec, pages: u32, s: &KvStrides) -> Result<Self, Error> {
+        let (dim, kv_heads) = (spec.head_dim_qk, u64::from(spec.kv_heads));
+        let stride = |dimension, got: u32, rule: &str| Error::Stride {
+            tensor: "the pool",
+            dimension,
+            got: got as usize,
+            rule: rule.into(),
+        };
+        if s.page_size == 0 || !s.page_size.is_multiple_of(8) {
+            let rule = "a multiple of 8";
+            return Err(extent(
+                "the pool",
+                "tokens in a page",
+                s.page_size as usize,
+                rule,
+            ));
+        }
+        let bytes = |elements: u32| u64::from(elements) * ELEMENT;
+        let halves = u64::from(dim / 64);
+        let groups = u64::from(s.page_size / 8);
+        if s.head == dim {
+            return Ok(Self {
+                half_per_head: dim / 64,
+                page_per_page: 1,
+                page_per_head: 0,
+                dims: [64, 8, halves * kv_heads, groups, pages.max(1).into()],
+                strides: [bytes(s.token), 128, 8 * bytes(s.token), bytes(s.page)],
+            });
+        }
+        if s.head == 0 || !s.page.is_multiple_of(s.head) {
+            return Err(stride("pages", s.page, "a multiple of that between heads"));
+        }
+        let heads_per_page = s.page / s.head;
+        let places = u64::from(pages.max(1) - 1) * u64::from(heads_per_page) + kv_heads;
+        Ok(Self {
+            half_per_head: 0,
+            page_per_page: heads_per_page,
+            page_per_head: 1,
+            dims: [64, 8, halves, groups, places],
+            strides: [bytes(s.token), 128, 8 * bytes(s.token), bytes(s.head)],
+        })
+    }
+
+    pub fn map(
+        &self,
+        name: &'static str,
+        address: u64,
+        dtype: Dtype,
+        halves: u32,
+        piece_tokens: u32,
+    ) -> Result<[u64; 16], Error> {
+        TensorMap {
+            name,
+            address,
+            dtype,
+            dims: &self.dims,
+            strides: &self.strides,
+            box_dims: &[64, 8, halves, piece_tokens / 8, 1],
+            swizzle: Swizzle::Bytes128,
+        }
+        .encode()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::problem::KvLayout;
+
+    fn walk(layout: KvLayout, page_size: u32) -> Result<Walk, Error> {
+        let spec = Spec::new(32, 8, 128);
+        Walk::new(&spec, 100, &layout.strides(page_size, 8, 128))
+    }
+
+    #[test]
+    fn both_layouts_are_walked() {
+        let nhd = walk(KvLayout::Nhd, 16).unwrap();
+        assert_eq!(nhd.dims, [64, 8, 16, 2, 100]);
+        assert_eq!(nhd.strides, [2048, 128, 16384, 32768]);
+        assert_eq!(
+            (nhd.half_per_head, nhd.page_per_page, nhd.page_per_head),
+            (2, 1, 0)
+        );
+        let hnd = walk(KvLayout::Hnd, 24).unwrap();
+        assert_eq!(hnd.dims, [64, 8, 2, 3, 800]);
+        assert_eq!(hnd.strides, [256, 128, 2048, 6144]);
+        assert_eq!(
+            (hnd.half_per_head, hnd.page_per_page, hnd.page_per_head),
+            (0, 8, 1)
+        );
+    }
+
+    #[test]
+    fn pages_that_break_a_group_of_8_are_refused() {
+        for page_size in [1, 4, 12] {
+            let error = walk(KvLayout::Nhd, page_size).err().expect("is refused");
+            assert!(error.to_string().contains("a multiple of 8"), "{error}");
+        }
+    }
+}
