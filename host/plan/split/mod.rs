@@ -19,10 +19,12 @@ use super::{
 
 mod class;
 mod even;
+mod fill;
 mod kinds;
 mod launch;
 mod makespan;
 mod taper;
+mod wrap;
 
 pub(super) use kinds::granule_of;
 pub(super) use launch::{Launch, MAX_PIECES};

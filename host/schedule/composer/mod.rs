@@ -1,6 +1,7 @@
 //! The composer: requests, their pages, and one step after the other.
 
 mod core;
+mod pages;
 
 pub(super) use core::Core;
 

@@ -1,0 +1,67 @@
+//! Random numbers that are the same on every machine, and lengths drawn with them.
+
+/// A small generator of random numbers (SplitMix64): the same on every machine, whatever crates do.
+#[derive(Clone, Copy, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// From a seed.
+    #[must_use]
+    pub const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next 64 bits.
+    pub const fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = self.0;
+        let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in `0..1`.
+    pub fn unit(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// Exponential with a mean of 1.
+    pub fn exponential(&mut self) -> f64 {
+        -(1.0 - self.unit()).ln()
+    }
+}
+
+/// Lengths between two bounds whose rank follows Zipf's law: the i-th shortest is drawn with a probability
+/// in proportion to 1 / i^θ.
+#[derive(Clone, Debug)]
+pub struct Zipf {
+    min: u32,
+    cumulative: Vec<f64>,
+}
+
+impl Zipf {
+    /// Lengths `min..=max`.
+    ///
+    /// # Panics
+    /// If `min` is above `max`.
+    #[must_use]
+    pub fn new(min: u32, max: u32, theta: f64) -> Self {
+        assert!(min <= max, "no length is in {min}..={max}");
+        let mut sum = 0.0;
+        let cumulative = (1..=max - min + 1)
+            .map(|rank| {
+                sum += f64::from(rank).powf(-theta);
+                sum
+            })
+            .collect();
+        Self { min, cumulative }
+    }
+
+    /// Draws a length.
+    pub fn sample(&self, random: &mut Random) -> u32 {
+        let total = self.cumulative[self.cumulative.len() - 1];
+        let wanted = random.unit() * total;
+        let rank = self.cumulative.partition_point(|&sum| sum <= wanted);
+        self.min + rank.min(self.cumulative.len() - 1) as u32
+    }
+}
