@@ -12,7 +12,7 @@ use kernels_gpu::{
 use super::{
     CUstream, DeviceArray, DeviceTensor, Family, Gpu, KvPool, PartialStates,
     launch::{Launch, Prepared},
-    run::Step,
+    steps::Step,
     tensor::VECTOR_BYTES,
 };
 use crate::{

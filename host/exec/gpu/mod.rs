@@ -55,6 +55,7 @@ mod driver;
 mod embedded;
 mod inspect;
 mod launch;
+mod launch_set;
 mod loops;
 mod merge;
 mod module;
@@ -63,6 +64,7 @@ mod prefill;
 mod prefill_gather;
 mod resources;
 mod run;
+mod steps;
 mod tensor;
 mod tensor_map;
 mod workspace;
@@ -71,11 +73,11 @@ use std::fmt;
 
 use cust::{context::Context, device::Device, error::CudaError};
 
-pub use agenda::{LaunchKey, LaunchSet};
 pub use append::KvPool;
 pub use decode::{DecodeCall, DecodeTile};
 pub use driver::{CUdeviceptr, CUstream};
 pub use embedded::{EmbeddedModule, MODULES};
+pub use launch_set::{LaunchKey, LaunchSet};
 pub use merge::PartialStates;
 pub use prefill::PrefillCall;
 pub use tensor::{DeviceArray, DeviceTensor};

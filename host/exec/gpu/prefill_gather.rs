@@ -10,7 +10,7 @@ use super::{
     Gpu, PrefillCall,
     launch::{Launch, Prepared},
     module::{Carveout, Kernel, Modules},
-    prefill::{attention, check, named},
+    prefill::{attention, check, kernels::named},
     tensor::{VECTOR_BYTES, check_address},
 };
 use crate::{

@@ -1,35 +1,15 @@
 //! A whole plan on the GPU.
 
 use kernels_gpu::{
-    abi::{
-        DecodeParams, GatherDecodeParams, GatherPrefillParams, MergeParams, PodParams,
-        PrefillParams,
-    },
+    abi::{LaunchRecord, WorkItem},
     sm90::slim,
 };
 
 use super::{
     CUstream, DecodeCall, DecodeTile, DeviceArray, DeviceTensor, Family, Gpu, KvPool, PrefillCall,
-    Workspace,
-    agenda::{GroupLaunch, LaunchKey},
-    driver::Current,
-    launch::Prepared,
+    Workspace, agenda::GroupLaunch, steps::Step,
 };
 use crate::{Error, plan::Kernel};
-
-/// A launch that was checked and waits for its turn: a handful, kept for their memory.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Step {
-    Decode(Prepared<DecodeParams>),
-    /// Decodes that leave most of each SM to a prefill.
-    Beside(Prepared<DecodeParams>),
-    DecodeGather(Prepared<GatherDecodeParams>),
-    Prefill(Prepared<PrefillParams>),
-    PrefillGather(Prepared<GatherPrefillParams>),
-    /// A prefill and a decode in one.
-    Pod(Prepared<PodParams>),
-    Merge(Prepared<MergeParams>),
-}
 
 /// What a run computes from and to.
 #[derive(Clone, Copy)]
@@ -38,6 +18,32 @@ struct Tensors<'a> {
     pools: &'a [KvPool],
     out: &'a DeviceTensor<3>,
     lse: Option<&'a DeviceTensor<2>>,
+}
+
+/// A launch of a group in a run.
+#[derive(Clone, Copy)]
+struct Group<'a> {
+    workspace: &'a Workspace,
+    tensors: &'a Tensors<'a>,
+    /// Of the group's part.
+    pool: &'a KvPool,
+    launch: &'a GroupLaunch,
+    /// Among the launches of the run.
+    index: usize,
+}
+
+impl Group<'_> {
+    fn items(&self) -> DeviceArray<WorkItem> {
+        let offset = u64::from(self.launch.first) * size_of::<WorkItem>() as u64;
+        let first = self.workspace.items().address + offset;
+        DeviceArray::new(first, self.launch.items as usize)
+    }
+
+    /// In a captured graph, what says which items are the launch's.
+    fn record(&self) -> Option<DeviceArray<LaunchRecord>> {
+        let workspace = self.workspace;
+        workspace.captured().then(|| workspace.record(self.index))
+    }
 }
 
 impl Gpu {
@@ -177,8 +183,9 @@ impl Gpu {
                 (group(prefill, sm80)?, group(decode, sm80)?)
             {
                 let tickets = workspace.agenda.tickets;
-                let captured = workspace.options.launches.is_some();
-                let tickets = tickets.filter(|_| !captured).map_or([0; 2], Into::into);
+                let tickets = tickets
+                    .filter(|_| !workspace.captured())
+                    .map_or([0; 2], Into::into);
                 let (prefill, decode) = (prefill.parameters, decode.parameters);
                 let counters = workspace.counters();
                 let (spec, dtype) = (&workspace.spec, tensors.q.dtype);
@@ -189,8 +196,8 @@ impl Gpu {
         Ok(())
     }
 
-    /// A launch of a group: of the items that the launch names, or of what its record will say. By the kernels of
-    /// a family, or those that suit it best.
+    /// A launch of a group, by the kernels of a family, or those that suit it best. None where the batch has not its
+    /// part.
     fn prepare_group(
         &self,
         workspace: &Workspace,
@@ -199,91 +206,112 @@ impl Gpu {
         launch: &GroupLaunch,
         family: Option<Family>,
     ) -> Result<Option<Step>, Error> {
-        let captured = workspace.options.launches.is_some();
-        let in_one = family.is_some();
-        let family = family.or(workspace.options.family);
-        let LaunchKey {
-            kernel,
-            tile,
-            pack,
-            part,
-        } = launch.key;
-        let spec = &workspace.spec;
-        let seats = workspace.agenda.seats;
-        // A part that this batch does not have.
-        let Some(pool) = tensors.pools.get(part as usize) else {
+        let Some(pool) = tensors.pools.get(launch.key.part as usize) else {
             return Ok(None);
         };
-        let first = workspace.items().address + u64::from(launch.first) * ITEM_BYTES;
-        let items = DeviceArray::new(first, launch.items as usize);
-        let record = captured.then(|| workspace.record(index));
-        let Tensors { q, out, lse, .. } = *tensors;
-        if kernel == Kernel::Decode {
-            let beside = (tile.m, tile.n) == (slim::SHAPE.rows, slim::SHAPE.keys);
-            let merges = workspace.decode_merges() && !beside;
-            // No CTA claims several units while others have none.
-            let units = launch.items.saturating_mul(spec.kv_heads);
-            let share = (units + self.multiprocessors / 2) / self.multiprocessors;
-            let tile = DecodeTile {
+        let group = Group {
+            workspace,
+            tensors,
+            pool,
+            launch,
+            index,
+        };
+        match launch.key.kernel {
+            Kernel::Decode => self.prepare_decodes(&group, family).map(Some),
+            Kernel::Prefill => self.prepare_prefills(&group, family),
+        }
+    }
+
+    fn prepare_decodes(&self, group: &Group<'_>, family: Option<Family>) -> Result<Step, Error> {
+        let Group {
+            workspace,
+            tensors,
+            pool,
+            launch,
+            index,
+        } = *group;
+        let (spec, tile) = (&workspace.spec, launch.key.tile);
+        let beside = (tile.m, tile.n) == (slim::SHAPE.rows, slim::SHAPE.keys);
+        let merges = workspace.decode_merges() && !beside;
+        // No CTA claims several units while others have none.
+        let units = launch.items.saturating_mul(spec.kv_heads);
+        let share = (units + self.multiprocessors / 2) / self.multiprocessors;
+        let partials = workspace.partials();
+        let call = DecodeCall {
+            spec,
+            tile: DecodeTile {
                 rows: tile.m,
                 run: launch.run.min(share.max(1)),
                 long: launch.long,
                 beside,
-            };
-            let partials = workspace.partials();
-            let call = DecodeCall {
-                spec,
-                tile,
-                items,
-                rows: workspace.rows(),
-                page_ids: workspace.page_ids(),
-                merges: workspace.merges(),
-                merge_slots: workspace.merge_slots(),
-                q,
-                pool,
-                out,
-                lse,
-                partials: &partials,
-                arrivals: merges.then(|| workspace.arrivals()),
-                ticket: workspace.ticket(index),
-                record,
-            };
-            let family = family.unwrap_or_else(|| self.decode_family(spec, pool));
-            if family == Family::Sm80 && launch.joint {
-                return Err(Error::NoInstance {
-                    kernel: "decode",
-                    asked: "joint tiles over a pool that tensor maps cannot describe".into(),
-                    there: "with such pools plans of a device description without `decode.joint`",
-                });
-            }
-            let step = self.prepare_decode(family, &call)?;
-            return Ok(Some(match step {
-                Step::Decode(mut step) if beside => {
-                    if !captured && seats.decode > 0 {
-                        step.launch.grid[0] = units.min(seats.decode);
-                    }
-                    Step::Beside(step)
-                }
-                step => step,
-            }));
+            },
+            items: group.items(),
+            rows: workspace.rows(),
+            page_ids: workspace.page_ids(),
+            merges: workspace.merges(),
+            merge_slots: workspace.merge_slots(),
+            q: tensors.q,
+            pool,
+            out: tensors.out,
+            lse: tensors.lse,
+            partials: &partials,
+            arrivals: merges.then(|| workspace.arrivals()),
+            ticket: workspace.ticket(index),
+            record: group.record(),
+        };
+        let family = family.or(workspace.options.family);
+        let family = family.unwrap_or_else(|| self.decode_family(spec, pool));
+        if family == Family::Sm80 && launch.joint {
+            return Err(Error::NoInstance {
+                kernel: "decode",
+                asked: "joint tiles over a pool that tensor maps cannot describe".into(),
+                there: "with such pools plans of a device description without `decode.joint`",
+            });
         }
+        let seats = workspace.agenda.seats.decode;
+        Ok(match self.prepare_decode(family, &call)? {
+            Step::Decode(mut step) if beside => {
+                if !workspace.captured() && seats > 0 {
+                    step.launch.grid[0] = units.min(seats);
+                }
+                Step::Beside(step)
+            }
+            step => step,
+        })
+    }
+
+    fn prepare_prefills(
+        &self,
+        group: &Group<'_>,
+        family: Option<Family>,
+    ) -> Result<Option<Step>, Error> {
+        let Group {
+            workspace,
+            tensors,
+            pool,
+            launch,
+            index,
+        } = *group;
         let partials = workspace.partials();
         let call = PrefillCall {
-            spec,
-            tile,
-            pack,
-            items,
+            spec: &workspace.spec,
+            tile: launch.key.tile,
+            pack: launch.key.pack,
+            items: group.items(),
             page_ids: workspace.page_ids(),
-            q,
+            q: tensors.q,
             pool,
-            out,
-            lse,
+            out: tensors.out,
+            lse: tensors.lse,
             partials: Some(&partials),
             ticket: workspace.ticket(index),
-            record,
+            record: group.record(),
         };
-        let chosen = family.unwrap_or_else(|| self.prefill_family(&call));
-        if chosen == Family::Sm80 && !in_one && captured {
+        let chosen = family.or(workspace.options.family);
+        let chosen = chosen.unwrap_or_else(|| self.prefill_family(&call));
+        let captured = workspace.captured();
+        // Only in one kernel with the decodes do those of Ampere read a record.
+        if chosen == Family::Sm80 && family.is_none() && captured {
             return Err(Error::NoInstance {
                 kernel: "prefill",
                 asked: "a launch set and the instructions of Ampere".into(),
@@ -291,132 +319,13 @@ impl Gpu {
             });
         }
         let mut step = self.prepare_prefill(chosen, &call)?;
-        if let (Some(Step::Prefill(step)), 1.., false) = (&mut step, seats.prefill, captured) {
-            step.launch.grid[0] = step.launch.grid[0].min(seats.prefill);
+        let seats = workspace.agenda.seats.prefill;
+        if let (Some(Step::Prefill(step)), 1.., false) = (&mut step, seats, captured) {
+            step.launch.grid[0] = step.launch.grid[0].min(seats);
         }
         Ok(step)
     }
-
-    /// # Safety
-    /// The steps are those of this workspace's run; the stream is one of this context.
-    unsafe fn launch_steps(
-        &self,
-        workspace: &Workspace,
-        steps: &[Step],
-        stream: CUstream,
-    ) -> Result<(), Error> {
-        let _current = Current::enter(self.context.as_raw())?;
-        let merging = matches!(steps.last(), Some(Step::Merge(_)));
-        let (groups, merge) = steps.split_at(steps.len() - usize::from(merging));
-        let lanes = workspace.lanes_for(groups);
-        // Where prefills and decodes overlap, the prefills stay on the caller's stream, and are launched first:
-        // their CTAs then find every SM empty, and those of the decodes what they leave.
-        let overlap = workspace.overlaps(groups);
-        let captured = workspace.options.launches.is_some();
-        let lane_of = |index: usize, step: &Step| match overlap {
-            true => match step {
-                Step::Beside(_) => 1,
-                Step::Decode(_) | Step::DecodeGather(_) => usize::from(!captured),
-                _ => 0,
-            },
-            // The first group stays on the caller's stream; so do those that count with the same counters.
-            false => match step {
-                Step::Pod(_) => 0,
-                _ => index % (lanes + 1),
-            },
-        };
-        // SAFETY: the caller's promises; lanes begin after the fork and end before the join.
-        unsafe {
-            if lanes > 0 {
-                workspace.fork.record(stream)?;
-            }
-            for lane in &workspace.lanes[..lanes] {
-                workspace.fork.hold(lane.stream.raw())?;
-            }
-            if lanes == 0 {
-                return self.launch_chain(steps, stream);
-            }
-            for turn in 0..=lanes {
-                for (index, step) in groups.iter().enumerate() {
-                    if lane_of(index, step) == turn {
-                        let lane = match turn {
-                            0 => stream,
-                            lane => workspace.lanes[lane - 1].stream.raw(),
-                        };
-                        self.launch_step(step, lane)?;
-                    }
-                }
-            }
-            // States of decodes alone are merged behind the decodes: the prefills may go on for longer.
-            let with_decodes = overlap && !captured && !workspace.agenda.prefill_merges;
-            if let ([Step::Merge(merge)], true) = (merge, with_decodes) {
-                let mut merge = *merge;
-                merge.launch.overlap = self.overlaps();
-                self.launch_step(&Step::Merge(merge), workspace.lanes[0].stream.raw())?;
-            }
-            for lane in &workspace.lanes[..lanes] {
-                lane.done.record(lane.stream.raw())?;
-                lane.done.hold(stream)?;
-            }
-            if !with_decodes {
-                for step in merge {
-                    self.launch_step(step, stream)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// One step after the other. A decode behind a decode takes over SMs as that one leaves them, and a merge
-    /// waits for its states on the device.
-    ///
-    /// # Safety
-    /// As [`launch_steps`](Self::launch_steps).
-    unsafe fn launch_chain(&self, steps: &[Step], stream: CUstream) -> Result<(), Error> {
-        let mut behind_decode = false;
-        for step in steps {
-            let mut step = *step;
-            match &mut step {
-                Step::Decode(decode) => {
-                    decode.launch.overlap = behind_decode && self.overlaps();
-                    behind_decode = true;
-                }
-                Step::Merge(merge) => merge.launch.overlap = behind_decode && self.overlaps(),
-                Step::Prefill(_)
-                | Step::PrefillGather(_)
-                | Step::Beside(_)
-                | Step::DecodeGather(_)
-                | Step::Pod(_) => behind_decode = false,
-            }
-            // SAFETY: the caller's promises.
-            unsafe { self.launch_step(&step, stream)? };
-        }
-        Ok(())
-    }
-
-    /// Whether the kernels say when others may start, and wait for those before them.
-    fn overlaps(&self) -> bool {
-        self.arch() == "sm_90a"
-    }
-
-    /// # Safety
-    /// As [`launch_steps`](Self::launch_steps).
-    pub(super) unsafe fn launch_step(&self, step: &Step, stream: CUstream) -> Result<(), Error> {
-        // SAFETY: the caller's promises.
-        unsafe {
-            match step {
-                Step::Decode(step) | Step::Beside(step) => self.launch_prepared(step, stream),
-                Step::DecodeGather(step) => self.launch_prepared(step, stream),
-                Step::Prefill(step) => self.launch_prepared(step, stream),
-                Step::PrefillGather(step) => self.launch_prepared(step, stream),
-                Step::Pod(step) => self.launch_prepared(step, stream),
-                Step::Merge(step) => self.launch_prepared(step, stream),
-            }
-        }
-    }
 }
-
-const ITEM_BYTES: u64 = size_of::<kernels_gpu::abi::WorkItem>() as u64;
 
 /// What no launch checks for itself.
 fn check(workspace: &Workspace, tensors: &Tensors<'_>) -> Result<(), Error> {
@@ -459,7 +368,7 @@ fn check(workspace: &Workspace, tensors: &Tensors<'_>) -> Result<(), Error> {
         }
     }
     let (tokens, total_q) = (tensors.q.shape[0], agenda.total_q as usize);
-    let captured = workspace.options.launches.is_some();
+    let captured = workspace.captured();
     if tokens < total_q || (tokens > total_q && !captured) {
         let rule = match captured {
             true => format!("at least {total_q}, as the plan has"),

@@ -1,22 +1,23 @@
 //! The memory of a run: a plan's arrays, partial states and counters, at addresses that never change.
 
+mod upload;
+
 use std::{fmt, ops::Range};
 
-use bytemuck::{Pod, Zeroable};
 use cust::{context::Context, device::Device};
 use kernels_gpu::abi::{LaunchRecord, MergeRow, QueryRow, WorkItem};
 
 use super::{
-    CUstream, DeviceArray, DeviceTensor, Family, Gpu, KvPool, PartialStates,
-    agenda::{Agenda, LaunchSet},
-    driver::{Current, cuMemcpyDtoH, cuMemcpyHtoDAsync, cuStreamSynchronize},
-    inspect::{Known, inspect},
+    DeviceArray, DeviceTensor, Family, Gpu, PartialStates,
+    agenda::Agenda,
+    inspect::Known,
+    launch_set::LaunchSet,
     resources::{DeviceMemory, Event, PinnedMemory, Stream, retain},
-    run::Step,
+    steps::Step,
 };
 use crate::{
     Error,
-    plan::{Bound, MAX_LAUNCHES, MergeMode, Plan, WorkspaceLayout, pod::PodMode},
+    plan::{Bound, MAX_LAUNCHES, MergeMode, WorkspaceLayout},
     problem::{Dtype, Spec},
 };
 
@@ -54,10 +55,6 @@ pub struct WorkspaceOptions {
 
 /// Copies of plans under way at most, before a further one waits for the first.
 const IN_FLIGHT: usize = 4;
-
-/// Room between two arrays that is copied along rather than making two copies: what the bus moves in the time
-/// that one more copy takes.
-const GAP: u64 = 64 << 10;
 
 /// What one thread needs to run plans: memory, streams and events, all allocated here.
 ///
@@ -164,133 +161,6 @@ impl Gpu {
 const LANES: usize = 7;
 
 impl Workspace {
-    /// Brings a plan to the device: what [`Gpu::run`] runs from here on, and what graphs that were captured
-    /// with a [launch set](WorkspaceOptions::launches) compute when they are launched again.
-    ///
-    /// The copy is put on `stream`; the plan may be changed or dropped at once. The host waits only if
-    /// several earlier copies are still under way.
-    ///
-    /// # Safety
-    /// - `stream` is a stream of the device's primary context, or null, and is not being captured.
-    /// - Runs of this workspace that are under way on other streams are waited for by `stream`.
-    ///
-    /// # Errors
-    /// [`Error::OtherSpec`], [`Error::Plan`] where the plan is larger than the bound, [`Error::NotCaptured`];
-    /// then nothing was changed on the device and nothing is loaded. [`Error::Driver`].
-    pub unsafe fn upload(&mut self, plan: &Plan, stream: CUstream) -> Result<(), Error> {
-        self.loaded = false;
-        if plan.spec != self.spec {
-            return Err(Error::OtherSpec {
-                workspace: describe(&self.spec),
-                plan: describe(&plan.spec),
-            });
-        }
-        self.bound.check(&Bound::of(plan))?;
-        let merge_mode = match self.options.launches {
-            Some(_) => self.options.merge_mode,
-            None => plan.merge_mode,
-        };
-        self.agenda.fill(plan, merge_mode);
-        let mut records = [LaunchRecord::zeroed(); MAX_LAUNCHES as usize + 1];
-        if let Some(set) = &self.options.launches {
-            if merge_mode == MergeMode::Fused && self.agenda.mixed {
-                return Err(Error::NotCaptured {
-                    launch: "that merges states of prefill and decode: choose MergeMode::Kernel"
-                        .into(),
-                });
-            }
-            set.records(&self.agenda, &mut records)?;
-        }
-        let _current = Current::enter(self.context.as_raw())?;
-        let Staging { memory, copied } = &mut self.staging[self.next];
-        copied.wait()?;
-        let bytes = memory.bytes();
-        let layout = &self.layout;
-        layout.write(plan, bytes)?;
-        let captured = self.options.launches.is_some();
-        let records = if captured { &records[..] } else { &[] };
-        put(records, &layout.records, bytes);
-        if let Some(items) = &self.agenda.items {
-            put(items, &layout.items, bytes);
-        }
-        let left = self.agenda.left_rows(plan);
-        put(left, &layout.left_merges, bytes);
-        let filled = [
-            filled(records, &layout.records),
-            filled(&plan.items, &layout.items),
-            filled(&plan.rows, &layout.rows),
-            filled(&plan.merges, &layout.merges),
-            filled(left, &layout.left_merges),
-            filled(&plan.merge_slots, &layout.merge_slots),
-            filled(&plan.page_ids, &layout.page_ids),
-        ];
-        for range in joined(&filled) {
-            let from = bytes[range.start as usize..range.end as usize].as_ptr();
-            let to = self.memory.address() + range.start;
-            // SAFETY: both lie in what was allocated for this layout; the staging memory is not touched
-            // before the event below has passed.
-            unsafe {
-                cuMemcpyHtoDAsync(to, from.cast(), (range.end - range.start) as usize, stream)
-            }
-            .check("cuMemcpyHtoDAsync")?;
-        }
-        // SAFETY: the caller vouches for the stream.
-        unsafe { copied.record(stream) }?;
-        self.next = (self.next + 1) % IN_FLIGHT;
-        if self.options.checks {
-            self.known = Known::of(plan);
-        }
-        self.loaded = true;
-        Ok(())
-    }
-
-    /// The debug mode: waits for the stream and checks what lies on the device.
-    ///
-    /// # Safety
-    /// The stream is one of the device's primary context, or null, and is not being captured.
-    pub(super) unsafe fn inspect(
-        &self,
-        pools: &[KvPool],
-        tokens: usize,
-        stream: CUstream,
-    ) -> Result<(), Error> {
-        let _current = Current::enter(self.context.as_raw())?;
-        let mut bytes = vec![0_u8; self.layout.upload_bytes as usize];
-        // SAFETY: so many bytes were allocated; the caller vouches for the stream.
-        unsafe {
-            cuStreamSynchronize(stream).check("cuStreamSynchronize")?;
-            cuMemcpyDtoH(
-                bytes.as_mut_ptr().cast(),
-                self.memory.address(),
-                bytes.len(),
-            )
-            .check("cuMemcpyDtoH")?;
-        }
-        let pages: Vec<u32> = pools.iter().map(|pool| pool.pages).collect();
-        let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
-        inspect(
-            &bytes,
-            &self.layout,
-            &self.agenda,
-            &self.known,
-            &pages,
-            tokens,
-        )
-    }
-
-    /// Whether prefills and decodes run at the same time: as the plan says, or in a captured graph those that
-    /// are made for it.
-    pub(super) fn overlaps(&self, groups: &[Step]) -> bool {
-        let prefill = |step: &Step| matches!(step, Step::Prefill(_) | Step::PrefillGather(_));
-        let decode = |step: &Step| match step {
-            Step::Beside(_) => true,
-            Step::Decode(_) | Step::DecodeGather(_) => self.options.launches.is_none(),
-            _ => false,
-        };
-        let apart = self.options.launches.is_none() && self.agenda.pod == PodMode::Serial;
-        !apart && groups.iter().any(decode) && groups.iter().any(prefill)
-    }
-
     /// Whether the decodes of a launch merge what they can.
     pub(super) fn decode_merges(&self) -> bool {
         match self.options.launches {
@@ -299,15 +169,9 @@ impl Workspace {
         }
     }
 
-    /// How many streams beside the caller's these launches take.
-    pub(super) fn lanes_for(&self, groups: &[Step]) -> usize {
-        if self.overlaps(groups) {
-            return 1;
-        }
-        match self.options.streams {
-            Streams::One => 0,
-            Streams::PerGroup => self.lanes.len().min(groups.len().saturating_sub(1)),
-        }
+    /// Whether its runs are for graphs that serve one plan after the other.
+    pub(super) fn captured(&self) -> bool {
+        self.options.launches.is_some()
     }
 
     /// What it was made for.
@@ -399,53 +263,3 @@ const _: fn() = || {
     const fn sendable<T: Send>() {}
     sendable::<Workspace>();
 };
-
-fn describe(spec: &Spec) -> String {
-    let Spec {
-        q_heads,
-        kv_heads,
-        head_dim_qk,
-        head_dim_v,
-        ..
-    } = spec;
-    format!(
-        "{q_heads}/{kv_heads} heads of {head_dim_qk}/{head_dim_v}, {:?}, {:?}",
-        spec.kv_dtype, spec.variant
-    )
-}
-
-fn put<T: Pod>(array: &[T], to: &Range<u64>, bytes: &mut [u8]) {
-    let array: &[u8] = bytemuck::cast_slice(array);
-    bytes[to.start as usize..][..array.len()].copy_from_slice(array);
-}
-
-/// The part of a place that an array takes.
-fn filled<T>(array: &[T], place: &Range<u64>) -> Range<u64> {
-    place.start..place.start + size_of_val(array) as u64
-}
-
-/// Ascending ranges, those with little between them as one; empty ones left out.
-fn joined(ranges: &[Range<u64>]) -> impl Iterator<Item = Range<u64>> {
-    let mut rest = ranges.iter().filter(|range| !range.is_empty()).peekable();
-    std::iter::from_fn(move || {
-        let mut range = rest.next()?.clone();
-        while let Some(next) = rest.next_if(|next| next.start <= range.end + GAP) {
-            range.end = next.end;
-        }
-        Some(range)
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arrays_that_lie_close_are_copied_together() {
-        let far = 1 << 20;
-        let ranges = [0..0, 256..300, 512..900, 1024..1024, far..far + 4];
-        let copies: Vec<_> = joined(&ranges).collect();
-        assert_eq!(copies, [256..900, far..far + 4]);
-        assert_eq!(joined(&[]).count(), 0);
-    }
-}
