@@ -138,6 +138,7 @@ mod device {
     /// As [`append`].
     #[kernel(max_threads = THREADS, min_blocks = 6)]
     pub unsafe fn append_paged_kv_16(params: AppendParams) {
+        // SAFETY: the launch's promise.
         unsafe { append::<[u32; 4]>(&params) }
     }
 
@@ -147,6 +148,7 @@ mod device {
     /// As [`append`].
     #[kernel(max_threads = THREADS, min_blocks = 6)]
     pub unsafe fn append_paged_kv_8(params: AppendParams) {
+        // SAFETY: the launch's promise.
         unsafe { append::<[u32; 2]>(&params) }
     }
 }

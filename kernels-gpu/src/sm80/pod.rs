@@ -265,6 +265,7 @@ mod device {
                 const SHAPE: Shape = Shape::$shape;
                 const { assert!($s == SHAPE.prefill.keys / 2 && $o == SHAPE.prefill.head_dim / 2) };
                 let variant = Standard::<false>(p.prefill.attention.variant);
+                // SAFETY: all threads; the launch vouches for the parameters.
                 unsafe {
                     pod::<
                         $dtype, _, $s, $o, { $o / 8 }, { $o / 16 },

@@ -177,6 +177,7 @@ mod entries {
                     shape: SHAPE,
                     warp: thread::thread_idx_x() / 32,
                 };
+                // SAFETY: all threads; the launch vouches for the parameters.
                 unsafe {
                     super::attend::work::<
                         $dtype, _, { $dim / 16 }, { $dim / 32 }, { SHAPE.ring() as usize },

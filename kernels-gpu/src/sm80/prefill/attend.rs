@@ -20,6 +20,9 @@ use crate::{
 const WARP: u32 = !0;
 
 /// Works until no unit is left.
+///
+/// # Safety
+/// All threads of the CTA come here; the parameters describe memory as [`GatherPrefillParams`] says.
 #[inline(always)]
 pub(super) unsafe fn work<T: Half, V: Variant, const S: usize, const O: usize>(
     p: &GatherPrefillParams,
@@ -94,8 +97,10 @@ impl Seen {
     }
 }
 
-/// Computes one unit; `meanwhile` runs while its first keys are on their way. All threads come here; shared
-/// memory is theirs.
+/// Computes one unit; `meanwhile` runs while its first keys are on their way.
+///
+/// # Safety
+/// All threads of the CTA come here, and shared memory is theirs. The unit is one of the launch's.
 #[inline(always)]
 pub(in super::super) unsafe fn attend<T: Half, V: Variant, const S: usize, const O: usize>(
     p: &GatherPrefillParams,

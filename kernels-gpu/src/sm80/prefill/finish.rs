@@ -19,6 +19,9 @@ const WARP: u32 = !0;
 
 /// Normalises the warp's rows and writes them: to the output through the warp's part of the queries,
 /// which are not needed any more, or to a partial state.
+///
+/// # Safety
+/// Whole warps come here, behind their last look at the queries; the tile is described.
 #[inline(always)]
 pub(super) unsafe fn finish<T: Half, const O: usize>(
     p: &GatherPrefillParams,

@@ -16,6 +16,9 @@ pub(super) fn here() -> (u32, u32) {
 }
 
 /// Copies the warp's rows of queries; rows that do not exist become zero.
+///
+/// # Safety
+/// Whole warps come here; the queries' place is free.
 #[inline(always)]
 pub(super) unsafe fn queries(p: &GatherPrefillParams, s: Shared, tile: &Tile) {
     let a = &p.attention;
@@ -55,6 +58,9 @@ pub(super) struct Found {
 
 /// Looks up the page of one row of the block at `begin`. A warp copies 4 neighbouring rows of every 16;
 /// lane `l` looks after the `l % 4`th of the `l / 4`th 16.
+///
+/// # Safety
+/// Whole warps come here; the tile is described.
 #[inline(always)]
 pub(super) unsafe fn look_up(p: &GatherPrefillParams, s: Shared, begin: i32) -> Found {
     let (lane, warp) = here();
@@ -78,6 +84,9 @@ pub(super) unsafe fn look_up(p: &GatherPrefillParams, s: Shared, begin: i32) -> 
 
 /// Copies this warp's rows of the block at `begin` to `target`: of the values, or of the keys. Rows that
 /// the tile does not see become zero, whatever is in the pool.
+///
+/// # Safety
+/// Whole warps come here; `found` is of this block, and nobody reads `target` before the copies were waited for.
 #[inline(always)]
 pub(super) unsafe fn block<const VALUES: bool>(
     p: &GatherPrefillParams,

@@ -123,6 +123,7 @@ mod entries {
                 const { assert!($s == SHAPE.keys / 2 && $o == SHAPE.head_dim / 2) };
                 let variant = Standard::<$cap>(p.attention.variant);
                 let s = Shared { base: shared::dynamic_shared_address(), shape: SHAPE };
+                // SAFETY: all threads; the launch vouches for the parameters.
                 unsafe { super::attend::work::<$dtype, _, $s, $o>(&p, &variant, s) };
             }
         )*};

@@ -38,13 +38,19 @@ fn fragment(matrix: u32, slab: u32, lane: u32, block: u32, step: u32) -> u32 {
 }
 
 /// Four elements of an accumulator: an `m16n8`.
+///
+/// # Safety
+/// `4 * index + 4` is at most `N`.
 #[inline(always)]
 unsafe fn part<const N: usize>(accumulator: &mut [f32; N], index: usize) -> &mut [f32; 4] {
-    // SAFETY: the caller stays within N / 4.
+    // SAFETY: the caller's promise.
     unsafe { &mut *accumulator.as_mut_ptr().add(4 * index).cast() }
 }
 
 /// S = Q·Kᵀ.
+///
+/// # Safety
+/// Whole warps come here; queries and keys have arrived.
 #[inline(always)]
 pub(super) unsafe fn queries_keys<T: Half, const S: usize>(
     logits: &mut [[f32; S]; HALVES],
@@ -80,6 +86,9 @@ pub(super) unsafe fn queries_keys<T: Half, const S: usize>(
 
 /// O += P·V, with P made of the logits, 16 keys at a time: their exponentials run beneath the products of
 /// the 16 before.
+///
+/// # Safety
+/// Whole warps come here; the values have arrived.
 #[inline(always)]
 pub(super) unsafe fn weights_values<T: Half, const S: usize, const O: usize>(
     o: &mut [[f32; O]; HALVES],

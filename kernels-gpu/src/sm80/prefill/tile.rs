@@ -8,6 +8,9 @@ use crate::{
 };
 
 /// Describes unit `unit` of the launch.
+///
+/// # Safety
+/// The unit is one of the launch's.
 #[inline(always)]
 pub(super) unsafe fn describe<V: Variant>(
     p: &GatherPrefillParams,
@@ -27,7 +30,7 @@ pub(super) unsafe fn describe<V: Variant>(
         kv_head,
         in_group,
     };
-    // SAFETY: the unit is one of the launch's.
+    // SAFETY: the caller's promise.
     let mut tile = unsafe { Tile::at(&p.attention, variant, &place, p.pack.get()) };
     if tile.rows > 0 {
         let keys = tile.end.saturating_sub(tile.lowest);

@@ -78,6 +78,9 @@ impl Work {
 /// One step is one block of keys. Its Q·Kᵀ is issued together with P·V of the block before, whose weights
 /// are in registers; while the tensor cores do P·V, the block's own weights are computed beside them, so
 /// there are two sets. A tile's last P·V thus goes with the next tile's first Q·Kᵀ.
+///
+/// # Safety
+/// Whole warpgroups come here, all consumers of the CTA; the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn consume<
     T: Dtype,
@@ -266,6 +269,7 @@ pub(super) unsafe fn consume<
         }};
     }
 
+    // SAFETY: whole warpgroups; the barriers say what has arrived and what may be written again.
     unsafe {
         mbarrier::wait(s.queries_full(0), 0);
         // A captured launch may have more CTAs than the plan at hand has units.

@@ -52,6 +52,10 @@ unsafe fn describe<V: Variant>(
     tile
 }
 
+/// Claims tile after tile, tells what it is and brings its queries.
+///
+/// # Safety
+/// One thread of the CTA comes here; `maps` begin with that of the queries, and the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn schedule<V: Variant>(
     p: &PrefillParams,
@@ -106,7 +110,10 @@ pub(super) unsafe fn schedule<V: Variant>(
 
 // ---- The loaders -------------------------------------------------------------------------------
 
-/// The next tile, by a whole warp.
+/// The next tile.
+///
+/// # Safety
+/// A whole warp comes here, once for each tile.
 #[inline(always)]
 pub(super) unsafe fn next_tile(s: Shared, tiles: &mut Ring<2>) -> Tile {
     // SAFETY: the ring's barriers say what belongs to whom.
@@ -123,6 +130,9 @@ pub(super) unsafe fn next_tile(s: Shared, tiles: &mut Ring<2>) -> Tile {
 }
 
 /// Brings the blocks of all tiles, from the last to the first of each: values or keys.
+///
+/// # Safety
+/// A whole warp comes here; `map` is that of the values or of the keys, and the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
     p: &PrefillParams,
@@ -201,6 +211,9 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
 }
 
 /// Sets rows of a block to zero: groups of 8 tokens, in a group 64 columns after the other.
+///
+/// # Safety
+/// A whole warp comes here, and the block is its own.
 #[inline(always)]
 pub(in crate::sm90) unsafe fn clear(block: u32, first: u32, past: u32, row_bytes: u32) {
     let lane = warp::lane_id();

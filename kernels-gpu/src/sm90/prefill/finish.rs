@@ -25,6 +25,9 @@ const WARP: u32 = !0;
 
 /// Normalises 16 rows of a warp: for the [writer](write) into the place of the warp's queries, which are not
 /// needed any more, or to a partial state.
+///
+/// # Safety
+/// A whole warp comes here, behind the last product with its queries; the stage holds its tile.
 #[inline(always)]
 pub(super) unsafe fn finish_tile<T: Dtype, const O: usize>(
     p: &PrefillParams,
@@ -174,6 +177,9 @@ fn staged(s: Shared, stage: u32, row: u32, chunk: u32) -> u32 {
 }
 
 /// The warp that writes finished tiles to memory, while the consumers are at the next.
+///
+/// # Safety
+/// A whole warp comes here; `map` is that of the outputs, and the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn write(p: &PrefillParams, map: *const TensorMap, s: Shared) {
     let lane = warp::lane_id();

@@ -56,6 +56,9 @@ unsafe fn look_up(
 
 /// Brings the blocks of all tiles, from the last to the first of each: values or keys. Each lane's copies
 /// arrive at the block's barrier when they are done.
+///
+/// # Safety
+/// A whole warp comes here; the barriers are initialised for copies by each lane.
 #[inline(always)]
 pub(super) unsafe fn gather<const VALUES: bool, const STAGES: u32>(p: &PrefillParams, s: Shared) {
     let a = &p.attention;

@@ -102,6 +102,10 @@ impl Shared {
         }
     }
 
+    /// Initialises all barriers.
+    ///
+    /// # Safety
+    /// One thread comes here, before a barrier of the CTA.
     #[inline(always)]
     pub(super) unsafe fn init(self, gathered: bool) {
         let warps = 4 * self.shape.consumers;

@@ -124,7 +124,10 @@ unsafe fn finish_logits<V: Variant, const POSITIONAL: bool, const S: usize>(
     }
 }
 
-/// `T` and `H` are the same type to the products and to the merges.
+/// Works through all units. `T` and `H` are the same type to the products and to the merges.
+///
+/// # Safety
+/// Whole warpgroups come here, all consumers of the CTA; the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn consume<
     T: Dtype,
@@ -201,6 +204,7 @@ pub(super) unsafe fn consume<
         };
     }
 
+    // SAFETY: whole warpgroups; the barriers say what has arrived and what may be written again.
     unsafe {
         mbarrier::wait(s.queries_full(0), 0);
         // A captured launch may have more CTAs than the plan at hand has units.

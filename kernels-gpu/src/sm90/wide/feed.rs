@@ -22,6 +22,9 @@ const WARP: u32 = warp::FULL_MASK;
 // ---- The gatherers -----------------------------------------------------------------------------
 
 /// Brings unit after unit, one ahead of the consumers, and tells what it is.
+///
+/// # Safety
+/// A whole warp comes here; the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn gather<V: Variant>(p: &DecodeParams, variant: &V, s: Shared) {
     // SAFETY: as the launch is.
@@ -66,6 +69,9 @@ pub(super) unsafe fn gather<V: Variant>(p: &DecodeParams, variant: &V, s: Shared
 }
 
 /// The other half of the rows.
+///
+/// # Safety
+/// A whole warp comes here; the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn help_gather(p: &DecodeParams, s: Shared) {
     let mut slots = Ring::<2>::CONSUMER;
@@ -131,6 +137,9 @@ struct Tail {
 }
 
 /// Brings the blocks of all units: values or keys. Who brings keys says who sees them, too.
+///
+/// # Safety
+/// A whole warp comes here; `map` is that of the values or of the keys, and the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
     p: &DecodeParams,

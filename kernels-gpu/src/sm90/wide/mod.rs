@@ -228,6 +228,7 @@ mod entries {
                 let variant = Standard::<$cap>(p.attention.variant);
                 let s = Shared { base: shared::dynamic_shared_address(), shape: SHAPE };
                 let thread = thread::thread_idx_x();
+                // SAFETY: the launch vouches for the parameters; warps and warpgroups have their roles as a whole.
                 unsafe {
                     s.init();
                     barrier::bar_sync(0, SHAPE.threads());

@@ -31,6 +31,10 @@ impl Unit {
         blocks: 0,
     };
 
+    /// Writes it to its place.
+    ///
+    /// # Safety
+    /// `at` is one of [`Shared::unit`]'s, and the caller's to write.
     #[inline(always)]
     pub unsafe fn store(&self, at: u32) {
         // SAFETY: the caller owns the unit's 32 bytes.
@@ -43,6 +47,10 @@ impl Unit {
         }
     }
 
+    /// Reads it from its place.
+    ///
+    /// # Safety
+    /// `at` is one of [`Shared::unit`]'s; the unit was stored, and its barrier completed.
     #[inline(always)]
     pub unsafe fn load(at: u32) -> Self {
         // SAFETY: the unit was stored and its barrier completed.
@@ -97,6 +105,10 @@ impl Shared {
     pub fn row(self, slot: u32, token: u32) -> u32 {
         self.base + self.shape.rows_offset() + (slot * self.shape.rows() + token) * 16
     }
+    /// The same, read.
+    ///
+    /// # Safety
+    /// The unit has the token, and its barrier completed.
     #[inline(always)]
     pub unsafe fn load_row(self, slot: u32, token: u32) -> QueryRow {
         // SAFETY: the unit has the token, and its barrier completed.
