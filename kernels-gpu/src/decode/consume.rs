@@ -64,7 +64,6 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
         let mut rows = Rows::<DIM_BLOCKS, ROW_BLOCKS>::EMPTY;
         let mut place = Place::first(0);
         place.advance(self.warp, layout.stages);
-        let mut state_parity = 1;
         // SAFETY: addresses are the plan's; the waits order accesses with the producer's and with those
         // of other consumers; the lanes stay together.
         unsafe {
@@ -125,8 +124,6 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                         ..*self
                     };
                     rows.finish();
-                    mbarrier::wait(layout.state_free(self.warp), state_parity);
-                    state_parity ^= 1;
                     here.store_state(&rows);
                     rows.clear();
                     here.end_of_share::<T, ROW_BLOCKS, PER_LANE>(descriptor, &unit);
@@ -196,9 +193,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
         }
     }
 
-    /// Tells that the warp's state is there. When all of the unit are, its warps combine and write a part of
-    /// the rows each; the last of them merges. (None of them has anything else to do: the next chunk of each comes
-    /// after all of this unit.)
+    /// Waits for the states of all the unit's warps, which then combine and write a part of the rows each; when
+    /// all have, the first of them merges. (None of them has anything else to do: the next chunk of each comes after
+    /// all of this unit.)
     ///
     /// # Safety
     /// The lanes come together; the state is stored.
@@ -209,12 +206,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
         unit: &Unit,
     ) {
         let layout = &self.layout;
-        let Descriptor {
-            slot,
-            parity,
-            chunk,
-            ..
-        } = descriptor;
+        let Descriptor { slot, chunk, .. } = descriptor;
         let Unit {
             head,
             tokens,
@@ -225,15 +217,11 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
         let shares = chunks.min(WARPS);
         let share = chunk - (chunks - shares);
         let first = self.wrap(self.warp + WARPS - share);
-        // Barriers that wait for the unit's warps wait for all there are: the first arrives for those that have
-        // no share.
-        let arrivals = if share == 0 { WARPS + 1 - shares } else { 1 };
         // SAFETY: the slot stays filled until its barrier is arrived at, below.
         unsafe {
+            let sequence = Unit::load_sequence(layout.unit(slot));
+            let meeting = Layout::<DIM, ROWS, WARPS>::meeting(sequence + chunks - shares);
             warp::sync_warp(ALL);
-            if self.lane == 0 {
-                mbarrier::arrive_count(layout.unit_stated(slot), arrivals);
-            }
             let merges = self.params.arrivals != 0;
             let index = if merges {
                 self.merge_of_lane(slot, tokens)
@@ -241,11 +229,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                 NO_MERGE
             };
             let merge = self.results().look_up(index);
-            if shares > 1 {
-                mbarrier::wait(layout.unit_stated(slot), parity);
-            }
-
             let weights = if shares > 1 {
+                meet(meeting, shares);
                 self.weights::<ROW_BLOCKS>(first, shares)
             } else {
                 Weights::NONE
@@ -264,32 +249,22 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                 results.write::<T, PER_LANE>(info, head * group + in_group, state);
                 row += shares;
             }
-            let mut read = 0;
-            while read < shares {
-                let free = layout.state_free(self.wrap(first + read));
-                mbarrier::arrive_count(free, arrivals);
-                read += 1;
+            // The states are read, so that the next ones may be stored, and the unit's own are written.
+            if shares > 1 {
+                barrier::bar_sync(meeting, shares * 32);
+            } else {
+                warp::sync_warp(ALL);
             }
-            if merges && (shares == 1 || self.count_done(slot) == shares) {
+            if merges && share == 0 {
                 self.merge::<T>(index, merge, head);
             }
+            // The queries were read before the copy that overwrites them.
+            #[cfg(target_feature = "sm_90")]
+            cuda_std::fence::proxy_async_shared();
+            // Each lane says so itself. The barrier waits for all warps there are: the first arrives for those that
+            // have no share.
+            let arrivals = if share == 0 { WARPS + 1 - shares } else { 1 };
             mbarrier::arrive_count(layout.unit_empty(slot), arrivals);
-        }
-    }
-
-    /// Counts the warps that are done with a unit; the count, in all lanes.
-    ///
-    /// # Safety
-    /// The lanes come together; the slot is filled.
-    #[inline(always)]
-    unsafe fn count_done(&self, slot: u32) -> u32 {
-        let mut before = 0;
-        // SAFETY: the caller's promise.
-        unsafe {
-            if self.lane == 0 {
-                before = atomic::shared::fetch_add_u32(self.layout.unit(slot) + Unit::DONE, 1);
-            }
-            warp::warp_shuffle_idx(ALL, before, 0, 32) + 1
         }
     }
 
@@ -486,7 +461,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
         // SAFETY: every consumer warp comes here once; what the list holds was published by the barrier,
         // the states by the acquiring atomic of the warp that put the merge on the list.
         unsafe {
-            barrier::bar_sync(1, WARPS * 32);
+            meet(0, WARPS);
             let merges = shared::load_u32(self.layout.merges()).min(MERGES);
             let slices = DIM / SLICE;
             let mut task = self.warp;
@@ -508,6 +483,22 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                 task += WARPS;
             }
         }
+    }
+}
+
+/// Where warps read what the others stored just before.
+///
+/// They meet twice: who waits at the second barrier has seen to the first, which racecheck of CUDA 13.0 takes to come
+/// later, now and then, than what another warp does behind it.
+///
+/// # Safety
+/// As [`barrier::bar_sync`]'s.
+#[inline(always)]
+unsafe fn meet(barrier: u32, warps: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        barrier::bar_sync(barrier, warps * 32);
+        barrier::bar_sync(barrier, warps * 32);
     }
 }
 

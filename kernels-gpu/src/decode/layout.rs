@@ -13,8 +13,8 @@ pub const KEYS: u32 = 32;
 /// Bytes of a stage's barriers, full and empty.
 const PAIR: u32 = 16;
 
-/// Barriers of a slot: listed, full, ending, stated and empty; and their bytes.
-const BARRIERS: u32 = 5;
+/// Barriers of a slot: listed, full, ending and empty; and their bytes.
+const BARRIERS: u32 = 4;
 const SLOT_BARRIERS: u32 = BARRIERS * 8;
 
 /// Page ids that a slot holds: those of the first pieces of the unit's keys.
@@ -26,6 +26,11 @@ pub const AHEAD: u32 = 4;
 
 /// Merges that wait for the end.
 pub const MERGES: u32 = 16;
+
+/// The hardware's barriers where warps of a unit meet: all but the first, which is known as everybody's. (Two of
+/// them are the CTA's start, too, before any unit.)
+const FIRST_MEETING: u32 = 1;
+const MEETINGS: u32 = 16 - FIRST_MEETING;
 
 /// Where things are; all functions give shared addresses.
 #[derive(Clone, Copy, Debug)]
@@ -51,14 +56,31 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Layout<DIM, ROWS, WARPS>
     pub const PITCH: u32 = DIM + 4;
     const STATE: u32 = ROWS * (Self::PITCH + 4) * 4;
     const FIXED: u32 =
-        Self::UNITS * (Self::UNIT + SLOT_BARRIERS) + (MERGES + 2) * 16 + WARPS * (Self::STATE + 8);
+        Self::UNITS * (Self::UNIT + SLOT_BARRIERS) + (MERGES + 2) * 16 + WARPS * Self::STATE;
 
     /// As many stages as `bytes` of shared memory hold: a multiple of the warps, so that a stage is always
     /// the same warp's. (A warp that waits for a stage can then not be more than one phase ahead of it,
-    /// which a barrier, that knows parities only, would take for done.)
+    /// which a barrier, that knows parities only, would take for done.) No more than [`meeting`](Self::meeting)
+    /// allows.
     #[must_use]
     pub const fn stages(bytes: u32) -> u32 {
-        bytes.saturating_sub(Self::FIXED) / (Self::STAGE + 16 + PAIR) / WARPS * WARPS
+        let fit = bytes.saturating_sub(Self::FIXED) / (Self::STAGE + 16 + PAIR);
+        let most = 2 * MEETINGS - 1 - WARPS;
+        (if fit < most { fit } else { most }) / WARPS * WARPS
+    }
+
+    /// The hardware's barrier where the warps meet that share a unit: each has one of its last chunks, and the
+    /// first of those is chunk `chunk` of the CTA.
+    ///
+    /// Each unit finds a barrier of its own. A warp that waits there, or is yet to come, has not taken its next
+    /// chunk, `WARPS` after the one it had, so nothing is loaded into that one's stage, where the chunk `stages`
+    /// later would go, nor anything behind it by the same loader. Units that meet have two chunks at least, one of
+    /// each loader. So no chunk is taken meanwhile that is `WARPS + stages` after `chunk`, or more, and of the units
+    /// that meet at a time the values of `chunk` differ by two at least and by less than that.
+    #[inline(always)]
+    #[must_use]
+    pub const fn meeting(chunk: u32) -> u32 {
+        FIRST_MEETING + chunk / 2 % MEETINGS
     }
 
     /// Bytes of shared memory that so many stages take.
@@ -167,16 +189,10 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Layout<DIM, ROWS, WARPS>
         self.unit_listed(slot) + 16
     }
 
-    /// Completes when all warps of the unit have stored their states.
-    #[inline(always)]
-    pub fn unit_stated(&self, slot: u32) -> u32 {
-        self.unit_listed(slot) + 24
-    }
-
-    /// Completes when the unit is finished.
+    /// Completes when the unit is finished, and no loader reads the slot: each of their lanes says so.
     #[inline(always)]
     pub fn unit_empty(&self, slot: u32) -> u32 {
-        self.unit_listed(slot) + 32
+        self.unit_listed(slot) + 24
     }
 
     /// Initialises all barriers, and the list of merges. One initialisation takes the hardware about 60
@@ -191,16 +207,15 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Layout<DIM, ROWS, WARPS>
         let units = stages + BARRIERS * Self::UNITS;
         // SAFETY: the barriers lie one after the other; nobody knows them yet.
         unsafe {
-            while barrier < units + WARPS {
+            while barrier < units {
                 // One arrival at what is full or ending; of a warp, each lane says itself that it has read. (Sums: of
                 // a choice the compiler makes a table, in memory that is far away.)
                 let of_slot = (barrier - stages.min(barrier)) % BARRIERS;
-                let (in_stages, in_slots) = (barrier < stages, barrier < units);
+                let in_stages = barrier < stages;
                 let arrivals = 1
                     + 31 * (in_stages && barrier % 2 == 1) as u32
-                    + 32 * (!in_stages && in_slots && of_slot == 0) as u32
-                    + (WARPS - 1) * (!in_stages && in_slots && of_slot == 3) as u32
-                    + (WARPS * 32 - 1) * (!in_slots || !in_stages && of_slot == 4) as u32;
+                    + 32 * (!in_stages && of_slot == 0) as u32
+                    + (WARPS * 32 + 63) * (!in_stages && of_slot == 3) as u32;
                 mbarrier::init(self.stage_full(0) + barrier * 8, arrivals);
                 barrier += warps * 32;
             }
@@ -211,16 +226,10 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Layout<DIM, ROWS, WARPS>
         fence::mbarrier_init();
     }
 
-    /// Completes when a warp's state was read.
-    #[inline(always)]
-    pub fn state_free(&self, warp: u32) -> u32 {
-        self.unit_listed(Self::UNITS) + warp * 8
-    }
-
     /// Number of merges that wait for the end.
     #[inline(always)]
     pub fn merges(&self) -> u32 {
-        (self.state_free(WARPS) + 15) & !15
+        (self.unit_listed(Self::UNITS) + 15) & !15
     }
 
     /// One of them.
@@ -267,9 +276,6 @@ impl Unit {
         flags: 0,
     };
 
-    /// Offset of a counter, zero when a unit is stored: warps that are done with the unit.
-    pub const DONE: u32 = 36;
-
     /// Where the first chunk begins.
     #[inline(always)]
     #[must_use]
@@ -294,6 +300,16 @@ impl Unit {
             );
             shared::store_u32x4(address + 32, [self.flags, 0, 0, 0]);
         }
+    }
+
+    /// The chunks of all units before it.
+    ///
+    /// # Safety
+    /// `address` is one of [`Layout::unit`]'s.
+    #[inline(always)]
+    pub unsafe fn load_sequence(address: u32) -> u32 {
+        // SAFETY: one of the unit's words.
+        unsafe { shared::load_u32(address + 20) }
     }
 
     /// # Safety
@@ -401,5 +417,34 @@ impl Place {
             self.index -= length;
             self.parity ^= 1;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn units_find_barriers_of_their_own<const DIM: u32, const ROWS: u32, const WARPS: u32>() {
+        let meeting = Layout::<DIM, ROWS, WARPS>::meeting;
+        // However much memory there is.
+        for bytes in [227 << 10, 1 << 20] {
+            let apart = 2..WARPS + Layout::<DIM, ROWS, WARPS>::stages(bytes);
+            for chunk in 0..4 * MEETINGS {
+                assert!((1..16).contains(&meeting(chunk)));
+                for apart in apart.clone() {
+                    assert_ne!(meeting(chunk), meeting(chunk + apart), "{chunk} {apart}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn units_that_meet_at_a_time_have_barriers_of_their_own() {
+        units_find_barriers_of_their_own::<64, 8, 8>();
+        units_find_barriers_of_their_own::<64, 16, 4>();
+        units_find_barriers_of_their_own::<128, 8, 8>();
+        units_find_barriers_of_their_own::<128, 16, 4>();
+        units_find_barriers_of_their_own::<256, 8, 4>();
+        units_find_barriers_of_their_own::<256, 16, 2>();
     }
 }

@@ -310,6 +310,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Loader<'_, DIM, ROWS, WA
                         }
                     }
                 }
+                // The consumers may be done with the unit before a loader that brings none of its chunks saw it.
+                mbarrier::arrive(layout.unit_empty(slot.index));
                 slot.advance(1, Layout::<DIM, ROWS, WARPS>::UNITS);
             }
             const { assert!(WARPS.is_multiple_of(2)) };

@@ -122,7 +122,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scout<'_, DIM, ROWS, WAR
                     listed = self.headers(&a, first, length);
                 }
             }
-            mbarrier::wait(self.layout.unit_empty(slot.index), slot.parity ^ 1);
+            self.wait_for(slot, 1);
             if lane == 0 {
                 Unit::NONE.store(self.layout.unit(slot.index));
             }
@@ -157,6 +157,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scout<'_, DIM, ROWS, WAR
             slot.advance(1, Layout::<DIM, ROWS, WARPS>::UNITS);
             i += 1;
         }
+        // Each lane looked up itself how many chunks the units had that were there.
+        // SAFETY: the caller's promise.
+        unsafe { warp::sync_warp(ALL) };
     }
 
     /// Puts the units of a run into slots from `first` on, to be followed by [`arrive`](Self::arrive); their
