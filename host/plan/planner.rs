@@ -1,19 +1,22 @@
 //! The planner: from specification and batch to plan, reusing its buffers.
 
+mod derived;
+mod tables;
+
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Bound, DeviceDescription, Kernel, MergeMode, PackRule, Plan, PlanError, PlannedPart,
-    PlannedRowBlock, SplitMode, Tile, TileGroup,
-    cost::CostModel,
+    Bound, DeviceDescription, Kernel, MergeMode, PackRule, Plan, PlanError, PlannedPart, SplitMode,
+    Tile, TileGroup,
     draft::{Draft, DraftRow, DraftRun, PartInput},
     emit::{Emitter, Pieces},
     gather::Gatherer,
-    pod::{PodConfig, PodMode, PodPlan, PrefillLoad, Seats, TicketPolicy, Tickets},
+    pod::{PodMode, PodPlan, PrefillLoad, TicketPolicy, Tickets},
     split::{SplitInput, Splitter},
-    tiles::TileTable,
 };
 use crate::problem::{Batch, Spec};
+use derived::Derived;
+use tables::{check_split, collect_tables};
 
 /// Choices of a plan; the default is what serves best.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,52 +51,6 @@ pub struct Planner {
     draft_runs: Vec<DraftRun>,
     splitter: Splitter,
     emitter: Emitter,
-}
-
-#[derive(Debug)]
-struct Derived {
-    device: DeviceDescription,
-    spec: Spec,
-    decode_tile: Option<Tile>,
-    tiles: TileTable,
-    /// For each configuration of the fused form; none where its tiles do not fit the heads.
-    fused_tiles: Vec<Option<TileTable>>,
-    cost: CostModel,
-}
-
-impl Derived {
-    fn new(
-        spec: &Spec,
-        device: &DeviceDescription,
-        decode_tile: Option<Tile>,
-    ) -> Result<Self, PlanError> {
-        spec.check()?;
-        device.check()?;
-        let fused = |config: &PodConfig| {
-            TileTable::new(
-                device,
-                spec,
-                decode_tile.or(config.decode),
-                Some((config.prefill, config.prefill_pack)),
-            )
-            .ok()
-        };
-        Ok(Self {
-            spec: *spec,
-            decode_tile,
-            tiles: TileTable::new(device, spec, decode_tile, None)?,
-            fused_tiles: device.pod.configs.iter().map(fused).collect(),
-            cost: CostModel::new(device, spec),
-            device: device.clone(),
-        })
-    }
-
-    /// The tiles of a hybrid batch's mode.
-    fn tiles(&self, pod: Option<&PodPlan>) -> &TileTable {
-        let config = pod.and_then(|pod| pod.config).map(|config| config as usize);
-        let fused = config.and_then(|config| self.fused_tiles.get(config)?.as_ref());
-        fused.unwrap_or(&self.tiles)
-    }
 }
 
 impl Planner {
@@ -161,11 +118,7 @@ impl Planner {
         if options.pod == PodMode::Tickets {
             return self.plan_tickets(spec, batch, device, options, plan);
         }
-        let same = |derived: &Derived| {
-            derived.spec == *spec
-                && derived.decode_tile == options.decode_tile
-                && derived.device == *device
-        };
+        let same = |derived: &Derived| derived.is_of(spec, device, options.decode_tile);
         if !self.derived.as_ref().is_some_and(same) {
             self.derived = Some(Derived::new(spec, device, options.decode_tile)?);
         }
@@ -270,7 +223,7 @@ impl Planner {
             let fused = (derived.fused_tiles.iter())
                 .map(|tiles| tiles.as_ref().filter(|_| !fixed).map(load));
             let decode_ns = cost.mean_load_ps(drafts) as f64 / 1e3;
-            choose_mode(device, options, &load(&derived.tiles), fused, decode_ns)
+            PodPlan::choose(device, options, &load(&derived.tiles), fused, decode_ns)
         });
         let config = pod.and_then(|pod| Some(&device.pod.configs[pod.config? as usize]));
         let tiles = derived.tiles(pod.as_ref());
@@ -342,85 +295,4 @@ fn merges_in_passing(device: &DeviceDescription, options: &PlanOptions, plan: &P
         && (1..=MERGES_PER_SM * device.sms as usize).contains(&merges)
         && all_have_states
         && plan.groups.iter().all(few_rows)
-}
-
-/// How a hybrid batch runs, by the times its operations take alone.
-fn choose_mode(
-    device: &DeviceDescription,
-    options: &PlanOptions,
-    prefill: &PrefillLoad,
-    fused: impl Iterator<Item = Option<PrefillLoad>>,
-    decode_ns: f64,
-) -> PodPlan {
-    let (forecast, choice) = device.pod.forecast(device.sms, prefill, fused, decode_ns);
-    let mode = match options.pod {
-        PodMode::Auto => forecast.best(),
-        PodMode::Fused if choice.is_none() => PodMode::Streams,
-        mode => mode,
-    };
-    let choice = choice.filter(|_| mode == PodMode::Fused);
-    let mut seats = choice.map_or(Seats::default(), |choice| choice.seats);
-    if let (Some(ctas), true) = (options.prefill_ctas, seats != Seats::default()) {
-        seats = Seats::new(device.sms, ctas.max(1));
-    }
-    PodPlan {
-        mode,
-        config: choice.map(|choice| choice.config),
-        tickets: Tickets {
-            prefill: 0,
-            decode: 0,
-        },
-        seats,
-        forecast,
-    }
-}
-
-/// A fixed split must fall between pages.
-fn check_split(split: SplitMode, batch: &Batch) -> Result<(), PlanError> {
-    if let SplitMode::Fixed { tokens } = split {
-        for part in &batch.parts {
-            let page_size = part.table.page_size;
-            if tokens == 0 || !tokens.is_multiple_of(page_size) {
-                return Err(PlanError::FixedSplit { tokens, page_size });
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The page ids and the row blocks of all parts, one after the other.
-fn collect_tables(batch: &Batch, plan: &mut Plan) -> Result<(), PlanError> {
-    let Plan {
-        parts,
-        page_ids,
-        row_blocks,
-        ..
-    } = plan;
-    parts.clear();
-    page_ids.clear();
-    row_blocks.clear();
-    let count = |what, length| u32::try_from(length).map_err(|_| PlanError::TooLarge { what });
-    for part in &batch.parts {
-        let page_size = part.table.page_size;
-        let pages = count("page ids", page_ids.len())?;
-        let first_block = count("row blocks", row_blocks.len())?;
-        page_ids.extend_from_slice(&part.table.indices);
-        row_blocks.extend((0..part.row_blocks()).map(|row_block| {
-            let tokens = part.q_range(row_block);
-            PlannedRowBlock {
-                first_token: tokens.start,
-                tokens: tokens.end - tokens.start,
-                position: part.first_position(row_block),
-                kv_len: part.kv_len(row_block),
-                capacity: part.table.pages(row_block).len() as u32 * page_size,
-                tail: u32::MAX,
-            }
-        }));
-        parts.push(PlannedPart {
-            page_size,
-            pages: pages..count("page ids", page_ids.len())?,
-            row_blocks: first_block..count("row blocks", row_blocks.len())?,
-        });
-    }
-    Ok(())
 }

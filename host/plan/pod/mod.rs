@@ -7,6 +7,8 @@
 use kernels_gpu::sm80::pod::is_prefill;
 use serde::{Deserialize, Serialize};
 
+use super::{DeviceDescription, PlanOptions};
+
 mod forecast;
 
 pub(super) use forecast::PrefillLoad;
@@ -56,6 +58,39 @@ pub struct PodPlan {
     pub seats: Seats,
     /// What made the choice.
     pub forecast: PodForecast,
+}
+
+impl PodPlan {
+    /// By the times that the operations take alone.
+    pub(super) fn choose(
+        device: &DeviceDescription,
+        options: &PlanOptions,
+        prefill: &PrefillLoad,
+        fused: impl Iterator<Item = Option<PrefillLoad>>,
+        decode_ns: f64,
+    ) -> Self {
+        let (forecast, choice) = device.pod.forecast(device.sms, prefill, fused, decode_ns);
+        let mode = match options.pod {
+            PodMode::Auto => forecast.best(),
+            PodMode::Fused if choice.is_none() => PodMode::Streams,
+            mode => mode,
+        };
+        let choice = choice.filter(|_| mode == PodMode::Fused);
+        let mut seats = choice.map_or(Seats::default(), |choice| choice.seats);
+        if let (Some(ctas), true) = (options.prefill_ctas, seats != Seats::default()) {
+            seats = Seats::new(device.sms, ctas.max(1));
+        }
+        Self {
+            mode,
+            config: choice.map(|choice| choice.config),
+            tickets: Tickets {
+                prefill: 0,
+                decode: 0,
+            },
+            seats,
+            forecast,
+        }
+    }
 }
 
 /// CTAs of two persistent kernels that share SMs; zero where the kernels are not such.

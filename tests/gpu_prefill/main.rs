@@ -1,9 +1,12 @@
 //! Prefill on the GPU against the f64 reference, from plans of the planner.
 
+mod case;
+#[path = "../common/mod.rs"]
 mod common;
 
+use case::{Case, case};
 use common::{
-    Memory, Rng, Stream, Tolerance, compare, decode, gpu,
+    Memory, Stream, Tolerance, compare, decode, gpu,
     problems::{Tensors, cases},
     straight,
 };
@@ -11,181 +14,10 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use tandem_attn::{
     exec::gpu::{Family, Gpu, KvPool, PartialStates, PrefillCall},
-    plan::{DeviceDescription, Kernel, Plan, PlanOptions, Planner, QueryStep},
-    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    plan::{Kernel, Plan, PlanOptions, Planner},
+    problem::{Dtype, KvLayout, Spec},
     tensor::Element,
 };
-
-#[derive(Clone, Debug)]
-struct Case {
-    kv_heads: u32,
-    group: u32,
-    /// Of queries and keys; values have as much, but for 192 it is 128.
-    head_dim: u32,
-    rows: u32,
-    /// Of a block: those that leave room for decodes are run alone here.
-    keys: u32,
-    f16: bool,
-    cap: bool,
-    causal: bool,
-    window: Option<u32>,
-    layout: KvLayout,
-    /// None: a cache without pages.
-    page_size: Option<u32>,
-    packed: bool,
-    /// The kernels of Ampere, whatever the GPU.
-    ampere: bool,
-    /// Queries, and keys before them.
-    requests: Vec<(u32, u32)>,
-    /// Keys after which a plan cuts items; none for the planner's own choice.
-    sms: u32,
-    seed: u64,
-}
-
-/// Around the edges of tiles, blocks and pages.
-fn length(most: u32) -> impl Strategy<Value = u32> {
-    prop_oneof![
-        2 => Just(0),
-        2 => Just(1),
-        6 => 0..most,
-        2 => (1..4_u32, 0..3_u32).prop_map(|(tiles, off)| tiles * 64 + off - 1),
-        1 => (1..6_u32, 0..3_u32).prop_map(|(blocks, off)| blocks * 80 + off - 1),
-    ]
-}
-
-fn case() -> impl Strategy<Value = Case> {
-    (
-        (
-            1..3_u32,
-            prop_oneof![4 => 1..5_u32, 2 => 5..9_u32, 1 => Just(16)],
-        ),
-        (
-            prop_oneof![2 => Just(64_u32), 4 => Just(128), 1 => Just(192), 1 => Just(256)],
-            prop_oneof![2 => Just((128_u32, 128)), 1 => Just((128, 80)), 1 => Just((128, 64)), 2 => Just((192, 128))],
-        ),
-        (
-            any::<bool>(),
-            prop::bool::weighted(0.2),
-            prop::bool::weighted(0.7),
-        ),
-        prop::option::weighted(0.3, 0..200_u32),
-        prop_oneof![Just(KvLayout::Nhd), Just(KvLayout::Hnd)],
-        prop_oneof![
-            3 => Just(Some(16_u32)),
-            2 => (1..17_u32).prop_map(|eighth| Some(eighth * 8)),
-            2 => (1..8_u32).prop_map(Some),
-            1 => (1..129_u32).prop_map(Some),
-            1 => Just(None),
-        ],
-        (any::<bool>(), any::<bool>()),
-        prop::collection::vec((length(330), length(600)), 1..4),
-        (prop_oneof![Just(1_u32), Just(8), Just(132)], any::<u64>()),
-    )
-        .prop_map(
-            |(
-                (kv_heads, group),
-                (head_dim, (rows, keys)),
-                (f16, cap, causal),
-                window,
-                layout,
-                page_size,
-                (packed, ampere),
-                requests,
-                (sms, seed),
-            )| Case {
-                kv_heads,
-                group,
-                head_dim,
-                // A soft cap and wide heads have tiles of 128 rows only.
-                rows: if cap || head_dim > 128 { 128 } else { rows },
-                keys: if cap || head_dim != 128 { 128 } else { keys },
-                f16,
-                cap: cap && head_dim != 192,
-                causal,
-                window,
-                layout,
-                page_size,
-                packed,
-                ampere: ampere && head_dim <= 128,
-                requests,
-                sms,
-                seed,
-            },
-        )
-}
-
-impl Case {
-    fn spec(&self) -> Spec {
-        let dtype = if self.f16 { Dtype::F16 } else { Dtype::BF16 };
-        let mut spec = Spec::new(self.kv_heads * self.group, self.kv_heads, self.head_dim)
-            .with_head_dim_v(if self.head_dim == 192 {
-                128
-            } else {
-                self.head_dim
-            })
-            .with_dtype(dtype);
-        spec.variant.causal = self.causal;
-        spec.variant.window_left = self.window;
-        spec.variant.soft_cap = self.cap.then_some(20.0);
-        spec
-    }
-
-    fn batch(&self) -> Batch {
-        let mut rng = Rng(self.seed);
-        let lengths: Vec<u32> = self
-            .requests
-            .iter()
-            .map(|&(q, before)| q + before)
-            .collect();
-        let mut qo_indptr = vec![0];
-        for (queries, _) in &self.requests {
-            qo_indptr.push(qo_indptr[qo_indptr.len() - 1] + queries);
-        }
-        let Some(page_size) = self.page_size else {
-            return Batch::new(qo_indptr, self.contiguous(&lengths));
-        };
-        let pages: u32 = lengths.iter().map(|len| len.div_ceil(page_size)).sum();
-        let mut order: Vec<u32> = (0..pages + 3).collect();
-        rng.shuffle(&mut order);
-        let mut table = PageTable::new(page_size, pages + 3);
-        for len in lengths {
-            let count = len.div_ceil(page_size) as usize;
-            table.push(&order.split_off(order.len() - count), len);
-        }
-        Batch::new(qo_indptr, table)
-    }
-
-    /// One request after the other in memory, some apart from the one before.
-    fn contiguous(&self, lengths: &[u32]) -> PageTable {
-        let apart = [0, 1, 40][self.seed as usize % 3];
-        let (mut runs, mut end) = (Vec::new(), 0_u32);
-        for len in lengths {
-            // At multiples of 8 or anywhere.
-            let aligned = [1, 8][self.seed as usize / 3 % 2];
-            end = (end + apart).next_multiple_of(aligned);
-            runs.push(end..end + len);
-            end += len;
-        }
-        PageTable::contiguous(end.next_multiple_of(8), &runs)
-    }
-
-    /// Everything as prefill, with this tile.
-    fn device(&self) -> DeviceDescription {
-        let mut device = DeviceDescription::named("h200").expect("a known device");
-        device.sms = self.sms;
-        // Few SMs cannot hold the bytes of a full memory pipe in flight, and need not here.
-        device.latency_ns = 1.0;
-        device.decode_max_tokens = 0;
-        device.prefill.by_q_len = vec![QueryStep {
-            head_dim: None,
-            up_to: None,
-            m: self.rows,
-            n: self.keys,
-            pack: (!self.packed).then_some(1),
-        }];
-        device
-    }
-}
 
 /// A plan on the device, run through `prefill` and `merge_states`.
 fn run(
