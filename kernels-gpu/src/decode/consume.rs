@@ -130,7 +130,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                 }
                 place.advance(WARPS, layout.stages);
             }
-            self.late_merges::<T>();
+            if self.params.arrivals != 0 {
+                self.late_merges::<T>();
+            }
         }
     }
 

@@ -5,6 +5,9 @@
 //! keys stands in a slot of a second ring.
 
 #[cfg(target_arch = "nvptx64")]
+use core::ops::Range;
+
+#[cfg(target_arch = "nvptx64")]
 use cuda_std::{fence, mbarrier, shared, thread};
 
 /// Keys of a chunk: what a warp takes at a time.
@@ -56,7 +59,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Layout<DIM, ROWS, WARPS>
     pub const PITCH: u32 = DIM + 4;
     const STATE: u32 = ROWS * (Self::PITCH + 4) * 4;
     const FIXED: u32 =
-        Self::UNITS * (Self::UNIT + SLOT_BARRIERS) + (MERGES + 2) * 16 + WARPS * Self::STATE;
+        Self::UNITS * (Self::UNIT + SLOT_BARRIERS) + (MERGES + 2) * 16 + 8 + WARPS * Self::STATE;
 
     /// As many stages as `bytes` of shared memory hold: a multiple of the warps, so that a stage is always
     /// the same warp's. (A warp that waits for a stage can then not be more than one phase ahead of it,
@@ -159,10 +162,16 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Layout<DIM, ROWS, WARPS>
         self.states() + WARPS * Self::STATE + stage * 16
     }
 
+    /// Completes when all barriers are initialised.
+    #[inline(always)]
+    pub fn started(&self) -> u32 {
+        self.descriptor(self.stages)
+    }
+
     /// Completes when the chunk is there.
     #[inline(always)]
     pub fn stage_full(&self, stage: u32) -> u32 {
-        self.descriptor(self.stages) + stage * PAIR
+        self.started() + 8 + stage * PAIR
     }
 
     /// Completes when each lane that used the chunk said so.
@@ -195,31 +204,44 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Layout<DIM, ROWS, WARPS>
         self.unit_listed(slot) + 24
     }
 
-    /// Initialises all barriers, and the list of merges. One initialisation takes the hardware about 60
+    /// Barriers that the stream of keys begins with: [`started`](Self::started), the stages' and the first slot's.
+    #[inline(always)]
+    pub fn first_barriers(&self) -> Range<u32> {
+        0..1 + 2 * self.stages + BARRIERS
+    }
+
+    /// All others.
+    #[inline(always)]
+    pub fn other_barriers(&self) -> Range<u32> {
+        self.first_barriers().end..1 + 2 * self.stages + BARRIERS * Self::UNITS
+    }
+
+    /// Initialises barriers, and the list of merges with the first. One initialisation takes the hardware about 60
     /// cycles and the lanes of a warp go one by one, so `warps` warps share them; this is one of those.
     ///
     /// # Safety
-    /// All threads of those warps come here once, and then to a barrier of the CTA.
+    /// All threads of those warps come here once for either part, and then to a barrier of the CTA.
     #[inline(always)]
-    pub unsafe fn initialise(&self, warp: u32, warps: u32) {
-        let mut barrier = warp + thread::thread_idx_x() % 32 * warps;
-        let stages = 2 * self.stages;
-        let units = stages + BARRIERS * Self::UNITS;
+    pub unsafe fn initialise(&self, barriers: Range<u32>, warp: u32, warps: u32) {
+        let lane = thread::thread_idx_x() % 32;
+        let stages = 1 + 2 * self.stages;
+        let mut barrier = barriers.start + warp + lane * warps;
         // SAFETY: the barriers lie one after the other; nobody knows them yet.
         unsafe {
-            while barrier < units {
+            while barrier < barriers.end {
                 // One arrival at what is full or ending; of a warp, each lane says itself that it has read. (Sums: of
                 // a choice the compiler makes a table, in memory that is far away.)
                 let of_slot = (barrier - stages.min(barrier)) % BARRIERS;
-                let in_stages = barrier < stages;
+                let (in_stages, in_slots) = (barrier > 0 && barrier < stages, barrier >= stages);
                 let arrivals = 1
-                    + 31 * (in_stages && barrier % 2 == 1) as u32
-                    + 32 * (!in_stages && of_slot == 0) as u32
-                    + (WARPS * 32 + 63) * (!in_stages && of_slot == 3) as u32;
-                mbarrier::init(self.stage_full(0) + barrier * 8, arrivals);
+                    + (warps * 32 - 1) * (barrier == 0) as u32
+                    + 31 * (in_stages && barrier % 2 == 0) as u32
+                    + 32 * (in_slots && of_slot == 0) as u32
+                    + (WARPS * 32 + 63) * (in_slots && of_slot == 3) as u32;
+                mbarrier::init(self.started() + barrier * 8, arrivals);
                 barrier += warps * 32;
             }
-            if warp == 0 && thread::thread_idx_x() % 32 == 0 {
+            if barriers.start == 0 && warp == 0 && lane == 0 {
                 shared::store_u32(self.merges(), 0);
             }
         }

@@ -204,31 +204,28 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Loader<'_, DIM, ROWS, WA
         }
     }
 
-    /// Page id of piece `piece` of the unit, if it is wanted: the first ones were listed.
+    /// Page ids of a batch of a unit's pieces, one for each lane.
+    ///
+    /// # Safety
+    /// The unit's table has a page for each key.
     #[inline(always)]
-    unsafe fn page_id(&self, unit: &Unit, slot: u32, piece: u32, wanted: bool) -> u32 {
+    unsafe fn page_ids(&self, unit: &Unit, batch: u32) -> u32 {
         let p = self.p;
-        if !wanted {
+        let position = unit.first_key() + (batch * IDS + self.lane) * p.piece_tokens;
+        if position >= unit.end {
             return 0;
         }
-        // SAFETY: the unit is listed; its table has a page for each key.
-        unsafe {
-            if piece < IDS {
-                return shared::load_u32(self.layout.ids(slot) + piece * 4);
-            }
-            let position = unit.first_key() + piece * p.piece_tokens;
-            if position >= unit.end {
-                return 0;
-            }
-            let page = unit.table + p.page_size.div(position);
-            ptr::load_nc_u32((p.attention.page_ids + u64::from(page) * 4) as *const u32)
-        }
+        let page = unit.table + p.page_size.div(position);
+        // SAFETY: the caller's promise.
+        unsafe { ptr::load_nc_u32((p.attention.page_ids + u64::from(page) * 4) as *const u32) }
     }
 
+    /// `go_on` waits for what the first copies do without: the barriers of other slots than the first.
+    ///
     /// # Safety
-    /// The lanes come together; the barriers are initialised.
+    /// The lanes come together; the first barriers are initialised.
     #[inline(always)]
-    pub unsafe fn run<V: Variant>(&self, variant: &V, opening: Opening) {
+    pub unsafe fn run<V: Variant>(&self, variant: &V, opening: Opening, go_on: impl FnOnce()) {
         let (p, layout, lane) = (self.p, self.layout, self.lane);
         let piece_bytes = p.piece_tokens * DIM * 2;
         let pieces_log = self.pieces_log();
@@ -241,6 +238,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Loader<'_, DIM, ROWS, WA
         let mut slot = Place::first(0);
         unsafe {
             let mut opened = self.open(variant, opening);
+            go_on();
             stage.advance(2 * opened, layout.stages);
             let mut first_unit = true;
             loop {
@@ -265,49 +263,62 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Loader<'_, DIM, ROWS, WA
                 chunk += 2 * opened;
                 opened = 0;
                 if chunk < unit.chunks {
-                    let id_of = |chunk: u32| {
-                        self.page_id(&unit, slot.index, (chunk << pieces_log) + piece, has_piece)
+                    // Page ids come in batches; the first is listed.
+                    let mut batch = (chunk << pieces_log) / IDS;
+                    let mut ids = if batch == 0 {
+                        shared::load_u32(layout.ids(slot.index) + lane * 4)
+                    } else {
+                        self.page_ids(&unit, batch)
                     };
-                    let mut id = id_of(chunk);
                     let policy = self.policy(unit.flags);
                     let seen = Seen::new(p, variant, unit.position, unit.begin, unit.end);
                     // Where the chunk is that lets the scout claim more.
                     let ending = unit.chunks.saturating_sub(AHEAD);
                     let loads_any = has_piece && unit.begin < unit.end;
-                    while chunk < unit.chunks {
-                        let first = unit.first_key() + chunk * KEYS;
-                        let position = first + piece * p.piece_tokens;
-                        let mine = loads_any
-                            && position < unit.end
-                            && position + p.piece_tokens > unit.begin;
-                        let loads = warp::warp_vote_ballot(ALL, mine).count_ones();
-                        let coordinates = self.coordinates(position, id, unit.head);
-                        mbarrier::wait(layout.stage_empty(stage.index), stage.parity ^ 1);
-                        let full = layout.stage_full(stage.index);
-                        if lane == 0 {
-                            Descriptor {
-                                slot: slot.index,
-                                parity: slot.parity,
-                                chunk,
-                                first,
-                                masked: seen.mask(first),
-                                exit: false,
+                    loop {
+                        // A batch ahead: busy memory takes as long for an id as for all that the ring holds. (No
+                        // copy of what is on its way inside the loop over chunks: that would wait for it.)
+                        batch += 1;
+                        let next_ids = self.page_ids(&unit, batch);
+                        let end = unit.chunks.min((batch * IDS) >> pieces_log);
+                        while chunk < end {
+                            let in_batch = ((chunk << pieces_log) + piece) % IDS;
+                            let id = warp::warp_shuffle_idx(ALL, ids, in_batch, 32);
+                            let first = unit.first_key() + chunk * KEYS;
+                            let position = first + piece * p.piece_tokens;
+                            let mine = loads_any
+                                && position < unit.end
+                                && position + p.piece_tokens > unit.begin;
+                            let loads = warp::warp_vote_ballot(ALL, mine).count_ones();
+                            let coordinates = self.coordinates(position, id, unit.head);
+                            mbarrier::wait(layout.stage_empty(stage.index), stage.parity ^ 1);
+                            let full = layout.stage_full(stage.index);
+                            if lane == 0 {
+                                Descriptor {
+                                    slot: slot.index,
+                                    parity: slot.parity,
+                                    chunk,
+                                    first,
+                                    masked: seen.mask(first),
+                                    exit: false,
+                                }
+                                .store(layout.descriptor(stage.index));
+                                mbarrier::arrive_expect_tx(full, loads * piece_bytes);
+                                if chunk == ending {
+                                    mbarrier::arrive(layout.unit_ending(slot.index));
+                                }
                             }
-                            .store(layout.descriptor(stage.index));
-                            mbarrier::arrive_expect_tx(full, loads * piece_bytes);
-                            if chunk == ending {
-                                mbarrier::arrive(layout.unit_ending(slot.index));
+                            if mine {
+                                let target = layout.stage(stage.index) + in_stage;
+                                tma::load_tensor_hint(target, map, coordinates, full, policy);
                             }
+                            stage.advance(2, layout.stages);
+                            chunk += 2;
                         }
-                        if mine {
-                            let target = layout.stage(stage.index) + in_stage;
-                            tma::load_tensor_hint(target, map, coordinates, full, policy);
+                        if chunk >= unit.chunks {
+                            break;
                         }
-                        stage.advance(2, layout.stages);
-                        chunk += 2;
-                        if chunk < unit.chunks {
-                            id = id_of(chunk);
-                        }
+                        ids = next_ids;
                     }
                 }
                 // The consumers may be done with the unit before a loader that brings none of its chunks saw it.

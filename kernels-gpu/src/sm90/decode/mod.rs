@@ -7,7 +7,7 @@
 mod load;
 mod scout;
 
-use cuda_std::{barrier, griddep, param_address, prelude::*, tma};
+use cuda_std::{barrier, griddep, mbarrier, param_address, prelude::*, tma};
 
 use crate::{
     abi::DecodeParams,
@@ -24,9 +24,13 @@ use crate::{
 use load::{FirstQueries, Loader};
 use scout::Scout;
 
-/// Barriers of the CTA at its start; late merges have one, too.
-const OTHERS_START: u32 = 2;
-const SCOUT_STARTS: u32 = 3;
+/// Warps after the scout that look up what the ring and the queries begin with: the loaders and a consumer. They
+/// wait for memory twice, and initialise no barriers meanwhile.
+const OPENERS: u32 = PRODUCER_WARPS;
+
+/// Barriers of the hardware at the CTA's start; warps of a unit meet at them later.
+const FIRST_INITIALISED: u32 = 2;
+const OPENERS_START: u32 = 3;
 
 /// # Safety
 /// The launch is as the host makes it.
@@ -48,32 +52,37 @@ unsafe fn decode<
     let warp_id = thread::thread_idx_x() / 32;
     let lane = warp::lane_id();
     let layout = Layout::<DIM, ROWS, WARPS>::new(p.stages);
-    let threads = (WARPS + PRODUCER_WARPS) * 32;
     // Every role looks up by itself what it does first. That none waits for another is what short steps are made
-    // of: the scout for the barriers of all, the others for those of the scout, but not for what it looks up.
+    // of: openers wait for the first barriers, then all for the others, and nobody for what others look up.
+    let threads = (WARPS + PRODUCER_WARPS) * 32;
+    let initialisers = WARPS + PRODUCER_WARPS - 1 - OPENERS;
     let initialise = || {
-        // SAFETY: all warps come here once; those but the scout wait until all have.
+        let nth = warp_id - 1 - OPENERS;
+        // SAFETY: these warps come here once.
         unsafe {
-            layout.initialise(warp_id, WARPS + PRODUCER_WARPS);
-            if warp_id == 0 {
-                barrier::bar_arrive(OTHERS_START, threads);
-            } else {
-                barrier::bar_arrive(SCOUT_STARTS, threads);
-                barrier::bar_sync(OTHERS_START, threads);
-            }
+            layout.initialise(layout.first_barriers(), nth, initialisers);
+            barrier::bar_sync(FIRST_INITIALISED, initialisers * 32);
+            barrier::bar_arrive(OPENERS_START, threads);
+            layout.initialise(layout.other_barriers(), nth, initialisers);
+            mbarrier::arrive(layout.started());
         }
     };
+    // SAFETY: the scout and the openers come here once.
+    let open = || unsafe { barrier::bar_sync(OPENERS_START, threads) };
+    // SAFETY: the first barriers are initialised: whoever comes here did that, or opened.
+    let start = || unsafe { mbarrier::wait(layout.started(), 0) };
     unsafe {
         if warp_id == 0 {
             let scout = Scout { p, layout, lane };
             let mut first = scout.look_up();
-            initialise();
             // Another tile group of the step may take over SMs as this one leaves them.
             griddep::launch_dependents();
             scout.begin(&mut first);
-            barrier::bar_sync(SCOUT_STARTS, threads);
+            open();
+            scout.list_first(&first);
+            start();
             scout.run(first);
-        } else if warp_id <= 2 {
+        } else if warp_id < PRODUCER_WARPS {
             let loader = Loader {
                 p,
                 maps,
@@ -85,10 +94,9 @@ unsafe fn decode<
             if lane == 0 {
                 tma::prefetch_tensor_map(maps.add(warp_id as usize - 1));
             }
-            let first = load::first_unit(p);
-            initialise();
-            let opening = loader.look_up(first);
-            loader.run(&variant, opening);
+            let opening = loader.look_up(load::first_unit(p));
+            open();
+            loader.run(&variant, opening, start);
         } else {
             let consumer = Consumer {
                 params: &p.attention,
@@ -97,13 +105,14 @@ unsafe fn decode<
                 warp: warp_id - PRODUCER_WARPS,
                 lane,
             };
-            if warp_id == PRODUCER_WARPS {
-                let first = load::first_unit(p);
-                initialise();
-                FirstQueries::look_up(p, first, lane).load(p, &layout, lane);
+            if warp_id <= OPENERS {
+                let queries = FirstQueries::look_up(p, load::first_unit(p), lane);
+                open();
+                queries.load(p, &layout, lane);
             } else {
                 initialise();
             }
+            start();
             consumer.run::<T, V, DIM_BLOCKS, ROW_BLOCKS, PER_LANE>(&variant);
             // Whoever waits for this group waits for the one before it, too.
             griddep::wait();

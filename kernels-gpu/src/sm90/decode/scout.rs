@@ -65,8 +65,19 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scout<'_, DIM, ROWS, WAR
         }
     }
 
+    /// Lists the first unit.
+    ///
     /// # Safety
-    /// The lanes come together, with what [`begin`](Self::begin) found; the barriers are initialised.
+    /// The lanes come together, with what [`begin`](Self::begin) found; the first barriers are initialised.
+    #[inline(always)]
+    pub unsafe fn list_first(&self, first: &First) {
+        // SAFETY: the caller's promise.
+        unsafe { self.arrive(Place::first(0), first.length.min(1)) };
+    }
+
+    /// # Safety
+    /// The lanes come together, with what [`begin`](Self::begin) found, after
+    /// [`list_first`](Self::list_first); all barriers are initialised.
     #[inline(always)]
     pub unsafe fn run(&self, first: First) {
         let (p, lane) = (self.p, self.lane);
@@ -93,12 +104,14 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scout<'_, DIM, ROWS, WAR
                 let asks = claims.any_left();
                 let mut asked = if early && asks { claims.ask(lane) } else { 0 };
                 let chunks = if sequence == 0 {
+                    self.arrive(Place::first(1), length - 1);
                     begun
                 } else {
                     self.wait_for(slot, length);
-                    self.describe(&listed, length, slot, sequence)
+                    let chunks = self.describe(&listed, length, slot, sequence);
+                    self.arrive(slot, length);
+                    chunks
                 };
-                self.arrive(slot, length);
                 sequence += chunks;
                 ahead += chunks;
                 slot.advance(length, Layout::<DIM, ROWS, WARPS>::UNITS);
