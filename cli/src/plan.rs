@@ -31,7 +31,7 @@ pub struct Args {
     /// Only cases whose name has this in it
     #[arg(long, value_name = "TEXT")]
     case: Option<String>,
-    /// h200, h100, a100, rtx4090, cpu, or a JSON file with a description
+    /// h200, h100, a100, a6000, rtx4090, cpu, or a JSON file with a description
     #[arg(long, default_value = "h200", value_name = "NAME|FILE")]
     device: String,
     /// Draw the plan: units over SMs in time

@@ -57,7 +57,7 @@ fn the_table_of_a_plan_has_its_form() {
 #[test]
 fn plans_are_written_for_every_device() {
     let directory = directory();
-    for device in ["h200", "h100", "a100", "rtx4090", "cpu"] {
+    for device in ["h200", "h100", "a100", "a6000", "rtx4090", "cpu"] {
         let said = run(
             directory.path(),
             &[

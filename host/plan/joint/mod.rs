@@ -68,13 +68,13 @@ pub(super) struct JointForest<'a, T> {
     pub table: T,
 }
 
-/// Eighths of the most query tokens that tiles of are tried.
+/// Tiles are tried with so many eighths of the query tokens that fit.
 const PARTS: [u32; 5] = [8, 6, 4, 3, 2];
 
 /// Attempts between tiles that read few enough bytes and smaller ones that do not.
 const NARROWED: u32 = 2;
 
-/// Where a tile could hold all rows of a tree, its keys are read once, up to so many hundredths.
+/// Where a tile could hold all rows of a tree, its keys are read at most so many times.
 const ONCE: f64 = 1.05;
 
 impl Joiner {
