@@ -13,6 +13,7 @@ use super::{
     CUdeviceptr, CUstream, DeviceArray, DeviceTensor, Gpu,
     launch::Launch,
     module::{Carveout, Kernel, Modules},
+    tensor::{COUNTED, fits},
 };
 use crate::{
     Error,
@@ -295,20 +296,11 @@ impl Side<'_> {
 
     fn parameters(&self, vector: u32) -> Result<AppendTensor, Error> {
         let [tokens, heads, _] = self.source.shape;
-        let fits = |what, got: usize, limit: u32| match u32::try_from(got) {
-            Ok(fitting) if fitting <= limit => Ok(fitting),
-            _ => Err(ProblemError::TooLarge {
-                what,
-                got: got as u64,
-                limit: limit.into(),
-            }),
-        };
         let element = self.source.dtype.bytes() as usize;
         let in_vectors = |elements: usize| elements * element / vector as usize;
         let per_head = in_vectors(self.head_dim as usize);
         let per_token = heads * per_head;
-        let limit = Divisor::LIMIT - 1;
-        let vectors_per_token = fits("KV heads × head dimension", per_token, limit)?;
+        let vectors_per_token = fits("KV heads × head dimension", per_token, COUNTED)?;
         let [source_token, source_head, _] = self.source.strides;
         // Heads that follow each other on both sides are one long row.
         let dim = self.head_dim as usize;
@@ -324,7 +316,7 @@ impl Side<'_> {
             vectors: fits(
                 "new tokens × KV heads × head dimension",
                 tokens.saturating_mul(per_token),
-                limit,
+                COUNTED,
             )?,
             vectors_per_token: Divisor::new(vectors_per_token),
             vectors_per_head: Divisor::new(if one_row {

@@ -13,11 +13,11 @@ use super::{
     CUstream, DeviceArray, DeviceTensor, Family, Gpu, KvPool, PartialStates,
     launch::{Launch, Prepared},
     steps::Step,
-    tensor::VECTOR_BYTES,
+    tensor::{COUNTED, VECTOR_BYTES, fits},
 };
 use crate::{
     Error,
-    problem::{Dtype, ProblemError, Spec},
+    problem::{Dtype, Spec},
 };
 use kernels::Form;
 pub(super) use kernels::Kernels;
@@ -320,7 +320,7 @@ fn parameters(call: &DecodeCall<'_>, form: &Form) -> Result<DecodeParams, Error>
     // The largest power of two that divides page and chunk.
     let piece_tokens = (1 << page_size.trailing_zeros()).min(KEYS);
     let halves = spec.head_dim_qk / 64;
-    let outside = fits("pages × KV heads", walk.dims[4] as usize)?;
+    let outside = fits("pages × KV heads", walk.dims[4] as usize, COUNTED)?;
     Ok(DecodeParams {
         k_map: walk.map("k", pool.k, pool.dtype, halves, piece_tokens)?,
         v_map: walk.map("v", pool.v, pool.dtype, halves, piece_tokens)?,
@@ -338,17 +338,6 @@ fn parameters(call: &DecodeCall<'_>, form: &Form) -> Result<DecodeParams, Error>
         long: tile.long.into(),
         reserved: 0,
     })
-}
-
-fn fits(what: &'static str, got: usize) -> Result<u32, ProblemError> {
-    u32::try_from(got)
-        .ok()
-        .filter(|&got| got < Divisor::LIMIT)
-        .ok_or(ProblemError::TooLarge {
-            what,
-            got: got as u64,
-            limit: u64::from(Divisor::LIMIT) - 1,
-        })
 }
 
 /// What all decode kernels take, for items that come in so many pieces.
@@ -379,14 +368,14 @@ pub(super) fn attention(call: &DecodeCall<'_>, pieces: u32) -> Result<AttentionP
         arrivals: call.arrivals.map_or(0, |arrivals| arrivals.address),
         ticket: call.ticket.address,
         record: call.record.map_or(0, |record| record.address),
-        units: fits("units", call.items.len.saturating_mul(per_item))?,
+        units: fits("units", call.items.len.saturating_mul(per_item), COUNTED)?,
         q_heads: spec.q_heads,
         kv_heads: spec.kv_heads,
         group: spec.group(),
         k_strides: pool.k_strides,
         v_strides: pool.v_strides,
-        q_token_stride: fits("the token stride of q", q.strides[0])?,
-        out_token_stride: fits("the token stride of out", out.strides[0])?,
+        q_token_stride: fits("the token stride of q", q.strides[0], COUNTED)?,
+        out_token_stride: fits("the token stride of out", out.strides[0], COUNTED)?,
         variant: spec.variant_params(),
     })
 }

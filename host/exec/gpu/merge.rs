@@ -13,13 +13,9 @@ use super::{
     CUstream, DeviceArray, DeviceTensor, Gpu,
     launch::{Launch, Prepared},
     module::{Carveout, Kernel, Modules},
-    tensor::VECTOR_BYTES,
+    tensor::{COUNTED, VECTOR_BYTES, fits},
 };
-use crate::{
-    Error,
-    exec::check_merged_heads,
-    problem::{Dtype, ProblemError},
-};
+use crate::{Error, exec::check_merged_heads, problem::Dtype};
 
 /// Partial states in device memory, both dense and f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -185,15 +181,6 @@ fn parameters(
     }
 
     let chunks_per_row = q_heads * head_dim / CHUNK;
-    let fits = |what, got: usize, limit: u64| match u32::try_from(got) {
-        Ok(fitting) if u64::from(fitting) <= limit => Ok(fitting),
-        _ => Err(ProblemError::TooLarge {
-            what,
-            got: got as u64,
-            limit,
-        }),
-    };
-    let limit = u64::from(Divisor::LIMIT) - 1;
     Ok(MergeParams {
         partial_out: partials.out.address,
         partial_lse: partials.lse.address,
@@ -205,16 +192,16 @@ fn parameters(
         chunks: fits(
             "merged rows × heads × head dimension / 8",
             rows.len.saturating_mul(chunks_per_row),
-            limit,
+            COUNTED,
         )?,
         chunks_per_row: Divisor::new(fits(
             "query heads × head dimension / 8",
             chunks_per_row,
-            limit,
+            COUNTED,
         )?),
         chunks_per_head: Divisor::new((head_dim / CHUNK) as u32),
         q_heads: q_heads as u32,
-        out_token_stride: fits("the token stride of out", out_token_stride, u32::MAX.into())?,
+        out_token_stride: fits("the token stride of out", out_token_stride, u32::MAX)?,
         reserved: 0,
     })
 }

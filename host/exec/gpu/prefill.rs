@@ -14,7 +14,7 @@ use super::{
     launch::{Launch, Prepared},
     prefill_gather::vectors,
     steps::Step,
-    tensor::VECTOR_BYTES,
+    tensor::{COUNTED, VECTOR_BYTES, fits},
 };
 use crate::{Error, plan::Tile, problem::Spec};
 pub(super) use kernels::Kernels;
@@ -217,7 +217,7 @@ pub(super) fn attention(call: &PrefillCall<'_>, cuts: u32) -> Result<AttentionPa
     let PrefillCall {
         spec, q, pool, out, ..
     } = *call;
-    let units = call.items.len as u64 * u64::from(spec.q_heads / call.pack) * u64::from(cuts);
+    let units = call.items.len * (spec.q_heads / call.pack) as usize * cuts as usize;
     Ok(AttentionParams {
         q: q.address,
         k: pool.k,
@@ -230,14 +230,14 @@ pub(super) fn attention(call: &PrefillCall<'_>, cuts: u32) -> Result<AttentionPa
         partial_lse: call.partials.map_or(0, |partials| partials.lse.address),
         ticket: call.ticket.address,
         record: call.record.map_or(0, |record| record.address),
-        units: fits("items × query heads", units)?,
+        units: fits("items × query heads", units, COUNTED)?,
         q_heads: spec.q_heads,
         kv_heads: spec.kv_heads,
         group: spec.group(),
         k_strides: pool.k_strides,
         v_strides: pool.v_strides,
-        q_token_stride: fits("the token stride of q", q.strides[0] as u64)?,
-        out_token_stride: fits("the token stride of out", out.strides[0] as u64)?,
+        q_token_stride: fits("the token stride of q", q.strides[0], COUNTED)?,
+        out_token_stride: fits("the token stride of out", out.strides[0], COUNTED)?,
         variant: spec.variant_params(),
         ..AttentionParams::default()
     })
@@ -284,12 +284,4 @@ fn parameters(call: &PrefillCall<'_>, shape: &Shape) -> Result<PrefillParams, Er
         page_size: Divisor::new(pool.k_strides.page_size),
         reserved: [0; 2],
     })
-}
-
-pub(super) fn fits(what: &'static str, got: u64) -> Result<u32, Error> {
-    let limit = u64::from(u32::MAX >> 1);
-    match u32::try_from(got) {
-        Ok(fitting) if got <= limit => Ok(fitting),
-        _ => Err(crate::problem::ProblemError::TooLarge { what, got, limit }.into()),
-    }
 }

@@ -2,8 +2,13 @@
 
 use std::marker::PhantomData;
 
+use kernels_gpu::divisor::Divisor;
+
 use super::driver::CUdeviceptr;
-use crate::{Error, problem::Dtype};
+use crate::{
+    Error,
+    problem::{Dtype, ProblemError},
+};
 
 /// What vector loads ask of an address.
 pub(super) const VECTOR_BYTES: u32 = 16;
@@ -162,5 +167,20 @@ pub(super) fn check_address(
         })
     } else {
         Ok(())
+    }
+}
+
+/// The most of what kernels divide.
+pub(super) const COUNTED: u32 = Divisor::LIMIT - 1;
+
+/// A number that kernels take in 32 bits, if it is at most `limit`.
+pub(super) fn fits(what: &'static str, got: usize, limit: u32) -> Result<u32, ProblemError> {
+    match u32::try_from(got) {
+        Ok(fitting) if fitting <= limit => Ok(fitting),
+        _ => Err(ProblemError::TooLarge {
+            what,
+            got: got as u64,
+            limit: limit.into(),
+        }),
     }
 }

@@ -6,8 +6,11 @@ use kernels_gpu::{
 };
 
 use super::{
-    super::{DeviceTensor, Swizzle, TensorMap},
-    PrefillCall, fits,
+    super::{
+        DeviceTensor, Swizzle, TensorMap,
+        tensor::{COUNTED, fits},
+    },
+    PrefillCall,
 };
 use crate::{Error, problem::Spec};
 
@@ -78,7 +81,7 @@ pub(super) fn page_coordinates(
         step_in_token: 0,
         step_per_page: heads,
         step_per_head: 1,
-        outside: fits("pages × KV heads", u64::from(pages) * u64::from(heads))?,
+        outside: fits("pages × KV heads", pages as usize * heads as usize, COUNTED)?,
     })
 }
 
