@@ -1,7 +1,7 @@
 //! Hybrid batches on a GPU, from the planner's plans: one after the other, on two streams, side by side.
 //!
 //! `cargo bench --features cuda --bench gpu_pod -- [listed] [sweep=300] [seed=1] [ctas=132,88] [config=0]
-//! [json=FILE]`. Times are CUDA events around all launches of a step; medians, modes in turn, L2 full of other
+//! [kernel-merges] [json=FILE]`. Times are CUDA events around all launches of a step; medians, modes in turn, L2 full of other
 //! data. Pools hold random numbers, pages of 16 are shuffled.
 
 #[path = "../tests/common/mod.rs"]
@@ -16,7 +16,7 @@ use run::{Pool, Step, Timer};
 use tandem_attn::{
     exec::gpu::{Family, Gpu, Streams},
     plan::{
-        DeviceDescription, PlanOptions, Planner,
+        DeviceDescription, MergeMode, PlanOptions, Planner,
         pod::{PodMode, TicketPolicy},
     },
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
@@ -85,6 +85,10 @@ fn main() {
     }
     let bench = Bench {
         ctas,
+        merge_mode: match arguments.iter().any(|argument| argument == "kernel-merges") {
+            true => MergeMode::Kernel,
+            false => MergeMode::Auto,
+        },
         gpu,
         device,
         timer: Timer::new(),
@@ -126,6 +130,7 @@ const TICKETS_HEADER: &str = "Ampere's kernels                   prefill  decode
 struct Bench<'a> {
     /// Numbers of prefill CTAs to try beside the planner's.
     ctas: Vec<u32>,
+    merge_mode: MergeMode,
     gpu: &'a Gpu,
     device: DeviceDescription,
     timer: Timer,
@@ -266,6 +271,7 @@ impl Bench<'_> {
             let options = PlanOptions {
                 pod: PodMode::Fused,
                 prefill_ctas: Some(ctas),
+                merge_mode: self.merge_mode,
                 ..PlanOptions::default()
             };
             self.step_as(hybrid, options, None, true, true)
@@ -294,6 +300,7 @@ impl Bench<'_> {
     fn step(&self, hybrid: Hybrid, mode: PodMode, prefill: bool, decode: bool) -> Step<'_> {
         let options = PlanOptions {
             pod: mode,
+            merge_mode: self.merge_mode,
             ..PlanOptions::default()
         };
         self.step_as(hybrid, options, None, prefill, decode)

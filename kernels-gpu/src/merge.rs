@@ -4,8 +4,9 @@
 //! it computes about one exp2 and eight multiply-adds for them. So the layout decides. A thread owns a
 //! *chunk* of 8 elements, two 16-byte loads per slot and one 16-byte store of a 16-bit output. Chunks are
 //! counted through rows and heads without a gap: a warp covers 256 neighbouring elements, whether those
-//! are two heads of one row or four rows of a single small head. Slots go by fours: 8 loads are under way
-//! before the first is looked at, and slot ids before those.
+//! are two heads of one row or four rows of a single small head. Where little is to be merged latency decides:
+//! slots go by eights, all of whose loads are under way before the first is looked at, and the ids of the next
+//! before that; the first ids are there before the kernel that writes the states has ended.
 //!
 //! The order of ⊕ is that of the slots, so that the result does not depend on timing.
 
@@ -15,11 +16,15 @@ pub const CHUNK: usize = 8;
 /// Threads of a block.
 pub const THREADS: u32 = 256;
 
+/// Slots whose states are loaded together.
+#[cfg(target_arch = "nvptx64")]
+const BATCH: usize = 8;
+
 #[cfg(target_arch = "nvptx64")]
 mod device {
     use cuda_std::{convert, prelude::*};
 
-    use super::{CHUNK, THREADS};
+    use super::{BATCH, CHUNK, THREADS};
     use crate::{
         abi::MergeParams,
         state::{Merger, State, natural},
@@ -111,28 +116,44 @@ mod device {
             }
         }
 
-        /// Pushes `N` states, all loaded before the first is used.
+        /// The states of the slots, all on their way before the first is looked at; none where there is no slot.
         ///
         /// # Safety
-        /// `slots` points to `N` slots of the partial states.
+        /// As [`load`](Self::load)'s.
         #[inline(always)]
-        unsafe fn push<const N: usize>(self, slots: *const u32, merger: &mut Merger<CHUNK>) {
-            let mut ids = [0; N];
+        unsafe fn load_all(self, slots: [u32; BATCH]) -> [State<CHUNK>; BATCH] {
+            let mut states = [State::EMPTY; BATCH];
             let mut i = 0;
-            while i < N {
-                // SAFETY: `slots` has `N` entries.
-                ids[i] = unsafe { ptr::load_nc_u32(slots.add(i)) };
+            while i < BATCH {
+                if slots[i] != NO_SLOT {
+                    // SAFETY: the caller's promise.
+                    states[i] = unsafe { self.load(slots[i]) };
+                }
                 i += 1;
             }
-            let mut states = [State::EMPTY; N];
-            i = 0;
-            while i < N {
-                // SAFETY: the caller's promise.
-                states[i] = unsafe { self.load(ids[i]) };
-                i += 1;
-            }
-            merger.push_all(states);
+            states
         }
+    }
+
+    /// No slot of the workspace.
+    const NO_SLOT: u32 = u32::MAX;
+
+    /// The next of `left` slots.
+    ///
+    /// # Safety
+    /// They are at `list`.
+    #[inline(always)]
+    unsafe fn next_slots(list: *const u32, left: u32) -> [u32; BATCH] {
+        let mut slots = [NO_SLOT; BATCH];
+        let mut i = 0;
+        while i < BATCH {
+            if (i as u32) < left {
+                // SAFETY: the caller's promise.
+                slots[i] = unsafe { ptr::load_nc_u32(list.add(i)) };
+            }
+            i += 1;
+        }
+        slots
     }
 
     /// # Safety
@@ -163,25 +184,25 @@ mod device {
             q_heads: params.q_heads,
             head,
         };
-        // What the host wrote was there before; what a kernel wrote is there from here on.
-        #[cfg(target_feature = "sm_90a")]
-        cuda_std::griddep::wait();
-
-        let mut next = (params.merge_slots + u64::from(slots_begin) * 4) as *const u32;
+        let mut list = (params.merge_slots + u64::from(slots_begin) * 4) as *const u32;
         let mut left = slots;
         let mut merger = Merger::EMPTY;
-        // SAFETY: `left` slots of the row are at `next`.
+        // SAFETY: `left` slots of the row are at `list`.
         unsafe {
-            while left >= 4 {
-                place.push::<4>(next, &mut merger);
-                next = next.add(4);
-                left -= 4;
+            let mut next = next_slots(list, left);
+            // No list begins so. That it is looked at keeps ptxas from asking for it behind the wait.
+            if left > 0 && next[0] == NO_SLOT {
+                return;
             }
-            match left {
-                3 => place.push::<3>(next, &mut merger),
-                2 => place.push::<2>(next, &mut merger),
-                1 => place.push::<1>(next, &mut merger),
-                _ => {}
+            // What the host wrote was there before; what a kernel wrote is there from here on.
+            #[cfg(target_feature = "sm_90a")]
+            cuda_std::griddep::wait();
+            while left > 0 {
+                let states = place.load_all(next);
+                left = left.saturating_sub(BATCH as u32);
+                list = list.add(BATCH);
+                next = next_slots(list, left);
+                merger.push_all(states);
             }
         }
         let merged = merger.finish();
@@ -200,7 +221,7 @@ mod device {
     ///
     /// # Safety
     /// As [`merge`].
-    #[kernel(max_threads = THREADS)]
+    #[kernel(max_threads = THREADS, min_blocks = 2)]
     pub unsafe fn merge_states_bf16(params: MergeParams) {
         unsafe { merge::<Bf16>(&params) }
     }
@@ -209,7 +230,7 @@ mod device {
     ///
     /// # Safety
     /// As [`merge`].
-    #[kernel(max_threads = THREADS)]
+    #[kernel(max_threads = THREADS, min_blocks = 2)]
     pub unsafe fn merge_states_f16(params: MergeParams) {
         unsafe { merge::<F16>(&params) }
     }
@@ -218,7 +239,7 @@ mod device {
     ///
     /// # Safety
     /// As [`merge`].
-    #[kernel(max_threads = THREADS)]
+    #[kernel(max_threads = THREADS, min_blocks = 2)]
     pub unsafe fn merge_states_f32(params: MergeParams) {
         unsafe { merge::<F32>(&params) }
     }
