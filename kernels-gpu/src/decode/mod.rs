@@ -5,18 +5,30 @@
 //! consumer warps take the chunks in turn. So a long unit is shared by all warps, whose states are combined
 //! in shared memory at its end, and short units go to one warp each, which works through its latencies
 //! while the other warps work through theirs.
+//!
+//! [`layout`] says where things lie in shared memory, `unit` what the producer writes there; `produce` is what it
+//! finds out. `consume` is a consumer's loop, with `tile` and `products` for the arithmetic on a chunk, `combine`
+//! for the states of a unit, and `results` and `merges` for what leaves the CTA.
 
+#[cfg(target_arch = "nvptx64")]
+mod combine;
 #[cfg(target_arch = "nvptx64")]
 pub mod consume;
 #[cfg(target_arch = "nvptx64")]
 pub mod half;
 pub mod layout;
 #[cfg(target_arch = "nvptx64")]
+mod merges;
+#[cfg(target_arch = "nvptx64")]
 pub mod produce;
+#[cfg(target_arch = "nvptx64")]
+pub mod products;
 #[cfg(target_arch = "nvptx64")]
 pub mod results;
 #[cfg(target_arch = "nvptx64")]
 pub mod tile;
+#[cfg(target_arch = "nvptx64")]
+pub mod unit;
 
 use layout::Layout;
 

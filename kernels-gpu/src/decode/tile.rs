@@ -1,16 +1,14 @@
 //! What one warp does with a chunk of keys: Sᵀ = K·Qᵀ, softmax, Oᵀ += Vᵀ·Pᵀ.
 //!
-//! The products are transposed so that keys and head dimension, of which there are plenty, stand on the
-//! 16-wide side of the instruction and the few query rows on the 8-wide one. Rows of a tile are columns
-//! of its fragments: lane `l` holds columns `2·(l % 4)` and the next of each block of 8.
-//!
-//! A chunk lies in shared memory as the tensor map of a page delivers it: groups of 8 keys, in a group
-//! one kilobyte for each 64 elements of the head, in it 8 rows of 128 bytes, 16-byte units swizzled
-//! by the row.
+//! Rows of a tile are columns of fragments: lane `l` holds columns `2·(l % 4)` and the next of each block of 8.
 
-use cuda_std::{misc, mma, shared, warp};
+use cuda_std::{mma, shared, warp};
 
-use super::{half::Half, layout::KEYS};
+use super::{
+    half::Half,
+    layout::KEYS,
+    products::{KEY_BLOCKS, LaneOffsets, Logits, Weights},
+};
 use crate::{
     abi::QueryRow,
     math::exp2,
@@ -20,41 +18,9 @@ use crate::{
 
 const ALL: u32 = warp::FULL_MASK;
 
-/// Blocks of 16 keys in a chunk.
-const KEY_BLOCKS: usize = KEYS as usize / 16;
-
 /// How much larger than the offset a logit may grow before the accumulators are rescaled, in base 2.
 /// Weights stay below 2⁸ then, which costs no precision in 16-bit floats and saves nearly all rescaling.
 const SLACK: f32 = 8.0;
-
-/// Where a lane reads fragments: offsets in a chunk of the first 32-byte column of a half row. Column `c` is
-/// at the *address* with `32 · c` XORed into it: the swizzle turns the steps along a row into that.
-#[derive(Clone, Copy)]
-pub struct LaneOffsets {
-    k: u32,
-    v: u32,
-}
-
-impl LaneOffsets {
-    /// For heads of `dim` elements.
-    #[inline(always)]
-    pub fn new(lane: u32, dim: u32) -> Self {
-        let (matrix, row) = (lane / 8, lane % 8);
-        let group = dim * 16;
-        // K: matrices 1 and 3 hold the next 8 keys, 2 and 3 the next 8 elements. V, which is loaded
-        // transposed: the other way round.
-        Self {
-            k: (matrix % 2) * group + row * 128 + ((matrix / 2) ^ row) * 16,
-            v: (matrix / 2) * group + row * 128 + ((matrix % 2) ^ row) * 16,
-        }
-    }
-}
-
-/// An address in a chunk, which begins at a multiple of 128 bytes, moved on by so many 32-byte columns.
-#[inline(always)]
-fn column(address: u32, columns: usize) -> u32 {
-    (address ^ (columns as u32 % 4 * 32)) + columns as u32 / 4 * 1024
-}
 
 /// A chunk in shared memory.
 #[derive(Clone, Copy)]
@@ -76,18 +42,12 @@ pub struct Keys {
     pub end: u32,
 }
 
-/// Products of a chunk's keys: `[key / 16][row / 8]`, keys k, k of columns 2t, 2t + 1, then the same of k + 8.
-pub type Logits<const ROW_BLOCKS: usize> = [[[f32; 4]; ROW_BLOCKS]; KEY_BLOCKS];
-
-/// What a chunk's keys weigh, as the operand of the product with their values.
-pub type Weights<const ROW_BLOCKS: usize> = [[[u32; 2]; ROW_BLOCKS]; KEY_BLOCKS];
-
 /// Up to `8 · ROW_BLOCKS` query rows of one warp: fragments of Q, the softmax, and the accumulators, for
 /// heads of `16 · DIM_BLOCKS` elements.
 pub struct Rows<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> {
-    q: [[[u32; 2]; ROW_BLOCKS]; DIM_BLOCKS],
+    pub(super) q: [[[u32; 2]; ROW_BLOCKS]; DIM_BLOCKS],
     /// Where Q is, for tiles so large that its fragments find no registers.
-    q_address: u32,
+    pub(super) q_address: u32,
     /// `[d / 16][row / 8]`: elements d, d of columns 2t, 2t + 1, then the same of d + 8.
     pub out: [[[f32; 4]; ROW_BLOCKS]; DIM_BLOCKS],
     /// What weights are taken relative to and their sum, for the lane's keys alone until [`Rows::finish`].
@@ -98,7 +58,7 @@ pub struct Rows<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> {
 }
 
 impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOCKS> {
-    const ROW_BYTES: u32 = DIM_BLOCKS as u32 * 32;
+    pub(super) const ROW_BYTES: u32 = DIM_BLOCKS as u32 * 32;
     /// Whether Q is needed in shared memory no more once [`Rows::start`] has run.
     pub const KEEPS_Q: bool = DIM_BLOCKS * ROW_BLOCKS <= 16;
 
@@ -113,8 +73,8 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         position: [[0; 2]; ROW_BLOCKS],
     };
 
-    /// Takes up new rows, having been cleared: Q from `q` (row-major, dense), and what is known of them by `row`, which gives
-    /// the token and the query head of a row.
+    /// Takes up new rows, having been cleared: Q from `q` (row-major, dense), and what is known of them by `row`,
+    /// which gives the token and the query head of a row.
     ///
     /// # Safety
     /// The lanes come together; `q` is the shared address of `8 · ROW_BLOCKS` rows, which stay there unless
@@ -153,23 +113,6 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         self.softmax = Self::EMPTY.softmax;
     }
 
-    /// Fragments of k-steps `step` and `step + 1`.
-    ///
-    /// # Safety
-    /// The lanes come together, after [`Rows::start`]; the rows are still there.
-    #[inline(always)]
-    unsafe fn load_q(&mut self, step: usize) {
-        let mut block = 0;
-        while block < ROW_BLOCKS {
-            let offset = block as u32 * 8 * Self::ROW_BYTES + step as u32 * 32;
-            // SAFETY: inside the rows.
-            let [a, b, c, d] = unsafe { mma::ldmatrix_x4(self.q_address + offset) };
-            self.q[step][block] = [a, b];
-            self.q[step + 1][block] = [c, d];
-            block += 1;
-        }
-    }
-
     /// Attends to the keys of a chunk; with `MASKED`, to those of them that are `keys` and visible.
     ///
     /// # Safety
@@ -193,46 +136,6 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
             let weights = self.weigh::<T, V, MASKED>(variant, lane, chunk.first, keys, logits);
             self.values::<T>(offsets, chunk.v, &weights);
         }
-    }
-
-    /// K·Qᵀ of the keys of a chunk, which are at `k`.
-    ///
-    /// # Safety
-    /// The lanes come together; the keys are there.
-    #[inline(always)]
-    pub unsafe fn logits<T: Half>(&self, offsets: &LaneOffsets, k: u32) -> Logits<ROW_BLOCKS> {
-        let group = DIM_BLOCKS as u32 * 256;
-        let mut s = [[[0.0; 4]; ROW_BLOCKS]; KEY_BLOCKS];
-        let first_keys = misc::opaque(k + offsets.k);
-        let mut step = 0;
-        while step < DIM_BLOCKS {
-            let mut q = self.q[step];
-            if !Self::KEEPS_Q {
-                let mut block = 0;
-                while block < ROW_BLOCKS {
-                    let offset = block as u32 * 8 * Self::ROW_BYTES + step as u32 * 32;
-                    // SAFETY: inside the rows, which are there until this warp is finished with them.
-                    q[block] = unsafe { mma::ldmatrix_x2(self.q_address + offset) };
-                    block += 1;
-                }
-            }
-            let mut keys = 0;
-            while keys < KEY_BLOCKS {
-                let at = column(first_keys, step) + keys as u32 * 2 * group;
-                // SAFETY: inside the chunk.
-                let a = unsafe { mma::ldmatrix_x4(at) };
-                let mut block = 0;
-                while block < ROW_BLOCKS {
-                    // SAFETY: the lanes are together.
-                    unsafe { T::mma(&mut s[keys][block], a, q[block]) };
-                    block += 1;
-                }
-                keys += 1;
-            }
-            step += 1;
-        }
-
-        s
     }
 
     /// From accumulators to weights, with the first key of the chunk at position `first`. With `MASKED`, keys that
@@ -343,39 +246,6 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         }
 
         p
-    }
-
-    /// Adds the values of a chunk, which are at `v`, as they are weighed.
-    ///
-    /// # Safety
-    /// The lanes come together; the values are there.
-    #[inline(always)]
-    pub unsafe fn values<T: Half>(
-        &mut self,
-        offsets: &LaneOffsets,
-        v: u32,
-        p: &Weights<ROW_BLOCKS>,
-    ) {
-        let group = DIM_BLOCKS as u32 * 256;
-        // Here, where the addresses of the keys need their registers no more.
-        let first_values = misc::opaque(v + offsets.v);
-        let mut dim = 0;
-        while dim < DIM_BLOCKS {
-            let mut keys = 0;
-            while keys < KEY_BLOCKS {
-                let at = column(first_values, dim) + keys as u32 * 2 * group;
-                // SAFETY: inside the chunk.
-                let a = unsafe { mma::ldmatrix_x4_trans(at) };
-                let mut block = 0;
-                while block < ROW_BLOCKS {
-                    // SAFETY: the lanes are together.
-                    unsafe { T::mma(&mut self.out[dim][block], a, p[keys][block]) };
-                    block += 1;
-                }
-                keys += 1;
-            }
-            dim += 1;
-        }
     }
 
     /// Sums up the weights over the lanes and normalises the output.

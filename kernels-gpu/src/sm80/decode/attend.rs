@@ -13,7 +13,8 @@ use crate::{
     decode::{
         half::Half,
         layout::KEYS,
-        tile::{Keys, LaneOffsets, Rows},
+        products::LaneOffsets,
+        tile::{Keys, Rows},
     },
     variant::Variant,
     work,

@@ -1,12 +1,13 @@
-//! The loaders: bring keys, values and queries.
+//! The loaders: bring keys and values, and the queries of all units but the first.
 
 use cuda_std::{mbarrier, prelude::*, tma};
 
+use super::{open::Opening, queries::load_queries};
 use crate::{
     abi::{DecodeParams, WorkItem},
     decode::{
-        layout::{AHEAD, Descriptor, IDS, KEYS, Layout, Place, Unit},
-        produce::Header,
+        layout::{AHEAD, IDS, KEYS, Layout, Place},
+        unit::{Descriptor, Unit},
     },
     variant::Variant,
 };
@@ -26,23 +27,9 @@ pub(super) struct Loader<'a, const DIM: u32, const ROWS: u32, const WARPS: u32> 
     pub lane: u32,
 }
 
-/// A CTA's first unit, and the piece of it that a lane brings while nobody has listed the unit yet.
-#[derive(Clone, Copy)]
-pub(super) struct Opening {
-    item: WorkItem,
-    head: u32,
-    /// Of the unit; 0 where there is none.
-    chunks: u32,
-    /// The lane's chunk, of those that this loader opens with.
-    nth: u32,
-    /// Page of the lane's piece, if it has one.
-    page: u32,
-    mine: bool,
-}
-
 /// What of a unit tells which of its chunks need a mask.
 #[derive(Clone, Copy)]
-struct Seen {
+pub(super) struct Seen {
     begin: u32,
     end: u32,
 }
@@ -50,7 +37,13 @@ struct Seen {
 impl Seen {
     /// The keys that all rows of an item see: none where it cannot be said so simply.
     #[inline(always)]
-    fn new<V: Variant>(p: &DecodeParams, variant: &V, position: i32, begin: u32, end: u32) -> Self {
+    pub fn new<V: Variant>(
+        p: &DecodeParams,
+        variant: &V,
+        position: i32,
+        begin: u32,
+        end: u32,
+    ) -> Self {
         let windowed = p.attention.variant.window_left != i32::MAX;
         let (_, high) = variant.visible_keys(position);
         let end = if windowed {
@@ -61,8 +54,9 @@ impl Seen {
         Self { begin, end }
     }
 
+    /// Whether the chunk at position `first` has keys that some row does not see.
     #[inline(always)]
-    const fn mask(self, first: u32) -> bool {
+    pub const fn mask(self, first: u32) -> bool {
         first < self.begin || first + KEYS > self.end
     }
 }
@@ -70,116 +64,13 @@ impl Seen {
 impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Loader<'_, DIM, ROWS, WARPS> {
     /// Pieces of a chunk's keys, as a power of two.
     #[inline(always)]
-    const fn pieces_log(&self) -> u32 {
+    pub const fn pieces_log(&self) -> u32 {
         KEYS.trailing_zeros() - self.p.piece_tokens.trailing_zeros()
-    }
-
-    /// Chunks that this loader can open with: half the ring, and a lane for each piece.
-    #[inline(always)]
-    fn opens_with(&self) -> u32 {
-        (self.layout.stages / 2).min(16 >> self.pieces_log())
-    }
-
-    /// Looks up which pages the lane opens with, of the first unit.
-    ///
-    /// # Safety
-    /// The unit is the launch's.
-    #[inline(always)]
-    pub unsafe fn look_up(&self, Header { item, head }: Header) -> Opening {
-        let p = self.p;
-        // SAFETY: as the launch is.
-        unsafe {
-            let begin = item.kv_begin & !(KEYS - 1);
-            let keys = item.kv_end > item.kv_begin;
-            let chunks = if keys {
-                (item.kv_end - begin).div_ceil(KEYS)
-            } else {
-                (item.rows > 0) as u32
-            };
-            let log = self.pieces_log();
-            let (nth, piece) = (self.lane >> (log + 1), self.lane & ((1 << log) - 1));
-            let position = begin + (self.odd + 2 * nth) * KEYS + piece * p.piece_tokens;
-            let mine = keys
-                && nth < self.opens_with()
-                && position < item.kv_end
-                && position + p.piece_tokens > item.kv_begin;
-            let page = if mine {
-                let at = item.table + p.page_size.div(position);
-                ptr::load_nc_u32((p.attention.page_ids + u64::from(at) * 4) as *const u32)
-            } else {
-                0
-            };
-            Opening {
-                item,
-                head,
-                chunks,
-                nth,
-                page,
-                mine,
-            }
-        }
-    }
-
-    /// Fills the ring with the first chunks of the first unit, each piece by a lane of its own; how many of this
-    /// loader's chunks these were.
-    ///
-    /// # Safety
-    /// The lanes come together, each with what [`look_up`](Self::look_up) gave it; the barriers are initialised.
-    #[inline(always)]
-    unsafe fn open<V: Variant>(&self, variant: &V, opening: Opening) -> u32 {
-        let (p, layout) = (self.p, self.layout);
-        let Opening {
-            item,
-            head,
-            chunks,
-            nth,
-            page,
-            mine,
-        } = opening;
-        let log = self.pieces_log();
-        let chunk = self.odd + 2 * nth;
-        let (stage, first) = (chunk, (item.kv_begin & !(KEYS - 1)) + chunk * KEYS);
-        let full = layout.stage_full(stage);
-        let (values, piece) = ((self.lane >> log) & 1, self.lane & ((1 << log) - 1));
-        let piece_bytes = p.piece_tokens * DIM * 2;
-        // SAFETY: stages up to the ring's end are empty; the lanes are together.
-        unsafe {
-            let loads = warp::warp_vote_ballot(ALL, mine) >> (nth << (log + 1));
-            let loads = (loads & ((1 << (2 << log)) - 1)).count_ones();
-            let leads = self.lane & ((2 << log) - 1) == 0;
-            if leads && nth < self.opens_with() && chunk < chunks {
-                let seen = Seen::new(p, variant, item.position, item.kv_begin, item.kv_end);
-                Descriptor {
-                    slot: 0,
-                    parity: 0,
-                    chunk,
-                    first,
-                    masked: seen.mask(first),
-                    exit: false,
-                }
-                .store(layout.descriptor(stage));
-                mbarrier::arrive_expect_tx(full, loads * piece_bytes);
-                if chunk == chunks.saturating_sub(AHEAD) {
-                    mbarrier::arrive(layout.unit_ending(0));
-                }
-            }
-            warp::sync_warp(ALL);
-            if mine {
-                let target = layout.stage(stage)
-                    + values * Layout::<DIM, ROWS, WARPS>::CHUNK
-                    + piece * piece_bytes;
-                let map = self.maps.add(values as usize);
-                let position = first + piece * p.piece_tokens;
-                let coordinates = self.coordinates(position, page, head);
-                tma::load_tensor_hint(target, map, coordinates, full, self.policy(item.flags));
-            }
-        }
-        ((chunks + 1 - self.odd) / 2).min(self.opens_with())
     }
 
     /// Where the accelerator finds a piece.
     #[inline(always)]
-    fn coordinates(&self, position: u32, page: u32, head: u32) -> [i32; 5] {
+    pub fn coordinates(&self, position: u32, page: u32, head: u32) -> [i32; 5] {
         let p = self.p;
         let (_, in_page) = p.page_size.div_rem(position);
         [
@@ -194,7 +85,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Loader<'_, DIM, ROWS, WA
     /// What L2 shall do with the keys of an item. Where everything is read once, that leaves first; but it then
     /// has little room among what others wrote there before, and a long launch had better drive that out.
     #[inline(always)]
-    fn policy(&self, flags: u32) -> u64 {
+    pub fn policy(&self, flags: u32) -> u64 {
         if flags & WorkItem::SHARED_KEYS != 0 {
             ptr::evict_last_policy()
         } else if self.long {
@@ -220,7 +111,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Loader<'_, DIM, ROWS, WA
         unsafe { ptr::load_nc_u32((p.attention.page_ids + u64::from(page) * 4) as *const u32) }
     }
 
-    /// `go_on` waits for what the first copies do without: the barriers of other slots than the first.
+    /// Follows the list until nothing is left. `go_on` waits for what the first copies do without: the barriers of other slots than the first.
     ///
     /// # Safety
     /// The lanes come together; the first barriers are initialised.
@@ -232,10 +123,13 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Loader<'_, DIM, ROWS, WA
         // Half the lanes bring keys, half values, a piece each.
         let (values, piece) = (lane / 16, lane % 16);
         let has_piece = piece < 1 << pieces_log;
+        // SAFETY: there are two maps.
         let map = unsafe { self.maps.add(values as usize) };
         let in_stage = values * Layout::<DIM, ROWS, WARPS>::CHUNK + piece * piece_bytes;
         let mut stage = Place::first(self.odd);
         let mut slot = Place::first(0);
+        // SAFETY: units and pages are the plan's; the waits order accesses with those of scout and consumers; the
+        // lanes stay together.
         unsafe {
             let mut opened = self.open(variant, opening);
             go_on();
@@ -335,112 +229,6 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Loader<'_, DIM, ROWS, WA
                 }
                 stage.advance(2, layout.stages);
                 warps += 2;
-            }
-        }
-    }
-}
-
-/// Starts to bring the queries of a unit, a token for each lane. The first lane arrives at the unit's barrier
-/// some time later.
-///
-/// # Safety
-/// The lanes come together; the slot's queries are not in use.
-#[inline(always)]
-unsafe fn load_queries<const DIM: u32, const ROWS: u32, const WARPS: u32>(
-    p: &DecodeParams,
-    layout: &Layout<DIM, ROWS, WARPS>,
-    lane: u32,
-    slot: u32,
-    tokens: u32,
-    head: u32,
-    token: u32,
-) {
-    let a = &p.attention;
-    let full = layout.unit_full(slot);
-    let bytes = a.group * DIM * 2;
-    // SAFETY: the caller's promise; a warp's lanes stay in order.
-    unsafe {
-        if lane == 0 {
-            mbarrier::expect_tx(full, tokens * bytes);
-        }
-        if lane < tokens {
-            let element =
-                u64::from(token) * u64::from(a.q_token_stride) + u64::from(head * a.group * DIM);
-            let target = layout.queries(slot) + lane * bytes;
-            tma::load_bulk(target, (a.q + element * 2) as *const u8, bytes, full);
-        }
-    }
-}
-
-/// A CTA's first unit, or nothing.
-///
-/// # Safety
-/// The launch is as the host makes it.
-#[inline(always)]
-pub(super) unsafe fn first_unit(p: &DecodeParams) -> Header {
-    // SAFETY: as the launch is.
-    unsafe {
-        let a = p.attention.of_this_plan();
-        let first = thread::block_idx_x() * p.run;
-        if first < a.units {
-            Header::load(&a, p.kv_heads, first)
-        } else {
-            Header::EMPTY
-        }
-    }
-}
-
-/// The queries of the first unit, which some warp brings that has nothing to do yet.
-#[derive(Clone, Copy)]
-pub(super) struct FirstQueries {
-    tokens: u32,
-    head: u32,
-    token: u32,
-}
-
-impl FirstQueries {
-    /// Looks them up.
-    ///
-    /// # Safety
-    /// The unit is the launch's.
-    #[inline(always)]
-    pub unsafe fn look_up(p: &DecodeParams, header: Header, lane: u32) -> Self {
-        // SAFETY: as the launch is.
-        unsafe {
-            let tokens = header.item.rows;
-            let token = if lane < tokens {
-                header.load_row(&p.attention, lane).token
-            } else {
-                0
-            };
-            Self {
-                tokens,
-                head: header.head,
-                token,
-            }
-        }
-    }
-
-    /// Brings them.
-    ///
-    /// # Safety
-    /// The lanes come together; the barriers are initialised.
-    #[inline(always)]
-    pub unsafe fn load<const DIM: u32, const ROWS: u32, const WARPS: u32>(
-        self,
-        p: &DecodeParams,
-        layout: &Layout<DIM, ROWS, WARPS>,
-        lane: u32,
-    ) {
-        if self.tokens > 0 {
-            // SAFETY: the caller's promise; the slot is the first unit's. Who waits for the queries takes it that
-            // the unit is listed.
-            unsafe {
-                load_queries(p, layout, lane, 0, self.tokens, self.head, self.token);
-                mbarrier::wait(layout.unit_listed(0), 0);
-                if lane == 0 {
-                    mbarrier::arrive(layout.unit_full(0));
-                }
             }
         }
     }

@@ -5,6 +5,8 @@
 //! keep the ring full, each with every other chunk. The consumers are those of [`decode`](crate::decode).
 
 mod load;
+mod open;
+mod queries;
 mod scout;
 
 use cuda_std::{barrier, griddep, mbarrier, param_address, prelude::*, tma};
@@ -21,7 +23,9 @@ use crate::{
     variant::{Standard, Variant},
     work,
 };
-use load::{FirstQueries, Loader};
+use load::Loader;
+use open::first_unit;
+use queries::FirstQueries;
 use scout::Scout;
 
 /// Warps after the scout that look up what the ring and the queries begin with: the loaders and a consumer. They
@@ -32,6 +36,8 @@ const OPENERS: u32 = PRODUCER_WARPS;
 const FIRST_INITIALISED: u32 = 2;
 const OPENERS_START: u32 = 3;
 
+/// A warp's part of the kernel.
+///
 /// # Safety
 /// The launch is as the host makes it.
 #[inline(always)]
@@ -71,6 +77,7 @@ unsafe fn decode<
     let open = || unsafe { barrier::bar_sync(OPENERS_START, threads) };
     // SAFETY: the first barriers are initialised: whoever comes here did that, or opened.
     let start = || unsafe { mbarrier::wait(layout.started(), 0) };
+    // SAFETY: whole warps, each in one role; what a role finds initialised is what it waited for above.
     unsafe {
         if warp_id == 0 {
             let scout = Scout { p, layout, lane };
@@ -94,7 +101,7 @@ unsafe fn decode<
             if lane == 0 {
                 tma::prefetch_tensor_map(maps.add(warp_id as usize - 1));
             }
-            let opening = loader.look_up(load::first_unit(p));
+            let opening = loader.look_up(first_unit(p));
             open();
             loader.run(&variant, opening, start);
         } else {
@@ -106,7 +113,7 @@ unsafe fn decode<
                 lane,
             };
             if warp_id <= OPENERS {
-                let queries = FirstQueries::look_up(p, load::first_unit(p), lane);
+                let queries = FirstQueries::look_up(p, first_unit(p), lane);
                 open();
                 queries.load(p, &layout, lane);
             } else {
@@ -129,6 +136,7 @@ macro_rules! entries {
         #[kernel(max_threads = (warps($dim, $rows) + PRODUCER_WARPS) * 32, min_blocks = 1, tensor_maps)]
         pub unsafe fn $name(params: DecodeParams) {
             let maps = param_address!($name, 0);
+            // SAFETY: the caller's promise.
             unsafe {
                 decode::<$half, $variant, $dim, $rows, { warps($dim, $rows) }, { $dim / 16 }, { $rows / 8 }, { $dim / 32 }>(
                     &params,

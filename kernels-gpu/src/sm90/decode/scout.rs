@@ -5,8 +5,9 @@ use cuda_std::{async_copy, mbarrier, prelude::*};
 use crate::{
     abi::{AttentionParams, DecodeParams, QueryRow},
     decode::{
-        layout::{AHEAD, IDS, KEYS, Layout, Place, Unit},
+        layout::{AHEAD, IDS, KEYS, Layout, Place},
         produce::{Claims, Header},
+        unit::Unit,
     },
 };
 
@@ -75,6 +76,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scout<'_, DIM, ROWS, WAR
         unsafe { self.arrive(Place::first(0), first.length.min(1)) };
     }
 
+    /// Claims and lists units until none is left.
+    ///
     /// # Safety
     /// The lanes come together, with what [`begin`](Self::begin) found, after
     /// [`list_first`](Self::list_first); all barriers are initialised.
@@ -99,6 +102,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scout<'_, DIM, ROWS, WAR
         } else {
             AHEAD
         };
+        // SAFETY: units are the plan's; a slot is written once it is empty, and told of once it is written; the lanes
+        // stay together.
         unsafe {
             while length > 0 {
                 let asks = claims.any_left();
@@ -186,6 +191,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scout<'_, DIM, ROWS, WAR
         // Lanes that describe a unit.
         let span = 32_u32 >> (32 - (p.run - 1).leading_zeros());
         let (unit, lane) = (lane >> span.trailing_zeros(), lane & (span - 1));
+        // SAFETY: the caller's promise; items, rows and pages are the plan's.
         unsafe {
             let header = listed.of_lane(unit);
             let item = &header.item;
@@ -264,6 +270,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scout<'_, DIM, ROWS, WAR
     /// The lanes come together.
     #[inline(always)]
     unsafe fn arrive(&self, mut slot: Place, units: u32) {
+        // SAFETY: the caller's promise; each lane arrives for its own copies, the first for what was stored.
         unsafe {
             let mut i = 0;
             warp::sync_warp(ALL);

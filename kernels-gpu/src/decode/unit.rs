@@ -1,0 +1,164 @@
+//! What the warps of a CTA tell each other in shared memory: units, and whose chunk a stage holds.
+
+use cuda_std::shared;
+
+use super::layout::KEYS;
+
+/// A unit: an item and a KV head.
+#[derive(Clone, Copy, Debug)]
+pub struct Unit {
+    /// The KV head.
+    pub head: u32,
+    /// Query tokens; 0: there is no further unit.
+    pub tokens: u32,
+    /// First key position.
+    pub begin: u32,
+    /// One past the last.
+    pub end: u32,
+    /// Chunks, at least one.
+    pub chunks: u32,
+    /// Chunks of all units before.
+    pub sequence: u32,
+    /// Smallest position among the query tokens.
+    pub position: i32,
+    /// First page of the table.
+    pub table: u32,
+    /// As [`WorkItem::flags`](crate::abi::WorkItem::flags).
+    pub flags: u32,
+}
+
+impl Unit {
+    /// The end of all work.
+    pub const NONE: Self = Self {
+        head: 0,
+        tokens: 0,
+        begin: 0,
+        end: 0,
+        chunks: 0,
+        sequence: 0,
+        position: 0,
+        table: 0,
+        flags: 0,
+    };
+
+    /// Where the first chunk begins.
+    #[inline(always)]
+    #[must_use]
+    pub const fn first_key(&self) -> u32 {
+        self.begin & !(KEYS - 1)
+    }
+}
+
+impl Unit {
+    /// Writes it to its slot.
+    ///
+    /// # Safety
+    /// `address` is one of [`Layout::unit`](super::layout::Layout::unit)'s.
+    #[inline(always)]
+    pub unsafe fn store(self, address: u32) {
+        // SAFETY: 48 of the unit's bytes.
+        unsafe {
+            shared::store_u32x4(address, [self.head, self.tokens, self.begin, self.end]);
+            let position = self.position as u32;
+            shared::store_u32x4(
+                address + 16,
+                [self.chunks, self.sequence, position, self.table],
+            );
+            shared::store_u32x4(address + 32, [self.flags, 0, 0, 0]);
+        }
+    }
+
+    /// The chunks of all units before it.
+    ///
+    /// # Safety
+    /// `address` is one of [`Layout::unit`](super::layout::Layout::unit)'s.
+    #[inline(always)]
+    pub unsafe fn load_sequence(address: u32) -> u32 {
+        // SAFETY: one of the unit's words.
+        unsafe { shared::load_u32(address + 20) }
+    }
+
+    /// Reads it from its slot.
+    ///
+    /// # Safety
+    /// `address` is one of [`Layout::unit`](super::layout::Layout::unit)'s.
+    #[inline(always)]
+    pub unsafe fn load(address: u32) -> Self {
+        // SAFETY: 48 of the unit's bytes.
+        unsafe {
+            let [head, tokens, begin, end] = shared::load_u32x4(address);
+            let [chunks, sequence, position, table] = shared::load_u32x4(address + 16);
+            let flags = shared::load_u32(address + 32);
+            Self {
+                head,
+                tokens,
+                begin,
+                end,
+                chunks,
+                sequence,
+                position: position as i32,
+                table,
+                flags,
+            }
+        }
+    }
+}
+
+/// Whose chunk a stage holds.
+#[derive(Clone, Copy, Debug)]
+pub struct Descriptor {
+    /// The unit's slot.
+    pub slot: u32,
+    /// Parity of the slot's use.
+    pub parity: u32,
+    /// Chunk of the unit.
+    pub chunk: u32,
+    /// Position of the first key.
+    pub first: u32,
+    /// Not all keys of the chunk are visible to all rows.
+    pub masked: bool,
+    /// There is no further unit.
+    pub exit: bool,
+}
+
+impl Descriptor {
+    /// The end of a warp's work.
+    pub const EXIT: Self = Self {
+        slot: 0,
+        parity: 0,
+        chunk: 0,
+        first: 0,
+        masked: false,
+        exit: true,
+    };
+
+    /// Writes it to its stage.
+    ///
+    /// # Safety
+    /// `address` is one of [`Layout::descriptor`](super::layout::Layout::descriptor)'s.
+    #[inline(always)]
+    pub unsafe fn store(self, address: u32) {
+        let bits =
+            self.slot | self.parity << 8 | (self.masked as u32) << 9 | (self.exit as u32) << 10;
+        // SAFETY: 16 bytes.
+        unsafe { shared::store_u32x4(address, [bits, self.chunk, self.first, 0]) }
+    }
+
+    /// Reads it from its stage.
+    ///
+    /// # Safety
+    /// `address` is one of [`Layout::descriptor`](super::layout::Layout::descriptor)'s.
+    #[inline(always)]
+    pub unsafe fn load(address: u32) -> Self {
+        // SAFETY: 16 bytes.
+        let [bits, chunk, first, _] = unsafe { shared::load_u32x4(address) };
+        Self {
+            slot: bits & 0xFF,
+            parity: bits >> 8 & 1,
+            chunk,
+            first,
+            masked: bits >> 9 & 1 != 0,
+            exit: bits >> 10 & 1 != 0,
+        }
+    }
+}
