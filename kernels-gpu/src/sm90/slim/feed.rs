@@ -20,6 +20,9 @@ const WARP: u32 = warp::FULL_MASK;
 // ---- The gatherers -----------------------------------------------------------------------------
 
 /// Brings unit after unit, one ahead of the consumers, and tells what it is.
+///
+/// # Safety
+/// A whole warp comes here; the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn gather(p: &DecodeParams, s: Shared) {
     // SAFETY: as the launch is.
@@ -66,6 +69,9 @@ pub(super) unsafe fn gather(p: &DecodeParams, s: Shared) {
 }
 
 /// The other half of the rows.
+///
+/// # Safety
+/// A whole warp comes here; the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn help_gather(p: &DecodeParams, s: Shared) {
     let mut slots = Ring::<2>::CONSUMER;
@@ -127,6 +133,9 @@ impl Unit {
 }
 
 /// Writes down who a unit's rows are.
+///
+/// # Safety
+/// A whole warp, whose slot it is; `header` is that of one of the launch's units.
 #[inline(always)]
 unsafe fn list_rows(p: &DecodeParams, s: Shared, slot: u32, header: &Header) {
     let mut token = warp::lane_id();
@@ -149,6 +158,9 @@ unsafe fn list_rows(p: &DecodeParams, s: Shared, slot: u32, header: &Header) {
 // ---- The loaders -------------------------------------------------------------------------------
 
 /// Brings the blocks of all units, from the last to the first of each: values or keys.
+///
+/// # Safety
+/// A whole warp comes here; `map` is that of the values or of the keys, and the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
     p: &DecodeParams,

@@ -12,9 +12,15 @@
 mod consume;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 mod feed;
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+mod finish;
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+mod products;
 mod shape;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 mod shared;
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+mod softmax;
 
 pub use shape::Shape;
 
@@ -78,6 +84,7 @@ mod entries {
                 let variant = Standard::<false>(p.attention.variant);
                 let s = Shared { base: shared::dynamic_shared_address(), shape: SHAPE };
                 let thread = thread::thread_idx_x();
+                // SAFETY: the caller's promise; every warp has one role, begun once the barriers are initialised.
                 unsafe {
                     s.init();
                     barrier::bar_sync(0, SHAPE.threads());

@@ -3,7 +3,10 @@
 use cuda_std::{fence, mbarrier, shared, thread};
 
 use super::super::queries::Queries;
-use super::shape::{BARRIERS, Shape, UNIT_BYTES};
+use super::{
+    shape::{BARRIERS, Shape, UNIT_BYTES},
+    state_pitch,
+};
 use crate::abi::QueryRow;
 
 /// What the gatherer tells the others of a unit.
@@ -41,6 +44,10 @@ impl Unit {
         flags: 0,
     };
 
+    /// Writes it to its place.
+    ///
+    /// # Safety
+    /// `at` is one of [`Shared::unit`]'s, and the caller's to write.
     #[inline(always)]
     pub unsafe fn store(&self, at: u32) {
         // SAFETY: the caller owns the unit's 48 bytes.
@@ -54,6 +61,10 @@ impl Unit {
         }
     }
 
+    /// Reads it from its place.
+    ///
+    /// # Safety
+    /// `at` is one of [`Shared::unit`]'s; the unit was stored, and its barrier completed.
     #[inline(always)]
     pub unsafe fn load(at: u32) -> Self {
         // SAFETY: the unit was stored and its barrier completed.
@@ -113,6 +124,10 @@ impl Shared {
     pub fn row(self, slot: u32, token: u32) -> u32 {
         self.base + self.shape.rows_offset() + (slot * self.shape.rows + token) * 16
     }
+    /// Reads it.
+    ///
+    /// # Safety
+    /// The unit has the token, and its barrier completed.
     #[inline(always)]
     pub unsafe fn load_row(self, slot: u32, token: u32) -> QueryRow {
         // SAFETY: the unit has the token, and its barrier completed.
@@ -172,6 +187,23 @@ impl Shared {
     #[inline(always)]
     pub fn values_free(self, stage: u32) -> u32 {
         self.values_full(stage) + 8
+    }
+    /// The weights of a block, one of two: 8 rows of each key after the other, 16 bytes.
+    #[inline(always)]
+    pub fn weights(self, parity: u32) -> u32 {
+        let behind = self.shape.shared_bytes().next_multiple_of(16);
+        self.base + behind + parity * self.shape.rows * self.shape.keys * 2
+    }
+    /// The accumulated output of a unit's rows.
+    #[inline(always)]
+    pub fn state(self) -> u32 {
+        self.weights(2)
+    }
+    /// A number that a warp tells the others of a row: the largest logit of a block, or the sum of weights.
+    #[inline(always)]
+    pub fn told(self, warp: u32, row: u32) -> u32 {
+        let rows = self.shape.rows;
+        self.state() + rows * state_pitch(&self.shape) * 4 + (warp * rows + row) * 4
     }
 
     /// Initialises the barriers, a warp each in turn: the hardware takes about 60 cycles for one.
