@@ -223,6 +223,7 @@ mod device {
     /// As [`merge`].
     #[kernel(max_threads = THREADS, min_blocks = 2)]
     pub unsafe fn merge_states_bf16(params: MergeParams) {
+        // SAFETY: the caller's promise.
         unsafe { merge::<Bf16>(&params) }
     }
 
@@ -232,6 +233,7 @@ mod device {
     /// As [`merge`].
     #[kernel(max_threads = THREADS, min_blocks = 2)]
     pub unsafe fn merge_states_f16(params: MergeParams) {
+        // SAFETY: the caller's promise.
         unsafe { merge::<F16>(&params) }
     }
 
@@ -241,6 +243,7 @@ mod device {
     /// As [`merge`].
     #[kernel(max_threads = THREADS, min_blocks = 2)]
     pub unsafe fn merge_states_f32(params: MergeParams) {
+        // SAFETY: the caller's promise.
         unsafe { merge::<F32>(&params) }
     }
 }

@@ -223,6 +223,7 @@ mod entries {
                 let s = Shared { base: shared::dynamic_shared_address(), shape: SHAPE };
                 let thread = thread::thread_idx_x();
                 let gathered = p.box_tokens == 1;
+                // SAFETY: the caller's promise; every warp has one role, begun once the barriers are initialised.
                 unsafe {
                     if thread == 0 {
                         s.init(gathered);
