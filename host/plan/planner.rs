@@ -77,32 +77,6 @@ impl Planner {
         Ok(plan)
     }
 
-    /// Plans as if the device had no other fused form than that by tickets.
-    fn plan_tickets(
-        &mut self,
-        spec: &Spec,
-        batch: &Batch,
-        device: &DeviceDescription,
-        options: &PlanOptions,
-        plan: &mut Plan,
-    ) -> Result<(), PlanError> {
-        let mut only = device.clone();
-        only.pod.configs.retain(|config| config.by_tickets);
-        let options = PlanOptions {
-            pod: PodMode::Fused,
-            ..*options
-        };
-        self.plan_into(spec, batch, &only, &options, plan)?;
-        if let Some(config) = plan.pod.as_mut().and_then(|pod| pod.config.as_mut()) {
-            let configs = device.pod.configs.iter().zip(0..);
-            let mut by_tickets = configs.filter(|(config, _)| config.by_tickets);
-            *config = by_tickets
-                .nth(*config as usize)
-                .map_or(0, |(_, index)| index);
-        }
-        Ok(())
-    }
-
     /// Plans a batch into a plan whose memory is reused; after an error its content is unspecified.
     ///
     /// # Errors
@@ -115,9 +89,6 @@ impl Planner {
         options: &PlanOptions,
         plan: &mut Plan,
     ) -> Result<(), PlanError> {
-        if options.pod == PodMode::Tickets {
-            return self.plan_tickets(spec, batch, device, options, plan);
-        }
         let same = |derived: &Derived| derived.is_of(spec, device, options.decode_tile);
         if !self.derived.as_ref().is_some_and(same) {
             self.derived = Some(Derived::new(spec, device, options.decode_tile)?);

@@ -69,10 +69,14 @@ impl PodPlan {
         fused: impl Iterator<Item = Option<PrefillLoad>>,
         decode_ns: f64,
     ) -> Self {
+        let by_tickets = options.pod == PodMode::Tickets;
+        let fused = fused.zip(&device.pod.configs);
+        let fused = fused.map(|(load, config)| load.filter(|_| config.by_tickets || !by_tickets));
         let (forecast, choice) = device.pod.forecast(device.sms, prefill, fused, decode_ns);
         let mode = match options.pod {
             PodMode::Auto => forecast.best(),
-            PodMode::Fused if choice.is_none() => PodMode::Streams,
+            PodMode::Fused | PodMode::Tickets if choice.is_none() => PodMode::Streams,
+            PodMode::Tickets => PodMode::Fused,
             mode => mode,
         };
         let choice = choice.filter(|_| mode == PodMode::Fused);
