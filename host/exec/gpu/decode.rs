@@ -234,19 +234,7 @@ fn check(call: &DecodeCall<'_>) -> Result<(), Error> {
             });
         }
     }
-    for (tensor, got) in [
-        ("partial_out", Some(partials.out.dtype)),
-        ("partial_lse", Some(partials.lse.dtype)),
-        ("lse", lse.map(|lse| lse.dtype)),
-    ] {
-        if let Some(got) = got.filter(|&got| got != Dtype::F32) {
-            return Err(Error::Dtype {
-                tensor,
-                got,
-                expected: "F32",
-            });
-        }
-    }
+    partials.check_f32(lse)?;
 
     let of_spec = "in the specification";
     for (name, tensor) in [("q", q), ("out", out), ("partial_out", &partials.out)] {

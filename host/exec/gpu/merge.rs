@@ -26,6 +26,27 @@ pub struct PartialStates {
     pub lse: DeviceTensor<2>,
 }
 
+impl PartialStates {
+    /// They, and the logs that are wanted, are F32.
+    pub(super) fn check_f32(&self, lse: Option<&DeviceTensor<2>>) -> Result<(), Error> {
+        let f32_only = [
+            ("partial_out", Some(self.out.dtype)),
+            ("partial_lse", Some(self.lse.dtype)),
+            ("lse", lse.map(|lse| lse.dtype)),
+        ];
+        for (tensor, dtype) in f32_only {
+            if let Some(got) = dtype.filter(|&got| got != Dtype::F32) {
+                return Err(Error::Dtype {
+                    tensor,
+                    got,
+                    expected: "F32",
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
 /// One entry for each type of output.
 pub(super) struct Kernels {
     bf16: Kernel,
@@ -115,23 +136,7 @@ fn parameters(
 ) -> Result<MergeParams, Error> {
     let [slots, q_heads, head_dim] = partials.out.shape;
     check_merged_heads(q_heads, head_dim)?;
-    let f32_only = [
-        ("partial_out", Some(partials.out.dtype)),
-        ("partial_lse", Some(partials.lse.dtype)),
-        ("lse", lse.map(|lse| lse.dtype)),
-    ];
-    for (tensor, dtype) in f32_only {
-        match dtype {
-            None | Some(Dtype::F32) => {}
-            Some(got) => {
-                return Err(Error::Dtype {
-                    tensor,
-                    got,
-                    expected: "F32",
-                });
-            }
-        }
-    }
+    partials.check_f32(lse)?;
     if !matches!(out.dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32) {
         return Err(Error::Dtype {
             tensor: "out",

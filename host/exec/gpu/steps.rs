@@ -35,10 +35,17 @@ impl Gpu {
         let _current = Current::enter(self.context.as_raw())?;
         let merging = matches!(steps.last(), Some(Step::Merge(_)));
         let (groups, merge) = steps.split_at(steps.len() - usize::from(merging));
-        let lanes = workspace.lanes_for(groups);
+        let overlap = workspace.overlaps(groups);
+        let lanes = match overlap {
+            true => 1,
+            false => workspace.lanes_for(groups),
+        };
+        if lanes == 0 {
+            // SAFETY: the caller's promises.
+            return unsafe { self.launch_chain(steps, stream) };
+        }
         // Where prefills and decodes overlap, the prefills stay on the caller's stream, and are launched first:
         // their CTAs then find every SM empty, and those of the decodes what they leave.
-        let overlap = workspace.overlaps(groups);
         let captured = workspace.captured();
         let lane_of = |index: usize, step: &Step| match overlap {
             true => match step {
@@ -54,14 +61,9 @@ impl Gpu {
         };
         // SAFETY: the caller's promises; lanes begin after the fork and end before the join.
         unsafe {
-            if lanes > 0 {
-                workspace.fork.record(stream)?;
-            }
+            workspace.fork.record(stream)?;
             for lane in &workspace.lanes[..lanes] {
                 workspace.fork.hold(lane.stream.raw())?;
-            }
-            if lanes == 0 {
-                return self.launch_chain(steps, stream);
             }
             for turn in 0..=lanes {
                 for (index, step) in groups.iter().enumerate() {
@@ -159,11 +161,8 @@ impl Workspace {
         !apart && groups.iter().any(decode) && groups.iter().any(prefill)
     }
 
-    /// How many streams beside the caller's these launches take.
+    /// How many streams beside the caller's these launches take, one after the other.
     fn lanes_for(&self, groups: &[Step]) -> usize {
-        if self.overlaps(groups) {
-            return 1;
-        }
         match self.options.streams {
             Streams::One => 0,
             Streams::PerGroup => self.lanes.len().min(groups.len().saturating_sub(1)),
