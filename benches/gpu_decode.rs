@@ -18,7 +18,7 @@ mod trees;
 use common::Rng;
 use run::{Pool, Step, Timer};
 use tandem_attn::{
-    exec::gpu::{CUstream, Gpu, Streams},
+    exec::gpu::{CUstream, Gpu, Streams, WorkspaceOptions},
     plan::{DeviceDescription, MergeMode, PackRule, PlanOptions, Planner, SplitMode},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
 };
@@ -148,7 +148,15 @@ fn batches(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>, page: u32)
             };
             let plan = Planner::new().plan(&spec, &batch, &device, &options);
             let plan = plan.expect("can be planned");
-            Step::new(gpu, plan, &batch, pool, &q, layout, Streams::One)
+            Step::new(
+                gpu,
+                plan,
+                &batch,
+                pool,
+                &q,
+                layout,
+                WorkspaceOptions::default(),
+            )
         });
         let bytes = keys as usize * spec.kv_bytes_per_token() as usize;
         let ways = steps.each_ref().map(|step| |stream| step.enqueue(stream));
@@ -243,7 +251,9 @@ fn pat(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
             let step_on = |device: &DeviceDescription, options: PlanOptions, streams: Streams| {
                 let plan = Planner::new().plan(&spec, &batch, device, &options);
                 let plan = plan.expect("can be planned");
-                Step::new(gpu, plan, &batch, pool, &q, KvLayout::Nhd, streams)
+                let mut options = WorkspaceOptions::default();
+                options.streams = streams;
+                Step::new(gpu, plan, &batch, pool, &q, KvLayout::Nhd, options)
             };
             let step = |device: &DeviceDescription, options: PlanOptions| {
                 step_on(device, options, Streams::One)

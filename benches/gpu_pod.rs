@@ -1,7 +1,7 @@
 //! Hybrid batches on a GPU, from the planner's plans: one after the other, on two streams, side by side.
 //!
 //! `cargo bench --features cuda --bench gpu_pod -- [listed] [sweep=300] [seed=1] [ctas=132,88] [config=0]
-//! [kernel-merges] [json=FILE]`. Times are CUDA events around all launches of a step; medians, modes in turn, L2 full of other
+//! [json=FILE]`. Times are CUDA events around all launches of a step; medians, modes in turn, L2 full of other
 //! data. Pools hold random numbers, pages of 16 are shuffled.
 
 #[path = "../tests/common/mod.rs"]
@@ -14,9 +14,9 @@ use std::fmt::Write;
 use common::{Memory, Rng};
 use run::{Pool, Step, Timer};
 use tandem_attn::{
-    exec::gpu::{Family, Gpu, Streams},
+    exec::gpu::{Family, Gpu, WorkspaceOptions},
     plan::{
-        DeviceDescription, MergeMode, PlanOptions, Planner,
+        DeviceDescription, PlanOptions, Planner,
         pod::{PodMode, TicketPolicy},
     },
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
@@ -85,10 +85,6 @@ fn main() {
     }
     let bench = Bench {
         ctas,
-        merge_mode: match arguments.iter().any(|argument| argument == "kernel-merges") {
-            true => MergeMode::Kernel,
-            false => MergeMode::Auto,
-        },
         gpu,
         device,
         timer: Timer::new(),
@@ -130,7 +126,6 @@ const TICKETS_HEADER: &str = "Ampere's kernels                   prefill  decode
 struct Bench<'a> {
     /// Numbers of prefill CTAs to try beside the planner's.
     ctas: Vec<u32>,
-    merge_mode: MergeMode,
     gpu: &'a Gpu,
     device: DeviceDescription,
     timer: Timer,
@@ -271,7 +266,6 @@ impl Bench<'_> {
             let options = PlanOptions {
                 pod: PodMode::Fused,
                 prefill_ctas: Some(ctas),
-                merge_mode: self.merge_mode,
                 ..PlanOptions::default()
             };
             self.step_as(hybrid, options, None, true, true)
@@ -300,7 +294,6 @@ impl Bench<'_> {
     fn step(&self, hybrid: Hybrid, mode: PodMode, prefill: bool, decode: bool) -> Step<'_> {
         let options = PlanOptions {
             pod: mode,
-            merge_mode: self.merge_mode,
             ..PlanOptions::default()
         };
         self.step_as(hybrid, options, None, prefill, decode)
@@ -325,16 +318,10 @@ impl Bench<'_> {
         );
         let plan = Planner::new().plan(&spec, &batch, &self.device, &options);
         let plan = plan.expect("can be planned");
-        Step::of_family(
-            self.gpu,
-            plan,
-            &batch,
-            &self.pool,
-            &self.q,
-            KvLayout::Nhd,
-            Streams::One,
-            family,
-        )
+        let mut options = WorkspaceOptions::default();
+        options.family = family;
+        let layout = KvLayout::Nhd;
+        Step::new(self.gpu, plan, &batch, &self.pool, &self.q, layout, options)
     }
 }
 

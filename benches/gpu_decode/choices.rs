@@ -1,7 +1,7 @@
 //! Ways to plan a tree, beside what the planner chooses.
 
 use tandem_attn::{
-    exec::gpu::{Gpu, Streams},
+    exec::gpu::{Gpu, WorkspaceOptions},
     plan::{DeviceDescription, JointDescription, PackRule, PlanOptions, Planner, SplitMode},
     problem::KvLayout,
 };
@@ -79,7 +79,15 @@ pub fn compare(gpu: &Gpu, timer: &Timer, pool: &Pool, trees: &[Tree]) {
                 };
                 let plan = Planner::new().plan(&spec, &batch, &device, &options);
                 let plan = plan.expect("can be planned");
-                Step::new(gpu, plan, &batch, pool, &q, KvLayout::Nhd, Streams::One)
+                Step::new(
+                    gpu,
+                    plan,
+                    &batch,
+                    pool,
+                    &q,
+                    KvLayout::Nhd,
+                    WorkspaceOptions::default(),
+                )
             });
             let times = timer.medians(&steps.each_ref(), 9);
             cases += 1;

@@ -7,9 +7,7 @@ use std::{cell::RefCell, ffi::c_void, ptr, time::Duration};
 use cust::sys;
 use half::f16;
 use tandem_attn::{
-    exec::gpu::{
-        CUstream, DeviceTensor, Family, Gpu, KvPool, Streams, Workspace, WorkspaceOptions,
-    },
+    exec::gpu::{CUstream, DeviceTensor, Gpu, KvPool, Workspace, WorkspaceOptions},
     plan::{Bound, Plan},
     problem::{Batch, Dtype, KvLayout, Spec},
 };
@@ -92,22 +90,7 @@ impl<'a> Step<'a> {
         pool: &Pool,
         q: &Memory,
         layout: KvLayout,
-        streams: Streams,
-    ) -> Self {
-        Self::of_family(gpu, plan, batch, pool, q, layout, streams, None)
-    }
-
-    /// The same by the kernels of a family.
-    #[expect(clippy::too_many_arguments, reason = "as `new`, and the family")]
-    pub fn of_family(
-        gpu: &'a Gpu,
-        plan: Plan,
-        batch: &Batch,
-        pool: &Pool,
-        q: &Memory,
-        layout: KvLayout,
-        streams: Streams,
-        family: Option<Family>,
+        options: WorkspaceOptions,
     ) -> Self {
         let spec = &plan.spec;
         let shape = [plan.total_q, spec.q_heads, spec.head_dim_v].map(|x| x as usize);
@@ -121,9 +104,6 @@ impl<'a> Step<'a> {
             pool.v.address(),
         );
         let result = Memory::new(&vec![f16::NAN; shape.iter().product()]);
-        let mut options = WorkspaceOptions::default();
-        options.streams = streams;
-        options.family = family;
         let mut workspace = gpu
             .workspace(spec, &Bound::of(&plan), options)
             .expect("there is memory");

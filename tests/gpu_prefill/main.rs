@@ -13,7 +13,7 @@ use common::{
 use half::{bf16, f16};
 use proptest::prelude::*;
 use tandem_attn::{
-    exec::gpu::{Family, Gpu, KvPool, PartialStates, PrefillCall},
+    exec::gpu::{DeviceTensor, Family, Gpu, KvPool, PartialStates, PrefillCall},
     plan::{Kernel, Plan, PlanOptions, Planner},
     problem::{Dtype, KvLayout, Spec},
     tensor::Element,
@@ -260,23 +260,34 @@ fn what_no_kernel_was_made_for_is_said() {
         memory.address(),
         memory.address(),
     );
-    let call = PrefillCall {
-        spec: &spec,
-        tile: tandem_attn::plan::Tile { m: 128, n: 128 },
+    let call = any_call(&spec, 128, &q, &pool, &memory);
+    // SAFETY: nothing is launched.
+    let error = unsafe { gpu.prefill(&call, std::ptr::null_mut()) }.unwrap_err();
+    assert!(error.to_string().contains("head dimension 96"), "{error}");
+}
+
+/// A call that is looked at and not made.
+fn any_call<'a>(
+    spec: &'a Spec,
+    m: u32,
+    q: &'a DeviceTensor<3>,
+    pool: &'a KvPool,
+    memory: &Memory,
+) -> PrefillCall<'a> {
+    PrefillCall {
+        spec,
+        tile: tandem_attn::plan::Tile { m, n: 128 },
         pack: 1,
         items: memory.array(),
         page_ids: memory.array(),
-        q: &q,
-        pool: &pool,
-        out: &q,
+        q,
+        pool,
+        out: q,
         lse: None,
         partials: None,
         ticket: memory.array(),
         record: None,
-    };
-    // SAFETY: nothing is launched.
-    let error = unsafe { gpu.prefill(&call, std::ptr::null_mut()) }.unwrap_err();
-    assert!(error.to_string().contains("head dimension 96"), "{error}");
+    }
 }
 
 /// Which kernels run, by tile: those of Hopper take pages of any size.
@@ -302,20 +313,7 @@ fn the_family_follows_the_tile() {
     ] {
         let address = memory.address();
         let pool = KvPool::new(&spec, KvLayout::Nhd, page_size, 1, address, address);
-        let call = PrefillCall {
-            spec: &spec,
-            tile: tandem_attn::plan::Tile { m, n: 128 },
-            pack: 1,
-            items: memory.array(),
-            page_ids: memory.array(),
-            q: &q,
-            pool: &pool,
-            out: &q,
-            lse: None,
-            partials: None,
-            ticket: memory.array(),
-            record: None,
-        };
+        let call = any_call(&spec, m, &q, &pool, &memory);
         assert_eq!(
             gpu.prefill_family(&call),
             family,
