@@ -215,7 +215,7 @@ fn run_twice<T: Element>(
                     rows: group.tile.m,
                     run: case.run,
                     long: case.run > 1,
-                    beside: false,
+                    beside: None,
                 };
                 let call = DecodeCall {
                     spec,
@@ -352,7 +352,7 @@ fn what_is_wrong_is_said() {
             rows: 8,
             run: 1,
             long: false,
-            beside: false,
+            beside: None,
         },
         items: memory.array(),
         rows: memory.array(),

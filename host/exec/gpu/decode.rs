@@ -72,9 +72,9 @@ pub struct DecodeTile {
     pub run: u32,
     /// The launch reads several times what L2 holds. A matter of speed alone; a record knows better.
     pub long: bool,
-    /// Leaves most of each SM to a prefill, where there is such a kernel: for 8 rows of 128 elements, without
-    /// soft cap, that somebody else merges.
-    pub beside: bool,
+    /// Leaves so many bytes of each SM's shared memory to a prefill, where there is such a kernel: for 8 rows of
+    /// 128 elements, without soft cap, that somebody else merges.
+    pub beside: Option<u32>,
 }
 
 impl Gpu {

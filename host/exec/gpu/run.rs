@@ -2,12 +2,12 @@
 
 use kernels_gpu::{
     abi::{LaunchRecord, WorkItem},
-    sm90::slim,
+    sm90::{prefill, slim},
 };
 
 use super::{
-    CUstream, DecodeCall, DecodeTile, DeviceArray, DeviceTensor, Family, Gpu, KvPool, PrefillCall,
-    Workspace, agenda::GroupLaunch, steps::Step,
+    CUstream, DecodeCall, DecodeTile, DeviceArray, DeviceTensor, Family, Gpu, KvPool, LaunchKey,
+    PrefillCall, Workspace, agenda::GroupLaunch, steps::Step,
 };
 use crate::{Error, plan::Kernel};
 
@@ -243,7 +243,7 @@ impl Gpu {
                 rows: tile.m,
                 run: launch.run.min(share.max(1)),
                 long: launch.long,
-                beside,
+                beside: beside.then(|| memory_beside(workspace)),
             },
             items: group.items(),
             rows: workspace.rows(),
@@ -325,6 +325,21 @@ impl Gpu {
         }
         Ok(step)
     }
+}
+
+/// Shared memory of the prefills beside which decodes run: the plan's, or whatever a captured graph may meet.
+fn memory_beside(workspace: &Workspace) -> u32 {
+    let launches = &workspace.agenda.launches;
+    let meets = |shape: &&prefill::Shape| {
+        workspace.captured()
+            || launches.iter().any(|launch| {
+                let LaunchKey { kernel, tile, .. } = launch.key;
+                kernel == Kernel::Prefill && (tile.m, tile.n) == (shape.rows(), shape.keys)
+            })
+    };
+    let shapes = prefill::Shape::ALL.iter().filter(|shape| shape.beside);
+    let bytes = shapes.filter(meets).map(prefill::Shape::shared_bytes);
+    bytes.max().unwrap_or(0)
 }
 
 /// What no launch checks for itself.

@@ -67,9 +67,15 @@ fn form(dim: u32, rows: u32, cap: bool, shared_bytes: u32) -> Option<Form> {
 }
 
 /// The kernels that run beside a prefill.
-const ENTRIES_BESIDE: [(Dtype, &str); 2] = [
-    (Dtype::BF16, "decode_bf16_d128_m8_slim"),
-    (Dtype::F16, "decode_f16_d128_m8_slim"),
+const ENTRIES_BESIDE: [(Dtype, slim::Shape, &str); 4] = [
+    (Dtype::BF16, slim::SHAPE, "decode_bf16_d128_m8_slim"),
+    (
+        Dtype::BF16,
+        slim::SHALLOW,
+        "decode_bf16_d128_m8_slim_shallow",
+    ),
+    (Dtype::F16, slim::SHAPE, "decode_f16_d128_m8_slim"),
+    (Dtype::F16, slim::SHALLOW, "decode_f16_d128_m8_slim_shallow"),
 ];
 
 /// The kernels; none on architectures that have none.
@@ -88,7 +94,7 @@ impl Kernels {
         }
         let kernel = |name| modules.kernel(name, Carveout::Shared, max_shared);
         let alone = ENTRIES.iter().map(|&(.., name)| kernel(name));
-        let beside = ENTRIES_BESIDE.iter().map(|&(_, name)| kernel(name));
+        let beside = ENTRIES_BESIDE.iter().map(|&(.., name)| kernel(name));
         Ok(Self {
             alone: alone.collect::<Result<_, _>>()?,
             beside: beside.collect::<Result<_, _>>()?,
@@ -125,8 +131,9 @@ impl Kernels {
         merges: bool,
     ) -> Option<(&Kernel, Form)> {
         let (dim, cap) = (spec.head_dim_qk, spec.variant.soft_cap.is_some());
-        let beside = tile.beside && dim == 128 && tile.rows <= 8 && !cap && !merges;
-        let beside = beside.then(|| self.find_beside(dtype)).flatten();
+        let beside = tile.beside;
+        let beside = beside.filter(|_| dim == 128 && tile.rows <= 8 && !cap && !merges);
+        let beside = beside.and_then(|bytes| self.find_beside(dtype, slim::beside(bytes)));
         beside.or_else(|| {
             let rows = ROWS.into_iter().find(|&rows| rows >= tile.rows)?;
             let kernel = self.find(dtype, dim, rows, cap)?;
@@ -134,14 +141,14 @@ impl Kernels {
         })
     }
 
-    fn find_beside(&self, dtype: Dtype) -> Option<(&Kernel, Form)> {
-        let wanted = |&(d, _): &(Dtype, &str)| d == dtype;
+    fn find_beside(&self, dtype: Dtype, shape: slim::Shape) -> Option<(&Kernel, Form)> {
+        let wanted = |&(d, s, _): &(Dtype, slim::Shape, &str)| (d, s) == (dtype, shape);
         let kernel = self.beside.get(ENTRIES_BESIDE.iter().position(wanted)?)?;
         let form = Form {
-            threads: slim::SHAPE.threads(),
-            shared_bytes: slim::shared_bytes(),
+            threads: shape.threads(),
+            shared_bytes: slim::shared_bytes(&shape),
             ctas_per_sm: 1,
-            stages: slim::SHAPE.stages,
+            stages: shape.stages,
             run: 1,
         };
         Some((kernel, form))

@@ -68,12 +68,13 @@ impl Shape {
     pub const D128_CAP: Self = Self::new(2, 96, [128, 128], [2, 3, 3]);
     /// 192 rows × 80 keys: a third fewer bytes per row, and three warpgroups to hide the exponentials.
     pub const D128_WIDE: Self = Self::new(3, 80, [128, 128], [2, 3, 3]);
-    /// 128 rows × 80 keys in half of an SM: decodes ([`slim`](super::slim)) run in the rest of it.
+    /// 128 rows × 80 keys and two tiles of queries in more than half of an SM: decodes ([`slim`](super::slim)) run in
+    /// the rest of it.
     pub const D128_BESIDE: Self = Self {
         beside: true,
-        ..Self::new(2, 80, [128, 128], [1, 2, 2])
+        ..Self::new(2, 80, [128, 128], [2, 2, 2])
     };
-    /// 128 rows × 64 keys: slower, and the decodes beside it are faster.
+    /// 128 rows × 64 keys in less than half of an SM: slower, and the decodes beside it are faster.
     pub const D128_GENTLE: Self = Self {
         beside: true,
         ..Self::new(2, 64, [128, 128], [1, 2, 2])

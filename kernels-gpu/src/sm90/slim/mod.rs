@@ -24,7 +24,8 @@ mod softmax;
 
 pub use shape::Shape;
 
-/// What the kernel beside a prefill with heads of 128 elements is compiled for: 8 rows, 64 keys at a time.
+/// What the kernel beside a prefill with heads of 128 elements is compiled for: 8 rows, 64 keys at a time, 96 KB of
+/// keys and values under way.
 pub const SHAPE: Shape = Shape {
     consumers: 1,
     rows: 8,
@@ -32,6 +33,13 @@ pub const SHAPE: Shape = Shape {
     head_dim: 128,
     stages: 3,
     value_stages: 3,
+};
+
+/// The same with 64 KB under way, beside a prefill that takes more of the memory. Results are the same bits.
+pub const SHALLOW: Shape = Shape {
+    stages: 2,
+    value_stages: 2,
+    ..SHAPE
 };
 
 /// Registers of a thread: at launch, and then of the warps that feed and of those that compute.
@@ -49,8 +57,20 @@ const fn state_pitch(shape: &Shape) -> u32 {
 
 /// Dynamic shared memory.
 #[must_use]
-pub const fn shared_bytes() -> u32 {
-    SHAPE.shared_bytes().next_multiple_of(16) + extra_bytes(&SHAPE)
+pub const fn shared_bytes(shape: &Shape) -> u32 {
+    shape.shared_bytes().next_multiple_of(16) + extra_bytes(shape)
+}
+
+/// The deepest kernel that shares an SM with CTAs of so much dynamic shared memory.
+#[must_use]
+pub const fn beside(others: u32) -> Shape {
+    const SM: u32 = 233_472;
+    // What the system takes for a CTA.
+    const RESERVED: u32 = 1024;
+    match others + shared_bytes(&SHAPE) + 2 * RESERVED <= SM {
+        true => SHAPE,
+        false => SHALLOW,
+    }
 }
 
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
@@ -61,7 +81,7 @@ mod entries {
     };
 
     use super::{
-        REGISTERS, SHAPE,
+        REGISTERS, Shape,
         consume::consume,
         feed::{gather, help_gather, load},
         shared::Shared,
@@ -73,13 +93,14 @@ mod entries {
     };
 
     macro_rules! entries {
-        ($($name:ident: $dtype:ident;)*) => {$(
+        ($($name:ident: $shape:ident, $dtype:ident;)*) => {$(
             /// See the module.
             ///
             /// # Safety
             /// The parameters describe memory as [`DecodeParams`] says.
-            #[kernel(max_threads = SHAPE.threads(), max_registers = REGISTERS[0], tensor_maps)]
+            #[kernel(max_threads = super::SHAPE.threads(), max_registers = REGISTERS[0], tensor_maps)]
             pub unsafe fn $name(p: DecodeParams) {
+                const SHAPE: Shape = super::$shape;
                 let maps: *const TensorMap = param_address!($name, 0);
                 let variant = Standard::<false>(p.attention.variant);
                 let s = Shared { base: shared::dynamic_shared_address(), shape: SHAPE };
@@ -108,8 +129,10 @@ mod entries {
     }
 
     entries! {
-        decode_bf16_d128_m8_slim: Bf16;
-        decode_f16_d128_m8_slim: F16;
+        decode_bf16_d128_m8_slim: SHAPE, Bf16;
+        decode_bf16_d128_m8_slim_shallow: SHALLOW, Bf16;
+        decode_f16_d128_m8_slim: SHAPE, F16;
+        decode_f16_d128_m8_slim_shallow: SHALLOW, F16;
     }
 }
 
@@ -119,11 +142,9 @@ mod tests {
 
     #[test]
     fn it_fits_beside_the_prefill() {
-        const SM: u32 = 233_472;
-        // What the system takes for a CTA.
-        const RESERVED: u32 = 1024;
         for prefill in prefill::Shape::ALL.iter().filter(|shape| shape.beside) {
-            assert!(shared_bytes() + prefill.shared_bytes() + 2 * RESERVED <= SM);
+            let decode = shared_bytes(&beside(prefill.shared_bytes()));
+            assert!(decode + prefill.shared_bytes() + 2 * 1024 <= 233_472);
             // Registers are shared out by quarters of an SM, which have every fourth warp of a CTA.
             let quarter = |threads: u32, registers: u32| threads / 128 * 32 * registers;
             let registers = quarter(SHAPE.threads(), REGISTERS[0])
