@@ -4,9 +4,13 @@
 //! it computes about one exp2 and eight multiply-adds for them. So the layout decides. A thread owns a
 //! *chunk* of 8 elements, two 16-byte loads per slot and one 16-byte store of a 16-bit output. Chunks are
 //! counted through rows and heads without a gap: a warp covers 256 neighbouring elements, whether those
-//! are two heads of one row or four rows of a single small head. Where little is to be merged latency decides:
-//! slots go by eights, all of whose loads are under way before the first is looked at, and the ids of the next
-//! before that; the first ids are there before the kernel that writes the states has ended.
+//! are two heads of one row or four rows of a single small head. Slots go by fours, all of whose loads are under
+//! way before the first is looked at, and the ids of the next four before that.
+//!
+//! There are two kernels that compute the same bits. Where much is to be merged, threads are what hides latency:
+//! [`MANY`] has as many as an SM takes. Where it is little, and stands at the end of a step, waiting decides:
+//! [`FEW`] has eight slots under way, and the first ids are there before the kernel that writes the states has
+//! ended.
 //!
 //! The order of ⊕ is that of the slots, so that the result does not depend on timing.
 
@@ -16,15 +20,36 @@ pub const CHUNK: usize = 8;
 /// Threads of a block.
 pub const THREADS: u32 = 256;
 
-/// Slots whose states are loaded together.
+/// Slots that are merged together.
 #[cfg(target_arch = "nvptx64")]
-const BATCH: usize = 8;
+const GROUP: usize = 4;
+
+/// A kernel for so much: groups of slots that it loads together, and its blocks on an SM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Groups of four slots.
+    pub groups: usize,
+    /// Blocks that an SM holds.
+    pub blocks: u32,
+}
+
+/// For many rows.
+pub const MANY: Shape = Shape {
+    groups: 1,
+    blocks: 5,
+};
+
+/// For few rows: the SMs hold all of them, or nearly.
+pub const FEW: Shape = Shape {
+    groups: 2,
+    blocks: 2,
+};
 
 #[cfg(target_arch = "nvptx64")]
 mod device {
     use cuda_std::{convert, prelude::*};
 
-    use super::{BATCH, CHUNK, THREADS};
+    use super::{CHUNK, FEW, GROUP, MANY, THREADS};
     use crate::{
         abi::MergeParams,
         state::{Merger, State, natural},
@@ -121,13 +146,17 @@ mod device {
         /// # Safety
         /// As [`load`](Self::load)'s.
         #[inline(always)]
-        unsafe fn load_all(self, slots: [u32; BATCH]) -> [State<CHUNK>; BATCH] {
-            let mut states = [State::EMPTY; BATCH];
+        unsafe fn load_all<const GROUPS: usize>(
+            self,
+            slots: [[u32; GROUP]; GROUPS],
+        ) -> [[State<CHUNK>; GROUP]; GROUPS] {
+            let mut states = [[State::EMPTY; GROUP]; GROUPS];
             let mut i = 0;
-            while i < BATCH {
-                if slots[i] != NO_SLOT {
+            while i < GROUPS * GROUP {
+                let (group, i_in) = (i / GROUP, i % GROUP);
+                if slots[group][i_in] != NO_SLOT {
                     // SAFETY: the caller's promise.
-                    states[i] = unsafe { self.load(slots[i]) };
+                    states[group][i_in] = unsafe { self.load(slots[group][i_in]) };
                 }
                 i += 1;
             }
@@ -143,13 +172,16 @@ mod device {
     /// # Safety
     /// They are at `list`.
     #[inline(always)]
-    unsafe fn next_slots(list: *const u32, left: u32) -> [u32; BATCH] {
-        let mut slots = [NO_SLOT; BATCH];
+    unsafe fn next_slots<const GROUPS: usize>(
+        list: *const u32,
+        left: u32,
+    ) -> [[u32; GROUP]; GROUPS] {
+        let mut slots = [[NO_SLOT; GROUP]; GROUPS];
         let mut i = 0;
-        while i < BATCH {
+        while i < GROUPS * GROUP {
             if (i as u32) < left {
                 // SAFETY: the caller's promise.
-                slots[i] = unsafe { ptr::load_nc_u32(list.add(i)) };
+                slots[i / GROUP][i % GROUP] = unsafe { ptr::load_nc_u32(list.add(i)) };
             }
             i += 1;
         }
@@ -159,7 +191,7 @@ mod device {
     /// # Safety
     /// The parameters describe memory as [`MergeParams`] says, `out` is of the type `O`.
     #[inline(always)]
-    unsafe fn merge<O: Output>(params: &MergeParams) {
+    unsafe fn merge<O: Output, const GROUPS: usize>(params: &MergeParams) {
         let (mut first, mut chunks) = (0, params.chunks);
         if params.record != 0 {
             // SAFETY: the caller's promise.
@@ -191,18 +223,31 @@ mod device {
         unsafe {
             let mut next = next_slots(list, left);
             // No list begins so. That it is looked at keeps ptxas from asking for it behind the wait.
-            if left > 0 && next[0] == NO_SLOT {
+            if left > 0 && next[0][0] == NO_SLOT {
                 return;
             }
             // What the host wrote was there before; what a kernel wrote is there from here on.
             #[cfg(target_feature = "sm_90a")]
             cuda_std::griddep::wait();
             while left > 0 {
-                let states = place.load_all(next);
-                left = left.saturating_sub(BATCH as u32);
-                list = list.add(BATCH);
-                next = next_slots(list, left);
-                merger.push_all(states);
+                let states: [_; GROUPS] = place.load_all(next);
+                let here = left;
+                left = left.saturating_sub((GROUPS * GROUP) as u32);
+                list = list.add(GROUPS * GROUP);
+                if GROUPS > 1 {
+                    next = next_slots(list, left);
+                }
+                let mut group = 0;
+                while group < GROUPS {
+                    // The same groups in both kernels, and none without a slot: the same bits.
+                    if here > (group * GROUP) as u32 {
+                        merger.push_all(states[group]);
+                    }
+                    group += 1;
+                }
+                if GROUPS == 1 {
+                    next = next_slots(list, left);
+                }
             }
         }
         let merged = merger.finish();
@@ -217,33 +262,26 @@ mod device {
         }
     }
 
-    /// Output in bf16.
-    ///
-    /// # Safety
-    /// As [`merge`].
-    #[kernel(max_threads = THREADS, min_blocks = 2)]
-    pub unsafe fn merge_states_bf16(params: MergeParams) {
-        // SAFETY: the caller's promise.
-        unsafe { merge::<Bf16>(&params) }
+    macro_rules! entries {
+        ($($name:ident: $output:ident, $shape:ident;)*) => {$(
+            /// See the module.
+            ///
+            /// # Safety
+            /// The parameters describe memory as [`MergeParams`] says, the output is of the type in the name.
+            #[kernel(max_threads = THREADS, min_blocks = $shape.blocks)]
+            pub unsafe fn $name(params: MergeParams) {
+                // SAFETY: the caller's promise.
+                unsafe { merge::<$output, { $shape.groups }>(&params) }
+            }
+        )*};
     }
 
-    /// Output in f16.
-    ///
-    /// # Safety
-    /// As [`merge`].
-    #[kernel(max_threads = THREADS, min_blocks = 2)]
-    pub unsafe fn merge_states_f16(params: MergeParams) {
-        // SAFETY: the caller's promise.
-        unsafe { merge::<F16>(&params) }
-    }
-
-    /// Output in f32.
-    ///
-    /// # Safety
-    /// As [`merge`].
-    #[kernel(max_threads = THREADS, min_blocks = 2)]
-    pub unsafe fn merge_states_f32(params: MergeParams) {
-        // SAFETY: the caller's promise.
-        unsafe { merge::<F32>(&params) }
+    entries! {
+        merge_states_bf16: Bf16, MANY;
+        merge_states_f16: F16, MANY;
+        merge_states_f32: F32, MANY;
+        merge_few_bf16: Bf16, FEW;
+        merge_few_f16: F16, FEW;
+        merge_few_f32: F32, FEW;
     }
 }

@@ -6,7 +6,7 @@ mod tests;
 use kernels_gpu::{
     abi::{LaunchRecord, MergeParams, MergeRow},
     divisor::Divisor,
-    merge::{CHUNK, THREADS},
+    merge::{CHUNK, FEW, THREADS},
 };
 
 use super::{
@@ -47,22 +47,21 @@ impl PartialStates {
     }
 }
 
-/// One entry for each type of output.
+/// The entries, for outputs in bf16, f16 and f32.
 pub(super) struct Kernels {
-    bf16: Kernel,
-    f16: Kernel,
-    f32: Kernel,
+    many: [Kernel; 3],
+    few: [Kernel; 3],
 }
 
 impl Kernels {
     pub(super) fn load(modules: &Modules, max_shared: u32) -> Result<Self, Error> {
         // Loads in flight live in L1, so it is not cut down here.
         let kernel = |name| modules.kernel(name, Carveout::Default, max_shared);
-        Ok(Self {
-            bf16: kernel("merge_states_bf16")?,
-            f16: kernel("merge_states_f16")?,
-            f32: kernel("merge_states_f32")?,
-        })
+        let [bf16, f16, f32] = ["merge_states_bf16", "merge_states_f16", "merge_states_f32"];
+        let many = [kernel(bf16)?, kernel(f16)?, kernel(f32)?];
+        let [bf16, f16, f32] = ["merge_few_bf16", "merge_few_f16", "merge_few_f32"];
+        let few = [kernel(bf16)?, kernel(f16)?, kernel(f32)?];
+        Ok(Self { many, few })
     }
 }
 
@@ -112,15 +111,20 @@ impl Gpu {
         record: Option<DeviceArray<LaunchRecord>>,
     ) -> Result<Prepared<MergeParams>, Error> {
         let mut parameters = parameters(partials, rows, merge_slots, out, lse)?;
+        let blocks = parameters.chunks.div_ceil(THREADS);
+        let kernels = match blocks <= FEW.blocks * self.multiprocessors {
+            true => &self.merge.few,
+            false => &self.merge.many,
+        };
         let kernel = match out.dtype {
-            Dtype::BF16 => self.merge.bf16,
-            Dtype::F16 => self.merge.f16,
-            _ => self.merge.f32,
+            Dtype::BF16 => kernels[0],
+            Dtype::F16 => kernels[1],
+            _ => kernels[2],
         };
         parameters.record = record.map_or(0, |record| record.address);
         Ok(Prepared {
             kernel,
-            launch: Launch::new(parameters.chunks.div_ceil(THREADS), THREADS),
+            launch: Launch::new(blocks, THREADS),
             parameters,
         })
     }
