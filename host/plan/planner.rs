@@ -219,7 +219,8 @@ impl Planner {
             mode: options.split,
             cost,
             tiles,
-            hybrid,
+            // One after the other, each has the device to itself.
+            hybrid: pod.is_some_and(|pod| pod.mode != PodMode::Serial),
             shared_sms: config.is_some(),
         };
         splitter.split(&input, drafts);

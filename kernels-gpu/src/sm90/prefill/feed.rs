@@ -8,7 +8,7 @@ use cuda_std::{
     tma::{self, TensorMap},
 };
 
-use super::{super::ring::Ring, tile::Shared};
+use super::{super::ring::Ring, CLAIM_AHEAD, tile::Shared};
 use crate::{
     abi::{AttentionParams, PrefillParams},
     prefill::{Place, Tile},
@@ -52,7 +52,7 @@ unsafe fn describe<V: Variant>(
     tile
 }
 
-/// Claims tile after tile, tells what it is and brings its queries.
+/// Claims tile after tile, each when the one before comes to its end, tells what it is and brings its queries.
 ///
 /// # Safety
 /// One thread of the CTA comes here; `maps` begin with that of the queries, and the barriers are initialised.
@@ -68,18 +68,16 @@ pub(super) unsafe fn schedule<V: Variant>(
     let ctas = thread::grid_dim_x();
     let mut unit = thread::block_idx_x();
     let mut ring = Ring::<2>::PRODUCER;
-    let mut place = Ring::<1>::PRODUCER;
+    let mut ends = Ring::<1>::CONSUMER;
     loop {
         // Read again for every unit: there are few registers here.
         // SAFETY: as the launch is.
         let a = &unsafe { p.attention.of_this_plan() };
         let more = unit < a.units;
-        let mut ticket = 0;
         let mut tile = Tile::NONE;
         // SAFETY: one thread; the ring's barriers say what belongs to whom.
         unsafe {
             if more {
-                ticket = a.ticket();
                 tile = describe(p, a, variant, unit, s.shape.keys);
             }
             mbarrier::wait(s.tile_free(ring.stage), ring.parity);
@@ -92,8 +90,8 @@ pub(super) unsafe fn schedule<V: Variant>(
             }
             ring.advance();
             if s.shape.query_stages == 1 {
-                mbarrier::wait(s.queries_free(), place.parity);
-                place.advance();
+                // A phase for each tile; the first begins free.
+                mbarrier::wait(s.queries_free(), ring.stage);
             }
             mbarrier::arrive_expect_tx(full, slabs * 128 * p.pack.get() * tokens);
             let mut slab = 0;
@@ -103,8 +101,12 @@ pub(super) unsafe fn schedule<V: Variant>(
                 tma::load_tensor(target + slab * s.shape.slab_bytes(), maps, corner, full);
                 slab += 1;
             }
+            if tile.blocks >= CLAIM_AHEAD {
+                mbarrier::wait(s.ends_soon(), ends.parity);
+                ends.advance();
+            }
+            unit = ctas + a.ticket();
         }
-        unit = ctas + ticket;
     }
 }
 
@@ -155,6 +157,10 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
         let mut begin = tile.end as i32;
         let mut left = tile.blocks;
         while left > 0 {
+            if !VALUES && left == CLAIM_AHEAD && lane == 0 {
+                // SAFETY: the scheduler waits for it.
+                unsafe { mbarrier::arrive(s.ends_soon()) };
+            }
             left -= 1;
             begin -= keys as i32;
             // Which page this lane's box lies in: looked up before the stage is free.

@@ -2,7 +2,7 @@
 
 use cuda_std::{async_copy, mbarrier, prelude::*};
 
-use super::{super::ring::Ring, tile::Shared};
+use super::{super::ring::Ring, CLAIM_AHEAD, tile::Shared};
 use crate::{
     abi::{KvStrides, PrefillParams},
     prefill::Tile,
@@ -84,6 +84,12 @@ pub(super) unsafe fn gather<const VALUES: bool, const STAGES: u32>(p: &PrefillPa
             let mut begin = end as i32 - keys as i32;
             let mut place = look_up(p, strides, keys, at, begin, lane);
             loop {
+                // Keys of this block and those before it.
+                let left = begin + keys as i32 - shared::load_u32(at + 36) as i32;
+                let soon = (CLAIM_AHEAD * keys) as i32;
+                if !VALUES && lane == 0 && left <= soon && left > soon - keys as i32 {
+                    mbarrier::arrive(s.ends_soon());
+                }
                 let (_, free, block) = s.stage_of(VALUES, blocks.stage);
                 mbarrier::wait(free, blocks.parity);
                 // A lane copies 16 bytes of the `lane / 8`th of 4 rows, and of the one 4 further down. Swizzled.

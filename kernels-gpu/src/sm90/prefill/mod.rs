@@ -3,7 +3,8 @@
 //! A CTA stays on its SM and works through tiles: the rows of an item for one query head (or for `pack`
 //! heads that share keys). One warpgroup moves data, the others compute 64 rows each:
 //!
-//! - the **scheduler** (one thread) claims tiles by ticket, one ahead, and loads their queries;
+//! - the **scheduler** (one thread) claims tiles by ticket, shortly before the last one is done, and loads
+//!   their queries;
 //! - two **loaders** (a warp each) bring keys and values, a lane per TMA box, page ids looked up before
 //!   the stage is free;
 //! - the **writer** (a warp) brings finished tiles from shared memory to the output;
@@ -186,6 +187,11 @@ impl Shape {
 
 /// A tile in shared memory: four vectors of four words.
 const TILE_BYTES: u32 = 64;
+
+/// Blocks of a tile's keys that have not been asked for when the next tile is claimed. Who claims early may claim
+/// what another CTA could have begun; who claims late waits for ticket, tile and queries, about 3 µs.
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+const CLAIM_AHEAD: u32 = 4;
 
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 mod entries {

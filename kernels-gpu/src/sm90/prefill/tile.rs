@@ -62,6 +62,11 @@ impl Shared {
     pub(super) fn queries_free(self) -> u32 {
         self.barrier(7)
     }
+    /// A tile of [`CLAIM_AHEAD`](super::CLAIM_AHEAD) blocks or more comes to its end.
+    #[inline(always)]
+    pub(super) fn ends_soon(self) -> u32 {
+        self.barrier(26)
+    }
     /// Values past the end have arrived and wait for being set to zero.
     #[inline(always)]
     pub(super) fn tail(self) -> u32 {
@@ -122,6 +127,7 @@ impl Shared {
                 stage += 1;
             }
             mbarrier::init(self.tail(), 1);
+            mbarrier::init(self.ends_soon(), 1);
             mbarrier::init(self.queries_free(), warps);
             // Every warp for itself: a warp that skips a block must have seen it full before the block
             // can be loaded anew, or it waits for a phase that is gone.

@@ -8,6 +8,7 @@ use cuda_std::{
 
 use super::{
     super::{prefill::clear, ring::Ring},
+    CLAIM_AHEAD,
     shared::{Shared, Unit},
 };
 use crate::{
@@ -19,7 +20,7 @@ const WARP: u32 = warp::FULL_MASK;
 
 // ---- The gatherers -----------------------------------------------------------------------------
 
-/// Brings unit after unit, one ahead of the consumers, and tells what it is.
+/// Brings unit after unit, each claimed when the one before comes to its end, and tells what it is.
 ///
 /// # Safety
 /// A whole warp comes here; the barriers are initialised.
@@ -31,17 +32,15 @@ pub(super) unsafe fn gather(p: &DecodeParams, s: Shared) {
     let ctas = thread::grid_dim_x();
     let mut unit = thread::block_idx_x();
     let mut slots = Ring::<2>::PRODUCER;
+    let mut ends = Ring::<1>::CONSUMER;
     // SAFETY: a whole warp; the ring's barriers say what belongs to whom.
     unsafe {
         while unit < a.units {
-            let mut ticket = 0;
-            if lane == 0 {
-                ticket = a.ticket();
-            }
             let header = Header::load(a, p.kv_heads, unit);
             mbarrier::wait(s.unit_free(slots.stage), slots.parity);
+            let described = describe(p, s, &header);
             if lane == 0 {
-                describe(p, s, &header).store(s.unit(slots.stage));
+                described.store(s.unit(slots.stage));
                 mbarrier::arrive(s.unit_full(slots.stage));
             }
             list_rows(p, s, slots.stage, &header);
@@ -50,12 +49,17 @@ pub(super) unsafe fn gather(p: &DecodeParams, s: Shared) {
             }
             s.queries_of(slots.stage, header.head, header.item.rows)
                 .gather(p, 0);
-            unit = ctas + warp::warp_shuffle_idx(WARP, ticket, 0, 32);
             async_copy::wait_all();
             // Ordinary writes to what wgmma reads.
             fence::proxy_async_shared();
             mbarrier::arrive(s.queries_full(slots.stage));
             slots.advance();
+            if described.blocks >= CLAIM_AHEAD {
+                mbarrier::wait(s.ends_soon(), ends.parity);
+                ends.advance();
+            }
+            let ticket = if lane == 0 { a.ticket() } else { 0 };
+            unit = ctas + warp::warp_shuffle_idx(WARP, ticket, 0, 32);
         }
         mbarrier::wait(s.unit_free(slots.stage), slots.parity);
         if lane == 0 {
@@ -200,6 +204,10 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
         let mut begin = unit.end as i32;
         let mut left = unit.blocks;
         while left > 0 {
+            if !VALUES && left == CLAIM_AHEAD && lane == 0 {
+                // SAFETY: the gatherer waits for it.
+                unsafe { mbarrier::arrive(s.ends_soon()) };
+            }
             left -= 1;
             begin -= keys as i32;
             // Which page this lane's box lies in: looked up before the stage is free.

@@ -45,6 +45,11 @@ pub const SHALLOW: Shape = Shape {
 /// Registers of a thread: at launch, and then of the warps that feed and of those that compute.
 pub const REGISTERS: [u32; 3] = [64, 48, 80];
 
+/// Blocks of a unit's keys that have not been asked for when the next unit is claimed. Who claims early may claim
+/// what another CTA could have begun; who claims late waits for ticket, item and queries, and memory is busy here.
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+const CLAIM_AHEAD: u32 = 8;
+
 /// Weights of two blocks, the state of a unit, and what the warps tell each other.
 const fn extra_bytes(shape: &Shape) -> u32 {
     2 * shape.rows * shape.keys * 2 + shape.rows * (state_pitch(shape) * 4 + 9 * 4)

@@ -74,4 +74,4 @@ impl Shape {
 pub(super) const UNIT_BYTES: u32 = 48;
 
 /// Barriers beside those of the stages.
-pub(super) const BARRIERS: u32 = 9;
+pub(super) const BARRIERS: u32 = 10;

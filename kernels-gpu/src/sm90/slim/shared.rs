@@ -172,6 +172,11 @@ impl Shared {
     pub fn rows_full(self, slot: u32) -> u32 {
         self.barrier(7 + slot)
     }
+    /// A unit of [`CLAIM_AHEAD`](super::CLAIM_AHEAD) blocks or more comes to its end.
+    #[inline(always)]
+    pub fn ends_soon(self) -> u32 {
+        self.barrier(9)
+    }
     #[inline(always)]
     pub fn keys_full(self, stage: u32) -> u32 {
         self.barrier(BARRIERS + 2 * stage)
@@ -221,7 +226,7 @@ impl Shared {
                 // Every lane of the gatherers, once its copies are there.
                 2 | 3 => 64,
                 4 | 5 => consumers + 2,
-                6..=8 => 1,
+                6..=9 => 1,
                 _ if (index - BARRIERS) % 2 == 0 => 1,
                 _ => consumers,
             };

@@ -8,6 +8,7 @@ use cuda_std::{
 
 use super::{
     super::{prefill::clear, ring::Ring},
+    CLAIM_AHEAD,
     runs::{Mode, Piece, Walk, list_runs},
     shared::{Shared, Unit},
 };
@@ -21,7 +22,7 @@ const WARP: u32 = warp::FULL_MASK;
 
 // ---- The gatherers -----------------------------------------------------------------------------
 
-/// Brings unit after unit, one ahead of the consumers, and tells what it is.
+/// Brings unit after unit, each claimed when the one before comes to its end, and tells what it is.
 ///
 /// # Safety
 /// A whole warp comes here; the barriers are initialised.
@@ -33,13 +34,10 @@ pub(super) unsafe fn gather<V: Variant>(p: &DecodeParams, variant: &V, s: Shared
     let ctas = thread::grid_dim_x();
     let mut unit = thread::block_idx_x();
     let mut slots = Ring::<2>::PRODUCER;
+    let mut ends = Ring::<1>::CONSUMER;
     // SAFETY: a whole warp; the ring's barriers say what belongs to whom.
     unsafe {
         while unit < a.units {
-            let mut ticket = 0;
-            if lane == 0 {
-                ticket = a.ticket();
-            }
             let header = Header::load(a, p.kv_heads, unit);
             mbarrier::wait(s.unit_free(slots.stage), slots.parity);
             let described = list_runs(p, a.items, s, slots.stage, unit, &header);
@@ -51,12 +49,17 @@ pub(super) unsafe fn gather<V: Variant>(p: &DecodeParams, variant: &V, s: Shared
             mbarrier::arrive(s.rows_full(slots.stage));
             s.queries_of(slots.stage, header.head, header.item.rows)
                 .gather(p, 0);
-            unit = ctas + warp::warp_shuffle_idx(WARP, ticket, 0, 32);
             async_copy::wait_all();
             // Ordinary writes to what wgmma reads.
             fence::proxy_async_shared();
             mbarrier::arrive(s.queries_full(slots.stage));
             slots.advance();
+            if described.blocks >= CLAIM_AHEAD {
+                mbarrier::wait(s.ends_soon(), ends.parity);
+                ends.advance();
+            }
+            let ticket = if lane == 0 { a.ticket() } else { 0 };
+            unit = ctas + warp::warp_shuffle_idx(WARP, ticket, 0, 32);
         }
         mbarrier::wait(s.unit_free(slots.stage), slots.parity);
         if lane == 0 {
@@ -172,6 +175,10 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
         let (_, least) = variant.visible_keys(unit.position);
         let mut block = 0;
         while block < unit.blocks {
+            if !VALUES && lane == 0 && block + CLAIM_AHEAD == unit.blocks {
+                // SAFETY: the gatherer waits for it.
+                unsafe { mbarrier::arrive(s.ends_soon()) };
+            }
             // Which page this lane's piece lies in: looked up before the stage is free.
             let mut piece = Piece::NONE;
             let mut corner = [0, 0, 0, 0, p.outside as i32];

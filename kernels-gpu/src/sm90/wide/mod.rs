@@ -4,7 +4,7 @@
 //! rows the products fill a `wgmma`, queries on its 64-wide side. A CTA stays on its SM:
 //!
 //! - two **gatherers** (a warp each) bring the rows of a unit, which may lie anywhere in `q`; the first of them
-//!   claims units by ticket, one ahead;
+//!   claims units by ticket, shortly before the last one is done;
 //! - two **loaders** (a warp each) bring keys and values, a lane per TMA box;
 //! - **consumers** (a warpgroup for 64 rows) work as those of [`prefill`](super::prefill) do: Q·Kᵀ of a block
 //!   is issued together with P·V of the block before, across units.
@@ -190,8 +190,13 @@ const UNIT_BYTES: u32 = 32;
 /// A run in shared memory, likewise.
 const RUN_BYTES: u32 = 32;
 
+/// Blocks of a unit's keys that have not been asked for when the next unit is claimed. Who claims early may claim
+/// what another CTA could have begun; who claims late waits for ticket, item, runs and queries.
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+const CLAIM_AHEAD: u32 = 8;
+
 /// Barriers beside those of the stages.
-const BARRIERS: u32 = 10;
+const BARRIERS: u32 = 11;
 
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 mod entries {

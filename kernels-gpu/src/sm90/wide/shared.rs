@@ -170,6 +170,11 @@ impl Shared {
     pub fn rows_full(self, slot: u32) -> u32 {
         self.barrier(8 + slot)
     }
+    /// A unit of [`CLAIM_AHEAD`](super::CLAIM_AHEAD) blocks or more comes to its end.
+    #[inline(always)]
+    pub fn ends_soon(self) -> u32 {
+        self.barrier(10)
+    }
     #[inline(always)]
     pub fn keys_full(self, stage: u32) -> u32 {
         self.barrier(BARRIERS + 4 * stage)
@@ -203,7 +208,7 @@ impl Shared {
                 // The gatherers, once their copies are there.
                 2 | 3 => 64,
                 4 | 5 => 32 * (consumers + 2),
-                6 | 7 => 1,
+                6 | 7 | 10 => 1,
                 _ => match (index - BARRIERS) % 4 {
                     0 => 32,
                     1 => 1,
