@@ -105,6 +105,13 @@ impl PrefillLoad {
         let rounds = f64::from(self.tiles) / f64::from(ctas.max(1));
         tile * if rounds < MANY { rounds.ceil() } else { rounds }
     }
+
+    /// What they take on all SMs, alone, and cut along their keys.
+    fn cut(&self) -> f64 {
+        /// Partial states, written and merged.
+        const MERGED_NS: f64 = 8e3;
+        1.025 * self.ns + MERGED_NS
+    }
 }
 
 impl PodConfig {
@@ -211,7 +218,8 @@ impl PodDescription {
         fused: impl Iterator<Item = Option<PrefillLoad>>,
         decode_ns: f64,
     ) -> (PodForecast, Option<FusedChoice>) {
-        let prefill_ns = prefill.on(sms, sms);
+        let whole_ns = prefill.on(sms, sms);
+        let prefill_ns = whole_ns.min(prefill.cut());
         // Tiles that do not fill the device leave SMs to the decodes.
         let free = 1.0 - f64::from(prefill.tiles.min(sms)) / f64::from(sms);
         let loss =
@@ -220,7 +228,7 @@ impl PodDescription {
             prefill_ns,
             decode_ns,
             serial_ns: prefill_ns + decode_ns,
-            streams_ns: overlapped(prefill_ns, decode_ns, loss.min(self.streams_loss)),
+            streams_ns: overlapped(whole_ns, decode_ns, loss.min(self.streams_loss)),
             fused_ns: f64::MAX,
         };
         let mut choice = None;
