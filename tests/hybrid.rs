@@ -31,7 +31,7 @@ fn plan(batch: &Batch, device: &str, options: PlanOptions) -> Plan {
     device.pod.streams_loss = device.pod.streams_loss.max(0.97);
     let by_tickets = device.compute_capability.0 < 9;
     let configs = device.pod.configs.iter_mut();
-    for config in configs.filter(|config| config.by_tickets == by_tickets) {
+    for config in configs.filter(|config| by_tickets && config.by_tickets) {
         (config.prefill_slowdown, config.decode_slowdown) = (1.05, 1.02);
         config.overlap_loss = 0.2;
     }
@@ -54,8 +54,10 @@ fn balanced_batches_are_fused_with_tiles_that_leave_room() {
     let batch = batch(1024, 12288, 80, 12288);
     let fused = plan(&batch, "h200", PlanOptions::default());
     let pod = fused.pod.unwrap();
-    assert_eq!((pod.mode, pod.config), (PodMode::Fused, Some(1)));
-    assert_eq!(tiles(&fused, Kernel::Prefill), [Tile { m: 128, n: 64 }]);
+    assert_eq!(pod.mode, PodMode::Fused);
+    let device = DeviceDescription::named("h200").unwrap();
+    let config = &device.pod.configs[pod.config.unwrap() as usize];
+    assert_eq!(tiles(&fused, Kernel::Prefill), [config.prefill]);
     let forecast = pod.forecast;
     assert!(forecast.fused_ns < forecast.streams_ns && forecast.streams_ns < forecast.serial_ns);
     assert!(forecast.fused_ns > forecast.peak_ns());
@@ -74,15 +76,34 @@ fn balanced_batches_are_fused_with_tiles_that_leave_room() {
 
 #[test]
 fn prefills_give_way_where_decodes_take_longer() {
-    let tile_beside = |batch: &Batch| {
+    let prefills_of = |batch: &Batch| {
         let fused = plan(batch, "h200", PlanOptions::default());
-        assert_eq!(fused.pod.unwrap().mode, PodMode::Fused);
-        tiles(&fused, Kernel::Prefill)
+        let pod = fused.pod.unwrap();
+        assert_eq!(pod.mode, PodMode::Fused);
+        (tiles(&fused, Kernel::Prefill)[0].n, pod.seats.prefill)
     };
-    let decodes_longer = batch(512, 16384, 54, 16384);
-    assert_eq!(tile_beside(&decodes_longer), [Tile { m: 128, n: 64 }]);
-    let prefill_longer = batch(2048, 16384, 27, 16384);
-    assert_eq!(tile_beside(&prefill_longer), [Tile { m: 128, n: 80 }]);
+    // A slower tile, or fewer SMs.
+    let (keys, seats) = prefills_of(&batch(512, 16384, 54, 16384));
+    assert!(keys == 64 || seats < 100, "{keys} keys on {seats} SMs");
+    // 512 tiles in four rounds.
+    assert_eq!(prefills_of(&batch(2048, 16384, 27, 16384)), (80, 128));
+}
+
+#[test]
+fn one_after_the_other_prefills_are_cut_as_if_they_were_alone() {
+    let prefill_items = |decodes| {
+        let options = PlanOptions {
+            pod: PodMode::Serial,
+            ..PlanOptions::default()
+        };
+        let plan = plan(&batch(256, 16384, decodes, 16384), "h200", options);
+        let groups = plan.groups.iter();
+        let prefills = groups.filter(|group| group.kernel == Kernel::Prefill);
+        prefills.map(|group| group.items.len()).sum::<usize>()
+    };
+    // Two tiles of 32 heads are half of what the device holds.
+    assert!(prefill_items(0) > 2);
+    assert_eq!(prefill_items(54), prefill_items(0));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::{
     draft::{Draft, DraftRow, DraftRun, PartInput},
     emit::{Emitter, Pieces},
     gather::Gatherer,
-    pod::{PodMode, PodPlan, PrefillLoad, TicketPolicy, Tickets},
+    pod::{PodMode, PodPlan, PrefillLoad, Seats, TicketPolicy, Tickets},
     split::{SplitInput, Splitter},
 };
 use crate::problem::{Batch, Spec};
@@ -222,6 +222,9 @@ impl Planner {
             // One after the other, each has the device to itself.
             hybrid: pod.is_some_and(|pod| pod.mode != PodMode::Serial),
             shared_sms: config.is_some(),
+            seats: pod
+                .map(|pod| pod.seats)
+                .filter(|&seats| seats != Seats::default()),
         };
         splitter.split(&input, drafts);
         if let Some(pod) = &mut pod {

@@ -16,11 +16,18 @@ pub struct PodDescription {
     /// The same where the prefills leave half of the SMs to the decodes.
     #[serde(default = "nothing_hidden")]
     pub apart_loss: f64,
+    /// What decodes take alone, in parts of what their bytes say: the configurations' times are in these parts, too.
+    #[serde(default = "as_said")]
+    pub decode_alone: f64,
     /// Configurations of the fused form; none: it is not used on this device.
     pub configs: Vec<PodConfig>,
 }
 
 const fn nothing_hidden() -> f64 {
+    1.0
+}
+
+const fn as_said() -> f64 {
     1.0
 }
 
@@ -85,6 +92,9 @@ impl Share {
     }
 }
 
+/// Rounds from which on tiles of all lengths fill the gaps.
+const MANY: f64 = 16.0;
+
 /// Tiles of prefills.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::plan) struct PrefillLoad {
@@ -96,14 +106,21 @@ pub(in crate::plan) struct PrefillLoad {
 impl PrefillLoad {
     /// What they take on so many of a device's SMs.
     pub fn on(&self, ctas: u32, sms: u32) -> f64 {
-        /// Rounds from which on tiles of all lengths fill the gaps.
-        const MANY: f64 = 16.0;
         if self.tiles == 0 {
             return self.ns;
         }
         let tile = self.ns * f64::from(sms) / f64::from(self.tiles);
         let rounds = f64::from(self.tiles) / f64::from(ctas.max(1));
         tile * if rounds < MANY { rounds.ceil() } else { rounds }
+    }
+
+    /// So few CTAs need no more rounds than `ctas` do: the others would keep SMs that decodes could have.
+    fn fewest(&self, ctas: u32) -> u32 {
+        let tiles = self.tiles.max(1);
+        match tiles.div_ceil(ctas.max(1)) {
+            rounds if f64::from(rounds) < MANY => tiles.div_ceil(rounds),
+            _ => ctas,
+        }
     }
 
     /// What they take on all SMs, alone, and cut along their keys.
@@ -124,18 +141,15 @@ impl PodConfig {
             return (time, Seats::default());
         }
         let mut best = (f64::MAX, Seats::default());
-        let most = sms.min(prefill.tiles.max(1));
-        let step = (sms / SHARE_STEPS).max(1) as usize;
-        for ctas in (0..=most)
-            .rev()
-            .step_by(step)
-            .take_while(|&ctas| ctas > sms / LEAST_SHARE)
-        {
+        let mut ctas = prefill.fewest(sms);
+        while ctas > sms / LEAST_SHARE || best.0 == f64::MAX {
             let alone = prefill.on(ctas, sms) * self.prefill_slowdown;
-            let time = self.share(ctas, sms).time(alone, decode_ns);
+            let busy = self.prefill_slowdown * prefill.ns * f64::from(sms) / f64::from(ctas);
+            let time = self.share(ctas, sms).time([alone, busy], decode_ns);
             if time < best.0 {
                 best = (time, Seats::new(sms, ctas));
             }
+            ctas = prefill.fewest(ctas - 1);
         }
         best
     }
@@ -153,22 +167,28 @@ impl PodConfig {
     }
 }
 
-/// No fewer prefill CTAs than one for so many SMs are thought of,
+/// Where both are done at the same time neither fills the gaps of the other's last round: that costs such a part,
+const LAST_OF_BOTH: f64 = 0.03;
+/// and less the further apart they are, up to this part.
+const CLOSE: f64 = 0.3;
+
+/// No fewer prefill CTAs than one for so many SMs are thought of.
 const LEAST_SHARE: u32 = 4;
-/// in so many steps.
-const SHARE_STEPS: u32 = 24;
 
 impl Share {
-    /// What both take together, when alone they take so long.
-    fn time(&self, prefill_ns: f64, decode_ns: f64) -> f64 {
+    /// What both take together, when alone they take so long. Of that time the CTAs of the prefill are busy for
+    /// `busy_ns` in the mean.
+    fn time(&self, [prefill_ns, busy_ns]: [f64; 2], decode_ns: f64) -> f64 {
         let slow_prefill = prefill_ns * self.prefill;
-        let behind = decode_ns + slow_prefill * self.decode;
+        let behind = decode_ns + busy_ns * self.prefill * self.decode;
+        let close = 1.0 - (slow_prefill - behind).abs() / (CLOSE * behind);
+        let together = LAST_OF_BOTH * behind * close.max(0.0);
         if slow_prefill <= behind {
-            return behind;
+            return behind + together;
         }
         // The decodes are done first, and the rest of the prefills has the device.
         let decoded = decode_ns / (1.0 - self.decode);
-        prefill_ns + decoded * (1.0 - 1.0 / self.prefill)
+        prefill_ns + decoded * (1.0 - 1.0 / self.prefill) + together
     }
 }
 
@@ -203,6 +223,7 @@ impl Default for PodDescription {
         Self {
             streams_loss: 1.0,
             apart_loss: 1.0,
+            decode_alone: 1.0,
             configs: Vec::new(),
         }
     }
@@ -224,11 +245,12 @@ impl PodDescription {
         let free = 1.0 - f64::from(prefill.tiles.min(sms)) / f64::from(sms);
         let loss =
             self.streams_loss + (self.apart_loss - self.streams_loss) * (2.0 * free).min(1.0);
+        let alone_ns = decode_ns * self.decode_alone;
         let mut forecast = PodForecast {
             prefill_ns,
-            decode_ns,
-            serial_ns: prefill_ns + decode_ns,
-            streams_ns: overlapped(whole_ns, decode_ns, loss.min(self.streams_loss)),
+            decode_ns: alone_ns,
+            serial_ns: prefill_ns + alone_ns,
+            streams_ns: overlapped(whole_ns, alone_ns, loss.min(self.streams_loss)),
             fused_ns: f64::MAX,
         };
         let mut choice = None;
@@ -308,8 +330,10 @@ mod tests {
         let (even, _) = forecast(load(400e3, 1024), 400e3);
         assert_eq!(even.best(), PodMode::Fused);
         assert!(even.fused_ns < 0.75 * even.serial_ns && even.fused_ns > even.peak_ns());
-        // Prefill is what takes long: it has every SM.
+        // Prefill is what takes long: it has every SM that saves it a round.
         let (_, choice) = forecast(load(700e3, 512), 400e3);
+        assert_eq!(choice.unwrap().seats, Seats::new(sms, 128));
+        let (_, choice) = forecast(load(700e3, 8192), 400e3);
         assert_eq!(choice.unwrap().seats, Seats::new(sms, sms));
         // Decode takes long: it has some SMs to itself.
         let (_, choice) = forecast(load(120e3, 256), 400e3);
@@ -318,8 +342,8 @@ mod tests {
         // Nearly nothing to hide.
         let (lopsided, _) = forecast(load(1000e3, 1024), 5e3);
         assert_ne!(lopsided.best(), PodMode::Fused);
-        // Prefills on half of the SMs, decodes on the others.
-        let (apart, _) = forecast(load(70e3, 64), 480e3);
+        // Prefills on a few of the SMs, decodes on the others.
+        let (apart, _) = forecast(load(10e3, 16), 400e3);
         assert_eq!(apart.best(), PodMode::Streams);
 
         let none = PodDescription::default();

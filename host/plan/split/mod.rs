@@ -14,6 +14,7 @@ use super::{
     balance::Columns,
     cost::CostModel,
     draft::{Draft, Piece},
+    pod::Seats,
     tiles::TileTable,
 };
 
@@ -95,6 +96,8 @@ pub(super) struct SplitInput<'a> {
     pub hybrid: bool,
     /// On the same SMs, where nobody knows how fast.
     pub shared_sms: bool,
+    /// With so many CTAs of each.
+    pub seats: Option<Seats>,
 }
 
 impl Splitter {
@@ -103,7 +106,7 @@ impl Splitter {
         let SplitInput { mode, cost, .. } = *input;
         let join = !matches!(mode, SplitMode::Fixed { .. });
         self.kinds.find(cost, drafts, join, input.hybrid);
-        let classes = self.weigh(cost);
+        let classes = self.weigh(input);
         self.outcome.makespan_ps = classes.map(|class| class.bound().max(class.longest));
         self.pieces.clear();
         match mode {
@@ -132,11 +135,17 @@ impl Splitter {
     }
 
     /// What all drafts of each class ask.
-    fn weigh(&self, cost: &CostModel) -> [ClassLoad; 2] {
+    fn weigh(&self, input: &SplitInput<'_>) -> [ClassLoad; 2] {
         let mut classes = [ClassLoad::NONE; 2];
         for kind in &self.kinds.kinds {
             let kernel = kind.draft.kernel;
-            let (ctas, company) = self.kinds.ctas(cost, kernel);
+            let (mut ctas, company) = self.kinds.ctas(input.cost, kernel);
+            if let Some(seats) = input.seats {
+                ctas = match kernel {
+                    Kernel::Decode => seats.decode,
+                    Kernel::Prefill => seats.prefill,
+                };
+            }
             classes[Class::of(kernel) as usize].add(kind, ctas, company);
         }
         // Rarely is one too long for the others.

@@ -9,10 +9,7 @@ use super::{
 };
 use crate::plan::draft::Draft;
 
-/// What shares its SM takes at most one part in so many of what is left for a CTA at a time.
-const TAPER: u64 = 3;
-
-/// And at least so many times what a piece costs whatever its keys.
+/// A piece is no shorter than so many times what it costs whatever its keys.
 const LEAST_PIECE: u32 = 14;
 
 impl Splitter {
@@ -28,8 +25,8 @@ impl Splitter {
         self.sorted.sort_unstable();
     }
 
-    /// Cuts into ever shorter pieces: a CTA that shares its SM may be faster or slower than others by what the
-    /// other kernel does there, and whoever is free claims the next piece.
+    /// Cuts into ever shorter pieces, each at most a CTA's fair part of what is left: a CTA that shares its SM may be
+    /// faster or slower than others by what the other kernel does there, and whoever is free claims the next piece.
     pub(super) fn taper(&mut self, drafts: &[Draft], ctas: u32) {
         self.placed.clear();
         let mut left: u64 = 0;
@@ -42,7 +39,7 @@ impl Splitter {
             let least = load.shortest.saturating_mul(LEAST_PIECE);
             let mut begin = draft.kv_begin;
             while begin < draft.kv_end {
-                let time = left / (TAPER * u64::from(ctas));
+                let time = left / u64::from(ctas);
                 let keys = (time.saturating_sub(load.fixed_cut) / load.key).max(least.into());
                 let mut end = draft.kv_end;
                 if keys.saturating_add(least.into()) < u64::from(end - begin) {
