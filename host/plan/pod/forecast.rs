@@ -142,16 +142,18 @@ impl PodConfig {
         }
         let mut best = (f64::MAX, Seats::default());
         let mut ctas = prefill.fewest(sms);
-        while ctas > sms / LEAST_SHARE || best.0 == f64::MAX {
+        loop {
             let alone = prefill.on(ctas, sms) * self.prefill_slowdown;
             let busy = self.prefill_slowdown * prefill.ns * f64::from(sms) / f64::from(ctas);
             let time = self.share(ctas, sms).time([alone, busy], decode_ns);
             if time < best.0 {
                 best = (time, Seats::new(sms, ctas));
             }
+            if ctas <= (sms / LEAST_SHARE).max(1) {
+                return best;
+            }
             ctas = prefill.fewest(ctas - 1);
         }
-        best
     }
 
     /// With so many prefill CTAs.
@@ -349,6 +351,20 @@ mod tests {
         let none = PodDescription::default();
         let (forecast, choice) = none.forecast(sms, &load(1.0, 1), std::iter::empty(), 1.0);
         assert_eq!((forecast.best(), choice), (PodMode::Serial, None));
+    }
+
+    #[test]
+    fn devices_of_any_size_have_a_forecast() {
+        let (pod, _) = h200();
+        for sms in (1..10).chain([132, 10_000]) {
+            for tiles in [0, 1, 7, 64, 1 << 20] {
+                let load = load(1e3, tiles);
+                let (forecast, choice) = pod.forecast(sms, &load, std::iter::once(Some(load)), 1e3);
+                assert!(forecast.fused_ns.is_finite());
+                let seats = choice.unwrap().seats;
+                assert!((1..=sms).contains(&seats.prefill), "{seats:?} of {sms}");
+            }
+        }
     }
 
     #[test]
