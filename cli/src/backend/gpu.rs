@@ -36,10 +36,11 @@ const CEILING_ROUNDS: u32 = 10_000;
 
 /// A GPU, with a stream and what measuring takes.
 pub struct GpuBackend {
-    gpu: Gpu,
     stream: Stream,
     flush: Memory,
     options: WorkspaceOptions,
+    // Behind what lies in its context: it is released after them.
+    gpu: Gpu,
 }
 
 impl GpuBackend {
