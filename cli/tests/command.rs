@@ -223,13 +223,16 @@ fn wrong_flags_are_pointed_at() {
 }
 
 #[test]
-fn a_missing_backend_has_its_own_code() {
+fn a_benchmark_on_a_gpu_ends_well_or_the_missing_backend_has_its_own_code() {
+    const NO_BACKEND: i32 = 3;
     let directory = directory();
     let said = run(
         directory.path(),
-        &["bench", "hybrid.json", "--backend", "gpu"],
+        &["bench", "hybrid.json", "--backend", "gpu", "--check", "4"],
     );
-    assert_eq!(said.code, 3, "{}", said.stderr);
+    let may_be_missing = std::env::var_os("TANDEM_REQUIRE_GPU").is_none();
+    let well = said.code == 0 || may_be_missing && said.code == NO_BACKEND;
+    assert!(well, "{}: {}", said.code, said.stderr);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use cuda_std::{
     tma::{self, TensorMap},
 };
 
-use super::{super::ring::Ring, CLAIM_AHEAD, tile::Shared};
+use super::{super::ring::Ring, CLAIM_AHEAD, LATE_ROUNDS, tile::Shared};
 use crate::{
     abi::{AttentionParams, PrefillParams},
     prefill::{Place, Tile},
@@ -52,7 +52,8 @@ unsafe fn describe<V: Variant>(
     tile
 }
 
-/// Claims tile after tile, each when the one before comes to its end, tells what it is and brings its queries.
+/// Claims tile after tile, the last ones when the one before comes to its end, tells what it is and brings its
+/// queries.
 ///
 /// # Safety
 /// One thread of the CTA comes here; `maps` begin with that of the queries, and the barriers are initialised.
@@ -81,7 +82,11 @@ pub(super) unsafe fn schedule<V: Variant>(
                 tile = describe(p, a, variant, unit, s.shape.keys);
             }
             mbarrier::wait(s.tile_free(ring.stage), ring.parity);
+            // Beside decodes CTAs differ in pace all the time, and there are fewer registers.
+            let last = s.shape.beside || unit + LATE_ROUNDS * ctas >= a.units;
+            let late = tile.blocks >= CLAIM_AHEAD && last;
             tile.store(s.tile(ring.stage));
+            shared::store_u32(s.late(ring.stage), u32::from(late));
             mbarrier::arrive(s.tile_full(ring.stage));
             let (full, target) = (s.queries_full(ring.stage), s.queries(ring.stage));
             if !more {
@@ -101,7 +106,7 @@ pub(super) unsafe fn schedule<V: Variant>(
                 tma::load_tensor(target + slab * s.shape.slab_bytes(), maps, corner, full);
                 slab += 1;
             }
-            if tile.blocks >= CLAIM_AHEAD {
+            if late {
                 mbarrier::wait(s.ends_soon(), ends.parity);
                 ends.advance();
             }
@@ -158,8 +163,12 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
         let mut left = tile.blocks;
         while left > 0 {
             if !VALUES && left == CLAIM_AHEAD && lane == 0 {
-                // SAFETY: the scheduler waits for it.
-                unsafe { mbarrier::arrive(s.ends_soon()) };
+                // SAFETY: the tile stays until its output is written; who waits is the scheduler.
+                unsafe {
+                    if s.claims_late(tiles.stage ^ 1) {
+                        mbarrier::arrive(s.ends_soon());
+                    }
+                }
             }
             left -= 1;
             begin -= keys as i32;

@@ -88,7 +88,9 @@ pub(super) unsafe fn gather<const VALUES: bool, const STAGES: u32>(p: &PrefillPa
                 let left = begin + keys as i32 - shared::load_u32(at + 36) as i32;
                 let soon = (CLAIM_AHEAD * keys) as i32;
                 if !VALUES && lane == 0 && left <= soon && left > soon - keys as i32 {
-                    mbarrier::arrive(s.ends_soon());
+                    if s.claims_late(tiles.stage) {
+                        mbarrier::arrive(s.ends_soon());
+                    }
                 }
                 let (_, free, block) = s.stage_of(VALUES, blocks.stage);
                 mbarrier::wait(free, blocks.parity);

@@ -193,6 +193,10 @@ const TILE_BYTES: u32 = 64;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 const CLAIM_AHEAD: u32 = 4;
 
+/// Claims are late in so many last rounds of tiles. Before, nobody misses a tile that is claimed early.
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+const LATE_ROUNDS: u32 = 3;
+
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 mod entries {
     use cuda_std::{

@@ -1,6 +1,6 @@
 //! What the warps of a CTA share: tiles, stages, barriers.
 
-use cuda_std::{fence, mbarrier};
+use cuda_std::{fence, mbarrier, shared};
 
 use super::{Shape, TILE_BYTES};
 
@@ -62,7 +62,21 @@ impl Shared {
     pub(super) fn queries_free(self) -> u32 {
         self.barrier(7)
     }
-    /// A tile of [`CLAIM_AHEAD`](super::CLAIM_AHEAD) blocks or more comes to its end.
+    /// Behind the tile: whether the next one is claimed late.
+    #[inline(always)]
+    pub(super) fn late(self, stage: u32) -> u32 {
+        self.tile(stage) + 48
+    }
+    /// Whether the scheduler waits for [`ends_soon`](Self::ends_soon) of the tile, which has blocks enough.
+    ///
+    /// # Safety
+    /// The tile is there.
+    #[inline(always)]
+    pub(super) unsafe fn claims_late(self, stage: u32) -> bool {
+        // SAFETY: the caller's promise.
+        self.shape.beside || unsafe { shared::load_u32(self.late(stage)) } != 0
+    }
+    /// A tile behind which the next one is claimed late comes to its end: [`CLAIM_AHEAD`](super::CLAIM_AHEAD) blocks.
     #[inline(always)]
     pub(super) fn ends_soon(self) -> u32 {
         self.barrier(26)
