@@ -57,7 +57,7 @@ pub struct PodConfig {
     pub decode_bytes_in_flight: u32,
     /// What prefill alone takes in this shape, in parts of what it takes in its best.
     pub prefill_slowdown: f64,
-    /// The same for decode.
+    /// The same for decode, in parts of what its bytes say (see [`PodDescription::decode_alone`]).
     pub decode_slowdown: f64,
     /// The part of the shorter operation's time that is not hidden; where `shares` say nothing.
     #[serde(default)]
