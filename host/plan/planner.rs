@@ -188,6 +188,7 @@ impl Planner {
             let load = |tiles| PrefillLoad {
                 ns: flops as f64 / device.flops_per_ns,
                 tiles: parts(tiles).map(|part| part.contiguous_units()).sum(),
+                divisible: options.split != SplitMode::Off,
             };
             // Results that do not depend on the batch need the same tiles in any company.
             let fixed = matches!(options.split, SplitMode::Fixed { .. });

@@ -5,12 +5,11 @@
 //! *chunk* of 8 elements, two 16-byte loads per slot and one 16-byte store of a 16-bit output. Chunks are
 //! counted through rows and heads without a gap: a warp covers 256 neighbouring elements, whether those
 //! are two heads of one row or four rows of a single small head. Slots go by fours, all of whose loads are under
-//! way before the first is looked at, and the ids of the next four before that.
+//! way before the first is looked at. The first ids are there before the kernel that writes the states has ended.
 //!
 //! There are two kernels that compute the same bits. Where much is to be merged, threads are what hides latency:
-//! [`MANY`] has as many as an SM takes. Where it is little, and stands at the end of a step, waiting decides:
-//! [`FEW`] has eight slots under way, and the first ids are there before the kernel that writes the states has
-//! ended.
+//! [`MANY`] has five blocks on an SM. Where it is little, and stands at the end of a step, waiting decides: [`FEW`]
+//! has eight slots under way, and asks for the ids of the next before it looks at them.
 //!
 //! The order of ⊕ is that of the slots, so that the result does not depend on timing.
 

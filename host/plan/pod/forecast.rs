@@ -101,6 +101,8 @@ pub(in crate::plan) struct PrefillLoad {
     /// What they take together if no CTA is ever idle.
     pub ns: f64,
     pub tiles: u32,
+    /// They may be cut along their keys.
+    pub divisible: bool,
 }
 
 impl PrefillLoad {
@@ -123,11 +125,17 @@ impl PrefillLoad {
         }
     }
 
-    /// What they take on all SMs, alone, and cut along their keys.
-    fn cut(&self) -> f64 {
+    /// What they take alone, whole or cut along their keys.
+    fn alone(&self, sms: u32) -> f64 {
         /// Partial states, written and merged.
         const MERGED_NS: f64 = 8e3;
-        1.025 * self.ns + MERGED_NS
+        /// All SMs are busy then, at a lower clock.
+        const SLOWER: f64 = 1.025;
+        let whole = self.on(sms, sms);
+        match self.divisible {
+            true => whole.min(SLOWER * self.ns + MERGED_NS),
+            false => whole,
+        }
     }
 }
 
@@ -174,7 +182,7 @@ const LAST_OF_BOTH: f64 = 0.03;
 /// and less the further apart they are, up to this part.
 const CLOSE: f64 = 0.3;
 
-/// No fewer prefill CTAs than one for so many SMs are thought of.
+/// One prefill CTA for so many SMs, or the next fewer, is the last that is thought of.
 const LEAST_SHARE: u32 = 4;
 
 impl Share {
@@ -242,7 +250,7 @@ impl PodDescription {
         decode_ns: f64,
     ) -> (PodForecast, Option<FusedChoice>) {
         let whole_ns = prefill.on(sms, sms);
-        let prefill_ns = whole_ns.min(prefill.cut());
+        let prefill_ns = prefill.alone(sms);
         // Tiles that do not fill the device leave SMs to the decodes.
         let free = 1.0 - f64::from(prefill.tiles.min(sms)) / f64::from(sms);
         let loss =
@@ -310,7 +318,11 @@ mod tests {
     }
 
     fn load(ns: f64, tiles: u32) -> PrefillLoad {
-        PrefillLoad { ns, tiles }
+        PrefillLoad {
+            ns,
+            tiles,
+            divisible: true,
+        }
     }
 
     #[test]
@@ -347,6 +359,15 @@ mod tests {
         // Prefills on a few of the SMs, decodes on the others.
         let (apart, _) = forecast(load(10e3, 16), 400e3);
         assert_eq!(apart.best(), PodMode::Streams);
+
+        // Tiles for half of the SMs are cut, if they may be.
+        let half = load(100e3, 64);
+        let whole = PrefillLoad {
+            divisible: false,
+            ..half
+        };
+        let serial = |prefill| forecast(prefill, 50e3).0.serial_ns;
+        assert!(serial(half) < serial(whole) - 80e3);
 
         let none = PodDescription::default();
         let (forecast, choice) = none.forecast(sms, &load(1.0, 1), std::iter::empty(), 1.0);

@@ -31,10 +31,10 @@ impl PartialOrd for Done {
 /// A step may take this many times the bound to be early enough.
 const EARLY_ENOUGH: f64 = 1.09;
 
-/// What cutting prefills costs a step beside the merge, in picoseconds: their states are written and read, and a
-/// device whose SMs are all busy has a lower clock than one where some are idle, by one part in so many.
+/// What cutting prefills costs a step beside the merge, in picoseconds: their states are written and read.
 const PREFILL_CUT: u64 = 3_500_000;
-/// See [`PREFILL_CUT`].
+
+/// A device whose SMs are all busy has a lower clock than one where some are idle: by one part in so many.
 const ALL_BUSY: u64 = 40;
 
 /// Pieces of unequal size shall save one part in so many of a step.
@@ -139,14 +139,15 @@ impl Splitter {
         self.outcome.makespan_ps[class as usize] = whole;
         // Where no row is merged yet, cutting costs the step a merge.
         let merged = drafts.iter().any(|draft| draft.leaves_partial);
-        let merge = match (merged, joint, class) {
-            (true, _, _) => 0,
-            (false, true, _) => input.cost.cut_ps(),
-            (false, false, Class::Decode) => input.cost.merge_ps(),
-            (false, false, Class::Prefill) => {
-                input.cost.merge_ps() + PREFILL_CUT + whole / ALL_BUSY
-            }
+        let mut merge = match (merged, joint) {
+            (true, _) => 0,
+            (false, true) => input.cost.cut_ps(),
+            (false, false) => input.cost.merge_ps(),
         };
+        let in_parts = |draft: &Draft| Class::of(draft.kernel) == class && draft.leaves_partial;
+        if class == Class::Prefill && !drafts.iter().any(in_parts) {
+            merge += PREFILL_CUT + whole / ALL_BUSY;
+        }
         if whole <= good + merge {
             return false;
         }

@@ -95,7 +95,7 @@ pub(super) unsafe fn schedule<V: Variant>(
             }
             ring.advance();
             if s.shape.query_stages == 1 {
-                // A phase for each tile; the first begins free.
+                // A phase for each tile, and the ring is one ahead: 1, 0, 1, … as of one that begins free.
                 mbarrier::wait(s.queries_free(), ring.stage);
             }
             mbarrier::arrive_expect_tx(full, slabs * 128 * p.pack.get() * tokens);

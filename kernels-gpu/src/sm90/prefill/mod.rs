@@ -3,8 +3,8 @@
 //! A CTA stays on its SM and works through tiles: the rows of an item for one query head (or for `pack`
 //! heads that share keys). One warpgroup moves data, the others compute 64 rows each:
 //!
-//! - the **scheduler** (one thread) claims tiles by ticket, shortly before the last one is done, and loads
-//!   their queries;
+//! - the **scheduler** (one thread) claims tiles by ticket, the last ones shortly before the one before is
+//!   done, and loads their queries;
 //! - two **loaders** (a warp each) bring keys and values, a lane per TMA box, page ids looked up before
 //!   the stage is free;
 //! - the **writer** (a warp) brings finished tiles from shared memory to the output;
@@ -193,7 +193,7 @@ const TILE_BYTES: u32 = 64;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 const CLAIM_AHEAD: u32 = 4;
 
-/// Claims are late in so many last rounds of tiles. Before, nobody misses a tile that is claimed early.
+/// Claims are late in so many last rounds of tiles. Before that there are enough left for everybody.
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 const LATE_ROUNDS: u32 = 3;
 

@@ -4,7 +4,7 @@
 //! rows the products fill a `wgmma`, queries on its 64-wide side. A CTA stays on its SM:
 //!
 //! - two **gatherers** (a warp each) bring the rows of a unit, which may lie anywhere in `q`; the first of them
-//!   claims units by ticket, shortly before the last one is done;
+//!   claims units by ticket, shortly before the one before is done;
 //! - two **loaders** (a warp each) bring keys and values, a lane per TMA box;
 //! - **consumers** (a warpgroup for 64 rows) work as those of [`prefill`](super::prefill) do: Q·Kᵀ of a block
 //!   is issued together with P·V of the block before, across units.
