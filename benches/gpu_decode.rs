@@ -146,17 +146,7 @@ fn batches(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>, page: u32)
                 split,
                 ..PlanOptions::default()
             };
-            let plan = Planner::new().plan(&spec, &batch, &device, &options);
-            let plan = plan.expect("can be planned");
-            Step::new(
-                gpu,
-                plan,
-                &batch,
-                pool,
-                &q,
-                layout,
-                WorkspaceOptions::default(),
-            )
+            Step::planned(gpu, (&spec, &batch), (&device, &options), pool, &q, layout)
         });
         let bytes = keys as usize * spec.kv_bytes_per_token() as usize;
         let ways = steps.each_ref().map(|step| |stream| step.enqueue(stream));

@@ -1,8 +1,8 @@
 //! Ways to plan a tree, beside what the planner chooses.
 
 use tandem_attn::{
-    exec::gpu::{Gpu, WorkspaceOptions},
-    plan::{DeviceDescription, JointDescription, PackRule, PlanOptions, Planner, SplitMode},
+    exec::gpu::Gpu,
+    plan::{DeviceDescription, JointDescription, PackRule, PlanOptions, SplitMode},
     problem::KvLayout,
 };
 
@@ -77,17 +77,8 @@ pub fn compare(gpu: &Gpu, timer: &Timer, pool: &Pool, trees: &[Tree]) {
                     split,
                     ..PlanOptions::default()
                 };
-                let plan = Planner::new().plan(&spec, &batch, &device, &options);
-                let plan = plan.expect("can be planned");
-                Step::new(
-                    gpu,
-                    plan,
-                    &batch,
-                    pool,
-                    &q,
-                    KvLayout::Nhd,
-                    WorkspaceOptions::default(),
-                )
+                let layout = KvLayout::Nhd;
+                Step::planned(gpu, (&spec, &batch), (&device, &options), pool, &q, layout)
             });
             let times = timer.medians(&steps.each_ref(), 9);
             cases += 1;

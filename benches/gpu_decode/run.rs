@@ -8,7 +8,7 @@ use cust::sys;
 use half::f16;
 use tandem_attn::{
     exec::gpu::{CUstream, DeviceTensor, Gpu, KvPool, Workspace, WorkspaceOptions},
-    plan::{Bound, Plan},
+    plan::{Bound, DeviceDescription, Plan, PlanOptions, Planner},
     problem::{Batch, Dtype, KvLayout, Spec},
 };
 
@@ -83,6 +83,21 @@ fn event(timing: bool) -> sys::CUevent {
 }
 
 impl<'a> Step<'a> {
+    /// As planned for a device, in a workspace with the default options.
+    pub fn planned(
+        gpu: &'a Gpu,
+        (spec, batch): (&Spec, &Batch),
+        (device, options): (&DeviceDescription, &PlanOptions),
+        pool: &Pool,
+        q: &Memory,
+        layout: KvLayout,
+    ) -> Self {
+        let plan = Planner::new().plan(spec, batch, device, options);
+        let plan = plan.expect("can be planned");
+        let options = WorkspaceOptions::default();
+        Self::new(gpu, plan, batch, pool, q, layout, options)
+    }
+
     pub fn new(
         gpu: &'a Gpu,
         plan: Plan,
