@@ -190,6 +190,9 @@ pub struct Plan {
     /// Whether [`grow`](Self::grow) can move the queries: only decodes, and no row that sees a part of its
     /// item's keys only from a later position on.
     pub growable: bool,
+    /// By how many positions it still can, if there is a limit: with fixed splits no window may leave a chunk
+    /// behind. A new plan would do without the chunk's row, and results are not to tell the two plans apart.
+    pub grows_by: Option<u32>,
     /// Who merges; not [`MergeMode::Auto`].
     pub merge_mode: MergeMode,
     /// How the prefills and the decodes run, where there are both.
@@ -213,6 +216,7 @@ impl Plan {
             page_ids: Vec::new(),
             slots: 0,
             growable: false,
+            grows_by: None,
             merge_mode: MergeMode::Kernel,
             pod: None,
         }

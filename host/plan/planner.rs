@@ -243,6 +243,7 @@ impl Planner {
             drafts,
             draft_rows,
             draft_runs,
+            fixed_splits: matches!(options.split, SplitMode::Fixed { .. }),
             pieces: &splitter.pieces,
             launches: &splitter.launches,
             place: &splitter.place,

@@ -65,8 +65,12 @@ impl Plan {
     /// last page of each.
     pub fn grow(&mut self, batch: &Batch) -> Option<Update> {
         let growth = self.growth(batch)?;
-        if growth == Growth::None {
-            return Some(Update::Kept);
+        let most = match growth {
+            Growth::None => return Some(Update::Kept),
+            Growth::By(most) | Growth::Uneven { most } => most,
+        };
+        if let Some(limit) = &mut self.grows_by {
+            *limit -= forward(most);
         }
         let Self {
             parts,
@@ -178,10 +182,13 @@ impl Plan {
                 return None;
             }
         }
+        if self.grows_by.is_some_and(|limit| forward(most) > limit) {
+            return None;
+        }
         Some(match least..=most {
             moved if moved.is_empty() || (!grown && moved == (0..=0)) => Growth::None,
             _ if least == most => Growth::By(least),
-            _ => Growth::Uneven,
+            _ => Growth::Uneven { most },
         })
     }
 }
@@ -199,7 +206,15 @@ impl PlannedRowBlock {
 enum Growth {
     None,
     By(i32),
-    Uneven,
+    /// By so many positions at most.
+    Uneven {
+        most: i32,
+    },
+}
+
+/// How far queries that move by `shift` go forward.
+fn forward(shift: i32) -> u32 {
+    u32::try_from(shift).unwrap_or(0)
 }
 
 fn range(part: &PlannedPart) -> std::ops::Range<usize> {

@@ -155,3 +155,34 @@ fn any_split_is_no_split() {
         agree(&spec, &cut, &whole, Tolerance::of(Dtype::F32)).unwrap();
     }
 }
+
+/// Of eight queries some leave a chunk as the table grows: how many stay decides how a CPU works through it.
+#[test]
+fn a_plan_with_fixed_splits_does_not_grow_out_of_a_window() {
+    let mut table = PageTable::new(3, 10);
+    table.push(&[2, 4, 6, 8, 5, 1, 7], 19);
+    let mut spec = Spec::new(6, 2, 16).with_dtype(Dtype::F32);
+    spec.variant.causal = false;
+    spec.variant.window_left = Some(2);
+    let mut problem = Problem {
+        batch: Batch::new(vec![0, 8], table),
+        ..tiny(&spec)
+    };
+    problem.options.split = SplitMode::Fixed { tokens: 6 };
+    let mut later = problem.clone();
+    later.batch.parts[0].table.last_page_len[0] = 2;
+
+    let mut plan = plan_of(&problem);
+    let update = Planner::new().update(
+        &later.spec,
+        &later.batch,
+        &later.device,
+        &later.options,
+        &mut plan,
+    );
+    assert_eq!(update, Ok(Update::Planned));
+    let tensors: Tensors<f32, f32> = Tensors::random(&spec, &later.batch, later.layout, 3);
+    let (out, _) = run::<_, _, f32>(&Cpu::new(), &plan, &tensors);
+    let (new_out, _) = bits(&later, &tensors);
+    assert!(out.iter().map(|x| x.to_bits()).eq(new_out));
+}

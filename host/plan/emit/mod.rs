@@ -38,6 +38,8 @@ pub(super) struct Pieces<'a> {
     pub drafts: &'a [Draft],
     pub draft_rows: &'a [DraftRow],
     pub draft_runs: &'a [DraftRun],
+    /// A patched plan is to have the pieces of a new one.
+    pub fixed_splits: bool,
     /// Ascending by draft, then by key.
     pub pieces: &'a [Piece],
     /// In launch order.
@@ -57,6 +59,14 @@ fn sees(variant: &Variant, draft: &Draft, position: i32, piece: &Piece) -> bool 
         .window_left
         .is_none_or(|window| position - i64::from(window) < i64::from(piece.kv_end));
     from_left && from_right && piece.kv_begin < piece.kv_end
+}
+
+/// By how many positions a query that sees keys of a piece can move until it sees none.
+fn stays(variant: &Variant, position: i32, piece: &Piece) -> u32 {
+    variant.window_left.map_or(u32::MAX, |window| {
+        let past = i64::from(piece.kv_end) + i64::from(window) - i64::from(position);
+        u32::try_from(past - 1).unwrap_or(0)
+    })
 }
 
 impl Emitter {
@@ -171,6 +181,8 @@ impl Emitter {
     /// row sees the piece.
     fn write_items(&mut self, input: &Pieces<'_>, plan: &mut Plan) -> bool {
         plan.growable = true;
+        let slides = input.variant.window_left.is_some();
+        plan.grows_by = (input.fixed_splits && slides).then_some(u32::MAX);
         plan.items.resize(input.pieces.len(), WorkItem::default()); // all are written below
         self.runs.clear();
         let mut some_without_rows = false;
@@ -252,6 +264,8 @@ impl Emitter {
                 smallest = smallest.min(write_all(row, tokens, slots, next_slot, out));
                 out = &mut out[1..];
                 written += 1;
+                let stays = stays(&input.variant, position, piece);
+                plan.grows_by = plan.grows_by.map(|limit| limit.min(stays));
             } else {
                 // What the window has passed stays out of sight, what is still to come does not.
                 plan.growable &= position >= piece.kv_begin as i32;
