@@ -122,6 +122,46 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(cases(300))]
+
+    /// Step after step, each request at its own pace, however the plan was kept or made anew.
+    #[test]
+    fn a_plan_that_is_kept_up_to_date_is_the_reference(
+        problem in problem(), steps in prop::collection::vec(prop::collection::vec(0u32..4, 7), 1..5),
+    ) {
+        let mut now = problem;
+        now.spec = now.spec.with_dtype(Dtype::F32);
+        let mut planner = Planner::new();
+        let mut plan = plan_of(&now);
+        for step in steps {
+            let (last, shared) = now.batch.parts.split_last_mut().expect("there is a part");
+            let page_size = last.table.page_size;
+            let grown: Vec<u32> = last.table.last_page_len.iter_mut().zip(step.into_iter().cycle()).map(|(len, by)| {
+                let grown = if *len > 0 { by.min(page_size - *len) } else { 0 };
+                *len += grown;
+                grown
+            }).collect();
+            // What a request shares stays; its own keys behind it became more.
+            for part in shared {
+                for row_block in 0..part.keys_after.len() {
+                    let first = part.q_indptr[row_block];
+                    let own = last.q_indptr.iter().position(|&token| token == first);
+                    part.keys_after[row_block] += own.map_or(0, |request| grown[request]);
+                }
+            }
+            if now.batch.check(&now.spec).is_err() {
+                return Ok(());
+            }
+            planner.update(&now.spec, &now.batch, &now.device, &now.options, &mut plan).expect("it can be planned");
+            let tensors: Tensors<f32, f32> = Tensors::random(&now.spec, &now.batch, now.layout, now.seed);
+            let right = tensors.reference(&now.spec, &now.batch);
+            let got = run::<_, _, f32>(&Cpu::new(), &plan, &tensors);
+            agree(&now.spec, &widen(&got), &(right.out, right.lse), Tolerance::of(Dtype::F32))?;
+        }
+    }
+}
+
 /// Merging the states of any cut is the state of the whole: the same batch under every split.
 #[test]
 fn any_split_is_no_split() {
