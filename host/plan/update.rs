@@ -185,6 +185,10 @@ impl Plan {
         if self.grows_by.is_some_and(|limit| forward(most) > limit) {
             return None;
         }
+        // Further left they may see again what their windows had passed.
+        if least < 0 {
+            return None;
+        }
         Some(match least..=most {
             moved if moved.is_empty() || (!grown && moved == (0..=0)) => Growth::None,
             _ if least == most => Growth::By(least),

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use tandem_attn::{
     exec::Cpu,
     plan::{PlanOptions, Planner, SplitMode, Update},
-    problem::{Batch, Dtype, PageTable, Spec},
+    problem::{Batch, Dtype, PageTable, Part, Spec},
 };
 
 use crate::{
@@ -225,4 +225,26 @@ fn a_plan_with_fixed_splits_does_not_grow_out_of_a_window() {
     let (out, _) = run::<_, _, f32>(&Cpu::new(), &plan, &tensors);
     let (new_out, _) = bits(&later, &tensors);
     assert!(out.iter().map(|x| x.to_bits()).eq(new_out));
+}
+
+/// Queries that stand further left than planned see again what their window had passed.
+#[test]
+fn a_plan_whose_queries_move_back_is_made_anew() {
+    let mut table = PageTable::new(4, 40);
+    table.push(&(0..32).collect::<Vec<_>>(), 128);
+    let spec = Spec::new(4, 1, 16)
+        .with_dtype(Dtype::F32)
+        .with_window_left(70);
+    let with_keys_after = |keys| {
+        let part = Part::new(vec![0, 1], table.clone()).with_keys_after(vec![keys]);
+        Problem {
+            batch: Batch::composed(vec![0, 1], vec![part]),
+            ..tiny(&spec)
+        }
+    };
+    let mut plan = plan_of(&with_keys_after(60));
+    let back = with_keys_after(20);
+    let update = Planner::new().update(&spec, &back.batch, &back.device, &back.options, &mut plan);
+    assert_eq!(plan.verify(&back.batch), Ok(()));
+    assert_eq!(update, Ok(Update::Planned));
 }
