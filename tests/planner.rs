@@ -244,10 +244,11 @@ proptest! {
         }
         let one_each = batch.qo_indptr.windows(2).all(|pair| pair[1] - pair[0] == 1);
         let full = batch.parts[last].table.last_page_len.contains(&page_size);
-        let fixed = matches!(split, SplitMode::Fixed { .. });
-        let may_leave = fixed && spec.variant.window_left.is_some();
-        if one_each && evenly && !full && !may_leave && last == 0 && batch.requests() > 0 {
-            prop_assert_eq!(plan.clone().grow(&later), Some(Update::Patched));
+        if one_each && evenly && !full && last == 0 && batch.requests() > 0 {
+            let patched = (plan.grows_by != Some(0)).then_some(Update::Patched);
+            prop_assert_eq!(plan.clone().grow(&later), patched);
+            let slides = spec.variant.window_left.is_some();
+            prop_assert_eq!(plan.grows_by.is_some(), slides && matches!(split, SplitMode::Fixed { .. }));
         }
 
         let mut updated = plan.clone();

@@ -191,7 +191,7 @@ impl Planner {
                 divisible: options.split != SplitMode::Off,
             };
             // Results that do not depend on the batch need the same tiles in any company.
-            let fixed = matches!(options.split, SplitMode::Fixed { .. });
+            let fixed = options.split.is_fixed();
             let fused = (derived.fused_tiles.iter())
                 .map(|tiles| tiles.as_ref().filter(|_| !fixed).map(load));
             let decode_ns = cost.mean_load_ps(drafts) as f64 / 1e3;
@@ -243,7 +243,7 @@ impl Planner {
             drafts,
             draft_rows,
             draft_runs,
-            fixed_splits: matches!(options.split, SplitMode::Fixed { .. }),
+            fixed_splits: options.split.is_fixed(),
             pieces: &splitter.pieces,
             launches: &splitter.launches,
             place: &splitter.place,
@@ -264,7 +264,7 @@ fn merges_in_passing(device: &DeviceDescription, options: &PlanOptions, plan: &P
     const ROWS: u32 = 16;
     const MERGES_PER_SM: usize = 4;
     // What merges must not depend on the company where results shall not.
-    let fixed = matches!(options.split, SplitMode::Fixed { .. });
+    let fixed = options.split.is_fixed();
     let few_rows = |group: &TileGroup| group.kernel == Kernel::Decode && group.tile.m <= ROWS;
     let merges = plan.merges.len() * plan.spec.kv_heads as usize;
     let all_have_states = plan.merges.iter().all(|merge| merge.slots > 0);

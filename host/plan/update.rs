@@ -70,7 +70,7 @@ impl Plan {
             Growth::By(most) | Growth::Uneven { most } => most,
         };
         if let Some(limit) = &mut self.grows_by {
-            *limit -= forward(most);
+            *limit = limit.checked_sub(most.unsigned_abs())?;
         }
         let Self {
             parts,
@@ -182,9 +182,6 @@ impl Plan {
                 return None;
             }
         }
-        if self.grows_by.is_some_and(|limit| forward(most) > limit) {
-            return None;
-        }
         // Further left they may see again what their windows had passed.
         if least < 0 {
             return None;
@@ -205,7 +202,7 @@ impl PlannedRowBlock {
     }
 }
 
-/// How queries move.
+/// How queries move: on, never back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Growth {
     None,
@@ -214,11 +211,6 @@ enum Growth {
     Uneven {
         most: i32,
     },
-}
-
-/// How far queries that move by `shift` go forward.
-fn forward(shift: i32) -> u32 {
-    u32::try_from(shift).unwrap_or(0)
 }
 
 fn range(part: &PlannedPart) -> std::ops::Range<usize> {

@@ -264,8 +264,9 @@ impl Emitter {
                 smallest = smallest.min(write_all(row, tokens, slots, next_slot, out));
                 out = &mut out[1..];
                 written += 1;
-                let stays = stays(&input.variant, position, piece);
-                plan.grows_by = plan.grows_by.map(|limit| limit.min(stays));
+                if let Some(limit) = &mut plan.grows_by {
+                    *limit = stays(&input.variant, position, piece).min(*limit);
+                }
             } else {
                 // What the window has passed stays out of sight, what is still to come does not.
                 plan.growable &= position >= piece.kv_begin as i32;

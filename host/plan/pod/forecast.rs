@@ -14,20 +14,16 @@ pub struct PodDescription {
     /// The part of the shorter operation's time that two plain streams do not hide.
     pub streams_loss: f64,
     /// The same where the prefills leave half of the SMs to the decodes.
-    #[serde(default = "nothing_hidden")]
+    #[serde(default = "one")]
     pub apart_loss: f64,
     /// What decodes take alone, in parts of what their bytes say: the configurations' times are in these parts, too.
-    #[serde(default = "as_said")]
+    #[serde(default = "one")]
     pub decode_alone: f64,
     /// Configurations of the fused form; none: it is not used on this device.
     pub configs: Vec<PodConfig>,
 }
 
-const fn nothing_hidden() -> f64 {
-    1.0
-}
-
-const fn as_said() -> f64 {
+const fn one() -> f64 {
     1.0
 }
 

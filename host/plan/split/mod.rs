@@ -49,6 +49,13 @@ pub enum SplitMode {
     Off,
 }
 
+impl SplitMode {
+    /// Whether results are not to depend on the company.
+    pub(super) const fn is_fixed(self) -> bool {
+        matches!(self, Self::Fixed { .. })
+    }
+}
+
 /// Buffers that keep their memory from plan to plan.
 #[derive(Debug, Default)]
 pub(super) struct Splitter {
@@ -104,8 +111,8 @@ impl Splitter {
     /// Cuts the drafts into pieces, chooses their key tiles, and orders them for launch.
     pub fn split(&mut self, input: &SplitInput<'_>, drafts: &mut [Draft]) {
         let SplitInput { mode, cost, .. } = *input;
-        let join = !matches!(mode, SplitMode::Fixed { .. });
-        self.kinds.find(cost, drafts, join, input.hybrid);
+        self.kinds
+            .find(cost, drafts, !mode.is_fixed(), input.hybrid);
         let classes = self.weigh(input);
         self.outcome.makespan_ps = classes.map(|class| class.bound().max(class.longest));
         self.pieces.clear();
