@@ -127,10 +127,7 @@ pub(super) unsafe fn next_tile(s: Shared, tiles: &mut Ring<2>) -> Tile {
     unsafe {
         mbarrier::wait(s.tile_full(tiles.stage), tiles.parity);
         let tile = Tile::load(s.tile(tiles.stage));
-        warp::sync_warp(WARP);
-        if warp::lane_id() == 0 {
-            mbarrier::arrive(s.tile_free(tiles.stage));
-        }
+        mbarrier::arrive(s.tile_free(tiles.stage));
         tiles.advance();
         tile
     }

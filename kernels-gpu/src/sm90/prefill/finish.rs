@@ -70,6 +70,7 @@ pub(super) unsafe fn finish_tile<T: Dtype, const O: usize>(
     }
     // SAFETY: whole warps.
     unsafe {
+        mbarrier::arrive(s.tile_free(stage));
         warp::sync_warp(WARP);
         if lane == 0 {
             mbarrier::arrive(s.output_full(stage));
@@ -205,10 +206,7 @@ pub(super) unsafe fn write(p: &PrefillParams, map: *const TensorMap, s: Shared) 
                     fence::proxy_async_shared();
                 }
             }
-            warp::sync_warp(WARP);
-            if lane == 0 {
-                mbarrier::arrive(s.tile_free(tiles.stage));
-            }
+            mbarrier::arrive(s.tile_free(tiles.stage));
         }
         tiles.advance();
     }

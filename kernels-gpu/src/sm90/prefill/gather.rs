@@ -140,10 +140,7 @@ pub(super) unsafe fn gather<const VALUES: bool, const STAGES: u32>(p: &PrefillPa
                 }
                 begin -= keys as i32;
             }
-            warp::sync_warp(WARP);
-            if lane == 0 {
-                mbarrier::arrive(s.tile_free(tiles.stage));
-            }
+            mbarrier::arrive(s.tile_free(tiles.stage));
             tiles.advance();
         }
     }

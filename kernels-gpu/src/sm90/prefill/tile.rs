@@ -47,7 +47,7 @@ impl Shared {
     pub(super) fn queries_full(self, stage: u32) -> u32 {
         self.barrier(2 + stage)
     }
-    /// The tile is done: all loaders have read it, and its output has left its queries' place.
+    /// The tile is done: all lanes that read what it is have done so, and its output has left its queries' place.
     #[inline(always)]
     pub(super) fn tile_free(self, stage: u32) -> u32 {
         self.barrier(4 + stage)
@@ -136,7 +136,8 @@ impl Shared {
             while stage < 2 {
                 mbarrier::init(self.tile_full(stage), 1);
                 mbarrier::init(self.queries_full(stage), 1);
-                mbarrier::init(self.tile_free(stage), 3);
+                // Each lane that has read the tile's description says so for itself.
+                mbarrier::init(self.tile_free(stage), 32 * (3 + warps));
                 mbarrier::init(self.output_full(stage), warps);
                 stage += 1;
             }

@@ -44,9 +44,7 @@ pub(super) unsafe fn gather(p: &DecodeParams, s: Shared) {
                 mbarrier::arrive(s.unit_full(slots.stage));
             }
             list_rows(p, s, slots.stage, &header);
-            if lane == 0 {
-                mbarrier::arrive(s.rows_full(slots.stage));
-            }
+            mbarrier::arrive(s.rows_full(slots.stage));
             s.queries_of(slots.stage, header.head, header.item.rows)
                 .gather(p, 0);
             async_copy::wait_all();
@@ -65,9 +63,9 @@ pub(super) unsafe fn gather(p: &DecodeParams, s: Shared) {
         if lane == 0 {
             Unit::NONE.store(s.unit(slots.stage));
             mbarrier::arrive(s.unit_full(slots.stage));
-            mbarrier::arrive(s.rows_full(slots.stage));
         }
         warp::sync_warp(WARP);
+        mbarrier::arrive(s.rows_full(slots.stage));
         mbarrier::arrive(s.queries_full(slots.stage));
     }
 }
@@ -185,10 +183,7 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
         let unit = unsafe {
             mbarrier::wait(s.unit_full(slots.stage), slots.parity);
             let unit = Unit::load(s.unit(slots.stage));
-            warp::sync_warp(WARP);
-            if lane == 0 {
-                mbarrier::arrive(s.unit_free(slots.stage));
-            }
+            mbarrier::arrive(s.unit_free(slots.stage));
             unit
         };
         slots.advance();

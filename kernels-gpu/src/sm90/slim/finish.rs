@@ -89,9 +89,6 @@ pub(super) unsafe fn finish<H: Half, const S: usize>(
             results.write::<H, 4>(info, unit.head * group + in_group, State { out, lse });
             row += 4;
         }
-        warp::sync_warp(WARP);
-        if lane == 0 {
-            mbarrier::arrive(s.unit_free(slot));
-        }
+        mbarrier::arrive(s.unit_free(slot));
     }
 }

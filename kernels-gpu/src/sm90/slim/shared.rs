@@ -221,12 +221,13 @@ impl Shared {
         let thread = thread::thread_idx_x();
         let index = thread / 32 + thread % 32 * warps;
         if index < self.shape.barriers() {
+            // Where lanes write or read for themselves every one of them arrives; else one for its warp.
             let arrivals = match index {
                 0 | 1 => 1,
-                // Every lane of the gatherers, once its copies are there.
-                2 | 3 => 64,
-                4 | 5 => consumers + 2,
-                6..=9 => 1,
+                2 | 3 => 2 * 32,
+                4 | 5 => (consumers + 2) * 32,
+                7 | 8 => 32,
+                6 | 9 => 1,
                 _ if (index - BARRIERS) % 2 == 0 => 1,
                 _ => consumers,
             };
