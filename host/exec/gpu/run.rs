@@ -327,15 +327,17 @@ impl Gpu {
     }
 }
 
-/// Shared memory of the prefills beside which decodes run: the plan's, or whatever a captured graph may meet.
+/// Shared memory of the prefills beside which decodes run: the plan's, or those a captured graph may meet.
 fn memory_beside(workspace: &Workspace) -> u32 {
     let launches = &workspace.agenda.launches;
+    let keys: Vec<LaunchKey> = match &workspace.options.launches {
+        Some(set) => set.keys().to_vec(),
+        None => launches.iter().map(|launch| launch.key).collect(),
+    };
     let meets = |shape: &&prefill::Shape| {
-        workspace.captured()
-            || launches.iter().any(|launch| {
-                let LaunchKey { kernel, tile, .. } = launch.key;
-                kernel == Kernel::Prefill && (tile.m, tile.n) == (shape.rows(), shape.keys)
-            })
+        keys.iter().any(|&LaunchKey { kernel, tile, .. }| {
+            kernel == Kernel::Prefill && (tile.m, tile.n) == (shape.rows(), shape.keys)
+        })
     };
     let shapes = prefill::Shape::ALL.iter().filter(|shape| shape.beside);
     let bytes = shapes.filter(meets).map(prefill::Shape::shared_bytes);
