@@ -59,3 +59,15 @@ pub fn opaque(mut value: u32) -> u32 {
     unsafe { asm!("// {}", inout(reg32) value, options(nostack, nomem)) }
     value
 }
+
+/// [`opaque`] for 64 bits.
+///
+/// # PTX
+/// None.
+#[inline(always)]
+#[must_use]
+pub fn opaque_u64(mut value: u64) -> u64 {
+    // SAFETY: no instruction.
+    unsafe { asm!("// {}", inout(reg64) value, options(nostack, nomem)) }
+    value
+}

@@ -10,47 +10,102 @@ use crate::{
 
 const WARP: u32 = !0;
 
-/// Rows whose places a warp looks up at a time, a lane each.
-const LOOKED_UP: u32 = 32;
+/// Rows that a warp looks up and copies at a time, a lane each; at most four times that make a block.
+const ROWS: u32 = 32;
 
 /// A row that the tile does not see: it becomes zero, whatever is in the pool.
 const NOWHERE: u32 = u32::MAX;
 
-/// Where a row is: its page, and what is left in vectors of 16 bytes. Not added up before it is needed: that
-/// would wait for the page.
+/// Copies of a lane whose addresses are there at a time: one alone would wait until the one before has read its own.
+const TOGETHER: usize = 2;
+
+/// Where a tile's keys are, or its values.
 #[derive(Clone, Copy)]
-struct Place {
-    page: u32,
-    rest: u32,
+struct Table<'a> {
+    p: &'a PrefillParams,
+    strides: &'a KvStrides,
+    /// Its first page.
+    first: u32,
+    /// The keys that the tile sees: the first one, and how many.
+    lowest: i32,
+    keys: u32,
 }
 
-/// Looks up a row of a block. The tile stays in shared memory: there are few registers here.
-#[inline(always)]
-unsafe fn look_up(
-    p: &PrefillParams,
-    strides: &KvStrides,
-    keys: u32,
-    tile: u32,
-    begin: i32,
-    row: u32,
-) -> Place {
-    // SAFETY: the tile is this loader's until it says otherwise.
-    let (kv_head, [table, lowest, _, _]) =
-        unsafe { (shared::load_u32(tile + 16), shared::load_u32x4(tile + 32)) };
-    let position = begin + row as i32;
-    // A block ends where the tile does, or before.
-    if position < lowest as i32 || row >= keys {
-        return Place {
-            page: 0,
-            rest: NOWHERE,
-        };
+impl Table<'_> {
+    /// The index of a key's page in the table and its token there, if the tile sees it.
+    #[inline(always)]
+    fn find(self, key: i32) -> Option<(u32, u32)> {
+        (((key - self.lowest) as u32) < self.keys).then(|| self.p.page_size.div_rem(key as u32))
     }
-    let (page, in_page) = p.page_size.div_rem(position as u32);
-    let entry = (p.attention.page_ids + u64::from(table + page) * 4) as *const u32;
-    Place {
+
+    /// Asks for the page of a key, a block ahead of its use: nothing here may wait for it.
+    ///
+    /// # Safety
+    /// The table is that of a tile.
+    #[inline(always)]
+    unsafe fn page(self, key: i32) -> u32 {
+        let Some((page, _)) = self.find(key) else {
+            return 0;
+        };
+        let entry = self.p.attention.page_ids + u64::from(self.first + page) * 4;
         // SAFETY: the table has a page for each key of the item.
-        page: unsafe { ptr::load_nc_u32(entry) },
-        rest: in_page * strides.token + kv_head * strides.head,
+        unsafe { ptr::load_nc_u32(entry as *const u32) }
+    }
+
+    /// Where a key of a page is, in vectors of 16 bytes.
+    #[inline(always)]
+    fn place(self, key: i32, page: u32) -> u32 {
+        match self.find(key) {
+            Some((_, token)) => page * self.strides.page + token * self.strides.token,
+            None => NOWHERE,
+        }
+    }
+}
+
+/// Which of eight rows a lane copies at a time. Neighbours are four apart, whose swizzled places are in other banks.
+#[inline(always)]
+fn row_of_eight(lane: u32) -> u32 {
+    lane / 4 % 2 * 4 + lane / 8
+}
+
+/// Copies up to [`ROWS`] of the `rows` that are left of a block, zeros where a place is [`NOWHERE`]. Four lanes share
+/// the four rows that they have looked up: 64 bytes at a time, so that a place found once serves for many copies.
+///
+/// # Safety
+/// A whole warp comes here; the rows at `target` are its to write; places are those behind `source`.
+#[inline(always)]
+unsafe fn copy(source: u64, places: u32, target: u32, rows: u32, row_bytes: u32) {
+    let halves = [target, target ^ 64];
+    let mut eight = 0;
+    while eight < ROWS / 8 {
+        if eight == ROWS / 16 && rows == ROWS / 2 {
+            break;
+        }
+        let mut sources = [0; TOGETHER];
+        let mut bytes = [0; TOGETHER];
+        let mut i = 0;
+        // SAFETY: the caller's promise; nothing is read for a row that is nowhere.
+        unsafe {
+            while i < TOGETHER {
+                let place = warp::warp_shuffle_idx(WARP, places, eight + i as u32, 4);
+                bytes[i] = if place == NOWHERE { 0 } else { 16 };
+                sources[i] = source + u64::from(place) * 16;
+                i += 1;
+            }
+            let mut part = 0;
+            while part < row_bytes / 64 {
+                i = 0;
+                while i < TOGETHER {
+                    let behind = (eight + i as u32) * (8 * row_bytes) + part / 2 * 1024;
+                    let source = sources[i] + u64::from(part) * 64;
+                    let target = halves[part as usize % 2] + behind;
+                    async_copy::copy_cg_zfill(target, source as *const u8, bytes[i]);
+                    i += 1;
+                }
+                part += 1;
+            }
+        }
+        eight += TOGETHER as u32;
     }
 }
 
@@ -70,78 +125,75 @@ pub(super) unsafe fn gather<const VALUES: bool, const STAGES: u32>(p: &PrefillPa
     let lane = warp::lane_id();
     let keys = s.shape.keys;
     let row_bytes = s.shape.row_bytes(VALUES);
-    let mut tiles = Ring::<2>::CONSUMER;
+    let times = keys.div_ceil(ROWS) as usize;
+    let copied = times as u32 * ROWS;
+    // Where the lane copies to: swizzled, and on through the stages, which lie one behind the other.
+    let (_, _, stages) = s.stage_of(VALUES, 0);
+    let row = row_of_eight(lane);
+    let mut target = stages + row * 128 + ((lane % 4) ^ row) * 16;
     let mut blocks = Ring::<STAGES>::PRODUCER;
+    // As a ring of two would be, in one register.
+    let mut tiles = 0;
     loop {
         // SAFETY: the ring's barriers say what belongs to whom; a whole warp.
         unsafe {
-            mbarrier::wait(s.tile_full(tiles.stage), tiles.parity);
-            let at = s.tile(tiles.stage);
-            let Tile { rows, end, .. } = Tile::load(at);
-            if rows == 0 {
+            mbarrier::wait(s.tile_full(tiles % 2), tiles / 2 % 2);
+            let tile = Tile::load(s.tile(tiles % 2));
+            if tile.rows == 0 {
                 return;
             }
-            let mut begin = end as i32 - keys as i32;
-            let mut place = look_up(p, strides, keys, at, begin, lane);
+            let head = u64::from(tile.kv_head * strides.head + lane % 4) * 16;
+            let source = misc::opaque_u64(pool + head);
+            let table = Table {
+                p,
+                strides,
+                first: tile.table,
+                lowest: tile.lowest as i32,
+                // A tile that sees nothing may end before its first key.
+                keys: tile.end.saturating_sub(tile.lowest),
+            };
+            // The key that the lane looks up. Opaque, here and below: or what follows from it takes registers.
+            let row = row_of_eight(misc::opaque(lane)) + lane % 4 * 8;
+            let mut key = tile.end as i32 - keys as i32 + row as i32;
+            let mut left = tile.blocks;
+            let mut pages = [0; 4];
+            let mut time = 0;
+            while time < times {
+                pages[time] = table.page(key + (time as u32 * ROWS) as i32);
+                time += 1;
+            }
             loop {
-                // Keys of this block and those before it.
-                let left = begin + keys as i32 - shared::load_u32(at + 36) as i32;
-                let soon = (CLAIM_AHEAD * keys) as i32;
-                if !VALUES && lane == 0 && left <= soon && left > soon - keys as i32 {
-                    if s.claims_late(tiles.stage) {
-                        mbarrier::arrive(s.ends_soon());
-                    }
+                if !VALUES && left == CLAIM_AHEAD && lane == 0 && s.claims_late(tiles % 2) {
+                    mbarrier::arrive(s.ends_soon());
                 }
-                let (_, free, block) = s.stage_of(VALUES, blocks.stage);
+                let (_, free, _) = s.stage_of(VALUES, blocks.stage);
                 mbarrier::wait(free, blocks.parity);
-                // A lane copies 16 bytes of the `lane / 8`th of 4 rows, and of the one 4 further down. Swizzled.
-                let by = misc::opaque(lane);
-                let mut target = block + by / 8 * 128 + ((by % 8) ^ (by / 8)) * 16;
-                // Not unrolled: there are few registers here.
-                let mut first = misc::opaque(0);
-                while first < keys {
-                    let places = place.page * strides.page + place.rest;
-                    let count = (keys - first).min(LOOKED_UP);
-                    first += LOOKED_UP;
-                    let (of, from) = match first < keys {
-                        true => (begin, first),
-                        false => (begin - keys as i32, 0),
-                    };
-                    place = look_up(p, strides, keys, at, of, from + lane);
-                    let mut row = 0;
-                    while row < count {
-                        let copy = |row, target| {
-                            let of = warp::warp_shuffle_idx(WARP, places, row + lane / 8, 32);
-                            let exists = of != NOWHERE;
-                            let vector = if exists { of + lane % 8 } else { 0 };
-                            let source = pool + u64::from(vector) * 16;
-                            let mut slab = 0;
-                            while slab < row_bytes / 128 {
-                                async_copy::copy_cg_zfill(
-                                    target + slab * 1024,
-                                    (source + u64::from(slab) * 128) as *const u8,
-                                    if exists { 16 } else { 0 },
-                                );
-                                slab += 1;
-                            }
-                        };
-                        // The fourth row further down is swizzled otherwise.
-                        copy(row, target);
-                        copy(row + 4, (target + 4 * 128) ^ 64);
-                        target += 8 * row_bytes;
-                        row += 8;
-                    }
+                time = 0;
+                while time < times {
+                    key = misc::opaque(key as u32) as i32;
+                    let places = table.place(key, pages[time]);
+                    pages[time] = table.page(key - keys as i32);
+                    let rows = keys - time as u32 * ROWS;
+                    copy(source, places, target, rows, row_bytes);
+                    target += ROWS * row_bytes;
+                    key += ROWS as i32;
+                    time += 1;
                 }
                 let (full, _, _) = s.stage_of(VALUES, misc::opaque(blocks.stage));
                 async_copy::mbarrier_arrive(full);
                 blocks.advance();
-                if begin <= shared::load_u32(at + 36) as i32 {
+                target -= (copied - keys) * row_bytes;
+                if blocks.stage == 0 {
+                    target -= STAGES * keys * row_bytes;
+                }
+                left -= 1;
+                if left == 0 {
                     break;
                 }
-                begin -= keys as i32;
+                key -= (keys + copied) as i32;
             }
-            mbarrier::arrive(s.tile_free(tiles.stage));
-            tiles.advance();
+            mbarrier::arrive(s.tile_free(tiles % 2));
+            tiles += 1;
         }
     }
 }
