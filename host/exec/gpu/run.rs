@@ -329,15 +329,12 @@ impl Gpu {
 
 /// Shared memory of the prefills beside which decodes run: the plan's, or those a captured graph may meet.
 fn memory_beside(workspace: &Workspace) -> u32 {
-    let launches = &workspace.agenda.launches;
-    let keys: Vec<LaunchKey> = match &workspace.options.launches {
-        Some(set) => set.keys().to_vec(),
-        None => launches.iter().map(|launch| launch.key).collect(),
+    let is = |shape: &prefill::Shape, &LaunchKey { kernel, tile, .. }: &LaunchKey| {
+        kernel == Kernel::Prefill && (tile.m, tile.n) == (shape.rows(), shape.keys)
     };
-    let meets = |shape: &&prefill::Shape| {
-        keys.iter().any(|&LaunchKey { kernel, tile, .. }| {
-            kernel == Kernel::Prefill && (tile.m, tile.n) == (shape.rows(), shape.keys)
-        })
+    let meets = |shape: &&prefill::Shape| match &workspace.options.launches {
+        Some(set) => set.keys().iter().any(|key| is(shape, key)),
+        None => (workspace.agenda.launches.iter()).any(|launch| is(shape, &launch.key)),
     };
     let shapes = prefill::Shape::ALL.iter().filter(|shape| shape.beside);
     let bytes = shapes.filter(meets).map(prefill::Shape::shared_bytes);
