@@ -106,6 +106,8 @@
 //! With the feature `cuda`, `exec::gpu` runs on memory of any CUDA library, on any stream. Without a driver it says
 //! so.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 pub use error::Error;
 pub use kernels_gpu::{abi, math, state, variant};
 
