@@ -67,7 +67,9 @@ fn pack(root: &Path) -> Result<Vec<(String, PathBuf)>, Error> {
             continue;
         }
         let name = package["name"].as_str().ok_or("a package without a name")?;
-        let version = package["version"].as_str().ok_or("a package without a version")?;
+        let version = package["version"]
+            .as_str()
+            .ok_or("a package without a version")?;
         let file = workspace().join(format!("target/package/{name}-{version}.crate"));
         let bytes = fs::metadata(&file)?.len();
         run_command(
@@ -83,7 +85,10 @@ fn pack(root: &Path) -> Result<Vec<(String, PathBuf)>, Error> {
                 return Err(format!("{name} is packed without {wanted}").into());
             }
         }
-        println!("adopt: {name} {version} is {:.2} MiB", bytes as f64 / 1048576.0);
+        println!(
+            "adopt: {name} {version} is {:.2} MiB",
+            bytes as f64 / 1048576.0
+        );
         packed.push((name.into(), folder));
     }
     Ok(packed)
@@ -148,7 +153,10 @@ fn build_and_try(root: &Path, way: &str, dependency: &str) -> Result<(), Error> 
     for (holds, what) in [
         (bytes <= MAX_BYTES, "the program is too large"),
         (locked <= MAX_LOCKED, "there are too many dependencies"),
-        (!without_driver || start <= MAX_START, "the program starts too slowly"),
+        (
+            !without_driver || start <= MAX_START,
+            "the program starts too slowly",
+        ),
         (
             without_driver || said.contains("Gpu::new took"),
             "the program neither found a GPU nor named the missing driver",
