@@ -99,7 +99,7 @@
 //!
 //! # Which batches
 //!
-//! [`schedule`] composes them: requests in, hybrid batches out, with costs and a simulator.
+//! The crate `tandem-schedule` composes them: requests in, hybrid batches out, with costs and a simulator.
 //!
 //! # On a GPU
 //!
@@ -121,5 +121,4 @@ pub mod kv;
 pub mod plan;
 pub mod problem;
 pub mod reference;
-pub mod schedule;
 pub mod tensor;

@@ -2,7 +2,7 @@
 
 use std::{fmt::Write, path::PathBuf};
 
-use tandem_attn::schedule::chunk::{Advice, Expected, recommend};
+use tandem_schedule::chunk::{Advice, Expected, recommend};
 
 use crate::{
     Failure, output,

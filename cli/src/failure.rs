@@ -2,9 +2,8 @@
 
 use std::{io, path::PathBuf, process::ExitCode};
 
-use tandem_attn::{
-    Error, plan::PlanError, problem::ProblemError, schedule::ScheduleError, tensor::ShapeError,
-};
+use tandem_attn::{Error, plan::PlanError, problem::ProblemError, tensor::ShapeError};
+use tandem_schedule::ScheduleError;
 use thiserror::Error;
 
 /// Why a subcommand did not do what it was asked to do.

@@ -2,7 +2,7 @@
 
 use std::{fmt::Write, ops::Range};
 
-use tandem_attn::schedule::metrics::{Distribution, Report};
+use tandem_schedule::metrics::{Distribution, Report};
 
 /// The steps that are recorded.
 pub const TIMELINE: Range<u64> = 0..264;

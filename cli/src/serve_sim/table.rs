@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use tandem_attn::schedule::{
+use tandem_schedule::{
     cost::{CostModel, Parallel},
     metrics::Report,
     trace::Trace,
