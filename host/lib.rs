@@ -107,6 +107,8 @@
 //! so.
 
 pub use error::Error;
+/// The 16-bit floats of tensors, in the version that this crate takes.
+pub use half;
 pub use kernels_gpu::{abi, math, state, variant};
 
 mod error;
