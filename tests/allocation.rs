@@ -86,10 +86,7 @@ fn the_steady_state_allocates_nothing() {
     let mut all = |planner: &mut Planner| {
         for batch in &batches {
             for split in modes {
-                let options = PlanOptions {
-                    split,
-                    ..PlanOptions::default()
-                };
+                let options = PlanOptions::default().with_split(split);
                 planner
                     .plan_into(&spec, batch, &device, &options, &mut plan)
                     .unwrap();
