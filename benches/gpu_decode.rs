@@ -18,7 +18,7 @@ mod trees;
 use common::Rng;
 use run::{Pool, Step, Timer};
 use tandem_attn::{
-    exec::gpu::{CUstream, Gpu, Streams, WorkspaceOptions},
+    exec::gpu::{Gpu, Stream as Handle, Streams, WorkspaceOptions},
     plan::{DeviceDescription, MergeMode, PackRule, PlanOptions, Planner, SplitMode},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
 };
@@ -149,7 +149,7 @@ fn batches(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>, page: u32)
         let bytes = keys as usize * spec.kv_bytes_per_token() as usize;
         let ways = steps.each_ref().map(|step| |stream| step.enqueue(stream));
         let read = |stream| pool.read(gpu, bytes, stream);
-        let mut ways: Vec<&dyn Fn(CUstream)> = ways.iter().map(|way| way as _).collect();
+        let mut ways: Vec<&dyn Fn(Handle)> = ways.iter().map(|way| way as _).collect();
         ways.push(&read);
         let times = timer.medians_of(&ways, 15);
         let graphs = [0, 1].map(|step| timer.graph(&steps[step]));

@@ -111,6 +111,10 @@ pub use error::Error;
 pub use half;
 pub use kernels_gpu::{abi, math, state, variant};
 
+// Its symbols stand in for the driver's; a dependency that nobody names is not linked.
+#[cfg(feature = "cust")]
+use libcuda_link as _;
+
 mod error;
 pub mod exec;
 pub mod kv;

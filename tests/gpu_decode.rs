@@ -10,7 +10,9 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use tandem_attn::{
     Error,
-    exec::gpu::{DecodeCall, DecodeTile, DeviceArray, Family, Gpu, KvPool, PartialStates},
+    exec::gpu::{
+        DecodeCall, DecodeTile, DeviceArray, Family, Gpu, KvPool, PartialStates, Stream as Handle,
+    },
     plan::{DeviceDescription, Kernel, MergeMode, Plan, PlanOptions, Planner, SplitMode},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec, Variant},
     tensor::Element,
@@ -371,7 +373,7 @@ fn what_is_wrong_is_said() {
         record: None,
     };
     // SAFETY: refused before anything is launched.
-    let error = unsafe { gpu.decode(&call, std::ptr::null_mut()) };
+    let error = unsafe { gpu.decode(&call, Handle::DEFAULT) };
     let error = error.expect_err("a head dimension of 96");
     assert!(matches!(error, Error::Extent { got: 96, .. }), "{error}");
 }

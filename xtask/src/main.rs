@@ -2,6 +2,9 @@
 
 mod bundle;
 mod kernels;
+#[path = "../../build/modules.rs"]
+mod modules;
+mod package;
 mod process;
 mod report;
 mod setup;
@@ -38,6 +41,12 @@ enum Chore {
         #[arg(long)]
         bless: bool,
     },
+    /// Build all kernels and write kernels-bin/, the package that programs take them from.
+    Package {
+        /// Fail where kernels-bin/ is not made from these sources.
+        #[arg(long)]
+        check: bool,
+    },
     /// Set up, check the kernels, run every test. GPU tests say that they are skipped where there is
     /// no GPU.
     Test,
@@ -49,6 +58,7 @@ fn main() -> ExitCode {
     let done = match Arguments::parse().chore {
         Chore::Setup => setup::run(),
         Chore::Kernels { check, bless } => kernels::run(kernels::Mode::from_flags(check, bless)),
+        Chore::Package { check } => package::run(check),
         Chore::Test => test::run(),
         Chore::Bundle => bundle::run(),
     };

@@ -10,7 +10,7 @@ use kernels_gpu::{
 };
 
 use super::{
-    CUdeviceptr, CUstream, DeviceArray, DeviceTensor, Gpu,
+    DeviceArray, DevicePtr, DeviceTensor, Gpu, Stream,
     launch::Launch,
     module::{Carveout, Kernel, Modules},
     tensor::{COUNTED, fits},
@@ -25,9 +25,9 @@ use crate::{
 #[non_exhaustive]
 pub struct KvPool {
     /// Address of the first key of page 0.
-    pub k: CUdeviceptr,
+    pub k: DevicePtr,
     /// Address of the first value of page 0.
-    pub v: CUdeviceptr,
+    pub v: DevicePtr,
     /// Element type.
     pub dtype: Dtype,
     /// Pages in the pool.
@@ -46,8 +46,8 @@ impl KvPool {
         layout: KvLayout,
         page_size: u32,
         pages: u32,
-        k: CUdeviceptr,
-        v: CUdeviceptr,
+        k: DevicePtr,
+        v: DevicePtr,
     ) -> Self {
         Self {
             k,
@@ -112,7 +112,7 @@ impl Gpu {
         slots: DeviceArray<u32>,
         k: &DeviceTensor<3>,
         v: &DeviceTensor<3>,
-        stream: CUstream,
+        stream: Stream,
     ) -> Result<(), Error> {
         let (params, vector) = parameters(spec, pool, slots, k, v)?;
         let kernel = match vector {
@@ -135,7 +135,7 @@ struct Side<'a> {
     name: &'static str,
     pool_name: &'static str,
     source: &'a DeviceTensor<3>,
-    pool: CUdeviceptr,
+    pool: DevicePtr,
     strides: KvStrides,
     head_dim: u32,
 }
