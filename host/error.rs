@@ -183,7 +183,7 @@ pub enum Error {
         /// The place in it.
         index: usize,
         /// What stands there.
-        got: u64,
+        got: i64,
         /// One past the largest index.
         limit: u64,
         /// What is indexed.
@@ -199,7 +199,7 @@ pub enum Error {
         /// The later entry.
         index: usize,
         /// The place.
-        got: u32,
+        got: u64,
     },
     /// There is no CUDA driver on this machine.
     #[error(

@@ -109,6 +109,8 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub use error::Error;
+/// The 16-bit floats of tensors, in the version that this crate takes.
+pub use half;
 pub use kernels_gpu::{abi, math, state, variant};
 
 // Its symbols stand in for the driver's; a dependency that nobody names is not linked.

@@ -464,7 +464,8 @@ fn a_run_is_refused_before_anything_is_launched() {
             expected: 1
         }
     );
-    let few = KvPool { pages: 8, ..pool };
+    let mut few = pool;
+    few.pages = 8;
     let error = run(&mut workspace, &q, &[few]).unwrap_err();
     assert!(error.to_string().contains("at least 9"), "{error}");
     let f16 = DeviceTensor::new(1 << 30, Dtype::F16, [41, 8, 128]);

@@ -192,14 +192,16 @@ fn run_twice<T: Element>(
     };
     let fused = plan.merge_mode == MergeMode::Fused;
     let pages = case.batch.parts[0].table.pool_pages;
-    let kv = KvPool {
-        k: k.address(),
-        v: v.address(),
-        dtype: T::DTYPE,
+    let page_size = pool.k_strides.page_size;
+    let kv = KvPool::new(
+        spec,
+        KvLayout::Nhd,
+        page_size,
         pages,
-        k_strides: pool.k_strides,
-        v_strides: pool.v_strides,
-    };
+        k.address(),
+        v.address(),
+    )
+    .with_strides(pool.k_strides, pool.v_strides);
     let stream = Stream::new();
     let merge_rows = DeviceArray::new(merges.address(), plan.merges.len());
     let results = (0..2)

@@ -164,14 +164,12 @@ fn a_graph_serves_one_plan_after_the_other() {
         let mut eager = gpu.workspace(&spec, &bound(), options.clone()).unwrap();
         options.merge_mode = merge_mode;
         let by_tickets = pod == PodMode::Tickets;
-        let plan_options = PlanOptions {
-            bound: Some(bound()),
-            merge_mode,
-            pod,
-            // That decodes are in the kernel also where there is no prefill.
-            decode_tile: by_tickets.then_some(Tile { m: 16, n: 32 }),
-            ..PlanOptions::default()
-        };
+        // By tickets with the tile that decodes are in the kernel with, also where there is no prefill.
+        let plan_options = PlanOptions::default()
+            .with_bound(bound())
+            .with_merge_mode(merge_mode)
+            .with_pod(pod)
+            .with_decode_tile(by_tickets.then_some(Tile { m: 16, n: 32 }));
         options.launches = Some(match prefills {
             true if by_tickets => LaunchSet::new().and(&hybrid(&spec, &device, &plan_options)),
             true => LaunchSet::all(&device, &spec).unwrap(),

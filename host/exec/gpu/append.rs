@@ -22,6 +22,7 @@ use crate::{
 
 /// Keys and values of a page pool in device memory; the counterpart of [`KvView`](crate::kv::KvView).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct KvPool {
     /// Address of the first key of page 0.
     pub k: DevicePtr,
@@ -56,6 +57,14 @@ impl KvPool {
             k_strides: layout.strides(page_size, spec.kv_heads, spec.head_dim_qk),
             v_strides: layout.strides(page_size, spec.kv_heads, spec.head_dim_v),
         }
+    }
+
+    /// With pages that lie otherwise: keys and values in one pool, one layer out of many.
+    #[must_use]
+    pub const fn with_strides(mut self, k: KvStrides, v: KvStrides) -> Self {
+        self.k_strides = k;
+        self.v_strides = v;
+        self
     }
 }
 

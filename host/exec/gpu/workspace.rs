@@ -52,6 +52,43 @@ pub struct WorkspaceOptions {
     pub checks: bool,
 }
 
+impl WorkspaceOptions {
+    /// With one stream or several.
+    #[must_use]
+    pub const fn with_streams(mut self, streams: Streams) -> Self {
+        self.streams = streams;
+        self
+    }
+
+    /// With all attention by the kernels of a family, or by those that suit best.
+    #[must_use]
+    pub fn with_family(mut self, family: impl Into<Option<Family>>) -> Self {
+        self.family = family.into();
+        self
+    }
+
+    /// With these launches in every run.
+    #[must_use]
+    pub fn with_launches(mut self, launches: impl Into<Option<LaunchSet>>) -> Self {
+        self.launches = launches.into();
+        self
+    }
+
+    /// With a launch set: who merges.
+    #[must_use]
+    pub const fn with_merge_mode(mut self, merge_mode: MergeMode) -> Self {
+        self.merge_mode = merge_mode;
+        self
+    }
+
+    /// With the debug mode on or off.
+    #[must_use]
+    pub const fn with_checks(mut self, checks: bool) -> Self {
+        self.checks = checks;
+        self
+    }
+}
+
 /// Copies of plans under way at most, before a further one waits for the first.
 const IN_FLIGHT: usize = 4;
 
