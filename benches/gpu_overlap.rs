@@ -11,7 +11,7 @@ mod run;
 use common::{Memory, Stream};
 use kernels_gpu::{abi::LoopsParams, loops::Binding};
 use run::Timer;
-use tandem_attn::exec::gpu::{CUstream, Gpu};
+use tandem_attn::exec::gpu::{Gpu, Stream as Handle};
 
 /// Elements of each array, and blocks of each loop.
 const ELEMENTS: u32 = 1 << 28;
@@ -86,11 +86,11 @@ impl<'a> Bench<'a> {
             blocks: BLOCKS,
             binding: 0,
         };
-        let run = |binding: Binding, stream: CUstream| {
+        let run = |binding: Binding, stream: Handle| {
             // SAFETY: the arrays are as long as the parameters say and live as long as the bench.
             unsafe { self.gpu.overlap_loops(binding, params, stream) }.expect("can be launched");
         };
-        let time = |enqueue: &dyn Fn(CUstream)| self.timer.median(7, enqueue);
+        let time = |enqueue: &dyn Fn(Handle)| self.timer.median(7, enqueue);
         [
             time(&|stream| run(Binding::Memory, stream)),
             time(&|stream| run(Binding::Compute, stream)),

@@ -211,11 +211,7 @@ impl Bench<'_> {
     /// The kernels of Ampere: apart, and in one kernel by tickets.
     fn tickets(&self, hybrid: Hybrid) -> String {
         let ampere = Some(Family::Sm80);
-        let options = |pod, tickets| PlanOptions {
-            pod,
-            tickets,
-            ..PlanOptions::default()
-        };
+        let options = |pod, tickets| PlanOptions::default().with_pod(pod).with_tickets(tickets);
         let proportional = |pod| options(pod, TicketPolicy::Proportional);
         let steps = [
             (proportional(PodMode::Auto), true, false),
@@ -263,11 +259,9 @@ impl Bench<'_> {
         ];
         steps.extend(modes.map(|mode| self.step(hybrid, mode, true, true)));
         let with_ctas = |&ctas| {
-            let options = PlanOptions {
-                pod: PodMode::Fused,
-                prefill_ctas: Some(ctas),
-                ..PlanOptions::default()
-            };
+            let options = PlanOptions::default()
+                .with_pod(PodMode::Fused)
+                .with_prefill_ctas(ctas);
             self.step_as(hybrid, options, None, true, true)
         };
         steps.extend(self.ctas.iter().map(with_ctas));
@@ -292,10 +286,7 @@ impl Bench<'_> {
     }
 
     fn step(&self, hybrid: Hybrid, mode: PodMode, prefill: bool, decode: bool) -> Step<'_> {
-        let options = PlanOptions {
-            pod: mode,
-            ..PlanOptions::default()
-        };
+        let options = PlanOptions::default().with_pod(mode);
         self.step_as(hybrid, options, None, prefill, decode)
     }
 

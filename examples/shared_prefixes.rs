@@ -12,7 +12,6 @@ use tandem_attn::{
     plan::{DeviceDescription, PackRule, PlanOptions, Planner},
     problem::{Batch, KvLayout, PageTable, Spec},
     reference,
-    schedule::trace::Random,
 };
 
 const PAGE_SIZE: u32 = 16;
@@ -57,10 +56,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let h200 = DeviceDescription::named("h200")?;
     let mut planner = Planner::new();
     for packing in [PackRule::Off, PackRule::Fastest] {
-        let options = PlanOptions {
-            packing,
-            ..PlanOptions::default()
-        };
+        let options = PlanOptions::default().with_packing(packing);
         let plan = planner.plan(&spec, &batch, &h200, &options)?;
         let moved = plan.traffic();
         println!(
@@ -72,9 +68,9 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     }
 
     // The same batch on this machine, against attention by definition.
-    let mut random = Random::new(1);
+    let mut random = fastrand::Rng::with_seed(1);
     let mut numbers = |count: u32| -> Vec<bf16> {
-        let number = |_| bf16::from_f64(2.0 * random.unit() - 1.0);
+        let number = |_| bf16::from_f64(2.0 * random.f64() - 1.0);
         (0..count).map(number).collect()
     };
     let pool_elements = PAGES * PAGE_SIZE * spec.kv_heads * spec.head_dim_qk;

@@ -65,10 +65,7 @@ fn balanced_batches_are_fused_with_tiles_that_leave_room() {
     let serial = plan(
         &batch,
         "h200",
-        PlanOptions {
-            pod: PodMode::Serial,
-            ..PlanOptions::default()
-        },
+        PlanOptions::default().with_pod(PodMode::Serial),
     );
     assert_eq!(serial.pod.unwrap().mode, PodMode::Serial);
     assert_eq!(tiles(&serial, Kernel::Prefill), [Tile { m: 128, n: 128 }]);
@@ -92,10 +89,7 @@ fn prefills_give_way_where_decodes_take_longer() {
 #[test]
 fn one_after_the_other_prefills_are_cut_as_if_they_were_alone() {
     let prefill_items = |decodes| {
-        let options = PlanOptions {
-            pod: PodMode::Serial,
-            ..PlanOptions::default()
-        };
+        let options = PlanOptions::default().with_pod(PodMode::Serial);
         let plan = plan(&batch(256, 16384, decodes, 16384), "h200", options);
         let groups = plan.groups.iter();
         let prefills = groups.filter(|group| group.kernel == Kernel::Prefill);
@@ -132,10 +126,7 @@ fn small_prefills_beside_many_decodes_are_not_worth_a_fused_shape() {
     .pod
     .unwrap();
     assert_eq!((without.mode, without.config), (PodMode::Serial, None));
-    let asked = PlanOptions {
-        pod: PodMode::Fused,
-        ..PlanOptions::default()
-    };
+    let asked = PlanOptions::default().with_pod(PodMode::Fused);
     assert_eq!(
         plan(&batch(1024, 4096, 20, 4096), "rtx4090", asked)
             .pod
@@ -160,10 +151,7 @@ fn tickets_are_in_proportion_to_the_work() {
         Tickets::new(TicketPolicy::Proportional, prefill, decode)
     );
 
-    let turns = PlanOptions {
-        tickets: TicketPolicy::FiftyFifty,
-        ..PlanOptions::default()
-    };
+    let turns = PlanOptions::default().with_tickets(TicketPolicy::FiftyFifty);
     let turns = plan(&batch, "h200", turns).pod.unwrap().tickets;
     assert_eq!(
         turns,
@@ -174,10 +162,7 @@ fn tickets_are_in_proportion_to_the_work() {
     );
 
     // On an A100 a CTA runs several decodes side by side, with the paper's small tile.
-    let asked = PlanOptions {
-        pod: PodMode::Fused,
-        ..PlanOptions::default()
-    };
+    let asked = PlanOptions::default().with_pod(PodMode::Fused);
     let ampere = plan(&batch, "a100", asked);
     assert!(
         tiles(&ampere, Kernel::Decode)
@@ -194,10 +179,7 @@ fn tickets_are_in_proportion_to_the_work() {
 fn one_kernel_by_tickets_is_taken_where_asked_for_or_where_there_is_no_other() {
     let batch = batch(1024, 12288, 80, 12288);
     let of = |device: &str, pod| {
-        let options = PlanOptions {
-            pod,
-            ..PlanOptions::default()
-        };
+        let options = PlanOptions::default().with_pod(pod);
         let made = plan(&batch, device, options);
         let device = DeviceDescription::named(device).unwrap();
         let pod = made.pod.unwrap();
@@ -222,10 +204,7 @@ fn prefill_splits_are_limited_beside_decodes() {
         groups.map(|group| plan.units_of(group)).sum::<u32>()
     };
     let uncut = |batch: &Batch| {
-        let options = PlanOptions {
-            split: SplitMode::Off,
-            ..PlanOptions::default()
-        };
+        let options = PlanOptions::default().with_split(SplitMode::Off);
         prefill_units(&plan(batch, "h200", options))
     };
     // Three tiles of 48 tokens × 4 heads against 64 K keys: 24 units on 132 SMs.
@@ -260,10 +239,7 @@ fn a_schedule_takes_what_the_forecast_says() {
                 batch(512, 4096, 3, 300),
                 batch(64, 64, 200, 8192),
             ] {
-                let options = PlanOptions {
-                    pod: mode,
-                    ..PlanOptions::default()
-                };
+                let options = PlanOptions::default().with_pod(mode);
                 let plan = plan(&batch, device, options);
                 let pod = plan.pod.unwrap();
                 let schedule = plan.schedule(&description);

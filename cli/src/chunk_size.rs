@@ -3,7 +3,7 @@
 use std::{fmt::Write, path::PathBuf};
 
 use serde::Serialize;
-use tandem_attn::schedule::chunk::{Advice, Expected, recommend};
+use tandem_schedule::chunk::{Advice, Expected, recommend};
 
 use crate::{
     Failure,

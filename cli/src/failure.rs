@@ -2,9 +2,8 @@
 
 use std::{io, path::PathBuf, process::ExitCode};
 
-use tandem_attn::{
-    Error, plan::PlanError, problem::ProblemError, schedule::ScheduleError, tensor::ShapeError,
-};
+use tandem_attn::{Error, plan::PlanError, problem::ProblemError, tensor::ShapeError};
+use tandem_schedule::ScheduleError;
 use thiserror::Error;
 
 use crate::table::visible;

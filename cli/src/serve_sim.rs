@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use tandem_attn::schedule::{
+use tandem_schedule::{
     Limits,
     attention::Overlap,
     chunk::{ChunkSize, Expected},

@@ -109,10 +109,7 @@ fn lanes_of_an_sm_are_drawn_side_by_side() {
         DeviceDescription::named("h200").unwrap(),
     );
     let begins = |pod: PodMode| {
-        let options = PlanOptions {
-            pod,
-            ..PlanOptions::default()
-        };
+        let options = PlanOptions::default().with_pod(pod);
         let plan = Planner::new()
             .plan(&case.spec, &batch, &device, &options)
             .unwrap();

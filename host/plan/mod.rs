@@ -39,12 +39,14 @@ mod error;
 mod forest;
 mod gather;
 mod joint;
+mod options;
 mod pack;
 mod planner;
 pub mod pod;
 mod report;
 mod schedule;
 mod split;
+mod support;
 pub mod tiles;
 mod traffic;
 mod update;
@@ -56,10 +58,12 @@ pub use device::{
     QueryStep, TileCost,
 };
 pub use error::{BrokenPlan, PlanError};
+pub use options::PlanOptions;
 pub use pack::PackRule;
-pub use planner::{PlanOptions, Planner};
+pub use planner::Planner;
 pub use schedule::{Schedule, Span};
 pub use split::SplitMode;
+pub use support::Unsupported;
 pub use traffic::Traffic;
 pub use update::Update;
 pub use verify::Defect;

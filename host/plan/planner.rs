@@ -3,41 +3,18 @@
 mod derived;
 mod tables;
 
-use serde::{Deserialize, Serialize};
-
 use super::{
-    Bound, DeviceDescription, Kernel, MergeMode, PackRule, Plan, PlanError, PlannedPart, SplitMode,
-    Tile, TileGroup,
+    Bound, DeviceDescription, Kernel, MergeMode, PackRule, Plan, PlanError, PlanOptions,
+    PlannedPart, SplitMode, TileGroup,
     draft::{Draft, DraftRow, DraftRun, PartInput},
     emit::{Emitter, Pieces},
     gather::Gatherer,
-    pod::{PodMode, PodPlan, PrefillLoad, Seats, TicketPolicy, Tickets},
+    pod::{PodMode, PodPlan, PrefillLoad, Seats, Tickets},
     split::{SplitInput, Splitter},
 };
 use crate::problem::{Batch, Spec};
 use derived::Derived;
 use tables::{check_split, collect_tables};
-
-/// Choices of a plan; the default is what serves best.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlanOptions {
-    /// How decodes that share prefixes are packed.
-    pub packing: PackRule,
-    /// How items are cut along their keys.
-    pub split: SplitMode,
-    /// One tile for all decodes instead of the selector's choice.
-    pub decode_tile: Option<Tile>,
-    /// Who merges partial states.
-    pub merge_mode: MergeMode,
-    /// How the prefills and the decodes of a hybrid batch run.
-    pub pod: PodMode,
-    /// How they take turns on an SM where they are fused.
-    pub tickets: TicketPolicy,
-    /// Prefill CTAs beside decodes where they are fused; none: as the planner thinks best.
-    pub prefill_ctas: Option<u32>,
-    /// Keep the plan within a workspace: what does not fit is packed and cut less.
-    pub bound: Option<Bound>,
-}
 
 /// Makes plans. Keep it from step to step: its buffers are reused, so that planning allocates nothing in
 /// the steady state.
@@ -63,8 +40,8 @@ impl Planner {
     /// Plans a batch.
     ///
     /// # Errors
-    /// [`PlanError`]: a wrong specification or batch, heads that no tile of the device fits, or a bound
-    /// that the batch does not fit.
+    /// [`PlanError`]: a wrong specification or batch, heads or a tile that the device has no kernel for, or a
+    /// bound that the batch does not fit.
     pub fn plan(
         &mut self,
         spec: &Spec,

@@ -8,9 +8,9 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::{
-    Error,
+    Error, package,
     process::{cargo, command, output},
-    setup, workspace,
+    workspace,
 };
 
 const PACKAGE: &str = "tandem-attn";
@@ -20,7 +20,7 @@ const GPU_TEST: &str = "gpu_";
 
 /// Builds the GPU tests and all benchmarks and puts them into `dist/`, with a script to run them.
 pub fn run() -> Result<(), Error> {
-    setup::run()?;
+    package::run(false)?;
     let dist = workspace().join("dist");
     let _ = fs::remove_dir_all(&dist);
     fs::create_dir_all(&dist)?;
@@ -42,7 +42,7 @@ pub fn run() -> Result<(), Error> {
             "--no-run",
             "--package",
             PACKAGE,
-            "--features=cuda",
+            "--features=cuda,cust",
             "--message-format=json-render-diagnostics",
         ]);
         if kind == "test" {

@@ -88,13 +88,13 @@ pub(super) fn read(bytes: &[u8]) -> Result<Step, String> {
             "qo_indptr ends at {end} and q has {tokens} tokens: they must be equal"
         ));
     }
-    let table = PageTable {
+    let table = PageTable::from_csr(
         page_size,
-        pool_pages: pages,
-        indptr: indices(&file, "kv_indptr")?,
-        indices: indices(&file, "kv_indices")?,
-        last_page_len: indices(&file, "kv_last_page_len")?,
-    };
+        pages,
+        indices(&file, "kv_indptr")?,
+        indices(&file, "kv_indices")?,
+        indices(&file, "kv_last_page_len")?,
+    );
     let batch = Batch::new(qo_indptr, table);
     batch
         .check(&spec)

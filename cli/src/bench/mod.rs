@@ -174,30 +174,28 @@ impl Planning {
     /// What the planner takes.
     #[must_use]
     pub fn options(&self) -> PlanOptions {
-        PlanOptions {
-            packing: match self.packing {
+        PlanOptions::default()
+            .with_packing(match self.packing {
                 Packing::Fastest => PackRule::Fastest,
                 Packing::Exact => PackRule::Exact,
                 Packing::PatPaper => PackRule::PatPaper,
                 Packing::PatPublished => PackRule::PatPublished,
                 Packing::Off => PackRule::Off,
-            },
-            split: self.split,
-            decode_tile: self.decode_tile,
-            merge_mode: match self.merge {
+            })
+            .with_split(self.split)
+            .with_decode_tile(self.decode_tile)
+            .with_merge_mode(match self.merge {
                 Merge::Auto => MergeMode::Auto,
                 Merge::Kernel => MergeMode::Kernel,
                 Merge::Fused => MergeMode::Fused,
-            },
-            pod: match self.pod {
+            })
+            .with_pod(match self.pod {
                 Pod::Auto => PodMode::Auto,
                 Pod::Serial => PodMode::Serial,
                 Pod::Streams => PodMode::Streams,
                 Pod::Fused => PodMode::Fused,
                 Pod::Tickets => PodMode::Tickets,
-            },
-            ..PlanOptions::default()
-        }
+            })
     }
 
     /// The choices that are not the default, as flags.

@@ -1,7 +1,7 @@
 //! Simulations as a picture: how times are distributed under each policy, and what the stages did in a window of
 //! time that is the same for all.
 
-use tandem_attn::schedule::metrics::{Distribution, Report, StageSpan};
+use tandem_schedule::metrics::{Distribution, Report, StageSpan};
 
 use super::window;
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use tandem_attn::schedule::{
+use tandem_schedule::{
     Hardware, ModelDescription, ScheduleError,
     cost::{Correction, CostModel, Parallel},
     trace::Trace,

@@ -1,7 +1,7 @@
 //! Policies beside one another, in numbers.
 
 use serde::Serialize;
-use tandem_attn::schedule::{
+use tandem_schedule::{
     cost::{CostModel, Parallel},
     metrics::{Report, Summary},
     trace::Trace,

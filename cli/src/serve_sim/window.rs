@@ -1,6 +1,6 @@
 //! Which part of a simulation to draw: where steps differ, stages stand still and requests wait for tokens.
 
-use tandem_attn::schedule::metrics::{Report, STALLS_S, StageSpan};
+use tandem_schedule::metrics::{Report, STALLS_S, StageSpan};
 
 /// Pieces of the common time that are looked at.
 const BINS: usize = 4000;

@@ -314,10 +314,8 @@ fn traces(put: &impl Fn(&str, &[u8])) {
 }
 
 fn descriptions(put: &impl Fn(&str, &[u8])) {
-    use tandem_attn::{
-        plan::DeviceDescription,
-        schedule::{Hardware, ModelDescription},
-    };
+    use tandem_attn::plan::DeviceDescription;
+    use tandem_schedule::{Hardware, ModelDescription};
     let device = serde_json::to_value(DeviceDescription::named("h200").unwrap()).unwrap();
     let model = serde_json::to_value(ModelDescription::named("yi-6b").unwrap()).unwrap();
     let machine = serde_json::to_value(Hardware::named("h200").unwrap()).unwrap();

@@ -29,6 +29,7 @@ impl Derived {
     ) -> Result<Self, PlanError> {
         spec.check()?;
         device.check()?;
+        device.supports_with(spec, decode_tile)?;
         let fused = |config: &PodConfig| {
             TileTable::new(
                 device,
