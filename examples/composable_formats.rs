@@ -15,7 +15,6 @@ use tandem_attn::{
     plan::{Plan, PlanOptions, Planner},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     reference,
-    schedule::trace::Random,
 };
 
 const PAGE_SIZE: u32 = 16;
@@ -24,12 +23,9 @@ const PAGES: u32 = 64;
 /// Runs the example.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let spec = Spec::new(4, 2, 32).with_dtype(Dtype::F32);
-    let mut random = Random::new(5);
-    let mut numbers = |count: u32| -> Vec<f32> {
-        (0..count)
-            .map(|_| 2.0 * random.unit() as f32 - 1.0)
-            .collect()
-    };
+    let mut random = fastrand::Rng::with_seed(5);
+    let mut numbers =
+        |count: u32| -> Vec<f32> { (0..count).map(|_| 2.0 * random.f32() - 1.0).collect() };
     let pool_elements = PAGES * PAGE_SIZE * spec.kv_heads * spec.head_dim_qk;
     let (k, v) = (numbers(pool_elements), numbers(pool_elements));
     let q = numbers(64 * spec.q_heads * spec.head_dim_qk);

@@ -12,7 +12,6 @@ use tandem_attn::{
     plan::{DeviceDescription, PackRule, PlanOptions, Planner},
     problem::{Batch, KvLayout, PageTable, Spec},
     reference,
-    schedule::trace::Random,
 };
 
 const PAGE_SIZE: u32 = 16;
@@ -69,9 +68,9 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     }
 
     // The same batch on this machine, against attention by definition.
-    let mut random = Random::new(1);
+    let mut random = fastrand::Rng::with_seed(1);
     let mut numbers = |count: u32| -> Vec<bf16> {
-        let number = |_| bf16::from_f64(2.0 * random.unit() - 1.0);
+        let number = |_| bf16::from_f64(2.0 * random.f64() - 1.0);
         (0..count).map(number).collect()
     };
     let pool_elements = PAGES * PAGE_SIZE * spec.kv_heads * spec.head_dim_qk;

@@ -8,7 +8,6 @@ use tandem_attn::{
     kv::KvView,
     plan::{DeviceDescription, PlanOptions, Planner, SplitMode},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
-    schedule::trace::{Random, Zipf},
 };
 
 const PAGE_SIZE: u32 = 16;
@@ -28,18 +27,19 @@ fn batch(lengths: &[u32]) -> Batch {
 
 /// Runs the example.
 pub fn main() -> Result<(), Box<dyn Error>> {
-    // A few long requests among many short ones.
-    let (zipf, mut random) = (Zipf::new(64, 65_536, 1.2), Random::new(3));
-    let lengths: Vec<u32> = (0..48).map(|_| zipf.sample(&mut random)).collect();
+    // A few long requests among many short ones, in no order.
+    let mut random = fastrand::Rng::with_seed(3);
+    let mut lengths: Vec<u32> = (1..=48).map(|rank| 65_536 / rank).collect();
+    random.shuffle(&mut lengths);
     let batch_of_many = batch(&lengths);
     let spec = Spec::new(32, 8, 128);
     let h200 = DeviceDescription::named("h200")?;
     let mut planner = Planner::new();
     println!(
-        "{} requests of {:?} to {:?} keys",
+        "{} requests of {} to {} keys",
         lengths.len(),
-        lengths.iter().min(),
-        lengths.iter().max()
+        lengths.iter().min().unwrap_or(&0),
+        lengths.iter().max().unwrap_or(&0)
     );
     println!(
         "{:<10} {:>6} {:>8} {:>14} {:>6}",
@@ -68,11 +68,8 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let spec = Spec::new(4, 2, 32).with_dtype(Dtype::F32);
     let lengths = [700, 40, 3000];
     let (company, alone) = (batch(&lengths), batch(&lengths[..1]));
-    let mut numbers = |count: u32| -> Vec<f32> {
-        (0..count)
-            .map(|_| 2.0 * random.unit() as f32 - 1.0)
-            .collect()
-    };
+    let mut numbers =
+        |count: u32| -> Vec<f32> { (0..count).map(|_| 2.0 * random.f32() - 1.0).collect() };
     let pool_elements =
         company.parts[0].table.pool_pages * PAGE_SIZE * spec.kv_heads * spec.head_dim_qk;
     let (k, v) = (numbers(pool_elements), numbers(pool_elements));

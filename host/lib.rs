@@ -99,12 +99,14 @@
 //!
 //! # Which batches
 //!
-//! [`schedule`] composes them: requests in, hybrid batches out, with costs and a simulator.
+//! The crate `tandem-schedule` composes them: requests in, hybrid batches out, with costs and a simulator.
 //!
 //! # On a GPU
 //!
 //! With the feature `cuda`, `exec::gpu` runs on memory of any CUDA library, on any stream. Without a driver it says
 //! so.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub use error::Error;
 /// The 16-bit floats of tensors, in the version that this crate takes.
@@ -121,5 +123,4 @@ pub mod kv;
 pub mod plan;
 pub mod problem;
 pub mod reference;
-pub mod schedule;
 pub mod tensor;

@@ -2,8 +2,6 @@
 
 #[path = "../examples/composable_formats.rs"]
 mod composable_formats;
-#[path = "../examples/serving_loop.rs"]
-mod serving_loop;
 #[path = "../examples/shared_prefixes.rs"]
 mod shared_prefixes;
 #[path = "../examples/variable_lengths.rs"]
@@ -12,11 +10,6 @@ mod variable_lengths;
 #[test]
 fn composable_formats_runs() {
     composable_formats::main().unwrap();
-}
-
-#[test]
-fn serving_loop_runs() {
-    serving_loop::main().unwrap();
 }
 
 #[test]

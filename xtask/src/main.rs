@@ -1,5 +1,6 @@
 //! The chores of tandem-attn. `cargo xtask help` lists them.
 
+mod adopt;
 mod bundle;
 mod kernels;
 #[path = "../../build/modules.rs"]
@@ -50,6 +51,8 @@ enum Chore {
     /// Set up, check the kernels, run every test. GPU tests say that they are skipped where there is
     /// no GPU.
     Test,
+    /// Pack the workspace and build a program outside it, with the feature cuda, in an empty environment.
+    Adopt,
     /// Put the GPU tests and benchmarks into dist/, to run on a GPU host that has no Rust.
     Bundle,
 }
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         Chore::Kernels { check, bless } => kernels::run(kernels::Mode::from_flags(check, bless)),
         Chore::Package { check } => package::run(check),
         Chore::Test => test::run(),
+        Chore::Adopt => adopt::run(),
         Chore::Bundle => bundle::run(),
     };
     match done {

@@ -21,6 +21,7 @@
 
 mod driver;
 mod functions;
+mod library;
 mod types;
 
 pub use driver::{Driver, NoDriver, driver, symbol};

@@ -1,0 +1,257 @@
+//! How long the attention of a step takes on one GPU, one layer.
+//!
+//! Two sources for the same numbers: the planner's own plan of the batch ([`AttentionModel::planned`]), and
+//! a closed form of what the planner's cost model sums up ([`AttentionModel::estimate`]), which needs only
+//! lengths and is what long simulations use. A test holds them together.
+
+use serde::{Deserialize, Serialize};
+
+use tandem_attn::{
+    plan::{DeviceDescription, Kernel, Plan, PlanError, PlanOptions, Planner},
+    problem::{Batch, PageTable, Spec},
+};
+
+/// Part of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// Query tokens.
+    pub tokens: u32,
+    /// Keys, the chunk's own included.
+    pub keys: u32,
+}
+
+/// The lengths of a step, as far as its time depends on them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StepShape {
+    /// Requests with one token.
+    pub decodes: u32,
+    /// Keys of all of them.
+    pub decode_keys: u64,
+    /// Chunks of prompts.
+    pub chunks: Vec<Chunk>,
+    /// Tokens whose logits are wanted.
+    pub sampled: u32,
+}
+
+impl StepShape {
+    /// So many decodes of so many keys each.
+    #[must_use]
+    pub fn decodes(decodes: u32, keys: u32) -> Self {
+        Self {
+            decodes,
+            decode_keys: u64::from(decodes) * u64::from(keys),
+            sampled: decodes,
+            ..Self::default()
+        }
+    }
+
+    /// With a chunk more.
+    #[must_use]
+    pub fn with_chunk(mut self, tokens: u32, keys: u32) -> Self {
+        self.chunks.push(Chunk { tokens, keys });
+        self
+    }
+
+    /// Adds a decode.
+    pub fn push_decode(&mut self, keys: u32) {
+        self.decodes += 1;
+        self.decode_keys += u64::from(keys);
+    }
+
+    /// Query tokens.
+    #[must_use]
+    pub fn tokens(&self) -> u32 {
+        self.decodes + self.chunks.iter().map(|chunk| chunk.tokens).sum::<u32>()
+    }
+
+    pub(super) fn clear(&mut self) {
+        (self.decodes, self.decode_keys, self.sampled) = (0, 0, 0);
+        self.chunks.clear();
+    }
+}
+
+/// How prefill and decode share the GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub enum Overlap {
+    /// One after the other.
+    #[default]
+    Serial,
+    /// In one kernel: the longer one, and this part of the shorter one, for what they take from each other.
+    Pod {
+        /// 0.1 is the POD-Attention paper's theoretical peak.
+        loss: f64,
+    },
+}
+
+impl Overlap {
+    /// The loss at which the paper's best measurement, 1.59 times as fast as serial, is the best case
+    /// (prefill and decode equally long): 2 / 1.59 − 1.
+    pub const POD: Self = Self::Pod { loss: 0.26 };
+
+    /// The time of both together.
+    #[must_use]
+    pub fn join(self, prefill_ns: f64, decode_ns: f64) -> f64 {
+        match self {
+            Self::Serial => prefill_ns + decode_ns,
+            Self::Pod { loss } => prefill_ns.max(decode_ns) + loss * prefill_ns.min(decode_ns),
+        }
+    }
+}
+
+/// Times of prefill and decode apart, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct AttentionTime {
+    /// All chunks.
+    pub prefill_ns: f64,
+    /// All decodes.
+    pub decode_ns: f64,
+}
+
+/// Attention of one layer on one GPU.
+#[derive(Clone, Debug)]
+pub struct AttentionModel {
+    device: DeviceDescription,
+    spec: Spec,
+    decode: KernelTime,
+    prefill: KernelTime,
+}
+
+/// A kernel's units, spread over the whole device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct KernelTime {
+    /// A unit's fixed time, shared by the CTAs that run at once.
+    fixed_ns: f64,
+    units_per_item: f64,
+    /// All units of an item, each key: reading, and computing for one row.
+    read_ns: f64,
+    row_ns: f64,
+    m: u32,
+    /// One unit's fixed time, not shared: the last one to finish.
+    tail_ns: f64,
+}
+
+impl KernelTime {
+    fn new(device: &DeviceDescription, spec: &Spec, kernel: Kernel, m: u32, pack: u32) -> Self {
+        let units_per_item = f64::from(spec.q_heads / pack);
+        let unit_ns = device.unit_ns(kernel);
+        Self {
+            fixed_ns: unit_ns / f64::from(device.resident_ctas(kernel)),
+            units_per_item,
+            read_ns: spec.kv_bytes_per_token() as f64 / device.read_bytes_per_ns,
+            row_ns: spec.flops_per_pair() as f64 / f64::from(spec.q_heads) / device.flops_per_ns
+                * units_per_item,
+            m,
+            tail_ns: device.launch_ns + unit_ns,
+        }
+    }
+
+    /// Time of an item of so many rows, spread over the device.
+    fn item_ns(&self, rows: u32, keys: f64) -> f64 {
+        self.units_per_item * self.fixed_ns + keys * self.read_ns.max(f64::from(rows) * self.row_ns)
+    }
+}
+
+impl AttentionModel {
+    /// Heads on a device.
+    #[must_use]
+    pub fn new(device: &DeviceDescription, spec: &Spec) -> Self {
+        let rows = spec.group();
+        let tiles = &device.decode.m;
+        let m = tiles.iter().copied().find(|&m| m >= rows).unwrap_or(rows);
+        // Chunks are long.
+        let prefill = device.prefill.by_q_len.last();
+        let (prefill_m, pack) = prefill.map_or((64, 1), |step| {
+            let most = step.pack.unwrap_or(u32::MAX).min(rows);
+            (
+                step.m,
+                (1..=most)
+                    .rev()
+                    .find(|&pack| rows.is_multiple_of(pack))
+                    .unwrap_or(1),
+            )
+        });
+        Self {
+            device: device.clone(),
+            spec: *spec,
+            decode: KernelTime::new(device, spec, Kernel::Decode, m, rows),
+            prefill: KernelTime::new(device, spec, Kernel::Prefill, prefill_m, pack),
+        }
+    }
+
+    /// From lengths alone, in closed form; knows nothing of shared prefixes.
+    #[must_use]
+    pub fn estimate(&self, shape: &StepShape) -> AttentionTime {
+        let mut time = AttentionTime::default();
+        if shape.decodes > 0 {
+            let kernel = &self.decode;
+            let fixed = f64::from(shape.decodes) * kernel.units_per_item * kernel.fixed_ns;
+            let keys = shape.decode_keys as f64;
+            let key_ns = kernel.read_ns.max(f64::from(kernel.m) * kernel.row_ns);
+            time.decode_ns = fixed + keys * key_ns + kernel.tail_ns;
+        }
+        for &Chunk { tokens, keys } in &shape.chunks {
+            let kernel = &self.prefill;
+            let tiles = tokens.div_ceil(kernel.m).max(1);
+            // Tile i sees the keys before the chunk and those of tiles 0 to i.
+            let within = f64::from(tiles - 1) * f64::from(tiles) / 2.0 * f64::from(kernel.m);
+            let seen = f64::from(tiles) * f64::from(keys - tokens) + within + f64::from(tokens);
+            let rows = kernel.m.min(tokens.next_multiple_of(64));
+            let fixed = f64::from(tiles - 1) * kernel.units_per_item * kernel.fixed_ns;
+            time.prefill_ns += kernel.item_ns(rows, seen) + fixed;
+        }
+        if !shape.chunks.is_empty() {
+            time.prefill_ns += self.prefill.tail_ns;
+        }
+        time
+    }
+
+    /// From the planner's own plans of the batch's decodes and of its prefills: their items, shared
+    /// prefixes included, scheduled on the resident CTAs.
+    ///
+    /// # Errors
+    /// As [`Planner::plan`].
+    pub fn planned(
+        &self,
+        planner: &mut Planner,
+        batch: &Batch,
+    ) -> Result<AttentionTime, PlanError> {
+        let mut time_of = |decodes: bool| -> Result<f64, PlanError> {
+            let Some(batch) = half(batch, decodes) else {
+                return Ok(0.0);
+            };
+            let plan = planner.plan(&self.spec, &batch, &self.device, &PlanOptions::default())?;
+            Ok(self.predict(&plan))
+        };
+        Ok(AttentionTime {
+            prefill_ns: time_of(false)?,
+            decode_ns: time_of(true)?,
+        })
+    }
+
+    /// The time of a plan: its makespan on the resident CTAs, its launches and its merges.
+    #[must_use]
+    pub fn predict(&self, plan: &Plan) -> f64 {
+        let launches = plan.groups.len() as f64 * self.device.launch_ns;
+        let merge_ns = if plan.merges.is_empty() {
+            0.0
+        } else {
+            self.device.merge_ns
+        };
+        plan.schedule(&self.device).makespan_ns + launches + merge_ns
+    }
+}
+
+/// The requests of a batch with one query token, or with more.
+fn half(batch: &Batch, decodes: bool) -> Option<Batch> {
+    let table = &batch.parts.first()?.table;
+    let mut half = PageTable::new(table.page_size, table.pool_pages);
+    let mut indptr = vec![0];
+    for request in 0..batch.requests() {
+        let q_len = batch.q_len(request);
+        if q_len > 0 && (q_len == 1) == decodes {
+            half.push(table.pages(request), table.kv_len(request));
+            indptr.push(indptr[indptr.len() - 1] + q_len);
+        }
+    }
+    (indptr.len() > 1).then(|| Batch::new(indptr, half))
+}

@@ -1,0 +1,297 @@
+//! Which chunk size: from the ratio of prompt to generated tokens and a cost model.
+//!
+//! A small chunk lets more decodes ride along for each prompt; a large one computes prompts more
+//! efficiently. The best is where prompt chunks and decodes run out together, as far as the hardware's
+//! efficiency at that size allows.
+
+use super::{Workload, attention::StepShape, cost::CostModel};
+
+/// Tokens that a step should have: chunk and decodes together.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum ChunkSize {
+    /// Always the same.
+    Fixed(u32),
+    /// Follows the requests that finish.
+    Adaptive(Box<Adaptive>),
+}
+
+impl From<u32> for ChunkSize {
+    fn from(tokens: u32) -> Self {
+        Self::Fixed(tokens)
+    }
+}
+
+impl ChunkSize {
+    /// Chosen anew whenever another 64 requests have finished; starts with what `expected` recommends.
+    #[must_use]
+    pub fn adaptive(cost: CostModel, expected: Expected) -> Self {
+        let tokens = recommend(&cost, &expected).chunk;
+        Self::Adaptive(Box::new(Adaptive {
+            cost,
+            expected,
+            tokens,
+            seen: Workload::default(),
+        }))
+    }
+
+    pub(super) fn tokens(&mut self, workload: &Workload) -> u32 {
+        match self {
+            Self::Fixed(tokens) => *tokens,
+            Self::Adaptive(adaptive) => adaptive.tokens(workload),
+        }
+    }
+}
+
+/// The state of [`ChunkSize::Adaptive`].
+#[derive(Clone, Debug)]
+pub struct Adaptive {
+    cost: CostModel,
+    expected: Expected,
+    tokens: u32,
+    /// The workload when the size was last chosen.
+    seen: Workload,
+}
+
+/// Requests between two choices.
+const RECONSIDER: u64 = 64;
+
+impl Adaptive {
+    fn tokens(&mut self, now: &Workload) -> u32 {
+        let requests = now.requests - self.seen.requests;
+        if requests >= RECONSIDER {
+            let mean = |now: u64, seen: u64| ((now - seen) / requests).max(1) as u32;
+            self.expected.prompt = mean(now.prompt_tokens, self.seen.prompt_tokens);
+            self.expected.generated = mean(now.generated_tokens, self.seen.generated_tokens);
+            self.tokens = recommend(&self.cost, &self.expected).chunk;
+            self.seen = *now;
+        }
+        self.tokens
+    }
+}
+
+/// The requests to choose a chunk size for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Expected {
+    /// Mean tokens of a prompt.
+    pub prompt: u32,
+    /// Mean tokens generated.
+    pub generated: u32,
+    /// Requests that run at once: SARATHI's B.
+    pub requests: u32,
+    /// The longest time between tokens that is wanted.
+    pub target_ns: Option<f64>,
+}
+
+impl Expected {
+    /// P:D, prompt tokens for each generated one.
+    #[must_use]
+    pub fn ratio(&self) -> f64 {
+        f64::from(self.prompt) / f64::from(self.generated)
+    }
+}
+
+/// What a chunk size gives in the steady state.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Candidate {
+    /// Chunk and decodes together.
+    pub chunk: u32,
+    /// Prompt and generated tokens per second.
+    pub tokens_per_s: f64,
+    /// Time of a hybrid step: what a decode waits for its next token.
+    pub step_ns: f64,
+    /// The part of all decodes that rides along with a chunk.
+    pub piggybacked: f64,
+    /// The P:D ratio at which chunks and decodes run out together: C / (B − 1).
+    pub best_ratio: f64,
+    /// Whether the step keeps the wanted time between tokens.
+    pub keeps_target: bool,
+}
+
+/// A recommendation and what it was chosen from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Advice {
+    /// The recommended chunk size.
+    pub chunk: u32,
+    /// Its gain over computing prompts and decodes in steps of their own.
+    pub gain: f64,
+    /// Tokens per second of that.
+    pub separate_tokens_per_s: f64,
+    /// All candidates, ascending.
+    pub candidates: Vec<Candidate>,
+    /// Why, in sentences.
+    pub reasons: Vec<String>,
+}
+
+/// Prompt and generated tokens per second when prompts and decodes have steps of their own, `requests` at a
+/// time.
+fn separate(cost: &CostModel, expected: &Expected) -> f64 {
+    let &Expected {
+        prompt,
+        generated,
+        requests,
+        ..
+    } = expected;
+    let prefill = StepShape {
+        sampled: 1,
+        ..StepShape::default()
+    }
+    .with_chunk(prompt, prompt);
+    let decode = StepShape::decodes(requests, prompt + generated / 2);
+    let request_ns = step_ns(cost, &prefill)
+        + f64::from(generated) * step_ns(cost, &decode) / f64::from(requests);
+    f64::from(prompt + generated) / request_ns * 1e9
+}
+
+fn step_ns(cost: &CostModel, shape: &StepShape) -> f64 {
+    let time = cost.step(shape);
+    let stages = f64::from(cost.parallel().pipeline);
+    (stages - 1.0) * (time.stage_ns() + time.send_ns) + time.last_stage_ns()
+}
+
+/// What a chunk size gives in the steady state.
+fn candidate(cost: &CostModel, expected: &Expected, chunk: u32) -> Option<Candidate> {
+    let &Expected {
+        prompt,
+        generated,
+        requests,
+        target_ns,
+    } = expected;
+    let companions = requests.saturating_sub(1);
+    let tokens = chunk.checked_sub(companions).filter(|&n| n > 0)?;
+    let chunks = prompt.div_ceil(tokens);
+    // Fewer decodes ride along where they run out before the prompts do.
+    let generated_f = f64::from(generated);
+    let riding = f64::from(companions).min(generated_f / f64::from(chunks));
+    let context = prompt + generated / 2;
+    let mut hybrid = StepShape::default();
+    hybrid.decodes = riding.round() as u32;
+    hybrid.decode_keys = (riding * f64::from(context)) as u64;
+    hybrid.sampled = hybrid.decodes + 1;
+    let tokens = tokens.min(prompt);
+    // The mean chunk sees half of the prompt before it.
+    let hybrid = hybrid.with_chunk(tokens, (prompt + tokens) / 2);
+    let hybrid_ns = step_ns(cost, &hybrid);
+    let piggybacked = riding * f64::from(chunks);
+    let left = (generated_f - piggybacked).max(0.0);
+    let decode_ns = step_ns(cost, &StepShape::decodes(requests, context));
+    let request_ns = f64::from(chunks) * hybrid_ns + left / f64::from(requests) * decode_ns;
+    Some(Candidate {
+        chunk,
+        tokens_per_s: f64::from(prompt + generated) / request_ns * 1e9,
+        step_ns: hybrid_ns,
+        piggybacked: (piggybacked / generated_f).min(1.0),
+        best_ratio: f64::from(chunk) / f64::from(companions.max(1)),
+        keeps_target: target_ns.is_none_or(|target| hybrid_ns <= target),
+    })
+}
+
+/// More tokens and requests than any machine has; sums of a few of them are counted in 32 bits.
+const MOST: u32 = 1 << 24;
+
+/// Recommends a chunk size: the one with the highest throughput among those that keep the wanted time
+/// between tokens, or the fastest step where none does.
+///
+/// ```
+/// use tandem_schedule::{
+///     Hardware, ModelDescription,
+///     chunk::{Expected, recommend},
+///     cost::{CostModel, Parallel},
+/// };
+///
+/// let model = ModelDescription::named("llama-3-8b")?;
+/// let cost = CostModel::new(&model, &Hardware::named("h200")?, Parallel { tensor: 1, pipeline: 1 })?;
+/// let expected = Expected { prompt: 4000, generated: 300, requests: 64, target_ns: Some(40e6) };
+/// let advice = recommend(&cost, &expected);
+/// assert!(advice.chunk.is_multiple_of(cost.tile()));
+/// println!("{}", advice.reasons.join("\n"));
+/// # Ok::<(), tandem_schedule::ScheduleError>(())
+/// ```
+#[must_use]
+pub fn recommend(cost: &CostModel, expected: &Expected) -> Advice {
+    let expected = Expected {
+        prompt: expected.prompt.clamp(1, MOST),
+        generated: expected.generated.clamp(1, MOST),
+        requests: expected.requests.clamp(1, MOST),
+        ..*expected
+    };
+    let tile = cost.tile();
+    let first = expected.requests.next_multiple_of(tile);
+    let last = (first + 32 * tile).max(4096);
+    let candidates: Vec<Candidate> = (first..=last)
+        .step_by(tile as usize)
+        .filter_map(|chunk| candidate(cost, &expected, chunk))
+        .collect();
+    let fastest = |a: &&Candidate, b: &&Candidate| a.tokens_per_s.total_cmp(&b.tokens_per_s);
+    let kept = candidates.iter().filter(|c| c.keeps_target).rev();
+    let best = kept.max_by(fastest).or_else(|| {
+        let shortest = |a: &&Candidate, b: &&Candidate| a.step_ns.total_cmp(&b.step_ns);
+        candidates.iter().min_by(shortest)
+    });
+    let best = *best.expect("the last candidate has room for a token beside all decodes");
+    let separate_tokens_per_s = separate(cost, &expected);
+    let mut advice = Advice {
+        chunk: best.chunk,
+        gain: best.tokens_per_s / separate_tokens_per_s,
+        separate_tokens_per_s,
+        candidates,
+        reasons: Vec::new(),
+    };
+    advice.explain(cost, &expected, &best);
+    advice
+}
+
+impl Advice {
+    fn explain(&mut self, cost: &CostModel, expected: &Expected, best: &Candidate) {
+        let Expected {
+            prompt,
+            generated,
+            requests,
+            ..
+        } = *expected;
+        let decodes = requests - 1;
+        let reasons = &mut self.reasons;
+        reasons.push(format!(
+            "A request has {prompt} prompt and {generated} generated tokens, P:D {:.1}; with {requests} \
+             requests at once, chunks and decodes of {} tokens run out together at P:D {:.1}.",
+            expected.ratio(),
+            best.chunk,
+            best.best_ratio,
+        ));
+        reasons.push(format!(
+            "{:.0} % of the decodes ride along with a chunk, so they need no reading of the weights of \
+             their own.",
+            100.0 * best.piggybacked
+        ));
+        reasons.push(format!(
+            "{} is {} tiles of {} rows: beside {decodes} decodes, {} tokens of a prompt fit without a \
+             tile that is partly empty.",
+            best.chunk,
+            best.chunk / cost.tile(),
+            cost.tile(),
+            best.chunk - decodes,
+        ));
+        let linear = |tokens| cost.linear_ns(tokens) / f64::from(tokens);
+        let saturated = linear(64 * cost.tile());
+        reasons.push(format!(
+            "Linear layers reach {:.0} % of their best throughput at {} tokens.",
+            100.0 * saturated / linear(best.chunk),
+            best.chunk,
+        ));
+        if let Some(target) = expected.target_ns {
+            let (step, target) = (best.step_ns / 1e6, target / 1e6);
+            reasons.push(if best.keeps_target {
+                format!("A step takes {step:.1} ms, within the {target:.1} ms wanted between tokens.")
+            } else {
+                format!(
+                    "No chunk size keeps {target:.1} ms between tokens; this one comes closest, with \
+                     {step:.1} ms."
+                )
+            });
+        }
+        reasons.push(format!(
+            "{:.0} tokens/s, {:.2} times as many as with prompts and decodes in steps of their own.",
+            best.tokens_per_s, self.gain
+        ));
+    }
+}

@@ -1,0 +1,286 @@
+//! What the composer knows of requests, and what can become of them: everything but pages and policy.
+
+use std::collections::VecDeque;
+
+use super::{
+    super::{Entry, Prompt, Request, RequestId, ScheduleError, Workload},
+    Finished, Limits, Sampled,
+};
+use tandem_attn::kv::{PagePool, PrefixCache, Sequence};
+
+/// A request that is known to the composer.
+#[derive(Debug)]
+pub(crate) struct Active {
+    /// Rank by arrival: the lower, the earlier.
+    pub arrival: u64,
+    /// How many had the slot before.
+    pub generation: u32,
+    pub prompt: Prompt,
+    pub prompt_len: u32,
+    pub max_new: u32,
+    pub generated: u32,
+    /// Tokens whose keys are in pages.
+    pub computed: u32,
+    /// Pages for all known tokens, taken on admission, and later to the end of a page.
+    pub sequence: Sequence,
+    /// Ids of the known tokens; of prompts given as blocks only while they are computed.
+    pub tokens: Vec<u32>,
+    /// Host pages of a request that was swapped out.
+    pub swapped: Vec<u32>,
+    /// The step that last had tokens of it.
+    pub last_step: u64,
+    /// Part of a step that is not completed.
+    pub in_flight: bool,
+    pub running: bool,
+    pub cancelled: bool,
+}
+
+impl Active {
+    pub const fn known(&self) -> u32 {
+        self.prompt_len + self.generated
+    }
+
+    pub const fn pending(&self) -> u32 {
+        self.known() - self.computed
+    }
+
+    pub const fn decodes(&self) -> bool {
+        self.generated > 0 && self.pending() == 1
+    }
+
+    pub const fn ready_to_decode(&self) -> bool {
+        self.decodes() && !self.in_flight
+    }
+
+    /// Where it will end, in tokens with keys: the last token is never computed.
+    const fn most_keys(&self) -> u32 {
+        self.prompt_len + self.max_new - 1
+    }
+}
+
+/// Everything but the policy.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub limits: Limits,
+    pub pool: PagePool,
+    pub cache: Option<PrefixCache>,
+    pub host: PagePool,
+    generations: Vec<u32>,
+    pub slots: Vec<Option<Active>>,
+    vacant: Vec<u32>,
+    /// By arrival.
+    pub running: Vec<u32>,
+    /// By arrival.
+    pub waiting: VecDeque<u32>,
+    /// The running requests in the order in which they decode; kept for its memory.
+    pub order: Vec<u32>,
+    arrivals: u64,
+    pub steps: u64,
+    /// Grows when pages become free; an admission that failed is tried again only then.
+    pub releases: u64,
+    pub blocked_at: Option<u64>,
+    pub workload: Workload,
+    /// Prompt tokens taken from the prefix cache.
+    pub cached_tokens: u64,
+    /// Tokens whose keys were lost to preemption.
+    pub lost_tokens: u64,
+}
+
+impl Core {
+    pub fn new(limits: Limits, pages: u32, page_size: u32) -> Self {
+        Self {
+            limits,
+            pool: PagePool::new(pages, page_size),
+            cache: limits.prefix_cache.then(|| PrefixCache::new(page_size)),
+            host: PagePool::new(limits.host_pages, page_size),
+            generations: Vec::new(),
+            slots: Vec::new(),
+            vacant: Vec::new(),
+            running: Vec::new(),
+            waiting: VecDeque::new(),
+            order: Vec::new(),
+            arrivals: 0,
+            steps: 0,
+            releases: 0,
+            blocked_at: None,
+            workload: Workload::default(),
+            cached_tokens: 0,
+            lost_tokens: 0,
+        }
+    }
+
+    pub fn submit(&mut self, request: Request) -> Result<RequestId, ScheduleError> {
+        let Request {
+            prompt,
+            max_new_tokens,
+        } = request;
+        let prompt_len = prompt.len();
+        if prompt_len == 0 {
+            return Err(ScheduleError::EmptyPrompt);
+        }
+        if max_new_tokens == 0 {
+            return Err(ScheduleError::NoNewTokens);
+        }
+        let total = u64::from(prompt_len) + u64::from(max_new_tokens);
+        if total > u64::from(self.limits.request_tokens.min(i32::MAX as u32)) {
+            return Err(ScheduleError::RequestTooLong {
+                prompt: prompt_len,
+                new: max_new_tokens,
+                limit: self.limits.request_tokens.min(i32::MAX as u32),
+            });
+        }
+        if self.waiting.len() >= self.limits.waiting {
+            return Err(ScheduleError::QueueFull {
+                waiting: self.waiting.len(),
+            });
+        }
+        self.arrivals += 1;
+        let (prompt, tokens) = match prompt {
+            Prompt::Tokens(tokens) => (Prompt::Tokens(Vec::new()), tokens),
+            prompt => (prompt, Vec::new()),
+        };
+        let mut active = Active {
+            arrival: self.arrivals,
+            generation: 0,
+            prompt,
+            prompt_len,
+            max_new: max_new_tokens,
+            generated: 0,
+            computed: 0,
+            sequence: Sequence::default(),
+            tokens,
+            swapped: Vec::new(),
+            last_step: 0,
+            in_flight: false,
+            running: false,
+            cancelled: false,
+        };
+        let wanted = active.most_keys().div_ceil(self.pool.page_size());
+        if wanted > self.pool.pages() {
+            return Err(ScheduleError::PoolTooSmall {
+                wanted,
+                total: self.pool.pages(),
+            });
+        }
+        let slot = self.vacant.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.generations.push(0);
+            self.slots.len() as u32 - 1
+        });
+        active.generation = self.generations[slot as usize];
+        self.slots[slot as usize] = Some(active);
+        self.waiting.push_back(slot);
+        Ok(self.id(slot))
+    }
+
+    pub fn id(&self, slot: u32) -> RequestId {
+        RequestId {
+            slot,
+            generation: self.at(slot).generation,
+        }
+    }
+
+    pub fn at(&self, slot: u32) -> &Active {
+        self.slots[slot as usize]
+            .as_ref()
+            .expect("a slot that is listed is taken")
+    }
+
+    pub fn at_mut(&mut self, slot: u32) -> &mut Active {
+        self.slots[slot as usize]
+            .as_mut()
+            .expect("a slot that is listed is taken")
+    }
+
+    pub fn get(&self, request: RequestId) -> Option<&Active> {
+        let RequestId { slot, generation } = request;
+        let active = self.slots.get(slot as usize)?.as_ref();
+        active.filter(|active| active.generation == generation)
+    }
+
+    pub fn get_mut(&mut self, request: RequestId) -> Option<&mut Active> {
+        let RequestId { slot, generation } = request;
+        let active = self.slots.get_mut(slot as usize)?.as_mut();
+        active.filter(|active| active.generation == generation)
+    }
+
+    pub fn complete(&mut self, entry: &Entry, sampled: Option<Sampled>) -> Option<Finished> {
+        let slot = entry.request.slot;
+        let active = self
+            .get_mut(entry.request)
+            .filter(|active| active.in_flight)
+            .expect("the step is under way");
+        active.in_flight = false;
+        active.computed += entry.tokens;
+        let mut left = active.cancelled;
+        if let Some(sampled) = sampled.filter(|_| !left) {
+            let (token, last) = match sampled {
+                Sampled::Token(token) => (token, false),
+                Sampled::Last(token) => (token, true),
+            };
+            if !entry.decode {
+                self.cache_computed(slot);
+            }
+            let active = self.at_mut(slot);
+            active.generated += 1;
+            if matches!(active.prompt, Prompt::Tokens(_)) {
+                active.tokens.push(token);
+            }
+            if last || active.generated == active.max_new {
+                self.workload
+                    .finished(self.at(slot).prompt_len, self.at(slot).generated);
+                self.cache_computed(slot);
+                left = true;
+            }
+        }
+        left.then(|| {
+            let active = self.at(slot);
+            let finished = Finished {
+                request: entry.request,
+                generated: active.generated,
+                cancelled: active.cancelled,
+            };
+            self.free(slot);
+            finished
+        })
+    }
+
+    /// Puts the full pages of a request whose tokens are known into the prefix cache.
+    fn cache_computed(&mut self, slot: u32) {
+        let Self {
+            cache, pool, slots, ..
+        } = self;
+        let active = slots[slot as usize].as_mut().expect("taken");
+        active.sequence.truncate(pool, active.computed);
+        if let Some(cache) = cache
+            && active.tokens.len() >= active.computed as usize
+        {
+            cache.insert(pool, &active.tokens, &mut active.sequence);
+        }
+        if matches!(active.prompt, Prompt::Blocks { .. }) {
+            active.tokens = Vec::new();
+        }
+    }
+
+    /// Takes a request off its queue and frees it.
+    pub fn remove(&mut self, slot: u32) {
+        if self.at(slot).running {
+            self.running.retain(|&other| other != slot);
+        } else {
+            self.waiting.retain(|&other| other != slot);
+            self.blocked_at = None;
+        }
+        self.free(slot);
+    }
+
+    fn free(&mut self, slot: u32) {
+        let active = self.slots[slot as usize].take().expect("freed once");
+        active.sequence.release(&mut self.pool);
+        for page in active.swapped {
+            self.host.release(page);
+        }
+        self.releases += 1;
+        self.generations[slot as usize] = self.generations[slot as usize].wrapping_add(1);
+        self.vacant.push(slot);
+    }
+}

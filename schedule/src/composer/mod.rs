@@ -1,0 +1,264 @@
+//! The composer: requests, their pages, and one step after the other.
+
+mod core;
+mod pages;
+
+pub(super) use core::Core;
+
+use super::{
+    Draft, Entry, Request, RequestId, ScheduleError, Step, StepInputs, policy::Policy, step,
+};
+use tandem_attn::{
+    kv::{PagePool, PrefixCache},
+    problem::Batch,
+};
+
+/// How much there may be of everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Query tokens in a step.
+    pub step_tokens: u32,
+    /// Requests in a step.
+    pub step_requests: u32,
+    /// Requests that hold pages.
+    pub running: u32,
+    /// Requests that wait.
+    pub waiting: usize,
+    /// Tokens of one request, prompt and generated.
+    pub request_tokens: u32,
+    /// Pages that admission leaves free for the growth of the requests that run already.
+    pub spare_pages: u32,
+    /// Pages on the host, to swap out to when the pool is full; 0: what is preempted is computed again.
+    pub host_pages: u32,
+    /// Whether prompts with token ids are looked up in, and added to, a prefix cache.
+    pub prefix_cache: bool,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            step_tokens: 2048,
+            step_requests: 256,
+            running: 256,
+            waiting: usize::MAX,
+            request_tokens: u32::MAX,
+            spare_pages: 0,
+            host_pages: 0,
+            prefix_cache: true,
+        }
+    }
+}
+
+/// What sampling gave for an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sampled {
+    /// The next token; the request goes on unless it has all it asked for.
+    Token(u32),
+    /// The last token: end of sequence, or a stop word.
+    Last(u32),
+}
+
+/// A request that left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Finished {
+    /// Which.
+    pub request: RequestId,
+    /// Tokens it generated.
+    pub generated: u32,
+    /// Whether it was cancelled.
+    pub cancelled: bool,
+}
+
+/// Requests in, hybrid batches out; deterministic.
+///
+/// A step is made by [`compose`](Self::compose), computed by the caller, and given back to
+/// [`complete`](Self::complete) with the sampled tokens. Several steps may be under way at once (pipeline
+/// parallelism): a request is in at most one of them.
+#[derive(Debug)]
+pub struct Composer {
+    core: Core,
+    policy: Box<dyn Policy>,
+}
+
+impl Composer {
+    /// A composer over a pool of `pages` pages of `page_size` tokens.
+    ///
+    /// # Errors
+    /// [`ScheduleError::Limit`].
+    pub fn new(
+        limits: Limits,
+        pages: u32,
+        page_size: u32,
+        policy: impl Policy + 'static,
+    ) -> Result<Self, ScheduleError> {
+        Self::with_policy(limits, pages, page_size, Box::new(policy))
+    }
+
+    /// The same, with a policy that was chosen at run time.
+    ///
+    /// # Errors
+    /// [`ScheduleError::Limit`].
+    pub fn with_policy(
+        limits: Limits,
+        pages: u32,
+        page_size: u32,
+        policy: Box<dyn Policy>,
+    ) -> Result<Self, ScheduleError> {
+        for (name, got) in [
+            ("Limits::step_tokens", limits.step_tokens),
+            ("Limits::step_requests", limits.step_requests),
+            ("Limits::running", limits.running),
+            ("the number of pages", pages),
+            ("the page size", page_size),
+        ] {
+            if got == 0 {
+                return Err(ScheduleError::Limit {
+                    name,
+                    got: 0,
+                    least: 1,
+                });
+            }
+        }
+        let core = Core::new(limits, pages, page_size);
+        Ok(Self { core, policy })
+    }
+
+    /// Takes a request; it waits until the policy admits it.
+    ///
+    /// # Errors
+    /// Where it asks for nothing, breaks a limit, or could not finish in this pool even alone.
+    pub fn submit(&mut self, request: Request) -> Result<RequestId, ScheduleError> {
+        self.core.submit(request)
+    }
+
+    /// Ends a request at any point; whether it was there. One that is part of a step under way keeps its
+    /// pages until that step is completed, for they are being written.
+    pub fn cancel(&mut self, request: RequestId) -> bool {
+        let Some(active) = self.core.get_mut(request) else {
+            return false;
+        };
+        active.cancelled = true;
+        if !active.in_flight {
+            self.core.remove(request.slot);
+        }
+        true
+    }
+
+    /// Composes the next step; false where there is nothing to compute now.
+    pub fn compose(&mut self, step: &mut Step) -> bool {
+        step.clear();
+        self.core.steps += 1;
+        let mut draft = Draft::new(&mut self.core, step);
+        self.policy.compose(&mut draft);
+        !step.is_empty()
+    }
+
+    /// Takes note that a step was computed. `sample` is called for each entry that samples, in order.
+    /// Returns the requests that left.
+    ///
+    /// # Panics
+    /// If the step is not under way.
+    pub fn complete(
+        &mut self,
+        step: &Step,
+        mut sample: impl FnMut(&Entry) -> Sampled,
+    ) -> Vec<Finished> {
+        let mut finished = Vec::new();
+        for entry in &step.entries {
+            let sampled = entry.samples.then(|| sample(entry));
+            finished.extend(self.core.complete(entry, sampled));
+        }
+        if !finished.is_empty() {
+            let left = |slot| {
+                finished
+                    .iter()
+                    .any(|finished| finished.request.slot == slot)
+            };
+            self.core.running.retain(|&slot| !left(slot));
+        }
+        finished
+    }
+
+    /// The batch of a step, for the planner. The step is under way.
+    pub fn batch(&self, step: &Step, batch: &mut Batch) {
+        let page_size = self.core.pool.page_size();
+        step::clear_batch(batch, page_size, self.core.pool.pages());
+        for entry in &step.entries {
+            let pages = self.core.at(entry.request.slot).sequence.pages();
+            step::push_row(batch, entry, pages, page_size);
+        }
+    }
+
+    /// All that a backend takes of a step. The step is under way.
+    pub fn inputs(&self, step: &Step, inputs: &mut StepInputs) {
+        let page_size = self.core.pool.page_size();
+        inputs.clear(page_size, self.core.pool.pages());
+        for entry in &step.entries {
+            let active = self.core.at(entry.request.slot);
+            inputs.push(entry, active.sequence.pages(), page_size, &active.tokens);
+        }
+    }
+
+    /// The page pool.
+    #[must_use]
+    pub const fn pool(&self) -> &PagePool {
+        &self.core.pool
+    }
+
+    /// The host pages that requests are swapped out to.
+    #[must_use]
+    pub const fn host_pool(&self) -> &PagePool {
+        &self.core.host
+    }
+
+    /// The prefix cache, if there is one.
+    #[must_use]
+    pub const fn prefix_cache(&self) -> Option<&PrefixCache> {
+        self.core.cache.as_ref()
+    }
+
+    /// Gives all pages of the prefix cache back that no request holds.
+    pub fn clear_cache(&mut self) {
+        let Core { cache, pool, .. } = &mut self.core;
+        if let Some(cache) = cache {
+            cache.evict(pool, u32::MAX);
+        }
+        self.core.releases += 1;
+    }
+
+    /// Requests that hold pages.
+    #[must_use]
+    pub fn running(&self) -> usize {
+        self.core.running.len()
+    }
+
+    /// Requests that wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.core.waiting.len()
+    }
+
+    /// Whether there is no request at all.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.core.running.is_empty() && self.core.waiting.is_empty()
+    }
+
+    /// Prompt tokens that came from the prefix cache so far.
+    #[must_use]
+    pub const fn cached_tokens(&self) -> u64 {
+        self.core.cached_tokens
+    }
+
+    /// Tokens whose keys were lost to preemption so far, and were or will be computed again.
+    #[must_use]
+    pub const fn lost_tokens(&self) -> u64 {
+        self.core.lost_tokens
+    }
+
+    /// The pages that a running request holds.
+    #[must_use]
+    pub fn pages_of(&self, request: RequestId) -> Option<&[u32]> {
+        self.core.get(request).map(|active| active.sequence.pages())
+    }
+}

@@ -1,0 +1,143 @@
+//! Who gets pages: admission, room for the next step, and preemption where there is none.
+
+use super::{
+    super::{Preemption, Prompt, Step, Swap},
+    core::Core,
+};
+use tandem_attn::kv::{PagePool, PrefixCache, Sequence};
+
+impl Core {
+    /// Admits the request that has waited longest, if its known tokens find room.
+    pub fn admit(&mut self, step: &mut Step) -> Option<u32> {
+        let slot = *self.waiting.front()?;
+        let full = self.running.len() >= self.limits.running as usize;
+        // Pages that a preemption set free are for the requests that needed them.
+        if full || !step.preempted.is_empty() || self.blocked_at == Some(self.releases) {
+            return None;
+        }
+        let spare = if self.running.is_empty() {
+            0
+        } else {
+            self.limits.spare_pages
+        };
+        let Self {
+            pool, cache, slots, ..
+        } = self;
+        let active = slots[slot as usize].as_mut().expect("taken");
+        let known = active.known();
+        let mut sequence = Sequence::default();
+        if let Some(cache) = cache
+            && active.swapped.is_empty()
+        {
+            if matches!(active.prompt, Prompt::Blocks { .. }) {
+                active.prompt.expand_blocks(&mut active.tokens);
+            }
+            let before_last = active.tokens.len().min(known as usize - 1);
+            sequence = cache.acquire(pool, &active.tokens[..before_last]);
+        }
+        let wanted = sequence.pages_for(pool, known - sequence.len()) + spare;
+        if !make_room(pool, cache.as_mut(), wanted) {
+            sequence.release(pool);
+            self.blocked_at = Some(self.releases);
+            return None;
+        }
+        let cached = sequence.len();
+        let copy = sequence
+            .append(pool, known - cached)
+            .expect("room was made");
+        step.copies.extend(copy);
+        if active.swapped.is_empty() {
+            active.computed = cached;
+            self.cached_tokens += u64::from(cached);
+        } else {
+            for (host, &device) in active.swapped.drain(..).zip(sequence.pages()) {
+                step.swaps.push(Swap::In { host, device });
+                self.host.release(host);
+            }
+        }
+        active.sequence = sequence;
+        active.running = true;
+        let arrival = active.arrival;
+        self.waiting.pop_front();
+        let rank = self
+            .running
+            .partition_point(|&other| self.at(other).arrival < arrival);
+        self.running.insert(rank, slot);
+        Some(slot)
+    }
+
+    /// Makes room for one more step of a running request; at worst by taking pages from later ones.
+    /// False where the request itself had to give way.
+    pub fn reserve(&mut self, slot: u32, tokens: u32, step: &mut Step) -> bool {
+        loop {
+            let Self {
+                pool, cache, slots, ..
+            } = self;
+            let active = slots[slot as usize].as_mut().expect("taken");
+            let keys = active.computed + tokens;
+            if keys <= active.sequence.len() {
+                return true;
+            }
+            // To the end of the page: the next steps then need not ask.
+            let more = keys.next_multiple_of(pool.page_size()) - active.sequence.len();
+            let wanted = active.sequence.pages_for(pool, more);
+            if make_room(pool, cache.as_mut(), wanted) {
+                let copy = active.sequence.append(pool, more).expect("room was made");
+                step.copies.extend(copy);
+                return true;
+            }
+            let (arrival, this) = (active.arrival, self.steps);
+            let victim = self.running.iter().rev().copied().find(|&other| {
+                let active = self.at(other);
+                active.arrival > arrival && !active.in_flight && active.last_step != this
+            });
+            match victim {
+                Some(victim) => self.preempt(victim, step),
+                None => {
+                    self.preempt(slot, step);
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// Takes a request's pages and lets it wait again.
+    fn preempt(&mut self, slot: u32, step: &mut Step) {
+        let request = self.id(slot);
+        let Self {
+            pool, host, slots, ..
+        } = self;
+        let active = slots[slot as usize].as_mut().expect("taken");
+        let used = active.computed.div_ceil(pool.page_size());
+        let swapped = used > 0 && host.free_pages() >= used;
+        if swapped {
+            for &device in &active.sequence.pages()[..used as usize] {
+                let host = host.alloc().expect("enough are free");
+                step.swaps.push(Swap::Out { device, host });
+                active.swapped.push(host);
+            }
+        } else {
+            self.lost_tokens += u64::from(active.computed);
+            active.computed = 0;
+        }
+        std::mem::take(&mut active.sequence).release(pool);
+        active.running = false;
+        let arrival = active.arrival;
+        self.releases += 1;
+        self.running.retain(|&other| other != slot);
+        let rank = self
+            .waiting
+            .partition_point(|&other| self.at(other).arrival < arrival);
+        self.waiting.insert(rank, slot);
+        step.preempted.push(Preemption { request, swapped });
+    }
+}
+
+/// Whether `wanted` pages are free, or became so by eviction.
+fn make_room(pool: &mut PagePool, cache: Option<&mut PrefixCache>, wanted: u32) -> bool {
+    let missing = wanted.saturating_sub(pool.free_pages());
+    if missing == 0 {
+        return true;
+    }
+    cache.is_some_and(|cache| cache.pages() >= missing && cache.evict(pool, missing) >= missing)
+}

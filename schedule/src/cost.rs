@@ -1,0 +1,366 @@
+//! How long a step takes: linear layers by a roofline with tiles, attention by the planner's cost model,
+//! and what several GPUs say to each other.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Hardware, ModelDescription, ScheduleError,
+    attention::{AttentionModel, AttentionTime, Overlap, StepShape},
+};
+use tandem_attn::{
+    plan::{PlanError, Planner},
+    problem::Batch,
+};
+
+/// Reads and writes of the residual stream's width that a layer makes outside linear layers and attention:
+/// two norms, two additions, the rotation, the activation.
+const ELEMENTWISE_PASSES: f64 = 8.0;
+
+/// How a model is spread over GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parallel {
+    /// GPUs that share each layer; they sit in one node.
+    pub tensor: u32,
+    /// Stages of layers, one after the other.
+    pub pipeline: u32,
+}
+
+impl Default for Parallel {
+    fn default() -> Self {
+        Self {
+            tensor: 1,
+            pipeline: 1,
+        }
+    }
+}
+
+/// A measured value beside the predicted one.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Measured {
+    /// Tokens of the step for linear layers; predicted nanoseconds for attention.
+    pub at: f64,
+    /// Nanoseconds measured: all linear layers of a stage, or attention of one layer.
+    pub measured_ns: f64,
+}
+
+/// Measurements that correct the model: between two of them the ratio of measured to predicted time is
+/// interpolated, outside it stays.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Correction {
+    /// Linear layers, by tokens.
+    pub linear: Vec<Measured>,
+    /// Attention, by predicted time.
+    pub attention: Vec<Measured>,
+}
+
+impl Correction {
+    /// Reads a table.
+    ///
+    /// # Errors
+    /// [`ScheduleError::Description`].
+    pub fn from_json(json: &str) -> Result<Self, ScheduleError> {
+        let wrong = |reason| ScheduleError::Description {
+            kind: "correction",
+            reason,
+        };
+        let table: Self = serde_json::from_str(json).map_err(|error| wrong(error.to_string()))?;
+        for points in [&table.linear, &table.attention] {
+            let ascending = points.is_sorted_by(|a, b| a.at < b.at);
+            if !ascending || points.iter().any(|p| !(p.at > 0.0 && p.measured_ns > 0.0)) {
+                return Err(wrong(
+                    "points must ascend by `at`, and all numbers be positive".to_owned(),
+                ));
+            }
+        }
+        Ok(table)
+    }
+}
+
+/// Ratios at points, linear in between.
+#[derive(Clone, Debug, Default)]
+struct Ratios(Vec<(f64, f64)>);
+
+impl Ratios {
+    fn at(&self, x: f64) -> f64 {
+        let above = self.0.partition_point(|&(at, _)| at < x);
+        match (above.checked_sub(1).map(|i| self.0[i]), self.0.get(above)) {
+            (None, None) => 1.0,
+            (Some((_, ratio)), None) | (None, Some(&(_, ratio))) => ratio,
+            (Some((x0, y0)), Some(&(x1, y1))) => y0 + (y1 - y0) * (x - x0) / (x1 - x0),
+        }
+    }
+}
+
+/// The parts of a step's time in one pipeline stage, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepTime {
+    /// Linear layers of the transformer layers.
+    pub linear_ns: f64,
+    /// Attention.
+    pub attention_ns: f64,
+    /// Norms, activations and the like.
+    pub elementwise_ns: f64,
+    /// All-reduces of tensor parallelism.
+    pub communication_ns: f64,
+    /// The output layer, in the last stage only.
+    pub head_ns: f64,
+    /// Sending activations to the next stage.
+    pub send_ns: f64,
+}
+
+impl StepTime {
+    /// A stage that is not the last.
+    #[must_use]
+    pub fn stage_ns(&self) -> f64 {
+        self.linear_ns + self.attention_ns + self.elementwise_ns + self.communication_ns
+    }
+
+    /// The last stage, which is the whole step where there is one stage.
+    #[must_use]
+    pub fn last_stage_ns(&self) -> f64 {
+        self.stage_ns() + self.head_ns
+    }
+}
+
+/// The time of steps of one model on one machine.
+///
+/// ```
+/// use tandem_schedule::{Hardware, ModelDescription};
+/// use tandem_schedule::{attention::StepShape, cost::{CostModel, Parallel}};
+///
+/// let model = ModelDescription::named("llama-3-8b")?;
+/// let cost = CostModel::new(&model, &Hardware::named("h200")?, Parallel::default())?;
+/// let decodes = StepShape::decodes(32, 4096);
+/// let hybrid = decodes.clone().with_chunk(512 - 32, 2048);
+/// let (alone, with_chunk) = (cost.step(&decodes), cost.step(&hybrid));
+/// // The weights are read once for both.
+/// assert!(with_chunk.last_stage_ns() < 3.0 * alone.last_stage_ns());
+/// # Ok::<(), tandem_schedule::ScheduleError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct CostModel {
+    model: ModelDescription,
+    hardware: Hardware,
+    parallel: Parallel,
+    overlap: Overlap,
+    attention: AttentionModel,
+    linear_ratios: Ratios,
+    attention_ratios: Ratios,
+}
+
+impl CostModel {
+    /// A model on a machine; attention is serial.
+    ///
+    /// # Errors
+    /// [`ScheduleError::DoesNotFit`]; [`ScheduleError::Description`] where heads or layers cannot be spread
+    /// like that.
+    pub fn new(
+        model: &ModelDescription,
+        hardware: &Hardware,
+        parallel: Parallel,
+    ) -> Result<Self, ScheduleError> {
+        let Parallel { tensor, pipeline } = parallel;
+        if tensor == 0 || !model.q_heads.is_multiple_of(tensor) {
+            return Err(ScheduleError::Description {
+                kind: "model",
+                reason: format!(
+                    "{} query heads cannot be spread over {tensor} GPUs",
+                    model.q_heads
+                ),
+            });
+        }
+        if pipeline == 0 || pipeline > model.layers {
+            return Err(ScheduleError::Description {
+                kind: "model",
+                reason: format!("{} layers cannot make {pipeline} stages", model.layers),
+            });
+        }
+        let spec = model.spec(tensor);
+        spec.check().map_err(|error| ScheduleError::Description {
+            kind: "model",
+            reason: error.to_string(),
+        })?;
+        let cost = Self {
+            model: model.clone(),
+            hardware: hardware.clone(),
+            parallel,
+            overlap: Overlap::Serial,
+            attention: AttentionModel::new(&hardware.device()?, &spec),
+            linear_ratios: Ratios::default(),
+            attention_ratios: Ratios::default(),
+        };
+        if cost.kv_memory() <= 0.0 {
+            return Err(ScheduleError::DoesNotFit {
+                model: model.name.clone(),
+                hardware: hardware.name.clone(),
+                wanted_gb: cost.weights_per_gpu() / 1e9,
+                usable_gb: hardware.memory_bytes as f64 * hardware.usable_memory / 1e9,
+            });
+        }
+        Ok(cost)
+    }
+
+    /// With prefill and decode attention sharing the GPU in another way.
+    #[must_use]
+    pub const fn with_overlap(mut self, overlap: Overlap) -> Self {
+        self.overlap = overlap;
+        self
+    }
+
+    /// Corrected by measurements.
+    #[must_use]
+    pub fn with_correction(mut self, correction: &Correction) -> Self {
+        let linear = |point: &Measured| {
+            let predicted = self.uncorrected_linear_ns(point.at.round() as u32);
+            (point.at, point.measured_ns / predicted)
+        };
+        let linear = correction.linear.iter().map(linear).collect();
+        let attention = |point: &Measured| (point.at, point.measured_ns / point.at);
+        self.attention_ratios = Ratios(correction.attention.iter().map(attention).collect());
+        self.linear_ratios = Ratios(linear);
+        self
+    }
+
+    /// The model.
+    #[must_use]
+    pub const fn model(&self) -> &ModelDescription {
+        &self.model
+    }
+
+    /// The machine.
+    #[must_use]
+    pub const fn hardware(&self) -> &Hardware {
+        &self.hardware
+    }
+
+    /// How the model is spread.
+    #[must_use]
+    pub const fn parallel(&self) -> Parallel {
+        self.parallel
+    }
+
+    /// The row tile of linear layers.
+    #[must_use]
+    pub fn tile(&self) -> u32 {
+        self.hardware.gemm.tile()
+    }
+
+    const fn gpus(&self) -> f64 {
+        (self.parallel.tensor * self.parallel.pipeline) as f64
+    }
+
+    fn weights_per_gpu(&self) -> f64 {
+        self.model.weight_bytes() as f64 / self.gpus()
+    }
+
+    /// Bytes of a GPU that are left for keys and values.
+    fn kv_memory(&self) -> f64 {
+        self.hardware.memory_bytes as f64 * self.hardware.usable_memory - self.weights_per_gpu()
+    }
+
+    /// Bytes of keys and values that a token takes on each GPU.
+    fn kv_bytes_per_gpu(&self) -> f64 {
+        let copies = f64::from(self.parallel.tensor.max(self.model.kv_heads))
+            / f64::from(self.model.kv_heads);
+        self.model.kv_bytes_per_token() as f64 * copies / self.gpus()
+    }
+
+    /// Pages of keys and values that fit beside the weights.
+    #[must_use]
+    pub fn pages(&self, page_size: u32) -> u32 {
+        (self.kv_memory() / (self.kv_bytes_per_gpu() * f64::from(page_size))) as u32
+    }
+
+    /// Requests of so many tokens whose keys and values fit: SARATHI's B = ⌊(M_gpu − M_weights) / (L · m_kv)⌋,
+    /// over all stages.
+    #[must_use]
+    pub fn max_requests(&self, tokens: u32) -> u32 {
+        (self.kv_memory() / (self.kv_bytes_per_gpu() * f64::from(tokens))) as u32
+    }
+
+    fn layers_per_stage(&self) -> f64 {
+        f64::from(self.model.layers) / f64::from(self.parallel.pipeline)
+    }
+
+    fn uncorrected_linear_ns(&self, tokens: u32) -> f64 {
+        let weights = self.model.layer_weights() as f64 * self.layers_per_stage();
+        let gemm = &self.hardware.gemm;
+        gemm.ns(tokens, weights / f64::from(self.parallel.tensor))
+    }
+
+    /// Linear layers of a stage.
+    #[must_use]
+    pub fn linear_ns(&self, tokens: u32) -> f64 {
+        self.uncorrected_linear_ns(tokens) * self.linear_ratios.at(f64::from(tokens))
+    }
+
+    /// A step, its attention estimated from lengths.
+    #[must_use]
+    pub fn step(&self, shape: &StepShape) -> StepTime {
+        self.with_attention(shape, self.attention.estimate(shape))
+    }
+
+    /// A step, its attention predicted from the planner's plans of the batch.
+    ///
+    /// # Errors
+    /// As [`Planner::plan`].
+    pub fn planned_step(
+        &self,
+        shape: &StepShape,
+        batch: &Batch,
+        planner: &mut Planner,
+    ) -> Result<StepTime, PlanError> {
+        let attention = self.attention.planned(planner, batch)?;
+        Ok(self.with_attention(shape, attention))
+    }
+
+    /// Attention of one layer on one GPU.
+    #[must_use]
+    pub const fn attention(&self) -> &AttentionModel {
+        &self.attention
+    }
+
+    fn with_attention(&self, shape: &StepShape, attention: AttentionTime) -> StepTime {
+        let tokens = shape.tokens();
+        if tokens == 0 {
+            return StepTime::default();
+        }
+        let layers = self.layers_per_stage();
+        let tensor = f64::from(self.parallel.tensor);
+        let activation_bytes = f64::from(tokens) * f64::from(self.model.hidden) * 2.0;
+        let attention_ns = self.overlap.join(attention.prefill_ns, attention.decode_ns);
+        let attention_ns = attention_ns * self.attention_ratios.at(attention_ns);
+        let link = self.hardware.link;
+        let communication_ns = if self.parallel.tensor > 1 {
+            // A ring: each GPU sends and receives 2·(n−1)/n of the message, after attention and after the FFN.
+            let bytes = 2.0 * (tensor - 1.0) / tensor * activation_bytes;
+            2.0 * layers * (link.latency_ns + bytes / link.bytes_per_ns)
+        } else {
+            0.0
+        };
+        let network = self.hardware.network;
+        let send_ns = if self.parallel.pipeline > 1 {
+            network.latency_ns + activation_bytes / tensor / network.bytes_per_ns
+        } else {
+            0.0
+        };
+        let gemm = &self.hardware.gemm;
+        StepTime {
+            linear_ns: self.linear_ns(tokens),
+            attention_ns: attention_ns * layers,
+            elementwise_ns: ELEMENTWISE_PASSES * activation_bytes / gemm.bytes_per_ns * layers,
+            communication_ns,
+            head_ns: gemm.ns(shape.sampled, self.model.head_weights() as f64 / tensor),
+            send_ns,
+        }
+    }
+
+    /// Moving so many pages between device and host.
+    #[must_use]
+    pub fn swap_ns(&self, pages: usize, page_size: u32) -> f64 {
+        pages as f64 * f64::from(page_size) * self.kv_bytes_per_gpu()
+            / self.hardware.host_bytes_per_ns
+    }
+}

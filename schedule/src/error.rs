@@ -1,0 +1,118 @@
+//! What can be wrong with a request, a description or a trace.
+
+use thiserror::Error;
+
+/// Why a request was not taken, or a description or trace not read. Nothing was changed.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum ScheduleError {
+    /// A prompt without tokens.
+    #[error("the prompt is empty: a request needs at least one token to start from")]
+    EmptyPrompt,
+    /// A request that asks for nothing.
+    #[error("0 new tokens are asked for: ask for at least 1")]
+    NoNewTokens,
+    /// A request above the limit for one.
+    #[error(
+        "{prompt} prompt tokens and {new} new ones are more than the {limit} a request may have: shorten the \
+         prompt, ask for fewer tokens, or raise Limits::request_tokens"
+    )]
+    RequestTooLong {
+        /// Tokens of the prompt.
+        prompt: u32,
+        /// Tokens asked for.
+        new: u32,
+        /// The limit.
+        limit: u32,
+    },
+    /// A request that could not run even alone.
+    #[error("the request needs {wanted} pages and the pool has {total}: it would never finish")]
+    PoolTooSmall {
+        /// Pages of the whole request.
+        wanted: u32,
+        /// Pages of the pool.
+        total: u32,
+    },
+    /// Too many requests wait.
+    #[error(
+        "{waiting} requests wait already, which is the limit: try again later, or raise Limits::waiting"
+    )]
+    QueueFull {
+        /// Requests that wait.
+        waiting: usize,
+    },
+    /// A limit that allows nothing.
+    #[error("{name} is {got}: give at least {least}")]
+    Limit {
+        /// The limit.
+        name: &'static str,
+        /// Its value.
+        got: u64,
+        /// The least that works.
+        least: u64,
+    },
+    /// A model, a machine or a policy that does not come with the crate; models and machines can also be read
+    /// from JSON.
+    #[error("there is no {kind} named {got:?}: known are {known}")]
+    Unknown {
+        /// Model, hardware or policy.
+        kind: &'static str,
+        /// The name given.
+        got: String,
+        /// The names there are.
+        known: String,
+    },
+    /// A description that cannot be read or makes no sense.
+    #[error("the {kind} description is wrong: {reason}")]
+    Description {
+        /// Model, hardware or correction.
+        kind: &'static str,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The model does not fit the machine.
+    #[error(
+        "{model} needs {wanted_gb:.1} GB a GPU and {hardware} has {usable_gb:.1} GB to use: raise the tensor or \
+         pipeline parallel degree"
+    )]
+    DoesNotFit {
+        /// The model.
+        model: String,
+        /// The hardware.
+        hardware: String,
+        /// Gigabytes of weights for each GPU.
+        wanted_gb: f64,
+        /// Gigabytes that may be used.
+        usable_gb: f64,
+    },
+    /// A batch was not planned.
+    #[error(transparent)]
+    Plan(#[from] tandem_attn::plan::PlanError),
+    /// A trace that cannot be read.
+    #[error("{path}, line {line}: {reason}")]
+    Trace {
+        /// The file.
+        path: String,
+        /// The line, from 1; 0 where the file itself is at fault.
+        line: usize,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// The description of that name among those that come with the crate.
+pub(super) fn embedded(
+    kind: &'static str,
+    all: &[(&'static str, &'static str)],
+    name: &str,
+) -> Result<&'static str, ScheduleError> {
+    let known = all.iter().find(|(known, _)| *known == name);
+    known.map(|(_, json)| *json).ok_or_else(|| {
+        let names: Vec<_> = all.iter().map(|(known, _)| *known).collect();
+        ScheduleError::Unknown {
+            kind,
+            got: name.to_owned(),
+            known: names.join(", "),
+        }
+    })
+}

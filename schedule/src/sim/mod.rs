@@ -1,0 +1,314 @@
+//! A serving system in discrete events: arrivals, steps through pipeline stages, tokens.
+//!
+//! The composer and its policies are the real ones; only the time of a step is the cost model's.
+//!
+//! ```
+//! use tandem_schedule::{Hardware, Limits, ModelDescription, cost::{CostModel, Parallel}};
+//! use tandem_schedule::{policy::{PrefillFirst, SarathiServe}, sim::{Simulation, simulate}, trace::Trace};
+//!
+//! let model = ModelDescription::named("llama-3-8b")?;
+//! let cost = CostModel::new(&model, &Hardware::named("a100")?, Parallel::default())?;
+//! let trace = Trace::uniform(40, 4000, 60).with_poisson_arrivals(2.0, 1);
+//! let limits = Limits { step_tokens: 1024, ..Limits::default() };
+//! let chunked = simulate(&trace, Simulation::new(&cost, limits, SarathiServe))?;
+//! let limits = Limits { step_tokens: 16384, ..Limits::default() };
+//! let prompts_first = simulate(&trace, Simulation::new(&cost, limits, PrefillFirst))?;
+//! assert!(chunked.tbt.quantile(1.0) < prompts_first.tbt.quantile(1.0));
+//! # Ok::<(), tandem_schedule::ScheduleError>(())
+//! ```
+
+use std::{collections::VecDeque, ops::Range};
+
+use super::{
+    Composer, Limits, Sampled, ScheduleError, Step,
+    cost::{CostModel, StepTime},
+    metrics::{Report, StageSpan},
+    policy::Policy,
+    trace::Trace,
+};
+use tandem_attn::{plan::Planner, problem::Batch};
+
+mod record;
+
+use record::Record;
+
+/// Where attention times come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AttentionSource {
+    /// The closed form over lengths: fast, knows nothing of shared prefixes.
+    #[default]
+    Estimate,
+    /// A plan of every batch.
+    Planner,
+}
+
+/// What to simulate.
+#[derive(Debug)]
+pub struct Simulation<'a> {
+    /// The model on the machine.
+    pub cost: &'a CostModel,
+    /// Limits of the composer.
+    pub limits: Limits,
+    /// The policy.
+    pub policy: Box<dyn Policy>,
+    /// Tokens in a page.
+    pub page_size: u32,
+    /// Pages of the pool; none: as many as fit.
+    pub pages: Option<u32>,
+    /// Where attention times come from.
+    pub attention: AttentionSource,
+    /// The steps whose spans are wanted.
+    pub timeline: Range<u64>,
+}
+
+impl<'a> Simulation<'a> {
+    /// With pages of 64 tokens, as many as fit the device.
+    #[must_use]
+    pub fn new(cost: &'a CostModel, limits: Limits, policy: impl Policy + 'static) -> Self {
+        Self::with_policy(cost, limits, Box::new(policy))
+    }
+
+    /// The same, with a policy that was chosen at run time.
+    #[must_use]
+    pub fn with_policy(cost: &'a CostModel, limits: Limits, policy: Box<dyn Policy>) -> Self {
+        Self {
+            cost,
+            limits,
+            policy,
+            page_size: 64,
+            pages: None,
+            attention: AttentionSource::Estimate,
+            timeline: 0..0,
+        }
+    }
+}
+
+/// Simulates a trace.
+///
+/// # Errors
+/// Where the composer cannot be made, or a batch not be planned. Requests that the composer refuses are
+/// counted.
+pub fn simulate(trace: &Trace, simulation: Simulation<'_>) -> Result<Report, ScheduleError> {
+    simulate_with(trace, simulation, |_| ())
+}
+
+/// Simulates a trace; `progress` is told how many requests have left, as that changes.
+///
+/// # Errors
+/// As [`simulate`].
+pub fn simulate_with(
+    trace: &Trace,
+    simulation: Simulation<'_>,
+    mut progress: impl FnMut(usize),
+) -> Result<Report, ScheduleError> {
+    let mut engine = Engine::new(trace, simulation)?;
+    let mut left = 0;
+    while engine.advance(trace)? {
+        if engine.record.left() != left {
+            left = engine.record.left();
+            progress(left);
+        }
+    }
+    Ok(engine.report())
+}
+
+/// A step on its way through the stages.
+#[derive(Debug)]
+struct Flight {
+    step: Step,
+    done_ns: f64,
+    bubble_ns: f64,
+}
+
+#[derive(Debug)]
+struct Engine<'a> {
+    cost: &'a CostModel,
+    page_size: u32,
+    attention: AttentionSource,
+    wanted: Range<u64>,
+    composer: Composer,
+    policy: &'static str,
+    now_ns: f64,
+    /// When each stage is free.
+    free_ns: Vec<f64>,
+    busy_ns: f64,
+    /// In order of completion.
+    flights: VecDeque<Flight>,
+    /// Steps whose memory can be used again.
+    spare: Vec<Step>,
+    planner: Planner,
+    batch: Batch,
+    next_arrival: usize,
+    timeline: Vec<StageSpan>,
+    steps: u64,
+    record: Record,
+}
+
+impl<'a> Engine<'a> {
+    fn new(trace: &Trace, simulation: Simulation<'a>) -> Result<Self, ScheduleError> {
+        let Simulation {
+            cost,
+            limits,
+            policy,
+            page_size,
+            pages,
+            attention,
+            timeline,
+        } = simulation;
+        let pages = pages.unwrap_or_else(|| cost.pages(page_size));
+        let name = policy.name();
+        Ok(Self {
+            cost,
+            page_size,
+            attention,
+            wanted: timeline,
+            composer: Composer::with_policy(limits, pages, page_size, policy)?,
+            policy: name,
+            now_ns: 0.0,
+            free_ns: vec![0.0; cost.parallel().pipeline as usize],
+            busy_ns: 0.0,
+            flights: VecDeque::new(),
+            spare: Vec::new(),
+            planner: Planner::new(),
+            batch: Batch::default(),
+            next_arrival: 0,
+            timeline: Vec::new(),
+            steps: 0,
+            record: Record::new(trace.arrivals.len()),
+        })
+    }
+
+    /// Handles all that happens now, and moves on to the next event; false where there is none.
+    fn advance(&mut self, trace: &Trace) -> Result<bool, ScheduleError> {
+        let now_ns = self.now_ns;
+        let landed = |flights: &VecDeque<Flight>| {
+            flights
+                .front()
+                .is_some_and(|flight| flight.done_ns <= now_ns)
+        };
+        while landed(&self.flights)
+            && let Some(flight) = self.flights.pop_front()
+        {
+            self.land(flight);
+        }
+        while let Some(arrival) = trace.arrivals.get(self.next_arrival)
+            && arrival.at_s * 1e9 <= self.now_ns
+        {
+            if self.composer.is_idle() {
+                // Stages that had nothing to do did not wait.
+                let idle_until = arrival.at_s * 1e9;
+                for free_ns in &mut self.free_ns {
+                    *free_ns = free_ns.max(idle_until);
+                }
+            }
+            let submitted = self.composer.submit(arrival.request.clone());
+            self.record
+                .submitted(self.next_arrival, arrival, submitted.ok());
+            self.next_arrival += 1;
+        }
+        let stages = self.free_ns.len();
+        let mut next_ns = f64::INFINITY;
+        if self.flights.len() < stages {
+            if self.free_ns[0] > self.now_ns {
+                next_ns = self.free_ns[0];
+            } else {
+                let mut step = self.spare.pop().unwrap_or_default();
+                if self.composer.compose(&mut step) {
+                    self.launch(step)?;
+                    return Ok(true);
+                }
+                self.spare.push(step);
+            }
+        }
+        if let Some(flight) = self.flights.front() {
+            next_ns = next_ns.min(flight.done_ns);
+        }
+        if let Some(arrival) = trace.arrivals.get(self.next_arrival) {
+            next_ns = next_ns.min(arrival.at_s * 1e9);
+        }
+        self.now_ns = next_ns.max(self.now_ns);
+        Ok(next_ns.is_finite())
+    }
+
+    fn time(&mut self, step: &Step) -> Result<StepTime, ScheduleError> {
+        match self.attention {
+            AttentionSource::Estimate => Ok(self.cost.step(step.shape())),
+            AttentionSource::Planner => {
+                self.composer.batch(step, &mut self.batch);
+                self.cost
+                    .planned_step(step.shape(), &self.batch, &mut self.planner)
+                    .map_err(ScheduleError::Plan)
+            }
+        }
+    }
+
+    /// Sends a step through the stages: each takes it when it has arrived and the one before it has left.
+    fn launch(&mut self, step: Step) -> Result<(), ScheduleError> {
+        let time = self.time(&step)?;
+        let swap_ns = self.cost.swap_ns(step.swaps.len(), self.page_size);
+        let stages = self.free_ns.len();
+        let mut arrives_ns = self.now_ns;
+        let mut bubble_ns = 0.0;
+        for (stage, free_ns) in self.free_ns.iter_mut().enumerate() {
+            let begin_ns = arrives_ns.max(*free_ns);
+            bubble_ns += begin_ns - *free_ns;
+            let stage_ns = if stage + 1 == stages {
+                time.last_stage_ns()
+            } else {
+                time.stage_ns()
+            };
+            let end_ns = begin_ns + stage_ns + swap_ns;
+            self.busy_ns += end_ns - begin_ns;
+            *free_ns = end_ns;
+            arrives_ns = end_ns + time.send_ns;
+            if self.wanted.contains(&self.steps) {
+                self.timeline.push(StageSpan {
+                    stage: stage as u32,
+                    step: self.steps,
+                    prompt_tokens: step.tokens() - step.shape().decodes,
+                    decodes: step.shape().decodes,
+                    begin_s: begin_ns / 1e9,
+                    end_s: end_ns / 1e9,
+                });
+            }
+        }
+        self.steps += 1;
+        self.record.launched(&step);
+        self.flights.push_back(Flight {
+            step,
+            done_ns: self.free_ns[stages - 1],
+            bubble_ns,
+        });
+        Ok(())
+    }
+
+    fn land(&mut self, flight: Flight) {
+        let Flight {
+            step,
+            done_ns,
+            bubble_ns,
+        } = flight;
+        let record = &mut self.record;
+        for entry in &step.entries {
+            record.computed(entry, done_ns / 1e9, bubble_ns / 1e9);
+        }
+        let finished = self.composer.complete(&step, |_| Sampled::Token(0));
+        for finished in finished {
+            record.finished(finished.request, done_ns / 1e9);
+        }
+        self.spare.push(step);
+    }
+
+    fn report(self) -> Report {
+        let stages = self.free_ns.len() as f64;
+        let mut report = self.record.report();
+        report.policy = self.policy.to_owned();
+        report.stuck = self.composer.running() + self.composer.waiting();
+        report.cached_tokens = self.composer.cached_tokens();
+        report.recomputed_tokens = self.composer.lost_tokens();
+        report.steps = self.steps;
+        report.busy = self.busy_ns / 1e9 / stages / report.makespan_s.max(f64::MIN_POSITIVE);
+        report.timeline = self.timeline;
+        report
+    }
+}

@@ -1,0 +1,310 @@
+//! What holds for every policy, whatever the requests: nothing is computed twice or left out, pages add up,
+//! budgets hold, nobody waits for ever.
+
+mod audit;
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::policy::{DecodePriority, Orca, Sarathi, SarathiServe};
+use audit::Audit;
+
+/// Something that happens to a composer.
+#[derive(Clone, Debug)]
+enum Event {
+    /// Prompt length, tokens in common with other prompts, new tokens, and how the prompt is given.
+    Submit(u32, u32, u32, u8),
+    Compose,
+    Complete,
+    Cancel(prop::sample::Index),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        3 => (1..90_u32, 0..60_u32, 1..12_u32, 0..3_u8)
+            .prop_map(|(prompt, common, new, kind)| Event::Submit(prompt, common, new, kind)),
+        5 => Just(Event::Compose),
+        5 => Just(Event::Complete),
+        1 => any::<prop::sample::Index>().prop_map(Event::Cancel),
+    ]
+}
+
+fn request(prompt: u32, common: u32, new: u32, kind: u8, salt: u32) -> Request {
+    let tokens = |i: u32| if i < common { i } else { i + 1000 * (salt + 1) };
+    match kind {
+        0 => Request::of_length(prompt, new),
+        1 => Request::new((0..prompt).map(tokens).collect(), new),
+        _ => Request {
+            prompt: Prompt::Blocks {
+                ids: (0..prompt.div_ceil(8))
+                    .map(|i| {
+                        if 8 * i < common {
+                            i
+                        } else {
+                            1000 * (salt + 1) + i
+                        }
+                    })
+                    .collect(),
+                block: 8,
+                len: prompt,
+            },
+            max_new_tokens: new,
+        },
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Any policy, any requests, tight pools, several steps under way, cancellation at any point.
+    #[test]
+    fn books_balance(
+        policy in 0..policy::NAMES.len(),
+        events in prop::collection::vec(event(), 1..150),
+        (step_tokens, step_requests, running) in (1..80_u32, 1..10_u32, 1..12_u32),
+        (pages, page_size, host_pages) in (26..60_u32, 4..9_u32, prop_oneof![Just(0_u32), 10..40_u32]),
+        (stages, prefix_cache, spare_pages) in (1..4_usize, any::<bool>(), 0..4_u32),
+    ) {
+        let limits = Limits {
+            step_tokens, step_requests, running, host_pages, prefix_cache, spare_pages,
+            ..Limits::default()
+        };
+        let policy = policy::by_name(policy::NAMES[policy], &options()).unwrap();
+        let mut audit = Audit::new(limits, pages, page_size, policy);
+        for (salt, event) in events.into_iter().enumerate() {
+            match event {
+                Event::Submit(prompt, common, new, kind) => {
+                    audit.submit(request(prompt, common, new, kind, salt as u32));
+                }
+                Event::Compose if audit.under_way.len() < stages => {
+                    audit.compose();
+                }
+                Event::Compose | Event::Complete => audit.complete(),
+                Event::Cancel(index) => {
+                    let mut ids: Vec<_> =
+                        audit.known.iter().filter(|(_, k)| !k.cancelled).map(|(&id, _)| id).collect();
+                    ids.sort_unstable();
+                    if !ids.is_empty() {
+                        audit.cancel(*index.get(&ids));
+                    }
+                }
+            }
+        }
+        while !audit.under_way.is_empty() {
+            audit.complete();
+        }
+        audit.drain(100_000);
+        audit.check_empty();
+    }
+
+    /// The same requests give the same steps.
+    #[test]
+    fn composing_is_deterministic(
+        policy in 0..policy::NAMES.len(),
+        requests in prop::collection::vec((1..90_u32, 0..60_u32, 1..12_u32, 0..3_u8), 1..20),
+    ) {
+        let run = || {
+            let policy = policy::by_name(policy::NAMES[policy], &options()).unwrap();
+            let limits = Limits { step_tokens: 50, ..Limits::default() };
+            let mut composer = Composer::with_policy(limits, 30, 8, policy).unwrap();
+            for (salt, &(prompt, common, new, kind)) in requests.iter().enumerate() {
+                composer.submit(request(prompt, common, new, kind, salt as u32)).unwrap();
+            }
+            let (mut steps, mut step) = (Vec::new(), Step::default());
+            while composer.compose(&mut step) {
+                composer.complete(&step, |_| Sampled::Token(1));
+                steps.push(step.clone());
+            }
+            steps
+        };
+        prop_assert_eq!(run(), run());
+    }
+
+    /// Under decode priority a prompt at the head of the queue gets a chunk at least every `patience + 1`
+    /// steps, though the target allows none and decodes could fill every step.
+    #[test]
+    fn decode_priority_starves_nobody(
+        decodes in 1..40_u32,
+        prompt in 1..600_u32,
+        patience in 0..6_u32,
+        step_tokens in 2..200_u32,
+    ) {
+        let limits = Limits { step_tokens, prefix_cache: false, ..Limits::default() };
+        // Nothing keeps 1 ns between tokens.
+        let policy = DecodePriority::new(cost(), 1.0).with_patience(patience);
+        let mut composer = Composer::new(limits, 10_000, 16, policy).unwrap();
+        for _ in 0..decodes {
+            composer.submit(Request::of_length(1, 50_000)).unwrap();
+        }
+        let mut step = Step::default();
+        for _ in 0..(decodes + 1) * (patience + 1) {
+            composer.compose(&mut step);
+            composer.complete(&step, |_| Sampled::Token(0));
+        }
+        prop_assert_eq!(composer.waiting(), 0);
+        let late = composer.submit(Request::of_length(prompt, 1)).unwrap();
+        let chunk = cost().tile().min(step_tokens / 2).max(1);
+        let bound = prompt.div_ceil(chunk) * (patience + 1);
+        let mut steps = 0;
+        let mut done = false;
+        while !done {
+            steps += 1;
+            prop_assert!(steps <= bound, "not done after {} steps", bound);
+            composer.compose(&mut step);
+            prop_assert!(step.tokens() <= step_tokens);
+            done = composer.complete(&step, |_| Sampled::Token(0)).iter().any(|f| f.request == late);
+        }
+    }
+}
+
+#[test]
+fn decodes_above_the_budget_take_turns() {
+    let limits = Limits {
+        step_tokens: 8,
+        ..Limits::default()
+    };
+    let mut composer = Composer::new(limits, 1000, 16, Sarathi::new(8, 8)).unwrap();
+    for _ in 0..20 {
+        composer.submit(Request::of_length(1, 1000)).unwrap();
+    }
+    let mut step = Step::default();
+    let mut last = HashMap::new();
+    for now in 0..200 {
+        composer.compose(&mut step);
+        assert!(step.tokens() <= 8);
+        for entry in &step.entries {
+            if let Some(before) = last.insert(entry.request, now).filter(|_| now > 40) {
+                assert!(
+                    now - before <= 3,
+                    "20 requests, 8 a step: each at least every third"
+                );
+            }
+        }
+        composer.complete(&step, |_| Sampled::Token(0));
+    }
+    assert_eq!(last.len(), 20);
+}
+
+#[test]
+fn a_cached_prefix_is_not_computed_again() {
+    let mut composer = Composer::new(Limits::default(), 100, 16, SarathiServe).unwrap();
+    let prompt: Vec<u32> = (0..100).collect();
+    let mut step = Step::default();
+    let mut firsts = Vec::new();
+    for _ in 0..2 {
+        composer.submit(Request::new(prompt.clone(), 20)).unwrap();
+        while composer.compose(&mut step) {
+            firsts.extend(step.entries.iter().filter(|e| !e.decode).map(|e| e.first));
+            composer.complete(&step, |entry| {
+                Sampled::Token(7 + entry.first + entry.tokens - 1)
+            });
+        }
+    }
+    assert_eq!(firsts, [0, 96]);
+    assert_eq!(composer.cached_tokens(), 96);
+    // The conversation goes on: prompt and answer are both cached, as far as they fill pages.
+    let mut longer = prompt;
+    longer.extend((99..119).map(|position| 7 + position));
+    composer.submit(Request::new(longer, 1)).unwrap();
+    composer.compose(&mut step);
+    assert_eq!(step.entries[0].first, 112);
+}
+
+#[test]
+fn pages_run_out_and_come_back() {
+    for host_pages in [0, 64] {
+        let limits = Limits {
+            host_pages,
+            prefix_cache: false,
+            ..Limits::default()
+        };
+        let mut audit = Audit::new(limits, 12, 4, Box::new(SarathiServe));
+        for _ in 0..3 {
+            audit.submit(Request::of_length(12, 20)).unwrap();
+        }
+        audit.drain(1000);
+        audit.check_empty();
+        let lost = audit.composer.lost_tokens();
+        assert_eq!(
+            lost == 0,
+            host_pages > 0,
+            "{host_pages} host pages, {lost} lost"
+        );
+    }
+}
+
+#[test]
+fn impossible_requests_are_refused_with_reasons() {
+    let limits = Limits {
+        waiting: 1,
+        request_tokens: 100,
+        ..Limits::default()
+    };
+    let mut composer = Composer::new(limits, 4, 16, SarathiServe).unwrap();
+    let mut refused = |request| composer.submit(request).unwrap_err().to_string();
+    assert!(refused(Request::new(vec![], 1)).contains("empty"));
+    assert!(refused(Request::of_length(1, 0)).contains("at least 1"));
+    assert!(refused(Request::of_length(90, 11)).contains("the 100 a request may have"));
+    assert!(refused(Request::of_length(60, 6)).contains("needs 5 pages and the pool has 4"));
+    let id = composer.submit(Request::of_length(60, 5)).unwrap();
+    let full = composer.submit(Request::of_length(1, 1)).unwrap_err();
+    assert_eq!(full, ScheduleError::QueueFull { waiting: 1 });
+    assert!(composer.cancel(id) && !composer.cancel(id));
+    let limits = Limits {
+        step_tokens: 0,
+        ..limits
+    };
+    let wrong = Composer::new(limits, 4, 16, SarathiServe).unwrap_err();
+    assert!(wrong.to_string().contains("Limits::step_tokens is 0"));
+    assert!(
+        policy::by_name("fifo", &options())
+            .unwrap_err()
+            .to_string()
+            .contains("orca")
+    );
+}
+
+#[test]
+fn sarathi_composes_whole_tiles() {
+    let limits = Limits {
+        step_requests: 18,
+        running: 18,
+        prefix_cache: false,
+        ..Limits::default()
+    };
+    let mut composer = Composer::new(limits, 10_000, 16, Sarathi::new(256, 128)).unwrap();
+    for _ in 0..60 {
+        composer.submit(Request::of_length(956, 68)).unwrap();
+    }
+    let (mut step, mut whole, mut hybrid) = (Step::default(), 0, 0);
+    while composer.compose(&mut step) {
+        let [chunk] = step.shape().chunks[..] else {
+            assert!(step.shape().chunks.is_empty(), "one chunk at most");
+            composer.complete(&step, |_| Sampled::Token(0));
+            continue;
+        };
+        hybrid += 1;
+        whole += usize::from(step.tokens() == 256);
+        // Only the end of a prompt leaves a tile partly empty.
+        assert!(step.tokens() == 256 || chunk.keys == 956);
+        composer.complete(&step, |_| Sampled::Token(0));
+    }
+    assert!(whole * 10 > hybrid * 7, "{whole} of {hybrid}");
+}
+
+#[test]
+fn orca_computes_prompts_whole() {
+    let mut composer = Composer::new(Limits::default(), 1000, 16, Orca::new(1)).unwrap();
+    for _ in 0..4 {
+        composer.submit(Request::of_length(700, 5)).unwrap();
+    }
+    let mut step = Step::default();
+    while composer.compose(&mut step) {
+        for chunk in &step.shape().chunks {
+            assert_eq!((chunk.tokens, chunk.keys), (700, 700));
+        }
+        composer.complete(&step, |_| Sampled::Token(0));
+    }
+}

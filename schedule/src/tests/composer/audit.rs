@@ -1,0 +1,183 @@
+//! Books that are kept beside a composer.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::super::*;
+use crate::policy::Policy;
+use tandem_attn::problem::{Batch, Spec};
+
+/// What the test knows of a request.
+#[derive(Clone, Debug, Default)]
+pub struct Known {
+    pub prompt: u32,
+    pub max_new: u32,
+    pub computed: u32,
+    pub generated: u32,
+    pub cancelled: bool,
+    pub in_flight: bool,
+}
+
+/// A composer and the books that are kept beside it.
+pub struct Audit {
+    pub composer: Composer,
+    pub limits: Limits,
+    pub known: HashMap<RequestId, Known>,
+    pub under_way: VecDeque<Step>,
+}
+
+impl Audit {
+    pub fn new(limits: Limits, pages: u32, page_size: u32, policy: Box<dyn Policy>) -> Self {
+        Self {
+            composer: Composer::with_policy(limits, pages, page_size, policy).unwrap(),
+            limits,
+            known: HashMap::new(),
+            under_way: VecDeque::new(),
+        }
+    }
+
+    pub fn submit(&mut self, request: Request) -> Option<RequestId> {
+        let known = Known {
+            prompt: request.prompt.len(),
+            max_new: request.max_new_tokens,
+            ..Known::default()
+        };
+        let id = self.composer.submit(request).ok()?;
+        assert!(self.known.insert(id, known).is_none(), "an id given twice");
+        Some(id)
+    }
+
+    /// Composes a step and checks it against the books.
+    pub fn compose(&mut self) -> bool {
+        let mut step = Step::default();
+        let composed = self.composer.compose(&mut step);
+        for preemption in &step.preempted {
+            let known = self
+                .known
+                .get_mut(&preemption.request)
+                .expect("preempted requests are alive");
+            assert!(!known.in_flight, "preempted under way");
+            if !preemption.swapped {
+                known.computed = 0;
+            }
+        }
+        assert!(step.tokens() <= self.limits.step_tokens, "token budget");
+        assert!(step.entries.len() <= self.limits.step_requests as usize);
+        let tokens: u32 = step.entries.iter().map(|entry| entry.tokens).sum();
+        assert_eq!((tokens, step.shape().tokens()), (step.tokens(), tokens));
+        for entry in &step.entries {
+            let known = self.known.get_mut(&entry.request).expect("alive");
+            assert!(!known.in_flight, "twice under way");
+            assert!(entry.tokens > 0);
+            // A prompt that was cached starts later, never a token that was computed, nor one skipped.
+            let all = known.prompt + known.generated;
+            if known.computed == 0 {
+                assert!(entry.first < all);
+                known.computed = entry.first;
+            }
+            assert_eq!(entry.first, known.computed, "computed twice, or skipped");
+            assert!(entry.first + entry.tokens <= all);
+            assert_eq!(entry.samples, entry.first + entry.tokens == all);
+            assert_eq!(entry.decode, known.generated > 0 && entry.first + 1 == all);
+            known.in_flight = true;
+        }
+        let mut batch = Batch::default();
+        self.composer.batch(&step, &mut batch);
+        batch.check(&Spec::new(8, 2, 64)).unwrap();
+        batch.check_append().unwrap();
+        let mut inputs = StepInputs::default();
+        self.composer.inputs(&step, &mut inputs);
+        assert_eq!(inputs.batch, batch);
+        assert_eq!(inputs.slots.len(), tokens as usize);
+        self.check_pages();
+        if composed {
+            self.under_way.push_back(step);
+        } else {
+            assert!(step.entries.is_empty());
+        }
+        composed
+    }
+
+    pub fn complete(&mut self) {
+        let Some(step) = self.under_way.pop_front() else {
+            return;
+        };
+        for entry in &step.entries {
+            let known = self.known.get_mut(&entry.request).expect("alive");
+            known.computed += entry.tokens;
+            known.generated += u32::from(entry.samples && !known.cancelled);
+            known.in_flight = false;
+        }
+        for finished in self
+            .composer
+            .complete(&step, |entry| Sampled::Token(entry.first))
+        {
+            let known = self.known.remove(&finished.request).expect("finishes once");
+            assert_eq!(finished.cancelled, known.cancelled);
+            assert_eq!(finished.generated, known.generated);
+            assert!(known.cancelled || known.generated == known.max_new);
+        }
+        for known in self.known.values() {
+            assert!(known.generated < known.max_new, "should have finished");
+        }
+        self.check_pages();
+    }
+
+    pub fn cancel(&mut self, id: RequestId) {
+        let known = self.known.get_mut(&id).unwrap();
+        known.cancelled = true;
+        if !known.in_flight {
+            self.known.remove(&id);
+        }
+        assert!(self.composer.cancel(id));
+        self.check_pages();
+    }
+
+    /// Every reference to a page is a request's or the cache's.
+    pub fn check_pages(&self) {
+        let pool = self.composer.pool();
+        let mut refs = vec![0_u32; pool.pages() as usize];
+        for &id in self.known.keys() {
+            for &page in self.composer.pages_of(id).unwrap_or_default() {
+                refs[page as usize] += 1;
+            }
+        }
+        let mut cached = 0;
+        for (page, &held) in refs.iter().enumerate() {
+            let extra = pool.refs(page as u32) - held;
+            assert!(extra <= 1, "page {page}");
+            cached += extra;
+        }
+        assert_eq!(
+            cached,
+            self.composer
+                .prefix_cache()
+                .map_or(0, |cache| cache.pages())
+        );
+        let used = (0..pool.pages())
+            .filter(|&page| pool.refs(page) > 0)
+            .count() as u32;
+        assert_eq!(used + pool.free_pages(), pool.pages());
+    }
+
+    /// Runs to the end; how many steps that took.
+    pub fn drain(&mut self, most: usize) -> usize {
+        for steps in 0..most {
+            let composed = self.compose();
+            self.complete();
+            if !composed && self.under_way.is_empty() {
+                assert!(self.composer.is_idle(), "nothing to do, but not idle");
+                return steps;
+            }
+        }
+        panic!("not done after {most} steps");
+    }
+
+    pub fn check_empty(&mut self) {
+        assert!(self.known.is_empty() && self.composer.is_idle());
+        self.composer.clear_cache();
+        let pool = self.composer.pool();
+        assert_eq!(pool.free_pages(), pool.pages());
+        let host = self.composer.host_pool();
+        assert_eq!(host.free_pages(), host.pages());
+    }
+}

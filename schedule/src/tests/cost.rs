@@ -1,0 +1,262 @@
+//! Costs, simulations and advice.
+
+use super::*;
+use crate::{
+    attention::{AttentionModel, StepShape},
+    chunk::{self, Expected},
+    cost::Correction,
+    policy::{Orca, SarathiServe},
+    sim::{AttentionSource, Simulation, simulate},
+    trace::Trace,
+};
+use tandem_attn::{
+    plan::{DeviceDescription, Planner},
+    problem::{Batch, PageTable, Spec},
+};
+
+/// The closed form stands for the planner: within a quarter on batches that matter.
+#[test]
+fn the_estimate_is_close_to_the_plan() {
+    let spec = Spec::new(16, 4, 128);
+    let device = DeviceDescription::named("a100").unwrap();
+    let model = AttentionModel::new(&device, &spec);
+    let mut planner = Planner::new();
+    for (decodes, context) in [(0, 0), (8, 16_000), (32, 4096), (128, 1024)] {
+        for (chunk, keys) in [
+            (0, 0),
+            (512, 512),
+            (512, 8192),
+            (2048, 2048),
+            (1024, 16_384),
+        ] {
+            let mut shape = StepShape::decodes(decodes, context);
+            let mut table = PageTable::new(16, 1 << 20);
+            let mut indptr = vec![0];
+            let mut page = 0;
+            let mut push = |tokens: u32, keys: u32| {
+                let pages: Vec<u32> = (page..page + keys.div_ceil(16)).collect();
+                page += pages.len() as u32;
+                table.push(&pages, keys);
+                indptr.push(indptr[indptr.len() - 1] + tokens);
+            };
+            (0..decodes).for_each(|_| push(1, context));
+            if chunk > 0 {
+                push(chunk, keys);
+                shape = shape.with_chunk(chunk, keys);
+            }
+            if shape.tokens() == 0 {
+                continue;
+            }
+            let batch = Batch::new(indptr, table);
+            let planned = model.planned(&mut planner, &batch).unwrap();
+            let estimate = model.estimate(&shape);
+            for (name, estimate, planned) in [
+                ("prefill", estimate.prefill_ns, planned.prefill_ns),
+                ("decode", estimate.decode_ns, planned.decode_ns),
+            ] {
+                let off = (estimate - planned).abs();
+                assert!(
+                    off <= 0.25 * planned + 5_000.0,
+                    "{decodes}×{context} + {chunk} of {keys}, {name}: {estimate} beside {planned}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn simulating_with_plans_gives_nearly_the_same() {
+    let trace = Trace::uniform(12, 2000, 40).with_poisson_arrivals(4.0, 3);
+    let cost = cost();
+    let limits = Limits {
+        step_tokens: 512,
+        ..Limits::default()
+    };
+    let run = |attention| {
+        let mut simulation = Simulation::new(&cost, limits, SarathiServe);
+        simulation.attention = attention;
+        simulate(&trace, simulation).unwrap()
+    };
+    let (estimate, planned) = (
+        run(AttentionSource::Estimate),
+        run(AttentionSource::Planner),
+    );
+    assert_eq!((estimate.finished, planned.finished), (12, 12));
+    let ratio = estimate.latency.mean() / planned.latency.mean();
+    assert!((ratio - 1.0).abs() < 0.05, "{ratio}");
+}
+
+#[test]
+fn a_simulation_accounts_for_every_token() {
+    let trace = Trace::uniform(50, 700, 30).with_poisson_arrivals(20.0, 1);
+    let cost = cost();
+    for name in policy::NAMES {
+        let policy = policy::by_name(name, &options()).unwrap();
+        let report = simulate(
+            &trace,
+            Simulation::with_policy(&cost, Limits::default(), policy),
+        );
+        let report = report.unwrap();
+        assert_eq!(
+            (report.finished, report.refused, report.stuck),
+            (50, 0, 0),
+            "{name}"
+        );
+        assert_eq!(report.computed_tokens, 50 * (700 + 29), "{name}");
+        assert_eq!(report.tbt.samples().len(), 50 * 29, "{name}");
+        assert!(report.busy <= 1.0 && report.ttft.quantile(0.5) <= report.latency.quantile(0.5));
+    }
+}
+
+/// Two stages, one request at a time in each: spans neither overlap nor run backwards, and the bubbles that
+/// requests saw are the gaps between spans.
+#[test]
+fn pipeline_stages_do_one_step_at_a_time() {
+    let model = ModelDescription::named("llama-3-8b").unwrap();
+    let hardware = Hardware::named("a100").unwrap();
+    let parallel = Parallel {
+        tensor: 1,
+        pipeline: 4,
+    };
+    let cost = CostModel::new(&model, &hardware, parallel).unwrap();
+    let limits = Limits {
+        step_requests: 4,
+        running: 16,
+        ..Limits::default()
+    };
+    let trace = Trace::uniform(40, 900, 12);
+    let mut simulation = Simulation::new(&cost, limits, Orca::new(1));
+    simulation.timeline = 0..u64::MAX;
+    let report = simulate(&trace, simulation).unwrap();
+    assert_eq!(report.finished, 40);
+    let mut busy = 0.0;
+    for stage in 0..4 {
+        let spans: Vec<_> = report
+            .timeline
+            .iter()
+            .filter(|span| span.stage == stage)
+            .collect();
+        assert_eq!(spans.len() as u64, report.steps);
+        assert!(
+            spans
+                .windows(2)
+                .all(|pair| pair[0].end_s <= pair[1].begin_s)
+        );
+        busy += spans
+            .iter()
+            .map(|span| span.end_s - span.begin_s)
+            .sum::<f64>();
+    }
+    assert!((busy / 4.0 / report.makespan_s - report.busy).abs() < 1e-9);
+    assert!(report.bubble.quantile(0.5) > 0.0);
+}
+
+#[test]
+fn measurements_correct_the_model() {
+    let plain = cost();
+    let (at_128, at_512) = (plain.linear_ns(128), plain.linear_ns(512));
+    let json = format!(
+        "{{\"linear\": [{{\"at\": 128, \"measured_ns\": {}}}, {{\"at\": 512, \"measured_ns\": {}}}]}}",
+        at_128 * 1.2,
+        at_512 * 1.4
+    );
+    let correction = Correction::from_json(&json).unwrap();
+    let corrected = cost().with_correction(&correction);
+    let ratio = |tokens| corrected.linear_ns(tokens) / plain.linear_ns(tokens);
+    for (tokens, expected) in [(64, 1.2), (128, 1.2), (320, 1.3), (512, 1.4), (4096, 1.4)] {
+        assert!(
+            (ratio(tokens) - expected).abs() < 1e-9,
+            "{tokens}: {}",
+            ratio(tokens)
+        );
+    }
+    let json = "{\"attention\": [{\"at\": 1000, \"measured_ns\": 2000}]}";
+    let slower = cost().with_correction(&Correction::from_json(json).unwrap());
+    let shape = StepShape::decodes(8, 4096);
+    let twice = slower.step(&shape).attention_ns / plain.step(&shape).attention_ns;
+    assert!((twice - 2.0).abs() < 1e-9);
+    assert!(Correction::from_json("{\"linear\": [{\"at\": 0, \"measured_ns\": 1}]}").is_err());
+}
+
+#[test]
+fn costs_know_when_a_model_does_not_fit() {
+    let model = ModelDescription::named("llama-3-70b").unwrap();
+    let hardware = Hardware::named("a100").unwrap();
+    let new = |tensor, pipeline| CostModel::new(&model, &hardware, Parallel { tensor, pipeline });
+    assert!(new(1, 1).unwrap_err().to_string().contains("141.1 GB"));
+    assert!(
+        new(3, 1)
+            .unwrap_err()
+            .to_string()
+            .contains("64 query heads")
+    );
+    assert!(new(4, 100).unwrap_err().to_string().contains("80 layers"));
+    let (tp4, tp8) = (new(4, 1).unwrap(), new(8, 1).unwrap());
+    assert!(tp8.pages(16) > tp4.pages(16));
+    let shape = StepShape::decodes(16, 1000).with_chunk(496, 496);
+    let (tp4, tp8) = (tp4.step(&shape), tp8.step(&shape));
+    assert!(tp8.linear_ns < tp4.linear_ns && tp8.communication_ns > tp4.communication_ns);
+    let (whole, staged) = (
+        new(4, 1).unwrap().step(&shape),
+        new(4, 4).unwrap().step(&shape),
+    );
+    assert!((whole.linear_ns / staged.linear_ns - 4.0).abs() < 1e-9 && staged.send_ns > 0.0);
+}
+
+#[test]
+fn advice_follows_the_workload() {
+    let expected = |prompt, generated, target_ns| Expected {
+        prompt,
+        generated,
+        requests: 18,
+        target_ns,
+    };
+    let cost = cost();
+    let advice = chunk::recommend(&cost, &expected(4000, 40, None));
+    assert!(advice.chunk.is_multiple_of(128) && advice.gain > 1.0 && advice.reasons.len() >= 5);
+    let fewer_decodes = chunk::recommend(&cost, &expected(4000, 4, None));
+    assert!(fewer_decodes.chunk >= advice.chunk);
+    let target = 40e6;
+    let quick = chunk::recommend(&cost, &expected(4000, 40, Some(target)));
+    let chosen = quick
+        .candidates
+        .iter()
+        .find(|c| c.chunk == quick.chunk)
+        .unwrap();
+    assert!(chosen.keeps_target && chosen.step_ns <= target);
+    let impossible = chunk::recommend(&cost, &expected(4000, 40, Some(1.0)));
+    assert!(
+        impossible
+            .reasons
+            .iter()
+            .any(|reason| reason.starts_with("No chunk size"))
+    );
+    assert_eq!(impossible.chunk, impossible.candidates[0].chunk);
+}
+
+#[test]
+fn an_adaptive_chunk_follows_the_requests_that_finish() {
+    let expected = Expected {
+        prompt: 200,
+        generated: 400,
+        requests: 32,
+        target_ns: None,
+    };
+    let cost = cost();
+    let mut chunk = ChunkSize::adaptive(cost.clone(), expected);
+    let first = chunk.tokens(&Workload::default());
+    assert_eq!(first, chunk::recommend(&cost, &expected).chunk);
+    let now = Workload {
+        requests: 100,
+        prompt_tokens: 800_000,
+        generated_tokens: 1_000,
+    };
+    let then = chunk.tokens(&now);
+    let long = Expected {
+        prompt: 8000,
+        generated: 10,
+        ..expected
+    };
+    assert_eq!(then, chunk::recommend(&cost, &long).chunk);
+    assert!(then > first, "{then} {first}");
+}
