@@ -48,6 +48,8 @@
 mod agenda;
 mod append;
 mod ceilings;
+#[cfg(feature = "cudarc")]
+pub mod cudarc;
 #[cfg(feature = "cust")]
 pub mod cust;
 mod decode;
