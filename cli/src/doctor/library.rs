@@ -1,8 +1,9 @@
 //! Libraries that are opened where they are: the driver, cuBLAS, NCCL. Nothing of CUDA is needed to build this.
 
 use std::{
-    ffi::{CStr, OsStr, c_int},
-    mem, ptr,
+    ffi::{CStr, OsStr, c_int, c_void},
+    mem,
+    ptr::{self, NonNull},
 };
 
 use libcuda::{Code, Library, device_attribute};
@@ -113,7 +114,7 @@ pub(super) fn cublas() -> Option<String> {
     ])?;
     let property = library.symbol(c"cublasGetProperty").map(|address| {
         // SAFETY: the type that cuBLAS declares for it; the library stays open.
-        unsafe { mem::transmute::<_, Property>(address) }
+        unsafe { mem::transmute::<NonNull<c_void>, Property>(address) }
     });
     let number = |what: c_int| {
         let mut value = 0;
@@ -135,7 +136,7 @@ pub(super) fn nccl() -> Option<String> {
     let (name, library) = open(&["libnccl.so.2", "libnccl.so"])?;
     let version = library.symbol(c"ncclGetVersion").and_then(|address| {
         // SAFETY: the type that NCCL declares for it; the library stays open.
-        let get = unsafe { mem::transmute::<_, Version>(address) };
+        let get = unsafe { mem::transmute::<NonNull<c_void>, Version>(address) };
         let mut version = 0;
         // SAFETY: it writes one number.
         let code = unsafe { get(&mut version) };
