@@ -15,6 +15,6 @@ pub fn run() -> Result<(), Error> {
         "test",
         "--package=tandem-attn",
         "--package=tandem-cli",
-        "--features=cuda,cust",
+        "--features=cuda,cust,cudarc",
     ]))
 }
