@@ -2,7 +2,7 @@
 
 use tandem_attn::{
     plan::{
-        DeviceDescription, Kernel, Plan, PlanOptions, Planner, SplitMode, Tile,
+        DeviceDescription, Kernel, Plan, PlanOptions, Planner, Rules, SplitMode, Tile,
         pod::{PodMode, Tickets},
     },
     problem::{Batch, PageTable, Spec},

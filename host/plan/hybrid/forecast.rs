@@ -171,7 +171,7 @@ impl PodDescription {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::DeviceDescription;
+    use crate::plan::{data::PodMode, model::DeviceDescription};
 
     fn h200() -> (PodDescription, u32) {
         let device = DeviceDescription::named("h200").unwrap();

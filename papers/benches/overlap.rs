@@ -1,11 +1,11 @@
 //! POD-Attention's figure 7: a memory-bound and a compute-bound loop, one after the other, on two streams, and
 //! in one launch whose blocks are bound to the loops in two ways.
 //!
-//! `cargo bench --features cuda --bench gpu_overlap -- [json=FILE]`. Medians in microseconds, by CUDA events.
+//! `cargo bench -p tandem-papers --features cuda --bench overlap -- [json=FILE]`. Medians in microseconds, by CUDA events.
 
-#[path = "../tests/common/mod.rs"]
+#[path = "../../tests/common/mod.rs"]
 mod common;
-#[path = "gpu_decode/run.rs"]
+#[path = "../../benches/gpu_decode/run.rs"]
 mod run;
 
 use common::{Memory, Stream};
@@ -27,7 +27,7 @@ fn main() {
     if !arguments.iter().any(|argument| argument == "--bench") {
         return;
     }
-    let Some(gpu) = common::gpu("gpu_overlap") else {
+    let Some(gpu) = common::gpu("overlap") else {
         return;
     };
     println!("{}, kernels for {}", gpu.name(), gpu.arch());
