@@ -12,11 +12,11 @@ use criterion::{BenchmarkId, Criterion, Throughput};
 use half::bf16;
 use rayon::prelude::*;
 use tandem_attn::{
-    exec::Cpu,
+    exec::{Cpu, cpu::append_rows},
     kv::KvView,
     plan::{Plan, PlanOptions, Planner},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
-    tensor::{Element, F8E4M3},
+    tensor::{Element, F8E4M3, TensorMut, TensorRef},
 };
 
 #[path = "../tests/common/numeric.rs"]
@@ -229,8 +229,32 @@ fn bench<T: Element>(criterion: &mut Criterion, cpu: &Cpu, roofline: &Roofline, 
     group.finish();
 }
 
+/// One new token of 8 heads of 128 in 8 bits, into pools of so many tokens: the time does not depend on them.
+fn bench_append(criterion: &mut Criterion) {
+    let row = vec![F8E4M3(0x38); 8 * 128];
+    let row = TensorRef::new(&row, [1, 8, 128]).expect("as long as its shape");
+    let mut group = criterion.benchmark_group("append one token");
+    for tokens in [16_384, 1 << 24] {
+        // Zeroed pages come from the system when they are first written: a pool costs what is touched of it.
+        let mut pool = vec![0_u8; tokens * 8 * 128];
+        let mut place = 0;
+        group.bench_function(BenchmarkId::from_parameter(tokens), |b| {
+            b.iter(|| {
+                let shape = [tokens / 16, 16, 8, 128];
+                let to = TensorMut::from_bytes(Dtype::F8E4M3, &mut pool, shape);
+                // Among few places, so that what is measured is not how memory is handed out.
+                place = (place + 7) % 1024;
+                append_rows(&row, &[place], to.expect("as long as its shape"))
+                    .expect("a place in the pool");
+            });
+        });
+    }
+    group.finish();
+}
+
 fn main() {
     let mut criterion = Criterion::default().configure_from_args();
+    bench_append(&mut criterion);
     let cpu = Cpu::new();
     let roofline = Roofline::measure();
     println!(

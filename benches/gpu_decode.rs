@@ -18,8 +18,8 @@ mod trees;
 use common::Rng;
 use run::{Pool, Step, Timer};
 use tandem_attn::{
-    exec::gpu::{CUstream, Gpu, Streams, WorkspaceOptions},
-    plan::{DeviceDescription, MergeMode, PackRule, PlanOptions, Planner, SplitMode},
+    exec::gpu::{Gpu, Stream as Handle, Streams, WorkspaceOptions},
+    plan::{DeviceDescription, Join, MergeMode, PackRule, PlanOptions, Planner, Rules, SplitMode},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
 };
 use trees::{HEADS, trees};
@@ -141,17 +141,15 @@ fn batches(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>, page: u32)
             (MergeMode::Fused, SplitMode::Makespan, KvLayout::Hnd),
         ];
         let steps = steps.map(|(merge_mode, split, layout)| {
-            let options = PlanOptions {
-                merge_mode,
-                split,
-                ..PlanOptions::default()
-            };
+            let options = PlanOptions::default()
+                .with_merge_mode(merge_mode)
+                .with_split(split);
             Step::planned(gpu, (&spec, &batch), (&device, &options), pool, &q, layout)
         });
         let bytes = keys as usize * spec.kv_bytes_per_token() as usize;
         let ways = steps.each_ref().map(|step| |stream| step.enqueue(stream));
         let read = |stream| pool.read(gpu, bytes, stream);
-        let mut ways: Vec<&dyn Fn(CUstream)> = ways.iter().map(|way| way as _).collect();
+        let mut ways: Vec<&dyn Fn(Handle)> = ways.iter().map(|way| way as _).collect();
         ways.push(&read);
         let times = timer.medians_of(&ways, 15);
         let graphs = [0, 1].map(|step| timer.graph(&steps[step]));
@@ -234,57 +232,43 @@ fn pat(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
                 continue;
             }
             let q = run::queries(&spec, batch.total_q());
-            let default = PlanOptions {
-                merge_mode: MergeMode::Kernel,
-                ..PlanOptions::default()
-            };
-            let step_on = |device: &DeviceDescription, options: PlanOptions, streams: Streams| {
-                let plan = Planner::new().plan(&spec, &batch, device, &options);
+            let default = PlanOptions::default().with_merge_mode(MergeMode::Kernel);
+            let step_by = |planner: &mut Planner, device, options: PlanOptions, streams| {
+                let plan = planner.plan(&spec, &batch, device, &options);
                 let plan = plan.expect("can be planned");
                 let mut options = WorkspaceOptions::default();
                 options.streams = streams;
                 Step::new(gpu, plan, &batch, pool, &q, KvLayout::Nhd, options)
             };
             let step = |device: &DeviceDescription, options: PlanOptions| {
-                step_on(device, options, Streams::One)
+                step_by(&mut Planner::new(), device, options, Streams::One)
             };
+            // PAT's paper joins a child of many rows.
+            let mut paper = Planner::with_rules(Rules {
+                join: Some(Join::has_many_rows),
+                ..Rules::default()
+            });
             let kernel = step(&device, default);
-            let fused = PlanOptions {
-                merge_mode: MergeMode::Fused,
-                ..default
-            };
+            let fused = default.with_merge_mode(MergeMode::Fused);
             let fused = step(&device, fused);
-            let paper = PlanOptions {
-                packing: PackRule::PatPaper,
-                ..default
-            };
-            let no_split = PlanOptions {
-                split: SplitMode::Off,
-                ..default
-            };
-            let apart = PlanOptions {
-                packing: PackRule::Exact,
-                ..default
-            };
+            let no_split = default.with_split(SplitMode::Off);
+            let apart = default.with_packing(PackRule::Exact);
             let others = [
                 step(&device, apart),
-                step(&device, paper),
+                step_by(&mut paper, &device, default, Streams::One),
                 step(&device, no_split),
                 step(&m64, default),
                 step(&m128, default),
                 step(&always, default),
                 step(&any_bytes, default),
             ];
-            let streams = step_on(&device, default, Streams::PerGroup);
+            let streams = step_by(&mut Planner::new(), &device, default, Streams::PerGroup);
             let mut ways = vec![&kernel, &streams, &fused];
             ways.extend(&others);
             let times = timer.medians(&ways, 9);
             let warm = timer.warm(&kernel, 9);
             // What each way computes, against no packing.
-            let off = PlanOptions {
-                packing: PackRule::Off,
-                ..default
-            };
+            let off = default.with_packing(PackRule::Off);
             let unpacked = step(&device, off);
             let [unpacked_time] = timer.medians(&[&unpacked], 5)[..] else {
                 unreachable!("one step, one time")

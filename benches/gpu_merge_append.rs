@@ -12,7 +12,7 @@ use common::{Memory, Rng, Stream};
 use cust::{context::Context, device::Device, sys};
 use tandem_attn::{
     abi::MergeRow,
-    exec::gpu::{CUstream, DeviceTensor, EmbeddedModule, Gpu, KvPool, MODULES, PartialStates},
+    exec::gpu::{DeviceTensor, Gpu, KvPool, MODULES, Module, PartialStates, Stream as Handle},
     problem::{Dtype, KvLayout, Spec},
 };
 
@@ -89,13 +89,17 @@ fn start() -> Option<&'static Gpu> {
     );
     let ptx: Vec<_> = MODULES
         .iter()
-        .map(|&module| EmbeddedModule {
+        .map(|module| Module {
             cubin: None,
-            ..module
+            ..module.clone()
         })
         .collect();
     let begin = Instant::now();
-    Gpu::with_modules(0, &ptx).expect("the driver compiles our PTX");
+    Gpu::builder()
+        .modules(&ptx)
+        .compile_ptx(&mut |_| {})
+        .build(0)
+        .expect("the driver compiles our PTX");
     println!(
         "modules loaded from PTX in {:.1} ms",
         begin.elapsed().as_secs_f64() * 1e3
@@ -104,7 +108,7 @@ fn start() -> Option<&'static Gpu> {
 }
 
 /// Median microseconds of a launch.
-fn time(stream: CUstream, mut launch: impl FnMut()) -> f64 {
+fn time(stream: Handle, mut launch: impl FnMut()) -> f64 {
     let event = || {
         let mut event = ptr::null_mut();
         // SAFETY: writes one handle.
@@ -118,9 +122,9 @@ fn time(stream: CUstream, mut launch: impl FnMut()) -> f64 {
             let mut milliseconds = 0.0;
             // SAFETY: events and stream live.
             unsafe {
-                let _ = sys::cuEventRecord(begin, stream);
+                let _ = sys::cuEventRecord(begin, stream.as_raw().cast());
                 launch();
-                let _ = sys::cuEventRecord(end, stream);
+                let _ = sys::cuEventRecord(end, stream.as_raw().cast());
                 assert_eq!(sys::cuEventSynchronize(end), sys::CUresult::CUDA_SUCCESS);
                 let _ = sys::cuEventElapsedTime(&mut milliseconds, begin, end);
             }
@@ -133,12 +137,18 @@ fn time(stream: CUstream, mut launch: impl FnMut()) -> f64 {
 }
 
 /// GB/s, read and written, of the driver's copy of half of `bytes`.
-fn copy_ceiling(stream: CUstream, bytes: usize) -> f64 {
+fn copy_ceiling(stream: Handle, bytes: usize) -> f64 {
     let (from, to) = (random_memory(bytes / 2), Memory::of_bytes(bytes / 2));
     let microseconds = time(stream, || {
         // SAFETY: both buffers live and are this long.
-        let code =
-            unsafe { sys::cuMemcpyDtoDAsync_v2(to.address(), from.address(), bytes / 2, stream) };
+        let code = unsafe {
+            sys::cuMemcpyDtoDAsync_v2(
+                to.address(),
+                from.address(),
+                bytes / 2,
+                stream.as_raw().cast(),
+            )
+        };
         assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
     });
     bytes as f64 / microseconds / 1e3
@@ -163,7 +173,7 @@ fn report(what: &str, bytes: usize, microseconds: f64, ceiling: f64) {
 
 fn merge(
     gpu: &Gpu,
-    stream: CUstream,
+    stream: Handle,
     bytes: usize,
     ceiling: f64,
     heads: usize,
@@ -221,7 +231,7 @@ fn merge(
 
 fn append(
     gpu: &Gpu,
-    stream: CUstream,
+    stream: Handle,
     bytes: usize,
     ceiling: f64,
     layout: KvLayout,

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use cuda_builder::{CudaBuilder, NvvmArch};
+use cuda_builder::{CudaBuilder, CudaModule, NvvmArch};
 
 /// Set, it makes profilers show the source beside the machine code, and programs three times as large.
 pub const LINE_INFO: &str = "TANDEM_LINE_INFO";
@@ -16,4 +16,9 @@ pub fn modules(workspace: &Path) -> [CudaBuilder; 2] {
             .arch(arch)
             .generate_line_info(line_info)
     })
+}
+
+/// The family of kernels that a module holds.
+pub fn family(_: &CudaModule) -> &'static str {
+    "all"
 }

@@ -56,10 +56,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let h200 = DeviceDescription::named("h200")?;
     let mut planner = Planner::new();
     for packing in [PackRule::Off, PackRule::Fastest] {
-        let options = PlanOptions {
-            packing,
-            ..PlanOptions::default()
-        };
+        let options = PlanOptions::default().with_packing(packing);
         let plan = planner.plan(&spec, &batch, &h200, &options)?;
         let moved = plan.traffic();
         println!(

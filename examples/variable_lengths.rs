@@ -36,10 +36,10 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let h200 = DeviceDescription::named("h200")?;
     let mut planner = Planner::new();
     println!(
-        "{} requests of {:?} to {:?} keys",
+        "{} requests of {} to {} keys",
         lengths.len(),
-        lengths.iter().min(),
-        lengths.iter().max()
+        lengths.iter().min().unwrap_or(&0),
+        lengths.iter().max().unwrap_or(&0)
     );
     println!(
         "{:<10} {:>6} {:>8} {:>14} {:>6}",
@@ -50,10 +50,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         ("fixed", SplitMode::Fixed { tokens: 1024 }),
         ("makespan", SplitMode::Makespan),
     ] {
-        let options = PlanOptions {
-            split,
-            ..PlanOptions::default()
-        };
+        let options = PlanOptions::default().with_split(split);
         let plan = planner.plan(&spec, &batch_of_many, &h200, &options)?;
         let schedule = plan.schedule(&h200);
         let busy = schedule.busy_ns / f64::from(schedule.ctas) / schedule.makespan_ns;
@@ -77,10 +74,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let (k, v) = (numbers(pool_elements), numbers(pool_elements));
     let q = numbers(company.total_q() * spec.q_heads * spec.head_dim_qk);
     let kv = KvView::new(&spec, KvLayout::Nhd, PAGE_SIZE, &k, &v);
-    let options = PlanOptions {
-        split: SplitMode::Fixed { tokens: 256 },
-        ..PlanOptions::default()
-    };
+    let options = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 256 });
     let cpu = Cpu::new();
     let mut run = |batch: &Batch| -> Result<Vec<f32>, Box<dyn Error>> {
         let plan = planner.plan(&spec, batch, &cpu.device(), &options)?;

@@ -183,7 +183,7 @@ pub enum Error {
         /// The place in it.
         index: usize,
         /// What stands there.
-        got: u64,
+        got: i64,
         /// One past the largest index.
         limit: u64,
         /// What is indexed.
@@ -199,7 +199,7 @@ pub enum Error {
         /// The later entry.
         index: usize,
         /// The place.
-        got: u32,
+        got: u64,
     },
     /// There is no CUDA driver on this machine.
     #[error(
@@ -237,10 +237,43 @@ pub enum Error {
         /// The architectures in this build.
         built_for: Vec<&'static str>,
     },
-    /// The driver cannot compile the embedded PTX, and there is no cubin that would spare it that.
+    /// The program has no machine code that the GPU runs, and the driver was not allowed to compile PTX.
     #[error(
-        "the kernels for {arch} are PTX {}.{}, too new for a driver of CUDA {}.{}: update the driver, or build \
-         where ptxas is found so that cubins are embedded",
+        "no machine code of the {family} kernels runs on {device} (compute capability {}.{}){}: the driver can compile \
+         the PTX for {arch}, which takes a minute or more at the first start; allow it with \
+         Gpu::builder().compile_ptx(…)",
+        .compute.0, .compute.1,
+        .refused.as_ref().map_or(String::new(), |name| format!(", the driver answered {name}; a newer driver may load it"))
+    )]
+    NoMachineCode {
+        /// Name of the GPU.
+        device: String,
+        /// Its compute capability.
+        compute: (u32, u32),
+        /// The architecture of the PTX.
+        arch: &'static str,
+        /// The family of kernels.
+        family: &'static str,
+        /// The driver's answer to machine code that should run there; `None` where there is none.
+        refused: Option<String>,
+    },
+    /// A context that is not the primary one of its device: memory and streams of the two do not mix.
+    #[error(
+        "the context is not the primary one of device {ordinal}: retain that (cust's Context::new does) and allocate in it"
+    )]
+    ForeignContext {
+        /// The device of the context.
+        ordinal: u32,
+    },
+    /// The kernels in the program cannot be unpacked: its file is damaged.
+    #[error("{reason}; build or install the program again")]
+    DamagedKernels {
+        /// What is wrong.
+        reason: String,
+    },
+    /// The driver cannot compile the PTX, and there is no machine code that would spare it that.
+    #[error(
+        "the kernels for {arch} are PTX {}.{}, too new for a driver of CUDA {}.{}: update the driver",
         .ptx.0, .ptx.1, .driver.0, .driver.1
     )]
     PtxTooNew {

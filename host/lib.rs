@@ -106,8 +106,16 @@
 //! With the feature `cuda`, `exec::gpu` runs on memory of any CUDA library, on any stream. Without a driver it says
 //! so.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 pub use error::Error;
+/// The 16-bit floats of tensors, in the version that this crate takes.
+pub use half;
 pub use kernels_gpu::{abi, math, state, variant};
+
+// Its symbols stand in for the driver's; a dependency that nobody names is not linked.
+#[cfg(feature = "cust")]
+use libcuda_link as _;
 
 mod error;
 pub mod exec;

@@ -19,10 +19,12 @@
 
 mod batch;
 mod error;
+mod integer;
 mod spec;
 
 pub use batch::{Batch, PageTable, Part};
 pub use error::ProblemError;
+pub use integer::Integer;
 pub use spec::{Dtype, KvLayout, Spec, Variant};
 
 /// The largest head dimension (that of multi-head latent attention is 576).

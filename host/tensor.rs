@@ -1,5 +1,9 @@
 //! Tensors in host memory: their element types, and what can be wrong with their shapes.
 
+mod erased;
+
+pub use erased::{TensorMut, TensorRef};
+
 use bytemuck::{Pod, Zeroable};
 use half::{bf16, f16};
 use thiserror::Error;
@@ -71,6 +75,53 @@ pub enum ShapeError {
         /// Pages of the pool.
         pool_pages: u32,
     },
+    /// A shape that reaches past the elements that are given for it.
+    #[error("{got} elements are given, and the shape with its strides reaches to {needed}")]
+    TooShort {
+        /// Elements given.
+        got: usize,
+        /// Elements needed.
+        needed: usize,
+    },
+    /// Bytes that are not elements of a type.
+    #[error(
+        "{got} bytes are no elements of {dtype:?}: their number and their address must be multiples of {}",
+        .dtype.bytes()
+    )]
+    Bytes {
+        /// Bytes given.
+        got: usize,
+        /// The type that they were to be of.
+        dtype: Dtype,
+    },
+    /// Keys and values in one pool that differ in head dimension.
+    #[error(
+        "keys of {head_dim_qk} and values of {head_dim_v} elements cannot stand in pairs: give each a pool of its own"
+    )]
+    Unpaired {
+        /// Head dimension of keys.
+        head_dim_qk: u32,
+        /// Head dimension of values.
+        head_dim_v: u32,
+    },
+    /// A pool that ends within a page.
+    #[error(
+        "the pool has {got} elements, which is no multiple of the {page} of a page: pass whole pages"
+    )]
+    PartOfPage {
+        /// Elements of the pool.
+        got: usize,
+        /// Elements of a page.
+        page: usize,
+    },
+    /// A page that is not in a pool.
+    #[error("page {got} is past the {pages} pages of the pool")]
+    NoPage {
+        /// The page.
+        got: u32,
+        /// Pages of the pool.
+        pages: u32,
+    },
 }
 
 pub(crate) use sealed::{Slice, SliceMut};
@@ -80,6 +131,7 @@ mod sealed {
     use half::{bf16, f16};
 
     use super::{F8E4M3, F8E5M2};
+    use crate::problem::Dtype;
 
     pub trait Sealed: Sized {
         fn erase(slice: &[Self]) -> Slice<'_>;
@@ -99,6 +151,47 @@ mod sealed {
             #[derive(Debug)]
             pub enum SliceMut<'a> {
                 $($variant(&'a mut [$element]),)+
+            }
+
+            impl<'a> Slice<'a> {
+                pub fn dtype(&self) -> Dtype {
+                    match self {
+                        $(Self::$variant(_) => Dtype::$variant,)+
+                    }
+                }
+
+                pub fn bytes(&self) -> &'a [u8] {
+                    match self {
+                        $(Self::$variant(elements) => bytemuck::cast_slice(elements),)+
+                    }
+                }
+
+                /// None where the bytes are not aligned or not whole elements.
+                pub fn from_bytes(dtype: Dtype, bytes: &'a [u8]) -> Option<Self> {
+                    match dtype {
+                        $(Dtype::$variant => bytemuck::try_cast_slice(bytes).ok().map(Self::$variant),)+
+                    }
+                }
+            }
+
+            impl<'a> SliceMut<'a> {
+                pub fn as_slice(&self) -> Slice<'_> {
+                    match self {
+                        $(Self::$variant(elements) => Slice::$variant(elements),)+
+                    }
+                }
+
+                pub fn into_bytes(self) -> &'a mut [u8] {
+                    match self {
+                        $(Self::$variant(elements) => bytemuck::cast_slice_mut(elements),)+
+                    }
+                }
+
+                pub fn from_bytes(dtype: Dtype, bytes: &'a mut [u8]) -> Option<Self> {
+                    match dtype {
+                        $(Dtype::$variant => bytemuck::try_cast_slice_mut(bytes).ok().map(Self::$variant),)+
+                    }
+                }
             }
 
             $(impl Sealed for $element {

@@ -1,4 +1,4 @@
-//! Planning allocates nothing once its buffers have grown.
+//! Planning allocates nothing once its buffers have grown, and appending no more than the new tokens ask for.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -6,12 +6,15 @@ use std::{
 };
 
 use tandem_attn::{
+    exec::cpu::append_rows,
     plan::{DeviceDescription, Plan, PlanOptions, Planner, SplitMode, Update},
     problem::{Batch, PageTable, Spec},
+    tensor::{F8E4M3, TensorMut, TensorRef},
 };
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    static BYTES: Cell<usize> = const { Cell::new(0) };
 }
 
 /// The system's allocator, counting by thread.
@@ -21,6 +24,7 @@ struct Counting;
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        BYTES.set(BYTES.get() + layout.size());
         // SAFETY: the caller keeps the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
@@ -81,10 +85,7 @@ fn the_steady_state_allocates_nothing() {
     let mut all = |planner: &mut Planner| {
         for batch in &batches {
             for split in modes {
-                let options = PlanOptions {
-                    split,
-                    ..PlanOptions::default()
-                };
+                let options = PlanOptions::default().with_split(split);
                 planner
                     .plan_into(&spec, batch, &device, &options, &mut plan)
                     .unwrap();
@@ -107,4 +108,27 @@ fn the_steady_state_allocates_nothing() {
         )
     };
     assert_eq!(allocations(step), 0);
+}
+
+#[test]
+fn appending_takes_memory_by_the_new_tokens_and_not_by_the_pool() {
+    const NEW: usize = 64;
+    let rows = [F8E4M3(0x38); NEW * 16];
+    let taken = |pages: usize, slots: &[i64]| {
+        let mut pool = vec![F8E4M3(0); pages * 16 * 16];
+        let pool = TensorMut::new(&mut pool, [pages, 16, 1, 16]).unwrap();
+        let rows = TensorRef::new(&rows, [slots.len(), 1, 16]).unwrap();
+        let before = BYTES.get();
+        append_rows(&rows, slots, pool).unwrap();
+        BYTES.get() - before
+    };
+    let scattered: Vec<i64> = (0..NEW as i64).map(|token| 1000 - token * 7).collect();
+    let ascending: Vec<i64> = (0..NEW as i64).collect();
+    for pages in [64, 65_536] {
+        assert_eq!(taken(pages, &[pages as i64 * 16 - 1]), 0);
+        assert_eq!(taken(pages, &ascending), 0);
+        // Sorted by place and index to see whether two meet, in a list that grows by doubling.
+        let bytes = taken(pages, &scattered);
+        assert!((NEW * 16..=NEW * 64).contains(&bytes), "{bytes} bytes");
+    }
 }

@@ -117,10 +117,7 @@ fn the_makespan_is_near_its_bound() {
         let lengths = lengths(&mut random);
         let batch = batch(&lengths);
         let mut schedule = |split| {
-            let options = PlanOptions {
-                split,
-                ..PlanOptions::default()
-            };
+            let options = PlanOptions::default().with_split(split);
             planner
                 .plan(&spec, &batch, &device, &options)
                 .unwrap()

@@ -17,8 +17,8 @@ use tandem_attn::{
     Error,
     abi::MergeRow,
     exec::gpu::{
-        DeviceArray, DeviceTensor, Gpu, KvPool, PartialStates, Swizzle, TensorMap, Workspace,
-        WorkspaceOptions,
+        DeviceArray, DeviceTensor, Gpu, Image, KvPool, MODULES, Module, PartialStates, Stream,
+        Swizzle, TensorMap, Workspace, WorkspaceOptions,
     },
     plan::{Bound, PlanOptions, Planner},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
@@ -168,7 +168,8 @@ fn each_gpu_gets_its_modules() {
         ("compute=100", "sm_80"),
     ] {
         if with_driver("each_gpu_gets_its_modules", settings) {
-            assert_eq!(Gpu::new(0).unwrap().arch(), arch);
+            let gpu = Gpu::builder().compile_ptx(&mut |_| {}).build(0);
+            assert_eq!(gpu.unwrap().arch(), arch);
         }
     }
 }
@@ -179,7 +180,10 @@ fn ptx_newer_than_the_driver() {
         "ptx_newer_than_the_driver",
         "cubin=200 ptx=222 version=11040",
     ) {
-        let error = Gpu::new(0).unwrap_err();
+        let error = Gpu::builder()
+            .compile_ptx(&mut |_| {})
+            .build(0)
+            .unwrap_err();
         let Error::PtxTooNew {
             arch: "sm_90a",
             ptx: (8, _),
@@ -193,11 +197,50 @@ fn ptx_newer_than_the_driver() {
 }
 
 #[test]
-fn a_refused_cubin_falls_back_to_ptx() {
-    for settings in ["cubin=200", "cubin=209"] {
-        if with_driver("a_refused_cubin_falls_back_to_ptx", settings) {
-            assert!(Gpu::new(0).is_ok());
+fn nothing_is_compiled_unless_asked_for() {
+    // Refused machine code, and a generation that has none.
+    for (settings, is_refused) in [
+        ("cubin=200", true),
+        ("cubin=209", true),
+        ("compute=100", false),
+    ] {
+        if with_driver("nothing_is_compiled_unless_asked_for", settings) {
+            let error = Gpu::new(0).unwrap_err();
+            let Error::NoMachineCode { refused, .. } = &error else {
+                panic!("{error:?}")
+            };
+            assert_eq!(refused.is_some(), is_refused, "{error}");
+            assert!(error.to_string().contains("compile_ptx"), "{error}");
+
+            let mut compiled = Vec::new();
+            let gpu = Gpu::builder()
+                .compile_ptx(&mut |step| compiled.push(step))
+                .build(0)
+                .unwrap();
+            let modules = MODULES.iter().filter(|module| module.arch == gpu.arch());
+            let families: Vec<_> = modules.map(|module| module.family).collect();
+            assert_eq!(
+                compiled.iter().map(|step| step.family).collect::<Vec<_>>(),
+                families,
+                "each module is announced once"
+            );
+            assert_eq!(compiled[0].number, 1);
+            assert_eq!(compiled[0].of, families.len());
         }
+    }
+}
+
+#[test]
+fn damaged_kernels_are_refused() {
+    if with_driver("damaged_kernels_are_refused", "compute=90") {
+        let damaged = [Module {
+            arch: "sm_90a",
+            family: "all",
+            ptx: Image::raw(b""),
+            cubin: Some(Image::zstd(b"not zstd", 100)),
+        }];
+        let error = Gpu::builder().modules(&damaged).build(0).unwrap_err();
+        assert!(matches!(error, Error::DamagedKernels { .. }), "{error:?}");
     }
 }
 
@@ -205,7 +248,10 @@ fn a_refused_cubin_falls_back_to_ptx() {
 fn a_refused_module() {
     for settings in ["cubin=200 ptx=218", "cubin=2"] {
         if with_driver("a_refused_module", settings) {
-            let error = Gpu::new(0).unwrap_err();
+            let error = Gpu::builder()
+                .compile_ptx(&mut |_| {})
+                .build(0)
+                .unwrap_err();
             let Error::ModuleRefused {
                 code: 218 | 2, log, ..
             } = &error
@@ -251,9 +297,9 @@ fn call_both(gpu: &Gpu, target: u64) -> [Result<(), Error>; 2] {
                 DeviceArray::new(A, 4),
                 &out,
                 None,
-                ptr::null_mut(),
+                Stream::DEFAULT,
             ),
-            gpu.append_paged_kv(&spec, &pool, slots, &new, &new, ptr::null_mut()),
+            gpu.append_paged_kv(&spec, &pool, slots, &new, &new, Stream::DEFAULT),
         ]
     }
 }
@@ -350,10 +396,10 @@ fn a_driver_without_tensor_maps() {
 fn the_context_of_the_thread_stays() {
     if with_driver("the_context_of_the_thread_stays", "devices=1") {
         let current = || {
-            let mut context = ptr::null_mut();
+            let mut context = libcuda::Context::NULL;
             // SAFETY: writes one pointer.
-            let _ = unsafe { cust::sys::cuCtxGetCurrent(&mut context) };
-            context.addr()
+            let _ = unsafe { libcuda::cuCtxGetCurrent(&mut context) };
+            context.as_raw().addr()
         };
         let gpu = Gpu::new(0).unwrap();
         assert_eq!(
@@ -362,7 +408,9 @@ fn the_context_of_the_thread_stays() {
             "none was current before, so the primary one is now"
         );
         // SAFETY: the fake driver only stores it.
-        let _ = unsafe { cust::sys::cuCtxSetCurrent(ptr::without_provenance_mut(5)) };
+        let _ = unsafe {
+            libcuda::cuCtxSetCurrent(libcuda::Context::from_raw(ptr::without_provenance_mut(5)))
+        };
         assert!(Gpu::new(0).is_ok());
         assert_eq!(call_both(&gpu, A), [Ok(()), Ok(())]);
         assert_eq!(current(), 5, "another one was current, and is again");
@@ -397,7 +445,7 @@ fn a_run_is_refused_before_anything_is_launched() {
         .unwrap();
     let q = DeviceTensor::new(1 << 30, Dtype::BF16, [41, 8, 128]);
     let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 20, 1 << 30, 1 << 30);
-    let stream = ptr::null_mut();
+    let stream = Stream::DEFAULT;
     let run = |workspace: &mut Workspace, q: &DeviceTensor<3>, pools: &[KvPool]| {
         // SAFETY: nothing is there to be touched.
         unsafe { gpu.run(workspace, q, pools, q, None, stream) }
@@ -416,7 +464,8 @@ fn a_run_is_refused_before_anything_is_launched() {
             expected: 1
         }
     );
-    let few = KvPool { pages: 8, ..pool };
+    let mut few = pool;
+    few.pages = 8;
     let error = run(&mut workspace, &q, &[few]).unwrap_err();
     assert!(error.to_string().contains("at least 9"), "{error}");
     let f16 = DeviceTensor::new(1 << 30, Dtype::F16, [41, 8, 128]);

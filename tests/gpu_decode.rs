@@ -10,7 +10,9 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use tandem_attn::{
     Error,
-    exec::gpu::{DecodeCall, DecodeTile, DeviceArray, Family, Gpu, KvPool, PartialStates},
+    exec::gpu::{
+        DecodeCall, DecodeTile, DeviceArray, Family, Gpu, KvPool, PartialStates, Stream as Handle,
+    },
     plan::{DeviceDescription, Kernel, MergeMode, Plan, PlanOptions, Planner, SplitMode},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec, Variant},
     tensor::Element,
@@ -190,14 +192,16 @@ fn run_twice<T: Element>(
     };
     let fused = plan.merge_mode == MergeMode::Fused;
     let pages = case.batch.parts[0].table.pool_pages;
-    let kv = KvPool {
-        k: k.address(),
-        v: v.address(),
-        dtype: T::DTYPE,
+    let page_size = pool.k_strides.page_size;
+    let kv = KvPool::new(
+        spec,
+        KvLayout::Nhd,
+        page_size,
         pages,
-        k_strides: pool.k_strides,
-        v_strides: pool.v_strides,
-    };
+        k.address(),
+        v.address(),
+    )
+    .with_strides(pool.k_strides, pool.v_strides);
     let stream = Stream::new();
     let merge_rows = DeviceArray::new(merges.address(), plan.merges.len());
     let results = (0..2)
@@ -369,7 +373,7 @@ fn what_is_wrong_is_said() {
         record: None,
     };
     // SAFETY: refused before anything is launched.
-    let error = unsafe { gpu.decode(&call, std::ptr::null_mut()) };
+    let error = unsafe { gpu.decode(&call, Handle::DEFAULT) };
     let error = error.expect_err("a head dimension of 96");
     assert!(matches!(error, Error::Extent { got: 96, .. }), "{error}");
 }

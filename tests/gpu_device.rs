@@ -7,7 +7,7 @@ use std::ptr;
 use common::{Memory, Rng, Stream};
 use cust::sys;
 use tandem_attn::{
-    exec::gpu::{CUstream, Gpu, KvPool, Swizzle, TensorMap},
+    exec::gpu::{Gpu, KvPool, Stream as Handle, Swizzle, TensorMap},
     problem::{Dtype, KvLayout, Spec},
 };
 
@@ -33,7 +33,7 @@ impl Append {
         }
     }
 
-    fn queue(&self, gpu: &Gpu, stream: CUstream) {
+    fn queue(&self, gpu: &Gpu, stream: Handle) {
         let k = self.pool.address();
         let v = k + (TOKENS * 2 * 64 * 2) as u64;
         let pool = KvPool::new(&self.spec, KvLayout::Nhd, 8, 5, k, v);
@@ -59,7 +59,7 @@ fn two_handles_and_other_threads_share_the_context() {
     std::thread::scope(|scope| {
         // This thread has no context of its own.
         scope
-            .spawn(|| append.queue(&second, ptr::null_mut()))
+            .spawn(|| append.queue(&second, Handle::DEFAULT))
             .join()
             .unwrap();
     });
@@ -84,9 +84,15 @@ fn a_captured_call_replays() {
     let ok = sys::CUresult::CUDA_SUCCESS;
     // SAFETY: the stream lives; graph and instance are made before they are used.
     unsafe {
-        assert_eq!(sys::cuStreamBeginCapture_v2(stream.0, mode), ok);
+        assert_eq!(
+            sys::cuStreamBeginCapture_v2(stream.0.as_raw().cast(), mode),
+            ok
+        );
         append.queue(gpu, stream.0);
-        assert_eq!(sys::cuStreamEndCapture(stream.0, &mut graph), ok);
+        assert_eq!(
+            sys::cuStreamEndCapture(stream.0.as_raw().cast(), &mut graph),
+            ok
+        );
         assert_eq!(
             sys::cuGraphInstantiateWithFlags(&mut instance, graph, 0),
             ok
@@ -94,7 +100,7 @@ fn a_captured_call_replays() {
     }
     assert!(!append.is_done(), "capturing runs nothing");
     // SAFETY: as above.
-    unsafe { assert_eq!(sys::cuGraphLaunch(instance, stream.0), ok) };
+    unsafe { assert_eq!(sys::cuGraphLaunch(instance, stream.0.as_raw().cast()), ok) };
     stream.wait();
     assert!(append.is_done());
     // SAFETY: neither is used any more.

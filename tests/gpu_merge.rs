@@ -9,7 +9,7 @@ use tandem_attn::{
     abi::MergeRow,
     exec::{
         cpu,
-        gpu::{Gpu, MODULES, PartialStates},
+        gpu::{Gpu, MODULES, Module, PartialStates},
     },
     problem::Dtype,
     tensor::Element,
@@ -353,12 +353,16 @@ fn ptx_compiled_by_the_driver_merges_the_same() {
     };
     let modules: Vec<_> = MODULES
         .iter()
-        .map(|&module| tandem_attn::exec::gpu::EmbeddedModule {
+        .map(|module| Module {
             cubin: None,
-            ..module
+            ..module.clone()
         })
         .collect();
-    let from_ptx = Gpu::with_modules(0, &modules).expect("the driver compiles our PTX");
+    let from_ptx = Gpu::builder()
+        .modules(&modules)
+        .compile_ptx(&mut |step| println!("{step}"))
+        .build(0)
+        .expect("the driver compiles our PTX");
     assert_eq!(from_ptx.arch(), gpu.arch());
     let case = Case::new(&Shape {
         q_heads: 3,

@@ -65,10 +65,7 @@ fn balanced_batches_are_fused_with_tiles_that_leave_room() {
     let serial = plan(
         &batch,
         "h200",
-        PlanOptions {
-            pod: PodMode::Serial,
-            ..PlanOptions::default()
-        },
+        PlanOptions::default().with_pod(PodMode::Serial),
     );
     assert_eq!(serial.pod.unwrap().mode, PodMode::Serial);
     assert_eq!(tiles(&serial, Kernel::Prefill), [Tile { m: 128, n: 128 }]);
@@ -92,10 +89,7 @@ fn prefills_give_way_where_decodes_take_longer() {
 #[test]
 fn one_after_the_other_prefills_are_cut_as_if_they_were_alone() {
     let prefill_items = |decodes| {
-        let options = PlanOptions {
-            pod: PodMode::Serial,
-            ..PlanOptions::default()
-        };
+        let options = PlanOptions::default().with_pod(PodMode::Serial);
         let plan = plan(&batch(256, 16384, decodes, 16384), "h200", options);
         let groups = plan.groups.iter();
         let prefills = groups.filter(|group| group.kernel == Kernel::Prefill);
@@ -132,10 +126,7 @@ fn small_prefills_beside_many_decodes_are_not_worth_a_fused_shape() {
     .pod
     .unwrap();
     assert_eq!((without.mode, without.config), (PodMode::Serial, None));
-    let asked = PlanOptions {
-        pod: PodMode::Fused,
-        ..PlanOptions::default()
-    };
+    let asked = PlanOptions::default().with_pod(PodMode::Fused);
     assert_eq!(
         plan(&batch(1024, 4096, 20, 4096), "rtx4090", asked)
             .pod
@@ -179,10 +170,7 @@ fn tickets_are_in_proportion_to_the_work() {
     assert_eq!(made.unwrap().pod.unwrap().tickets, expected);
 
     // On an A100 a CTA runs several decodes side by side, with the paper's small tile.
-    let asked = PlanOptions {
-        pod: PodMode::Fused,
-        ..PlanOptions::default()
-    };
+    let asked = PlanOptions::default().with_pod(PodMode::Fused);
     let ampere = plan(&batch, "a100", asked);
     assert!(
         tiles(&ampere, Kernel::Decode)
@@ -199,10 +187,7 @@ fn tickets_are_in_proportion_to_the_work() {
 fn one_kernel_by_tickets_is_taken_where_asked_for_or_where_there_is_no_other() {
     let batch = batch(1024, 12288, 80, 12288);
     let of = |device: &str, pod| {
-        let options = PlanOptions {
-            pod,
-            ..PlanOptions::default()
-        };
+        let options = PlanOptions::default().with_pod(pod);
         let made = plan(&batch, device, options);
         let device = DeviceDescription::named(device).unwrap();
         let pod = made.pod.unwrap();
@@ -227,10 +212,7 @@ fn prefill_splits_are_limited_beside_decodes() {
         groups.map(|group| plan.units_of(group)).sum::<u32>()
     };
     let uncut = |batch: &Batch| {
-        let options = PlanOptions {
-            split: SplitMode::Off,
-            ..PlanOptions::default()
-        };
+        let options = PlanOptions::default().with_split(SplitMode::Off);
         prefill_units(&plan(batch, "h200", options))
     };
     // Three tiles of 48 tokens × 4 heads against 64 K keys: 24 units on 132 SMs.
@@ -246,4 +228,57 @@ fn prefill_splits_are_limited_beside_decodes() {
     let split = plan(&few, "h200", PlanOptions::default());
     let units = prefill_units(&split);
     assert!(units > uncut(&few) && units <= 2 * 132, "{split}");
+}
+
+/// The forecast decides, the table of a plan prints it, and its picture ends there: one number.
+#[test]
+fn a_schedule_takes_what_the_forecast_says() {
+    for device in DeviceDescription::names() {
+        let description = DeviceDescription::named(device).unwrap();
+        for mode in [
+            PodMode::Auto,
+            PodMode::Serial,
+            PodMode::Streams,
+            PodMode::Fused,
+            PodMode::Tickets,
+        ] {
+            for batch in [
+                batch(1024, 12288, 80, 12288),
+                batch(512, 4096, 3, 300),
+                batch(64, 64, 200, 8192),
+            ] {
+                let options = PlanOptions::default().with_pod(mode);
+                let plan = plan(&batch, device, options);
+                let pod = plan.pod.unwrap();
+                let schedule = plan.schedule(&description);
+                assert_eq!(
+                    schedule.makespan_ns,
+                    pod.forecast.of(pod.mode),
+                    "{device} {mode:?}"
+                );
+                let ends = schedule.spans.iter().map(|span| span.end_ns);
+                let last = ends.fold(0.0, f64::max);
+                assert_eq!(last, schedule.makespan_ns, "{device} {mode:?}");
+                assert!(schedule.busy() > 0.0 && schedule.busy() <= 1.0 + 1e-9);
+
+                // CTAs of one operation each where they overlap, and the work of both is drawn.
+                let kernel_of = |item: u32| {
+                    let mut groups = plan.groups.iter();
+                    groups
+                        .find(|group| group.items.contains(&item))
+                        .unwrap()
+                        .kernel
+                };
+                let overlap = pod.mode != PodMode::Serial;
+                assert_eq!(schedule.prefill_ctas > 0, overlap);
+                for span in &schedule.spans {
+                    let of_prefill = kernel_of(span.item) == Kernel::Prefill;
+                    assert!(!overlap || (span.cta < schedule.prefill_ctas) == of_prefill);
+                    assert!(span.cta < schedule.ctas && span.begin_ns < span.end_ns);
+                }
+                let units: u32 = plan.groups.iter().map(|group| plan.units_of(group)).sum();
+                assert_eq!(schedule.spans.len(), units as usize);
+            }
+        }
+    }
 }

@@ -14,11 +14,9 @@ const PAGE: u32 = 16;
 fn plan(tree: &Tree, spec: &Spec, packing: PackRule, device: &DeviceDescription) -> Plan {
     let batch = tree.batch(PAGE);
     batch.check(spec).unwrap();
-    let options = PlanOptions {
-        packing,
-        split: SplitMode::Off,
-        ..PlanOptions::default()
-    };
+    let options = PlanOptions::default()
+        .with_packing(packing)
+        .with_split(SplitMode::Off);
     let plan = Planner::new().plan(spec, &batch, device, &options).unwrap();
     assert_eq!(plan.verify(&batch), Ok(()));
     plan

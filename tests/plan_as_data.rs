@@ -94,10 +94,7 @@ fn bounds_layouts_and_schedules_are_data_too() {
     )
     .unwrap();
     let layout = WorkspaceLayout::new(&spec, &bound);
-    let options = PlanOptions {
-        bound: Some(bound),
-        ..options
-    };
+    let options = options.with_bound(bound);
     let json = serde_json::to_string(&(options, &layout)).unwrap();
     assert_eq!(
         serde_json::from_str::<(PlanOptions, WorkspaceLayout)>(&json).unwrap(),

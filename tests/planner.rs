@@ -193,7 +193,7 @@ proptest! {
         states_per_token in 2u32..9,
     ) {
         let batch = if in_parts { composed(&batch) } else { batch };
-        let options = PlanOptions { packing, split, pod, ..PlanOptions::default() };
+        let options = PlanOptions::default().with_packing(packing).with_split(split).with_pod(pod);
         let mut planner = Planner::with_rules(rules);
         let plan = planner.plan(&spec, &batch, &device, &options).unwrap();
         prop_assert_eq!(plan.verify(&batch), Ok(()));
@@ -204,16 +204,14 @@ proptest! {
         planner.plan_into(&spec, &batch, &device, &options, &mut plan.clone()).unwrap();
 
         // Within a bound that was known before.
-        let limits = BatchLimits {
-            requests: batch.requests() as u32,
-            query_tokens: batch.total_q(),
-            page_ids: plan.page_ids.len() as u32,
-            kv_len: (0..batch.requests()).map(|request| batch.kv_len(request)).max().unwrap_or(0) as u32,
-            parts: batch.parts.len() as u32,
-            states_per_token,
-        };
+        let kv_len = (0..batch.requests()).map(|request| batch.kv_len(request)).max();
+        let limits = BatchLimits::decodes(batch.requests() as u32, kv_len.unwrap_or(0) as u32, 1)
+            .with_query_tokens(batch.total_q())
+            .with_page_ids(plan.page_ids.len() as u32)
+            .with_parts(batch.parts.len() as u32)
+            .with_states_per_token(states_per_token);
         let bound = Bound::new(&spec, &device, &options, &limits).unwrap();
-        let within = PlanOptions { bound: Some(bound), ..options };
+        let within = options.with_bound(bound);
         let bounded = planner.plan(&spec, &batch, &device, &within).unwrap();
         prop_assert_eq!(bounded.verify(&batch), Ok(()));
         prop_assert_eq!(bound.check(&Bound::of(&bounded)), Ok(()));
@@ -234,7 +232,7 @@ proptest! {
     ) {
         let batch = if in_parts { composed(&batch) } else { batch };
         let device = DeviceDescription::named("h200").unwrap();
-        let options = PlanOptions { packing, split, ..PlanOptions::default() };
+        let options = PlanOptions::default().with_packing(packing).with_split(split);
         let mut planner = Planner::new();
         let plan = planner.plan(&spec, &batch, &device, &options).unwrap();
         prop_assert_eq!(plan.clone().grow(&batch), plan.growable.then_some(Update::Kept));
@@ -291,7 +289,7 @@ proptest! {
     ) {
         let device = DeviceDescription::named("h200").unwrap();
         let split = SplitMode::Fixed { tokens: chunks * 192 };
-        let options = PlanOptions { split, ..PlanOptions::default() };
+        let options = PlanOptions::default().with_split(split);
         let mut planner = Planner::new();
         let mut plan = planner.plan(&spec, &batch, &device, &options).unwrap();
         let mut batch = batch;
@@ -325,7 +323,7 @@ proptest! {
             return Ok(()); // an assumption would end the long run: too many cases are rejected
         }
         let split = SplitMode::Fixed { tokens: chunks * 192 };
-        let options = PlanOptions { split, pod, ..PlanOptions::default() };
+        let options = PlanOptions::default().with_split(split).with_pod(pod);
         let plan = Planner::new().plan(&spec, &batch, &device, &options).unwrap();
         let request = request.index(batch.requests());
         let alone = only(&batch, request);
@@ -384,10 +382,7 @@ fn who_merges_is_chosen_by_tiles_and_merges() {
             table.push(&(first..first + pages).collect::<Vec<_>>(), len);
             qo_indptr.push(qo_indptr[index] + count);
         }
-        let options = PlanOptions {
-            split,
-            ..PlanOptions::default()
-        };
+        let options = PlanOptions::default().with_split(split);
         let batch = Batch::new(qo_indptr, table);
         Planner::new()
             .plan(&spec, &batch, &device, &options)

@@ -72,11 +72,9 @@ pub fn compare(gpu: &Gpu, timer: &Timer, pool: &Pool, trees: &[Tree]) {
             let steps = WAYS.map(|(_, change, packing, split)| {
                 let mut device = device.clone();
                 change(device.decode.joint.as_mut().expect("it has joint tiles"));
-                let options = PlanOptions {
-                    packing,
-                    split,
-                    ..PlanOptions::default()
-                };
+                let options = PlanOptions::default()
+                    .with_packing(packing)
+                    .with_split(split);
                 let layout = KvLayout::Nhd;
                 Step::planned(gpu, (&spec, &batch), (&device, &options), pool, &q, layout)
             });

@@ -7,7 +7,7 @@ use std::{cell::RefCell, ffi::c_void, ptr, time::Duration};
 use cust::sys;
 use half::f16;
 use tandem_attn::{
-    exec::gpu::{CUstream, DeviceTensor, Gpu, KvPool, Workspace, WorkspaceOptions},
+    exec::gpu::{DeviceTensor, Gpu, KvPool, Stream as Handle, Workspace, WorkspaceOptions},
     plan::{Bound, DeviceDescription, Plan, PlanOptions, Planner},
     problem::{Batch, Dtype, KvLayout, Spec},
 };
@@ -47,7 +47,7 @@ impl Pool {
     }
 
     /// Reads so many bytes of the keys as fast as that can be done.
-    pub fn read(&self, gpu: &Gpu, bytes: usize, stream: CUstream) {
+    pub fn read(&self, gpu: &Gpu, bytes: usize, stream: Handle) {
         assert!(bytes <= self.bytes);
         // SAFETY: inside the pool; of the values, four bytes may become others.
         unsafe { gpu.read_all(self.k.address(), bytes, self.v.address(), stream) }
@@ -138,7 +138,7 @@ impl<'a> Step<'a> {
     }
 
     /// Queues everything on `stream`.
-    pub fn enqueue(&self, stream: CUstream) {
+    pub fn enqueue(&self, stream: Handle) {
         let workspace = &mut *self.workspace.borrow_mut();
         // SAFETY: everything lives until the stream was waited for.
         unsafe {
@@ -226,7 +226,7 @@ impl Timer {
     }
 
     /// Microseconds of what `enqueue` queues, behind a flush.
-    fn once(&self, flush: bool, enqueue: impl FnOnce(CUstream)) -> f64 {
+    fn once(&self, flush: bool, enqueue: impl FnOnce(Handle)) -> f64 {
         let mut milliseconds = 0.0;
         // SAFETY: all handles live.
         unsafe {
@@ -235,12 +235,15 @@ impl Timer {
                     self.flush.address(),
                     1,
                     FLUSH / 4,
-                    self.stream.0,
+                    self.stream.0.as_raw().cast(),
                 ));
             }
-            ok(sys::cuEventRecord(self.begin, self.stream.0));
+            ok(sys::cuEventRecord(
+                self.begin,
+                self.stream.0.as_raw().cast(),
+            ));
             enqueue(self.stream.0);
-            ok(sys::cuEventRecord(self.end, self.stream.0));
+            ok(sys::cuEventRecord(self.end, self.stream.0.as_raw().cast()));
             ok(sys::cuEventSynchronize(self.end));
             ok(sys::cuEventElapsedTime(
                 &mut milliseconds,
@@ -257,13 +260,13 @@ impl Timer {
             .iter()
             .map(|step| |stream| step.enqueue(stream))
             .collect();
-        let ways: Vec<&dyn Fn(CUstream)> = steps.iter().map(|step| step as _).collect();
+        let ways: Vec<&dyn Fn(Handle)> = steps.iter().map(|step| step as _).collect();
         self.medians_of(&ways, times)
     }
 
     /// Medians of what `ways` queue, in turn, L2 flushed. Each runs once before, uncounted: a kernel that another one
     /// drove out of the instruction caches is up to 5 µs slower, and peers are timed one after the other.
-    pub fn medians_of(&self, ways: &[&dyn Fn(CUstream)], times: usize) -> Vec<f64> {
+    pub fn medians_of(&self, ways: &[&dyn Fn(Handle)], times: usize) -> Vec<f64> {
         in_turn(ways, 2, times, |way| {
             way(self.stream.0);
             self.once(true, way)
@@ -271,25 +274,25 @@ impl Timer {
     }
 
     /// Median of what `enqueue` queues, not flushed.
-    pub fn median(&self, times: usize, enqueue: &dyn Fn(CUstream)) -> f64 {
+    pub fn median(&self, times: usize, enqueue: &dyn Fn(Handle)) -> f64 {
         in_turn(&[enqueue], 1, times, |way| self.once(false, way))[0]
     }
 
     /// What comes on `other` waits for what is on `stream`.
-    pub fn fork(&self, stream: CUstream, other: &Stream) {
+    pub fn fork(&self, stream: Handle, other: &Stream) {
         self.after(other.0, stream);
     }
 
     /// What comes on `stream` waits for what is on `other`.
-    pub fn join(&self, stream: CUstream, other: &Stream) {
+    pub fn join(&self, stream: Handle, other: &Stream) {
         self.after(stream, other.0);
     }
 
-    fn after(&self, later: CUstream, earlier: CUstream) {
+    fn after(&self, later: Handle, earlier: Handle) {
         // SAFETY: all handles live.
         unsafe {
-            ok(sys::cuEventRecord(self.order, earlier));
-            ok(sys::cuStreamWaitEvent(later, self.order, 0));
+            ok(sys::cuEventRecord(self.order, earlier.as_raw().cast()));
+            ok(sys::cuStreamWaitEvent(later.as_raw().cast(), self.order, 0));
         }
     }
 
@@ -305,7 +308,9 @@ impl Timer {
             unsafe { step.gpu.read_all(other, FLUSH, other, self.stream.0) }
                 .expect("can be launched");
             // SAFETY: the function touches nothing.
-            ok(unsafe { sys::cuLaunchHostFunc(self.stream.0, Some(pause), ptr::null_mut()) });
+            ok(unsafe {
+                sys::cuLaunchHostFunc(self.stream.0.as_raw().cast(), Some(pause), ptr::null_mut())
+            });
             self.once(false, |stream| step.enqueue(stream))
         })
     }
@@ -325,13 +330,16 @@ impl Timer {
         // SAFETY: all handles live; the capture sees launches alone.
         unsafe {
             ok(sys::cuStreamBeginCapture_v2(
-                self.stream.0,
+                self.stream.0.as_raw().cast(),
                 sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
             ));
             for _ in 0..STEPS {
                 step.enqueue(self.stream.0);
             }
-            ok(sys::cuStreamEndCapture(self.stream.0, &mut graph));
+            ok(sys::cuStreamEndCapture(
+                self.stream.0.as_raw().cast(),
+                &mut graph,
+            ));
             ok(sys::cuGraphInstantiate_v2(
                 &mut executable,
                 graph,
@@ -341,8 +349,9 @@ impl Timer {
             ));
             let times = (0..9)
                 .map(|_| {
-                    self.once(false, |stream| ok(sys::cuGraphLaunch(executable, stream)))
-                        / f64::from(STEPS)
+                    self.once(false, |stream| {
+                        ok(sys::cuGraphLaunch(executable, stream.as_raw().cast()))
+                    }) / f64::from(STEPS)
                 })
                 .collect();
             let _ = sys::cuGraphExecDestroy(executable);

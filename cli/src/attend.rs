@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use tandem_attn::plan::{PlanOptions, Planner};
 
 use crate::{
-    Failure, backend, output,
+    Failure, backend, input,
+    output::{self, Files, Force},
     table::{counted, digits, scaled},
 };
 
@@ -40,6 +41,8 @@ pub struct Args {
     /// Where to run
     #[arg(long, value_enum, default_value = "auto")]
     backend: backend::Choice,
+    #[command(flatten)]
+    force: Force,
 }
 
 /// Runs it.
@@ -47,14 +50,12 @@ pub struct Args {
 /// # Errors
 /// Wrong input, a missing backend, or an output that cannot be written; nothing is written then.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let bytes = std::fs::read(&args.input).map_err(|error| Failure::Read {
-        path: args.input.clone(),
-        error,
-    })?;
+    let files = Files::new().reads([&args.input]).writes([&args.output]);
+    files.check(args.force)?;
+    let bytes = input::tensors(&args.input)?;
     let step = tensors::read(&bytes)
         .map_err(|reason| Failure::Input(format!("{}: {reason}", args.input.display())))?;
     drop(bytes);
-    output::check_writable(&args.output)?;
     let mut backend = backend::open(args.backend)?;
     let device = backend.device();
     let plan = Planner::new()

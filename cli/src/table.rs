@@ -21,7 +21,8 @@ impl Table {
 
     /// Appends a row; missing cells stay empty.
     pub fn push(&mut self, row: impl IntoIterator<Item = String>) {
-        self.rows.push(row.into_iter().collect());
+        let cells = row.into_iter().map(|cell| visible(&cell, false));
+        self.rows.push(cells.collect());
     }
 
     /// The table as text: no line is longer than [`WIDTH`], for which the first column gives way.
@@ -53,6 +54,22 @@ impl Table {
         }
         text
     }
+}
+
+/// The text with control characters as their escapes: names from files do not steer the terminal.
+#[must_use]
+pub fn visible(text: &str, keep_lines: bool) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        // Marks that turn the direction of writing are no control characters, and hide as much.
+        let turns = matches!(c, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        match c {
+            '\n' if keep_lines => shown.push(c),
+            c if c.is_control() || turns => shown.extend(c.escape_default()),
+            c => shown.push(c),
+        }
+    }
+    shown
 }
 
 /// The text, or its beginning and its end with `…` between them.
@@ -150,6 +167,13 @@ mod tests {
         assert_eq!(scaled(12.0, "B"), "12.0 B");
         let times = [0.0, 123.0, 12_340.0, 999_900.0, 2.5e9].map(time);
         assert_eq!(times, ["0 µs", "0.123 µs", "12.3 µs", "1.00 ms", "2.50 s"]);
+    }
+
+    #[test]
+    fn control_characters_are_shown() {
+        let name = "a\u{1b}[31m\nb\u{202e}";
+        assert_eq!(visible(name, false), "a\\u{1b}[31m\\nb\\u{202e}");
+        assert_eq!(visible("a\nµ", true), "a\nµ");
     }
 
     #[test]

@@ -11,7 +11,7 @@ mod view;
 pub use pool::{OutOfPages, PageCopy, PagePool};
 pub use radix::{Pin, PrefixCache};
 pub use sequence::Sequence;
-pub use view::{KvView, KvViewMut};
+pub use view::{KvTensors, KvView, KvViewMut};
 
 #[cfg(test)]
 mod tests;

@@ -5,8 +5,8 @@ use std::ops::Range;
 use kernels_gpu::abi::KvStrides;
 
 use crate::{
-    problem::{KvLayout, PageTable, Spec},
-    tensor::{Element, ShapeError},
+    problem::{KvLayout, Spec},
+    tensor::{Element, ShapeError, TensorRef},
 };
 
 /// Keys and values of a page pool, to read.
@@ -47,17 +47,22 @@ impl<'a, T: Element> KvView<'a, T> {
 
     /// Keys and values of a page behind each other: `[pages, 2, …]`.
     ///
-    /// # Panics
-    /// If keys and values differ in head dimension, or the pool is not a whole number of pages.
-    #[must_use]
-    pub fn paired(spec: &Spec, layout: KvLayout, page_size: u32, pool: &'a [T]) -> Self {
-        let (strides, half) = paired_strides(spec, layout, page_size, pool.len());
-        Self {
+    /// # Errors
+    /// [`ShapeError::Unpaired`] where keys and values differ in head dimension, [`ShapeError::PartOfPage`] where
+    /// the pool is not a whole number of pages.
+    pub fn paired(
+        spec: &Spec,
+        layout: KvLayout,
+        page_size: u32,
+        pool: &'a [T],
+    ) -> Result<Self, ShapeError> {
+        let (strides, half) = paired_strides(spec, layout, page_size, pool.len())?;
+        Ok(Self {
             k: pool,
             v: &pool[half.min(pool.len())..],
             k_strides: strides,
             v_strides: strides,
-        }
+        })
     }
 
     /// The same memory as pages of one token, for token-level parts: token `t` of page `p` is page
@@ -188,58 +193,21 @@ impl<'a, T: Element> KvViewMut<'a, T> {
         }
     }
 
-    /// Writes keys and values (`[tokens, kv_heads, head_dim]` each) to the positions from `first` on of a
-    /// row block of `table`.
-    ///
-    /// # Panics
-    /// If the lengths of `k` and `v` do not agree, or a position is not in the table.
-    pub fn write(
-        &mut self,
-        spec: &Spec,
-        table: &PageTable,
-        row_block: usize,
-        first: u32,
-        k: &[T],
-        v: &[T],
-    ) {
-        let heads = spec.kv_heads as usize;
-        let (qk, dim_v) = (spec.head_dim_qk as usize, spec.head_dim_v as usize);
-        let tokens = k.len() / (heads * qk);
-        assert_eq!(
-            (k.len(), v.len()),
-            (tokens * heads * qk, tokens * heads * dim_v),
-            "lengths of k and v"
-        );
-        let end = first as usize + tokens;
-        assert!(
-            end <= table.kv_len(row_block) as usize,
-            "position {end} is past the table's keys"
-        );
-        let pages = table.pages(row_block);
-        for (token, (k, v)) in k
-            .chunks(heads * qk)
-            .zip(v.chunks(heads * dim_v))
-            .enumerate()
-        {
-            let position = first + token as u32;
-            let (page, offset) = (
-                pages[(position / table.page_size) as usize],
-                position % table.page_size,
-            );
-            for (head, (k, v)) in k.chunks(qk).zip(v.chunks(dim_v)).enumerate() {
-                let at = |strides, dim| row(strides, page, offset, head as u32, dim);
-                self.k[at(self.k_strides, spec.head_dim_qk)].copy_from_slice(k);
-                self.v[at(self.v_strides, spec.head_dim_v)].copy_from_slice(v);
-            }
-        }
-    }
-
     /// Copies page `from` to page `to`, all heads: what a copy-on-write asks for.
-    pub fn copy_page(&mut self, spec: &Spec, from: u32, to: u32) {
+    ///
+    /// # Errors
+    /// [`ShapeError::NoPage`] where one of them is not in the pool; nothing is written then.
+    pub fn copy_page(&mut self, spec: &Spec, from: u32, to: u32) -> Result<(), ShapeError> {
         let tensors = [
             (&mut *self.k, self.k_strides, spec.head_dim_qk),
             (&mut *self.v, self.v_strides, spec.head_dim_v),
         ];
+        for (pool, strides, head_dim) in &tensors {
+            let pages = pages_in(pool.len(), *strides, spec.kv_heads, *head_dim);
+            if let Some(got) = [from, to].into_iter().find(|&page| page >= pages) {
+                return Err(ShapeError::NoPage { got, pages });
+            }
+        }
         for (pool, strides, head_dim) in tensors {
             for offset in 0..strides.page_size {
                 for head in 0..spec.kv_heads {
@@ -248,6 +216,32 @@ impl<'a, T: Element> KvViewMut<'a, T> {
                 }
             }
         }
+        Ok(())
+    }
+}
+
+/// Keys and values of a page pool whose element type is known when the program runs, to read.
+///
+/// Both are `[pages, page_size, kv_heads, head_dim]`, whatever their order in memory: a pool of
+/// [`KvLayout::Hnd`] is given with its middle axes [exchanged](TensorRef::swap_axes).
+#[derive(Clone, Copy, Debug)]
+pub struct KvTensors<'a> {
+    /// The keys.
+    pub k: TensorRef<'a, 4>,
+    /// The values.
+    pub v: TensorRef<'a, 4>,
+}
+
+/// Whole pages in so many elements.
+fn pages_in(elements: usize, strides: KvStrides, heads: u32, head_dim: u32) -> u32 {
+    if strides.page_size == 0 || heads == 0 {
+        return 0;
+    }
+    let page = row(strides, 0, strides.page_size - 1, heads - 1, head_dim).end;
+    match (elements.checked_sub(page), strides.page) {
+        (None, _) => 0,
+        (Some(_), 0) => 1,
+        (Some(rest), stride) => u32::try_from(rest / stride as usize + 1).unwrap_or(u32::MAX),
     }
 }
 
@@ -259,23 +253,31 @@ fn row(strides: KvStrides, page: u32, offset: u32, head: u32, head_dim: u32) -> 
     start..start + head_dim as usize
 }
 
-fn paired_strides(spec: &Spec, layout: KvLayout, page_size: u32, len: usize) -> (KvStrides, usize) {
-    assert_eq!(
-        spec.head_dim_qk, spec.head_dim_v,
-        "paired keys and values have one head dimension"
-    );
-    let strides = layout.strides(page_size, spec.kv_heads, spec.head_dim_qk);
+fn paired_strides(
+    spec: &Spec,
+    layout: KvLayout,
+    page_size: u32,
+    len: usize,
+) -> Result<(KvStrides, usize), ShapeError> {
+    let &Spec {
+        head_dim_qk,
+        head_dim_v,
+        ..
+    } = spec;
+    if head_dim_qk != head_dim_v {
+        return Err(ShapeError::Unpaired {
+            head_dim_qk,
+            head_dim_v,
+        });
+    }
+    let strides = layout.strides(page_size, spec.kv_heads, head_dim_qk);
     let half = strides.page as usize;
-    assert!(
-        len.is_multiple_of(2 * half),
-        "{len} elements are not a whole number of pages of {}",
-        2 * half
-    );
-    (
-        KvStrides {
-            page: 2 * strides.page,
-            ..strides
-        },
-        half,
-    )
+    if !len.is_multiple_of(2 * half) {
+        return Err(ShapeError::PartOfPage {
+            got: len,
+            page: 2 * half,
+        });
+    }
+    let page = 2 * strides.page;
+    Ok((KvStrides { page, ..strides }, half))
 }

@@ -35,7 +35,7 @@ mod workspace;
 
 pub use data::{
     BatchLimits, Bound, BrokenPlan, Chunk, Join, Kernel, MergeMode, PackRule, Plan, PlanError,
-    PlanOptions, PlannedPart, PlannedRowBlock, Rules, SplitMode, Tile, TileGroup,
+    PlanOptions, PlannedPart, PlannedRowBlock, Rules, SplitMode, Tile, TileGroup, Unsupported,
 };
 pub use model::{
     DecodeDescription, DeviceDescription, Instance, JointDescription, KeyStep, PrefillDescription,

@@ -44,8 +44,8 @@ impl Planner {
     /// Plans a batch.
     ///
     /// # Errors
-    /// [`PlanError`]: a wrong specification or batch, heads that no tile of the device fits, or a bound
-    /// that the batch does not fit.
+    /// [`PlanError`]: a wrong specification or batch, heads or a tile that the device has no kernel for, or a
+    /// bound that the batch does not fit.
     pub fn plan(
         &mut self,
         spec: &Spec,

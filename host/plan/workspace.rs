@@ -23,13 +23,14 @@ impl Bound {
     /// What any plan within the limits takes, if it is made with these options and this bound.
     ///
     /// # Errors
-    /// [`PlanError::NoTile`], [`PlanError::TooLarge`].
+    /// [`PlanError::Unsupported`], [`PlanError::NoTile`], [`PlanError::TooLarge`].
     pub fn new(
         spec: &Spec,
         device: &DeviceDescription,
         options: &PlanOptions,
         limits: &BatchLimits,
     ) -> Result<Self, PlanError> {
+        device.supports_with(spec, options.decode_tile)?;
         let tiles = TileTable::new(device, spec, options.decode_tile, None)?;
         let wide = |number: u32| u64::from(number);
         let parts = wide(limits.parts.max(1));

@@ -160,6 +160,60 @@ pub enum ProblemError {
         /// Tokens in a page.
         page_size: u32,
     },
+    /// A row block that was given fewer pages than its keys take.
+    #[error(
+        "row block {row_block} has {kv_len} keys on {got} pages of {page_size} tokens: give at least {needed} pages, \
+         or count only the keys that are there"
+    )]
+    TooFewPages {
+        /// The row block.
+        row_block: usize,
+        /// Its keys.
+        kv_len: u32,
+        /// Pages given.
+        got: usize,
+        /// Pages that the keys take.
+        needed: u32,
+        /// Tokens in a page.
+        page_size: u32,
+    },
+    /// A number that cannot be a page id.
+    #[error(
+        "page {index} of row block {row_block} is {got}: a page id is a number from 0 to 2³² − 1, and padding may \
+         only follow the pages in use"
+    )]
+    PageId {
+        /// The row block.
+        row_block: usize,
+        /// Which of its pages.
+        index: usize,
+        /// The number given.
+        got: i64,
+    },
+    /// A run of keys that ends after the memory it lies in.
+    #[error(
+        "run {run} ends at token {got}, and the memory holds {tokens}: the runs are ranges of tokens in it"
+    )]
+    RunPastEnd {
+        /// Which run.
+        run: usize,
+        /// Where it ends.
+        got: u32,
+        /// Tokens of the memory.
+        tokens: u32,
+    },
+    /// A position that has no place in a table.
+    #[error(
+        "position {got} of row block {row_block} is past its {kv_len} keys: push it with all its keys"
+    )]
+    PositionPastKeys {
+        /// The row block.
+        row_block: usize,
+        /// The position.
+        got: u32,
+        /// Keys of the row block.
+        kv_len: u32,
+    },
     /// More queries than keys under a causal mask.
     #[error(
         "row block {row_block} has {q_len} queries and only {kv_len} keys under a causal mask: append the keys \

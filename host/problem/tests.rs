@@ -1,7 +1,11 @@
 use kernels_gpu::variant::{Standard, Variant as _};
+use std::ops::Range;
+
 use proptest::prelude::*;
 
 use super::*;
+
+mod pages;
 
 /// Two requests on pages of 4: 3 new tokens of 6, and 1 of 9.
 fn batch() -> Batch {
@@ -47,7 +51,7 @@ fn lengths_and_positions() {
 
 #[test]
 fn a_cache_without_pages_has_the_largest_that_it_allows() {
-    let table = |tokens, runs: &[std::ops::Range<u32>]| PageTable::contiguous(tokens, runs);
+    let table = |tokens, runs: &[Range<u32>]| PageTable::contiguous(tokens, runs).unwrap();
     let ragged = table(100, &[0..33, 33..33, 33..100]);
     assert_eq!((ragged.page_size, ragged.pool_pages), (1, 100));
     assert_eq!(
@@ -62,6 +66,13 @@ fn a_cache_without_pages_has_the_largest_that_it_allows() {
     let spec = Spec::new(8, 2, 64);
     let batch = Batch::new(vec![0, 33, 33, 40], ragged);
     assert_eq!(batch.check(&spec), Ok(()));
+    let past = PageTable::contiguous(100, &[0..20, 30..101]).unwrap_err();
+    let right = ProblemError::RunPastEnd {
+        run: 1,
+        got: 101,
+        tokens: 100,
+    };
+    assert_eq!(past, right);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! POD-Attention's figure 7: a memory-bound and a compute-bound loop, one after the other, on two streams, and
 //! in one launch whose blocks are bound to the loops in two ways.
 //!
-//! `cargo bench -p tandem-papers --features cuda --bench overlap -- [json=FILE]`. Medians in microseconds, by CUDA events.
+//! `cargo bench -p tandem-papers --features cust --bench overlap -- [json=FILE]`. Medians in microseconds, by CUDA events.
 
 #[path = "../../tests/common/mod.rs"]
 mod common;
@@ -11,7 +11,7 @@ mod run;
 use common::{Memory, Stream};
 use kernels_gpu::{abi::LoopsParams, loops::Binding};
 use run::Timer;
-use tandem_attn::exec::gpu::{CUstream, Gpu};
+use tandem_attn::exec::gpu::{Gpu, Stream as Handle};
 
 /// Elements of each array, and blocks of each loop.
 const ELEMENTS: u32 = 1 << 28;
@@ -86,11 +86,11 @@ impl<'a> Bench<'a> {
             blocks: BLOCKS,
             binding: 0,
         };
-        let run = |binding: Binding, stream: CUstream| {
+        let run = |binding: Binding, stream: Handle| {
             // SAFETY: the arrays are as long as the parameters say and live as long as the bench.
             unsafe { self.gpu.overlap_loops(binding, params, stream) }.expect("can be launched");
         };
-        let time = |enqueue: &dyn Fn(CUstream)| self.timer.median(7, enqueue);
+        let time = |enqueue: &dyn Fn(Handle)| self.timer.median(7, enqueue);
         [
             time(&|stream| run(Binding::Memory, stream)),
             time(&|stream| run(Binding::Compute, stream)),

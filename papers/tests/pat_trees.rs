@@ -22,11 +22,9 @@ const PAGE: u32 = 16;
 fn plan(tree: &Tree, spec: &Spec, (packing, rules): Way, device: &DeviceDescription) -> Plan {
     let batch = tree.batch(PAGE);
     batch.check(spec).unwrap();
-    let options = PlanOptions {
-        packing,
-        split: SplitMode::Off,
-        ..PlanOptions::default()
-    };
+    let options = PlanOptions::default()
+        .with_packing(packing)
+        .with_split(SplitMode::Off);
     let plan = Planner::with_rules(rules)
         .plan(spec, &batch, device, &options)
         .unwrap();

@@ -19,7 +19,7 @@ use cust::{
 use half::{bf16, f16};
 use tandem_attn::{
     Error,
-    exec::gpu::{CUstream, DeviceArray, DeviceTensor, Gpu},
+    exec::gpu::{DeviceArray, DeviceTensor, Gpu, Stream as Handle},
     problem::Dtype,
     tensor::Element,
 };
@@ -52,7 +52,7 @@ pub fn gpu(test: &str) -> Option<&'static Gpu> {
 }
 
 /// A stream of its own, that the default stream does not wait for.
-pub struct Stream(pub CUstream);
+pub struct Stream(pub Handle);
 
 impl Stream {
     pub fn new() -> Self {
@@ -60,12 +60,12 @@ impl Stream {
         // SAFETY: writes one handle. 1 is CU_STREAM_NON_BLOCKING.
         let code = unsafe { sys::cuStreamCreate(&mut stream, 1) };
         assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
-        Self(stream)
+        Self(Handle::from_raw(stream.cast()))
     }
 
     pub fn wait(&self) {
         // SAFETY: the stream lives.
-        let code = unsafe { sys::cuStreamSynchronize(self.0) };
+        let code = unsafe { sys::cuStreamSynchronize(self.0.as_raw().cast()) };
         assert_eq!(
             code,
             sys::CUresult::CUDA_SUCCESS,
@@ -77,7 +77,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         // SAFETY: made by us.
-        let _ = unsafe { sys::cuStreamDestroy_v2(self.0) };
+        let _ = unsafe { sys::cuStreamDestroy_v2(self.0.as_raw().cast()) };
     }
 }
 
@@ -116,9 +116,10 @@ impl Memory {
 
     /// The values in it; all work on it must be done.
     /// Zeroes the first bytes, a multiple of four, on a stream.
-    pub fn clear_on(&self, bytes: usize, stream: CUstream) {
+    pub fn clear_on(&self, bytes: usize, stream: Handle) {
         // SAFETY: inside the memory.
-        let code = unsafe { sys::cuMemsetD32Async(self.address(), 0, bytes / 4, stream) };
+        let code =
+            unsafe { sys::cuMemsetD32Async(self.address(), 0, bytes / 4, stream.as_raw().cast()) };
         assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
     }
 

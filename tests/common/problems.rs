@@ -299,10 +299,7 @@ fn problem_of(
                 },
                 other => other,
             };
-            let options = PlanOptions {
-                split,
-                ..PlanOptions::default()
-            };
+            let options = PlanOptions::default().with_split(split);
             Problem {
                 spec,
                 batch,

@@ -174,10 +174,7 @@ fn any_split_is_no_split() {
     };
     let tensors: Tensors<f32, f32> = Tensors::random(&spec, &problem.batch, problem.layout, 3);
     let with = |split| {
-        let options = PlanOptions {
-            split,
-            ..PlanOptions::default()
-        };
+        let options = PlanOptions::default().with_split(split);
         let plan = plan_of(&Problem {
             options,
             ..problem.clone()

@@ -10,6 +10,7 @@ mod numeric;
 #[path = "../common/problems.rs"]
 mod problems;
 mod refused;
+mod strided;
 
 use half::{bf16, f16};
 use numeric::{Tolerance, compare, to_f64};

@@ -61,10 +61,7 @@ fn against_reference<Q: Element, T: Element>(
     let right = reference::attention(spec, batch, &q, &views).expect("they fit");
 
     let device = DeviceDescription::named("cpu").expect("it is built in");
-    let options = PlanOptions {
-        split,
-        ..PlanOptions::default()
-    };
+    let options = PlanOptions::default().with_split(split);
     let plan = Planner::new()
         .plan(spec, batch, &device, &options)
         .expect("the batch can be planned");

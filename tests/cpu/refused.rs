@@ -84,10 +84,7 @@ fn broken_plans_are_refused() {
     let mut table = PageTable::new(16, 64);
     table.push(&(0..40).collect::<Vec<_>>(), 640);
     table.push(&[50], 3);
-    let options = PlanOptions {
-        split: SplitMode::Fixed { tokens: 64 },
-        ..PlanOptions::default()
-    };
+    let options = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 64 });
     let problem = Problem {
         batch: Batch::new(vec![0, 20, 21], table),
         options,

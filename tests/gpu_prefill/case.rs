@@ -160,7 +160,7 @@ impl Case {
             runs.push(end..end + len);
             end += len;
         }
-        PageTable::contiguous(end.next_multiple_of(8), &runs)
+        PageTable::contiguous(end.next_multiple_of(8), &runs).expect("the runs end within")
     }
 
     /// Everything as prefill, with this tile.

@@ -13,7 +13,7 @@ use common::{
 use half::{bf16, f16};
 use proptest::prelude::*;
 use tandem_attn::{
-    exec::gpu::{DeviceTensor, Family, Gpu, KvPool, PartialStates, PrefillCall},
+    exec::gpu::{DeviceTensor, Family, Gpu, KvPool, PartialStates, PrefillCall, Stream as Handle},
     plan::{Kernel, Plan, PlanOptions, Planner},
     problem::{Dtype, KvLayout, Spec},
     tensor::Element,
@@ -262,7 +262,7 @@ fn what_no_kernel_was_made_for_is_said() {
     );
     let call = any_call(&spec, 128, &q, &pool, &memory);
     // SAFETY: nothing is launched.
-    let error = unsafe { gpu.prefill(&call, std::ptr::null_mut()) }.unwrap_err();
+    let error = unsafe { gpu.prefill(&call, Handle::DEFAULT) }.unwrap_err();
     assert!(error.to_string().contains("head dimension 96"), "{error}");
 }
 

@@ -6,7 +6,7 @@ use cust::sys;
 use half::bf16;
 use tandem_attn::{
     Error,
-    exec::gpu::{CUstream, LaunchSet, Streams, WorkspaceOptions},
+    exec::gpu::{LaunchSet, Stream as Handle, Streams, WorkspaceOptions},
     plan::{
         Bound, DeviceDescription, Kernel, MergeMode, Plan, PlanOptions, Planner, Tile, TileGroup,
         pod::PodMode,
@@ -35,9 +35,15 @@ impl Graph {
         let (mut graph, mut exec) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the stream is ours; handles are written.
         unsafe {
-            ok(sys::cuStreamBeginCapture_v2(stream.0, THIS_THREAD));
+            ok(sys::cuStreamBeginCapture_v2(
+                stream.0.as_raw().cast(),
+                THIS_THREAD,
+            ));
             work();
-            ok(sys::cuStreamEndCapture(stream.0, &mut graph));
+            ok(sys::cuStreamEndCapture(
+                stream.0.as_raw().cast(),
+                &mut graph,
+            ));
             ok(sys::cuGraphInstantiate_v2(
                 &mut exec,
                 graph,
@@ -50,9 +56,9 @@ impl Graph {
         Self(exec)
     }
 
-    fn launch(&self, stream: CUstream) {
+    fn launch(&self, stream: Handle) {
         // SAFETY: everything in it lives.
-        let code = unsafe { sys::cuGraphLaunch(self.0, stream) };
+        let code = unsafe { sys::cuGraphLaunch(self.0, stream.as_raw().cast()) };
         assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
     }
 }
@@ -158,14 +164,12 @@ fn a_graph_serves_one_plan_after_the_other() {
         let mut eager = gpu.workspace(&spec, &bound(), options.clone()).unwrap();
         options.merge_mode = merge_mode;
         let by_tickets = pod == PodMode::Tickets;
-        let plan_options = PlanOptions {
-            bound: Some(bound()),
-            merge_mode,
-            pod,
-            // That decodes are in the kernel also where there is no prefill.
-            decode_tile: by_tickets.then_some(Tile { m: 16, n: 32 }),
-            ..PlanOptions::default()
-        };
+        // By tickets with the tile that decodes are in the kernel with, also where there is no prefill.
+        let plan_options = PlanOptions::default()
+            .with_bound(bound())
+            .with_merge_mode(merge_mode)
+            .with_pod(pod)
+            .with_decode_tile(by_tickets.then_some(Tile { m: 16, n: 32 }));
         options.launches = Some(match prefills {
             true if by_tickets => LaunchSet::new().and(&hybrid(&spec, &device, &plan_options)),
             true => LaunchSet::all(&device, &spec).unwrap(),

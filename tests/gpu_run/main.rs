@@ -90,12 +90,10 @@ fn case() -> impl Strategy<Value = Case> {
                     spec,
                     batch,
                     layout,
-                    options: PlanOptions {
-                        split,
-                        merge_mode,
-                        pod,
-                        ..PlanOptions::default()
-                    },
+                    options: PlanOptions::default()
+                        .with_split(split)
+                        .with_merge_mode(merge_mode)
+                        .with_pod(pod),
                     streams,
                     family: (seed % 3 == 0).then_some(Family::Sm80),
                     sms,
@@ -216,10 +214,7 @@ fn tickets_are_drawn_anew_and_results_stay_the_same() {
             spec,
             batch: batch_of(&requests, page, 5),
             layout: KvLayout::Nhd,
-            options: PlanOptions {
-                pod: PodMode::Tickets,
-                ..PlanOptions::default()
-            },
+            options: PlanOptions::default().with_pod(PodMode::Tickets),
             streams: Streams::One,
             family,
             sms: 8,
@@ -333,10 +328,8 @@ fn what_does_not_fit_is_said_before_anything_runs() {
             expected: 1
         }
     );
-    let few = KvPool {
-        pages: 1,
-        ..device.pools[0]
-    };
+    let mut few = device.pools[0];
+    few.pages = 1;
     let error = run(&mut workspace, &device.q, &[few]).unwrap_err();
     assert!(
         error.to_string().contains("for the plan's page ids"),

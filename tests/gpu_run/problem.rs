@@ -5,7 +5,7 @@ use std::rc::Rc;
 use proptest::prelude::*;
 use tandem_attn::{
     exec::gpu::{DeviceTensor, Gpu, KvPool, Workspace},
-    problem::{Batch, Dtype, PageTable, Spec, Variant},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec, Variant},
     tensor::Element,
 };
 
@@ -98,13 +98,21 @@ impl OnDevice {
             .map(|part| (at_least_one(&part.k), at_least_one(&part.v)))
             .collect();
         let pools = parts.iter().zip(&tensors.parts).zip(&batch.parts);
-        let pools = pools.map(|(((k, v), pool), part)| KvPool {
-            k: k.address(),
-            v: v.address(),
-            dtype: T::DTYPE,
-            pages: part.table.pool_pages,
-            k_strides: pool.k_strides,
-            v_strides: pool.v_strides,
+        let pools = pools.map(|(((k, v), pool), part)| {
+            let PageTable {
+                page_size,
+                pool_pages,
+                ..
+            } = part.table;
+            KvPool::new(
+                spec,
+                KvLayout::Nhd,
+                page_size,
+                pool_pages,
+                k.address(),
+                v.address(),
+            )
+            .with_strides(pool.k_strides, pool.v_strides)
         });
         let pools = pools.collect();
         let (tokens, heads) = (batch.total_q() as usize, spec.q_heads as usize);

@@ -8,14 +8,11 @@ use std::{
 use cuda_builder::{CudaModule, build_all, ptx};
 
 use crate::{
-    Error,
+    Error, modules,
     process::{command, output},
     report::{COLUMNS, Report},
     setup, workspace,
 };
-
-#[path = "../../build/modules.rs"]
-mod modules;
 
 const TABLE: &str = "kernels-gpu/static-report.txt";
 

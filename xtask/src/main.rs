@@ -1,7 +1,11 @@
 //! The chores of tandem-attn. `cargo xtask help` lists them.
 
+mod adopt;
 mod bundle;
 mod kernels;
+#[path = "../../build/modules.rs"]
+mod modules;
+mod package;
 mod process;
 mod report;
 mod setup;
@@ -38,9 +42,17 @@ enum Chore {
         #[arg(long)]
         bless: bool,
     },
+    /// Build all kernels and write kernels-bin/, the package that programs take them from.
+    Package {
+        /// Fail where kernels-bin/ is not made from these sources.
+        #[arg(long)]
+        check: bool,
+    },
     /// Set up, check the kernels, run every test. GPU tests say that they are skipped where there is
     /// no GPU.
     Test,
+    /// Pack the workspace and build a program outside it, with the feature cuda, in an empty environment.
+    Adopt,
     /// Put the GPU tests and benchmarks into dist/, to run on a GPU host that has no Rust.
     Bundle,
 }
@@ -49,7 +61,9 @@ fn main() -> ExitCode {
     let done = match Arguments::parse().chore {
         Chore::Setup => setup::run(),
         Chore::Kernels { check, bless } => kernels::run(kernels::Mode::from_flags(check, bless)),
+        Chore::Package { check } => package::run(check),
         Chore::Test => test::run(),
+        Chore::Adopt => adopt::run(),
         Chore::Bundle => bundle::run(),
     };
     match done {

@@ -88,13 +88,13 @@ pub(super) fn read(bytes: &[u8]) -> Result<Step, String> {
             "qo_indptr ends at {end} and q has {tokens} tokens: they must be equal"
         ));
     }
-    let table = PageTable {
+    let table = PageTable::from_csr(
         page_size,
-        pool_pages: pages,
-        indptr: indices(&file, "kv_indptr")?,
-        indices: indices(&file, "kv_indices")?,
-        last_page_len: indices(&file, "kv_last_page_len")?,
-    };
+        pages,
+        indices(&file, "kv_indptr")?,
+        indices(&file, "kv_indices")?,
+        indices(&file, "kv_last_page_len")?,
+    );
     let batch = Batch::new(qo_indptr, table);
     batch
         .check(&spec)
@@ -193,12 +193,12 @@ impl Metadata<'_> {
 
     fn window_left(&self) -> Result<Option<u32>, String> {
         let window: i64 = self.number("window_left", -1)?;
-        if window < 0 {
+        if window == -1 {
             return Ok(None);
         }
         u32::try_from(window).map(Some).map_err(|_| {
             format!(
-                "metadata window_left is {window}: give at most {}",
+                "metadata window_left is {window}: give a number of keys up to {}, or -1 for no window",
                 u32::MAX
             )
         })
@@ -211,7 +211,7 @@ fn tensor<'a>(file: &SafeTensors<'a>, name: &str) -> Result<TensorView<'a>, Stri
         names.sort_unstable();
         format!(
             "there is no tensor {name:?}; there are {}",
-            shorten(&names.join(", "), 28)
+            shorten(&names.join(", "), 400)
         )
     })
 }

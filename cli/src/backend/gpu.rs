@@ -4,9 +4,10 @@ mod handles;
 
 use std::time::Duration;
 
-use cust::sys;
 use tandem_attn::{
-    exec::gpu::{CUstream, DeviceTensor, Gpu, KvPool, Streams, Workspace, WorkspaceOptions},
+    exec::gpu::{
+        DeviceTensor, Gpu, KvPool, Stream as StreamHandle, Streams, Workspace, WorkspaceOptions,
+    },
     plan::{Bound, DeviceDescription, Plan},
     problem::Dtype,
 };
@@ -63,27 +64,27 @@ impl GpuBackend {
     fn time(
         &self,
         flush: bool,
-        work: impl FnOnce(CUstream) -> Result<(), Failure>,
+        work: impl FnOnce(StreamHandle) -> Result<(), Failure>,
     ) -> Result<Duration, Failure> {
         let stream = self.stream.handle;
         let [begin, end] = [Event::new()?, Event::new()?];
         // SAFETY: the memory has as many bytes; handles live.
         unsafe {
             if flush {
-                let code = sys::cuMemsetD8Async(self.flush.address(), 1, FLUSHED_BYTES, stream);
+                let code = libcuda::cuMemsetD8Async(self.flush.address(), 1, FLUSHED_BYTES, stream);
                 ok("cuMemsetD8Async", code)?;
             } else if self.gpu.compute_capability().0 >= 9 {
                 self.gpu
                     .multiply(AHEAD_ROUNDS, self.flush.address(), stream)?;
             }
-            ok("cuEventRecord", sys::cuEventRecord(begin.0, stream))?;
+            ok("cuEventRecord", libcuda::cuEventRecord(begin.0, stream))?;
             work(stream)?;
-            ok("cuEventRecord", sys::cuEventRecord(end.0, stream))?;
-            ok("cuStreamSynchronize", sys::cuStreamSynchronize(stream))?;
+            ok("cuEventRecord", libcuda::cuEventRecord(end.0, stream))?;
+            ok("cuStreamSynchronize", libcuda::cuStreamSynchronize(stream))?;
             let mut milliseconds = 0.0;
             ok(
                 "cuEventElapsedTime",
-                sys::cuEventElapsedTime(&mut milliseconds, begin.0, end.0),
+                libcuda::cuEventElapsedTime(&mut milliseconds, begin.0, end.0),
             )?;
             Ok(Duration::from_secs_f64(f64::from(milliseconds) / 1e3))
         }
@@ -91,7 +92,7 @@ impl GpuBackend {
 
     fn best_seconds(
         &self,
-        mut work: impl FnMut(CUstream) -> Result<(), Failure>,
+        mut work: impl FnMut(StreamHandle) -> Result<(), Failure>,
     ) -> Result<f64, Failure> {
         let mut best = f64::INFINITY;
         for _ in 0..CEILING_RUNS {
@@ -122,12 +123,10 @@ impl Backend for GpuBackend {
     fn memory_bytes(&self) -> u64 {
         let (mut free, mut all) = (0, 0);
         // SAFETY: writes two numbers.
-        let code = unsafe { sys::cuMemGetInfo_v2(&mut free, &mut all) };
+        let code = unsafe { libcuda::cuMemGetInfo(&mut free, &mut all) };
         match code {
             // The host makes the tensors, and a copy.
-            sys::CUresult::CUDA_SUCCESS => {
-                (free as u64 / 4 * 3).min(super::cpu::available_bytes() / 3)
-            }
+            libcuda::Code::SUCCESS => (free as u64 / 4 * 3).min(super::cpu::available_bytes() / 3),
             _ => 0,
         }
     }
@@ -157,7 +156,12 @@ impl Backend for GpuBackend {
         let copy = self.best_seconds(|stream| {
             // SAFETY: as above.
             let code = unsafe {
-                sys::cuMemcpyDtoDAsync_v2(target.address(), source.address(), CEILING_BYTES, stream)
+                libcuda::cuMemcpyDtoDAsync(
+                    target.address(),
+                    source.address(),
+                    CEILING_BYTES,
+                    stream,
+                )
             };
             ok("cuMemcpyDtoDAsync", code)
         })?;

@@ -12,12 +12,14 @@ use crate::{
     Failure,
     backend::{Backend, Loaded},
     check,
+    table::scaled,
     tensors::Tensors,
     workload::Case,
 };
 
 const SEED: u64 = 7;
-const FEWEST_RUNS: usize = 3;
+/// What `tandem compare` needs to tell noise from a difference.
+const FEWEST_RUNS: usize = Stats::TELLING as usize;
 const MOST_RUNS: usize = 1000;
 /// Plans are made so often.
 const PLAN_RUNS: usize = 21;
@@ -48,14 +50,14 @@ pub(super) fn case(
     };
     if work.allocated > settings.memory_bytes {
         result.skipped = Some(format!(
-            "needs {:.1} GB of {:.1}",
-            work.allocated as f64 / 1e9,
-            settings.memory_bytes as f64 / 1e9
+            "its tensors need {}, and at most {} may be taken",
+            scaled(work.allocated as f64, "B"),
+            scaled(settings.memory_bytes as f64, "B")
         ));
         return Ok(result);
     }
     let device = backend.device();
-    let mut planner = Planner::new();
+    let mut planner = Planner::with_rules(settings.rules);
     let mut plan = Plan::empty(*spec);
     let mut times = Vec::with_capacity(PLAN_RUNS);
     for _ in 0..PLAN_RUNS {
@@ -66,19 +68,24 @@ pub(super) fn case(
     result.plan = Some(Stats::of(times));
     result.hybrid = plan.pod.map(|pod| pod.mode);
 
-    let tensors = Tensors::random(spec, &batch, case.layout, SEED)?;
+    // What this backend does not take, or this machine does not hold, is no reason to lose the other cases.
+    let tensors = match Tensors::random(spec, &batch, case.layout, SEED) {
+        Err(Failure::Input(reason)) => {
+            result.skipped = Some(reason);
+            return Ok(result);
+        }
+        made => made?,
+    };
     let ready = backend.load(&plan, &tensors).and_then(|mut loaded| {
         loaded.run(false)?;
         Ok(loaded)
     });
     let mut loaded = match ready {
-        Ok(loaded) => loaded,
-        // What this backend does not take is no reason to lose the other cases.
         Err(Failure::Input(reason)) => {
             result.skipped = Some(reason);
             return Ok(result);
         }
-        Err(other) => return Err(other),
+        ready => ready?,
     };
     result.flushed = Some(repeat(&mut *loaded, settings.time, true)?);
     result.warm = Some(repeat(&mut *loaded, settings.time, false)?);

@@ -8,7 +8,10 @@ mod stats;
 use std::{path::PathBuf, time::Duration};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use tandem_attn::plan::{MergeMode, PackRule, PlanOptions, SplitMode, Tile, pod::PodMode};
+use tandem_attn::plan::{
+    MergeMode, PackRule, PlanOptions, Planner, Rules, SplitMode, Tile, pod::PodMode,
+};
+use tandem_papers::{flashinfer, pat};
 
 pub use report::render;
 pub use results::{CaseResult, ResultFile};
@@ -17,7 +20,8 @@ pub use stats::Stats;
 use crate::{
     Failure,
     backend::{self, Backend},
-    output,
+    output::{self, Files, Force},
+    table::counted,
     workload::{self, Case, Suite},
 };
 
@@ -48,10 +52,10 @@ pub struct Args {
     /// Write results as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Time for each case and each way to measure it; at least 3 runs, whatever they take
+    /// Time for each case and each way to measure it; at least 7 runs, whatever they take
     #[arg(long, default_value_t = 0.5, value_parser = seconds, allow_negative_numbers = true)]
     seconds: f64,
-    /// Leave out cases that need more than so many GB [default: what is free]
+    /// Leave out cases whose tensors need more than so many GB [default, and at most: three quarters of what is free]
     #[arg(long, value_name = "GB", value_parser = gigabytes, allow_negative_numbers = true)]
     max_memory: Option<f64>,
     /// Query tokens to compare with attention in f64; 0 for none
@@ -62,6 +66,8 @@ pub struct Args {
     streams: Streams,
     #[command(flatten)]
     planning: Planning,
+    #[command(flatten)]
+    force: Force,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -95,7 +101,7 @@ pub struct Planning {
     packing: Packing,
     /// How work is cut along the keys: makespan, flashinfer, off, or a number of keys
     #[arg(long, default_value = "makespan", value_parser = split)]
-    split: SplitMode,
+    split: Split,
     /// One tile for all decodes instead of the best: rows and keys
     #[arg(long, value_name = "ROWSxKEYS", value_parser = tile)]
     decode_tile: Option<Tile>,
@@ -145,13 +151,20 @@ enum Pod {
     Tickets,
 }
 
-fn split(text: &str) -> Result<SplitMode, String> {
+/// How work is cut along the keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Split {
+    Planner(SplitMode),
+    FlashInfer,
+}
+
+fn split(text: &str) -> Result<Split, String> {
     match text {
-        "makespan" => Ok(SplitMode::Makespan),
-        "flashinfer" => Ok(SplitMode::FlashInfer),
-        "off" => Ok(SplitMode::Off),
+        "makespan" => Ok(Split::Planner(SplitMode::Makespan)),
+        "flashinfer" => Ok(Split::FlashInfer),
+        "off" => Ok(Split::Planner(SplitMode::Off)),
         _ => match text.parse() {
-            Ok(tokens) if tokens > 0 => Ok(SplitMode::Fixed { tokens }),
+            Ok(tokens) if tokens > 0 => Ok(Split::Planner(SplitMode::Fixed { tokens })),
             _ => Err("give makespan, flashinfer, off, or a number of keys such as 512".to_owned()),
         },
     }
@@ -171,30 +184,52 @@ impl Planning {
     /// What the planner takes.
     #[must_use]
     pub fn options(&self) -> PlanOptions {
-        PlanOptions {
-            packing: match self.packing {
-                Packing::Fastest => PackRule::Fastest,
+        PlanOptions::default()
+            .with_packing(match self.packing {
+                Packing::Fastest | Packing::PatPaper | Packing::PatPublished => PackRule::Fastest,
                 Packing::Exact => PackRule::Exact,
-                Packing::PatPaper => PackRule::PatPaper,
-                Packing::PatPublished => PackRule::PatPublished,
                 Packing::Off => PackRule::Off,
-            },
-            split: self.split,
-            decode_tile: self.decode_tile,
-            merge_mode: match self.merge {
+            })
+            .with_split(match self.split {
+                Split::Planner(mode) => mode,
+                Split::FlashInfer => SplitMode::Makespan,
+            })
+            .with_decode_tile(self.decode_tile)
+            .with_merge_mode(match self.merge {
                 Merge::Auto => MergeMode::Auto,
                 Merge::Kernel => MergeMode::Kernel,
                 Merge::Fused => MergeMode::Fused,
-            },
-            pod: match self.pod {
+            })
+            .with_pod(match self.pod {
                 Pod::Auto => PodMode::Auto,
                 Pod::Serial => PodMode::Serial,
                 Pod::Streams => PodMode::Streams,
                 Pod::Fused => PodMode::Fused,
                 Pod::Tickets => PodMode::Tickets,
+            })
+    }
+
+    /// What papers decide in place of the planner.
+    #[must_use]
+    pub fn rules(&self) -> Rules {
+        Rules {
+            join: match self.packing {
+                Packing::PatPaper => pat::PAPER.join,
+                Packing::PatPublished => pat::PUBLISHED.join,
+                _ => None,
             },
-            ..PlanOptions::default()
+            chunk: match self.split {
+                Split::FlashInfer => flashinfer::SPLIT.chunk,
+                Split::Planner(_) => None,
+            },
+            ..Rules::default()
         }
+    }
+
+    /// A planner with these choices' rules.
+    #[must_use]
+    pub fn planner(&self) -> Planner {
+        Planner::with_rules(self.rules())
     }
 
     /// The choices that are not the default, as flags.
@@ -203,13 +238,15 @@ impl Planning {
         let default = PlanOptions::default();
         let options = self.options();
         let mut flags = Vec::new();
-        if options.packing != default.packing {
+        if self.packing != Packing::Fastest {
             flags.extend(flag("packing", self.packing));
         }
-        match options.split {
-            SplitMode::FlashInfer => flags.push("--split flashinfer".to_owned()),
-            SplitMode::Off => flags.push("--split off".to_owned()),
-            SplitMode::Fixed { tokens } => flags.push(format!("--split {tokens}")),
+        match self.split {
+            Split::FlashInfer => flags.push("--split flashinfer".to_owned()),
+            Split::Planner(SplitMode::Off) => flags.push("--split off".to_owned()),
+            Split::Planner(SplitMode::Fixed { tokens }) => {
+                flags.push(format!("--split {tokens}"));
+            }
             _ => {}
         }
         if let Some(Tile { m, n }) = options.decode_tile {
@@ -240,6 +277,8 @@ pub struct Settings {
     pub check: u32,
     /// Choices of the planner.
     pub options: PlanOptions,
+    /// What is decided by rules in place of the planner.
+    pub rules: Rules,
     /// The most that tensors may take.
     pub memory_bytes: u64,
 }
@@ -279,10 +318,9 @@ pub fn measure(
 /// # Errors
 /// Wrong input, a missing backend, and [`Failure::Wrong`] where results are not exact.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    let files = Files::new().reads(&args.workload).writes(&args.json);
+    files.check(args.force)?;
     let cases = chosen(args)?;
-    if let Some(path) = &args.json {
-        output::check_writable(path)?;
-    }
     let mut backend = backend::open(args.backend)?;
     backend.overlap_groups(args.streams == Streams::PerGroup);
     let free = backend.memory_bytes();
@@ -290,7 +328,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         time: Duration::from_secs_f64(args.seconds),
         check: args.check,
         options: args.planning.options(),
-        memory_bytes: args.max_memory.map_or(free, |gb| (gb * 1e9) as u64),
+        rules: args.planning.rules(),
+        // No flag makes memory: above what is free, allocations fail.
+        memory_bytes: args
+            .max_memory
+            .map_or(free, |gb| ((gb * 1e9) as u64).min(free)),
     };
     let bar = progress_bar(cases.len() as u64);
     bar.set_message("the limits of this machine");
@@ -313,6 +355,17 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         .iter()
         .filter(|result| result.errors.is_some_and(|errors| !errors.are_small()))
         .count();
+    if file.results.iter().all(|result| result.times().is_none()) {
+        let first = file
+            .results
+            .iter()
+            .find_map(|result| result.skipped.as_deref());
+        return Err(Failure::Wrong(format!(
+            "nothing was measured: {} left out; the first: {}",
+            counted(file.results.len(), "case"),
+            first.unwrap_or("not run")
+        )));
+    }
     match inexact {
         0 => Ok(()),
         count => Err(Failure::Wrong(format!(

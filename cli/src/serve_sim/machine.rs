@@ -8,7 +8,7 @@ use tandem_schedule::{
     trace::Trace,
 };
 
-use crate::{Failure, workload::json};
+use crate::{Failure, input, workload::json};
 
 /// A model on a machine, for both commands of the scheduler.
 #[derive(Clone, Debug, clap::Args)]
@@ -31,6 +31,17 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// The files that are read.
+    pub(crate) fn files(&self) -> Vec<PathBuf> {
+        let named = [&self.model, &self.device]
+            .into_iter()
+            .filter(|name| is_file(name));
+        named
+            .map(PathBuf::from)
+            .chain(self.correction.clone())
+            .collect()
+    }
+
     /// The cost model.
     ///
     /// # Errors
@@ -63,7 +74,7 @@ fn described<T>(
     path: &Path,
     from_json: fn(&str) -> Result<T, ScheduleError>,
 ) -> Result<T, Failure> {
-    let text = read(path)?;
+    let text = input::text(path, input::MOST_JSON)?;
     // What is no JSON at all is shown with its line.
     let _: serde_json::Value = json::read(&path.display().to_string(), &text)?;
     let described = from_json(&text);
@@ -72,13 +83,6 @@ fn described<T>(
 
 fn is_file(name: &str) -> bool {
     name.ends_with(".json")
-}
-
-fn read(path: &Path) -> Result<String, Failure> {
-    std::fs::read_to_string(path).map_err(|error| Failure::Read {
-        path: path.to_owned(),
-        error,
-    })
 }
 
 /// A count, of which none makes no sense.
@@ -106,5 +110,6 @@ pub(super) fn not_negative(text: &str) -> Result<f64, String> {
 
 /// A trace from a file.
 pub(crate) fn read_trace(path: &Path) -> Result<Trace, Failure> {
-    Ok(Trace::parse(&read(path)?, &path.display().to_string())?)
+    let text = input::text(path, input::MOST_TRACE)?;
+    Ok(Trace::parse(&text, &path.display().to_string())?)
 }

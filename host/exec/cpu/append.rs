@@ -1,18 +1,18 @@
 //! New keys and values into pages.
 
-use kernels_gpu::abi::{KvStrides, NO_SLOT};
+use kernels_gpu::abi::NO_SLOT;
 
 use crate::{
     Error,
     kv::KvViewMut,
-    problem::{ProblemError, Spec},
-    tensor::{Element, ShapeError},
+    problem::{Integer, ProblemError, Spec},
+    tensor::{Element, ShapeError, TensorMut, TensorRef},
 };
 
 /// Copies the keys and values of new tokens (`[tokens, kv_heads, head_dim]` each) into a page pool.
 ///
-/// `slots` says where each token goes, as `page × page_size + offset`; a token with [`NO_SLOT`] is left
-/// out. No two tokens may go to one slot.
+/// `slots` says where each token goes, as `page × page_size + offset`, in any [`Integer`] type; a token with −1 or
+/// [`NO_SLOT`] is left out. No two tokens may go to one slot. [`append_rows`] does the same for keys or values alone.
 ///
 /// ```
 /// use tandem_attn::{exec::cpu::append_paged_kv, kv::KvViewMut, problem::{KvLayout, Spec}};
@@ -30,7 +30,7 @@ use crate::{
 pub fn append_paged_kv<T: Element>(
     spec: &Spec,
     pool_pages: u32,
-    slots: &[u32],
+    slots: &[impl Integer],
     k: &[T],
     v: &[T],
     pool: &mut KvViewMut<'_, T>,
@@ -48,18 +48,18 @@ pub fn append_paged_kv<T: Element>(
         });
     }
     pool.view().check(spec, 0, page_size, pool_pages)?;
-    let heads = spec.kv_heads as usize;
-    for (name, got, dim) in [
-        ("k", k.len(), spec.head_dim_qk),
-        ("v", v.len(), spec.head_dim_v),
-    ] {
-        let expected = slots.len() * heads * dim as usize;
-        if got != expected {
-            let shape = "[tokens, kv_heads, head_dim]";
+    let (tokens, heads) = (slots.len(), spec.kv_heads as usize);
+    let sides = [
+        ("k", k, spec.head_dim_qk, &mut *pool.k, pool.k_strides),
+        ("v", v, spec.head_dim_v, &mut *pool.v, pool.v_strides),
+    ];
+    for (name, rows, dim, ..) in &sides {
+        let expected = tokens * heads * *dim as usize;
+        if rows.len() != expected {
             return Err(ShapeError::Length {
                 name,
-                got,
-                shape,
+                got: rows.len(),
+                shape: "[tokens, kv_heads, head_dim]",
                 expected,
             }
             .into());
@@ -67,193 +67,151 @@ pub fn append_paged_kv<T: Element>(
     }
     check_slots(slots, u64::from(pool_pages) * u64::from(page_size))?;
 
-    copy(
-        &mut *pool.k,
-        pool.k_strides,
-        slots,
-        heads,
-        spec.head_dim_qk as usize,
-        k,
-    );
-    copy(
-        &mut *pool.v,
-        pool.v_strides,
-        slots,
-        heads,
-        spec.head_dim_v as usize,
-        v,
-    );
-    Ok(())
-}
-
-fn check_slots(slots: &[u32], limit: u64) -> Result<(), Error> {
-    let mut taken = vec![false; limit as usize];
-    for (index, &got) in slots
-        .iter()
-        .enumerate()
-        .filter(|&(_, &slot)| slot != NO_SLOT)
-    {
-        match taken.get_mut(got as usize) {
-            Some(taken) if !*taken => *taken = true,
-            Some(_) => {
-                return Err(Error::WrittenTwice {
-                    array: "slots",
-                    index,
-                    got,
-                });
-            }
-            None => {
-                return Err(Error::IndexOutOfRange {
-                    array: "slots",
-                    index,
-                    got: got.into(),
-                    limit,
-                    of: "tokens in the pool",
-                });
-            }
-        }
+    for (_, rows, dim, pool, strides) in sides {
+        let dim = dim as usize;
+        let pool = TensorMut::strided(
+            pool,
+            [pool_pages as usize, page_size as usize, heads, dim],
+            [strides.page, strides.token, strides.head, 1].map(|stride| stride as usize),
+        )?;
+        copy(&TensorRef::new(rows, [tokens, heads, dim])?, slots, pool);
     }
     Ok(())
 }
 
-fn copy<T: Element>(
-    pool: &mut [T],
-    strides: KvStrides,
-    slots: &[u32],
-    heads: usize,
-    dim: usize,
-    rows: &[T],
-) {
-    for (&slot, row) in slots.iter().zip(rows.chunks_exact(heads * dim)) {
-        if slot == NO_SLOT {
-            continue;
+/// Copies rows of new tokens, keys or values, into the pool that holds them, in time of the new tokens alone.
+///
+/// - `rows`: `[tokens, kv_heads, head_dim]`, with any strides of tokens and heads
+/// - `slots`: `[tokens]`, as in [`append_paged_kv`]
+/// - `pool`: `[pages, page_size, kv_heads, head_dim]`, whatever its order in memory: one of
+///   [`KvLayout::Hnd`](crate::problem::KvLayout::Hnd) is given with its middle axes
+///   [exchanged](TensorMut::swap_axes)
+///
+/// ```
+/// use tandem_attn::{exec::cpu::append_rows, tensor::{TensorMut, TensorRef}};
+///
+/// // Keys of one head from the middle third of a fused row, to the second of two pages of four tokens.
+/// let (qkv, mut pool) = ([0.0, 1.0, 2.0_f32].map(|x| [x; 16]).concat(), vec![0.0_f32; 2 * 4 * 16]);
+/// let k = TensorRef::strided(&qkv[16..], [1, 1, 16], [48, 16, 1])?;
+/// append_rows(&k, &[6_i64], TensorMut::new(&mut pool, [2, 4, 1, 16])?)?;
+/// assert_eq!(pool[6 * 16..7 * 16], [1.0; 16]);
+/// # Ok::<(), tandem_attn::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::DtypesDiffer`], [`Error::Extent`], [`Error::Stride`], [`Error::IndexOutOfRange`] or
+/// [`Error::WrittenTwice`]; nothing is written then.
+pub fn append_rows(
+    rows: &TensorRef<'_, 3>,
+    slots: &[impl Integer],
+    pool: TensorMut<'_, 4>,
+) -> Result<(), Error> {
+    let ([tokens, heads, dim], [pages, page_size, ..]) = (rows.shape(), pool.shape());
+    if rows.dtype() != pool.dtype() {
+        return Err(Error::DtypesDiffer {
+            tensor: "rows",
+            got: rows.dtype(),
+            other: "the pool",
+            expected: pool.dtype(),
+        });
+    }
+    let of_pool = pool.shape();
+    for (dimension, got, expected, of) in [
+        ("tokens", tokens, slots.len(), "there are slots"),
+        ("KV heads", heads, of_pool[2], "the pool has"),
+        ("elements in a head", dim, of_pool[3], "the pool has"),
+    ] {
+        if got != expected {
+            return Err(Error::Extent {
+                tensor: "rows",
+                dimension,
+                got,
+                rule: format!("{expected}, as {of}"),
+            });
         }
-        let (page, offset) = (slot / strides.page_size, slot % strides.page_size);
-        let token =
-            page as usize * strides.page as usize + offset as usize * strides.token as usize;
-        for (head, row) in row.chunks_exact(dim).enumerate() {
-            pool[token + head * strides.head as usize..][..dim].copy_from_slice(row);
+    }
+    for (tensor, got) in [("rows", rows.strides()[2]), ("the pool", pool.strides()[3])] {
+        if got != 1 && dim > 1 {
+            return Err(Error::Stride {
+                tensor,
+                dimension: "the elements of a head",
+                got,
+                rule: "1".into(),
+            });
+        }
+    }
+    check_slots(slots, (pages as u64).saturating_mul(page_size as u64))?;
+    copy(rows, slots, pool);
+    Ok(())
+}
+
+/// Where a token goes; none where it is left out.
+fn place(slot: impl Integer) -> Option<i64> {
+    let slot = slot.value();
+    (slot != -1 && slot != i64::from(NO_SLOT)).then_some(slot)
+}
+
+fn check_slots(slots: &[impl Integer], limit: u64) -> Result<(), Error> {
+    let array = "slots";
+    let places = || {
+        let places = slots.iter().map(|&slot| place(slot)).enumerate();
+        places.filter_map(|(index, place)| Some((place?, index)))
+    };
+    // Chunks of a prompt ascend, and so cannot meet.
+    let (mut last, mut ascend) = (-1, true);
+    for (got, index) in places() {
+        if u64::try_from(got).map_or(true, |got| got >= limit) {
+            return Err(Error::IndexOutOfRange {
+                array,
+                index,
+                got,
+                limit,
+                of: "tokens in the pool",
+            });
+        }
+        ascend &= got > last;
+        last = got;
+    }
+    if ascend {
+        return Ok(());
+    }
+    let mut sorted: Vec<(i64, usize)> = places().collect();
+    sorted.sort_unstable();
+    let meet = |pair: &[(i64, usize)]| (pair[0].0 == pair[1].0).then_some((pair[1].1, pair[0].0));
+    match sorted.windows(2).filter_map(meet).min() {
+        Some((index, got)) => Err(Error::WrittenTwice {
+            array,
+            index,
+            got: got as u64,
+        }),
+        None => Ok(()),
+    }
+}
+
+/// All was checked. Bytes are moved, whatever they mean.
+fn copy(rows: &TensorRef<'_, 3>, slots: &[impl Integer], pool: TensorMut<'_, 4>) {
+    let size = rows.dtype().bytes() as usize;
+    let ([_, mut heads, dim], row_strides) = (rows.shape(), rows.strides());
+    let ([_, page_size, ..], pool_strides) = (pool.shape(), pool.strides());
+    let mut bytes = dim * size;
+    let (mut row_head, mut pool_head) = (row_strides[1] * size, pool_strides[2] * size);
+    // Heads that follow each other on both sides are one long row.
+    if (row_head, pool_head) == (bytes, bytes) {
+        (heads, bytes) = (heads.min(1), heads * bytes);
+        (row_head, pool_head) = (bytes, bytes);
+    }
+    let (from, to) = (rows.elements().bytes(), pool.into_elements().into_bytes());
+    for (token, &slot) in slots.iter().enumerate() {
+        let Some(place) = place(slot) else { continue };
+        let (page, offset) = (place as usize / page_size, place as usize % page_size);
+        let row = token * row_strides[0] * size;
+        let at = (page * pool_strides[0] + offset * pool_strides[1]) * size;
+        for head in 0..heads {
+            let row = &from[row + head * row_head..][..bytes];
+            to[at + head * pool_head..][..bytes].copy_from_slice(row);
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::{
-        kv::KvView,
-        problem::{KvLayout, ProblemError},
-    };
-
-    proptest! {
-        #[test]
-        fn rows_are_where_a_view_reads_them(
-            heads in 1..5_u32,
-            dims in (1..4_u32, 1..4_u32),
-            (page_size, pages) in (1..20_u32, 1..6_u32),
-            nhd in any::<bool>(),
-            order in prop::collection::vec(any::<prop::sample::Index>(), 0..30),
-        ) {
-            let spec = Spec::new(heads, heads, dims.0 * 16).with_head_dim_v(dims.1 * 16);
-            let layout = if nhd { KvLayout::Nhd } else { KvLayout::Hnd };
-            let mut free: Vec<u32> = (0..pages * page_size).collect();
-            let slots: Vec<u32> = order
-                .iter()
-                .map(|index| if free.is_empty() { NO_SLOT } else { free.swap_remove(index.index(free.len())) })
-                .collect();
-            let numbered = |width: u32, first: f32| -> Vec<f32> {
-                (0..slots.len() as u32 * width).map(|i| first + i as f32).collect()
-            };
-            let (k, v) = (numbered(heads * spec.head_dim_qk, 1.0), numbered(heads * spec.head_dim_v, 2.0));
-            let slots_in_pool = (pages * page_size * heads) as usize;
-            let mut k_pool = vec![0.0; slots_in_pool * spec.head_dim_qk as usize];
-            let mut v_pool = vec![0.0; slots_in_pool * spec.head_dim_v as usize];
-            let mut pool = KvViewMut::new(&spec, layout, page_size, &mut k_pool, &mut v_pool);
-            append_paged_kv(&spec, pages, &slots, &k, &v, &mut pool).unwrap();
-
-            let view = KvView::new(&spec, layout, page_size, &k_pool, &v_pool);
-            let mut k_rows = k.chunks_exact(spec.head_dim_qk as usize);
-            let mut v_rows = v.chunks_exact(spec.head_dim_v as usize);
-            for &slot in &slots {
-                for head in 0..heads {
-                    let (k, v) = (k_rows.next().unwrap(), v_rows.next().unwrap());
-                    if slot != NO_SLOT {
-                        let (page, offset) = (slot / page_size, slot % page_size);
-                        prop_assert_eq!(view.key(page, offset, head, spec.head_dim_qk), k);
-                        prop_assert_eq!(view.value(page, offset, head, spec.head_dim_v), v);
-                    }
-                }
-            }
-            for slot in free {
-                for head in 0..heads {
-                    let untouched = view.key(slot / page_size, slot % page_size, head, spec.head_dim_qk);
-                    prop_assert!(untouched.iter().all(|&x| x == 0.0));
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn each_thing_that_is_wrong_has_its_error_and_nothing_is_written() {
-        let good = Spec::new(1, 1, 16);
-        let call =
-            |spec: Spec, page_size: u32, pages: u32, slots: &[u32], tokens: (usize, usize)| {
-                let (mut k_pool, mut v_pool) = ([7.0_f32; 8 * 16], [7.0_f32; 8 * 16]);
-                let mut pool =
-                    KvViewMut::new(&spec, KvLayout::Hnd, page_size, &mut k_pool, &mut v_pool);
-                let (k, v) = (vec![1.0; tokens.0 * 16], vec![1.0; tokens.1 * 16]);
-                let error = append_paged_kv(&spec, pages, slots, &k, &v, &mut pool).unwrap_err();
-                assert!(k_pool.iter().chain(&v_pool).all(|&x| x == 7.0), "{error}");
-                error
-            };
-        let length = |error| match error {
-            Error::Shape(ShapeError::Length { name, got, .. }) => (name, got),
-            other => panic!("{other:?}"),
-        };
-        assert_eq!(length(call(good, 4, 2, &[0, 1], (1, 2))), ("k", 16));
-        assert_eq!(length(call(good, 4, 2, &[0, 1], (2, 3))), ("v", 48));
-        let too_small = call(good, 4, 3, &[0], (1, 1));
-        assert!(
-            matches!(
-                too_small,
-                Error::Shape(ShapeError::PoolTooSmall { tensor: "k", .. })
-            ),
-            "{too_small:?}"
-        );
-        assert!(matches!(
-            call(good, 4, 2, &[0, 8], (2, 2)),
-            Error::IndexOutOfRange {
-                index: 1,
-                got: 8,
-                limit: 8,
-                ..
-            }
-        ));
-        assert!(matches!(
-            call(good, 4, 2, &[3, 3], (2, 2)),
-            Error::WrittenTwice {
-                index: 1,
-                got: 3,
-                ..
-            }
-        ));
-        let headless = Spec {
-            kv_heads: 0,
-            ..good
-        };
-        assert!(matches!(
-            call(headless, 4, 2, &[], (0, 0)),
-            Error::Extent { got: 0, .. }
-        ));
-        let no_page = call(good, 0, 2, &[], (0, 0));
-        assert!(
-            matches!(
-                no_page,
-                Error::Problem(ProblemError::PageSize { got: 0, .. })
-            ),
-            "{no_page:?}"
-        );
-    }
-}
+mod tests;

@@ -21,20 +21,27 @@ pub(super) struct Finish<'a, V> {
 }
 
 impl<V: Variant> Finish<'_, V> {
-    /// Writes every query token's output, and its LSE where it is wanted.
-    pub(super) fn write<O: Element>(&self, out: &mut [O], lse: Option<&mut [f32]>) {
+    /// Writes every query token's output, and its LSE where it is wanted. Tokens lie `token_stride` elements
+    /// apart, the heads of one `head_stride`.
+    pub(super) fn write<O: Element>(
+        &self,
+        out: &mut [O],
+        (token_stride, head_stride): (usize, usize),
+        lse: Option<&mut [f32]>,
+    ) {
         let heads = self.plan.spec.q_heads as usize;
-        let row = heads * self.plan.spec.head_dim_v as usize;
-        let tokens = out.par_chunks_mut(row).enumerate().with_min_len(16);
+        let tokens = out.par_chunks_mut(token_stride);
+        let tokens = tokens.take(self.plan.total_q as usize).enumerate();
+        let tokens = tokens.with_min_len(16);
         match lse {
             Some(lse) => {
                 let tokens = tokens.zip(lse.par_chunks_mut(heads));
                 tokens.for_each_init(Vec::new, |state, ((token, out), lse)| {
-                    self.token(token, out, Some(lse), state)
+                    self.token(token, (out, head_stride), Some(lse), state)
                 });
             }
             None => tokens.for_each_init(Vec::new, |state, (token, out)| {
-                self.token(token, out, None, state)
+                self.token(token, (out, head_stride), None, state)
             }),
         }
     }
@@ -42,12 +49,13 @@ impl<V: Variant> Finish<'_, V> {
     fn token<O: Element>(
         &self,
         token: usize,
-        out: &mut [O],
+        (out, head_stride): (&mut [O], usize),
         mut lse: Option<&mut [f32]>,
         state: &mut Vec<f32>,
     ) {
         let spec = &self.plan.spec;
-        for (head, out) in out.chunks_exact_mut(spec.head_dim_v as usize).enumerate() {
+        for head in 0..spec.q_heads as usize {
+            let out = &mut out[head * head_stride..][..spec.head_dim_v as usize];
             let head_lse = match self.sources.of_token[token] {
                 Source::Row(row) => {
                     let at = self.state_of(row, head);

@@ -176,7 +176,7 @@ fn check(
             return Err(Error::IndexOutOfRange {
                 array: "rows (end of slots)",
                 index,
-                got: end,
+                got: end as i64,
                 limit: merge_slots.len() as u64 + 1,
                 of: "entries of merge_slots",
             });
@@ -187,7 +187,7 @@ fn check(
                 return Err(Error::WrittenTwice {
                     array: "rows",
                     index,
-                    got: row.token,
+                    got: row.token.into(),
                 });
             }
             None => {

@@ -14,6 +14,7 @@
 
 mod append;
 mod buffer;
+mod check;
 mod finish;
 mod isa;
 mod merge;
@@ -34,17 +35,19 @@ use rayon::prelude::*;
 
 use crate::{
     Error,
-    kv::KvView,
+    kv::{KvTensors, KvView},
     plan::{DeviceDescription, Plan},
-    tensor::{Element, ShapeError, Slice, SliceMut, with_elements},
+    problem::Spec,
+    tensor::{Element, SliceMut, TensorMut, TensorRef, with_elements},
 };
-pub use append::append_paged_kv;
+pub use append::{append_paged_kv, append_rows};
 pub use merge::{Partials, merge_states};
 
+use check::{check, check_tensors};
 use finish::Finish;
 use isa::Isa;
 use sources::Sources;
-use unit::{Pools, Scratch, Unit};
+use unit::{Pools, Queries, Scratch, Unit};
 
 /// Runs plans on the threads of the current rayon pool.
 ///
@@ -53,6 +56,36 @@ use unit::{Pools, Scratch, Unit};
 pub struct Cpu {
     isa: Isa,
     workspaces: Mutex<Vec<Workspace>>,
+}
+
+/// Outputs of any type.
+struct Outputs<'a> {
+    elements: SliceMut<'a>,
+    /// Elements from a token to the next: no fewer than the heads of one take.
+    token: usize,
+    /// Elements from a head to the next.
+    head: usize,
+}
+
+/// Queries and outputs without gaps.
+fn dense<'a, Q: Element, O: Element>(
+    spec: &Spec,
+    q: &'a [Q],
+    out: &'a mut [O],
+) -> (Queries<'a>, Outputs<'a>) {
+    let heads = spec.q_heads as usize;
+    let (dim_qk, dim_v) = (spec.head_dim_qk as usize, spec.head_dim_v as usize);
+    let q = Queries {
+        elements: Q::erase(q),
+        token: heads * dim_qk,
+        head: dim_qk,
+    };
+    let out = Outputs {
+        elements: O::erase_mut(out),
+        token: heads * dim_v,
+        head: dim_v,
+    };
+    (q, out)
 }
 
 /// States that items leave behind.
@@ -110,7 +143,8 @@ impl Cpu {
     /// - `out`: `[total_q, q_heads, head_dim_v]`
     /// - `lse`: `[total_q, q_heads]`, natural log, where it is wanted
     ///
-    /// A query that sees no key gives output 0 and LSE −∞.
+    /// A query that sees no key gives output 0 and LSE −∞. Where the element types are known only when the
+    /// program runs, or rows have gaps between them, [`Cpu::run_tensors`] is the same call.
     ///
     /// # Errors
     /// Where a tensor is not what the plan says, or the plan contradicts itself. Nothing is written then.
@@ -124,7 +158,73 @@ impl Cpu {
     ) -> Result<(), Error> {
         check(plan, q, kv, out, lse.as_deref())?;
         let pools: Vec<_> = kv.iter().map(Pools::new).collect();
-        self.run_standard(plan, Q::erase(q), &pools, O::erase_mut(out), lse)
+        let (q, out) = dense(&plan.spec, q, out);
+        self.run_standard(plan, q, &pools, out, lse)
+    }
+
+    /// [`Cpu::run`] for tensors whose types are known when the program runs, and with rows that have gaps between
+    /// them, such as the queries of a fused projection.
+    ///
+    /// - `q`: `[total_q, q_heads, head_dim_qk]`, with any strides of tokens and heads
+    /// - `kv`: one pair for each part of the batch
+    /// - `out`: `[total_q, q_heads, head_dim_v]`, with any gaps between tokens and between the heads of one
+    /// - `lse`: `[total_q, q_heads]`, natural log, where it is wanted
+    ///
+    /// ```
+    /// use tandem_attn::{
+    ///     exec::Cpu,
+    ///     kv::KvTensors,
+    ///     plan::{PlanOptions, Planner},
+    ///     problem::{Batch, Dtype, PageTable, Spec},
+    ///     tensor::{TensorMut, TensorRef},
+    /// };
+    ///
+    /// let spec = Spec::new(4, 1, 64).with_dtype(Dtype::F32);
+    /// let mut table = PageTable::new(16, 1);
+    /// table.push(&[0], 3);
+    /// let (cpu, batch) = (Cpu::new(), Batch::new(vec![0, 1], table));
+    /// let plan = Planner::new().plan(&spec, &batch, &cpu.device(), &PlanOptions::default())?;
+    ///
+    /// let (q, pool, mut out) = (vec![1.0_f32; 256], vec![2.0_f32; 16 * 64], vec![0.0_f32; 256]);
+    /// let pool = TensorRef::new(&pool, [1, 16, 1, 64])?;
+    /// let kv = KvTensors { k: pool, v: pool };
+    /// let q = TensorRef::new(&q, [1, 4, 64])?;
+    /// cpu.run_tensors(&plan, &q, &[kv], TensorMut::new(&mut out, [1, 4, 64])?, None)?;
+    /// assert_eq!(out, [2.0; 256]);
+    /// # Ok::<(), tandem_attn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ShapeError::Dtype`](crate::tensor::ShapeError::Dtype) where a tensor has another type than the spec,
+    /// [`Error::Extent`] and [`Error::Stride`] for its shape, [`Error::BrokenPlan`]. Nothing is written then.
+    pub fn run_tensors(
+        &self,
+        plan: &Plan,
+        q: &TensorRef<'_, 3>,
+        kv: &[KvTensors<'_>],
+        out: TensorMut<'_, 3>,
+        lse: Option<&mut [f32]>,
+    ) -> Result<(), Error> {
+        let pools = check_tensors(plan, q, kv, &out, lse.as_deref())?;
+        let [token, head, _] = q.strides();
+        let q = Queries {
+            elements: q.elements(),
+            token,
+            head,
+        };
+        let [token, head, _] = out.strides();
+        let row = plan.spec.q_heads as usize * plan.spec.head_dim_v as usize;
+        let out = Outputs {
+            // That of a single token leads nowhere.
+            token: if plan.total_q > 1 {
+                token
+            } else {
+                row.max(token)
+            },
+            head,
+            elements: out.into_elements(),
+        };
+        self.run_standard(plan, q, &pools, out, lse)
     }
 
     /// Attention of a plan's batch, with any variant.
@@ -144,15 +244,16 @@ impl Cpu {
     ) -> Result<(), Error> {
         check(plan, q, kv, out, lse.as_deref())?;
         let pools: Vec<_> = kv.iter().map(Pools::new).collect();
-        self.execute(variant, plan, Q::erase(q), &pools, O::erase_mut(out), lse)
+        let (q, out) = dense(&plan.spec, q, out);
+        self.execute(variant, plan, q, &pools, out, lse)
     }
 
     fn run_standard(
         &self,
         plan: &Plan,
-        q: Slice<'_>,
+        q: Queries<'_>,
         pools: &[Pools<'_>],
-        out: SliceMut<'_>,
+        out: Outputs<'_>,
         lse: Option<&mut [f32]>,
     ) -> Result<(), Error> {
         let params = plan.spec.variant_params();
@@ -166,9 +267,9 @@ impl Cpu {
         &self,
         variant: &V,
         plan: &Plan,
-        q: Slice<'_>,
+        q: Queries<'_>,
         pools: &[Pools<'_>],
-        out: SliceMut<'_>,
+        out: Outputs<'_>,
         lse: Option<&mut [f32]>,
     ) -> Result<(), Error> {
         let apart = plan.taken_apart()?;
@@ -205,7 +306,8 @@ impl Cpu {
             out: &workspace.out,
             lse: &workspace.lse,
         };
-        with_elements!(SliceMut(out), out => finish.write(out, lse));
+        let strides = (out.token, out.head);
+        with_elements!(SliceMut(out.elements), out => finish.write(out, strides, lse));
         self.workspaces
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -232,82 +334,6 @@ impl Cpu {
         workspace.lse.resize(workspace.lse.len().max(states), 0.0);
         workspace
     }
-}
-
-fn check<Q: Element, T: Element, O: Element>(
-    plan: &Plan,
-    q: &[Q],
-    kv: &[KvView<'_, T>],
-    out: &[O],
-    lse: Option<&[f32]>,
-) -> Result<(), Error> {
-    plan.spec.check()?;
-    let spec = &plan.spec;
-    let dtypes = [
-        ("q", Q::DTYPE, spec.q_dtype),
-        ("kv", T::DTYPE, spec.kv_dtype),
-        ("out", O::DTYPE, spec.out_dtype),
-    ];
-    for (name, got, expected) in dtypes {
-        if got != expected {
-            return Err(ShapeError::Dtype {
-                name,
-                got,
-                expected,
-            }
-            .into());
-        }
-    }
-    let heads = plan.total_q as usize * spec.q_heads as usize;
-    let lengths = [
-        (
-            "q",
-            q.len(),
-            "[total_q, q_heads, head_dim_qk]",
-            heads * spec.head_dim_qk as usize,
-        ),
-        (
-            "out",
-            out.len(),
-            "[total_q, q_heads, head_dim_v]",
-            heads * spec.head_dim_v as usize,
-        ),
-        (
-            "lse",
-            lse.map_or(heads, <[f32]>::len),
-            "[total_q, q_heads]",
-            heads,
-        ),
-    ];
-    for (name, got, shape, expected) in lengths {
-        if got != expected {
-            return Err(ShapeError::Length {
-                name,
-                got,
-                shape,
-                expected,
-            }
-            .into());
-        }
-    }
-    if kv.len() != plan.parts.len() {
-        return Err(ShapeError::Parts {
-            got: kv.len(),
-            expected: plan.parts.len(),
-        }
-        .into());
-    }
-    for (index, (view, part)) in kv.iter().zip(&plan.parts).enumerate() {
-        let pages = plan
-            .page_ids
-            .get(part.pages.start as usize..part.pages.end as usize)
-            .unwrap_or(&[]);
-        let pool_pages = pages
-            .iter()
-            .fold(0, |max, &page| max.max(page.saturating_add(1)));
-        view.check(spec, index, part.page_size, pool_pages)?;
-    }
-    Ok(())
 }
 
 /// Some KV heads of an item, and the memory for their states.

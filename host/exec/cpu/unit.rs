@@ -25,13 +25,23 @@ pub(super) struct Scratch {
     pub(super) logits: Buffer,
 }
 
+/// Queries of any type.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Queries<'a> {
+    pub(super) elements: Slice<'a>,
+    /// Elements from a token to the next.
+    pub(super) token: usize,
+    /// Elements from a head to the next.
+    pub(super) head: usize,
+}
+
 /// Keys and values of a part, of any type.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pools<'a> {
-    k: Slice<'a>,
-    v: Slice<'a>,
-    k_strides: KvStrides,
-    v_strides: KvStrides,
+    pub(super) k: Slice<'a>,
+    pub(super) v: Slice<'a>,
+    pub(super) k_strides: KvStrides,
+    pub(super) v_strides: KvStrides,
 }
 
 impl<'a> Pools<'a> {
@@ -130,7 +140,7 @@ pub(super) struct Unit<'a, V> {
     pub(super) keys: Range<u32>,
     /// Token by token, the heads of a group together; the same for all KV heads.
     pub(super) rows: Vec<Row>,
-    q: Slice<'a>,
+    q: Queries<'a>,
     pools: &'a Pools<'a>,
     pages: &'a [u32],
 }
@@ -141,7 +151,7 @@ impl<'a, V: Variant> Unit<'a, V> {
         plan: &'a Plan,
         item: WorkItem,
         kv_heads: Range<u32>,
-        q: Slice<'a>,
+        q: Queries<'a>,
         pools: &'a Pools<'a>,
         isa: Isa,
     ) -> Self {
@@ -184,8 +194,8 @@ impl<'a, V: Variant> Unit<'a, V> {
     /// The query of a row as it enters the product with the keys.
     pub(super) fn load_query(&self, row: &Row, kv_head: u32, to: &mut [f32]) {
         let head = self.head(row, kv_head);
-        let start = (row.token as usize * self.spec.q_heads as usize + head as usize) * to.len();
-        with_elements!(Slice(self.q), q => {
+        let start = row.token as usize * self.q.token + head as usize * self.q.head;
+        with_elements!(Slice(self.q.elements), q => {
             to.iter_mut().zip(&q[start..]).for_each(|(to, x)| *to = x.to_f32());
         });
         if V::TRANSFORMS_QUERY {

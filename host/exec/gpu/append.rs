@@ -10,7 +10,7 @@ use kernels_gpu::{
 };
 
 use super::{
-    CUdeviceptr, CUstream, DeviceArray, DeviceTensor, Gpu,
+    DeviceArray, DevicePtr, DeviceTensor, Gpu, Stream,
     launch::Launch,
     module::{Carveout, Kernel, Modules},
     tensor::{COUNTED, fits},
@@ -22,11 +22,12 @@ use crate::{
 
 /// Keys and values of a page pool in device memory; the counterpart of [`KvView`](crate::kv::KvView).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct KvPool {
     /// Address of the first key of page 0.
-    pub k: CUdeviceptr,
+    pub k: DevicePtr,
     /// Address of the first value of page 0.
-    pub v: CUdeviceptr,
+    pub v: DevicePtr,
     /// Element type.
     pub dtype: Dtype,
     /// Pages in the pool.
@@ -45,8 +46,8 @@ impl KvPool {
         layout: KvLayout,
         page_size: u32,
         pages: u32,
-        k: CUdeviceptr,
-        v: CUdeviceptr,
+        k: DevicePtr,
+        v: DevicePtr,
     ) -> Self {
         Self {
             k,
@@ -56,6 +57,14 @@ impl KvPool {
             k_strides: layout.strides(page_size, spec.kv_heads, spec.head_dim_qk),
             v_strides: layout.strides(page_size, spec.kv_heads, spec.head_dim_v),
         }
+    }
+
+    /// With pages that lie otherwise: keys and values in one pool, one layer out of many.
+    #[must_use]
+    pub const fn with_strides(mut self, k: KvStrides, v: KvStrides) -> Self {
+        self.k_strides = k;
+        self.v_strides = v;
+        self
     }
 }
 
@@ -103,7 +112,7 @@ impl Gpu {
         slots: DeviceArray<u32>,
         k: &DeviceTensor<3>,
         v: &DeviceTensor<3>,
-        stream: CUstream,
+        stream: Stream,
     ) -> Result<(), Error> {
         let (params, vector) = parameters(spec, pool, slots, k, v)?;
         let kernel = match vector {
@@ -126,7 +135,7 @@ struct Side<'a> {
     name: &'static str,
     pool_name: &'static str,
     source: &'a DeviceTensor<3>,
-    pool: CUdeviceptr,
+    pool: DevicePtr,
     strides: KvStrides,
     head_dim: u32,
 }

@@ -6,7 +6,7 @@ use kernels_gpu::{
 };
 
 use super::{
-    CUdeviceptr, CUstream, Gpu,
+    DevicePtr, Gpu, Stream,
     launch::Launch,
     module::{Carveout, Kernel, Modules},
 };
@@ -40,10 +40,10 @@ impl Gpu {
     /// [`Error::Driver`] if the launch fails.
     pub unsafe fn read_all(
         &self,
-        source: CUdeviceptr,
+        source: DevicePtr,
         bytes: usize,
-        sink: CUdeviceptr,
-        stream: CUstream,
+        sink: DevicePtr,
+        stream: Stream,
     ) -> Result<(), Error> {
         let count = u32::try_from(bytes / READ_TILE as usize).unwrap_or(u32::MAX);
         let launch = Launch::new((4 * self.multiprocessors).min(count), READERS);
@@ -69,8 +69,8 @@ impl Gpu {
     pub unsafe fn multiply(
         &self,
         rounds: u32,
-        sink: CUdeviceptr,
-        stream: CUstream,
+        sink: DevicePtr,
+        stream: Stream,
     ) -> Result<u64, Error> {
         let Some(kernel) = &self.ceilings.multiply else {
             return Err(Error::UnsupportedArchitecture {

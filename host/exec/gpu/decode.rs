@@ -10,7 +10,7 @@ use kernels_gpu::{
 };
 
 use super::{
-    CUstream, DeviceArray, DeviceTensor, Family, Gpu, KvPool, PartialStates,
+    DeviceArray, DeviceTensor, Family, Gpu, KvPool, PartialStates, Stream,
     launch::{Launch, Prepared},
     steps::Step,
     tensor::{COUNTED, VECTOR_BYTES, fits},
@@ -95,7 +95,7 @@ impl Gpu {
     /// A variant for each thing that can be wrong with a tensor, before anything is launched;
     /// [`Error::UnsupportedArchitecture`] or [`Error::NoInstance`] where the GPU has no such kernel;
     /// [`Error::Driver`] if the launch fails.
-    pub unsafe fn decode(&self, call: &DecodeCall<'_>, stream: CUstream) -> Result<(), Error> {
+    pub unsafe fn decode(&self, call: &DecodeCall<'_>, stream: Stream) -> Result<(), Error> {
         // SAFETY: the caller's promise.
         unsafe { self.decode_on(self.decode_family(call.spec, call.pool), call, stream) }
     }
@@ -125,7 +125,7 @@ impl Gpu {
         &self,
         family: Family,
         call: &DecodeCall<'_>,
-        stream: CUstream,
+        stream: Stream,
     ) -> Result<(), Error> {
         let step = self.prepare_decode(family, call)?;
         // SAFETY: the caller vouches for what the parameters point to.

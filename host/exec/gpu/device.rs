@@ -1,7 +1,7 @@
 //! What to plan for on a GPU.
 
 use super::Gpu;
-use crate::plan::DeviceDescription;
+use crate::{Error, plan::DeviceDescription, problem::Spec};
 
 /// The description that fits a GPU best, by its name and compute capability.
 fn nearest(name: &str, compute: (u32, u32)) -> &'static str {
@@ -26,6 +26,15 @@ impl Gpu {
         device.decode.compiled = self.decode.instances();
         device.prefill.compiled = self.prefill.instances();
         device
+    }
+
+    /// Whether there are kernels for these heads on this GPU: to ask when a model is loaded.
+    ///
+    /// # Errors
+    /// [`PlanError::Unsupported`](crate::plan::PlanError::Unsupported) with what comes nearest, or what is wrong
+    /// with the specification.
+    pub fn supports(&self, spec: &Spec) -> Result<(), Error> {
+        Ok(self.device().supports(spec)?)
     }
 }
 

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use super::{
     Gpu,
     driver::{
-        self, CUstream, Current, LaunchAttribute, LaunchConfig, LaunchKernelEx, cuLaunchKernel,
+        Check, Current, LaunchAttribute, LaunchConfig, Stream, cuLaunchKernel, cuLaunchKernelEx,
     },
     module::Kernel,
 };
@@ -82,7 +82,7 @@ impl Gpu {
     pub(super) unsafe fn launch_prepared<P: Copy>(
         &self,
         prepared: &Prepared<P>,
-        stream: CUstream,
+        stream: Stream,
     ) -> Result<(), Error> {
         let Prepared {
             kernel,
@@ -105,13 +105,13 @@ impl Gpu {
         kernel: &Kernel,
         launch: &Launch,
         parameters: &P,
-        stream: CUstream,
+        stream: Stream,
     ) -> Result<(), Error> {
         launch.check(kernel)?;
         if launch.grid.contains(&0) {
             return Ok(());
         }
-        let _current = Current::enter(self.context.as_raw())?;
+        let _current = Current::enter(self.context.raw())?;
         // The driver reads the parameters before it returns and does not write them.
         let mut pointers = [(&raw const *parameters).cast_mut().cast::<c_void>()];
         let overlap = LaunchAttribute::new(LaunchAttribute::PROGRAMMATIC_STREAM_SERIALIZATION, [1]);
@@ -144,9 +144,6 @@ impl Gpu {
             };
             return code.check("cuLaunchKernel");
         }
-        // SAFETY: the type is that of the function.
-        let launch_ex: LaunchKernelEx =
-            unsafe { driver::young_function(c"cuLaunchKernelEx", "11.8") }?;
         let config = LaunchConfig {
             grid: launch.grid,
             block: [launch.threads, 1, 1],
@@ -157,7 +154,7 @@ impl Gpu {
         };
         // SAFETY: as above; the attributes outlive the call.
         let code = unsafe {
-            launch_ex(
+            cuLaunchKernelEx(
                 &config,
                 kernel.function,
                 pointers.as_mut_ptr(),

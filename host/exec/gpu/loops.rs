@@ -6,7 +6,7 @@ use kernels_gpu::{
 };
 
 use super::{
-    CUstream, Gpu,
+    Gpu, Stream,
     launch::Launch,
     module::{Carveout, Kernel, Modules},
 };
@@ -29,7 +29,7 @@ impl Gpu {
         &self,
         binding: Binding,
         mut params: LoopsParams,
-        stream: CUstream,
+        stream: Stream,
     ) -> Result<(), Error> {
         params.binding = binding as u32;
         let loops = match binding {

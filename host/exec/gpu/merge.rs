@@ -10,7 +10,7 @@ use kernels_gpu::{
 };
 
 use super::{
-    CUstream, DeviceArray, DeviceTensor, Gpu,
+    DeviceArray, DeviceTensor, Gpu, Stream,
     launch::{Launch, Prepared},
     module::{Carveout, Kernel, Modules},
     tensor::{COUNTED, VECTOR_BYTES, fits},
@@ -92,7 +92,7 @@ impl Gpu {
         merge_slots: DeviceArray<u32>,
         out: &DeviceTensor<3>,
         lse: Option<&DeviceTensor<2>>,
-        stream: CUstream,
+        stream: Stream,
     ) -> Result<(), Error> {
         let prepared = self.prepare_merge(partials, rows, merge_slots, out, lse, None)?;
         // SAFETY: the kernel takes `MergeParams`, and the caller vouches for what they point to.

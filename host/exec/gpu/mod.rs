@@ -2,7 +2,7 @@
 //!
 //! [`Gpu`] attaches to the primary context of a device, which is the one that the CUDA runtime and other
 //! CUDA crates use: memory and streams of theirs work here as they are, given as a device address
-//! ([`DeviceTensor`], [`DeviceArray`]) and a raw [`CUstream`].
+//! ([`DeviceTensor`], [`DeviceArray`]) and a handle of the stream ([`Stream`]).
 //!
 //! ```
 //! use tandem_attn::{Error, exec::gpu::Gpu};
@@ -18,11 +18,11 @@
 //! A [`Workspace`] runs the plans of one thread: [`Workspace::upload`] once a step, [`Gpu::run`] once a layer.
 //!
 //! ```no_run
-//! use tandem_attn::exec::gpu::{CUstream, DeviceTensor, Gpu, KvPool, Workspace, WorkspaceOptions};
+//! use tandem_attn::exec::gpu::{DeviceTensor, Gpu, KvPool, Stream, Workspace, WorkspaceOptions};
 //! use tandem_attn::plan::{BatchLimits, Bound, PlanOptions, Planner};
 //! use tandem_attn::problem::{Batch, Spec};
 //!
-//! # fn serve(batches: Vec<Batch>, pools: Vec<KvPool>, q: DeviceTensor<3>, out: DeviceTensor<3>, stream: CUstream)
+//! # fn serve(batches: Vec<Batch>, pools: Vec<KvPool>, q: DeviceTensor<3>, out: DeviceTensor<3>, stream: Stream)
 //! # -> Result<(), tandem_attn::Error> {
 //! let (gpu, spec) = (Gpu::new(0)?, Spec::new(32, 8, 128));
 //! let device = gpu.device();
@@ -48,6 +48,8 @@
 mod agenda;
 mod append;
 mod ceilings;
+#[cfg(feature = "cust")]
+pub mod cust;
 mod decode;
 mod decode_gather;
 mod device;
@@ -71,22 +73,21 @@ mod workspace;
 
 use std::fmt;
 
-use cust::{context::Context, device::Device, error::CudaError};
-
 pub use append::KvPool;
 pub use decode::{DecodeCall, DecodeTile};
-pub use driver::{CUdeviceptr, CUstream};
-pub use embedded::{EmbeddedModule, MODULES};
+pub use driver::{DevicePtr, Stream};
+pub use embedded::{Image, MODULES, Module};
 pub use launch_set::{LaunchKey, LaunchSet};
 pub use merge::PartialStates;
+pub use module::Compiling;
 pub use prefill::PrefillCall;
 pub use tensor::{DeviceArray, DeviceTensor};
 pub use tensor_map::{Swizzle, TensorMap};
 pub use workspace::{Streams, Workspace, WorkspaceOptions};
 
 use crate::Error;
-use driver::{Code, device_attribute};
-use module::Modules;
+use driver::{Check, device_attribute};
+use module::{GpuName, Modules, Progress};
 
 /// A family of kernels, by the architecture that brought its instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +97,48 @@ pub enum Family {
     Sm80,
     /// `wgmma` and the tensor memory accelerator: on Hopper.
     Sm90,
+}
+
+/// How a [`Gpu`] is made: see [`Gpu::builder`].
+pub struct GpuBuilder<'a> {
+    modules: &'a [Module],
+    progress: Option<Progress<'a>>,
+}
+
+impl<'a> GpuBuilder<'a> {
+    /// Other kernels than the ones in the program.
+    #[must_use]
+    pub fn modules(mut self, modules: &'a [Module]) -> Self {
+        self.modules = modules;
+        self
+    }
+
+    /// Lets the driver compile PTX where no machine code suits the GPU: a new generation, or a driver older than the
+    /// machine code. It takes a minute or more at the first start (the driver keeps what it compiled);
+    /// `progress` hears of every module before it is compiled.
+    #[must_use]
+    pub fn compile_ptx(mut self, progress: &'a mut dyn FnMut(Compiling)) -> Self {
+        self.progress = Some(progress);
+        self
+    }
+
+    /// Attaches to device `ordinal` and loads the kernels.
+    ///
+    /// # Errors
+    /// As [`Gpu::new`]; with other modules [`Error::NoKernel`] where a kernel is missing; where the driver compiles,
+    /// [`Error::PtxTooNew`].
+    pub fn build(self, ordinal: u32) -> Result<Gpu, Error> {
+        Gpu::load(ordinal, self.modules, self.progress)
+    }
+}
+
+impl fmt::Debug for GpuBuilder<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GpuBuilder")
+            .field("modules", &self.modules)
+            .field("compiles", &self.progress.is_some())
+            .finish()
+    }
 }
 
 /// A GPU with the kernels loaded. Make one for each device and keep it; threads may share it.
@@ -111,30 +154,40 @@ pub struct Gpu {
     prefill_gather: prefill_gather::Kernels,
     modules: Modules,
     // Behind the modules: it is released after them.
-    context: Context,
-    ordinal: u32,
+    context: resources::PrimaryContext,
+    device: driver::Device,
     name: String,
     compute: (u32, u32),
     multiprocessors: u32,
 }
 
 impl Gpu {
-    /// Attaches to the primary context of device `ordinal` and loads the kernels.
+    /// Attaches to the primary context of device `ordinal` and loads the kernels, machine code of which is in the
+    /// program. Nothing is compiled.
     ///
     /// If no context is current on the calling thread, the primary one stays so.
     ///
     /// # Errors
-    /// [`Error::NoDriver`], [`Error::NoDevice`], [`Error::UnsupportedArchitecture`],
-    /// [`Error::PtxTooNew`], [`Error::ModuleRefused`] or [`Error::Driver`].
+    /// [`Error::NoDriver`], [`Error::NoDevice`], [`Error::UnsupportedArchitecture`], [`Error::NoMachineCode`],
+    /// [`Error::ModuleRefused`] or [`Error::Driver`].
     pub fn new(ordinal: u32) -> Result<Self, Error> {
-        Self::with_modules(ordinal, MODULES)
+        Self::builder().build(ordinal)
     }
 
-    /// The same with other modules than the ones in the program: kernels under development.
-    ///
-    /// # Errors
-    /// As [`Gpu::new`], and [`Error::NoKernel`] where a kernel is missing.
-    pub fn with_modules(ordinal: u32, modules: &[EmbeddedModule]) -> Result<Self, Error> {
+    /// The same with a choice of the kernels, and of whether the driver may compile them.
+    #[must_use]
+    pub fn builder<'a>() -> GpuBuilder<'a> {
+        GpuBuilder {
+            modules: MODULES,
+            progress: None,
+        }
+    }
+
+    fn load(
+        ordinal: u32,
+        modules: &[Module],
+        progress: Option<Progress<'_>>,
+    ) -> Result<Self, Error> {
         driver::initialise()?;
         let mut count = 0;
         // SAFETY: writes one integer.
@@ -143,14 +196,14 @@ impl Gpu {
         if ordinal >= count {
             return Err(Error::NoDevice { ordinal, count });
         }
-        let device = Device::get_device(ordinal).map_err(|error| failed("cuDeviceGet", error))?;
-        let name = device
-            .name()
-            .map_err(|error| failed("cuDeviceGetName", error))?;
+        let mut device = 0;
+        // SAFETY: writes one integer; the ordinal is one of the driver's.
+        unsafe { driver::cuDeviceGet(&mut device, ordinal as i32) }.check("cuDeviceGet")?;
+        let name = device_name(device)?;
         let attribute = |attribute| {
             let mut value = 0;
             // SAFETY: writes one integer.
-            unsafe { driver::cuDeviceGetAttribute(&mut value, attribute, device.as_raw()) }
+            unsafe { driver::cuDeviceGetAttribute(&mut value, attribute, device) }
                 .check("cuDeviceGetAttribute")?;
             Ok::<u32, Error>(value.unsigned_abs())
         };
@@ -162,8 +215,12 @@ impl Gpu {
         let shared_per_sm = attribute(device_attribute::MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?;
         let multiprocessors = attribute(device_attribute::MULTIPROCESSOR_COUNT)?;
 
-        let context = resources::retain(device)?;
-        let modules = Modules::load(modules, &name, compute, context.as_raw())?;
+        let context = resources::PrimaryContext::retain(device)?;
+        let gpu = GpuName {
+            device: &name,
+            compute,
+        };
+        let modules = Modules::load(modules, &gpu, context.raw(), progress)?;
         Ok(Self {
             merge: merge::Kernels::load(&modules, max_shared)?,
             append: append::Kernels::load(&modules, max_shared)?,
@@ -176,7 +233,7 @@ impl Gpu {
             prefill_gather: prefill_gather::Kernels::load(&modules, max_shared)?,
             modules,
             context,
-            ordinal,
+            device,
             name,
             compute,
             multiprocessors,
@@ -189,7 +246,7 @@ impl Gpu {
     /// [`Error::Driver`].
     pub fn make_current(&self) -> Result<(), Error> {
         // SAFETY: the context is retained as long as `self` lives.
-        unsafe { driver::cuCtxSetCurrent(self.context.as_raw()) }.check("cuCtxSetCurrent")
+        unsafe { driver::cuCtxSetCurrent(self.context.raw()) }.check("cuCtxSetCurrent")
     }
 
     /// The name of the device.
@@ -228,10 +285,15 @@ impl fmt::Debug for Gpu {
     }
 }
 
-/// An error that `cust` already turned into its own.
-fn failed(call: &'static str, error: CudaError) -> Error {
-    match Code(error as u32).check(call) {
-        Err(error) => error,
-        Ok(()) => unreachable!("an error of cust is never success"),
-    }
+/// The driver's name of a device.
+fn device_name(device: driver::Device) -> Result<String, Error> {
+    let mut name = [0_u8; 256];
+    // SAFETY: writes at most so many bytes, a zero among them.
+    unsafe { driver::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, device) }
+        .check("cuDeviceGetName")?;
+    let end = name
+        .iter()
+        .position(|&byte| byte == 0)
+        .unwrap_or(name.len());
+    Ok(String::from_utf8_lossy(&name[..end]).into_owned())
 }

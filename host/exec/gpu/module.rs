@@ -2,16 +2,47 @@
 
 use std::{
     ffi::{CString, c_int, c_uint, c_void},
-    ptr,
+    fmt, ptr,
 };
 
+use rayon::prelude::*;
+
 use super::driver::{
-    self, CUcontext, CUfunction, CUmodule, Code, Current, cuCtxSynchronize, cuFuncGetAttribute,
+    self, Check, Code, Context, Current, Function, cuCtxSynchronize, cuFuncGetAttribute,
     cuFuncSetAttribute, cuModuleGetFunction, cuModuleLoadDataEx, cuModuleUnload,
     cuOccupancyMaxActiveBlocksPerMultiprocessor, function_attribute, jit_option,
 };
-use super::embedded::EmbeddedModule;
+use super::embedded::{Image, Module};
 use crate::Error;
+
+/// A module that the driver is about to compile: a minute or more where it has not done so before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Compiling {
+    /// The architecture of its PTX.
+    pub arch: &'static str,
+    /// The family of kernels in it.
+    pub family: &'static str,
+    /// Which module it is, from 1 on.
+    pub number: usize,
+    /// Of how many.
+    pub of: usize,
+}
+
+impl fmt::Display for Compiling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            arch,
+            family,
+            number,
+            of,
+        } = self;
+        write!(f, "compiling {family} for {arch}, module {number} of {of}")
+    }
+}
+
+/// Told of every module before the driver compiles it.
+pub(super) type Progress<'a> = &'a mut dyn FnMut(Compiling);
 
 /// An architecture in numbers: `sm_90a` is 9.0 and *specific*, its code runs there and nowhere else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,11 +75,11 @@ impl Arch {
 
 /// The modules that suit a GPU best: all those of the highest architecture that runs there.
 fn choose<'a>(
-    modules: &'a [EmbeddedModule],
+    modules: &'a [Module],
     device: &str,
     compute: (u32, u32),
-) -> Result<(&'static str, Vec<&'a EmbeddedModule>), Error> {
-    let arch_of = |module: &EmbeddedModule| Arch::parse(module.arch);
+) -> Result<(&'static str, Vec<&'a Module>), Error> {
+    let arch_of = |module: &Module| Arch::parse(module.arch);
     let best = modules
         .iter()
         .filter(|module| arch_of(module).is_some_and(|arch| arch.ptx_runs_on(compute)))
@@ -66,28 +97,35 @@ fn choose<'a>(
     Ok((best.arch, chosen.collect()))
 }
 
+/// What a GPU is called, and what it can run.
+pub(super) struct GpuName<'a> {
+    pub(super) device: &'a str,
+    pub(super) compute: (u32, u32),
+}
+
 /// The modules of one GPU, loaded into its context.
 #[derive(Debug)]
 pub struct Modules {
     arch: &'static str,
-    handles: Vec<CUmodule>,
-    context: CUcontext,
+    handles: Vec<driver::Module>,
+    context: Context,
 }
 
-// SAFETY: module handles belong to a context, not to a thread; the driver takes them from any thread.
-unsafe impl Send for Modules {}
-// SAFETY: as above; all methods take the driver's own locks.
-unsafe impl Sync for Modules {}
-
 impl Modules {
-    /// Loads what suits the GPU: cubins, or PTX where there are none or the driver refuses them.
+    /// Loads what suits the GPU: machine code, or with `progress` PTX where there is none or the driver refuses it.
     pub(super) fn load(
-        modules: &[EmbeddedModule],
-        device: &str,
-        compute: (u32, u32),
-        context: CUcontext,
+        modules: &[Module],
+        gpu: &GpuName<'_>,
+        context: Context,
+        mut progress: Option<Progress<'_>>,
     ) -> Result<Self, Error> {
-        let (arch, chosen) = choose(modules, device, compute)?;
+        let (arch, chosen) = choose(modules, gpu.device, gpu.compute)?;
+        let runs = Arch::parse(arch).is_some_and(|arch| arch.cubin_runs_on(gpu.compute));
+        // Unpacking takes longer than loading, and goes on all cores.
+        let cubins: Vec<Option<_>> = chosen
+            .par_iter()
+            .map(|module| module.cubin.as_ref().filter(|_| runs).map(Image::unpack))
+            .collect();
         let _current = Current::enter(context)?;
         // Filled one by one, so that an error unloads what was loaded before it.
         let mut loaded = Self {
@@ -95,8 +133,36 @@ impl Modules {
             handles: Vec::with_capacity(chosen.len()),
             context,
         };
-        for module in chosen {
-            loaded.handles.push(load_one(module, compute)?);
+        let of = chosen.len();
+        for (at, (module, cubin)) in chosen.iter().zip(cubins).enumerate() {
+            let refused_cubin = match cubin.transpose().map_err(damaged)? {
+                None => None,
+                Some(cubin) => match load_image(&cubin) {
+                    Ok(handle) => {
+                        loaded.handles.push(handle);
+                        continue;
+                    }
+                    // The driver is older than the ptxas that made the cubin; it may still compile the PTX.
+                    Err((code @ (Code::INVALID_IMAGE | Code::NO_BINARY_FOR_GPU), _)) => Some(code),
+                    Err((code, log)) => return Err(refused(module, code, log)),
+                },
+            };
+            let Some(progress) = progress.as_mut() else {
+                return Err(Error::NoMachineCode {
+                    device: gpu.device.into(),
+                    compute: gpu.compute,
+                    arch,
+                    family: module.family,
+                    refused: refused_cubin.map(driver::name),
+                });
+            };
+            progress(Compiling {
+                arch,
+                family: module.family,
+                number: at + 1,
+                of,
+            });
+            loaded.handles.push(compile(module)?);
         }
         Ok(loaded)
     }
@@ -117,7 +183,7 @@ impl Modules {
         let _current = Current::enter(self.context)?;
         let symbol = CString::new(name).unwrap_or_default();
         for &module in &self.handles {
-            let mut function = ptr::null_mut();
+            let mut function = Function::NULL;
             // SAFETY: the module is loaded and the name ends with a zero.
             let found = unsafe { cuModuleGetFunction(&mut function, module, symbol.as_ptr()) };
             if found == Code::SUCCESS {
@@ -145,41 +211,39 @@ impl Drop for Modules {
     }
 }
 
-fn load_one(module: &EmbeddedModule, compute: (u32, u32)) -> Result<CUmodule, Error> {
-    let runs = Arch::parse(module.arch).is_some_and(|arch| arch.cubin_runs_on(compute));
-    if let Some(cubin) = module.cubin.filter(|_| runs) {
-        match load_image(cubin) {
-            Ok(handle) => return Ok(handle),
-            // The driver is older than the ptxas that made the cubin; it may still compile the PTX.
-            Err((Code::INVALID_IMAGE | Code::NO_BINARY_FOR_GPU, _)) => {}
-            Err((code, log)) => return Err(refused(module, code, log)),
-        }
-    }
-    let mut ptx = Vec::with_capacity(module.ptx.len() + 1);
-    ptx.extend_from_slice(module.ptx.as_bytes());
+/// Has the driver compile a module's PTX.
+fn compile(module: &Module) -> Result<driver::Module, Error> {
+    let mut ptx = module.ptx.unpack().map_err(damaged)?.into_owned();
+    let version = ptx_version(&String::from_utf8_lossy(&ptx[..ptx.len().min(4096)]));
     ptx.push(0);
     match load_image(&ptx) {
         Ok(handle) => Ok(handle),
         Err((Code::UNSUPPORTED_PTX_VERSION, _)) => Err(Error::PtxTooNew {
             arch: module.arch,
-            ptx: ptx_version(module.ptx),
+            ptx: version,
             driver: driver::version()?,
         }),
         Err((code, log)) => Err(refused(module, code, log)),
     }
 }
 
-fn refused(module: &EmbeddedModule, code: Code, log: String) -> Error {
+fn damaged(corrupt: kernels_bin::Corrupt) -> Error {
+    Error::DamagedKernels {
+        reason: corrupt.to_string(),
+    }
+}
+
+fn refused(module: &Module, code: Code, log: String) -> Error {
     Error::ModuleRefused {
         arch: module.arch,
         code: code.0,
-        name: code.name(),
+        name: driver::name(code),
         log,
     }
 }
 
 /// Loads a cubin, or PTX that ends with a zero, into the current context.
-fn load_image(image: &[u8]) -> Result<CUmodule, (Code, String)> {
+fn load_image(image: &[u8]) -> Result<driver::Module, (Code, String)> {
     let mut log = vec![0_u8; 8 << 10];
     let keys: [c_uint; 2] = [
         jit_option::ERROR_LOG_BUFFER,
@@ -189,7 +253,7 @@ fn load_image(image: &[u8]) -> Result<CUmodule, (Code, String)> {
         log.as_mut_ptr().cast::<c_void>(),
         ptr::without_provenance_mut(log.len()),
     ];
-    let mut module = ptr::null_mut();
+    let mut module = driver::Module::NULL;
     // SAFETY: the image is a whole cubin or a terminated text, the two options take a buffer and its size,
     // and both outlive the call.
     let code = unsafe {
@@ -238,18 +302,13 @@ pub struct Kernel {
     pub max_threads: u32,
     /// Bytes of dynamic shared memory that a launch may ask for.
     pub max_dynamic_shared: u32,
-    pub(super) function: CUfunction,
+    pub(super) function: Function,
 }
-
-// SAFETY: function handles belong to a context, not to a thread.
-unsafe impl Send for Kernel {}
-// SAFETY: as above, and nothing of it changes.
-unsafe impl Sync for Kernel {}
 
 impl Kernel {
     fn new(
         name: &'static str,
-        function: CUfunction,
+        function: Function,
         carveout: Carveout,
         max_shared: u32,
     ) -> Result<Self, Error> {
@@ -311,15 +370,16 @@ impl Modules {
 mod tests {
     use super::*;
 
-    const fn module(arch: &'static str) -> EmbeddedModule {
-        EmbeddedModule {
+    const fn module(arch: &'static str) -> Module {
+        Module {
             arch,
-            ptx: ".version 8.0\n",
+            family: "all",
+            ptx: Image::raw(b".version 8.0\n"),
             cubin: None,
         }
     }
 
-    const BUILT: [EmbeddedModule; 3] = [module("sm_80"), module("sm_90a"), module("sm_90a")];
+    static BUILT: [Module; 3] = [module("sm_80"), module("sm_90a"), module("sm_90a")];
 
     #[test]
     fn the_highest_architecture_that_runs_is_chosen_with_all_its_modules() {

@@ -10,7 +10,7 @@ use kernels_gpu::{
 };
 
 use super::{
-    CUstream, DeviceArray, DeviceTensor, Family, Gpu, KvPool, PartialStates,
+    DeviceArray, DeviceTensor, Family, Gpu, KvPool, PartialStates, Stream,
     launch::{Launch, Prepared},
     prefill_gather::vectors,
     steps::Step,
@@ -68,7 +68,7 @@ impl Gpu {
     /// # Errors
     /// [`Error::NoInstance`] where no kernel was compiled for the call; a variant for each thing that can be
     /// wrong with a tensor, before anything is launched; [`Error::Driver`] if the launch fails.
-    pub unsafe fn prefill(&self, call: &PrefillCall<'_>, stream: CUstream) -> Result<(), Error> {
+    pub unsafe fn prefill(&self, call: &PrefillCall<'_>, stream: Stream) -> Result<(), Error> {
         // SAFETY: the caller's promise.
         unsafe { self.prefill_on(self.prefill_family(call), call, stream) }
     }
@@ -95,7 +95,7 @@ impl Gpu {
         &self,
         family: Family,
         call: &PrefillCall<'_>,
-        stream: CUstream,
+        stream: Stream,
     ) -> Result<(), Error> {
         match self.prepare_prefill(family, call)? {
             // SAFETY: the caller's promise.

@@ -2,38 +2,59 @@
 
 use std::{ffi::c_void, ptr};
 
-use cust::{context::Context, device::Device};
-
-use super::{
-    driver::{
-        self, CUcontext, CUdeviceptr, CUevent, CUstream, Code, Current, cuEventCreate,
-        cuEventDestroy, cuEventQuery, cuEventRecord, cuEventSynchronize, cuMemAlloc, cuMemFree,
-        cuMemFreeHost, cuMemHostAlloc, cuMemsetD8, cuStreamCreate, cuStreamDestroy,
-        cuStreamSynchronize, cuStreamWaitEvent,
-    },
-    failed,
+use super::driver::{
+    self, Check, Code, Context, Current, Device, DevicePtr, Event, Stream, cuCtxSetCurrent,
+    cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRetain, cuEventCreate, cuEventDestroy,
+    cuEventQuery, cuEventRecord, cuEventSynchronize, cuMemAlloc, cuMemFree, cuMemFreeHost,
+    cuMemHostAlloc, cuMemsetD8, cuStreamCreate, cuStreamDestroy, cuStreamSynchronize,
+    cuStreamWaitEvent,
 };
 use crate::Error;
 
-/// Retains the primary context of a device; what is current on the thread stays so, if anything is.
-pub(super) fn retain(device: Device) -> Result<Context, Error> {
-    let before = driver::current()?;
-    let context =
-        Context::new(device).map_err(|error| failed("cuDevicePrimaryCtxRetain", error))?;
-    driver::restore(before)?;
-    Ok(context)
+/// The primary context of a device, retained. The CUDA runtime and other CUDA crates share it.
+#[derive(Debug)]
+pub(super) struct PrimaryContext {
+    handle: Context,
+    device: Device,
+}
+
+impl PrimaryContext {
+    /// If no context is current on the calling thread, this one is from now on.
+    pub(super) fn retain(device: Device) -> Result<Self, Error> {
+        let mut handle = Context::NULL;
+        // SAFETY: writes one handle.
+        unsafe { cuDevicePrimaryCtxRetain(&mut handle, device) }
+            .check("cuDevicePrimaryCtxRetain")?;
+        let context = Self { handle, device };
+        if driver::current()?.is_null() {
+            // SAFETY: the context was retained above.
+            unsafe { cuCtxSetCurrent(handle) }.check("cuCtxSetCurrent")?;
+        }
+        Ok(context)
+    }
+
+    pub(super) fn raw(&self) -> Context {
+        self.handle
+    }
+}
+
+impl Drop for PrimaryContext {
+    fn drop(&mut self) {
+        // SAFETY: retained once by us. A driver that is shutting down refuses, and may.
+        let _ = unsafe { cuDevicePrimaryCtxRelease(self.device) };
+    }
 }
 
 /// Bytes on the device.
 #[derive(Debug)]
 pub(super) struct DeviceMemory {
-    address: CUdeviceptr,
-    context: CUcontext,
+    address: DevicePtr,
+    context: Context,
 }
 
 impl DeviceMemory {
     /// All zero. Waits for the device.
-    pub(super) fn zeroed(context: CUcontext, bytes: usize) -> Result<Self, Error> {
+    pub(super) fn zeroed(context: Context, bytes: usize) -> Result<Self, Error> {
         let _current = Current::enter(context)?;
         let mut memory = Self {
             address: 0,
@@ -44,12 +65,12 @@ impl DeviceMemory {
             cuMemAlloc(&mut memory.address, bytes.max(1)).check("cuMemAlloc")?;
             cuMemsetD8(memory.address, 0, bytes).check("cuMemsetD8")?;
             // Streams that do not wait for the default stream are to find it so.
-            cuStreamSynchronize(ptr::null_mut()).check("cuStreamSynchronize")?;
+            cuStreamSynchronize(Stream::DEFAULT).check("cuStreamSynchronize")?;
         }
         Ok(memory)
     }
 
-    pub(super) fn address(&self) -> CUdeviceptr {
+    pub(super) fn address(&self) -> DevicePtr {
         self.address
     }
 }
@@ -68,11 +89,11 @@ impl Drop for DeviceMemory {
 pub(super) struct PinnedMemory {
     address: *mut u8,
     bytes: usize,
-    context: CUcontext,
+    context: Context,
 }
 
 impl PinnedMemory {
-    pub(super) fn zeroed(context: CUcontext, bytes: usize) -> Result<Self, Error> {
+    pub(super) fn zeroed(context: Context, bytes: usize) -> Result<Self, Error> {
         let _current = Current::enter(context)?;
         let mut address = ptr::null_mut::<c_void>();
         // SAFETY: writes one address.
@@ -104,27 +125,27 @@ impl Drop for PinnedMemory {
 
 /// A stream that the default stream does not wait for.
 #[derive(Debug)]
-pub(super) struct Stream {
-    handle: CUstream,
-    context: CUcontext,
+pub(super) struct OwnedStream {
+    handle: Stream,
+    context: Context,
 }
 
-impl Stream {
-    pub(super) fn new(context: CUcontext) -> Result<Self, Error> {
+impl OwnedStream {
+    pub(super) fn new(context: Context) -> Result<Self, Error> {
         const NON_BLOCKING: u32 = 1;
         let _current = Current::enter(context)?;
-        let mut handle = ptr::null_mut();
+        let mut handle = Stream::NULL;
         // SAFETY: writes one handle.
         unsafe { cuStreamCreate(&mut handle, NON_BLOCKING) }.check("cuStreamCreate")?;
         Ok(Self { handle, context })
     }
 
-    pub(super) fn raw(&self) -> CUstream {
+    pub(super) fn raw(&self) -> Stream {
         self.handle
     }
 }
 
-impl Drop for Stream {
+impl Drop for OwnedStream {
     fn drop(&mut self) {
         if let Ok(_current) = Current::enter(self.context) {
             // SAFETY: made by us; work on it goes on.
@@ -135,16 +156,16 @@ impl Drop for Stream {
 
 /// A point in the work of a stream. Methods that take a stream want the context current.
 #[derive(Debug)]
-pub(super) struct Event {
-    handle: CUevent,
-    context: CUcontext,
+pub(super) struct OwnedEvent {
+    handle: Event,
+    context: Context,
 }
 
-impl Event {
-    pub(super) fn new(context: CUcontext) -> Result<Self, Error> {
+impl OwnedEvent {
+    pub(super) fn new(context: Context) -> Result<Self, Error> {
         const WITHOUT_TIME: u32 = 2;
         let _current = Current::enter(context)?;
-        let mut handle = ptr::null_mut();
+        let mut handle = Event::NULL;
         // SAFETY: writes one handle.
         unsafe { cuEventCreate(&mut handle, WITHOUT_TIME) }.check("cuEventCreate")?;
         Ok(Self { handle, context })
@@ -154,7 +175,7 @@ impl Event {
     ///
     /// # Safety
     /// The stream is one of this context, or null.
-    pub(super) unsafe fn record(&self, stream: CUstream) -> Result<(), Error> {
+    pub(super) unsafe fn record(&self, stream: Stream) -> Result<(), Error> {
         // SAFETY: the caller's promise.
         unsafe { cuEventRecord(self.handle, stream) }.check("cuEventRecord")
     }
@@ -163,7 +184,7 @@ impl Event {
     ///
     /// # Safety
     /// The stream is one of this context, or null.
-    pub(super) unsafe fn hold(&self, stream: CUstream) -> Result<(), Error> {
+    pub(super) unsafe fn hold(&self, stream: Stream) -> Result<(), Error> {
         // SAFETY: the caller's promise.
         unsafe { cuStreamWaitEvent(stream, self.handle, 0) }.check("cuStreamWaitEvent")
     }
@@ -181,7 +202,7 @@ impl Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for OwnedEvent {
     fn drop(&mut self) {
         if let Ok(_current) = Current::enter(self.context) {
             // SAFETY: made by us.
@@ -190,12 +211,7 @@ impl Drop for Event {
     }
 }
 
-// SAFETY, all of them: the handles belong to a context, not to a thread.
-unsafe impl Send for DeviceMemory {}
-unsafe impl Sync for DeviceMemory {}
+// SAFETY: it is allocated once and freed once; what it points to is used by the driver and by `&mut` alone.
 unsafe impl Send for PinnedMemory {}
+// SAFETY: as above.
 unsafe impl Sync for PinnedMemory {}
-unsafe impl Send for Stream {}
-unsafe impl Sync for Stream {}
-unsafe impl Send for Event {}
-unsafe impl Sync for Event {}

@@ -6,8 +6,8 @@ use kernels_gpu::{
 };
 
 use super::{
-    CUstream, DecodeCall, DecodeTile, DeviceArray, DeviceTensor, Family, Gpu, KvPool, LaunchKey,
-    PrefillCall, Workspace, agenda::GroupLaunch, steps::Step,
+    DecodeCall, DecodeTile, DeviceArray, DeviceTensor, Family, Gpu, KvPool, LaunchKey, PrefillCall,
+    Stream, Workspace, agenda::GroupLaunch, steps::Step,
 };
 use crate::{Error, plan::Kernel};
 
@@ -82,7 +82,7 @@ impl Gpu {
         pools: &[KvPool],
         out: &DeviceTensor<3>,
         lse: Option<&DeviceTensor<2>>,
-        stream: CUstream,
+        stream: Stream,
     ) -> Result<(), Error> {
         if !workspace.loaded {
             return Err(Error::NoPlan);

@@ -4,7 +4,7 @@ use kernels_gpu::abi::{
     DecodeParams, GatherDecodeParams, GatherPrefillParams, MergeParams, PodParams, PrefillParams,
 };
 
-use super::{CUstream, Gpu, Streams, Workspace, driver::Current, launch::Prepared};
+use super::{Gpu, Stream, Streams, Workspace, driver::Current, launch::Prepared};
 use crate::{Error, plan::pod::PodMode};
 
 /// A launch that was checked and waits for its turn: a handful, kept for their memory.
@@ -30,9 +30,9 @@ impl Gpu {
         &self,
         workspace: &Workspace,
         steps: &[Step],
-        stream: CUstream,
+        stream: Stream,
     ) -> Result<(), Error> {
-        let _current = Current::enter(self.context.as_raw())?;
+        let _current = Current::enter(self.context.raw())?;
         let merging = matches!(steps.last(), Some(Step::Merge(_)));
         let (groups, merge) = steps.split_at(steps.len() - usize::from(merging));
         let overlap = workspace.overlaps(groups);
@@ -101,7 +101,7 @@ impl Gpu {
     ///
     /// # Safety
     /// As [`launch_steps`](Self::launch_steps).
-    unsafe fn launch_chain(&self, steps: &[Step], stream: CUstream) -> Result<(), Error> {
+    unsafe fn launch_chain(&self, steps: &[Step], stream: Stream) -> Result<(), Error> {
         let mut behind_decode = false;
         for step in steps {
             let mut step = *step;
@@ -132,7 +132,7 @@ impl Gpu {
     ///
     /// # Safety
     /// As [`launch_steps`](Self::launch_steps).
-    pub(super) unsafe fn launch_step(&self, step: &Step, stream: CUstream) -> Result<(), Error> {
+    pub(super) unsafe fn launch_step(&self, step: &Step, stream: Stream) -> Result<(), Error> {
         // SAFETY: the caller's promises.
         unsafe {
             match step {

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use kernels_gpu::divisor::Divisor;
 
-use super::driver::CUdeviceptr;
+use super::driver::DevicePtr;
 use crate::{
     Error,
     problem::{Dtype, ProblemError},
@@ -25,7 +25,7 @@ pub(super) const VECTOR_BYTES: u32 = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceTensor<const RANK: usize> {
     /// Device address of the first element.
-    pub address: CUdeviceptr,
+    pub address: DevicePtr,
     /// Element type.
     pub dtype: Dtype,
     /// Extents, the slowest first.
@@ -37,7 +37,7 @@ pub struct DeviceTensor<const RANK: usize> {
 impl<const RANK: usize> DeviceTensor<RANK> {
     /// A dense tensor.
     #[must_use]
-    pub const fn new(address: CUdeviceptr, dtype: Dtype, shape: [usize; RANK]) -> Self {
+    pub const fn new(address: DevicePtr, dtype: Dtype, shape: [usize; RANK]) -> Self {
         let mut strides = [1; RANK];
         let mut axis = RANK;
         while axis > 1 {
@@ -118,7 +118,7 @@ impl<const RANK: usize> DeviceTensor<RANK> {
 #[derive(Debug, PartialEq, Eq)]
 pub struct DeviceArray<T> {
     /// Device address of the first value.
-    pub address: CUdeviceptr,
+    pub address: DevicePtr,
     /// Number of values.
     pub len: usize,
     values: PhantomData<fn() -> T>,
@@ -136,7 +136,7 @@ impl<T> Copy for DeviceArray<T> {}
 impl<T> DeviceArray<T> {
     /// From an address and a number of values.
     #[must_use]
-    pub const fn new(address: CUdeviceptr, len: usize) -> Self {
+    pub const fn new(address: DevicePtr, len: usize) -> Self {
         Self {
             address,
             len,
@@ -151,7 +151,7 @@ impl<T> DeviceArray<T> {
 
 pub(super) fn check_address(
     tensor: &'static str,
-    address: CUdeviceptr,
+    address: DevicePtr,
     is_empty: bool,
     align: u32,
 ) -> Result<(), Error> {

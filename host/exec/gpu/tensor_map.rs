@@ -2,7 +2,7 @@
 
 use std::ffi::{c_uint, c_void};
 
-use super::driver::{self, CUdeviceptr, Code, TensorMapEncodeTiled};
+use super::driver::{self, Check, DevicePtr, cuTensorMapEncodeTiled};
 use crate::{Error, problem::Dtype};
 
 /// How rows of a box are spread over the banks of shared memory.
@@ -40,7 +40,7 @@ pub struct TensorMap<'a> {
     /// Names the tensor in errors.
     pub name: &'static str,
     /// Device address.
-    pub address: CUdeviceptr,
+    pub address: DevicePtr,
     /// Element type.
     pub dtype: Dtype,
     /// Extents in elements.
@@ -69,9 +69,6 @@ impl TensorMap<'_> {
     pub fn encode(&self) -> Result<[u64; 16], Error> {
         self.check()?;
         driver::initialise()?;
-        // SAFETY: the type is that of the function.
-        let encode: TensorMapEncodeTiled =
-            unsafe { driver::young_function(c"cuTensorMapEncodeTiled", "12.0") }?;
         let mut map = Encoded([0; 16]);
         let element_strides = [1; 5];
         let data_type: c_uint = match self.dtype {
@@ -85,8 +82,8 @@ impl TensorMap<'_> {
         const FILL_ZEROS: c_uint = 0;
         // SAFETY: all arrays have an entry for each dimension, the map has size and alignment of a
         // `CUtensorMap`, and nothing is read through the tensor's address.
-        let code: Code = unsafe {
-            encode(
+        let code = unsafe {
+            cuTensorMapEncodeTiled(
                 map.0.as_mut_ptr().cast::<c_void>(),
                 data_type,
                 self.dims.len() as u32,

@@ -4,7 +4,6 @@ mod upload;
 
 use std::{fmt, ops::Range};
 
-use cust::{context::Context, device::Device};
 use kernels_gpu::abi::{LaunchRecord, MergeRow, QueryRow, WorkItem};
 
 use super::{
@@ -12,7 +11,7 @@ use super::{
     agenda::Agenda,
     inspect::Known,
     launch_set::LaunchSet,
-    resources::{DeviceMemory, Event, PinnedMemory, Stream, retain},
+    resources::{DeviceMemory, OwnedEvent, OwnedStream, PinnedMemory, PrimaryContext},
     steps::Step,
 };
 use crate::{
@@ -53,6 +52,43 @@ pub struct WorkspaceOptions {
     pub checks: bool,
 }
 
+impl WorkspaceOptions {
+    /// With one stream or several.
+    #[must_use]
+    pub const fn with_streams(mut self, streams: Streams) -> Self {
+        self.streams = streams;
+        self
+    }
+
+    /// With all attention by the kernels of a family, or by those that suit best.
+    #[must_use]
+    pub fn with_family(mut self, family: impl Into<Option<Family>>) -> Self {
+        self.family = family.into();
+        self
+    }
+
+    /// With these launches in every run.
+    #[must_use]
+    pub fn with_launches(mut self, launches: impl Into<Option<LaunchSet>>) -> Self {
+        self.launches = launches.into();
+        self
+    }
+
+    /// With a launch set: who merges.
+    #[must_use]
+    pub const fn with_merge_mode(mut self, merge_mode: MergeMode) -> Self {
+        self.merge_mode = merge_mode;
+        self
+    }
+
+    /// With the debug mode on or off.
+    #[must_use]
+    pub const fn with_checks(mut self, checks: bool) -> Self {
+        self.checks = checks;
+        self
+    }
+}
+
 /// Copies of plans under way at most, before a further one waits for the first.
 const IN_FLIGHT: usize = 4;
 
@@ -69,26 +105,26 @@ pub struct Workspace {
     pub(super) loaded: bool,
     /// The launches of a run, kept for their memory.
     pub(super) steps: Vec<Step>,
-    pub(super) fork: Event,
+    pub(super) fork: OwnedEvent,
     pub(super) lanes: Vec<Lane>,
     known: Known,
     staging: Vec<Staging>,
     next: usize,
     memory: DeviceMemory,
     // Behind everything that lives in it.
-    pub(super) context: Context,
+    pub(super) context: PrimaryContext,
 }
 
 /// A stream beside the caller's.
 pub(super) struct Lane {
-    pub(super) stream: Stream,
-    pub(super) done: Event,
+    pub(super) stream: OwnedStream,
+    pub(super) done: OwnedEvent,
 }
 
 /// A plan on its way to the device.
 struct Staging {
     memory: PinnedMemory,
-    copied: Event,
+    copied: OwnedEvent,
 }
 
 impl Gpu {
@@ -113,15 +149,13 @@ impl Gpu {
                 limit: MAX_LAUNCHES.into(),
             });
         }
-        let device = Device::get_device(self.ordinal)
-            .map_err(|error| super::failed("cuDeviceGet", error))?;
-        let context = retain(device)?;
-        let raw = context.as_raw();
+        let context = PrimaryContext::retain(self.device)?;
+        let raw = context.raw();
         let layout = WorkspaceLayout::new(spec, bound);
         let staging = || -> Result<Staging, Error> {
             Ok(Staging {
                 memory: PinnedMemory::zeroed(raw, layout.upload_bytes as usize)?,
-                copied: Event::new(raw)?,
+                copied: OwnedEvent::new(raw)?,
             })
         };
         let staging = (0..IN_FLIGHT)
@@ -134,8 +168,8 @@ impl Gpu {
         };
         let lane = |_| -> Result<Lane, Error> {
             Ok(Lane {
-                stream: Stream::new(raw)?,
-                done: Event::new(raw)?,
+                stream: OwnedStream::new(raw)?,
+                done: OwnedEvent::new(raw)?,
             })
         };
         Ok(Workspace {
@@ -145,7 +179,7 @@ impl Gpu {
             agenda: Agenda::default(),
             loaded: false,
             steps: Vec::new(),
-            fork: Event::new(raw)?,
+            fork: OwnedEvent::new(raw)?,
             lanes: (0..lanes).map(lane).collect::<Result<_, _>>()?,
             known: Known::default(),
             staging,

@@ -4,8 +4,10 @@ use proptest::prelude::*;
 
 use super::super::{mask::DraftTree, *};
 use crate::{
+    exec::cpu::append_paged_kv,
     problem::{Batch, Dtype, KvLayout, PageTable, Part, Spec},
     reference::{self, Output},
+    tensor::ShapeError,
 };
 fn spec() -> Spec {
     Spec::new(4, 2, 16).with_dtype(Dtype::F32)
@@ -62,11 +64,16 @@ fn all_layouts_show_the_same_rows() {
     for layout in [KvLayout::Nhd, KvLayout::Hnd] {
         let (mut k_pool, mut v_pool) = (vec![f32::NAN; len], vec![f32::NAN; len]);
         let mut pool = KvViewMut::new(&spec, layout, page_size, &mut k_pool, &mut v_pool);
-        pool.write(&spec, &table, 0, 2, &k, &v);
+        let slots = table.slots(0, 2..7).unwrap();
+        append_paged_kv(&spec, pages, &slots, &k, &v, &mut pool).unwrap();
         check(pool.view());
         assert_eq!(pool.view().by_token().is_some(), layout == KvLayout::Nhd);
-        pool.copy_page(&spec, 2, 1);
+        pool.copy_page(&spec, 2, 1).unwrap();
         assert_eq!(pool.view().key(1, 3, 1, 16), pool.view().key(2, 3, 1, 16));
+        for (from, to, got) in [(3, 0, 3), (0, 9, 9)] {
+            let error = pool.copy_page(&spec, from, to).unwrap_err();
+            assert_eq!(error, ShapeError::NoPage { got, pages });
+        }
 
         let mut paired = vec![f32::NAN; 2 * len];
         let page = len / pages as usize;
@@ -77,7 +84,17 @@ fn all_layouts_show_the_same_rows() {
             both[..page].copy_from_slice(k);
             both[page..].copy_from_slice(v);
         }
-        check(KvView::paired(&spec, layout, page_size, &paired));
+        check(KvView::paired(&spec, layout, page_size, &paired).unwrap());
+        let (got, page) = (paired.len() - 1, 2 * page);
+        assert_eq!(
+            KvView::paired(&spec, layout, page_size, &paired[1..]).unwrap_err(),
+            ShapeError::PartOfPage { got, page }
+        );
+        let uneven = spec.with_head_dim_v(32);
+        assert!(matches!(
+            KvView::paired(&uneven, layout, page_size, &paired),
+            Err(ShapeError::Unpaired { .. })
+        ));
     }
 }
 

@@ -5,7 +5,16 @@ use serde::{Deserialize, Serialize};
 use super::{Plan, PlanError};
 
 /// The largest batches that are to be planned.
+///
+/// ```
+/// use tandem_attn::plan::BatchLimits;
+///
+/// // 256 requests of up to 8192 keys on pages of 16, and chunks of prompts of up to 4096 tokens with them.
+/// let limits = BatchLimits::decodes(256, 8192, 16).with_query_tokens(256 + 4096);
+/// assert_eq!(limits.page_ids, 256 * 512);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct BatchLimits {
     /// Requests (row blocks of a part).
     pub requests: u32,
@@ -29,11 +38,42 @@ impl BatchLimits {
         Self {
             requests,
             query_tokens: requests,
-            page_ids: requests * kv_len.div_ceil(page_size),
+            page_ids: requests.saturating_mul(kv_len.div_ceil(match page_size {
+                0 => 1,
+                _ => page_size,
+            })),
             kv_len,
             parts: 1,
             states_per_token: 8,
         }
+    }
+
+    /// With so many query tokens of all requests.
+    #[must_use]
+    pub const fn with_query_tokens(mut self, query_tokens: u32) -> Self {
+        self.query_tokens = query_tokens;
+        self
+    }
+
+    /// With so many page ids of all parts.
+    #[must_use]
+    pub const fn with_page_ids(mut self, page_ids: u32) -> Self {
+        self.page_ids = page_ids;
+        self
+    }
+
+    /// With so many parts of a batch.
+    #[must_use]
+    pub const fn with_parts(mut self, parts: u32) -> Self {
+        self.parts = parts;
+        self
+    }
+
+    /// With so many partial states of a query token, on average.
+    #[must_use]
+    pub const fn with_states_per_token(mut self, states_per_token: u32) -> Self {
+        self.states_per_token = states_per_token;
+        self
     }
 }
 
@@ -51,7 +91,7 @@ impl BatchLimits {
 /// let layout = WorkspaceLayout::new(&spec, &bound);
 /// assert!(layout.bytes > layout.upload_bytes);
 /// // A planner with these options keeps to it.
-/// let options = PlanOptions { bound: Some(bound), ..PlanOptions::default() };
+/// let options = PlanOptions::default().with_bound(bound);
 /// # let _ = options;
 /// # Ok::<(), tandem_attn::plan::PlanError>(())
 /// ```

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::Kernel;
+use super::{Kernel, Unsupported};
 use crate::problem::ProblemError;
 
 /// Why a batch was not planned.
@@ -28,6 +28,9 @@ pub enum PlanError {
         /// What is wrong.
         reason: String,
     },
+    /// The device has no kernel for what is asked.
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
     /// No tile of a kernel fits the heads.
     #[error(
         "{kernel:?} has no tile for head dimensions {head_dim_qk}/{head_dim_v} and groups of {group} query heads \

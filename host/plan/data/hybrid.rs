@@ -87,6 +87,9 @@ pub struct PodForecast {
     pub streams_ns: f64,
     /// In the best fused configuration; `f64::MAX` where there is none.
     pub fused_ns: f64,
+    /// When the prefills and the decodes are done there.
+    #[serde(default)]
+    pub fused_done_ns: [f64; 2],
 }
 
 impl PodForecast {
@@ -108,9 +111,35 @@ impl PodForecast {
         }
     }
 
+    /// What the batch takes in a mode; `f64::MAX` where the device does not have it.
+    #[must_use]
+    pub fn of(&self, mode: PodMode) -> f64 {
+        match mode {
+            PodMode::Serial => self.serial_ns,
+            PodMode::Streams => self.streams_ns,
+            PodMode::Fused | PodMode::Tickets => self.fused_ns,
+            PodMode::Auto => self.of(self.best()),
+        }
+    }
+
+    /// When the prefills and the decodes are done that begin at the same time in a mode, or one after the other.
+    pub(in crate::plan) fn done(&self, mode: PodMode) -> [f64; 2] {
+        let alone = [self.prefill_ns, self.decode_ns];
+        match mode {
+            PodMode::Fused | PodMode::Tickets => self.fused_done_ns,
+            PodMode::Streams => alike(self.streams_ns, alone),
+            PodMode::Serial | PodMode::Auto => alone,
+        }
+    }
+
     /// The paper's bound on what overlap can bring: both at their best, a tenth of the shorter not hidden.
     #[must_use]
     pub fn peak_ns(&self) -> f64 {
         self.prefill_ns.max(self.decode_ns) + 0.1 * self.prefill_ns.min(self.decode_ns)
     }
+}
+
+/// When both are done that together take `time`, if they are slowed down alike.
+pub fn alike(time: f64, alone: [f64; 2]) -> [f64; 2] {
+    alone.map(|ns| time * ns / alone[0].max(alone[1]).max(f64::MIN_POSITIVE))
 }

@@ -7,11 +7,13 @@ mod options;
 mod plan;
 mod rules;
 mod tables;
+mod unsupported;
 
 pub use bound::{BatchLimits, Bound};
 pub use error::{BrokenPlan, PlanError};
-pub use hybrid::{CtaSplit, PodForecast, PodMode, PodPlan, Tickets};
+pub use hybrid::{CtaSplit, PodForecast, PodMode, PodPlan, Tickets, alike};
 pub use options::{PackRule, PlanOptions, SplitMode};
 pub use plan::{Kernel, MergeMode, Plan, PlannedPart, PlannedRowBlock, Tile, TileGroup};
 pub use rules::{Chunk, Join, Rules};
 pub use tables::{check_split, collect_tables};
+pub use unsupported::{Unsupported, dims};

@@ -1,7 +1,7 @@
 //! What a hybrid batch takes in each mode.
 
 use crate::plan::{
-    data::{CtaSplit, PodForecast},
+    data::{CtaSplit, PodForecast, alike},
     model::{PodConfig, PodDescription, Share},
 };
 
@@ -53,22 +53,23 @@ impl PrefillLoad {
 }
 
 impl PodConfig {
-    /// What a hybrid batch takes side by side, and with how many CTAs the least.
-    fn time(&self, prefill: &PrefillLoad, decode_ns: f64, sms: u32) -> (f64, CtaSplit) {
+    /// When the prefills and the decodes of a hybrid batch are done side by side, and with how many CTAs the
+    /// soonest.
+    fn done(&self, prefill: &PrefillLoad, decode_ns: f64, sms: u32) -> ([f64; 2], CtaSplit) {
         let decode_ns = decode_ns * self.decode_slowdown;
         if self.shares.is_empty() {
             let prefill_ns = prefill.on(sms, sms) * self.prefill_slowdown;
             let time = overlapped(prefill_ns, decode_ns, self.overlap_loss);
-            return (time, CtaSplit::default());
+            return (alike(time, [prefill_ns, decode_ns]), CtaSplit::default());
         }
-        let mut best = (f64::MAX, CtaSplit::default());
+        let mut best = ([f64::MAX; 2], CtaSplit::default());
         let mut ctas = prefill.fewest(sms);
         loop {
             let alone = prefill.on(ctas, sms) * self.prefill_slowdown;
             let busy = self.prefill_slowdown * prefill.ns * f64::from(sms) / f64::from(ctas);
-            let time = self.share(ctas, sms).time([alone, busy], decode_ns);
-            if time < best.0 {
-                best = (time, CtaSplit::new(sms, ctas));
+            let done = self.share(ctas, sms).done([alone, busy], decode_ns);
+            if last(done) < last(best.0) {
+                best = (done, CtaSplit::new(sms, ctas));
             }
             if ctas <= (sms / LEAST_SHARE).max(1) {
                 return best;
@@ -99,20 +100,25 @@ const CLOSE: f64 = 0.3;
 const LEAST_SHARE: u32 = 4;
 
 impl Share {
-    /// What both take together, when alone they take so long. Of that time the CTAs of the prefill are busy for
+    /// When each is done, when alone they take so long. Of that time the CTAs of the prefill are busy for
     /// `busy_ns` in the mean.
-    fn time(&self, [prefill_ns, busy_ns]: [f64; 2], decode_ns: f64) -> f64 {
+    fn done(&self, [prefill_ns, busy_ns]: [f64; 2], decode_ns: f64) -> [f64; 2] {
         let slow_prefill = prefill_ns * self.prefill;
         let behind = decode_ns + busy_ns * self.prefill * self.decode;
         let close = 1.0 - (slow_prefill - behind).abs() / (CLOSE * behind);
         let together = LAST_OF_BOTH * behind * close.max(0.0);
         if slow_prefill <= behind {
-            return behind + together;
+            return [slow_prefill, behind + together];
         }
         // The decodes are done first, and the rest of the prefills has the device.
         let decoded = decode_ns / (1.0 - self.decode);
-        prefill_ns + decoded * (1.0 - 1.0 / self.prefill) + together
+        let all = prefill_ns + decoded * (1.0 - 1.0 / self.prefill) + together;
+        [all, decoded.min(all)]
     }
+}
+
+fn last([prefill, decode]: [f64; 2]) -> f64 {
+    prefill.max(decode)
 }
 
 fn overlapped(prefill_ns: f64, decode_ns: f64, loss: f64) -> f64 {
@@ -149,15 +155,17 @@ impl PodDescription {
             serial_ns: prefill_ns + alone_ns,
             streams_ns: overlapped(whole_ns, alone_ns, loss.min(self.streams_loss)),
             fused_ns: f64::MAX,
+            fused_done_ns: [0.0; 2],
         };
         let mut choice = None;
         for ((config, prefill), index) in self.configs.iter().zip(fused).zip(0..) {
             let Some(prefill) = prefill else {
                 continue;
             };
-            let (time, ctas) = config.time(&prefill, decode_ns, sms);
-            if time < forecast.fused_ns {
-                forecast.fused_ns = time;
+            let (done, ctas) = config.done(&prefill, decode_ns, sms);
+            if last(done) < forecast.fused_ns {
+                forecast.fused_ns = last(done);
+                forecast.fused_done_ns = done;
                 choice = Some(FusedChoice {
                     config: index,
                     ctas,

@@ -4,6 +4,7 @@
 //! rewrites a file, not code. Any other device is a [`DeviceDescription`] read from JSON.
 
 mod check;
+mod support;
 
 use serde::{Deserialize, Serialize};
 

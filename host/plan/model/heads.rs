@@ -28,6 +28,7 @@ impl Model {
     ) -> Result<Self, PlanError> {
         spec.check()?;
         device.check()?;
+        device.supports_with(spec, decode_tile)?;
         let fused = |config: &PodConfig| {
             TileTable::new(
                 device,

@@ -13,6 +13,7 @@ use super::{
 ///
 /// No key may stand in two parts for the same query: it would count twice.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Part {
     /// `[row_blocks + 1]` over query tokens: row block `r` is the tokens `q_indptr[r]..q_indptr[r + 1]`.
     /// Tokens before the first and after the last entry have no keys in this part.

@@ -5,12 +5,26 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    super::{MAX_PAGE_SIZE, MAX_POSITION, ProblemError, fits},
+    super::{Integer, MAX_PAGE_SIZE, MAX_POSITION, ProblemError, fits},
     check_indptr,
 };
 
 /// Block-sparse rows: for each row block of queries, the pages that hold its keys, in order (CSR).
+///
+/// ```
+/// use tandem_attn::problem::PageTable;
+///
+/// // A block table of the server: wider than the keys need, with padding at its end.
+/// let block_table: Vec<i64> = vec![7, 3, 9, -1];
+/// let mut table = PageTable::new(16, 1000);
+/// table.try_push(&block_table, 20)?;
+/// assert_eq!(table.pages(0), [7, 3]);
+/// // Where the keys of the request lie, as append_paged_kv takes it.
+/// assert_eq!(table.slots(0, 15..18)?, [7 * 16 + 15, 3 * 16, 3 * 16 + 1]);
+/// # Ok::<(), tandem_attn::problem::ProblemError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct PageTable {
     /// Tokens in a page (the column block size): 1 (token-level sparsity, tree masks) to 128.
     pub page_size: u32,
@@ -31,7 +45,7 @@ impl Default for PageTable {
 }
 
 impl PageTable {
-    /// A table without rows, over a pool of `pool_pages` pages.
+    /// A table without rows, over a pool of `pool_pages` pages; the page size is checked with the batch.
     #[must_use]
     pub fn new(page_size: u32, pool_pages: u32) -> Self {
         Self {
@@ -43,60 +57,157 @@ impl PageTable {
         }
     }
 
+    /// As [`new`](Self::new), where the page size comes from elsewhere and is to be checked at once.
+    ///
+    /// # Errors
+    /// [`ProblemError::PageSize`].
+    pub fn try_new(page_size: u32, pool_pages: u32) -> Result<Self, ProblemError> {
+        check_page_size(0, page_size)?;
+        Ok(Self::new(page_size, pool_pages))
+    }
+
+    /// A table whose arrays are there already, one entry of each field; checked with the batch.
+    #[must_use]
+    pub const fn from_csr(
+        page_size: u32,
+        pool_pages: u32,
+        indptr: Vec<u32>,
+        indices: Vec<u32>,
+        last_page_len: Vec<u32>,
+    ) -> Self {
+        Self {
+            page_size,
+            pool_pages,
+            indptr,
+            indices,
+            last_page_len,
+        }
+    }
+
     /// The table of a cache without pages: memory for `tokens` keys one after the other, of which each row
     /// block owns a run.
     ///
-    /// Runs are cut into the largest pages that they allow. Kernels read pages of a multiple of 8 tokens
-    /// fastest: where all runs and the end of the memory are at such multiples.
+    /// Runs are cut into the largest pages that they allow: with one odd start, into pages of one token. Kernels
+    /// read pages of a multiple of 8 tokens fastest: where all runs and the end of the memory are at such
+    /// multiples.
     ///
     /// ```
     /// use tandem_attn::problem::PageTable;
     ///
     /// // Two requests in a cache of 4 × 1024 tokens.
-    /// let table = PageTable::contiguous(4096, &[0..700, 1024..1025]);
+    /// let table = PageTable::contiguous(4096, &[0..700, 1024..1025])?;
     /// assert_eq!(table.page_size, 128);
     /// assert_eq!((table.kv_len(0), table.pages(1)), (700, &[8][..]));
+    /// # Ok::<(), tandem_attn::problem::ProblemError>(())
     /// ```
     ///
-    /// # Panics
-    /// If a run ends after the memory.
-    #[must_use]
-    pub fn contiguous(tokens: u32, runs: &[Range<u32>]) -> Self {
+    /// # Errors
+    /// [`ProblemError::RunPastEnd`], [`ProblemError::TooLarge`].
+    pub fn contiguous(tokens: u32, runs: &[Range<u32>]) -> Result<Self, ProblemError> {
+        if let Some(run) = runs.iter().position(|run| run.end > tokens) {
+            let got = runs[run].end;
+            return Err(ProblemError::RunPastEnd { run, got, tokens });
+        }
         let starts = runs.iter().filter(|run| !run.is_empty());
         let bits = starts.fold(tokens | MAX_PAGE_SIZE, |bits, run| bits | run.start);
         let page_size = 1 << bits.trailing_zeros();
         let mut table = Self::new(page_size, tokens / page_size);
         for run in runs {
-            assert!(
-                run.end <= tokens,
-                "a run ends at {}, the memory at {tokens}",
-                run.end
-            );
-            let pages = match run.is_empty() {
-                true => 0..0,
-                false => run.start / page_size..run.end.div_ceil(page_size),
-            };
-            let pages: Vec<u32> = pages.collect();
-            table.push(&pages, run.len() as u32);
+            let first = run.start / page_size;
+            table.try_push(first.., run.len() as u32)?;
         }
-        table
+        Ok(table)
     }
 
-    /// Appends a row block whose `kv_len` keys lie on `pages`.
+    /// Appends a row block whose `kv_len` keys lie on the first of `pages`, as many as they need; what follows,
+    /// such as pages for later tokens or padding, is not looked at.
+    ///
+    /// # Errors
+    /// [`ProblemError::TooFewPages`], [`ProblemError::PageId`], [`ProblemError::PageSize`] or
+    /// [`ProblemError::TooLarge`]; the table is then as before.
+    pub fn try_push<I: Integer>(
+        &mut self,
+        pages: impl IntoIterator<Item = I>,
+        kv_len: u32,
+    ) -> Result<(), ProblemError> {
+        check_page_size(0, self.page_size)?;
+        fits("keys of a row block", kv_len.into(), MAX_POSITION.into())?;
+        let (row_block, page_size) = (self.row_blocks(), self.page_size);
+        let needed = kv_len.div_ceil(page_size);
+        let first = self.indices.len();
+        let end = first as u64 + u64::from(needed);
+        fits("the number of page ids", end, u32::MAX.into())?;
+
+        let pages = pages.into_iter().map(Integer::value);
+        let mut wrong = None;
+        let ids = pages.take(needed as usize).map_while(|id| {
+            let fitting = u32::try_from(id).ok();
+            wrong = wrong.or_else(|| fitting.is_none().then_some(id));
+            fitting
+        });
+        self.indices.extend(ids);
+        let got = self.indices.len() - first;
+        if got < needed as usize {
+            self.indices.truncate(first);
+            return Err(match wrong {
+                Some(id) => ProblemError::PageId {
+                    row_block,
+                    index: got,
+                    got: id,
+                },
+                None => ProblemError::TooFewPages {
+                    row_block,
+                    kv_len,
+                    got,
+                    needed,
+                    page_size,
+                },
+            });
+        }
+        self.indptr.push(end as u32);
+        let before_last = needed.saturating_sub(1) * page_size;
+        self.last_page_len.push(kv_len - before_last);
+        Ok(())
+    }
+
+    /// [`try_push`](Self::try_push) where the pages are known to be right.
     ///
     /// # Panics
-    /// If `pages` is not exactly as long as `kv_len` keys need.
+    /// Where `try_push` returns an error.
+    #[track_caller]
     pub fn push(&mut self, pages: &[u32], kv_len: u32) {
-        assert_eq!(
-            pages.len(),
-            kv_len.div_ceil(self.page_size) as usize,
-            "{kv_len} keys on pages of {} tokens",
-            self.page_size
-        );
-        self.indices.extend_from_slice(pages);
-        self.indptr.push(self.indices.len() as u32);
-        let before_last = (pages.len() as u32).saturating_sub(1) * self.page_size;
-        self.last_page_len.push(kv_len - before_last);
+        if let Err(error) = self.try_push(pages, kv_len) {
+            panic!("{error}");
+        }
+    }
+
+    /// The slots of some positions of a row block, `page × page_size + offset` each: where new keys and values
+    /// of the request go.
+    ///
+    /// # Errors
+    /// [`ProblemError::PositionPastKeys`] where the row block has not so many keys, [`ProblemError::TooLarge`]
+    /// where the pool has more slots than 32 bits count.
+    ///
+    /// # Panics
+    /// If there is no such row block.
+    pub fn slots(&self, row_block: usize, positions: Range<u32>) -> Result<Vec<u32>, ProblemError> {
+        let kv_len = self.kv_len(row_block);
+        if positions.end > kv_len {
+            return Err(ProblemError::PositionPastKeys {
+                row_block,
+                got: positions.end - 1,
+                kv_len,
+            });
+        }
+        let pages = self.pages(row_block);
+        let slot = |position: u32| {
+            let page = u64::from(pages[(position / self.page_size) as usize]);
+            let slot = page * u64::from(self.page_size) + u64::from(position % self.page_size);
+            // The last of 32 bits is that of tokens without a slot.
+            fits("a slot", slot, u64::from(u32::MAX) - 1)?;
+            Ok(slot as u32)
+        };
+        positions.map(slot).collect()
     }
 
     /// Number of row blocks.
@@ -127,12 +238,7 @@ impl PageTable {
             pool_pages,
             ..
         } = self;
-        if page_size == 0 || page_size > MAX_PAGE_SIZE {
-            return Err(ProblemError::PageSize {
-                part,
-                got: page_size,
-            });
-        }
+        check_page_size(part, page_size)?;
         fits(
             "the number of page ids",
             self.indices.len() as u64,
@@ -195,5 +301,12 @@ impl PageTable {
             fits("keys of a row block", keys, MAX_POSITION.into())?;
         }
         Ok(())
+    }
+}
+
+fn check_page_size(part: usize, got: u32) -> Result<(), ProblemError> {
+    match got {
+        1..=MAX_PAGE_SIZE => Ok(()),
+        _ => Err(ProblemError::PageSize { part, got }),
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
-use libloading::Library;
+use crate::library::Library;
 
 /// Names the one file to open instead of the usual ones.
 const OVERRIDE: &str = "TANDEM_LIBCUDA";
@@ -39,9 +39,7 @@ impl Driver {
     /// Address of a function of the driver; `None` where this driver does not have it.
     #[must_use]
     pub fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
-        // SAFETY: the symbol is taken as a plain address; nothing is called or read through it here.
-        let symbol = unsafe { self.library.get::<*mut c_void>(name.to_bytes_with_nul()) };
-        symbol.ok().and_then(|symbol| NonNull::new(*symbol))
+        self.library.symbol(name)
     }
 }
 
@@ -96,12 +94,11 @@ fn open<const N: usize>(candidates: [OsString; N]) -> Result<Driver, NoDriver> {
     for file in candidates {
         let name = file.to_string_lossy().into_owned();
         // SAFETY: opening the driver runs its initialisers, which every CUDA program does at start.
-        // The library is kept open until the process ends, so addresses out of it stay valid.
-        match unsafe { Library::new(&file) } {
+        match unsafe { Library::open(&file) } {
             Ok(library) => return Ok(Driver { name, library }),
-            Err(error) => {
+            Err(said) => {
                 if searched.is_empty() {
-                    reason = error.to_string();
+                    reason = said;
                 }
                 searched.push(name);
             }

@@ -1,72 +1,99 @@
 //! Memory, streams and events of the driver that give themselves back.
 
-use std::ptr;
+use std::ffi::{CStr, c_void};
 
 use bytemuck::Pod;
-use cust::{memory::DeviceBuffer, prelude::CopyDestination, sys};
-use tandem_attn::exec::gpu::CUstream;
+use libcuda::{Code, DevicePtr};
+use tandem_attn::exec::gpu;
 
 use crate::{Failure, tensors::Tensor};
 
 /// Success, or a failure that names the call.
-pub fn ok(call: &str, code: sys::CUresult) -> Result<(), Failure> {
+pub fn ok(call: &str, code: Code) -> Result<(), Failure> {
     match code {
-        sys::CUresult::CUDA_SUCCESS => Ok(()),
-        code => Err(Failure::Wrong(format!("{call} failed: {code:?}"))),
+        Code::SUCCESS => Ok(()),
+        code => Err(Failure::Wrong(format!("{call} failed: {}", name(code)))),
     }
 }
 
+fn name(code: Code) -> String {
+    let mut text = std::ptr::null();
+    // SAFETY: writes the address of a static text, or fails.
+    if unsafe { libcuda::cuGetErrorName(code, &mut text) } != Code::SUCCESS || text.is_null() {
+        return format!("code {}", code.0);
+    }
+    // SAFETY: see above.
+    unsafe { CStr::from_ptr(text) }
+        .to_string_lossy()
+        .into_owned()
+}
+
 /// Device memory.
-pub struct Memory(DeviceBuffer<u8>);
+pub struct Memory(DevicePtr);
 
 impl Memory {
     /// Of so many bytes, at least 16, with anything in them.
     pub fn of_bytes(bytes: usize) -> Result<Self, Failure> {
-        // SAFETY: bytes may have any value.
-        unsafe { DeviceBuffer::uninitialized(bytes.max(16)) }
-            .map(Self)
-            .map_err(|error| Failure::Backend(format!("{bytes} bytes on the GPU: {error}")))
+        let mut address = 0;
+        // SAFETY: writes one address.
+        match unsafe { libcuda::cuMemAlloc(&mut address, bytes.max(16)) } {
+            Code::SUCCESS => Ok(Self(address)),
+            code => Err(Failure::Backend(format!(
+                "{bytes} bytes on the GPU: {}",
+                name(code)
+            ))),
+        }
     }
 
     pub fn new(tensor: &Tensor) -> Result<Self, Failure> {
         let bytes = tensor.bytes();
         let memory = Self::of_bytes(bytes.len())?;
         if !bytes.is_empty() {
-            let mut place = memory.0.index(..bytes.len());
-            place.copy_from(bytes).map_err(copying)?;
+            let from = bytes.as_ptr().cast::<c_void>();
+            // SAFETY: both sides have as many bytes.
+            ok("cuMemcpyHtoD", unsafe {
+                libcuda::cuMemcpyHtoD(memory.0, from, bytes.len())
+            })?;
         }
         Ok(memory)
     }
 
     pub fn address(&self) -> u64 {
-        self.0.as_device_ptr().as_raw()
+        self.0
     }
 
+    /// Reads as many values as fit; the memory has them.
     pub fn read<T: Pod>(&self, values: &mut [T]) -> Result<(), Failure> {
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(values);
         if bytes.is_empty() {
             return Ok(());
         }
-        self.0.index(..bytes.len()).copy_to(bytes).map_err(copying)
+        // SAFETY: the caller allocated as many bytes; the driver checks the address.
+        ok("cuMemcpyDtoH", unsafe {
+            libcuda::cuMemcpyDtoH(bytes.as_mut_ptr().cast(), self.0, bytes.len())
+        })
     }
 }
 
-fn copying(error: cust::error::CudaError) -> Failure {
-    Failure::Wrong(format!("copying between host and GPU: {error}"))
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated by us. Waits for work that uses it.
+        let _ = unsafe { libcuda::cuMemFree(self.0) };
+    }
 }
 
 /// A stream that the default stream does not wait for.
 pub struct Stream {
-    pub handle: CUstream,
+    pub handle: gpu::Stream,
 }
 
 impl Stream {
     pub fn new() -> Result<Self, Failure> {
         const NON_BLOCKING: u32 = 1;
-        let mut handle = ptr::null_mut();
+        let mut handle = gpu::Stream::NULL;
         // SAFETY: writes one handle.
         ok("cuStreamCreate", unsafe {
-            sys::cuStreamCreate(&mut handle, NON_BLOCKING)
+            libcuda::cuStreamCreate(&mut handle, NON_BLOCKING)
         })?;
         Ok(Self { handle })
     }
@@ -75,19 +102,19 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         // SAFETY: made by us.
-        let _ = unsafe { sys::cuStreamDestroy_v2(self.handle) };
+        let _ = unsafe { libcuda::cuStreamDestroy(self.handle) };
     }
 }
 
 /// A moment of a stream.
-pub struct Event(pub sys::CUevent);
+pub struct Event(pub libcuda::Event);
 
 impl Event {
     pub fn new() -> Result<Self, Failure> {
-        let mut handle = ptr::null_mut();
+        let mut handle = libcuda::Event::NULL;
         // SAFETY: writes one handle.
         ok("cuEventCreate", unsafe {
-            sys::cuEventCreate(&mut handle, 0)
+            libcuda::cuEventCreate(&mut handle, 0)
         })?;
         Ok(Self(handle))
     }
@@ -96,6 +123,6 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: made by us.
-        let _ = unsafe { sys::cuEventDestroy_v2(self.0) };
+        let _ = unsafe { libcuda::cuEventDestroy(self.0) };
     }
 }

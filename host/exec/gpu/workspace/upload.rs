@@ -9,8 +9,8 @@ use super::{IN_FLIGHT, Staging, Workspace};
 use crate::{
     Error,
     exec::gpu::{
-        CUstream, KvPool,
-        driver::{Current, cuMemcpyDtoH, cuMemcpyHtoDAsync, cuStreamSynchronize},
+        KvPool, Stream,
+        driver::{Check, Current, cuMemcpyDtoH, cuMemcpyHtoDAsync, cuStreamSynchronize},
         inspect::{Known, inspect},
     },
     plan::{Bound, MAX_LAUNCHES, MergeMode, Plan},
@@ -36,7 +36,7 @@ impl Workspace {
     /// # Errors
     /// [`Error::OtherSpec`], [`Error::Plan`] where the plan is larger than the bound, [`Error::NotCaptured`];
     /// then nothing was changed on the device and nothing is loaded. [`Error::Driver`].
-    pub unsafe fn upload(&mut self, plan: &Plan, stream: CUstream) -> Result<(), Error> {
+    pub unsafe fn upload(&mut self, plan: &Plan, stream: Stream) -> Result<(), Error> {
         self.loaded = false;
         if plan.spec != self.spec {
             return Err(Error::OtherSpec {
@@ -60,7 +60,7 @@ impl Workspace {
             }
             set.records(&self.agenda, &mut records)?;
         }
-        let _current = Current::enter(self.context.as_raw())?;
+        let _current = Current::enter(self.context.raw())?;
         let captured = self.captured();
         let Staging { memory, copied } = &mut self.staging[self.next];
         copied.wait()?;
@@ -111,9 +111,9 @@ impl Workspace {
         &self,
         pools: &[KvPool],
         tokens: usize,
-        stream: CUstream,
+        stream: Stream,
     ) -> Result<(), Error> {
-        let _current = Current::enter(self.context.as_raw())?;
+        let _current = Current::enter(self.context.raw())?;
         let mut bytes = vec![0_u8; self.layout.upload_bytes as usize];
         // SAFETY: so many bytes were allocated; the caller vouches for the stream.
         unsafe {

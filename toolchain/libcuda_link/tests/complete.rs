@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use libcuda as _;
+use libcuda_link as _;
 
 #[path = "../src/entry_points.rs"]
 mod entry_points;

@@ -10,6 +10,7 @@ use std::process::Command;
 use std::ptr;
 
 use cust_raw::CUresult;
+use libcuda_link as _;
 
 /// Runs one test of this file again, in a child that opens `driver` as the driver library.
 fn in_child(test: &str, driver: &Path) {

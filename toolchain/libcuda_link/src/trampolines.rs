@@ -9,8 +9,8 @@ use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::driver::driver;
 use crate::entry_points::with_entry_points;
+use libcuda::driver;
 
 /// `CUDA_ERROR_NO_DEVICE`: what every function answers where there is no driver.
 const NO_DEVICE: u32 = 100;

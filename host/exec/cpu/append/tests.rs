@@ -1,0 +1,218 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    kv::KvView,
+    problem::{Dtype, KvLayout},
+};
+
+/// Rows of keys and values side by side.
+fn fuse(k: &[f32], k_width: usize, v: &[f32], v_width: usize) -> Vec<f32> {
+    let rows = k.chunks(k_width).zip(v.chunks(v_width));
+    rows.flat_map(|(k, v)| [k, v].concat()).collect()
+}
+
+proptest! {
+    #[test]
+    fn rows_are_where_a_view_reads_them(
+        heads in 1..5_u32,
+        dims in (1..4_u32, 1..4_u32),
+        (page_size, pages) in (1..20_u32, 1..6_u32),
+        nhd in any::<bool>(),
+        order in prop::collection::vec(any::<prop::sample::Index>(), 0..30),
+    ) {
+        let spec = Spec::new(heads, heads, dims.0 * 16).with_head_dim_v(dims.1 * 16);
+        let layout = if nhd { KvLayout::Nhd } else { KvLayout::Hnd };
+        let mut free: Vec<u32> = (0..pages * page_size).collect();
+        let slots: Vec<u32> = order
+            .iter()
+            .map(|index| if free.is_empty() { NO_SLOT } else { free.swap_remove(index.index(free.len())) })
+            .collect();
+        let numbered = |width: u32, first: f32| -> Vec<f32> {
+            (0..slots.len() as u32 * width).map(|i| first + i as f32).collect()
+        };
+        let (k, v) = (numbered(heads * spec.head_dim_qk, 1.0), numbered(heads * spec.head_dim_v, 2.0));
+        let slots_in_pool = (pages * page_size * heads) as usize;
+        let mut k_pool = vec![0.0; slots_in_pool * spec.head_dim_qk as usize];
+        let mut v_pool = vec![0.0; slots_in_pool * spec.head_dim_v as usize];
+        let mut pool = KvViewMut::new(&spec, layout, page_size, &mut k_pool, &mut v_pool);
+        append_paged_kv(&spec, pages, &slots, &k, &v, &mut pool).unwrap();
+
+        // Keys and values one at a time, out of fused rows, by slots of 64 bits: the same pools.
+        let signed: Vec<i64> = slots.iter().map(|&slot| if slot == NO_SLOT { -1 } else { slot.into() }).collect();
+        let widths = [spec.head_dim_qk, spec.head_dim_v].map(|dim| (heads * dim) as usize);
+        let fused = fuse(&k, widths[0], &v, widths[1]);
+        for (first, dim, right) in [(0, spec.head_dim_qk, &k_pool), (widths[0], spec.head_dim_v, &v_pool)] {
+            let [heads, dim, pages, page_size] = [heads, dim, pages, page_size].map(|extent| extent as usize);
+            let rows = fused.get(first..).unwrap_or(&[]);
+            let rows = TensorRef::strided(rows, [slots.len(), heads, dim], [widths[0] + widths[1], dim, 1]).unwrap();
+            let mut pool = vec![0.0; right.len()];
+            let to = match layout {
+                KvLayout::Nhd => TensorMut::new(&mut pool, [pages, page_size, heads, dim]).unwrap(),
+                KvLayout::Hnd => TensorMut::new(&mut pool, [pages, heads, page_size, dim]).unwrap().swap_axes(1, 2),
+            };
+            append_rows(&rows, &signed, to).unwrap();
+            prop_assert_eq!(&pool, right);
+        }
+
+        let view = KvView::new(&spec, layout, page_size, &k_pool, &v_pool);
+        let mut k_rows = k.chunks_exact(spec.head_dim_qk as usize);
+        let mut v_rows = v.chunks_exact(spec.head_dim_v as usize);
+        for &slot in &slots {
+            for head in 0..heads {
+                let (k, v) = (k_rows.next().unwrap(), v_rows.next().unwrap());
+                if slot != NO_SLOT {
+                    let (page, offset) = (slot / page_size, slot % page_size);
+                    prop_assert_eq!(view.key(page, offset, head, spec.head_dim_qk), k);
+                    prop_assert_eq!(view.value(page, offset, head, spec.head_dim_v), v);
+                }
+            }
+        }
+        for slot in free {
+            for head in 0..heads {
+                let untouched = view.key(slot / page_size, slot % page_size, head, spec.head_dim_qk);
+                prop_assert!(untouched.iter().all(|&x| x == 0.0));
+            }
+        }
+    }
+}
+
+#[test]
+fn each_thing_that_is_wrong_has_its_error_and_nothing_is_written() {
+    let good = Spec::new(1, 1, 16);
+    let call = |spec: Spec, page_size: u32, pages: u32, slots: &[u32], tokens: (usize, usize)| {
+        let (mut k_pool, mut v_pool) = ([7.0_f32; 8 * 16], [7.0_f32; 8 * 16]);
+        let mut pool = KvViewMut::new(&spec, KvLayout::Hnd, page_size, &mut k_pool, &mut v_pool);
+        let (k, v) = (vec![1.0; tokens.0 * 16], vec![1.0; tokens.1 * 16]);
+        let error = append_paged_kv(&spec, pages, slots, &k, &v, &mut pool).unwrap_err();
+        assert!(k_pool.iter().chain(&v_pool).all(|&x| x == 7.0), "{error}");
+        error
+    };
+    let length = |error| match error {
+        Error::Shape(ShapeError::Length { name, got, .. }) => (name, got),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(length(call(good, 4, 2, &[0, 1], (1, 2))), ("k", 16));
+    assert_eq!(length(call(good, 4, 2, &[0, 1], (2, 3))), ("v", 48));
+    let too_small = call(good, 4, 3, &[0], (1, 1));
+    assert!(
+        matches!(
+            too_small,
+            Error::Shape(ShapeError::PoolTooSmall { tensor: "k", .. })
+        ),
+        "{too_small:?}"
+    );
+    assert!(matches!(
+        call(good, 4, 2, &[0, 8], (2, 2)),
+        Error::IndexOutOfRange {
+            index: 1,
+            got: 8,
+            limit: 8,
+            ..
+        }
+    ));
+    assert!(matches!(
+        call(good, 4, 2, &[3, 3], (2, 2)),
+        Error::WrittenTwice {
+            index: 1,
+            got: 3,
+            ..
+        }
+    ));
+    let headless = Spec {
+        kv_heads: 0,
+        ..good
+    };
+    assert!(matches!(
+        call(headless, 4, 2, &[], (0, 0)),
+        Error::Extent { got: 0, .. }
+    ));
+    let no_page = call(good, 0, 2, &[], (0, 0));
+    assert!(
+        matches!(
+            no_page,
+            Error::Problem(ProblemError::PageSize { got: 0, .. })
+        ),
+        "{no_page:?}"
+    );
+}
+
+#[test]
+fn what_is_wrong_with_rows_of_one_tensor_has_its_error_and_nothing_is_written() {
+    let fails = |rows: &TensorRef<'_, 3>, slots: &[i64]| {
+        let mut pool = [7.0_f32; 2 * 4 * 2 * 16];
+        let to = TensorMut::new(&mut pool, [2, 4, 2, 16]).unwrap();
+        let error = append_rows(rows, slots, to).unwrap_err();
+        assert!(pool.iter().all(|&x| x == 7.0), "{error}");
+        error
+    };
+    let elements = [1.0_f32; 3 * 2 * 16];
+    let rows = |shape| TensorRef::new(&elements, shape).unwrap();
+    let good = rows([3, 2, 16]);
+    let extent = |error| match error {
+        Error::Extent { dimension, got, .. } => (dimension, got),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(extent(fails(&good, &[0, 1])), ("tokens", 3));
+    assert_eq!(
+        extent(fails(&rows([3, 1, 16]), &[0, 1, 2])),
+        ("KV heads", 1)
+    );
+    let narrow = fails(&rows([3, 2, 8]), &[0, 1, 2]);
+    assert_eq!(extent(narrow), ("elements in a head", 8));
+    let apart = TensorRef::strided(&elements, [3, 2, 16], [1, 3, 2]).unwrap();
+    let apart = fails(&apart, &[0, 1, 2]);
+    assert!(matches!(apart, Error::Stride { got: 2, .. }), "{apart:?}");
+    let half = [half::f16::ONE; 3 * 2 * 16];
+    let half = fails(&TensorRef::new(&half, [3, 2, 16]).unwrap(), &[0, 1, 2]);
+    assert!(matches!(
+        half,
+        Error::DtypesDiffer {
+            got: Dtype::F16,
+            expected: Dtype::F32,
+            ..
+        }
+    ));
+    for (slots, index, got) in [
+        ([0, -2, 1], 1, -2),
+        ([-1, 0, 8], 2, 8),
+        ([1 << 40, 0, 1], 0, 1 << 40),
+    ] {
+        let outside = fails(&good, &slots);
+        assert_eq!(
+            outside,
+            Error::IndexOutOfRange {
+                array: "slots",
+                index,
+                got,
+                limit: 8,
+                of: "tokens in the pool"
+            }
+        );
+    }
+    // The first that comes to a place where another is, whatever the order of the places.
+    let twice = append_slots(&[5, 3, -1, -1, 5, 3]);
+    assert!(
+        matches!(
+            twice,
+            Error::WrittenTwice {
+                index: 4,
+                got: 5,
+                ..
+            }
+        ),
+        "{twice:?}"
+    );
+}
+
+fn append_slots(slots: &[i64]) -> Error {
+    let rows = vec![1.0_f32; slots.len() * 16];
+    let rows = TensorRef::new(&rows, [slots.len(), 1, 16]).unwrap();
+    let mut pool = [0.0_f32; 8 * 16];
+    append_rows(
+        &rows,
+        slots,
+        TensorMut::new(&mut pool, [2, 4, 1, 16]).unwrap(),
+    )
+    .unwrap_err()
+}

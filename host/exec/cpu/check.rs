@@ -1,0 +1,224 @@
+//! What a run is given, beside what its plan says.
+
+use kernels_gpu::abi::KvStrides;
+
+use super::unit::Pools;
+use crate::{
+    Error,
+    kv::{KvTensors, KvView},
+    plan::{Plan, PlannedPart},
+    problem::{Dtype, ProblemError},
+    tensor::{Element, ShapeError, TensorMut, TensorRef},
+};
+
+pub(super) fn check<Q: Element, T: Element, O: Element>(
+    plan: &Plan,
+    q: &[Q],
+    kv: &[KvView<'_, T>],
+    out: &[O],
+    lse: Option<&[f32]>,
+) -> Result<(), Error> {
+    plan.spec.check()?;
+    let spec = &plan.spec;
+    check_dtypes(&[
+        ("q", Q::DTYPE, spec.q_dtype),
+        ("kv", T::DTYPE, spec.kv_dtype),
+        ("out", O::DTYPE, spec.out_dtype),
+    ])?;
+    let heads = plan.total_q as usize * spec.q_heads as usize;
+    let lengths = [
+        (
+            "q",
+            q.len(),
+            "[total_q, q_heads, head_dim_qk]",
+            heads * spec.head_dim_qk as usize,
+        ),
+        (
+            "out",
+            out.len(),
+            "[total_q, q_heads, head_dim_v]",
+            heads * spec.head_dim_v as usize,
+        ),
+        (
+            "lse",
+            lse.map_or(heads, <[f32]>::len),
+            "[total_q, q_heads]",
+            heads,
+        ),
+    ];
+    for (name, got, shape, expected) in lengths {
+        if got != expected {
+            return Err(ShapeError::Length {
+                name,
+                got,
+                shape,
+                expected,
+            }
+            .into());
+        }
+    }
+    check_parts(plan, kv.len())?;
+    for (index, (view, part)) in kv.iter().zip(&plan.parts).enumerate() {
+        view.check(spec, index, part.page_size, pages_of(plan, part))?;
+    }
+    Ok(())
+}
+
+/// Checks tensors whose types are known when the program runs; returns their pools.
+pub(super) fn check_tensors<'a>(
+    plan: &Plan,
+    q: &TensorRef<'_, 3>,
+    kv: &[KvTensors<'a>],
+    out: &TensorMut<'_, 3>,
+    lse: Option<&[f32]>,
+) -> Result<Vec<Pools<'a>>, Error> {
+    plan.spec.check()?;
+    let spec = &plan.spec;
+    check_dtypes(&[
+        ("q", q.dtype(), spec.q_dtype),
+        ("out", out.dtype(), spec.out_dtype),
+    ])?;
+    let (tokens, heads) = (plan.total_q as usize, spec.q_heads as usize);
+    for (tensor, shape, strides, dim) in [
+        ("q", q.shape(), q.strides(), spec.head_dim_qk),
+        ("out", out.shape(), out.strides(), spec.head_dim_v),
+    ] {
+        let expected = [tokens, heads, dim as usize];
+        let names = ["tokens", "query heads", "elements in a head"];
+        check_shape(tensor, &names, &shape, &expected)?;
+        check_together(tensor, shape[2], strides[2])?;
+    }
+    // Each token is written by one thread, which has the memory from its first element to that of the next.
+    let ([_, heads_of_out, dim], [token, head, _]) = (out.shape(), out.strides());
+    let stride = |dimension, got, least: usize| Error::Stride {
+        tensor: "out",
+        dimension,
+        got,
+        rule: format!("at least {least}, so that they do not overlap"),
+    };
+    if heads_of_out > 1 && head < dim {
+        return Err(stride("heads", head, dim));
+    }
+    let row = (heads_of_out - 1) * head + dim;
+    if tokens > 1 && token < row {
+        return Err(stride("tokens", token, row));
+    }
+    if let Some(got) = lse.map(<[f32]>::len).filter(|&got| got != tokens * heads) {
+        return Err(ShapeError::Length {
+            name: "lse",
+            got,
+            shape: "[total_q, q_heads]",
+            expected: tokens * heads,
+        }
+        .into());
+    }
+    check_parts(plan, kv.len())?;
+    let pools = kv.iter().zip(&plan.parts).map(|(kv, part)| {
+        check_dtypes(&[
+            ("k", kv.k.dtype(), spec.kv_dtype),
+            ("v", kv.v.dtype(), spec.kv_dtype),
+        ])?;
+        let pages = pages_of(plan, part);
+        let strides = |tensor, pool: &TensorRef<'_, 4>, dim: u32| {
+            let [got, page_size, heads, got_dim] = pool.shape();
+            let names = ["tokens in a page", "KV heads", "elements in a head"];
+            let expected = [part.page_size, spec.kv_heads, dim].map(|extent| extent as usize);
+            check_shape(tensor, &names, &[page_size, heads, got_dim], &expected)?;
+            if got < pages as usize {
+                return Err(Error::Extent {
+                    tensor,
+                    dimension: "pages",
+                    got,
+                    rule: format!("at least {pages}, for the plan's page ids"),
+                });
+            }
+            kv_strides(tensor, pool)
+        };
+        Ok(Pools {
+            k_strides: strides("the key pool", &kv.k, spec.head_dim_qk)?,
+            v_strides: strides("the value pool", &kv.v, spec.head_dim_v)?,
+            k: kv.k.elements(),
+            v: kv.v.elements(),
+        })
+    });
+    pools.collect()
+}
+
+/// How the pages of a pool lie, as plans and kernels count.
+fn kv_strides(tensor: &'static str, pool: &TensorRef<'_, 4>) -> Result<KvStrides, Error> {
+    let ([_, page_size, _, dim], strides) = (pool.shape(), pool.strides());
+    check_together(tensor, dim, strides[3])?;
+    let narrow = |stride: usize| {
+        u32::try_from(stride).map_err(|_| ProblemError::TooLarge {
+            what: "a stride of the KV pool",
+            got: stride as u64,
+            limit: u32::MAX.into(),
+        })
+    };
+    Ok(KvStrides {
+        page: narrow(strides[0])?,
+        token: narrow(strides[1])?,
+        head: narrow(strides[2])?,
+        page_size: narrow(page_size)?,
+    })
+}
+
+fn check_dtypes(dtypes: &[(&'static str, Dtype, Dtype)]) -> Result<(), ShapeError> {
+    match dtypes.iter().find(|(_, got, expected)| got != expected) {
+        Some(&(name, got, expected)) => Err(ShapeError::Dtype {
+            name,
+            got,
+            expected,
+        }),
+        None => Ok(()),
+    }
+}
+
+fn check_shape(
+    tensor: &'static str,
+    names: &[&'static str; 3],
+    shape: &[usize; 3],
+    expected: &[usize; 3],
+) -> Result<(), Error> {
+    let axis = (0..3).find(|&axis| shape[axis] != expected[axis]);
+    axis.map_or(Ok(()), |axis| {
+        Err(Error::Extent {
+            tensor,
+            dimension: names[axis],
+            got: shape[axis],
+            rule: format!("{}, as in the plan", expected[axis]),
+        })
+    })
+}
+
+fn check_together(tensor: &'static str, extent: usize, got: usize) -> Result<(), Error> {
+    if got == 1 || extent <= 1 {
+        return Ok(());
+    }
+    Err(Error::Stride {
+        tensor,
+        dimension: "the elements of a head",
+        got,
+        rule: "1".into(),
+    })
+}
+
+fn check_parts(plan: &Plan, got: usize) -> Result<(), ShapeError> {
+    let expected = plan.parts.len();
+    match got == expected {
+        true => Ok(()),
+        false => Err(ShapeError::Parts { got, expected }),
+    }
+}
+
+/// How many pages a pool must have for a part of a plan.
+fn pages_of(plan: &Plan, part: &PlannedPart) -> u32 {
+    let pages = plan
+        .page_ids
+        .get(part.pages.start as usize..part.pages.end as usize);
+    let ends = pages
+        .unwrap_or(&[])
+        .iter()
+        .map(|page| page.saturating_add(1));
+    ends.max().unwrap_or(0)
+}

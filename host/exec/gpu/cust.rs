@@ -1,0 +1,174 @@
+//! The crate `cust`: its streams, contexts and device memory, as they are (feature `cust`).
+//!
+//! [`stream`] and the constructors here turn its objects into the plain descriptions that every call of
+//! [`exec::gpu`](super) takes; lengths are checked. [`Gpu::run_and_wait`] is safe from end to end: it borrows all
+//! memory until the work is done.
+//!
+//! ```no_run
+//! use cust::{memory::DeviceBuffer, stream::{Stream, StreamFlags}};
+//! use tandem_attn::exec::gpu::{Gpu, Workspace, cust::Pool};
+//! # use tandem_attn::problem::KvLayout;
+//!
+//! # fn layer(context: &cust::context::Context, workspace: &mut Workspace) -> Result<(), Box<dyn std::error::Error>> {
+//! let gpu = Gpu::builder().build_in(context)?;
+//! let stream = Stream::new(StreamFlags::DEFAULT, None)?;
+//! let (q, mut out) = (DeviceBuffer::<u16>::zeroed(64 * 32 * 128)?, DeviceBuffer::<u16>::zeroed(64 * 32 * 128)?);
+//! let (k, v) = (DeviceBuffer::<u16>::zeroed(1 << 24)?, DeviceBuffer::<u16>::zeroed(1 << 24)?);
+//! let pool = Pool { layout: KvLayout::Nhd, page_size: 16, k: &k, v: &v };
+//! gpu.run_and_wait(workspace, 64, &q, &[pool], &mut out, None, &stream)?;
+//! # Ok(())
+//! # }
+//! ```
+
+use cust::{context::Context, memory::DeviceCopy, memory::DeviceSlice};
+
+use super::{
+    DeviceTensor, Gpu, GpuBuilder, KvPool, Stream, Workspace,
+    driver::{self, Check, Current, cuStreamSynchronize},
+};
+use crate::{
+    Error,
+    problem::{Dtype, KvLayout, Spec},
+};
+
+/// A stream of `cust`, which must live until the work that is put on it is done.
+#[must_use]
+pub fn stream(stream: &cust::stream::Stream) -> Stream {
+    Stream::from_raw(stream.as_inner().cast())
+}
+
+/// Refuses memory that is shorter than what it is to hold.
+fn check_bytes<T: DeviceCopy>(
+    tensor: &'static str,
+    memory: &DeviceSlice<T>,
+    needed: usize,
+) -> Result<(), Error> {
+    let got = memory.len() * size_of::<T>();
+    if got >= needed {
+        return Ok(());
+    }
+    Err(Error::Extent {
+        tensor,
+        dimension: "bytes",
+        got,
+        rule: format!("at least {needed}"),
+    })
+}
+
+impl<const RANK: usize> DeviceTensor<RANK> {
+    /// A dense tensor at the start of `memory`. The element type of `memory` is only how its bytes were allocated.
+    ///
+    /// # Errors
+    /// [`Error::Extent`] where the memory is too short.
+    pub fn in_cust<T: DeviceCopy>(
+        memory: &DeviceSlice<T>,
+        dtype: Dtype,
+        shape: [usize; RANK],
+    ) -> Result<Self, Error> {
+        let bytes = shape.iter().product::<usize>() * dtype.bytes() as usize;
+        check_bytes("the tensor", memory, bytes)?;
+        Ok(Self::new(memory.as_device_ptr().as_raw(), dtype, shape))
+    }
+}
+
+/// Dense pools of keys and values in memory of `cust`.
+#[derive(Debug)]
+pub struct Pool<'a, T: DeviceCopy> {
+    /// How tokens lie in a page.
+    pub layout: KvLayout,
+    /// Tokens of a page.
+    pub page_size: u32,
+    /// The keys: as many pages as fit.
+    pub k: &'a DeviceSlice<T>,
+    /// The values, for as many pages.
+    pub v: &'a DeviceSlice<T>,
+}
+
+impl<T: DeviceCopy> Pool<'_, T> {
+    /// The pool as [`Gpu::run`] takes it.
+    ///
+    /// # Errors
+    /// [`Error::Extent`] where there is not a page of keys, or fewer values than keys.
+    pub fn describe(&self, spec: &Spec) -> Result<KvPool, Error> {
+        let page = |dim: u32| {
+            let tokens = self.page_size as usize * spec.kv_heads as usize;
+            tokens * dim as usize * spec.kv_dtype.bytes() as usize
+        };
+        let (k_page, v_page) = (page(spec.head_dim_qk), page(spec.head_dim_v));
+        check_bytes("k", self.k, k_page.max(1))?;
+        let pages = self.k.len() * size_of::<T>() / k_page;
+        check_bytes("v", self.v, pages * v_page)?;
+        Ok(KvPool::new(
+            spec,
+            self.layout,
+            self.page_size,
+            u32::try_from(pages).unwrap_or(u32::MAX),
+            self.k.as_device_ptr().as_raw(),
+            self.v.as_device_ptr().as_raw(),
+        ))
+    }
+}
+
+impl GpuBuilder<'_> {
+    /// Attaches to the device of a context of `cust` and loads the kernels there.
+    ///
+    /// # Errors
+    /// As [`build`](Self::build), and [`Error::ForeignContext`] for a context that is not its device's primary one.
+    pub fn build_in(self, context: &Context) -> Result<Gpu, Error> {
+        driver::initialise()?;
+        let raw = driver::Context::from_raw(context.as_raw().cast());
+        let mut device = 0;
+        {
+            let _current = Current::enter(raw)?;
+            // SAFETY: writes one integer.
+            unsafe { driver::cuCtxGetDevice(&mut device) }.check("cuCtxGetDevice")?;
+        }
+        let gpu = self.build(device.unsigned_abs())?;
+        if gpu.context.raw() != raw {
+            return Err(Error::ForeignContext {
+                ordinal: device.unsigned_abs(),
+            });
+        }
+        Ok(gpu)
+    }
+}
+
+impl Gpu {
+    /// Runs the plan in the workspace on `tokens` tokens of dense queries, and waits until it is done.
+    ///
+    /// # Errors
+    /// As [`Gpu::run`], and [`Error::Extent`] where memory is too short.
+    #[allow(clippy::too_many_arguments)]
+    pub fn run_and_wait<Q: DeviceCopy, K: DeviceCopy, O: DeviceCopy>(
+        &self,
+        workspace: &mut Workspace,
+        tokens: usize,
+        q: &DeviceSlice<Q>,
+        pools: &[Pool<'_, K>],
+        out: &mut DeviceSlice<O>,
+        lse: Option<&mut DeviceSlice<f32>>,
+        on: &cust::stream::Stream,
+    ) -> Result<(), Error> {
+        let spec = *workspace.spec();
+        let heads = spec.q_heads as usize;
+        let rows = |dim: u32| [tokens, heads, dim as usize];
+        let q = DeviceTensor::in_cust(q, spec.q_dtype, rows(spec.head_dim_qk))?;
+        let out = DeviceTensor::in_cust(out, spec.out_dtype, rows(spec.head_dim_v))?;
+        let lse = lse
+            .map(|lse| DeviceTensor::in_cust(lse, Dtype::F32, [tokens, heads]))
+            .transpose()?;
+        let pools: Vec<KvPool> = pools
+            .iter()
+            .map(|pool| pool.describe(&spec))
+            .collect::<Result<_, _>>()?;
+        let on = stream(on);
+        // SAFETY: the tensors lie in memory that is borrowed until this call returns, `out` and `lse` alone; the
+        // upload vouched for the plan; the stream is borrowed, too.
+        let run = unsafe { self.run(workspace, &q, &pools, &out, lse.as_ref(), on) };
+        let _current = Current::enter(self.context.raw())?;
+        // Also after an error: launches before it may be under way.
+        // SAFETY: the stream lives.
+        let waited = unsafe { cuStreamSynchronize(on) }.check("cuStreamSynchronize");
+        run.and(waited)
+    }
+}

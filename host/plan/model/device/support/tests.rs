@@ -1,0 +1,136 @@
+use super::*;
+use crate::{
+    plan::{BatchLimits, Bound, PlanOptions, Planner},
+    problem::{Batch, PageTable},
+};
+
+fn h200() -> DeviceDescription {
+    DeviceDescription::named("h200").unwrap()
+}
+
+fn refused(spec: &Spec) -> Unsupported {
+    match h200().supports(spec) {
+        Err(PlanError::Unsupported(unsupported)) => unsupported,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn heads_that_were_compiled_are_supported_and_others_name_the_nearest() {
+    for head_dim in [64, 128, 256] {
+        for dtype in [Dtype::BF16, Dtype::F16] {
+            let spec = Spec::new(32, 8, head_dim).with_dtype(dtype);
+            assert_eq!(h200().supports(&spec), Ok(()));
+            assert_eq!(h200().supports(&spec.with_soft_cap(30.0)), Ok(()));
+        }
+    }
+    let uneven = Spec::new(32, 8, 192).with_head_dim_v(128);
+    assert_eq!(h200().supports(&uneven), Ok(()));
+
+    let nearest = |spec: &Spec| match refused(spec) {
+        Unsupported::HeadDim { nearest, .. } => nearest,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(nearest(&Spec::new(32, 8, 96)), Some((128, 128)));
+    assert_eq!(
+        nearest(&Spec::new(32, 8, 160).with_head_dim_v(112)),
+        Some((192, 128))
+    );
+    assert_eq!(nearest(&uneven.with_soft_cap(30.0)), Some((256, 256)));
+    assert_eq!(nearest(&Spec::new(32, 8, 512)), None);
+    assert_eq!(
+        refused(&Spec::new(32, 8, 96)).to_string(),
+        "no kernel for h200 has a head dimension of 96: there are 64, 128, 192 with values of 128, 256; 128 is the \
+         nearest, to pad the heads with zeros to"
+    );
+}
+
+#[test]
+fn element_types_without_a_kernel_are_named() {
+    let spec = Spec::new(32, 8, 128);
+    let all = refused(&spec.with_dtype(Dtype::F32));
+    let keys = refused(&spec.with_kv_dtype(Dtype::F8E4M3));
+    assert!(matches!(
+        all,
+        Unsupported::Dtype {
+            tensor: "queries",
+            got: Dtype::F32,
+            ..
+        }
+    ));
+    assert!(matches!(
+        keys,
+        Unsupported::Dtype {
+            tensor: "keys and values",
+            got: Dtype::F8E4M3,
+            ..
+        }
+    ));
+    let mixed = refused(&spec.with_kv_dtype(Dtype::F16));
+    assert!(matches!(
+        mixed,
+        Unsupported::DtypesDiffer {
+            got: Dtype::F16,
+            expected: Dtype::BF16,
+            ..
+        }
+    ));
+    // The CPU takes them all.
+    let cpu = DeviceDescription::named("cpu").unwrap();
+    for dtype in [Dtype::F32, Dtype::F16] {
+        assert_eq!(cpu.supports(&Spec::new(4, 2, 80).with_dtype(dtype)), Ok(()));
+    }
+    // What is wrong at all is said first.
+    assert!(matches!(
+        cpu.supports(&Spec::new(4, 3, 80)),
+        Err(PlanError::Problem(_))
+    ));
+}
+
+#[test]
+fn planning_and_sizing_refuse_what_no_kernel_does() {
+    let mut table = PageTable::new(16, 10);
+    table.push(&[3], 9);
+    let batch = Batch::new(vec![0, 1], table);
+    let (device, limits) = (h200(), BatchLimits::decodes(1, 16, 16));
+    let refused = |spec: &Spec, options: &PlanOptions| {
+        let plan = Planner::new()
+            .plan(spec, &batch, &device, options)
+            .unwrap_err();
+        let bound = Bound::new(spec, &device, options, &limits).unwrap_err();
+        assert_eq!(plan, bound);
+        plan.to_string()
+    };
+    let default = PlanOptions::default();
+    let spec = Spec::new(32, 8, 128);
+    let by_dim = refused(&Spec::new(32, 8, 96), &default);
+    assert!(by_dim.contains("a head dimension of 96"), "{by_dim}");
+    let by_type = refused(&spec.with_dtype(Dtype::F32), &default);
+    assert!(by_type.contains("queries in F32"), "{by_type}");
+    let tile = |m, n| default.with_decode_tile(Tile { m, n });
+    assert_eq!(
+        refused(&spec, &tile(7, 13)),
+        "no Decode kernel for h200 has tiles of 7×13 at head dimension 128: there are 8×32, 16×32, 64×64, 128×128, or \
+         leave the choice to the planner"
+    );
+    assert!(
+        Planner::new()
+            .plan(&spec, &batch, &device, &tile(16, 32))
+            .is_ok()
+    );
+    // A device that lists no kernels: what the solver finds feasible.
+    let a100 = DeviceDescription::named("a100").unwrap();
+    let odd = Planner::new()
+        .plan(&spec, &batch, &a100, &tile(7, 13))
+        .unwrap_err();
+    assert!(
+        odd.to_string()
+            .contains("no multiple of the matrix instruction"),
+        "{odd}"
+    );
+    assert!(
+        Planner::new()
+            .plan(&spec, &batch, &a100, &tile(32, 64))
+            .is_ok()
+    );
+}

@@ -1,0 +1,95 @@
+//! Opening a library at run time, with the system's own two functions. It is never closed: addresses out of it stay
+//! valid until the process ends.
+
+use std::{
+    ffi::{CStr, OsStr, c_char, c_int, c_void},
+    ptr::NonNull,
+};
+
+/// A library that stays open.
+#[derive(Debug)]
+pub struct Library(NonNull<c_void>);
+
+// SAFETY: the handle is only handed to functions that any thread may call.
+unsafe impl Send for Library {}
+// SAFETY: as above.
+unsafe impl Sync for Library {}
+
+#[cfg(unix)]
+mod system {
+    use super::{CStr, c_char, c_int, c_void};
+
+    // Before glibc 2.34 they are in a library of their own.
+    #[cfg_attr(all(target_os = "linux", target_env = "gnu"), link(name = "dl"))]
+    unsafe extern "C" {
+        pub fn dlopen(file: *const c_char, flags: c_int) -> *mut c_void;
+        pub fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
+        fn dlerror() -> *const c_char;
+    }
+
+    /// What the loader said last on this thread.
+    pub fn said() -> String {
+        // SAFETY: a text of this thread that stays until its next call of the loader, or null.
+        let text = unsafe { dlerror() };
+        if text.is_null() {
+            return "the loader did not say why".into();
+        }
+        // SAFETY: see above.
+        unsafe { CStr::from_ptr(text) }
+            .to_string_lossy()
+            .into_owned()
+    }
+}
+
+#[cfg(unix)]
+impl Library {
+    /// # Safety
+    /// The library's initialisers may be run.
+    pub unsafe fn open(file: &OsStr) -> Result<Self, String> {
+        use std::{ffi::CString, os::unix::ffi::OsStrExt};
+
+        // All symbols at once, and none of them for other libraries: 2 is RTLD_NOW, 0 RTLD_LOCAL.
+        const NOW_AND_LOCAL: c_int = 2;
+        let name = CString::new(file.as_bytes()).map_err(|_| "a zero in the name".to_owned())?;
+        // SAFETY: the name ends with a zero; the caller allows the initialisers.
+        let handle = unsafe { system::dlopen(name.as_ptr(), NOW_AND_LOCAL) };
+        NonNull::new(handle).map(Self).ok_or_else(system::said)
+    }
+
+    pub fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
+        // SAFETY: the library is open; the address is taken, nothing is called through it here.
+        NonNull::new(unsafe { system::dlsym(self.0.as_ptr(), name.as_ptr()) })
+    }
+}
+
+#[cfg(windows)]
+mod system {
+    use super::{c_char, c_void};
+
+    #[link(name = "kernel32")]
+    unsafe extern "system" {
+        pub fn LoadLibraryW(file: *const u16) -> *mut c_void;
+        pub fn GetProcAddress(library: *mut c_void, name: *const c_char) -> *mut c_void;
+    }
+}
+
+#[cfg(windows)]
+impl Library {
+    /// # Safety
+    /// The library's initialisers may be run.
+    pub unsafe fn open(file: &OsStr) -> Result<Self, String> {
+        use std::os::windows::ffi::OsStrExt;
+
+        let name: Vec<u16> = file.encode_wide().chain([0]).collect();
+        // SAFETY: the name ends with a zero; the caller allows the initialisers.
+        let handle = unsafe { system::LoadLibraryW(name.as_ptr()) };
+        NonNull::new(handle)
+            .map(Self)
+            .ok_or_else(|| std::io::Error::last_os_error().to_string())
+    }
+
+    pub fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
+        // SAFETY: the library is open; the address is taken, nothing is called through it here.
+        NonNull::new(unsafe { system::GetProcAddress(self.0.as_ptr(), name.as_ptr()) })
+    }
+}

@@ -1,0 +1,170 @@
+//! What a program outside the workspace needs to build: nothing but a Rust compiler. Held by building one in an
+//! environment of `PATH` and `HOME` alone, from packed packages and from git.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use crate::{
+    Error,
+    process::{cargo, output, run as run_command},
+    workspace,
+};
+
+/// Limits on the outside program.
+const MAX_BYTES: u64 = 12_000_000;
+const MAX_START: Duration = Duration::from_millis(5);
+const MAX_LOCKED: usize = 40;
+
+/// Packs the workspace, builds the outside program against the packages and against git, and runs both.
+pub fn run() -> Result<(), Error> {
+    let root = workspace().join("target/adopt");
+    let _ = fs::remove_dir_all(root.join("packages"));
+    fs::create_dir_all(root.join("packages"))?;
+    let packed = pack(&root)?;
+    let patches: String = packed
+        .iter()
+        .map(|(name, folder)| format!("{name} = {{ path = {folder:?} }}\n"))
+        .collect();
+    let registry = format!(
+        "tandem-attn = {{ version = \"0.1.0\", features = [\"cuda\"] }}\n\n[patch.crates-io]\n{patches}"
+    );
+    build_and_try(&root, "registry", &registry)?;
+
+    let commit = output(crate::process::command("git").args(["rev-parse", "HEAD"]))?;
+    let git = format!(
+        "tandem-attn = {{ git = \"file://{}\", rev = {:?}, features = [\"cuda\"] }}\n",
+        workspace().display(),
+        commit.trim()
+    );
+    build_and_try(&root, "git", &git)
+}
+
+/// `cargo package` of everything that is published, unpacked.
+fn pack(root: &Path) -> Result<Vec<(String, PathBuf)>, Error> {
+    let metadata: Value = serde_json::from_str(&output(cargo().args([
+        "metadata",
+        "--no-deps",
+        "--format-version=1",
+    ]))?)?;
+    let mut packed = Vec::new();
+    // The registry does not know these packages yet: packing verifies nothing, the outside program does.
+    run_command(cargo().args([
+        "package",
+        "--workspace",
+        "--exclude=xtask",
+        "--no-verify",
+        "--allow-dirty",
+        "--quiet",
+    ]))?;
+    for package in metadata["packages"].as_array().into_iter().flatten() {
+        if package["publish"].as_array().is_some_and(Vec::is_empty) {
+            continue;
+        }
+        let name = package["name"].as_str().ok_or("a package without a name")?;
+        let version = package["version"]
+            .as_str()
+            .ok_or("a package without a version")?;
+        let file = workspace().join(format!("target/package/{name}-{version}.crate"));
+        let bytes = fs::metadata(&file)?.len();
+        run_command(
+            Command::new("tar")
+                .args(["-xzf"])
+                .arg(&file)
+                .arg("-C")
+                .arg(root.join("packages")),
+        )?;
+        let folder = root.join(format!("packages/{name}-{version}"));
+        for wanted in ["README.md", "LICENSE-MIT", "LICENSE-APACHE"] {
+            if !folder.join(wanted).is_file() {
+                return Err(format!("{name} is packed without {wanted}").into());
+            }
+        }
+        println!(
+            "adopt: {name} {version} is {:.2} MiB",
+            bytes as f64 / 1048576.0
+        );
+        packed.push((name.into(), folder));
+    }
+    Ok(packed)
+}
+
+fn build_and_try(root: &Path, way: &str, dependency: &str) -> Result<(), Error> {
+    let folder = root.join(way);
+    fs::create_dir_all(folder.join("src"))?;
+    fs::copy(
+        workspace().join("tests/outside/src/main.rs"),
+        folder.join("src/main.rs"),
+    )?;
+    fs::write(
+        folder.join("Cargo.toml"),
+        format!(
+            "[package]\nname = \"outside\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n[workspace]\n\n[dependencies]\n{dependency}"
+        ),
+    )?;
+    let begin = Instant::now();
+    let mut build = Command::new("cargo");
+    build
+        .args(["build", "--release", "--quiet"])
+        .current_dir(&folder)
+        .env_clear();
+    for kept in ["PATH", "HOME"] {
+        build.env(kept, env::var_os(kept).ok_or(format!("{kept} is not set"))?);
+    }
+    // Dependencies of the two ways are the same; only ours are built twice.
+    build.env("CARGO_TARGET_DIR", root.join("target"));
+    run_command(&mut build)?;
+    let built = begin.elapsed();
+
+    let locked = fs::read_to_string(folder.join("Cargo.lock"))?
+        .matches("[[package]]")
+        .count()
+        - 1;
+    let program = root.join("target/release/outside");
+    let bytes = fs::metadata(&program)?.len();
+    let mut start = Duration::MAX;
+    let mut said = String::new();
+    for _ in 0..20 {
+        let begin = Instant::now();
+        let run = Command::new(&program).env_clear().output()?;
+        start = start.min(begin.elapsed());
+        if !run.status.success() {
+            return Err(format!(
+                "the outside program failed: {}",
+                String::from_utf8_lossy(&run.stderr)
+            )
+            .into());
+        }
+        said = String::from_utf8_lossy(&run.stdout).into();
+    }
+    println!(
+        "adopt: {way}: built in {:.0} s with {locked} packages, {:.1} MB, ends {:.1} ms after its start, says: {}",
+        built.as_secs_f64(),
+        bytes as f64 / 1e6,
+        start.as_secs_f64() * 1e3,
+        said.trim()
+    );
+    let without_driver = said.contains("libcuda");
+    for (holds, what) in [
+        (bytes <= MAX_BYTES, "the program is too large"),
+        (locked <= MAX_LOCKED, "there are too many dependencies"),
+        (
+            !without_driver || start <= MAX_START,
+            "the program starts too slowly",
+        ),
+        (
+            without_driver || said.contains("Gpu::new took"),
+            "the program neither found a GPU nor named the missing driver",
+        ),
+    ] {
+        if !holds {
+            return Err(what.into());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,214 @@
+//! The package of compiled kernels: `kernels-bin/`, which programs take their kernels from.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use cuda_builder::{CudaModule, build_all};
+use sha2::{Digest, Sha256};
+
+use crate::{Error, modules, setup, workspace};
+
+const FOLDER: &str = "kernels-bin";
+
+/// What is written beside the images: the compilers, and a hash of every image before compression.
+const MADE_FROM: &str = "data/made-from.txt";
+
+/// zstd's highest level; its window of 128 MiB covers a whole module.
+const LEVEL: i32 = 22;
+
+/// The most that the images may take, packed: registries accept 10 MiB for a package.
+const LIMIT: usize = 6 << 20;
+
+/// Builds all kernels and writes the package, or checks that the one in the tree is made from these sources.
+pub fn run(check: bool) -> Result<(), Error> {
+    setup::run()?;
+    let modules = build_all(modules::modules(&workspace()))?;
+    let folder = workspace().join(FOLDER);
+    if check {
+        compare(&folder, &modules)
+    } else {
+        write(&folder, &modules)
+    }
+}
+
+/// An image of a module, as it is known in the package.
+struct Image<'a> {
+    file: String,
+    bytes: &'a [u8],
+}
+
+fn images(modules: &[CudaModule]) -> Result<Vec<[Image<'_>; 2]>, Error> {
+    fn pair(module: &CudaModule) -> Result<[Image<'_>; 2], Error> {
+        let CudaModule {
+            arch, ptx, cubin, ..
+        } = module;
+        let cubin = cubin.as_ref().ok_or("ptxas is missing")?;
+        let name = format!("{}.{}", arch.sm(), modules::family(module));
+        Ok([
+            Image {
+                file: format!("{name}.cubin"),
+                bytes: &cubin.bytes,
+            },
+            Image {
+                file: format!("{name}.ptx"),
+                bytes: ptx.as_bytes(),
+            },
+        ])
+    }
+    modules.iter().map(pair).collect()
+}
+
+fn made_from(modules: &[CudaModule], images: &[[Image<'_>; 2]]) -> String {
+    let assembler = modules.iter().find_map(|module| module.cubin.as_ref());
+    let mut text = format!(
+        "{}\n{}\n",
+        modules[0].compiler,
+        assembler.map_or("no ptxas", |cubin| &cubin.assembler)
+    );
+    for image in images.iter().flatten() {
+        writeln!(text, "{:x}  {}", Sha256::digest(image.bytes), image.file)
+            .expect("a string takes all");
+    }
+    text
+}
+
+fn write(folder: &Path, modules: &[CudaModule]) -> Result<(), Error> {
+    let images = images(modules)?;
+    let text = made_from(modules, &images);
+    let data = folder.join("data");
+    fs::create_dir_all(&data)?;
+    // Images whose bytes did not change keep their file: compressing takes longer than hashing.
+    let before = fs::read_to_string(folder.join(MADE_FROM)).unwrap_or_default();
+    let unchanged = |image: &Image<'_>| {
+        let line = format!("{:x}  {}", Sha256::digest(image.bytes), image.file);
+        before.lines().any(|known| known == line) && data.join(packed(&image.file)).is_file()
+    };
+    let (mut packed_bytes, mut bytes) = (0, 0);
+    for image in images.iter().flatten() {
+        let path = data.join(packed(&image.file));
+        if !unchanged(image) {
+            fs::write(&path, compress(image.bytes)?)?;
+        }
+        packed_bytes += fs::metadata(&path)?.len() as usize;
+        bytes += image.bytes.len();
+    }
+    if packed_bytes > LIMIT {
+        return Err(
+            format!("the kernels take {packed_bytes} bytes packed, the limit is {LIMIT}").into(),
+        );
+    }
+    let wanted: Vec<PathBuf> = images
+        .iter()
+        .flatten()
+        .map(|image| data.join(packed(&image.file)))
+        .collect();
+    for entry in fs::read_dir(&data)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "zst") && !wanted.contains(&path) {
+            fs::remove_file(path)?;
+        }
+    }
+    fs::write(folder.join("src/table.rs"), table(modules, &images))?;
+    fs::write(folder.join(MADE_FROM), text)?;
+    println!(
+        "package: {} modules, {:.2} MiB packed, {:.1} MiB unpacked, in {FOLDER}/data",
+        modules.len(),
+        packed_bytes as f64 / 1048576.0,
+        bytes as f64 / 1048576.0
+    );
+    Ok(())
+}
+
+fn packed(file: &str) -> String {
+    format!("{file}.zst")
+}
+
+fn compress(bytes: &[u8]) -> Result<Vec<u8>, Error> {
+    let mut encoder = zstd::bulk::Compressor::new(LEVEL)?;
+    encoder.include_checksum(false)?;
+    Ok(encoder.compress(bytes)?)
+}
+
+/// `kernels-bin/src/table.rs`: an expression of type `&[Module]`.
+fn table(modules: &[CudaModule], images: &[[Image<'_>; 2]]) -> String {
+    let mut text = String::from("// Written by `cargo xtask package`.\n&[\n");
+    let constructor = |image: &Image<'_>| {
+        format!(
+            "Image::zstd(\n            include_bytes!(\"../data/{}\"),\n            {},\n        )",
+            packed(&image.file),
+            image.bytes.len()
+        )
+    };
+    for (module, [cubin, ptx]) in modules.iter().zip(images) {
+        write!(
+            text,
+            "    Module {{\n        arch: {:?},\n        family: {:?},\n        ptx: {},\n        cubin: Some({}),\n    }},\n",
+            module.arch.sm(),
+            modules::family(module),
+            constructor(ptx),
+            constructor(cubin)
+        )
+        .expect("a string takes all");
+    }
+    text.push_str("]\n");
+    text
+}
+
+fn compare(folder: &Path, modules: &[CudaModule]) -> Result<(), Error> {
+    let committed = fs::read_to_string(folder.join(MADE_FROM))
+        .map_err(|error| format!("cannot read {FOLDER}/{MADE_FROM}: {error}"))?;
+    let images = images(modules)?;
+    let built = made_from(modules, &images);
+    let tools = |text: &str| text.lines().take(2).map(str::to_owned).collect::<Vec<_>>();
+    if tools(&committed) != tools(&built) {
+        println!(
+            "package: {FOLDER} was made by {}, these kernels by {}: hashes are not compared",
+            tools(&committed).join(" and "),
+            tools(&built).join(" and ")
+        );
+        return Ok(());
+    }
+    let hashes = |text: &str| -> BTreeMap<String, String> {
+        let pair = |line: &str| {
+            line.split_once("  ")
+                .map(|(hash, file)| (file.into(), hash.into()))
+        };
+        text.lines().skip(2).filter_map(pair).collect()
+    };
+    let (committed, built) = (hashes(&committed), hashes(&built));
+    let mut differ: Vec<&String> = built
+        .iter()
+        .filter(|(file, hash)| committed.get(*file) != Some(hash))
+        .map(|(file, _)| file)
+        .collect();
+    differ.extend(committed.keys().filter(|file| !built.contains_key(*file)));
+    if !differ.is_empty() {
+        return Err(format!(
+            "{FOLDER} is not made from these sources, `cargo xtask package` makes it again; different: {}",
+            differ.iter().map(|file| file.as_str()).collect::<Vec<_>>().join(", ")
+        )
+        .into());
+    }
+    println!(
+        "package: {} images are as {FOLDER}/{MADE_FROM} says",
+        built.len()
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compressing_twice_gives_the_same_bytes() {
+        let bytes: Vec<u8> = (0..100_000_u32).map(|i| ((i * i) >> 7) as u8).collect();
+        let packed = compress(&bytes).unwrap();
+        assert!(packed.len() < bytes.len());
+        assert_eq!(packed, compress(&bytes).unwrap());
+    }
+}
