@@ -141,5 +141,9 @@ impl PodForecast {
 
 /// When both are done that together take `time`, if they are slowed down alike.
 pub fn alike(time: f64, alone: [f64; 2]) -> [f64; 2] {
-    alone.map(|ns| time * ns / alone[0].max(alone[1]).max(f64::MIN_POSITIVE))
+    let longer = alone[0].max(alone[1]);
+    alone.map(|ns| match ns == longer {
+        true => time, // to the last bit
+        false => time * ns / longer,
+    })
 }
