@@ -9,7 +9,7 @@ use tandem_attn::plan::{PlanOptions, Planner};
 use crate::{
     Failure, backend, input,
     output::{self, Files, Force},
-    table::{counted, digits, scaled},
+    table::{WIDTH, counted, digits, scaled, wrap},
 };
 
 const EXAMPLES: &str = "\
@@ -67,7 +67,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     drop(loaded);
     let file = tensors::write(&step.spec, step.batch.total_q(), &results)?;
     output::write_file(&args.output, &file)?;
-    output::print(&format!(
+    let text = format!(
         "{}: {} of {}, {} µs on {}; wrote {} ({})\n",
         args.input.display(),
         counted(step.batch.total_q() as usize, "query token"),
@@ -76,6 +76,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         backend.machine().name,
         args.output.display(),
         scaled(file.len() as f64, "B"),
-    ));
+    );
+    output::print(&wrap(&text, WIDTH, "  "));
     Ok(())
 }

@@ -26,8 +26,8 @@ mod table;
 mod window;
 
 pub use machine::Machine;
-use machine::not_negative;
 pub(crate) use machine::{at_least_1, positive, read_trace};
+use machine::{at_most, not_negative};
 use table::{file, heading, table};
 
 const EXAMPLES: &str = "\
@@ -97,7 +97,7 @@ pub struct Args {
     #[arg(long, value_name = "TOKENS", default_value_t = 2048, value_parser = at_least_1)]
     budget: u32,
     /// SARATHI's chunk, its decodes included; 0: chosen from the requests that finish
-    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = at_most)]
     chunk: u32,
     /// The time between tokens that decode priority keeps
     #[arg(

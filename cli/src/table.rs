@@ -4,7 +4,7 @@
 pub const WIDTH: usize = 99;
 
 /// A table whose columns are as wide as their content; the first column is on the left, the others are
-/// numbers on the right.
+/// numbers on the right, but for a last one without a heading: remarks.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     rows: Vec<Vec<String>>,
@@ -39,12 +39,17 @@ impl Table {
         if let Some(first) = widths.first_mut() {
             *first = (*first).min(WIDTH.saturating_sub(others).max(12));
         }
+        let remarks = self.rows.first().and_then(|headings| headings.last());
+        let remarks = remarks.filter(|heading| heading.is_empty() && columns > 1);
+        let remarks = remarks.map(|_| columns - 1);
         let mut text = String::new();
         for row in &self.rows {
             let mut line = String::new();
             for (column, (cell, &width)) in row.iter().zip(&widths).enumerate() {
                 if column == 0 {
                     line += &format!("{:<width$}", shorten(cell, width));
+                } else if Some(column) == remarks {
+                    line += &format!("  {cell}");
                 } else {
                     line += &format!("  {cell:>width$}");
                 }

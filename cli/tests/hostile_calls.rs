@@ -80,7 +80,7 @@ fn check(directory: &Path, expected: i32, line: &str) -> Result<(), String> {
     for word in [
         "panicked",
         "memory allocation",
-        "overflow",
+        "attempt to",
         "RUST_BACKTRACE",
         "unreachable",
     ] {

@@ -217,9 +217,9 @@ impl Svg {
         title: &str,
     ) {
         let span = end_s - begin_s;
-        let (unit_s, unit) = match span {
-            _ if span < 1e-3 => (1e-6, "µs"),
-            _ if span < 1.0 => (1e-3, "ms"),
+        let (unit_s, unit) = match end_s {
+            _ if end_s < 1e-3 => (1e-6, "µs"),
+            _ if end_s < 1.0 => (1e-3, "ms"),
             _ => (1.0, "s"),
         };
         let first = (begin_s / unit_s).max(0.0);

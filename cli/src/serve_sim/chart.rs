@@ -70,8 +70,14 @@ fn quantiles(
     svg.text((16.0, top + 12.0), Anchor::Start, 13, &title);
     let first = top + 26.0;
     let bottom = first + ROW * reports.len() as f64;
-    for decade in from as i32..=to as i32 {
-        let seconds = 10_f64.powi(decade);
+    let multiples: &[f64] = if to - from <= 2.0 {
+        &[1.0, 2.0, 5.0]
+    } else {
+        &[1.0]
+    };
+    let decades = (from as i32..=to as i32).map(|decade| 10_f64.powi(decade));
+    let ticks = decades.flat_map(|decade| multiples.iter().map(move |multiple| multiple * decade));
+    for seconds in ticks.filter(|seconds| seconds.log10() < to + 1e-9) {
         svg.line(
             (x(seconds), first),
             (x(seconds), bottom + 5.0),

@@ -85,9 +85,19 @@ fn is_file(name: &str) -> bool {
     name.ends_with(".json")
 }
 
+/// The most of anything that is counted: sums of several fit 32 bits.
+const MOST: u32 = 1 << 24;
+
+/// A count, or none.
+pub(super) fn at_most(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(count @ 0..=MOST) => Ok(count),
+        _ => Err(format!("give a whole number up to {MOST}")),
+    }
+}
+
 /// A count, of which none makes no sense.
 pub(crate) fn at_least_1(text: &str) -> Result<u32, String> {
-    const MOST: u32 = 1 << 24;
     match text.parse() {
         Ok(count @ 1..=MOST) => Ok(count),
         _ => Err(format!("give a whole number from 1 to {MOST}")),

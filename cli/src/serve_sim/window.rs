@@ -66,8 +66,9 @@ pub(super) fn stalls(timeline: &[StageSpan]) -> Vec<[f64; 2]> {
         }
         if let Some(token_s) = token_s {
             let gap_s = span.end_s - token_s;
-            // A machine without requests has no stall.
-            if gap_s > STALLS_S[0] && busy_s > 0.5 * gap_s {
+            // A machine that stood still had no request that waited; a stage of a pipeline may have.
+            let least = if last_stage == 0 { 0.99 } else { 0.5 };
+            if gap_s > STALLS_S[0] && busy_s > least * gap_s {
                 stalls.push([token_s, span.end_s]);
             }
         }
@@ -186,5 +187,9 @@ mod tests {
             panic!("one stall");
         };
         assert!((begin - 0.01).abs() < 1e-9 && (end - 0.32).abs() < 1e-9);
+        // Nobody was there before the second prompt came.
+        let mut timeline = report.timeline;
+        timeline[1].begin_s += 0.01;
+        assert!(stalls(&timeline).is_empty());
     }
 }

@@ -48,6 +48,8 @@
 mod agenda;
 mod append;
 mod ceilings;
+#[cfg(feature = "cudarc")]
+pub mod cudarc;
 #[cfg(feature = "cust")]
 pub mod cust;
 mod decode;
@@ -59,6 +61,7 @@ mod inspect;
 mod launch;
 mod launch_set;
 mod loops;
+mod memory;
 mod merge;
 mod module;
 mod pod;
@@ -78,9 +81,11 @@ pub use decode::{DecodeCall, DecodeTile};
 pub use driver::{DevicePtr, Stream};
 pub use embedded::{Image, MODULES, Module};
 pub use launch_set::{LaunchKey, LaunchSet};
+pub use memory::{DeviceBuffer, Graph};
 pub use merge::PartialStates;
 pub use module::Compiling;
 pub use prefill::PrefillCall;
+pub use resources::OwnedStream;
 pub use tensor::{DeviceArray, DeviceTensor};
 pub use tensor_map::{Swizzle, TensorMap};
 pub use workspace::{Streams, Workspace, WorkspaceOptions};
