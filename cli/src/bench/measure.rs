@@ -216,6 +216,7 @@ mod tests {
             time: Duration::ZERO,
             check: 0,
             options: PlanOptions::default(),
+            rules: Default::default(),
             memory_bytes: u64::MAX,
         };
         // By the planner, which knows the kernels, and by what only the backend knows.
