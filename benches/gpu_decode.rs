@@ -233,7 +233,10 @@ fn pat(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
             }
             let q = run::queries(&spec, batch.total_q());
             let default = PlanOptions::default().with_merge_mode(MergeMode::Kernel);
-            let step_by = |planner: &mut Planner, device, options: PlanOptions, streams| {
+            let step_by = |planner: &mut Planner,
+                           device: &DeviceDescription,
+                           options: PlanOptions,
+                           streams: Streams| {
                 let plan = planner.plan(&spec, &batch, device, &options);
                 let plan = plan.expect("can be planned");
                 let mut options = WorkspaceOptions::default();
