@@ -6,7 +6,7 @@ use std::{
 };
 
 use tandem_attn::plan::{
-    DeviceDescription, Plan, PlanError, Planner,
+    DeviceDescription, Plan, PlanError,
     pod::{PodMode, PodPlan},
 };
 
@@ -70,7 +70,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             cases[0].name
         )));
     }
-    let mut planner = Planner::new();
+    let mut planner = args.planning.planner();
     let mut report = String::new();
     for case in &cases {
         let batch = case.batch()?;

@@ -74,7 +74,7 @@ fn measured(
 ) -> Result<(), Failure> {
     let spec = &case.spec;
     let device = backend.device();
-    let mut planner = Planner::new();
+    let mut planner = Planner::with_rules(settings.rules);
     let mut plan = Plan::empty(*spec);
     let mut times = Vec::with_capacity(PLAN_RUNS);
     for _ in 0..PLAN_RUNS {
@@ -209,6 +209,7 @@ mod tests {
             time: Duration::ZERO,
             check: 0,
             options: PlanOptions::default(),
+            rules: Default::default(),
             memory_bytes: u64::MAX,
         };
         // By the backend, or by the planner already.

@@ -5,7 +5,7 @@ use kernels_gpu::abi::{DIRECT, MergeRow, NO_MERGE, WorkItem};
 use super::launch_set::{LaunchKey, pairs};
 use crate::plan::{
     MergeMode, Plan, TileGroup,
-    pod::{PodMode, Seats, Tickets},
+    pod::{CtaSplit, PodMode, Tickets},
 };
 
 /// Items that run together.
@@ -45,7 +45,7 @@ pub(super) struct Agenda {
     /// How prefills and decodes share the GPU, where there are both.
     pub(super) pod: PodMode,
     /// CTAs of each where they share SMs.
-    pub(super) seats: Seats,
+    pub(super) seats: CtaSplit,
     /// Where they are in one kernel: how its CTAs take turns.
     pub(super) tickets: Option<Tickets>,
     /// Merges for the merging kernel.
@@ -62,7 +62,7 @@ impl Agenda {
     pub(super) fn fill(&mut self, plan: &Plan, merge_mode: MergeMode) {
         self.total_q = plan.total_q;
         self.pod = plan.pod.map_or(PodMode::Serial, |pod| pod.mode);
-        self.seats = plan.pod.map_or(Seats::default(), |pod| pod.seats);
+        self.seats = plan.pod.map_or(CtaSplit::default(), |pod| pod.ctas);
         let by_tickets = plan.pod.filter(|pod| pod.mode == PodMode::Tickets);
         self.tickets = by_tickets.map(|pod| pod.tickets);
         self.parts.clear();
