@@ -14,7 +14,7 @@ use std::fmt::Write;
 use common::{Memory, Rng};
 use run::{Pool, Step, Timer};
 use tandem_attn::{
-    exec::gpu::{Family, Gpu, WorkspaceOptions},
+    exec::gpu::{Arch, Gpu, WorkspaceOptions},
     plan::{
         DeviceDescription, PlanOptions, Planner,
         pod::{PodMode, TicketPolicy},
@@ -210,7 +210,7 @@ impl Bench<'_> {
 
     /// The kernels of Ampere: apart, and in one kernel by tickets.
     fn tickets(&self, hybrid: Hybrid) -> String {
-        let ampere = Some(Family::Sm80);
+        let ampere = Some(Arch::Sm80);
         let options = |pod, tickets| PlanOptions::default().with_pod(pod).with_tickets(tickets);
         let proportional = |pod| options(pod, TicketPolicy::Proportional);
         let steps = [
@@ -294,7 +294,7 @@ impl Bench<'_> {
         &self,
         hybrid: Hybrid,
         options: PlanOptions,
-        family: Option<Family>,
+        arch: Option<Arch>,
         prefill: bool,
         decode: bool,
     ) -> Step<'_> {
@@ -310,7 +310,7 @@ impl Bench<'_> {
         let plan = Planner::new().plan(&spec, &batch, &self.device, &options);
         let plan = plan.expect("can be planned");
         let mut options = WorkspaceOptions::default();
-        options.family = family;
+        options.arch = arch;
         let layout = KvLayout::Nhd;
         Step::new(self.gpu, plan, &batch, &self.pool, &self.q, layout, options)
     }

@@ -132,7 +132,7 @@ impl Planner {
             device, spec, cost, ..
         } = derived;
         let row_blocks = &plan.row_blocks;
-        let most_decode_tokens = device.most_decode_tokens(spec);
+        let most_decode_tokens = device.most_decode_tokens(&derived.tiles);
         let parts = |tiles| {
             let part = move |(index, (part, planned)): (usize, (_, &PlannedPart))| PartInput {
                 device,

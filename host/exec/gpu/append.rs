@@ -5,14 +5,14 @@ mod tests;
 
 use kernels_gpu::{
     abi::{AppendParams, AppendTensor, KvStrides},
-    append::VECTORS_PER_BLOCK,
     divisor::Divisor,
+    passes::append::{THREADS, VECTORS_PER_BLOCK},
+    registry::{Element, Op},
 };
 
 use super::{
     DeviceArray, DevicePtr, DeviceTensor, Gpu, Stream,
     launch::Launch,
-    module::{Carveout, Kernel, Modules},
     tensor::{COUNTED, fits},
 };
 use crate::{
@@ -68,22 +68,6 @@ impl KvPool {
     }
 }
 
-/// Entries by the bytes that a thread moves at once.
-pub(super) struct Kernels {
-    by_16: Kernel,
-    by_8: Kernel,
-}
-
-impl Kernels {
-    pub(super) fn load(modules: &Modules, max_shared: u32) -> Result<Self, Error> {
-        let kernel = |name| modules.kernel(name, Carveout::Default, max_shared);
-        Ok(Self {
-            by_16: kernel("append_paged_kv_16")?,
-            by_8: kernel("append_paged_kv_8")?,
-        })
-    }
-}
-
 impl Gpu {
     /// Copies the keys and values of new tokens into a page pool.
     ///
@@ -114,16 +98,10 @@ impl Gpu {
         v: &DeviceTensor<3>,
         stream: Stream,
     ) -> Result<(), Error> {
-        let (params, vector) = parameters(spec, pool, slots, k, v)?;
-        let kernel = match vector {
-            16 => &self.append.by_16,
-            _ => &self.append.by_8,
-        };
+        let (params, vector_bytes) = parameters(spec, pool, slots, k, v)?;
+        let kernel = self.pass(Op::Append { vector_bytes }, Element::Any)?;
         let vectors = params.k.vectors.max(params.v.vectors);
-        let mut launch = Launch::new(
-            vectors.div_ceil(VECTORS_PER_BLOCK),
-            kernels_gpu::append::THREADS,
-        );
+        let mut launch = Launch::new(vectors.div_ceil(VECTORS_PER_BLOCK), THREADS);
         launch.grid[1] = 2; // keys and values
         // SAFETY: the kernel takes `AppendParams`, and the caller vouches for what they point to.
         unsafe { self.launch(kernel, &launch, &params, stream) }

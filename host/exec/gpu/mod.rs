@@ -51,7 +51,7 @@ mod ceilings;
 #[cfg(feature = "cust")]
 pub mod cust;
 mod decode;
-mod decode_gather;
+mod decode_rows;
 mod device;
 mod driver;
 mod embedded;
@@ -59,11 +59,13 @@ mod inspect;
 mod launch;
 mod launch_set;
 mod loops;
+mod maps;
 mod merge;
 mod module;
 mod pod;
 mod prefill;
-mod prefill_gather;
+mod prefill_rows;
+mod registry;
 mod resources;
 mod run;
 mod steps;
@@ -76,6 +78,8 @@ use std::fmt;
 pub use append::KvPool;
 pub use decode::{DecodeCall, DecodeTile};
 pub use driver::{DevicePtr, Stream};
+pub use kernels_gpu::registry::{Arch, KernelId, KernelInfo};
+
 pub use embedded::{Image, MODULES, Module};
 pub use launch_set::{LaunchKey, LaunchSet};
 pub use merge::PartialStates;
@@ -83,21 +87,12 @@ pub use module::Compiling;
 pub use prefill::PrefillCall;
 pub use tensor::{DeviceArray, DeviceTensor};
 pub use tensor_map::{Swizzle, TensorMap};
-pub use workspace::{Streams, Workspace, WorkspaceOptions};
+pub use workspace::{Workspace, WorkspaceOptions};
 
 use crate::Error;
 use driver::{Check, device_attribute};
 use module::{GpuName, Modules, Progress};
-
-/// A family of kernels, by the architecture that brought its instructions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Family {
-    /// `mma.sync`, `ldmatrix` and `cp.async`: on every GPU from Ampere on, with pages of any size.
-    Sm80,
-    /// `wgmma` and the tensor memory accelerator: on Hopper.
-    Sm90,
-}
+use registry::Kernels;
 
 /// How a [`Gpu`] is made: see [`Gpu::builder`].
 pub struct GpuBuilder<'a> {
@@ -143,15 +138,7 @@ impl fmt::Debug for GpuBuilder<'_> {
 
 /// A GPU with the kernels loaded. Make one for each device and keep it; threads may share it.
 pub struct Gpu {
-    merge: merge::Kernels,
-    append: append::Kernels,
-    ceilings: ceilings::Kernels,
-    loops: module::Kernel,
-    decode: decode::Kernels,
-    decode_gather: decode_gather::Kernels,
-    pod: pod::Kernels,
-    prefill: prefill::Kernels,
-    prefill_gather: prefill_gather::Kernels,
+    kernels: Kernels,
     modules: Modules,
     // Behind the modules: it is released after them.
     context: resources::PrimaryContext,
@@ -159,6 +146,8 @@ pub struct Gpu {
     name: String,
     compute: (u32, u32),
     multiprocessors: u32,
+    /// Shared memory of an SM.
+    shared_per_sm: u32,
 }
 
 impl Gpu {
@@ -222,21 +211,14 @@ impl Gpu {
         };
         let modules = Modules::load(modules, &gpu, context.raw(), progress)?;
         Ok(Self {
-            merge: merge::Kernels::load(&modules, max_shared)?,
-            append: append::Kernels::load(&modules, max_shared)?,
-            ceilings: ceilings::Kernels::load(&modules, max_shared)?,
-            loops: loops::load(&modules, max_shared)?,
-            decode: decode::Kernels::load(&modules, max_shared)?,
-            decode_gather: decode_gather::Kernels::load(&modules, max_shared)?,
-            pod: pod::Kernels::load(&modules, max_shared, shared_per_sm)?,
-            prefill: prefill::Kernels::load(&modules, max_shared)?,
-            prefill_gather: prefill_gather::Kernels::load(&modules, max_shared)?,
+            kernels: Kernels::load(&modules, max_shared)?,
             modules,
             context,
             device,
             name,
             compute,
             multiprocessors,
+            shared_per_sm,
         })
     }
 

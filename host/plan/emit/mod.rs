@@ -304,6 +304,7 @@ fn group_items(input: &Pieces<'_>, plan: &mut Plan) {
     let mut begin = 0;
     for &Launch {
         kernel,
+        id,
         tile,
         pack,
         pieces,
@@ -315,6 +316,7 @@ fn group_items(input: &Pieces<'_>, plan: &mut Plan) {
         if pieces > 0 {
             plan.groups.push(TileGroup {
                 kernel,
+                id,
                 tile,
                 pack,
                 items,

@@ -16,7 +16,7 @@ pub struct Derived {
     pub spec: Spec,
     decode_tile: Option<Tile>,
     pub tiles: TileTable,
-    /// For each configuration of the fused form; none where its tiles do not fit the heads.
+    /// For each configuration of the fused form; none where it has no kernels for the heads.
     pub fused_tiles: Vec<Option<TileTable>>,
     pub cost: CostModel,
 }
@@ -30,19 +30,11 @@ impl Derived {
         spec.check()?;
         device.check()?;
         device.supports_with(spec, decode_tile)?;
-        let fused = |config: &PodConfig| {
-            TileTable::new(
-                device,
-                spec,
-                decode_tile.or(config.decode),
-                Some((config.prefill, config.prefill_pack)),
-            )
-            .ok()
-        };
+        let fused = |config: &PodConfig| TileTable::fused(device, spec, decode_tile, config);
         Ok(Self {
             spec: *spec,
             decode_tile,
-            tiles: TileTable::new(device, spec, decode_tile, None)?,
+            tiles: TileTable::new(device, spec, decode_tile)?,
             fused_tiles: device.pod.configs.iter().map(fused).collect(),
             cost: CostModel::new(device, spec),
             device: device.clone(),

@@ -2,8 +2,10 @@
 
 use std::{cmp::Reverse, ops::Range};
 
+use kernels_gpu::registry::KernelId;
+
 use super::{
-    SplitInput, SplitMode, Splitter,
+    SplitInput, Splitter,
     kinds::{Kind, Kinds},
 };
 use crate::plan::{
@@ -11,13 +13,12 @@ use crate::plan::{
     draft::{Draft, Piece},
 };
 
-/// The tile of a kind's drafts.
+/// The pieces of a kind's drafts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct KindTile {
     /// Keys of a piece, if there are so many.
     pub(super) wanted: u32,
-    /// The last answer: for pieces of so many keys, this key tile and this launch.
-    pub(super) expected: u32,
+    /// Keys of a tile, and the launch.
     pub(super) n: u32,
     pub(super) launch: u32,
 }
@@ -26,6 +27,7 @@ pub(super) struct KindTile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::plan) struct Launch {
     pub kernel: Kernel,
+    pub id: Option<KernelId>,
     pub tile: Tile,
     pub pack: u32,
     pub pieces: u32,
@@ -37,8 +39,8 @@ pub(in crate::plan) struct Launch {
 }
 
 impl Splitter {
-    /// Gives every draft the key tile for pieces of about `keys` keys, and every tile its launch: those with
-    /// the longest units first.
+    /// Gives every draft the tile of its kernel, for pieces of about `keys` keys, and every kernel its launch: those
+    /// with the longest units first.
     pub(super) fn choose_tiles(
         &mut self,
         input: &SplitInput<'_>,
@@ -54,30 +56,28 @@ impl Splitter {
         let Kinds { kinds, of, .. } = kinds;
         launches.clear();
         self.tiles.clear();
-        self.tiles.extend(kinds.iter().map(|kind| KindTile {
-            wanted: keys(kind),
-            ..KindTile::default()
-        }));
+        for kind in kinds.iter() {
+            let Draft {
+                kernel,
+                tile: Tile { m, n },
+                pack,
+                ..
+            } = kind.draft;
+            let n = match kernel {
+                Kernel::Prefill => n,
+                Kernel::Decode => input.tiles.decode(m).map_or(n, |choice| choice.tile.n),
+            };
+            let tile = Tile { m, n };
+            let id = input.tiles.kernel(kernel, tile);
+            self.tiles.push(KindTile {
+                wanted: keys(kind),
+                n,
+                launch: launch_for(launches, kernel, id, tile, pack) as u32,
+            });
+        }
         for (draft, of) in drafts.iter_mut().zip(of.iter_mut()) {
-            let chosen = &mut self.tiles[of.kind as usize];
+            let chosen = self.tiles[of.kind as usize];
             let expected = chosen.wanted.min(of.keys);
-            if chosen.expected != expected {
-                let Draft {
-                    kernel,
-                    tile: Tile { m, n },
-                    pack,
-                    ..
-                } = *draft;
-                let n = match (kernel, input.mode) {
-                    (Kernel::Prefill, _) => n,
-                    // Whatever the company: neither its rows nor how far it shares the keys may matter.
-                    (_, SplitMode::Fixed { tokens }) => input.tiles.common_key_tile(tokens),
-                    _ => input.tiles.key_tile(m, expected),
-                };
-                chosen.expected = expected;
-                chosen.n = n;
-                chosen.launch = launch_for(launches, kernel, Tile { m, n }, pack) as u32;
-            }
             draft.tile.n = chosen.n;
             of.launch = chosen.launch;
             let load = &kinds[of.kind as usize].load;
@@ -150,13 +150,20 @@ impl Splitter {
 }
 
 /// The launch of a kernel with a tile, a new one if there is none.
-fn launch_for(launches: &mut Vec<Launch>, kernel: Kernel, tile: Tile, pack: u32) -> usize {
+fn launch_for(
+    launches: &mut Vec<Launch>,
+    kernel: Kernel,
+    id: Option<KernelId>,
+    tile: Tile,
+    pack: u32,
+) -> usize {
     let known = launches
         .iter()
         .position(|launch| (launch.kernel, launch.tile, launch.pack) == (kernel, tile, pack));
     known.unwrap_or_else(|| {
         launches.push(Launch {
             kernel,
+            id,
             tile,
             pack,
             pieces: 0,
