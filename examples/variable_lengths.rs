@@ -36,10 +36,10 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let h200 = DeviceDescription::named("h200")?;
     let mut planner = Planner::new();
     println!(
-        "{} requests of {:?} to {:?} keys",
+        "{} requests of {} to {} keys",
         lengths.len(),
-        lengths.iter().min(),
-        lengths.iter().max()
+        lengths.iter().min().unwrap_or(&0),
+        lengths.iter().max().unwrap_or(&0)
     );
     println!(
         "{:<10} {:>6} {:>8} {:>14} {:>6}",

@@ -104,7 +104,16 @@
 //! # On a GPU
 //!
 //! With the feature `cuda`, `exec::gpu` runs on memory of any CUDA library, on any stream. Without a driver it says
-//! so.
+//! so. [`DeviceDescription::supports`](plan::DeviceDescription::supports) tells, when a model is loaded, whether there
+//! are kernels for its heads.
+//!
+//! # In a program that has tensors already
+//!
+//! Nothing has to be copied. Element types that are known at run time, fused projections and pools in any order are
+//! [`TensorRef`](tensor::TensorRef)s for [`Cpu::run_tensors`](exec::Cpu::run_tensors) and
+//! [`append_rows`](exec::cpu::append_rows); block tables go in as they are
+//! ([`PageTable::try_push`](problem::PageTable::try_push)). Objects of `cust` and `cudarc` have features of those
+//! names, and the crate `tandem-candle` makes the calls on candle's tensors.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

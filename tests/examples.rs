@@ -21,3 +21,14 @@ fn shared_prefixes_runs() {
 fn variable_lengths_runs() {
     variable_lengths::main().unwrap();
 }
+
+#[cfg(feature = "cuda")]
+#[path = "../examples/gpu_serving.rs"]
+mod gpu_serving;
+
+/// Without a GPU the example says what is missing and ends.
+#[cfg(feature = "cuda")]
+#[test]
+fn gpu_serving_runs() {
+    gpu_serving::main().unwrap();
+}

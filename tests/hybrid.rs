@@ -221,3 +221,56 @@ fn prefill_splits_are_limited_beside_decodes() {
     let units = prefill_units(&split);
     assert!(units > uncut(&few) && units <= 2 * 132, "{split}");
 }
+
+/// The forecast decides, the table of a plan prints it, and its picture ends there: one number.
+#[test]
+fn a_schedule_takes_what_the_forecast_says() {
+    for device in DeviceDescription::names() {
+        let description = DeviceDescription::named(device).unwrap();
+        for mode in [
+            PodMode::Auto,
+            PodMode::Serial,
+            PodMode::Streams,
+            PodMode::Fused,
+            PodMode::Tickets,
+        ] {
+            for batch in [
+                batch(1024, 12288, 80, 12288),
+                batch(512, 4096, 3, 300),
+                batch(64, 64, 200, 8192),
+            ] {
+                let options = PlanOptions::default().with_pod(mode);
+                let plan = plan(&batch, device, options);
+                let pod = plan.pod.unwrap();
+                let schedule = plan.schedule(&description);
+                assert_eq!(
+                    schedule.makespan_ns,
+                    pod.forecast.of(pod.mode),
+                    "{device} {mode:?}"
+                );
+                let ends = schedule.spans.iter().map(|span| span.end_ns);
+                let last = ends.fold(0.0, f64::max);
+                assert_eq!(last, schedule.makespan_ns, "{device} {mode:?}");
+                assert!(schedule.busy() > 0.0 && schedule.busy() <= 1.0 + 1e-9);
+
+                // CTAs of one operation each where they overlap, and the work of both is drawn.
+                let kernel_of = |item: u32| {
+                    let mut groups = plan.groups.iter();
+                    groups
+                        .find(|group| group.items.contains(&item))
+                        .unwrap()
+                        .kernel
+                };
+                let overlap = pod.mode != PodMode::Serial;
+                assert_eq!(schedule.prefill_ctas > 0, overlap);
+                for span in &schedule.spans {
+                    let of_prefill = kernel_of(span.item) == Kernel::Prefill;
+                    assert!(!overlap || (span.cta < schedule.prefill_ctas) == of_prefill);
+                    assert!(span.cta < schedule.ctas && span.begin_ns < span.end_ns);
+                }
+                let units: u32 = plan.groups.iter().map(|group| plan.units_of(group)).sum();
+                assert_eq!(schedule.spans.len(), units as usize);
+            }
+        }
+    }
+}

@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use tandem_attn::plan::{PlanOptions, Planner};
 
 use crate::{
-    Failure, backend, output,
-    table::{counted, digits, scaled},
+    Failure, backend, input,
+    output::{self, Files, Force},
+    table::{WIDTH, counted, digits, scaled, wrap},
 };
 
 const EXAMPLES: &str = "\
@@ -40,6 +41,8 @@ pub struct Args {
     /// Where to run
     #[arg(long, value_enum, default_value = "auto")]
     backend: backend::Choice,
+    #[command(flatten)]
+    force: Force,
 }
 
 /// Runs it.
@@ -47,14 +50,12 @@ pub struct Args {
 /// # Errors
 /// Wrong input, a missing backend, or an output that cannot be written; nothing is written then.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let bytes = std::fs::read(&args.input).map_err(|error| Failure::Read {
-        path: args.input.clone(),
-        error,
-    })?;
+    let files = Files::new().reads([&args.input]).writes([&args.output]);
+    files.check(args.force)?;
+    let bytes = input::tensors(&args.input)?;
     let step = tensors::read(&bytes)
         .map_err(|reason| Failure::Input(format!("{}: {reason}", args.input.display())))?;
     drop(bytes);
-    output::check_writable(&args.output)?;
     let mut backend = backend::open(args.backend)?;
     let device = backend.device();
     let plan = Planner::new()
@@ -66,7 +67,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     drop(loaded);
     let file = tensors::write(&step.spec, step.batch.total_q(), &results)?;
     output::write_file(&args.output, &file)?;
-    output::print(&format!(
+    let text = format!(
         "{}: {} of {}, {} µs on {}; wrote {} ({})\n",
         args.input.display(),
         counted(step.batch.total_q() as usize, "query token"),
@@ -75,6 +76,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         backend.machine().name,
         args.output.display(),
         scaled(file.len() as f64, "B"),
-    ));
+    );
+    output::print(&wrap(&text, WIDTH, "  "));
     Ok(())
 }

@@ -2,12 +2,14 @@
 
 use std::{fmt::Write, path::PathBuf};
 
+use serde::Serialize;
 use tandem_schedule::chunk::{Advice, Expected, recommend};
 
 use crate::{
-    Failure, output,
+    Failure,
+    output::{self, Files, Force},
     serve_sim::{Machine, at_least_1, positive, read_trace},
-    table::{WIDTH, counted, wrap},
+    table::{Table, WIDTH, counted, digits, wrap},
 };
 
 const EXAMPLES: &str = "\
@@ -36,6 +38,52 @@ pub struct Args {
     /// The longest time between tokens that is wanted
     #[arg(long, value_name = "MS", value_parser = positive, allow_negative_numbers = true)]
     target_ms: Option<f64>,
+    /// Write the table as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    #[command(flatten)]
+    force: Force,
+}
+
+/// What `--json` writes.
+#[derive(Debug, Serialize)]
+struct File<'a> {
+    format: &'static str,
+    program: String,
+    chunk: u32,
+    reasons: &'a [String],
+    requests: u32,
+    separate_tokens_per_s: f64,
+    candidates: Vec<Line>,
+}
+
+/// A size: times in seconds, parts from 0 to 1.
+#[derive(Debug, Serialize)]
+struct Line {
+    chunk: u32,
+    tokens_per_s: f64,
+    step_s: f64,
+    riding: f64,
+    keeps_target: bool,
+}
+
+fn file(advice: &Advice, requests: u32) -> File<'_> {
+    let candidates = advice.candidates.iter().map(|candidate| Line {
+        chunk: candidate.chunk,
+        tokens_per_s: candidate.tokens_per_s,
+        step_s: candidate.step_ns / 1e9,
+        riding: candidate.piggybacked,
+        keeps_target: candidate.keeps_target,
+    });
+    File {
+        format: "tandem-chunk-size-1",
+        program: format!("tandem {}", env!("CARGO_PKG_VERSION")),
+        chunk: advice.chunk,
+        reasons: &advice.reasons,
+        requests,
+        separate_tokens_per_s: advice.separate_tokens_per_s,
+        candidates: candidates.collect(),
+    }
 }
 
 /// Runs it.
@@ -43,7 +91,14 @@ pub struct Args {
 /// # Errors
 /// Wrong input.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    let inputs = args.machine.files();
+    let files = Files::new().reads(args.trace.iter().chain(&inputs));
+    files.writes(&args.json).check(args.force)?;
     let (advice, requests) = args.advice()?;
+    if let Some(path) = &args.json {
+        let json = serde_json::to_string_pretty(&file(&advice, requests)).expect("plain data");
+        output::write_file(path, (json + "\n").as_bytes())?;
+    }
     output::print(&report(&advice, requests));
     Ok(())
 }
@@ -86,14 +141,10 @@ fn report(advice: &Advice, requests: u32) -> String {
     }
     let _ = writeln!(
         text,
-        "\nwith {} at once:\n{:>8}{:>12}{:>10}{:>14}{:>10}",
-        counted(requests as usize, "request"),
-        "chunk",
-        "tokens/s",
-        "gain",
-        "step ms",
-        "riding %"
+        "\nwith {} at once:",
+        counted(requests as usize, "request")
     );
+    let mut table = Table::new(["chunk", "tokens/s", "gain", "step ms", "riding %", ""]);
     // Every size near the best, and fewer beyond.
     let shown = advice
         .candidates
@@ -103,22 +154,24 @@ fn report(advice: &Advice, requests: u32) -> String {
             *index < 8 || candidate.chunk == advice.chunk || index % 4 == 3
         });
     for (_, candidate) in shown {
-        let _ = writeln!(
-            text,
-            "{:>8}{:>12.0}{:>10.2}{:>14.1}{:>10.0}{}",
-            candidate.chunk,
-            candidate.tokens_per_s,
-            candidate.tokens_per_s / advice.separate_tokens_per_s,
-            candidate.step_ns / 1e6,
-            100.0 * candidate.piggybacked,
-            match (candidate.chunk == advice.chunk, candidate.keeps_target) {
-                (true, _) => "  ← recommended",
-                (false, false) => "  too slow a step",
-                (false, true) => "",
-            }
-        );
+        let mark = match (candidate.chunk == advice.chunk, candidate.keeps_target) {
+            (true, _) => "← recommended",
+            (false, false) => "too slow a step",
+            (false, true) => "",
+        };
+        table.push([
+            candidate.chunk.to_string(),
+            digits(candidate.tokens_per_s),
+            format!(
+                "{:.2}",
+                candidate.tokens_per_s / advice.separate_tokens_per_s
+            ),
+            digits(candidate.step_ns / 1e6),
+            format!("{:.0}", 100.0 * candidate.piggybacked),
+            mark.to_owned(),
+        ]);
     }
-    text
+    text + &table.render()
 }
 
 #[cfg(test)]

@@ -2,10 +2,12 @@
 
 use std::{collections::HashMap, path::PathBuf};
 
+use serde::Serialize;
+
 use crate::{
     Failure,
     bench::{CaseResult, ResultFile, Stats},
-    output,
+    output::{self, Files, Force},
     table::{Table, counted, digits},
 };
 
@@ -32,6 +34,11 @@ pub struct Args {
     /// Fail where B is significantly slower than A
     #[arg(long)]
     check: bool,
+    /// Write the comparison as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    #[command(flatten)]
+    force: Force,
 }
 
 /// Smaller differences are not called significant, however small the noise: clocks drift.
@@ -42,6 +49,8 @@ const LEAST: f64 = 0.01;
 /// # Errors
 /// Wrong input; with `--check`, [`Failure::Wrong`] where B is slower.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    let files = Files::new().reads([&args.a, &args.b]).writes(&args.json);
+    files.check(args.force)?;
     let (mut a, b) = (ResultFile::load(&args.a)?, ResultFile::load(&args.b)?);
     if let Some(base) = &args.base {
         a.results.retain(|result| result.implementation == *base);
@@ -50,23 +59,113 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             return Err(Failure::Input(format!("{file} has no results of {base:?}")));
         }
     }
-    let (text, slower) = compare(&a, &b)?;
-    output::print(&text);
-    if args.check && slower > 0 {
-        return Err(Failure::Wrong(format!(
+    let comparison = compare(&a, &b)?;
+    if let Some(path) = &args.json {
+        let json = serde_json::to_string_pretty(&comparison).expect("plain data") + "\n";
+        output::write_file(path, json.as_bytes())?;
+    }
+    output::print(&render(&comparison, &a, &b));
+    let slower = comparison.count(Verdict::Slower);
+    let unknown = comparison.count(Verdict::TooFewRuns);
+    match (args.check, slower, unknown) {
+        (true, 1.., _) => Err(Failure::Wrong(format!(
             "{} significantly slower in {}",
             counted(slower, "case"),
             args.b.display()
-        )));
+        ))),
+        // A check that looked at nothing has not passed.
+        (true, 0, 1..) if unknown == comparison.cases.len() => Err(Failure::Wrong(format!(
+            "every case has fewer than {} runs: measure again with more --seconds",
+            Stats::TELLING
+        ))),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
-/// The report, and how many cases are significantly slower in `b`.
+/// What the times of a case say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// Significantly less in B.
+    Faster,
+    /// Significantly more in B.
+    Slower,
+    /// A difference that noise may have made.
+    WithinNoise,
+    /// Too few runs for any of these.
+    TooFewRuns,
+}
+
+/// A case in both files.
+#[derive(Clone, Debug, Serialize)]
+pub struct ComparedCase {
+    /// The case, and whose it is where several are compared.
+    pub name: String,
+    /// The times in A.
+    pub a: Stats,
+    /// The times in B.
+    pub b: Stats,
+    /// The median in B over that in A.
+    pub ratio: f64,
+    /// What that says.
+    pub verdict: Verdict,
+}
+
+/// Two files, case by case.
+#[derive(Clone, Debug, Serialize)]
+pub struct Comparison {
+    /// `tandem-comparison-1`.
+    pub format: &'static str,
+    /// What is in both, in the order of A.
+    pub cases: Vec<ComparedCase>,
+    /// Of the ratios.
+    pub geometric_mean: f64,
+}
+
+impl Comparison {
+    /// Cases of a verdict.
+    #[must_use]
+    pub fn count(&self, verdict: Verdict) -> usize {
+        let cases = self.cases.iter();
+        cases.filter(|case| case.verdict == verdict).count()
+    }
+}
+
+/// Compares what is in both files.
 ///
 /// # Errors
-/// [`Failure::Input`] where the files have no case in common.
-pub fn compare(a: &ResultFile, b: &ResultFile) -> Result<(String, usize), Failure> {
+/// [`Failure::Input`] where they have no measured case in common.
+pub fn compare(a: &ResultFile, b: &ResultFile) -> Result<Comparison, Failure> {
+    let pairs = pairs(a, b).into_iter();
+    let cases: Vec<ComparedCase> = pairs
+        .filter_map(|pair| {
+            let (from, to) = (pair.a.times()?, pair.b.times()?);
+            let ratio = to.median_us / from.median_us;
+            Some(ComparedCase {
+                name: pair.name,
+                a: *from,
+                b: *to,
+                ratio,
+                verdict: verdict(from, to),
+            })
+        })
+        .collect();
+    if cases.is_empty() {
+        return Err(Failure::Input(
+            "the files have no measured case in common: cases are matched by name".to_owned(),
+        ));
+    }
+    let logs: f64 = cases.iter().map(|case| case.ratio.ln()).sum();
+    Ok(Comparison {
+        format: "tandem-comparison-1",
+        geometric_mean: (logs / cases.len() as f64).exp(),
+        cases,
+    })
+}
+
+/// The comparison as a table, below what was compared.
+#[must_use]
+pub fn render(comparison: &Comparison, a: &ResultFile, b: &ResultFile) -> String {
     let mut text = String::new();
     for (name, file) in [("A", a), ("B", b)] {
         text += &format!(
@@ -83,48 +182,41 @@ pub fn compare(a: &ResultFile, b: &ResultFile) -> Result<(String, usize), Failur
         text += "These are different machines: the ratios say nothing about the programs alone.\n";
     }
     let mut table = Table::new(["case", "A µs", "±%", "B µs", "±%", "B/A", ""]);
-    let (mut log_sum, mut common, mut faster, mut slower) = (0.0, 0, 0, 0);
-    for pair in pairs(a, b) {
-        let (Some(from), Some(to)) = (pair.a.times(), pair.b.times()) else {
-            continue;
+    for case in &comparison.cases {
+        let mark = match case.verdict {
+            Verdict::Faster => "faster".to_owned(),
+            Verdict::Slower => "SLOWER".to_owned(),
+            Verdict::WithinNoise => String::new(),
+            Verdict::TooFewRuns => counted(case.a.runs.min(case.b.runs) as usize, "run"),
         };
-        let ratio = to.median_us / from.median_us;
-        let mark = match differ(from, to) {
-            false => "",
-            true if ratio < 1.0 => {
-                faster += 1;
-                "faster"
-            }
-            true => {
-                slower += 1;
-                "SLOWER"
-            }
-        };
-        log_sum += ratio.ln();
-        common += 1;
         table.push([
-            pair.name,
-            digits(from.median_us),
-            digits(100.0 * from.spread()),
-            digits(to.median_us),
-            digits(100.0 * to.spread()),
-            format!("{ratio:.3}"),
-            mark.to_owned(),
+            case.name.clone(),
+            digits(case.a.median_us),
+            digits(100.0 * case.a.spread()),
+            digits(case.b.median_us),
+            digits(100.0 * case.b.spread()),
+            format!("{:.3}", case.ratio),
+            mark,
         ]);
-    }
-    if common == 0 {
-        return Err(Failure::Input(
-            "the files have no measured case in common: cases are matched by name".to_owned(),
-        ));
     }
     text += &format!("\n{}", table.render());
     text += &format!(
-        "\n{} in common: geometric mean of B/A {:.3}; {faster} faster, {slower} slower, {} within noise\n",
-        counted(common, "case"),
-        (log_sum / common as f64).exp(),
-        common - faster - slower
+        "\n{} in common: geometric mean of B/A {:.3}; {} faster, {} slower, {} within noise\n",
+        counted(comparison.cases.len(), "case"),
+        comparison.geometric_mean,
+        comparison.count(Verdict::Faster),
+        comparison.count(Verdict::Slower),
+        comparison.count(Verdict::WithinNoise),
     );
-    Ok((text, slower))
+    let few = comparison.count(Verdict::TooFewRuns);
+    if few > 0 {
+        text += &format!(
+            "{} with too few runs to tell: {} are needed on both sides, more --seconds give more\n",
+            counted(few, "case"),
+            Stats::TELLING
+        );
+    }
+    text
 }
 
 /// The same case in both files.
@@ -183,7 +275,14 @@ fn repeats(file: &ResultFile) -> Vec<(usize, &CaseResult)> {
 }
 
 /// Whether two medians differ by more than noise: their notches do not touch.
-fn differ(a: &Stats, b: &Stats) -> bool {
+fn verdict(a: &Stats, b: &Stats) -> Verdict {
+    if a.runs.min(b.runs) < Stats::TELLING {
+        return Verdict::TooFewRuns;
+    }
     let difference = (a.median_us - b.median_us).abs();
-    difference > a.notch_us() + b.notch_us() && difference > LEAST * a.median_us
+    match difference > a.notch_us() + b.notch_us() && difference > LEAST * a.median_us {
+        false => Verdict::WithinNoise,
+        true if b.median_us < a.median_us => Verdict::Faster,
+        true => Verdict::Slower,
+    }
 }

@@ -10,7 +10,9 @@ use tandem_attn::{
 use crate::{
     Failure,
     backend::{self, Results},
-    check, output, picture, plan,
+    check,
+    output::{self, Files, Force},
+    picture, plan,
     table::{scaled, time},
     tensors::Tensors,
     workload::{Case, Requests, Tree},
@@ -72,7 +74,7 @@ const CHECKED_TOKENS: u32 = 64;
 /// # Errors
 /// [`Failure::Wrong`] where a result is not as exact as its type.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    output::check_writable(&args.svg)?;
+    Files::new().writes([&args.svg]).check(Force::default())?;
     let case = case();
     let batch = case.batch()?;
     let mut backend = backend::open(args.backend)?;

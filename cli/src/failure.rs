@@ -6,6 +6,8 @@ use tandem_attn::{Error, plan::PlanError, problem::ProblemError, tensor::ShapeEr
 use tandem_schedule::ScheduleError;
 use thiserror::Error;
 
+use crate::table::visible;
+
 /// Why a subcommand did not do what it was asked to do.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -20,7 +22,7 @@ pub enum Failure {
     #[error("{0}")]
     Backend(String),
     /// A file that cannot be read.
-    #[error("cannot read {}: {error}", path.display())]
+    #[error("cannot read {}: {error}", visible(&path.display().to_string(), false))]
     Read {
         /// The file.
         path: PathBuf,
@@ -28,7 +30,7 @@ pub enum Failure {
         error: io::Error,
     },
     /// A file that cannot be written.
-    #[error("cannot write {}: {error}", path.display())]
+    #[error("cannot write {}: {error}", visible(&path.display().to_string(), false))]
     Write {
         /// The file.
         path: PathBuf,

@@ -14,8 +14,12 @@ pub mod check;
 pub mod chunk_size;
 pub mod compare;
 pub mod demo;
+pub mod doctor;
 mod failure;
+pub mod input;
+pub mod memory;
 pub mod output;
+pub mod pages;
 pub mod picture;
 pub mod plan;
 pub mod roofline;
@@ -65,13 +69,25 @@ enum Command {
     Compare(compare::Args),
     ServeSim(serve_sim::Args),
     ChunkSize(chunk_size::Args),
+    Doctor(doctor::Args),
+    Completions(pages::Completions),
+    Man(pages::Man),
 }
 
 /// Parses the arguments of the process, does what they say, and reports what goes wrong.
 #[must_use]
 pub fn main() -> ExitCode {
     output::finish_writing_when_interrupted();
-    let result = match Cli::parse().command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        // Help that nobody gets is an error as anything else is.
+        Err(help) if !help.use_stderr() => {
+            output::print_styled(&help.render().ansi().to_string());
+            return ExitCode::SUCCESS;
+        }
+        Err(wrong) => wrong.exit(),
+    };
+    let result = match cli.command {
         None => demo::run(&demo::Args::default()),
         Some(Command::Demo(args)) => demo::run(&args),
         Some(Command::Plan(args)) => plan::run(&args),
@@ -81,6 +97,9 @@ pub fn main() -> ExitCode {
         Some(Command::ServeSim(args)) => serve_sim::run(&args),
         Some(Command::ChunkSize(args)) => chunk_size::run(&args),
         Some(Command::Bench(args)) => bench::run(&args),
+        Some(Command::Doctor(args)) => doctor::run(&args),
+        Some(Command::Completions(args)) => pages::completions(&args),
+        Some(Command::Man(args)) => pages::man(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

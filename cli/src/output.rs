@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     Failure,
-    table::{WIDTH, wrap},
+    table::{WIDTH, visible, wrap},
 };
 
 /// Held while a file is put in its place.
@@ -114,21 +114,128 @@ fn temporary(path: &Path) -> io::Result<tempfile::NamedTempFile> {
 
 /// Prints to standard output, in colour only where that is a terminal.
 ///
-/// A reader who has seen enough (`tandem plan … | head`) ends the process quietly.
+/// A reader who has seen enough (`tandem plan … | head`) ends the process quietly; where nothing can be printed
+/// at all, it ends with an error.
 pub fn print(text: &str) {
+    print_styled(&visible(text, true));
+}
+
+/// The same, of text with colours of our own.
+pub(crate) fn print_styled(text: &str) {
     let mut stdout = anstream::stdout().lock();
     let printed = stdout
         .write_all(text.as_bytes())
         .and_then(|()| stdout.flush());
-    if let Err(error) = printed {
-        std::process::exit(i32::from(error.kind() != io::ErrorKind::BrokenPipe));
+    match printed {
+        Ok(()) => {}
+        Err(broken) if broken.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(reason) => {
+            error(&failure(Path::new("to standard output"), reason));
+            std::process::exit(1);
+        }
     }
+}
+
+/// The files of a run, looked at before any work is done.
+#[derive(Clone, Debug, Default)]
+pub struct Files<'a> {
+    inputs: Vec<&'a Path>,
+    outputs: Vec<&'a Path>,
+}
+
+impl<'a> Files<'a> {
+    /// None yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// With files that are read.
+    #[must_use]
+    pub fn reads(mut self, paths: impl IntoIterator<Item = &'a PathBuf>) -> Self {
+        self.inputs.extend(paths.into_iter().map(PathBuf::as_path));
+        self
+    }
+
+    /// With files that are written.
+    #[must_use]
+    pub fn writes(mut self, paths: impl IntoIterator<Item = &'a PathBuf>) -> Self {
+        self.outputs.extend(paths.into_iter().map(PathBuf::as_path));
+        self
+    }
+
+    /// Whether every output can be written, and none takes the place of an input or of another output; `force`
+    /// lets them do the latter.
+    ///
+    /// # Errors
+    /// [`Failure::Write`], and [`Failure::Input`] with the two names of one file.
+    pub fn check(&self, force: Force) -> Result<(), Failure> {
+        for (index, &output) in self.outputs.iter().enumerate() {
+            check_writable(output)?;
+            if force.force {
+                continue;
+            }
+            if let Some(input) = self.inputs.iter().find(|input| same(input, output)) {
+                return Err(Failure::Input(format!(
+                    "the output {} is the input {}: it would be lost; give another name, or --force",
+                    output.display(),
+                    input.display()
+                )));
+            }
+            let before = &self.outputs[..index];
+            if let Some(other) = before.iter().find(|other| same(other, output)) {
+                return Err(Failure::Input(format!(
+                    "two outputs are one file, {} and {}: give them two names, or --force to keep the last",
+                    other.display(),
+                    output.display()
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The flag that lets outputs replace what they otherwise do not.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub struct Force {
+    /// Write outputs even where they replace an input or each other
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Whether two names are of one file, which need not be there yet; pipes and devices lose nothing.
+fn same(a: &Path, b: &Path) -> bool {
+    let kept = |path: &Path| match place(path) {
+        Ok(Place::File(path)) => Some(path),
+        Ok(Place::Special) | Err(_) => None,
+    };
+    let (Some(a), Some(b)) = (kept(a), kept(b)) else {
+        return false;
+    };
+    one_file(&a, &b) || {
+        let whole = |path: &Path| std::path::absolute(path).ok();
+        let directory = |path: &Path| whole(path)?.parent()?.canonicalize().ok();
+        a.file_name() == b.file_name() && directory(&a).is_some() && directory(&a) == directory(&b)
+    }
+}
+
+/// Whether two names lead to one inode: hard links do.
+#[cfg(unix)]
+fn one_file(a: &Path, b: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let inode = |path: &Path| fs::metadata(path).ok().map(|of| (of.dev(), of.ino()));
+    inode(a).is_some() && inode(a) == inode(b)
+}
+
+#[cfg(not(unix))]
+fn one_file(_: &Path, _: &Path) -> bool {
+    false
 }
 
 /// Prints what went wrong to standard error; lines are broken between words for a terminal only, where a
 /// person reads them.
 pub fn error(failure: &Failure) {
-    let mut text = failure.to_string();
+    let mut text = visible(&failure.to_string(), true);
     if io::stderr().is_terminal() {
         text = wrap(&text, WIDTH - "error: ".len(), "  ");
     }
@@ -160,6 +267,38 @@ mod tests {
                 "cannot write no/such/place.svg: there is no directory no/such"
             );
         }
+    }
+
+    #[test]
+    fn names_of_one_file_are_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        fs::write(at("a"), "").unwrap();
+        fs::create_dir(at("d")).unwrap();
+        fs::hard_link(at("a"), at("hard")).unwrap();
+        for (one, other, expected) in [
+            ("a", "a", true),
+            ("a", "d/../a", true),
+            ("a", "hard", true),
+            ("new", "d/../new", true),
+            ("a", "d/a", false),
+            ("a", "new", false),
+        ] {
+            assert_eq!(same(&at(one), &at(other)), expected, "{one} {other}");
+        }
+        let null = PathBuf::from("/dev/null");
+        let (a, b) = (at("a"), at("b"));
+        let files = |outputs| Files::new().reads([&a]).writes(outputs);
+        let check = |outputs| files(outputs).check(Force::default());
+        assert!(check(vec![&null, &null, &b]).is_ok());
+        assert!(check(vec![&a]).unwrap_err().to_string().contains("--force"));
+        assert!(
+            check(vec![&b, &b])
+                .unwrap_err()
+                .to_string()
+                .contains("two outputs")
+        );
+        assert!(files(vec![&a, &a]).check(Force { force: true }).is_ok());
     }
 
     #[test]

@@ -1,16 +1,23 @@
 //! `tandem plan`: what a plan does, as a table and as a picture, for any device.
 
-use std::{path::PathBuf, time::Instant};
+mod kernels;
+
+use std::{
+    path::{Path, PathBuf},
+    time::Instant,
+};
 
 use tandem_attn::plan::{
     DeviceDescription, Plan, PlanError, Planner,
-    pod::{PodForecast, PodMode, PodPlan},
+    pod::{PodMode, PodPlan},
 };
 
 use crate::{
     Failure,
     bench::Planning,
-    output, picture,
+    input,
+    output::{self, Files, Force},
+    picture,
     table::{counted, digits, scaled, time},
     workload::{self, Case},
 };
@@ -42,6 +49,8 @@ pub struct Args {
     json: Option<PathBuf>,
     #[command(flatten)]
     planning: Planning,
+    #[command(flatten)]
+    force: Force,
 }
 
 /// Runs it.
@@ -49,6 +58,11 @@ pub struct Args {
 /// # Errors
 /// Wrong input.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    let description = PathBuf::from(&args.device);
+    let files = Files::new().reads([&args.workload, &description]);
+    files
+        .writes(args.svg.iter().chain(&args.json))
+        .check(args.force)?;
     let cases = workload::matching(workload::load(&args.workload)?, args.case.as_deref())?;
     let device = device(&args.device)?;
     if cases.len() > 1 && (args.svg.is_some() || args.json.is_some()) {
@@ -57,9 +71,6 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             cases.len(),
             cases[0].name
         )));
-    }
-    for path in args.svg.iter().chain(&args.json) {
-        output::check_writable(path)?;
     }
     let mut planner = Planner::new();
     let mut report = String::new();
@@ -95,14 +106,10 @@ pub fn device(name: &str) -> Result<DeviceDescription, Failure> {
         Ok(device) => return Ok(device),
         Err(error) => error,
     };
-    let text = match std::fs::read_to_string(name) {
+    let path = Path::new(name);
+    let text = match input::text(path, input::MOST_JSON) {
         Ok(text) => text,
-        Err(error) if name.ends_with(".json") => {
-            return Err(Failure::Read {
-                path: name.into(),
-                error,
-            });
-        }
+        Err(failure) if path.exists() || name.ends_with(".json") => return Err(failure),
         Err(_) => {
             let PlanError::UnknownDevice { known, .. } = &unknown else {
                 return Err(unknown.into());
@@ -123,54 +130,63 @@ pub fn device(name: &str) -> Result<DeviceDescription, Failure> {
 pub fn describe(case: &Case, requests: usize, plan: &Plan, device: &DeviceDescription) -> String {
     let traffic = plan.traffic();
     let schedule = plan.schedule(device);
-    let busy = schedule.busy_ns / (schedule.spans_end_ns() * f64::from(schedule.ctas)).max(1e-9);
     let requests = counted(requests, "request");
     format!(
-        "{}\n{requests}: {}\n{}, pages of {}, for {} ({})\n\n{plan}\n\
+        "{}\n{requests}: {}\n{}, pages of {}, for {} ({})\n\n{plan}\n{}\
          moves {} of keys and values and {} of partial states, computes {}\n\
-         takes {}{} by the cost model, with its CTAs busy {:.0} % of the time{}",
+         takes {} by the cost model, with its CTAs busy {:.0} % of the time{}",
         case.name,
         wrapped(&case.lengths()),
         case.heads(),
         case.page_size,
         device.name,
         picture::processors(device),
+        kernels::report(plan, device),
         scaled(traffic.kv_bytes as f64, "B"),
         scaled(traffic.partial_bytes as f64, "B"),
         scaled(traffic.flops as f64, "FLOP"),
         time(schedule.makespan_ns),
-        picture::serially(plan),
-        100.0 * busy,
-        plan.pod.as_ref().map_or(String::new(), hybrid),
+        100.0 * schedule.busy(),
+        plan.pod
+            .as_ref()
+            .map_or(String::new(), |pod| hybrid(pod, device)),
     )
 }
 
-/// How the prefills and the decodes run, and why.
-fn hybrid(pod: &PodPlan) -> String {
-    let how = match pod.mode {
-        PodMode::Streams => "overlap on two streams",
-        PodMode::Fused => "run side by side on every SM",
-        PodMode::Tickets => "share one kernel, by tickets of their SM",
-        _ => "run one after the other",
+/// How prefills and decodes run, where there are both.
+pub(crate) fn form(plan: &Plan) -> Option<&'static str> {
+    Some(in_words(plan.pod.as_ref()?.mode))
+}
+
+const fn in_words(mode: PodMode) -> &'static str {
+    match mode {
+        PodMode::Streams => "on two streams",
+        PodMode::Fused => "side by side on every SM",
+        PodMode::Tickets => "in one kernel, by tickets",
+        _ => "one after the other",
+    }
+}
+
+/// The ways to run the prefills and the decodes, what each takes, and which it is.
+fn hybrid(pod: &PodPlan, device: &DeviceDescription) -> String {
+    let fused = match pod.mode {
+        PodMode::Tickets => PodMode::Tickets,
+        _ => PodMode::Fused,
     };
-    let PodForecast {
-        serial_ns,
-        streams_ns,
-        fused_ns,
-        ..
-    } = pod.forecast;
-    if pod.mode == PodMode::Serial && serial_ns <= streams_ns {
-        return format!("\nprefills and decodes {how}");
+    let mut text = "\n\nprefills and decodes           predicted".to_owned();
+    for mode in [PodMode::Serial, PodMode::Streams, fused] {
+        let ns = pod.forecast.of(mode);
+        // What a device has no kernels for takes for ever, and a CPU has no streams.
+        if ns < f64::MAX && (mode == pod.mode || mode != PodMode::Streams || !device.is_cpu()) {
+            let chosen = if mode == pod.mode {
+                "  ← this plan"
+            } else {
+                ""
+            };
+            text += &format!("\n  {:<26} {:>10}{chosen}", in_words(mode), time(ns));
+        }
     }
-    let mut forecast = format!(
-        "one after the other {}, streams {}",
-        time(serial_ns),
-        time(streams_ns)
-    );
-    if fused_ns < f64::MAX {
-        forecast += &format!(", side by side {}", time(fused_ns));
-    }
-    format!("\nprefills and decodes {how}\nforecast: {forecast}")
+    text
 }
 
 /// No more than fits a line.

@@ -2,7 +2,13 @@
 
 use std::path::PathBuf;
 
-use crate::{Failure, bench::ResultFile, output, picture, table::counted};
+use crate::{
+    Failure,
+    bench::ResultFile,
+    output::{self, Files, Force},
+    picture,
+    table::counted,
+};
 
 const EXAMPLES: &str = "\
 Example:
@@ -19,6 +25,8 @@ pub struct Args {
     /// The picture
     #[arg(long, value_name = "FILE")]
     svg: PathBuf,
+    #[command(flatten)]
+    force: Force,
 }
 
 /// Runs it.
@@ -26,6 +34,8 @@ pub struct Args {
 /// # Errors
 /// Wrong input, or a picture that cannot be written.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    let files = Files::new().reads([&args.results]).writes([&args.svg]);
+    files.check(args.force)?;
     let file = ResultFile::load(&args.results)?;
     let points = picture::points(&file);
     if points == 0 {

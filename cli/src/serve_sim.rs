@@ -14,16 +14,21 @@ use tandem_schedule::{
     trace::Trace,
 };
 
-use crate::{Failure, output};
+use crate::{
+    Failure, memory,
+    output::{self, Files, Force},
+    table::counted,
+};
 
 mod chart;
 mod machine;
 mod table;
+mod window;
 
 pub use machine::Machine;
-use machine::not_negative;
 pub(crate) use machine::{at_least_1, positive, read_trace};
-use table::table;
+use machine::{at_most, not_negative};
+use table::{file, heading, table};
 
 const EXAMPLES: &str = "\
 A policy may end in +pod: prefill and decode attention then share the GPU instead of taking turns.
@@ -45,7 +50,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Requests to simulate: the first of the trace, or so many alike without one
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = requests)]
     requests: Option<usize>,
     /// Prompt tokens of a request, without a trace
     #[arg(
@@ -92,7 +97,7 @@ pub struct Args {
     #[arg(long, value_name = "TOKENS", default_value_t = 2048, value_parser = at_least_1)]
     budget: u32,
     /// SARATHI's chunk, its decodes included; 0: chosen from the requests that finish
-    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = at_most)]
     chunk: u32,
     /// The time between tokens that decode priority keeps
     #[arg(
@@ -118,9 +123,24 @@ pub struct Args {
     /// Take attention times from a plan of every batch: slower, and sees shared prefixes
     #[arg(long)]
     plan: bool,
-    /// Draw TTFT and TBT, and the pipeline with its bubbles
+    /// Draw TTFT and TBT, and the steps with their bubbles and stalls
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Write the table as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    #[command(flatten)]
+    force: Force,
+}
+
+/// The most requests of a simulation.
+const MOST_REQUESTS: usize = 1 << 24;
+
+fn requests(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(requests @ 0..=MOST_REQUESTS) => Ok(requests),
+        _ => Err(format!("give a whole number up to {MOST_REQUESTS}")),
+    }
 }
 
 /// Runs it.
@@ -128,18 +148,39 @@ pub struct Args {
 /// # Errors
 /// Wrong input, or a picture that cannot be written.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    let inputs = args.machine.files();
+    let files = Files::new().reads(args.trace.iter().chain(&inputs));
+    files
+        .writes(args.svg.iter().chain(&args.json))
+        .check(args.force)?;
     let cost = args.machine.cost()?;
     let trace = args.trace()?;
-    if let Some(path) = &args.svg {
-        output::check_writable(path)?;
-    }
+    args.check_size(&cost, &trace)?;
     let mut reports = Vec::new();
     for name in &args.policy {
         reports.push(args.simulate(name, &cost, &trace)?);
     }
     output::print(&table(&cost, &trace, &reports));
+    if reports.iter().all(|report| report.finished == 0) {
+        return Err(Failure::Wrong(format!(
+            "no request finished: all {} were refused, as larger than the memory for keys and values or than a step; \
+             give shorter ones, or more GPUs (--tensor, --pipeline)",
+            trace.arrivals.len()
+        )));
+    }
+    if let Some(path) = &args.json {
+        let file = file(&cost, &trace, &reports);
+        let json = serde_json::to_string_pretty(&file).expect("plain data") + "\n";
+        output::write_file(path, json.as_bytes())?;
+    }
     if let Some(path) = &args.svg {
-        output::write_file(path, chart::draw(&reports).as_bytes())?;
+        let [machine, requests] = heading(&cost, &trace);
+        let from = args.trace.as_ref().and_then(|path| path.file_name());
+        let from = from.map_or("requests alike".to_owned(), |name| {
+            name.to_string_lossy().into_owned()
+        });
+        let title = format!("{machine}: {from}");
+        output::write_file(path, chart::draw(&title, &requests, &reports).as_bytes())?;
         output::print(&format!("\ndrawn in {}\n", path.display()));
     }
     Ok(())
@@ -161,6 +202,41 @@ impl Args {
             trace = trace.with_poisson_arrivals(rate, self.seed);
         }
         Ok(trace.sped_up(self.speed))
+    }
+
+    /// Whether this machine has the memory to simulate on: what is kept of each request, token and page.
+    fn check_size(&self, cost: &CostModel, trace: &Trace) -> Result<(), Failure> {
+        const REQUEST: u64 = 640;
+        const PAGE: u64 = 16;
+        let (requests, policies) = (trace.arrivals.len() as u64, self.policy.len() as u64);
+        let tokens = trace
+            .arrivals
+            .iter()
+            .map(|arrival| u64::from(arrival.request.max_new_tokens));
+        let generated: u64 = tokens.sum();
+        let pages = u64::from(cost.pages(self.page_size)) + u64::from(self.host_pages(cost));
+        // The gaps of one policy are sorted while those of the others are kept.
+        let needed =
+            requests * (REQUEST + 16 * policies) + 4 * generated * (policies + 2) + PAGE * pages;
+        memory::check(
+            &format!(
+                "simulating {} that generate {generated} tokens, on {pages} pages, under {}",
+                counted(requests as usize, "request"),
+                if policies == 1 {
+                    "1 policy".to_owned()
+                } else {
+                    format!("{policies} policies")
+                }
+            ),
+            needed,
+            "give fewer --requests, fewer policies, or larger pages (--page-size)",
+        )
+    }
+
+    /// Pages of the host's memory for requests that are swapped out.
+    fn host_pages(&self, cost: &CostModel) -> u32 {
+        let page_bytes = cost.model().kv_bytes_per_token() as f64 * f64::from(self.page_size);
+        (self.swap_gb * 1e9 / page_bytes) as u32
     }
 
     fn simulate(&self, name: &str, cost: &CostModel, trace: &Trace) -> Result<Report, Failure> {
@@ -187,12 +263,11 @@ impl Args {
         let policy = policy::by_name(policy_name, &options)?;
         let lengths = trace.arrivals.iter().map(|arrival| {
             let request = &arrival.request;
-            request.prompt.len() + request.max_new_tokens
+            request.prompt.len().saturating_add(request.max_new_tokens)
         });
         let longest = lengths.max().unwrap_or(0);
         let whole = matches!(policy_name, "prefill-first" | "orca");
         let stages = cost.parallel().pipeline;
-        let page_bytes = cost.model().kv_bytes_per_token() as f64 * f64::from(self.page_size);
         let limits = Limits {
             step_tokens: if whole {
                 self.budget.max(longest)
@@ -203,7 +278,7 @@ impl Args {
             step_requests: self.batch.div_ceil(stages),
             running: self.batch,
             spare_pages: self.batch,
-            host_pages: (self.swap_gb * 1e9 / page_bytes) as u32,
+            host_pages: self.host_pages(&cost),
             prefix_cache: !self.no_prefix_cache,
             ..Limits::default()
         };
@@ -213,7 +288,7 @@ impl Args {
             simulation.attention = AttentionSource::Planner;
         }
         if self.svg.is_some() {
-            simulation.timeline = chart::TIMELINE;
+            simulation.timeline = 0..chart::MOST_SPANS / u64::from(stages);
         }
         let bar = ProgressBar::new(trace.arrivals.len() as u64).with_style(
             ProgressStyle::with_template("{msg:20} {wide_bar} {pos}/{len} requests, {eta} left")
@@ -263,7 +338,7 @@ mod tests {
         ));
         run(&args).unwrap();
         let svg = std::fs::read_to_string(&svg).unwrap();
-        for text in ["<svg", "orca", "sarathi-serve+pod", "stage 1", "</svg>"] {
+        for text in ["<svg", "orca", "sarathi-serve+pod", "a bubble", "</svg>"] {
             assert!(svg.contains(text), "no {text}");
         }
         let cost = args.machine.cost().unwrap();

@@ -4,7 +4,7 @@
 pub const WIDTH: usize = 99;
 
 /// A table whose columns are as wide as their content; the first column is on the left, the others are
-/// numbers on the right.
+/// numbers on the right, but for a last one without a heading: remarks.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     rows: Vec<Vec<String>>,
@@ -21,7 +21,8 @@ impl Table {
 
     /// Appends a row; missing cells stay empty.
     pub fn push(&mut self, row: impl IntoIterator<Item = String>) {
-        self.rows.push(row.into_iter().collect());
+        let cells = row.into_iter().map(|cell| visible(&cell, false));
+        self.rows.push(cells.collect());
     }
 
     /// The table as text: no line is longer than [`WIDTH`], for which the first column gives way.
@@ -38,12 +39,17 @@ impl Table {
         if let Some(first) = widths.first_mut() {
             *first = (*first).min(WIDTH.saturating_sub(others).max(12));
         }
+        let remarks = self.rows.first().and_then(|headings| headings.last());
+        let remarks = remarks.filter(|heading| heading.is_empty() && columns > 1);
+        let remarks = remarks.map(|_| columns - 1);
         let mut text = String::new();
         for row in &self.rows {
             let mut line = String::new();
             for (column, (cell, &width)) in row.iter().zip(&widths).enumerate() {
                 if column == 0 {
                     line += &format!("{:<width$}", shorten(cell, width));
+                } else if Some(column) == remarks {
+                    line += &format!("  {cell}");
                 } else {
                     line += &format!("  {cell:>width$}");
                 }
@@ -53,6 +59,22 @@ impl Table {
         }
         text
     }
+}
+
+/// The text with control characters as their escapes: names from files do not steer the terminal.
+#[must_use]
+pub fn visible(text: &str, keep_lines: bool) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        // Marks that turn the direction of writing are no control characters, and hide as much.
+        let turns = matches!(c, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        match c {
+            '\n' if keep_lines => shown.push(c),
+            c if c.is_control() || turns => shown.extend(c.escape_default()),
+            c => shown.push(c),
+        }
+    }
+    shown
 }
 
 /// The text, or its beginning and its end with `…` between them.
@@ -150,6 +172,13 @@ mod tests {
         assert_eq!(scaled(12.0, "B"), "12.0 B");
         let times = [0.0, 123.0, 12_340.0, 999_900.0, 2.5e9].map(time);
         assert_eq!(times, ["0 µs", "0.123 µs", "12.3 µs", "1.00 ms", "2.50 s"]);
+    }
+
+    #[test]
+    fn control_characters_are_shown() {
+        let name = "a\u{1b}[31m\nb\u{202e}";
+        assert_eq!(visible(name, false), "a\\u{1b}[31m\\nb\\u{202e}");
+        assert_eq!(visible("a\nµ", true), "a\nµ");
     }
 
     #[test]

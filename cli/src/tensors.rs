@@ -1,6 +1,6 @@
 //! Queries, keys and values of a batch, in the element types of its specification.
 
-use bytemuck::allocation::zeroed_vec;
+use bytemuck::{Zeroable, allocation::try_zeroed_vec};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use tandem_attn::{
@@ -11,7 +11,7 @@ use tandem_attn::{
     tensor::{Element, F8E4M3, F8E5M2},
 };
 
-use crate::Failure;
+use crate::{Failure, table::scaled};
 
 /// A tensor of any element type.
 #[derive(Clone, Debug)]
@@ -64,15 +64,14 @@ impl Tensor {
     /// Of zeros.
     ///
     /// # Errors
-    /// [`Failure::Input`] for types that this program does not know.
+    /// [`Failure::Input`] for types that this program does not know, and where there is no memory.
     pub fn zeros(dtype: Dtype, len: usize) -> Result<Self, Failure> {
         Ok(match dtype {
-            // Memory that comes as zeros is not written before it is used.
-            Dtype::F16 => Self::F16(zeroed_vec(len)),
-            Dtype::BF16 => Self::Bf16(zeroed_vec(len)),
-            Dtype::F32 => Self::F32(zeroed_vec(len)),
-            Dtype::F8E4M3 => Self::F8E4M3(zeroed_vec(len)),
-            Dtype::F8E5M2 => Self::F8E5M2(zeroed_vec(len)),
+            Dtype::F16 => Self::F16(zeros(len)?),
+            Dtype::BF16 => Self::Bf16(zeros(len)?),
+            Dtype::F32 => Self::F32(zeros(len)?),
+            Dtype::F8E4M3 => Self::F8E4M3(zeros(len)?),
+            Dtype::F8E5M2 => Self::F8E5M2(zeros(len)?),
             other => {
                 return Err(Failure::Input(format!(
                     "tensors of {other:?} are not supported here"
@@ -138,6 +137,17 @@ impl Tensor {
             Self::F8E5M2(values) => Self::F8E5M2(values[range].to_vec()),
         }
     }
+}
+
+/// Memory that comes as zeros is not written before it is used.
+fn zeros<T: Zeroable>(len: usize) -> Result<Vec<T>, Failure> {
+    try_zeroed_vec(len).map_err(|()| {
+        let bytes = len as f64 * size_of::<T>() as f64;
+        Failure::Input(format!(
+            "there is no memory for a tensor of {}",
+            scaled(bytes, "B")
+        ))
+    })
 }
 
 /// Numbers drawn before they repeat. Prime, so that rows and pages that repeat do not lie alike.

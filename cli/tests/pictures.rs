@@ -1,87 +1,16 @@
 //! Pictures as documents: nothing overlaps, nothing leaves the page, every part is there.
 
+mod common;
+#[path = "common/legible.rs"]
+mod legible;
 #[path = "common/results.rs"]
 mod results;
 
+use common::run;
+use legible::{legible, number};
 use roxmltree::Document;
-use tandem_attn::plan::{DeviceDescription, PlanOptions, Planner};
+use tandem_attn::plan::{DeviceDescription, PlanOptions, Planner, pod::PodMode};
 use tandem_cli::{picture, workload};
-
-/// A text and the area that it takes at most.
-#[derive(Debug)]
-struct Text {
-    text: String,
-    area: [f64; 4],
-}
-
-fn number(node: roxmltree::Node<'_, '_>, name: &str) -> f64 {
-    let value = node
-        .attribute(name)
-        .unwrap_or_else(|| panic!("{node:?} has no {name}"));
-    value
-        .parse()
-        .unwrap_or_else(|_| panic!("{name} is {value}"))
-}
-
-fn texts(document: &Document<'_>) -> Vec<Text> {
-    let nodes = document
-        .descendants()
-        .filter(|node| node.has_tag_name("text"));
-    nodes
-        .map(|node| {
-            let text = node.text().unwrap_or("").to_owned();
-            let size = number(node, "font-size");
-            // Letters of the wider sans-serif fonts.
-            let width = text.chars().count() as f64 * size * 0.6;
-            let (x, y) = (number(node, "x"), number(node, "y"));
-            let left = match node.attribute("text-anchor") {
-                Some("end") => x - width,
-                Some("middle") => x - width / 2.0,
-                _ => x,
-            };
-            Text {
-                text,
-                area: [left, y - 0.75 * size, left + width, y + 0.2 * size],
-            }
-        })
-        .collect()
-}
-
-/// Texts that the document has, after checking that none overlaps another or leaves the page.
-fn legible(svg: &str) -> Vec<String> {
-    let document = Document::parse(svg).expect("well-formed");
-    let root = document.root_element();
-    let (width, height) = (number(root, "width"), number(root, "height"));
-    let texts = texts(&document);
-    for (index, one) in texts.iter().enumerate() {
-        let [left, top, right, bottom] = one.area;
-        assert!(
-            left >= 0.0 && top >= 0.0 && right <= width && bottom <= height,
-            "{one:?} leaves the page of {width} × {height}"
-        );
-        for other in &texts[index + 1..] {
-            let apart = right <= other.area[0]
-                || other.area[2] <= left
-                || bottom <= other.area[1]
-                || other.area[3] <= top;
-            assert!(apart, "{one:?} and {other:?} overlap");
-        }
-    }
-    for rect in document
-        .descendants()
-        .filter(|node| node.has_tag_name("rect"))
-    {
-        let (right, bottom) = (
-            rect.attribute("x").map_or(0.0, |_| number(rect, "x")) + number(rect, "width"),
-            rect.attribute("y").map_or(0.0, |_| number(rect, "y")) + number(rect, "height"),
-        );
-        assert!(
-            right <= width + 0.5 && bottom <= height,
-            "{rect:?} leaves the page"
-        );
-    }
-    texts.into_iter().map(|text| text.text).collect()
-}
 
 fn workload_of(decodes: u32, chunk: bool) -> workload::Case {
     let chunk = if chunk {
@@ -133,8 +62,9 @@ fn plans_are_legible_from_1_to_1024_requests() {
 /// Time on a plan's axis is covered: the bars of all units together are as long as the units take.
 #[test]
 fn bars_cover_the_busy_time() {
+    const CHART: f64 = 1200.0 - 84.0 - 36.0;
     let device = DeviceDescription::named("h200").unwrap();
-    let case = workload_of(200, true);
+    let case = workload_of(200, false);
     let plan = Planner::new()
         .plan(
             &case.spec,
@@ -150,8 +80,7 @@ fn bars_cover_the_busy_time() {
         .filter(|node| node.has_tag_name("rect") && node.first_element_child().is_some());
     let drawn: f64 = bars.map(|bar| number(bar, "width")).sum();
     let schedule = plan.schedule(&device);
-    let chart = 1200.0 - 64.0 - 24.0;
-    let right = schedule.busy_ns / schedule.makespan_ns * chart;
+    let right = schedule.busy() * f64::from(schedule.ctas) * CHART;
     assert!(
         (drawn / right - 1.0).abs() < 0.02,
         "{drawn} pixels drawn, {right} are busy"
@@ -167,15 +96,246 @@ fn an_empty_plan_says_so() {
     assert!(texts.iter().any(|text| text == "nothing to do"));
 }
 
+/// Side by side, prefill and decode are drawn so: each in its colour, from the first moment on.
+#[test]
+fn lanes_of_an_sm_are_drawn_side_by_side() {
+    const PREFILL: &str = "#d1701f";
+    const DECODE: &str = "#2a7fba";
+    let text = r#"{"heads": 32, "kv_heads": 8, "head_dim": 128,
+        "requests": [{"q_len": 1024, "kv_len": 8192}, {"q_len": 1, "kv_len": 8192, "count": 50}]}"#;
+    let case = workload::parse("test", text).expect("sound").remove(0);
+    let (batch, device) = (
+        case.batch().unwrap(),
+        DeviceDescription::named("h200").unwrap(),
+    );
+    let begins = |pod: PodMode| {
+        let options = PlanOptions::default().with_pod(pod);
+        let plan = Planner::new()
+            .plan(&case.spec, &batch, &device, &options)
+            .unwrap();
+        let svg = picture::plan(&plan, &device, "a title");
+        let texts = legible(&svg);
+        let took = tandem_cli::plan::describe(&case, 51, &plan, &device);
+        let took = took
+            .split("takes ")
+            .nth(1)
+            .unwrap()
+            .split(" by")
+            .next()
+            .unwrap()
+            .to_owned();
+        assert!(
+            texts
+                .iter()
+                .any(|text| text.contains(&format!(": {took} by the cost model"))),
+            "{took}"
+        );
+        let document = Document::parse(&svg).unwrap();
+        [PREFILL, DECODE].map(|colour| {
+            let bars = document.descendants().filter(|node| {
+                node.attribute("fill") == Some(colour) && node.first_element_child().is_some()
+            });
+            bars.map(|bar| number(bar, "x"))
+                .fold(f64::INFINITY, f64::min)
+        })
+    };
+    assert_eq!(begins(PodMode::Fused), [84.0; 2]);
+    assert_eq!(begins(PodMode::Streams), [84.0; 2]);
+    let [prefill, decode] = begins(PodMode::Serial);
+    assert!((prefill - decode).abs() > 100.0, "{prefill} {decode}");
+    // The same two colours in the picture of what was measured.
+    let measured = include_str!("../../docs/pod-on-sms.svg");
+    for (colour, name) in [(PREFILL, "tiles of prefill"), (DECODE, "units of decode")] {
+        let legend = measured.split(name).next().unwrap();
+        let last = legend
+            .rsplit("fill=\"")
+            .find(|part| part.starts_with('#'))
+            .unwrap();
+        assert!(last.starts_with(colour), "{name}");
+    }
+}
+
+#[test]
+fn long_and_strange_names_are_legible() {
+    let device = DeviceDescription::named("h200").unwrap();
+    let case = workload_of(3, false);
+    let plan = tandem_attn::plan::Plan::empty(case.spec);
+    for title in [
+        "word ".repeat(300),
+        "x".repeat(3000),
+        "\u{1b}[31m \u{202e}\n&<>\"".to_owned(),
+    ] {
+        legible(&picture::plan(&plan, &device, &title));
+    }
+}
+
 #[test]
 fn rooflines_are_legible_with_1_to_100_points() {
     for points in [1, 2, 30, 100] {
-        let svg = picture::roofline(&results::results(points));
-        let texts = legible(&svg);
-        let listed = texts
-            .iter()
-            .filter(|text| text.contains(" % · case "))
-            .count();
-        assert_eq!(listed, points);
+        let texts = legible(&picture::roofline(&results::results(points)));
+        let shares = texts.iter().filter(|text| text.ends_with(" %")).count();
+        assert_eq!(shares, points);
+        // Names are whole, if in lines.
+        let all = texts.join(" ");
+        for word in ["far beyond the edge of the picture", "tandem", "peer"] {
+            assert!(
+                all.contains(word) || points == 1 && word == "tandem",
+                "{word}: {all}"
+            );
+        }
     }
+}
+
+/// A colour and a shape for each, and an axis that its points fill.
+#[test]
+fn rooflines_tell_implementations_apart() {
+    let mut file = results::results(26);
+    for (index, result) in file.results.iter_mut().enumerate() {
+        result.implementation = format!("implementation {}", index % 13);
+        result.case = format!("case {}", index / 13);
+        result.flops = 400_000_000;
+    }
+    let svg = picture::roofline(&file);
+    legible(&svg);
+    let document = Document::parse(&svg).unwrap();
+    let points = document.descendants().filter(|node| {
+        node.first_element_child().is_some()
+            && (node.has_tag_name("circle") || node.has_tag_name("polygon"))
+    });
+    let mut looks = std::collections::HashMap::new();
+    let mut heights = Vec::new();
+    for point in points {
+        let title = point
+            .first_element_child()
+            .unwrap()
+            .text()
+            .unwrap()
+            .to_owned();
+        let name = title.split(['[', ']']).nth(1).unwrap().to_owned();
+        let corners = point
+            .attribute("points")
+            .map_or(0, |points| points.split(' ').count());
+        let first = point.attribute("points").map(|points| {
+            let pairs: Vec<Vec<f64>> = points
+                .split(' ')
+                .map(|pair| pair.split(',').map(|n| n.parse().unwrap()).collect())
+                .collect();
+            (
+                (pairs[0][0] - pairs[1][0]).signum() as i32,
+                (pairs[0][1] - pairs[1][1]).signum() as i32,
+            )
+        });
+        looks
+            .entry((point.attribute("fill").unwrap().to_owned(), corners, first))
+            .or_insert_with(Vec::new)
+            .push(name);
+        if let Some(y) = point.attribute("cy") {
+            heights.push(y.parse::<f64>().unwrap());
+        }
+    }
+    assert_eq!(looks.len(), 13, "{looks:?}");
+    let reach = heights.iter().fold(0.0, |m: f64, y| m.max(*y))
+        - heights.iter().fold(f64::INFINITY, |m: f64, y| m.min(*y));
+    assert!(reach > 100.0, "points lie within {reach} pixels");
+}
+
+#[test]
+fn all_kept_results_are_read_and_drawn() {
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/results");
+    let mut drawn = 0;
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        // Numbers of single kernels, in forms of their own.
+        if name.starts_with("raw-") {
+            assert!(
+                tandem_cli::bench::ResultFile::load(&path).is_err(),
+                "{name} is not raw"
+            );
+            continue;
+        }
+        let file =
+            tandem_cli::bench::ResultFile::load(&path).unwrap_or_else(|error| panic!("{error}"));
+        legible(&picture::roofline(&file));
+        drawn += 1;
+    }
+    assert!(drawn >= 8, "{drawn} pictures");
+}
+
+#[test]
+fn simulations_are_legible_in_three_sizes() {
+    let directory = tempfile::tempdir().unwrap();
+    for (line, words) in [
+        (
+            "--requests 3 --policy sarathi-serve",
+            &[
+                "llama-3-8b on 1 × h200 (tensor 1, pipeline 1): requests alike",
+                "sarathi-serve",
+            ][..],
+        ),
+        (
+            "--device a100 --tensor 2 --requests 60 --rate 2 --prompt 3000",
+            &["prefill-first", "sarathi-serve+pod", "decode-priority"],
+        ),
+        (
+            "--model gpt-3 --device a100 --tensor 8 --pipeline 8 --requests 60 --prompt 2000 --generated 40 \
+             --policy orca,sarathi",
+            &["stage 8", "a bubble: the stage stands still"],
+        ),
+    ] {
+        let mut arguments = vec!["serve-sim", "--svg", "s.svg"];
+        arguments.extend(line.split_whitespace());
+        let said = run(directory.path(), &arguments);
+        assert_eq!(said.code, 0, "{}", said.stderr);
+        let svg = std::fs::read_to_string(directory.path().join("s.svg")).unwrap();
+        let texts = legible(&svg);
+        let axes = [
+            "time to first token (logarithmic)",
+            "time between tokens (logarithmic)",
+        ];
+        for word in axes.iter().chain(words) {
+            assert!(texts.iter().any(|text| text == word), "{word}: {texts:?}");
+        }
+        let time = texts
+            .iter()
+            .filter(|text| text.starts_with("time since the first request came, "));
+        assert_eq!(time.count(), 1, "one axis for all");
+    }
+}
+
+/// The example of `tandem serve-sim --help`: pipeline bubbles of Orca, and steps of both kinds.
+#[test]
+fn the_window_shows_bubbles() {
+    let directory = tempfile::tempdir().unwrap();
+    let line = "serve-sim --model gpt-3 --device a100 --tensor 8 --pipeline 8 --requests 400 --prompt 2000 \
+                --generated 200 --policy orca,sarathi --svg bubbles.svg";
+    let said = run(
+        directory.path(),
+        &line.split_whitespace().collect::<Vec<_>>(),
+    );
+    assert_eq!(said.code, 0, "{}", said.stderr);
+    let svg = std::fs::read_to_string(directory.path().join("bubbles.svg")).unwrap();
+    legible(&svg);
+    let document = Document::parse(&svg).unwrap();
+    let rects = document
+        .descendants()
+        .filter(|node| node.has_tag_name("rect") && node.has_attribute("x"));
+    let (mut lanes, mut steps, mut light) = (0.0, 0.0, 0);
+    for rect in rects.filter(|rect| number(*rect, "x") >= 190.0) {
+        let area = number(rect, "width") * number(rect, "height");
+        match rect.attribute("fill") {
+            Some("#ededed") => lanes += area,
+            Some("#2a7fba") if number(rect, "height") > 10.0 => {
+                (steps, light) = (steps + area, light + 1)
+            }
+            Some("#d1701f" | "#2a7fba") => steps += area,
+            _ => {}
+        }
+    }
+    assert!(
+        steps < 0.93 * lanes,
+        "{} of the lanes is bubbles",
+        1.0 - steps / lanes
+    );
+    assert!(light > 10, "{light} steps of decodes alone");
 }

@@ -4,7 +4,10 @@
 mod results;
 
 use expect_test::expect_file;
-use tandem_cli::{bench, compare};
+use tandem_cli::{
+    bench,
+    compare::{self, Verdict},
+};
 
 #[test]
 fn results_as_a_table() {
@@ -33,8 +36,9 @@ fn a_comparison_marks_what_is_not_noise() {
         times.median_us *= factor;
     }
     b.results.truncate(3);
-    let (text, slower) = compare::compare(&a, &b).unwrap();
-    assert_eq!(slower, 1);
+    let comparison = compare::compare(&a, &b).unwrap();
+    let text = compare::render(&comparison, &a, &b);
+    assert_eq!(comparison.count(Verdict::Slower), 1);
     assert!(
         text.lines().all(|line| line.chars().count() < 100),
         "{text}"
@@ -53,7 +57,7 @@ fn peers_are_compared_with_one_implementation() {
     // Both peers ran the case that is left, and one that is not.
     b.results[0].case = b.results[1].case.clone();
     b.results.push(results::results(3).results.remove(2));
-    let (text, _) = compare::compare(&a, &b).unwrap();
+    let text = compare::render(&compare::compare(&a, &b).unwrap(), &a, &b);
     assert!(text.contains("2 cases in common"), "{text}");
     assert!(
         text.contains("[peer]") && text.contains("[tandem]"),
@@ -66,9 +70,9 @@ fn cases_of_one_name_are_compared_in_their_order() {
     let mut a = results::results(3);
     a.results.remove(0);
     a.results[1].case = a.results[0].case.clone();
-    let (text, slower) = compare::compare(&a, &a).unwrap();
+    let text = compare::render(&compare::compare(&a, &a).unwrap(), &a, &a);
     assert!(
-        slower == 0 && text.contains("2 cases in common: geometric mean of B/A 1.000; 0 faster"),
+        text.contains("2 cases in common: geometric mean of B/A 1.000; 0 faster"),
         "{text}"
     );
 }
@@ -92,4 +96,26 @@ fn files_come_back_as_they_went() {
     std::fs::write(&path, file.to_json().replace("tandem-results-1", "other")).unwrap();
     let error = bench::ResultFile::load(&path).unwrap_err().to_string();
     assert!(error.contains("the format is \"other\""), "{error}");
+}
+
+#[test]
+fn few_runs_tell_nothing() {
+    let a = results::results(2);
+    let mut b = a.clone();
+    for result in &mut b.results {
+        let times = result.flushed.as_mut().unwrap();
+        (times.median_us, times.runs) = (3.0 * times.median_us, 6);
+    }
+    let comparison = compare::compare(&a, &b).unwrap();
+    assert_eq!(comparison.count(Verdict::TooFewRuns), 2);
+    let text = compare::render(&comparison, &a, &b);
+    assert!(
+        text.contains("3.000  6 runs")
+            && text.contains("0 slower")
+            && text.contains("2 cases with too few runs"),
+        "{text}"
+    );
+    b.results[0].flushed.as_mut().unwrap().runs = 7;
+    let comparison = compare::compare(&a, &b).unwrap();
+    assert_eq!(comparison.count(Verdict::Slower), 1);
 }

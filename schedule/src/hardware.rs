@@ -96,8 +96,17 @@ impl Hardware {
             ("network.bytes_per_ns", hardware.network.bytes_per_ns),
             ("host_bytes_per_ns", hardware.host_bytes_per_ns),
         ] {
-            if !(got > 0.0 && got.is_finite()) {
-                return Err(wrong(format!("{name} is {got}: give a positive number")));
+            // What any machine has, with room: times stay finite.
+            if !(1e-6..=1e12).contains(&got) {
+                return Err(wrong(format!("{name} is {got}: give 1e-6 to 1e12")));
+            }
+        }
+        for (name, got) in [
+            ("link.latency_ns", hardware.link.latency_ns),
+            ("network.latency_ns", hardware.network.latency_ns),
+        ] {
+            if !(0.0..=1e12).contains(&got) {
+                return Err(wrong(format!("{name} is {got}: give 0 to 1e12")));
             }
         }
         if hardware.usable_memory > 1.0 {

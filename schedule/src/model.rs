@@ -81,8 +81,10 @@ impl ModelDescription {
             ("ffn_matrices", model.ffn_matrices),
             ("vocab", model.vocab),
         ] {
-            if got == 0 {
-                return Err(wrong(format!("{name} is 0")));
+            // Products of three such numbers are counted in 64 bits.
+            const MOST: u32 = 1 << 20;
+            if !(1..=MOST).contains(&got) {
+                return Err(wrong(format!("{name} is {got}: give 1 to {MOST}")));
             }
         }
         model

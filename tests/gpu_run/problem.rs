@@ -5,7 +5,7 @@ use std::rc::Rc;
 use proptest::prelude::*;
 use tandem_attn::{
     exec::gpu::{DeviceTensor, Gpu, KvPool, Workspace},
-    problem::{Batch, Dtype, PageTable, Spec, Variant},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec, Variant},
     tensor::Element,
 };
 

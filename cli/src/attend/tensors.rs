@@ -193,12 +193,12 @@ impl Metadata<'_> {
 
     fn window_left(&self) -> Result<Option<u32>, String> {
         let window: i64 = self.number("window_left", -1)?;
-        if window < 0 {
+        if window == -1 {
             return Ok(None);
         }
         u32::try_from(window).map(Some).map_err(|_| {
             format!(
-                "metadata window_left is {window}: give at most {}",
+                "metadata window_left is {window}: give a number of keys up to {}, or -1 for no window",
                 u32::MAX
             )
         })
@@ -211,7 +211,7 @@ fn tensor<'a>(file: &SafeTensors<'a>, name: &str) -> Result<TensorView<'a>, Stri
         names.sort_unstable();
         format!(
             "there is no tensor {name:?}; there are {}",
-            shorten(&names.join(", "), 28)
+            shorten(&names.join(", "), 400)
         )
     })
 }

@@ -8,6 +8,8 @@ use super::Ceilings;
 
 /// 256 MB in words: larger than most caches.
 const WORDS: usize = 32 << 20;
+/// What measuring takes: what is read and what is written.
+pub(super) const BYTES: u64 = 2 * (WORDS * size_of::<u64>()) as u64;
 /// Words that a thread works on at a time.
 const PIECE: usize = 1 << 16;
 /// Repetitions; the best one counts, for a ceiling is what is never passed.

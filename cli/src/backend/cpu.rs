@@ -10,7 +10,7 @@ use tandem_attn::{
 
 use super::{Backend, Ceilings, Loaded, Machine, Results, ceilings};
 use crate::{
-    Failure,
+    Failure, memory,
     table::counted,
     tensors::{Tensor, Tensors},
     with_keys_and_values, with_tensor,
@@ -33,7 +33,7 @@ impl CpuBackend {
 }
 
 /// What the processor calls itself.
-fn processor() -> String {
+pub(crate) fn processor() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info
         .lines()
@@ -42,18 +42,9 @@ fn processor() -> String {
     name.unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
 
-/// Memory that is free, or a guess where the system does not say.
+/// Memory that is free.
 pub(super) fn available_bytes() -> u64 {
-    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kilobytes = info
-        .lines()
-        .find_map(|line| {
-            line.strip_prefix("MemAvailable:")?
-                .split_whitespace()
-                .next()
-        })
-        .and_then(|number| number.parse::<u64>().ok());
-    kilobytes.map_or(4 << 30, |kilobytes| kilobytes * 1024)
+    memory::available()
 }
 
 impl Backend for CpuBackend {
@@ -79,6 +70,11 @@ impl Backend for CpuBackend {
     }
 
     fn ceilings(&mut self) -> Result<Ceilings, Failure> {
+        memory::check(
+            "measuring the limits of this machine",
+            ceilings::BYTES,
+            "raise the limit of this process (ulimit -v), or end other programs",
+        )?;
         Ok(ceilings::measure())
     }
 

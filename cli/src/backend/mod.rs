@@ -17,6 +17,7 @@ use crate::{
 };
 
 pub use cpu::CpuBackend;
+pub(crate) use cpu::processor;
 #[cfg(feature = "cuda")]
 pub use gpu::GpuBackend;
 

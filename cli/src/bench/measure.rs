@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tandem_attn::{
-    plan::{Plan, Planner},
+    plan::{Plan, PlanError, Planner},
     problem::{Batch, Spec},
 };
 
@@ -12,12 +12,14 @@ use crate::{
     Failure,
     backend::{Backend, Loaded},
     check,
+    table::scaled,
     tensors::Tensors,
     workload::Case,
 };
 
 const SEED: u64 = 7;
-const FEWEST_RUNS: usize = 3;
+/// What `tandem compare` needs to tell noise from a difference.
+const FEWEST_RUNS: usize = Stats::TELLING as usize;
 const MOST_RUNS: usize = 1000;
 /// Plans are made so often.
 const PLAN_RUNS: usize = 21;
@@ -48,9 +50,9 @@ pub(super) fn case(
     };
     if work.allocated > settings.memory_bytes {
         result.skipped = Some(format!(
-            "needs {:.1} GB of {:.1}",
-            work.allocated as f64 / 1e9,
-            settings.memory_bytes as f64 / 1e9
+            "its tensors need {}, and at most {} may be taken",
+            scaled(work.allocated as f64, "B"),
+            scaled(settings.memory_bytes as f64, "B")
         ));
         return Ok(result);
     }
@@ -60,25 +62,37 @@ pub(super) fn case(
     let mut times = Vec::with_capacity(PLAN_RUNS);
     for _ in 0..PLAN_RUNS {
         let begin = Instant::now();
-        planner.plan_into(spec, &batch, &device, &settings.options, &mut plan)?;
+        match planner.plan_into(spec, &batch, &device, &settings.options, &mut plan) {
+            // What this backend does not take is no reason to lose the other cases.
+            Err(unsupported @ PlanError::Unsupported(_)) => {
+                result.skipped = Some(unsupported.to_string());
+                return Ok(result);
+            }
+            planned => planned?,
+        }
         times.push(microseconds(begin.elapsed()));
     }
     result.plan = Some(Stats::of(times));
     result.hybrid = plan.pod.map(|pod| pod.mode);
 
-    let tensors = Tensors::random(spec, &batch, case.layout, SEED)?;
+    // What this backend does not take, or this machine does not hold, is no reason to lose the other cases.
+    let tensors = match Tensors::random(spec, &batch, case.layout, SEED) {
+        Err(Failure::Input(reason)) => {
+            result.skipped = Some(reason);
+            return Ok(result);
+        }
+        made => made?,
+    };
     let ready = backend.load(&plan, &tensors).and_then(|mut loaded| {
         loaded.run(false)?;
         Ok(loaded)
     });
     let mut loaded = match ready {
-        Ok(loaded) => loaded,
-        // What this backend does not take is no reason to lose the other cases.
         Err(Failure::Input(reason)) => {
             result.skipped = Some(reason);
             return Ok(result);
         }
-        Err(other) => return Err(other),
+        ready => ready?,
     };
     result.flushed = Some(repeat(&mut *loaded, settings.time, true)?);
     result.warm = Some(repeat(&mut *loaded, settings.time, false)?);
@@ -192,32 +206,29 @@ mod tests {
             _: &'a Plan,
             _: &'a Tensors,
         ) -> Result<Box<dyn Loaded + 'a>, Failure> {
-            Err(Failure::Input(
-                "no decode kernel for head dimension 80".to_owned(),
-            ))
+            Err(Failure::Input("no room for this".to_owned()))
         }
     }
 
     #[test]
     fn what_a_backend_does_not_take_is_left_out() {
-        let text = r#"{"heads": 4, "kv_heads": 2, "head_dim": 80, "requests": [{"q_len": 1, "kv_len": 9}]}"#;
         let settings = Settings {
             time: Duration::ZERO,
             check: 0,
             options: PlanOptions::default(),
             memory_bytes: u64::MAX,
         };
-        let result = case(
-            &mut Picky,
-            &workload::parse("test", text).unwrap()[0],
-            &settings,
-        )
-        .unwrap();
-        assert_eq!(
-            result.skipped.as_deref(),
-            Some("no decode kernel for head dimension 80")
-        );
-        assert!(result.times().is_none());
+        // By the planner, which knows the kernels, and by what only the backend knows.
+        for (head_dim, reason) in [(80, "a head dimension of 80"), (64, "no room for this")] {
+            let text = format!(
+                r#"{{"heads": 4, "kv_heads": 2, "head_dim": {head_dim}, "requests": [{{"q_len": 1, "kv_len": 9}}]}}"#
+            );
+            let parsed = workload::parse("test", &text).unwrap();
+            let result = case(&mut Picky, &parsed[0], &settings).unwrap();
+            let skipped = result.skipped.as_deref().unwrap_or_default();
+            assert!(skipped.contains(reason), "{skipped}");
+            assert!(result.times().is_none());
+        }
     }
 
     fn work(text: &str) -> Work {

@@ -17,7 +17,8 @@ pub use stats::Stats;
 use crate::{
     Failure,
     backend::{self, Backend},
-    output,
+    output::{self, Files, Force},
+    table::counted,
     workload::{self, Case, Suite},
 };
 
@@ -48,10 +49,10 @@ pub struct Args {
     /// Write results as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Time for each case and each way to measure it; at least 3 runs, whatever they take
+    /// Time for each case and each way to measure it; at least 7 runs, whatever they take
     #[arg(long, default_value_t = 0.5, value_parser = seconds, allow_negative_numbers = true)]
     seconds: f64,
-    /// Leave out cases that need more than so many GB [default: what is free]
+    /// Leave out cases whose tensors need more than so many GB [default, and at most: three quarters of what is free]
     #[arg(long, value_name = "GB", value_parser = gigabytes, allow_negative_numbers = true)]
     max_memory: Option<f64>,
     /// Query tokens to compare with attention in f64; 0 for none
@@ -59,6 +60,8 @@ pub struct Args {
     check: u32,
     #[command(flatten)]
     planning: Planning,
+    #[command(flatten)]
+    force: Force,
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -266,17 +269,19 @@ pub fn measure(
 /// # Errors
 /// Wrong input, a missing backend, and [`Failure::Wrong`] where results are not exact.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    let files = Files::new().reads(&args.workload).writes(&args.json);
+    files.check(args.force)?;
     let cases = chosen(args)?;
-    if let Some(path) = &args.json {
-        output::check_writable(path)?;
-    }
     let mut backend = backend::open(args.backend)?;
     let free = backend.memory_bytes();
     let settings = Settings {
         time: Duration::from_secs_f64(args.seconds),
         check: args.check,
         options: args.planning.options(),
-        memory_bytes: args.max_memory.map_or(free, |gb| (gb * 1e9) as u64),
+        // No flag makes memory: above what is free, allocations fail.
+        memory_bytes: args
+            .max_memory
+            .map_or(free, |gb| ((gb * 1e9) as u64).min(free)),
     };
     let bar = progress_bar(cases.len() as u64);
     bar.set_message("the limits of this machine");
@@ -296,6 +301,17 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         .iter()
         .filter(|result| result.errors.is_some_and(|errors| !errors.are_small()))
         .count();
+    if file.results.iter().all(|result| result.times().is_none()) {
+        let first = file
+            .results
+            .iter()
+            .find_map(|result| result.skipped.as_deref());
+        return Err(Failure::Wrong(format!(
+            "nothing was measured: {} left out; the first: {}",
+            counted(file.results.len(), "case"),
+            first.unwrap_or("not run")
+        )));
+    }
     match inexact {
         0 => Ok(()),
         count => Err(Failure::Wrong(format!(

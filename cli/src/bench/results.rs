@@ -10,6 +10,7 @@ use crate::{
     Failure,
     backend::{Ceilings, Machine},
     check::Errors,
+    input,
     workload::json,
 };
 
@@ -89,10 +90,7 @@ impl ResultFile {
     /// [`Failure::Read`], or [`Failure::Input`] that points at the place.
     pub fn load(path: &Path) -> Result<Self, Failure> {
         let name = path.display().to_string();
-        let text = std::fs::read_to_string(path).map_err(|error| Failure::Read {
-            path: path.to_owned(),
-            error,
-        })?;
+        let text = input::text(path, input::MOST_JSON)?;
         let file: Self = json::read(&name, &text)?;
         if file.format != FORMAT {
             return Err(Failure::Input(format!(

@@ -47,6 +47,9 @@ impl Stats {
         }
     }
 
+    /// So many runs say how much the median is off by; the quartiles of fewer are two or three of the runs themselves.
+    pub const TELLING: u32 = 7;
+
     /// Half the interquartile range as a fraction of the median.
     #[must_use]
     pub fn spread(&self) -> f64 {

@@ -1,19 +1,28 @@
 //! Pictures as SVG: text that is laid out by the numbers in it, so that nothing overlaps.
 
+pub(crate) mod palette;
 mod plan;
 mod roofline;
 
 pub use plan::draw as plan;
-pub(crate) use plan::{processors, serially};
+pub(crate) use plan::processors;
 pub use roofline::{draw as roofline, points};
 
 use std::fmt::{Display, Write as _};
 
+use crate::table::visible;
+use palette::{AXIS, INK};
+
+/// What every picture measures across, in pixels.
+pub(crate) const WIDTH: f64 = 1200.0;
+
+/// The least size of text.
+pub(crate) const SMALL: u32 = 12;
+
 /// A picture under construction. Coordinates are pixels; numbers are written with at most 2 decimals.
 pub(crate) struct Svg {
+    title: String,
     body: String,
-    width: f64,
-    height: f64,
 }
 
 /// Where text stands relative to its point.
@@ -24,91 +33,295 @@ pub(crate) enum Anchor {
     End,
 }
 
-impl Svg {
-    /// White, with a title that screen readers find.
-    pub(crate) fn new(width: f64, height: f64, title: &str) -> Self {
-        Self {
-            body: format!(
-                "<title>{}</title>\n<rect width=\"{width}\" height=\"{height}\" fill=\"#fff\"/>\n",
-                escape(title)
-            ),
-            width,
-            height,
+/// The shape of a point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mark {
+    Circle,
+    Square,
+    Up,
+    Diamond,
+    Down,
+    Plus,
+    Cross,
+}
+
+impl Mark {
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Circle,
+        Self::Square,
+        Self::Up,
+        Self::Diamond,
+        Self::Down,
+        Self::Plus,
+        Self::Cross,
+    ];
+
+    /// Corners around the origin, for a radius of 1.
+    const fn corners(self) -> &'static [(f64, f64)] {
+        const IN: f64 = 0.35;
+        match self {
+            Self::Circle => &[],
+            Self::Square => &[(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
+            Self::Up => &[(0.0, -1.1), (1.1, 0.9), (-1.1, 0.9)],
+            Self::Down => &[(0.0, 1.1), (1.1, -0.9), (-1.1, -0.9)],
+            Self::Diamond => &[(0.0, -1.2), (1.2, 0.0), (0.0, 1.2), (-1.2, 0.0)],
+            Self::Plus => &[
+                (-IN, -1.1),
+                (IN, -1.1),
+                (IN, -IN),
+                (1.1, -IN),
+                (1.1, IN),
+                (IN, IN),
+                (IN, 1.1),
+                (-IN, 1.1),
+                (-IN, IN),
+                (-1.1, IN),
+                (-1.1, -IN),
+                (-IN, -IN),
+            ],
+            Self::Cross => &[
+                (-1.0, -0.5),
+                (-0.5, -1.0),
+                (0.0, -0.5),
+                (0.5, -1.0),
+                (1.0, -0.5),
+                (0.5, 0.0),
+                (1.0, 0.5),
+                (0.5, 1.0),
+                (0.0, 0.5),
+                (-0.5, 1.0),
+                (-1.0, 0.5),
+                (-0.5, 0.0),
+            ],
         }
+    }
+}
+
+impl Svg {
+    /// With a title that screen readers find.
+    pub(crate) fn new(title: &str) -> Self {
+        Self {
+            title: title.to_owned(),
+            body: String::new(),
+        }
+    }
+
+    /// Writes an element, with what a reader sees who points at it.
+    fn element(&mut self, element: &str, tooltip: Option<&str>) {
+        let name = element.split(' ').next().unwrap_or_default();
+        let _ = match tooltip {
+            None => writeln!(self.body, "<{element}/>"),
+            Some(tooltip) => {
+                let tooltip = escape(tooltip);
+                writeln!(self.body, "<{element}><title>{tooltip}</title></{name}>")
+            }
+        };
     }
 
     pub(crate) fn rect(&mut self, [x, y, w, h]: [f64; 4], fill: &str, tooltip: Option<&str>) {
         let (x, y, w, h) = (num(x), num(y), num(w), num(h));
-        let _ = match tooltip {
-            None => writeln!(
-                self.body,
-                r#"<rect x="{x}" y="{y}" width="{w}" height="{h}" fill="{fill}"/>"#
-            ),
-            Some(tooltip) => writeln!(
-                self.body,
-                r#"<rect x="{x}" y="{y}" width="{w}" height="{h}" fill="{fill}"><title>{}</title></rect>"#,
-                escape(tooltip)
-            ),
-        };
-    }
-
-    pub(crate) fn line(&mut self, from: (f64, f64), to: (f64, f64), stroke: &str, width: f64) {
-        let _ = writeln!(
-            self.body,
-            r#"<line x1="{}" y1="{}" x2="{}" y2="{}" stroke="{stroke}" stroke-width="{width}"/>"#,
-            num(from.0),
-            num(from.1),
-            num(to.0),
-            num(to.1)
+        self.element(
+            &format!(r#"rect x="{x}" y="{y}" width="{w}" height="{h}" fill="{fill}""#),
+            tooltip,
         );
     }
 
-    pub(crate) fn circle(&mut self, (x, y): (f64, f64), r: f64, fill: &str, tooltip: &str) {
-        let _ = writeln!(
-            self.body,
-            "<circle cx=\"{}\" cy=\"{}\" r=\"{r}\" fill=\"{fill}\" stroke=\"#fff\"><title>{}</title></circle>",
-            num(x),
-            num(y),
-            escape(tooltip)
+    pub(crate) fn line(&mut self, from: (f64, f64), to: (f64, f64), stroke: &str, width: f64) {
+        let [x1, y1, x2, y2] = [from.0, from.1, to.0, to.1].map(num);
+        self.element(
+            &format!(
+                r#"line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{stroke}" stroke-width="{width}""#
+            ),
+            None,
+        );
+    }
+
+    /// A point of radius `r`.
+    pub(crate) fn mark(
+        &mut self,
+        (x, y): (f64, f64),
+        r: f64,
+        mark: Mark,
+        fill: &str,
+        tooltip: Option<&str>,
+    ) {
+        let edge = "stroke=\"#fff\" stroke-width=\"0.8\"";
+        if mark == Mark::Circle {
+            let (x, y) = (num(x), num(y));
+            let circle = format!(r#"circle cx="{x}" cy="{y}" r="{r}" fill="{fill}" {edge}"#);
+            return self.element(&circle, tooltip);
+        }
+        let corners = mark.corners().iter();
+        let corners = corners.map(|(dx, dy)| format!("{},{}", num(x + r * dx), num(y + r * dy)));
+        let corners = corners.collect::<Vec<_>>().join(" ");
+        self.element(
+            &format!(r#"polygon points="{corners}" fill="{fill}" {edge}"#),
+            tooltip,
         );
     }
 
     pub(crate) fn text(&mut self, (x, y): (f64, f64), anchor: Anchor, size: u32, text: &str) {
+        self.turned_text((x, y), anchor, size, "", text);
+    }
+
+    /// The name of a vertical axis, read from below, whose middle is at a point.
+    pub(crate) fn axis_title(&mut self, (x, y): (f64, f64), text: &str) {
+        let turn = format!(r#" transform="rotate(-90 {} {})""#, num(x), num(y));
+        self.turned_text((x, y), Anchor::Middle, 13, &turn, text);
+    }
+
+    fn turned_text(
+        &mut self,
+        (x, y): (f64, f64),
+        anchor: Anchor,
+        size: u32,
+        turn: &str,
+        text: &str,
+    ) {
         let anchor = match anchor {
             Anchor::Start => "start",
             Anchor::Middle => "middle",
             Anchor::End => "end",
         };
+        let (x, y, text) = (num(x), num(y), escape(text));
         let _ = writeln!(
             self.body,
-            r##"<text x="{}" y="{}" text-anchor="{anchor}" font-size="{size}" fill="#222">{}</text>"##,
-            num(x),
-            num(y),
-            escape(text)
+            r#"<text x="{x}" y="{y}" text-anchor="{anchor}" font-size="{size}" fill="{INK}"{turn}>{text}</text>"#,
         );
     }
 
-    pub(crate) fn finish(self) -> String {
-        let Self {
-            body,
-            width,
-            height,
-        } = self;
-        let (width, height) = (num(width), num(height));
+    /// The title and what stands below it, from the top left corner, whole; returns where they end.
+    pub(crate) fn heading(&mut self, below: &[&str]) -> f64 {
+        const MARGIN: f64 = 16.0;
+        let mut y = 26.0;
+        let title = self.title.clone();
+        for line in lines(&title, 17, WIDTH - 2.0 * MARGIN) {
+            self.text((MARGIN, y), Anchor::Start, 17, &line);
+            y += 22.0;
+        }
+        for line in below
+            .iter()
+            .flat_map(|text| lines(text, 13, WIDTH - 2.0 * MARGIN))
+        {
+            self.text((MARGIN, y), Anchor::Start, 13, &line);
+            y += 18.0;
+        }
+        y
+    }
+
+    /// A linear axis of time below a chart, from `left` on, whose `end` is `width` away.
+    pub(crate) fn time_axis(
+        &mut self,
+        [left, top, width, bottom]: [f64; 4],
+        [begin_s, end_s]: [f64; 2],
+        title: &str,
+    ) {
+        let span = end_s - begin_s;
+        let (unit_s, unit) = match end_s {
+            _ if end_s < 1e-3 => (1e-6, "µs"),
+            _ if end_s < 1.0 => (1e-3, "ms"),
+            _ => (1.0, "s"),
+        };
+        let first = (begin_s / unit_s).max(0.0);
+        let step = step(span / unit_s, 10);
+        let from = (first / step - 1e-6).ceil();
+        for index in 0..12 {
+            let tick = (from + f64::from(index)) * step;
+            let x = left + (tick * unit_s - begin_s) / span * width;
+            if x > left + width + 0.5 {
+                break;
+            }
+            self.line((x, top), (x, bottom + 5.0), palette::GRID, 1.0);
+            self.text((x, bottom + 20.0), Anchor::Middle, SMALL, &label(tick));
+        }
+        self.line((left, bottom), (left + width, bottom), AXIS, 1.0);
+        self.text(
+            (left + width / 2.0, bottom + 40.0),
+            Anchor::Middle,
+            13,
+            &format!("{title}, {unit}"),
+        );
+    }
+
+    /// The document, so high. It has a background and a frame of its own: a dark page shows a card.
+    pub(crate) fn finish(self, height: f64) -> String {
+        let height = num(height);
+        let title = escape(&self.title);
         format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
-             viewBox=\"0 0 {width} {height}\" font-family=\"Helvetica, Arial, sans-serif\">\n{body}</svg>\n"
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
+             viewBox=\"0 0 {WIDTH} {height}\" font-family=\"Helvetica, Arial, 'DejaVu Sans', sans-serif\">\n\
+             <title>{title}</title>\n<rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#ffffff\" stroke=\"{AXIS}\"/>\n\
+             {}</svg>\n",
+            self.body
         )
     }
 }
 
-/// The width that text takes at most: wide letters of common fonts are 0.62 of the size on average.
-pub(crate) fn text_width(text: &str, size: u32) -> f64 {
-    text.chars().count() as f64 * f64::from(size) * 0.62
+/// A number as it stands at an axis.
+fn label(value: f64) -> String {
+    // What is left of steps that are not exact.
+    let rounded = (value * 1e6).round() / 1e6;
+    format!("{rounded}")
 }
 
+/// The width that text takes at most: letters of DejaVu Sans, which is wider than other common fonts.
+pub(crate) fn text_width(text: &str, size: u32) -> f64 {
+    let of = |c: char| match c {
+        'i' | 'j' | 'l' | '.' | ',' | ' ' | '\'' | '|' | '·' | '/' | ':' | ';' | 'I' => 0.34,
+        'f' | 'r' | 't' | '(' | ')' | '[' | ']' | '-' => 0.42,
+        'm' | 'M' | 'W' | '%' | '@' | '…' | '←' | '→' => 1.0,
+        'w' | '+' | '=' | '<' | '>' | '×' | '±' | '~' | '#' => 0.85,
+        'A'..='Z' => 0.79,
+        '0'..='9' | 'a'..='z' | 'µ' | '–' | '_' | '"' => 0.64,
+        // Letters of other scripts are as wide as they are high.
+        _ => 1.0,
+    };
+    text.chars().map(of).sum::<f64>() * f64::from(size)
+}
+
+/// The text in lines no wider than `width`, broken between words where it can be; what is longer than any name
+/// that a reader would give ends with `…`.
+pub(crate) fn lines(text: &str, size: u32, width: f64) -> Vec<String> {
+    const MOST: usize = 6;
+    let mut lines: Vec<String> = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().expect("there is one");
+        let joined = if line.is_empty() {
+            word.to_owned()
+        } else {
+            format!("{line} {word}")
+        };
+        if text_width(&joined, size) <= width {
+            *line = joined;
+            continue;
+        }
+        if !line.is_empty() {
+            lines.push(String::new());
+        }
+        for c in word.chars() {
+            let line = lines.last_mut().expect("there is one");
+            line.push(c);
+            if text_width(line, size) > width {
+                line.pop();
+                lines.push(c.to_string());
+            }
+        }
+    }
+    if lines.len() > MOST {
+        lines.truncate(MOST);
+        let last = lines.last_mut().expect("there are some");
+        while text_width(last, size) + f64::from(size) > width {
+            last.pop();
+        }
+        last.push('…');
+    }
+    lines
+}
+
+/// Text as XML has it, which has no control characters.
 fn escape(text: &str) -> String {
-    text.replace('&', "&amp;")
+    visible(text, false)
+        .replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")
         .replace('"', "&quot;")
@@ -118,22 +331,15 @@ fn num(x: f64) -> impl Display {
     (x * 100.0).round() / 100.0
 }
 
-/// Round steps (1, 2 or 5 times a power of ten) that divide `0..=end` into at most `most` pieces.
-pub(crate) fn ticks(end: f64, most: usize) -> Vec<f64> {
-    if !(end > 0.0 && end.is_finite()) {
-        return vec![0.0];
-    }
+/// The round step (1, 2 or 5 times a power of ten) that divides `0..=end` into at most `most` pieces.
+fn step(end: f64, most: usize) -> f64 {
     let rough = end / most as f64;
     let power = 10f64.powf(rough.log10().floor());
-    let step = [1.0, 2.0, 5.0, 10.0]
+    [1.0, 2.0, 5.0, 10.0]
         .into_iter()
         .map(|factor| factor * power)
         .find(|&step| step >= rough * 0.999)
-        .unwrap_or(10.0 * power);
-    (0..)
-        .map(|index| f64::from(index) * step)
-        .take_while(|&tick| tick <= end * 1.0001)
-        .collect()
+        .unwrap_or(10.0 * power)
 }
 
 #[cfg(test)]
@@ -141,12 +347,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_are_round_and_few() {
-        assert_eq!(ticks(10.0, 5), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
-        assert_eq!(ticks(0.7, 4), [0.0, 0.2, 0.4, 0.6000000000000001]);
-        assert_eq!(ticks(0.0, 4), [0.0]);
+    fn steps_are_round_and_few() {
+        assert_eq!(step(10.0, 5), 2.0);
         for end in [1e-9, 0.3, 17.0, 99.0, 1e7] {
-            assert!((3..=7).contains(&ticks(end, 6).len()), "{end}");
+            let pieces = end / step(end, 6);
+            assert!((2.0..=6.01).contains(&pieces), "{end}: {pieces}");
         }
+        assert_eq!(label(0.1 + 0.2), "0.3");
+    }
+
+    #[test]
+    fn long_titles_are_broken_between_words() {
+        let width = text_width("one two", 13);
+        assert_eq!(lines("one two three", 13, width), ["one two", "three"]);
+        assert!(lines(&"x".repeat(40), 13, width).len() > 3);
+        let endless = lines(&"x".repeat(4000), 13, width);
+        assert!(endless.len() == 6 && endless[5].ends_with('…'));
+        assert!(endless.iter().all(|line| text_width(line, 13) <= width));
     }
 }

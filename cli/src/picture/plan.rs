@@ -1,53 +1,41 @@
 //! A plan: units over SMs in time, and what each launch moves and computes.
 //!
-//! A row for each SM, and a thinner one within it for each resident CTA. Units that follow one another on a
-//! CTA and belong to the same item are drawn as one bar; in a plan of so many units that a bar would be
-//! thinner than half a pixel, neighbours of one kind become one bar too. The picture stays legible and of
-//! moderate size from 1 request to thousands.
+//! A row for each SM, and a thinner one within it for each resident CTA; where prefills and decodes overlap those of
+//! the prefills are above those of the decodes. Units that follow one another on a CTA and belong to the same item
+//! are drawn as one bar; in a plan of so many units that a bar would be thinner than half a pixel, neighbours of one
+//! kind become one bar too. The picture stays legible and of moderate size from 1 request to thousands.
 
 use std::collections::BTreeMap;
 
 use tandem_attn::{
     abi::NO_MERGE,
-    plan::{DeviceDescription, Kernel, Plan, Schedule, Span, TileGroup, Traffic, pod::PodMode},
+    plan::{DeviceDescription, Kernel, Plan, Schedule, Span, TileGroup, Traffic},
 };
 
-use super::{Anchor, Svg, text_width, ticks};
-use crate::table::{counted, digits, scaled, time};
+use super::{Anchor, SMALL, Svg, WIDTH, palette};
+use crate::{
+    plan::form,
+    table::{counted, digits, scaled, time},
+};
 
-const WIDTH: f64 = 1200.0;
-const LEFT: f64 = 64.0;
-const RIGHT: f64 = 24.0;
+const LEFT: f64 = 84.0;
+const RIGHT: f64 = 36.0;
 const CHART: f64 = WIDTH - LEFT - RIGHT;
-const HEADER: f64 = 64.0;
 const LEGEND_LINE: f64 = 20.0;
-const AXIS: f64 = 44.0;
 /// Bars narrower than this are drawn together with their neighbours.
 const NARROWEST: f64 = 0.5;
 
-/// Two shades of a colour, so that neighbouring items can be told apart; colours of a kernel are kindred.
+/// Two shades of a colour, so that neighbouring items can be told apart; launches of a kernel have kindred ones.
 fn shades(plan: &Plan, index: usize) -> [&'static str; 2] {
-    const BLUES: [[&str; 2]; 4] = [
-        ["#2a7fba", "#5fa5d3"],
-        ["#3f51a3", "#7482c4"],
-        ["#1f8f8f", "#5fb8b8"],
-        ["#6b4fa0", "#9a82c6"],
-    ];
-    const REDS: [[&str; 2]; 3] = [
-        ["#d1701f", "#e69a5c"],
-        ["#b8452f", "#d68473"],
-        ["#a8801c", "#cfae5c"],
-    ];
-    const GREENS: [[&str; 2]; 2] = [["#4a9a4a", "#80be80"], ["#7d9a2f", "#a9c268"]];
     let kernel = plan.groups[index].kernel;
     let before = plan.groups[..index]
         .iter()
         .filter(|group| group.kernel == kernel)
         .count();
     match kernel {
-        Kernel::Decode => BLUES[before % BLUES.len()],
-        Kernel::Prefill => REDS[before % REDS.len()],
-        _ => GREENS[before % GREENS.len()],
+        Kernel::Decode => palette::DECODE_SHADES[before % palette::DECODE_SHADES.len()],
+        Kernel::Prefill => palette::PREFILL_SHADES[before % palette::PREFILL_SHADES.len()],
+        _ => palette::OTHER_SHADES,
     }
 }
 
@@ -55,71 +43,55 @@ fn shades(plan: &Plan, index: usize) -> [&'static str; 2] {
 #[must_use]
 pub fn draw(plan: &Plan, device: &DeviceDescription, title: &str) -> String {
     let schedule = plan.schedule(device);
-    let ctas = schedule.ctas.max(1);
-    let row = (700.0 / f64::from(ctas)).clamp(2.0, 22.0);
-    let chart_height = row * f64::from(ctas);
-    let legend = LEGEND_LINE * plan.groups.len().max(1) as f64 + 8.0;
-    let top = HEADER + legend;
-    let mut svg = Svg::new(WIDTH, top + chart_height + AXIS, title);
-
-    svg.text((16.0, 26.0), Anchor::Start, 17, title);
-    svg.text(
-        (16.0, 48.0),
-        Anchor::Start,
-        13,
-        &summary(plan, &schedule, device),
-    );
+    let mut svg = Svg::new(title);
+    let mut top = svg.heading(&[&summary(plan, &schedule, device)]);
     for (index, group) in plan.groups.iter().enumerate() {
-        let y = HEADER + LEGEND_LINE * index as f64;
-        svg.rect([16.0, y, 12.0, 12.0], shades(plan, index)[0], None);
-        svg.text(
-            (36.0, y + 11.0),
-            Anchor::Start,
-            13,
-            &group_line(plan, group),
-        );
+        svg.rect([16.0, top - 4.0, 12.0, 12.0], shades(plan, index)[0], None);
+        let line = group_line(plan, group);
+        svg.text((36.0, top + 7.0), Anchor::Start, 13, &line);
+        top += LEGEND_LINE;
     }
-    let end_ns = schedule.spans_end_ns();
+    top += 12.0;
+    let end_ns = schedule.makespan_ns;
     if end_ns <= 0.0 {
         svg.text((LEFT, top + 16.0), Anchor::Start, 13, "nothing to do");
-        return svg.finish();
+        return svg.finish(top + 48.0);
     }
-
-    let scale = CHART / end_ns;
-    axes(&mut svg, &schedule, device, Frame { top, row, scale });
+    let rows = Rows::of(&schedule, device, top);
+    let bottom = rows.bottom();
+    svg.time_axis(
+        [LEFT, top, CHART, bottom],
+        [0.0, end_ns / 1e9],
+        "time by the cost model",
+    );
+    rows.label(&mut svg, device);
     let group_of = |item: u32| {
         let mut groups = plan.groups.iter();
         groups.position(|group| group.items.contains(&item))
     };
+    let scale = CHART / end_ns;
     for bar in bars(&schedule, scale) {
-        let Some(index) = group_of(bar.item) else {
+        let (Some(index), Some([y, height])) = (group_of(bar.item), rows.place(bar.cta)) else {
             continue;
         };
         let x = LEFT + bar.begin_ns * scale;
         let width = ((bar.end_ns - bar.begin_ns) * scale).max(0.3);
-        let gap = if row >= 6.0 { 1.0 } else { 0.25 };
-        let y = top + row * f64::from(bar.cta) + gap / 2.0;
         svg.rect(
-            [x, y, width, row - gap],
+            [x, y, width, height],
             shades(plan, index)[bar.item as usize % 2],
             Some(&tooltip(plan, &plan.groups[index], &bar)),
         );
     }
-    svg.finish()
+    svg.finish(bottom + 56.0)
 }
 
 /// What runs CTAs on a device, counted.
 pub(crate) fn processors(device: &DeviceDescription) -> String {
-    let what = if device.is_cpu() { "thread" } else { "SM" };
-    counted(device.sms as usize, what)
+    counted(device.sms as usize, processor(device))
 }
 
-/// The schedule shows prefills and decodes of a hybrid batch one after the other, however they run.
-pub(crate) fn serially(plan: &Plan) -> &'static str {
-    match &plan.pod {
-        Some(pod) if pod.mode != PodMode::Serial => " serially",
-        _ => "",
-    }
+fn processor(device: &DeviceDescription) -> &'static str {
+    if device.is_cpu() { "thread" } else { "SM" }
 }
 
 fn summary(plan: &Plan, schedule: &Schedule, device: &DeviceDescription) -> String {
@@ -128,19 +100,15 @@ fn summary(plan: &Plan, schedule: &Schedule, device: &DeviceDescription) -> Stri
         partial_bytes,
         flops,
     } = plan.traffic();
-    let busy =
-        100.0 * schedule.busy_ns / (schedule.spans_end_ns() * f64::from(schedule.ctas.max(1)));
     format!(
-        "{} with {}: {}{} by the cost model, CTAs {} % busy; KV {}, partial states {}, {}; {} of {}",
+        "{} with {}: {} by the cost model{}, CTAs {:.0} % busy; KV {}, partial states {}, {}; {} of {}",
         device.name,
         processors(device),
         time(schedule.makespan_ns),
-        serially(plan),
-        if busy.is_finite() {
-            digits(busy)
-        } else {
-            "0".to_owned()
-        },
+        form(plan).map_or(String::new(), |form| format!(
+            ", prefills and decodes {form}"
+        )),
+        100.0 * schedule.busy(),
         scaled(kv_bytes as f64, "B"),
         scaled(partial_bytes as f64, "B"),
         scaled(flops as f64, "FLOP"),
@@ -165,54 +133,120 @@ fn group_line(plan: &Plan, group: &TileGroup) -> String {
     )
 }
 
-/// Where the chart is.
-#[derive(Clone, Copy)]
-struct Frame {
+/// Where the CTAs of an SM are drawn.
+struct Rows {
+    sms: u32,
+    /// Every so many of them are drawn.
+    every: u32,
+    /// CTAs of prefills, and all; and the rows that an SM has for the former, and in all.
+    ctas: [u32; 2],
+    lanes: [u32; 2],
     top: f64,
-    row: f64,
-    scale: f64,
+    /// Height of a CTA.
+    lane: f64,
 }
 
-fn axes(svg: &mut Svg, schedule: &Schedule, device: &DeviceDescription, frame: Frame) {
-    let Frame { top, row, scale } = frame;
-    let bottom = top + row * f64::from(schedule.ctas);
-    let end_ns = schedule.spans_end_ns();
-    let (unit_ns, unit) = if end_ns < 1e6 {
-        (1e3, "µs")
-    } else {
-        (1e6, "ms")
-    };
-    for tick in ticks(end_ns / unit_ns, 8) {
-        let x = LEFT + tick * unit_ns * scale;
-        svg.line((x, top - 2.0), (x, bottom + 5.0), "#dddddd", 1.0);
-        let label = format!("{} {unit}", super::num(tick));
-        // The last label may reach the edge.
-        let anchor = if x + text_width(&label, 12) / 2.0 > WIDTH - 4.0 {
-            Anchor::End
-        } else {
-            Anchor::Middle
+impl Rows {
+    fn of(schedule: &Schedule, device: &DeviceDescription, top: f64) -> Self {
+        /// All rows together, a row at least where two operations are to be told apart, and at most.
+        const HEIGHT: f64 = 700.0;
+        const LEAST: f64 = 4.5;
+        const MOST: f64 = 22.0;
+        let sms = device.sms.max(1);
+        let prefill = schedule.prefill_ctas;
+        let others = (schedule.ctas - prefill).max(1);
+        let of_prefill = prefill.div_ceil(sms);
+        // A second decode CTA stands where an SM has no prefill.
+        let lanes = match prefill {
+            1.. if others > sms && prefill + others == 2 * sms => [1, 2],
+            _ => [of_prefill, of_prefill + others.div_ceil(sms)],
         };
-        svg.text((x, bottom + 20.0), anchor, 12, &label);
+        let mut every = 1;
+        while prefill > 0 && HEIGHT / f64::from(sms.div_ceil(every) * lanes[1]) < LEAST {
+            every *= 2;
+        }
+        let drawn = f64::from(sms.div_ceil(every) * lanes[1]);
+        Self {
+            sms,
+            every,
+            ctas: [prefill, schedule.ctas],
+            lanes,
+            top,
+            lane: (HEIGHT / drawn).clamp(2.0, MOST),
+        }
     }
-    let label = if device.is_cpu() { "thread" } else { "SM" };
-    let per_sm = (schedule.ctas / device.sms.max(1)).max(1);
-    // Labels need 14 pixels each.
-    let every = [1, 2, 4, 8, 16, 32, 64, 128]
-        .into_iter()
-        .find(|&every| f64::from(every * per_sm) * row >= 14.0)
-        .unwrap_or(256);
-    for sm in (0..device.sms).step_by(every as usize) {
-        let y = top + f64::from(sm * per_sm) * row;
-        svg.text(
-            (LEFT - 8.0, y + 11.0),
-            Anchor::End,
-            11,
-            &format!("{label} {sm}"),
-        );
-        svg.line((LEFT - 6.0, y), (LEFT, y), "#999999", 1.0);
+
+    /// The SM of a CTA, and the row that it has there.
+    fn seat(&self, cta: u32) -> (u32, u32) {
+        let [prefill, _] = self.ctas;
+        let [of_prefill, all] = self.lanes;
+        if prefill == 0 {
+            return (cta / all, cta % all);
+        }
+        if cta < prefill {
+            return (cta % self.sms, cta / self.sms);
+        }
+        let cta = cta - prefill;
+        match cta / self.sms {
+            lane if of_prefill + lane < all => (cta % self.sms, of_prefill + lane),
+            // Behind the last SM that has a prefill.
+            _ => (prefill + cta % self.sms, 0),
+        }
     }
-    svg.line((LEFT, top - 2.0), (LEFT, bottom), "#999999", 1.0);
-    svg.line((LEFT, bottom), (WIDTH - RIGHT, bottom), "#999999", 1.0);
+
+    fn sm_height(&self) -> f64 {
+        self.lane * f64::from(self.lanes[1])
+    }
+
+    fn bottom(&self) -> f64 {
+        self.top + self.sm_height() * f64::from(self.sms.div_ceil(self.every))
+    }
+
+    /// Top and height of a CTA's bars; none where its SM is not drawn.
+    fn place(&self, cta: u32) -> Option<[f64; 2]> {
+        let (sm, lane) = self.seat(cta);
+        if !sm.is_multiple_of(self.every) || sm >= self.sms {
+            return None;
+        }
+        let y = self.top + self.sm_height() * f64::from(sm / self.every);
+        // A gap below each SM, and hardly any between its CTAs.
+        let gap = if self.lane >= 4.0 { 1.0 } else { 0.25 };
+        let last = lane + 1 == self.lanes[1];
+        let below = if last { gap } else { gap / 4.0 };
+        Some([y + self.lane * f64::from(lane), self.lane - below])
+    }
+
+    fn label(&self, svg: &mut Svg, device: &DeviceDescription) {
+        const LINE: f64 = 16.0;
+        let name = processor(device);
+        let mut step = self.every;
+        while self.sm_height() * f64::from(step / self.every) < LINE {
+            step *= 2;
+        }
+        for sm in (0..self.sms).step_by(step as usize) {
+            let y = self.top + self.sm_height() * f64::from(sm / self.every);
+            svg.text(
+                (LEFT - 10.0, y + 11.0),
+                Anchor::End,
+                SMALL,
+                &format!("{name} {sm}"),
+            );
+            svg.line((LEFT - 6.0, y), (LEFT, y), palette::AXIS, 1.0);
+        }
+        svg.line((LEFT, self.top), (LEFT, self.bottom()), palette::AXIS, 1.0);
+        let [prefill, _] = self.ctas;
+        let mut words = Vec::new();
+        if prefill > 0 {
+            words.push("in each row: prefills above, decodes below".to_owned());
+        }
+        if self.every > 1 {
+            words.push(format!("one {name} of {} is drawn", self.every));
+        }
+        let bottom = self.bottom() + 40.0;
+        if !words.is_empty() {
+            svg.text((16.0, bottom), Anchor::Start, SMALL, &words.join("; "));
+        }
+    }
 }
 
 /// Units drawn as one.

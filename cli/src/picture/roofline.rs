@@ -1,21 +1,17 @@
 //! Measured points under the ceilings, in logarithmic axes.
 
-use super::{Anchor, Svg, text_width};
+use super::{Anchor, Mark, SMALL, Svg, WIDTH, label, lines, palette, text_width};
 use crate::{
     bench::{CaseResult, ResultFile},
     table::{digits, scaled},
 };
 
-const WIDTH: f64 = 1200.0;
-const LEFT: f64 = 92.0;
-const TOP: f64 = 64.0;
-const CHART_W: f64 = 660.0;
-const CHART_H: f64 = 520.0;
-const LIST_X: f64 = LEFT + CHART_W + 32.0;
-const LIST_LINE: f64 = 17.0;
-const COLOURS: [&str; 6] = [
-    "#2a7fba", "#d1701f", "#4a9a4a", "#a23b72", "#7a5cc0", "#666666",
-];
+const LEFT: f64 = 104.0;
+const CHART_W: f64 = WIDTH - LEFT - 32.0;
+const CHART_H: f64 = 460.0;
+const MARGIN: f64 = 16.0;
+const LINE: f64 = 18.0;
+const RADIUS: f64 = 5.0;
 
 /// Results that have a place in the chart: a time, and both bytes and operations.
 #[must_use]
@@ -23,81 +19,122 @@ pub fn points(file: &ResultFile) -> usize {
     file.results.iter().filter_map(Point::of).count()
 }
 
-/// Draws results under the ceilings of their file. Points carry numbers, and the list beside the chart says
-/// what they are; a list longer than the chart makes the picture longer.
+/// Draws results under the ceilings of their file. An implementation has a colour and a shape, a case a number;
+/// the list below the chart says what the numbers are.
 #[must_use]
 pub fn draw(file: &ResultFile) -> String {
     let points: Vec<Point<'_>> = file.results.iter().filter_map(Point::of).collect();
     let ceilings = &file.ceilings;
-    let ridge = ceilings.flops_per_s / ceilings.read_bytes_per_s;
-    let intensities = points.iter().map(|point| point.intensity);
-    let x = Log::over(intensities.chain([ridge]), LEFT, CHART_W);
-    let rates = points.iter().map(|point| point.flops_per_s);
-    let y = Log::over(rates.chain([ceilings.flops_per_s]), TOP + CHART_H, -CHART_H);
-
-    let list_height = 40.0 + LIST_LINE * points.len() as f64;
-    let height = TOP + CHART_H.max(list_height) + 64.0;
-    let title = format!(
+    let roof = |intensity: f64| (intensity * ceilings.read_bytes_per_s).min(ceilings.flops_per_s);
+    let mut svg = Svg::new(&format!(
         "{} on {} ({})",
         file.program, file.machine.name, file.machine.details
-    );
-    let mut svg = Svg::new(WIDTH, height, &title);
-    svg.text((16.0, 26.0), Anchor::Start, 17, &title);
-    svg.text(
-        (16.0, 46.0),
-        Anchor::Start,
-        13,
-        &format!(
-            "{}; limits measured in the same run: read {}, multiply-add {}",
-            file.date,
-            scaled(ceilings.read_bytes_per_s, "B/s"),
-            scaled(ceilings.flops_per_s, "FLOP/s")
-        ),
-    );
-    axes(&mut svg, &x, &y);
-    // The roof: bandwidth up to the ridge, throughput beyond it.
-    let roof = |intensity: f64| (intensity * ceilings.read_bytes_per_s).min(ceilings.flops_per_s);
-    let corner = ridge.clamp(x.low, x.high);
-    let place = |intensity: f64| (x.at(intensity), y.at(roof(intensity).max(y.low)));
-    let start = x.low.max(y.low / ceilings.read_bytes_per_s);
-    svg.line(place(start), place(corner), "#222222", 2.0);
-    svg.line(place(corner), place(x.high), "#222222", 2.0);
+    ));
+    let top = svg.heading(&[&format!(
+        "{}; the line is the roof, measured in the same run: read {}, multiply-add {}",
+        file.date,
+        scaled(ceilings.read_bytes_per_s, "B/s"),
+        scaled(ceilings.flops_per_s, "FLOP/s")
+    )]);
+    let series = Series::of(&points);
+    let top = series.legend(&mut svg, top) + 8.0;
 
-    let names = implementations(&points);
-    let colour = |point: &Point<'_>| {
-        let index = names
-            .iter()
-            .position(|name| *name == point.result.implementation);
-        COLOURS[index.unwrap_or(0) % COLOURS.len()]
+    let x = Log::over(points.iter().map(|point| point.intensity), LEFT, CHART_W);
+    let rates = points.iter().map(|point| point.flops_per_s);
+    let roofs = points.iter().map(|point| roof(point.intensity));
+    let y = Log::over(rates.chain(roofs), top + CHART_H, -CHART_H);
+    axes(&mut svg, &x, &y, top);
+    // The roof, as far as the chart goes: bandwidth up to the ridge, throughput beyond it.
+    let ridge = ceilings.flops_per_s / ceilings.read_bytes_per_s;
+    let place = |intensity: f64| (x.at(intensity), y.at(roof(intensity)));
+    let begin = x.low.max(y.low / ceilings.read_bytes_per_s);
+    let above = y.high / ceilings.read_bytes_per_s;
+    let end = if ceilings.flops_per_s > y.high {
+        x.high.min(above)
+    } else {
+        x.high
     };
+    let corner = ridge.clamp(begin.min(end), end);
+    svg.line(place(begin), place(corner), palette::INK, 2.0);
+    svg.line(place(corner), place(end), palette::INK, 2.0);
+
+    let cases = cases(&points);
+    for point in &points {
+        let (mark, colour) = series.look(point);
+        let tooltip = format!(
+            "{} [{}]: {} FLOP/B, {}, {:.0} % of the roof",
+            point.result.case,
+            point.result.implementation,
+            digits(point.intensity),
+            scaled(point.flops_per_s, "FLOP/s"),
+            100.0 * point.flops_per_s / roof(point.intensity)
+        );
+        let centre = (x.at(point.intensity), y.at(point.flops_per_s));
+        svg.mark(centre, RADIUS, mark, colour, Some(&tooltip));
+    }
+    numbers(&mut svg, &points, &cases, [&x, &y], top);
+    let mut list = top + CHART_H + 76.0;
     svg.text(
-        (LIST_X, TOP + 4.0),
+        (MARGIN, list),
         Anchor::Start,
         13,
-        "number, share of the roof, case",
+        "number and case; on the right, what each reaches of the roof",
     );
-    for (index, point) in points.iter().enumerate() {
-        let centre = (x.at(point.intensity), y.at(point.flops_per_s));
-        let share = 100.0 * point.flops_per_s / roof(point.intensity);
-        let name = point.name(names.len() > 1);
-        let tooltip = format!(
-            "{name}: {} FLOP/B, {}, {share:.0} % of the roof",
-            digits(point.intensity),
-            scaled(point.flops_per_s, "FLOP/s")
-        );
-        svg.circle(centre, 5.0, colour(point), &tooltip);
-        let line = TOP + 26.0 + LIST_LINE * index as f64;
-        svg.circle((LIST_X + 5.0, line - 4.0), 4.0, colour(point), &name);
-        let label = format!("{} · {share:.0} % · {name}", index + 1);
+    list += 24.0;
+    for (index, case) in cases.iter().enumerate() {
+        let of_case = points.iter().filter(|point| point.result.case == *case);
+        list = row(&mut svg, list, index + 1, case, of_case, &series, &roof);
+    }
+    svg.finish(list + 8.0)
+}
+
+/// A case in the list; returns where the next one stands.
+fn row<'a>(
+    svg: &mut Svg,
+    top: f64,
+    number: usize,
+    case: &str,
+    points: impl Iterator<Item = &'a Point<'a>>,
+    series: &Series<'_>,
+    roof: &impl Fn(f64) -> f64,
+) -> f64 {
+    const NAME: f64 = MARGIN + 44.0;
+    const SLOT: f64 = 72.0;
+    // As many columns as implementations, up to eight; the name has the rest.
+    let columns = series.names.len().clamp(1, 8);
+    let shares = WIDTH - MARGIN - SLOT * columns as f64;
+    svg.text((NAME - 10.0, top), Anchor::End, SMALL, &number.to_string());
+    let name = lines(case, SMALL, shares - NAME - 12.0);
+    for (index, line) in name.iter().enumerate() {
         svg.text(
-            (LIST_X + 16.0, line),
+            (NAME, top + LINE * index as f64),
             Anchor::Start,
-            11,
-            &fit(&label, 11, WIDTH - LIST_X - 24.0),
+            SMALL,
+            line,
         );
     }
-    numbers(&mut svg, &points, &x, &y);
-    svg.finish()
+    let mut used = name.len();
+    // A case that was measured twice has a line more.
+    let mut taken = vec![0; series.names.len()];
+    for point in points {
+        let index = series.index(point);
+        let (mark, colour) = series.look(point);
+        let lines_of_all = series.names.len().div_ceil(columns);
+        let line = index / columns + taken[index] * lines_of_all;
+        taken[index] += 1;
+        used = used.max(line + 1);
+        let x = shares + SLOT * (index % columns) as f64;
+        let y = top + LINE * line as f64;
+        svg.mark((x + 6.0, y - 4.0), 4.5, mark, colour, None);
+        let share = 100.0 * point.flops_per_s / roof(point.intensity);
+        svg.text(
+            (x + 16.0, y),
+            Anchor::Start,
+            SMALL,
+            &format!("{share:.0} %"),
+        );
+    }
+    top + LINE * used as f64
 }
 
 /// A result that has a place in the chart.
@@ -120,61 +157,107 @@ impl<'a> Point<'a> {
             flops_per_s,
         })
     }
+}
 
-    fn name(&self, with_implementation: bool) -> String {
-        if with_implementation {
-            format!("{} [{}]", self.result.case, self.result.implementation)
-        } else {
-            self.result.case.clone()
+/// The implementations, in the order in which they appear.
+struct Series<'a> {
+    names: Vec<&'a str>,
+}
+
+impl<'a> Series<'a> {
+    fn of(points: &[Point<'a>]) -> Self {
+        let mut names: Vec<&str> = Vec::new();
+        for point in points {
+            if !names.contains(&point.result.implementation.as_str()) {
+                names.push(&point.result.implementation);
+            }
         }
+        Self { names }
+    }
+
+    fn index(&self, point: &Point<'_>) -> usize {
+        let mut names = self.names.iter();
+        names
+            .position(|name| *name == point.result.implementation)
+            .unwrap_or(0)
+    }
+
+    fn look(&self, point: &Point<'_>) -> (Mark, &'static str) {
+        Self::look_of(self.index(point))
+    }
+
+    fn look_of(index: usize) -> (Mark, &'static str) {
+        let (marks, colours) = (Mark::ALL, palette::SERIES);
+        (marks[index % marks.len()], colours[index % colours.len()])
+    }
+
+    /// Marks with their names, in lines; returns where they end.
+    fn legend(&self, svg: &mut Svg, top: f64) -> f64 {
+        let (mut x, mut y) = (MARGIN, top + 2.0);
+        for (index, name) in self.names.iter().enumerate() {
+            let name = lines(name, 13, WIDTH - 2.0 * MARGIN - 24.0).join(" ");
+            let width = 20.0 + text_width(&name, 13) + 20.0;
+            if x > MARGIN && x + width > WIDTH - MARGIN {
+                (x, y) = (MARGIN, y + 20.0);
+            }
+            let (mark, colour) = Self::look_of(index);
+            svg.mark((x + 6.0, y - 4.0), RADIUS, mark, colour, None);
+            svg.text((x + 18.0, y), Anchor::Start, 13, &name);
+            x += width;
+        }
+        y + 14.0
     }
 }
 
-fn implementations<'a>(points: &[Point<'a>]) -> Vec<&'a str> {
+fn cases<'a>(points: &[Point<'a>]) -> Vec<&'a str> {
     let mut names: Vec<&str> = Vec::new();
     for point in points {
-        if !names.contains(&point.result.implementation.as_str()) {
-            names.push(&point.result.implementation);
+        if !names.contains(&point.result.case.as_str()) {
+            names.push(&point.result.case);
         }
     }
     names
 }
 
-/// Numbers beside the points, where there is room: never on another number or point.
-fn numbers(svg: &mut Svg, points: &[Point<'_>], x: &Log, y: &Log) {
-    const SIZE: u32 = 11;
-    let centres: Vec<_> = points
-        .iter()
-        .map(|point| (x.at(point.intensity), y.at(point.flops_per_s)))
-        .collect();
+/// The number of each case beside its fastest point, where there is room: never on another number or point.
+fn numbers(svg: &mut Svg, points: &[Point<'_>], cases: &[&str], [x, y]: [&Log; 2], top: f64) {
+    let around = |x: f64, y: f64| [x - 6.0, y - 6.0, x + 6.0, y + 6.0];
+    let centres = points.iter();
     let mut taken: Vec<[f64; 4]> = centres
-        .iter()
-        .map(|&(x, y)| [x - 5.0, y - 5.0, x + 5.0, y + 5.0])
+        .map(|point| around(x.at(point.intensity), y.at(point.flops_per_s)))
         .collect();
-    for (index, &(cx, cy)) in centres.iter().enumerate() {
-        let label = (index + 1).to_string();
-        let width = text_width(&label, SIZE);
+    for (index, case) in cases.iter().enumerate() {
+        let of_case = points.iter().filter(|point| point.result.case == *case);
+        let fastest = of_case.max_by(|a, b| a.flops_per_s.total_cmp(&b.flops_per_s));
+        let Some(point) = fastest else { continue };
+        let (cx, cy) = (x.at(point.intensity), y.at(point.flops_per_s));
+        let number = (index + 1).to_string();
+        let width = text_width(&number, SMALL);
         let sides = [
-            (cx + 7.0, cy + 4.0),
-            (cx - 7.0 - width, cy + 4.0),
-            (cx - width / 2.0, cy - 8.0),
-            (cx - width / 2.0, cy + 17.0),
+            (cx + 8.0, cy + 4.0),
+            (cx - 8.0 - width, cy + 4.0),
+            (cx - width / 2.0, cy - 9.0),
+            (cx - width / 2.0, cy + 18.0),
         ];
         let free = sides.into_iter().find_map(|(left, base)| {
-            let area = [left, base - 10.0, left + width, base + 2.0];
+            let area = [left, base - 11.0, left + width, base + 3.0];
+            let inside = area[0] > LEFT
+                && area[2] < LEFT + CHART_W
+                && area[1] > top
+                && area[3] < top + CHART_H;
             let overlaps = |other: &[f64; 4]| {
                 area[0] < other[2] && other[0] < area[2] && area[1] < other[3] && other[1] < area[3]
             };
-            (!taken.iter().any(overlaps)).then_some((left, base, area))
+            (inside && !taken.iter().any(overlaps)).then_some((left, base, area))
         });
         if let Some((left, base, area)) = free {
-            svg.text((left, base), Anchor::Start, SIZE, &label);
+            svg.text((left, base), Anchor::Start, SMALL, &number);
             taken.push(area);
         }
     }
 }
 
-/// A logarithmic axis over whole decades.
+/// A logarithmic axis, as long as its values need.
 struct Log {
     low: f64,
     high: f64,
@@ -184,90 +267,90 @@ struct Log {
 
 impl Log {
     fn over(values: impl Iterator<Item = f64>, start: f64, len: f64) -> Self {
+        /// Around the values, and in all at least.
+        const ROOM: f64 = 1.12;
+        const LEAST: f64 = 2.0;
         let (mut low, mut high) = (f64::INFINITY, 0.0f64);
         for value in values {
             (low, high) = (low.min(value), high.max(value));
         }
+        let widen = (LEAST / (high / low)).max(1.0).sqrt() * ROOM;
         Self {
-            low: round(low, false),
-            high: round(high * 1.05, true),
+            low: low / widen,
+            high: high * widen,
             start,
             len,
         }
     }
 
     fn at(&self, value: f64) -> f64 {
-        self.start + self.len * (value / self.low).log10() / (self.high / self.low).log10()
+        self.start + self.len * (value / self.low).ln() / (self.high / self.low).ln()
     }
 
-    /// Round numbers within; powers of ten where there are many.
+    /// Round numbers within, at least three and no more than fit.
     fn ticks(&self) -> Vec<f64> {
+        const MOST: usize = 11;
+        const CHOICES: [&[f64]; 4] = [
+            &[1.0],
+            &[1.0, 2.0, 5.0],
+            &[1.0, 1.5, 2.0, 3.0, 5.0, 7.0],
+            &[
+                1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0,
+            ],
+        ];
         let powers = self.low.log10().floor() as i32..=self.high.log10().ceil() as i32;
-        let multiples = |of: &'static [f64]| {
+        let within = |x: &f64| *x >= self.low && *x <= self.high;
+        let choices = CHOICES.into_iter().map(|multiples| {
             let all = powers.clone().map(|power| 10f64.powi(power));
-            let all = all.flat_map(|power| of.iter().map(move |multiple| multiple * power));
-            let within = |x: &f64| *x > 0.999 * self.low && *x < 1.001 * self.high;
+            let all = all.flat_map(|power| multiples.iter().map(move |multiple| multiple * power));
             all.filter(within).collect::<Vec<_>>()
-        };
-        let ticks = multiples(&STEPS);
-        if ticks.len() <= 8 {
-            ticks
-        } else {
-            multiples(&[1.0])
-        }
+        });
+        let fitting = choices.filter(|ticks| ticks.len() <= MOST);
+        fitting.max_by_key(Vec::len).unwrap_or_default()
     }
 }
 
-/// Round numbers in a power of ten.
-const STEPS: [f64; 3] = [1.0, 2.0, 5.0];
-
-/// The next round number below or above.
-fn round(value: f64, up: bool) -> f64 {
-    let power = 10f64.powf(value.log10().floor());
-    let parts = value / power;
-    let step = if up {
-        STEPS.into_iter().find(|step| *step >= parts)
-    } else {
-        STEPS.into_iter().rfind(|step| *step <= parts)
-    };
-    power * step.unwrap_or(if up { 10.0 } else { 1.0 })
-}
-
-fn axes(svg: &mut Svg, x: &Log, y: &Log) {
-    let bottom = TOP + CHART_H;
+fn axes(svg: &mut Svg, x: &Log, y: &Log, top: f64) {
+    let bottom = top + CHART_H;
     for value in x.ticks() {
-        svg.line((x.at(value), TOP), (x.at(value), bottom), "#e4e4e4", 1.0);
-        svg.text(
-            (x.at(value), bottom + 18.0),
-            Anchor::Middle,
-            12,
-            &super::num(value).to_string(),
-        );
-    }
-    for value in y.ticks() {
         svg.line(
-            (LEFT, y.at(value)),
-            (LEFT + CHART_W, y.at(value)),
-            "#e4e4e4",
+            (x.at(value), top),
+            (x.at(value), bottom + 5.0),
+            palette::GRID,
             1.0,
         );
-        let label = scaled(value, "FLOP/s").replace(".00", "").replace(".0", "");
-        svg.text((LEFT - 6.0, y.at(value) + 4.0), Anchor::End, 11, &label);
+        svg.text(
+            (x.at(value), bottom + 20.0),
+            Anchor::Middle,
+            SMALL,
+            &label(value),
+        );
     }
+    let unit = if y.high < 1e13 {
+        (1e9, "GFLOP/s")
+    } else {
+        (1e12, "TFLOP/s")
+    };
+    for value in y.ticks() {
+        let at = y.at(value);
+        svg.line((LEFT - 5.0, at), (LEFT + CHART_W, at), palette::GRID, 1.0);
+        svg.text(
+            (LEFT - 10.0, at + 4.0),
+            Anchor::End,
+            SMALL,
+            &label(value / unit.0),
+        );
+    }
+    svg.line((LEFT, top), (LEFT, bottom), palette::AXIS, 1.0);
+    svg.line((LEFT, bottom), (LEFT + CHART_W, bottom), palette::AXIS, 1.0);
     svg.text(
-        (LEFT + CHART_W / 2.0, bottom + 40.0),
+        (LEFT + CHART_W / 2.0, bottom + 42.0),
         Anchor::Middle,
         13,
-        "operations per byte that must move",
+        "operations per byte that must move, FLOP/B (logarithmic)",
     );
-}
-
-/// The text as far as it fits.
-fn fit(text: &str, size: u32, width: f64) -> String {
-    if text_width(text, size) <= width {
-        return text.to_owned();
-    }
-    let letters = (width / text_width("x", size)) as usize;
-    let kept: String = text.chars().take(letters.saturating_sub(1)).collect();
-    format!("{kept}…")
+    svg.axis_title(
+        (26.0, top + CHART_H / 2.0),
+        &format!("reached, {} (logarithmic)", unit.1),
+    );
 }

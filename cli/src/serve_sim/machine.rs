@@ -8,7 +8,7 @@ use tandem_schedule::{
     trace::Trace,
 };
 
-use crate::{Failure, workload::json};
+use crate::{Failure, input, workload::json};
 
 /// A model on a machine, for both commands of the scheduler.
 #[derive(Clone, Debug, clap::Args)]
@@ -31,6 +31,17 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// The files that are read.
+    pub(crate) fn files(&self) -> Vec<PathBuf> {
+        let named = [&self.model, &self.device]
+            .into_iter()
+            .filter(|name| is_file(name));
+        named
+            .map(PathBuf::from)
+            .chain(self.correction.clone())
+            .collect()
+    }
+
     /// The cost model.
     ///
     /// # Errors
@@ -63,7 +74,7 @@ fn described<T>(
     path: &Path,
     from_json: fn(&str) -> Result<T, ScheduleError>,
 ) -> Result<T, Failure> {
-    let text = read(path)?;
+    let text = input::text(path, input::MOST_JSON)?;
     // What is no JSON at all is shown with its line.
     let _: serde_json::Value = json::read(&path.display().to_string(), &text)?;
     let described = from_json(&text);
@@ -74,16 +85,19 @@ fn is_file(name: &str) -> bool {
     name.ends_with(".json")
 }
 
-fn read(path: &Path) -> Result<String, Failure> {
-    std::fs::read_to_string(path).map_err(|error| Failure::Read {
-        path: path.to_owned(),
-        error,
-    })
+/// The most of anything that is counted: sums of several fit 32 bits.
+const MOST: u32 = 1 << 24;
+
+/// A count, or none.
+pub(super) fn at_most(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(count @ 0..=MOST) => Ok(count),
+        _ => Err(format!("give a whole number up to {MOST}")),
+    }
 }
 
 /// A count, of which none makes no sense.
 pub(crate) fn at_least_1(text: &str) -> Result<u32, String> {
-    const MOST: u32 = 1 << 24;
     match text.parse() {
         Ok(count @ 1..=MOST) => Ok(count),
         _ => Err(format!("give a whole number from 1 to {MOST}")),
@@ -106,5 +120,6 @@ pub(super) fn not_negative(text: &str) -> Result<f64, String> {
 
 /// A trace from a file.
 pub(crate) fn read_trace(path: &Path) -> Result<Trace, Failure> {
-    Ok(Trace::parse(&read(path)?, &path.display().to_string())?)
+    let text = input::text(path, input::MOST_TRACE)?;
+    Ok(Trace::parse(&text, &path.display().to_string())?)
 }

@@ -1,90 +1,200 @@
 //! Policies beside one another, in numbers.
 
-use std::fmt::Write;
-
+use serde::Serialize;
 use tandem_schedule::{
     cost::{CostModel, Parallel},
-    metrics::Report,
+    metrics::{Report, Summary},
     trace::Trace,
 };
 
-/// The policies beside one another.
-pub(super) fn table(cost: &CostModel, trace: &Trace, reports: &[Report]) -> String {
+use crate::table::{Table, WIDTH, counted, digits, wrap};
+
+/// The model on its machine, and the requests: what every output begins with.
+pub(super) fn heading(cost: &CostModel, trace: &Trace) -> [String; 2] {
     let (prompt, generated) = trace.mean_lengths();
     let Parallel { tensor, pipeline } = cost.parallel();
-    let mut text = format!(
-        "{} on {} × {} (tensor {tensor}, pipeline {pipeline})\n{} requests, {prompt:.0} prompt and {generated:.0} \
-         generated tokens in the mean\n\n",
-        cost.model().name,
-        tensor * pipeline,
-        cost.hardware().name,
-        trace.arrivals.len(),
+    [
+        format!(
+            "{} on {} × {} (tensor {tensor}, pipeline {pipeline})",
+            cost.model().name,
+            tensor * pipeline,
+            cost.hardware().name,
+        ),
+        format!(
+            "{}, {prompt:.0} prompt and {generated:.0} generated tokens in the mean",
+            counted(trace.arrivals.len(), "request"),
+        ),
+    ]
+}
+
+/// The policies beside one another.
+pub(super) fn table(cost: &CostModel, trace: &Trace, reports: &[Report]) -> String {
+    let [machine, requests] = heading(cost, trace);
+    let mut table = Table::new([
+        "",
+        "TTFT s",
+        "",
+        "TBT ms",
+        "",
+        "",
+        "latency s",
+        "",
+        "stalls %",
+        "",
+        "tokens",
+        "busy",
+    ]);
+    table.push(
+        [
+            "policy", "p50", "p99", "p50", "p99", "max", "p50", "p99", "200 ms", "500 ms", "per s",
+            "%",
+        ]
+        .map(str::to_owned),
     );
-    let mut line = |cells: [&str; 12]| {
-        let _ = write!(text, "{:<19}", cells[0]);
-        for cell in &cells[1..] {
-            let _ = write!(text, "{cell:>7}");
-        }
-        text.push('\n');
-    };
-    line([
-        "", "TTFT", "s", "TBT", "ms", "", "latency", "s", "stalls", "%", "tokens", "busy",
-    ]);
-    line([
-        "policy", "p50", "p99", "p50", "p99", "max", "p50", "p99", "200 ms", "500 ms", "per s", "%",
-    ]);
     for report in reports {
         let [ttft, tbt, latency] =
             [&report.ttft, &report.tbt, &report.latency].map(|of| of.summary());
+        // Nothing ran where every request was refused.
+        let ran = |cell: String| {
+            if report.finished > 0 {
+                cell
+            } else {
+                "-".to_owned()
+            }
+        };
         let cells = [
-            format!("{:.2}", ttft.p50),
-            format!("{:.2}", ttft.p99),
-            format!("{:.1}", 1e3 * tbt.p50),
-            format!("{:.1}", 1e3 * tbt.p99),
-            format!("{:.0}", 1e3 * tbt.max),
-            format!("{:.1}", latency.p50),
-            format!("{:.1}", latency.p99),
+            digits(ttft.p50),
+            digits(ttft.p99),
+            digits(1e3 * tbt.p50),
+            digits(1e3 * tbt.p99),
+            digits(1e3 * tbt.max),
+            digits(latency.p50),
+            digits(latency.p99),
             format!("{:.1}", 100.0 * report.stalled[0]),
             format!("{:.1}", 100.0 * report.stalled[1]),
-            // Nothing ran where every request was refused.
-            match report.tokens_per_s() {
-                rate if rate.is_finite() => format!("{rate:.0}"),
-                _ => "-".to_owned(),
-            },
+            digits(report.tokens_per_s()),
             format!("{:.0}", 100.0 * report.busy),
         ];
-        let mut all = [""; 12];
-        all[0] = &report.policy;
-        for (place, cell) in all[1..].iter_mut().zip(&cells) {
-            *place = cell;
-        }
-        line(all);
+        table.push(std::iter::once(report.policy.clone()).chain(cells.map(ran)));
     }
+    let mut text = format!("{machine}\n{requests}\n\n{}", table.render());
     for report in reports {
-        let cached = 100.0 * report.cached_tokens as f64 / report.prompt_tokens.max(1) as f64;
-        let mut notes = Vec::new();
-        if report.cached_tokens > 0 {
-            notes.push(format!("{cached:.0} % of the prompt tokens were cached"));
-        }
-        if pipeline > 1 {
-            let bubble = report.bubble.quantile(0.5);
-            notes.push(format!("{bubble:.2} s of bubbles in a request's median"));
-        }
-        if report.preemptions > 0 {
-            notes.push(format!("{} preemptions", report.preemptions));
-        }
-        if report.refused > 0 {
-            notes.push(format!(
-                "{} requests too large for the pool",
-                report.refused
-            ));
-        }
+        let notes = notes(cost, report);
         if !notes.is_empty() {
-            let _ = write!(text, "\n{:<19} {}", report.policy, notes.join("; "));
+            let note = format!("{}: {}", report.policy, notes.join("; "));
+            text += &format!("\n{}", wrap(&note, WIDTH, "  "));
         }
     }
     if !text.ends_with('\n') {
         text.push('\n');
     }
     text
+}
+
+/// What has no column.
+fn notes(cost: &CostModel, report: &Report) -> Vec<String> {
+    let mut notes = Vec::new();
+    if report.cached_tokens > 0 {
+        let cached = 100.0 * report.cached_tokens as f64 / report.prompt_tokens.max(1) as f64;
+        notes.push(format!("{cached:.0} % of the prompt tokens were cached"));
+    }
+    if cost.parallel().pipeline > 1 && report.finished > 0 {
+        let bubble = report.bubble.quantile(0.5);
+        notes.push(format!("{bubble:.2} s of bubbles in a request's median"));
+    }
+    for (count, what) in [
+        (report.preemptions as usize, "preemption"),
+        (
+            report.stuck,
+            "request was left over|requests were left over",
+        ),
+        (
+            report.refused,
+            "request too large for the pool|requests too large for the pool",
+        ),
+    ] {
+        match (count, what.split_once('|')) {
+            (0, _) => {}
+            (1, Some((one, _))) => notes.push(format!("1 {one}")),
+            (_, Some((_, many))) => notes.push(format!("{count} {many}")),
+            (_, None) => notes.push(counted(count, what)),
+        }
+    }
+    notes
+}
+
+/// What `--json` writes.
+#[derive(Debug, Serialize)]
+pub(super) struct File<'a> {
+    format: &'static str,
+    program: String,
+    model: &'a str,
+    hardware: &'a str,
+    tensor: u32,
+    pipeline: u32,
+    requests: usize,
+    mean_prompt_tokens: f64,
+    mean_generated_tokens: f64,
+    policies: Vec<Line<'a>>,
+}
+
+/// A policy: times in seconds, parts from 0 to 1.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    policy: &'a str,
+    finished: usize,
+    refused: usize,
+    stuck: usize,
+    preemptions: u64,
+    makespan_s: f64,
+    ttft_s: Summary,
+    tbt_s: Summary,
+    latency_s: Summary,
+    bubble_s: Summary,
+    stalled_200_ms: f64,
+    stalled_500_ms: f64,
+    prompt_tokens: u64,
+    generated_tokens: u64,
+    cached_tokens: u64,
+    recomputed_tokens: u64,
+    steps: u64,
+    busy: f64,
+}
+
+/// The same numbers as data.
+pub(super) fn file<'a>(cost: &'a CostModel, trace: &Trace, reports: &'a [Report]) -> File<'a> {
+    let (prompt, generated) = trace.mean_lengths();
+    let Parallel { tensor, pipeline } = cost.parallel();
+    let lines = reports.iter().map(|report| Line {
+        policy: &report.policy,
+        finished: report.finished,
+        refused: report.refused,
+        stuck: report.stuck,
+        preemptions: report.preemptions,
+        makespan_s: report.makespan_s,
+        ttft_s: report.ttft.summary(),
+        tbt_s: report.tbt.summary(),
+        latency_s: report.latency.summary(),
+        bubble_s: report.bubble.summary(),
+        stalled_200_ms: report.stalled[0],
+        stalled_500_ms: report.stalled[1],
+        prompt_tokens: report.prompt_tokens,
+        generated_tokens: report.generated_tokens,
+        cached_tokens: report.cached_tokens,
+        recomputed_tokens: report.recomputed_tokens,
+        steps: report.steps,
+        busy: report.busy,
+    });
+    File {
+        format: "tandem-serve-sim-1",
+        program: format!("tandem {}", env!("CARGO_PKG_VERSION")),
+        model: &cost.model().name,
+        hardware: &cost.hardware().name,
+        tensor,
+        pipeline,
+        requests: trace.arrivals.len(),
+        mean_prompt_tokens: prompt,
+        mean_generated_tokens: generated,
+        policies: lines.collect(),
+    }
 }

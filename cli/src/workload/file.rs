@@ -4,7 +4,7 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 use tandem_attn::problem::{Dtype, KvLayout, Spec};
 
 use super::{Case, DTYPES, Requests, Tree, json};
-use crate::Failure;
+use crate::{Failure, table::visible};
 
 /// A file, or one of its cases: what a case leaves out it takes from the file.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -168,7 +168,7 @@ impl Fields {
             tree: self.tree.clone(),
         };
         case.name = match &self.name {
-            Some(name) => name.clone(),
+            Some(name) => visible(name, false),
             None => format!("{} {heads}/{kv_heads}", case.lengths()),
         };
         Ok(case)

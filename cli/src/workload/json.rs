@@ -7,11 +7,14 @@ use serde::{
 
 use crate::{
     Failure,
-    table::{WIDTH, wrap},
+    table::{WIDTH, shorten, visible, wrap},
 };
 
 /// The longest piece of a line that is shown.
 const SHOWN: usize = 80;
+
+/// The longest path to a field that is shown whole.
+const SHOWN_PATH: usize = 60;
 
 /// Reads a value.
 pub(crate) fn read<T: DeserializeOwned>(name: &str, text: &str) -> Result<T, Failure> {
@@ -46,17 +49,18 @@ fn show(name: &str, text: &str, path: &str, error: &serde_json::Error) -> Failur
         .rsplit_once(" at line ")
         .map_or(what.as_str(), |(what, _)| what);
     let (what, expected) = in_plain_words(what);
+    let (name, what) = (visible(name, false), visible(&what, false));
     // `?` is where the error is in the JSON itself.
     let field = match path.trim_end_matches('?').trim_end_matches('.') {
         "" => String::new(),
-        path => format!("{path}: "),
+        path => format!("{}: ", shorten(path, SHOWN_PATH)),
     };
     let source: Vec<char> = text
         .lines()
         .nth(line.saturating_sub(1))
         .unwrap_or("")
         .chars()
-        .map(|c| if c == '\t' { ' ' } else { c })
+        .map(|c| if c.is_control() { ' ' } else { c })
         .collect();
     // Columns of serde_json count bytes; a mark that is off by an umlaut still shows the place.
     let mark = column.saturating_sub(1).min(source.len());

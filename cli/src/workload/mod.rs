@@ -13,7 +13,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use tandem_attn::problem::{Batch, Dtype, KvLayout, Spec};
 
-use crate::{Failure, table::counted};
+use crate::{Failure, input, memory, table::counted};
 
 /// Some requests of the same lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,6 +97,9 @@ impl Case {
                 self.page_size
             )));
         }
+        // Ids of pages, shuffled and in tables; requests with their lists.
+        let needed = 24 * pages + 256 * self.count();
+        memory::check(&format!("case {:?}", self.name), needed, "make it smaller")?;
         let batch = layout::batch(self);
         batch
             .check(&self.spec)
@@ -261,10 +264,7 @@ impl Suite {
 /// # Errors
 /// [`Failure::Read`], or [`Failure::Input`] that points at the place.
 pub fn load(path: &Path) -> Result<Vec<Case>, Failure> {
-    let text = std::fs::read_to_string(path).map_err(|error| Failure::Read {
-        path: path.to_owned(),
-        error,
-    })?;
+    let text = input::text(path, input::MOST_JSON)?;
     parse(&path.display().to_string(), &text)
 }
 

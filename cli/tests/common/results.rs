@@ -33,9 +33,13 @@ fn result(index: usize) -> CaseResult {
     let times = |middle: f64| {
         Stats::of(vec![
             middle - 1.0,
+            middle - 0.75,
             middle - 0.5,
+            middle - 0.25,
             middle,
+            middle + 0.25,
             middle + 0.5,
+            middle + 0.75,
             middle + 1.0,
         ])
     };

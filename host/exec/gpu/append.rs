@@ -98,11 +98,50 @@ impl Gpu {
         v: &DeviceTensor<3>,
         stream: Stream,
     ) -> Result<(), Error> {
-        let (params, vector_bytes) = parameters(spec, pool, slots, k, v)?;
+        let parameters = parameters(spec, pool, slots, k, v)?;
+        // SAFETY: the caller's promises.
+        unsafe { self.append(parameters, 2, stream) }
+    }
+
+    /// Copies rows of new tokens, keys or values, into the pool that holds them.
+    ///
+    /// - `rows`: `[tokens, kv_heads, head_dim]`, with strides as in [`append_paged_kv`](Self::append_paged_kv)
+    /// - `slots`: `[tokens]`, as there
+    /// - `pool`: `[pages, page_size, kv_heads, head_dim]`, whatever its order in memory
+    ///
+    /// The same call on the CPU is [`cpu::append_rows`](crate::exec::cpu::append_rows).
+    ///
+    /// # Safety
+    /// As [`append_paged_kv`](Self::append_paged_kv).
+    ///
+    /// # Errors
+    /// As [`append_paged_kv`](Self::append_paged_kv).
+    pub unsafe fn append_rows(
+        &self,
+        rows: &DeviceTensor<3>,
+        slots: DeviceArray<u32>,
+        pool: &DeviceTensor<4>,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let parameters = row_parameters(rows, slots, pool)?;
+        // SAFETY: the caller's promises.
+        unsafe { self.append(parameters, 1, stream) }
+    }
+
+    /// Launches the kernel for keys and values, or for the first of them alone.
+    ///
+    /// # Safety
+    /// As [`append_paged_kv`](Self::append_paged_kv), for what the parameters point to.
+    unsafe fn append(
+        &self,
+        (params, vector_bytes): (AppendParams, u32),
+        sides: u32,
+        stream: Stream,
+    ) -> Result<(), Error> {
         let kernel = self.pass(Op::Append { vector_bytes }, Element::Any)?;
         let vectors = params.k.vectors.max(params.v.vectors);
         let mut launch = Launch::new(vectors.div_ceil(VECTORS_PER_BLOCK), THREADS);
-        launch.grid[1] = 2; // keys and values
+        launch.grid[1] = sides;
         // SAFETY: the kernel takes `AppendParams`, and the caller vouches for what they point to.
         unsafe { self.launch(kernel, &launch, &params, stream) }
     }
@@ -127,13 +166,7 @@ fn parameters(
     v: &DeviceTensor<3>,
 ) -> Result<(AppendParams, u32), Error> {
     let page_size = pool.k_strides.page_size;
-    if page_size == 0 || page_size > MAX_PAGE_SIZE {
-        return Err(ProblemError::PageSize {
-            part: 0,
-            got: page_size,
-        }
-        .into());
-    }
+    check_page_size(page_size)?;
     if pool.v_strides.page_size != page_size {
         return Err(Error::Extent {
             tensor: "the value pool",
@@ -169,10 +202,57 @@ fn parameters(
         },
     ];
     for side in &sides {
-        side.check(spec, pool, slots.len)?;
+        side.check(spec.kv_heads as usize, pool.dtype, slots.len)?;
     }
+    both_parameters(&sides, pool.pages, slots)
+}
+
+/// The same for rows of one tensor.
+fn row_parameters(
+    rows: &DeviceTensor<3>,
+    slots: DeviceArray<u32>,
+    pool: &DeviceTensor<4>,
+) -> Result<(AppendParams, u32), Error> {
+    let [pages, page_size, heads, head_dim] = pool.shape;
+    let page_size = fits("tokens in a page", page_size, u32::MAX)?;
+    check_page_size(page_size)?;
+    pool.check_dense("the pool", 3)?;
+    let [page, token, head, _] = pool.strides;
+    let stride = |got| fits("a stride of the pool", got, u32::MAX);
+    let side = Side {
+        name: "rows",
+        pool_name: "the pool",
+        source: rows,
+        pool: pool.address,
+        strides: KvStrides {
+            page: stride(page)?,
+            token: stride(token)?,
+            head: stride(head)?,
+            page_size,
+        },
+        head_dim: fits("elements in a head", head_dim, u32::MAX)?,
+    };
+    side.check(heads, pool.dtype, slots.len)?;
+    both_parameters(&[side], fits("pages", pages, u32::MAX)?, slots)
+}
+
+fn check_page_size(got: u32) -> Result<(), ProblemError> {
+    match got {
+        1..=MAX_PAGE_SIZE => Ok(()),
+        _ => Err(ProblemError::PageSize { part: 0, got }),
+    }
+}
+
+/// The parameters for one side or two that were checked, and the bytes of a vector.
+fn both_parameters(
+    sides: &[Side<'_>],
+    pages: u32,
+    slots: DeviceArray<u32>,
+) -> Result<(AppendParams, u32), Error> {
+    let (first, last) = (&sides[0], &sides[sides.len() - 1]);
     slots.check_address("slots", 4)?;
-    let pool_slots = u64::from(pool.pages) * u64::from(page_size);
+    let page_size = first.strides.page_size;
+    let pool_slots = u64::from(pages) * u64::from(page_size);
     if pool_slots >= u64::from(Divisor::LIMIT) {
         return Err(ProblemError::TooLarge {
             what: "tokens in the pool",
@@ -188,29 +268,28 @@ fn parameters(
             8
         }
     };
-    let [k, v] = &sides;
     let params = AppendParams {
         slots: slots.address,
         pool_slots: pool_slots as u32,
         page_size: Divisor::new(page_size),
-        k: k.parameters(vector)?,
-        v: v.parameters(vector)?,
+        k: first.parameters(vector)?,
+        v: last.parameters(vector)?,
     };
     Ok((params, vector))
 }
 
 impl Side<'_> {
-    fn check(&self, spec: &Spec, pool: &KvPool, tokens: usize) -> Result<(), Error> {
+    fn check(&self, heads: usize, dtype: Dtype, tokens: usize) -> Result<(), Error> {
         let Self { name, source, .. } = *self;
-        if source.dtype != pool.dtype {
+        if source.dtype != dtype {
             return Err(Error::DtypesDiffer {
                 tensor: name,
                 got: source.dtype,
                 other: "the KV pool",
-                expected: pool.dtype,
+                expected: dtype,
             });
         }
-        let (heads, dim) = (spec.kv_heads as usize, self.head_dim as usize);
+        let dim = self.head_dim as usize;
         if heads == 0 {
             return Err(Error::Extent {
                 tensor: name,
@@ -220,8 +299,8 @@ impl Side<'_> {
             });
         }
         source.check_extent(name, "tokens", 0, tokens, "there are slots")?;
-        source.check_extent(name, "KV heads", 1, heads, "the spec says")?;
-        source.check_extent(name, "elements in a head", 2, dim, "the spec says")?;
+        source.check_extent(name, "KV heads", 1, heads, "the pool has")?;
+        source.check_extent(name, "elements in a head", 2, dim, "the pool has")?;
         if dim == 0 || !dim.is_multiple_of(8) {
             return Err(Error::HeadDim {
                 tensor: name,

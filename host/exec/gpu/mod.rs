@@ -48,6 +48,8 @@
 mod agenda;
 mod append;
 mod ceilings;
+#[cfg(feature = "cudarc")]
+pub mod cudarc;
 #[cfg(feature = "cust")]
 pub mod cust;
 mod decode;
@@ -60,6 +62,7 @@ mod launch;
 mod launch_set;
 mod loops;
 mod maps;
+mod memory;
 mod merge;
 mod module;
 mod pod;
@@ -75,16 +78,18 @@ mod workspace;
 
 use std::fmt;
 
+pub use kernels_gpu::registry::{Arch, KernelId, KernelInfo};
+
 pub use append::KvPool;
 pub use decode::{DecodeCall, DecodeTile};
 pub use driver::{DevicePtr, Stream};
-pub use kernels_gpu::registry::{Arch, KernelId, KernelInfo};
-
 pub use embedded::{Image, MODULES, Module};
 pub use launch_set::{LaunchKey, LaunchSet};
+pub use memory::{DeviceBuffer, Graph};
 pub use merge::PartialStates;
 pub use module::Compiling;
 pub use prefill::PrefillCall;
+pub use resources::OwnedStream;
 pub use tensor::{DeviceArray, DeviceTensor};
 pub use tensor_map::{Swizzle, TensorMap};
 pub use workspace::{Workspace, WorkspaceOptions};

@@ -123,9 +123,9 @@ impl Drop for PinnedMemory {
     }
 }
 
-/// A stream that the default stream does not wait for.
+/// A stream that the default stream does not wait for, destroyed when dropped. It dereferences to its handle.
 #[derive(Debug)]
-pub(super) struct OwnedStream {
+pub struct OwnedStream {
     handle: Stream,
     context: Context,
 }
@@ -142,6 +142,14 @@ impl OwnedStream {
 
     pub(super) fn raw(&self) -> Stream {
         self.handle
+    }
+
+    pub(super) fn handle(&self) -> &Stream {
+        &self.handle
+    }
+
+    pub(super) fn context(&self) -> Context {
+        self.context
     }
 }
 

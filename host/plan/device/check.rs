@@ -6,6 +6,9 @@ use crate::plan::{Kernel, PlanError};
 /// A plan tells so many launches apart.
 const MAX_TILES: usize = 64;
 
+/// CTAs on an SM, more than any has.
+const MAX_CTAS: u32 = 64;
+
 impl DeviceDescription {
     /// Whether every value makes sense.
     ///
@@ -21,6 +24,8 @@ impl DeviceDescription {
             ("launch_ns", self.launch_ns, 0.0, 1e9),
             ("merge_ns", self.merge_ns, 0.0, 1e9),
             ("sms", self.sms.into(), 1.0, 65536.0),
+            ("pod.streams_loss", self.pod.streams_loss, 0.0, 10.0),
+            ("pod.apart_loss", self.pod.apart_loss, 0.0, 10.0),
         ] {
             if !(least..=most).contains(&got) {
                 return wrong(format!("{name} is {got}: give {least} to {most}"));
@@ -40,7 +45,7 @@ impl DeviceDescription {
                 && positive(tile.flops_per_ns)
                 && tile.unit_ns >= 0.0
                 && tile.queued_ns.is_none_or(|queued| queued >= 0.0)
-                && tile.share > 0
+                && (1..=MAX_CTAS).contains(&tile.share)
                 && tile.alone >= 1.0
                 && tile.alone <= 100.0)
         };
@@ -51,6 +56,11 @@ impl DeviceDescription {
             let (ctas, unit_ns) = (self.ctas_per_sm(kernel), self.unit_ns(kernel));
             if ctas == 0 {
                 return wrong(format!("{kernel:?}: no CTA fits an SM"));
+            }
+            if ctas > MAX_CTAS {
+                return wrong(format!(
+                    "{kernel:?}: {ctas} CTAs on an SM: give at most {MAX_CTAS}"
+                ));
             }
             if !(0.0..=1e9).contains(&unit_ns) {
                 return wrong(format!("{kernel:?}: unit_ns is {unit_ns}: give 0 to 1e9"));

@@ -136,22 +136,23 @@ impl PrefillLoad {
 }
 
 impl PodConfig {
-    /// What a hybrid batch takes side by side, and with how many CTAs the least.
-    fn time(&self, prefill: &PrefillLoad, decode_ns: f64, sms: u32) -> (f64, Seats) {
+    /// When the prefills and the decodes of a hybrid batch are done side by side, and with how many CTAs the
+    /// soonest.
+    fn done(&self, prefill: &PrefillLoad, decode_ns: f64, sms: u32) -> ([f64; 2], Seats) {
         let decode_ns = decode_ns * self.decode_slowdown;
         if self.shares.is_empty() {
             let prefill_ns = prefill.on(sms, sms) * self.prefill_slowdown;
             let time = overlapped(prefill_ns, decode_ns, self.overlap_loss);
-            return (time, Seats::default());
+            return (alike(time, [prefill_ns, decode_ns]), Seats::default());
         }
-        let mut best = (f64::MAX, Seats::default());
+        let mut best = ([f64::MAX; 2], Seats::default());
         let mut ctas = prefill.fewest(sms);
         loop {
             let alone = prefill.on(ctas, sms) * self.prefill_slowdown;
             let busy = self.prefill_slowdown * prefill.ns * f64::from(sms) / f64::from(ctas);
-            let time = self.share(ctas, sms).time([alone, busy], decode_ns);
-            if time < best.0 {
-                best = (time, Seats::new(sms, ctas));
+            let done = self.share(ctas, sms).done([alone, busy], decode_ns);
+            if last(done) < last(best.0) {
+                best = (done, Seats::new(sms, ctas));
             }
             if ctas <= (sms / LEAST_SHARE).max(1) {
                 return best;
@@ -182,20 +183,30 @@ const CLOSE: f64 = 0.3;
 const LEAST_SHARE: u32 = 4;
 
 impl Share {
-    /// What both take together, when alone they take so long. Of that time the CTAs of the prefill are busy for
+    /// When each is done, when alone they take so long. Of that time the CTAs of the prefill are busy for
     /// `busy_ns` in the mean.
-    fn time(&self, [prefill_ns, busy_ns]: [f64; 2], decode_ns: f64) -> f64 {
+    fn done(&self, [prefill_ns, busy_ns]: [f64; 2], decode_ns: f64) -> [f64; 2] {
         let slow_prefill = prefill_ns * self.prefill;
         let behind = decode_ns + busy_ns * self.prefill * self.decode;
         let close = 1.0 - (slow_prefill - behind).abs() / (CLOSE * behind);
         let together = LAST_OF_BOTH * behind * close.max(0.0);
         if slow_prefill <= behind {
-            return behind + together;
+            return [slow_prefill, behind + together];
         }
         // The decodes are done first, and the rest of the prefills has the device.
         let decoded = decode_ns / (1.0 - self.decode);
-        prefill_ns + decoded * (1.0 - 1.0 / self.prefill) + together
+        let all = prefill_ns + decoded * (1.0 - 1.0 / self.prefill) + together;
+        [all, decoded.min(all)]
     }
+}
+
+fn last([prefill, decode]: [f64; 2]) -> f64 {
+    prefill.max(decode)
+}
+
+/// When both are done that together take `time`, if they are slowed down alike.
+fn alike(time: f64, alone: [f64; 2]) -> [f64; 2] {
+    alone.map(|ns| time * ns / last(alone).max(f64::MIN_POSITIVE))
 }
 
 fn overlapped(prefill_ns: f64, decode_ns: f64, loss: f64) -> f64 {
@@ -215,6 +226,9 @@ pub struct PodForecast {
     pub streams_ns: f64,
     /// In the best fused configuration; `f64::MAX` where there is none.
     pub fused_ns: f64,
+    /// When the prefills and the decodes are done there.
+    #[serde(default)]
+    pub fused_done_ns: [f64; 2],
 }
 
 /// The best fused form for a batch.
@@ -258,15 +272,17 @@ impl PodDescription {
             serial_ns: prefill_ns + alone_ns,
             streams_ns: overlapped(whole_ns, alone_ns, loss.min(self.streams_loss)),
             fused_ns: f64::MAX,
+            fused_done_ns: [0.0; 2],
         };
         let mut choice = None;
         for ((config, prefill), index) in self.configs.iter().zip(fused).zip(0..) {
             let Some(prefill) = prefill else {
                 continue;
             };
-            let (time, seats) = config.time(&prefill, decode_ns, sms);
-            if time < forecast.fused_ns {
-                forecast.fused_ns = time;
+            let (done, seats) = config.done(&prefill, decode_ns, sms);
+            if last(done) < forecast.fused_ns {
+                forecast.fused_ns = last(done);
+                forecast.fused_done_ns = done;
                 choice = Some(FusedChoice {
                     config: index,
                     seats,
@@ -293,6 +309,27 @@ impl PodForecast {
             PodMode::Streams
         } else {
             PodMode::Serial
+        }
+    }
+
+    /// What the batch takes in a mode; `f64::MAX` where the device does not have it.
+    #[must_use]
+    pub fn of(&self, mode: PodMode) -> f64 {
+        match mode {
+            PodMode::Serial => self.serial_ns,
+            PodMode::Streams => self.streams_ns,
+            PodMode::Fused | PodMode::Tickets => self.fused_ns,
+            PodMode::Auto => self.of(self.best()),
+        }
+    }
+
+    /// When the prefills and the decodes are done that begin at the same time in a mode, or one after the other.
+    pub(in crate::plan) fn done(&self, mode: PodMode) -> [f64; 2] {
+        let alone = [self.prefill_ns, self.decode_ns];
+        match mode {
+            PodMode::Fused | PodMode::Tickets => self.fused_done_ns,
+            PodMode::Streams => alike(self.streams_ns, alone),
+            PodMode::Serial | PodMode::Auto => alone,
         }
     }
 

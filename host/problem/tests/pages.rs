@@ -14,7 +14,7 @@ fn block_tables_may_be_of_any_integer_and_longer_than_needed() {
     let mut all = table();
     all.try_push(vec![7_usize, 3], 20).unwrap();
     all.try_push([7_i64, 3, 9, -1], 20).unwrap();
-    all.try_push(&[7_u64, 3, 4_000_000_000_000], 20).unwrap();
+    all.try_push([7_u64, 3, 4_000_000_000_000], 20).unwrap();
     all.try_push([7, 3].iter().chain(&[1; 100]), 20).unwrap();
     all.push(&[7, 3, 5, 6], 20);
     for row_block in 0..all.row_blocks() {

@@ -25,6 +25,9 @@ struct MooncakeLine {
 /// Tokens of a block of Mooncake's traces.
 const MOONCAKE_BLOCK: u32 = 512;
 
+/// Tokens of a prompt, or of an answer: both together fit 32 bits.
+const MOST_TOKENS: u32 = 1 << 30;
+
 impl Trace {
     /// Reads a file: Mooncake's JSON lines, Azure's CSV, or a CSV of lengths alone, told apart by its content.
     ///
@@ -79,9 +82,19 @@ impl Trace {
 
 fn mooncake(line: &str) -> Result<Arrival, String> {
     let line: MooncakeLine = serde_json::from_str(line).map_err(|error| error.to_string())?;
+    for (field, tokens) in [
+        ("input_length", line.input_length),
+        ("output_length", line.output_length),
+    ] {
+        if !(1..=MOST_TOKENS).contains(&tokens) {
+            return Err(format!(
+                "{field} is {tokens}: a request has 1 to {MOST_TOKENS} tokens"
+            ));
+        }
+    }
     let blocks = line.hash_ids.len() as u64 * u64::from(MOONCAKE_BLOCK);
     let prompt = if line.hash_ids.is_empty() {
-        Prompt::Length(line.input_length.max(1))
+        Prompt::Length(line.input_length)
     } else if blocks < u64::from(line.input_length) {
         return Err(format!(
             "{} hash_ids are too few for {} tokens",
@@ -92,14 +105,14 @@ fn mooncake(line: &str) -> Result<Arrival, String> {
         Prompt::Blocks {
             ids: line.hash_ids.into(),
             block: MOONCAKE_BLOCK,
-            len: line.input_length.max(1),
+            len: line.input_length,
         }
     };
     Ok(Arrival {
         at_s: line.timestamp / 1e3,
         request: Request {
             prompt,
-            max_new_tokens: line.output_length.max(1),
+            max_new_tokens: line.output_length,
         },
     })
 }
@@ -132,15 +145,15 @@ fn fields<const N: usize>(line: &str) -> Result<[&str; N], String> {
     Ok(found)
 }
 
-/// A number of tokens; some files write them with a decimal point. At least one is computed.
+/// A number of tokens; some files write them with a decimal point.
 fn length(field: &str) -> Result<u32, String> {
     let value: f64 = field
         .parse()
         .map_err(|_| format!("{field:?} is not a number of tokens"))?;
-    if !(0.0..=f64::from(i32::MAX)).contains(&value) {
-        return Err(format!("{field} tokens are impossible"));
+    if !(1.0..=f64::from(MOST_TOKENS)).contains(&value) {
+        return Err(format!("{field} tokens: a request has 1 to {MOST_TOKENS}"));
     }
-    Ok((value as u32).max(1))
+    Ok(value as u32)
 }
 
 /// `2023-11-16 18:17:03.9799600` as seconds from some start.
@@ -151,6 +164,16 @@ fn seconds(time: &str) -> Option<f64> {
     let clock = clock.trim_end_matches('Z').trim_end_matches("+00:00");
     let mut clock = clock.split(':').map(|field| field.parse::<f64>().ok());
     let (hour, minute, second) = (clock.next()??, clock.next()??, clock.next()??);
+    // A minute may have a leap second.
+    let exists = (1..=9999).contains(&year)
+        && (1..=12).contains(&month)
+        && (1..=days_of(year, month)).contains(&day)
+        && (0.0..24.0).contains(&hour)
+        && (0.0..60.0).contains(&minute)
+        && (0.0..61.0).contains(&second);
+    if !exists {
+        return None;
+    }
     // Days of the civil calendar, years beginning in March.
     let (year, month) = if month > 2 {
         (year, month - 3)
@@ -162,6 +185,15 @@ fn seconds(time: &str) -> Option<f64> {
     Some(days as f64 * 86_400.0 + hour * 3_600.0 + minute * 60.0 + second)
 }
 
+const fn days_of(year: i64, month: i64) -> i64 {
+    let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    match month {
+        2 => 28 + leap as i64,
+        4 | 6 | 9 | 11 => 30,
+        _ => 31,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -169,7 +201,7 @@ mod tests {
     #[test]
     fn all_three_formats_are_read() {
         let mooncake = "{\"timestamp\": 2000, \"input_length\": 700, \"output_length\": 5, \"hash_ids\": [0, 7]}\n\
-                        {\"timestamp\": 500, \"input_length\": 10, \"output_length\": 0, \"hash_ids\": [0]}\n";
+                        {\"timestamp\": 500, \"input_length\": 10, \"output_length\": 1, \"hash_ids\": [0]}\n";
         let trace = Trace::parse(mooncake, "m").unwrap();
         let [first, second] = &trace.arrivals[..] else {
             panic!("two requests")
@@ -209,6 +241,31 @@ mod tests {
         );
         assert!(error(&format!("{azure}2023-11-16 00:00:00,1\n")).contains("fewer than 3"));
         assert!(error("{\"timestamp\": 0}").contains("input_length"));
+        for date in [
+            "2023-13-46 00:00:00",
+            "2023-02-29 00:00:00",
+            "2023-04-31 00:00:00",
+            "2023-11-16 24:00:00",
+            "2023-11-16 nan:00:00",
+        ] {
+            let text = error(&format!("{azure}{date},1,2\n"));
+            assert!(
+                text.contains("line 2") && text.contains("is not a date"),
+                "{text}"
+            );
+        }
+        assert!(Trace::parse(&format!("{azure}2024-02-29 23:59:60,1,2\n"), "leap").is_ok());
+        for line in ["0,2", "1,0", "-1,2", "0.5,2", "1e10,2"] {
+            let text = error(&format!(
+                "{azure}2023-11-16 00:00:00,3,4\n2023-11-16 00:00:00,{line}\n"
+            ));
+            assert!(
+                text.contains("line 3") && text.contains("a request has 1 to"),
+                "{text}"
+            );
+        }
+        let none = "{\"timestamp\":0,\"input_length\":5,\"output_length\":0}";
+        assert!(error(none).contains("line 1: output_length is 0"));
         let few = "{\"timestamp\":0,\"input_length\":513,\"output_length\":1,\"hash_ids\":[1]}";
         assert!(error(few).contains("too few for 513"));
         assert!(

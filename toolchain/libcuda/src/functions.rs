@@ -7,7 +7,8 @@ use std::{
 };
 
 use crate::{
-    Code, Context, Device, DevicePtr, Event, Function, LaunchConfig, Module, Stream,
+    Code, Context, Device, DevicePtr, Event, Function, Graph, GraphExec, LaunchConfig, Module,
+    Stream,
     driver::{driver, symbol},
 };
 
@@ -107,6 +108,12 @@ functions! {
     "cuStreamDestroy_v2" cuStreamDestroy(stream: Stream);
     "cuStreamSynchronize" cuStreamSynchronize(stream: Stream);
     "cuStreamWaitEvent" cuStreamWaitEvent(stream: Stream, event: Event, flags: c_uint);
+    "cuStreamBeginCapture_v2" cuStreamBeginCapture(stream: Stream, mode: c_uint);
+    "cuStreamEndCapture" cuStreamEndCapture(stream: Stream, graph: *mut Graph);
+    "cuGraphInstantiateWithFlags" cuGraphInstantiate(executable: *mut GraphExec, graph: Graph, flags: u64);
+    "cuGraphLaunch" cuGraphLaunch(executable: GraphExec, stream: Stream);
+    "cuGraphExecDestroy" cuGraphExecDestroy(executable: GraphExec);
+    "cuGraphDestroy" cuGraphDestroy(graph: Graph);
     "cuEventCreate" cuEventCreate(event: *mut Event, flags: c_uint);
     "cuEventDestroy_v2" cuEventDestroy(event: Event);
     "cuEventRecord" cuEventRecord(event: Event, stream: Stream);

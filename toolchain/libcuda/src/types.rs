@@ -95,6 +95,10 @@ handles! {
     Function;
     /// `CUmodule`
     Module;
+    /// `CUgraph`
+    Graph;
+    /// `CUgraphExec`
+    GraphExec;
 }
 
 impl Stream {

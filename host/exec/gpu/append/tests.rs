@@ -219,3 +219,58 @@ fn no_tokens_need_no_memory() {
     (call.v.shape[0], call.v.address) = (0, 0);
     assert_eq!(call.check().unwrap().0.k.vectors, 0);
 }
+
+#[test]
+fn rows_of_one_tensor_have_the_parameters_that_both_have() {
+    let pairs = |a: &AppendParams| bytemuck::bytes_of(&a.k).to_vec();
+    for layout in [KvLayout::Nhd, KvLayout::Hnd] {
+        let mut call = Call::good();
+        call.pool = KvPool::new(&call.spec, layout, 16, 100, A, A);
+        let (both, vector) = call.check().unwrap();
+        let pool = match layout {
+            KvLayout::Nhd => DeviceTensor::new(A, Dtype::BF16, [100, 16, 4, 128]),
+            KvLayout::Hnd => DeviceTensor::new(A, Dtype::BF16, [100, 16, 4, 128])
+                .with_stride(1, 128)
+                .with_stride(2, 16 * 128),
+        };
+        let (one, one_vector) = row_parameters(&call.k, call.slots, &pool).unwrap();
+        assert_eq!((pairs(&one), one_vector), (pairs(&both), vector));
+        assert_eq!((one.slots, one.pool_slots), (both.slots, both.pool_slots));
+        assert_eq!(one.page_size.get(), 16);
+    }
+}
+
+#[test]
+fn rows_that_do_not_fit_their_pool_are_refused() {
+    let call = Call::good();
+    let pool = DeviceTensor::new(A, Dtype::BF16, [100, 16, 4, 128]);
+    let check = |pool: &DeviceTensor<4>| row_parameters(&call.k, call.slots, pool).unwrap_err();
+    let with_shape = |shape| check(&DeviceTensor::new(A, Dtype::BF16, shape));
+    let heads = with_shape([100, 16, 2, 128]);
+    assert!(heads.to_string().contains("rows has 4 KV heads"), "{heads}");
+    let pages = with_shape([100, 129, 4, 128]);
+    assert!(matches!(
+        pages,
+        Error::Problem(ProblemError::PageSize { got: 129, .. })
+    ));
+    let apart = check(&pool.with_stride(3, 2));
+    assert!(matches!(apart, Error::Stride { got: 2, .. }), "{apart:?}");
+    let null = check(&DeviceTensor { address: 0, ..pool });
+    assert!(
+        matches!(null, Error::NullPointer { tensor: "the pool" }),
+        "{null:?}"
+    );
+    let far = check(&pool.with_stride(0, 1 << 40));
+    assert!(
+        matches!(far, Error::Problem(ProblemError::TooLarge { .. })),
+        "{far:?}"
+    );
+    let half = check(&DeviceTensor {
+        dtype: Dtype::F16,
+        ..pool
+    });
+    assert!(
+        matches!(half, Error::DtypesDiffer { tensor: "rows", .. }),
+        "{half:?}"
+    );
+}

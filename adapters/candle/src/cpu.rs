@@ -1,0 +1,97 @@
+//! On the CPU: candle's storages as the tensors of the core.
+
+use candle_core::{CpuStorage, Layout, Result, Shape, bail};
+use tandem_attn::{
+    exec::{Cpu, cpu::append_rows},
+    half::{bf16, f16},
+    kv::KvTensors,
+    plan::Plan,
+    problem::Dtype,
+    tensor::{TensorMut, TensorRef},
+};
+
+use crate::{layout::Axes, wrap};
+
+/// A storage, and what of it is the tensor.
+type Part<'a> = (&'a CpuStorage, &'a Layout);
+
+fn read<const RANK: usize>(storage: &CpuStorage, axes: Axes<RANK>) -> Result<TensorRef<'_, RANK>> {
+    let Axes {
+        first,
+        shape,
+        strides,
+    } = axes;
+    let tensor = match storage {
+        CpuStorage::F32(elements) => TensorRef::strided(from(elements, first), shape, strides),
+        CpuStorage::BF16(elements) => TensorRef::strided(from(elements, first), shape, strides),
+        CpuStorage::F16(elements) => TensorRef::strided(from(elements, first), shape, strides),
+        _ => bail!("attention takes F32, BF16 and F16"),
+    };
+    tensor.map_err(wrap)
+}
+
+/// A tensor without elements may begin anywhere.
+fn from<T>(elements: &[T], first: usize) -> &[T] {
+    elements.get(first..).unwrap_or(&[])
+}
+
+fn write(storage: &mut CpuStorage, axes: Axes<4>) -> Result<TensorMut<'_, 4>> {
+    fn from<T>(elements: &mut [T], first: usize) -> &mut [T] {
+        elements.get_mut(first..).unwrap_or(&mut [])
+    }
+    let Axes {
+        first,
+        shape,
+        strides,
+    } = axes;
+    let tensor = match storage {
+        CpuStorage::F32(elements) => TensorMut::strided(from(elements, first), shape, strides),
+        CpuStorage::BF16(elements) => TensorMut::strided(from(elements, first), shape, strides),
+        CpuStorage::F16(elements) => TensorMut::strided(from(elements, first), shape, strides),
+        _ => bail!("caches are of F32, BF16 and F16"),
+    };
+    tensor.map_err(wrap)
+}
+
+/// Attention, to a dense tensor of the queries' type.
+pub fn attend(
+    cpu: &Cpu,
+    plan: &Plan,
+    q: Part<'_>,
+    k: Part<'_>,
+    v: Part<'_>,
+) -> Result<(CpuStorage, Shape)> {
+    let (spec, page_size) = (&plan.spec, plan.parts[0].page_size as usize);
+    let shape = [plan.total_q, spec.q_heads, spec.head_dim_v].map(|extent| extent as usize);
+    let elements = shape.iter().product();
+    let q = read(q.0, Axes::of(q.1)?)?;
+    let kv = KvTensors {
+        k: read(k.0, Axes::pages(k.1, page_size)?)?,
+        v: read(v.0, Axes::pages(v.1, page_size)?)?,
+    };
+    macro_rules! run {
+        ($element:ty, $zero:expr, $storage:ident) => {{
+            let mut out: Vec<$element> = vec![$zero; elements];
+            let to = TensorMut::new(&mut out, shape).map_err(wrap)?;
+            cpu.run_tensors(plan, &q, &[kv], to, None).map_err(wrap)?;
+            CpuStorage::$storage(out)
+        }};
+    }
+    let out = match spec.out_dtype {
+        Dtype::F32 => run!(f32, 0.0, F32),
+        Dtype::BF16 => run!(bf16, bf16::ZERO, BF16),
+        Dtype::F16 => run!(f16, f16::ZERO, F16),
+        other => bail!("candle has no outputs of {other:?}"),
+    };
+    Ok((out, Shape::from(shape.to_vec())))
+}
+
+/// Rows of new tokens to their slots.
+pub fn append(
+    (cache, cache_layout): (&mut CpuStorage, &Layout),
+    (rows, rows_layout): Part<'_>,
+    slots: &[i64],
+) -> Result<()> {
+    let rows = read(rows, Axes::of(rows_layout)?)?;
+    append_rows(&rows, slots, write(cache, Axes::of(cache_layout)?)?).map_err(wrap)
+}

@@ -1,0 +1,285 @@
+//! On an NVIDIA GPU: candle's memory and stream, and workspaces that are kept here.
+
+use std::sync::{Arc, Mutex};
+
+use candle_core::{
+    CudaDevice, CudaStorage, Layout, Result, Shape, Storage, Tensor, bail,
+    cuda_backend::{
+        CudaDType,
+        cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr},
+    },
+};
+use tandem_attn::{
+    abi::KvStrides,
+    exec::gpu::{
+        DeviceArray, DeviceTensor, Gpu, KvPool, Stream, Workspace, WorkspaceOptions,
+        cudarc::{SyncOnDrop, stream as raw},
+    },
+    half::{bf16, f16},
+    plan::{Bound, DeviceDescription, Plan},
+    problem::{Dtype, KvLayout, Spec},
+    tensor::Element,
+};
+
+use crate::{layout::Axes, step::lock, wrap};
+
+/// A storage, and what of it is the tensor.
+type Part<'a> = (&'a CudaStorage, &'a Layout);
+
+/// A GPU, and a workspace for each class of layers on each stream.
+#[derive(Debug)]
+pub struct Backend {
+    gpu: Gpu,
+    stream: Arc<CudaStream>,
+    classes: Mutex<Vec<Class>>,
+}
+
+/// What plans for some heads run in, on one stream.
+#[derive(Debug)]
+struct Class {
+    spec: Spec,
+    stream: Stream,
+    bound: Bound,
+    workspace: Workspace,
+    /// The plan that is in the workspace.
+    uploaded: Option<Arc<Plan>>,
+}
+
+impl Backend {
+    pub fn new(device: &CudaDevice) -> Result<Self> {
+        let stream = device.cuda_stream();
+        Ok(Self {
+            gpu: Gpu::builder()
+                .build_in_cudarc(stream.context())
+                .map_err(wrap)?,
+            stream,
+            classes: Mutex::default(),
+        })
+    }
+
+    pub fn description(&self) -> DeviceDescription {
+        self.gpu.device()
+    }
+
+    /// A workspace that plans within a bound fit, on the stream of the device that the backend was made for.
+    pub fn reserve(&self, spec: &Spec, bound: &Bound) -> Result<()> {
+        let mut classes = lock(&self.classes);
+        self.class(&mut classes, spec, bound, &self.stream)
+            .map(drop)
+    }
+
+    /// The class of some heads on a stream, with a workspace that holds the bound.
+    fn class<'a>(
+        &self,
+        classes: &'a mut Vec<Class>,
+        spec: &Spec,
+        bound: &Bound,
+        on: &CudaStream,
+    ) -> Result<&'a mut Class> {
+        let stream = raw(on);
+        let known = classes
+            .iter()
+            .position(|class| (&class.spec, class.stream) == (spec, stream));
+        if let Some(index) = known.filter(|&index| classes[index].bound.check(bound).is_ok()) {
+            return Ok(&mut classes[index]);
+        }
+        let mut bound = *bound;
+        if let Some(index) = known {
+            let had = classes[index].bound;
+            // Twice as much as before at least, so that growing batches do not allocate each time.
+            let grown = |needed: u32, had: u32| needed.max(had.saturating_mul(2));
+            bound = Bound {
+                items: grown(bound.items, had.items),
+                rows: grown(bound.rows, had.rows),
+                page_ids: grown(bound.page_ids, had.page_ids),
+                merges: grown(bound.merges, had.merges),
+                slots: grown(bound.slots, had.slots),
+            };
+            // Work under way still uses the old one.
+            on.synchronize().map_err(candle_core::Error::wrap)?;
+            classes.remove(index);
+        }
+        let workspace = self
+            .gpu
+            .workspace(spec, &bound, WorkspaceOptions::default());
+        classes.push(Class {
+            spec: *spec,
+            stream,
+            bound,
+            workspace: workspace.map_err(wrap)?,
+            uploaded: None,
+        });
+        let last = classes.len() - 1;
+        Ok(&mut classes[last])
+    }
+
+    /// Attention, to a dense tensor of the queries' type.
+    pub fn attend(
+        &self,
+        plan: &Arc<Plan>,
+        q: Part<'_>,
+        k: Part<'_>,
+        v: Part<'_>,
+    ) -> Result<(CudaStorage, Shape)> {
+        match plan.spec.out_dtype {
+            Dtype::BF16 => self.attend_in::<bf16>(plan, q, k, v),
+            Dtype::F16 => self.attend_in::<f16>(plan, q, k, v),
+            other => bail!("no kernel takes {other:?}"),
+        }
+    }
+
+    fn attend_in<T: CudaDType + DeviceRepr + Element>(
+        &self,
+        plan: &Arc<Plan>,
+        q: Part<'_>,
+        k: Part<'_>,
+        v: Part<'_>,
+    ) -> Result<(CudaStorage, Shape)> {
+        let (spec, device) = (&plan.spec, q.0.device.clone());
+        let page_size = plan.parts[0].page_size as usize;
+        let stream = device.cuda_stream();
+        let shape = [plan.total_q, spec.q_heads, spec.head_dim_v].map(|extent| extent as usize);
+        let elements = shape.iter().product::<usize>();
+        // SAFETY: all of it is written by the run. The driver gives no memory of no bytes.
+        let mut out = unsafe { device.alloc::<T>(elements.max(1)) }?;
+        {
+            let (q, _q) = tensor::<T, 3>(q.0, Axes::of(q.1)?, &stream)?;
+            let (k, _k) = tensor::<T, 4>(k.0, Axes::pages(k.1, page_size)?, &stream)?;
+            let (v, _v) = tensor::<T, 4>(v.0, Axes::pages(v.1, page_size)?, &stream)?;
+            let pool = pool(spec, &k, &v)?;
+            let (address, _out) = out.device_ptr_mut(&stream);
+            let out = DeviceTensor::new(address, T::DTYPE, shape);
+            let mut classes = lock(&self.classes);
+            let class = self.class(&mut classes, spec, &Bound::of(plan), &stream)?;
+            if !class
+                .uploaded
+                .as_ref()
+                .is_some_and(|uploaded| Arc::ptr_eq(uploaded, plan))
+            {
+                class.uploaded = None;
+                // SAFETY: the stream is candle's, of the primary context, and all runs of this workspace are on it.
+                unsafe { class.workspace.upload(plan, raw(&stream)) }.map_err(wrap)?;
+                class.uploaded = Some(plan.clone());
+            }
+            // SAFETY: the tensors are in memory of this device that candle's storages hold, and the guards order later
+            // work on them behind this run; the plan is as the planner made it.
+            unsafe {
+                self.gpu
+                    .run(&mut class.workspace, &q, &[pool], &out, None, raw(&stream))
+            }
+            .map_err(wrap)?;
+        }
+        Ok((
+            CudaStorage::wrap_cuda_slice(out, device),
+            Shape::from(shape.to_vec()),
+        ))
+    }
+
+    /// Rows of new tokens to their slots.
+    pub fn append(
+        &self,
+        cache: (&mut CudaStorage, &Layout),
+        rows: Part<'_>,
+        slots: &Tensor,
+    ) -> Result<()> {
+        match cache.0.slice {
+            candle_core::cuda_backend::CudaStorageSlice::BF16(_) => {
+                self.append_in::<bf16>(cache, rows, slots)
+            }
+            candle_core::cuda_backend::CudaStorageSlice::F16(_) => {
+                self.append_in::<f16>(cache, rows, slots)
+            }
+            candle_core::cuda_backend::CudaStorageSlice::F32(_) => {
+                self.append_in::<f32>(cache, rows, slots)
+            }
+            _ => bail!("caches are of BF16, F16 and F32"),
+        }
+    }
+
+    fn append_in<T: CudaDType + DeviceRepr + Element>(
+        &self,
+        (cache, cache_layout): (&mut CudaStorage, &Layout),
+        (rows, rows_layout): Part<'_>,
+        slots: &Tensor,
+    ) -> Result<()> {
+        let stream = rows.device.cuda_stream();
+        let (rows, _rows) = tensor::<T, 3>(rows, Axes::of(rows_layout)?, &stream)?;
+        let axes = Axes::<4>::of(cache_layout)?;
+        let (address, _cache) = cache.as_cuda_slice_mut::<T>()?.device_ptr_mut(&stream);
+        let pool = described::<T, 4>(address, axes);
+        let (slots, slots_layout) = slots.storage_and_layout();
+        let Storage::Cuda(slots) = &*slots else {
+            bail!("the slots are not on the GPU that the cache is on");
+        };
+        let (address, _slots) = slots.as_cuda_slice::<u32>()?.device_ptr(&stream);
+        let first = address + (slots_layout.start_offset() * size_of::<u32>()) as u64;
+        let slots = DeviceArray::new(first, slots_layout.shape().elem_count());
+        // SAFETY: the tensors are in memory of this device that candle's storages hold, and the guards order later
+        // work on them behind this copy. Two tokens with one slot leave one of the two rows there.
+        unsafe { self.gpu.append_rows(&rows, slots, &pool, raw(&stream)) }.map_err(wrap)
+    }
+}
+
+/// A tensor that a call on the stream reads.
+fn tensor<'a, T: CudaDType + DeviceRepr + Element, const RANK: usize>(
+    storage: &'a CudaStorage,
+    axes: Axes<RANK>,
+    stream: &'a CudaStream,
+) -> Result<(DeviceTensor<RANK>, SyncOnDrop<'a>)> {
+    let (address, read) = storage.as_cuda_slice::<T>()?.device_ptr(stream);
+    Ok((described::<T, RANK>(address, axes), read))
+}
+
+/// A tensor in a storage that begins at an address.
+fn described<T: Element, const RANK: usize>(storage: u64, axes: Axes<RANK>) -> DeviceTensor<RANK> {
+    let Axes {
+        first,
+        shape,
+        strides,
+    } = axes;
+    let address = storage + (first * size_of::<T>()) as u64;
+    (0..RANK).fold(
+        DeviceTensor::new(address, T::DTYPE, shape),
+        |tensor, axis| tensor.with_stride(axis, strides[axis]),
+    )
+}
+
+/// Keys and values of `[pages, page_size, kv_heads, head_dim]` as the kernels take them.
+fn pool(spec: &Spec, k: &DeviceTensor<4>, v: &DeviceTensor<4>) -> Result<KvPool> {
+    let narrow = |name: &str, what: &str, number: usize| match u32::try_from(number) {
+        Ok(number) => Ok(number),
+        Err(_) => bail!("{name} has {number} {what}, more than 32 bits count"),
+    };
+    let strides = |name: &str, tensor: &DeviceTensor<4>| {
+        let [page, token, head, element] = tensor.strides;
+        if element != 1 && tensor.shape[3] > 1 {
+            bail!(
+                "{name} has a stride of {element} between the elements of a head: they must lie side by side"
+            );
+        }
+        Ok(KvStrides {
+            page: narrow(name, "elements in a page", page)?,
+            token: narrow(name, "elements between tokens", token)?,
+            head: narrow(name, "elements between heads", head)?,
+            page_size: narrow(name, "tokens in a page", tensor.shape[1])?,
+        })
+    };
+    if k.shape[..3] != v.shape[..3] {
+        bail!(
+            "k is {:?} and v is {:?}: pages, tokens and heads must be the same",
+            k.shape,
+            v.shape
+        );
+    }
+    let (k_strides, v_strides) = (strides("k", k)?, strides("v", v)?);
+    let pages = narrow("k", "pages", k.shape[0])?;
+    Ok(KvPool::new(
+        spec,
+        KvLayout::Nhd,
+        k_strides.page_size,
+        pages,
+        k.address,
+        v.address,
+    )
+    .with_strides(k_strides, v_strides))
+}

@@ -1,0 +1,244 @@
+//! The calls of a layer, and their operations of candle.
+
+use std::sync::Arc;
+
+use candle_core::{CpuStorage, CustomOp3, DType, InplaceOp2, Layout, Result, Shape, Tensor, bail};
+use tandem_attn::{
+    plan::Plan,
+    problem::{Dtype, KvLayout, Spec},
+};
+
+use crate::{
+    cpu,
+    step::{Attention, Backend, Layer, Step},
+    tables::integers,
+};
+
+/// Attention of a step's queries to a paged cache.
+///
+/// - `q`: `[queries, q_heads, head_dim]`, the requests of the step one after the other
+/// - `k_cache`, `v_cache`: `[blocks, block_size, kv_heads, head_dim]`, or with the middle axes exchanged, as the layer
+///   says; keys of the step's tokens are in them already ([`reshape_and_cache`])
+///
+/// The result is `[queries, q_heads, head_dim_v]`, dense, of the queries' type. A query that sees no key gives 0.
+///
+/// # Errors
+/// Where tensors, step and layer do not go together, or there is no kernel for the heads.
+pub fn paged_attention(
+    q: &Tensor,
+    k_cache: &Tensor,
+    v_cache: &Tensor,
+    step: &Step,
+    layer: &Layer,
+) -> Result<Tensor> {
+    if let Some(keys) = step.packed() {
+        bail!("the step is of {keys} packed keys without a cache: use varlen_attention");
+    }
+    let (k, v) = (
+        by_token("k_cache", k_cache, layer.layout)?,
+        by_token("v_cache", v_cache, layer.layout)?,
+    );
+    attend(q, &k, &v, step, layer)
+}
+
+/// Attention to keys and values of which the last two axes are heads and elements.
+pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, step: &Step, layer: &Layer) -> Result<Tensor> {
+    let heads = |tensor: &Tensor| match *tensor.dims() {
+        [.., heads, dim] => [heads, dim].map(|extent| u32::try_from(extent).unwrap_or(u32::MAX)),
+        _ => [0; 2],
+    };
+    let _ = q.dims3()?;
+    let ([q_heads, head_dim], [kv_heads, _], [_, head_dim_v]) = (heads(q), heads(k), heads(v));
+    let mut spec = Spec::new(q_heads, kv_heads, head_dim)
+        .with_head_dim_v(head_dim_v)
+        .with_dtype(dtype("q", q)?)
+        .with_kv_dtype(dtype("k", k)?)
+        .with_scale(layer.scale);
+    spec.variant.causal = layer.causal;
+    spec.variant.window_left = layer.window_left;
+    spec.variant.soft_cap = layer.soft_cap;
+    let op = Attend {
+        plan: step.plan(&spec)?,
+        attention: step.attention.clone(),
+    };
+    q.apply_op3_no_bwd(k, v, &op)
+}
+
+/// Copies the keys and values of new tokens into a paged cache.
+///
+/// - `k`, `v`: `[tokens, kv_heads, head_dim]`
+/// - `k_cache`, `v_cache`: as in [`paged_attention`], written in place
+/// - `slots`: `[tokens]`, `block × block_size + offset` each, of I64, I32 or U32; −1 leaves a token out
+///
+/// # Errors
+/// Where the tensors do not go together; on the CPU also where a slot is not in the cache or stands twice. On a GPU
+/// tokens with slots that are not in the cache are left out.
+pub fn reshape_and_cache(
+    k: &Tensor,
+    v: &Tensor,
+    k_cache: &Tensor,
+    v_cache: &Tensor,
+    slots: &Tensor,
+    layout: KvLayout,
+) -> Result<()> {
+    let k_cache = by_token("k_cache", k_cache, layout)?;
+    let v_cache = by_token("v_cache", v_cache, layout)?;
+    // All that can be told from shapes, before one of the two is written.
+    for (name, rows, cache) in [("k", k, &k_cache), ("v", v, &v_cache)] {
+        let ((tokens, heads, dim), (.., of_cache, cached)) = (rows.dims3()?, cache.dims4()?);
+        if (heads, dim) != (of_cache, cached) || rows.dtype() != cache.dtype() {
+            bail!(
+                "{name} has {heads} heads of {dim} in {:?}, and its cache {of_cache} of {cached} in {:?}",
+                rows.dtype(),
+                cache.dtype()
+            );
+        }
+        if slots.dims() != [tokens] {
+            bail!(
+                "{name} has {tokens} tokens, and the slots are {:?}: each token has one",
+                slots.shape()
+            );
+        }
+    }
+    let op = Append {
+        attention: Attention::new(k.device())?,
+        slots: Slots::new(slots)?,
+    };
+    k_cache.inplace_op2(k, &op)?;
+    v_cache.inplace_op2(v, &op)
+}
+
+/// A cache as `[blocks, block_size, kv_heads, head_dim]`: the same memory.
+fn by_token(name: &str, cache: &Tensor, layout: KvLayout) -> Result<Tensor> {
+    if cache.rank() != 4 {
+        bail!(
+            "{name} is {:?}: a cache is [blocks, block_size, kv_heads, head_dim], or with KvLayout::Hnd \
+             [blocks, kv_heads, block_size, head_dim]",
+            cache.shape()
+        );
+    }
+    match layout {
+        KvLayout::Nhd => Ok(cache.clone()),
+        KvLayout::Hnd => cache.transpose(1, 2),
+    }
+}
+
+fn dtype(name: &str, tensor: &Tensor) -> Result<Dtype> {
+    Ok(match tensor.dtype() {
+        DType::F32 => Dtype::F32,
+        DType::BF16 => Dtype::BF16,
+        DType::F16 => Dtype::F16,
+        other => bail!("{name} is {other:?}: attention takes F32, BF16 and F16"),
+    })
+}
+
+/// Queries, keys and values to outputs.
+struct Attend {
+    attention: Attention,
+    plan: Arc<Plan>,
+}
+
+impl CustomOp3 for Attend {
+    fn name(&self) -> &'static str {
+        "tandem-attention"
+    }
+
+    fn cpu_fwd(
+        &self,
+        q: &CpuStorage,
+        q_layout: &Layout,
+        k: &CpuStorage,
+        k_layout: &Layout,
+        v: &CpuStorage,
+        v_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        match &self.attention.0.backend {
+            Backend::Cpu(cpu) => {
+                cpu::attend(cpu, &self.plan, (q, q_layout), (k, k_layout), (v, v_layout))
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => bail!("the step is of a GPU, and the tensors are on the CPU"),
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        q: &candle_core::CudaStorage,
+        q_layout: &Layout,
+        k: &candle_core::CudaStorage,
+        k_layout: &Layout,
+        v: &candle_core::CudaStorage,
+        v_layout: &Layout,
+    ) -> Result<(candle_core::CudaStorage, Shape)> {
+        match &self.attention.0.backend {
+            Backend::Cuda(backend) => {
+                backend.attend(&self.plan, (q, q_layout), (k, k_layout), (v, v_layout))
+            }
+            Backend::Cpu(_) => bail!("the step is of the CPU, and the tensors are on a GPU"),
+        }
+    }
+}
+
+/// Where new tokens go.
+enum Slots {
+    Host(Vec<i64>),
+    /// U32, dense.
+    #[cfg(feature = "cuda")]
+    Device(Tensor),
+}
+
+impl Slots {
+    fn new(slots: &Tensor) -> Result<Self> {
+        #[cfg(feature = "cuda")]
+        if slots.device().is_cuda() {
+            // −1 becomes the number that no pool has.
+            return Ok(Self::Device(slots.to_dtype(DType::U32)?.contiguous()?));
+        }
+        integers(slots).map(Self::Host)
+    }
+}
+
+/// Rows of one tensor to their slots.
+struct Append {
+    attention: Attention,
+    slots: Slots,
+}
+
+impl InplaceOp2 for Append {
+    fn name(&self) -> &'static str {
+        "tandem-append"
+    }
+
+    fn cpu_fwd(
+        &self,
+        cache: &mut CpuStorage,
+        cache_layout: &Layout,
+        rows: &CpuStorage,
+        rows_layout: &Layout,
+    ) -> Result<()> {
+        match (&self.attention.0.backend, &self.slots) {
+            (Backend::Cpu(_), Slots::Host(slots)) => {
+                cpu::append((cache, cache_layout), (rows, rows_layout), slots)
+            }
+            #[cfg(feature = "cuda")]
+            _ => bail!("the cache is on the CPU, and the rows or the slots are on a GPU"),
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        cache: &mut candle_core::CudaStorage,
+        cache_layout: &Layout,
+        rows: &candle_core::CudaStorage,
+        rows_layout: &Layout,
+    ) -> Result<()> {
+        match (&self.attention.0.backend, &self.slots) {
+            (Backend::Cuda(backend), Slots::Device(slots)) => {
+                backend.append((cache, cache_layout), (rows, rows_layout), slots)
+            }
+            _ => bail!("the cache is on a GPU, and the rows or the slots are on the CPU"),
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! A device, a step, a class of layers: what plans are made from and kept in.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use candle_core::{Device, DeviceLocation, Result, bail};
+use tandem_attn::{
+    exec::Cpu,
+    plan::{BatchLimits, DeviceDescription, Plan, PlanOptions, Planner},
+    problem::{Batch, KvLayout, PageTable, Spec},
+};
+
+#[cfg(feature = "cuda")]
+use crate::cuda;
+use crate::{
+    tables::{BlockTables, Lengths},
+    wrap,
+};
+
+/// The scale, the mask and the cache's layout of a class of layers. Heads and types are those of the tensors.
+///
+/// ```
+/// use tandem_candle::{KvLayout, Layer};
+///
+/// // As Gemma 2 has them: capped logits, and windows of 4096 keys in every other layer.
+/// let global = Layer::new(1.0 / 256_f32.sqrt()).with_soft_cap(50.0).with_layout(KvLayout::Hnd);
+/// let local = global.with_window_left(4095);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Layer {
+    /// What logits are multiplied by, usually `1/√head_dim`.
+    pub scale: f32,
+    /// Whether a query sees no key after its own position.
+    pub causal: bool,
+    /// Keys that a query sees to the left of its own; none: all.
+    pub window_left: Option<u32>,
+    /// Logits become `cap · tanh(logit / cap)`.
+    pub soft_cap: Option<f32>,
+    /// How a block of the cache lies.
+    pub layout: KvLayout,
+}
+
+impl Layer {
+    /// Causal attention to a cache of `[blocks, block_size, kv_heads, head_dim]`.
+    #[must_use]
+    pub const fn new(scale: f32) -> Self {
+        Self {
+            scale,
+            causal: true,
+            window_left: None,
+            soft_cap: None,
+            layout: KvLayout::Nhd,
+        }
+    }
+
+    /// With every query seeing every key of its request.
+    #[must_use]
+    pub const fn non_causal(mut self) -> Self {
+        self.causal = false;
+        self
+    }
+
+    /// With a query seeing its own position and `keys` to the left: a model's window less one.
+    #[must_use]
+    pub fn with_window_left(mut self, keys: impl Into<Option<u32>>) -> Self {
+        self.window_left = keys.into();
+        self
+    }
+
+    /// With logits capped by a tanh.
+    #[must_use]
+    pub fn with_soft_cap(mut self, cap: impl Into<Option<f32>>) -> Self {
+        self.soft_cap = cap.into();
+        self
+    }
+
+    /// With another layout of the cache's blocks.
+    #[must_use]
+    pub const fn with_layout(mut self, layout: KvLayout) -> Self {
+        self.layout = layout;
+        self
+    }
+}
+
+/// The planners, kernels and workspaces of a device, of which a process has one set: all that are made for a device
+/// share it, and it stays until the process ends.
+#[derive(Clone, Debug)]
+pub struct Attention(pub(crate) Arc<Shared>);
+
+#[derive(Debug)]
+pub struct Shared {
+    pub backend: Backend,
+    description: DeviceDescription,
+    planners: Mutex<Vec<(Spec, Planner)>>,
+}
+
+#[derive(Debug)]
+pub enum Backend {
+    Cpu(Cpu),
+    #[cfg(feature = "cuda")]
+    Cuda(cuda::Backend),
+}
+
+impl Attention {
+    /// For tensors of this device. On a GPU the first call loads the kernels, some milliseconds.
+    ///
+    /// # Errors
+    /// Where there is no backend for the device, or the GPU has no kernels.
+    pub fn new(device: &Device) -> Result<Self> {
+        static KNOWN: Mutex<Vec<(DeviceLocation, Attention)>> = Mutex::new(Vec::new());
+        let (mut known, location) = (lock(&KNOWN), device.location());
+        if let Some((_, attention)) = known.iter().find(|(of, _)| *of == location) {
+            return Ok(attention.clone());
+        }
+        let attention = Self::load(device)?;
+        known.push((location, attention.clone()));
+        Ok(attention)
+    }
+
+    fn load(device: &Device) -> Result<Self> {
+        let backend = match device {
+            Device::Cpu => Backend::Cpu(Cpu::new()),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(device) => Backend::Cuda(cuda::Backend::new(device)?),
+            other => bail!(
+                "there is no attention for {:?} in this build: use the CPU, or a CUDA device with the feature `cuda`",
+                other.location()
+            ),
+        };
+        let description = match &backend {
+            Backend::Cpu(cpu) => cpu.device(),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(backend) => backend.description(),
+        };
+        Ok(Self(Arc::new(Shared {
+            backend,
+            description,
+            planners: Mutex::default(),
+        })))
+    }
+
+    /// Whether there are kernels for these heads: to ask when a model is loaded.
+    ///
+    /// # Errors
+    /// What there is no kernel for, and what comes nearest.
+    pub fn supports(&self, spec: &Spec) -> Result<()> {
+        self.0.description.supports(spec).map_err(wrap)
+    }
+
+    /// Allocates what steps within these limits need for a class of layers, so that no step has to. On the CPU there
+    /// is nothing to allocate. A step beyond the limits allocates once more, and waits for the device.
+    ///
+    /// # Errors
+    /// Where there is no kernel for the heads, or not enough memory.
+    pub fn reserve(&self, spec: &Spec, limits: &BatchLimits) -> Result<()> {
+        let options = PlanOptions::default();
+        let bound = tandem_attn::plan::Bound::new(spec, &self.0.description, &options, limits);
+        let bound = bound.map_err(wrap)?;
+        match &self.0.backend {
+            Backend::Cpu(_) => {
+                let _ = bound;
+                Ok(())
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(backend) => backend.reserve(spec, &bound),
+        }
+    }
+
+    /// A step of decodes: one query for each request, the last of its tokens.
+    ///
+    /// # Errors
+    /// As [`step`](Self::step).
+    pub fn decode(
+        &self,
+        block_tables: &(impl BlockTables + ?Sized),
+        context_lens: &(impl Lengths + ?Sized),
+        block_size: usize,
+    ) -> Result<Step> {
+        let lengths = context_lens.to_host()?;
+        let ones = vec![1_u32; lengths.len()];
+        self.step(block_tables, &lengths, &ones, block_size)
+    }
+
+    /// A step of any batch: prompts, chunks of prompts and decodes together.
+    ///
+    /// - `block_tables`: the blocks of each request
+    /// - `context_lens`: its tokens, with those of this step
+    /// - `query_lens`: its queries in this step, the last of its tokens
+    /// - `block_size`: tokens of a block
+    ///
+    /// # Errors
+    /// Where these do not go together.
+    pub fn step(
+        &self,
+        block_tables: &(impl BlockTables + ?Sized),
+        context_lens: &(impl Lengths + ?Sized),
+        query_lens: &(impl Lengths + ?Sized),
+        block_size: usize,
+    ) -> Result<Step> {
+        let page_size = u32::try_from(block_size).unwrap_or(u32::MAX);
+        let mut table = PageTable::try_new(page_size, 0).map_err(wrap)?;
+        block_tables.push_to(&mut table, &context_lens.to_host()?)?;
+        // Whether the cache has so many is seen when there is one.
+        let ends = table.indices.iter().map(|id| id.saturating_add(1));
+        table.pool_pages = ends.max().unwrap_or(0);
+        let (queries, requests) = (query_lens.to_host()?, table.row_blocks());
+        if queries.len() != requests {
+            bail!(
+                "there are {} lengths of queries for {requests} requests",
+                queries.len()
+            );
+        }
+        Ok(self.of_batch(Batch::new(cumulative(&queries)?, table), None))
+    }
+
+    pub(crate) fn of_batch(&self, batch: Batch, packed: Option<usize>) -> Step {
+        Step {
+            attention: self.clone(),
+            batch,
+            packed,
+            plans: Mutex::default(),
+        }
+    }
+}
+
+/// Where each request begins, and where the last ends.
+fn cumulative(lengths: &[u32]) -> Result<Vec<u32>> {
+    let mut ends = vec![0_u32];
+    for &length in lengths {
+        match ends[ends.len() - 1].checked_add(length) {
+            Some(end) => ends.push(end),
+            None => bail!("the queries of a step are more than 32 bits count"),
+        }
+    }
+    Ok(ends)
+}
+
+/// One batch, for all layers: whose keys are where, and the plans for the classes of layers that were met so far.
+#[derive(Debug)]
+pub struct Step {
+    pub(crate) attention: Attention,
+    batch: Batch,
+    /// Packed keys without a cache; none: the keys are in one.
+    packed: Option<usize>,
+    plans: Mutex<Vec<Arc<Plan>>>,
+}
+
+impl Step {
+    /// Query tokens of all requests.
+    #[must_use]
+    pub fn queries(&self) -> usize {
+        self.batch.total_q() as usize
+    }
+
+    /// Plans that were made: one for each class of layers.
+    #[must_use]
+    pub fn plans(&self) -> usize {
+        lock(&self.plans).len()
+    }
+
+    pub(crate) const fn packed(&self) -> Option<usize> {
+        self.packed
+    }
+
+    /// The plan for some heads, made when they are first met.
+    pub(crate) fn plan(&self, spec: &Spec) -> Result<Arc<Plan>> {
+        let mut plans = lock(&self.plans);
+        if let Some(plan) = plans.iter().find(|plan| plan.spec == *spec) {
+            return Ok(plan.clone());
+        }
+        let shared = &*self.attention.0;
+        let mut planners = lock(&shared.planners);
+        let known = planners.iter().position(|(of, _)| of == spec);
+        let planner = known.unwrap_or_else(|| {
+            planners.push((*spec, Planner::new()));
+            planners.len() - 1
+        });
+        let options = PlanOptions::default();
+        let plan = planners[planner]
+            .1
+            .plan(spec, &self.batch, &shared.description, &options);
+        let plan = Arc::new(plan.map_err(wrap)?);
+        plans.push(plan.clone());
+        Ok(plan)
+    }
+}
+
+/// A panic of another thread leaves whole plans and planners behind.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,402 @@
+//! Against candle's own operations, on the CPU.
+
+use candle_core::{D, DType, Device, IndexOp, Result, Tensor};
+use tandem_candle::{
+    Attention, KvLayout, Layer, flash_attn_varlen, flash_attn_varlen_windowed, paged_attention,
+    reshape_and_cache, varlen_attention,
+};
+
+const HEADS: (usize, usize) = (8, 2);
+const DIM: usize = 64;
+const BLOCK: usize = 16;
+const SCALE: f32 = 0.11;
+
+fn randn(shape: &[usize], dtype: DType) -> Result<Tensor> {
+    Tensor::randn(0_f32, 1.0, shape, &Device::Cpu)?.to_dtype(dtype)
+}
+
+/// Attention of one request in f64: `[queries, heads, dim]` on `[keys, kv_heads, dim]`, queries the last tokens.
+fn naive(q: &Tensor, k: &Tensor, v: &Tensor, layer: &Layer) -> Result<Tensor> {
+    let by_head = |tensor: &Tensor| tensor.to_dtype(DType::F64)?.transpose(0, 1)?.contiguous();
+    let (q, k, v) = (by_head(q)?, by_head(k)?, by_head(v)?);
+    let (heads, queries, _) = q.dims3()?;
+    let (kv_heads, keys, _) = k.dims3()?;
+    let repeat = |tensor: &Tensor| {
+        let (_, keys, dim) = tensor.dims3()?;
+        let shape = (kv_heads, heads / kv_heads, keys, dim);
+        tensor
+            .unsqueeze(1)?
+            .broadcast_as(shape)?
+            .reshape((heads, keys, dim))
+    };
+    let mut logits = (q.matmul(&repeat(&k)?.t()?.contiguous()?)? * f64::from(layer.scale))?;
+    if let Some(cap) = layer.soft_cap.map(f64::from) {
+        logits = ((logits / cap)?.tanh()? * cap)?;
+    }
+    let hidden = |query: usize, key: usize| {
+        let position = (keys - queries + query) as i64;
+        let first = layer
+            .window_left
+            .map_or(i64::MIN, |window| position - i64::from(window));
+        layer.causal && key as i64 > position || (key as i64) < first
+    };
+    let mask = (0..queries).flat_map(|query| (0..keys).map(move |key| (query, key)));
+    let mask: Vec<f64> = mask
+        .map(|(query, key)| {
+            if hidden(query, key) {
+                f64::NEG_INFINITY
+            } else {
+                0.0
+            }
+        })
+        .collect();
+    let mask = Tensor::from_vec(mask, (1, queries, keys), q.device())?;
+    let logits = logits.broadcast_add(&mask)?;
+    let weights = logits
+        .broadcast_sub(&logits.max_keepdim(D::Minus1)?)?
+        .exp()?;
+    let weights = weights.broadcast_div(&weights.sum_keepdim(D::Minus1)?)?;
+    weights.matmul(&repeat(&v)?)?.transpose(0, 1)
+}
+
+fn assert_close(got: &Tensor, right: &Tensor) -> Result<()> {
+    let tolerance = match got.dtype() {
+        DType::F32 => 1e-5,
+        DType::F16 => 2e-3,
+        _ => 1.6e-2,
+    };
+    assert_eq!(got.dims(), right.dims());
+    let difference = (got.to_dtype(DType::F64)? - right)?
+        .abs()?
+        .max_all()?
+        .to_scalar::<f64>()?;
+    assert!(difference < tolerance, "{difference} in {:?}", got.dtype());
+    Ok(())
+}
+
+/// A cache in which requests of some lengths are written, on blocks that are no neighbours.
+struct Cached {
+    keys: Vec<(Tensor, Tensor)>,
+    tables: Vec<Vec<usize>>,
+    caches: (Tensor, Tensor),
+}
+
+impl Cached {
+    fn new(lengths: &[usize], layout: KvLayout, dtype: DType) -> Result<Self> {
+        let blocks = lengths.iter().map(|len| len.div_ceil(BLOCK)).sum::<usize>() + 2;
+        let shape = match layout {
+            KvLayout::Nhd => [blocks, BLOCK, HEADS.1, DIM],
+            KvLayout::Hnd => [blocks, HEADS.1, BLOCK, DIM],
+        };
+        let caches = (randn(&shape, dtype)?, randn(&shape, dtype)?);
+        // From the last block down, with padding behind those in use.
+        let mut free = (0..blocks).rev();
+        let (mut keys, mut tables) = (Vec::new(), Vec::new());
+        for &len in lengths {
+            let table: Vec<usize> = free.by_ref().take(len.div_ceil(BLOCK)).collect();
+            let (k, v) = (
+                randn(&[len, HEADS.1, DIM], dtype)?,
+                randn(&[len, HEADS.1, DIM], dtype)?,
+            );
+            let slots: Vec<i64> = (0..len)
+                .map(|at| (table[at / BLOCK] * BLOCK + at % BLOCK) as i64)
+                .collect();
+            let slots = Tensor::new(slots, &Device::Cpu)?;
+            reshape_and_cache(&k, &v, &caches.0, &caches.1, &slots, layout)?;
+            keys.push((k, v));
+            tables.push(table.into_iter().chain([usize::MAX; 3]).collect());
+        }
+        Ok(Self {
+            keys,
+            tables,
+            caches,
+        })
+    }
+
+    fn check(&self, q: &Tensor, queries: &[usize], layer: &Layer, got: &Tensor) -> Result<()> {
+        let mut first = 0;
+        for (&queries, (k, v)) in queries.iter().zip(&self.keys) {
+            if queries > 0 {
+                let right = naive(&q.narrow(0, first, queries)?, k, v, layer)?;
+                assert_close(&got.narrow(0, first, queries)?, &right)?;
+            }
+            first += queries;
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn hybrid_batches_in_every_type_and_layout_are_candles_attention() -> Result<()> {
+    let attention = Attention::new(&Device::Cpu)?;
+    let (lengths, queries) = ([37, 1, 128, 50, 9], [1, 1, 40, 0, 9]);
+    for (dtype, layout) in [
+        (DType::F32, KvLayout::Nhd),
+        (DType::F32, KvLayout::Hnd),
+        (DType::BF16, KvLayout::Nhd),
+        (DType::F16, KvLayout::Hnd),
+    ] {
+        let cached = Cached::new(&lengths, layout, dtype)?;
+        let step = attention.step(&cached.tables, &lengths, &queries, BLOCK)?;
+        let q = randn(&[queries.iter().sum(), HEADS.0, DIM], dtype)?;
+        let global = Layer::new(SCALE).with_layout(layout);
+        for layer in [
+            global,
+            global.with_window_left(20),
+            global.with_soft_cap(5.0),
+            global.non_causal(),
+        ] {
+            let (k, v) = &cached.caches;
+            let got = paged_attention(&q, k, v, &step, &layer)?;
+            assert_eq!((got.dtype(), got.is_contiguous()), (dtype, true));
+            cached.check(&q, &queries, &layer, &got)?;
+        }
+        // One plan for each class of layers, however many layers there are.
+        let (k, v) = &cached.caches;
+        let _ = paged_attention(&q, k, v, &step, &global)?;
+        assert_eq!(step.plans(), 4);
+    }
+    Ok(())
+}
+
+#[test]
+fn block_tables_and_lengths_may_be_tensors() -> Result<()> {
+    let (attention, lengths) = (Attention::new(&Device::Cpu)?, [20_usize, 35]);
+    let cached = Cached::new(&lengths, KvLayout::Nhd, DType::F32)?;
+    let (q, layer) = (randn(&[2, HEADS.0, DIM], DType::F32)?, Layer::new(SCALE));
+    let run = |step| {
+        paged_attention(&q, &cached.caches.0, &cached.caches.1, &step, &layer)?.to_vec3::<f32>()
+    };
+    let right = run(attention.decode(&cached.tables, &lengths, BLOCK)?)?;
+    // Rows of one width, with −1 (or another number) where nothing is.
+    let width = 4;
+    let padded = |fill: i64| -> Vec<i64> {
+        let row = |table: &Vec<usize>| {
+            let used = table
+                .iter()
+                .filter(|&&block| block < 1000)
+                .map(|&block| block as i64);
+            used.chain(std::iter::repeat(fill))
+                .take(width)
+                .collect::<Vec<_>>()
+        };
+        cached.tables.iter().flat_map(row).collect()
+    };
+    let tables = |fill| Tensor::from_vec(padded(fill), (2, width), &Device::Cpu);
+    let lengths = Tensor::new(&[20_u32, 35], &Device::Cpu)?;
+    assert_eq!(
+        run(attention.decode(&tables(-1)?, &lengths, BLOCK)?)?,
+        right
+    );
+    let unsigned = tables(0)?.to_dtype(DType::U32)?;
+    assert_eq!(
+        run(attention.decode(&unsigned, &lengths.to_dtype(DType::I64)?, BLOCK)?)?,
+        right
+    );
+    Ok(())
+}
+
+#[test]
+fn slots_of_minus_one_are_left_out_and_rows_may_be_slices() -> Result<()> {
+    let dtype = DType::F32;
+    let (k_cache, v_cache) = (
+        randn(&[2, BLOCK, HEADS.1, DIM], dtype)?,
+        randn(&[2, BLOCK, HEADS.1, DIM], dtype)?,
+    );
+    let before = k_cache.copy()?;
+    // The keys and values of a fused projection.
+    let fused = randn(&[3, HEADS.0 + 2 * HEADS.1, DIM], dtype)?;
+    let k = fused.narrow(1, HEADS.0, HEADS.1)?;
+    let v = fused.narrow(1, HEADS.0 + HEADS.1, HEADS.1)?;
+    let slots = Tensor::new(&[5_i64, -1, 30], &Device::Cpu)?;
+    reshape_and_cache(&k, &v, &k_cache, &v_cache, &slots, KvLayout::Nhd)?;
+    let rows = |cache: &Tensor| cache.reshape((2 * BLOCK, HEADS.1, DIM))?.to_vec3::<f32>();
+    let (now, new, old) = (
+        rows(&k_cache)?,
+        k.contiguous()?.to_vec3::<f32>()?,
+        rows(&before)?,
+    );
+    for slot in 0..2 * BLOCK {
+        let right = match slot {
+            5 => &new[0],
+            30 => &new[2],
+            _ => &old[slot],
+        };
+        assert_eq!(&now[slot], right, "slot {slot}");
+    }
+    assert_eq!(rows(&v_cache)?[30], v.contiguous()?.to_vec3::<f32>()?[2]);
+
+    // Queries out of the same rows: two tokens of a request on blocks 1 and 0.
+    let q = fused.narrow(1, 0, HEADS.0)?.narrow(0, 0, 2)?;
+    let step = Attention::new(&Device::Cpu)?.step(&[vec![1_u32, 0]], &[25_u32], &[2_u32], BLOCK)?;
+    let got = paged_attention(&q, &k_cache, &v_cache, &step, &Layer::new(SCALE))?;
+    let keys = |cache: &Tensor| Tensor::cat(&[cache.i(1)?, cache.i(0)?.narrow(0, 0, 9)?], 0);
+    assert_close(
+        &got,
+        &naive(&q, &keys(&k_cache)?, &keys(&v_cache)?, &Layer::new(SCALE))?,
+    )
+}
+
+#[test]
+fn packed_sequences_are_candles_attention() -> Result<()> {
+    let attention = Attention::new(&Device::Cpu)?;
+    for (ends_q, ends_k) in [
+        ([0_u32, 5, 5, 6, 38], [0_u32, 7, 20, 33, 65]),
+        // All at multiples of 16: read in pages.
+        ([0, 16, 32, 33, 48], [0, 32, 48, 64, 96]),
+    ] {
+        let (queries, keys) = (ends_q[4] as usize, ends_k[4] as usize);
+        let q = randn(&[queries, HEADS.0, DIM], DType::F32)?;
+        // Slices of one tensor.
+        let kv = randn(&[keys, 2 * HEADS.1, DIM], DType::F32)?;
+        let (k, v) = (kv.narrow(1, 0, HEADS.1)?, kv.narrow(1, HEADS.1, HEADS.1)?);
+        let check = |got: &Tensor, layer: &Layer| {
+            for (ends_q, ends_k) in ends_q.windows(2).zip(ends_k.windows(2)) {
+                let part = |tensor: &Tensor, ends: &[u32]| {
+                    tensor.narrow(0, ends[0] as usize, (ends[1] - ends[0]) as usize)
+                };
+                if ends_q[0] < ends_q[1] {
+                    let right = naive(
+                        &part(&q, ends_q)?,
+                        &part(&k, ends_k)?,
+                        &part(&v, ends_k)?,
+                        layer,
+                    )?;
+                    assert_close(&part(got, ends_q)?, &right)?;
+                }
+            }
+            Ok::<_, candle_core::Error>(())
+        };
+        let step = attention.varlen(&ends_q, &ends_k)?;
+        let local = Layer::new(SCALE).with_window_left(3);
+        check(&varlen_attention(&q, &k, &v, &step, &local)?, &local)?;
+        let ends = |ends: &[u32]| Tensor::new(ends, &Device::Cpu);
+        let (ends_q, ends_k) = (ends(&ends_q)?, ends(&ends_k)?);
+        for causal in [true, false] {
+            let mut layer = Layer::new(SCALE);
+            layer.causal = causal;
+            let got = flash_attn_varlen(&q, &k, &v, &ends_q, &ends_k, 32, 32, SCALE, causal)?;
+            check(&got, &layer)?;
+        }
+        let windowed = flash_attn_varlen_windowed(
+            &q,
+            &k,
+            &v,
+            &ends_q,
+            &ends_k,
+            32,
+            32,
+            SCALE,
+            Some(3),
+            Some(0),
+        )?;
+        check(&windowed, &local)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn what_does_not_go_together_is_said_and_nothing_is_written() -> Result<()> {
+    let attention = Attention::new(&Device::Cpu)?;
+    let says = |result: Result<Tensor>, words: &str| {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    };
+    let layer = Layer::new(SCALE);
+    let (q, cache) = (
+        randn(&[2, 8, 64], DType::F32)?,
+        randn(&[4, 16, 2, 64], DType::F32)?,
+    );
+    let step = attention.decode(&[vec![3_usize], vec![0]], &[16_usize, 1], 16)?;
+    let attend = |q: &Tensor, k: &Tensor, v: &Tensor| paged_attention(q, k, v, &step, &layer);
+    says(
+        attend(&q.narrow(0, 0, 1)?, &cache, &cache),
+        "q has 1 tokens: it must be 2",
+    );
+    says(
+        attend(&q, &cache.narrow(0, 0, 2)?, &cache),
+        "the key pool has 2 pages",
+    );
+    says(attend(&q.to_dtype(DType::F64)?, &cache, &cache), "q is F64");
+    says(attend(&q, &cache, &cache.to_dtype(DType::F16)?), "v is F16");
+    says(
+        attend(&q, &cache.reshape((4, 8, 2, 2, 64))?, &cache),
+        "[blocks, kv_heads, block_size, head_dim]",
+    );
+    says(
+        attend(
+            &q,
+            &cache.transpose(2, 3)?.contiguous()?.transpose(2, 3)?,
+            &cache,
+        ),
+        "between the elements of a head",
+    );
+    says(
+        varlen_attention(&q, &q, &q, &step, &layer),
+        "use paged_attention",
+    );
+    let packed = attention.varlen(&[0, 2], &[0, 2])?;
+    says(
+        paged_attention(&q, &cache, &cache, &packed, &layer),
+        "use varlen_attention",
+    );
+    says(
+        varlen_attention(&q, &randn(&[3, 2, 64], DType::F32)?, &q, &packed, &layer),
+        "the lengths end at 2",
+    );
+
+    let no_step = |result: Result<tandem_candle::Step>, words: &str| {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    };
+    no_step(
+        attention.decode(&[vec![3_usize]], &[17_usize], 16),
+        "give at least 2 pages",
+    );
+    no_step(attention.decode(&[vec![-1_i64]], &[1_usize], 16), "is -1");
+    no_step(
+        attention.decode(&[vec![3_usize]], &[1_usize, 1], 16),
+        "1 block tables and 2 lengths",
+    );
+    no_step(
+        attention.decode(&[vec![3_usize]], &[1_usize], 0),
+        "page size",
+    );
+    no_step(
+        attention.step(&[vec![3_usize]], &[1_usize], &[1_usize, 1], 16),
+        "2 lengths of queries",
+    );
+    no_step(attention.varlen(&[0, 3, 2], &[0, 2, 2]), "ascend from 0");
+    no_step(attention.varlen(&[0, 3], &[0, 2, 2]), "2 and 3 entries");
+
+    let ends = Tensor::new(&[0_u32, 2], &Device::Cpu)?;
+    let k = randn(&[2, 2, 64], DType::F32)?;
+    let flash = |most, right| {
+        flash_attn_varlen_windowed(&q, &k, &k, &ends, &ends, most, 2, SCALE, None, right)
+    };
+    says(flash(1, Some(0)), "a sequence has 2 tokens");
+    says(flash(2, Some(4)), "only 0 (causal) and none");
+
+    let before = cache
+        .to_dtype(DType::F32)?
+        .flatten_all()?
+        .to_vec1::<f32>()?;
+    let append = |k: &Tensor, v: &Tensor, slots: &[i64]| {
+        let (v_cache, slots) = (cache.copy()?, Tensor::new(slots, &Device::Cpu)?);
+        let error = reshape_and_cache(k, v, &cache, &v_cache, &slots, KvLayout::Nhd).unwrap_err();
+        assert_eq!(cache.flatten_all()?.to_vec1::<f32>()?, before);
+        Ok::<_, candle_core::Error>(error.to_string())
+    };
+    for (error, words) in [
+        (append(&k, &k, &[0, 64])?, "below 64"),
+        (append(&k, &k, &[0, 0])?, "written once"),
+        (append(&k, &k, &[0])?, "each token has one"),
+        (
+            append(&k, &randn(&[2, 4, 64], DType::F32)?, &[0, 1])?,
+            "its cache 2 of 64",
+        ),
+    ] {
+        assert!(error.contains(words), "{error}");
+    }
+    Ok(())
+}

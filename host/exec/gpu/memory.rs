@@ -1,0 +1,281 @@
+//! Device memory, streams and captured graphs for programs that use no other CUDA crate.
+
+use std::{
+    ffi::c_void,
+    fmt,
+    marker::PhantomData,
+    ops::{Deref, Range},
+};
+
+use bytemuck::Pod;
+
+use super::{
+    DeviceArray, DevicePtr, DeviceTensor, Gpu, Stream,
+    driver::{
+        self, Check, Context, Current, cuGraphDestroy, cuGraphExecDestroy, cuGraphInstantiate,
+        cuGraphLaunch, cuMemAlloc, cuMemFree, cuMemcpyDtoH, cuMemcpyHtoD, cuStreamBeginCapture,
+        cuStreamEndCapture, cuStreamSynchronize,
+    },
+    resources::OwnedStream,
+};
+use crate::{Error, tensor::Element};
+
+/// `len` values of type `T` in device memory, freed when dropped.
+///
+/// ```no_run
+/// # use tandem_attn::exec::gpu::{DeviceBuffer, Gpu};
+/// let gpu = Gpu::new(0)?;
+/// let mut values = DeviceBuffer::from_slice(&gpu, &[1.0_f32, 2.0, 3.0])?;
+/// values.write(1, &[7.0])?;
+/// assert_eq!(values.read()?, [1.0, 7.0, 3.0]);
+/// # Ok::<(), tandem_attn::Error>(())
+/// ```
+pub struct DeviceBuffer<T> {
+    address: DevicePtr,
+    len: usize,
+    context: Context,
+    values: PhantomData<T>,
+}
+
+impl<T: Pod> DeviceBuffer<T> {
+    /// All bytes zero.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] where there is not enough memory.
+    pub fn zeroed(gpu: &Gpu, len: usize) -> Result<Self, Error> {
+        let buffer = Self::allocate(gpu, len)?;
+        let _current = Current::enter(buffer.context)?;
+        // SAFETY: so many bytes were allocated. Streams that do not wait for the default stream are to find them so.
+        unsafe {
+            driver::cuMemsetD8(buffer.address, 0, buffer.bytes()).check("cuMemsetD8")?;
+            cuStreamSynchronize(Stream::DEFAULT).check("cuStreamSynchronize")?;
+        }
+        Ok(buffer)
+    }
+
+    /// A copy of values of the host.
+    ///
+    /// # Errors
+    /// As [`zeroed`](Self::zeroed).
+    pub fn from_slice(gpu: &Gpu, values: &[T]) -> Result<Self, Error> {
+        let mut buffer = Self::allocate(gpu, values.len())?;
+        buffer.write(0, values)?;
+        Ok(buffer)
+    }
+
+    fn allocate(gpu: &Gpu, len: usize) -> Result<Self, Error> {
+        let mut buffer = Self {
+            address: 0,
+            len,
+            context: gpu.context.raw(),
+            values: PhantomData,
+        };
+        let _current = Current::enter(buffer.context)?;
+        // SAFETY: writes one address.
+        unsafe { cuMemAlloc(&mut buffer.address, buffer.bytes().max(1)) }.check("cuMemAlloc")?;
+        Ok(buffer)
+    }
+
+    /// Copies values of the host to index `at` and what follows, and waits until they are there.
+    ///
+    /// # Errors
+    /// [`Error::Extent`] where they do not fit, [`Error::Driver`].
+    pub fn write(&mut self, at: usize, values: &[T]) -> Result<(), Error> {
+        self.check(at..at.saturating_add(values.len()))?;
+        if values.is_empty() {
+            return Ok(());
+        }
+        let _current = Current::enter(self.context)?;
+        // SAFETY: the range is inside the buffer.
+        unsafe {
+            let to = self.address + (at * size_of::<T>()) as u64;
+            cuMemcpyHtoD(to, values.as_ptr().cast::<c_void>(), size_of_val(values))
+                .check("cuMemcpyHtoD")?;
+            // The call returns when the values are on their way; streams that do not block would not wait for them.
+            cuStreamSynchronize(Stream::DEFAULT).check("cuStreamSynchronize")
+        }
+    }
+
+    /// All values. Wait for the work that writes them first: [`OwnedStream::synchronize`].
+    ///
+    /// # Errors
+    /// [`Error::Driver`], also for errors of earlier work.
+    pub fn read(&self) -> Result<Vec<T>, Error> {
+        let mut values = vec![T::zeroed(); self.len];
+        if self.len > 0 {
+            let _current = Current::enter(self.context)?;
+            let to = values.as_mut_ptr().cast::<c_void>();
+            // SAFETY: both sides have as many bytes, and a `T` may have any.
+            unsafe { cuMemcpyDtoH(to, self.address, self.bytes()) }.check("cuMemcpyDtoH")?;
+        }
+        Ok(values)
+    }
+
+    fn bytes(&self) -> usize {
+        self.len * size_of::<T>()
+    }
+
+    fn check(&self, range: Range<usize>) -> Result<(), Error> {
+        if range.end <= self.len {
+            return Ok(());
+        }
+        Err(Error::Extent {
+            tensor: "a device buffer",
+            dimension: "elements",
+            got: self.len,
+            rule: format!("at least {} for what is copied", range.end),
+        })
+    }
+}
+
+impl<T> DeviceBuffer<T> {
+    /// The address of the first value.
+    #[must_use]
+    pub const fn address(&self) -> DevicePtr {
+        self.address
+    }
+
+    /// How many values there are.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The values as an array of the calls of [`exec::gpu`](super).
+    #[must_use]
+    pub const fn array(&self) -> DeviceArray<T> {
+        DeviceArray::new(self.address, self.len)
+    }
+}
+
+impl<T: Element> DeviceBuffer<T> {
+    /// The values as a dense tensor.
+    ///
+    /// # Panics
+    /// Where the shape has more elements than the buffer.
+    #[must_use]
+    pub fn tensor<const RANK: usize>(&self, shape: [usize; RANK]) -> DeviceTensor<RANK> {
+        let elements: usize = shape.iter().product();
+        assert!(
+            elements <= self.len,
+            "a tensor of {shape:?} in a buffer of {} elements",
+            self.len
+        );
+        DeviceTensor::new(self.address, T::DTYPE, shape)
+    }
+}
+
+impl<T> Drop for DeviceBuffer<T> {
+    fn drop(&mut self) {
+        if let Ok(_current) = Current::enter(self.context) {
+            // SAFETY: allocated by us, or null. Waits for work that uses it.
+            let _ = unsafe { cuMemFree(self.address) };
+        }
+    }
+}
+
+impl<T> fmt::Debug for DeviceBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceBuffer({} at {:#x})", self.len, self.address)
+    }
+}
+
+impl Gpu {
+    /// A stream that the default stream does not wait for.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn stream(&self) -> Result<OwnedStream, Error> {
+        OwnedStream::new(self.context.raw())
+    }
+}
+
+impl OwnedStream {
+    /// Waits on the host until all work on the stream is done.
+    ///
+    /// # Errors
+    /// [`Error::Driver`], which may be of any earlier work.
+    pub fn synchronize(&self) -> Result<(), Error> {
+        let _current = Current::enter(self.context())?;
+        // SAFETY: the stream lives.
+        unsafe { cuStreamSynchronize(**self) }.check("cuStreamSynchronize")
+    }
+
+    /// Records what `work` puts on the stream, without running it.
+    ///
+    /// # Errors
+    /// The error of `work`, or [`Error::Driver`] where something in it cannot be captured.
+    pub fn capture(&self, work: impl FnOnce(Stream) -> Result<(), Error>) -> Result<Graph, Error> {
+        /// Calls of other threads are none of this capture's business.
+        const THREAD_LOCAL: u32 = 1;
+        let _current = Current::enter(self.context())?;
+        let mut template = driver::Graph::NULL;
+        // SAFETY: the stream lives; what is begun is ended.
+        let worked = unsafe {
+            cuStreamBeginCapture(**self, THREAD_LOCAL).check("cuStreamBeginCapture")?;
+            let worked = work(**self);
+            let ended = cuStreamEndCapture(**self, &mut template).check("cuStreamEndCapture");
+            worked.and(ended)
+        };
+        let mut graph = Graph {
+            handle: driver::GraphExec::NULL,
+            context: self.context(),
+        };
+        let instantiated = worked.and_then(|()| {
+            // SAFETY: the template was captured above.
+            unsafe { cuGraphInstantiate(&mut graph.handle, template, 0) }
+                .check("cuGraphInstantiate")
+        });
+        if !template.is_null() {
+            // SAFETY: it is not used any more.
+            let _ = unsafe { cuGraphDestroy(template) };
+        }
+        instantiated.map(|()| graph)
+    }
+}
+
+impl Deref for OwnedStream {
+    type Target = Stream;
+
+    fn deref(&self) -> &Stream {
+        self.handle()
+    }
+}
+
+/// Work that was captured, to be launched any number of times.
+#[derive(Debug)]
+pub struct Graph {
+    handle: driver::GraphExec,
+    context: Context,
+}
+
+impl Graph {
+    /// Puts the work on a stream.
+    ///
+    /// # Safety
+    /// What the captured calls demand holds again: memory, workspaces and GPU handles that they used live until the
+    /// work is done, and the stream comes after uploads.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub unsafe fn launch(&self, stream: Stream) -> Result<(), Error> {
+        let _current = Current::enter(self.context)?;
+        // SAFETY: the caller's promise.
+        unsafe { cuGraphLaunch(self.handle, stream) }.check("cuGraphLaunch")
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if let Ok(_current) = Current::enter(self.context) {
+            // SAFETY: made by us, or null.
+            let _ = unsafe { cuGraphExecDestroy(self.handle) };
+        }
+    }
+}
