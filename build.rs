@@ -59,7 +59,7 @@ mod device_code {
         let out_dir = PathBuf::from(env::var("OUT_DIR")?);
         let mut table = String::from("&[\n");
         for module in modules {
-            let (arch, family) = (module.arch.sm(), modules::family(module));
+            let (arch, family) = (module.arch.sm(), &module.name);
             let name = format!("{arch}.{family}");
             let ptx = out_dir.join(format!("{name}.ptx"));
             fs::write(&ptx, &module.ptx)?;

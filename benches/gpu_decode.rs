@@ -18,7 +18,7 @@ mod trees;
 use common::Rng;
 use run::{Pool, Step, Timer};
 use tandem_attn::{
-    exec::gpu::{Gpu, Stream as Handle, Streams, WorkspaceOptions},
+    exec::gpu::{Gpu, Stream as Handle, WorkspaceOptions},
     plan::{DeviceDescription, Join, MergeMode, PackRule, PlanOptions, Planner, Rules, SplitMode},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
 };
@@ -183,7 +183,6 @@ fn published() -> Vec<Vec<f64>> {
 /// What is varied, one at a time.
 const WAYS: [&str; 10] = [
     "default",
-    "streams",
     "fused",
     "apart",
     "paper",
@@ -201,8 +200,8 @@ fn pat(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
         change(&mut other);
         other
     };
-    let m64 = with(|device| device.decode.m = vec![8, 16, 64]);
-    let m128 = with(|device| device.decode.m = vec![8, 16, 128]);
+    let m64 = with(|device| device.decode.rows = vec![8, 16, 64]);
+    let m128 = with(|device| device.decode.rows = vec![8, 16, 128]);
     let always = with(|device| {
         if let Some(joint) = &mut device.decode.joint {
             (joint.cut_ns, joint.apart_ns) = (1e6, 1e6);
@@ -233,18 +232,15 @@ fn pat(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
             }
             let q = run::queries(&spec, batch.total_q());
             let default = PlanOptions::default().with_merge_mode(MergeMode::Kernel);
-            let step_by = |planner: &mut Planner,
-                           device: &DeviceDescription,
-                           options: PlanOptions,
-                           streams: Streams| {
-                let plan = planner.plan(&spec, &batch, device, &options);
-                let plan = plan.expect("can be planned");
-                let mut options = WorkspaceOptions::default();
-                options.streams = streams;
-                Step::new(gpu, plan, &batch, pool, &q, KvLayout::Nhd, options)
-            };
+            let step_by =
+                |planner: &mut Planner, device: &DeviceDescription, options: PlanOptions| {
+                    let plan = planner.plan(&spec, &batch, device, &options);
+                    let plan = plan.expect("can be planned");
+                    let options = WorkspaceOptions::default();
+                    Step::new(gpu, plan, &batch, pool, &q, KvLayout::Nhd, options)
+                };
             let step = |device: &DeviceDescription, options: PlanOptions| {
-                step_by(&mut Planner::new(), device, options, Streams::One)
+                step_by(&mut Planner::new(), device, options)
             };
             // PAT's paper joins a child of many rows.
             let mut paper = Planner::with_rules(Rules {
@@ -258,15 +254,14 @@ fn pat(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
             let apart = default.with_packing(PackRule::Exact);
             let others = [
                 step(&device, apart),
-                step_by(&mut paper, &device, default, Streams::One),
+                step_by(&mut paper, &device, default),
                 step(&device, no_split),
                 step(&m64, default),
                 step(&m128, default),
                 step(&always, default),
                 step(&any_bytes, default),
             ];
-            let streams = step_by(&mut Planner::new(), &device, default, Streams::PerGroup);
-            let mut ways = vec![&kernel, &streams, &fused];
+            let mut ways = vec![&kernel, &fused];
             ways.extend(&others);
             let times = timer.medians(&ways, 9);
             let warm = timer.warm(&kernel, 9);

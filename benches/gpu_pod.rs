@@ -14,7 +14,7 @@ use std::fmt::Write;
 use common::{Memory, Rng};
 use run::{Pool, Step, Timer};
 use tandem_attn::{
-    exec::gpu::{Family, Gpu, WorkspaceOptions},
+    exec::gpu::{Arch, Gpu, WorkspaceOptions},
     plan::{
         DeviceDescription, PlanOptions, Planner, Rules,
         pod::{PodMode, Tickets},
@@ -210,7 +210,7 @@ impl Bench<'_> {
 
     /// The kernels of Ampere: apart, and in one kernel by tickets.
     fn tickets(&self, hybrid: Hybrid) -> String {
-        let ampere = Some(Family::Sm80);
+        let ampere = Some(Arch::Sm80);
         // In turns, however much work there is of each.
         let turns = Rules {
             tickets: Some(|prefill, decode| Tickets {
@@ -300,11 +300,11 @@ impl Bench<'_> {
         &self,
         hybrid: Hybrid,
         options: PlanOptions,
-        family: Option<Family>,
+        arch: Option<Arch>,
         prefill: bool,
         decode: bool,
     ) -> Step<'_> {
-        self.step_by(Rules::default(), hybrid, options, family, prefill, decode)
+        self.step_by(Rules::default(), hybrid, options, arch, prefill, decode)
     }
 
     fn step_by(
@@ -312,7 +312,7 @@ impl Bench<'_> {
         rules: Rules,
         hybrid: Hybrid,
         options: PlanOptions,
-        family: Option<Family>,
+        arch: Option<Arch>,
         prefill: bool,
         decode: bool,
     ) -> Step<'_> {
@@ -328,7 +328,7 @@ impl Bench<'_> {
         let plan = Planner::with_rules(rules).plan(&spec, &batch, &self.device, &options);
         let plan = plan.expect("can be planned");
         let mut options = WorkspaceOptions::default();
-        options.family = family;
+        options.arch = arch;
         let layout = KvLayout::Nhd;
         Step::new(self.gpu, plan, &batch, &self.pool, &self.q, layout, options)
     }

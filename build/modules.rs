@@ -3,22 +3,47 @@
 
 use std::path::Path;
 
-use cuda_builder::{CudaBuilder, CudaModule, NvvmArch};
+use cuda_builder::{CudaBuilder, NvvmArch};
 
 /// Set, it makes profilers show the source beside the machine code, and programs three times as large.
 pub const LINE_INFO: &str = "TANDEM_LINE_INFO";
 
-/// The modules that the kernels are built as, the oldest architecture first.
-pub fn modules(workspace: &Path) -> [CudaBuilder; 2] {
+use NvvmArch::{Compute80, Compute90a};
+
+/// A family of kernels, which is a feature of the crate `kernels-gpu`, and what it is compiled for.
+pub type Family = (&'static str, &'static [NvvmArch]);
+
+/// The families. Each is a module, so that they are compiled side by side and an edit of one leaves the others as
+/// they are. Those that take longest come first.
+pub const FAMILIES: [Family; 8] = [
+    ("decode_wgmma", &[Compute90a]),
+    ("prefill", &[Compute90a]),
+    ("decode_mma", &[Compute90a]),
+    ("sm80_decode", &[Compute80, Compute90a]),
+    ("pod", &[Compute90a, Compute80]),
+    ("sm80_prefill", &[Compute80, Compute90a]),
+    ("passes", &[Compute90a, Compute80]),
+    ("measure", &[Compute80, Compute90a]),
+];
+
+/// The modules that a family is built as, one for each architecture.
+pub fn of_family(
+    workspace: &Path,
+    (family, archs): Family,
+) -> impl Iterator<Item = CudaBuilder> + use<> {
     let line_info = std::env::var_os(LINE_INFO).is_some();
-    [NvvmArch::Compute80, NvvmArch::Compute90a].map(|arch| {
-        CudaBuilder::new(workspace.join("kernels-gpu"))
+    let kernels = workspace.join("kernels-gpu");
+    archs.iter().map(move |&arch| {
+        CudaBuilder::new(&kernels)
+            .module(family)
+            .features([family])
             .arch(arch)
             .generate_line_info(line_info)
     })
 }
 
-/// The family of kernels that a module holds.
-pub fn family(_: &CudaModule) -> &'static str {
-    "all"
+/// The modules that the kernels are built as.
+pub fn modules(workspace: &Path) -> Vec<CudaBuilder> {
+    let of_family = |&family: &Family| of_family(workspace, family);
+    FAMILIES.iter().flat_map(of_family).collect()
 }

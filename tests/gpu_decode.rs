@@ -11,7 +11,8 @@ use proptest::prelude::*;
 use tandem_attn::{
     Error,
     exec::gpu::{
-        DecodeCall, DecodeTile, DeviceArray, Family, Gpu, KvPool, PartialStates, Stream as Handle,
+        Arch, DecodeCall, DecodeTile, DeviceArray, Gpu, KernelId, KvPool, PartialStates,
+        Stream as Handle,
     },
     plan::{DeviceDescription, Kernel, MergeMode, Plan, PlanOptions, Planner, SplitMode},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec, Variant},
@@ -139,7 +140,7 @@ fn case() -> impl Strategy<Value = Case> {
 
 fn plan_of(case: &Case) -> Plan {
     let mut device = DeviceDescription::named("h200").expect("it is built in");
-    device.decode.m = case.rows.clone();
+    device.decode.rows = case.rows.clone();
     if case.ampere {
         device.decode.joint = None;
     }
@@ -215,11 +216,13 @@ fn run_twice<T: Element>(
             for (group, ticket) in plan.groups.iter().zip(&tickets) {
                 assert_eq!(group.kernel, Kernel::Decode);
                 let first = items.address() + u64::from(group.items.start) * 40;
+                let planned = group.id.expect("the plan is for a GPU");
+                let ampere = planned.on(Arch::Sm80).filter(|_| case.ampere);
                 let tile = DecodeTile {
+                    kernel: ampere.unwrap_or(planned),
                     rows: group.tile.m,
                     run: case.run,
                     long: case.run > 1,
-                    beside: None,
                 };
                 let call = DecodeCall {
                     spec,
@@ -238,12 +241,8 @@ fn run_twice<T: Element>(
                     ticket: ticket.array(),
                     record: None,
                 };
-                let family = match case.ampere {
-                    true => Family::Sm80,
-                    false => gpu.decode_family(spec, &kv),
-                };
                 // SAFETY: the arrays are the plan's, and live until the stream was waited for.
-                unsafe { gpu.decode_on(family, &call, stream.0) }.expect("the launch is right");
+                unsafe { gpu.decode(&call, stream.0) }.expect("the launch is right");
             }
             if !fused || plan.merges.iter().any(|merge| merge.slots == 0) {
                 // Without fused merges all of them; else those that no item arrives at.
@@ -353,10 +352,10 @@ fn what_is_wrong_is_said() {
     let call = DecodeCall {
         spec: &spec,
         tile: DecodeTile {
+            kernel: KernelId::all().next().expect("there are some"),
             rows: 8,
             run: 1,
             long: false,
-            beside: None,
         },
         items: memory.array(),
         rows: memory.array(),

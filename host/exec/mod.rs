@@ -8,7 +8,7 @@ pub use cpu::Cpu;
 
 /// Whether merging takes partial states of these heads; the same rule on the CPU and on GPUs.
 pub(crate) fn check_merged_heads(q_heads: usize, head_dim: usize) -> Result<(), crate::Error> {
-    use kernels_gpu::merge::CHUNK;
+    use kernels_gpu::passes::merge::CHUNK;
     if head_dim == 0 || !head_dim.is_multiple_of(CHUNK) {
         return Err(crate::Error::HeadDim {
             tensor: "partial_out",

@@ -38,8 +38,8 @@ pub use data::{
     PlanOptions, PlannedPart, PlannedRowBlock, Rules, SplitMode, Tile, TileGroup, Unsupported,
 };
 pub use model::{
-    DecodeDescription, DeviceDescription, Instance, JointDescription, KeyStep, PrefillDescription,
-    QueryStep, TileCost, tiles,
+    DecodeDescription, DeviceDescription, JointDescription, PrefillDescription, QueryStep,
+    TileCost, tiles,
 };
 pub use planner::Planner;
 pub use update::Update;

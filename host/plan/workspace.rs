@@ -31,7 +31,7 @@ impl Bound {
         limits: &BatchLimits,
     ) -> Result<Self, PlanError> {
         device.supports_with(spec, options.decode_tile)?;
-        let tiles = TileTable::new(device, spec, options.decode_tile, None)?;
+        let tiles = TileTable::new(device, spec, options.decode_tile)?;
         let wide = |number: u32| u64::from(number);
         let parts = wide(limits.parts.max(1));
         let tokens = wide(limits.query_tokens);

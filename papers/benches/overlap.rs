@@ -9,7 +9,7 @@ mod common;
 mod run;
 
 use common::{Memory, Stream};
-use kernels_gpu::{abi::LoopsParams, loops::Binding};
+use kernels_gpu::{abi::LoopsParams, measure::loops::Binding};
 use run::Timer;
 use tandem_attn::exec::gpu::{Gpu, Stream as Handle};
 

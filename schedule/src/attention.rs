@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use tandem_attn::{
-    plan::{DeviceDescription, Kernel, Plan, PlanError, PlanOptions, Planner},
+    plan::{DeviceDescription, Kernel, Plan, PlanError, PlanOptions, Planner, tiles::TileTable},
     problem::{Batch, PageTable, Spec},
 };
 
@@ -156,14 +156,14 @@ impl AttentionModel {
     #[must_use]
     pub fn new(device: &DeviceDescription, spec: &Spec) -> Self {
         let rows = spec.group();
-        let tiles = &device.decode.m;
-        let m = tiles.iter().copied().find(|&m| m >= rows).unwrap_or(rows);
+        let tiles = TileTable::new(device, spec, None);
+        let m = tiles.map_or(rows, |tiles| tiles.row_tile(1).max(1));
         // Chunks are long.
         let prefill = device.prefill.by_q_len.last();
         let (prefill_m, pack) = prefill.map_or((64, 1), |step| {
             let most = step.pack.unwrap_or(u32::MAX).min(rows);
             (
-                step.m,
+                step.rows,
                 (1..=most)
                     .rev()
                     .find(|&pack| rows.is_multiple_of(pack))

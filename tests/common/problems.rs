@@ -325,19 +325,17 @@ fn device() -> impl Strategy<Value = DeviceDescription> {
             let mut device = DeviceDescription::named("cpu").expect("it is built in");
             device.sms = workers;
             device.decode.joint = joint.map(|apart_ns| JointDescription {
-                m: vec![16],
                 cut_ns: apart_ns,
                 apart_ns,
                 bytes: 1e9,
             });
             if small {
                 device.decode_max_tokens = tokens;
-                device.decode.m = vec![16];
-                let step = |up_to, m, pack| QueryStep {
+                device.decode.rows = vec![16];
+                let step = |up_to, rows, pack| QueryStep {
                     head_dim: None,
                     up_to,
-                    m,
-                    n: 64,
+                    rows,
                     pack,
                 };
                 device.prefill.by_q_len =

@@ -173,8 +173,7 @@ impl Case {
         device.prefill.by_q_len = vec![QueryStep {
             head_dim: None,
             up_to: None,
-            m: self.rows,
-            n: self.keys,
+            rows: self.rows,
             pack: (!self.packed).then_some(1),
         }];
         device

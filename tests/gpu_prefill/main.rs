@@ -13,11 +13,25 @@ use common::{
 use half::{bf16, f16};
 use proptest::prelude::*;
 use tandem_attn::{
-    exec::gpu::{DeviceTensor, Family, Gpu, KvPool, PartialStates, PrefillCall, Stream as Handle},
+    exec::gpu::{
+        Arch, DeviceTensor, Gpu, KernelId, KvPool, PartialStates, PrefillCall, Stream as Handle,
+    },
     plan::{Kernel, Plan, PlanOptions, Planner},
     problem::{Dtype, KvLayout, Spec},
     tensor::Element,
 };
+
+/// The kernel with blocks of so many keys: plans of prefills alone do not name those that run beside decodes.
+fn with_keys(planned: KernelId, keys: u32) -> KernelId {
+    let of = |id: KernelId| {
+        let info = *id.info();
+        let heads = (info.head_dim, info.value_dim, info.cap, info.element);
+        (info.op, info.arch, info.rows, heads)
+    };
+    let mut all = KernelId::all();
+    let found = all.find(|id| of(*id) == of(planned) && id.info().keys == keys);
+    found.unwrap_or(planned)
+}
 
 /// A plan on the device, run through `prefill` and `merge_states`.
 fn run(
@@ -27,7 +41,7 @@ fn run(
     layout: KvLayout,
     pool_pages: u32,
     q: &Memory,
-    ampere: bool,
+    (keys, ampere): (u32, bool),
 ) -> (Vec<u8>, Vec<f32>) {
     let spec = &plan.spec;
     let (tokens, heads, dim) = (
@@ -66,9 +80,14 @@ fn run(
     let mut kept = Vec::new();
     for group in &plan.groups {
         let items = Memory::new(plan.items_of(group));
+        let planned = group.id.expect("the plan is for a GPU");
         let call = PrefillCall {
             spec,
-            tile: group.tile,
+            kernel: match ampere {
+                true => planned.on(Arch::Sm80).expect("the heads are there"),
+                false => with_keys(planned, keys),
+            },
+            rows: group.tile.m,
             pack: group.pack,
             items: items.array(),
             page_ids: page_ids.array(),
@@ -81,13 +100,7 @@ fn run(
             record: None,
         };
         // SAFETY: everything is as the plan says and outlives the wait below.
-        let queued = unsafe {
-            if ampere {
-                gpu.prefill_on(Family::Sm80, &call, stream.0)
-            } else {
-                gpu.prefill(&call, stream.0)
-            }
-        };
+        let queued = unsafe { gpu.prefill(&call, stream.0) };
         queued.expect("the call is right");
         kept.push(items);
     }
@@ -138,7 +151,7 @@ fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
         case.layout,
         pool_pages,
         &q,
-        case.ampere,
+        (case.keys, case.ampere),
     );
     let again = run(
         gpu,
@@ -147,7 +160,7 @@ fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
         case.layout,
         pool_pages,
         &q,
-        case.ampere,
+        (case.keys, case.ampere),
     );
     prop_assert!(
         out == again.0
@@ -260,7 +273,7 @@ fn what_no_kernel_was_made_for_is_said() {
         memory.address(),
         memory.address(),
     );
-    let call = any_call(&spec, 128, &q, &pool, &memory);
+    let call = any_call(&spec, &q, &pool, &memory);
     // SAFETY: nothing is launched.
     let error = unsafe { gpu.prefill(&call, Handle::DEFAULT) }.unwrap_err();
     assert!(error.to_string().contains("head dimension 96"), "{error}");
@@ -269,14 +282,14 @@ fn what_no_kernel_was_made_for_is_said() {
 /// A call that is looked at and not made.
 fn any_call<'a>(
     spec: &'a Spec,
-    m: u32,
     q: &'a DeviceTensor<3>,
     pool: &'a KvPool,
     memory: &Memory,
 ) -> PrefillCall<'a> {
     PrefillCall {
         spec,
-        tile: tandem_attn::plan::Tile { m, n: 128 },
+        kernel: KernelId::all().next().expect("there are some"),
+        rows: 128,
         pack: 1,
         items: memory.array(),
         page_ids: memory.array(),
@@ -287,37 +300,5 @@ fn any_call<'a>(
         partials: None,
         ticket: memory.array(),
         record: None,
-    }
-}
-
-/// Which kernels run, by tile: those of Hopper take pages of any size.
-#[test]
-fn the_family_follows_the_tile() {
-    let Some(gpu) = gpu("the_family_follows_the_tile") else {
-        return;
-    };
-    let best = if gpu.compute_capability().0 == 9 {
-        Family::Sm90
-    } else {
-        Family::Sm80
-    };
-    let memory = Memory::of_bytes(1 << 16);
-    let spec = Spec::new(8, 2, 128);
-    let q = memory.tensor(Dtype::BF16, [4, 8, 128]);
-    for (page_size, m, family) in [
-        (16, 128, best),
-        (8, 192, best),
-        (1, 128, best),
-        (127, 192, best),
-        (16, 64, Family::Sm80),
-    ] {
-        let address = memory.address();
-        let pool = KvPool::new(&spec, KvLayout::Nhd, page_size, 1, address, address);
-        let call = any_call(&spec, m, &q, &pool, &memory);
-        assert_eq!(
-            gpu.prefill_family(&call),
-            family,
-            "pages of {page_size}, {m} rows"
-        );
     }
 }

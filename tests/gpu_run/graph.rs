@@ -6,7 +6,7 @@ use cust::sys;
 use half::bf16;
 use tandem_attn::{
     Error,
-    exec::gpu::{LaunchSet, Stream as Handle, Streams, WorkspaceOptions},
+    exec::gpu::{LaunchSet, Stream as Handle, WorkspaceOptions},
     plan::{
         Bound, DeviceDescription, Kernel, MergeMode, Plan, PlanOptions, Planner, Tile, TileGroup,
         pod::PodMode,
@@ -149,18 +149,17 @@ fn a_graph_serves_one_plan_after_the_other() {
         return;
     };
     let (rounds, alone) = rounds();
-    for (streams, merge_mode, prefills, pod) in [
-        (Streams::One, MergeMode::Fused, false, PodMode::Auto),
-        (Streams::PerGroup, MergeMode::Fused, true, PodMode::Auto),
-        (Streams::One, MergeMode::Kernel, true, PodMode::Auto),
-        (Streams::One, MergeMode::Kernel, true, PodMode::Tickets),
+    for (merge_mode, prefills, pod) in [
+        (MergeMode::Fused, false, PodMode::Auto),
+        (MergeMode::Fused, true, PodMode::Auto),
+        (MergeMode::Kernel, true, PodMode::Auto),
+        (MergeMode::Kernel, true, PodMode::Tickets),
     ] {
         let spec = Spec::new(8, 2, 128);
         let mut device = gpu.device();
         // Few enough for small batches to be cut.
         device.sms = 16;
         let mut options = WorkspaceOptions::default();
-        options.streams = streams;
         let mut eager = gpu.workspace(&spec, &bound(), options.clone()).unwrap();
         options.merge_mode = merge_mode;
         let by_tickets = pod == PodMode::Tickets;

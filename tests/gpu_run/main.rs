@@ -14,7 +14,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use tandem_attn::{
     Error,
-    exec::gpu::{DeviceTensor, Family, Gpu, KvPool, Streams, Workspace, WorkspaceOptions},
+    exec::gpu::{Arch, DeviceTensor, Gpu, KvPool, Workspace, WorkspaceOptions},
     kv::compose::share_prefixes,
     plan::{Bound, MergeMode, Plan, PlanOptions, Planner, SplitMode, pod::PodMode},
     problem::{Batch, KvLayout, Spec},
@@ -30,9 +30,8 @@ struct Case {
     batch: Batch,
     layout: KvLayout,
     options: PlanOptions,
-    streams: Streams,
-    /// Whose kernels run it.
-    family: Option<Family>,
+    /// Whose instructions run it.
+    arch: Option<Arch>,
     sms: u32,
     seed: u64,
 }
@@ -55,7 +54,6 @@ fn case() -> impl Strategy<Value = Case> {
         2 => (1..20_u32).prop_map(|pages| SplitMode::Fixed { tokens: pages }),
     ];
     let merge = prop_oneof![Just(MergeMode::Fused), Just(MergeMode::Kernel)];
-    let streams = prop_oneof![Just(Streams::One), Just(Streams::PerGroup)];
     let pod = prop_oneof![
         Just(PodMode::Auto),
         Just(PodMode::Serial),
@@ -70,13 +68,13 @@ fn case() -> impl Strategy<Value = Case> {
             prop::collection::vec(request(), 0..9),
             prop::bool::weighted(0.3),
         ),
-        (layout, split, merge, streams, pod),
+        (layout, split, merge, pod),
         prop_oneof![Just(1_u32), Just(8), Just(132)],
         any::<u64>(),
     )
         .prop_map(
             |(((kv_heads, group), dim, variant), (page, requests, composed), rest, sms, seed)| {
-                let (layout, mut split, merge_mode, streams, pod) = rest;
+                let (layout, mut split, merge_mode, pod) = rest;
                 let mut spec = Spec::new(kv_heads * group, kv_heads, dim);
                 spec.variant = variant;
                 let mut batch = batch_of(&requests, page, seed);
@@ -94,8 +92,7 @@ fn case() -> impl Strategy<Value = Case> {
                         .with_split(split)
                         .with_merge_mode(merge_mode)
                         .with_pod(pod),
-                    streams,
-                    family: (seed % 3 == 0).then_some(Family::Sm80),
+                    arch: (seed % 3 == 0).then_some(Arch::Sm80),
                     sms,
                     seed,
                 }
@@ -107,7 +104,7 @@ impl Case {
     fn plan(&self, gpu: &Gpu) -> Plan {
         let mut device = gpu.device();
         device.sms = self.sms;
-        if self.family.is_some() {
+        if self.arch.is_some() {
             device.decode.joint = None;
         }
         let plan = Planner::new()
@@ -120,8 +117,7 @@ impl Case {
 
     fn workspace(&self, gpu: &Gpu, plan: &Plan) -> Workspace {
         let mut options = WorkspaceOptions::default();
-        options.streams = self.streams;
-        options.family = self.family;
+        options.arch = self.arch;
         gpu.workspace(&self.spec, &Bound::of(plan), options)
             .expect("there is memory for it")
     }
@@ -204,10 +200,10 @@ fn tickets_are_drawn_anew_and_results_stay_the_same() {
         queries,
     };
     let requests = [1, 1, 5, 4, 20, 212].map(|queries| request(300 + 40 * queries, queries));
-    for (q_heads, kv_heads, page, family) in [
+    for (q_heads, kv_heads, page, arch) in [
         (32, 2, 120, None),
         (8, 2, 16, None),
-        (32, 8, 3, Some(Family::Sm80)),
+        (32, 8, 3, Some(Arch::Sm80)),
     ] {
         let spec = Spec::new(q_heads, kv_heads, 128);
         let case = Case {
@@ -215,8 +211,7 @@ fn tickets_are_drawn_anew_and_results_stay_the_same() {
             batch: batch_of(&requests, page, 5),
             layout: KvLayout::Nhd,
             options: PlanOptions::default().with_pod(PodMode::Tickets),
-            streams: Streams::One,
-            family,
+            arch,
             sms: 8,
             seed: 3,
         };

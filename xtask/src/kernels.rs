@@ -5,7 +5,9 @@ use std::{
     fs,
 };
 
-use cuda_builder::{CudaModule, build_all, ptx};
+use cuda_builder::{CudaBuilder, CudaModule, build_all, ptx};
+use kernels_gpu::registry::{KERNELS, KernelInfo};
+use regex::Regex;
 
 use crate::{
     Error, modules,
@@ -60,6 +62,70 @@ pub fn run(mode: Mode) -> Result<(), Error> {
     Ok(())
 }
 
+/// What to show of some kernels, beside the table.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Code {
+    None,
+    Ptx,
+    Sass,
+}
+
+impl Code {
+    pub fn from_flags(ptx: bool, sass: bool) -> Self {
+        match (ptx, sass) {
+            (true, _) => Self::Ptx,
+            (_, true) => Self::Sass,
+            _ => Self::None,
+        }
+    }
+}
+
+/// Builds the kernels whose names match, and shows what came out: the inner loop of work on a kernel.
+pub fn some(only: &str, code: Code) -> Result<(), Error> {
+    let regex = Regex::new(only)?;
+    let matching = |row: &&KernelInfo| regex.is_match(row.name);
+    let rows: Vec<_> = KERNELS.iter().filter(matching).collect();
+    if rows.is_empty() {
+        let names: Vec<_> = KERNELS.iter().map(|row| row.name).collect();
+        return Err(format!("no kernel matches {only:?}: there are {}", names.join(", ")).into());
+    }
+    setup::run()?;
+    let mut builders = Vec::new();
+    for family in modules::FAMILIES {
+        let names = || rows.iter().filter(|row| row.family.name() == family.0);
+        if names().next().is_some() {
+            let only = |module: CudaBuilder| module.only(names().map(|row| row.name));
+            builders.extend(modules::of_family(&workspace(), family).map(only));
+        }
+    }
+    let modules = build_all(builders)?;
+    for module in &modules {
+        let arch = module.arch.sm();
+        match code {
+            Code::None => {}
+            Code::Ptx => {
+                for entry in ptx::entries(&module.ptx) {
+                    println!("// {arch}\n{}{{{}}}", entry.name, &module.ptx[entry.body]);
+                }
+            }
+            Code::Sass => println!("// {arch}\n{}", disassembled(module)?),
+        }
+    }
+    print!("{}", examine(&modules)?);
+    let files: Vec<_> = modules.iter().map(|m| m.ptx_path.display()).collect();
+    files.iter().for_each(|path| println!("kernels: {path}"));
+    Ok(())
+}
+
+fn disassembled(module: &CudaModule) -> Result<String, Error> {
+    let cubin = module
+        .cubin
+        .as_ref()
+        .ok_or("ptxas is missing; `cargo xtask setup` installs it")?;
+    let nvdisasm = setup::tools_dir().join("nvdisasm");
+    output(command(nvdisasm).arg("--print-code").arg(&cubin.path))
+}
+
 fn check(expected: &Report, report: &Report, modules: &[CudaModule]) -> Result<(), Error> {
     if expected.tools != report.tools {
         println!(
@@ -87,18 +153,12 @@ fn check(expected: &Report, report: &Report, modules: &[CudaModule]) -> Result<(
 
 fn examine(modules: &[CudaModule]) -> Result<Report, Error> {
     let mut report = Report::default();
+    let mut notices: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for module in modules {
-        let cubin = module
-            .cubin
-            .as_ref()
-            .ok_or("ptxas is missing; `cargo xtask setup` installs it")?;
+        let machine_code = MachineCode::parse(&disassembled(module)?);
+        let cubin = module.cubin.as_ref().expect("it was disassembled");
         report.tools = format!("{}, {}", module.compiler, cubin.assembler);
         let arch = module.arch.sm();
-        let machine_code = MachineCode::parse(&output(
-            command(setup::tools_dir().join("nvdisasm"))
-                .arg("--print-code")
-                .arg(&cubin.path),
-        )?);
         for entry in ptx::entries(&module.ptx) {
             let resources = cubin
                 .resources
@@ -123,7 +183,13 @@ fn examine(modules: &[CudaModule]) -> Result<Report, Error> {
                 .kernels
                 .insert((arch.into(), entry.name.into()), figures);
         }
-        report.notices.extend(remarks(arch, &cubin.notices));
+        notices
+            .entry(arch)
+            .or_default()
+            .extend(cubin.notices.clone());
+    }
+    for (arch, notices) in notices {
+        report.notices.extend(remarks(arch, &notices));
     }
     Ok(report)
 }

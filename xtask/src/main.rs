@@ -41,6 +41,15 @@ enum Chore {
         /// Write the table to kernels-gpu/static-report.txt.
         #[arg(long)]
         bless: bool,
+        /// Build only kernels whose name this regular expression matches, somewhere in it
+        #[arg(long, value_name = "REGEX", conflicts_with_all = ["check", "bless"])]
+        only: Option<String>,
+        /// Show the PTX of those kernels
+        #[arg(long, requires = "only", conflicts_with = "sass")]
+        ptx: bool,
+        /// Show the machine code of those kernels
+        #[arg(long, requires = "only")]
+        sass: bool,
     },
     /// Build all kernels and write kernels-bin/, the package that programs take them from.
     Package {
@@ -60,7 +69,15 @@ enum Chore {
 fn main() -> ExitCode {
     let done = match Arguments::parse().chore {
         Chore::Setup => setup::run(),
-        Chore::Kernels { check, bless } => kernels::run(kernels::Mode::from_flags(check, bless)),
+        Chore::Kernels {
+            only: Some(only),
+            ptx,
+            sass,
+            ..
+        } => kernels::some(&only, kernels::Code::from_flags(ptx, sass)),
+        Chore::Kernels { check, bless, .. } => {
+            kernels::run(kernels::Mode::from_flags(check, bless))
+        }
         Chore::Package { check } => package::run(check),
         Chore::Test => test::run(),
         Chore::Adopt => adopt::run(),

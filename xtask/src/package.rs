@@ -44,10 +44,14 @@ struct Image<'a> {
 fn images(modules: &[CudaModule]) -> Result<Vec<[Image<'_>; 2]>, Error> {
     fn pair(module: &CudaModule) -> Result<[Image<'_>; 2], Error> {
         let CudaModule {
-            arch, ptx, cubin, ..
+            name: family,
+            arch,
+            ptx,
+            cubin,
+            ..
         } = module;
         let cubin = cubin.as_ref().ok_or("ptxas is missing")?;
-        let name = format!("{}.{}", arch.sm(), modules::family(module));
+        let name = format!("{}.{family}", arch.sm());
         Ok([
             Image {
                 file: format!("{name}.cubin"),
@@ -148,7 +152,7 @@ fn table(modules: &[CudaModule], images: &[[Image<'_>; 2]]) -> String {
             text,
             "    Module {{\n        arch: {:?},\n        family: {:?},\n        ptx: {},\n        cubin: Some({}),\n    }},\n",
             module.arch.sm(),
-            modules::family(module),
+            module.name,
             constructor(ptx),
             constructor(cubin)
         )

@@ -5,9 +5,7 @@ mod handles;
 use std::time::Duration;
 
 use tandem_attn::{
-    exec::gpu::{
-        DeviceTensor, Gpu, KvPool, Stream as StreamHandle, Streams, Workspace, WorkspaceOptions,
-    },
+    exec::gpu::{DeviceTensor, Gpu, KvPool, Stream as StreamHandle, Workspace, WorkspaceOptions},
     plan::{Bound, DeviceDescription, Plan},
     problem::Dtype,
 };
@@ -129,13 +127,6 @@ impl Backend for GpuBackend {
             libcuda::Code::SUCCESS => (free as u64 / 4 * 3).min(super::cpu::available_bytes() / 3),
             _ => 0,
         }
-    }
-
-    fn overlap_groups(&mut self, overlap: bool) {
-        self.options.streams = match overlap {
-            true => Streams::PerGroup,
-            false => Streams::One,
-        };
     }
 
     fn ceilings(&mut self) -> Result<Ceilings, Failure> {

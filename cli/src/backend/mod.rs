@@ -88,12 +88,6 @@ pub trait Backend {
     /// Bytes of tensors that it can hold.
     fn memory_bytes(&self) -> u64;
 
-    /// Whether the tile groups of plans that are loaded from here on run at the same time, where that is
-    /// possible.
-    fn overlap_groups(&mut self, overlap: bool) {
-        let _ = overlap;
-    }
-
     /// Measures the limits of the hardware.
     ///
     /// # Errors

@@ -61,21 +61,10 @@ pub struct Args {
     /// Query tokens to compare with attention in f64; 0 for none
     #[arg(long, default_value_t = 16, value_name = "TOKENS")]
     check: u32,
-    /// Run the tile groups of a plan at the same time (on a GPU) or one after the other
-    #[arg(long, value_enum, default_value = "one")]
-    streams: Streams,
     #[command(flatten)]
     planning: Planning,
     #[command(flatten)]
     force: Force,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Streams {
-    /// One after the other
-    One,
-    /// Each on a stream of its own
-    PerGroup,
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -322,7 +311,6 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     files.check(args.force)?;
     let cases = chosen(args)?;
     let mut backend = backend::open(args.backend)?;
-    backend.overlap_groups(args.streams == Streams::PerGroup);
     let free = backend.memory_bytes();
     let settings = Settings {
         time: Duration::from_secs_f64(args.seconds),
@@ -343,9 +331,6 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     bar.finish_and_clear();
     let mut file = measured?;
     file.options = args.planning.flags();
-    if args.streams == Streams::PerGroup {
-        file.options.push("--streams per-group".to_owned());
-    }
     if let Some(path) = &args.json {
         output::write_file(path, file.to_json().as_bytes())?;
     }

@@ -123,8 +123,8 @@ fn group_line(plan: &Plan, group: &TileGroup) -> String {
         traffic += plan.traffic_of(group.kernel, item);
     }
     format!(
-        "{:?}, tile {}: {}, {}, {}, {}",
-        group.kernel,
+        "{}, tile {}: {}, {}, {}, {}",
+        plan.kernel_name(group),
         group.tile,
         counted(group.items.len(), "item"),
         counted(plan.units_of(group) as usize, "unit"),

@@ -3,9 +3,12 @@
 use kernels_gpu::abi::{DIRECT, MergeRow, NO_MERGE, WorkItem};
 
 use super::launch_set::{LaunchKey, pairs};
-use crate::plan::{
-    MergeMode, Plan, TileGroup,
-    pod::{CtaSplit, PodMode, Tickets},
+use crate::{
+    Error,
+    plan::{
+        MergeMode, Plan, TileGroup,
+        pod::{CtaSplit, PodMode, Tickets},
+    },
 };
 
 /// Items that run together.
@@ -59,7 +62,10 @@ pub(super) struct Agenda {
 
 impl Agenda {
     /// Takes in a plan whose states are to be merged by `merge_mode`, if that is possible.
-    pub(super) fn fill(&mut self, plan: &Plan, merge_mode: MergeMode) {
+    ///
+    /// # Errors
+    /// [`Error::NoInstance`] where it is not for a GPU.
+    pub(super) fn fill(&mut self, plan: &Plan, merge_mode: MergeMode) -> Result<(), Error> {
         self.total_q = plan.total_q;
         self.pod = plan.pod.map_or(PodMode::Serial, |pod| pod.mode);
         self.seats = plan.pod.map_or(CtaSplit::default(), |pod| pod.ctas);
@@ -78,21 +84,22 @@ impl Agenda {
                     .fold(0, |most, &id| most.max(id.saturating_add(1))),
             }
         }));
-        self.order(plan);
+        self.order(plan)?;
         self.divide_merges(plan, merge_mode);
+        Ok(())
     }
 
     /// The launches: one for each group, or for each part in it.
-    fn order(&mut self, plan: &Plan) {
+    fn order(&mut self, plan: &Plan) -> Result<(), Error> {
         self.launches.clear();
         if plan.parts.len() == 1 {
             self.items = None;
             for group in &plan.groups {
                 let items = plan.items_of(group);
                 self.launches
-                    .push(launch(plan, group, group.items.start, items, 0));
+                    .push(launch(plan, group, group.items.start, items, 0)?);
             }
-            return;
+            return Ok(());
         }
         let mut ordered = self.items.take().unwrap_or_default();
         ordered.clear();
@@ -104,11 +111,12 @@ impl Agenda {
                 if ordered.len() > first {
                     let items = &ordered[first..];
                     self.launches
-                        .push(launch(plan, group, first as u32, items, part));
+                        .push(launch(plan, group, first as u32, items, part)?);
                 }
             }
         }
         self.items = Some(ordered);
+        Ok(())
     }
 
     /// Decode can do the merges that all states of come from decode.
@@ -163,12 +171,16 @@ fn launch(
     first: u32,
     items: &[WorkItem],
     part: u32,
-) -> GroupLaunch {
+) -> Result<GroupLaunch, Error> {
     let keys: u64 = items.iter().map(|item| u64::from(item.kv_len())).sum();
-    GroupLaunch {
+    let kernel = group.id.ok_or_else(|| Error::NoInstance {
+        kernel: "GPU",
+        asked: format!("tiles of {}: the plan is for another device", group.tile),
+        there: "those that plans for the GPU's description name",
+    })?;
+    Ok(GroupLaunch {
         key: LaunchKey {
-            kernel: group.kernel,
-            tile: group.tile,
+            kernel,
             pack: group.pack,
             part,
         },
@@ -177,7 +189,7 @@ fn launch(
         run: run_length(keys / items.len().max(1) as u64),
         long: keys * plan.spec.kv_bytes_per_token() >= LONG,
         joint: items.iter().any(WorkItem::is_joint),
-    }
+    })
 }
 
 /// Bytes of keys and values from which on a launch is long. On an H200 (L2 of 50 MB) decodes of fewer do better
@@ -224,7 +236,7 @@ pub(super) mod tests {
 
     pub(crate) fn agenda(plan: &Plan) -> Agenda {
         let mut agenda = Agenda::default();
-        agenda.fill(plan, plan.merge_mode);
+        agenda.fill(plan, plan.merge_mode).unwrap();
         agenda
     }
 

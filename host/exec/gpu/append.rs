@@ -5,14 +5,14 @@ mod tests;
 
 use kernels_gpu::{
     abi::{AppendParams, AppendTensor, KvStrides},
-    append::VECTORS_PER_BLOCK,
     divisor::Divisor,
+    passes::append::{THREADS, VECTORS_PER_BLOCK},
+    registry::{Element, Op},
 };
 
 use super::{
     DeviceArray, DevicePtr, DeviceTensor, Gpu, Stream,
     launch::Launch,
-    module::{Carveout, Kernel, Modules},
     tensor::{COUNTED, fits},
 };
 use crate::{
@@ -65,22 +65,6 @@ impl KvPool {
         self.k_strides = k;
         self.v_strides = v;
         self
-    }
-}
-
-/// Entries by the bytes that a thread moves at once.
-pub(super) struct Kernels {
-    by_16: Kernel,
-    by_8: Kernel,
-}
-
-impl Kernels {
-    pub(super) fn load(modules: &Modules, max_shared: u32) -> Result<Self, Error> {
-        let kernel = |name| modules.kernel(name, Carveout::Default, max_shared);
-        Ok(Self {
-            by_16: kernel("append_paged_kv_16")?,
-            by_8: kernel("append_paged_kv_8")?,
-        })
     }
 }
 
@@ -150,19 +134,13 @@ impl Gpu {
     /// As [`append_paged_kv`](Self::append_paged_kv), for what the parameters point to.
     unsafe fn append(
         &self,
-        (params, vector): (AppendParams, u32),
+        (params, vector_bytes): (AppendParams, u32),
         sides: u32,
         stream: Stream,
     ) -> Result<(), Error> {
-        let kernel = match vector {
-            16 => &self.append.by_16,
-            _ => &self.append.by_8,
-        };
+        let kernel = self.pass(Op::Append { vector_bytes }, Element::Any)?;
         let vectors = params.k.vectors.max(params.v.vectors);
-        let mut launch = Launch::new(
-            vectors.div_ceil(VECTORS_PER_BLOCK),
-            kernels_gpu::append::THREADS,
-        );
+        let mut launch = Launch::new(vectors.div_ceil(VECTORS_PER_BLOCK), THREADS);
         launch.grid[1] = sides;
         // SAFETY: the kernel takes `AppendParams`, and the caller vouches for what they point to.
         unsafe { self.launch(kernel, &launch, &params, stream) }

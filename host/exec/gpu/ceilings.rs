@@ -1,33 +1,13 @@
-//! The limits of the hardware, to measure by: see [`kernels_gpu::ceilings`].
+//! The limits of the hardware, to measure by: see [`kernels_gpu::measure::ceilings`].
 
 use kernels_gpu::{
     abi::CeilingParams,
-    ceilings::{MULTIPLIERS, MULTIPLY_FLOPS, MULTIPLY_SHARED, READ_TILE, READERS},
+    measure::ceilings::{MULTIPLIERS, MULTIPLY_FLOPS, MULTIPLY_SHARED, READ_TILE, READERS},
+    registry::{Element, Op},
 };
 
-use super::{
-    DevicePtr, Gpu, Stream,
-    launch::Launch,
-    module::{Carveout, Kernel, Modules},
-};
+use super::{DevicePtr, Gpu, Stream, launch::Launch};
 use crate::Error;
-
-pub(super) struct Kernels {
-    read: Kernel,
-    /// None before Hopper.
-    multiply: Option<Kernel>,
-}
-
-impl Kernels {
-    pub(super) fn load(modules: &Modules, max_shared: u32) -> Result<Self, Error> {
-        Ok(Self {
-            read: modules.kernel("ceiling_read", Carveout::Default, max_shared)?,
-            multiply: modules
-                .kernel("ceiling_multiply", Carveout::Shared, max_shared)
-                .ok(),
-        })
-    }
-}
 
 impl Gpu {
     /// Reads memory as fast as that can be done, in whole tiles of 64 KB.
@@ -45,6 +25,7 @@ impl Gpu {
         sink: DevicePtr,
         stream: Stream,
     ) -> Result<(), Error> {
+        let kernel = self.pass(Op::MeasureRead, Element::Any)?;
         let count = u32::try_from(bytes / READ_TILE as usize).unwrap_or(u32::MAX);
         let launch = Launch::new((4 * self.multiprocessors).min(count), READERS);
         let params = CeilingParams {
@@ -54,7 +35,7 @@ impl Gpu {
             reserved: 0,
         };
         // SAFETY: the caller's promise.
-        unsafe { self.launch(&self.ceilings.read, &launch, &params, stream) }
+        unsafe { self.launch(kernel, &launch, &params, stream) }
     }
 
     /// Multiplies matrices as fast as that can be done, on all SMs, so many rounds; the operations that it
@@ -72,13 +53,7 @@ impl Gpu {
         sink: DevicePtr,
         stream: Stream,
     ) -> Result<u64, Error> {
-        let Some(kernel) = &self.ceilings.multiply else {
-            return Err(Error::UnsupportedArchitecture {
-                device: self.name.clone(),
-                compute: self.compute,
-                built_for: vec!["sm_90a"],
-            });
-        };
+        let kernel = self.pass(Op::MeasureProducts, Element::Any)?;
         let mut launch = Launch::new(self.multiprocessors, MULTIPLIERS);
         launch.shared = MULTIPLY_SHARED;
         let params = CeilingParams {

@@ -1,26 +1,24 @@
 //! Decode on the GPU: one tile group of a plan.
 
-mod kernels;
 mod walk;
 
 use kernels_gpu::{
     abi::{AttentionParams, DecodeParams, LaunchRecord, MergeRow, QueryRow, WorkItem},
-    decode::layout::KEYS,
     divisor::Divisor,
+    registry::{Arch, KernelId, KernelInfo, Loads, Op},
 };
 
 use super::{
-    DeviceArray, DeviceTensor, Family, Gpu, KvPool, PartialStates, Stream,
-    launch::{Launch, Prepared},
-    steps::Step,
+    DeviceArray, DeviceTensor, Gpu, KvPool, PartialStates, Stream,
+    maps::{BOX_TOKENS, Maps, ShapeId},
+    registry::check_serves,
+    steps::{Parameters, Step},
     tensor::{COUNTED, VECTOR_BYTES, fits},
 };
 use crate::{
     Error,
     problem::{Dtype, Spec},
 };
-use kernels::Form;
-pub(super) use kernels::Kernels;
 use walk::Walk;
 
 /// A group of gathered items ([`plan::Kernel::Decode`](crate::plan::Kernel)) of one part, and the memory that goes
@@ -64,17 +62,16 @@ pub struct DecodeCall<'a> {
 /// How a launch goes about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodeTile {
-    /// Rows of a tile, at most 128: no item has more query tokens × query heads per KV head. The kernel
-    /// with the smallest tile that has so many rows is taken.
+    /// The kernel, a [`Op::Decode`] for these heads; one that runs beside a prefill leaves merges to others.
+    pub kernel: KernelId,
+    /// No item has more query tokens × query heads per KV head. A kernel that loads pages has tiles of so many rows;
+    /// one that loads rows cuts items to its own.
     pub rows: u32,
     /// Units (items × KV heads) that a CTA claims at a time: 1, or several where they are short. (Kernels
     /// for more than 16 rows always claim one.)
     pub run: u32,
     /// The launch reads several times what L2 holds. A matter of speed alone; a record knows better.
     pub long: bool,
-    /// Leaves so many bytes of each SM's shared memory to a prefill, where there is such a kernel: for 8 rows of
-    /// 128 elements, without soft cap, that somebody else merges.
-    pub beside: Option<u32>,
 }
 
 impl Gpu {
@@ -82,7 +79,7 @@ impl Gpu {
     /// [`DIRECT`](crate::abi::DIRECT) are written to `out` and `lse`, others to their partial state, and merged
     /// where there are `arrivals`.
     ///
-    /// Takes the family that [`Gpu::decode_family`] says. Nothing is allocated and nothing waited for, so that
+    /// Takes the kernel that [`Gpu::decode_kernel`] says. Nothing is allocated and nothing waited for, so that
     /// the call can be captured in a graph.
     ///
     /// # Safety
@@ -93,90 +90,63 @@ impl Gpu {
     ///
     /// # Errors
     /// A variant for each thing that can be wrong with a tensor, before anything is launched;
-    /// [`Error::UnsupportedArchitecture`] or [`Error::NoInstance`] where the GPU has no such kernel;
-    /// [`Error::Driver`] if the launch fails.
+    /// [`Error::NoInstance`] where the GPU has no such kernel; [`Error::Driver`] if the launch fails.
     pub unsafe fn decode(&self, call: &DecodeCall<'_>, stream: Stream) -> Result<(), Error> {
-        // SAFETY: the caller's promise.
-        unsafe { self.decode_on(self.decode_family(call.spec, call.pool), call, stream) }
-    }
-
-    /// The kernels that suit a pool best: [`Family::Sm90`] on Hopper, where tensor maps can describe the pool
-    /// (pages of a multiple of 8 tokens), else [`Family::Sm80`]. Joint items are for the former alone.
-    #[must_use]
-    pub fn decode_family(&self, spec: &Spec, pool: &KvPool) -> Family {
-        let mapped = pool.k_strides == pool.v_strides
-            && Walk::new(spec, pool.pages, &pool.k_strides).is_ok();
-        if mapped && !self.decode.is_empty() {
-            Family::Sm90
-        } else {
-            Family::Sm80
-        }
-    }
-
-    /// [`Gpu::decode`] by the kernels of a family. Those of [`Family::Sm80`] take pages of any size and cut items to
-    /// their tiles, but no joint ones.
-    ///
-    /// # Safety
-    /// - As [`Gpu::decode`]'s.
-    ///
-    /// # Errors
-    /// As [`Gpu::decode`].
-    pub unsafe fn decode_on(
-        &self,
-        family: Family,
-        call: &DecodeCall<'_>,
-        stream: Stream,
-    ) -> Result<(), Error> {
-        let step = self.prepare_decode(family, call)?;
+        let kernel = self.decode_kernel(call.tile.kernel, call.spec, call.pool);
+        let step = self.prepare_decode(kernel, call, &mut Maps::default())?;
         // SAFETY: the caller vouches for what the parameters point to.
         unsafe { self.launch_step(&step, stream) }
     }
 
-    /// All checks of [`decode_on`](Self::decode_on), and the launch that they allow.
-    pub(super) fn prepare_decode(
-        &self,
-        family: Family,
-        call: &DecodeCall<'_>,
-    ) -> Result<Step, Error> {
-        check(call)?;
-        Ok(match family {
-            Family::Sm80 => Step::DecodeGather(self.prepare_decode_gathered(call)?),
-            Family::Sm90 => Step::Decode(self.prepare_decode_mapped(call)?),
-        })
+    /// What decodes that are to run by `kernel` do run by: by itself, or where it loads pages and tensor maps cannot
+    /// describe the pool (pages of a multiple of 8 tokens) by the one that does the same row by row. Joint items are
+    /// for the former alone.
+    #[must_use]
+    pub fn decode_kernel(&self, kernel: KernelId, spec: &Spec, pool: &KvPool) -> KernelId {
+        let loads = match kernel.info().loads {
+            Loads::Pages => {
+                pool.k_strides == pool.v_strides
+                    && Walk::new(spec, pool.pages, &pool.k_strides).is_ok()
+            }
+            Loads::Rows | Loads::PagesOrRows => true,
+        };
+        match loads && self.has(kernel) {
+            true => kernel,
+            false => kernel.on(Arch::Sm80).unwrap_or(kernel),
+        }
     }
 
-    fn prepare_decode_mapped(
+    /// All checks of a launch by `kernel`, and what it takes.
+    pub(super) fn prepare_decode(
         &self,
+        kernel: KernelId,
         call: &DecodeCall<'_>,
-    ) -> Result<Prepared<DecodeParams>, Error> {
-        if self.decode.is_empty() {
-            return Err(Error::UnsupportedArchitecture {
-                device: self.name.clone(),
-                compute: self.compute,
-                built_for: vec!["sm_90a"],
-            });
+        maps: &mut Maps,
+    ) -> Result<Step, Error> {
+        check(call)?;
+        check_serves(kernel, Op::Decode, call.spec, call.pool.dtype)?;
+        let kernel = self.kernel(kernel)?;
+        if kernel.info.loads == Loads::Rows {
+            return self.prepare_decode_rows(kernel, call);
         }
-        let DecodeCall { spec, tile, .. } = *call;
-        let merges = call.arrivals.is_some();
-        let chosen = self.decode.choose(spec, call.pool.dtype, tile, merges);
-        let Some((kernel, form)) = chosen else {
-            return Err(extent(
-                "the tile",
-                "rows",
-                tile.rows as usize,
-                "at most 128",
-            ));
-        };
-        let mut parameters = parameters(call, &form)?;
+        let row = kernel.info;
+        let rows = call.tile.rows;
+        if rows > row.rows {
+            let rule = format!("at most {}, those of {}", row.rows, row.name);
+            return Err(extent("the tile", "rows", rows as usize, rule));
+        }
+        if row.co_resident && call.arrivals.is_some() {
+            let rule = format!("0: {} leaves merges to others", row.name);
+            return Err(extent("arrivals", "counters", call.merges.len, rule));
+        }
+        let (mut parameters, shapes) = parameters(call, row, maps)?;
         let ctas = parameters.attention.units.div_ceil(parameters.run);
-        let resident = self.multiprocessors * form.ctas_per_sm;
-        let mut launch = Launch::new(ctas.min(resident), form.threads);
-        launch.shared = form.shared_bytes;
         parameters.attention.leave_to_record(call.items.len);
-        Ok(Prepared {
+        Ok(Step {
             kernel: *kernel,
-            launch,
-            parameters,
+            launch: self.resident(kernel, ctas),
+            part: 0,
+            parameters: Parameters::Decode(parameters, shapes),
         })
     }
 }
@@ -291,7 +261,11 @@ fn check(call: &DecodeCall<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-fn parameters(call: &DecodeCall<'_>, form: &Form) -> Result<DecodeParams, Error> {
+fn parameters(
+    call: &DecodeCall<'_>,
+    row: &KernelInfo,
+    maps: &mut Maps,
+) -> Result<(DecodeParams, ShapeId), Error> {
     let DecodeCall {
         spec, tile, pool, ..
     } = *call;
@@ -306,12 +280,14 @@ fn parameters(call: &DecodeCall<'_>, form: &Form) -> Result<DecodeParams, Error>
     let walk = Walk::new(spec, pool.pages, &pool.k_strides)?;
     let page_size = pool.k_strides.page_size;
     // The largest power of two that divides page and chunk.
-    let piece_tokens = (1 << page_size.trailing_zeros()).min(KEYS);
+    let piece_tokens = (1 << page_size.trailing_zeros()).min(BOX_TOKENS);
     let halves = spec.head_dim_qk / 64;
     let outside = fits("pages × KV heads", walk.dims[4] as usize, COUNTED)?;
-    Ok(DecodeParams {
-        k_map: walk.map("k", pool.k, pool.dtype, halves, piece_tokens)?,
-        v_map: walk.map("v", pool.v, pool.dtype, halves, piece_tokens)?,
+    let shape = walk.shape(pool.dtype, halves, piece_tokens);
+    let (shape, k_map) = maps.make("k", pool.k, shape)?;
+    let parameters = DecodeParams {
+        k_map,
+        v_map: maps.at("v", pool.v, shape)?,
         attention: attention(call, 1)?,
         group: Divisor::new(spec.group()),
         kv_heads: Divisor::new(spec.kv_heads),
@@ -320,12 +296,13 @@ fn parameters(call: &DecodeCall<'_>, form: &Form) -> Result<DecodeParams, Error>
         half_per_head: walk.half_per_head,
         page_per_page: walk.page_per_page,
         page_per_head: walk.page_per_head,
-        stages: form.stages,
-        run: tile.run.clamp(1, form.run),
+        stages: row.stages,
+        run: tile.run.clamp(1, row.run),
         outside,
         long: tile.long.into(),
         reserved: 0,
-    })
+    };
+    Ok((parameters, shape))
 }
 
 /// What all decode kernels take, for items that come in so many pieces.

@@ -15,16 +15,17 @@ fn nearest(name: &str, compute: (u32, u32)) -> &'static str {
 }
 
 impl Gpu {
-    /// What to plan for: the nearest of the known devices, with this one's number of SMs and with the tiles
-    /// that this build has kernels for.
+    /// What to plan for: the nearest of the known devices, with this one's number of SMs. Where there are no kernels of
+    /// its own architecture in the program, with those of Ampere.
     #[must_use]
     pub fn device(&self) -> DeviceDescription {
         let name = nearest(&self.name, self.compute);
         let mut device = DeviceDescription::named(name).expect("it is built in");
         device.sms = self.multiprocessors;
-        device.compute_capability = self.compute;
-        device.decode.compiled = self.decode.instances();
-        device.prefill.compiled = self.prefill.instances();
+        device.compute_capability = match self.arch() {
+            "sm_80" => self.compute.min((8, 9)),
+            _ => self.compute,
+        };
         device
     }
 

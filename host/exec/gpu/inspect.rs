@@ -206,7 +206,7 @@ mod tests {
             .unwrap();
         let layout = WorkspaceLayout::new(&spec, &Bound::of(&plan));
         let mut agenda = Agenda::default();
-        agenda.fill(&plan, plan.merge_mode);
+        agenda.fill(&plan, plan.merge_mode).unwrap();
         let known = Known::of(&plan);
         let check = |damage: &dyn Fn(&mut Plan), pages: u32, tokens: u32| {
             let mut plan = plan.clone();

@@ -57,7 +57,7 @@ impl Launch {
         for (what, got, limit) in limits {
             if got > limit {
                 return Err(Error::LaunchLimit {
-                    kernel: kernel.name,
+                    kernel: kernel.info.name,
                     what,
                     got: got.into(),
                     limit: limit.into(),
@@ -68,31 +68,7 @@ impl Launch {
     }
 }
 
-/// A launch that was checked, with everything that goes with it.
-#[derive(Clone, Copy, Debug)]
-pub struct Prepared<P> {
-    pub kernel: Kernel,
-    pub launch: Launch,
-    pub parameters: P,
-}
-
 impl Gpu {
-    /// # Safety
-    /// As [`launch`](Self::launch).
-    pub(super) unsafe fn launch_prepared<P: Copy>(
-        &self,
-        prepared: &Prepared<P>,
-        stream: Stream,
-    ) -> Result<(), Error> {
-        let Prepared {
-            kernel,
-            launch,
-            parameters,
-        } = prepared;
-        // SAFETY: the caller's promises.
-        unsafe { self.launch(kernel, launch, parameters, stream) }
-    }
-
     /// Launches a kernel whose only parameter is `parameters`. A launch without blocks is none.
     ///
     /// # Safety
@@ -107,13 +83,31 @@ impl Gpu {
         parameters: &P,
         stream: Stream,
     ) -> Result<(), Error> {
+        let _current = Current::enter(self.context.raw())?;
+        let parameters = (&raw const *parameters).cast::<c_void>();
+        // SAFETY: the caller's promises.
+        unsafe { launch.make(kernel, parameters, stream) }
+    }
+}
+
+impl Launch {
+    /// [`Gpu::launch`] in the current context, by the address of the parameters.
+    ///
+    /// # Safety
+    /// As [`Gpu::launch`].
+    pub(super) unsafe fn make(
+        &self,
+        kernel: &Kernel,
+        parameters: *const c_void,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let launch = self;
         launch.check(kernel)?;
         if launch.grid.contains(&0) {
             return Ok(());
         }
-        let _current = Current::enter(self.context.raw())?;
         // The driver reads the parameters before it returns and does not write them.
-        let mut pointers = [(&raw const *parameters).cast_mut().cast::<c_void>()];
+        let mut pointers = [parameters.cast_mut()];
         let overlap = LaunchAttribute::new(LaunchAttribute::PROGRAMMATIC_STREAM_SERIALIZATION, [1]);
         let cluster =
             LaunchAttribute::new(LaunchAttribute::CLUSTER_DIMENSION, [launch.cluster, 1, 1]);

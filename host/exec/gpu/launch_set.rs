@@ -1,11 +1,14 @@
 //! The launches that a captured graph has, whatever the plan. Needs no GPU.
 
-use kernels_gpu::abi::LaunchRecord;
+use kernels_gpu::{
+    abi::LaunchRecord,
+    registry::{KernelId, Loads, Op},
+};
 
-use super::agenda::Agenda;
+use super::agenda::{Agenda, GroupLaunch};
 use crate::{
     Error,
-    plan::{DeviceDescription, Kernel, Plan, Tile, tiles::TileTable},
+    plan::{DeviceDescription, Plan, tiles::TileTable},
     problem::Spec,
 };
 
@@ -14,9 +17,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LaunchKey {
     /// The kernel.
-    pub kernel: Kernel,
-    /// Its tile.
-    pub tile: Tile,
+    pub kernel: KernelId,
     /// Query heads that share a tile.
     pub pack: u32,
     /// The part of the batch: parts have their own page pools.
@@ -48,18 +49,9 @@ impl LaunchSet {
     /// # Errors
     /// [`PlanError::NoTile`](crate::plan::PlanError::NoTile).
     pub fn decodes(device: &DeviceDescription, spec: &Spec) -> Result<Self, Error> {
-        let tiles = TileTable::new(device, spec, None, None)?;
-        let tiles = tiles.all(Kernel::Decode).into_iter();
-        let key = |tile| LaunchKey {
-            kernel: Kernel::Decode,
-            tile,
-            pack: spec.group(),
-            part: 0,
-        };
-        Ok(Self {
-            keys: tiles.map(key).collect(),
-            pairs: Vec::new(),
-        })
+        let mut set = Self::new();
+        set.add_decodes(&TileTable::new(device, spec, None)?, spec);
+        Ok(set)
     }
 
     /// What any plan of one part needs: prefills, decodes, and both together in whatever form.
@@ -68,39 +60,46 @@ impl LaunchSet {
     /// [`PlanError::NoTile`](crate::plan::PlanError::NoTile).
     pub fn all(device: &DeviceDescription, spec: &Spec) -> Result<Self, Error> {
         let mut set = Self::new();
-        set.add(&TileTable::new(device, spec, None, None)?, spec);
-        for config in &device.pod.configs {
-            let prefill = (config.prefill, config.prefill_pack);
-            if let Ok(tiles) = TileTable::new(device, spec, config.decode, Some(prefill)) {
-                set.add(&tiles, spec);
+        let tables = device.pod.configs.iter();
+        let tables = tables.filter_map(|config| TileTable::fused(device, spec, None, config));
+        for tiles in [TileTable::new(device, spec, None)?]
+            .into_iter()
+            .chain(tables)
+        {
+            set.add_decodes(&tiles, spec);
+            for step in tiles.prefills() {
+                set.add(step.kernel, step.pack);
             }
         }
         Ok(set)
     }
 
-    fn add(&mut self, tiles: &TileTable, spec: &Spec) {
-        let key = |kernel, tile, pack| LaunchKey {
-            kernel,
-            tile,
-            pack,
-            part: 0,
-        };
-        let decodes = tiles.all(Kernel::Decode).into_iter();
-        let decodes = decodes.map(|tile| key(Kernel::Decode, tile, spec.group()));
-        let prefills = tiles.prefills().iter();
-        let prefills = prefills.map(|step| key(Kernel::Prefill, step.tile, step.pack));
-        for key in decodes.chain(prefills) {
-            if !self.keys.contains(&key) {
-                self.keys.push(key);
-            }
+    fn add_decodes(&mut self, tiles: &TileTable, spec: &Spec) {
+        for choice in tiles.decodes() {
+            self.add(choice.kernel, spec.group());
         }
     }
 
-    /// Also what this plan needs.
+    /// None where the device is no GPU.
+    fn add(&mut self, kernel: Option<KernelId>, pack: u32) {
+        let key = |kernel| LaunchKey {
+            kernel,
+            pack,
+            part: 0,
+        };
+        let Some(key) = kernel.map(key) else { return };
+        if !self.keys.contains(&key) {
+            self.keys.push(key);
+        }
+    }
+
+    /// Also what this plan needs; nothing of one that is not for a GPU.
     #[must_use]
     pub fn and(mut self, plan: &Plan) -> Self {
         let mut agenda = Agenda::default();
-        agenda.fill(plan, plan.merge_mode);
+        if agenda.fill(plan, plan.merge_mode).is_err() {
+            return self;
+        }
         for launch in &agenda.launches {
             if !self.keys.contains(&launch.key) {
                 self.keys.push(launch.key);
@@ -140,6 +139,23 @@ impl LaunchSet {
         &self.keys
     }
 
+    /// Which launch of the set does what a plan's does: by the kernel that it names, or by one of another architecture
+    /// that cuts its items.
+    fn place(&self, launch: &GroupLaunch) -> Option<usize> {
+        let LaunchKey { kernel, pack, part } = launch.key;
+        let same = |key: &LaunchKey| {
+            let info = key.kernel.info();
+            info.loads == Loads::Rows
+                && (info.multi_table || !launch.joint)
+                && kernel.on(info.arch) == Some(key.kernel)
+                && (key.pack, key.part) == (pack, part)
+                && info.rows >= kernel.info().rows
+        };
+        let mut keys = self.keys.iter();
+        let named = keys.clone().position(|key| *key == launch.key);
+        named.or_else(|| keys.position(same))
+    }
+
     /// For each launch of the set what it has to do, and last what the merging kernel has to do.
     pub(super) fn records(
         &self,
@@ -148,8 +164,7 @@ impl LaunchSet {
     ) -> Result<(), Error> {
         records.fill(LaunchRecord::default());
         for launch in &agenda.launches {
-            let known = self.keys.iter().position(|key| *key == launch.key);
-            let Some(at) = known else {
+            let Some(at) = self.place(launch) else {
                 return Err(Error::NotCaptured {
                     launch: format!("{:?}", launch.key),
                 });
@@ -168,8 +183,8 @@ impl LaunchSet {
 
 /// Which of a run's launches are a prefill and the decode that goes with it in one kernel.
 pub(super) fn pairs(keys: &[LaunchKey]) -> Vec<[usize; 2]> {
-    let of = |kernel, part| {
-        let wanted = move |key: &LaunchKey| key.kernel == kernel && key.part == part;
+    let of = |op, part| {
+        let wanted = move |key: &LaunchKey| key.kernel.info().op == op && key.part == part;
         keys.iter().position(wanted)
     };
     let parts = keys
@@ -177,7 +192,7 @@ pub(super) fn pairs(keys: &[LaunchKey]) -> Vec<[usize; 2]> {
         .map(|key| key.part)
         .max()
         .map_or(0, |last| last + 1);
-    let pair = |part| Some([of(Kernel::Prefill, part)?, of(Kernel::Decode, part)?]);
+    let pair = |part| Some([of(Op::Prefill, part)?, of(Op::Decode, part)?]);
     (0..parts).filter_map(pair).collect()
 }
 

@@ -1,20 +1,13 @@
-//! Launches of [`kernels_gpu::loops`]: how well work at two limits overlaps, without attention.
+//! Launches of [`kernels_gpu::measure::loops`]: how well work at two limits overlaps, without attention.
 
 use kernels_gpu::{
     abi::LoopsParams,
-    loops::{Binding, SHARED, THREADS},
+    measure::loops::{Binding, SHARED, THREADS},
+    registry::{Element, Op},
 };
 
-use super::{
-    Gpu, Stream,
-    launch::Launch,
-    module::{Carveout, Kernel, Modules},
-};
+use super::{Gpu, Stream, launch::Launch};
 use crate::Error;
-
-pub(super) fn load(modules: &Modules, max_shared: u32) -> Result<Kernel, Error> {
-    modules.kernel("overlap_loops", Carveout::Default, max_shared)
-}
 
 impl Gpu {
     /// Runs the memory-bound loop, the compute-bound one, or both in one launch.
@@ -31,6 +24,7 @@ impl Gpu {
         mut params: LoopsParams,
         stream: Stream,
     ) -> Result<(), Error> {
+        let kernel = self.pass(Op::MeasureOverlap, Element::Any)?;
         params.binding = binding as u32;
         let loops = match binding {
             Binding::Memory | Binding::Compute => 1,
@@ -39,6 +33,6 @@ impl Gpu {
         let mut launch = Launch::new(loops * params.blocks, THREADS);
         launch.shared = SHARED;
         // SAFETY: the caller's promise.
-        unsafe { self.launch(&self.loops, &launch, &params, stream) }
+        unsafe { self.launch(kernel, &launch, &params, stream) }
     }
 }

@@ -6,13 +6,15 @@ mod tests;
 use kernels_gpu::{
     abi::{LaunchRecord, MergeParams, MergeRow},
     divisor::Divisor,
-    merge::{CHUNK, FEW, THREADS},
+    passes::merge::{CHUNK, FEW, THREADS},
+    registry::Op,
 };
 
 use super::{
     DeviceArray, DeviceTensor, Gpu, Stream,
-    launch::{Launch, Prepared},
-    module::{Carveout, Kernel, Modules},
+    launch::Launch,
+    registry::element,
+    steps::{Parameters, Step},
     tensor::{COUNTED, VECTOR_BYTES, fits},
 };
 use crate::{Error, exec::check_merged_heads, problem::Dtype};
@@ -47,24 +49,6 @@ impl PartialStates {
     }
 }
 
-/// The entries, for outputs in bf16, f16 and f32.
-pub(super) struct Kernels {
-    many: [Kernel; 3],
-    few: [Kernel; 3],
-}
-
-impl Kernels {
-    pub(super) fn load(modules: &Modules, max_shared: u32) -> Result<Self, Error> {
-        // Loads in flight live in L1, so it is not cut down here.
-        let kernel = |name| modules.kernel(name, Carveout::Default, max_shared);
-        let [bf16, f16, f32] = ["merge_states_bf16", "merge_states_f16", "merge_states_f32"];
-        let many = [kernel(bf16)?, kernel(f16)?, kernel(f32)?];
-        let [bf16, f16, f32] = ["merge_few_bf16", "merge_few_f16", "merge_few_f32"];
-        let few = [kernel(bf16)?, kernel(f16)?, kernel(f32)?];
-        Ok(Self { many, few })
-    }
-}
-
 impl Gpu {
     /// Combines the partial states of each row in the order in which its slots are listed.
     ///
@@ -94,9 +78,9 @@ impl Gpu {
         lse: Option<&DeviceTensor<2>>,
         stream: Stream,
     ) -> Result<(), Error> {
-        let prepared = self.prepare_merge(partials, rows, merge_slots, out, lse, None)?;
-        // SAFETY: the kernel takes `MergeParams`, and the caller vouches for what they point to.
-        unsafe { self.launch_prepared(&prepared, stream) }
+        let step = self.prepare_merge(partials, rows, merge_slots, out, lse, None)?;
+        // SAFETY: the caller vouches for what the parameters point to.
+        unsafe { self.launch_step(&step, stream) }
     }
 
     /// All checks of [`merge_states`](Self::merge_states), and the launch that they allow. A record says how
@@ -109,23 +93,16 @@ impl Gpu {
         out: &DeviceTensor<3>,
         lse: Option<&DeviceTensor<2>>,
         record: Option<DeviceArray<LaunchRecord>>,
-    ) -> Result<Prepared<MergeParams>, Error> {
+    ) -> Result<Step, Error> {
         let mut parameters = parameters(partials, rows, merge_slots, out, lse)?;
         let blocks = parameters.chunks.div_ceil(THREADS);
-        let kernels = match blocks <= FEW.blocks * self.multiprocessors {
-            true => &self.merge.few,
-            false => &self.merge.many,
-        };
-        let kernel = match out.dtype {
-            Dtype::BF16 => kernels[0],
-            Dtype::F16 => kernels[1],
-            _ => kernels[2],
-        };
+        let few = blocks <= FEW.blocks * self.multiprocessors;
         parameters.record = record.map_or(0, |record| record.address);
-        Ok(Prepared {
-            kernel,
+        Ok(Step {
+            kernel: *self.pass(Op::Merge { few }, element(out.dtype))?,
             launch: Launch::new(blocks, THREADS),
-            parameters,
+            part: 0,
+            parameters: Parameters::Merge(parameters),
         })
     }
 }

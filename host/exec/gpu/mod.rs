@@ -53,7 +53,7 @@ pub mod cudarc;
 #[cfg(feature = "cust")]
 pub mod cust;
 mod decode;
-mod decode_gather;
+mod decode_rows;
 mod device;
 mod driver;
 mod embedded;
@@ -61,12 +61,14 @@ mod inspect;
 mod launch;
 mod launch_set;
 mod loops;
+mod maps;
 mod memory;
 mod merge;
 mod module;
 mod pod;
 mod prefill;
-mod prefill_gather;
+mod prefill_rows;
+mod registry;
 mod resources;
 mod run;
 mod steps;
@@ -75,6 +77,8 @@ mod tensor_map;
 mod workspace;
 
 use std::fmt;
+
+pub use kernels_gpu::registry::{Arch, KernelId, KernelInfo};
 
 pub use append::KvPool;
 pub use decode::{DecodeCall, DecodeTile};
@@ -88,21 +92,12 @@ pub use prefill::PrefillCall;
 pub use resources::OwnedStream;
 pub use tensor::{DeviceArray, DeviceTensor};
 pub use tensor_map::{Swizzle, TensorMap};
-pub use workspace::{Streams, Workspace, WorkspaceOptions};
+pub use workspace::{Workspace, WorkspaceOptions};
 
 use crate::Error;
 use driver::{Check, device_attribute};
 use module::{GpuName, Modules, Progress};
-
-/// A family of kernels, by the architecture that brought its instructions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Family {
-    /// `mma.sync`, `ldmatrix` and `cp.async`: on every GPU from Ampere on, with pages of any size.
-    Sm80,
-    /// `wgmma` and the tensor memory accelerator: on Hopper.
-    Sm90,
-}
+use registry::Kernels;
 
 /// How a [`Gpu`] is made: see [`Gpu::builder`].
 pub struct GpuBuilder<'a> {
@@ -148,15 +143,7 @@ impl fmt::Debug for GpuBuilder<'_> {
 
 /// A GPU with the kernels loaded. Make one for each device and keep it; threads may share it.
 pub struct Gpu {
-    merge: merge::Kernels,
-    append: append::Kernels,
-    ceilings: ceilings::Kernels,
-    loops: module::Kernel,
-    decode: decode::Kernels,
-    decode_gather: decode_gather::Kernels,
-    pod: pod::Kernels,
-    prefill: prefill::Kernels,
-    prefill_gather: prefill_gather::Kernels,
+    kernels: Kernels,
     modules: Modules,
     // Behind the modules: it is released after them.
     context: resources::PrimaryContext,
@@ -164,6 +151,8 @@ pub struct Gpu {
     name: String,
     compute: (u32, u32),
     multiprocessors: u32,
+    /// Shared memory of an SM.
+    shared_per_sm: u32,
 }
 
 impl Gpu {
@@ -227,21 +216,14 @@ impl Gpu {
         };
         let modules = Modules::load(modules, &gpu, context.raw(), progress)?;
         Ok(Self {
-            merge: merge::Kernels::load(&modules, max_shared)?,
-            append: append::Kernels::load(&modules, max_shared)?,
-            ceilings: ceilings::Kernels::load(&modules, max_shared)?,
-            loops: loops::load(&modules, max_shared)?,
-            decode: decode::Kernels::load(&modules, max_shared)?,
-            decode_gather: decode_gather::Kernels::load(&modules, max_shared)?,
-            pod: pod::Kernels::load(&modules, max_shared, shared_per_sm)?,
-            prefill: prefill::Kernels::load(&modules, max_shared)?,
-            prefill_gather: prefill_gather::Kernels::load(&modules, max_shared)?,
+            kernels: Kernels::load(&modules, max_shared)?,
             modules,
             context,
             device,
             name,
             compute,
             multiprocessors,
+            shared_per_sm,
         })
     }
 

@@ -5,6 +5,7 @@ use std::{
     fmt, ptr,
 };
 
+use kernels_gpu::registry::KernelInfo;
 use rayon::prelude::*;
 
 use super::driver::{
@@ -86,6 +87,7 @@ fn choose<'a>(
         .max_by_key(|module| arch_of(module));
     let Some(best) = best else {
         let mut built_for: Vec<_> = modules.iter().map(|module| module.arch).collect();
+        built_for.sort_unstable();
         built_for.dedup();
         return Err(Error::UnsupportedArchitecture {
             device: device.into(),
@@ -176,22 +178,21 @@ impl Modules {
     /// Finds a kernel and sets its attributes, once for all launches.
     pub(super) fn kernel(
         &self,
-        name: &'static str,
-        carveout: Carveout,
+        info: &'static KernelInfo,
         max_shared: u32,
     ) -> Result<Kernel, Error> {
         let _current = Current::enter(self.context)?;
-        let symbol = CString::new(name).unwrap_or_default();
+        let symbol = CString::new(info.name).unwrap_or_default();
         for &module in &self.handles {
             let mut function = Function::NULL;
             // SAFETY: the module is loaded and the name ends with a zero.
             let found = unsafe { cuModuleGetFunction(&mut function, module, symbol.as_ptr()) };
             if found == Code::SUCCESS {
-                return Kernel::new(name, function, carveout, max_shared);
+                return Kernel::new(info, function, max_shared);
             }
         }
         Err(Error::NoKernel {
-            kernel: name,
+            kernel: info.name,
             arch: self.arch,
         })
     }
@@ -284,34 +285,23 @@ fn ptx_version(ptx: &str) -> (u32, u32) {
     version.unwrap_or((0, 0))
 }
 
-/// How an SM's memory is shared out between L1 and shared memory while a kernel is on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carveout {
-    /// The driver decides, from what one block uses.
-    Default,
-    /// All to shared memory: blocks of several kernels can then share the SM.
-    Shared,
-}
-
 /// A kernel that is ready to be launched.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel {
-    /// Its name in the module.
-    pub name: &'static str,
+    /// Its row.
+    pub info: &'static KernelInfo,
     /// Threads of a block at most.
     pub max_threads: u32,
     /// Bytes of dynamic shared memory that a launch may ask for.
     pub max_dynamic_shared: u32,
+    /// CTAs that an SM holds, at least 1.
+    pub ctas_per_sm: u32,
     pub(super) function: Function,
 }
 
 impl Kernel {
-    fn new(
-        name: &'static str,
-        function: Function,
-        carveout: Carveout,
-        max_shared: u32,
-    ) -> Result<Self, Error> {
+    /// In the current context.
+    fn new(info: &'static KernelInfo, function: Function, max_shared: u32) -> Result<Self, Error> {
         let get = |attribute| {
             let mut value = 0;
             // SAFETY: writes one integer.
@@ -330,41 +320,43 @@ impl Kernel {
             function_attribute::MAX_DYNAMIC_SHARED_SIZE_BYTES,
             max_dynamic_shared,
         )?;
-        if carveout == Carveout::Shared {
+        // All of an SM's memory for shared memory, so that blocks of several kernels find room on it; but passes have
+        // their loads in flight in L1, which is not cut down there.
+        if info.is_attention() || info.shared_bytes > SMALL {
             set(function_attribute::PREFERRED_SHARED_MEMORY_CARVEOUT, 100)?;
         }
-        Ok(Self {
-            name,
+        let mut kernel = Self {
+            info,
             max_threads: get(function_attribute::MAX_THREADS_PER_BLOCK)?,
             max_dynamic_shared,
+            ctas_per_sm: info.ctas_per_sm.max(1),
             function,
-        })
+        };
+        if info.ctas_per_sm == 0 && info.shared_bytes <= max_dynamic_shared {
+            kernel.ctas_per_sm = kernel.resident(info.shared_bytes)?;
+        }
+        Ok(kernel)
     }
-}
 
-impl Modules {
-    /// Blocks of a launch that an SM holds at the same time.
-    pub(super) fn blocks_per_multiprocessor(
-        &self,
-        kernel: &Kernel,
-        threads: u32,
-        shared: u32,
-    ) -> Result<u32, Error> {
-        let _current = Current::enter(self.context)?;
+    /// CTAs of so much shared memory that an SM holds at the same time, at least 1. In the current context.
+    pub(super) fn resident(&self, shared: u32) -> Result<u32, Error> {
         let mut blocks = 0;
         // SAFETY: writes one integer.
         unsafe {
             cuOccupancyMaxActiveBlocksPerMultiprocessor(
                 &mut blocks,
-                kernel.function,
-                threads as c_int,
+                self.function,
+                self.info.threads as c_int,
                 shared as usize,
             )
         }
         .check("cuOccupancyMaxActiveBlocksPerMultiprocessor")?;
-        Ok(blocks.unsigned_abs())
+        Ok(blocks.unsigned_abs().max(1))
     }
 }
+
+/// Shared memory of a kernel that does not live of it.
+const SMALL: u32 = 1 << 10;
 
 #[cfg(test)]
 mod tests {

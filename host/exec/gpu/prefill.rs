@@ -1,23 +1,22 @@
 //! Prefill items: which kernels run them, and those of Hopper.
 
-pub(super) mod kernels;
 mod maps;
 
 use kernels_gpu::{
     abi::{AttentionParams, LaunchRecord, PageCoordinates, PrefillParams, WorkItem},
     divisor::Divisor,
-    sm90::prefill::Shape,
+    registry::{Arch, KernelId, KernelInfo, Loads, Op},
 };
 
 use super::{
-    DeviceArray, DeviceTensor, Family, Gpu, KvPool, PartialStates, Stream,
-    launch::{Launch, Prepared},
-    prefill_gather::vectors,
-    steps::Step,
+    DeviceArray, DeviceTensor, Gpu, KvPool, PartialStates, Stream,
+    maps::{Maps, ShapeId},
+    prefill_rows::vectors,
+    registry::check_serves,
+    steps::{Parameters, Step},
     tensor::{COUNTED, VECTOR_BYTES, fits},
 };
-use crate::{Error, plan::Tile, problem::Spec};
-pub(super) use kernels::Kernels;
+use crate::{Error, problem::Spec};
 use maps::{box_tokens, heads_in_token, page_coordinates, page_map, query_map};
 
 /// A group of contiguous items ([`plan::Kernel::Prefill`](crate::plan::Kernel)) and the memory that goes with
@@ -26,9 +25,11 @@ use maps::{box_tokens, heads_in_token, page_coordinates, page_map, query_map};
 pub struct PrefillCall<'a> {
     /// The heads.
     pub spec: &'a Spec,
-    /// The group's tile: `m` rows are 128 or 192, and `n` chooses where there are several: 128 × 80 and
-    /// 128 × 64 at head dimension 128 leave room for a decode beside them. [`Family::Sm80`] cuts items of any size.
-    pub tile: Tile,
+    /// The kernel, a [`Op::Prefill`] for these heads.
+    pub kernel: KernelId,
+    /// No item has more query tokens × packed query heads. Kernels of Hopper have tiles of so many rows, those of
+    /// Ampere cut items to their own.
+    pub rows: u32,
     /// Query heads of a KV head that share a tile: a divisor of the group.
     pub pack: u32,
     /// The group's items, longest first.
@@ -55,8 +56,7 @@ impl Gpu {
     /// Runs a group of contiguous items: direct ones are written to `out` and `lse`, the others to `partials`,
     /// for [`Gpu::merge_states`] after it.
     ///
-    /// Takes the family that [`Gpu::prefill_family`] says. Nothing is allocated and nothing waited for, so that
-    /// the call can be captured in a graph.
+    /// Nothing is allocated and nothing waited for, so that the call can be captured in a graph.
     ///
     /// # Safety
     /// - All tensors and arrays are in this GPU's memory as described, and stay until the work on `stream`
@@ -69,74 +69,67 @@ impl Gpu {
     /// [`Error::NoInstance`] where no kernel was compiled for the call; a variant for each thing that can be
     /// wrong with a tensor, before anything is launched; [`Error::Driver`] if the launch fails.
     pub unsafe fn prefill(&self, call: &PrefillCall<'_>, stream: Stream) -> Result<(), Error> {
-        // SAFETY: the caller's promise.
-        unsafe { self.prefill_on(self.prefill_family(call), call, stream) }
-    }
-
-    /// The kernels that suit a call best: [`Family::Sm90`] where there are any for it, else
-    /// [`Family::Sm80`].
-    #[must_use]
-    pub fn prefill_family(&self, call: &PrefillCall<'_>) -> Family {
-        if self.prefill.find(call).is_ok() {
-            Family::Sm90
-        } else {
-            Family::Sm80
-        }
-    }
-
-    /// [`Gpu::prefill`] by the kernels of a family.
-    ///
-    /// # Safety
-    /// - As [`Gpu::prefill`]'s.
-    ///
-    /// # Errors
-    /// As [`Gpu::prefill`].
-    pub unsafe fn prefill_on(
-        &self,
-        family: Family,
-        call: &PrefillCall<'_>,
-        stream: Stream,
-    ) -> Result<(), Error> {
-        match self.prepare_prefill(family, call)? {
+        let kernel = self.prefill_kernel(call.kernel);
+        match self.prepare_prefill(kernel, call, &mut Maps::default())? {
             // SAFETY: the caller's promise.
             Some(step) => unsafe { self.launch_step(&step, stream) },
             None => Ok(()),
         }
     }
 
-    /// All checks of [`prefill_on`](Self::prefill_on), and the launch that they allow; none without items.
-    pub(super) fn prepare_prefill(
-        &self,
-        family: Family,
-        call: &PrefillCall<'_>,
-    ) -> Result<Option<Step>, Error> {
-        Ok(match family {
-            Family::Sm80 => self.prepare_gathered(call)?.map(Step::PrefillGather),
-            Family::Sm90 => self.prepare_mapped(call)?.map(Step::Prefill),
-        })
+    /// What prefills that are to run by `kernel` do run by: by itself, or where it is not loaded by the one of Ampere
+    /// that does the same.
+    #[must_use]
+    pub fn prefill_kernel(&self, kernel: KernelId) -> KernelId {
+        match self.has(kernel) {
+            true => kernel,
+            false => kernel.on(Arch::Sm80).unwrap_or(kernel),
+        }
     }
 
-    fn prepare_mapped(
+    /// All checks of a launch by `kernel`, and what it takes; none without items.
+    pub(super) fn prepare_prefill(
         &self,
+        kernel: KernelId,
         call: &PrefillCall<'_>,
-    ) -> Result<Option<Prepared<PrefillParams>>, Error> {
-        let entry = self.prefill.find(call)?;
+        maps: &mut Maps,
+    ) -> Result<Option<Step>, Error> {
+        check_serves(kernel, Op::Prefill, call.spec, call.q.dtype)?;
+        let kernel = self.kernel(kernel)?;
         if call.items.len == 0 {
             return Ok(None);
         }
-        let mut parameters = parameters(call, &entry.shape)?;
-        let mut launch = Launch::new(
-            self.multiprocessors.min(parameters.attention.units),
-            entry.shape.threads(),
-        );
-        launch.shared = entry.shape.shared_bytes();
+        if kernel.info.loads == Loads::Rows {
+            return self.prepare_prefill_rows(kernel, call).map(Some);
+        }
+        let row = kernel.info;
+        if call.rows > row.rows || call.pack > row.rows {
+            return Err(Error::Extent {
+                tensor: "the tile",
+                dimension: "rows",
+                got: call.rows.max(call.pack) as usize,
+                rule: format!("at most {}, those of {}", row.rows, row.name),
+            });
+        }
+        let (mut parameters, shapes) = parameters(call, row, maps)?;
+        let launch = self.resident(kernel, parameters.attention.units);
         parameters.attention.leave_to_record(call.items.len);
-        Ok(Some(Prepared {
-            kernel: entry.kernel,
+        Ok(Some(Step {
+            kernel: *kernel,
             launch,
-            parameters,
+            part: 0,
+            parameters: Parameters::Prefill(parameters, shapes),
         }))
     }
+}
+
+/// What the maps of a launch are made by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shapes {
+    pub(super) q: ShapeId,
+    pub(super) out: ShapeId,
+    /// Of keys and values, where they come by pages.
+    pub(super) pages: Option<[ShapeId; 2]>,
 }
 
 /// All checks that do not depend on how keys are loaded.
@@ -244,44 +237,49 @@ pub(super) fn attention(call: &PrefillCall<'_>, cuts: u32) -> Result<AttentionPa
 }
 
 /// All checks; the parameters of the launch.
-fn parameters(call: &PrefillCall<'_>, shape: &Shape) -> Result<PrefillParams, Error> {
+fn parameters(
+    call: &PrefillCall<'_>,
+    row: &KernelInfo,
+    maps: &mut Maps,
+) -> Result<(PrefillParams, Shapes), Error> {
     check(call)?;
     let (pool, spec) = (call.pool, call.spec);
+    let (k_strides, v_strides) = (&pool.k_strides, &pool.v_strides);
     let mut attention = attention(call, 1)?;
-    let in_token = heads_in_token(&pool.k_strides, spec, shape.head_dim);
-    let alike = in_token == heads_in_token(&pool.v_strides, spec, shape.value_dim);
-    let box_tokens = box_tokens(pool.k_strides.page_size, shape);
-    let (k_map, v_map, pages, box_tokens) = match in_token {
-        Some(in_token) if alike => {
-            let pages = page_coordinates(call, in_token)?;
-            let map = |name, address, strides, dim| {
-                page_map(name, address, strides, call, dim, in_token, box_tokens)
-            };
-            (
-                map("k pool", pool.k, &pool.k_strides, shape.head_dim)?,
-                map("v pool", pool.v, &pool.v_strides, shape.value_dim)?,
-                pages,
-                box_tokens,
-            )
-        }
+    let in_token = heads_in_token(k_strides, spec, row.head_dim);
+    let alike = in_token == heads_in_token(v_strides, spec, row.value_dim);
+    let mut box_tokens = box_tokens(k_strides.page_size, row.keys);
+    let (mut k_map, mut v_map) = ([0; 16], [0; 16]);
+    let (mut coordinates, mut pages) = (PageCoordinates::default(), None);
+    if let (Some(in_token), true) = (in_token, alike) {
+        let shape = |strides, dim| page_map(strides, call, dim, in_token, box_tokens);
+        let (k_shape, v_shape);
+        coordinates = page_coordinates(call, in_token)?;
+        (k_shape, k_map) = maps.make("k pool", pool.k, shape(k_strides, row.head_dim))?;
+        (v_shape, v_map) = maps.make("v pool", pool.v, shape(v_strides, row.value_dim))?;
+        pages = Some([k_shape, v_shape]);
+    } else {
         // Row by row.
-        _ => {
-            attention.k_strides = vectors("k pool", pool.k, &pool.k_strides, pool.pages)?;
-            attention.v_strides = vectors("v pool", pool.v, &pool.v_strides, pool.pages)?;
-            ([0; 16], [0; 16], PageCoordinates::default(), 1)
-        }
-    };
-    Ok(PrefillParams {
-        q_map: query_map("q", call.q, call, shape, shape.head_dim)?,
+        attention.k_strides = vectors("k pool", pool.k, k_strides, pool.pages)?;
+        attention.v_strides = vectors("v pool", pool.v, v_strides, pool.pages)?;
+        box_tokens = 1;
+    }
+    let shape = query_map(call.q, call, row.rows, row.head_dim);
+    let (q, q_map) = maps.make("q", call.q.address, shape)?;
+    let shape = query_map(call.out, call, row.rows, row.value_dim);
+    let (out, out_map) = maps.make("out", call.out.address, shape)?;
+    let parameters = PrefillParams {
+        q_map,
         k_map,
         v_map,
-        out_map: query_map("out", call.out, call, shape, shape.value_dim)?,
+        out_map,
         attention,
-        pages,
+        pages: coordinates,
         items: call.items.len as u32,
         box_tokens,
         pack: Divisor::new(call.pack),
-        page_size: Divisor::new(pool.k_strides.page_size),
+        page_size: Divisor::new(k_strides.page_size),
         reserved: [0; 2],
-    })
+    };
+    Ok((parameters, Shapes { q, out, pages }))
 }

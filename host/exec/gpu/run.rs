@@ -2,48 +2,35 @@
 
 use kernels_gpu::{
     abi::{LaunchRecord, WorkItem},
-    sm90::{prefill, slim},
+    registry::{Arch, KernelId, Op},
 };
 
 use super::{
-    DecodeCall, DecodeTile, DeviceArray, DeviceTensor, Family, Gpu, KvPool, LaunchKey, PrefillCall,
-    Stream, Workspace, agenda::GroupLaunch, steps::Step,
+    DecodeCall, DecodeTile, DeviceArray, DeviceTensor, Gpu, KvPool, PrefillCall, Stream, Workspace,
+    agenda::GroupLaunch,
+    maps::Maps,
+    steps::{Parameters, Run, Step, Tensors},
 };
-use crate::{Error, plan::Kernel};
+use crate::Error;
 
-/// What a run computes from and to.
-#[derive(Clone, Copy)]
-struct Tensors<'a> {
-    q: &'a DeviceTensor<3>,
-    pools: &'a [KvPool],
-    out: &'a DeviceTensor<3>,
-    lse: Option<&'a DeviceTensor<2>>,
+/// Of a launch of the run: its place, its items, and in a captured graph what says which of these are its own.
+fn place(
+    workspace: &Workspace,
+    index: usize,
+    launch: &GroupLaunch,
+) -> (DeviceArray<WorkItem>, Option<DeviceArray<LaunchRecord>>) {
+    let offset = u64::from(launch.first) * size_of::<WorkItem>() as u64;
+    let items = workspace.items().address + offset;
+    let record = workspace.captured().then(|| workspace.record(index));
+    (DeviceArray::new(items, launch.items as usize), record)
 }
 
-/// A launch of a group in a run.
-#[derive(Clone, Copy)]
-struct Group<'a> {
+/// What makes the launches of a run.
+struct Making<'a> {
+    gpu: &'a Gpu,
     workspace: &'a Workspace,
     tensors: &'a Tensors<'a>,
-    /// Of the group's part.
-    pool: &'a KvPool,
-    launch: &'a GroupLaunch,
-    /// Among the launches of the run.
-    index: usize,
-}
-
-impl Group<'_> {
-    fn items(&self) -> DeviceArray<WorkItem> {
-        let offset = u64::from(self.launch.first) * size_of::<WorkItem>() as u64;
-        let first = self.workspace.items().address + offset;
-        DeviceArray::new(first, self.launch.items as usize)
-    }
-
-    /// In a captured graph, what says which items are the launch's.
-    fn record(&self) -> Option<DeviceArray<LaunchRecord>> {
-        let workspace = self.workspace;
-        workspace.captured().then(|| workspace.record(self.index))
-    }
+    maps: Maps,
 }
 
 impl Gpu {
@@ -88,45 +75,53 @@ impl Gpu {
             return Err(Error::NoPlan);
         }
         let tensors = Tensors { q, pools, out, lse };
-        check(workspace, &tensors)?;
+        if !workspace.run.follow(&tensors, &mut workspace.maps)? {
+            check(workspace, &tensors)?;
+            self.prepare(workspace, &tensors)?;
+        }
         if workspace.options.checks {
             // SAFETY: the caller's promise.
             unsafe { workspace.inspect(pools, q.shape[0], stream) }?;
         }
-        let mut steps = std::mem::take(&mut workspace.steps);
-        steps.clear();
-        let prepared = self.prepare(workspace, &tensors, &mut steps);
         // SAFETY: the caller's promises.
-        let launched =
-            prepared.and_then(|()| unsafe { self.launch_steps(workspace, &steps, stream) });
-        workspace.steps = steps;
-        launched
+        unsafe { self.launch_run(workspace, stream) }
     }
 
-    /// All launches of the run, merging last.
-    fn prepare(
-        &self,
-        workspace: &Workspace,
-        tensors: &Tensors<'_>,
-        steps: &mut Vec<Step>,
-    ) -> Result<(), Error> {
+    /// Makes all launches of the run.
+    fn prepare(&self, workspace: &mut Workspace, tensors: &Tensors<'_>) -> Result<(), Error> {
+        let (mut run, mut maps) = (Run::default(), std::mem::take(&mut workspace.maps));
+        std::mem::swap(&mut run, &mut workspace.run);
+        run.forget();
+        maps.tidy();
+        let mut making = Making {
+            gpu: self,
+            workspace,
+            tensors,
+            maps,
+        };
+        let made = making.all(&mut run.steps);
+        let maps = making.maps;
+        if made.is_ok() {
+            run.arrange(self, workspace, tensors);
+        }
+        (workspace.run, workspace.maps) = (run, maps);
+        made
+    }
+}
+
+impl Making<'_> {
+    /// Merging last.
+    fn all(&mut self, steps: &mut Vec<Step>) -> Result<(), Error> {
+        let workspace = self.workspace;
         let agenda = &workspace.agenda;
         let Some(set) = &workspace.options.launches else {
             let pairs = match agenda.tickets {
                 Some(_) => agenda.pairs(),
                 None => Vec::new(),
             };
-            self.prepare_groups(workspace, tensors, &agenda.launches, &pairs, steps)?;
+            self.groups(&agenda.launches, &pairs, steps)?;
             if agenda.left > 0 {
-                let rows = DeviceArray::new(workspace.left_merges().address, agenda.left as usize);
-                steps.push(Step::Merge(self.prepare_merge(
-                    &workspace.partials(),
-                    rows,
-                    workspace.merge_slots(),
-                    tensors.out,
-                    tensors.lse,
-                    None,
-                )?));
+                steps.push(self.merge(agenda.left as usize, None)?);
             }
             return Ok(());
         };
@@ -140,112 +135,107 @@ impl Gpu {
             joint: agenda.launches.iter().any(|launch| launch.joint),
         };
         let launches: Vec<_> = set.keys.iter().map(launch).collect();
-        self.prepare_groups(workspace, tensors, &launches, &set.pairs, steps)?;
+        self.groups(&launches, &set.pairs, steps)?;
         if workspace.bound.merges > 0 {
-            steps.push(Step::Merge(self.prepare_merge(
-                &workspace.partials(),
-                workspace.left_merges(),
-                workspace.merge_slots(),
-                tensors.out,
-                tensors.lse,
-                Some(workspace.record(set.keys.len())),
-            )?));
+            let rows = workspace.left_merges().len;
+            steps.push(self.merge(rows, Some(set.keys.len()))?);
         }
         Ok(())
     }
 
     /// The launches of all groups; those of a pair are one, where there is a kernel for that.
-    fn prepare_groups(
-        &self,
-        workspace: &Workspace,
-        tensors: &Tensors<'_>,
+    fn groups(
+        &mut self,
         launches: &[GroupLaunch],
         pairs: &[[usize; 2]],
         steps: &mut Vec<Step>,
     ) -> Result<(), Error> {
-        let one_kernel = self.has_pod(&workspace.spec, tensors.q.dtype);
-        let group = |index: usize, family| {
-            self.prepare_group(workspace, tensors, index, &launches[index], family)
-        };
-        for index in 0..launches.len() {
-            let pair = pairs
-                .iter()
-                .find(|pair| one_kernel && pair.contains(&index));
-            let Some(&[prefill, decode]) = pair else {
-                steps.extend(group(index, None)?);
+        let pod = self.gpu.pod(&self.workspace.spec, self.tensors.q.dtype);
+        for (index, launch) in launches.iter().enumerate() {
+            let pair = pairs.iter().find(|pair| pair.contains(&index));
+            let (Some(pod), Some(&[prefill, decode])) = (pod, pair) else {
+                steps.extend(self.group(index, launch, None)?);
                 continue;
             };
             if index != prefill {
                 continue;
             }
-            let sm80 = Some(Family::Sm80);
-            if let (Some(Step::PrefillGather(prefill)), Some(Step::DecodeGather(decode))) =
-                (group(prefill, sm80)?, group(decode, sm80)?)
+            let ampere = Some(Arch::Sm80);
+            let prefill = self.group(prefill, &launches[prefill], ampere)?;
+            let decode = self.group(decode, &launches[decode], ampere)?;
+            let pair = [prefill, decode].map(|step| step.map(|step| (step.part, step.parameters)));
+            if let [
+                Some((part, Parameters::PrefillRows(prefill))),
+                Some((_, Parameters::DecodeRows(decode))),
+            ] = pair
             {
-                let tickets = workspace.agenda.tickets;
-                let tickets = tickets
-                    .filter(|_| !workspace.captured())
-                    .map_or([0; 2], Into::into);
-                let (prefill, decode) = (prefill.parameters, decode.parameters);
-                let counters = workspace.counters();
-                let (spec, dtype) = (&workspace.spec, tensors.q.dtype);
-                let pod = self.prepare_pod(spec, dtype, prefill, decode, tickets, counters);
-                steps.extend(pod.map(Step::Pod));
+                let tickets = self.workspace.agenda.tickets;
+                let tickets = tickets.filter(|_| !self.workspace.captured());
+                let tickets = tickets.map_or([0; 2], Into::into);
+                let counters = self.workspace.counters();
+                let step = self
+                    .gpu
+                    .prepare_pod(pod, prefill, decode, tickets, counters)?;
+                steps.push(Step { part, ..step });
             }
         }
         Ok(())
     }
 
-    /// A launch of a group, by the kernels of a family, or those that suit it best. None where the batch has not its
-    /// part.
-    fn prepare_group(
-        &self,
-        workspace: &Workspace,
-        tensors: &Tensors<'_>,
+    /// A launch of a group: by the kernel that the plan names, or by the one that does the same with the instructions
+    /// of an architecture. None where the batch has not its part.
+    fn group(
+        &mut self,
         index: usize,
         launch: &GroupLaunch,
-        family: Option<Family>,
+        arch: Option<Arch>,
     ) -> Result<Option<Step>, Error> {
-        let Some(pool) = tensors.pools.get(launch.key.part as usize) else {
+        let part = launch.key.part as usize;
+        let Some(pool) = self.tensors.pools.get(part) else {
             return Ok(None);
         };
-        let group = Group {
-            workspace,
-            tensors,
-            pool,
-            launch,
-            index,
+        let step = match launch.key.kernel.info().op {
+            Op::Decode => Some(self.decodes(index, launch, pool, arch)?),
+            _ => self.prefills(index, launch, pool, arch)?,
         };
-        match launch.key.kernel {
-            Kernel::Decode => self.prepare_decodes(&group, family).map(Some),
-            Kernel::Prefill => self.prepare_prefills(&group, family),
-        }
+        Ok(step.map(|step| Step { part, ..step }))
     }
 
-    fn prepare_decodes(&self, group: &Group<'_>, family: Option<Family>) -> Result<Step, Error> {
-        let Group {
-            workspace,
-            tensors,
-            pool,
-            launch,
-            index,
-        } = *group;
-        let (spec, tile) = (&workspace.spec, launch.key.tile);
-        let beside = (tile.m, tile.n) == (slim::SHAPE.rows, slim::SHAPE.keys);
-        let merges = workspace.decode_merges() && !beside;
+    fn decodes(
+        &mut self,
+        index: usize,
+        launch: &GroupLaunch,
+        pool: &KvPool,
+        arch: Option<Arch>,
+    ) -> Result<Step, Error> {
+        let (gpu, workspace, tensors) = (self.gpu, self.workspace, self.tensors);
+        let (spec, planned) = (&workspace.spec, launch.key.kernel);
+        let kernel = match arch.or(workspace.options.arch) {
+            Some(arch) => on(planned, arch)?,
+            None => gpu.decode_kernel(planned, spec, pool),
+        };
+        if launch.joint && !kernel.info().multi_table {
+            return Err(Error::NoInstance {
+                kernel: "decode",
+                asked: "joint tiles over a pool that tensor maps cannot describe".into(),
+                there: "with such pools plans of a device description without `decode.joint`",
+            });
+        }
+        let co_resident = kernel.info().co_resident;
         // No CTA claims several units while others have none.
         let units = launch.items.saturating_mul(spec.kv_heads);
-        let share = (units + self.multiprocessors / 2) / self.multiprocessors;
+        let share = (units + gpu.multiprocessors / 2) / gpu.multiprocessors;
         let partials = workspace.partials();
+        let (items, record) = place(workspace, index, launch);
         let call = DecodeCall {
             spec,
             tile: DecodeTile {
-                rows: tile.m,
+                kernel,
+                rows: planned.info().rows,
                 run: launch.run.min(share.max(1)),
                 long: launch.long,
-                beside: beside.then(|| memory_beside(workspace)),
             },
-            items: group.items(),
+            items,
             rows: workspace.rows(),
             page_ids: workspace.page_ids(),
             merges: workspace.merges(),
@@ -255,49 +245,48 @@ impl Gpu {
             out: tensors.out,
             lse: tensors.lse,
             partials: &partials,
-            arrivals: merges.then(|| workspace.arrivals()),
+            arrivals: (workspace.decode_merges() && !co_resident).then(|| workspace.arrivals()),
             ticket: workspace.ticket(index),
-            record: group.record(),
+            record,
         };
-        let family = family.or(workspace.options.family);
-        let family = family.unwrap_or_else(|| self.decode_family(spec, pool));
-        if family == Family::Sm80 && launch.joint {
-            return Err(Error::NoInstance {
-                kernel: "decode",
-                asked: "joint tiles over a pool that tensor maps cannot describe".into(),
-                there: "with such pools plans of a device description without `decode.joint`",
-            });
-        }
+        let mut step = gpu.prepare_decode(kernel, &call, &mut self.maps)?;
         let seats = workspace.agenda.seats.decode;
-        Ok(match self.prepare_decode(family, &call)? {
-            Step::Decode(mut step) if beside => {
-                if !workspace.captured() && seats > 0 {
-                    step.launch.grid[0] = units.min(seats);
-                }
-                Step::Beside(step)
-            }
-            step => step,
-        })
+        if co_resident && !workspace.captured() && seats > 0 {
+            step.launch.grid[0] = units.min(seats);
+        }
+        Ok(step)
     }
 
-    fn prepare_prefills(
-        &self,
-        group: &Group<'_>,
-        family: Option<Family>,
+    fn prefills(
+        &mut self,
+        index: usize,
+        launch: &GroupLaunch,
+        pool: &KvPool,
+        arch: Option<Arch>,
     ) -> Result<Option<Step>, Error> {
-        let Group {
-            workspace,
-            tensors,
-            pool,
-            launch,
-            index,
-        } = *group;
+        let (gpu, workspace, tensors) = (self.gpu, self.workspace, self.tensors);
+        let (planned, captured) = (launch.key.kernel, workspace.captured());
+        let kernel = match arch.or(workspace.options.arch) {
+            Some(arch) => on(planned, arch)?,
+            None => gpu.prefill_kernel(planned),
+        };
+        let of_ampere = kernel.info().arch == Arch::Sm80;
+        // Only in one kernel with the decodes do those of Ampere read a record.
+        if of_ampere && arch.is_none() && captured {
+            return Err(Error::NoInstance {
+                kernel: "prefill",
+                asked: "a launch set and the instructions of Ampere".into(),
+                there: "with a launch set those of Hopper, or prefill and decode in one",
+            });
+        }
         let partials = workspace.partials();
+        let (items, record) = place(workspace, index, launch);
         let call = PrefillCall {
             spec: &workspace.spec,
-            tile: launch.key.tile,
+            kernel,
+            rows: planned.info().rows,
             pack: launch.key.pack,
-            items: group.items(),
+            items,
             page_ids: workspace.page_ids(),
             q: tensors.q,
             pool,
@@ -305,40 +294,37 @@ impl Gpu {
             lse: tensors.lse,
             partials: Some(&partials),
             ticket: workspace.ticket(index),
-            record: group.record(),
+            record,
         };
-        let chosen = family.or(workspace.options.family);
-        let chosen = chosen.unwrap_or_else(|| self.prefill_family(&call));
-        let captured = workspace.captured();
-        // Only in one kernel with the decodes do those of Ampere read a record.
-        if chosen == Family::Sm80 && family.is_none() && captured {
-            return Err(Error::NoInstance {
-                kernel: "prefill",
-                asked: "a launch set and the instructions of Ampere".into(),
-                there: "with a launch set those of Hopper, or prefill and decode in one",
-            });
-        }
-        let mut step = self.prepare_prefill(chosen, &call)?;
+        let mut step = gpu.prepare_prefill(kernel, &call, &mut self.maps)?;
         let seats = workspace.agenda.seats.prefill;
-        if let (Some(Step::Prefill(step)), 1.., false) = (&mut step, seats, captured) {
+        if let (Some(step), 1.., false, false) = (&mut step, seats, captured, of_ampere) {
             step.launch.grid[0] = step.launch.grid[0].min(seats);
         }
         Ok(step)
     }
+
+    /// The merges that decode leaves: at most so many, and in a captured graph as many as the record at a place says.
+    fn merge(&self, rows: usize, record: Option<usize>) -> Result<Step, Error> {
+        let workspace = self.workspace;
+        self.gpu.prepare_merge(
+            &workspace.partials(),
+            DeviceArray::new(workspace.left_merges().address, rows),
+            workspace.merge_slots(),
+            self.tensors.out,
+            self.tensors.lse,
+            record.map(|place| workspace.record(place)),
+        )
+    }
 }
 
-/// Shared memory of the prefills beside which decodes run: the plan's, or those a captured graph may meet.
-fn memory_beside(workspace: &Workspace) -> u32 {
-    let is = |shape: &prefill::Shape, &LaunchKey { kernel, tile, .. }: &LaunchKey| {
-        kernel == Kernel::Prefill && (tile.m, tile.n) == (shape.rows(), shape.keys)
-    };
-    let meets = |shape: &&prefill::Shape| match &workspace.options.launches {
-        Some(set) => set.keys().iter().any(|key| is(shape, key)),
-        None => (workspace.agenda.launches.iter()).any(|launch| is(shape, &launch.key)),
-    };
-    let shapes = prefill::Shape::ALL.iter().filter(|shape| shape.beside);
-    let bytes = shapes.filter(meets).map(prefill::Shape::shared_bytes);
-    bytes.max().unwrap_or(0)
+/// The kernel that does what a planned one does with the instructions of an architecture.
+fn on(planned: KernelId, arch: Arch) -> Result<KernelId, Error> {
+    planned.on(arch).ok_or_else(|| Error::NoInstance {
+        kernel: "attention",
+        asked: format!("what {planned} does, on {arch:?}"),
+        there: "those that plans name",
+    })
 }
 
 /// What no launch checks for itself.

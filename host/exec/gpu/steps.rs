@@ -1,126 +1,320 @@
-//! The launches of a run, in which order and on which streams.
+//! The launches of a run: what each takes, in which order they come, and on which streams.
+
+use std::ffi::c_void;
 
 use kernels_gpu::abi::{
-    DecodeParams, GatherDecodeParams, GatherPrefillParams, MergeParams, PodParams, PrefillParams,
+    AttentionParams, DecodeParams, GatherDecodeParams, GatherPrefillParams, MergeParams, PodParams,
+    PrefillParams,
 };
 
-use super::{Gpu, Stream, Streams, Workspace, driver::Current, launch::Prepared};
+use super::{
+    DeviceTensor, Gpu, KvPool, Stream, Workspace,
+    driver::Current,
+    launch::Launch,
+    maps::{Maps, ShapeId},
+    module::Kernel,
+    prefill::Shapes,
+    tensor::{VECTOR_BYTES, check_address},
+};
 use crate::{Error, plan::pod::PodMode};
 
-/// A launch that was checked and waits for its turn: a handful, kept for their memory.
+/// What a run computes from and to.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Step {
-    Decode(Prepared<DecodeParams>),
-    /// Decodes that leave most of each SM to a prefill.
-    Beside(Prepared<DecodeParams>),
-    DecodeGather(Prepared<GatherDecodeParams>),
-    Prefill(Prepared<PrefillParams>),
-    PrefillGather(Prepared<GatherPrefillParams>),
-    /// A prefill and a decode in one.
-    Pod(Prepared<PodParams>),
-    Merge(Prepared<MergeParams>),
+pub(super) struct Tensors<'a> {
+    pub(super) q: &'a DeviceTensor<3>,
+    pub(super) pools: &'a [KvPool],
+    pub(super) out: &'a DeviceTensor<3>,
+    pub(super) lse: Option<&'a DeviceTensor<2>>,
 }
 
-impl Gpu {
-    /// Launches a run: on the caller's stream, or on streams that fork from it and join it again.
-    ///
-    /// # Safety
-    /// The steps are those of this workspace's run; the stream is one of this context.
-    pub(super) unsafe fn launch_steps(
-        &self,
-        workspace: &Workspace,
-        steps: &[Step],
-        stream: Stream,
-    ) -> Result<(), Error> {
-        let _current = Current::enter(self.context.raw())?;
-        let merging = matches!(steps.last(), Some(Step::Merge(_)));
-        let (groups, merge) = steps.split_at(steps.len() - usize::from(merging));
-        let overlap = workspace.overlaps(groups);
-        let lanes = match overlap {
-            true => 1,
-            false => workspace.lanes_for(groups),
-        };
-        if lanes == 0 {
-            // SAFETY: the caller's promises.
-            return unsafe { self.launch_chain(steps, stream) };
-        }
-        // Where prefills and decodes overlap, the prefills stay on the caller's stream, and are launched first:
-        // their CTAs then find every SM empty, and those of the decodes what they leave.
-        let captured = workspace.captured();
-        let lane_of = |index: usize, step: &Step| match overlap {
-            true => match step {
-                Step::Beside(_) => 1,
-                Step::Decode(_) | Step::DecodeGather(_) => usize::from(!captured),
-                _ => 0,
-            },
-            // The first group stays on the caller's stream; so do those that count with the same counters.
-            false => match step {
-                Step::Pod(_) => 0,
-                _ => index % (lanes + 1),
-            },
-        };
-        // SAFETY: the caller's promises; lanes begin after the fork and end before the join.
-        unsafe {
-            workspace.fork.record(stream)?;
-            for lane in &workspace.lanes[..lanes] {
-                workspace.fork.hold(lane.stream.raw())?;
+/// A launch that was checked and waits for its turn.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step {
+    pub(super) kernel: Kernel,
+    pub(super) launch: Launch,
+    /// The part of the batch, which has a pool of its own.
+    pub(super) part: usize,
+    pub(super) parameters: Parameters,
+}
+
+/// What a kernel takes, and by which shapes the tensor maps in it were made.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Parameters {
+    Decode(DecodeParams, ShapeId),
+    DecodeRows(GatherDecodeParams),
+    Prefill(PrefillParams, Shapes),
+    PrefillRows(GatherPrefillParams),
+    /// A prefill and a decode in one.
+    Pod(PodParams),
+    Merge(MergeParams),
+}
+
+impl Step {
+    /// The same launch for tensors that lie elsewhere and are otherwise as those it was made for.
+    fn follow(&mut self, tensors: &Tensors<'_>, maps: &mut Maps) -> Result<(), Error> {
+        let pool = &tensors.pools[self.part];
+        match &mut self.parameters {
+            Parameters::Decode(params, shape) => {
+                let known = &params.attention;
+                if (known.k, known.v) != (pool.k, pool.v) {
+                    params.k_map = maps.at("k", pool.k, *shape)?;
+                    params.v_map = maps.at("v", pool.v, *shape)?;
+                }
+                point(&mut params.attention, tensors, pool);
             }
-            for turn in 0..=lanes {
-                for (index, step) in groups.iter().enumerate() {
-                    if lane_of(index, step) == turn {
-                        let lane = match turn {
-                            0 => stream,
-                            lane => workspace.lanes[lane - 1].stream.raw(),
-                        };
-                        self.launch_step(step, lane)?;
+            Parameters::Prefill(params, shapes) => {
+                let known = &params.attention;
+                if known.q != tensors.q.address {
+                    params.q_map = maps.at("q", tensors.q.address, shapes.q)?;
+                }
+                if known.out != tensors.out.address {
+                    params.out_map = maps.at("out", tensors.out.address, shapes.out)?;
+                }
+                match shapes.pages {
+                    Some([k, v]) if (known.k, known.v) != (pool.k, pool.v) => {
+                        params.k_map = maps.at("k pool", pool.k, k)?;
+                        params.v_map = maps.at("v pool", pool.v, v)?;
                     }
+                    Some(_) => (),
+                    None => check_pool(pool)?,
                 }
+                point(&mut params.attention, tensors, pool);
             }
-            // States of decodes alone are merged behind the decodes: the prefills may go on for longer.
-            let with_decodes = overlap && !captured && !workspace.agenda.prefill_merges;
-            if let ([Step::Merge(merge)], true) = (merge, with_decodes) {
-                let mut merge = *merge;
-                merge.launch.overlap = self.overlaps();
-                self.launch_step(&Step::Merge(merge), workspace.lanes[0].stream.raw())?;
+            Parameters::DecodeRows(params) => {
+                check_pool(pool)?;
+                point(&mut params.attention, tensors, pool);
             }
-            for lane in &workspace.lanes[..lanes] {
-                lane.done.record(lane.stream.raw())?;
-                lane.done.hold(stream)?;
+            Parameters::PrefillRows(params) => {
+                check_pool(pool)?;
+                point(&mut params.attention, tensors, pool);
             }
-            if !with_decodes {
-                for step in merge {
-                    self.launch_step(step, stream)?;
-                }
+            Parameters::Pod(params) => {
+                check_pool(pool)?;
+                point(&mut params.prefill.attention, tensors, pool);
+                point(&mut params.decode.attention, tensors, pool);
+            }
+            Parameters::Merge(params) => {
+                params.out = tensors.out.address;
+                params.lse = tensors.lse.map_or(0, |lse| lse.address);
             }
         }
         Ok(())
     }
 
+    const fn parameters(&self) -> *const c_void {
+        match &self.parameters {
+            Parameters::Decode(params, _) => (&raw const *params).cast(),
+            Parameters::DecodeRows(params) => (&raw const *params).cast(),
+            Parameters::Prefill(params, _) => (&raw const *params).cast(),
+            Parameters::PrefillRows(params) => (&raw const *params).cast(),
+            Parameters::Pod(params) => (&raw const *params).cast(),
+            Parameters::Merge(params) => (&raw const *params).cast(),
+        }
+    }
+
+    const fn is_prefill(&self) -> bool {
+        let parameters = &self.parameters;
+        matches!(
+            parameters,
+            Parameters::Prefill(..) | Parameters::PrefillRows(_)
+        )
+    }
+
+    const fn is_decode(&self) -> bool {
+        let parameters = &self.parameters;
+        matches!(
+            parameters,
+            Parameters::Decode(..) | Parameters::DecodeRows(_)
+        )
+    }
+
+    const fn is_merge(&self) -> bool {
+        matches!(self.parameters, Parameters::Merge(_))
+    }
+
+    /// Decodes that leave most of each SM to a prefill.
+    const fn is_beside(&self) -> bool {
+        self.is_decode() && self.kernel.info.co_resident
+    }
+}
+
+fn point(params: &mut AttentionParams, tensors: &Tensors<'_>, pool: &KvPool) {
+    params.q = tensors.q.address;
+    params.k = pool.k;
+    params.v = pool.v;
+    params.out = tensors.out.address;
+    params.lse = tensors.lse.map_or(0, |lse| lse.address);
+}
+
+/// What a tensor map would have checked.
+fn check_pool(pool: &KvPool) -> Result<(), Error> {
+    check_address("the keys", pool.k, pool.pages == 0, VECTOR_BYTES)?;
+    check_address("the values", pool.v, pool.pages == 0, VECTOR_BYTES)
+}
+
+/// The launches of a workspace's runs, kept from layer to layer: only addresses change there.
+#[derive(Debug, Default)]
+pub(super) struct Run {
+    /// Merging last.
+    pub(super) steps: Vec<Step>,
+    /// So many on the caller's stream, then so many on one beside it; what is left comes behind both.
+    first: usize,
+    aside: usize,
+    /// What they were made for; none: there are none.
+    tensors: Option<OwnedTensors>,
+}
+
+/// [`Tensors`] that outlive a call.
+#[derive(Debug)]
+struct OwnedTensors {
+    q: DeviceTensor<3>,
+    pools: Vec<KvPool>,
+    out: DeviceTensor<3>,
+    lse: Option<DeviceTensor<2>>,
+}
+
+/// Whether they differ in nothing but the address.
+fn alike<const RANK: usize>(a: &DeviceTensor<RANK>, b: &DeviceTensor<RANK>) -> bool {
+    (a.dtype, a.shape, a.strides) == (b.dtype, b.shape, b.strides)
+}
+
+fn pools_alike(a: &KvPool, b: &KvPool) -> bool {
+    (a.dtype, a.pages, a.k_strides, a.v_strides) == (b.dtype, b.pages, b.k_strides, b.v_strides)
+}
+
+impl Run {
+    /// Another plan, or other tensors: nothing of the launches is known.
+    pub(super) fn forget(&mut self) {
+        self.tensors = None;
+        self.steps.clear();
+    }
+
+    /// Takes over tensors that differ from those it was made for in nothing but addresses. False where they differ in
+    /// more; then, as after an error, it has to be made.
+    pub(super) fn follow(&mut self, tensors: &Tensors<'_>, maps: &mut Maps) -> Result<bool, Error> {
+        let fits = |known: &OwnedTensors| {
+            let pools = known.pools.iter().zip(tensors.pools);
+            alike(&known.q, tensors.q)
+                && alike(&known.out, tensors.out)
+                && known.pools.len() == tensors.pools.len()
+                && pools
+                    .into_iter()
+                    .all(|(known, pool)| pools_alike(known, pool))
+                && match (&known.lse, tensors.lse) {
+                    (None, None) => true,
+                    (Some(known), Some(lse)) => alike(known, lse),
+                    _ => false,
+                }
+        };
+        let Some(known) = self.tensors.take_if(|known| fits(known)) else {
+            return Ok(false);
+        };
+        tensors.q.check_address("q", VECTOR_BYTES)?;
+        tensors.out.check_address("out", VECTOR_BYTES)?;
+        if let Some(lse) = tensors.lse {
+            lse.check_address("lse", 4)?;
+        }
+        for step in &mut self.steps {
+            step.follow(tensors, maps)?;
+        }
+        self.tensors = Some(known);
+        Ok(true)
+    }
+
+    /// Puts the steps, which were made for these tensors, in order.
+    pub(super) fn arrange(&mut self, gpu: &Gpu, workspace: &Workspace, tensors: &Tensors<'_>) {
+        let (captured, agenda) = (workspace.captured(), &workspace.agenda);
+        let beside = |step: &Step| step.is_beside() || step.is_decode() && !captured;
+        // Prefills and decodes run at the same time as the plan says, or in a captured graph those that are made for
+        // it.
+        let apart = !captured && agenda.pod == PodMode::Serial;
+        let overlap =
+            !apart && self.steps.iter().any(beside) && self.steps.iter().any(Step::is_prefill);
+        if overlap {
+            // The prefills stay on the caller's stream, and are launched first: their CTAs then find every SM empty,
+            // and those of the decodes what they leave.
+            let turn = |step: &Step| u32::from(beside(step)) + 2 * u32::from(step.is_merge());
+            self.steps.sort_by_key(turn);
+            self.aside = self.steps.iter().filter(|step| beside(step)).count();
+            let merging = self.steps.last_mut().filter(|step| step.is_merge());
+            let merges = usize::from(merging.is_some());
+            // States of decodes alone are merged behind the decodes: the prefills may go on for longer.
+            if let Some(merge) = merging.filter(|_| !captured && !agenda.prefill_merges) {
+                merge.launch.overlap = gpu.overlaps();
+                self.aside += 1;
+                self.first = self.steps.len() - self.aside;
+            } else {
+                self.first = self.steps.len() - self.aside - merges;
+            }
+        } else {
+            self.first = self.steps.len();
+            self.aside = 0;
+            self.chain(gpu);
+        }
+        self.tensors = Some(OwnedTensors {
+            q: *tensors.q,
+            pools: tensors.pools.to_vec(),
+            out: *tensors.out,
+            lse: tensors.lse.copied(),
+        });
+    }
+
     /// One step after the other. A decode behind a decode takes over SMs as that one leaves them, and a merge
     /// waits for its states on the device.
-    ///
-    /// # Safety
-    /// As [`launch_steps`](Self::launch_steps).
-    unsafe fn launch_chain(&self, steps: &[Step], stream: Stream) -> Result<(), Error> {
+    fn chain(&mut self, gpu: &Gpu) {
         let mut behind_decode = false;
-        for step in steps {
-            let mut step = *step;
-            match &mut step {
-                Step::Decode(decode) => {
-                    decode.launch.overlap = behind_decode && self.overlaps();
+        for step in &mut self.steps {
+            match step.parameters {
+                Parameters::Decode(..) if !step.kernel.info.co_resident => {
+                    step.launch.overlap = behind_decode && gpu.overlaps();
                     behind_decode = true;
                 }
-                Step::Merge(merge) => merge.launch.overlap = behind_decode && self.overlaps(),
-                Step::Prefill(_)
-                | Step::PrefillGather(_)
-                | Step::Beside(_)
-                | Step::DecodeGather(_)
-                | Step::Pod(_) => behind_decode = false,
+                Parameters::Merge(_) => step.launch.overlap = behind_decode && gpu.overlaps(),
+                _ => behind_decode = false,
             }
-            // SAFETY: the caller's promises.
-            unsafe { self.launch_step(&step, stream)? };
         }
-        Ok(())
+    }
+}
+
+impl Gpu {
+    /// Launches a run: on the caller's stream, or also on one that forks from it and joins it again.
+    ///
+    /// # Safety
+    /// - The memory of the workspace's run is valid, and stays so until the work on the stream is done.
+    /// - The stream is one of this context.
+    pub(super) unsafe fn launch_run(
+        &self,
+        workspace: &Workspace,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let _current = Current::enter(self.context.raw())?;
+        let run = &workspace.run;
+        let (first, rest) = run.steps.split_at(run.first);
+        let (aside, behind) = rest.split_at(run.aside);
+        let launch = |steps: &[Step], stream| {
+            let mut steps = steps.iter();
+            // SAFETY: the caller's promises; parameters are those of the step's kernel.
+            steps.try_for_each(|step| unsafe {
+                step.launch.make(&step.kernel, step.parameters(), stream)
+            })
+        };
+        if aside.is_empty() {
+            return launch(run.steps.as_slice(), stream);
+        }
+        let (lane, done) = (workspace.lane.raw(), &workspace.done);
+        // SAFETY: the caller's promises.
+        unsafe {
+            workspace.fork.record(stream)?;
+            workspace.fork.hold(lane)?;
+        }
+        launch(first, stream)?;
+        launch(aside, lane)?;
+        // SAFETY: as above.
+        unsafe {
+            done.record(lane)?;
+            done.hold(stream)?;
+        }
+        launch(behind, stream)
     }
 
     /// Whether the kernels say when others may start, and wait for those before them.
@@ -131,41 +325,10 @@ impl Gpu {
     /// A single launch.
     ///
     /// # Safety
-    /// As [`launch_steps`](Self::launch_steps).
+    /// As [`launch`](Self::launch).
     pub(super) unsafe fn launch_step(&self, step: &Step, stream: Stream) -> Result<(), Error> {
-        // SAFETY: the caller's promises.
-        unsafe {
-            match step {
-                Step::Decode(step) | Step::Beside(step) => self.launch_prepared(step, stream),
-                Step::DecodeGather(step) => self.launch_prepared(step, stream),
-                Step::Prefill(step) => self.launch_prepared(step, stream),
-                Step::PrefillGather(step) => self.launch_prepared(step, stream),
-                Step::Pod(step) => self.launch_prepared(step, stream),
-                Step::Merge(step) => self.launch_prepared(step, stream),
-            }
-        }
-    }
-}
-
-impl Workspace {
-    /// Whether prefills and decodes run at the same time: as the plan says, or in a captured graph those that
-    /// are made for it.
-    fn overlaps(&self, groups: &[Step]) -> bool {
-        let prefill = |step: &Step| matches!(step, Step::Prefill(_) | Step::PrefillGather(_));
-        let decode = |step: &Step| match step {
-            Step::Beside(_) => true,
-            Step::Decode(_) | Step::DecodeGather(_) => !self.captured(),
-            _ => false,
-        };
-        let apart = !self.captured() && self.agenda.pod == PodMode::Serial;
-        !apart && groups.iter().any(decode) && groups.iter().any(prefill)
-    }
-
-    /// How many streams beside the caller's these launches take, one after the other.
-    fn lanes_for(&self, groups: &[Step]) -> usize {
-        match self.options.streams {
-            Streams::One => 0,
-            Streams::PerGroup => self.lanes.len().min(groups.len().saturating_sub(1)),
-        }
+        let _current = Current::enter(self.context.raw())?;
+        // SAFETY: the caller's promises; parameters are those of the step's kernel.
+        unsafe { step.launch.make(&step.kernel, step.parameters(), stream) }
     }
 }

@@ -7,12 +7,13 @@ use std::{fmt, ops::Range};
 use kernels_gpu::abi::{LaunchRecord, MergeRow, QueryRow, WorkItem};
 
 use super::{
-    DeviceArray, DeviceTensor, Family, Gpu, PartialStates,
+    Arch, DeviceArray, DeviceTensor, Gpu, PartialStates,
     agenda::Agenda,
     inspect::Known,
     launch_set::LaunchSet,
+    maps::Maps,
     resources::{DeviceMemory, OwnedEvent, OwnedStream, PinnedMemory, PrimaryContext},
-    steps::Step,
+    steps::Run,
 };
 use crate::{
     Error,
@@ -20,26 +21,13 @@ use crate::{
     problem::{Dtype, Spec},
 };
 
-/// How the tile groups of a plan share the GPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Streams {
-    /// One after the other, on the caller's stream; only decodes that a plan wants to overlap with its
-    /// prefills have one of their own.
-    #[default]
-    One,
-    /// Each on a stream of its own, which forks from the caller's and joins it again.
-    PerGroup,
-}
-
 /// How a workspace's plans run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WorkspaceOptions {
-    /// One stream or several.
-    pub streams: Streams,
-    /// Runs all attention by the kernels of a family; none: each launch by those that suit it best.
-    pub family: Option<Family>,
+    /// Runs all attention with the instructions of an architecture, whatever the plan says; none: as it says, and where
+    /// tensor maps cannot describe a pool by the kernels of Ampere that do the same.
+    pub arch: Option<Arch>,
     /// For CUDA graphs that serve one plan after the other: every [`Gpu::run`] makes these launches, whatever
     /// the plan, and what each of them has to do is read from the workspace. None: a run makes the launches
     /// that its plan needs, and a graph of it is good for that plan.
@@ -53,17 +41,10 @@ pub struct WorkspaceOptions {
 }
 
 impl WorkspaceOptions {
-    /// With one stream or several.
+    /// With all attention by the instructions of an architecture, or by the kernels that plans name.
     #[must_use]
-    pub const fn with_streams(mut self, streams: Streams) -> Self {
-        self.streams = streams;
-        self
-    }
-
-    /// With all attention by the kernels of a family, or by those that suit best.
-    #[must_use]
-    pub fn with_family(mut self, family: impl Into<Option<Family>>) -> Self {
-        self.family = family.into();
+    pub fn with_arch(mut self, arch: impl Into<Option<Arch>>) -> Self {
+        self.arch = arch.into();
         self
     }
 
@@ -103,22 +84,18 @@ pub struct Workspace {
     pub(super) options: WorkspaceOptions,
     pub(super) agenda: Agenda,
     pub(super) loaded: bool,
-    /// The launches of a run, kept for their memory.
-    pub(super) steps: Vec<Step>,
+    pub(super) run: Run,
+    pub(super) maps: Maps,
     pub(super) fork: OwnedEvent,
-    pub(super) lanes: Vec<Lane>,
+    /// A stream beside the caller's, for the decodes that a plan wants to overlap with its prefills.
+    pub(super) lane: OwnedStream,
+    pub(super) done: OwnedEvent,
     known: Known,
     staging: Vec<Staging>,
     next: usize,
     memory: DeviceMemory,
     // Behind everything that lives in it.
     pub(super) context: PrimaryContext,
-}
-
-/// A stream beside the caller's.
-pub(super) struct Lane {
-    pub(super) stream: OwnedStream,
-    pub(super) done: OwnedEvent,
 }
 
 /// A plan on its way to the device.
@@ -161,26 +138,17 @@ impl Gpu {
         let staging = (0..IN_FLIGHT)
             .map(|_| staging())
             .collect::<Result<_, _>>()?;
-        let lanes = match options.streams {
-            // For the decodes that a plan wants to overlap with its prefills.
-            Streams::One => 1,
-            Streams::PerGroup => LANES,
-        };
-        let lane = |_| -> Result<Lane, Error> {
-            Ok(Lane {
-                stream: OwnedStream::new(raw)?,
-                done: OwnedEvent::new(raw)?,
-            })
-        };
         Ok(Workspace {
             spec: *spec,
             bound: *bound,
             options,
             agenda: Agenda::default(),
             loaded: false,
-            steps: Vec::new(),
+            run: Run::default(),
+            maps: Maps::default(),
             fork: OwnedEvent::new(raw)?,
-            lanes: (0..lanes).map(lane).collect::<Result<_, _>>()?,
+            lane: OwnedStream::new(raw)?,
+            done: OwnedEvent::new(raw)?,
             known: Known::default(),
             staging,
             next: 0,
@@ -190,9 +158,6 @@ impl Gpu {
         })
     }
 }
-
-/// Streams beside the caller's; more groups than that take turns.
-const LANES: usize = 7;
 
 impl Workspace {
     /// Whether the decodes of a launch merge what they can.
@@ -292,7 +257,7 @@ impl fmt::Debug for Workspace {
     }
 }
 
-// Everything in it belongs to a context, not to a thread; `Step`s are plain data.
+// Everything in it belongs to a context, not to a thread; what it launches is plain data.
 const _: fn() = || {
     const fn sendable<T: Send>() {}
     sendable::<Workspace>();

@@ -34,7 +34,7 @@ pub enum PlanError {
     /// No tile of a kernel fits the heads.
     #[error(
         "{kernel:?} has no tile for head dimensions {head_dim_qk}/{head_dim_v} and groups of {group} query heads \
-         on {device}: the largest row tile must hold a group and one key tile must fit shared memory and registers"
+         on {device}: the largest row tile must hold a group"
     )]
     NoTile {
         /// The kernel.

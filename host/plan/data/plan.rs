@@ -2,7 +2,10 @@
 
 use std::{fmt, ops::Range};
 
-use kernels_gpu::abi::{MergeRow, QueryRow, WorkItem};
+use kernels_gpu::{
+    abi::{MergeRow, QueryRow, WorkItem},
+    registry::KernelId,
+};
 use serde::{Deserialize, Serialize};
 
 use super::PodPlan;
@@ -43,8 +46,10 @@ impl Kernel {
 /// Items that one kernel with one tile works through.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TileGroup {
-    /// The kernel.
+    /// The operation.
     pub kernel: Kernel,
+    /// The kernel that runs it; none: the executor takes tiles of any size.
+    pub id: Option<KernelId>,
     /// Its tile.
     pub tile: Tile,
     /// Neighbouring query heads of one KV head that share a tile, each token taking as many rows: the whole

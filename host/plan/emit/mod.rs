@@ -328,6 +328,7 @@ fn group_items(input: &Pieces<'_>, plan: &mut Plan) {
     let mut begin = 0;
     for &Launch {
         kernel,
+        id,
         tile,
         pack,
         pieces,
@@ -339,6 +340,7 @@ fn group_items(input: &Pieces<'_>, plan: &mut Plan) {
         if pieces > 0 {
             plan.groups.push(TileGroup {
                 kernel,
+                id,
                 tile,
                 pack,
                 items,

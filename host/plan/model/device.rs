@@ -6,13 +6,11 @@
 mod check;
 mod support;
 
+use kernels_gpu::registry::Sm;
 use serde::{Deserialize, Serialize};
 
-use super::PodDescription;
-use crate::{
-    plan::data::{Kernel, PlanError},
-    problem::Spec,
-};
+use super::{PodDescription, tiles::TileTable};
+use crate::plan::data::{Kernel, PlanError};
 
 /// A device: its limits, and what work costs on it.
 ///
@@ -71,16 +69,18 @@ pub struct DeviceDescription {
     pub pod: PodDescription,
 }
 
-/// Tiles and costs of the decode kernel.
+/// Costs of decodes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DecodeDescription {
     /// CTAs that stay resident on an SM.
     pub ctas_per_sm: u32,
-    /// Row tiles, ascending.
-    pub m: Vec<u32>,
-    /// Key tile by the number of keys: the first step that reaches it decides.
-    pub n_by_kv_len: Vec<KeyStep>,
+    /// Only kernels with so many rows, ascending; empty: all there are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rows: Vec<u32>,
+    /// Takes tiles of any size, of so many keys: `rows` are those to choose from. None: there are kernels.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<u32>,
     /// Time of a unit beyond its bytes and FLOPs: claiming, filling and draining the pipeline.
     pub unit_ns: f64,
     /// What single row tiles reach, where that is not what the device does.
@@ -89,10 +89,6 @@ pub struct DecodeDescription {
     /// Tiles whose rows see different keys.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub joint: Option<JointDescription>,
-    /// What was compiled: heads that any of these is for choose among those. Where none is, whatever the
-    /// solver finds feasible can be chosen.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub compiled: Vec<Instance>,
 }
 
 /// What the kernel of a row tile reaches.
@@ -125,8 +121,6 @@ pub struct TileCost {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JointDescription {
-    /// Row tiles that can be such, ascending.
-    pub m: Vec<u32>,
     /// What a step pays for cutting such a tile.
     pub cut_ns: f64,
     /// What a step pays for having prefixes in items of their own: merging, and launches one behind the other.
@@ -145,51 +139,19 @@ const fn one_cta() -> u32 {
     1
 }
 
-/// Tiles and costs of the prefill kernel.
+/// Costs of prefills, and which length takes how many rows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PrefillDescription {
     /// CTAs that stay resident on an SM.
     pub ctas_per_sm: u32,
-    /// Tile by the query tokens of a row block: the first step that reaches them decides.
+    /// Takes tiles of any size, of so many keys. None: there are kernels.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<u32>,
+    /// Rows by the query tokens of a row block: the first step that reaches them decides.
     pub by_q_len: Vec<QueryStep>,
     /// Time of a unit beyond its bytes and FLOPs.
     pub unit_ns: f64,
-    /// What was compiled, as in [`DecodeDescription::compiled`].
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub compiled: Vec<Instance>,
-}
-
-/// A tile that a kernel was compiled for, and the heads that it is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Instance {
-    /// Rows.
-    pub m: u32,
-    /// Keys.
-    pub n: u32,
-    /// Head dimension of queries and keys; none: any.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub head_dim: Option<u32>,
-    /// Head dimension of values and outputs; none: the same.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub head_dim_v: Option<u32>,
-    /// With or without a soft cap; none: either.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub soft_cap: Option<bool>,
-}
-
-impl Instance {
-    /// Whether it is for these heads.
-    #[must_use]
-    pub fn serves(&self, spec: &Spec) -> bool {
-        let dim = self.head_dim.unwrap_or(spec.head_dim_qk);
-        let dim_v = self.head_dim_v.unwrap_or(dim);
-        let any_dim = self.head_dim.is_none() && self.head_dim_v.is_none();
-        let same_cap = |cap| cap == spec.variant.soft_cap.is_some();
-        (any_dim || (dim, dim_v) == (spec.head_dim_qk, spec.head_dim_v))
-            && self.soft_cap.is_none_or(same_cap)
-    }
 }
 
 /// A leaf of the decision tree for the tile of a prefill.
@@ -202,25 +164,12 @@ pub struct QueryStep {
     /// Up to this many query tokens; none: any number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub up_to: Option<u32>,
-    /// Rows.
-    pub m: u32,
-    /// Keys.
-    pub n: u32,
+    /// Rows; those of the kernel that has the most of no more, else the fewest.
+    pub rows: u32,
     /// Query heads of a KV head that share the tile, at most: taken is the largest divisor of their number;
     /// none: all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pack: Option<u32>,
-}
-
-/// A leaf of the decision tree for the key tile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct KeyStep {
-    /// Up to this many keys; none: any number.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub up_to: Option<u32>,
-    /// The key tile.
-    pub n: u32,
 }
 
 /// Devices whose description comes with the crate.
@@ -285,25 +234,22 @@ impl DeviceDescription {
         }
     }
 
-    /// What was compiled of a kernel.
+    /// Row blocks of at most so many query tokens are decodes: none where only prefill kernels were compiled for the
+    /// heads.
     #[must_use]
-    pub fn compiled(&self, kernel: Kernel) -> &[Instance] {
-        match kernel {
-            Kernel::Decode => &self.decode.compiled,
-            Kernel::Prefill => &self.prefill.compiled,
+    pub fn most_decode_tokens(&self, tiles: &TileTable) -> u32 {
+        match tiles.has_decodes() {
+            true => self.decode_max_tokens,
+            false => 0,
         }
     }
 
-    /// Row blocks of at most so many query tokens are decodes: none where only the prefill kernel was
-    /// compiled for the heads.
+    /// What CTAs share.
     #[must_use]
-    pub fn most_decode_tokens(&self, spec: &Spec) -> u32 {
-        let serves = |kernel| self.compiled(kernel).iter().any(|i| i.serves(spec));
-        let prefill_only = serves(Kernel::Prefill) && !serves(Kernel::Decode);
-        if prefill_only && !self.decode.compiled.is_empty() {
-            0
-        } else {
-            self.decode_max_tokens
+    pub const fn sm(&self) -> Sm {
+        Sm {
+            shared_bytes: self.shared_bytes_per_sm,
+            registers: self.registers_per_sm,
         }
     }
 

@@ -15,7 +15,7 @@ pub struct Model {
     /// See [`DeviceDescription::most_decode_tokens`].
     pub most_decode_tokens: u32,
     pub tiles: TileTable,
-    /// For each configuration of the fused form; none where its tiles do not fit the heads.
+    /// For each configuration of the fused form; none where it has no kernels for the heads.
     pub fused_tiles: Vec<Option<TileTable>>,
     pub cost: CostModel,
 }
@@ -29,20 +29,13 @@ impl Model {
         spec.check()?;
         device.check()?;
         device.supports_with(spec, decode_tile)?;
-        let fused = |config: &PodConfig| {
-            TileTable::new(
-                device,
-                spec,
-                decode_tile.or(config.decode),
-                Some((config.prefill, config.prefill_pack)),
-            )
-            .ok()
-        };
+        let fused = |config: &PodConfig| TileTable::fused(device, spec, decode_tile, config);
+        let tiles = TileTable::new(device, spec, decode_tile)?;
         Ok(Self {
             spec: *spec,
             decode_tile,
-            most_decode_tokens: device.most_decode_tokens(spec),
-            tiles: TileTable::new(device, spec, decode_tile, None)?,
+            most_decode_tokens: device.most_decode_tokens(&tiles),
+            tiles,
             fused_tiles: device.pod.configs.iter().map(fused).collect(),
             cost: CostModel::new(device, spec),
             device: device.clone(),

@@ -11,8 +11,7 @@ mod timeline;
 pub use contention::Contention;
 pub use cost::CostModel;
 pub use device::{
-    DecodeDescription, DeviceDescription, Instance, JointDescription, KeyStep, PrefillDescription,
-    QueryStep, TileCost,
+    DecodeDescription, DeviceDescription, JointDescription, PrefillDescription, QueryStep, TileCost,
 };
 pub use heads::Model;
 pub use hybrid::{PodConfig, PodDescription, Share};

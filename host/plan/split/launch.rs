@@ -2,22 +2,23 @@
 
 use std::cmp::Reverse;
 
+use kernels_gpu::registry::KernelId;
+
 use super::{
     classes::{DraftClass, DraftClasses},
     input::SplitInput,
 };
 use crate::plan::{
-    data::{Kernel, SplitMode, Tile},
+    data::{Kernel, Tile},
     draft::Draft,
 };
 
-/// The tile of a class's drafts.
+/// The pieces of a class's drafts.
 #[derive(Clone, Copy, Debug, Default)]
 struct ClassTile {
     /// Keys of a piece, if there are so many.
     wanted: u32,
-    /// The last answer: for pieces of so many keys, this key tile and this launch.
-    expected: u32,
+    /// Keys of a tile, and the launch.
     n: u32,
     launch: u32,
 }
@@ -26,6 +27,7 @@ struct ClassTile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
     pub kernel: Kernel,
+    pub id: Option<KernelId>,
     pub tile: Tile,
     pub pack: u32,
     pub pieces: u32,
@@ -53,8 +55,8 @@ impl Launches {
         self.tiles[classes.of[draft].class as usize].wanted
     }
 
-    /// Gives every draft the key tile for pieces of about `keys` keys, and every tile its launch: those with
-    /// the longest units first.
+    /// Gives every draft the tile of its kernel, for pieces of about `keys` keys, and every kernel its launch: those
+    /// with the longest units first.
     pub fn choose(
         &mut self,
         input: &SplitInput<'_>,
@@ -66,30 +68,28 @@ impl Launches {
         let DraftClasses { classes, of, .. } = classes;
         list.clear();
         tiles.clear();
-        tiles.extend(classes.iter().map(|class| ClassTile {
-            wanted: keys(class),
-            ..ClassTile::default()
-        }));
+        for class in classes.iter() {
+            let Draft {
+                kernel,
+                tile: Tile { m, n },
+                pack,
+                ..
+            } = class.draft;
+            let n = match kernel {
+                Kernel::Prefill => n,
+                Kernel::Decode => input.tiles.decode(m).map_or(n, |choice| choice.tile.n),
+            };
+            let tile = Tile { m, n };
+            let id = input.tiles.kernel(kernel, tile);
+            tiles.push(ClassTile {
+                wanted: keys(class),
+                n,
+                launch: launch_for(list, kernel, id, tile, pack) as u32,
+            });
+        }
         for (draft, of) in drafts.iter_mut().zip(of.iter_mut()) {
-            let chosen = &mut tiles[of.class as usize];
+            let chosen = tiles[of.class as usize];
             let expected = chosen.wanted.min(of.keys);
-            if chosen.expected != expected {
-                let Draft {
-                    kernel,
-                    tile: Tile { m, n },
-                    pack,
-                    ..
-                } = *draft;
-                let n = match (kernel, input.mode) {
-                    (Kernel::Prefill, _) => n,
-                    // Whatever the company: neither its rows nor how far it shares the keys may matter.
-                    (_, SplitMode::Fixed { tokens }) => input.tiles.common_key_tile(tokens),
-                    _ => input.tiles.key_tile(m, expected),
-                };
-                chosen.expected = expected;
-                chosen.n = n;
-                chosen.launch = launch_for(list, kernel, Tile { m, n }, pack) as u32;
-            }
             draft.tile.n = chosen.n;
             of.launch = chosen.launch;
             let unit = &classes[of.class as usize].unit;
@@ -122,13 +122,20 @@ impl Launches {
 }
 
 /// The launch of a kernel with a tile, a new one if there is none.
-fn launch_for(launches: &mut Vec<Launch>, kernel: Kernel, tile: Tile, pack: u32) -> usize {
+fn launch_for(
+    launches: &mut Vec<Launch>,
+    kernel: Kernel,
+    id: Option<KernelId>,
+    tile: Tile,
+    pack: u32,
+) -> usize {
     let known = launches
         .iter()
         .position(|launch| (launch.kernel, launch.tile, launch.pack) == (kernel, tile, pack));
     known.unwrap_or_else(|| {
         launches.push(Launch {
             kernel,
+            id,
             tile,
             pack,
             pieces: 0,

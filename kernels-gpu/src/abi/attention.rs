@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{KvStrides, VariantParams};
-use crate::divisor::Divisor;
+use crate::common::divisor::Divisor;
 
 /// Where a plan's arrays lie and where results go: the parameters every attention kernel takes.
 ///

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::divisor::Divisor;
+use crate::common::divisor::Divisor;
 
 /// What `merge_states` works on.
 ///

@@ -52,18 +52,15 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Heads of 64 elements.
-    pub const D64: Self = Self {
-        prefill: prefill::Shape::D64,
-        decode: decode::Shape { head_dim: 64 },
-        ctas_per_sm: 2,
-    };
-    /// Heads of 128 elements.
-    pub const D128: Self = Self {
-        prefill: prefill::Shape::D128,
-        decode: decode::Shape { head_dim: 128 },
-        ctas_per_sm: 2,
-    };
+    /// For heads of so many elements, and blocks of so many keys in the prefill.
+    #[must_use]
+    pub const fn new(head_dim: u32, keys: u32) -> Self {
+        Self {
+            prefill: prefill::Shape { keys, head_dim },
+            decode: decode::Shape { head_dim },
+            ctas_per_sm: 2,
+        }
+    }
 
     /// Threads of a CTA.
     #[must_use]
@@ -92,6 +89,52 @@ impl Shape {
     }
 }
 
+/// The kernels, each of them for each 16-bit float: `sm80_pod_<rows>x<keys>_d<head dimension>_<element>`.
+macro_rules! table {
+    ($as:ident $then:ident) => {
+        $crate::common::half::each_half! { $as $then {
+            // Rows × keys of the prefill, head dimension.
+            128 x 128,  64;
+            128 x  64, 128;
+        }}
+    };
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+mod rows {
+    use super::Shape;
+    use crate::registry::{Arch, Element, Family, KernelInfo, Op, registers};
+
+    macro_rules! rows {
+        ($half:ident $element:literal { $($rows:literal x $keys:literal, $dim:literal;)* }) => {
+            &[$(KernelInfo {
+                element: Element::$half,
+                ..row(concat!("sm80_pod_", $rows, "x", $keys, "_d", $dim, "_", $element), Shape::new($dim, $keys))
+            }),*]
+        };
+    }
+
+    /// See [`table`](super::table).
+    pub const ROWS: &[&[KernelInfo]] = table!(list rows);
+
+    /// Shared memory is what one prefill takes: a launch may ask for more, to run more decodes side by side.
+    const fn row(name: &'static str, shape: Shape) -> KernelInfo {
+        KernelInfo {
+            rows: shape.prefill.rows(),
+            keys: shape.prefill.keys,
+            head_dim: shape.prefill.head_dim,
+            value_dim: shape.prefill.head_dim,
+            threads: shape.threads(),
+            registers: registers(shape.threads(), shape.ctas_per_sm),
+            shared_bytes: shape.shared_bytes(0),
+            ctas_per_sm: shape.ctas_per_sm,
+            ..KernelInfo::new(name, Family::Pod, Arch::Sm80, Op::Pod)
+        }
+    }
+}
+#[cfg(not(target_arch = "nvptx64"))]
+pub use rows::ROWS;
+
 #[cfg(target_arch = "nvptx64")]
 mod device {
     use cuda_std::{
@@ -104,9 +147,11 @@ mod device {
     use super::{LEFT, SMS, Shape, TICKETS, TOLD, decode, is_prefill, prefill};
     use crate::{
         abi::PodParams,
-        decode::half::{Bf16, F16, Half},
-        variant::{Standard, Variant},
-        work,
+        common::{
+            half::{self, Half},
+            tile_counter,
+            variant::{Standard, Variant},
+        },
     };
 
     /// What a CTA is for.
@@ -133,7 +178,7 @@ mod device {
             // What there is of each, in CTAs; where the prefill's units begin.
             let (mut prefills, mut first) = (p.prefill.attention.units, 0);
             if p.prefill.attention.record != 0 {
-                let [item, items] = work::load(p.prefill.attention.record);
+                let [item, items] = tile_counter::load(p.prefill.attention.record);
                 first = item * prefills;
                 prefills *= items;
             }
@@ -224,13 +269,13 @@ mod device {
                         shape: shape.decode,
                         warp,
                     };
-                    let alone = decode::attend::Team {
+                    let alone = decode::mainloop::Team {
                         first: warp,
                         size: 1,
                     };
                     let unit = index * p.virtual_decodes + warp;
                     if warp < p.virtual_decodes && unit < p.decode.attention.of_this_plan().units {
-                        decode::attend::attend::<T, V, DIM_BLOCKS, PER_LANE, RING>(
+                        decode::mainloop::attend::<T, V, DIM_BLOCKS, PER_LANE, RING>(
                             &p.decode,
                             variant,
                             s,
@@ -244,7 +289,7 @@ mod device {
                         base: base() + TOLD,
                         shape: shape.prefill,
                     };
-                    prefill::attend::attend::<T, V, S, O>(&p.prefill, variant, s, index, || ());
+                    prefill::mainloop::attend::<T, V, S, O>(&p.prefill, variant, s, index, || ());
                 }
                 thread::sync_threads();
             }
@@ -255,33 +300,32 @@ mod device {
     }
 
     macro_rules! entries {
-        ($($name:ident: $shape:ident, $dtype:ty, [$s:literal, $o:literal];)*) => {$(
-            /// See the module; all sizes are the shape's.
+        ($half:ident $element:literal { $($rows:literal x $keys:literal, $dim:literal;)* }) => { $( const _: () = {
+            const SHAPE: Shape = Shape::new($dim, $keys);
+
+            /// See the module.
             ///
             /// # Safety
             /// The parameters describe memory as [`PodParams`] says.
-            #[kernel(max_threads = Shape::$shape.threads(), min_blocks = Shape::$shape.ctas_per_sm)]
-            pub unsafe fn $name(p: PodParams) {
-                const SHAPE: Shape = Shape::$shape;
-                const { assert!($s == SHAPE.prefill.keys / 2 && $o == SHAPE.prefill.head_dim / 2) };
+            #[kernel(
+                name = ["sm80_pod_", $rows, "x", $keys, "_d", $dim, "_", $element],
+                max_threads = SHAPE.threads(),
+                min_blocks = SHAPE.ctas_per_sm
+            )]
+            pub unsafe fn entry(p: PodParams) {
                 let variant = Standard::<false>(p.prefill.attention.variant);
                 // SAFETY: all threads; the launch vouches for the parameters.
                 unsafe {
                     pod::<
-                        $dtype, _, $s, $o, { $o / 8 }, { $o / 16 },
+                        half::$half, _, { $keys / 2 }, { $dim / 2 }, { $dim / 16 }, { $dim / 32 },
                         { SHAPE.decode.ring() as usize },
                     >(&p, &variant, SHAPE);
                 }
             }
-        )*};
+        }; )* };
     }
 
-    entries! {
-        pod_mma_d64_bf16: D64, Bf16, [64, 32];
-        pod_mma_d64_f16: D64, F16, [64, 32];
-        pod_mma_d128_bf16: D128, Bf16, [32, 64];
-        pod_mma_d128_f16: D128, F16, [32, 64];
-    }
+    table!(items entries);
 }
 
 #[cfg(test)]
@@ -290,7 +334,7 @@ mod tests {
 
     #[test]
     fn two_ctas_share_an_sm() {
-        for shape in [Shape::D64, Shape::D128] {
+        for shape in [Shape::new(64, 128), Shape::new(128, 64)] {
             assert_eq!(shape.prefill.threads(), shape.decode.threads());
             // Of an A100, and of an H200.
             for (sm, fit) in [(164 << 10, 3), (228 << 10, 4)] {

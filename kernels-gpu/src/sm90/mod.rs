@@ -1,16 +1,17 @@
 //! Kernels for Hopper: TMA, wgmma, warp specialisation.
 
+#[cfg(any(not(target_arch = "nvptx64"), feature = "decode_mma"))]
+pub mod decode_mma;
+#[cfg(any(not(target_arch = "nvptx64"), feature = "decode_wgmma"))]
+pub mod decode_wgmma;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
-pub mod decode;
+mod mma;
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+mod pages;
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+mod pipeline;
+#[cfg(any(not(target_arch = "nvptx64"), feature = "prefill"))]
 pub mod prefill;
-#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
-mod products;
-#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
-mod queries;
-#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
-mod ring;
-pub mod slim;
-pub mod wide;
 
 /// A value that is the same in all lanes, told to the compiler: wgmma takes its descriptors from uniform
 /// registers.
@@ -21,5 +22,5 @@ pub mod wide;
 #[inline(always)]
 unsafe fn uniform(x: u32) -> u32 {
     // SAFETY: the caller's promise.
-    unsafe { cuda_std::warp::warp_shuffle_idx(!0, x, 0, 32) }
+    unsafe { cuda_std::warp::warp_shuffle_idx(cuda_std::warp::FULL_MASK, x, 0, 32) }
 }

@@ -1,11 +1,22 @@
 use std::{
     env, fmt, fs,
     hash::{DefaultHasher, Hash, Hasher},
+    num::NonZero,
     path::{Path, PathBuf},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread,
 };
 
-use crate::{Assembler, Compiler, Cubin, CudaBuilderError, nested::Compilation, ptx};
+use crate::{
+    Assembler, Compiler, Cubin, CudaBuilderError,
+    dependencies::Dependencies,
+    nested::{Compilation, Compiled},
+    ptx,
+    record::Record,
+};
 
 /// An architecture to build for.
 ///
@@ -57,6 +68,8 @@ pub struct CudaBuilder {
     release: bool,
     line_info: bool,
     assemble: bool,
+    module: String,
+    entries: Option<Vec<String>>,
     cargo_arguments: Vec<String>,
     copy_to: Option<PathBuf>,
     target_dir: Option<PathBuf>,
@@ -72,6 +85,8 @@ impl CudaBuilder {
             release: true,
             line_info: false,
             assemble: true,
+            module: "all".into(),
+            entries: None,
             cargo_arguments: Vec::new(),
             copy_to: None,
             target_dir: None,
@@ -82,6 +97,20 @@ impl CudaBuilder {
     #[must_use]
     pub fn arch(mut self, arch: NvvmArch) -> Self {
         self.arch = arch;
+        self
+    }
+
+    /// Names the module, where a crate is built as several: [`CudaModule::name`].
+    #[must_use]
+    pub fn module(mut self, name: impl Into<String>) -> Self {
+        self.module = name.into();
+        self
+    }
+
+    /// Leaves out all kernels but these: for a look at some of them, since compiling all takes longer.
+    #[must_use]
+    pub fn only<I: IntoIterator<Item: Into<String>>>(mut self, kernels: I) -> Self {
+        self.entries = Some(kernels.into_iter().map(Into::into).collect());
         self
     }
 
@@ -162,6 +191,11 @@ impl CudaBuilder {
     /// A missing compiler, code that does not compile or assemble, markers that make no sense, files
     /// that cannot be written: see [`CudaBuilderError`].
     pub fn build(self) -> Result<CudaModule, CudaBuilderError> {
+        self.build_beside(&Dependencies::default())
+    }
+
+    /// [`build`](Self::build), with the dependencies that other modules have compiled already.
+    fn build_beside(self, dependencies: &Dependencies) -> Result<CudaModule, CudaBuilderError> {
         let crate_path = fs::canonicalize(&self.crate_path)
             .ok()
             .filter(|path| path.join("Cargo.toml").is_file())
@@ -178,25 +212,35 @@ impl CudaBuilder {
             .clone()
             .unwrap_or_else(|| default_target_dir(&crate_path));
         let target_dir = create_dir(&target_dir.join(self.arch.sm()))?;
-        let module_dir = target_dir
-            .join("modules")
-            .join(self.module_name(&crate_path, &compiler));
-        create_dir(&module_dir)?;
-        let _lock = lock(&target_dir.join(".lock"))?;
+        let module_dir = create_dir(&target_dir.join(self.module_name(&crate_path, &compiler)))?;
+        let _lock = lock(&module_dir.join(".lock"))?;
 
         let assembly = module_dir.join("module.s");
-        let compiled = Compilation {
-            compiler: &compiler,
-            crate_path: &crate_path,
-            arch: self.arch,
-            ptx_version: self.ptx_version,
-            checks: !self.release,
-            line_info: self.line_info,
-            cargo_arguments: &self.cargo_arguments,
-            target_dir: &target_dir,
-            assembly: &assembly,
-        }
-        .run()?;
+        let recipe = self.recipe(&crate_path, &compiler);
+        let record_path = module_dir.join("made-from.json");
+        let kept = Record::read(&record_path)
+            .filter(|record| assembly.is_file() && record.is_current(&recipe));
+        let compiled = match kept {
+            Some(record) => {
+                eprint!("{}", record.warnings);
+                Compiled {
+                    sources: record.source_paths(),
+                    warnings: record.warnings,
+                }
+            }
+            None => {
+                let compiled = self.compile(
+                    &compiler,
+                    &crate_path,
+                    dependencies,
+                    &target_dir,
+                    &module_dir,
+                    &assembly,
+                )?;
+                Record::new(recipe, &compiled).write(&record_path)?;
+                compiled
+            }
+        };
         report_to_cargo(&crate_path, &compiled.sources);
 
         let assembly_text = fs::read_to_string(&assembly)
@@ -227,6 +271,7 @@ impl CudaBuilder {
             })
             .transpose()?;
         Ok(CudaModule {
+            name: self.module,
             arch: self.arch,
             ptx: text,
             ptx_path,
@@ -237,7 +282,36 @@ impl CudaBuilder {
         })
     }
 
-    /// Unlike for whatever changes the PTX, so that builds that differ do not overwrite each other.
+    /// Compiles the module in a target directory of its own, so that modules are compiled side by side.
+    fn compile(
+        &self,
+        compiler: &Compiler,
+        crate_path: &Path,
+        dependencies: &Dependencies,
+        target_dir: &Path,
+        module_dir: &Path,
+        assembly: &Path,
+    ) -> Result<Compiled, CudaBuilderError> {
+        let own_dir = module_dir.join("cargo");
+        let compilation = Compilation {
+            compiler,
+            crate_path,
+            arch: self.arch,
+            ptx_version: self.ptx_version,
+            checks: !self.release,
+            line_info: self.line_info,
+            silent: false,
+            entries: self.entries.as_deref(),
+            cargo_arguments: &self.cargo_arguments,
+            target_dir: &own_dir,
+            assembly,
+        };
+        dependencies.copy_to(&compilation, &target_dir.join("dependencies"), &own_dir)?;
+        compilation.run().map(|(compiled, _)| compiled)
+    }
+
+    /// Unlike for whatever changes the PTX, but for the kernels that are left out: builds that differ do not
+    /// overwrite each other.
     fn module_name(&self, crate_path: &Path, compiler: &Compiler) -> String {
         let mut hasher = DefaultHasher::new();
         (crate_path, compiler.rustc.as_path(), &compiler.version).hash(&mut hasher);
@@ -249,34 +323,57 @@ impl CudaBuilder {
         )
             .hash(&mut hasher);
         let name = crate_path.file_name().unwrap_or_default().to_string_lossy();
-        format!("{name}-{:016x}", hasher.finish())
+        let part = if self.entries.is_some() { "-part" } else { "" };
+        format!("{name}-{}{part}-{:016x}", self.module, hasher.finish())
+    }
+
+    /// Unlike for whatever changes the PTX, beside the sources.
+    fn recipe(&self, crate_path: &Path, compiler: &Compiler) -> String {
+        let kernels = self
+            .entries
+            .as_ref()
+            .map_or("all kernels".into(), |entries| entries.join(","));
+        format!("{} {kernels}", self.module_name(crate_path, compiler))
     }
 }
 
-/// Builds several modules at the same time, on one thread each. Modules of one architecture and
-/// target directory still wait for each other.
+/// Builds several modules, as many at a time as there are processors, in the order in which they are given: the
+/// longest had better come first. Modules of one architecture and target directory share their dependencies.
 ///
 /// # Errors
 /// The first error in the order of the builders.
 pub fn build_all(
     builders: impl IntoIterator<Item = CudaBuilder>,
 ) -> Result<Vec<CudaModule>, CudaBuilderError> {
+    let builders: Vec<CudaBuilder> = builders.into_iter().collect();
+    let built: Vec<_> = builders.iter().map(|_| Mutex::new(None)).collect();
+    let (next, dependencies) = (AtomicUsize::new(0), Dependencies::default());
+    let workers = thread::available_parallelism().map_or(1, NonZero::get);
     thread::scope(|scope| {
-        let running: Vec<_> = builders
-            .into_iter()
-            .map(|builder| scope.spawn(|| builder.build()))
-            .collect();
-        running
-            .into_iter()
-            .map(|thread| thread.join().expect("building does not panic"))
-            .collect()
-    })
+        for _ in 0..workers.min(builders.len()) {
+            scope.spawn(|| {
+                while let Some(index) = Some(next.fetch_add(1, Ordering::Relaxed))
+                    && let (Some(builder), Some(place)) = (builders.get(index), built.get(index))
+                {
+                    let module = builder.clone().build_beside(&dependencies);
+                    *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(module);
+                }
+            });
+        }
+    });
+    let done = |place: Mutex<Option<_>>| {
+        let module = place.into_inner().unwrap_or_else(PoisonError::into_inner);
+        module.expect("a worker took every builder")
+    };
+    built.into_iter().map(done).collect()
 }
 
 /// A GPU crate, built.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct CudaModule {
+    /// As [`CudaBuilder::module`] has it.
+    pub name: String,
     /// What it was built for.
     pub arch: NvvmArch,
     /// The PTX, launch bounds included.
@@ -303,7 +400,7 @@ fn create_dir(path: &Path) -> Result<PathBuf, CudaBuilderError> {
 }
 
 /// Held until dropped: a build script and a tool may build the same crate at the same time.
-fn lock(path: &Path) -> Result<fs::File, CudaBuilderError> {
+pub(crate) fn lock(path: &Path) -> Result<fs::File, CudaBuilderError> {
     fs::File::create(path)
         .and_then(|file| file.lock().map(|()| file))
         .map_err(CudaBuilderError::io(format!("lock {}", path.display())))
@@ -380,6 +477,8 @@ mod tests {
             builder.clone().release(false),
             builder.clone().generate_line_info(true),
             builder.clone().ptx_version(8, 7),
+            builder.clone().module("decode"),
+            builder.clone().only(["copy"]),
         ] {
             assert_ne!(plain, name(&other), "{other:?}");
         }

@@ -34,9 +34,11 @@
 mod assembler;
 mod builder;
 mod compiler;
+mod dependencies;
 mod error;
 mod nested;
 pub mod ptx;
+mod record;
 
 pub use assembler::{Assembler, Cubin, EntryResources};
 pub use builder::{CudaBuilder, CudaModule, NvvmArch, build_all};

@@ -2,6 +2,7 @@
 
 use std::{
     env, fs,
+    hash::{DefaultHasher, Hash, Hasher},
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -12,6 +13,9 @@ use crate::{Compiler, CudaBuilderError, NvvmArch};
 
 const TARGET: &str = "nvptx64-nvidia-cuda";
 const PROFILE: &str = "device";
+
+/// Names the kernels that `#[kernel]` does not leave out, with commas in between.
+const ENTRIES: &str = "CUDA_BUILDER_ENTRIES";
 
 /// Variables of the outer build that the nested one keeps: where to download from, and how.
 const KEPT_CARGO_VARIABLES: [&str; 5] = [
@@ -49,6 +53,7 @@ pub(crate) struct Compiled {
 }
 
 /// What to compile, and how.
+#[derive(Clone, Copy)]
 pub(crate) struct Compilation<'a> {
     pub compiler: &'a Compiler,
     pub crate_path: &'a Path,
@@ -56,6 +61,10 @@ pub(crate) struct Compilation<'a> {
     pub ptx_version: (u32, u32),
     pub checks: bool,
     pub line_info: bool,
+    /// Says nothing of what is not used: the crate is compiled for its dependencies alone.
+    pub silent: bool,
+    /// All but these kernels are left out.
+    pub entries: Option<&'a [String]>,
     pub cargo_arguments: &'a [String],
     /// Its own, since the outer cargo holds the lock of the outer one.
     pub target_dir: &'a Path,
@@ -64,8 +73,8 @@ pub(crate) struct Compilation<'a> {
 }
 
 impl Compilation<'_> {
-    /// Compiles, if anything has changed.
-    pub(crate) fn run(&self) -> Result<Compiled, CudaBuilderError> {
+    /// Compiles, if anything has changed; also the files that the dependencies were compiled to.
+    pub(crate) fn run(&self) -> Result<(Compiled, Vec<PathBuf>), CudaBuilderError> {
         let mut messages = self.invoke()?;
         if !self.assembly.is_file() {
             // Somebody removed it; cargo does not know of it and saw nothing to do.
@@ -86,10 +95,11 @@ impl Compilation<'_> {
                 .map(|dir| dir.join("Cargo.lock"))
                 .find(|lock| lock.is_file()),
         );
-        Ok(Compiled {
+        let compiled = Compiled {
             sources,
             warnings: diagnostics,
-        })
+        };
+        Ok((compiled, artifacts.dependencies))
     }
 
     fn invoke(&self) -> Result<Messages, CudaBuilderError> {
@@ -118,6 +128,7 @@ impl Compilation<'_> {
         clean_environment(&mut command);
         command
             .current_dir(self.crate_path)
+            .env_remove(ENTRIES)
             .env("RUSTC", &self.compiler.rustc)
             // Empty switches off what a configuration file may ask for.
             .envs([
@@ -155,6 +166,20 @@ impl Compilation<'_> {
                 .arg(format!("profile.{PROFILE}.{setting}"));
         }
         command.args(self.cargo_arguments).arg("--");
+        if self.silent {
+            command.arg("-Awarnings");
+        }
+        if let Some(entries) = self.entries {
+            // `#[kernel]` reads the variable, of which cargo knows nothing; the flag makes it compile anew.
+            let entries = entries.join(",");
+            let mut hasher = DefaultHasher::new();
+            entries.hash(&mut hasher);
+            command.env(ENTRIES, entries).args([
+                format!("--cfg=entries_{:016x}", hasher.finish()),
+                "-Adead_code".into(),
+                "-Aunused".into(),
+            ]);
+        }
         if self.line_info {
             // "line-tables-only" and more put DWARF into the PTX that ptxas 13.0 cannot parse.
             command.arg("-Cdebuginfo=line-directives-only");
@@ -259,6 +284,8 @@ struct Artifacts {
     library: String,
     /// Manifests of the packages that lie on this machine as sources under development.
     manifests: Vec<PathBuf>,
+    /// What all other packages were compiled to.
+    dependencies: Vec<PathBuf>,
 }
 
 impl Messages {
@@ -306,6 +333,10 @@ impl Messages {
                 .as_str()
                 .unwrap_or_default()
                 .replace('-', "_");
+        } else {
+            let files = artifact["filenames"].as_array().into_iter().flatten();
+            let paths = files.filter_map(|file| file.as_str().map(PathBuf::from));
+            self.artifacts.dependencies.extend(paths);
         }
     }
 }

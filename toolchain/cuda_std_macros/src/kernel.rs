@@ -116,10 +116,22 @@ fn check(function: &ItemFn) -> Result<()> {
     Ok(())
 }
 
+/// Whether the builder asked for other kernels only.
+fn is_left_out(name: &str) -> bool {
+    std::env::var("CUDA_BUILDER_ENTRIES")
+        .is_ok_and(|entries| entries.split(',').all(|entry| entry != name))
+}
+
 pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> Result<TokenStream> {
     let arguments = Arguments::parse(arguments)?;
-    let function: ItemFn = syn::parse2(item)?;
+    let mut function: ItemFn = syn::parse2(item)?;
     check(&function)?;
+    if let Some(name) = &arguments.name {
+        function.sig.ident = name.clone();
+    }
+    if is_left_out(&function.sig.ident.to_string()) {
+        return Ok(TokenStream::new());
+    }
 
     let ItemFn {
         attrs,
@@ -171,6 +183,11 @@ pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> Result<TokenS
 
     let name = &sig.ident;
     let marker = arguments.marker(&name.to_string());
+    let address = arguments.maps.as_ref().map(|maps| {
+        quote! {
+            let #maps: *const ::cuda_std::tma::TensorMap = ::cuda_std::param_address!(#name, 0);
+        }
+    });
     let statements = &block.stmts;
     Ok(quote! {
         #(#attrs)*
@@ -179,6 +196,7 @@ pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> Result<TokenS
         #vis unsafe extern "ptx-kernel" fn #name(#(#parameters),*) {
             #marker
             #maps
+            #address
             #(#slices)*
             #(#statements)*
         }

@@ -32,7 +32,14 @@ use proc_macro::TokenStream;
 ///   for another kernel's blocks.
 /// - `cluster`: blocks of a cluster along x; the grid must be a multiple of it.
 /// - `tensor_maps`: the first parameter is a struct by value (`repr(C)`, alignment 16) that begins with
-///   tensor maps; it is placed at a multiple of 64 and found by `cuda_std::param_address!`.
+///   tensor maps; it is placed at a multiple of 64 and found by `cuda_std::param_address!`. With
+///   `tensor_maps = maps` its address is in a variable of that name.
+/// - `name = ["copy_", 16, suffix]`: the entry is not called as the function is, but `copy_16suffix`. So
+///   `macro_rules!` compose the names of a table of kernels.
+///
+/// # Leaving kernels out
+/// Where the environment variable `CUDA_BUILDER_ENTRIES` lists names, with commas in between, all other kernels
+/// vanish. `cuda_builder` sets it where a part of a module is asked for.
 ///
 /// # What the builder reads
 /// rustc knows no launch bounds, so an entry with arguments carries one comment line in its body, which

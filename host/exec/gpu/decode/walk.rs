@@ -5,7 +5,7 @@ use kernels_gpu::abi::KvStrides;
 use super::extent;
 use crate::{
     Error,
-    exec::gpu::{Swizzle, TensorMap},
+    exec::gpu::maps::MapShape,
     problem::{Dtype, Spec},
 };
 
@@ -66,24 +66,13 @@ impl Walk {
         })
     }
 
-    pub fn map(
-        &self,
-        name: &'static str,
-        address: u64,
-        dtype: Dtype,
-        halves: u32,
-        piece_tokens: u32,
-    ) -> Result<[u64; 16], Error> {
-        TensorMap {
-            name,
-            address,
+    pub fn shape(&self, dtype: Dtype, halves: u32, piece_tokens: u32) -> MapShape {
+        MapShape {
             dtype,
-            dims: &self.dims,
-            strides: &self.strides,
-            box_dims: &[64, 8, halves, piece_tokens / 8, 1],
-            swizzle: Swizzle::Bytes128,
+            dims: self.dims,
+            strides: self.strides,
+            box_dims: [64, 8, halves, piece_tokens / 8, 1],
         }
-        .encode()
     }
 }
 

@@ -1,13 +1,11 @@
 //! Tensor maps of queries, outputs and pages: what Hopper's prefill fetches in one go.
 
-use kernels_gpu::{
-    abi::{KvStrides, PageCoordinates},
-    sm90::prefill::Shape,
-};
+use kernels_gpu::abi::{KvStrides, PageCoordinates};
 
 use super::{
     super::{
-        DeviceTensor, Swizzle, TensorMap,
+        DeviceTensor,
+        maps::{BOX_TOKENS, MapShape},
         tensor::{COUNTED, fits},
     },
     PrefillCall,
@@ -26,9 +24,9 @@ pub(super) fn heads_in_token(strides: &KvStrides, spec: &Spec, dim: u32) -> Opti
     }
 }
 
-/// Tokens that one box fetches: of one page and one block of keys, at most 32.
-pub(super) const fn box_tokens(page_size: u32, shape: &Shape) -> u32 {
-    gcd(gcd(page_size, shape.keys), 32)
+/// Tokens that one box fetches: of one page and one block of keys.
+pub(super) const fn box_tokens(page_size: u32, keys: u32) -> u32 {
+    gcd(gcd(page_size, keys), BOX_TOKENS)
 }
 
 const fn gcd(a: u32, b: u32) -> u32 {
@@ -37,30 +35,25 @@ const fn gcd(a: u32, b: u32) -> u32 {
 
 /// 64 columns of the queries (or outputs) of a tile in a box: see [`PrefillParams::q_map`].
 pub(super) fn query_map(
-    name: &'static str,
     tensor: &DeviceTensor<3>,
     call: &PrefillCall<'_>,
-    shape: &Shape,
+    rows: u32,
     dim: u32,
-) -> Result<[u64; 16], Error> {
+) -> MapShape {
     let pack = u64::from(call.pack);
     let head = u64::from(dim) * 2;
-    TensorMap {
-        name,
-        address: tensor.address,
+    MapShape {
         dtype: tensor.dtype,
-        dims: &[
+        dims: [
             64,
             pack,
             tensor.shape[0].max(1) as u64,
             u64::from(dim / 64),
             u64::from(call.spec.q_heads) / pack,
         ],
-        strides: &[head, tensor.strides[0] as u64 * 2, 128, pack * head],
-        box_dims: &[64, call.pack, shape.rows() / call.pack, 1, 1],
-        swizzle: Swizzle::Bytes128,
+        strides: [head, tensor.strides[0] as u64 * 2, 128, pack * head],
+        box_dims: [64, call.pack, rows / call.pack, 1, 1],
     }
-    .encode()
 }
 
 /// Coordinates in the maps of a pool whose heads lie side by side in a token, or fill a page.
@@ -88,14 +81,12 @@ pub(super) fn page_coordinates(
 /// Tokens of a page in a box, groups of 8 after each other and in a group 64 columns after the other: see
 /// [`PageCoordinates`].
 pub(super) fn page_map(
-    name: &'static str,
-    address: u64,
     strides: &KvStrides,
     call: &PrefillCall<'_>,
     dim: u32,
     in_token: bool,
     box_tokens: u32,
-) -> Result<[u64; 16], Error> {
+) -> MapShape {
     let (heads, slabs, pages) = (call.spec.kv_heads, dim / 64, call.pool.pages);
     let bytes = |elements: u32| u64::from(elements) * 2;
     // The hardware has five dimensions: heads go with the slabs of 64 columns or with the pages.
@@ -104,25 +95,21 @@ pub(super) fn page_map(
     } else {
         (slabs, pages * heads, strides.head)
     };
-    TensorMap {
-        name,
-        address,
+    MapShape {
         dtype: call.pool.dtype,
-        dims: &[
+        dims: [
             64,
             8,
             slab_dim.into(),
             (strides.page_size / 8).into(),
             page_dim.max(1).into(),
         ],
-        strides: &[
+        strides: [
             bytes(strides.token),
             128,
             8 * bytes(strides.token),
             bytes(page_stride),
         ],
-        box_dims: &[64, 8, slabs, box_tokens / 8, 1],
-        swizzle: Swizzle::Bytes128,
+        box_dims: [64, 8, slabs, box_tokens / 8, 1],
     }
-    .encode()
 }

@@ -34,10 +34,11 @@ impl Workspace {
     /// - Runs of this workspace that are under way on other streams are waited for by `stream`.
     ///
     /// # Errors
-    /// [`Error::OtherSpec`], [`Error::Plan`] where the plan is larger than the bound, [`Error::NotCaptured`];
-    /// then nothing was changed on the device and nothing is loaded. [`Error::Driver`].
+    /// [`Error::OtherSpec`], [`Error::Plan`] where the plan is larger than the bound, [`Error::NotCaptured`],
+    /// [`Error::NoInstance`] for a plan that is not for a GPU; then nothing was changed on the device and nothing is loaded. [`Error::Driver`].
     pub unsafe fn upload(&mut self, plan: &Plan, stream: Stream) -> Result<(), Error> {
         self.loaded = false;
+        self.run.forget();
         if plan.spec != self.spec {
             return Err(Error::OtherSpec {
                 workspace: describe(&self.spec),
@@ -49,7 +50,7 @@ impl Workspace {
             Some(_) => self.options.merge_mode,
             None => plan.merge_mode,
         };
-        self.agenda.fill(plan, merge_mode);
+        self.agenda.fill(plan, merge_mode)?;
         let mut records = [LaunchRecord::zeroed(); MAX_LAUNCHES as usize + 1];
         if let Some(set) = &self.options.launches {
             if merge_mode == MergeMode::Fused && self.agenda.mixed {

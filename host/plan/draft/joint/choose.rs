@@ -93,8 +93,8 @@ impl Joiner {
         let ctas = u64::from(cost.resident_ctas(Kernel::Decode));
         let mut best = (apart.time_ps(cost), None);
         let (mut smaller, mut weighed) = (0, Choice::default());
-        let compiled = |m: &&u32| tiles.key_tile(**m, u32::MAX) > 0;
-        for &m in joint.m.iter().filter(compiled) {
+        let multi_table = tiles.decodes().iter().filter(|choice| choice.multi_table);
+        for m in multi_table.map(|choice| choice.tile.m) {
             let mut steps = Steps::new(m / group, smaller);
             while let Some(tokens) = steps.next {
                 weighed = Choice { m, tokens };

@@ -31,9 +31,9 @@ impl DeviceDescription {
                 return wrong(format!("{name} is {got}: give {least} to {most}"));
             }
         }
-        let DecodeDescription { m, n_by_kv_len, .. } = &self.decode;
+        let DecodeDescription { rows, keys, .. } = &self.decode;
         let by_q_len = &self.prefill.by_q_len;
-        let tiles = [m.len() * n_by_kv_len.len(), by_q_len.len()];
+        let tiles = [rows.len(), by_q_len.len()];
         if tiles.iter().sum::<usize>() > MAX_TILES {
             return wrong(format!(
                 "{tiles:?} tiles of decode and prefill are more than the {MAX_TILES} that a plan can tell apart"
@@ -65,36 +65,31 @@ impl DeviceDescription {
             if !(0.0..=1e9).contains(&unit_ns) {
                 return wrong(format!("{kernel:?}: unit_ns is {unit_ns}: give 0 to 1e9"));
             }
-            if let Some(empty) = self.compiled(kernel).iter().find(|i| i.m == 0 || i.n == 0) {
-                return wrong(format!("{kernel:?}: compiled for {empty:?}"));
-            }
         }
-        if m.is_empty() || m[0] == 0 || !m.is_sorted_by(|a, b| a < b) {
+        if rows.contains(&0) || !rows.is_sorted_by(|a, b| a < b) {
             return wrong(format!(
-                "decode: row tiles {m:?} must ascend from at least 1"
+                "decode: row tiles {rows:?} must ascend from at least 1"
             ));
         }
-        let key_steps: Vec<_> = n_by_kv_len.iter().map(|step| step.up_to).collect();
+        if keys.is_some() && rows.is_empty() {
+            return wrong("decode: tiles of any size need rows to choose from".to_owned());
+        }
+        if [*keys, self.prefill.keys].contains(&Some(0)) {
+            return wrong("a key tile is 0".to_owned());
+        }
         let of_any_head = by_q_len.iter().skip_while(|step| step.head_dim.is_some());
         let query_steps: Vec<_> = of_any_head.clone().map(|step| step.up_to).collect();
         if let Some(late) = of_any_head.clone().find(|step| step.head_dim.is_some()) {
             return wrong(format!("prefill.by_q_len: {late:?} must come first"));
         }
-        for (name, steps) in [
-            ("decode.n_by_kv_len", key_steps),
-            ("prefill.by_q_len", query_steps),
-        ] {
-            let bounds = steps.iter().map(|up_to| up_to.unwrap_or(u32::MAX));
-            if !bounds.is_sorted() || steps.last().is_none_or(Option::is_some) {
-                return wrong(format!(
-                    "{name}: the steps must ascend and the last must have no bound"
-                ));
-            }
+        let bounds = query_steps.iter().map(|up_to| up_to.unwrap_or(u32::MAX));
+        if !bounds.is_sorted() || query_steps.last().is_none_or(Option::is_some) {
+            return wrong(
+                "prefill.by_q_len: the steps must ascend and the last must have no bound"
+                    .to_owned(),
+            );
         }
-        if n_by_kv_len.iter().any(|step| step.n == 0) {
-            return wrong("decode.n_by_kv_len: a key tile is 0".to_owned());
-        }
-        let nothing = |step: &&QueryStep| step.m == 0 || step.n == 0 || step.pack == Some(0);
+        let nothing = |step: &&QueryStep| step.rows == 0 || step.pack == Some(0);
         if let Some(step) = by_q_len.iter().find(nothing) {
             return wrong(format!("prefill.by_q_len: {step:?} holds nothing"));
         }
@@ -115,8 +110,9 @@ mod tests {
         };
         assert!(reason(|d| d.read_bytes_per_ns = 0.0).contains("read_bytes_per_ns is 0"));
         assert!(reason(|d| d.sms = 0).contains("sms"));
-        assert!(reason(|d| d.decode.m = vec![32, 16]).contains("[32, 16]"));
-        assert!(reason(|d| d.decode.n_by_kv_len[0].up_to = Some(9)).contains("no bound"));
+        assert!(reason(|d| d.decode.rows = vec![32, 16]).contains("[32, 16]"));
+        assert!(reason(|d| d.decode.keys = Some(64)).contains("rows to choose from"));
+        assert!(reason(|d| d.prefill.by_q_len[3].up_to = Some(9)).contains("no bound"));
         assert!(reason(|d| d.prefill.by_q_len.clear()).contains("prefill.by_q_len"));
         assert!(reason(|d| d.prefill.by_q_len[0].pack = Some(0)).contains("holds nothing"));
         let unknown = DeviceDescription::named("h20").unwrap_err().to_string();

@@ -1,10 +1,12 @@
 //! Whether a device has kernels for a problem, and which come nearest.
 
-use super::{DeviceDescription, Instance};
+use kernels_gpu::registry::{KernelInfo, Op};
+
+use super::DeviceDescription;
 use crate::{
     plan::{
         data::{Kernel, PlanError, Tile, Unsupported, dims},
-        model::tiles::{TileTable, solve},
+        model::tiles::{TileTable, alone, decode_of_tile, runnable, serves},
     },
     problem::{Dtype, Spec},
 };
@@ -14,20 +16,11 @@ fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
     items.join(", ")
 }
 
-impl Instance {
-    /// The head dimensions of keys and values, where it is for particular ones.
-    fn dims(&self) -> Option<(u32, u32)> {
-        let qk = self.head_dim?;
-        Some((qk, self.head_dim_v.unwrap_or(qk)))
-    }
-}
-
 impl DeviceDescription {
     /// Whether the device has kernels for these heads: what can be asked when a model is loaded, before there is
     /// any batch. Planning refuses the same.
     ///
-    /// A CPU computes every [`Spec`]. Of a GPU whose description lists no kernels, only element types and the
-    /// solver's arithmetic are known.
+    /// A CPU computes every [`Spec`].
     ///
     /// ```
     /// use tandem_attn::{plan::DeviceDescription, problem::Spec};
@@ -48,7 +41,7 @@ impl DeviceDescription {
         }
         self.check_dtypes(spec)?;
         self.check_dims(spec)?;
-        TileTable::new(self, spec, None, None).map(drop)
+        TileTable::new(self, spec, None).map(drop)
     }
 
     /// [`supports`](Self::supports), and whether there is a kernel with the tile that all decodes are to have.
@@ -59,7 +52,7 @@ impl DeviceDescription {
     ) -> Result<(), PlanError> {
         self.supports(spec)?;
         match decode {
-            Some(tile) if !self.is_cpu() => Ok(self.check_tile(spec, Kernel::Decode, tile)?),
+            Some(tile) => Ok(self.check_tile(spec, tile)?),
             _ => Ok(()),
         }
     }
@@ -93,17 +86,14 @@ impl DeviceDescription {
 
     /// Every batch may have prefills. Heads without a decode kernel are prefills altogether.
     fn check_dims(&self, spec: &Spec) -> Result<(), Unsupported> {
-        let compiled = self.compiled(Kernel::Prefill);
-        if compiled.is_empty() || compiled.iter().any(|instance| instance.serves(spec)) {
+        let mut prefills = runnable(self, Op::Prefill).map(|id| id.info());
+        if self.prefill.keys.is_some() || prefills.clone().any(|row| serves(row, spec)) {
             return Ok(());
         }
         let soft_cap = spec.variant.soft_cap.is_some();
-        let same_cap = |i: &&Instance| i.soft_cap.is_none_or(|cap| cap == soft_cap);
-        let mut there: Vec<_> = compiled
-            .iter()
-            .filter(same_cap)
-            .filter_map(Instance::dims)
-            .collect();
+        let same_cap = |row: &&KernelInfo| row.cap == soft_cap;
+        let dims_of = |row: &KernelInfo| (row.head_dim, row.value_dim);
+        let mut there: Vec<_> = prefills.by_ref().filter(same_cap).map(dims_of).collect();
         there.sort_unstable();
         there.dedup();
         let (qk, v) = (spec.head_dim_qk, spec.head_dim_v);
@@ -122,33 +112,24 @@ impl DeviceDescription {
         })
     }
 
-    fn check_tile(&self, spec: &Spec, kernel: Kernel, got: Tile) -> Result<(), Unsupported> {
-        let serving = self
-            .compiled(kernel)
-            .iter()
-            .filter(|instance| instance.serves(spec));
-        let mut tiles: Vec<_> = serving
-            .map(|&Instance { m, n, .. }| Tile { m, n })
-            .collect();
-        tiles.sort_unstable();
-        tiles.dedup();
-        let there = if tiles.contains(&got) {
+    fn check_tile(&self, spec: &Spec, got: Tile) -> Result<(), Unsupported> {
+        if decode_of_tile(self, spec, got).is_some() {
             return Ok(());
-        } else if tiles.is_empty() {
-            match solve(self, spec, kernel, got) {
-                Ok(_) => return Ok(()),
-                Err(infeasible) => format!("such a tile: {infeasible}"),
-            }
-        } else {
-            format!("there are {}", list(tiles))
+        }
+        let tile = |row: &KernelInfo| Tile {
+            m: row.rows,
+            n: row.keys,
         };
+        let kernels = alone(self, spec, Op::Decode).into_iter();
+        let mut tiles: Vec<_> = kernels.map(|id| tile(id.info())).collect();
+        tiles.sort_unstable();
         Err(Unsupported::Tile {
             device: self.name.clone(),
-            kernel,
+            kernel: Kernel::Decode,
             got,
             head_dim_qk: spec.head_dim_qk,
             head_dim_v: spec.head_dim_v,
-            there,
+            there: format!("there are {}", list(tiles)),
         })
     }
 }

@@ -1,31 +1,35 @@
-//! Which tiles a device can run, and which of them an item takes.
+//! Which kernels a device has for some heads, and which of them an item takes.
 //!
-//! The solver derives the feasible `(m, n)` from a device description: shared memory, registers, bytes in
-//! flight against latency × bandwidth, and the smallest matrix instruction. What the compiler really used
-//! is checked against it by [`check_report`]. The selector then takes the smallest `m` that covers the rows
-//! and the `n` that the description's decision tree gives for the number of keys.
+//! The kernels are the rows of the [registry](kernels_gpu::registry) that the device can run and that were compiled
+//! for the heads. An item takes the one with the fewest rows that covers it. An executor that takes tiles of any
+//! size (the CPU's) has no rows: its sizes are in the device description.
 
-mod report;
-mod solve;
+use kernels_gpu::registry::{Arch, Element, KernelId, KernelInfo, Op};
 
-pub use report::{Disagreement, KernelReport, check_report};
-pub use solve::{Infeasible, MAX_STAGES, Resources, solve};
-
-use super::{DeviceDescription, QueryStep};
+use super::{DeviceDescription, PodConfig, QueryStep};
 use crate::{
     plan::data::{Kernel, PlanError, Tile},
-    problem::Spec,
+    problem::{Dtype, Spec},
 };
 
-/// The tiles that a plan for one specification on one device chooses from.
 #[derive(Clone, Debug, Default, PartialEq)]
+/// The kernels that a plan for one specification on one device chooses from.
 pub struct TileTable {
     group: u32,
-    /// The bounds of the decision tree for the key tile of decodes.
-    key_steps: Vec<u32>,
-    /// Row tiles of decodes, ascending, each with its key tile for every step.
-    decode: Vec<(u32, Vec<u32>)>,
+    /// By rows, ascending. Empty where only prefill was compiled for the heads.
+    decode: Vec<Choice>,
     prefill: Vec<PrefillTile>,
+}
+
+/// A kernel that can be chosen, and its tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The kernel; none: the executor takes tiles of any size.
+    pub kernel: Option<KernelId>,
+    /// Its tile.
+    pub tile: Tile,
+    /// Whether rows of a tile may have page tables of their own.
+    pub multi_table: bool,
 }
 
 /// What prefills of some length take.
@@ -33,58 +37,140 @@ pub struct TileTable {
 pub struct PrefillTile {
     /// Up to this many query tokens.
     pub up_to: u32,
+    /// The kernel; none: the executor takes tiles of any size.
+    pub kernel: Option<KernelId>,
     /// The tile.
     pub tile: Tile,
     /// Query heads that it holds, a divisor of the group.
     pub pack: u32,
 }
 
-/// The key tile that goes with `m` rows and is no larger than `n` if there is one: among what was compiled
-/// for the heads, or where nothing was, by the solver.
-fn key_tile(
-    device: &DeviceDescription,
-    spec: &Spec,
-    kernel: Kernel,
-    Tile { m, n }: Tile,
-) -> Option<u32> {
-    let serving = || device.compiled(kernel).iter().filter(|i| i.serves(spec));
-    if serving().next().is_some() {
-        let keys = || serving().filter(|instance| instance.m == m).map(|i| i.n);
-        return keys().filter(|&keys| keys <= n).max().or(keys().min());
-    }
-    // A key tile that does not fit is halved, so that the tree holds for every head dimension.
-    std::iter::successors(Some(n), |n| (*n >= 32).then_some(n / 32 * 16))
-        .find(|&n| solve(device, spec, kernel, Tile { m, n }).is_ok())
+/// Whether a kernel was compiled for these heads.
+pub(in crate::plan) fn serves(row: &KernelInfo, spec: &Spec) -> bool {
+    let element = match row.element {
+        Element::Bf16 => Dtype::BF16,
+        Element::F16 => Dtype::F16,
+        Element::F32 | Element::Any => return false,
+    };
+    [spec.q_dtype, spec.kv_dtype, spec.out_dtype] == [element; 3]
+        && (row.head_dim, row.value_dim) == (spec.head_dim_qk, spec.head_dim_v)
+        && row.cap == spec.variant.soft_cap.is_some()
 }
 
-/// The tile of a step of the tree; where its rows are not to be had, the most below, or the fewest above.
-fn prefill_tile(device: &DeviceDescription, spec: &Spec, step: &QueryStep) -> Option<PrefillTile> {
-    let compiled = device.prefill.compiled.iter().map(|instance| instance.m);
-    let rows: Vec<u32> = compiled.chain((16..=step.m).step_by(16)).collect();
-    let with = |m: u32| {
-        let n = key_tile(device, spec, Kernel::Prefill, Tile { m, n: step.n })?;
-        Some(Tile { m, n })
-    };
-    let below = || {
-        rows.iter()
-            .copied()
-            .filter(|&m| m <= step.m)
-            .filter_map(with)
-    };
-    let above = || {
-        rows.iter()
-            .copied()
-            .filter(|&m| m > step.m)
-            .filter_map(with)
-    };
-    let tile = below()
-        .max_by_key(|tile| tile.m)
-        .or_else(|| above().min_by_key(|tile| tile.m))?;
-    Some(PrefillTile {
-        up_to: step.up_to.unwrap_or(u32::MAX),
-        tile,
-        pack: packed_heads(spec, tile.m, step.pack),
+/// The kernels of an operation that the device can run.
+pub(in crate::plan) fn runnable(
+    device: &DeviceDescription,
+    op: Op,
+) -> impl Iterator<Item = KernelId> + Clone + '_ {
+    KernelId::all().filter(move |id| {
+        let row = id.info();
+        row.op == op
+            && row.arch.runs_on(device.compute_capability)
+            && row.shared_bytes <= device.shared_bytes_per_cta
     })
+}
+
+/// Those that were compiled for these heads.
+fn serving<'a>(
+    device: &'a DeviceDescription,
+    spec: &'a Spec,
+    op: Op,
+) -> impl Iterator<Item = KernelId> + Clone + 'a {
+    runnable(device, op).filter(|id| serves(id.info(), spec))
+}
+
+/// Those of the newest architecture that has any: its instructions are there to be used.
+fn newest(kernels: impl Iterator<Item = KernelId> + Clone) -> Vec<KernelId> {
+    let arch = kernels.clone().map(|id| id.info().arch).max();
+    kernels.filter(|id| Some(id.info().arch) == arch).collect()
+}
+
+impl Choice {
+    fn of(kernel: KernelId) -> Self {
+        let row = kernel.info();
+        Self {
+            kernel: Some(kernel),
+            tile: Tile {
+                m: row.rows,
+                n: row.keys,
+            },
+            multi_table: row.multi_table,
+        }
+    }
+
+    const fn any(m: u32, n: u32) -> Self {
+        Self {
+            kernel: None,
+            tile: Tile { m, n },
+            multi_table: true,
+        }
+    }
+}
+
+/// The kernels of an operation that run alone.
+pub(in crate::plan) fn alone(device: &DeviceDescription, spec: &Spec, op: Op) -> Vec<KernelId> {
+    newest(serving(device, spec, op).filter(|id| !id.info().co_resident))
+}
+
+/// The kernels of decodes, by rows.
+fn decodes(device: &DeviceDescription, spec: &Spec) -> Vec<Choice> {
+    let rows = &device.decode.rows;
+    let mut choices: Vec<_> = match device.decode.keys {
+        Some(keys) => rows.iter().map(|&m| Choice::any(m, keys)).collect(),
+        None => {
+            let kernels = alone(device, spec, Op::Decode).into_iter();
+            let wanted = |choice: &Choice| rows.is_empty() || rows.contains(&choice.tile.m);
+            kernels.map(Choice::of).filter(wanted).collect()
+        }
+    };
+    choices.sort_unstable_by_key(|choice| choice.tile);
+    choices
+}
+
+/// The one kernel of decodes that was asked for by its tile: among those that run alone, else beside a prefill.
+pub(in crate::plan) fn decode_of_tile(
+    device: &DeviceDescription,
+    spec: &Spec,
+    tile: Tile,
+) -> Option<Choice> {
+    if device.decode.keys.is_some() {
+        return Some(Choice::any(tile.m, tile.n));
+    }
+    let of_tile = serving(device, spec, Op::Decode).filter(|id| Choice::of(*id).tile == tile);
+    // The deepest, if there are several.
+    let best = |id: &KernelId| (!id.info().co_resident, id.info().arch, id.info().stages);
+    of_tile.max_by_key(best).map(Choice::of)
+}
+
+/// The kernel of a step of the tree; where its rows are not to be had, the most below, or the fewest above.
+fn prefill_kernel(kernels: &[KernelId], rows: u32) -> Option<KernelId> {
+    let of = |id: &&KernelId| id.info().rows;
+    let below = kernels.iter().filter(|id| of(id) <= rows).max_by_key(of);
+    below.or_else(|| kernels.iter().min_by_key(of)).copied()
+}
+
+/// What each step of the tree takes.
+fn prefills(device: &DeviceDescription, spec: &Spec) -> Option<Vec<PrefillTile>> {
+    let kernels = alone(device, spec, Op::Prefill);
+    let tile = |step: &QueryStep| {
+        let choice = match device.prefill.keys {
+            Some(keys) => Choice::any(step.rows, keys),
+            None => Choice::of(prefill_kernel(&kernels, step.rows)?),
+        };
+        Some(prefill_tile(spec, choice, step.up_to, step.pack))
+    };
+    let of_heads = |step: &&QueryStep| step.head_dim.is_none_or(|dim| dim == spec.head_dim_qk);
+    let steps = device.prefill.by_q_len.iter().filter(of_heads);
+    steps.map(tile).collect()
+}
+
+fn prefill_tile(spec: &Spec, choice: Choice, up_to: Option<u32>, pack: Option<u32>) -> PrefillTile {
+    PrefillTile {
+        up_to: up_to.unwrap_or(u32::MAX),
+        kernel: choice.kernel,
+        tile: choice.tile,
+        pack: packed_heads(spec, choice.tile.m, pack),
+    }
 }
 
 /// As many query heads of a KV head as a tile of `m` rows may hold: a divisor of their number.
@@ -97,16 +183,67 @@ fn packed_heads(spec: &Spec, m: u32, most: Option<u32>) -> u32 {
 }
 
 impl TileTable {
-    /// The tiles there are; `decode` and `prefill` (with the most query heads that it is to hold) replace the
-    /// choice.
+    /// The kernels there are; `decode` is a tile that replaces the choice among those of decodes.
     ///
     /// # Errors
-    /// [`PlanError::NoTile`] where a kernel has none.
+    /// [`PlanError::NoTile`] where an operation has none.
     pub fn new(
         device: &DeviceDescription,
         spec: &Spec,
         decode: Option<Tile>,
-        prefill: Option<(Tile, Option<u32>)>,
+    ) -> Result<Self, PlanError> {
+        let prefill = prefills(device, spec).unwrap_or_default();
+        let decode = match decode {
+            Some(tile) => decode_of_tile(device, spec, tile).into_iter().collect(),
+            None => decodes(device, spec),
+        };
+        // Where only prefill was compiled for the heads it takes decodes, too.
+        let none = decode.is_empty() && alone(device, spec, Op::Decode).is_empty();
+        Self {
+            group: spec.group(),
+            decode,
+            prefill,
+        }
+        .checked(device, spec, none)
+    }
+
+    /// The kernels that share SMs in a configuration of the hybrid form; `decode` is a tile that replaces that of
+    /// the configuration. None where there are none for the heads.
+    #[must_use]
+    pub fn fused(
+        device: &DeviceDescription,
+        spec: &Spec,
+        decode: Option<Tile>,
+        config: &PodConfig,
+    ) -> Option<Self> {
+        let (prefill, decodes) = if config.by_tickets {
+            ticket_kernels(device, spec)?
+        } else {
+            co_resident_kernels(device, spec, config)?
+        };
+        let prefill = Choice::of(prefill);
+        let table = Self {
+            group: spec.group(),
+            decode: match decode {
+                // What is in one kernel with the prefill cannot be another.
+                Some(tile) if config.by_tickets => decodes
+                    .into_iter()
+                    .filter(|choice| choice.tile == tile)
+                    .collect(),
+                Some(tile) => vec![decode_of_tile(device, spec, tile)?],
+                None => decodes,
+            },
+            prefill: vec![prefill_tile(spec, prefill, None, config.prefill_pack)],
+        };
+        table.checked(device, spec, false).ok()
+    }
+
+    /// With the tiles that hold a token: a gathered one brings all its heads.
+    fn checked(
+        mut self,
+        device: &DeviceDescription,
+        spec: &Spec,
+        prefill_only: bool,
     ) -> Result<Self, PlanError> {
         let no_tile = |kernel| PlanError::NoTile {
             kernel,
@@ -115,52 +252,28 @@ impl TileTable {
             group: spec.group(),
             device: device.name.clone(),
         };
-        let key_steps = &device.decode.n_by_kv_len;
-        let keys = |m: u32| {
-            let steps = key_steps.iter();
-            let keys =
-                steps.map(|step| key_tile(device, spec, Kernel::Decode, Tile { m, n: step.n }));
-            Some((m, keys.collect::<Option<Vec<_>>>()?))
-        };
-        let mut row_tiles: Vec<_> = match decode {
-            Some(tile) => vec![(tile.m, vec![tile.n; key_steps.len()])],
-            None => device.decode.m.iter().filter_map(|&m| keys(m)).collect(),
-        };
-        // A gathered token brings all its heads.
-        row_tiles.retain(|(m, _)| *m >= spec.group());
-        if row_tiles.is_empty() {
+        self.decode.retain(|choice| choice.tile.m >= spec.group());
+        if self.prefill.is_empty() {
+            return Err(no_tile(Kernel::Prefill));
+        }
+        if self.decode.is_empty() && !prefill_only {
             return Err(no_tile(Kernel::Decode));
         }
-        let prefill = match prefill {
-            Some((tile, most)) => Some(vec![PrefillTile {
-                up_to: u32::MAX,
-                tile,
-                pack: packed_heads(spec, tile.m, most),
-            }]),
-            None => {
-                let steps = device.prefill.by_q_len.iter();
-                let fits = |step: &&QueryStep| step.head_dim.is_none_or(|d| d == spec.head_dim_qk);
-                let tiles = steps
-                    .filter(fits)
-                    .map(|step| prefill_tile(device, spec, step));
-                tiles.collect()
-            }
-        };
-        Ok(Self {
-            group: spec.group(),
-            key_steps: key_steps
-                .iter()
-                .map(|step| step.up_to.unwrap_or(u32::MAX))
-                .collect(),
-            decode: row_tiles,
-            prefill: prefill.ok_or_else(|| no_tile(Kernel::Prefill))?,
-        })
+        Ok(self)
     }
 
     /// The most query tokens that a tile of decodes holds.
     #[must_use]
     pub fn decode_tokens(&self) -> u32 {
-        self.decode.last().map_or(0, |(m, _)| m / self.group)
+        self.decode
+            .last()
+            .map_or(0, |last| last.tile.m / self.group)
+    }
+
+    /// Whether there are kernels for decodes; else prefill takes them.
+    #[must_use]
+    pub fn has_decodes(&self) -> bool {
+        !self.decode.is_empty()
     }
 
     /// The most query tokens that the tile holds which holds the fewest, at least 1: of the widest of decodes
@@ -168,41 +281,29 @@ impl TileTable {
     #[must_use]
     pub fn fewest_tokens(&self) -> u32 {
         let prefill = self.prefill.iter().map(|step| step.tile.m / step.pack);
-        prefill
-            .chain([self.decode_tokens()])
-            .min()
-            .unwrap_or(1)
-            .max(1)
+        let decode = self.has_decodes().then(|| self.decode_tokens());
+        prefill.chain(decode).min().unwrap_or(1).max(1)
     }
 
-    /// The smallest row tile that covers so many query tokens of decodes; the largest where none does.
+    /// The smallest tile that covers so many query tokens of decodes; the largest where none does.
     #[must_use]
     pub fn row_tile(&self, tokens: u32) -> u32 {
         let rows = tokens * self.group;
-        let mut tiles = self.decode.iter().map(|(m, _)| *m);
-        let largest = self.decode.last().map_or(0, |(m, _)| *m);
+        let mut tiles = self.decode.iter().map(|choice| choice.tile.m);
+        let largest = self.decode.last().map_or(0, |last| last.tile.m);
         tiles.find(|m| *m >= rows).unwrap_or(largest)
     }
 
-    /// The key tile of decodes with `m` rows, for so many keys.
+    /// What decodes in tiles of `m` rows take.
     #[must_use]
-    pub fn key_tile(&self, m: u32, kv_len: u32) -> u32 {
-        let step = self.step(kv_len);
-        let tile = self.decode.iter().find(|(other, _)| *other == m);
-        tile.map_or(0, |(_, n)| n[step])
+    pub fn decode(&self, m: u32) -> Option<&Choice> {
+        self.decode.iter().find(|choice| choice.tile.m == m)
     }
 
-    /// The key tile for so many keys that decodes with any number of rows can have.
+    /// What decodes take, by rows.
     #[must_use]
-    pub fn common_key_tile(&self, kv_len: u32) -> u32 {
-        let step = self.step(kv_len);
-        let keys = self.decode.iter().map(|(_, n)| n[step]);
-        keys.min().unwrap_or(0)
-    }
-
-    fn step(&self, kv_len: u32) -> usize {
-        let step = self.key_steps.iter().position(|&up_to| kv_len <= up_to);
-        step.unwrap_or(self.key_steps.len() - 1)
+    pub fn decodes(&self) -> &[Choice] {
+        &self.decode
     }
 
     /// What a prefill of so many query tokens takes.
@@ -218,20 +319,40 @@ impl TileTable {
         &self.prefill
     }
 
-    /// Every tile of a kernel that can be chosen, ascending.
-    #[must_use]
-    pub fn all(&self, kernel: Kernel) -> Vec<Tile> {
-        let mut all: Vec<_> = match kernel {
-            Kernel::Decode => {
-                let tiles = self.decode.iter();
-                tiles
-                    .flat_map(|(m, n)| n.iter().map(|&n| Tile { m: *m, n }))
-                    .collect()
-            }
-            Kernel::Prefill => self.prefill.iter().map(|step| step.tile).collect(),
-        };
-        all.sort_unstable();
-        all.dedup();
-        all
+    /// The kernel that has this tile.
+    pub(in crate::plan) fn kernel(&self, kernel: Kernel, tile: Tile) -> Option<KernelId> {
+        match kernel {
+            Kernel::Decode => self.decode(tile.m)?.kernel,
+            Kernel::Prefill => self.prefill.iter().find(|step| step.tile == tile)?.kernel,
+        }
     }
+}
+
+/// The prefill and the decodes of the kernel that has both.
+fn ticket_kernels(device: &DeviceDescription, spec: &Spec) -> Option<(KernelId, Vec<Choice>)> {
+    serving(device, spec, Op::Pod).next()?;
+    let ampere = |op| serving(device, spec, op).find(|id| id.info().arch == Arch::Sm80);
+    Some((ampere(Op::Prefill)?, vec![Choice::of(ampere(Op::Decode)?)]))
+}
+
+/// The prefill of the configuration's tile, and of the decodes that find room beside it those with most bytes under
+/// way.
+fn co_resident_kernels(
+    device: &DeviceDescription,
+    spec: &Spec,
+    config: &PodConfig,
+) -> Option<(KernelId, Vec<Choice>)> {
+    let sm = device.sm();
+    let of_tile = |op, tile| {
+        let of_tile = move |id: &KernelId| id.info().co_resident && Choice::of(*id).tile == tile;
+        serving(device, spec, op).filter(of_tile)
+    };
+    let prefill = of_tile(Op::Prefill, config.prefill).next()?;
+    let Some(tile) = config.decode else {
+        return Some((prefill, decodes(device, spec)));
+    };
+    let fits = |id: &KernelId| id.info().fits_beside(prefill.info(), &sm);
+    let decode = of_tile(Op::Decode, tile).filter(fits);
+    let decode = decode.max_by_key(|id| id.info().stages)?;
+    Some((prefill, vec![Choice::of(decode)]))
 }

@@ -10,15 +10,15 @@
 //! Tiles have 16 rows; an item with more is cut into several, which find its keys in L2.
 
 #[cfg(target_arch = "nvptx64")]
-pub(super) mod attend;
+mod epilogue;
 #[cfg(target_arch = "nvptx64")]
-mod finish;
+mod load;
 #[cfg(target_arch = "nvptx64")]
-mod gather;
+pub(super) mod mainloop;
 #[cfg(target_arch = "nvptx64")]
 mod unit;
 
-use crate::decode::layout::KEYS;
+pub use crate::common::decode::KEYS;
 
 /// Rows of a tile. Fewer would save arithmetic that nobody waits for.
 pub const ROWS: u32 = 16;
@@ -31,15 +31,6 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The kernel for heads of so many elements, if there is one.
-    #[must_use]
-    pub const fn find(head_dim: u32) -> Option<Self> {
-        match head_dim {
-            64 | 128 | 256 => Some(Self { head_dim }),
-            _ => None,
-        }
-    }
-
     /// Warps of a CTA.
     #[must_use]
     pub const fn warps(&self) -> u32 {
@@ -151,27 +142,92 @@ impl Shared {
     }
 }
 
-#[cfg(target_arch = "nvptx64")]
+/// The kernels, each of them for each 16-bit float: `sm80_decode_<rows>x<keys>_d<head dimension>_<element>[_cap]`.
+#[cfg(any(not(target_arch = "nvptx64"), feature = "sm80_decode"))]
+macro_rules! table {
+    ($as:ident $then:ident) => {
+        $crate::common::half::each_half! { $as $then {
+            // Rows × keys, head dimension, flags.
+            16 x 32,  64, [];
+            16 x 32,  64, [cap];
+            16 x 32, 128, [];
+            16 x 32, 128, [cap];
+            16 x 32, 256, [];
+            16 x 32, 256, [cap];
+        }}
+    };
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+mod rows {
+    use super::{KEYS, ROWS as TILE_ROWS, Shape};
+    use crate::{
+        has,
+        registry::{Arch, Element, Family, KernelInfo, Loads, Op, registers},
+    };
+
+    macro_rules! rows {
+        ($half:ident $element:literal { $($rows:literal x $keys:literal, $dim:literal, [$($flag:ident),*];)* }) => {
+            &[$(KernelInfo {
+                element: Element::$half,
+                cap: has(&[$(stringify!($flag)),*], "cap"),
+                ..row(
+                    concat!("sm80_decode_", $rows, "x", $keys, "_d", $dim, "_", $element $(, "_", stringify!($flag))*),
+                    [$rows, $keys],
+                    Shape { head_dim: $dim },
+                )
+            }),*]
+        };
+    }
+
+    /// See [`table`](super::table).
+    pub const TABLE: &[&[KernelInfo]] = table!(list rows);
+
+    const fn row(name: &'static str, tile: [u32; 2], shape: Shape) -> KernelInfo {
+        assert!(tile[0] == TILE_ROWS && tile[1] == KEYS, "all have one tile");
+        KernelInfo {
+            loads: Loads::Rows,
+            rows: tile[0],
+            keys: tile[1],
+            head_dim: shape.head_dim,
+            value_dim: shape.head_dim,
+            threads: shape.threads(),
+            registers: registers(shape.threads(), 2),
+            shared_bytes: shape.shared_bytes(),
+            ..KernelInfo::new(name, Family::Sm80Decode, Arch::Sm80, Op::Decode)
+        }
+    }
+}
+#[cfg(not(target_arch = "nvptx64"))]
+pub use rows::TABLE;
+
+#[cfg(all(target_arch = "nvptx64", feature = "sm80_decode"))]
 mod entries {
     use cuda_std::prelude::*;
 
     use super::{Shape, Shared};
     use crate::{
         abi::GatherDecodeParams,
-        decode::half::{Bf16, F16},
-        variant::Standard,
+        common::{half, variant::Standard},
+        has,
     };
 
     macro_rules! entries {
-        ($($name:ident: $dim:literal, $dtype:ty, $cap:literal;)*) => {$(
-            /// See the module; all sizes are the shape's.
+        ($half:ident $element:literal { $($rows:literal x $keys:literal, $dim:literal, [$($flag:ident),*];)* }) => { $( const _: () = {
+            const SHAPE: Shape = Shape { head_dim: $dim };
+            const CAP: bool = has(&[$(stringify!($flag)),*], "cap");
+
+            /// See the module.
             ///
             /// # Safety
             /// The parameters describe memory as [`GatherDecodeParams`] says.
-            #[kernel(max_threads = Shape { head_dim: $dim }.threads(), min_blocks = 2)]
-            pub unsafe fn $name(p: GatherDecodeParams) {
-                const SHAPE: Shape = Shape { head_dim: $dim };
-                let variant = Standard::<$cap>(p.attention.variant);
+            #[kernel(
+                name = ["sm80_decode_", $rows, "x", $keys, "_d", $dim, "_", $element $(, "_", $flag)*],
+                max_threads = SHAPE.threads(),
+                min_blocks = 2
+            )]
+            pub unsafe fn entry(p: GatherDecodeParams) {
+                let variant = Standard::<CAP>(p.attention.variant);
                 let s = Shared {
                     base: shared::dynamic_shared_address(),
                     shape: SHAPE,
@@ -179,28 +235,15 @@ mod entries {
                 };
                 // SAFETY: all threads; the launch vouches for the parameters.
                 unsafe {
-                    super::attend::work::<
-                        $dtype, _, { $dim / 16 }, { $dim / 32 }, { SHAPE.ring() as usize },
+                    super::mainloop::work::<
+                        half::$half, _, { $dim / 16 }, { $dim / 32 }, { SHAPE.ring() as usize },
                     >(&p, &variant, s);
                 }
             }
-        )*};
+        }; )* };
     }
 
-    entries! {
-        decode_mma_d64_bf16: 64, Bf16, false;
-        decode_mma_d64_bf16_cap: 64, Bf16, true;
-        decode_mma_d64_f16: 64, F16, false;
-        decode_mma_d64_f16_cap: 64, F16, true;
-        decode_mma_d128_bf16: 128, Bf16, false;
-        decode_mma_d128_bf16_cap: 128, Bf16, true;
-        decode_mma_d128_f16: 128, F16, false;
-        decode_mma_d128_f16_cap: 128, F16, true;
-        decode_mma_d256_bf16: 256, Bf16, false;
-        decode_mma_d256_bf16_cap: 256, Bf16, true;
-        decode_mma_d256_f16: 256, F16, false;
-        decode_mma_d256_f16_cap: 256, F16, true;
-    }
+    table!(items entries);
 }
 
 #[cfg(test)]
@@ -216,7 +259,6 @@ mod tests {
             assert!(bytes(head_dim) <= 163 << 10, "{head_dim}");
         }
         assert!(bytes(64) <= 99 << 10 && bytes(128) <= 99 << 10);
-        assert_eq!(Shape::find(96), None);
     }
 
     #[test]

@@ -5,8 +5,10 @@ use cuda_std::prelude::*;
 use super::Shared;
 use crate::{
     abi::{GatherDecodeParams, QueryRow, WorkItem},
-    decode::{layout::KEYS, produce::Header},
-    variant::Variant,
+    common::{
+        decode::{KEYS, produce::Header},
+        variant::Variant,
+    },
 };
 
 /// As all lanes know it.

@@ -12,11 +12,11 @@
 //! `docs/prefill.md` has the roofline and what was tried.
 
 #[cfg(target_arch = "nvptx64")]
-pub(super) mod attend;
+mod epilogue;
 #[cfg(target_arch = "nvptx64")]
-mod finish;
+mod load;
 #[cfg(target_arch = "nvptx64")]
-mod gather;
+pub(super) mod mainloop;
 #[cfg(target_arch = "nvptx64")]
 mod products;
 #[cfg(target_arch = "nvptx64")]
@@ -41,19 +41,6 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Every instance; the entry is `prefill_mma_128x<keys>_d<head_dim>_<dtype>[_cap]`.
-    pub const ALL: [Self; 2] = [Self::D64, Self::D128];
-    /// 128 rows × 64 keys.
-    pub const D128: Self = Self {
-        keys: 64,
-        head_dim: 128,
-    };
-    /// 128 rows × 128 keys.
-    pub const D64: Self = Self {
-        keys: 128,
-        head_dim: 64,
-    };
-
     /// Rows of a tile.
     #[must_use]
     pub const fn rows(&self) -> u32 {
@@ -99,44 +86,99 @@ impl Shape {
 /// of each warp see.
 const TILE_BYTES: u32 = 64 + 16 * WARPS;
 
-#[cfg(target_arch = "nvptx64")]
+/// The kernels, each of them for each 16-bit float: `sm80_prefill_<rows>x<keys>_d<head dimension>_<element>[_cap]`.
+#[cfg(any(not(target_arch = "nvptx64"), feature = "sm80_prefill"))]
+macro_rules! table {
+    ($as:ident $then:ident) => {
+        $crate::common::half::each_half! { $as $then {
+            // Rows × keys, head dimension, flags.
+            128 x  64, 128, [];
+            128 x  64, 128, [cap];
+            128 x 128,  64, [];
+            128 x 128,  64, [cap];
+        }}
+    };
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+mod rows {
+    use super::Shape;
+    use crate::{
+        has,
+        registry::{Arch, Element, Family, KernelInfo, Loads, Op, registers},
+    };
+
+    macro_rules! rows {
+        ($half:ident $element:literal { $($rows:literal x $keys:literal, $dim:literal, [$($flag:ident),*];)* }) => {
+            &[$(KernelInfo {
+                element: Element::$half,
+                cap: has(&[$(stringify!($flag)),*], "cap"),
+                ..row(
+                    concat!("sm80_prefill_", $rows, "x", $keys, "_d", $dim, "_", $element $(, "_", stringify!($flag))*),
+                    $rows,
+                    Shape { keys: $keys, head_dim: $dim },
+                )
+            }),*]
+        };
+    }
+
+    /// See [`table`](super::table).
+    pub const ROWS: &[&[KernelInfo]] = table!(list rows);
+
+    const fn row(name: &'static str, rows: u32, shape: Shape) -> KernelInfo {
+        assert!(rows == shape.rows(), "all have tiles of so many rows");
+        KernelInfo {
+            loads: Loads::Rows,
+            rows,
+            keys: shape.keys,
+            head_dim: shape.head_dim,
+            value_dim: shape.head_dim,
+            threads: shape.threads(),
+            registers: registers(shape.threads(), 2),
+            shared_bytes: shape.shared_bytes(),
+            ..KernelInfo::new(name, Family::Sm80Prefill, Arch::Sm80, Op::Prefill)
+        }
+    }
+}
+#[cfg(not(target_arch = "nvptx64"))]
+pub use rows::ROWS;
+
+#[cfg(all(target_arch = "nvptx64", feature = "sm80_prefill"))]
 mod entries {
     use cuda_std::prelude::*;
 
     use super::{Shape, tile::Shared};
     use crate::{
         abi::GatherPrefillParams,
-        decode::half::{Bf16, F16},
-        variant::Standard,
+        common::{half, variant::Standard},
+        has,
     };
 
     macro_rules! entries {
-        ($($name:ident: $shape:ident, $dtype:ty, $cap:literal, [$s:literal, $o:literal];)*) => {$(
-            /// See the module; all sizes are the shape's.
+        ($half:ident $element:literal { $($rows:literal x $keys:literal, $dim:literal, [$($flag:ident),*];)* }) => { $( const _: () = {
+            const SHAPE: Shape = Shape { keys: $keys, head_dim: $dim };
+            const CAP: bool = has(&[$(stringify!($flag)),*], "cap");
+
+            /// See the module.
             ///
             /// # Safety
             /// The parameters describe memory as [`GatherPrefillParams`] says; the grid has at most as many
             /// CTAs as there are units.
-            #[kernel(max_threads = Shape::$shape.threads(), min_blocks = 2)]
-            pub unsafe fn $name(p: GatherPrefillParams) {
-                const SHAPE: Shape = Shape::$shape;
-                const { assert!($s == SHAPE.keys / 2 && $o == SHAPE.head_dim / 2) };
-                let variant = Standard::<$cap>(p.attention.variant);
+            #[kernel(
+                name = ["sm80_prefill_", $rows, "x", $keys, "_d", $dim, "_", $element $(, "_", $flag)*],
+                max_threads = SHAPE.threads(),
+                min_blocks = 2
+            )]
+            pub unsafe fn entry(p: GatherPrefillParams) {
+                let variant = Standard::<CAP>(p.attention.variant);
                 let s = Shared { base: shared::dynamic_shared_address(), shape: SHAPE };
                 // SAFETY: all threads; the launch vouches for the parameters.
-                unsafe { super::attend::work::<$dtype, _, $s, $o>(&p, &variant, s) };
+                unsafe {
+                    super::mainloop::work::<half::$half, _, { $keys / 2 }, { $dim / 2 }>(&p, &variant, s)
+                };
             }
-        )*};
+        }; )* };
     }
 
-    entries! {
-        prefill_mma_128x64_d128_bf16: D128, Bf16, false, [32, 64];
-        prefill_mma_128x64_d128_bf16_cap: D128, Bf16, true, [32, 64];
-        prefill_mma_128x64_d128_f16: D128, F16, false, [32, 64];
-        prefill_mma_128x64_d128_f16_cap: D128, F16, true, [32, 64];
-        prefill_mma_128x128_d64_bf16: D64, Bf16, false, [64, 32];
-        prefill_mma_128x128_d64_bf16_cap: D64, Bf16, true, [64, 32];
-        prefill_mma_128x128_d64_f16: D64, F16, false, [64, 32];
-        prefill_mma_128x128_d64_f16_cap: D64, F16, true, [64, 32];
-    }
+    table!(items entries);
 }

@@ -3,7 +3,7 @@
 use cuda_std::{mma, prelude::*};
 
 use super::{WARP_ROWS, tile::Shared};
-use crate::{decode::half::Half, softmax::Rows};
+use crate::{common::half::Half, common::softmax::Rows};
 
 /// Blocks of 16 rows in a warp's 32.
 pub(super) const HALVES: usize = 2;

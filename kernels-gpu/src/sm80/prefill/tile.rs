@@ -3,8 +3,8 @@
 use super::Shape;
 use crate::{
     abi::GatherPrefillParams,
-    prefill::{Place, Tile},
-    variant::Variant,
+    common::prefill_tile::{Place, Tile},
+    common::variant::Variant,
 };
 
 /// Describes unit `unit` of the launch.

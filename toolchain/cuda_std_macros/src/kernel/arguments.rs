@@ -2,7 +2,9 @@
 
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
-use syn::{Error, Expr, Result, Token, parse::Parser, punctuated::Punctuated, spanned::Spanned};
+use syn::{
+    Error, Expr, Ident, Lit, Result, Token, parse::Parser, punctuated::Punctuated, spanned::Spanned,
+};
 
 /// `max_threads = 256`, or the bare `tensor_maps`.
 struct Argument {
@@ -29,6 +31,55 @@ pub struct Arguments {
     max_registers: Option<Expr>,
     cluster: Option<Expr>,
     pub tensor_maps: bool,
+    /// What the address of the maps is called in the body.
+    pub maps: Option<Ident>,
+    /// The entry's name, where it is not the function's.
+    pub name: Option<Ident>,
+}
+
+/// The expression without the invisible groups that `macro_rules` puts around `$x:literal`.
+fn ungrouped(mut expression: &Expr) -> &Expr {
+    loop {
+        expression = match expression {
+            Expr::Group(group) => &group.expr,
+            _ => return expression,
+        }
+    }
+}
+
+fn identifier(expression: &Expr) -> Option<&Ident> {
+    match ungrouped(expression) {
+        Expr::Path(path) => path.path.get_ident(),
+        _ => None,
+    }
+}
+
+/// A name of literals and identifiers one behind the other.
+fn composed_name(expression: &Expr) -> Result<Ident> {
+    let refuse = |span| {
+        let message =
+            "`name` needs a list of literals and identifiers: `name = [\"copy_\", 16, suffix]`";
+        Err(Error::new(span, message))
+    };
+    let Expr::Array(list) = ungrouped(expression) else {
+        return refuse(expression.span());
+    };
+    let mut name = String::new();
+    for part in &list.elems {
+        match ungrouped(part) {
+            Expr::Lit(literal) => match &literal.lit {
+                Lit::Str(text) => name += &text.value(),
+                Lit::Int(number) => name += number.base10_digits(),
+                other => return refuse(other.span()),
+            },
+            other => match identifier(other) {
+                Some(word) => name += &word.to_string(),
+                None => return refuse(other.span()),
+            },
+        }
+    }
+    let parsed: Result<Ident> = syn::parse_str(&name);
+    parsed.map_err(|_| Error::new(list.span(), format!("`{name}` is no name of a function")))
 }
 
 impl Arguments {
@@ -42,9 +93,25 @@ impl Arguments {
                 "min_blocks" => &mut arguments.min_blocks,
                 "max_registers" => &mut arguments.max_registers,
                 "cluster" => &mut arguments.cluster,
+                "name" => {
+                    let Some(value) = value else {
+                        return Err(Error::new(
+                            name.span(),
+                            "`name` needs a value: `name = […]`",
+                        ));
+                    };
+                    if arguments.name.replace(composed_name(&value)?).is_some() {
+                        return Err(Error::new(name.span(), "`name` is given twice"));
+                    }
+                    continue;
+                }
                 "tensor_maps" => {
                     if let Some(value) = value {
-                        return Err(Error::new(value.span(), "`tensor_maps` takes no value"));
+                        let Some(maps) = identifier(&value) else {
+                            let message = "`tensor_maps` takes the name of a variable, or no value";
+                            return Err(Error::new(value.span(), message));
+                        };
+                        arguments.maps = Some(maps.clone());
                     }
                     if std::mem::replace(&mut arguments.tensor_maps, true) {
                         return Err(Error::new(name.span(), "`tensor_maps` is given twice"));
@@ -55,7 +122,7 @@ impl Arguments {
                     return Err(Error::new(
                         name.span(),
                         "unknown argument of #[kernel]; there are `max_threads = …`, `min_blocks = …`, \
-                         `max_registers = …`, `cluster = …` and `tensor_maps`",
+                         `max_registers = …`, `cluster = …`, `tensor_maps` and `name = […]`",
                     ));
                 }
             };

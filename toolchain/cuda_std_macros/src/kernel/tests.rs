@@ -129,6 +129,35 @@ fn the_marker_names_the_entry_and_what_was_given() {
 }
 
 #[test]
+fn a_name_is_composed_of_literals_and_identifiers() {
+    let dim = proc_macro2::Group::new(proc_macro2::Delimiter::None, quote!(128));
+    let entry = expanded(
+        quote!(name = ["prefill_", 64, "x", #dim, "_", cap], tensor_maps = maps),
+        quote!(
+            unsafe fn entry(p: Params) {}
+        ),
+    );
+    assert_eq!(entry.sig.ident, "prefill_64x128_cap");
+    let body = text(&entry);
+    assert!(body.contains("// tandem.kernel prefill_64x128_cap tensor_maps=1"));
+    assert!(
+        body.contains("param_address ! (prefill_64x128_cap , 0)"),
+        "{body}"
+    );
+    for name in [
+        quote!(name),
+        quote!(name = 3),
+        quote!(name = ["1"]),
+        quote!(name = [x + y]),
+    ] {
+        let item = quote!(
+            unsafe fn entry(p: Params) {}
+        );
+        assert!(error(name, item).contains('`'));
+    }
+}
+
+#[test]
 fn what_cannot_be_an_entry_is_refused() {
     let none = TokenStream::new;
     assert_refused(
@@ -237,7 +266,11 @@ fn wrong_arguments_are_refused() {
         "given twice",
     );
     assert_refused(quote!(tensor_maps, tensor_maps), kernel(), "given twice");
-    assert_refused(quote!(tensor_maps = 1), kernel(), "takes no value");
+    assert_refused(
+        quote!(tensor_maps = 1),
+        kernel(),
+        "takes the name of a variable, or no value",
+    );
     assert_refused(quote!(min_blocks = 2), kernel(), "needs `max_threads`");
     assert_refused(
         quote!(max_threads = 32, min_blocks = 2, max_registers = 128),

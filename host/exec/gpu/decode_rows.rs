@@ -1,0 +1,57 @@
+//! Decode by kernels that load keys and values row by row.
+
+use kernels_gpu::{abi::GatherDecodeParams, divisor::Divisor};
+
+use super::{
+    DecodeCall, Gpu,
+    decode::attention,
+    module::Kernel,
+    prefill_rows::vectors,
+    steps::{Parameters, Step},
+};
+use crate::Error;
+
+impl Gpu {
+    /// The launch of a [`Gpu::decode`] whose checks were made.
+    pub(super) fn prepare_decode_rows(
+        &self,
+        kernel: &Kernel,
+        call: &DecodeCall<'_>,
+    ) -> Result<Step, Error> {
+        let DecodeCall {
+            spec, tile, pool, ..
+        } = *call;
+        let (group, rows) = (spec.group(), kernel.info.rows);
+        if group > rows {
+            return Err(Error::NoInstance {
+                kernel: "decode",
+                asked: format!("{group} query heads per KV head, row by row"),
+                there: "those with at most 16",
+            });
+        }
+        // Larger items are cut.
+        let tile_tokens = rows / group;
+        let cuts = (tile.rows / group).div_ceil(tile_tokens);
+        let mut parameters = GatherDecodeParams {
+            attention: attention(call, cuts)?,
+            k_vectors: vectors("the keys", pool.k, &pool.k_strides, pool.pages)?,
+            v_vectors: vectors("the values", pool.v, &pool.v_strides, pool.pages)?,
+            page_size: Divisor::new(pool.k_strides.page_size),
+            group: Divisor::new(group),
+            kv_heads: Divisor::new(spec.kv_heads),
+            cuts: Divisor::new(cuts),
+            tile_tokens,
+            team: 1,
+            long: tile.long.into(),
+            reserved: 0,
+        };
+        let launch = self.resident(kernel, parameters.attention.units);
+        parameters.attention.leave_to_record(call.items.len);
+        Ok(Step {
+            kernel: *kernel,
+            launch,
+            part: 0,
+            parameters: Parameters::DecodeRows(parameters),
+        })
+    }
+}

@@ -1,0 +1,92 @@
+//! Tensor maps that were made, kept by what they are made of.
+
+use std::collections::HashMap;
+
+use super::{
+    driver::DevicePtr,
+    tensor_map::{Swizzle, TensorMap},
+};
+use crate::{Error, problem::Dtype};
+
+/// Everything of a tensor map but the address.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct MapShape {
+    pub(super) dtype: Dtype,
+    pub(super) dims: [u64; 5],
+    pub(super) strides: [u64; 4],
+    pub(super) box_dims: [u32; 5],
+}
+
+/// A shape that [`Maps`] knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct ShapeId(u32);
+
+/// The maps of a workspace's runs: pools of a model's layers come again and again, every step, and so do the tensors
+/// that go from layer to layer.
+#[derive(Debug, Default)]
+pub(super) struct Maps {
+    shapes: Vec<MapShape>,
+    made: HashMap<(DevicePtr, ShapeId), [u64; 16]>,
+}
+
+/// Tokens of a page in a box, at most: blocks of keys are multiples of so many, or of a divisor.
+pub(super) const BOX_TOKENS: u32 = 32;
+
+/// Shapes and maps that are kept at most: queries and outputs have as many tokens as a step has.
+const MOST: (usize, usize) = (256, 4096);
+
+impl Maps {
+    /// Forgets, if it knows too many. Ids are void then.
+    pub(super) fn tidy(&mut self) {
+        if self.shapes.len() > MOST.0 || self.made.len() > MOST.1 {
+            self.shapes.clear();
+            self.made.clear();
+        }
+    }
+
+    /// The map, and what to ask for it at another [address](Self::at) by.
+    pub(super) fn make(
+        &mut self,
+        tensor: &'static str,
+        address: DevicePtr,
+        shape: MapShape,
+    ) -> Result<(ShapeId, [u64; 16]), Error> {
+        let known = self.shapes.iter().position(|known| *known == shape);
+        let index = known.unwrap_or_else(|| {
+            self.shapes.push(shape);
+            self.shapes.len() - 1
+        });
+        let id = ShapeId(index as u32);
+        Ok((id, self.at(tensor, address, id)?))
+    }
+
+    /// The map of a known shape at an address.
+    pub(super) fn at(
+        &mut self,
+        tensor: &'static str,
+        address: DevicePtr,
+        id: ShapeId,
+    ) -> Result<[u64; 16], Error> {
+        if let Some(map) = self.made.get(&(address, id)) {
+            return Ok(*map);
+        }
+        let MapShape {
+            dtype,
+            dims,
+            strides,
+            box_dims,
+        } = &self.shapes[id.0 as usize];
+        let map = TensorMap {
+            name: tensor,
+            address,
+            dtype: *dtype,
+            dims,
+            strides,
+            box_dims,
+            swizzle: Swizzle::Bytes128,
+        };
+        let map = map.encode()?;
+        self.made.insert((address, id), map);
+        Ok(map)
+    }
+}

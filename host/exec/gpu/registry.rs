@@ -1,0 +1,127 @@
+//! The kernels of a GPU: the rows of the [registry](kernels_gpu::registry) that it runs, loaded.
+
+use kernels_gpu::registry::{Arch, Element, KernelId, Op};
+
+use super::{
+    Gpu,
+    launch::Launch,
+    module::{Kernel, Modules},
+};
+use crate::{
+    Error,
+    problem::{Dtype, Spec},
+};
+
+/// Every kernel that the GPU's architecture and memory allow.
+pub(super) struct Kernels {
+    /// By [`KernelId::index`].
+    loaded: Vec<Option<Kernel>>,
+    /// Those that are not attention.
+    others: Vec<Kernel>,
+}
+
+impl Kernels {
+    /// Those of the modules' architecture, but not those that want more shared memory than a CTA can have.
+    ///
+    /// # Errors
+    /// [`Error::NoKernel`] where one is missing.
+    pub(super) fn load(modules: &Modules, max_shared: u32) -> Result<Self, Error> {
+        let of_hopper = modules.arch() == "sm_90a";
+        let load = |id: KernelId| -> Result<Option<Kernel>, Error> {
+            let info = id.info();
+            if info.arch == Arch::Sm90a && !of_hopper {
+                return Ok(None);
+            }
+            let kernel = modules.kernel(info, max_shared)?;
+            Ok((info.shared_bytes <= kernel.max_dynamic_shared).then_some(kernel))
+        };
+        let loaded = KernelId::all().map(load).collect::<Result<Vec<_>, _>>()?;
+        let others = loaded.iter().flatten().copied();
+        Ok(Self {
+            others: others
+                .filter(|kernel| !kernel.info.is_attention())
+                .collect(),
+            loaded,
+        })
+    }
+
+    pub(super) fn get(&self, id: KernelId) -> Option<&Kernel> {
+        self.loaded.get(id.index())?.as_ref()
+    }
+}
+
+impl Gpu {
+    /// Whether the kernel is loaded: of the GPU's architecture, and within its shared memory.
+    #[must_use]
+    pub fn has(&self, kernel: KernelId) -> bool {
+        self.kernels.get(kernel).is_some()
+    }
+
+    pub(super) fn kernel(&self, id: KernelId) -> Result<&Kernel, Error> {
+        self.kernels.get(id).ok_or_else(|| Error::NoInstance {
+            kernel: "loaded",
+            asked: id.to_string(),
+            there: "those that plans for this GPU's own description name",
+        })
+    }
+
+    /// One that is not attention.
+    pub(super) fn pass(&self, op: Op, element: Element) -> Result<&Kernel, Error> {
+        let is = |kernel: &&Kernel| (kernel.info.op, kernel.info.element) == (op, element);
+        let found = self.kernels.others.iter().find(is);
+        found.ok_or_else(|| Error::UnsupportedArchitecture {
+            device: self.name.clone(),
+            compute: self.compute,
+            built_for: vec!["sm_90a"],
+        })
+    }
+
+    /// So many CTAs of a kernel, or as many as find room at the same time: one that does not would begin its first
+    /// unit when the others have done the rest.
+    pub(super) fn resident(&self, kernel: &Kernel, ctas: u32) -> Launch {
+        let most = self.multiprocessors * kernel.ctas_per_sm;
+        let mut launch = Launch::new(ctas.min(most), kernel.info.threads);
+        launch.shared = kernel.info.shared_bytes;
+        launch
+    }
+}
+
+/// What outputs of a type are made of.
+pub(super) const fn element(dtype: Dtype) -> Element {
+    match dtype {
+        Dtype::BF16 => Element::Bf16,
+        Dtype::F16 => Element::F16,
+        Dtype::F32 => Element::F32,
+        _ => Element::Any,
+    }
+}
+
+/// Whether an attention kernel was compiled for these heads and elements.
+pub(super) fn check_serves(id: KernelId, op: Op, spec: &Spec, dtype: Dtype) -> Result<(), Error> {
+    let row = id.info();
+    let capped = spec.variant.soft_cap.is_some();
+    let heads = (row.head_dim, row.value_dim) == (spec.head_dim_qk, spec.head_dim_v);
+    if row.op == op && heads && row.element == element(dtype) && row.cap == capped {
+        return Ok(());
+    }
+    Err(Error::NoInstance {
+        kernel: match op {
+            Op::Prefill => "prefill",
+            _ => "decode",
+        },
+        asked: format!(
+            "head dimension {}, {dtype:?}{}: {id} is not one",
+            named(spec),
+            if capped { ", soft cap" } else { "" },
+        ),
+        there: "those that plans name",
+    })
+}
+
+/// The head dimensions of a spec, as one number where they are one.
+fn named(spec: &Spec) -> String {
+    match (spec.head_dim_qk, spec.head_dim_v) {
+        (qk, v) if qk == v => qk.to_string(),
+        (qk, v) => format!("{qk} with values of {v}"),
+    }
+}

@@ -1,0 +1,349 @@
+//! Results: outputs, partial states, and the merging of partial states by whoever arrives last.
+
+use cuda_std::{
+    atomic::{self, AcqRel, Gpu, Relaxed},
+    ptr, warp,
+};
+
+use crate::{
+    abi::{AttentionParams, DIRECT, NO_MERGE, QueryRow},
+    common::{
+        half::Half,
+        state::{Merger, State, natural},
+    },
+};
+
+const ALL: u32 = warp::FULL_MASK;
+
+/// Elements of a row that a warp merges at a time.
+pub const SLICE: u32 = 64;
+
+/// Where a warp writes, for heads of `DIM` elements.
+#[derive(Clone, Copy)]
+pub struct Results<'a, const DIM: u32> {
+    /// The launch.
+    pub params: &'a AttentionParams,
+    /// In the warp.
+    pub lane: u32,
+}
+
+impl<const DIM: u32> Results<'_, DIM> {
+    /// Writes a row of one head: the output, or a partial state.
+    ///
+    /// # Safety
+    /// `row` and `head` belong to a unit of the launch.
+    #[inline(always)]
+    pub unsafe fn write<T: Half, const PER_LANE: usize>(
+        &self,
+        row: QueryRow,
+        head: u32,
+        state: State<PER_LANE>,
+    ) {
+        // SAFETY: the row is this unit's.
+        unsafe {
+            if row.slot == DIRECT {
+                self.write_output::<T, PER_LANE>(row.token, head, state);
+            } else {
+                let at = u64::from(row.slot) * u64::from(self.params.q_heads) + u64::from(head);
+                let element = at * u64::from(DIM) + u64::from(self.lane) * PER_LANE as u64;
+                store_f32(
+                    (self.params.partial_out + element * 4) as *mut f32,
+                    state.out,
+                );
+                if self.lane == 0 {
+                    ptr::store_f32((self.params.partial_lse + at * 4) as *mut f32, state.lse);
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// The warp owns this row of the output.
+    #[inline(always)]
+    pub unsafe fn write_output<T: Half, const PER_LANE: usize>(
+        &self,
+        token: u32,
+        head: u32,
+        state: State<PER_LANE>,
+    ) {
+        let params = self.params;
+        let element = u64::from(token) * u64::from(params.out_token_stride)
+            + u64::from(head * DIM + self.lane * PER_LANE as u32);
+        // SAFETY: the caller's promise.
+        unsafe {
+            store_half::<T, PER_LANE>(params.out + element * 2, state.out);
+            if self.lane == 0 && params.lse != 0 {
+                let at = u64::from(token) * u64::from(params.q_heads) + u64::from(head);
+                ptr::store_f32((params.lse + at * 4) as *mut f32, natural(state.lse));
+            }
+        }
+    }
+
+    /// Where the arrivals at a merge are counted.
+    #[inline(always)]
+    fn counter(&self, merge: u32, kv_head: u32) -> u64 {
+        let params = self.params;
+        params.arrivals + (u64::from(merge) * u64::from(params.kv_heads) + u64::from(kv_head)) * 4
+    }
+
+    /// Where a merge is described.
+    #[inline(always)]
+    fn description(&self, merge: u32) -> *const u32 {
+        (self.params.merges + u64::from(merge) * 16) as *const u32
+    }
+
+    /// Brings what an arrival needs closer.
+    ///
+    /// # Safety
+    /// As [`arrive`](Self::arrive)'s, but for the states.
+    #[inline(always)]
+    pub unsafe fn expect(&self, merge: u32, kv_head: u32) {
+        if merge != NO_MERGE {
+            // SAFETY: merges and counters are the plan's.
+            unsafe {
+                ptr::prefetch_l2(self.description(merge));
+                ptr::prefetch_l2(self.counter(merge, kv_head) as *const u32);
+            }
+        }
+    }
+
+    /// Looks up a merge.
+    ///
+    /// # Safety
+    /// `merge` is [`NO_MERGE`] or a merge of the plan.
+    #[inline(always)]
+    pub unsafe fn look_up(&self, merge: u32) -> Merge {
+        if merge == NO_MERGE {
+            return Merge::NONE;
+        }
+        // SAFETY: the merge is the plan's, and so is the list.
+        unsafe {
+            let [token, slots_begin, slots, _] = ptr::load_nc_u32x4(self.description(merge));
+            // For whoever comes last.
+            let list = self.params.merge_slots + u64::from(slots_begin) * 4;
+            ptr::prefetch_l2(list as *const u32);
+            Merge {
+                token,
+                slots_begin,
+                slots,
+            }
+        }
+    }
+
+    /// Counts the partial states of a token and KV head at their merge. Whether this was the last of its states.
+    ///
+    /// # Safety
+    /// `index` is [`NO_MERGE`] or a merge of the plan, which is `merge`, and what the warp (and whoever it met at
+    /// a barrier) wrote of its states is written.
+    #[inline(always)]
+    pub unsafe fn arrive(&self, index: u32, merge: Merge, kv_head: u32) -> bool {
+        if index == NO_MERGE {
+            return false;
+        }
+        let counter = self.counter(index, kv_head);
+        // SAFETY: the counter is the plan's. The release half of the atomic, cumulative over the barriers before
+        // it, publishes the states; its acquire half shows those of the others.
+        unsafe {
+            let before = atomic::fetch_add::<AcqRel, Gpu, u32>(counter as *mut u32, 1);
+            let last = before + 1 == merge.slots;
+            if last {
+                atomic::store::<Relaxed, Gpu, u32>(counter as *mut u32, 0);
+            }
+            last
+        }
+    }
+
+    /// Merges a row of the output.
+    ///
+    /// # Safety
+    /// The lanes come together; the states are written and visible.
+    #[inline(always)]
+    pub unsafe fn merge<T: Half>(&self, merge: Merge, head: u32) {
+        let mut slice = 0;
+        while slice < DIM / SLICE {
+            // SAFETY: the caller's promise.
+            unsafe { self.merge_slice::<T>(merge, head, slice) };
+            slice += 1;
+        }
+    }
+
+    /// Merges [`SLICE`] elements of a row. The lanes share the states as well, a quarter each, so that the
+    /// latency of memory is paid about once. The arithmetic depends on the number of states alone: who merges is
+    /// a matter of timing, and the result must not be.
+    ///
+    /// # Safety
+    /// The lanes come together; the states are written and visible.
+    #[inline(always)]
+    pub unsafe fn merge_slice<T: Half>(&self, merge: Merge, head: u32, slice: u32) {
+        /// States of a quarter whose loads are under way together.
+        const BATCH: usize = 5;
+        const PER_LANE: usize = SLICE as usize / 8;
+        let params = self.params;
+        let (quarter, element) = (
+            self.lane / 8,
+            slice * SLICE + self.lane % 8 * PER_LANE as u32,
+        );
+        let list = (params.merge_slots + u64::from(merge.slots_begin) * 4) as *const u32;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut merger = Merger::<PER_LANE>::EMPTY;
+            let mut next = 0;
+            while next < merge.slots {
+                let mut ids = [u32::MAX; BATCH];
+                let mut i = 0;
+                while i < BATCH {
+                    let at = next + quarter + i as u32 * 4;
+                    if at < merge.slots {
+                        ids[i] = ptr::load_nc_u32(list.add(at as usize));
+                    }
+                    i += 1;
+                }
+                let mut states = [State::<PER_LANE>::EMPTY; BATCH];
+                i = 0;
+                while i < BATCH {
+                    if ids[i] != u32::MAX {
+                        let at = u64::from(ids[i]) * u64::from(params.q_heads) + u64::from(head);
+                        let out =
+                            params.partial_out + (at * u64::from(DIM) + u64::from(element)) * 4;
+                        states[i].lse = ptr::load_f32((params.partial_lse + at * 4) as *const f32);
+                        states[i].out = load_f32(out as *const f32);
+                    }
+                    i += 1;
+                }
+                merger.push_all(states);
+                next += BATCH as u32 * 4;
+            }
+            let mut state = merger.finish();
+            let mut stride = 8;
+            while stride < 32 {
+                let mut other = State::<PER_LANE>::EMPTY;
+                other.lse = warp::warp_shuffle_down(ALL, state.lse, stride, 32);
+                let mut i = 0;
+                while i < PER_LANE {
+                    other.out[i] = warp::warp_shuffle_down(ALL, state.out[i], stride, 32);
+                    i += 1;
+                }
+                state = state.merge(other);
+                stride *= 2;
+            }
+            if quarter == 0 {
+                let out = u64::from(merge.token) * u64::from(params.out_token_stride)
+                    + u64::from(head * DIM + element);
+                store_half::<T, PER_LANE>(params.out + out * 2, state.out);
+                if element == 0 && params.lse != 0 {
+                    let at = u64::from(merge.token) * u64::from(params.q_heads) + u64::from(head);
+                    ptr::store_f32((params.lse + at * 4) as *mut f32, natural(state.lse));
+                }
+            }
+        }
+    }
+}
+
+/// The part of a [`MergeRow`](crate::abi::MergeRow) that says something.
+#[derive(Clone, Copy)]
+pub struct Merge {
+    /// As [`MergeRow::token`](crate::abi::MergeRow::token).
+    pub token: u32,
+    /// As [`MergeRow::slots_begin`](crate::abi::MergeRow::slots_begin).
+    pub slots_begin: u32,
+    /// As [`MergeRow::slots`](crate::abi::MergeRow::slots).
+    pub slots: u32,
+}
+
+impl Merge {
+    const NONE: Self = Self {
+        token: 0,
+        slots_begin: 0,
+        slots: 0,
+    };
+
+    /// The merge that `lane` has, in all lanes.
+    ///
+    /// # Safety
+    /// The lanes come together.
+    #[inline(always)]
+    pub unsafe fn broadcast(self, lane: u32) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            Self {
+                token: warp::warp_shuffle_idx(ALL, self.token, lane, 32),
+                slots_begin: warp::warp_shuffle_idx(ALL, self.slots_begin, lane, 32),
+                slots: warp::warp_shuffle_idx(ALL, self.slots, lane, 32),
+            }
+        }
+    }
+}
+/// # Safety
+/// As [`load_shared`]'s, in device memory.
+#[inline(always)]
+unsafe fn load_f32<const N: usize>(source: *const f32) -> [f32; N] {
+    let mut values = [0.0; N];
+    let mut i = 0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while i + 4 <= N {
+            let four = ptr::load_f32x4(source.add(i));
+            values[i] = four[0];
+            values[i + 1] = four[1];
+            values[i + 2] = four[2];
+            values[i + 3] = four[3];
+            i += 4;
+        }
+        if i + 2 <= N {
+            let two = ptr::load_f32x2(source.add(i));
+            values[i] = two[0];
+            values[i + 1] = two[1];
+        }
+    }
+    values
+}
+
+/// # Safety
+/// As [`load_shared`]'s, writable, in device memory.
+#[inline(always)]
+unsafe fn store_f32<const N: usize>(target: *mut f32, values: [f32; N]) {
+    let mut i = 0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while i + 4 <= N {
+            let four = [values[i], values[i + 1], values[i + 2], values[i + 3]];
+            ptr::store_f32x4(target.add(i), four);
+            i += 4;
+        }
+        if i + 2 <= N {
+            ptr::store_f32x2(target.add(i), [values[i], values[i + 1]]);
+        }
+    }
+}
+
+/// # Safety
+/// As [`store_f32`]'s, for 16-bit floats.
+#[inline(always)]
+unsafe fn store_half<T: Half, const N: usize>(target: u64, values: [f32; N]) {
+    let target = target as *mut u32;
+    let mut i = 0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while i + 8 <= N {
+            let pairs = [
+                T::pack(values[i], values[i + 1]),
+                T::pack(values[i + 2], values[i + 3]),
+                T::pack(values[i + 4], values[i + 5]),
+                T::pack(values[i + 6], values[i + 7]),
+            ];
+            ptr::store_u32x4(target.add(i / 2), pairs);
+            i += 8;
+        }
+        if i + 4 <= N {
+            let pairs = [
+                T::pack(values[i], values[i + 1]),
+                T::pack(values[i + 2], values[i + 3]),
+            ];
+            ptr::store_u32x2(target.add(i / 2), pairs);
+            i += 4;
+        }
+        if i + 2 <= N {
+            ptr::store_u32(target.add(i / 2), T::pack(values[i], values[i + 1]));
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! The 16-bit floats of queries, keys, values and outputs.
+
+/// Hands the rows of a table of kernels to the macro `$then`, once for each 16-bit float: here is the one list of
+/// these. As `items` they are so many invocations, as `list` a slice of what they give.
+macro_rules! each_half {
+    ($as:ident $then:ident $rows:tt) => {
+        $crate::common::half::each_half! { @$as $then [Bf16 "bf16", F16 "f16"] $rows }
+    };
+    (@items $then:ident [$($half:ident $name:literal),*] $rows:tt) => {
+        $($then! { $half $name $rows })*
+    };
+    (@list $then:ident [$($half:ident $name:literal),*] $rows:tt) => {
+        &[$($then! { $half $name $rows }),*]
+    };
+}
+pub(crate) use each_half;
+
+#[cfg(target_arch = "nvptx64")]
+pub use device::*;
+
+#[cfg(target_arch = "nvptx64")]
+mod device {
+    use cuda_std::{convert, mma, wgmma};
+
+    pub use wgmma::{Bf16, F16};
+
+    /// A 16-bit float that tensor cores multiply.
+    pub trait Half: wgmma::Element {
+        /// D += A·B, fragments as in [`cuda_std::mma`].
+        ///
+        /// # Safety
+        /// All 32 lanes come here together.
+        unsafe fn mma(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]);
+
+        /// Two of them, rounded to nearest even, the first in the low half.
+        fn pack(first: f32, second: f32) -> u32;
+    }
+
+    impl Half for Bf16 {
+        #[inline(always)]
+        unsafe fn mma(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
+            // SAFETY: the caller's promise.
+            unsafe { mma::m16n8k16_bf16(d, a, b) }
+        }
+
+        #[inline(always)]
+        fn pack(first: f32, second: f32) -> u32 {
+            convert::f32x2_to_bf16x2(first, second)
+        }
+    }
+
+    impl Half for F16 {
+        #[inline(always)]
+        unsafe fn mma(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
+            // SAFETY: the caller's promise.
+            unsafe { mma::m16n8k16_f16(d, a, b) }
+        }
+
+        #[inline(always)]
+        fn pack(first: f32, second: f32) -> u32 {
+            convert::f32x2_to_f16x2(first, second)
+        }
+    }
+}

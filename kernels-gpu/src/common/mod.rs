@@ -1,0 +1,14 @@
+//! What kernels of several families share. The plain parts of it run on the host, too.
+
+pub mod decode;
+pub mod divisor;
+pub mod half;
+pub mod math;
+#[cfg(target_arch = "nvptx64")]
+pub mod prefill_tile;
+#[cfg(target_arch = "nvptx64")]
+pub mod softmax;
+pub mod state;
+#[cfg(target_arch = "nvptx64")]
+pub mod tile_counter;
+pub mod variant;

@@ -1,0 +1,315 @@
+//! Online softmax on the accumulators of tensor cores: what one thread holds of a warp's 16 rows.
+//!
+//! Of the accumulator of a wgmma, or of `m16n8`s side by side, a thread holds two rows, `lane / 4` and 8
+//! further down in its warp's 16, and in each the columns `8 j + 2 (lane % 4)` and the one after. Element
+//! `4 j + 2 h + e` of the array is row `h`, column `8 j + 2 (lane % 4) + e`. Four neighbouring lanes share
+//! a row.
+
+use cuda_std::{
+    math::{ex2, fma},
+    prelude::*,
+};
+
+use crate::common::variant::{Pair, Variant};
+
+const WARP: u32 = warp::FULL_MASK;
+
+/// How much larger than its reference, in base 2, a row's logit may be before the row is rescaled. Weights stay
+/// below 2⁸ then, which costs no precision in 16-bit floats and saves nearly all rescaling.
+pub const SLACK: f32 = 8.0;
+
+/// A thread's weights of one row and block, added up, that call for a new reference: little enough that none
+/// overflows in f16, and far more than they are where the reference is the row's maximum.
+const LIMIT: f32 = 16384.0;
+
+/// What a thread knows of its two rows. The sums are the thread's own, four lanes' make a row's; two
+/// of each, so that one addition need not wait for the other.
+#[derive(Clone, Copy)]
+pub struct Rows {
+    /// The logit that weights are relative to, in the unit of the accumulator; −∞ before the first visible
+    /// key. A later one may be larger, as long as the weights do not outgrow `LIMIT`.
+    pub reference: [f32; 2],
+    sums: [f32; 4],
+}
+
+impl Rows {
+    /// No key was seen.
+    pub const EMPTY: Self = Self {
+        reference: [f32::NEG_INFINITY; 2],
+        sums: [0.0; 4],
+    };
+
+    /// Takes note of a block's maxima, for [`Self::weigh`]. Returns whether any row of the warp got a new
+    /// reference, and with it the factors that what was accumulated so far must be multiplied by.
+    ///
+    /// # Safety
+    /// - All lanes of the warp come here.
+    #[inline(always)]
+    pub unsafe fn rescale<const S: usize>(&mut self, s: &[f32; S], scale: f32) -> (bool, [f32; 2]) {
+        let maximum = maxima(s);
+        let grew = |row: f32, reference: f32| (row - reference) * scale > SLACK;
+        let mut factors = [1.0; 2];
+        // SAFETY: the caller's promise.
+        let any = unsafe {
+            warp::warp_vote_any(
+                WARP,
+                grew(maximum[0], self.reference[0]) | grew(maximum[1], self.reference[1]),
+            )
+        };
+        if any {
+            let mut h = 0;
+            while h < 2 {
+                // Only now do the four lanes of a row have to agree.
+                // SAFETY: the vote is the same in all lanes.
+                let maximum = unsafe { of_row(maximum[h]) };
+                if grew(maximum, self.reference[h]) {
+                    factors[h] = self.refer_to(h, maximum, scale);
+                }
+                h += 1;
+            }
+        }
+        (any, factors)
+    }
+
+    /// A new reference for a row; the factor for what was accumulated.
+    #[inline(always)]
+    fn refer_to(&mut self, h: usize, reference: f32, scale: f32) -> f32 {
+        let factor = ex2((self.reference[h] - reference) * scale);
+        self.reference[h] = reference;
+        self.sums[h] *= factor;
+        self.sums[h + 2] *= factor;
+        factor
+    }
+
+    /// Turns logits into weights relative to the references at hand, packed in pairs as the A operand of
+    /// the second product. Returns their sums: of the first row, of the second, and again of both.
+    ///
+    /// There is no look at maxima. If [`Self::outgrown`] says so, the weights are worth nothing, and
+    /// [`Self::renew`] and [`Self::weigh_seen`] follow.
+    #[inline(always)]
+    pub fn guess<const S: usize, const P: usize>(
+        &self,
+        s: &[f32; S],
+        scale: f32,
+        weights: &mut [u32; P],
+        pack: impl Fn(f32, f32) -> u32,
+    ) -> [f32; 4] {
+        // Without a reference, +∞: no sum comes out good.
+        let offset = self.reference.map(|reference| -reference * scale);
+        exponentials(s, scale, offset, weights, pack)
+    }
+
+    /// The same for rows whose references are known to do, or that have seen no key yet.
+    #[inline(always)]
+    pub fn weigh_seen<const S: usize, const P: usize>(
+        &self,
+        s: &[f32; S],
+        scale: f32,
+        weights: &mut [u32; P],
+        pack: impl Fn(f32, f32) -> u32,
+    ) -> [f32; 4] {
+        let offset = self.reference.map(|reference| {
+            // −∞ − (−∞) must not become NaN.
+            if reference == f32::NEG_INFINITY {
+                0.0
+            } else {
+                -reference * scale
+            }
+        });
+        exponentials(s, scale, offset, weights, pack)
+    }
+
+    /// [`Self::weigh_seen`] and [`Self::add`].
+    #[inline(always)]
+    pub fn weigh<const S: usize, const P: usize>(
+        &mut self,
+        s: &[f32; S],
+        scale: f32,
+        weights: &mut [u32; P],
+        pack: impl Fn(f32, f32) -> u32,
+    ) {
+        let sums = self.weigh_seen(s, scale, weights, pack);
+        self.add(&sums);
+    }
+
+    /// Whether weights with these sums are too large for their references.
+    #[inline(always)]
+    pub fn outgrown(sums: &[f32; 4]) -> bool {
+        // NaN is.
+        !(sums[0] + sums[2] <= LIMIT && sums[1] + sums[3] <= LIMIT)
+    }
+
+    /// Adds what [`Self::guess`] or [`Self::weigh_seen`] returned.
+    #[inline(always)]
+    pub fn add(&mut self, sums: &[f32; 4]) {
+        let mut i = 0;
+        while i < 4 {
+            self.sums[i] += sums[i];
+            i += 1;
+        }
+    }
+
+    /// New references for rows whose weights have these sums: those that are [outgrown](Self::outgrown).
+    /// Returns the factors that what was accumulated so far must be multiplied by.
+    ///
+    /// Nothing but a row's own weights decides, so that its result does not depend on its neighbours.
+    ///
+    /// # Safety
+    /// - All lanes of the warp come here.
+    #[inline(always)]
+    pub unsafe fn renew<const S: usize>(
+        &mut self,
+        s: &[f32; S],
+        sums: &[f32; 4],
+        scale: f32,
+    ) -> [f32; 2] {
+        let maximum = maxima(s);
+        let mut factors = [1.0; 2];
+        let mut h = 0;
+        while h < 2 {
+            let outgrown = !(sums[h] + sums[h + 2] <= LIMIT);
+            // SAFETY: the caller's promise.
+            let (maximum, outgrown) =
+                unsafe { (of_row(maximum[h]), of_row(f32::from(u8::from(outgrown)))) };
+            if outgrown > 0.0 && (maximum - self.reference[h]) * scale > 0.0 {
+                factors[h] = self.refer_to(h, maximum, scale);
+            }
+            h += 1;
+        }
+        factors
+    }
+
+    /// The sums of whole rows.
+    ///
+    /// # Safety
+    /// - All lanes of the warp come here.
+    #[inline(always)]
+    pub unsafe fn totals(&self) -> [f32; 2] {
+        let totals = [self.sums[0] + self.sums[2], self.sums[1] + self.sums[3]];
+        // SAFETY: the caller's promise.
+        unsafe {
+            let totals = totals.map(|t| t + warp::warp_shuffle_xor(WARP, t, 1, 32));
+            totals.map(|t| t + warp::warp_shuffle_xor(WARP, t, 2, 32))
+        }
+    }
+}
+
+/// What a thread knows of its rows' maxima.
+#[inline(always)]
+fn maxima<const S: usize>(s: &[f32; S]) -> [f32; 2] {
+    let mut of = [s[0], s[1], s[2], s[3]];
+    let mut i = 4;
+    while i < S {
+        let mut k = 0;
+        while k < 4 {
+            of[k] = of[k].max(s[i + k]);
+            k += 1;
+        }
+        i += 4;
+    }
+    [of[0].max(of[1]), of[2].max(of[3])]
+}
+
+/// The largest of what the four lanes of a row have.
+///
+/// # Safety
+/// - All lanes of the warp come here.
+#[inline(always)]
+unsafe fn of_row(x: f32) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let x = x.max(warp::warp_shuffle_xor(WARP, x, 1, 32));
+        x.max(warp::warp_shuffle_xor(WARP, x, 2, 32))
+    }
+}
+
+#[inline(always)]
+fn exponentials<const S: usize, const P: usize>(
+    s: &[f32; S],
+    scale: f32,
+    offset: [f32; 2],
+    weights: &mut [u32; P],
+    pack: impl Fn(f32, f32) -> u32,
+) -> [f32; 4] {
+    let mut sums = [0.0; 4];
+    let mut i = 0;
+    while i < P {
+        let h = i % 2;
+        let even = ex2(fma(s[2 * i], scale, offset[h]));
+        let odd = ex2(fma(s[2 * i + 1], scale, offset[h]));
+        sums[h] += even;
+        sums[h + 2] += odd;
+        weights[i] = pack(even, odd);
+        i += 1;
+    }
+    sums
+}
+
+/// Column of a thread's first element, counted in keys from the block's first.
+#[inline(always)]
+fn first_column() -> i32 {
+    (2 * (warp::lane_id() % 4)) as i32
+}
+
+/// Sets keys after `last` to −∞, for each of a thread's two rows; `begin` is the block's first key.
+#[inline(always)]
+pub fn hide_after<const S: usize>(s: &mut [f32; S], begin: i32, last: [i32; 2]) {
+    let last = last.map(|last| last - begin - first_column());
+    let mut i = 0;
+    while i < S {
+        if (8 * (i / 4) + i % 2) as i32 > last[i / 2 % 2] {
+            s[i] = f32::NEG_INFINITY;
+        }
+        i += 1;
+    }
+}
+
+/// Sets keys before `first` to −∞, for each of a thread's two rows.
+#[inline(always)]
+pub fn hide_before<const S: usize>(s: &mut [f32; S], begin: i32, first: [i32; 2]) {
+    let first = first.map(|first| first - begin - first_column());
+    let mut i = 0;
+    while i < S {
+        if ((8 * (i / 4) + i % 2) as i32) < first[i / 2 % 2] {
+            s[i] = f32::NEG_INFINITY;
+        }
+        i += 1;
+    }
+}
+
+/// Sets what the variant hides to −∞; `at` tells of each row whose it is (its `key` is filled in here).
+#[inline(always)]
+pub fn mask<V: Variant, const S: usize>(s: &mut [f32; S], variant: &V, begin: i32, at: [Pair; 2]) {
+    let column = begin + first_column();
+    let mut i = 0;
+    while i < S {
+        let pair = Pair {
+            key: (column + (8 * (i / 4) + i % 2) as i32) as u32,
+            ..at[i / 2 % 2]
+        };
+        if !variant.visible(pair) {
+            s[i] = f32::NEG_INFINITY;
+        }
+        i += 1;
+    }
+}
+
+/// Applies the variant's own logits.
+#[inline(always)]
+pub fn transform<V: Variant, const S: usize>(
+    s: &mut [f32; S],
+    variant: &V,
+    begin: i32,
+    at: [Pair; 2],
+) {
+    let column = begin + first_column();
+    let mut i = 0;
+    while i < S {
+        let pair = Pair {
+            key: (column + (8 * (i / 4) + i % 2) as i32) as u32,
+            ..at[i / 2 % 2]
+        };
+        s[i] = variant.logit(s[i], pair);
+        i += 1;
+    }
+}

@@ -1,0 +1,287 @@
+//! Attention variants: what may differ between models, as code at named places of one algorithm.
+//!
+//! A [`Variant`] is compiled into the kernel. Associated constants say which hooks are there, so that a
+//! kernel without a soft cap holds no instruction of one. The hooks are generic over [`Real`]: the GPU and
+//! the CPU executor run them in f32, the reference runs the very same lines in f64.
+//!
+//! ```
+//! use kernels_gpu::{abi::VariantParams, math::Real, variant::{Pair, Variant}};
+//!
+//! /// Attention with linear biases: a key that stands further back weighs less.
+//! #[derive(Clone, Copy)]
+//! struct Alibi {
+//!     params: VariantParams,
+//!     heads: u32,
+//! }
+//!
+//! impl Variant for Alibi {
+//!     const TRANSFORMS_LOGITS: bool = true;
+//!
+//!     fn params(&self) -> &VariantParams {
+//!         &self.params
+//!     }
+//!
+//!     fn logit<R: Real>(&self, dot: R, at: Pair) -> R {
+//!         let slope = R::from_f32(-8.0 * (at.head + 1) as f32 / self.heads as f32).exp2();
+//!         let distance = R::from_f32((at.position - at.key as i32) as f32);
+//!         let log2_e = R::from_f32(core::f32::consts::LOG2_E);
+//!         dot * R::from_f32(self.params.scale_log2) - slope * distance * log2_e
+//!     }
+//! }
+//! ```
+
+use core::f32::consts::LOG2_E;
+
+use crate::{abi::VariantParams, common::math::Real};
+
+/// A query token and one of its heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Query {
+    /// The query token, a row of `q`.
+    pub token: u32,
+    /// The query head.
+    pub head: u32,
+    /// Where the query stands among the keys of the table at hand (see [`crate::abi::QueryRow::position`]).
+    pub position: i32,
+}
+
+/// A key (or value) and its head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// Position in the table at hand.
+    pub position: u32,
+    /// The KV head.
+    pub head: u32,
+}
+
+/// A query head against a key: one logit.
+///
+/// Both positions count from the first key of the table at hand; where a batch has several parts, only
+/// their distance has a meaning of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pair {
+    /// The query token, a row of `q`.
+    pub token: u32,
+    /// The query head.
+    pub head: u32,
+    /// Where the query stands among the keys.
+    pub position: i32,
+    /// Position of the key.
+    pub key: u32,
+}
+
+/// The places at which models differ.
+///
+/// Hooks on rows (query, key, value, output) get two neighbouring elements, `dim` and `dim + 1` with an even
+/// `dim`: what one register of a tensor-core fragment holds, and enough for rotary embeddings.
+pub trait Variant: Copy + Send + Sync {
+    /// Weights are a softmax of the logits. Without it [`Variant::logit`] returns the weight itself, partial
+    /// results are added, and the LSE has no meaning (it is written as 0).
+    const SOFTMAX: bool = true;
+    /// [`Variant::logit`] is more than a multiplication by `scale_log2` (which kernels fold into the exp2).
+    const TRANSFORMS_LOGITS: bool = false;
+    /// [`Variant::visible`] may hide keys within [`Variant::visible_keys`].
+    const MASKS: bool = false;
+    /// [`Variant::query`] does something.
+    const TRANSFORMS_QUERY: bool = false;
+    /// [`Variant::key`] does something.
+    const TRANSFORMS_KEY: bool = false;
+    /// [`Variant::value`] does something.
+    const TRANSFORMS_VALUE: bool = false;
+    /// [`Variant::output`] does something.
+    const TRANSFORMS_OUTPUT: bool = false;
+
+    /// Scale, window and causality.
+    fn params(&self) -> &VariantParams;
+
+    /// The first and the last key position that a query at `position` may see, both inclusive; none if the
+    /// last is below the first. Whole blocks of keys are skipped, or go unmasked, by this interval.
+    #[inline(always)]
+    fn visible_keys(&self, position: i32) -> (i32, i32) {
+        let params = self.params();
+        let first = position.saturating_sub(params.window_left);
+        (
+            first,
+            if params.causal == 0 {
+                i32::MAX
+            } else {
+                position
+            },
+        )
+    }
+
+    /// From the dot product of query and key to the base-2 logit (or to the weight, see
+    /// [`Variant::SOFTMAX`]).
+    #[inline(always)]
+    fn logit<R: Real>(&self, dot: R, at: Pair) -> R {
+        let _ = at;
+        dot * R::from_f32(self.params().scale_log2)
+    }
+
+    /// Whether the query sees the key; asked only for keys within [`Variant::visible_keys`].
+    #[inline(always)]
+    fn visible(&self, at: Pair) -> bool {
+        let _ = at;
+        true
+    }
+
+    /// Applied to queries as they are loaded.
+    #[inline(always)]
+    fn query<R: Real>(&self, x: [R; 2], dim: u32, at: Query) -> [R; 2] {
+        let _ = (dim, at);
+        x
+    }
+
+    /// Applied to keys as they are loaded.
+    #[inline(always)]
+    fn key<R: Real>(&self, x: [R; 2], dim: u32, at: Key) -> [R; 2] {
+        let _ = (dim, at);
+        x
+    }
+
+    /// Applied to values as they are loaded.
+    #[inline(always)]
+    fn value<R: Real>(&self, x: [R; 2], dim: u32, at: Key) -> [R; 2] {
+        let _ = (dim, at);
+        x
+    }
+
+    /// Applied to the final output, after all merging. The query's position is not known any more: the
+    /// hook is given 0.
+    #[inline(always)]
+    fn output<R: Real>(&self, x: [R; 2], dim: u32, at: Query) -> [R; 2] {
+        let _ = (dim, at);
+        x
+    }
+}
+
+/// Softmax attention, causal and windowed as [`VariantParams`] say, with a soft cap if `CAP`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Standard<const CAP: bool>(pub VariantParams);
+
+impl<const CAP: bool> Variant for Standard<CAP> {
+    const TRANSFORMS_LOGITS: bool = CAP;
+
+    #[inline(always)]
+    fn params(&self) -> &VariantParams {
+        &self.0
+    }
+
+    #[inline(always)]
+    fn logit<R: Real>(&self, dot: R, _at: Pair) -> R {
+        let VariantParams {
+            scale,
+            scale_log2,
+            soft_cap,
+            ..
+        } = self.0;
+        if CAP {
+            // Both factors are the same for all keys: compilers take them out of the loop.
+            let inner = R::from_f32(scale) * R::from_f32(soft_cap).recip();
+            let outer = R::from_f32(soft_cap) * R::from_f32(LOG2_E);
+            (dot * inner).tanh() * outer
+        } else {
+            dot * R::from_f32(scale_log2)
+        }
+    }
+}
+
+/// Attention without softmax: a key weighs `sigmoid(scale · dot + bias)` (FlashSigmoid).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sigmoid {
+    /// Scale, window and causality; no soft cap.
+    pub params: VariantParams,
+    /// Added to the scaled dot product, usually −ln(number of keys).
+    pub bias: f32,
+}
+
+impl Variant for Sigmoid {
+    const SOFTMAX: bool = false;
+    const TRANSFORMS_LOGITS: bool = true;
+
+    #[inline(always)]
+    fn params(&self) -> &VariantParams {
+        &self.params
+    }
+
+    #[inline(always)]
+    fn logit<R: Real>(&self, dot: R, _at: Pair) -> R {
+        let one = R::from_f32(1.0);
+        let bias = R::from_f32(self.bias) * R::from_f32(LOG2_E);
+        (one + (-(dot * R::from_f32(self.params.scale_log2) + bias)).exp2()).recip()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AT: Pair = Pair {
+        token: 0,
+        head: 0,
+        position: 0,
+        key: 0,
+    };
+
+    fn params(soft_cap: f32, window_left: i32, causal: u32) -> VariantParams {
+        let scale = 0.125;
+        VariantParams {
+            scale_log2: scale * LOG2_E,
+            scale,
+            soft_cap,
+            window_left,
+            causal,
+            reserved: 0,
+        }
+    }
+
+    #[test]
+    fn the_interval_is_causal_and_windowed() {
+        let keys = |window, causal, position| {
+            Standard::<false>(params(0.0, window, causal)).visible_keys(position)
+        };
+        assert_eq!(keys(i32::MAX, 0, 7).1, i32::MAX);
+        assert!(keys(i32::MAX, 0, 7).0 <= 0);
+        assert_eq!(keys(i32::MAX, 1, 7).1, 7);
+        assert_eq!(keys(3, 1, 7), (4, 7));
+        assert_eq!(keys(3, 0, 7), (4, i32::MAX));
+        assert_eq!(keys(i32::MAX, 1, -7), (i32::MIN, -7));
+    }
+
+    #[test]
+    fn the_cap_bounds_logits_and_keeps_small_ones() {
+        let variant = Standard::<true>(params(50.0, i32::MAX, 1));
+        let natural = |dot: f64| variant.logit(dot, AT) / f64::from(LOG2_E);
+        assert!((natural(1e9) - 50.0).abs() < 1e-5);
+        assert!((natural(0.8) - 0.1).abs() < 1e-5);
+        assert!((natural(800.0) - 50.0 * 2.0f64.tanh()).abs() < 1e-4);
+    }
+
+    #[test]
+    fn f32_and_f64_run_the_same_formula() {
+        let cap = Standard::<true>(params(30.0, i32::MAX, 1));
+        let sigmoid = Sigmoid {
+            params: params(0.0, i32::MAX, 1),
+            bias: -3.0,
+        };
+        for step in -200..200 {
+            let dot = step as f32 * 3.7;
+            let close = |x: f32, y: f64| (f64::from(x) - y).abs() <= 1e-5 * y.abs().max(1.0);
+            assert!(
+                close(cap.logit(dot, AT), cap.logit(f64::from(dot), AT)),
+                "cap at {dot}"
+            );
+            assert!(
+                close(sigmoid.logit(dot, AT), sigmoid.logit(f64::from(dot), AT)),
+                "sigmoid at {dot}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_costs_nothing() {
+        const { assert!(!Standard::<false>::TRANSFORMS_LOGITS && Standard::<true>::TRANSFORMS_LOGITS) };
+        const { assert!(!Standard::<true>::MASKS && !Standard::<true>::TRANSFORMS_QUERY) };
+        const { assert!(!Sigmoid::SOFTMAX) };
+    }
+}

@@ -1,0 +1,13 @@
+//! What goes around attention: merging partial states, appending keys and values.
+
+pub mod append;
+pub mod merge;
+
+/// The tables of both.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const ROWS: &[&[crate::registry::KernelInfo]] = &[
+    append::ROWS,
+    merge::ROWS[0],
+    merge::ROWS[1],
+    merge::F32_ROWS,
+];

@@ -1,0 +1,409 @@
+//! Every kernel there is, a [row](KernelInfo) each.
+//!
+//! A family states its kernels in one table (`table!` in its module). On the GPU each row of a table becomes an
+//! entry for each 16-bit float; here it becomes a [`KernelInfo`], with what the same const functions say it takes.
+//! The planner chooses among these rows, plans name them, and the GPU executor loads and launches them: no other
+//! place knows the name of a kernel or the shape of one.
+
+use core::fmt;
+
+use crate::{measure, passes, sm80, sm90};
+
+/// A module of kernels: what is compiled together, and a feature of this crate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Family {
+    /// Hopper's prefill.
+    Prefill,
+    /// Hopper's decode of 8 and 16 rows.
+    DecodeMma,
+    /// Hopper's decode of 64 and 128 rows, and of 8 beside a prefill.
+    DecodeWgmma,
+    /// Prefill with the instructions of Ampere.
+    Sm80Prefill,
+    /// Decode with the instructions of Ampere.
+    Sm80Decode,
+    /// Prefill and decode in one kernel, with the instructions of Ampere.
+    Pod,
+    /// What goes around attention.
+    Passes,
+    /// What measures the hardware.
+    Measure,
+}
+
+impl Family {
+    /// As the feature is called, and the module.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::DecodeMma => "decode_mma",
+            Self::DecodeWgmma => "decode_wgmma",
+            Self::Sm80Prefill => "sm80_prefill",
+            Self::Sm80Decode => "sm80_decode",
+            Self::Pod => "pod",
+            Self::Passes => "passes",
+            Self::Measure => "measure",
+        }
+    }
+}
+
+/// The architecture whose instructions a kernel needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Arch {
+    /// Ampere; everything after it has them, too.
+    Sm80,
+    /// Hopper, and nothing else.
+    Sm90a,
+}
+
+impl Arch {
+    /// Whether GPUs of this compute capability have them.
+    #[must_use]
+    pub const fn runs_on(self, (major, minor): (u32, u32)) -> bool {
+        match self {
+            Self::Sm80 => major >= 8,
+            Self::Sm90a => major == 9 && minor == 0,
+        }
+    }
+}
+
+/// What a kernel does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// Attention of contiguous rows.
+    Prefill,
+    /// Attention of gathered rows, all query heads of a KV head in a tile.
+    Decode,
+    /// Both.
+    Pod,
+    /// Merges partial states.
+    Merge {
+        /// Where there are few, and waiting decides.
+        few: bool,
+    },
+    /// Appends keys and values to their pages.
+    Append {
+        /// What a thread moves at a time.
+        vector_bytes: u32,
+    },
+    /// Reads as fast as that can be done.
+    MeasureRead,
+    /// Multiplies as fast as that can be done.
+    MeasureProducts,
+    /// Runs two loops at two limits.
+    MeasureOverlap,
+}
+
+/// How keys and values come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Loads {
+    /// By the tensor memory accelerator: pages of a multiple of 8 tokens.
+    Pages,
+    /// Row by row: pages of any size.
+    Rows,
+    /// Either way, as the launch says.
+    PagesOrRows,
+}
+
+/// What outputs are made of, and in attention queries, keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Element {
+    /// bfloat16.
+    Bf16,
+    /// IEEE half precision.
+    F16,
+    /// Single precision.
+    F32,
+    /// Whatever it is: bytes are moved.
+    Any,
+}
+
+/// A kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelInfo {
+    /// The entry.
+    pub name: &'static str,
+    /// The module that it is in.
+    pub family: Family,
+    /// The instructions that it needs.
+    pub arch: Arch,
+    /// What it does.
+    pub op: Op,
+    /// How keys and values come.
+    pub loads: Loads,
+    /// Elements.
+    pub element: Element,
+    /// Rows of a tile: query tokens × packed query heads.
+    pub rows: u32,
+    /// Keys of a block.
+    pub keys: u32,
+    /// Head dimension of queries and keys.
+    pub head_dim: u32,
+    /// Head dimension of values and outputs.
+    pub value_dim: u32,
+    /// It has the soft cap, or it has not.
+    pub cap: bool,
+    /// It leaves room on an SM for a CTA of another kernel.
+    pub co_resident: bool,
+    /// Rows of a tile may have page tables of their own ([joint](crate::abi::WorkItem::JOINT) items).
+    pub multi_table: bool,
+    /// Blocks of keys in shared memory.
+    pub stages: u32,
+    /// Units that a CTA may claim at a time, at most.
+    pub run: u32,
+    /// Threads of a CTA.
+    pub threads: u32,
+    /// Registers of a thread at launch, at most.
+    pub registers: u32,
+    /// Dynamic shared memory of a CTA.
+    pub shared_bytes: u32,
+    /// CTAs of an SM that it is launched with; 0: as many as find room.
+    pub ctas_per_sm: u32,
+}
+
+impl KernelInfo {
+    /// What a table's row begins with.
+    pub(crate) const fn new(name: &'static str, family: Family, arch: Arch, op: Op) -> Self {
+        Self {
+            name,
+            family,
+            arch,
+            op,
+            loads: Loads::Rows,
+            element: Element::Any,
+            rows: 0,
+            keys: 0,
+            head_dim: 0,
+            value_dim: 0,
+            cap: false,
+            co_resident: false,
+            multi_table: false,
+            stages: 0,
+            run: 1,
+            threads: 0,
+            registers: 0,
+            shared_bytes: 0,
+            ctas_per_sm: 0,
+        }
+    }
+
+    /// Whether it computes attention.
+    #[must_use]
+    pub const fn is_attention(&self) -> bool {
+        matches!(self.op, Op::Prefill | Op::Decode | Op::Pod)
+    }
+
+    /// CTAs that an SM holds at a time.
+    #[must_use]
+    pub const fn ctas_on(&self, sm: &Sm) -> u32 {
+        if self.ctas_per_sm > 0 {
+            return self.ctas_per_sm;
+        }
+        let by_memory = sm.shared_bytes / (self.shared_bytes + Sm::RESERVED);
+        let by_registers = sm.registers / (self.threads * self.registers.next_multiple_of(8));
+        if by_memory < by_registers {
+            by_memory
+        } else {
+            by_registers
+        }
+    }
+
+    /// Whether a CTA of each finds room on an SM, by shared memory and registers.
+    #[must_use]
+    pub const fn fits_beside(&self, other: &Self, sm: &Sm) -> bool {
+        let shared = self.shared_bytes + other.shared_bytes + 2 * Sm::RESERVED;
+        let registers = self.threads * self.registers + other.threads * other.registers;
+        shared <= sm.shared_bytes && registers <= sm.registers
+    }
+}
+
+/// What CTAs share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sm {
+    /// Shared memory.
+    pub shared_bytes: u32,
+    /// Registers of 32 bits.
+    pub registers: u32,
+}
+
+impl Sm {
+    /// Of an H100 and an H200.
+    pub const HOPPER: Self = Self {
+        shared_bytes: 233_472,
+        registers: 65_536,
+    };
+    /// Shared memory that the system takes of each CTA.
+    pub const RESERVED: u32 = 1024;
+    /// Dynamic shared memory that a CTA can have on Hopper.
+    pub const HOPPER_CTA: u32 = Self::HOPPER.shared_bytes - Self::RESERVED;
+}
+
+/// Registers that the compiler may give each of so many threads, where an SM is to hold so many CTAs.
+pub(crate) const fn registers(threads: u32, ctas: u32) -> u32 {
+    let share = Sm::HOPPER.registers / (threads * ctas) / 8 * 8;
+    if share < 255 { share } else { 255 }
+}
+
+/// The tables of all families.
+const TABLES: [&[&[KernelInfo]]; 9] = [
+    sm90::prefill::ROWS,
+    sm90::decode_mma::ROWS,
+    sm90::decode_wgmma::narrow::ROWS,
+    sm90::decode_wgmma::wide::ROWS,
+    sm80::prefill::ROWS,
+    sm80::decode::TABLE,
+    sm80::pod::ROWS,
+    passes::ROWS,
+    measure::ROWS,
+];
+
+const COUNT: usize = {
+    let (mut count, mut table) = (0, 0);
+    while table < TABLES.len() {
+        let mut part = 0;
+        while part < TABLES[table].len() {
+            count += TABLES[table][part].len();
+            part += 1;
+        }
+        table += 1;
+    }
+    count
+};
+
+/// Every kernel, family after family.
+pub static KERNELS: [KernelInfo; COUNT] = {
+    let mut all = [measure::ROWS[0][0]; COUNT];
+    let (mut next, mut table) = (0, 0);
+    while table < TABLES.len() {
+        let mut part = 0;
+        while part < TABLES[table].len() {
+            let mut row = 0;
+            while row < TABLES[table][part].len() {
+                all[next] = TABLES[table][part][row];
+                next += 1;
+                row += 1;
+            }
+            part += 1;
+        }
+        table += 1;
+    }
+    all
+};
+
+/// Which row of [`KERNELS`]. Written down it is the kernel's name.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct KernelId(u16);
+
+impl KernelId {
+    /// Of every kernel.
+    pub fn all() -> impl Iterator<Item = Self> + Clone {
+        (0..COUNT as u16).map(Self)
+    }
+
+    /// Of the kernel of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::all().find(|id| id.info().name == name)
+    }
+
+    /// The row.
+    #[must_use]
+    pub fn info(self) -> &'static KernelInfo {
+        &KERNELS[self.index()]
+    }
+
+    /// The kernel that does the same with the instructions of an architecture, whatever the sizes of its tiles.
+    #[must_use]
+    pub fn on(self, arch: Arch) -> Option<Self> {
+        let row = self.info();
+        let does = |row: &KernelInfo| {
+            let KernelInfo {
+                op,
+                element,
+                head_dim,
+                value_dim,
+                cap,
+                ..
+            } = *row;
+            (op, element, head_dim, value_dim, cap)
+        };
+        let same = |id: &Self| id.info().arch == arch && does(id.info()) == does(row);
+        (row.arch == arch)
+            .then_some(self)
+            .or_else(|| Self::all().find(same))
+    }
+
+    /// Its place.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Debug for KernelId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.info().name)
+    }
+}
+
+impl fmt::Display for KernelId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.info().name)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for KernelId {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.info().name)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for KernelId {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        let unknown = || serde::de::Error::custom(format!("there is no kernel {name:?}"));
+        Self::named(&name).ok_or_else(unknown)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_names_are_unique_and_find_their_rows() {
+        for id in KernelId::all() {
+            assert_eq!(KernelId::named(id.info().name), Some(id));
+        }
+        assert_eq!(KernelId::named("decode"), None);
+    }
+
+    #[test]
+    fn kernels_fit_the_sm_they_are_made_for() {
+        for row in &KERNELS {
+            assert!(row.shared_bytes <= Sm::HOPPER_CTA, "{row:?}");
+            assert!(row.ctas_on(&Sm::HOPPER) > 0, "{row:?}");
+            let resident = row.ctas_per_sm * (row.shared_bytes + Sm::RESERVED);
+            assert!(resident <= Sm::HOPPER.shared_bytes, "{row:?}");
+            let registers = row.ctas_per_sm * row.threads * row.registers;
+            assert!(registers <= Sm::HOPPER.registers, "{row:?}");
+        }
+    }
+
+    #[test]
+    fn each_co_resident_prefill_has_a_decode_that_fits_beside_it() {
+        let of = |op| {
+            KERNELS
+                .iter()
+                .filter(move |row| row.co_resident && row.op == op)
+        };
+        assert!(of(Op::Prefill).count() > 0);
+        for prefill in of(Op::Prefill) {
+            let fits = |row: &&KernelInfo| row.fits_beside(prefill, &Sm::HOPPER);
+            let mut decodes = of(Op::Decode).filter(|row| row.element == prefill.element);
+            assert!(decodes.any(|row| fits(&row)), "{prefill:?}");
+        }
+    }
+}

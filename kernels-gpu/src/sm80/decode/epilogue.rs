@@ -1,0 +1,175 @@
+//! The end of a unit: the states of the team's warps become one, which is written.
+
+use cuda_std::{prelude::*, shared};
+
+use super::{
+    Shared,
+    mainloop::{ROW_BLOCKS, Team},
+    unit::{self, Unit},
+};
+use crate::{
+    abi::{GatherDecodeParams, NO_MERGE},
+    common::{
+        decode::{results::Results, tile::Rows},
+        half::Half,
+        state::{Merger, State},
+    },
+};
+
+const WARP: u32 = warp::FULL_MASK;
+
+/// Stores the warp's state, and writes this warp's part of the rows: each row is that of all warps of the team.
+/// `before_end` runs between two barriers of the team.
+///
+/// # Safety
+/// Whole warps, all of the team; the ring is used up.
+#[inline(always)]
+pub(super) unsafe fn finish<T: Half, const DIM_BLOCKS: usize, const PER_LANE: usize>(
+    p: &GatherDecodeParams,
+    s: Shared,
+    team: Team,
+    unit: &Unit,
+    rows: &Rows<DIM_BLOCKS, ROW_BLOCKS>,
+    before_end: impl FnOnce(),
+) {
+    let (a, lane) = (&p.attention, misc::opaque(warp::lane_id()));
+    // SAFETY: the caller's promise.
+    unsafe {
+        store(s, lane, rows);
+        team.sync();
+        before_end();
+        let mut row = s.warp - team.first;
+        while row < unit.tokens * a.group {
+            let (token, in_group) = p.group.div_rem(row);
+            let mut merger = Merger::<PER_LANE>::EMPTY;
+            let mut warp = team.first;
+            while warp < team.first + team.size {
+                let of = s.of(warp);
+                merger.push(State {
+                    out: load::<PER_LANE>(of.state_row(row) + lane * PER_LANE as u32 * 4),
+                    lse: shared::load_f32(of.state_lse(row)),
+                });
+                warp += 1;
+            }
+            let head = unit.head * a.group + in_group;
+            // The head dimension is that of the lanes together.
+            match PER_LANE {
+                2 => results::<64>(p, lane).write::<T, PER_LANE>(
+                    unit::row(s, token),
+                    head,
+                    merger.finish(),
+                ),
+                4 => results::<128>(p, lane).write::<T, PER_LANE>(
+                    unit::row(s, token),
+                    head,
+                    merger.finish(),
+                ),
+                _ => results::<256>(p, lane).write::<T, PER_LANE>(
+                    unit::row(s, token),
+                    head,
+                    merger.finish(),
+                ),
+            }
+            row += team.size;
+        }
+        team.sync();
+        if a.arrivals != 0 && s.warp == team.first {
+            match PER_LANE {
+                2 => merge::<T, 64>(p, s, lane, unit),
+                4 => merge::<T, 128>(p, s, lane, unit),
+                _ => merge::<T, 256>(p, s, lane, unit),
+            }
+        }
+    }
+}
+
+#[inline(always)]
+const fn results<const DIM: u32>(p: &GatherDecodeParams, lane: u32) -> Results<'_, DIM> {
+    Results {
+        params: &p.attention,
+        lane,
+    }
+}
+
+/// The warp's state to shared memory.
+#[inline(always)]
+unsafe fn store<const DIM_BLOCKS: usize>(
+    s: Shared,
+    lane: u32,
+    rows: &Rows<DIM_BLOCKS, ROW_BLOCKS>,
+) {
+    let mut i = 0;
+    while i < ROW_BLOCKS * 2 {
+        let (block, column) = (i / 2, i % 2);
+        let row = block as u32 * 8 + 2 * (lane % 4) + column as u32;
+        let first = s.state_row(row) + lane / 4 * 4;
+        let mut dim = 0;
+        while dim < DIM_BLOCKS {
+            let element = first + dim as u32 * 64;
+            // SAFETY: inside the state.
+            unsafe {
+                shared::store_f32(element, rows.out[dim][block][column]);
+                shared::store_f32(element + 32, rows.out[dim][block][2 + column]);
+            }
+            dim += 1;
+        }
+        if lane < 4 {
+            // SAFETY: inside the state.
+            unsafe { shared::store_f32(s.state_lse(row), rows.softmax[block][column].lse()) };
+        }
+        i += 1;
+    }
+}
+
+/// Counts the unit's partial states at their merges, and does those whose last this was.
+#[inline(always)]
+unsafe fn merge<T: Half, const DIM: u32>(
+    p: &GatherDecodeParams,
+    s: Shared,
+    lane: u32,
+    unit: &Unit,
+) {
+    let (results, group) = (results::<DIM>(p, lane), p.attention.group);
+    // SAFETY: merges and slots are the plan's; the team's barrier gathered what its warps wrote.
+    unsafe {
+        let index = if lane < unit.tokens {
+            unit::row(s, lane).merge
+        } else {
+            NO_MERGE
+        };
+        let merge = results.look_up(index);
+        let last = results.arrive(index, merge, unit.head);
+        let mut waiting = warp::warp_vote_ballot(WARP, last);
+        // The rows may be read anew.
+        warp::sync_warp(WARP);
+        while waiting != 0 {
+            let merge = merge.broadcast(waiting.trailing_zeros());
+            waiting &= waiting - 1;
+            let mut in_group = 0;
+            while in_group < group {
+                results.merge::<T>(merge, unit.head * group + in_group);
+                in_group += 1;
+            }
+        }
+    }
+}
+
+/// Neighbouring floats of shared memory.
+#[inline(always)]
+unsafe fn load<const N: usize>(address: u32) -> [f32; N] {
+    let mut values = [0.0; N];
+    let mut i = 0;
+    // SAFETY: the caller's promise: aligned to as much as is loaded at a time.
+    unsafe {
+        while i + 4 <= N {
+            let four = shared::load_f32x4(address + i as u32 * 4);
+            values[i..i + 4].copy_from_slice(&four);
+            i += 4;
+        }
+        if i + 2 <= N {
+            let two = shared::load_f32x2(address + i as u32 * 4);
+            values[i..i + 2].copy_from_slice(&two);
+        }
+    }
+    values
+}

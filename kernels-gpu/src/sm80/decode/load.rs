@@ -1,0 +1,123 @@
+//! Copies to a warp's shared memory: queries, and blocks of keys and values from their pages.
+
+use cuda_std::{async_copy, prelude::*};
+
+use super::{ROWS, Shared, unit::Unit};
+use crate::{abi::GatherDecodeParams, common::decode::KEYS};
+
+const WARP: u32 = warp::FULL_MASK;
+
+/// Copies the queries of a unit, dense rows; those that do not exist become zero.
+///
+/// # Safety
+/// Whole warps; the rows were read; nobody reads the place of the queries.
+#[inline(always)]
+pub(super) unsafe fn queries(p: &GatherDecodeParams, s: Shared, lane: u32, unit: &Unit) {
+    let (a, head_dim) = (&p.attention, s.shape.head_dim);
+    let vectors = head_dim / 8;
+    let mut i = lane;
+    while i < ROWS * vectors {
+        let (row, vector) = (i / vectors, i % vectors);
+        let exists = row < unit.tokens * a.group;
+        let (token, in_group) = p.group.div_rem(if exists { row } else { 0 });
+        // SAFETY: a row of a query that exists, or nothing is read.
+        unsafe {
+            let token = if exists {
+                shared::load_u32(s.token(token))
+            } else {
+                0
+            };
+            let element = u64::from(token) * u64::from(a.q_token_stride)
+                + u64::from((unit.head * a.group + in_group) * head_dim + vector * 8);
+            async_copy::copy_cg_zfill(
+                s.queries() + i * 16,
+                (a.q + element * 2) as *const u8,
+                if exists { 16 } else { 0 },
+            );
+        }
+        i += 32;
+    }
+}
+
+/// Where a key is, for each lane one: its page, and the token in it.
+#[derive(Clone, Copy)]
+pub(super) struct Found {
+    page: u32,
+    in_page: u32,
+}
+
+impl Found {
+    pub(super) const NOTHING: Self = Self {
+        page: 0,
+        in_page: 0,
+    };
+}
+
+/// Looks up the lane's key of the chunk at `first`.
+///
+/// # Safety
+/// The unit is the launch's.
+#[inline(always)]
+pub(super) unsafe fn look_up(p: &GatherDecodeParams, lane: u32, unit: &Unit, first: u32) -> Found {
+    let position = first + lane;
+    let mut found = Found::NOTHING;
+    if position >= unit.begin && position < unit.end {
+        let (page, in_page) = p.page_size.div_rem(position);
+        let entry = (p.attention.page_ids + u64::from(unit.table + page) * 4) as *const u32;
+        // SAFETY: the table has a page for each key of the item.
+        found.page = unsafe { ptr::load_nc_u32(entry) };
+        found.in_page = in_page;
+    }
+    found
+}
+
+/// Copies the rows of the chunk at `first` to `target`: of its values, or of its keys. Those that are not the
+/// unit's become zero, whatever is in the pool.
+///
+/// # Safety
+/// Whole warps; nobody reads the block.
+#[inline(always)]
+pub(super) unsafe fn block<const VALUES: bool>(
+    p: &GatherDecodeParams,
+    s: Shared,
+    lane: u32,
+    unit: &Unit,
+    found: Found,
+    first: u32,
+    target: u32,
+    policy: u64,
+) {
+    let (pool, strides) = if VALUES {
+        (p.attention.v, &p.v_vectors)
+    } else {
+        (p.attention.k, &p.k_vectors)
+    };
+    let (row, vector) = (lane / 8, lane % 8);
+    let place =
+        found.page * strides.page + found.in_page * strides.token + unit.head * strides.head;
+    let pool = pool + u64::from(vector) * 16;
+    let (slabs, group) = (s.shape.head_dim / 64, s.shape.head_dim * 16);
+    let mut i = 0;
+    while i < KEYS / 4 {
+        // SAFETY: rows of the unit are in the pool, of others nothing is read.
+        unsafe {
+            let at = warp::warp_shuffle_idx(WARP, place, 4 * i + row, 32);
+            let position = first + 4 * i + row;
+            let exists = position >= unit.begin && position < unit.end;
+            let source = (pool + u64::from(at) * 16) as *const u8;
+            let in_group = i % 2 * 4 + row;
+            let target = target + i / 2 * group + in_group * 128 + (vector ^ in_group) * 16;
+            let mut slab = 0;
+            while slab < slabs {
+                async_copy::copy_cg_hint_zfill(
+                    target + slab * 1024,
+                    source.add(slab as usize * 128),
+                    if exists { 16 } else { 0 },
+                    policy,
+                );
+                slab += 1;
+            }
+        }
+        i += 1;
+    }
+}

@@ -1,0 +1,263 @@
+//! The main loop: units by ticket, and of a unit the chunks that are this warp's.
+
+use cuda_std::{
+    async_copy,
+    atomic::{self, Gpu, Relaxed},
+    math,
+    prelude::*,
+};
+
+use super::{ROWS, Shared, epilogue::finish, load, load::Found, unit, unit::Unit};
+use crate::{
+    abi::GatherDecodeParams,
+    common::{
+        decode::{
+            KEYS,
+            products::LaneOffsets,
+            tile::{Keys, Rows},
+        },
+        half::Half,
+        tile_counter,
+        variant::Variant,
+    },
+};
+
+const WARP: u32 = warp::FULL_MASK;
+
+/// Blocks of 8 rows in a tile.
+pub(super) const ROW_BLOCKS: usize = ROWS as usize / 8;
+
+/// The warps that share a unit.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Team {
+    /// The first of them in the CTA.
+    pub first: u32,
+    /// How many: one, or all of the CTA.
+    pub size: u32,
+}
+
+impl Team {
+    /// Waits for all of them; a warp that is alone for its lanes.
+    ///
+    /// # Safety
+    /// Whole warps, all of the team.
+    #[inline(always)]
+    pub(super) unsafe fn sync(self) {
+        if self.size > 1 {
+            thread::sync_threads();
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { warp::sync_warp(WARP) };
+        }
+    }
+}
+
+/// Works until no unit is left.
+///
+/// # Safety
+/// The launch is as the host makes it.
+#[inline(always)]
+pub(super) unsafe fn work<
+    T: Half,
+    V: Variant,
+    const DIM_BLOCKS: usize,
+    const PER_LANE: usize,
+    const RING: usize,
+>(
+    p: &GatherDecodeParams,
+    variant: &V,
+    s: Shared,
+) {
+    let warps = s.shape.warps();
+    let (team, teams) = if p.team != 0 {
+        let first = 0;
+        (Team { first, size: warps }, 1)
+    } else {
+        let first = s.warp;
+        (Team { first, size: 1 }, warps)
+    };
+    // SAFETY: the caller's promise; one lane of a team asks for its next unit, and each team until there is
+    // none.
+    unsafe {
+        let units = p.attention.of_this_plan().units;
+        let mut unit = thread::block_idx_x() * teams + team.first;
+        let asks = s.warp == team.first && warp::lane_id() == 0;
+        while unit < units {
+            let ticket = p.attention.ticket as *mut u32;
+            let mut asked = 0;
+            if asks {
+                asked = atomic::fetch_add::<Relaxed, Gpu, u32>(ticket, 1);
+            }
+            attend::<T, V, DIM_BLOCKS, PER_LANE, RING>(p, variant, s, team, unit, || {
+                if asks {
+                    // Every unit takes one ticket: the last one tells that none will be asked for.
+                    if asked + 1 == units {
+                        atomic::store::<Relaxed, Gpu, u32>(ticket, 0);
+                    }
+                    shared::store_u32(
+                        s.of(team.first).next(),
+                        thread::grid_dim_x() * teams + asked,
+                    );
+                }
+            });
+            unit = shared::load_u32(s.of(team.first).next());
+        }
+    }
+}
+
+/// Computes this warp's part of one unit, and then the team its result; `before_end` runs between two barriers of
+/// the team. All its warps come here, and their rings are theirs.
+///
+/// # Safety
+/// Whole warps; the unit is one of the launch's.
+#[inline(always)]
+pub(in super::super) unsafe fn attend<
+    T: Half,
+    V: Variant,
+    const DIM_BLOCKS: usize,
+    const PER_LANE: usize,
+    const RING: usize,
+>(
+    p: &GatherDecodeParams,
+    variant: &V,
+    s: Shared,
+    team: Team,
+    unit: u32,
+    before_end: impl FnOnce(),
+) {
+    // Chunks whose blocks are on their way while one is attended to.
+    const { assert!(RING % 2 == 1 && DIM_BLOCKS as u32 * 16 == PER_LANE as u32 * 32) };
+    let ahead = RING as u32 / 2;
+    // Opaque, or what follows from it takes registers of whatever else is in the kernel.
+    let lane = misc::opaque(warp::lane_id());
+    let mut rows = Rows::<DIM_BLOCKS, ROW_BLOCKS>::EMPTY;
+    // SAFETY: addresses are the plan's; each lane waits for its copies, and then for those of the others at the
+    // warp's barrier, before they are read; all have read a block before it is written anew.
+    unsafe {
+        let unit = Unit::read(p, variant, s, lane, unit);
+        let mut left = unit.chunks().saturating_sub(s.warp - team.first);
+        if team.size > 1 {
+            left = math::div_u32(left + team.size - 1, team.size);
+        }
+        let step = team.size * KEYS;
+        let mut first = unit.first_key() + (s.warp - team.first) * KEYS;
+        let policy = policy(p, &unit);
+        let mut ring = [0; RING];
+        let mut i = 0;
+        while i < RING {
+            ring[i] = s.block(i as u32);
+            i += 1;
+        }
+        let mut found = [Found::NOTHING; RING];
+        i = 0;
+        while i <= RING / 2 {
+            found[i] = load::look_up(p, lane, &unit, first + i as u32 * step);
+            i += 1;
+        }
+        load::queries(p, s, lane, &unit);
+        i = 0;
+        while i < RING / 2 {
+            let (at, exists) = (first + i as u32 * step, (i as u32) < left);
+            if exists {
+                load::block::<false>(p, s, lane, &unit, found[i], at, ring[2 * i], policy);
+            }
+            async_copy::commit_group();
+            if exists {
+                load::block::<true>(p, s, lane, &unit, found[i], at, ring[2 * i + 1], policy);
+            }
+            async_copy::commit_group();
+            i += 1;
+        }
+        let mut found = found[RING / 2];
+        if left > 0 {
+            wait_but::<RING>();
+            start(p, s, lane, &unit, &mut rows);
+        }
+        let offsets = LaneOffsets::new(lane, s.shape.head_dim);
+        let keys = Keys {
+            begin: unit.begin,
+            end: unit.end,
+        };
+        while left > 0 {
+            wait_but::<RING>();
+            let (next, more) = (first + ahead * step, left > ahead);
+            if more {
+                load::block::<false>(p, s, lane, &unit, found, next, ring[RING - 1], policy);
+            }
+            async_copy::commit_group();
+            let logits = rows.logits::<T>(&offsets, ring[0]);
+            let weights = if unit.masks(first) {
+                rows.weigh::<T, V, true>(variant, lane, first, keys, logits)
+            } else {
+                rows.weigh::<T, V, false>(variant, lane, first, keys, logits)
+            };
+            wait_but::<RING>();
+            if more {
+                load::block::<true>(p, s, lane, &unit, found, next, ring[0], policy);
+                found = load::look_up(p, lane, &unit, next + step);
+            }
+            async_copy::commit_group();
+            rows.values::<T>(&offsets, ring[1], &weights);
+            let old = ring;
+            i = 0;
+            while i < RING {
+                ring[i] = old[(i + 2) % RING];
+                i += 1;
+            }
+            first += step;
+            left -= 1;
+        }
+        async_copy::wait_all();
+        warp::sync_warp(WARP);
+        rows.finish();
+        finish::<T, DIM_BLOCKS, PER_LANE>(p, s, team, &unit, &rows, before_end);
+    }
+}
+
+/// Waits for the oldest block of the ring: one is free, the others may be on their way.
+#[inline(always)]
+unsafe fn wait_but<const RING: usize>() {
+    if RING == 3 {
+        async_copy::wait_group::<1>();
+    } else {
+        async_copy::wait_group::<3>();
+    }
+    const { assert!(RING == 3 || RING == 5) };
+    // SAFETY: whole warps.
+    unsafe { warp::sync_warp(WARP) };
+}
+
+/// Takes up the unit's rows.
+#[inline(always)]
+unsafe fn start<const DIM_BLOCKS: usize>(
+    p: &GatherDecodeParams,
+    s: Shared,
+    lane: u32,
+    unit: &Unit,
+    rows: &mut Rows<DIM_BLOCKS, ROW_BLOCKS>,
+) {
+    let head = unit.head * p.attention.group;
+    // SAFETY: the queries have arrived; rows beyond the unit's are looked up as its last.
+    unsafe {
+        rows.start(s.queries(), lane, |row| {
+            let (token, in_group) = p.group.div_rem(row);
+            let last = unit.tokens - 1;
+            let token = if token < last { token } else { last };
+            (unit::row(s, token), head + in_group)
+        });
+    }
+}
+
+/// What L2 shall do with the keys of a unit, as the kernels of Hopper do it.
+#[inline(always)]
+unsafe fn policy(p: &GatherDecodeParams, unit: &Unit) -> u64 {
+    // SAFETY: the launch is as the host makes it.
+    let long = unsafe { tile_counter::is_long(p.long, p.attention.record) };
+    if unit.shared_keys {
+        ptr::evict_last_policy()
+    } else if long {
+        ptr::evict_unchanged_policy()
+    } else {
+        ptr::evict_first_policy()
+    }
+}

@@ -1,0 +1,158 @@
+//! The end of a tile: normalise and store.
+
+use core::f32::consts::LN_2;
+
+use cuda_std::{
+    math::{lg2, rcp},
+    prelude::*,
+};
+
+use super::{WARP_ROWS, load::here, products::HALVES, tile::Shared};
+use crate::{
+    abi::{DIRECT, GatherPrefillParams},
+    common::half::Half,
+    common::prefill_tile::Tile,
+    common::softmax::Rows,
+};
+
+const WARP: u32 = warp::FULL_MASK;
+
+/// Normalises the warp's rows and writes them: to the output through the warp's part of the queries,
+/// which are not needed any more, or to a partial state.
+///
+/// # Safety
+/// Whole warps come here, behind their last look at the queries; the tile is described.
+#[inline(always)]
+pub(super) unsafe fn finish<T: Half, const O: usize>(
+    p: &GatherPrefillParams,
+    s: Shared,
+    o: &[[f32; O]; HALVES],
+    rows: &[Rows; HALVES],
+    scale: f32,
+) {
+    let (lane, warp) = here();
+    let first_row = warp * WARP_ROWS;
+    // SAFETY: whole warps; the tile stays until the barrier behind it.
+    unsafe {
+        let tile = Tile::load(s.tile());
+        let mut half = 0;
+        while half < HALVES {
+            let first = first_row + 16 * half as u32;
+            let totals = rows[half].totals();
+            let inverse = totals.map(|total| if total > 0.0 { rcp(total) } else { 0.0 });
+            let mut h = 0;
+            while h < 2 {
+                let row = first + lane / 4 + 8 * h as u32;
+                if row < tile.rows {
+                    let lse = if totals[h] > 0.0 {
+                        rows[half].reference[h] * scale + lg2(totals[h])
+                    } else {
+                        f32::NEG_INFINITY
+                    };
+                    let of = &o[half];
+                    let pair = |j: usize| {
+                        [
+                            of[4 * j + 2 * h] * inverse[h],
+                            of[4 * j + 2 * h + 1] * inverse[h],
+                        ]
+                    };
+                    if tile.slot == DIRECT {
+                        direct::<T, O>(p, s, &tile, lane, row, lse, pair);
+                    } else {
+                        partial::<O>(p, &tile, lane, row, lse, pair);
+                    }
+                }
+                h += 1;
+            }
+            half += 1;
+        }
+        if tile.slot == DIRECT {
+            warp::sync_warp(WARP);
+            store_rows(p, s, &tile, lane, first_row);
+        }
+    }
+}
+
+/// The LSE of a row, and a lane's part of its output to shared memory.
+#[inline(always)]
+unsafe fn direct<T: Half, const O: usize>(
+    p: &GatherPrefillParams,
+    s: Shared,
+    tile: &Tile,
+    lane: u32,
+    row: u32,
+    lse: f32,
+    pair: impl Fn(usize) -> [f32; 2],
+) {
+    let a = &p.attention;
+    let (token, head) = tile.place(&p.pack, row);
+    // SAFETY: the row is this thread's and its neighbours' alone.
+    unsafe {
+        if a.lse != 0 && lane % 4 == 0 {
+            let at = u64::from((tile.token + token) * a.q_heads + head) * 4;
+            ptr::store_f32((a.lse + at) as *mut f32, lse * LN_2);
+        }
+        let mut j = 0;
+        while j < O / 4 {
+            let [even, odd] = pair(j);
+            let at = staged(s, row, j as u32) + lane % 4 * 4;
+            shared::store_u32(at, T::pack(even, odd));
+            j += 1;
+        }
+    }
+}
+
+/// A row's partial state.
+#[inline(always)]
+unsafe fn partial<const O: usize>(
+    p: &GatherPrefillParams,
+    tile: &Tile,
+    lane: u32,
+    row: u32,
+    lse: f32,
+    pair: impl Fn(usize) -> [f32; 2],
+) {
+    let a = &p.attention;
+    let (token, head) = tile.place(&p.pack, row);
+    let state = u64::from((tile.slot + token) * a.q_heads + head);
+    let out = a.partial_out + (state * 2 * O as u64 + u64::from(lane % 4 * 2)) * 4;
+    // SAFETY: the slot is this tile's alone, its row this thread's and its neighbours'.
+    unsafe {
+        if lane % 4 == 0 {
+            ptr::store_f32((a.partial_lse + state * 4) as *mut f32, lse);
+        }
+        let mut j = 0;
+        while j < O / 4 {
+            ptr::store_f32x2((out + 32 * j as u64) as *mut f32, pair(j));
+            j += 1;
+        }
+    }
+}
+
+/// Where 8 elements of an output row wait.
+#[inline(always)]
+fn staged(s: Shared, row: u32, chunk: u32) -> u32 {
+    s.queries() + chunk / 8 * s.shape.query_slab() + row * 128 + ((chunk % 8) ^ (row % 8)) * 16
+}
+
+/// Whole rows of the warp to the output, 16 bytes a lane.
+#[inline(always)]
+unsafe fn store_rows(p: &GatherPrefillParams, s: Shared, tile: &Tile, lane: u32, first_row: u32) {
+    let (a, head_dim) = (&p.attention, s.shape.head_dim);
+    let chunks = head_dim / 8;
+    let mut i = lane;
+    while i < WARP_ROWS * chunks {
+        let (row, chunk) = (first_row + i / chunks, i % chunks);
+        if row < tile.rows {
+            let (token, head) = tile.place(&p.pack, row);
+            let element = u64::from(tile.token + token) * u64::from(a.out_token_stride)
+                + u64::from(head * head_dim + chunk * 8);
+            // SAFETY: rows that only this warp writes.
+            unsafe {
+                let vector = shared::load_u32x4(staged(s, row, chunk));
+                ptr::store_u32x4((a.out + element * 2) as *mut u32, vector);
+            }
+        }
+        i += 32;
+    }
+}

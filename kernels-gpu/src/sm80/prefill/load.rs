@@ -1,0 +1,136 @@
+//! Copies to shared memory: queries, and blocks of keys and values from their pages.
+
+use cuda_std::{async_copy, prelude::*};
+
+use super::{WARP_ROWS, tile::Shared};
+use crate::{abi::GatherPrefillParams, common::prefill_tile::Tile};
+
+const WARP: u32 = warp::FULL_MASK;
+
+/// The thread's lane and warp, opaque: or what follows from them is computed before the main loop and takes
+/// registers that it does not have.
+#[inline(always)]
+pub(super) fn here() -> (u32, u32) {
+    let thread = misc::opaque(thread::thread_idx_x());
+    (thread % 32, thread / 32)
+}
+
+/// Copies the warp's rows of queries; rows that do not exist become zero.
+///
+/// # Safety
+/// Whole warps come here; the queries' place is free.
+#[inline(always)]
+pub(super) unsafe fn queries(p: &GatherPrefillParams, s: Shared, tile: &Tile) {
+    let a = &p.attention;
+    let (lane, warp) = here();
+    let (chunk, head_dim) = (lane % 8, s.shape.head_dim);
+    let mut i = 0;
+    while i < WARP_ROWS / 4 {
+        let row = warp * WARP_ROWS + 4 * i + lane / 8;
+        let exists = row < tile.rows;
+        let (token, head) = tile.place(&p.pack, if exists { row } else { 0 });
+        let element = u64::from(tile.token + token) * u64::from(a.q_token_stride)
+            + u64::from(head * head_dim + chunk * 8);
+        let source = (a.q + element * 2) as *const u8;
+        let target = s.queries() + row * 128 + (chunk ^ (row % 8)) * 16;
+        let mut slab = 0;
+        while slab < head_dim / 64 {
+            // SAFETY: a row of a query that exists, or nothing is read; the target is this warp's.
+            unsafe {
+                async_copy::copy_cg_zfill(
+                    target + slab * s.shape.query_slab(),
+                    source.add(slab as usize * 128),
+                    if exists { 16 } else { 0 },
+                );
+            }
+            slab += 1;
+        }
+        i += 1;
+    }
+}
+
+/// Where the row of a block is that this lane looked up.
+#[derive(Clone, Copy)]
+pub(super) struct Found {
+    page: u32,
+    in_page: u32,
+}
+
+/// Looks up the page of one row of the block at `begin`. A warp copies 4 neighbouring rows of every 16;
+/// lane `l` looks after the `l % 4`th of the `l / 4`th 16.
+///
+/// # Safety
+/// Whole warps come here; the tile is described.
+#[inline(always)]
+pub(super) unsafe fn look_up(p: &GatherPrefillParams, s: Shared, begin: i32) -> Found {
+    let (lane, warp) = here();
+    let row = warp * 4 + lane % 4 + lane / 4 % (s.shape.keys / 16) * 16;
+    let position = begin + row as i32;
+    // SAFETY: the tile stays while it is worked on.
+    let [table, lowest, end, _] = unsafe { shared::load_u32x4(s.tile() + 32) };
+    let mut found = Found {
+        page: 0,
+        in_page: 0,
+    };
+    if position >= lowest as i32 && position < end as i32 {
+        let (page, in_page) = p.page_size.div_rem(position as u32);
+        let entry = (p.attention.page_ids + u64::from(table + page) * 4) as *const u32;
+        // SAFETY: the table has a page for each key of the item.
+        found.page = unsafe { ptr::load_nc_u32(entry) };
+        found.in_page = in_page;
+    }
+    found
+}
+
+/// Copies this warp's rows of the block at `begin` to `target`: of the values, or of the keys. Rows that
+/// the tile does not see become zero, whatever is in the pool.
+///
+/// # Safety
+/// Whole warps come here; `found` is of this block, and nobody reads `target` before the copies were waited for.
+#[inline(always)]
+pub(super) unsafe fn block<const VALUES: bool>(
+    p: &GatherPrefillParams,
+    s: Shared,
+    found: Found,
+    begin: i32,
+    target: u32,
+) {
+    let a = &p.attention;
+    let (pool, strides) = if VALUES {
+        (a.v, &p.v_vectors)
+    } else {
+        (a.k, &p.k_vectors)
+    };
+    let (lane, warp) = here();
+    let (chunk, first) = (lane % 8, warp * 4 + lane / 8);
+    // SAFETY: the tile stays while it is worked on; whole warps.
+    unsafe {
+        let kv_head = shared::load_u32(s.tile() + 16);
+        let [_, lowest, end, _] = shared::load_u32x4(s.tile() + 32);
+        let vector =
+            found.page * strides.page + found.in_page * strides.token + kv_head * strides.head;
+        let pool = pool + u64::from(chunk) * 16;
+        let target = target + first * 128 + (chunk ^ (first % 8)) * 16;
+        let (from, count) = (
+            lowest as i32 - begin - first as i32,
+            end as i32 - lowest as i32,
+        );
+        let mut i = 0;
+        while i < s.shape.keys / 16 {
+            let of = warp::warp_shuffle_idx(WARP, vector, 4 * i + lane / 8, 32);
+            let above = (16 * i) as i32 - from;
+            let exists = above >= 0 && above < count;
+            let source = (pool + u64::from(of) * 16) as *const u8;
+            let mut slab = 0;
+            while slab < s.shape.head_dim / 64 {
+                async_copy::copy_cg_zfill(
+                    target + i * 2048 + slab * s.shape.block_slab(),
+                    source.add(slab as usize * 128),
+                    if exists { 16 } else { 0 },
+                );
+                slab += 1;
+            }
+            i += 1;
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! The main loop: units by ticket, and in a tile its blocks from the last to the first.
+
+use cuda_std::{async_copy, prelude::*};
+
+use super::{
+    WARP_ROWS,
+    epilogue::finish,
+    load,
+    products::{HALVES, Lane, queries_keys, weights_values},
+    tile::{Shared, describe},
+};
+use crate::{
+    abi::GatherPrefillParams,
+    common::{
+        half::Half,
+        prefill_tile::Tile,
+        softmax::{Rows, hide_after, hide_before, mask, transform},
+        variant::Variant,
+    },
+};
+
+const WARP: u32 = warp::FULL_MASK;
+
+/// Works until no unit is left.
+///
+/// # Safety
+/// All threads of the CTA come here; the parameters describe memory as [`GatherPrefillParams`] says.
+#[inline(always)]
+pub(super) unsafe fn work<T: Half, V: Variant, const S: usize, const O: usize>(
+    p: &GatherPrefillParams,
+    variant: &V,
+    s: Shared,
+) {
+    let a = &p.attention;
+    // SAFETY: one thread asks for the next unit, the others read it behind a barrier.
+    unsafe {
+        let set_next = |unit| {
+            if thread::thread_idx_x() == 0 {
+                shared::store_u32(s.next(), unit);
+            }
+        };
+        set_next(thread::block_idx_x());
+        loop {
+            thread::sync_threads();
+            let unit = shared::load_u32(s.next());
+            if unit >= a.units {
+                break;
+            }
+            attend::<T, V, S, O>(p, variant, s, unit, || {
+                if thread::thread_idx_x() == 0 {
+                    shared::store_u32(s.next(), thread::grid_dim_x() + a.ticket());
+                }
+            });
+        }
+    }
+}
+
+/// What a warp's rows see. It waits in shared memory: looked at once a block, it is not worth registers.
+struct Seen {
+    /// Any row, then every row: the first and the last key.
+    any: (i32, i32),
+    every: (i32, i32),
+}
+
+impl Seen {
+    #[inline(always)]
+    fn new<V: Variant>(p: &GatherPrefillParams, variant: &V, tile: &Tile, first_row: u32) -> Self {
+        // Positions grow with the row, and what is seen with the position.
+        let low = tile.sees(&p.pack, variant, first_row);
+        let high = tile.sees(&p.pack, variant, first_row + WARP_ROWS - 1);
+        Self {
+            any: (
+                low.0,
+                if first_row < tile.rows {
+                    high.1
+                } else {
+                    i32::MIN
+                },
+            ),
+            every: (high.0, low.1),
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store(&self, at: u32) {
+        let words = [self.any.0, self.any.1, self.every.0, self.every.1];
+        // SAFETY: the warp's own.
+        unsafe { shared::store_u32x4(at, words.map(|word| word as u32)) };
+    }
+
+    #[inline(always)]
+    unsafe fn load(at: u32) -> Self {
+        // SAFETY: stored before.
+        let [a, b, c, d] = unsafe { shared::load_u32x4(at) }.map(|word| word as i32);
+        Self {
+            any: (a, b),
+            every: (c, d),
+        }
+    }
+}
+
+/// Computes one unit; `meanwhile` runs while its first keys are on their way.
+///
+/// # Safety
+/// All threads of the CTA come here, and shared memory is theirs. The unit is one of the launch's.
+#[inline(always)]
+pub(in super::super) unsafe fn attend<T: Half, V: Variant, const S: usize, const O: usize>(
+    p: &GatherPrefillParams,
+    variant: &V,
+    s: Shared,
+    unit: u32,
+    meanwhile: impl FnOnce(),
+) {
+    let lane = Lane::new();
+    let keys = s.shape.keys as i32;
+    let scale = if V::TRANSFORMS_LOGITS {
+        1.0
+    } else {
+        variant.params().scale_log2
+    };
+    let mut o = [[0.0; O]; HALVES];
+    let mut rows = [Rows::EMPTY; HALVES];
+    // SAFETY: whole warps; addresses are the plan's; a group of copies is waited for, and then for the
+    // other warps' at a barrier, before it is read, and all have read a block before it is written anew.
+    unsafe {
+        let tile = describe(p, variant, s.shape, unit);
+        let (_, warp) = load::here();
+        if thread::thread_idx_x() == 0 {
+            tile.store(s.tile());
+        }
+        thread::sync_threads();
+        Seen::new(p, variant, &tile, warp * WARP_ROWS).store(s.seen(warp));
+        let mut begin = tile.end as i32 - keys;
+        let mut left = tile.blocks;
+        // Keys and values of the block at hand, and what is free.
+        let mut ring = [s.ring(0), s.ring(1), s.ring(2)];
+        let mut found = load::look_up(p, s, begin);
+        load::queries(p, s, &tile);
+        if left > 0 {
+            load::block::<false>(p, s, found, begin, ring[0]);
+            async_copy::commit_group();
+            load::block::<true>(p, s, found, begin, ring[1]);
+        }
+        async_copy::commit_group();
+        found = load::look_up(p, s, begin - keys);
+        meanwhile();
+
+        while left > 0 {
+            let more = left > 1;
+            async_copy::wait_group::<1>();
+            thread::sync_threads();
+            if more {
+                load::block::<false>(p, s, found, begin - keys, ring[2]);
+            }
+            async_copy::commit_group();
+            macro_rules! next_values {
+                () => {
+                    async_copy::wait_group::<1>();
+                    thread::sync_threads();
+                    if more {
+                        load::block::<true>(p, s, found, begin - keys, ring[0]);
+                        found = load::look_up(p, s, begin - 2 * keys);
+                    }
+                    async_copy::commit_group();
+                };
+            }
+            let seen = Seen::load(s.seen(warp));
+            let last = begin + keys - 1;
+            if warp::warp_vote_any(WARP, begin <= seen.any.1 && last >= seen.any.0) {
+                let mut logits = [[0.0; S]; HALVES];
+                queries_keys::<T, S>(&mut logits, s, lane, ring[0]);
+                if V::TRANSFORMS_LOGITS
+                    || V::MASKS
+                    || warp::warp_vote_any(WARP, last > seen.every.1 || begin < seen.every.0)
+                {
+                    // What the rows see is computed again rather than kept in registers.
+                    finish_logits(p, variant, s, &mut logits, begin);
+                }
+                let mut half = 0;
+                while half < HALVES {
+                    let (grew, factors) = rows[half].rescale(&logits[half], scale);
+                    if grew {
+                        let mut i = 0;
+                        while i < O {
+                            o[half][i] *= factors[i / 2 % 2];
+                            i += 1;
+                        }
+                    }
+                    half += 1;
+                }
+                next_values!();
+                weights_values::<T, S, O>(&mut o, &logits, &mut rows, scale, s, lane, ring[1]);
+            } else {
+                next_values!();
+            }
+            ring = [ring[2], ring[0], ring[1]];
+            begin -= keys;
+            left -= 1;
+        }
+        async_copy::wait_all();
+        finish::<T, O>(p, s, &o, &rows, scale);
+    }
+}
+
+/// From accumulators to logits: the variant's and the mask.
+#[inline(always)]
+unsafe fn finish_logits<V: Variant, const S: usize>(
+    p: &GatherPrefillParams,
+    variant: &V,
+    s: Shared,
+    logits: &mut [[f32; S]; HALVES],
+    begin: i32,
+) {
+    // SAFETY: the tile stays while it is worked on.
+    let tile = unsafe { Tile::load(s.tile()) };
+    let (lane, warp) = load::here();
+    let first = warp * WARP_ROWS + lane / 4;
+    let mut half = 0;
+    while half < HALVES {
+        let of = [0, 8].map(|further| first + 16 * half as u32 + further);
+        let at = of.map(|row| tile.query(&p.pack, row));
+        if V::TRANSFORMS_LOGITS {
+            transform(&mut logits[half], variant, begin, at);
+        }
+        let seen = of.map(|row| tile.sees(&p.pack, variant, row));
+        if V::MASKS {
+            mask(&mut logits[half], variant, begin, at);
+        }
+        hide_before(&mut logits[half], begin, [seen[0].0, seen[1].0]);
+        hide_after(&mut logits[half], begin, [seen[0].1, seen[1].1]);
+        half += 1;
+    }
+}

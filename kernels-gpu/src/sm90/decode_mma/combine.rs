@@ -1,0 +1,230 @@
+//! The states of the warps that share a unit: stored when a warp is done with its chunks, combined row by row.
+
+use cuda_std::{shared, warp};
+
+use super::{layout::Layout, mainloop::Consumer};
+use crate::common::{
+    decode::tile::Rows,
+    state::{Softmax, State},
+};
+
+const ALL: u32 = warp::FULL_MASK;
+
+/// Shares of a unit that a lane weighs.
+const SHARE_STEPS: usize = 2;
+
+/// What [`Consumer::weights`] gives.
+pub(super) struct Weights<const ROW_BLOCKS: usize> {
+    of: [[f32; SHARE_STEPS]; ROW_BLOCKS],
+    lse: [f32; ROW_BLOCKS],
+}
+
+impl<const ROW_BLOCKS: usize> Weights<ROW_BLOCKS> {
+    /// Of a warp that is alone with its unit.
+    pub const NONE: Self = Self {
+        of: [[0.0; SHARE_STEPS]; ROW_BLOCKS],
+        lse: [f32::NEG_INFINITY; ROW_BLOCKS],
+    };
+}
+
+impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, WARPS> {
+    /// Stores what this warp made of its chunks.
+    ///
+    /// # Safety
+    /// The warp's state is free.
+    #[inline(always)]
+    pub(super) unsafe fn store_state<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize>(
+        &self,
+        rows: &Rows<DIM_BLOCKS, ROW_BLOCKS>,
+    ) {
+        let pitch = Layout::<DIM, ROWS, WARPS>::PITCH;
+        let (out, lse) = (
+            self.layout.state_out(self.warp),
+            self.layout.state_lse(self.warp),
+        );
+        let mut i = 0;
+        while i < ROW_BLOCKS * 2 {
+            let (block, column) = (i / 2, i % 2);
+            let row = block as u32 * 8 + 2 * (self.lane % 4) + column as u32;
+            let first = out + (row * pitch + self.lane / 4) * 4;
+            let mut dim = 0;
+            while dim < DIM_BLOCKS {
+                let element = first + dim as u32 * 64;
+                // SAFETY: inside the state.
+                unsafe {
+                    shared::store_f32(element, rows.out[dim][block][column]);
+                    shared::store_f32(element + 32, rows.out[dim][block][2 + column]);
+                }
+                dim += 1;
+            }
+            if self.lane < 4 {
+                // SAFETY: inside the state.
+                unsafe { shared::store_f32(lse + row * 4, rows.softmax[block][column].lse()) };
+            }
+            i += 1;
+        }
+    }
+
+    /// A row of what this warp stored.
+    ///
+    /// # Safety
+    /// The warp's state is stored.
+    #[inline(always)]
+    pub(super) unsafe fn own_state<const PER_LANE: usize>(&self, row: u32) -> State<PER_LANE> {
+        let offset = (row * Layout::<DIM, ROWS, WARPS>::PITCH + self.lane * PER_LANE as u32) * 4;
+        // SAFETY: inside the state.
+        unsafe {
+            State {
+                out: load_shared(self.layout.state_out(self.warp) + offset),
+                lse: shared::load_f32(self.layout.state_lse(self.warp) + row * 4),
+            }
+        }
+    }
+
+    /// A warp, counted on from the last to the first.
+    #[inline(always)]
+    pub(super) fn wrap(&self, warp: u32) -> u32 {
+        if warp >= WARPS { warp - WARPS } else { warp }
+    }
+
+    /// What the warps' states weigh in the combined ones, for all rows at once: lane `l` has the shares
+    /// `l / 8 + 4·i` of the rows `8·block + l % 8`.
+    ///
+    /// # Safety
+    /// The lanes come together; the states are stored.
+    #[inline(always)]
+    pub(super) unsafe fn weights<const ROW_BLOCKS: usize>(
+        &self,
+        first: u32,
+        shares: u32,
+    ) -> Weights<ROW_BLOCKS> {
+        const { assert!(WARPS <= 4 * SHARE_STEPS as u32) };
+        let mut weights = Weights::NONE;
+        let mut block = 0;
+        while block < ROW_BLOCKS {
+            let row = block as u32 * 8 + self.lane % 8;
+            let mut lse = [f32::NEG_INFINITY; SHARE_STEPS];
+            let mut softmax = Softmax::EMPTY;
+            let mut i = 0;
+            while i < SHARE_STEPS {
+                let share = self.lane / 8 + 4 * i as u32;
+                if share < shares {
+                    // SAFETY: inside the warp's state.
+                    lse[i] = unsafe {
+                        shared::load_f32(self.layout.state_lse(self.wrap(first + share)) + row * 4)
+                    };
+                }
+                let _ = softmax.raise(lse[i]);
+                i += 1;
+            }
+            let mut max = softmax.max;
+            // SAFETY: the lanes are together.
+            unsafe {
+                let other = warp::warp_shuffle_xor(ALL, max, 8, 32);
+                max = if other > max { other } else { max };
+                let other = warp::warp_shuffle_xor(ALL, max, 16, 32);
+                max = if other > max { other } else { max };
+            }
+            let _ = softmax.raise(max);
+            i = 0;
+            while i < SHARE_STEPS {
+                weights.of[block][i] = softmax.weight(lse[i]);
+                softmax.sum += weights.of[block][i];
+                i += 1;
+            }
+            // SAFETY: the lanes are together.
+            unsafe {
+                softmax.sum += warp::warp_shuffle_xor(ALL, softmax.sum, 8, 32);
+                softmax.sum += warp::warp_shuffle_xor(ALL, softmax.sum, 16, 32);
+            }
+            let norm = softmax.norm();
+            i = 0;
+            while i < SHARE_STEPS {
+                weights.of[block][i] *= norm;
+                i += 1;
+            }
+            weights.lse[block] = softmax.lse();
+            block += 1;
+        }
+        weights
+    }
+
+    /// A row's state over all warps that have a share in it, in the order of their last chunks.
+    ///
+    /// # Safety
+    /// The lanes come together; the states are stored.
+    #[inline(always)]
+    pub(super) unsafe fn combine<const ROW_BLOCKS: usize, const PER_LANE: usize>(
+        &self,
+        weights: &Weights<ROW_BLOCKS>,
+        row: u32,
+        first: u32,
+        shares: u32,
+    ) -> State<PER_LANE> {
+        let layout = &self.layout;
+        let offset = (row * Layout::<DIM, ROWS, WARPS>::PITCH + self.lane * PER_LANE as u32) * 4;
+        let (mut of, mut lse) = (weights.of[0], weights.lse[0]);
+        let mut block = 1;
+        while block < ROW_BLOCKS {
+            if row / 8 == block as u32 {
+                of = weights.of[block];
+                lse = weights.lse[block];
+            }
+            block += 1;
+        }
+        let mut state = State::<PER_LANE>::EMPTY;
+        // SAFETY: inside the states; the lanes are together.
+        unsafe {
+            state.lse = warp::warp_shuffle_idx(ALL, lse, row % 8, 32);
+            // All loads at once.
+            let mut outs = [[0.0; PER_LANE]; 4 * SHARE_STEPS];
+            let mut share = 0;
+            while share < WARPS {
+                if share < shares {
+                    let warp = self.wrap(first + share);
+                    outs[share as usize] = load_shared(layout.state_out(warp) + offset);
+                }
+                share += 1;
+            }
+            share = 0;
+            while share < WARPS {
+                let lane = share % 4 * 8 + row % 8;
+                let weight = warp::warp_shuffle_idx(ALL, of[share as usize / 4], lane, 32);
+                let mut i = 0;
+                while i < PER_LANE {
+                    state.out[i] += weight * outs[share as usize][i];
+                    i += 1;
+                }
+                share += 1;
+            }
+        }
+        state
+    }
+}
+
+/// `N` floats of a row.
+///
+/// # Safety
+/// `address` is a shared one of `N` floats, aligned to as much as the load takes.
+#[inline(always)]
+unsafe fn load_shared<const N: usize>(address: u32) -> [f32; N] {
+    let mut values = [0.0; N];
+    let mut i = 0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while i + 4 <= N {
+            let four = shared::load_f32x4(address + i as u32 * 4);
+            values[i] = four[0];
+            values[i + 1] = four[1];
+            values[i + 2] = four[2];
+            values[i + 3] = four[3];
+            i += 4;
+        }
+        if i + 2 <= N {
+            let two = shared::load_f32x2(address + i as u32 * 4);
+            values[i] = two[0];
+            values[i + 1] = two[1];
+        }
+    }
+    values
+}

@@ -1,0 +1,157 @@
+//! What kernels there are: the table, and what a row of it takes of an SM.
+
+use super::layout::Layout;
+
+/// The kernels, each of them for each 16-bit float: `decode_<rows>x<keys>_d<head dimension>_<element>[_cap]`.
+macro_rules! table {
+    ($as:ident $then:ident) => {
+        $crate::common::half::each_half! { $as $then {
+            // Rows × keys, head dimension, flags.
+             8 x 32,  64, [];
+             8 x 32,  64, [cap];
+            16 x 32,  64, [];
+            16 x 32,  64, [cap];
+             8 x 32, 128, [];
+             8 x 32, 128, [cap];
+            16 x 32, 128, [];
+            16 x 32, 128, [cap];
+             8 x 32, 256, [];
+             8 x 32, 256, [cap];
+            16 x 32, 256, [];
+            16 x 32, 256, [cap];
+        }}
+    };
+}
+#[cfg(target_arch = "nvptx64")]
+pub(super) use table;
+
+#[cfg(not(target_arch = "nvptx64"))]
+mod rows {
+    use super::{super::layout::KEYS, shape};
+    use crate::{
+        has,
+        registry::{Arch, Element, Family, KernelInfo, Loads, Op, Sm, registers},
+    };
+
+    macro_rules! rows {
+        ($half:ident $element:literal { $($rows:literal x $keys:literal, $dim:literal, [$($flag:ident),*];)* }) => {
+            &[$(KernelInfo {
+                element: Element::$half,
+                cap: has(&[$(stringify!($flag)),*], "cap"),
+                ..row(
+                    concat!("decode_", $rows, "x", $keys, "_d", $dim, "_", $element $(, "_", stringify!($flag))*),
+                    $rows,
+                    $keys,
+                    $dim,
+                )
+            }),*]
+        };
+    }
+
+    /// See [`table`](super::table).
+    pub const ROWS: &[&[KernelInfo]] = table!(list rows);
+
+    const fn row(name: &'static str, rows: u32, keys: u32, dim: u32) -> KernelInfo {
+        assert!(keys == KEYS, "all have chunks of one size");
+        let Some(shape) = shape(dim, rows, Sm::HOPPER_CTA) else {
+            panic!("no CTA of this shape fits an SM");
+        };
+        KernelInfo {
+            loads: Loads::Pages,
+            rows,
+            keys,
+            head_dim: dim,
+            value_dim: dim,
+            stages: shape.stages,
+            run: shape.units / 2,
+            threads: shape.threads,
+            registers: registers(shape.threads, 1),
+            shared_bytes: shape.shared_bytes,
+            ctas_per_sm: 1,
+            ..KernelInfo::new(name, Family::DecodeMma, Arch::Sm90a, Op::Decode)
+        }
+    }
+}
+#[cfg(not(target_arch = "nvptx64"))]
+pub use rows::ROWS;
+
+/// Warps of a CTA that bring work and data.
+pub const PRODUCER_WARPS: u32 = 3;
+
+/// How a CTA is made for a head dimension and a row tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Threads.
+    pub threads: u32,
+    /// Stages of the ring.
+    pub stages: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared_bytes: u32,
+    /// Units that can be under way.
+    pub units: u32,
+}
+
+/// Consumer warps: as many as find registers.
+#[must_use]
+pub const fn warps(dim: u32, rows: u32) -> u32 {
+    match (dim, rows) {
+        (64 | 128, 8) => 8,
+        (256, 16) => 2,
+        _ => 4,
+    }
+}
+
+/// The shape of a CTA that can have `shared_bytes` of shared memory; `None` where there is no such kernel or
+/// too little memory.
+#[must_use]
+pub const fn shape(dim: u32, rows: u32, shared_bytes: u32) -> Option<Shape> {
+    const fn of<const DIM: u32, const ROWS: u32, const WARPS: u32>(bytes: u32) -> Option<Shape> {
+        let stages = Layout::<DIM, ROWS, WARPS>::stages(bytes);
+        if stages == 0 {
+            return None;
+        }
+        Some(Shape {
+            threads: (WARPS + PRODUCER_WARPS) * 32,
+            stages,
+            shared_bytes: Layout::<DIM, ROWS, WARPS>::bytes(stages),
+            units: Layout::<DIM, ROWS, WARPS>::UNITS,
+        })
+    }
+    match (dim, rows) {
+        (64, 8) => of::<64, 8, { warps(64, 8) }>(shared_bytes),
+        (64, 16) => of::<64, 16, { warps(64, 16) }>(shared_bytes),
+        (128, 8) => of::<128, 8, { warps(128, 8) }>(shared_bytes),
+        (128, 16) => of::<128, 16, { warps(128, 16) }>(shared_bytes),
+        (256, 8) => of::<256, 8, { warps(256, 8) }>(shared_bytes),
+        (256, 16) => of::<256, 16, { warps(256, 16) }>(shared_bytes),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H200: u32 = crate::registry::Sm::HOPPER_CTA;
+
+    #[test]
+    fn kernels_fill_an_sm_of_hopper_and_no_more() {
+        for dim in [64, 128, 256] {
+            for rows in [8, 16] {
+                let shape = shape(dim, rows, H200).expect("there is such a kernel");
+                assert!(shape.shared_bytes <= H200, "{dim} {rows}: {shape:?}");
+                assert!(
+                    shape.stages.is_multiple_of(warps(dim, rows)),
+                    "{dim} {rows}"
+                );
+                let in_flight = shape.stages * super::super::layout::KEYS * dim * 4;
+                assert!(
+                    in_flight >= 128 << 10,
+                    "{dim} {rows}: {in_flight} bytes in flight"
+                );
+            }
+        }
+        assert_eq!(shape(96, 8, H200), None);
+        assert_eq!(shape(128, 8, 48 << 10), None);
+    }
+}

@@ -1,0 +1,318 @@
+//! Shared memory of a CTA, and what lies in it.
+//!
+//! The producer fills a ring of *stages*, a chunk of keys and values each, with a descriptor that says
+//! whose it is. Consumer warps take stages in turn. What a *unit* (an item and a KV head) needs beside its
+//! keys stands in a slot of a second ring.
+
+#[cfg(target_arch = "nvptx64")]
+use core::ops::Range;
+
+#[cfg(target_arch = "nvptx64")]
+use cuda_std::{fence, mbarrier, shared, thread};
+
+pub use crate::common::decode::KEYS;
+
+/// Bytes of a stage's barriers, full and empty.
+const PAIR: u32 = 16;
+
+/// Barriers of a slot: listed, full, ending and empty; and their bytes.
+const BARRIERS: u32 = 4;
+const SLOT_BARRIERS: u32 = BARRIERS * 8;
+
+/// Page ids that a slot holds: those of the first pieces of the unit's keys.
+pub const IDS: u32 = 32;
+
+/// Chunks that are known before they are loaded. More would hide no more latency, and take from other CTAs
+/// what they could do sooner.
+pub const AHEAD: u32 = 4;
+
+/// Merges that wait for the end.
+pub const MERGES: u32 = 16;
+
+/// The hardware's barriers where warps of a unit meet: all but the first, which is known as everybody's. (Two of
+/// them are the CTA's start, too, before any unit.)
+const FIRST_MEETING: u32 = 1;
+const MEETINGS: u32 = 16 - FIRST_MEETING;
+
+/// Where things are; all functions give shared addresses.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(target_arch = "nvptx64"), allow(dead_code))]
+pub struct Layout<const DIM: u32, const ROWS: u32, const WARPS: u32> {
+    base: u32,
+    /// Stages of the ring.
+    pub stages: u32,
+}
+
+impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Layout<DIM, ROWS, WARPS> {
+    /// Units under way.
+    pub const UNITS: u32 = {
+        let fit = 16384 / (DIM * ROWS);
+        if fit < 16 { fit } else { 16 }
+    };
+    /// Bytes of the keys of a chunk, or of its values.
+    pub const CHUNK: u32 = KEYS * DIM * 2;
+    const STAGE: u32 = 2 * Self::CHUNK;
+    const QUERIES: u32 = ROWS * DIM * 2;
+    const UNIT: u32 = Self::QUERIES + ROWS * 16 + IDS * 4 + 64;
+    /// f32 of an output row in a warp's state; the padding spreads the columns of a fragment over banks.
+    pub const PITCH: u32 = DIM + 4;
+    const STATE: u32 = ROWS * (Self::PITCH + 4) * 4;
+    const FIXED: u32 =
+        Self::UNITS * (Self::UNIT + SLOT_BARRIERS) + (MERGES + 2) * 16 + 8 + WARPS * Self::STATE;
+
+    /// As many stages as `bytes` of shared memory hold: a multiple of the warps, so that a stage is always
+    /// the same warp's. (A warp that waits for a stage can then not be more than one phase ahead of it,
+    /// which a barrier, that knows parities only, would take for done.) No more than [`meeting`](Self::meeting)
+    /// allows.
+    #[must_use]
+    pub const fn stages(bytes: u32) -> u32 {
+        let fit = bytes.saturating_sub(Self::FIXED) / (Self::STAGE + 16 + PAIR);
+        let most = 2 * MEETINGS - 1 - WARPS;
+        (if fit < most { fit } else { most }) / WARPS * WARPS
+    }
+
+    /// The hardware's barrier where the warps meet that share a unit: each has one of its last chunks, and the
+    /// first of those is chunk `chunk` of the CTA.
+    ///
+    /// Each unit finds a barrier of its own. A warp that waits there, or is yet to come, has not taken its next
+    /// chunk, `WARPS` after the one it had, so nothing is loaded into that one's stage, where the chunk `stages`
+    /// later would go, nor anything behind it by the same loader. Units that meet have two chunks at least, one of
+    /// each loader. So no chunk is taken meanwhile that is `WARPS + stages` after `chunk`, or more, and of the units
+    /// that meet at a time the values of `chunk` differ by two at least and by less than that.
+    #[inline(always)]
+    #[must_use]
+    pub const fn meeting(chunk: u32) -> u32 {
+        FIRST_MEETING + chunk / 2 % MEETINGS
+    }
+
+    /// Bytes of shared memory that so many stages take.
+    #[must_use]
+    pub const fn bytes(stages: u32) -> u32 {
+        Self::FIXED + stages * (Self::STAGE + 16 + PAIR)
+    }
+}
+
+#[cfg(target_arch = "nvptx64")]
+impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Layout<DIM, ROWS, WARPS> {
+    /// The dynamic shared memory of this CTA.
+    #[inline(always)]
+    pub fn new(stages: u32) -> Self {
+        Self {
+            base: shared::dynamic_shared_address(),
+            stages,
+        }
+    }
+
+    /// Keys of a stage; the values follow.
+    #[inline(always)]
+    pub fn stage(&self, index: u32) -> u32 {
+        self.base + index * Self::STAGE
+    }
+
+    #[inline(always)]
+    fn units(&self) -> u32 {
+        self.base + self.stages * Self::STAGE
+    }
+
+    /// Queries of a unit: `ROWS` dense rows.
+    #[inline(always)]
+    pub fn queries(&self, slot: u32) -> u32 {
+        self.units() + slot * Self::UNIT
+    }
+
+    /// The [`QueryRow`](crate::abi::QueryRow) of one of a unit's tokens.
+    #[inline(always)]
+    pub fn token(&self, slot: u32, token: u32) -> u32 {
+        self.queries(slot) + Self::QUERIES + token * 16
+    }
+
+    /// The page ids of a unit's first [`IDS`] pieces.
+    #[inline(always)]
+    pub fn ids(&self, slot: u32) -> u32 {
+        self.token(slot, ROWS)
+    }
+
+    /// The [`Unit`](super::unit::Unit) of a slot.
+    #[inline(always)]
+    pub fn unit(&self, slot: u32) -> u32 {
+        self.ids(slot) + IDS * 4
+    }
+
+    #[inline(always)]
+    fn states(&self) -> u32 {
+        self.units() + Self::UNITS * Self::UNIT
+    }
+
+    /// Output of a warp's state: `ROWS` rows of f32, [`Self::PITCH`] apart.
+    #[inline(always)]
+    pub fn state_out(&self, warp: u32) -> u32 {
+        self.states() + warp * Self::STATE
+    }
+
+    /// LSEs of a warp's state, base 2.
+    #[inline(always)]
+    pub fn state_lse(&self, warp: u32) -> u32 {
+        self.state_out(warp) + ROWS * Self::PITCH * 4
+    }
+
+    /// The [`Descriptor`](super::unit::Descriptor) of a stage.
+    #[inline(always)]
+    pub fn descriptor(&self, stage: u32) -> u32 {
+        self.states() + WARPS * Self::STATE + stage * 16
+    }
+
+    /// Completes when all barriers are initialised.
+    #[inline(always)]
+    pub fn started(&self) -> u32 {
+        self.descriptor(self.stages)
+    }
+
+    /// Completes when the chunk is there.
+    #[inline(always)]
+    pub fn stage_full(&self, stage: u32) -> u32 {
+        self.started() + 8 + stage * PAIR
+    }
+
+    /// Completes when each lane that used the chunk said so.
+    #[inline(always)]
+    pub fn stage_empty(&self, stage: u32) -> u32 {
+        self.stage_full(stage) + 8
+    }
+
+    /// Completes when it is known what a slot's unit is.
+    #[inline(always)]
+    pub fn unit_listed(&self, slot: u32) -> u32 {
+        self.stage_full(self.stages) + slot * SLOT_BARRIERS
+    }
+
+    /// Completes when the unit's queries are there.
+    #[inline(always)]
+    pub fn unit_full(&self, slot: u32) -> u32 {
+        self.unit_listed(slot) + 8
+    }
+
+    /// Completes when all but the unit's last [`AHEAD`] chunks are on their way.
+    #[inline(always)]
+    pub fn unit_ending(&self, slot: u32) -> u32 {
+        self.unit_listed(slot) + 16
+    }
+
+    /// Completes when the unit is finished, and no loader reads the slot: each of their lanes says so.
+    #[inline(always)]
+    pub fn unit_empty(&self, slot: u32) -> u32 {
+        self.unit_listed(slot) + 24
+    }
+
+    /// Barriers that the stream of keys begins with: [`started`](Self::started), the stages' and the first slot's.
+    #[inline(always)]
+    pub fn first_barriers(&self) -> Range<u32> {
+        0..1 + 2 * self.stages + BARRIERS
+    }
+
+    /// All others.
+    #[inline(always)]
+    pub fn other_barriers(&self) -> Range<u32> {
+        self.first_barriers().end..1 + 2 * self.stages + BARRIERS * Self::UNITS
+    }
+
+    /// Initialises barriers, and the list of merges with the first. One initialisation takes the hardware about 60
+    /// cycles and the lanes of a warp go one by one, so `warps` warps share them; this is one of those.
+    ///
+    /// # Safety
+    /// All threads of those warps come here once for either part, and then to a barrier of the CTA.
+    #[inline(always)]
+    pub unsafe fn initialise(&self, barriers: Range<u32>, warp: u32, warps: u32) {
+        let lane = thread::thread_idx_x() % 32;
+        let stages = 1 + 2 * self.stages;
+        let mut barrier = barriers.start + warp + lane * warps;
+        // SAFETY: the barriers lie one after the other; nobody knows them yet.
+        unsafe {
+            while barrier < barriers.end {
+                // One arrival at what is full or ending; of a warp, each lane says itself that it has read. (Sums: of
+                // a choice the compiler makes a table, in memory that is far away.)
+                let of_slot = (barrier - stages.min(barrier)) % BARRIERS;
+                let (in_stages, in_slots) = (barrier > 0 && barrier < stages, barrier >= stages);
+                let arrivals = 1
+                    + (warps * 32 - 1) * (barrier == 0) as u32
+                    + 31 * (in_stages && barrier % 2 == 0) as u32
+                    + 32 * (in_slots && of_slot == 0) as u32
+                    + (WARPS * 32 + 63) * (in_slots && of_slot == 3) as u32;
+                mbarrier::init(self.started() + barrier * 8, arrivals);
+                barrier += warps * 32;
+            }
+            if barriers.start == 0 && warp == 0 && lane == 0 {
+                shared::store_u32(self.merges(), 0);
+            }
+        }
+        fence::mbarrier_init();
+    }
+
+    /// Number of merges that wait for the end.
+    #[inline(always)]
+    pub fn merges(&self) -> u32 {
+        (self.unit_listed(Self::UNITS) + 15) & !15
+    }
+
+    /// One of them.
+    #[inline(always)]
+    pub fn merge(&self, index: u32) -> u32 {
+        self.merges() + 16 + index * 16
+    }
+}
+
+/// A place in a ring that is walked round and round.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// Index.
+    pub index: u32,
+    /// Parity of the round.
+    pub parity: u32,
+}
+
+impl Place {
+    /// `index` in the first round.
+    #[inline(always)]
+    #[must_use]
+    pub const fn first(index: u32) -> Self {
+        Self { index, parity: 0 }
+    }
+
+    /// `steps` on in a ring of `length`, at most once round.
+    #[inline(always)]
+    pub fn advance(&mut self, steps: u32, length: u32) {
+        self.index += steps;
+        if self.index >= length {
+            self.index -= length;
+            self.parity ^= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn units_find_barriers_of_their_own<const DIM: u32, const ROWS: u32, const WARPS: u32>() {
+        let meeting = Layout::<DIM, ROWS, WARPS>::meeting;
+        // However much memory there is.
+        for bytes in [227 << 10, 1 << 20] {
+            let apart = 2..WARPS + Layout::<DIM, ROWS, WARPS>::stages(bytes);
+            for chunk in 0..4 * MEETINGS {
+                assert!((1..16).contains(&meeting(chunk)));
+                for apart in apart.clone() {
+                    assert_ne!(meeting(chunk), meeting(chunk + apart), "{chunk} {apart}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn units_that_meet_at_a_time_have_barriers_of_their_own() {
+        units_find_barriers_of_their_own::<64, 8, 8>();
+        units_find_barriers_of_their_own::<64, 16, 4>();
+        units_find_barriers_of_their_own::<128, 8, 8>();
+        units_find_barriers_of_their_own::<128, 16, 4>();
+        units_find_barriers_of_their_own::<256, 8, 4>();
+        units_find_barriers_of_their_own::<256, 16, 2>();
+    }
+}

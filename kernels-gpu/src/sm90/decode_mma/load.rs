@@ -1,0 +1,236 @@
+//! The loaders: bring keys and values, and the queries of all units but the first.
+
+use cuda_std::{mbarrier, prelude::*, tma};
+
+use super::{
+    layout::{AHEAD, IDS, KEYS, Layout, Place},
+    open::Opening,
+    queries::load_queries,
+    unit::{Descriptor, Unit},
+};
+use crate::{
+    abi::{DecodeParams, WorkItem},
+    common::variant::Variant,
+};
+
+const ALL: u32 = warp::FULL_MASK;
+
+/// Brings every other chunk.
+pub(super) struct Loader<'a, const DIM: u32, const ROWS: u32, const WARPS: u32> {
+    pub p: &'a DecodeParams,
+    /// Of keys and values.
+    pub maps: *const tma::TensorMap,
+    /// Whether it brings the even chunks, and the queries, or the odd ones.
+    pub odd: u32,
+    /// Whether the launch reads several times what L2 holds.
+    pub long: bool,
+    pub layout: Layout<DIM, ROWS, WARPS>,
+    pub lane: u32,
+}
+
+/// What of a unit tells which of its chunks need a mask.
+#[derive(Clone, Copy)]
+pub(super) struct Seen {
+    begin: u32,
+    end: u32,
+}
+
+impl Seen {
+    /// The keys that all rows of an item see: none where it cannot be said so simply.
+    #[inline(always)]
+    pub fn new<V: Variant>(
+        p: &DecodeParams,
+        variant: &V,
+        position: i32,
+        begin: u32,
+        end: u32,
+    ) -> Self {
+        let windowed = p.attention.variant.window_left != i32::MAX;
+        let (_, high) = variant.visible_keys(position);
+        let end = if windowed {
+            0
+        } else {
+            high.saturating_add(1).clamp(0, end as i32) as u32
+        };
+        Self { begin, end }
+    }
+
+    /// Whether the chunk at position `first` has keys that some row does not see.
+    #[inline(always)]
+    pub const fn mask(self, first: u32) -> bool {
+        first < self.begin || first + KEYS > self.end
+    }
+}
+
+impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Loader<'_, DIM, ROWS, WARPS> {
+    /// Pieces of a chunk's keys, as a power of two.
+    #[inline(always)]
+    pub const fn pieces_log(&self) -> u32 {
+        KEYS.trailing_zeros() - self.p.piece_tokens.trailing_zeros()
+    }
+
+    /// Where the accelerator finds a piece.
+    #[inline(always)]
+    pub fn coordinates(&self, position: u32, page: u32, head: u32) -> [i32; 5] {
+        let p = self.p;
+        let (_, in_page) = p.page_size.div_rem(position);
+        [
+            0,
+            0,
+            (head * p.half_per_head) as i32,
+            (in_page / 8) as i32,
+            (page * p.page_per_page + head * p.page_per_head) as i32,
+        ]
+    }
+
+    /// What L2 shall do with the keys of an item. Where everything is read once, that leaves first; but it then
+    /// has little room among what others wrote there before, and a long launch had better drive that out.
+    #[inline(always)]
+    pub fn policy(&self, flags: u32) -> u64 {
+        if flags & WorkItem::SHARED_KEYS != 0 {
+            ptr::evict_last_policy()
+        } else if self.long {
+            ptr::evict_unchanged_policy()
+        } else {
+            ptr::evict_first_policy()
+        }
+    }
+
+    /// Page ids of a batch of a unit's pieces, one for each lane.
+    ///
+    /// # Safety
+    /// The unit's table has a page for each key.
+    #[inline(always)]
+    unsafe fn page_ids(&self, unit: &Unit, batch: u32) -> u32 {
+        let p = self.p;
+        let position = unit.first_key() + (batch * IDS + self.lane) * p.piece_tokens;
+        if position >= unit.end {
+            return 0;
+        }
+        let page = unit.table + p.page_size.div(position);
+        // SAFETY: the caller's promise.
+        unsafe { ptr::load_nc_u32((p.attention.page_ids + u64::from(page) * 4) as *const u32) }
+    }
+
+    /// Follows the list until nothing is left. `go_on` waits for what the first copies do without: the barriers of other slots than the first.
+    ///
+    /// # Safety
+    /// The lanes come together; the first barriers are initialised.
+    #[inline(always)]
+    pub unsafe fn run<V: Variant>(&self, variant: &V, opening: Opening, go_on: impl FnOnce()) {
+        let (p, layout, lane) = (self.p, self.layout, self.lane);
+        let piece_bytes = p.piece_tokens * DIM * 2;
+        let pieces_log = self.pieces_log();
+        // Half the lanes bring keys, half values, a piece each.
+        let (values, piece) = (lane / 16, lane % 16);
+        let has_piece = piece < 1 << pieces_log;
+        // SAFETY: there are two maps.
+        let map = unsafe { self.maps.add(values as usize) };
+        let in_stage = values * Layout::<DIM, ROWS, WARPS>::CHUNK + piece * piece_bytes;
+        let mut stage = Place::first(self.odd);
+        let mut slot = Place::first(0);
+        // SAFETY: units and pages are the plan's; the waits order accesses with those of scheduler and consumers; the
+        // lanes stay together.
+        unsafe {
+            let mut opened = self.open(variant, opening);
+            go_on();
+            stage.advance(2 * opened, layout.stages);
+            let mut first_unit = true;
+            loop {
+                mbarrier::wait(layout.unit_listed(slot.index), slot.parity);
+                let unit = Unit::load(layout.unit(slot.index));
+                if unit.chunks == 0 {
+                    break;
+                }
+                let mut chunk = (unit.sequence ^ self.odd) & 1;
+                if chunk == 0 && !first_unit {
+                    let token = if lane < unit.tokens {
+                        shared::load_u32(layout.token(slot.index, lane))
+                    } else {
+                        0
+                    };
+                    load_queries(p, &layout, lane, slot.index, unit.tokens, unit.head, token);
+                    if lane == 0 {
+                        mbarrier::arrive(layout.unit_full(slot.index));
+                    }
+                }
+                first_unit = false;
+                chunk += 2 * opened;
+                opened = 0;
+                if chunk < unit.chunks {
+                    // Page ids come in batches; the first is listed.
+                    let mut batch = (chunk << pieces_log) / IDS;
+                    let mut ids = if batch == 0 {
+                        shared::load_u32(layout.ids(slot.index) + lane * 4)
+                    } else {
+                        self.page_ids(&unit, batch)
+                    };
+                    let policy = self.policy(unit.flags);
+                    let seen = Seen::new(p, variant, unit.position, unit.begin, unit.end);
+                    // Where the chunk is that lets the scheduler claim more.
+                    let ending = unit.chunks.saturating_sub(AHEAD);
+                    let loads_any = has_piece && unit.begin < unit.end;
+                    loop {
+                        // A batch ahead: busy memory takes as long for an id as for all that the ring holds. (No
+                        // copy of what is on its way inside the loop over chunks: that would wait for it.)
+                        batch += 1;
+                        let next_ids = self.page_ids(&unit, batch);
+                        let end = unit.chunks.min((batch * IDS) >> pieces_log);
+                        while chunk < end {
+                            let in_batch = ((chunk << pieces_log) + piece) % IDS;
+                            let id = warp::warp_shuffle_idx(ALL, ids, in_batch, 32);
+                            let first = unit.first_key() + chunk * KEYS;
+                            let position = first + piece * p.piece_tokens;
+                            let mine = loads_any
+                                && position < unit.end
+                                && position + p.piece_tokens > unit.begin;
+                            let loads = warp::warp_vote_ballot(ALL, mine).count_ones();
+                            let coordinates = self.coordinates(position, id, unit.head);
+                            mbarrier::wait(layout.stage_empty(stage.index), stage.parity ^ 1);
+                            let full = layout.stage_full(stage.index);
+                            if lane == 0 {
+                                Descriptor {
+                                    slot: slot.index,
+                                    parity: slot.parity,
+                                    chunk,
+                                    first,
+                                    masked: seen.mask(first),
+                                    exit: false,
+                                }
+                                .store(layout.descriptor(stage.index));
+                                mbarrier::arrive_expect_tx(full, loads * piece_bytes);
+                                if chunk == ending {
+                                    mbarrier::arrive(layout.unit_ending(slot.index));
+                                }
+                            }
+                            if mine {
+                                let target = layout.stage(stage.index) + in_stage;
+                                tma::load_tensor_hint(target, map, coordinates, full, policy);
+                            }
+                            stage.advance(2, layout.stages);
+                            chunk += 2;
+                        }
+                        if chunk >= unit.chunks {
+                            break;
+                        }
+                        ids = next_ids;
+                    }
+                }
+                // The consumers may be done with the unit before a loader that brings none of its chunks saw it.
+                mbarrier::arrive(layout.unit_empty(slot.index));
+                slot.advance(1, Layout::<DIM, ROWS, WARPS>::UNITS);
+            }
+            const { assert!(WARPS.is_multiple_of(2)) };
+            let mut warps = 0;
+            while warps < WARPS {
+                mbarrier::wait(layout.stage_empty(stage.index), stage.parity ^ 1);
+                if lane == 0 {
+                    Descriptor::EXIT.store(layout.descriptor(stage.index));
+                    mbarrier::arrive(layout.stage_full(stage.index));
+                }
+                stage.advance(2, layout.stages);
+                warps += 2;
+            }
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! The consumer warps: the run over chunks, and the end of a unit.
+
+use cuda_std::{barrier, mbarrier, misc, shared, warp};
+
+use super::{
+    combine::Weights,
+    layout::{Layout, Place},
+    unit::{Descriptor, Unit},
+};
+use crate::{
+    abi::{AttentionParams, NO_MERGE, QueryRow},
+    common::{
+        decode::{
+            products::LaneOffsets,
+            results::Results,
+            tile::{Chunk, Keys, Rows},
+        },
+        divisor::Divisor,
+        half::Half,
+        variant::Variant,
+    },
+};
+
+const ALL: u32 = warp::FULL_MASK;
+
+/// A consumer warp.
+#[derive(Clone, Copy)]
+pub struct Consumer<'a, const DIM: u32, const ROWS: u32, const WARPS: u32> {
+    /// The launch.
+    pub params: &'a AttentionParams,
+    /// Query heads per KV head.
+    pub group: Divisor,
+    /// Shared memory.
+    pub layout: Layout<DIM, ROWS, WARPS>,
+    /// Among the consumers.
+    pub warp: u32,
+    /// In the warp.
+    pub lane: u32,
+}
+
+impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, WARPS> {
+    /// Works until the producer says that nothing is left. `PER_LANE` elements of a row are a lane's to
+    /// write.
+    ///
+    /// # Safety
+    /// The lanes come together; barriers are initialised; the parameters describe memory as
+    /// [`AttentionParams`] says.
+    #[inline(always)]
+    pub unsafe fn run<
+        T: Half,
+        V: Variant,
+        const DIM_BLOCKS: usize,
+        const ROW_BLOCKS: usize,
+        const PER_LANE: usize,
+    >(
+        &self,
+        variant: &V,
+    ) {
+        const {
+            assert!(DIM_BLOCKS as u32 * 16 == DIM && PER_LANE as u32 * 32 == DIM);
+            assert!(ROW_BLOCKS as u32 * 8 == ROWS);
+            assert!(V::SOFTMAX && !V::TRANSFORMS_QUERY && !V::TRANSFORMS_KEY);
+            assert!(!V::TRANSFORMS_VALUE && !V::TRANSFORMS_OUTPUT);
+        }
+        let layout = &self.layout;
+        let offsets = LaneOffsets::new(self.lane, DIM);
+        let mut rows = Rows::<DIM_BLOCKS, ROW_BLOCKS>::EMPTY;
+        let mut place = Place::first(0);
+        place.advance(self.warp, layout.stages);
+        // SAFETY: addresses are the plan's; the waits order accesses with the producer's and with those
+        // of other consumers; the lanes stay together.
+        unsafe {
+            loop {
+                mbarrier::wait(layout.stage_full(place.index), place.parity);
+                let descriptor = Descriptor::load(layout.descriptor(place.index));
+                if descriptor.exit {
+                    break;
+                }
+                let slot = descriptor.slot;
+                let begins = descriptor.chunk < WARPS;
+                if begins {
+                    mbarrier::wait(layout.unit_full(slot), descriptor.parity);
+                }
+                let unit = Unit::load(layout.unit(slot));
+                if begins {
+                    let head = unit.head * self.params.group;
+                    // Computed anew, which saves registers; ptxas finds enough of them in all kernels if
+                    // those with a soft cap do not.
+                    let lane = if V::TRANSFORMS_LOGITS {
+                        self.lane
+                    } else {
+                        misc::opaque(self.lane)
+                    };
+                    rows.start(layout.queries(slot), lane, |row| {
+                        let (token, in_group) = self.group.div_rem(row);
+                        (self.row(slot, token), head + in_group)
+                    });
+                    if descriptor.chunk == 0 && self.params.arrivals != 0 {
+                        let merge = self.merge_of_lane(slot, unit.tokens);
+                        self.results().expect(merge, unit.head);
+                    }
+                }
+                let k = layout.stage(place.index);
+                let chunk = Chunk {
+                    k,
+                    v: k + Layout::<DIM, ROWS, WARPS>::CHUNK,
+                    first: descriptor.first,
+                };
+                let keys = Keys {
+                    begin: unit.begin,
+                    end: unit.end,
+                };
+                if descriptor.masked {
+                    rows.attend::<T, V, true>(variant, self.lane, &offsets, chunk, keys);
+                    // The zeroes come before the copy that overwrites them.
+                    #[cfg(target_feature = "sm_90")]
+                    cuda_std::fence::proxy_async_shared();
+                } else {
+                    rows.attend::<T, V, false>(variant, self.lane, &offsets, chunk, keys);
+                }
+                mbarrier::arrive(layout.stage_empty(place.index));
+                if descriptor.chunk + WARPS >= unit.chunks {
+                    // What the end of a unit needs is computed there.
+                    let here = Self {
+                        warp: misc::opaque(self.warp),
+                        lane: misc::opaque(self.lane),
+                        ..*self
+                    };
+                    rows.finish();
+                    here.store_state(&rows);
+                    rows.clear();
+                    here.end_of_share::<T, ROW_BLOCKS, PER_LANE>(descriptor, &unit);
+                }
+                place.advance(WARPS, layout.stages);
+            }
+            if self.params.arrivals != 0 {
+                self.late_merges::<T>();
+            }
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn results(&self) -> Results<'_, DIM> {
+        Results {
+            params: self.params,
+            lane: self.lane,
+        }
+    }
+
+    /// One of a unit's tokens.
+    ///
+    /// # Safety
+    /// `slot` is filled and has the token.
+    #[inline(always)]
+    pub(super) unsafe fn row(&self, slot: u32, token: u32) -> QueryRow {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let [token, position, slot, merge] = shared::load_u32x4(self.layout.token(slot, token));
+            QueryRow {
+                token,
+                position: position as i32,
+                slot,
+                merge,
+            }
+        }
+    }
+
+    /// Waits for the states of all the unit's warps, which then combine and write a part of the rows each; when
+    /// all have, the first of them merges. (None of them has anything else to do: the next chunk of each comes
+    /// after all of this unit.)
+    ///
+    /// # Safety
+    /// The lanes come together; the state is stored.
+    #[inline(always)]
+    unsafe fn end_of_share<T: Half, const ROW_BLOCKS: usize, const PER_LANE: usize>(
+        &self,
+        descriptor: Descriptor,
+        unit: &Unit,
+    ) {
+        let layout = &self.layout;
+        let Descriptor { slot, chunk, .. } = descriptor;
+        let Unit {
+            head,
+            tokens,
+            chunks,
+            ..
+        } = *unit;
+        // The unit's last chunks went to one warp each.
+        let shares = chunks.min(WARPS);
+        let share = chunk - (chunks - shares);
+        let first = self.wrap(self.warp + WARPS - share);
+        // SAFETY: the slot stays filled until its barrier is arrived at, below.
+        unsafe {
+            let sequence = Unit::load_sequence(layout.unit(slot));
+            let meeting = Layout::<DIM, ROWS, WARPS>::meeting(sequence + chunks - shares);
+            warp::sync_warp(ALL);
+            let merges = self.params.arrivals != 0;
+            let index = if merges {
+                self.merge_of_lane(slot, tokens)
+            } else {
+                NO_MERGE
+            };
+            let merge = self.results().look_up(index);
+            let weights = if shares > 1 {
+                meet(meeting, shares);
+                self.weights::<ROW_BLOCKS>(first, shares)
+            } else {
+                Weights::NONE
+            };
+            let (results, group) = (self.results(), self.group.get());
+            let mut row = share;
+            while row < tokens * group {
+                let (token, in_group) = self.group.div_rem(row);
+                // Alone, the warp's state is the unit's: the same bits as with a weight of 1.
+                let state = if shares > 1 {
+                    self.combine::<ROW_BLOCKS, PER_LANE>(&weights, row, first, shares)
+                } else {
+                    self.own_state::<PER_LANE>(row)
+                };
+                let info = self.row(slot, token);
+                results.write::<T, PER_LANE>(info, head * group + in_group, state);
+                row += shares;
+            }
+            // The states are read, so that the next ones may be stored, and the unit's own are written.
+            if shares > 1 {
+                barrier::bar_sync(meeting, shares * 32);
+            } else {
+                warp::sync_warp(ALL);
+            }
+            if merges && share == 0 {
+                self.merge::<T>(index, merge, head);
+            }
+            // The queries were read before the copy that overwrites them.
+            #[cfg(target_feature = "sm_90")]
+            cuda_std::fence::proxy_async_shared();
+            // Each lane says so itself. The barrier waits for all warps there are: the first arrives for those that
+            // have no share.
+            let arrivals = if share == 0 { WARPS + 1 - shares } else { 1 };
+            mbarrier::arrive_count(layout.unit_empty(slot), arrivals);
+        }
+    }
+}
+
+/// Where warps read what the others stored just before.
+///
+/// They meet twice: who waits at the second barrier has seen to the first, which racecheck of CUDA 13.0 takes to come
+/// later, now and then, than what another warp does behind it.
+///
+/// # Safety
+/// As [`barrier::bar_sync`]'s.
+#[inline(always)]
+pub(super) unsafe fn meet(barrier: u32, warps: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        barrier::bar_sync(barrier, warps * 32);
+        barrier::bar_sync(barrier, warps * 32);
+    }
+}

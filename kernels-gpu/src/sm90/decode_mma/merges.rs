@@ -1,0 +1,102 @@
+//! The merges of split rows: which a unit's end completes, and who does them when.
+
+use cuda_std::{atomic, shared, warp};
+
+use super::{
+    layout::MERGES,
+    mainloop::{Consumer, meet},
+};
+use crate::{
+    abi::NO_MERGE,
+    common::{
+        decode::results::{Merge, SLICE},
+        half::Half,
+    },
+};
+
+const ALL: u32 = warp::FULL_MASK;
+
+impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, WARPS> {
+    /// The merge of the token that the lane stands for, if there is any.
+    ///
+    /// # Safety
+    /// `slot` is filled and has so many tokens.
+    #[inline(always)]
+    pub(super) unsafe fn merge_of_lane(&self, slot: u32, tokens: u32) -> u32 {
+        if self.lane < tokens {
+            // SAFETY: the caller's promise.
+            unsafe { self.row(slot, self.lane).merge }
+        } else {
+            NO_MERGE
+        }
+    }
+
+    /// Counts the unit's partial states at their merges, of which each lane has one, or none. Where it is the last
+    /// one, the merge waits until the CTA has no other work and all its warps can share it; if the list of those is
+    /// full, this warp does it.
+    ///
+    /// # Safety
+    /// The lanes come together, after the partial states were written.
+    #[inline(always)]
+    pub(super) unsafe fn merge<T: Half>(&self, index: u32, merge: Merge, head: u32) {
+        let (results, group) = (self.results(), self.params.group);
+        // SAFETY: merges and slots are the plan's; the warp's barrier gathers what all lanes wrote.
+        unsafe {
+            warp::sync_warp(ALL);
+            let mut last = results.arrive(index, merge, head);
+            if last {
+                let index = atomic::shared::fetch_add_u32(self.layout.merges(), 1);
+                if index < MERGES {
+                    shared::store_u32x4(
+                        self.layout.merge(index),
+                        [merge.token, merge.slots_begin, merge.slots, head],
+                    );
+                    last = false;
+                }
+            }
+            let mut waiting = warp::warp_vote_ballot(ALL, last);
+            while waiting != 0 {
+                let merge = merge.broadcast(waiting.trailing_zeros());
+                waiting &= waiting - 1;
+                let mut in_group = 0;
+                while in_group < group {
+                    results.merge::<T>(merge, head * group + in_group);
+                    in_group += 1;
+                }
+            }
+        }
+    }
+
+    /// The merges that waited, shared out to all warps by slices of rows.
+    ///
+    /// # Safety
+    /// The warps come together, after their last units.
+    #[inline(always)]
+    pub(super) unsafe fn late_merges<T: Half>(&self) {
+        // SAFETY: every consumer warp comes here once; what the list holds was published by the barrier,
+        // the states by the acquiring atomic of the warp that put the merge on the list.
+        unsafe {
+            meet(0, WARPS);
+            let merges = shared::load_u32(self.layout.merges()).min(MERGES);
+            let slices = DIM / SLICE;
+            let mut task = self.warp;
+            while task < merges * self.params.group * slices {
+                let (row, slice) = (task / slices, task % slices);
+                let (index, in_group) = self.group.div_rem(row);
+                let [token, slots_begin, slots, kv_head] =
+                    shared::load_u32x4(self.layout.merge(index));
+                let merge = Merge {
+                    token,
+                    slots_begin,
+                    slots,
+                };
+                self.results().merge_slice::<T>(
+                    merge,
+                    kv_head * self.params.group + in_group,
+                    slice,
+                );
+                task += WARPS;
+            }
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! How the loaders begin: with the chunks of the CTA's first unit, which nobody has listed yet.
+
+use cuda_std::{mbarrier, prelude::*, tma};
+
+use super::{
+    layout::{AHEAD, KEYS, Layout},
+    load::{Loader, Seen},
+    unit::Descriptor,
+};
+use crate::{
+    abi::{DecodeParams, WorkItem},
+    common::{decode::produce::Header, variant::Variant},
+};
+
+const ALL: u32 = warp::FULL_MASK;
+
+/// A CTA's first unit, and the piece of it that a lane brings while nobody has listed the unit yet.
+#[derive(Clone, Copy)]
+pub(super) struct Opening {
+    item: WorkItem,
+    head: u32,
+    /// Of the unit; 0 where there is none.
+    chunks: u32,
+    /// The lane's chunk, of those that this loader opens with.
+    nth: u32,
+    /// Page of the lane's piece, if it has one.
+    page: u32,
+    mine: bool,
+}
+
+/// A CTA's first unit, or nothing.
+///
+/// # Safety
+/// The launch is as the host makes it.
+#[inline(always)]
+pub(super) unsafe fn first_unit(p: &DecodeParams) -> Header {
+    // SAFETY: as the launch is.
+    unsafe {
+        let a = p.attention.of_this_plan();
+        let first = thread::block_idx_x() * p.run;
+        if first < a.units {
+            Header::load(&a, p.kv_heads, first)
+        } else {
+            Header::EMPTY
+        }
+    }
+}
+
+impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Loader<'_, DIM, ROWS, WARPS> {
+    /// Chunks that this loader can open with: half the ring, and a lane for each piece.
+    #[inline(always)]
+    fn opens_with(&self) -> u32 {
+        (self.layout.stages / 2).min(16 >> self.pieces_log())
+    }
+
+    /// Looks up which pages the lane opens with, of the first unit.
+    ///
+    /// # Safety
+    /// The unit is the launch's.
+    #[inline(always)]
+    pub unsafe fn look_up(&self, Header { item, head }: Header) -> Opening {
+        let p = self.p;
+        // SAFETY: as the launch is.
+        unsafe {
+            let begin = item.kv_begin & !(KEYS - 1);
+            let keys = item.kv_end > item.kv_begin;
+            let chunks = if keys {
+                (item.kv_end - begin).div_ceil(KEYS)
+            } else {
+                (item.rows > 0) as u32
+            };
+            let log = self.pieces_log();
+            let (nth, piece) = (self.lane >> (log + 1), self.lane & ((1 << log) - 1));
+            let position = begin + (self.odd + 2 * nth) * KEYS + piece * p.piece_tokens;
+            let mine = keys
+                && nth < self.opens_with()
+                && position < item.kv_end
+                && position + p.piece_tokens > item.kv_begin;
+            let page = if mine {
+                let at = item.table + p.page_size.div(position);
+                ptr::load_nc_u32((p.attention.page_ids + u64::from(at) * 4) as *const u32)
+            } else {
+                0
+            };
+            Opening {
+                item,
+                head,
+                chunks,
+                nth,
+                page,
+                mine,
+            }
+        }
+    }
+
+    /// Fills the ring with the first chunks of the first unit, each piece by a lane of its own; how many of this
+    /// loader's chunks these were.
+    ///
+    /// # Safety
+    /// The lanes come together, each with what [`look_up`](Self::look_up) gave it; the barriers are initialised.
+    #[inline(always)]
+    pub unsafe fn open<V: Variant>(&self, variant: &V, opening: Opening) -> u32 {
+        let (p, layout) = (self.p, self.layout);
+        let Opening {
+            item,
+            head,
+            chunks,
+            nth,
+            page,
+            mine,
+        } = opening;
+        let log = self.pieces_log();
+        let chunk = self.odd + 2 * nth;
+        let (stage, first) = (chunk, (item.kv_begin & !(KEYS - 1)) + chunk * KEYS);
+        let full = layout.stage_full(stage);
+        let (values, piece) = ((self.lane >> log) & 1, self.lane & ((1 << log) - 1));
+        let piece_bytes = p.piece_tokens * DIM * 2;
+        // SAFETY: stages up to the ring's end are empty; the lanes are together.
+        unsafe {
+            let loads = warp::warp_vote_ballot(ALL, mine) >> (nth << (log + 1));
+            let loads = (loads & ((1 << (2 << log)) - 1)).count_ones();
+            let leads = self.lane & ((2 << log) - 1) == 0;
+            if leads && nth < self.opens_with() && chunk < chunks {
+                let seen = Seen::new(p, variant, item.position, item.kv_begin, item.kv_end);
+                Descriptor {
+                    slot: 0,
+                    parity: 0,
+                    chunk,
+                    first,
+                    masked: seen.mask(first),
+                    exit: false,
+                }
+                .store(layout.descriptor(stage));
+                mbarrier::arrive_expect_tx(full, loads * piece_bytes);
+                if chunk == chunks.saturating_sub(AHEAD) {
+                    mbarrier::arrive(layout.unit_ending(0));
+                }
+            }
+            warp::sync_warp(ALL);
+            if mine {
+                let target = layout.stage(stage)
+                    + values * Layout::<DIM, ROWS, WARPS>::CHUNK
+                    + piece * piece_bytes;
+                let map = self.maps.add(values as usize);
+                let position = first + piece * p.piece_tokens;
+                let coordinates = self.coordinates(position, page, head);
+                tma::load_tensor_hint(target, map, coordinates, full, self.policy(item.flags));
+            }
+        }
+        ((chunks + 1 - self.odd) / 2).min(self.opens_with())
+    }
+}

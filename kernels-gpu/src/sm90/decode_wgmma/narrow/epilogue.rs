@@ -1,0 +1,92 @@
+//! The end of a unit: its rows, from accumulators to results.
+
+use cuda_std::{
+    barrier,
+    math::{lg2, rcp},
+    mbarrier, shared, warp,
+};
+
+use super::{
+    config::state_pitch,
+    mainloop::{CONSUMERS, THREADS},
+    shared::{Shared, Unit},
+    softmax::Softmax,
+};
+use crate::{
+    abi::DecodeParams,
+    common::{decode::results::Results, half::Half, state::State},
+};
+
+const WARP: u32 = warp::FULL_MASK;
+
+/// Writes a unit's rows, to the output or to partial states.
+///
+/// # Safety
+/// All consumers come here for every unit; the accumulators are there.
+#[inline(always)]
+pub(super) unsafe fn finish<T: Half, const S: usize>(
+    p: &DecodeParams,
+    s: Shared,
+    slot: u32,
+    unit: &Unit,
+    o: &[[f32; S]; 2],
+    softmax: &Softmax,
+    lane: u32,
+    warp: u32,
+) {
+    let pitch = state_pitch(&s.shape);
+    // SAFETY: all consumers come here; the state was read before the barriers of this unit's blocks.
+    unsafe {
+        let mut column = 0;
+        while column < 2 {
+            let row = lane % 4 * 2 + column as u32;
+            let first = s.state() + (row * pitch + warp * 16 + lane / 4) * 4;
+            let mut slab = 0;
+            while slab < 2 {
+                shared::store_f32(first + slab as u32 * 256, o[slab][column]);
+                shared::store_f32(first + slab as u32 * 256 + 32, o[slab][2 + column]);
+                slab += 1;
+            }
+            let mut sum = softmax.sum[column];
+            let mut stride = 4;
+            while stride < 32 {
+                sum += warp::warp_shuffle_xor(WARP, sum, stride, 32);
+                stride *= 2;
+            }
+            if lane < 4 {
+                shared::store_f32(s.told(warp, row), sum);
+                if warp == 0 {
+                    shared::store_f32(s.told(4, row), softmax.offset(column));
+                }
+            }
+            column += 1;
+        }
+        barrier::bar_sync(CONSUMERS, THREADS);
+        let results = Results::<128> {
+            params: &p.attention,
+            lane,
+        };
+        let group = p.attention.group;
+        let mut row = warp;
+        while row < unit.tokens * group {
+            let (token, in_group) = p.group.div_rem(row);
+            let mut sum = 0.0;
+            let mut of = 0;
+            while of < 4 {
+                sum += shared::load_f32(s.told(of, row));
+                of += 1;
+            }
+            let (inverse, lse) = if sum > 0.0 {
+                (rcp(sum), shared::load_f32(s.told(4, row)) + lg2(sum))
+            } else {
+                (0.0, f32::NEG_INFINITY)
+            };
+            let out = shared::load_f32x4(s.state() + (row * pitch + lane * 4) * 4);
+            let out = out.map(|x| x * inverse);
+            let info = s.load_row(slot, token);
+            results.write::<T, 4>(info, unit.head * group + in_group, State { out, lse });
+            row += 4;
+        }
+        mbarrier::arrive(s.unit_free(slot));
+    }
+}

@@ -1,0 +1,264 @@
+//! The warpgroup that feeds: the gatherers and the loaders.
+
+use cuda_std::{
+    async_copy, fence, mbarrier, ptr, shared, thread,
+    tma::{self, TensorMap},
+    warp,
+};
+
+use super::{
+    super::super::{pages::clear, pipeline::Pipeline},
+    CLAIM_AHEAD,
+    shared::{Shared, Unit},
+};
+use crate::{
+    abi::{DecodeParams, QueryRow, WorkItem},
+    common::decode::produce::Header,
+};
+
+const WARP: u32 = warp::FULL_MASK;
+
+// ---- The gatherers -----------------------------------------------------------------------------
+
+/// Brings unit after unit, each claimed when the one before comes to its end, and tells what it is.
+///
+/// # Safety
+/// A whole warp comes here; the barriers are initialised.
+#[inline(always)]
+pub(super) unsafe fn gather(p: &DecodeParams, s: Shared) {
+    // SAFETY: as the launch is.
+    let a = &unsafe { p.attention.of_this_plan() };
+    let lane = warp::lane_id();
+    let ctas = thread::grid_dim_x();
+    let mut unit = thread::block_idx_x();
+    let mut slots = Pipeline::<2>::PRODUCER;
+    let mut ends = Pipeline::<1>::CONSUMER;
+    // SAFETY: a whole warp; the ring's barriers say what belongs to whom.
+    unsafe {
+        while unit < a.units {
+            let header = Header::load(a, p.kv_heads, unit);
+            mbarrier::wait(s.unit_free(slots.stage), slots.parity);
+            let described = describe(p, s, &header);
+            if lane == 0 {
+                described.store(s.unit(slots.stage));
+                mbarrier::arrive(s.unit_full(slots.stage));
+            }
+            list_rows(p, s, slots.stage, &header);
+            mbarrier::arrive(s.rows_full(slots.stage));
+            s.queries_of(slots.stage, header.head, header.item.rows)
+                .gather(p, 0);
+            async_copy::wait_all();
+            // Ordinary writes to what wgmma reads.
+            fence::proxy_async_shared();
+            mbarrier::arrive(s.queries_full(slots.stage));
+            slots.advance();
+            if described.blocks >= CLAIM_AHEAD {
+                mbarrier::wait(s.ends_soon(), ends.parity);
+                ends.advance();
+            }
+            let ticket = if lane == 0 { a.ticket() } else { 0 };
+            unit = ctas + warp::warp_shuffle_idx(WARP, ticket, 0, 32);
+        }
+        mbarrier::wait(s.unit_free(slots.stage), slots.parity);
+        if lane == 0 {
+            Unit::NONE.store(s.unit(slots.stage));
+            mbarrier::arrive(s.unit_full(slots.stage));
+        }
+        warp::sync_warp(WARP);
+        mbarrier::arrive(s.rows_full(slots.stage));
+        mbarrier::arrive(s.queries_full(slots.stage));
+    }
+}
+
+/// The other half of the rows.
+///
+/// # Safety
+/// A whole warp comes here; the barriers are initialised.
+#[inline(always)]
+pub(super) unsafe fn help_gather(p: &DecodeParams, s: Shared) {
+    let mut slots = Pipeline::<2>::CONSUMER;
+    // SAFETY: a whole warp; the rows are listed, and their slot is not free before the queries are there.
+    unsafe {
+        loop {
+            mbarrier::wait(s.rows_full(slots.stage), slots.parity);
+            let unit = Unit::load(s.unit(slots.stage));
+            if unit.tokens > 0 {
+                s.queries_of(slots.stage, unit.head, unit.tokens)
+                    .gather(p, 1);
+                async_copy::wait_all();
+                fence::proxy_async_shared();
+            }
+            mbarrier::arrive(s.queries_full(slots.stage));
+            if unit.tokens == 0 {
+                return;
+            }
+            slots.advance();
+        }
+    }
+}
+
+#[inline(always)]
+fn describe(p: &DecodeParams, s: Shared, header: &Header) -> Unit {
+    let WorkItem {
+        rows: tokens,
+        position,
+        table,
+        kv_begin,
+        kv_end,
+        flags,
+        ..
+    } = header.item;
+    let end = kv_end.next_multiple_of(p.piece_tokens);
+    let lowest = kv_begin & !(p.piece_tokens - 1);
+    let keys = s.shape.keys;
+    Unit {
+        tokens,
+        head: header.head,
+        position,
+        table,
+        kv_begin,
+        kv_end,
+        // A unit without keys walks one block, all of it masked.
+        blocks: (end.saturating_sub(lowest) + keys - 1) / keys,
+        end,
+        flags,
+    }
+    .at_least_one_block()
+}
+
+impl Unit {
+    #[inline(always)]
+    fn at_least_one_block(mut self) -> Self {
+        self.blocks = self.blocks.max(1);
+        self
+    }
+}
+
+/// Writes down who a unit's rows are.
+///
+/// # Safety
+/// A whole warp, whose slot it is; `header` is that of one of the launch's units.
+#[inline(always)]
+unsafe fn list_rows(p: &DecodeParams, s: Shared, slot: u32, header: &Header) {
+    let mut token = warp::lane_id();
+    // SAFETY: a whole warp, whose slot it is; rows are the plan's.
+    unsafe {
+        while token < header.item.rows {
+            let QueryRow {
+                token: of,
+                position,
+                slot: state,
+                merge,
+            } = header.load_row(&p.attention, token);
+            shared::store_u32x4(s.row(slot, token), [of, position as u32, state, merge]);
+            token += 32;
+        }
+        warp::sync_warp(WARP);
+    }
+}
+
+// ---- The loaders -------------------------------------------------------------------------------
+
+/// Brings the blocks of all units, from the last to the first of each: values or keys.
+///
+/// # Safety
+/// A whole warp comes here; `map` is that of the values or of the keys, and the barriers are initialised.
+#[inline(always)]
+pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
+    p: &DecodeParams,
+    map: *const TensorMap,
+    s: Shared,
+) {
+    let a = &p.attention;
+    let lane = warp::lane_id();
+    let (keys, row_bytes) = (s.shape.keys, s.shape.head_dim * 2);
+    let piece = lane * p.piece_tokens;
+    let mine = piece < keys;
+    let (evict_first, evict_last) = (ptr::evict_first_policy(), ptr::evict_last_policy());
+    let mut slots = Pipeline::<2>::CONSUMER;
+    let mut blocks = Pipeline::<STAGES>::PRODUCER;
+    let mut tail_parity = 0;
+    loop {
+        // SAFETY: the ring's barriers say what belongs to whom; a whole warp.
+        let unit = unsafe {
+            mbarrier::wait(s.unit_full(slots.stage), slots.parity);
+            let unit = Unit::load(s.unit(slots.stage));
+            mbarrier::arrive(s.unit_free(slots.stage));
+            unit
+        };
+        slots.advance();
+        if unit.tokens == 0 {
+            return;
+        }
+        let policy = if unit.flags & WorkItem::SHARED_KEYS != 0 {
+            evict_last
+        } else {
+            evict_first
+        };
+        let lowest = unit.kv_begin & !(p.piece_tokens - 1);
+        let mut begin = unit.end as i32;
+        let mut left = unit.blocks;
+        while left > 0 {
+            if !VALUES && left == CLAIM_AHEAD && lane == 0 {
+                // SAFETY: the gatherer waits for it.
+                unsafe { mbarrier::arrive(s.ends_soon()) };
+            }
+            left -= 1;
+            begin -= keys as i32;
+            // Which page this lane's box lies in: looked up before the stage is free.
+            let at = begin + piece as i32;
+            let mut corner = [0, 0, 0, 0, p.outside as i32];
+            if mine && at >= lowest as i32 && at < unit.kv_end as i32 {
+                let (page, in_page) = p.page_size.div_rem(at as u32);
+                let entry = (a.page_ids + u64::from(unit.table + page) * 4) as *const u32;
+                // SAFETY: the table has a page for each key of the item.
+                let id = unsafe { ptr::load_nc_u32(entry) };
+                corner[3] = (in_page / 8) as i32;
+                corner[4] = (id * p.page_per_page + unit.head * p.page_per_head) as i32;
+            }
+            corner[2] = (unit.head * p.half_per_head) as i32;
+
+            let (full, free, target) = if VALUES {
+                (
+                    s.values_full(blocks.stage),
+                    s.values_free(blocks.stage),
+                    s.values(blocks.stage),
+                )
+            } else {
+                (
+                    s.keys_full(blocks.stage),
+                    s.keys_free(blocks.stage),
+                    s.keys(blocks.stage),
+                )
+            };
+            // A box that reaches past the item's keys: those values may be anything, and their
+            // weight 0 does not keep a NaN out.
+            let past = unit.kv_end as i32;
+            let tail = VALUES && begin + keys as i32 > past && unit.end != unit.kv_end;
+            // SAFETY: as above.
+            unsafe {
+                mbarrier::wait(free, blocks.parity);
+                let arrival = if tail { s.tail() } else { full };
+                if lane == 0 {
+                    mbarrier::arrive_expect_tx(arrival, keys * row_bytes);
+                }
+                warp::sync_warp(WARP);
+                if mine {
+                    tma::load_tensor_hint(target + piece * row_bytes, map, corner, arrival, policy);
+                }
+                if tail {
+                    mbarrier::wait(s.tail(), tail_parity);
+                    tail_parity ^= 1;
+                    let first = (past - begin) as u32;
+                    clear(target, first, (unit.end as i32 - begin) as u32, row_bytes);
+                    fence::proxy_async_shared();
+                    warp::sync_warp(WARP);
+                    if lane == 0 {
+                        mbarrier::arrive(full);
+                    }
+                }
+            }
+            blocks.advance();
+        }
+    }
+}

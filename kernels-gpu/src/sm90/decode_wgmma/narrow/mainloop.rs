@@ -1,0 +1,173 @@
+//! The main loop of the warpgroup that computes.
+
+use cuda_std::{barrier, fence, mbarrier, misc, thread, warp, wgmma};
+
+use super::{
+    super::super::{pipeline::Pipeline, uniform},
+    config::Config,
+    epilogue::finish,
+    products::{keys_queries, values_weights},
+    shared::{Shared, Unit},
+    softmax::{Softmax, hide, outgrown},
+};
+use crate::{
+    abi::DecodeParams,
+    common::{
+        softmax::SLACK,
+        variant::{Pair, Variant},
+    },
+};
+
+/// The named barrier of the consumers, and how many they are.
+pub(super) const CONSUMERS: u32 = 1;
+pub(super) const THREADS: u32 = 128;
+
+/// Computes unit after unit.
+///
+/// # Safety
+/// Whole warps come here, all consumers of the CTA; the barriers are initialised.
+#[inline(always)]
+pub(super) unsafe fn consume<
+    C: Config,
+    V: Variant,
+    const STAGES: u32,
+    const VALUE_STAGES: u32,
+    const S: usize,
+>(
+    p: &DecodeParams,
+    variant: &V,
+    s: Shared,
+) where
+    [f32; S]: wgmma::Accumulator,
+{
+    const { assert!(S == 4) };
+    const { assert!(!V::TRANSFORMS_LOGITS && !V::MASKS) };
+    let lane = warp::lane_id();
+    // SAFETY: whole warps here and in everything below.
+    let warp = unsafe { uniform(thread::thread_idx_x() / 32) } - 4;
+    let keys = const { C::SHAPE.keys as i32 };
+    let my_weights = (warp * 16 + lane / 4) * 16 + lane % 4 * 4;
+    let mut slots = Pipeline::<2>::CONSUMER;
+    let mut k = Pipeline::<STAGES>::CONSUMER;
+    let mut v = Pipeline::<VALUE_STAGES>::CONSUMER;
+    let mut parity = 0;
+
+    macro_rules! release {
+        ($barrier:expr) => {
+            if lane == 0 {
+                mbarrier::arrive($barrier);
+            }
+        };
+    }
+
+    // SAFETY: the barriers say what belongs to whom; `logits` has the four floats of a block of 64 keys.
+    unsafe {
+        loop {
+            let slot = slots.stage;
+            mbarrier::wait(s.queries_full(slot), slots.parity);
+            let unit = Unit::load(s.unit(slot));
+            if unit.tokens == 0 {
+                return;
+            }
+            let (_, least) = variant.visible_keys(unit.position);
+            // Positions may lie anywhere after the smallest: under a window nothing is seen by all for sure.
+            let all_from = if variant.params().window_left == i32::MAX {
+                unit.kv_begin as i32
+            } else {
+                i32::MAX
+            };
+            let all_to = least.min(unit.kv_end as i32 - 1);
+            let mut softmax = Softmax::EMPTY;
+            let mut logits = [0.0; S];
+            let mut o = [[0.0; S]; 2];
+            let mut begin = unit.end as i32;
+            let mut left = uniform(unit.blocks);
+            let blocks = left;
+            while left > 0 {
+                begin -= keys;
+                mbarrier::wait(s.keys_full(k.stage), k.parity);
+                keys_queries::<C, S>(&mut logits, uniform(s.keys(k.stage)), s.queries(slot));
+                // The weights of the block before are there, which those of this one are to follow.
+                let second = left < blocks;
+                if second {
+                    mbarrier::wait(s.values_full(v.stage), v.parity);
+                    values_weights::<C, S>(
+                        &mut o,
+                        uniform(s.values(v.stage)),
+                        uniform(s.weights(parity ^ 1)),
+                    );
+                    wgmma::wait_group::<1>();
+                } else {
+                    wgmma::wait_group::<0>();
+                }
+                wgmma::fence_operand(&mut logits);
+                release!(s.keys_free(k.stage));
+                k.advance();
+                let mut i = 0;
+                while i < 4 {
+                    let at = Pair {
+                        token: 0,
+                        head: 0,
+                        position: 0,
+                        key: 0,
+                    };
+                    logits[i] = variant.logit(logits[i], at);
+                    i += 1;
+                }
+                if begin + keys - 1 > all_to || begin < all_from {
+                    let four = &mut *logits.as_mut_ptr().cast::<[f32; 4]>();
+                    hide(p, variant, s, slot, &unit, four, begin, lane, warp);
+                }
+                let four = *logits.as_ptr().cast::<[f32; 4]>();
+                let most = [
+                    if four[2] > four[0] { four[2] } else { four[0] },
+                    if four[3] > four[1] { four[3] } else { four[1] },
+                ];
+                let grew = most[0] > softmax.reference[0] + SLACK
+                    || most[1] > softmax.reference[1] + SLACK;
+                let target = s.weights(parity) + my_weights;
+                let mut sums = softmax.weigh::<C::Half>(&four, target);
+                wgmma::wait_group::<0>();
+                wgmma::fence_operand(&mut o[0]);
+                wgmma::fence_operand(&mut o[1]);
+                if second {
+                    release!(s.values_free(v.stage));
+                    v.advance();
+                }
+                fence::proxy_async_shared();
+                if barrier::bar_any(CONSUMERS, THREADS, grew) {
+                    outgrown(s, &mut softmax, &mut o, most, lane, warp);
+                    sums = softmax.weigh::<C::Half>(&four, target);
+                    fence::proxy_async_shared();
+                    barrier::bar_sync(CONSUMERS, THREADS);
+                }
+                softmax.sum[0] += sums[0];
+                softmax.sum[1] += sums[1];
+                parity ^= 1;
+                left -= 1;
+            }
+            mbarrier::wait(s.values_full(v.stage), v.parity);
+            values_weights::<C, S>(
+                &mut o,
+                uniform(s.values(v.stage)),
+                uniform(s.weights(parity ^ 1)),
+            );
+            wgmma::wait_group::<0>();
+            wgmma::fence_operand(&mut o[0]);
+            wgmma::fence_operand(&mut o[1]);
+            release!(s.values_free(v.stage));
+            v.advance();
+            finish::<C::Half, S>(
+                p,
+                s,
+                slot,
+                &unit,
+                &o,
+                &softmax,
+                misc::opaque(lane),
+                misc::opaque(warp),
+            );
+            slots.advance();
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! What the warps of a CTA share: units, their rows, stages, barriers.
+
+use cuda_std::{fence, mbarrier, shared, thread};
+
+use super::super::rows::Queries;
+use super::config::{BARRIERS, Shape, UNIT_BYTES, state_pitch};
+use crate::abi::QueryRow;
+
+/// What the gatherer tells the others of a unit.
+#[derive(Clone, Copy)]
+pub(super) struct Unit {
+    /// Query tokens; none ends the work.
+    pub tokens: u32,
+    /// The KV head.
+    pub head: u32,
+    /// Smallest position among the query tokens.
+    pub position: i32,
+    /// First page of the table.
+    pub table: u32,
+    /// The item's keys.
+    pub kv_begin: u32,
+    pub kv_end: u32,
+    /// Blocks of keys, at least one. The last ends with `end`, a multiple of a box.
+    pub blocks: u32,
+    pub end: u32,
+    /// As [`WorkItem::flags`](crate::abi::WorkItem::flags).
+    pub flags: u32,
+}
+
+impl Unit {
+    /// The end of all work.
+    pub const NONE: Self = Self {
+        tokens: 0,
+        head: 0,
+        position: 0,
+        table: 0,
+        kv_begin: 0,
+        kv_end: 0,
+        blocks: 0,
+        end: 0,
+        flags: 0,
+    };
+
+    /// Writes it to its place.
+    ///
+    /// # Safety
+    /// `at` is one of [`Shared::unit`]'s, and the caller's to write.
+    #[inline(always)]
+    pub unsafe fn store(&self, at: u32) {
+        // SAFETY: the caller owns the unit's 48 bytes.
+        unsafe {
+            shared::store_u32x4(
+                at,
+                [self.tokens, self.head, self.position as u32, self.table],
+            );
+            shared::store_u32x4(at + 16, [self.kv_begin, self.kv_end, self.blocks, self.end]);
+            shared::store_u32x4(at + 32, [self.flags, 0, 0, 0]);
+        }
+    }
+
+    /// Reads it from its place.
+    ///
+    /// # Safety
+    /// `at` is one of [`Shared::unit`]'s; the unit was stored, and its barrier completed.
+    #[inline(always)]
+    pub unsafe fn load(at: u32) -> Self {
+        // SAFETY: the unit was stored and its barrier completed.
+        unsafe {
+            let [tokens, head, position, table] = shared::load_u32x4(at);
+            let [kv_begin, kv_end, blocks, end] = shared::load_u32x4(at + 16);
+            let [flags, _, _, _] = shared::load_u32x4(at + 32);
+            Self {
+                tokens,
+                head,
+                position: position as i32,
+                table,
+                kv_begin,
+                kv_end,
+                blocks,
+                end,
+                flags,
+            }
+        }
+    }
+}
+
+/// Shared addresses.
+#[derive(Clone, Copy)]
+pub(super) struct Shared {
+    pub base: u32,
+    pub shape: Shape,
+}
+
+impl Shared {
+    #[inline(always)]
+    pub fn queries(self, slot: u32) -> u32 {
+        self.base + slot * self.shape.query_bytes()
+    }
+    /// The queries of a slot's unit.
+    #[inline(always)]
+    pub fn queries_of(self, slot: u32, head: u32, tokens: u32) -> Queries {
+        Queries {
+            target: self.queries(slot),
+            slab_bytes: self.shape.slab_bytes(),
+            rows: self.row(slot, 0),
+            tokens,
+            head,
+            head_dim: self.shape.head_dim,
+        }
+    }
+    #[inline(always)]
+    pub fn keys(self, stage: u32) -> u32 {
+        self.base + self.shape.keys_offset() + stage * self.shape.block_bytes()
+    }
+    #[inline(always)]
+    pub fn values(self, stage: u32) -> u32 {
+        self.base + self.shape.values_offset() + stage * self.shape.block_bytes()
+    }
+    /// The [`QueryRow`] of one of a unit's tokens.
+    #[inline(always)]
+    pub fn row(self, slot: u32, token: u32) -> u32 {
+        self.base + self.shape.rows_offset() + (slot * self.shape.rows + token) * 16
+    }
+    /// Reads it.
+    ///
+    /// # Safety
+    /// The unit has the token, and its barrier completed.
+    #[inline(always)]
+    pub unsafe fn load_row(self, slot: u32, token: u32) -> QueryRow {
+        // SAFETY: the unit has the token, and its barrier completed.
+        let [token, position, slot, merge] = unsafe { shared::load_u32x4(self.row(slot, token)) };
+        QueryRow {
+            token,
+            position: position as i32,
+            slot,
+            merge,
+        }
+    }
+    #[inline(always)]
+    pub fn unit(self, slot: u32) -> u32 {
+        self.base + self.shape.units_offset() + slot * UNIT_BYTES
+    }
+    #[inline(always)]
+    fn barrier(self, index: u32) -> u32 {
+        self.base + self.shape.barriers_offset() + 8 * index
+    }
+    /// It is known what the unit is.
+    #[inline(always)]
+    pub fn unit_full(self, slot: u32) -> u32 {
+        self.barrier(slot)
+    }
+    /// Its rows and queries are there.
+    #[inline(always)]
+    pub fn queries_full(self, slot: u32) -> u32 {
+        self.barrier(2 + slot)
+    }
+    /// It is done: both loaders have read it, all consumer warps have written their results.
+    #[inline(always)]
+    pub fn unit_free(self, slot: u32) -> u32 {
+        self.barrier(4 + slot)
+    }
+    /// Values past the end have arrived and wait for being set to zero.
+    #[inline(always)]
+    pub fn tail(self) -> u32 {
+        self.barrier(6)
+    }
+    /// Its rows are there.
+    #[inline(always)]
+    pub fn rows_full(self, slot: u32) -> u32 {
+        self.barrier(7 + slot)
+    }
+    /// A unit of [`CLAIM_AHEAD`](super::CLAIM_AHEAD) blocks or more comes to its end.
+    #[inline(always)]
+    pub fn ends_soon(self) -> u32 {
+        self.barrier(9)
+    }
+    #[inline(always)]
+    pub fn keys_full(self, stage: u32) -> u32 {
+        self.barrier(BARRIERS + 2 * stage)
+    }
+    #[inline(always)]
+    pub fn values_full(self, stage: u32) -> u32 {
+        self.keys_full(self.shape.stages + stage)
+    }
+    #[inline(always)]
+    pub fn keys_free(self, stage: u32) -> u32 {
+        self.keys_full(stage) + 8
+    }
+    #[inline(always)]
+    pub fn values_free(self, stage: u32) -> u32 {
+        self.values_full(stage) + 8
+    }
+    /// The weights of a block, one of two: 8 rows of each key after the other, 16 bytes.
+    #[inline(always)]
+    pub fn weights(self, parity: u32) -> u32 {
+        let behind = self.shape.shared_bytes().next_multiple_of(16);
+        self.base + behind + parity * self.shape.rows * self.shape.keys * 2
+    }
+    /// The accumulated output of a unit's rows.
+    #[inline(always)]
+    pub fn state(self) -> u32 {
+        self.weights(2)
+    }
+    /// A number that a warp tells the others of a row: the largest logit of a block, or the sum of weights.
+    #[inline(always)]
+    pub fn told(self, warp: u32, row: u32) -> u32 {
+        let rows = self.shape.rows;
+        self.state() + rows * state_pitch(&self.shape) * 4 + (warp * rows + row) * 4
+    }
+
+    /// Initialises the barriers, a warp each in turn: the hardware takes about 60 cycles for one.
+    ///
+    /// # Safety
+    /// All threads of the CTA come here once, and then to a barrier.
+    #[inline(always)]
+    pub unsafe fn init(self) {
+        let (warps, consumers) = (self.shape.threads() / 32, 4 * self.shape.consumers);
+        let thread = thread::thread_idx_x();
+        let index = thread / 32 + thread % 32 * warps;
+        if index < self.shape.barriers() {
+            // Where lanes write or read for themselves every one of them arrives; else one for its warp.
+            let arrivals = match index {
+                0 | 1 => 1,
+                2 | 3 => 2 * 32,
+                4 | 5 => (consumers + 2) * 32,
+                7 | 8 => 32,
+                6 | 9 => 1,
+                _ if (index - BARRIERS) % 2 == 0 => 1,
+                _ => consumers,
+            };
+            // SAFETY: nobody knows the barriers yet.
+            unsafe { mbarrier::init(self.barrier(index), arrivals) };
+        }
+        fence::mbarrier_init();
+    }
+}

@@ -1,0 +1,157 @@
+//! From a block's logits to its weights, in fragments that have rows as columns.
+
+use cuda_std::{barrier, shared, warp};
+
+use super::{
+    mainloop::{CONSUMERS, THREADS},
+    shared::{Shared, Unit},
+};
+use crate::{
+    abi::DecodeParams,
+    common::{half::Half, math::exp2, softmax::SLACK, variant::Variant},
+};
+
+const WARP: u32 = warp::FULL_MASK;
+
+/// Two columns of a thread: rows `2·(lane % 4)` and the next.
+pub(super) struct Softmax {
+    /// What weights are relative to, in base 2; −∞ while no key was visible.
+    pub reference: [f32; 2],
+    /// Of the weights of this thread's keys.
+    pub sum: [f32; 2],
+}
+
+impl Softmax {
+    /// Nothing seen.
+    pub const EMPTY: Self = Self {
+        reference: [f32::NEG_INFINITY; 2],
+        sum: [0.0; 2],
+    };
+
+    /// What weights are relative to, for sure a number.
+    #[inline(always)]
+    pub fn offset(&self, column: usize) -> f32 {
+        if self.reference[column] == f32::NEG_INFINITY {
+            0.0
+        } else {
+            self.reference[column]
+        }
+    }
+
+    /// Weights of the logits, to `target`; the sums of both columns.
+    ///
+    /// # Safety
+    /// `target` is where this thread's keys stand among the weights of a block, which nobody reads.
+    #[inline(always)]
+    pub unsafe fn weigh<T: Half>(&self, logits: &[f32; 4], target: u32) -> [f32; 2] {
+        let offset = [self.offset(0), self.offset(1)];
+        let w = [
+            exp2(logits[0] - offset[0]),
+            exp2(logits[1] - offset[1]),
+            exp2(logits[2] - offset[0]),
+            exp2(logits[3] - offset[1]),
+        ];
+        // SAFETY: keys of this thread, 8 apart.
+        unsafe {
+            shared::store_u32(target, T::pack(w[0], w[1]));
+            shared::store_u32(target + 128, T::pack(w[2], w[3]));
+        }
+        [w[0] + w[2], w[1] + w[3]]
+    }
+}
+
+/// Hides the keys of a block that the rows do not see: the block's first key is `begin`.
+///
+/// # Safety
+/// The unit is the slot's.
+#[inline(always)]
+pub(super) unsafe fn hide<V: Variant>(
+    p: &DecodeParams,
+    variant: &V,
+    s: Shared,
+    slot: u32,
+    unit: &Unit,
+    logits: &mut [f32; 4],
+    begin: i32,
+    lane: u32,
+    warp: u32,
+) {
+    let mut column = 0;
+    while column < 2 {
+        let (token, _) = p.group.div_rem(lane % 4 * 2 + column as u32);
+        // SAFETY: the unit's rows are listed; those that do not exist are given the last token.
+        let position = unsafe { s.load_row(slot, token.min(unit.tokens - 1)).position };
+        let (first, last) = variant.visible_keys(position);
+        let (first, last) = (
+            first.max(unit.kv_begin as i32),
+            last.min(unit.kv_end as i32 - 1),
+        );
+        let mut i = 0;
+        while i < 2 {
+            let key = begin + (warp * 16 + lane / 4 + i as u32 * 8) as i32;
+            if key < first || key > last {
+                logits[2 * i + column] = f32::NEG_INFINITY;
+            }
+            i += 1;
+        }
+        column += 1;
+    }
+}
+
+/// Takes the block's largest logits for the new references, where they are larger, and rescales what was
+/// accumulated.
+///
+/// # Safety
+/// All consumers come here; the accumulators are there.
+#[inline(always)]
+pub(super) unsafe fn outgrown<const S: usize>(
+    s: Shared,
+    softmax: &mut Softmax,
+    o: &mut [[f32; S]; 2],
+    most: [f32; 2],
+    lane: u32,
+    warp: u32,
+) {
+    let mut column = 0;
+    // SAFETY: all consumers come here; rows are told apart by warps.
+    unsafe {
+        while column < 2 {
+            let mut max = most[column];
+            // The lanes of the same columns are 4 apart.
+            let mut stride = 4;
+            while stride < 32 {
+                let other = warp::warp_shuffle_xor(WARP, max, stride, 32);
+                max = if other > max { other } else { max };
+                stride *= 2;
+            }
+            if lane < 4 {
+                shared::store_f32(s.told(warp, lane * 2 + column as u32), max);
+            }
+            column += 1;
+        }
+        barrier::bar_sync(CONSUMERS, THREADS);
+        column = 0;
+        while column < 2 {
+            let mut max = softmax.reference[column];
+            let mut of = 0;
+            while of < 4 {
+                let other = shared::load_f32(s.told(of, lane % 4 * 2 + column as u32));
+                max = if other > max { other } else { max };
+                of += 1;
+            }
+            // By the column alone, so that a row's result does not depend on its neighbours.
+            if max > softmax.reference[column] + SLACK {
+                let factor = exp2(softmax.reference[column] - max);
+                softmax.reference[column] = max;
+                softmax.sum[column] *= factor;
+                let mut slab = 0;
+                while slab < 2 {
+                    o[slab][column] *= factor;
+                    o[slab][2 + column] *= factor;
+                    slab += 1;
+                }
+            }
+            column += 1;
+        }
+    }
+}

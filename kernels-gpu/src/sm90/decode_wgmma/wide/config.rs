@@ -1,0 +1,196 @@
+//! What kernels there are: the table, and what a row of it takes of an SM.
+
+use crate::abi::WorkItem;
+
+/// The kernels, each of them for each 16-bit float: `decode_<rows>x<keys>_d<head dimension>_<element>[_cap]`.
+macro_rules! table {
+    ($as:ident $then:ident) => {
+        $crate::common::half::each_half! { $as $then {
+            // Rows × keys, head dimension, flags, stages of keys and of values, CTAs of an SM.
+             64 x 128,  64, [],    2, 2;
+             64 x 128,  64, [cap], 2, 2;
+            128 x 128,  64, [],    4, 1;
+            128 x 128,  64, [cap], 4, 1;
+             64 x  64, 128, [],    2, 2;
+             64 x  64, 128, [cap], 2, 2;
+            128 x 128, 128, [],    2, 1;
+            // A soft cap wants registers.
+            128 x  64, 128, [cap], 4, 1;
+             64 x  64, 256, [],    2, 1;
+             64 x  64, 256, [cap], 2, 1;
+            128 x  32, 256, [],    2, 1;
+            128 x  32, 256, [cap], 2, 1;
+        }}
+    };
+}
+#[cfg(target_arch = "nvptx64")]
+pub(super) use table;
+
+#[cfg(not(target_arch = "nvptx64"))]
+mod rows {
+    use super::Shape;
+    use crate::{
+        has,
+        registry::{Arch, Element, Family, KernelInfo, Loads, Op, registers},
+    };
+
+    macro_rules! rows {
+        ($half:ident $element:literal { $(
+            $rows:literal x $keys:literal, $dim:literal, [$($flag:ident),*], $stages:literal, $ctas:literal;
+        )* }) => {
+            &[$(KernelInfo {
+                element: Element::$half,
+                cap: has(&[$(stringify!($flag)),*], "cap"),
+                ..row(
+                    concat!("decode_", $rows, "x", $keys, "_d", $dim, "_", $element $(, "_", stringify!($flag))*),
+                    Shape::new($rows, $keys, $dim, $stages, $ctas),
+                )
+            }),*]
+        };
+    }
+
+    /// See [`table`](super::table).
+    pub const ROWS: &[&[KernelInfo]] = table!(list rows);
+
+    const fn row(name: &'static str, shape: Shape) -> KernelInfo {
+        KernelInfo {
+            loads: Loads::Pages,
+            rows: shape.rows(),
+            keys: shape.keys,
+            head_dim: shape.head_dim,
+            value_dim: shape.head_dim,
+            multi_table: true,
+            stages: shape.stages,
+            threads: shape.threads(),
+            registers: registers(shape.threads(), shape.ctas_per_sm),
+            shared_bytes: shape.shared_bytes(),
+            ctas_per_sm: shape.ctas_per_sm,
+            ..KernelInfo::new(name, Family::DecodeWgmma, Arch::Sm90a, Op::Decode)
+        }
+    }
+}
+#[cfg(not(target_arch = "nvptx64"))]
+pub use rows::ROWS;
+
+/// What one instance of the kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Warpgroups that compute, 64 rows each.
+    pub consumers: u32,
+    /// Keys in a block.
+    pub keys: u32,
+    /// Head dimension of queries, keys and values.
+    pub head_dim: u32,
+    /// Blocks of keys (and as many of values) in shared memory.
+    pub stages: u32,
+    /// CTAs that share an SM: each works while the other waits.
+    pub ctas_per_sm: u32,
+}
+
+impl Shape {
+    pub(super) const fn new(
+        rows: u32,
+        keys: u32,
+        head_dim: u32,
+        stages: u32,
+        ctas_per_sm: u32,
+    ) -> Self {
+        Self {
+            consumers: rows / 64,
+            keys,
+            head_dim,
+            stages,
+            ctas_per_sm,
+        }
+    }
+
+    /// Rows of a tile.
+    #[must_use]
+    pub const fn rows(&self) -> u32 {
+        64 * self.consumers
+    }
+
+    /// Threads of a CTA: the consumers and the warpgroup that feeds them.
+    #[must_use]
+    pub const fn threads(&self) -> u32 {
+        128 * (self.consumers + 1)
+    }
+
+    /// Registers of a feeding and of a computing thread; they sum up to what the CTA gets at launch.
+    #[cfg(target_arch = "nvptx64")]
+    pub(super) const fn registers(&self) -> (u32, u32) {
+        match (self.consumers, self.ctas_per_sm) {
+            (1, 2) => (56, 200),
+            (2, 1) => (56, 224),
+            // All that a thread can have is there from the start.
+            _ => (248, 248),
+        }
+    }
+
+    pub(super) const fn block_bytes(&self) -> u32 {
+        self.keys * self.head_dim * 2
+    }
+
+    /// Bytes of 64 columns of the queries.
+    pub(super) const fn slab_bytes(&self) -> u32 {
+        self.rows() * 128
+    }
+
+    pub(super) const fn query_bytes(&self) -> u32 {
+        self.head_dim / 64 * self.slab_bytes()
+    }
+
+    /// Two units' queries, the stages, the units' rows, the keys that these see, what is known of the units, their runs, the stages' masks,
+    /// barriers.
+    pub(super) const fn keys_offset(&self) -> u32 {
+        2 * self.query_bytes()
+    }
+
+    pub(super) const fn values_offset(&self) -> u32 {
+        self.keys_offset() + self.stages * self.block_bytes()
+    }
+
+    pub(super) const fn rows_offset(&self) -> u32 {
+        self.values_offset() + self.stages * self.block_bytes()
+    }
+
+    pub(super) const fn seen_offset(&self) -> u32 {
+        self.rows_offset() + 2 * self.rows() * 16
+    }
+
+    pub(super) const fn units_offset(&self) -> u32 {
+        self.seen_offset() + 2 * self.rows() * 8
+    }
+
+    pub(super) const fn runs_offset(&self) -> u32 {
+        self.units_offset() + 2 * UNIT_BYTES
+    }
+
+    pub(super) const fn masks_offset(&self) -> u32 {
+        self.runs_offset() + 2 * WorkItem::MAX_RUNS * RUN_BYTES
+    }
+
+    /// A vector of four words, and two words for 8 keys.
+    pub(super) const fn mask_bytes(&self) -> u32 {
+        16 + self.keys
+    }
+
+    pub(super) const fn barriers_offset(&self) -> u32 {
+        self.masks_offset() + self.stages * self.mask_bytes()
+    }
+
+    /// Dynamic shared memory.
+    #[must_use]
+    pub const fn shared_bytes(&self) -> u32 {
+        self.barriers_offset() + 8 * (BARRIERS + 4 * self.stages)
+    }
+}
+
+/// A unit in shared memory: two vectors of four words.
+pub(super) const UNIT_BYTES: u32 = 32;
+
+/// A run in shared memory, likewise.
+pub(super) const RUN_BYTES: u32 = 32;
+
+/// Barriers beside those of the stages.
+pub(super) const BARRIERS: u32 = 11;

@@ -1,0 +1,135 @@
+//! The end of a unit: normalise, write, merge.
+
+use core::f32::consts::LN_2;
+
+use cuda_std::{
+    barrier,
+    math::{lg2, rcp},
+    mbarrier, ptr, thread, warp, wgmma,
+};
+
+use super::shared::{Shared, Unit};
+use crate::{
+    abi::{DIRECT, DecodeParams, NO_MERGE},
+    common::{decode::results::Results, half::Half, softmax::Rows},
+};
+
+const WARP: u32 = warp::FULL_MASK;
+
+/// Where a warp's 16 rows go.
+pub(super) struct Finish<'a, const DIM: u32> {
+    pub p: &'a DecodeParams,
+    pub s: Shared,
+    pub scale: f32,
+    /// The warp's first row in the tile.
+    pub first_row: u32,
+}
+
+impl<const DIM: u32> Finish<'_, DIM> {
+    /// Writes 16 rows of a warp, to the output or to partial states, and merges those whose last this was.
+    ///
+    /// # Safety
+    /// All consumer warps come here for every unit; the accumulators are there.
+    #[inline(always)]
+    pub unsafe fn unit<T: Half, const PER_LANE: usize, const O: usize>(
+        &self,
+        slot: u32,
+        o: &[f32; O],
+        rows: &Rows,
+    ) {
+        let (a, s) = (&self.p.attention, self.s);
+        // Opaque here: or what follows from them is computed before the main loop and takes its registers.
+        let mut here = [warp::lane_id(), self.first_row];
+        wgmma::fence_operand(&mut here);
+        let [lane, first_row] = here;
+        // SAFETY: whole warps; the unit stays until this warp has arrived; its rows are this thread's alone.
+        unsafe {
+            let unit = Unit::load(s.unit(slot));
+            let totals = rows.totals();
+            let mut h = 0;
+            while h < 2 {
+                let (token, in_group) = self.p.group.div_rem(first_row + lane / 4 + 8 * h as u32);
+                if token < unit.tokens {
+                    let total = totals[h];
+                    let (inverse, lse) = if total > 0.0 {
+                        (rcp(total), rows.reference[h] * self.scale + lg2(total))
+                    } else {
+                        (0.0, f32::NEG_INFINITY)
+                    };
+                    let row = s.load_row(slot, token);
+                    let head = unit.head * a.group + in_group;
+                    let column = u64::from(lane % 4 * 2);
+                    if row.slot == DIRECT {
+                        let at = u64::from(row.token) * u64::from(a.q_heads) + u64::from(head);
+                        if a.lse != 0 && lane % 4 == 0 {
+                            ptr::store_f32((a.lse + at * 4) as *mut f32, lse * LN_2);
+                        }
+                        let element = u64::from(row.token) * u64::from(a.out_token_stride)
+                            + u64::from(head * DIM)
+                            + column;
+                        let out = a.out + element * 2;
+                        let mut j = 0;
+                        while j < O / 4 {
+                            let at = 4 * j + 2 * h;
+                            let pair = T::pack(o[at] * inverse, o[at + 1] * inverse);
+                            ptr::store_u32((out + 16 * j as u64) as *mut u32, pair);
+                            j += 1;
+                        }
+                    } else {
+                        let state = u64::from(row.slot) * u64::from(a.q_heads) + u64::from(head);
+                        if lane % 4 == 0 {
+                            ptr::store_f32((a.partial_lse + state * 4) as *mut f32, lse);
+                        }
+                        let out = a.partial_out + (state * u64::from(DIM) + column) * 4;
+                        let mut j = 0;
+                        while j < O / 4 {
+                            let at = 4 * j + 2 * h;
+                            let pair = [o[at] * inverse, o[at + 1] * inverse];
+                            ptr::store_f32x2((out + 32 * j as u64) as *mut f32, pair);
+                            j += 1;
+                        }
+                    }
+                }
+                h += 1;
+            }
+            if a.arrivals != 0 {
+                self.merge::<T, PER_LANE>(slot, &unit, lane);
+            }
+            mbarrier::arrive(s.unit_free(slot));
+        }
+    }
+
+    /// Counts the unit's states at their merges, a lane per token, and does those that this completes.
+    ///
+    /// # Safety
+    /// As [`unit`](Self::unit), after the states were written.
+    #[inline(always)]
+    unsafe fn merge<T: Half, const PER_LANE: usize>(&self, slot: u32, unit: &Unit, lane: u32) {
+        let a = &self.p.attention;
+        let results = Results::<DIM> { params: a, lane };
+        let warps = 4 * self.s.shape.consumers;
+        let warp = thread::thread_idx_x() / 32 - 4;
+        // SAFETY: the rows of a token may be several warps': all of them are written behind the barrier.
+        unsafe {
+            let token = lane * warps + warp;
+            let index = if token < unit.tokens {
+                self.s.load_row(slot, token).merge
+            } else {
+                NO_MERGE
+            };
+            let merge = results.look_up(index);
+            barrier::bar_sync(1, 32 * warps);
+            let last = results.arrive(index, merge, unit.head);
+            let mut waiting = warp::warp_vote_ballot(WARP, last);
+            while waiting != 0 {
+                let merge = merge.broadcast(waiting.trailing_zeros());
+                waiting &= waiting - 1;
+                let mut in_group = 0;
+                while in_group < a.group {
+                    results.merge::<T>(merge, unit.head * a.group + in_group);
+                    in_group += 1;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! The warpgroup that feeds: the gatherers and the loaders.
+
+use cuda_std::{
+    async_copy, fence, mbarrier, ptr, shared, thread,
+    tma::{self, TensorMap},
+    warp,
+};
+
+use super::{
+    super::super::{pages::clear, pipeline::Pipeline},
+    CLAIM_AHEAD,
+    runs::{Mode, Piece, Walk, list_runs},
+    shared::{Shared, Unit},
+};
+use crate::{
+    abi::{DecodeParams, QueryRow, WorkItem},
+    common::decode::produce::Header,
+    common::variant::Variant,
+};
+
+const WARP: u32 = warp::FULL_MASK;
+
+// ---- The gatherers -----------------------------------------------------------------------------
+
+/// Brings unit after unit, each claimed when the one before comes to its end, and tells what it is.
+///
+/// # Safety
+/// A whole warp comes here; the barriers are initialised.
+#[inline(always)]
+pub(super) unsafe fn gather<V: Variant>(p: &DecodeParams, variant: &V, s: Shared) {
+    // SAFETY: as the launch is.
+    let a = &unsafe { p.attention.of_this_plan() };
+    let lane = warp::lane_id();
+    let ctas = thread::grid_dim_x();
+    let mut unit = thread::block_idx_x();
+    let mut slots = Pipeline::<2>::PRODUCER;
+    let mut ends = Pipeline::<1>::CONSUMER;
+    // SAFETY: a whole warp; the ring's barriers say what belongs to whom.
+    unsafe {
+        while unit < a.units {
+            let header = Header::load(a, p.kv_heads, unit);
+            mbarrier::wait(s.unit_free(slots.stage), slots.parity);
+            let described = list_runs(p, a.items, s, slots.stage, unit, &header);
+            if lane == 0 {
+                described.store(s.unit(slots.stage));
+            }
+            mbarrier::arrive(s.unit_full(slots.stage));
+            list_rows(p, variant, s, slots.stage, &header);
+            mbarrier::arrive(s.rows_full(slots.stage));
+            s.queries_of(slots.stage, header.head, header.item.rows)
+                .gather(p, 0);
+            async_copy::wait_all();
+            // Ordinary writes to what wgmma reads.
+            fence::proxy_async_shared();
+            mbarrier::arrive(s.queries_full(slots.stage));
+            slots.advance();
+            if described.blocks >= CLAIM_AHEAD {
+                mbarrier::wait(s.ends_soon(), ends.parity);
+                ends.advance();
+            }
+            let ticket = if lane == 0 { a.ticket() } else { 0 };
+            unit = ctas + warp::warp_shuffle_idx(WARP, ticket, 0, 32);
+        }
+        mbarrier::wait(s.unit_free(slots.stage), slots.parity);
+        if lane == 0 {
+            Unit::NONE.store(s.unit(slots.stage));
+        }
+        mbarrier::arrive(s.unit_full(slots.stage));
+        mbarrier::arrive(s.rows_full(slots.stage));
+        mbarrier::arrive(s.queries_full(slots.stage));
+    }
+}
+
+/// The other half of the rows.
+///
+/// # Safety
+/// A whole warp comes here; the barriers are initialised.
+#[inline(always)]
+pub(super) unsafe fn help_gather(p: &DecodeParams, s: Shared) {
+    let mut slots = Pipeline::<2>::CONSUMER;
+    // SAFETY: a whole warp; the rows are listed, and their slot is not free before the queries are there.
+    unsafe {
+        loop {
+            mbarrier::wait(s.rows_full(slots.stage), slots.parity);
+            let unit = Unit::load(s.unit(slots.stage));
+            if unit.tokens > 0 {
+                s.queries_of(slots.stage, unit.head, unit.tokens)
+                    .gather(p, 1);
+                async_copy::wait_all();
+                fence::proxy_async_shared();
+            }
+            mbarrier::arrive(s.queries_full(slots.stage));
+            if unit.tokens == 0 {
+                return;
+            }
+            slots.advance();
+        }
+    }
+}
+
+/// Writes down who a unit's rows are, and what they see.
+#[inline(always)]
+unsafe fn list_rows<V: Variant>(
+    p: &DecodeParams,
+    variant: &V,
+    s: Shared,
+    slot: u32,
+    header: &Header,
+) {
+    let mut token = warp::lane_id();
+    // SAFETY: a whole warp, whose slot it is; rows are the plan's.
+    unsafe {
+        while token < header.item.rows {
+            let QueryRow {
+                token: of,
+                position,
+                slot: state,
+                merge,
+            } = header.load_row(&p.attention, token);
+            shared::store_u32x4(s.row(slot, token), [of, position as u32, state, merge]);
+            let (first, last) = variant.visible_keys(position);
+            shared::store_u32x2(s.seen(slot, token), [first as u32, last as u32]);
+            token += 32;
+        }
+        warp::sync_warp(WARP);
+    }
+}
+
+// ---- The loaders -------------------------------------------------------------------------------
+
+/// Values of a block that came with others, which are to be set to zero: those may be anything, and a weight
+/// of 0 does not keep a NaN out.
+#[derive(Clone, Copy)]
+struct Tail {
+    target: u32,
+    full: u32,
+    /// The keys of this lane's piece that stay.
+    first: u32,
+    past: u32,
+}
+
+/// Brings the blocks of all units: values or keys. Who brings keys says who sees them, too.
+///
+/// # Safety
+/// A whole warp comes here; `map` is that of the values or of the keys, and the barriers are initialised.
+#[inline(always)]
+pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
+    p: &DecodeParams,
+    variant: &V,
+    map: *const TensorMap,
+    s: Shared,
+) {
+    let lane = warp::lane_id();
+    let (keys, row_bytes) = (s.shape.keys, s.shape.head_dim * 2);
+    let tokens = p.piece_tokens;
+    let per_block = keys >> tokens.trailing_zeros();
+    let mine = lane < per_block;
+    let windowed = variant.params().window_left != i32::MAX;
+    let (evict_first, evict_last) = (ptr::evict_first_policy(), ptr::evict_last_policy());
+    let mut slots = Pipeline::<2>::CONSUMER;
+    let mut blocks = Pipeline::<STAGES>::PRODUCER;
+    // Tails take turns with two barriers.
+    let mut turns = Pipeline::<2>::CONSUMER;
+    let mut waiting: Option<Tail> = None;
+    loop {
+        // SAFETY: the ring's barriers say what belongs to whom; a whole warp.
+        let (unit, mut walk) = unsafe {
+            mbarrier::wait(s.unit_full(slots.stage), slots.parity);
+            let unit = Unit::load(s.unit(slots.stage));
+            if unit.tokens == 0 {
+                return;
+            }
+            (unit, Walk::start(s, slots.stage))
+        };
+        let (_, least) = variant.visible_keys(unit.position);
+        let mut block = 0;
+        while block < unit.blocks {
+            if !VALUES && lane == 0 && block + CLAIM_AHEAD == unit.blocks {
+                // SAFETY: the gatherer waits for it.
+                unsafe { mbarrier::arrive(s.ends_soon()) };
+            }
+            // Which page this lane's piece lies in: looked up before the stage is free.
+            let mut piece = Piece::NONE;
+            let mut corner = [0, 0, 0, 0, p.outside as i32];
+            // SAFETY: the unit is there.
+            unsafe {
+                if mine {
+                    let index = block * per_block + lane;
+                    piece = walk.seek(s, slots.stage, &unit, index, tokens);
+                }
+                if piece.past > 0 {
+                    let (page, in_page) = p.page_size.div_rem(piece.at);
+                    let id = walk.page(p, page);
+                    corner[3] = (in_page / 8) as i32;
+                    corner[4] = (id * p.page_per_page + unit.head * p.page_per_head) as i32;
+                }
+            }
+            corner[2] = (unit.head * p.half_per_head) as i32;
+            let policy = if walk.run.flags & WorkItem::SHARED_KEYS != 0 {
+                evict_last
+            } else {
+                evict_first
+            };
+            let (full, free, target) = if VALUES {
+                (
+                    s.values_full(blocks.stage),
+                    s.values_free(blocks.stage),
+                    s.values(blocks.stage),
+                )
+            } else {
+                (
+                    s.keys_full(blocks.stage),
+                    s.keys_free(blocks.stage),
+                    s.keys(blocks.stage),
+                )
+            };
+            let partly = piece.past > 0 && (piece.first > 0 || piece.past < tokens);
+            // SAFETY: as above.
+            unsafe {
+                let tail = VALUES && warp::warp_vote_any(WARP, partly);
+                mbarrier::wait(free, blocks.parity);
+                if !VALUES {
+                    let mask = s.mask(blocks.stage);
+                    let mut mode = Mode::NONE;
+                    if mine {
+                        let words = mask + 16 + lane * tokens;
+                        let rows = s.shape.rows();
+                        mode = walk.mask(piece, tokens, rows, least, windowed, words);
+                    }
+                    mode.store(mask);
+                }
+                let arrival = if tail { s.tail(turns.stage) } else { full };
+                if lane == 0 {
+                    mbarrier::arrive_expect_tx(arrival, keys * row_bytes);
+                } else if !VALUES {
+                    // The masks that this lane wrote are there, too.
+                    mbarrier::arrive(full);
+                }
+                warp::sync_warp(WARP);
+                if mine {
+                    let target = target + lane * tokens * row_bytes;
+                    tma::load_tensor_hint(target, map, corner, arrival, policy);
+                }
+                // While these come, those before them.
+                if let Some(tail) = waiting.take() {
+                    let before = Pipeline::<2> {
+                        stage: turns.stage ^ 1,
+                        parity: turns.parity ^ u32::from(turns.stage == 0),
+                    };
+                    settle(
+                        &tail,
+                        s.tail(before.stage),
+                        before.parity,
+                        per_block,
+                        tokens,
+                        row_bytes,
+                    );
+                }
+                if tail {
+                    let Piece { first, past, .. } = piece;
+                    waiting = Some(Tail {
+                        target,
+                        full,
+                        first: if past > 0 { first } else { 0 },
+                        past: if past > 0 { past } else { tokens },
+                    });
+                    turns.advance();
+                }
+            }
+            blocks.advance();
+            block += 1;
+        }
+        // SAFETY: as above. The next unit may have to wait for this one.
+        unsafe {
+            if let Some(tail) = waiting.take() {
+                let before = Pipeline::<2> {
+                    stage: turns.stage ^ 1,
+                    parity: turns.parity ^ u32::from(turns.stage == 0),
+                };
+                settle(
+                    &tail,
+                    s.tail(before.stage),
+                    before.parity,
+                    per_block,
+                    tokens,
+                    row_bytes,
+                );
+            }
+            mbarrier::arrive(s.unit_free(slots.stage));
+        }
+        slots.advance();
+    }
+}
+
+/// Waits for a block and sets those of its values to zero that are not the item's.
+///
+/// # Safety
+/// A whole warp; the block is on its way to `arrived`, and the loader's until it says that it is full.
+#[inline(always)]
+unsafe fn settle(
+    tail: &Tail,
+    arrived: u32,
+    parity: u32,
+    per_block: u32,
+    tokens: u32,
+    row_bytes: u32,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        mbarrier::wait(arrived, parity);
+        let partly = tail.first > 0 || tail.past < tokens;
+        let mut left = warp::warp_vote_ballot(WARP, partly && warp::lane_id() < per_block);
+        while left != 0 {
+            let piece = left.trailing_zeros();
+            left &= left - 1;
+            let target = tail.target + piece * tokens * row_bytes;
+            let first = warp::warp_shuffle_idx(WARP, tail.first, piece, 32);
+            let past = warp::warp_shuffle_idx(WARP, tail.past, piece, 32);
+            clear(target, 0, first, row_bytes);
+            clear(target, past, tokens, row_bytes);
+        }
+        fence::proxy_async_shared();
+        warp::sync_warp(WARP);
+        if warp::lane_id() == 0 {
+            mbarrier::arrive(tail.full);
+        }
+    }
+}

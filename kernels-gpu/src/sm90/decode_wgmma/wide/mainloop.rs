@@ -1,0 +1,271 @@
+//! The warpgroups that compute: products, masks and weights.
+
+use cuda_std::{mbarrier, shared, thread, warp, wgmma};
+
+use super::{
+    super::super::{
+        mma::{queries_keys, weights_values},
+        pipeline::Pipeline,
+        uniform,
+    },
+    epilogue::Finish,
+    runs::{Mode, Visible},
+    shared::{Shared, Unit},
+};
+use crate::{
+    abi::DecodeParams,
+    common::half::Half,
+    common::softmax::Rows,
+    common::variant::{Pair, Variant},
+};
+
+/// What a consumer knows of its unit.
+struct Work {
+    /// Shared address of its 64 rows of queries.
+    queries: u32,
+    /// Blocks left, the one at hand included.
+    left: u32,
+}
+
+impl Work {
+    #[inline(always)]
+    unsafe fn open(s: Shared, slot: u32, consumer: u32) -> Self {
+        // SAFETY: the unit's barrier completed; whole warps.
+        unsafe {
+            let unit = Unit::load(s.unit(slot));
+            Self {
+                queries: s.queries(slot) + consumer * 64 * 128,
+                left: uniform(unit.blocks),
+            }
+        }
+    }
+}
+
+/// Whose a row is; the key is left open. Rows that do not exist are the last token's.
+#[inline(always)]
+unsafe fn query(p: &DecodeParams, s: Shared, slot: u32, row: u32) -> Pair {
+    // SAFETY: the unit's barrier completed.
+    let (unit, row, in_group) = unsafe {
+        let unit = Unit::load(s.unit(slot));
+        let (token, in_group) = p.group.div_rem(row);
+        (unit, s.load_row(slot, token.min(unit.tokens - 1)), in_group)
+    };
+    Pair {
+        token: row.token,
+        head: unit.head * p.attention.group + in_group,
+        position: row.position,
+        key: 0,
+    }
+}
+
+/// The first and the last key that a row's position shows it; any for rows that do not exist.
+#[inline(always)]
+unsafe fn seen(p: &DecodeParams, s: Shared, slot: u32, row: u32) -> [i32; 2] {
+    let (token, _) = p.group.div_rem(row);
+    // SAFETY: the unit's barrier completed.
+    unsafe { shared::load_u32x2(s.seen(slot, token)).map(|key| key as i32) }
+}
+
+/// From accumulators to logits: the variant's and the mask. `of` tells whose a row is, `seen` what it sees.
+#[inline(always)]
+unsafe fn finish_logits<V: Variant, const POSITIONAL: bool, const S: usize>(
+    logits: &mut [f32; S],
+    variant: &V,
+    mask: u32,
+    rows: [u32; 2],
+    of: impl Fn(u32) -> Pair,
+    seen: impl Fn(u32) -> [i32; 2],
+) {
+    let columns = warp::lane_id() % 4 * 2;
+    let nobody = Pair {
+        token: 0,
+        head: 0,
+        position: 0,
+        key: 0,
+    };
+    let of = if V::TRANSFORMS_LOGITS || V::MASKS {
+        rows.map(of)
+    } else {
+        [nobody; 2]
+    };
+    let seen = if POSITIONAL {
+        rows.map(seen)
+    } else {
+        [[0; 2]; 2]
+    };
+    let mut group = 0;
+    while group < S / 4 {
+        // SAFETY: the block's barrier completed.
+        let visible = unsafe { Visible::load(mask, group as u32) };
+        let column = [visible.column(columns), visible.column(columns + 1)];
+        let row = rows.map(|row| visible.row(row));
+        let mut i = 0;
+        while i < 4 {
+            let (h, e) = (i / 2, i % 2);
+            let logit = &mut logits[4 * group + i];
+            let key = visible.key + columns + e as u32;
+            let pair = Pair { key, ..of[h] };
+            if V::TRANSFORMS_LOGITS {
+                *logit = variant.logit(*logit, pair);
+            }
+            let mut sees = row[h] & column[e];
+            if POSITIONAL {
+                sees &= key as i32 >= seen[h][0] && key as i32 <= seen[h][1];
+            }
+            if V::MASKS {
+                sees &= variant.visible(pair);
+            }
+            if !sees {
+                *logit = f32::NEG_INFINITY;
+            }
+            i += 1;
+        }
+        group += 1;
+    }
+}
+
+/// Works through all units.
+///
+/// # Safety
+/// Whole warpgroups come here, all consumers of the CTA; the barriers are initialised.
+#[inline(always)]
+pub(super) unsafe fn consume<
+    T: Half,
+    V: Variant,
+    const STAGES: u32,
+    const DIM: u32,
+    const PER_LANE: usize,
+    const S: usize,
+    const P: usize,
+    const O: usize,
+>(
+    p: &DecodeParams,
+    variant: &V,
+    s: Shared,
+) where
+    [f32; S]: wgmma::Accumulator,
+    [f32; O]: wgmma::Accumulator,
+{
+    let lane = warp::lane_id();
+    let thread = thread::thread_idx_x() - 128;
+    // SAFETY: whole warps here and in everything below.
+    let consumer = unsafe { uniform(thread / 128) };
+    let first_row = thread / 32 * 16;
+    let scale = if V::TRANSFORMS_LOGITS {
+        1.0
+    } else {
+        variant.params().scale_log2
+    };
+    let slab = s.shape.slab_bytes();
+    let finish = Finish::<DIM> {
+        p,
+        s,
+        scale,
+        first_row,
+    };
+
+    let mut slots = Pipeline::<2>::CONSUMER;
+    let mut k = Pipeline::<STAGES>::CONSUMER;
+    let mut v = Pipeline::<STAGES>::CONSUMER;
+    let mut logits = [0.0; S];
+    let mut weights = [0; P];
+    let mut o = [0.0; O];
+    let mut rows = Rows::EMPTY;
+
+    macro_rules! release {
+        ($barrier:expr) => {
+            if lane == 0 {
+                mbarrier::arrive($barrier);
+            }
+        };
+    }
+    // The block's keys are free when its mask was read.
+    macro_rules! finish_keys {
+        () => {
+            let mask = s.mask(k.stage);
+            let mode = Mode::load(mask);
+            if V::TRANSFORMS_LOGITS || V::MASKS || mode.masked {
+                let of = |row| query(p, s, slots.stage, row);
+                let seen = |row| seen(p, s, slots.stage, row);
+                // Opaque here: or rows are kept in registers that the main loop wants.
+                let mut row = [first_row];
+                wgmma::fence_operand(&mut row);
+                let row = row[0] + warp::lane_id() / 4;
+                let rows = [row, row + 8];
+                if mode.positional {
+                    finish_logits::<V, true, S>(&mut logits, variant, mask, rows, of, seen);
+                } else {
+                    finish_logits::<V, false, S>(&mut logits, variant, mask, rows, of, seen);
+                }
+            }
+            mbarrier::arrive(s.keys_free(k.stage));
+            k.advance();
+        };
+    }
+
+    // SAFETY: whole warpgroups; the barriers say what has arrived and what may be written again.
+    unsafe {
+        mbarrier::wait(s.queries_full(0), 0);
+        // A captured launch may have more CTAs than the plan at hand has units.
+        if shared::load_u32(s.unit(0)) == 0 {
+            return;
+        }
+        let mut work = Work::open(s, slots.stage, consumer);
+        mbarrier::wait(s.keys_full(k.stage), k.parity);
+        queries_keys::<T, S>(&mut logits, work.queries, s.keys(k.stage), DIM, slab);
+        wgmma::wait_group::<0>();
+        wgmma::fence_operand(&mut logits);
+        finish_keys!();
+        rows.rescale(&logits, scale);
+        rows.weigh(&logits, scale, &mut weights, T::pack);
+        loop {
+            work.left -= 1;
+            // The last block's P·V is still to be done: it goes with the next unit's first Q·Kᵀ.
+            let turn = work.left == 0;
+            let done = slots.stage;
+            if turn {
+                slots.advance();
+                // If the next unit is not known yet, this one's result does not wait for it.
+                mbarrier::wait(s.queries_full(slots.stage), slots.parity);
+                if shared::load_u32(s.unit(slots.stage)) == 0 {
+                    break;
+                }
+                work = Work::open(s, slots.stage, consumer);
+            }
+            let values = uniform(s.values(v.stage));
+            mbarrier::wait(s.keys_full(k.stage), k.parity);
+            queries_keys::<T, S>(&mut logits, work.queries, s.keys(k.stage), DIM, slab);
+            mbarrier::wait(s.values_full(v.stage), v.parity);
+            weights_values::<T, O, P>(&mut o, &weights, values, DIM);
+            wgmma::wait_group::<1>();
+            wgmma::fence_operand(&mut logits);
+            finish_keys!();
+            let ended = rows;
+            if turn {
+                rows = Rows::EMPTY;
+            }
+            let (grew, factors) = rows.rescale(&logits, scale);
+            wgmma::wait_group::<0>();
+            wgmma::fence_operand(&mut o);
+            wgmma::fence_operand(&mut weights);
+            release!(s.values_free(v.stage));
+            v.advance();
+            if turn {
+                finish.unit::<T, PER_LANE, O>(done, &o, &ended);
+                o = [0.0; O];
+            } else if grew {
+                let mut i = 0;
+                while i < O {
+                    o[i] *= factors[i / 2 % 2];
+                    i += 1;
+                }
+            }
+            rows.weigh(&logits, scale, &mut weights, T::pack);
+        }
+        mbarrier::wait(s.values_full(v.stage), v.parity);
+        weights_values::<T, O, P>(&mut o, &weights, s.values(v.stage), DIM);
+        wgmma::wait_group::<0>();
+        wgmma::fence_operand(&mut o);
+        finish.unit::<T, PER_LANE, O>(slots.stage ^ 1, &o, &rows);
+    }
+}

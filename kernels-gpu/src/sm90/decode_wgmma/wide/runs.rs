@@ -1,0 +1,350 @@
+//! The keys of a unit: runs of tables, each for some of the rows.
+
+use cuda_std::{misc, ptr, shared, warp};
+
+use super::shared::{Shared, Unit};
+use crate::{
+    abi::{DecodeParams, WorkItem},
+    common::decode::produce::Header,
+};
+
+const WARP: u32 = warp::FULL_MASK;
+
+/// A run of keys of one table. It takes whole pieces of the unit's keys.
+#[derive(Clone, Copy)]
+pub(super) struct Run {
+    /// First page of the table.
+    table: u32,
+    /// Where its first piece begins.
+    first_key: u32,
+    kv_begin: u32,
+    kv_end: u32,
+    /// Its pieces among those of the unit.
+    first_piece: u32,
+    past_piece: u32,
+    /// Rows of the tile that see it: the first, and one past the last from bit 16 on.
+    rows: u32,
+    /// As [`WorkItem::flags`].
+    pub flags: u32,
+}
+
+/// A row may see only some of the run's keys.
+const POSITIONAL: u32 = 1 << 31;
+
+impl Run {
+    #[inline(always)]
+    unsafe fn store(&self, at: u32) {
+        // SAFETY: the caller owns the run's 32 bytes.
+        unsafe {
+            shared::store_u32x4(at, [self.table, self.first_key, self.kv_begin, self.kv_end]);
+            shared::store_u32x4(
+                at + 16,
+                [self.first_piece, self.past_piece, self.rows, self.flags],
+            );
+        }
+    }
+
+    /// # Safety
+    /// The unit is there and has the run.
+    #[inline(always)]
+    pub unsafe fn load(at: u32) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let [table, first_key, kv_begin, kv_end] = shared::load_u32x4(at);
+            let [first_piece, past_piece, rows, flags] = shared::load_u32x4(at + 16);
+            Self {
+                table,
+                first_key,
+                kv_begin,
+                kv_end,
+                first_piece,
+                past_piece,
+                rows,
+                flags,
+            }
+        }
+    }
+}
+
+/// Writes down a unit's runs, a lane for each, and tells what the unit is.
+///
+/// # Safety
+/// A whole warp, whose slot it is; `unit` is one of the launch's, and `header` is its.
+#[inline(always)]
+pub(super) unsafe fn list_runs(
+    p: &DecodeParams,
+    items: u64,
+    s: Shared,
+    slot: u32,
+    unit: u32,
+    header: &Header,
+) -> Unit {
+    let lane = warp::lane_id();
+    let item = &header.item;
+    let (joint, group) = (item.is_joint(), p.attention.group);
+    let runs = if joint { item.merge } else { 1 };
+    let shift = p.piece_tokens.trailing_zeros();
+    let (index, _) = p.kv_heads.div_rem(unit);
+    let first = items + u64::from(index + item.slot) * size_of::<WorkItem>() as u64;
+    // Opaque: or what follows from the parameters is kept in predicates, of which there are too few.
+    let window = misc::opaque(p.attention.variant.window_left as u32) as i32;
+    let causal = misc::opaque(p.attention.variant.causal);
+    let sees_all = window == i32::MAX
+        && (causal == 0 || item.kv_end as i32 <= item.position.saturating_add(1));
+    let (mut listed, mut pieces) = (0, 0);
+    // SAFETY: a whole warp; the plan's items are as they are described.
+    unsafe {
+        while listed < runs {
+            let index = listed + lane;
+            let mut run = Run {
+                table: item.table,
+                first_key: 0,
+                kv_begin: item.kv_begin,
+                kv_end: item.kv_end,
+                first_piece: 0,
+                past_piece: 0,
+                rows: s.shape.rows() << 16,
+                flags: item.flags | if sees_all || joint { 0 } else { POSITIONAL },
+            };
+            if joint && index < runs {
+                let at = (first + u64::from(index) * size_of::<WorkItem>() as u64) as *const u32;
+                let [rows_begin, rows] = ptr::load_nc_u32x2(at);
+                [run.table, run.kv_begin] = ptr::load_nc_u32x2(at.add(2));
+                [run.kv_end, _] = ptr::load_nc_u32x2(at.add(4));
+                [run.flags, _] = ptr::load_nc_u32x2(at.add(8));
+                if rows < item.rows {
+                    let begin = (rows_begin - item.rows_begin) * group;
+                    run.rows = begin | (begin + rows * group) << 16;
+                }
+            }
+            run.first_key = run.kv_begin >> shift << shift;
+            let own = if index < runs {
+                (run.kv_end - run.first_key + p.piece_tokens - 1) >> shift
+            } else {
+                0
+            };
+            // Pieces of all runs up to this one.
+            let mut upto = own;
+            let mut stride = 1;
+            while stride < 32 {
+                let before = warp::warp_shuffle_up(WARP, upto, stride, 32);
+                upto += if lane >= stride { before } else { 0 };
+                stride *= 2;
+            }
+            run.past_piece = pieces + upto;
+            run.first_piece = run.past_piece - own;
+            if index < runs {
+                run.store(s.run(slot, index));
+            }
+            pieces += warp::warp_shuffle_idx(WARP, upto, 31, 32);
+            listed += 32;
+        }
+        warp::sync_warp(WARP);
+    }
+    let keys = s.shape.keys;
+    Unit {
+        tokens: item.rows,
+        head: header.head,
+        position: item.position,
+        runs,
+        // A unit without keys walks one block, all of it masked.
+        blocks: (((pieces << shift) + keys - 1) / keys).max(1),
+    }
+}
+
+/// Where a lane is among the runs of a unit.
+pub(super) struct Walk {
+    pub run: Run,
+    index: u32,
+}
+
+/// Keys of a piece that are the run's.
+#[derive(Clone, Copy)]
+pub(super) struct Piece {
+    /// Position of the piece's first key.
+    pub at: u32,
+    /// The first of the run's keys, counted from there, and one past the last; none where the unit has no such
+    /// piece.
+    pub first: u32,
+    pub past: u32,
+}
+
+impl Piece {
+    pub const NONE: Self = Self {
+        at: 0,
+        first: 0,
+        past: 0,
+    };
+}
+
+impl Walk {
+    /// # Safety
+    /// The unit is there.
+    #[inline(always)]
+    pub unsafe fn start(s: Shared, slot: u32) -> Self {
+        Self {
+            // SAFETY: a unit has a run.
+            run: unsafe { Run::load(s.run(slot, 0)) },
+            index: 0,
+        }
+    }
+
+    /// Goes on to a piece of the unit.
+    ///
+    /// # Safety
+    /// As [`start`](Self::start).
+    #[inline(always)]
+    pub unsafe fn seek(
+        &mut self,
+        s: Shared,
+        slot: u32,
+        unit: &Unit,
+        piece: u32,
+        tokens: u32,
+    ) -> Piece {
+        while piece >= self.run.past_piece && self.index + 1 < unit.runs {
+            self.index += 1;
+            // SAFETY: the unit has the run.
+            self.run = unsafe { Run::load(s.run(slot, self.index)) };
+        }
+        let Run {
+            first_key,
+            kv_begin,
+            kv_end,
+            first_piece,
+            past_piece,
+            ..
+        } = self.run;
+        let at = first_key + (piece - first_piece) * tokens;
+        if piece >= past_piece {
+            return Piece {
+                at,
+                first: 0,
+                past: 0,
+            };
+        }
+        Piece {
+            at,
+            first: kv_begin.saturating_sub(at),
+            past: (kv_end - at).min(tokens),
+        }
+    }
+
+    /// The page id of a piece.
+    ///
+    /// # Safety
+    /// The run has the piece.
+    #[inline(always)]
+    pub unsafe fn page(&self, p: &DecodeParams, page: u32) -> u32 {
+        let entry = p.attention.page_ids + u64::from(self.run.table + page) * 4;
+        // SAFETY: the table has a page for each key of the run.
+        unsafe { ptr::load_nc_u32(entry as *const u32) }
+    }
+
+    /// How a piece is masked, and the words of its groups of 8 keys at `target`. `least` is the last key that
+    /// all rows of the unit see.
+    ///
+    /// # Safety
+    /// The caller owns the words.
+    #[inline(always)]
+    pub unsafe fn mask(
+        &self,
+        piece: Piece,
+        tokens: u32,
+        all_rows: u32,
+        least: i32,
+        windowed: bool,
+        target: u32,
+    ) -> Mode {
+        let Piece { at, first, past } = piece;
+        let rows = if past > 0 { self.run.rows } else { 0 };
+        let mut group = 0;
+        while group < tokens / 8 {
+            let of = |key: u32| key.saturating_sub(8 * group).min(8);
+            let bits = rows & 0xFF | rows >> 16 << 8 | of(first) << 16 | of(past) << 20;
+            // SAFETY: the caller's promise.
+            unsafe { shared::store_u32x2(target + group * 8, [bits, at + 8 * group]) };
+            group += 1;
+        }
+        Mode {
+            masked: rows != all_rows << 16 || first > 0 || past < tokens,
+            positional: self.run.flags & POSITIONAL != 0
+                && (windowed || (at + past) as i32 > least.saturating_add(1)),
+        }
+    }
+}
+
+/// What a block's logits need.
+#[derive(Clone, Copy)]
+pub(super) struct Mode {
+    /// Not all rows see all keys.
+    pub masked: bool,
+    /// What a row sees depends on its position.
+    pub positional: bool,
+}
+
+impl Mode {
+    pub const NONE: Self = Self {
+        masked: false,
+        positional: false,
+    };
+
+    /// Of all lanes' pieces.
+    ///
+    /// # Safety
+    /// A whole warp; the caller owns the word.
+    #[inline(always)]
+    pub unsafe fn store(self, at: u32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let masked = warp::warp_vote_any(WARP, self.masked | self.positional);
+            let positional = warp::warp_vote_any(WARP, self.positional);
+            if warp::lane_id() == 0 {
+                shared::store_u32(at, u32::from(masked) | u32::from(positional) << 1);
+            }
+        }
+    }
+
+    /// # Safety
+    /// A whole warp; the word was stored.
+    #[inline(always)]
+    pub unsafe fn load(at: u32) -> Self {
+        // SAFETY: the caller's promise.
+        let bits = unsafe { super::super::super::uniform(shared::load_u32(at)) };
+        Self {
+            masked: bits & 1 != 0,
+            positional: bits & 2 != 0,
+        }
+    }
+}
+
+/// Who sees a group of 8 keys.
+#[derive(Clone, Copy)]
+pub(super) struct Visible {
+    bits: u32,
+    /// Position of the first key.
+    pub key: u32,
+}
+
+impl Visible {
+    /// # Safety
+    /// The words of the block were stored.
+    #[inline(always)]
+    pub unsafe fn load(mask: u32, group: u32) -> Self {
+        // SAFETY: the caller's promise.
+        let [bits, key] = unsafe { shared::load_u32x2(mask + 16 + group * 8) };
+        Self { bits, key }
+    }
+
+    /// Whether it has anything for a row of the tile.
+    #[inline(always)]
+    pub fn row(self, row: u32) -> bool {
+        row >= self.bits & 0xFF && row < self.bits >> 8 & 0xFF
+    }
+
+    /// Whether one of the keys is the run's.
+    #[inline(always)]
+    pub fn column(self, column: u32) -> bool {
+        column >= self.bits >> 16 & 0xF && column < self.bits >> 20 & 0xF
+    }
+}

@@ -1,0 +1,219 @@
+//! What kernels there are: the table, and what a row of it takes of an SM.
+
+/// The kernels, each of them for each 16-bit float:
+/// `prefill_<rows>x<keys>_d<head dimension>_<element>[_<flag>…]`.
+///
+/// - 192 rows read a third fewer bytes per row, and have three warpgroups to hide the exponentials.
+/// - `cap` wants registers: fewer keys.
+/// - `co_resident` leaves room on an SM for [decodes](super::super::decode_wgmma::narrow): more than half of it is
+///   taken with two tiles of queries, less than half with one, which is slower and lets the decodes be faster.
+/// - From head dimension 192 on two tiles of queries would take more than half of the memory.
+macro_rules! table {
+    ($as:ident $then:ident) => {
+        $crate::common::half::each_half! { $as $then {
+            // Rows × keys, head dimensions of queries and keys / of values, flags, stages of queries, keys, values.
+            128 x 128, 128 / 128, [],            [2, 2, 3];
+            128 x  96, 128 / 128, [cap],         [2, 3, 3];
+            192 x  80, 128 / 128, [],            [2, 3, 3];
+            128 x  80, 128 / 128, [co_resident], [2, 2, 2];
+            128 x  64, 128 / 128, [co_resident], [1, 2, 2];
+            128 x 128,  64 /  64, [],            [2, 3, 3];
+            128 x 128,  64 /  64, [cap],         [2, 3, 3];
+            192 x 112,  64 /  64, [],            [2, 3, 3];
+            128 x 128, 192 / 128, [],            [1, 2, 2];
+            128 x  80, 256 / 256, [],            [1, 2, 2];
+            128 x  64, 256 / 256, [cap],         [1, 2, 3];
+        }}
+    };
+}
+#[cfg(target_arch = "nvptx64")]
+pub(super) use table;
+
+/// The shape of a row.
+macro_rules! shape {
+    ($rows:literal $keys:literal $dim:literal $value_dim:literal [$($flag:ident)*] $stages:expr) => {
+        $crate::sm90::prefill::config::Shape::new(
+            $rows,
+            $keys,
+            [$dim, $value_dim],
+            $stages,
+            $crate::has(&[$(stringify!($flag)),*], "co_resident"),
+        )
+    };
+}
+#[cfg(target_arch = "nvptx64")]
+pub(super) use shape;
+
+#[cfg(not(target_arch = "nvptx64"))]
+mod rows {
+    use super::Shape;
+    use crate::{
+        has,
+        registry::{Arch, Element, Family, KernelInfo, Loads, Op},
+    };
+
+    macro_rules! rows {
+        ($half:ident $element:literal { $(
+            $rows:literal x $keys:literal, $dim:literal / $value_dim:literal, [$($flag:ident),*], $stages:expr;
+        )* }) => {
+            &[$(KernelInfo {
+                element: Element::$half,
+                cap: has(&[$(stringify!($flag)),*], "cap"),
+                ..row(
+                    concat!("prefill_", $rows, "x", $keys, "_d", $dim, "_", $element $(, "_", stringify!($flag))*),
+                    shape!($rows $keys $dim $value_dim [$($flag)*] $stages),
+                )
+            }),*]
+        };
+    }
+
+    /// See [`table`](super::table).
+    pub const ROWS: &[&[KernelInfo]] = table!(list rows);
+
+    const fn row(name: &'static str, shape: Shape) -> KernelInfo {
+        KernelInfo {
+            loads: Loads::PagesOrRows,
+            rows: shape.rows(),
+            keys: shape.keys,
+            head_dim: shape.head_dim,
+            value_dim: shape.value_dim,
+            co_resident: shape.co_resident,
+            stages: shape.stages,
+            threads: shape.threads(),
+            registers: shape.registers()[0],
+            shared_bytes: shape.shared_bytes(),
+            ctas_per_sm: 1,
+            ..KernelInfo::new(name, Family::Prefill, Arch::Sm90a, Op::Prefill)
+        }
+    }
+}
+#[cfg(not(target_arch = "nvptx64"))]
+pub use rows::ROWS;
+
+/// What one instance of the kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Warpgroups that compute, 64 rows each.
+    pub consumers: u32,
+    /// Keys in a block.
+    pub keys: u32,
+    /// Head dimension of queries and keys.
+    pub head_dim: u32,
+    /// Head dimension of values and outputs.
+    pub value_dim: u32,
+    /// Tiles of queries in shared memory. With two, a tile's last step is the next one's first.
+    pub query_stages: u32,
+    /// Blocks of keys.
+    pub stages: u32,
+    /// Blocks of values: they stay longer, until P·V is done.
+    pub value_stages: u32,
+    /// Leaves room on the SM for a CTA of another kernel.
+    pub co_resident: bool,
+}
+
+impl Shape {
+    /// Head dimensions of queries and keys, and of values; stages of queries, keys and values.
+    pub(super) const fn new(
+        rows: u32,
+        keys: u32,
+        dims: [u32; 2],
+        stages: [u32; 3],
+        co_resident: bool,
+    ) -> Self {
+        let shape = Self {
+            consumers: rows / 64,
+            keys,
+            head_dim: dims[0],
+            value_dim: dims[1],
+            query_stages: stages[0],
+            stages: stages[1],
+            value_stages: stages[2],
+            co_resident,
+        };
+        assert!(
+            shape.shared_bytes() <= 227 * 1024,
+            "more than a CTA can have"
+        );
+        assert!(dims[1] <= dims[0], "outputs take the place of queries");
+        shape
+    }
+
+    /// Rows of a tile.
+    #[must_use]
+    pub const fn rows(&self) -> u32 {
+        64 * self.consumers
+    }
+
+    /// Threads of a CTA: the consumers and the warpgroup that feeds them.
+    #[must_use]
+    pub const fn threads(&self) -> u32 {
+        128 * (self.consumers + 1)
+    }
+
+    /// Registers of a thread: at launch, and then of the warpgroup that feeds and of those that compute,
+    /// which share out anew what the CTA was launched with.
+    #[must_use]
+    pub const fn registers(&self) -> [u32; 3] {
+        match (self.consumers, self.co_resident) {
+            (2, false) => [168, 40, 232],
+            (2, true) => [128, 32, 176],
+            (3, false) => [128, 32, 160],
+            _ => panic!("two or three warpgroups compute"),
+        }
+    }
+
+    /// Whether a thread's registers hold the weights of two blocks, so that those of the next are computed
+    /// while P·V of the last is under way.
+    #[must_use]
+    pub const fn two_weights(&self) -> bool {
+        self.consumers == 2 && self.value_dim <= 128
+    }
+
+    /// Bytes of 64 columns of the queries.
+    pub(super) const fn slab_bytes(&self) -> u32 {
+        self.rows() * 128
+    }
+
+    pub(super) const fn query_bytes(&self) -> u32 {
+        self.head_dim / 64 * self.slab_bytes()
+    }
+
+    /// Bytes of a value, or of a key.
+    pub(super) const fn row_bytes(&self, values: bool) -> u32 {
+        2 * if values {
+            self.value_dim
+        } else {
+            self.head_dim
+        }
+    }
+
+    pub(super) const fn key_bytes(&self) -> u32 {
+        self.keys * self.row_bytes(false)
+    }
+
+    pub(super) const fn value_bytes(&self) -> u32 {
+        self.keys * self.row_bytes(true)
+    }
+
+    /// The tiles of queries (a finished tile's becomes its output), the stages, barriers and tiles.
+    pub(super) const fn keys_offset(&self) -> u32 {
+        self.query_stages * self.query_bytes()
+    }
+
+    pub(super) const fn values_offset(&self) -> u32 {
+        self.keys_offset() + self.stages * self.key_bytes()
+    }
+
+    pub(super) const fn barriers_offset(&self) -> u32 {
+        self.values_offset() + self.value_stages * self.value_bytes()
+    }
+
+    /// Dynamic shared memory.
+    #[must_use]
+    pub const fn shared_bytes(&self) -> u32 {
+        self.barriers_offset() + 256 + 2 * TILE_BYTES
+    }
+}
+
+/// A tile in shared memory: four vectors of four words.
+pub(super) const TILE_BYTES: u32 = 64;

@@ -1,0 +1,256 @@
+//! The end of a tile: the consumers normalise it, a warp of its own writes it.
+
+use core::f32::consts::LN_2;
+
+use cuda_std::{
+    fence,
+    math::{lg2, rcp},
+    mbarrier, mma,
+    prelude::*,
+    tma::{self, TensorMap},
+    wgmma,
+};
+
+use super::{super::pipeline::Pipeline, shared::Shared};
+use crate::{
+    abi::{DIRECT, PrefillParams},
+    common::half::Half,
+    common::prefill_tile::Tile,
+    common::softmax::Rows,
+};
+
+const WARP: u32 = warp::FULL_MASK;
+
+/// Normalises 16 rows of a warp: for the [writer](write) into the place of the warp's queries, which are not
+/// needed any more, or to a partial state.
+///
+/// # Safety
+/// A whole warp comes here, behind the last product with its queries; the stage holds its tile.
+#[inline(always)]
+pub(super) unsafe fn finish_tile<T: Half, const O: usize>(
+    p: &PrefillParams,
+    s: Shared,
+    stage: u32,
+    o: &[f32; O],
+    rows: &Rows,
+    scale: f32,
+) {
+    let a = &p.attention;
+    // Opaque here: or what follows from them is computed before the main loop and takes its registers.
+    let mut here = [warp::lane_id(), thread::thread_idx_x()];
+    wgmma::fence_operand(&mut here);
+    let [lane, thread] = here;
+    let first_row = (thread - 128) / 32 * 16;
+    // SAFETY: whole warps; the tile stays until this warp has arrived.
+    let tile = unsafe { Tile::load(s.tile(stage)) };
+    let totals = unsafe { rows.totals() };
+    let inverse = totals.map(|total| if total > 0.0 { rcp(total) } else { 0.0 });
+    let head_dim = s.shape.value_dim;
+
+    let packed = |i: usize| T::pack(o[i] * inverse[i / 2 % 2], o[i + 1] * inverse[i / 2 % 2]);
+    if tile.slot == DIRECT && s.shape.query_stages == 1 {
+        // SAFETY: whole warps; the rows are this warp's alone.
+        unsafe { write_fragments::<O>(p, &tile, lane, first_row, head_dim, packed) };
+    } else if tile.slot == DIRECT {
+        // SAFETY: 16 rows of queries that only this warp read, and it needs them no more.
+        unsafe {
+            let mut j = 0;
+            while j < O / 8 {
+                let quarter = |i| packed(8 * j + i);
+                let fragments = [quarter(0), quarter(2), quarter(4), quarter(6)];
+                let at = staged(s, stage, first_row + lane % 16, 2 * j as u32 + lane / 16);
+                mma::stmatrix_x4(at, fragments);
+                j += 1;
+            }
+        }
+        // It goes on by TMA.
+        fence::proxy_async_shared();
+    }
+    // SAFETY: whole warps.
+    unsafe {
+        mbarrier::arrive(s.tile_free(stage));
+        warp::sync_warp(WARP);
+        if lane == 0 {
+            mbarrier::arrive(s.output_full(stage));
+        }
+    }
+
+    // Stores to memory last: the fence above would wait for them.
+    let mut h = 0;
+    while h < 2 {
+        let row = first_row + lane / 4 + 8 * h as u32;
+        if row < tile.rows {
+            let (token, head) = tile.place(&p.pack, row);
+            let lse = if totals[h] > 0.0 {
+                rows.reference[h] * scale + lg2(totals[h])
+            } else {
+                f32::NEG_INFINITY
+            };
+            if tile.slot == DIRECT {
+                let at = u64::from((tile.token + token) * a.q_heads + head) * 4;
+                if a.lse != 0 && lane % 4 == 0 {
+                    // SAFETY: the row is this thread's alone.
+                    unsafe { ptr::store_f32((a.lse + at) as *mut f32, lse * LN_2) };
+                }
+            } else {
+                let state = u64::from((tile.slot + token) * a.q_heads + head);
+                let out =
+                    a.partial_out + (state * u64::from(head_dim) + u64::from(lane % 4 * 2)) * 4;
+                // SAFETY: the slot is this tile's alone, its row this thread's.
+                unsafe {
+                    if lane % 4 == 0 {
+                        ptr::store_f32((a.partial_lse + state * 4) as *mut f32, lse);
+                    }
+                    let mut j = 0;
+                    while j < O / 4 {
+                        let pair = [
+                            o[4 * j + 2 * h] * inverse[h],
+                            o[4 * j + 2 * h + 1] * inverse[h],
+                        ];
+                        ptr::store_f32x2((out + 32 * j as u64) as *mut f32, pair);
+                        j += 1;
+                    }
+                }
+            }
+        }
+        h += 1;
+    }
+}
+
+/// Writes 16 rows from the fragments of an accumulator: four lanes of a row swap until each has 16 bytes.
+#[inline(always)]
+unsafe fn write_fragments<const O: usize>(
+    p: &PrefillParams,
+    tile: &Tile,
+    lane: u32,
+    first_row: u32,
+    head_dim: u32,
+    packed: impl Fn(usize) -> u32,
+) {
+    let mut h = 0;
+    while h < 2 {
+        let row = first_row + lane / 4 + 8 * h as u32;
+        let (token, head) = tile.place(&p.pack, row);
+        let element = u64::from(tile.token + token) * u64::from(p.attention.out_token_stride)
+            + u64::from(head * head_dim + lane % 4 * 8);
+        let out = p.attention.out + element * 2;
+        let mut j = 0;
+        while j < O / 16 {
+            let mut words = [0, 4, 8, 12].map(|i| packed(16 * j + i + 2 * h));
+            // SAFETY: whole warps; a row that there is, of the output.
+            unsafe {
+                swap(&mut words, [(0, 1), (2, 3)], lane & 1 != 0, 1);
+                swap(&mut words, [(0, 2), (1, 3)], lane & 2 != 0, 2);
+                if row < tile.rows {
+                    ptr::store_u32x4((out + 64 * j as u64) as *mut u32, words);
+                }
+            }
+            j += 1;
+        }
+        h += 1;
+    }
+}
+
+/// Gives the other lane the word of each pair that is not this one's: of two lanes, `upper` keeps the second.
+#[inline(always)]
+unsafe fn swap(words: &mut [u32; 4], pairs: [(usize, usize); 2], upper: bool, distance: u32) {
+    let mut i = 0;
+    while i < 2 {
+        let (first, second) = pairs[i];
+        let mine = if upper { words[first] } else { words[second] };
+        // SAFETY: the caller's whole warp.
+        let other = unsafe { warp::warp_shuffle_xor(WARP, mine, distance, 32) };
+        if upper {
+            words[first] = other;
+        } else {
+            words[second] = other;
+        }
+        i += 1;
+    }
+}
+
+/// Where 16 bytes of a finished row lie: in the place of the queries, swizzled like them.
+#[inline(always)]
+fn staged(s: Shared, stage: u32, row: u32, chunk: u32) -> u32 {
+    s.queries(stage) + chunk / 8 * s.shape.slab_bytes() + row * 128 + ((chunk % 8) ^ (row % 8)) * 16
+}
+
+/// The warp that writes finished tiles to memory, while the consumers are at the next.
+///
+/// # Safety
+/// A whole warp comes here; `map` is that of the outputs, and the barriers are initialised.
+#[inline(always)]
+pub(super) unsafe fn write(p: &PrefillParams, map: *const TensorMap, s: Shared) {
+    let lane = warp::lane_id();
+    let whole = p.pack.div(s.shape.rows()) * p.pack.get();
+    let mut tiles = Pipeline::<2>::CONSUMER;
+    loop {
+        // SAFETY: the barriers say what belongs to whom; a whole warp.
+        unsafe {
+            mbarrier::wait(s.tile_full(tiles.stage), tiles.parity);
+            let tile = Tile::load(s.tile(tiles.stage));
+            if tile.rows == 0 {
+                return;
+            }
+            mbarrier::wait(s.output_full(tiles.stage), tiles.parity);
+            if tile.slot == DIRECT && s.shape.query_stages == 2 {
+                if tile.rows == whole {
+                    if lane == 0 {
+                        write_whole(p, map, s, tiles.stage, &tile);
+                    }
+                } else {
+                    write_rows(p, s, tiles.stage, &tile);
+                    // The next queries come by TMA to where ordinary loads read.
+                    fence::proxy_async_shared();
+                }
+            }
+            mbarrier::arrive(s.tile_free(tiles.stage));
+        }
+        tiles.advance();
+    }
+}
+
+/// A tile that has all its rows, by one thread.
+#[inline(always)]
+unsafe fn write_whole(
+    p: &PrefillParams,
+    map: *const TensorMap,
+    s: Shared,
+    stage: u32,
+    tile: &Tile,
+) {
+    let head = p.pack.div(tile.head) as i32;
+    let mut slab = 0;
+    // SAFETY: the tile's rows are in the output, and nobody else writes them; they have left shared memory
+    // when this returns.
+    unsafe {
+        while slab < s.shape.value_dim / 64 {
+            let corner = [0, 0, tile.token as i32, slab as i32, head];
+            tma::store_tensor(map, corner, s.queries(stage) + slab * s.shape.slab_bytes());
+            slab += 1;
+        }
+        tma::commit_group();
+        tma::wait_group_read::<0>();
+    }
+}
+
+/// The rows that there are.
+#[inline(always)]
+unsafe fn write_rows(p: &PrefillParams, s: Shared, stage: u32, tile: &Tile) {
+    let a = &p.attention;
+    let head_dim = s.shape.value_dim;
+    let chunks = head_dim / 8;
+    let mut i = warp::lane_id();
+    while i < tile.rows * chunks {
+        let (row, chunk) = (i / chunks, i % chunks);
+        let (token, head) = tile.place(&p.pack, row);
+        let element = u64::from(tile.token + token) * u64::from(a.out_token_stride)
+            + u64::from(head * head_dim + chunk * 8);
+        // SAFETY: the consumers staged it; the output's row is this tile's alone.
+        unsafe {
+            let vector = shared::load_u32x4(staged(s, stage, row, chunk));
+            ptr::store_u32x4((a.out + element * 2) as *mut u32, vector);
+        }
+        i += 32;
+    }
+}

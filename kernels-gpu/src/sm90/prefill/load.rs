@@ -1,0 +1,123 @@
+//! The loaders: keys and values, page by page.
+
+use cuda_std::{
+    fence,
+    math::div_u32,
+    mbarrier,
+    prelude::*,
+    tma::{self, TensorMap},
+};
+
+use super::{
+    super::{pages::clear, pipeline::Pipeline},
+    scheduler::CLAIM_AHEAD,
+    shared::Shared,
+};
+use crate::{abi::PrefillParams, common::prefill_tile::Tile};
+
+const WARP: u32 = warp::FULL_MASK;
+
+/// The next tile.
+///
+/// # Safety
+/// A whole warp comes here, once for each tile.
+#[inline(always)]
+pub(super) unsafe fn next_tile(s: Shared, tiles: &mut Pipeline<2>) -> Tile {
+    // SAFETY: the ring's barriers say what belongs to whom.
+    unsafe {
+        mbarrier::wait(s.tile_full(tiles.stage), tiles.parity);
+        let tile = Tile::load(s.tile(tiles.stage));
+        mbarrier::arrive(s.tile_free(tiles.stage));
+        tiles.advance();
+        tile
+    }
+}
+
+/// Brings the blocks of all tiles, from the last to the first of each: values or keys.
+///
+/// # Safety
+/// A whole warp comes here; `map` is that of the values or of the keys, and the barriers are initialised.
+#[inline(always)]
+pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
+    p: &PrefillParams,
+    map: *const TensorMap,
+    s: Shared,
+) {
+    let a = &p.attention;
+    let lane = warp::lane_id();
+    let (keys, row_bytes) = (s.shape.keys, s.shape.row_bytes(VALUES));
+    let mine = lane < div_u32(keys, p.box_tokens);
+    let mut tiles = Pipeline::<2>::CONSUMER;
+    let mut blocks = Pipeline::<STAGES>::PRODUCER;
+    let mut tail_parity = 0;
+    loop {
+        // SAFETY: a whole warp.
+        let tile = unsafe { next_tile(s, &mut tiles) };
+        if tile.rows == 0 {
+            return;
+        }
+        let mut begin = tile.end as i32;
+        let mut left = tile.blocks;
+        while left > 0 {
+            if !VALUES && left == CLAIM_AHEAD && lane == 0 {
+                // SAFETY: the tile stays until its output is written; who waits is the scheduler.
+                unsafe {
+                    if s.claims_late(tiles.stage ^ 1) {
+                        mbarrier::arrive(s.ends_soon());
+                    }
+                }
+            }
+            left -= 1;
+            begin -= keys as i32;
+            // Which page this lane's box lies in: looked up before the stage is free.
+            let at = begin + (lane * p.box_tokens) as i32;
+            let mut corner = [0, 0, 0, 0, p.pages.outside as i32];
+            if mine && at >= tile.lowest as i32 && at < tile.kv_end as i32 {
+                let (page, in_page) = p.page_size.div_rem(at as u32);
+                let entry = (a.page_ids + u64::from(tile.table + page) * 4) as *const u32;
+                // SAFETY: the table has a page for each key of the item.
+                let id = unsafe { ptr::load_nc_u32(entry) };
+                corner[3] = (in_page / 8) as i32;
+                corner[4] =
+                    (id * p.pages.step_per_page + tile.kv_head * p.pages.step_per_head) as i32;
+            }
+            corner[2] = (tile.kv_head * p.pages.step_in_token * (row_bytes / 128)) as i32;
+
+            let (full, free, target) = s.stage_of(VALUES, blocks.stage);
+            // A box that reaches past the item's keys: those values may be anything, and their
+            // weight 0 does not keep a NaN out.
+            let past = tile.kv_end as i32;
+            let tail = VALUES && begin + keys as i32 > past && tile.kv_end % p.box_tokens != 0;
+            // SAFETY: as above.
+            unsafe {
+                mbarrier::wait(free, blocks.parity);
+                let arrival = if tail { s.tail() } else { full };
+                if lane == 0 {
+                    mbarrier::arrive_expect_tx(arrival, keys * row_bytes);
+                }
+                warp::sync_warp(WARP);
+                if mine {
+                    let offset = lane * p.box_tokens * row_bytes;
+                    tma::load_tensor(target + offset, map, corner, arrival);
+                }
+                if tail {
+                    mbarrier::wait(s.tail(), tail_parity);
+                    tail_parity ^= 1;
+                    let first = (past - begin) as u32;
+                    clear(
+                        target,
+                        first,
+                        first.next_multiple_of(p.box_tokens),
+                        row_bytes,
+                    );
+                    fence::proxy_async_shared();
+                    warp::sync_warp(WARP);
+                    if lane == 0 {
+                        mbarrier::arrive(full);
+                    }
+                }
+            }
+            blocks.advance();
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Loaders for pools that tensor maps cannot describe: pages of any size, copied row by row.
+
+use cuda_std::{async_copy, mbarrier, prelude::*};
+
+use super::{super::pipeline::Pipeline, scheduler::CLAIM_AHEAD, shared::Shared};
+use crate::{
+    abi::{KvStrides, PrefillParams},
+    common::prefill_tile::Tile,
+};
+
+const WARP: u32 = warp::FULL_MASK;
+
+/// Rows that a warp looks up and copies at a time, a lane each; at most four times that make a block.
+const ROWS: u32 = 32;
+
+/// A row that the tile does not see: it becomes zero, whatever is in the pool.
+const NOWHERE: u32 = u32::MAX;
+
+/// Copies of a lane whose addresses are there at a time: one alone would wait until the one before has read its own.
+const TOGETHER: usize = 2;
+
+/// Where a tile's keys are, or its values.
+#[derive(Clone, Copy)]
+struct Table<'a> {
+    p: &'a PrefillParams,
+    strides: &'a KvStrides,
+    /// Its first page.
+    first: u32,
+    /// The keys that the tile sees: the first one, and how many.
+    lowest: i32,
+    keys: u32,
+}
+
+impl Table<'_> {
+    /// The index of a key's page in the table and its token there, if the tile sees it.
+    #[inline(always)]
+    fn find(self, key: i32) -> Option<(u32, u32)> {
+        (((key - self.lowest) as u32) < self.keys).then(|| self.p.page_size.div_rem(key as u32))
+    }
+
+    /// Asks for the page of a key, a block ahead of its use: nothing here may wait for it.
+    ///
+    /// # Safety
+    /// The table is that of a tile.
+    #[inline(always)]
+    unsafe fn page(self, key: i32) -> u32 {
+        let Some((page, _)) = self.find(key) else {
+            return 0;
+        };
+        let entry = self.p.attention.page_ids + u64::from(self.first + page) * 4;
+        // SAFETY: the table has a page for each key of the item.
+        unsafe { ptr::load_nc_u32(entry as *const u32) }
+    }
+
+    /// Where a key of a page is, in vectors of 16 bytes.
+    #[inline(always)]
+    fn place(self, key: i32, page: u32) -> u32 {
+        match self.find(key) {
+            Some((_, token)) => page * self.strides.page + token * self.strides.token,
+            None => NOWHERE,
+        }
+    }
+}
+
+/// Which of eight rows a lane copies at a time. Neighbours are four apart, whose swizzled places are in other banks.
+#[inline(always)]
+fn row_of_eight(lane: u32) -> u32 {
+    lane / 4 % 2 * 4 + lane / 8
+}
+
+/// Copies up to [`ROWS`] of the `rows` that are left of a block, zeros where a place is [`NOWHERE`]. Four lanes share
+/// the four rows that they have looked up: 64 bytes at a time, so that a place found once serves for many copies.
+///
+/// # Safety
+/// A whole warp comes here; the rows at `target` are its to write; places are those behind `source`.
+#[inline(always)]
+unsafe fn copy(source: u64, places: u32, target: u32, rows: u32, row_bytes: u32) {
+    let halves = [target, target ^ 64];
+    let mut eight = 0;
+    while eight < ROWS / 8 {
+        if eight == ROWS / 16 && rows == ROWS / 2 {
+            break;
+        }
+        let mut sources = [0; TOGETHER];
+        let mut bytes = [0; TOGETHER];
+        let mut i = 0;
+        // SAFETY: the caller's promise; nothing is read for a row that is nowhere.
+        unsafe {
+            while i < TOGETHER {
+                let place = warp::warp_shuffle_idx(WARP, places, eight + i as u32, 4);
+                bytes[i] = if place == NOWHERE { 0 } else { 16 };
+                sources[i] = source + u64::from(place) * 16;
+                i += 1;
+            }
+            let mut part = 0;
+            while part < row_bytes / 64 {
+                i = 0;
+                while i < TOGETHER {
+                    let behind = (eight + i as u32) * (8 * row_bytes) + part / 2 * 1024;
+                    let source = sources[i] + u64::from(part) * 64;
+                    let target = halves[part as usize % 2] + behind;
+                    async_copy::copy_cg_zfill(target, source as *const u8, bytes[i]);
+                    i += 1;
+                }
+                part += 1;
+            }
+        }
+        eight += TOGETHER as u32;
+    }
+}
+
+/// Brings the blocks of all tiles, from the last to the first of each: values or keys. Each lane's copies
+/// arrive at the block's barrier when they are done.
+///
+/// # Safety
+/// A whole warp comes here; the barriers are initialised for copies by each lane.
+#[inline(always)]
+pub(super) unsafe fn gather<const VALUES: bool, const STAGES: u32>(p: &PrefillParams, s: Shared) {
+    let a = &p.attention;
+    let (pool, strides) = if VALUES {
+        (a.v, &a.v_strides)
+    } else {
+        (a.k, &a.k_strides)
+    };
+    let lane = warp::lane_id();
+    let keys = s.shape.keys;
+    let row_bytes = s.shape.row_bytes(VALUES);
+    let times = keys.div_ceil(ROWS) as usize;
+    let copied = times as u32 * ROWS;
+    // Where the lane copies to: swizzled, and on through the stages, which lie one behind the other.
+    let (_, _, stages) = s.stage_of(VALUES, 0);
+    let row = row_of_eight(lane);
+    let mut target = stages + row * 128 + ((lane % 4) ^ row) * 16;
+    let mut blocks = Pipeline::<STAGES>::PRODUCER;
+    // As a ring of two would be, in one register.
+    let mut tiles = 0;
+    loop {
+        // SAFETY: the ring's barriers say what belongs to whom; a whole warp.
+        unsafe {
+            mbarrier::wait(s.tile_full(tiles % 2), tiles / 2 % 2);
+            let tile = Tile::load(s.tile(tiles % 2));
+            if tile.rows == 0 {
+                return;
+            }
+            let head = u64::from(tile.kv_head * strides.head + lane % 4) * 16;
+            let source = misc::opaque_u64(pool + head);
+            let table = Table {
+                p,
+                strides,
+                first: tile.table,
+                lowest: tile.lowest as i32,
+                // A tile that sees nothing may end before its first key.
+                keys: tile.end.saturating_sub(tile.lowest),
+            };
+            // The key that the lane looks up. Opaque, here and below: or what follows from it takes registers.
+            let row = row_of_eight(misc::opaque(lane)) + lane % 4 * 8;
+            let mut key = tile.end as i32 - keys as i32 + row as i32;
+            let mut left = tile.blocks;
+            let mut pages = [0; 4];
+            let mut time = 0;
+            while time < times {
+                pages[time] = table.page(key + (time as u32 * ROWS) as i32);
+                time += 1;
+            }
+            loop {
+                if !VALUES && left == CLAIM_AHEAD && lane == 0 && s.claims_late(tiles % 2) {
+                    mbarrier::arrive(s.ends_soon());
+                }
+                let (_, free, _) = s.stage_of(VALUES, blocks.stage);
+                mbarrier::wait(free, blocks.parity);
+                time = 0;
+                while time < times {
+                    key = misc::opaque(key as u32) as i32;
+                    let places = table.place(key, pages[time]);
+                    pages[time] = table.page(key - keys as i32);
+                    let rows = keys - time as u32 * ROWS;
+                    copy(source, places, target, rows, row_bytes);
+                    target += ROWS * row_bytes;
+                    key += ROWS as i32;
+                    time += 1;
+                }
+                let (full, _, _) = s.stage_of(VALUES, misc::opaque(blocks.stage));
+                async_copy::mbarrier_arrive(full);
+                blocks.advance();
+                target -= (copied - keys) * row_bytes;
+                if blocks.stage == 0 {
+                    target -= STAGES * keys * row_bytes;
+                }
+                left -= 1;
+                if left == 0 {
+                    break;
+                }
+                key -= (keys + copied) as i32;
+            }
+            mbarrier::arrive(s.tile_free(tiles % 2));
+            tiles += 1;
+        }
+    }
+}

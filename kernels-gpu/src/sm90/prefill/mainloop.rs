@@ -1,0 +1,308 @@
+//! The warpgroups that compute: masks, weights, and when which product is issued.
+
+use cuda_std::{mbarrier, prelude::*, wgmma};
+
+use super::{
+    super::{
+        mma::{queries_keys, weights_values},
+        pipeline::Pipeline,
+        uniform,
+    },
+    epilogue::finish_tile,
+    shared::Shared,
+};
+use crate::{
+    abi::PrefillParams,
+    common::half::Half,
+    common::prefill_tile::Tile,
+    common::softmax::{Rows, hide_after, hide_before, mask, transform},
+    common::variant::Variant,
+};
+
+const WARP: u32 = warp::FULL_MASK;
+
+/// What a consumer knows of its tile.
+struct Work {
+    /// Shared address of its 64 rows of queries.
+    queries: u32,
+    /// First key of the block at hand, blocks left (this one included), blocks it need not look at.
+    begin: i32,
+    left: u32,
+    skipped: u32,
+    /// The first and the last key that all 64 rows see.
+    all_see: (i32, i32),
+}
+
+impl Work {
+    #[inline(always)]
+    unsafe fn open<V: Variant>(
+        p: &PrefillParams,
+        variant: &V,
+        s: Shared,
+        stage: u32,
+        consumer: u32,
+    ) -> Self {
+        // SAFETY: the tile's barrier completed; whole warps.
+        let tile = unsafe { Tile::load(s.tile(stage)) };
+        // Opaque: or what rows have to do with tokens takes registers in the main loop.
+        let first = misc::opaque(64 * consumer);
+        // Positions grow with the row, and what is seen with the position.
+        let (_, least) = tile.sees(&p.pack, variant, first);
+        let (most_first, most) = tile.sees(&p.pack, variant, first + 63);
+        let keys = s.shape.keys as i32;
+        let mut begin = tile.end as i32 - keys;
+        let mut left = tile.blocks;
+        let mut skipped = 0;
+        while left > 1 && begin > most {
+            begin -= keys;
+            left -= 1;
+            skipped += 1;
+        }
+        // SAFETY: whole warps; all 64 rows agree on these.
+        unsafe {
+            Self {
+                queries: s.queries(stage) + consumer * 64 * 128,
+                begin: uniform(begin as u32) as i32,
+                left: uniform(left),
+                skipped: uniform(skipped),
+                all_see: (
+                    uniform(most_first as u32) as i32,
+                    uniform(least as u32) as i32,
+                ),
+            }
+        }
+    }
+}
+
+/// Works through all tiles.
+///
+/// One step is one block of keys. Its Q·Kᵀ is issued together with P·V of the block before, whose weights
+/// are in registers; while the tensor cores do P·V, the block's own weights are computed beside them, so
+/// there are two sets. A tile's last P·V thus goes with the next tile's first Q·Kᵀ.
+///
+/// # Safety
+/// Whole warpgroups come here, all consumers of the CTA; the barriers are initialised.
+#[inline(always)]
+pub(super) unsafe fn consume<
+    T: Half,
+    V: Variant,
+    const STAGES: u32,
+    const VALUE_STAGES: u32,
+    const S: usize,
+    const P: usize,
+    const O: usize,
+>(
+    p: &PrefillParams,
+    variant: &V,
+    s: Shared,
+) where
+    [f32; S]: wgmma::Accumulator,
+    [f32; O]: wgmma::Accumulator,
+{
+    let lane = warp::lane_id();
+    let thread = thread::thread_idx_x() - 128;
+    // SAFETY: whole warps here and in everything below.
+    let consumer = unsafe { uniform(thread / 128) };
+    let first_row = thread / 32 * 16;
+    let rows_of_thread = [first_row + lane / 4, first_row + lane / 4 + 8];
+    let scale = if V::TRANSFORMS_LOGITS {
+        1.0
+    } else {
+        variant.params().scale_log2
+    };
+    let keys = s.shape.keys as i32;
+    let (dim, value_dim) = (s.shape.head_dim, s.shape.value_dim);
+    let slab = s.shape.slab_bytes();
+    let two_weights = s.shape.two_weights();
+
+    let mut tiles = Pipeline::<2>::CONSUMER;
+    let mut k = Pipeline::<STAGES>::CONSUMER;
+    let mut v = Pipeline::<VALUE_STAGES>::CONSUMER;
+    let mut logits = [0.0; S];
+    let mut weights = [0; P];
+    let mut other_weights = [0; P];
+    let mut o = [0.0; O];
+    let mut rows = Rows::EMPTY;
+
+    macro_rules! release {
+        ($barrier:expr) => {
+            if lane == 0 {
+                mbarrier::arrive($barrier);
+            }
+        };
+    }
+    // Conditions that all lanes agree on are put to a vote: the compiler does not know them to be
+    // uniform otherwise, nor what depends on them, and wgmma takes its descriptors from uniform
+    // registers.
+    macro_rules! all_agree {
+        ($condition:expr) => {
+            warp::warp_vote_any(WARP, $condition)
+        };
+    }
+    // The next tile, and the keys of its blocks that these rows do not see.
+    macro_rules! open {
+        () => {{
+            let work = Work::open(p, variant, s, tiles.stage, consumer);
+            let mut skipped = work.skipped;
+            while all_agree!(skipped > 0) {
+                mbarrier::wait(s.keys_full(k.stage), k.parity);
+                release!(s.keys_free(k.stage));
+                k.advance();
+                skipped -= 1;
+            }
+            work
+        }};
+    }
+    macro_rules! skip_values {
+        ($work:ident) => {
+            while all_agree!($work.skipped > 0) {
+                mbarrier::wait(s.values_full(v.stage), v.parity);
+                release!(s.values_free(v.stage));
+                v.advance();
+                $work.skipped -= 1;
+            }
+        };
+    }
+    // From accumulators to logits: the variant's and the mask.
+    macro_rules! finish_logits {
+        ($work:ident) => {
+            let last = $work.begin + keys - 1;
+            let after = last > $work.all_see.1;
+            let before = $work.begin < $work.all_see.0;
+            if V::TRANSFORMS_LOGITS || V::MASKS || after || before {
+                // Seldom: what the rows see is computed again rather than kept in registers.
+                let tile = Tile::load(s.tile(tiles.stage));
+                let of = rows_of_thread.map(|row| tile.query(&p.pack, row));
+                if V::TRANSFORMS_LOGITS {
+                    transform(&mut logits, variant, $work.begin, of);
+                }
+                let seen = rows_of_thread.map(|row| tile.sees(&p.pack, variant, row));
+                if V::MASKS {
+                    mask(&mut logits, variant, $work.begin, of);
+                }
+                if after {
+                    hide_after(&mut logits, $work.begin, [seen[0].1, seen[1].1]);
+                }
+                if before {
+                    hide_before(&mut logits, $work.begin, [seen[0].0, seen[1].0]);
+                }
+            }
+        };
+    }
+    // Q·Kᵀ of a block is there. Whether that was the tile's last, and its queries are not needed any more.
+    macro_rules! keys_done {
+        ($work:ident) => {{
+            release!(s.keys_free(k.stage));
+            k.advance();
+            $work.left -= 1;
+            let last = all_agree!($work.left == 0);
+            if s.shape.query_stages == 1 && last {
+                release!(s.queries_free());
+            }
+            last
+        }};
+    }
+    macro_rules! values_there {
+        ($now:ident) => {
+            wgmma::wait_group::<0>();
+            wgmma::fence_operand(&mut o);
+            wgmma::fence_operand(&mut $now);
+        };
+    }
+    // One block: `$now` are the weights of the block before, `$next` becomes those of this one.
+    macro_rules! step {
+        ($turn:ident, $work:ident, $now:ident, $next:ident) => {{
+            if $turn {
+                tiles.advance();
+                mbarrier::wait(s.queries_full(tiles.stage), tiles.parity);
+                if shared::load_u32(s.tile(tiles.stage) + 8) == 0 {
+                    break $now;
+                }
+                $work = open!();
+            }
+            let values = uniform(s.values(v.stage));
+            mbarrier::wait(s.keys_full(k.stage), k.parity);
+            queries_keys::<T, S>(&mut logits, $work.queries, s.keys(k.stage), dim, slab);
+            mbarrier::wait(s.values_full(v.stage), v.parity);
+            weights_values::<T, O, P>(&mut o, &$now, values, value_dim);
+            wgmma::wait_group::<1>();
+            wgmma::fence_operand(&mut logits);
+            let last_of_tile = keys_done!($work);
+            finish_logits!($work);
+            $work.begin -= keys;
+
+            // Weights against the references that there are; whether those still do shows in the sums.
+            // A tile's first block has none. The vote also keeps the wait for P·V behind the weights:
+            // ptxas waits as early as it can, but not before a branch.
+            if !two_weights {
+                values_there!($now);
+            }
+            let mut sums = [f32::INFINITY; 4];
+            let mut good = false;
+            if !$turn {
+                sums = rows.guess(&logits, scale, &mut $next, T::pack);
+                good = !warp::warp_vote_any(WARP, Rows::outgrown(&sums));
+            }
+            if two_weights {
+                values_there!($now);
+            }
+            release!(s.values_free(v.stage));
+            v.advance();
+            if !good {
+                if $turn {
+                    finish_tile::<T, O>(p, s, tiles.stage ^ 1, &o, &rows, scale);
+                    o = [0.0; O];
+                    rows = Rows::EMPTY;
+                    skip_values!($work);
+                }
+                let factors = rows.renew(&logits, &sums, scale);
+                if !$turn {
+                    let mut i = 0;
+                    while i < O {
+                        o[i] *= factors[i / 2 % 2];
+                        i += 1;
+                    }
+                }
+                sums = rows.weigh_seen(&logits, scale, &mut $next, T::pack);
+            }
+            rows.add(&sums);
+            $turn = last_of_tile;
+        }};
+    }
+
+    // SAFETY: whole warpgroups; the barriers say what has arrived and what may be written again.
+    unsafe {
+        mbarrier::wait(s.queries_full(0), 0);
+        // A captured launch may have more CTAs than the plan at hand has units.
+        if shared::load_u32(s.tile(0) + 8) == 0 {
+            return;
+        }
+        let mut work = open!();
+        mbarrier::wait(s.keys_full(k.stage), k.parity);
+        queries_keys::<T, S>(&mut logits, work.queries, s.keys(k.stage), dim, slab);
+        wgmma::wait_group::<0>();
+        wgmma::fence_operand(&mut logits);
+        let mut turn = keys_done!(work);
+        finish_logits!(work);
+        rows.renew(&logits, &[f32::INFINITY; 4], scale);
+        let sums = rows.weigh_seen(&logits, scale, &mut weights, T::pack);
+        rows.add(&sums);
+        skip_values!(work);
+        work.begin -= keys;
+        let last = if two_weights {
+            loop {
+                step!(turn, work, weights, other_weights);
+                step!(turn, work, other_weights, weights);
+            }
+        } else {
+            loop {
+                step!(turn, work, weights, weights);
+            }
+        };
+        mbarrier::wait(s.values_full(v.stage), v.parity);
+        weights_values::<T, O, P>(&mut o, &last, s.values(v.stage), value_dim);
+        wgmma::wait_group::<0>();
+        wgmma::fence_operand(&mut o);
+        finish_tile::<T, O>(p, s, tiles.stage ^ 1, &o, &rows, scale);
+    }
+}

@@ -1,0 +1,126 @@
+//! What the modules of a crate have in common, `core` above all: compiled once for an architecture, and copied
+//! to the target directory of each module. Cargo lets only one compilation at a time into a target directory.
+
+use std::{
+    collections::HashMap,
+    fs,
+    hash::{DefaultHasher, Hash, Hasher},
+    io,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
+
+use crate::{CudaBuilderError, builder::lock, nested::Compilation};
+
+/// The file in a module's target directory that says which dependencies it began with.
+const SEED: &str = "dependencies.txt";
+
+/// What is known of the dependencies during one build of several modules: for each directory the state of the
+/// files in it, or nothing where it was not looked at yet.
+#[derive(Default)]
+pub(crate) struct Dependencies(Mutex<HashMap<PathBuf, String>>);
+
+impl Dependencies {
+    /// Compiles the dependencies of `compilation` into `shared`, if anything has changed, and makes `own` a copy of
+    /// it, if it is not one.
+    pub(crate) fn copy_to(
+        &self,
+        compilation: &Compilation<'_>,
+        shared: &Path,
+        own: &Path,
+    ) -> Result<(), CudaBuilderError> {
+        let failed = |path: &Path| CudaBuilderError::io(format!("write {}", path.display()));
+        fs::create_dir_all(shared).map_err(failed(shared))?;
+        // Other processes may build the same; threads of this one wait here, too.
+        let _lock = lock(&shared.join(".lock"))?;
+        let known = self.known(shared);
+        let state = match known {
+            Some(state) => state,
+            None => {
+                let state = compile(compilation, shared)?;
+                let mut states = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+                states.insert(shared.into(), state.clone());
+                state
+            }
+        };
+        let seed = own.join(SEED);
+        if fs::read_to_string(&seed).ok().as_ref() != Some(&state) {
+            let _ = fs::remove_dir_all(own);
+            copy(shared, own).map_err(failed(own))?;
+            fs::write(&seed, state).map_err(failed(&seed))?;
+        }
+        Ok(())
+    }
+
+    fn known(&self, shared: &Path) -> Option<String> {
+        let states = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        states.get(shared).cloned()
+    }
+}
+
+/// Compiles the crate without any of its features, and with it all that it depends on. Returns what changes
+/// whenever a dependency is compiled anew.
+fn compile(compilation: &Compilation<'_>, shared: &Path) -> Result<String, CudaBuilderError> {
+    let (_, files) = Compilation {
+        line_info: false,
+        checks: false,
+        silent: true,
+        entries: None,
+        cargo_arguments: &[],
+        target_dir: shared,
+        assembly: &shared.join("module.s"),
+        ..*compilation
+    }
+    .run()?;
+    let mut hasher = DefaultHasher::new();
+    for file in &files {
+        let modified = fs::metadata(file).and_then(|data| data.modified()).ok();
+        (file, modified).hash(&mut hasher);
+    }
+    Ok(format!("{:016x}", hasher.finish()))
+}
+
+/// With the times of the files, by which cargo tells what is up to date.
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let (path, target) = (entry.path(), to.join(entry.file_name()));
+        if entry.file_type()?.is_dir() {
+            copy(&path, &target)?;
+        } else if !entry.file_name().to_string_lossy().contains("lock") {
+            fs::copy(&path, &target)?;
+            let data = entry.metadata()?;
+            let times = fs::FileTimes::new()
+                .set_accessed(data.accessed()?)
+                .set_modified(data.modified()?);
+            fs::File::options()
+                .append(true)
+                .open(&target)?
+                .set_times(times)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_keep_times_and_leave_locks() {
+        let root = std::env::temp_dir().join(format!("cuda-builder-{}", std::process::id()));
+        let (from, to) = (root.join("from"), root.join("to"));
+        fs::create_dir_all(from.join("deps")).unwrap();
+        for file in ["deps/libcore.rlib", ".cargo-lock"] {
+            fs::write(from.join(file), file).unwrap();
+        }
+        copy(&from, &to).unwrap();
+        let modified = |path: PathBuf| fs::metadata(path).unwrap().modified().unwrap();
+        let file = "deps/libcore.rlib";
+        assert_eq!(modified(from.join(file)), modified(to.join(file)));
+        assert_eq!(fs::read_to_string(to.join(file)).unwrap(), file);
+        assert!(!to.join(".cargo-lock").exists());
+        fs::remove_dir_all(root).unwrap();
+    }
+}

@@ -1,0 +1,101 @@
+//! What a module was made from: while nothing of it has changed, cargo need not be asked.
+
+use std::{
+    fs,
+    hash::{DefaultHasher, Hash, Hasher},
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Value, json};
+
+use crate::{CudaBuilderError, nested::Compiled};
+
+/// The recipe, and the sources with a hash of what is in each.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    recipe: String,
+    sources: Vec<(PathBuf, String)>,
+    /// As the compiler showed them.
+    pub(crate) warnings: String,
+}
+
+impl Record {
+    pub(crate) fn new(recipe: String, compiled: &Compiled) -> Self {
+        let sources = compiled.sources.iter();
+        Self {
+            recipe,
+            sources: sources.map(|path| (path.clone(), hash(path))).collect(),
+            warnings: compiled.warnings.clone(),
+        }
+    }
+
+    pub(crate) fn read(path: &Path) -> Option<Self> {
+        let record: Value = serde_json::from_str(&fs::read_to_string(path).ok()?).ok()?;
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let source = |pair: &Value| Some((text(&pair[0])?.into(), text(&pair[1])?));
+        Some(Self {
+            recipe: text(&record["recipe"])?,
+            sources: record["sources"]
+                .as_array()?
+                .iter()
+                .map(source)
+                .collect::<Option<_>>()?,
+            warnings: text(&record["warnings"])?,
+        })
+    }
+
+    pub(crate) fn write(&self, path: &Path) -> Result<(), CudaBuilderError> {
+        let record = json!({
+            "recipe": self.recipe,
+            "sources": self.sources,
+            "warnings": self.warnings,
+        });
+        fs::write(path, record.to_string())
+            .map_err(CudaBuilderError::io(format!("write {}", path.display())))
+    }
+
+    /// Whether a build by this recipe would find all sources as they were.
+    pub(crate) fn is_current(&self, recipe: &str) -> bool {
+        let unchanged = |(path, known): &(PathBuf, String)| hash(path) == *known;
+        self.recipe == recipe && self.sources.iter().all(unchanged)
+    }
+
+    pub(crate) fn source_paths(&self) -> Vec<PathBuf> {
+        self.sources.iter().map(|(path, _)| path.clone()).collect()
+    }
+}
+
+/// Of a file's content; that of a file that is not there is like no other.
+fn hash(path: &Path) -> String {
+    let Ok(bytes) = fs::read(path) else {
+        return String::new();
+    };
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_current_until_recipe_or_source_change() {
+        let source = std::env::temp_dir().join(format!("cuda-record-{}.rs", std::process::id()));
+        fs::write(&source, "one").unwrap();
+        let compiled = Compiled {
+            sources: vec![source.clone()],
+            warnings: "warning: \"w\"".into(),
+        };
+        let record = Record::new("as always".into(), &compiled);
+        let path = source.with_extension("json");
+        record.write(&path).unwrap();
+        let read = Record::read(&path).unwrap();
+        assert_eq!(read, record);
+        assert!(read.is_current("as always") && !read.is_current("otherwise"));
+        fs::write(&source, "two").unwrap();
+        assert!(!read.is_current("as always"));
+        fs::remove_file(source).unwrap();
+        fs::remove_file(path).unwrap();
+    }
+}
