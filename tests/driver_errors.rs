@@ -55,31 +55,40 @@ fn with_library(test: &str, settings: &str, library: impl Fn() -> PathBuf) -> bo
 
 fn fake_driver() -> &'static Path {
     static DRIVER: OnceLock<PathBuf> = OnceLock::new();
-    DRIVER.get_or_init(|| {
-        let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-driver/libcuda.so.1");
-        std::fs::create_dir_all(out.parent().unwrap()).unwrap();
-        let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-        let compiled = Command::new(rustc)
-            .args([
-                "--edition=2024",
-                "--crate-type=cdylib",
-                "--crate-name=fake_driver",
-            ])
-            .args(["-Cpanic=abort", "-o"])
-            .arg(&out)
-            .arg(concat!(
-                env!("CARGO_MANIFEST_DIR"),
-                "/tests/fake_driver/lib.rs"
-            ))
-            .output()
-            .expect("rustc runs");
-        assert!(
-            compiled.status.success(),
-            "{}",
-            String::from_utf8_lossy(&compiled.stderr)
-        );
-        out
-    })
+    DRIVER.get_or_init(|| compiled_driver("fake-driver", &[]))
+}
+
+/// One of 12.0 or newer, which knows tensor maps.
+fn young_driver() -> PathBuf {
+    compiled_driver("fake-young-driver", &["--cfg", "young"])
+}
+
+fn compiled_driver(folder: &str, flags: &[&str]) -> PathBuf {
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder);
+    let out = out.join("libcuda.so.1");
+    std::fs::create_dir_all(out.parent().unwrap()).unwrap();
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let compiled = Command::new(rustc)
+        .args([
+            "--edition=2024",
+            "--crate-type=cdylib",
+            "--crate-name=fake_driver",
+        ])
+        .args(["-O", "-Cpanic=abort", "-o"])
+        .arg(&out)
+        .args(flags)
+        .arg(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/tests/fake_driver/lib.rs"
+        ))
+        .output()
+        .expect("rustc runs");
+    assert!(
+        compiled.status.success(),
+        "{}",
+        String::from_utf8_lossy(&compiled.stderr)
+    );
+    out
 }
 
 fn launches() -> i32 {
@@ -500,4 +509,100 @@ fn a_workspace_wants_memory() {
             "{error}"
         );
     }
+}
+
+/// From layer to layer only addresses change: launches are made once, and tensor maps once for each tensor.
+#[test]
+fn layers_share_what_was_made_for_the_first() {
+    let test = "layers_share_what_was_made_for_the_first";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let spec = Spec::new(32, 8, 128);
+    let mut table = PageTable::new(16, 400);
+    table.push(&(0..100).collect::<Vec<_>>(), 1600);
+    table.push(&(100..400).collect::<Vec<_>>(), 4800);
+    let batch = Batch::new(vec![0, 1, 301], table);
+    let options = PlanOptions::default();
+    let plan = Planner::new().plan(&spec, &batch, &gpu.device(), &options);
+    let plan = plan.unwrap();
+    let bound = Bound::of(&plan);
+    let mut workspace = gpu
+        .workspace(&spec, &bound, WorkspaceOptions::default())
+        .unwrap();
+    let stream = Stream::DEFAULT;
+    // SAFETY: nothing is there to be touched, here and below.
+    unsafe { workspace.upload(&plan, stream) }.unwrap();
+    let symbol = |name| libcuda::symbol(name).unwrap();
+    // SAFETY: the types are those of the functions in the fake driver.
+    let (encodes, word): (extern "C" fn() -> i32, extern "C" fn(usize) -> u64) = unsafe {
+        (
+            mem::transmute(symbol(c"fake_encodes")),
+            mem::transmute(symbol(c"fake_first_word")),
+        )
+    };
+    let q = DeviceTensor::new(1 << 30, Dtype::BF16, [301, 32, 128]);
+    let pool = |layer: u64| {
+        let [k, v] = [2 * layer, 2 * layer + 1].map(|at| (1 << 33) + at * (1 << 24));
+        KvPool::new(&spec, KvLayout::Nhd, 16, 400, k, v)
+    };
+    let mut run = |q: &DeviceTensor<3>, layer: u64| {
+        let before = (encodes(), launches());
+        let done = unsafe { gpu.run(&mut workspace, q, &[pool(layer)], q, None, stream) };
+        let after = (encodes(), launches());
+        done.map(|()| (after.0 - before.0, after.1 - before.1))
+    };
+    let merging = usize::from(!plan.merges.is_empty());
+    let count = (plan.groups.len() + merging) as i32;
+    let (made, launched) = run(&q, 0).unwrap();
+    // Outputs lie where the queries do, and pages are described to prefill as they are to decode.
+    assert!(plan.groups.len() == 2 && made == 3, "{made} maps, {plan}");
+    assert_eq!(launched, count);
+    // Another layer has other keys and values.
+    assert_eq!(run(&q, 1), Ok((2, count)));
+    assert_eq!(run(&q, 0), Ok((0, count)));
+    assert_eq!(run(&q, 1), Ok((0, count)));
+    // The prefill's first parameter is the map of the queries, decode's that of the keys.
+    let words = || {
+        (0..count as usize)
+            .map(|back| word(back))
+            .collect::<Vec<_>>()
+    };
+    let [k, q_map] = [pool(1).k, q.address];
+    assert!(
+        words().contains(&k) && words().contains(&q_map),
+        "{:?}",
+        words()
+    );
+    let other = DeviceTensor {
+        address: q.address + 4096,
+        ..q
+    };
+    run(&other, 0).unwrap();
+    let k = pool(0).k;
+    assert!(
+        words().contains(&k) && words().contains(&other.address),
+        "{:?}",
+        words()
+    );
+    // What is wrong with an address is said as it is the first time, and nothing is launched.
+    let odd = DeviceTensor {
+        address: q.address + 2,
+        ..q
+    };
+    let before = launches();
+    let wrong = run(&odd, 0).unwrap_err();
+    assert!(matches!(wrong, Error::Misaligned { .. }), "{wrong}");
+    assert_eq!(launches(), before);
+    assert_eq!(run(&q, 0).unwrap().1, count);
+
+    let runs = 20_000;
+    let start = std::time::Instant::now();
+    for layer in 0..runs {
+        run(&q, layer % 32).unwrap();
+    }
+    let each = start.elapsed().as_nanos() as u64 / runs;
+    println!("{each} ns of host time a run of {count} launches");
+    assert!(each < 100_000, "{each} ns");
 }

@@ -191,6 +191,8 @@ pub extern "C" fn cuLaunchKernel(
 ) -> c_int {
     assert!(gx > 0 && bx > 0 && CURRENT.load(Ordering::SeqCst) as usize == 77);
     LAUNCHES.fetch_add(1, Ordering::SeqCst);
+    #[cfg(young)]
+    young::seen(_parameters);
     setting("launch", 0)
 }
 
@@ -238,4 +240,66 @@ pub unsafe extern "C" fn cuMemAlloc_v2(address: *mut u64, _bytes: usize) -> c_in
 pub unsafe extern "C" fn cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, _: c_uint) -> c_int {
     unsafe { *address = Vec::leak(vec![0_u64; bytes.div_ceil(8)]).as_mut_ptr().cast() };
     0
+}
+
+/// What drivers from 12.0 on have: tensor maps, and launches with attributes. Maps hold the address and nothing else.
+#[cfg(young)]
+mod young {
+    use super::*;
+
+    static ENCODES: AtomicI32 = AtomicI32::new(0);
+    static LAST: std::sync::Mutex<Vec<u64>> = std::sync::Mutex::new(Vec::new());
+
+    /// Not a driver function: tensor maps that were made so far.
+    #[unsafe(no_mangle)]
+    pub extern "C" fn fake_encodes() -> c_int {
+        ENCODES.load(Ordering::SeqCst)
+    }
+
+    /// Not a driver function: the first word of the parameters of a launch, counted from the last one backwards.
+    #[unsafe(no_mangle)]
+    pub extern "C" fn fake_first_word(back: usize) -> u64 {
+        let last = LAST.lock().unwrap();
+        last[last.len() - 1 - back]
+    }
+
+    pub fn seen(parameters: *mut *mut c_void) {
+        let mut last = LAST.lock().unwrap();
+        if last.len() >= 64 {
+            last.clear();
+        }
+        last.push(unsafe { (*parameters).cast::<u64>().read() });
+    }
+
+    #[unsafe(no_mangle)]
+    pub extern "C" fn cuTensorMapEncodeTiled(
+        map: *mut u64,
+        _type: c_uint,
+        _rank: c_uint,
+        address: *mut c_void,
+        _dims: *const u64,
+        _strides: *const u64,
+        _box_dims: *const c_uint,
+        _element_strides: *const c_uint,
+        _interleave: c_uint,
+        _swizzle: c_uint,
+        _l2: c_uint,
+        _fill: c_uint,
+    ) -> c_int {
+        ENCODES.fetch_add(1, Ordering::SeqCst);
+        unsafe { *map = address as u64 };
+        0
+    }
+
+    #[unsafe(no_mangle)]
+    pub extern "C" fn cuLaunchKernelEx(
+        _config: *const c_void,
+        _f: *mut c_void,
+        parameters: *mut *mut c_void,
+        _extra: *mut *mut c_void,
+    ) -> c_int {
+        LAUNCHES.fetch_add(1, Ordering::SeqCst);
+        seen(parameters);
+        0
+    }
 }

@@ -296,7 +296,32 @@ impl MachineCode {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use kernels_gpu::registry::Arch;
+
     use super::*;
+
+    /// A family's kernels are in a module of each architecture that runs them, and in no other.
+    #[test]
+    fn modules_are_the_families_of_the_registry() {
+        let modules = modules::FAMILIES.iter().flat_map(|(family, archs)| {
+            let archs = archs.iter().map(|arch| arch.sm());
+            archs.map(move |arch| (*family, arch))
+        });
+        let families = KERNELS.iter().flat_map(|row| {
+            let archs = match row.arch {
+                Arch::Sm80 => vec!["sm_80", "sm_90a"],
+                Arch::Sm90a => vec!["sm_90a"],
+            };
+            let family = row.family.name();
+            archs.into_iter().map(move |arch| (family, arch))
+        });
+        assert_eq!(
+            modules.collect::<BTreeSet<_>>(),
+            families.collect::<BTreeSet<_>>()
+        );
+    }
 
     #[test]
     fn machine_code_is_counted_by_kernel() {

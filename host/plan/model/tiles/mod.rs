@@ -12,8 +12,8 @@ use crate::{
     problem::{Dtype, Spec},
 };
 
-#[derive(Clone, Debug, Default, PartialEq)]
 /// The kernels that a plan for one specification on one device chooses from.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct TileTable {
     group: u32,
     /// By rows, ascending. Empty where only prefill was compiled for the heads.
