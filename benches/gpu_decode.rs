@@ -19,7 +19,7 @@ use common::Rng;
 use run::{Pool, Step, Timer};
 use tandem_attn::{
     exec::gpu::{Gpu, Stream as Handle, WorkspaceOptions},
-    plan::{DeviceDescription, MergeMode, PackRule, PlanOptions, Planner, SplitMode},
+    plan::{DeviceDescription, Join, MergeMode, PackRule, PlanOptions, Planner, Rules, SplitMode},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
 };
 use trees::{HEADS, trees};
@@ -232,21 +232,29 @@ fn pat(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
             }
             let q = run::queries(&spec, batch.total_q());
             let default = PlanOptions::default().with_merge_mode(MergeMode::Kernel);
+            let step_by =
+                |planner: &mut Planner, device: &DeviceDescription, options: PlanOptions| {
+                    let plan = planner.plan(&spec, &batch, device, &options);
+                    let plan = plan.expect("can be planned");
+                    let options = WorkspaceOptions::default();
+                    Step::new(gpu, plan, &batch, pool, &q, KvLayout::Nhd, options)
+                };
             let step = |device: &DeviceDescription, options: PlanOptions| {
-                let plan = Planner::new().plan(&spec, &batch, device, &options);
-                let plan = plan.expect("can be planned");
-                let options = WorkspaceOptions::default();
-                Step::new(gpu, plan, &batch, pool, &q, KvLayout::Nhd, options)
+                step_by(&mut Planner::new(), device, options)
             };
+            // PAT's paper joins a child of many rows.
+            let mut paper = Planner::with_rules(Rules {
+                join: Some(Join::has_many_rows),
+                ..Rules::default()
+            });
             let kernel = step(&device, default);
             let fused = default.with_merge_mode(MergeMode::Fused);
             let fused = step(&device, fused);
-            let paper = default.with_packing(PackRule::PatPaper);
             let no_split = default.with_split(SplitMode::Off);
             let apart = default.with_packing(PackRule::Exact);
             let others = [
                 step(&device, apart),
-                step(&device, paper),
+                step_by(&mut paper, &device, default),
                 step(&device, no_split),
                 step(&m64, default),
                 step(&m128, default),

@@ -16,8 +16,8 @@ use run::{Pool, Step, Timer};
 use tandem_attn::{
     exec::gpu::{Arch, Gpu, WorkspaceOptions},
     plan::{
-        DeviceDescription, PlanOptions, Planner,
-        pod::{PodMode, TicketPolicy},
+        DeviceDescription, PlanOptions, Planner, Rules,
+        pod::{PodMode, Tickets},
     },
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
 };
@@ -211,21 +211,27 @@ impl Bench<'_> {
     /// The kernels of Ampere: apart, and in one kernel by tickets.
     fn tickets(&self, hybrid: Hybrid) -> String {
         let ampere = Some(Arch::Sm80);
-        let options = |pod, tickets| PlanOptions::default().with_pod(pod).with_tickets(tickets);
-        let proportional = |pod| options(pod, TicketPolicy::Proportional);
+        // In turns, however much work there is of each.
+        let turns = Rules {
+            tickets: Some(|prefill, decode| Tickets {
+                prefill: prefill.min(1),
+                decode: decode.min(1),
+            }),
+            ..Rules::default()
+        };
+        let in_proportion = Rules::default();
         let steps = [
-            (proportional(PodMode::Auto), true, false),
-            (proportional(PodMode::Auto), false, true),
-            (proportional(PodMode::Serial), true, true),
-            (proportional(PodMode::Streams), true, true),
-            (proportional(PodMode::Tickets), true, true),
-            (
-                options(PodMode::Tickets, TicketPolicy::FiftyFifty),
-                true,
-                true,
-            ),
+            (PodMode::Auto, in_proportion, true, false),
+            (PodMode::Auto, in_proportion, false, true),
+            (PodMode::Serial, in_proportion, true, true),
+            (PodMode::Streams, in_proportion, true, true),
+            (PodMode::Tickets, in_proportion, true, true),
+            (PodMode::Tickets, turns, true, true),
         ]
-        .map(|(options, prefill, decode)| self.step_as(hybrid, options, ampere, prefill, decode));
+        .map(|(pod, rules, prefill, decode)| {
+            let options = PlanOptions::default().with_pod(pod);
+            self.step_by(rules, hybrid, options, ampere, prefill, decode)
+        });
         let ways: Vec<&Step<'_>> = steps.iter().collect();
         let times = self.timer.rested_medians(&ways, 5);
         let [prefill, decode, serial, streams, tickets, turns] = times[..] else {
@@ -298,6 +304,18 @@ impl Bench<'_> {
         prefill: bool,
         decode: bool,
     ) -> Step<'_> {
+        self.step_by(Rules::default(), hybrid, options, arch, prefill, decode)
+    }
+
+    fn step_by(
+        &self,
+        rules: Rules,
+        hybrid: Hybrid,
+        options: PlanOptions,
+        arch: Option<Arch>,
+        prefill: bool,
+        decode: bool,
+    ) -> Step<'_> {
         let spec = Spec::new(hybrid.q_heads, hybrid.kv_heads, 128);
         let batch = hybrid.batch(prefill, decode);
         let bytes = u64::from(batch.parts[0].table.pool_pages)
@@ -307,7 +325,7 @@ impl Bench<'_> {
             bytes <= self.pool.bytes() as u64,
             "{bytes} bytes of keys and values"
         );
-        let plan = Planner::new().plan(&spec, &batch, &self.device, &options);
+        let plan = Planner::with_rules(rules).plan(&spec, &batch, &self.device, &options);
         let plan = plan.expect("can be planned");
         let mut options = WorkspaceOptions::default();
         options.arch = arch;

@@ -34,6 +34,7 @@ fn main() -> Result<(), Failure> {
         time: Duration::from_millis(500),
         check: 0,
         options: Default::default(),
+        rules: Default::default(),
         memory_bytes: backend.memory_bytes(),
     };
     for suite in suites {

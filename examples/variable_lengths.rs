@@ -47,7 +47,6 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     );
     for (name, split) in [
         ("none", SplitMode::Off),
-        ("FlashInfer", SplitMode::FlashInfer),
         ("fixed", SplitMode::Fixed { tokens: 1024 }),
         ("makespan", SplitMode::Makespan),
     ] {

@@ -259,7 +259,8 @@ pub enum Error {
     },
     /// A context that is not the primary one of its device: memory and streams of the two do not mix.
     #[error(
-        "the context is not the primary one of device {ordinal}: retain that (cust's Context::new does) and allocate in it"
+        "the context is not the primary one of device {ordinal}: retain that (as cust's Context::new and cudarc's \
+         CudaContext::new do) and allocate in it"
     )]
     ForeignContext {
         /// The device of the context.

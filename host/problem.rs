@@ -18,14 +18,16 @@
 //! ```
 
 mod batch;
+mod dtype;
 mod error;
 mod integer;
 mod spec;
 
 pub use batch::{Batch, PageTable, Part};
+pub use dtype::Dtype;
 pub use error::ProblemError;
 pub use integer::Integer;
-pub use spec::{Dtype, KvLayout, Spec, Variant};
+pub use spec::{KvLayout, Spec, Variant};
 
 /// The largest head dimension (that of multi-head latent attention is 576).
 pub const MAX_HEAD_DIM: u32 = 1024;

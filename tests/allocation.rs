@@ -77,7 +77,6 @@ fn the_steady_state_allocates_nothing() {
     ];
     let modes = [
         SplitMode::Makespan,
-        SplitMode::FlashInfer,
         SplitMode::Fixed { tokens: 512 },
         SplitMode::Off,
     ];

@@ -110,7 +110,7 @@ fn the_makespan_is_near_its_bound() {
     let device = DeviceDescription::named("h200").unwrap();
     let heads = [(32, 8), (64, 8), (32, 32), (28, 4), (16, 1)];
     let mut planner = Planner::new();
-    let (mut ours, mut strict, mut flashinfer, mut uncut) = (vec![], vec![], vec![], vec![]);
+    let (mut ours, mut strict, mut uncut) = (vec![], vec![], vec![]);
     for case in 0..1000 {
         let (q_heads, kv_heads) = heads[case % heads.len()];
         let spec = Spec::new(q_heads, kv_heads, 128);
@@ -138,14 +138,12 @@ fn the_makespan_is_near_its_bound() {
         );
         ours.push(ratio(&balanced));
         strict.push(balanced.makespan_ns / work.bound(&lengths, kv_heads));
-        flashinfer.push(ratio(&schedule(SplitMode::FlashInfer)));
         uncut.push(ratio(&off));
     }
     println!("makespan / max(mean load, longest unsplittable unit)    50 %   90 %   95 %   99 %");
     for (name, ratios) in [
         ("ours", &mut ours),
         ("ours, against the bound of the uncut batch", &mut strict),
-        ("FlashInfer's Algorithm 1", &mut flashinfer),
         ("not cut", &mut uncut),
     ] {
         let at = [0.5, 0.9, 0.95, 0.99].map(|part| percentile(ratios, part));

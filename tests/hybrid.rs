@@ -2,8 +2,8 @@
 
 use tandem_attn::{
     plan::{
-        DeviceDescription, Kernel, Plan, PlanOptions, Planner, SplitMode, Tile,
-        pod::{PodMode, TicketPolicy, Tickets},
+        DeviceDescription, Kernel, Plan, PlanOptions, Planner, Rules, SplitMode, Tile,
+        pod::{PodMode, Tickets},
     },
     problem::{Batch, PageTable, Spec},
 };
@@ -77,11 +77,11 @@ fn prefills_give_way_where_decodes_take_longer() {
         let fused = plan(batch, "h200", PlanOptions::default());
         let pod = fused.pod.unwrap();
         assert_eq!(pod.mode, PodMode::Fused);
-        (tiles(&fused, Kernel::Prefill)[0].n, pod.seats.prefill)
+        (tiles(&fused, Kernel::Prefill)[0].n, pod.ctas.prefill)
     };
     // A slower tile, or fewer SMs.
-    let (keys, seats) = prefills_of(&batch(512, 16384, 54, 16384));
-    assert!(keys == 64 || seats < 100, "{keys} keys on {seats} SMs");
+    let (keys, ctas) = prefills_of(&batch(512, 16384, 54, 16384));
+    assert!(keys == 64 || ctas < 100, "{keys} keys on {ctas} SMs");
     // 512 tiles in four rounds.
     assert_eq!(prefills_of(&batch(2048, 16384, 27, 16384)), (80, 128));
 }
@@ -146,20 +146,28 @@ fn tickets_are_in_proportion_to_the_work() {
     };
     let (prefill, decode) = (units(Kernel::Prefill), units(Kernel::Decode));
     let tickets = made.pod.unwrap().tickets;
-    assert_eq!(
-        tickets,
-        Tickets::new(TicketPolicy::Proportional, prefill, decode)
-    );
+    let [mix, all] = [
+        u64::from(tickets.prefill) * u64::from(decode),
+        u64::from(tickets.decode) * u64::from(prefill),
+    ];
+    assert_eq!(mix, all, "{tickets:?} for {prefill} and {decode} units");
 
-    let turns = PlanOptions::default().with_tickets(TicketPolicy::FiftyFifty);
-    let turns = plan(&batch, "h200", turns).pod.unwrap().tickets;
-    assert_eq!(
-        turns,
-        Tickets {
-            prefill: 1,
-            decode: 1
-        }
-    );
+    // Or as a rule says.
+    let rules = Rules {
+        tickets: Some(|prefill, decode| Tickets {
+            prefill: prefill.min(3),
+            decode: decode.min(5),
+        }),
+        ..Rules::default()
+    };
+    let device = DeviceDescription::named("h200").unwrap();
+    let spec = Spec::new(32, 8, 128);
+    let made = Planner::with_rules(rules).plan(&spec, &batch, &device, &PlanOptions::default());
+    let expected = Tickets {
+        prefill: 3,
+        decode: 5,
+    };
+    assert_eq!(made.unwrap().pod.unwrap().tickets, expected);
 
     // On an A100 a CTA runs several decodes side by side, with the paper's small tile.
     let asked = PlanOptions::default().with_pod(PodMode::Fused);

@@ -22,37 +22,12 @@ fn plan(tree: &Tree, spec: &Spec, packing: PackRule, device: &DeviceDescription)
     plan
 }
 
-fn keys_read(plan: &Plan) -> u64 {
-    plan.items.iter().map(|item| u64::from(item.kv_len())).sum()
-}
-
 /// The device with these row tiles, whatever kernels there are.
 fn with_rows(m: &[u32]) -> DeviceDescription {
     let mut device = DeviceDescription::named("h200").unwrap();
     device.decode.rows = m.to_vec();
     device.decode.keys = Some(64);
     device
-}
-
-#[test]
-fn our_published_rule_is_the_published_rule() {
-    let device = with_rows(&[16, 32, 64]);
-    for tree in trees() {
-        for ((q_heads, kv_heads), &published) in HEADS.into_iter().zip(&tree.published) {
-            let plan = plan(
-                &tree,
-                &Spec::new(q_heads, kv_heads, 128),
-                PackRule::PatPublished,
-                &device,
-            );
-            assert_eq!(
-                keys_read(&plan),
-                published,
-                "tree {} with {q_heads}/{kv_heads} heads",
-                tree.id
-            );
-        }
-    }
 }
 
 #[test]
@@ -85,69 +60,6 @@ fn every_key_is_read_once(packing: PackRule) {
     }
     println!("{packing:?}: {cases} cases, at most {worst:.4} of the unique bytes");
     assert_eq!(cases, 19);
-}
-
-/// Nor does the default move more than any.
-#[test]
-fn no_rule_moves_fewer_bytes() {
-    for rows in [
-        &[8, 16, 64, 128][..],
-        &[16, 32, 64],
-        &[16, 32, 64, 128],
-        &[16, 32, 64, 128, 256],
-    ] {
-        let device = with_rows(rows);
-        for tree in trees() {
-            for (q_heads, kv_heads) in HEADS {
-                let spec = Spec::new(q_heads, kv_heads, 128);
-                let bytes = |rule| plan(&tree, &spec, rule, &device).traffic().bytes();
-                let exact = bytes(PackRule::Exact);
-                let fastest = bytes(PackRule::Fastest);
-                assert!(
-                    fastest <= exact,
-                    "tree {} {q_heads}/{kv_heads} {rows:?}: {fastest}, exact {exact}",
-                    tree.id
-                );
-                for rule in [PackRule::PatPaper, PackRule::PatPublished, PackRule::Off] {
-                    let other = bytes(rule);
-                    assert!(
-                        exact <= other,
-                        "tree {} {q_heads}/{kv_heads} {rows:?}: {exact}, {rule:?} {other}",
-                        tree.id
-                    );
-                }
-            }
-        }
-    }
-}
-
-/// `cargo test --test pat_trees -- --nocapture the_table` prints what each rule moves.
-#[test]
-fn the_table() {
-    let ours = DeviceDescription::named("h200").unwrap();
-    let theirs = with_rows(&[16, 32, 64]);
-    println!(
-        "tree heads    unique MB   exact MB   paper MB   published MB (rows up to 64)   no packing MB"
-    );
-    let (mut exact_sum, mut published_sum) = (0.0, 0.0);
-    for tree in trees() {
-        for (q_heads, kv_heads) in HEADS {
-            let spec = Spec::new(q_heads, kv_heads, 128);
-            let megabytes =
-                |rule, device| plan(&tree, &spec, rule, device).traffic().bytes() as f64 / 1e6;
-            let unique = tree.unique_keys() as f64 * spec.kv_bytes_per_token() as f64 / 1e6;
-            let exact = megabytes(PackRule::Exact, &ours);
-            let published = megabytes(PackRule::PatPublished, &theirs);
-            println!(
-                "{:>4} {q_heads:>2}/{kv_heads:<2} {unique:>12.1} {exact:>10.1} {:>10.1} {published:>14.1} {:>29.1}",
-                tree.id,
-                megabytes(PackRule::PatPaper, &ours),
-                megabytes(PackRule::Off, &ours),
-            );
-            (exact_sum, published_sum) = (exact_sum + exact, published_sum + published);
-        }
-    }
-    assert!(exact_sum < published_sum);
 }
 
 #[test]

@@ -5,8 +5,8 @@
 use proptest::prelude::*;
 use tandem_attn::{
     plan::{
-        BatchLimits, Bound, DeviceDescription, Kernel, PackRule, Plan, PlanOptions, Planner,
-        SplitMode, Tile, TileGroup, Update, WorkspaceLayout, pod::PodMode,
+        BatchLimits, Bound, DeviceDescription, Join, Kernel, PackRule, Plan, PlanOptions, Planner,
+        Rules, SplitMode, Tile, TileGroup, Update, WorkspaceLayout, pod::PodMode,
     },
     problem::{Batch, PageTable, Part, Spec},
 };
@@ -128,7 +128,6 @@ fn composed(batch: &Batch) -> Batch {
 fn split() -> impl Strategy<Value = SplitMode> {
     prop_oneof![
         4 => Just(SplitMode::Makespan),
-        1 => Just(SplitMode::FlashInfer),
         1 => Just(SplitMode::Off),
         1 => (1u32..8).prop_map(|chunks| SplitMode::Fixed { tokens: chunks * 192 }),
     ]
@@ -138,10 +137,27 @@ fn packing() -> impl Strategy<Value = PackRule> {
     prop_oneof![
         4 => Just(PackRule::Fastest),
         2 => Just(PackRule::Exact),
-        1 => Just(PackRule::PatPaper),
-        1 => Just(PackRule::PatPublished),
         1 => Just(PackRule::Off),
     ]
+}
+
+/// The planner's own decisions, or some by rules, good or not.
+fn rules() -> impl Strategy<Value = Rules> {
+    let odd: fn(&Join) -> bool = |edge| (edge.rows_left + edge.parent_keys) % 2 == 1;
+    let join = prop_oneof![
+        6 => Just(None),
+        1 => Just(Some(Join::has_many_rows as fn(&Join) -> bool)),
+        1 => Just(Some(Join::has_many_rows_or_no_more_tiles as fn(&Join) -> bool)),
+        1 => Just(Some(odd)),
+    ];
+    (join, prop::bool::weighted(0.2)).prop_map(|(join, by_mean_load)| Rules {
+        join,
+        chunk: by_mean_load.then_some(|chunk| {
+            let keys = chunk.keys_of_units.div_ceil(u64::from(chunk.ctas));
+            (keys.max(1) as u32).next_multiple_of(chunk.alignment)
+        }),
+        ..Rules::default()
+    })
 }
 
 fn pod() -> impl Strategy<Value = PodMode> {
@@ -172,17 +188,18 @@ proptest! {
         device in device(),
         split in split(),
         packing in packing(),
+        rules in rules(),
         pod in pod(),
         states_per_token in 2u32..9,
     ) {
         let batch = if in_parts { composed(&batch) } else { batch };
         let options = PlanOptions::default().with_packing(packing).with_split(split).with_pod(pod);
-        let mut planner = Planner::new();
+        let mut planner = Planner::with_rules(rules);
         let plan = planner.plan(&spec, &batch, &device, &options).unwrap();
         prop_assert_eq!(plan.verify(&batch), Ok(()));
 
         // The same again, whatever the planner saw before, is the same to the last bit.
-        let again = Planner::new().plan(&spec, &batch, &device, &options).unwrap();
+        let again = Planner::with_rules(rules).plan(&spec, &batch, &device, &options).unwrap();
         prop_assert_eq!(&plan, &again);
         planner.plan_into(&spec, &batch, &device, &options, &mut plan.clone()).unwrap();
 

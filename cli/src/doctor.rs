@@ -1,18 +1,18 @@
 //! `tandem doctor`: what this machine has, what will run where, and what to do about what is missing.
 
+mod findings;
 mod library;
 
 use std::path::PathBuf;
 
 use serde::Serialize;
-use tandem_attn::exec::Cpu;
 
 use crate::{
-    Failure, backend, memory,
+    Failure,
     output::{self, Files, Force},
-    table::{WIDTH, counted, scaled, wrap},
+    table::{WIDTH, wrap},
 };
-use library::{Driver, GpuFacts};
+use findings::{cpu, driver_finding, gpu_finding, kernels, libraries, memory_of, program};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -110,216 +110,6 @@ fn examine() -> Report {
     }
 }
 
-fn program() -> Finding {
-    let cuda = cfg!(feature = "cuda");
-    let slow = cfg!(debug_assertions);
-    Finding {
-        what: "program",
-        state: if slow { State::Problem } else { State::Ok },
-        found: format!(
-            "tandem {}, {} feature cuda, {}, for {}-{}",
-            env!("CARGO_PKG_VERSION"),
-            if cuda { "with the" } else { "without the" },
-            if slow { "not optimised" } else { "optimised" },
-            std::env::consts::ARCH,
-            std::env::consts::OS
-        ),
-        advice: slow.then(|| {
-            "build with --release: what the CPU computes is many times slower without it".to_owned()
-        }),
-    }
-}
-
-fn cpu() -> Finding {
-    let instructions = Cpu::new().instruction_set();
-    let threads = rayon::current_num_threads();
-    let portable = instructions.contains("portable");
-    Finding {
-        what: "CPU",
-        state: if portable && cfg!(target_arch = "x86_64") {
-            State::Problem
-        } else {
-            State::Ok
-        },
-        found: format!(
-            "{}, {}, computes with {instructions} (it has {})",
-            backend::processor(),
-            counted(threads, "thread"),
-            features().join(", ")
-        ),
-        advice: (portable && cfg!(target_arch = "x86_64"))
-            .then(|| "AVX2 and FMA are not there: attention on this CPU is slow".to_owned()),
-    }
-}
-
-/// What matters to attention of what the CPU says it has.
-fn features() -> Vec<&'static str> {
-    let mut features = Vec::new();
-    #[cfg(target_arch = "x86_64")]
-    {
-        for (name, there) in [
-            ("AVX2", is_x86_feature_detected!("avx2")),
-            ("FMA", is_x86_feature_detected!("fma")),
-            ("F16C", is_x86_feature_detected!("f16c")),
-            ("AVX-512F", is_x86_feature_detected!("avx512f")),
-            ("AVX-512BF16", is_x86_feature_detected!("avx512bf16")),
-        ] {
-            if there {
-                features.push(name);
-            }
-        }
-    }
-    #[cfg(target_arch = "aarch64")]
-    features.push("NEON");
-    if features.is_empty() {
-        features.push("nothing beyond the baseline");
-    }
-    features
-}
-
-fn memory_of() -> Finding {
-    let free = memory::available();
-    Finding {
-        what: "memory",
-        state: State::Ok,
-        found: format!("{} can be taken by this process", scaled(free as f64, "B")),
-        advice: None,
-    }
-}
-
-fn driver_finding(driver: &Result<Driver, String>) -> Finding {
-    match driver {
-        Ok(Driver { name, version, error: None, .. }) => Finding {
-            what: "driver",
-            state: State::Ok,
-            found: format!("{name}, for CUDA {}.{}", version / 1000, version % 1000 / 10),
-            advice: None,
-        },
-        Ok(Driver { name, error: Some(error), .. }) => Finding {
-            what: "driver",
-            state: State::Problem,
-            found: format!("{name} is there and does not start: {error}"),
-            advice: Some(
-                "see that the kernel module is loaded (nvidia-smi) and that this user and container may use \
-                 /dev/nvidia*"
-                    .to_owned(),
-            ),
-        },
-        Err(tried) => Finding {
-            what: "driver",
-            state: State::Absent,
-            found: format!("none: {tried}"),
-            advice: Some(
-                "for an NVIDIA GPU install its driver (libcuda.so.1 comes with it), in a container pass the GPU on \
-                 (--gpus all); TANDEM_LIBCUDA names a library in an unusual place"
-                    .to_owned(),
-            ),
-        },
-    }
-}
-
-fn gpu_finding(index: usize, gpu: &GpuFacts) -> Finding {
-    let (major, minor) = gpu.compute;
-    let old = major < 8;
-    Finding {
-        what: "GPU",
-        state: if old { State::Problem } else { State::Ok },
-        found: format!(
-            "{index}: {}, compute capability {major}.{minor}, {} SMs, {}",
-            gpu.name,
-            gpu.multiprocessors,
-            scaled(gpu.memory_bytes as f64, "B")
-        ),
-        advice: old.then(|| {
-            "kernels are for compute capability 8.0 and newer: use --backend cpu".to_owned()
-        }),
-    }
-}
-
-#[cfg(not(feature = "cuda"))]
-fn kernels(gpus: &[GpuFacts]) -> Finding {
-    Finding {
-        what: "kernels",
-        state: if gpus.is_empty() {
-            State::Absent
-        } else {
-            State::Problem
-        },
-        found: "none in this program".to_owned(),
-        advice: Some("build with --features cuda to run on NVIDIA GPUs".to_owned()),
-    }
-}
-
-#[cfg(feature = "cuda")]
-fn kernels(gpus: &[GpuFacts]) -> Finding {
-    use tandem_attn::exec::gpu::{Gpu, MODULES};
-
-    let mut inside: Vec<String> = Vec::new();
-    let mut only_ptx = false;
-    for module in MODULES {
-        let machine_code = module.cubin.is_some();
-        only_ptx |= !machine_code;
-        let form = if machine_code { "machine code" } else { "PTX" };
-        let line = format!("{} as {form}", module.arch);
-        if !inside.contains(&line) {
-            inside.push(line);
-        }
-    }
-    let inside = inside.join(", ");
-    if gpus.is_empty() {
-        return Finding {
-            what: "kernels",
-            state: State::Absent,
-            found: format!("{inside}; no GPU to load them"),
-            advice: None,
-        };
-    }
-    match Gpu::new(0) {
-        Ok(gpu) => Finding {
-            what: "kernels",
-            state: State::Ok,
-            found: format!("{inside}; GPU 0 runs those for {}", gpu.arch()),
-            advice: only_ptx.then(|| {
-                "the driver compiles PTX at every start, which takes long: build where ptxas is found".to_owned()
-            }),
-        },
-        Err(error) => Finding {
-            what: "kernels",
-            state: State::Problem,
-            found: format!("{inside}; GPU 0 does not take them"),
-            advice: Some(error.to_string()),
-        },
-    }
-}
-
-/// Libraries of NVIDIA's that programs beside this one need: nothing here does.
-fn libraries(with_gpu: bool) -> Vec<Finding> {
-    let finding = |what, use_of: &str, found: Option<String>| Finding {
-        what,
-        state: if found.is_some() {
-            State::Ok
-        } else {
-            State::Absent
-        },
-        advice: (found.is_none() && with_gpu).then(|| {
-            format!("{use_of}; put its directory into LD_LIBRARY_PATH if it is installed")
-        }),
-        found: found.unwrap_or_else(|| "not found".to_owned()),
-    };
-    vec![
-        finding(
-            "cuBLAS",
-            "nothing of tandem needs it, linear layers of an engine may",
-            library::cublas(),
-        ),
-        finding(
-            "NCCL",
-            "nothing of tandem needs it, several GPUs of an engine may",
-            library::nccl(),
-        ),
-    ]
-}
-
 fn render(report: &Report) -> String {
     let mut text = String::new();
     let mut paragraph = |mark: &str, what: &str, found: &str| {
@@ -353,7 +143,10 @@ fn render(report: &Report) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        library::{Driver, GpuFacts},
+        *,
+    };
 
     #[test]
     fn a_report_says_what_is_there_and_what_to_do() {

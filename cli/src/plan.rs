@@ -1,14 +1,12 @@
 //! `tandem plan`: what a plan does, as a table and as a picture, for any device.
 
-mod kernels;
-
 use std::{
     path::{Path, PathBuf},
     time::Instant,
 };
 
 use tandem_attn::plan::{
-    DeviceDescription, Plan, PlanError, Planner,
+    DeviceDescription, Plan, PlanError,
     pod::{PodMode, PodPlan},
 };
 
@@ -72,7 +70,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             cases[0].name
         )));
     }
-    let mut planner = Planner::new();
+    let mut planner = args.planning.planner();
     let mut report = String::new();
     for case in &cases {
         let batch = case.batch()?;
@@ -132,7 +130,7 @@ pub fn describe(case: &Case, requests: usize, plan: &Plan, device: &DeviceDescri
     let schedule = plan.schedule(device);
     let requests = counted(requests, "request");
     format!(
-        "{}\n{requests}: {}\n{}, pages of {}, for {} ({})\n\n{plan}\n{}\
+        "{}\n{requests}: {}\n{}, pages of {}, for {} ({})\n\n{plan}\n\
          moves {} of keys and values and {} of partial states, computes {}\n\
          takes {} by the cost model, with its CTAs busy {:.0} % of the time{}",
         case.name,
@@ -141,7 +139,6 @@ pub fn describe(case: &Case, requests: usize, plan: &Plan, device: &DeviceDescri
         case.page_size,
         device.name,
         picture::processors(device),
-        kernels::report(plan, device),
         scaled(traffic.kv_bytes as f64, "B"),
         scaled(traffic.partial_bytes as f64, "B"),
         scaled(traffic.flops as f64, "FLOP"),

@@ -15,16 +15,17 @@ use tandem_schedule::{
 };
 
 use crate::{
-    Failure, memory,
+    Failure,
     output::{self, Files, Force},
-    table::counted,
 };
 
 mod chart;
+mod limits;
 mod machine;
 mod table;
 mod window;
 
+use limits::requests;
 pub use machine::Machine;
 pub(crate) use machine::{at_least_1, positive, read_trace};
 use machine::{at_most, not_negative};
@@ -133,16 +134,6 @@ pub struct Args {
     force: Force,
 }
 
-/// The most requests of a simulation.
-const MOST_REQUESTS: usize = 1 << 24;
-
-fn requests(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(requests @ 0..=MOST_REQUESTS) => Ok(requests),
-        _ => Err(format!("give a whole number up to {MOST_REQUESTS}")),
-    }
-}
-
 /// Runs it.
 ///
 /// # Errors
@@ -202,41 +193,6 @@ impl Args {
             trace = trace.with_poisson_arrivals(rate, self.seed);
         }
         Ok(trace.sped_up(self.speed))
-    }
-
-    /// Whether this machine has the memory to simulate on: what is kept of each request, token and page.
-    fn check_size(&self, cost: &CostModel, trace: &Trace) -> Result<(), Failure> {
-        const REQUEST: u64 = 640;
-        const PAGE: u64 = 16;
-        let (requests, policies) = (trace.arrivals.len() as u64, self.policy.len() as u64);
-        let tokens = trace
-            .arrivals
-            .iter()
-            .map(|arrival| u64::from(arrival.request.max_new_tokens));
-        let generated: u64 = tokens.sum();
-        let pages = u64::from(cost.pages(self.page_size)) + u64::from(self.host_pages(cost));
-        // The gaps of one policy are sorted while those of the others are kept.
-        let needed =
-            requests * (REQUEST + 16 * policies) + 4 * generated * (policies + 2) + PAGE * pages;
-        memory::check(
-            &format!(
-                "simulating {} that generate {generated} tokens, on {pages} pages, under {}",
-                counted(requests as usize, "request"),
-                if policies == 1 {
-                    "1 policy".to_owned()
-                } else {
-                    format!("{policies} policies")
-                }
-            ),
-            needed,
-            "give fewer --requests, fewer policies, or larger pages (--page-size)",
-        )
-    }
-
-    /// Pages of the host's memory for requests that are swapped out.
-    fn host_pages(&self, cost: &CostModel) -> u32 {
-        let page_bytes = cost.model().kv_bytes_per_token() as f64 * f64::from(self.page_size);
-        (self.swap_gb * 1e9 / page_bytes) as u32
     }
 
     fn simulate(&self, name: &str, cost: &CostModel, trace: &Trace) -> Result<Report, Failure> {

@@ -222,6 +222,46 @@ fn wrong_flags_are_pointed_at() {
     assert_eq!(files(directory.path()), ["hybrid.json"]);
 }
 
+#[test]
+fn what_no_kernel_does_is_not_planned() {
+    let directory = directory();
+    let good = std::fs::read_to_string(directory.path().join("hybrid.json")).unwrap();
+    for (from, to, flags, message) in [
+        (
+            "\"head_dim\": 64",
+            "\"head_dim\": 96",
+            &[][..],
+            "a head dimension of 96: there are 64, 128",
+        ),
+        (
+            "\"bf16\"",
+            "\"f32\"",
+            &[],
+            "no kernel for h200 takes queries in F32",
+        ),
+        (
+            "bf16",
+            "bf16",
+            &["--decode-tile", "7x13"],
+            "has tiles of 7×13 at head dimension 64: there are 8×32",
+        ),
+    ] {
+        std::fs::write(directory.path().join("other.json"), good.replace(from, to)).unwrap();
+        let plan = |more: &[&str]| {
+            run(
+                directory.path(),
+                &[&["plan", "other.json"], flags, more].concat(),
+            )
+        };
+        let said = plan(&[]);
+        assert_eq!(said.code, 2, "{to}: {}", said.stderr);
+        assert!(said.stderr.contains(message), "{to}: {}", said.stderr);
+        // The CPU computes all of it.
+        let said = plan(&["--device", "cpu"]);
+        assert_eq!(said.code, 0, "{to}: {}", said.stderr);
+    }
+}
+
 /// Whether this command, as it was built, finds a GPU on this machine.
 fn has_gpu() -> bool {
     #[cfg(feature = "cuda")]

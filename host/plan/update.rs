@@ -7,7 +7,9 @@
 use kernels_gpu::abi::WorkItem;
 
 use super::{
-    DeviceDescription, Plan, PlanError, PlanOptions, PlannedPart, PlannedRowBlock, Planner,
+    data::{Plan, PlanError, PlanOptions, PlannedPart, PlannedRowBlock},
+    model::DeviceDescription,
+    planner::Planner,
 };
 use crate::problem::{Batch, PageTable, Part, Spec};
 

@@ -276,7 +276,6 @@ fn problem_of(
     let layout = prop_oneof![Just(KvLayout::Nhd), Just(KvLayout::Hnd)];
     let split = prop_oneof![
         Just(SplitMode::Makespan),
-        Just(SplitMode::FlashInfer),
         (1u32..4).prop_map(|times| SplitMode::Fixed { tokens: times * 48 }),
         Just(SplitMode::Off),
     ];

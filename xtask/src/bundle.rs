@@ -13,7 +13,7 @@ use crate::{
     workspace,
 };
 
-const PACKAGE: &str = "tandem-attn";
+const PACKAGES: [&str; 2] = ["tandem-attn", "tandem-papers"];
 
 /// Tests that want a GPU are the files `tests/gpu_*.rs`.
 const GPU_TEST: &str = "gpu_";
@@ -40,11 +40,12 @@ pub fn run() -> Result<(), Error> {
         build.args([
             cargo_command,
             "--no-run",
-            "--package",
-            PACKAGE,
             "--features=cuda,cust",
             "--message-format=json-render-diagnostics",
         ]);
+        PACKAGES.iter().for_each(|package| {
+            build.args(["--package", package]);
+        });
         if kind == "test" {
             build.arg("--release");
         }
@@ -60,7 +61,7 @@ pub fn run() -> Result<(), Error> {
         .filter_map(|program| program["bytes"].as_u64())
         .sum();
     let manifest = json!({
-        "package": PACKAGE,
+        "packages": PACKAGES,
         "version": env!("CARGO_PKG_VERSION"),
         "commit": output(command("git").args(["describe", "--always", "--dirty"])).unwrap_or_default().trim(),
         "programs": programs,
@@ -86,12 +87,10 @@ fn targets() -> Result<Vec<(String, String)>, Error> {
         "--no-deps",
         "--format-version=1",
     ]))?)?;
-    let package = metadata["packages"]
-        .as_array()
-        .and_then(|packages| packages.iter().find(|package| package["name"] == PACKAGE))
-        .ok_or("cargo does not know the package")?;
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let ours = packages.filter(|package| PACKAGES.iter().any(|name| package["name"] == *name));
     let mut targets = Vec::new();
-    for target in package["targets"].as_array().into_iter().flatten() {
+    for target in ours.flat_map(|package| package["targets"].as_array().into_iter().flatten()) {
         let (Some(kind), Some(name)) = (target["kind"][0].as_str(), target["name"].as_str()) else {
             continue;
         };

@@ -5,16 +5,14 @@ use crate::{
     process::{cargo, run as run_command},
 };
 
-/// Checks the kernels, which sets up what is missing, and runs all tests, with and without the feature `cuda`.
+/// Checks the kernels, which sets up what is missing, and runs all tests. One set of features for all packages, so
+/// that nothing is compiled twice.
 pub fn run() -> Result<(), Error> {
     kernels::run(kernels::Mode::Check)?;
     package::run(true)?;
-    run_command(cargo().args(["test", "--workspace"]))?;
-    // The other packages do not know the feature.
     run_command(cargo().args([
         "test",
-        "--package=tandem-attn",
-        "--package=tandem-cli",
-        "--features=cuda,cust",
+        "--workspace",
+        "--features=tandem-attn/cuda,tandem-attn/cust,tandem-attn/cudarc,tandem-cli/cuda",
     ]))
 }

@@ -84,6 +84,13 @@ pub fn reshape_and_cache(
     let k_cache = by_token("k_cache", k_cache, layout)?;
     let v_cache = by_token("v_cache", v_cache, layout)?;
     // All that can be told from shapes, before one of the two is written.
+    if k_cache.dims()[..3] != v_cache.dims()[..3] {
+        bail!(
+            "k_cache is {:?} and v_cache is {:?}: blocks, their tokens and heads must be the same",
+            k_cache.shape(),
+            v_cache.shape()
+        );
+    }
     for (name, rows, cache) in [("k", k, &k_cache), ("v", v, &v_cache)] {
         let ((tokens, heads, dim), (.., of_cache, cached)) = (rows.dims3()?, cache.dims4()?);
         if (heads, dim) != (of_cache, cached) || rows.dtype() != cache.dtype() {

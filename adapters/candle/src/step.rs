@@ -94,6 +94,8 @@ pub struct Shared {
     planners: Mutex<Vec<(Spec, Planner)>>,
 }
 
+// There is one for each device of a process.
+#[allow(clippy::large_enum_variant)]
 #[derive(Debug)]
 pub enum Backend {
     Cpu(Cpu),

@@ -377,10 +377,11 @@ fn what_does_not_go_together_is_said_and_nothing_is_written() -> Result<()> {
     says(flash(1, Some(0)), "a sequence has 2 tokens");
     says(flash(2, Some(4)), "only 0 (causal) and none");
 
-    let before = cache
-        .to_dtype(DType::F32)?
-        .flatten_all()?
-        .to_vec1::<f32>()?;
+    let before = cache.flatten_all()?.to_vec1::<f32>()?;
+    let fewer = cache.narrow(0, 0, 3)?;
+    let slots = Tensor::new(&[0_i64, 1], &Device::Cpu)?;
+    let error = reshape_and_cache(&k, &k, &cache, &fewer, &slots, KvLayout::Nhd).unwrap_err();
+    assert!(error.to_string().contains("must be the same"), "{error}");
     let append = |k: &Tensor, v: &Tensor, slots: &[i64]| {
         let (v_cache, slots) = (cache.copy()?, Tensor::new(slots, &Device::Cpu)?);
         let error = reshape_and_cache(k, v, &cache, &v_cache, &slots, KvLayout::Nhd).unwrap_err();

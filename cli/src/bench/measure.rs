@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tandem_attn::{
-    plan::{Plan, PlanError, Planner},
+    plan::{Plan, Planner},
     problem::{Batch, Spec},
 };
 
@@ -56,52 +56,45 @@ pub(super) fn case(
         ));
         return Ok(result);
     }
+    match measured(backend, case, settings, &batch, &mut result) {
+        // What this backend does not take, or this machine does not hold, is no reason to lose the other cases.
+        Err(Failure::Input(reason)) => result.skipped = Some(reason),
+        other => other?,
+    }
+    Ok(result)
+}
+
+/// Plans, runs and checks a case.
+fn measured(
+    backend: &mut dyn Backend,
+    case: &Case,
+    settings: &Settings,
+    batch: &Batch,
+    result: &mut CaseResult,
+) -> Result<(), Failure> {
+    let spec = &case.spec;
     let device = backend.device();
-    let mut planner = Planner::new();
+    let mut planner = Planner::with_rules(settings.rules);
     let mut plan = Plan::empty(*spec);
     let mut times = Vec::with_capacity(PLAN_RUNS);
     for _ in 0..PLAN_RUNS {
         let begin = Instant::now();
-        match planner.plan_into(spec, &batch, &device, &settings.options, &mut plan) {
-            // What this backend does not take is no reason to lose the other cases.
-            Err(unsupported @ PlanError::Unsupported(_)) => {
-                result.skipped = Some(unsupported.to_string());
-                return Ok(result);
-            }
-            planned => planned?,
-        }
+        planner.plan_into(spec, batch, &device, &settings.options, &mut plan)?;
         times.push(microseconds(begin.elapsed()));
     }
     result.plan = Some(Stats::of(times));
     result.hybrid = plan.pod.map(|pod| pod.mode);
-
-    // What this backend does not take, or this machine does not hold, is no reason to lose the other cases.
-    let tensors = match Tensors::random(spec, &batch, case.layout, SEED) {
-        Err(Failure::Input(reason)) => {
-            result.skipped = Some(reason);
-            return Ok(result);
-        }
-        made => made?,
-    };
-    let ready = backend.load(&plan, &tensors).and_then(|mut loaded| {
-        loaded.run(false)?;
-        Ok(loaded)
-    });
-    let mut loaded = match ready {
-        Err(Failure::Input(reason)) => {
-            result.skipped = Some(reason);
-            return Ok(result);
-        }
-        ready => ready?,
-    };
+    let tensors = Tensors::random(spec, batch, case.layout, SEED)?;
+    let mut loaded = backend.load(&plan, &tensors)?;
+    loaded.run(false)?;
     result.flushed = Some(repeat(&mut *loaded, settings.time, true)?);
     result.warm = Some(repeat(&mut *loaded, settings.time, false)?);
     if settings.check > 0 {
         let results = loaded.results()?;
-        let errors = check::sample(&plan, &batch, &tensors, &results, settings.check)?;
+        let errors = check::sample(&plan, batch, &tensors, &results, settings.check)?;
         result.errors = Some(errors);
     }
-    Ok(result)
+    Ok(())
 }
 
 /// Runs until the time is over. Time spent flushing counts too, or short runs would take for ever.
@@ -206,7 +199,7 @@ mod tests {
             _: &'a Plan,
             _: &'a Tensors,
         ) -> Result<Box<dyn Loaded + 'a>, Failure> {
-            Err(Failure::Input("no room for this".to_owned()))
+            Err(Failure::Input("this backend is picky".to_owned()))
         }
     }
 
@@ -216,17 +209,18 @@ mod tests {
             time: Duration::ZERO,
             check: 0,
             options: PlanOptions::default(),
+            rules: Default::default(),
             memory_bytes: u64::MAX,
         };
-        // By the planner, which knows the kernels, and by what only the backend knows.
-        for (head_dim, reason) in [(80, "a head dimension of 80"), (64, "no room for this")] {
+        // By the backend, or by the planner already.
+        for (dim, reason) in [(128, "this backend is picky"), (80, "head dimension of 80")] {
             let text = format!(
-                r#"{{"heads": 4, "kv_heads": 2, "head_dim": {head_dim}, "requests": [{{"q_len": 1, "kv_len": 9}}]}}"#
+                r#"{{"heads": 4, "kv_heads": 2, "head_dim": {dim}, "requests": [{{"q_len": 1, "kv_len": 9}}]}}"#
             );
-            let parsed = workload::parse("test", &text).unwrap();
-            let result = case(&mut Picky, &parsed[0], &settings).unwrap();
-            let skipped = result.skipped.as_deref().unwrap_or_default();
-            assert!(skipped.contains(reason), "{skipped}");
+            let cases = workload::parse("test", &text).unwrap();
+            let result = case(&mut Picky, &cases[0], &settings).unwrap();
+            let said = result.skipped.as_deref().unwrap_or_default();
+            assert!(said.contains(reason), "{said}");
             assert!(result.times().is_none());
         }
     }

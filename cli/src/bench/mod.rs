@@ -8,7 +8,10 @@ mod stats;
 use std::{path::PathBuf, time::Duration};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use tandem_attn::plan::{MergeMode, PackRule, PlanOptions, SplitMode, Tile, pod::PodMode};
+use tandem_attn::plan::{
+    MergeMode, PackRule, PlanOptions, Planner, Rules, SplitMode, Tile, pod::PodMode,
+};
+use tandem_papers::{flashinfer, pat};
 
 pub use report::render;
 pub use results::{CaseResult, ResultFile};
@@ -87,7 +90,7 @@ pub struct Planning {
     packing: Packing,
     /// How work is cut along the keys: makespan, flashinfer, off, or a number of keys
     #[arg(long, default_value = "makespan", value_parser = split)]
-    split: SplitMode,
+    split: Split,
     /// One tile for all decodes instead of the best: rows and keys
     #[arg(long, value_name = "ROWSxKEYS", value_parser = tile)]
     decode_tile: Option<Tile>,
@@ -137,13 +140,20 @@ enum Pod {
     Tickets,
 }
 
-fn split(text: &str) -> Result<SplitMode, String> {
+/// How work is cut along the keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Split {
+    Planner(SplitMode),
+    FlashInfer,
+}
+
+fn split(text: &str) -> Result<Split, String> {
     match text {
-        "makespan" => Ok(SplitMode::Makespan),
-        "flashinfer" => Ok(SplitMode::FlashInfer),
-        "off" => Ok(SplitMode::Off),
+        "makespan" => Ok(Split::Planner(SplitMode::Makespan)),
+        "flashinfer" => Ok(Split::FlashInfer),
+        "off" => Ok(Split::Planner(SplitMode::Off)),
         _ => match text.parse() {
-            Ok(tokens) if tokens > 0 => Ok(SplitMode::Fixed { tokens }),
+            Ok(tokens) if tokens > 0 => Ok(Split::Planner(SplitMode::Fixed { tokens })),
             _ => Err("give makespan, flashinfer, off, or a number of keys such as 512".to_owned()),
         },
     }
@@ -165,13 +175,14 @@ impl Planning {
     pub fn options(&self) -> PlanOptions {
         PlanOptions::default()
             .with_packing(match self.packing {
-                Packing::Fastest => PackRule::Fastest,
+                Packing::Fastest | Packing::PatPaper | Packing::PatPublished => PackRule::Fastest,
                 Packing::Exact => PackRule::Exact,
-                Packing::PatPaper => PackRule::PatPaper,
-                Packing::PatPublished => PackRule::PatPublished,
                 Packing::Off => PackRule::Off,
             })
-            .with_split(self.split)
+            .with_split(match self.split {
+                Split::Planner(mode) => mode,
+                Split::FlashInfer => SplitMode::Makespan,
+            })
             .with_decode_tile(self.decode_tile)
             .with_merge_mode(match self.merge {
                 Merge::Auto => MergeMode::Auto,
@@ -187,19 +198,44 @@ impl Planning {
             })
     }
 
+    /// What papers decide in place of the planner.
+    #[must_use]
+    pub fn rules(&self) -> Rules {
+        Rules {
+            join: match self.packing {
+                Packing::PatPaper => pat::PAPER.join,
+                Packing::PatPublished => pat::PUBLISHED.join,
+                _ => None,
+            },
+            chunk: match self.split {
+                Split::FlashInfer => flashinfer::SPLIT.chunk,
+                Split::Planner(_) => None,
+            },
+            ..Rules::default()
+        }
+    }
+
+    /// A planner with these choices' rules.
+    #[must_use]
+    pub fn planner(&self) -> Planner {
+        Planner::with_rules(self.rules())
+    }
+
     /// The choices that are not the default, as flags.
     #[must_use]
     pub fn flags(&self) -> Vec<String> {
         let default = PlanOptions::default();
         let options = self.options();
         let mut flags = Vec::new();
-        if options.packing != default.packing {
+        if self.packing != Packing::Fastest {
             flags.extend(flag("packing", self.packing));
         }
-        match options.split {
-            SplitMode::FlashInfer => flags.push("--split flashinfer".to_owned()),
-            SplitMode::Off => flags.push("--split off".to_owned()),
-            SplitMode::Fixed { tokens } => flags.push(format!("--split {tokens}")),
+        match self.split {
+            Split::FlashInfer => flags.push("--split flashinfer".to_owned()),
+            Split::Planner(SplitMode::Off) => flags.push("--split off".to_owned()),
+            Split::Planner(SplitMode::Fixed { tokens }) => {
+                flags.push(format!("--split {tokens}"));
+            }
             _ => {}
         }
         if let Some(Tile { m, n }) = options.decode_tile {
@@ -230,6 +266,8 @@ pub struct Settings {
     pub check: u32,
     /// Choices of the planner.
     pub options: PlanOptions,
+    /// What is decided by rules in place of the planner.
+    pub rules: Rules,
     /// The most that tensors may take.
     pub memory_bytes: u64,
 }
@@ -278,6 +316,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         time: Duration::from_secs_f64(args.seconds),
         check: args.check,
         options: args.planning.options(),
+        rules: args.planning.rules(),
         // No flag makes memory: above what is free, allocations fail.
         memory_bytes: args
             .max_memory

@@ -1,11 +1,12 @@
 //! Libraries that are opened where they are: the driver, cuBLAS, NCCL. Nothing of CUDA is needed to build this.
 
 use std::{
-    ffi::{CStr, OsString, c_char, c_int},
-    ptr,
+    ffi::{CStr, OsStr, c_int, c_void},
+    mem,
+    ptr::{self, NonNull},
 };
 
-use libloading::{Library, Symbol};
+use libcuda::{Code, Library, device_attribute};
 
 /// A GPU as its driver describes it.
 #[derive(Clone, Debug)]
@@ -28,93 +29,45 @@ pub(super) struct Driver {
     pub(super) gpus: Vec<GpuFacts>,
 }
 
-/// Where drivers lie, as the library's own search has it.
-const DRIVERS: [&str; 4] = [
-    "libcuda.so.1",
-    "/usr/lib/wsl/lib/libcuda.so.1",
-    "/usr/local/nvidia/lib64/libcuda.so.1",
-    "/run/opengl-driver/lib/libcuda.so.1",
-];
-
-/// The first of some files that can be opened, kept open until the process ends.
-fn open(names: &[OsString]) -> Result<(String, &'static Library), String> {
-    let mut reason = None;
-    for name in names {
-        // SAFETY: opening runs the library's initialisers, as every program does that uses it. It is never closed,
-        // so its functions stay where they are.
-        match unsafe { Library::new(name) } {
-            Ok(library) => {
-                let name = name.to_string_lossy().into_owned();
-                return Ok((name, Box::leak(Box::new(library))));
-            }
-            Err(error) => reason = reason.or(Some(error.to_string())),
-        }
-    }
-    Err(reason.unwrap_or_default())
-}
-
-type Initialise = unsafe extern "C" fn(u32) -> c_int;
-type Number = unsafe extern "C" fn(*mut c_int) -> c_int;
-type Of = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
-type OfDevice = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
-type Name = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
-type Bytes = unsafe extern "C" fn(*mut usize, c_int) -> c_int;
-type Message = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
-
-/// A function of a library.
-fn function<T>(library: &'static Library, name: &str) -> Result<Symbol<'static, T>, String> {
-    // SAFETY: callers name the type that the headers of the library declare for the function.
-    unsafe { library.get(name.as_bytes()) }.map_err(|error| error.to_string())
-}
-
 /// The driver, and what it says of its GPUs; or what was tried and the reason.
 pub(super) fn driver() -> Result<Driver, String> {
-    let names = match std::env::var_os("TANDEM_LIBCUDA") {
-        Some(name) => vec![name],
-        None => DRIVERS.map(OsString::from).to_vec(),
-    };
-    let (name, library) = open(&names)?;
+    let opened = libcuda::driver().map_err(ToString::to_string)?;
     let mut driver = Driver {
-        name,
+        name: opened.name().to_owned(),
         version: 0,
         error: None,
         gpus: Vec::new(),
     };
-    driver.error = ask(library, &mut driver).err();
+    driver.error = ask(&mut driver).err();
     Ok(driver)
 }
 
 /// Starts the driver and asks it for its version and its devices.
-fn ask(library: &'static Library, driver: &mut Driver) -> Result<(), String> {
-    // Compute capability and multiprocessors, in the numbers of CUdevice_attribute.
-    const MAJOR: c_int = 75;
-    const MINOR: c_int = 76;
-    const MULTIPROCESSORS: c_int = 16;
-    let ok = |code: c_int| match code {
-        0 => Ok(()),
-        code => Err(message(library, code)),
+fn ask(driver: &mut Driver) -> Result<(), String> {
+    let ok = |code: Code| match code {
+        Code::SUCCESS => Ok(()),
+        code => Err(message(code)),
     };
-    let version: Symbol<Number> = function(library, "cuDriverGetVersion")?;
-    let initialise: Symbol<Initialise> = function(library, "cuInit")?;
-    let count: Symbol<Number> = function(library, "cuDeviceGetCount")?;
-    let device: Symbol<Of> = function(library, "cuDeviceGet")?;
-    let attribute: Symbol<OfDevice> = function(library, "cuDeviceGetAttribute")?;
-    let name_of: Symbol<Name> = function(library, "cuDeviceGetName")?;
-    let memory: Symbol<Bytes> = function(library, "cuDeviceTotalMem_v2")?;
-    // SAFETY: the functions of the driver's interface, with places for what each writes.
+    // SAFETY: each call has a place for what it writes, and devices are those that the driver counts.
     unsafe {
-        ok(version(&mut driver.version))?;
-        ok(initialise(0))?;
+        ok(libcuda::cuDriverGetVersion(&mut driver.version))?;
+        ok(libcuda::cuInit(0))?;
         let mut devices = 0;
-        ok(count(&mut devices))?;
+        ok(libcuda::cuDeviceGetCount(&mut devices))?;
         for ordinal in 0..devices {
-            let (mut handle, mut memory_bytes, mut name) = (0, 0, [0; 128]);
-            ok(device(&mut handle, ordinal))?;
-            ok(name_of(name.as_mut_ptr(), name.len() as c_int - 1, handle))?;
-            ok(memory(&mut memory_bytes, handle))?;
+            let (mut device, mut memory_bytes, mut name) = (0, 0, [0; 128]);
+            ok(libcuda::cuDeviceGet(&mut device, ordinal))?;
+            let length = name.len() as c_int - 1;
+            ok(libcuda::cuDeviceGetName(name.as_mut_ptr(), length, device))?;
+            ok(libcuda::cuDeviceTotalMem(&mut memory_bytes, device))?;
             let mut values = [0; 3];
-            for (value, what) in values.iter_mut().zip([MAJOR, MINOR, MULTIPROCESSORS]) {
-                ok(attribute(value, what, handle))?;
+            let wanted = [
+                device_attribute::COMPUTE_CAPABILITY_MAJOR,
+                device_attribute::COMPUTE_CAPABILITY_MINOR,
+                device_attribute::MULTIPROCESSOR_COUNT,
+            ];
+            for (value, what) in values.iter_mut().zip(wanted) {
+                ok(libcuda::cuDeviceGetAttribute(value, what, device))?;
             }
             driver.gpus.push(GpuFacts {
                 // The last byte is zero, whatever was written.
@@ -129,58 +82,71 @@ fn ask(library: &'static Library, driver: &mut Driver) -> Result<(), String> {
 }
 
 /// What the driver says of an error.
-fn message(library: &'static Library, code: c_int) -> String {
+fn message(code: Code) -> String {
     let mut text = ptr::null();
-    let said: Result<Symbol<Message>, _> = function(library, "cuGetErrorString");
     // SAFETY: it writes the address of a constant text, or nothing for an error that it does not know.
-    let known = said.is_ok_and(|said| unsafe { said(code, &mut text) } == 0) && !text.is_null();
-    if !known {
-        return format!("error {code}");
+    let known = unsafe { libcuda::cuGetErrorString(code, &mut text) } == Code::SUCCESS;
+    if !known || text.is_null() {
+        return format!("error {}", code.0);
     }
     // SAFETY: a text that ends with zero.
     let text = unsafe { CStr::from_ptr(text) };
-    format!("{} (error {code})", text.to_string_lossy())
+    format!("{} (error {})", text.to_string_lossy(), code.0)
+}
+
+/// The first of some libraries that the loader finds, and its name.
+fn open(names: &[&'static str]) -> Option<(&'static str, Library)> {
+    names.iter().find_map(|name| {
+        // SAFETY: opening runs the library's initialisers, as in every program that uses it.
+        let library = unsafe { Library::open(OsStr::new(name)) };
+        Some((*name, library.ok()?))
+    })
 }
 
 /// File and version of cuBLAS, the newest that the loader finds.
 pub(super) fn cublas() -> Option<String> {
-    let names = [
+    type Property = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
+    let (name, library) = open(&[
         "libcublas.so.13",
         "libcublas.so.12",
         "libcublas.so.11",
         "libcublas.so",
-    ];
-    let (name, library) = open(&names.map(OsString::from)).ok()?;
-    let property: Result<Symbol<unsafe extern "C" fn(c_int, *mut c_int) -> c_int>, _> =
-        function(library, "cublasGetProperty");
-    let Ok(property) = property else {
-        return Some(name);
+    ])?;
+    let property = library.symbol(c"cublasGetProperty").map(|address| {
+        // SAFETY: the type that cuBLAS declares for it; the library stays open.
+        unsafe { mem::transmute::<NonNull<c_void>, Property>(address) }
+    });
+    let number = |what: c_int| {
+        let mut value = 0;
+        // SAFETY: properties 0 to 2 are major, minor and patch, each a number; they need no handle.
+        let code = unsafe { property?(what, &mut value) };
+        (code == 0).then_some(value)
     };
-    let mut version = [0; 3];
-    for (what, value) in (0..).zip(&mut version) {
-        // SAFETY: major, minor and patch are properties 0 to 2, each a number; no handle is needed for them.
-        let code = unsafe { property(what, value) };
-        if code != 0 {
-            return Some(name);
+    Some(match (number(0), number(1), number(2)) {
+        (Some(major), Some(minor), Some(patch)) => {
+            format!("{name}, version {major}.{minor}.{patch}")
         }
-    }
-    let [major, minor, patch] = version;
-    Some(format!("{name}, version {major}.{minor}.{patch}"))
+        _ => name.to_owned(),
+    })
 }
 
 /// File and version of NCCL.
 pub(super) fn nccl() -> Option<String> {
-    let (name, library) = open(&["libnccl.so.2", "libnccl.so"].map(OsString::from)).ok()?;
-    let get: Result<Symbol<Number>, _> = function(library, "ncclGetVersion");
-    let mut version = 0;
-    // SAFETY: it writes one number.
-    match get.map(|get| unsafe { get(&mut version) }) {
-        Ok(0) => Some(format!(
-            "{name}, version {}.{}.{}",
-            version / 10_000,
-            version / 100 % 100,
-            version % 100
-        )),
-        _ => Some(name),
-    }
+    type Version = unsafe extern "C" fn(*mut c_int) -> c_int;
+    let (name, library) = open(&["libnccl.so.2", "libnccl.so"])?;
+    let version = library.symbol(c"ncclGetVersion").and_then(|address| {
+        // SAFETY: the type that NCCL declares for it; the library stays open.
+        let get = unsafe { mem::transmute::<NonNull<c_void>, Version>(address) };
+        let mut version = 0;
+        // SAFETY: it writes one number.
+        let code = unsafe { get(&mut version) };
+        (code == 0).then_some(version)
+    });
+    Some(match version {
+        Some(all) => {
+            let (major, minor, patch) = (all / 10_000, all / 100 % 100, all % 100);
+            format!("{name}, version {major}.{minor}.{patch}")
+        }
+        None => name.to_owned(),
+    })
 }

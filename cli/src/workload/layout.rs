@@ -1,6 +1,6 @@
 //! From lengths to page tables.
 
-use tandem_attn::problem::{Batch, PageTable};
+use tandem_attn::problem::{Batch, PageTable, ProblemError};
 
 use super::{Case, Requests, Tree};
 
@@ -8,7 +8,7 @@ use super::{Case, Requests, Tree};
 const SEED: u64 = 1;
 
 /// The batch of a case: its requests, then one decode for each leaf of its tree.
-pub(super) fn batch(case: &Case) -> Batch {
+pub(super) fn batch(case: &Case) -> Result<Batch, ProblemError> {
     let mut tables = Tables {
         page_size: case.page_size,
         used: 0,
@@ -73,7 +73,7 @@ impl Tables {
             .extend(above.into_iter().map(|pages| (1, len, pages)));
     }
 
-    fn into_batch(self) -> Batch {
+    fn into_batch(self) -> Result<Batch, ProblemError> {
         let mut shuffled: Vec<u32> = (0..self.used).collect();
         fastrand::Rng::with_seed(SEED).shuffle(&mut shuffled);
         let mut table = PageTable::new(self.page_size, self.used);
@@ -83,10 +83,10 @@ impl Tables {
             pages
                 .iter_mut()
                 .for_each(|page| *page = shuffled[*page as usize]);
-            table.push(&pages, kv_len);
+            table.try_push(pages, kv_len)?;
             tokens += q_len;
             qo_indptr.push(tokens);
         }
-        Batch::new(qo_indptr, table)
+        Ok(Batch::new(qo_indptr, table))
     }
 }

@@ -100,7 +100,7 @@ impl Case {
         // Ids of pages, shuffled and in tables; requests with their lists.
         let needed = 24 * pages + 256 * self.count();
         memory::check(&format!("case {:?}", self.name), needed, "make it smaller")?;
-        let batch = layout::batch(self);
+        let batch = layout::batch(self).map_err(|error| wrong(error.to_string()))?;
         batch
             .check(&self.spec)
             .map_err(|error| wrong(error.to_string()))?;

@@ -7,11 +7,11 @@ use kernels_gpu::{state::Softmax, variant::Variant};
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512};
 use super::{
-    narrow::{self, Logits},
+    narrow::inner::{self as narrow, Logits},
     simd::{Portable, Simd},
-    tile::TileRows,
+    tile::{KEYS, TileRows},
     unit::{PoolRows, Unit},
-    wide::{self, Block},
+    wide::inner::{self as wide, Block},
 };
 
 /// What the machine can do.
@@ -37,19 +37,19 @@ pub(super) struct Kernels {
     pub(super) wide: [Wide; 2],
 }
 
-/// Kernels for up to so many rows. See [`narrow`].
+/// Kernels for up to so many rows. See [`narrow`](super::narrow).
 pub(super) struct Narrow {
     pub(super) rows: usize,
     /// Queries, keys, where the products go.
     pub(super) products: fn(&[f32], &TileRows<'_>, &mut Logits),
     /// The state of a row, its logits.
-    pub(super) weigh: fn(&mut Softmax, &mut [f32; narrow::KEYS]) -> f32,
+    pub(super) weigh: fn(&mut Softmax, &mut [f32; KEYS]) -> f32,
     /// Weights, factors of the outputs, values, outputs.
     #[allow(clippy::type_complexity, reason = "a name for it would say less")]
     pub(super) accumulate: fn(&Logits, &[f32; narrow::MAX_ROWS], &TileRows<'_>, &mut [f32]),
 }
 
-/// Kernels for blocks of so many rows. See [`wide`].
+/// Kernels for blocks of so many rows. See [`wide`](super::wide).
 pub(super) struct Wide {
     pub(super) rows: usize,
     /// Keys, head dimension, queries, products.
@@ -82,7 +82,7 @@ macro_rules! compile {
             }
 
             $(#[target_feature(enable = $features)])?
-            pub(super) fn narrow_weigh(softmax: &mut Softmax, logits: &mut [f32; narrow::KEYS]) -> f32 {
+            pub(super) fn narrow_weigh(softmax: &mut Softmax, logits: &mut [f32; KEYS]) -> f32 {
                 narrow::weigh($new, softmax, logits)
             }
 

@@ -291,12 +291,12 @@ impl Cpu {
                 kv_heads,
                 q,
                 &pools[item.part as usize],
-                self.isa,
+                self.isa.kernels().load,
             );
             if unit.rows.len() <= narrow::MAX_ROWS {
-                narrow::attend(&unit, scratch, out, lse);
+                narrow::attend(&unit, self.isa, scratch, out, lse);
             } else {
-                wide::attend(&unit, scratch, out, lse);
+                wide::attend(&unit, self.isa, scratch, out, lse);
             }
         });
         let finish = Finish {

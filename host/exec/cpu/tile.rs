@@ -5,11 +5,13 @@ use std::ops::Range;
 use kernels_gpu::variant::Variant;
 
 use super::{
-    narrow::KEYS,
     simd::prefetch,
     unit::{Pool, Unit},
 };
 use crate::tensor::Slice;
+
+/// Keys of a tile: one update of the softmax.
+pub(super) const KEYS: usize = 32;
 
 /// Keys (or values) of one head in a tile.
 pub(super) struct TileRows<'a> {

@@ -7,7 +7,7 @@ use kernels_gpu::{
     variant::{Key, Pair, Query, Variant},
 };
 
-use super::{buffer::Buffer, isa::Isa, simd::prefetch};
+use super::{buffer::Buffer, simd::prefetch};
 use crate::{
     kv::KvView,
     plan::Plan,
@@ -130,11 +130,13 @@ pub(super) struct Row {
     pub(super) last: i32,
 }
 
+/// Copies rows of a pool as f32, compiled for what the machine can do.
+pub(super) type LoadRows = fn(&PoolRows<'_>, &mut [f32]);
+
 /// One item and some KV heads.
 pub(super) struct Unit<'a, V> {
     pub(super) variant: &'a V,
     pub(super) spec: &'a Spec,
-    pub(super) isa: Isa,
     pub(super) kv_heads: Range<u32>,
     /// Key positions.
     pub(super) keys: Range<u32>,
@@ -143,6 +145,7 @@ pub(super) struct Unit<'a, V> {
     q: Queries<'a>,
     pools: &'a Pools<'a>,
     pages: &'a [u32],
+    load: LoadRows,
 }
 
 impl<'a, V: Variant> Unit<'a, V> {
@@ -153,7 +156,7 @@ impl<'a, V: Variant> Unit<'a, V> {
         kv_heads: Range<u32>,
         q: Queries<'a>,
         pools: &'a Pools<'a>,
-        isa: Isa,
+        load: LoadRows,
     ) -> Self {
         let spec = &plan.spec;
         let token_and_position = |row: u32| {
@@ -181,13 +184,13 @@ impl<'a, V: Variant> Unit<'a, V> {
         Self {
             variant,
             spec,
-            isa,
             kv_heads,
             keys: item.kv_begin..item.kv_end,
             rows: rows.collect(),
             q,
             pools,
             pages: &plan.page_ids[item.table as usize..],
+            load,
         }
     }
 
@@ -279,7 +282,7 @@ impl<'a, V: Variant> Unit<'a, V> {
             pages: self.pages,
             end: self.keys.end,
         };
-        (self.isa.kernels().load)(&rows, to);
+        (self.load)(&rows, to);
     }
 
     /// Whether products are anything but logits.

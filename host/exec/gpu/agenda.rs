@@ -7,7 +7,7 @@ use crate::{
     Error,
     plan::{
         MergeMode, Plan, TileGroup,
-        pod::{PodMode, Seats, Tickets},
+        pod::{CtaSplit, PodMode, Tickets},
     },
 };
 
@@ -48,7 +48,7 @@ pub(super) struct Agenda {
     /// How prefills and decodes share the GPU, where there are both.
     pub(super) pod: PodMode,
     /// CTAs of each where they share SMs.
-    pub(super) seats: Seats,
+    pub(super) seats: CtaSplit,
     /// Where they are in one kernel: how its CTAs take turns.
     pub(super) tickets: Option<Tickets>,
     /// Merges for the merging kernel.
@@ -68,7 +68,7 @@ impl Agenda {
     pub(super) fn fill(&mut self, plan: &Plan, merge_mode: MergeMode) -> Result<(), Error> {
         self.total_q = plan.total_q;
         self.pod = plan.pod.map_or(PodMode::Serial, |pod| pod.mode);
-        self.seats = plan.pod.map_or(Seats::default(), |pod| pod.seats);
+        self.seats = plan.pod.map_or(CtaSplit::default(), |pod| pod.ctas);
         let by_tickets = plan.pod.filter(|pod| pod.mode == PodMode::Tickets);
         self.tickets = by_tickets.map(|pod| pod.tickets);
         self.parts.clear();

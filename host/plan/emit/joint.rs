@@ -4,22 +4,23 @@ use kernels_gpu::abi::{DIRECT, NO_MERGE, WorkItem};
 
 use super::{Emitter, Pieces, write_all};
 use crate::plan::{
-    Plan,
-    draft::{Draft, DraftRun, NO_ROW_BLOCK, Piece},
+    data::Plan,
+    draft::{Draft, DraftRun, NO_ROW_BLOCK},
+    split::Piece,
 };
 
 /// What a piece has of a joint draft.
 #[derive(Debug, Default)]
-pub(super) struct JointPiece {
-    pub(super) runs: Vec<DraftRun>,
+pub struct JointPiece {
+    pub runs: Vec<DraftRun>,
     /// For each row of the draft, its place among those that see any of the keys, or [`NOWHERE`].
-    pub(super) places: Vec<u32>,
+    pub places: Vec<u32>,
 }
 
 const NOWHERE: u32 = u32::MAX;
 
 impl JointPiece {
-    pub(super) fn clip(&mut self, input: &Pieces<'_>, draft: &Draft, piece: &Piece) {
+    pub fn clip(&mut self, input: &Pieces<'_>, draft: &Draft, piece: &Piece) {
         self.runs.clear();
         self.places.clear();
         let runs = draft.runs_begin as usize..(draft.runs_begin + draft.runs) as usize;
@@ -54,7 +55,7 @@ impl JointPiece {
     }
 
     /// The rows that see any of the keys, among the draft rows.
-    pub(super) fn rows(&self, draft: &Draft) -> impl Iterator<Item = usize> {
+    pub fn rows(&self, draft: &Draft) -> impl Iterator<Item = usize> {
         let rows = self.places.iter().enumerate();
         let seen = rows.filter(|(_, place)| **place != NOWHERE);
         seen.map(|(row, _)| draft.rows_begin as usize + row)
@@ -63,7 +64,7 @@ impl JointPiece {
 
 impl Emitter {
     /// A joint item, whose runs are kept for later; or, where a piece has one run alone, an item like others.
-    pub(super) fn write_joint(
+    pub fn write_joint(
         &mut self,
         input: &Pieces<'_>,
         piece: &Piece,
@@ -127,7 +128,7 @@ impl Emitter {
     }
 
     /// Puts the runs of joint items behind all items.
-    pub(super) fn append_runs(&self, plan: &mut Plan) {
+    pub fn append_runs(&self, plan: &mut Plan) {
         if self.runs.is_empty() {
             return;
         }

@@ -4,17 +4,20 @@ use kernels_gpu::abi::{DIRECT, MergeRow, NO_MERGE, QueryRow, WorkItem};
 
 use self::joint::JointPiece;
 use super::{
-    Plan, PlanError, TileGroup,
-    draft::{Draft, DraftRow, DraftRun, Piece},
-    split::{Launch, MAX_PIECES},
+    data::{Plan, PlanError, PlanOptions, TileGroup},
+    draft::{Draft, DraftRow, DraftRun, Drafts},
+    split::{Launch, MAX_PIECES, Piece, Splitter},
 };
-use crate::problem::Variant;
+use crate::problem::{Spec, Variant};
 
 mod joint;
+mod merge_mode;
+
+pub use merge_mode::merge_mode;
 
 /// Buffers that keep their memory from plan to plan.
 #[derive(Debug, Default)]
-pub(super) struct Emitter {
+pub struct Emitter {
     tokens: Vec<Token>,
     /// For each piece in launch order, its item's place among the items.
     moved: Vec<u32>,
@@ -33,7 +36,7 @@ struct Token {
 }
 
 /// What emission reads.
-pub(super) struct Pieces<'a> {
+pub struct Pieces<'a> {
     pub variant: Variant,
     pub drafts: &'a [Draft],
     pub draft_rows: &'a [DraftRow],
@@ -46,6 +49,27 @@ pub(super) struct Pieces<'a> {
     pub launches: &'a [Launch],
     /// The place of each piece in launch order.
     pub place: &'a [u32],
+}
+
+impl<'a> Pieces<'a> {
+    /// The pieces of these drafts.
+    pub fn new(
+        spec: &Spec,
+        options: &PlanOptions,
+        drafts: &'a Drafts,
+        splitter: &'a Splitter,
+    ) -> Self {
+        Self {
+            variant: spec.variant,
+            drafts: &drafts.items,
+            draft_rows: &drafts.rows,
+            draft_runs: &drafts.runs,
+            fixed_splits: options.split.is_fixed(),
+            pieces: &splitter.pieces,
+            launches: splitter.launches(),
+            place: splitter.place(),
+        }
+    }
 }
 
 /// Whether a query at `position` sees any key of `kv_begin..kv_end`.

@@ -21,7 +21,14 @@ fn main() -> Result<(), tandem_attn::Error> {
     match Gpu::new(0) {
         Ok(gpu) => {
             let milliseconds = begin.elapsed().as_secs_f64() * 1e3;
-            println!("{}: Gpu::new took {milliseconds:.1} ms", gpu.name());
+            // The second finds the driver started and the context made.
+            let begin = Instant::now();
+            let again = Gpu::new(0)?;
+            println!(
+                "{}: Gpu::new took {milliseconds:.1} ms with the driver's start, {:.1} ms without",
+                again.name(),
+                begin.elapsed().as_secs_f64() * 1e3
+            );
             gpu.workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default())?;
         }
         Err(error) => println!("{error}"),

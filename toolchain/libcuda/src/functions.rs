@@ -65,6 +65,7 @@ functions! {
     "cuDeviceGetCount" cuDeviceGetCount(count: *mut c_int);
     "cuDeviceGet" cuDeviceGet(device: *mut Device, ordinal: c_int);
     "cuDeviceGetName" cuDeviceGetName(name: *mut c_char, length: c_int, device: Device);
+    "cuDeviceTotalMem_v2" cuDeviceTotalMem(bytes: *mut usize, device: Device);
     "cuDeviceGetAttribute" cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: Device);
 
     "cuDevicePrimaryCtxRetain" cuDevicePrimaryCtxRetain(context: *mut Context, device: Device);

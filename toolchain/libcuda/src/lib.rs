@@ -26,4 +26,5 @@ mod types;
 
 pub use driver::{Driver, NoDriver, driver, symbol};
 pub use functions::*;
+pub use library::Library;
 pub use types::*;

@@ -6,7 +6,7 @@ use std::{
     ptr::NonNull,
 };
 
-/// A library that stays open.
+/// A library that stays open until the process ends.
 #[derive(Debug)]
 pub struct Library(NonNull<c_void>);
 
@@ -43,6 +43,11 @@ mod system {
 
 #[cfg(unix)]
 impl Library {
+    /// Opens a file, by its path or as the system's loader finds it by name.
+    ///
+    /// # Errors
+    /// What the loader says.
+    ///
     /// # Safety
     /// The library's initialisers may be run.
     pub unsafe fn open(file: &OsStr) -> Result<Self, String> {
@@ -56,6 +61,8 @@ impl Library {
         NonNull::new(handle).map(Self).ok_or_else(system::said)
     }
 
+    /// Address of a function or variable; `None` where the library does not have it.
+    #[must_use]
     pub fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
         // SAFETY: the library is open; the address is taken, nothing is called through it here.
         NonNull::new(unsafe { system::dlsym(self.0.as_ptr(), name.as_ptr()) })
@@ -75,6 +82,11 @@ mod system {
 
 #[cfg(windows)]
 impl Library {
+    /// Opens a file, by its path or as the system's loader finds it by name.
+    ///
+    /// # Errors
+    /// What the loader says.
+    ///
     /// # Safety
     /// The library's initialisers may be run.
     pub unsafe fn open(file: &OsStr) -> Result<Self, String> {
@@ -88,6 +100,8 @@ impl Library {
             .ok_or_else(|| std::io::Error::last_os_error().to_string())
     }
 
+    /// Address of a function or variable; `None` where the library does not have it.
+    #[must_use]
     pub fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
         // SAFETY: the library is open; the address is taken, nothing is called through it here.
         NonNull::new(unsafe { system::GetProcAddress(self.0.as_ptr(), name.as_ptr()) })

@@ -1,0 +1,149 @@
+//! How a hybrid batch runs.
+
+use serde::{Deserialize, Serialize};
+
+/// How the prefills and the decodes of a hybrid batch run.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+#[non_exhaustive]
+pub enum PodMode {
+    /// As is predicted to take the shortest (in options only).
+    #[default]
+    Auto,
+    /// One after the other.
+    Serial,
+    /// On two streams, with the kernels that run alone.
+    Streams,
+    /// Side by side on every SM, with tiles that leave room for each other.
+    Fused,
+    /// So, but in one kernel, whose CTAs take turns by tickets of their SM
+    /// ([`PodConfig::by_tickets`](crate::plan::pod::PodConfig::by_tickets)).
+    Tickets,
+}
+
+/// How a hybrid batch runs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PodPlan {
+    /// Never [`PodMode::Auto`].
+    pub mode: PodMode,
+    /// Fused: which of the device's configurations.
+    pub config: Option<u32>,
+    /// Fused: how CTAs of the two take turns on an SM.
+    pub tickets: Tickets,
+    /// Fused: how many CTAs of each are launched.
+    #[serde(default)]
+    pub ctas: CtaSplit,
+    /// What made the choice.
+    pub forecast: PodForecast,
+}
+
+/// CTAs of two persistent kernels that share SMs; zero where the kernels are not such.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct CtaSplit {
+    /// Prefill CTAs, at most one for each SM.
+    pub prefill: u32,
+    /// Decode CTAs: one for each SM, and a second one where there is no prefill.
+    pub decode: u32,
+}
+
+impl CtaSplit {
+    /// With so many prefill CTAs on a device.
+    #[must_use]
+    pub const fn new(sms: u32, prefill: u32) -> Self {
+        let prefill = if prefill < sms { prefill } else { sms };
+        Self {
+            prefill,
+            decode: 2 * sms - prefill,
+        }
+    }
+}
+
+/// A mix of prefill CTAs and decode CTAs: of so many that start on an SM, so many are of each operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Tickets {
+    /// Prefill CTAs.
+    pub prefill: u32,
+    /// Decode CTAs.
+    pub decode: u32,
+}
+
+impl From<Tickets> for [u32; 2] {
+    fn from(tickets: Tickets) -> Self {
+        [tickets.prefill, tickets.decode]
+    }
+}
+
+/// Predicted times of a hybrid batch, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PodForecast {
+    /// Prefill alone, in its best shape.
+    pub prefill_ns: f64,
+    /// Decode alone.
+    pub decode_ns: f64,
+    /// One after the other.
+    pub serial_ns: f64,
+    /// On two streams.
+    pub streams_ns: f64,
+    /// In the best fused configuration; `f64::MAX` where there is none.
+    pub fused_ns: f64,
+    /// When the prefills and the decodes are done there.
+    #[serde(default)]
+    pub fused_done_ns: [f64; 2],
+}
+
+impl PodForecast {
+    /// The mode with the shortest time; the simpler one where they are equal.
+    #[must_use]
+    pub fn best(&self) -> PodMode {
+        let Self {
+            serial_ns,
+            streams_ns,
+            fused_ns,
+            ..
+        } = *self;
+        if fused_ns < serial_ns.min(streams_ns) {
+            PodMode::Fused
+        } else if streams_ns < serial_ns {
+            PodMode::Streams
+        } else {
+            PodMode::Serial
+        }
+    }
+
+    /// What the batch takes in a mode; `f64::MAX` where the device does not have it.
+    #[must_use]
+    pub fn of(&self, mode: PodMode) -> f64 {
+        match mode {
+            PodMode::Serial => self.serial_ns,
+            PodMode::Streams => self.streams_ns,
+            PodMode::Fused | PodMode::Tickets => self.fused_ns,
+            PodMode::Auto => self.of(self.best()),
+        }
+    }
+
+    /// When the prefills and the decodes are done that begin at the same time in a mode, or one after the other.
+    pub(in crate::plan) fn done(&self, mode: PodMode) -> [f64; 2] {
+        let alone = [self.prefill_ns, self.decode_ns];
+        match mode {
+            PodMode::Fused | PodMode::Tickets => self.fused_done_ns,
+            PodMode::Streams => alike(self.streams_ns, alone),
+            PodMode::Serial | PodMode::Auto => alone,
+        }
+    }
+
+    /// The paper's bound on what overlap can bring: both at their best, a tenth of the shorter not hidden.
+    #[must_use]
+    pub fn peak_ns(&self) -> f64 {
+        self.prefill_ns.max(self.decode_ns) + 0.1 * self.prefill_ns.min(self.decode_ns)
+    }
+}
+
+/// When both are done that together take `time`, if they are slowed down alike.
+pub fn alike(time: f64, alone: [f64; 2]) -> [f64; 2] {
+    let longer = alone[0].max(alone[1]);
+    alone.map(|ns| match ns == longer {
+        true => time, // to the last bit
+        false => time * ns / longer,
+    })
+}

@@ -1,0 +1,19 @@
+//! What a plan is, and what is asked of a planner: plain data.
+
+mod bound;
+mod error;
+mod hybrid;
+mod options;
+mod plan;
+mod rules;
+mod tables;
+mod unsupported;
+
+pub use bound::{BatchLimits, Bound};
+pub use error::{BrokenPlan, PlanError};
+pub use hybrid::{CtaSplit, PodForecast, PodMode, PodPlan, Tickets, alike};
+pub use options::{PackRule, PlanOptions, SplitMode};
+pub use plan::{Kernel, MergeMode, Plan, PlannedPart, PlannedRowBlock, Tile, TileGroup};
+pub use rules::{Chunk, Join, Rules};
+pub use tables::{check_split, collect_tables};
+pub use unsupported::{Unsupported, dims};

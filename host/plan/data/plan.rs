@@ -1,0 +1,226 @@
+//! A plan: work items, the rows of each, where partial states go and how they are merged.
+
+use std::{fmt, ops::Range};
+
+use kernels_gpu::{
+    abi::{MergeRow, QueryRow, WorkItem},
+    registry::KernelId,
+};
+use serde::{Deserialize, Serialize};
+
+use super::PodPlan;
+use crate::problem::Spec;
+
+/// Query rows × keys that one CTA works on at a time.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+pub struct Tile {
+    /// Rows: query tokens × packed query heads.
+    pub m: u32,
+    /// Keys.
+    pub n: u32,
+}
+
+impl fmt::Display for Tile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}×{}", self.m, self.n)
+    }
+}
+
+/// Which kernel runs a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Kernel {
+    /// Gathered rows, all query heads of a KV head in a tile.
+    Decode,
+    /// Contiguous rows.
+    Prefill,
+}
+
+impl Kernel {
+    /// Every kernel.
+    pub const ALL: [Self; 2] = [Self::Decode, Self::Prefill];
+}
+
+/// Items that one kernel with one tile works through.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TileGroup {
+    /// The operation.
+    pub kernel: Kernel,
+    /// The kernel that runs it; none: the executor takes tiles of any size.
+    pub id: Option<KernelId>,
+    /// Its tile.
+    pub tile: Tile,
+    /// Neighbouring query heads of one KV head that share a tile, each token taking as many rows: the whole
+    /// group in decode, a divisor of it in prefill.
+    pub pack: u32,
+    /// The items, longest first.
+    pub items: Range<u32>,
+}
+
+impl TileGroup {
+    /// Units of an item: how many tiles it takes to have all query heads.
+    #[must_use]
+    pub const fn units_per_item(&self, spec: &Spec) -> u32 {
+        spec.q_heads / self.pack
+    }
+}
+
+/// What a plan knows of a part of its batch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedPart {
+    /// Tokens in a page.
+    pub page_size: u32,
+    /// The part's page ids among the plan's.
+    pub pages: Range<u32>,
+    /// The part's row blocks among the plan's.
+    pub row_blocks: Range<u32>,
+}
+
+/// What a plan knows of a row block of a part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedRowBlock {
+    /// First query token.
+    pub first_token: u32,
+    /// Query tokens.
+    pub tokens: u32,
+    /// Where the first of them stands.
+    pub position: i32,
+    /// Keys.
+    pub kv_len: u32,
+    /// Keys that its pages hold.
+    pub capacity: u32,
+    /// The item that ends with its last key, if that is one that can be made longer; else `u32::MAX`.
+    pub tail: u32,
+}
+
+/// Who merges partial states.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum MergeMode {
+    /// Whichever serves best: the CTAs where decodes of few rows have few merges, else the kernel. Only asked for:
+    /// a plan says which of the two.
+    #[default]
+    Auto,
+    /// A kernel after the others.
+    Kernel,
+    /// The last CTA that arrives at a merge.
+    Fused,
+}
+
+/// Everything a backend needs to know about a step: what to compute, in which pieces, and how to put the
+/// pieces together. Plain data.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Plan {
+    /// The heads it was made for.
+    pub spec: Spec,
+    /// Query tokens of the batch.
+    pub total_q: u32,
+    /// The parts of the batch.
+    pub parts: Vec<PlannedPart>,
+    /// The row blocks of all parts, one part after the other.
+    pub row_blocks: Vec<PlannedRowBlock>,
+    /// One launch each.
+    pub groups: Vec<TileGroup>,
+    /// The items of all groups.
+    pub items: Vec<WorkItem>,
+    /// The rows of gathered items.
+    pub rows: Vec<QueryRow>,
+    /// One for every query token that has not exactly one item, ascending by token.
+    pub merges: Vec<MergeRow>,
+    /// The slots of each merge, ascending by part and key position.
+    pub merge_slots: Vec<u32>,
+    /// The page ids of all parts, one after the other.
+    pub page_ids: Vec<u32>,
+    /// Partial states: every slot is below this, each is written by one item and read by one merge.
+    pub slots: u32,
+    /// Whether [`grow`](Self::grow) can move the queries: only decodes, and no row that sees a part of its
+    /// item's keys only from a later position on.
+    pub growable: bool,
+    /// By how many positions it still can, if there is a limit: with fixed splits no window may leave a chunk
+    /// behind. A new plan would do without the chunk's row, and results are not to tell the two plans apart.
+    pub grows_by: Option<u32>,
+    /// Who merges; not [`MergeMode::Auto`].
+    pub merge_mode: MergeMode,
+    /// How the prefills and the decodes run, where there are both.
+    pub pod: Option<PodPlan>,
+}
+
+impl Plan {
+    /// A plan of nothing, for [`Planner::plan_into`] to fill.
+    #[must_use]
+    pub const fn empty(spec: Spec) -> Self {
+        Self {
+            spec,
+            total_q: 0,
+            parts: Vec::new(),
+            row_blocks: Vec::new(),
+            groups: Vec::new(),
+            items: Vec::new(),
+            rows: Vec::new(),
+            merges: Vec::new(),
+            merge_slots: Vec::new(),
+            page_ids: Vec::new(),
+            slots: 0,
+            growable: false,
+            grows_by: None,
+            merge_mode: MergeMode::Kernel,
+            pod: None,
+        }
+    }
+
+    /// The items of a group.
+    #[must_use]
+    pub fn items_of(&self, group: &TileGroup) -> &[WorkItem] {
+        &self.items[group.items.start as usize..group.items.end as usize]
+    }
+
+    /// Units of a group: items × query heads / `pack`.
+    #[must_use]
+    pub fn units_of(&self, group: &TileGroup) -> u32 {
+        (group.items.end - group.items.start) * group.units_per_item(&self.spec)
+    }
+
+    /// The rows of a gathered item.
+    #[must_use]
+    pub fn rows_of(&self, item: &WorkItem) -> &[QueryRow] {
+        &self.rows[item.rows_begin as usize..(item.rows_begin + item.rows) as usize]
+    }
+
+    /// The runs of a joint item; none of others.
+    #[must_use]
+    pub fn runs_of(&self, index: usize) -> &[WorkItem] {
+        let item = &self.items[index];
+        if !item.is_joint() {
+            return &[];
+        }
+        let first = index + item.slot as usize;
+        &self.items[first..first + item.merge as usize]
+    }
+
+    /// Items that are launched; those behind them are runs.
+    #[must_use]
+    pub fn launched(&self) -> usize {
+        self.groups
+            .last()
+            .map_or(0, |group| group.items.end as usize)
+    }
+
+    /// The pages of an item's table, as far as the item reads; none of a joint item, whose runs read.
+    #[must_use]
+    pub fn pages_of(&self, item: &WorkItem) -> &[u32] {
+        let page_size = self.parts[item.part as usize].page_size;
+        let pages = match item.is_joint() {
+            true => 0,
+            false => item.kv_end.div_ceil(page_size),
+        };
+        &self.page_ids[item.table as usize..(item.table + pages) as usize]
+    }
+
+    /// The slots of a merge, in merging order.
+    #[must_use]
+    pub fn slots_of(&self, merge: &MergeRow) -> &[u32] {
+        &self.merge_slots[merge.slots_begin as usize..(merge.slots_begin + merge.slots) as usize]
+    }
+}

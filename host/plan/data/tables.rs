@@ -1,0 +1,54 @@
+//! What a plan takes over from a batch.
+
+use super::{Plan, PlanError, PlannedPart, PlannedRowBlock, SplitMode};
+use crate::problem::Batch;
+
+/// A fixed split must fall between pages.
+pub fn check_split(split: SplitMode, batch: &Batch) -> Result<(), PlanError> {
+    if let SplitMode::Fixed { tokens } = split {
+        for part in &batch.parts {
+            let page_size = part.table.page_size;
+            if tokens == 0 || !tokens.is_multiple_of(page_size) {
+                return Err(PlanError::FixedSplit { tokens, page_size });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The page ids and the row blocks of all parts, one after the other.
+pub fn collect_tables(batch: &Batch, plan: &mut Plan) -> Result<(), PlanError> {
+    let Plan {
+        parts,
+        page_ids,
+        row_blocks,
+        ..
+    } = plan;
+    parts.clear();
+    page_ids.clear();
+    row_blocks.clear();
+    let count = |what, length| u32::try_from(length).map_err(|_| PlanError::TooLarge { what });
+    for part in &batch.parts {
+        let page_size = part.table.page_size;
+        let pages = count("page ids", page_ids.len())?;
+        let first_block = count("row blocks", row_blocks.len())?;
+        page_ids.extend_from_slice(&part.table.indices);
+        row_blocks.extend((0..part.row_blocks()).map(|row_block| {
+            let tokens = part.q_range(row_block);
+            PlannedRowBlock {
+                first_token: tokens.start,
+                tokens: tokens.end - tokens.start,
+                position: part.first_position(row_block),
+                kv_len: part.kv_len(row_block),
+                capacity: part.table.pages(row_block).len() as u32 * page_size,
+                tail: u32::MAX,
+            }
+        }));
+        parts.push(PlannedPart {
+            page_size,
+            pages: pages..count("page ids", page_ids.len())?,
+            row_blocks: first_block..count("row blocks", row_blocks.len())?,
+        });
+    }
+    Ok(())
+}

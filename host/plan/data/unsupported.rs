@@ -1,0 +1,91 @@
+//! What no kernel of a device does, and what comes nearest.
+
+use thiserror::Error;
+
+use super::{Kernel, Tile};
+use crate::problem::Dtype;
+
+/// Something that a device has no kernel for.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Unsupported {
+    /// An element type.
+    #[error(
+        "no kernel for {device} takes {tensor} in {got:?}: convert to BF16 or F16, or plan for the CPU, which takes \
+         every type"
+    )]
+    Dtype {
+        /// The device.
+        device: String,
+        /// Whose type it is.
+        tensor: &'static str,
+        /// The type asked for.
+        got: Dtype,
+    },
+    /// Element types that differ.
+    #[error(
+        "no kernel for {device} takes {tensor} in {got:?} beside queries in {expected:?}: give all of them one type"
+    )]
+    DtypesDiffer {
+        /// The device.
+        device: String,
+        /// What differs from the queries.
+        tensor: &'static str,
+        /// Its type.
+        got: Dtype,
+        /// The type of the queries.
+        expected: Dtype,
+    },
+    /// A head dimension, or one with a soft cap.
+    #[error(
+        "no kernel for {device} has a head dimension of {}{}: there are {there}{}",
+        dims(*.head_dim_qk, *.head_dim_v),
+        if *.soft_cap { " with a soft cap" } else { "" },
+        match .nearest {
+            Some((qk, v)) => format!("; {} is the nearest, to pad the heads with zeros to", dims(*qk, *v)),
+            None => String::new(),
+        }
+    )]
+    HeadDim {
+        /// The device.
+        device: String,
+        /// Head dimension of queries and keys.
+        head_dim_qk: u32,
+        /// Head dimension of values and outputs.
+        head_dim_v: u32,
+        /// Whether logits are capped.
+        soft_cap: bool,
+        /// What there is.
+        there: String,
+        /// The smallest of them that holds such heads, where one does.
+        nearest: Option<(u32, u32)>,
+    },
+    /// A tile that was asked for by hand.
+    #[error(
+        "no {kernel:?} kernel for {device} has tiles of {got} at head dimension {}: {there}, or leave the choice to \
+         the planner",
+        dims(*.head_dim_qk, *.head_dim_v)
+    )]
+    Tile {
+        /// The device.
+        device: String,
+        /// The kernel.
+        kernel: Kernel,
+        /// The tile asked for.
+        got: Tile,
+        /// Head dimension of queries and keys.
+        head_dim_qk: u32,
+        /// Head dimension of values and outputs.
+        head_dim_v: u32,
+        /// What there is, or why it cannot be.
+        there: String,
+    },
+}
+
+/// Head dimensions as people write them: one number where they are the same.
+pub fn dims(qk: u32, v: u32) -> String {
+    match qk == v {
+        true => qk.to_string(),
+        false => format!("{qk} with values of {v}"),
+    }
+}

@@ -1,0 +1,346 @@
+//! Decodes: row blocks of few tokens, packed by the prefixes they share.
+
+use std::ops::Range;
+
+use kernels_gpu::abi::WorkItem;
+
+use super::{
+    Draft, DraftRow, Drafts, NO_ROW_BLOCK, PartInput,
+    joint::{Choice, Joiner, JointForest},
+};
+use crate::plan::{
+    data::{Kernel, PackRule, PlanOptions, PlannedRowBlock, Rules, SplitMode, Tile},
+    prefix::{Forest, Member, NO_NODE, PackCosts, PackNode, Packer},
+};
+
+/// Buffers that keep their memory from plan to plan.
+#[derive(Debug, Default)]
+pub struct DecodeDrafter {
+    forest: Forest,
+    packer: Packer,
+    members: Vec<Decode>,
+    /// For each node, where the rows of its subtree begin among the draft's.
+    rows_begin: Vec<u32>,
+    joiner: Joiner,
+}
+
+/// What the drafts of a part have in common.
+struct Common {
+    /// Query tokens in a tile, at most.
+    per_tile: usize,
+    split: SplitMode,
+    /// Holds the last number of rows, and the tile for it.
+    draft: Draft,
+}
+
+/// A row block that decodes.
+#[derive(Clone, Copy, Debug)]
+struct Decode {
+    /// Its first page among the plan's page ids.
+    table: u32,
+    kv_len: u32,
+    /// Leading pages that others may share: those that are full.
+    sharable: u32,
+    first_token: u32,
+    first_position: i32,
+    tokens: u32,
+    /// Among the plan's row blocks.
+    row_block: u32,
+}
+
+impl DecodeDrafter {
+    /// Drafts the decodes of a part; says whether there are prefills beside them.
+    pub fn draft(
+        &mut self,
+        input: &PartInput<'_>,
+        options: &PlanOptions,
+        rules: &Rules,
+        drafts: &mut Drafts,
+    ) -> bool {
+        let (part, spec) = (input.part, &input.model.spec);
+        self.members.clear();
+        let (mut one_each, mut has_prefills) = (true, false);
+        let ends = part.table.indptr[1..].iter();
+        let tables = part.table.indptr.iter().zip(ends);
+        for (row_block, (planned, (&begin, &end))) in
+            input.row_blocks.iter().zip(tables).enumerate()
+        {
+            let PlannedRowBlock {
+                first_token,
+                tokens,
+                position,
+                kv_len,
+                capacity,
+                ..
+            } = *planned;
+            if tokens == 0 {
+                continue;
+            }
+            if input.kernel(tokens) != Kernel::Decode {
+                has_prefills = true;
+                continue;
+            }
+            one_each &= tokens == 1;
+            // Full pages; divisions are spared where there are many row blocks.
+            let full = (end - begin) - u32::from(kv_len < capacity);
+            let sharable = match options.packing {
+                PackRule::Off => 0,
+                _ => full,
+            };
+            self.members.push(Decode {
+                table: input.first_page + begin,
+                kv_len,
+                sharable,
+                first_token,
+                first_position: position,
+                tokens,
+                row_block: input.first_row_block + row_block as u32,
+            });
+        }
+        if self.members.is_empty() {
+            return has_prefills;
+        }
+        self.grow(input);
+        self.lay_out_rows(&mut drafts.rows);
+        let costs = pack_costs(input);
+        match (options.packing, rules.join) {
+            (PackRule::Off, _) => self.packer.pack_by(|_| true, costs),
+            (_, Some(rule)) => self.packer.pack_by(rule, costs),
+            _ => self.packer.pack(costs),
+        }
+        // The last query of a row block sees all its keys, and no window hides the first.
+        let all_see = spec.variant.window_left.is_none() && (one_each || !spec.variant.causal);
+        let mut common = Common {
+            per_tile: input.tiles.decode_tokens() as usize,
+            split: options.split,
+            draft: Draft {
+                kernel: Kernel::Decode,
+                tile: Tile::default(),
+                pack: spec.group(),
+                part: input.index,
+                page_size: part.table.page_size,
+                table: 0,
+                rows_begin: 0,
+                rows: 0,
+                position: 0,
+                kv_begin: 0,
+                kv_end: 0,
+                flags: WorkItem::GATHERED,
+                leaves_partial: input.composed,
+                all_see,
+                growable: true,
+                tail_of: NO_ROW_BLOCK,
+                runs_begin: 0,
+                runs: 0,
+            },
+        };
+        let cut_freely = match options.split {
+            SplitMode::Makespan => rules.chunk.is_none(),
+            split => split == SplitMode::Off,
+        };
+        let fastest = options.packing == PackRule::Fastest && rules.join.is_none();
+        let joins = fastest && options.decode_tile.is_none();
+        // Beside prefills decodes run in kernels of their own.
+        let alone = !input.composed && !has_prefills;
+        let choice = if joins && cut_freely && all_see && alone {
+            self.joiner.choose(input, &self.packer)
+        } else {
+            None
+        };
+        let mut node = 0;
+        while node < self.packer.nodes.len() {
+            let is_root = self.packer.nodes[node].parent == NO_NODE;
+            match choice {
+                Some(choice) if is_root && self.joiner.joins(node, &choice, &input.model.cost) => {
+                    self.join(node, &choice, input, drafts);
+                    node = self.packer.nodes[node].subtree_end as usize;
+                }
+                _ => {
+                    self.draft_node(node, &mut common, input, drafts);
+                    node += 1;
+                }
+            }
+        }
+        has_prefills
+    }
+
+    /// Drafts a tree in joint tiles.
+    fn join(&mut self, root: usize, choice: &Choice, input: &PartInput<'_>, drafts: &mut Drafts) {
+        let Self {
+            forest,
+            packer,
+            members,
+            rows_begin,
+            joiner,
+        } = self;
+        let forest = JointForest {
+            packer,
+            rows_begin,
+            table: |node: usize| {
+                let Decode {
+                    table, row_block, ..
+                } = members[forest.nodes[node].member as usize];
+                (table, row_block)
+            },
+        };
+        joiner.draft(input, choice, root, &forest, drafts);
+    }
+
+    /// The prefix forest, in tokens.
+    fn grow(&mut self, input: &PartInput<'_>) {
+        let table = &input.part.table;
+        let page_size = table.page_size;
+        let Self {
+            forest,
+            packer,
+            members,
+            ..
+        } = self;
+        forest.build(members.len() as u32, |member| {
+            let Decode {
+                table: first,
+                sharable,
+                ..
+            } = members[member as usize];
+            let first = (first - input.first_page) as usize;
+            Member {
+                pages: &table.indices[first..first + sharable as usize],
+                sharable,
+            }
+        });
+        packer.nodes.clear();
+        packer
+            .nodes
+            .extend(forest.nodes.iter().map(|node| PackNode {
+                parent: node.parent,
+                subtree_end: node.subtree_end,
+                begin: node.begin * page_size,
+                end: if node.is_leaf {
+                    members[node.member as usize].kv_len
+                } else {
+                    node.end * page_size
+                },
+                rows: 0,
+                is_leaf: node.is_leaf,
+                joined: 0,
+                start: 0,
+            }));
+    }
+
+    /// The rows of all leaves in the order of the forest, so that those of a subtree stand together.
+    fn lay_out_rows(&mut self, draft_rows: &mut Vec<DraftRow>) {
+        let Self {
+            forest,
+            packer,
+            members,
+            rows_begin,
+            ..
+        } = self;
+        rows_begin.clear();
+        for node in &forest.nodes {
+            rows_begin.push(draft_rows.len() as u32);
+            if node.is_leaf {
+                let Decode {
+                    first_token,
+                    first_position,
+                    tokens,
+                    ..
+                } = members[node.member as usize];
+                draft_rows.extend((0..tokens).map(|row| DraftRow {
+                    token: first_token + row,
+                    position: first_position + row as i32,
+                }));
+            }
+        }
+        rows_begin.push(draft_rows.len() as u32);
+        for (index, node) in packer.nodes.iter_mut().enumerate() {
+            node.rows = rows_begin[node.subtree_end as usize] - rows_begin[index];
+        }
+    }
+
+    /// The item of a node: its own row block, or the rows of the children that are cut from it.
+    fn draft_node(
+        &self,
+        index: usize,
+        common: &mut Common,
+        input: &PartInput<'_>,
+        drafts: &mut Drafts,
+    ) {
+        let node = &self.packer.nodes[index];
+        if node.is_empty() {
+            return;
+        }
+        let mut rows = self.subtree_rows(index);
+        let mut shared = node.joined > 0;
+        let children = || {
+            let children = self.packer.children(index);
+            children.map(|child| (child, self.packer.nodes[child].joined > 0))
+        };
+        if !node.is_leaf && children().any(|(_, joined)| joined) {
+            shared = true;
+            let begin = drafts.rows.len();
+            for (child, _) in children().filter(|(_, joined)| !joined) {
+                drafts.rows.extend_from_within(self.subtree_rows(child));
+            }
+            rows = begin..drafts.rows.len();
+        }
+        let per_tile = common.per_tile;
+        let whole = rows.len() <= per_tile;
+        shared |= !whole;
+        let row_block = &self.members[self.forest.nodes[index].member as usize];
+        let mut next = rows.start;
+        while next < rows.end {
+            let begin = next;
+            let end = rows.end.min(begin + per_tile);
+            next = end;
+            let (mut kv_begin, mut kv_end) = (node.start, node.end);
+            if !common.draft.all_see {
+                let visible = input.visible(&drafts.rows[begin..end], node.end);
+                match common.split {
+                    // Whole chunks, or the rows at hand would move the tiles of others.
+                    SplitMode::Fixed { tokens } => {
+                        kv_begin = kv_begin.max(visible.start / tokens * tokens);
+                    }
+                    _ => (kv_begin, kv_end) = (kv_begin.max(visible.start), visible.end),
+                }
+            }
+            if kv_begin < kv_end {
+                let rows = (end - begin) as u32;
+                if rows != common.draft.rows {
+                    common.draft.rows = rows;
+                    common.draft.tile.m = input.tiles.row_tile(rows);
+                }
+                drafts.items.push(Draft {
+                    table: row_block.table,
+                    rows_begin: begin as u32,
+                    kv_begin,
+                    kv_end,
+                    leaves_partial: common.draft.leaves_partial || !node.is_leaf || node.start > 0,
+                    growable: kv_end == node.end,
+                    tail_of: if node.is_leaf && whole {
+                        row_block.row_block
+                    } else {
+                        NO_ROW_BLOCK
+                    },
+                    flags: WorkItem::GATHERED | if shared { WorkItem::SHARED_KEYS } else { 0 },
+                    ..common.draft
+                });
+            }
+        }
+    }
+
+    fn subtree_rows(&self, index: usize) -> Range<usize> {
+        let end = self.packer.nodes[index].subtree_end as usize;
+        self.rows_begin[index] as usize..self.rows_begin[end] as usize
+    }
+}
+
+/// What packing weighs for a part.
+fn pack_costs(input: &PartInput<'_>) -> PackCosts {
+    let spec = &input.model.spec;
+    PackCosts {
+        kv_bytes: spec.kv_bytes_per_token(),
+        partial_bytes: 2 * spec.partial_bytes_per_token(),
+        tile_tokens: input.tiles.decode_tokens(),
+    }
+}

@@ -1,0 +1,71 @@
+//! All drafts of a batch.
+
+use super::{BatchInput, Drafts, decode::DecodeDrafter};
+use crate::plan::{
+    data::{PlanOptions, Rules},
+    model::{PodConfig, TileTable},
+};
+
+/// Drafts batches. Buffers keep their memory from plan to plan.
+#[derive(Debug, Default)]
+pub struct Drafter {
+    pub drafts: Drafts,
+    decodes: DecodeDrafter,
+    has_prefills: bool,
+    is_hybrid: bool,
+}
+
+impl Drafter {
+    /// Drafts the decodes in the tiles that they have alone; whether the batch has both decodes and prefills.
+    pub fn draft_decodes(
+        &mut self,
+        input: &BatchInput<'_>,
+        options: &PlanOptions,
+        rules: &Rules,
+    ) -> bool {
+        let Self {
+            drafts,
+            decodes,
+            has_prefills,
+            is_hybrid,
+        } = self;
+        drafts.clear();
+        *has_prefills = false;
+        for part in input.parts(&input.model.tiles) {
+            *has_prefills |= decodes.draft(&part, options, rules, drafts);
+        }
+        *is_hybrid = *has_prefills && !drafts.items.is_empty();
+        *is_hybrid
+    }
+
+    /// Drafts the prefills beside the decodes, and the decodes again where they have other tiles beside prefills.
+    pub fn draft_all(
+        &mut self,
+        input: &BatchInput<'_>,
+        tiles: &TileTable,
+        config: Option<&PodConfig>,
+        options: &PlanOptions,
+        rules: &Rules,
+    ) {
+        let Self {
+            drafts,
+            decodes,
+            has_prefills,
+            is_hybrid,
+        } = self;
+        // Drafts stand part after part, because states are merged in that order.
+        let other_tiles = config.is_some_and(|config| config.decode.is_some());
+        let again = *is_hybrid && (input.batch.parts.len() > 1 || other_tiles);
+        if again {
+            drafts.clear();
+        }
+        for part in input.parts(tiles) {
+            if again {
+                decodes.draft(&part, options, rules, drafts);
+            }
+            if *has_prefills {
+                part.draft_contiguous(&mut drafts.items);
+            }
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! Which rows go into joint tiles, and how many rows a tile has.
+
+use super::{
+    costs::{ItemCosts, Load},
+    layout::{Inner, Leaf, TileLayout, TreeSize},
+};
+use crate::plan::{
+    data::{Kernel, Tile},
+    draft::PartInput,
+    model::{CostModel, Model},
+    prefix::{PackNode, Packer},
+};
+
+/// Chooses and drafts joint tiles. Buffers are reused.
+#[derive(Debug, Default)]
+pub struct Joiner {
+    pub(super) roots: Vec<Root>,
+    /// The nodes of all trees, as far as they have rows.
+    leaves: Vec<Leaf>,
+    inner: Vec<Inner>,
+    /// For each node of a tree, the rows of its item apart.
+    item_rows: Vec<u32>,
+    pub(super) tiles: TileLayout,
+}
+
+/// A tree of the forest.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Root {
+    pub(super) node: u32,
+    size: TreeSize,
+    /// The keys of all its nodes, each once.
+    unique_keys: u64,
+    /// So many keys may its joint tiles read.
+    most_keys: u64,
+    /// One past the last of its leaves and inner nodes.
+    leaves_end: u32,
+    inner_end: u32,
+    /// Its items apart, and in joint tiles of the choice at hand, if it can be.
+    apart: Load,
+    joint: Option<Load>,
+}
+
+/// How rows are put into joint tiles.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Choice {
+    pub m: u32,
+    /// Query tokens of a tile, at most.
+    pub tokens: u32,
+}
+
+/// A packed forest.
+pub struct JointForest<'a, T> {
+    pub packer: &'a Packer,
+    /// Where the rows of each subtree begin.
+    pub rows_begin: &'a [u32],
+    /// A node's table and row block.
+    pub table: T,
+}
+
+/// Tiles are tried with so many eighths of the query tokens that fit.
+const PARTS: [u32; 5] = [8, 6, 4, 3, 2];
+
+/// Attempts between tiles that read few enough bytes and smaller ones that do not.
+const NARROWED: u32 = 2;
+
+/// Where a tile could hold all rows of a tree, its keys are read at most so many times.
+const ONCE: f64 = 1.05;
+
+impl Joiner {
+    /// The best way to form joint tiles, if there is any that is better than none; what it is for the single
+    /// trees is kept for [`joins`](Self::joins).
+    pub fn choose(&mut self, input: &PartInput<'_>, packer: &Packer) -> Option<Choice> {
+        let PartInput {
+            model: Model {
+                device, spec, cost, ..
+            },
+            tiles,
+            part,
+            ..
+        } = *input;
+        let joint = device.decode.joint.as_ref()?;
+        // Tensor maps, by which the kernels of such tiles read, see tokens by eights.
+        let mapped = part.table.page_size.is_multiple_of(8);
+        if !mapped || packer.nodes.iter().all(|node| node.is_leaf) {
+            return None;
+        }
+        self.list_roots(input, packer, joint.bytes);
+        let group = spec.group();
+        let apart = self
+            .roots
+            .iter()
+            .fold(Load::default(), |load, root| load.and(&root.apart));
+        let ctas = u64::from(cost.resident_ctas(Kernel::Decode));
+        let mut best = (apart.time_ps(cost), None);
+        let (mut smaller, mut weighed) = (0, Choice::default());
+        let multi_table = tiles.decodes().iter().filter(|choice| choice.multi_table);
+        for m in multi_table.map(|choice| choice.tile.m) {
+            let mut steps = Steps::new(m / group, smaller);
+            while let Some(tokens) = steps.next {
+                weighed = Choice { m, tokens };
+                let load = self.weigh(input, &weighed);
+                let time = load.time_ps(cost);
+                if time < best.0 {
+                    best = (time, Some(weighed));
+                }
+                // Where every CTA has enough to do, fewer rows only mean that more is read.
+                let Load { longest, work, .. } = load.joint.and(&load.apart);
+                if longest <= work / ctas {
+                    break;
+                }
+                steps.advance(load.reads_too_much);
+            }
+            smaller = m / group;
+        }
+        let choice = best.1?;
+        if choice != weighed {
+            self.weigh(input, &choice);
+        }
+        Some(choice)
+    }
+
+    /// Finds the trees.
+    fn list_roots(&mut self, input: &PartInput<'_>, packer: &Packer, bytes: f64) {
+        self.roots.clear();
+        self.leaves.clear();
+        self.inner.clear();
+        self.tiles.of = None;
+        let mut costs = ItemCosts::default();
+        let kv_bytes = input.model.spec.kv_bytes_per_token() as f64;
+        let mut node = 0;
+        while node < packer.nodes.len() {
+            let end = packer.nodes[node].subtree_end as usize;
+            let nodes = &packer.nodes[node..end];
+            let (apart, apart_bytes) = self.apart(input, nodes, node as u32, &mut costs);
+            let (mut row, mut leaf_keys, mut unique_keys) = (0, 0, 0);
+            for node in nodes {
+                let keys = node.end - node.begin;
+                unique_keys += u64::from(keys);
+                if node.is_leaf && node.rows > 0 {
+                    leaf_keys += u64::from(keys);
+                    row += node.rows;
+                    self.leaves.push(Leaf {
+                        rows: node.rows,
+                        keys,
+                    });
+                } else if node.rows > 0 && keys > 0 {
+                    self.inner.push(Inner {
+                        rows: (row, row + node.rows),
+                        keys,
+                    });
+                }
+            }
+            let rows = nodes[0].rows;
+            let mut most_keys = apart_bytes as f64 / kv_bytes;
+            if rows <= input.tiles.decode_tokens() {
+                most_keys = most_keys.min(unique_keys as f64 * ONCE);
+            }
+            self.roots.push(Root {
+                node: node as u32,
+                size: TreeSize { rows, leaf_keys },
+                unique_keys,
+                most_keys: (most_keys * bytes) as u64,
+                leaves_end: self.leaves.len() as u32,
+                inner_end: self.inner.len() as u32,
+                apart,
+                joint: None,
+            });
+            node = end;
+        }
+    }
+
+    /// Whether a tree goes into joint tiles.
+    pub fn joins(&self, root: usize, choice: &Choice, cost: &CostModel) -> bool {
+        let at = self
+            .roots
+            .binary_search_by_key(&(root as u32), |root| root.node);
+        choice.tokens > 0 && at.is_ok_and(|at| self.roots[at].joins(cost))
+    }
+
+    /// What all trees take, those apart that are better so.
+    fn weigh(&mut self, input: &PartInput<'_>, choice: &Choice) -> Weighed {
+        let Model { spec, cost, .. } = input.model;
+        let group = spec.group();
+        let tile = Tile { m: choice.m, n: 0 };
+        let fixed = |tokens| cost.fixed_ps(Kernel::Decode, tile, group, tokens);
+        let key = cost.key_ps(Kernel::Decode, tile, group);
+        let cached = cost.cached_key_ps(Kernel::Decode, tile).min(key);
+        let units = u64::from(cost.units_per_item(group));
+        let mut weighed = Weighed::default();
+        for at in 0..self.roots.len() {
+            self.roots[at].joint = None;
+            if self.lay_out(at, choice.tokens) {
+                // Each key is read once, and found in the cache by all tiles but one.
+                let tiles = &self.tiles.tiles;
+                let root = &mut self.roots[at];
+                let unique = root.unique_keys;
+                let all: u64 = tiles.iter().map(|tile| u64::from(tile.keys)).sum();
+                let keys = unique * key + all.saturating_sub(unique) * cached;
+                let most = tiles.iter().map(|tile| tile.keys).max().unwrap_or(0);
+                let count = tiles.len() as u64;
+                let joint = Load {
+                    work: (count * fixed(0) + keys) * units,
+                    units: count * units,
+                    longest: fixed(0) + (keys / all.max(1)) * u64::from(most),
+                    to_cut: fixed(choice.tokens),
+                    merged: false,
+                    tiles: 1 << choice.m.ilog2(),
+                };
+                weighed.reads_too_much |= all > root.most_keys;
+                root.joint = (all <= root.most_keys).then_some(joint);
+            }
+            let root = &self.roots[at];
+            if root.joins(cost) {
+                weighed.joint = root
+                    .joint
+                    .map_or(weighed.joint, |load| weighed.joint.and(&load));
+            } else {
+                weighed.apart = weighed.apart.and(&root.apart);
+            }
+        }
+        weighed
+    }
+
+    /// Gives the rows of a tree their tiles, and finds what these read. Not if the tree is a single request,
+    /// or what shares a tile is too much.
+    pub(super) fn lay_out(&mut self, at: usize, tokens: u32) -> bool {
+        let Self {
+            roots,
+            leaves,
+            inner,
+            tiles: layout,
+            ..
+        } = self;
+        let root = &roots[at];
+        match layout.of {
+            Some((laid, with, can)) if (laid, with) == (root.node, tokens) => return can,
+            _ => {}
+        }
+        let (first_leaf, first_inner) = match at.checked_sub(1) {
+            Some(before) => (roots[before].leaves_end, roots[before].inner_end),
+            None => (0, 0),
+        };
+        let leaves = &leaves[first_leaf as usize..root.leaves_end as usize];
+        let inner = &inner[first_inner as usize..root.inner_end as usize];
+        let can = leaves.len() > 1 && layout.fill(root.size, tokens, leaves, inner);
+        layout.of = Some((root.node, tokens, can));
+        can
+    }
+
+    /// What a tree's items take as they are packed, and the bytes that they move.
+    fn apart(
+        &mut self,
+        input: &PartInput<'_>,
+        nodes: &[PackNode],
+        first: u32,
+        costs: &mut ItemCosts,
+    ) -> (Load, u64) {
+        // Rows of children that are not joined to it are the parent's.
+        let item_rows = &mut self.item_rows;
+        item_rows.clear();
+        for node in nodes {
+            item_rows.push(if node.is_leaf { node.rows } else { 0 });
+            if node.parent >= first
+                && node.joined == 0
+                && let Some(rows) = item_rows.get_mut((node.parent - first) as usize)
+            {
+                *rows += node.rows;
+            }
+        }
+        let per_tile = input.tiles.decode_tokens();
+        let (mut load, mut keys_read, mut states) = (Load::default(), 0, 0);
+        for (node, &rows) in nodes.iter().zip(&*item_rows) {
+            if rows == 0 || node.is_empty() {
+                continue;
+            }
+            let is_partial = !node.is_leaf || node.start > 0;
+            let others = if rows <= per_tile {
+                0
+            } else {
+                u64::from(rows.div_ceil(per_tile)) - 1
+            };
+            let costs = costs.get(input, rows);
+            let keys = u64::from(node.end - node.start);
+            let partials = if is_partial { costs.partials } else { 0 };
+            keys_read += keys * (1 + others);
+            states += u64::from(if is_partial { rows } else { 0 });
+            let one = costs.queued + keys * costs.key;
+            let all = one + others * (costs.queued + keys * costs.cached_key) + partials;
+            load = load.and(&Load {
+                work: all * costs.units,
+                units: (1 + others) * costs.units,
+                longest: costs.fixed + keys * costs.key,
+                to_cut: costs.to_cut,
+                merged: is_partial,
+                tiles: 1 << costs.m.ilog2(),
+            });
+        }
+        let spec = &input.model.spec;
+        let bytes =
+            keys_read * spec.kv_bytes_per_token() + 2 * states * spec.partial_bytes_per_token();
+        (load, bytes)
+    }
+}
+
+/// Query tokens of a tile to try: ever fewer, and where these would read too much, some between.
+struct Steps {
+    next: Option<u32>,
+    most: u32,
+    /// Not so few.
+    above: u32,
+    part: usize,
+    /// What read few enough bytes last, and what did not.
+    good: Option<u32>,
+    too_few: Option<u32>,
+    left: u32,
+}
+
+impl Steps {
+    fn new(most: u32, above: u32) -> Self {
+        Self {
+            next: (most > above).then_some(most),
+            most,
+            above,
+            part: 0,
+            good: None,
+            too_few: None,
+            left: NARROWED,
+        }
+    }
+
+    fn advance(&mut self, reads_too_much: bool) {
+        let Some(tried) = self.next else { return };
+        if reads_too_much {
+            self.too_few = Some(tried);
+        } else {
+            self.good = Some(tried);
+        }
+        let last = tried;
+        self.next = match (self.good, self.too_few) {
+            (None, _) => None,
+            (_, None) => loop {
+                self.part += 1;
+                match PARTS.get(self.part) {
+                    Some(eighths) if self.most * eighths / 8 == last => {}
+                    eighths => break eighths.map(|eighths| self.most * eighths / 8),
+                }
+            },
+            (Some(good), Some(too_few)) => {
+                self.left = self.left.saturating_sub(1);
+                Some((good + too_few) / 2).filter(|&tokens| tokens > too_few && self.left > 0)
+            }
+        };
+        self.next = self.next.filter(|&tokens| tokens > self.above);
+    }
+}
+
+/// What a choice makes of all trees.
+#[derive(Default)]
+struct Weighed {
+    joint: Load,
+    apart: Load,
+    /// Trees are apart because their tiles would read too much.
+    reads_too_much: bool,
+}
+
+impl Weighed {
+    /// What is joint and what is not are launched one after the other.
+    fn time_ps(&self, cost: &CostModel) -> u64 {
+        let both = self.joint.units > 0 && self.apart.units > 0;
+        let launch = if both { cost.launch_ps() } else { 0 };
+        self.joint.time_ps(cost) + self.apart.time_ps(cost) + launch
+    }
+}
+
+impl Root {
+    fn joins(&self, cost: &CostModel) -> bool {
+        self.joint
+            .is_some_and(|joint| joint.time_ps(cost) < self.apart.time_ps(cost))
+    }
+}

@@ -1,0 +1,87 @@
+//! How the rows of a tree are spread over joint tiles.
+
+use kernels_gpu::abi::WorkItem;
+
+/// A leaf as tiles see it.
+#[derive(Clone, Copy, Debug)]
+pub struct Leaf {
+    pub rows: u32,
+    pub keys: u32,
+}
+
+/// An inner node with keys: its first row and one past the last, among the rows of the tree.
+#[derive(Clone, Copy, Debug)]
+pub struct Inner {
+    pub rows: (u32, u32),
+    pub keys: u32,
+}
+
+/// The rows of a tree, and the keys of its leaves.
+#[derive(Clone, Copy, Debug)]
+pub struct TreeSize {
+    pub rows: u32,
+    pub leaf_keys: u64,
+}
+
+/// The rows of a tree in tiles.
+#[derive(Debug, Default)]
+pub struct TileLayout {
+    /// The tree, the query tokens of a tile at most, and whether it can be.
+    pub of: Option<(u32, u32, bool)>,
+    /// The tile of each row.
+    pub tile_of: Vec<u32>,
+    pub tiles: Vec<JointTile>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct JointTile {
+    /// One past its last row.
+    pub rows_end: u32,
+    pub keys: u32,
+    pub runs: u32,
+    /// Where its next run goes, while the tree is drafted.
+    pub next_run: u32,
+}
+
+impl TileLayout {
+    /// Tiles of about the same rows and about the same keys; false where a tile would have too much.
+    pub fn fill(&mut self, of: TreeSize, tokens: u32, leaves: &[Leaf], inner: &[Inner]) -> bool {
+        let Self { tile_of, tiles, .. } = self;
+        tile_of.clear();
+        tiles.clear();
+        let enough = of.leaf_keys.div_ceil(u64::from(of.rows.div_ceil(tokens)));
+        let (mut tile, mut rows, mut keys) = (JointTile::default(), 0, 0);
+        for leaf in leaves {
+            if leaf.rows > tokens {
+                return false;
+            }
+            let leaf_keys = u64::from(leaf.keys);
+            if rows > 0 && (rows + leaf.rows > tokens || keys + leaf_keys / 2 > enough) {
+                tiles.push(tile);
+                tile = JointTile {
+                    rows_end: tile.rows_end,
+                    ..JointTile::default()
+                };
+                (rows, keys) = (0, 0);
+            }
+            rows += leaf.rows;
+            keys += leaf_keys;
+            tile.rows_end += leaf.rows;
+            tile.keys += leaf.keys;
+            tile.runs += u32::from(leaf.keys > 0);
+            for _ in 0..leaf.rows {
+                tile_of.push(tiles.len() as u32);
+            }
+        }
+        tiles.push(tile);
+        for node in inner {
+            let first = tile_of[node.rows.0 as usize] as usize;
+            let last = tile_of[node.rows.1 as usize - 1] as usize;
+            for tile in &mut tiles[first..=last] {
+                tile.keys += node.keys;
+                tile.runs += 1;
+            }
+        }
+        tiles.iter().all(|tile| tile.runs <= WorkItem::MAX_RUNS)
+    }
+}

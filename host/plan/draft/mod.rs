@@ -1,0 +1,13 @@
+//! Drafts: items before they are cut along the keys.
+
+mod decode;
+mod drafter;
+mod input;
+mod item;
+mod joint;
+mod prefill;
+
+pub use drafter::Drafter;
+pub use input::{BatchInput, PartInput};
+pub use item::{Draft, DraftRow, DraftRun, Drafts, NO_ROW_BLOCK, split_alignment};
+pub use joint::WORTH_CUTTING;

@@ -1,0 +1,6 @@
+//! Hybrid batches: how the prefills and the decodes run, by the times that they are predicted to take.
+
+mod choose;
+mod forecast;
+
+pub use choose::{choose, tickets};

@@ -1,0 +1,195 @@
+//! What a unit of work costs on a device: the model that splits, orders and predictions share.
+//!
+//! Times are integer picoseconds, so that sums do not depend on their order and plans repeat bit for bit.
+
+use super::{Contention, DeviceDescription, TileCost};
+use crate::{
+    plan::data::{Kernel, Tile},
+    problem::Spec,
+};
+
+/// The cost of units, for one specification on one device.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CostModel {
+    decode: KernelCost,
+    /// By their rows, tiles of decodes that differ from it.
+    tiles: Vec<(u32, KernelCost)>,
+    prefill: KernelCost,
+    q_heads: u32,
+    merge_ps: u64,
+    merge_last_ps: u64,
+    merge_state_ps: u64,
+    apart_ps: u64,
+    cut_ps: u64,
+    launch_ps: u64,
+}
+
+/// The cost of one kernel's units, from its share of the device: an SM's bandwidth and FLOPs over the CTAs
+/// that are resident there.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct KernelCost {
+    resident_ctas: u32,
+    /// Claiming a unit, filling and draining its pipeline; and what is left of that behind others.
+    unit_ps: u64,
+    queued_ps: u64,
+    /// Reading one key and its value, the share of one query head.
+    read_ps_per_key: f64,
+    /// One row of the tile against one key.
+    compute_ps_per_pair: f64,
+    /// Writing and reading back one query token's partial state, the share of one query head.
+    partial_ps_per_token: f64,
+    contention: Contention,
+}
+
+impl CostModel {
+    /// The model for a specification on a device.
+    #[must_use]
+    pub fn new(device: &DeviceDescription, spec: &Spec) -> Self {
+        let reaching = |kernel: Kernel, tile: &TileCost| {
+            let resident_ctas = device.resident_ctas(kernel);
+            let bytes_per_ps = device.read_bytes_per_ns / 1e3 / f64::from(resident_ctas);
+            let flops_per_ps = tile.flops_per_ns / 1e3 / f64::from(resident_ctas);
+            let q_heads = f64::from(spec.q_heads);
+            KernelCost {
+                resident_ctas,
+                unit_ps: (tile.unit_ns * 1e3) as u64,
+                queued_ps: (tile.queued_ns.unwrap_or(tile.unit_ns) * 1e3) as u64,
+                // A KV head that several units read comes from the L2 cache after the first: each bears
+                // its share.
+                read_ps_per_key: spec.kv_bytes_per_token() as f64
+                    / q_heads
+                    / (bytes_per_ps * tile.read),
+                compute_ps_per_pair: spec.flops_per_pair() as f64 / q_heads / flops_per_ps,
+                partial_ps_per_token: 2.0 * spec.partial_bytes_per_token() as f64
+                    / q_heads
+                    / bytes_per_ps,
+                contention: Contention {
+                    ctas_sharing: tile.share,
+                    solo_speedup: (tile.alone * 1e3) as u32,
+                },
+            }
+        };
+        let kernel = |kernel: Kernel| {
+            let tile = TileCost {
+                m: 0,
+                head_dim: None,
+                share: 1,
+                alone: 1.0,
+                // Of the tiles of a prompt that read the same keys all but the first find them in L2.
+                read: if kernel == Kernel::Prefill { 2.0 } else { 1.0 },
+                flops_per_ns: device.flops_per_ns,
+                unit_ns: device.unit_ns(kernel),
+                queued_ns: None,
+            };
+            reaching(kernel, &tile)
+        };
+        let joint = device.decode.joint.as_ref();
+        let of_head = |tile: &&TileCost| tile.head_dim.is_none_or(|dim| dim == spec.head_dim_qk);
+        let tiles = device.decode.tiles.iter().filter(of_head);
+        Self {
+            decode: kernel(Kernel::Decode),
+            tiles: tiles
+                .map(|tile| (tile.m, reaching(Kernel::Decode, tile)))
+                .collect(),
+            prefill: kernel(Kernel::Prefill),
+            q_heads: spec.q_heads,
+            merge_ps: (device.merge_ns * 1e3) as u64,
+            merge_last_ps: (device.merge_last_ns * 1e3) as u64,
+            merge_state_ps: (device.merge_state_ns * 1e3) as u64,
+            apart_ps: joint.map_or(0, |joint| (joint.apart_ns * 1e3) as u64),
+            cut_ps: joint.map_or(0, |joint| (joint.cut_ns * 1e3) as u64),
+            launch_ps: (device.launch_ns * 1e3) as u64,
+        }
+    }
+
+    const fn kernel(&self, kernel: Kernel) -> &KernelCost {
+        match kernel {
+            Kernel::Decode => &self.decode,
+            Kernel::Prefill => &self.prefill,
+        }
+    }
+
+    fn tile(&self, kernel: Kernel, m: u32) -> &KernelCost {
+        let of_rows = || self.tiles.iter().find(|tile| tile.0 == m);
+        match kernel {
+            Kernel::Decode => of_rows().map_or(&self.decode, |tile| &tile.1),
+            Kernel::Prefill => &self.prefill,
+        }
+    }
+
+    /// How CTAs of a tile slow each other down.
+    pub fn contention(&self, kernel: Kernel, m: u32) -> Contention {
+        self.tile(kernel, m).contention
+    }
+
+    /// CTAs of a kernel that run at the same time.
+    #[must_use]
+    pub const fn resident_ctas(&self, kernel: Kernel) -> u32 {
+        self.kernel(kernel).resident_ctas
+    }
+
+    /// Units of an item whose tiles hold so many query heads.
+    #[must_use]
+    pub const fn units_per_item(&self, pack: u32) -> u32 {
+        self.q_heads / pack
+    }
+
+    /// What a unit of `pack` query heads costs whatever its keys, in picoseconds; `partial_tokens` of its
+    /// query tokens leave a partial state.
+    #[must_use]
+    pub fn fixed_ps(&self, kernel: Kernel, tile: Tile, pack: u32, partial_tokens: u32) -> u64 {
+        let cost = self.tile(kernel, tile.m);
+        let partials = f64::from(partial_tokens) * f64::from(pack);
+        cost.unit_ps + (partials * cost.partial_ps_per_token) as u64
+    }
+
+    /// What a unit without partial states costs whatever its keys, where others of its CTA are under way.
+    pub fn queued_ps(&self, kernel: Kernel, tile: Tile) -> u64 {
+        self.tile(kernel, tile.m).queued_ps
+    }
+
+    /// What one more launch costs a step.
+    #[must_use]
+    pub const fn launch_ps(&self) -> u64 {
+        self.launch_ps
+    }
+
+    /// What a step pays for doing without joint tiles.
+    #[must_use]
+    pub const fn apart_ps(&self) -> u64 {
+        self.apart_ps
+    }
+
+    /// What a step pays for cutting a joint tile.
+    #[must_use]
+    pub const fn cut_ps(&self) -> u64 {
+        self.cut_ps
+    }
+
+    /// What merging costs a step at least.
+    #[must_use]
+    pub const fn merge_ps(&self) -> u64 {
+        self.merge_ps
+    }
+
+    /// How much later than the last of its pieces a row is done that is cut into so many.
+    #[must_use]
+    pub const fn merged_after_ps(&self, pieces: u64) -> u64 {
+        self.merge_last_ps + pieces * self.merge_state_ps
+    }
+
+    /// What each key adds to a unit, in picoseconds: the larger of reading it and computing with it.
+    #[must_use]
+    pub fn key_ps(&self, kernel: Kernel, tile: Tile, pack: u32) -> u64 {
+        let cost = self.tile(kernel, tile.m);
+        let read = f64::from(pack) * cost.read_ps_per_key;
+        read.ceil().max(self.cached_key_ps(kernel, tile) as f64) as u64
+    }
+
+    /// What each key adds that another unit reads as well, and reads first.
+    #[must_use]
+    pub fn cached_key_ps(&self, kernel: Kernel, tile: Tile) -> u64 {
+        let cost = self.tile(kernel, tile.m);
+        (f64::from(tile.m) * cost.compute_ps_per_pair).ceil() as u64
+    }
+}

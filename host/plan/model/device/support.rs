@@ -1,0 +1,138 @@
+//! Whether a device has kernels for a problem, and which come nearest.
+
+use kernels_gpu::registry::{KernelInfo, Op};
+
+use super::DeviceDescription;
+use crate::{
+    plan::{
+        data::{Kernel, PlanError, Tile, Unsupported, dims},
+        model::tiles::{TileTable, alone, decode_of_tile, runnable, serves},
+    },
+    problem::{Dtype, Spec},
+};
+
+fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
+    let items: Vec<_> = items.into_iter().map(|item| item.to_string()).collect();
+    items.join(", ")
+}
+
+impl DeviceDescription {
+    /// Whether the device has kernels for these heads: what can be asked when a model is loaded, before there is
+    /// any batch. Planning refuses the same.
+    ///
+    /// A CPU computes every [`Spec`].
+    ///
+    /// ```
+    /// use tandem_attn::{plan::DeviceDescription, problem::Spec};
+    ///
+    /// let h200 = DeviceDescription::named("h200")?;
+    /// h200.supports(&Spec::new(32, 8, 128))?;
+    /// let error = h200.supports(&Spec::new(32, 8, 96)).unwrap_err();
+    /// assert!(error.to_string().contains("no kernel for h200 has a head dimension of 96"));
+    /// # Ok::<(), tandem_attn::plan::PlanError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`PlanError::Unsupported`] with what comes nearest, [`PlanError::Problem`] or [`PlanError::NoTile`].
+    pub fn supports(&self, spec: &Spec) -> Result<(), PlanError> {
+        spec.check()?;
+        if self.is_cpu() {
+            return Ok(());
+        }
+        self.check_dtypes(spec)?;
+        self.check_dims(spec)?;
+        TileTable::new(self, spec, None).map(drop)
+    }
+
+    /// [`supports`](Self::supports), and whether there is a kernel with the tile that all decodes are to have.
+    pub(in crate::plan) fn supports_with(
+        &self,
+        spec: &Spec,
+        decode: Option<Tile>,
+    ) -> Result<(), PlanError> {
+        self.supports(spec)?;
+        match decode {
+            Some(tile) => Ok(self.check_tile(spec, tile)?),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_dtypes(&self, spec: &Spec) -> Result<(), Unsupported> {
+        let device = || self.name.clone();
+        let tensors = [
+            ("queries", spec.q_dtype),
+            ("keys and values", spec.kv_dtype),
+            ("outputs", spec.out_dtype),
+        ];
+        for (tensor, got) in tensors {
+            if !matches!(got, Dtype::BF16 | Dtype::F16) {
+                return Err(Unsupported::Dtype {
+                    device: device(),
+                    tensor,
+                    got,
+                });
+            }
+        }
+        match tensors.iter().find(|(_, got)| *got != spec.q_dtype) {
+            Some(&(tensor, got)) => Err(Unsupported::DtypesDiffer {
+                device: device(),
+                tensor,
+                got,
+                expected: spec.q_dtype,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Every batch may have prefills. Heads without a decode kernel are prefills altogether.
+    fn check_dims(&self, spec: &Spec) -> Result<(), Unsupported> {
+        let mut prefills = runnable(self, Op::Prefill).map(|id| id.info());
+        if self.prefill.keys.is_some() || prefills.clone().any(|row| serves(row, spec)) {
+            return Ok(());
+        }
+        let soft_cap = spec.variant.soft_cap.is_some();
+        let same_cap = |row: &&KernelInfo| row.cap == soft_cap;
+        let dims_of = |row: &KernelInfo| (row.head_dim, row.value_dim);
+        let mut there: Vec<_> = prefills.by_ref().filter(same_cap).map(dims_of).collect();
+        there.sort_unstable();
+        there.dedup();
+        let (qk, v) = (spec.head_dim_qk, spec.head_dim_v);
+        let holds = |dims: &&(u32, u32)| dims.0 >= qk && dims.1 >= v;
+        Err(Unsupported::HeadDim {
+            device: self.name.clone(),
+            head_dim_qk: qk,
+            head_dim_v: v,
+            soft_cap,
+            nearest: there
+                .iter()
+                .filter(holds)
+                .min_by_key(|dims| dims.0 + dims.1)
+                .copied(),
+            there: list(there.iter().map(|&(qk, v)| dims(qk, v))),
+        })
+    }
+
+    fn check_tile(&self, spec: &Spec, got: Tile) -> Result<(), Unsupported> {
+        if decode_of_tile(self, spec, got).is_some() {
+            return Ok(());
+        }
+        let tile = |row: &KernelInfo| Tile {
+            m: row.rows,
+            n: row.keys,
+        };
+        let kernels = alone(self, spec, Op::Decode).into_iter();
+        let mut tiles: Vec<_> = kernels.map(|id| tile(id.info())).collect();
+        tiles.sort_unstable();
+        Err(Unsupported::Tile {
+            device: self.name.clone(),
+            kernel: Kernel::Decode,
+            got,
+            head_dim_qk: spec.head_dim_qk,
+            head_dim_v: spec.head_dim_v,
+            there: format!("there are {}", list(tiles)),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,100 @@
+//! What a device does with hybrid batches, as data.
+
+use serde::{Deserialize, Serialize};
+
+use crate::plan::data::Tile;
+
+/// What a device can do with hybrid batches, and what it costs there.
+///
+/// By default nothing overlaps.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PodDescription {
+    /// The part of the shorter operation's time that two plain streams do not hide.
+    pub streams_loss: f64,
+    /// The same where the prefills leave half of the SMs to the decodes.
+    #[serde(default = "one")]
+    pub apart_loss: f64,
+    /// What decodes take alone, in parts of what their bytes say: the configurations' times are in these parts, too.
+    #[serde(default = "one")]
+    pub decode_alone: f64,
+    /// Configurations of the fused form; none: it is not used on this device.
+    pub configs: Vec<PodConfig>,
+}
+
+const fn one() -> f64 {
+    1.0
+}
+
+/// One shape of the fused form.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PodConfig {
+    /// Short name.
+    pub name: String,
+    /// One kernel has both, whose CTAs take turns by tickets of their SM, as in the paper; else two kernels share
+    /// the SMs.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub by_tickets: bool,
+    /// CTAs on an SM, of both operations.
+    pub ctas_per_sm: u32,
+    /// Tile of the prefills.
+    pub prefill: Tile,
+    /// Query heads of a KV head that it holds at most, as in [`QueryStep::pack`](crate::plan::QueryStep::pack).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill_pack: Option<u32>,
+    /// Tile of the decodes; none: as they have alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decode: Option<Tile>,
+    /// Decode units that one CTA runs side by side.
+    pub virtual_decodes: u32,
+    /// Bytes of keys and values that the decodes of an SM keep in flight beside prefill.
+    pub decode_bytes_in_flight: u32,
+    /// What prefill alone takes in this shape, in parts of what it takes in its best.
+    pub prefill_slowdown: f64,
+    /// The same for decode, in parts of what its bytes say (see [`PodDescription::decode_alone`]).
+    pub decode_slowdown: f64,
+    /// The part of the shorter operation's time that is not hidden; where `shares` say nothing.
+    #[serde(default)]
+    pub overlap_loss: f64,
+    /// How two persistent kernels slow each other down, from few prefill CTAs to one on every SM. Without them
+    /// `overlap_loss` counts, and the CTAs are not divided: for one kernel, or where nothing was measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shares: Vec<Share>,
+}
+
+/// How prefills and decodes slow each other down while both run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Share {
+    /// SMs with a prefill CTA, of all.
+    pub part: f64,
+    /// What a prefill takes, in parts of what it takes alone.
+    pub prefill: f64,
+    /// What decodes lose of their rate.
+    pub decode: f64,
+}
+
+impl Share {
+    /// Between two that were measured.
+    pub(in crate::plan) fn between(self, other: Self, part: f64) -> Self {
+        let way = ((part - self.part) / (other.part - self.part)).clamp(0.0, 1.0);
+        let at = |from: f64, to: f64| from + way * (to - from);
+        Self {
+            part,
+            prefill: at(self.prefill, other.prefill),
+            decode: at(self.decode, other.decode),
+        }
+    }
+}
+
+impl Default for PodDescription {
+    fn default() -> Self {
+        Self {
+            streams_loss: 1.0,
+            apart_loss: 1.0,
+            decode_alone: 1.0,
+            configs: Vec::new(),
+        }
+    }
+}

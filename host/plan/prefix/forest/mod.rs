@@ -1,0 +1,255 @@
+//! The prefix forest: which tables begin with the same pages.
+//!
+//! Tables enter one by one, as into a radix tree whose edges are runs of pages. Each is first compared with
+//! the one before it, whole slices at a time, so that a batch in the order of its tree hardly searches;
+//! where they part, one look into a hash table of `(node, next page)` finds the branch or tells that there
+//! is none. Pages are compared only as far as they are shared, so the time is linear in those.
+
+mod branches;
+#[cfg(test)]
+mod tests;
+
+use branches::Branches;
+
+/// In [`Node::parent`]: the node is a root.
+pub const NO_NODE: u32 = u32::MAX;
+
+/// One member's table.
+#[derive(Clone, Copy, Debug)]
+pub struct Member<'a> {
+    pub pages: &'a [u32],
+    /// Leading pages that may be shared (those that are full).
+    pub sharable: u32,
+}
+
+/// A run of pages that the members below share, or (a leaf) the rest of one member's table.
+///
+/// Nodes stand in preorder: parents before children, each subtree in one run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// The node before it on the way, or [`NO_NODE`].
+    pub parent: u32,
+    /// One past the last node of its subtree.
+    pub subtree_end: u32,
+    /// First page of the run, counted from the start of the table.
+    pub begin: u32,
+    /// One past the last page of the run; in a leaf, past the last page that could have been shared.
+    pub end: u32,
+    /// A member whose table holds the run; in a leaf, the member itself.
+    pub member: u32,
+    /// Whether the node is the rest of one member's table (possibly nothing).
+    pub is_leaf: bool,
+}
+
+/// A node while the forest grows: leaf `i` is node `i`, inner nodes follow.
+#[derive(Clone, Copy, Debug, Default)]
+struct Growing {
+    parent: u32,
+    begin: u32,
+    end: u32,
+    member: u32,
+    first_child: u32,
+    next_sibling: u32,
+}
+
+/// The forest of a set of members. Buffers are reused.
+#[derive(Debug, Default)]
+pub struct Forest {
+    /// The result.
+    pub nodes: Vec<Node>,
+    growing: Vec<Growing>,
+    branches: Branches,
+    leaves: u32,
+}
+
+impl Forest {
+    /// Builds the forest of `members` members.
+    pub fn build<'a>(&mut self, members: u32, member: impl Fn(u32) -> Member<'a>) {
+        self.leaves = members;
+        self.growing.clear();
+        self.growing.resize(members as usize, Growing::default());
+        self.branches.clear(members as usize);
+        let mut previous = Member {
+            pages: &[],
+            sharable: 0,
+        };
+        for index in 0..members {
+            let current = member(index);
+            let (parent, depth) = self.descend(index, &previous, &current, &member);
+            self.growing[index as usize] = Growing {
+                parent,
+                begin: depth,
+                end: current.sharable,
+                member: index,
+                first_child: NO_NODE,
+                next_sibling: NO_NODE,
+            };
+            if depth < current.sharable {
+                self.branches
+                    .insert(parent, current.pages[depth as usize], index);
+            }
+            previous = current;
+        }
+        self.lay_out();
+    }
+
+    /// Where a new leaf belongs: the node it hangs on, and the pages that lead there.
+    fn descend<'a>(
+        &mut self,
+        index: u32,
+        previous: &Member<'_>,
+        current: &Member<'_>,
+        member: &impl Fn(u32) -> Member<'a>,
+    ) -> (u32, u32) {
+        let (mut node, mut depth) = (NO_NODE, 0);
+        let with_previous = shared(
+            previous.pages,
+            current.pages,
+            0,
+            previous.sharable.min(current.sharable),
+        );
+        if with_previous > 0 {
+            node = index - 1;
+            while self.growing[node as usize].begin >= with_previous {
+                node = self.growing[node as usize].parent;
+            }
+            depth = with_previous;
+            if self.is_leaf(node) || depth < self.growing[node as usize].end {
+                node = self.cut(node, depth, member);
+            }
+        }
+        while depth < current.sharable {
+            let Some(child) = self.branches.get(node, current.pages[depth as usize]) else {
+                break;
+            };
+            let Growing {
+                end, member: of, ..
+            } = self.growing[child as usize];
+            let until = shared(
+                member(of).pages,
+                current.pages,
+                depth,
+                end.min(current.sharable),
+            );
+            depth = until;
+            node = child;
+            if self.is_leaf(node) || depth < end {
+                node = self.cut(node, depth, member);
+                break;
+            }
+        }
+        (node, depth)
+    }
+
+    fn is_leaf(&self, node: u32) -> bool {
+        node < self.leaves
+    }
+
+    /// Cuts a node's run at `depth`; the first half becomes a new inner node, which is returned.
+    fn cut<'a>(&mut self, node: u32, depth: u32, member: &impl Fn(u32) -> Member<'a>) -> u32 {
+        let upper = self.growing.len() as u32;
+        let Growing {
+            parent,
+            begin,
+            end,
+            member: of,
+            ..
+        } = self.growing[node as usize];
+        let pages = member(of).pages;
+        self.growing.push(Growing {
+            parent,
+            begin,
+            end: depth,
+            member: of,
+            first_child: NO_NODE,
+            next_sibling: NO_NODE,
+        });
+        self.branches
+            .replace(parent, pages[begin as usize], node, upper);
+        if depth < end {
+            self.branches.insert(upper, pages[depth as usize], node);
+        }
+        let lower = &mut self.growing[node as usize];
+        (lower.parent, lower.begin) = (upper, depth);
+        upper
+    }
+
+    /// Puts the nodes into preorder.
+    fn lay_out(&mut self) {
+        let growing = &mut self.growing;
+        let mut first_root = NO_NODE;
+        for leaf in (0..self.leaves).rev() {
+            let mut node = leaf;
+            loop {
+                let parent = growing[node as usize].parent;
+                if parent == NO_NODE {
+                    growing[node as usize].next_sibling = first_root;
+                    first_root = node;
+                    break;
+                }
+                let first_child = growing[parent as usize].first_child;
+                growing[node as usize].next_sibling = first_child;
+                growing[parent as usize].first_child = node;
+                if first_child != NO_NODE {
+                    break; // the parent hangs on its own parent already
+                }
+                node = parent;
+            }
+        }
+
+        self.nodes.clear();
+        let (mut next, mut parent) = (first_root, NO_NODE);
+        loop {
+            while next != NO_NODE {
+                let node = growing[next as usize];
+                let entry = self.nodes.len() as u32;
+                let is_leaf = next < self.leaves;
+                self.nodes.push(Node {
+                    parent,
+                    // Until the subtree ends: where its children's list goes on.
+                    subtree_end: if is_leaf {
+                        entry + 1
+                    } else {
+                        node.next_sibling
+                    },
+                    begin: node.begin,
+                    end: node.end,
+                    member: node.member,
+                    is_leaf,
+                });
+                if is_leaf {
+                    next = node.next_sibling;
+                } else {
+                    (next, parent) = (node.first_child, entry);
+                }
+            }
+            let end = self.nodes.len() as u32;
+            let Some(done) = self.nodes.get_mut(parent as usize) else {
+                break;
+            };
+            (next, parent) = (done.subtree_end, done.parent);
+            done.subtree_end = end;
+        }
+    }
+}
+
+/// Where `a` and `b`, equal up to `depth`, part: no later than `end`.
+fn shared(a: &[u32], b: &[u32], depth: u32, end: u32) -> u32 {
+    let range = depth as usize..end as usize;
+    depth + common_prefix(&a[range.clone()], &b[range]) as u32
+}
+
+/// Number of leading elements that are equal.
+fn common_prefix(a: &[u32], b: &[u32]) -> usize {
+    // Long blocks go through memcmp, short ones through a few instructions.
+    let long = equal_blocks::<32>(a, b);
+    let short = long + equal_blocks::<4>(&a[long..], &b[long..]);
+    let rest = a[short..].iter().zip(&b[short..]);
+    short + rest.take_while(|(a, b)| a == b).count()
+}
+
+/// Number of leading elements in whole blocks that are equal.
+fn equal_blocks<const BLOCK: usize>(a: &[u32], b: &[u32]) -> usize {
+    let blocks = a.chunks_exact(BLOCK).zip(b.chunks_exact(BLOCK));
+    blocks.take_while(|(a, b)| a == b).count() * BLOCK
+}

@@ -1,0 +1,7 @@
+//! Prefixes that requests share: which there are, and which rows read them together.
+
+mod forest;
+mod pack;
+
+pub use forest::{Forest, Member, NO_NODE};
+pub use pack::{PackCosts, PackNode, Packer};

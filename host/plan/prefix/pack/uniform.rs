@@ -1,0 +1,52 @@
+//! Leaves of a kind that fit one tile: all are cut, or none.
+
+/// Where the run of keys that reaches a node begins.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    /// So many ancestors above.
+    pub above: u32,
+    /// At this key.
+    pub start: u32,
+}
+
+/// The best way to cut a node's children: those of the first choices, and so many of the uniform leaves.
+#[derive(Clone, Copy, Debug)]
+pub struct Weighed {
+    pub cost: u64,
+    pub choices: usize,
+    pub leaves: u32,
+}
+
+/// Most inner nodes: leaves of a kind that fit one tile, which are all cut or all joined.
+#[derive(Clone, Copy, Debug)]
+pub struct Uniform {
+    pub leaves: u32,
+    /// Of the leaves' own keys.
+    pub bytes: u64,
+    /// Of a leaf's partial state.
+    pub partial_bytes: u64,
+    pub kv_bytes: u64,
+    /// One past the node's keys.
+    pub end: u32,
+}
+
+impl Uniform {
+    #[inline]
+    pub fn weigh(&self, run: Run) -> Weighed {
+        let run_bytes = self.kv_bytes * u64::from(self.end - run.start);
+        let is_partial = u64::from(run.start > 0);
+        let leaves = u64::from(self.leaves);
+        let joined = (run_bytes + is_partial * self.partial_bytes) * leaves;
+        let cut = 2 * self.partial_bytes * leaves + run_bytes;
+        let (bytes, leaves) = if cut < joined {
+            (cut, self.leaves)
+        } else {
+            (joined, 0)
+        };
+        Weighed {
+            cost: self.bytes + bytes,
+            choices: 0,
+            leaves,
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! Balance: cuts so that the last resident CTA finishes as early as it can.
+
+use std::cmp::Reverse;
+
+use super::{
+    classes::DraftClasses,
+    equal::equal_splits,
+    finish::{Done, Simulation, launch_bound, list_bound},
+    guided::guided_self_scheduling,
+    input::SplitInput,
+    launch::Launch,
+    list::list_scheduling,
+    load::OpLoad,
+    order::count,
+    piece::Piece,
+    problem::Problem,
+    wrap_around::wrap_around,
+};
+use crate::plan::{
+    data::Kernel,
+    draft::{Draft, WORTH_CUTTING},
+};
+
+/// Attempts to split aim at a makespan that grows by one part in so many.
+const STEP: u64 = 64;
+
+/// A step may take this many times the bound to be early enough.
+const EARLY_ENOUGH: f64 = 1.09;
+
+/// What cutting prefills costs a step beside the merge, in picoseconds: their states are written and read.
+const PREFILL_CUT: u64 = 3_500_000;
+
+/// A device whose SMs are all busy has a lower clock than one where some are idle: by one part in so many.
+const ALL_BUSY: u64 = 40;
+
+/// Pieces of unequal size shall save one part in so many of a step.
+const MARGIN: u64 = 128;
+
+/// Hundredths of the bound that pieces of equal size may take: where the last ones are quicker, fewer pieces are
+/// better than even CTAs.
+const EVEN: [u32; 7] = [100, 104, 108, 112, 125, 150, 200];
+
+/// Equal pieces are tried where CTAs have so many units each, at most.
+const MOST_UNITS: u64 = 4;
+
+/// Splits are not looked for where they could shorten a step by less than this part.
+const GOOD_ENOUGH: f64 = 1.03;
+
+/// The bits of a sort key that hold the cost.
+const COST_MASK: u64 = (1 << 56) - 1;
+
+/// A step that is to be balanced.
+#[derive(Clone, Copy)]
+pub struct Step<'a> {
+    pub input: &'a SplitInput<'a>,
+    pub drafts: &'a [Draft],
+    pub classes: &'a DraftClasses,
+    pub launches: &'a [Launch],
+    /// Decode first.
+    pub loads: &'a [OpLoad; 2],
+}
+
+/// Buffers that keep their memory from plan to plan.
+#[derive(Debug, Default)]
+pub struct Balancer {
+    /// See [`Problem::order`].
+    sorted: Vec<(u64, u32)>,
+    /// Pieces of the attempt at hand, of the best one, and those that were chosen.
+    attempt: Vec<Piece>,
+    best: Vec<Piece>,
+    chosen: Vec<Piece>,
+    simulation: Simulation,
+    /// Cost and index of the pieces of one column, for [`wrap_around`].
+    column: Vec<(Reverse<u64>, u32)>,
+    /// Where the pieces of each draft go.
+    next: Vec<u32>,
+}
+
+impl Balancer {
+    /// Balances the drafts over the resident CTAs.
+    pub fn balance(&mut self, step: &Step<'_>, pieces: &mut Vec<Piece>) {
+        self.chosen.clear();
+        let mut decodes_done = {
+            let load = &step.loads[Kernel::Decode as usize];
+            load.bound().max(load.longest)
+        };
+        let cut = [Kernel::Decode, Kernel::Prefill]
+            .map(|kernel| self.balance_op(step, kernel, &mut decodes_done));
+        for (index, (draft, unit)) in step
+            .drafts
+            .iter()
+            .zip(step.classes.unit_costs())
+            .enumerate()
+        {
+            if !cut[draft.kernel as usize] {
+                pieces.push(whole(index as u32, draft, unit.launch, unit.whole()));
+            }
+        }
+        if cut != [false; 2] {
+            self.chosen.append(pieces);
+            self.sort_by_draft(step.drafts.len(), pieces);
+        }
+    }
+
+    /// Adds the pieces of an operation to the chosen ones, if cutting any of its drafts shortens the step.
+    /// `decodes_done` is when the decodes are; balancing them changes it.
+    fn balance_op(&mut self, step: &Step<'_>, kernel: Kernel, decodes_done: &mut u64) -> bool {
+        let Step {
+            input,
+            drafts,
+            classes,
+            launches,
+            loads,
+        } = *step;
+        let load = &loads[kernel as usize];
+        if load.units == 0 {
+            return false;
+        }
+        let by_rounds = kernel == Kernel::Decode && input.shared_sms;
+        let joint = drafts.iter().any(Draft::is_joint);
+        let enough = if joint { WORTH_CUTTING } else { GOOD_ENOUGH };
+        let good = (load.bound() as f64 * enough) as u64;
+        // In any order, a unit starts no later than when all others are spread evenly; and no later than
+        // when all launches up to its own are.
+        let even_in_any_order = || {
+            load.work / u64::from(load.ctas) + load.longest <= good
+                || launch_bound(launches, kernel, load.ctas) <= good
+        };
+        if !by_rounds && even_in_any_order() {
+            return false;
+        }
+        let Self {
+            sorted,
+            attempt,
+            chosen,
+            simulation,
+            ..
+        } = self;
+        sort(classes, drafts, kernel, sorted);
+        let problem = Problem {
+            drafts,
+            classes,
+            order: sorted,
+            load,
+        };
+        if by_rounds {
+            guided_self_scheduling(&problem, attempt);
+            *decodes_done = simulation.run(&problem, input.cost, attempt, 0).makespan;
+            chosen.append(attempt);
+            return true;
+        }
+        if list_bound(&problem) <= good {
+            return false;
+        }
+        attempt.clear();
+        attempt.extend(
+            problem
+                .drafts()
+                .map(|(index, draft, unit)| whole(index, draft, unit.launch, unit.whole())),
+        );
+        let uncut = simulation.run(&problem, input.cost, attempt, 0).makespan;
+        let decodes_end = *decodes_done;
+        if kernel == Kernel::Decode {
+            *decodes_done = uncut;
+        }
+        let merge = price_of_cutting(step, kernel, joint, uncut);
+        if uncut <= good + merge {
+            return false;
+        }
+        // Prefills that are cut read more; beside decodes that is a price. Two full waves at most, and none
+        // while the decodes fill the device for longer anyway.
+        let mut most_units = u32::MAX;
+        if kernel == Kernel::Prefill && input.hybrid {
+            if loads[Kernel::Decode as usize].fills() && decodes_end >= uncut {
+                return false;
+            }
+            most_units = 2 * load.ctas;
+        }
+        let goal = Goal {
+            good,
+            most_units,
+            uncut,
+            least: uncut - merge,
+        };
+        let Some(done) = self.best_attempt(step, load, &goal) else {
+            return false;
+        };
+        if kernel == Kernel::Decode {
+            *decodes_done = done.makespan;
+        }
+        self.chosen.append(&mut self.best);
+        true
+    }
+
+    /// Leaves the pieces of the attempt of which all rows are done first in `best`; none where no attempt is done
+    /// before `goal.least`.
+    fn best_attempt(&mut self, step: &Step<'_>, load: &OpLoad, goal: &Goal) -> Option<Done> {
+        let Self {
+            sorted,
+            attempt,
+            best: best_pieces,
+            simulation,
+            column,
+            ..
+        } = self;
+        let Goal {
+            good,
+            most_units,
+            uncut,
+            mut least,
+        } = *goal;
+        let problem = Problem {
+            drafts: step.drafts,
+            classes: step.classes,
+            order: sorted,
+            load,
+        };
+        let bound = load.bound();
+        // Of what is early enough, that of which all rows are done first.
+        let enough = (bound as f64 * EARLY_ENOUGH) as u64;
+        let mut best = Done {
+            makespan: uncut,
+            late: uncut.saturating_sub(enough),
+            merged: uncut,
+        };
+        let mut found = false;
+        let mut keep_if_better = |simulation: &mut Simulation, pieces: &Vec<Piece>, margin: u64| {
+            let done = simulation.run(&problem, step.input.cost, pieces, enough);
+            let with_margin = Done {
+                merged: done.merged + margin,
+                ..done
+            };
+            if done.makespan < goal.least && with_margin < best {
+                (best, found) = (done, true);
+                // Copied: buffers that change places would grow for many steps.
+                best_pieces.clone_from(pieces);
+            }
+            done.makespan
+        };
+        let solo = load.contention.solo_speedup;
+        let mut margin = 0;
+        if solo > 1000 {
+            if load.count <= MOST_UNITS * u64::from(load.ctas) {
+                for hundredths in EVEN
+                    .into_iter()
+                    .filter(|hundredths| hundredths * 10 <= solo)
+                {
+                    let until = bound / 100 * u64::from(hundredths);
+                    if equal_splits(&problem, until, attempt) {
+                        keep_if_better(simulation, attempt, 0);
+                    }
+                }
+            }
+            // Unequal pieces have to be worth it.
+            margin = bound / MARGIN;
+        }
+        for rule in [Attempt::WrapAround, Attempt::List] {
+            let mut until = bound;
+            while until < least && least > good {
+                let placed = match rule {
+                    Attempt::WrapAround => wrap_around(&problem, until, column, attempt),
+                    Attempt::List => {
+                        list_scheduling(&problem, until, &mut simulation.timeline, attempt)
+                    }
+                };
+                if placed && units(step.classes, attempt) <= most_units {
+                    least = least.min(keep_if_better(simulation, attempt, margin));
+                    break;
+                }
+                until += until / STEP + 1;
+            }
+        }
+        found.then_some(best)
+    }
+
+    /// Puts the chosen pieces into `pieces`, by draft; those of one draft stand in the order of their keys already.
+    fn sort_by_draft(&mut self, drafts: usize, pieces: &mut Vec<Piece>) {
+        let Self { chosen, next, .. } = self;
+        count(next, drafts, chosen.iter().map(|piece| piece.draft));
+        pieces.resize(chosen.len(), Piece::default());
+        for piece in chosen.iter() {
+            let at = &mut next[piece.draft as usize];
+            pieces[*at as usize] = *piece;
+            *at += 1;
+        }
+    }
+}
+
+/// Ways to cut into pieces of unequal size, in the order in which they are tried.
+enum Attempt {
+    WrapAround,
+    List,
+}
+
+/// What attempts are to reach.
+struct Goal {
+    /// No attempt is made to be done earlier.
+    good: u64,
+    /// Units of all pieces together.
+    most_units: u32,
+    /// When whole drafts are done, and by when pieces have to be.
+    uncut: u64,
+    least: u64,
+}
+
+/// A draft that is not cut.
+fn whole(index: u32, draft: &Draft, launch: u32, cost: u64) -> Piece {
+    Piece::new(index, draft.kv_begin..draft.kv_end, launch, 0, cost)
+}
+
+/// The drafts of an operation: launch after launch, the longest first.
+fn sort(classes: &DraftClasses, drafts: &[Draft], kernel: Kernel, sorted: &mut Vec<(u64, u32)>) {
+    sorted.clear();
+    for (index, (draft, unit)) in drafts.iter().zip(classes.unit_costs()).enumerate() {
+        if draft.kernel == kernel {
+            let key = u64::from(unit.launch) << 56 | (COST_MASK - unit.whole().min(COST_MASK));
+            sorted.push((key, index as u32));
+        }
+    }
+    sorted.sort_unstable();
+}
+
+/// What cutting costs the step: a merge, where no row is merged yet, and what cut prefills write and read.
+fn price_of_cutting(step: &Step<'_>, kernel: Kernel, joint: bool, uncut: u64) -> u64 {
+    let Step { input, drafts, .. } = *step;
+    let merged = drafts.iter().any(|draft| draft.leaves_partial);
+    let merge = match (merged, joint) {
+        (true, _) => 0,
+        (false, true) => input.cost.cut_ps(),
+        (false, false) => input.cost.merge_ps(),
+    };
+    let in_parts = |draft: &Draft| draft.kernel == kernel && draft.leaves_partial;
+    if kernel == Kernel::Prefill && !drafts.iter().any(in_parts) {
+        return merge + PREFILL_CUT + uncut / ALL_BUSY;
+    }
+    merge
+}
+
+/// Units of all pieces.
+fn units(classes: &DraftClasses, pieces: &[Piece]) -> u32 {
+    let units = |piece: &Piece| classes.unit_cost(piece.draft).units;
+    pieces.iter().map(units).sum()
+}

@@ -1,0 +1,112 @@
+//! When pieces are done: bounds, and a simulation of the CTAs.
+
+use super::{launch::Launch, piece::Piece, problem::Problem};
+use crate::plan::{
+    data::Kernel,
+    model::{CostModel, CtaTimeline},
+};
+
+/// When an attempt is done. The better one is less.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Done {
+    /// Its last piece.
+    pub makespan: u64,
+    /// How much that is later than what is early enough.
+    pub late: u64,
+    /// All merges.
+    pub merged: u64,
+}
+
+impl PartialOrd for Done {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some((self.late, self.merged).cmp(&(other.late, other.merged)))
+    }
+}
+
+/// Buffers of a simulation.
+#[derive(Debug, Default)]
+pub struct Simulation {
+    pub timeline: CtaTimeline,
+    launch_order: Vec<(u64, u32)>,
+}
+
+impl Simulation {
+    /// When the pieces are done, claimed in launch order, where until `enough` is early enough.
+    pub fn run(
+        &mut self,
+        problem: &Problem<'_>,
+        cost: &CostModel,
+        pieces: &[Piece],
+        enough: u64,
+    ) -> Done {
+        let Self {
+            timeline,
+            launch_order,
+        } = self;
+        launch_order.clear();
+        launch_order.extend(
+            pieces
+                .iter()
+                .enumerate()
+                .map(|(at, piece)| (piece.order, at as u32)),
+        );
+        launch_order.sort_unstable();
+        let load = problem.load;
+        timeline.reset(load.ctas, load.units);
+        let (mut last_cut, mut last_draft, mut count, mut most_pieces) = (0, u32::MAX, 0, 0);
+        for piece in pieces {
+            count = if piece.draft == last_draft {
+                count + 1
+            } else {
+                1
+            };
+            (last_draft, most_pieces) = (piece.draft, most_pieces.max(count));
+        }
+        for &(_, at) in launch_order.iter() {
+            let piece = &pieces[at as usize];
+            let unit = problem.classes.unit_cost(piece.draft);
+            let keys = piece.kv_end - piece.kv_begin;
+            if keys == unit.keys {
+                timeline.place(unit.units, unit.whole());
+            } else {
+                let (_, end) = timeline.place(unit.units, unit.cut(keys));
+                last_cut = last_cut.max(end);
+            }
+        }
+        let sooner = |until| timeline.sooner(until, load.least_fixed, load.contention);
+        let makespan = sooner(timeline.makespan());
+        let merged = if last_cut > 0 {
+            sooner(last_cut) + cost.merged_after_ps(most_pieces)
+        } else {
+            0
+        };
+        Done {
+            makespan,
+            late: makespan.saturating_sub(enough),
+            merged: merged.max(makespan),
+        }
+    }
+}
+
+/// List scheduling of whole drafts is done by then, whatever their order within launches.
+pub fn launch_bound(launches: &[Launch], kernel: Kernel, ctas: u32) -> u64 {
+    let ctas = u64::from(ctas);
+    let (mut before, mut done) = (0, 0);
+    for launch in launches.iter().filter(|launch| launch.kernel == kernel) {
+        before += launch.work;
+        done = done.max(before + launch.longest_whole * (ctas - 1));
+    }
+    done / ctas
+}
+
+/// List scheduling of whole drafts is done by then: a unit starts no later than when all before it are
+/// spread evenly.
+pub fn list_bound(problem: &Problem<'_>) -> u64 {
+    let ctas = u64::from(problem.load.ctas);
+    let (mut before, mut done) = (0, 0);
+    for (_, _, unit) in problem.drafts() {
+        before += u64::from(unit.units) * unit.whole();
+        done = done.max(before + unit.whole() * (ctas - 1));
+    }
+    done / ctas
+}

@@ -1,0 +1,40 @@
+//! Guided self-scheduling: ever shorter pieces, for decodes that share SMs with prefills.
+
+use super::{
+    piece::{Piece, cut_before},
+    problem::Problem,
+};
+
+/// A piece is no shorter than so many times what it costs whatever its keys.
+const LEAST_PIECE: u32 = 14;
+
+/// Cuts into ever shorter pieces, each at most a CTA's fair part of what is left: a CTA that shares its SM may be
+/// faster or slower than others by what the other kernel does there, and whoever is free claims the next piece.
+pub fn guided_self_scheduling(problem: &Problem<'_>, pieces: &mut Vec<Piece>) {
+    pieces.clear();
+    let ctas = u64::from(problem.load.ctas);
+    let mut left: u64 = 0;
+    for (_, _, unit) in problem.drafts() {
+        left += u64::from(unit.units) * unit.whole();
+    }
+    for (index, draft, unit) in problem.drafts() {
+        let least = unit.shortest.saturating_mul(LEAST_PIECE);
+        let mut begin = draft.kv_begin;
+        while begin < draft.kv_end {
+            let time = left / ctas;
+            let keys = (time.saturating_sub(unit.fixed_cut) / unit.key).max(least.into());
+            let mut end = draft.kv_end;
+            if keys.saturating_add(least.into()) < u64::from(end - begin) {
+                let first = begin + draft.split_alignment();
+                end = cut_before(draft, begin + keys as u32).max(first);
+            }
+            let cost = match end - begin == unit.keys {
+                true => unit.whole(),
+                false => unit.cut(end - begin),
+            };
+            pieces.push(Piece::new(index, begin..end, unit.launch, 0, cost));
+            left = left.saturating_sub(u64::from(unit.units) * cost);
+            begin = end;
+        }
+    }
+}

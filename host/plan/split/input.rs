@@ -1,0 +1,46 @@
+//! What the splitter reads.
+
+use crate::plan::{
+    data::{Chunk, CtaSplit, PlanOptions, PodMode, PodPlan, Rules, SplitMode},
+    model::{CostModel, Model, TileTable},
+};
+
+/// What the splitter reads beside the drafts.
+#[derive(Clone, Copy)]
+pub struct SplitInput<'a> {
+    pub mode: SplitMode,
+    /// The keys of a piece, in place of the splitter's balance.
+    pub chunk: Option<fn(&Chunk) -> u32>,
+    pub cost: &'a CostModel,
+    pub tiles: &'a TileTable,
+    /// Prefills and decodes run side by side.
+    pub hybrid: bool,
+    /// Both run on the same SMs: how fast a decode CTA is there depends on the prefill beside it.
+    pub shared_sms: bool,
+    /// CTAs of each operation, where they share SMs.
+    pub ctas: Option<CtaSplit>,
+}
+
+impl<'a> SplitInput<'a> {
+    /// For drafts in these tiles.
+    pub fn new(
+        model: &'a Model,
+        tiles: &'a TileTable,
+        options: &PlanOptions,
+        rules: &Rules,
+        pod: Option<&PodPlan>,
+    ) -> Self {
+        Self {
+            mode: options.split,
+            chunk: rules.chunk,
+            cost: &model.cost,
+            tiles,
+            // One after the other, each has the device to itself.
+            hybrid: pod.is_some_and(|pod| pod.mode != PodMode::Serial),
+            shared_sms: pod.is_some_and(|pod| pod.config.is_some()),
+            ctas: pod
+                .map(|pod| pod.ctas)
+                .filter(|&ctas| ctas != CtaSplit::default()),
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! The pieces in launch order.
+
+use super::{launch::Launch, piece::Piece};
+
+/// The bits of an entry of `LaunchOrder::order` that hold the piece, and the most pieces of a plan.
+const PIECE_BITS: u32 = 22;
+
+/// The most pieces of a plan.
+pub const MAX_PIECES: usize = 1 << PIECE_BITS;
+
+/// Where each piece is launched. Buffers are reused.
+#[derive(Debug, Default)]
+pub struct LaunchOrder {
+    /// The place of each piece among all in launch order.
+    pub place: Vec<u32>,
+    /// Order within the launch and index of each piece, launch after launch.
+    order: Vec<u64>,
+    /// Where the pieces of each launch go.
+    next: Vec<u32>,
+}
+
+impl LaunchOrder {
+    /// Orders the pieces, and counts those of each launch.
+    pub fn sort(&mut self, pieces: &[Piece], launches: &mut [Launch]) {
+        let Self { place, order, next } = self;
+        count(
+            next,
+            launches.len(),
+            pieces.iter().map(|piece| piece.launch()),
+        );
+        for (launch, bounds) in launches.iter_mut().zip(next.windows(2)) {
+            launch.pieces = bounds[1] - bounds[0];
+        }
+        order.clear();
+        order.resize(pieces.len(), 0);
+        for (index, piece) in pieces.iter().enumerate() {
+            let at = &mut next[piece.launch() as usize];
+            order[*at as usize] = piece.order << PIECE_BITS | index as u64;
+            *at += 1;
+        }
+        let mut rest = order.as_mut_slice();
+        for launch in launches.iter() {
+            let (pieces, others) = rest.split_at_mut(launch.pieces as usize);
+            pieces.sort_unstable(); // a no-op where all are alike
+            rest = others;
+        }
+        place.clear();
+        place.resize(pieces.len(), 0);
+        for (at, &entry) in order.iter().enumerate() {
+            place[entry as usize & (MAX_PIECES - 1)] = at as u32;
+        }
+    }
+}
+
+/// Where each of `buckets` begins when there is an element for every key.
+pub fn count(begins: &mut Vec<u32>, buckets: usize, keys: impl Iterator<Item = u32>) {
+    begins.clear();
+    begins.resize(buckets + 1, 0);
+    for key in keys {
+        begins[key as usize + 1] += 1;
+    }
+    for bucket in 0..buckets {
+        begins[bucket + 1] += begins[bucket];
+    }
+}

@@ -1,0 +1,49 @@
+//! A run of a draft's keys, and where it may end.
+
+use std::ops::Range;
+
+use crate::plan::draft::Draft;
+
+/// A run of a draft's keys; becomes a work item.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Piece {
+    pub draft: u32,
+    pub kv_begin: u32,
+    pub kv_end: u32,
+    /// Its place in launch order: 6 bits of the launch, then 36 of the order within it.
+    pub order: u64,
+}
+
+/// Times in a launch key are 64 ns apart, and at most this.
+const TIME_MASK: u64 = (1 << 18) - 1;
+
+impl Piece {
+    /// A piece with its place in launch order: by launch, by the time when it starts, and the longest first.
+    pub fn new(draft: u32, keys: Range<u32>, launch: u32, start: u64, cost: u64) -> Self {
+        let [start, cost] = [start, cost].map(|ps| (ps / 64_000).min(TIME_MASK));
+        Self {
+            draft,
+            kv_begin: keys.start,
+            kv_end: keys.end,
+            order: u64::from(launch) << 36 | start << 18 | (TIME_MASK - cost),
+        }
+    }
+
+    pub const fn launch(&self) -> u32 {
+        (self.order >> 36) as u32
+    }
+}
+
+/// A piece ends with a whole tile where that shortens it by no more than one part in so many.
+const ROUNDED_BY: u64 = 64;
+
+/// The last place to cut a draft at or before a key: between tiles, where that shortens the piece by a small
+/// part only, else between parts of a tile.
+pub fn cut_before(draft: &Draft, key: u32) -> u32 {
+    let alignment = draft.split_alignment();
+    let mut step = draft.tile.n.next_multiple_of(alignment);
+    while step > alignment && u64::from(step) * ROUNDED_BY > u64::from(key - draft.kv_begin) {
+        step = (step / 2).next_multiple_of(alignment);
+    }
+    key / step * step
+}

@@ -1,0 +1,83 @@
+//! McNaughton's wrap-around rule: CTAs filled to the end, one group after the other.
+
+use std::cmp::Reverse;
+
+use super::{
+    piece::{Piece, cut_before},
+    problem::Problem,
+};
+
+/// Tries to place everything so that it is done by `until`: fills the CTAs of one column after the other to the
+/// end and cuts what crosses over. The fewest pieces, where pieces are longer than columns. A column is as many
+/// CTAs as an item has units; `column` is a buffer.
+pub fn wrap_around(
+    problem: &Problem<'_>,
+    until: u64,
+    column: &mut Vec<(Reverse<u64>, u32)>,
+    pieces: &mut Vec<Piece>,
+) -> bool {
+    pieces.clear();
+    let (ctas, units) = (problem.load.ctas, problem.load.units);
+    if problem.drafts().any(|(_, _, unit)| unit.units != units) {
+        return false;
+    }
+    // What is left beside whole columns takes the units of an item in several rounds.
+    let (full, rest) = (ctas / units, ctas % units);
+    let rounds = if rest > 0 {
+        u64::from(units.div_ceil(rest))
+    } else {
+        u64::MAX
+    };
+    let room_in = |at: u32| if at < full { until } else { until / rounds };
+    let columns = full + u32::from(rest > 0);
+    let (mut at, mut used) = (0, 0);
+    column.clear();
+    for (index, draft, unit) in problem.drafts() {
+        let mut begin = draft.kv_begin;
+        while begin < draft.kv_end {
+            if at == columns {
+                return false;
+            }
+            let room = room_in(at) - used;
+            let rest = draft.kv_end - begin;
+            let whole = begin == draft.kv_begin && unit.whole() <= room;
+            let fits = room.saturating_sub(unit.fixed_cut) / unit.key;
+            let end = if whole || fits >= u64::from(rest) {
+                draft.kv_end
+            } else {
+                // Leave enough for another piece.
+                let most = (begin + fits as u32).min(draft.kv_end.saturating_sub(unit.shortest));
+                cut_before(draft, most.max(draft.kv_begin))
+            };
+            if end < begin + unit.shortest.min(rest) {
+                (at, used) = (at + 1, 0);
+                order_column(column, pieces);
+                continue;
+            }
+            let cost = if whole {
+                unit.whole()
+            } else {
+                unit.cut(end - begin)
+            };
+            column.push((Reverse(cost), pieces.len() as u32));
+            pieces.push(Piece::new(index, begin..end, unit.launch, 0, cost));
+            used += cost;
+            begin = end;
+        }
+    }
+    order_column(column, pieces);
+    true
+}
+
+/// Lets the longest pieces of a column start first: what starts late is then short, and may as well go to
+/// another CTA. Empties the list.
+fn order_column(column: &mut Vec<(Reverse<u64>, u32)>, pieces: &mut [Piece]) {
+    column.sort_unstable();
+    let mut start = 0;
+    for (Reverse(cost), at) in column.drain(..) {
+        let piece = &mut pieces[at as usize];
+        let keys = piece.kv_begin..piece.kv_end;
+        *piece = Piece::new(piece.draft, keys, piece.launch(), start, cost);
+        start += cost;
+    }
+}

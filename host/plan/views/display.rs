@@ -1,0 +1,60 @@
+//! A plan as a table.
+
+use std::fmt;
+
+use kernels_gpu::registry::{KernelId, Op};
+
+use crate::plan::{
+    data::{Kernel, Plan, PodMode, TileGroup},
+    model::tiles::serves,
+};
+
+impl Plan {
+    /// What a group is launched as: by the kernel of this name, which where prefill and decode are in one has both.
+    /// Without kernels, on the CPU, the operation.
+    #[must_use]
+    pub fn kernel_name(&self, group: &TileGroup) -> &'static str {
+        let tickets = self.pod.is_some_and(|pod| pod.mode == PodMode::Tickets);
+        let pod = |id: &KernelId| id.info().op == Op::Pod && serves(id.info(), &self.spec);
+        let pod = KernelId::all().find(pod).filter(|_| tickets);
+        match (pod.or(group.id), group.kernel) {
+            (Some(id), _) => id.info().name,
+            (None, Kernel::Prefill) => "Prefill",
+            (None, Kernel::Decode) => "Decode",
+        }
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.groups.iter().map(|group| self.kernel_name(group));
+        let names: Vec<_> = names.collect();
+        let width = names.iter().map(|name| name.len()).max().unwrap_or(0);
+        let width = width.max(8);
+        writeln!(
+            f,
+            "{:<width$} {:>9} {:>6} {:>8} {:>8} {:>10} {:>12}",
+            "kernel", "tile", "heads", "items", "units", "tokens", "keys"
+        )?;
+        for (group, name) in self.groups.iter().zip(names) {
+            let items = self.items_of(group);
+            let tokens: u64 = items.iter().map(|item| u64::from(item.rows)).sum();
+            let keys: u64 = items.iter().map(|item| u64::from(item.kv_len())).sum();
+            writeln!(
+                f,
+                "{name:<width$} {:>9} {:>6} {:>8} {:>8} {tokens:>10} {keys:>12}",
+                group.tile.to_string(),
+                group.pack,
+                items.len(),
+                self.units_of(group),
+            )?;
+        }
+        write!(
+            f,
+            "{} query tokens, {} merges of {} partial states",
+            self.total_q,
+            self.merges.len(),
+            self.slots
+        )
+    }
+}

@@ -1,0 +1,11 @@
+//! A plan looked at: in time, in bytes, as a table, against its batch, without joint items.
+
+mod apart;
+mod display;
+mod timeline;
+mod traffic;
+mod verify;
+
+pub use timeline::{Schedule, Span};
+pub use traffic::Traffic;
+pub use verify::Defect;

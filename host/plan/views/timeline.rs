@@ -1,0 +1,189 @@
+//! A plan in time: what each resident CTA does, as the cost model has it.
+
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+use kernels_gpu::abi::{NO_MERGE, WorkItem};
+
+use crate::plan::{
+    data::{CtaSplit, Kernel, Plan, PodMode, TileGroup},
+    model::{Contention, CostModel, CtaTimeline, DeviceDescription},
+};
+
+/// A unit of work on its CTA.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Span {
+    /// The item.
+    pub item: u32,
+    /// Which of the item's units (a head).
+    pub unit: u32,
+    /// The CTA.
+    pub cta: u32,
+    /// When it starts, in nanoseconds.
+    pub begin_ns: f64,
+    /// When it ends.
+    pub end_ns: f64,
+}
+
+/// A plan in time. Launches follow one another in the plan's order; within and across them, a unit goes to
+/// the CTA that is free first. Where prefills and decodes overlap each have CTAs of their own.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Schedule {
+    /// CTAs.
+    pub ctas: u32,
+    /// The first so many are those of the prefills, and run beside the others; 0 where nothing overlaps.
+    pub prefill_ctas: u32,
+    /// All units, in launch order, of prefills before those of decodes where they overlap. The last ends at the
+    /// makespan.
+    pub spans: Vec<Span>,
+    /// When the last unit ends: what the plan is predicted to take, without its merges. Of a hybrid batch that is the
+    /// [forecast](crate::plan::pod::PodForecast) for the form it runs in.
+    pub makespan_ns: f64,
+    /// What all units take together if none waits for another.
+    pub busy_ns: f64,
+}
+
+impl Schedule {
+    /// The part of the time, up to the last span's end, in which CTAs have a unit.
+    #[must_use]
+    pub fn busy(&self) -> f64 {
+        let spans = self.spans.iter();
+        let busy: f64 = spans.map(|span| span.end_ns - span.begin_ns).sum();
+        busy / (self.makespan_ns * f64::from(self.ctas)).max(f64::MIN_POSITIVE)
+    }
+
+    /// Moves the spans to where they begin at `begin_ns` and the last ends at `end_ns`.
+    fn fit(&mut self, begin_ns: f64, end_ns: f64) {
+        let ends = self.spans.iter().map(|span| span.end_ns);
+        let last = ends.fold(0.0, f64::max).max(f64::MIN_POSITIVE);
+        let scale = (end_ns - begin_ns) / last;
+        for span in &mut self.spans {
+            span.begin_ns = begin_ns + span.begin_ns * scale;
+            // Exact at the end, whatever the rounding of the scale.
+            span.end_ns = match span.end_ns == last {
+                true => end_ns,
+                false => begin_ns + span.end_ns * scale,
+            };
+        }
+        self.makespan_ns = end_ns;
+    }
+
+    /// Takes the units of another schedule in, on CTAs `above` its own.
+    fn join(&mut self, other: Self, above: u32) {
+        self.spans.extend(other.spans.into_iter().map(|span| Span {
+            cta: span.cta + above,
+            ..span
+        }));
+        self.ctas = self.ctas.max(other.ctas + above);
+        self.makespan_ns = self.makespan_ns.max(other.makespan_ns);
+        self.busy_ns += other.busy_ns;
+    }
+}
+
+impl Plan {
+    /// Schedules the plan on a device, without its merges.
+    #[must_use]
+    pub fn schedule(&self, device: &DeviceDescription) -> Schedule {
+        let cost = CostModel::new(device, &self.spec);
+        let Some(pod) = &self.pod else {
+            let mut schedule = self.in_turns(&cost, |_| true, None);
+            schedule.fit(0.0, schedule.makespan_ns);
+            return schedule;
+        };
+        let split = (pod.ctas != CtaSplit::default()).then_some(pod.ctas);
+        let of = |kernel: Kernel| {
+            let ctas = split.map(|split| match kernel {
+                Kernel::Prefill => split.prefill,
+                Kernel::Decode => split.decode,
+            });
+            self.in_turns(&cost, |group| group.kernel == kernel, ctas)
+        };
+        let (mut prefills, mut decodes) = (of(Kernel::Prefill), of(Kernel::Decode));
+        let [prefilled, decoded] = pod.forecast.done(pod.mode);
+        if pod.mode != PodMode::Serial {
+            prefills.fit(0.0, prefilled);
+            decodes.fit(0.0, decoded);
+            prefills.prefill_ctas = prefills.ctas;
+            prefills.join(decodes, prefills.ctas);
+            return prefills;
+        }
+        let prefills_first = self.groups.first().map(|group| group.kernel) == Some(Kernel::Prefill);
+        let end = pod.forecast.serial_ns;
+        let (mut first, mut second, between) = match prefills_first {
+            true => (prefills, decodes, prefilled),
+            false => (decodes, prefills, decoded),
+        };
+        first.fit(0.0, between);
+        second.fit(between, end);
+        first.join(second, 0);
+        first
+    }
+
+    /// Schedules some groups, one after the other, on as many CTAs as are resident or on so many.
+    fn in_turns(
+        &self,
+        cost: &CostModel,
+        wanted: impl Fn(&TileGroup) -> bool,
+        ctas: Option<u32>,
+    ) -> Schedule {
+        let groups = || self.groups.iter().filter(|group| wanted(group));
+        let contentions = groups().map(|group| cost.contention(group.kernel, group.tile.m));
+        let contention = contentions.reduce(Contention::and).unwrap_or_default();
+        let resident = groups().map(|group| cost.resident_ctas(group.kernel));
+        let ctas = ctas.unwrap_or_else(|| resident.max().unwrap_or(0) * contention.ctas_sharing);
+        let mut free: BinaryHeap<_> = (0..ctas).map(|cta| Reverse((0, cta))).collect();
+        let mut schedule = Schedule {
+            ctas,
+            ..Schedule::default()
+        };
+        let (mut makespan, mut busy, mut fixed) = (0, 0, u64::MAX);
+        for group in groups() {
+            // A kernel with fewer CTAs on an SM leaves the others idle: its CTAs stand for several.
+            for index in group.items.clone() {
+                let item = &self.items[index as usize];
+                let cut_rows = self.partial_rows(group.kernel, item);
+                let unit_fixed = cost.fixed_ps(group.kernel, group.tile, group.pack, cut_rows);
+                fixed = fixed.min(cost.fixed_ps(group.kernel, group.tile, group.pack, 0));
+                let unit_ps = unit_fixed
+                    + cost.key_ps(group.kernel, group.tile, group.pack).max(1)
+                        * u64::from(contention.ctas_sharing)
+                        * u64::from(item.kv_len());
+                for unit in 0..cost.units_per_item(group.pack) {
+                    let Some(Reverse((begin, cta))) = free.pop() else {
+                        break;
+                    };
+                    let end = begin + unit_ps;
+                    free.push(Reverse((end, cta)));
+                    makespan = makespan.max(end);
+                    busy += unit_ps;
+                    let [begin_ns, end_ns] = [begin, end].map(|ps| ps as f64 / 1e3);
+                    schedule.spans.push(Span {
+                        item: index,
+                        unit,
+                        cta,
+                        begin_ns,
+                        end_ns,
+                    });
+                }
+            }
+        }
+        // CTAs are quicker while others have nothing to do.
+        let timeline = CtaTimeline::of(free.into_iter().map(|Reverse((load, _))| load));
+        schedule.makespan_ns = timeline.sooner(makespan, fixed, contention) as f64 / 1e3;
+        schedule.busy_ns = busy as f64 / 1e3;
+        schedule
+    }
+
+    /// Query tokens of an item that leave a partial state.
+    pub(in crate::plan) fn partial_rows(&self, kernel: Kernel, item: &WorkItem) -> u32 {
+        if kernel == Kernel::Decode {
+            self.rows_of(item)
+                .iter()
+                .filter(|row| row.merge != NO_MERGE)
+                .count() as u32
+        } else if item.merge == NO_MERGE {
+            0
+        } else {
+            item.rows
+        }
+    }
+}

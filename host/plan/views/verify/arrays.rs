@@ -1,0 +1,205 @@
+//! The arrays of a plan by themselves: lengths, groups, joint items and their runs, rows.
+
+use kernels_gpu::abi::{DIRECT, NO_MERGE, WorkItem};
+
+use super::{Defect, Row};
+use crate::{
+    plan::data::{Kernel, Plan, PlannedRowBlock},
+    problem::Batch,
+};
+
+impl Plan {
+    /// What the plan knows of the batch's tables, which keeping and patching it relies on.
+    pub(super) fn verify_tables(&self, batch: &Batch) -> Result<(), Defect> {
+        let slice = |range: &std::ops::Range<u32>| range.start as usize..range.end as usize;
+        for (index, (part, planned)) in batch.parts.iter().zip(&self.parts).enumerate() {
+            let table = &part.table;
+            ensure!(
+                planned.page_size == table.page_size,
+                "part {index} has pages of {}, not {}",
+                planned.page_size,
+                table.page_size
+            );
+            ensure!(
+                self.page_ids.get(slice(&planned.pages)) == Some(&table.indices[..]),
+                "part {index} has other page ids"
+            );
+            let blocks = self.row_blocks.get(slice(&planned.row_blocks));
+            ensure!(
+                blocks.is_some_and(|blocks| blocks.len() == part.row_blocks()),
+                "part {index} has row blocks {:?}",
+                planned.row_blocks
+            );
+            for (row_block, block) in blocks.unwrap_or_default().iter().enumerate() {
+                let tokens = part.q_range(row_block);
+                // Whatever becomes of keys that nobody asks for.
+                if tokens.is_empty() && block.tokens == 0 {
+                    continue;
+                }
+                let right = PlannedRowBlock {
+                    first_token: tokens.start,
+                    tokens: tokens.end - tokens.start,
+                    position: part.first_position(row_block),
+                    kv_len: part.kv_len(row_block),
+                    capacity: table.pages(row_block).len() as u32 * table.page_size,
+                    tail: block.tail,
+                };
+                ensure!(
+                    *block == right,
+                    "row block {row_block} of part {index} is {block:?}, not {right:?}"
+                );
+                let ends_it = |item: &WorkItem| {
+                    item.part as usize == index
+                        && item.kv_end == block.kv_len
+                        && item.is_gathered()
+                        && self
+                            .rows
+                            .get(item.rows_begin as usize)
+                            .is_some_and(|row| tokens.contains(&row.token))
+                };
+                ensure!(
+                    block.tail == u32::MAX
+                        || self.items.get(block.tail as usize).is_some_and(ends_it),
+                    "row block {row_block} of part {index} does not end with item {}",
+                    block.tail
+                );
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn verify_groups(&self) -> Result<(), Defect> {
+        let mut end = 0;
+        for group in &self.groups {
+            let items = &group.items;
+            let whole = self.spec.group();
+            ensure!(
+                group.pack > 0
+                    && whole.is_multiple_of(group.pack)
+                    && (group.pack == whole || group.kernel != Kernel::Decode),
+                "{} of {whole} query heads in a tile of {:?}",
+                group.pack,
+                group.kernel
+            );
+            ensure!(
+                items.start == end && items.end > items.start,
+                "a group of items {items:?} after {end}"
+            );
+            end = items.end;
+            ensure!(
+                end as usize <= self.items.len(),
+                "a group of items {items:?} of {}",
+                self.items.len()
+            );
+            for item in self.items_of(group) {
+                let gathered = group.kernel == Kernel::Decode;
+                ensure!(
+                    item.is_gathered() == gathered,
+                    "{item:?} in a group of {:?}",
+                    group.kernel
+                );
+                let rows = u64::from(item.rows) * u64::from(group.pack);
+                ensure!(
+                    rows <= u64::from(group.tile.m),
+                    "{rows} rows in a tile of {}",
+                    group.tile
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// For each item, itself; for each run, the joint item that it belongs to. Behind the items of the groups
+    /// stand the runs of joint items, each once.
+    pub(super) fn owners(&self) -> Result<Vec<u32>, Defect> {
+        let launched = self.launched();
+        let mut owners: Vec<u32> = (0..launched as u32).collect();
+        owners.resize(self.items.len(), u32::MAX);
+        for (index, item) in self.items[..launched].iter().enumerate() {
+            if !item.is_joint() {
+                continue;
+            }
+            let first = index.saturating_add(item.slot as usize);
+            let runs = first..first.saturating_add(item.merge as usize);
+            ensure!(
+                item.is_gathered()
+                    && item.kv_begin == 0
+                    && (1..=WorkItem::MAX_RUNS).contains(&item.merge)
+                    && first >= launched
+                    && runs.end <= self.items.len(),
+                "item {index} has runs {runs:?} of {}",
+                self.items.len()
+            );
+            let rows = item.rows_begin..item.rows_begin.saturating_add(item.rows);
+            let mut keys = 0u32;
+            for run in runs {
+                let other = &self.items[run];
+                let last = other.rows_begin.saturating_add(other.rows);
+                ensure!(
+                    owners[run] == u32::MAX,
+                    "items {} and {index} share run {run}",
+                    owners[run]
+                );
+                owners[run] = index as u32;
+                ensure!(
+                    other.is_gathered()
+                        && !other.is_joint()
+                        && other.part == item.part
+                        && rows.start <= other.rows_begin
+                        && last <= rows.end,
+                    "item {index} has the rows {rows:?}, its run {run} is {other:?}"
+                );
+                keys = keys.saturating_add(other.kv_end.saturating_sub(other.kv_begin));
+            }
+            ensure!(
+                keys == item.kv_end,
+                "item {index} has {} keys, its runs have {keys}",
+                item.kv_end
+            );
+        }
+        match owners.iter().position(|&owner| owner == u32::MAX) {
+            Some(item) => Err(Defect(format!("no group has item {item}"))),
+            None => Ok(owners),
+        }
+    }
+
+    pub(super) fn expand(&self, index: usize, item: &WorkItem) -> Result<Vec<Row>, Defect> {
+        if item.is_gathered() {
+            let end = item.rows_begin as usize + item.rows as usize;
+            ensure!(
+                end <= self.rows.len(),
+                "item {index}: rows up to {end} of {}",
+                self.rows.len()
+            );
+            let row = |row: &kernels_gpu::abi::QueryRow| Row {
+                token: row.token,
+                position: row.position,
+                slot: row.slot,
+                merge: row.merge,
+            };
+            return Ok(self.rows_of(item).iter().map(row).collect());
+        }
+        let direct = item.slot == DIRECT;
+        ensure!(
+            direct == (item.merge == NO_MERGE),
+            "item {index}: slot {} but merge {}",
+            item.slot,
+            item.merge
+        );
+        let row = |row: u32| Row {
+            token: item.rows_begin.saturating_add(row),
+            position: item.position.saturating_add_unsigned(row),
+            slot: if direct {
+                DIRECT
+            } else {
+                item.slot.saturating_add(row)
+            },
+            merge: if direct {
+                NO_MERGE
+            } else {
+                item.merge.saturating_add(row)
+            },
+        };
+        Ok((0..item.rows).map(row).collect())
+    }
+}

@@ -1,0 +1,32 @@
+//! What papers decide where `tandem-attn` decides otherwise, as [`Rules`](tandem_attn::plan::Rules) for its planner.
+//!
+//! Nothing here serves better than the planner's own decisions: it is there to measure by how much. `tandem bench`
+//! takes these rules by name (`--packing`, `--split`).
+//!
+//! ```
+//! use tandem_attn::{plan::{DeviceDescription, Planner, PlanOptions}, problem::{Batch, PageTable, Spec}};
+//!
+//! let mut table = PageTable::new(16, 100);
+//! table.push(&[7, 3], 20);
+//! table.push(&[7, 9, 4], 40);
+//! let batch = Batch::new(vec![0, 1, 2], table);
+//!
+//! let device = DeviceDescription::named("h200")?;
+//! let mut planner = Planner::with_rules(tandem_papers::pat::PUBLISHED);
+//! let plan = planner.plan(&Spec::new(32, 8, 128), &batch, &device, &PlanOptions::default())?;
+//! assert_eq!(plan.verify(&batch), Ok(()));
+//! # Ok::<(), tandem_attn::plan::PlanError>(())
+//! ```
+
+pub mod flashinfer;
+pub mod pat;
+pub mod pod;
+
+use tandem_attn::plan::Rules;
+
+/// Every decision is the planner's.
+pub const NONE: Rules = Rules {
+    join: None,
+    chunk: None,
+    tickets: None,
+};
