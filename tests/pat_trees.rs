@@ -22,10 +22,6 @@ fn plan(tree: &Tree, spec: &Spec, packing: PackRule, device: &DeviceDescription)
     plan
 }
 
-fn keys_read(plan: &Plan) -> u64 {
-    plan.items.iter().map(|item| u64::from(item.kv_len())).sum()
-}
-
 /// The device with these row tiles, whatever kernels there are.
 fn with_rows(m: &[u32]) -> DeviceDescription {
     let mut device = DeviceDescription::named("h200").unwrap();

@@ -13,7 +13,7 @@ use crate::plan::{
     draft::Draft,
 };
 
-/// The pieces of a class's drafts.
+/// The tile of a class's drafts.
 #[derive(Clone, Copy, Debug, Default)]
 struct ClassTile {
     /// Keys of a piece, if there are so many.
@@ -55,8 +55,8 @@ impl Launches {
         self.tiles[classes.of[draft].class as usize].wanted
     }
 
-    /// Gives every draft the tile of its kernel, for pieces of about `keys` keys, and every kernel its launch: those
-    /// with the longest units first.
+    /// Gives every draft the key tile for pieces of about `keys` keys, and every tile its launch: those with
+    /// the longest units first.
     pub fn choose(
         &mut self,
         input: &SplitInput<'_>,

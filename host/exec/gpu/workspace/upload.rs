@@ -35,7 +35,8 @@ impl Workspace {
     ///
     /// # Errors
     /// [`Error::OtherSpec`], [`Error::Plan`] where the plan is larger than the bound, [`Error::NotCaptured`],
-    /// [`Error::NoInstance`] for a plan that is not for a GPU; then nothing was changed on the device and nothing is loaded. [`Error::Driver`].
+    /// [`Error::NoInstance`] for a plan that is not for a GPU; then nothing was changed on the device and nothing is
+    /// loaded. [`Error::Driver`].
     pub unsafe fn upload(&mut self, plan: &Plan, stream: Stream) -> Result<(), Error> {
         self.loaded = false;
         self.run.forget();
