@@ -181,7 +181,7 @@ fn published() -> Vec<Vec<f64>> {
 }
 
 /// What is varied, one at a time.
-const WAYS: [&str; 10] = [
+const WAYS: [&str; 9] = [
     "default",
     "fused",
     "apart",

@@ -6,10 +6,11 @@
 ))]
 
 use std::{
+    ffi::c_void,
     mem,
     path::{Path, PathBuf},
     process::Command,
-    ptr,
+    ptr::{self, NonNull},
     sync::OnceLock,
 };
 
@@ -536,10 +537,12 @@ fn layers_share_what_was_made_for_the_first() {
     unsafe { workspace.upload(&plan, stream) }.unwrap();
     let symbol = |name| libcuda::symbol(name).unwrap();
     // SAFETY: the types are those of the functions in the fake driver.
-    let (encodes, word): (extern "C" fn() -> i32, extern "C" fn(usize) -> u64) = unsafe {
+    let (encodes, word) = unsafe {
         (
-            mem::transmute(symbol(c"fake_encodes")),
-            mem::transmute(symbol(c"fake_first_word")),
+            mem::transmute::<NonNull<c_void>, extern "C" fn() -> i32>(symbol(c"fake_encodes")),
+            mem::transmute::<NonNull<c_void>, extern "C" fn(usize) -> u64>(symbol(
+                c"fake_first_word",
+            )),
         )
     };
     let q = DeviceTensor::new(1 << 30, Dtype::BF16, [301, 32, 128]);

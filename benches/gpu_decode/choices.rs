@@ -2,7 +2,9 @@
 
 use tandem_attn::{
     exec::gpu::Gpu,
-    plan::{DeviceDescription, JointDescription, PackRule, PlanOptions, SplitMode},
+    plan::{
+        DecodeDescription, DeviceDescription, JointDescription, PackRule, PlanOptions, SplitMode,
+    },
     problem::KvLayout,
 };
 
@@ -12,7 +14,11 @@ use super::{
     trees::{HEADS, Tree},
 };
 
-type Change = fn(&mut JointDescription);
+type Change = fn(&mut DecodeDescription);
+
+fn joint(decode: &mut DecodeDescription) -> &mut JointDescription {
+    decode.joint.as_mut().expect("an H200 has joint tiles")
+}
 
 /// What is compared: a change to what the planner knows of joint tiles, how it packs and cuts.
 const WAYS: [(&str, Change, PackRule, SplitMode); 7] = {
@@ -21,29 +27,37 @@ const WAYS: [(&str, Change, PackRule, SplitMode); 7] = {
     const ANY: f64 = 1e9;
     [
         ("default", |_| (), Fastest, Makespan),
-        ("any bytes", |joint| joint.bytes = ANY, Fastest, Makespan),
+        (
+            "any bytes",
+            |decode| joint(decode).bytes = ANY,
+            Fastest,
+            Makespan,
+        ),
         ("apart", |_| (), Exact, Makespan),
         (
             "joint 64",
-            |joint| (joint.bytes, joint.m) = (ANY, vec![64]),
+            |decode| (decode.rows, joint(decode).bytes) = (vec![8, 16, 64], ANY),
             Fastest,
             Makespan,
         ),
         (
             "joint 128",
-            |joint| (joint.bytes, joint.m) = (ANY, vec![128]),
+            |decode| (decode.rows, joint(decode).bytes) = (vec![8, 16, 128], ANY),
             Fastest,
             Makespan,
         ),
         (
             "uncut",
-            |joint| (joint.cut_ns, joint.apart_ns) = (1e6, 1e6),
+            |decode| (joint(decode).cut_ns, joint(decode).apart_ns) = (1e6, 1e6),
             Fastest,
             Makespan,
         ),
         (
             "any bytes, uncut",
-            |joint| (joint.bytes, joint.cut_ns, joint.apart_ns) = (ANY, 1e6, 1e6),
+            |decode| {
+                let joint = joint(decode);
+                (joint.bytes, joint.cut_ns, joint.apart_ns) = (ANY, 1e6, 1e6);
+            },
             Fastest,
             Makespan,
         ),
@@ -71,7 +85,7 @@ pub fn compare(gpu: &Gpu, timer: &Timer, pool: &Pool, trees: &[Tree]) {
             let q = run::queries(&spec, batch.total_q());
             let steps = WAYS.map(|(_, change, packing, split)| {
                 let mut device = device.clone();
-                change(device.decode.joint.as_mut().expect("it has joint tiles"));
+                change(&mut device.decode);
                 let options = PlanOptions::default()
                     .with_packing(packing)
                     .with_split(split);

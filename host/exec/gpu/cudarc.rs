@@ -5,7 +5,7 @@
 //! description comes with a [`SyncOnDrop`] that is to be dropped once the call that uses it has returned, and not before.
 //!
 //! ```no_run
-//! use cudarc::driver::{CudaContext, CudaSlice};
+//! use ::cudarc::driver::{CudaContext, CudaSlice};
 //! use half::bf16;
 //! use tandem_attn::exec::gpu::{DeviceTensor, Gpu, KvPool, Workspace, cudarc};
 //!
