@@ -429,8 +429,8 @@ impl Grid<'_> {
         while !self.residents[at].block.pending.is_empty() {
             self.deliver(at, 0)?;
         }
-        self.residents.remove(at);
-        Ok(())
+        let resident = self.residents.remove(at);
+        self.run.after_end(&resident.block).map_err(|fault| self.report(None, *fault))
     }
 
     /// All warps that have not ended, and what they wait for.

@@ -89,6 +89,8 @@ pub struct Warp {
     pub wait: Wait,
     /// A wait that was given up once, so that the code asks again.
     pub give_up: bool,
+    /// The last question to a barrier that was answered with no: instruction and what it asked for.
+    pub asked: Option<(usize, Wait)>,
 
     pub clocks: [Shared; LANES],
     pub time: u32,
@@ -132,6 +134,7 @@ impl Warp {
             alive: lanes,
             wait: Wait::Nothing,
             give_up: false,
+            asked: None,
             clocks: std::array::from_fn(|_| Shared::default()),
             time: 1,
             fence_clocks: std::array::from_fn(|_| None),

@@ -376,7 +376,13 @@ impl Run<'_> {
             if warp.swap() {
                 return Ok(Flow::Jump);
             }
-            return Ok(Flow::Wait(wait));
+            // The first time it says no: code must ask again.
+            if warp.asked == Some((self.pc, wait.clone())) {
+                return Ok(Flow::Wait(wait));
+            }
+            warp.asked = Some((self.pc, wait));
+        } else {
+            warp.asked = None;
         }
         warp.give_up = false;
         warp.set_bits(p, mask, done, u32::MAX);
@@ -398,6 +404,19 @@ impl Run<'_> {
         warp.registers = wanted;
         self.progress += 1;
         Ok(Flow::Next)
+    }
+
+    /// What a block leaves behind when all its threads have ended and all its copies are there.
+    pub fn after_end(&self, block: &Block) -> Step {
+        if let Some(id) = block.named.iter().position(|barrier| barrier.arrived != 0) {
+            let what = format!("the block ends when {} of {} threads are there", block.named[id].arrived, block.named[id].expected);
+            return Err(Box::new(Fault::Barrier { id: id as u32, what }));
+        }
+        if let Some(barrier) = block.barriers.iter().find(|barrier| barrier.live && barrier.bytes != 0) {
+            let what = format!("the block ends when {} bytes are expected, less those that came", barrier.bytes);
+            return Err(Box::new(Fault::Mbarrier { address: format!("{:#x}", barrier.address), what }));
+        }
+        Ok(())
     }
 
     /// What a block's lanes leave behind when they end.

@@ -68,8 +68,12 @@ pub fn faults(threads: u32, body: &str) -> Vec<(Fault, String)> {
 }
 
 pub fn faults_of(launch: &Launch, body: &str) -> Vec<(Fault, String)> {
+    faults_under(&SCHEDULES, launch, body)
+}
+
+pub fn faults_under(schedules: &[Schedule], launch: &Launch, body: &str) -> Vec<(Fault, String)> {
     let module = kernel(2, body);
-    SCHEDULES
+    schedules
         .iter()
         .map(|&schedule| {
             let mut memory = Memory::new();
