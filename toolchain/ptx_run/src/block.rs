@@ -1,5 +1,7 @@
 //! A block: its shared memory, its barriers, what goes on beside its threads.
 
+use std::collections::VecDeque;
+
 use crate::{
     clock::Shared,
     memory::Bytes,
@@ -87,7 +89,10 @@ pub struct Block {
     pub barriers: Vec<Mbarrier>,
     /// Index into `barriers`, plus one, for each 8 bytes of shared memory.
     pub barrier_at: Vec<u16>,
+    /// Copies on their way, but those of lanes.
     pub pending: Vec<Pending>,
+    /// Those of each lane (`cp.async`), in the order of the code.
+    pub lane_copies: Vec<VecDeque<Pending>>,
     pub fences: Vec<Vec<FenceMark>>,
     /// Registers that nobody has.
     pub pool: i64,

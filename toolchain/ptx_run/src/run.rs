@@ -1,6 +1,6 @@
 //! Launches: which warp goes when, which copy arrives when.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use crate::{
     Memory, Module, Report,
@@ -216,6 +216,7 @@ impl Grid<'_> {
             barriers: Vec::new(),
             barrier_at: vec![0; shared.div_ceil(8)],
             pending: Vec::new(),
+            lane_copies: vec![VecDeque::new(); warps * LANES],
             fences: vec![Vec::new(); warps],
             pool: 0,
             live_warps: warps as u32,
@@ -320,6 +321,15 @@ impl Grid<'_> {
             return Ok(());
         }
         for at in 0..self.residents.len() {
+            let block = &mut self.residents[at].block;
+            let queue = self.run.random.below(block.lane_copies.len());
+            if let Some(one) = block.lane_copies[queue].front() {
+                let (id, who) = (block.id, format!("the copy of warp {} lane {}", one.warp, one.lane));
+                if let Err(fault) = self.run.deliver_lane(block, queue) {
+                    let place = self.run.place(self.run.pc, id, who);
+                    return Err(self.report(Some(place), *fault));
+                }
+            }
             let pending = self.residents[at].block.pending.len();
             for _ in 0..pending.div_ceil(4) {
                 if self.run.random.below(2) == 0 {

@@ -36,8 +36,8 @@ impl Run<'_> {
             Op::FenceBarrierInit => mark(block, warp, mask, FENCE_BARRIER),
             Op::SetMaxRegisters { registers, increase } => return self.registers(block, warp, mask, *registers, *increase),
             Op::BarrierInit { address, count } => {
-                let count = uniform(warp, *count, mask)?;
                 for (lane, address) in self.barrier_addresses(warp, mask, address)? {
+                    let count = value(warp, *count, lane)?;
                     self.init(block, warp, lane, address, count)?;
                 }
             }

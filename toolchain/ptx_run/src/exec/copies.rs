@@ -140,6 +140,9 @@ impl Run<'_> {
             _ => unreachable!(),
         }
         if self.eager {
+            for lane in members(mask) {
+                while self.deliver_lane(block, warp.index * MEMBERS + lane)? {}
+            }
             while !block.pending.is_empty() {
                 self.deliver(block, 0)?;
             }
@@ -184,7 +187,8 @@ impl Run<'_> {
         }
         let copy = Copy::Lane { target: to, source: from, bytes, valid };
         let (warp, instruction) = (warp.index, self.pc);
-        block.pending.push(Pending { copy, warp, lane, group, barrier: None, instruction });
+        let one = Pending { copy, warp, lane, group, barrier: None, instruction };
+        block.lane_copies[warp * MEMBERS + lane].push_back(one);
         self.progress += 1;
         Ok(())
     }
@@ -308,18 +312,35 @@ impl Run<'_> {
     fn deliver_groups(&mut self, block: &mut Block, warp: usize, lane: usize, bulk: bool, done: u32) -> Step {
         let due = |one: &Pending| {
             let is_bulk = matches!(one.copy, Copy::BulkOut { .. } | Copy::TensorOut { .. });
-            let is_lane = matches!(one.copy, Copy::Lane { .. });
-            one.warp == warp && one.lane == lane && one.group <= done && if bulk { is_bulk } else { is_lane }
+            is_bulk && one.warp == warp && one.lane == lane && one.group <= done
         };
-        while let Some(at) = block.pending.iter().position(due) {
-            self.deliver(block, at)?;
+        if bulk {
+            while let Some(at) = block.pending.iter().position(due) {
+                self.deliver(block, at)?;
+            }
+            return Ok(());
+        }
+        let queue = warp * MEMBERS + lane;
+        while block.lane_copies[queue].front().is_some_and(|one| one.group <= done) {
+            self.deliver_lane(block, queue)?;
         }
         Ok(())
+    }
+
+    /// The first copy of a lane arrives; `false` where there is none.
+    pub fn deliver_lane(&mut self, block: &mut Block, queue: usize) -> Step<bool> {
+        let Some(one) = block.lane_copies[queue].pop_front() else { return Ok(false) };
+        self.deliver_one(block, one)?;
+        Ok(true)
     }
 
     /// A copy arrives.
     pub fn deliver(&mut self, block: &mut Block, at: usize) -> Step {
         let pending = block.pending.swap_remove(at);
+        self.deliver_one(block, pending)
+    }
+
+    fn deliver_one(&mut self, block: &mut Block, pending: Pending) -> Step {
         self.progress += 1;
         self.stats.copies += 1;
         self.pc = pending.instruction;
