@@ -91,17 +91,19 @@ pub enum Fault {
         /// Who touched it.
         before: Box<Place>,
     },
-    /// Memory that nobody has written.
-    #[error("reads uninitialised bytes at {address}")]
+    /// A copy out of memory that nobody has written.
+    #[error("copies uninitialised bytes at {address}")]
     Uninitialised {
         /// Space and address.
         address: String,
     },
-    /// A register that holds no value decides something.
-    #[error("uses a register without a value as {what}")]
+    /// A register that holds no value decides something, or leaves the block.
+    #[error("uses a register without a value as {what}{}", from(.read))]
     UninitialisedRegister {
         /// What for.
         what: &'static str,
+        /// Where its warp read last from bytes that nobody had written.
+        read: Option<Box<(Place, String)>>,
     },
     /// Outside of all memory.
     #[error("{bytes} bytes at {address} lie outside: {nearest}")]
@@ -197,6 +199,13 @@ pub enum Fault {
         /// What is wrong.
         what: String,
     },
+}
+
+fn from(read: &Option<Box<(Place, String)>>) -> String {
+    match read.as_deref() {
+        Some((place, address)) => format!("; the warp read bytes that nobody wrote, {address}: {place}"),
+        None => String::new(),
+    }
 }
 
 fn list(waiting: &[Waiting]) -> String {

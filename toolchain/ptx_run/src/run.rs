@@ -408,7 +408,11 @@ impl Grid<'_> {
             if warp.alive == 0 || warp.wait != Wait::Nothing {
                 break;
             }
-            if let Err(fault) = self.run.step(block, warp) {
+            if let Err(mut fault) = self.run.step(block, warp) {
+                if let (Fault::UninitialisedRegister { read, .. }, Some((at, lane, address))) = (&mut *fault, warp.unwritten) {
+                    let place = self.run.place(at, block.id, format!("warp {} lane {lane}", warp.index));
+                    *read = Some(Box::new((place, crate::exec::name(address))));
+                }
                 let who = format!("warp {} {}", warp.index, lane_list(warp.path.mask));
                 let place = self.run.place(self.run.pc, block.id, who);
                 return Err(self.report(Some(place), *fault));

@@ -3,6 +3,7 @@
 use crate::{
     clock::{MEMBERS, Shared, join},
     decode::Code,
+    exec::At,
     flow::NEVER,
     op::Row,
     report::{Fault, Step},
@@ -21,6 +22,8 @@ pub struct Meta {
     pub product: u32,
     /// The group of products that reads it as A; 0: none.
     pub read_by: u32,
+    /// Lanes in which it has a value once that product is done.
+    pub then: u32,
     /// How many `wgmma.fence`s came before it was computed; 0: a constant, or a product.
     pub born: u32,
 }
@@ -87,6 +90,8 @@ pub struct Warp {
     /// Lanes that have not ended.
     pub alive: u32,
     pub wait: Wait,
+    /// The last read of bytes that nobody had written: instruction, lane, address.
+    pub unwritten: Option<(usize, usize, At)>,
     /// A wait that was given up once, so that the code asks again.
     pub give_up: bool,
     /// The last question to a barrier that was answered with no: instruction and what it asked for.
@@ -133,6 +138,7 @@ impl Warp {
             stack: Vec::new(),
             alive: lanes,
             wait: Wait::Nothing,
+            unwritten: None,
             give_up: false,
             asked: None,
             clocks: std::array::from_fn(|_| Shared::default()),
@@ -199,8 +205,8 @@ impl Warp {
             return Ok(meta.valid);
         }
         if meta.product <= self.products_done {
-            (meta.product, meta.valid) = (0, ALL);
-            return Ok(ALL);
+            (meta.product, meta.valid) = (0, meta.then);
+            return Ok(meta.then);
         }
         let product = meta.product;
         Err(self.owned("reads a register of an accumulator", product))
@@ -221,11 +227,11 @@ impl Warp {
         }
         let target = &mut self.w[row as usize];
         if mask == ALL {
-            *meta = Meta { valid, product: 0, read_by: 0, born: self.product_fences };
+            *meta = Meta { valid, product: 0, read_by: 0, then: 0, born: self.product_fences };
             *target = *values;
         } else {
-            let rest = if meta.product == 0 { meta.valid & !mask } else { 0 };
-            *meta = Meta { valid: rest | valid & mask, product: 0, read_by: 0, born: self.product_fences };
+            let rest = if meta.product == 0 { meta.valid } else { meta.then } & !mask;
+            *meta = Meta { valid: rest | valid & mask, product: 0, read_by: 0, then: 0, born: self.product_fences };
             for lane in 0..LANES {
                 if mask >> lane & 1 != 0 {
                     target[lane] = values[lane];
@@ -242,10 +248,10 @@ impl Warp {
         if from.product > self.products_done {
             self.set_word(d, mask, &values, 0)?;
             let meta = &mut self.w_meta[d as usize];
-            (meta.product, meta.valid, meta.born) = (from.product, 0, 0);
+            (meta.product, meta.then, meta.born) = (from.product, from.then, 0);
             return Ok(());
         }
-        let valid = if from.product != 0 { ALL } else { from.valid };
+        let valid = if from.product != 0 { from.then } else { from.valid };
         self.set_word(d, mask, &values, valid)?;
         self.w_meta[d as usize].born = from.born;
         Ok(())

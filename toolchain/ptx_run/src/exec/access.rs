@@ -56,7 +56,7 @@ impl Run<'_> {
             false => warp.valid(address.row, mask)?,
         };
         if valid & mask != mask {
-            return Err(Box::new(Fault::UninitialisedRegister { what: "an address" }));
+            return Err(Box::new(Fault::UninitialisedRegister { what: "an address", read: None }));
         }
         let mut places = [At::Shared(0); 32];
         for lane in members(mask) {
@@ -192,8 +192,8 @@ impl Run<'_> {
         found
     }
 
-    /// Reads a lane's bytes into `out`.
-    pub fn read(&mut self, block: &mut Block, warp: &Warp, touch: Touch, out: &mut [u8]) -> Step {
+    /// Reads a lane's bytes into `out`. Gives a bit for each that was written.
+    pub fn read(&mut self, block: &mut Block, warp: &mut Warp, touch: Touch, out: &mut [u8]) -> Step<u32> {
         match touch.at {
             At::Param(offset) => {
                 let found = self.parameters.get(offset..offset + touch.len);
@@ -201,7 +201,7 @@ impl Run<'_> {
                     outside(touch.at, touch.len, format!("there are {} bytes of parameters", self.parameters.len()))
                 })?;
                 out.copy_from_slice(found);
-                return Ok(());
+                return Ok(u32::MAX);
             }
             At::Constant(offset) => {
                 let constants = self.module.constants();
@@ -210,21 +210,23 @@ impl Run<'_> {
                     outside(touch.at, touch.len, format!("there are {} bytes of tables", constants.len()))
                 })?;
                 out.copy_from_slice(found);
-                return Ok(());
+                return Ok(u32::MAX);
             }
             _ => {}
         }
         self.touch(block, warp, touch)?;
         let (bytes, at) = self.bytes(block, touch.at, touch.len)?;
-        if !bytes.is_written(at, touch.len) {
-            return Err(Box::new(Fault::Uninitialised { address: name(touch.at) }));
-        }
         out.copy_from_slice(&bytes.data[at..at + touch.len]);
-        Ok(())
+        if bytes.is_written(at, touch.len) {
+            return Ok(u32::MAX);
+        }
+        let written = (0..touch.len).filter(|&byte| bytes.is_written(at + byte, 1)).map(|byte| 1 << byte).sum();
+        warp.unwritten = Some((self.pc, touch.lane, touch.at));
+        Ok(written)
     }
 
-    /// Writes a lane's bytes.
-    pub fn write(&mut self, block: &mut Block, warp: &Warp, mut touch: Touch, values: &[u8]) -> Step {
+    /// Writes a lane's bytes; those without a bit in `valid` have no value.
+    pub fn write(&mut self, block: &mut Block, warp: &Warp, mut touch: Touch, values: &[u8], valid: u32) -> Step {
         if let At::Shared(offset) = touch.at {
             not_a_barrier(block, offset, touch.len)?;
         }
@@ -234,6 +236,9 @@ impl Run<'_> {
         let (bytes, at) = self.bytes(block, touch.at, touch.len)?;
         bytes.data[at..at + touch.len].copy_from_slice(values);
         bytes.set_written(at, touch.len, true);
+        if valid != u32::MAX {
+            (0..touch.len).filter(|&byte| valid >> byte & 1 == 0).for_each(|byte| bytes.set_written(at + byte, 1, false));
+        }
         self.progress += u64::from(!touch.same_value);
         Ok(())
     }

@@ -109,7 +109,7 @@ impl Run<'_> {
         let voted = match vote {
             Some((_, a)) => {
                 if warp.p_valid[*a as usize] & mask != mask {
-                    return Err(Box::new(Fault::UninitialisedRegister { what: "a vote" }));
+                    return Err(Box::new(Fault::UninitialisedRegister { what: "a vote", read: None }));
                 }
                 warp.p[*a as usize] & mask != 0
             }
@@ -472,7 +472,7 @@ fn mark(block: &mut Block, warp: &mut Warp, lanes: u32, kinds: u8) {
 pub(super) fn value(warp: &mut Warp, row: Row, lane: usize) -> Step<u32> {
     let lanes = 1 << lane;
     if warp.valid(row, lanes)? & lanes == 0 {
-        return Err(Box::new(Fault::UninitialisedRegister { what: "an operand" }));
+        return Err(Box::new(Fault::UninitialisedRegister { what: "an operand", read: None }));
     }
     Ok(warp.word(row)[lane])
 }

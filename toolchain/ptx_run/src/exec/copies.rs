@@ -195,7 +195,7 @@ impl Run<'_> {
 
     fn tensor(&mut self, warp: &mut Warp, lane: usize, tensor: &TensorBox) -> Step<(TensorMap, [i64; 5])> {
         if warp.l_valid[tensor.map as usize] >> lane & 1 == 0 {
-            return Err(Box::new(Fault::UninitialisedRegister { what: "the address of a tensor map" }));
+            return Err(Box::new(Fault::UninitialisedRegister { what: "the address of a tensor map", read: None }));
         }
         let at = self.at(Space::Generic, warp.long(tensor.map)[lane]);
         Self::aligned(at, 64)?;
@@ -362,13 +362,17 @@ impl Run<'_> {
                 let mut row_bytes = vec![0; len];
                 for (index, row) in map.rows(&coordinates[..map.rank as usize]).into_iter().enumerate() {
                     row_bytes.fill(0);
+                    // Empty: all bytes of the row have a value.
+                    let mut written = Vec::new();
                     let count = row.last - row.first;
                     if count > 0 {
                         let source = row.address + row.first as u64;
                         let (bytes, at) = self.memory.find(source, count)?;
                         row_bytes[row.first..row.last].copy_from_slice(&bytes.data[at..at + count]);
                         if !bytes.is_written(at, count) {
-                            return Err(Box::new(Fault::Uninitialised { address: name(At::Global(source)) }));
+                            written = (0..len).map(|byte| {
+                                !(row.first..row.last).contains(&byte) || bytes.is_written(at + byte - row.first, 1)
+                            }).collect();
                         }
                     }
                     let begin = target as usize + index * len;
@@ -376,6 +380,8 @@ impl Run<'_> {
                         let to = map.swizzle.apply((begin + unit) as u32) as usize;
                         block.shared.data[to..to + 16].copy_from_slice(&row_bytes[unit..unit + 16]);
                         block.shared.set_written(to, 16, true);
+                        let unwritten = |&byte: &usize| written.get(unit + byte) == Some(&false);
+                        (0..16).filter(unwritten).for_each(|byte| block.shared.set_written(to + byte, 1, false));
                     }
                 }
                 self.arrived(block, pending.barrier.expect("of a load").0, map.box_bytes())?;
@@ -416,11 +422,11 @@ impl Run<'_> {
 
     fn bring(&mut self, block: &mut Block, source: u64, target: usize, len: usize) -> Step {
         let (bytes, at) = self.memory.find(source, len)?;
-        if !bytes.is_written(at, len) {
-            return Err(Box::new(Fault::Uninitialised { address: name(At::Global(source)) }));
-        }
         block.shared.data[target..target + len].copy_from_slice(&bytes.data[at..at + len]);
+        let whole = bytes.is_written(at, len);
         block.shared.set_written(target, len, true);
+        let unwritten = |&byte: &usize| !whole && !bytes.is_written(at + byte, 1);
+        (0..len).filter(unwritten).for_each(|byte| block.shared.set_written(target + byte, 1, false));
         Ok(())
     }
 

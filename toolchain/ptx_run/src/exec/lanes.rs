@@ -15,7 +15,7 @@ impl Run<'_> {
                 gathered(warp, mask, with)?;
                 let known = warp.valid(a, mask)?;
                 if warp.valid(b, mask)? & warp.valid(c, mask)? & mask != mask {
-                    return Err(Box::new(Fault::UninitialisedRegister { what: "a shuffle's lane" }));
+                    return Err(Box::new(Fault::UninitialisedRegister { what: "a shuffle's lane", read: None }));
                 }
                 let (values, b, c) = (*warp.word(a), warp.word(b), warp.word(c));
                 let (mut out, mut have, mut inside) = (values, 0_u32, 0_u32);
@@ -52,7 +52,7 @@ impl Run<'_> {
             Op::Reduce { f, d, a, mask: with } => {
                 let with = gathered(warp, mask, with)?;
                 if warp.valid(a, with)? & with != with {
-                    return Err(Box::new(Fault::UninitialisedRegister { what: "a reduced value" }));
+                    return Err(Box::new(Fault::UninitialisedRegister { what: "a reduced value", read: None }));
                 }
                 let values = *warp.word(a);
                 let result = members(with)
@@ -111,7 +111,7 @@ fn gathered(warp: &mut Warp, mask: u32, row: Row) -> Step<u32> {
 
 fn bits_of(warp: &Warp, row: Row, negated: bool, lanes: u32) -> Step<u32> {
     if warp.p_valid[row as usize] & lanes != lanes {
-        return Err(Box::new(Fault::UninitialisedRegister { what: "a vote" }));
+        return Err(Box::new(Fault::UninitialisedRegister { what: "a vote", read: None }));
     }
     let bits = warp.p[row as usize];
     Ok(if negated { !bits } else { bits })

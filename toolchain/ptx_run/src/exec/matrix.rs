@@ -23,15 +23,6 @@ fn pair(element: Element, bits: u32) -> [f32; 2] {
     [float(element, bits as u16), float(element, (bits >> 16) as u16)]
 }
 
-/// Whether a word has a value in all lanes.
-fn needed(warp: &mut Warp, row: Row, what: &'static str) -> Step {
-    let lanes = warp.alive;
-    if warp.valid(row, lanes)? & lanes != lanes {
-        return Err(Box::new(Fault::UninitialisedRegister { what }));
-    }
-    Ok(())
-}
-
 impl Run<'_> {
     pub(super) fn matrix_op(&mut self, block: &mut Block, warp: &mut Warp, mask: u32, op: &Op) -> Step<Flow> {
         together(warp, mask)?;
@@ -47,14 +38,22 @@ impl Run<'_> {
                 let places = self.addresses(warp, mask, Space::Shared, address)?;
                 let record = self.record(block, warp);
                 let mut rows = [[0_u16; 8]; 32];
+                let mut written = [0_u32; 32];
                 for lane in 0..8 * d.len() {
                     Self::aligned(places[lane], 16)?;
                     let mut data = [0; 16];
-                    self.read(block, warp, touch(lane, places[lane], record, false), &mut data)?;
+                    written[lane] = self.read(block, warp, touch(lane, places[lane], record, false), &mut data)?;
                     rows[lane] = std::array::from_fn(|at| u16::from_le_bytes([data[2 * at], data[2 * at + 1]]));
                 }
                 for (matrix, &row) in d.iter().enumerate() {
                     let rows = &rows[8 * matrix..][..8];
+                    let written = &written[8 * matrix..][..8];
+                    let has = |row: usize, at: usize| written[row] >> (2 * at) & 3 == 3;
+                    let valid = (0..32).filter(|&lane| {
+                        let (g, t) = (lane / 4, lane % 4 * 2);
+                        if *transposed { has(t, g) && has(t + 1, g) } else { has(g, t) && has(g, t + 1) }
+                    });
+                    let valid = valid.map(|lane| 1 << lane).sum();
                     let out = std::array::from_fn(|lane| {
                         let (g, t) = (lane / 4, lane % 4 * 2);
                         let (low, high) = match transposed {
@@ -63,28 +62,32 @@ impl Run<'_> {
                         };
                         u32::from(high) << 16 | u32::from(low)
                     });
-                    warp.set_word(row, mask, &out, ALL)?;
+                    warp.set_word(row, mask, &out, valid)?;
                 }
             }
             Op::StoreMatrix { transposed, values, address } => {
                 let places = self.addresses(warp, mask, Space::Shared, address)?;
                 let record = self.record(block, warp);
                 for (matrix, &row) in values.iter().enumerate() {
-                    needed(warp, row, "a value that is stored")?;
+                    let valid = warp.valid(row, mask)?;
                     let words = *warp.word(row);
                     let half = |lane: usize, high: usize| (words[lane] >> (16 * high)) as u16;
                     for line in 0..8 {
                         let lane = 8 * matrix + line;
                         Self::aligned(places[lane], 16)?;
                         let mut data = [0; 16];
+                        let mut written = 0;
                         for at in 0..8 {
-                            let value = match transposed {
-                                false => half(line * 4 + at / 2, at % 2),
-                                true => half(at * 4 + line / 2, line % 2),
+                            let (from, high) = match transposed {
+                                false => (line * 4 + at / 2, at % 2),
+                                true => (at * 4 + line / 2, line % 2),
                             };
+                            let value = half(from, high);
+                            written |= (valid >> from & 1) * (3 << (2 * at));
                             data[2 * at..2 * at + 2].copy_from_slice(&value.to_le_bytes());
                         }
-                        self.write(block, warp, touch(lane, places[lane], record, true), &data)?;
+                        let written = if written == 0xFFFF { ALL } else { written };
+                        self.write(block, warp, touch(lane, places[lane], record, true), &data, written)?;
                     }
                 }
             }
@@ -136,23 +139,23 @@ impl Run<'_> {
         let n = product.n as usize;
         let b = self.descriptor(warp, product.b)?;
         let mut columns = vec![[0_f32; 16]; n];
+        let mut columns_valid = vec![true; n];
         let lines = if product.transposed_b { 16 } else { n };
         let per_line = if product.transposed_b { n } else { 16 };
         for line in 0..lines {
             for unit in 0..per_line / 8 {
-                let values = self.unit(block, warp, record, &b, product.transposed_b, line, unit)?;
+                let (values, written) = self.unit(block, warp, record, &b, product.transposed_b, line, unit)?;
                 for (at, bits) in values.into_iter().enumerate() {
                     let value = float(product.element, bits);
-                    if product.transposed_b {
-                        columns[unit * 8 + at][line] = value;
-                    } else {
-                        columns[line][unit * 8 + at] = value;
-                    }
+                    let (column, k) = if product.transposed_b { (unit * 8 + at, line) } else { (line, unit * 8 + at) };
+                    columns[column][k] = value;
+                    columns_valid[column] &= written >> (2 * at) & 3 == 3;
                 }
             }
         }
         // The rows of this warp: 16 of the 64.
         let mut rows = [[0_f32; 16]; 16];
+        let mut rows_valid = [true; 16];
         match &product.a {
             OperandA::Shared(row, transposed) => {
                 let a = self.descriptor(warp, *row)?;
@@ -160,16 +163,18 @@ impl Run<'_> {
                 if *transposed {
                     for k in 0..16 {
                         for unit in 0..2 {
-                            let values = self.unit(block, warp, record, &a, true, k, first / 8 + unit)?;
+                            let (values, written) = self.unit(block, warp, record, &a, true, k, first / 8 + unit)?;
                             for (at, bits) in values.into_iter().enumerate() {
                                 rows[unit * 8 + at][k] = float(product.element, bits);
+                                rows_valid[unit * 8 + at] &= written >> (2 * at) & 3 == 3;
                             }
                         }
                     }
                 } else {
                     for (line, row) in rows.iter_mut().enumerate() {
                         for unit in 0..2 {
-                            let values = self.unit(block, warp, record, &a, false, first + line, unit)?;
+                            let (values, written) = self.unit(block, warp, record, &a, false, first + line, unit)?;
+                            rows_valid[line] &= written & 0xFFFF == 0xFFFF;
                             for (at, bits) in values.into_iter().enumerate() {
                                 row[unit * 8 + at] = float(product.element, bits);
                             }
@@ -179,7 +184,7 @@ impl Run<'_> {
             }
             OperandA::Registers(fragment) => {
                 for (at, &row) in fragment.iter().enumerate() {
-                    needed(warp, row, "A of a product")?;
+                    let valid = warp.valid(row, ALL)?;
                     if warp.w_meta[row as usize].born >= warp.product_fences {
                         return Err(Box::new(Fault::NoProductFence { what: "A" }));
                     }
@@ -188,6 +193,7 @@ impl Run<'_> {
                         let values = pair(product.element, warp.word(row)[lane]);
                         let (line, k) = (g + at % 2 * 8, t + at / 2 * 8);
                         rows[line][k..k + 2].copy_from_slice(&values);
+                        rows_valid[line] &= valid >> lane & 1 != 0;
                     }
                     warp.w_meta[row as usize].read_by = group;
                 }
@@ -195,10 +201,12 @@ impl Run<'_> {
         }
         for (at, &row) in product.d.iter().enumerate() {
             let meta = warp.w_meta[row as usize];
+            let mut valid = ALL;
             if adds {
                 // A product may add to what one before it, still running, makes.
+                valid = meta.then;
                 if meta.product <= warp.products_done {
-                    needed(warp, row, "the accumulator of a product")?;
+                    valid = warp.valid(row, ALL)?;
                     if meta.born >= warp.product_fences {
                         return Err(Box::new(Fault::NoProductFence { what: "the accumulator" }));
                     }
@@ -212,9 +220,10 @@ impl Run<'_> {
                 let (line, column) = (lane / 4 + high, column + lane % 4 * 2);
                 let before = if adds { f32::from_bits(*value) } else { 0.0 };
                 *value = (before + dot(&rows[line], &columns[column])).to_bits();
+                valid &= !(u32::from(!rows_valid[line] || !columns_valid[column]) << lane);
             }
             let meta = &mut warp.w_meta[row as usize];
-            (meta.product, meta.valid, meta.born) = (group, 0, 0);
+            (meta.product, meta.valid, meta.then, meta.born) = (group, 0, valid, 0);
         }
         if warp.product_lines.last().is_none_or(|&(last, _)| last != group) {
             warp.product_lines.push((group, self.code.lines[self.pc]));
@@ -235,13 +244,13 @@ impl Run<'_> {
     fn unit(
         &mut self,
         block: &mut Block,
-        warp: &Warp,
+        warp: &mut Warp,
         record: Record,
         descriptor: &Descriptor,
         transposed: bool,
         line: usize,
         unit: usize,
-    ) -> Step<[u16; 8]> {
+    ) -> Step<([u16; 8], u32)> {
         let offset = descriptor.place(transposed, line, unit);
         let mut data = [0; 16];
         let touch = Touch {
@@ -255,8 +264,8 @@ impl Run<'_> {
             same_value: false,
             what: "a product reads",
         };
-        self.read(block, warp, touch, &mut data)?;
-        Ok(std::array::from_fn(|at| u16::from_le_bytes([data[2 * at], data[2 * at + 1]])))
+        let written = self.read(block, warp, touch, &mut data)?;
+        Ok((std::array::from_fn(|at| u16::from_le_bytes([data[2 * at], data[2 * at + 1]])), written))
     }
 }
 
@@ -283,31 +292,33 @@ fn mma(
     c: &[Row; 4],
 ) -> Step {
     let (mut rows, mut columns) = ([[0_f32; 16]; 16], [[0_f32; 16]; 8]);
-    let mut valid = ALL;
+    let (mut rows_valid, mut columns_valid) = ([true; 16], [true; 8]);
     for &(row, line, k) in a {
-        valid &= warp.valid(row, ALL)?;
+        let valid = warp.valid(row, ALL)?;
         for (lane, &word) in warp.word(row).iter().enumerate() {
             rows[lane / 4 + line][k + lane % 4 * 2..][..2].copy_from_slice(&pair(element, word));
+            rows_valid[lane / 4 + line] &= valid >> lane & 1 != 0;
         }
     }
     for &(row, k) in b {
-        valid &= warp.valid(row, ALL)?;
+        let valid = warp.valid(row, ALL)?;
         for (lane, &word) in warp.word(row).iter().enumerate() {
             columns[lane / 4][k + lane % 4 * 2..][..2].copy_from_slice(&pair(element, word));
+            columns_valid[lane / 4] &= valid >> lane & 1 != 0;
         }
     }
     let mut out = [[0_u32; 32]; 4];
+    let mut valid = [ALL; 4];
     for (at, &row) in c.iter().enumerate() {
-        valid &= warp.valid(row, ALL)?;
+        valid[at] &= warp.valid(row, ALL)?;
         for (lane, &word) in warp.word(row).iter().enumerate() {
             let (line, column) = (lane / 4 + at / 2 * 8, lane % 4 * 2 + at % 2);
             out[at][lane] = (f32::from_bits(word) + dot(&rows[line], &columns[column])).to_bits();
+            valid[at] &= !(u32::from(!rows_valid[line] || !columns_valid[column]) << lane);
         }
     }
-    // One lane without a value spoils results of others.
-    let valid = if valid == ALL { ALL } else { 0 };
-    for (&row, values) in d.iter().zip(&out) {
-        warp.set_word(row, ALL, values, valid)?;
+    for (at, &row) in d.iter().enumerate() {
+        warp.set_word(row, ALL, &out[at], valid[at])?;
     }
     Ok(())
 }

@@ -19,28 +19,32 @@ impl Run<'_> {
                 let record = self.record(block, warp).atomic(*order != Order::Weak);
                 let mut words = [[0_u32; 32]; 4];
                 let mut longs = [[0_u64; 32]; 4];
+                let mut valid = [0_u32; 4];
+                let all = (1_u32 << width) - 1;
                 for lane in members(mask) {
                     let at = places[lane];
                     Self::aligned(at, len)?;
                     let mut data = [0_u8; 32];
                     let what = "reads";
                     let touch = Touch { lane, at, len, record, member: lane, write: false, asynchronous: false, same_value: false, what };
-                    self.read(block, warp, touch, &mut data[..len])?;
+                    let written = self.read(block, warp, touch, &mut data[..len])?;
                     if *order != Order::Weak {
                         self.strong_read(block, warp, lane, at, *order, *scope);
                     }
                     for element in 0..d.len() {
                         let mut value = [0; 8];
                         value[..width].copy_from_slice(&data[element * width..][..width]);
+                        let whole = written >> (element * width) & all == all;
+                        valid[element] |= u32::from(whole) << lane;
                         let value = u64::from_le_bytes(value);
                         if *long { longs[element][lane] = value } else { words[element][lane] = value as u32 }
                     }
                 }
                 for (element, &row) in d.iter().enumerate() {
                     if *long {
-                        warp.set_long(row, mask, &longs[element], u32::MAX);
+                        warp.set_long(row, mask, &longs[element], valid[element]);
                     } else {
-                        warp.set_word(row, mask, &words[element], u32::MAX)?;
+                        warp.set_word(row, mask, &words[element], valid[element])?;
                     }
                 }
             }
@@ -49,26 +53,31 @@ impl Run<'_> {
                 let width = usize::from(*bytes);
                 let len = width * values.len();
                 let record = self.record(block, warp).atomic(*order != Order::Weak);
-                for &row in values {
-                    let valid = if *long { warp.l_valid[row as usize] } else { warp.valid(row, mask)? };
-                    if valid & mask != mask {
-                        return Err(Box::new(Fault::UninitialisedRegister { what: "a value that is stored" }));
-                    }
+                let mut valid = [0; 4];
+                for (element, &row) in values.iter().enumerate() {
+                    valid[element] = if *long { warp.l_valid[row as usize] } else { warp.valid(row, mask)? };
                 }
                 for lane in members(mask) {
                     let at = places[lane];
                     Self::aligned(at, len)?;
                     let mut data = [0_u8; 32];
+                    let mut written = 0;
                     for (element, &row) in values.iter().enumerate() {
                         let value = if *long { warp.long(row)[lane] } else { u64::from(warp.word(row)[lane]) };
                         data[element * width..][..width].copy_from_slice(&value.to_le_bytes()[..width]);
+                        written |= (valid[element] >> lane & 1) * (((1 << width) - 1) << (element * width));
+                    }
+                    let whole = written == ((1_u64 << len) - 1) as u32;
+                    // Shared memory may hold what is not looked at later; what others see must be something.
+                    if !whole && !matches!(at, At::Shared(_)) {
+                        return Err(Box::new(Fault::UninitialisedRegister { what: "a value that is stored", read: None }));
                     }
                     if *order != Order::Weak {
                         self.strong_write(block, warp, lane, at, *order, *scope);
                     }
                     let what = "writes";
                     let touch = Touch { lane, at, len, record, member: lane, write: true, asynchronous: false, same_value: false, what };
-                    self.write(block, warp, touch, &data[..len])?;
+                    self.write(block, warp, touch, &data[..len], if whole { u32::MAX } else { written })?;
                 }
                 if *order != Order::Weak {
                     warp.time += 1;
@@ -88,7 +97,7 @@ impl Run<'_> {
         for row in [*b, *c] {
             let valid = if *long { warp.l_valid[row as usize] } else { warp.valid(row, mask)? };
             if valid & mask != mask {
-                return Err(Box::new(Fault::UninitialisedRegister { what: "an atomic's operand" }));
+                return Err(Box::new(Fault::UninitialisedRegister { what: "an atomic's operand", read: None }));
             }
         }
         let (mut words, mut longs) = ([0; 32], [0; 32]);
@@ -99,13 +108,15 @@ impl Run<'_> {
             let what = "changes";
             let touch = Touch { lane, at, len, record, member: lane, write: true, asynchronous: false, same_value: false, what };
             let reading = Touch { write: false, ..touch };
-            self.read(block, warp, reading, &mut data[..len])?;
+            if self.read(block, warp, reading, &mut data[..len])? != u32::MAX {
+                return Err(Box::new(Fault::UninitialisedRegister { what: "what an atomic changes", read: None }));
+            }
             let before = u64::from_le_bytes(data);
             let value = |row: u32| if *long { warp.long(row)[lane] } else { u64::from(warp.word(row)[lane]) };
             let after = apply(*f, *long, before, value(*b), value(*c));
             self.strong_read(block, warp, lane, at, *order, *scope);
             self.strong_write(block, warp, lane, at, *order, *scope);
-            self.write(block, warp, touch, &after.to_le_bytes()[..len])?;
+            self.write(block, warp, touch, &after.to_le_bytes()[..len], u32::MAX)?;
             (words[lane], longs[lane]) = (before as u32, before);
         }
         warp.time += 1;

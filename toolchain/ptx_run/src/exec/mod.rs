@@ -8,6 +8,8 @@ mod matrix;
 mod memory;
 mod scalar;
 
+pub use access::{At, name};
+
 use std::collections::HashMap;
 
 use crate::{
@@ -67,7 +69,7 @@ impl Run<'_> {
         let mut mask = warp.path.mask;
         if let Some((row, negated)) = instruction.guard {
             if warp.p_valid[row as usize] & mask != mask {
-                return Err(Box::new(Fault::UninitialisedRegister { what: "a guard" }));
+                return Err(Box::new(Fault::UninitialisedRegister { what: "a guard", read: None }));
             }
             let bits = warp.p[row as usize];
             mask &= if negated { !bits } else { bits };
@@ -96,7 +98,7 @@ impl Run<'_> {
             }
             Op::BranchTable { index, targets } => {
                 if warp.valid(*index, mask)? & mask != mask {
-                    return Err(Box::new(Fault::UninitialisedRegister { what: "the index of a branch" }));
+                    return Err(Box::new(Fault::UninitialisedRegister { what: "the index of a branch", read: None }));
                 }
                 let meet = self.meet(warp);
                 let first = warp.word(*index)[mask.trailing_zeros() as usize];

@@ -46,13 +46,13 @@ fn a_ring_whose_producer_does_not_wait() {
 #[test]
 fn a_ring_whose_consumer_does_not_wait() {
     let body = RING.replace("@!%p3 bra W2;", "");
-    assert_fault!(64, &body, Fault::Race { .. } | Fault::Deadlock { .. } | Fault::Uninitialised { .. }, "");
+    assert_fault!(64, &body, Fault::Race { .. } | Fault::Deadlock { .. } | Fault::UninitialisedRegister { .. }, "");
 }
 
 #[test]
 fn a_wait_for_the_wrong_parity() {
     let body = RING.replace("CONSUMER: and.b32 %r5, %r4, 1;", "CONSUMER: add.s32 %r5, %r4, 1; and.b32 %r5, %r5, 1;");
-    assert_fault!(64, &body, Fault::Race { .. } | Fault::Uninitialised { .. } | Fault::Deadlock { .. }, "");
+    assert_fault!(64, &body, Fault::Race { .. } | Fault::UninitialisedRegister { .. } | Fault::Deadlock { .. }, "");
     assert_fault!(64, &RING.replace("and.b32 %r5, %r4, 1;\nW2", "and.b32 %r5, %r4, 7;\nW2"), Fault::Mbarrier { .. }, "try_wait");
 }
 

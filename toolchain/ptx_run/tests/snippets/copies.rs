@@ -77,7 +77,7 @@ fn a_phase_must_not_end_before_its_copies() {
         "[%r3], [%rd1], %r4, [%r2];\ncp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r3+512], [%rd1], %r4, [%r2];",
     );
     for (fault, _) in crate::harness::faults(64, &body) {
-        assert!(matches!(fault, Fault::Mbarrier { .. } | Fault::Deadlock { .. } | Fault::Race { .. } | Fault::Uninitialised { .. }), "{fault}");
+        assert!(matches!(fault, Fault::Mbarrier { .. } | Fault::Deadlock { .. } | Fault::Race { .. } | Fault::UninitialisedRegister { .. }), "{fault}");
     }
 }
 
@@ -99,7 +99,7 @@ fn a_bulk_copy_out_of_shared_memory() {
     assert_eq!(words(64, &body, &[]), (0..64).collect::<Vec<u32>>());
     assert_fault!(64, &body.replace("fence.proxy.async.shared::cta;", ""), Fault::NoProxyFence { .. }, "cp.async.bulk");
     assert_fault!(64, &body.replace("cp.async.bulk.wait_group.read 0;", ""), Fault::Unfinished { .. } | Fault::Race { .. }, "");
-    assert_fault!(64, &body.replacen("bar.sync 0;", "", 1), Fault::Race { .. } | Fault::Uninitialised { .. }, "");
+    assert_fault!(64, &body.replacen("bar.sync 0;", "", 1), Fault::Race { .. } | Fault::UninitialisedRegister { .. }, "");
     // A fence before the write is none.
     let early = body.replace("fence.proxy.async.shared::cta;", "").replace("add.s32 %r3", "fence.proxy.async.shared::cta;\nadd.s32 %r3");
     assert_fault!(64, &early, Fault::NoProxyFence { .. }, "cp.async.bulk");
