@@ -286,7 +286,12 @@ unsafe fn launch(
         }
     }
     let multiprocessors = gpu.settings.multiprocessors;
-    let launch = Launch { multiprocessors, resident: multiprocessors * function.min_blocks.max(1), ..launch };
+    let launch = Launch {
+        multiprocessors,
+        resident: multiprocessors * function.min_blocks.max(1),
+        lanes_share_acquires: !gpu.settings.strict,
+        ..launch
+    };
     gpu.put(stream.addr(), Work::Launch { function, launch, parameters: bytes })
 }
 

@@ -10,6 +10,7 @@ pub struct Settings {
     pub schedule: fn(u64) -> Schedule,
     pub seed: u64,
     pub log: bool,
+    pub strict: bool,
 }
 
 impl Settings {
@@ -24,6 +25,7 @@ impl Settings {
             schedule: Schedule::Random,
             seed: 0,
             log: false,
+            strict: false,
         };
         let text = std::env::var("PTX_DRIVER").unwrap_or_default();
         for pair in text.split_whitespace() {
@@ -39,6 +41,7 @@ impl Settings {
             "sms" => self.multiprocessors = value.parse().ok().filter(|&count| count > 0)?,
             "seed" => self.seed = value.parse().ok()?,
             "log" => self.log = value == "1",
+            "strict" => self.strict = value == "1",
             "schedule" => {
                 self.schedule = match value {
                     "round" => |_| Schedule::RoundRobin,

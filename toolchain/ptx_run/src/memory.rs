@@ -11,6 +11,9 @@ const PAGE: usize = 256;
 const RED_ZONE: u64 = 4096;
 const FIRST: u64 = 0x7_0000_0000;
 
+/// What lies where nobody has written: floats of any width are not numbers.
+const NOTHING: u8 = 0xFF;
+
 /// Bytes with a mark for each that was written, and what the races' detection knows of them.
 #[derive(Debug, Default)]
 pub(crate) struct Bytes {
@@ -24,10 +27,15 @@ impl Bytes {
     pub fn new(len: usize) -> Self {
         let granules = len.div_ceil(GRANULE);
         Self {
-            data: vec![0; len],
+            data: vec![NOTHING; len],
             written: vec![0; granules],
             shadow: vec![None; granules.div_ceil(PAGE)],
         }
+    }
+
+    /// Bytes that nobody has written hold anything.
+    pub fn scramble(&mut self, mut byte: impl FnMut() -> u8) {
+        self.data.iter_mut().for_each(|one| *one = byte());
     }
 
     pub fn granule(&mut self, granule: usize) -> &mut Granule {

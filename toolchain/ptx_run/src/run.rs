@@ -29,6 +29,9 @@ pub struct Launch {
     pub resident: u32,
     /// The launch may begin before the one before it on this memory has ended (programmatic dependent launch).
     pub overlaps: bool,
+    /// What a lane acquired of other blocks, the lanes know that vote or shuffle with it. PTX promises it of
+    /// `bar.warp.sync` alone; on the hardware of today it holds, since the lanes share a cache.
+    pub lanes_share_acquires: bool,
     /// Warp instructions after which the launch is given up.
     pub limit: u64,
 }
@@ -42,6 +45,7 @@ impl Default for Launch {
             multiprocessors: 4,
             resident: 8,
             overlaps: false,
+            lanes_share_acquires: false,
             limit: 2_000_000_000,
         }
     }
@@ -121,6 +125,7 @@ impl Module {
             multiprocessors: launch.multiprocessors.max(1),
             launch: number,
             overlaps: launch.overlaps,
+            lanes_share_acquires: launch.lanes_share_acquires,
             released: HashMap::new(),
             random: Random::new(seed),
             stats: Stats::default(),
@@ -207,11 +212,16 @@ impl Grid<'_> {
         let layout = Layout { warps };
         let shared = code.shared + self.launch.shared as usize;
         let registers = registers_of(code, threads);
+        let mut bytes = Bytes::new(shared);
+        if let Schedule::Random(_) = self.schedule {
+            let random = &mut self.run.random;
+            bytes.scramble(|| random.below(256) as u8);
+        }
         let block = Block {
             id: id as usize,
             layout,
             threads,
-            shared: Bytes::new(shared),
+            shared: bytes,
             named: vec![Named::default(); 16],
             barriers: Vec::new(),
             barrier_at: vec![0; shared.div_ceil(8)],

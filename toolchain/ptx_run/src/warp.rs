@@ -1,7 +1,7 @@
 //! A warp: its registers, its lanes' ways, what its lanes know.
 
 use crate::{
-    clock::{MEMBERS, Shared, join},
+    clock::{Clock, MEMBERS, Shared, join},
     decode::Code,
     exec::At,
     flow::NEVER,
@@ -376,6 +376,21 @@ impl Warp {
                     last = Some((before, mine.clone()));
                 }
             }
+        }
+    }
+
+    /// The lanes learn what each of them knows of other blocks.
+    pub fn share_acquires(&mut self, block: usize, lanes: u32) {
+        let first = &self.clocks[lanes.trailing_zeros() as usize];
+        if members(lanes).all(|lane| Shared::ptr_eq(first, &self.clocks[lane])) {
+            return;
+        }
+        let mut all = Clock::default();
+        for lane in members(lanes) {
+            all.join_others(&self.clocks[lane], block);
+        }
+        if !all.is_empty() {
+            self.learn(lanes, &Shared::new(all));
         }
     }
 

@@ -10,6 +10,9 @@ use crate::{
 
 impl Run<'_> {
     pub(super) fn lanes_op(&mut self, block: &mut Block, warp: &mut Warp, mask: u32, op: &Op) -> Step<Flow> {
+        if self.lanes_share_acquires && !matches!(op, Op::SyncWarp { .. }) {
+            warp.share_acquires(block.id, mask);
+        }
         match *op {
             Op::Shuffle { f, d, valid, a, b, c, mask: with } => {
                 gathered(warp, mask, with)?;
@@ -36,7 +39,7 @@ impl Run<'_> {
             }
             Op::Vote { f, d, a, negated, mask: with } => {
                 let with = gathered(warp, mask, with)?;
-                let bits = bits_of(warp, a, negated, with)?;
+                let bits = bits_of(warp, a, negated);
                 let result = match f {
                     Vote::Any => bits & with != 0,
                     Vote::All => bits & with == with,
@@ -46,7 +49,7 @@ impl Run<'_> {
             }
             Op::Ballot { d, a, negated, mask: with } => {
                 let with = gathered(warp, mask, with)?;
-                let bits = bits_of(warp, a, negated, with)?;
+                let bits = bits_of(warp, a, negated);
                 warp.set_word(d, mask, &[bits & with; 32], u32::MAX)?;
             }
             Op::Reduce { f, d, a, mask: with } => {
@@ -109,12 +112,11 @@ fn gathered(warp: &mut Warp, mask: u32, row: Row) -> Step<u32> {
     Ok(named)
 }
 
-fn bits_of(warp: &Warp, row: Row, negated: bool, lanes: u32) -> Step<u32> {
-    if warp.p_valid[row as usize] & lanes != lanes {
-        return Err(Box::new(Fault::UninitialisedRegister { what: "a vote", read: None }));
-    }
+/// What the lanes vote. A lane without a value votes as what its memory held makes it vote: code may ask whether
+/// any lane has something to do, and have lanes among them whose results nobody looks at.
+fn bits_of(warp: &Warp, row: Row, negated: bool) -> u32 {
     let bits = warp.p[row as usize];
-    Ok(if negated { !bits } else { bits })
+    if negated { !bits } else { bits }
 }
 
 /// The lane whose value a lane gets, and whether there is one.

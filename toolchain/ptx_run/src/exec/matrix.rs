@@ -99,7 +99,13 @@ impl Run<'_> {
                     let (g, t) = (lane / 4, lane % 4 * 2);
                     half(t + 1, g) << 16 | half(t, g)
                 });
-                warp.set_word(*d, mask, &out, if valid == ALL { ALL } else { 0 })?;
+                let has = |row: usize, column: usize| valid >> (row * 4 + column / 2) & 1 != 0;
+                let lanes = (0..32).filter(|&lane: &usize| {
+                    let (g, t) = (lane / 4, lane % 4 * 2);
+                    has(t, g) && has(t + 1, g)
+                });
+                let valid = lanes.map(|lane| 1 << lane).sum();
+                warp.set_word(*d, mask, &out, valid)?;
             }
             Op::Wgmma(product) => self.wgmma(block, warp, product)?,
             Op::WgmmaFence => {

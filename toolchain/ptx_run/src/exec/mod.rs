@@ -44,6 +44,8 @@ pub struct Run<'a> {
     pub multiprocessors: u32,
     /// Number of the launch; only its last two bits count.
     pub launch: u32,
+    /// See [`Launch`](crate::Launch).
+    pub lanes_share_acquires: bool,
     /// It may run beside the launch before.
     pub overlaps: bool,
     /// What was released at an address of global memory, or of a block's shared memory.
@@ -68,7 +70,9 @@ impl Run<'_> {
         let instruction = &code.instructions[pc];
         let mut mask = warp.path.mask;
         if let Some((row, negated)) = instruction.guard {
-            if warp.p_valid[row as usize] & mask != mask {
+            // What memory held by chance may decide the way of lanes whose results nobody looks at. A warp that never
+            // read such has forgotten to set a register.
+            if warp.p_valid[row as usize] & mask != mask && warp.unwritten.is_none() {
                 return Err(Box::new(Fault::UninitialisedRegister { what: "a guard", read: None }));
             }
             let bits = warp.p[row as usize];

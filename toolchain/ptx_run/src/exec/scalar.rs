@@ -173,7 +173,9 @@ pub fn execute(warp: &mut Warp, mask: u32, op: &Op) -> Step {
             warp.set_word(d, mask, &out, valid)
         }
         Op::Word2 { f, d, a, b } => {
-            let valid = warp.valid(a, mask)? & warp.valid(b, mask)?;
+            let (x, y) = (warp.valid(a, mask)?, warp.valid(b, mask)?);
+            // Halves of a pair are not told apart: one with a value stands for both.
+            let valid = if matches!(f, Word2::PackBf16 | Word2::PackF16) { x | y } else { x & y };
             let out = word2(f, warp.word(a), warp.word(b));
             warp.set_word(d, mask, &out, valid)
         }
