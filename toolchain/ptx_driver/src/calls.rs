@@ -289,6 +289,7 @@ unsafe fn launch(
     let launch = Launch {
         multiprocessors,
         resident: multiprocessors * function.min_blocks.max(1),
+        limit: gpu.settings.limit * 1_000_000,
         lanes_share_acquires: !gpu.settings.strict,
         ..launch
     };

@@ -11,6 +11,7 @@ pub struct Settings {
     pub seed: u64,
     pub log: bool,
     pub strict: bool,
+    pub limit: u64,
 }
 
 impl Settings {
@@ -26,6 +27,7 @@ impl Settings {
             seed: 0,
             log: false,
             strict: false,
+            limit: 1_000,
         };
         let text = std::env::var("PTX_DRIVER").unwrap_or_default();
         for pair in text.split_whitespace() {
@@ -41,6 +43,7 @@ impl Settings {
             "sms" => self.multiprocessors = value.parse().ok().filter(|&count| count > 0)?,
             "seed" => self.seed = value.parse().ok()?,
             "log" => self.log = value == "1",
+            "limit" => self.limit = value.parse().ok()?,
             "strict" => self.strict = value == "1",
             "schedule" => {
                 self.schedule = match value {

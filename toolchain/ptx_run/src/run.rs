@@ -171,7 +171,7 @@ struct Grid<'a> {
 /// Instructions of a turn.
 const TURN: usize = 64;
 /// Instructions of a turn where a warp goes as far as it can.
-const LONG_TURN: usize = 20_000;
+const LONG_TURN: usize = 4_000;
 
 impl Grid<'_> {
     fn go(&mut self) -> Result<(), Box<Report>> {
@@ -195,7 +195,12 @@ impl Grid<'_> {
                 Schedule::Random(_) => 1 + self.run.random.below(4 * TURN),
                 Schedule::Late(_) => LONG_TURN,
             };
+            let before = self.run.stats.instructions;
             self.turn(at, warp, turn)?;
+            if self.run.stats.instructions - before == turn as u64 {
+                // It may go round for something that others are to do.
+                self.turn += 1;
+            }
             if self.run.stats.instructions > self.launch.limit {
                 let limit = self.launch.limit;
                 let waiting = self.waiting();
