@@ -38,7 +38,6 @@ macro_rules! succeed {
 succeed! {
     cuInit(c_uint);
     cuDevicePrimaryCtxRelease_v2(c_int);
-    cuModuleUnload(*mut c_void);
     cuStreamDestroy_v2(*mut c_void);
     cuStreamWaitEvent(*mut c_void, *mut c_void, c_uint);
     cuEventDestroy_v2(*mut c_void);
@@ -58,6 +57,12 @@ fn state() -> Code {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamSynchronize(_: *mut c_void) -> Code {
     state()
+}
+
+/// Not a driver function: what failed is forgotten, and the next launch runs.
+#[unsafe(no_mangle)]
+pub extern "C" fn ptx_driver_forget_failure() {
+    gpu().failed = false;
 }
 
 #[unsafe(no_mangle)]
@@ -212,6 +217,12 @@ pub unsafe extern "C" fn cuModuleLoadDataEx(
 }
 
 #[unsafe(no_mangle)]
+pub extern "C" fn cuModuleUnload(module: *mut c_void) -> Code {
+    gpu().modules.remove(&module.addr());
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleGetFunction(
     function: *mut *mut c_void,
     module: *mut c_void,
@@ -290,7 +301,7 @@ unsafe fn launch(
         multiprocessors,
         resident: multiprocessors * function.min_blocks.max(1),
         limit: gpu.settings.limit * 1_000_000,
-        lanes_share_acquires: !gpu.settings.strict,
+        as_hardware: !gpu.settings.strict,
         ..launch
     };
     gpu.put(stream.addr(), Work::Launch { function, launch, parameters: bytes })

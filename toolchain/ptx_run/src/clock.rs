@@ -70,20 +70,6 @@ impl Clock {
         }
     }
 
-    /// Learns what another clock knows of all blocks but one.
-    pub fn join_others(&mut self, other: &Self, block: usize) {
-        let mut others = other.clone();
-        if let Some(times) = others.blocks.get_mut(block) {
-            *times = None;
-        }
-        self.join(&others);
-    }
-
-    /// Whether nothing is known.
-    pub fn is_empty(&self) -> bool {
-        self.blocks.iter().all(Option::is_none)
-    }
-
     /// Learns all that another clock knows.
     pub fn join(&mut self, other: &Self) {
         if self.blocks.len() < other.blocks.len() {

@@ -92,10 +92,12 @@ pub enum Fault {
         before: Box<Place>,
     },
     /// A copy out of memory that nobody has written.
-    #[error("copies uninitialised bytes at {address}")]
+    #[error("copies uninitialised bytes at {address}{}", put_by(.by))]
     Uninitialised {
         /// Space and address.
         address: String,
+        /// Who put a value there that came from such memory.
+        by: Option<Box<Place>>,
     },
     /// A register that holds no value decides something, or leaves the block.
     #[error("uses a register without a value as {what}{}", from(.read))]
@@ -199,6 +201,10 @@ pub enum Fault {
         /// What is wrong.
         what: String,
     },
+}
+
+fn put_by(place: &Option<Box<Place>>) -> String {
+    place.as_ref().map(|place| format!(", put there by {place}")).unwrap_or_default()
 }
 
 fn from(read: &Option<Box<(Place, String)>>) -> String {

@@ -29,9 +29,11 @@ pub struct Launch {
     pub resident: u32,
     /// The launch may begin before the one before it on this memory has ended (programmatic dependent launch).
     pub overlaps: bool,
-    /// What a lane acquired of other blocks, the lanes know that vote or shuffle with it. PTX promises it of
-    /// `bar.warp.sync` alone; on the hardware of today it holds, since the lanes share a cache.
-    pub lanes_share_acquires: bool,
+    /// Two things that PTX does not promise hold on the hardware of today; with this, relying on them is no fault.
+    /// What a lane acquired through an atomic, the lanes know that vote or shuffle with it (PTX: by `bar.warp.sync`
+    /// alone). What `cp.async` wrote, the asynchronous proxy sees once the copy is complete (PTX: behind a proxy
+    /// fence).
+    pub as_hardware: bool,
     /// Warp instructions after which the launch is given up.
     pub limit: u64,
 }
@@ -45,7 +47,7 @@ impl Default for Launch {
             multiprocessors: 4,
             resident: 8,
             overlaps: false,
-            lanes_share_acquires: false,
+            as_hardware: false,
             limit: 2_000_000_000,
         }
     }
@@ -124,8 +126,9 @@ impl Module {
             threads: launch.block,
             multiprocessors: launch.multiprocessors.max(1),
             launch: number,
+            blocks: launch.grid.iter().product::<u32>() as usize,
             overlaps: launch.overlaps,
-            lanes_share_acquires: launch.lanes_share_acquires,
+            as_hardware: launch.as_hardware,
             released: HashMap::new(),
             random: Random::new(seed),
             stats: Stats::default(),
@@ -499,6 +502,9 @@ impl Grid<'_> {
 
 /// Registers of a thread at the launch: as many as the launch bounds leave, in steps of 8.
 fn registers_of(code: &Code, threads: u32) -> u32 {
+    if let Some(registers) = code.max_registers {
+        return registers;
+    }
     let most = code.max_threads.unwrap_or(threads) * code.min_blocks.unwrap_or(1);
     (65_536 / most.max(1) / 8 * 8).min(255)
 }

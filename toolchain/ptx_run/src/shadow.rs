@@ -207,6 +207,11 @@ pub struct Granule {
 }
 
 impl Granule {
+    /// The last write, if there was one.
+    pub fn last_write(&self) -> Option<Record> {
+        (self.write.members != 0).then_some(self.write)
+    }
+
     /// A read of these bytes (a bit each) by a member.
     pub fn read(&mut self, by: &Accessor<'_>, new: Record, member: u32, bytes: u32) -> Option<Conflict> {
         let conflict = by.check(&self.write, bytes, &new, true, false);

@@ -1,7 +1,7 @@
 //! A warp: its registers, its lanes' ways, what its lanes know.
 
 use crate::{
-    clock::{Clock, MEMBERS, Shared, join},
+    clock::{MEMBERS, Shared, join},
     decode::Code,
     exec::At,
     flow::NEVER,
@@ -84,7 +84,8 @@ pub struct Warp {
     pub l: Vec<[u64; LANES]>,
     pub p_valid: Vec<u32>,
     pub w_meta: Vec<Meta>,
-    pub l_valid: Vec<u32>,
+    /// Lanes in which the low and the high half of a long have a value.
+    pub l_valid: Vec<[u32; 2]>,
     pub path: Path,
     pub stack: Vec<Path>,
     /// Lanes that have not ended.
@@ -103,6 +104,8 @@ pub struct Warp {
     pub fence_clocks: [Option<Shared>; LANES],
     /// What a later relaxed write of the lane releases, since its last fence.
     pub release: [Option<Shared>; LANES],
+    /// What any lane acquired through an atomic since lanes voted or shuffled last.
+    pub acquired: Option<Shared>,
     /// What its relaxed reads found, for its next fence.
     pub found: [Option<Shared>; LANES],
 
@@ -116,8 +119,6 @@ pub struct Warp {
     pub fenced_products: bool,
     pub copies: [Groups; LANES],
     pub bulk: [Groups; LANES],
-    /// Lanes that waited for the launch before.
-    pub waited: u32,
     /// Registers of a thread.
     pub registers: u32,
 }
@@ -133,7 +134,7 @@ impl Warp {
             l: vec![[0; LANES]; l],
             p_valid: vec![0; p],
             w_meta: vec![Meta::default(); w],
-            l_valid: vec![0; l],
+            l_valid: vec![[0; 2]; l],
             path: Path { pc: 0, mask: lanes, meet: NEVER },
             stack: Vec::new(),
             alive: lanes,
@@ -145,6 +146,7 @@ impl Warp {
             time: 1,
             fence_clocks: std::array::from_fn(|_| None),
             release: std::array::from_fn(|_| None),
+            acquired: None,
             found: std::array::from_fn(|_| None),
             products: 1,
             products_done: 0,
@@ -153,7 +155,6 @@ impl Warp {
             fenced_products: false,
             copies: std::array::from_fn(|_| Groups { open: 1, ..Groups::default() }),
             bulk: std::array::from_fn(|_| Groups { open: 1, ..Groups::default() }),
-            waited: 0,
             registers: 0,
         };
         let empty = Shared::default();
@@ -167,7 +168,7 @@ impl Warp {
         }
         for &(row, value) in &code.long_constants {
             warp.l[row as usize] = [value; LANES];
-            warp.l_valid[row as usize] = ALL;
+            warp.l_valid[row as usize] = [ALL; 2];
         }
         warp
     }
@@ -257,15 +258,28 @@ impl Warp {
         Ok(())
     }
 
+    /// Lanes in which a long has a value.
+    #[inline]
+    pub fn long_valid(&self, row: Row) -> u32 {
+        let [low, high] = self.l_valid[row as usize];
+        low & high
+    }
+
     #[inline]
     pub fn set_long(&mut self, row: Row, mask: u32, values: &[u64; LANES], valid: u32) {
+        self.set_halves(row, mask, values, [valid; 2]);
+    }
+
+    /// Compilers keep two words in a long: its halves have values each by itself.
+    #[inline]
+    pub fn set_halves(&mut self, row: Row, mask: u32, values: &[u64; LANES], valid: [u32; 2]) {
         let known = &mut self.l_valid[row as usize];
         let target = &mut self.l[row as usize];
         if mask == ALL {
             *known = valid;
             *target = *values;
         } else {
-            *known = *known & !mask | valid & mask;
+            *known = [0, 1].map(|half| known[half] & !mask | valid[half] & mask);
             for lane in 0..LANES {
                 if mask >> lane & 1 != 0 {
                     target[lane] = values[lane];
@@ -379,18 +393,10 @@ impl Warp {
         }
     }
 
-    /// The lanes learn what each of them knows of other blocks.
-    pub fn share_acquires(&mut self, block: usize, lanes: u32) {
-        let first = &self.clocks[lanes.trailing_zeros() as usize];
-        if members(lanes).all(|lane| Shared::ptr_eq(first, &self.clocks[lane])) {
-            return;
-        }
-        let mut all = Clock::default();
-        for lane in members(lanes) {
-            all.join_others(&self.clocks[lane], block);
-        }
-        if !all.is_empty() {
-            self.learn(lanes, &Shared::new(all));
+    /// The lanes learn what any of them acquired through an atomic.
+    pub fn share_acquires(&mut self, lanes: u32) {
+        if let Some(acquired) = self.acquired.take() {
+            self.learn(lanes, &acquired);
         }
     }
 

@@ -59,6 +59,7 @@ pub struct Code {
     /// Static shared memory.
     pub shared: usize,
     pub max_threads: Option<u32>,
+    pub max_registers: Option<u32>,
     pub min_blocks: Option<u32>,
 }
 
@@ -99,6 +100,7 @@ pub fn decode(text: &str, shared: &Declarations, entry: &EntryText) -> Result<Co
         parameter_bytes: last.map_or(0, |last| last.offset + last.size),
         shared: decoder.shared_bytes,
         max_threads: entry.max_threads,
+        max_registers: entry.max_registers,
         min_blocks: entry.min_blocks,
         instructions,
     })

@@ -52,7 +52,7 @@ impl Run<'_> {
     /// Where each lane's address is; registers without value are a fault.
     pub fn addresses(&self, warp: &mut Warp, mask: u32, space: Space, address: &Address) -> Step<[At; 32]> {
         let valid = match address.long {
-            true => warp.l_valid[address.row as usize],
+            true => warp.long_valid(address.row),
             false => warp.valid(address.row, mask)?,
         };
         if valid & mask != mask {
@@ -150,7 +150,11 @@ impl Run<'_> {
         let (own_block, fences) = (block.id, std::mem::take(&mut block.fences));
         let clock = &warp.clocks[lane];
         let fence_clock = warp.fence_clocks[lane].as_deref();
+        let as_hardware = self.as_hardware;
         let fenced = |before: &Record| {
+            if as_hardware && (layout.copies(0)..layout.bulk_reads(0)).contains(&before.agent()) {
+                return true;
+            }
             let fences = (before.block() == own_block).then_some(fences.as_slice());
             is_fenced(before, fences, kind, clock, fence_clock, (warp.index, lane), layout)
         };
@@ -165,7 +169,7 @@ impl Run<'_> {
             own_products: warp.products_done,
             layout,
             launch,
-            waited: !overlaps || warp.waited >> lane & 1 != 0,
+            waited: !overlaps || clock.get(self.blocks, 0) != 0,
             fenced: touch.asynchronous.then_some(&fenced),
         };
         let found = match self.bytes(block, touch.at, len) {

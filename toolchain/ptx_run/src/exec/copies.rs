@@ -6,7 +6,7 @@ use crate::{
     clock::{MEMBERS, Shared},
     op::{Op, Space, TensorBox},
     report::{Fault, Step},
-    shadow::Record,
+    shadow::{GRANULE, Record},
     tensor_map::TensorMap,
     warp::{Groups, Warp, members},
 };
@@ -194,7 +194,7 @@ impl Run<'_> {
     }
 
     fn tensor(&mut self, warp: &mut Warp, lane: usize, tensor: &TensorBox) -> Step<(TensorMap, [i64; 5])> {
-        if warp.l_valid[tensor.map as usize] >> lane & 1 == 0 {
+        if warp.long_valid(tensor.map) >> lane & 1 == 0 {
             return Err(Box::new(Fault::UninitialisedRegister { what: "the address of a tensor map", read: None }));
         }
         let at = self.at(Space::Generic, warp.long(tensor.map)[lane]);
@@ -430,11 +430,15 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn take(&self, block: &Block, source: usize, len: usize) -> Step {
-        if block.shared.is_written(source, len) {
+    fn take(&self, block: &mut Block, source: usize, len: usize) -> Step {
+        let Some(byte) = (source..source + len).find(|&byte| !block.shared.is_written(byte, 1)) else {
             return Ok(());
-        }
-        Err(Box::new(Fault::Uninitialised { address: name(At::Shared(source as u32)) }))
+        };
+        let by = block.shared.granule(byte / GRANULE).last_write();
+        Err(Box::new(Fault::Uninitialised {
+            address: name(At::Shared(byte as u32)),
+            by: by.map(|record| Box::new(self.place_of(&record))),
+        }))
     }
 
     fn put(&mut self, target: u64, values: &[u8], add_f32: bool) -> Step {

@@ -10,8 +10,8 @@ use crate::{
 
 impl Run<'_> {
     pub(super) fn lanes_op(&mut self, block: &mut Block, warp: &mut Warp, mask: u32, op: &Op) -> Step<Flow> {
-        if self.lanes_share_acquires && !matches!(op, Op::SyncWarp { .. }) {
-            warp.share_acquires(block.id, mask);
+        if self.as_hardware && !matches!(op, Op::SyncWarp { .. }) {
+            warp.share_acquires(mask);
         }
         match *op {
             Op::Shuffle { f, d, valid, a, b, c, mask: with } => {

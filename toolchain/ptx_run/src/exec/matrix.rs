@@ -238,7 +238,7 @@ impl Run<'_> {
     }
 
     fn descriptor(&self, warp: &Warp, row: Row) -> Step<Descriptor> {
-        let (values, valid) = (warp.long(row), warp.l_valid[row as usize]);
+        let (values, valid) = (warp.long(row), warp.long_valid(row));
         if valid != ALL || values.iter().any(|&value| value != values[0]) {
             return Err(operand("the descriptor is not the same in all lanes".into()));
         }

@@ -55,7 +55,7 @@ impl Run<'_> {
                 let record = self.record(block, warp).atomic(*order != Order::Weak);
                 let mut valid = [0; 4];
                 for (element, &row) in values.iter().enumerate() {
-                    valid[element] = if *long { warp.l_valid[row as usize] } else { warp.valid(row, mask)? };
+                    valid[element] = if *long { warp.long_valid(row) } else { warp.valid(row, mask)? };
                 }
                 for lane in members(mask) {
                     let at = places[lane];
@@ -95,7 +95,7 @@ impl Run<'_> {
         let len = if *long { 8 } else { 4 };
         let record = self.record(block, warp).atomic(true);
         for row in [*b, *c] {
-            let valid = if *long { warp.l_valid[row as usize] } else { warp.valid(row, mask)? };
+            let valid = if *long { warp.long_valid(row) } else { warp.valid(row, mask)? };
             if valid & mask != mask {
                 return Err(Box::new(Fault::UninitialisedRegister { what: "an atomic's operand", read: None }));
             }
@@ -144,6 +144,7 @@ impl Run<'_> {
         if matches!(order, Order::Acquire | Order::AcqRel) {
             let found = found.clone();
             warp.learn(1 << lane, &found);
+            join(warp.acquired.get_or_insert_default(), &found);
         } else {
             let known = warp.found[lane].get_or_insert_default();
             join(known, found);

@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use crate::{
     Module, Random, Stats,
     block::Block,
-    clock::{MEMBERS, Shared},
+    clock::{Clock, MEMBERS, Shared},
     decode::Code,
     memory::Memory,
     op::Op,
@@ -45,7 +45,9 @@ pub struct Run<'a> {
     /// Number of the launch; only its last two bits count.
     pub launch: u32,
     /// See [`Launch`](crate::Launch).
-    pub lanes_share_acquires: bool,
+    pub as_hardware: bool,
+    /// Blocks of the grid; also the number under which clocks know the end of the launch before.
+    pub blocks: usize,
     /// It may run beside the launch before.
     pub overlaps: bool,
     /// What was released at an address of global memory, or of a block's shared memory.
@@ -162,7 +164,10 @@ impl Run<'_> {
             | Op::BulkCommit
             | Op::BulkWait { .. } => self.copy_op(block, warp, mask, op),
             Op::GridWait => {
-                warp.waited |= mask;
+                // From here on it is known like what another block did, and told on like that.
+                let mut ended = Clock::default();
+                ended.learn(self.blocks, 0, 1);
+                warp.learn(mask, &Shared::new(ended));
                 Ok(Flow::Next)
             }
             Op::GridLaunch | Op::Nanosleep | Op::Prefetch => Ok(Flow::Next),

@@ -164,7 +164,8 @@ fn compare_words(how: Compare, kind: Kind, a: &Words, b: &Words) -> u32 {
 
 /// Executes an instruction that touches registers only.
 pub fn execute(warp: &mut Warp, mask: u32, op: &Op) -> Step {
-    let long_valid = |warp: &Warp, row: Row| warp.l_valid[row as usize];
+    let long_valid = |warp: &Warp, row: Row| warp.long_valid(row);
+    let halves = |warp: &Warp, row: Row| warp.l_valid[row as usize];
     match *op {
         Op::Word1 { f: Word1::Move, d, a } => warp.move_word(d, a, mask),
         Op::Word1 { f, d, a } => {
@@ -185,12 +186,16 @@ pub fn execute(warp: &mut Warp, mask: u32, op: &Op) -> Step {
             warp.set_word(d, mask, &out, valid)
         }
         Op::MoveLong { d, a } => {
-            let (values, valid) = (*warp.long(a), long_valid(warp, a));
-            warp.set_long(d, mask, &values, valid);
+            let (values, valid) = (*warp.long(a), halves(warp, a));
+            warp.set_halves(d, mask, &values, valid);
             Ok(())
         }
         Op::Long2 { f, d, a, b } => {
-            let valid = long_valid(warp, a) & long_valid(warp, b);
+            let (x, y) = (halves(warp, a), halves(warp, b));
+            let valid = match f {
+                Long2::And | Long2::Or | Long2::Xor => [x[0] & y[0], x[1] & y[1]],
+                _ => [x[0] & y[0] & x[1] & y[1]; 2],
+            };
             let (a, b) = (warp.long(a), warp.long(b));
             let out = match f {
                 Long2::Add => long2(a, b, u64::wrapping_add),
@@ -208,18 +213,24 @@ pub fn execute(warp: &mut Warp, mask: u32, op: &Op) -> Step {
                 Long2::Rem => long2(a, b, |a, b| a.checked_rem(b).unwrap_or(a)),
                 Long2::RemSigned => long2(a, b, |a, b| (a as i64).checked_rem(b as i64).unwrap_or(a as i64) as u64),
             };
-            warp.set_long(d, mask, &out, valid);
+            warp.set_halves(d, mask, &out, valid);
             Ok(())
         }
         Op::ShiftLong { f, d, a, b } => {
-            let valid = long_valid(warp, a) & warp.valid(b, mask)?;
+            let [low, high] = halves(warp, a);
+            let by = warp.valid(b, mask)?;
             let (a, b) = (warp.long(a), warp.word(b));
+            let valid = match f {
+                Shift::Left if b == &[32; LANES] => [by, low & by],
+                Shift::Right if b == &[32; LANES] => [high & by, by],
+                _ => [low & high & by; 2],
+            };
             let out: Longs = std::array::from_fn(|lane| match f {
                 Shift::Left => a[lane].checked_shl(b[lane]).unwrap_or(0),
                 Shift::Right => a[lane].checked_shr(b[lane]).unwrap_or(0),
                 Shift::RightSigned => (a[lane] as i64 >> b[lane].min(63)) as u64,
             });
-            warp.set_long(d, mask, &out, valid);
+            warp.set_halves(d, mask, &out, valid);
             Ok(())
         }
         Op::MadLong { d, a, b, c } => {
@@ -270,16 +281,16 @@ pub fn execute(warp: &mut Warp, mask: u32, op: &Op) -> Step {
                 true => i64::from(a[lane] as i32) as u64,
                 false => u64::from(a[lane]),
             });
-            warp.set_long(d, mask, &out, valid);
+            warp.set_halves(d, mask, &out, [valid, if signed { valid } else { u32::MAX }]);
             Ok(())
         }
         Op::WordFromLong { d, a } => unpack(warp, mask, a, Some(d), None),
         Op::UnpackLong { low, high, a } => unpack(warp, mask, a, low, high),
         Op::PackLong { d, low, high } => {
-            let valid = warp.valid(low, mask)? & warp.valid(high, mask)?;
+            let valid = [warp.valid(low, mask)?, warp.valid(high, mask)?];
             let (low, high) = (warp.word(low), warp.word(high));
             let out = std::array::from_fn(|lane| u64::from(high[lane]) << 32 | u64::from(low[lane]));
-            warp.set_long(d, mask, &out, valid);
+            warp.set_halves(d, mask, &out, valid);
             Ok(())
         }
         Op::UnpackWord { low, high, a } => {
@@ -323,10 +334,11 @@ pub fn execute(warp: &mut Warp, mask: u32, op: &Op) -> Step {
         }
         Op::SelectLong { d, a, b, p } => {
             let (bits, known) = (warp.p[p as usize], warp.p_valid[p as usize]);
-            let valid = (long_valid(warp, a) & bits | long_valid(warp, b) & !bits) & known;
+            let (x, y) = (halves(warp, a), halves(warp, b));
+            let valid = [0, 1].map(|half| (x[half] & bits | y[half] & !bits) & known);
             let (a, b) = (warp.long(a), warp.long(b));
             let out = std::array::from_fn(|lane| if bits >> lane & 1 != 0 { a[lane] } else { b[lane] });
-            warp.set_long(d, mask, &out, valid);
+            warp.set_halves(d, mask, &out, valid);
             Ok(())
         }
         Op::MoveBit { d, a } | Op::NotBit { d, a } => {
@@ -367,10 +379,10 @@ fn unpack(warp: &mut Warp, mask: u32, a: Row, low: Option<Row>, high: Option<Row
     let valid = warp.l_valid[a as usize];
     let a = *warp.long(a);
     if let Some(low) = low {
-        warp.set_word(low, mask, &std::array::from_fn(|lane| a[lane] as u32), valid)?;
+        warp.set_word(low, mask, &std::array::from_fn(|lane| a[lane] as u32), valid[0])?;
     }
     if let Some(high) = high {
-        warp.set_word(high, mask, &std::array::from_fn(|lane| (a[lane] >> 32) as u32), valid)?;
+        warp.set_word(high, mask, &std::array::from_fn(|lane| (a[lane] >> 32) as u32), valid[1])?;
     }
     Ok(())
 }

@@ -29,6 +29,8 @@ pub struct EntryText {
     pub parameters: Vec<Parameter>,
     /// From `.maxntid`, all three multiplied.
     pub max_threads: Option<u32>,
+    /// From `.maxnreg`.
+    pub max_registers: Option<u32>,
     /// From `.minnctapersm`.
     pub min_blocks: Option<u32>,
     /// Byte range of the body in the module's text, without braces.
@@ -139,6 +141,7 @@ fn entry(
     };
     let max_threads = directive(".maxntid");
     let min_blocks = directive(".minnctapersm");
+    let max_registers = directive(".maxnreg");
     if head.contains(".reqnctapercluster") || head.contains(".explicitcluster") {
         return Err(fail("clusters, which this emulator does not know,"));
     }
@@ -170,6 +173,7 @@ fn entry(
         name,
         parameters,
         max_threads,
+        max_registers,
         min_blocks,
         body: open + 1..end,
         line: body_line,
