@@ -15,7 +15,10 @@ use std::{
 use ptx_run::{Launch, Module, Swizzle, TensorMap};
 
 use crate::{
-    gpu::{Code, Function, INVALID_PTX, INVALID_VALUE, LAUNCH_FAILED, NO_BINARY, NOT_FOUND, SUCCESS, gpu},
+    gpu::{
+        Code, Function, INVALID_PTX, INVALID_VALUE, LAUNCH_FAILED, NO_BINARY, NOT_FOUND, SUCCESS,
+        gpu,
+    },
     work::Work,
 };
 
@@ -198,9 +201,16 @@ pub unsafe extern "C" fn cuModuleLoadDataEx(
         Err(error) => {
             // SAFETY: so many options.
             let (keys, values) = unsafe {
-                (std::slice::from_raw_parts(keys, count as usize), std::slice::from_raw_parts(values, count as usize))
+                (
+                    std::slice::from_raw_parts(keys, count as usize),
+                    std::slice::from_raw_parts(values, count as usize),
+                )
             };
-            let option = |key| keys.iter().position(|&found| found == key).map(|at| values[at]);
+            let option = |key| {
+                keys.iter()
+                    .position(|&found| found == key)
+                    .map(|at| values[at])
+            };
             // CU_JIT_ERROR_LOG_BUFFER and its size.
             if let (Some(buffer), Some(size)) = (option(5), option(6)) {
                 let text = error.to_string();
@@ -229,10 +239,16 @@ pub unsafe extern "C" fn cuModuleGetFunction(
     name: *const c_char,
 ) -> Code {
     // SAFETY: a text that ends with a zero.
-    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+    let name = unsafe { CStr::from_ptr(name) }
+        .to_string_lossy()
+        .into_owned();
     let mut gpu = gpu();
-    let Some(module) = gpu.modules.get(&module.addr()).cloned() else { return INVALID_VALUE };
-    let Some(entry) = module.entry(&name) else { return NOT_FOUND };
+    let Some(module) = gpu.modules.get(&module.addr()).cloned() else {
+        return INVALID_VALUE;
+    };
+    let Some(entry) = module.entry(&name) else {
+        return NOT_FOUND;
+    };
     let number = gpu.handle();
     let made = Function {
         module,
@@ -248,9 +264,15 @@ pub unsafe extern "C" fn cuModuleGetFunction(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFuncGetAttribute(value: *mut c_int, which: c_uint, function: *mut c_void) -> Code {
+pub unsafe extern "C" fn cuFuncGetAttribute(
+    value: *mut c_int,
+    which: c_uint,
+    function: *mut c_void,
+) -> Code {
     let gpu = gpu();
-    let Some(function) = gpu.functions.get(&function.addr()) else { return INVALID_VALUE };
+    let Some(function) = gpu.functions.get(&function.addr()) else {
+        return INVALID_VALUE;
+    };
     let found = match which {
         0 => function.max_threads as c_int,
         1 => function.static_shared as c_int,
@@ -269,7 +291,9 @@ pub unsafe extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
     shared: usize,
 ) -> Code {
     let gpu = gpu();
-    let Some(function) = gpu.functions.get(&function.addr()) else { return INVALID_VALUE };
+    let Some(function) = gpu.functions.get(&function.addr()) else {
+        return INVALID_VALUE;
+    };
     // A block takes a kilobyte of its own.
     let by_shared = (233_472 / (shared + 1024)) as c_int;
     // SAFETY: a place for an integer.
@@ -286,8 +310,12 @@ unsafe fn launch(
     launch: Launch,
 ) -> Code {
     let mut gpu = gpu();
-    let Some(function) = gpu.functions.get(&function.addr()).cloned() else { return INVALID_VALUE };
-    let Some(entry) = function.module.entry(&function.entry) else { return INVALID_VALUE };
+    let Some(function) = gpu.functions.get(&function.addr()).cloned() else {
+        return INVALID_VALUE;
+    };
+    let Some(entry) = function.module.entry(&function.entry) else {
+        return INVALID_VALUE;
+    };
     let mut bytes = vec![0_u8; entry.parameter_bytes];
     for (index, &(offset, size)) in entry.parameters.iter().enumerate() {
         // SAFETY: the caller's promise.
@@ -304,7 +332,14 @@ unsafe fn launch(
         as_hardware: !gpu.settings.strict,
         ..launch
     };
-    gpu.put(stream.addr(), Work::Launch { function, launch, parameters: bytes })
+    gpu.put(
+        stream.addr(),
+        Work::Launch {
+            function,
+            launch,
+            parameters: bytes,
+        },
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -321,7 +356,12 @@ pub unsafe extern "C" fn cuLaunchKernel(
     parameters: *mut *mut c_void,
     _extra: *mut *mut c_void,
 ) -> Code {
-    let made = Launch { grid: [gx, gy, gz], block: [bx, by, bz], shared, ..Launch::default() };
+    let made = Launch {
+        grid: [gx, gy, gz],
+        block: [bx, by, bz],
+        shared,
+        ..Launch::default()
+    };
     // SAFETY: the caller's promise.
     unsafe { launch(function, stream, parameters, made) }
 }
@@ -355,9 +395,17 @@ pub unsafe extern "C" fn cuLaunchKernelEx(
     // SAFETY: the caller's promise.
     let (config, attributes) = unsafe {
         let config = &*config;
-        (config, std::slice::from_raw_parts(config.attributes, config.count as usize))
+        (
+            config,
+            std::slice::from_raw_parts(config.attributes, config.count as usize),
+        )
     };
-    let mut made = Launch { grid: config.grid, block: config.block, shared: config.shared, ..Launch::default() };
+    let mut made = Launch {
+        grid: config.grid,
+        block: config.block,
+        shared: config.shared,
+        ..Launch::default()
+    };
     for attribute in attributes {
         match attribute.id {
             // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
@@ -380,12 +428,20 @@ pub unsafe extern "C" fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> Code 
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFree_v2(address: u64) -> Code {
-    if address == 0 || gpu().memory.free(address) { SUCCESS } else { INVALID_VALUE }
+    if address == 0 || gpu().memory.free(address) {
+        SUCCESS
+    } else {
+        INVALID_VALUE
+    }
 }
 
 /// Given back by [`cuMemFreeHost`]; the bytes before it say how many there are.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, _: c_uint) -> Code {
+pub unsafe extern "C" fn cuMemHostAlloc(
+    address: *mut *mut c_void,
+    bytes: usize,
+    _: c_uint,
+) -> Code {
     let words = bytes.div_ceil(16) + 1;
     let mut block = vec![0_u128; words].into_boxed_slice();
     block[0] = words as u128;
@@ -406,7 +462,13 @@ pub unsafe extern "C" fn cuMemFreeHost(address: *mut c_void) -> Code {
 }
 
 fn fill(target: u64, pattern: &[u8], count: usize, stream: *mut c_void) -> Code {
-    gpu().put(stream.addr(), Work::Write { target, bytes: pattern.repeat(count) })
+    gpu().put(
+        stream.addr(),
+        Work::Write {
+            target,
+            bytes: pattern.repeat(count),
+        },
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -415,12 +477,22 @@ pub extern "C" fn cuMemsetD8_v2(target: u64, value: u8, count: usize) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuMemsetD8Async(target: u64, value: u8, count: usize, stream: *mut c_void) -> Code {
+pub extern "C" fn cuMemsetD8Async(
+    target: u64,
+    value: u8,
+    count: usize,
+    stream: *mut c_void,
+) -> Code {
     fill(target, &[value], count, stream)
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuMemsetD32Async(target: u64, value: u32, count: usize, stream: *mut c_void) -> Code {
+pub extern "C" fn cuMemsetD32Async(
+    target: u64,
+    value: u32,
+    count: usize,
+    stream: *mut c_void,
+) -> Code {
     fill(target, &value.to_le_bytes(), count, stream)
 }
 
@@ -448,15 +520,29 @@ pub unsafe extern "C" fn cuMemcpyDtoH_v2(target: *mut c_void, source: u64, bytes
     if gpu.failed {
         return LAUNCH_FAILED;
     }
-    let Ok(values) = gpu.memory.read(source, bytes) else { return INVALID_VALUE };
+    let Ok(values) = gpu.memory.read(source, bytes) else {
+        return INVALID_VALUE;
+    };
     // SAFETY: the caller's promise.
     unsafe { ptr::copy_nonoverlapping(values.as_ptr(), target.cast(), bytes) };
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuMemcpyDtoDAsync_v2(target: u64, source: u64, bytes: usize, stream: *mut c_void) -> Code {
-    gpu().put(stream.addr(), Work::Copy { target, source, bytes })
+pub extern "C" fn cuMemcpyDtoDAsync_v2(
+    target: u64,
+    source: u64,
+    bytes: usize,
+    stream: *mut c_void,
+) -> Code {
+    gpu().put(
+        stream.addr(),
+        Work::Copy {
+            target,
+            source,
+            bytes,
+        },
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -482,7 +568,9 @@ pub extern "C" fn cuStreamBeginCapture_v2(stream: *mut c_void, _: c_uint) -> Cod
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamEndCapture(stream: *mut c_void, graph: *mut *mut c_void) -> Code {
     let mut gpu = gpu();
-    let Some(captured) = gpu.captures.remove(&stream.addr()) else { return INVALID_VALUE };
+    let Some(captured) = gpu.captures.remove(&stream.addr()) else {
+        return INVALID_VALUE;
+    };
     let number = gpu.handle();
     gpu.graphs.insert(number, captured);
     // SAFETY: a place for a handle.
@@ -491,7 +579,11 @@ pub unsafe extern "C" fn cuStreamEndCapture(stream: *mut c_void, graph: *mut *mu
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuGraphInstantiateWithFlags(made: *mut *mut c_void, graph: *mut c_void, _: u64) -> Code {
+pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
+    made: *mut *mut c_void,
+    graph: *mut c_void,
+    _: u64,
+) -> Code {
     // SAFETY: a place for a handle. A graph never changes, so it is what is launched.
     unsafe { *made = graph };
     SUCCESS
@@ -500,8 +592,13 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(made: *mut *mut c_void, gra
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGraphLaunch(graph: *mut c_void, stream: *mut c_void) -> Code {
     let mut gpu = gpu();
-    let Some(work) = gpu.graphs.get(&graph.addr()).cloned() else { return INVALID_VALUE };
-    work.into_iter().map(|one| gpu.put(stream.addr(), one)).find(|&code| code != SUCCESS).unwrap_or(SUCCESS)
+    let Some(work) = gpu.graphs.get(&graph.addr()).cloned() else {
+        return INVALID_VALUE;
+    };
+    work.into_iter()
+        .map(|one| gpu.put(stream.addr(), one))
+        .find(|&code| code != SUCCESS)
+        .unwrap_or(SUCCESS)
 }
 
 #[unsafe(no_mangle)]
@@ -526,7 +623,9 @@ pub unsafe extern "C" fn cuTensorMapEncodeTiled(
         4 | 5 | 8 => 8,
         _ => return INVALID_VALUE,
     };
-    let (count, Some(swizzle)) = (rank as usize, Swizzle::from_number(swizzle.into())) else { return INVALID_VALUE };
+    let (count, Some(swizzle)) = (rank as usize, Swizzle::from_number(swizzle.into())) else {
+        return INVALID_VALUE;
+    };
     if !(1..=5).contains(&count) || interleave != 0 || fill != 0 {
         return INVALID_VALUE;
     }

@@ -80,9 +80,20 @@ impl Gpu {
             return LAUNCH_FAILED;
         }
         let result = match work {
-            Work::Launch { function, launch, parameters } => self.launch(function, launch, parameters),
-            Work::Write { target, bytes } => self.memory.write(*target, bytes).map_err(|fault| fault.to_string()),
-            Work::Copy { target, source, bytes } => {
+            Work::Launch {
+                function,
+                launch,
+                parameters,
+            } => self.launch(function, launch, parameters),
+            Work::Write { target, bytes } => self
+                .memory
+                .write(*target, bytes)
+                .map_err(|fault| fault.to_string()),
+            Work::Copy {
+                target,
+                source,
+                bytes,
+            } => {
                 let values = self.memory.read(*source, *bytes).map(<[u8]>::to_vec);
                 let written = values.and_then(|values| self.memory.write(*target, &values));
                 written.map_err(|fault| fault.to_string())
@@ -95,15 +106,36 @@ impl Gpu {
         LAUNCH_FAILED
     }
 
-    fn launch(&mut self, function: &Function, launch: &Launch, parameters: &[u8]) -> Result<(), String> {
+    fn launch(
+        &mut self,
+        function: &Function,
+        launch: &Launch,
+        parameters: &[u8],
+    ) -> Result<(), String> {
         let schedule = (self.settings.schedule)(self.settings.seed.wrapping_add(self.launches));
         self.launches += 1;
         let start = std::time::Instant::now();
-        let result = function.module.launch(&function.entry, launch, parameters, &mut self.memory, schedule);
+        let result = function.module.launch(
+            &function.entry,
+            launch,
+            parameters,
+            &mut self.memory,
+            schedule,
+        );
         if self.settings.log {
             let seconds = start.elapsed().as_secs_f64();
-            let Launch { grid, block, shared, overlaps, .. } = launch;
-            let beside = if *overlaps { ", beside the one before" } else { "" };
+            let Launch {
+                grid,
+                block,
+                shared,
+                overlaps,
+                ..
+            } = launch;
+            let beside = if *overlaps {
+                ", beside the one before"
+            } else {
+                ""
+            };
             let shape = format!("{grid:?} × {block:?}, {shared} bytes shared{beside}");
             match &result {
                 Ok(stats) => eprintln!(
@@ -124,5 +156,6 @@ impl Gpu {
 pub fn gpu() -> MutexGuard<'static, Gpu> {
     static GPU: OnceLock<Mutex<Gpu>> = OnceLock::new();
     let gpu = GPU.get_or_init(|| Mutex::new(Gpu::new()));
-    gpu.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    gpu.lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -31,7 +31,9 @@ impl Settings {
         };
         let text = std::env::var("PTX_DRIVER").unwrap_or_default();
         for pair in text.split_whitespace() {
-            let known = pair.split_once('=').and_then(|(name, value)| settings.set(name, value));
+            let known = pair
+                .split_once('=')
+                .and_then(|(name, value)| settings.set(name, value));
             assert!(known.is_some(), "PTX_DRIVER: {pair:?} is not known");
         }
         settings

@@ -58,11 +58,34 @@ impl Mbarrier {
 /// A copy on its way.
 #[derive(Clone, Debug)]
 pub enum Copy {
-    Bulk { target: u32, source: u64, bytes: u32 },
-    Tensor { map: Box<TensorMap>, coordinates: [i64; 5], target: u32 },
-    BulkOut { target: u64, source: u32, bytes: u32, add_f32: bool },
-    TensorOut { map: Box<TensorMap>, coordinates: [i64; 5], source: u32, add: bool },
-    Lane { target: u32, source: u64, bytes: u32, valid: u32 },
+    Bulk {
+        target: u32,
+        source: u64,
+        bytes: u32,
+    },
+    Tensor {
+        map: Box<TensorMap>,
+        coordinates: [i64; 5],
+        target: u32,
+    },
+    BulkOut {
+        target: u64,
+        source: u32,
+        bytes: u32,
+        add_f32: bool,
+    },
+    TensorOut {
+        map: Box<TensorMap>,
+        coordinates: [i64; 5],
+        source: u32,
+        add: bool,
+    },
+    Lane {
+        target: u32,
+        source: u64,
+        bytes: u32,
+        valid: u32,
+    },
     /// The lane's copies so far arrive at a barrier.
     Arrive,
 }

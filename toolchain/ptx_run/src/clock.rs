@@ -116,7 +116,10 @@ mod tests {
         b.learn(0, 3, 4);
         b.learn(0, 40, 5);
         a.join(&b);
-        assert_eq!([a.get(0, 3), a.get(0, 40), a.get(1, 0), a.get(2, 9)], [7, 5, 2, 0]);
+        assert_eq!(
+            [a.get(0, 3), a.get(0, 40), a.get(1, 0), a.get(2, 9)],
+            [7, 5, 2, 0]
+        );
     }
 
     #[test]

@@ -39,7 +39,9 @@ impl Blocks {
                     leader[at + 1] = true;
                 }
                 Op::BranchTable { targets, .. } => {
-                    targets.iter().for_each(|&target| leader[target as usize] = true);
+                    targets
+                        .iter()
+                        .for_each(|&target| leader[target as usize] = true);
                     leader[at + 1] = true;
                 }
                 Op::Exit | Op::Trap { .. } => leader[at + 1] = true,
@@ -61,7 +63,9 @@ impl Blocks {
                 let next = block_of[end as usize];
                 let mut to = match &last.op {
                     Op::Branch { target } => vec![block_of[*target as usize]],
-                    Op::BranchTable { targets, .. } => targets.iter().map(|&t| block_of[t as usize]).collect(),
+                    Op::BranchTable { targets, .. } => {
+                        targets.iter().map(|&t| block_of[t as usize]).collect()
+                    }
                     Op::Exit => vec![exit],
                     // A trap ends the launch: nobody waits for lanes that go there.
                     Op::Trap { .. } => vec![],
@@ -75,7 +79,11 @@ impl Blocks {
                 to
             })
             .collect();
-        Self { starts, ends, successors }
+        Self {
+            starts,
+            ends,
+            successors,
+        }
     }
 
     /// Of each block; the number of blocks stands for the end. Cooper, Harvey and Kennedy's algorithm on the
@@ -85,11 +93,16 @@ impl Blocks {
         let exit = count;
         let mut predecessors = vec![Vec::new(); count + 1];
         for (block, successors) in self.successors.iter().enumerate() {
-            successors.iter().for_each(|&to| predecessors[to].push(block));
+            successors
+                .iter()
+                .for_each(|&to| predecessors[to].push(block));
         }
         let order = Self::post_order_from(exit, &predecessors);
         let mut number = vec![usize::MAX; count + 1];
-        order.iter().enumerate().for_each(|(at, &block)| number[block] = at);
+        order
+            .iter()
+            .enumerate()
+            .for_each(|(at, &block)| number[block] = at);
         let mut parent = vec![usize::MAX; count + 1];
         parent[exit] = exit;
         let mut changed = true;
@@ -101,7 +114,11 @@ impl Blocks {
                     if parent[next] == usize::MAX {
                         continue;
                     }
-                    found = if found == usize::MAX { next } else { Self::common(&parent, &number, found, next) };
+                    found = if found == usize::MAX {
+                        next
+                    } else {
+                        Self::common(&parent, &number, found, next)
+                    };
                 }
                 if found != parent[block] {
                     parent[block] = found;
@@ -151,15 +168,24 @@ mod tests {
     use super::*;
 
     fn branch(target: u32, guarded: bool) -> Instruction {
-        Instruction { op: Op::Branch { target }, guard: guarded.then_some((0, false)) }
+        Instruction {
+            op: Op::Branch { target },
+            guard: guarded.then_some((0, false)),
+        }
     }
 
     fn plain() -> Instruction {
-        Instruction { op: Op::Prefetch, guard: None }
+        Instruction {
+            op: Op::Prefetch,
+            guard: None,
+        }
     }
 
     fn exit() -> Instruction {
-        Instruction { op: Op::Exit, guard: None }
+        Instruction {
+            op: Op::Exit,
+            guard: None,
+        }
     }
 
     #[test]

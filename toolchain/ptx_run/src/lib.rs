@@ -56,7 +56,7 @@ mod warp;
 pub use memory::Memory;
 pub use module::{EntryInfo, Module};
 pub use report::{Fault, ParseError, Place, Report, Waiting};
-pub use run::{Launch, Schedule, Stats};
 pub(crate) use run::Random;
+pub use run::{Launch, Schedule, Stats};
 pub use swizzle::Swizzle;
 pub use tensor_map::TensorMap;

@@ -97,14 +97,22 @@ impl Memory {
     /// Memory without allocations.
     #[must_use]
     pub fn new() -> Self {
-        Self { allocations: Vec::new(), next: FIRST, last: 0, launches: 0 }
+        Self {
+            allocations: Vec::new(),
+            next: FIRST,
+            last: 0,
+            launches: 0,
+        }
     }
 
     /// Reserves bytes at a multiple of 1024 that nobody has written yet.
     pub fn allocate(&mut self, len: usize) -> u64 {
         let base = self.next;
         self.next = (base + len as u64 + RED_ZONE).next_multiple_of(1024);
-        self.allocations.push(Allocation { base, bytes: Bytes::new(len) });
+        self.allocations.push(Allocation {
+            base,
+            bytes: Bytes::new(len),
+        });
         base
     }
 
@@ -157,10 +165,15 @@ impl Memory {
     }
 
     pub(crate) fn find(&mut self, address: u64, len: usize) -> Step<(&mut Bytes, usize)> {
-        let inside = |one: &Allocation| one.base <= address && address.saturating_add(len as u64) <= one.end();
+        let inside = |one: &Allocation| {
+            one.base <= address && address.saturating_add(len as u64) <= one.end()
+        };
         if !self.allocations.get(self.last).is_some_and(inside) {
             let after = self.allocations.partition_point(|one| one.base <= address);
-            match after.checked_sub(1).filter(|&at| inside(&self.allocations[at])) {
+            match after
+                .checked_sub(1)
+                .filter(|&at| inside(&self.allocations[at]))
+            {
                 Some(at) => self.last = at,
                 None => return Err(self.outside(address, len, after)),
             }
@@ -173,13 +186,23 @@ impl Memory {
         let describe = |one: &Allocation| {
             let (base, len) = (one.base, one.bytes.data.len());
             match address.checked_sub(one.end()) {
-                Some(behind) => format!("{behind} bytes behind the end of the {len} bytes at {base:#x}"),
-                None if address >= one.base => format!("reaches over the end of the {len} bytes at {base:#x}"),
-                None => format!("{} bytes before the {len} bytes at {base:#x}", one.base - address),
+                Some(behind) => {
+                    format!("{behind} bytes behind the end of the {len} bytes at {base:#x}")
+                }
+                None if address >= one.base => {
+                    format!("reaches over the end of the {len} bytes at {base:#x}")
+                }
+                None => format!(
+                    "{} bytes before the {len} bytes at {base:#x}",
+                    one.base - address
+                ),
             }
         };
         let before = after.checked_sub(1).map(|at| &self.allocations[at]);
-        let nearest = before.filter(|one| address < one.end() + RED_ZONE / 2).or(self.allocations.get(after)).or(before);
+        let nearest = before
+            .filter(|one| address < one.end() + RED_ZONE / 2)
+            .or(self.allocations.get(after))
+            .or(before);
         Box::new(Fault::OutOfBounds {
             address: format!("global {address:#x}"),
             bytes,
@@ -190,7 +213,9 @@ impl Memory {
     /// A new launch is ordered behind those before it, unless it may run beside the last of them. Gives its number.
     pub(crate) fn begin_launch(&mut self, overlaps: bool) -> u32 {
         if !overlaps {
-            self.allocations.iter_mut().for_each(|one| one.bytes.forget_accesses());
+            self.allocations
+                .iter_mut()
+                .for_each(|one| one.bytes.forget_accesses());
         }
         self.launches += 1;
         self.launches
@@ -218,8 +243,13 @@ mod tests {
         let a = memory.allocate(16);
         memory.allocate(16);
         let fault = *memory.read(a + 16, 4).unwrap_err();
-        let Fault::OutOfBounds { nearest, .. } = fault else { panic!() };
-        assert!(nearest.starts_with("0 bytes behind the end of the 16 bytes"), "{nearest}");
+        let Fault::OutOfBounds { nearest, .. } = fault else {
+            panic!()
+        };
+        assert!(
+            nearest.starts_with("0 bytes behind the end of the 16 bytes"),
+            "{nearest}"
+        );
         assert!(memory.free(a) && !memory.free(a));
         assert!(memory.read(a, 4).is_err());
     }

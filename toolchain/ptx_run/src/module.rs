@@ -42,7 +42,12 @@ impl Module {
     /// # Errors
     /// [`ParseError`] for what is not understood in them.
     pub fn parse(text: &str) -> Result<Self, ParseError> {
-        let starts = std::iter::once(0).chain(text.bytes().enumerate().filter(|&(_, b)| b == b'\n').map(|(at, _)| at + 1));
+        let starts = std::iter::once(0).chain(
+            text.bytes()
+                .enumerate()
+                .filter(|&(_, b)| b == b'\n')
+                .map(|(at, _)| at + 1),
+        );
         Ok(Self {
             lines: starts.collect(),
             declarations: declarations(text)?,
@@ -53,7 +58,10 @@ impl Module {
 
     /// The entries, in the order of the text.
     pub fn entries(&self) -> impl Iterator<Item = EntryInfo> {
-        self.declarations.order.iter().filter_map(|name| self.entry(name))
+        self.declarations
+            .order
+            .iter()
+            .filter_map(|name| self.entry(name))
     }
 
     /// What an entry declares.
@@ -64,7 +72,11 @@ impl Module {
         Some(EntryInfo {
             name: entry.name.clone(),
             parameter_bytes: last.map_or(0, |last| last.offset + last.size),
-            parameters: entry.parameters.iter().map(|one| (one.offset, one.size)).collect(),
+            parameters: entry
+                .parameters
+                .iter()
+                .map(|one| (one.offset, one.size))
+                .collect(),
             max_threads: entry.max_threads,
             min_blocks: entry.min_blocks,
         })
@@ -79,7 +91,10 @@ impl Module {
     }
 
     pub(crate) fn code(&self, name: &str) -> Result<Arc<Code>, ParseError> {
-        let mut decoded = self.decoded.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut decoded = self
+            .decoded
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(code) = decoded.get(name) {
             return Ok(code.clone());
         }
@@ -97,8 +112,13 @@ impl Module {
 
     /// A line of the text, from 1.
     pub(crate) fn line(&self, line: u32) -> &str {
-        let Some(&start) = self.lines.get((line as usize).wrapping_sub(1)) else { return "" };
-        let end = self.lines.get(line as usize).map_or(self.text.len(), |next| next - 1);
+        let Some(&start) = self.lines.get((line as usize).wrapping_sub(1)) else {
+            return "";
+        };
+        let end = self
+            .lines
+            .get(line as usize)
+            .map_or(self.text.len(), |next| next - 1);
         &self.text[start..end]
     }
 

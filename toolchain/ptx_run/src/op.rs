@@ -18,39 +18,105 @@ pub struct Instruction {
 /// Arithmetic on two words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word2 {
-    Add, Sub, Mul, MulHi, MulHiSigned, And, Or, Xor, Shl, Shr, ShrSigned, Min, MinSigned, Max, MaxSigned, Div, DivSigned, Rem,
-    RemSigned, FAdd, FSub, FMul, FMin, FMax, FDiv, Shr16, PackBf16, PackF16,
+    Add,
+    Sub,
+    Mul,
+    MulHi,
+    MulHiSigned,
+    And,
+    Or,
+    Xor,
+    Shl,
+    Shr,
+    ShrSigned,
+    Min,
+    MinSigned,
+    Max,
+    MaxSigned,
+    Div,
+    DivSigned,
+    Rem,
+    RemSigned,
+    FAdd,
+    FSub,
+    FMul,
+    FMin,
+    FMax,
+    FDiv,
+    Shr16,
+    PackBf16,
+    PackF16,
 }
 
 /// Arithmetic on one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word1 {
-    Move, Not, Neg, FNeg, FAbs, Popc, Clz, Ex2, Lg2, Rcp, Rsqrt, Sqrt, Tanh, Low16, SignExtend16, F32FromU32,
-    F32FromI32, F32FromF16, BrevBits,
+    Move,
+    Not,
+    Neg,
+    FNeg,
+    FAbs,
+    Popc,
+    Clz,
+    Ex2,
+    Lg2,
+    Rcp,
+    Rsqrt,
+    Sqrt,
+    Tanh,
+    Low16,
+    SignExtend16,
+    F32FromU32,
+    F32FromI32,
+    F32FromF16,
+    BrevBits,
 }
 
 /// Arithmetic on three words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word3 {
-    Mad, Fma, Bfe, BfeSigned,
+    Mad,
+    Fma,
+    Bfe,
+    BfeSigned,
 }
 
 /// Arithmetic on two longs; shifts take a word as the second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Long2 {
-    Add, Sub, Mul, And, Or, Xor, Min, MinSigned, Max, MaxSigned, Div, DivSigned, Rem, RemSigned,
+    Add,
+    Sub,
+    Mul,
+    And,
+    Or,
+    Xor,
+    Min,
+    MinSigned,
+    Max,
+    MaxSigned,
+    Div,
+    DivSigned,
+    Rem,
+    RemSigned,
 }
 
 /// Shifts of a long by a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shift {
-    Left, Right, RightSigned,
+    Left,
+    Right,
+    RightSigned,
 }
 
 /// How two values are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compare {
-    Eq, Ne, Lt, Le, Gt, Ge,
+    Eq,
+    Ne,
+    Lt,
+    Le,
+    Gt,
+    Ge,
 }
 
 /// What is compared.
@@ -67,13 +133,18 @@ pub enum Kind {
 /// Logic on predicates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bit2 {
-    And, Or, Xor,
+    And,
+    Or,
+    Xor,
 }
 
 /// Which memory an address is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Space {
-    Generic, Global, Shared, Param,
+    Generic,
+    Global,
+    Shared,
+    Param,
 }
 
 /// How strong an access is.
@@ -91,7 +162,8 @@ pub enum Order {
 /// Which threads an order is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    Cta, Gpu,
+    Cta,
+    Gpu,
 }
 
 /// An address: a word or long row, and an offset.
@@ -105,31 +177,55 @@ pub struct Address {
 /// What an atomic does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Atomic {
-    Add, FAdd, Min, MinSigned, Max, MaxSigned, And, Or, Xor, Exchange, Increment, CompareExchange,
+    Add,
+    FAdd,
+    Min,
+    MinSigned,
+    Max,
+    MaxSigned,
+    And,
+    Or,
+    Xor,
+    Exchange,
+    Increment,
+    CompareExchange,
 }
 
 /// Where a shuffled value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shuffle {
-    Idx, Up, Down, Bfly,
+    Idx,
+    Up,
+    Down,
+    Bfly,
 }
 
 /// What a vote gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vote {
-    Any, All, Uniform,
+    Any,
+    All,
+    Uniform,
 }
 
 /// What lanes reduce to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduce {
-    Add, Min, MinSigned, Max, MaxSigned, And, Or, Xor,
+    Add,
+    Min,
+    MinSigned,
+    Max,
+    MaxSigned,
+    And,
+    Or,
+    Xor,
 }
 
 /// Elements of a matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Element {
-    F16, Bf16,
+    F16,
+    Bf16,
 }
 
 /// `wgmma`'s A.
@@ -156,7 +252,9 @@ pub struct Wgmma {
 /// Whether a product adds to the accumulator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Add {
-    Always, Never, If(Row),
+    Always,
+    Never,
+    If(Row),
 }
 
 /// A box of a tensor.
@@ -169,93 +267,371 @@ pub struct TensorBox {
 /// What an instruction does. `d` is written, the rest is read.
 #[derive(Clone, Debug)]
 pub enum Op {
-    Word1 { f: Word1, d: Row, a: Row },
-    Word2 { f: Word2, d: Row, a: Row, b: Row },
-    Word3 { f: Word3, d: Row, a: Row, b: Row, c: Row },
-    MoveLong { d: Row, a: Row },
-    Long2 { f: Long2, d: Row, a: Row, b: Row },
-    ShiftLong { f: Shift, d: Row, a: Row, b: Row },
-    MadLong { d: Row, a: Row, b: Row, c: Row },
-    BfeLong { d: Row, a: Row, b: Row, c: Row },
-    NegLong { d: Row, a: Row },
-    NotLong { d: Row, a: Row },
+    Word1 {
+        f: Word1,
+        d: Row,
+        a: Row,
+    },
+    Word2 {
+        f: Word2,
+        d: Row,
+        a: Row,
+        b: Row,
+    },
+    Word3 {
+        f: Word3,
+        d: Row,
+        a: Row,
+        b: Row,
+        c: Row,
+    },
+    MoveLong {
+        d: Row,
+        a: Row,
+    },
+    Long2 {
+        f: Long2,
+        d: Row,
+        a: Row,
+        b: Row,
+    },
+    ShiftLong {
+        f: Shift,
+        d: Row,
+        a: Row,
+        b: Row,
+    },
+    MadLong {
+        d: Row,
+        a: Row,
+        b: Row,
+        c: Row,
+    },
+    BfeLong {
+        d: Row,
+        a: Row,
+        b: Row,
+        c: Row,
+    },
+    NegLong {
+        d: Row,
+        a: Row,
+    },
+    NotLong {
+        d: Row,
+        a: Row,
+    },
     /// Long = word × word, or × word + long.
-    MulWide { signed: bool, d: Row, a: Row, b: Row, c: Option<Row> },
+    MulWide {
+        signed: bool,
+        d: Row,
+        a: Row,
+        b: Row,
+        c: Option<Row>,
+    },
     /// Word = 16 bits × 16 bits.
-    MulWide16 { d: Row, a: Row, b: Row },
-    LongFromWord { signed: bool, d: Row, a: Row },
-    WordFromLong { d: Row, a: Row },
+    MulWide16 {
+        d: Row,
+        a: Row,
+        b: Row,
+    },
+    LongFromWord {
+        signed: bool,
+        d: Row,
+        a: Row,
+    },
+    WordFromLong {
+        d: Row,
+        a: Row,
+    },
     /// Either half may be unwanted.
-    UnpackLong { low: Option<Row>, high: Option<Row>, a: Row },
-    PackLong { d: Row, low: Row, high: Row },
-    UnpackWord { low: Option<Row>, high: Option<Row>, a: Row },
-    PackWord { d: Row, low: Row, high: Row },
-    SetWord { compare: Compare, kind: Kind, p: Row, a: Row, b: Row },
-    SetLong { compare: Compare, signed: bool, p: Row, a: Row, b: Row },
-    SelectWord { d: Row, a: Row, b: Row, p: Row },
-    SelectLong { d: Row, a: Row, b: Row, p: Row },
-    MoveBit { d: Row, a: Row },
-    NotBit { d: Row, a: Row },
-    Bit2 { f: Bit2, d: Row, a: Row, b: Row },
+    UnpackLong {
+        low: Option<Row>,
+        high: Option<Row>,
+        a: Row,
+    },
+    PackLong {
+        d: Row,
+        low: Row,
+        high: Row,
+    },
+    UnpackWord {
+        low: Option<Row>,
+        high: Option<Row>,
+        a: Row,
+    },
+    PackWord {
+        d: Row,
+        low: Row,
+        high: Row,
+    },
+    SetWord {
+        compare: Compare,
+        kind: Kind,
+        p: Row,
+        a: Row,
+        b: Row,
+    },
+    SetLong {
+        compare: Compare,
+        signed: bool,
+        p: Row,
+        a: Row,
+        b: Row,
+    },
+    SelectWord {
+        d: Row,
+        a: Row,
+        b: Row,
+        p: Row,
+    },
+    SelectLong {
+        d: Row,
+        a: Row,
+        b: Row,
+        p: Row,
+    },
+    MoveBit {
+        d: Row,
+        a: Row,
+    },
+    NotBit {
+        d: Row,
+        a: Row,
+    },
+    Bit2 {
+        f: Bit2,
+        d: Row,
+        a: Row,
+        b: Row,
+    },
 
-    Load { space: Space, order: Order, scope: Scope, bytes: u8, long: bool, d: Box<[Row]>, address: Address },
-    Store { space: Space, order: Order, scope: Scope, bytes: u8, long: bool, values: Box<[Row]>, address: Address },
-    Atomic { f: Atomic, space: Space, order: Order, scope: Scope, long: bool, d: Option<Row>, address: Address, b: Row, c: Row },
+    Load {
+        space: Space,
+        order: Order,
+        scope: Scope,
+        bytes: u8,
+        long: bool,
+        d: Box<[Row]>,
+        address: Address,
+    },
+    Store {
+        space: Space,
+        order: Order,
+        scope: Scope,
+        bytes: u8,
+        long: bool,
+        values: Box<[Row]>,
+        address: Address,
+    },
+    Atomic {
+        f: Atomic,
+        space: Space,
+        order: Order,
+        scope: Scope,
+        long: bool,
+        d: Option<Row>,
+        address: Address,
+        b: Row,
+        c: Row,
+    },
     /// Long address = window of the space + offset.
-    ToGeneric { space: Space, d: Row, a: Row },
-    FromGeneric { space: Space, d: Row, a: Row },
+    ToGeneric {
+        space: Space,
+        d: Row,
+        a: Row,
+    },
+    FromGeneric {
+        space: Space,
+        d: Row,
+        a: Row,
+    },
     Prefetch,
 
-    Branch { target: u32 },
-    BranchTable { index: Row, targets: Box<[u32]> },
+    Branch {
+        target: u32,
+    },
+    BranchTable {
+        index: Row,
+        targets: Box<[u32]>,
+    },
     Exit,
-    Trap { what: Box<str> },
+    Trap {
+        what: Box<str>,
+    },
 
-    Shuffle { f: Shuffle, d: Row, valid: Option<Row>, a: Row, b: Row, c: Row, mask: Row },
-    Vote { f: Vote, d: Row, a: Row, negated: bool, mask: Row },
-    Ballot { d: Row, a: Row, negated: bool, mask: Row },
-    Reduce { f: Reduce, d: Row, a: Row, mask: Row },
-    Elect { d: Option<Row>, p: Row, mask: Row },
-    ActiveMask { d: Row },
-    MatchAny { d: Row, a: Row, mask: Row },
-    SyncWarp { mask: Row },
-    Clock { d: Row, long: bool },
-    Smid { d: Row },
+    Shuffle {
+        f: Shuffle,
+        d: Row,
+        valid: Option<Row>,
+        a: Row,
+        b: Row,
+        c: Row,
+        mask: Row,
+    },
+    Vote {
+        f: Vote,
+        d: Row,
+        a: Row,
+        negated: bool,
+        mask: Row,
+    },
+    Ballot {
+        d: Row,
+        a: Row,
+        negated: bool,
+        mask: Row,
+    },
+    Reduce {
+        f: Reduce,
+        d: Row,
+        a: Row,
+        mask: Row,
+    },
+    Elect {
+        d: Option<Row>,
+        p: Row,
+        mask: Row,
+    },
+    ActiveMask {
+        d: Row,
+    },
+    MatchAny {
+        d: Row,
+        a: Row,
+        mask: Row,
+    },
+    SyncWarp {
+        mask: Row,
+    },
+    Clock {
+        d: Row,
+        long: bool,
+    },
+    Smid {
+        d: Row,
+    },
     Nanosleep,
 
-    Mma { element: Element, d: [Row; 4], a: [Row; 4], b: [Row; 2], c: [Row; 4] },
-    Mma8 { element: Element, d: [Row; 4], a: [Row; 2], b: Row, c: [Row; 4] },
-    LoadMatrix { transposed: bool, d: Box<[Row]>, address: Address },
-    StoreMatrix { transposed: bool, values: Box<[Row]>, address: Address },
-    MoveMatrix { d: Row, a: Row },
+    Mma {
+        element: Element,
+        d: [Row; 4],
+        a: [Row; 4],
+        b: [Row; 2],
+        c: [Row; 4],
+    },
+    Mma8 {
+        element: Element,
+        d: [Row; 4],
+        a: [Row; 2],
+        b: Row,
+        c: [Row; 4],
+    },
+    LoadMatrix {
+        transposed: bool,
+        d: Box<[Row]>,
+        address: Address,
+    },
+    StoreMatrix {
+        transposed: bool,
+        values: Box<[Row]>,
+        address: Address,
+    },
+    MoveMatrix {
+        d: Row,
+        a: Row,
+    },
     Wgmma(Box<Wgmma>),
     WgmmaFence,
     WgmmaCommit,
-    WgmmaWait { pending: u32 },
+    WgmmaWait {
+        pending: u32,
+    },
 
     /// `count` none: all threads of the block. `vote`: the result, the predicate, or or and.
-    Barrier { id: Row, count: Option<Row>, arrive_only: bool, aligned: bool, vote: Option<(Row, Row)> },
+    Barrier {
+        id: Row,
+        count: Option<Row>,
+        arrive_only: bool,
+        aligned: bool,
+        vote: Option<(Row, Row)>,
+    },
     Fence,
-    FenceProxyAsync { shared: bool, global: bool },
+    FenceProxyAsync {
+        shared: bool,
+        global: bool,
+    },
     FenceBarrierInit,
-    SetMaxRegisters { registers: u32, increase: bool },
+    SetMaxRegisters {
+        registers: u32,
+        increase: bool,
+    },
     GridWait,
     GridLaunch,
 
-    BarrierInit { address: Address, count: Row },
-    BarrierInvalidate { address: Address },
-    BarrierArrive { address: Address, count: Option<Row>, bytes: Option<Row>, state: Option<Row> },
-    BarrierExpect { address: Address, bytes: Row },
-    BarrierTest { p: Row, address: Address, parity: Row, may_sleep: bool },
+    BarrierInit {
+        address: Address,
+        count: Row,
+    },
+    BarrierInvalidate {
+        address: Address,
+    },
+    BarrierArrive {
+        address: Address,
+        count: Option<Row>,
+        bytes: Option<Row>,
+        state: Option<Row>,
+    },
+    BarrierExpect {
+        address: Address,
+        bytes: Row,
+    },
+    BarrierTest {
+        p: Row,
+        address: Address,
+        parity: Row,
+        may_sleep: bool,
+    },
 
-    CopyAsync { target: Address, source: Address, bytes: u32, valid: Option<Row> },
+    CopyAsync {
+        target: Address,
+        source: Address,
+        bytes: u32,
+        valid: Option<Row>,
+    },
     CopyAsyncCommit,
-    CopyAsyncWait { pending: u32, all: bool },
-    CopyAsyncArrive { address: Address },
-    BulkLoad { target: Address, source: Address, bytes: Row, barrier: Address },
-    BulkStore { target: Address, source: Address, bytes: Row, add_f32: bool },
-    TensorLoad { target: Address, tensor: TensorBox, barrier: Address },
-    TensorStore { tensor: TensorBox, source: Address, add: bool },
+    CopyAsyncWait {
+        pending: u32,
+        all: bool,
+    },
+    CopyAsyncArrive {
+        address: Address,
+    },
+    BulkLoad {
+        target: Address,
+        source: Address,
+        bytes: Row,
+        barrier: Address,
+    },
+    BulkStore {
+        target: Address,
+        source: Address,
+        bytes: Row,
+        add_f32: bool,
+    },
+    TensorLoad {
+        target: Address,
+        tensor: TensorBox,
+        barrier: Address,
+    },
+    TensorStore {
+        tensor: TensorBox,
+        source: Address,
+        add: bool,
+    },
     BulkCommit,
-    BulkWait { pending: u32, read: bool },
+    BulkWait {
+        pending: u32,
+        read: bool,
+    },
 }

@@ -18,7 +18,11 @@ pub struct ParseError {
 
 impl ParseError {
     pub(crate) fn new(line: u32, what: &str, text: &str) -> Self {
-        Self { line, what: what.into(), text: text.into() }
+        Self {
+            line,
+            what: what.into(),
+            text: text.into(),
+        }
     }
 }
 
@@ -82,7 +86,9 @@ pub enum Fault {
         before: Box<Place>,
     },
     /// The launch before may still run.
-    #[error("{access} at {address} without griddepcontrol.wait; the launch before touched it: {before}")]
+    #[error(
+        "{access} at {address} without griddepcontrol.wait; the launch before touched it: {before}"
+    )]
     NoGridWait {
         /// Space and address.
         address: String,
@@ -204,18 +210,26 @@ pub enum Fault {
 }
 
 fn put_by(place: &Option<Box<Place>>) -> String {
-    place.as_ref().map(|place| format!(", put there by {place}")).unwrap_or_default()
+    place
+        .as_ref()
+        .map(|place| format!(", put there by {place}"))
+        .unwrap_or_default()
 }
 
 fn from(read: &Option<Box<(Place, String)>>) -> String {
     match read.as_deref() {
-        Some((place, address)) => format!("; the warp read bytes that nobody wrote, {address}: {place}"),
+        Some((place, address)) => {
+            format!("; the warp read bytes that nobody wrote, {address}: {place}")
+        }
         None => String::new(),
     }
 }
 
 fn list(waiting: &[Waiting]) -> String {
-    waiting.iter().map(|one| format!("\n  {}: {}", one.place, one.what)).collect()
+    waiting
+        .iter()
+        .map(|one| format!("\n  {}: {}", one.place, one.what))
+        .collect()
 }
 
 /// A fault of a launch.
@@ -231,7 +245,10 @@ pub struct Report {
 }
 
 fn at(place: &Option<Place>) -> String {
-    place.as_ref().map(|place| format!(", {place}")).unwrap_or_default()
+    place
+        .as_ref()
+        .map(|place| format!(", {place}"))
+        .unwrap_or_default()
 }
 
 pub(crate) type Step<T = ()> = Result<T, Box<Fault>>;

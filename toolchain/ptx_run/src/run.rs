@@ -109,9 +109,15 @@ impl Module {
         schedule: Schedule,
     ) -> Result<Stats, Box<Report>> {
         let report = |what: String| {
-            Box::new(Report { kernel: entry.into(), place: None, fault: Fault::Launch { what } })
+            Box::new(Report {
+                kernel: entry.into(),
+                place: None,
+                fault: Fault::Launch { what },
+            })
         };
-        let code = self.code(entry).map_err(|error| report(error.to_string()))?;
+        let code = self
+            .code(entry)
+            .map_err(|error| report(error.to_string()))?;
         check(&code, launch, parameters).map_err(report)?;
         let number = memory.begin_launch(launch.overlaps);
         let seed = match schedule {
@@ -136,7 +142,14 @@ impl Module {
             pc: 0,
             eager: schedule == Schedule::RoundRobin,
         };
-        let mut grid = Grid { run, schedule, launch: *launch, next: 0, residents: Vec::new(), turn: 0 };
+        let mut grid = Grid {
+            run,
+            schedule,
+            launch: *launch,
+            next: 0,
+            residents: Vec::new(),
+            turn: 0,
+        };
         grid.go()?;
         Ok(grid.run.stats)
     }
@@ -145,17 +158,29 @@ impl Module {
 fn check(code: &Code, launch: &Launch, parameters: &[u8]) -> Result<(), String> {
     let threads = launch.block.iter().product::<u32>();
     if threads == 0 || threads > 1024 || launch.grid.contains(&0) {
-        return Err(format!("{:?} blocks of {:?} threads", launch.grid, launch.block));
+        return Err(format!(
+            "{:?} blocks of {:?} threads",
+            launch.grid, launch.block
+        ));
     }
     if let Some(most) = code.max_threads.filter(|&most| threads > most) {
-        return Err(format!("blocks of {threads} threads, the entry takes {most} at most"));
+        return Err(format!(
+            "blocks of {threads} threads, the entry takes {most} at most"
+        ));
     }
     let shared = code.shared + launch.shared as usize;
     if shared > 227 << 10 {
-        return Err(format!("{shared} bytes of shared memory, a block has {} at most", 227 << 10));
+        return Err(format!(
+            "{shared} bytes of shared memory, a block has {} at most",
+            227 << 10
+        ));
     }
     if parameters.len() != code.parameter_bytes {
-        return Err(format!("{} bytes of parameters, the entry takes {}", parameters.len(), code.parameter_bytes));
+        return Err(format!(
+            "{} bytes of parameters, the entry takes {}",
+            parameters.len(),
+            code.parameter_bytes
+        ));
     }
     Ok(())
 }
@@ -180,7 +205,8 @@ impl Grid<'_> {
     fn go(&mut self) -> Result<(), Box<Report>> {
         loop {
             let blocks = self.launch.grid.iter().product::<u32>();
-            while self.next < blocks && self.residents.len() < self.launch.resident.max(1) as usize {
+            while self.next < blocks && self.residents.len() < self.launch.resident.max(1) as usize
+            {
                 let resident = self.block(self.next);
                 self.residents.push(resident);
                 self.next += 1;
@@ -200,7 +226,9 @@ impl Grid<'_> {
             };
             let before = self.run.stats.instructions;
             self.turn(at, warp, turn)?;
-            if self.run.stats.instructions - before == turn as u64 {
+            if matches!(self.schedule, Schedule::Late(_))
+                && self.run.stats.instructions - before == turn as u64
+            {
                 // It may go round for something that others are to do.
                 self.turn += 1;
             }
@@ -305,9 +333,13 @@ impl Grid<'_> {
             Wait::Named { id, generation } => block.named[id as usize].generation > generation,
             Wait::Mbarrier { address, parity } => {
                 let index = block.barrier_at[address as usize / 8] as usize;
-                index.checked_sub(1).is_none_or(|index| block.barriers[index].phase & 1 != parity)
+                index
+                    .checked_sub(1)
+                    .is_none_or(|index| block.barriers[index].phase & 1 != parity)
             }
-            Wait::Registers { wanted } => (i64::from(wanted) - i64::from(warp.registers)) * 32 <= block.pool,
+            Wait::Registers { wanted } => {
+                (i64::from(wanted) - i64::from(warp.registers)) * 32 <= block.pool
+            }
         }
     }
 
@@ -321,16 +353,22 @@ impl Grid<'_> {
             Schedule::Late(_) if self.run.random.below(16) == 0 => self.run.random.below(total),
             Schedule::Late(_) => self.turn,
         };
-        let places: Vec<(usize, usize)> =
-            self.residents.iter().enumerate().flat_map(|(at, one)| (0..one.warps.len()).map(move |warp| (at, warp))).collect();
-        (0..total).map(|offset| (start + offset) % total).find_map(|index| {
-            let (at, warp) = places[index];
-            let resident = &self.residents[at];
-            Self::ready(&resident.block, &resident.warps[warp]).then(|| {
-                self.turn = index;
-                (at, warp)
+        let places: Vec<(usize, usize)> = self
+            .residents
+            .iter()
+            .enumerate()
+            .flat_map(|(at, one)| (0..one.warps.len()).map(move |warp| (at, warp)))
+            .collect();
+        (0..total)
+            .map(|offset| (start + offset) % total)
+            .find_map(|index| {
+                let (at, warp) = places[index];
+                let resident = &self.residents[at];
+                Self::ready(&resident.block, &resident.warps[warp]).then(|| {
+                    self.turn = index;
+                    (at, warp)
+                })
             })
-        })
     }
 
     /// Some of the copies arrive.
@@ -342,7 +380,10 @@ impl Grid<'_> {
             let block = &mut self.residents[at].block;
             let queue = self.run.random.below(block.lane_copies.len());
             if let Some(one) = block.lane_copies[queue].front() {
-                let (id, who) = (block.id, format!("the copy of warp {} lane {}", one.warp, one.lane));
+                let (id, who) = (
+                    block.id,
+                    format!("the copy of warp {} lane {}", one.warp, one.lane),
+                );
                 if let Err(fault) = self.run.deliver_lane(block, queue) {
                     let place = self.run.place(self.run.pc, id, who);
                     return Err(self.report(Some(place), *fault));
@@ -377,8 +418,9 @@ impl Grid<'_> {
 
     /// No warp can go on: a copy arrives, or those that ask a barrier get a no, or it is a deadlock.
     fn nobody(&mut self) -> Result<(), Box<Report>> {
-        let with_copies: Vec<usize> =
-            (0..self.residents.len()).filter(|&at| !self.residents[at].block.pending.is_empty()).collect();
+        let with_copies: Vec<usize> = (0..self.residents.len())
+            .filter(|&at| !self.residents[at].block.pending.is_empty())
+            .collect();
         if !with_copies.is_empty() {
             let at = with_copies[self.run.random.below(with_copies.len())];
             let count = self.residents[at].block.pending.len();
@@ -427,8 +469,12 @@ impl Grid<'_> {
                 break;
             }
             if let Err(mut fault) = self.run.step(block, warp) {
-                if let (Fault::UninitialisedRegister { read, .. }, Some((at, lane, address))) = (&mut *fault, warp.unwritten) {
-                    let place = self.run.place(at, block.id, format!("warp {} lane {lane}", warp.index));
+                if let (Fault::UninitialisedRegister { read, .. }, Some((at, lane, address))) =
+                    (&mut *fault, warp.unwritten)
+                {
+                    let place =
+                        self.run
+                            .place(at, block.id, format!("warp {} lane {lane}", warp.index));
                     *read = Some(Box::new((place, crate::exec::name(address))));
                 }
                 let who = format!("warp {} {}", warp.index, lane_list(warp.path.mask));
@@ -449,7 +495,11 @@ impl Grid<'_> {
         let live = warps.iter().filter(|warp| warp.alive != 0).count() as u32;
         let gone = (block.live_warps - live) * MEMBERS as u32;
         block.live_warps = live;
-        for barrier in block.named.iter_mut().filter(|barrier| barrier.everybody && barrier.expected != 0) {
+        for barrier in block
+            .named
+            .iter_mut()
+            .filter(|barrier| barrier.everybody && barrier.expected != 0)
+        {
             barrier.expected -= gone;
             if barrier.arrived == barrier.expected {
                 barrier.complete();
@@ -462,7 +512,9 @@ impl Grid<'_> {
             self.deliver(at, 0)?;
         }
         let resident = self.residents.remove(at);
-        self.run.after_end(&resident.block).map_err(|fault| self.report(None, *fault))
+        self.run
+            .after_end(&resident.block)
+            .map_err(|fault| self.report(None, *fault))
     }
 
     /// All warps that have not ended, and what they wait for.
@@ -474,7 +526,10 @@ impl Grid<'_> {
                     Wait::Nothing => "goes round".into(),
                     Wait::Named { id, .. } => {
                         let barrier = &block.named[id as usize];
-                        format!("barrier {id}, {} of {} threads are there", barrier.arrived, barrier.expected)
+                        format!(
+                            "barrier {id}, {} of {} threads are there",
+                            barrier.arrived, barrier.expected
+                        )
                     }
                     Wait::Mbarrier { address, parity } => {
                         let index = block.barrier_at[address as usize / 8] as usize;
@@ -486,17 +541,26 @@ impl Grid<'_> {
                             None => format!("mbarrier {address:#x}"),
                         }
                     }
-                    Wait::Registers { wanted } => format!("{wanted} registers, {} are free for it", block.pool / 32),
+                    Wait::Registers { wanted } => {
+                        format!("{wanted} registers, {} are free for it", block.pool / 32)
+                    }
                 };
                 let who = format!("warp {} {}", warp.index, lane_list(warp.path.mask));
-                waiting.push(Waiting { place: self.run.place(warp.path.pc as usize, block.id, who), what });
+                waiting.push(Waiting {
+                    place: self.run.place(warp.path.pc as usize, block.id, who),
+                    what,
+                });
             }
         }
         waiting
     }
 
     fn report(&self, place: Option<crate::Place>, fault: Fault) -> Box<Report> {
-        Box::new(Report { kernel: self.run.code.name.clone(), place, fault })
+        Box::new(Report {
+            kernel: self.run.code.name.clone(),
+            place,
+            fault,
+        })
     }
 }
 

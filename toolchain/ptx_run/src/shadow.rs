@@ -75,7 +75,9 @@ impl Record {
     }
 
     fn same_moment(&self, other: &Self) -> bool {
-        self.who == other.who && self.time == other.time && (self.info ^ other.info) & 0x3F_FFFF == 0
+        self.who == other.who
+            && self.time == other.time
+            && (self.info ^ other.info) & 0x3F_FFFF == 0
     }
 }
 
@@ -174,8 +176,18 @@ impl Accessor<'_> {
         members == 0 || self.clock.knows(block, agent, members, record.time)
     }
 
-    fn check(&self, record: &Record, bytes: u32, new: &Record, wrote: bool, same_value: bool) -> Option<Conflict> {
-        if record.members == 0 || record.bytes() & bytes == 0 || record.info & new.info & ATOMIC != 0 {
+    fn check(
+        &self,
+        record: &Record,
+        bytes: u32,
+        new: &Record,
+        wrote: bool,
+        same_value: bool,
+    ) -> Option<Conflict> {
+        if record.members == 0
+            || record.bytes() & bytes == 0
+            || record.info & new.info & ATOMIC != 0
+        {
             return None;
         }
         if record.launch() != self.launch & 3 {
@@ -186,7 +198,10 @@ impl Accessor<'_> {
             if same_value && record.same_moment(new) {
                 return None;
             }
-            return Some(Conflict::Race { before: *record, before_wrote: wrote });
+            return Some(Conflict::Race {
+                before: *record,
+                before_wrote: wrote,
+            });
         }
         if let Some(fenced) = self.fenced
             && wrote
@@ -213,7 +228,13 @@ impl Granule {
     }
 
     /// A read of these bytes (a bit each) by a member.
-    pub fn read(&mut self, by: &Accessor<'_>, new: Record, member: u32, bytes: u32) -> Option<Conflict> {
+    pub fn read(
+        &mut self,
+        by: &Accessor<'_>,
+        new: Record,
+        member: u32,
+        bytes: u32,
+    ) -> Option<Conflict> {
         let conflict = by.check(&self.write, bytes, &new, true, false);
         if conflict.is_some() {
             return conflict;
@@ -231,7 +252,10 @@ impl Granule {
                 }
                 old.members |= bit;
                 return None;
-            } else if old.who == new.who && old.launch() == new.launch() && old.bytes() & !bytes == 0 {
+            } else if old.who == new.who
+                && old.launch() == new.launch()
+                && old.bytes() & !bytes == 0
+            {
                 // What comes behind the later read of a thread comes behind its earlier one.
                 old.members &= !bit;
                 if old.members == 0 {
@@ -242,7 +266,10 @@ impl Granule {
         let at = free
             .or_else(|| (0..3).find(|&at| by.is_ordered(&self.reads[at])))
             .unwrap_or(new.time as usize % 3);
-        self.reads[at] = Record { members: bit, ..new };
+        self.reads[at] = Record {
+            members: bit,
+            ..new
+        };
         self.reads[at].set_bytes(bytes);
         None
     }
@@ -271,7 +298,10 @@ impl Granule {
             }
             self.write.members |= bit;
         } else {
-            self.write = Record { members: bit, ..new };
+            self.write = Record {
+                members: bit,
+                ..new
+            };
             self.write.set_bytes(bytes);
         }
         for read in &mut self.reads {
@@ -318,21 +348,47 @@ mod tests {
     fn a_write_is_ordered_by_what_the_reader_knows() {
         let mut clock = Clock::default();
         let mut granule = Granule::default();
-        assert!(granule.write(&accessor(&clock, 0, 3), by(0, 1), 3, 15, false).is_none());
+        assert!(
+            granule
+                .write(&accessor(&clock, 0, 3), by(0, 1), 3, 15, false)
+                .is_none()
+        );
         // The same thread, other bytes by another, then the same bytes.
-        assert!(granule.read(&accessor(&clock, 0, 3), by(0, 1), 3, 15).is_none());
+        assert!(
+            granule
+                .read(&accessor(&clock, 0, 3), by(0, 1), 3, 15)
+                .is_none()
+        );
         let conflict = granule.read(&accessor(&clock, 1, 0), by(1, 1), 0, 15);
-        assert!(matches!(conflict, Some(Conflict::Race { before_wrote: true, .. })));
+        assert!(matches!(
+            conflict,
+            Some(Conflict::Race {
+                before_wrote: true,
+                ..
+            })
+        ));
         clock.learn(0, 3, 1);
-        assert!(granule.read(&accessor(&clock, 1, 0), by(1, 1), 0, 15).is_none());
+        assert!(
+            granule
+                .read(&accessor(&clock, 1, 0), by(1, 1), 0, 15)
+                .is_none()
+        );
     }
 
     #[test]
     fn lanes_of_a_warp_race_too() {
         let clock = Clock::default();
         let mut granule = Granule::default();
-        assert!(granule.write(&accessor(&clock, 0, 0), by(0, 1), 0, 15, false).is_none());
-        assert!(granule.read(&accessor(&clock, 0, 1), by(0, 1), 1, 15).is_some());
+        assert!(
+            granule
+                .write(&accessor(&clock, 0, 0), by(0, 1), 0, 15, false)
+                .is_none()
+        );
+        assert!(
+            granule
+                .read(&accessor(&clock, 0, 1), by(0, 1), 1, 15)
+                .is_some()
+        );
     }
 
     #[test]
@@ -340,22 +396,44 @@ mod tests {
         let mut clock = Clock::default();
         let mut granule = Granule::default();
         for warp in 0..3 {
-            assert!(granule.read(&accessor(&clock, warp, 0), by(warp as usize, 1), 0, 15).is_none());
+            assert!(
+                granule
+                    .read(&accessor(&clock, warp, 0), by(warp as usize, 1), 0, 15)
+                    .is_none()
+            );
         }
         clock.learn(0, 0, 1);
         clock.learn(0, 32, 1);
         let conflict = granule.write(&accessor(&clock, 3, 0), by(3, 1), 0, 15, false);
-        assert!(matches!(conflict, Some(Conflict::Race { before_wrote: false, .. })));
+        assert!(matches!(
+            conflict,
+            Some(Conflict::Race {
+                before_wrote: false,
+                ..
+            })
+        ));
         clock.learn(0, 64, 1);
-        assert!(granule.write(&accessor(&clock, 3, 0), by(3, 1), 0, 15, false).is_none());
+        assert!(
+            granule
+                .write(&accessor(&clock, 3, 0), by(3, 1), 0, 15, false)
+                .is_none()
+        );
     }
 
     #[test]
     fn neighbouring_bytes_do_not_conflict() {
         let clock = Clock::default();
         let mut granule = Granule::default();
-        assert!(granule.write(&accessor(&clock, 0, 0), by(0, 1), 0, 0b0011, false).is_none());
-        assert!(granule.write(&accessor(&clock, 1, 0), by(1, 1), 0, 0b1100, false).is_none());
+        assert!(
+            granule
+                .write(&accessor(&clock, 0, 0), by(0, 1), 0, 0b0011, false)
+                .is_none()
+        );
+        assert!(
+            granule
+                .write(&accessor(&clock, 1, 0), by(1, 1), 0, 0b1100, false)
+                .is_none()
+        );
     }
 
     #[test]

@@ -60,7 +60,9 @@ impl TensorMap {
             is_f32: words[2] >> 24 & 1 != 0,
             dims: words[3..8].try_into().ok()?,
             strides: words[8..12].try_into().ok()?,
-            box_dims: std::array::from_fn(|at| (words[12 + at / 3] >> (at % 3 * 20)) as u32 & 0xF_FFFF),
+            box_dims: std::array::from_fn(|at| {
+                (words[12 + at / 3] >> (at % 3 * 20)) as u32 & 0xF_FFFF
+            }),
         })
     }
 
@@ -74,7 +76,10 @@ impl TensorMap {
     /// each row's first byte, and which of its bytes are inside the tensor.
     pub(crate) fn rows(&self, coordinates: &[i64]) -> Vec<TensorRow> {
         let rank = self.rank as usize;
-        let count: usize = self.box_dims[1..rank].iter().map(|&extent| extent as usize).product();
+        let count: usize = self.box_dims[1..rank]
+            .iter()
+            .map(|&extent| extent as usize)
+            .product();
         let mut rows = Vec::with_capacity(count);
         for row in 0..count {
             let mut rest = row;
@@ -89,9 +94,18 @@ impl TensorMap {
             }
             let element = i64::from(self.element_bytes);
             let first = (-coordinates[0]).clamp(0, i64::from(self.box_dims[0]));
-            let last = (self.dims[0] as i64 - coordinates[0]).clamp(first, i64::from(self.box_dims[0]));
-            let (first, last) = if inside { (first * element, last * element) } else { (0, 0) };
-            rows.push(TensorRow { address: address as u64, first: first as usize, last: last as usize });
+            let last =
+                (self.dims[0] as i64 - coordinates[0]).clamp(first, i64::from(self.box_dims[0]));
+            let (first, last) = if inside {
+                (first * element, last * element)
+            } else {
+                (0, 0)
+            };
+            rows.push(TensorRow {
+                address: address as u64,
+                first: first as usize,
+                last: last as usize,
+            });
         }
         rows
     }

@@ -42,11 +42,19 @@ pub struct Path {
 pub enum Wait {
     Nothing,
     /// A named barrier's phase.
-    Named { id: u32, generation: u64 },
+    Named {
+        id: u32,
+        generation: u64,
+    },
     /// An mbarrier's phase, as a lane asked for it.
-    Mbarrier { address: u32, parity: u32 },
+    Mbarrier {
+        address: u32,
+        parity: u32,
+    },
     /// Registers of the pool.
-    Registers { wanted: u32 },
+    Registers {
+        wanted: u32,
+    },
 }
 
 /// A proxy fence, or one of an mbarrier's initialisation.
@@ -135,7 +143,11 @@ impl Warp {
             p_valid: vec![0; p],
             w_meta: vec![Meta::default(); w],
             l_valid: vec![[0; 2]; l],
-            path: Path { pc: 0, mask: lanes, meet: NEVER },
+            path: Path {
+                pc: 0,
+                mask: lanes,
+                meet: NEVER,
+            },
             stack: Vec::new(),
             alive: lanes,
             wait: Wait::Nothing,
@@ -153,8 +165,14 @@ impl Warp {
             product_lines: Vec::new(),
             product_fences: 1,
             fenced_products: false,
-            copies: std::array::from_fn(|_| Groups { open: 1, ..Groups::default() }),
-            bulk: std::array::from_fn(|_| Groups { open: 1, ..Groups::default() }),
+            copies: std::array::from_fn(|_| Groups {
+                open: 1,
+                ..Groups::default()
+            }),
+            bulk: std::array::from_fn(|_| Groups {
+                open: 1,
+                ..Groups::default()
+            }),
             registers: 0,
         };
         let empty = Shared::default();
@@ -214,8 +232,14 @@ impl Warp {
     }
 
     fn owned(&self, what: &'static str, product: u32) -> Box<Fault> {
-        let found = self.product_lines.iter().find(|&&(group, _)| group == product);
-        Box::new(Fault::OwnedRegister { what, line: found.map_or(0, |&(_, line)| line) })
+        let found = self
+            .product_lines
+            .iter()
+            .find(|&&(group, _)| group == product);
+        Box::new(Fault::OwnedRegister {
+            what,
+            line: found.map_or(0, |&(_, line)| line),
+        })
     }
 
     /// Writes a word in the lanes of `mask`; it has a value in those of `valid`.
@@ -228,11 +252,27 @@ impl Warp {
         }
         let target = &mut self.w[row as usize];
         if mask == ALL {
-            *meta = Meta { valid, product: 0, read_by: 0, then: 0, born: self.product_fences };
+            *meta = Meta {
+                valid,
+                product: 0,
+                read_by: 0,
+                then: 0,
+                born: self.product_fences,
+            };
             *target = *values;
         } else {
-            let rest = if meta.product == 0 { meta.valid } else { meta.then } & !mask;
-            *meta = Meta { valid: rest | valid & mask, product: 0, read_by: 0, then: 0, born: self.product_fences };
+            let rest = if meta.product == 0 {
+                meta.valid
+            } else {
+                meta.then
+            } & !mask;
+            *meta = Meta {
+                valid: rest | valid & mask,
+                product: 0,
+                read_by: 0,
+                then: 0,
+                born: self.product_fences,
+            };
             for lane in 0..LANES {
                 if mask >> lane & 1 != 0 {
                     target[lane] = values[lane];
@@ -252,7 +292,11 @@ impl Warp {
             (meta.product, meta.then, meta.born) = (from.product, from.then, 0);
             return Ok(());
         }
-        let valid = if from.product != 0 { from.then } else { from.valid };
+        let valid = if from.product != 0 {
+            from.then
+        } else {
+            from.valid
+        };
         self.set_word(d, mask, &values, valid)?;
         self.w_meta[d as usize].born = from.born;
         Ok(())
@@ -301,7 +345,12 @@ impl Warp {
     pub fn settle(&mut self) {
         while self.path.mask == 0 || self.path.pc == self.path.meet {
             match self.stack.pop() {
-                Some(path) => self.path = Path { mask: path.mask & self.alive, ..path },
+                Some(path) => {
+                    self.path = Path {
+                        mask: path.mask & self.alive,
+                        ..path
+                    }
+                }
                 None => break,
             }
         }
@@ -316,18 +365,34 @@ impl Warp {
             return;
         }
         if meet != self.path.meet {
-            self.stack.push(Path { pc: meet, mask, meet: self.path.meet });
+            self.stack.push(Path {
+                pc: meet,
+                mask,
+                meet: self.path.meet,
+            });
         }
         if next != meet {
-            self.stack.push(Path { pc: next, mask: other, meet });
+            self.stack.push(Path {
+                pc: next,
+                mask: other,
+                meet,
+            });
         }
-        self.path = Path { pc: target, mask: taken, meet };
+        self.path = Path {
+            pc: target,
+            mask: taken,
+            meet,
+        };
     }
 
     /// Lets the lanes that took the other side of a branch go first; `false` if there are none.
     pub fn swap(&mut self) -> bool {
         match self.stack.last_mut() {
-            Some(other) if other.meet == self.path.meet && other.pc != other.meet && other.mask & self.alive != 0 => {
+            Some(other)
+                if other.meet == self.path.meet
+                    && other.pc != other.meet
+                    && other.mask & self.alive != 0 =>
+            {
                 other.mask &= self.alive;
                 std::mem::swap(other, &mut self.path);
                 true
@@ -359,7 +424,11 @@ impl Warp {
         let clock = Shared::make_mut(&mut result);
         clock.learn_members(block, self.index, lanes, self.time);
         if self.products_done > 0 {
-            clock.learn(block, layout.products() * MEMBERS + self.index, self.products_done);
+            clock.learn(
+                block,
+                layout.products() * MEMBERS + self.index,
+                self.products_done,
+            );
         }
         for lane in members(lanes) {
             let (copies, bulk) = (&self.copies[lane], &self.bulk[lane]);

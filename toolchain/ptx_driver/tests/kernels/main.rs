@@ -22,7 +22,10 @@ fn driver() -> PathBuf {
     let here = program.parent().unwrap();
     let name = "libptx_driver.so";
     let places = [here.join(name), here.parent().unwrap().join(name)];
-    places.into_iter().find(|place| place.is_file()).expect("cargo builds the library before its tests")
+    places
+        .into_iter()
+        .find(|place| place.is_file())
+        .expect("cargo builds the library before its tests")
 }
 
 /// Runs `test` again in a child on the emulated GPU; what it said, or `None` in the child itself.
@@ -37,7 +40,8 @@ fn child(test: &str, settings: &str) -> Option<String> {
         .env(CHILD, "1")
         .output()
         .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{settings}: {text}");
     Some(text)
 }
@@ -48,7 +52,10 @@ fn all_scenarios(test: &str, settings: &str) {
         return;
     };
     for kernel in scenarios::EXPECTED {
-        assert!(text.contains(&format!("{kernel}: [")), "{kernel} was not launched:\n{text}");
+        assert!(
+            text.contains(&format!("{kernel}: [")),
+            "{kernel} was not launched:\n{text}"
+        );
     }
 }
 

@@ -44,7 +44,12 @@ fn scenario(name: &'static str, group: u32, dim: u32, requests: &'static [(u32, 
 }
 
 fn options(split: SplitMode, merge_mode: MergeMode, pod: PodMode) -> PlanOptions {
-    PlanOptions { split, merge_mode, pod, ..PlanOptions::default() }
+    PlanOptions {
+        split,
+        merge_mode,
+        pod,
+        ..PlanOptions::default()
+    }
 }
 
 const DECODES: &[(u32, u32)] = &[(70, 1), (33, 1), (1, 1)];
@@ -55,21 +60,48 @@ pub fn scenarios() -> Vec<Scenario> {
     let cut = SplitMode::Fixed { tokens: 32 };
     let serial = PodMode::Serial;
     vec![
-        Scenario { kv_heads: 2, ..scenario("decode, 8 rows", 4, 64, DECODES) },
+        Scenario {
+            kv_heads: 2,
+            ..scenario("decode, 8 rows", 4, 64, DECODES)
+        },
         scenario("decode, 16 rows", 12, 128, DECODES),
         scenario("decode, 64 rows", 40, 64, DECODES),
         scenario("decode, 128 rows", 100, 64, DECODES),
-        Scenario { soft_cap: Some(20.0), ..scenario("decode with a soft cap", 8, 64, DECODES) },
-        Scenario { options: options(cut, MergeMode::Fused, serial), ..scenario("decode, fused merges", 4, 64, DECODES) },
-        Scenario { options: options(cut, MergeMode::Kernel, serial), ..scenario("decode, merges by a kernel", 4, 64, DECODES) },
-        Scenario { page: 3, ..scenario("decode, odd pages", 4, 64, DECODES) },
-        Scenario { family: Some(Family::Sm80), ..scenario("decode, Ampere", 4, 64, DECODES) },
+        Scenario {
+            soft_cap: Some(20.0),
+            ..scenario("decode with a soft cap", 8, 64, DECODES)
+        },
+        Scenario {
+            options: options(cut, MergeMode::Fused, serial),
+            ..scenario("decode, fused merges", 4, 64, DECODES)
+        },
+        Scenario {
+            options: options(cut, MergeMode::Kernel, serial),
+            ..scenario("decode, merges by a kernel", 4, 64, DECODES)
+        },
+        Scenario {
+            page: 3,
+            ..scenario("decode, odd pages", 4, 64, DECODES)
+        },
+        Scenario {
+            family: Some(Family::Sm80),
+            ..scenario("decode, Ampere", 4, 64, DECODES)
+        },
         scenario("prefill, 64", 2, 64, CHUNK),
         scenario("prefill, 128", 2, 128, CHUNK),
         scenario("prefill, 256", 1, 256, CHUNK),
-        Scenario { soft_cap: Some(20.0), ..scenario("prefill with a soft cap", 2, 128, CHUNK) },
-        Scenario { page: 3, ..scenario("prefill, odd pages", 2, 64, CHUNK) },
-        Scenario { family: Some(Family::Sm80), ..scenario("prefill, Ampere", 2, 64, CHUNK) },
+        Scenario {
+            soft_cap: Some(20.0),
+            ..scenario("prefill with a soft cap", 2, 128, CHUNK)
+        },
+        Scenario {
+            page: 3,
+            ..scenario("prefill, odd pages", 2, 64, CHUNK)
+        },
+        Scenario {
+            family: Some(Family::Sm80),
+            ..scenario("prefill, Ampere", 2, 64, CHUNK)
+        },
         Scenario {
             options: options(SplitMode::Makespan, MergeMode::Fused, PodMode::Streams),
             streams: Streams::PerGroup,
@@ -98,7 +130,11 @@ pub const EXPECTED: &[&str] = &[
 
 /// A scenario, run twice; `Err` is what the results lack.
 pub fn run(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
-    let mut spec = Spec::new(scenario.kv_heads * scenario.group, scenario.kv_heads, scenario.dim);
+    let mut spec = Spec::new(
+        scenario.kv_heads * scenario.group,
+        scenario.kv_heads,
+        scenario.dim,
+    );
     if let Some(cap) = scenario.soft_cap {
         let mut variant = Variant::CAUSAL;
         variant.soft_cap = Some(cap);
@@ -107,7 +143,12 @@ pub fn run(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
     let requests: Vec<Request> = scenario
         .requests
         .iter()
-        .map(|&(own, queries)| Request { parent: 0, shared: 0, own, queries })
+        .map(|&(own, queries)| Request {
+            parent: 0,
+            shared: 0,
+            own,
+            queries,
+        })
         .collect();
     let batch = batch_of(&requests, scenario.page, 3);
     let plan = Planner::new()
@@ -116,7 +157,9 @@ pub fn run(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
     let mut options = WorkspaceOptions::default();
     options.streams = scenario.streams;
     options.family = scenario.family;
-    let mut workspace = gpu.workspace(&spec, &Bound::of(&plan), options).map_err(|error| error.to_string())?;
+    let mut workspace = gpu
+        .workspace(&spec, &Bound::of(&plan), options)
+        .map_err(|error| error.to_string())?;
     let tensors = Tensors::<bf16, bf16>::random(&spec, &batch, KvLayout::Nhd, 5);
     let device = OnDevice::new(&spec, &batch, &tensors);
     let stream = Stream::new();

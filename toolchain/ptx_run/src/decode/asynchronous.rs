@@ -9,36 +9,95 @@ use crate::{
 const INTO_SHARED: [&str; 3] = ["shared::cluster", "global", "mbarrier::complete_tx::bytes"];
 
 impl Decoder<'_> {
-    pub(super) fn asynchronous(&mut self, parts: &[&str], operands: &[Operand]) -> Option<Decoded<Op>> {
+    pub(super) fn asynchronous(
+        &mut self,
+        parts: &[&str],
+        operands: &[Operand],
+    ) -> Option<Decoded<Op>> {
         Some(match parts {
             ["mbarrier", rest @ ..] => self.mbarrier(rest, operands),
             ["cp", "async", "commit_group"] => Ok(Op::CopyAsyncCommit),
-            ["cp", "async", "wait_all"] => Ok(Op::CopyAsyncWait { pending: 0, all: true }),
+            ["cp", "async", "wait_all"] => Ok(Op::CopyAsyncWait {
+                pending: 0,
+                all: true,
+            }),
             ["cp", "async", "wait_group"] => (|| {
                 let [pending] = exactly(operands)?;
-                Ok(Op::CopyAsyncWait { pending: Self::number(pending)?, all: false })
+                Ok(Op::CopyAsyncWait {
+                    pending: Self::number(pending)?,
+                    all: false,
+                })
             })(),
-            ["cp", "async", "mbarrier", "arrive", "noinc", "shared::cta", "b64"] => (|| {
+            [
+                "cp",
+                "async",
+                "mbarrier",
+                "arrive",
+                "noinc",
+                "shared::cta",
+                "b64",
+            ] => (|| {
                 let [barrier] = exactly(operands)?;
-                Ok(Op::CopyAsyncArrive { address: self.address(barrier)? })
+                Ok(Op::CopyAsyncArrive {
+                    address: self.address(barrier)?,
+                })
             })(),
-            ["cp", "async", "ca" | "cg", "shared", "global", hints @ ..] => self.copy_async(hints, operands),
+            ["cp", "async", "ca" | "cg", "shared", "global", hints @ ..] => {
+                self.copy_async(hints, operands)
+            }
             ["cp", "async", "bulk", "commit_group"] => Ok(Op::BulkCommit),
-            ["cp", "async", "bulk", "wait_group", rest @ ..] if rest.is_empty() || rest == ["read"] => (|| {
-                let [pending] = exactly(operands)?;
-                Ok(Op::BulkWait { pending: Self::number(pending)?, read: !rest.is_empty() })
-            })(),
+            ["cp", "async", "bulk", "wait_group", rest @ ..]
+                if rest.is_empty() || rest == ["read"] =>
+            {
+                (|| {
+                    let [pending] = exactly(operands)?;
+                    Ok(Op::BulkWait {
+                        pending: Self::number(pending)?,
+                        read: !rest.is_empty(),
+                    })
+                })()
+            }
             ["cp", "async", "bulk", "prefetch", ..] => Ok(Op::Prefetch),
-            ["cp", "async", "bulk", "tensor", rank, rest @ ..] => self.tensor(rank, rest, operands, false),
-            ["cp", "reduce", "async", "bulk", "tensor", rank, "global", "shared::cta", "add", "bulk_group"] => {
-                self.tensor(rank, &["global", "shared::cta", "bulk_group"], operands, true)
+            ["cp", "async", "bulk", "tensor", rank, rest @ ..] => {
+                self.tensor(rank, rest, operands, false)
             }
-            ["cp", "async", "bulk", "global", "shared::cta", "bulk_group", hints @ ..] => {
-                self.bulk_store(hints, operands, false)
-            }
-            ["cp", "reduce", "async", "bulk", "global", "shared::cta", "bulk_group", "add", "f32"] => {
-                self.bulk_store(&[], operands, true)
-            }
+            [
+                "cp",
+                "reduce",
+                "async",
+                "bulk",
+                "tensor",
+                rank,
+                "global",
+                "shared::cta",
+                "add",
+                "bulk_group",
+            ] => self.tensor(
+                rank,
+                &["global", "shared::cta", "bulk_group"],
+                operands,
+                true,
+            ),
+            [
+                "cp",
+                "async",
+                "bulk",
+                "global",
+                "shared::cta",
+                "bulk_group",
+                hints @ ..,
+            ] => self.bulk_store(hints, operands, false),
+            [
+                "cp",
+                "reduce",
+                "async",
+                "bulk",
+                "global",
+                "shared::cta",
+                "bulk_group",
+                "add",
+                "f32",
+            ] => self.bulk_store(&[], operands, true),
             ["cp", "async", "bulk", rest @ ..] if rest.starts_with(&INTO_SHARED) => (|| {
                 let operands = without_hint(&rest[3..], operands)?;
                 let [target, source, bytes, barrier] = exactly(operands)?;
@@ -48,7 +107,8 @@ impl Decoder<'_> {
                     bytes: self.word(bytes)?,
                     barrier: self.address(barrier)?,
                 })
-            })(),
+            })(
+            ),
             _ => return None,
         })
     }
@@ -57,16 +117,26 @@ impl Decoder<'_> {
         let rest: Vec<&str> = rest
             .iter()
             .copied()
-            .filter(|part| !matches!(*part, "shared::cta" | "shared" | "b64" | "release" | "acquire" | "relaxed" | "cta"))
+            .filter(|part| {
+                !matches!(
+                    *part,
+                    "shared::cta" | "shared" | "b64" | "release" | "acquire" | "relaxed" | "cta"
+                )
+            })
             .collect();
         match rest.as_slice() {
             ["init"] => {
                 let [barrier, count] = exactly(operands)?;
-                Ok(Op::BarrierInit { address: self.address(barrier)?, count: self.word(count)? })
+                Ok(Op::BarrierInit {
+                    address: self.address(barrier)?,
+                    count: self.word(count)?,
+                })
             }
             ["inval"] => {
                 let [barrier] = exactly(operands)?;
-                Ok(Op::BarrierInvalidate { address: self.address(barrier)? })
+                Ok(Op::BarrierInvalidate {
+                    address: self.address(barrier)?,
+                })
             }
             ["arrive"] => {
                 let (state, barrier, count) = match operands {
@@ -75,29 +145,50 @@ impl Decoder<'_> {
                     _ => return Err("the number of operands".into()),
                 };
                 let state = state_written(state)?;
-                Ok(Op::BarrierArrive { address: self.address(barrier)?, count, bytes: None, state })
+                Ok(Op::BarrierArrive {
+                    address: self.address(barrier)?,
+                    count,
+                    bytes: None,
+                    state,
+                })
             }
             ["arrive", "expect_tx"] => {
                 let [state, barrier, bytes] = exactly(operands)?;
                 let state = state_written(state)?;
                 let bytes = Some(self.word(bytes)?);
-                Ok(Op::BarrierArrive { address: self.address(barrier)?, count: None, bytes, state })
+                Ok(Op::BarrierArrive {
+                    address: self.address(barrier)?,
+                    count: None,
+                    bytes,
+                    state,
+                })
             }
             ["expect_tx"] => {
                 let [barrier, bytes] = exactly(operands)?;
-                Ok(Op::BarrierExpect { address: self.address(barrier)?, bytes: self.word(bytes)? })
+                Ok(Op::BarrierExpect {
+                    address: self.address(barrier)?,
+                    bytes: self.word(bytes)?,
+                })
             }
             [mode @ ("test_wait" | "try_wait"), "parity"] => {
                 let [p, barrier, parity] = exactly(operands)?;
                 let may_sleep = *mode == "try_wait";
-                Ok(Op::BarrierTest { p: bit(p)?, address: self.address(barrier)?, parity: self.word(parity)?, may_sleep })
+                Ok(Op::BarrierTest {
+                    p: bit(p)?,
+                    address: self.address(barrier)?,
+                    parity: self.word(parity)?,
+                    may_sleep,
+                })
             }
             _ => Err("an mbarrier instruction of this kind".into()),
         }
     }
 
     fn copy_async(&mut self, hints: &[&str], operands: &[Operand]) -> Decoded<Op> {
-        if hints.iter().any(|hint| !matches!(*hint, "L2::cache_hint" | "L2::128B")) {
+        if hints
+            .iter()
+            .any(|hint| !matches!(*hint, "L2::cache_hint" | "L2::128B"))
+        {
             return Err("a copy with this modifier".into());
         }
         let operands = without_hint(hints, operands)?;
@@ -114,29 +205,52 @@ impl Decoder<'_> {
         })
     }
 
-    fn tensor(&mut self, rank: &str, rest: &[&str], operands: &[Operand], add: bool) -> Decoded<Op> {
+    fn tensor(
+        &mut self,
+        rank: &str,
+        rest: &[&str],
+        operands: &[Operand],
+        add: bool,
+    ) -> Decoded<Op> {
         let rank: usize = rank.trim_end_matches('d').parse().map_err(|_| "a rank")?;
         let mut tensor = |operand: &Operand| {
             let Operand::Memory(map, 0, coordinates) = operand else {
                 return Err(format!("an operand that is no box: {operand:?}"));
             };
             if coordinates.len() != rank {
-                return Err(format!("{} coordinates where {rank} should be", coordinates.len()));
+                return Err(format!(
+                    "{} coordinates where {rank} should be",
+                    coordinates.len()
+                ));
             }
-            let coordinates = coordinates.iter().map(|coordinate| self.word(coordinate)).collect::<Result<_, _>>()?;
-            Ok(TensorBox { map: self.long(map)?, coordinates })
+            let coordinates = coordinates
+                .iter()
+                .map(|coordinate| self.word(coordinate))
+                .collect::<Result<_, _>>()?;
+            Ok(TensorBox {
+                map: self.long(map)?,
+                coordinates,
+            })
         };
         if rest.starts_with(&INTO_SHARED) {
             let operands = without_hint(&rest[3..], operands)?;
             let [target, map, barrier] = exactly(operands)?;
             let tensor = tensor(map)?;
-            return Ok(Op::TensorLoad { target: self.address(target)?, tensor, barrier: self.address(barrier)? });
+            return Ok(Op::TensorLoad {
+                target: self.address(target)?,
+                tensor,
+                barrier: self.address(barrier)?,
+            });
         }
         if rest.starts_with(&["global", "shared::cta", "bulk_group"]) {
             let operands = without_hint(&rest[3..], operands)?;
             let [map, source] = exactly(operands)?;
             let tensor = tensor(map)?;
-            return Ok(Op::TensorStore { tensor, source: self.address(source)?, add });
+            return Ok(Op::TensorStore {
+                tensor,
+                source: self.address(source)?,
+                add,
+            });
         }
         Err("a copy of a box of this kind".into())
     }
@@ -164,9 +278,10 @@ fn state_written(operand: &Operand) -> Decoded<Option<u32>> {
 fn without_hint<'a>(hints: &[&str], operands: &'a [Operand]) -> Decoded<&'a [Operand]> {
     match hints {
         [] | ["L2::128B"] => Ok(operands),
-        ["L2::cache_hint"] | ["L2::cache_hint", "L2::128B"] => {
-            operands.split_last().map(|(_, rest)| rest).ok_or_else(|| "no operand".into())
-        }
+        ["L2::cache_hint"] | ["L2::cache_hint", "L2::128B"] => operands
+            .split_last()
+            .map(|(_, rest)| rest)
+            .ok_or_else(|| "no operand".into()),
         _ => Err("a copy with these modifiers".into()),
     }
 }

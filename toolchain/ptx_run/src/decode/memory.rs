@@ -62,30 +62,55 @@ impl Decoder<'_> {
             ["atom" | "red", ..] => self.atomic(parts, operands),
             ["cvta", "to", space, "u64"] => (|| {
                 let [d, a] = exactly(operands)?;
-                Ok(Op::FromGeneric { space: window(space)?, d: long_written(d)?, a: self.long(a)? })
+                Ok(Op::FromGeneric {
+                    space: window(space)?,
+                    d: long_written(d)?,
+                    a: self.long(a)?,
+                })
             })(),
             ["cvta", space, "u64"] => (|| {
                 let [d, a] = exactly(operands)?;
-                Ok(Op::ToGeneric { space: window(space)?, d: long_written(d)?, a: self.long(a)? })
+                Ok(Op::ToGeneric {
+                    space: window(space)?,
+                    d: long_written(d)?,
+                    a: self.long(a)?,
+                })
             })(),
-            ["prefetch", "global", "L1" | "L2" | "L2::evict_last"] | ["prefetch", "tensormap"] => Ok(Op::Prefetch),
-            ["createpolicy", "fractional", "L2::evict_first" | "L2::evict_last" | "L2::evict_unchanged", "b64"] => {
-                (|| {
-                    let d = operands.first().ok_or("no operand")?;
-                    Ok(Op::MoveLong { d: long_written(d)?, a: self.long_constant(0) })
-                })()
+            ["prefetch", "global", "L1" | "L2" | "L2::evict_last"] | ["prefetch", "tensormap"] => {
+                Ok(Op::Prefetch)
             }
+            [
+                "createpolicy",
+                "fractional",
+                "L2::evict_first" | "L2::evict_last" | "L2::evict_unchanged",
+                "b64",
+            ] => (|| {
+                let d = operands.first().ok_or("no operand")?;
+                Ok(Op::MoveLong {
+                    d: long_written(d)?,
+                    a: self.long_constant(0),
+                })
+            })(),
             _ => return None,
         })
     }
 
-    fn registers(&mut self, access: &Access, operand: &Operand, written: bool) -> Decoded<Box<[u32]>> {
+    fn registers(
+        &mut self,
+        access: &Access,
+        operand: &Operand,
+        written: bool,
+    ) -> Decoded<Box<[u32]>> {
         let list = match operand {
             Operand::List(list) => list.as_slice(),
             one => std::slice::from_ref(one),
         };
         if list.len() != access.count {
-            return Err(format!("{} registers where {} should be", list.len(), access.count));
+            return Err(format!(
+                "{} registers where {} should be",
+                list.len(),
+                access.count
+            ));
         }
         list.iter()
             .map(|operand| match (access.long, written) {
@@ -108,8 +133,23 @@ impl Decoder<'_> {
         access.long |= matches!(d, Operand::Register(Class::Long, _));
         let d = self.registers(&access, d, true)?;
         let address = self.address(from)?;
-        let Access { space, order, scope, bytes, long, .. } = access;
-        Ok(Op::Load { space, order, scope, bytes, long, d, address })
+        let Access {
+            space,
+            order,
+            scope,
+            bytes,
+            long,
+            ..
+        } = access;
+        Ok(Op::Load {
+            space,
+            order,
+            scope,
+            bytes,
+            long,
+            d,
+            address,
+        })
     }
 
     fn store(&mut self, parts: &[&str], operands: &[Operand]) -> Decoded<Op> {
@@ -121,16 +161,38 @@ impl Decoder<'_> {
         };
         let values = self.registers(&access, values, false)?;
         let address = self.address(to)?;
-        let Access { space, order, scope, bytes, long, .. } = access;
-        Ok(Op::Store { space, order, scope, bytes, long, values, address })
+        let Access {
+            space,
+            order,
+            scope,
+            bytes,
+            long,
+            ..
+        } = access;
+        Ok(Op::Store {
+            space,
+            order,
+            scope,
+            bytes,
+            long,
+            values,
+            address,
+        })
     }
 
     fn atomic(&mut self, parts: &[&str], operands: &[Operand]) -> Decoded<Op> {
         let at = parts
             .iter()
-            .position(|part| matches!(*part, "add" | "min" | "max" | "and" | "or" | "xor" | "exch" | "inc" | "cas"))
+            .position(|part| {
+                matches!(
+                    *part,
+                    "add" | "min" | "max" | "and" | "or" | "xor" | "exch" | "inc" | "cas"
+                )
+            })
             .ok_or("an atomic operation")?;
-        let kind = *parts.get(at + 1).ok_or("an atomic operation without a type")?;
+        let kind = *parts
+            .get(at + 1)
+            .ok_or("an atomic operation without a type")?;
         let f = match (parts[at], kind) {
             ("add", "f32") => Atomic::FAdd,
             ("add", "u32" | "s32" | "u64") => Atomic::Add,
@@ -146,27 +208,58 @@ impl Decoder<'_> {
             ("cas", "b32" | "b64") => Atomic::CompareExchange,
             _ => return Err("an atomic operation of this type".into()),
         };
-        let rest: Vec<&str> = parts.iter().enumerate().filter(|&(i, _)| i != at).map(|(_, part)| *part).collect();
+        let rest: Vec<&str> = parts
+            .iter()
+            .enumerate()
+            .filter(|&(i, _)| i != at)
+            .map(|(_, part)| *part)
+            .collect();
         let mut access = Access::parse(&rest)?;
         if access.order == Order::Weak {
             access.order = Order::Relaxed;
         }
         let (d, operands) = if parts[0] == "atom" {
             let d = operands.first().ok_or("no operand")?;
-            let d = if access.long { long_written(d)? } else { word_written(d)? };
+            let d = if access.long {
+                long_written(d)?
+            } else {
+                word_written(d)?
+            };
             (Some(d), &operands[1..])
         } else {
             (None, operands)
         };
-        let mut value = |operand: &Operand| if access.long { self.long(operand) } else { self.word(operand) };
+        let mut value = |operand: &Operand| {
+            if access.long {
+                self.long(operand)
+            } else {
+                self.word(operand)
+            }
+        };
         let (to, b, c) = match operands {
             [to, b, c] if f == Atomic::CompareExchange => (to, value(b)?, value(c)?),
             [to, b] if f != Atomic::CompareExchange => (to, value(b)?, value(b)?),
             _ => return Err("the number of operands".into()),
         };
         let address = self.address(to)?;
-        let Access { space, order, scope, long, .. } = access;
-        Ok(Op::Atomic { f, space, order, scope, long, d, address, b, c })
+        let Access {
+            space,
+            order,
+            scope,
+            long,
+            ..
+        } = access;
+        Ok(Op::Atomic {
+            f,
+            space,
+            order,
+            scope,
+            long,
+            d,
+            address,
+            b,
+            c,
+        })
     }
 }
 

@@ -34,7 +34,11 @@ pub enum Special {
 /// Which lanes a mask register shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LaneMask {
-    Eq, Lt, Le, Gt, Ge,
+    Eq,
+    Lt,
+    Le,
+    Gt,
+    Ge,
 }
 
 /// An entry, ready to run.
@@ -90,13 +94,37 @@ pub fn decode(text: &str, shared: &Declarations, entry: &EntryText) -> Result<Co
     Ok(Code {
         name: entry.name.clone(),
         meet,
-        lines: body.statements.iter().map(|statement| statement.line).collect(),
-        sources: body.statements.iter().map(|statement| statement.source).collect(),
+        lines: body
+            .statements
+            .iter()
+            .map(|statement| statement.line)
+            .collect(),
+        sources: body
+            .statements
+            .iter()
+            .map(|statement| statement.source)
+            .collect(),
         rows: decoder.rows,
-        bit_constants: decoder.bit_constants.into_iter().map(|(value, row)| (row, value)).collect(),
-        word_constants: decoder.word_constants.into_iter().map(|(value, row)| (row, value)).collect(),
-        long_constants: decoder.long_constants.into_iter().map(|(value, row)| (row, value)).collect(),
-        specials: decoder.specials.into_iter().map(|(special, row)| (row, special)).collect(),
+        bit_constants: decoder
+            .bit_constants
+            .into_iter()
+            .map(|(value, row)| (row, value))
+            .collect(),
+        word_constants: decoder
+            .word_constants
+            .into_iter()
+            .map(|(value, row)| (row, value))
+            .collect(),
+        long_constants: decoder
+            .long_constants
+            .into_iter()
+            .map(|(value, row)| (row, value))
+            .collect(),
+        specials: decoder
+            .specials
+            .into_iter()
+            .map(|(special, row)| (row, special))
+            .collect(),
         parameter_bytes: last.map_or(0, |last| last.offset + last.size),
         shared: decoder.shared_bytes,
         max_threads: entry.max_threads,
@@ -128,7 +156,11 @@ impl<'a> Decoder<'a> {
             names.insert(name.as_str(), at as u64);
             end = at + bytes;
         }
-        let window = if end == 0 { 0 } else { end.next_multiple_of(1024) };
+        let window = if end == 0 {
+            0
+        } else {
+            end.next_multiple_of(1024)
+        };
         for name in &module.dynamic_shared {
             names.insert(name, window as u64);
         }
@@ -176,7 +208,9 @@ impl<'a> Decoder<'a> {
 
     /// A predicate that is read.
     fn bit(&mut self, operand: &Operand) -> Decoded<Row> {
-        let Operand::Immediate(value) = operand else { return bit(operand) };
+        let Operand::Immediate(value) = operand else {
+            return bit(operand);
+        };
         let value = *value != 0;
         if let Some(&row) = self.bit_constants.get(&value) {
             return Ok(row);
@@ -259,7 +293,8 @@ impl<'a> Decoder<'a> {
 
     fn fixed<const N: usize>(&mut self, operand: &Operand) -> Decoded<[Row; N]> {
         let words = self.words(operand)?;
-        <[Row; N]>::try_from(&*words).map_err(|_| format!("{} registers where {N} should be", words.len()))
+        <[Row; N]>::try_from(&*words)
+            .map_err(|_| format!("{} registers where {N} should be", words.len()))
     }
 
     fn address(&mut self, operand: &Operand) -> Decoded<Address> {
@@ -285,7 +320,9 @@ impl<'a> Decoder<'a> {
 fn written(operand: &Operand, class: Class) -> Decoded<Row> {
     match operand {
         Operand::Register(found, row) if *found == class => Ok(*row),
-        _ => Err(format!("an operand that is no {class:?} register: {operand:?}")),
+        _ => Err(format!(
+            "an operand that is no {class:?} register: {operand:?}"
+        )),
     }
 }
 

@@ -52,7 +52,12 @@ impl Decoder<'_> {
 
     fn word2(&mut self, f: Word2, operands: &[Operand]) -> Decoded<Op> {
         let [d, a, b] = exactly(operands)?;
-        Ok(Op::Word2 { f, d: word_written(d)?, a: self.word(a)?, b: self.word(b)? })
+        Ok(Op::Word2 {
+            f,
+            d: word_written(d)?,
+            a: self.word(a)?,
+            b: self.word(b)?,
+        })
     }
 
     fn one(&mut self, parts: &[&str], operands: &[Operand]) -> Option<Decoded<Op>> {
@@ -79,7 +84,11 @@ impl Decoder<'_> {
         };
         Some((|| {
             let [d, a] = exactly(operands)?;
-            Ok(Op::Word1 { f, d: word_written(d)?, a: self.word(a)? })
+            Ok(Op::Word1 {
+                f,
+                d: word_written(d)?,
+                a: self.word(a)?,
+            })
         })())
     }
 
@@ -104,7 +113,12 @@ impl Decoder<'_> {
         if let Some(f) = two {
             return Some((|| {
                 let [d, a, b] = exactly(operands)?;
-                Ok(Op::Long2 { f, d: long_written(d)?, a: self.long(a)?, b: self.long(b)? })
+                Ok(Op::Long2 {
+                    f,
+                    d: long_written(d)?,
+                    a: self.long(a)?,
+                    b: self.long(b)?,
+                })
             })());
         }
         let shift = match parts {
@@ -116,7 +130,12 @@ impl Decoder<'_> {
         if let Some(f) = shift {
             return Some((|| {
                 let [d, a, b] = exactly(operands)?;
-                Ok(Op::ShiftLong { f, d: long_written(d)?, a: self.long(a)?, b: self.word(b)? })
+                Ok(Op::ShiftLong {
+                    f,
+                    d: long_written(d)?,
+                    a: self.long(a)?,
+                    b: self.word(b)?,
+                })
             })());
         }
         Some(match parts {
@@ -126,41 +145,80 @@ impl Decoder<'_> {
             ["bfe", "s32"] => self.word3(Word3::BfeSigned, operands),
             ["mad", "lo", "s64" | "u64"] => (|| {
                 let [d, a, b, c] = exactly(operands)?;
-                Ok(Op::MadLong { d: long_written(d)?, a: self.long(a)?, b: self.long(b)?, c: self.long(c)? })
+                Ok(Op::MadLong {
+                    d: long_written(d)?,
+                    a: self.long(a)?,
+                    b: self.long(b)?,
+                    c: self.long(c)?,
+                })
             })(),
             ["bfe", "u64"] => (|| {
                 let [d, a, b, c] = exactly(operands)?;
-                Ok(Op::BfeLong { d: long_written(d)?, a: self.long(a)?, b: self.word(b)?, c: self.word(c)? })
+                Ok(Op::BfeLong {
+                    d: long_written(d)?,
+                    a: self.long(a)?,
+                    b: self.word(b)?,
+                    c: self.word(c)?,
+                })
             })(),
             ["neg", "s64"] => (|| {
                 let [d, a] = exactly(operands)?;
-                Ok(Op::NegLong { d: long_written(d)?, a: self.long(a)? })
+                Ok(Op::NegLong {
+                    d: long_written(d)?,
+                    a: self.long(a)?,
+                })
             })(),
             ["not", "b64"] => (|| {
                 let [d, a] = exactly(operands)?;
-                Ok(Op::NotLong { d: long_written(d)?, a: self.long(a)? })
+                Ok(Op::NotLong {
+                    d: long_written(d)?,
+                    a: self.long(a)?,
+                })
             })(),
             ["mul", "wide", kind @ ("u32" | "s32")] => (|| {
                 let [d, a, b] = exactly(operands)?;
                 let (a, b) = (self.word(a)?, self.word(b)?);
-                Ok(Op::MulWide { signed: *kind == "s32", d: long_written(d)?, a, b, c: None })
+                Ok(Op::MulWide {
+                    signed: *kind == "s32",
+                    d: long_written(d)?,
+                    a,
+                    b,
+                    c: None,
+                })
             })(),
             ["mad", "wide", kind @ ("u32" | "s32")] => (|| {
                 let [d, a, b, c] = exactly(operands)?;
                 let (a, b, c) = (self.word(a)?, self.word(b)?, Some(self.long(c)?));
-                Ok(Op::MulWide { signed: *kind == "s32", d: long_written(d)?, a, b, c })
+                Ok(Op::MulWide {
+                    signed: *kind == "s32",
+                    d: long_written(d)?,
+                    a,
+                    b,
+                    c,
+                })
             })(),
             ["mul", "wide", "u16"] => (|| {
                 let [d, a, b] = exactly(operands)?;
-                Ok(Op::MulWide16 { d: word_written(d)?, a: self.word(a)?, b: self.word(b)? })
+                Ok(Op::MulWide16 {
+                    d: word_written(d)?,
+                    a: self.word(a)?,
+                    b: self.word(b)?,
+                })
             })(),
             ["cvt", "u64", "u32"] | ["cvt", "s64", "s32"] => (|| {
                 let [d, a] = exactly(operands)?;
-                Ok(Op::LongFromWord { signed: parts[1] == "s64", d: long_written(d)?, a: self.word(a)? })
+                Ok(Op::LongFromWord {
+                    signed: parts[1] == "s64",
+                    d: long_written(d)?,
+                    a: self.word(a)?,
+                })
             })(),
             ["cvt", "u32", "u64"] => (|| {
                 let [d, a] = exactly(operands)?;
-                Ok(Op::WordFromLong { d: word_written(d)?, a: self.long(a)? })
+                Ok(Op::WordFromLong {
+                    d: word_written(d)?,
+                    a: self.long(a)?,
+                })
             })(),
             _ => return None,
         })
@@ -168,7 +226,13 @@ impl Decoder<'_> {
 
     fn word3(&mut self, f: Word3, operands: &[Operand]) -> Decoded<Op> {
         let [d, a, b, c] = exactly(operands)?;
-        Ok(Op::Word3 { f, d: word_written(d)?, a: self.word(a)?, b: self.word(b)?, c: self.word(c)? })
+        Ok(Op::Word3 {
+            f,
+            d: word_written(d)?,
+            a: self.word(a)?,
+            b: self.word(b)?,
+            c: self.word(c)?,
+        })
     }
 
     fn moves(&mut self, parts: &[&str], operands: &[Operand]) -> Option<Decoded<Op>> {
@@ -180,8 +244,16 @@ impl Decoder<'_> {
                     let [low, high] = exactly(halves)?;
                     let (low, high) = (optional_word(low)?, optional_word(high)?);
                     match *kind {
-                        "b64" => Op::UnpackLong { low, high, a: self.long(a)? },
-                        "b32" => Op::UnpackWord { low, high, a: self.word(a)? },
+                        "b64" => Op::UnpackLong {
+                            low,
+                            high,
+                            a: self.long(a)?,
+                        },
+                        "b32" => Op::UnpackWord {
+                            low,
+                            high,
+                            a: self.word(a)?,
+                        },
                         _ => return Err("a move of halves".into()),
                     }
                 }
@@ -189,17 +261,33 @@ impl Decoder<'_> {
                     let [low, high] = exactly(halves)?;
                     let (low, high) = (self.word(low)?, self.word(high)?);
                     match *kind {
-                        "b64" => Op::PackLong { d: long_written(d)?, low, high },
-                        "b32" => Op::PackWord { d: word_written(d)?, low, high },
+                        "b64" => Op::PackLong {
+                            d: long_written(d)?,
+                            low,
+                            high,
+                        },
+                        "b32" => Op::PackWord {
+                            d: word_written(d)?,
+                            low,
+                            high,
+                        },
                         _ => return Err("a move of halves".into()),
                     }
                 }
-                (Operand::Register(Class::Predicate, d), a) => Op::MoveBit { d: *d, a: self.bit(a)? },
-                (Operand::Register(Class::Word, d), Operand::Special(name)) if name == "%smid" => Op::Smid { d: *d },
+                (Operand::Register(Class::Predicate, d), a) => Op::MoveBit {
+                    d: *d,
+                    a: self.bit(a)?,
+                },
+                (Operand::Register(Class::Word, d), Operand::Special(name)) if name == "%smid" => {
+                    Op::Smid { d: *d }
+                }
                 (Operand::Register(class, d), Operand::Special(name))
                     if name.starts_with("%clock") || name.starts_with("%globaltimer") =>
                 {
-                    Op::Clock { d: *d, long: *class == Class::Long }
+                    Op::Clock {
+                        d: *d,
+                        long: *class == Class::Long,
+                    }
                 }
                 (Operand::Register(Class::Word, d), a) => {
                     let mut a = a;
@@ -209,9 +297,16 @@ impl Decoder<'_> {
                         low = Operand::Immediate(value & 0xFFFF);
                         a = &low;
                     }
-                    Op::Word1 { f: Word1::Move, d: *d, a: self.word(a)? }
+                    Op::Word1 {
+                        f: Word1::Move,
+                        d: *d,
+                        a: self.word(a)?,
+                    }
                 }
-                (Operand::Register(Class::Long, d), a) => Op::MoveLong { d: *d, a: self.long(a)? },
+                (Operand::Register(Class::Long, d), a) => Op::MoveLong {
+                    d: *d,
+                    a: self.long(a)?,
+                },
                 _ => return Err("a move of something else".into()),
             })
         })())
@@ -238,7 +333,13 @@ impl Decoder<'_> {
                 let [p, a, b] = exactly(operands)?;
                 let p = bit(p)?;
                 if matches!(*kind, "b64" | "u64" | "s64") {
-                    return Ok(Op::SetLong { compare, signed: *kind == "s64", p, a: self.long(a)?, b: self.long(b)? });
+                    return Ok(Op::SetLong {
+                        compare,
+                        signed: *kind == "s64",
+                        p,
+                        a: self.long(a)?,
+                        b: self.long(b)?,
+                    });
                 }
                 let kind = match *kind {
                     "b32" | "u32" | "b16" | "u16" => Kind::Unsigned,
@@ -248,15 +349,31 @@ impl Decoder<'_> {
                     _ => return Err("a comparison of this type".into()),
                 };
                 let (a, b) = (self.word(a)?, self.word(b)?);
-                Ok(Op::SetWord { compare, kind, p, a, b })
+                Ok(Op::SetWord {
+                    compare,
+                    kind,
+                    p,
+                    a,
+                    b,
+                })
             })(),
             ["selp", "b64" | "u64" | "s64"] => (|| {
                 let [d, a, b, p] = exactly(operands)?;
-                Ok(Op::SelectLong { d: long_written(d)?, a: self.long(a)?, b: self.long(b)?, p: bit(p)? })
+                Ok(Op::SelectLong {
+                    d: long_written(d)?,
+                    a: self.long(a)?,
+                    b: self.long(b)?,
+                    p: bit(p)?,
+                })
             })(),
             ["selp", "b32" | "u32" | "s32" | "f32" | "b16" | "u16"] => (|| {
                 let [d, a, b, p] = exactly(operands)?;
-                Ok(Op::SelectWord { d: word_written(d)?, a: self.word(a)?, b: self.word(b)?, p: bit(p)? })
+                Ok(Op::SelectWord {
+                    d: word_written(d)?,
+                    a: self.word(a)?,
+                    b: self.word(b)?,
+                    p: bit(p)?,
+                })
             })(),
             ["and" | "or" | "xor", "pred"] => (|| {
                 let f = match parts[0] {
@@ -265,11 +382,19 @@ impl Decoder<'_> {
                     _ => Bit2::Xor,
                 };
                 let [d, a, b] = exactly(operands)?;
-                Ok(Op::Bit2 { f, d: bit(d)?, a: self.bit(a)?, b: self.bit(b)? })
+                Ok(Op::Bit2 {
+                    f,
+                    d: bit(d)?,
+                    a: self.bit(a)?,
+                    b: self.bit(b)?,
+                })
             })(),
             ["not", "pred"] => (|| {
                 let [d, a] = exactly(operands)?;
-                Ok(Op::NotBit { d: bit(d)?, a: bit(a)? })
+                Ok(Op::NotBit {
+                    d: bit(d)?,
+                    a: bit(a)?,
+                })
             })(),
             _ => return None,
         })
@@ -278,7 +403,9 @@ impl Decoder<'_> {
     fn control(&mut self, parts: &[&str], operands: &[Operand]) -> Option<Decoded<Op>> {
         Some(match parts {
             ["bra"] | ["bra", "uni"] => match operands {
-                [Operand::Target(target)] => Ok(Op::Branch { target: *target as u32 }),
+                [Operand::Target(target)] => Ok(Op::Branch {
+                    target: *target as u32,
+                }),
                 _ => Err("a branch without a target".into()),
             },
             ["brx", "idx"] => (|| {
@@ -289,12 +416,19 @@ impl Decoder<'_> {
                     Operand::Target(target) => Ok(*target as u32),
                     _ => Err("a branch without a target".to_owned()),
                 });
-                Ok(Op::BranchTable { index: self.word(index)?, targets: targets.collect::<Result<_, _>>()? })
+                Ok(Op::BranchTable {
+                    index: self.word(index)?,
+                    targets: targets.collect::<Result<_, _>>()?,
+                })
             })(),
             ["ret"] | ["exit"] => Ok(Op::Exit),
-            ["trap"] => Ok(Op::Trap { what: "trap".into() }),
+            ["trap"] => Ok(Op::Trap {
+                what: "trap".into(),
+            }),
             ["call", "uni"] => match operands.first() {
-                Some(Operand::Name(name)) if name.contains("panicking") => Ok(Op::Trap { what: name.as_str().into() }),
+                Some(Operand::Name(name)) if name.contains("panicking") => Ok(Op::Trap {
+                    what: name.as_str().into(),
+                }),
                 _ => Err("a call".into()),
             },
             _ => return None,
@@ -302,9 +436,9 @@ impl Decoder<'_> {
     }
 }
 
-
 /// So many operands.
 pub(super) fn exactly<const N: usize>(operands: &[Operand]) -> Decoded<&[Operand; N]> {
-    operands.try_into().map_err(|_| format!("{} operands where {N} should be", operands.len()))
+    operands
+        .try_into()
+        .map_err(|_| format!("{} operands where {N} should be", operands.len()))
 }
-

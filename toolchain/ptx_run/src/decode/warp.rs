@@ -18,12 +18,23 @@ impl Decoder<'_> {
                 };
                 let [d, a, mask] = exactly(operands)?;
                 let (a, negated) = maybe_not(a)?;
-                Ok(Op::Vote { f, d: bit(d)?, a, negated, mask: self.word(mask)? })
+                Ok(Op::Vote {
+                    f,
+                    d: bit(d)?,
+                    a,
+                    negated,
+                    mask: self.word(mask)?,
+                })
             })(),
             ["vote", "sync", "ballot", "b32"] => (|| {
                 let [d, a, mask] = exactly(operands)?;
                 let (a, negated) = maybe_not(a)?;
-                Ok(Op::Ballot { d: word_written(d)?, a, negated, mask: self.word(mask)? })
+                Ok(Op::Ballot {
+                    d: word_written(d)?,
+                    a,
+                    negated,
+                    mask: self.word(mask)?,
+                })
             })(),
             ["redux", "sync", f, kind] => (|| {
                 let f = match (*f, *kind) {
@@ -38,7 +49,12 @@ impl Decoder<'_> {
                     _ => return Err("a reduction".into()),
                 };
                 let [d, a, mask] = exactly(operands)?;
-                Ok(Op::Reduce { f, d: word_written(d)?, a: self.word(a)?, mask: self.word(mask)? })
+                Ok(Op::Reduce {
+                    f,
+                    d: word_written(d)?,
+                    a: self.word(a)?,
+                    mask: self.word(mask)?,
+                })
             })(),
             ["elect", "sync"] => (|| {
                 let [d, mask] = exactly(operands)?;
@@ -46,69 +62,174 @@ impl Decoder<'_> {
                     Operand::Pair(d, p) => (optional_word(d)?, bit(p)?),
                     p => (None, bit(p)?),
                 };
-                Ok(Op::Elect { d, p, mask: self.word(mask)? })
+                Ok(Op::Elect {
+                    d,
+                    p,
+                    mask: self.word(mask)?,
+                })
             })(),
             ["activemask", "b32"] => (|| {
                 let [d] = exactly(operands)?;
-                Ok(Op::ActiveMask { d: word_written(d)? })
+                Ok(Op::ActiveMask {
+                    d: word_written(d)?,
+                })
             })(),
             ["match", "any", "sync", "b32"] => (|| {
                 let [d, a, mask] = exactly(operands)?;
-                Ok(Op::MatchAny { d: word_written(d)?, a: self.word(a)?, mask: self.word(mask)? })
+                Ok(Op::MatchAny {
+                    d: word_written(d)?,
+                    a: self.word(a)?,
+                    mask: self.word(mask)?,
+                })
             })(),
             ["bar", "warp", "sync"] => (|| {
                 let [mask] = exactly(operands)?;
-                Ok(Op::SyncWarp { mask: self.word(mask)? })
+                Ok(Op::SyncWarp {
+                    mask: self.word(mask)?,
+                })
             })(),
             ["nanosleep", "u32"] => Ok(Op::Nanosleep),
             ["bar" | "barrier", rest @ ..] => self.barrier(rest, parts[0] == "bar", operands),
             // Wider than it says: a fence for the block alone may hide a race between blocks.
             ["membar", _] | ["fence", "acq_rel" | "sc", _] => Ok(Op::Fence),
-            ["fence", "proxy", "async"] => Ok(Op::FenceProxyAsync { shared: true, global: true }),
-            ["fence", "proxy", "async", "shared::cta"] => Ok(Op::FenceProxyAsync { shared: true, global: false }),
-            ["fence", "proxy", "async", "global"] => Ok(Op::FenceProxyAsync { shared: false, global: true }),
+            ["fence", "proxy", "async"] => Ok(Op::FenceProxyAsync {
+                shared: true,
+                global: true,
+            }),
+            ["fence", "proxy", "async", "shared::cta"] => Ok(Op::FenceProxyAsync {
+                shared: true,
+                global: false,
+            }),
+            ["fence", "proxy", "async", "global"] => Ok(Op::FenceProxyAsync {
+                shared: false,
+                global: true,
+            }),
             ["fence", "mbarrier_init", "release", "cluster"] => Ok(Op::FenceBarrierInit),
-            ["setmaxnreg", mode @ ("inc" | "dec"), "sync", "aligned", "u32"] => (|| {
+            [
+                "setmaxnreg",
+                mode @ ("inc" | "dec"),
+                "sync",
+                "aligned",
+                "u32",
+            ] => (|| {
                 let [registers] = exactly(operands)?;
-                Ok(Op::SetMaxRegisters { registers: Self::number(registers)?, increase: *mode == "inc" })
+                Ok(Op::SetMaxRegisters {
+                    registers: Self::number(registers)?,
+                    increase: *mode == "inc",
+                })
             })(),
             ["griddepcontrol", "wait"] => Ok(Op::GridWait),
             ["griddepcontrol", "launch_dependents"] => Ok(Op::GridLaunch),
-            ["mma", "sync", "aligned", "m16n8k16", "row", "col", "f32", a, b, "f32"] if a == b => (|| {
+            [
+                "mma",
+                "sync",
+                "aligned",
+                "m16n8k16",
+                "row",
+                "col",
+                "f32",
+                a,
+                b,
+                "f32",
+            ] if a == b => (|| {
                 let [d, x, y, c] = exactly(operands)?;
-                let (d, a4, b, c) = (self.fixed(d)?, self.fixed(x)?, self.fixed(y)?, self.fixed(c)?);
-                Ok(Op::Mma { element: element(a)?, d, a: a4, b, c })
+                let (d, a4, b, c) = (
+                    self.fixed(d)?,
+                    self.fixed(x)?,
+                    self.fixed(y)?,
+                    self.fixed(c)?,
+                );
+                Ok(Op::Mma {
+                    element: element(a)?,
+                    d,
+                    a: a4,
+                    b,
+                    c,
+                })
             })(),
-            ["mma", "sync", "aligned", "m16n8k8", "row", "col", "f32", a, b, "f32"] if a == b => (|| {
+            [
+                "mma",
+                "sync",
+                "aligned",
+                "m16n8k8",
+                "row",
+                "col",
+                "f32",
+                a,
+                b,
+                "f32",
+            ] if a == b => (|| {
                 let [d, x, y, c] = exactly(operands)?;
-                let (d, a2, [b], c) = (self.fixed(d)?, self.fixed(x)?, self.fixed(y)?, self.fixed(c)?);
-                Ok(Op::Mma8 { element: element(a)?, d, a: a2, b, c })
+                let (d, a2, [b], c) = (
+                    self.fixed(d)?,
+                    self.fixed(x)?,
+                    self.fixed(y)?,
+                    self.fixed(c)?,
+                );
+                Ok(Op::Mma8 {
+                    element: element(a)?,
+                    d,
+                    a: a2,
+                    b,
+                    c,
+                })
             })(),
-            ["ldmatrix", "sync", "aligned", "m8n8", rest @ .., "shared", "b16"] => (|| {
+            [
+                "ldmatrix",
+                "sync",
+                "aligned",
+                "m8n8",
+                rest @ ..,
+                "shared",
+                "b16",
+            ] => (|| {
                 let (count, transposed) = matrices(rest)?;
                 let [d, from] = exactly(operands)?;
                 let d = self.words(d)?;
                 check(d.len(), count)?;
-                Ok(Op::LoadMatrix { transposed, d, address: self.address(from)? })
+                Ok(Op::LoadMatrix {
+                    transposed,
+                    d,
+                    address: self.address(from)?,
+                })
             })(),
-            ["stmatrix", "sync", "aligned", "m8n8", rest @ .., "shared", "b16"] => (|| {
+            [
+                "stmatrix",
+                "sync",
+                "aligned",
+                "m8n8",
+                rest @ ..,
+                "shared",
+                "b16",
+            ] => (|| {
                 let (count, transposed) = matrices(rest)?;
                 let [to, values] = exactly(operands)?;
                 let values = self.words(values)?;
                 check(values.len(), count)?;
-                Ok(Op::StoreMatrix { transposed, values, address: self.address(to)? })
+                Ok(Op::StoreMatrix {
+                    transposed,
+                    values,
+                    address: self.address(to)?,
+                })
             })(),
             ["movmatrix", "sync", "aligned", "m8n8", "trans", "b16"] => (|| {
                 let [d, a] = exactly(operands)?;
-                Ok(Op::MoveMatrix { d: word_written(d)?, a: self.word(a)? })
+                Ok(Op::MoveMatrix {
+                    d: word_written(d)?,
+                    a: self.word(a)?,
+                })
             })(),
             ["wgmma", "fence", "sync", "aligned"] => Ok(Op::WgmmaFence),
             ["wgmma", "commit_group", "sync", "aligned"] => Ok(Op::WgmmaCommit),
             ["wgmma", "wait_group", "sync", "aligned"] => (|| {
                 let [pending] = exactly(operands)?;
-                Ok(Op::WgmmaWait { pending: Self::number(pending)? })
+                Ok(Op::WgmmaWait {
+                    pending: Self::number(pending)?,
+                })
             })(),
-            ["wgmma", "mma_async", "sync", "aligned", shape, "f32", a, b] if a == b => self.wgmma(shape, a, operands),
+            ["wgmma", "mma_async", "sync", "aligned", shape, "f32", a, b] if a == b => {
+                self.wgmma(shape, a, operands)
+            }
             _ => return None,
         })
     }
@@ -126,12 +247,29 @@ impl Decoder<'_> {
             Operand::Pair(d, p) => (word_written(d)?, Some(bit(p)?)),
             d => (word_written(d)?, None),
         };
-        let (a, b, c, mask) = (self.word(a)?, self.word(b)?, self.word(c)?, self.word(mask)?);
-        Ok(Op::Shuffle { f, d, valid, a, b, c, mask })
+        let (a, b, c, mask) = (
+            self.word(a)?,
+            self.word(b)?,
+            self.word(c)?,
+            self.word(mask)?,
+        );
+        Ok(Op::Shuffle {
+            f,
+            d,
+            valid,
+            a,
+            b,
+            c,
+            mask,
+        })
     }
 
     fn barrier(&mut self, rest: &[&str], is_bar: bool, operands: &[Operand]) -> Decoded<Op> {
-        let rest: Vec<&str> = rest.iter().filter(|part| !matches!(**part, "cta")).copied().collect();
+        let rest: Vec<&str> = rest
+            .iter()
+            .filter(|part| !matches!(**part, "cta"))
+            .copied()
+            .collect();
         let aligned = is_bar || rest.contains(&"aligned");
         match rest.first() {
             Some(&"red") => {
@@ -140,7 +278,13 @@ impl Decoder<'_> {
                 }
                 let [d, id, count, a] = exactly(operands)?;
                 let vote = Some((bit(d)?, bit(a)?));
-                Ok(Op::Barrier { id: self.word(id)?, count: Some(self.word(count)?), arrive_only: false, aligned, vote })
+                Ok(Op::Barrier {
+                    id: self.word(id)?,
+                    count: Some(self.word(count)?),
+                    arrive_only: false,
+                    aligned,
+                    vote,
+                })
             }
             Some(&("sync" | "arrive")) => {
                 let (id, count) = match operands {
@@ -149,7 +293,13 @@ impl Decoder<'_> {
                     _ => return Err("the number of operands".into()),
                 };
                 let arrive_only = rest[0] == "arrive";
-                Ok(Op::Barrier { id, count, arrive_only, aligned, vote: None })
+                Ok(Op::Barrier {
+                    id,
+                    count,
+                    arrive_only,
+                    aligned,
+                    vote: None,
+                })
             }
             _ => Err("a barrier of this kind".into()),
         }
@@ -166,7 +316,10 @@ impl Decoder<'_> {
         };
         let d = self.words(d)?;
         check(d.len(), n as usize / 2)?;
-        let mut flags = rest.iter().map(Self::number).collect::<Result<Vec<_>, _>>()?;
+        let mut flags = rest
+            .iter()
+            .map(Self::number)
+            .collect::<Result<Vec<_>, _>>()?;
         if flags.len() < 2 || flags[..2] != [1, 1] {
             return Err("a product with negated operands".into());
         }
@@ -183,7 +336,15 @@ impl Decoder<'_> {
             _ => return Err("scale-d".into()),
         };
         let b = self.long(b)?;
-        Ok(Op::Wgmma(Box::new(Wgmma { element: element(element_name)?, n, d, a, b, transposed_b, add })))
+        Ok(Op::Wgmma(Box::new(Wgmma {
+            element: element(element_name)?,
+            n,
+            d,
+            a,
+            b,
+            transposed_b,
+            add,
+        })))
     }
 }
 

@@ -50,13 +50,22 @@ const WINDOW: u64 = 1 << 40;
 
 impl Run<'_> {
     /// Where each lane's address is; registers without value are a fault.
-    pub fn addresses(&self, warp: &mut Warp, mask: u32, space: Space, address: &Address) -> Step<[At; 32]> {
+    pub fn addresses(
+        &self,
+        warp: &mut Warp,
+        mask: u32,
+        space: Space,
+        address: &Address,
+    ) -> Step<[At; 32]> {
         let valid = match address.long {
             true => warp.long_valid(address.row),
             false => warp.valid(address.row, mask)?,
         };
         if valid & mask != mask {
-            return Err(Box::new(Fault::UninitialisedRegister { what: "an address", read: None }));
+            return Err(Box::new(Fault::UninitialisedRegister {
+                what: "an address",
+                read: None,
+            }));
         }
         let mut places = [At::Shared(0); 32];
         for lane in members(mask) {
@@ -100,16 +109,28 @@ impl Run<'_> {
         if value.is_multiple_of(align as u64) {
             return Ok(());
         }
-        Err(Box::new(Fault::Misaligned { address: name(at), align }))
+        Err(Box::new(Fault::Misaligned {
+            address: name(at),
+            align,
+        }))
     }
 
     /// Memory that an address is in, checked for its bounds.
-    pub fn bytes<'m>(&'m mut self, block: &'m mut Block, at: At, len: usize) -> Step<(&'m mut Bytes, usize)> {
+    pub fn bytes<'m>(
+        &'m mut self,
+        block: &'m mut Block,
+        at: At,
+        len: usize,
+    ) -> Step<(&'m mut Bytes, usize)> {
         match at {
             At::Shared(offset) => {
                 let (offset, size) = (offset as usize, block.shared.data.len());
                 if offset.checked_add(len).is_none_or(|end| end > size) {
-                    return Err(outside(at, len, format!("the block has {size} bytes of shared memory")));
+                    return Err(outside(
+                        at,
+                        len,
+                        format!("the block has {size} bytes of shared memory"),
+                    ));
                 }
                 Ok((&mut block.shared, offset))
             }
@@ -121,31 +142,55 @@ impl Run<'_> {
     /// Checks an access and remembers it.
     pub fn touch(&mut self, block: &mut Block, warp: &Warp, touch: Touch) -> Step {
         let conflict = self.conflict(block, warp, &touch)?;
-        let Some((conflict, granule)) = conflict else { return Ok(()) };
+        let Some((conflict, granule)) = conflict else {
+            return Ok(());
+        };
         let address = match touch.at {
             At::Shared(_) => name(At::Shared((granule * GRANULE) as u32)),
             at => name(at),
         };
         let access = touch.what;
         Err(Box::new(match conflict {
-            Conflict::Race { before, before_wrote } => Fault::Race {
+            Conflict::Race {
+                before,
+                before_wrote,
+            } => Fault::Race {
                 address,
                 access,
                 before_access: if before_wrote { "written" } else { "read" },
                 before: Box::new(self.place_of(&before)),
             },
-            Conflict::NoProxyFence { before } => {
-                Fault::NoProxyFence { address, access, before: Box::new(self.place_of(&before)) }
-            }
-            Conflict::NoGridWait { before } => {
-                Fault::NoGridWait { address, access, before: Box::new(self.place_of(&before)) }
-            }
+            Conflict::NoProxyFence { before } => Fault::NoProxyFence {
+                address,
+                access,
+                before: Box::new(self.place_of(&before)),
+            },
+            Conflict::NoGridWait { before } => Fault::NoGridWait {
+                address,
+                access,
+                before: Box::new(self.place_of(&before)),
+            },
         }))
     }
 
-    fn conflict(&mut self, block: &mut Block, warp: &Warp, touch: &Touch) -> Step<Option<(Conflict, usize)>> {
-        let Touch { lane, len, record, member, .. } = *touch;
-        let kind = if matches!(touch.at, At::Shared(_)) { FENCE_SHARED } else { FENCE_GLOBAL };
+    fn conflict(
+        &mut self,
+        block: &mut Block,
+        warp: &Warp,
+        touch: &Touch,
+    ) -> Step<Option<(Conflict, usize)>> {
+        let Touch {
+            lane,
+            len,
+            record,
+            member,
+            ..
+        } = *touch;
+        let kind = if matches!(touch.at, At::Shared(_)) {
+            FENCE_SHARED
+        } else {
+            FENCE_GLOBAL
+        };
         let layout = block.layout;
         let (own_block, fences) = (block.id, std::mem::take(&mut block.fences));
         let clock = &warp.clocks[lane];
@@ -156,7 +201,15 @@ impl Run<'_> {
                 return true;
             }
             let fences = (before.block() == own_block).then_some(fences.as_slice());
-            is_fenced(before, fences, kind, clock, fence_clock, (warp.index, lane), layout)
+            is_fenced(
+                before,
+                fences,
+                kind,
+                clock,
+                fence_clock,
+                (warp.index, lane),
+                layout,
+            )
         };
         let (launch, overlaps) = (self.launch, self.overlaps);
         let by = Accessor {
@@ -197,12 +250,22 @@ impl Run<'_> {
     }
 
     /// Reads a lane's bytes into `out`. Gives a bit for each that was written.
-    pub fn read(&mut self, block: &mut Block, warp: &mut Warp, touch: Touch, out: &mut [u8]) -> Step<u32> {
+    pub fn read(
+        &mut self,
+        block: &mut Block,
+        warp: &mut Warp,
+        touch: Touch,
+        out: &mut [u8],
+    ) -> Step<u32> {
         match touch.at {
             At::Param(offset) => {
                 let found = self.parameters.get(offset..offset + touch.len);
                 let found = found.ok_or_else(|| {
-                    outside(touch.at, touch.len, format!("there are {} bytes of parameters", self.parameters.len()))
+                    outside(
+                        touch.at,
+                        touch.len,
+                        format!("there are {} bytes of parameters", self.parameters.len()),
+                    )
                 })?;
                 out.copy_from_slice(found);
                 return Ok(u32::MAX);
@@ -211,7 +274,11 @@ impl Run<'_> {
                 let constants = self.module.constants();
                 let found = constants.get(offset..offset + touch.len);
                 let found = found.ok_or_else(|| {
-                    outside(touch.at, touch.len, format!("there are {} bytes of tables", constants.len()))
+                    outside(
+                        touch.at,
+                        touch.len,
+                        format!("there are {} bytes of tables", constants.len()),
+                    )
                 })?;
                 out.copy_from_slice(found);
                 return Ok(u32::MAX);
@@ -224,13 +291,23 @@ impl Run<'_> {
         if bytes.is_written(at, touch.len) {
             return Ok(u32::MAX);
         }
-        let written = (0..touch.len).filter(|&byte| bytes.is_written(at + byte, 1)).map(|byte| 1 << byte).sum();
+        let written = (0..touch.len)
+            .filter(|&byte| bytes.is_written(at + byte, 1))
+            .map(|byte| 1 << byte)
+            .sum();
         warp.unwritten = Some((self.pc, touch.lane, touch.at));
         Ok(written)
     }
 
     /// Writes a lane's bytes; those without a bit in `valid` have no value.
-    pub fn write(&mut self, block: &mut Block, warp: &Warp, mut touch: Touch, values: &[u8], valid: u32) -> Step {
+    pub fn write(
+        &mut self,
+        block: &mut Block,
+        warp: &Warp,
+        mut touch: Touch,
+        values: &[u8],
+        valid: u32,
+    ) -> Step {
         if let At::Shared(offset) = touch.at {
             not_a_barrier(block, offset, touch.len)?;
         }
@@ -241,7 +318,9 @@ impl Run<'_> {
         bytes.data[at..at + touch.len].copy_from_slice(values);
         bytes.set_written(at, touch.len, true);
         if valid != u32::MAX {
-            (0..touch.len).filter(|&byte| valid >> byte & 1 == 0).for_each(|byte| bytes.set_written(at + byte, 1, false));
+            (0..touch.len)
+                .filter(|&byte| valid >> byte & 1 == 0)
+                .for_each(|byte| bytes.set_written(at + byte, 1, false));
         }
         self.progress += u64::from(!touch.same_value);
         Ok(())
@@ -264,15 +343,22 @@ fn is_fenced(
     }
     let Some(fences) = fences else { return false };
     let is_copy = agent >= layout.copies(0) && agent < layout.bulk_reads(0);
-    let writer = if is_copy { agent - layout.copies(0) } else { agent };
-    let Some(fences) = fences.get(writer) else { return false };
+    let writer = if is_copy {
+        agent - layout.copies(0)
+    } else {
+        agent
+    };
+    let Some(fences) = fences.get(writer) else {
+        return false;
+    };
     members(before.members).all(|member| {
         fences.iter().rev().any(|fence| {
             let covers = match is_copy {
                 true => fence.copied[member] >= before.time,
                 false => fence.time >= before.time,
             };
-            let known = writer == warp && member == lane || clock.get(block, writer * MEMBERS + member) > fence.time;
+            let known = writer == warp && member == lane
+                || clock.get(block, writer * MEMBERS + member) > fence.time;
             fence.kinds & kind != 0 && fence.lanes >> member & 1 != 0 && covers && known
         })
     })
@@ -281,9 +367,13 @@ fn is_fenced(
 /// Data must not be written over a live mbarrier.
 pub fn not_a_barrier(block: &Block, offset: u32, len: usize) -> Step {
     let first = offset as usize / 8;
-    let last = (offset as usize + len).div_ceil(8).min(block.barrier_at.len());
+    let last = (offset as usize + len)
+        .div_ceil(8)
+        .min(block.barrier_at.len());
     for index in block.barrier_at.get(first..last).unwrap_or_default() {
-        if let Some(barrier) = (*index as usize).checked_sub(1).map(|index| &block.barriers[index])
+        if let Some(barrier) = (*index as usize)
+            .checked_sub(1)
+            .map(|index| &block.barriers[index])
             && barrier.live
         {
             return Err(Box::new(Fault::Mbarrier {
@@ -305,5 +395,9 @@ pub fn name(at: At) -> String {
 }
 
 fn outside(at: At, bytes: usize, nearest: String) -> Box<Fault> {
-    Box::new(Fault::OutOfBounds { address: name(at), bytes, nearest })
+    Box::new(Fault::OutOfBounds {
+        address: name(at),
+        bytes,
+        nearest,
+    })
 }

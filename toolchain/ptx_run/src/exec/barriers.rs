@@ -1,6 +1,10 @@
 //! Barriers of threads, barriers in memory, fences, the pool of registers.
 
-use super::{Flow, Run, access::{At, Touch}, operand, together};
+use super::{
+    Flow, Run,
+    access::{At, Touch},
+    operand, together,
+};
 use crate::{
     block::{Block, Mbarrier},
     clock::{MEMBERS, Shared, join},
@@ -14,7 +18,13 @@ const MAX_BARRIERS: usize = 128;
 const MAX_BYTES: i64 = (1 << 20) - 1;
 
 impl Run<'_> {
-    pub(super) fn barrier_op(&mut self, block: &mut Block, warp: &mut Warp, mask: u32, op: &Op) -> Step<Flow> {
+    pub(super) fn barrier_op(
+        &mut self,
+        block: &mut Block,
+        warp: &mut Warp,
+        mask: u32,
+        op: &Op,
+    ) -> Step<Flow> {
         match op {
             Op::Barrier { .. } => return self.named(block, warp, mask, op),
             Op::Fence => {
@@ -30,11 +40,18 @@ impl Run<'_> {
                 }
             }
             Op::FenceProxyAsync { shared, global } => {
-                let kinds = if *shared { FENCE_SHARED | FENCE_BARRIER } else { 0 } | if *global { FENCE_GLOBAL } else { 0 };
+                let kinds = if *shared {
+                    FENCE_SHARED | FENCE_BARRIER
+                } else {
+                    0
+                } | if *global { FENCE_GLOBAL } else { 0 };
                 mark(block, warp, mask, kinds);
             }
             Op::FenceBarrierInit => mark(block, warp, mask, FENCE_BARRIER),
-            Op::SetMaxRegisters { registers, increase } => return self.registers(block, warp, mask, *registers, *increase),
+            Op::SetMaxRegisters {
+                registers,
+                increase,
+            } => return self.registers(block, warp, mask, *registers, *increase),
             Op::BarrierInit { address, count } => {
                 for (lane, address) in self.barrier_addresses(warp, mask, address)? {
                     let count = value(warp, *count, lane)?;
@@ -46,7 +63,12 @@ impl Run<'_> {
                     found(block, address)?.live = false;
                 }
             }
-            Op::BarrierArrive { address, count, bytes, state } => {
+            Op::BarrierArrive {
+                address,
+                count,
+                bytes,
+                state,
+            } => {
                 if state.is_some() {
                     return Err(operand("the state of an mbarrier".into()));
                 }
@@ -56,9 +78,16 @@ impl Run<'_> {
                 while rest != 0 {
                     // Lanes that arrive at the same barrier do so together.
                     let first = rest.trailing_zeros() as usize;
-                    let here = addresses.iter().find(|&&(lane, _)| lane == first).expect("a lane of the mask").1;
-                    let lanes: u32 =
-                        addresses.iter().filter(|&&(lane, at)| at == here && rest >> lane & 1 != 0).map(|&(lane, _)| 1 << lane).sum();
+                    let here = addresses
+                        .iter()
+                        .find(|&&(lane, _)| lane == first)
+                        .expect("a lane of the mask")
+                        .1;
+                    let lanes: u32 = addresses
+                        .iter()
+                        .filter(|&&(lane, at)| at == here && rest >> lane & 1 != 0)
+                        .map(|&(lane, _)| 1 << lane)
+                        .sum();
                     rest &= !lanes;
                     let mut arrivals = 0;
                     for lane in members(lanes) {
@@ -81,7 +110,12 @@ impl Run<'_> {
                     self.expect(block, address, bytes)?;
                 }
             }
-            Op::BarrierTest { p, address, parity, may_sleep } => {
+            Op::BarrierTest {
+                p,
+                address,
+                parity,
+                may_sleep,
+            } => {
                 return self.test(block, warp, mask, *p, address, *parity, *may_sleep);
             }
             _ => unreachable!(),
@@ -92,7 +126,16 @@ impl Run<'_> {
     // Barriers of threads.
 
     fn named(&mut self, block: &mut Block, warp: &mut Warp, mask: u32, op: &Op) -> Step<Flow> {
-        let Op::Barrier { id, count, arrive_only, aligned, vote } = op else { unreachable!() };
+        let Op::Barrier {
+            id,
+            count,
+            arrive_only,
+            aligned,
+            vote,
+        } = op
+        else {
+            unreachable!()
+        };
         let id = uniform(warp, *id, mask)?;
         let fail = |what: String| Box::new(Fault::Barrier { id, what });
         if *aligned || mask != warp.alive {
@@ -103,13 +146,21 @@ impl Run<'_> {
         }
         let count = count.map(|row| uniform(warp, row, mask)).transpose()?;
         let expected = count.unwrap_or(block.live_warps * MEMBERS as u32);
-        if count.is_some_and(|count| count == 0 || !count.is_multiple_of(32) || count > block.threads.next_multiple_of(32)) {
-            return Err(fail(format!("{expected} threads, in a block of {}", block.threads)));
+        if count.is_some_and(|count| {
+            count == 0 || !count.is_multiple_of(32) || count > block.threads.next_multiple_of(32)
+        }) {
+            return Err(fail(format!(
+                "{expected} threads, in a block of {}",
+                block.threads
+            )));
         }
         let voted = match vote {
             Some((_, a)) => {
                 if warp.p_valid[*a as usize] & mask != mask {
-                    return Err(Box::new(Fault::UninitialisedRegister { what: "a vote", read: None }));
+                    return Err(Box::new(Fault::UninitialisedRegister {
+                        what: "a vote",
+                        read: None,
+                    }));
                 }
                 warp.p[*a as usize] & mask != 0
             }
@@ -122,10 +173,16 @@ impl Run<'_> {
             (barrier.expected, barrier.everybody) = (expected, count.is_none());
             (barrier.clock, barrier.vote) = (Shared::default(), false);
         } else if barrier.expected != expected {
-            return Err(fail(format!("{expected} threads here, {} elsewhere in the same phase", barrier.expected)));
+            return Err(fail(format!(
+                "{expected} threads here, {} elsewhere in the same phase",
+                barrier.expected
+            )));
         }
         if barrier.warps >> warp.index & 1 != 0 {
-            return Err(fail(format!("warp {} arrives twice in one phase", warp.index)));
+            return Err(fail(format!(
+                "warp {} arrives twice in one phase",
+                warp.index
+            )));
         }
         barrier.warps |= 1 << warp.index;
         barrier.arrived += MEMBERS as u32;
@@ -133,7 +190,10 @@ impl Run<'_> {
         join(&mut barrier.clock, &clock);
         let generation = barrier.generation;
         if barrier.arrived > barrier.expected {
-            return Err(fail(format!("{} threads arrive where {} are expected", barrier.arrived, barrier.expected)));
+            return Err(fail(format!(
+                "{} threads arrive where {} are expected",
+                barrier.arrived, barrier.expected
+            )));
         }
         if barrier.arrived == barrier.expected {
             barrier.complete();
@@ -150,10 +210,16 @@ impl Run<'_> {
     /// The phase of a named barrier that a warp waited for is over: it goes on.
     pub fn passed(&mut self, block: &Block, warp: &mut Warp, id: u32, generation: u64) {
         let released = &block.named[id as usize].released;
-        let (_, clock, vote) = released.iter().find(|one| one.0 == generation).expect("kept until all have passed");
+        let (_, clock, vote) = released
+            .iter()
+            .find(|one| one.0 == generation)
+            .expect("kept until all have passed");
         let lanes = warp.path.mask;
         warp.replace(lanes, clock);
-        if let Op::Barrier { vote: Some((d, _)), .. } = &self.code.instructions[warp.path.pc as usize].op {
+        if let Op::Barrier {
+            vote: Some((d, _)), ..
+        } = &self.code.instructions[warp.path.pc as usize].op
+        {
             warp.set_bits(*d, lanes, if *vote { u32::MAX } else { 0 }, u32::MAX);
         }
         warp.path.pc += 1;
@@ -162,7 +228,12 @@ impl Run<'_> {
 
     // Barriers in memory.
 
-    fn barrier_addresses(&self, warp: &mut Warp, mask: u32, address: &Address) -> Step<Vec<(usize, u32)>> {
+    fn barrier_addresses(
+        &self,
+        warp: &mut Warp,
+        mask: u32,
+        address: &Address,
+    ) -> Step<Vec<(usize, u32)>> {
         let places = self.addresses(warp, mask, Space::Shared, address)?;
         members(mask)
             .map(|lane| {
@@ -175,15 +246,37 @@ impl Run<'_> {
             .collect()
     }
 
-    fn init(&mut self, block: &mut Block, warp: &mut Warp, lane: usize, address: u32, count: u32) -> Step {
+    fn init(
+        &mut self,
+        block: &mut Block,
+        warp: &mut Warp,
+        lane: usize,
+        address: u32,
+        count: u32,
+    ) -> Step {
         let record = self.record(block, warp);
         let what = "initialises a barrier";
         let at = At::Shared(address);
-        let touch = Touch { lane, at, len: 8, record, member: lane, write: true, asynchronous: false, same_value: false, what };
+        let touch = Touch {
+            lane,
+            at,
+            len: 8,
+            record,
+            member: lane,
+            write: true,
+            asynchronous: false,
+            same_value: false,
+            what,
+        };
         self.touch(block, warp, touch)?;
         block.shared.set_written(address as usize, 8, false);
         let known = block.barrier_at[address as usize / 8] as usize;
-        let fail = |what: &str| Box::new(Fault::Mbarrier { address: format!("{address:#x}"), what: what.into() });
+        let fail = |what: &str| {
+            Box::new(Fault::Mbarrier {
+                address: format!("{address:#x}"),
+                what: what.into(),
+            })
+        };
         if count == 0 || count >= 1 << 20 {
             return Err(fail("a count of arrivals that is not 1 to 2^20 - 1"));
         }
@@ -225,15 +318,25 @@ impl Run<'_> {
     }
 
     /// Whether a thread may use a barrier: its initialisation must be ordered before.
-    pub(super) fn visible(&mut self, block: &mut Block, warp: &Warp, lane: usize, address: u32) -> Step {
+    pub(super) fn visible(
+        &mut self,
+        block: &mut Block,
+        warp: &Warp,
+        lane: usize,
+        address: u32,
+    ) -> Step {
         let id = block.id;
         let barrier = found(block, address)?;
         let own = barrier.by_warp == warp.index && barrier.by_lane == lane;
-        let known = warp.clocks[lane].get(id, barrier.by_warp * MEMBERS + barrier.by_lane) >= barrier.at_time;
+        let known = warp.clocks[lane].get(id, barrier.by_warp * MEMBERS + barrier.by_lane)
+            >= barrier.at_time;
         if own || known {
             return Ok(());
         }
-        let (instruction, who) = (barrier.instruction, format!("warp {} lane {}", barrier.by_warp, barrier.by_lane));
+        let (instruction, who) = (
+            barrier.instruction,
+            format!("warp {} lane {}", barrier.by_warp, barrier.by_lane),
+        );
         Err(Box::new(Fault::Race {
             address: format!("mbarrier at {address:#x}"),
             access: "uses",
@@ -258,7 +361,10 @@ impl Run<'_> {
         let own = by_warp == warp.index && by_lane == lane;
         let fenced = block.fences[by_warp].iter().any(|fence| {
             let known = own || warp.clocks[lane].get(id, by_warp * MEMBERS + by_lane) > fence.time;
-            fence.kinds & FENCE_BARRIER != 0 && fence.lanes >> by_lane & 1 != 0 && fence.time >= barrier.at_time && known
+            fence.kinds & FENCE_BARRIER != 0
+                && fence.lanes >> by_lane & 1 != 0
+                && fence.time >= barrier.at_time
+                && known
         });
         if !fenced {
             let who = format!("warp {by_warp} lane {by_lane}");
@@ -276,8 +382,14 @@ impl Run<'_> {
         barrier.bytes += i64::from(bytes);
         self.progress += 1;
         if barrier.bytes > MAX_BYTES {
-            let what = format!("{} bytes are pending, at most {MAX_BYTES} may be", barrier.bytes);
-            return Err(Box::new(Fault::Mbarrier { address: format!("{address:#x}"), what }));
+            let what = format!(
+                "{} bytes are pending, at most {MAX_BYTES} may be",
+                barrier.bytes
+            );
+            return Err(Box::new(Fault::Mbarrier {
+                address: format!("{address:#x}"),
+                what,
+            }));
         }
         Ok(())
     }
@@ -294,8 +406,14 @@ impl Run<'_> {
         let barrier = found(block, address)?;
         self.progress += 1;
         if count == 0 || count > barrier.pending {
-            let what = format!("{count} arrivals where {} are left of {}", barrier.pending, barrier.count);
-            return Err(Box::new(Fault::Mbarrier { address: format!("{address:#x}"), what }));
+            let what = format!(
+                "{count} arrivals where {} are left of {}",
+                barrier.pending, barrier.count
+            );
+            return Err(Box::new(Fault::Mbarrier {
+                address: format!("{address:#x}"),
+                what,
+            }));
         }
         barrier.pending -= count;
         join(&mut barrier.clock, clock);
@@ -309,13 +427,20 @@ impl Run<'_> {
             return Ok(());
         }
         let phase = barrier.phase;
-        if let Some(copy) = block.pending.iter().find(|one| one.barrier == Some((address, phase))) {
+        if let Some(copy) = block
+            .pending
+            .iter()
+            .find(|one| one.barrier == Some((address, phase)))
+        {
             let what = format!(
                 "its phase ends while a copy is on the way: line {} `{}`",
                 self.code.lines[copy.instruction],
                 self.module.line(self.code.lines[copy.instruction]).trim()
             );
-            return Err(Box::new(Fault::Mbarrier { address: format!("{address:#x}"), what }));
+            return Err(Box::new(Fault::Mbarrier {
+                address: format!("{address:#x}"),
+                what,
+            }));
         }
         let barrier = found(block, address)?;
         let (member, time) = (barrier.member, barrier.time());
@@ -347,7 +472,10 @@ impl Run<'_> {
             let parity = value(warp, parity, lane)?;
             if parity > 1 {
                 let what = format!("waits for parity {parity}");
-                return Err(Box::new(Fault::Mbarrier { address: format!("{address:#x}"), what }));
+                return Err(Box::new(Fault::Mbarrier {
+                    address: format!("{address:#x}"),
+                    what,
+                }));
             }
             let barrier = found(block, address)?;
             if barrier.phase & 1 != parity {
@@ -391,11 +519,21 @@ impl Run<'_> {
 
     // Registers.
 
-    fn registers(&mut self, block: &mut Block, warp: &mut Warp, mask: u32, wanted: u32, increase: bool) -> Step<Flow> {
+    fn registers(
+        &mut self,
+        block: &mut Block,
+        warp: &mut Warp,
+        mask: u32,
+        wanted: u32,
+        increase: bool,
+    ) -> Step<Flow> {
         together(warp, mask)?;
         let change = i64::from(wanted) - i64::from(warp.registers);
         if increase == (change < 0) && change != 0 {
-            return Err(operand(format!("setmaxnreg from {} to {wanted} registers", warp.registers)));
+            return Err(operand(format!(
+                "setmaxnreg from {} to {wanted} registers",
+                warp.registers
+            )));
         }
         if change * 32 > block.pool {
             return Ok(Flow::Wait(Wait::Registers { wanted }));
@@ -409,12 +547,28 @@ impl Run<'_> {
     /// What a block leaves behind when all its threads have ended and all its copies are there.
     pub fn after_end(&self, block: &Block) -> Step {
         if let Some(id) = block.named.iter().position(|barrier| barrier.arrived != 0) {
-            let what = format!("the block ends when {} of {} threads are there", block.named[id].arrived, block.named[id].expected);
-            return Err(Box::new(Fault::Barrier { id: id as u32, what }));
+            let what = format!(
+                "the block ends when {} of {} threads are there",
+                block.named[id].arrived, block.named[id].expected
+            );
+            return Err(Box::new(Fault::Barrier {
+                id: id as u32,
+                what,
+            }));
         }
-        if let Some(barrier) = block.barriers.iter().find(|barrier| barrier.live && barrier.bytes != 0) {
-            let what = format!("the block ends when {} bytes are expected, less those that came", barrier.bytes);
-            return Err(Box::new(Fault::Mbarrier { address: format!("{:#x}", barrier.address), what }));
+        if let Some(barrier) = block
+            .barriers
+            .iter()
+            .find(|barrier| barrier.live && barrier.bytes != 0)
+        {
+            let what = format!(
+                "the block ends when {} bytes are expected, less those that came",
+                barrier.bytes
+            );
+            return Err(Box::new(Fault::Mbarrier {
+                address: format!("{:#x}", barrier.address),
+                what,
+            }));
         }
         Ok(())
     }
@@ -424,12 +578,17 @@ impl Run<'_> {
         for lane in members(mask) {
             let bulk = &warp.bulk[lane];
             if !bulk.closed.is_empty() {
-                let what = format!("bulk copies of warp {} lane {lane} may still read its shared memory", warp.index);
+                let what = format!(
+                    "bulk copies of warp {} lane {lane} may still read its shared memory",
+                    warp.index
+                );
                 return Err(Box::new(Fault::Unfinished { what }));
             }
         }
         if warp.products_done + 1 < warp.products {
-            return Err(Box::new(Fault::Unfinished { what: format!("products of warp {} may still run", warp.index) }));
+            return Err(Box::new(Fault::Unfinished {
+                what: format!("products of warp {} may still run", warp.index),
+            }));
         }
         Ok(())
     }
@@ -450,9 +609,12 @@ impl crate::block::Named {
 
 fn found(block: &mut Block, address: u32) -> Step<&mut Mbarrier> {
     let what = "there is no barrier, it was not initialised";
-    block
-        .barrier(address)
-        .ok_or_else(|| Box::new(Fault::Mbarrier { address: format!("{address:#x}"), what: what.into() }))
+    block.barrier(address).ok_or_else(|| {
+        Box::new(Fault::Mbarrier {
+            address: format!("{address:#x}"),
+            what: what.into(),
+        })
+    })
 }
 
 fn mark(block: &mut Block, warp: &mut Warp, lanes: u32, kinds: u8) {
@@ -461,7 +623,12 @@ fn mark(block: &mut Block, warp: &mut Warp, lanes: u32, kinds: u8) {
     if marks.len() >= 64 {
         marks.remove(1);
     }
-    marks.push(FenceMark { time: warp.time, lanes, kinds, copied });
+    marks.push(FenceMark {
+        time: warp.time,
+        lanes,
+        kinds,
+        copied,
+    });
     warp.time += 1;
     for lane in members(lanes) {
         warp.fence_clocks[lane] = Some(warp.clocks[lane].clone());
@@ -472,7 +639,10 @@ fn mark(block: &mut Block, warp: &mut Warp, lanes: u32, kinds: u8) {
 pub(super) fn value(warp: &mut Warp, row: Row, lane: usize) -> Step<u32> {
     let lanes = 1 << lane;
     if warp.valid(row, lanes)? & lanes == 0 {
-        return Err(Box::new(Fault::UninitialisedRegister { what: "an operand", read: None }));
+        return Err(Box::new(Fault::UninitialisedRegister {
+            what: "an operand",
+            read: None,
+        }));
     }
     Ok(warp.word(row)[lane])
 }
@@ -485,4 +655,3 @@ fn uniform(warp: &mut Warp, row: Row, mask: u32) -> Step<u32> {
     }
     Ok(first)
 }
-

@@ -1,6 +1,11 @@
 //! Copies that go on beside the threads: their beginning, and their arrival.
 
-use super::{Flow, Run, access::{At, Touch, name, not_a_barrier}, barriers::value, operand};
+use super::{
+    Flow, Run,
+    access::{At, Touch, name, not_a_barrier},
+    barriers::value,
+    operand,
+};
 use crate::{
     block::{Block, Copy, Pending},
     clock::{MEMBERS, Shared},
@@ -12,9 +17,20 @@ use crate::{
 };
 
 impl Run<'_> {
-    pub(super) fn copy_op(&mut self, block: &mut Block, warp: &mut Warp, mask: u32, op: &Op) -> Step<Flow> {
+    pub(super) fn copy_op(
+        &mut self,
+        block: &mut Block,
+        warp: &mut Warp,
+        mask: u32,
+        op: &Op,
+    ) -> Step<Flow> {
         match op {
-            Op::CopyAsync { target, source, bytes, valid } => {
+            Op::CopyAsync {
+                target,
+                source,
+                bytes,
+                valid,
+            } => {
                 let targets = self.addresses(warp, mask, Space::Shared, target)?;
                 let sources = self.addresses(warp, mask, Space::Global, source)?;
                 for lane in members(mask) {
@@ -22,7 +38,14 @@ impl Run<'_> {
                     if valid > *bytes {
                         return Err(operand(format!("cp.async of {valid} of {bytes} bytes")));
                     }
-                    self.copy_lane(block, warp, lane, (targets[lane], sources[lane]), *bytes, valid)?;
+                    self.copy_lane(
+                        block,
+                        warp,
+                        lane,
+                        (targets[lane], sources[lane]),
+                        *bytes,
+                        valid,
+                    )?;
                 }
             }
             Op::CopyAsyncCommit => {
@@ -45,64 +68,115 @@ impl Run<'_> {
                 let places = self.addresses(warp, mask, Space::Shared, address)?;
                 for lane in members(mask) {
                     Self::aligned(places[lane], 8)?;
-                    let At::Shared(barrier) = places[lane] else { unreachable!() };
+                    let At::Shared(barrier) = places[lane] else {
+                        unreachable!()
+                    };
                     // This goes through the generic proxy: the initialisation needs no fence.
                     self.visible(block, warp, lane, barrier)?;
                     let group = warp.copies[lane].open;
                     warp.copies[lane].open += 1;
                     let barrier = Some((barrier, u32::MAX));
                     let (warp, instruction) = (warp.index, self.pc);
-                    block.pending.push(Pending { copy: Copy::Arrive, warp, lane, group, barrier, instruction });
+                    block.pending.push(Pending {
+                        copy: Copy::Arrive,
+                        warp,
+                        lane,
+                        group,
+                        barrier,
+                        instruction,
+                    });
                 }
             }
-            Op::BulkLoad { target, source, bytes, barrier } => {
+            Op::BulkLoad {
+                target,
+                source,
+                bytes,
+                barrier,
+            } => {
                 let targets = self.addresses(warp, mask, Space::Shared, target)?;
                 let sources = self.addresses(warp, mask, Space::Global, source)?;
                 let barriers = self.addresses(warp, mask, Space::Shared, barrier)?;
                 for lane in members(mask) {
                     let bytes = value(warp, *bytes, lane)?;
                     let At::Global(source) = sources[lane] else {
-                        return Err(operand("a bulk copy from elsewhere than global memory".into()));
+                        return Err(operand(
+                            "a bulk copy from elsewhere than global memory".into(),
+                        ));
                     };
                     bulk_sizes(targets[lane], At::Global(source), bytes)?;
                     self.memory.find(source, bytes as usize)?;
-                    let At::Shared(target) = targets[lane] else { unreachable!() };
-                    let copy = Copy::Bulk { target, source, bytes };
+                    let At::Shared(target) = targets[lane] else {
+                        unreachable!()
+                    };
+                    let copy = Copy::Bulk {
+                        target,
+                        source,
+                        bytes,
+                    };
                     self.begin_load(block, warp, lane, copy, target, bytes, barriers[lane])?;
                 }
             }
-            Op::TensorLoad { target, tensor, barrier } => {
+            Op::TensorLoad {
+                target,
+                tensor,
+                barrier,
+            } => {
                 let targets = self.addresses(warp, mask, Space::Shared, target)?;
                 let barriers = self.addresses(warp, mask, Space::Shared, barrier)?;
                 for lane in members(mask) {
                     let (map, coordinates) = self.tensor(warp, lane, tensor)?;
                     Self::aligned(targets[lane], 128)?;
-                    let At::Shared(target) = targets[lane] else { unreachable!() };
+                    let At::Shared(target) = targets[lane] else {
+                        unreachable!()
+                    };
                     let bytes = map.box_bytes();
-                    let copy = Copy::Tensor { map: Box::new(map), coordinates, target };
+                    let copy = Copy::Tensor {
+                        map: Box::new(map),
+                        coordinates,
+                        target,
+                    };
                     self.begin_load(block, warp, lane, copy, target, bytes, barriers[lane])?;
                 }
             }
-            Op::BulkStore { target, source, bytes, add_f32 } => {
+            Op::BulkStore {
+                target,
+                source,
+                bytes,
+                add_f32,
+            } => {
                 let targets = self.addresses(warp, mask, Space::Global, target)?;
                 let sources = self.addresses(warp, mask, Space::Shared, source)?;
                 for lane in members(mask) {
                     let bytes = value(warp, *bytes, lane)?;
                     bulk_sizes(sources[lane], targets[lane], bytes)?;
-                    let (At::Shared(source), At::Global(target)) = (sources[lane], targets[lane]) else {
-                        return Err(operand("a bulk copy to elsewhere than global memory".into()));
+                    let (At::Shared(source), At::Global(target)) = (sources[lane], targets[lane])
+                    else {
+                        return Err(operand(
+                            "a bulk copy to elsewhere than global memory".into(),
+                        ));
                     };
                     let ranges = [(target, bytes as usize)];
-                    let copy = Copy::BulkOut { target, source, bytes, add_f32: *add_f32 };
+                    let copy = Copy::BulkOut {
+                        target,
+                        source,
+                        bytes,
+                        add_f32: *add_f32,
+                    };
                     self.begin_store(block, warp, lane, copy, (source, bytes), &ranges)?;
                 }
             }
-            Op::TensorStore { tensor, source, add } => {
+            Op::TensorStore {
+                tensor,
+                source,
+                add,
+            } => {
                 let sources = self.addresses(warp, mask, Space::Shared, source)?;
                 for lane in members(mask) {
                     let (map, coordinates) = self.tensor(warp, lane, tensor)?;
                     Self::aligned(sources[lane], 128)?;
-                    let At::Shared(source) = sources[lane] else { unreachable!() };
+                    let At::Shared(source) = sources[lane] else {
+                        unreachable!()
+                    };
                     if *add && !map.is_f32 {
                         return Err(operand("a reduction of other elements than f32".into()));
                     }
@@ -113,7 +187,12 @@ impl Run<'_> {
                         .map(|row| (row.address + row.first as u64, row.last - row.first))
                         .collect();
                     let bytes = map.box_bytes();
-                    let copy = Copy::TensorOut { map: Box::new(map), coordinates, source, add: *add };
+                    let copy = Copy::TensorOut {
+                        map: Box::new(map),
+                        coordinates,
+                        source,
+                        add: *add,
+                    };
                     self.begin_store(block, warp, lane, copy, (source, bytes), &ranges)?;
                 }
             }
@@ -182,33 +261,69 @@ impl Run<'_> {
         block.shared.set_written(to as usize, bytes as usize, false);
         if valid > 0 {
             Self::aligned(source, bytes as usize)?;
-            let reading = Touch { at: source, len: valid as usize, write: false, what: "cp.async reads", ..touch };
+            let reading = Touch {
+                at: source,
+                len: valid as usize,
+                write: false,
+                what: "cp.async reads",
+                ..touch
+            };
             self.touch(block, warp, reading)?;
         }
-        let copy = Copy::Lane { target: to, source: from, bytes, valid };
+        let copy = Copy::Lane {
+            target: to,
+            source: from,
+            bytes,
+            valid,
+        };
         let (warp, instruction) = (warp.index, self.pc);
-        let one = Pending { copy, warp, lane, group, barrier: None, instruction };
+        let one = Pending {
+            copy,
+            warp,
+            lane,
+            group,
+            barrier: None,
+            instruction,
+        };
         block.lane_copies[warp * MEMBERS + lane].push_back(one);
         self.progress += 1;
         Ok(())
     }
 
-    fn tensor(&mut self, warp: &mut Warp, lane: usize, tensor: &TensorBox) -> Step<(TensorMap, [i64; 5])> {
+    fn tensor(
+        &mut self,
+        warp: &mut Warp,
+        lane: usize,
+        tensor: &TensorBox,
+    ) -> Step<(TensorMap, [i64; 5])> {
         if warp.long_valid(tensor.map) >> lane & 1 == 0 {
-            return Err(Box::new(Fault::UninitialisedRegister { what: "the address of a tensor map", read: None }));
+            return Err(Box::new(Fault::UninitialisedRegister {
+                what: "the address of a tensor map",
+                read: None,
+            }));
         }
         let at = self.at(Space::Generic, warp.long(tensor.map)[lane]);
         Self::aligned(at, 64)?;
         let bytes: [u8; 128] = match at {
-            At::Param(offset) => self.parameters.get(offset..offset + 128).and_then(|bytes| bytes.try_into().ok()),
+            At::Param(offset) => self
+                .parameters
+                .get(offset..offset + 128)
+                .and_then(|bytes| bytes.try_into().ok()),
             At::Global(address) => self.memory.read(address, 128)?.try_into().ok(),
             _ => None,
         }
         .ok_or_else(|| operand(format!("no tensor map can be at {}", name(at))))?;
-        let words = std::array::from_fn(|at| u64::from_le_bytes(bytes[8 * at..8 * at + 8].try_into().expect("8 bytes")));
-        let map = TensorMap::decode(&words).ok_or_else(|| operand(format!("no tensor map is at {}", name(at))))?;
+        let words = std::array::from_fn(|at| {
+            u64::from_le_bytes(bytes[8 * at..8 * at + 8].try_into().expect("8 bytes"))
+        });
+        let map = TensorMap::decode(&words)
+            .ok_or_else(|| operand(format!("no tensor map is at {}", name(at))))?;
         if map.rank as usize != tensor.coordinates.len() {
-            return Err(operand(format!("a map of rank {} with {} coordinates", map.rank, tensor.coordinates.len())));
+            return Err(operand(format!(
+                "a map of rank {} with {} coordinates",
+                map.rank,
+                tensor.coordinates.len()
+            )));
         }
         let mut coordinates = [0; 5];
         for (axis, &row) in tensor.coordinates.iter().enumerate() {
@@ -230,7 +345,9 @@ impl Run<'_> {
         barrier: At,
     ) -> Step {
         Self::aligned(barrier, 8)?;
-        let At::Shared(barrier) = barrier else { unreachable!() };
+        let At::Shared(barrier) = barrier else {
+            unreachable!()
+        };
         let (phase, member, time) = self.copy_barrier(block, warp, lane, barrier)?;
         not_a_barrier(block, target, bytes as usize)?;
         let agent = warp.layout.barriers() + member / MEMBERS;
@@ -247,10 +364,14 @@ impl Run<'_> {
             what: "a bulk copy writes",
         };
         self.touch(block, warp, touch)?;
-        block.shared.set_written(target as usize, bytes as usize, false);
+        block
+            .shared
+            .set_written(target as usize, bytes as usize, false);
         let ranges = match &copy {
             Copy::Bulk { source, .. } => vec![(*source, bytes as usize)],
-            Copy::Tensor { map, coordinates, .. } => map
+            Copy::Tensor {
+                map, coordinates, ..
+            } => map
                 .rows(&coordinates[..map.rank as usize])
                 .iter()
                 .filter(|row| row.first < row.last)
@@ -260,10 +381,27 @@ impl Run<'_> {
         };
         for (address, len) in ranges {
             let at = At::Global(address);
-            self.touch(block, warp, Touch { at, len, write: false, what: "a bulk copy reads", ..touch })?;
+            self.touch(
+                block,
+                warp,
+                Touch {
+                    at,
+                    len,
+                    write: false,
+                    what: "a bulk copy reads",
+                    ..touch
+                },
+            )?;
         }
         let (warp, instruction) = (warp.index, self.pc);
-        block.pending.push(Pending { copy, warp, lane, group: 0, barrier: Some((barrier, phase)), instruction });
+        block.pending.push(Pending {
+            copy,
+            warp,
+            lane,
+            group: 0,
+            barrier: Some((barrier, phase)),
+            instruction,
+        });
         self.progress += 1;
         Ok(())
     }
@@ -280,11 +418,27 @@ impl Run<'_> {
     ) -> Step {
         let group = warp.bulk[lane].open;
         let layout = warp.layout;
-        let reading = Record::new(block.id, layout.bulk_reads(warp.index), group, self.pc, self.launch).asynchronous();
-        let adds = matches!(copy, Copy::BulkOut { add_f32: true, .. } | Copy::TensorOut { add: true, .. });
-        let writing = Record::new(block.id, layout.bulk_writes(warp.index), group, self.pc, self.launch)
-            .asynchronous()
-            .atomic(adds);
+        let reading = Record::new(
+            block.id,
+            layout.bulk_reads(warp.index),
+            group,
+            self.pc,
+            self.launch,
+        )
+        .asynchronous();
+        let adds = matches!(
+            copy,
+            Copy::BulkOut { add_f32: true, .. } | Copy::TensorOut { add: true, .. }
+        );
+        let writing = Record::new(
+            block.id,
+            layout.bulk_writes(warp.index),
+            group,
+            self.pc,
+            self.launch,
+        )
+        .asynchronous()
+        .atomic(adds);
         let touch = Touch {
             lane,
             at: At::Shared(source),
@@ -299,17 +453,38 @@ impl Run<'_> {
         self.touch(block, warp, touch)?;
         for &(address, len) in ranges {
             let at = At::Global(address);
-            let write = Touch { at, len, record: writing, write: true, what: "a bulk copy writes", ..touch };
+            let write = Touch {
+                at,
+                len,
+                record: writing,
+                write: true,
+                what: "a bulk copy writes",
+                ..touch
+            };
             self.touch(block, warp, write)?;
         }
         let (warp, instruction) = (warp.index, self.pc);
-        block.pending.push(Pending { copy, warp, lane, group, barrier: None, instruction });
+        block.pending.push(Pending {
+            copy,
+            warp,
+            lane,
+            group,
+            barrier: None,
+            instruction,
+        });
         self.progress += 1;
         Ok(())
     }
 
     /// The lane's copies up to a group are there.
-    fn deliver_groups(&mut self, block: &mut Block, warp: usize, lane: usize, bulk: bool, done: u32) -> Step {
+    fn deliver_groups(
+        &mut self,
+        block: &mut Block,
+        warp: usize,
+        lane: usize,
+        bulk: bool,
+        done: u32,
+    ) -> Step {
         let due = |one: &Pending| {
             let is_bulk = matches!(one.copy, Copy::BulkOut { .. } | Copy::TensorOut { .. });
             is_bulk && one.warp == warp && one.lane == lane && one.group <= done
@@ -321,7 +496,10 @@ impl Run<'_> {
             return Ok(());
         }
         let queue = warp * MEMBERS + lane;
-        while block.lane_copies[queue].front().is_some_and(|one| one.group <= done) {
+        while block.lane_copies[queue]
+            .front()
+            .is_some_and(|one| one.group <= done)
+        {
             self.deliver_lane(block, queue)?;
         }
         Ok(())
@@ -329,7 +507,9 @@ impl Run<'_> {
 
     /// The first copy of a lane arrives; `false` where there is none.
     pub fn deliver_lane(&mut self, block: &mut Block, queue: usize) -> Step<bool> {
-        let Some(one) = block.lane_copies[queue].pop_front() else { return Ok(false) };
+        let Some(one) = block.lane_copies[queue].pop_front() else {
+            return Ok(false);
+        };
         self.deliver_one(block, one)?;
         Ok(true)
     }
@@ -345,11 +525,20 @@ impl Run<'_> {
         self.stats.copies += 1;
         self.pc = pending.instruction;
         match pending.copy {
-            Copy::Bulk { target, source, bytes } => {
+            Copy::Bulk {
+                target,
+                source,
+                bytes,
+            } => {
                 self.bring(block, source, target as usize, bytes as usize)?;
                 self.arrived(block, pending.barrier.expect("of a load").0, bytes)?;
             }
-            Copy::Lane { target, source, bytes, valid } => {
+            Copy::Lane {
+                target,
+                source,
+                bytes,
+                valid,
+            } => {
                 if valid > 0 {
                     self.bring(block, source, target as usize, valid as usize)?;
                 }
@@ -357,10 +546,18 @@ impl Run<'_> {
                 block.shared.set_written(rest.start, rest.len(), true);
                 block.shared.data[rest].fill(0);
             }
-            Copy::Tensor { map, coordinates, target } => {
+            Copy::Tensor {
+                map,
+                coordinates,
+                target,
+            } => {
                 let len = map.row_bytes();
                 let mut row_bytes = vec![0; len];
-                for (index, row) in map.rows(&coordinates[..map.rank as usize]).into_iter().enumerate() {
+                for (index, row) in map
+                    .rows(&coordinates[..map.rank as usize])
+                    .into_iter()
+                    .enumerate()
+                {
                     row_bytes.fill(0);
                     // Empty: all bytes of the row have a value.
                     let mut written = Vec::new();
@@ -370,9 +567,12 @@ impl Run<'_> {
                         let (bytes, at) = self.memory.find(source, count)?;
                         row_bytes[row.first..row.last].copy_from_slice(&bytes.data[at..at + count]);
                         if !bytes.is_written(at, count) {
-                            written = (0..len).map(|byte| {
-                                !(row.first..row.last).contains(&byte) || bytes.is_written(at + byte - row.first, 1)
-                            }).collect();
+                            written = (0..len)
+                                .map(|byte| {
+                                    !(row.first..row.last).contains(&byte)
+                                        || bytes.is_written(at + byte - row.first, 1)
+                                })
+                                .collect();
                         }
                     }
                     let begin = target as usize + index * len;
@@ -381,30 +581,58 @@ impl Run<'_> {
                         block.shared.data[to..to + 16].copy_from_slice(&row_bytes[unit..unit + 16]);
                         block.shared.set_written(to, 16, true);
                         let unwritten = |&byte: &usize| written.get(unit + byte) == Some(&false);
-                        (0..16).filter(unwritten).for_each(|byte| block.shared.set_written(to + byte, 1, false));
+                        (0..16)
+                            .filter(unwritten)
+                            .for_each(|byte| block.shared.set_written(to + byte, 1, false));
                     }
                 }
-                self.arrived(block, pending.barrier.expect("of a load").0, map.box_bytes())?;
+                self.arrived(
+                    block,
+                    pending.barrier.expect("of a load").0,
+                    map.box_bytes(),
+                )?;
             }
-            Copy::BulkOut { target, source, bytes, add_f32 } => {
+            Copy::BulkOut {
+                target,
+                source,
+                bytes,
+                add_f32,
+            } => {
                 let values = block.shared.data[source as usize..][..bytes as usize].to_vec();
                 self.take(block, source as usize, bytes as usize)?;
                 self.put(target, &values, add_f32)?;
             }
-            Copy::TensorOut { map, coordinates, source, add } => {
+            Copy::TensorOut {
+                map,
+                coordinates,
+                source,
+                add,
+            } => {
                 let len = map.row_bytes();
-                for (index, row) in map.rows(&coordinates[..map.rank as usize]).into_iter().enumerate() {
+                for (index, row) in map
+                    .rows(&coordinates[..map.rank as usize])
+                    .into_iter()
+                    .enumerate()
+                {
                     let mut row_bytes = vec![0; len];
                     for unit in (0..len).step_by(16) {
-                        let from = map.swizzle.apply((source as usize + index * len + unit) as u32) as usize;
+                        let from = map
+                            .swizzle
+                            .apply((source as usize + index * len + unit) as u32)
+                            as usize;
                         let inside = row.first < (unit + 16).min(row.last);
                         if inside {
                             self.take(block, from, 16)?;
                         }
-                        row_bytes[unit..unit + 16].copy_from_slice(&block.shared.data[from..from + 16]);
+                        row_bytes[unit..unit + 16]
+                            .copy_from_slice(&block.shared.data[from..from + 16]);
                     }
                     if row.first < row.last {
-                        self.put(row.address + row.first as u64, &row_bytes[row.first..row.last], add)?;
+                        self.put(
+                            row.address + row.first as u64,
+                            &row_bytes[row.first..row.last],
+                            add,
+                        )?;
                     }
                 }
             }
@@ -426,12 +654,15 @@ impl Run<'_> {
         let whole = bytes.is_written(at, len);
         block.shared.set_written(target, len, true);
         let unwritten = |&byte: &usize| !whole && !bytes.is_written(at + byte, 1);
-        (0..len).filter(unwritten).for_each(|byte| block.shared.set_written(target + byte, 1, false));
+        (0..len)
+            .filter(unwritten)
+            .for_each(|byte| block.shared.set_written(target + byte, 1, false));
         Ok(())
     }
 
     fn take(&self, block: &mut Block, source: usize, len: usize) -> Step {
-        let Some(byte) = (source..source + len).find(|&byte| !block.shared.is_written(byte, 1)) else {
+        let Some(byte) = (source..source + len).find(|&byte| !block.shared.is_written(byte, 1))
+        else {
             return Ok(());
         };
         let by = block.shared.granule(byte / GRANULE).last_write();
@@ -479,4 +710,3 @@ fn bulk_sizes(shared: At, global: At, bytes: u32) -> Step {
     }
     Ok(())
 }
-

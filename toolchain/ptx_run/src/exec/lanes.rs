@@ -9,16 +9,33 @@ use crate::{
 };
 
 impl Run<'_> {
-    pub(super) fn lanes_op(&mut self, block: &mut Block, warp: &mut Warp, mask: u32, op: &Op) -> Step<Flow> {
+    pub(super) fn lanes_op(
+        &mut self,
+        block: &mut Block,
+        warp: &mut Warp,
+        mask: u32,
+        op: &Op,
+    ) -> Step<Flow> {
         if self.as_hardware && !matches!(op, Op::SyncWarp { .. }) {
             warp.share_acquires(mask);
         }
         match *op {
-            Op::Shuffle { f, d, valid, a, b, c, mask: with } => {
+            Op::Shuffle {
+                f,
+                d,
+                valid,
+                a,
+                b,
+                c,
+                mask: with,
+            } => {
                 gathered(warp, mask, with)?;
                 let known = warp.valid(a, mask)?;
                 if warp.valid(b, mask)? & warp.valid(c, mask)? & mask != mask {
-                    return Err(Box::new(Fault::UninitialisedRegister { what: "a shuffle's lane", read: None }));
+                    return Err(Box::new(Fault::UninitialisedRegister {
+                        what: "a shuffle's lane",
+                        read: None,
+                    }));
                 }
                 let (values, b, c) = (*warp.word(a), warp.word(b), warp.word(c));
                 let (mut out, mut have, mut inside) = (values, 0_u32, 0_u32);
@@ -26,7 +43,10 @@ impl Run<'_> {
                     let (from, is_inside) = source(f, lane as u32, b[lane], c[lane]);
                     let from = if is_inside { from as usize } else { lane };
                     if mask >> from & 1 == 0 {
-                        return Err(Box::new(Fault::Diverged { expected: mask | 1 << from, got: mask }));
+                        return Err(Box::new(Fault::Diverged {
+                            expected: mask | 1 << from,
+                            got: mask,
+                        }));
                     }
                     out[lane] = values[from];
                     have |= (known >> from & 1) << lane;
@@ -37,7 +57,13 @@ impl Run<'_> {
                     warp.set_bits(p, mask, inside, u32::MAX);
                 }
             }
-            Op::Vote { f, d, a, negated, mask: with } => {
+            Op::Vote {
+                f,
+                d,
+                a,
+                negated,
+                mask: with,
+            } => {
                 let with = gathered(warp, mask, with)?;
                 let bits = bits_of(warp, a, negated);
                 let result = match f {
@@ -47,15 +73,28 @@ impl Run<'_> {
                 };
                 warp.set_bits(d, mask, if result { u32::MAX } else { 0 }, u32::MAX);
             }
-            Op::Ballot { d, a, negated, mask: with } => {
+            Op::Ballot {
+                d,
+                a,
+                negated,
+                mask: with,
+            } => {
                 let with = gathered(warp, mask, with)?;
                 let bits = bits_of(warp, a, negated);
                 warp.set_word(d, mask, &[bits & with; 32], u32::MAX)?;
             }
-            Op::Reduce { f, d, a, mask: with } => {
+            Op::Reduce {
+                f,
+                d,
+                a,
+                mask: with,
+            } => {
                 let with = gathered(warp, mask, with)?;
                 if warp.valid(a, with)? & with != with {
-                    return Err(Box::new(Fault::UninitialisedRegister { what: "a reduced value", read: None }));
+                    return Err(Box::new(Fault::UninitialisedRegister {
+                        what: "a reduced value",
+                        read: None,
+                    }));
                 }
                 let values = *warp.word(a);
                 let result = members(with)
@@ -87,7 +126,10 @@ impl Run<'_> {
                 let valid = warp.valid(a, with)?;
                 let values = *warp.word(a);
                 let out = std::array::from_fn(|lane| {
-                    members(with).filter(|&other| values[other] == values[lane]).map(|other| 1 << other).sum()
+                    members(with)
+                        .filter(|&other| values[other] == values[lane])
+                        .map(|other| 1 << other)
+                        .sum()
                 });
                 warp.set_word(d, mask, &out, valid)?;
             }
@@ -107,7 +149,10 @@ fn gathered(warp: &mut Warp, mask: u32, row: Row) -> Step<u32> {
     let first = mask.trailing_zeros() as usize;
     let named = warp.word(row)[first] & warp.alive;
     if members(mask).any(|lane| warp.word(row)[lane] != warp.word(row)[first]) || named != mask {
-        return Err(Box::new(Fault::Diverged { expected: named, got: mask }));
+        return Err(Box::new(Fault::Diverged {
+            expected: named,
+            got: mask,
+        }));
     }
     Ok(named)
 }

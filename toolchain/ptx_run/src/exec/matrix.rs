@@ -2,7 +2,11 @@
 
 use half::{bf16, f16};
 
-use super::{Flow, Run, access::{At, Touch}, operand, together};
+use super::{
+    Flow, Run,
+    access::{At, Touch},
+    operand, together,
+};
 use crate::{
     Swizzle,
     block::Block,
@@ -20,21 +24,53 @@ fn float(element: Element, bits: u16) -> f32 {
 }
 
 fn pair(element: Element, bits: u32) -> [f32; 2] {
-    [float(element, bits as u16), float(element, (bits >> 16) as u16)]
+    [
+        float(element, bits as u16),
+        float(element, (bits >> 16) as u16),
+    ]
 }
 
 impl Run<'_> {
-    pub(super) fn matrix_op(&mut self, block: &mut Block, warp: &mut Warp, mask: u32, op: &Op) -> Step<Flow> {
+    pub(super) fn matrix_op(
+        &mut self,
+        block: &mut Block,
+        warp: &mut Warp,
+        mask: u32,
+        op: &Op,
+    ) -> Step<Flow> {
         together(warp, mask)?;
         match op {
-            Op::Mma { element, d, a, b, c } => {
+            Op::Mma {
+                element,
+                d,
+                a,
+                b,
+                c,
+            } => {
                 let parts = [(a[0], 0, 0), (a[1], 8, 0), (a[2], 0, 8), (a[3], 8, 8)];
                 mma(warp, *element, d, &parts, &[(b[0], 0), (b[1], 8)], c)?;
             }
-            Op::Mma8 { element, d, a, b, c } => {
-                mma(warp, *element, d, &[(a[0], 0, 0), (a[1], 8, 0)], &[(*b, 0)], c)?;
+            Op::Mma8 {
+                element,
+                d,
+                a,
+                b,
+                c,
+            } => {
+                mma(
+                    warp,
+                    *element,
+                    d,
+                    &[(a[0], 0, 0), (a[1], 8, 0)],
+                    &[(*b, 0)],
+                    c,
+                )?;
             }
-            Op::LoadMatrix { transposed, d, address } => {
+            Op::LoadMatrix {
+                transposed,
+                d,
+                address,
+            } => {
                 let places = self.addresses(warp, mask, Space::Shared, address)?;
                 let record = self.record(block, warp);
                 let mut rows = [[0_u16; 8]; 32];
@@ -42,8 +78,15 @@ impl Run<'_> {
                 for lane in 0..8 * d.len() {
                     Self::aligned(places[lane], 16)?;
                     let mut data = [0; 16];
-                    written[lane] = self.read(block, warp, touch(lane, places[lane], record, false), &mut data)?;
-                    rows[lane] = std::array::from_fn(|at| u16::from_le_bytes([data[2 * at], data[2 * at + 1]]));
+                    written[lane] = self.read(
+                        block,
+                        warp,
+                        touch(lane, places[lane], record, false),
+                        &mut data,
+                    )?;
+                    rows[lane] = std::array::from_fn(|at| {
+                        u16::from_le_bytes([data[2 * at], data[2 * at + 1]])
+                    });
                 }
                 for (matrix, &row) in d.iter().enumerate() {
                     let rows = &rows[8 * matrix..][..8];
@@ -51,7 +94,11 @@ impl Run<'_> {
                     let has = |row: usize, at: usize| written[row] >> (2 * at) & 3 == 3;
                     let valid = (0..32).filter(|&lane| {
                         let (g, t) = (lane / 4, lane % 4 * 2);
-                        if *transposed { has(t, g) && has(t + 1, g) } else { has(g, t) && has(g, t + 1) }
+                        if *transposed {
+                            has(t, g) && has(t + 1, g)
+                        } else {
+                            has(g, t) && has(g, t + 1)
+                        }
                     });
                     let valid = valid.map(|lane| 1 << lane).sum();
                     let out = std::array::from_fn(|lane| {
@@ -65,7 +112,11 @@ impl Run<'_> {
                     warp.set_word(row, mask, &out, valid)?;
                 }
             }
-            Op::StoreMatrix { transposed, values, address } => {
+            Op::StoreMatrix {
+                transposed,
+                values,
+                address,
+            } => {
                 let places = self.addresses(warp, mask, Space::Shared, address)?;
                 let record = self.record(block, warp);
                 for (matrix, &row) in values.iter().enumerate() {
@@ -87,14 +138,22 @@ impl Run<'_> {
                             data[2 * at..2 * at + 2].copy_from_slice(&value.to_le_bytes());
                         }
                         let written = if written == 0xFFFF { ALL } else { written };
-                        self.write(block, warp, touch(lane, places[lane], record, true), &data, written)?;
+                        self.write(
+                            block,
+                            warp,
+                            touch(lane, places[lane], record, true),
+                            &data,
+                            written,
+                        )?;
                     }
                 }
             }
             Op::MoveMatrix { d, a } => {
                 let valid = warp.valid(*a, mask)?;
                 let words = *warp.word(*a);
-                let half = |row: usize, column: usize| words[row * 4 + column / 2] >> (16 * (column % 2)) & 0xFFFF;
+                let half = |row: usize, column: usize| {
+                    words[row * 4 + column / 2] >> (16 * (column % 2)) & 0xFFFF
+                };
                 let out = std::array::from_fn(|lane| {
                     let (g, t) = (lane / 4, lane % 4 * 2);
                     half(t + 1, g) << 16 | half(t, g)
@@ -128,7 +187,9 @@ impl Run<'_> {
     fn wgmma(&mut self, block: &mut Block, warp: &mut Warp, product: &Wgmma) -> Step {
         let group = warp.products;
         if !warp.fenced_products {
-            return Err(Box::new(Fault::NoProductFence { what: "registers, since the last wait," }));
+            return Err(Box::new(Fault::NoProductFence {
+                what: "registers, since the last wait,",
+            }));
         }
         let adds = match product.add {
             Add::Always => true,
@@ -141,7 +202,14 @@ impl Run<'_> {
                 bits != 0
             }
         };
-        let record = Record::new(block.id, warp.layout.products(), group, self.pc, self.launch).asynchronous();
+        let record = Record::new(
+            block.id,
+            warp.layout.products(),
+            group,
+            self.pc,
+            self.launch,
+        )
+        .asynchronous();
         let n = product.n as usize;
         let b = self.descriptor(warp, product.b)?;
         let mut columns = vec![[0_f32; 16]; n];
@@ -150,10 +218,15 @@ impl Run<'_> {
         let per_line = if product.transposed_b { n } else { 16 };
         for line in 0..lines {
             for unit in 0..per_line / 8 {
-                let (values, written) = self.unit(block, warp, record, &b, product.transposed_b, line, unit)?;
+                let (values, written) =
+                    self.unit(block, warp, record, &b, product.transposed_b, line, unit)?;
                 for (at, bits) in values.into_iter().enumerate() {
                     let value = float(product.element, bits);
-                    let (column, k) = if product.transposed_b { (unit * 8 + at, line) } else { (line, unit * 8 + at) };
+                    let (column, k) = if product.transposed_b {
+                        (unit * 8 + at, line)
+                    } else {
+                        (line, unit * 8 + at)
+                    };
                     columns[column][k] = value;
                     columns_valid[column] &= written >> (2 * at) & 3 == 3;
                 }
@@ -169,7 +242,8 @@ impl Run<'_> {
                 if *transposed {
                     for k in 0..16 {
                         for unit in 0..2 {
-                            let (values, written) = self.unit(block, warp, record, &a, true, k, first / 8 + unit)?;
+                            let (values, written) =
+                                self.unit(block, warp, record, &a, true, k, first / 8 + unit)?;
                             for (at, bits) in values.into_iter().enumerate() {
                                 rows[unit * 8 + at][k] = float(product.element, bits);
                                 rows_valid[unit * 8 + at] &= written >> (2 * at) & 3 == 3;
@@ -179,7 +253,8 @@ impl Run<'_> {
                 } else {
                     for (line, row) in rows.iter_mut().enumerate() {
                         for unit in 0..2 {
-                            let (values, written) = self.unit(block, warp, record, &a, false, first + line, unit)?;
+                            let (values, written) =
+                                self.unit(block, warp, record, &a, false, first + line, unit)?;
                             rows_valid[line] &= written & 0xFFFF == 0xFFFF;
                             for (at, bits) in values.into_iter().enumerate() {
                                 row[unit * 8 + at] = float(product.element, bits);
@@ -214,11 +289,15 @@ impl Run<'_> {
                 if meta.product <= warp.products_done {
                     valid = warp.valid(row, ALL)?;
                     if meta.born >= warp.product_fences {
-                        return Err(Box::new(Fault::NoProductFence { what: "the accumulator" }));
+                        return Err(Box::new(Fault::NoProductFence {
+                            what: "the accumulator",
+                        }));
                     }
                 }
             } else if meta.read_by > warp.products_done {
-                return Err(Box::new(Fault::Operand { what: "the accumulator is A of a product that may still run".into() }));
+                return Err(Box::new(Fault::Operand {
+                    what: "the accumulator is A of a product that may still run".into(),
+                }));
             }
             let (column, high) = (at / 4 * 8 + at % 2, at % 4 / 2 * 8);
             let d = &mut warp.w[row as usize];
@@ -231,7 +310,11 @@ impl Run<'_> {
             let meta = &mut warp.w_meta[row as usize];
             (meta.product, meta.valid, meta.then, meta.born) = (group, 0, valid, 0);
         }
-        if warp.product_lines.last().is_none_or(|&(last, _)| last != group) {
+        if warp
+            .product_lines
+            .last()
+            .is_none_or(|&(last, _)| last != group)
+        {
             warp.product_lines.push((group, self.code.lines[self.pc]));
         }
         Ok(())
@@ -240,7 +323,9 @@ impl Run<'_> {
     fn descriptor(&self, warp: &Warp, row: Row) -> Step<Descriptor> {
         let (values, valid) = (warp.long(row), warp.long_valid(row));
         if valid != ALL || values.iter().any(|&value| value != values[0]) {
-            return Err(operand("the descriptor is not the same in all lanes".into()));
+            return Err(operand(
+                "the descriptor is not the same in all lanes".into(),
+            ));
         }
         Descriptor::new(values[0])
     }
@@ -271,13 +356,26 @@ impl Run<'_> {
             what: "a product reads",
         };
         let written = self.read(block, warp, touch, &mut data)?;
-        Ok((std::array::from_fn(|at| u16::from_le_bytes([data[2 * at], data[2 * at + 1]])), written))
+        Ok((
+            std::array::from_fn(|at| u16::from_le_bytes([data[2 * at], data[2 * at + 1]])),
+            written,
+        ))
     }
 }
 
 fn touch(lane: usize, at: At, record: Record, write: bool) -> Touch {
     let what = if write { "writes" } else { "reads" };
-    Touch { lane, at, len: 16, record, member: lane, write, asynchronous: false, same_value: false, what }
+    Touch {
+        lane,
+        at,
+        len: 16,
+        record,
+        member: lane,
+        write,
+        asynchronous: false,
+        same_value: false,
+        what,
+    }
 }
 
 fn dot(a: &[f32; 16], b: &[f32; 16]) -> f32 {
@@ -349,7 +447,12 @@ impl Descriptor {
         if bits >> 49 & 7 != 0 {
             return Err(operand("a descriptor with a base offset".into()));
         }
-        Ok(Self { start: field(0), leading: field(16), stride: field(32), swizzle })
+        Ok(Self {
+            start: field(0),
+            leading: field(16),
+            stride: field(32),
+            swizzle,
+        })
     }
 
     /// Shared address of 16 bytes: `line` and `unit` count along the dimensions that are not contiguous and

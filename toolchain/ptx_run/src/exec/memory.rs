@@ -1,6 +1,9 @@
 //! Loads, stores and atomics.
 
-use super::{Flow, Run, access::{At, Touch}};
+use super::{
+    Flow, Run,
+    access::{At, Touch},
+};
 use crate::{
     block::Block,
     clock::{Shared, join},
@@ -10,9 +13,23 @@ use crate::{
 };
 
 impl Run<'_> {
-    pub(super) fn memory_op(&mut self, block: &mut Block, warp: &mut Warp, mask: u32, op: &Op) -> Step<Flow> {
+    pub(super) fn memory_op(
+        &mut self,
+        block: &mut Block,
+        warp: &mut Warp,
+        mask: u32,
+        op: &Op,
+    ) -> Step<Flow> {
         match op {
-            Op::Load { space, order, scope, bytes, long, d, address } => {
+            Op::Load {
+                space,
+                order,
+                scope,
+                bytes,
+                long,
+                d,
+                address,
+            } => {
                 let places = self.addresses(warp, mask, *space, address)?;
                 let width = usize::from(*bytes);
                 let len = width * d.len();
@@ -26,7 +43,17 @@ impl Run<'_> {
                     Self::aligned(at, len)?;
                     let mut data = [0_u8; 32];
                     let what = "reads";
-                    let touch = Touch { lane, at, len, record, member: lane, write: false, asynchronous: false, same_value: false, what };
+                    let touch = Touch {
+                        lane,
+                        at,
+                        len,
+                        record,
+                        member: lane,
+                        write: false,
+                        asynchronous: false,
+                        same_value: false,
+                        what,
+                    };
                     let written = self.read(block, warp, touch, &mut data[..len])?;
                     if *order != Order::Weak {
                         self.strong_read(block, warp, lane, at, *order, *scope);
@@ -37,7 +64,11 @@ impl Run<'_> {
                         let whole = written >> (element * width) & all == all;
                         valid[element] |= u32::from(whole) << lane;
                         let value = u64::from_le_bytes(value);
-                        if *long { longs[element][lane] = value } else { words[element][lane] = value as u32 }
+                        if *long {
+                            longs[element][lane] = value
+                        } else {
+                            words[element][lane] = value as u32
+                        }
                     }
                 }
                 for (element, &row) in d.iter().enumerate() {
@@ -48,14 +79,26 @@ impl Run<'_> {
                     }
                 }
             }
-            Op::Store { space, order, scope, bytes, long, values, address } => {
+            Op::Store {
+                space,
+                order,
+                scope,
+                bytes,
+                long,
+                values,
+                address,
+            } => {
                 let places = self.addresses(warp, mask, *space, address)?;
                 let width = usize::from(*bytes);
                 let len = width * values.len();
                 let record = self.record(block, warp).atomic(*order != Order::Weak);
                 let mut valid = [0; 4];
                 for (element, &row) in values.iter().enumerate() {
-                    valid[element] = if *long { warp.long_valid(row) } else { warp.valid(row, mask)? };
+                    valid[element] = if *long {
+                        warp.long_valid(row)
+                    } else {
+                        warp.valid(row, mask)?
+                    };
                 }
                 for lane in members(mask) {
                     let at = places[lane];
@@ -63,21 +106,46 @@ impl Run<'_> {
                     let mut data = [0_u8; 32];
                     let mut written = 0;
                     for (element, &row) in values.iter().enumerate() {
-                        let value = if *long { warp.long(row)[lane] } else { u64::from(warp.word(row)[lane]) };
-                        data[element * width..][..width].copy_from_slice(&value.to_le_bytes()[..width]);
-                        written |= (valid[element] >> lane & 1) * (((1 << width) - 1) << (element * width));
+                        let value = if *long {
+                            warp.long(row)[lane]
+                        } else {
+                            u64::from(warp.word(row)[lane])
+                        };
+                        data[element * width..][..width]
+                            .copy_from_slice(&value.to_le_bytes()[..width]);
+                        written |= (valid[element] >> lane & 1)
+                            * (((1 << width) - 1) << (element * width));
                     }
                     let whole = written == ((1_u64 << len) - 1) as u32;
                     // Shared memory may hold what is not looked at later; what others see must be something.
                     if !whole && !matches!(at, At::Shared(_)) {
-                        return Err(Box::new(Fault::UninitialisedRegister { what: "a value that is stored", read: None }));
+                        return Err(Box::new(Fault::UninitialisedRegister {
+                            what: "a value that is stored",
+                            read: None,
+                        }));
                     }
                     if *order != Order::Weak {
                         self.strong_write(block, warp, lane, at, *order, *scope);
                     }
                     let what = "writes";
-                    let touch = Touch { lane, at, len, record, member: lane, write: true, asynchronous: false, same_value: false, what };
-                    self.write(block, warp, touch, &data[..len], if whole { u32::MAX } else { written })?;
+                    let touch = Touch {
+                        lane,
+                        at,
+                        len,
+                        record,
+                        member: lane,
+                        write: true,
+                        asynchronous: false,
+                        same_value: false,
+                        what,
+                    };
+                    self.write(
+                        block,
+                        warp,
+                        touch,
+                        &data[..len],
+                        if whole { u32::MAX } else { written },
+                    )?;
                 }
                 if *order != Order::Weak {
                     warp.time += 1;
@@ -90,14 +158,34 @@ impl Run<'_> {
     }
 
     fn atomic(&mut self, block: &mut Block, warp: &mut Warp, mask: u32, op: &Op) -> Step {
-        let Op::Atomic { f, space, order, scope, long, d, address, b, c } = op else { unreachable!() };
+        let Op::Atomic {
+            f,
+            space,
+            order,
+            scope,
+            long,
+            d,
+            address,
+            b,
+            c,
+        } = op
+        else {
+            unreachable!()
+        };
         let places = self.addresses(warp, mask, *space, address)?;
         let len = if *long { 8 } else { 4 };
         let record = self.record(block, warp).atomic(true);
         for row in [*b, *c] {
-            let valid = if *long { warp.long_valid(row) } else { warp.valid(row, mask)? };
+            let valid = if *long {
+                warp.long_valid(row)
+            } else {
+                warp.valid(row, mask)?
+            };
             if valid & mask != mask {
-                return Err(Box::new(Fault::UninitialisedRegister { what: "an atomic's operand", read: None }));
+                return Err(Box::new(Fault::UninitialisedRegister {
+                    what: "an atomic's operand",
+                    read: None,
+                }));
             }
         }
         let (mut words, mut longs) = ([0; 32], [0; 32]);
@@ -106,13 +194,35 @@ impl Run<'_> {
             Self::aligned(at, len)?;
             let mut data = [0; 8];
             let what = "changes";
-            let touch = Touch { lane, at, len, record, member: lane, write: true, asynchronous: false, same_value: false, what };
-            let reading = Touch { write: false, ..touch };
+            let touch = Touch {
+                lane,
+                at,
+                len,
+                record,
+                member: lane,
+                write: true,
+                asynchronous: false,
+                same_value: false,
+                what,
+            };
+            let reading = Touch {
+                write: false,
+                ..touch
+            };
             if self.read(block, warp, reading, &mut data[..len])? != u32::MAX {
-                return Err(Box::new(Fault::UninitialisedRegister { what: "what an atomic changes", read: None }));
+                return Err(Box::new(Fault::UninitialisedRegister {
+                    what: "what an atomic changes",
+                    read: None,
+                }));
             }
             let before = u64::from_le_bytes(data);
-            let value = |row: u32| if *long { warp.long(row)[lane] } else { u64::from(warp.word(row)[lane]) };
+            let value = |row: u32| {
+                if *long {
+                    warp.long(row)[lane]
+                } else {
+                    u64::from(warp.word(row)[lane])
+                }
+            };
             let after = apply(*f, *long, before, value(*b), value(*c));
             self.strong_read(block, warp, lane, at, *order, *scope);
             self.strong_write(block, warp, lane, at, *order, *scope);
@@ -139,8 +249,18 @@ impl Run<'_> {
         }
     }
 
-    fn strong_read(&mut self, block: &Block, warp: &mut Warp, lane: usize, at: At, order: Order, scope: Scope) {
-        let Some(found) = self.released.get(&Self::key(block, at, scope)) else { return };
+    fn strong_read(
+        &mut self,
+        block: &Block,
+        warp: &mut Warp,
+        lane: usize,
+        at: At,
+        order: Order,
+        scope: Scope,
+    ) {
+        let Some(found) = self.released.get(&Self::key(block, at, scope)) else {
+            return;
+        };
         if matches!(order, Order::Acquire | Order::AcqRel) {
             let found = found.clone();
             warp.learn(1 << lane, &found);
@@ -151,7 +271,15 @@ impl Run<'_> {
         }
     }
 
-    fn strong_write(&mut self, block: &Block, warp: &mut Warp, lane: usize, at: At, order: Order, scope: Scope) {
+    fn strong_write(
+        &mut self,
+        block: &Block,
+        warp: &mut Warp,
+        lane: usize,
+        at: At,
+        order: Order,
+        scope: Scope,
+    ) {
         let released = if matches!(order, Order::Release | Order::AcqRel) {
             let time = warp.time;
             let released = warp.publish(block.id, 1 << lane);
@@ -162,7 +290,10 @@ impl Run<'_> {
             warp.release[lane].clone()
         };
         if let Some(released) = released {
-            let place: &mut Shared = self.released.entry(Self::key(block, at, scope)).or_default();
+            let place: &mut Shared = self
+                .released
+                .entry(Self::key(block, at, scope))
+                .or_default();
             join(place, &released);
         }
     }

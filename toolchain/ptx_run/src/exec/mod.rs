@@ -75,7 +75,10 @@ impl Run<'_> {
             // What memory held by chance may decide the way of lanes whose results nobody looks at. A warp that never
             // read such has forgotten to set a register.
             if warp.p_valid[row as usize] & mask != mask && warp.unwritten.is_none() {
-                return Err(Box::new(Fault::UninitialisedRegister { what: "a guard", read: None }));
+                return Err(Box::new(Fault::UninitialisedRegister {
+                    what: "a guard",
+                    read: None,
+                }));
             }
             let bits = warp.p[row as usize];
             mask &= if negated { !bits } else { bits };
@@ -95,7 +98,9 @@ impl Run<'_> {
 
     fn execute(&mut self, block: &mut Block, warp: &mut Warp, mask: u32, op: &Op) -> Step<Flow> {
         match op {
-            Op::Load { .. } | Op::Store { .. } | Op::Atomic { .. } => self.memory_op(block, warp, mask, op),
+            Op::Load { .. } | Op::Store { .. } | Op::Atomic { .. } => {
+                self.memory_op(block, warp, mask, op)
+            }
             Op::Branch { target } => {
                 let meet = self.meet(warp);
                 let next = warp.path.pc + 1;
@@ -104,13 +109,19 @@ impl Run<'_> {
             }
             Op::BranchTable { index, targets } => {
                 if warp.valid(*index, mask)? & mask != mask {
-                    return Err(Box::new(Fault::UninitialisedRegister { what: "the index of a branch", read: None }));
+                    return Err(Box::new(Fault::UninitialisedRegister {
+                        what: "the index of a branch",
+                        read: None,
+                    }));
                 }
                 let meet = self.meet(warp);
                 let first = warp.word(*index)[mask.trailing_zeros() as usize];
                 let same = lanes_where(mask, |lane| warp.word(*index)[lane] == first);
                 let Some(&target) = targets.get(first as usize) else {
-                    return Err(operand(format!("branch index {first} of {} targets", targets.len())));
+                    return Err(operand(format!(
+                        "branch index {first} of {} targets",
+                        targets.len()
+                    )));
                 };
                 // The others come back to this instruction.
                 let here = warp.path.pc;
@@ -125,7 +136,9 @@ impl Run<'_> {
                 }
                 Ok(Flow::Jump)
             }
-            Op::Trap { what } => Err(Box::new(Fault::Trap { what: what.to_string() })),
+            Op::Trap { what } => Err(Box::new(Fault::Trap {
+                what: what.to_string(),
+            })),
             Op::Shuffle { .. }
             | Op::Vote { .. }
             | Op::Ballot { .. }
@@ -237,15 +250,24 @@ impl Run<'_> {
         let who = if agent < warps {
             format!("warp {agent} {lanes}")
         } else if agent == layout.products() {
-            format!("a product of warps {:?}", crate::warp::members(record.members).collect::<Vec<_>>())
+            format!(
+                "a product of warps {:?}",
+                crate::warp::members(record.members).collect::<Vec<_>>()
+            )
         } else if agent < layout.copies(0) {
             "a copy that completes at an mbarrier".into()
         } else if agent < layout.bulk_reads(0) {
             format!("cp.async of warp {} {lanes}", agent - layout.copies(0))
         } else if agent < layout.bulk_writes(0) {
-            format!("the read of a bulk copy of warp {} {lanes}", agent - layout.bulk_reads(0))
+            format!(
+                "the read of a bulk copy of warp {} {lanes}",
+                agent - layout.bulk_reads(0)
+            )
         } else {
-            format!("the write of a bulk copy of warp {} {lanes}", agent - layout.bulk_writes(0))
+            format!(
+                "the write of a bulk copy of warp {} {lanes}",
+                agent - layout.bulk_writes(0)
+            )
         };
         self.place(record.instruction(), record.block(), who)
     }
@@ -261,7 +283,10 @@ pub fn lane_list(mask: u32) -> String {
 }
 
 fn lanes_where(mask: u32, holds: impl Fn(usize) -> bool) -> u32 {
-    crate::warp::members(mask).filter(|&lane| holds(lane)).map(|lane| 1 << lane).sum()
+    crate::warp::members(mask)
+        .filter(|&lane| holds(lane))
+        .map(|lane| 1 << lane)
+        .sum()
 }
 
 fn operand(what: String) -> Box<Fault> {
@@ -273,5 +298,8 @@ fn together(warp: &Warp, mask: u32) -> Step {
     if mask == warp.alive {
         return Ok(());
     }
-    Err(Box::new(Fault::Diverged { expected: warp.alive, got: mask }))
+    Err(Box::new(Fault::Diverged {
+        expected: warp.alive,
+        got: mask,
+    }))
 }

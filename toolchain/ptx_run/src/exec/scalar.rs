@@ -23,7 +23,9 @@ fn map2(a: &Words, b: &Words, f: impl Fn(u32, u32) -> u32) -> Words {
 
 #[inline(always)]
 fn floats2(a: &Words, b: &Words, f: impl Fn(f32, f32) -> f32) -> Words {
-    map2(a, b, |a, b| f(f32::from_bits(a), f32::from_bits(b)).to_bits())
+    map2(a, b, |a, b| {
+        f(f32::from_bits(a), f32::from_bits(b)).to_bits()
+    })
 }
 
 #[inline(always)]
@@ -38,7 +40,11 @@ fn long2(a: &Longs, b: &Longs, f: impl Fn(u64, u64) -> u64) -> Longs {
 
 /// Subnormal numbers become zero, as the approximations of the special function unit have it.
 fn flush(x: f32) -> f32 {
-    if x.is_subnormal() { 0.0_f32.copysign(x) } else { x }
+    if x.is_subnormal() {
+        0.0_f32.copysign(x)
+    } else {
+        x
+    }
 }
 
 #[inline]
@@ -114,15 +120,28 @@ fn fma(a: f32, b: f32, c: f32) -> f32 {
 
 fn word3(f: Word3, a: &Words, b: &Words, c: &Words) -> Words {
     match f {
-        Word3::Mad => std::array::from_fn(|lane| a[lane].wrapping_mul(b[lane]).wrapping_add(c[lane])),
+        Word3::Mad => {
+            std::array::from_fn(|lane| a[lane].wrapping_mul(b[lane]).wrapping_add(c[lane]))
+        }
         Word3::Fma => std::array::from_fn(|lane| {
-            fma(f32::from_bits(a[lane]), f32::from_bits(b[lane]), f32::from_bits(c[lane])).to_bits()
+            fma(
+                f32::from_bits(a[lane]),
+                f32::from_bits(b[lane]),
+                f32::from_bits(c[lane]),
+            )
+            .to_bits()
         }),
-        Word3::Bfe => std::array::from_fn(|lane| field(u64::from(a[lane]), b[lane], c[lane]) as u32),
+        Word3::Bfe => {
+            std::array::from_fn(|lane| field(u64::from(a[lane]), b[lane], c[lane]) as u32)
+        }
         Word3::BfeSigned => std::array::from_fn(|lane| {
             let (at, len) = (b[lane] & 0xFF, c[lane] & 0xFF);
             let value = i64::from(a[lane] as i32) >> at.min(63);
-            if len == 0 { 0 } else { (value << (64 - len.min(64)) >> (64 - len.min(64))) as u32 }
+            if len == 0 {
+                0
+            } else {
+                (value << (64 - len.min(64)) >> (64 - len.min(64))) as u32
+            }
         }),
     }
 }
@@ -131,14 +150,22 @@ fn word3(f: Word3, a: &Words, b: &Words, c: &Words) -> Words {
 fn field(a: u64, at: u32, len: u32) -> u64 {
     let (at, len) = (at & 0xFF, len & 0xFF);
     let value = a.checked_shr(at).unwrap_or(0);
-    if len > 63 { value } else { value & ((1 << len) - 1) }
+    if len > 63 {
+        value
+    } else {
+        value & ((1 << len) - 1)
+    }
 }
 
 fn bits(holds: impl Fn(usize) -> bool) -> u32 {
     (0..LANES).fold(0, |bits, lane| bits | u32::from(holds(lane)) << lane)
 }
 
-fn compare<T: PartialOrd + Copy>(how: Compare, a: impl Fn(usize) -> T, b: impl Fn(usize) -> T) -> u32 {
+fn compare<T: PartialOrd + Copy>(
+    how: Compare,
+    a: impl Fn(usize) -> T,
+    b: impl Fn(usize) -> T,
+) -> u32 {
     match how {
         Compare::Eq => bits(|lane| a(lane) == b(lane)),
         Compare::Ne => bits(|lane| a(lane) != b(lane)),
@@ -157,7 +184,11 @@ fn compare_words(how: Compare, kind: Kind, a: &Words, b: &Words) -> u32 {
             let float = |bits: u32| f32::from_bits(bits);
             let nan = bits(|lane| float(a[lane]).is_nan() || float(b[lane]).is_nan());
             let holds = compare(how, |lane| float(a[lane]), |lane| float(b[lane]));
-            if kind == Kind::Float { holds & !nan } else { holds | nan }
+            if kind == Kind::Float {
+                holds & !nan
+            } else {
+                holds | nan
+            }
         }
     }
 }
@@ -167,7 +198,11 @@ pub fn execute(warp: &mut Warp, mask: u32, op: &Op) -> Step {
     let long_valid = |warp: &Warp, row: Row| warp.long_valid(row);
     let halves = |warp: &Warp, row: Row| warp.l_valid[row as usize];
     match *op {
-        Op::Word1 { f: Word1::Move, d, a } => warp.move_word(d, a, mask),
+        Op::Word1 {
+            f: Word1::Move,
+            d,
+            a,
+        } => warp.move_word(d, a, mask),
         Op::Word1 { f, d, a } => {
             let valid = warp.valid(a, mask)?;
             let out = word1(f, warp.word(a));
@@ -176,7 +211,11 @@ pub fn execute(warp: &mut Warp, mask: u32, op: &Op) -> Step {
         Op::Word2 { f, d, a, b } => {
             let (x, y) = (warp.valid(a, mask)?, warp.valid(b, mask)?);
             // Halves of a pair are not told apart: one with a value stands for both.
-            let valid = if matches!(f, Word2::PackBf16 | Word2::PackF16) { x | y } else { x & y };
+            let valid = if matches!(f, Word2::PackBf16 | Word2::PackF16) {
+                x | y
+            } else {
+                x & y
+            };
             let out = word2(f, warp.word(a), warp.word(b));
             warp.set_word(d, mask, &out, valid)
         }
@@ -209,9 +248,13 @@ pub fn execute(warp: &mut Warp, mask: u32, op: &Op) -> Step {
                 Long2::Max => long2(a, b, u64::max),
                 Long2::MaxSigned => long2(a, b, |a, b| (a as i64).max(b as i64) as u64),
                 Long2::Div => long2(a, b, |a, b| a.checked_div(b).unwrap_or(u64::MAX)),
-                Long2::DivSigned => long2(a, b, |a, b| (a as i64).checked_div(b as i64).unwrap_or(-1) as u64),
+                Long2::DivSigned => long2(a, b, |a, b| {
+                    (a as i64).checked_div(b as i64).unwrap_or(-1) as u64
+                }),
                 Long2::Rem => long2(a, b, |a, b| a.checked_rem(b).unwrap_or(a)),
-                Long2::RemSigned => long2(a, b, |a, b| (a as i64).checked_rem(b as i64).unwrap_or(a as i64) as u64),
+                Long2::RemSigned => long2(a, b, |a, b| {
+                    (a as i64).checked_rem(b as i64).unwrap_or(a as i64) as u64
+                }),
             };
             warp.set_halves(d, mask, &out, valid);
             Ok(())
@@ -236,7 +279,8 @@ pub fn execute(warp: &mut Warp, mask: u32, op: &Op) -> Step {
         Op::MadLong { d, a, b, c } => {
             let valid = long_valid(warp, a) & long_valid(warp, b) & long_valid(warp, c);
             let (a, b, c) = (warp.long(a), warp.long(b), warp.long(c));
-            let out = std::array::from_fn(|lane| a[lane].wrapping_mul(b[lane]).wrapping_add(c[lane]));
+            let out =
+                std::array::from_fn(|lane| a[lane].wrapping_mul(b[lane]).wrapping_add(c[lane]));
             warp.set_long(d, mask, &out, valid);
             Ok(())
         }
@@ -251,7 +295,13 @@ pub fn execute(warp: &mut Warp, mask: u32, op: &Op) -> Step {
             let negate = matches!(op, Op::NegLong { .. });
             let valid = long_valid(warp, a);
             let a = warp.long(a);
-            let out = std::array::from_fn(|lane| if negate { a[lane].wrapping_neg() } else { !a[lane] });
+            let out = std::array::from_fn(|lane| {
+                if negate {
+                    a[lane].wrapping_neg()
+                } else {
+                    !a[lane]
+                }
+            });
             warp.set_long(d, mask, &out, valid);
             Ok(())
         }
@@ -271,7 +321,9 @@ pub fn execute(warp: &mut Warp, mask: u32, op: &Op) -> Step {
         }
         Op::MulWide16 { d, a, b } => {
             let valid = warp.valid(a, mask)? & warp.valid(b, mask)?;
-            let out = map2(warp.word(a), warp.word(b), |a, b| (a & 0xFFFF) * (b & 0xFFFF));
+            let out = map2(warp.word(a), warp.word(b), |a, b| {
+                (a & 0xFFFF) * (b & 0xFFFF)
+            });
             warp.set_word(d, mask, &out, valid)
         }
         Op::LongFromWord { signed, d, a } => {
@@ -281,7 +333,12 @@ pub fn execute(warp: &mut Warp, mask: u32, op: &Op) -> Step {
                 true => i64::from(a[lane] as i32) as u64,
                 false => u64::from(a[lane]),
             });
-            warp.set_halves(d, mask, &out, [valid, if signed { valid } else { u32::MAX }]);
+            warp.set_halves(
+                d,
+                mask,
+                &out,
+                [valid, if signed { valid } else { u32::MAX }],
+            );
             Ok(())
         }
         Op::WordFromLong { d, a } => unpack(warp, mask, a, Some(d), None),
@@ -289,7 +346,8 @@ pub fn execute(warp: &mut Warp, mask: u32, op: &Op) -> Step {
         Op::PackLong { d, low, high } => {
             let valid = [warp.valid(low, mask)?, warp.valid(high, mask)?];
             let (low, high) = (warp.word(low), warp.word(high));
-            let out = std::array::from_fn(|lane| u64::from(high[lane]) << 32 | u64::from(low[lane]));
+            let out =
+                std::array::from_fn(|lane| u64::from(high[lane]) << 32 | u64::from(low[lane]));
             warp.set_halves(d, mask, &out, valid);
             Ok(())
         }
@@ -306,16 +364,30 @@ pub fn execute(warp: &mut Warp, mask: u32, op: &Op) -> Step {
         }
         Op::PackWord { d, low, high } => {
             let valid = warp.valid(low, mask)? & warp.valid(high, mask)?;
-            let out = map2(warp.word(low), warp.word(high), |low, high| high << 16 | low & 0xFFFF);
+            let out = map2(warp.word(low), warp.word(high), |low, high| {
+                high << 16 | low & 0xFFFF
+            });
             warp.set_word(d, mask, &out, valid)
         }
-        Op::SetWord { compare, kind, p, a, b } => {
+        Op::SetWord {
+            compare,
+            kind,
+            p,
+            a,
+            b,
+        } => {
             let valid = warp.valid(a, mask)? & warp.valid(b, mask)?;
             let out = compare_words(compare, kind, warp.word(a), warp.word(b));
             warp.set_bits(p, mask, out, valid);
             Ok(())
         }
-        Op::SetLong { compare: how, signed, p, a, b } => {
+        Op::SetLong {
+            compare: how,
+            signed,
+            p,
+            a,
+            b,
+        } => {
             let valid = long_valid(warp, a) & long_valid(warp, b);
             let (a, b) = (warp.long(a), warp.long(b));
             let out = match signed {
@@ -327,9 +399,16 @@ pub fn execute(warp: &mut Warp, mask: u32, op: &Op) -> Step {
         }
         Op::SelectWord { d, a, b, p } => {
             let (bits, known) = (warp.p[p as usize], warp.p_valid[p as usize]);
-            let valid = (warp.valid(a, mask & bits)? & bits | warp.valid(b, mask & !bits)? & !bits) & known;
+            let valid =
+                (warp.valid(a, mask & bits)? & bits | warp.valid(b, mask & !bits)? & !bits) & known;
             let (a, b) = (warp.word(a), warp.word(b));
-            let out = std::array::from_fn(|lane| if bits >> lane & 1 != 0 { a[lane] } else { b[lane] });
+            let out = std::array::from_fn(|lane| {
+                if bits >> lane & 1 != 0 {
+                    a[lane]
+                } else {
+                    b[lane]
+                }
+            });
             warp.set_word(d, mask, &out, valid)
         }
         Op::SelectLong { d, a, b, p } => {
@@ -337,13 +416,23 @@ pub fn execute(warp: &mut Warp, mask: u32, op: &Op) -> Step {
             let (x, y) = (halves(warp, a), halves(warp, b));
             let valid = [0, 1].map(|half| (x[half] & bits | y[half] & !bits) & known);
             let (a, b) = (warp.long(a), warp.long(b));
-            let out = std::array::from_fn(|lane| if bits >> lane & 1 != 0 { a[lane] } else { b[lane] });
+            let out = std::array::from_fn(|lane| {
+                if bits >> lane & 1 != 0 {
+                    a[lane]
+                } else {
+                    b[lane]
+                }
+            });
             warp.set_halves(d, mask, &out, valid);
             Ok(())
         }
         Op::MoveBit { d, a } | Op::NotBit { d, a } => {
             let (bits, known) = (warp.p[a as usize], warp.p_valid[a as usize]);
-            let bits = if matches!(op, Op::NotBit { .. }) { !bits } else { bits };
+            let bits = if matches!(op, Op::NotBit { .. }) {
+                !bits
+            } else {
+                bits
+            };
             warp.set_bits(d, mask, bits, known);
             Ok(())
         }
@@ -379,10 +468,20 @@ fn unpack(warp: &mut Warp, mask: u32, a: Row, low: Option<Row>, high: Option<Row
     let valid = warp.l_valid[a as usize];
     let a = *warp.long(a);
     if let Some(low) = low {
-        warp.set_word(low, mask, &std::array::from_fn(|lane| a[lane] as u32), valid[0])?;
+        warp.set_word(
+            low,
+            mask,
+            &std::array::from_fn(|lane| a[lane] as u32),
+            valid[0],
+        )?;
     }
     if let Some(high) = high {
-        warp.set_word(high, mask, &std::array::from_fn(|lane| (a[lane] >> 32) as u32), valid[1])?;
+        warp.set_word(
+            high,
+            mask,
+            &std::array::from_fn(|lane| (a[lane] >> 32) as u32),
+            valid[1],
+        )?;
     }
     Ok(())
 }

@@ -80,7 +80,8 @@ mod tests {
 
     #[test]
     fn opcodes_keep_their_double_colons_and_labels_lose_theirs() {
-        let tokens: Vec<_> = Lexer::new("$L__BB0_1: // gone\n\tld.a::b.v2 {%r1, _}, [%rd1+-4];", 7).collect();
+        let tokens: Vec<_> =
+            Lexer::new("$L__BB0_1: // gone\n\tld.a::b.v2 {%r1, _}, [%rd1+-4];", 7).collect();
         let words: Vec<_> = tokens
             .iter()
             .map(|&(line, token)| match token {
@@ -89,8 +90,22 @@ mod tests {
             })
             .collect();
         let expected = [
-            (7, "$L__BB0_1"), (7, ":"), (8, "ld.a::b.v2"), (8, "{"), (8, "%r1"), (8, ","), (8, "_"), (8, "}"),
-            (8, ","), (8, "["), (8, "%rd1"), (8, "+"), (8, "-"), (8, "4"), (8, "]"), (8, ";"),
+            (7, "$L__BB0_1"),
+            (7, ":"),
+            (8, "ld.a::b.v2"),
+            (8, "{"),
+            (8, "%r1"),
+            (8, ","),
+            (8, "_"),
+            (8, "}"),
+            (8, ","),
+            (8, "["),
+            (8, "%rd1"),
+            (8, "+"),
+            (8, "-"),
+            (8, "4"),
+            (8, "]"),
+            (8, ";"),
         ];
         assert_eq!(words, expected.map(|(line, word)| (line, word.to_owned())));
     }

@@ -198,9 +198,17 @@ fn constant(code: &str, end: usize) -> Option<(String, usize, Vec<u8>)> {
         }
     };
     let (name, count) = name.split_once('[')?;
-    let values = values.trim().trim_start_matches('{').trim_end_matches([';', '}']);
-    let values = values.split(',').map(str::trim).filter(|value| !value.is_empty());
-    let mut bytes = values.map(|value| value.parse().ok()).collect::<Option<Vec<u8>>>()?;
+    let values = values
+        .trim()
+        .trim_start_matches('{')
+        .trim_end_matches([';', '}']);
+    let values = values
+        .split(',')
+        .map(str::trim)
+        .filter(|value| !value.is_empty());
+    let mut bytes = values
+        .map(|value| value.parse().ok())
+        .collect::<Option<Vec<u8>>>()?;
     bytes.resize(count.trim_end_matches(']').parse().ok()?, 0);
     Some((name.to_owned(), end.next_multiple_of(align), bytes))
 }
@@ -219,7 +227,11 @@ fn parameters(list: &str) -> Option<Vec<Parameter>> {
                 ".param" | ".ptr" | ".global" | ".const" => {}
                 ".align" => align = words.next()?.parse::<usize>().ok(),
                 word if word.starts_with('.') => {
-                    element = word.trim_start_matches(|c: char| !c.is_ascii_digit()).parse::<usize>().ok()? / 8;
+                    element = word
+                        .trim_start_matches(|c: char| !c.is_ascii_digit())
+                        .parse::<usize>()
+                        .ok()?
+                        / 8;
                 }
                 word => name = word,
             }
@@ -251,16 +263,24 @@ mod tests {
             "\n\t.param .align 8 .b8 f_param_0[20],\n\t.param .u64 .ptr .align 1 f_param_1,\n\t.param .u32 f_param_2\n",
         )
         .unwrap();
-        let places: Vec<_> = list.iter().map(|p| (p.name.as_str(), p.offset, p.size)).collect();
+        let places: Vec<_> = list
+            .iter()
+            .map(|p| (p.name.as_str(), p.offset, p.size))
+            .collect();
         assert_eq!(
             places,
-            [("f_param_0", 0, 20), ("f_param_1", 20, 8), ("f_param_2", 28, 4)]
+            [
+                ("f_param_0", 0, 20),
+                ("f_param_1", 20, 8),
+                ("f_param_2", 28, 4)
+            ]
         );
     }
 
     #[test]
     fn tables_of_the_module_are_kept() {
-        let text = ".global .align 4 .b8 one[3] = {7, 0, 9};\n.global .align 4 .b8 two[6] = {1, 2};\n";
+        let text =
+            ".global .align 4 .b8 one[3] = {7, 0, 9};\n.global .align 4 .b8 two[6] = {1, 2};\n";
         let found = declarations(text).unwrap();
         assert_eq!(found.constants, [7, 0, 9, 0, 1, 2, 0, 0, 0, 0]);
         assert_eq!(found.constant_names["two"], 4);

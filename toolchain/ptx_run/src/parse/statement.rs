@@ -118,7 +118,9 @@ pub fn parse_body(text: &str, line: u32) -> Result<Body, ParseError> {
                     parser.statement(None, word)?;
                 }
             }
-            Token::Mark(mark) => return Err(parser.fail("an unexpected mark", &(mark as char).to_string())),
+            Token::Mark(mark) => {
+                return Err(parser.fail("an unexpected mark", &(mark as char).to_string()));
+            }
         }
     }
     parser.resolve()
@@ -142,7 +144,9 @@ impl<'a> Parser<'a> {
     fn word(&mut self) -> Result<&'a str, ParseError> {
         match self.next()? {
             Token::Word(word) => Ok(word),
-            Token::Mark(mark) => Err(self.fail("a mark where a word should be", &(mark as char).to_string())),
+            Token::Mark(mark) => {
+                Err(self.fail("a mark where a word should be", &(mark as char).to_string()))
+            }
         }
     }
 
@@ -158,7 +162,10 @@ impl<'a> Parser<'a> {
         if self.accept(mark) {
             return Ok(());
         }
-        Err(self.fail("something else where a mark should be", &(mark as char).to_string()))
+        Err(self.fail(
+            "something else where a mark should be",
+            &(mark as char).to_string(),
+        ))
     }
 
     fn number<T: std::str::FromStr>(&mut self) -> Result<T, ParseError> {
@@ -239,7 +246,11 @@ impl<'a> Parser<'a> {
             self.expect(b']')?;
         }
         self.expect(b';')?;
-        let arrays = if shared { &mut self.body.shared } else { &mut self.body.local };
+        let arrays = if shared {
+            &mut self.body.shared
+        } else {
+            &mut self.body.local
+        };
         arrays.push((name, count * bits / 8, align.max(bits / 8)));
         Ok(())
     }
@@ -315,7 +326,9 @@ impl<'a> Parser<'a> {
                 }
             }
             Token::Word(word) => self.simple(word)?,
-            Token::Mark(mark) => return Err(self.fail("an operand that begins with", &(mark as char).to_string())),
+            Token::Mark(mark) => {
+                return Err(self.fail("an operand that begins with", &(mark as char).to_string()));
+            }
         };
         if self.accept(b'|') {
             let other = self.operand()?;
@@ -374,7 +387,10 @@ impl<'a> Parser<'a> {
             Some(i64::from(float.to_bits()))
         } else {
             let digits = word.trim_end_matches('U');
-            digits.parse::<i64>().ok().or_else(|| digits.parse::<u64>().ok().map(|value| value as i64))
+            digits
+                .parse::<i64>()
+                .ok()
+                .or_else(|| digits.parse::<u64>().ok().map(|value| value as i64))
         };
         parsed
             .map(Operand::Immediate)
@@ -411,8 +427,10 @@ impl<'a> Parser<'a> {
                         return Err(fail());
                     };
                     let targets = self.tables.get(table).ok_or_else(fail)?;
-                    let targets: Result<Vec<_>, _> =
-                        targets.iter().map(|name| self.target(scope, line, name)).collect();
+                    let targets: Result<Vec<_>, _> = targets
+                        .iter()
+                        .map(|name| self.target(scope, line, name))
+                        .collect();
                     statement.operands = vec![index.clone(), Operand::List(targets?)];
                 }
                 _ => {}
@@ -438,11 +456,19 @@ mod tests {
              { .reg .pred p; W: setp.ne.b32 p, %r2, 0; @p bra W; }\nret;",
         );
         assert_eq!(body.registers, [2, 3, 0]);
-        let [first, jump, second, other, _] = body.statements.as_slice() else { panic!() };
+        let [first, jump, second, other, _] = body.statements.as_slice() else {
+            panic!()
+        };
         assert_eq!(first.operands[0], Operand::Register(Class::Predicate, 0));
-        assert_eq!((jump.guard, &jump.operands[0]), (Some((0, true)), &Operand::Target(0)));
+        assert_eq!(
+            (jump.guard, &jump.operands[0]),
+            (Some((0, true)), &Operand::Target(0))
+        );
         assert_eq!(second.operands[0], Operand::Register(Class::Predicate, 1));
-        assert_eq!((other.guard, &other.operands[0]), (Some((1, false)), &Operand::Target(2)));
+        assert_eq!(
+            (other.guard, &other.operands[0]),
+            (Some((1, false)), &Operand::Target(2))
+        );
         assert_eq!(body.statements[4].line, 4);
     }
 
@@ -458,13 +484,20 @@ mod tests {
         assert_eq!(
             statement.operands,
             [
-                Operand::Memory(Box::new(Operand::Register(Class::Long, 1)), 0, vec![r(1), r(2)]),
+                Operand::Memory(
+                    Box::new(Operand::Register(Class::Long, 1)),
+                    0,
+                    vec![r(1), r(2)]
+                ),
                 Operand::Memory(Box::new(r(3)), -8, vec![]),
                 Operand::Nothing,
                 Operand::Immediate(-5),
                 Operand::Immediate(0x3F80_0000),
                 Operand::Special("%tid.x".into()),
-                Operand::Pair(Box::new(r(1)), Box::new(Operand::Register(Class::Predicate, 1))),
+                Operand::Pair(
+                    Box::new(r(1)),
+                    Box::new(Operand::Register(Class::Predicate, 1))
+                ),
                 Operand::Not(Box::new(Operand::Register(Class::Predicate, 1))),
             ]
         );

@@ -40,29 +40,64 @@ fn a_ring_of_one_buffer() {
 fn a_ring_whose_producer_does_not_wait() {
     let body = RING.replace("@!%p3 bra W1;", "");
     // Or the producer is through with all before the consumer comes.
-    assert_fault!(64, &body, Fault::Race { .. } | Fault::Mbarrier { .. } | Fault::Deadlock { .. }, "");
+    assert_fault!(
+        64,
+        &body,
+        Fault::Race { .. } | Fault::Mbarrier { .. } | Fault::Deadlock { .. },
+        ""
+    );
 }
 
 #[test]
 fn a_ring_whose_consumer_does_not_wait() {
     let body = RING.replace("@!%p3 bra W2;", "");
-    assert_fault!(64, &body, Fault::Race { .. } | Fault::Deadlock { .. } | Fault::UninitialisedRegister { .. }, "");
+    assert_fault!(
+        64,
+        &body,
+        Fault::Race { .. } | Fault::Deadlock { .. } | Fault::UninitialisedRegister { .. },
+        ""
+    );
 }
 
 #[test]
 fn a_wait_for_the_wrong_parity() {
-    let body = RING.replace("CONSUMER: and.b32 %r5, %r4, 1;", "CONSUMER: add.s32 %r5, %r4, 1; and.b32 %r5, %r5, 1;");
-    assert_fault!(64, &body, Fault::Race { .. } | Fault::UninitialisedRegister { .. } | Fault::Deadlock { .. }, "");
-    assert_fault!(64, &RING.replace("and.b32 %r5, %r4, 1;\nW2", "and.b32 %r5, %r4, 7;\nW2"), Fault::Mbarrier { .. }, "try_wait");
+    let body = RING.replace(
+        "CONSUMER: and.b32 %r5, %r4, 1;",
+        "CONSUMER: add.s32 %r5, %r4, 1; and.b32 %r5, %r5, 1;",
+    );
+    assert_fault!(
+        64,
+        &body,
+        Fault::Race { .. } | Fault::UninitialisedRegister { .. } | Fault::Deadlock { .. },
+        ""
+    );
+    assert_fault!(
+        64,
+        &RING.replace("and.b32 %r5, %r4, 1;\nW2", "and.b32 %r5, %r4, 7;\nW2"),
+        Fault::Mbarrier { .. },
+        "try_wait"
+    );
 }
 
 #[test]
 fn an_arrival_that_is_missing_ends_in_a_deadlock() {
     let body = RING.replace("mbarrier.arrive.shared::cta.b64 _, [%r2+8];", "");
     for (fault, _) in crate::harness::faults(64, &body) {
-        let Fault::Deadlock { waiting } = fault else { panic!("{fault}") };
-        assert!(waiting.iter().all(|one| one.place.text.contains("try_wait")), "{waiting:?}");
-        assert!(waiting.iter().any(|one| one.what.contains("mbarrier 0x8 parity 0: phase 0 lacks 32 arrivals")), "{waiting:?}");
+        let Fault::Deadlock { waiting } = fault else {
+            panic!("{fault}")
+        };
+        assert!(
+            waiting
+                .iter()
+                .all(|one| one.place.text.contains("try_wait")),
+            "{waiting:?}"
+        );
+        assert!(
+            waiting.iter().any(|one| one
+                .what
+                .contains("mbarrier 0x8 parity 0: phase 0 lacks 32 arrivals")),
+            "{waiting:?}"
+        );
     }
 }
 
@@ -75,12 +110,20 @@ fn more_arrivals_than_were_said() {
 #[test]
 fn a_barrier_that_is_used_before_it_is_there() {
     let body = RING.replace("READY: bar.sync 0;", "READY:");
-    assert_fault!(64, &body, Fault::Mbarrier { .. } | Fault::Race { .. }, "mbarrier.");
+    assert_fault!(
+        64,
+        &body,
+        Fault::Mbarrier { .. } | Fault::Race { .. },
+        "mbarrier."
+    );
 }
 
 #[test]
 fn data_over_a_barrier() {
-    let body = RING.replace("st.shared.b32 [%r3+1024], %r7;", "st.shared.b32 [%r3], %r7;");
+    let body = RING.replace(
+        "st.shared.b32 [%r3+1024], %r7;",
+        "st.shared.b32 [%r3], %r7;",
+    );
     assert_fault!(64, &body, Fault::Mbarrier { .. }, "st.shared");
 }
 
@@ -91,12 +134,16 @@ fn named_barriers_of_some_warps() {
                 add.s32 %r3, %r2, %r1; st.shared.b32 [%r3], %r0; bar.arrive 3, 64; bra END;\n\
                 WAITER: bar.sync 3, 64; xor.b32 %r3, %r1, 132; add.s32 %r3, %r3, %r2; ld.shared.b32 %r10, [%r3];\nEND:";
     let found = words(64, &format!("{body}\n{STORE}"), &[]);
-    assert_eq!(found[32..], (0..32).map(|lane| lane ^ 1).collect::<Vec<u32>>());
+    assert_eq!(
+        found[32..],
+        (0..32).map(|lane| lane ^ 1).collect::<Vec<u32>>()
+    );
 }
 
 #[test]
 fn a_vote_of_the_block() {
-    let body = "setp.eq.b32 %p1, %r0, 70; bar.red.or.pred %p2, 1, 96, %p1; selp.b32 %r10, 5, 6, %p2;";
+    let body =
+        "setp.eq.b32 %p1, %r0, 70; bar.red.or.pred %p2, 1, 96, %p1; selp.b32 %r10, 5, 6, %p2;";
     assert_eq!(words(96, &format!("{body}\n{STORE}"), &[]), [5; 96]);
 }
 
@@ -104,6 +151,8 @@ fn a_vote_of_the_block() {
 fn threads_that_have_ended_are_not_waited_for() {
     let body = "setp.ge.u32 %p1, %r0, 64; @%p1 exit; bar.sync 0; mov.b32 %r10, 1;";
     assert_eq!(words(64, &format!("{body}\n{STORE}"), &[]), [1; 64]);
-    let body = format!("setp.ge.u32 %p1, %r0, 32; @%p1 bra OUT; bar.sync 0; mov.b32 %r10, 1; {STORE}\nret;\nOUT: mov.b32 %r10, 2; {STORE}");
+    let body = format!(
+        "setp.ge.u32 %p1, %r0, 32; @%p1 bra OUT; bar.sync 0; mov.b32 %r10, 1; {STORE}\nret;\nOUT: mov.b32 %r10, 2; {STORE}"
+    );
     assert_eq!(words(64, &body, &[])[31..33], [1, 2]);
 }

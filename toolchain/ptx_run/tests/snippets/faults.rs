@@ -27,18 +27,39 @@ fn warps_that_race() {
 fn lanes_of_a_warp_race_without_a_barrier() {
     let body = "add.s32 %r3, %r2, %r1; st.shared.b32 [%r3], %r0;\n\
                 xor.b32 %r4, %r1, 4; add.s32 %r4, %r2, %r4;\nld.shared.b32 %r10, [%r4];";
-    assert_fault!(32, body, Fault::Race { before_access: "written", .. }, "ld.shared");
+    assert_fault!(
+        32,
+        body,
+        Fault::Race {
+            before_access: "written",
+            ..
+        },
+        "ld.shared"
+    );
     let mended = body.replace("xor", "bar.warp.sync -1;\nxor");
     let mut memory = Memory::new();
-    run(&kernel(0, &mended), &launch(32), &[], &mut memory, Schedule::Late(3)).unwrap();
+    run(
+        &kernel(0, &mended),
+        &launch(32),
+        &[],
+        &mut memory,
+        Schedule::Late(3),
+    )
+    .unwrap();
 }
 
 #[test]
 fn blocks_race_in_global_memory() {
-    let launch = Launch { grid: [2, 1, 1], ..launch(32) };
+    let launch = Launch {
+        grid: [2, 1, 1],
+        ..launch(32)
+    };
     let body = "cvt.u64.u32 %rd3, %r1; add.s64 %rd3, %rd3, %rd0; mov.u32 %r5, %ctaid.x;\nst.global.b32 [%rd3], %r5;";
     for (fault, line) in faults_of(&launch, body) {
-        assert!(matches!(&fault, Fault::Race { .. }) && line.contains("st.global"), "{fault}");
+        assert!(
+            matches!(&fault, Fault::Race { .. }) && line.contains("st.global"),
+            "{fault}"
+        );
     }
 }
 
@@ -49,7 +70,11 @@ fn a_flag_orders_what_a_fence_stands_before() {
                 st.global.b32 [%rd0], 7;\nFENCE\natom.relaxed.gpu.global.add.u32 %r6, [%rd1], 1;\nret;\n\
                 READER: ld.relaxed.gpu.global.b32 %r6, [%rd1]; setp.eq.b32 %p2, %r6, 16843009; @%p2 bra READER;\n\
                 FENCE\nld.global.b32 %r7, [%rd0];";
-    let launch = Launch { grid: [2, 1, 1], block: [1, 1, 1], ..launch(1) };
+    let launch = Launch {
+        grid: [2, 1, 1],
+        block: [1, 1, 1],
+        ..launch(1)
+    };
     for schedule in [Schedule::RoundRobin, Schedule::Random(1)] {
         let mut memory = Memory::new();
         let (data, flag) = (memory.allocate(4), memory.allocate_with(&[1; 4]));
@@ -57,7 +82,12 @@ fn a_flag_orders_what_a_fence_stands_before() {
         run(&good, &launch, &[data, flag], &mut memory, schedule).unwrap();
         let mut memory = Memory::new();
         let (data, flag) = (memory.allocate(4), memory.allocate_with(&[1; 4]));
-        let bad = kernel(2, &body.replacen("FENCE", "", 1).replace("FENCE", "fence.acq_rel.gpu;"));
+        let bad = kernel(
+            2,
+            &body
+                .replacen("FENCE", "", 1)
+                .replace("FENCE", "fence.acq_rel.gpu;"),
+        );
         let report = run(&bad, &launch, &[data, flag], &mut memory, schedule).unwrap_err();
         assert!(matches!(report.fault, Fault::Race { .. }), "{report}");
     }
@@ -67,12 +97,29 @@ fn a_flag_orders_what_a_fence_stands_before() {
 fn bytes_that_nobody_wrote() {
     for space in ["shared.b32 %r10, [%r2+8]", "global.b32 %r10, [%rd0]"] {
         // They may be read, moved and computed with, but must not leave the block nor decide anything.
-        let body = format!("ld.{space}; add.s32 %r11, %r10, 1; st.shared.b32 [%r2+16], %r11; bar.warp.sync -1;\n");
+        let body = format!(
+            "ld.{space}; add.s32 %r11, %r10, 1; st.shared.b32 [%r2+16], %r11; bar.warp.sync -1;\n"
+        );
         let mut memory = Memory::new();
         let out = memory.allocate(64);
-        run(&kernel(2, &body), &launch(1), &[out, 0], &mut memory, Schedule::RoundRobin).unwrap();
-        for (fault, line) in crate::harness::faults(1, &format!("{body}ld.shared.b32 %r12, [%r2+16];\nst.global.b32 [%rd1], %r12;")) {
-            let Fault::UninitialisedRegister { read: Some(read), .. } = fault else { panic!("{fault}") };
+        run(
+            &kernel(2, &body),
+            &launch(1),
+            &[out, 0],
+            &mut memory,
+            Schedule::RoundRobin,
+        )
+        .unwrap();
+        for (fault, line) in crate::harness::faults(
+            1,
+            &format!("{body}ld.shared.b32 %r12, [%r2+16];\nst.global.b32 [%rd1], %r12;"),
+        ) {
+            let Fault::UninitialisedRegister {
+                read: Some(read), ..
+            } = fault
+            else {
+                panic!("{fault}")
+            };
             assert!(read.0.text.contains("ld.shared.b32 %r12") && line.contains("st.global"));
         }
     }
@@ -80,42 +127,101 @@ fn bytes_that_nobody_wrote() {
 
 #[test]
 fn registers_without_a_value() {
-    assert_fault!(32, "add.s32 %r3, %r9, 1; st.global.b32 [%rd1], %r3;", Fault::UninitialisedRegister { read: None, .. }, "st.global");
-    assert_fault!(32, "@%p3 bra AWAY; AWAY:", Fault::UninitialisedRegister { what: "a guard", .. }, "bra");
+    assert_fault!(
+        32,
+        "add.s32 %r3, %r9, 1; st.global.b32 [%rd1], %r3;",
+        Fault::UninitialisedRegister { read: None, .. },
+        "st.global"
+    );
+    assert_fault!(
+        32,
+        "@%p3 bra AWAY; AWAY:",
+        Fault::UninitialisedRegister {
+            what: "a guard",
+            ..
+        },
+        "bra"
+    );
 }
 
 #[test]
 fn accesses_outside() {
-    assert_fault!(32, "ld.global.b32 %r10, [%rd1+4096];", Fault::OutOfBounds { .. }, "ld.global");
-    assert_fault!(32, "st.shared.b32 [%r2+65536], %r0;", Fault::OutOfBounds { .. }, "st.shared");
-    assert_fault!(32, "ld.param.b64 %rd3, [p0+16];", Fault::OutOfBounds { .. }, "ld.param");
-    assert_fault!(32, "mov.b64 %rd3, 0; ld.global.b32 %r10, [%rd3];", Fault::OutOfBounds { .. }, "ld.global");
+    assert_fault!(
+        32,
+        "ld.global.b32 %r10, [%rd1+4096];",
+        Fault::OutOfBounds { .. },
+        "ld.global"
+    );
+    assert_fault!(
+        32,
+        "st.shared.b32 [%r2+65536], %r0;",
+        Fault::OutOfBounds { .. },
+        "st.shared"
+    );
+    assert_fault!(
+        32,
+        "ld.param.b64 %rd3, [p0+16];",
+        Fault::OutOfBounds { .. },
+        "ld.param"
+    );
+    assert_fault!(
+        32,
+        "mov.b64 %rd3, 0; ld.global.b32 %r10, [%rd3];",
+        Fault::OutOfBounds { .. },
+        "ld.global"
+    );
 }
 
 #[test]
 fn accesses_that_are_not_aligned() {
-    assert_fault!(32, "ld.global.v4.b32 {%r3, %r4, %r5, %r6}, [%rd1+8];", Fault::Misaligned { align: 16, .. }, "ld.global");
+    assert_fault!(
+        32,
+        "ld.global.v4.b32 {%r3, %r4, %r5, %r6}, [%rd1+8];",
+        Fault::Misaligned { align: 16, .. },
+        "ld.global"
+    );
 }
 
 #[test]
 fn a_barrier_in_divergent_code() {
     let body = "setp.lt.u32 %p1, %r0, 16; @%p1 bra HERE; bra MEET;\nHERE: bar.sync 0;\nMEET:";
-    assert_fault!(32, body, Fault::Diverged { expected: u32::MAX, got: 0xFFFF }, "bar.sync");
+    assert_fault!(
+        32,
+        body,
+        Fault::Diverged {
+            expected: u32::MAX,
+            got: 0xFFFF
+        },
+        "bar.sync"
+    );
 }
 
 #[test]
 fn barriers_with_counts_that_differ() {
-    let body = "setp.lt.u32 %p1, %r0, 32; @%p1 bra HERE; bar.sync 1, 64; ret;\nHERE: bar.sync 1, 96;";
+    let body =
+        "setp.lt.u32 %p1, %r0, 32; @%p1 bra HERE; bar.sync 1, 64; ret;\nHERE: bar.sync 1, 96;";
     assert_fault!(64, body, Fault::Barrier { id: 1, .. }, "bar.sync");
-    assert_fault!(64, "bar.sync 1, 40;", Fault::Barrier { id: 1, .. }, "bar.sync");
-    assert_fault!(96, "bar.arrive 1, 64; bar.sync 2, 96;", Fault::Barrier { id: 1, .. }, "");
+    assert_fault!(
+        64,
+        "bar.sync 1, 40;",
+        Fault::Barrier { id: 1, .. },
+        "bar.sync"
+    );
+    assert_fault!(
+        96,
+        "bar.arrive 1, 64; bar.sync 2, 96;",
+        Fault::Barrier { id: 1, .. },
+        ""
+    );
 }
 
 #[test]
 fn a_barrier_that_too_few_come_to() {
     let body = "setp.lt.u32 %p1, %r0, 32; @%p1 bra HERE; ret;\nHERE: bar.sync 1, 64;";
     for (fault, _) in crate::harness::faults(64, body) {
-        let Fault::Deadlock { waiting } = fault else { panic!("{fault}") };
+        let Fault::Deadlock { waiting } = fault else {
+            panic!("{fault}")
+        };
         assert_eq!(waiting.len(), 1);
         assert!(waiting[0].place.text.contains("bar.sync"));
         assert_eq!(waiting[0].what, "barrier 1, 32 of 64 threads are there");
@@ -133,7 +239,9 @@ fn more_registers_than_there_are() {
     let body = "setp.lt.u32 %p1, %r0, 128; @%p1 bra PRODUCER;\n\
                 setmaxnreg.inc.sync.aligned.u32 168;\nret;\nPRODUCER: setmaxnreg.dec.sync.aligned.u32 24;\nret;";
     for (fault, _) in crate::harness::faults(512, body) {
-        let Fault::Deadlock { waiting } = fault else { panic!("{fault}") };
+        let Fault::Deadlock { waiting } = fault else {
+            panic!("{fault}")
+        };
         assert!(waiting.iter().all(|one| one.what.contains("168 registers")));
     }
 }
@@ -141,7 +249,10 @@ fn more_registers_than_there_are() {
 #[test]
 fn a_loop_without_end() {
     for (fault, _) in crate::harness::faults(32, "AGAIN: bra AGAIN;") {
-        assert!(matches!(&fault, Fault::TooLong { limit: 1_000_000, waiting } if waiting[0].place.text.contains("AGAIN")), "{fault}");
+        assert!(
+            matches!(&fault, Fault::TooLong { limit: 1_000_000, waiting } if waiting[0].place.text.contains("AGAIN")),
+            "{fault}"
+        );
     }
 }
 
@@ -149,12 +260,25 @@ fn a_loop_without_end() {
 fn a_launch_beside_the_one_before_must_wait_for_it() {
     let mut memory = Memory::new();
     let data = memory.allocate_with(&[0; 4]);
-    let write = kernel(1, "setp.eq.b32 %p1, %r0, 0; @%p1 st.global.b32 [%rd0], 7; griddepcontrol.launch_dependents;");
+    let write = kernel(
+        1,
+        "setp.eq.b32 %p1, %r0, 0; @%p1 st.global.b32 [%rd0], 7; griddepcontrol.launch_dependents;",
+    );
     let read = |wait: &str| kernel(1, &format!("{wait}\nld.global.b32 %r3, [%rd0];"));
-    let beside = Launch { overlaps: true, ..launch(32) };
+    let beside = Launch {
+        overlaps: true,
+        ..launch(32)
+    };
     let schedule = Schedule::Random(0);
     run(&write, &launch(32), &[data], &mut memory, schedule).unwrap();
-    run(&read("griddepcontrol.wait;"), &beside, &[data], &mut memory, schedule).unwrap();
+    run(
+        &read("griddepcontrol.wait;"),
+        &beside,
+        &[data],
+        &mut memory,
+        schedule,
+    )
+    .unwrap();
     run(&write, &launch(32), &[data], &mut memory, schedule).unwrap();
     let report = run(&read(""), &beside, &[data], &mut memory, schedule).unwrap_err();
     assert!(matches!(report.fault, Fault::NoGridWait { .. }), "{report}");
@@ -168,24 +292,56 @@ fn a_launch_that_cannot_be() {
     let mut memory = Memory::new();
     let module = kernel(1, "");
     for (wrong, parameters) in [
-        (Launch { block: [1024, 1, 1], ..launch(32) }, vec![0]),
-        (Launch { shared: 1 << 20, ..launch(32) }, vec![0]),
+        (
+            Launch {
+                block: [1024, 1, 1],
+                ..launch(32)
+            },
+            vec![0],
+        ),
+        (
+            Launch {
+                shared: 1 << 20,
+                ..launch(32)
+            },
+            vec![0],
+        ),
         (launch(32), vec![]),
     ] {
-        let report = run(&module, &wrong, &parameters, &mut memory, Schedule::RoundRobin).unwrap_err();
+        let report = run(
+            &module,
+            &wrong,
+            &parameters,
+            &mut memory,
+            Schedule::RoundRobin,
+        )
+        .unwrap_err();
         assert!(matches!(report.fault, Fault::Launch { .. }), "{report}");
     }
 }
 
 #[test]
 fn the_same_seed_gives_the_same_run() {
-    let module = kernel(2, "atom.relaxed.gpu.global.add.u32 %r10, [%rd1], 1; cvt.u64.u32 %rd3, %r1; add.s64 %rd3, %rd0, %rd3; st.global.b32 [%rd3], %r10;");
+    let module = kernel(
+        2,
+        "atom.relaxed.gpu.global.add.u32 %r10, [%rd1], 1; cvt.u64.u32 %rd3, %r1; add.s64 %rd3, %rd0, %rd3; st.global.b32 [%rd3], %r10;",
+    );
     let order = |seed| {
         let mut memory = Memory::new();
         let (out, count) = (memory.allocate(1024), memory.allocate_with(&[0; 4]));
-        run(&module, &launch(256), &[out, count], &mut memory, Schedule::Random(seed)).unwrap();
+        run(
+            &module,
+            &launch(256),
+            &[out, count],
+            &mut memory,
+            Schedule::Random(seed),
+        )
+        .unwrap();
         memory.read(out, 1024).unwrap().to_vec()
     };
     assert_eq!(order(1), order(1));
-    assert!((2..10).any(|seed| order(seed) != order(1)), "seeds do not matter");
+    assert!(
+        (2..10).any(|seed| order(seed) != order(1)),
+        "seeds do not matter"
+    );
 }

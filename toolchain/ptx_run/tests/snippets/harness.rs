@@ -13,8 +13,12 @@ pub const SCHEDULES: [Schedule; 5] = [
 /// An entry with 8-byte parameters `p0`, `p1`, …, loaded into `%rd0`, `%rd1`, …, with `%tid.x` in `%r0`, the
 /// lane's byte offset `4 · tid` in `%r1`, and the start of shared memory in `%r2`.
 pub fn kernel(parameters: usize, body: &str) -> Module {
-    let list: Vec<String> = (0..parameters).map(|at| format!(".param .align 8 .u64 p{at}")).collect();
-    let loads: String = (0..parameters).map(|at| format!("ld.param.b64 %rd{at}, [p{at}];\n")).collect();
+    let list: Vec<String> = (0..parameters)
+        .map(|at| format!(".param .align 8 .u64 p{at}"))
+        .collect();
+    let loads: String = (0..parameters)
+        .map(|at| format!("ld.param.b64 %rd{at}, [p{at}];\n"))
+        .collect();
     let text = format!(
         ".version 8.0\n.target sm_90a\n.extern .shared .align 1024 .b8 window[];\n\
          .visible .entry k({})\n.maxntid 512, 1, 1\n{{\n\
@@ -26,7 +30,12 @@ pub fn kernel(parameters: usize, body: &str) -> Module {
 }
 
 pub fn launch(threads: u32) -> Launch {
-    Launch { block: [threads, 1, 1], shared: 64 << 10, limit: 1_000_000, ..Launch::default() }
+    Launch {
+        block: [threads, 1, 1],
+        shared: 64 << 10,
+        limit: 1_000_000,
+        ..Launch::default()
+    }
 }
 
 pub fn run(
@@ -36,7 +45,10 @@ pub fn run(
     memory: &mut Memory,
     schedule: Schedule,
 ) -> Result<Stats, Box<Report>> {
-    let bytes: Vec<u8> = parameters.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let bytes: Vec<u8> = parameters
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect();
     module.launch("k", launch, &bytes, memory, schedule)
 }
 
@@ -48,10 +60,19 @@ pub fn words(threads: u32, body: &str, input: &[u32]) -> Vec<u32> {
         let out = memory.allocate(threads as usize * 4);
         let bytes: Vec<u8> = input.iter().flat_map(|value| value.to_le_bytes()).collect();
         let source = memory.allocate_with(&bytes);
-        run(&module, &launch(threads), &[out, source], &mut memory, schedule)
-            .unwrap_or_else(|report| panic!("{schedule:?}: {report}"));
+        run(
+            &module,
+            &launch(threads),
+            &[out, source],
+            &mut memory,
+            schedule,
+        )
+        .unwrap_or_else(|report| panic!("{schedule:?}: {report}"));
         let bytes = memory.read(out, threads as usize * 4).unwrap();
-        bytes.chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect::<Vec<_>>()
+        bytes
+            .chunks(4)
+            .map(|word| u32::from_le_bytes(word.try_into().unwrap()))
+            .collect::<Vec<_>>()
     });
     for other in 1..results.len() {
         assert_eq!(results[0], results[other], "{:?}", SCHEDULES[other]);
@@ -60,7 +81,8 @@ pub fn words(threads: u32, body: &str, input: &[u32]) -> Vec<u32> {
 }
 
 /// Stores `%r10` of each thread to where [`words`] reads it.
-pub const STORE: &str = "cvt.u64.u32 %rd10, %r1; add.s64 %rd10, %rd0, %rd10; st.global.b32 [%rd10], %r10;";
+pub const STORE: &str =
+    "cvt.u64.u32 %rd10, %r1; add.s64 %rd10, %rd0, %rd10; st.global.b32 [%rd10], %r10;";
 
 /// Runs a kernel that is wrong under all schedules; what each reports, with the text of the line.
 pub fn faults(threads: u32, body: &str) -> Vec<(Fault, String)> {

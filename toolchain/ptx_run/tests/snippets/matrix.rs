@@ -4,7 +4,7 @@ use ptx_run::{Fault, Memory, Module};
 
 use crate::{
     assert_fault,
-    harness::{SCHEDULES, kernel, launch, run, words, STORE},
+    harness::{SCHEDULES, STORE, kernel, launch, run, words},
 };
 
 /// Small integers, exact in bf16: the same for A, B and C of each test.
@@ -39,11 +39,22 @@ fn the_product_of_a_warp() {
         mov.b32 %r30, 0f3F800000; mov.b32 %r31, 0f3F800000; mov.b32 %r32, 0f3F800000; mov.b32 %r33, 0f3F800000;
         mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%r30, %r31, %r32, %r33}, {%r20, %r21, %r22, %r23}, {%r24, %r25}, {%r30, %r31, %r32, %r33};
         mov.b32 %r10, REG;";
-    for (register, high, odd) in [("%r30", 0, 0), ("%r31", 0, 1), ("%r32", 8, 0), ("%r33", 8, 1)] {
-        let found = words(32, &format!("{}\n{STORE}", body.replace("REG", register)), &input);
+    for (register, high, odd) in [
+        ("%r30", 0, 0),
+        ("%r31", 0, 1),
+        ("%r32", 8, 0),
+        ("%r33", 8, 1),
+    ] {
+        let found = words(
+            32,
+            &format!("{}\n{STORE}", body.replace("REG", register)),
+            &input,
+        );
         for (lane, &bits) in found.iter().enumerate() {
             let (row, column) = (lane / 4 + high, lane % 4 * 2 + odd);
-            let sum: f32 = (0..16).map(|k| value(1, row, k) * value(2, k, column)).sum();
+            let sum: f32 = (0..16)
+                .map(|k| value(1, row, k) * value(2, k, column))
+                .sum();
             assert_eq!(f32::from_bits(bits), sum + 1.0, "row {row} column {column}");
         }
     }
@@ -58,7 +69,9 @@ fn matrices_are_loaded_stored_and_transposed() {
         ld.global.v4.b32 {%r20, %r21, %r22, %r23}, [%rd3]; st.shared.v4.b32 [%r4], {%r20, %r21, %r22, %r23}; bar.warp.sync -1;";
     let element = |matrix: u32, r: u32, e: u32| (matrix * 8 + r) * 16 + e;
     for (trans, register, matrix) in [("", "%r30", 0), ("", "%r33", 3), (".trans", "%r31", 1)] {
-        let load = format!("ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{%r30, %r31, %r32, %r33}}, [%r4]; mov.b32 %r10, {register};");
+        let load = format!(
+            "ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{%r30, %r31, %r32, %r33}}, [%r4]; mov.b32 %r10, {register};"
+        );
         let found = words(32, &format!("{fill}{load}{STORE}"), &input);
         for (lane, &bits) in found.iter().enumerate() {
             let (g, t) = (lane as u32 / 4, lane as u32 % 4 * 2);
@@ -91,9 +104,16 @@ impl Layout {
     /// Byte offset of element (line along M or N, k), written from the definition of the canonical layouts; leading
     /// and stride offsets are chosen so that nothing overlaps.
     fn offset(self, line: usize, k: usize) -> usize {
-        let (outer, inner) = if self.transposed { (k, line) } else { (line, k) };
+        let (outer, inner) = if self.transposed {
+            (k, line)
+        } else {
+            (line, k)
+        };
         let per_row = self.row / 2;
-        let plain = inner / per_row * 4096 + outer / 8 * (self.row * 8) + outer % 8 * self.row + inner % per_row * 2;
+        let plain = inner / per_row * 4096
+            + outer / 8 * (self.row * 8)
+            + outer % 8 * self.row
+            + inner % per_row * 2;
         let units = self.row / 16;
         plain ^ (plain / 128 % units * 16)
     }
@@ -123,7 +143,9 @@ const B_AT: usize = 32 << 10;
 fn product(a: Layout, b: Layout) -> Module {
     let registers: Vec<String> = (0..N / 2).map(|at| format!("%r{}", 40 + at)).collect();
     let list = registers.join(", ");
-    let stores: String = (0..N / 2).map(|at| format!("st.global.b32 [%rd7+{}], %r{};\n", at * 4, 40 + at)).collect();
+    let stores: String = (0..N / 2)
+        .map(|at| format!("st.global.b32 [%rd7+{}], %r{};\n", at * 4, 40 + at))
+        .collect();
     kernel(
         2,
         &format!(
@@ -153,7 +175,16 @@ fn product(a: Layout, b: Layout) -> Module {
 
 #[test]
 fn the_product_of_a_warpgroup_in_all_layouts() {
-    for (transposed, row) in [(false, 128), (false, 64), (false, 32), (false, 16), (true, 128), (true, 64), (true, 32), (true, 16)] {
+    for (transposed, row) in [
+        (false, 128),
+        (false, 64),
+        (false, 32),
+        (false, 16),
+        (true, 128),
+        (true, 64),
+        (true, 32),
+        (true, 16),
+    ] {
         let layout = Layout { transposed, row };
         let mut image = vec![0_u8; 64 << 10];
         let mut put = |at: usize, x: f32| image[at..at + 2].copy_from_slice(&bf16(x).to_le_bytes());
@@ -166,7 +197,8 @@ fn the_product_of_a_warpgroup_in_all_layouts() {
             let mut memory = Memory::new();
             let out = memory.allocate(128 * N * 2);
             let source = memory.allocate_with(&image);
-            run(&module, &launch(128), &[out, source], &mut memory, schedule).unwrap_or_else(|report| panic!("{row}: {report}"));
+            run(&module, &launch(128), &[out, source], &mut memory, schedule)
+                .unwrap_or_else(|report| panic!("{row}: {report}"));
             let found = memory.read(out, 128 * N * 2).unwrap();
             for thread in 0..128 {
                 for at in 0..N / 2 {
@@ -174,8 +206,14 @@ fn the_product_of_a_warpgroup_in_all_layouts() {
                     let got = f32::from_le_bytes(found[place..place + 4].try_into().unwrap());
                     let line = thread / 32 * 16 + thread % 32 / 4 + at % 4 / 2 * 8;
                     let column = at / 4 * 8 + thread % 4 * 2 + at % 2;
-                    let sum: f32 = (0..16).map(|k| value(3, line, k) * value(4, k, column)).sum();
-                    assert_eq!(got, 2.0 * sum, "transposed {transposed}, rows of {row}: {line}, {column}");
+                    let sum: f32 = (0..16)
+                        .map(|k| value(3, line, k) * value(4, k, column))
+                        .sum();
+                    assert_eq!(
+                        got,
+                        2.0 * sum,
+                        "transposed {transposed}, rows of {row}: {line}, {column}"
+                    );
                 }
             }
         }
@@ -202,20 +240,56 @@ FILL: add.s32 %r5, %r2, %r3; st.shared.b32 [%r5], 0;
 fn registers_belong_to_a_product_until_it_is_awaited() {
     assert_eq!(words(128, &format!("{REGISTERS}\n{STORE}"), &[]), [0; 128]);
     let without = |what: &str| REGISTERS.replace(what, "");
-    assert_fault!(128, &without("wgmma.wait_group.sync.aligned 0;"), Fault::OwnedRegister { .. }, "add.s32 %r10");
-    assert_fault!(128, &without("wgmma.commit_group.sync.aligned;"), Fault::OwnedRegister { .. }, "add.s32 %r10");
-    assert_fault!(128, &REGISTERS.replace("wait_group.sync.aligned 0", "wait_group.sync.aligned 1"), Fault::OwnedRegister { .. }, "add.s32 %r10");
-    assert_fault!(128, &without("wgmma.fence.sync.aligned;"), Fault::NoProductFence { .. }, "wgmma.mma_async");
-    assert_fault!(128, &without("fence.proxy.async.shared::cta;"), Fault::NoProxyFence { .. }, "wgmma.mma_async");
-    let early = REGISTERS.replace("wgmma.wait_group", "add.s32 %r24, %r20, 2;\nwgmma.wait_group");
+    assert_fault!(
+        128,
+        &without("wgmma.wait_group.sync.aligned 0;"),
+        Fault::OwnedRegister { .. },
+        "add.s32 %r10"
+    );
+    assert_fault!(
+        128,
+        &without("wgmma.commit_group.sync.aligned;"),
+        Fault::OwnedRegister { .. },
+        "add.s32 %r10"
+    );
+    assert_fault!(
+        128,
+        &REGISTERS.replace("wait_group.sync.aligned 0", "wait_group.sync.aligned 1"),
+        Fault::OwnedRegister { .. },
+        "add.s32 %r10"
+    );
+    assert_fault!(
+        128,
+        &without("wgmma.fence.sync.aligned;"),
+        Fault::NoProductFence { .. },
+        "wgmma.mma_async"
+    );
+    assert_fault!(
+        128,
+        &without("fence.proxy.async.shared::cta;"),
+        Fault::NoProxyFence { .. },
+        "wgmma.mma_async"
+    );
+    let early = REGISTERS.replace(
+        "wgmma.wait_group",
+        "add.s32 %r24, %r20, 2;\nwgmma.wait_group",
+    );
     assert_fault!(128, &early, Fault::OwnedRegister { .. }, "add.s32 %r24");
     let late = REGISTERS.replace("wgmma.mma_async", "add.s32 %r24, %r20, 2;\nwgmma.mma_async");
-    assert_fault!(128, &late, Fault::NoProductFence { what: "A" }, "wgmma.mma_async");
+    assert_fault!(
+        128,
+        &late,
+        Fault::NoProductFence { what: "A" },
+        "wgmma.mma_async"
+    );
 }
 
 #[test]
 fn shared_memory_must_not_change_under_a_product() {
-    let body = REGISTERS.replace("wgmma.wait_group", "st.shared.b32 [%r2], 0;\nwgmma.wait_group");
+    let body = REGISTERS.replace(
+        "wgmma.wait_group",
+        "st.shared.b32 [%r2], 0;\nwgmma.wait_group",
+    );
     assert_fault!(128, &body, Fault::Race { .. }, "st.shared.b32 [%r2], 0");
 }
 
