@@ -172,6 +172,7 @@ fn seeded() -> (usize, usize) {
 }
 
 #[test]
+#[ignore = "takes minutes: each fault is a module of its own"]
 fn faults_in_the_kernels_are_reported() {
     let Some(text) = child(
         "faults::faults_in_the_kernels_are_reported",
