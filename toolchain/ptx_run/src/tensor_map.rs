@@ -85,6 +85,7 @@ impl TensorMap {
             let mut rest = row;
             let mut address = self.address as i64 + coordinates[0] * i64::from(self.element_bytes);
             let mut inside = true;
+            #[allow(clippy::needless_range_loop)]
             for axis in 1..rank {
                 let extent = self.box_dims[axis] as usize;
                 let at = coordinates[axis] + (rest % extent) as i64;

@@ -697,7 +697,7 @@ fn close(groups: &mut Groups) {
 /// All but the latest closed groups are done; up to which.
 fn finish(groups: &mut Groups, pending: u32) -> Option<u32> {
     let count = groups.closed.len().checked_sub(pending as usize)?;
-    let done = groups.closed.drain(..count).last()?;
+    let done = groups.closed.drain(..count).next_back()?;
     groups.done = groups.done.max(done);
     Some(done)
 }

@@ -240,6 +240,7 @@ impl Run<'_> {
                 let a = self.descriptor(warp, *row)?;
                 let first = warp.index % 4 * 16;
                 if *transposed {
+                    #[allow(clippy::needless_range_loop)]
                     for k in 0..16 {
                         for unit in 0..2 {
                             let (values, written) =

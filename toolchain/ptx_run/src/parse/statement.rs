@@ -69,6 +69,7 @@ pub struct Body {
     pub local: Vec<(String, usize, usize)>,
 }
 
+type Scope = HashMap<String, (Class, u32)>;
 type Tokens<'a> = Peekable<Lexer<'a>>;
 
 struct Parser<'a> {
@@ -76,7 +77,7 @@ struct Parser<'a> {
     line: u32,
     body: Body,
     /// Names of registers in each open or closed scope, with its parent.
-    scopes: Vec<(HashMap<String, (Class, u32)>, usize)>,
+    scopes: Vec<(Scope, usize)>,
     scope: usize,
     labels: HashMap<(usize, String), usize>,
     /// Lists of labels that `brx.idx` chooses from.
