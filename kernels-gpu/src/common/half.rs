@@ -2,6 +2,8 @@
 
 /// Hands the rows of a table of kernels to the macro `$then`, once for each 16-bit float: here is the one list of
 /// these. As `items` they are so many invocations, as `list` a slice of what they give.
+// A module of other kernels alone has no use for it.
+#[allow(unused_macros)]
 macro_rules! each_half {
     ($as:ident $then:ident $rows:tt) => {
         $crate::common::half::each_half! { @$as $then [Bf16 "bf16", F16 "f16"] $rows }
@@ -13,6 +15,7 @@ macro_rules! each_half {
         &[$($then! { $half $name $rows }),*]
     };
 }
+#[allow(unused_imports)]
 pub(crate) use each_half;
 
 #[cfg(target_arch = "nvptx64")]

@@ -1,0 +1,161 @@
+//! The GPU: memory, modules, streams, and what went wrong on it.
+
+use std::{
+    collections::HashMap,
+    ffi::CString,
+    sync::{Arc, Mutex, MutexGuard, OnceLock},
+};
+
+use ptx_run::{Launch, Memory, Module};
+
+use crate::{settings::Settings, work::Work};
+
+/// `CUresult`.
+pub type Code = u32;
+pub const SUCCESS: Code = 0;
+pub const INVALID_VALUE: Code = 1;
+pub const NO_BINARY: Code = 209;
+pub const INVALID_PTX: Code = 218;
+pub const NOT_FOUND: Code = 500;
+pub const LAUNCH_FAILED: Code = 719;
+
+/// An entry of a module.
+#[derive(Clone)]
+pub struct Function {
+    pub module: Arc<Module>,
+    pub entry: String,
+    pub static_shared: u32,
+    pub max_threads: u32,
+    pub min_blocks: u32,
+}
+
+pub struct Gpu {
+    pub settings: Settings,
+    pub memory: Memory,
+    pub modules: HashMap<usize, Arc<Module>>,
+    pub functions: HashMap<usize, Function>,
+    /// What is captured, by stream.
+    pub captures: HashMap<usize, Vec<Work>>,
+    pub graphs: HashMap<usize, Vec<Work>>,
+    next_handle: usize,
+    pub launches: u64,
+    /// A launch failed: nothing goes on after it.
+    pub failed: bool,
+    /// What it said.
+    pub failure: Option<CString>,
+}
+
+impl Gpu {
+    fn new() -> Self {
+        Self {
+            settings: Settings::read(),
+            memory: Memory::new(),
+            modules: HashMap::new(),
+            functions: HashMap::new(),
+            captures: HashMap::new(),
+            graphs: HashMap::new(),
+            next_handle: 0x1000,
+            launches: 0,
+            failed: false,
+            failure: None,
+        }
+    }
+
+    pub fn handle(&mut self) -> usize {
+        self.next_handle += 16;
+        self.next_handle
+    }
+
+    /// Does a piece of work, or adds it to what its stream captures.
+    pub fn put(&mut self, stream: usize, work: Work) -> Code {
+        if let Some(captured) = self.captures.get_mut(&stream) {
+            captured.push(work);
+            return SUCCESS;
+        }
+        self.perform(&work)
+    }
+
+    pub fn perform(&mut self, work: &Work) -> Code {
+        if self.failed {
+            return LAUNCH_FAILED;
+        }
+        let result = match work {
+            Work::Launch {
+                function,
+                launch,
+                parameters,
+            } => self.launch(function, launch, parameters),
+            Work::Write { target, bytes } => self
+                .memory
+                .write(*target, bytes)
+                .map_err(|fault| fault.to_string()),
+            Work::Copy {
+                target,
+                source,
+                bytes,
+            } => {
+                let values = self.memory.read(*source, *bytes).map(<[u8]>::to_vec);
+                let written = values.and_then(|values| self.memory.write(*target, &values));
+                written.map_err(|fault| fault.to_string())
+            }
+        };
+        let Err(text) = result else { return SUCCESS };
+        eprintln!("{text}");
+        self.failed = true;
+        self.failure = CString::new(text).ok();
+        LAUNCH_FAILED
+    }
+
+    fn launch(
+        &mut self,
+        function: &Function,
+        launch: &Launch,
+        parameters: &[u8],
+    ) -> Result<(), String> {
+        let schedule = (self.settings.schedule)(self.settings.seed.wrapping_add(self.launches));
+        self.launches += 1;
+        let start = std::time::Instant::now();
+        let result = function.module.launch(
+            &function.entry,
+            launch,
+            parameters,
+            &mut self.memory,
+            schedule,
+        );
+        if self.settings.log {
+            let seconds = start.elapsed().as_secs_f64();
+            let Launch {
+                grid,
+                block,
+                shared,
+                overlaps,
+                ..
+            } = launch;
+            let beside = if *overlaps {
+                ", beside the one before"
+            } else {
+                ""
+            };
+            let shape = format!("{grid:?} × {block:?}, {shared} bytes shared{beside}");
+            match &result {
+                Ok(stats) => eprintln!(
+                    "{}: {shape}: {} warp instructions, {} copies, {seconds:.3} s, {:.2} M/s",
+                    function.entry,
+                    stats.instructions,
+                    stats.copies,
+                    stats.instructions as f64 / seconds / 1e6
+                ),
+                Err(_) => eprintln!("{}: {shape}: failed after {seconds:.3} s", function.entry),
+            }
+        }
+        result.map(|_| ()).map_err(|report| report.to_string())
+    }
+}
+
+/// The only one.
+pub fn gpu() -> MutexGuard<'static, Gpu> {
+    static GPU: OnceLock<Mutex<Gpu>> = OnceLock::new();
+    let gpu = GPU.get_or_init(|| Mutex::new(Gpu::new()));
+    gpu.lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}

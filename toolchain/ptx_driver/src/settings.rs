@@ -1,0 +1,62 @@
+//! What `PTX_DRIVER` says.
+
+use ptx_run::Schedule;
+
+/// The GPU that is played, and in which order things happen on it.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub compute: i32,
+    pub multiprocessors: u32,
+    pub schedule: fn(u64) -> Schedule,
+    pub seed: u64,
+    pub log: bool,
+    pub strict: bool,
+    pub limit: u64,
+}
+
+impl Settings {
+    /// From the environment.
+    ///
+    /// # Panics
+    /// If it says something that is not known: a setting that is ignored would be worse.
+    pub fn read() -> Self {
+        let mut settings = Self {
+            compute: 90,
+            multiprocessors: 2,
+            schedule: Schedule::Random,
+            seed: 0,
+            log: false,
+            strict: false,
+            limit: 1_000,
+        };
+        let text = std::env::var("PTX_DRIVER").unwrap_or_default();
+        for pair in text.split_whitespace() {
+            let known = pair
+                .split_once('=')
+                .and_then(|(name, value)| settings.set(name, value));
+            assert!(known.is_some(), "PTX_DRIVER: {pair:?} is not known");
+        }
+        settings
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> Option<()> {
+        match name {
+            "compute" => self.compute = value.parse().ok()?,
+            "sms" => self.multiprocessors = value.parse().ok().filter(|&count| count > 0)?,
+            "seed" => self.seed = value.parse().ok()?,
+            "log" => self.log = value == "1",
+            "limit" => self.limit = value.parse().ok()?,
+            "strict" => self.strict = value == "1",
+            "schedule" => {
+                self.schedule = match value {
+                    "round" => |_| Schedule::RoundRobin,
+                    "random" => Schedule::Random,
+                    "late" => Schedule::Late,
+                    _ => return None,
+                }
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+}

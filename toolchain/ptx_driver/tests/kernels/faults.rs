@@ -1,0 +1,191 @@
+//! Faults put into the kernels' PTX, one at a time: a fence, an arrival, a wait, a count, a parity. Nearly all that
+//! are executed must be reported.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use tandem_attn::exec::gpu::{EmbeddedModule, Gpu, MODULES};
+
+use crate::{
+    child,
+    scenarios::{Scenario, run, scenarios},
+};
+
+/// A scenario, the kernel in it that is damaged.
+const TARGETS: [(&str, &str); 5] = [
+    ("decode, fused merges", "decode_bf16_d64_m8"),
+    ("decode, 64 rows", "decode_bf16_d64_m64"),
+    ("prefill, 64", "prefill_128x128_d64_bf16"),
+    ("decode, odd pages", "decode_mma_d64_bf16"),
+    ("prefill, Ampere", "prefill_mma_128x128_d64_bf16"),
+];
+
+/// What a line becomes.
+#[derive(Clone, Copy)]
+enum Change {
+    Remove,
+    /// The line behind it, which leaves a loop once a barrier is ready, leaves it in any case.
+    DoNotWait,
+    Parity,
+    /// The last operand becomes this.
+    Last(&'static str),
+    Replace(&'static str, &'static str),
+}
+
+/// Which lines, and what happens to them.
+const CHANGES: [(&str, Change); 17] = [
+    ("bar.warp.sync", Change::Remove),
+    ("bar.sync", Change::Remove),
+    ("mbarrier.arrive.shared", Change::Remove),
+    ("mbarrier.arrive.expect_tx", Change::Last("16")),
+    ("mbarrier.init", Change::Last("31")),
+    ("mbarrier.try_wait", Change::DoNotWait),
+    ("mbarrier.try_wait", Change::Parity),
+    ("fence.proxy.async", Change::Remove),
+    ("fence.mbarrier_init", Change::Remove),
+    ("wgmma.fence", Change::Remove),
+    ("wgmma.commit_group", Change::Remove),
+    ("wgmma.wait_group", Change::Remove),
+    ("cp.async.wait_group", Change::Remove),
+    ("cp.async.wait_all", Change::Remove),
+    ("cp.async.mbarrier.arrive", Change::Remove),
+    ("cp.async.bulk.wait_group", Change::Remove),
+    ("atom.acq_rel.gpu", Change::Replace("acq_rel", "relaxed")),
+];
+
+/// Lines of an entry's body: first and one behind the last, in the text.
+fn body(lines: &[&str], entry: &str) -> (usize, usize) {
+    let declaration = format!(".visible .entry {entry}(");
+    let begin = lines
+        .iter()
+        .position(|line| line.starts_with(&declaration))
+        .expect("the kernel is there");
+    let end = begin
+        + lines[begin..]
+            .iter()
+            .position(|line| *line == "}")
+            .expect("its end");
+    (begin, end)
+}
+
+fn changed(lines: &[&str], at: usize, change: Change) -> String {
+    let line = lines[at];
+    let mut damaged: Vec<String> = lines.iter().map(|&line| line.to_owned()).collect();
+    match change {
+        Change::Remove => damaged[at] = String::new(),
+        Change::DoNotWait => damaged[at + 1] = damaged[at + 1].replace("@p ", ""),
+        Change::Parity => {
+            let (before, parity) = line.rsplit_once(", ").expect("operands");
+            let parity = parity.trim_end_matches(';');
+            damaged[at] =
+                format!("{{ .reg .b32 other; xor.b32 other, {parity}, 1; {before}, other; }}");
+        }
+        Change::Last(value) => {
+            let (before, _) = line.rsplit_once(", ").expect("operands");
+            damaged[at] = format!("{before}, {value};");
+        }
+        Change::Replace(from, to) => damaged[at] = line.replace(from, to),
+    }
+    damaged.join("\n")
+}
+
+/// What a run with this PTX reports.
+fn report(text: String, scenario: &Scenario) -> Option<String> {
+    let text: &'static mut str = Box::leak(text.into_boxed_str());
+    let leaked: *mut str = text;
+    // SAFETY: leaked just now; nothing but the modules below looks at it, and they are gone before it is.
+    let ptx: &'static str = unsafe { &*leaked };
+    let modules = [EmbeddedModule {
+        arch: "sm_90a",
+        ptx,
+        cubin: None,
+    }];
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        let gpu = Gpu::with_modules(0, &modules).expect("the module is read");
+        gpu.make_current().unwrap();
+        run(&gpu, scenario)
+    }));
+    let forget = libcuda::symbol(c"ptx_driver_forget_failure").expect("the emulated driver");
+    // SAFETY: the type is that of the function in the emulated driver.
+    let forget: extern "C" fn() = unsafe { std::mem::transmute(forget) };
+    forget();
+    // SAFETY: made by `Box::leak` above; the modules that pointed to it are dropped.
+    drop(unsafe { Box::from_raw(leaked) });
+    match outcome {
+        Ok(Ok(())) => None,
+        // Wrong results are found by comparison, not by a report.
+        Ok(Err(_)) => None,
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().cloned().unwrap_or_default();
+            text.split_once("text: ")
+                .map(|(_, report)| report.to_owned())
+        }
+    }
+}
+
+/// Counts of faults that were executed, and of those that were reported.
+fn seeded() -> (usize, usize) {
+    let module = MODULES
+        .iter()
+        .find(|module| module.arch == "sm_90a")
+        .expect("a module for Hopper");
+    let lines: Vec<&str> = module.ptx.lines().collect();
+    let (mut executed, mut reported) = (0, 0);
+    for (name, entry) in TARGETS {
+        let scenario = scenarios()
+            .into_iter()
+            .find(|one| one.name == name)
+            .expect("a scenario");
+        let (begin, end) = body(&lines, entry);
+        for (needle, change) in CHANGES {
+            let places: Vec<usize> = (begin..end)
+                .filter(|&at| lines[at].trim_start().starts_with(needle))
+                .collect();
+            let mut chosen = [places.first(), places.get(places.len() / 2)]
+                .map(|at| at.copied())
+                .to_vec();
+            chosen.dedup();
+            for at in chosen.into_iter().flatten() {
+                let what = format!("{entry} line {} `{}`", at + 1, lines[at].trim());
+                match report(changed(&lines, at, change), &scenario) {
+                    Some(found) => {
+                        (executed, reported) = (executed + 1, reported + 1);
+                        eprintln!(
+                            "fault reported: {what}: {}",
+                            found.chars().take(200).collect::<String>()
+                        );
+                    }
+                    None => {
+                        // Was it executed at all?
+                        let mut trap: Vec<String> =
+                            lines.iter().map(|&line| line.to_owned()).collect();
+                        trap[at] = format!("trap; {}", lines[at]);
+                        if report(trap.join("\n"), &scenario).is_some() {
+                            executed += 1;
+                            eprintln!("fault missed: {what}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+    (executed, reported)
+}
+
+#[test]
+#[ignore = "takes minutes: each fault is a module of its own"]
+fn faults_in_the_kernels_are_reported() {
+    let Some(text) = child(
+        "faults::faults_in_the_kernels_are_reported",
+        "schedule=late seed=1 limit=20",
+    ) else {
+        let (executed, reported) = seeded();
+        eprintln!("faults: {reported} of {executed} reported");
+        assert!(executed >= 60, "{executed}");
+        // Measured: 48 of 62.
+        assert!(reported * 4 >= executed * 3, "{reported} of {executed}");
+        return;
+    };
+    for line in text.lines().filter(|line| line.starts_with("fault")) {
+        println!("{line}");
+    }
+}

@@ -1,0 +1,179 @@
+//! Small batches that bring each family of kernels to run.
+
+use half::bf16;
+use tandem_attn::{
+    exec::gpu::{Family, Gpu, Streams, WorkspaceOptions},
+    plan::{Bound, MergeMode, PlanOptions, Planner, SplitMode, pod::PodMode},
+    problem::{KvLayout, Spec, Variant},
+};
+
+use crate::{
+    common::{Stream, problems::Tensors},
+    problem::{OnDevice, Request, batch_of, check_results},
+};
+
+/// A batch, and how it is planned.
+#[derive(Clone)]
+pub struct Scenario {
+    pub name: &'static str,
+    kv_heads: u32,
+    group: u32,
+    dim: u32,
+    page: u32,
+    /// Keys and queries of each request.
+    requests: &'static [(u32, u32)],
+    options: PlanOptions,
+    family: Option<Family>,
+    streams: Streams,
+    soft_cap: Option<f32>,
+}
+
+fn scenario(name: &'static str, group: u32, dim: u32, requests: &'static [(u32, u32)]) -> Scenario {
+    Scenario {
+        name,
+        kv_heads: 1,
+        group,
+        dim,
+        page: 16,
+        requests,
+        options: PlanOptions::default(),
+        family: None,
+        streams: Streams::One,
+        soft_cap: None,
+    }
+}
+
+fn options(split: SplitMode, merge_mode: MergeMode, pod: PodMode) -> PlanOptions {
+    PlanOptions {
+        split,
+        merge_mode,
+        pod,
+        ..PlanOptions::default()
+    }
+}
+
+const DECODES: &[(u32, u32)] = &[(70, 1), (33, 1), (1, 1)];
+const CHUNK: &[(u32, u32)] = &[(150, 70)];
+const HYBRID: &[(u32, u32)] = &[(130, 64), (40, 1), (90, 1)];
+
+pub fn scenarios() -> Vec<Scenario> {
+    let cut = SplitMode::Fixed { tokens: 32 };
+    let serial = PodMode::Serial;
+    vec![
+        Scenario {
+            kv_heads: 2,
+            ..scenario("decode, 8 rows", 4, 64, DECODES)
+        },
+        scenario("decode, 16 rows", 12, 128, DECODES),
+        scenario("decode, 64 rows", 40, 64, DECODES),
+        scenario("decode, 128 rows", 100, 64, DECODES),
+        Scenario {
+            soft_cap: Some(20.0),
+            ..scenario("decode with a soft cap", 8, 64, DECODES)
+        },
+        Scenario {
+            options: options(cut, MergeMode::Fused, serial),
+            ..scenario("decode, fused merges", 4, 64, DECODES)
+        },
+        Scenario {
+            options: options(cut, MergeMode::Kernel, serial),
+            ..scenario("decode, merges by a kernel", 4, 64, DECODES)
+        },
+        Scenario {
+            page: 3,
+            ..scenario("decode, odd pages", 4, 64, DECODES)
+        },
+        Scenario {
+            family: Some(Family::Sm80),
+            ..scenario("decode, Ampere", 4, 64, DECODES)
+        },
+        scenario("prefill, 64", 2, 64, CHUNK),
+        scenario("prefill, 128", 2, 128, CHUNK),
+        scenario("prefill, 256", 1, 256, CHUNK),
+        Scenario {
+            soft_cap: Some(20.0),
+            ..scenario("prefill with a soft cap", 2, 128, CHUNK)
+        },
+        Scenario {
+            page: 3,
+            ..scenario("prefill, odd pages", 2, 64, CHUNK)
+        },
+        Scenario {
+            family: Some(Family::Sm80),
+            ..scenario("prefill, Ampere", 2, 64, CHUNK)
+        },
+        Scenario {
+            options: options(SplitMode::Makespan, MergeMode::Fused, PodMode::Streams),
+            streams: Streams::PerGroup,
+            ..scenario("hybrid, two streams", 4, 128, HYBRID)
+        },
+        Scenario {
+            options: options(SplitMode::Makespan, MergeMode::Kernel, PodMode::Fused),
+            family: Some(Family::Sm80),
+            ..scenario("hybrid, one kernel", 4, 64, HYBRID)
+        },
+    ]
+}
+
+/// Kernels that the scenarios must have launched.
+pub const EXPECTED: &[&str] = &[
+    "decode_bf16_d64_m8",
+    "decode_bf16_d128_m16",
+    "decode_bf16_d64_m64",
+    "decode_bf16_d64_m128",
+    "decode_bf16_d64_m8_cap",
+    "decode_mma_d64_bf16",
+    "merge_few_bf16",
+    "prefill_128x128_d64_bf16",
+    "prefill_mma_128x128_d64_bf16",
+];
+
+/// A scenario, run twice; `Err` is what the results lack.
+pub fn run(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
+    let mut spec = Spec::new(
+        scenario.kv_heads * scenario.group,
+        scenario.kv_heads,
+        scenario.dim,
+    );
+    if let Some(cap) = scenario.soft_cap {
+        let mut variant = Variant::CAUSAL;
+        variant.soft_cap = Some(cap);
+        spec.variant = variant;
+    }
+    let requests: Vec<Request> = scenario
+        .requests
+        .iter()
+        .map(|&(own, queries)| Request {
+            parent: 0,
+            shared: 0,
+            own,
+            queries,
+        })
+        .collect();
+    let batch = batch_of(&requests, scenario.page, 3);
+    let plan = Planner::new()
+        .plan(&spec, &batch, &gpu.device(), &scenario.options)
+        .map_err(|error| error.to_string())?;
+    let mut options = WorkspaceOptions::default();
+    options.streams = scenario.streams;
+    options.family = scenario.family;
+    let mut workspace = gpu
+        .workspace(&spec, &Bound::of(&plan), options)
+        .map_err(|error| error.to_string())?;
+    let tensors = Tensors::<bf16, bf16>::random(&spec, &batch, KvLayout::Nhd, 5);
+    let device = OnDevice::new(&spec, &batch, &tensors);
+    let stream = Stream::new();
+    // SAFETY: the stream is ours.
+    unsafe { workspace.upload(&plan, stream.0) }.map_err(|error| error.to_string())?;
+    let result = device.run(gpu, &mut workspace, &stream);
+    check_results(&spec, &batch, &tensors, &result)
+}
+
+pub fn run_all() {
+    let gpu = Gpu::new(0).expect("the emulated GPU");
+    gpu.make_current().unwrap();
+    for scenario in scenarios() {
+        eprintln!("scenario {}", scenario.name);
+        run(&gpu, &scenario).unwrap_or_else(|text| panic!("{}: {text}", scenario.name));
+    }
+}

@@ -1,0 +1,134 @@
+//! Who knows of whose accesses: vector clocks.
+//!
+//! What can access memory in a block is numbered in *agents* of 32 *members* each: warps with their lanes,
+//! and what goes on beside them (products, copies). Each has a time of its own, which moves on whenever it
+//! tells others what it has done. A [`Clock`] says up to which time the holder knows each member's accesses.
+
+use std::rc::Rc;
+
+/// Members of an agent.
+pub const MEMBERS: usize = 32;
+
+/// What the holder knows of each block's members.
+#[derive(Clone, Debug, Default)]
+pub struct Clock {
+    blocks: Vec<Option<Rc<Vec<u32>>>>,
+}
+
+impl Clock {
+    /// The time up to which a member's accesses are known.
+    pub fn get(&self, block: usize, member: usize) -> u32 {
+        match self.blocks.get(block) {
+            Some(Some(times)) => times.get(member).copied().unwrap_or(0),
+            _ => 0,
+        }
+    }
+
+    /// Whether all these members of an agent are known up to `time`.
+    pub fn knows(&self, block: usize, agent: usize, members: u32, time: u32) -> bool {
+        let Some(Some(times)) = self.blocks.get(block) else {
+            return false;
+        };
+        let mut rest = members;
+        while rest != 0 {
+            let member = agent * MEMBERS + rest.trailing_zeros() as usize;
+            if times.get(member).is_none_or(|&known| known < time) {
+                return false;
+            }
+            rest &= rest - 1;
+        }
+        true
+    }
+
+    fn block(&mut self, block: usize) -> &mut Vec<u32> {
+        if self.blocks.len() <= block {
+            self.blocks.resize(block + 1, None);
+        }
+        Rc::make_mut(self.blocks[block].get_or_insert_default())
+    }
+
+    /// Learns of one member.
+    pub fn learn(&mut self, block: usize, member: usize, time: u32) {
+        let times = self.block(block);
+        if times.len() <= member {
+            times.resize(member + 1, 0);
+        }
+        times[member] = times[member].max(time);
+    }
+
+    /// Learns of several members of an agent.
+    pub fn learn_members(&mut self, block: usize, agent: usize, members: u32, time: u32) {
+        let times = self.block(block);
+        let end = (agent + 1) * MEMBERS;
+        if times.len() < end {
+            times.resize(end, 0);
+        }
+        for (at, known) in times[end - MEMBERS..end].iter_mut().enumerate() {
+            if members >> at & 1 != 0 {
+                *known = time.max(*known);
+            }
+        }
+    }
+
+    /// Learns all that another clock knows.
+    pub fn join(&mut self, other: &Self) {
+        if self.blocks.len() < other.blocks.len() {
+            self.blocks.resize(other.blocks.len(), None);
+        }
+        for (mine, theirs) in self.blocks.iter_mut().zip(&other.blocks) {
+            let Some(theirs) = theirs else { continue };
+            match mine {
+                None => *mine = Some(theirs.clone()),
+                Some(mine) if Rc::ptr_eq(mine, theirs) => {}
+                Some(mine) => {
+                    let mine = Rc::make_mut(mine);
+                    if mine.len() < theirs.len() {
+                        mine.resize(theirs.len(), 0);
+                    }
+                    for (a, &b) in mine.iter_mut().zip(theirs.iter()) {
+                        *a = b.max(*a);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A clock that several share until one of them learns more.
+pub type Shared = Rc<Clock>;
+
+/// Learns all that another knows.
+pub fn join(mine: &mut Shared, other: &Shared) {
+    if !Rc::ptr_eq(mine, other) {
+        Rc::make_mut(mine).join(other);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn joining_keeps_the_later_time_of_each_member() {
+        let (mut a, mut b) = (Clock::default(), Clock::default());
+        a.learn(0, 3, 7);
+        a.learn(1, 0, 2);
+        b.learn(0, 3, 4);
+        b.learn(0, 40, 5);
+        a.join(&b);
+        assert_eq!(
+            [a.get(0, 3), a.get(0, 40), a.get(1, 0), a.get(2, 9)],
+            [7, 5, 2, 0]
+        );
+    }
+
+    #[test]
+    fn members_are_known_only_all_together() {
+        let mut clock = Clock::default();
+        clock.learn_members(0, 2, 0b110, 4);
+        assert!(clock.knows(0, 2, 0b110, 4));
+        assert!(!clock.knows(0, 2, 0b111, 4));
+        assert!(!clock.knows(0, 2, 0b100, 5));
+        assert!(!clock.knows(1, 2, 0b100, 1));
+    }
+}

@@ -1,0 +1,385 @@
+//! Statements to decoded instructions. What is not known here is an error with its line.
+
+mod asynchronous;
+mod memory;
+mod scalar;
+mod warp;
+
+use std::collections::HashMap;
+
+use crate::{
+    ParseError,
+    op::{Address, Instruction, Op, Row},
+    parse::{Body, Class, Declarations, EntryText, Operand, Statement, parse_body},
+};
+
+/// A special register that has a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Special {
+    Tid(u8),
+    Ntid(u8),
+    Ctaid(u8),
+    Nctaid(u8),
+    LaneId,
+    WarpId,
+    NWarpId,
+    NSmid,
+    LaneMask(LaneMask),
+    DynamicShared,
+    TotalShared,
+    Zero,
+    One,
+}
+
+/// Which lanes a mask register shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LaneMask {
+    Eq,
+    Lt,
+    Le,
+    Gt,
+    Ge,
+}
+
+/// An entry, ready to run.
+#[derive(Debug)]
+pub struct Code {
+    pub name: String,
+    pub instructions: Vec<Instruction>,
+    /// For each conditional branch, where its lanes meet again; `u32::MAX`: at the end.
+    pub meet: Vec<u32>,
+    /// Line of each instruction in the module's text.
+    pub lines: Vec<u32>,
+    /// Source file number and line of each, where known.
+    pub sources: Vec<Option<(u32, u32)>>,
+    /// Rows: predicates, words, longs.
+    pub rows: [u32; 3],
+    pub bit_constants: Vec<(Row, bool)>,
+    pub word_constants: Vec<(Row, u32)>,
+    pub long_constants: Vec<(Row, u64)>,
+    pub specials: Vec<(Row, Special)>,
+    /// Bytes of all parameters.
+    pub parameter_bytes: usize,
+    /// Static shared memory.
+    pub shared: usize,
+    pub max_threads: Option<u32>,
+    pub max_registers: Option<u32>,
+    pub min_blocks: Option<u32>,
+}
+
+/// Where the tables of a module are seen by its code.
+pub const CONSTANT_BASE: u64 = 0x6000_0000_0000;
+/// Where a block sees its shared memory through generic addresses.
+pub const SHARED_BASE: u64 = 0x6100_0000_0000;
+/// Where it sees its parameters.
+pub const PARAM_BASE: u64 = 0x6200_0000_0000;
+
+/// Decodes an entry.
+pub fn decode(text: &str, shared: &Declarations, entry: &EntryText) -> Result<Code, ParseError> {
+    let body = parse_body(&text[entry.body.clone()], entry.line)?;
+    if let Some((name, ..)) = body.local.first() {
+        return Err(ParseError::new(entry.line, "local memory", name));
+    }
+    let mut decoder = Decoder::new(&body, shared, entry);
+    let mut instructions = Vec::with_capacity(body.statements.len());
+    for statement in &body.statements {
+        let op = decoder.statement(statement)?;
+        instructions.push(Instruction {
+            op,
+            guard: statement.guard,
+        });
+    }
+    let meet = crate::flow::meeting_points(&instructions);
+    let last = entry.parameters.last();
+    Ok(Code {
+        name: entry.name.clone(),
+        meet,
+        lines: body
+            .statements
+            .iter()
+            .map(|statement| statement.line)
+            .collect(),
+        sources: body
+            .statements
+            .iter()
+            .map(|statement| statement.source)
+            .collect(),
+        rows: decoder.rows,
+        bit_constants: decoder
+            .bit_constants
+            .into_iter()
+            .map(|(value, row)| (row, value))
+            .collect(),
+        word_constants: decoder
+            .word_constants
+            .into_iter()
+            .map(|(value, row)| (row, value))
+            .collect(),
+        long_constants: decoder
+            .long_constants
+            .into_iter()
+            .map(|(value, row)| (row, value))
+            .collect(),
+        specials: decoder
+            .specials
+            .into_iter()
+            .map(|(special, row)| (row, special))
+            .collect(),
+        parameter_bytes: last.map_or(0, |last| last.offset + last.size),
+        shared: decoder.shared_bytes,
+        max_threads: entry.max_threads,
+        max_registers: entry.max_registers,
+        min_blocks: entry.min_blocks,
+        instructions,
+    })
+}
+
+pub(crate) struct Decoder<'a> {
+    rows: [u32; 3],
+    bit_constants: HashMap<bool, Row>,
+    word_constants: HashMap<u32, Row>,
+    long_constants: HashMap<u64, Row>,
+    specials: HashMap<Special, Row>,
+    /// Values of names: parameters, arrays in shared memory, tables.
+    names: HashMap<&'a str, u64>,
+    shared_bytes: usize,
+}
+
+type Decoded<T> = Result<T, String>;
+
+impl<'a> Decoder<'a> {
+    fn new(body: &'a Body, module: &'a Declarations, entry: &'a EntryText) -> Self {
+        let mut names = HashMap::new();
+        let mut end = 0_usize;
+        for (name, bytes, align) in &body.shared {
+            let at = end.next_multiple_of(*align);
+            names.insert(name.as_str(), at as u64);
+            end = at + bytes;
+        }
+        let window = if end == 0 {
+            0
+        } else {
+            end.next_multiple_of(1024)
+        };
+        for name in &module.dynamic_shared {
+            names.insert(name, window as u64);
+        }
+        for parameter in &entry.parameters {
+            names.insert(&parameter.name, parameter.offset as u64);
+        }
+        for (name, &offset) in &module.constant_names {
+            names.insert(name, CONSTANT_BASE + offset as u64);
+        }
+        Self {
+            rows: body.registers,
+            bit_constants: HashMap::new(),
+            word_constants: HashMap::new(),
+            long_constants: HashMap::new(),
+            specials: HashMap::new(),
+            names,
+            shared_bytes: window,
+        }
+    }
+
+    fn statement(&mut self, statement: &Statement) -> Result<Op, ParseError> {
+        let parts: Vec<&str> = statement.opcode.split('.').collect();
+        let operands = statement.operands.as_slice();
+        let decoded = self
+            .scalar(&parts, operands)
+            .or_else(|| self.memory(&parts, operands))
+            .or_else(|| self.warp(&parts, operands))
+            .or_else(|| self.asynchronous(&parts, operands));
+        match decoded {
+            Some(Ok(op)) => Ok(op),
+            Some(Err(reason)) => Err(ParseError::new(statement.line, &reason, &statement.opcode)),
+            None => Err(ParseError::new(
+                statement.line,
+                "an instruction that this emulator does not know",
+                &statement.opcode,
+            )),
+        }
+    }
+
+    fn fresh(&mut self, class: Class) -> Row {
+        let rows = &mut self.rows[class as usize];
+        *rows += 1;
+        *rows - 1
+    }
+
+    /// A predicate that is read.
+    fn bit(&mut self, operand: &Operand) -> Decoded<Row> {
+        let Operand::Immediate(value) = operand else {
+            return bit(operand);
+        };
+        let value = *value != 0;
+        if let Some(&row) = self.bit_constants.get(&value) {
+            return Ok(row);
+        }
+        let row = self.fresh(Class::Predicate);
+        self.bit_constants.insert(value, row);
+        Ok(row)
+    }
+
+    fn word_constant(&mut self, value: u32) -> Row {
+        if let Some(&row) = self.word_constants.get(&value) {
+            return row;
+        }
+        let row = self.fresh(Class::Word);
+        self.word_constants.insert(value, row);
+        row
+    }
+
+    fn long_constant(&mut self, value: u64) -> Row {
+        if let Some(&row) = self.long_constants.get(&value) {
+            return row;
+        }
+        let row = self.fresh(Class::Long);
+        self.long_constants.insert(value, row);
+        row
+    }
+
+    fn special(&mut self, special: Special) -> Row {
+        if let Some(&row) = self.specials.get(&special) {
+            return row;
+        }
+        let row = self.fresh(Class::Word);
+        self.specials.insert(special, row);
+        row
+    }
+
+    /// A word that is read.
+    fn word(&mut self, operand: &Operand) -> Decoded<Row> {
+        match operand {
+            Operand::Register(Class::Word, row) => Ok(*row),
+            Operand::Immediate(value) => Ok(self.word_constant(*value as u32)),
+            Operand::Special(name) => match special(name) {
+                Some(special) => Ok(self.special(special)),
+                None => Err(format!("the special register {name}")),
+            },
+            Operand::Name(name) => match self.names.get(name.as_str()) {
+                Some(&value) => Ok(self.word_constant(value as u32)),
+                None => Err(format!("the unknown name {name}")),
+            },
+            _ => Err(format!("an operand that is no word: {operand:?}")),
+        }
+    }
+
+    /// A long that is read.
+    fn long(&mut self, operand: &Operand) -> Decoded<Row> {
+        match operand {
+            Operand::Register(Class::Long, row) => Ok(*row),
+            Operand::Immediate(value) => Ok(self.long_constant(*value as u64)),
+            Operand::Name(name) => match self.names.get(name.as_str()) {
+                Some(&value) => Ok(self.long_constant(value)),
+                None => Err(format!("the unknown name {name}")),
+            },
+            _ => Err(format!("an operand that is no long: {operand:?}")),
+        }
+    }
+
+    fn number(operand: &Operand) -> Decoded<u32> {
+        match operand {
+            Operand::Immediate(value) => Ok(*value as u32),
+            _ => Err(format!("an operand that is no number: {operand:?}")),
+        }
+    }
+
+    fn words(&mut self, operand: &Operand) -> Decoded<Box<[Row]>> {
+        match operand {
+            Operand::List(list) => list.iter().map(|operand| self.word(operand)).collect(),
+            one => Ok(Box::new([self.word(one)?])),
+        }
+    }
+
+    fn fixed<const N: usize>(&mut self, operand: &Operand) -> Decoded<[Row; N]> {
+        let words = self.words(operand)?;
+        <[Row; N]>::try_from(&*words)
+            .map_err(|_| format!("{} registers where {N} should be", words.len()))
+    }
+
+    fn address(&mut self, operand: &Operand) -> Decoded<Address> {
+        let Operand::Memory(base, offset, coordinates) = operand else {
+            return Err(format!("an operand that is no address: {operand:?}"));
+        };
+        if !coordinates.is_empty() {
+            return Err("an address with coordinates".into());
+        }
+        let (row, long) = match &**base {
+            Operand::Register(Class::Word, row) => (*row, false),
+            other => (self.long(other)?, true),
+        };
+        Ok(Address {
+            row,
+            long,
+            offset: *offset,
+        })
+    }
+}
+
+/// A register that is written.
+fn written(operand: &Operand, class: Class) -> Decoded<Row> {
+    match operand {
+        Operand::Register(found, row) if *found == class => Ok(*row),
+        _ => Err(format!(
+            "an operand that is no {class:?} register: {operand:?}"
+        )),
+    }
+}
+
+fn word_written(operand: &Operand) -> Decoded<Row> {
+    written(operand, Class::Word)
+}
+
+fn long_written(operand: &Operand) -> Decoded<Row> {
+    written(operand, Class::Long)
+}
+
+fn bit(operand: &Operand) -> Decoded<Row> {
+    written(operand, Class::Predicate)
+}
+
+/// `_` or a word register.
+fn optional_word(operand: &Operand) -> Decoded<Option<Row>> {
+    match operand {
+        Operand::Nothing => Ok(None),
+        other => word_written(other).map(Some),
+    }
+}
+
+/// A predicate that may be negated.
+fn maybe_not(operand: &Operand) -> Decoded<(Row, bool)> {
+    match operand {
+        Operand::Not(inner) => Ok((bit(inner)?, true)),
+        other => Ok((bit(other)?, false)),
+    }
+}
+
+fn special(name: &str) -> Option<Special> {
+    let axis = |name: &str| match name {
+        "x" => Some(0),
+        "y" => Some(1),
+        "z" => Some(2),
+        _ => None,
+    };
+    let (base, rest) = name.split_once('.').unwrap_or((name, ""));
+    Some(match (base, rest) {
+        ("%tid", rest) => Special::Tid(axis(rest)?),
+        ("%ntid", rest) => Special::Ntid(axis(rest)?),
+        ("%ctaid", rest) => Special::Ctaid(axis(rest)?),
+        ("%nctaid", rest) => Special::Nctaid(axis(rest)?),
+        ("%laneid", "") => Special::LaneId,
+        ("%warpid", "") => Special::WarpId,
+        ("%nwarpid", "") => Special::NWarpId,
+        ("%nsmid", "") => Special::NSmid,
+        ("%lanemask_eq", "") => Special::LaneMask(LaneMask::Eq),
+        ("%lanemask_lt", "") => Special::LaneMask(LaneMask::Lt),
+        ("%lanemask_le", "") => Special::LaneMask(LaneMask::Le),
+        ("%lanemask_gt", "") => Special::LaneMask(LaneMask::Gt),
+        ("%lanemask_ge", "") => Special::LaneMask(LaneMask::Ge),
+        ("%dynamic_smem_size", "") => Special::DynamicShared,
+        ("%total_smem_size", "") => Special::TotalShared,
+        ("%cluster_ctaid", "x" | "y" | "z") | ("%cluster_ctarank", "") => Special::Zero,
+        ("%cluster_nctaid", "x" | "y" | "z") | ("%cluster_nctarank", "") => Special::One,
+        _ => return None,
+    })
+}

@@ -1,0 +1,403 @@
+//! Lanes' accesses to memory: where an address is, whether it may be touched, in which order.
+
+use super::Run;
+use crate::{
+    block::Block,
+    clock::{Clock, MEMBERS},
+    decode::{CONSTANT_BASE, PARAM_BASE, SHARED_BASE},
+    memory::Bytes,
+    op::{Address, Space},
+    report::{Fault, Step},
+    shadow::{Accessor, Conflict, GRANULE, Record, bytes_of},
+    warp::{FENCE_GLOBAL, FENCE_SHARED, FenceMark, Warp, members},
+};
+
+/// Where an address is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    Shared(u32),
+    Global(u64),
+    Param(usize),
+    Constant(usize),
+}
+
+/// Where a space begins among generic addresses.
+pub fn base(space: Space) -> u64 {
+    match space {
+        Space::Shared => SHARED_BASE,
+        Space::Param => PARAM_BASE,
+        Space::Generic | Space::Global => 0,
+    }
+}
+
+/// An access of one lane, or of a copy that it began.
+#[derive(Clone, Copy)]
+pub struct Touch {
+    pub lane: usize,
+    pub at: At,
+    pub len: usize,
+    pub record: Record,
+    /// Of the record's agent.
+    pub member: usize,
+    pub write: bool,
+    pub asynchronous: bool,
+    /// What is written is there already.
+    pub same_value: bool,
+    pub what: &'static str,
+}
+
+const WINDOW: u64 = 1 << 40;
+
+impl Run<'_> {
+    /// Where each lane's address is; registers without value are a fault.
+    pub fn addresses(
+        &self,
+        warp: &mut Warp,
+        mask: u32,
+        space: Space,
+        address: &Address,
+    ) -> Step<[At; 32]> {
+        let valid = match address.long {
+            true => warp.long_valid(address.row),
+            false => warp.valid(address.row, mask)?,
+        };
+        if valid & mask != mask {
+            return Err(Box::new(Fault::UninitialisedRegister {
+                what: "an address",
+                read: None,
+            }));
+        }
+        let mut places = [At::Shared(0); 32];
+        for lane in members(mask) {
+            let value = match address.long {
+                true => warp.long(address.row)[lane],
+                false => u64::from(warp.word(address.row)[lane]),
+            };
+            places[lane] = self.at(space, value.wrapping_add(address.offset as u64));
+        }
+        Ok(places)
+    }
+
+    pub fn at(&self, space: Space, address: u64) -> At {
+        let in_window = |base: u64| address.checked_sub(base).filter(|&offset| offset < WINDOW);
+        match space {
+            Space::Shared => At::Shared(address as u32),
+            Space::Param => At::Param(address as usize),
+            Space::Global | Space::Generic => {
+                if let Some(offset) = in_window(CONSTANT_BASE) {
+                    return At::Constant(offset as usize);
+                }
+                if space == Space::Generic {
+                    if let Some(offset) = in_window(SHARED_BASE) {
+                        return At::Shared(offset as u32);
+                    }
+                    if let Some(offset) = in_window(PARAM_BASE) {
+                        return At::Param(offset as usize);
+                    }
+                }
+                At::Global(address)
+            }
+        }
+    }
+
+    pub fn aligned(at: At, align: usize) -> Step {
+        let value = match at {
+            At::Shared(offset) => u64::from(offset),
+            At::Global(address) => address,
+            At::Param(offset) | At::Constant(offset) => offset as u64,
+        };
+        if value.is_multiple_of(align as u64) {
+            return Ok(());
+        }
+        Err(Box::new(Fault::Misaligned {
+            address: name(at),
+            align,
+        }))
+    }
+
+    /// Memory that an address is in, checked for its bounds.
+    pub fn bytes<'m>(
+        &'m mut self,
+        block: &'m mut Block,
+        at: At,
+        len: usize,
+    ) -> Step<(&'m mut Bytes, usize)> {
+        match at {
+            At::Shared(offset) => {
+                let (offset, size) = (offset as usize, block.shared.data.len());
+                if offset.checked_add(len).is_none_or(|end| end > size) {
+                    return Err(outside(
+                        at,
+                        len,
+                        format!("the block has {size} bytes of shared memory"),
+                    ));
+                }
+                Ok((&mut block.shared, offset))
+            }
+            At::Global(address) => self.memory.find(address, len),
+            At::Param(_) | At::Constant(_) => Err(outside(at, len, "it cannot be written".into())),
+        }
+    }
+
+    /// Checks an access and remembers it.
+    pub fn touch(&mut self, block: &mut Block, warp: &Warp, touch: Touch) -> Step {
+        let conflict = self.conflict(block, warp, &touch)?;
+        let Some((conflict, granule)) = conflict else {
+            return Ok(());
+        };
+        let address = match touch.at {
+            At::Shared(_) => name(At::Shared((granule * GRANULE) as u32)),
+            at => name(at),
+        };
+        let access = touch.what;
+        Err(Box::new(match conflict {
+            Conflict::Race {
+                before,
+                before_wrote,
+            } => Fault::Race {
+                address,
+                access,
+                before_access: if before_wrote { "written" } else { "read" },
+                before: Box::new(self.place_of(&before)),
+            },
+            Conflict::NoProxyFence { before } => Fault::NoProxyFence {
+                address,
+                access,
+                before: Box::new(self.place_of(&before)),
+            },
+            Conflict::NoGridWait { before } => Fault::NoGridWait {
+                address,
+                access,
+                before: Box::new(self.place_of(&before)),
+            },
+        }))
+    }
+
+    fn conflict(
+        &mut self,
+        block: &mut Block,
+        warp: &Warp,
+        touch: &Touch,
+    ) -> Step<Option<(Conflict, usize)>> {
+        let Touch {
+            lane,
+            len,
+            record,
+            member,
+            ..
+        } = *touch;
+        let kind = if matches!(touch.at, At::Shared(_)) {
+            FENCE_SHARED
+        } else {
+            FENCE_GLOBAL
+        };
+        let layout = block.layout;
+        let (own_block, fences) = (block.id, std::mem::take(&mut block.fences));
+        let clock = &warp.clocks[lane];
+        let fence_clock = warp.fence_clocks[lane].as_deref();
+        let as_hardware = self.as_hardware;
+        let fenced = |before: &Record| {
+            if as_hardware && (layout.copies(0)..layout.bulk_reads(0)).contains(&before.agent()) {
+                return true;
+            }
+            let fences = (before.block() == own_block).then_some(fences.as_slice());
+            is_fenced(
+                before,
+                fences,
+                kind,
+                clock,
+                fence_clock,
+                (warp.index, lane),
+                layout,
+            )
+        };
+        let (launch, overlaps) = (self.launch, self.overlaps);
+        let by = Accessor {
+            clock,
+            warp: (own_block as u32) << 16 | warp.index as u32,
+            lane: lane as u32,
+            own_copies: warp.copies[lane].done,
+            own_bulk_reads: warp.bulk[lane].done,
+            own_bulk_writes: warp.bulk[lane].written,
+            own_products: warp.products_done,
+            layout,
+            launch,
+            waited: !overlaps || clock.get(self.blocks, 0) != 0,
+            fenced: touch.asynchronous.then_some(&fenced),
+        };
+        let found = match self.bytes(block, touch.at, len) {
+            Ok((bytes, at)) => {
+                let granules = at / GRANULE..(at + len).div_ceil(GRANULE);
+                let mut found = None;
+                for granule in granules {
+                    let part = bytes_of(granule, at, at + len);
+                    let one = bytes.granule(granule);
+                    let conflict = match touch.write {
+                        true => one.write(&by, record, member as u32, part, touch.same_value),
+                        false => one.read(&by, record, member as u32, part),
+                    };
+                    if let Some(conflict) = conflict {
+                        found = Some((conflict, granule));
+                        break;
+                    }
+                }
+                Ok(found)
+            }
+            Err(fault) => Err(fault),
+        };
+        block.fences = fences;
+        found
+    }
+
+    /// Reads a lane's bytes into `out`. Gives a bit for each that was written.
+    pub fn read(
+        &mut self,
+        block: &mut Block,
+        warp: &mut Warp,
+        touch: Touch,
+        out: &mut [u8],
+    ) -> Step<u32> {
+        match touch.at {
+            At::Param(offset) => {
+                let found = self.parameters.get(offset..offset + touch.len);
+                let found = found.ok_or_else(|| {
+                    outside(
+                        touch.at,
+                        touch.len,
+                        format!("there are {} bytes of parameters", self.parameters.len()),
+                    )
+                })?;
+                out.copy_from_slice(found);
+                return Ok(u32::MAX);
+            }
+            At::Constant(offset) => {
+                let constants = self.module.constants();
+                let found = constants.get(offset..offset + touch.len);
+                let found = found.ok_or_else(|| {
+                    outside(
+                        touch.at,
+                        touch.len,
+                        format!("there are {} bytes of tables", constants.len()),
+                    )
+                })?;
+                out.copy_from_slice(found);
+                return Ok(u32::MAX);
+            }
+            _ => {}
+        }
+        self.touch(block, warp, touch)?;
+        let (bytes, at) = self.bytes(block, touch.at, touch.len)?;
+        out.copy_from_slice(&bytes.data[at..at + touch.len]);
+        if bytes.is_written(at, touch.len) {
+            return Ok(u32::MAX);
+        }
+        let written = (0..touch.len)
+            .filter(|&byte| bytes.is_written(at + byte, 1))
+            .map(|byte| 1 << byte)
+            .sum();
+        warp.unwritten = Some((self.pc, touch.lane, touch.at));
+        Ok(written)
+    }
+
+    /// Writes a lane's bytes; those without a bit in `valid` have no value.
+    pub fn write(
+        &mut self,
+        block: &mut Block,
+        warp: &Warp,
+        mut touch: Touch,
+        values: &[u8],
+        valid: u32,
+    ) -> Step {
+        if let At::Shared(offset) = touch.at {
+            not_a_barrier(block, offset, touch.len)?;
+        }
+        let (bytes, at) = self.bytes(block, touch.at, touch.len)?;
+        touch.same_value = bytes.data[at..at + touch.len] == *values;
+        self.touch(block, warp, touch)?;
+        let (bytes, at) = self.bytes(block, touch.at, touch.len)?;
+        bytes.data[at..at + touch.len].copy_from_slice(values);
+        bytes.set_written(at, touch.len, true);
+        if valid != u32::MAX {
+            (0..touch.len)
+                .filter(|&byte| valid >> byte & 1 == 0)
+                .for_each(|byte| bytes.set_written(at + byte, 1, false));
+        }
+        self.progress += u64::from(!touch.same_value);
+        Ok(())
+    }
+}
+
+/// Whether a generic write went before a proxy fence, as far as the thread knows.
+fn is_fenced(
+    before: &Record,
+    fences: Option<&[Vec<FenceMark>]>,
+    kind: u8,
+    clock: &Clock,
+    fence_clock: Option<&Clock>,
+    (warp, lane): (usize, usize),
+    layout: crate::shadow::Layout,
+) -> bool {
+    let (block, agent) = (before.block(), before.agent());
+    if fence_clock.is_some_and(|clock| clock.knows(block, agent, before.members, before.time)) {
+        return true;
+    }
+    let Some(fences) = fences else { return false };
+    let is_copy = agent >= layout.copies(0) && agent < layout.bulk_reads(0);
+    let writer = if is_copy {
+        agent - layout.copies(0)
+    } else {
+        agent
+    };
+    let Some(fences) = fences.get(writer) else {
+        return false;
+    };
+    members(before.members).all(|member| {
+        fences.iter().rev().any(|fence| {
+            let covers = match is_copy {
+                true => fence.copied[member] >= before.time,
+                false => fence.time >= before.time,
+            };
+            let known = writer == warp && member == lane
+                || clock.get(block, writer * MEMBERS + member) > fence.time;
+            fence.kinds & kind != 0 && fence.lanes >> member & 1 != 0 && covers && known
+        })
+    })
+}
+
+/// Data must not be written over a live mbarrier.
+pub fn not_a_barrier(block: &Block, offset: u32, len: usize) -> Step {
+    let first = offset as usize / 8;
+    let last = (offset as usize + len)
+        .div_ceil(8)
+        .min(block.barrier_at.len());
+    for index in block.barrier_at.get(first..last).unwrap_or_default() {
+        if let Some(barrier) = (*index as usize)
+            .checked_sub(1)
+            .map(|index| &block.barriers[index])
+            && barrier.live
+        {
+            return Err(Box::new(Fault::Mbarrier {
+                address: format!("{:#x}", barrier.address),
+                what: "data is written over it".into(),
+            }));
+        }
+    }
+    Ok(())
+}
+
+pub fn name(at: At) -> String {
+    match at {
+        At::Shared(offset) => format!("shared {offset:#x}"),
+        At::Global(address) => format!("global {address:#x}"),
+        At::Param(offset) => format!("parameter byte {offset}"),
+        At::Constant(offset) => format!("table byte {offset}"),
+    }
+}
+
+fn outside(at: At, bytes: usize, nearest: String) -> Box<Fault> {
+    Box::new(Fault::OutOfBounds {
+        address: name(at),
+        bytes,
+        nearest,
+    })
+}

@@ -1,0 +1,479 @@
+//! Tensor cores: products of warps and of warpgroups, and loads and stores of their fragments.
+
+use half::{bf16, f16};
+
+use super::{
+    Flow, Run,
+    access::{At, Touch},
+    operand, together,
+};
+use crate::{
+    Swizzle,
+    block::Block,
+    op::{Add, Element, Op, OperandA, Row, Space, Wgmma},
+    report::{Fault, Step},
+    shadow::Record,
+    warp::{ALL, Warp},
+};
+
+fn float(element: Element, bits: u16) -> f32 {
+    match element {
+        Element::F16 => f16::from_bits(bits).to_f32(),
+        Element::Bf16 => bf16::from_bits(bits).to_f32(),
+    }
+}
+
+fn pair(element: Element, bits: u32) -> [f32; 2] {
+    [
+        float(element, bits as u16),
+        float(element, (bits >> 16) as u16),
+    ]
+}
+
+impl Run<'_> {
+    pub(super) fn matrix_op(
+        &mut self,
+        block: &mut Block,
+        warp: &mut Warp,
+        mask: u32,
+        op: &Op,
+    ) -> Step<Flow> {
+        together(warp, mask)?;
+        match op {
+            Op::Mma {
+                element,
+                d,
+                a,
+                b,
+                c,
+            } => {
+                let parts = [(a[0], 0, 0), (a[1], 8, 0), (a[2], 0, 8), (a[3], 8, 8)];
+                mma(warp, *element, d, &parts, &[(b[0], 0), (b[1], 8)], c)?;
+            }
+            Op::Mma8 {
+                element,
+                d,
+                a,
+                b,
+                c,
+            } => {
+                mma(
+                    warp,
+                    *element,
+                    d,
+                    &[(a[0], 0, 0), (a[1], 8, 0)],
+                    &[(*b, 0)],
+                    c,
+                )?;
+            }
+            Op::LoadMatrix {
+                transposed,
+                d,
+                address,
+            } => {
+                let places = self.addresses(warp, mask, Space::Shared, address)?;
+                let record = self.record(block, warp);
+                let mut rows = [[0_u16; 8]; 32];
+                let mut written = [0_u32; 32];
+                for lane in 0..8 * d.len() {
+                    Self::aligned(places[lane], 16)?;
+                    let mut data = [0; 16];
+                    written[lane] = self.read(
+                        block,
+                        warp,
+                        touch(lane, places[lane], record, false),
+                        &mut data,
+                    )?;
+                    rows[lane] = std::array::from_fn(|at| {
+                        u16::from_le_bytes([data[2 * at], data[2 * at + 1]])
+                    });
+                }
+                for (matrix, &row) in d.iter().enumerate() {
+                    let rows = &rows[8 * matrix..][..8];
+                    let written = &written[8 * matrix..][..8];
+                    let has = |row: usize, at: usize| written[row] >> (2 * at) & 3 == 3;
+                    let valid = (0..32).filter(|&lane| {
+                        let (g, t) = (lane / 4, lane % 4 * 2);
+                        if *transposed {
+                            has(t, g) && has(t + 1, g)
+                        } else {
+                            has(g, t) && has(g, t + 1)
+                        }
+                    });
+                    let valid = valid.map(|lane| 1 << lane).sum();
+                    let out = std::array::from_fn(|lane| {
+                        let (g, t) = (lane / 4, lane % 4 * 2);
+                        let (low, high) = match transposed {
+                            false => (rows[g][t], rows[g][t + 1]),
+                            true => (rows[t][g], rows[t + 1][g]),
+                        };
+                        u32::from(high) << 16 | u32::from(low)
+                    });
+                    warp.set_word(row, mask, &out, valid)?;
+                }
+            }
+            Op::StoreMatrix {
+                transposed,
+                values,
+                address,
+            } => {
+                let places = self.addresses(warp, mask, Space::Shared, address)?;
+                let record = self.record(block, warp);
+                for (matrix, &row) in values.iter().enumerate() {
+                    let valid = warp.valid(row, mask)?;
+                    let words = *warp.word(row);
+                    let half = |lane: usize, high: usize| (words[lane] >> (16 * high)) as u16;
+                    for line in 0..8 {
+                        let lane = 8 * matrix + line;
+                        Self::aligned(places[lane], 16)?;
+                        let mut data = [0; 16];
+                        let mut written = 0;
+                        for at in 0..8 {
+                            let (from, high) = match transposed {
+                                false => (line * 4 + at / 2, at % 2),
+                                true => (at * 4 + line / 2, line % 2),
+                            };
+                            let value = half(from, high);
+                            written |= (valid >> from & 1) * (3 << (2 * at));
+                            data[2 * at..2 * at + 2].copy_from_slice(&value.to_le_bytes());
+                        }
+                        let written = if written == 0xFFFF { ALL } else { written };
+                        self.write(
+                            block,
+                            warp,
+                            touch(lane, places[lane], record, true),
+                            &data,
+                            written,
+                        )?;
+                    }
+                }
+            }
+            Op::MoveMatrix { d, a } => {
+                let valid = warp.valid(*a, mask)?;
+                let words = *warp.word(*a);
+                let half = |row: usize, column: usize| {
+                    words[row * 4 + column / 2] >> (16 * (column % 2)) & 0xFFFF
+                };
+                let out = std::array::from_fn(|lane| {
+                    let (g, t) = (lane / 4, lane % 4 * 2);
+                    half(t + 1, g) << 16 | half(t, g)
+                });
+                let has = |row: usize, column: usize| valid >> (row * 4 + column / 2) & 1 != 0;
+                let lanes = (0..32).filter(|&lane: &usize| {
+                    let (g, t) = (lane / 4, lane % 4 * 2);
+                    has(t, g) && has(t + 1, g)
+                });
+                let valid = lanes.map(|lane| 1 << lane).sum();
+                warp.set_word(*d, mask, &out, valid)?;
+            }
+            Op::Wgmma(product) => self.wgmma(block, warp, product)?,
+            Op::WgmmaFence => {
+                warp.product_fences += 1;
+                warp.fenced_products = true;
+            }
+            Op::WgmmaCommit => warp.products += 1,
+            Op::WgmmaWait { pending } => {
+                let done = (warp.products - 1).saturating_sub(*pending);
+                warp.products_done = warp.products_done.max(done);
+                let done = warp.products_done;
+                warp.product_lines.retain(|&(group, _)| group > done);
+                warp.fenced_products = false;
+            }
+            _ => unreachable!(),
+        }
+        Ok(Flow::Next)
+    }
+
+    fn wgmma(&mut self, block: &mut Block, warp: &mut Warp, product: &Wgmma) -> Step {
+        let group = warp.products;
+        if !warp.fenced_products {
+            return Err(Box::new(Fault::NoProductFence {
+                what: "registers, since the last wait,",
+            }));
+        }
+        let adds = match product.add {
+            Add::Always => true,
+            Add::Never => false,
+            Add::If(row) => {
+                let bits = warp.p[row as usize];
+                if bits != 0 && bits != ALL {
+                    return Err(operand("scale-d differs between lanes".into()));
+                }
+                bits != 0
+            }
+        };
+        let record = Record::new(
+            block.id,
+            warp.layout.products(),
+            group,
+            self.pc,
+            self.launch,
+        )
+        .asynchronous();
+        let n = product.n as usize;
+        let b = self.descriptor(warp, product.b)?;
+        let mut columns = vec![[0_f32; 16]; n];
+        let mut columns_valid = vec![true; n];
+        let lines = if product.transposed_b { 16 } else { n };
+        let per_line = if product.transposed_b { n } else { 16 };
+        for line in 0..lines {
+            for unit in 0..per_line / 8 {
+                let (values, written) =
+                    self.unit(block, warp, record, &b, product.transposed_b, line, unit)?;
+                for (at, bits) in values.into_iter().enumerate() {
+                    let value = float(product.element, bits);
+                    let (column, k) = if product.transposed_b {
+                        (unit * 8 + at, line)
+                    } else {
+                        (line, unit * 8 + at)
+                    };
+                    columns[column][k] = value;
+                    columns_valid[column] &= written >> (2 * at) & 3 == 3;
+                }
+            }
+        }
+        // The rows of this warp: 16 of the 64.
+        let mut rows = [[0_f32; 16]; 16];
+        let mut rows_valid = [true; 16];
+        match &product.a {
+            OperandA::Shared(row, transposed) => {
+                let a = self.descriptor(warp, *row)?;
+                let first = warp.index % 4 * 16;
+                if *transposed {
+                    #[allow(clippy::needless_range_loop)]
+                    for k in 0..16 {
+                        for unit in 0..2 {
+                            let (values, written) =
+                                self.unit(block, warp, record, &a, true, k, first / 8 + unit)?;
+                            for (at, bits) in values.into_iter().enumerate() {
+                                rows[unit * 8 + at][k] = float(product.element, bits);
+                                rows_valid[unit * 8 + at] &= written >> (2 * at) & 3 == 3;
+                            }
+                        }
+                    }
+                } else {
+                    for (line, row) in rows.iter_mut().enumerate() {
+                        for unit in 0..2 {
+                            let (values, written) =
+                                self.unit(block, warp, record, &a, false, first + line, unit)?;
+                            rows_valid[line] &= written & 0xFFFF == 0xFFFF;
+                            for (at, bits) in values.into_iter().enumerate() {
+                                row[unit * 8 + at] = float(product.element, bits);
+                            }
+                        }
+                    }
+                }
+            }
+            OperandA::Registers(fragment) => {
+                for (at, &row) in fragment.iter().enumerate() {
+                    let valid = warp.valid(row, ALL)?;
+                    if warp.w_meta[row as usize].born >= warp.product_fences {
+                        return Err(Box::new(Fault::NoProductFence { what: "A" }));
+                    }
+                    for lane in 0..32 {
+                        let (g, t) = (lane / 4, lane % 4 * 2);
+                        let values = pair(product.element, warp.word(row)[lane]);
+                        let (line, k) = (g + at % 2 * 8, t + at / 2 * 8);
+                        rows[line][k..k + 2].copy_from_slice(&values);
+                        rows_valid[line] &= valid >> lane & 1 != 0;
+                    }
+                    warp.w_meta[row as usize].read_by = group;
+                }
+            }
+        }
+        for (at, &row) in product.d.iter().enumerate() {
+            let meta = warp.w_meta[row as usize];
+            let mut valid = ALL;
+            if adds {
+                // A product may add to what one before it, still running, makes.
+                valid = meta.then;
+                if meta.product <= warp.products_done {
+                    valid = warp.valid(row, ALL)?;
+                    if meta.born >= warp.product_fences {
+                        return Err(Box::new(Fault::NoProductFence {
+                            what: "the accumulator",
+                        }));
+                    }
+                }
+            } else if meta.read_by > warp.products_done {
+                return Err(Box::new(Fault::Operand {
+                    what: "the accumulator is A of a product that may still run".into(),
+                }));
+            }
+            let (column, high) = (at / 4 * 8 + at % 2, at % 4 / 2 * 8);
+            let d = &mut warp.w[row as usize];
+            for (lane, value) in d.iter_mut().enumerate() {
+                let (line, column) = (lane / 4 + high, column + lane % 4 * 2);
+                let before = if adds { f32::from_bits(*value) } else { 0.0 };
+                *value = (before + dot(&rows[line], &columns[column])).to_bits();
+                valid &= !(u32::from(!rows_valid[line] || !columns_valid[column]) << lane);
+            }
+            let meta = &mut warp.w_meta[row as usize];
+            (meta.product, meta.valid, meta.then, meta.born) = (group, 0, valid, 0);
+        }
+        if warp
+            .product_lines
+            .last()
+            .is_none_or(|&(last, _)| last != group)
+        {
+            warp.product_lines.push((group, self.code.lines[self.pc]));
+        }
+        Ok(())
+    }
+
+    fn descriptor(&self, warp: &Warp, row: Row) -> Step<Descriptor> {
+        let (values, valid) = (warp.long(row), warp.long_valid(row));
+        if valid != ALL || values.iter().any(|&value| value != values[0]) {
+            return Err(operand(
+                "the descriptor is not the same in all lanes".into(),
+            ));
+        }
+        Descriptor::new(values[0])
+    }
+
+    /// Eight elements that lie together: along K, or along M or N where the operand is transposed.
+    #[allow(clippy::too_many_arguments)]
+    fn unit(
+        &mut self,
+        block: &mut Block,
+        warp: &mut Warp,
+        record: Record,
+        descriptor: &Descriptor,
+        transposed: bool,
+        line: usize,
+        unit: usize,
+    ) -> Step<([u16; 8], u32)> {
+        let offset = descriptor.place(transposed, line, unit);
+        let mut data = [0; 16];
+        let touch = Touch {
+            lane: 0,
+            at: At::Shared(offset),
+            len: 16,
+            record,
+            member: warp.index,
+            write: false,
+            asynchronous: true,
+            same_value: false,
+            what: "a product reads",
+        };
+        let written = self.read(block, warp, touch, &mut data)?;
+        Ok((
+            std::array::from_fn(|at| u16::from_le_bytes([data[2 * at], data[2 * at + 1]])),
+            written,
+        ))
+    }
+}
+
+fn touch(lane: usize, at: At, record: Record, write: bool) -> Touch {
+    let what = if write { "writes" } else { "reads" };
+    Touch {
+        lane,
+        at,
+        len: 16,
+        record,
+        member: lane,
+        write,
+        asynchronous: false,
+        same_value: false,
+        what,
+    }
+}
+
+fn dot(a: &[f32; 16], b: &[f32; 16]) -> f32 {
+    let mut parts = [0_f32; 4];
+    for at in 0..16 {
+        parts[at % 4] += a[at] * b[at];
+    }
+    parts[0] + parts[1] + (parts[2] + parts[3])
+}
+
+/// D = A·B + C of a warp. Each part of A stands for rows from its second, columns from its third number on.
+fn mma(
+    warp: &mut Warp,
+    element: Element,
+    d: &[Row; 4],
+    a: &[(Row, usize, usize)],
+    b: &[(Row, usize)],
+    c: &[Row; 4],
+) -> Step {
+    let (mut rows, mut columns) = ([[0_f32; 16]; 16], [[0_f32; 16]; 8]);
+    let (mut rows_valid, mut columns_valid) = ([true; 16], [true; 8]);
+    for &(row, line, k) in a {
+        let valid = warp.valid(row, ALL)?;
+        for (lane, &word) in warp.word(row).iter().enumerate() {
+            rows[lane / 4 + line][k + lane % 4 * 2..][..2].copy_from_slice(&pair(element, word));
+            rows_valid[lane / 4 + line] &= valid >> lane & 1 != 0;
+        }
+    }
+    for &(row, k) in b {
+        let valid = warp.valid(row, ALL)?;
+        for (lane, &word) in warp.word(row).iter().enumerate() {
+            columns[lane / 4][k + lane % 4 * 2..][..2].copy_from_slice(&pair(element, word));
+            columns_valid[lane / 4] &= valid >> lane & 1 != 0;
+        }
+    }
+    let mut out = [[0_u32; 32]; 4];
+    let mut valid = [ALL; 4];
+    for (at, &row) in c.iter().enumerate() {
+        valid[at] &= warp.valid(row, ALL)?;
+        for (lane, &word) in warp.word(row).iter().enumerate() {
+            let (line, column) = (lane / 4 + at / 2 * 8, lane % 4 * 2 + at % 2);
+            out[at][lane] = (f32::from_bits(word) + dot(&rows[line], &columns[column])).to_bits();
+            valid[at] &= !(u32::from(!rows_valid[line] || !columns_valid[column]) << lane);
+        }
+    }
+    for (at, &row) in d.iter().enumerate() {
+        warp.set_word(row, ALL, &out[at], valid[at])?;
+    }
+    Ok(())
+}
+
+/// Where an operand lies in shared memory.
+pub(super) struct Descriptor {
+    start: u32,
+    leading: u32,
+    stride: u32,
+    swizzle: Swizzle,
+}
+
+impl Descriptor {
+    pub fn new(bits: u64) -> Step<Self> {
+        let field = |at: u32| ((bits >> at & 0x3FFF) as u32) << 4;
+        let swizzle = match bits >> 62 {
+            0 => Swizzle::None,
+            1 => Swizzle::B128,
+            2 => Swizzle::B64,
+            _ => Swizzle::B32,
+        };
+        if bits >> 49 & 7 != 0 {
+            return Err(operand("a descriptor with a base offset".into()));
+        }
+        Ok(Self {
+            start: field(0),
+            leading: field(16),
+            stride: field(32),
+            swizzle,
+        })
+    }
+
+    /// Shared address of 16 bytes: `line` and `unit` count along the dimensions that are not contiguous and
+    /// that is, the latter in units of 8 elements.
+    pub fn place(&self, transposed: bool, line: usize, unit: usize) -> u32 {
+        let (line, unit) = (line as u32, unit as u32);
+        let per_row = self.swizzle.row_bytes() / 16;
+        let offset = match (self.swizzle, transposed) {
+            // Core matrices of 8 lines of 16 bytes.
+            (Swizzle::None, false) => line / 8 * self.stride + line % 8 * 16 + unit * self.leading,
+            (Swizzle::None, true) => line / 8 * self.leading + line % 8 * 16 + unit * self.stride,
+            (swizzle, false) => line / 8 * self.stride + line % 8 * swizzle.row_bytes() + unit * 16,
+            (swizzle, true) => {
+                unit / per_row * self.leading
+                    + line / 8 * self.stride
+                    + line % 8 * swizzle.row_bytes()
+                    + unit % per_row * 16
+            }
+        };
+        // The pattern is a function of the address.
+        self.swizzle.apply(self.start + offset)
+    }
+}

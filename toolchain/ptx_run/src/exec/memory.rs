@@ -1,0 +1,321 @@
+//! Loads, stores and atomics.
+
+use super::{
+    Flow, Run,
+    access::{At, Touch},
+};
+use crate::{
+    block::Block,
+    clock::{Shared, join},
+    op::{Atomic, Op, Order, Scope},
+    report::{Fault, Step},
+    warp::{Warp, members},
+};
+
+impl Run<'_> {
+    pub(super) fn memory_op(
+        &mut self,
+        block: &mut Block,
+        warp: &mut Warp,
+        mask: u32,
+        op: &Op,
+    ) -> Step<Flow> {
+        match op {
+            Op::Load {
+                space,
+                order,
+                scope,
+                bytes,
+                long,
+                d,
+                address,
+            } => {
+                let places = self.addresses(warp, mask, *space, address)?;
+                let width = usize::from(*bytes);
+                let len = width * d.len();
+                let record = self.record(block, warp).atomic(*order != Order::Weak);
+                let mut words = [[0_u32; 32]; 4];
+                let mut longs = [[0_u64; 32]; 4];
+                let mut valid = [0_u32; 4];
+                let all = (1_u32 << width) - 1;
+                for lane in members(mask) {
+                    let at = places[lane];
+                    Self::aligned(at, len)?;
+                    let mut data = [0_u8; 32];
+                    let what = "reads";
+                    let touch = Touch {
+                        lane,
+                        at,
+                        len,
+                        record,
+                        member: lane,
+                        write: false,
+                        asynchronous: false,
+                        same_value: false,
+                        what,
+                    };
+                    let written = self.read(block, warp, touch, &mut data[..len])?;
+                    if *order != Order::Weak {
+                        self.strong_read(block, warp, lane, at, *order, *scope);
+                    }
+                    for element in 0..d.len() {
+                        let mut value = [0; 8];
+                        value[..width].copy_from_slice(&data[element * width..][..width]);
+                        let whole = written >> (element * width) & all == all;
+                        valid[element] |= u32::from(whole) << lane;
+                        let value = u64::from_le_bytes(value);
+                        if *long {
+                            longs[element][lane] = value
+                        } else {
+                            words[element][lane] = value as u32
+                        }
+                    }
+                }
+                for (element, &row) in d.iter().enumerate() {
+                    if *long {
+                        warp.set_long(row, mask, &longs[element], valid[element]);
+                    } else {
+                        warp.set_word(row, mask, &words[element], valid[element])?;
+                    }
+                }
+            }
+            Op::Store {
+                space,
+                order,
+                scope,
+                bytes,
+                long,
+                values,
+                address,
+            } => {
+                let places = self.addresses(warp, mask, *space, address)?;
+                let width = usize::from(*bytes);
+                let len = width * values.len();
+                let record = self.record(block, warp).atomic(*order != Order::Weak);
+                let mut valid = [0; 4];
+                for (element, &row) in values.iter().enumerate() {
+                    valid[element] = if *long {
+                        warp.long_valid(row)
+                    } else {
+                        warp.valid(row, mask)?
+                    };
+                }
+                for lane in members(mask) {
+                    let at = places[lane];
+                    Self::aligned(at, len)?;
+                    let mut data = [0_u8; 32];
+                    let mut written = 0;
+                    for (element, &row) in values.iter().enumerate() {
+                        let value = if *long {
+                            warp.long(row)[lane]
+                        } else {
+                            u64::from(warp.word(row)[lane])
+                        };
+                        data[element * width..][..width]
+                            .copy_from_slice(&value.to_le_bytes()[..width]);
+                        written |= (valid[element] >> lane & 1)
+                            * (((1 << width) - 1) << (element * width));
+                    }
+                    let whole = written == ((1_u64 << len) - 1) as u32;
+                    // Shared memory may hold what is not looked at later; what others see must be something.
+                    if !whole && !matches!(at, At::Shared(_)) {
+                        return Err(Box::new(Fault::UninitialisedRegister {
+                            what: "a value that is stored",
+                            read: None,
+                        }));
+                    }
+                    if *order != Order::Weak {
+                        self.strong_write(block, warp, lane, at, *order, *scope);
+                    }
+                    let what = "writes";
+                    let touch = Touch {
+                        lane,
+                        at,
+                        len,
+                        record,
+                        member: lane,
+                        write: true,
+                        asynchronous: false,
+                        same_value: false,
+                        what,
+                    };
+                    self.write(
+                        block,
+                        warp,
+                        touch,
+                        &data[..len],
+                        if whole { u32::MAX } else { written },
+                    )?;
+                }
+                if *order != Order::Weak {
+                    warp.time += 1;
+                }
+            }
+            Op::Atomic { .. } => self.atomic(block, warp, mask, op)?,
+            _ => unreachable!(),
+        }
+        Ok(Flow::Next)
+    }
+
+    fn atomic(&mut self, block: &mut Block, warp: &mut Warp, mask: u32, op: &Op) -> Step {
+        let Op::Atomic {
+            f,
+            space,
+            order,
+            scope,
+            long,
+            d,
+            address,
+            b,
+            c,
+        } = op
+        else {
+            unreachable!()
+        };
+        let places = self.addresses(warp, mask, *space, address)?;
+        let len = if *long { 8 } else { 4 };
+        let record = self.record(block, warp).atomic(true);
+        for row in [*b, *c] {
+            let valid = if *long {
+                warp.long_valid(row)
+            } else {
+                warp.valid(row, mask)?
+            };
+            if valid & mask != mask {
+                return Err(Box::new(Fault::UninitialisedRegister {
+                    what: "an atomic's operand",
+                    read: None,
+                }));
+            }
+        }
+        let (mut words, mut longs) = ([0; 32], [0; 32]);
+        for lane in members(mask) {
+            let at = places[lane];
+            Self::aligned(at, len)?;
+            let mut data = [0; 8];
+            let what = "changes";
+            let touch = Touch {
+                lane,
+                at,
+                len,
+                record,
+                member: lane,
+                write: true,
+                asynchronous: false,
+                same_value: false,
+                what,
+            };
+            let reading = Touch {
+                write: false,
+                ..touch
+            };
+            if self.read(block, warp, reading, &mut data[..len])? != u32::MAX {
+                return Err(Box::new(Fault::UninitialisedRegister {
+                    what: "what an atomic changes",
+                    read: None,
+                }));
+            }
+            let before = u64::from_le_bytes(data);
+            let value = |row: u32| {
+                if *long {
+                    warp.long(row)[lane]
+                } else {
+                    u64::from(warp.word(row)[lane])
+                }
+            };
+            let after = apply(*f, *long, before, value(*b), value(*c));
+            self.strong_read(block, warp, lane, at, *order, *scope);
+            self.strong_write(block, warp, lane, at, *order, *scope);
+            self.write(block, warp, touch, &after.to_le_bytes()[..len], u32::MAX)?;
+            (words[lane], longs[lane]) = (before as u32, before);
+        }
+        warp.time += 1;
+        self.progress += 1;
+        match d {
+            Some(d) if *long => warp.set_long(*d, mask, &longs, u32::MAX),
+            Some(d) => warp.set_word(*d, mask, &words, u32::MAX)?,
+            None => {}
+        }
+        Ok(())
+    }
+
+    fn key(block: &Block, at: At, scope: Scope) -> (u32, u64) {
+        match at {
+            At::Shared(offset) => (block.id as u32, u64::from(offset)),
+            // What is for the block alone is no news to others.
+            At::Global(address) if scope == Scope::Cta => (block.id as u32, address),
+            At::Global(address) => (u32::MAX, address),
+            At::Param(offset) | At::Constant(offset) => (u32::MAX, offset as u64),
+        }
+    }
+
+    fn strong_read(
+        &mut self,
+        block: &Block,
+        warp: &mut Warp,
+        lane: usize,
+        at: At,
+        order: Order,
+        scope: Scope,
+    ) {
+        let Some(found) = self.released.get(&Self::key(block, at, scope)) else {
+            return;
+        };
+        if matches!(order, Order::Acquire | Order::AcqRel) {
+            let found = found.clone();
+            warp.learn(1 << lane, &found);
+            join(warp.acquired.get_or_insert_default(), &found);
+        } else {
+            let known = warp.found[lane].get_or_insert_default();
+            join(known, found);
+        }
+    }
+
+    fn strong_write(
+        &mut self,
+        block: &Block,
+        warp: &mut Warp,
+        lane: usize,
+        at: At,
+        order: Order,
+        scope: Scope,
+    ) {
+        let released = if matches!(order, Order::Release | Order::AcqRel) {
+            let time = warp.time;
+            let released = warp.publish(block.id, 1 << lane);
+            // All lanes of the instruction do this at the same time.
+            warp.time = time;
+            Some(released)
+        } else {
+            warp.release[lane].clone()
+        };
+        if let Some(released) = released {
+            let place: &mut Shared = self
+                .released
+                .entry(Self::key(block, at, scope))
+                .or_default();
+            join(place, &released);
+        }
+    }
+}
+
+fn apply(f: Atomic, long: bool, before: u64, b: u64, c: u64) -> u64 {
+    let float = |bits: u64| f32::from_bits(bits as u32);
+    let after = match f {
+        Atomic::Add => before.wrapping_add(b),
+        Atomic::FAdd => u64::from((float(before) + float(b)).to_bits()),
+        Atomic::Min => before.min(b),
+        Atomic::MinSigned => (before as i32).min(b as i32) as u32 as u64,
+        Atomic::Max => before.max(b),
+        Atomic::MaxSigned => (before as i32).max(b as i32) as u32 as u64,
+        Atomic::And => before & b,
+        Atomic::Or => before | b,
+        Atomic::Xor => before ^ b,
+        Atomic::Exchange => b,
+        Atomic::Increment if before >= b => 0,
+        Atomic::Increment => before + 1,
+        Atomic::CompareExchange if before == b => c,
+        Atomic::CompareExchange => before,
+    };
+    if long { after } else { u64::from(after as u32) }
+}

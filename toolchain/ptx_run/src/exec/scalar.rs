@@ -1,0 +1,487 @@
+//! Arithmetic: each lane by itself.
+
+use half::{bf16, f16};
+
+use crate::{
+    op::{Bit2, Compare, Kind, Long2, Op, Row, Shift, Word1, Word2, Word3},
+    report::Step,
+    warp::{LANES, Warp},
+};
+
+type Words = [u32; LANES];
+type Longs = [u64; LANES];
+
+#[inline(always)]
+fn map1(a: &Words, f: impl Fn(u32) -> u32) -> Words {
+    std::array::from_fn(|lane| f(a[lane]))
+}
+
+#[inline(always)]
+fn map2(a: &Words, b: &Words, f: impl Fn(u32, u32) -> u32) -> Words {
+    std::array::from_fn(|lane| f(a[lane], b[lane]))
+}
+
+#[inline(always)]
+fn floats2(a: &Words, b: &Words, f: impl Fn(f32, f32) -> f32) -> Words {
+    map2(a, b, |a, b| {
+        f(f32::from_bits(a), f32::from_bits(b)).to_bits()
+    })
+}
+
+#[inline(always)]
+fn floats1(a: &Words, f: impl Fn(f32) -> f32) -> Words {
+    map1(a, |a| f(f32::from_bits(a)).to_bits())
+}
+
+#[inline(always)]
+fn long2(a: &Longs, b: &Longs, f: impl Fn(u64, u64) -> u64) -> Longs {
+    std::array::from_fn(|lane| f(a[lane], b[lane]))
+}
+
+/// Subnormal numbers become zero, as the approximations of the special function unit have it.
+fn flush(x: f32) -> f32 {
+    if x.is_subnormal() {
+        0.0_f32.copysign(x)
+    } else {
+        x
+    }
+}
+
+#[inline]
+fn word1(f: Word1, a: &Words) -> Words {
+    match f {
+        Word1::Move => *a,
+        Word1::Not => map1(a, |a| !a),
+        Word1::Neg => map1(a, u32::wrapping_neg),
+        Word1::FNeg => map1(a, |a| a ^ 0x8000_0000),
+        Word1::FAbs => map1(a, |a| a & 0x7FFF_FFFF),
+        Word1::Popc => map1(a, u32::count_ones),
+        Word1::Clz => map1(a, u32::leading_zeros),
+        Word1::BrevBits => map1(a, u32::reverse_bits),
+        Word1::Ex2 => floats1(a, |a| flush(flush(a).exp2())),
+        Word1::Lg2 => floats1(a, |a| flush(flush(a).log2())),
+        Word1::Rcp => floats1(a, |a| flush(flush(a).recip())),
+        Word1::Rsqrt => floats1(a, |a| flush(flush(a).sqrt().recip())),
+        Word1::Sqrt => floats1(a, |a| flush(flush(a).sqrt())),
+        Word1::Tanh => floats1(a, f32::tanh),
+        Word1::Low16 => map1(a, |a| a & 0xFFFF),
+        Word1::SignExtend16 => map1(a, |a| i32::from(a as u16 as i16) as u32),
+        Word1::F32FromU32 => map1(a, |a| (a as f32).to_bits()),
+        Word1::F32FromI32 => map1(a, |a| (a as i32 as f32).to_bits()),
+        Word1::F32FromF16 => map1(a, |a| f16::from_bits(a as u16).to_f32().to_bits()),
+    }
+}
+
+#[inline]
+fn word2(f: Word2, a: &Words, b: &Words) -> Words {
+    let signed = |f: fn(i32, i32) -> i32| map2(a, b, move |a, b| f(a as i32, b as i32) as u32);
+    match f {
+        Word2::Add => map2(a, b, u32::wrapping_add),
+        Word2::Sub => map2(a, b, u32::wrapping_sub),
+        Word2::Mul => map2(a, b, u32::wrapping_mul),
+        Word2::MulHi => map2(a, b, |a, b| ((u64::from(a) * u64::from(b)) >> 32) as u32),
+        Word2::MulHiSigned => signed(|a, b| ((i64::from(a) * i64::from(b)) >> 32) as i32),
+        Word2::And => map2(a, b, |a, b| a & b),
+        Word2::Or => map2(a, b, |a, b| a | b),
+        Word2::Xor => map2(a, b, |a, b| a ^ b),
+        Word2::Shl => map2(a, b, |a, b| if b > 31 { 0 } else { a << b }),
+        Word2::Shr => map2(a, b, |a, b| if b > 31 { 0 } else { a >> b }),
+        Word2::ShrSigned => map2(a, b, |a, b| (a as i32 >> b.min(31)) as u32),
+        Word2::Shr16 => map2(a, b, |a, b| if b > 15 { 0 } else { (a & 0xFFFF) >> b }),
+        Word2::Min => map2(a, b, u32::min),
+        Word2::MinSigned => signed(i32::min),
+        Word2::Max => map2(a, b, u32::max),
+        Word2::MaxSigned => signed(i32::max),
+        Word2::Div => map2(a, b, |a, b| a.checked_div(b).unwrap_or(u32::MAX)),
+        Word2::DivSigned => signed(|a, b| a.checked_div(b).unwrap_or(-1)),
+        Word2::Rem => map2(a, b, |a, b| a.checked_rem(b).unwrap_or(a)),
+        Word2::RemSigned => signed(|a, b| a.checked_rem(b).unwrap_or(a)),
+        Word2::FAdd => floats2(a, b, |a, b| a + b),
+        Word2::FSub => floats2(a, b, |a, b| a - b),
+        Word2::FMul => floats2(a, b, |a, b| a * b),
+        Word2::FMin => floats2(a, b, f32::min),
+        Word2::FMax => floats2(a, b, f32::max),
+        Word2::FDiv => floats2(a, b, |a, b| a / b),
+        Word2::PackBf16 => map2(a, b, |a, b| {
+            let half = |bits| u32::from(bf16::from_f32(f32::from_bits(bits)).to_bits());
+            half(a) << 16 | half(b)
+        }),
+        Word2::PackF16 => map2(a, b, |a, b| {
+            let half = |bits| u32::from(f16::from_f32(f32::from_bits(bits)).to_bits());
+            half(a) << 16 | half(b)
+        }),
+    }
+}
+
+/// Rounded once where the product and the sum fit 53 bits, else within an ulp of it.
+fn fma(a: f32, b: f32, c: f32) -> f32 {
+    (f64::from(a) * f64::from(b) + f64::from(c)) as f32
+}
+
+fn word3(f: Word3, a: &Words, b: &Words, c: &Words) -> Words {
+    match f {
+        Word3::Mad => {
+            std::array::from_fn(|lane| a[lane].wrapping_mul(b[lane]).wrapping_add(c[lane]))
+        }
+        Word3::Fma => std::array::from_fn(|lane| {
+            fma(
+                f32::from_bits(a[lane]),
+                f32::from_bits(b[lane]),
+                f32::from_bits(c[lane]),
+            )
+            .to_bits()
+        }),
+        Word3::Bfe => {
+            std::array::from_fn(|lane| field(u64::from(a[lane]), b[lane], c[lane]) as u32)
+        }
+        Word3::BfeSigned => std::array::from_fn(|lane| {
+            let (at, len) = (b[lane] & 0xFF, c[lane] & 0xFF);
+            let value = i64::from(a[lane] as i32) >> at.min(63);
+            if len == 0 {
+                0
+            } else {
+                (value << (64 - len.min(64)) >> (64 - len.min(64))) as u32
+            }
+        }),
+    }
+}
+
+/// So many bits from a place on.
+fn field(a: u64, at: u32, len: u32) -> u64 {
+    let (at, len) = (at & 0xFF, len & 0xFF);
+    let value = a.checked_shr(at).unwrap_or(0);
+    if len > 63 {
+        value
+    } else {
+        value & ((1 << len) - 1)
+    }
+}
+
+fn bits(holds: impl Fn(usize) -> bool) -> u32 {
+    (0..LANES).fold(0, |bits, lane| bits | u32::from(holds(lane)) << lane)
+}
+
+fn compare<T: PartialOrd + Copy>(
+    how: Compare,
+    a: impl Fn(usize) -> T,
+    b: impl Fn(usize) -> T,
+) -> u32 {
+    match how {
+        Compare::Eq => bits(|lane| a(lane) == b(lane)),
+        Compare::Ne => bits(|lane| a(lane) != b(lane)),
+        Compare::Lt => bits(|lane| a(lane) < b(lane)),
+        Compare::Le => bits(|lane| a(lane) <= b(lane)),
+        Compare::Gt => bits(|lane| a(lane) > b(lane)),
+        Compare::Ge => bits(|lane| a(lane) >= b(lane)),
+    }
+}
+
+fn compare_words(how: Compare, kind: Kind, a: &Words, b: &Words) -> u32 {
+    match kind {
+        Kind::Unsigned => compare(how, |lane| a[lane], |lane| b[lane]),
+        Kind::Signed => compare(how, |lane| a[lane] as i32, |lane| b[lane] as i32),
+        Kind::Float | Kind::FloatOrNan => {
+            let float = |bits: u32| f32::from_bits(bits);
+            let nan = bits(|lane| float(a[lane]).is_nan() || float(b[lane]).is_nan());
+            let holds = compare(how, |lane| float(a[lane]), |lane| float(b[lane]));
+            if kind == Kind::Float {
+                holds & !nan
+            } else {
+                holds | nan
+            }
+        }
+    }
+}
+
+/// Executes an instruction that touches registers only.
+pub fn execute(warp: &mut Warp, mask: u32, op: &Op) -> Step {
+    let long_valid = |warp: &Warp, row: Row| warp.long_valid(row);
+    let halves = |warp: &Warp, row: Row| warp.l_valid[row as usize];
+    match *op {
+        Op::Word1 {
+            f: Word1::Move,
+            d,
+            a,
+        } => warp.move_word(d, a, mask),
+        Op::Word1 { f, d, a } => {
+            let valid = warp.valid(a, mask)?;
+            let out = word1(f, warp.word(a));
+            warp.set_word(d, mask, &out, valid)
+        }
+        Op::Word2 { f, d, a, b } => {
+            let (x, y) = (warp.valid(a, mask)?, warp.valid(b, mask)?);
+            // Halves of a pair are not told apart: one with a value stands for both.
+            let valid = if matches!(f, Word2::PackBf16 | Word2::PackF16) {
+                x | y
+            } else {
+                x & y
+            };
+            let out = word2(f, warp.word(a), warp.word(b));
+            warp.set_word(d, mask, &out, valid)
+        }
+        Op::Word3 { f, d, a, b, c } => {
+            let valid = warp.valid(a, mask)? & warp.valid(b, mask)? & warp.valid(c, mask)?;
+            let out = word3(f, warp.word(a), warp.word(b), warp.word(c));
+            warp.set_word(d, mask, &out, valid)
+        }
+        Op::MoveLong { d, a } => {
+            let (values, valid) = (*warp.long(a), halves(warp, a));
+            warp.set_halves(d, mask, &values, valid);
+            Ok(())
+        }
+        Op::Long2 { f, d, a, b } => {
+            let (x, y) = (halves(warp, a), halves(warp, b));
+            let valid = match f {
+                Long2::And | Long2::Or | Long2::Xor => [x[0] & y[0], x[1] & y[1]],
+                _ => [x[0] & y[0] & x[1] & y[1]; 2],
+            };
+            let (a, b) = (warp.long(a), warp.long(b));
+            let out = match f {
+                Long2::Add => long2(a, b, u64::wrapping_add),
+                Long2::Sub => long2(a, b, u64::wrapping_sub),
+                Long2::Mul => long2(a, b, u64::wrapping_mul),
+                Long2::And => long2(a, b, |a, b| a & b),
+                Long2::Or => long2(a, b, |a, b| a | b),
+                Long2::Xor => long2(a, b, |a, b| a ^ b),
+                Long2::Min => long2(a, b, u64::min),
+                Long2::MinSigned => long2(a, b, |a, b| (a as i64).min(b as i64) as u64),
+                Long2::Max => long2(a, b, u64::max),
+                Long2::MaxSigned => long2(a, b, |a, b| (a as i64).max(b as i64) as u64),
+                Long2::Div => long2(a, b, |a, b| a.checked_div(b).unwrap_or(u64::MAX)),
+                Long2::DivSigned => long2(a, b, |a, b| {
+                    (a as i64).checked_div(b as i64).unwrap_or(-1) as u64
+                }),
+                Long2::Rem => long2(a, b, |a, b| a.checked_rem(b).unwrap_or(a)),
+                Long2::RemSigned => long2(a, b, |a, b| {
+                    (a as i64).checked_rem(b as i64).unwrap_or(a as i64) as u64
+                }),
+            };
+            warp.set_halves(d, mask, &out, valid);
+            Ok(())
+        }
+        Op::ShiftLong { f, d, a, b } => {
+            let [low, high] = halves(warp, a);
+            let by = warp.valid(b, mask)?;
+            let (a, b) = (warp.long(a), warp.word(b));
+            let valid = match f {
+                Shift::Left if b == &[32; LANES] => [by, low & by],
+                Shift::Right if b == &[32; LANES] => [high & by, by],
+                _ => [low & high & by; 2],
+            };
+            let out: Longs = std::array::from_fn(|lane| match f {
+                Shift::Left => a[lane].checked_shl(b[lane]).unwrap_or(0),
+                Shift::Right => a[lane].checked_shr(b[lane]).unwrap_or(0),
+                Shift::RightSigned => (a[lane] as i64 >> b[lane].min(63)) as u64,
+            });
+            warp.set_halves(d, mask, &out, valid);
+            Ok(())
+        }
+        Op::MadLong { d, a, b, c } => {
+            let valid = long_valid(warp, a) & long_valid(warp, b) & long_valid(warp, c);
+            let (a, b, c) = (warp.long(a), warp.long(b), warp.long(c));
+            let out =
+                std::array::from_fn(|lane| a[lane].wrapping_mul(b[lane]).wrapping_add(c[lane]));
+            warp.set_long(d, mask, &out, valid);
+            Ok(())
+        }
+        Op::BfeLong { d, a, b, c } => {
+            let valid = long_valid(warp, a) & warp.valid(b, mask)? & warp.valid(c, mask)?;
+            let (a, b, c) = (warp.long(a), warp.word(b), warp.word(c));
+            let out = std::array::from_fn(|lane| field(a[lane], b[lane], c[lane]));
+            warp.set_long(d, mask, &out, valid);
+            Ok(())
+        }
+        Op::NegLong { d, a } | Op::NotLong { d, a } => {
+            let negate = matches!(op, Op::NegLong { .. });
+            let valid = long_valid(warp, a);
+            let a = warp.long(a);
+            let out = std::array::from_fn(|lane| {
+                if negate {
+                    a[lane].wrapping_neg()
+                } else {
+                    !a[lane]
+                }
+            });
+            warp.set_long(d, mask, &out, valid);
+            Ok(())
+        }
+        Op::MulWide { signed, d, a, b, c } => {
+            let mut valid = warp.valid(a, mask)? & warp.valid(b, mask)?;
+            let (a, b) = (warp.word(a), warp.word(b));
+            let mut out: Longs = std::array::from_fn(|lane| match signed {
+                true => (i64::from(a[lane] as i32) * i64::from(b[lane] as i32)) as u64,
+                false => u64::from(a[lane]) * u64::from(b[lane]),
+            });
+            if let Some(c) = c {
+                valid &= long_valid(warp, c);
+                out = long2(&out, warp.long(c), u64::wrapping_add);
+            }
+            warp.set_long(d, mask, &out, valid);
+            Ok(())
+        }
+        Op::MulWide16 { d, a, b } => {
+            let valid = warp.valid(a, mask)? & warp.valid(b, mask)?;
+            let out = map2(warp.word(a), warp.word(b), |a, b| {
+                (a & 0xFFFF) * (b & 0xFFFF)
+            });
+            warp.set_word(d, mask, &out, valid)
+        }
+        Op::LongFromWord { signed, d, a } => {
+            let valid = warp.valid(a, mask)?;
+            let a = warp.word(a);
+            let out = std::array::from_fn(|lane| match signed {
+                true => i64::from(a[lane] as i32) as u64,
+                false => u64::from(a[lane]),
+            });
+            warp.set_halves(
+                d,
+                mask,
+                &out,
+                [valid, if signed { valid } else { u32::MAX }],
+            );
+            Ok(())
+        }
+        Op::WordFromLong { d, a } => unpack(warp, mask, a, Some(d), None),
+        Op::UnpackLong { low, high, a } => unpack(warp, mask, a, low, high),
+        Op::PackLong { d, low, high } => {
+            let valid = [warp.valid(low, mask)?, warp.valid(high, mask)?];
+            let (low, high) = (warp.word(low), warp.word(high));
+            let out =
+                std::array::from_fn(|lane| u64::from(high[lane]) << 32 | u64::from(low[lane]));
+            warp.set_halves(d, mask, &out, valid);
+            Ok(())
+        }
+        Op::UnpackWord { low, high, a } => {
+            let valid = warp.valid(a, mask)?;
+            let a = *warp.word(a);
+            if let Some(low) = low {
+                warp.set_word(low, mask, &map1(&a, |a| a & 0xFFFF), valid)?;
+            }
+            if let Some(high) = high {
+                warp.set_word(high, mask, &map1(&a, |a| a >> 16), valid)?;
+            }
+            Ok(())
+        }
+        Op::PackWord { d, low, high } => {
+            let valid = warp.valid(low, mask)? & warp.valid(high, mask)?;
+            let out = map2(warp.word(low), warp.word(high), |low, high| {
+                high << 16 | low & 0xFFFF
+            });
+            warp.set_word(d, mask, &out, valid)
+        }
+        Op::SetWord {
+            compare,
+            kind,
+            p,
+            a,
+            b,
+        } => {
+            let valid = warp.valid(a, mask)? & warp.valid(b, mask)?;
+            let out = compare_words(compare, kind, warp.word(a), warp.word(b));
+            warp.set_bits(p, mask, out, valid);
+            Ok(())
+        }
+        Op::SetLong {
+            compare: how,
+            signed,
+            p,
+            a,
+            b,
+        } => {
+            let valid = long_valid(warp, a) & long_valid(warp, b);
+            let (a, b) = (warp.long(a), warp.long(b));
+            let out = match signed {
+                true => compare(how, |lane| a[lane] as i64, |lane| b[lane] as i64),
+                false => compare(how, |lane| a[lane], |lane| b[lane]),
+            };
+            warp.set_bits(p, mask, out, valid);
+            Ok(())
+        }
+        Op::SelectWord { d, a, b, p } => {
+            let (bits, known) = (warp.p[p as usize], warp.p_valid[p as usize]);
+            let valid =
+                (warp.valid(a, mask & bits)? & bits | warp.valid(b, mask & !bits)? & !bits) & known;
+            let (a, b) = (warp.word(a), warp.word(b));
+            let out = std::array::from_fn(|lane| {
+                if bits >> lane & 1 != 0 {
+                    a[lane]
+                } else {
+                    b[lane]
+                }
+            });
+            warp.set_word(d, mask, &out, valid)
+        }
+        Op::SelectLong { d, a, b, p } => {
+            let (bits, known) = (warp.p[p as usize], warp.p_valid[p as usize]);
+            let (x, y) = (halves(warp, a), halves(warp, b));
+            let valid = [0, 1].map(|half| (x[half] & bits | y[half] & !bits) & known);
+            let (a, b) = (warp.long(a), warp.long(b));
+            let out = std::array::from_fn(|lane| {
+                if bits >> lane & 1 != 0 {
+                    a[lane]
+                } else {
+                    b[lane]
+                }
+            });
+            warp.set_halves(d, mask, &out, valid);
+            Ok(())
+        }
+        Op::MoveBit { d, a } | Op::NotBit { d, a } => {
+            let (bits, known) = (warp.p[a as usize], warp.p_valid[a as usize]);
+            let bits = if matches!(op, Op::NotBit { .. }) {
+                !bits
+            } else {
+                bits
+            };
+            warp.set_bits(d, mask, bits, known);
+            Ok(())
+        }
+        Op::Bit2 { f, d, a, b } => {
+            let (x, y) = (warp.p[a as usize], warp.p[b as usize]);
+            let (known_x, known_y) = (warp.p_valid[a as usize], warp.p_valid[b as usize]);
+            // A side that decides alone makes the other's value unimportant.
+            let (bits, known) = match f {
+                Bit2::And => (x & y, known_x & known_y | known_x & !x | known_y & !y),
+                Bit2::Or => (x | y, known_x & known_y | known_x & x | known_y & y),
+                Bit2::Xor => (x ^ y, known_x & known_y),
+            };
+            warp.set_bits(d, mask, bits, known);
+            Ok(())
+        }
+        Op::ToGeneric { space, d, a } | Op::FromGeneric { space, d, a } => {
+            let base = super::access::base(space);
+            let valid = long_valid(warp, a);
+            let to = matches!(op, Op::ToGeneric { .. });
+            let a = warp.long(a);
+            let out = std::array::from_fn(|lane| match to {
+                true => a[lane].wrapping_add(base),
+                false => a[lane].wrapping_sub(base),
+            });
+            warp.set_long(d, mask, &out, valid);
+            Ok(())
+        }
+        _ => unreachable!("dispatched elsewhere: {op:?}"),
+    }
+}
+
+fn unpack(warp: &mut Warp, mask: u32, a: Row, low: Option<Row>, high: Option<Row>) -> Step {
+    let valid = warp.l_valid[a as usize];
+    let a = *warp.long(a);
+    if let Some(low) = low {
+        warp.set_word(
+            low,
+            mask,
+            &std::array::from_fn(|lane| a[lane] as u32),
+            valid[0],
+        )?;
+    }
+    if let Some(high) = high {
+        warp.set_word(
+            high,
+            mask,
+            &std::array::from_fn(|lane| (a[lane] >> 32) as u32),
+            valid[1],
+        )?;
+    }
+    Ok(())
+}

@@ -1,0 +1,256 @@
+//! The memory of the emulated GPU.
+
+use crate::{
+    report::{Fault, Step},
+    shadow::{GRANULE, Granule},
+};
+
+/// Granules that get their shadow together.
+const PAGE: usize = 256;
+/// Bytes between allocations that belong to nobody.
+const RED_ZONE: u64 = 4096;
+const FIRST: u64 = 0x7_0000_0000;
+
+/// What lies where nobody has written: floats of any width are not numbers.
+const NOTHING: u8 = 0xFF;
+
+/// Bytes with a mark for each that was written, and what the races' detection knows of them.
+#[derive(Debug, Default)]
+pub(crate) struct Bytes {
+    pub data: Vec<u8>,
+    /// A bit for each byte: 4 in the low half of each entry.
+    written: Vec<u8>,
+    shadow: Vec<Option<Box<[Granule; PAGE]>>>,
+}
+
+impl Bytes {
+    pub fn new(len: usize) -> Self {
+        let granules = len.div_ceil(GRANULE);
+        Self {
+            data: vec![NOTHING; len],
+            written: vec![0; granules],
+            shadow: vec![None; granules.div_ceil(PAGE)],
+        }
+    }
+
+    /// Bytes that nobody has written hold anything.
+    pub fn scramble(&mut self, mut byte: impl FnMut() -> u8) {
+        self.data.iter_mut().for_each(|one| *one = byte());
+    }
+
+    pub fn granule(&mut self, granule: usize) -> &mut Granule {
+        let page = &mut self.shadow[granule / PAGE];
+        &mut page.get_or_insert_with(|| Box::new([Granule::default(); PAGE]))[granule % PAGE]
+    }
+
+    pub fn forget_accesses(&mut self) {
+        self.shadow.fill(None);
+    }
+
+    pub fn set_written(&mut self, at: usize, len: usize, written: bool) {
+        let (first, last) = (at / GRANULE, (at + len).div_ceil(GRANULE));
+        for granule in first..last {
+            let bytes = crate::shadow::bytes_of(granule, at, at + len) as u8;
+            if written {
+                self.written[granule] |= bytes;
+            } else {
+                self.written[granule] &= !bytes;
+            }
+        }
+    }
+
+    pub fn is_written(&self, at: usize, len: usize) -> bool {
+        let (first, last) = (at / GRANULE, (at + len).div_ceil(GRANULE));
+        (first..last).all(|granule| {
+            let bytes = crate::shadow::bytes_of(granule, at, at + len) as u8;
+            self.written[granule] & bytes == bytes
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Allocation {
+    base: u64,
+    bytes: Bytes,
+}
+
+impl Allocation {
+    fn end(&self) -> u64 {
+        self.base + self.bytes.data.len() as u64
+    }
+}
+
+/// Device memory: allocations far enough apart that an access outside of one hits none.
+///
+/// A byte that neither the host nor a kernel has written counts as uninitialised.
+#[derive(Debug, Default)]
+pub struct Memory {
+    /// Sorted by address.
+    allocations: Vec<Allocation>,
+    next: u64,
+    /// The allocation that was used last.
+    last: usize,
+    launches: u32,
+}
+
+impl Memory {
+    /// Memory without allocations.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            allocations: Vec::new(),
+            next: FIRST,
+            last: 0,
+            launches: 0,
+        }
+    }
+
+    /// Reserves bytes at a multiple of 1024 that nobody has written yet.
+    pub fn allocate(&mut self, len: usize) -> u64 {
+        let base = self.next;
+        self.next = (base + len as u64 + RED_ZONE).next_multiple_of(1024);
+        self.allocations.push(Allocation {
+            base,
+            bytes: Bytes::new(len),
+        });
+        base
+    }
+
+    /// Reserves memory that holds these bytes.
+    pub fn allocate_with(&mut self, bytes: &[u8]) -> u64 {
+        let base = self.allocate(bytes.len());
+        let target = self.allocations.last_mut().expect("just made");
+        target.bytes.data.copy_from_slice(bytes);
+        target.bytes.set_written(0, bytes.len(), true);
+        base
+    }
+
+    /// Gives an allocation back; `false` if none begins there.
+    pub fn free(&mut self, base: u64) -> bool {
+        let found = self.allocations.binary_search_by_key(&base, |one| one.base);
+        if let Ok(at) = found {
+            self.allocations.remove(at);
+            self.last = 0;
+        }
+        found.is_ok()
+    }
+
+    /// Bytes, from anywhere inside an allocation.
+    ///
+    /// # Errors
+    /// [`Fault::OutOfBounds`].
+    pub fn read(&mut self, address: u64, len: usize) -> Result<&[u8], Box<Fault>> {
+        let (bytes, at) = self.find(address, len)?;
+        Ok(&bytes.data[at..at + len])
+    }
+
+    /// Writes bytes from the host.
+    ///
+    /// # Errors
+    /// [`Fault::OutOfBounds`].
+    pub fn write(&mut self, address: u64, values: &[u8]) -> Result<(), Box<Fault>> {
+        let (bytes, at) = self.find(address, values.len())?;
+        bytes.data[at..at + values.len()].copy_from_slice(values);
+        bytes.set_written(at, values.len(), true);
+        Ok(())
+    }
+
+    /// Whether all these bytes were written.
+    ///
+    /// # Errors
+    /// [`Fault::OutOfBounds`].
+    pub fn is_written(&mut self, address: u64, len: usize) -> Result<bool, Box<Fault>> {
+        let (bytes, at) = self.find(address, len)?;
+        Ok(bytes.is_written(at, len))
+    }
+
+    pub(crate) fn find(&mut self, address: u64, len: usize) -> Step<(&mut Bytes, usize)> {
+        let inside = |one: &Allocation| {
+            one.base <= address && address.saturating_add(len as u64) <= one.end()
+        };
+        if !self.allocations.get(self.last).is_some_and(inside) {
+            let after = self.allocations.partition_point(|one| one.base <= address);
+            match after
+                .checked_sub(1)
+                .filter(|&at| inside(&self.allocations[at]))
+            {
+                Some(at) => self.last = at,
+                None => return Err(self.outside(address, len, after)),
+            }
+        }
+        let allocation = &mut self.allocations[self.last];
+        Ok((&mut allocation.bytes, (address - allocation.base) as usize))
+    }
+
+    fn outside(&self, address: u64, bytes: usize, after: usize) -> Box<Fault> {
+        let describe = |one: &Allocation| {
+            let (base, len) = (one.base, one.bytes.data.len());
+            match address.checked_sub(one.end()) {
+                Some(behind) => {
+                    format!("{behind} bytes behind the end of the {len} bytes at {base:#x}")
+                }
+                None if address >= one.base => {
+                    format!("reaches over the end of the {len} bytes at {base:#x}")
+                }
+                None => format!(
+                    "{} bytes before the {len} bytes at {base:#x}",
+                    one.base - address
+                ),
+            }
+        };
+        let before = after.checked_sub(1).map(|at| &self.allocations[at]);
+        let nearest = before
+            .filter(|one| address < one.end() + RED_ZONE / 2)
+            .or(self.allocations.get(after))
+            .or(before);
+        Box::new(Fault::OutOfBounds {
+            address: format!("global {address:#x}"),
+            bytes,
+            nearest: nearest.map_or("there is no memory".into(), describe),
+        })
+    }
+
+    /// A new launch is ordered behind those before it, unless it may run beside the last of them. Gives its number.
+    pub(crate) fn begin_launch(&mut self, overlaps: bool) -> u32 {
+        if !overlaps {
+            self.allocations
+                .iter_mut()
+                .for_each(|one| one.bytes.forget_accesses());
+        }
+        self.launches += 1;
+        self.launches
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_read_and_the_rest_is_uninitialised() {
+        let mut memory = Memory::new();
+        let a = memory.allocate(10);
+        let b = memory.allocate_with(&[1, 2, 3]);
+        assert_eq!(memory.read(b, 3).unwrap(), [1, 2, 3]);
+        memory.write(a + 3, &[9, 8, 7]).unwrap();
+        assert!(memory.is_written(a + 3, 3).unwrap());
+        assert!(!memory.is_written(a + 2, 2).unwrap() && !memory.is_written(a + 5, 2).unwrap());
+    }
+
+    #[test]
+    fn an_access_behind_the_end_names_the_allocation() {
+        let mut memory = Memory::new();
+        let a = memory.allocate(16);
+        memory.allocate(16);
+        let fault = *memory.read(a + 16, 4).unwrap_err();
+        let Fault::OutOfBounds { nearest, .. } = fault else {
+            panic!()
+        };
+        assert!(
+            nearest.starts_with("0 bytes behind the end of the 16 bytes"),
+            "{nearest}"
+        );
+        assert!(memory.free(a) && !memory.free(a));
+        assert!(memory.read(a, 4).is_err());
+    }
+}

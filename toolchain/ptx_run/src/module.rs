@@ -1,0 +1,128 @@
+//! A module of PTX.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+};
+
+use crate::{
+    ParseError,
+    decode::{Code, decode},
+    parse::{Declarations, declarations},
+};
+
+/// What an entry declares.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EntryInfo {
+    /// Its name.
+    pub name: String,
+    /// Bytes of all parameters.
+    pub parameter_bytes: usize,
+    /// Where each parameter lies among them, and its bytes.
+    pub parameters: Vec<(usize, usize)>,
+    /// Threads of a block at most, where it says so.
+    pub max_threads: Option<u32>,
+    /// Blocks that a multiprocessor is to hold, where it says so.
+    pub min_blocks: Option<u32>,
+}
+
+/// A module of PTX. Entries are decoded when they are first used.
+#[derive(Debug)]
+pub struct Module {
+    text: String,
+    /// Where each line begins.
+    lines: Vec<usize>,
+    declarations: Declarations,
+    decoded: Mutex<HashMap<String, Arc<Code>>>,
+}
+
+impl Module {
+    /// Reads a module's declarations.
+    ///
+    /// # Errors
+    /// [`ParseError`] for what is not understood in them.
+    pub fn parse(text: &str) -> Result<Self, ParseError> {
+        let starts = std::iter::once(0).chain(
+            text.bytes()
+                .enumerate()
+                .filter(|&(_, b)| b == b'\n')
+                .map(|(at, _)| at + 1),
+        );
+        Ok(Self {
+            lines: starts.collect(),
+            declarations: declarations(text)?,
+            text: text.to_owned(),
+            decoded: Mutex::default(),
+        })
+    }
+
+    /// The entries, in the order of the text.
+    pub fn entries(&self) -> impl Iterator<Item = EntryInfo> {
+        self.declarations
+            .order
+            .iter()
+            .filter_map(|name| self.entry(name))
+    }
+
+    /// What an entry declares.
+    #[must_use]
+    pub fn entry(&self, name: &str) -> Option<EntryInfo> {
+        let entry = self.declarations.entries.get(name)?;
+        let last = entry.parameters.last();
+        Some(EntryInfo {
+            name: entry.name.clone(),
+            parameter_bytes: last.map_or(0, |last| last.offset + last.size),
+            parameters: entry
+                .parameters
+                .iter()
+                .map(|one| (one.offset, one.size))
+                .collect(),
+            max_threads: entry.max_threads,
+            min_blocks: entry.min_blocks,
+        })
+    }
+
+    /// Decodes an entry, as the first launch would. Gives the number of its instructions.
+    ///
+    /// # Errors
+    /// [`ParseError`] for the first instruction that is not known.
+    pub fn check(&self, name: &str) -> Result<usize, ParseError> {
+        self.code(name).map(|code| code.instructions.len())
+    }
+
+    pub(crate) fn code(&self, name: &str) -> Result<Arc<Code>, ParseError> {
+        let mut decoded = self
+            .decoded
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(code) = decoded.get(name) {
+            return Ok(code.clone());
+        }
+        let Some(entry) = self.declarations.entries.get(name) else {
+            return Err(ParseError::new(0, "no such entry", name));
+        };
+        let code = Arc::new(decode(&self.text, &self.declarations, entry)?);
+        decoded.insert(name.to_owned(), code.clone());
+        Ok(code)
+    }
+
+    pub(crate) fn constants(&self) -> &[u8] {
+        &self.declarations.constants
+    }
+
+    /// A line of the text, from 1.
+    pub(crate) fn line(&self, line: u32) -> &str {
+        let Some(&start) = self.lines.get((line as usize).wrapping_sub(1)) else {
+            return "";
+        };
+        let end = self
+            .lines
+            .get(line as usize)
+            .map_or(self.text.len(), |next| next - 1);
+        &self.text[start..end]
+    }
+
+    pub(crate) fn file(&self, number: u32) -> Option<&str> {
+        self.declarations.files.get(&number).map(String::as_str)
+    }
+}

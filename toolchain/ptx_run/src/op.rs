@@ -1,0 +1,637 @@
+//! Decoded instructions.
+//!
+//! Operands are indices of register rows: immediates and special registers have rows of their own, which
+//! hold their value when a warp begins. So no instruction asks what kind of operand it has.
+
+/// Index of a row in its file: predicates, words or longs.
+pub type Row = u32;
+
+/// An instruction with its guard.
+#[derive(Clone, Debug)]
+pub struct Instruction {
+    /// What it does.
+    pub op: Op,
+    /// Predicate row, and whether it is negated.
+    pub guard: Option<(Row, bool)>,
+}
+
+/// Arithmetic on two words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word2 {
+    Add,
+    Sub,
+    Mul,
+    MulHi,
+    MulHiSigned,
+    And,
+    Or,
+    Xor,
+    Shl,
+    Shr,
+    ShrSigned,
+    Min,
+    MinSigned,
+    Max,
+    MaxSigned,
+    Div,
+    DivSigned,
+    Rem,
+    RemSigned,
+    FAdd,
+    FSub,
+    FMul,
+    FMin,
+    FMax,
+    FDiv,
+    Shr16,
+    PackBf16,
+    PackF16,
+}
+
+/// Arithmetic on one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word1 {
+    Move,
+    Not,
+    Neg,
+    FNeg,
+    FAbs,
+    Popc,
+    Clz,
+    Ex2,
+    Lg2,
+    Rcp,
+    Rsqrt,
+    Sqrt,
+    Tanh,
+    Low16,
+    SignExtend16,
+    F32FromU32,
+    F32FromI32,
+    F32FromF16,
+    BrevBits,
+}
+
+/// Arithmetic on three words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word3 {
+    Mad,
+    Fma,
+    Bfe,
+    BfeSigned,
+}
+
+/// Arithmetic on two longs; shifts take a word as the second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Long2 {
+    Add,
+    Sub,
+    Mul,
+    And,
+    Or,
+    Xor,
+    Min,
+    MinSigned,
+    Max,
+    MaxSigned,
+    Div,
+    DivSigned,
+    Rem,
+    RemSigned,
+}
+
+/// Shifts of a long by a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shift {
+    Left,
+    Right,
+    RightSigned,
+}
+
+/// How two values are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compare {
+    Eq,
+    Ne,
+    Lt,
+    Le,
+    Gt,
+    Ge,
+}
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Unsigned,
+    Signed,
+    /// False where either is not a number.
+    Float,
+    /// True where either is not a number.
+    FloatOrNan,
+}
+
+/// Logic on predicates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bit2 {
+    And,
+    Or,
+    Xor,
+}
+
+/// Which memory an address is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Space {
+    Generic,
+    Global,
+    Shared,
+    Param,
+}
+
+/// How strong an access is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Plain.
+    Weak,
+    /// Atomic, orders nothing.
+    Relaxed,
+    Acquire,
+    Release,
+    AcqRel,
+}
+
+/// Which threads an order is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    Cta,
+    Gpu,
+}
+
+/// An address: a word or long row, and an offset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address {
+    pub row: Row,
+    pub long: bool,
+    pub offset: i64,
+}
+
+/// What an atomic does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Atomic {
+    Add,
+    FAdd,
+    Min,
+    MinSigned,
+    Max,
+    MaxSigned,
+    And,
+    Or,
+    Xor,
+    Exchange,
+    Increment,
+    CompareExchange,
+}
+
+/// Where a shuffled value comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shuffle {
+    Idx,
+    Up,
+    Down,
+    Bfly,
+}
+
+/// What a vote gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Vote {
+    Any,
+    All,
+    Uniform,
+}
+
+/// What lanes reduce to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduce {
+    Add,
+    Min,
+    MinSigned,
+    Max,
+    MaxSigned,
+    And,
+    Or,
+    Xor,
+}
+
+/// Elements of a matrix product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Element {
+    F16,
+    Bf16,
+}
+
+/// `wgmma`'s A.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OperandA {
+    /// Descriptor, and whether it is M-major.
+    Shared(Row, bool),
+    Registers([Row; 4]),
+}
+
+/// A product of a warpgroup.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wgmma {
+    pub element: Element,
+    pub n: u32,
+    pub d: Box<[Row]>,
+    pub a: OperandA,
+    pub b: Row,
+    /// Whether B is N-major.
+    pub transposed_b: bool,
+    pub add: Add,
+}
+
+/// Whether a product adds to the accumulator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Add {
+    Always,
+    Never,
+    If(Row),
+}
+
+/// A box of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorBox {
+    pub map: Row,
+    pub coordinates: Box<[Row]>,
+}
+
+/// What an instruction does. `d` is written, the rest is read.
+#[derive(Clone, Debug)]
+pub enum Op {
+    Word1 {
+        f: Word1,
+        d: Row,
+        a: Row,
+    },
+    Word2 {
+        f: Word2,
+        d: Row,
+        a: Row,
+        b: Row,
+    },
+    Word3 {
+        f: Word3,
+        d: Row,
+        a: Row,
+        b: Row,
+        c: Row,
+    },
+    MoveLong {
+        d: Row,
+        a: Row,
+    },
+    Long2 {
+        f: Long2,
+        d: Row,
+        a: Row,
+        b: Row,
+    },
+    ShiftLong {
+        f: Shift,
+        d: Row,
+        a: Row,
+        b: Row,
+    },
+    MadLong {
+        d: Row,
+        a: Row,
+        b: Row,
+        c: Row,
+    },
+    BfeLong {
+        d: Row,
+        a: Row,
+        b: Row,
+        c: Row,
+    },
+    NegLong {
+        d: Row,
+        a: Row,
+    },
+    NotLong {
+        d: Row,
+        a: Row,
+    },
+    /// Long = word × word, or × word + long.
+    MulWide {
+        signed: bool,
+        d: Row,
+        a: Row,
+        b: Row,
+        c: Option<Row>,
+    },
+    /// Word = 16 bits × 16 bits.
+    MulWide16 {
+        d: Row,
+        a: Row,
+        b: Row,
+    },
+    LongFromWord {
+        signed: bool,
+        d: Row,
+        a: Row,
+    },
+    WordFromLong {
+        d: Row,
+        a: Row,
+    },
+    /// Either half may be unwanted.
+    UnpackLong {
+        low: Option<Row>,
+        high: Option<Row>,
+        a: Row,
+    },
+    PackLong {
+        d: Row,
+        low: Row,
+        high: Row,
+    },
+    UnpackWord {
+        low: Option<Row>,
+        high: Option<Row>,
+        a: Row,
+    },
+    PackWord {
+        d: Row,
+        low: Row,
+        high: Row,
+    },
+    SetWord {
+        compare: Compare,
+        kind: Kind,
+        p: Row,
+        a: Row,
+        b: Row,
+    },
+    SetLong {
+        compare: Compare,
+        signed: bool,
+        p: Row,
+        a: Row,
+        b: Row,
+    },
+    SelectWord {
+        d: Row,
+        a: Row,
+        b: Row,
+        p: Row,
+    },
+    SelectLong {
+        d: Row,
+        a: Row,
+        b: Row,
+        p: Row,
+    },
+    MoveBit {
+        d: Row,
+        a: Row,
+    },
+    NotBit {
+        d: Row,
+        a: Row,
+    },
+    Bit2 {
+        f: Bit2,
+        d: Row,
+        a: Row,
+        b: Row,
+    },
+
+    Load {
+        space: Space,
+        order: Order,
+        scope: Scope,
+        bytes: u8,
+        long: bool,
+        d: Box<[Row]>,
+        address: Address,
+    },
+    Store {
+        space: Space,
+        order: Order,
+        scope: Scope,
+        bytes: u8,
+        long: bool,
+        values: Box<[Row]>,
+        address: Address,
+    },
+    Atomic {
+        f: Atomic,
+        space: Space,
+        order: Order,
+        scope: Scope,
+        long: bool,
+        d: Option<Row>,
+        address: Address,
+        b: Row,
+        c: Row,
+    },
+    /// Long address = window of the space + offset.
+    ToGeneric {
+        space: Space,
+        d: Row,
+        a: Row,
+    },
+    FromGeneric {
+        space: Space,
+        d: Row,
+        a: Row,
+    },
+    Prefetch,
+
+    Branch {
+        target: u32,
+    },
+    BranchTable {
+        index: Row,
+        targets: Box<[u32]>,
+    },
+    Exit,
+    Trap {
+        what: Box<str>,
+    },
+
+    Shuffle {
+        f: Shuffle,
+        d: Row,
+        valid: Option<Row>,
+        a: Row,
+        b: Row,
+        c: Row,
+        mask: Row,
+    },
+    Vote {
+        f: Vote,
+        d: Row,
+        a: Row,
+        negated: bool,
+        mask: Row,
+    },
+    Ballot {
+        d: Row,
+        a: Row,
+        negated: bool,
+        mask: Row,
+    },
+    Reduce {
+        f: Reduce,
+        d: Row,
+        a: Row,
+        mask: Row,
+    },
+    Elect {
+        d: Option<Row>,
+        p: Row,
+        mask: Row,
+    },
+    ActiveMask {
+        d: Row,
+    },
+    MatchAny {
+        d: Row,
+        a: Row,
+        mask: Row,
+    },
+    SyncWarp {
+        mask: Row,
+    },
+    Clock {
+        d: Row,
+        long: bool,
+    },
+    Smid {
+        d: Row,
+    },
+    Nanosleep,
+
+    Mma {
+        element: Element,
+        d: [Row; 4],
+        a: [Row; 4],
+        b: [Row; 2],
+        c: [Row; 4],
+    },
+    Mma8 {
+        element: Element,
+        d: [Row; 4],
+        a: [Row; 2],
+        b: Row,
+        c: [Row; 4],
+    },
+    LoadMatrix {
+        transposed: bool,
+        d: Box<[Row]>,
+        address: Address,
+    },
+    StoreMatrix {
+        transposed: bool,
+        values: Box<[Row]>,
+        address: Address,
+    },
+    MoveMatrix {
+        d: Row,
+        a: Row,
+    },
+    Wgmma(Box<Wgmma>),
+    WgmmaFence,
+    WgmmaCommit,
+    WgmmaWait {
+        pending: u32,
+    },
+
+    /// `count` none: all threads of the block. `vote`: the result, the predicate, or or and.
+    Barrier {
+        id: Row,
+        count: Option<Row>,
+        arrive_only: bool,
+        aligned: bool,
+        vote: Option<(Row, Row)>,
+    },
+    Fence,
+    FenceProxyAsync {
+        shared: bool,
+        global: bool,
+    },
+    FenceBarrierInit,
+    SetMaxRegisters {
+        registers: u32,
+        increase: bool,
+    },
+    GridWait,
+    GridLaunch,
+
+    BarrierInit {
+        address: Address,
+        count: Row,
+    },
+    BarrierInvalidate {
+        address: Address,
+    },
+    BarrierArrive {
+        address: Address,
+        count: Option<Row>,
+        bytes: Option<Row>,
+        state: Option<Row>,
+    },
+    BarrierExpect {
+        address: Address,
+        bytes: Row,
+    },
+    BarrierTest {
+        p: Row,
+        address: Address,
+        parity: Row,
+        may_sleep: bool,
+    },
+
+    CopyAsync {
+        target: Address,
+        source: Address,
+        bytes: u32,
+        valid: Option<Row>,
+    },
+    CopyAsyncCommit,
+    CopyAsyncWait {
+        pending: u32,
+        all: bool,
+    },
+    CopyAsyncArrive {
+        address: Address,
+    },
+    BulkLoad {
+        target: Address,
+        source: Address,
+        bytes: Row,
+        barrier: Address,
+    },
+    BulkStore {
+        target: Address,
+        source: Address,
+        bytes: Row,
+        add_f32: bool,
+    },
+    TensorLoad {
+        target: Address,
+        tensor: TensorBox,
+        barrier: Address,
+    },
+    TensorStore {
+        tensor: TensorBox,
+        source: Address,
+        add: bool,
+    },
+    BulkCommit,
+    BulkWait {
+        pending: u32,
+        read: bool,
+    },
+}

@@ -1,0 +1,574 @@
+//! Launches: which warp goes when, which copy arrives when.
+
+use std::collections::{HashMap, VecDeque};
+
+use crate::{
+    Memory, Module, Report,
+    block::{Block, Named, Resident},
+    clock::MEMBERS,
+    decode::{Code, LaneMask, Special},
+    exec::{Run, lane_list},
+    memory::Bytes,
+    report::{Fault, Waiting},
+    shadow::Layout,
+    warp::{ALL, LANES, Wait, Warp},
+};
+
+/// What a launch is made of, besides its entry and parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Blocks in x, y and z.
+    pub grid: [u32; 3],
+    /// Threads of a block in x, y and z.
+    pub block: [u32; 3],
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+    /// Multiprocessors of the GPU: `%smid` counts them round.
+    pub multiprocessors: u32,
+    /// Blocks that run at the same time.
+    pub resident: u32,
+    /// The launch may begin before the one before it on this memory has ended (programmatic dependent launch).
+    pub overlaps: bool,
+    /// Two things that PTX does not promise hold on the hardware of today; with this, relying on them is no fault.
+    /// What a lane acquired through an atomic, the lanes know that vote or shuffle with it (PTX: by `bar.warp.sync`
+    /// alone). What `cp.async` wrote, the asynchronous proxy sees once the copy is complete (PTX: behind a proxy
+    /// fence).
+    pub as_hardware: bool,
+    /// Warp instructions after which the launch is given up.
+    pub limit: u64,
+}
+
+impl Default for Launch {
+    fn default() -> Self {
+        Self {
+            grid: [1; 3],
+            block: [32, 1, 1],
+            shared: 0,
+            multiprocessors: 4,
+            resident: 8,
+            overlaps: false,
+            as_hardware: false,
+            limit: 2_000_000_000,
+        }
+    }
+}
+
+/// In which order warps go and copies arrive. The same one gives the same run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Schedule {
+    /// Warps one after the other, a few instructions each; copies arrive at once.
+    RoundRobin,
+    /// Warps and copies in an order that is drawn.
+    Random(u64),
+    /// A warp goes as far as it can before another does, and copies arrive when nothing else is left to do, in an
+    /// order that is drawn.
+    Late(u64),
+}
+
+/// What a launch took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Instructions of warps.
+    pub instructions: u64,
+    /// Copies that went on beside the threads.
+    pub copies: u64,
+    /// Blocks.
+    pub blocks: u64,
+}
+
+/// A small generator of random numbers (xorshift64*).
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    /// One of `0..limit`.
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        ((self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) as usize * limit) >> 32
+    }
+}
+
+impl Module {
+    /// Runs an entry over `memory`. `parameters` are the bytes of all its parameters, each at its place
+    /// ([`EntryInfo`](crate::EntryInfo) says where).
+    ///
+    /// # Errors
+    /// A [`Report`] of the first fault. Memory is then as it was at that moment.
+    pub fn launch(
+        &self,
+        entry: &str,
+        launch: &Launch,
+        parameters: &[u8],
+        memory: &mut Memory,
+        schedule: Schedule,
+    ) -> Result<Stats, Box<Report>> {
+        let report = |what: String| {
+            Box::new(Report {
+                kernel: entry.into(),
+                place: None,
+                fault: Fault::Launch { what },
+            })
+        };
+        let code = self
+            .code(entry)
+            .map_err(|error| report(error.to_string()))?;
+        check(&code, launch, parameters).map_err(report)?;
+        let number = memory.begin_launch(launch.overlaps);
+        let seed = match schedule {
+            Schedule::RoundRobin => 0,
+            Schedule::Random(seed) | Schedule::Late(seed) => seed,
+        };
+        let run = Run {
+            module: self,
+            code: &code,
+            memory,
+            parameters,
+            threads: launch.block,
+            multiprocessors: launch.multiprocessors.max(1),
+            launch: number,
+            blocks: launch.grid.iter().product::<u32>() as usize,
+            overlaps: launch.overlaps,
+            as_hardware: launch.as_hardware,
+            released: HashMap::new(),
+            random: Random::new(seed),
+            stats: Stats::default(),
+            progress: 0,
+            pc: 0,
+            eager: schedule == Schedule::RoundRobin,
+        };
+        let mut grid = Grid {
+            run,
+            schedule,
+            launch: *launch,
+            next: 0,
+            residents: Vec::new(),
+            turn: 0,
+        };
+        grid.go()?;
+        Ok(grid.run.stats)
+    }
+}
+
+fn check(code: &Code, launch: &Launch, parameters: &[u8]) -> Result<(), String> {
+    let threads = launch.block.iter().product::<u32>();
+    if threads == 0 || threads > 1024 || launch.grid.contains(&0) {
+        return Err(format!(
+            "{:?} blocks of {:?} threads",
+            launch.grid, launch.block
+        ));
+    }
+    if let Some(most) = code.max_threads.filter(|&most| threads > most) {
+        return Err(format!(
+            "blocks of {threads} threads, the entry takes {most} at most"
+        ));
+    }
+    let shared = code.shared + launch.shared as usize;
+    if shared > 227 << 10 {
+        return Err(format!(
+            "{shared} bytes of shared memory, a block has {} at most",
+            227 << 10
+        ));
+    }
+    if parameters.len() != code.parameter_bytes {
+        return Err(format!(
+            "{} bytes of parameters, the entry takes {}",
+            parameters.len(),
+            code.parameter_bytes
+        ));
+    }
+    Ok(())
+}
+
+/// Blocks that run.
+struct Grid<'a> {
+    run: Run<'a>,
+    schedule: Schedule,
+    launch: Launch,
+    next: u32,
+    residents: Vec<Resident>,
+    /// Whose turn it is.
+    turn: usize,
+}
+
+/// Instructions of a turn.
+const TURN: usize = 64;
+/// Instructions of a turn where a warp goes as far as it can.
+const LONG_TURN: usize = 4_000;
+
+impl Grid<'_> {
+    fn go(&mut self) -> Result<(), Box<Report>> {
+        loop {
+            let blocks = self.launch.grid.iter().product::<u32>();
+            while self.next < blocks && self.residents.len() < self.launch.resident.max(1) as usize
+            {
+                let resident = self.block(self.next);
+                self.residents.push(resident);
+                self.next += 1;
+            }
+            if self.residents.is_empty() {
+                return Ok(());
+            }
+            self.arrivals()?;
+            let Some((at, warp)) = self.choose() else {
+                self.nobody()?;
+                continue;
+            };
+            let turn = match self.schedule {
+                Schedule::RoundRobin => TURN,
+                Schedule::Random(_) => 1 + self.run.random.below(4 * TURN),
+                Schedule::Late(_) => LONG_TURN,
+            };
+            let before = self.run.stats.instructions;
+            self.turn(at, warp, turn)?;
+            if matches!(self.schedule, Schedule::Late(_))
+                && self.run.stats.instructions - before == turn as u64
+            {
+                // It may go round for something that others are to do.
+                self.turn += 1;
+            }
+            if self.run.stats.instructions > self.launch.limit {
+                let limit = self.launch.limit;
+                let waiting = self.waiting();
+                return Err(self.report(None, Fault::TooLong { limit, waiting }));
+            }
+        }
+    }
+
+    /// A block with its warps, none of which has begun.
+    fn block(&mut self, id: u32) -> Resident {
+        let code = self.run.code;
+        let threads = self.launch.block.iter().product::<u32>();
+        let warps = (threads as usize).div_ceil(MEMBERS);
+        let layout = Layout { warps };
+        let shared = code.shared + self.launch.shared as usize;
+        let registers = registers_of(code, threads);
+        let mut bytes = Bytes::new(shared);
+        if let Schedule::Random(_) = self.schedule {
+            let random = &mut self.run.random;
+            bytes.scramble(|| random.below(256) as u8);
+        }
+        let block = Block {
+            id: id as usize,
+            layout,
+            threads,
+            shared: bytes,
+            named: vec![Named::default(); 16],
+            barriers: Vec::new(),
+            barrier_at: vec![0; shared.div_ceil(8)],
+            pending: Vec::new(),
+            lane_copies: vec![VecDeque::new(); warps * LANES],
+            fences: vec![Vec::new(); warps],
+            pool: 0,
+            live_warps: warps as u32,
+            sm: id % self.run.multiprocessors,
+        };
+        let one = |index: usize| {
+            let left = threads as usize - index * LANES;
+            let lanes = if left >= LANES { ALL } else { (1 << left) - 1 };
+            let mut warp = Warp::new(code, index, layout, lanes);
+            warp.registers = registers;
+            for &(row, special) in &code.specials {
+                warp.constant(row, self.special(special, id, index));
+            }
+            warp
+        };
+        let warps = (0..warps).map(one).collect();
+        self.run.stats.blocks += 1;
+        Resident { warps, block }
+    }
+
+    fn special(&self, special: Special, block: u32, warp: usize) -> [u32; LANES] {
+        let [x, y, _] = self.launch.block;
+        let grid = self.launch.grid;
+        let thread = |lane: usize| (warp * LANES + lane) as u32;
+        let all = |value: u32| [value; LANES];
+        let shared = self.run.code.shared as u32 + self.launch.shared;
+        match special {
+            Special::Tid(axis) => std::array::from_fn(|lane| match axis {
+                0 => thread(lane) % x,
+                1 => thread(lane) / x % y,
+                _ => thread(lane) / (x * y),
+            }),
+            Special::Ntid(axis) => all(self.launch.block[axis as usize]),
+            Special::Ctaid(axis) => all(match axis {
+                0 => block % grid[0],
+                1 => block / grid[0] % grid[1],
+                _ => block / (grid[0] * grid[1]),
+            }),
+            Special::Nctaid(axis) => all(grid[axis as usize]),
+            Special::LaneId => std::array::from_fn(|lane| lane as u32),
+            Special::WarpId => all(warp as u32),
+            Special::NWarpId => all(64),
+            Special::NSmid => all(self.run.multiprocessors),
+            Special::LaneMask(which) => std::array::from_fn(|lane| {
+                let own = 1_u32 << lane;
+                match which {
+                    LaneMask::Eq => own,
+                    LaneMask::Lt => own - 1,
+                    LaneMask::Le => own | (own - 1),
+                    LaneMask::Gt => !(own | (own - 1)),
+                    LaneMask::Ge => !(own - 1),
+                }
+            }),
+            Special::DynamicShared => all(self.launch.shared),
+            Special::TotalShared => all(shared),
+            Special::Zero => all(0),
+            Special::One => all(1),
+        }
+    }
+
+    /// Whether a warp can go on, as far as what it waits for is concerned.
+    fn ready(block: &Block, warp: &Warp) -> bool {
+        if warp.alive == 0 {
+            return false;
+        }
+        match warp.wait {
+            Wait::Nothing => true,
+            Wait::Named { id, generation } => block.named[id as usize].generation > generation,
+            Wait::Mbarrier { address, parity } => {
+                let index = block.barrier_at[address as usize / 8] as usize;
+                index
+                    .checked_sub(1)
+                    .is_none_or(|index| block.barriers[index].phase & 1 != parity)
+            }
+            Wait::Registers { wanted } => {
+                (i64::from(wanted) - i64::from(warp.registers)) * 32 <= block.pool
+            }
+        }
+    }
+
+    /// The next warp: block and warp.
+    fn choose(&mut self) -> Option<(usize, usize)> {
+        let total: usize = self.residents.iter().map(|one| one.warps.len()).sum();
+        let start = match self.schedule {
+            Schedule::RoundRobin => self.turn + 1,
+            Schedule::Random(_) => self.run.random.below(total),
+            // The one that went last goes on while it can, but now and then it loses its turn.
+            Schedule::Late(_) if self.run.random.below(16) == 0 => self.run.random.below(total),
+            Schedule::Late(_) => self.turn,
+        };
+        let places: Vec<(usize, usize)> = self
+            .residents
+            .iter()
+            .enumerate()
+            .flat_map(|(at, one)| (0..one.warps.len()).map(move |warp| (at, warp)))
+            .collect();
+        (0..total)
+            .map(|offset| (start + offset) % total)
+            .find_map(|index| {
+                let (at, warp) = places[index];
+                let resident = &self.residents[at];
+                Self::ready(&resident.block, &resident.warps[warp]).then(|| {
+                    self.turn = index;
+                    (at, warp)
+                })
+            })
+    }
+
+    /// Some of the copies arrive.
+    fn arrivals(&mut self) -> Result<(), Box<Report>> {
+        if !matches!(self.schedule, Schedule::Random(_)) {
+            return Ok(());
+        }
+        for at in 0..self.residents.len() {
+            let block = &mut self.residents[at].block;
+            let queue = self.run.random.below(block.lane_copies.len());
+            if let Some(one) = block.lane_copies[queue].front() {
+                let (id, who) = (
+                    block.id,
+                    format!("the copy of warp {} lane {}", one.warp, one.lane),
+                );
+                if let Err(fault) = self.run.deliver_lane(block, queue) {
+                    let place = self.run.place(self.run.pc, id, who);
+                    return Err(self.report(Some(place), *fault));
+                }
+            }
+            let pending = self.residents[at].block.pending.len();
+            for _ in 0..pending.div_ceil(4) {
+                if self.run.random.below(2) == 0 {
+                    let count = self.residents[at].block.pending.len();
+                    let which = self.run.random.below(count);
+                    self.deliver(at, which)?;
+                }
+                if self.residents[at].block.pending.is_empty() {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn deliver(&mut self, at: usize, which: usize) -> Result<(), Box<Report>> {
+        let block = &mut self.residents[at].block;
+        let pending = &block.pending[which];
+        let who = format!("the copy of warp {} lane {}", pending.warp, pending.lane);
+        let id = block.id;
+        let result = self.run.deliver(block, which);
+        result.map_err(|fault| {
+            let place = self.run.place(self.run.pc, id, who);
+            self.report(Some(place), *fault)
+        })
+    }
+
+    /// No warp can go on: a copy arrives, or those that ask a barrier get a no, or it is a deadlock.
+    fn nobody(&mut self) -> Result<(), Box<Report>> {
+        let with_copies: Vec<usize> = (0..self.residents.len())
+            .filter(|&at| !self.residents[at].block.pending.is_empty())
+            .collect();
+        if !with_copies.is_empty() {
+            let at = with_copies[self.run.random.below(with_copies.len())];
+            let count = self.residents[at].block.pending.len();
+            let which = self.run.random.below(count);
+            return self.deliver(at, which);
+        }
+        // Code may do something else when a barrier is not ready. Let all go once round.
+        let before = self.run.progress;
+        for _ in 0..3 {
+            for at in 0..self.residents.len() {
+                for warp in 0..self.residents[at].warps.len() {
+                    let one = &mut self.residents[at].warps[warp];
+                    if matches!(one.wait, Wait::Mbarrier { .. }) {
+                        one.give_up = true;
+                        one.wait = Wait::Nothing;
+                        self.turn(at, warp, TURN)?;
+                        if self.run.progress != before || at >= self.residents.len() {
+                            return Ok(());
+                        }
+                    }
+                }
+            }
+        }
+        let still = self
+            .residents
+            .iter()
+            .any(|one| one.warps.iter().any(|warp| Self::ready(&one.block, warp)));
+        if still {
+            return Ok(());
+        }
+        let waiting = self.waiting();
+        Err(self.report(None, Fault::Deadlock { waiting }))
+    }
+
+    /// A warp executes some instructions.
+    fn turn(&mut self, at: usize, index: usize, count: usize) -> Result<(), Box<Report>> {
+        let Resident { block, warps } = &mut self.residents[at];
+        let warp = &mut warps[index];
+        if let Wait::Named { id, generation } = warp.wait {
+            self.run.passed(block, warp, id, generation);
+        }
+        warp.wait = Wait::Nothing;
+        for _ in 0..count {
+            warp.settle();
+            if warp.alive == 0 || warp.wait != Wait::Nothing {
+                break;
+            }
+            if let Err(mut fault) = self.run.step(block, warp) {
+                if let (Fault::UninitialisedRegister { read, .. }, Some((at, lane, address))) =
+                    (&mut *fault, warp.unwritten)
+                {
+                    let place =
+                        self.run
+                            .place(at, block.id, format!("warp {} lane {lane}", warp.index));
+                    *read = Some(Box::new((place, crate::exec::name(address))));
+                }
+                let who = format!("warp {} {}", warp.index, lane_list(warp.path.mask));
+                let place = self.run.place(self.run.pc, block.id, who);
+                return Err(self.report(Some(place), *fault));
+            }
+        }
+        if warp.alive == 0 {
+            self.ended(at)?;
+        }
+        Ok(())
+    }
+
+    /// A warp of a block has ended.
+    fn ended(&mut self, at: usize) -> Result<(), Box<Report>> {
+        self.run.progress += 1;
+        let Resident { block, warps } = &mut self.residents[at];
+        let live = warps.iter().filter(|warp| warp.alive != 0).count() as u32;
+        let gone = (block.live_warps - live) * MEMBERS as u32;
+        block.live_warps = live;
+        for barrier in block
+            .named
+            .iter_mut()
+            .filter(|barrier| barrier.everybody && barrier.expected != 0)
+        {
+            barrier.expected -= gone;
+            if barrier.arrived == barrier.expected {
+                barrier.complete();
+            }
+        }
+        if live > 0 {
+            return Ok(());
+        }
+        while !self.residents[at].block.pending.is_empty() {
+            self.deliver(at, 0)?;
+        }
+        let resident = self.residents.remove(at);
+        self.run
+            .after_end(&resident.block)
+            .map_err(|fault| self.report(None, *fault))
+    }
+
+    /// All warps that have not ended, and what they wait for.
+    fn waiting(&self) -> Vec<Waiting> {
+        let mut waiting = Vec::new();
+        for Resident { block, warps } in &self.residents {
+            for warp in warps.iter().filter(|warp| warp.alive != 0) {
+                let what = match warp.wait {
+                    Wait::Nothing => "goes round".into(),
+                    Wait::Named { id, .. } => {
+                        let barrier = &block.named[id as usize];
+                        format!(
+                            "barrier {id}, {} of {} threads are there",
+                            barrier.arrived, barrier.expected
+                        )
+                    }
+                    Wait::Mbarrier { address, parity } => {
+                        let index = block.barrier_at[address as usize / 8] as usize;
+                        match index.checked_sub(1).map(|index| &block.barriers[index]) {
+                            Some(barrier) => format!(
+                                "mbarrier {address:#x} parity {parity}: phase {} lacks {} arrivals and {} bytes",
+                                barrier.phase, barrier.pending, barrier.bytes
+                            ),
+                            None => format!("mbarrier {address:#x}"),
+                        }
+                    }
+                    Wait::Registers { wanted } => {
+                        format!("{wanted} registers, {} are free for it", block.pool / 32)
+                    }
+                };
+                let who = format!("warp {} {}", warp.index, lane_list(warp.path.mask));
+                waiting.push(Waiting {
+                    place: self.run.place(warp.path.pc as usize, block.id, who),
+                    what,
+                });
+            }
+        }
+        waiting
+    }
+
+    fn report(&self, place: Option<crate::Place>, fault: Fault) -> Box<Report> {
+        Box::new(Report {
+            kernel: self.run.code.name.clone(),
+            place,
+            fault,
+        })
+    }
+}
+
+/// Registers of a thread at the launch: as many as the launch bounds leave, in steps of 8.
+fn registers_of(code: &Code, threads: u32) -> u32 {
+    if let Some(registers) = code.max_registers {
+        return registers;
+    }
+    let most = code.max_threads.unwrap_or(threads) * code.min_blocks.unwrap_or(1);
+    (65_536 / most.max(1) / 8 * 8).min(255)
+}

@@ -1,0 +1,445 @@
+//! Who touched each four bytes of memory last, and whether the next access is ordered behind it.
+
+use crate::clock::Clock;
+
+/// Bytes that one [`Granule`] stands for.
+pub const GRANULE: usize = 4;
+
+/// An access that was made.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Record {
+    /// Block in the upper half, agent in the lower.
+    pub who: u32,
+    /// Members of the agent; none: there is no record.
+    pub members: u32,
+    /// Of the agent when it was made.
+    pub time: u32,
+    /// Instruction in the low 20 bits, then launch (2), bytes (4), flags.
+    info: u32,
+}
+
+const ATOMIC: u32 = 1 << 26;
+const ASYNC: u32 = 1 << 27;
+/// Members touched different bytes: they are no conflict among themselves.
+const MIXED: u32 = 1 << 28;
+
+impl Record {
+    /// A record without members.
+    pub fn new(block: usize, agent: usize, time: u32, instruction: usize, launch: u32) -> Self {
+        Self {
+            who: (block as u32) << 16 | agent as u32,
+            members: 0,
+            time,
+            info: instruction as u32 & 0xF_FFFF | (launch & 3) << 20,
+        }
+    }
+
+    #[must_use]
+    pub fn atomic(mut self, atomic: bool) -> Self {
+        self.info |= if atomic { ATOMIC } else { 0 };
+        self
+    }
+
+    #[must_use]
+    pub fn asynchronous(mut self) -> Self {
+        self.info |= ASYNC;
+        self
+    }
+
+    pub fn block(&self) -> usize {
+        (self.who >> 16) as usize
+    }
+
+    pub fn agent(&self) -> usize {
+        (self.who & 0xFFFF) as usize
+    }
+
+    pub fn instruction(&self) -> usize {
+        (self.info & 0xF_FFFF) as usize
+    }
+
+    pub fn launch(&self) -> u32 {
+        self.info >> 20 & 3
+    }
+
+    fn bytes(&self) -> u32 {
+        self.info >> 22 & 15
+    }
+
+    fn set_bytes(&mut self, bytes: u32) {
+        self.info = self.info & !(15 << 22) | bytes << 22;
+    }
+
+    pub fn is_async(&self) -> bool {
+        self.info & ASYNC != 0
+    }
+
+    fn same_moment(&self, other: &Self) -> bool {
+        self.who == other.who
+            && self.time == other.time
+            && (self.info ^ other.info) & 0x3F_FFFF == 0
+    }
+}
+
+/// What an access must be ordered behind, and how it is found out.
+pub struct Accessor<'a> {
+    /// What the thread knows.
+    pub clock: &'a Clock,
+    /// The thread: its warp's agent (and block) as in [`Record::who`], and its lane.
+    pub warp: u32,
+    pub lane: u32,
+    /// What the thread knows of its own copies: up to which time they are done.
+    pub own_copies: u32,
+    pub own_bulk_reads: u32,
+    pub own_bulk_writes: u32,
+    /// What it knows of its warp's products.
+    pub own_products: u32,
+    /// Agents of the block's layout.
+    pub layout: Layout,
+    /// This launch.
+    pub launch: u32,
+    /// Whether the thread has waited for the launch before.
+    pub waited: bool,
+    /// Whether a generic write may be read or overwritten by the asynchronous proxy: `None` for a generic access.
+    pub fenced: Option<&'a dyn Fn(&Record) -> bool>,
+}
+
+/// Numbers of the agents of a block.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout {
+    /// Warps of the block; their agents come first.
+    pub warps: usize,
+}
+
+impl Layout {
+    /// The products: a member for each warp.
+    pub fn products(self) -> usize {
+        self.warps
+    }
+
+    /// Copies that complete at a barrier: a member for each barrier, 128 of them.
+    pub fn barriers(self) -> usize {
+        self.warps + 1
+    }
+
+    /// `cp.async` of a warp's lanes.
+    pub fn copies(self, warp: usize) -> usize {
+        self.warps + 5 + warp
+    }
+
+    /// Reads of a lane's bulk groups.
+    pub fn bulk_reads(self, warp: usize) -> usize {
+        self.warps * 2 + 5 + warp
+    }
+
+    /// Writes of a lane's bulk groups.
+    pub fn bulk_writes(self, warp: usize) -> usize {
+        self.warps * 3 + 5 + warp
+    }
+}
+
+/// What an access conflicts with.
+#[derive(Clone, Copy, Debug)]
+pub enum Conflict {
+    /// Nothing orders the two.
+    Race { before: Record, before_wrote: bool },
+    /// They are ordered, but no proxy fence lies between.
+    NoProxyFence { before: Record },
+    /// The launch before was not waited for.
+    NoGridWait { before: Record },
+}
+
+impl Accessor<'_> {
+    /// Whether the access that the record tells of is over, as far as the thread knows.
+    fn is_ordered(&self, record: &Record) -> bool {
+        let (block, agent) = (record.block(), record.agent());
+        let mut members = record.members;
+        if record.who >> 16 == self.warp >> 16 {
+            let warp = (self.warp & 0xFFFF) as usize;
+            let own = 1 << self.lane;
+            if agent == warp {
+                members &= !own;
+                if record.info & MIXED != 0 {
+                    members = 0;
+                }
+            } else if agent == self.layout.products() {
+                if record.time <= self.own_products {
+                    members &= !(1 << warp);
+                }
+            } else if agent == self.layout.copies(warp) && record.time <= self.own_copies
+                || agent == self.layout.bulk_reads(warp) && record.time <= self.own_bulk_reads
+                || agent == self.layout.bulk_writes(warp) && record.time <= self.own_bulk_writes
+            {
+                members &= !own;
+            }
+        }
+        members == 0 || self.clock.knows(block, agent, members, record.time)
+    }
+
+    fn check(
+        &self,
+        record: &Record,
+        bytes: u32,
+        new: &Record,
+        wrote: bool,
+        same_value: bool,
+    ) -> Option<Conflict> {
+        if record.members == 0
+            || record.bytes() & bytes == 0
+            || record.info & new.info & ATOMIC != 0
+        {
+            return None;
+        }
+        if record.launch() != self.launch & 3 {
+            let previous = record.launch() == self.launch.wrapping_sub(1) & 3;
+            return (previous && !self.waited).then_some(Conflict::NoGridWait { before: *record });
+        }
+        if !self.is_ordered(record) {
+            if same_value && record.same_moment(new) {
+                return None;
+            }
+            return Some(Conflict::Race {
+                before: *record,
+                before_wrote: wrote,
+            });
+        }
+        if let Some(fenced) = self.fenced
+            && wrote
+            && !record.is_async()
+            && !fenced(record)
+        {
+            return Some(Conflict::NoProxyFence { before: *record });
+        }
+        None
+    }
+}
+
+/// The last accesses to four bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Granule {
+    write: Record,
+    reads: [Record; 3],
+}
+
+impl Granule {
+    /// The last write, if there was one.
+    pub fn last_write(&self) -> Option<Record> {
+        (self.write.members != 0).then_some(self.write)
+    }
+
+    /// A read of these bytes (a bit each) by a member.
+    pub fn read(
+        &mut self,
+        by: &Accessor<'_>,
+        new: Record,
+        member: u32,
+        bytes: u32,
+    ) -> Option<Conflict> {
+        let conflict = by.check(&self.write, bytes, &new, true, false);
+        if conflict.is_some() {
+            return conflict;
+        }
+        let bit = 1 << member;
+        let mut free = None;
+        for at in 0..3 {
+            let old = &mut self.reads[at];
+            if old.members == 0 {
+                free = free.or(Some(at));
+            } else if old.same_moment(&new) {
+                if old.bytes() != bytes {
+                    old.info |= MIXED;
+                    old.set_bytes(old.bytes() | bytes);
+                }
+                old.members |= bit;
+                return None;
+            } else if old.who == new.who
+                && old.launch() == new.launch()
+                && old.bytes() & !bytes == 0
+            {
+                // What comes behind the later read of a thread comes behind its earlier one.
+                old.members &= !bit;
+                if old.members == 0 {
+                    free = free.or(Some(at));
+                }
+            }
+        }
+        let at = free
+            .or_else(|| (0..3).find(|&at| by.is_ordered(&self.reads[at])))
+            .unwrap_or(new.time as usize % 3);
+        self.reads[at] = Record {
+            members: bit,
+            ..new
+        };
+        self.reads[at].set_bytes(bytes);
+        None
+    }
+
+    /// A write of these bytes (a bit each) by a member; `same_value`: what it writes is there already.
+    pub fn write(
+        &mut self,
+        by: &Accessor<'_>,
+        new: Record,
+        member: u32,
+        bytes: u32,
+        same_value: bool,
+    ) -> Option<Conflict> {
+        let mut conflict = by.check(&self.write, bytes, &new, true, same_value);
+        for read in &self.reads {
+            conflict = conflict.or_else(|| by.check(read, bytes, &new, false, false));
+        }
+        if conflict.is_some() {
+            return conflict;
+        }
+        let bit = 1 << member;
+        if self.write.same_moment(&new) && self.write.members != 0 {
+            if self.write.bytes() != bytes {
+                self.write.info |= MIXED;
+                self.write.set_bytes(self.write.bytes() | bytes);
+            }
+            self.write.members |= bit;
+        } else {
+            self.write = Record {
+                members: bit,
+                ..new
+            };
+            self.write.set_bytes(bytes);
+        }
+        for read in &mut self.reads {
+            if read.bytes() & !bytes == 0 {
+                *read = Record::default();
+            }
+        }
+        None
+    }
+}
+
+/// The bytes of a granule that lie in `first..last`, a bit each; `first` lies in it.
+pub fn bytes_of(granule: usize, first: usize, last: usize) -> u32 {
+    let start = first.max(granule * GRANULE) - granule * GRANULE;
+    let end = last.min((granule + 1) * GRANULE) - granule * GRANULE;
+    (1 << end) - (1 << start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn accessor(clock: &Clock, warp: u32, lane: u32) -> Accessor<'_> {
+        Accessor {
+            clock,
+            warp,
+            lane,
+            own_copies: 0,
+            own_bulk_reads: 0,
+            own_bulk_writes: 0,
+            own_products: 0,
+            layout: Layout { warps: 4 },
+            launch: 0,
+            waited: true,
+            fenced: None,
+        }
+    }
+
+    fn by(warp: usize, time: u32) -> Record {
+        Record::new(0, warp, time, 5, 0)
+    }
+
+    #[test]
+    fn a_write_is_ordered_by_what_the_reader_knows() {
+        let mut clock = Clock::default();
+        let mut granule = Granule::default();
+        assert!(
+            granule
+                .write(&accessor(&clock, 0, 3), by(0, 1), 3, 15, false)
+                .is_none()
+        );
+        // The same thread, other bytes by another, then the same bytes.
+        assert!(
+            granule
+                .read(&accessor(&clock, 0, 3), by(0, 1), 3, 15)
+                .is_none()
+        );
+        let conflict = granule.read(&accessor(&clock, 1, 0), by(1, 1), 0, 15);
+        assert!(matches!(
+            conflict,
+            Some(Conflict::Race {
+                before_wrote: true,
+                ..
+            })
+        ));
+        clock.learn(0, 3, 1);
+        assert!(
+            granule
+                .read(&accessor(&clock, 1, 0), by(1, 1), 0, 15)
+                .is_none()
+        );
+    }
+
+    #[test]
+    fn lanes_of_a_warp_race_too() {
+        let clock = Clock::default();
+        let mut granule = Granule::default();
+        assert!(
+            granule
+                .write(&accessor(&clock, 0, 0), by(0, 1), 0, 15, false)
+                .is_none()
+        );
+        assert!(
+            granule
+                .read(&accessor(&clock, 0, 1), by(0, 1), 1, 15)
+                .is_some()
+        );
+    }
+
+    #[test]
+    fn a_write_behind_reads_of_other_warps_must_know_them() {
+        let mut clock = Clock::default();
+        let mut granule = Granule::default();
+        for warp in 0..3 {
+            assert!(
+                granule
+                    .read(&accessor(&clock, warp, 0), by(warp as usize, 1), 0, 15)
+                    .is_none()
+            );
+        }
+        clock.learn(0, 0, 1);
+        clock.learn(0, 32, 1);
+        let conflict = granule.write(&accessor(&clock, 3, 0), by(3, 1), 0, 15, false);
+        assert!(matches!(
+            conflict,
+            Some(Conflict::Race {
+                before_wrote: false,
+                ..
+            })
+        ));
+        clock.learn(0, 64, 1);
+        assert!(
+            granule
+                .write(&accessor(&clock, 3, 0), by(3, 1), 0, 15, false)
+                .is_none()
+        );
+    }
+
+    #[test]
+    fn neighbouring_bytes_do_not_conflict() {
+        let clock = Clock::default();
+        let mut granule = Granule::default();
+        assert!(
+            granule
+                .write(&accessor(&clock, 0, 0), by(0, 1), 0, 0b0011, false)
+                .is_none()
+        );
+        assert!(
+            granule
+                .write(&accessor(&clock, 1, 0), by(1, 1), 0, 0b1100, false)
+                .is_none()
+        );
+    }
+
+    #[test]
+    fn bytes_are_counted_within_their_granule() {
+        assert_eq!(bytes_of(1, 6, 12), 0b1100);
+        assert_eq!(bytes_of(2, 6, 12), 0b1111);
+        assert_eq!(bytes_of(0, 1, 2), 0b0010);
+    }
+}

@@ -1,0 +1,491 @@
+//! A warp: its registers, its lanes' ways, what its lanes know.
+
+use crate::{
+    clock::{MEMBERS, Shared, join},
+    decode::Code,
+    exec::At,
+    flow::NEVER,
+    op::Row,
+    report::{Fault, Step},
+    shadow::Layout,
+};
+
+pub const LANES: usize = 32;
+pub const ALL: u32 = u32::MAX;
+
+/// What is known of a word's value.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Meta {
+    /// Lanes in which it has one.
+    pub valid: u32,
+    /// The group of products that makes it; 0: none.
+    pub product: u32,
+    /// The group of products that reads it as A; 0: none.
+    pub read_by: u32,
+    /// Lanes in which it has a value once that product is done.
+    pub then: u32,
+    /// How many `wgmma.fence`s came before it was computed; 0: a constant, or a product.
+    pub born: u32,
+}
+
+/// Lanes that go one way.
+#[derive(Clone, Copy, Debug)]
+pub struct Path {
+    pub pc: u32,
+    pub mask: u32,
+    /// Where it meets the others.
+    pub meet: u32,
+}
+
+/// What a warp waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wait {
+    Nothing,
+    /// A named barrier's phase.
+    Named {
+        id: u32,
+        generation: u64,
+    },
+    /// An mbarrier's phase, as a lane asked for it.
+    Mbarrier {
+        address: u32,
+        parity: u32,
+    },
+    /// Registers of the pool.
+    Registers {
+        wanted: u32,
+    },
+}
+
+/// A proxy fence, or one of an mbarrier's initialisation.
+#[derive(Clone, Copy, Debug)]
+pub struct FenceMark {
+    pub time: u32,
+    pub lanes: u32,
+    pub kinds: u8,
+    /// Copies of each lane that were done.
+    pub copied: [u32; LANES],
+}
+
+pub const FENCE_SHARED: u8 = 1;
+pub const FENCE_GLOBAL: u8 = 2;
+pub const FENCE_BARRIER: u8 = 4;
+
+/// A lane's groups of copies.
+#[derive(Clone, Debug, Default)]
+pub struct Groups {
+    /// The open one, from 1.
+    pub open: u32,
+    /// Up to which they are done; for copies out of shared memory: have been read.
+    pub done: u32,
+    /// Up to which their writes are there, too.
+    pub written: u32,
+    /// Closed ones that are not done.
+    pub closed: Vec<u32>,
+}
+
+pub struct Warp {
+    pub index: usize,
+    pub layout: Layout,
+    pub p: Vec<u32>,
+    pub w: Vec<[u32; LANES]>,
+    pub l: Vec<[u64; LANES]>,
+    pub p_valid: Vec<u32>,
+    pub w_meta: Vec<Meta>,
+    /// Lanes in which the low and the high half of a long have a value.
+    pub l_valid: Vec<[u32; 2]>,
+    pub path: Path,
+    pub stack: Vec<Path>,
+    /// Lanes that have not ended.
+    pub alive: u32,
+    pub wait: Wait,
+    /// The last read of bytes that nobody had written: instruction, lane, address.
+    pub unwritten: Option<(usize, usize, At)>,
+    /// A wait that was given up once, so that the code asks again.
+    pub give_up: bool,
+    /// The last question to a barrier that was answered with no: instruction and what it asked for.
+    pub asked: Option<(usize, Wait)>,
+
+    pub clocks: [Shared; LANES],
+    pub time: u32,
+    /// What each lane knew at its last proxy fence.
+    pub fence_clocks: [Option<Shared>; LANES],
+    /// What a later relaxed write of the lane releases, since its last fence.
+    pub release: [Option<Shared>; LANES],
+    /// What any lane acquired through an atomic since lanes voted or shuffled last.
+    pub acquired: Option<Shared>,
+    /// What its relaxed reads found, for its next fence.
+    pub found: [Option<Shared>; LANES],
+
+    /// The open group of products, from 1, and up to which they are done.
+    pub products: u32,
+    pub products_done: u32,
+    /// Line of the first product of each group that may run.
+    pub product_lines: Vec<(u32, u32)>,
+    pub product_fences: u32,
+    /// A `wgmma.fence` came since the last wait for products.
+    pub fenced_products: bool,
+    pub copies: [Groups; LANES],
+    pub bulk: [Groups; LANES],
+    /// Registers of a thread.
+    pub registers: u32,
+}
+
+impl Warp {
+    pub fn new(code: &Code, index: usize, layout: Layout, lanes: u32) -> Self {
+        let [p, w, l] = code.rows.map(|rows| rows as usize);
+        let mut warp = Self {
+            index,
+            layout,
+            p: vec![0; p],
+            w: vec![[0; LANES]; w],
+            l: vec![[0; LANES]; l],
+            p_valid: vec![0; p],
+            w_meta: vec![Meta::default(); w],
+            l_valid: vec![[0; 2]; l],
+            path: Path {
+                pc: 0,
+                mask: lanes,
+                meet: NEVER,
+            },
+            stack: Vec::new(),
+            alive: lanes,
+            wait: Wait::Nothing,
+            unwritten: None,
+            give_up: false,
+            asked: None,
+            clocks: std::array::from_fn(|_| Shared::default()),
+            time: 1,
+            fence_clocks: std::array::from_fn(|_| None),
+            release: std::array::from_fn(|_| None),
+            acquired: None,
+            found: std::array::from_fn(|_| None),
+            products: 1,
+            products_done: 0,
+            product_lines: Vec::new(),
+            product_fences: 1,
+            fenced_products: false,
+            copies: std::array::from_fn(|_| Groups {
+                open: 1,
+                ..Groups::default()
+            }),
+            bulk: std::array::from_fn(|_| Groups {
+                open: 1,
+                ..Groups::default()
+            }),
+            registers: 0,
+        };
+        let empty = Shared::default();
+        warp.clocks.fill(empty);
+        for &(row, value) in &code.bit_constants {
+            warp.p[row as usize] = if value { ALL } else { 0 };
+            warp.p_valid[row as usize] = ALL;
+        }
+        for &(row, value) in &code.word_constants {
+            warp.constant(row, [value; LANES]);
+        }
+        for &(row, value) in &code.long_constants {
+            warp.l[row as usize] = [value; LANES];
+            warp.l_valid[row as usize] = [ALL; 2];
+        }
+        warp
+    }
+
+    /// Sets a row that no instruction writes.
+    pub fn constant(&mut self, row: Row, values: [u32; LANES]) {
+        self.w[row as usize] = values;
+        self.w_meta[row as usize].valid = ALL;
+    }
+
+    // Registers.
+
+    pub fn word(&self, row: Row) -> &[u32; LANES] {
+        &self.w[row as usize]
+    }
+
+    pub fn long(&self, row: Row) -> &[u64; LANES] {
+        &self.l[row as usize]
+    }
+
+    /// Lanes in which the word has a value; a fault where it belongs to a product that may still run.
+    #[inline]
+    pub fn valid(&mut self, row: Row, mask: u32) -> Step<u32> {
+        let meta = &self.w_meta[row as usize];
+        if meta.valid & mask == mask {
+            return Ok(ALL);
+        }
+        self.valid_slow(row)
+    }
+
+    #[cold]
+    fn valid_slow(&mut self, row: Row) -> Step<u32> {
+        let meta = &mut self.w_meta[row as usize];
+        if meta.product == 0 {
+            return Ok(meta.valid);
+        }
+        if meta.product <= self.products_done {
+            (meta.product, meta.valid) = (0, meta.then);
+            return Ok(meta.then);
+        }
+        let product = meta.product;
+        Err(self.owned("reads a register of an accumulator", product))
+    }
+
+    fn owned(&self, what: &'static str, product: u32) -> Box<Fault> {
+        let found = self
+            .product_lines
+            .iter()
+            .find(|&&(group, _)| group == product);
+        Box::new(Fault::OwnedRegister {
+            what,
+            line: found.map_or(0, |&(_, line)| line),
+        })
+    }
+
+    /// Writes a word in the lanes of `mask`; it has a value in those of `valid`.
+    #[inline]
+    pub fn set_word(&mut self, row: Row, mask: u32, values: &[u32; LANES], valid: u32) -> Step {
+        let meta = &mut self.w_meta[row as usize];
+        if meta.read_by > self.products_done {
+            let product = meta.read_by;
+            return Err(self.owned("writes a register of a product's A", product));
+        }
+        let target = &mut self.w[row as usize];
+        if mask == ALL {
+            *meta = Meta {
+                valid,
+                product: 0,
+                read_by: 0,
+                then: 0,
+                born: self.product_fences,
+            };
+            *target = *values;
+        } else {
+            let rest = if meta.product == 0 {
+                meta.valid
+            } else {
+                meta.then
+            } & !mask;
+            *meta = Meta {
+                valid: rest | valid & mask,
+                product: 0,
+                read_by: 0,
+                then: 0,
+                born: self.product_fences,
+            };
+            for lane in 0..LANES {
+                if mask >> lane & 1 != 0 {
+                    target[lane] = values[lane];
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies a word with all that is known of it.
+    pub fn move_word(&mut self, d: Row, a: Row, mask: u32) -> Step {
+        let from = self.w_meta[a as usize];
+        let values = self.w[a as usize];
+        if from.product > self.products_done {
+            self.set_word(d, mask, &values, 0)?;
+            let meta = &mut self.w_meta[d as usize];
+            (meta.product, meta.then, meta.born) = (from.product, from.then, 0);
+            return Ok(());
+        }
+        let valid = if from.product != 0 {
+            from.then
+        } else {
+            from.valid
+        };
+        self.set_word(d, mask, &values, valid)?;
+        self.w_meta[d as usize].born = from.born;
+        Ok(())
+    }
+
+    /// Lanes in which a long has a value.
+    #[inline]
+    pub fn long_valid(&self, row: Row) -> u32 {
+        let [low, high] = self.l_valid[row as usize];
+        low & high
+    }
+
+    #[inline]
+    pub fn set_long(&mut self, row: Row, mask: u32, values: &[u64; LANES], valid: u32) {
+        self.set_halves(row, mask, values, [valid; 2]);
+    }
+
+    /// Compilers keep two words in a long: its halves have values each by itself.
+    #[inline]
+    pub fn set_halves(&mut self, row: Row, mask: u32, values: &[u64; LANES], valid: [u32; 2]) {
+        let known = &mut self.l_valid[row as usize];
+        let target = &mut self.l[row as usize];
+        if mask == ALL {
+            *known = valid;
+            *target = *values;
+        } else {
+            *known = [0, 1].map(|half| known[half] & !mask | valid[half] & mask);
+            for lane in 0..LANES {
+                if mask >> lane & 1 != 0 {
+                    target[lane] = values[lane];
+                }
+            }
+        }
+    }
+
+    #[inline]
+    pub fn set_bits(&mut self, row: Row, mask: u32, values: u32, valid: u32) {
+        let row = row as usize;
+        self.p[row] = self.p[row] & !mask | values & mask;
+        self.p_valid[row] = self.p_valid[row] & !mask | valid & mask;
+    }
+
+    // Lanes and their ways.
+
+    /// Goes on with the lanes that meet, or with others, once there is nothing left to do here.
+    pub fn settle(&mut self) {
+        while self.path.mask == 0 || self.path.pc == self.path.meet {
+            match self.stack.pop() {
+                Some(path) => {
+                    self.path = Path {
+                        mask: path.mask & self.alive,
+                        ..path
+                    }
+                }
+                None => break,
+            }
+        }
+    }
+
+    /// Some lanes go to `target`, the others to the next instruction.
+    pub fn part(&mut self, taken: u32, target: u32, meet: u32, next: u32) {
+        let mask = self.path.mask;
+        let other = mask & !taken;
+        if taken == 0 || other == 0 {
+            self.path.pc = if taken == 0 { next } else { target };
+            return;
+        }
+        if meet != self.path.meet {
+            self.stack.push(Path {
+                pc: meet,
+                mask,
+                meet: self.path.meet,
+            });
+        }
+        if next != meet {
+            self.stack.push(Path {
+                pc: next,
+                mask: other,
+                meet,
+            });
+        }
+        self.path = Path {
+            pc: target,
+            mask: taken,
+            meet,
+        };
+    }
+
+    /// Lets the lanes that took the other side of a branch go first; `false` if there are none.
+    pub fn swap(&mut self) -> bool {
+        match self.stack.last_mut() {
+            Some(other)
+                if other.meet == self.path.meet
+                    && other.pc != other.meet
+                    && other.mask & self.alive != 0 =>
+            {
+                other.mask &= self.alive;
+                std::mem::swap(other, &mut self.path);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// These lanes end.
+    pub fn end(&mut self, lanes: u32) {
+        self.alive &= !lanes;
+        self.path.mask &= !lanes;
+    }
+
+    // What lanes know.
+
+    /// What the lanes have done until now and know, for others; what they do later is not in it.
+    pub fn publish(&mut self, block: usize, lanes: u32) -> Shared {
+        let first = lanes.trailing_zeros() as usize;
+        let mut result = self.clocks[first].clone();
+        let mut last = first;
+        for lane in members(lanes) {
+            if !Shared::ptr_eq(&self.clocks[lane], &self.clocks[last]) {
+                join(&mut result, &self.clocks[lane]);
+                last = lane;
+            }
+        }
+        let layout = self.layout;
+        let clock = Shared::make_mut(&mut result);
+        clock.learn_members(block, self.index, lanes, self.time);
+        if self.products_done > 0 {
+            clock.learn(
+                block,
+                layout.products() * MEMBERS + self.index,
+                self.products_done,
+            );
+        }
+        for lane in members(lanes) {
+            let (copies, bulk) = (&self.copies[lane], &self.bulk[lane]);
+            for (agent, done) in [
+                (layout.copies(self.index), copies.done),
+                (layout.bulk_reads(self.index), bulk.done),
+                (layout.bulk_writes(self.index), bulk.written),
+            ] {
+                if done > 0 {
+                    clock.learn(block, agent * MEMBERS + lane, done);
+                }
+            }
+        }
+        self.time += 1;
+        result
+    }
+
+    /// The lanes learn what somebody published.
+    pub fn learn(&mut self, lanes: u32, from: &Shared) {
+        let mut last: Option<(Shared, Shared)> = None;
+        for lane in members(lanes) {
+            let mine = &mut self.clocks[lane];
+            match &last {
+                Some((before, after)) if Shared::ptr_eq(before, mine) => *mine = after.clone(),
+                _ => {
+                    let before = mine.clone();
+                    join(mine, from);
+                    last = Some((before, mine.clone()));
+                }
+            }
+        }
+    }
+
+    /// The lanes learn what any of them acquired through an atomic.
+    pub fn share_acquires(&mut self, lanes: u32) {
+        if let Some(acquired) = self.acquired.take() {
+            self.learn(lanes, &acquired);
+        }
+    }
+
+    /// The lanes learn what somebody published who knew all that they know.
+    pub fn replace(&mut self, lanes: u32, by: &Shared) {
+        for lane in members(lanes) {
+            self.clocks[lane] = by.clone();
+        }
+    }
+}
+
+/// The lanes of a mask.
+pub fn members(mask: u32) -> impl Iterator<Item = usize> {
+    let mut rest = mask;
+    std::iter::from_fn(move || {
+        if rest == 0 {
+            return None;
+        }
+        let lane = rest.trailing_zeros() as usize;
+        rest &= rest - 1;
+        Some(lane)
+    })
+}

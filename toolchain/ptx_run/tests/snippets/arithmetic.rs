@@ -1,0 +1,178 @@
+use crate::harness::{STORE, words};
+
+/// What each of 32 threads leaves in `%r10`, as signed numbers.
+fn lanes(body: &str) -> Vec<i32> {
+    words(32, &format!("{body}\n{STORE}"), &[])
+        .into_iter()
+        .map(|word| word as i32)
+        .collect()
+}
+
+fn each(f: impl Fn(i32) -> i32) -> Vec<i32> {
+    (0..32).map(f).collect()
+}
+
+#[test]
+fn integers_wrap_and_shifts_are_clamped() {
+    assert_eq!(lanes("mad.lo.s32 %r10, %r0, -3, 7;"), each(|t| t * -3 + 7));
+    assert_eq!(lanes("mul.hi.u32 %r10, %r0, -1;"), each(|t| (t - 1).max(0)));
+    assert_eq!(
+        lanes("mov.b32 %r3, 1; add.s32 %r4, %r0, 16; shl.b32 %r10, %r3, %r4;"),
+        each(|t| 1_i32.checked_shl(16 + t as u32).unwrap_or(0))
+    );
+    assert_eq!(
+        lanes("neg.s32 %r3, %r0; shr.s32 %r10, %r3, 40;"),
+        each(|t| if t == 0 { 0 } else { -1 })
+    );
+    assert_eq!(lanes("bfe.u32 %r10, %r0, 1, 3;"), each(|t| t >> 1 & 7));
+    assert_eq!(
+        lanes(
+            "sub.s32 %r3, %r0, 16; div.s32 %r4, %r3, 3; rem.s32 %r5, %r3, 3; mad.lo.s32 %r10, %r4, 100, %r5;"
+        ),
+        each(|t| (t - 16) / 3 * 100 + (t - 16) % 3)
+    );
+    assert_eq!(
+        lanes("popc.b32 %r3, %r0; clz.b32 %r4, %r0; mad.lo.s32 %r10, %r3, 100, %r4;"),
+        each(|t| (t.count_ones() * 100 + t.leading_zeros()) as i32)
+    );
+}
+
+#[test]
+fn longs_are_made_of_words() {
+    assert_eq!(
+        lanes("mul.wide.s32 %rd3, %r0, -5; shr.s64 %rd4, %rd3, 1; mov.b64 {%r10, _}, %rd4;"),
+        each(|t| t * -5 >> 1)
+    );
+    assert_eq!(
+        lanes("mov.b64 %rd3, {%r0, %r1}; mov.b64 {_, %r10}, %rd3;"),
+        each(|t| t * 4)
+    );
+    assert_eq!(
+        lanes("cvt.u64.u32 %rd3, %r0; mad.lo.s64 %rd4, %rd3, %rd3, 9; cvt.u32.u64 %r10, %rd4;"),
+        each(|t| t * t + 9)
+    );
+    assert_eq!(
+        lanes("cvt.u64.u32 %rd3, %r0; setp.gt.u64 %p1, %rd3, 10; selp.b32 %r10, 1, 2, %p1;"),
+        each(|t| if t > 10 { 1 } else { 2 })
+    );
+}
+
+#[test]
+fn floats_and_what_is_not_a_number() {
+    let bits = |f: fn(f32) -> f32| each(|t| f(t as f32).to_bits() as i32);
+    assert_eq!(
+        lanes("cvt.rn.f32.u32 %r3, %r0; fma.rn.f32 %r10, %r3, 0f40000000, 0f3F800000;"),
+        bits(|x| x * 2.0 + 1.0)
+    );
+    assert_eq!(
+        lanes("cvt.rn.f32.u32 %r3, %r0; rcp.approx.ftz.f32 %r10, %r3;"),
+        bits(|x| 1.0 / x)
+    );
+    assert_eq!(
+        lanes("mov.b32 %r3, 0fFF800000; ex2.approx.ftz.f32 %r10, %r3;"),
+        each(|_| 0)
+    );
+    // The larger of a number and none is the number.
+    assert_eq!(
+        lanes("mov.b32 %r3, 0f7FC00000; max.f32 %r10, %r3, 0f3F800000;"),
+        each(|_| 0x3F80_0000)
+    );
+    let compare = |how: &str| {
+        lanes(&format!(
+            "mov.b32 %r3, 0f7FC00000; setp.{how}.f32 %p1, %r3, 0f00000000; selp.b32 %r10, 1, 0, %p1;"
+        ))
+    };
+    assert_eq!(
+        [
+            compare("lt")[0],
+            compare("geu")[0],
+            compare("eq")[0],
+            compare("ltu")[0]
+        ],
+        [0, 1, 0, 1]
+    );
+}
+
+#[test]
+fn pairs_of_halves_have_the_first_operand_above() {
+    assert_eq!(
+        lanes("cvt.rn.bf16x2.f32 %r10, 0f40000000, 0f3F800000;"),
+        each(|_| 0x4000_3F80)
+    );
+    assert_eq!(
+        lanes("cvt.rn.f16x2.f32 %r10, 0f40000000, 0f3F800000;"),
+        each(|_| 0x4000_3C00)
+    );
+}
+
+#[test]
+fn lanes_part_and_meet_again() {
+    let body = "mov.b32 %r10, 0; setp.lt.u32 %p1, %r0, 10; @%p1 bra LESS; add.s32 %r10, %r10, 100; bra.uni MEET;\n\
+                LESS: add.s32 %r10, %r10, 1;\nMEET: vote.sync.ballot.b32 %r3, %p1, -1; popc.b32 %r4, %r3; add.s32 %r10, %r10, %r4;";
+    assert_eq!(lanes(body), each(|t| if t < 10 { 11 } else { 110 }));
+}
+
+#[test]
+fn a_loop_runs_as_often_as_each_lane_asks() {
+    let body = "mov.b32 %r10, 0; mov.b32 %r3, 0;\nAGAIN: add.s32 %r10, %r10, %r3; add.s32 %r3, %r3, 1;\n\
+                setp.le.u32 %p1, %r3, %r0; @%p1 bra AGAIN; bar.warp.sync -1;";
+    assert_eq!(lanes(body), each(|t| t * (t + 1) / 2));
+}
+
+#[test]
+fn a_table_of_branches() {
+    let body = "and.b32 %r3, %r0, 3;\nT: .branchtargets A, B, C, B;\nbrx.idx %r3, T;\n\
+                A: mov.b32 %r10, 7; bra M;\nB: mov.b32 %r10, 8; bra M;\nC: mov.b32 %r10, 9;\nM: bar.warp.sync -1;";
+    assert_eq!(lanes(body), each(|t| [7, 8, 9, 8][t as usize % 4]));
+}
+
+#[test]
+fn lanes_exchange_values() {
+    assert_eq!(
+        lanes("shfl.sync.bfly.b32 %r10, %r0, 5, 31, -1;"),
+        each(|t| t ^ 5)
+    );
+    assert_eq!(
+        lanes("shfl.sync.down.b32 %r10, %r0, 8, 31, -1;"),
+        each(|t| if t < 24 { t + 8 } else { t })
+    );
+    assert_eq!(
+        lanes("shfl.sync.idx.b32 %r10, %r0, 1, 7199, -1;"),
+        each(|t| t / 4 * 4 + 1)
+    );
+    assert_eq!(lanes("redux.sync.max.u32 %r10, %r0, -1;"), each(|_| 31));
+    assert_eq!(
+        lanes("elect.sync _|%p1, -1; selp.b32 %r10, 1, 0, %p1;"),
+        each(|t| i32::from(t == 0))
+    );
+}
+
+#[test]
+fn threads_share_memory_over_a_barrier() {
+    let body = "add.s32 %r3, %r2, %r1; st.shared.b32 [%r3], %r0; bar.sync 0;\n\
+                xor.b32 %r4, %r0, 96; shl.b32 %r4, %r4, 2; add.s32 %r4, %r2, %r4; ld.shared.b32 %r10, [%r4];";
+    let found = words(128, &format!("{body}\n{STORE}"), &[]);
+    assert_eq!(found, (0..128).map(|t| t ^ 96).collect::<Vec<u32>>());
+}
+
+#[test]
+fn atomics_count_every_thread_once() {
+    let body = "st.shared.b32 [%r2], 0; bar.sync 0; atom.relaxed.cta.shared.add.u32 %r3, [%r2], 1; bar.sync 0;\n\
+                ld.shared.b32 %r10, [%r2];";
+    // All threads write the same zero to one place.
+    let body = body.replace(
+        "st.shared.b32 [%r2], 0;",
+        "setp.eq.b32 %p1, %r0, 0; @%p1 st.shared.b32 [%r2], 0;",
+    );
+    assert_eq!(words(96, &format!("{body}\n{STORE}"), &[]), [96; 96]);
+}
+
+#[test]
+fn wide_loads_and_stores() {
+    let body = "and.b32 %r3, %r1, 12; cvt.u64.u32 %rd3, %r3; ld.global.v4.b32 {%r20, %r21, %r22, %r23}, [%rd1];\n\
+                ld.global.nc.v2.b32 {%r24, %r25}, [%rd1+8]; add.s32 %r10, %r23, %r24; add.s32 %r10, %r10, %r20;";
+    assert_eq!(
+        words(32, &format!("{body}\n{STORE}"), &[1, 10, 100, 1000])[0],
+        1101
+    );
+}
