@@ -24,12 +24,19 @@ use tandem_attn::{
     tensor::Element,
 };
 
+/// With PTX where there is no machine code: the tests run on new GPUs and on the emulator, too.
+fn load() -> Result<Gpu, Error> {
+    Gpu::builder()
+        .compile_ptx(&mut |step| eprintln!("{step}"))
+        .build(0)
+}
+
 /// The first GPU, or `None` and a line that names the test and the reason.
 ///
 /// With `TANDEM_REQUIRE_GPU` set, a missing GPU is a failure.
 pub fn gpu(test: &str) -> Option<&'static Gpu> {
     static GPU: OnceLock<Result<Gpu, Error>> = OnceLock::new();
-    match GPU.get_or_init(|| Gpu::new(0)) {
+    match GPU.get_or_init(load) {
         Ok(gpu) => {
             gpu.make_current().expect("the primary context is there");
             Some(gpu)

@@ -282,5 +282,5 @@ fn a_plan_for_which_nothing_was_captured_is_refused() {
     // SAFETY: refused.
     let error = unsafe { workspace.upload(&plan, stream.0) }.unwrap_err();
     assert!(matches!(error, Error::NotCaptured { .. }), "{error}");
-    assert!(error.to_string().contains("Prefill"), "{error}");
+    assert!(error.to_string().contains("prefill_"), "{error}");
 }

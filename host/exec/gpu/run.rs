@@ -8,6 +8,7 @@ use kernels_gpu::{
 use super::{
     DecodeCall, DecodeTile, DeviceArray, DeviceTensor, Gpu, KvPool, PrefillCall, Stream, Workspace,
     agenda::GroupLaunch,
+    launch_set::LaunchKey,
     maps::Maps,
     steps::{Parameters, Run, Step, Tensors},
 };
@@ -125,14 +126,16 @@ impl Making<'_> {
             }
             return Ok(());
         };
-        let launch = |&key| GroupLaunch {
+        // Whoever captures a graph with joint tiles in it says so by the plan at hand.
+        let joint = agenda.launches.iter().any(|launch| launch.joint);
+        let launch = |&key: &LaunchKey| GroupLaunch {
             key,
             first: 0,
             items: workspace.bound.items,
             run: 1,
             long: false,
-            // Whoever captures a graph with joint tiles in it says so by the plan at hand.
-            joint: agenda.launches.iter().any(|launch| launch.joint),
+            // Plans give joint tiles to no other kernels.
+            joint: joint && key.kernel.info().multi_table,
         };
         let launches: Vec<_> = set.keys.iter().map(launch).collect();
         self.groups(&launches, &set.pairs, steps)?;

@@ -3,7 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use tandem_attn::exec::gpu::{EmbeddedModule, Gpu, MODULES};
+use tandem_attn::exec::gpu::{Gpu, Image, MODULES, Module};
 
 use crate::{
     child,
@@ -12,11 +12,11 @@ use crate::{
 
 /// A scenario, the kernel in it that is damaged.
 const TARGETS: [(&str, &str); 5] = [
-    ("decode, fused merges", "decode_bf16_d64_m8"),
-    ("decode, 64 rows", "decode_bf16_d64_m64"),
+    ("decode, fused merges", "decode_8x32_d64_bf16"),
+    ("decode, 64 rows", "decode_64x128_d64_bf16"),
     ("prefill, 64", "prefill_128x128_d64_bf16"),
-    ("decode, odd pages", "decode_mma_d64_bf16"),
-    ("prefill, Ampere", "prefill_mma_128x128_d64_bf16"),
+    ("decode, odd pages", "sm80_decode_16x32_d64_bf16"),
+    ("prefill, Ampere", "sm80_prefill_128x128_d64_bf16"),
 ];
 
 /// What a line becomes.
@@ -88,19 +88,28 @@ fn changed(lines: &[&str], at: usize, change: Change) -> String {
     damaged.join("\n")
 }
 
-/// What a run with this PTX reports.
-fn report(text: String, scenario: &Scenario) -> Option<String> {
-    let text: &'static mut str = Box::leak(text.into_boxed_str());
-    let leaked: *mut str = text;
-    // SAFETY: leaked just now; nothing but the modules below looks at it, and they are gone before it is.
-    let ptx: &'static str = unsafe { &*leaked };
-    let modules = [EmbeddedModule {
-        arch: "sm_90a",
-        ptx,
-        cubin: None,
-    }];
+/// What a run with this PTX in place of a module's reports.
+fn report(damaged: &Module, text: String, scenario: &Scenario) -> Option<String> {
+    let image = Image::owned(text.into_bytes());
+    let modules: Vec<Module> = MODULES
+        .iter()
+        .map(
+            |module| match (module.arch, module.family) == (damaged.arch, damaged.family) {
+                true => Module {
+                    ptx: image.clone(),
+                    cubin: None,
+                    ..module.clone()
+                },
+                false => module.clone(),
+            },
+        )
+        .collect();
     let outcome = catch_unwind(AssertUnwindSafe(|| {
-        let gpu = Gpu::with_modules(0, &modules).expect("the module is read");
+        let gpu = Gpu::builder()
+            .modules(&modules)
+            .compile_ptx(&mut |_| {})
+            .build(0)
+            .expect("the modules are read");
         gpu.make_current().unwrap();
         run(&gpu, scenario)
     }));
@@ -108,8 +117,6 @@ fn report(text: String, scenario: &Scenario) -> Option<String> {
     // SAFETY: the type is that of the function in the emulated driver.
     let forget: extern "C" fn() = unsafe { std::mem::transmute(forget) };
     forget();
-    // SAFETY: made by `Box::leak` above; the modules that pointed to it are dropped.
-    drop(unsafe { Box::from_raw(leaked) });
     match outcome {
         Ok(Ok(())) => None,
         // Wrong results are found by comparison, not by a report.
@@ -122,15 +129,26 @@ fn report(text: String, scenario: &Scenario) -> Option<String> {
     }
 }
 
+/// The module of Hopper that has a kernel, and its PTX.
+fn module_with(entry: &str) -> (&'static Module, String) {
+    let declaration = format!(".visible .entry {entry}(");
+    MODULES
+        .iter()
+        .filter(|module| module.arch == "sm_90a")
+        .map(|module| {
+            let ptx = module.ptx.unpack().expect("an image that is whole");
+            (module, String::from_utf8(ptx.into_owned()).expect("text"))
+        })
+        .find(|(_, text)| text.contains(&declaration))
+        .expect("a module with the kernel")
+}
+
 /// Counts of faults that were executed, and of those that were reported.
 fn seeded() -> (usize, usize) {
-    let module = MODULES
-        .iter()
-        .find(|module| module.arch == "sm_90a")
-        .expect("a module for Hopper");
-    let lines: Vec<&str> = module.ptx.lines().collect();
     let (mut executed, mut reported) = (0, 0);
     for (name, entry) in TARGETS {
+        let (module, text) = module_with(entry);
+        let lines: Vec<&str> = text.lines().collect();
         let scenario = scenarios()
             .into_iter()
             .find(|one| one.name == name)
@@ -146,7 +164,7 @@ fn seeded() -> (usize, usize) {
             chosen.dedup();
             for at in chosen.into_iter().flatten() {
                 let what = format!("{entry} line {} `{}`", at + 1, lines[at].trim());
-                match report(changed(&lines, at, change), &scenario) {
+                match report(module, changed(&lines, at, change), &scenario) {
                     Some(found) => {
                         (executed, reported) = (executed + 1, reported + 1);
                         eprintln!(
@@ -159,7 +177,7 @@ fn seeded() -> (usize, usize) {
                         let mut trap: Vec<String> =
                             lines.iter().map(|&line| line.to_owned()).collect();
                         trap[at] = format!("trap; {}", lines[at]);
-                        if report(trap.join("\n"), &scenario).is_some() {
+                        if report(module, trap.join("\n"), &scenario).is_some() {
                             executed += 1;
                             eprintln!("fault missed: {what}");
                         }

@@ -2,7 +2,7 @@
 
 use half::bf16;
 use tandem_attn::{
-    exec::gpu::{Family, Gpu, Streams, WorkspaceOptions},
+    exec::gpu::{Arch, Gpu, WorkspaceOptions},
     plan::{Bound, MergeMode, PlanOptions, Planner, SplitMode, pod::PodMode},
     problem::{KvLayout, Spec, Variant},
 };
@@ -23,8 +23,7 @@ pub struct Scenario {
     /// Keys and queries of each request.
     requests: &'static [(u32, u32)],
     options: PlanOptions,
-    family: Option<Family>,
-    streams: Streams,
+    arch: Option<Arch>,
     soft_cap: Option<f32>,
 }
 
@@ -37,19 +36,16 @@ fn scenario(name: &'static str, group: u32, dim: u32, requests: &'static [(u32, 
         page: 16,
         requests,
         options: PlanOptions::default(),
-        family: None,
-        streams: Streams::One,
+        arch: None,
         soft_cap: None,
     }
 }
 
 fn options(split: SplitMode, merge_mode: MergeMode, pod: PodMode) -> PlanOptions {
-    PlanOptions {
-        split,
-        merge_mode,
-        pod,
-        ..PlanOptions::default()
-    }
+    PlanOptions::default()
+        .with_split(split)
+        .with_merge_mode(merge_mode)
+        .with_pod(pod)
 }
 
 const DECODES: &[(u32, u32)] = &[(70, 1), (33, 1), (1, 1)];
@@ -84,7 +80,7 @@ pub fn scenarios() -> Vec<Scenario> {
             ..scenario("decode, odd pages", 4, 64, DECODES)
         },
         Scenario {
-            family: Some(Family::Sm80),
+            arch: Some(Arch::Sm80),
             ..scenario("decode, Ampere", 4, 64, DECODES)
         },
         scenario("prefill, 64", 2, 64, CHUNK),
@@ -99,17 +95,16 @@ pub fn scenarios() -> Vec<Scenario> {
             ..scenario("prefill, odd pages", 2, 64, CHUNK)
         },
         Scenario {
-            family: Some(Family::Sm80),
+            arch: Some(Arch::Sm80),
             ..scenario("prefill, Ampere", 2, 64, CHUNK)
         },
         Scenario {
             options: options(SplitMode::Makespan, MergeMode::Fused, PodMode::Streams),
-            streams: Streams::PerGroup,
             ..scenario("hybrid, two streams", 4, 128, HYBRID)
         },
         Scenario {
             options: options(SplitMode::Makespan, MergeMode::Kernel, PodMode::Fused),
-            family: Some(Family::Sm80),
+            arch: Some(Arch::Sm80),
             ..scenario("hybrid, one kernel", 4, 64, HYBRID)
         },
     ]
@@ -117,15 +112,15 @@ pub fn scenarios() -> Vec<Scenario> {
 
 /// Kernels that the scenarios must have launched.
 pub const EXPECTED: &[&str] = &[
-    "decode_bf16_d64_m8",
-    "decode_bf16_d128_m16",
-    "decode_bf16_d64_m64",
-    "decode_bf16_d64_m128",
-    "decode_bf16_d64_m8_cap",
-    "decode_mma_d64_bf16",
+    "decode_8x32_d64_bf16",
+    "decode_16x32_d128_bf16",
+    "decode_64x128_d64_bf16",
+    "decode_128x128_d64_bf16",
+    "decode_8x32_d64_bf16_cap",
+    "sm80_decode_16x32_d64_bf16",
     "merge_few_bf16",
     "prefill_128x128_d64_bf16",
-    "prefill_mma_128x128_d64_bf16",
+    "sm80_prefill_128x128_d64_bf16",
 ];
 
 /// A scenario, run twice; `Err` is what the results lack.
@@ -155,8 +150,7 @@ pub fn run(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
         .plan(&spec, &batch, &gpu.device(), &scenario.options)
         .map_err(|error| error.to_string())?;
     let mut options = WorkspaceOptions::default();
-    options.streams = scenario.streams;
-    options.family = scenario.family;
+    options.arch = scenario.arch;
     let mut workspace = gpu
         .workspace(&spec, &Bound::of(&plan), options)
         .map_err(|error| error.to_string())?;
@@ -170,7 +164,10 @@ pub fn run(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
 }
 
 pub fn run_all() {
-    let gpu = Gpu::new(0).expect("the emulated GPU");
+    let gpu = Gpu::builder()
+        .compile_ptx(&mut |_| {})
+        .build(0)
+        .expect("the emulated GPU");
     gpu.make_current().unwrap();
     for scenario in scenarios() {
         eprintln!("scenario {}", scenario.name);

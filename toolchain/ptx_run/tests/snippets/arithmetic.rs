@@ -41,7 +41,7 @@ fn integers_wrap_and_shifts_are_clamped() {
 fn longs_are_made_of_words() {
     assert_eq!(
         lanes("mul.wide.s32 %rd3, %r0, -5; shr.s64 %rd4, %rd3, 1; mov.b64 {%r10, _}, %rd4;"),
-        each(|t| t * -5 >> 1)
+        each(|t| (t * -5) >> 1)
     );
     assert_eq!(
         lanes("mov.b64 %rd3, {%r0, %r1}; mov.b64 {_, %r10}, %rd3;"),

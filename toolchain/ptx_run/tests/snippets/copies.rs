@@ -260,7 +260,7 @@ fn a_box_of_a_tensor_is_swizzled_and_filled_with_zeros() {
                 let (c, r) = (column + x, row + y);
                 let inside = (0..40).contains(&c) && (0..10).contains(&r);
                 let expected = if inside { (r * 100 + c) as u32 } else { 0 };
-                let place = (y * 32 + (x / 4 ^ y) * 4 + x % 4) as usize;
+                let place = (y * 32 + ((x / 4) ^ y) * 4 + x % 4) as usize;
                 assert_eq!(
                     found[place], expected,
                     "box at {column}, {row}: element {x}, {y}"
