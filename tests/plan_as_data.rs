@@ -53,7 +53,9 @@ fn a_plan_prints_as_a_table() {
     let mut lines = table.lines();
     assert_eq!(
         lines.next(),
-        Some("kernel        tile  heads    items    units     tokens         keys")
+        Some(
+            "kernel                                         tile  heads    items    units     tokens         keys"
+        )
     );
     // A line for each launch, which has the figures of its items, and one for the merges.
     for (line, group) in lines.by_ref().zip(&plan.groups) {
@@ -63,7 +65,7 @@ fn a_plan_prints_as_a_table() {
             items.iter().map(of).sum::<u32>().to_string()
         };
         let figures = [
-            format!("{:?}", group.kernel),
+            plan.kernel_name(group).to_owned(),
             group.tile.to_string(),
             group.pack.to_string(),
             items.len().to_string(),

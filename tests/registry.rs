@@ -77,8 +77,13 @@ fn descriptions_agree_with_the_kernels() {
         let most = decodes.clone().min().unwrap();
         assert_eq!(device.decode.ctas_per_sm, most, "decodes on {name}");
         for step in tiles.prefills() {
-            let expected = ctas(step.kernel);
-            assert_eq!(device.prefill.ctas_per_sm, expected, "prefills on {name}");
+            // Fewer where the cost model is to count a CTA as having the SM's tensor cores to itself, as those of an
+            // A100 are: few tiles leave the second place of an SM empty, and the first is then as fast as two.
+            let most = ctas(step.kernel);
+            assert!(
+                (1..=most).contains(&device.prefill.ctas_per_sm),
+                "prefills on {name}"
+            );
         }
     }
 }

@@ -46,7 +46,7 @@ fn plans_are_legible_from_1_to_1024_requests() {
             let texts = legible(&svg);
             assert!(svg.len() < 4 << 20, "{} bytes", svg.len());
             for group in &plan.groups {
-                let line = format!("{:?}, tile {}: ", group.kernel, group.tile);
+                let line = format!("{}, tile {}: ", plan.kernel_name(group), group.tile);
                 assert!(
                     texts.iter().any(|text| text.starts_with(&line)),
                     "{line}{texts:?}"

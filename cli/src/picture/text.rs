@@ -12,7 +12,9 @@ pub(crate) fn text_width(text: &str, size: u32) -> f64 {
         // Letters of other scripts are as wide as they are high.
         _ => 1.0,
     };
-    text.chars().map(of).sum::<f64>() * f64::from(size)
+    // Fonts differ: one that is a little wider still fits.
+    const WIDER: f64 = 1.03;
+    text.chars().map(of).sum::<f64>() * f64::from(size) * WIDER
 }
 
 /// The text in lines no wider than `width`, broken between words where it can be; what is longer than any name

@@ -114,7 +114,11 @@ pub fn write(put: &impl Fn(&str, &[u8])) {
             serde_json::json!(u32::MAX),
         ),
         ("device-slow", "/flops_per_ns", serde_json::json!(1e-300)),
-        ("device-m", "/decode/m", serde_json::json!([u32::MAX])),
+        (
+            "device-rows",
+            "/prefill/by_q_len/0/rows",
+            serde_json::json!(0),
+        ),
         (
             "device-loss",
             "/pod/streams_loss",

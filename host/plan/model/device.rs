@@ -9,7 +9,7 @@ mod support;
 use kernels_gpu::registry::Sm;
 use serde::{Deserialize, Serialize};
 
-use super::{PodDescription, tiles::TileTable};
+use super::PodDescription;
 use crate::plan::data::{Kernel, PlanError};
 
 /// A device: its limits, and what work costs on it.
@@ -231,16 +231,6 @@ impl DeviceDescription {
         match kernel {
             Kernel::Decode => self.decode.unit_ns,
             Kernel::Prefill => self.prefill.unit_ns,
-        }
-    }
-
-    /// Row blocks of at most so many query tokens are decodes: none where only prefill kernels were compiled for the
-    /// heads.
-    #[must_use]
-    pub fn most_decode_tokens(&self, tiles: &TileTable) -> u32 {
-        match tiles.has_decodes() {
-            true => self.decode_max_tokens,
-            false => 0,
         }
     }
 

@@ -12,7 +12,8 @@ pub struct Model {
     pub device: DeviceDescription,
     pub spec: Spec,
     decode_tile: Option<Tile>,
-    /// See [`DeviceDescription::most_decode_tokens`].
+    /// Row blocks of at most so many query tokens are decodes: none where only prefill kernels were compiled for the
+    /// heads.
     pub most_decode_tokens: u32,
     pub tiles: TileTable,
     /// For each configuration of the fused form; none where it has no kernels for the heads.
@@ -34,7 +35,10 @@ impl Model {
         Ok(Self {
             spec: *spec,
             decode_tile,
-            most_decode_tokens: device.most_decode_tokens(&tiles),
+            most_decode_tokens: match tiles.has_decodes() {
+                true => device.decode_max_tokens,
+                false => 0,
+            },
             tiles,
             fused_tiles: device.pod.configs.iter().map(fused).collect(),
             cost: CostModel::new(device, spec),
