@@ -1,4 +1,4 @@
-//! What papers decide where `tandem-attn` decides otherwise, as [`Rules`](tandem_attn::plan::Rules) for its planner.
+//! What papers decide where `tandem-attn` decides otherwise, as [`Rules`] for its planner.
 //!
 //! Nothing here serves better than the planner's own decisions: it is there to measure by how much. `tandem bench`
 //! takes these rules by name (`--packing`, `--split`).

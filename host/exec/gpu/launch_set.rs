@@ -54,13 +54,16 @@ impl LaunchSet {
         Ok(set)
     }
 
-    /// What any plan of one part needs: prefills, decodes, and both together in whatever form.
+    /// What any plan of one part needs: prefills, decodes, and both together in whatever form but in one kernel by
+    /// tickets, which [`and`](Self::and) adds for a plan.
     ///
     /// # Errors
     /// [`PlanError::NoTile`](crate::plan::PlanError::NoTile).
     pub fn all(device: &DeviceDescription, spec: &Spec) -> Result<Self, Error> {
         let mut set = Self::new();
+        // What is one kernel by tickets is captured for a plan at hand: see `and`.
         let tables = device.pod.configs.iter();
+        let tables = tables.filter(|config| !config.by_tickets);
         let tables = tables.filter_map(|config| TileTable::fused(device, spec, None, config));
         for tiles in [TileTable::new(device, spec, None)?]
             .into_iter()
