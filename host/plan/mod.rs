@@ -1,6 +1,6 @@
 //! From problem to plan: pure functions, no GPU types.
 //!
-//! A [`Planner`] turns a [`Spec`] and a [`Batch`](crate::problem::Batch) into a [`Plan`]: work items, the
+//! A [`Planner`] turns a [`Spec`](crate::problem::Spec) and a [`Batch`](crate::problem::Batch) into a [`Plan`]: work items, the
 //! rows of each, where partial states go and how they are merged. Every executor runs the same plan; the
 //! plan of a step serves all layers of the step.
 //!

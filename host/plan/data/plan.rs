@@ -148,7 +148,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// A plan of nothing, for [`Planner::plan_into`] to fill.
+    /// A plan of nothing, for [`Planner::plan_into`](crate::plan::Planner::plan_into) to fill.
     #[must_use]
     pub const fn empty(spec: Spec) -> Self {
         Self {

@@ -16,7 +16,7 @@ pub struct CeilingParams {
     pub reserved: u32,
 }
 
-/// What [`loops`](crate::loops) work on.
+/// What [`loops`](crate::measure::loops) work on.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct LoopsParams {
@@ -36,6 +36,6 @@ pub struct LoopsParams {
     pub rounds: u32,
     /// Blocks of each loop.
     pub blocks: u32,
-    /// Who does what: see [`Binding`](crate::loops::Binding).
+    /// Who does what: see [`Binding`](crate::measure::loops::Binding).
     pub binding: u32,
 }

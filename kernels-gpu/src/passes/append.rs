@@ -48,7 +48,7 @@ mod rows {
         };
     }
 
-    /// See [`table`](super::table).
+    /// See the macro `table`.
     pub const ROWS: &[KernelInfo] = table!(rows);
 }
 #[cfg(not(target_arch = "nvptx64"))]

@@ -78,9 +78,9 @@ mod rows {
         };
     }
 
-    /// See [`table`](super::table).
+    /// See the macro `table`.
     pub const ROWS: &[&[KernelInfo]] = table!(list rows);
-    /// See [`f32_table`](super::f32_table).
+    /// See the macro `f32_table`.
     pub const F32_ROWS: &[KernelInfo] = f32_table!(rows);
 
     const fn row(name: &'static str, shape: Shape) -> KernelInfo {

@@ -114,7 +114,7 @@ mod rows {
         };
     }
 
-    /// See [`table`](super::table).
+    /// See the macro `table`.
     pub const ROWS: &[&[KernelInfo]] = table!(list rows);
 
     /// Shared memory is what one prefill takes: a launch may ask for more, to run more decodes side by side.

@@ -180,7 +180,7 @@ mod rows {
         };
     }
 
-    /// See [`table`](super::table).
+    /// See the macro `table`.
     pub const TABLE: &[&[KernelInfo]] = table!(list rows);
 
     const fn row(name: &'static str, tile: [u32; 2], shape: Shape) -> KernelInfo {

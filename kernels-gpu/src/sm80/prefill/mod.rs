@@ -122,7 +122,7 @@ mod rows {
         };
     }
 
-    /// See [`table`](super::table).
+    /// See the macro `table`.
     pub const ROWS: &[&[KernelInfo]] = table!(list rows);
 
     const fn row(name: &'static str, rows: u32, shape: Shape) -> KernelInfo {

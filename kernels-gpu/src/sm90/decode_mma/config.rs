@@ -48,7 +48,7 @@ mod rows {
         };
     }
 
-    /// See [`table`](super::table).
+    /// See the macro `table`.
     pub const ROWS: &[&[KernelInfo]] = table!(list rows);
 
     const fn row(name: &'static str, rows: u32, keys: u32, dim: u32) -> KernelInfo {

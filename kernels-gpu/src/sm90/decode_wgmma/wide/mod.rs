@@ -6,7 +6,7 @@
 //! - two **gatherers** (a warp each) bring the rows of a unit, which may lie anywhere in `q`; the first of them
 //!   claims units by ticket, shortly before the one before is done;
 //! - two **loaders** (a warp each) bring keys and values, a lane per TMA box;
-//! - **consumers** (a warpgroup for 64 rows) work as those of [`prefill`](super::prefill) do: Q·Kᵀ of a block
+//! - **consumers** (a warpgroup for 64 rows) work as those of [`prefill`](crate::sm90::prefill) do: Q·Kᵀ of a block
 //!   is issued together with P·V of the block before, across units.
 //!
 //! The keys of a unit are *runs*: of one table for all rows, or, in a [joint](crate::abi::WorkItem::JOINT) item, of
