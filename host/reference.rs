@@ -4,7 +4,7 @@ use kernels_gpu::variant::{Key, Pair, Query, Standard, Variant};
 use rayon::prelude::*;
 
 use crate::{
-    kv::KvView,
+    kv::{KvView, ScaleAt},
     problem::{Batch, Part, Spec},
     tensor::{Element, ShapeError},
 };
@@ -97,6 +97,9 @@ fn check<T: Element>(
     }
     for (index, (view, Part { table, .. })) in kv.iter().zip(&batch.parts).enumerate() {
         view.check(spec, index, table.page_size, table.pool_pages)?;
+        let pages = [table.page_size, table.pool_pages];
+        view.scales
+            .check(T::DTYPE, index, spec.kv_heads, batch.total_q(), pages)?;
     }
     Ok(())
 }
@@ -130,7 +133,13 @@ impl<V: Variant> Row<'_, V> {
             .map(|seen| seen.logit)
             .fold(f64::NEG_INFINITY, f64::max);
         let mut sum = 0.0;
-        for &Seen { logit, value, at } in &seen {
+        for &Seen {
+            logit,
+            value,
+            scale,
+            at,
+        } in &seen
+        {
             let weight = if V::SOFTMAX {
                 (logit - max).exp2()
             } else {
@@ -141,7 +150,7 @@ impl<V: Variant> Row<'_, V> {
             sum += weight;
             out.iter_mut()
                 .zip(value)
-                .for_each(|(o, v)| *o += weight * v);
+                .for_each(|(o, v)| *o += weight * scale * v);
         }
         if V::SOFTMAX && !seen.is_empty() {
             out.iter_mut().for_each(|o| *o /= sum);
@@ -207,8 +216,15 @@ impl<V: Variant> Row<'_, V> {
             let mut k = widen(kv.key(page, offset, at.head, spec.head_dim_qk));
             transform(&mut k, |pair, dim| variant.key(pair, dim, at));
             let dot: f64 = query.iter().zip(&k).map(|(q, k)| q * k).sum();
+            let scale_at = ScaleAt {
+                token,
+                head: at.head,
+                page,
+                offset,
+            };
+            let [k_scale, v_scale] = kv.scales.at(spec.kv_heads, scale_at).map(f64::from);
             let logit = variant.logit(
-                dot,
+                dot * k_scale,
                 Pair {
                     token,
                     head,
@@ -219,6 +235,7 @@ impl<V: Variant> Row<'_, V> {
             Seen {
                 logit,
                 value: kv.value(page, offset, at.head, spec.head_dim_v),
+                scale: v_scale,
                 at,
             }
         })
@@ -230,6 +247,8 @@ impl<V: Variant> Row<'_, V> {
 struct Seen<'a, T> {
     logit: f64,
     value: &'a [T],
+    /// Of the value.
+    scale: f64,
     at: Key,
 }
 

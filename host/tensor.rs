@@ -75,6 +75,30 @@ pub enum ShapeError {
         /// Pages of the pool.
         pool_pages: u32,
     },
+    /// Scales for keys and values that have none.
+    #[error(
+        "scales are given for part {part}, whose keys and values are {dtype:?}: only those of 8 bits have scales, give \
+         `KvScales::One`"
+    )]
+    Scaled {
+        /// The part.
+        part: usize,
+        /// Type of keys and values.
+        dtype: Dtype,
+    },
+    /// A query token of a request without scales.
+    #[error(
+        "query token {token} is of request {got}, and there are scales of {requests}: count requests from 0, and give \
+         each its scales"
+    )]
+    NoRequest {
+        /// The query token.
+        token: usize,
+        /// Its request.
+        got: u32,
+        /// Requests with scales.
+        requests: usize,
+    },
     /// A shape that reaches past the elements that are given for it.
     #[error("{got} elements are given, and the shape with its strides reaches to {needed}")]
     TooShort {

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use kernels_gpu::abi::KvStrides;
 
+use super::KvScales;
 use crate::{
     problem::{KvLayout, Spec},
     tensor::{Element, ShapeError, TensorRef},
@@ -23,6 +24,8 @@ pub struct KvView<'a, T> {
     pub k_strides: KvStrides,
     /// How `v` lies.
     pub v_strides: KvStrides,
+    /// What both are multiplied by.
+    pub scales: KvScales<'a>,
 }
 
 impl<'a, T: Element> KvView<'a, T> {
@@ -42,7 +45,15 @@ impl<'a, T: Element> KvView<'a, T> {
             v,
             k_strides,
             v_strides,
+            scales: KvScales::One,
         }
+    }
+
+    /// With scales of 8-bit keys and values.
+    #[must_use]
+    pub const fn with_scales(mut self, scales: KvScales<'a>) -> Self {
+        self.scales = scales;
+        self
     }
 
     /// Keys and values of a page behind each other: `[pages, 2, …]`.
@@ -62,6 +73,7 @@ impl<'a, T: Element> KvView<'a, T> {
             v: &pool[half.min(pool.len())..],
             k_strides: strides,
             v_strides: strides,
+            scales: KvScales::One,
         })
     }
 
@@ -78,7 +90,22 @@ impl<'a, T: Element> KvView<'a, T> {
             })
         };
         let (k_strides, v_strides) = (by_token(self.k_strides)?, by_token(self.v_strides)?);
+        let scales = match self.scales {
+            KvScales::Token {
+                k,
+                v,
+                k_strides,
+                v_strides,
+            } => KvScales::Token {
+                k,
+                v,
+                k_strides: by_token(k_strides)?,
+                v_strides: by_token(v_strides)?,
+            },
+            other => other,
+        };
         Some(Self {
+            scales,
             k_strides,
             v_strides,
             ..*self
@@ -190,6 +217,7 @@ impl<'a, T: Element> KvViewMut<'a, T> {
             v: self.v,
             k_strides: self.k_strides,
             v_strides: self.v_strides,
+            scales: KvScales::One,
         }
     }
 
@@ -230,6 +258,8 @@ pub struct KvTensors<'a> {
     pub k: TensorRef<'a, 4>,
     /// The values.
     pub v: TensorRef<'a, 4>,
+    /// What both are multiplied by.
+    pub scales: KvScales<'a>,
 }
 
 /// Whole pages in so many elements.

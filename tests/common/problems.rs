@@ -6,7 +6,7 @@ use super::numeric::Rng;
 use proptest::{prelude::*, sample::Index};
 use tandem_attn::{
     abi::KvStrides,
-    kv::{KvView, compose::share_prefixes},
+    kv::{KvScales, KvView, compose::share_prefixes},
     plan::{DeviceDescription, JointDescription, PlanOptions, QueryStep, SplitMode},
     problem::{Batch, KvLayout, PageTable, Part, Spec},
     reference,
@@ -125,6 +125,7 @@ impl<T: Element> Pools<T> {
             v: &self.v,
             k_strides: self.k_strides,
             v_strides: self.v_strides,
+            scales: KvScales::One,
         }
     }
 }

@@ -10,6 +10,7 @@ mod numeric;
 #[path = "../common/problems.rs"]
 mod problems;
 mod refused;
+mod scales;
 mod strided;
 
 use half::{bf16, f16};

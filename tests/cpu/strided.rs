@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use tandem_attn::{
     Error,
     exec::Cpu,
-    kv::KvTensors,
+    kv::{KvScales, KvTensors},
     problem::{Dtype, KvLayout, Spec},
     tensor::{Element, ShapeError, TensorMut, TensorRef},
 };
@@ -39,6 +39,7 @@ fn kv<'a, T: Element>(problem: &Problem, parts: &'a [Pools<T>]) -> Vec<KvTensors
     let of_part = |(part, pools): (usize, &'a Pools<T>)| KvTensors {
         k: erased(problem, part, &pools.k, spec.head_dim_qk),
         v: erased(problem, part, &pools.v, spec.head_dim_v),
+        scales: KvScales::One,
     };
     parts.iter().enumerate().map(of_part).collect()
 }
@@ -154,7 +155,19 @@ fn what_does_not_go_with_the_plan_is_named_and_nothing_is_written() {
     };
     let (shape, strides) = ([2, 4, 16], [64, 16, 1]);
     let with_q = |q: &TensorRef<'_, 3>| error(q, &right, shape, strides, 8);
-    let with_kv = |k, v| error(&right_q, &[KvTensors { k, v }], shape, strides, 8);
+    let with_kv = |k, v| {
+        error(
+            &right_q,
+            &[KvTensors {
+                k,
+                v,
+                scales: KvScales::One,
+            }],
+            shape,
+            strides,
+            8,
+        )
+    };
     let with_out = |shape, strides| error(&right_q, &right, shape, strides, 8);
     let dtype = |name, got| {
         Error::Shape(ShapeError::Dtype {

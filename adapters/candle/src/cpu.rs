@@ -4,7 +4,7 @@ use candle_core::{CpuStorage, Layout, Result, Shape, bail};
 use tandem_attn::{
     exec::{Cpu, cpu::append_rows},
     half::{bf16, f16},
-    kv::KvTensors,
+    kv::{KvScales, KvTensors},
     plan::Plan,
     problem::Dtype,
     tensor::{TensorMut, TensorRef},
@@ -68,6 +68,7 @@ pub fn attend(
     let kv = KvTensors {
         k: read(k.0, Axes::pages(k.1, page_size)?)?,
         v: read(v.0, Axes::pages(v.1, page_size)?)?,
+        scales: KvScales::One,
     };
     macro_rules! run {
         ($element:ty, $zero:expr, $storage:ident) => {{

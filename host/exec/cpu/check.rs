@@ -59,7 +59,11 @@ pub(super) fn check<Q: Element, T: Element, O: Element>(
     }
     check_parts(plan, kv.len())?;
     for (index, (view, part)) in kv.iter().zip(&plan.parts).enumerate() {
-        view.check(spec, index, part.page_size, pages_of(plan, part))?;
+        let pages = pages_of(plan, part);
+        view.check(spec, index, part.page_size, pages)?;
+        let pages = [part.page_size, pages];
+        view.scales
+            .check(spec.kv_dtype, index, spec.kv_heads, plan.total_q, pages)?;
     }
     Ok(())
 }
@@ -113,34 +117,42 @@ pub(super) fn check_tensors<'a>(
         .into());
     }
     check_parts(plan, kv.len())?;
-    let pools = kv.iter().zip(&plan.parts).map(|(kv, part)| {
-        check_dtypes(&[
-            ("k", kv.k.dtype(), spec.kv_dtype),
-            ("v", kv.v.dtype(), spec.kv_dtype),
-        ])?;
-        let pages = pages_of(plan, part);
-        let strides = |tensor, pool: &TensorRef<'_, 4>, dim: u32| {
-            let [got, page_size, heads, got_dim] = pool.shape();
-            let names = ["tokens in a page", "KV heads", "elements in a head"];
-            let expected = [part.page_size, spec.kv_heads, dim].map(|extent| extent as usize);
-            check_shape(tensor, &names, &[page_size, heads, got_dim], &expected)?;
-            if got < pages as usize {
-                return Err(Error::Extent {
-                    tensor,
-                    dimension: "pages",
-                    got,
-                    rule: format!("at least {pages}, for the plan's page ids"),
-                });
-            }
-            kv_strides(tensor, pool)
-        };
-        Ok(Pools {
-            k_strides: strides("the key pool", &kv.k, spec.head_dim_qk)?,
-            v_strides: strides("the value pool", &kv.v, spec.head_dim_v)?,
-            k: kv.k.elements(),
-            v: kv.v.elements(),
-        })
-    });
+    let pools = kv
+        .iter()
+        .zip(&plan.parts)
+        .enumerate()
+        .map(|(index, (kv, part))| {
+            check_dtypes(&[
+                ("k", kv.k.dtype(), spec.kv_dtype),
+                ("v", kv.v.dtype(), spec.kv_dtype),
+            ])?;
+            let pages = pages_of(plan, part);
+            let of_part = [part.page_size, pages];
+            kv.scales
+                .check(spec.kv_dtype, index, spec.kv_heads, plan.total_q, of_part)?;
+            let strides = |tensor, pool: &TensorRef<'_, 4>, dim: u32| {
+                let [got, page_size, heads, got_dim] = pool.shape();
+                let names = ["tokens in a page", "KV heads", "elements in a head"];
+                let expected = [part.page_size, spec.kv_heads, dim].map(|extent| extent as usize);
+                check_shape(tensor, &names, &[page_size, heads, got_dim], &expected)?;
+                if got < pages as usize {
+                    return Err(Error::Extent {
+                        tensor,
+                        dimension: "pages",
+                        got,
+                        rule: format!("at least {pages}, for the plan's page ids"),
+                    });
+                }
+                kv_strides(tensor, pool)
+            };
+            Ok(Pools {
+                k_strides: strides("the key pool", &kv.k, spec.head_dim_qk)?,
+                v_strides: strides("the value pool", &kv.v, spec.head_dim_v)?,
+                k: kv.k.elements(),
+                v: kv.v.elements(),
+                scales: kv.scales,
+            })
+        });
     pools.collect()
 }
 

@@ -173,7 +173,7 @@ impl Cpu {
     /// ```
     /// use tandem_attn::{
     ///     exec::Cpu,
-    ///     kv::KvTensors,
+    ///     kv::{KvScales, KvTensors},
     ///     plan::{PlanOptions, Planner},
     ///     problem::{Batch, Dtype, PageTable, Spec},
     ///     tensor::{TensorMut, TensorRef},
@@ -187,7 +187,7 @@ impl Cpu {
     ///
     /// let (q, pool, mut out) = (vec![1.0_f32; 256], vec![2.0_f32; 16 * 64], vec![0.0_f32; 256]);
     /// let pool = TensorRef::new(&pool, [1, 16, 1, 64])?;
-    /// let kv = KvTensors { k: pool, v: pool };
+    /// let kv = KvTensors { k: pool, v: pool, scales: KvScales::One };
     /// let q = TensorRef::new(&q, [1, 4, 64])?;
     /// cpu.run_tensors(&plan, &q, &[kv], TensorMut::new(&mut out, [1, 4, 64])?, None)?;
     /// assert_eq!(out, [2.0; 256]);

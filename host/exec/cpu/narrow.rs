@@ -115,6 +115,8 @@ pub(super) fn attend<V: Variant>(
             } else {
                 0.0
             };
+            let [_, of_values] = unit.row_scales(&unit.rows[r], head.kv_head);
+            let norm = norm * of_values;
             let at = r * dim_v..(r + 1) * dim_v;
             out[at.clone()]
                 .iter_mut()

@@ -115,11 +115,7 @@ impl<V: Variant> Unit<'_, V> {
         made: &'a mut [f32],
     ) -> TileRows<'a> {
         let dim = self.dim(places.pool);
-        let transforms = match places.pool {
-            Pool::Keys => V::TRANSFORMS_KEY,
-            Pool::Values => V::TRANSFORMS_VALUE,
-        };
-        if !transforms {
+        if !self.makes(places.pool) {
             let (pool, strides) = self.pool(places.pool);
             let of_unit = (head - self.kv_heads.start) as usize;
             return TileRows {

@@ -9,7 +9,7 @@ use kernels_gpu::{
 
 use super::{buffer::Buffer, simd::prefetch};
 use crate::{
-    kv::KvView,
+    kv::{KvScales, KvView, ScaleAt},
     plan::Plan,
     problem::Spec,
     tensor::{Element, Slice, with_elements},
@@ -42,6 +42,7 @@ pub(super) struct Pools<'a> {
     pub(super) v: Slice<'a>,
     pub(super) k_strides: KvStrides,
     pub(super) v_strides: KvStrides,
+    pub(super) scales: KvScales<'a>,
 }
 
 impl<'a> Pools<'a> {
@@ -51,12 +52,14 @@ impl<'a> Pools<'a> {
             v,
             k_strides,
             v_strides,
+            scales,
         } = view;
         Self {
             k: T::erase(k),
             v: T::erase(v),
             k_strides,
             v_strides,
+            scales,
         }
     }
 }
@@ -209,9 +212,59 @@ impl<'a, V: Variant> Unit<'a, V> {
             };
             transform(to, |x, dim| self.variant.query(x, dim, at));
         }
-        if !V::TRANSFORMS_LOGITS {
-            // Here it costs one multiplication a query instead of one a logit.
-            let scale = self.variant.params().scale_log2;
+        // Here it costs one multiplication a query instead of one a logit.
+        let of_logits = match V::TRANSFORMS_LOGITS {
+            true => 1.0,
+            false => self.variant.params().scale_log2,
+        };
+        let [of_keys, _] = self.row_scales(row, kv_head);
+        let scale = of_logits * of_keys;
+        if scale != 1.0 {
+            to.iter_mut().for_each(|x| *x *= scale);
+        }
+    }
+
+    /// What keys and values are multiplied by for a row, where that is the same for all of them.
+    pub(super) fn row_scales(&self, row: &Row, kv_head: u32) -> [f32; 2] {
+        if self.pools.scales.by_key() {
+            return [1.0; 2];
+        }
+        let at = ScaleAt {
+            token: row.token,
+            head: kv_head,
+            page: 0,
+            offset: 0,
+        };
+        self.pools.scales.at(self.spec.kv_heads, at)
+    }
+
+    /// Whether the keys (or values) are others than those of the pool.
+    pub(super) const fn makes(&self, pool: Pool) -> bool {
+        let transforms = match pool {
+            Pool::Keys => V::TRANSFORMS_KEY,
+            Pool::Values => V::TRANSFORMS_VALUE,
+        };
+        transforms || self.pools.scales.by_key()
+    }
+
+    /// Multiplies keys (or values) of one head by their own scales.
+    fn scale_rows(&self, of: Pool, head: u32, keys: Range<u32>, to: &mut [f32]) {
+        if !self.pools.scales.by_key() {
+            return;
+        }
+        let page_size = self.pools.k_strides.page_size;
+        for (key, to) in keys.zip(to.chunks_exact_mut(self.dim(of))) {
+            let at = ScaleAt {
+                token: 0,
+                head,
+                page: self.pages[(key / page_size) as usize],
+                offset: key % page_size,
+            };
+            let [k, v] = self.pools.scales.at(self.spec.kv_heads, at);
+            let scale = match of {
+                Pool::Keys => k,
+                Pool::Values => v,
+            };
             to.iter_mut().for_each(|x| *x *= scale);
         }
     }
@@ -251,24 +304,29 @@ impl<'a, V: Variant> Unit<'a, V> {
     pub(super) fn load_keys(&self, head: u32, keys: Range<u32>, to: &mut [f32]) {
         self.load_rows(Pool::Keys, head, keys.clone(), to);
         if V::TRANSFORMS_KEY {
-            for (position, to) in keys.zip(to.chunks_exact_mut(self.dim(Pool::Keys))) {
+            for (position, to) in keys.clone().zip(to.chunks_exact_mut(self.dim(Pool::Keys))) {
                 transform(to, |x, dim| {
                     self.variant.key(x, dim, Key { position, head })
                 });
             }
         }
+        self.scale_rows(Pool::Keys, head, keys, to);
     }
 
     /// Values of one head, `[keys, head_dim_v]`.
     pub(super) fn load_values(&self, head: u32, keys: Range<u32>, to: &mut [f32]) {
         self.load_rows(Pool::Values, head, keys.clone(), to);
         if V::TRANSFORMS_VALUE {
-            for (position, to) in keys.zip(to.chunks_exact_mut(self.dim(Pool::Values))) {
+            for (position, to) in keys
+                .clone()
+                .zip(to.chunks_exact_mut(self.dim(Pool::Values)))
+            {
                 transform(to, |x, dim| {
                     self.variant.value(x, dim, Key { position, head })
                 });
             }
         }
+        self.scale_rows(Pool::Values, head, keys, to);
     }
 
     fn load_rows(&self, of: Pool, head: u32, keys: Range<u32>, to: &mut [f32]) {

@@ -102,6 +102,12 @@ fn attend_head<V: Variant>(
         .zip(states)
     {
         block.finish(outputs, lanes, out, lse);
+        for (row, out) in block.rows.iter().zip(out.chunks_exact_mut(dim_v)) {
+            let [_, of_values] = unit.row_scales(row, kv_head);
+            if of_values != 1.0 {
+                out.iter_mut().for_each(|x| *x *= of_values);
+            }
+        }
     }
 }
 

@@ -1,0 +1,195 @@
+//! What 8-bit keys and values are multiplied by.
+
+use kernels_gpu::abi::KvStrides;
+
+use crate::{problem::Dtype, tensor::ShapeError};
+
+/// What keys and values of an 8-bit pool stand for: a stored number times a scale.
+///
+/// All scales are positive and finite; nothing checks that. A variant's hooks on keys and values see stored numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub enum KvScales<'a> {
+    /// Stored numbers stand for themselves: a scale of 1.
+    #[default]
+    One,
+    /// One for all keys, one for all values.
+    Tensor {
+        /// Of keys.
+        k: f32,
+        /// Of values.
+        v: f32,
+    },
+    /// One for each KV head.
+    Head {
+        /// `[kv_heads]`, of keys.
+        k: &'a [f32],
+        /// `[kv_heads]`, of values.
+        v: &'a [f32],
+    },
+    /// One for each request and KV head. The request is that of the query: keys that several requests read, such as
+    /// a shared prefix, stand for what each of them makes of them.
+    Request {
+        /// `[requests, kv_heads]`, of keys.
+        k: &'a [f32],
+        /// `[requests, kv_heads]`, of values.
+        v: &'a [f32],
+        /// `[total_q]`: the request of each query token.
+        of_token: &'a [u32],
+    },
+    /// One for each token and KV head: `[pages, page_size, kv_heads]` in any order, so that scales may lie in the
+    /// pages that they belong to.
+    Token {
+        /// From the scale of the first key of page 0 on.
+        k: &'a [f32],
+        /// From the scale of the first value of page 0 on.
+        v: &'a [f32],
+        /// How `k` lies, in scales.
+        k_strides: KvStrides,
+        /// How `v` lies, in scales.
+        v_strides: KvStrides,
+    },
+}
+
+/// Where a scale stands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ScaleAt {
+    /// The query token.
+    pub(crate) token: u32,
+    /// The KV head.
+    pub(crate) head: u32,
+    /// Page of the key.
+    pub(crate) page: u32,
+    /// Its place in the page.
+    pub(crate) offset: u32,
+}
+
+impl KvScales<'_> {
+    /// Whether each key has scales of its own.
+    pub(crate) const fn by_key(&self) -> bool {
+        matches!(self, Self::Token { .. })
+    }
+
+    /// Scales of a key and of its value, for a query.
+    #[inline]
+    pub(crate) fn at(&self, kv_heads: u32, at: ScaleAt) -> [f32; 2] {
+        let ScaleAt {
+            token,
+            head,
+            page,
+            offset,
+        } = at;
+        match *self {
+            Self::One => [1.0; 2],
+            Self::Tensor { k, v } => [k, v],
+            Self::Head { k, v } => [k[head as usize], v[head as usize]],
+            Self::Request { k, v, of_token } => {
+                let index = (of_token[token as usize] * kv_heads + head) as usize;
+                [k[index], v[index]]
+            }
+            Self::Token {
+                k,
+                v,
+                k_strides,
+                v_strides,
+            } => [
+                k[place(k_strides, page, offset, head)],
+                v[place(v_strides, page, offset, head)],
+            ],
+        }
+    }
+
+    /// Whether there is a scale for all keys of a part.
+    pub(crate) fn check(
+        &self,
+        dtype: Dtype,
+        part: usize,
+        kv_heads: u32,
+        total_q: u32,
+        [page_size, pages]: [u32; 2],
+    ) -> Result<(), ShapeError> {
+        if !matches!(self, Self::One) && dtype.bytes() != 1 {
+            return Err(ShapeError::Scaled { part, dtype });
+        }
+        let length = |name, got: usize, shape, expected: usize| match got == expected {
+            true => Ok(()),
+            false => Err(ShapeError::Length {
+                name,
+                got,
+                shape,
+                expected,
+            }),
+        };
+        let heads = kv_heads as usize;
+        match *self {
+            Self::One | Self::Tensor { .. } => Ok(()),
+            Self::Head { k, v } => {
+                length("scales of keys", k.len(), "[kv_heads]", heads)?;
+                length("scales of values", v.len(), "[kv_heads]", heads)
+            }
+            Self::Request { k, v, of_token } => {
+                length(
+                    "requests of tokens",
+                    of_token.len(),
+                    "[total_q]",
+                    total_q as usize,
+                )?;
+                let shape = "[requests, kv_heads]";
+                let requests = k.len() / heads;
+                length("scales of keys", k.len(), shape, requests * heads)?;
+                length("scales of values", v.len(), shape, k.len())?;
+                let past = of_token
+                    .iter()
+                    .position(|&request| request as usize >= requests);
+                past.map_or(Ok(()), |token| {
+                    Err(ShapeError::NoRequest {
+                        token,
+                        got: of_token[token],
+                        requests,
+                    })
+                })
+            }
+            Self::Token {
+                k,
+                v,
+                k_strides,
+                v_strides,
+            } => {
+                for (tensor, len, strides) in [
+                    ("scales of keys", k.len(), k_strides),
+                    ("scales of values", v.len(), v_strides),
+                ] {
+                    if strides.page_size != page_size {
+                        let got = strides.page_size;
+                        return Err(ShapeError::PageSize {
+                            part,
+                            got,
+                            expected: page_size,
+                        });
+                    }
+                    let last =
+                        |pages: u32| place(strides, pages - 1, page_size - 1, kv_heads - 1) + 1;
+                    let needed = if pages == 0 { 0 } else { last(pages) };
+                    if len < needed {
+                        let (got, pool_pages) = (len, pages);
+                        return Err(ShapeError::PoolTooSmall {
+                            part,
+                            tensor,
+                            got,
+                            needed,
+                            pool_pages,
+                        });
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+#[inline]
+const fn place(strides: KvStrides, page: u32, offset: u32, head: u32) -> usize {
+    page as usize * strides.page as usize
+        + offset as usize * strides.token as usize
+        + head as usize * strides.head as usize
+}
