@@ -77,12 +77,9 @@ pub enum ShapeError {
     },
     /// Scales for keys and values that have none.
     #[error(
-        "scales are given for part {part}, whose keys and values are {dtype:?}: only those of 8 bits have scales, give \
-         `KvScales::One`"
+        "scales are given for keys and values in {dtype:?}: only those of 8 bits have scales, give `KvScales::One`"
     )]
     Scaled {
-        /// The part.
-        part: usize,
         /// Type of keys and values.
         dtype: Dtype,
     },

@@ -109,7 +109,7 @@ impl KvScales<'_> {
         [page_size, pages]: [u32; 2],
     ) -> Result<(), ShapeError> {
         if !matches!(self, Self::One) && dtype.bytes() != 1 {
-            return Err(ShapeError::Scaled { part, dtype });
+            return Err(ShapeError::Scaled { dtype });
         }
         let length = |name, got: usize, shape, expected: usize| match got == expected {
             true => Ok(()),

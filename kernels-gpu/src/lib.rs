@@ -17,7 +17,7 @@ pub mod abi;
 pub mod common;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "measure"))]
 pub mod measure;
-#[cfg(any(not(target_arch = "nvptx64"), feature = "passes"))]
+#[cfg(any(not(target_arch = "nvptx64"), feature = "passes", feature = "quantise"))]
 pub mod passes;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod registry;

@@ -26,6 +26,8 @@ pub enum Family {
     Pod,
     /// What goes around attention.
     Passes,
+    /// Appending to 8-bit pages.
+    Quantise,
     /// What measures the hardware.
     Measure,
 }
@@ -42,6 +44,7 @@ impl Family {
             Self::Sm80Decode => "sm80_decode",
             Self::Pod => "pod",
             Self::Passes => "passes",
+            Self::Quantise => "quantise",
             Self::Measure => "measure",
         }
     }
@@ -86,6 +89,8 @@ pub enum Op {
         /// What a thread moves at a time.
         vector_bytes: u32,
     },
+    /// Appends keys and values of 16 bits to pages of 8.
+    Quantise,
     /// Reads as fast as that can be done.
     MeasureRead,
     /// Multiplies as fast as that can be done.
@@ -114,6 +119,8 @@ pub enum Element {
     F16,
     /// Single precision.
     F32,
+    /// 8-bit float with 4 exponent bits.
+    E4m3,
     /// Whatever it is: bytes are moved.
     Any,
 }
@@ -133,6 +140,8 @@ pub struct KernelInfo {
     pub loads: Loads,
     /// Elements.
     pub element: Element,
+    /// Elements of keys and values, where they are others.
+    pub cache: Option<Element>,
     /// Rows of a tile: query tokens × packed query heads.
     pub rows: u32,
     /// Keys of a block.
@@ -171,6 +180,7 @@ impl KernelInfo {
             op,
             loads: Loads::Rows,
             element: Element::Any,
+            cache: None,
             rows: 0,
             keys: 0,
             head_dim: 0,
@@ -185,6 +195,12 @@ impl KernelInfo {
             shared_bytes: 0,
             ctas_per_sm: 0,
         }
+    }
+
+    /// Whether keys and values are of this type.
+    #[must_use]
+    pub fn takes_cache(&self, element: Element) -> bool {
+        self.cache.unwrap_or(self.element) == element
     }
 
     /// Whether it computes attention.
@@ -320,12 +336,13 @@ impl KernelId {
             let KernelInfo {
                 op,
                 element,
+                cache,
                 head_dim,
                 value_dim,
                 cap,
                 ..
             } = *row;
-            (op, element, head_dim, value_dim, cap)
+            (op, element, cache, head_dim, value_dim, cap)
         };
         let same = |id: &Self| id.info().arch == arch && does(id.info()) == does(row);
         (row.arch == arch)

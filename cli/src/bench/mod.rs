@@ -8,8 +8,9 @@ mod stats;
 use std::{path::PathBuf, time::Duration};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use tandem_attn::plan::{
-    MergeMode, PackRule, PlanOptions, Planner, Rules, SplitMode, Tile, pod::PodMode,
+use tandem_attn::{
+    plan::{MergeMode, PackRule, PlanOptions, Planner, Rules, SplitMode, Tile, pod::PodMode},
+    problem::Dtype,
 };
 use tandem_papers::{flashinfer, pat};
 
@@ -31,7 +32,8 @@ Examples:
   tandem bench --suite decode --json decode.json
   tandem bench my-workload.json --case hybrid --seconds 2
   tandem bench --suite pat --packing pat-paper   # what PAT's own packing rule costs
-  tandem bench --suite pod --pod serial          # what running side by side saves";
+  tandem bench --suite pod --pod serial          # what running side by side saves
+  tandem bench --suite decode --kv-dtype f8e4m3  # what 8-bit keys and values save";
 
 /// Measure workloads: time, bandwidth, throughput, share of the hardware's limits, exactness.
 #[derive(Clone, Debug, clap::Args)]
@@ -46,6 +48,9 @@ pub struct Args {
     /// Only cases whose name has this in it
     #[arg(long, value_name = "TEXT")]
     case: Option<String>,
+    /// Keys and values of this type instead of the workload's: bf16, f16, f8e4m3, …
+    #[arg(long, value_name = "DTYPE", value_parser = workload::dtype_of)]
+    kv_dtype: Option<Dtype>,
     /// Where to run
     #[arg(long, value_enum, default_value = "auto")]
     backend: backend::Choice,
@@ -331,6 +336,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     bar.finish_and_clear();
     let mut file = measured?;
     file.options = args.planning.flags();
+    if let Some(dtype) = args.kv_dtype {
+        let name = workload::dtype_name(dtype);
+        file.options.push(format!("--kv-dtype {name}"));
+    }
     if let Some(path) = &args.json {
         output::write_file(path, file.to_json().as_bytes())?;
     }
@@ -365,7 +374,11 @@ fn chosen(args: &Args) -> Result<Vec<Case>, Failure> {
         Some(path) => workload::load(path)?,
         None => args.suite.cases(),
     };
-    workload::matching(cases, args.case.as_deref())
+    let mut cases = workload::matching(cases, args.case.as_deref())?;
+    for case in &mut cases {
+        case.spec.kv_dtype = args.kv_dtype.unwrap_or(case.spec.kv_dtype);
+    }
+    Ok(cases)
 }
 
 fn progress_bar(cases: u64) -> ProgressBar {

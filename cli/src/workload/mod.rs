@@ -211,10 +211,23 @@ pub fn dtype_name(dtype: Dtype) -> &'static str {
     known.map_or("other", |(name, _)| name)
 }
 
+/// The element type of a name.
+///
+/// # Errors
+/// The names there are.
+pub fn dtype_of(name: &str) -> Result<Dtype, String> {
+    let known = DTYPES.iter().find(|(known, _)| *known == name);
+    known.map(|(_, dtype)| *dtype).ok_or_else(|| {
+        let names = DTYPES.map(|(name, _)| name).join(", ");
+        format!("give one of {names}")
+    })
+}
+
 /// The suites that come with the command.
-const SUITES: [(&str, &str); 5] = [
+const SUITES: [(&str, &str); 6] = [
     ("quick", include_str!("../../suites/quick.json")),
     ("decode", include_str!("../../suites/decode.json")),
+    ("decode8", include_str!("../../suites/decode8.json")),
     ("prefill", include_str!("../../suites/prefill.json")),
     ("pod", include_str!("../../suites/pod.json")),
     ("pat", include_str!("../../suites/pat.json")),
@@ -227,13 +240,15 @@ pub enum Suite {
     Quick,
     /// Decode steps: few and many, short and long, even and ragged.
     Decode,
+    /// Decode steps on 8-bit keys and values.
+    Decode8,
     /// Prompts and chunks.
     Prefill,
     /// A chunk and decodes in one batch.
     Pod,
     /// Decodes that share prefixes: the 20 trees of PAT's Figure 10 under its 4 head settings.
     Pat,
-    /// decode, prefill, pod and pat.
+    /// decode, decode8, prefill, pod and pat.
     All,
 }
 
@@ -247,6 +262,7 @@ impl Suite {
         let wanted = |name: &str| match self {
             Self::Quick => name == "quick",
             Self::Decode => name == "decode",
+            Self::Decode8 => name == "decode8",
             Self::Prefill => name == "prefill",
             Self::Pod => name == "pod",
             Self::Pat => name == "pat",

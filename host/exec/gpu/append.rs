@@ -11,7 +11,7 @@ use kernels_gpu::{
 };
 
 use super::{
-    DeviceArray, DevicePtr, DeviceTensor, Gpu, Stream,
+    DeviceArray, DevicePtr, DeviceTensor, Gpu, KvScales, Stream,
     launch::Launch,
     tensor::{COUNTED, fits},
 };
@@ -36,6 +36,8 @@ pub struct KvPool {
     pub k_strides: KvStrides,
     /// How the values lie.
     pub v_strides: KvStrides,
+    /// What both are multiplied by.
+    pub scales: KvScales,
 }
 
 impl KvPool {
@@ -56,7 +58,15 @@ impl KvPool {
             pages,
             k_strides: layout.strides(page_size, spec.kv_heads, spec.head_dim_qk),
             v_strides: layout.strides(page_size, spec.kv_heads, spec.head_dim_v),
+            scales: KvScales::One,
         }
+    }
+
+    /// With scales of 8-bit keys and values.
+    #[must_use]
+    pub const fn with_scales(mut self, scales: KvScales) -> Self {
+        self.scales = scales;
+        self
     }
 
     /// With pages that lie otherwise: keys and values in one pool, one layer out of many.

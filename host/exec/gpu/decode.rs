@@ -39,9 +39,9 @@ pub struct DecodeCall<'a> {
     pub merges: DeviceArray<MergeRow>,
     /// The slots of the merges.
     pub merge_slots: DeviceArray<u32>,
-    /// `[tokens, q_heads, head_dim]` of the pool's type, any token stride that is a multiple of 8.
+    /// `[tokens, q_heads, head_dim]`, BF16 or F16, any token stride that is a multiple of 8.
     pub q: &'a DeviceTensor<3>,
-    /// Keys and values, BF16 or F16; pages of a multiple of 8 tokens are read fastest.
+    /// Keys and values, of the queries' type or F8E4M3; pages of a multiple of 8 tokens are read fastest.
     pub pool: &'a KvPool,
     /// As `q`.
     pub out: &'a DeviceTensor<3>,
@@ -106,7 +106,7 @@ impl Gpu {
         let loads = match kernel.info().loads {
             Loads::Pages => {
                 pool.k_strides == pool.v_strides
-                    && Walk::new(spec, pool.pages, &pool.k_strides).is_ok()
+                    && Walk::new(spec, pool.pages, &pool.k_strides, pool.dtype).is_ok()
             }
             Loads::Rows | Loads::PagesOrRows => true,
         };
@@ -124,7 +124,12 @@ impl Gpu {
         maps: &mut Maps,
     ) -> Result<Step, Error> {
         check(call)?;
-        check_serves(kernel, Op::Decode, call.spec, call.pool.dtype)?;
+        check_serves(
+            kernel,
+            Op::Decode,
+            call.spec,
+            [call.q.dtype, call.pool.dtype],
+        )?;
         let kernel = self.kernel(kernel)?;
         if kernel.info.loads == Loads::Rows {
             return self.prepare_decode_rows(kernel, call);
@@ -186,21 +191,33 @@ fn check(call: &DecodeCall<'_>) -> Result<(), Error> {
             "64, 128 or 256, the same for keys and values",
         ));
     }
-    if !matches!(pool.dtype, Dtype::BF16 | Dtype::F16) {
+    let of_8_bits = pool.dtype == Dtype::F8E4M3;
+    if !of_8_bits && !matches!(pool.dtype, Dtype::BF16 | Dtype::F16) {
         return Err(Error::Dtype {
             tensor: "the pool",
             got: pool.dtype,
+            expected: "BF16, F16 or F8E4M3",
+        });
+    }
+    if of_8_bits && !matches!(q.dtype, Dtype::BF16 | Dtype::F16) {
+        return Err(Error::Dtype {
+            tensor: "q",
+            got: q.dtype,
             expected: "BF16 or F16",
         });
     }
+    let (expected, other) = match of_8_bits {
+        true => (q.dtype, "q"),
+        false => (pool.dtype, "the pool"),
+    };
     let heads = spec.q_heads as usize;
     for (tensor, got) in [("q", q.dtype), ("out", out.dtype)] {
-        if got != pool.dtype {
+        if got != expected {
             return Err(Error::DtypesDiffer {
                 tensor,
                 got,
-                other: "the pool",
-                expected: pool.dtype,
+                other,
+                expected,
             });
         }
     }
@@ -277,13 +294,12 @@ fn parameters(
             rule: format!("as the keys': {:?}", pool.k_strides),
         });
     }
-    let walk = Walk::new(spec, pool.pages, &pool.k_strides)?;
+    let walk = Walk::new(spec, pool.pages, &pool.k_strides, pool.dtype)?;
     let page_size = pool.k_strides.page_size;
     // The largest power of two that divides page and chunk.
     let piece_tokens = (1 << page_size.trailing_zeros()).min(BOX_TOKENS);
-    let halves = spec.head_dim_qk / 64;
     let outside = fits("pages × KV heads", walk.dims[4] as usize, COUNTED)?;
-    let shape = walk.shape(pool.dtype, halves, piece_tokens);
+    let shape = walk.shape(spec, pool.dtype, piece_tokens);
     let (shape, k_map) = maps.make("k", pool.k, shape)?;
     let parameters = DecodeParams {
         k_map,
@@ -342,5 +358,6 @@ pub(super) fn attention(call: &DecodeCall<'_>, pieces: u32) -> Result<AttentionP
         q_token_stride: fits("the token stride of q", q.strides[0], COUNTED)?,
         out_token_stride: fits("the token stride of out", out.strides[0], COUNTED)?,
         variant: spec.variant_params(),
+        scales: pool.scales.parameters(spec, pool.dtype, q.shape[0])?,
     })
 }

@@ -34,8 +34,14 @@ impl Gpu {
         let cuts = (tile.rows / group).div_ceil(tile_tokens);
         let mut parameters = GatherDecodeParams {
             attention: attention(call, cuts)?,
-            k_vectors: vectors("the keys", pool.k, &pool.k_strides, pool.pages)?,
-            v_vectors: vectors("the values", pool.v, &pool.v_strides, pool.pages)?,
+            k_vectors: vectors("the keys", pool.k, &pool.k_strides, pool.pages, pool.dtype)?,
+            v_vectors: vectors(
+                "the values",
+                pool.v,
+                &pool.v_strides,
+                pool.pages,
+                pool.dtype,
+            )?,
             page_size: Divisor::new(pool.k_strides.page_size),
             group: Divisor::new(group),
             kv_heads: Divisor::new(spec.kv_heads),

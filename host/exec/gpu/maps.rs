@@ -76,6 +76,10 @@ impl Maps {
             strides,
             box_dims,
         } = &self.shapes[id.0 as usize];
+        let swizzle = match u64::from(box_dims[0]) * u64::from(dtype.bytes()) {
+            64 => Swizzle::Bytes64,
+            _ => Swizzle::Bytes128,
+        };
         let map = TensorMap {
             name: tensor,
             address,
@@ -83,7 +87,7 @@ impl Maps {
             dims,
             strides,
             box_dims,
-            swizzle: Swizzle::Bytes128,
+            swizzle,
         };
         let map = map.encode()?;
         self.made.insert((address, id), map);

@@ -13,17 +13,15 @@ use super::{
     registry::check_serves,
     steps::{Parameters, Step},
 };
-use crate::{
-    Error,
-    problem::{Dtype, Spec},
-};
+use crate::{Error, problem::Spec};
 
 impl Gpu {
     /// The kernel that has prefill and decode of these heads in one, if the GPU has one, and the decodes that a CTA
     /// runs side by side.
-    pub(super) fn pod(&self, spec: &Spec, dtype: Dtype) -> Option<(&Kernel, u32)> {
+    pub(super) fn pod(&self, spec: &Spec) -> Option<(&Kernel, u32)> {
         let serves = |id: &KernelId| {
-            id.info().op == Op::Pod && check_serves(*id, Op::Pod, spec, dtype).is_ok()
+            id.info().op == Op::Pod
+                && check_serves(*id, Op::Pod, spec, [spec.q_dtype, spec.kv_dtype]).is_ok()
         };
         let kernel = self.kernels.get(KernelId::all().find(serves)?)?;
         // As many CTAs as it is made for, with as many decodes as they then have memory for.

@@ -16,7 +16,10 @@ use super::{
     steps::{Parameters, Step},
     tensor::{COUNTED, VECTOR_BYTES, fits},
 };
-use crate::{Error, problem::Spec};
+use crate::{
+    Error,
+    problem::{Dtype, Spec},
+};
 use maps::{box_tokens, heads_in_token, page_coordinates, page_map, query_map};
 
 /// A group of contiguous items ([`plan::Kernel::Prefill`](crate::plan::Kernel)) and the memory that goes with
@@ -94,7 +97,12 @@ impl Gpu {
         call: &PrefillCall<'_>,
         maps: &mut Maps,
     ) -> Result<Option<Step>, Error> {
-        check_serves(kernel, Op::Prefill, call.spec, call.q.dtype)?;
+        check_serves(
+            kernel,
+            Op::Prefill,
+            call.spec,
+            [call.q.dtype, call.pool.dtype],
+        )?;
         let kernel = self.kernel(kernel)?;
         if call.items.len == 0 {
             return Ok(None);
@@ -145,8 +153,10 @@ pub(super) fn check(call: &PrefillCall<'_>) -> Result<(), Error> {
     out.check_extent("out", "tokens", 0, q.shape[0], "in q")?;
     out.check_extent("out", "query heads", 1, q_heads, in_spec)?;
     out.check_extent("out", "elements in a head", 2, value_dim, in_spec)?;
+    let of_8_bits = pool.dtype == Dtype::F8E4M3;
     for (tensor, got) in [("out", out.dtype), ("the KV pool", pool.dtype)] {
-        if got != q.dtype {
+        let converts = of_8_bits && tensor != "out";
+        if got != q.dtype && !converts {
             return Err(Error::DtypesDiffer {
                 tensor,
                 got,
@@ -232,6 +242,7 @@ pub(super) fn attention(call: &PrefillCall<'_>, cuts: u32) -> Result<AttentionPa
         q_token_stride: fits("the token stride of q", q.strides[0], COUNTED)?,
         out_token_stride: fits("the token stride of out", out.strides[0], COUNTED)?,
         variant: spec.variant_params(),
+        scales: pool.scales.parameters(spec, pool.dtype, q.shape[0])?,
         ..AttentionParams::default()
     })
 }
@@ -251,7 +262,9 @@ fn parameters(
     let mut box_tokens = box_tokens(k_strides.page_size, row.keys);
     let (mut k_map, mut v_map) = ([0; 16], [0; 16]);
     let (mut coordinates, mut pages) = (PageCoordinates::default(), None);
-    if let (Some(in_token), true) = (in_token, alike) {
+    // Keys of 8 bits are converted on the way, row by row.
+    let converts = row.cache.is_some();
+    if let (Some(in_token), true, false) = (in_token, alike, converts) {
         let shape = |strides, dim| page_map(strides, call, dim, in_token, box_tokens);
         let (k_shape, v_shape);
         coordinates = page_coordinates(call, in_token)?;
@@ -260,8 +273,8 @@ fn parameters(
         pages = Some([k_shape, v_shape]);
     } else {
         // Row by row.
-        attention.k_strides = vectors("k pool", pool.k, k_strides, pool.pages)?;
-        attention.v_strides = vectors("v pool", pool.v, v_strides, pool.pages)?;
+        attention.k_strides = vectors("k pool", pool.k, k_strides, pool.pages, pool.dtype)?;
+        attention.v_strides = vectors("v pool", pool.v, v_strides, pool.pages, pool.dtype)?;
         box_tokens = 1;
     }
     let shape = query_map(call.q, call, row.rows, row.head_dim);

@@ -12,7 +12,10 @@ use super::{
     steps::{Parameters, Step},
     tensor::{VECTOR_BYTES, check_address},
 };
-use crate::{Error, problem::ProblemError};
+use crate::{
+    Error,
+    problem::{Dtype, ProblemError},
+};
 
 impl Gpu {
     pub(super) fn prepare_prefill_rows(
@@ -46,8 +49,8 @@ fn parameters(call: &PrefillCall<'_>, rows: u32) -> Result<GatherPrefillParams, 
     }
     let tile_tokens = rows / pack;
     let cuts = (call.rows / pack).div_ceil(tile_tokens).max(1);
-    let k_vectors = vectors("k pool", pool.k, &pool.k_strides, pool.pages)?;
-    let v_vectors = vectors("v pool", pool.v, &pool.v_strides, pool.pages)?;
+    let k_vectors = vectors("k pool", pool.k, &pool.k_strides, pool.pages, pool.dtype)?;
+    let v_vectors = vectors("v pool", pool.v, &pool.v_strides, pool.pages, pool.dtype)?;
     Ok(GatherPrefillParams {
         attention: attention(call, cuts)?,
         k_vectors,
@@ -67,25 +70,26 @@ pub(super) fn vectors(
     address: u64,
     strides: &KvStrides,
     pages: u32,
+    dtype: Dtype,
 ) -> Result<KvStrides, Error> {
-    const ELEMENTS: u32 = VECTOR_BYTES / 2;
+    let elements = VECTOR_BYTES / dtype.bytes();
     check_address(tensor, address, pages == 0, VECTOR_BYTES)?;
     for (dimension, got) in [
         ("pages", strides.page),
         ("tokens", strides.token),
         ("heads", strides.head),
     ] {
-        if !got.is_multiple_of(ELEMENTS) {
+        if !got.is_multiple_of(elements) {
             return Err(Error::Stride {
                 tensor,
                 dimension,
                 got: got as usize,
-                rule: format!("a multiple of {ELEMENTS}"),
+                rule: format!("a multiple of {elements}"),
             });
         }
     }
     let (got, limit) = (
-        u64::from(pages) * u64::from(strides.page / ELEMENTS),
+        u64::from(pages) * u64::from(strides.page / elements),
         u64::from(u32::MAX),
     );
     if got > limit {
@@ -93,9 +97,9 @@ pub(super) fn vectors(
         return Err(ProblemError::TooLarge { what, got, limit }.into());
     }
     Ok(KvStrides {
-        page: strides.page / ELEMENTS,
-        token: strides.token / ELEMENTS,
-        head: strides.head / ELEMENTS,
+        page: strides.page / elements,
+        token: strides.token / elements,
+        head: strides.head / elements,
         page_size: strides.page_size,
     })
 }

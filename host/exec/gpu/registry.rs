@@ -92,16 +92,23 @@ pub(super) const fn element(dtype: Dtype) -> Element {
         Dtype::BF16 => Element::Bf16,
         Dtype::F16 => Element::F16,
         Dtype::F32 => Element::F32,
+        Dtype::F8E4M3 => Element::E4m3,
         _ => Element::Any,
     }
 }
 
 /// Whether an attention kernel was compiled for these heads and elements.
-pub(super) fn check_serves(id: KernelId, op: Op, spec: &Spec, dtype: Dtype) -> Result<(), Error> {
+pub(super) fn check_serves(
+    id: KernelId,
+    op: Op,
+    spec: &Spec,
+    [dtype, of_pool]: [Dtype; 2],
+) -> Result<(), Error> {
     let row = id.info();
     let capped = spec.variant.soft_cap.is_some();
     let heads = (row.head_dim, row.value_dim) == (spec.head_dim_qk, spec.head_dim_v);
-    if row.op == op && heads && row.element == element(dtype) && row.cap == capped {
+    let elements = row.element == element(dtype) && row.takes_cache(element(of_pool));
+    if row.op == op && heads && elements && row.cap == capped {
         return Ok(());
     }
     Err(Error::NoInstance {
@@ -110,7 +117,7 @@ pub(super) fn check_serves(id: KernelId, op: Op, spec: &Spec, dtype: Dtype) -> R
             _ => "decode",
         },
         asked: format!(
-            "head dimension {}, {dtype:?}{}: {id} is not one",
+            "head dimension {}, {dtype:?} with keys and values in {of_pool:?}{}: {id} is not one",
             named(spec),
             if capped { ", soft cap" } else { "" },
         ),

@@ -76,7 +76,8 @@ impl Gpu {
             return Err(Error::NoPlan);
         }
         let tensors = Tensors { q, pools, out, lse };
-        if !workspace.run.follow(&tensors, &mut workspace.maps)? {
+        let spec = &workspace.spec;
+        if !workspace.run.follow(spec, &tensors, &mut workspace.maps)? {
             check(workspace, &tensors)?;
             self.prepare(workspace, &tensors)?;
         }
@@ -153,7 +154,7 @@ impl Making<'_> {
         pairs: &[[usize; 2]],
         steps: &mut Vec<Step>,
     ) -> Result<(), Error> {
-        let pod = self.gpu.pod(&self.workspace.spec, self.tensors.q.dtype);
+        let pod = self.gpu.pod(&self.workspace.spec);
         for (index, launch) in launches.iter().enumerate() {
             let pair = pairs.iter().find(|pair| pair.contains(&index));
             let (Some(pod), Some(&[prefill, decode])) = (pod, pair) else {

@@ -16,7 +16,7 @@ use super::{
     prefill::Shapes,
     tensor::{VECTOR_BYTES, check_address},
 };
-use crate::{Error, plan::pod::PodMode};
+use crate::{Error, plan::pod::PodMode, problem::Spec};
 
 /// What a run computes from and to.
 #[derive(Clone, Copy, Debug)]
@@ -51,10 +51,14 @@ pub(super) enum Parameters {
 
 impl Step {
     /// The same launch for tensors that lie elsewhere and are otherwise as those it was made for.
-    fn follow(&mut self, tensors: &Tensors<'_>, maps: &mut Maps) -> Result<(), Error> {
+    fn follow(&mut self, spec: &Spec, tensors: &Tensors<'_>, maps: &mut Maps) -> Result<(), Error> {
         let pool = &tensors.pools[self.part];
+        let scales = pool
+            .scales
+            .parameters(spec, pool.dtype, tensors.q.shape[0])?;
         match &mut self.parameters {
             Parameters::Decode(params, shape) => {
+                params.attention.scales = scales;
                 let known = &params.attention;
                 if (known.k, known.v) != (pool.k, pool.v) {
                     params.k_map = maps.at("k", pool.k, *shape)?;
@@ -63,6 +67,7 @@ impl Step {
                 point(&mut params.attention, tensors, pool);
             }
             Parameters::Prefill(params, shapes) => {
+                params.attention.scales = scales;
                 let known = &params.attention;
                 if known.q != tensors.q.address {
                     params.q_map = maps.at("q", tensors.q.address, shapes.q)?;
@@ -180,6 +185,7 @@ fn alike<const RANK: usize>(a: &DeviceTensor<RANK>, b: &DeviceTensor<RANK>) -> b
 
 fn pools_alike(a: &KvPool, b: &KvPool) -> bool {
     (a.dtype, a.pages, a.k_strides, a.v_strides) == (b.dtype, b.pages, b.k_strides, b.v_strides)
+        && a.scales.alike(&b.scales)
 }
 
 impl Run {
@@ -191,7 +197,12 @@ impl Run {
 
     /// Takes over tensors that differ from those it was made for in nothing but addresses. False where they differ in
     /// more; then, as after an error, it has to be made.
-    pub(super) fn follow(&mut self, tensors: &Tensors<'_>, maps: &mut Maps) -> Result<bool, Error> {
+    pub(super) fn follow(
+        &mut self,
+        spec: &Spec,
+        tensors: &Tensors<'_>,
+        maps: &mut Maps,
+    ) -> Result<bool, Error> {
         let fits = |known: &OwnedTensors| {
             let pools = known.pools.iter().zip(tensors.pools);
             alike(&known.q, tensors.q)
@@ -215,7 +226,7 @@ impl Run {
             lse.check_address("lse", 4)?;
         }
         for step in &mut self.steps {
-            step.follow(tensors, maps)?;
+            step.follow(spec, tensors, maps)?;
         }
         self.tensors = Some(known);
         Ok(true)

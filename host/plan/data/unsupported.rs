@@ -11,8 +11,8 @@ use crate::problem::Dtype;
 pub enum Unsupported {
     /// An element type.
     #[error(
-        "no kernel for {device} takes {tensor} in {got:?}: convert to BF16 or F16, or plan for the CPU, which takes \
-         every type"
+        "no kernel for {device} takes {tensor} in {got:?}: convert to {there}, or plan for the CPU, which takes every \
+         type"
     )]
     Dtype {
         /// The device.
@@ -21,6 +21,8 @@ pub enum Unsupported {
         tensor: &'static str,
         /// The type asked for.
         got: Dtype,
+        /// Those there are.
+        there: &'static str,
     },
     /// Element types that differ.
     #[error(

@@ -61,6 +61,26 @@ pub struct AttentionParams {
     pub out_token_stride: u32,
     /// Mask and logits transform.
     pub variant: VariantParams,
+    /// What 8-bit keys and values are multiplied by.
+    pub scales: ScaleParams,
+}
+
+/// What 8-bit keys and values are multiplied by: f32 in device memory, so that a captured graph sees new ones.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct ScaleParams {
+    /// Of keys; 0: all scales are 1.
+    pub k: u64,
+    /// Of values; 0 where `k` is.
+    pub v: u64,
+    /// `[total_q]` u32, the request of each query token; 0: there is one.
+    pub of_token: u64,
+    /// How `k` lies: `page` is from one request to the next, `head` from one KV head to the next.
+    pub k_strides: KvStrides,
+    /// How `v` lies.
+    pub v_strides: KvStrides,
+    /// Zero.
+    pub reserved: [u32; 2],
 }
 
 impl AttentionParams {

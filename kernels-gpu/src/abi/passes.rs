@@ -2,6 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::KvStrides;
 use crate::common::divisor::Divisor;
 
 /// What `merge_states` works on.
@@ -84,4 +85,60 @@ pub struct AppendParams {
     pub k: AppendTensor,
     /// Values.
     pub v: AppendTensor,
+}
+
+/// Where new keys (or values) of 16 bits are, and where they go with 8. Strides are in vectors of 8 numbers.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct QuantiseTensor {
+    /// `[tokens, kv_heads, head_dim]`.
+    pub source: u64,
+    /// The page pool.
+    pub pool: u64,
+    /// f32; 0: all are 1.
+    pub scales: u64,
+    /// How scales lie: `page` is from page to page, or from request to request where they are given so.
+    pub scale_strides: KvStrides,
+    /// From one source token to the next.
+    pub source_token: u32,
+    /// From one source head to the next.
+    pub source_head: u32,
+    /// From one page to the next.
+    pub page: u32,
+    /// From one token of a page to the next.
+    pub token: u32,
+    /// From one head of a token to the next.
+    pub head: u32,
+    /// Vectors of a row.
+    pub vectors: u32,
+    /// Threads of a row, as a power of two: a part of a warp.
+    pub lanes_log: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// What `append_quantised` works on.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct QuantiseParams {
+    /// As [`AppendParams::slots`].
+    pub slots: u64,
+    /// `[tokens]` u32, the request of each new token; 0: there is one.
+    pub of_token: u64,
+    /// Keys.
+    pub k: QuantiseTensor,
+    /// Values.
+    pub v: QuantiseTensor,
+    /// As [`AppendParams::pool_slots`].
+    pub pool_slots: u32,
+    /// Tokens × KV heads.
+    pub rows: u32,
+    /// Whether scales are given or computed: a constant of [`passes::quantise`](crate::passes::quantise).
+    pub mode: u32,
+    /// Tokens in a page.
+    pub page_size: Divisor,
+    /// KV heads.
+    pub kv_heads: Divisor,
+    /// Zero.
+    pub reserved: u32,
 }

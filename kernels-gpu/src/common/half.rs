@@ -29,6 +29,9 @@ mod device {
 
     /// A 16-bit float that tensor cores multiply.
     pub trait Half: wgmma::Element {
+        /// Whether its range is that of f32.
+        const WIDE: bool;
+
         /// D += A·B, fragments as in [`cuda_std::mma`].
         ///
         /// # Safety
@@ -37,9 +40,14 @@ mod device {
 
         /// Two of them, rounded to nearest even, the first in the low half.
         fn pack(first: f32, second: f32) -> u32;
+
+        /// Both of a pair. Exact.
+        fn unpack(pair: u32) -> [f32; 2];
     }
 
     impl Half for Bf16 {
+        const WIDE: bool = true;
+
         #[inline(always)]
         unsafe fn mma(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
             // SAFETY: the caller's promise.
@@ -50,9 +58,16 @@ mod device {
         fn pack(first: f32, second: f32) -> u32 {
             convert::f32x2_to_bf16x2(first, second)
         }
+
+        #[inline(always)]
+        fn unpack(pair: u32) -> [f32; 2] {
+            convert::bf16x2_to_f32(pair)
+        }
     }
 
     impl Half for F16 {
+        const WIDE: bool = false;
+
         #[inline(always)]
         unsafe fn mma(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
             // SAFETY: the caller's promise.
@@ -62,6 +77,11 @@ mod device {
         #[inline(always)]
         fn pack(first: f32, second: f32) -> u32 {
             convert::f32x2_to_f16x2(first, second)
+        }
+
+        #[inline(always)]
+        fn unpack(pair: u32) -> [f32; 2] {
+            convert::f16x2_to_f32(pair)
         }
     }
 }

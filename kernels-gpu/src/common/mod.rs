@@ -1,5 +1,6 @@
 //! What kernels of several families share. The plain parts of it run on the host, too.
 
+pub mod cache;
 pub mod decode;
 pub mod divisor;
 pub mod half;

@@ -45,15 +45,19 @@ impl Rows {
     /// # Safety
     /// - All lanes of the warp come here.
     #[inline(always)]
-    pub unsafe fn rescale<const S: usize>(&mut self, s: &[f32; S], scale: f32) -> (bool, [f32; 2]) {
+    pub unsafe fn rescale<const S: usize>(
+        &mut self,
+        s: &[f32; S],
+        scale: [f32; 2],
+    ) -> (bool, [f32; 2]) {
         let maximum = maxima(s);
-        let grew = |row: f32, reference: f32| (row - reference) * scale > SLACK;
+        let grew = |h: usize, row: f32, reference: f32| (row - reference) * scale[h] > SLACK;
         let mut factors = [1.0; 2];
         // SAFETY: the caller's promise.
         let any = unsafe {
             warp::warp_vote_any(
                 WARP,
-                grew(maximum[0], self.reference[0]) | grew(maximum[1], self.reference[1]),
+                grew(0, maximum[0], self.reference[0]) | grew(1, maximum[1], self.reference[1]),
             )
         };
         if any {
@@ -62,8 +66,8 @@ impl Rows {
                 // Only now do the four lanes of a row have to agree.
                 // SAFETY: the vote is the same in all lanes.
                 let maximum = unsafe { of_row(maximum[h]) };
-                if grew(maximum, self.reference[h]) {
-                    factors[h] = self.refer_to(h, maximum, scale);
+                if grew(h, maximum, self.reference[h]) {
+                    factors[h] = self.refer_to(h, maximum, scale[h]);
                 }
                 h += 1;
             }
@@ -90,12 +94,12 @@ impl Rows {
     pub fn guess<const S: usize, const P: usize>(
         &self,
         s: &[f32; S],
-        scale: f32,
+        scale: [f32; 2],
         weights: &mut [u32; P],
         pack: impl Fn(f32, f32) -> u32,
     ) -> [f32; 4] {
         // Without a reference, +∞: no sum comes out good.
-        let offset = self.reference.map(|reference| -reference * scale);
+        let offset = [-self.reference[0] * scale[0], -self.reference[1] * scale[1]];
         exponentials(s, scale, offset, weights, pack)
     }
 
@@ -104,18 +108,19 @@ impl Rows {
     pub fn weigh_seen<const S: usize, const P: usize>(
         &self,
         s: &[f32; S],
-        scale: f32,
+        scale: [f32; 2],
         weights: &mut [u32; P],
         pack: impl Fn(f32, f32) -> u32,
     ) -> [f32; 4] {
-        let offset = self.reference.map(|reference| {
+        let offset = |h: usize| {
             // −∞ − (−∞) must not become NaN.
-            if reference == f32::NEG_INFINITY {
+            if self.reference[h] == f32::NEG_INFINITY {
                 0.0
             } else {
-                -reference * scale
+                -self.reference[h] * scale[h]
             }
-        });
+        };
+        let offset = [offset(0), offset(1)];
         exponentials(s, scale, offset, weights, pack)
     }
 
@@ -124,7 +129,7 @@ impl Rows {
     pub fn weigh<const S: usize, const P: usize>(
         &mut self,
         s: &[f32; S],
-        scale: f32,
+        scale: [f32; 2],
         weights: &mut [u32; P],
         pack: impl Fn(f32, f32) -> u32,
     ) {
@@ -161,7 +166,7 @@ impl Rows {
         &mut self,
         s: &[f32; S],
         sums: &[f32; 4],
-        scale: f32,
+        scale: [f32; 2],
     ) -> [f32; 2] {
         let maximum = maxima(s);
         let mut factors = [1.0; 2];
@@ -171,8 +176,8 @@ impl Rows {
             // SAFETY: the caller's promise.
             let (maximum, outgrown) =
                 unsafe { (of_row(maximum[h]), of_row(f32::from(u8::from(outgrown)))) };
-            if outgrown > 0.0 && (maximum - self.reference[h]) * scale > 0.0 {
-                factors[h] = self.refer_to(h, maximum, scale);
+            if outgrown > 0.0 && (maximum - self.reference[h]) * scale[h] > 0.0 {
+                factors[h] = self.refer_to(h, maximum, scale[h]);
             }
             h += 1;
         }
@@ -226,7 +231,7 @@ unsafe fn of_row(x: f32) -> f32 {
 #[inline(always)]
 fn exponentials<const S: usize, const P: usize>(
     s: &[f32; S],
-    scale: f32,
+    scale: [f32; 2],
     offset: [f32; 2],
     weights: &mut [u32; P],
     pack: impl Fn(f32, f32) -> u32,
@@ -235,8 +240,8 @@ fn exponentials<const S: usize, const P: usize>(
     let mut i = 0;
     while i < P {
         let h = i % 2;
-        let even = ex2(fma(s[2 * i], scale, offset[h]));
-        let odd = ex2(fma(s[2 * i + 1], scale, offset[h]));
+        let even = ex2(fma(s[2 * i], scale[h], offset[h]));
+        let odd = ex2(fma(s[2 * i + 1], scale[h], offset[h]));
         sums[h] += even;
         sums[h + 2] += odd;
         weights[i] = pack(even, odd);

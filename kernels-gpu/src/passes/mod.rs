@@ -1,12 +1,17 @@
 //! What goes around attention: merging partial states, appending keys and values.
 
+#[cfg(any(not(target_arch = "nvptx64"), feature = "passes"))]
 pub mod append;
+#[cfg(any(not(target_arch = "nvptx64"), feature = "passes"))]
 pub mod merge;
+#[cfg(any(not(target_arch = "nvptx64"), feature = "quantise"))]
+pub mod quantise;
 
-/// The tables of both.
+/// The tables of all.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const ROWS: &[&[crate::registry::KernelInfo]] = &[
     append::ROWS,
+    quantise::ROWS,
     merge::ROWS[0],
     merge::ROWS[1],
     merge::F32_ROWS,

@@ -134,6 +134,29 @@ pub fn div_u32(a: u32, b: u32) -> u32 {
     quotient
 }
 
+/// Four of the eight bytes of `a` (0 to 3) and `b` (4 to 7): byte `i` is the one that the `i`th hexadecimal digit of
+/// `selector` names.
+///
+/// # PTX
+/// `prmt.b32 d, a, b, selector`
+#[inline(always)]
+#[must_use]
+pub fn permute_bytes(a: u32, b: u32, selector: u32) -> u32 {
+    let bytes;
+    // SAFETY: arithmetic.
+    unsafe {
+        asm!(
+            "prmt.b32 {}, {}, {}, {};",
+            out(reg32) bytes,
+            in(reg32) a,
+            in(reg32) b,
+            in(reg32) selector,
+            options(pure, nomem, nostack),
+        );
+    }
+    bytes
+}
+
 /// The high 32 bits of a·b.
 #[inline(always)]
 #[must_use]

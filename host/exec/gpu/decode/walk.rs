@@ -9,9 +9,6 @@ use crate::{
     problem::{Dtype, Spec},
 };
 
-/// Bytes of an element of queries, keys, values and outputs.
-const ELEMENT: u64 = 2;
-
 /// How the accelerator walks a pool: two ways to reach a head, see [`DecodeParams`].
 pub struct Walk {
     pub half_per_head: u32,
@@ -23,7 +20,7 @@ pub struct Walk {
 }
 
 impl Walk {
-    pub fn new(spec: &Spec, pages: u32, s: &KvStrides) -> Result<Self, Error> {
+    pub fn new(spec: &Spec, pages: u32, s: &KvStrides, dtype: Dtype) -> Result<Self, Error> {
         let (dim, kv_heads) = (spec.head_dim_qk, u64::from(spec.kv_heads));
         let stride = |dimension, got: u32, rule: &str| Error::Stride {
             tensor: "the pool",
@@ -40,16 +37,25 @@ impl Walk {
                 rule,
             ));
         }
-        let bytes = |elements: u32| u64::from(elements) * ELEMENT;
-        let halves = u64::from(dim / 64);
+        let bytes = |elements: u32| u64::from(elements) * u64::from(dtype.bytes());
+        // Lines of 128 bytes, or of a whole row.
+        let columns = slab(dim, dtype);
+        let slabs = dim / columns;
+        let line = bytes(columns);
         let groups = u64::from(s.page_size / 8);
         if s.head == dim {
             return Ok(Self {
-                half_per_head: dim / 64,
+                half_per_head: slabs,
                 page_per_page: 1,
                 page_per_head: 0,
-                dims: [64, 8, halves * kv_heads, groups, pages.max(1).into()],
-                strides: [bytes(s.token), 128, 8 * bytes(s.token), bytes(s.page)],
+                dims: [
+                    columns.into(),
+                    8,
+                    u64::from(slabs) * kv_heads,
+                    groups,
+                    pages.max(1).into(),
+                ],
+                strides: [bytes(s.token), line, 8 * bytes(s.token), bytes(s.page)],
             });
         }
         if s.head == 0 || !s.page.is_multiple_of(s.head) {
@@ -61,19 +67,25 @@ impl Walk {
             half_per_head: 0,
             page_per_page: heads_per_page,
             page_per_head: 1,
-            dims: [64, 8, halves, groups, places],
-            strides: [bytes(s.token), 128, 8 * bytes(s.token), bytes(s.head)],
+            dims: [columns.into(), 8, slabs.into(), groups, places],
+            strides: [bytes(s.token), line, 8 * bytes(s.token), bytes(s.head)],
         })
     }
 
-    pub fn shape(&self, dtype: Dtype, halves: u32, piece_tokens: u32) -> MapShape {
+    pub fn shape(&self, spec: &Spec, dtype: Dtype, piece_tokens: u32) -> MapShape {
+        let columns = slab(spec.head_dim_qk, dtype);
         MapShape {
             dtype,
             dims: self.dims,
             strides: self.strides,
-            box_dims: [64, 8, halves, piece_tokens / 8, 1],
+            box_dims: [columns, 8, spec.head_dim_qk / columns, piece_tokens / 8, 1],
         }
     }
+}
+
+/// Elements of a line in shared memory: 128 bytes, or a row where that is less.
+fn slab(dim: u32, dtype: Dtype) -> u32 {
+    dim.min(128 / dtype.bytes())
 }
 
 #[cfg(test)]
@@ -83,7 +95,31 @@ mod tests {
 
     fn walk(layout: KvLayout, page_size: u32) -> Result<Walk, Error> {
         let spec = Spec::new(32, 8, 128);
-        Walk::new(&spec, 100, &layout.strides(page_size, 8, 128))
+        Walk::new(
+            &spec,
+            100,
+            &layout.strides(page_size, 8, 128),
+            spec.kv_dtype,
+        )
+    }
+
+    #[test]
+    fn keys_of_8_bits_have_lines_of_128_bytes_or_less() {
+        let walk = |head_dim| {
+            let strides = KvLayout::Nhd.strides(16, 8, head_dim);
+            let spec = Spec::new(32, 8, head_dim);
+            let walk = Walk::new(&spec, 100, &strides, Dtype::F8E4M3).unwrap();
+            (walk.dims, walk.strides, walk.half_per_head)
+        };
+        assert_eq!(
+            walk(256),
+            ([128, 8, 16, 2, 100], [2048, 128, 16384, 32768], 2)
+        );
+        assert_eq!(
+            walk(128),
+            ([128, 8, 8, 2, 100], [1024, 128, 8192, 16384], 1)
+        );
+        assert_eq!(walk(64), ([64, 8, 8, 2, 100], [512, 64, 4096, 8192], 1));
     }
 
     #[test]

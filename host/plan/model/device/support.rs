@@ -1,6 +1,6 @@
 //! Whether a device has kernels for a problem, and which come nearest.
 
-use kernels_gpu::registry::{KernelInfo, Op};
+use kernels_gpu::registry::{Element, KernelInfo, Op};
 
 use super::DeviceDescription;
 use crate::{
@@ -64,16 +64,25 @@ impl DeviceDescription {
             ("keys and values", spec.kv_dtype),
             ("outputs", spec.out_dtype),
         ];
+        // Of 8-bit caches what was compiled for some heads; those of others are checked with the dimensions.
+        let of_8_bits = runnable(self, Op::Decode).any(|id| id.info().takes_cache(Element::E4m3));
+        let cache = of_8_bits && spec.kv_dtype == Dtype::F8E4M3;
         for (tensor, got) in tensors {
-            if !matches!(got, Dtype::BF16 | Dtype::F16) {
+            let is_cache = tensor == "keys and values";
+            if !matches!(got, Dtype::BF16 | Dtype::F16) && !(is_cache && cache) {
                 return Err(Unsupported::Dtype {
                     device: device(),
                     tensor,
                     got,
+                    there: match is_cache && of_8_bits {
+                        true => "BF16, F16 or F8E4M3",
+                        false => "BF16 or F16",
+                    },
                 });
             }
         }
-        match tensors.iter().find(|(_, got)| *got != spec.q_dtype) {
+        let differs = |(_, got): &&(&str, Dtype)| *got != spec.q_dtype && got.bytes() > 1;
+        match tensors.iter().find(differs) {
             Some(&(tensor, got)) => Err(Unsupported::DtypesDiffer {
                 device: device(),
                 tensor,
@@ -86,7 +95,14 @@ impl DeviceDescription {
 
     /// Every batch may have prefills. Heads without a decode kernel are prefills altogether.
     fn check_dims(&self, spec: &Spec) -> Result<(), Unsupported> {
-        let mut prefills = runnable(self, Op::Prefill).map(|id| id.info());
+        // Where there are no prefills for a cache, decodes do their work.
+        let rows = |op| runnable(self, op).map(|id| id.info());
+        let of_cache = |row: &&KernelInfo| row.cache.is_some() == (spec.kv_dtype.bytes() == 1);
+        let op = match rows(Op::Prefill).any(|row| of_cache(&row)) {
+            true => Op::Prefill,
+            false => Op::Decode,
+        };
+        let mut prefills = rows(op).filter(of_cache);
         if self.prefill.keys.is_some() || prefills.clone().any(|row| serves(row, spec)) {
             return Ok(());
         }

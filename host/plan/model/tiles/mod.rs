@@ -47,12 +47,15 @@ pub struct PrefillTile {
 
 /// Whether a kernel was compiled for these heads.
 pub(in crate::plan) fn serves(row: &KernelInfo, spec: &Spec) -> bool {
-    let element = match row.element {
-        Element::Bf16 => Dtype::BF16,
-        Element::F16 => Dtype::F16,
-        Element::F32 | Element::Any => return false,
+    let dtype = |element| match element {
+        Element::Bf16 => Some(Dtype::BF16),
+        Element::F16 => Some(Dtype::F16),
+        Element::E4m3 => Some(Dtype::F8E4M3),
+        Element::F32 | Element::Any => None,
     };
-    [spec.q_dtype, spec.kv_dtype, spec.out_dtype] == [element; 3]
+    let of_rows = dtype(row.element);
+    [spec.q_dtype, spec.out_dtype].map(Some) == [of_rows; 2]
+        && Some(spec.kv_dtype) == row.cache.map_or(of_rows, dtype)
         && (row.head_dim, row.value_dim) == (spec.head_dim_qk, spec.head_dim_v)
         && row.cap == spec.variant.soft_cap.is_some()
 }
@@ -253,7 +256,9 @@ impl TileTable {
             device: device.name.clone(),
         };
         self.decode.retain(|choice| choice.tile.m >= spec.group());
-        if self.prefill.is_empty() {
+        // Where only decode was compiled for the cache it takes prefills, too.
+        let decode_only = spec.kv_dtype != spec.q_dtype && !self.decode.is_empty();
+        if self.prefill.is_empty() && !decode_only {
             return Err(no_tile(Kernel::Prefill));
         }
         if self.decode.is_empty() && !prefill_only {
@@ -274,6 +279,12 @@ impl TileTable {
     #[must_use]
     pub fn has_decodes(&self) -> bool {
         !self.decode.is_empty()
+    }
+
+    /// Whether there are kernels for prefills; else decode takes them.
+    #[must_use]
+    pub fn has_prefills(&self) -> bool {
+        !self.prefill.is_empty()
     }
 
     /// The most query tokens that the tile holds which holds the fewest, at least 1: of the widest of decodes

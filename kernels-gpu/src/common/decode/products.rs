@@ -5,12 +5,18 @@
 //!
 //! A chunk lies in shared memory as the tensor map of a page delivers it: groups of 8 keys, in a group
 //! one kilobyte for each 64 elements of the head, in it 8 rows of 128 bytes, 16-byte units swizzled
-//! by the row.
+//! by the row. (Of 8-bit numbers a kilobyte holds 128 elements. Where a key has but 64 of them, rows are of 64 bytes,
+//! and their 16-byte units swizzled by the half of the row.)
 
-use cuda_std::{misc, mma};
+use cuda_std::{convert, misc, mma, shared, warp};
 
 use super::{KEYS, tile::Rows};
-use crate::common::half::Half;
+use crate::common::{
+    cache::{Cache, fit_f16, transpose_bytes},
+    half::Half,
+};
+
+const ALL: u32 = warp::FULL_MASK;
 
 /// Blocks of 16 keys in a chunk.
 pub(super) const KEY_BLOCKS: usize = KEYS as usize / 16;
@@ -27,19 +33,26 @@ pub type Weights<const ROW_BLOCKS: usize> = [[[u32; 2]; ROW_BLOCKS]; KEY_BLOCKS]
 pub struct LaneOffsets {
     k: u32,
     v: u32,
+    pub(super) row_bytes: u32,
 }
 
 impl LaneOffsets {
-    /// For heads of `dim` elements.
+    /// For keys of so many bytes.
     #[inline(always)]
-    pub fn new(lane: u32, dim: u32) -> Self {
+    pub fn new(lane: u32, row_bytes: u32) -> Self {
         let (matrix, row) = (lane / 8, lane % 8);
-        let group = dim * 16;
-        // K: matrices 1 and 3 hold the next 8 keys, 2 and 3 the next 8 elements. V, which is loaded
+        let group = row_bytes * 8;
+        let (line, swizzle) = if row_bytes < 128 {
+            (row * 64, row / 2)
+        } else {
+            (row * 128, row)
+        };
+        // K: matrices 1 and 3 hold the next 8 keys, 2 and 3 the next 16 bytes. V, which is loaded
         // transposed: the other way round.
         Self {
-            k: (matrix % 2) * group + row * 128 + ((matrix / 2) ^ row) * 16,
-            v: (matrix / 2) * group + row * 128 + ((matrix % 2) ^ row) * 16,
+            k: (matrix % 2) * group + line + ((matrix / 2) ^ swizzle) * 16,
+            v: (matrix / 2) * group + line + ((matrix % 2) ^ swizzle) * 16,
+            row_bytes,
         }
     }
 }
@@ -68,41 +81,157 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         }
     }
 
+    /// Fragments of a k-step beside 8-bit keys, of which a lane has four neighbours: as they are.
+    ///
+    /// # Safety
+    /// As [`load_q`](Self::load_q).
+    #[inline(always)]
+    unsafe fn load_q_pairs(&self, step: usize, block: usize) -> [u32; 2] {
+        let offset = block as u32 * 8 * Self::ROW_BYTES + step as u32 * 32;
+        // SAFETY: inside the rows.
+        unsafe { shared::load_u32x2(self.q_address + offset) }
+    }
+
+    /// The same in f16.
+    ///
+    /// # Safety
+    /// As [`load_q`](Self::load_q), after [`fit_queries`](Self::fit_queries).
+    #[inline(always)]
+    unsafe fn load_q_fitted<C: Cache>(&self, step: usize, block: usize) -> [u32; 2] {
+        // SAFETY: the caller's promise.
+        let pairs = unsafe { self.load_q_pairs(step, block) };
+        if !C::Query::WIDE {
+            return pairs;
+        }
+        let fit = self.fit[block];
+        pairs.map(|pair| {
+            let [first, second] = convert::bf16x2_to_f32(pair);
+            convert::f32x2_to_f16x2(first * fit, second * fit)
+        })
+    }
+
+    /// Finds the powers of two that bring rows of bf16 into f16, and takes up fragments that are kept.
+    ///
+    /// # Safety
+    /// As [`load_q`](Self::load_q).
+    #[inline(always)]
+    pub(super) unsafe fn fit_queries<C: Cache>(&mut self, lane: u32) {
+        let mut block = 0;
+        while block < ROW_BLOCKS {
+            // SAFETY: inside the rows; the lanes are together.
+            unsafe {
+                let mut inverse = 1.0;
+                if C::Query::WIDE {
+                    let mut largest = 0;
+                    let mut step = 0;
+                    while step < DIM_BLOCKS {
+                        let [a, b] = self.load_q_pairs(step, block);
+                        let magnitudes = [a, a << 16, b, b << 16].map(|x| x & 0x7FFF_0000);
+                        largest = largest.max(magnitudes[0]).max(magnitudes[1]);
+                        largest = largest.max(magnitudes[2]).max(magnitudes[3]);
+                        step += 1;
+                    }
+                    largest = largest.max(warp::warp_shuffle_xor(ALL, largest, 1, 32));
+                    largest = largest.max(warp::warp_shuffle_xor(ALL, largest, 2, 32));
+                    [self.fit[block], inverse] = fit_f16(largest);
+                }
+                // Logits have rows as columns.
+                let mut column = 0;
+                while column < 2 {
+                    let of = (2 * (lane % 4) + column as u32) * 4;
+                    let inverse = warp::warp_shuffle_idx(ALL, inverse, of, 32);
+                    self.set_key_scale(block, column, inverse);
+                    column += 1;
+                }
+                if Self::KEEPS_Q {
+                    let mut step = 0;
+                    while step < DIM_BLOCKS {
+                        self.q[step][block] = self.load_q_fitted::<C>(step, block);
+                        step += 1;
+                    }
+                }
+            }
+            block += 1;
+        }
+    }
+
+    /// Fragments of a k-step, from registers or from where they are.
+    ///
+    /// # Safety
+    /// As [`load_q`](Self::load_q).
+    #[inline(always)]
+    unsafe fn q_of<C: Cache>(&self, step: usize) -> [[u32; 2]; ROW_BLOCKS] {
+        let mut q = self.q[step];
+        if !Self::KEEPS_Q {
+            let mut block = 0;
+            while block < ROW_BLOCKS {
+                // SAFETY: inside the rows, which are there until this warp is finished with them.
+                q[block] = unsafe {
+                    if C::SCALED {
+                        self.load_q_fitted::<C>(step, block)
+                    } else {
+                        let offset = block as u32 * 8 * Self::ROW_BYTES + step as u32 * 32;
+                        mma::ldmatrix_x2(self.q_address + offset)
+                    }
+                };
+                block += 1;
+            }
+        }
+        q
+    }
+
     /// K·Qᵀ of the keys of a chunk, which are at `k`.
     ///
     /// # Safety
     /// The lanes come together; the keys are there.
     #[inline(always)]
-    pub unsafe fn logits<T: Half>(&self, offsets: &LaneOffsets, k: u32) -> Logits<ROW_BLOCKS> {
-        let group = DIM_BLOCKS as u32 * 256;
+    pub unsafe fn logits<C: Cache>(&self, offsets: &LaneOffsets, k: u32) -> Logits<ROW_BLOCKS> {
+        let group = offsets.row_bytes * 8;
         let mut s = [[[0.0; 4]; ROW_BLOCKS]; KEY_BLOCKS];
         let first_keys = misc::opaque(k + offsets.k);
+        // K-steps in 32 bytes of a key.
+        let steps = if C::SCALED { 2 } else { 1 };
         let mut step = 0;
         while step < DIM_BLOCKS {
-            let mut q = self.q[step];
-            if !Self::KEEPS_Q {
-                let mut block = 0;
-                while block < ROW_BLOCKS {
-                    let offset = block as u32 * 8 * Self::ROW_BYTES + step as u32 * 32;
-                    // SAFETY: inside the rows, which are there until this warp is finished with them.
-                    q[block] = unsafe { mma::ldmatrix_x2(self.q_address + offset) };
-                    block += 1;
-                }
-            }
+            // SAFETY: the caller's promise.
+            let (q, next_q) = unsafe {
+                (
+                    self.q_of::<C>(step),
+                    if C::SCALED {
+                        self.q_of::<C>(step + 1)
+                    } else {
+                        [[0; 2]; ROW_BLOCKS]
+                    },
+                )
+            };
             let mut keys = 0;
             while keys < KEY_BLOCKS {
-                let at = column(first_keys, step) + keys as u32 * 2 * group;
-                // SAFETY: inside the chunk.
-                let a = unsafe { mma::ldmatrix_x4(at) };
-                let mut block = 0;
-                while block < ROW_BLOCKS {
-                    // SAFETY: the lanes are together.
-                    unsafe { T::mma(&mut s[keys][block], a, q[block]) };
-                    block += 1;
+                let at = column(first_keys, step / steps) + keys as u32 * 2 * group;
+                // SAFETY: inside the chunk; the lanes are together.
+                unsafe {
+                    let a = mma::ldmatrix_x4(at);
+                    let s = &mut s[keys];
+                    if C::SCALED {
+                        // A lane has elements 4t.. of a key: the first two as those of column 2t, the others of 2t + 8.
+                        let [lower, upper] = [C::widen(a[0]), C::widen(a[1])];
+                        products::<C::Product, ROW_BLOCKS>(
+                            s,
+                            [lower[0], upper[0], lower[1], upper[1]],
+                            &q,
+                        );
+                        let [lower, upper] = [C::widen(a[2]), C::widen(a[3])];
+                        products::<C::Product, ROW_BLOCKS>(
+                            s,
+                            [lower[0], upper[0], lower[1], upper[1]],
+                            &next_q,
+                        );
+                    } else {
+                        products::<C::Product, ROW_BLOCKS>(s, a, &q);
+                    }
                 }
                 keys += 1;
             }
-            step += 1;
+            step += steps;
         }
         s
     }
@@ -112,31 +241,61 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
     /// # Safety
     /// The lanes come together; the values are there.
     #[inline(always)]
-    pub unsafe fn values<T: Half>(
+    pub unsafe fn values<C: Cache>(
         &mut self,
         offsets: &LaneOffsets,
         v: u32,
         p: &Weights<ROW_BLOCKS>,
     ) {
-        let group = DIM_BLOCKS as u32 * 256;
+        let group = offsets.row_bytes * 8;
         // Here, where the addresses of the keys need their registers no more.
         let first_values = misc::opaque(v + offsets.v);
+        let blocks = if C::SCALED { 2 } else { 1 };
         let mut dim = 0;
         while dim < DIM_BLOCKS {
             let mut keys = 0;
             while keys < KEY_BLOCKS {
-                let at = column(first_values, dim) + keys as u32 * 2 * group;
-                // SAFETY: inside the chunk.
-                let a = unsafe { mma::ldmatrix_x4_trans(at) };
-                let mut block = 0;
-                while block < ROW_BLOCKS {
-                    // SAFETY: the lanes are together.
-                    unsafe { T::mma(&mut self.out[dim][block], a, p[keys][block]) };
-                    block += 1;
+                let at = column(first_values, dim / blocks) + keys as u32 * 2 * group;
+                // SAFETY: inside the chunk; the lanes are together.
+                unsafe {
+                    let a = mma::ldmatrix_x4_trans(at);
+                    if C::SCALED {
+                        // A lane has elements 2g, 2g + 1 of values 2t, 2t + 1: the first of both as row g, the second
+                        // as row g + 8.
+                        let [a, b, c, d] = a.map(|word| C::widen(transpose_bytes(word)));
+                        let fragment = [a[0], a[1], c[0], c[1]];
+                        products::<C::Product, ROW_BLOCKS>(&mut self.out[dim], fragment, &p[keys]);
+                        let fragment = [b[0], b[1], d[0], d[1]];
+                        products::<C::Product, ROW_BLOCKS>(
+                            &mut self.out[dim + 1],
+                            fragment,
+                            &p[keys],
+                        );
+                    } else {
+                        products::<C::Product, ROW_BLOCKS>(&mut self.out[dim], a, &p[keys]);
+                    }
                 }
                 keys += 1;
             }
-            dim += 1;
+            dim += blocks;
         }
+    }
+}
+
+/// A block of 16 keys, or elements, with all rows.
+///
+/// # Safety
+/// The lanes come together.
+#[inline(always)]
+unsafe fn products<T: Half, const ROW_BLOCKS: usize>(
+    to: &mut [[f32; 4]; ROW_BLOCKS],
+    a: [u32; 4],
+    b: &[[u32; 2]; ROW_BLOCKS],
+) {
+    let mut block = 0;
+    while block < ROW_BLOCKS {
+        // SAFETY: the lanes are together.
+        unsafe { T::mma(&mut to[block], a, b[block]) };
+        block += 1;
     }
 }

@@ -11,6 +11,7 @@ use super::{
 use crate::{
     abi::QueryRow,
     common::{
+        cache::Cache,
         half::Half,
         math::exp2,
         softmax::SLACK,
@@ -54,6 +55,10 @@ pub struct Rows<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> {
     token: [[u32; 2]; ROW_BLOCKS],
     head: [[u32; 2]; ROW_BLOCKS],
     position: [[i32; 2]; ROW_BLOCKS],
+    /// Of 8-bit caches, what products with keys are multiplied by, and the output.
+    scale: [[[f32; 2]; 2]; ROW_BLOCKS],
+    /// Of the row that the lane has as operand: what brings its queries into f16.
+    pub(super) fit: [f32; ROW_BLOCKS],
 }
 
 impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOCKS> {
@@ -70,6 +75,8 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         token: [[0; 2]; ROW_BLOCKS],
         head: [[0; 2]; ROW_BLOCKS],
         position: [[0; 2]; ROW_BLOCKS],
+        scale: [[[1.0; 2]; 2]; ROW_BLOCKS],
+        fit: [1.0; ROW_BLOCKS],
     };
 
     /// Takes up new rows, having been cleared: Q from `q` (row-major, dense), and what is known of them by `row`,
@@ -79,10 +86,23 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
     /// The lanes come together; `q` is the shared address of `8 · ROW_BLOCKS` rows, which stay there unless
     /// [`Rows::KEEPS_Q`].
     #[inline(always)]
-    pub unsafe fn start(&mut self, q: u32, lane: u32, row: impl Fn(u32) -> (QueryRow, u32)) {
-        // Matrix i of a load holds elements 8i.. of the lanes' rows: two k-steps in four matrices.
-        self.q_address = q + (lane % 8) * Self::ROW_BYTES + (lane / 8) * 16;
-        if Self::KEEPS_Q {
+    pub unsafe fn start<C: Cache>(
+        &mut self,
+        q: u32,
+        lane: u32,
+        row: impl Fn(u32) -> (QueryRow, u32),
+    ) {
+        // Matrix i of a load holds elements 8i.. of the lanes' rows: two k-steps in four matrices. Beside 8-bit keys
+        // a lane has four neighbouring elements.
+        self.q_address = if C::SCALED {
+            q + (lane / 4) * Self::ROW_BYTES + (lane % 4) * 8
+        } else {
+            q + (lane % 8) * Self::ROW_BYTES + (lane / 8) * 16
+        };
+        if C::SCALED {
+            // SAFETY: inside the rows; the lanes are together.
+            unsafe { self.fit_queries::<C>(lane) };
+        } else if Self::KEEPS_Q {
             let mut step = 0;
             while step < DIM_BLOCKS {
                 // SAFETY: inside the rows.
@@ -104,6 +124,31 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         }
     }
 
+    /// Takes up what keys and values are multiplied by, after [`Rows::start`].
+    ///
+    /// # Safety
+    /// The lanes come together.
+    #[inline(always)]
+    pub unsafe fn take_scales(&mut self, of: impl Fn(u32) -> [f32; 2], lane: u32) {
+        let mut block = 0;
+        while block < ROW_BLOCKS {
+            let mut column = 0;
+            while column < 2 {
+                let [k, v] = of(block as u32 * 8 + 2 * (lane % 4) + column as u32);
+                self.scale[block][column][0] *= k;
+                self.scale[block][column][1] = v;
+                column += 1;
+            }
+            block += 1;
+        }
+    }
+
+    /// What products with keys of a column are multiplied by, before scales of the cache.
+    #[inline(always)]
+    pub(super) fn set_key_scale(&mut self, block: usize, column: usize, scale: f32) {
+        self.scale[block][column][0] = scale;
+    }
+
     /// Forgets what was attended to. Right after the result was stored: accumulators that are known to be
     /// empty need no registers while others work on the result.
     #[inline(always)]
@@ -117,7 +162,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
     /// # Safety
     /// The lanes come together; the chunk is there. With `MASKED` its values may be written to.
     #[inline(always)]
-    pub unsafe fn attend<T: Half, V: Variant, const MASKED: bool>(
+    pub unsafe fn attend<C: Cache, V: Variant, const MASKED: bool>(
         &mut self,
         variant: &V,
         lane: u32,
@@ -127,13 +172,13 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            let logits = self.logits::<T>(offsets, chunk.k);
+            let logits = self.logits::<C>(offsets, chunk.k);
             if MASKED {
                 // Memory past the last key may hold NaN, and 0 · NaN is NaN.
-                zero_values(chunk, lane, DIM_BLOCKS as u32 * 256, keys);
+                zero_values(chunk, lane, offsets.row_bytes, keys);
             }
-            let weights = self.weigh::<T, V, MASKED>(variant, lane, chunk.first, keys, logits);
-            self.values::<T>(offsets, chunk.v, &weights);
+            let weights = self.weigh::<C, V, MASKED>(variant, lane, chunk.first, keys, logits);
+            self.values::<C>(offsets, chunk.v, &weights);
         }
     }
 
@@ -143,7 +188,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
     /// # Safety
     /// The lanes come together.
     #[inline(always)]
-    pub unsafe fn weigh<T: Half, V: Variant, const MASKED: bool>(
+    pub unsafe fn weigh<C: Cache, V: Variant, const MASKED: bool>(
         &mut self,
         variant: &V,
         lane: u32,
@@ -175,6 +220,9 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                         position,
                         key: first + i as u32 * 8,
                     };
+                    if C::SCALED {
+                        *logit *= self.scale[block][column][0];
+                    }
                     *logit = variant.logit(*logit, at);
                     if MASKED && ((at.key as i32) < low || at.key as i32 > high)
                         || V::MASKS && !variant.visible(at)
@@ -238,7 +286,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                 // From keys × rows to the B operand, which wants rows × keys.
                 // SAFETY: the lanes are together.
                 p[i / 2][block][i % 2] =
-                    unsafe { mma::movmatrix_trans(T::pack(weights[0], weights[1])) };
+                    unsafe { mma::movmatrix_trans(C::Product::pack(weights[0], weights[1])) };
                 i += 1;
             }
             block += 1;
@@ -252,7 +300,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
     /// # Safety
     /// The lanes come together.
     #[inline(always)]
-    pub unsafe fn finish(&mut self) {
+    pub unsafe fn finish<C: Cache>(&mut self) {
         let mut block = 0;
         while block < ROW_BLOCKS {
             let mut column = 0;
@@ -264,7 +312,10 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                     softmax.sum += unsafe { warp::warp_shuffle_xor(ALL, softmax.sum, stride, 32) };
                     stride *= 2;
                 }
-                let norm = softmax.norm();
+                let mut norm = softmax.norm();
+                if C::SCALED {
+                    norm *= self.scale[block][column][1];
+                }
                 let mut i = 0;
                 while i < DIM_BLOCKS {
                     self.out[i][block][column] *= norm;
@@ -283,17 +334,19 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
 /// # Safety
 /// The lanes come together; nobody else uses the chunk.
 #[inline(always)]
-unsafe fn zero_values(chunk: Chunk, lane: u32, group: u32, keys: Keys) {
-    // A row is one line of 128 bytes in each kilobyte of its group, however swizzled: four lines at a time.
-    let mut line = lane / 8;
-    while line < KEYS / 8 * group / 128 {
-        let row = line / (group / 128) * 8 + line % 8;
+unsafe fn zero_values(chunk: Chunk, lane: u32, row_bytes: u32, keys: Keys) {
+    // A row is one line in each slab of its group, however swizzled: as many lines at a time as the lanes fill.
+    let width = if row_bytes < 128 { row_bytes } else { 128 };
+    let (slabs, lanes) = (row_bytes / width, width / 16);
+    let mut line = lane / lanes;
+    while line < KEYS * slabs {
+        let row = line / (8 * slabs) * 8 + line % 8;
         let position = chunk.first + row;
         if position < keys.begin || position >= keys.end {
             // SAFETY: inside the chunk.
-            unsafe { shared::store_u32x4(chunk.v + line * 128 + lane % 8 * 16, [0; 4]) };
+            unsafe { shared::store_u32x4(chunk.v + line * width + lane % lanes * 16, [0; 4]) };
         }
-        line += 4;
+        line += 32 / lanes;
     }
     // SAFETY: the lanes are together.
     unsafe { warp::sync_warp(ALL) };

@@ -11,6 +11,7 @@ use super::{ROWS, Shared, epilogue::finish, load, load::Found, unit, unit::Unit}
 use crate::{
     abi::GatherDecodeParams,
     common::{
+        cache::{BITS16, Stored},
         decode::{
             KEYS,
             products::LaneOffsets,
@@ -171,9 +172,9 @@ pub(in super::super) unsafe fn attend<
         let mut found = found[RING / 2];
         if left > 0 {
             wait_but::<RING>();
-            start(p, s, lane, &unit, &mut rows);
+            start::<T, DIM_BLOCKS>(p, s, lane, &unit, &mut rows);
         }
-        let offsets = LaneOffsets::new(lane, s.shape.head_dim);
+        let offsets = LaneOffsets::new(lane, s.shape.head_dim * 2);
         let keys = Keys {
             begin: unit.begin,
             end: unit.end,
@@ -185,11 +186,11 @@ pub(in super::super) unsafe fn attend<
                 load::block::<false>(p, s, lane, &unit, found, next, ring[RING - 1], policy);
             }
             async_copy::commit_group();
-            let logits = rows.logits::<T>(&offsets, ring[0]);
+            let logits = rows.logits::<Stored<T, BITS16>>(&offsets, ring[0]);
             let weights = if unit.masks(first) {
-                rows.weigh::<T, V, true>(variant, lane, first, keys, logits)
+                rows.weigh::<Stored<T, BITS16>, V, true>(variant, lane, first, keys, logits)
             } else {
-                rows.weigh::<T, V, false>(variant, lane, first, keys, logits)
+                rows.weigh::<Stored<T, BITS16>, V, false>(variant, lane, first, keys, logits)
             };
             wait_but::<RING>();
             if more {
@@ -197,7 +198,7 @@ pub(in super::super) unsafe fn attend<
                 found = load::look_up(p, lane, &unit, next + step);
             }
             async_copy::commit_group();
-            rows.values::<T>(&offsets, ring[1], &weights);
+            rows.values::<Stored<T, BITS16>>(&offsets, ring[1], &weights);
             let old = ring;
             i = 0;
             while i < RING {
@@ -209,7 +210,7 @@ pub(in super::super) unsafe fn attend<
         }
         async_copy::wait_all();
         warp::sync_warp(WARP);
-        rows.finish();
+        rows.finish::<Stored<T, BITS16>>();
         finish::<T, DIM_BLOCKS, PER_LANE>(p, s, team, &unit, &rows, before_end);
     }
 }
@@ -229,7 +230,7 @@ unsafe fn wait_but<const RING: usize>() {
 
 /// Takes up the unit's rows.
 #[inline(always)]
-unsafe fn start<const DIM_BLOCKS: usize>(
+unsafe fn start<T: Half, const DIM_BLOCKS: usize>(
     p: &GatherDecodeParams,
     s: Shared,
     lane: u32,
@@ -239,7 +240,7 @@ unsafe fn start<const DIM_BLOCKS: usize>(
     let head = unit.head * p.attention.group;
     // SAFETY: the queries have arrived; rows beyond the unit's are looked up as its last.
     unsafe {
-        rows.start(s.queries(), lane, |row| {
+        rows.start::<Stored<T, BITS16>>(s.queries(), lane, |row| {
             let (token, in_group) = p.group.div_rem(row);
             let last = unit.tokens - 1;
             let token = if token < last { token } else { last };

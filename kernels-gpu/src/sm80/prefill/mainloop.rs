@@ -178,7 +178,7 @@ pub(in super::super) unsafe fn attend<T: Half, V: Variant, const S: usize, const
                 }
                 let mut half = 0;
                 while half < HALVES {
-                    let (grew, factors) = rows[half].rescale(&logits[half], scale);
+                    let (grew, factors) = rows[half].rescale(&logits[half], [scale; 2]);
                     if grew {
                         let mut i = 0;
                         while i < O {

@@ -105,7 +105,7 @@ pub(super) unsafe fn weights_values<T: Half, const S: usize, const O: usize>(
         while half < HALVES {
             // SAFETY: `step < S / 8`.
             let slice: &[f32; 8] = unsafe { &*logits[half].as_ptr().add(8 * step).cast() };
-            rows[half].weigh(slice, scale, &mut weights[half], T::pack);
+            rows[half].weigh(slice, [scale; 2], &mut weights[half], T::pack);
             half += 1;
         }
         weights

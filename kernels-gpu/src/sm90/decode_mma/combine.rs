@@ -4,6 +4,7 @@ use cuda_std::{shared, warp};
 
 use super::{layout::Layout, mainloop::Consumer};
 use crate::common::{
+    cache::Cache,
     decode::tile::Rows,
     state::{Softmax, State},
 };
@@ -27,17 +28,19 @@ impl<const ROW_BLOCKS: usize> Weights<ROW_BLOCKS> {
     };
 }
 
-impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, WARPS> {
+impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
+    Consumer<'_, DIM, ROWS, WARPS, CACHE>
+{
     /// Stores what this warp made of its chunks.
     ///
     /// # Safety
     /// The warp's state is free.
     #[inline(always)]
-    pub(super) unsafe fn store_state<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize>(
+    pub(super) unsafe fn store_state<C: Cache, const DIM_BLOCKS: usize, const ROW_BLOCKS: usize>(
         &self,
         rows: &Rows<DIM_BLOCKS, ROW_BLOCKS>,
     ) {
-        let pitch = Layout::<DIM, ROWS, WARPS>::PITCH;
+        let pitch = Layout::<DIM, ROWS, WARPS, CACHE>::PITCH;
         let (out, lse) = (
             self.layout.state_out(self.warp),
             self.layout.state_lse(self.warp),
@@ -46,14 +49,21 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
         while i < ROW_BLOCKS * 2 {
             let (block, column) = (i / 2, i % 2);
             let row = block as u32 * 8 + 2 * (self.lane % 4) + column as u32;
-            let first = out + (row * pitch + self.lane / 4) * 4;
+            // What stands 8 rows apart in a fragment are elements 8 apart, or of 8-bit values neighbours.
+            let width = if C::SCALED { 2 } else { 1 };
+            let first = out + (row * pitch + self.lane / 4 * width) * 4;
             let mut dim = 0;
             while dim < DIM_BLOCKS {
                 let element = first + dim as u32 * 64;
+                let [a, b] = [column, 2 + column].map(|i| rows.out[dim][block][i]);
                 // SAFETY: inside the state.
                 unsafe {
-                    shared::store_f32(element, rows.out[dim][block][column]);
-                    shared::store_f32(element + 32, rows.out[dim][block][2 + column]);
+                    if C::SCALED {
+                        shared::store_f32x2(element, [a, b]);
+                    } else {
+                        shared::store_f32(element, a);
+                        shared::store_f32(element + 32, b);
+                    }
                 }
                 dim += 1;
             }
@@ -71,7 +81,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
     /// The warp's state is stored.
     #[inline(always)]
     pub(super) unsafe fn own_state<const PER_LANE: usize>(&self, row: u32) -> State<PER_LANE> {
-        let offset = (row * Layout::<DIM, ROWS, WARPS>::PITCH + self.lane * PER_LANE as u32) * 4;
+        let offset =
+            (row * Layout::<DIM, ROWS, WARPS, CACHE>::PITCH + self.lane * PER_LANE as u32) * 4;
         // SAFETY: inside the state.
         unsafe {
             State {
@@ -162,7 +173,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
         shares: u32,
     ) -> State<PER_LANE> {
         let layout = &self.layout;
-        let offset = (row * Layout::<DIM, ROWS, WARPS>::PITCH + self.lane * PER_LANE as u32) * 4;
+        let offset =
+            (row * Layout::<DIM, ROWS, WARPS, CACHE>::PITCH + self.lane * PER_LANE as u32) * 4;
         let (mut of, mut lse) = (weights.of[0], weights.lse[0]);
         let mut block = 1;
         while block < ROW_BLOCKS {

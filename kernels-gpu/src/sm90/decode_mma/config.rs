@@ -1,24 +1,38 @@
 //! What kernels there are: the table, and what a row of it takes of an SM.
 
 use super::layout::Layout;
+use crate::{common::cache, has};
 
-/// The kernels, each of them for each 16-bit float: `decode_<rows>x<keys>_d<head dimension>_<element>[_cap]`.
+/// The kernels, each of them for each 16-bit float of queries and outputs:
+/// `decode_<rows>x<keys>_d<head dimension>_<element>[_e4m3][_cap]`.
 macro_rules! table {
     ($as:ident $then:ident) => {
         $crate::common::half::each_half! { $as $then {
             // Rows × keys, head dimension, flags.
              8 x 32,  64, [];
-             8 x 32,  64, [cap];
             16 x 32,  64, [];
+             8 x 32,  64, [cap];
             16 x 32,  64, [cap];
+             8 x 32,  64, [e4m3];
+            16 x 32,  64, [e4m3];
+             8 x 32,  64, [e4m3, cap];
+            16 x 32,  64, [e4m3, cap];
              8 x 32, 128, [];
-             8 x 32, 128, [cap];
             16 x 32, 128, [];
+             8 x 32, 128, [cap];
             16 x 32, 128, [cap];
+             8 x 32, 128, [e4m3];
+            16 x 32, 128, [e4m3];
+             8 x 32, 128, [e4m3, cap];
+            16 x 32, 128, [e4m3, cap];
              8 x 32, 256, [];
-             8 x 32, 256, [cap];
             16 x 32, 256, [];
+             8 x 32, 256, [cap];
             16 x 32, 256, [cap];
+             8 x 32, 256, [e4m3];
+            16 x 32, 256, [e4m3];
+             8 x 32, 256, [e4m3, cap];
+            16 x 32, 256, [e4m3, cap];
         }}
     };
 }
@@ -27,8 +41,9 @@ pub(super) use table;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod rows {
-    use super::{super::layout::KEYS, shape};
+    use super::{super::layout::KEYS, of_flags, shape};
     use crate::{
+        common::cache,
         has,
         registry::{Arch, Element, Family, KernelInfo, Loads, Op, Sm, registers},
     };
@@ -37,12 +52,14 @@ mod rows {
         ($half:ident $element:literal { $($rows:literal x $keys:literal, $dim:literal, [$($flag:ident),*];)* }) => {
             &[$(KernelInfo {
                 element: Element::$half,
+                cache: cache::element(of_flags(&[$(stringify!($flag)),*])),
                 cap: has(&[$(stringify!($flag)),*], "cap"),
                 ..row(
                     concat!("decode_", $rows, "x", $keys, "_d", $dim, "_", $element $(, "_", stringify!($flag))*),
                     $rows,
                     $keys,
                     $dim,
+                    of_flags(&[$(stringify!($flag)),*]),
                 )
             }),*]
         };
@@ -51,9 +68,9 @@ mod rows {
     /// See the macro `table`.
     pub const ROWS: &[&[KernelInfo]] = table!(list rows);
 
-    const fn row(name: &'static str, rows: u32, keys: u32, dim: u32) -> KernelInfo {
+    const fn row(name: &'static str, rows: u32, keys: u32, dim: u32, cache: u32) -> KernelInfo {
         assert!(keys == KEYS, "all have chunks of one size");
-        let Some(shape) = shape(dim, rows, Sm::HOPPER_CTA) else {
+        let Some(shape) = shape(dim, rows, cache, Sm::HOPPER_CTA) else {
             panic!("no CTA of this shape fits an SM");
         };
         KernelInfo {
@@ -91,6 +108,15 @@ pub struct Shape {
     pub units: u32,
 }
 
+/// What the cache of a row of the table holds.
+pub(super) const fn of_flags(flags: &[&str]) -> u32 {
+    if has(flags, "e4m3") {
+        cache::E4M3
+    } else {
+        cache::BITS16
+    }
+}
+
 /// Consumer warps: as many as find registers.
 #[must_use]
 pub const fn warps(dim: u32, rows: u32) -> u32 {
@@ -104,26 +130,35 @@ pub const fn warps(dim: u32, rows: u32) -> u32 {
 /// The shape of a CTA that can have `shared_bytes` of shared memory; `None` where there is no such kernel or
 /// too little memory.
 #[must_use]
-pub const fn shape(dim: u32, rows: u32, shared_bytes: u32) -> Option<Shape> {
-    const fn of<const DIM: u32, const ROWS: u32, const WARPS: u32>(bytes: u32) -> Option<Shape> {
-        let stages = Layout::<DIM, ROWS, WARPS>::stages(bytes);
+pub const fn shape(dim: u32, rows: u32, cache: u32, shared_bytes: u32) -> Option<Shape> {
+    const fn of<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>(
+        bytes: u32,
+    ) -> Option<Shape> {
+        let stages = Layout::<DIM, ROWS, WARPS, CACHE>::stages(bytes);
         if stages == 0 {
             return None;
         }
         Some(Shape {
             threads: (WARPS + PRODUCER_WARPS) * 32,
             stages,
-            shared_bytes: Layout::<DIM, ROWS, WARPS>::bytes(stages),
-            units: Layout::<DIM, ROWS, WARPS>::UNITS,
+            shared_bytes: Layout::<DIM, ROWS, WARPS, CACHE>::bytes(stages),
+            units: Layout::<DIM, ROWS, WARPS, CACHE>::UNITS,
         })
     }
-    match (dim, rows) {
-        (64, 8) => of::<64, 8, { warps(64, 8) }>(shared_bytes),
-        (64, 16) => of::<64, 16, { warps(64, 16) }>(shared_bytes),
-        (128, 8) => of::<128, 8, { warps(128, 8) }>(shared_bytes),
-        (128, 16) => of::<128, 16, { warps(128, 16) }>(shared_bytes),
-        (256, 8) => of::<256, 8, { warps(256, 8) }>(shared_bytes),
-        (256, 16) => of::<256, 16, { warps(256, 16) }>(shared_bytes),
+    const fn with<const CACHE: u32>(dim: u32, rows: u32, bytes: u32) -> Option<Shape> {
+        match (dim, rows) {
+            (64, 8) => of::<64, 8, { warps(64, 8) }, CACHE>(bytes),
+            (64, 16) => of::<64, 16, { warps(64, 16) }, CACHE>(bytes),
+            (128, 8) => of::<128, 8, { warps(128, 8) }, CACHE>(bytes),
+            (128, 16) => of::<128, 16, { warps(128, 16) }, CACHE>(bytes),
+            (256, 8) => of::<256, 8, { warps(256, 8) }, CACHE>(bytes),
+            (256, 16) => of::<256, 16, { warps(256, 16) }, CACHE>(bytes),
+            _ => None,
+        }
+    }
+    match cache {
+        cache::BITS16 => with::<{ cache::BITS16 }>(dim, rows, shared_bytes),
+        cache::E4M3 => with::<{ cache::E4M3 }>(dim, rows, shared_bytes),
         _ => None,
     }
 }
@@ -137,21 +172,22 @@ mod tests {
     #[test]
     fn kernels_fill_an_sm_of_hopper_and_no_more() {
         for dim in [64, 128, 256] {
-            for rows in [8, 16] {
-                let shape = shape(dim, rows, H200).expect("there is such a kernel");
+            for (rows, cache) in [(8, 0), (16, 0), (8, 1), (16, 1)] {
+                let shape = shape(dim, rows, cache, H200).expect("there is such a kernel");
                 assert!(shape.shared_bytes <= H200, "{dim} {rows}: {shape:?}");
                 assert!(
                     shape.stages.is_multiple_of(warps(dim, rows)),
                     "{dim} {rows}"
                 );
-                let in_flight = shape.stages * super::super::layout::KEYS * dim * 4;
+                let in_flight =
+                    shape.stages * super::super::layout::KEYS * dim * 2 * cache::bytes(cache);
                 assert!(
                     in_flight >= 128 << 10,
                     "{dim} {rows}: {in_flight} bytes in flight"
                 );
             }
         }
-        assert_eq!(shape(96, 8, H200), None);
-        assert_eq!(shape(128, 8, 48 << 10), None);
+        assert_eq!(shape(96, 8, 0, H200), None);
+        assert_eq!(shape(128, 8, 0, 48 << 10), None);
     }
 }

@@ -3,7 +3,7 @@
 use cuda_std::{barrier, griddep, mbarrier, prelude::*, tma};
 
 use super::{
-    config::{PRODUCER_WARPS, table, warps},
+    config::{PRODUCER_WARPS, of_flags, table, warps},
     layout::Layout,
     load::Loader,
     mainloop::Consumer,
@@ -14,6 +14,7 @@ use super::{
 use crate::{
     abi::DecodeParams,
     common::{
+        cache::{Cache, Stored},
         half::{self, Half},
         tile_counter,
         variant::{Standard, Variant},
@@ -40,6 +41,7 @@ unsafe fn decode<
     const DIM: u32,
     const ROWS: u32,
     const WARPS: u32,
+    const CACHE: u32,
     const DIM_BLOCKS: usize,
     const ROW_BLOCKS: usize,
     const PER_LANE: usize,
@@ -47,10 +49,12 @@ unsafe fn decode<
     p: &DecodeParams,
     maps: *const tma::TensorMap,
     variant: V,
-) {
+) where
+    Stored<T, CACHE>: Cache,
+{
     let warp_id = thread::thread_idx_x() / 32;
     let lane = warp::lane_id();
-    let layout = Layout::<DIM, ROWS, WARPS>::new(p.stages);
+    let layout = Layout::<DIM, ROWS, WARPS, CACHE>::new(p.stages);
     // Every role looks up by itself what it does first. That none waits for another is what short steps are made
     // of: openers wait for the first barriers, then all for the others, and nobody for what others look up.
     let threads = (WARPS + PRODUCER_WARPS) * 32;
@@ -134,10 +138,11 @@ macro_rules! entries {
         )]
         pub unsafe fn entry(params: DecodeParams) {
             const CAP: bool = has(&[$(stringify!($flag)),*], "cap");
+            const CACHE: u32 = of_flags(&[$(stringify!($flag)),*]);
             // SAFETY: the caller's promise.
             unsafe {
                 decode::<
-                    half::$half, Standard<CAP>, $dim, $rows, { warps($dim, $rows) },
+                    half::$half, Standard<CAP>, $dim, $rows, { warps($dim, $rows) }, CACHE,
                     { $dim / 16 }, { $rows / 8 }, { $dim / 32 },
                 >(&params, maps, Standard(params.attention.variant));
             }

@@ -10,6 +10,7 @@ use core::ops::Range;
 #[cfg(target_arch = "nvptx64")]
 use cuda_std::{fence, mbarrier, shared, thread};
 
+use crate::common::cache;
 pub use crate::common::decode::KEYS;
 
 /// Bytes of a stage's barriers, full and empty.
@@ -37,21 +38,31 @@ const MEETINGS: u32 = 16 - FIRST_MEETING;
 /// Where things are; all functions give shared addresses.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(not(target_arch = "nvptx64"), allow(dead_code))]
-pub struct Layout<const DIM: u32, const ROWS: u32, const WARPS: u32> {
+pub struct Layout<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32> {
     base: u32,
     /// Stages of the ring.
     pub stages: u32,
 }
 
-impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Layout<DIM, ROWS, WARPS> {
+impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
+    Layout<DIM, ROWS, WARPS, CACHE>
+{
     /// Units under way.
     pub const UNITS: u32 = {
         let fit = 16384 / (DIM * ROWS);
         if fit < 16 { fit } else { 16 }
     };
     /// Bytes of the keys of a chunk, or of its values.
-    pub const CHUNK: u32 = KEYS * DIM * 2;
+    pub const CHUNK: u32 = KEYS * Self::KEY_BYTES;
+    /// Bytes of a key, or of a value.
+    pub const KEY_BYTES: u32 = DIM * cache::bytes(CACHE);
     const STAGE: u32 = 2 * Self::CHUNK;
+    /// Bytes of the scales of a chunk's keys, and of its values.
+    const SCALES: u32 = if cache::by_token(CACHE) {
+        2 * KEYS * 4
+    } else {
+        0
+    };
     const QUERIES: u32 = ROWS * DIM * 2;
     const UNIT: u32 = Self::QUERIES + ROWS * 16 + IDS * 4 + 64;
     /// f32 of an output row in a warp's state; the padding spreads the columns of a fragment over banks.
@@ -66,7 +77,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Layout<DIM, ROWS, WARPS>
     /// allows.
     #[must_use]
     pub const fn stages(bytes: u32) -> u32 {
-        let fit = bytes.saturating_sub(Self::FIXED) / (Self::STAGE + 16 + PAIR);
+        let fit = bytes.saturating_sub(Self::FIXED) / (Self::STAGE + Self::SCALES + 16 + PAIR);
         let most = 2 * MEETINGS - 1 - WARPS;
         (if fit < most { fit } else { most }) / WARPS * WARPS
     }
@@ -88,12 +99,14 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Layout<DIM, ROWS, WARPS>
     /// Bytes of shared memory that so many stages take.
     #[must_use]
     pub const fn bytes(stages: u32) -> u32 {
-        Self::FIXED + stages * (Self::STAGE + 16 + PAIR)
+        Self::FIXED + stages * (Self::STAGE + Self::SCALES + 16 + PAIR)
     }
 }
 
 #[cfg(target_arch = "nvptx64")]
-impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Layout<DIM, ROWS, WARPS> {
+impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
+    Layout<DIM, ROWS, WARPS, CACHE>
+{
     /// The dynamic shared memory of this CTA.
     #[inline(always)]
     pub fn new(stages: u32) -> Self {
@@ -155,10 +168,16 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Layout<DIM, ROWS, WARPS>
         self.state_out(warp) + ROWS * Self::PITCH * 4
     }
 
+    /// Scales of a stage's keys, one each; those of the values follow.
+    #[inline(always)]
+    pub fn scales(&self, stage: u32) -> u32 {
+        self.states() + WARPS * Self::STATE + stage * Self::SCALES
+    }
+
     /// The [`Descriptor`](super::unit::Descriptor) of a stage.
     #[inline(always)]
     pub fn descriptor(&self, stage: u32) -> u32 {
-        self.states() + WARPS * Self::STATE + stage * 16
+        self.scales(self.stages) + stage * 16
     }
 
     /// Completes when all barriers are initialised.
@@ -292,11 +311,16 @@ impl Place {
 mod tests {
     use super::*;
 
-    fn units_find_barriers_of_their_own<const DIM: u32, const ROWS: u32, const WARPS: u32>() {
-        let meeting = Layout::<DIM, ROWS, WARPS>::meeting;
+    fn units_find_barriers_of_their_own<
+        const DIM: u32,
+        const ROWS: u32,
+        const WARPS: u32,
+        const CACHE: u32,
+    >() {
+        let meeting = Layout::<DIM, ROWS, WARPS, CACHE>::meeting;
         // However much memory there is.
         for bytes in [227 << 10, 1 << 20] {
-            let apart = 2..WARPS + Layout::<DIM, ROWS, WARPS>::stages(bytes);
+            let apart = 2..WARPS + Layout::<DIM, ROWS, WARPS, CACHE>::stages(bytes);
             for chunk in 0..4 * MEETINGS {
                 assert!((1..16).contains(&meeting(chunk)));
                 for apart in apart.clone() {
@@ -308,11 +332,17 @@ mod tests {
 
     #[test]
     fn units_that_meet_at_a_time_have_barriers_of_their_own() {
-        units_find_barriers_of_their_own::<64, 8, 8>();
-        units_find_barriers_of_their_own::<64, 16, 4>();
-        units_find_barriers_of_their_own::<128, 8, 8>();
-        units_find_barriers_of_their_own::<128, 16, 4>();
-        units_find_barriers_of_their_own::<256, 8, 4>();
-        units_find_barriers_of_their_own::<256, 16, 2>();
+        units_find_barriers_of_their_own::<64, 8, 8, { cache::BITS16 }>();
+        units_find_barriers_of_their_own::<64, 8, 8, { cache::E4M3 }>();
+        units_find_barriers_of_their_own::<64, 16, 4, { cache::BITS16 }>();
+        units_find_barriers_of_their_own::<64, 16, 4, { cache::E4M3 }>();
+        units_find_barriers_of_their_own::<128, 8, 8, { cache::BITS16 }>();
+        units_find_barriers_of_their_own::<128, 8, 8, { cache::E4M3 }>();
+        units_find_barriers_of_their_own::<128, 16, 4, { cache::BITS16 }>();
+        units_find_barriers_of_their_own::<128, 16, 4, { cache::E4M3 }>();
+        units_find_barriers_of_their_own::<256, 8, 4, { cache::BITS16 }>();
+        units_find_barriers_of_their_own::<256, 8, 4, { cache::E4M3 }>();
+        units_find_barriers_of_their_own::<256, 16, 2, { cache::BITS16 }>();
+        units_find_barriers_of_their_own::<256, 16, 2, { cache::E4M3 }>();
     }
 }

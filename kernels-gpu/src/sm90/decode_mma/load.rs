@@ -16,7 +16,7 @@ use crate::{
 const ALL: u32 = warp::FULL_MASK;
 
 /// Brings every other chunk.
-pub(super) struct Loader<'a, const DIM: u32, const ROWS: u32, const WARPS: u32> {
+pub(super) struct Loader<'a, const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32> {
     pub p: &'a DecodeParams,
     /// Of keys and values.
     pub maps: *const tma::TensorMap,
@@ -24,7 +24,7 @@ pub(super) struct Loader<'a, const DIM: u32, const ROWS: u32, const WARPS: u32> 
     pub odd: u32,
     /// Whether the launch reads several times what L2 holds.
     pub long: bool,
-    pub layout: Layout<DIM, ROWS, WARPS>,
+    pub layout: Layout<DIM, ROWS, WARPS, CACHE>,
     pub lane: u32,
 }
 
@@ -62,7 +62,9 @@ impl Seen {
     }
 }
 
-impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Loader<'_, DIM, ROWS, WARPS> {
+impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
+    Loader<'_, DIM, ROWS, WARPS, CACHE>
+{
     /// Pieces of a chunk's keys, as a power of two.
     #[inline(always)]
     pub const fn pieces_log(&self) -> u32 {
@@ -119,14 +121,14 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Loader<'_, DIM, ROWS, WA
     #[inline(always)]
     pub unsafe fn run<V: Variant>(&self, variant: &V, opening: Opening, go_on: impl FnOnce()) {
         let (p, layout, lane) = (self.p, self.layout, self.lane);
-        let piece_bytes = p.piece_tokens * DIM * 2;
+        let piece_bytes = p.piece_tokens * Layout::<DIM, ROWS, WARPS, CACHE>::KEY_BYTES;
         let pieces_log = self.pieces_log();
         // Half the lanes bring keys, half values, a piece each.
         let (values, piece) = (lane / 16, lane % 16);
         let has_piece = piece < 1 << pieces_log;
         // SAFETY: there are two maps.
         let map = unsafe { self.maps.add(values as usize) };
-        let in_stage = values * Layout::<DIM, ROWS, WARPS>::CHUNK + piece * piece_bytes;
+        let in_stage = values * Layout::<DIM, ROWS, WARPS, CACHE>::CHUNK + piece * piece_bytes;
         let mut stage = Place::first(self.odd);
         let mut slot = Place::first(0);
         // SAFETY: units and pages are the plan's; the waits order accesses with those of scheduler and consumers; the
@@ -218,7 +220,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Loader<'_, DIM, ROWS, WA
                 }
                 // The consumers may be done with the unit before a loader that brings none of its chunks saw it.
                 mbarrier::arrive(layout.unit_empty(slot.index));
-                slot.advance(1, Layout::<DIM, ROWS, WARPS>::UNITS);
+                slot.advance(1, Layout::<DIM, ROWS, WARPS, CACHE>::UNITS);
             }
             const { assert!(WARPS.is_multiple_of(2)) };
             let mut warps = 0;

@@ -10,6 +10,7 @@ use super::{
 use crate::{
     abi::{AttentionParams, NO_MERGE, QueryRow},
     common::{
+        cache::{Cache, Stored},
         decode::{
             products::LaneOffsets,
             results::Results,
@@ -25,20 +26,22 @@ const ALL: u32 = warp::FULL_MASK;
 
 /// A consumer warp.
 #[derive(Clone, Copy)]
-pub struct Consumer<'a, const DIM: u32, const ROWS: u32, const WARPS: u32> {
+pub struct Consumer<'a, const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32> {
     /// The launch.
     pub params: &'a AttentionParams,
     /// Query heads per KV head.
     pub group: Divisor,
     /// Shared memory.
-    pub layout: Layout<DIM, ROWS, WARPS>,
+    pub layout: Layout<DIM, ROWS, WARPS, CACHE>,
     /// Among the consumers.
     pub warp: u32,
     /// In the warp.
     pub lane: u32,
 }
 
-impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, WARPS> {
+impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
+    Consumer<'_, DIM, ROWS, WARPS, CACHE>
+{
     /// Works until the producer says that nothing is left. `PER_LANE` elements of a row are a lane's to
     /// write.
     ///
@@ -55,7 +58,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
     >(
         &self,
         variant: &V,
-    ) {
+    ) where
+        Stored<T, CACHE>: Cache,
+    {
         const {
             assert!(DIM_BLOCKS as u32 * 16 == DIM && PER_LANE as u32 * 32 == DIM);
             assert!(ROW_BLOCKS as u32 * 8 == ROWS);
@@ -63,7 +68,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
             assert!(!V::TRANSFORMS_VALUE && !V::TRANSFORMS_OUTPUT);
         }
         let layout = &self.layout;
-        let offsets = LaneOffsets::new(self.lane, DIM);
+        let offsets = LaneOffsets::new(self.lane, Layout::<DIM, ROWS, WARPS, CACHE>::KEY_BYTES);
         let mut rows = Rows::<DIM_BLOCKS, ROW_BLOCKS>::EMPTY;
         let mut place = Place::first(0);
         place.advance(self.warp, layout.stages);
@@ -91,10 +96,21 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                     } else {
                         misc::opaque(self.lane)
                     };
-                    rows.start(layout.queries(slot), lane, |row| {
+                    rows.start::<Stored<T, CACHE>>(layout.queries(slot), lane, |row| {
                         let (token, in_group) = self.group.div_rem(row);
                         (self.row(slot, token), head + in_group)
                     });
+                    if <Stored<T, CACHE>>::SCALED {
+                        // Rows past the unit's tokens are not there to be looked up.
+                        rows.take_scales(
+                            |row| {
+                                let (token, _) = self.group.div_rem(row);
+                                let token = self.row(slot, token.min(unit.tokens - 1)).token;
+                                self.params.scales.of(token, unit.head)
+                            },
+                            lane,
+                        );
+                    }
                     if descriptor.chunk == 0 && self.params.arrivals != 0 {
                         let merge = self.merge_of_lane(slot, unit.tokens);
                         self.results().expect(merge, unit.head);
@@ -103,7 +119,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                 let k = layout.stage(place.index);
                 let chunk = Chunk {
                     k,
-                    v: k + Layout::<DIM, ROWS, WARPS>::CHUNK,
+                    v: k + Layout::<DIM, ROWS, WARPS, CACHE>::CHUNK,
                     first: descriptor.first,
                 };
                 let keys = Keys {
@@ -111,12 +127,16 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                     end: unit.end,
                 };
                 if descriptor.masked {
-                    rows.attend::<T, V, true>(variant, self.lane, &offsets, chunk, keys);
+                    rows.attend::<Stored<T, CACHE>, V, true>(
+                        variant, self.lane, &offsets, chunk, keys,
+                    );
                     // The zeroes come before the copy that overwrites them.
                     #[cfg(target_feature = "sm_90")]
                     cuda_std::fence::proxy_async_shared();
                 } else {
-                    rows.attend::<T, V, false>(variant, self.lane, &offsets, chunk, keys);
+                    rows.attend::<Stored<T, CACHE>, V, false>(
+                        variant, self.lane, &offsets, chunk, keys,
+                    );
                 }
                 mbarrier::arrive(layout.stage_empty(place.index));
                 if descriptor.chunk + WARPS >= unit.chunks {
@@ -126,8 +146,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                         lane: misc::opaque(self.lane),
                         ..*self
                     };
-                    rows.finish();
-                    here.store_state(&rows);
+                    rows.finish::<Stored<T, CACHE>>();
+                    here.store_state::<Stored<T, CACHE>, DIM_BLOCKS, ROW_BLOCKS>(&rows);
                     rows.clear();
                     here.end_of_share::<T, ROW_BLOCKS, PER_LANE>(descriptor, &unit);
                 }
@@ -192,7 +212,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
         // SAFETY: the slot stays filled until its barrier is arrived at, below.
         unsafe {
             let sequence = Unit::load_sequence(layout.unit(slot));
-            let meeting = Layout::<DIM, ROWS, WARPS>::meeting(sequence + chunks - shares);
+            let meeting = Layout::<DIM, ROWS, WARPS, CACHE>::meeting(sequence + chunks - shares);
             warp::sync_warp(ALL);
             let merges = self.params.arrivals != 0;
             let index = if merges {

@@ -16,7 +16,9 @@ use crate::{
 
 const ALL: u32 = warp::FULL_MASK;
 
-impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, WARPS> {
+impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
+    Consumer<'_, DIM, ROWS, WARPS, CACHE>
+{
     /// The merge of the token that the lane stands for, if there is any.
     ///
     /// # Safety

@@ -46,7 +46,9 @@ pub(super) unsafe fn first_unit(p: &DecodeParams) -> Header {
     }
 }
 
-impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Loader<'_, DIM, ROWS, WARPS> {
+impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
+    Loader<'_, DIM, ROWS, WARPS, CACHE>
+{
     /// Chunks that this loader can open with: half the ring, and a lane for each piece.
     #[inline(always)]
     fn opens_with(&self) -> u32 {
@@ -114,7 +116,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Loader<'_, DIM, ROWS, WA
         let (stage, first) = (chunk, (item.kv_begin & !(KEYS - 1)) + chunk * KEYS);
         let full = layout.stage_full(stage);
         let (values, piece) = ((self.lane >> log) & 1, self.lane & ((1 << log) - 1));
-        let piece_bytes = p.piece_tokens * DIM * 2;
+        let piece_bytes = p.piece_tokens * Layout::<DIM, ROWS, WARPS, CACHE>::KEY_BYTES;
         // SAFETY: stages up to the ring's end are empty; the lanes are together.
         unsafe {
             let loads = warp::warp_vote_ballot(ALL, mine) >> (nth << (log + 1));
@@ -139,7 +141,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Loader<'_, DIM, ROWS, WA
             warp::sync_warp(ALL);
             if mine {
                 let target = layout.stage(stage)
-                    + values * Layout::<DIM, ROWS, WARPS>::CHUNK
+                    + values * Layout::<DIM, ROWS, WARPS, CACHE>::CHUNK
                     + piece * piece_bytes;
                 let map = self.maps.add(values as usize);
                 let position = first + piece * p.piece_tokens;

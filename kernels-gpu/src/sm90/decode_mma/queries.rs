@@ -11,9 +11,14 @@ use crate::{abi::DecodeParams, common::decode::produce::Header};
 /// # Safety
 /// The lanes come together; the slot's queries are not in use.
 #[inline(always)]
-pub(super) unsafe fn load_queries<const DIM: u32, const ROWS: u32, const WARPS: u32>(
+pub(super) unsafe fn load_queries<
+    const DIM: u32,
+    const ROWS: u32,
+    const WARPS: u32,
+    const CACHE: u32,
+>(
     p: &DecodeParams,
-    layout: &Layout<DIM, ROWS, WARPS>,
+    layout: &Layout<DIM, ROWS, WARPS, CACHE>,
     lane: u32,
     slot: u32,
     tokens: u32,
@@ -73,10 +78,10 @@ impl FirstQueries {
     /// # Safety
     /// The lanes come together; the barriers are initialised.
     #[inline(always)]
-    pub unsafe fn load<const DIM: u32, const ROWS: u32, const WARPS: u32>(
+    pub unsafe fn load<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>(
         self,
         p: &DecodeParams,
-        layout: &Layout<DIM, ROWS, WARPS>,
+        layout: &Layout<DIM, ROWS, WARPS, CACHE>,
         lane: u32,
     ) {
         if self.tokens > 0 {

@@ -15,9 +15,10 @@ const ALL: u32 = warp::FULL_MASK;
 
 /// Finds out what is to be done, ahead of everybody, and never waits for more than one load at a time: ids
 /// and rows go to shared memory by themselves.
-pub(super) struct Scheduler<'a, const DIM: u32, const ROWS: u32, const WARPS: u32> {
+pub(super) struct Scheduler<'a, const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
+{
     pub p: &'a DecodeParams,
-    pub layout: Layout<DIM, ROWS, WARPS>,
+    pub layout: Layout<DIM, ROWS, WARPS, CACHE>,
     pub lane: u32,
 }
 
@@ -30,7 +31,9 @@ pub(super) struct First {
     chunks: u32,
 }
 
-impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scheduler<'_, DIM, ROWS, WARPS> {
+impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
+    Scheduler<'_, DIM, ROWS, WARPS, CACHE>
+{
     /// Looks up the first run.
     ///
     /// # Safety
@@ -98,7 +101,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scheduler<'_, DIM, ROWS,
         // Short units: the next run is claimed and looked up while this one is listed.
         let early = p.run > 1;
         let most = if early {
-            Layout::<DIM, ROWS, WARPS>::UNITS
+            Layout::<DIM, ROWS, WARPS, CACHE>::UNITS
         } else {
             AHEAD
         };
@@ -119,7 +122,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scheduler<'_, DIM, ROWS,
                 };
                 sequence += chunks;
                 ahead += chunks;
-                slot.advance(length, Layout::<DIM, ROWS, WARPS>::UNITS);
+                slot.advance(length, Layout::<DIM, ROWS, WARPS, CACHE>::UNITS);
                 if !asks {
                     break;
                 }
@@ -131,7 +134,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scheduler<'_, DIM, ROWS,
                 while ahead + p.run > most && ahead > 0 {
                     mbarrier::wait(self.layout.unit_ending(ending.index), ending.parity);
                     ahead -= Unit::load(self.layout.unit(ending.index)).chunks;
-                    ending.advance(1, Layout::<DIM, ROWS, WARPS>::UNITS);
+                    ending.advance(1, Layout::<DIM, ROWS, WARPS, CACHE>::UNITS);
                 }
                 if !early {
                     asked = claims.ask(lane);
@@ -172,7 +175,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scheduler<'_, DIM, ROWS,
         while i < units {
             // SAFETY: the caller's promise.
             unsafe { mbarrier::wait(self.layout.unit_empty(slot.index), slot.parity ^ 1) };
-            slot.advance(1, Layout::<DIM, ROWS, WARPS>::UNITS);
+            slot.advance(1, Layout::<DIM, ROWS, WARPS, CACHE>::UNITS);
             i += 1;
         }
         // Each lane looked up itself how many chunks the units had that were there.
@@ -196,7 +199,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scheduler<'_, DIM, ROWS,
             let header = listed.of_lane(unit);
             let item = &header.item;
             let mut slot = first;
-            slot.advance(unit, Layout::<DIM, ROWS, WARPS>::UNITS);
+            slot.advance(unit, Layout::<DIM, ROWS, WARPS, CACHE>::UNITS);
             let slot = slot.index;
             let begin = item.kv_begin & !(KEYS - 1);
             let chunks = if unit >= length {
@@ -280,7 +283,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Scheduler<'_, DIM, ROWS,
                 if self.lane == 0 {
                     mbarrier::arrive(listed);
                 }
-                slot.advance(1, Layout::<DIM, ROWS, WARPS>::UNITS);
+                slot.advance(1, Layout::<DIM, ROWS, WARPS, CACHE>::UNITS);
                 i += 1;
             }
         }

@@ -1,8 +1,11 @@
 //! What kernels there are: the table, and what a row of it takes of an SM.
 
+use crate::common::cache;
+
 /// The kernels, each of them for each 16-bit float:
 /// `prefill_<rows>x<keys>_d<head dimension>_<element>[_<flag>…]`.
 ///
+/// - `e4m3` is for 8-bit keys and values, which come to a place of their own before they become 16-bit ones.
 /// - 192 rows read a third fewer bytes per row, and have three warpgroups to hide the exponentials.
 /// - `cap` wants registers: fewer keys.
 /// - `co_resident` leaves room on an SM for [decodes](super::super::decode_wgmma::narrow): more than half of it is
@@ -23,6 +26,14 @@ macro_rules! table {
             128 x 128, 192 / 128, [],            [1, 2, 2];
             128 x  80, 256 / 256, [],            [1, 2, 2];
             128 x  64, 256 / 256, [cap],         [1, 2, 3];
+            128 x 128, 128 / 128, [e4m3],        [2, 2, 2];
+            128 x  96, 128 / 128, [e4m3, cap],   [2, 2, 3];
+            192 x  80, 128 / 128, [e4m3],        [2, 2, 2];
+            128 x 128,  64 /  64, [e4m3],        [2, 3, 3];
+            128 x 128,  64 /  64, [e4m3, cap],   [2, 3, 3];
+            192 x 112,  64 /  64, [e4m3],        [2, 3, 3];
+            128 x  64, 256 / 256, [e4m3],        [1, 2, 2];
+            128 x  64, 256 / 256, [e4m3, cap],   [1, 2, 2];
         }}
     };
 }
@@ -38,6 +49,11 @@ macro_rules! shape {
             [$dim, $value_dim],
             $stages,
             $crate::has(&[$(stringify!($flag)),*], "co_resident"),
+            if $crate::has(&[$(stringify!($flag)),*], "e4m3") {
+                $crate::common::cache::E4M3
+            } else {
+                $crate::common::cache::BITS16
+            },
         )
     };
 }
@@ -48,6 +64,7 @@ pub(super) use shape;
 mod rows {
     use super::Shape;
     use crate::{
+        common::cache,
         has,
         registry::{Arch, Element, Family, KernelInfo, Loads, Op},
     };
@@ -77,6 +94,7 @@ mod rows {
             keys: shape.keys,
             head_dim: shape.head_dim,
             value_dim: shape.value_dim,
+            cache: cache::element(shape.cache),
             co_resident: shape.co_resident,
             stages: shape.stages,
             threads: shape.threads(),
@@ -109,6 +127,8 @@ pub struct Shape {
     pub value_stages: u32,
     /// Leaves room on the SM for a CTA of another kernel.
     pub co_resident: bool,
+    /// What the [cache](crate::common::cache) holds.
+    pub cache: u32,
 }
 
 impl Shape {
@@ -119,6 +139,7 @@ impl Shape {
         dims: [u32; 2],
         stages: [u32; 3],
         co_resident: bool,
+        cache: u32,
     ) -> Self {
         let shape = Self {
             consumers: rows / 64,
@@ -129,6 +150,7 @@ impl Shape {
             stages: stages[1],
             value_stages: stages[2],
             co_resident,
+            cache,
         };
         assert!(
             shape.shared_bytes() <= 227 * 1024,
@@ -154,10 +176,13 @@ impl Shape {
     /// which share out anew what the CTA was launched with.
     #[must_use]
     pub const fn registers(&self) -> [u32; 3] {
-        match (self.consumers, self.co_resident) {
-            (2, false) => [168, 40, 232],
-            (2, true) => [128, 32, 176],
-            (3, false) => [128, 32, 160],
+        // Who feeds converts 8-bit numbers, too.
+        match (self.consumers, self.co_resident, self.cache) {
+            (2, false, cache::BITS16) => [168, 40, 232],
+            (2, false, _) => [168, 56, 224],
+            (2, true, _) => [128, 32, 176],
+            (3, false, cache::BITS16) => [128, 32, 160],
+            (3, false, _) => [128, 56, 152],
             _ => panic!("two or three warpgroups compute"),
         }
     }
@@ -208,10 +233,21 @@ impl Shape {
         self.values_offset() + self.value_stages * self.value_bytes()
     }
 
+    /// Where 8-bit keys of a block come to, or its values.
+    pub(super) const fn narrow_offset(&self, values: bool) -> u32 {
+        let behind = if values { self.keys * self.head_dim } else { 0 };
+        self.barriers_offset() + 256 + 2 * TILE_BYTES + behind
+    }
+
     /// Dynamic shared memory.
     #[must_use]
     pub const fn shared_bytes(&self) -> u32 {
-        self.barriers_offset() + 256 + 2 * TILE_BYTES
+        let narrow = if self.cache == cache::BITS16 {
+            0
+        } else {
+            self.keys * self.value_dim
+        };
+        self.narrow_offset(narrow > 0) + narrow
     }
 }
 

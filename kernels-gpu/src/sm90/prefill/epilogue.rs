@@ -14,6 +14,7 @@ use cuda_std::{
 use super::{super::pipeline::Pipeline, shared::Shared};
 use crate::{
     abi::{DIRECT, PrefillParams},
+    common::cache::Cache,
     common::half::Half,
     common::prefill_tile::Tile,
     common::softmax::Rows,
@@ -27,13 +28,13 @@ const WARP: u32 = warp::FULL_MASK;
 /// # Safety
 /// A whole warp comes here, behind the last product with its queries; the stage holds its tile.
 #[inline(always)]
-pub(super) unsafe fn finish_tile<T: Half, const O: usize>(
+pub(super) unsafe fn finish_tile<C: Cache, const O: usize>(
     p: &PrefillParams,
     s: Shared,
     stage: u32,
     o: &[f32; O],
     rows: &Rows,
-    scale: f32,
+    scale: [f32; 2],
 ) {
     let a = &p.attention;
     // Opaque here: or what follows from them is computed before the main loop and takes its registers.
@@ -44,10 +45,16 @@ pub(super) unsafe fn finish_tile<T: Half, const O: usize>(
     // SAFETY: whole warps; the tile stays until this warp has arrived.
     let tile = unsafe { Tile::load(s.tile(stage)) };
     let totals = unsafe { rows.totals() };
-    let inverse = totals.map(|total| if total > 0.0 { rcp(total) } else { 0.0 });
+    let mut inverse = totals.map(|total| if total > 0.0 { rcp(total) } else { 0.0 });
+    if C::SCALED {
+        // SAFETY: the launch is as the host makes it.
+        let [_, of_values] = unsafe { a.scales.of(tile.token, tile.kv_head) };
+        inverse = inverse.map(|inverse| inverse * of_values);
+    }
     let head_dim = s.shape.value_dim;
 
-    let packed = |i: usize| T::pack(o[i] * inverse[i / 2 % 2], o[i + 1] * inverse[i / 2 % 2]);
+    let packed =
+        |i: usize| C::Query::pack(o[i] * inverse[i / 2 % 2], o[i + 1] * inverse[i / 2 % 2]);
     if tile.slot == DIRECT && s.shape.query_stages == 1 {
         // SAFETY: whole warps; the rows are this warp's alone.
         unsafe { write_fragments::<O>(p, &tile, lane, first_row, head_dim, packed) };
@@ -82,7 +89,7 @@ pub(super) unsafe fn finish_tile<T: Half, const O: usize>(
         if row < tile.rows {
             let (token, head) = tile.place(&p.pack, row);
             let lse = if totals[h] > 0.0 {
-                rows.reference[h] * scale + lg2(totals[h])
+                rows.reference[h] * scale[h] + lg2(totals[h])
             } else {
                 f32::NEG_INFINITY
             };
@@ -171,7 +178,7 @@ unsafe fn swap(words: &mut [u32; 4], pairs: [(usize, usize); 2], upper: bool, di
 
 /// Where 16 bytes of a finished row lie: in the place of the queries, swizzled like them.
 #[inline(always)]
-fn staged(s: Shared, stage: u32, row: u32, chunk: u32) -> u32 {
+pub(super) fn staged(s: Shared, stage: u32, row: u32, chunk: u32) -> u32 {
     s.queries(stage) + chunk / 8 * s.shape.slab_bytes() + row * 128 + ((chunk % 8) ^ (row % 8)) * 16
 }
 

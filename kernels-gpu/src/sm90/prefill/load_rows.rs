@@ -8,27 +8,27 @@ use crate::{
     common::prefill_tile::Tile,
 };
 
-const WARP: u32 = warp::FULL_MASK;
+pub(super) const WARP: u32 = warp::FULL_MASK;
 
 /// Rows that a warp looks up and copies at a time, a lane each; at most four times that make a block.
-const ROWS: u32 = 32;
+pub(super) const ROWS: u32 = 32;
 
 /// A row that the tile does not see: it becomes zero, whatever is in the pool.
-const NOWHERE: u32 = u32::MAX;
+pub(super) const NOWHERE: u32 = u32::MAX;
 
 /// Copies of a lane whose addresses are there at a time: one alone would wait until the one before has read its own.
 const TOGETHER: usize = 2;
 
 /// Where a tile's keys are, or its values.
 #[derive(Clone, Copy)]
-struct Table<'a> {
-    p: &'a PrefillParams,
-    strides: &'a KvStrides,
+pub(super) struct Table<'a> {
+    pub(super) p: &'a PrefillParams,
+    pub(super) strides: &'a KvStrides,
     /// Its first page.
-    first: u32,
+    pub(super) first: u32,
     /// The keys that the tile sees: the first one, and how many.
-    lowest: i32,
-    keys: u32,
+    pub(super) lowest: i32,
+    pub(super) keys: u32,
 }
 
 impl Table<'_> {
@@ -43,7 +43,7 @@ impl Table<'_> {
     /// # Safety
     /// The table is that of a tile.
     #[inline(always)]
-    unsafe fn page(self, key: i32) -> u32 {
+    pub(super) unsafe fn page(self, key: i32) -> u32 {
         let Some((page, _)) = self.find(key) else {
             return 0;
         };
@@ -54,7 +54,7 @@ impl Table<'_> {
 
     /// Where a key of a page is, in vectors of 16 bytes.
     #[inline(always)]
-    fn place(self, key: i32, page: u32) -> u32 {
+    pub(super) fn place(self, key: i32, page: u32) -> u32 {
         match self.find(key) {
             Some((_, token)) => page * self.strides.page + token * self.strides.token,
             None => NOWHERE,

@@ -9,10 +9,12 @@ use super::{
         uniform,
     },
     epilogue::finish_tile,
+    fit::fit_queries,
     shared::Shared,
 };
 use crate::{
     abi::PrefillParams,
+    common::cache::Cache,
     common::half::Half,
     common::prefill_tile::Tile,
     common::softmax::{Rows, hide_after, hide_before, mask, transform},
@@ -84,7 +86,7 @@ impl Work {
 /// Whole warpgroups come here, all consumers of the CTA; the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn consume<
-    T: Half,
+    C: Cache,
     V: Variant,
     const STAGES: u32,
     const VALUE_STAGES: u32,
@@ -105,11 +107,15 @@ pub(super) unsafe fn consume<
     let consumer = unsafe { uniform(thread / 128) };
     let first_row = thread / 32 * 16;
     let rows_of_thread = [first_row + lane / 4, first_row + lane / 4 + 8];
-    let scale = if V::TRANSFORMS_LOGITS {
+    let of_logits = if V::TRANSFORMS_LOGITS {
         1.0
     } else {
         variant.params().scale_log2
     };
+    // Of a thread's rows, in the tile at hand; and what products with keys are multiplied by to be those of the
+    // cache, in the tile that is opened.
+    let mut scale = [of_logits; 2];
+    let mut of_products = [1.0; 2];
     let keys = s.shape.keys as i32;
     let (dim, value_dim) = (s.shape.head_dim, s.shape.value_dim);
     let slab = s.shape.slab_bytes();
@@ -143,6 +149,9 @@ pub(super) unsafe fn consume<
     macro_rules! open {
         () => {{
             let work = Work::open(p, variant, s, tiles.stage, consumer);
+            if C::SCALED {
+                of_products = fit_queries::<C>(p, s, tiles.stage, misc::opaque(first_row));
+            }
             let mut skipped = work.skipped;
             while all_agree!(skipped > 0) {
                 mbarrier::wait(s.keys_full(k.stage), k.parity);
@@ -174,6 +183,13 @@ pub(super) unsafe fn consume<
                 let tile = Tile::load(s.tile(tiles.stage));
                 let of = rows_of_thread.map(|row| tile.query(&p.pack, row));
                 if V::TRANSFORMS_LOGITS {
+                    if C::SCALED {
+                        let mut i = 0;
+                        while i < S {
+                            logits[i] *= of_products[i / 2 % 2];
+                            i += 1;
+                        }
+                    }
                     transform(&mut logits, variant, $work.begin, of);
                 }
                 let seen = rows_of_thread.map(|row| tile.sees(&p.pack, variant, row));
@@ -186,6 +202,14 @@ pub(super) unsafe fn consume<
                 if before {
                     hide_before(&mut logits, $work.begin, [seen[0].0, seen[1].0]);
                 }
+            }
+        };
+    }
+    // Logits without a transform take the factors with their scale.
+    macro_rules! take_scale {
+        () => {
+            if C::SCALED && !V::TRANSFORMS_LOGITS {
+                scale = of_products.map(|factor| factor * of_logits);
             }
         };
     }
@@ -222,9 +246,9 @@ pub(super) unsafe fn consume<
             }
             let values = uniform(s.values(v.stage));
             mbarrier::wait(s.keys_full(k.stage), k.parity);
-            queries_keys::<T, S>(&mut logits, $work.queries, s.keys(k.stage), dim, slab);
+            queries_keys::<C::Product, S>(&mut logits, $work.queries, s.keys(k.stage), dim, slab);
             mbarrier::wait(s.values_full(v.stage), v.parity);
-            weights_values::<T, O, P>(&mut o, &$now, values, value_dim);
+            weights_values::<C::Product, O, P>(&mut o, &$now, values, value_dim);
             wgmma::wait_group::<1>();
             wgmma::fence_operand(&mut logits);
             let last_of_tile = keys_done!($work);
@@ -240,7 +264,7 @@ pub(super) unsafe fn consume<
             let mut sums = [f32::INFINITY; 4];
             let mut good = false;
             if !$turn {
-                sums = rows.guess(&logits, scale, &mut $next, T::pack);
+                sums = rows.guess(&logits, scale, &mut $next, C::Product::pack);
                 good = !warp::warp_vote_any(WARP, Rows::outgrown(&sums));
             }
             if two_weights {
@@ -250,7 +274,8 @@ pub(super) unsafe fn consume<
             v.advance();
             if !good {
                 if $turn {
-                    finish_tile::<T, O>(p, s, tiles.stage ^ 1, &o, &rows, scale);
+                    finish_tile::<C, O>(p, s, tiles.stage ^ 1, &o, &rows, scale);
+                    take_scale!();
                     o = [0.0; O];
                     rows = Rows::EMPTY;
                     skip_values!($work);
@@ -263,7 +288,7 @@ pub(super) unsafe fn consume<
                         i += 1;
                     }
                 }
-                sums = rows.weigh_seen(&logits, scale, &mut $next, T::pack);
+                sums = rows.weigh_seen(&logits, scale, &mut $next, C::Product::pack);
             }
             rows.add(&sums);
             $turn = last_of_tile;
@@ -279,13 +304,14 @@ pub(super) unsafe fn consume<
         }
         let mut work = open!();
         mbarrier::wait(s.keys_full(k.stage), k.parity);
-        queries_keys::<T, S>(&mut logits, work.queries, s.keys(k.stage), dim, slab);
+        queries_keys::<C::Product, S>(&mut logits, work.queries, s.keys(k.stage), dim, slab);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut logits);
         let mut turn = keys_done!(work);
+        take_scale!();
         finish_logits!(work);
         rows.renew(&logits, &[f32::INFINITY; 4], scale);
-        let sums = rows.weigh_seen(&logits, scale, &mut weights, T::pack);
+        let sums = rows.weigh_seen(&logits, scale, &mut weights, C::Product::pack);
         rows.add(&sums);
         skip_values!(work);
         work.begin -= keys;
@@ -300,9 +326,9 @@ pub(super) unsafe fn consume<
             }
         };
         mbarrier::wait(s.values_full(v.stage), v.parity);
-        weights_values::<T, O, P>(&mut o, &last, s.values(v.stage), value_dim);
+        weights_values::<C::Product, O, P>(&mut o, &last, s.values(v.stage), value_dim);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut o);
-        finish_tile::<T, O>(p, s, tiles.stage ^ 1, &o, &rows, scale);
+        finish_tile::<C, O>(p, s, tiles.stage ^ 1, &o, &rows, scale);
     }
 }

@@ -12,13 +12,19 @@
 //!   with P·V of the block before, so that the tensor cores have work while weights are computed. A tile
 //!   ends inside this rhythm: Q·Kᵀ of the next tile's first block goes with P·V of the last.
 //!
+//! 8-bit keys and values are converted by the loaders, which then copy rows; the consumers are the same, in f16.
+//!
 //! `docs/prefill.md` has the roofline and what was tried.
 
 mod config;
 #[cfg(target_arch = "nvptx64")]
 mod epilogue;
 #[cfg(target_arch = "nvptx64")]
+mod fit;
+#[cfg(target_arch = "nvptx64")]
 mod load;
+#[cfg(target_arch = "nvptx64")]
+mod load_narrow;
 #[cfg(target_arch = "nvptx64")]
 mod load_rows;
 #[cfg(target_arch = "nvptx64")]
@@ -41,6 +47,7 @@ mod entries {
         config::{shape, table},
         epilogue::write,
         load::load,
+        load_narrow,
         load_rows::gather,
         mainloop::consume,
         scheduler::schedule,
@@ -48,7 +55,11 @@ mod entries {
     };
     use crate::{
         abi::PrefillParams,
-        common::{half, variant::Standard},
+        common::{
+            cache::{BITS16, Stored},
+            half,
+            variant::Standard,
+        },
         has,
     };
 
@@ -73,7 +84,8 @@ mod entries {
                 let variant = Standard::<CAP>(p.attention.variant);
                 let s = Shared { base: shared::dynamic_shared_address(), shape: SHAPE };
                 let thread = thread::thread_idx_x();
-                let gathered = p.box_tokens == 1;
+                type Cache = Stored<half::$half, { SHAPE.cache }>;
+                let gathered = SHAPE.cache != BITS16 || p.box_tokens == 1;
                 // SAFETY: the caller's promise; every warp has one role, begun once the barriers are initialised.
                 unsafe {
                     if thread == 0 {
@@ -83,6 +95,12 @@ mod entries {
                     if thread < 128 {
                         setmaxnreg::decrease::<{ SHAPE.registers()[1] }>();
                         match thread / 32 {
+                            0 if SHAPE.cache != BITS16 => {
+                                load_narrow::gather::<Cache, false, { SHAPE.stages }>(&p, s)
+                            }
+                            1 if SHAPE.cache != BITS16 => {
+                                load_narrow::gather::<Cache, true, { SHAPE.value_stages }>(&p, s)
+                            }
                             0 if gathered => gather::<false, { SHAPE.stages }>(&p, s),
                             1 if gathered => gather::<true, { SHAPE.value_stages }>(&p, s),
                             0 => load::<false, { SHAPE.stages }>(&p, maps.add(1), s),
@@ -94,7 +112,7 @@ mod entries {
                     } else {
                         setmaxnreg::increase::<{ SHAPE.registers()[2] }>();
                         consume::<
-                            half::$half, _, { SHAPE.stages }, { SHAPE.value_stages },
+                            Cache, _, { SHAPE.stages }, { SHAPE.value_stages },
                             { $keys / 2 }, { $keys / 4 }, { $value_dim / 2 },
                         >(&p, &variant, s);
                     }

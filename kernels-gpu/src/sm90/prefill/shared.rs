@@ -29,6 +29,11 @@ impl Shared {
     pub(super) fn values(self, stage: u32) -> u32 {
         self.base + self.shape.values_offset() + stage * self.shape.value_bytes()
     }
+    /// Where 8-bit keys of a block come to, or its values.
+    #[inline(always)]
+    pub(super) fn narrow(self, values: bool) -> u32 {
+        self.base + self.shape.narrow_offset(values)
+    }
     #[inline(always)]
     pub(super) fn barrier(self, index: u32) -> u32 {
         self.base + self.shape.barriers_offset() + 8 * index

@@ -49,7 +49,16 @@ fn heads_that_were_compiled_are_supported_and_others_name_the_nearest() {
 fn element_types_without_a_kernel_are_named() {
     let spec = Spec::new(32, 8, 128);
     let all = refused(&spec.with_dtype(Dtype::F32));
-    let keys = refused(&spec.with_kv_dtype(Dtype::F8E4M3));
+    let keys = refused(&spec.with_kv_dtype(Dtype::F8E5M2));
+    assert_eq!(h200().supports(&spec.with_kv_dtype(Dtype::F8E4M3)), Ok(()));
+    let a100 = DeviceDescription::named("a100").unwrap();
+    let error = a100
+        .supports(&spec.with_kv_dtype(Dtype::F8E4M3))
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("convert to BF16 or F16,"),
+        "{error}"
+    );
     assert!(matches!(
         all,
         Unsupported::Dtype {
@@ -62,7 +71,7 @@ fn element_types_without_a_kernel_are_named() {
         keys,
         Unsupported::Dtype {
             tensor: "keys and values",
-            got: Dtype::F8E4M3,
+            got: Dtype::F8E5M2,
             ..
         }
     ));

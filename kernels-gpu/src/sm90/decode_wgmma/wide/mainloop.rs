@@ -216,8 +216,8 @@ pub(super) unsafe fn consume<
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut logits);
         finish_keys!();
-        rows.rescale(&logits, scale);
-        rows.weigh(&logits, scale, &mut weights, T::pack);
+        rows.rescale(&logits, [scale; 2]);
+        rows.weigh(&logits, [scale; 2], &mut weights, T::pack);
         loop {
             work.left -= 1;
             // The last block's P·V is still to be done: it goes with the next unit's first Q·Kᵀ.
@@ -244,7 +244,7 @@ pub(super) unsafe fn consume<
             if turn {
                 rows = Rows::EMPTY;
             }
-            let (grew, factors) = rows.rescale(&logits, scale);
+            let (grew, factors) = rows.rescale(&logits, [scale; 2]);
             wgmma::wait_group::<0>();
             wgmma::fence_operand(&mut o);
             wgmma::fence_operand(&mut weights);
@@ -260,7 +260,7 @@ pub(super) unsafe fn consume<
                     i += 1;
                 }
             }
-            rows.weigh(&logits, scale, &mut weights, T::pack);
+            rows.weigh(&logits, [scale; 2], &mut weights, T::pack);
         }
         mbarrier::wait(s.values_full(v.stage), v.parity);
         weights_values::<T, O, P>(&mut o, &weights, s.values(v.stage), DIM);

@@ -1,0 +1,150 @@
+//! What 8-bit keys and values in device memory are multiplied by.
+
+use kernels_gpu::abi::{KvStrides, ScaleParams};
+
+use super::{
+    DeviceArray, DeviceTensor,
+    tensor::{COUNTED, fits},
+};
+use crate::{
+    Error,
+    problem::{Dtype, Spec},
+    tensor::ShapeError,
+};
+
+/// What keys and values of an 8-bit pool stand for: a stored number times a scale, which lies in device memory, so
+/// that a captured graph sees new ones. The counterpart of [`kv::KvScales`](crate::kv::KvScales).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum KvScales {
+    /// Stored numbers stand for themselves: a scale of 1.
+    #[default]
+    One,
+    /// One for all keys, one for all values: `[1]` F32 each.
+    Tensor {
+        /// Of keys.
+        k: DeviceTensor<1>,
+        /// Of values.
+        v: DeviceTensor<1>,
+    },
+    /// One for each KV head: `[kv_heads]` F32 each.
+    Head {
+        /// Of keys.
+        k: DeviceTensor<1>,
+        /// Of values.
+        v: DeviceTensor<1>,
+    },
+    /// One for each request and KV head: `[requests, kv_heads]` F32 each. The request is that of the query.
+    Request {
+        /// Of keys.
+        k: DeviceTensor<2>,
+        /// Of values.
+        v: DeviceTensor<2>,
+        /// The request of each query token, as many as `q` has; below the number of requests.
+        of_token: DeviceArray<u32>,
+    },
+}
+
+impl KvScales {
+    /// Checks them for a pool of some type and queries of so many tokens; what kernels take.
+    pub(super) fn parameters(
+        &self,
+        spec: &Spec,
+        dtype: Dtype,
+        tokens: usize,
+    ) -> Result<ScaleParams, Error> {
+        if !matches!(self, Self::One) && dtype.bytes() != 1 {
+            return Err(ShapeError::Scaled { dtype }.into());
+        }
+        let (heads, of_spec) = (spec.kv_heads as usize, "in the specification");
+        match self {
+            Self::One => Ok(ScaleParams::default()),
+            Self::Tensor { k, v } => {
+                k.check_extent(KEYS, "scales", 0, 1, "there is one")?;
+                v.check_extent(VALUES, "scales", 0, 1, "there is one")?;
+                pair(k, v, |_| [0, 0])
+            }
+            Self::Head { k, v } => {
+                k.check_extent(KEYS, "KV heads", 0, heads, of_spec)?;
+                v.check_extent(VALUES, "KV heads", 0, heads, of_spec)?;
+                pair(k, v, |tensor| [0, tensor.strides[0]])
+            }
+            Self::Request { k, v, of_token } => {
+                k.check_extent(KEYS, "KV heads", 1, heads, of_spec)?;
+                v.check_extent(VALUES, "KV heads", 1, heads, of_spec)?;
+                v.check_extent(VALUES, "requests", 0, k.shape[0], "in those of keys")?;
+                of_token.check_address("requests of tokens", 4)?;
+                if of_token.len < tokens {
+                    return Err(Error::Extent {
+                        tensor: "requests of tokens",
+                        dimension: "tokens",
+                        got: of_token.len,
+                        rule: format!("at least {tokens}, as q has"),
+                    });
+                }
+                let params = pair(k, v, |tensor| tensor.strides)?;
+                Ok(ScaleParams {
+                    of_token: of_token.address,
+                    ..params
+                })
+            }
+        }
+    }
+
+    /// Whether they differ in nothing but addresses.
+    pub(super) fn alike(&self, other: &Self) -> bool {
+        fn tensors<const RANK: usize>(a: &DeviceTensor<RANK>, b: &DeviceTensor<RANK>) -> bool {
+            (a.dtype, a.shape, a.strides) == (b.dtype, b.shape, b.strides)
+        }
+        match (self, other) {
+            (Self::One, Self::One) => true,
+            (Self::Tensor { k, v }, Self::Tensor { k: a, v: b })
+            | (Self::Head { k, v }, Self::Head { k: a, v: b }) => tensors(k, a) && tensors(v, b),
+            (
+                Self::Request { k, v, of_token },
+                Self::Request {
+                    k: a,
+                    v: b,
+                    of_token: c,
+                },
+            ) => tensors(k, a) && tensors(v, b) && of_token.len == c.len,
+            _ => false,
+        }
+    }
+}
+
+const KEYS: &str = "the scales of keys";
+const VALUES: &str = "the scales of values";
+
+/// Scales of keys and of values; `strides` are those of requests and of heads.
+fn pair<const RANK: usize>(
+    k: &DeviceTensor<RANK>,
+    v: &DeviceTensor<RANK>,
+    strides: impl Fn(&DeviceTensor<RANK>) -> [usize; 2],
+) -> Result<ScaleParams, Error> {
+    let side = |name, tensor: &DeviceTensor<RANK>| -> Result<KvStrides, Error> {
+        if tensor.dtype != Dtype::F32 {
+            return Err(Error::Dtype {
+                tensor: name,
+                got: tensor.dtype,
+                expected: "F32",
+            });
+        }
+        tensor.check_address(name, 4)?;
+        let [page, head] = strides(tensor);
+        Ok(KvStrides {
+            page: fits("a stride of scales", page, COUNTED)?,
+            head: fits("a stride of scales", head, COUNTED)?,
+            token: 0,
+            page_size: 0,
+        })
+    };
+    Ok(ScaleParams {
+        k_strides: side(KEYS, k)?,
+        v_strides: side(VALUES, v)?,
+        k: k.address,
+        v: v.address,
+        of_token: 0,
+        reserved: [0; 2],
+    })
+}

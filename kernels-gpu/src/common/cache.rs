@@ -1,0 +1,146 @@
+//! What the cache holds, and how it becomes what tensor cores multiply.
+//!
+//! sm_90 converts 8-bit floats to f16 alone: one instruction for two numbers, exact. So 8-bit keys and values are
+//! multiplied in f16, whatever the queries are. Queries in bf16 become f16 by a power of two of their row, which
+//! brings the row's largest number to 2¹⁴ and is divided out of the logits: what is more than 2³² times smaller
+//! than that loses bits, which is below what the sum in f32 resolves.
+
+/// 16-bit floats, those of the queries.
+pub const BITS16: u32 = 0;
+/// 8-bit floats with 4 exponent bits.
+pub const E4M3: u32 = 1;
+/// The same with scales of each token and KV head.
+pub const E4M3_BY_TOKEN: u32 = 2;
+
+/// Whether keys and values have scales of their own.
+#[must_use]
+pub const fn by_token(cache: u32) -> bool {
+    cache == E4M3_BY_TOKEN
+}
+
+/// Bytes of a number.
+#[must_use]
+pub const fn bytes(cache: u32) -> u32 {
+    if cache == BITS16 { 2 } else { 1 }
+}
+
+/// What the registry calls it; none: the queries' type.
+#[cfg(not(target_arch = "nvptx64"))]
+#[must_use]
+pub const fn element(cache: u32) -> Option<crate::registry::Element> {
+    if cache == BITS16 {
+        None
+    } else {
+        Some(crate::registry::Element::E4m3)
+    }
+}
+
+#[cfg(target_arch = "nvptx64")]
+pub use device::*;
+
+#[cfg(target_arch = "nvptx64")]
+mod device {
+    use core::marker::PhantomData;
+
+    use cuda_std::{convert, math, ptr};
+
+    use super::{BITS16, E4M3};
+    use crate::{
+        abi::ScaleParams,
+        common::half::{F16, Half},
+    };
+
+    /// Numbers of a cache, where queries are of `T`.
+    pub struct Stored<T, const CACHE: u32>(PhantomData<T>);
+
+    /// How keys and values become operands.
+    pub trait Cache {
+        /// What is multiplied.
+        type Product: Half;
+        /// The queries.
+        type Query: Half;
+        /// Whether they have 8 bits, and scales.
+        const SCALED: bool;
+
+        /// Four numbers as two pairs of products.
+        fn widen(four: u32) -> [u32; 2];
+    }
+
+    impl<T: Half> Cache for Stored<T, BITS16> {
+        type Product = T;
+        type Query = T;
+        const SCALED: bool = false;
+
+        #[inline(always)]
+        fn widen(_: u32) -> [u32; 2] {
+            unreachable!()
+        }
+    }
+
+    impl<T: Half> Cache for Stored<T, E4M3> {
+        type Product = F16;
+        type Query = T;
+        const SCALED: bool = true;
+
+        #[inline(always)]
+        fn widen(four: u32) -> [u32; 2] {
+            [
+                convert::e4m3x2_to_f16x2(four as u16),
+                convert::e4m3x2_to_f16x2((four >> 16) as u16),
+            ]
+        }
+    }
+
+    /// Bytes 0, 2 and then 1, 3 of a word: of two values' neighbouring elements those of the first, then those of
+    /// the second.
+    #[inline(always)]
+    pub fn transpose_bytes(word: u32) -> u32 {
+        math::permute_bytes(word, 0, 0x3120)
+    }
+
+    /// The power of two that brings a row of bf16 into f16, and its inverse, by the bits of its largest magnitude.
+    #[inline(always)]
+    pub fn fit_f16(largest: u32) -> [f32; 2] {
+        let exponent = 268 - (largest >> 23);
+        let exponent = if exponent < 253 { exponent } else { 253 };
+        [
+            f32::from_bits(exponent << 23),
+            f32::from_bits((254 - exponent) << 23),
+        ]
+    }
+
+    impl ScaleParams {
+        /// What keys and values of a query token and a KV head are multiplied by.
+        ///
+        /// # Safety
+        /// The parameters describe memory as they say.
+        #[inline(always)]
+        pub unsafe fn of(&self, token: u32, head: u32) -> [f32; 2] {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let load = |address: u64, index: u32| {
+                    f32::from_bits(ptr::load_nc_u32(
+                        (address + u64::from(index) * 4) as *const u32,
+                    ))
+                };
+                let request = if self.of_token != 0 {
+                    ptr::load_nc_u32((self.of_token + u64::from(token) * 4) as *const u32)
+                } else {
+                    0
+                };
+                let mut scales = [1.0; 2];
+                if self.k != 0 {
+                    scales[0] = load(
+                        self.k,
+                        request * self.k_strides.page + head * self.k_strides.head,
+                    );
+                    scales[1] = load(
+                        self.v,
+                        request * self.v_strides.page + head * self.v_strides.head,
+                    );
+                }
+                scales
+            }
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! `append_quantised`: new keys and values of 16 bits into pages of 8.
+//!
+//! A thread brings 8 numbers of a row, of one token and head; neighbouring threads bring its others, so that the
+//! largest magnitude of a row is found by shuffles where scales are computed. Numbers are divided by their scale,
+//! rounded to nearest even, at most the largest finite value; NaN stays NaN. Keys and values are the two halves of the
+//! grid's y.
+
+/// Threads of a block.
+pub const THREADS: u32 = 256;
+
+/// Numbers that a thread brings.
+pub const NUMBERS: u32 = 8;
+
+/// The largest number of e4m3: what the largest of a row becomes where scales are computed.
+pub const LARGEST: f32 = 448.0;
+
+/// The smallest scale that is computed, so that its inverse is finite. A row of zeros has a scale of 1.
+pub const SMALLEST: f32 = 1e-30;
+
+/// Scales are given, the same for all tokens or for those of a request.
+pub const GIVEN: u32 = 0;
+/// Scales are given, one for each token and head.
+pub const GIVEN_BY_TOKEN: u32 = 1;
+/// Scales are computed, one for each token and head, and written.
+pub const COMPUTED: u32 = 2;
+
+/// The kernels: `append_quantised_<element>_e4m3`.
+#[cfg(not(target_arch = "nvptx64"))]
+mod rows {
+    use super::THREADS;
+    use crate::registry::{Arch, Element, Family, KernelInfo, Op, registers};
+
+    macro_rules! rows {
+        ($half:ident $element:literal {}) => {
+            KernelInfo {
+                element: Element::$half,
+                cache: Some(Element::E4m3),
+                threads: THREADS,
+                registers: registers(THREADS, 6),
+                ..KernelInfo::new(
+                    concat!("append_quantised_", $element, "_e4m3"),
+                    Family::Quantise,
+                    Arch::Sm90a,
+                    Op::Quantise,
+                )
+            }
+        };
+    }
+
+    /// One for each 16-bit float.
+    pub const ROWS: &[KernelInfo] = crate::common::half::each_half! { list rows {} };
+}
+#[cfg(not(target_arch = "nvptx64"))]
+pub use rows::ROWS;
+
+#[cfg(target_arch = "nvptx64")]
+mod device {
+    use cuda_std::{convert, prelude::*};
+
+    use super::{COMPUTED, GIVEN, LARGEST, NUMBERS, SMALLEST, THREADS};
+    use crate::{
+        abi::QuantiseParams,
+        common::half::{self, Half},
+    };
+
+    const WARP: u32 = warp::FULL_MASK;
+
+    /// Brings the block's numbers.
+    ///
+    /// # Safety
+    /// The parameters describe memory as [`QuantiseParams`] says.
+    #[inline(always)]
+    unsafe fn quantise<T: Half>(p: &QuantiseParams) {
+        let tensor = if thread::block_idx_y() == 0 { p.k } else { p.v };
+        let index = thread::block_idx_x() * THREADS + thread::thread_idx_x();
+        let (row, vector) = (index >> tensor.lanes_log, index & ((1 << tensor.lanes_log) - 1));
+        let (token, head) = p.kv_heads.div_rem(row);
+        let exists = row < p.rows && vector < tensor.vectors;
+        // SAFETY: what exists is in the source; a slot in the pool is a place in it; all lanes come to the shuffles.
+        unsafe {
+            let (mut slot, mut words) = (u32::MAX, [0; 4]);
+            if exists {
+                slot = ptr::load_nc_u32((p.slots + u64::from(token) * 4) as *const u32);
+                let from = u64::from(token) * u64::from(tensor.source_token)
+                    + u64::from(head) * u64::from(tensor.source_head)
+                    + u64::from(vector);
+                words = ptr::load_stream_u32x4((tensor.source + from * 16) as *const u32);
+            }
+            let mut numbers = [0.0; NUMBERS as usize];
+            let mut i = 0;
+            while i < 4 {
+                let [first, second] = T::unpack(words[i]);
+                numbers[2 * i] = first;
+                numbers[2 * i + 1] = second;
+                i += 1;
+            }
+            let exists = exists && slot < p.pool_slots;
+            let (page, offset) = p.page_size.div_rem(if exists { slot } else { 0 });
+            let strides = &tensor.scale_strides;
+            let of_token = u64::from(page) * u64::from(strides.page)
+                + u64::from(offset) * u64::from(strides.token)
+                + u64::from(head) * u64::from(strides.head);
+            let mut scale = 1.0;
+            if p.mode == COMPUTED {
+                let mut largest = 0.0_f32;
+                i = 0;
+                while i < NUMBERS as usize {
+                    // Neither NaN nor infinity is a magnitude to scale by.
+                    let magnitude = f32::from_bits(numbers[i].to_bits() & 0x7FFF_FFFF);
+                    if magnitude > largest && magnitude < f32::INFINITY {
+                        largest = magnitude;
+                    }
+                    i += 1;
+                }
+                let mut distance = 1 << tensor.lanes_log >> 1;
+                while distance > 0 {
+                    let other = warp::warp_shuffle_xor(WARP, largest, distance, 32);
+                    largest = if other > largest { other } else { largest };
+                    distance >>= 1;
+                }
+                if largest > 0.0 {
+                    scale = largest / LARGEST;
+                    scale = if scale > SMALLEST { scale } else { SMALLEST };
+                }
+                if exists && vector == 0 {
+                    ptr::store_f32((tensor.scales + of_token * 4) as *mut f32, scale);
+                }
+            } else if exists && tensor.scales != 0 {
+                let mut at = of_token;
+                if p.mode == GIVEN {
+                    let request = if p.of_token != 0 {
+                        ptr::load_nc_u32((p.of_token + u64::from(token) * 4) as *const u32)
+                    } else {
+                        0
+                    };
+                    at = u64::from(request) * u64::from(strides.page)
+                        + u64::from(head) * u64::from(strides.head);
+                }
+                scale = ptr::load_nc_f32((tensor.scales + at * 4) as *const f32);
+            }
+            if exists {
+                let inverse = 1.0 / scale;
+                let pair = |i: usize| {
+                    u32::from(convert::f32x2_to_e4m3x2(numbers[i] * inverse, numbers[i + 1] * inverse))
+                };
+                let narrow = [pair(0) | pair(2) << 16, pair(4) | pair(6) << 16];
+                let to = u64::from(page) * u64::from(tensor.page)
+                    + u64::from(offset) * u64::from(tensor.token)
+                    + u64::from(head) * u64::from(tensor.head)
+                    + u64::from(vector);
+                ptr::store_stream_u32x2((tensor.pool + to * 8) as *mut u32, narrow);
+            }
+        }
+    }
+
+    macro_rules! entries {
+        ($half:ident $element:literal {}) => { const _: () = {
+            /// See the module.
+            ///
+            /// # Safety
+            /// As [`quantise`].
+            #[kernel(name = ["append_quantised_", $element, "_e4m3"], max_threads = THREADS, min_blocks = 6)]
+            pub unsafe fn entry(params: QuantiseParams) {
+                // SAFETY: the launch's promise.
+                unsafe { quantise::<half::$half>(&params) }
+            }
+        }; };
+    }
+
+    crate::common::half::each_half! { items entries {} }
+}

@@ -1,0 +1,386 @@
+//! 8-bit keys and values on the GPU against naive attention in f64 on the same pool.
+
+mod common;
+
+use common::{
+    Memory, Rng, Stream, Tolerance, compare, gpu,
+    problems::{Pools, Tensors, cases},
+};
+use half::{bf16, f16};
+use proptest::prelude::*;
+use tandem_attn::{
+    Error,
+    exec::gpu::{self, DeviceTensor, Gpu, KvPool, WorkspaceOptions},
+    kv::{KvScales, KvView},
+    plan::{Bound, MergeMode, Plan, PlanOptions, Planner, SplitMode},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec, Variant},
+    reference,
+    tensor::{Element, F8E4M3, ShapeError},
+};
+
+#[derive(Clone, Debug)]
+struct Case {
+    spec: Spec,
+    batch: Batch,
+    layout: KvLayout,
+    options: PlanOptions,
+    granularity: u32,
+    /// Factor of all queries, as a power of two: bf16 has a range that f16 has not.
+    query_exponent: i32,
+    seed: u64,
+}
+
+fn variant() -> impl Strategy<Value = Variant> {
+    let window = prop_oneof![3 => Just(None), 1 => (0..200_u32).prop_map(Some)];
+    let cap = prop_oneof![3 => Just(None), 1 => (5.0..50.0_f32).prop_map(Some)];
+    (prop::bool::weighted(0.9), window, cap).prop_map(|(causal, window_left, soft_cap)| {
+        let mut variant = Variant::CAUSAL;
+        variant.causal = causal;
+        variant.window_left = window_left;
+        variant.soft_cap = soft_cap;
+        variant
+    })
+}
+
+fn kv_len() -> impl Strategy<Value = u32> {
+    let edge = (1..20_u32, 0..3_u32).prop_map(|(chunks, off)| chunks * 32 + off - 1);
+    prop_oneof![1 => Just(0_u32), 3 => 1..70_u32, 4 => edge, 2 => 1..1500_u32]
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let heads = (1..5_u32, 1..17_u32);
+    let dim = prop_oneof![Just(64_u32), Just(128), Just(256)];
+    let page =
+        prop_oneof![4 => Just(16_u32), 1 => Just(8), 1 => Just(24), 1 => Just(64), 1 => Just(128)];
+    let layout = prop_oneof![Just(KvLayout::Nhd), Just(KvLayout::Hnd)];
+    let request = (kv_len(), 0..12_usize, 1..9_u32);
+    let split = prop_oneof![
+        3 => Just(SplitMode::Makespan),
+        2 => (1..20_u32).prop_map(|pages| SplitMode::Fixed { tokens: pages })
+    ];
+    let merge = prop_oneof![Just(MergeMode::Fused), Just(MergeMode::Kernel)];
+    (
+        (heads, dim, variant()),
+        (
+            page,
+            prop::collection::vec(request, 1..10),
+            prop::bool::weighted(0.5),
+        ),
+        (
+            layout,
+            split,
+            merge,
+            0..4_u32,
+            prop_oneof![2 => Just(0), 1 => -60..60_i32],
+        ),
+        any::<u64>(),
+    )
+        .prop_map(
+            |(((kv_heads, group), dim, variant), (page, requests, one_token), rest, seed)| {
+                let (layout, mut split, merge_mode, granularity, query_exponent) = rest;
+                let mut spec = Spec::new(kv_heads * group, kv_heads, dim);
+                spec.variant = variant;
+                if let SplitMode::Fixed { tokens } = &mut split {
+                    *tokens *= page;
+                }
+                Case {
+                    spec,
+                    batch: batch_of(&requests, page, one_token, seed),
+                    layout,
+                    options: PlanOptions::default()
+                        .with_split(split)
+                        .with_merge_mode(merge_mode),
+                    granularity,
+                    query_exponent,
+                    seed,
+                }
+            },
+        )
+}
+
+/// Requests of so many keys of their own, pages shared with another, and queries.
+fn batch_of(requests: &[(u32, usize, u32)], page: u32, one_token: bool, seed: u64) -> Batch {
+    let mut noise = Rng(seed);
+    let (mut tables, mut used) = (Vec::<Vec<u32>>::new(), 0);
+    let (mut indptr, mut lens) = (vec![0], Vec::new());
+    for &(own, shared, queries) in requests {
+        let queries = if one_token { 1 } else { queries };
+        let parent = noise.below(tables.len().max(1));
+        let prefix = tables
+            .get(parent)
+            .map_or(&[][..], |other| &other[..shared.min(other.len())]);
+        let mut pages = prefix.to_vec();
+        let kv_len = (pages.len() as u32 * page + own).max(queries);
+        let more = kv_len.div_ceil(page) - pages.len() as u32;
+        pages.extend(used..used + more);
+        used += more;
+        tables.push(pages);
+        lens.push(kv_len);
+        indptr.push(indptr[indptr.len() - 1] + queries);
+    }
+    let mut shuffled: Vec<u32> = (0..used + 3).collect();
+    noise.shuffle(&mut shuffled);
+    let mut table = PageTable::new(page, used + 3);
+    for (pages, &kv_len) in tables.iter().zip(&lens) {
+        let pages: Vec<u32> = pages.iter().map(|&page| shuffled[page as usize]).collect();
+        table.push(&pages, kv_len);
+    }
+    Batch::new(indptr, table)
+}
+
+/// Scales on the host, `[requests or 1, kv heads or 1]`.
+struct Scales {
+    k: Vec<f32>,
+    v: Vec<f32>,
+    of_token: Vec<u32>,
+}
+
+const REQUESTS: u32 = 3;
+
+impl Scales {
+    fn random(case: &Case) -> Self {
+        let mut noise = Rng(case.seed ^ 0x5CA1E);
+        let heads = case.spec.kv_heads;
+        let count = [0, 1, heads, REQUESTS * heads][case.granularity as usize];
+        let mut some = |largest| (0..count).map(|_| noise.between(0.1, largest)).collect();
+        Self {
+            k: some(1.5),
+            v: some(3.0),
+            of_token: (0..case.batch.total_q())
+                .map(|token| token * 7 % REQUESTS)
+                .collect(),
+        }
+    }
+
+    fn on_host(&self, granularity: u32) -> KvScales<'_> {
+        let Self { k, v, of_token } = self;
+        match granularity {
+            0 => KvScales::One,
+            1 => KvScales::Tensor { k: k[0], v: v[0] },
+            2 => KvScales::Head { k, v },
+            _ => KvScales::Request { k, v, of_token },
+        }
+    }
+}
+
+/// The same in device memory.
+fn on_device(case: &Case, [k, v, of_token]: &[Memory; 3]) -> gpu::KvScales {
+    let heads = case.spec.kv_heads as usize;
+    match case.granularity {
+        0 => gpu::KvScales::One,
+        1 => gpu::KvScales::Tensor {
+            k: k.tensor(Dtype::F32, [1]),
+            v: v.tensor(Dtype::F32, [1]),
+        },
+        2 => gpu::KvScales::Head {
+            k: k.tensor(Dtype::F32, [heads]),
+            v: v.tensor(Dtype::F32, [heads]),
+        },
+        _ => gpu::KvScales::Request {
+            k: k.tensor(Dtype::F32, [REQUESTS as usize, heads]),
+            v: v.tensor(Dtype::F32, [REQUESTS as usize, heads]),
+            of_token: of_token.array(),
+        },
+    }
+}
+
+/// Bytes that nobody owns are one of e4m3's two NaNs.
+fn poison(pool: &mut [F8E4M3], seed: u64) {
+    let nan = if seed % 2 == 0 { 0x7F } else { 0xFF };
+    pool.iter_mut()
+        .filter(|x| x.to_f32().is_nan())
+        .for_each(|x| *x = F8E4M3(nan));
+}
+
+fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
+    let mut case = case.clone();
+    let mut spec = case.spec.with_dtype(T::DTYPE).with_kv_dtype(Dtype::F8E4M3);
+    let mut tensors = Tensors::<T, F8E4M3>::random(&spec, &case.batch, case.layout, case.seed);
+    let Pools { k, v, .. } = &mut tensors.parts[0];
+    poison(k, case.seed);
+    poison(v, case.seed);
+    // Queries far from 1, and logits as before.
+    if T::DTYPE == Dtype::BF16 {
+        let factor = (case.query_exponent as f32).exp2();
+        let scaled = |q: &mut T| *q = T::from_f32(q.to_f32() * factor);
+        tensors.q.iter_mut().for_each(scaled);
+        spec.scale /= factor;
+    }
+    case.spec = spec;
+    let Case { batch, options, .. } = &case;
+    let scales = Scales::random(&case);
+    let pool = &tensors.parts[0];
+    let view: KvView<'_, F8E4M3> = pool.view().with_scales(scales.on_host(case.granularity));
+    let right = reference::attention(&spec, batch, &tensors.q, &[view]).expect("they fit");
+
+    let plan = Planner::new()
+        .plan(&spec, batch, &gpu.device(), options)
+        .expect("the case can be planned");
+    plan.verify(batch).expect("the plan computes the batch");
+    let memory = [
+        Memory::new(&[&scales.k[..], &[f32::NAN]].concat()),
+        Memory::new(&[&scales.v[..], &[f32::NAN]].concat()),
+        Memory::new(&scales.of_token),
+    ];
+    let runs = run_twice(gpu, &case, &plan, &tensors, on_device(&case, &memory));
+    let shape = [batch.total_q(), spec.q_heads, spec.head_dim_v].map(|extent| extent as usize);
+    // Weights are rounded to f16, values may be three times as large as without scales.
+    let mut tolerance = Tolerance::of(T::DTYPE);
+    tolerance.absolute = match T::DTYPE {
+        Dtype::BF16 => 3.0 / 256.0,
+        _ => 3.0 / 2048.0,
+    };
+    let got = common::decode(T::DTYPE, bytemuck::cast_slice(&runs[0].0));
+    compare("out", &shape, &got, &right.out, tolerance).map_err(TestCaseError::fail)?;
+    let lse = Tolerance {
+        absolute: 2e-4,
+        relative: 1e-5,
+    };
+    let got: Vec<f64> = runs[0]
+        .1
+        .iter()
+        .map(|&x| f32::from_bits(x).into())
+        .collect();
+    compare("lse", &[shape[0], shape[1], 1], &got, &right.lse, lse).map_err(TestCaseError::fail)?;
+    prop_assert!(runs[0] == runs[1], "two runs differ");
+    Ok(())
+}
+
+/// Outputs and LSEs of two runs, as bits.
+fn run_twice<T: Element>(
+    gpu: &Gpu,
+    case: &Case,
+    plan: &Plan,
+    tensors: &Tensors<T, F8E4M3>,
+    scales: gpu::KvScales,
+) -> [(Vec<u16>, Vec<u32>); 2] {
+    let (spec, table) = (&case.spec, &case.batch.parts[0].table);
+    let pool = &tensors.parts[0];
+    let (k, v, q) = (
+        Memory::new(&pool.k),
+        Memory::new(&pool.v),
+        Memory::new(&tensors.q),
+    );
+    let kv = KvPool::new(
+        spec,
+        case.layout,
+        table.page_size,
+        table.pool_pages,
+        k.address(),
+        v.address(),
+    )
+    .with_scales(scales);
+    let mut workspace = gpu
+        .workspace(spec, &Bound::of(plan), WorkspaceOptions::default())
+        .expect("there is memory for it");
+    let stream = Stream::new();
+    // SAFETY: the stream is ours.
+    unsafe { workspace.upload(plan, stream.0) }.expect("the bound is the plan's");
+    let shape = [plan.total_q, spec.q_heads, spec.head_dim_v].map(|extent| extent as usize);
+    let rows = shape[0] * shape[1];
+    let q = q.tensor(T::DTYPE, shape);
+    [(); 2].map(|()| {
+        let out = Memory::new(&vec![u16::MAX; rows * shape[2]]);
+        let lse = Memory::new(&vec![u32::MAX; rows]);
+        let (to, lse_to) = (
+            out.tensor(T::DTYPE, shape),
+            lse.tensor(Dtype::F32, [shape[0], shape[1]]),
+        );
+        // SAFETY: everything lives until the stream was waited for.
+        unsafe { gpu.run(&mut workspace, &q, &[kv], &to, Some(&lse_to), stream.0) }
+            .expect("the run is right");
+        stream.wait();
+        (out.read(), lse.read())
+    })
+}
+
+#[test]
+fn decode_of_8_bit_pages_is_the_reference() {
+    let Some(gpu) = gpu("decode_of_8_bit_pages_is_the_reference") else {
+        return;
+    };
+    let mut runner = proptest::test_runner::TestRunner::new(cases(300));
+    runner
+        .run(&case(), |case| match case.seed % 3 {
+            0 => check::<f16>(gpu, &case),
+            _ => check::<bf16>(gpu, &case),
+        })
+        .unwrap();
+}
+
+/// One request of 20 keys, and a plan for it.
+fn small(spec: &Spec, gpu: &Gpu) -> Plan {
+    let mut table = PageTable::new(16, 2);
+    table.push(&[1, 0], 20);
+    let batch = Batch::new(vec![0, 1], table);
+    Planner::new()
+        .plan(spec, &batch, &gpu.device(), &PlanOptions::default())
+        .expect("it can be planned")
+}
+
+#[test]
+fn scales_that_do_not_fit_are_refused_before_anything_is_launched() {
+    let Some(gpu) = gpu("scales_that_do_not_fit_are_refused_before_anything_is_launched") else {
+        return;
+    };
+    let memory = Memory::of_bytes(1 << 16);
+    let address = memory.address();
+    let error = |dtype: Dtype, scales| -> Error {
+        let spec = Spec::new(8, 2, 128).with_kv_dtype(dtype);
+        let plan = small(&spec, gpu);
+        let mut workspace = gpu
+            .workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default())
+            .expect("there is memory for it");
+        let stream = Stream::new();
+        let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 2, address, address).with_scales(scales);
+        let q = memory.tensor(Dtype::BF16, [1, 8, 128]);
+        // SAFETY: refused before anything is launched.
+        unsafe {
+            workspace
+                .upload(&plan, stream.0)
+                .expect("the bound is the plan's");
+            let refused = gpu.run(&mut workspace, &q, &[pool], &q, None, stream.0);
+            stream.wait();
+            refused.expect_err("the scales are wrong")
+        }
+    };
+    let one = |len: usize| memory.tensor(Dtype::F32, [len]);
+    let heads = |k: DeviceTensor<1>, v: DeviceTensor<1>| gpu::KvScales::Head { k, v };
+    let e4m3 = Dtype::F8E4M3;
+    assert!(matches!(
+        error(e4m3, heads(one(3), one(2))),
+        Error::Extent { got: 3, .. }
+    ));
+    assert!(matches!(
+        error(e4m3, heads(one(2), one(1))),
+        Error::Extent { got: 1, .. }
+    ));
+    let missing = DeviceTensor::new(0, Dtype::F32, [2]);
+    assert!(matches!(
+        error(e4m3, heads(one(2), missing)),
+        Error::NullPointer { .. }
+    ));
+    let odd = DeviceTensor::new(address + 2, Dtype::F32, [2]);
+    assert!(matches!(
+        error(e4m3, heads(odd, one(2))),
+        Error::Misaligned { .. }
+    ));
+    let narrow = memory.tensor(Dtype::BF16, [2]);
+    assert!(matches!(
+        error(e4m3, heads(narrow, one(2))),
+        Error::Dtype { .. }
+    ));
+    let by_request = |requests: usize| gpu::KvScales::Request {
+        k: memory.tensor(Dtype::F32, [4, 2]),
+        v: memory.tensor(Dtype::F32, [requests, 2]),
+        of_token: memory.array(),
+    };
+    assert!(matches!(
+        error(e4m3, by_request(3)),
+        Error::Extent { got: 3, .. }
+    ));
+    assert!(matches!(
+        error(Dtype::BF16, heads(one(2), one(2))),
+        Error::Shape(ShapeError::Scaled { dtype: Dtype::BF16 })
+    ));
+}
