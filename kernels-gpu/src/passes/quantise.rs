@@ -73,7 +73,10 @@ mod device {
     unsafe fn quantise<T: Half>(p: &QuantiseParams) {
         let tensor = if thread::block_idx_y() == 0 { p.k } else { p.v };
         let index = thread::block_idx_x() * THREADS + thread::thread_idx_x();
-        let (row, vector) = (index >> tensor.lanes_log, index & ((1 << tensor.lanes_log) - 1));
+        let (row, vector) = (
+            index >> tensor.lanes_log,
+            index & ((1 << tensor.lanes_log) - 1),
+        );
         let (token, head) = p.kv_heads.div_rem(row);
         let exists = row < p.rows && vector < tensor.vectors;
         // SAFETY: what exists is in the source; a slot in the pool is a place in it; all lanes come to the shuffles.
@@ -141,7 +144,10 @@ mod device {
             if exists {
                 let inverse = 1.0 / scale;
                 let pair = |i: usize| {
-                    u32::from(convert::f32x2_to_e4m3x2(numbers[i] * inverse, numbers[i + 1] * inverse))
+                    u32::from(convert::f32x2_to_e4m3x2(
+                        numbers[i] * inverse,
+                        numbers[i + 1] * inverse,
+                    ))
                 };
                 let narrow = [pair(0) | pair(2) << 16, pair(4) | pair(6) << 16];
                 let to = u64::from(page) * u64::from(tensor.page)

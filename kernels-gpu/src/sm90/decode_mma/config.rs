@@ -92,8 +92,11 @@ mod rows {
 #[cfg(not(target_arch = "nvptx64"))]
 pub use rows::ROWS;
 
-/// Warps of a CTA that bring work and data.
-pub const PRODUCER_WARPS: u32 = 3;
+/// Warps of a CTA that bring work and data: the scheduler and the loaders.
+#[must_use]
+pub const fn producers(dim: u32, rows: u32, cache: u32) -> u32 {
+    1 + super::layout::loaders(warps(dim, rows), cache)
+}
 
 /// How a CTA is made for a head dimension and a row tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,7 +142,7 @@ pub const fn shape(dim: u32, rows: u32, cache: u32, shared_bytes: u32) -> Option
             return None;
         }
         Some(Shape {
-            threads: (WARPS + PRODUCER_WARPS) * 32,
+            threads: (WARPS + producers(DIM, ROWS, CACHE)) * 32,
             stages,
             shared_bytes: Layout::<DIM, ROWS, WARPS, CACHE>::bytes(stages),
             units: Layout::<DIM, ROWS, WARPS, CACHE>::UNITS,

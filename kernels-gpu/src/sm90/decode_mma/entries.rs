@@ -3,7 +3,7 @@
 use cuda_std::{barrier, griddep, mbarrier, prelude::*, tma};
 
 use super::{
-    config::{PRODUCER_WARPS, of_flags, table, warps},
+    config::{of_flags, producers, table, warps},
     layout::Layout,
     load::Loader,
     mainloop::Consumer,
@@ -21,10 +21,6 @@ use crate::{
     },
     has,
 };
-
-/// Warps after the scheduler that look up what the ring and the queries begin with: the loaders and a consumer. They
-/// wait for memory twice, and initialise no barriers meanwhile.
-const OPENERS: u32 = PRODUCER_WARPS;
 
 /// Barriers of the hardware at the CTA's start; warps of a unit meet at them later.
 const FIRST_INITIALISED: u32 = 2;
@@ -52,15 +48,19 @@ unsafe fn decode<
 ) where
     Stored<T, CACHE>: Cache,
 {
+    let producers = const { producers(DIM, ROWS, CACHE) };
+    // Warps after the scheduler that look up what the ring and the queries begin with: the loaders and a consumer. They
+    // wait for memory twice, and initialise no barriers meanwhile.
+    let openers = producers;
     let warp_id = thread::thread_idx_x() / 32;
     let lane = warp::lane_id();
     let layout = Layout::<DIM, ROWS, WARPS, CACHE>::new(p.stages);
     // Every role looks up by itself what it does first. That none waits for another is what short steps are made
     // of: openers wait for the first barriers, then all for the others, and nobody for what others look up.
-    let threads = (WARPS + PRODUCER_WARPS) * 32;
-    let initialisers = WARPS + PRODUCER_WARPS - 1 - OPENERS;
+    let threads = (WARPS + producers) * 32;
+    let initialisers = WARPS + producers - 1 - openers;
     let initialise = || {
-        let nth = warp_id - 1 - OPENERS;
+        let nth = warp_id - 1 - openers;
         // SAFETY: these warps come here once.
         unsafe {
             layout.initialise(layout.first_barriers(), nth, initialisers);
@@ -86,16 +86,16 @@ unsafe fn decode<
             scheduler.list_first(&first);
             start();
             scheduler.run(first);
-        } else if warp_id < PRODUCER_WARPS {
+        } else if warp_id < producers {
             let loader = Loader {
                 p,
                 maps,
-                odd: warp_id - 1,
+                index: warp_id - 1,
                 long: tile_counter::is_long(p.long, p.attention.record),
                 layout,
                 lane,
             };
-            if lane == 0 {
+            if lane == 0 && warp_id <= 2 {
                 tma::prefetch_tensor_map(maps.add(warp_id as usize - 1));
             }
             let opening = loader.look_up(first_unit(p));
@@ -106,10 +106,10 @@ unsafe fn decode<
                 params: &p.attention,
                 group: p.group,
                 layout,
-                warp: warp_id - PRODUCER_WARPS,
+                warp: warp_id - producers,
                 lane,
             };
-            if warp_id <= OPENERS {
+            if warp_id <= openers {
                 let queries = FirstQueries::look_up(p, first_unit(p), lane);
                 open();
                 queries.load(p, &layout, lane);
@@ -132,7 +132,7 @@ macro_rules! entries {
         /// The parameters describe memory as [`DecodeParams`] says.
         #[kernel(
             name = ["decode_", $rows, "x", $keys, "_d", $dim, "_", $element $(, "_", $flag)*],
-            max_threads = (warps($dim, $rows) + PRODUCER_WARPS) * 32,
+            max_threads = (warps($dim, $rows) + producers($dim, $rows, of_flags(&[$(stringify!($flag)),*]))) * 32,
             min_blocks = 1,
             tensor_maps = maps
         )]

@@ -3,7 +3,7 @@
 use cuda_std::{mbarrier, prelude::*, tma};
 
 use super::{
-    layout::{AHEAD, IDS, KEYS, Layout, Place},
+    layout::{IDS, KEYS, Layout, Place, ahead, loaders},
     open::Opening,
     queries::load_queries,
     unit::{Descriptor, Unit},
@@ -15,13 +15,13 @@ use crate::{
 
 const ALL: u32 = warp::FULL_MASK;
 
-/// Brings every other chunk.
+/// Brings chunks, in turn with the other loaders.
 pub(super) struct Loader<'a, const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32> {
     pub p: &'a DecodeParams,
     /// Of keys and values.
     pub maps: *const tma::TensorMap,
-    /// Whether it brings the even chunks, and the queries, or the odd ones.
-    pub odd: u32,
+    /// Among the loaders.
+    pub index: u32,
     /// Whether the launch reads several times what L2 holds.
     pub long: bool,
     pub layout: Layout<DIM, ROWS, WARPS, CACHE>,
@@ -65,6 +65,8 @@ impl Seen {
 impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     Loader<'_, DIM, ROWS, WARPS, CACHE>
 {
+    pub const LOADERS: u32 = loaders(WARPS, CACHE);
+
     /// Pieces of a chunk's keys, as a power of two.
     #[inline(always)]
     pub const fn pieces_log(&self) -> u32 {
@@ -129,14 +131,14 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         // SAFETY: there are two maps.
         let map = unsafe { self.maps.add(values as usize) };
         let in_stage = values * Layout::<DIM, ROWS, WARPS, CACHE>::CHUNK + piece * piece_bytes;
-        let mut stage = Place::first(self.odd);
+        let mut stage = Place::first(self.index);
         let mut slot = Place::first(0);
         // SAFETY: units and pages are the plan's; the waits order accesses with those of scheduler and consumers; the
         // lanes stay together.
         unsafe {
             let mut opened = self.open(variant, opening);
             go_on();
-            stage.advance(2 * opened, layout.stages);
+            stage.advance(Self::LOADERS * opened, layout.stages);
             let mut first_unit = true;
             loop {
                 mbarrier::wait(layout.unit_listed(slot.index), slot.parity);
@@ -144,7 +146,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 if unit.chunks == 0 {
                     break;
                 }
-                let mut chunk = (unit.sequence ^ self.odd) & 1;
+                let mut chunk = self.index.wrapping_sub(unit.sequence) % Self::LOADERS;
                 if chunk == 0 && !first_unit {
                     let token = if lane < unit.tokens {
                         shared::load_u32(layout.token(slot.index, lane))
@@ -157,7 +159,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     }
                 }
                 first_unit = false;
-                chunk += 2 * opened;
+                chunk += Self::LOADERS * opened;
                 opened = 0;
                 if chunk < unit.chunks {
                     // Page ids come in batches; the first is listed.
@@ -170,7 +172,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     let policy = self.policy(unit.flags);
                     let seen = Seen::new(p, variant, unit.position, unit.begin, unit.end);
                     // Where the chunk is that lets the scheduler claim more.
-                    let ending = unit.chunks.saturating_sub(AHEAD);
+                    let ending = unit.chunks.saturating_sub(ahead(CACHE));
                     let loads_any = has_piece && unit.begin < unit.end;
                     loop {
                         // A batch ahead: busy memory takes as long for an id as for all that the ring holds. (No
@@ -209,8 +211,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                                 let target = layout.stage(stage.index) + in_stage;
                                 tma::load_tensor_hint(target, map, coordinates, full, policy);
                             }
-                            stage.advance(2, layout.stages);
-                            chunk += 2;
+                            stage.advance(Self::LOADERS, layout.stages);
+                            chunk += Self::LOADERS;
                         }
                         if chunk >= unit.chunks {
                             break;
@@ -222,7 +224,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 mbarrier::arrive(layout.unit_empty(slot.index));
                 slot.advance(1, Layout::<DIM, ROWS, WARPS, CACHE>::UNITS);
             }
-            const { assert!(WARPS.is_multiple_of(2)) };
+            const { assert!(WARPS.is_multiple_of(loaders(WARPS, CACHE))) };
             let mut warps = 0;
             while warps < WARPS {
                 mbarrier::wait(layout.stage_empty(stage.index), stage.parity ^ 1);
@@ -230,8 +232,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     Descriptor::EXIT.store(layout.descriptor(stage.index));
                     mbarrier::arrive(layout.stage_full(stage.index));
                 }
-                stage.advance(2, layout.stages);
-                warps += 2;
+                stage.advance(Self::LOADERS, layout.stages);
+                warps += Self::LOADERS;
             }
         }
     }

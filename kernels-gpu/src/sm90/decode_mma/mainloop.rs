@@ -212,7 +212,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         // SAFETY: the slot stays filled until its barrier is arrived at, below.
         unsafe {
             let sequence = Unit::load_sequence(layout.unit(slot));
-            let meeting = Layout::<DIM, ROWS, WARPS, CACHE>::meeting(sequence + chunks - shares);
+            let meeting =
+                Layout::<DIM, ROWS, WARPS, CACHE>::meeting(sequence + chunks - shares, slot);
             warp::sync_warp(ALL);
             let merges = self.params.arrivals != 0;
             let index = if merges {

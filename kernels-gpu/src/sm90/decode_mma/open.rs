@@ -3,7 +3,7 @@
 use cuda_std::{mbarrier, prelude::*, tma};
 
 use super::{
-    layout::{AHEAD, KEYS, Layout},
+    layout::{KEYS, Layout, ahead},
     load::{Loader, Seen},
     unit::Descriptor,
 };
@@ -49,10 +49,10 @@ pub(super) unsafe fn first_unit(p: &DecodeParams) -> Header {
 impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     Loader<'_, DIM, ROWS, WARPS, CACHE>
 {
-    /// Chunks that this loader can open with: half the ring, and a lane for each piece.
+    /// Chunks that this loader can open with: its share of the ring, and a lane for each piece.
     #[inline(always)]
     fn opens_with(&self) -> u32 {
-        (self.layout.stages / 2).min(16 >> self.pieces_log())
+        (self.layout.stages / Self::LOADERS).min(16 >> self.pieces_log())
     }
 
     /// Looks up which pages the lane opens with, of the first unit.
@@ -73,7 +73,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             };
             let log = self.pieces_log();
             let (nth, piece) = (self.lane >> (log + 1), self.lane & ((1 << log) - 1));
-            let position = begin + (self.odd + 2 * nth) * KEYS + piece * p.piece_tokens;
+            let position =
+                begin + (self.index + Self::LOADERS * nth) * KEYS + piece * p.piece_tokens;
             let mine = keys
                 && nth < self.opens_with()
                 && position < item.kv_end
@@ -112,7 +113,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             mine,
         } = opening;
         let log = self.pieces_log();
-        let chunk = self.odd + 2 * nth;
+        let chunk = self.index + Self::LOADERS * nth;
         let (stage, first) = (chunk, (item.kv_begin & !(KEYS - 1)) + chunk * KEYS);
         let full = layout.stage_full(stage);
         let (values, piece) = ((self.lane >> log) & 1, self.lane & ((1 << log) - 1));
@@ -134,7 +135,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 }
                 .store(layout.descriptor(stage));
                 mbarrier::arrive_expect_tx(full, loads * piece_bytes);
-                if chunk == chunks.saturating_sub(AHEAD) {
+                if chunk == chunks.saturating_sub(ahead(CACHE)) {
                     mbarrier::arrive(layout.unit_ending(0));
                 }
             }
@@ -149,6 +150,6 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 tma::load_tensor_hint(target, map, coordinates, full, self.policy(item.flags));
             }
         }
-        ((chunks + 1 - self.odd) / 2).min(self.opens_with())
+        ((chunks + Self::LOADERS - 1 - self.index) / Self::LOADERS).min(self.opens_with())
     }
 }
