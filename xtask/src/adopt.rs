@@ -58,9 +58,10 @@ fn bare(program: impl AsRef<OsStr>) -> Result<Command, Error> {
     Ok(command)
 }
 
-/// Tries the commands that README shows.
+/// Tries the commands that the READMEs of the library and of the command show.
 fn try_commands(root: &Path) -> Result<(), Error> {
-    let readme = fs::read_to_string(workspace().join("README.md"))?;
+    let readme = fs::read_to_string(workspace().join("README.md"))?
+        + &fs::read_to_string(workspace().join("cli/README.md"))?;
     let (installed, empty) = (root.join("installed"), root.join("empty"));
     let _ = fs::remove_dir_all(&empty);
     fs::create_dir_all(&empty)?;
