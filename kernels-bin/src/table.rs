@@ -5,7 +5,7 @@
         family: "decode_wgmma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            8903986,
+            8904938,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
@@ -17,11 +17,11 @@
         family: "prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            5583250,
+            5617128,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
-            2327120,
+            2347600,
         )),
     },
     Module {
@@ -29,7 +29,7 @@
         family: "decode_mma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.ptx.zst"),
-            5319153,
+            5319633,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.cubin.zst"),
@@ -41,11 +41,11 @@
         family: "sm80_decode",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.sm80_decode.ptx.zst"),
-            2131612,
+            2132324,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.sm80_decode.cubin.zst"),
-            1056672,
+            1058720,
         )),
     },
     Module {
@@ -53,11 +53,11 @@
         family: "sm80_decode",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.sm80_decode.ptx.zst"),
-            2131613,
+            2132325,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.sm80_decode.cubin.zst"),
-            976312,
+            1067448,
         )),
     },
     Module {
@@ -65,11 +65,11 @@
         family: "pod",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.pod.ptx.zst"),
-            1415996,
+            1416232,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.pod.cubin.zst"),
-            514808,
+            536312,
         )),
     },
     Module {
@@ -77,11 +77,11 @@
         family: "pod",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.pod.ptx.zst"),
-            1415995,
+            1416231,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.pod.cubin.zst"),
-            560032,
+            561056,
         )),
     },
     Module {
