@@ -1,6 +1,6 @@
 //! The warpgroups that compute: masks, weights, and when which product is issued.
 
-use cuda_std::{fence, mbarrier, misc, prelude::*, wgmma};
+use cuda_std::{mbarrier, prelude::*, wgmma};
 
 use super::{
     super::{
@@ -131,17 +131,6 @@ pub(super) unsafe fn consume<
             }
         };
     }
-    // A block is there. The tensor cores read through the asynchronous proxy, as the TMA writes; rows that were copied
-    // one by one come through the generic one.
-    macro_rules! arrived {
-        ($barrier:expr, $parity:expr) => {
-            mbarrier::wait($barrier, $parity);
-            // Opaque, or the answer takes a register.
-            if misc::opaque(p.box_tokens) == 1 {
-                fence::proxy_async_shared();
-            }
-        };
-    }
     // Conditions that all lanes agree on are put to a vote: the compiler does not know them to be
     // uniform otherwise, nor what depends on them, and wgmma takes its descriptors from uniform
     // registers.
@@ -232,9 +221,9 @@ pub(super) unsafe fn consume<
                 $work = open!();
             }
             let values = uniform(s.values(v.stage));
-            arrived!(s.keys_full(k.stage), k.parity);
+            mbarrier::wait(s.keys_full(k.stage), k.parity);
             queries_keys::<T, S>(&mut logits, $work.queries, s.keys(k.stage), dim, slab);
-            arrived!(s.values_full(v.stage), v.parity);
+            mbarrier::wait(s.values_full(v.stage), v.parity);
             weights_values::<T, O, P>(&mut o, &$now, values, value_dim);
             wgmma::wait_group::<1>();
             wgmma::fence_operand(&mut logits);
@@ -289,7 +278,7 @@ pub(super) unsafe fn consume<
             return;
         }
         let mut work = open!();
-        arrived!(s.keys_full(k.stage), k.parity);
+        mbarrier::wait(s.keys_full(k.stage), k.parity);
         queries_keys::<T, S>(&mut logits, work.queries, s.keys(k.stage), dim, slab);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut logits);
@@ -310,7 +299,7 @@ pub(super) unsafe fn consume<
                 step!(turn, work, weights, weights);
             }
         };
-        arrived!(s.values_full(v.stage), v.parity);
+        mbarrier::wait(s.values_full(v.stage), v.parity);
         weights_values::<T, O, P>(&mut o, &last, s.values(v.stage), value_dim);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut o);
