@@ -5,11 +5,11 @@
         family: "decode_wgmma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            8895542,
+            8904938,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
-            3551184,
+            3549392,
         )),
     },
     Module {
@@ -17,11 +17,11 @@
         family: "prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            10817973,
+            5583250,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
-            4316112,
+            2327120,
         )),
     },
     Module {
@@ -29,11 +29,11 @@
         family: "decode_mma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.ptx.zst"),
-            11510820,
+            5319633,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.cubin.zst"),
-            5128984,
+            2463128,
         )),
     },
     Module {
@@ -41,11 +41,11 @@
         family: "sm80_decode",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.sm80_decode.ptx.zst"),
-            2131612,
+            2132324,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.sm80_decode.cubin.zst"),
-            1057696,
+            1058720,
         )),
     },
     Module {
@@ -53,11 +53,11 @@
         family: "sm80_decode",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.sm80_decode.ptx.zst"),
-            2131613,
+            2132325,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.sm80_decode.cubin.zst"),
-            977080,
+            1067448,
         )),
     },
     Module {
@@ -65,11 +65,11 @@
         family: "pod",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.pod.ptx.zst"),
-            1416172,
+            1416232,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.pod.cubin.zst"),
-            515320,
+            536312,
         )),
     },
     Module {
@@ -77,7 +77,7 @@
         family: "pod",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.pod.ptx.zst"),
-            1416171,
+            1416231,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.pod.cubin.zst"),
@@ -89,11 +89,11 @@
         family: "sm80_prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.sm80_prefill.ptx.zst"),
-            1617153,
+            1616621,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.sm80_prefill.cubin.zst"),
-            456608,
+            455584,
         )),
     },
     Module {
@@ -101,11 +101,11 @@
         family: "sm80_prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.sm80_prefill.ptx.zst"),
-            1617154,
+            1616622,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.sm80_prefill.cubin.zst"),
-            472536,
+            472024,
         )),
     },
     Module {

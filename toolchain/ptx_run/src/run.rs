@@ -29,11 +29,6 @@ pub struct Launch {
     pub resident: u32,
     /// The launch may begin before the one before it on this memory has ended (programmatic dependent launch).
     pub overlaps: bool,
-    /// Two things that PTX does not promise hold on the hardware of today; with this, relying on them is no fault.
-    /// What a lane acquired through an atomic, the lanes know that vote or shuffle with it (PTX: by `bar.warp.sync`
-    /// alone). What `cp.async` wrote, the asynchronous proxy sees once the copy is complete (PTX: behind a proxy
-    /// fence).
-    pub as_hardware: bool,
     /// Warp instructions after which the launch is given up.
     pub limit: u64,
 }
@@ -47,7 +42,6 @@ impl Default for Launch {
             multiprocessors: 4,
             resident: 8,
             overlaps: false,
-            as_hardware: false,
             limit: 2_000_000_000,
         }
     }
@@ -134,7 +128,6 @@ impl Module {
             launch: number,
             blocks: launch.grid.iter().product::<u32>() as usize,
             overlaps: launch.overlaps,
-            as_hardware: launch.as_hardware,
             released: HashMap::new(),
             random: Random::new(seed),
             stats: Stats::default(),

@@ -34,7 +34,7 @@ fn child(test: &str, settings: &str) -> Option<String> {
         return None;
     }
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
+        .args(["--exact", test, "--nocapture", "--include-ignored"])
         .env("TANDEM_LIBCUDA", driver())
         .env("PTX_DRIVER", settings)
         .env(CHILD, "1")

@@ -49,6 +49,8 @@ fn options(split: SplitMode, merge_mode: MergeMode, pod: PodMode) -> PlanOptions
 }
 
 const DECODES: &[(u32, u32)] = &[(70, 1), (33, 1), (1, 1)];
+/// More keys than a ring of stages holds.
+const LONG: &[(u32, u32)] = &[(2100, 1), (33, 1), (1, 1)];
 const CHUNK: &[(u32, u32)] = &[(150, 70)];
 const HYBRID: &[(u32, u32)] = &[(130, 64), (40, 1), (90, 1)];
 
@@ -61,7 +63,7 @@ pub fn scenarios() -> Vec<Scenario> {
             ..scenario("decode, 8 rows", 4, 64, DECODES)
         },
         scenario("decode, 16 rows", 12, 128, DECODES),
-        scenario("decode, 64 rows", 40, 64, DECODES),
+        scenario("decode, 64 rows", 40, 64, LONG),
         scenario("decode, 128 rows", 100, 64, DECODES),
         Scenario {
             soft_cap: Some(20.0),
@@ -69,7 +71,7 @@ pub fn scenarios() -> Vec<Scenario> {
         },
         Scenario {
             options: options(cut, MergeMode::Fused, serial),
-            ..scenario("decode, fused merges", 4, 64, DECODES)
+            ..scenario("decode, fused merges", 4, 64, LONG)
         },
         Scenario {
             options: options(cut, MergeMode::Kernel, serial),
