@@ -31,6 +31,7 @@ fn main() -> Result<(), Failure> {
     }
     let mut backend = backend::open(Choice::Auto)?;
     let settings = Settings {
+        token_scales: false,
         time: Duration::from_millis(500),
         check: 0,
         options: Default::default(),

@@ -10,8 +10,12 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use tandem_attn::{
     Error,
-    exec::gpu::{self, DeviceTensor, Gpu, KvPool, WorkspaceOptions},
-    kv::{KvScales, KvView},
+    abi::KvStrides,
+    exec::{
+        cpu,
+        gpu::{self, DeviceTensor, Gpu, KvPool, WorkspaceOptions},
+    },
+    kv::{KvScales, KvView, KvViewMut},
     plan::{Bound, MergeMode, Plan, PlanOptions, Planner, SplitMode},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec, Variant},
     reference,
@@ -47,13 +51,14 @@ fn kv_len() -> impl Strategy<Value = u32> {
     prop_oneof![1 => Just(0_u32), 3 => 1..70_u32, 4 => edge, 2 => 1..1500_u32]
 }
 
-fn case() -> impl Strategy<Value = Case> {
+/// Requests of at most so many queries, scales up to a granularity.
+fn case(most_queries: u32, granularities: u32) -> impl Strategy<Value = Case> {
     let heads = (1..5_u32, 1..17_u32);
     let dim = prop_oneof![Just(64_u32), Just(128), Just(256)];
     let page =
         prop_oneof![4 => Just(16_u32), 1 => Just(8), 1 => Just(24), 1 => Just(64), 1 => Just(128)];
     let layout = prop_oneof![Just(KvLayout::Nhd), Just(KvLayout::Hnd)];
-    let request = (kv_len(), 0..12_usize, 1..9_u32);
+    let request = (kv_len(), 0..12_usize, 1..=most_queries);
     let split = prop_oneof![
         3 => Just(SplitMode::Makespan),
         2 => (1..20_u32).prop_map(|pages| SplitMode::Fixed { tokens: pages })
@@ -70,14 +75,18 @@ fn case() -> impl Strategy<Value = Case> {
             layout,
             split,
             merge,
-            0..4_u32,
+            0..=granularities,
             prop_oneof![2 => Just(0), 1 => -60..60_i32],
         ),
         any::<u64>(),
     )
         .prop_map(
             |(((kv_heads, group), dim, variant), (page, requests, one_token), rest, seed)| {
-                let (layout, mut split, merge_mode, granularity, query_exponent) = rest;
+                let (layout, mut split, merge_mode, mut granularity, query_exponent) = rest;
+                if !page.is_multiple_of(8) {
+                    // Such pages are for prefills, which do not take scales of each token.
+                    granularity = granularity.min(3);
+                }
                 let mut spec = Spec::new(kv_heads * group, kv_heads, dim);
                 spec.variant = variant;
                 if let SplitMode::Fixed { tokens } = &mut split {
@@ -141,7 +150,9 @@ impl Scales {
     fn random(case: &Case) -> Self {
         let mut noise = Rng(case.seed ^ 0x5CA1E);
         let heads = case.spec.kv_heads;
-        let count = [0, 1, heads, REQUESTS * heads][case.granularity as usize];
+        let table = &case.batch.parts[0].table;
+        let by_token = table.pool_pages * table.page_size * heads;
+        let count = [0, 1, heads, REQUESTS * heads, by_token][case.granularity as usize];
         let mut some = |largest| (0..count).map(|_| noise.between(0.1, largest)).collect();
         Self {
             k: some(1.5),
@@ -152,15 +163,46 @@ impl Scales {
         }
     }
 
-    fn on_host(&self, granularity: u32) -> KvScales<'_> {
+    fn on_host(&self, case: &Case) -> KvScales<'_> {
         let Self { k, v, of_token } = self;
-        match granularity {
+        let strides = by_token(case);
+        match case.granularity {
             0 => KvScales::One,
             1 => KvScales::Tensor { k: k[0], v: v[0] },
             2 => KvScales::Head { k, v },
-            _ => KvScales::Request { k, v, of_token },
+            3 => KvScales::Request { k, v, of_token },
+            _ => KvScales::Token {
+                k,
+                v,
+                k_strides: strides,
+                v_strides: strides,
+            },
         }
     }
+}
+
+/// How the scales of a case's tokens lie: as its pages do.
+fn by_token(case: &Case) -> KvStrides {
+    let page_size = case.batch.parts[0].table.page_size;
+    case.layout.strides(page_size, case.spec.kv_heads, 1)
+}
+
+/// Scales that no key has are NaN.
+fn poison_scales(case: &Case, scales: &mut [f32]) {
+    let (table, strides) = (&case.batch.parts[0].table, by_token(case));
+    let mut owned = vec![false; scales.len()];
+    for row_block in 0..table.row_blocks() {
+        for key in 0..table.kv_len(row_block) {
+            let page = table.pages(row_block)[(key / table.page_size) as usize];
+            for head in 0..case.spec.kv_heads {
+                let offset = key % table.page_size;
+                let at = page * strides.page + offset * strides.token + head * strides.head;
+                owned[at as usize] = true;
+            }
+        }
+    }
+    let unowned = scales.iter_mut().zip(owned).filter(|(_, owned)| !owned);
+    unowned.for_each(|(scale, _)| *scale = f32::NAN);
 }
 
 /// The same in device memory.
@@ -176,11 +218,23 @@ fn on_device(case: &Case, [k, v, of_token]: &[Memory; 3]) -> gpu::KvScales {
             k: k.tensor(Dtype::F32, [heads]),
             v: v.tensor(Dtype::F32, [heads]),
         },
-        _ => gpu::KvScales::Request {
+        3 => gpu::KvScales::Request {
             k: k.tensor(Dtype::F32, [REQUESTS as usize, heads]),
             v: v.tensor(Dtype::F32, [REQUESTS as usize, heads]),
             of_token: of_token.array(),
         },
+        _ => {
+            let (table, strides) = (&case.batch.parts[0].table, by_token(case));
+            let shape = [table.pool_pages as usize, table.page_size as usize, heads];
+            let [k, v] = [k, v].map(|scales| {
+                scales
+                    .tensor(Dtype::F32, shape)
+                    .with_stride(0, strides.page as usize)
+                    .with_stride(1, strides.token as usize)
+                    .with_stride(2, strides.head as usize)
+            });
+            gpu::KvScales::Token { k, v }
+        }
     }
 }
 
@@ -208,9 +262,13 @@ fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
     }
     case.spec = spec;
     let Case { batch, options, .. } = &case;
-    let scales = Scales::random(&case);
+    let mut scales = Scales::random(&case);
+    if case.granularity == 4 {
+        poison_scales(&case, &mut scales.k);
+        poison_scales(&case, &mut scales.v);
+    }
     let pool = &tensors.parts[0];
-    let view: KvView<'_, F8E4M3> = pool.view().with_scales(scales.on_host(case.granularity));
+    let view: KvView<'_, F8E4M3> = pool.view().with_scales(scales.on_host(&case));
     let right = reference::attention(&spec, batch, &tensors.q, &[view]).expect("they fit");
 
     let plan = Planner::new()
@@ -301,11 +359,180 @@ fn decode_of_8_bit_pages_is_the_reference() {
     };
     let mut runner = proptest::test_runner::TestRunner::new(cases(300));
     runner
-        .run(&case(), |case| match case.seed % 3 {
+        .run(&case(8, 4), |case| match case.seed % 3 {
             0 => check::<f16>(gpu, &case),
             _ => check::<bf16>(gpu, &case),
         })
         .unwrap();
+}
+
+#[test]
+fn prefill_of_8_bit_pages_is_the_reference() {
+    let Some(gpu) = gpu("prefill_of_8_bit_pages_is_the_reference") else {
+        return;
+    };
+    let mut runner = proptest::test_runner::TestRunner::new(cases(100));
+    runner
+        .run(&case(700, 3), |case| match case.seed % 3 {
+            0 => check::<f16>(gpu, &case),
+            _ => check::<bf16>(gpu, &case),
+        })
+        .unwrap();
+}
+
+/// A pool of a head dimension in some layout, and new tokens for it, on host and device.
+fn appended<T: Element>(gpu: &Gpu, dim: u32, layout: KvLayout, granularity: u32, seed: u64) {
+    const HEADS: u32 = 3;
+    const PAGES: u32 = 5;
+    const PAGE: u32 = 8;
+    const TOKENS: usize = 23;
+    let spec = Spec::new(6, HEADS, dim)
+        .with_dtype(T::DTYPE)
+        .with_kv_dtype(Dtype::F8E4M3);
+    let mut noise = Rng(seed);
+    // Some beyond the largest number, a NaN, an infinity, a row of zeros.
+    let mut rows = || -> Vec<T> {
+        let row = TOKENS * (HEADS * dim) as usize;
+        let mut rows: Vec<T> = (0..row)
+            .map(|_| T::from_f32(noise.between(-600.0, 600.0)))
+            .collect();
+        rows[5] = T::from_f32(f32::NAN);
+        rows[dim as usize + 3] = T::from_f32(f32::NEG_INFINITY);
+        rows[2 * dim as usize..3 * dim as usize].fill(T::from_f32(0.0));
+        rows
+    };
+    let (k, v) = (rows(), rows());
+    let mut slots: Vec<u32> = (0..PAGES * PAGE).collect();
+    noise.shuffle(&mut slots);
+    slots.truncate(TOKENS);
+    slots[4] = u32::MAX;
+    let of_token: Vec<u32> = (0..TOKENS as u32).map(|token| token % REQUESTS).collect();
+    let scales: Vec<f32> = (0..PAGES * PAGE * HEADS)
+        .map(|_| noise.between(0.3, 4.0))
+        .collect();
+    let pool = vec![F8E4M3(0x55); (PAGES * PAGE * HEADS * dim) as usize];
+    let by_token = KvLayout::Hnd.strides(PAGE, HEADS, 1);
+
+    // On the host.
+    let (mut k_pool, mut v_pool) = (pool.clone(), pool.clone());
+    let (mut k_scales, mut v_scales) = (scales.clone(), scales.clone());
+    let mut view = KvViewMut::new(&spec, layout, PAGE, &mut k_pool, &mut v_pool);
+    let of_heads = &scales[..HEADS as usize];
+    let of_requests = &scales[..(REQUESTS * HEADS) as usize];
+    let given = match granularity {
+        0 => cpu::AppendScales::Given(KvScales::One),
+        1 => cpu::AppendScales::Given(KvScales::Head {
+            k: of_heads,
+            v: of_heads,
+        }),
+        2 => cpu::AppendScales::Given(KvScales::Request {
+            k: of_requests,
+            v: of_requests,
+            of_token: &of_token,
+        }),
+        3 => cpu::AppendScales::Given(KvScales::Token {
+            k: &scales,
+            v: &scales,
+            k_strides: by_token,
+            v_strides: by_token,
+        }),
+        _ => cpu::AppendScales::Computed {
+            k: &mut k_scales,
+            v: &mut v_scales,
+            k_strides: by_token,
+            v_strides: by_token,
+        },
+    };
+    cpu::append_quantised(&spec, PAGES, &slots, &k, &v, &mut view, given).expect("it fits");
+
+    // On the device.
+    let memory = [Memory::new(&pool), Memory::new(&pool)];
+    let on_device = [Memory::new(&scales), Memory::new(&scales)];
+    let (k, v, slots, of_token) = (
+        Memory::new(&k),
+        Memory::new(&v),
+        Memory::new(&slots),
+        Memory::new(&of_token),
+    );
+    let heads = HEADS as usize;
+    let side = |memory: &Memory, shape: [usize; 2]| memory.tensor(Dtype::F32, shape);
+    let by_token = |memory: &Memory| {
+        let page = (PAGE * HEADS) as usize;
+        memory
+            .tensor(Dtype::F32, [PAGES as usize, PAGE as usize, heads])
+            .with_stride(0, page)
+            .with_stride(1, 1)
+            .with_stride(2, PAGE as usize)
+    };
+    let scales_of_pool = match granularity {
+        0 => gpu::KvScales::One,
+        1 => gpu::KvScales::Head {
+            k: on_device[0].tensor(Dtype::F32, [heads]),
+            v: on_device[1].tensor(Dtype::F32, [heads]),
+        },
+        2 => gpu::KvScales::Request {
+            k: side(&on_device[0], [REQUESTS as usize, heads]),
+            v: side(&on_device[1], [REQUESTS as usize, heads]),
+            of_token: of_token.array(),
+        },
+        _ => gpu::KvScales::Token {
+            k: by_token(&on_device[0]),
+            v: by_token(&on_device[1]),
+        },
+    };
+    let kv = KvPool::new(
+        &spec,
+        layout,
+        PAGE,
+        PAGES,
+        memory[0].address(),
+        memory[1].address(),
+    )
+    .with_scales(scales_of_pool);
+    let from = match granularity {
+        4 => gpu::AppendScales::Computed,
+        _ => gpu::AppendScales::Given,
+    };
+    let shape = [TOKENS, heads, dim as usize];
+    let stream = Stream::new();
+    let [k, v] = [&k, &v].map(|rows| rows.tensor(T::DTYPE, shape));
+    // SAFETY: everything lives until the stream was waited for; slots differ.
+    unsafe { gpu.append_quantised(&spec, &kv, from, slots.array(), &k, &v, stream.0) }
+        .expect("the launch is right");
+    stream.wait();
+    // Any NaN is as good as another.
+    let bits = |pool: &[F8E4M3]| -> Vec<u8> {
+        pool.iter()
+            .map(|x| if x.to_f32().is_nan() { 0x7F } else { x.0 })
+            .collect()
+    };
+    assert_eq!(
+        bits(&memory[0].read()),
+        bits(&k_pool),
+        "keys, {dim} {layout:?} {granularity}"
+    );
+    assert_eq!(
+        bits(&memory[1].read()),
+        bits(&v_pool),
+        "values, {dim} {layout:?} {granularity}"
+    );
+    assert_eq!(on_device[0].read::<f32>(), k_scales);
+    assert_eq!(on_device[1].read::<f32>(), v_scales);
+}
+
+#[test]
+fn appending_quantises_as_the_cpu_does() {
+    let Some(gpu) = gpu("appending_quantises_as_the_cpu_does") else {
+        return;
+    };
+    for seed in 0..60 {
+        let dim = [64, 80, 128, 256][seed as usize % 4];
+        let layout = [KvLayout::Nhd, KvLayout::Hnd][seed as usize / 4 % 2];
+        match seed % 3 {
+            0 => appended::<f16>(gpu, dim, layout, seed as u32 % 5, seed),
+            _ => appended::<bf16>(gpu, dim, layout, seed as u32 % 5, seed),
+        }
+    }
 }
 
 /// One request of 20 keys, and a plan for it.

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 use tandem_attn::{
     Error,
-    kv::KvView,
+    kv::{KvScales, KvView},
     problem::{Batch, Dtype, KvLayout, Spec},
     reference,
     tensor::{Element, F8E4M3, F8E5M2},
@@ -175,6 +175,8 @@ pub struct Tensors {
     pub v: Tensor,
     /// How the pools lie.
     pub layout: KvLayout,
+    /// Scales of keys and of values, one for each token and KV head, as the pools lie; where they have any.
+    pub token_scales: Option<[Vec<f32>; 2]>,
 }
 
 impl Tensors {
@@ -198,7 +200,39 @@ impl Tensors {
             k: Tensor::random(spec.kv_dtype, rows * dim_qk, 1.0, seed + 1)?,
             v: Tensor::random(spec.kv_dtype, rows * dim_v, 1.0, seed + 2)?,
             layout,
+            token_scales: None,
         })
+    }
+
+    /// With random scales of each token, for keys and values of 8 bits.
+    ///
+    /// # Errors
+    /// Where there is no memory.
+    pub fn with_token_scales(mut self, spec: &Spec, seed: u64) -> Result<Self, Failure> {
+        let rows = self.k.len() / spec.head_dim_qk as usize;
+        let random = |seed| -> Result<Vec<f32>, Failure> {
+            let mut scales = zeros::<f32>(rows)?;
+            fill(&mut scales, 0.5, seed);
+            scales.iter_mut().for_each(|scale| *scale += 1.0);
+            Ok(scales)
+        };
+        self.token_scales = Some([random(seed)?, random(seed + 1)?]);
+        Ok(self)
+    }
+
+    /// What keys and values are multiplied by.
+    #[must_use]
+    pub fn scales(&self, spec: &Spec, page_size: u32) -> KvScales<'_> {
+        let strides = self.layout.strides(page_size, spec.kv_heads, 1);
+        match &self.token_scales {
+            None => KvScales::One,
+            Some([k, v]) => KvScales::Token {
+                k,
+                v,
+                k_strides: strides,
+                v_strides: strides,
+            },
+        }
     }
 
     /// Attention by its definition, in f64, of other queries on these pools.
@@ -213,7 +247,8 @@ impl Tensors {
     ) -> Result<reference::Output, Failure> {
         let page_size = batch.parts[0].table.page_size;
         with_keys_and_values!(&self.k, &self.v, |k, v| {
-            let view = KvView::new(spec, self.layout, page_size, k, v);
+            let view = KvView::new(spec, self.layout, page_size, k, v)
+                .with_scales(self.scales(spec, page_size));
             with_tensor!(q, q => reference::attention(spec, batch, q, &[view]))
                 .map_err(|error| Failure::from(Error::from(error)))
         })

@@ -142,6 +142,8 @@ pub struct KernelInfo {
     pub element: Element,
     /// Elements of keys and values, where they are others.
     pub cache: Option<Element>,
+    /// Each token and KV head of the cache has scales of its own.
+    pub by_token: bool,
     /// Rows of a tile: query tokens × packed query heads.
     pub rows: u32,
     /// Keys of a block.
@@ -181,6 +183,7 @@ impl KernelInfo {
             loads: Loads::Rows,
             element: Element::Any,
             cache: None,
+            by_token: false,
             rows: 0,
             keys: 0,
             head_dim: 0,
@@ -337,17 +340,32 @@ impl KernelId {
                 op,
                 element,
                 cache,
+                by_token,
                 head_dim,
                 value_dim,
                 cap,
                 ..
             } = *row;
-            (op, element, cache, head_dim, value_dim, cap)
+            (op, element, cache, by_token, head_dim, value_dim, cap)
         };
         let same = |id: &Self| id.info().arch == arch && does(id.info()) == does(row);
         (row.arch == arch)
             .then_some(self)
             .or_else(|| Self::all().find(same))
+    }
+
+    /// The kernel that does the same where each token of the cache has scales of its own.
+    #[must_use]
+    pub fn by_token(self) -> Option<Self> {
+        let wanted = self.info();
+        let same = |id: &Self| {
+            let row = id.info();
+            let does =
+                |row: &KernelInfo| (row.op, row.element, row.cache, row.cap, row.co_resident);
+            let shape = |row: &KernelInfo| (row.rows, row.keys, row.head_dim, row.value_dim);
+            row.by_token && does(row) == does(wanted) && shape(row) == shape(wanted)
+        };
+        Self::all().find(same)
     }
 
     /// Its place.

@@ -102,7 +102,13 @@ pub(super) fn read(bytes: &[u8]) -> Result<Step, String> {
     Ok(Step {
         spec,
         batch,
-        tensors: Tensors { q, k, v, layout },
+        tensors: Tensors {
+            q,
+            k,
+            v,
+            layout,
+            token_scales: None,
+        },
     })
 }
 

@@ -108,7 +108,7 @@ impl Loaded for LoadedOnCpu<'_> {
         let Self {
             backend: CpuBackend { cpu, flush: memory },
             plan,
-            tensors: Tensors { q, k, v, layout },
+            tensors,
             out,
             lse,
         } = self;
@@ -116,9 +116,10 @@ impl Loaded for LoadedOnCpu<'_> {
             ceilings::flush(memory);
         }
         let page_size = plan.parts[0].page_size;
-        with_keys_and_values!(k, v, |k, v| {
-            let view = KvView::new(&plan.spec, *layout, page_size, k, v);
-            with_tensor!(q, q => with_tensor!(&mut *out, out => {
+        with_keys_and_values!(&tensors.k, &tensors.v, |k, v| {
+            let view = KvView::new(&plan.spec, tensors.layout, page_size, k, v)
+                .with_scales(tensors.scales(&plan.spec, page_size));
+            with_tensor!(&tensors.q, q => with_tensor!(&mut *out, out => {
                 let begin = Instant::now();
                 cpu.run(plan, q, &[view], out, Some(&mut *lse))?;
                 Ok(begin.elapsed())

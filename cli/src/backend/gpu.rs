@@ -5,7 +5,9 @@ mod handles;
 use std::time::Duration;
 
 use tandem_attn::{
-    exec::gpu::{DeviceTensor, Gpu, KvPool, Stream as StreamHandle, Workspace, WorkspaceOptions},
+    exec::gpu::{
+        DeviceTensor, Gpu, KvPool, KvScales, Stream as StreamHandle, Workspace, WorkspaceOptions,
+    },
     plan::{Bound, DeviceDescription, Plan},
     problem::Dtype,
 };
@@ -193,12 +195,37 @@ impl Backend for GpuBackend {
             k.address(),
             v.address(),
         );
+        let scales = match &tensors.token_scales {
+            None => Vec::new(),
+            Some(scales) => scales
+                .iter()
+                .map(|scales| Memory::new(&Tensor::F32(scales.clone())))
+                .collect::<Result<_, _>>()?,
+        };
+        let pool = match &scales[..] {
+            [k, v] => {
+                let strides = tensors.layout.strides(page_size, spec.kv_heads, 1);
+                let shape = [pool.pages, page_size, spec.kv_heads].map(|extent| extent as usize);
+                let tensor = |memory: &Memory| {
+                    DeviceTensor::new(memory.address(), Dtype::F32, shape)
+                        .with_stride(0, strides.page as usize)
+                        .with_stride(1, strides.token as usize)
+                        .with_stride(2, strides.head as usize)
+                };
+                pool.with_scales(KvScales::Token {
+                    k: tensor(k),
+                    v: tensor(v),
+                })
+            }
+            _ => pool,
+        };
         let values = rows * spec.head_dim_v as usize;
         Ok(Box::new(LoadedOnGpu {
             q: Memory::new(&tensors.q)?,
             out: Memory::of_bytes(values * spec.out_dtype.bytes() as usize)?,
             lse: Memory::of_bytes(rows * 4)?,
             _pool_memory: [k, v],
+            _scales: scales,
             pool,
             workspace,
             plan,
@@ -212,6 +239,7 @@ struct LoadedOnGpu<'a> {
     plan: &'a Plan,
     q: Memory,
     _pool_memory: [Memory; 2],
+    _scales: Vec<Memory>,
     pool: KvPool,
     out: Memory,
     lse: Memory,

@@ -84,7 +84,10 @@ fn measured(
     }
     result.plan = Some(Stats::of(times));
     result.hybrid = plan.pod.map(|pod| pod.mode);
-    let tensors = Tensors::random(spec, batch, case.layout, SEED)?;
+    let mut tensors = Tensors::random(spec, batch, case.layout, SEED)?;
+    if settings.token_scales {
+        tensors = tensors.with_token_scales(spec, SEED)?;
+    }
     let mut loaded = backend.load(&plan, &tensors)?;
     loaded.run(false)?;
     result.flushed = Some(repeat(&mut *loaded, settings.time, true)?);
@@ -206,6 +209,7 @@ mod tests {
     #[test]
     fn what_a_backend_does_not_take_is_left_out() {
         let settings = Settings {
+            token_scales: false,
             time: Duration::ZERO,
             check: 0,
             options: PlanOptions::default(),

@@ -51,6 +51,9 @@ pub struct Args {
     /// Keys and values of this type instead of the workload's: bf16, f16, f8e4m3, …
     #[arg(long, value_name = "DTYPE", value_parser = workload::dtype_of)]
     kv_dtype: Option<Dtype>,
+    /// Keys and values of 8 bits with a scale for each token and KV head
+    #[arg(long)]
+    token_scales: bool,
     /// Where to run
     #[arg(long, value_enum, default_value = "auto")]
     backend: backend::Choice,
@@ -275,6 +278,8 @@ pub struct Settings {
     pub rules: Rules,
     /// The most that tensors may take.
     pub memory_bytes: u64,
+    /// Whether each token and KV head of the cache has a scale.
+    pub token_scales: bool,
 }
 
 /// Measures cases and the limits beside them; benchmarks share this with the command.
@@ -322,6 +327,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         check: args.check,
         options: args.planning.options(),
         rules: args.planning.rules(),
+        token_scales: args.token_scales,
         // No flag makes memory: above what is free, allocations fail.
         memory_bytes: args
             .max_memory
@@ -339,6 +345,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if let Some(dtype) = args.kv_dtype {
         let name = workload::dtype_name(dtype);
         file.options.push(format!("--kv-dtype {name}"));
+    }
+    if args.token_scales {
+        file.options.push("--token-scales".to_owned());
     }
     if let Some(path) = &args.json {
         output::write_file(path, file.to_json().as_bytes())?;

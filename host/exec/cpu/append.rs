@@ -1,5 +1,7 @@
 //! New keys and values into pages.
 
+mod quantise;
+
 use kernels_gpu::abi::NO_SLOT;
 
 use crate::{
@@ -8,6 +10,8 @@ use crate::{
     problem::{Integer, ProblemError, Spec},
     tensor::{Element, ShapeError, TensorMut, TensorRef},
 };
+
+pub use quantise::{AppendScales, append_quantised};
 
 /// Copies the keys and values of new tokens (`[tokens, kv_heads, head_dim]` each) into a page pool.
 ///

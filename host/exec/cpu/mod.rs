@@ -40,7 +40,7 @@ use crate::{
     problem::Spec,
     tensor::{Element, SliceMut, TensorMut, TensorRef, with_elements},
 };
-pub use append::{append_paged_kv, append_rows};
+pub use append::{AppendScales, append_paged_kv, append_quantised, append_rows};
 pub use merge::{Partials, merge_states};
 
 use check::{check, check_tensors};

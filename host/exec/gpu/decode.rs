@@ -9,7 +9,7 @@ use kernels_gpu::{
 };
 
 use super::{
-    DeviceArray, DeviceTensor, Gpu, KvPool, PartialStates, Stream,
+    DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, PartialStates, Stream,
     maps::{BOX_TOKENS, Maps, ShapeId},
     registry::check_serves,
     steps::{Parameters, Step},
@@ -110,6 +110,10 @@ impl Gpu {
             }
             Loads::Rows | Loads::PagesOrRows => true,
         };
+        let kernel = match pool.scales {
+            KvScales::Token { .. } => kernel.by_token().unwrap_or(kernel),
+            _ => kernel,
+        };
         match loads && self.has(kernel) {
             true => kernel,
             false => kernel.on(Arch::Sm80).unwrap_or(kernel),
@@ -131,6 +135,7 @@ impl Gpu {
             [call.q.dtype, call.pool.dtype],
         )?;
         let kernel = self.kernel(kernel)?;
+        call.pool.scales.check_kernel(kernel.info)?;
         if kernel.info.loads == Loads::Rows {
             return self.prepare_decode_rows(kernel, call);
         }
@@ -358,6 +363,6 @@ pub(super) fn attention(call: &DecodeCall<'_>, pieces: u32) -> Result<AttentionP
         q_token_stride: fits("the token stride of q", q.strides[0], COUNTED)?,
         out_token_stride: fits("the token stride of out", out.strides[0], COUNTED)?,
         variant: spec.variant_params(),
-        scales: pool.scales.parameters(spec, pool.dtype, q.shape[0])?,
+        scales: pool.scales.parameters(spec, pool, q.shape[0])?,
     })
 }

@@ -104,6 +104,7 @@ impl Gpu {
             [call.q.dtype, call.pool.dtype],
         )?;
         let kernel = self.kernel(kernel)?;
+        call.pool.scales.check_kernel(kernel.info)?;
         if call.items.len == 0 {
             return Ok(None);
         }
@@ -242,7 +243,7 @@ pub(super) fn attention(call: &PrefillCall<'_>, cuts: u32) -> Result<AttentionPa
         q_token_stride: fits("the token stride of q", q.strides[0], COUNTED)?,
         out_token_stride: fits("the token stride of out", out.strides[0], COUNTED)?,
         variant: spec.variant_params(),
-        scales: pool.scales.parameters(spec, pool.dtype, q.shape[0])?,
+        scales: pool.scales.parameters(spec, pool, q.shape[0])?,
         ..AttentionParams::default()
     })
 }

@@ -1,9 +1,12 @@
 //! What 8-bit keys and values in device memory are multiplied by.
 
-use kernels_gpu::abi::{KvStrides, ScaleParams};
+use kernels_gpu::{
+    abi::{KvStrides, ScaleParams},
+    registry::KernelInfo,
+};
 
 use super::{
-    DeviceArray, DeviceTensor,
+    DeviceArray, DeviceTensor, KvPool,
     tensor::{COUNTED, fits},
 };
 use crate::{
@@ -43,6 +46,15 @@ pub enum KvScales {
         /// The request of each query token, as many as `q` has; below the number of requests.
         of_token: DeviceArray<u32>,
     },
+    /// One for each token and KV head: `[pages, page_size, kv_heads]` F32 each, in any order, so that scales may lie in
+    /// the pages that they belong to. On GPUs
+    /// decodes take them, and prefills do not.
+    Token {
+        /// Of keys.
+        k: DeviceTensor<3>,
+        /// Of values.
+        v: DeviceTensor<3>,
+    },
 }
 
 impl KvScales {
@@ -50,15 +62,31 @@ impl KvScales {
     pub(super) fn parameters(
         &self,
         spec: &Spec,
-        dtype: Dtype,
+        pool: &KvPool,
         tokens: usize,
     ) -> Result<ScaleParams, Error> {
-        if !matches!(self, Self::One) && dtype.bytes() != 1 {
-            return Err(ShapeError::Scaled { dtype }.into());
+        if !matches!(self, Self::One) && pool.dtype.bytes() != 1 {
+            return Err(ShapeError::Scaled { dtype: pool.dtype }.into());
         }
         let (heads, of_spec) = (spec.kv_heads as usize, "in the specification");
         match self {
             Self::One => Ok(ScaleParams::default()),
+            Self::Token { k, v } => {
+                let page_size = pool.k_strides.page_size as usize;
+                for (name, tensor) in [(KEYS, k), (VALUES, v)] {
+                    let of_pool = "in the pool";
+                    tensor.check_extent(name, "pages", 0, pool.pages as usize, of_pool)?;
+                    tensor.check_extent(name, "tokens in a page", 1, page_size, of_pool)?;
+                    tensor.check_extent(name, "KV heads", 2, heads, of_spec)?;
+                }
+                let token = |tensor: &DeviceTensor<3>| {
+                    fits("a stride of scales", tensor.strides[1], COUNTED)
+                };
+                let mut params = pair(k, v, |tensor| [tensor.strides[0], tensor.strides[2]])?;
+                params.k_strides.token = token(k)?;
+                params.v_strides.token = token(v)?;
+                Ok(params)
+            }
             Self::Tensor { k, v } => {
                 k.check_extent(KEYS, "scales", 0, 1, "there is one")?;
                 v.check_extent(VALUES, "scales", 0, 1, "there is one")?;
@@ -91,6 +119,23 @@ impl KvScales {
         }
     }
 
+    /// Whether a kernel of attention takes scales of this granularity.
+    pub(super) fn check_kernel(&self, row: &KernelInfo) -> Result<(), Error> {
+        let by_token = matches!(self, Self::Token { .. });
+        if row.by_token == by_token {
+            return Ok(());
+        }
+        Err(Error::NoInstance {
+            kernel: "attention",
+            asked: match by_token {
+                true => format!("scales of each token, as {} does", row.name),
+                false => format!("scales that are not of each token by {}", row.name),
+            },
+            there: "decodes on pages of a multiple of 8 tokens with scales of each token, and all with scales by \
+                    tensor, by KV head, and by request and KV head",
+        })
+    }
+
     /// Whether they differ in nothing but addresses.
     pub(super) fn alike(&self, other: &Self) -> bool {
         fn tensors<const RANK: usize>(a: &DeviceTensor<RANK>, b: &DeviceTensor<RANK>) -> bool {
@@ -108,6 +153,7 @@ impl KvScales {
                     of_token: c,
                 },
             ) => tensors(k, a) && tensors(v, b) && of_token.len == c.len,
+            (Self::Token { k, v }, Self::Token { k: a, v: b }) => tensors(k, a) && tensors(v, b),
             _ => false,
         }
     }

@@ -53,9 +53,7 @@ impl Step {
     /// The same launch for tensors that lie elsewhere and are otherwise as those it was made for.
     fn follow(&mut self, spec: &Spec, tensors: &Tensors<'_>, maps: &mut Maps) -> Result<(), Error> {
         let pool = &tensors.pools[self.part];
-        let scales = pool
-            .scales
-            .parameters(spec, pool.dtype, tensors.q.shape[0])?;
+        let scales = pool.scales.parameters(spec, pool, tensors.q.shape[0])?;
         match &mut self.parameters {
             Parameters::Decode(params, shape) => {
                 params.attention.scales = scales;

@@ -60,8 +60,8 @@ struct Encoded([u64; 16]);
 impl TensorMap<'_> {
     /// The 128 bytes that a kernel takes, as a parameter or in memory aligned to 64 bytes.
     ///
-    /// Boxes that reach over the tensor's edge read zeros there. Lines come into L2 by 128 bytes, an inner row of the
-    /// boxes in use: by 256 each line was asked for twice, and decode took up to 7 % longer.
+    /// Boxes that reach over the tensor's edge read zeros there. Lines come into L2 by an inner row of the boxes in
+    /// use, 128 or 64 bytes: by 256 each line was asked for twice, and decode took up to 7 % longer.
     ///
     /// # Errors
     /// [`Error::TensorMap`] for what the accelerator cannot do, [`Error::NullPointer`], and
@@ -78,7 +78,10 @@ impl TensorMap<'_> {
             Dtype::BF16 => 9,
         };
         const NO_INTERLEAVE: c_uint = 0;
+        const L2_64B: c_uint = 1;
         const L2_128B: c_uint = 2;
+        let inner = self.box_dims[0] * self.dtype.bytes();
+        let promotion = if inner > 64 { L2_128B } else { L2_64B };
         const FILL_ZEROS: c_uint = 0;
         // SAFETY: all arrays have an entry for each dimension, the map has size and alignment of a
         // `CUtensorMap`, and nothing is read through the tensor's address.
@@ -94,7 +97,7 @@ impl TensorMap<'_> {
                 element_strides.as_ptr(),
                 NO_INTERLEAVE,
                 self.swizzle as c_uint,
-                L2_128B,
+                promotion,
                 FILL_ZEROS,
             )
         };

@@ -74,7 +74,12 @@ pub struct PartInput<'a> {
 impl PartInput<'_> {
     /// Which kernel runs a row block of so many query tokens.
     pub fn kernel(&self, q_len: u32) -> Kernel {
-        if q_len <= self.model.most_decode_tokens {
+        // Decodes take 8-bit keys by whole groups of 8; what takes them one by one are prefills.
+        let by_rows = self.model.spec.kv_dtype.bytes() == 1
+            && !self.part.table.page_size.is_multiple_of(8)
+            && self.model.tiles.has_prefills()
+            && !self.model.device.is_cpu();
+        if q_len <= self.model.most_decode_tokens && !by_rows {
             Kernel::Decode
         } else {
             Kernel::Prefill

@@ -44,7 +44,7 @@ mod device {
 
     use cuda_std::{convert, math, ptr};
 
-    use super::{BITS16, E4M3};
+    use super::{BITS16, E4M3, E4M3_BY_TOKEN};
     use crate::{
         abi::ScaleParams,
         common::half::{F16, Half},
@@ -61,6 +61,8 @@ mod device {
         type Query: Half;
         /// Whether they have 8 bits, and scales.
         const SCALED: bool;
+        /// Whether each token has scales of its own.
+        const BY_TOKEN: bool;
 
         /// Four numbers as two pairs of products.
         fn widen(four: u32) -> [u32; 2];
@@ -70,6 +72,7 @@ mod device {
         type Product = T;
         type Query = T;
         const SCALED: bool = false;
+        const BY_TOKEN: bool = false;
 
         #[inline(always)]
         fn widen(_: u32) -> [u32; 2] {
@@ -81,6 +84,7 @@ mod device {
         type Product = F16;
         type Query = T;
         const SCALED: bool = true;
+        const BY_TOKEN: bool = false;
 
         #[inline(always)]
         fn widen(four: u32) -> [u32; 2] {
@@ -88,6 +92,18 @@ mod device {
                 convert::e4m3x2_to_f16x2(four as u16),
                 convert::e4m3x2_to_f16x2((four >> 16) as u16),
             ]
+        }
+    }
+
+    impl<T: Half> Cache for Stored<T, E4M3_BY_TOKEN> {
+        type Product = F16;
+        type Query = T;
+        const SCALED: bool = true;
+        const BY_TOKEN: bool = true;
+
+        #[inline(always)]
+        fn widen(four: u32) -> [u32; 2] {
+            <Stored<T, E4M3>>::widen(four)
         }
     }
 

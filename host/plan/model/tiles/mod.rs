@@ -54,7 +54,9 @@ pub(in crate::plan) fn serves(row: &KernelInfo, spec: &Spec) -> bool {
         Element::F32 | Element::Any => None,
     };
     let of_rows = dtype(row.element);
-    [spec.q_dtype, spec.out_dtype].map(Some) == [of_rows; 2]
+    // Executors choose by the pool where each token has scales.
+    !row.by_token
+        && [spec.q_dtype, spec.out_dtype].map(Some) == [of_rows; 2]
         && Some(spec.kv_dtype) == row.cache.map_or(of_rows, dtype)
         && (row.head_dim, row.value_dim) == (spec.head_dim_qk, spec.head_dim_v)
         && row.cap == spec.variant.soft_cap.is_some()

@@ -2,7 +2,10 @@
 //!
 //! Rows of a tile are columns of fragments: lane `l` holds columns `2·(l % 4)` and the next of each block of 8.
 
-use cuda_std::{mma, shared, warp};
+use cuda_std::{
+    math::{lg2, rcp},
+    mma, shared, warp,
+};
 
 use super::{
     KEYS,
@@ -29,6 +32,8 @@ pub struct Chunk {
     pub k: u32,
     /// Shared address of the values.
     pub v: u32,
+    /// Shared address of the scales of keys, and behind them of values, where each token has its own.
+    pub scales: u32,
     /// Position of the first key.
     pub first: u32,
 }
@@ -177,7 +182,19 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                 // Memory past the last key may hold NaN, and 0 · NaN is NaN.
                 zero_values(chunk, lane, offsets.row_bytes, keys);
             }
-            let weights = self.weigh::<C, V, MASKED>(variant, lane, chunk.first, keys, logits);
+            let scales = if C::BY_TOKEN {
+                TokenScales::load::<MASKED>(chunk, lane, keys)
+            } else {
+                TokenScales::ONE
+            };
+            let weights = self.weigh_scaled::<C, V, MASKED>(
+                variant,
+                lane,
+                chunk.first,
+                keys,
+                logits,
+                &scales,
+            );
             self.values::<C>(offsets, chunk.v, &weights);
         }
     }
@@ -194,7 +211,29 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         lane: u32,
         first: u32,
         keys: Keys,
+        s: Logits<ROW_BLOCKS>,
+    ) -> Weights<ROW_BLOCKS> {
+        const { assert!(!C::BY_TOKEN) };
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.weigh_scaled::<C, V, MASKED>(variant, lane, first, keys, s, &TokenScales::ONE)
+        }
+    }
+
+    /// The same with scales of each token. Those of values go into the weights, whose references are taken from what
+    /// they then are: so a weight stays within f16, whatever the scale. The sum is of weights without them.
+    ///
+    /// # Safety
+    /// As [`Rows::weigh`].
+    #[inline(always)]
+    unsafe fn weigh_scaled<C: Cache, V: Variant, const MASKED: bool>(
+        &mut self,
+        variant: &V,
+        lane: u32,
+        first: u32,
+        keys: Keys,
         mut s: Logits<ROW_BLOCKS>,
+        scales: &TokenScales,
     ) -> Weights<ROW_BLOCKS> {
         let first = first + lane / 4;
         let mut p = [[[0u32; 2]; ROW_BLOCKS]; KEY_BLOCKS];
@@ -223,7 +262,13 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                     if C::SCALED {
                         *logit *= self.scale[block][column][0];
                     }
+                    if C::BY_TOKEN {
+                        *logit *= scales.keys[i];
+                    }
                     *logit = variant.logit(*logit, at);
+                    if C::BY_TOKEN {
+                        *logit += scales.values_log2[i];
+                    }
                     if MASKED && ((at.key as i32) < low || at.key as i32 > high)
                         || V::MASKS && !variant.visible(at)
                     {
@@ -281,8 +326,13 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                     exp2(logits[i % 2 * 2] - offset[0]),
                     exp2(logits[i % 2 * 2 + 1] - offset[1]),
                 ];
-                softmax[0].sum += weights[0];
-                softmax[1].sum += weights[1];
+                let of_sum = if C::BY_TOKEN {
+                    scales.values_inverse[i]
+                } else {
+                    1.0
+                };
+                softmax[0].sum += weights[0] * of_sum;
+                softmax[1].sum += weights[1] * of_sum;
                 // From keys × rows to the B operand, which wants rows × keys.
                 // SAFETY: the lanes are together.
                 p[i / 2][block][i % 2] =
@@ -326,6 +376,56 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
             }
             block += 1;
         }
+    }
+}
+
+/// Scales of a lane's keys in a chunk, and of their values.
+pub struct TokenScales {
+    keys: [f32; 2 * KEY_BLOCKS],
+    values_log2: [f32; 2 * KEY_BLOCKS],
+    values_inverse: [f32; 2 * KEY_BLOCKS],
+}
+
+impl TokenScales {
+    /// Where no token has any.
+    const ONE: Self = Self {
+        keys: [1.0; 2 * KEY_BLOCKS],
+        values_log2: [0.0; 2 * KEY_BLOCKS],
+        values_inverse: [1.0; 2 * KEY_BLOCKS],
+    };
+
+    /// Smaller scales of values count as this, whose inverse is finite.
+    const SMALLEST: f32 = 1e-30;
+
+    /// Of a chunk.
+    ///
+    /// # Safety
+    /// The chunk is there.
+    #[inline(always)]
+    unsafe fn load<const MASKED: bool>(chunk: Chunk, lane: u32, keys: Keys) -> Self {
+        let mut scales = Self::ONE;
+        let mut i = 0;
+        while i < 2 * KEY_BLOCKS {
+            let key = lane / 4 + i as u32 * 8;
+            let at = chunk.scales + key * 4;
+            // SAFETY: inside the chunk's scales.
+            let [of_key, of_value] =
+                unsafe { [shared::load_f32(at), shared::load_f32(at + KEYS * 4)] };
+            let position = chunk.first + key;
+            // There are none of what is no key.
+            if !MASKED || position >= keys.begin && position < keys.end {
+                scales.keys[i] = of_key;
+                let of_value = if of_value < Self::SMALLEST {
+                    Self::SMALLEST
+                } else {
+                    of_value
+                };
+                scales.values_log2[i] = lg2(of_value);
+                scales.values_inverse[i] = rcp(of_value);
+            }
+            i += 1;
+        }
+        scales
     }
 }
 

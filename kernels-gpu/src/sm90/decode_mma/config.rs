@@ -4,7 +4,7 @@ use super::layout::Layout;
 use crate::{common::cache, has};
 
 /// The kernels, each of them for each 16-bit float of queries and outputs:
-/// `decode_<rows>x<keys>_d<head dimension>_<element>[_e4m3][_cap]`.
+/// `decode_<rows>x<keys>_d<head dimension>_<element>[_e4m3[_tok]][_cap]`; `tok` is for scales of each token.
 macro_rules! table {
     ($as:ident $then:ident) => {
         $crate::common::half::each_half! { $as $then {
@@ -17,6 +17,10 @@ macro_rules! table {
             16 x 32,  64, [e4m3];
              8 x 32,  64, [e4m3, cap];
             16 x 32,  64, [e4m3, cap];
+             8 x 32,  64, [e4m3, tok];
+            16 x 32,  64, [e4m3, tok];
+             8 x 32,  64, [e4m3, tok, cap];
+            16 x 32,  64, [e4m3, tok, cap];
              8 x 32, 128, [];
             16 x 32, 128, [];
              8 x 32, 128, [cap];
@@ -25,6 +29,10 @@ macro_rules! table {
             16 x 32, 128, [e4m3];
              8 x 32, 128, [e4m3, cap];
             16 x 32, 128, [e4m3, cap];
+             8 x 32, 128, [e4m3, tok];
+            16 x 32, 128, [e4m3, tok];
+             8 x 32, 128, [e4m3, tok, cap];
+            16 x 32, 128, [e4m3, tok, cap];
              8 x 32, 256, [];
             16 x 32, 256, [];
              8 x 32, 256, [cap];
@@ -33,6 +41,10 @@ macro_rules! table {
             16 x 32, 256, [e4m3];
              8 x 32, 256, [e4m3, cap];
             16 x 32, 256, [e4m3, cap];
+             8 x 32, 256, [e4m3, tok];
+            16 x 32, 256, [e4m3, tok];
+             8 x 32, 256, [e4m3, tok, cap];
+            16 x 32, 256, [e4m3, tok, cap];
         }}
     };
 }
@@ -53,6 +65,7 @@ mod rows {
             &[$(KernelInfo {
                 element: Element::$half,
                 cache: cache::element(of_flags(&[$(stringify!($flag)),*])),
+                by_token: cache::by_token(of_flags(&[$(stringify!($flag)),*])),
                 cap: has(&[$(stringify!($flag)),*], "cap"),
                 ..row(
                     concat!("decode_", $rows, "x", $keys, "_d", $dim, "_", $element $(, "_", stringify!($flag))*),
@@ -95,7 +108,7 @@ pub use rows::ROWS;
 /// Warps of a CTA that bring work and data: the scheduler and the loaders.
 #[must_use]
 pub const fn producers(dim: u32, rows: u32, cache: u32) -> u32 {
-    1 + super::layout::loaders(warps(dim, rows), cache)
+    1 + super::layout::loaders(dim, warps(dim, rows), cache)
 }
 
 /// How a CTA is made for a head dimension and a row tile.
@@ -113,7 +126,9 @@ pub struct Shape {
 
 /// What the cache of a row of the table holds.
 pub(super) const fn of_flags(flags: &[&str]) -> u32 {
-    if has(flags, "e4m3") {
+    if has(flags, "tok") {
+        cache::E4M3_BY_TOKEN
+    } else if has(flags, "e4m3") {
         cache::E4M3
     } else {
         cache::BITS16
@@ -162,6 +177,7 @@ pub const fn shape(dim: u32, rows: u32, cache: u32, shared_bytes: u32) -> Option
     match cache {
         cache::BITS16 => with::<{ cache::BITS16 }>(dim, rows, shared_bytes),
         cache::E4M3 => with::<{ cache::E4M3 }>(dim, rows, shared_bytes),
+        cache::E4M3_BY_TOKEN => with::<{ cache::E4M3_BY_TOKEN }>(dim, rows, shared_bytes),
         _ => None,
     }
 }

@@ -25,14 +25,15 @@ pub const IDS: u32 = 32;
 
 /// Chunks that are known before they are loaded. More would hide no more latency, and take from other CTAs
 /// what they could do sooner.
-pub const fn ahead(cache: u32) -> u32 {
+pub const fn known_ahead(cache: u32) -> u32 {
     8 / cache::bytes(cache)
 }
 
 /// Warps that load chunks in turn. To issue a copy takes a warp about 70 cycles, however little it brings, and a chunk
-/// has at least two. Of 8-bit chunks there are twice as many in the same time.
-pub const fn loaders(warps: u32, cache: u32) -> u32 {
-    if cache == cache::BITS16 || warps < 4 {
+/// has at least two. Of 8-bit chunks there are twice as many in the same time. (Registers are given out to four warps at
+/// a time: large tiles keep theirs with three producers.)
+pub const fn loaders(dim: u32, warps: u32, cache: u32) -> u32 {
+    if cache == cache::BITS16 || dim > 64 && warps < 8 {
         2
     } else {
         4
@@ -235,7 +236,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         self.unit_listed(slot) + 8
     }
 
-    /// Completes when all but the unit's last [`ahead`] chunks are on their way.
+    /// Completes when all but the unit's last [`known_ahead`] chunks are on their way.
     #[inline(always)]
     pub fn unit_ending(&self, slot: u32) -> u32 {
         self.unit_listed(slot) + 16
@@ -279,8 +280,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 let arrivals = 1
                     + (warps * 32 - 1) * (barrier == 0) as u32
                     + 31 * (in_stages && barrier % 2 == 0) as u32
+                    + 32 * (cache::by_token(CACHE) && in_stages && barrier % 2 == 1) as u32
                     + 32 * (in_slots && of_slot == 0) as u32
-                    + ((WARPS + loaders(WARPS, CACHE)) * 32 - 1)
+                    + ((WARPS + loaders(DIM, WARPS, CACHE)) * 32 - 1)
                         * (in_slots && of_slot == 3) as u32;
                 mbarrier::init(self.started() + barrier * 8, arrivals);
                 barrier += warps * 32;

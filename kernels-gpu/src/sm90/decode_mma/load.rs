@@ -1,16 +1,16 @@
 //! The loaders: bring keys and values, and the queries of all units but the first.
 
-use cuda_std::{mbarrier, prelude::*, tma};
+use cuda_std::{async_copy, mbarrier, prelude::*, tma};
 
 use super::{
-    layout::{IDS, KEYS, Layout, Place, ahead, loaders},
+    layout::{IDS, KEYS, Layout, Place, known_ahead, loaders},
     open::Opening,
     queries::load_queries,
     unit::{Descriptor, Unit},
 };
 use crate::{
-    abi::{DecodeParams, WorkItem},
-    common::variant::Variant,
+    abi::{DecodeParams, KvStrides, WorkItem},
+    common::{cache, variant::Variant},
 };
 
 const ALL: u32 = warp::FULL_MASK;
@@ -65,7 +65,7 @@ impl Seen {
 impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     Loader<'_, DIM, ROWS, WARPS, CACHE>
 {
-    pub const LOADERS: u32 = loaders(WARPS, CACHE);
+    pub const LOADERS: u32 = loaders(DIM, WARPS, CACHE);
 
     /// Pieces of a chunk's keys, as a power of two.
     #[inline(always)]
@@ -114,6 +114,37 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         let page = unit.table + p.page_size.div(position);
         // SAFETY: the caller's promise.
         unsafe { ptr::load_nc_u32((p.attention.page_ids + u64::from(page) * 4) as *const u32) }
+    }
+
+    /// Which piece of a chunk has the lane's key.
+    #[inline(always)]
+    pub fn piece_of_key(&self) -> u32 {
+        self.lane >> self.p.piece_tokens.trailing_zeros()
+    }
+
+    /// Brings the scales of a chunk's keys and values, a key for each lane, and arrives.
+    ///
+    /// # Safety
+    /// The lanes come together; the stage is empty, and `page` is that of the lane's key if it is one of the `keys`.
+    #[inline(always)]
+    pub unsafe fn load_scales(&self, stage: u32, first: u32, keys: [u32; 2], page: u32, head: u32) {
+        let scales = &self.p.attention.scales;
+        let position = first + self.lane;
+        let target = self.layout.scales(stage) + self.lane * 4;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if position >= keys[0] && position < keys[1] {
+                let (_, token) = self.p.page_size.div_rem(position);
+                let place = |strides: &KvStrides| {
+                    u64::from(page) * u64::from(strides.page)
+                        + u64::from(token * strides.token + head * strides.head)
+                };
+                let (k, v) = (place(&scales.k_strides), place(&scales.v_strides));
+                async_copy::copy_ca::<4>(target, (scales.k + k * 4) as *const u8);
+                async_copy::copy_ca::<4>(target + KEYS * 4, (scales.v + v * 4) as *const u8);
+            }
+            async_copy::mbarrier_arrive(self.layout.stage_full(stage));
+        }
     }
 
     /// Follows the list until nothing is left. `go_on` waits for what the first copies do without: the barriers of other slots than the first.
@@ -172,7 +203,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     let policy = self.policy(unit.flags);
                     let seen = Seen::new(p, variant, unit.position, unit.begin, unit.end);
                     // Where the chunk is that lets the scheduler claim more.
-                    let ending = unit.chunks.saturating_sub(ahead(CACHE));
+                    let ending = unit.chunks.saturating_sub(known_ahead(CACHE));
                     let loads_any = has_piece && unit.begin < unit.end;
                     loop {
                         // A batch ahead: busy memory takes as long for an id as for all that the ring holds. (No
@@ -211,6 +242,12 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                                 let target = layout.stage(stage.index) + in_stage;
                                 tma::load_tensor_hint(target, map, coordinates, full, policy);
                             }
+                            if cache::by_token(CACHE) {
+                                let keys = [unit.begin, unit.end];
+                                let piece = (chunk << pieces_log) + self.piece_of_key();
+                                let page = warp::warp_shuffle_idx(ALL, ids, piece % IDS, 32);
+                                self.load_scales(stage.index, first, keys, page, unit.head);
+                            }
                             stage.advance(Self::LOADERS, layout.stages);
                             chunk += Self::LOADERS;
                         }
@@ -224,12 +261,15 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 mbarrier::arrive(layout.unit_empty(slot.index));
                 slot.advance(1, Layout::<DIM, ROWS, WARPS, CACHE>::UNITS);
             }
-            const { assert!(WARPS.is_multiple_of(loaders(WARPS, CACHE))) };
+            const { assert!(WARPS.is_multiple_of(loaders(DIM, WARPS, CACHE))) };
             let mut warps = 0;
             while warps < WARPS {
                 mbarrier::wait(layout.stage_empty(stage.index), stage.parity ^ 1);
                 if lane == 0 {
                     Descriptor::EXIT.store(layout.descriptor(stage.index));
+                    mbarrier::arrive(layout.stage_full(stage.index));
+                }
+                if cache::by_token(CACHE) {
                     mbarrier::arrive(layout.stage_full(stage.index));
                 }
                 stage.advance(Self::LOADERS, layout.stages);

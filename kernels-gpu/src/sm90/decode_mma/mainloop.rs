@@ -120,6 +120,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 let chunk = Chunk {
                     k,
                     v: k + Layout::<DIM, ROWS, WARPS, CACHE>::CHUNK,
+                    scales: layout.scales(place.index),
                     first: descriptor.first,
                 };
                 let keys = Keys {

@@ -3,13 +3,13 @@
 use cuda_std::{mbarrier, prelude::*, tma};
 
 use super::{
-    layout::{KEYS, Layout, ahead},
+    layout::{KEYS, Layout, known_ahead},
     load::{Loader, Seen},
     unit::Descriptor,
 };
 use crate::{
     abi::{DecodeParams, WorkItem},
-    common::{decode::produce::Header, variant::Variant},
+    common::{cache, decode::produce::Header, variant::Variant},
 };
 
 const ALL: u32 = warp::FULL_MASK;
@@ -135,7 +135,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 }
                 .store(layout.descriptor(stage));
                 mbarrier::arrive_expect_tx(full, loads * piece_bytes);
-                if chunk == chunks.saturating_sub(ahead(CACHE)) {
+                if chunk == chunks.saturating_sub(known_ahead(CACHE)) {
                     mbarrier::arrive(layout.unit_ending(0));
                 }
             }
@@ -150,6 +150,22 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 tma::load_tensor_hint(target, map, coordinates, full, self.policy(item.flags));
             }
         }
-        ((chunks + Self::LOADERS - 1 - self.index) / Self::LOADERS).min(self.opens_with())
+        let opened =
+            ((chunks + Self::LOADERS - 1 - self.index) / Self::LOADERS).min(self.opens_with());
+        if cache::by_token(CACHE) {
+            let mut nth = 0;
+            while nth < opened {
+                let chunk = self.index + Self::LOADERS * nth;
+                let first = (item.kv_begin & !(KEYS - 1)) + chunk * KEYS;
+                // SAFETY: as above.
+                unsafe {
+                    let of = (nth << (log + 1)) + self.piece_of_key();
+                    let page = warp::warp_shuffle_idx(ALL, page, of, 32);
+                    self.load_scales(chunk, first, [item.kv_begin, item.kv_end], page, head);
+                }
+                nth += 1;
+            }
+        }
+        opened
     }
 }

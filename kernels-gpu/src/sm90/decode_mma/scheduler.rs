@@ -3,7 +3,7 @@
 use cuda_std::{async_copy, mbarrier, prelude::*};
 
 use super::{
-    layout::{IDS, KEYS, Layout, Place, ahead},
+    layout::{IDS, KEYS, Layout, Place, known_ahead},
     unit::Unit,
 };
 use crate::{
@@ -103,7 +103,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         let most = if early {
             Layout::<DIM, ROWS, WARPS, CACHE>::UNITS
         } else {
-            ahead(CACHE)
+            known_ahead(CACHE)
         };
         // SAFETY: units are the plan's; a slot is written once it is empty, and told of once it is written; the lanes
         // stay together.

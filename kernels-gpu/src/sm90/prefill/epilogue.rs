@@ -11,7 +11,7 @@ use cuda_std::{
     wgmma,
 };
 
-use super::{super::pipeline::Pipeline, shared::Shared};
+use super::{super::pipeline::Pipeline, fit::scales_of_row, shared::Shared};
 use crate::{
     abi::{DIRECT, PrefillParams},
     common::cache::Cache,
@@ -47,9 +47,13 @@ pub(super) unsafe fn finish_tile<C: Cache, const O: usize>(
     let totals = unsafe { rows.totals() };
     let mut inverse = totals.map(|total| if total > 0.0 { rcp(total) } else { 0.0 });
     if C::SCALED {
-        // SAFETY: the launch is as the host makes it.
-        let [_, of_values] = unsafe { a.scales.of(tile.token, tile.kv_head) };
-        inverse = inverse.map(|inverse| inverse * of_values);
+        let mut h = 0;
+        while h < 2 {
+            let row = first_row + lane / 4 + 8 * h as u32;
+            // SAFETY: the tile is one of the launch's.
+            inverse[h] *= unsafe { scales_of_row(p, &tile, row)[1] };
+            h += 1;
+        }
     }
     let head_dim = s.shape.value_dim;
 

@@ -31,9 +31,10 @@ pub(super) unsafe fn fit_queries<C: Cache>(
     // SAFETY: the tile is there.
     let tile = unsafe { Tile::load(s.tile(stage)) };
     // SAFETY: the launch is as the host makes it.
-    let [of_keys, _] = unsafe { p.attention.scales.of(tile.token, tile.kv_head) };
+    let of_keys = |row: u32| unsafe { scales_of_row(p, &tile, first_row + row)[0] };
+    let rows = [lane / 4, lane / 4 + 8];
     if !C::Query::WIDE {
-        return [of_keys; 2];
+        return rows.map(of_keys);
     }
     // Two lanes share a row, and take turns with its 16 bytes.
     let place = |step: u32| staged(s, stage, first_row + lane / 2, 2 * step + lane % 2);
@@ -68,7 +69,19 @@ pub(super) unsafe fn fit_queries<C: Cache>(
         // The tensor cores read what ordinary stores wrote.
         fence::proxy_async_shared();
         warp::sync_warp(WARP);
-        let of_row = |row: u32| warp::warp_shuffle_idx(WARP, inverse, 2 * row, 32) * of_keys;
-        [of_row(lane / 4), of_row(lane / 4 + 8)]
+        rows.map(|row| warp::warp_shuffle_idx(WARP, inverse, 2 * row, 32) * of_keys(row))
     }
+}
+
+/// What keys and values of a tile's row are multiplied by.
+///
+/// # Safety
+/// The tile is one of the launch's.
+#[inline(always)]
+pub(super) unsafe fn scales_of_row(p: &PrefillParams, tile: &Tile, row: u32) -> [f32; 2] {
+    // Rows that do not exist have those of the last.
+    let last = tile.rows - 1;
+    let (token, _) = tile.place(&p.pack, if row < last { row } else { last });
+    // SAFETY: the caller's promise.
+    unsafe { p.attention.scales.of(tile.token + token, tile.kv_head) }
 }

@@ -23,6 +23,9 @@ fn row_of_eight(lane: u32) -> u32 {
     lane / 4 % 2 + lane / 8 * 2
 }
 
+/// Copies that a lane converts together.
+const TOGETHER: u32 = 4;
+
 /// A lane's part of the way from pool to stage.
 struct Lane {
     /// Where its head's rows begin, and its 16 bytes of 64 in them.
@@ -67,22 +70,32 @@ impl Lane {
     #[inline(always)]
     unsafe fn convert<C: Cache>(&self, time: u32, wide: u32, rows: u32) {
         let parts = self.row_bytes / 64;
-        let mut eight = 0;
-        while eight < ROWS / 8 && eight < rows / 8 {
-            let group = time * (ROWS / 8) + eight;
-            let mut part = 0;
-            while part < parts {
-                // SAFETY: the lane's own copy; inside the stage.
+        let eights = if rows < ROWS { rows / 8 } else { ROWS / 8 };
+        let (first, copies) = (time * (ROWS / 8) * parts, eights * parts);
+        let mut copy = 0;
+        while copy < copies {
+            // All loads first: a store keeps what comes behind it from being loaded before.
+            let mut narrow = [[0; 4]; TOGETHER as usize];
+            let mut i = 0;
+            while i < TOGETHER && copy + i < copies {
+                // SAFETY: the lane's own copy.
+                narrow[i as usize] =
+                    unsafe { shared::load_u32x4(self.narrow + (first + copy + i) * 512) };
+                i += 1;
+            }
+            i = 0;
+            while i < TOGETHER && copy + i < copies {
+                let [a, b, c, d] = narrow[i as usize].map(C::widen);
+                let (group, part) = ((first + copy + i) / parts, (copy + i) % parts);
+                let to = wide + group * 16 * self.row_bytes + part * 1024;
+                // SAFETY: inside the stage.
                 unsafe {
-                    let narrow = shared::load_u32x4(self.narrow + (group * parts + part) * 512);
-                    let [a, b, c, d] = narrow.map(C::widen);
-                    let to = wide + group * 16 * self.row_bytes + part * 1024;
                     shared::store_u32x4(to, [a[0], a[1], b[0], b[1]]);
                     shared::store_u32x4(to ^ 16, [c[0], c[1], d[0], d[1]]);
                 }
-                part += 1;
+                i += 1;
             }
-            eight += 1;
+            copy += TOGETHER;
         }
     }
 }

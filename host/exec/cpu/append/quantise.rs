@@ -1,0 +1,183 @@
+//! New keys and values of 16 or 32 bits into pages of 8.
+
+use kernels_gpu::{
+    abi::KvStrides,
+    passes::quantise::{LARGEST, SMALLEST},
+};
+
+use super::{check_slots, place};
+use crate::{
+    Error,
+    kv::{KvScales, KvViewMut, ScaleAt},
+    problem::{Dtype, Integer, ProblemError, Spec},
+    tensor::{Element, ShapeError},
+};
+
+/// Where the scales of an append come from.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum AppendScales<'a> {
+    /// They are given. Those of [`KvScales::Request`] are for the requests of the new tokens.
+    Given(KvScales<'a>),
+    /// Each token and head gets one of its own, so that its largest number becomes the largest of the type.
+    Computed {
+        /// From the scale of the first key of page 0 on, written.
+        k: &'a mut [f32],
+        /// From the scale of the first value of page 0 on, written.
+        v: &'a mut [f32],
+        /// How `k` lies, in scales.
+        k_strides: KvStrides,
+        /// How `v` lies, in scales.
+        v_strides: KvStrides,
+    },
+}
+
+/// Quantises the keys and values of new tokens (`[tokens, kv_heads, head_dim]` each) into a page pool of 8 bits:
+/// divided by their scale, to the nearest, at most the largest finite number; NaN stays NaN.
+///
+/// `slots` are as in [`append_paged_kv`](super::append_paged_kv).
+///
+/// ```
+/// use tandem_attn::{
+///     exec::cpu::{AppendScales, append_quantised},
+///     kv::{KvScales, KvViewMut},
+///     problem::{KvLayout, Spec},
+///     tensor::{Element, F8E4M3},
+/// };
+///
+/// let spec = Spec::new(1, 1, 16);
+/// let (mut k, mut v) = ([F8E4M3(0); 2 * 4 * 16], [F8E4M3(0); 2 * 4 * 16]); // two pages of four tokens
+/// let mut pool = KvViewMut::new(&spec, KvLayout::Nhd, 4, &mut k, &mut v);
+/// let scales = AppendScales::Given(KvScales::Tensor { k: 0.5, v: 2.0 });
+/// append_quantised(&spec, 2, &[6], &[1.0_f32; 16], &[1.0; 16], &mut pool, scales)?;
+/// assert_eq!((k[6 * 16].to_f32(), v[6 * 16].to_f32()), (2.0, 0.5));
+/// # Ok::<(), tandem_attn::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Shape`], [`Error::Dtype`], [`Error::IndexOutOfRange`] or [`Error::WrittenTwice`]; nothing is written then.
+pub fn append_quantised<S: Element, T: Element>(
+    spec: &Spec,
+    pool_pages: u32,
+    slots: &[impl Integer],
+    k: &[S],
+    v: &[S],
+    pool: &mut KvViewMut<'_, T>,
+    mut scales: AppendScales<'_>,
+) -> Result<(), Error> {
+    let page_size = pool.k_strides.page_size;
+    if page_size == 0 {
+        return Err(ProblemError::PageSize { part: 0, got: 0 }.into());
+    }
+    if T::DTYPE.bytes() != 1 {
+        return Err(Error::Dtype {
+            tensor: "the KV pool",
+            got: T::DTYPE,
+            expected: "F8E4M3 or F8E5M2",
+        });
+    }
+    pool.view().check(spec, 0, page_size, pool_pages)?;
+    let (tokens, heads) = (slots.len(), spec.kv_heads);
+    for (name, got, dim) in [
+        ("k", k.len(), spec.head_dim_qk),
+        ("v", v.len(), spec.head_dim_v),
+    ] {
+        let expected = tokens * heads as usize * dim as usize;
+        if got != expected {
+            let shape = "[tokens, kv_heads, head_dim]";
+            return Err(ShapeError::Length {
+                name,
+                got,
+                shape,
+                expected,
+            }
+            .into());
+        }
+    }
+    view(&scales).check(T::DTYPE, 0, heads, tokens as u32, [page_size, pool_pages])?;
+    check_slots(slots, u64::from(pool_pages) * u64::from(page_size))?;
+
+    let sides = [
+        (k, spec.head_dim_qk, &mut *pool.k, pool.k_strides),
+        (v, spec.head_dim_v, &mut *pool.v, pool.v_strides),
+    ];
+    for (side, (rows, dim, pool, strides)) in sides.into_iter().enumerate() {
+        let rows = rows.chunks_exact(dim as usize).enumerate();
+        for (index, row) in rows {
+            let (token, head) = (index as u32 / heads, index as u32 % heads);
+            let Some(slot) = place(slots[token as usize]) else {
+                continue;
+            };
+            let (page, offset) = (slot as u32 / page_size, slot as u32 % page_size);
+            let at = ScaleAt {
+                token,
+                head,
+                page,
+                offset,
+            };
+            let scale = match &mut scales {
+                AppendScales::Given(scales) => scales.at(heads, at)[side],
+                AppendScales::Computed {
+                    k,
+                    v,
+                    k_strides,
+                    v_strides,
+                } => {
+                    let (to, of) = match side {
+                        0 => (&mut **k, *k_strides),
+                        _ => (&mut **v, *v_strides),
+                    };
+                    let scale = scale_of(row, T::DTYPE);
+                    to[start(of, page, offset, head)] = scale;
+                    scale
+                }
+            };
+            let (inverse, at) = (1.0 / scale, start(strides, page, offset, head));
+            let to = &mut pool[at..at + dim as usize];
+            to.iter_mut()
+                .zip(row)
+                .for_each(|(to, x)| *to = T::from_f32(x.to_f32() * inverse));
+        }
+    }
+    Ok(())
+}
+
+/// All of them, to be checked.
+fn view<'a>(scales: &'a AppendScales<'_>) -> KvScales<'a> {
+    match scales {
+        AppendScales::Given(scales) => *scales,
+        AppendScales::Computed {
+            k,
+            v,
+            k_strides,
+            v_strides,
+        } => KvScales::Token {
+            k,
+            v,
+            k_strides: *k_strides,
+            v_strides: *v_strides,
+        },
+    }
+}
+
+/// What makes the largest finite number of a row the largest of the type.
+fn scale_of<S: Element>(row: &[S], dtype: Dtype) -> f32 {
+    let largest_of_type = match dtype {
+        Dtype::F8E5M2 => 57344.0,
+        _ => LARGEST,
+    };
+    let magnitudes = row
+        .iter()
+        .map(|x| x.to_f32().abs())
+        .filter(|x| x.is_finite());
+    match magnitudes.fold(0.0, f32::max) {
+        0.0 => 1.0,
+        largest => (largest / largest_of_type).max(SMALLEST),
+    }
+}
+
+const fn start(strides: KvStrides, page: u32, offset: u32, head: u32) -> usize {
+    page as usize * strides.page as usize
+        + offset as usize * strides.token as usize
+        + head as usize * strides.head as usize
+}

@@ -1,0 +1,237 @@
+//! New keys and values of 16 bits into pages of 8.
+
+use kernels_gpu::{
+    abi::{KvStrides, QuantiseParams, QuantiseTensor, ScaleParams},
+    divisor::Divisor,
+    passes::quantise::{COMPUTED, GIVEN, GIVEN_BY_TOKEN, NUMBERS, THREADS},
+    registry::Op,
+};
+
+use super::{
+    DeviceArray, DevicePtr, DeviceTensor, Gpu, KvPool, KvScales, Stream,
+    launch::Launch,
+    registry::element,
+    tensor::{COUNTED, VECTOR_BYTES, fits},
+};
+use crate::{
+    Error,
+    problem::{Dtype, MAX_PAGE_SIZE, ProblemError, Spec},
+};
+
+/// Where the scales of an append come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AppendScales {
+    /// They are the pool's.
+    Given,
+    /// Each token and head has one of its own, so that its largest number becomes the largest of the type: it is
+    /// written where the pool has it, which must have [`KvScales::Token`].
+    Computed,
+}
+
+impl Gpu {
+    /// Quantises the keys and values of new tokens into a page pool of F8E4M3: divided by their scale, to the nearest,
+    /// at most the largest finite number; NaN stays NaN.
+    ///
+    /// `k`, `v` (BF16 or F16) and `slots` are as in [`append_paged_kv`](Self::append_paged_kv), with rows on 16-byte
+    /// boundaries; rows of the pool begin at multiples of 8 bytes. Of [`KvScales::Request`] the `of_token` is that of
+    /// the new tokens.
+    ///
+    /// The same call on the CPU is [`cpu::append_quantised`](crate::exec::cpu::append_quantised).
+    ///
+    /// # Safety
+    /// As [`append_paged_kv`](Self::append_paged_kv).
+    ///
+    /// # Errors
+    /// A variant for each thing that can be wrong with a tensor, before anything is launched; [`Error::Driver`] if the
+    /// launch fails.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "those of append_paged_kv and the scales"
+    )]
+    pub unsafe fn append_quantised(
+        &self,
+        spec: &Spec,
+        pool: &KvPool,
+        scales: AppendScales,
+        slots: DeviceArray<u32>,
+        k: &DeviceTensor<3>,
+        v: &DeviceTensor<3>,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let params = parameters(spec, pool, scales, slots, [k, v])?;
+        let kernel = self.pass(Op::Quantise, element(k.dtype))?;
+        let lanes = params.k.lanes_log.max(params.v.lanes_log);
+        let threads = fits("threads", (params.rows as usize) << lanes, COUNTED)?;
+        let mut launch = Launch::new(threads.div_ceil(THREADS), THREADS);
+        launch.grid[1] = 2;
+        // SAFETY: the kernel takes `QuantiseParams`, and the caller vouches for what they point to.
+        unsafe { self.launch(kernel, &launch, &params, stream) }
+    }
+}
+
+/// All checks; the parameters of the launch.
+fn parameters(
+    spec: &Spec,
+    pool: &KvPool,
+    scales: AppendScales,
+    slots: DeviceArray<u32>,
+    [k, v]: [&DeviceTensor<3>; 2],
+) -> Result<QuantiseParams, Error> {
+    let page_size = pool.k_strides.page_size;
+    if !(1..=MAX_PAGE_SIZE).contains(&page_size) {
+        let got = page_size;
+        return Err(ProblemError::PageSize { part: 0, got }.into());
+    }
+    if pool.dtype != Dtype::F8E4M3 {
+        return Err(Error::Dtype {
+            tensor: "the KV pool",
+            got: pool.dtype,
+            expected: "F8E4M3",
+        });
+    }
+    let (tokens, heads) = (slots.len, spec.kv_heads as usize);
+    slots.check_address("slots", 4)?;
+    let mode = match (scales, &pool.scales) {
+        (AppendScales::Computed, KvScales::Token { .. }) => COMPUTED,
+        (AppendScales::Computed, _) => {
+            return Err(Error::NoInstance {
+                kernel: "append",
+                asked: "computed scales for a pool that has none of each token".into(),
+                there: "those for pools with KvScales::Token",
+            });
+        }
+        (AppendScales::Given, KvScales::Token { .. }) => GIVEN_BY_TOKEN,
+        (AppendScales::Given, _) => GIVEN,
+    };
+    let of_scales = pool.scales.parameters(spec, pool, tokens)?;
+    let pool_slots = u64::from(pool.pages) * u64::from(page_size);
+    let ScaleParams {
+        of_token,
+        k_strides,
+        v_strides,
+        ..
+    } = of_scales;
+    let side = |name, source, dim, address, strides, scales, scale_strides| Side {
+        name,
+        source,
+        dim,
+        pool: address,
+        strides,
+        scales,
+        scale_strides,
+    };
+    let (qk, value) = (spec.head_dim_qk, spec.head_dim_v);
+    let k_side = side("k", k, qk, pool.k, pool.k_strides, of_scales.k, k_strides);
+    let v_side = side(
+        "v",
+        v,
+        value,
+        pool.v,
+        pool.v_strides,
+        of_scales.v,
+        v_strides,
+    );
+    if v.dtype != k.dtype {
+        return Err(Error::DtypesDiffer {
+            tensor: "v",
+            got: v.dtype,
+            other: "k",
+            expected: k.dtype,
+        });
+    }
+    Ok(QuantiseParams {
+        slots: slots.address,
+        of_token,
+        k: k_side.parameters(tokens, heads)?,
+        v: v_side.parameters(tokens, heads)?,
+        pool_slots: fits("tokens in the pool", pool_slots as usize, COUNTED)?,
+        rows: fits(
+            "new tokens × KV heads",
+            tokens.saturating_mul(heads),
+            COUNTED,
+        )?,
+        mode,
+        page_size: Divisor::new(page_size),
+        kv_heads: Divisor::new(spec.kv_heads.max(1)),
+        reserved: 0,
+    })
+}
+
+/// Keys or values.
+struct Side<'a> {
+    name: &'static str,
+    source: &'a DeviceTensor<3>,
+    dim: u32,
+    pool: DevicePtr,
+    strides: KvStrides,
+    scales: u64,
+    scale_strides: KvStrides,
+}
+
+impl Side<'_> {
+    fn parameters(&self, tokens: usize, heads: usize) -> Result<QuantiseTensor, Error> {
+        let Self { name, source, .. } = *self;
+        if !matches!(source.dtype, Dtype::BF16 | Dtype::F16) {
+            return Err(Error::Dtype {
+                tensor: name,
+                got: source.dtype,
+                expected: "BF16 or F16",
+            });
+        }
+        source.check_extent(name, "tokens", 0, tokens, "there are slots")?;
+        source.check_extent(name, "KV heads", 1, heads, "in the specification")?;
+        source.check_extent(
+            name,
+            "elements in a head",
+            2,
+            self.dim as usize,
+            "in the specification",
+        )?;
+        source.check_dense(name, 2)?;
+        source.check_address(name, VECTOR_BYTES)?;
+        if !self.pool.is_multiple_of(8) || self.pool == 0 && !source.is_empty() {
+            return Err(Error::Misaligned {
+                tensor: "the KV pool",
+                address: self.pool,
+                align: 8,
+            });
+        }
+        // A row is a part of a warp.
+        if !self.dim.is_multiple_of(NUMBERS) || self.dim > 32 * NUMBERS {
+            return Err(Error::Extent {
+                tensor: name,
+                dimension: "elements in a head",
+                got: self.dim as usize,
+                rule: format!("a multiple of {NUMBERS} up to {}", 32 * NUMBERS),
+            });
+        }
+        let [source_token, source_head, _] = source.strides;
+        let vectors = |tensor, dimension, got: usize| -> Result<u32, Error> {
+            if !got.is_multiple_of(NUMBERS as usize) {
+                return Err(Error::Stride {
+                    tensor,
+                    dimension,
+                    got,
+                    rule: format!("a multiple of {NUMBERS}"),
+                });
+            }
+            Ok(fits("a stride", got, u32::MAX)? / NUMBERS)
+        };
+        let pool = "the KV pool";
+        Ok(QuantiseTensor {
+            source: source.address,
+            pool: self.pool,
+            scales: self.scales,
+            scale_strides: self.scale_strides,
+            source_token: vectors(name, "tokens", source_token)?,
+            source_head: vectors(name, "heads", source_head)?,
+            page: vectors(pool, "pages", self.strides.page as usize)?,
+            token: vectors(pool, "tokens", self.strides.token as usize)?,
+            head: vectors(pool, "heads", self.strides.head as usize)?,
+            vectors: self.dim / NUMBERS,
+            lanes_log: (self.dim / NUMBERS).next_power_of_two().trailing_zeros(),
+            reserved: 0,
+        })
+    }
+}
