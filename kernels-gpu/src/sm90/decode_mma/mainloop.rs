@@ -104,6 +104,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                         // Rows past the unit's tokens are not there to be looked up.
                         rows.take_scales(
                             |row| {
+                                if <Stored<T, CACHE>>::BY_TOKEN {
+                                    return [1.0; 2];
+                                }
                                 let (token, _) = self.group.div_rem(row);
                                 let token = self.row(slot, token.min(unit.tokens - 1)).token;
                                 self.params.scales.of(token, unit.head)
