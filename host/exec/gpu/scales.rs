@@ -48,7 +48,7 @@ pub enum KvScales {
     },
     /// One for each token and KV head: `[pages, page_size, kv_heads]` F32 each, in any order, so that scales may lie in
     /// the pages that they belong to. On GPUs
-    /// decodes take them, and prefills do not.
+    /// appending takes and computes them; attention does not take them.
     Token {
         /// Of keys.
         k: DeviceTensor<3>,
@@ -131,8 +131,7 @@ impl KvScales {
                 true => format!("scales of each token, as {} does", row.name),
                 false => format!("scales that are not of each token by {}", row.name),
             },
-            there: "decodes on pages of a multiple of 8 tokens with scales of each token, and all with scales by \
-                    tensor, by KV head, and by request and KV head",
+            there: "those with scales by tensor, by KV head, and by request and KV head",
         })
     }
 

@@ -4,7 +4,7 @@ use super::layout::Layout;
 use crate::{common::cache, has};
 
 /// The kernels, each of them for each 16-bit float of queries and outputs:
-/// `decode_<rows>x<keys>_d<head dimension>_<element>[_e4m3[_tok]][_cap]`; `tok` is for scales of each token.
+/// `decode_<rows>x<keys>_d<head dimension>_<element>[_e4m3][_cap]`. (A flag `tok` is for scales of each token.)
 macro_rules! table {
     ($as:ident $then:ident) => {
         $crate::common::half::each_half! { $as $then {
@@ -17,10 +17,6 @@ macro_rules! table {
             16 x 32,  64, [e4m3];
              8 x 32,  64, [e4m3, cap];
             16 x 32,  64, [e4m3, cap];
-             8 x 32,  64, [e4m3, tok];
-            16 x 32,  64, [e4m3, tok];
-             8 x 32,  64, [e4m3, tok, cap];
-            16 x 32,  64, [e4m3, tok, cap];
              8 x 32, 128, [];
             16 x 32, 128, [];
              8 x 32, 128, [cap];
@@ -29,10 +25,6 @@ macro_rules! table {
             16 x 32, 128, [e4m3];
              8 x 32, 128, [e4m3, cap];
             16 x 32, 128, [e4m3, cap];
-             8 x 32, 128, [e4m3, tok];
-            16 x 32, 128, [e4m3, tok];
-             8 x 32, 128, [e4m3, tok, cap];
-            16 x 32, 128, [e4m3, tok, cap];
              8 x 32, 256, [];
             16 x 32, 256, [];
              8 x 32, 256, [cap];
@@ -41,10 +33,6 @@ macro_rules! table {
             16 x 32, 256, [e4m3];
              8 x 32, 256, [e4m3, cap];
             16 x 32, 256, [e4m3, cap];
-             8 x 32, 256, [e4m3, tok];
-            16 x 32, 256, [e4m3, tok];
-             8 x 32, 256, [e4m3, tok, cap];
-            16 x 32, 256, [e4m3, tok, cap];
         }}
     };
 }

@@ -26,14 +26,14 @@ macro_rules! table {
             128 x 128, 192 / 128, [],            [1, 2, 2];
             128 x  80, 256 / 256, [],            [1, 2, 2];
             128 x  64, 256 / 256, [cap],         [1, 2, 3];
-            128 x  96, 128 / 128, [e4m3],        [2, 2, 2];
-            128 x  96, 128 / 128, [e4m3, cap],   [2, 2, 2];
+            128 x 128, 128 / 128, [e4m3],        [2, 2, 2];
+            128 x  96, 128 / 128, [e4m3, cap],   [2, 2, 3];
             192 x  80, 128 / 128, [e4m3],        [2, 2, 2];
             128 x 128,  64 /  64, [e4m3],        [2, 3, 3];
             128 x 128,  64 /  64, [e4m3, cap],   [2, 3, 3];
             192 x 112,  64 /  64, [e4m3],        [2, 3, 3];
-            128 x  48, 256 / 256, [e4m3],        [1, 2, 2];
-            128 x  48, 256 / 256, [e4m3, cap],   [1, 2, 2];
+            128 x  64, 256 / 256, [e4m3],        [1, 2, 2];
+            128 x  64, 256 / 256, [e4m3, cap],   [1, 2, 2];
         }}
     };
 }
@@ -233,13 +233,9 @@ impl Shape {
         self.values_offset() + self.value_stages * self.value_bytes()
     }
 
-    /// Where 8-bit keys of two blocks come to, or their values.
+    /// Where 8-bit keys of a block come to, or its values.
     pub(super) const fn narrow_offset(&self, values: bool) -> u32 {
-        let behind = if values {
-            2 * self.keys * self.head_dim
-        } else {
-            0
-        };
+        let behind = if values { self.keys * self.head_dim } else { 0 };
         self.barriers_offset() + 256 + 2 * TILE_BYTES + behind
     }
 
@@ -249,7 +245,7 @@ impl Shape {
         let narrow = if self.cache == cache::BITS16 {
             0
         } else {
-            2 * self.keys * self.value_dim
+            self.keys * self.value_dim
         };
         self.narrow_offset(narrow > 0) + narrow
     }

@@ -1,7 +1,7 @@
 //! Loaders for 8-bit pools: rows come by copies of 16 bytes, and become 16-bit rows where the tensor cores read.
 //!
 //! Each lane converts the bytes that it copied itself, so that nothing is between a copy and its conversion but the
-//! lane's own wait. The copies of two blocks are on their way, to two places in turn.
+//! lane's own wait. The copies of a block are on their way while the block before is converted, piece by piece.
 
 use cuda_std::{async_copy, fence, mbarrier, prelude::*};
 
@@ -37,55 +37,41 @@ struct Lane {
 }
 
 impl Lane {
-    /// Copies a block to `place`; zeros where a key is not seen. `pages` are those of its keys, and become those of
-    /// the block below.
+    /// Copies a piece, up to [`ROWS`] of the `rows` that are left of a block; zeros where a place is [`NOWHERE`].
     ///
     /// # Safety
-    /// A whole warp comes here; what was in the place is converted.
+    /// A whole warp comes here; the piece was converted; places are those of the pool.
     #[inline(always)]
-    unsafe fn copy_block(
-        &self,
-        table: &Table<'_>,
-        key: i32,
-        pages: &mut [u32; 4],
-        place: u32,
-        keys: u32,
-    ) {
+    unsafe fn copy(&self, time: u32, places: u32, rows: u32) {
         let parts = self.row_bytes / 64;
-        let mut group = 0;
-        let mut rows = 0;
-        // SAFETY: the caller's promise; nothing is read for a row that is nowhere.
-        unsafe {
-            while group < keys / 8 {
-                let (time, eight) = (group as usize / 4, group % 4);
-                if eight == 0 {
-                    let at = key + (time as u32 * ROWS) as i32;
-                    rows = table.place(at, pages[time]);
-                    pages[time] = table.page(at - keys as i32);
-                }
-                let row = warp::warp_shuffle_idx(WARP, rows, eight, 4);
-                let bytes = if row == NOWHERE { 0 } else { 16 };
-                let source = self.source + u64::from(row) * 16;
+        let mut eight = 0;
+        while eight < ROWS / 8 && eight < rows / 8 {
+            // SAFETY: the caller's promise; nothing is read for a row that is nowhere.
+            unsafe {
+                let place = warp::warp_shuffle_idx(WARP, places, eight, 4);
+                let bytes = if place == NOWHERE { 0 } else { 16 };
+                let source = self.source + u64::from(place) * 16;
                 let mut part = 0;
                 while part < parts {
-                    let target = self.narrow + place + (group * parts + part) * 512;
+                    let copy = (time * (ROWS / 8) + eight) * parts + part;
                     let source = source + u64::from(part) * 64;
-                    async_copy::copy_cg_zfill(target, source as *const u8, bytes);
+                    async_copy::copy_cg_zfill(self.narrow + copy * 512, source as *const u8, bytes);
                     part += 1;
                 }
-                group += 1;
             }
+            eight += 1;
         }
     }
 
-    /// Converts a block whose copies have arrived at `place`; `wide` is the lane's place in the stage.
+    /// Converts a piece whose copies have arrived; `wide` is the lane's place in the stage.
     ///
     /// # Safety
     /// The stage is free.
     #[inline(always)]
-    unsafe fn convert<C: Cache>(&self, place: u32, wide: u32, keys: u32) {
+    unsafe fn convert<C: Cache>(&self, time: u32, wide: u32, rows: u32) {
         let parts = self.row_bytes / 64;
-        let copies = keys / 8 * parts;
+        let eights = if rows < ROWS { rows / 8 } else { ROWS / 8 };
+        let (first, copies) = (time * (ROWS / 8) * parts, eights * parts);
         let mut copy = 0;
         while copy < copies {
             // All loads first: a store keeps what comes behind it from being loaded before.
@@ -94,13 +80,13 @@ impl Lane {
             while i < TOGETHER && copy + i < copies {
                 // SAFETY: the lane's own copy.
                 narrow[i as usize] =
-                    unsafe { shared::load_u32x4(self.narrow + place + (copy + i) * 512) };
+                    unsafe { shared::load_u32x4(self.narrow + (first + copy + i) * 512) };
                 i += 1;
             }
             i = 0;
             while i < TOGETHER && copy + i < copies {
                 let [a, b, c, d] = narrow[i as usize].map(C::widen);
-                let (group, part) = ((copy + i) / parts, (copy + i) % parts);
+                let (group, part) = ((first + copy + i) / parts, (copy + i) % parts);
                 let to = wide + group * 16 * self.row_bytes + part * 1024;
                 // SAFETY: inside the stage.
                 unsafe {
@@ -133,7 +119,6 @@ pub(super) unsafe fn gather<C: Cache, const VALUES: bool, const STAGES: u32>(
     let keys = s.shape.keys;
     let row_bytes = s.shape.row_bytes(VALUES) / 2;
     let times = keys.div_ceil(ROWS) as usize;
-    let places = keys * row_bytes;
     let row = row_of_eight(lane);
     // Of 16 bytes become 32: two units of a line, swizzled.
     let in_stage = row * 128 + ((2 * (lane % 4)) ^ row) * 16;
@@ -166,36 +151,44 @@ pub(super) unsafe fn gather<C: Cache, const VALUES: bool, const STAGES: u32>(
             let row = row_of_eight(misc::opaque(lane)) + lane % 4 * 8;
             let mut key = tile.end as i32 - keys as i32 + row as i32;
             let mut left = tile.blocks;
-            let mut pages = table.pages(key, times);
-            // Two blocks ahead: the place of each is one of two.
-            let mut place = 0;
-            while place < 2 {
-                if place < left {
-                    mine.copy_block(&table, key, &mut pages, place * places, keys);
-                }
-                async_copy::commit_group();
-                key -= keys as i32;
-                place += 1;
+            let mut pages = [0; 4];
+            let mut time = 0;
+            while time < times {
+                pages[time] = table.page(key + (time as u32 * ROWS) as i32);
+                time += 1;
             }
-            place = 0;
+            time = 0;
+            while time < times {
+                let at = key + (time as u32 * ROWS) as i32;
+                let rows = keys - time as u32 * ROWS;
+                mine.copy(time as u32, table.place(at, pages[time]), rows);
+                async_copy::commit_group();
+                pages[time] = table.page(at - keys as i32);
+                time += 1;
+            }
             loop {
                 if !VALUES && left == CLAIM_AHEAD && lane == 0 && s.claims_late(tiles % 2) {
                     mbarrier::arrive(s.ends_soon());
                 }
                 let (full, free, wide) = s.stage_of(VALUES, blocks.stage);
                 mbarrier::wait(free, blocks.parity);
-                async_copy::wait_group::<1>();
-                mine.convert::<C>(place, wide + in_stage, keys);
-                // The tensor cores read what ordinary stores wrote. The fence waits for copies, too: those under way
-                // are the next block's, asked for a block ago.
+                key = misc::opaque(key as u32) as i32 - keys as i32;
+                time = 0;
+                while time < times {
+                    let rows = keys - time as u32 * ROWS;
+                    wait_but(times as u32 - 1);
+                    mine.convert::<C>(time as u32, wide + in_stage, rows);
+                    if left > 1 {
+                        let at = key + (time as u32 * ROWS) as i32;
+                        mine.copy(time as u32, table.place(at, pages[time]), rows);
+                        pages[time] = table.page(at - keys as i32);
+                    }
+                    async_copy::commit_group();
+                    time += 1;
+                }
+                // The tensor cores read what ordinary stores wrote.
                 fence::proxy_async_shared();
                 mbarrier::arrive(full);
-                if left > 2 {
-                    mine.copy_block(&table, key, &mut pages, place, keys);
-                }
-                async_copy::commit_group();
-                key = misc::opaque(key as u32) as i32 - keys as i32;
-                place = places - place;
                 blocks.advance();
                 left -= 1;
                 if left == 0 {
@@ -205,5 +198,15 @@ pub(super) unsafe fn gather<C: Cache, const VALUES: bool, const STAGES: u32>(
             mbarrier::arrive(s.tile_free(tiles % 2));
             tiles += 1;
         }
+    }
+}
+
+/// Waits for all of the lane's groups of copies but so many, the newest.
+#[inline(always)]
+fn wait_but(groups: u32) {
+    match groups {
+        1 => async_copy::wait_group::<1>(),
+        2 => async_copy::wait_group::<2>(),
+        _ => async_copy::wait_group::<3>(),
     }
 }

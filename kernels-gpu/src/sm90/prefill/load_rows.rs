@@ -52,22 +52,6 @@ impl Table<'_> {
         unsafe { ptr::load_nc_u32(entry as *const u32) }
     }
 
-    /// The pages of a block's keys, `times` of [`ROWS`] each, by its first key.
-    ///
-    /// # Safety
-    /// The table is that of a tile.
-    #[inline(always)]
-    pub(super) unsafe fn pages(self, key: i32, times: usize) -> [u32; 4] {
-        let mut pages = [0; 4];
-        let mut time = 0;
-        while time < times {
-            // SAFETY: the caller's promise.
-            pages[time] = unsafe { self.page(key + (time as u32 * ROWS) as i32) };
-            time += 1;
-        }
-        pages
-    }
-
     /// Where a key of a page is, in vectors of 16 bytes.
     #[inline(always)]
     pub(super) fn place(self, key: i32, page: u32) -> u32 {
