@@ -240,7 +240,7 @@ fn on_device(case: &Case, [k, v, of_token]: &[Memory; 3]) -> gpu::KvScales {
 
 /// Bytes that nobody owns are one of e4m3's two NaNs.
 fn poison(pool: &mut [F8E4M3], seed: u64) {
-    let nan = if seed % 2 == 0 { 0x7F } else { 0xFF };
+    let nan = if seed.is_multiple_of(2) { 0x7F } else { 0xFF };
     pool.iter_mut()
         .filter(|x| x.to_f32().is_nan())
         .for_each(|x| *x = F8E4M3(nan));

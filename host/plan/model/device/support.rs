@@ -69,7 +69,8 @@ impl DeviceDescription {
         let cache = of_8_bits && spec.kv_dtype == Dtype::F8E4M3;
         for (tensor, got) in tensors {
             let is_cache = tensor == "keys and values";
-            if !matches!(got, Dtype::BF16 | Dtype::F16) && !(is_cache && cache) {
+            let there_is = matches!(got, Dtype::BF16 | Dtype::F16) || is_cache && cache;
+            if !there_is {
                 return Err(Unsupported::Dtype {
                     device: device(),
                     tensor,
