@@ -120,6 +120,11 @@ fn sources(folder: &Path, files: &mut Vec<PathBuf>) {
 #[test]
 fn a_kernel_has_a_counterpart_of_ampere_or_none() {
     for id in KernelId::all().filter(|id| id.info().op == Op::Decode) {
+        // Ampere converts no 8-bit numbers.
+        if id.info().cache.is_some() {
+            assert_eq!(id.on(Arch::Sm80), None);
+            continue;
+        }
         let ampere = id.on(Arch::Sm80).expect("decodes of all heads have one");
         let (a, b) = (id.info(), ampere.info());
         assert_eq!(
