@@ -36,7 +36,11 @@ fn assert_close(got: &Tensor, right: &Tensor) -> Result<()> {
         .abs()?
         .max_all()?
         .to_scalar::<f64>()?;
-    let tolerance = if got.dtype() == DType::F16 { 4e-3 } else { 3.2e-2 };
+    let tolerance = if got.dtype() == DType::F16 {
+        4e-3
+    } else {
+        3.2e-2
+    };
     assert!(difference < tolerance, "{difference} in {:?}", got.dtype());
     Ok(())
 }
@@ -66,7 +70,9 @@ impl Case {
             .collect();
         let mut slots = Vec::new();
         for ((table, &len), &queries) in tables.iter().zip(lengths).zip(queries) {
-            slots.extend((len - queries..len).map(|at| (table[at / BLOCK] * BLOCK + at % BLOCK) as u32));
+            slots.extend(
+                (len - queries..len).map(|at| (table[at / BLOCK] * BLOCK + at % BLOCK) as u32),
+            );
         }
         let tokens = slots.len();
         let rows = [tokens, KV_HEADS, DIM];
@@ -88,7 +94,14 @@ impl Case {
         let (k, v) = (there(&self.new[0])?, there(&self.new[1])?);
         let attention = Attention::new(device)?;
         let step = attention.step(&self.tables, &self.queries, &self.lengths, BLOCK)?;
-        reshape_and_cache(&k, &v, &k_cache, &v_cache, &there(&self.slots)?, layer.layout)?;
+        reshape_and_cache(
+            &k,
+            &v,
+            &k_cache,
+            &v_cache,
+            &there(&self.slots)?,
+            layer.layout,
+        )?;
         paged_attention(&there(&self.q)?, &k_cache, &v_cache, &step, layer)
     }
 }
@@ -163,7 +176,11 @@ fn a_call_costs_the_host_five_microseconds_more_than_a_run() -> Result<()> {
     let case = Case::new(&[1; 16], &[1024; 16], KvLayout::Nhd, DType::BF16)?;
     let layer = Layer::new(1.0 / (DIM as f32).sqrt());
     let there = |tensor: &Tensor| tensor.to_device(&gpu);
-    let (k_cache, v_cache, q) = (there(&case.caches[0])?, there(&case.caches[1])?, there(&case.q)?);
+    let (k_cache, v_cache, q) = (
+        there(&case.caches[0])?,
+        there(&case.caches[1])?,
+        there(&case.q)?,
+    );
     let attention = Attention::new(&gpu)?;
     let step = attention.step(&case.tables, &case.queries, &case.lengths, BLOCK)?;
     let call = host_time(&gpu, || {
@@ -172,7 +189,10 @@ fn a_call_costs_the_host_five_microseconds_more_than_a_run() -> Result<()> {
     let run = bare::run_time(&gpu, &case, [&q, &k_cache, &v_cache], &layer)?;
     println!("a call {call:?}, the run in it {run:?}");
     if !cfg!(debug_assertions) {
-        assert!(call < run + Duration::from_micros(5), "{call:?} and {run:?}");
+        assert!(
+            call < run + Duration::from_micros(5),
+            "{call:?} and {run:?}"
+        );
     }
     Ok(())
 }
@@ -223,8 +243,16 @@ mod bare {
             .unwrap();
         let shape = [case.tables.len(), HEADS, DIM];
         let out = q.zeros_like()?;
-        let [q, out] = [q, &out].map(|tensor| DeviceTensor::new(address(tensor), Dtype::BF16, shape));
-        let pool = KvPool::new(&spec, KvLayout::Nhd, BLOCK as u32, pages, address(k), address(v));
+        let [q, out] =
+            [q, &out].map(|tensor| DeviceTensor::new(address(tensor), Dtype::BF16, shape));
+        let pool = KvPool::new(
+            &spec,
+            KvLayout::Nhd,
+            BLOCK as u32,
+            pages,
+            address(k),
+            address(v),
+        );
         // SAFETY: the tensors are alive, of these shapes; the stream is candle's.
         unsafe { workspace.upload(&plan, stream) }.unwrap();
         host_time(device, || {

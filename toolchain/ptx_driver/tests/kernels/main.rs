@@ -37,6 +37,7 @@ fn child(test: &str, settings: &str) -> Option<String> {
         .args(["--exact", test, "--nocapture", "--include-ignored"])
         .env("TANDEM_LIBCUDA", driver())
         .env("PTX_DRIVER", settings)
+        .env("TANDEM_TRACE", "1")
         .env(CHILD, "1")
         .output()
         .unwrap();
@@ -55,6 +56,10 @@ fn all_scenarios(test: &str, settings: &str) {
         assert!(
             text.contains(&format!("{kernel}: [")),
             "{kernel} was not launched:\n{text}"
+        );
+        assert!(
+            text.contains(&format!("tandem: {kernel} on stream ")),
+            "the launch of {kernel} is not traced:\n{text}"
         );
     }
 }
