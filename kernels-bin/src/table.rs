@@ -5,11 +5,11 @@
         family: "decode_wgmma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            8904938,
+            8906362,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
-            3549392,
+            3550416,
         )),
     },
     Module {
