@@ -59,6 +59,7 @@ impl Bound {
             page_ids: limits.page_ids,
             merges: limits.query_tokens,
             slots: fit("partial states", states)?,
+            ancestors: if limits.trees { limits.query_tokens } else { 0 },
         })
     }
 }
@@ -89,6 +90,8 @@ pub struct WorkspaceLayout {
     pub merge_slots: Range<u64>,
     /// `[page_ids]` u32.
     pub page_ids: Range<u64>,
+    /// `[query tokens]` u64: [`Plan::ancestors`].
+    pub ancestors: Range<u64>,
     /// `[slots, q_heads, head_dim_v]` f32.
     pub partial_out: Range<u64>,
     /// `[slots, q_heads]` f32.
@@ -124,6 +127,7 @@ impl WorkspaceLayout {
             page_ids,
             merges,
             slots,
+            ancestors,
         } = *bound;
         let (q_heads, kv_heads) = (u64::from(spec.q_heads), u64::from(spec.kv_heads));
         let records = section((MAX_LAUNCHES + 1).into(), size_of::<LaunchRecord>());
@@ -133,7 +137,8 @@ impl WorkspaceLayout {
         let left_merges = section(merges.into(), size_of::<MergeRow>());
         let merge_slots = section(slots.into(), size_of::<u32>());
         let page_ids = section(page_ids.into(), size_of::<u32>());
-        let upload_bytes = page_ids.end;
+        let ancestors = section(ancestors.into(), size_of::<u64>());
+        let upload_bytes = ancestors.end;
         let states = u64::from(slots) * q_heads;
         let partial_out = section(states * u64::from(spec.head_dim_v), size_of::<f32>());
         let partial_lse = section(states, size_of::<f32>());
@@ -148,6 +153,7 @@ impl WorkspaceLayout {
             left_merges,
             merge_slots,
             page_ids,
+            ancestors,
             partial_out,
             partial_lse,
             arrivals,
@@ -195,7 +201,8 @@ impl WorkspaceLayout {
             &self.merge_slots,
             upload,
         )?;
-        put("page ids", &plan.page_ids, &self.page_ids, upload)
+        put("page ids", &plan.page_ids, &self.page_ids, upload)?;
+        put("ancestors", &plan.ancestors, &self.ancestors, upload)
     }
 }
 
@@ -207,7 +214,7 @@ mod tests {
         problem::{Batch, PageTable},
     };
 
-    fn sections(layout: &WorkspaceLayout) -> [&Range<u64>; 12] {
+    fn sections(layout: &WorkspaceLayout) -> [&Range<u64>; 13] {
         [
             &layout.records,
             &layout.items,
@@ -216,6 +223,7 @@ mod tests {
             &layout.left_merges,
             &layout.merge_slots,
             &layout.page_ids,
+            &layout.ancestors,
             &layout.partial_out,
             &layout.partial_lse,
             &layout.arrivals,
@@ -232,6 +240,7 @@ mod tests {
             page_ids: 1000,
             merges: 7,
             slots: 9,
+            ancestors: 5,
         };
         let layout = WorkspaceLayout::new(&Spec::new(32, 8, 128), &bound);
         let sections = sections(&layout);
@@ -248,7 +257,7 @@ mod tests {
         );
         assert_eq!(
             (layout.upload_bytes, layout.bytes),
-            (layout.page_ids.end, layout.counters.end)
+            (layout.ancestors.end, layout.counters.end)
         );
     }
 

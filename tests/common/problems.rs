@@ -6,11 +6,11 @@ use super::numeric::Rng;
 use proptest::{prelude::*, sample::Index};
 use tandem_attn::{
     abi::KvStrides,
-    kv::{KvView, compose::share_prefixes},
+    kv::{KvView, compose::share_prefixes, mask},
     plan::{DeviceDescription, JointDescription, PlanOptions, QueryStep, SplitMode},
     problem::{Batch, KvLayout, PageTable, Part, Spec},
     reference,
-    tensor::Element,
+    tensor::{Element, HeadTensors},
 };
 
 /// Number of cases: `default`, or what `TANDEM_CASES` says.
@@ -70,7 +70,8 @@ impl<Q: Element, T: Element> Tensors<Q, T> {
     }
 
     pub fn reference(&self, spec: &Spec, batch: &Batch) -> reference::Output {
-        reference::attention(spec, batch, &self.q, &self.views())
+        let sinks = sinks(spec);
+        reference::attention_heads(spec, batch, &self.q, &self.views(), &heads(&sinks))
             .expect("the tensors fit the batch")
     }
 }
@@ -126,6 +127,46 @@ impl<T: Element> Pools<T> {
             k_strides: self.k_strides,
             v_strides: self.v_strides,
         }
+    }
+}
+
+/// Sinks for a spec that has them, the same everywhere.
+pub fn sinks(spec: &Spec) -> Option<Vec<f32>> {
+    let random = || Rng(7).floats(spec.q_heads as usize, -2.0, 6.0);
+    spec.variant.sinks.then(random)
+}
+
+/// What the spec has for each head.
+pub fn heads(sinks: &Option<Vec<f32>>) -> HeadTensors<'_> {
+    let none = HeadTensors::default();
+    sinks.as_deref().map_or(none, |sinks| none.with_sinks(sinks))
+}
+
+/// For each query token which of the last keys it sees: trees of drafted tokens, or any of them.
+pub fn ancestors(batch: &Batch, seed: u64) -> Vec<u64> {
+    let mut rng = Rng(seed);
+    let mut words = Vec::new();
+    for request in 0..batch.requests() {
+        let tokens = batch.q_len(request);
+        match rng.below(3) {
+            0 if tokens <= 64 => {
+                let parents: Vec<_> = (0..tokens)
+                    .map(|token| rng.below(token as usize + 1).checked_sub(1).map(|at| at as u32))
+                    .collect();
+                words.extend(mask::ancestors(&parents));
+            }
+            1 => words.extend((0..tokens).map(|_| rng.bits())),
+            _ => words.extend((0..tokens).map(|_| u64::MAX)),
+        }
+    }
+    words
+}
+
+/// Sinks for some of the problems, and masks of the last keys.
+pub fn enrich(spec: &mut Spec, batch: &mut Batch, seed: u64) {
+    spec.variant.sinks = seed % 3 == 1;
+    if spec.variant.causal && seed % 5 < 2 {
+        *batch = batch.clone().with_ancestors(ancestors(batch, seed));
     }
 }
 

@@ -8,7 +8,7 @@ mod problem;
 
 use common::{
     Stream, gpu,
-    problems::{Tensors, cases},
+    problems::{Tensors, cases, enrich},
 };
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -126,6 +126,7 @@ impl Case {
 fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
     let mut case = case.clone();
     case.spec = case.spec.with_dtype(T::DTYPE);
+    enrich(&mut case.spec, &mut case.batch, case.seed / 2);
     let plan = case.plan(gpu);
     let mut workspace = case.workspace(gpu, &plan);
     let tensors = Tensors::<T, T>::random(&case.spec, &case.batch, case.layout, case.seed);

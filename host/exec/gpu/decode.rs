@@ -9,7 +9,7 @@ use kernels_gpu::{
 };
 
 use super::{
-    DeviceArray, DeviceTensor, Gpu, KvPool, PartialStates, Stream,
+    DeviceArray, DeviceTensor, Extras, Gpu, KvPool, PartialStates, Stream,
     maps::{BOX_TOKENS, Maps, ShapeId},
     registry::check_serves,
     steps::{Parameters, Step},
@@ -57,6 +57,8 @@ pub struct DecodeCall<'a> {
     /// Which of `items` are the launch's, where that is to change while the launch stays in a captured graph;
     /// `items` are then those of the whole plan, with room for the largest. None: all of them are.
     pub record: Option<DeviceArray<LaunchRecord>>,
+    /// What the spec's variant and the batch have beside that.
+    pub extras: Extras,
 }
 
 /// How a launch goes about it.
@@ -234,6 +236,7 @@ fn check(call: &DecodeCall<'_>) -> Result<(), Error> {
         tensor.check_address(name, 4)?;
     }
 
+    call.extras.check(spec, q.shape[0])?;
     call.items.check_address("items", 8)?;
     call.rows.check_address("rows", 16)?;
     call.page_ids.check_address("page_ids", 4)?;
@@ -317,7 +320,7 @@ pub(super) fn attention(call: &DecodeCall<'_>, pieces: u32) -> Result<AttentionP
         ..
     } = *call;
     let per_item = spec.kv_heads as usize * pieces as usize;
-    Ok(AttentionParams {
+    let mut params = AttentionParams {
         q: q.address,
         k: pool.k,
         v: pool.v,
@@ -342,5 +345,8 @@ pub(super) fn attention(call: &DecodeCall<'_>, pieces: u32) -> Result<AttentionP
         q_token_stride: fits("the token stride of q", q.strides[0], COUNTED)?,
         out_token_stride: fits("the token stride of out", out.strides[0], COUNTED)?,
         variant: spec.variant_params(),
-    })
+        ..AttentionParams::default()
+    };
+    call.extras.point(&mut params);
+    Ok(params)
 }

@@ -90,6 +90,7 @@ pub use merge::PartialStates;
 pub use module::Compiling;
 pub use prefill::PrefillCall;
 pub use resources::OwnedStream;
+pub use steps::{Extras, RunTensors};
 pub use tensor::{DeviceArray, DeviceTensor};
 pub use tensor_map::{Swizzle, TensorMap};
 pub use workspace::{Workspace, WorkspaceOptions};

@@ -9,7 +9,7 @@ use kernels_gpu::{
 };
 
 use super::{
-    DeviceArray, DeviceTensor, Gpu, KvPool, PartialStates, Stream,
+    DeviceArray, DeviceTensor, Extras, Gpu, KvPool, PartialStates, Stream,
     maps::{Maps, ShapeId},
     prefill_rows::vectors,
     registry::check_serves,
@@ -50,6 +50,8 @@ pub struct PrefillCall<'a> {
     pub ticket: DeviceArray<u32>,
     /// As [`DecodeCall::record`](super::DecodeCall::record).
     pub record: Option<DeviceArray<LaunchRecord>>,
+    /// As [`DecodeCall::extras`](super::DecodeCall::extras).
+    pub extras: Extras,
 }
 
 impl Gpu {
@@ -187,6 +189,7 @@ pub(super) fn check(call: &PrefillCall<'_>) -> Result<(), Error> {
         partials.lse.check_dense("partial_lse", 0)?;
         partials.lse.check_address("partial_lse", 4)?;
     }
+    call.extras.check(spec, q.shape[0])?;
     call.items.check_address("items", 8)?;
     call.page_ids.check_address("page_ids", 4)?;
     call.ticket.check_address("ticket", 4)?;
@@ -211,7 +214,7 @@ pub(super) fn attention(call: &PrefillCall<'_>, cuts: u32) -> Result<AttentionPa
         spec, q, pool, out, ..
     } = *call;
     let units = call.items.len * (spec.q_heads / call.pack) as usize * cuts as usize;
-    Ok(AttentionParams {
+    let mut params = AttentionParams {
         q: q.address,
         k: pool.k,
         v: pool.v,
@@ -233,7 +236,9 @@ pub(super) fn attention(call: &PrefillCall<'_>, cuts: u32) -> Result<AttentionPa
         out_token_stride: fits("the token stride of out", out.strides[0], COUNTED)?,
         variant: spec.variant_params(),
         ..AttentionParams::default()
-    })
+    };
+    call.extras.point(&mut params);
+    Ok(params)
 }
 
 /// All checks; the parameters of the launch.

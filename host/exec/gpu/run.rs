@@ -10,7 +10,7 @@ use super::{
     agenda::GroupLaunch,
     launch_set::LaunchKey,
     maps::Maps,
-    steps::{Parameters, Run, Step, Tensors},
+    steps::{Extras, Parameters, Run, RunTensors, Step, check_sinks},
 };
 use crate::Error;
 
@@ -30,7 +30,7 @@ fn place(
 struct Making<'a> {
     gpu: &'a Gpu,
     workspace: &'a Workspace,
-    tensors: &'a Tensors<'a>,
+    tensors: &'a RunTensors<'a>,
     maps: Maps,
 }
 
@@ -48,7 +48,8 @@ impl Gpu {
     /// [launch set](super::WorkspaceOptions::launches) the graph serves whatever plan is in the workspace when
     /// it is launched, and `q`, `out` and `lse` may have more tokens than the plan at hand.
     ///
-    /// The same call on the CPU is [`Cpu::run`](crate::exec::Cpu::run).
+    /// The same call on the CPU is [`Cpu::run`](crate::exec::Cpu::run). Where the variant of the spec has something for
+    /// each head, such as sinks, it is [`Gpu::run_with`].
     ///
     /// # Safety
     /// - All tensors are in this GPU's memory as described, and stay until the work on `stream` is done. What
@@ -72,24 +73,46 @@ impl Gpu {
         lse: Option<&DeviceTensor<2>>,
         stream: Stream,
     ) -> Result<(), Error> {
+        let tensors = RunTensors {
+            lse,
+            ..RunTensors::new(q, pools, out)
+        };
+        // SAFETY: the caller's promises.
+        unsafe { self.run_with(workspace, &tensors, stream) }
+    }
+
+    /// [`Gpu::run`] with all that a variant may have. What the spec of the plan does not ask for is refused, and so is
+    /// a run without what it does ask for.
+    ///
+    /// # Safety
+    /// As [`Gpu::run`].
+    ///
+    /// # Errors
+    /// As [`Gpu::run`]; [`Error::Shape`] with [`Missing`](crate::tensor::ShapeError::Missing) or
+    /// [`Surplus`](crate::tensor::ShapeError::Surplus).
+    pub unsafe fn run_with(
+        &self,
+        workspace: &mut Workspace,
+        tensors: &RunTensors<'_>,
+        stream: Stream,
+    ) -> Result<(), Error> {
         if !workspace.loaded {
             return Err(Error::NoPlan);
         }
-        let tensors = Tensors { q, pools, out, lse };
-        if !workspace.run.follow(&tensors, &mut workspace.maps)? {
-            check(workspace, &tensors)?;
-            self.prepare(workspace, &tensors)?;
+        if !workspace.run.follow(tensors, &mut workspace.maps)? {
+            check(workspace, tensors)?;
+            self.prepare(workspace, tensors)?;
         }
         if workspace.options.checks {
             // SAFETY: the caller's promise.
-            unsafe { workspace.inspect(pools, q.shape[0], stream) }?;
+            unsafe { workspace.inspect(tensors.pools, tensors.q.shape[0], stream) }?;
         }
         // SAFETY: the caller's promises.
         unsafe { self.launch_run(workspace, stream) }
     }
 
     /// Makes all launches of the run.
-    fn prepare(&self, workspace: &mut Workspace, tensors: &Tensors<'_>) -> Result<(), Error> {
+    fn prepare(&self, workspace: &mut Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
         let (mut run, mut maps) = (Run::default(), std::mem::take(&mut workspace.maps));
         std::mem::swap(&mut run, &mut workspace.run);
         run.forget();
@@ -251,6 +274,7 @@ impl Making<'_> {
             arrivals: (workspace.decode_merges() && !co_resident).then(|| workspace.arrivals()),
             ticket: workspace.ticket(index),
             record,
+            extras: self.extras(),
         };
         let mut step = gpu.prepare_decode(kernel, &call, &mut self.maps)?;
         let seats = workspace.agenda.seats.decode;
@@ -298,6 +322,7 @@ impl Making<'_> {
             partials: Some(&partials),
             ticket: workspace.ticket(index),
             record,
+            extras: self.extras(),
         };
         let mut step = gpu.prepare_prefill(kernel, &call, &mut self.maps)?;
         let seats = workspace.agenda.seats.prefill;
@@ -305,6 +330,13 @@ impl Making<'_> {
             step.launch.grid[0] = step.launch.grid[0].min(seats);
         }
         Ok(step)
+    }
+
+    fn extras(&self) -> Extras {
+        Extras {
+            sinks: self.tensors.sinks,
+            ancestors: self.workspace.ancestors(),
+        }
     }
 
     /// The merges that decode leaves: at most so many, and in a captured graph as many as the record at a place says.
@@ -316,6 +348,7 @@ impl Making<'_> {
             workspace.merge_slots(),
             self.tensors.out,
             self.tensors.lse,
+            self.tensors.sinks,
             record.map(|place| workspace.record(place)),
         )
     }
@@ -331,7 +364,7 @@ fn on(planned: KernelId, arch: Arch) -> Result<KernelId, Error> {
 }
 
 /// What no launch checks for itself.
-fn check(workspace: &Workspace, tensors: &Tensors<'_>) -> Result<(), Error> {
+fn check(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
     let agenda = &workspace.agenda;
     if tensors.pools.len() != agenda.parts.len() {
         return Err(Error::Pools {
@@ -357,6 +390,7 @@ fn check(workspace: &Workspace, tensors: &Tensors<'_>) -> Result<(), Error> {
         }
     }
     let spec = &workspace.spec;
+    check_sinks(spec, tensors.sinks)?;
     for (tensor, got, expected) in [
         ("q", tensors.q.dtype, spec.q_dtype),
         ("out", tensors.out.dtype, spec.out_dtype),

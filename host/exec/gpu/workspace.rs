@@ -214,6 +214,15 @@ impl Workspace {
         self.array(&self.layout.page_ids)
     }
 
+    /// Of the plan at hand; in captured launches of every plan, which then all have some.
+    pub(super) fn ancestors(&self) -> Option<DeviceArray<u64>> {
+        let some = match self.captured() {
+            true => self.bound.ancestors > 0,
+            false => self.agenda.trees,
+        };
+        some.then(|| self.array(&self.layout.ancestors))
+    }
+
     pub(super) fn arrivals(&self) -> DeviceArray<u32> {
         self.array(&self.layout.arrivals)
     }

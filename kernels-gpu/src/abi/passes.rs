@@ -25,6 +25,8 @@ pub struct MergeParams {
     /// The launch's [`LaunchRecord`](super::LaunchRecord), which says how many rows there are
     /// and which is the first; or 0.
     pub record: u64,
+    /// As [`AttentionParams::sinks`](super::AttentionParams::sinks).
+    pub sinks: u64,
     /// Chunks of all rows, where no record says it; below [`Divisor::LIMIT`].
     pub chunks: u32,
     /// `q_heads × head_dim_v / 8`.

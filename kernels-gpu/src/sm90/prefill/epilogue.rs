@@ -17,6 +17,7 @@ use crate::{
     common::half::Half,
     common::prefill_tile::Tile,
     common::softmax::Rows,
+    common::state::{sink_of, with_sink},
 };
 
 const WARP: u32 = warp::FULL_MASK;
@@ -44,7 +45,23 @@ pub(super) unsafe fn finish_tile<T: Half, const O: usize>(
     // SAFETY: whole warps; the tile stays until this warp has arrived.
     let tile = unsafe { Tile::load(s.tile(stage)) };
     let totals = unsafe { rows.totals() };
-    let inverse = totals.map(|total| if total > 0.0 { rcp(total) } else { 0.0 });
+    let mut inverse = totals.map(|total| if total > 0.0 { rcp(total) } else { 0.0 });
+    let mut lse = [f32::NEG_INFINITY; 2];
+    let mut h = 0;
+    while h < 2 {
+        if totals[h] > 0.0 {
+            lse[h] = rows.reference[h] * scale + lg2(totals[h]);
+        }
+        if a.sinks != 0 && tile.slot == DIRECT {
+            // Every row has a head, whether it exists or not.
+            let (_, head) = tile.place(&p.pack, first_row + lane / 4 + 8 * h as u32);
+            // SAFETY: one for each query head.
+            let (factor, with) = with_sink(lse[h], unsafe { sink_of(a.sinks, head) });
+            inverse[h] *= factor;
+            lse[h] = with;
+        }
+        h += 1;
+    }
     let head_dim = s.shape.value_dim;
 
     let packed = |i: usize| T::pack(o[i] * inverse[i / 2 % 2], o[i + 1] * inverse[i / 2 % 2]);
@@ -81,11 +98,7 @@ pub(super) unsafe fn finish_tile<T: Half, const O: usize>(
         let row = first_row + lane / 4 + 8 * h as u32;
         if row < tile.rows {
             let (token, head) = tile.place(&p.pack, row);
-            let lse = if totals[h] > 0.0 {
-                rows.reference[h] * scale + lg2(totals[h])
-            } else {
-                f32::NEG_INFINITY
-            };
+            let lse = lse[h];
             if tile.slot == DIRECT {
                 let at = u64::from((tile.token + token) * a.q_heads + head) * 4;
                 if a.lse != 0 && lane % 4 == 0 {
