@@ -158,7 +158,13 @@ impl<V: Variant> Row<'_, V> {
             .filter_map(|(part, view)| Some((part, row_block_of(part, self.token)?, view)))
             .flat_map(|(part, row_block, view)| {
                 let ancestors = batch.ancestors.get(self.token as usize);
-                self.visible(part, row_block, ancestors.copied().unwrap_or(u64::MAX), q, view)
+                self.visible(
+                    part,
+                    row_block,
+                    ancestors.copied().unwrap_or(u64::MAX),
+                    q,
+                    view,
+                )
             })
             .collect();
         let max = seen
@@ -167,7 +173,13 @@ impl<V: Variant> Row<'_, V> {
             .chain(self.sink)
             .fold(f64::NEG_INFINITY, f64::max);
         // A sink weighs, and has no value.
-        let weighs = |sink: f64| if sink == f64::NEG_INFINITY { 0.0 } else { (sink - max).exp2() };
+        let weighs = |sink: f64| {
+            if sink == f64::NEG_INFINITY {
+                0.0
+            } else {
+                (sink - max).exp2()
+            }
+        };
         let mut sum = self.sink.map_or(0.0, weighs);
         for &Seen { logit, value, at } in &seen {
             let weight = if V::SOFTMAX {

@@ -76,13 +76,17 @@ pub enum ShapeError {
         pool_pages: u32,
     },
     /// A tensor that the specification asks for and the run is not given.
-    #[error("the specification says that there are {name}: give them to the run, or take them from the variant")]
+    #[error(
+        "the specification says that there are {name}: give them to the run, or take them from the variant"
+    )]
     Missing {
         /// The tensor.
         name: &'static str,
     },
     /// A tensor that the specification says nothing of.
-    #[error("{name} are given, and the specification has none: say so in its variant, and plan again")]
+    #[error(
+        "{name} are given, and the specification has none: say so in its variant, and plan again"
+    )]
     Surplus {
         /// The tensor.
         name: &'static str,

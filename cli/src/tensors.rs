@@ -176,7 +176,9 @@ pub fn sinks(spec: &Spec) -> Option<Vec<f32>> {
 #[must_use]
 pub fn heads(sinks: &Option<Vec<f32>>) -> HeadTensors<'_> {
     let none = HeadTensors::default();
-    sinks.as_deref().map_or(none, |sinks| none.with_sinks(sinks))
+    sinks
+        .as_deref()
+        .map_or(none, |sinks| none.with_sinks(sinks))
 }
 
 /// What a batch is computed from.

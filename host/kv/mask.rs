@@ -81,7 +81,10 @@ pub fn ancestors(parents: &[Option<u32>]) -> Vec<u64> {
         paths.push(before | 1);
     }
     let context = |token: u32| u64::MAX.checked_shl(token + 1).unwrap_or(0);
-    (0..).zip(paths).map(|(token, path)| path | context(token)).collect()
+    (0..)
+        .zip(paths)
+        .map(|(token, path)| path | context(token))
+        .collect()
 }
 
 /// One request that verifies a tree of drafted tokens (speculative decoding): each token sees the context,

@@ -17,7 +17,7 @@ use super::{
     data::{BatchLimits, Bound, Kernel, Plan, PlanError, PlanOptions, SplitMode},
     model::{DeviceDescription, TileTable},
 };
-use crate::problem::Spec;
+use crate::problem::{Padding, Spec};
 
 impl Bound {
     /// What any plan within the limits takes, if it is made with these options and this bound.
@@ -59,7 +59,14 @@ impl Bound {
             page_ids: limits.page_ids,
             merges: limits.query_tokens,
             slots: fit("partial states", states)?,
-            ancestors: if limits.trees { limits.query_tokens } else { 0 },
+            ancestors: match limits.trees {
+                true => limits.query_tokens,
+                false => 0,
+            },
+            padded_tokens: match Padding::of(spec) {
+                Some(_) => limits.query_tokens,
+                None => 0,
+            },
         })
     }
 }
@@ -102,6 +109,8 @@ pub struct WorkspaceLayout {
     pub tickets: Range<u64>,
     /// `[`[`COUNTERS`]`]` u32, of kernels that have prefill and decode in one.
     pub counters: Range<u64>,
+    /// Queries and outputs whose heads are padded, 16 bits each: `[padded_tokens, q_heads, kernel's head dimension]`.
+    pub padded: [Range<u64>; 2],
     /// What is copied to the device for every plan.
     pub upload_bytes: u64,
     /// Everything.
@@ -128,7 +137,9 @@ impl WorkspaceLayout {
             merges,
             slots,
             ancestors,
+            padded_tokens,
         } = *bound;
+        let spec = &spec.on_kernels();
         let (q_heads, kv_heads) = (u64::from(spec.q_heads), u64::from(spec.kv_heads));
         let records = section((MAX_LAUNCHES + 1).into(), size_of::<LaunchRecord>());
         let items = section(items.into(), size_of::<WorkItem>());
@@ -145,6 +156,8 @@ impl WorkspaceLayout {
         let arrivals = section(u64::from(merges) * kv_heads, size_of::<u32>());
         let tickets = section(MAX_LAUNCHES.into(), size_of::<u32>());
         let counters = section(COUNTERS.into(), size_of::<u32>());
+        let padded = u64::from(padded_tokens) * q_heads * u64::from(spec.head_dim_v);
+        let padded = [section(padded, 2), section(padded, 2)];
         Self {
             records,
             items,
@@ -158,9 +171,10 @@ impl WorkspaceLayout {
             partial_lse,
             arrivals,
             upload_bytes,
-            bytes: counters.end,
+            bytes: padded[1].end,
             tickets,
             counters,
+            padded,
         }
     }
 
@@ -214,7 +228,7 @@ mod tests {
         problem::{Batch, PageTable},
     };
 
-    fn sections(layout: &WorkspaceLayout) -> [&Range<u64>; 13] {
+    fn sections(layout: &WorkspaceLayout) -> [&Range<u64>; 15] {
         [
             &layout.records,
             &layout.items,
@@ -229,6 +243,8 @@ mod tests {
             &layout.arrivals,
             &layout.tickets,
             &layout.counters,
+            &layout.padded[0],
+            &layout.padded[1],
         ]
     }
 
@@ -241,6 +257,7 @@ mod tests {
             merges: 7,
             slots: 9,
             ancestors: 5,
+            padded_tokens: 0,
         };
         let layout = WorkspaceLayout::new(&Spec::new(32, 8, 128), &bound);
         let sections = sections(&layout);
@@ -257,7 +274,7 @@ mod tests {
         );
         assert_eq!(
             (layout.upload_bytes, layout.bytes),
-            (layout.ancestors.end, layout.counters.end)
+            (layout.ancestors.end, layout.padded[1].end)
         );
     }
 

@@ -37,7 +37,9 @@ pub enum ProblemError {
         got: Dtype,
     },
     /// Not one word of ancestors for each query token.
-    #[error("ancestors has {got} entries for {expected} query tokens: give one for each, or none at all")]
+    #[error(
+        "ancestors has {got} entries for {expected} query tokens: give one for each, or none at all"
+    )]
     Ancestors {
         /// Entries given.
         got: usize,

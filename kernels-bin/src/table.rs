@@ -17,11 +17,11 @@
         family: "prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            6448769,
+            6364579,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
-            2839472,
+            2809776,
         )),
     },
     Module {
@@ -113,11 +113,11 @@
         family: "passes",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.passes.ptx.zst"),
-            147308,
+            150408,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.passes.cubin.zst"),
-            79928,
+            82832,
         )),
     },
     Module {
@@ -125,11 +125,11 @@
         family: "passes",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.passes.ptx.zst"),
-            147175,
+            150275,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.passes.cubin.zst"),
-            75680,
+            77984,
         )),
     },
     Module {

@@ -7,6 +7,7 @@ mod hooks;
 mod masks;
 #[path = "../common/numeric.rs"]
 mod numeric;
+mod options;
 #[path = "../common/problems.rs"]
 mod problems;
 mod refused;
@@ -14,7 +15,9 @@ mod strided;
 
 use half::{bf16, f16};
 use numeric::{Tolerance, compare, to_f64};
-use problems::{Pools, Problem, Tensors, cases, enrich, heads as of_heads, problem, sinks, small_problem};
+use problems::{
+    Pools, Problem, Tensors, cases, enrich, heads as of_heads, problem, sinks, small_problem,
+};
 use proptest::prelude::*;
 use tandem_attn::{
     exec::Cpu,
@@ -50,8 +53,15 @@ fn run<Q: Element, T: Element, O: Element>(
     let mut out = vec![O::from_f32(f32::NAN); heads * plan.spec.head_dim_v as usize];
     let mut lse = vec![f32::NAN; heads];
     let (views, sinks) = (tensors.views(), sinks(&plan.spec));
-    cpu.run_heads(plan, &tensors.q, &views, &mut out, Some(&mut lse), &of_heads(&sinks))
-        .expect("plan and tensors fit");
+    cpu.run_heads(
+        plan,
+        &tensors.q,
+        &views,
+        &mut out,
+        Some(&mut lse),
+        &of_heads(&sinks),
+    )
+    .expect("plan and tensors fit");
     (out, lse)
 }
 

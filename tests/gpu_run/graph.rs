@@ -134,6 +134,7 @@ fn bound(trees: bool) -> Bound {
         merges: TOKENS,
         slots: 4000,
         ancestors: if trees { TOKENS } else { 0 },
+        padded_tokens: 0,
     }
 }
 
@@ -221,7 +222,9 @@ fn a_graph_serves_one_plan_after_the_other() {
         for round in 0..rounds {
             let mut batch = random_batch(&mut rng, prefills);
             if rich && round % 3 > 0 {
-                batch = batch.clone().with_ancestors(ancestors(&batch, round as u64));
+                batch = batch
+                    .clone()
+                    .with_ancestors(ancestors(&batch, round as u64));
             }
             planner
                 .plan_into(&spec, &batch, &device, &plan_options, &mut plan)

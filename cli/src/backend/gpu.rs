@@ -246,8 +246,7 @@ impl Loaded for LoadedOnGpu<'_> {
         let GpuBackend { gpu, .. } = self.backend;
         self.backend.time(flush, |stream| {
             // SAFETY: the plan is the planner's, its tensors live until the stream was waited for.
-            unsafe { gpu.run_with(workspace, &tensors, stream) }
-                .map_err(Failure::from)
+            unsafe { gpu.run_with(workspace, &tensors, stream) }.map_err(Failure::from)
         })
     }
 

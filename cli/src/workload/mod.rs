@@ -162,7 +162,10 @@ impl Case {
                      branches,
                  }| match q_len {
                     _ if branches > 0 => {
-                        format!("{} of {q_len} @ {kv_len}", counted(count as usize, "draft tree"))
+                        format!(
+                            "{} of {q_len} @ {kv_len}",
+                            counted(count as usize, "draft tree")
+                        )
                     }
                     1 => format!("{} × {kv_len}", counted(count as usize, "decode")),
                     _ => format!("{} of {q_len} @ {kv_len}", counted(count as usize, "chunk")),

@@ -65,6 +65,7 @@ mod maps;
 mod memory;
 mod merge;
 mod module;
+mod pad;
 mod pod;
 mod prefill;
 mod prefill_rows;

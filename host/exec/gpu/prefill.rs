@@ -11,6 +11,7 @@ use kernels_gpu::{
 use super::{
     DeviceArray, DeviceTensor, Extras, Gpu, KvPool, PartialStates, Stream,
     maps::{Maps, ShapeId},
+    pad::PaddedPool,
     prefill_rows::vectors,
     registry::check_serves,
     steps::{Parameters, Step},
@@ -256,7 +257,31 @@ fn parameters(
     let mut box_tokens = box_tokens(k_strides.page_size, row.keys);
     let (mut k_map, mut v_map) = ([0; 16], [0; 16]);
     let (mut coordinates, mut pages) = (PageCoordinates::default(), None);
-    if let (Some(in_token), true) = (in_token, alike) {
+    if let Some(padding) = call.extras.padding {
+        let [k, v] = [k_strides, v_strides].map(|s| PaddedPool::new(padding, s, pool.pages));
+        let (k, v) = (k?, v?);
+        if k.places_per_page != v.places_per_page {
+            return Err(Error::Stride {
+                tensor: "the values",
+                dimension: "pages",
+                got: v_strides.page as usize,
+                rule: format!(
+                    "{} times that between heads, as the keys'",
+                    k.places_per_page
+                ),
+            });
+        }
+        coordinates = PageCoordinates {
+            step_in_token: 0,
+            step_per_page: k.places_per_page,
+            step_per_head: 1,
+            outside: k.places,
+        };
+        let (k_shape, v_shape);
+        (k_shape, k_map) = maps.make("k pool", pool.k, k.shape(pool.dtype, box_tokens))?;
+        (v_shape, v_map) = maps.make("v pool", pool.v, v.shape(pool.dtype, box_tokens))?;
+        pages = Some([k_shape, v_shape]);
+    } else if let (Some(in_token), true) = (in_token, alike) {
         let shape = |strides, dim| page_map(strides, call, dim, in_token, box_tokens);
         let (k_shape, v_shape);
         coordinates = page_coordinates(call, in_token)?;

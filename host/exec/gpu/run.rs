@@ -2,7 +2,7 @@
 
 use kernels_gpu::{
     abi::{LaunchRecord, WorkItem},
-    registry::{Arch, KernelId, Op},
+    registry::{Arch, KernelId, Loads, Op},
 };
 
 use super::{
@@ -12,7 +12,7 @@ use super::{
     maps::Maps,
     steps::{Extras, Parameters, Run, RunTensors, Step, check_sinks},
 };
-use crate::Error;
+use crate::{Error, problem::Padding};
 
 /// Of a launch of the run: its place, its items, and in a captured graph what says which of these are its own.
 fn place(
@@ -99,6 +99,26 @@ impl Gpu {
         if !workspace.loaded {
             return Err(Error::NoPlan);
         }
+        // SAFETY: the caller's promises.
+        unsafe {
+            if let Some(padding) = Padding::of(&workspace.spec) {
+                return self.run_padded(workspace, &padding, tensors, stream);
+            }
+            self.ready(workspace, tensors, stream)?;
+            self.launch_run(workspace, stream)
+        }
+    }
+
+    /// Everything before the launches.
+    ///
+    /// # Safety
+    /// As [`Gpu::run_with`].
+    pub(super) unsafe fn ready(
+        &self,
+        workspace: &mut Workspace,
+        tensors: &RunTensors<'_>,
+        stream: Stream,
+    ) -> Result<(), Error> {
         if !workspace.run.follow(tensors, &mut workspace.maps)? {
             check(workspace, tensors)?;
             self.prepare(workspace, tensors)?;
@@ -107,8 +127,7 @@ impl Gpu {
             // SAFETY: the caller's promise.
             unsafe { workspace.inspect(tensors.pools, tensors.q.shape[0], stream) }?;
         }
-        // SAFETY: the caller's promises.
-        unsafe { self.launch_run(workspace, stream) }
+        Ok(())
     }
 
     /// Makes all launches of the run.
@@ -235,11 +254,12 @@ impl Making<'_> {
         arch: Option<Arch>,
     ) -> Result<Step, Error> {
         let (gpu, workspace, tensors) = (self.gpu, self.workspace, self.tensors);
-        let (spec, planned) = (&workspace.spec, launch.key.kernel);
+        let (spec, planned) = (&workspace.spec.on_kernels(), launch.key.kernel);
         let kernel = match arch.or(workspace.options.arch) {
             Some(arch) => on(planned, arch)?,
             None => gpu.decode_kernel(planned, spec, pool),
         };
+        self.pads_by(kernel)?;
         if launch.joint && !kernel.info().multi_table {
             return Err(Error::NoInstance {
                 kernel: "decode",
@@ -297,6 +317,7 @@ impl Making<'_> {
             Some(arch) => on(planned, arch)?,
             None => gpu.prefill_kernel(planned),
         };
+        self.pads_by(kernel)?;
         let of_ampere = kernel.info().arch == Arch::Sm80;
         // Only in one kernel with the decodes do those of Ampere read a record.
         if of_ampere && arch.is_none() && captured {
@@ -309,7 +330,7 @@ impl Making<'_> {
         let partials = workspace.partials();
         let (items, record) = place(workspace, index, launch);
         let call = PrefillCall {
-            spec: &workspace.spec,
+            spec: &workspace.spec.on_kernels(),
             kernel,
             rows: planned.info().rows,
             pack: launch.key.pack,
@@ -336,6 +357,19 @@ impl Making<'_> {
         Extras {
             sinks: self.tensors.sinks,
             ancestors: self.workspace.ancestors(),
+            padding: Padding::of(&self.workspace.spec),
+        }
+    }
+
+    /// Whether the heads, if they are padded, are loaded in a way that does.
+    fn pads_by(&self, kernel: KernelId) -> Result<(), Error> {
+        match Padding::of(&self.workspace.spec) {
+            Some(padding) if kernel.info().loads == Loads::Rows => Err(Error::NoInstance {
+                kernel: "attention",
+                asked: format!("head dimension {}, row by row", padding.dim),
+                there: "by tensor maps: pages of a multiple of 8 tokens, keys and values alike, on Hopper",
+            }),
+            _ => Ok(()),
         }
     }
 

@@ -16,7 +16,12 @@ use super::{
     prefill::Shapes,
     tensor::{VECTOR_BYTES, check_address},
 };
-use crate::{Error, plan::pod::PodMode, problem::Spec, tensor::ShapeError};
+use crate::{
+    Error,
+    plan::pod::PodMode,
+    problem::{Padding, Spec},
+    tensor::ShapeError,
+};
 
 /// What a run computes from and to: see [`Gpu::run`].
 ///
@@ -85,6 +90,8 @@ pub struct Extras {
     pub sinks: Option<DeviceArray<f32>>,
     /// `[tokens]`: as [`Batch::ancestors`](crate::problem::Batch::ancestors).
     pub ancestors: Option<DeviceArray<u64>>,
+    /// Heads of the pool are smaller than the spec says, and padded.
+    pub(super) padding: Option<Padding>,
 }
 
 impl Extras {
@@ -297,7 +304,11 @@ impl Run {
 
     /// Takes over tensors that differ from those it was made for in nothing but addresses. False where they differ in
     /// more; then, as after an error, it has to be made.
-    pub(super) fn follow(&mut self, tensors: &RunTensors<'_>, maps: &mut Maps) -> Result<bool, Error> {
+    pub(super) fn follow(
+        &mut self,
+        tensors: &RunTensors<'_>,
+        maps: &mut Maps,
+    ) -> Result<bool, Error> {
         let fits = |known: &OwnedTensors| {
             let pools = known.pools.iter().zip(tensors.pools);
             alike(&known.q, tensors.q)

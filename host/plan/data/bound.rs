@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Plan, PlanError};
+use crate::problem::Padding;
 
 /// The largest batches that are to be planned.
 ///
@@ -120,6 +121,9 @@ pub struct Bound {
     /// Query tokens with ancestors.
     #[serde(default)]
     pub ancestors: u32,
+    /// Query tokens whose heads are padded for the kernels of a GPU.
+    #[serde(default)]
+    pub padded_tokens: u32,
 }
 
 impl Bound {
@@ -133,6 +137,10 @@ impl Bound {
             merges: plan.merges.len() as u32,
             slots: plan.slots,
             ancestors: plan.ancestors.len() as u32,
+            padded_tokens: match Padding::of(&plan.spec) {
+                Some(_) => plan.total_q,
+                None => 0,
+            },
         }
     }
 
@@ -148,6 +156,7 @@ impl Bound {
             ("merges", needed.merges, self.merges),
             ("partial states", needed.slots, self.slots),
             ("ancestors", needed.ancestors, self.ancestors),
+            ("query tokens", needed.padded_tokens, self.padded_tokens),
         ] {
             if needed > bound {
                 let (needed, bound) = (needed.into(), bound.into());

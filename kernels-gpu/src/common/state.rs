@@ -421,7 +421,9 @@ mod tests {
         );
         let (got, right) = (state.with_sink(4.0), state.merge(sink));
         assert!((got.lse - right.lse).abs() < 1e-6, "{got:?} {right:?}");
-        assert!((got.out[0] - right.out[0]).abs() < 1e-6 && (got.out[1] - right.out[1]).abs() < 1e-6);
+        assert!(
+            (got.out[0] - right.out[0]).abs() < 1e-6 && (got.out[1] - right.out[1]).abs() < 1e-6
+        );
         assert_eq!(state.with_sink(f32::NEG_INFINITY), state);
         let empty = State {
             out: [f32::NAN; 2],
@@ -430,7 +432,13 @@ mod tests {
         assert_eq!(empty.with_sink(4.0), sink);
         assert_eq!(empty.with_sink(f32::NEG_INFINITY), State::EMPTY);
         // Far apart: no weight overflows.
-        assert_eq!(state.with_sink(1e4), State { out: [0.0; 2], lse: 1e4 });
+        assert_eq!(
+            state.with_sink(1e4),
+            State {
+                out: [0.0; 2],
+                lse: 1e4
+            }
+        );
         assert!(state.with_sink(f32::NAN).out[0].is_nan());
     }
 
