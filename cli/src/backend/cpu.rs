@@ -12,7 +12,7 @@ use super::{Backend, Ceilings, Loaded, Machine, Results, ceilings};
 use crate::{
     Failure, memory,
     table::counted,
-    tensors::{Tensor, Tensors},
+    tensors::{self, Tensor, Tensors},
     with_keys_and_values, with_tensor,
 };
 
@@ -116,11 +116,13 @@ impl Loaded for LoadedOnCpu<'_> {
             ceilings::flush(memory);
         }
         let page_size = plan.parts[0].page_size;
+        let sinks = tensors::sinks(&plan.spec);
+        let heads = tensors::heads(&sinks);
         with_keys_and_values!(k, v, |k, v| {
             let view = KvView::new(&plan.spec, *layout, page_size, k, v);
             with_tensor!(q, q => with_tensor!(&mut *out, out => {
                 let begin = Instant::now();
-                cpu.run(plan, q, &[view], out, Some(&mut *lse))?;
+                cpu.run_heads(plan, q, &[view], out, Some(&mut *lse), &heads)?;
                 Ok(begin.elapsed())
             }))
         })

@@ -26,6 +26,14 @@ pub struct Requests {
     /// How many of them.
     #[serde(default = "one")]
     pub count: u32,
+    /// The new tokens are a tree of drafted ones, each followed by so many: at most 64 tokens. 0: each follows the one
+    /// before it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub branches: u32,
+}
+
+const fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 const fn one() -> u32 {
@@ -151,7 +159,14 @@ impl Case {
                      q_len,
                      kv_len,
                      count,
+                     branches,
                  }| match q_len {
+                    _ if branches > 0 => {
+                        format!(
+                            "{} of {q_len} @ {kv_len}",
+                            counted(count as usize, "draft tree")
+                        )
+                    }
                     1 => format!("{} × {kv_len}", counted(count as usize, "decode")),
                     _ => format!("{} of {q_len} @ {kv_len}", counted(count as usize, "chunk")),
                 },
@@ -212,12 +227,13 @@ pub fn dtype_name(dtype: Dtype) -> &'static str {
 }
 
 /// The suites that come with the command.
-const SUITES: [(&str, &str); 5] = [
+const SUITES: [(&str, &str); 6] = [
     ("quick", include_str!("../../suites/quick.json")),
     ("decode", include_str!("../../suites/decode.json")),
     ("prefill", include_str!("../../suites/prefill.json")),
     ("pod", include_str!("../../suites/pod.json")),
     ("pat", include_str!("../../suites/pat.json")),
+    ("variants", include_str!("../../suites/variants.json")),
 ];
 
 /// A suite by name.
@@ -233,7 +249,9 @@ pub enum Suite {
     Pod,
     /// Decodes that share prefixes: the 20 trees of PAT's Figure 10 under its 4 head settings.
     Pat,
-    /// decode, prefill, pod and pat.
+    /// Sinks and windows as in gpt-oss, and trees of drafted tokens beside chains of them.
+    Variants,
+    /// decode, prefill, pod, pat and variants.
     All,
 }
 
@@ -250,6 +268,7 @@ impl Suite {
             Self::Prefill => name == "prefill",
             Self::Pod => name == "pod",
             Self::Pat => name == "pat",
+            Self::Variants => name == "variants",
             Self::All => name != "quick",
         };
         let suites = SUITES.iter().filter(|(name, _)| wanted(name));
