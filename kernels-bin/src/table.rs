@@ -5,11 +5,11 @@
         family: "decode_wgmma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            9833468,
+            8906362,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
-            4052624,
+            3550416,
         )),
     },
     Module {
@@ -17,11 +17,11 @@
         family: "prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            6364579,
+            5583250,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
-            2809776,
+            2327120,
         )),
     },
     Module {
@@ -29,11 +29,11 @@
         family: "decode_mma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.ptx.zst"),
-            5751229,
+            5319633,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.cubin.zst"),
-            2590488,
+            2463128,
         )),
     },
     Module {
@@ -41,11 +41,11 @@
         family: "sm80_decode",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.sm80_decode.ptx.zst"),
-            2372448,
+            2132324,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.sm80_decode.cubin.zst"),
-            1120160,
+            1058720,
         )),
     },
     Module {
@@ -53,11 +53,11 @@
         family: "sm80_decode",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.sm80_decode.ptx.zst"),
-            2372449,
+            2132325,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.sm80_decode.cubin.zst"),
-            1055352,
+            1067448,
         )),
     },
     Module {
@@ -65,11 +65,11 @@
         family: "pod",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.pod.ptx.zst"),
-            1603864,
+            1416232,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.pod.cubin.zst"),
-            611192,
+            536312,
         )),
     },
     Module {
@@ -77,11 +77,11 @@
         family: "pod",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.pod.ptx.zst"),
-            1603863,
+            1416231,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.pod.cubin.zst"),
-            649120,
+            561056,
         )),
     },
     Module {
@@ -89,11 +89,11 @@
         family: "sm80_prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.sm80_prefill.ptx.zst"),
-            1873143,
+            1616621,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.sm80_prefill.cubin.zst"),
-            606112,
+            455584,
         )),
     },
     Module {
@@ -101,11 +101,11 @@
         family: "sm80_prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.sm80_prefill.ptx.zst"),
-            1873144,
+            1616622,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.sm80_prefill.cubin.zst"),
-            619608,
+            472024,
         )),
     },
     Module {
@@ -113,11 +113,11 @@
         family: "passes",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.passes.ptx.zst"),
-            150408,
+            137259,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.passes.cubin.zst"),
-            82832,
+            75784,
         )),
     },
     Module {
@@ -125,11 +125,11 @@
         family: "passes",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.passes.ptx.zst"),
-            150275,
+            137126,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.passes.cubin.zst"),
-            77984,
+            70560,
         )),
     },
     Module {
