@@ -90,6 +90,7 @@ pub struct OnDevice {
     _q: Rc<Memory>,
     pub q: DeviceTensor<3>,
     pub out: Rc<Memory>,
+    dim_v: usize,
     pub lse: Rc<Memory>,
     sinks: Option<Rc<Memory>>,
 }
@@ -125,6 +126,7 @@ impl OnDevice {
             pools,
             q: q.tensor(T::DTYPE, [tokens, heads, spec.head_dim_qk as usize]),
             _q: q.into(),
+            dim_v: spec.head_dim_v as usize,
             out: Memory::of_bytes((tokens * heads * spec.head_dim_v as usize * 2).max(16)).into(),
             lse: Memory::of_bytes((tokens * heads * 4).max(16)).into(),
             sinks: sinks(spec).map(|sinks| Memory::new(&sinks).into()),
@@ -159,7 +161,7 @@ impl OnDevice {
         workspace: &mut Workspace,
         stream: &Stream,
     ) -> (Vec<u16>, Vec<u32>) {
-        let [tokens, heads, dim] = self.q.shape;
+        let ([tokens, heads, _], dim) = (self.q.shape, self.dim_v);
         self.out.write_at(0, &vec![u16::MAX; tokens * heads * dim]);
         self.lse.write_at(0, &vec![u32::MAX; tokens * heads]);
         let out = self.out.tensor(self.q.dtype, [tokens, heads, dim]);

@@ -1,6 +1,6 @@
 //! Workloads: batches described by their lengths, and how they become page tables.
 //!
-//! The JSON format is documented in `docs/workloads.md`. Files with the cases of the PAT, POD and FastTree
+//! The JSON format is documented in `docs/guide/workloads.md`. Files with the cases of the PAT, POD and FastTree
 //! papers are read as they are.
 
 mod file;

@@ -130,6 +130,10 @@ impl<const DIM: u32> Finish<'_, DIM> {
             barrier::bar_sync(1, 32 * warps);
             let last = results.arrive(index, merge, unit.head);
             let mut waiting = warp::warp_vote_ballot(WARP, last);
+            if waiting != 0 {
+                // One lane has acquired the others' states, and all will read them: a vote orders no memory.
+                warp::sync_warp(WARP);
+            }
             while waiting != 0 {
                 let merge = merge.broadcast(waiting.trailing_zeros());
                 waiting &= waiting - 1;
