@@ -166,7 +166,7 @@ pub const OPTIONS: &[(&str, Change)] = &[
         batch.parts[0].table.last_page_len[0] -= 1
     }),
     ("indices", |_, batch| {
-        batch.parts[0].table.indices.swap(0, 1)
+        batch.parts[0].table.indices.swap(0, 3)
     }),
 ];
 
