@@ -173,7 +173,7 @@ fn tiles_follow_rows_keys_and_heads() {
     assert_eq!((keys(8), keys(64), keys(32)), (Some(32), Some(64), None));
 
     // Heads that nothing was compiled for, and a group that no tile holds.
-    let none = TileTable::new(&device, &Spec::new(32, 8, 192), None);
+    let none = TileTable::new(&device, &Spec::new(32, 8, 272), None);
     assert!(matches!(none, Err(PlanError::NoTile { .. })), "{none:?}");
     let huge = TileTable::new(&device, &Spec::new(256, 1, 128), None);
     assert!(matches!(

@@ -5,11 +5,11 @@
         family: "decode_wgmma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            9835868,
+            9805440,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
-            4054672,
+            3938960,
         )),
     },
     Module {
@@ -17,11 +17,11 @@
         family: "prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            6376635,
+            5866309,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
-            2810800,
+            2512816,
         )),
     },
     Module {
@@ -34,6 +34,18 @@
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.cubin.zst"),
             2591512,
+        )),
+    },
+    Module {
+        arch: "sm_90a",
+        family: "mla",
+        ptx: Image::zstd(
+            include_bytes!("../data/sm_90a.mla.ptx.zst"),
+            644052,
+        ),
+        cubin: Some(Image::zstd(
+            include_bytes!("../data/sm_90a.mla.cubin.zst"),
+            214576,
         )),
     },
     Module {
@@ -65,11 +77,11 @@
         family: "pod",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.pod.ptx.zst"),
-            1604100,
+            1536590,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.pod.cubin.zst"),
-            632696,
+            591736,
         )),
     },
     Module {
@@ -77,11 +89,11 @@
         family: "pod",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.pod.ptx.zst"),
-            1604099,
+            1536589,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.pod.cubin.zst"),
-            649120,
+            618400,
         )),
     },
     Module {
@@ -89,11 +101,11 @@
         family: "sm80_prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.sm80_prefill.ptx.zst"),
-            1873143,
+            1715713,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.sm80_prefill.cubin.zst"),
-            606112,
+            513952,
         )),
     },
     Module {
@@ -101,11 +113,11 @@
         family: "sm80_prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.sm80_prefill.ptx.zst"),
-            1873144,
+            1715714,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.sm80_prefill.cubin.zst"),
-            619608,
+            527448,
         )),
     },
     Module {
@@ -113,11 +125,11 @@
         family: "passes",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.passes.ptx.zst"),
-            150408,
+            210240,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.passes.cubin.zst"),
-            82832,
+            109456,
         )),
     },
     Module {
@@ -125,11 +137,11 @@
         family: "passes",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.passes.ptx.zst"),
-            150275,
+            210107,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.passes.cubin.zst"),
-            77984,
+            103584,
         )),
     },
     Module {

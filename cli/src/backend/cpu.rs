@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use tandem_attn::{
     exec::Cpu,
-    kv::KvView,
     plan::{DeviceDescription, Plan},
 };
 
@@ -12,7 +11,7 @@ use super::{Backend, Ceilings, Loaded, Machine, Results, ceilings};
 use crate::{
     Failure, memory,
     table::counted,
-    tensors::{self, Tensor, Tensors},
+    tensors::{self, Tensor, Tensors, kv_view},
     with_keys_and_values, with_tensor,
 };
 
@@ -119,7 +118,7 @@ impl Loaded for LoadedOnCpu<'_> {
         let sinks = tensors::sinks(&plan.spec);
         let heads = tensors::heads(&sinks);
         with_keys_and_values!(k, v, |k, v| {
-            let view = KvView::new(&plan.spec, *layout, page_size, k, v);
+            let view = kv_view(&plan.spec, *layout, page_size, k, v);
             with_tensor!(q, q => with_tensor!(&mut *out, out => {
                 let begin = Instant::now();
                 cpu.run_heads(plan, q, &[view], out, Some(&mut *lse), &heads)?;

@@ -12,6 +12,7 @@ const SEED: u64 = 1;
 
 /// The batch of a case: its requests, then one decode for each leaf of its tree.
 pub(super) fn batch(case: &Case) -> Result<Batch, ProblemError> {
+    let trees = case.requests.iter().any(|requests| requests.branches > 0);
     let mut tables = Tables {
         page_size: case.page_size,
         drafts: Vec::new(),
@@ -26,7 +27,9 @@ pub(super) fn batch(case: &Case) -> Result<Batch, ProblemError> {
     } in &case.requests
     {
         for _ in 0..count {
-            tables.drafts.extend(drafts(q_len, branches));
+            if trees {
+                tables.drafts.extend(drafts(q_len, branches));
+            }
             let pages = tables.extend(&[], kv_len);
             tables.rows.push((q_len, kv_len, pages));
         }
@@ -107,7 +110,7 @@ impl Tables {
             qo_indptr.push(tokens);
         }
         let batch = Batch::new(qo_indptr, table);
-        if self.drafts.iter().all(|&word| word == u64::MAX) {
+        if self.drafts.is_empty() {
             return Ok(batch);
         }
         // Those of the prefix tree are decodes.

@@ -194,6 +194,7 @@ impl Case {
             kv_heads,
             head_dim_qk,
             head_dim_v,
+            latent,
             q_dtype,
             kv_dtype,
             ..
@@ -201,6 +202,9 @@ impl Case {
         let mut words = format!("{q_heads}/{kv_heads} × {head_dim_qk}");
         if head_dim_v != head_dim_qk {
             words += &format!("/{head_dim_v}");
+        }
+        if latent {
+            words += " latent";
         }
         words += &format!(" {}", dtype_name(q_dtype));
         if kv_dtype != q_dtype {
@@ -227,12 +231,13 @@ pub fn dtype_name(dtype: Dtype) -> &'static str {
 }
 
 /// The suites that come with the command.
-const SUITES: [(&str, &str); 6] = [
+const SUITES: [(&str, &str); 7] = [
     ("quick", include_str!("../../suites/quick.json")),
     ("decode", include_str!("../../suites/decode.json")),
     ("prefill", include_str!("../../suites/prefill.json")),
     ("pod", include_str!("../../suites/pod.json")),
     ("pat", include_str!("../../suites/pat.json")),
+    ("mla", include_str!("../../suites/mla.json")),
     ("variants", include_str!("../../suites/variants.json")),
 ];
 
@@ -249,9 +254,11 @@ pub enum Suite {
     Pod,
     /// Decodes that share prefixes: the 20 trees of PAT's Figure 10 under its 4 head settings.
     Pat,
+    /// Latent attention: decodes of 16, 64 and 128 heads, new tokens, pages of any size, a shared prefix.
+    Mla,
     /// Sinks and windows as in gpt-oss, and trees of drafted tokens beside chains of them.
     Variants,
-    /// decode, prefill, pod, pat and variants.
+    /// decode, prefill, pod, pat, mla and variants.
     All,
 }
 
@@ -268,6 +275,7 @@ impl Suite {
             Self::Prefill => name == "prefill",
             Self::Pod => name == "pod",
             Self::Pat => name == "pat",
+            Self::Mla => name == "mla",
             Self::Variants => name == "variants",
             Self::All => name != "quick",
         };

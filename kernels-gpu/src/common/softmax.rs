@@ -11,7 +11,7 @@ use cuda_std::{
 };
 
 use crate::common::{
-    tree,
+    tree::descends,
     variant::{Pair, Variant},
 };
 
@@ -82,6 +82,14 @@ impl Rows {
         self.sums[h] *= factor;
         self.sums[h + 2] *= factor;
         factor
+    }
+
+    /// Takes over a reference that somebody else chose, with the factor that goes with it.
+    #[inline(always)]
+    pub fn adopt(&mut self, h: usize, reference: f32, factor: f32) {
+        self.reference[h] = reference;
+        self.sums[h] *= factor;
+        self.sums[h + 2] *= factor;
     }
 
     /// Turns logits into weights relative to the references at hand, packed in pairs as the A operand of
@@ -254,76 +262,74 @@ fn first_column() -> i32 {
     (2 * (warp::lane_id() % 4)) as i32
 }
 
-/// Which of a lane's columns lie up to `last`, counted from its first: bit `2 j + e` is column `8 j + e`.
+/// Sets keys after `last` to −∞, for each of a thread's two rows; `begin` is the block's first key.
 #[inline(always)]
-fn columns_to(last: i32) -> u32 {
-    if last < 0 {
-        return 0;
-    }
-    let past = 2 * (last as u32 / 8) + (last as u32 % 8).min(1) + 1;
-    if past < 32 { (1 << past) - 1 } else { u32::MAX }
-}
-
-/// Sets keys of a block that a row does not see to −∞, for each of a thread's two rows: those before `seen.0`, those
-/// after `seen.1`, and of the others those that `strange` has a bit for. `begin` is the block's first key.
-///
-/// A word for each row first: bits of one register become predicates seven at a time, comparisons one by one.
-#[inline(always)]
-pub fn hide<const S: usize>(
-    s: &mut [f32; S],
-    begin: i32,
-    seen: impl Fn(usize) -> (i32, i32),
-    strange: impl Fn(usize) -> u32,
-) {
-    const { assert!(S <= 64) };
-    let column = begin + first_column();
-    let mut h = 0;
-    while h < 2 {
-        let (first, last) = seen(h);
-        let hidden = !columns_to(last - column) | columns_to(first - 1 - column) | strange(h);
-        hide_bits(s, h, hidden);
-        h += 1;
-    }
-}
-
-/// Sets the columns of a row to −∞ that `hidden` has a bit for.
-#[inline(always)]
-pub fn hide_bits<const S: usize>(s: &mut [f32; S], h: usize, hidden: u32) {
+pub fn hide_after<const S: usize>(s: &mut [f32; S], begin: i32, last: [i32; 2]) {
+    let last = last.map(|last| last - begin - first_column());
     let mut i = 0;
-    while i < S / 2 {
-        if hidden >> i & 1 != 0 {
-            s[4 * (i / 2) + 2 * h + i % 2] = f32::NEG_INFINITY;
+    while i < S {
+        if (8 * (i / 4) + i % 2) as i32 > last[i / 2 % 2] {
+            s[i] = f32::NEG_INFINITY;
         }
         i += 1;
     }
 }
 
-/// The keys of other branches of a row's tree, a bit for each of the lane's columns, in a block whose keys are
-/// neighbours, the first of them at `begin`.
+/// Sets keys before `first` to −∞, for each of a thread's two rows.
 #[inline(always)]
-pub fn strangers_from<const S: usize>(begin: i32, position: i32, ancestors: u64) -> u32 {
-    let seen = |first: i32| tree::every_eighth_pair(tree::seen_from(ancestors, position - first));
-    let column = begin + first_column();
-    let low = seen(column);
-    !(if S > 32 {
-        low | seen(column + 64) << 16
-    } else {
-        low
-    })
+pub fn hide_before<const S: usize>(s: &mut [f32; S], begin: i32, first: [i32; 2]) {
+    let first = first.map(|first| first - begin - first_column());
+    let mut i = 0;
+    while i < S {
+        if ((8 * (i / 4) + i % 2) as i32) < first[i / 2 % 2] {
+            s[i] = f32::NEG_INFINITY;
+        }
+        i += 1;
+    }
 }
 
-/// The same where each of `groups` groups of 8 keys stands elsewhere: `key` gives the position of the first of the
-/// lane's two.
+/// Sets keys of other branches of a tree to −∞: `key` gives the position of the first of the lane's two in each
+/// group of 8 columns, `row` the position and the ancestors of a row.
+///
+/// A bit for each key first, by a loop: unrolled, that would take registers that the kernels have not.
 #[inline(always)]
-pub fn strangers(groups: u32, key: impl Fn(u32) -> i32, position: i32, ancestors: u64) -> u32 {
-    let (mut hidden, mut group) = (0_u32, 0);
-    while group < groups {
-        let key = key(group);
-        let strange = |key| u32::from(!tree::descends(ancestors, position, key));
-        hidden |= (strange(key) | strange(key + 1) << 1) << (2 * group);
-        group += 1;
+pub fn hide_strangers<const S: usize>(
+    s: &mut [f32; S],
+    key: impl Fn(u32) -> i32,
+    row: impl Fn(usize) -> (i32, u64),
+) {
+    const { assert!(S <= 64) };
+    let mut h = 0;
+    while h < 2 {
+        let (position, ancestors) = row(h);
+        let (mut hidden, mut group) = (0_u32, 0);
+        let groups = misc::opaque(S as u32 / 4);
+        while group < groups {
+            let key = key(group);
+            let strange = |key| u32::from(!descends(ancestors, position, key));
+            hidden |= (strange(key) | strange(key + 1) << 1) << (2 * group);
+            group += 1;
+        }
+        let mut i = 0;
+        while i < S / 2 {
+            if hidden >> i & 1 != 0 {
+                s[4 * (i / 2) + 2 * h + i % 2] = f32::NEG_INFINITY;
+            }
+            i += 1;
+        }
+        h += 1;
     }
-    hidden
+}
+
+/// The same for a block whose keys are neighbours, the first of them at `begin`.
+#[inline(always)]
+pub fn hide_strangers_from<const S: usize>(
+    s: &mut [f32; S],
+    begin: i32,
+    row: impl Fn(usize) -> (i32, u64),
+) {
+    let column = begin + first_column();
+    hide_strangers(s, |group| column + 8 * group as i32, row);
 }
 
 /// Sets what the variant hides to −∞; `at` tells of each row whose it is (its `key` is filled in here).

@@ -14,7 +14,7 @@ use crate::{
     common::{
         half::Half,
         prefill_tile::Tile,
-        softmax::{Rows, hide, mask, strangers_from, transform},
+        softmax::{Rows, hide_after, hide_before, hide_strangers_from, mask, transform},
         variant::Variant,
     },
 };
@@ -226,21 +226,20 @@ unsafe fn finish_logits<V: Variant, const S: usize>(
         if V::MASKS {
             mask(&mut logits[half], variant, begin, at);
         }
-        hide(
-            &mut logits[half],
-            begin,
-            |h| seen[h],
-            |h| {
-                if p.attention.ancestors == 0 {
-                    return 0;
-                }
-                // Rows that do not exist are the last token's.
-                let token = p.pack.div(of[h]).min(p.pack.div(tile.rows - 1));
+        hide_before(&mut logits[half], begin, [seen[0].0, seen[1].0]);
+        hide_after(&mut logits[half], begin, [seen[0].1, seen[1].1]);
+        // Opaque here and below, or what follows from them takes registers all the time.
+        if misc::opaque_u64(p.attention.ancestors) != 0 {
+            // Rows that do not exist are the last token's.
+            let last = p.pack.div(tile.rows - 1);
+            let begin = misc::opaque(begin as u32) as i32;
+            hide_strangers_from(&mut logits[half], begin, |h| {
+                let token = p.pack.div(misc::opaque(of[h])).min(last);
                 // SAFETY: a token of the launch.
                 let ancestors = unsafe { p.attention.ancestors_of(tile.token + token) };
-                strangers_from::<S>(begin, tile.position + token as i32, ancestors)
-            },
-        );
+                (tile.position + token as i32, ancestors)
+            });
+        }
         half += 1;
     }
 }

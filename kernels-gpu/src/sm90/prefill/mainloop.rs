@@ -1,6 +1,6 @@
 //! The warpgroups that compute: masks, weights, and when which product is issued.
 
-use cuda_std::{mbarrier, prelude::*, wgmma};
+use cuda_std::{mbarrier, misc, prelude::*, wgmma};
 
 use super::{
     super::{
@@ -15,7 +15,7 @@ use crate::{
     abi::PrefillParams,
     common::half::Half,
     common::prefill_tile::Tile,
-    common::softmax::{Rows, hide, mask, strangers_from, transform},
+    common::softmax::{Rows, hide_after, hide_before, hide_strangers_from, mask, transform},
     common::variant::Variant,
 };
 
@@ -176,25 +176,27 @@ pub(super) unsafe fn consume<
                 if V::TRANSFORMS_LOGITS {
                     transform(&mut logits, variant, $work.begin, of);
                 }
+                let seen = rows_of_thread.map(|row| tile.sees(&p.pack, variant, row));
                 if V::MASKS {
                     mask(&mut logits, variant, $work.begin, of);
                 }
-                hide(
-                    &mut logits,
-                    $work.begin,
-                    |h| tile.sees(&p.pack, variant, rows_of_thread[h]),
-                    |h| {
-                        if !after || p.attention.ancestors == 0 {
-                            return 0;
-                        }
-                        // Rows that do not exist are the last token's.
-                        let last = p.pack.div(tile.rows - 1);
-                        let token = p.pack.div(rows_of_thread[h]).min(last);
+                if after {
+                    hide_after(&mut logits, $work.begin, [seen[0].1, seen[1].1]);
+                }
+                // Opaque here and below, or what follows from them takes registers all the time.
+                if after && misc::opaque_u64(p.attention.ancestors) != 0 {
+                    // Rows that do not exist are the last token's.
+                    let last = p.pack.div(tile.rows - 1);
+                    let begin = misc::opaque($work.begin as u32) as i32;
+                    hide_strangers_from(&mut logits, begin, |h| {
+                        let token = p.pack.div(misc::opaque(rows_of_thread[h])).min(last);
                         let ancestors = p.attention.ancestors_of(tile.token + token);
-                        let position = tile.position + token as i32;
-                        strangers_from::<S>($work.begin, position, ancestors)
-                    },
-                );
+                        (tile.position + token as i32, ancestors)
+                    });
+                }
+                if before {
+                    hide_before(&mut logits, $work.begin, [seen[0].0, seen[1].0]);
+                }
             }
         };
     }

@@ -71,6 +71,12 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Option<Planned> {
         configs.truncate(1);
         // One kernel that takes turns by tickets replaces the plan's two.
         planned.arch = (!row.co_resident).then_some(Arch::Sm80);
+    } else if row.name.starts_with("pad_") {
+        planned.spec = Spec::new(4, 1, 80);
+    } else if planned_as_latent(row) {
+        planned.spec = Spec::latent(row.rows, row.value_dim, row.head_dim - row.value_dim)
+            .with_dtype(planned.spec.q_dtype);
+        planned.requests = &[(70, 1), (33, 1), (1, 1)];
     } else if decode {
         planned.spec = spec(row, row.rows.min(100));
         planned.requests = &[(70, 1), (33, 1), (1, 1)];
@@ -100,6 +106,11 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Option<Planned> {
         return None;
     }
     Some(planned)
+}
+
+/// Whether values are the first columns of the keys.
+const fn planned_as_latent(row: &KernelInfo) -> bool {
+    row.value_dim == 512
 }
 
 pub fn run_all(gpu: &Gpu) {

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     abi::DecodeParams,
     common::half::Half,
-    common::softmax::{Rows, hide_bits, strangers},
+    common::softmax::{Rows, hide_strangers},
     common::variant::{Pair, Variant},
 };
 
@@ -196,18 +196,14 @@ pub(super) unsafe fn consume<
                     finish_logits::<V, true, S>(&mut logits, variant, mask, rows, of, seen);
                     if p.attention.ancestors != 0 {
                         let column = (warp::lane_id() % 4 * 2) as i32;
-                        let mut h = 0;
-                        while h < 2 {
-                            let row = query(p, s, slots.stage, rows[h]);
-                            let hidden = strangers(
-                                p.attention.unknown(S as u32 / 4),
-                                |group| Visible::load(mask, group).key as i32 + column,
-                                row.position,
-                                p.attention.ancestors_of(row.token),
-                            );
-                            hide_bits(&mut logits, h, hidden);
-                            h += 1;
-                        }
+                        hide_strangers(
+                            &mut logits,
+                            |group| Visible::load(mask, group).key as i32 + column,
+                            |h| {
+                                let row = query(p, s, slots.stage, misc::opaque(rows[h]));
+                                (row.position, p.attention.ancestors_of(row.token))
+                            },
+                        );
                     }
                 } else {
                     finish_logits::<V, false, S>(&mut logits, variant, mask, rows, of, seen);
