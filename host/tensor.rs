@@ -104,6 +104,15 @@ pub enum ShapeError {
         /// Head dimension of values.
         head_dim_v: u32,
     },
+    /// Latent attention over values of their own.
+    #[error(
+        "the values of part {part} are not the first elements of its keys, as the latent spec says: give one pool \
+         (KvView::latent), or a spec with values of their own"
+    )]
+    NotLatent {
+        /// The part.
+        part: usize,
+    },
     /// A pool that ends within a page.
     #[error(
         "the pool has {got} elements, which is no multiple of the {page} of a page: pass whole pages"

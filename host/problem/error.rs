@@ -30,6 +30,19 @@ pub enum ProblemError {
         /// Its value.
         got: u32,
     },
+    /// Latent attention whose values cannot be a part of its keys.
+    #[error(
+        "latent attention has {kv_heads} KV heads with keys of {head_dim_qk} and values of {head_dim_v} elements: give \
+         one KV head, and values no longer than the keys whose first elements they are"
+    )]
+    Latent {
+        /// KV heads given.
+        kv_heads: u32,
+        /// Elements of a key.
+        head_dim_qk: u32,
+        /// Elements of a value.
+        head_dim_v: u32,
+    },
     /// An output type that is too narrow.
     #[error("the output cannot be {got:?}: use F16, BF16 or F32 and convert afterwards")]
     OutputDtype {

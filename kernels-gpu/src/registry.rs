@@ -141,6 +141,8 @@ pub struct KernelInfo {
     pub head_dim: u32,
     /// Head dimension of values and outputs.
     pub value_dim: u32,
+    /// Values are the first elements of the keys, and read with them.
+    pub latent: bool,
     /// It has the soft cap, or it has not.
     pub cap: bool,
     /// It leaves room on an SM for a CTA of another kernel.
@@ -175,6 +177,7 @@ impl KernelInfo {
             keys: 0,
             head_dim: 0,
             value_dim: 0,
+            latent: false,
             cap: false,
             co_resident: false,
             multi_table: false,
@@ -322,10 +325,11 @@ impl KernelId {
                 element,
                 head_dim,
                 value_dim,
+                latent,
                 cap,
                 ..
             } = *row;
-            (op, element, head_dim, value_dim, cap)
+            (op, element, head_dim, value_dim, latent, cap)
         };
         let same = |id: &Self| id.info().arch == arch && does(id.info()) == does(row);
         (row.arch == arch)

@@ -78,13 +78,16 @@ impl<Q: Element, T: Element> Tensors<Q, T> {
 impl<T: Element> Pools<T> {
     fn random(spec: &Spec, table: &PageTable, layout: KvLayout, noise: &mut Rng) -> Self {
         let k_strides = layout.strides(table.page_size, spec.kv_heads, spec.head_dim_qk);
-        let v_strides = layout.strides(table.page_size, spec.kv_heads, spec.head_dim_v);
+        let v_strides = match spec.latent {
+            true => k_strides,
+            false => layout.strides(table.page_size, spec.kv_heads, spec.head_dim_v),
+        };
         let nan = |strides: KvStrides| {
             vec![T::from_f32(f32::NAN); (table.pool_pages * strides.page) as usize]
         };
         let mut pools = Self {
             k: nan(k_strides),
-            v: nan(v_strides),
+            v: if spec.latent { Vec::new() } else { nan(v_strides) },
             k_strides,
             v_strides,
         };
@@ -109,11 +112,13 @@ impl<T: Element> Pools<T> {
                     spec.head_dim_qk as usize,
                     1.0,
                 ));
-                pools.v[v..][..spec.head_dim_v as usize].copy_from_slice(&random_row(
-                    noise,
-                    spec.head_dim_v as usize,
-                    1.0,
-                ));
+                if !spec.latent {
+                    pools.v[v..][..spec.head_dim_v as usize].copy_from_slice(&random_row(
+                        noise,
+                        spec.head_dim_v as usize,
+                        1.0,
+                    ));
+                }
             }
         }
         pools
@@ -122,7 +127,8 @@ impl<T: Element> Pools<T> {
     pub fn view(&self) -> KvView<'_, T> {
         KvView {
             k: &self.k,
-            v: &self.v,
+            // Latent attention has no values of their own.
+            v: if self.v.is_empty() { &self.k } else { &self.v },
             k_strides: self.k_strides,
             v_strides: self.v_strides,
         }
@@ -233,12 +239,14 @@ pub fn spec() -> impl Strategy<Value = Spec> {
     ];
     let window = prop_oneof![2 => Just(None), 1 => (0u32..60).prop_map(Some)];
     let cap = prop_oneof![2 => Just(None), 1 => (1.0f32..30.0).prop_map(Some)];
-    (heads, dims, any::<bool>(), window, cap).prop_map(
-        |((q_heads, kv_heads), (qk, v), causal, window, cap)| {
+    (heads, dims, any::<bool>(), window, cap, any::<bool>()).prop_map(
+        |((q_heads, kv_heads), (qk, v), causal, window, cap, latent)| {
             let mut spec = Spec::new(q_heads, kv_heads, qk).with_head_dim_v(v);
             spec.variant.causal = causal;
             spec.variant.window_left = window;
             spec.variant.soft_cap = cap;
+            // Of the heads that it may be true for.
+            spec.latent = kv_heads == 1 && v <= qk && latent;
             spec
         },
     )

@@ -101,6 +101,7 @@ pub(super) fn check_serves(id: KernelId, op: Op, spec: &Spec, dtype: Dtype) -> R
     let row = id.info();
     let capped = spec.variant.soft_cap.is_some();
     let heads = (row.head_dim, row.value_dim) == (spec.head_dim_qk, spec.head_dim_v);
+    let heads = heads && row.latent == spec.latent;
     if row.op == op && heads && row.element == element(dtype) && row.cap == capped {
         return Ok(());
     }

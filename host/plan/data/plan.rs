@@ -53,7 +53,7 @@ pub struct TileGroup {
     /// Its tile.
     pub tile: Tile,
     /// Neighbouring query heads of one KV head that share a tile, each token taking as many rows: the whole
-    /// group in decode, a divisor of it in prefill.
+    /// group in decode (latent heads that are more than a tile's rows take several tiles), a divisor of it in prefill.
     pub pack: u32,
     /// The items, longest first.
     pub items: Range<u32>,
@@ -63,7 +63,7 @@ impl TileGroup {
     /// Units of an item: how many tiles it takes to have all query heads.
     #[must_use]
     pub const fn units_per_item(&self, spec: &Spec) -> u32 {
-        spec.q_heads / self.pack
+        spec.q_heads.div_ceil(self.pack)
     }
 }
 

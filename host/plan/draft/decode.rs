@@ -116,7 +116,7 @@ impl DecodeDrafter {
             draft: Draft {
                 kernel: Kernel::Decode,
                 tile: Tile::default(),
-                pack: spec.group(),
+                pack: input.tiles.decode_pack(),
                 part: input.index,
                 page_size: part.table.page_size,
                 table: 0,

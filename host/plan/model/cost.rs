@@ -131,7 +131,7 @@ impl CostModel {
     /// Units of an item whose tiles hold so many query heads.
     #[must_use]
     pub const fn units_per_item(&self, pack: u32) -> u32 {
-        self.q_heads / pack
+        self.q_heads.div_ceil(pack)
     }
 
     /// What a unit of `pack` query heads costs whatever its keys, in picoseconds; `partial_tokens` of its

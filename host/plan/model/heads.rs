@@ -13,7 +13,7 @@ pub struct Model {
     pub spec: Spec,
     decode_tile: Option<Tile>,
     /// Row blocks of at most so many query tokens are decodes: none where only prefill kernels were compiled for the
-    /// heads.
+    /// heads, all where only decode kernels were.
     pub most_decode_tokens: u32,
     pub tiles: TileTable,
     /// For each configuration of the fused form; none where it has no kernels for the heads.
@@ -35,9 +35,10 @@ impl Model {
         Ok(Self {
             spec: *spec,
             decode_tile,
-            most_decode_tokens: match tiles.has_decodes() {
-                true => device.decode_max_tokens,
-                false => 0,
+            most_decode_tokens: match (tiles.has_decodes(), tiles.prefills().is_empty()) {
+                (true, false) => device.decode_max_tokens,
+                (true, true) => u32::MAX,
+                (false, _) => 0,
             },
             tiles,
             fused_tiles: device.pod.configs.iter().map(fused).collect(),

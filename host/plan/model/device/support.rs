@@ -84,8 +84,11 @@ impl DeviceDescription {
         }
     }
 
-    /// Every batch may have prefills. Heads without a decode kernel are prefills altogether.
+    /// Every batch may have prefills. Heads without a decode kernel are prefills altogether; latent heads are decodes.
     fn check_dims(&self, spec: &Spec) -> Result<(), Unsupported> {
+        if spec.latent {
+            return self.check_latent(spec);
+        }
         let mut prefills = runnable(self, Op::Prefill).map(|id| id.info());
         if self.prefill.keys.is_some() || prefills.clone().any(|row| serves(row, spec)) {
             return Ok(());
@@ -109,6 +112,27 @@ impl DeviceDescription {
                 .min_by_key(|dims| dims.0 + dims.1)
                 .copied(),
             there: list(there.iter().map(|&(qk, v)| dims(qk, v))),
+        })
+    }
+
+    fn check_latent(&self, spec: &Spec) -> Result<(), Unsupported> {
+        let kernels = runnable(self, Op::Decode).map(|id| id.info());
+        let mut latent = kernels.filter(|row| row.latent);
+        if latent.clone().any(|row| serves(row, spec)) {
+            return Ok(());
+        }
+        let what = match latent.next() {
+            None => "on this device".to_owned(),
+            Some(_) if spec.variant.soft_cap.is_some() => "with a soft cap".to_owned(),
+            Some(row) => format!(
+                "with keys of {}: there are {}",
+                dims(spec.head_dim_qk, spec.head_dim_v),
+                dims(row.head_dim, row.value_dim)
+            ),
+        };
+        Err(Unsupported::Latent {
+            device: self.name.clone(),
+            what,
         })
     }
 

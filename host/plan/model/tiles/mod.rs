@@ -16,6 +16,9 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TileTable {
     group: u32,
+    /// Query heads of a KV head in a tile of decodes: all of them, but for latent heads that are more than a tile's
+    /// rows.
+    decode_pack: u32,
     /// By rows, ascending. Empty where only prefill was compiled for the heads.
     decode: Vec<Choice>,
     prefill: Vec<PrefillTile>,
@@ -54,6 +57,7 @@ pub(in crate::plan) fn serves(row: &KernelInfo, spec: &Spec) -> bool {
     };
     [spec.q_dtype, spec.kv_dtype, spec.out_dtype] == [element; 3]
         && (row.head_dim, row.value_dim) == (spec.head_dim_qk, spec.head_dim_v)
+        && row.latent == spec.latent
         && row.cap == spec.variant.soft_cap.is_some()
 }
 
@@ -201,6 +205,7 @@ impl TileTable {
         let none = decode.is_empty() && alone(device, spec, Op::Decode).is_empty();
         Self {
             group: spec.group(),
+            decode_pack: spec.group(),
             decode,
             prefill,
         }
@@ -224,6 +229,7 @@ impl TileTable {
         let prefill = Choice::of(prefill);
         let table = Self {
             group: spec.group(),
+            decode_pack: spec.group(),
             decode: match decode {
                 // What is in one kernel with the prefill cannot be another.
                 Some(tile) if config.by_tickets => decodes
@@ -252,8 +258,13 @@ impl TileTable {
             group: spec.group(),
             device: device.name.clone(),
         };
-        self.decode.retain(|choice| choice.tile.m >= spec.group());
-        if self.prefill.is_empty() {
+        let widest = self.decode.iter().map(|choice| choice.tile.m).max();
+        if let (true, Some(rows)) = (spec.latent && device.decode.keys.is_none(), widest) {
+            // Equal tiles, as few as hold all heads.
+            self.decode_pack = self.group.div_ceil(self.group.div_ceil(rows));
+        }
+        self.decode.retain(|choice| choice.tile.m >= self.decode_pack);
+        if self.prefill.is_empty() && !spec.latent {
             return Err(no_tile(Kernel::Prefill));
         }
         if self.decode.is_empty() && !prefill_only {
@@ -265,9 +276,17 @@ impl TileTable {
     /// The most query tokens that a tile of decodes holds.
     #[must_use]
     pub fn decode_tokens(&self) -> u32 {
-        self.decode
-            .last()
-            .map_or(0, |last| last.tile.m / self.group)
+        let tokens = |last: &Choice| match self.decode_pack < self.group {
+            true => 1,
+            false => last.tile.m / self.group,
+        };
+        self.decode.last().map_or(0, tokens)
+    }
+
+    /// Query heads of a KV head that a tile of decodes holds.
+    #[must_use]
+    pub const fn decode_pack(&self) -> u32 {
+        self.decode_pack
     }
 
     /// Whether there are kernels for decodes; else prefill takes them.
@@ -288,7 +307,7 @@ impl TileTable {
     /// The smallest tile that covers so many query tokens of decodes; the largest where none does.
     #[must_use]
     pub fn row_tile(&self, tokens: u32) -> u32 {
-        let rows = tokens * self.group;
+        let rows = tokens * self.decode_pack;
         let mut tiles = self.decode.iter().map(|choice| choice.tile.m);
         let largest = self.decode.last().map_or(0, |last| last.tile.m);
         tiles.find(|m| *m >= rows).unwrap_or(largest)

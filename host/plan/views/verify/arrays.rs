@@ -74,9 +74,11 @@ impl Plan {
             let items = &group.items;
             let whole = self.spec.group();
             ensure!(
-                group.pack > 0
-                    && whole.is_multiple_of(group.pack)
-                    && (group.pack == whole || group.kernel != Kernel::Decode),
+                match group.kernel {
+                    Kernel::Decode if self.spec.latent => (1..=whole).contains(&group.pack),
+                    Kernel::Decode => group.pack == whole,
+                    Kernel::Prefill => group.pack > 0 && whole.is_multiple_of(group.pack),
+                },
                 "{} of {whole} query heads in a tile of {:?}",
                 group.pack,
                 group.kernel
