@@ -18,6 +18,8 @@ pub enum Family {
     DecodeMma,
     /// Hopper's decode of 64 and 128 rows, and of 8 beside a prefill.
     DecodeWgmma,
+    /// Hopper's latent attention.
+    Mla,
     /// Prefill with the instructions of Ampere.
     Sm80Prefill,
     /// Decode with the instructions of Ampere.
@@ -38,6 +40,7 @@ impl Family {
             Self::Prefill => "prefill",
             Self::DecodeMma => "decode_mma",
             Self::DecodeWgmma => "decode_wgmma",
+            Self::Mla => "mla",
             Self::Sm80Prefill => "sm80_prefill",
             Self::Sm80Decode => "sm80_decode",
             Self::Pod => "pod",
@@ -248,11 +251,12 @@ pub(crate) const fn registers(threads: u32, ctas: u32) -> u32 {
 }
 
 /// The tables of all families.
-const TABLES: [&[&[KernelInfo]]; 9] = [
+const TABLES: [&[&[KernelInfo]]; 10] = [
     sm90::prefill::ROWS,
     sm90::decode_mma::ROWS,
     sm90::decode_wgmma::narrow::ROWS,
     sm90::decode_wgmma::wide::ROWS,
+    sm90::mla::ROWS,
     sm80::prefill::ROWS,
     sm80::decode::TABLE,
     sm80::pod::ROWS,

@@ -81,6 +81,14 @@ impl Rows {
         factor
     }
 
+    /// Takes over a reference that somebody else chose, with the factor that goes with it.
+    #[inline(always)]
+    pub fn adopt(&mut self, h: usize, reference: f32, factor: f32) {
+        self.reference[h] = reference;
+        self.sums[h] *= factor;
+        self.sums[h + 2] *= factor;
+    }
+
     /// Turns logits into weights relative to the references at hand, packed in pairs as the A operand of
     /// the second product. Returns their sums: of the first row, of the second, and again of both.
     ///

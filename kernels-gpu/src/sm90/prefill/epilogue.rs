@@ -11,7 +11,10 @@ use cuda_std::{
     wgmma,
 };
 
-use super::{super::pipeline::Pipeline, shared::Shared};
+use super::{
+    super::{mma::swap, pipeline::Pipeline},
+    shared::Shared,
+};
 use crate::{
     abi::{DIRECT, PrefillParams},
     common::half::Half,
@@ -148,24 +151,6 @@ unsafe fn write_fragments<const O: usize>(
             j += 1;
         }
         h += 1;
-    }
-}
-
-/// Gives the other lane the word of each pair that is not this one's: of two lanes, `upper` keeps the second.
-#[inline(always)]
-unsafe fn swap(words: &mut [u32; 4], pairs: [(usize, usize); 2], upper: bool, distance: u32) {
-    let mut i = 0;
-    while i < 2 {
-        let (first, second) = pairs[i];
-        let mine = if upper { words[first] } else { words[second] };
-        // SAFETY: the caller's whole warp.
-        let other = unsafe { warp::warp_shuffle_xor(WARP, mine, distance, 32) };
-        if upper {
-            words[first] = other;
-        } else {
-            words[second] = other;
-        }
-        i += 1;
     }
 }
 
