@@ -86,6 +86,7 @@ pub struct OnDevice {
     pub pools: Vec<KvPool>,
     _q: Rc<Memory>,
     pub q: DeviceTensor<3>,
+    value_dim: usize,
     pub out: Rc<Memory>,
     pub lse: Rc<Memory>,
 }
@@ -110,7 +111,7 @@ impl OnDevice {
                 page_size,
                 pool_pages,
                 k.address(),
-                v.address(),
+                if spec.latent { k.address() } else { v.address() },
             )
             .with_strides(pool.k_strides, pool.v_strides)
         });
@@ -121,6 +122,7 @@ impl OnDevice {
             pools,
             q: q.tensor(T::DTYPE, [tokens, heads, spec.head_dim_qk as usize]),
             _q: q.into(),
+            value_dim: spec.head_dim_v as usize,
             out: Memory::of_bytes((tokens * heads * spec.head_dim_v as usize * 2).max(16)).into(),
             lse: Memory::of_bytes((tokens * heads * 4).max(16)).into(),
             _parts: parts.into(),
@@ -141,7 +143,7 @@ impl OnDevice {
         workspace: &mut Workspace,
         stream: &Stream,
     ) -> (Vec<u16>, Vec<u32>) {
-        let [tokens, heads, dim] = self.q.shape;
+        let ([tokens, heads, _], dim) = (self.q.shape, self.value_dim);
         self.out.write_at(0, &vec![u16::MAX; tokens * heads * dim]);
         self.lse.write_at(0, &vec![u32::MAX; tokens * heads]);
         let out = self.out.tensor(self.q.dtype, [tokens, heads, dim]);

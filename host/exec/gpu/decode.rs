@@ -1,6 +1,6 @@
 //! Decode on the GPU: one tile group of a plan.
 
-mod walk;
+pub(super) mod walk;
 
 use kernels_gpu::{
     abi::{AttentionParams, DecodeParams, LaunchRecord, MergeRow, QueryRow, WorkItem},
@@ -25,7 +25,7 @@ use walk::Walk;
 /// with it.
 #[derive(Clone, Copy, Debug)]
 pub struct DecodeCall<'a> {
-    /// The heads: dimensions 64, 128 or 256, at most 16 query heads per KV head.
+    /// The heads: dimensions 64, 128 or 256, or latent ones of 576 and 512.
     pub spec: &'a Spec,
     /// How the launch goes about it.
     pub tile: DecodeTile,
@@ -64,7 +64,7 @@ pub struct DecodeCall<'a> {
 pub struct DecodeTile {
     /// The kernel, a [`Op::Decode`] for these heads; one that runs beside a prefill leaves merges to others.
     pub kernel: KernelId,
-    /// No item has more query tokens × query heads per KV head. A kernel that loads pages has tiles of so many rows;
+    /// No item has more query tokens × query heads per KV head (but for latent heads that are more). A kernel that loads pages has tiles of so many rows;
     /// one that loads rows cuts items to its own.
     pub rows: u32,
     /// Units (items × KV heads) that a CTA claims at a time: 1, or several where they are short. (Kernels
@@ -130,6 +130,9 @@ impl Gpu {
             return self.prepare_decode_rows(kernel, call);
         }
         let row = kernel.info;
+        if row.latent {
+            return self.prepare_latent(kernel, call, maps);
+        }
         let rows = call.tile.rows;
         if rows > row.rows {
             let rule = format!("at most {}, those of {}", row.rows, row.name);
@@ -151,7 +154,7 @@ impl Gpu {
     }
 }
 
-fn extent(
+pub(super) fn extent(
     tensor: &'static str,
     dimension: &'static str,
     got: usize,
@@ -177,8 +180,8 @@ fn check(call: &DecodeCall<'_>) -> Result<(), Error> {
         ..
     } = *call;
     spec.check()?;
-    let dim = spec.head_dim_qk as usize;
-    if !matches!(dim, 64 | 128 | 256) || spec.head_dim_v != spec.head_dim_qk {
+    let (dim, value_dim) = (spec.head_dim_qk as usize, spec.head_dim_v as usize);
+    if !spec.latent && (!matches!(dim, 64 | 128 | 256) || value_dim != dim) {
         return Err(extent(
             "the pool",
             "elements in a head",
@@ -207,7 +210,11 @@ fn check(call: &DecodeCall<'_>) -> Result<(), Error> {
     partials.check_f32(lse)?;
 
     let of_spec = "in the specification";
-    for (name, tensor) in [("q", q), ("out", out), ("partial_out", &partials.out)] {
+    for (name, tensor, dim) in [
+        ("q", q, dim),
+        ("out", out, value_dim),
+        ("partial_out", &partials.out, value_dim),
+    ] {
         tensor.check_extent(name, "heads", 1, heads, of_spec)?;
         tensor.check_extent(name, "elements in a head", 2, dim, of_spec)?;
         tensor.check_dense(name, 1)?;
@@ -254,7 +261,7 @@ fn check(call: &DecodeCall<'_>) -> Result<(), Error> {
             return Err(extent("arrivals", "counters", arrivals.len, rule));
         }
     }
-    if spec.group() > call.tile.rows {
+    if spec.group() > call.tile.rows && !spec.latent {
         let rule = format!("at least {}, the query heads of a KV head", spec.group());
         return Err(extent("the tile", "rows", call.tile.rows as usize, rule));
     }

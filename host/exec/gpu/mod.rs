@@ -58,6 +58,7 @@ mod device;
 mod driver;
 mod embedded;
 mod inspect;
+mod latent;
 mod launch;
 mod launch_set;
 mod loops;

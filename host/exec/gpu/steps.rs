@@ -3,13 +3,14 @@
 use std::ffi::c_void;
 
 use kernels_gpu::abi::{
-    AttentionParams, DecodeParams, GatherDecodeParams, GatherPrefillParams, MergeParams, PodParams,
-    PrefillParams,
+    AttentionParams, DecodeParams, GatherDecodeParams, GatherPrefillParams, LatentParams,
+    MergeParams, PodParams, PrefillParams,
 };
 
 use super::{
     DeviceTensor, Gpu, KvPool, Stream, Workspace,
     driver::Current,
+    latent::{LatentShapes, check_latent},
     launch::Launch,
     maps::{Maps, ShapeId},
     module::Kernel,
@@ -41,6 +42,7 @@ pub(super) struct Step {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Parameters {
     Decode(DecodeParams, ShapeId),
+    Latent(LatentParams, LatentShapes),
     DecodeRows(GatherDecodeParams),
     Prefill(PrefillParams, Shapes),
     PrefillRows(GatherPrefillParams),
@@ -59,6 +61,18 @@ impl Step {
                 if (known.k, known.v) != (pool.k, pool.v) {
                     params.k_map = maps.at("k", pool.k, *shape)?;
                     params.v_map = maps.at("v", pool.v, *shape)?;
+                }
+                point(&mut params.attention, tensors, pool);
+            }
+            Parameters::Latent(params, shapes) => {
+                check_latent(pool)?;
+                let known = &params.attention;
+                if known.q != tensors.q.address {
+                    params.q_map = maps.at("q", tensors.q.address, shapes.q)?;
+                }
+                if known.k != pool.k {
+                    params.left_map = maps.at("the pool", pool.k, shapes.left)?;
+                    params.right_map = maps.at("the pool", pool.k, shapes.right)?;
                 }
                 point(&mut params.attention, tensors, pool);
             }
@@ -104,6 +118,7 @@ impl Step {
     const fn parameters(&self) -> *const c_void {
         match &self.parameters {
             Parameters::Decode(params, _) => (&raw const *params).cast(),
+            Parameters::Latent(params, _) => (&raw const *params).cast(),
             Parameters::DecodeRows(params) => (&raw const *params).cast(),
             Parameters::Prefill(params, _) => (&raw const *params).cast(),
             Parameters::PrefillRows(params) => (&raw const *params).cast(),
@@ -124,7 +139,7 @@ impl Step {
         let parameters = &self.parameters;
         matches!(
             parameters,
-            Parameters::Decode(..) | Parameters::DecodeRows(_)
+            Parameters::Decode(..) | Parameters::Latent(..) | Parameters::DecodeRows(_)
         )
     }
 
@@ -265,7 +280,9 @@ impl Run {
         let mut behind_decode = false;
         for step in &mut self.steps {
             match step.parameters {
-                Parameters::Decode(..) if !step.kernel.info.co_resident => {
+                Parameters::Decode(..) | Parameters::Latent(..)
+                    if !step.kernel.info.co_resident =>
+                {
                     step.launch.overlap = behind_decode && gpu.overlaps();
                     behind_decode = true;
                 }

@@ -113,7 +113,7 @@ unsafe fn bring_queries(
             let (token, slab) = (index / SLABS_OF_ALL, index % SLABS_OF_ALL);
             let of = shared::load_u32(s.row(slot, token));
             let target = s.queries() + slab * SLAB_BYTES + token * heads * 128;
-            let corner = [0, unit.head as i32, slab as i32, of as i32];
+            let corner = [0, unit.head as i32, slab as i32, of as i32, 0];
             tma::load_tensor(target, map, corner, s.queries_full());
             index += 32;
         }

@@ -25,6 +25,8 @@ pub struct Scenario {
     options: PlanOptions,
     arch: Option<Arch>,
     soft_cap: Option<f32>,
+    /// Heads of 576 whose values are the first 512 elements of the keys.
+    latent: bool,
 }
 
 fn scenario(name: &'static str, group: u32, dim: u32, requests: &'static [(u32, u32)]) -> Scenario {
@@ -38,6 +40,15 @@ fn scenario(name: &'static str, group: u32, dim: u32, requests: &'static [(u32, 
         options: PlanOptions::default(),
         arch: None,
         soft_cap: None,
+        latent: false,
+    }
+}
+
+fn latent(name: &'static str, heads: u32, page: u32, requests: &'static [(u32, u32)]) -> Scenario {
+    Scenario {
+        latent: true,
+        page,
+        ..scenario(name, heads, 576, requests)
     }
 }
 
@@ -50,6 +61,8 @@ fn options(split: SplitMode, merge_mode: MergeMode, pod: PodMode) -> PlanOptions
 
 const DECODES: &[(u32, u32)] = &[(70, 1), (33, 1), (1, 1)];
 const CHUNK: &[(u32, u32)] = &[(150, 70)];
+const LATENT: &[(u32, u32)] = &[(200, 1), (64, 1), (129, 1), (3, 1)];
+const NEW_TOKENS: &[(u32, u32)] = &[(150, 4), (70, 2)];
 const HYBRID: &[(u32, u32)] = &[(130, 64), (40, 1), (90, 1)];
 
 pub fn scenarios() -> Vec<Scenario> {
@@ -82,6 +95,14 @@ pub fn scenarios() -> Vec<Scenario> {
         Scenario {
             arch: Some(Arch::Sm80),
             ..scenario("decode, Ampere", 4, 64, DECODES)
+        },
+        latent("latent, 64 heads", 64, 64, LATENT),
+        latent("latent, 128 heads", 128, 16, LATENT),
+        latent("latent, odd heads", 3, 8, LATENT),
+        latent("latent, new tokens", 16, 32, NEW_TOKENS),
+        Scenario {
+            options: options(cut, MergeMode::Kernel, serial),
+            ..latent("latent, cut", 16, 16, LATENT)
         },
         scenario("prefill, 64", 2, 64, CHUNK),
         scenario("prefill, 128", 2, 128, CHUNK),
@@ -118,6 +139,7 @@ pub const EXPECTED: &[&str] = &[
     "decode_128x128_d64_bf16",
     "decode_8x32_d64_bf16_cap",
     "sm80_decode_16x32_d64_bf16",
+    "mla_64x64_bf16",
     "merge_few_bf16",
     "prefill_128x128_d64_bf16",
     "sm80_prefill_128x128_d64_bf16",
@@ -130,6 +152,9 @@ pub fn run(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
         scenario.kv_heads,
         scenario.dim,
     );
+    if scenario.latent {
+        spec = Spec::latent(scenario.group, 512, 64);
+    }
     if let Some(cap) = scenario.soft_cap {
         let mut variant = Variant::CAUSAL;
         variant.soft_cap = Some(cap);
@@ -169,7 +194,11 @@ pub fn run_all() {
         .build(0)
         .expect("the emulated GPU");
     gpu.make_current().unwrap();
+    let only = std::env::var("PTX_DRIVER_SCENARIOS").unwrap_or_default();
     for scenario in scenarios() {
+        if !scenario.name.contains(&only) {
+            continue;
+        }
         eprintln!("scenario {}", scenario.name);
         run(&gpu, &scenario).unwrap_or_else(|text| panic!("{}: {text}", scenario.name));
     }
