@@ -177,6 +177,20 @@ pub struct Tensors {
     pub layout: KvLayout,
 }
 
+/// The pools of a specification: one, if it is latent.
+pub fn kv_view<'a, T: Element>(
+    spec: &Spec,
+    layout: KvLayout,
+    page_size: u32,
+    k: &'a [T],
+    v: &'a [T],
+) -> KvView<'a, T> {
+    match spec.latent {
+        true => KvView::latent(spec, page_size, k),
+        false => KvView::new(spec, layout, page_size, k, v),
+    }
+}
+
 impl Tensors {
     /// Random numbers; queries large enough for some keys to stand out.
     ///
@@ -196,7 +210,11 @@ impl Tensors {
         Ok(Self {
             q: Tensor::random(spec.q_dtype, queries * dim_qk, 4.0, seed)?,
             k: Tensor::random(spec.kv_dtype, rows * dim_qk, 1.0, seed + 1)?,
-            v: Tensor::random(spec.kv_dtype, rows * dim_v, 1.0, seed + 2)?,
+            v: match spec.latent {
+                // They are in the keys.
+                true => Tensor::zeros(spec.kv_dtype, 0)?,
+                false => Tensor::random(spec.kv_dtype, rows * dim_v, 1.0, seed + 2)?,
+            },
             layout,
         })
     }
@@ -213,7 +231,7 @@ impl Tensors {
     ) -> Result<reference::Output, Failure> {
         let page_size = batch.parts[0].table.page_size;
         with_keys_and_values!(&self.k, &self.v, |k, v| {
-            let view = KvView::new(spec, self.layout, page_size, k, v);
+            let view = kv_view(spec, self.layout, page_size, k, v);
             with_tensor!(q, q => reference::attention(spec, batch, q, &[view]))
                 .map_err(|error| Failure::from(Error::from(error)))
         })

@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use tandem_attn::{
     exec::Cpu,
-    kv::KvView,
     plan::{DeviceDescription, Plan},
 };
 
@@ -12,7 +11,7 @@ use super::{Backend, Ceilings, Loaded, Machine, Results, ceilings};
 use crate::{
     Failure, memory,
     table::counted,
-    tensors::{Tensor, Tensors},
+    tensors::{Tensor, Tensors, kv_view},
     with_keys_and_values, with_tensor,
 };
 
@@ -117,7 +116,7 @@ impl Loaded for LoadedOnCpu<'_> {
         }
         let page_size = plan.parts[0].page_size;
         with_keys_and_values!(k, v, |k, v| {
-            let view = KvView::new(&plan.spec, *layout, page_size, k, v);
+            let view = kv_view(&plan.spec, *layout, page_size, k, v);
             with_tensor!(q, q => with_tensor!(&mut *out, out => {
                 let begin = Instant::now();
                 cpu.run(plan, q, &[view], out, Some(&mut *lse))?;

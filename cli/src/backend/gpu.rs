@@ -185,14 +185,18 @@ impl Backend for GpuBackend {
         let page_size = plan.parts[0].page_size;
         let tokens = tensors.k.len() / (spec.kv_heads * spec.head_dim_qk) as usize;
         let (k, v) = (Memory::new(&tensors.k)?, Memory::new(&tensors.v)?);
-        let pool = KvPool::new(
-            spec,
-            tensors.layout,
-            page_size,
-            (tokens / page_size as usize) as u32,
-            k.address(),
-            v.address(),
-        );
+        let pages = (tokens / page_size as usize) as u32;
+        let pool = match spec.latent {
+            true => KvPool::latent(spec, page_size, pages, k.address()),
+            false => KvPool::new(
+                spec,
+                tensors.layout,
+                page_size,
+                pages,
+                k.address(),
+                v.address(),
+            ),
+        };
         let values = rows * spec.head_dim_v as usize;
         Ok(Box::new(LoadedOnGpu {
             q: Memory::new(&tensors.q)?,
@@ -238,6 +242,22 @@ impl Loaded for LoadedOnGpu<'_> {
             unsafe { gpu.run(workspace, &q, &pools, &out, Some(&lse), stream) }
                 .map_err(Failure::from)
         })
+    }
+
+    fn read(&mut self, bytes: u64) -> Option<Result<Duration, Failure>> {
+        // Of keys and values apart a plain read would be two.
+        if !self.plan.spec.latent {
+            return None;
+        }
+        let GpuBackend { gpu, .. } = self.backend;
+        let strides = self.pool.k_strides;
+        let pool = u64::from(self.pool.pages) * u64::from(strides.page) * 2;
+        let bytes = bytes.min(pool) as usize;
+        Some(self.backend.time(true, |stream| {
+            // SAFETY: the pool has as many bytes; of the LSEs, four bytes may become others.
+            unsafe { gpu.read_all(self.pool.k, bytes, self.lse.address(), stream) }
+                .map_err(Failure::from)
+        }))
     }
 
     fn results(&mut self) -> Result<Results, Failure> {

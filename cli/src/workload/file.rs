@@ -17,6 +17,7 @@ struct Fields {
     kv_heads: Option<u32>,
     head_dim: Option<u32>,
     head_dim_v: Option<u32>,
+    latent: Option<bool>,
     #[serde(default, deserialize_with = "dtype")]
     dtype: Option<Dtype>,
     #[serde(default, deserialize_with = "dtype")]
@@ -142,6 +143,12 @@ impl Fields {
             .with_dtype(dtype)
             .with_kv_dtype(self.kv_dtype.or(file.kv_dtype).unwrap_or(dtype))
             .with_head_dim_v(self.head_dim_v.or(file.head_dim_v).unwrap_or(head_dim));
+        if self.latent.or(file.latent).unwrap_or(false) {
+            let Spec { head_dim_v, .. } = spec;
+            let rope = head_dim.saturating_sub(head_dim_v);
+            spec.latent = true;
+            spec.scale = Spec::latent(heads, head_dim_v, rope).scale;
+        }
         if let Some(variant) = self.variant.or(file.variant) {
             spec.variant.causal = variant.causal;
             spec.variant.window_left = variant.window_left;

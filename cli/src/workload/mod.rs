@@ -179,6 +179,7 @@ impl Case {
             kv_heads,
             head_dim_qk,
             head_dim_v,
+            latent,
             q_dtype,
             kv_dtype,
             ..
@@ -186,6 +187,9 @@ impl Case {
         let mut words = format!("{q_heads}/{kv_heads} × {head_dim_qk}");
         if head_dim_v != head_dim_qk {
             words += &format!("/{head_dim_v}");
+        }
+        if latent {
+            words += " latent";
         }
         words += &format!(" {}", dtype_name(q_dtype));
         if kv_dtype != q_dtype {
@@ -212,12 +216,13 @@ pub fn dtype_name(dtype: Dtype) -> &'static str {
 }
 
 /// The suites that come with the command.
-const SUITES: [(&str, &str); 5] = [
+const SUITES: [(&str, &str); 6] = [
     ("quick", include_str!("../../suites/quick.json")),
     ("decode", include_str!("../../suites/decode.json")),
     ("prefill", include_str!("../../suites/prefill.json")),
     ("pod", include_str!("../../suites/pod.json")),
     ("pat", include_str!("../../suites/pat.json")),
+    ("mla", include_str!("../../suites/mla.json")),
 ];
 
 /// A suite by name.
@@ -233,7 +238,9 @@ pub enum Suite {
     Pod,
     /// Decodes that share prefixes: the 20 trees of PAT's Figure 10 under its 4 head settings.
     Pat,
-    /// decode, prefill, pod and pat.
+    /// Latent attention: decodes of 16, 64 and 128 heads, new tokens, pages of any size, a shared prefix.
+    Mla,
+    /// decode, prefill, pod, pat and mla.
     All,
 }
 
@@ -250,6 +257,7 @@ impl Suite {
             Self::Prefill => name == "prefill",
             Self::Pod => name == "pod",
             Self::Pat => name == "pat",
+            Self::Mla => name == "mla",
             Self::All => name != "quick",
         };
         let suites = SUITES.iter().filter(|(name, _)| wanted(name));
