@@ -244,11 +244,11 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
             macro_rules! own {
                 ($first:literal) => {{
                     let parity = block / 2 & 1;
-                    // The half comes first that this consumer itself sets free.
-                    mbarrier::wait(s.full(C, C), parity);
-                        multiply::<T, false>(s, &mut logits, C, C);
-                    mbarrier::wait(s.full(C, other), parity);
-                    multiply::<T, true>(s, &mut logits, C, other);
+                    // In this order whoever owns the block, which is a matter of timing: the same bits.
+                    mbarrier::wait(s.full(C, 0), parity);
+                    multiply::<T, false>(s, &mut logits, C, 0);
+                    mbarrier::wait(s.full(C, 1), parity);
+                    multiply::<T, true>(s, &mut logits, C, 1);
                     wgmma::commit_group();
                     if $first {
                         wgmma::wait_group::<0>();
