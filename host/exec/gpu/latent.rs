@@ -20,9 +20,6 @@ pub(super) struct LatentShapes {
     pub(super) right: ShapeId,
 }
 
-/// Tokens of a page in a box, at most: those of a block.
-const BOX_TOKENS: u32 = 64;
-
 /// Bytes of an element.
 const ELEMENT: u64 = 2;
 
@@ -57,7 +54,7 @@ impl Gpu {
         }
         let strides = &call.pool.k_strides;
         let walk = Walk::new(spec, call.pool.pages, strides)?;
-        let piece_tokens = (1 << strides.page_size.trailing_zeros()).min(BOX_TOKENS);
+        let piece_tokens = (1 << strides.page_size.trailing_zeros()).min(row.keys);
         let [left, right] = [row.value_dim / 128, (row.head_dim - row.value_dim / 2) / 64];
         let half = |slabs| walk.shape(call.pool.dtype, slabs, piece_tokens);
         let q = call.q;

@@ -132,7 +132,7 @@ pub struct LatentParams {
     pub tiles: Divisor,
     /// By tokens in a page.
     pub page_size: Divisor,
-    /// Tokens of a box: a divisor of the page size and of 64, a multiple of 8.
+    /// Tokens of a box: a divisor of the page size and of a block, a multiple of 8.
     pub piece_tokens: u32,
     /// A page behind the pool: what is read there is zero.
     pub outside: u32,

@@ -5,7 +5,7 @@ macro_rules! table {
     ($as:ident $then:ident) => {
         $crate::common::half::each_half! { $as $then {
             // Rows × keys.
-            64 x 64;
+            64 x 32;
         }}
     };
 }
@@ -56,9 +56,9 @@ pub(super) const VALUE_DIM: u32 = 512;
 /// Rows of a tile.
 pub(super) const TILE_ROWS: u32 = 64;
 /// Keys of a block.
-pub(super) const KEYS: u32 = 64;
-/// Blocks of keys in shared memory: one of each consumer.
-pub(super) const STAGES: u32 = 2;
+pub(super) const KEYS: u32 = 32;
+/// Blocks of keys in shared memory: every other one is one consumer's.
+pub(super) const STAGES: u32 = 4;
 /// Threads of a CTA: the warpgroup that feeds, and two that compute.
 pub(super) const THREADS: u32 = 384;
 /// Registers of a thread that feeds and of one that computes.

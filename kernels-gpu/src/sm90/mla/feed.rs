@@ -9,7 +9,7 @@ use cuda_std::{
 use super::{
     super::pipeline::Pipeline,
     CLAIM_AHEAD,
-    config::{HALF_BYTES, HEAD_DIM, KEYS, SLAB_BYTES, SLABS},
+    config::{HALF_BYTES, HEAD_DIM, KEYS, SLAB_BYTES, SLABS, STAGES},
     shared::{Shared, Unit},
 };
 use crate::{
@@ -142,7 +142,7 @@ pub(super) unsafe fn load<const RIGHT: bool>(p: &LatentParams, map: *const Tenso
     };
     let kept = ptr::evict_last_policy();
     let mut slots = Pipeline::<2>::CONSUMER;
-    let mut stages = Pipeline::<2>::PRODUCER;
+    let mut stages = Pipeline::<STAGES>::PRODUCER;
     loop {
         // SAFETY: the barriers say what belongs to whom; a whole warp.
         let unit = unsafe {

@@ -7,9 +7,9 @@ use cuda_std::{
 
 use super::{
     super::{mma::weights_values, pipeline::Pipeline, uniform},
-    config::{KEYS, SLAB_BYTES, SLABS, VALUE_DIM},
+    config::{KEYS, SLAB_BYTES, SLABS, STAGES, VALUE_DIM},
     epilogue::finish,
-    shared::{Shared, Unit, WEIGHTS_GROUP},
+    shared::{Shared, Unit, WEIGHTS_CHUNK},
 };
 use crate::{
     abi::LatentParams,
@@ -79,13 +79,13 @@ unsafe fn add_handed<T: Half>(s: Shared, o: &mut [f32; O], stage: u32, half: u32
     // SAFETY: whole warps; both operands are there; the accumulator is waited for.
     unsafe {
         let weights = uniform(s.weights(stage));
-        let weights = Descriptor::new(weights, 16, WEIGHTS_GROUP, Swizzle::B128);
+        let weights = Descriptor::new(weights, WEIGHTS_CHUNK, 128, Swizzle::None);
         let values = uniform(s.half(stage, half));
         let values = Descriptor::new(values, 1024, group, Swizzle::B128);
         wgmma::fence();
         let mut step = 0;
         while step < KEYS / 16 {
-            let (weights, values) = (weights.advance(step * 32), values.advance(step * 2 * group));
+            let (weights, values) = (weights.advance(step * 2 * WEIGHTS_CHUNK), values.advance(step * 2 * group));
             wgmma::mma_ss::<T, true, false, true, _>(o, weights, values);
             step += 1;
         }
@@ -167,7 +167,7 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
     let other = C ^ 1;
     let mut slots = Pipeline::<2>::CONSUMER;
     let mut queries = Pipeline::<1>::CONSUMER;
-    // Blocks of all units so far: a block's owner and stage are its number's last bit.
+    // Blocks of all units so far: a block's owner is its number's last bit.
     let mut next = 0;
 
     macro_rules! release {
@@ -203,7 +203,7 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
 
             // The other's weights of a block: references, if they changed, and the product.
             macro_rules! take {
-                () => {
+                ($block:expr) => {
                     barrier::bar_sync(WEIGHTS_READY + other, 256);
                     let grew = shared::load_u32(s.grew(other, warp)) != 0;
                     if warp::warp_vote_any(WARP, grew) {
@@ -218,17 +218,17 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
                         }
                         scale_by(&mut o, factors);
                     }
-                    add_handed::<T>(s, &mut o, other, C);
+                    add_handed::<T>(s, &mut o, $block % STAGES, C);
                 };
             }
             macro_rules! taken {
-                () => {
+                ($block:expr) => {
                     wgmma::wait_group::<0>();
                     wgmma::fence_operand(&mut o);
-                    release!(s.free(other, C));
+                    release!(s.free($block % STAGES, C));
                     if C == 0 {
                         // The weights lie in the right half.
-                        release!(s.free(1, 1));
+                        release!(s.free($block % STAGES, 1));
                     }
                 };
             }
@@ -243,17 +243,17 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
             // A block of this consumer's own; the unit's first has none before it.
             macro_rules! own {
                 ($first:literal) => {{
-                    let parity = block / 2 & 1;
+                    let (stage, parity) = (block % STAGES, block / STAGES & 1);
                     // In this order whoever owns the block, which is a matter of timing: the same bits.
-                    mbarrier::wait(s.full(C, 0), parity);
-                    multiply::<T, false>(s, &mut logits, C, 0);
-                    mbarrier::wait(s.full(C, 1), parity);
-                    multiply::<T, true>(s, &mut logits, C, 1);
+                    mbarrier::wait(s.full(stage, 0), parity);
+                    multiply::<T, false>(s, &mut logits, stage, 0);
+                    mbarrier::wait(s.full(stage, 1), parity);
+                    multiply::<T, true>(s, &mut logits, stage, 1);
                     wgmma::commit_group();
                     if $first {
                         wgmma::wait_group::<0>();
                     } else {
-                        take!();
+                        take!(block - 1);
                         wgmma::wait_group::<1>();
                     }
                     wgmma::fence_operand(&mut logits);
@@ -271,7 +271,7 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
                     if !$first {
                         sums = rows.guess(&logits, scale, &mut weights, T::pack);
                         good = !warp::warp_vote_any(WARP, Rows::outgrown(&sums));
-                        taken!();
+                        taken!(block - 1);
                     }
                     if !good {
                         let factors = rows.renew(&logits, &sums, scale);
@@ -295,8 +295,7 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
                     }
                     // All four warps have read the keys, whose place the weights take.
                     barrier::bar_sync(CONSUMER + C, 128);
-                    let row = warp * 16 + lane % 16;
-                    let target = s.weights(C) + row / 8 * WEIGHTS_GROUP + row % 8 * 128;
+                    let target = s.weights(stage) + (warp * 16 + lane % 16) * 16;
                     let mut step = 0;
                     while step < P / 4 {
                         let chunk = 2 * step as u32 + lane / 16;
@@ -306,26 +305,26 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
                             weights[4 * step + 2],
                             weights[4 * step + 3],
                         ];
-                        mma::stmatrix_x4(target + (chunk ^ (row % 8)) * 16, fragments);
+                        mma::stmatrix_x4(target + chunk * WEIGHTS_CHUNK, fragments);
                         step += 1;
                     }
                     let past = unit.kv_end.saturating_sub(begin);
                     let first = unit.kv_begin.saturating_sub(begin);
                     let partly = past < KEYS || first > 0;
                     if partly {
-                        clear(s, C, thread, first, past);
+                        clear(s, stage, thread, first, past);
                     }
                     fence::proxy_async_shared();
                     if partly {
                         barrier::bar_sync(CONSUMER + C, 128);
                     }
                     barrier::bar_arrive(WEIGHTS_READY + C, 256);
-                    let values = uniform(s.half(C, C));
+                    let values = uniform(s.half(stage, C));
                     weights_values::<T, O, P>(&mut o, &weights, values, SLABS[C as usize] * 64);
                     wgmma::wait_group::<0>();
                     wgmma::fence_operand(&mut o);
                     wgmma::fence_operand(&mut weights);
-                    release!(s.free(C, C));
+                    release!(s.free(stage, C));
                     block += 2;
                     begin += 2 * KEYS;
                 }};
@@ -337,8 +336,8 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
                 own!(false);
             }
             if (end - 1) & 1 != C {
-                take!();
-                taken!();
+                take!(end - 1);
+                taken!(end - 1);
             }
             finish::<T, C>(p, s, slot, &unit, &o, &rows, scale, warp * 16);
             mbarrier::arrive(s.unit_free(slot));

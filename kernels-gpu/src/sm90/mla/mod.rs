@@ -39,7 +39,7 @@ pub use config::ROWS;
 #[cfg(target_arch = "nvptx64")]
 /// Blocks of a unit's keys that have not been asked for when the next unit is claimed. Who claims early may claim
 /// what another CTA could have begun; who claims late waits for ticket, item and rows.
-const CLAIM_AHEAD: u32 = 3;
+const CLAIM_AHEAD: u32 = 6;
 
 #[cfg(target_arch = "nvptx64")]
 mod entries {

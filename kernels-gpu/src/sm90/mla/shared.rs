@@ -106,7 +106,7 @@ impl Shared {
     pub fn half(self, stage: u32, half: u32) -> u32 {
         self.base + KEYS_OFFSET + stage * BLOCK_BYTES + half * HALF_BYTES[0]
     }
-    /// The weights of a block, in the place of its last slab: groups of 8 rows, [`WEIGHTS_GROUP`] apart.
+    /// The weights of a block, in the place of its last slab: 16 bytes of all rows, [`WEIGHTS_CHUNK`] apart.
     #[inline(always)]
     pub fn weights(self, stage: u32) -> u32 {
         self.half(stage, 1) + (SLABS[1] - 1) * 1024
@@ -209,11 +209,13 @@ impl Shared {
                 2 | 3 => 2 * 32 + 2 * 128,
                 4 | 6 => 1,
                 5 => 8,
-                // Full.
-                7 | 8 | 11 | 12 => 1,
-                // The right half of the second block: consumer 0 has read its weights, consumer 1 its values.
-                14 => 8,
-                _ => 4,
+                _ => match ((index - 7) / 4 % 2, (index - 7) % 4) {
+                    // Full.
+                    (_, 0 | 1) => 1,
+                    // The right half of a block of consumer 1: consumer 0 has read its weights, 1 its values.
+                    (1, 3) => 8,
+                    _ => 4,
+                },
             };
             // SAFETY: nobody knows the barriers yet.
             unsafe { mbarrier::init(self.barrier(index), arrivals) };
@@ -230,5 +232,5 @@ impl Shared {
     }
 }
 
-/// Bytes from 8 rows of weights to the next.
-pub(super) const WEIGHTS_GROUP: u32 = SLABS[1] * 1024;
+/// Bytes from 8 keys' weights to those of the next.
+pub(super) const WEIGHTS_CHUNK: u32 = SLABS[1] * 1024;

@@ -139,7 +139,7 @@ pub const EXPECTED: &[&str] = &[
     "decode_128x128_d64_bf16",
     "decode_8x32_d64_bf16_cap",
     "sm80_decode_16x32_d64_bf16",
-    "mla_64x64_bf16",
+    "mla_64x32_bf16",
     "merge_few_bf16",
     "prefill_128x128_d64_bf16",
     "sm80_prefill_128x128_d64_bf16",
