@@ -6,8 +6,8 @@ mod tests;
 use kernels_gpu::{
     abi::{LaunchRecord, MergeParams, MergeRow},
     divisor::Divisor,
-    passes::merge::{CHUNK, FEW, THREADS},
-    registry::Op,
+    passes::merge::{CHUNK, FEW_THREADS, THREADS},
+    registry::{Op, Sm},
 };
 
 use super::{
@@ -95,12 +95,18 @@ impl Gpu {
         record: Option<DeviceArray<LaunchRecord>>,
     ) -> Result<Step, Error> {
         let mut parameters = parameters(partials, rows, merge_slots, out, lse)?;
-        let blocks = parameters.chunks.div_ceil(THREADS);
-        let few = blocks <= FEW.blocks * self.multiprocessors;
+        let kernel = |few| self.pass(Op::Merge { few }, element(out.dtype));
+        let few = kernel(true)?;
+        let resident = Sm::HOPPER.registers / few.info.registers * self.multiprocessors;
+        let (kernel, threads) = match parameters.chunks <= resident {
+            true => (few, FEW_THREADS),
+            false => (kernel(false)?, THREADS),
+        };
+        let blocks = parameters.chunks.div_ceil(threads);
         parameters.record = record.map_or(0, |record| record.address);
         Ok(Step {
-            kernel: *self.pass(Op::Merge { few }, element(out.dtype))?,
-            launch: Launch::new(blocks, THREADS),
+            kernel: *kernel,
+            launch: Launch::new(blocks, threads),
             part: 0,
             parameters: Parameters::Merge(parameters),
         })

@@ -56,6 +56,8 @@ pub(super) unsafe fn claim(p: &LatentParams, map: *const TensorMap, s: Shared) {
             if lane == 0 {
                 described.store(s.unit(slots.stage));
             }
+            // The loaders begin while the rows are looked up.
+            mbarrier::arrive(s.unit_full(slots.stage));
             let mut token = lane;
             while token < item.rows {
                 let QueryRow {
@@ -68,8 +70,7 @@ pub(super) unsafe fn claim(p: &LatentParams, map: *const TensorMap, s: Shared) {
                 shared::store_u32x4(s.row(slots.stage, token), row);
                 token += 32;
             }
-            mbarrier::arrive(s.unit_full(slots.stage));
-            // Lanes read the rows of others.
+            // Lanes read the rows of others; with the queries they are there for the consumers.
             warp::sync_warp(WARP);
             mbarrier::wait(s.queries_free(), queries.parity);
             queries.advance();
@@ -106,6 +107,9 @@ unsafe fn bring_queries(
     unsafe {
         if lane == 0 {
             mbarrier::arrive_expect_tx(s.queries_full(), boxes * heads * 128);
+        } else {
+            // The rows that this lane wrote are there, too.
+            mbarrier::arrive(s.queries_full());
         }
         warp::sync_warp(WARP);
         let mut index = lane;

@@ -1,6 +1,6 @@
 //! What the warps of a CTA share: units, their rows, blocks of keys, weights, barriers.
 
-use cuda_std::{fence, mbarrier, shared, thread};
+use cuda_std::{fence, mbarrier, misc, shared, thread};
 
 use super::config::{
     BARRIERS, BARRIERS_OFFSET, BLOCK_BYTES, FACTORS_OFFSET, GREW_OFFSET, HALF_BYTES, KEYS_OFFSET,
@@ -201,13 +201,15 @@ impl Shared {
     #[inline(always)]
     pub unsafe fn init(self) {
         let thread = thread::thread_idx_x();
-        let index = thread / 32 + thread % 32 * (THREADS / 32);
+        // Opaque: or what follows is computed in 16 bits, which takes longer.
+        let index = misc::opaque(thread / 32 + thread % 32 * (THREADS / 32));
         if index < BARRIERS {
             let arrivals = match index {
                 0 | 1 => 32,
                 // The loaders' lanes and the consumers'.
                 2 | 3 => 2 * 32 + 2 * 128,
-                4 | 6 => 1,
+                4 => 32,
+                6 => 1,
                 5 => 8,
                 _ => match ((index - 7) / 4 % 2, (index - 7) % 4) {
                     // Full.
