@@ -87,7 +87,11 @@ impl<T: Element> Pools<T> {
         };
         let mut pools = Self {
             k: nan(k_strides),
-            v: if spec.latent { Vec::new() } else { nan(v_strides) },
+            v: if spec.latent {
+                Vec::new()
+            } else {
+                nan(v_strides)
+            },
             k_strides,
             v_strides,
         };

@@ -111,7 +111,11 @@ impl OnDevice {
                 page_size,
                 pool_pages,
                 k.address(),
-                if spec.latent { k.address() } else { v.address() },
+                if spec.latent {
+                    k.address()
+                } else {
+                    v.address()
+                },
             )
             .with_strides(pool.k_strides, pool.v_strides)
         });

@@ -113,40 +113,44 @@ pub(super) fn check_tensors<'a>(
         .into());
     }
     check_parts(plan, kv.len())?;
-    let pools = kv.iter().zip(&plan.parts).enumerate().map(|(index, (kv, part))| {
-        check_dtypes(&[
-            ("k", kv.k.dtype(), spec.kv_dtype),
-            ("v", kv.v.dtype(), spec.kv_dtype),
-        ])?;
-        let pages = pages_of(plan, part);
-        let strides = |tensor, pool: &TensorRef<'_, 4>, dim: u32| {
-            let [got, page_size, heads, got_dim] = pool.shape();
-            let names = ["tokens in a page", "KV heads", "elements in a head"];
-            let expected = [part.page_size, spec.kv_heads, dim].map(|extent| extent as usize);
-            check_shape(tensor, &names, &[page_size, heads, got_dim], &expected)?;
-            if got < pages as usize {
-                return Err(Error::Extent {
-                    tensor,
-                    dimension: "pages",
-                    got,
-                    rule: format!("at least {pages}, for the plan's page ids"),
-                });
+    let pools = kv
+        .iter()
+        .zip(&plan.parts)
+        .enumerate()
+        .map(|(index, (kv, part))| {
+            check_dtypes(&[
+                ("k", kv.k.dtype(), spec.kv_dtype),
+                ("v", kv.v.dtype(), spec.kv_dtype),
+            ])?;
+            let pages = pages_of(plan, part);
+            let strides = |tensor, pool: &TensorRef<'_, 4>, dim: u32| {
+                let [got, page_size, heads, got_dim] = pool.shape();
+                let names = ["tokens in a page", "KV heads", "elements in a head"];
+                let expected = [part.page_size, spec.kv_heads, dim].map(|extent| extent as usize);
+                check_shape(tensor, &names, &[page_size, heads, got_dim], &expected)?;
+                if got < pages as usize {
+                    return Err(Error::Extent {
+                        tensor,
+                        dimension: "pages",
+                        got,
+                        rule: format!("at least {pages}, for the plan's page ids"),
+                    });
+                }
+                kv_strides(tensor, pool)
+            };
+            let pools = Pools {
+                k_strides: strides("the key pool", &kv.k, spec.head_dim_qk)?,
+                v_strides: strides("the value pool", &kv.v, spec.head_dim_v)?,
+                k: kv.k.elements(),
+                v: kv.v.elements(),
+            };
+            let first = |slice: Slice<'_>| slice.bytes().as_ptr();
+            let one = first(pools.k) == first(pools.v) && pools.k_strides == pools.v_strides;
+            if spec.latent && !one {
+                return Err(ShapeError::NotLatent { part: index }.into());
             }
-            kv_strides(tensor, pool)
-        };
-        let pools = Pools {
-            k_strides: strides("the key pool", &kv.k, spec.head_dim_qk)?,
-            v_strides: strides("the value pool", &kv.v, spec.head_dim_v)?,
-            k: kv.k.elements(),
-            v: kv.v.elements(),
-        };
-        let first = |slice: Slice<'_>| slice.bytes().as_ptr();
-        let one = first(pools.k) == first(pools.v) && pools.k_strides == pools.v_strides;
-        if spec.latent && !one {
-            return Err(ShapeError::NotLatent { part: index }.into());
-        }
-        Ok(pools)
-    });
+            Ok(pools)
+        });
     pools.collect()
 }
 

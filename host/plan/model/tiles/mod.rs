@@ -263,7 +263,8 @@ impl TileTable {
             // Equal tiles, as few as hold all heads.
             self.decode_pack = self.group.div_ceil(self.group.div_ceil(rows));
         }
-        self.decode.retain(|choice| choice.tile.m >= self.decode_pack);
+        self.decode
+            .retain(|choice| choice.tile.m >= self.decode_pack);
         if self.prefill.is_empty() && !spec.latent {
             return Err(no_tile(Kernel::Prefill));
         }

@@ -77,7 +77,7 @@ pub(super) const BLOCK_BYTES: u32 = HALF_BYTES[0] + HALF_BYTES[1];
 /// A unit in shared memory: three vectors of four words.
 pub(super) const UNIT_BYTES: u32 = 48;
 /// Barriers of the hardware that count arrivals and bytes.
-pub(super) const BARRIERS: u32 = 7 + 4 * STAGES;
+pub(super) const BARRIERS: u32 = 8 + 4 * STAGES;
 
 /// Where what stands behind the queries begins.
 pub(super) const KEYS_OFFSET: u32 = QUERY_BYTES;

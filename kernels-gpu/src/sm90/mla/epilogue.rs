@@ -57,8 +57,8 @@ pub(super) unsafe fn finish<T: Half, const C: u32>(
             let (token, in_tile) = p.heads.div_rem(row);
             let head = unit.head + in_tile;
             // Always in this order: the same bits in both consumers.
-            let total = shared::load_f32(s.total(slot, 0, row))
-                + shared::load_f32(s.total(slot, 1, row));
+            let total =
+                shared::load_f32(s.total(slot, 0, row)) + shared::load_f32(s.total(slot, 1, row));
             let (inverse, lse) = if total > 0.0 {
                 (rcp(total), rows.reference[h] * scale + lg2(total))
             } else {
@@ -94,8 +94,7 @@ pub(super) unsafe fn finish<T: Half, const C: u32>(
                     ptr::store_f32((a.partial_lse + state * 4) as *mut f32, lse);
                 }
                 let column = C * HALF + lane % 4 * 2;
-                let out =
-                    a.partial_out + (state * u64::from(VALUE_DIM) + u64::from(column)) * 4;
+                let out = a.partial_out + (state * u64::from(VALUE_DIM) + u64::from(column)) * 4;
                 let mut j = 0;
                 while j < O / 4 {
                     let at = 4 * j + 2 * h;

@@ -168,7 +168,13 @@ pub(super) unsafe fn load<const RIGHT: bool>(p: &LatentParams, map: *const Tenso
                 unsafe { mbarrier::arrive(s.ends_soon()) };
             }
             // The page is looked up before the place is free.
-            let mut corner = [0, 0, if RIGHT { SLABS[0] as i32 } else { 0 }, 0, p.outside as i32];
+            let mut corner = [
+                0,
+                0,
+                if RIGHT { SLABS[0] as i32 } else { 0 },
+                0,
+                p.outside as i32,
+            ];
             if mine && at < unit.kv_end {
                 let (page, in_page) = p.page_size.div_rem(at);
                 let entry = p.attention.page_ids + u64::from(unit.table + page) * 4;

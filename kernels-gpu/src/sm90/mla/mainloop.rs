@@ -45,7 +45,12 @@ pub(super) unsafe fn meet() {
 
 /// Adds the product with a half of the keys' columns to the logits, or begins with it; issued.
 #[inline(always)]
-unsafe fn multiply<T: Half, const ADD: bool>(s: Shared, logits: &mut [f32; S], stage: u32, half: u32) {
+unsafe fn multiply<T: Half, const ADD: bool>(
+    s: Shared,
+    logits: &mut [f32; S],
+    stage: u32,
+    half: u32,
+) {
     let slabs = SLABS[half as usize];
     // SAFETY: whole warps; both operands are there; the accumulator is waited for.
     unsafe {
@@ -85,7 +90,10 @@ unsafe fn add_handed<T: Half>(s: Shared, o: &mut [f32; O], stage: u32, half: u32
         wgmma::fence();
         let mut step = 0;
         while step < KEYS / 16 {
-            let (weights, values) = (weights.advance(step * 2 * WEIGHTS_CHUNK), values.advance(step * 2 * group));
+            let (weights, values) = (
+                weights.advance(step * 2 * WEIGHTS_CHUNK),
+                values.advance(step * 2 * group),
+            );
             wgmma::mma_ss::<T, true, false, true, _>(o, weights, values);
             step += 1;
         }

@@ -1,10 +1,11 @@
 //! What the warps of a CTA share: units, their rows, blocks of keys, weights, barriers.
 
-use cuda_std::{fence, mbarrier, misc, shared, thread};
+use cuda_std::{fence, mbarrier, shared, thread};
 
 use super::config::{
     BARRIERS, BARRIERS_OFFSET, BLOCK_BYTES, FACTORS_OFFSET, GREW_OFFSET, HALF_BYTES, KEYS_OFFSET,
-    REFERENCES_OFFSET, ROWS_OFFSET, SLABS, THREADS, TILE_ROWS, TOTALS_OFFSET, UNIT_BYTES, UNITS_OFFSET,
+    REFERENCES_OFFSET, ROWS_OFFSET, SLABS, THREADS, TILE_ROWS, TOTALS_OFFSET, UNIT_BYTES,
+    UNITS_OFFSET,
 };
 use crate::abi::QueryRow;
 
@@ -186,11 +187,11 @@ impl Shared {
     }
     #[inline(always)]
     pub fn full(self, stage: u32, half: u32) -> u32 {
-        self.barrier(7 + 4 * stage + half)
+        self.barrier(8 + 4 * stage + half)
     }
     #[inline(always)]
     pub fn free(self, stage: u32, half: u32) -> u32 {
-        self.barrier(7 + 4 * stage + 2 + half)
+        self.barrier(8 + 4 * stage + 2 + half)
     }
 
     /// Initialises the barriers, a warp each in turn (the hardware takes about 60 cycles for one), and the queries of
@@ -201,23 +202,19 @@ impl Shared {
     #[inline(always)]
     pub unsafe fn init(self) {
         let thread = thread::thread_idx_x();
-        // Opaque: or what follows is computed in 16 bits, which takes longer.
-        let index = misc::opaque(thread / 32 + thread % 32 * (THREADS / 32));
+        let index = thread / 32 + thread % 32 * (THREADS / 32);
         if index < BARRIERS {
             let arrivals = match index {
                 0 | 1 => 32,
                 // The loaders' lanes and the consumers'.
                 2 | 3 => 2 * 32 + 2 * 128,
                 4 => 32,
-                6 => 1,
                 5 => 8,
-                _ => match ((index - 7) / 4 % 2, (index - 7) % 4) {
-                    // Full.
-                    (_, 0 | 1) => 1,
-                    // The right half of a block of consumer 1: consumer 0 has read its weights, 1 its values.
-                    (1, 3) => 8,
-                    _ => 4,
-                },
+                6 | 7 => 1,
+                // Full; the right half of a block of consumer 1: consumer 0 has read its weights, 1 its values.
+                _ if index & 2 == 0 => 1,
+                _ if index & 7 == 7 => 8,
+                _ => 4,
             };
             // SAFETY: nobody knows the barriers yet.
             unsafe { mbarrier::init(self.barrier(index), arrivals) };
