@@ -1,7 +1,7 @@
 //! The warpgroups that compute: products, weights, and what each hands over to the other.
 
 use cuda_std::{
-    barrier, fence, mbarrier, mma, shared, thread, warp,
+    barrier, fence, mbarrier, misc, mma, shared, thread, warp,
     wgmma::{self, Descriptor, Swizzle},
 };
 
@@ -118,7 +118,8 @@ unsafe fn clear(s: Shared, stage: u32, thread: u32, first: u32, past: u32) {
     let (half, in_half) = (vector / 32, vector % 32);
     let group = if half == 0 { SLABS[0] } else { SLABS[1] } * 1024;
     let column = s.half(stage, half) + in_half / 8 * 1024 + in_half % 8 * 16;
-    let mut key = thread / 64;
+    // Opaque: or it is counted in 16 bits.
+    let mut key = misc::opaque(thread / 64);
     while key < KEYS {
         if key < first || key >= past {
             // SAFETY: the block is the consumer's; the row is zero, however it is swizzled.
