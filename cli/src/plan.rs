@@ -30,7 +30,7 @@ Examples:
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// A workload file (docs/workloads.md), or a file with the cases of a paper
+    /// A workload file (docs/guide/workloads.md), or a file with the cases of a paper
     #[arg(value_name = "WORKLOAD.json")]
     workload: PathBuf,
     /// Only cases whose name has this in it
@@ -39,6 +39,9 @@ pub struct Args {
     /// h200, h100, a100, a6000, rtx4090, cpu, or a JSON file with a description
     #[arg(long, default_value = "h200", value_name = "NAME|FILE")]
     device: String,
+    /// Write the description of the device as JSON, to be changed and given to --device
+    #[arg(long, value_name = "FILE")]
+    describe: Option<PathBuf>,
     /// Draw the plan: units over SMs in time
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -59,10 +62,18 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let description = PathBuf::from(&args.device);
     let files = Files::new().reads([&args.workload, &description]);
     files
-        .writes(args.svg.iter().chain(&args.json))
+        .writes(
+            [&args.svg, &args.json, &args.describe]
+                .into_iter()
+                .flatten(),
+        )
         .check(args.force)?;
     let cases = workload::matching(workload::load(&args.workload)?, args.case.as_deref())?;
     let device = device(&args.device)?;
+    if let Some(path) = &args.describe {
+        let json = serde_json::to_string_pretty(&device).expect("plain data");
+        output::write_file(path, json.as_bytes())?;
+    }
     if cases.len() > 1 && (args.svg.is_some() || args.json.is_some()) {
         return Err(Failure::Input(format!(
             "--svg and --json take one case and there are {}: choose one with --case, the first is {:?}",

@@ -8,7 +8,7 @@ use tandem_attn::{
     kv::KvView,
     problem::{Batch, Dtype, KvLayout, Spec},
     reference,
-    tensor::{Element, F8E4M3, F8E5M2},
+    tensor::{Element, F8E4M3, F8E5M2, HeadTensors},
 };
 
 use crate::{Failure, table::scaled};
@@ -164,6 +164,23 @@ fn fill<T: Element>(values: &mut [T], largest: f32, seed: u64) {
         .for_each(|piece| piece.copy_from_slice(&drawn[..piece.len()]));
 }
 
+/// Sinks for specifications that have them: a few that outweigh all keys, and some that do not matter.
+#[must_use]
+pub fn sinks(spec: &Spec) -> Option<Vec<f32>> {
+    let sink = |head: u32| (head % 9) as f32 - 2.0;
+    let sinks = || (0..spec.q_heads).map(sink).collect();
+    spec.variant.sinks.then(sinks)
+}
+
+/// What a run is given for each head.
+#[must_use]
+pub fn heads(sinks: &Option<Vec<f32>>) -> HeadTensors<'_> {
+    let none = HeadTensors::default();
+    sinks
+        .as_deref()
+        .map_or(none, |sinks| none.with_sinks(sinks))
+}
+
 /// What a batch is computed from.
 #[derive(Clone, Debug)]
 pub struct Tensors {
@@ -232,7 +249,9 @@ impl Tensors {
         let page_size = batch.parts[0].table.page_size;
         with_keys_and_values!(&self.k, &self.v, |k, v| {
             let view = kv_view(spec, self.layout, page_size, k, v);
-            with_tensor!(q, q => reference::attention(spec, batch, q, &[view]))
+            let sinks = sinks(spec);
+            let heads = heads(&sinks);
+            with_tensor!(q, q => reference::attention_heads(spec, batch, q, &[view], &heads))
                 .map_err(|error| Failure::from(Error::from(error)))
         })
     }

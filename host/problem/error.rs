@@ -49,6 +49,22 @@ pub enum ProblemError {
         /// The type given.
         got: Dtype,
     },
+    /// Not one word of ancestors for each query token.
+    #[error(
+        "ancestors has {got} entries for {expected} query tokens: give one for each, or none at all"
+    )]
+    Ancestors {
+        /// Entries given.
+        got: usize,
+        /// Query tokens.
+        expected: usize,
+    },
+    /// Ancestors without a causal mask.
+    #[error(
+        "the batch says which of the last keys each query sees, and the specification is not causal: \
+         such masks count keys from the query back, so make the variant causal"
+    )]
+    AncestorsNotCausal,
     /// A softmax scale that is not a positive number.
     #[error("the softmax scale is {got}: give a positive finite number, usually 1/√head_dim_qk")]
     Scale {

@@ -43,6 +43,11 @@ pub struct Variant {
     pub window_left: Option<u32>,
     /// Logits become `cap · tanh(logit / cap)`.
     pub soft_cap: Option<f32>,
+    /// Each query head has a sink: a learned logit in the denominator that has no value. Runs are given the sinks
+    /// ([`HeadTensors`](crate::tensor::HeadTensors)); they are natural logits, neither scaled nor capped. The LSE
+    /// counts the sink, so that results of several runs over different keys merge where one of them has the sinks.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sinks: bool,
 }
 
 impl Variant {
@@ -51,12 +56,14 @@ impl Variant {
         causal: false,
         window_left: None,
         soft_cap: None,
+        sinks: false,
     };
     /// A query sees the keys up to its own position.
     pub const CAUSAL: Self = Self {
         causal: true,
         window_left: None,
         soft_cap: None,
+        sinks: false,
     };
 
     /// The key positions below `kv_len` that a query at `position` sees.
@@ -198,6 +205,13 @@ impl Spec {
     #[must_use]
     pub const fn with_soft_cap(mut self, cap: f32) -> Self {
         self.variant.soft_cap = Some(cap);
+        self
+    }
+
+    /// With a sink for each query head, that runs are given.
+    #[must_use]
+    pub const fn with_sinks(mut self) -> Self {
+        self.variant.sinks = true;
         self
     }
 

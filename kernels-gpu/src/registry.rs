@@ -89,6 +89,8 @@ pub enum Op {
         /// What a thread moves at a time.
         vector_bytes: u32,
     },
+    /// Brings heads to the dimension of a kernel, and back.
+    Pad,
     /// Reads as fast as that can be done.
     MeasureRead,
     /// Multiplies as fast as that can be done.

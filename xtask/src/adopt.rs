@@ -1,8 +1,10 @@
 //! What a program outside the workspace needs to build: nothing but a Rust compiler. Held by building one in an
-//! environment of `PATH` and `HOME` alone, from packed packages and from git.
+//! environment of `PATH` and `HOME` alone, from packed packages and from git, and by trying README's commands there.
 
 use std::{
-    env, fs,
+    env,
+    ffi::OsStr,
+    fs,
     path::{Path, PathBuf},
     process::Command,
     time::{Duration, Instant},
@@ -19,7 +21,7 @@ use crate::{
 /// Limits on the outside program.
 const MAX_BYTES: u64 = 12_000_000;
 const MAX_START: Duration = Duration::from_millis(5);
-const MAX_LOCKED: usize = 40;
+const MAX_LOCKED: usize = 30;
 
 /// Packs the workspace, builds the outside program against the packages and against git, and runs both.
 pub fn run() -> Result<(), Error> {
@@ -42,7 +44,73 @@ pub fn run() -> Result<(), Error> {
         workspace().display(),
         commit.trim()
     );
-    build_and_try(&root, "git", &git)
+    build_and_try(&root, "git", &git)?;
+    try_commands(&root)
+}
+
+/// A program in the environment that is there without any set-up.
+fn bare(program: impl AsRef<OsStr>) -> Result<Command, Error> {
+    let mut command = Command::new(program);
+    command.env_clear();
+    for kept in ["PATH", "HOME"] {
+        command.env(kept, env::var_os(kept).ok_or(format!("{kept} is not set"))?);
+    }
+    Ok(command)
+}
+
+/// Tries the commands that the READMEs of the library and of the command show.
+fn try_commands(root: &Path) -> Result<(), Error> {
+    let readme = fs::read_to_string(workspace().join("README.md"))?
+        + &fs::read_to_string(workspace().join("cli/README.md"))?;
+    let (installed, empty) = (root.join("installed"), root.join("empty"));
+    let _ = fs::remove_dir_all(&empty);
+    fs::create_dir_all(&empty)?;
+    for shown in shell_lines(&readme) {
+        let begin = Instant::now();
+        match shown {
+            // The outside program above is what the first is for; the second runs this.
+            "cargo add tandem-attn --features cuda" | "cargo xtask test" => continue,
+            "cargo run --release" => run_command(
+                bare("cargo")?
+                    .args(["run", "--release", "--quiet", "--", "demo", "--svg"])
+                    .arg(empty.join("demo.svg"))
+                    .current_dir(workspace())
+                    .env("CARGO_TARGET_DIR", root.join("target")),
+            )?,
+            "cargo install tandem-cli --features cuda" => run_command(
+                bare("cargo")?
+                    .args([
+                        "install",
+                        "--features=cuda",
+                        "--locked",
+                        "--quiet",
+                        "--force",
+                    ])
+                    .args([OsStr::new("--path"), workspace().join("cli").as_os_str()])
+                    .args([OsStr::new("--root"), installed.as_os_str()])
+                    .env("CARGO_TARGET_DIR", root.join("target")),
+            )?,
+            _ if shown.starts_with("tandem ") => run_command(
+                bare(installed.join("bin/tandem"))?
+                    .args(shown.split_whitespace().skip(1))
+                    .current_dir(&empty),
+            )?,
+            _ => return Err(format!("README shows {shown:?}, which nothing here tries").into()),
+        }
+        println!("adopt: {shown}: {:.0} s", begin.elapsed().as_secs_f64());
+    }
+    Ok(())
+}
+
+/// The commands of Markdown's blocks for a shell, without what is said about them.
+fn shell_lines(markdown: &str) -> impl Iterator<Item = &str> {
+    let mut inside = false;
+    let commands = markdown.lines().filter(move |line| {
+        let fence = line.starts_with("```");
+        inside = if fence { *line == "```sh" } else { inside };
+        inside && !fence
+    });
+    commands.map(|line| line.split('#').next().unwrap_or(line).trim())
 }
 
 /// `cargo package` of everything that is published, unpacked.
@@ -108,17 +176,13 @@ fn build_and_try(root: &Path, way: &str, dependency: &str) -> Result<(), Error> 
         ),
     )?;
     let begin = Instant::now();
-    let mut build = Command::new("cargo");
-    build
-        .args(["build", "--release", "--quiet"])
-        .current_dir(&folder)
-        .env_clear();
-    for kept in ["PATH", "HOME"] {
-        build.env(kept, env::var_os(kept).ok_or(format!("{kept} is not set"))?);
-    }
     // Dependencies of the two ways are the same; only ours are built twice.
-    build.env("CARGO_TARGET_DIR", root.join("target"));
-    run_command(&mut build)?;
+    run_command(
+        bare("cargo")?
+            .args(["build", "--release", "--quiet"])
+            .current_dir(&folder)
+            .env("CARGO_TARGET_DIR", root.join("target")),
+    )?;
     let built = begin.elapsed();
 
     let locked = fs::read_to_string(folder.join("Cargo.lock"))?

@@ -11,7 +11,7 @@ use super::{Backend, Ceilings, Loaded, Machine, Results, ceilings};
 use crate::{
     Failure, memory,
     table::counted,
-    tensors::{Tensor, Tensors, kv_view},
+    tensors::{self, Tensor, Tensors, kv_view},
     with_keys_and_values, with_tensor,
 };
 
@@ -115,11 +115,13 @@ impl Loaded for LoadedOnCpu<'_> {
             ceilings::flush(memory);
         }
         let page_size = plan.parts[0].page_size;
+        let sinks = tensors::sinks(&plan.spec);
+        let heads = tensors::heads(&sinks);
         with_keys_and_values!(k, v, |k, v| {
             let view = kv_view(&plan.spec, *layout, page_size, k, v);
             with_tensor!(q, q => with_tensor!(&mut *out, out => {
                 let begin = Instant::now();
-                cpu.run(plan, q, &[view], out, Some(&mut *lse))?;
+                cpu.run_heads(plan, q, &[view], out, Some(&mut *lse), &heads)?;
                 Ok(begin.elapsed())
             }))
         })

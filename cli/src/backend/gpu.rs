@@ -5,7 +5,10 @@ mod handles;
 use std::time::Duration;
 
 use tandem_attn::{
-    exec::gpu::{DeviceTensor, Gpu, KvPool, Stream as StreamHandle, Workspace, WorkspaceOptions},
+    exec::gpu::{
+        DeviceArray, DeviceTensor, Gpu, KvPool, RunTensors, Stream as StreamHandle, Workspace,
+        WorkspaceOptions,
+    },
     plan::{Bound, DeviceDescription, Plan},
     problem::Dtype,
 };
@@ -13,7 +16,7 @@ use tandem_attn::{
 use super::{Backend, Ceilings, Loaded, Machine, Results};
 use crate::{
     Failure,
-    tensors::{Tensor, Tensors},
+    tensors::{self, Tensor, Tensors},
     with_tensor,
 };
 use handles::{Event, Memory, Stream, ok};
@@ -203,6 +206,9 @@ impl Backend for GpuBackend {
             out: Memory::of_bytes(values * spec.out_dtype.bytes() as usize)?,
             lse: Memory::of_bytes(rows * 4)?,
             _pool_memory: [k, v],
+            sinks: tensors::sinks(spec)
+                .map(|sinks| Memory::new(&Tensor::F32(sinks)))
+                .transpose()?,
             pool,
             workspace,
             plan,
@@ -216,6 +222,7 @@ struct LoadedOnGpu<'a> {
     plan: &'a Plan,
     q: Memory,
     _pool_memory: [Memory; 2],
+    sinks: Option<Memory>,
     pool: KvPool,
     out: Memory,
     lse: Memory,
@@ -236,11 +243,14 @@ impl Loaded for LoadedOnGpu<'_> {
         let out = DeviceTensor::new(self.out.address(), spec.out_dtype, [tokens, heads, dim_v]);
         let lse = DeviceTensor::new(self.lse.address(), Dtype::F32, [tokens, heads]);
         let (workspace, pools) = (&mut self.workspace, [self.pool]);
+        let mut tensors = RunTensors::new(&q, &pools, &out).with_lse(&lse);
+        if let Some(sinks) = &self.sinks {
+            tensors = tensors.with_sinks(DeviceArray::new(sinks.address(), heads));
+        }
         let GpuBackend { gpu, .. } = self.backend;
         self.backend.time(flush, |stream| {
             // SAFETY: the plan is the planner's, its tensors live until the stream was waited for.
-            unsafe { gpu.run(workspace, &q, &pools, &out, Some(&lse), stream) }
-                .map_err(Failure::from)
+            unsafe { gpu.run_with(workspace, &tensors, stream) }.map_err(Failure::from)
         })
     }
 

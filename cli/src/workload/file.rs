@@ -51,6 +51,8 @@ struct Variant {
     #[serde(default)]
     logits_soft_cap: Option<f32>,
     #[serde(default)]
+    sinks: bool,
+    #[serde(default)]
     sm_scale: Option<f32>,
 }
 
@@ -153,6 +155,7 @@ impl Fields {
             spec.variant.causal = variant.causal;
             spec.variant.window_left = variant.window_left;
             spec.variant.soft_cap = variant.logits_soft_cap;
+            spec.variant.sinks = variant.sinks;
             spec.scale = variant.sm_scale.unwrap_or(spec.scale);
         }
         spec.check()
@@ -161,6 +164,12 @@ impl Fields {
         if requests.iter().all(|requests| requests.count == 0) && self.tree.is_none() {
             return Err(Failure::Input(format!(
                 "{place}: give requests, a tree, or both"
+            )));
+        }
+        let too_wide = |requests: &&Requests| requests.branches > 0 && requests.q_len > 64;
+        if let Some(Requests { q_len, .. }) = requests.iter().find(too_wide) {
+            return Err(Failure::Input(format!(
+                "{place}: a tree of {q_len} drafted tokens: give at most 64, or no branches"
             )));
         }
         let mut case = Case {

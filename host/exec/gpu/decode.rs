@@ -9,8 +9,9 @@ use kernels_gpu::{
 };
 
 use super::{
-    DeviceArray, DeviceTensor, Gpu, KvPool, PartialStates, Stream,
+    DeviceArray, DeviceTensor, Extras, Gpu, KvPool, PartialStates, Stream,
     maps::{BOX_TOKENS, Maps, ShapeId},
+    pad::PaddedPool,
     registry::check_serves,
     steps::{Parameters, Step},
     tensor::{COUNTED, VECTOR_BYTES, fits},
@@ -57,6 +58,8 @@ pub struct DecodeCall<'a> {
     /// Which of `items` are the launch's, where that is to change while the launch stays in a captured graph;
     /// `items` are then those of the whole plan, with room for the largest. None: all of them are.
     pub record: Option<DeviceArray<LaunchRecord>>,
+    /// What the spec's variant and the batch have beside that.
+    pub extras: Extras,
 }
 
 /// How a launch goes about it.
@@ -241,6 +244,7 @@ fn check(call: &DecodeCall<'_>) -> Result<(), Error> {
         tensor.check_address(name, 4)?;
     }
 
+    call.extras.check(spec, q.shape[0])?;
     call.items.check_address("items", 8)?;
     call.rows.check_address("rows", 16)?;
     call.page_ids.check_address("page_ids", 4)?;
@@ -285,12 +289,21 @@ fn parameters(
         });
     }
     let walk = Walk::new(spec, pool.pages, &pool.k_strides)?;
+    let padded = call.extras.padding;
+    let padded = padded.map(|padding| PaddedPool::new(padding, &pool.k_strides, pool.pages));
+    let padded = padded.transpose()?;
     let page_size = pool.k_strides.page_size;
     // The largest power of two that divides page and chunk.
     let piece_tokens = (1 << page_size.trailing_zeros()).min(BOX_TOKENS);
     let halves = spec.head_dim_qk / 64;
-    let outside = fits("pages × KV heads", walk.dims[4] as usize, COUNTED)?;
-    let shape = walk.shape(pool.dtype, halves, piece_tokens);
+    let mut outside = fits("pages × KV heads", walk.dims[4] as usize, COUNTED)?;
+    let mut shape = walk.shape(pool.dtype, halves, piece_tokens);
+    let mut steps = [walk.half_per_head, walk.page_per_page, walk.page_per_head];
+    if let Some(padded) = padded {
+        outside = padded.places;
+        shape = padded.shape(pool.dtype, piece_tokens);
+        steps = [0, padded.places_per_page, 1];
+    }
     let (shape, k_map) = maps.make("k", pool.k, shape)?;
     let parameters = DecodeParams {
         k_map,
@@ -300,9 +313,9 @@ fn parameters(
         kv_heads: Divisor::new(spec.kv_heads),
         page_size: Divisor::new(page_size),
         piece_tokens,
-        half_per_head: walk.half_per_head,
-        page_per_page: walk.page_per_page,
-        page_per_head: walk.page_per_head,
+        half_per_head: steps[0],
+        page_per_page: steps[1],
+        page_per_head: steps[2],
         stages: row.stages,
         run: tile.run.clamp(1, row.run),
         outside,
@@ -324,7 +337,7 @@ pub(super) fn attention(call: &DecodeCall<'_>, pieces: u32) -> Result<AttentionP
         ..
     } = *call;
     let per_item = spec.kv_heads as usize * pieces as usize;
-    Ok(AttentionParams {
+    let mut params = AttentionParams {
         q: q.address,
         k: pool.k,
         v: pool.v,
@@ -349,5 +362,8 @@ pub(super) fn attention(call: &DecodeCall<'_>, pieces: u32) -> Result<AttentionP
         q_token_stride: fits("the token stride of q", q.strides[0], COUNTED)?,
         out_token_stride: fits("the token stride of out", out.strides[0], COUNTED)?,
         variant: spec.variant_params(),
-    })
+        ..AttentionParams::default()
+    };
+    call.extras.point(&mut params);
+    Ok(params)
 }

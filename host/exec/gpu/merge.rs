@@ -78,13 +78,14 @@ impl Gpu {
         lse: Option<&DeviceTensor<2>>,
         stream: Stream,
     ) -> Result<(), Error> {
-        let step = self.prepare_merge(partials, rows, merge_slots, out, lse, None)?;
+        let step = self.prepare_merge(partials, rows, merge_slots, out, lse, None, None)?;
         // SAFETY: the caller vouches for what the parameters point to.
         unsafe { self.launch_step(&step, stream) }
     }
 
     /// All checks of [`merge_states`](Self::merge_states), and the launch that they allow. A record says how
-    /// many of `rows` are there when it runs.
+    /// many of `rows` are there when it runs; sinks are checked already.
+    #[expect(clippy::too_many_arguments, reason = "what the kernel takes")]
     pub(super) fn prepare_merge(
         &self,
         partials: &PartialStates,
@@ -92,6 +93,7 @@ impl Gpu {
         merge_slots: DeviceArray<u32>,
         out: &DeviceTensor<3>,
         lse: Option<&DeviceTensor<2>>,
+        sinks: Option<DeviceArray<f32>>,
         record: Option<DeviceArray<LaunchRecord>>,
     ) -> Result<Step, Error> {
         let mut parameters = parameters(partials, rows, merge_slots, out, lse)?;
@@ -103,6 +105,7 @@ impl Gpu {
             false => (kernel(false)?, THREADS),
         };
         let blocks = parameters.chunks.div_ceil(threads);
+        parameters.sinks = sinks.map_or(0, |sinks| sinks.address);
         parameters.record = record.map_or(0, |record| record.address);
         Ok(Step {
             kernel: *kernel,
@@ -181,6 +184,7 @@ fn parameters(
         out: out.address,
         lse: lse.map_or(0, |lse| lse.address),
         record: 0,
+        sinks: 0,
         chunks: fits(
             "merged rows × heads × head dimension / 8",
             rows.len.saturating_mul(chunks_per_row),

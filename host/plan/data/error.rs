@@ -14,7 +14,7 @@ pub enum PlanError {
     Problem(#[from] ProblemError),
     /// No description of that name.
     #[error(
-        "no device is named {got:?}: known are {known}; describe others with DeviceDescription::from_json"
+        "no device is named {got:?}: known are {known}; any other is a DeviceDescription with its numbers"
     )]
     UnknownDevice {
         /// The name given.

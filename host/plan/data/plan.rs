@@ -133,6 +133,9 @@ pub struct Plan {
     pub merge_slots: Vec<u32>,
     /// The page ids of all parts, one after the other.
     pub page_ids: Vec<u32>,
+    /// As [`Batch::ancestors`](crate::problem::Batch::ancestors).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ancestors: Vec<u64>,
     /// Partial states: every slot is below this, each is written by one item and read by one merge.
     pub slots: u32,
     /// Whether [`grow`](Self::grow) can move the queries: only decodes, and no row that sees a part of its
@@ -162,6 +165,7 @@ impl Plan {
             merges: Vec::new(),
             merge_slots: Vec::new(),
             page_ids: Vec::new(),
+            ancestors: Vec::new(),
             slots: 0,
             growable: false,
             grows_by: None,

@@ -1,9 +1,10 @@
 //! What the planner knows of a device: limits and measured costs, as data.
 //!
-//! The descriptions that come with the crate are the JSON files in `host/plan/devices/`; a measurement
-//! rewrites a file, not code. Any other device is a [`DeviceDescription`] read from JSON.
+//! What comes with the crate is in `known.rs`. Any other device is a [`DeviceDescription`] of the caller's, or one read
+//! by serde, from JSON for example, and [checked](DeviceDescription::check).
 
 mod check;
+mod known;
 mod support;
 
 use kernels_gpu::registry::Sm;
@@ -176,16 +177,6 @@ pub struct QueryStep {
     pub pack: Option<u32>,
 }
 
-/// Devices whose description comes with the crate.
-const EMBEDDED: [(&str, &str); 6] = [
-    ("h200", include_str!("../devices/h200.json")),
-    ("h100", include_str!("../devices/h100.json")),
-    ("a100", include_str!("../devices/a100.json")),
-    ("a6000", include_str!("../devices/a6000.json")),
-    ("rtx4090", include_str!("../devices/rtx4090.json")),
-    ("cpu", include_str!("../devices/cpu.json")),
-];
-
 impl DeviceDescription {
     /// The description of a known device.
     ///
@@ -196,28 +187,13 @@ impl DeviceDescription {
             got: name.to_owned(),
             known: Self::names().collect::<Vec<_>>().join(", "),
         };
-        let (_, json) = EMBEDDED
-            .iter()
-            .find(|(known, _)| *known == name)
-            .ok_or_else(unknown)?;
-        Self::from_json(json)
+        let known = known::KNOWN.iter().find(|(known, _)| *known == name);
+        known.map(|(_, describe)| describe()).ok_or_else(unknown)
     }
 
     /// Names of the known devices.
     pub fn names() -> impl Iterator<Item = &'static str> {
-        EMBEDDED.iter().map(|(name, _)| *name)
-    }
-
-    /// Reads a description and checks it.
-    ///
-    /// # Errors
-    /// [`PlanError::Device`] where the text is no description or a value makes no sense.
-    pub fn from_json(json: &str) -> Result<Self, PlanError> {
-        let device: Self = serde_json::from_str(json).map_err(|error| PlanError::Device {
-            reason: error.to_string(),
-        })?;
-        device.check()?;
-        Ok(device)
+        known::KNOWN.iter().map(|(name, _)| *name)
     }
 
     /// CTAs of a kernel that stay resident on an SM.
@@ -265,12 +241,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_embedded_description_is_sound() {
+    fn every_known_device_is_described_soundly() {
         for name in DeviceDescription::names() {
             let device = DeviceDescription::named(name).unwrap();
             assert_eq!(device.name, name);
+            device.check().unwrap();
             let json = serde_json::to_string(&device).unwrap();
-            assert_eq!(DeviceDescription::from_json(&json).unwrap(), device);
+            let read: DeviceDescription = serde_json::from_str(&json).unwrap();
+            assert_eq!(read, device);
         }
     }
 }

@@ -43,6 +43,11 @@ pub struct AttentionParams {
     /// The launch's [`LaunchRecord`](super::LaunchRecord), which says which of `items` are its own;
     /// `units` are then those of one item. 0 where the launch is for one plan.
     pub record: u64,
+    /// `[q_heads]` f32, natural logits: a [sink](crate::state::with_sink) for each query head; 0: there are none.
+    /// They enter where a result is written, not into partial states.
+    pub sinks: u64,
+    /// `[total_q]` u64: the [ancestors](crate::common::tree) of each query token; 0: there are no trees.
+    pub ancestors: u64,
     /// Units of this launch: items × query heads / heads in a tile.
     pub units: u32,
     /// Query heads.

@@ -107,7 +107,7 @@ mod device {
         abi::MergeParams,
         common::{
             half::{Bf16, F16, Half},
-            state::{Merger, State, natural},
+            state::{Merger, State, natural, sink_of},
             tile_counter,
         },
     };
@@ -290,7 +290,11 @@ mod device {
                 }
             }
         }
-        let merged = merger.finish();
+        let mut merged = merger.finish();
+        if params.sinks != 0 {
+            // SAFETY: one for each query head.
+            merged = merged.with_sink(unsafe { sink_of(params.sinks, head) });
+        }
         let element = u64::from(token) * u64::from(params.out_token_stride)
             + u64::from(in_row) * CHUNK as u64;
         // SAFETY: the token is a row of `out` that no other row of the launch writes.

@@ -329,7 +329,6 @@ unsafe fn launch(
         multiprocessors,
         resident: multiprocessors * function.min_blocks.max(1),
         limit: gpu.settings.limit * 1_000_000,
-        as_hardware: !gpu.settings.strict,
         ..launch
     };
     gpu.put(

@@ -14,7 +14,6 @@
 //! | `schedule` | `round`, `random` or `late` | `random` |
 //! | `seed` | of the schedule's choices; each launch has its own | 0 |
 //! | `limit` | millions of warp instructions that a launch may take | 1000 |
-//! | `strict` | 1: what PTX does not promise is a fault even where the hardware has it (`as_hardware` of [`ptx_run::Launch`]) | 0 |
 //! | `log` | 1: a line for each launch on standard error | 0 |
 #![allow(non_snake_case, missing_docs, clippy::missing_safety_doc)]
 

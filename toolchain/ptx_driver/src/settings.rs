@@ -10,7 +10,6 @@ pub struct Settings {
     pub schedule: fn(u64) -> Schedule,
     pub seed: u64,
     pub log: bool,
-    pub strict: bool,
     pub limit: u64,
 }
 
@@ -26,7 +25,6 @@ impl Settings {
             schedule: Schedule::Random,
             seed: 0,
             log: false,
-            strict: false,
             limit: 1_000,
         };
         let text = std::env::var("PTX_DRIVER").unwrap_or_default();
@@ -46,7 +44,6 @@ impl Settings {
             "seed" => self.seed = value.parse().ok()?,
             "log" => self.log = value == "1",
             "limit" => self.limit = value.parse().ok()?,
-            "strict" => self.strict = value == "1",
             "schedule" => {
                 self.schedule = match value {
                     "round" => |_| Schedule::RoundRobin,

@@ -29,11 +29,6 @@ pub struct Launch {
     pub resident: u32,
     /// The launch may begin before the one before it on this memory has ended (programmatic dependent launch).
     pub overlaps: bool,
-    /// Two things that PTX does not promise hold on the hardware of today; with this, relying on them is no fault.
-    /// What a lane acquired through an atomic, the lanes know that vote or shuffle with it (PTX: by `bar.warp.sync`
-    /// alone). What `cp.async` wrote, the asynchronous proxy sees once the copy is complete (PTX: behind a proxy
-    /// fence).
-    pub as_hardware: bool,
     /// Warp instructions after which the launch is given up.
     pub limit: u64,
 }
@@ -47,7 +42,6 @@ impl Default for Launch {
             multiprocessors: 4,
             resident: 8,
             overlaps: false,
-            as_hardware: false,
             limit: 2_000_000_000,
         }
     }
@@ -134,7 +128,6 @@ impl Module {
             launch: number,
             blocks: launch.grid.iter().product::<u32>() as usize,
             overlaps: launch.overlaps,
-            as_hardware: launch.as_hardware,
             released: HashMap::new(),
             random: Random::new(seed),
             stats: Stats::default(),
@@ -200,9 +193,12 @@ struct Grid<'a> {
 const TURN: usize = 64;
 /// Instructions of a turn where a warp goes as far as it can.
 const LONG_TURN: usize = 4_000;
+/// So many of them, and a copy arrives although somebody goes on: it may be what all go round for.
+const LONG_TURNS: usize = 8;
 
 impl Grid<'_> {
     fn go(&mut self) -> Result<(), Box<Report>> {
+        let mut long_turns = 0;
         loop {
             let blocks = self.launch.grid.iter().product::<u32>();
             while self.next < blocks && self.residents.len() < self.launch.resident.max(1) as usize
@@ -229,8 +225,12 @@ impl Grid<'_> {
             if matches!(self.schedule, Schedule::Late(_))
                 && self.run.stats.instructions - before == turn as u64
             {
-                // It may go round for something that others are to do.
+                // It may go round for something that others are to do, or a copy.
                 self.turn += 1;
+                long_turns += 1;
+                if long_turns % LONG_TURNS == 0 {
+                    self.late_copy()?;
+                }
             }
             if self.run.stats.instructions > self.launch.limit {
                 let limit = self.launch.limit;
@@ -416,16 +416,25 @@ impl Grid<'_> {
         })
     }
 
-    /// No warp can go on: a copy arrives, or those that ask a barrier get a no, or it is a deadlock.
-    fn nobody(&mut self) -> Result<(), Box<Report>> {
+    /// A copy arrives, if there is any.
+    fn late_copy(&mut self) -> Result<bool, Box<Report>> {
         let with_copies: Vec<usize> = (0..self.residents.len())
             .filter(|&at| !self.residents[at].block.pending.is_empty())
             .collect();
-        if !with_copies.is_empty() {
-            let at = with_copies[self.run.random.below(with_copies.len())];
-            let count = self.residents[at].block.pending.len();
-            let which = self.run.random.below(count);
-            return self.deliver(at, which);
+        if with_copies.is_empty() {
+            return Ok(false);
+        }
+        let at = with_copies[self.run.random.below(with_copies.len())];
+        let count = self.residents[at].block.pending.len();
+        let which = self.run.random.below(count);
+        self.deliver(at, which)?;
+        Ok(true)
+    }
+
+    /// No warp can go on: a copy arrives, or those that ask a barrier get a no, or it is a deadlock.
+    fn nobody(&mut self) -> Result<(), Box<Report>> {
+        if self.late_copy()? {
+            return Ok(());
         }
         // Code may do something else when a barrier is not ready. Let all go once round.
         let before = self.run.progress;

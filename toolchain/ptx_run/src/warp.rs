@@ -112,8 +112,6 @@ pub struct Warp {
     pub fence_clocks: [Option<Shared>; LANES],
     /// What a later relaxed write of the lane releases, since its last fence.
     pub release: [Option<Shared>; LANES],
-    /// What any lane acquired through an atomic since lanes voted or shuffled last.
-    pub acquired: Option<Shared>,
     /// What its relaxed reads found, for its next fence.
     pub found: [Option<Shared>; LANES],
 
@@ -158,7 +156,6 @@ impl Warp {
             time: 1,
             fence_clocks: std::array::from_fn(|_| None),
             release: std::array::from_fn(|_| None),
-            acquired: None,
             found: std::array::from_fn(|_| None),
             products: 1,
             products_done: 0,
@@ -459,13 +456,6 @@ impl Warp {
                     last = Some((before, mine.clone()));
                 }
             }
-        }
-    }
-
-    /// The lanes learn what any of them acquired through an atomic.
-    pub fn share_acquires(&mut self, lanes: u32) {
-        if let Some(acquired) = self.acquired.take() {
-            self.learn(lanes, &acquired);
         }
     }
 

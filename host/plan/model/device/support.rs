@@ -27,8 +27,8 @@ impl DeviceDescription {
     ///
     /// let h200 = DeviceDescription::named("h200")?;
     /// h200.supports(&Spec::new(32, 8, 128))?;
-    /// let error = h200.supports(&Spec::new(32, 8, 96)).unwrap_err();
-    /// assert!(error.to_string().contains("no kernel for h200 has a head dimension of 96"));
+    /// let error = h200.supports(&Spec::new(32, 8, 240)).unwrap_err();
+    /// assert!(error.to_string().contains("no kernel for h200 has a head dimension of 240"));
     /// # Ok::<(), tandem_attn::plan::PlanError>(())
     /// ```
     ///

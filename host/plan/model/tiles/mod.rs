@@ -4,12 +4,12 @@
 //! for the heads. An item takes the one with the fewest rows that covers it. An executor that takes tiles of any
 //! size (the CPU's) has no rows: its sizes are in the device description.
 
-use kernels_gpu::registry::{Arch, Element, KernelId, KernelInfo, Op};
+use kernels_gpu::registry::{Arch, Element, KernelId, KernelInfo, Loads, Op};
 
 use super::{DeviceDescription, PodConfig, QueryStep};
 use crate::{
     plan::data::{Kernel, PlanError, Tile},
-    problem::{Dtype, Spec},
+    problem::{Dtype, Padding, Spec},
 };
 
 /// The kernels that a plan for one specification on one device chooses from.
@@ -55,9 +55,12 @@ pub(in crate::plan) fn serves(row: &KernelInfo, spec: &Spec) -> bool {
         Element::F16 => Dtype::F16,
         Element::F32 | Element::Any => return false,
     };
+    let on = spec.on_kernels();
     [spec.q_dtype, spec.kv_dtype, spec.out_dtype] == [element; 3]
-        && (row.head_dim, row.value_dim) == (spec.head_dim_qk, spec.head_dim_v)
         && row.latent == spec.latent
+        && (row.head_dim, row.value_dim) == (on.head_dim_qk, on.head_dim_v)
+        // Tensor maps pad heads; what is loaded row by row has the kernel's dimension.
+        && (Padding::of(spec).is_none() || row.loads != Loads::Rows)
         && row.cap == spec.variant.soft_cap.is_some()
 }
 
@@ -163,7 +166,10 @@ fn prefills(device: &DeviceDescription, spec: &Spec) -> Option<Vec<PrefillTile>>
         };
         Some(prefill_tile(spec, choice, step.up_to, step.pack))
     };
-    let of_heads = |step: &&QueryStep| step.head_dim.is_none_or(|dim| dim == spec.head_dim_qk);
+    let of_heads = |step: &&QueryStep| {
+        step.head_dim
+            .is_none_or(|dim| dim == spec.on_kernels().head_dim_qk)
+    };
     let steps = device.prefill.by_q_len.iter().filter(of_heads);
     steps.map(tile).collect()
 }

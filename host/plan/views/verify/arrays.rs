@@ -11,6 +11,10 @@ use crate::{
 impl Plan {
     /// What the plan knows of the batch's tables, which keeping and patching it relies on.
     pub(super) fn verify_tables(&self, batch: &Batch) -> Result<(), Defect> {
+        ensure!(
+            self.ancestors == batch.ancestors,
+            "the ancestors of query tokens are not the batch's"
+        );
         let slice = |range: &std::ops::Range<u32>| range.start as usize..range.end as usize;
         for (index, (part, planned)) in batch.parts.iter().zip(&self.parts).enumerate() {
             let table = &part.table;

@@ -140,6 +140,10 @@ unsafe fn merge<T: Half, const DIM: u32>(
         let merge = results.look_up(index);
         let last = results.arrive(index, merge, unit.head);
         let mut waiting = warp::warp_vote_ballot(WARP, last);
+        if waiting != 0 {
+            // One lane has acquired the others' states, and all will read them: a vote orders no memory.
+            warp::sync_warp(WARP);
+        }
         // The rows may be read anew.
         warp::sync_warp(WARP);
         while waiting != 0 {

@@ -93,7 +93,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                     };
                     rows.start(layout.queries(slot), lane, |row| {
                         let (token, in_group) = self.group.div_rem(row);
-                        (self.row(slot, token), head + in_group)
+                        // Rows that do not exist are the last token's.
+                        (self.row(slot, token.min(unit.tokens - 1)), head + in_group)
                     });
                     if descriptor.chunk == 0 && self.params.arrivals != 0 {
                         let merge = self.merge_of_lane(slot, unit.tokens);
@@ -109,6 +110,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                 let keys = Keys {
                     begin: unit.begin,
                     end: unit.end,
+                    ancestors: self.params.ancestors,
                 };
                 if descriptor.masked {
                     rows.attend::<T, V, true>(variant, self.lane, &offsets, chunk, keys);

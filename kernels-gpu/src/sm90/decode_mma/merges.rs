@@ -55,6 +55,10 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32> Consumer<'_, DIM, ROWS, 
                 }
             }
             let mut waiting = warp::warp_vote_ballot(ALL, last);
+            if waiting != 0 {
+                // One lane has acquired the others' states, and all will read them: a vote orders no memory.
+                warp::sync_warp(ALL);
+            }
             while waiting != 0 {
                 let merge = merge.broadcast(waiting.trailing_zeros());
                 waiting &= waiting - 1;

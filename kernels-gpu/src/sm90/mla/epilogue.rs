@@ -15,7 +15,11 @@ use super::{
 };
 use crate::{
     abi::{DIRECT, LatentParams},
-    common::{half::Half, softmax::Rows},
+    common::{
+        half::Half,
+        softmax::Rows,
+        state::{sink_of, with_sink},
+    },
 };
 
 /// Writes half of the columns of 16 rows of a warp, to the output or to partial states.
@@ -59,7 +63,7 @@ pub(super) unsafe fn finish<T: Half, const C: u32>(
             // Always in this order: the same bits in both consumers.
             let total =
                 shared::load_f32(s.total(slot, 0, row)) + shared::load_f32(s.total(slot, 1, row));
-            let (inverse, lse) = if total > 0.0 {
+            let (mut inverse, mut lse) = if total > 0.0 {
                 (rcp(total), rows.reference[h] * scale + lg2(total))
             } else {
                 (0.0, f32::NEG_INFINITY)
@@ -67,6 +71,10 @@ pub(super) unsafe fn finish<T: Half, const C: u32>(
             let there = token < unit.tokens && head < a.q_heads;
             let row = s.load_row(slot, token.min(unit.tokens - 1));
             let direct = there && row.slot == DIRECT;
+            if a.sinks != 0 && direct {
+                let (factor, with) = with_sink(lse, sink_of(a.sinks, head));
+                (inverse, lse) = (inverse * factor, with);
+            }
             if warp::warp_vote_any(warp::FULL_MASK, direct) {
                 let at = u64::from(row.token) * u64::from(a.q_heads) + u64::from(head);
                 if C == 0 && direct && a.lse != 0 && lane % 4 == 0 {

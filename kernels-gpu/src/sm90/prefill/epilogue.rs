@@ -4,7 +4,7 @@ use core::f32::consts::LN_2;
 
 use cuda_std::{
     fence,
-    math::{lg2, rcp},
+    math::{ex2, lg2, rcp},
     mbarrier, mma,
     prelude::*,
     tma::{self, TensorMap},
@@ -20,6 +20,7 @@ use crate::{
     common::half::Half,
     common::prefill_tile::Tile,
     common::softmax::Rows,
+    common::state::sink_of,
 };
 
 const WARP: u32 = warp::FULL_MASK;
@@ -46,8 +47,31 @@ pub(super) unsafe fn finish_tile<T: Half, const O: usize>(
     let first_row = (thread - 128) / 32 * 16;
     // SAFETY: whole warps; the tile stays until this warp has arrived.
     let tile = unsafe { Tile::load(s.tile(stage)) };
+    // Asked for before anything waits for it. Every row has a head, whether it exists or not.
+    let mut sinks = [f32::NEG_INFINITY; 2];
+    if a.sinks != 0 && tile.slot == DIRECT {
+        let mut h = 0;
+        while h < 2 {
+            let (_, head) = tile.place(&p.pack, first_row + lane / 4 + 8 * h as u32);
+            // SAFETY: one for each query head.
+            sinks[h] = unsafe { sink_of(a.sinks, head) };
+            h += 1;
+        }
+    }
     let totals = unsafe { rows.totals() };
-    let inverse = totals.map(|total| if total > 0.0 { rcp(total) } else { 0.0 });
+    let (mut inverse, mut lse) = ([0.0; 2], sinks);
+    let mut h = 0;
+    while h < 2 {
+        let reference = rows.reference[h] * scale;
+        // Beside a sink that is so much larger nothing is left of the keys in 16 bits.
+        let over = sinks[h] - reference;
+        if totals[h] > 0.0 && !(over > 100.0) {
+            let total = totals[h] + ex2(over);
+            inverse[h] = rcp(total);
+            lse[h] = reference + lg2(total);
+        }
+        h += 1;
+    }
     let head_dim = s.shape.value_dim;
 
     let packed = |i: usize| T::pack(o[i] * inverse[i / 2 % 2], o[i + 1] * inverse[i / 2 % 2]);
@@ -84,11 +108,7 @@ pub(super) unsafe fn finish_tile<T: Half, const O: usize>(
         let row = first_row + lane / 4 + 8 * h as u32;
         if row < tile.rows {
             let (token, head) = tile.place(&p.pack, row);
-            let lse = if totals[h] > 0.0 {
-                rows.reference[h] * scale + lg2(totals[h])
-            } else {
-                f32::NEG_INFINITY
-            };
+            let lse = lse[h];
             if tile.slot == DIRECT {
                 let at = u64::from((tile.token + token) * a.q_heads + head) * 4;
                 if a.lse != 0 && lane % 4 == 0 {

@@ -12,7 +12,7 @@
 //!   with P·V of the block before, so that the tensor cores have work while weights are computed. A tile
 //!   ends inside this rhythm: Q·Kᵀ of the next tile's first block goes with P·V of the last.
 //!
-//! `docs/prefill.md` has the roofline and what was tried.
+//! `docs/notes/prefill.md` has the roofline and what was tried.
 
 mod config;
 #[cfg(target_arch = "nvptx64")]

@@ -16,9 +16,6 @@ impl Run<'_> {
         mask: u32,
         op: &Op,
     ) -> Step<Flow> {
-        if self.as_hardware && !matches!(op, Op::SyncWarp { .. }) {
-            warp.share_acquires(mask);
-        }
         match *op {
             Op::Shuffle {
                 f,

@@ -262,9 +262,7 @@ impl Run<'_> {
             return;
         };
         if matches!(order, Order::Acquire | Order::AcqRel) {
-            let found = found.clone();
-            warp.learn(1 << lane, &found);
-            join(warp.acquired.get_or_insert_default(), &found);
+            warp.learn(1 << lane, &found.clone());
         } else {
             let known = warp.found[lane].get_or_insert_default();
             join(known, found);

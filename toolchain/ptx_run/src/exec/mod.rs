@@ -44,8 +44,6 @@ pub struct Run<'a> {
     pub multiprocessors: u32,
     /// Number of the launch; only its last two bits count.
     pub launch: u32,
-    /// See [`Launch`](crate::Launch).
-    pub as_hardware: bool,
     /// Blocks of the grid; also the number under which clocks know the end of the launch before.
     pub blocks: usize,
     /// It may run beside the launch before.

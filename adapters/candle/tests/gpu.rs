@@ -1,0 +1,264 @@
+//! On an NVIDIA GPU: the same as on the CPU, in candle's memory and on its stream, and what a call costs the host.
+//!
+//! Skipped where there is no driver; `TANDEM_REQUIRE_GPU=1` makes that an error.
+
+use std::time::{Duration, Instant};
+
+use candle_core::{DType, Device, Result, Tensor};
+use tandem_candle::{
+    Attention, KvLayout, Layer, flash_attn_varlen, paged_attention, reshape_and_cache,
+};
+
+const HEADS: usize = 32;
+const KV_HEADS: usize = 8;
+const DIM: usize = 128;
+const BLOCK: usize = 16;
+
+fn gpu() -> Option<Device> {
+    match Device::new_cuda(0) {
+        Ok(device) => Some(device),
+        Err(error) if std::env::var_os("TANDEM_REQUIRE_GPU").is_some() => panic!("{error}"),
+        Err(error) => {
+            eprintln!("skipped: {error}");
+            None
+        }
+    }
+}
+
+fn randn(shape: &[usize], dtype: DType) -> Result<Tensor> {
+    Tensor::randn(0_f32, 1.0, shape, &Device::Cpu)?.to_dtype(dtype)
+}
+
+fn assert_close(got: &Tensor, right: &Tensor) -> Result<()> {
+    assert_eq!(got.dims(), right.dims());
+    let (got, right) = (got.to_device(&Device::Cpu)?, right);
+    let difference = (got.to_dtype(DType::F64)? - right.to_dtype(DType::F64)?)?
+        .abs()?
+        .max_all()?
+        .to_scalar::<f64>()?;
+    let tolerance = if got.dtype() == DType::F16 {
+        4e-3
+    } else {
+        3.2e-2
+    };
+    assert!(difference < tolerance, "{difference} in {:?}", got.dtype());
+    Ok(())
+}
+
+/// A step's tensors: caches with the old tokens, the new ones, and where they go.
+struct Case {
+    caches: [Tensor; 2],
+    new: [Tensor; 2],
+    q: Tensor,
+    slots: Tensor,
+    tables: Vec<Vec<usize>>,
+    lengths: Vec<usize>,
+    queries: Vec<usize>,
+}
+
+impl Case {
+    fn new(queries: &[usize], lengths: &[usize], layout: KvLayout, dtype: DType) -> Result<Self> {
+        let blocks: usize = lengths.iter().map(|len| len.div_ceil(BLOCK)).sum();
+        let shape = match layout {
+            KvLayout::Nhd => [blocks, BLOCK, KV_HEADS, DIM],
+            KvLayout::Hnd => [blocks, KV_HEADS, BLOCK, DIM],
+        };
+        let mut free = (0..blocks).rev();
+        let tables: Vec<Vec<usize>> = lengths
+            .iter()
+            .map(|len| free.by_ref().take(len.div_ceil(BLOCK)).collect())
+            .collect();
+        let mut slots = Vec::new();
+        for ((table, &len), &queries) in tables.iter().zip(lengths).zip(queries) {
+            slots.extend(
+                (len - queries..len).map(|at| (table[at / BLOCK] * BLOCK + at % BLOCK) as u32),
+            );
+        }
+        let tokens = slots.len();
+        let rows = [tokens, KV_HEADS, DIM];
+        Ok(Self {
+            caches: [randn(&shape, dtype)?, randn(&shape, dtype)?],
+            new: [randn(&rows, dtype)?, randn(&rows, dtype)?],
+            q: randn(&[tokens, HEADS, DIM], dtype)?,
+            slots: Tensor::new(slots, &Device::Cpu)?,
+            tables,
+            lengths: lengths.to_vec(),
+            queries: queries.to_vec(),
+        })
+    }
+
+    /// Appends the new tokens and attends.
+    fn run(&self, device: &Device, layer: &Layer) -> Result<Tensor> {
+        let there = |tensor: &Tensor| tensor.to_device(device);
+        let (k_cache, v_cache) = (there(&self.caches[0])?, there(&self.caches[1])?);
+        let (k, v) = (there(&self.new[0])?, there(&self.new[1])?);
+        let attention = Attention::new(device)?;
+        let step = attention.step(&self.tables, &self.queries, &self.lengths, BLOCK)?;
+        reshape_and_cache(
+            &k,
+            &v,
+            &k_cache,
+            &v_cache,
+            &there(&self.slots)?,
+            layer.layout,
+        )?;
+        paged_attention(&there(&self.q)?, &k_cache, &v_cache, &step, layer)
+    }
+}
+
+#[test]
+fn paged_attention_on_a_gpu_is_as_on_the_cpu() -> Result<()> {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    let layer = Layer::new(1.0 / (DIM as f32).sqrt());
+    for dtype in [DType::BF16, DType::F16] {
+        for layout in [KvLayout::Nhd, KvLayout::Hnd] {
+            for (queries, lengths) in [
+                (&[1, 1, 1][..], &[40, 7, 333][..]),
+                (&[64, 1, 1], &[64, 100, 500]),
+                (&[128], &[300]),
+            ] {
+                let case = Case::new(queries, lengths, layout, dtype)?;
+                let mut layer = layer;
+                layer.layout = layout;
+                for layer in [layer, layer.with_window_left(31)] {
+                    assert_close(&case.run(&gpu, &layer)?, &case.run(&Device::Cpu, &layer)?)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn packed_attention_on_a_gpu_is_as_on_the_cpu() -> Result<()> {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    let lengths = [70_u32, 1, 130];
+    let tokens = 201;
+    let indptr: Vec<u32> = vec![0, 70, 71, 201];
+    let rows = |heads| randn(&[tokens, heads, DIM], DType::BF16);
+    let (q, k, v) = (rows(HEADS)?, rows(KV_HEADS)?, rows(KV_HEADS)?);
+    let longest = *lengths.iter().max().unwrap() as usize;
+    let on = |device: &Device| {
+        let there = |tensor: &Tensor| tensor.to_device(device);
+        let indptr = Tensor::new(indptr.as_slice(), &Device::Cpu)?;
+        flash_attn_varlen(
+            &there(&q)?,
+            &there(&k)?,
+            &there(&v)?,
+            &indptr,
+            &indptr,
+            longest,
+            longest,
+            1.0 / (DIM as f32).sqrt(),
+            true,
+        )
+    };
+    assert_close(&on(&gpu)?, &on(&Device::Cpu)?)
+}
+
+/// The host's time of a call, where the GPU is not waited for.
+fn host_time(device: &Device, mut call: impl FnMut() -> Result<()>) -> Result<Duration> {
+    let mut least = Duration::MAX;
+    for _ in 0..50 {
+        device.synchronize()?;
+        let begin = Instant::now();
+        for _ in 0..8 {
+            call()?;
+        }
+        least = least.min(begin.elapsed() / 8);
+    }
+    Ok(least)
+}
+
+#[test]
+fn a_call_costs_the_host_five_microseconds_more_than_a_run() -> Result<()> {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    let case = Case::new(&[1; 16], &[1024; 16], KvLayout::Nhd, DType::BF16)?;
+    let layer = Layer::new(1.0 / (DIM as f32).sqrt());
+    let there = |tensor: &Tensor| tensor.to_device(&gpu);
+    let (k_cache, v_cache, q) = (
+        there(&case.caches[0])?,
+        there(&case.caches[1])?,
+        there(&case.q)?,
+    );
+    let attention = Attention::new(&gpu)?;
+    let step = attention.step(&case.tables, &case.queries, &case.lengths, BLOCK)?;
+    let call = host_time(&gpu, || {
+        paged_attention(&q, &k_cache, &v_cache, &step, &layer).map(drop)
+    })?;
+    let run = bare::run_time(&gpu, &case, [&q, &k_cache, &v_cache], &layer)?;
+    println!("a call {call:?}, the run in it {run:?}");
+    if !cfg!(debug_assertions) {
+        assert!(
+            call < run + Duration::from_micros(5),
+            "{call:?} and {run:?}"
+        );
+    }
+    Ok(())
+}
+
+/// The same run without candle around it.
+mod bare {
+    use candle_core::{Storage, cuda_backend::cudarc::driver::DevicePtr};
+    use tandem_candle::tandem_attn::{
+        exec::gpu::{DeviceTensor, Gpu, KvPool, Stream, WorkspaceOptions},
+        half::bf16,
+        plan::{Bound, PlanOptions, Planner},
+        problem::{Batch, Dtype, PageTable, Spec},
+    };
+
+    use super::*;
+
+    fn address(tensor: &Tensor) -> u64 {
+        let (storage, _) = tensor.storage_and_layout();
+        let Storage::Cuda(storage) = &*storage else {
+            panic!("it is on the GPU")
+        };
+        let slice = storage.as_cuda_slice::<bf16>().unwrap();
+        slice.device_ptr(slice.stream()).0
+    }
+
+    pub fn run_time(
+        device: &Device,
+        case: &Case,
+        [q, k, v]: [&Tensor; 3],
+        layer: &Layer,
+    ) -> Result<Duration> {
+        let spec = Spec::new(HEADS as u32, KV_HEADS as u32, DIM as u32).with_scale(layer.scale);
+        let pages = k.dims()[0] as u32;
+        let mut table = PageTable::new(BLOCK as u32, pages);
+        for (pages, &len) in case.tables.iter().zip(&case.lengths) {
+            let pages: Vec<u32> = pages.iter().map(|&page| page as u32).collect();
+            table.push(&pages, len as u32);
+        }
+        let batch = Batch::new((0..=case.tables.len() as u32).collect(), table);
+        let stream = device.as_cuda_device()?.cuda_stream();
+        let gpu = Gpu::builder().build_in_cudarc(stream.context()).unwrap();
+        let stream = Stream::from_raw(stream.cu_stream().cast());
+        let plan = Planner::new()
+            .plan(&spec, &batch, &gpu.device(), &PlanOptions::default())
+            .unwrap();
+        let mut workspace = gpu
+            .workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default())
+            .unwrap();
+        let shape = [case.tables.len(), HEADS, DIM];
+        let out = q.zeros_like()?;
+        let [q, out] =
+            [q, &out].map(|tensor| DeviceTensor::new(address(tensor), Dtype::BF16, shape));
+        let pool = KvPool::new(
+            &spec,
+            KvLayout::Nhd,
+            BLOCK as u32,
+            pages,
+            address(k),
+            address(v),
+        );
+        // SAFETY: the tensors are alive, of these shapes; the stream is candle's.
+        unsafe { workspace.upload(&plan, stream) }.unwrap();
+        host_time(device, || {
+            // SAFETY: likewise.
+            unsafe { gpu.run(&mut workspace, &q, &[pool], &out, None, stream) }.unwrap();
+            Ok(())
+        })
+    }
+}

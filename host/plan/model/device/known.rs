@@ -1,0 +1,359 @@
+//! The devices that are described. Times and rates were measured where the device was at hand: the H200.
+
+use super::{
+    DecodeDescription, DeviceDescription, JointDescription, PrefillDescription, QueryStep, TileCost,
+};
+use crate::plan::{
+    data::Tile,
+    model::hybrid::{PodConfig, PodDescription, Share},
+};
+
+/// A description, by its name.
+type Known = (&'static str, fn() -> DeviceDescription);
+
+/// All of them.
+pub(super) const KNOWN: [Known; 6] = [
+    ("h200", h200),
+    ("h100", h100),
+    ("a100", a100),
+    ("a6000", a6000),
+    ("rtx4090", rtx4090),
+    ("cpu", cpu),
+];
+
+fn h200() -> DeviceDescription {
+    DeviceDescription {
+        name: "h200".into(),
+        compute_capability: (9, 0),
+        sms: 132,
+        shared_bytes_per_sm: 233_472,
+        shared_bytes_per_cta: 232_448,
+        registers_per_sm: 65_536,
+        l2_bytes: 52_428_800,
+        read_bytes_per_ns: 4550.0,
+        latency_ns: 1000.0,
+        flops_per_ns: 780_000.0,
+        launch_ns: 2500.0,
+        merge_ns: 500.0,
+        merge_last_ns: 2500.0,
+        merge_state_ns: 100.0,
+        decode_max_tokens: 8,
+        decode: DecodeDescription {
+            ctas_per_sm: 1,
+            rows: Vec::new(),
+            keys: None,
+            unit_ns: 1000.0,
+            tiles: hopper_decode_tiles(),
+            joint: Some(JointDescription {
+                cut_ns: 2000.0,
+                apart_ns: 10_000.0,
+                bytes: 1.0,
+            }),
+        },
+        prefill: PrefillDescription {
+            ctas_per_sm: 1,
+            keys: None,
+            by_q_len: vec![
+                step(None, 128, Some(4)).of_heads(256),
+                step(Some(64), 128, None),
+                step(Some(4095), 128, Some(1)),
+                step(None, 192, Some(8)),
+            ],
+            unit_ns: 1000.0,
+        },
+        pod: PodDescription {
+            streams_loss: 0.88,
+            apart_loss: 0.14,
+            decode_alone: 0.95,
+            configs: vec![
+                PodConfig {
+                    shares: shares(&[
+                        (0.326, 1.472, 0.125),
+                        (0.394, 1.504, 0.053),
+                        (0.485, 1.556, 0.003),
+                        (0.561, 1.496, 0.001),
+                        (0.652, 1.453, 0.001),
+                        (0.727, 1.401, 0.005),
+                        (0.780, 1.372, 0.020),
+                        (0.833, 1.343, 0.045),
+                        (0.909, 1.312, 0.110),
+                        (0.970, 1.347, 0.182),
+                        (1.0, 1.362, 0.204),
+                    ]),
+                    ..two_kernels("two kernels, prefill 128 × 80", 80, 64 << 10, (1.05, 0.989))
+                },
+                PodConfig {
+                    shares: shares(&[
+                        (0.326, 1.885, 0.205),
+                        (0.394, 1.898, 0.178),
+                        (0.485, 1.930, 0.152),
+                        (0.561, 1.964, 0.143),
+                        (0.652, 1.971, 0.101),
+                        (0.727, 1.951, 0.065),
+                        (0.780, 1.896, 0.049),
+                        (0.833, 1.781, 0.023),
+                        (0.909, 1.681, 0.021),
+                        (0.970, 1.625, 0.061),
+                        (1.0, 1.575, 0.088),
+                    ]),
+                    ..two_kernels("two kernels, prefill 128 × 64", 64, 96 << 10, (1.1, 0.970))
+                },
+                PodConfig {
+                    virtual_decodes: 4,
+                    prefill_slowdown: 2.0,
+                    decode_slowdown: 1.0,
+                    overlap_loss: 0.3,
+                    ..by_tickets("one kernel, prefill 128 × 64")
+                },
+            ],
+        },
+    }
+}
+
+fn h100() -> DeviceDescription {
+    DeviceDescription {
+        name: "h100".into(),
+        read_bytes_per_ns: 3100.0,
+        flops_per_ns: 650_000.0,
+        pod: PodDescription {
+            streams_loss: 0.93,
+            configs: vec![
+                PodConfig {
+                    overlap_loss: 0.33,
+                    ..two_kernels("two kernels, prefill 128 × 80", 80, 64 << 10, (1.07, 0.98))
+                },
+                PodConfig {
+                    overlap_loss: 0.22,
+                    ..two_kernels("two kernels, prefill 128 × 64", 64, 96 << 10, (1.13, 0.98))
+                },
+            ],
+            ..PodDescription::default()
+        },
+        ..h200()
+    }
+}
+
+fn a100() -> DeviceDescription {
+    DeviceDescription {
+        name: "a100".into(),
+        compute_capability: (8, 0),
+        sms: 108,
+        shared_bytes_per_sm: 167_936,
+        shared_bytes_per_cta: 166_912,
+        registers_per_sm: 65_536,
+        l2_bytes: 41_943_040,
+        read_bytes_per_ns: 1850.0,
+        latency_ns: 800.0,
+        flops_per_ns: 230_000.0,
+        launch_ns: 2500.0,
+        merge_ns: 500.0,
+        merge_last_ns: 0.0,
+        merge_state_ns: 0.0,
+        decode_max_tokens: 8,
+        decode: DecodeDescription {
+            ctas_per_sm: 1,
+            rows: Vec::new(),
+            keys: None,
+            unit_ns: 1000.0,
+            tiles: Vec::new(),
+            joint: None,
+        },
+        prefill: PrefillDescription {
+            ctas_per_sm: 1,
+            keys: None,
+            by_q_len: vec![step(Some(32), 128, None), step(None, 128, Some(1))],
+            unit_ns: 1000.0,
+        },
+        pod: PodDescription {
+            streams_loss: 0.95,
+            configs: vec![PodConfig {
+                virtual_decodes: 3,
+                prefill_slowdown: 1.0,
+                decode_slowdown: 1.05,
+                overlap_loss: 0.2,
+                ..by_tickets("2 CTAs, prefill 128 × 64")
+            }],
+            ..PodDescription::default()
+        },
+    }
+}
+
+fn a6000() -> DeviceDescription {
+    DeviceDescription {
+        name: "a6000".into(),
+        compute_capability: (8, 6),
+        sms: 84,
+        shared_bytes_per_sm: 102_400,
+        shared_bytes_per_cta: 101_376,
+        l2_bytes: 6_291_456,
+        read_bytes_per_ns: 590.0,
+        latency_ns: 700.0,
+        flops_per_ns: 45_000.0,
+        pod: PodDescription::default(),
+        ..a100()
+    }
+}
+
+fn rtx4090() -> DeviceDescription {
+    DeviceDescription {
+        name: "rtx4090".into(),
+        compute_capability: (8, 9),
+        sms: 128,
+        l2_bytes: 75_497_472,
+        read_bytes_per_ns: 960.0,
+        flops_per_ns: 150_000.0,
+        ..a6000()
+    }
+}
+
+/// One core; the executor says how many there are.
+fn cpu() -> DeviceDescription {
+    DeviceDescription {
+        name: "cpu".into(),
+        compute_capability: (0, 0),
+        sms: 1,
+        shared_bytes_per_sm: 1 << 30,
+        shared_bytes_per_cta: 1 << 30,
+        registers_per_sm: 1 << 30,
+        l2_bytes: 32 << 20,
+        read_bytes_per_ns: 10.0,
+        latency_ns: 100.0,
+        flops_per_ns: 100.0,
+        launch_ns: 1000.0,
+        merge_ns: 1000.0,
+        merge_last_ns: 0.0,
+        merge_state_ns: 0.0,
+        decode_max_tokens: 8,
+        decode: DecodeDescription {
+            ctas_per_sm: 1,
+            rows: vec![8, 16, 32, 64, 128],
+            keys: Some(64),
+            unit_ns: 500.0,
+            tiles: Vec::new(),
+            joint: None,
+        },
+        prefill: PrefillDescription {
+            ctas_per_sm: 1,
+            keys: Some(64),
+            by_q_len: vec![step(Some(32), 256, None), step(None, 128, Some(1))],
+            unit_ns: 500.0,
+        },
+        pod: PodDescription::default(),
+    }
+}
+
+/// What Hopper's decode kernels reach, by rows.
+fn hopper_decode_tiles() -> Vec<TileCost> {
+    let few_rows = |m, flops_per_ns| TileCost {
+        m,
+        head_dim: None,
+        share: 1,
+        alone: 2.1,
+        read: 0.94,
+        flops_per_ns,
+        unit_ns: 1000.0,
+        queued_ns: Some(300.0),
+        state_ns: None,
+    };
+    let rows_64 = TileCost {
+        m: 64,
+        head_dim: None,
+        share: 2,
+        alone: 2.3,
+        read: 0.92,
+        flops_per_ns: 555_000.0,
+        unit_ns: 1000.0,
+        queued_ns: None,
+        state_ns: None,
+    };
+    vec![
+        few_rows(8, 200_000.0),
+        few_rows(16, 250_000.0),
+        TileCost {
+            head_dim: Some(256),
+            share: 1,
+            alone: 1.0,
+            ..rows_64
+        },
+        // Latent heads.
+        TileCost {
+            head_dim: Some(576),
+            share: 1,
+            alone: 1.0,
+            flops_per_ns: 600_000.0,
+            unit_ns: 3000.0,
+            state_ns: Some(200.0),
+            ..rows_64
+        },
+        rows_64,
+        TileCost {
+            m: 128,
+            share: 1,
+            alone: 1.3,
+            read: 0.78,
+            flops_per_ns: 640_000.0,
+            unit_ns: 3000.0,
+            ..rows_64
+        },
+    ]
+}
+
+const fn step(up_to: Option<u32>, rows: u32, pack: Option<u32>) -> QueryStep {
+    QueryStep {
+        head_dim: None,
+        up_to,
+        rows,
+        pack,
+    }
+}
+
+impl QueryStep {
+    const fn of_heads(mut self, head_dim: u32) -> Self {
+        self.head_dim = Some(head_dim);
+        self
+    }
+}
+
+/// A persistent prefill and a persistent decode, one CTA of each on an SM.
+fn two_kernels(
+    name: &str,
+    prefill_keys: u32,
+    decode_bytes_in_flight: u32,
+    (prefill_slowdown, decode_slowdown): (f64, f64),
+) -> PodConfig {
+    PodConfig {
+        name: name.into(),
+        by_tickets: false,
+        ctas_per_sm: 2,
+        prefill: Tile {
+            m: 128,
+            n: prefill_keys,
+        },
+        prefill_pack: None,
+        decode: Some(Tile { m: 8, n: 64 }),
+        virtual_decodes: 1,
+        decode_bytes_in_flight,
+        prefill_slowdown,
+        decode_slowdown,
+        overlap_loss: 0.0,
+        shares: Vec::new(),
+    }
+}
+
+/// One kernel with both operations, two CTAs of it on an SM.
+fn by_tickets(name: &str) -> PodConfig {
+    PodConfig {
+        by_tickets: true,
+        decode: Some(Tile { m: 16, n: 32 }),
+        ..two_kernels(name, 64, 64 << 10, (1.0, 1.0))
+    }
+}
+
+fn shares(measured: &[(f64, f64, f64)]) -> Vec<Share> {
+    let share = |&(part, prefill, decode)| Share {
+        part,
+        prefill,
+        decode,
+    };
+    measured.iter().map(share).collect()
+}
