@@ -141,19 +141,19 @@ unsafe fn hide<V: Variant>(
     begin: u32,
     first_row: u32,
 ) {
-    let seen = |h: usize| {
-        let (token, _) = p.heads.div_rem(first_row + h as u32 * 8);
+    let seen = |h: u32| {
+        let (token, _) = p.heads.div_rem(first_row + h * 8);
         // SAFETY: the unit has the token, and its barrier completed.
         let row = unsafe { s.load_row(slot, token.min(unit.tokens - 1)) };
         let (first, last) = variant.visible_keys(row.position);
-        (
+        [
             first.max(unit.kv_begin as i32),
             last.min(unit.kv_end as i32 - 1),
-        )
+        ]
     };
     let [upper, lower] = [seen(0), seen(1)];
-    hide_after(logits, begin as i32, [upper.1, lower.1]);
-    hide_before(logits, begin as i32, [upper.0, lower.0]);
+    hide_after(logits, begin as i32, [upper[1], lower[1]]);
+    hide_before(logits, begin as i32, [upper[0], lower[0]]);
 }
 
 /// Works through all units, as the consumer of the columns' half `C` and of every other block.

@@ -31,9 +31,11 @@ fn spec(row: &KernelInfo, group: u32) -> Spec {
         true => Dtype::BF16,
         false => Dtype::F16,
     };
-    let spec = Spec::new(group, 1, row.head_dim)
-        .with_head_dim_v(row.value_dim)
-        .with_dtype(dtype);
+    let spec = match row.latent {
+        true => Spec::latent(group, row.value_dim, row.head_dim - row.value_dim),
+        false => Spec::new(group, 1, row.head_dim).with_head_dim_v(row.value_dim),
+    };
+    let spec = spec.with_dtype(dtype);
     match row.cap {
         true => spec.with_soft_cap(20.0),
         false => spec,
@@ -85,6 +87,9 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Option<Planned> {
         } else {
             planned.spec = spec(row, 8);
         }
+    } else if row.latent {
+        planned.spec = spec(row, 100);
+        planned.requests = &[(150, 1), (33, 2), (1, 1)];
     } else if prefill {
         planned.device.prefill.by_q_len = vec![QueryStep {
             head_dim: None,

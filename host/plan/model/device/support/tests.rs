@@ -129,3 +129,26 @@ fn planning_and_sizing_refuse_what_no_kernel_does() {
     assert!(other.contains("there are 16×32"), "{other}");
     assert!(on_a100(tile(16, 32)).is_ok());
 }
+
+#[test]
+fn latent_heads_are_supported_on_hopper_and_refused_elsewhere() {
+    let spec = Spec::latent(128, 512, 64);
+    assert_eq!(h200().supports(&spec), Ok(()));
+    for refused in [
+        spec.with_soft_cap(30.0),
+        Spec::latent(128, 448, 64),
+        Spec::latent(129, 512, 64).with_soft_cap(1.0),
+    ] {
+        let error = h200().supports(&refused);
+        assert!(
+            matches!(
+                error,
+                Err(PlanError::Unsupported(Unsupported::Latent { .. }))
+            ),
+            "{error:?}"
+        );
+    }
+    let a100 = DeviceDescription::named("a100").unwrap();
+    let error = a100.supports(&spec).unwrap_err().to_string();
+    assert!(error.contains("latent attention on this device"), "{error}");
+}
