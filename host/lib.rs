@@ -94,7 +94,10 @@
 //!
 //! # Other kinds of attention
 //!
-//! Windows and soft caps are fields of the specification. Anything else is a [`Variant`](variant::Variant), whose
+//! Windows, soft caps and sinks are fields of the specification; a run is given the sinks
+//! ([`HeadTensors`](tensor::HeadTensors), on a GPU `exec::gpu::RunTensors`). Which of the last 64 keys each query sees
+//! is a field of the batch ([`Batch::ancestors`](problem::Batch::ancestors)), from trees of drafted tokens by
+//! [`kv::mask::ancestors`]. Anything else is a [`Variant`](variant::Variant), whose
 //! hooks the CPU ([`Cpu::run_with`](exec::Cpu::run_with)) and the reference in f64 ([`mod@reference`]) both run.
 //!
 //! # Which batches

@@ -21,12 +21,14 @@ mod batch;
 mod dtype;
 mod error;
 mod integer;
+mod padding;
 mod spec;
 
 pub use batch::{Batch, PageTable, Part};
 pub use dtype::Dtype;
 pub use error::ProblemError;
 pub use integer::Integer;
+pub(crate) use padding::Padding;
 pub use spec::{KvLayout, Spec, Variant};
 
 /// The largest head dimension (that of multi-head latent attention is 576).

@@ -1,12 +1,15 @@
 //! Attention by its definition, in f64: no plan, no tiles, no online softmax. The oracle of all tests.
 
-use kernels_gpu::variant::{Key, Pair, Query, Standard, Variant};
+use kernels_gpu::{
+    tree::descends,
+    variant::{Key, Pair, Query, Standard, Variant},
+};
 use rayon::prelude::*;
 
 use crate::{
     kv::{KvView, ScaleAt},
     problem::{Batch, Part, Spec},
-    tensor::{Element, ShapeError},
+    tensor::{Element, HeadTensors, ShapeError},
 };
 
 /// What attention gives, in f64.
@@ -30,10 +33,24 @@ pub fn attention<Q: Element, T: Element>(
     q: &[Q],
     kv: &[KvView<'_, T>],
 ) -> Result<Output, ShapeError> {
+    attention_heads(spec, batch, q, kv, &HeadTensors::default())
+}
+
+/// [`attention`] with what the spec's variant has for each query head.
+///
+/// # Errors
+/// Where a tensor does not have the shape that the batch says, or the spec does not ask for it.
+pub fn attention_heads<Q: Element, T: Element>(
+    spec: &Spec,
+    batch: &Batch,
+    q: &[Q],
+    kv: &[KvView<'_, T>],
+    heads: &HeadTensors<'_>,
+) -> Result<Output, ShapeError> {
     let params = spec.variant_params();
     match spec.variant.soft_cap {
-        None => attention_with(&Standard::<false>(params), spec, batch, q, kv),
-        Some(_) => attention_with(&Standard::<true>(params), spec, batch, q, kv),
+        None => attention_of(&Standard::<false>(params), spec, batch, q, kv, heads),
+        Some(_) => attention_of(&Standard::<true>(params), spec, batch, q, kv, heads),
     }
 }
 
@@ -48,7 +65,20 @@ pub fn attention_with<V: Variant, Q: Element, T: Element>(
     q: &[Q],
     kv: &[KvView<'_, T>],
 ) -> Result<Output, ShapeError> {
+    attention_of(variant, spec, batch, q, kv, &HeadTensors::default())
+}
+
+fn attention_of<V: Variant, Q: Element, T: Element>(
+    variant: &V,
+    spec: &Spec,
+    batch: &Batch,
+    q: &[Q],
+    kv: &[KvView<'_, T>],
+    heads: &HeadTensors<'_>,
+) -> Result<Output, ShapeError> {
     check(spec, batch, q.len(), kv)?;
+    heads.check(spec)?;
+    let sinks = heads.sinks;
     let (q_heads, dim_v) = (spec.q_heads as usize, spec.head_dim_v as usize);
     let heads = batch.total_q() as usize * q_heads;
     let mut output = Output {
@@ -67,6 +97,7 @@ pub fn attention_with<V: Variant, Q: Element, T: Element>(
             spec,
             token,
             head,
+            sink: sinks.map(|sinks| f64::from(sinks[head as usize]) * std::f64::consts::LOG2_E),
         }
         .attend(batch, q, kv, out);
     });
@@ -110,6 +141,8 @@ struct Row<'a, V> {
     spec: &'a Spec,
     token: u32,
     head: u32,
+    /// In base 2.
+    sink: Option<f64>,
 }
 
 impl<V: Variant> Row<'_, V> {
@@ -126,13 +159,31 @@ impl<V: Variant> Row<'_, V> {
             .iter()
             .zip(kv)
             .filter_map(|(part, view)| Some((part, row_block_of(part, self.token)?, view)))
-            .flat_map(|(part, row_block, view)| self.visible(part, row_block, q, view))
+            .flat_map(|(part, row_block, view)| {
+                let ancestors = batch.ancestors.get(self.token as usize);
+                self.visible(
+                    part,
+                    row_block,
+                    ancestors.copied().unwrap_or(u64::MAX),
+                    q,
+                    view,
+                )
+            })
             .collect();
         let max = seen
             .iter()
             .map(|seen| seen.logit)
+            .chain(self.sink)
             .fold(f64::NEG_INFINITY, f64::max);
-        let mut sum = 0.0;
+        // A sink weighs, and has no value.
+        let weighs = |sink: f64| {
+            if sink == f64::NEG_INFINITY {
+                0.0
+            } else {
+                (sink - max).exp2()
+            }
+        };
+        let mut sum = self.sink.map_or(0.0, weighs);
         for &Seen {
             logit,
             value,
@@ -152,6 +203,7 @@ impl<V: Variant> Row<'_, V> {
                 .zip(value)
                 .for_each(|(o, v)| *o += weight * scale * v);
         }
+        let nothing = seen.is_empty() && self.sink.is_none();
         if V::SOFTMAX && !seen.is_empty() {
             out.iter_mut().for_each(|o| *o /= sum);
         }
@@ -161,7 +213,7 @@ impl<V: Variant> Row<'_, V> {
             position: 0,
         };
         transform(out, |pair, dim| self.variant.output(pair, dim, at));
-        match (V::SOFTMAX, seen.is_empty()) {
+        match (V::SOFTMAX, nothing) {
             (false, _) => 0.0,
             (true, true) => f64::NEG_INFINITY,
             (true, false) => (max + sum.log2()) * std::f64::consts::LN_2,
@@ -173,6 +225,7 @@ impl<V: Variant> Row<'_, V> {
         &self,
         part: &Part,
         row_block: usize,
+        ancestors: u64,
         q: &[Q],
         kv: &KvView<'a, T>,
     ) -> Vec<Seen<'a, T>> {
@@ -181,6 +234,7 @@ impl<V: Variant> Row<'_, V> {
             spec,
             token,
             head,
+            ..
         } = self;
         let position = part.first_position(row_block) + (token - part.q_indptr[row_block]) as i32;
         let mut query = widen(q);
@@ -200,6 +254,7 @@ impl<V: Variant> Row<'_, V> {
         let page_size = part.table.page_size;
         let seen = (0..part.kv_len(row_block)).filter(|&key| {
             (first..=last).contains(&(key as i32))
+                && descends(ancestors, position, key as i32)
                 && variant.visible(Pair {
                     token,
                     head,

@@ -96,6 +96,22 @@ pub enum ShapeError {
         /// Requests with scales.
         requests: usize,
     },
+    /// A tensor that the specification asks for and the run is not given.
+    #[error(
+        "the specification says that there are {name}: give them to the run, or take them from the variant"
+    )]
+    Missing {
+        /// The tensor.
+        name: &'static str,
+    },
+    /// A tensor that the specification says nothing of.
+    #[error(
+        "{name} are given, and the specification has none: say so in its variant, and plan again"
+    )]
+    Surplus {
+        /// The tensor.
+        name: &'static str,
+    },
     /// A shape that reaches past the elements that are given for it.
     #[error("{got} elements are given, and the shape with its strides reaches to {needed}")]
     TooShort {
@@ -125,6 +141,15 @@ pub enum ShapeError {
         /// Head dimension of values.
         head_dim_v: u32,
     },
+    /// Latent attention over values of their own.
+    #[error(
+        "the values of part {part} are not the first elements of its keys, as the latent spec says: give one pool \
+         (KvView::latent), or a spec with values of their own"
+    )]
+    NotLatent {
+        /// The part.
+        part: usize,
+    },
     /// A pool that ends within a page.
     #[error(
         "the pool has {got} elements, which is no multiple of the {page} of a page: pass whole pages"
@@ -143,6 +168,42 @@ pub enum ShapeError {
         /// Pages of the pool.
         pages: u32,
     },
+}
+
+/// What the variant of a [`Spec`](crate::problem::Spec) has for each query head, in host memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct HeadTensors<'a> {
+    /// `[q_heads]`: the [sinks](crate::problem::Variant::sinks), natural logits.
+    pub sinks: Option<&'a [f32]>,
+}
+
+impl<'a> HeadTensors<'a> {
+    /// With sinks.
+    #[must_use]
+    pub const fn with_sinks(mut self, sinks: &'a [f32]) -> Self {
+        self.sinks = Some(sinks);
+        self
+    }
+
+    /// Whether there is what a specification asks for, and nothing else.
+    ///
+    /// # Errors
+    /// [`ShapeError::Missing`], [`ShapeError::Surplus`], [`ShapeError::Length`].
+    pub fn check(&self, spec: &crate::problem::Spec) -> Result<(), ShapeError> {
+        let (name, expected) = ("sinks", spec.q_heads as usize);
+        match (spec.variant.sinks, self.sinks) {
+            (true, None) => Err(ShapeError::Missing { name }),
+            (false, Some(_)) => Err(ShapeError::Surplus { name }),
+            (true, Some(sinks)) if sinks.len() != expected => Err(ShapeError::Length {
+                name,
+                got: sinks.len(),
+                shape: "[q_heads]",
+                expected,
+            }),
+            _ => Ok(()),
+        }
+    }
 }
 
 pub(crate) use sealed::{Slice, SliceMut};

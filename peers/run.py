@@ -210,7 +210,7 @@ def present(names):
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workload", nargs="?", help="a workload file (docs/workloads.md)")
+    parser.add_argument("workload", nargs="?", help="a workload file (docs/guide/workloads.md)")
     parser.add_argument("--case", default="", help="only cases whose name has this in it")
     parser.add_argument("--peers", default=",".join(PEERS), help="names, separated by commas")
     parser.add_argument("--runs", type=int, default=30, help="runs of each way to measure")

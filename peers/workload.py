@@ -1,4 +1,4 @@
-"""Workload files (docs/workloads.md) as page tables, by the rules that the command uses."""
+"""Workload files (docs/guide/workloads.md) as page tables, by the rules that the command uses."""
 
 import json
 import random
@@ -62,7 +62,7 @@ def load(path):
     with open(path, encoding="utf-8") as source:
         file = json.load(source)
     if not isinstance(file, dict):
-        raise ValueError(f"{path} is not a workload file of docs/workloads.md")
+        raise ValueError(f"{path} is not a workload file of docs/guide/workloads.md")
     return [_case({**file, "name": None, **case}) for case in file.get("cases", [file])]
 
 

@@ -12,7 +12,7 @@ fn documents() -> Vec<PathBuf> {
         let paths = entries.map(|entry| entry.expect("an entry").path());
         paths.filter(|path| path.extension().is_some_and(|extension| extension == "md"))
     };
-    ["", "docs", "peers"]
+    ["", "docs", "docs/guide", "docs/notes", "peers"]
         .into_iter()
         .flat_map(markdown)
         .collect()

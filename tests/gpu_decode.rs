@@ -240,6 +240,7 @@ fn run_twice<T: Element>(
                     arrivals: fused.then(|| arrivals.array()),
                     ticket: ticket.array(),
                     record: None,
+                    extras: Default::default(),
                 };
                 // SAFETY: the arrays are the plan's, and live until the stream was waited for.
                 unsafe { gpu.decode(&call, stream.0) }.expect("the launch is right");
@@ -370,6 +371,7 @@ fn what_is_wrong_is_said() {
         arrivals: None,
         ticket: memory.array(),
         record: None,
+        extras: Default::default(),
     };
     // SAFETY: refused before anything is launched.
     let error = unsafe { gpu.decode(&call, Handle::DEFAULT) };

@@ -413,3 +413,24 @@ fn who_merges_is_chosen_by_tiles_and_merges() {
         assert_eq!(plan.merge_mode, mode, "{queries:?} × {len}, {split:?}");
     }
 }
+
+/// A row of a joint tile sees all keys of its runs, which a mask of the last keys denies.
+#[test]
+fn masks_of_the_last_keys_keep_prefixes_out_of_joint_tiles() {
+    let spec = Spec::new(32, 8, 128);
+    let mut table = PageTable::new(16, 400);
+    let prefix: Vec<u32> = (0..8).collect();
+    for request in 0..64 {
+        table.push(&[&prefix[..], &[8 + request]].concat(), 8 * 16 + 1);
+    }
+    let batch = Batch::new((0..=64).collect(), table);
+    let device = DeviceDescription::named("h200").unwrap();
+    let joint = |batch: &Batch| {
+        let plan = Planner::new().plan(&spec, batch, &device, &PlanOptions::default());
+        let plan = plan.unwrap();
+        plan.verify(batch).unwrap();
+        plan.items.iter().any(|item| item.is_joint())
+    };
+    assert!(joint(&batch));
+    assert!(!joint(&batch.with_ancestors(vec![!0b10; 64])));
+}

@@ -69,7 +69,7 @@ pub fn sample(
         keys,
     } in picks
     {
-        let alone = alone(batch, request, keys);
+        let alone = alone(batch, token, request, keys);
         let queries = token as usize * heads * dim_qk..(token as usize + 1) * heads * dim_qk;
         let right = tensors.reference(spec, &alone, &tensors.q.slice(queries))?;
         for (head, &right) in right.lse.iter().enumerate() {
@@ -142,10 +142,11 @@ fn pick(spec: &Spec, batch: &Batch, tokens: u32) -> Vec<Pick> {
 }
 
 /// A batch of one query token on the first `keys` keys of a request.
-fn alone(batch: &Batch, request: usize, keys: u32) -> Batch {
+fn alone(batch: &Batch, token: u32, request: usize, keys: u32) -> Batch {
     let table = &batch.parts[0].table;
     let pages = keys.div_ceil(table.page_size) as usize;
     let mut one = PageTable::new(table.page_size, table.pool_pages);
     one.push(&table.pages(request)[..pages], keys);
-    Batch::new(vec![0, 1], one)
+    let ancestors = batch.ancestors.get(token as usize);
+    Batch::new(vec![0, 1], one).with_ancestors(ancestors.copied().into_iter().collect())
 }

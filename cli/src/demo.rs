@@ -54,6 +54,7 @@ fn case() -> Case {
         page_size: 16,
         layout: KvLayout::Nhd,
         requests: vec![Requests {
+            branches: 0,
             q_len: 256,
             kv_len: 1024,
             count: 1,

@@ -30,7 +30,7 @@ Examples:
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// A workload file (docs/workloads.md), or a file with the cases of a paper
+    /// A workload file (docs/guide/workloads.md), or a file with the cases of a paper
     #[arg(value_name = "WORKLOAD.json")]
     workload: PathBuf,
     /// Only cases whose name has this in it

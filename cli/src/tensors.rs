@@ -8,7 +8,7 @@ use tandem_attn::{
     kv::{KvScales, KvView},
     problem::{Batch, Dtype, KvLayout, Spec},
     reference,
-    tensor::{Element, F8E4M3, F8E5M2},
+    tensor::{Element, F8E4M3, F8E5M2, HeadTensors},
 };
 
 use crate::{Failure, table::scaled};
@@ -164,6 +164,23 @@ fn fill<T: Element>(values: &mut [T], largest: f32, seed: u64) {
         .for_each(|piece| piece.copy_from_slice(&drawn[..piece.len()]));
 }
 
+/// Sinks for specifications that have them: a few that outweigh all keys, and some that do not matter.
+#[must_use]
+pub fn sinks(spec: &Spec) -> Option<Vec<f32>> {
+    let sink = |head: u32| (head % 9) as f32 - 2.0;
+    let sinks = || (0..spec.q_heads).map(sink).collect();
+    spec.variant.sinks.then(sinks)
+}
+
+/// What a run is given for each head.
+#[must_use]
+pub fn heads(sinks: &Option<Vec<f32>>) -> HeadTensors<'_> {
+    let none = HeadTensors::default();
+    sinks
+        .as_deref()
+        .map_or(none, |sinks| none.with_sinks(sinks))
+}
+
 /// What a batch is computed from.
 #[derive(Clone, Debug)]
 pub struct Tensors {
@@ -177,6 +194,20 @@ pub struct Tensors {
     pub layout: KvLayout,
     /// Scales of keys and of values, one for each token and KV head, as the pools lie; where they have any.
     pub token_scales: Option<[Vec<f32>; 2]>,
+}
+
+/// The pools of a specification: one, if it is latent.
+pub fn kv_view<'a, T: Element>(
+    spec: &Spec,
+    layout: KvLayout,
+    page_size: u32,
+    k: &'a [T],
+    v: &'a [T],
+) -> KvView<'a, T> {
+    match spec.latent {
+        true => KvView::latent(spec, page_size, k),
+        false => KvView::new(spec, layout, page_size, k, v),
+    }
 }
 
 impl Tensors {
@@ -198,7 +229,11 @@ impl Tensors {
         Ok(Self {
             q: Tensor::random(spec.q_dtype, queries * dim_qk, 4.0, seed)?,
             k: Tensor::random(spec.kv_dtype, rows * dim_qk, 1.0, seed + 1)?,
-            v: Tensor::random(spec.kv_dtype, rows * dim_v, 1.0, seed + 2)?,
+            v: match spec.latent {
+                // They are in the keys.
+                true => Tensor::zeros(spec.kv_dtype, 0)?,
+                false => Tensor::random(spec.kv_dtype, rows * dim_v, 1.0, seed + 2)?,
+            },
             layout,
             token_scales: None,
         })
@@ -247,9 +282,11 @@ impl Tensors {
     ) -> Result<reference::Output, Failure> {
         let page_size = batch.parts[0].table.page_size;
         with_keys_and_values!(&self.k, &self.v, |k, v| {
-            let view = KvView::new(spec, self.layout, page_size, k, v)
+            let view = kv_view(spec, self.layout, page_size, k, v)
                 .with_scales(self.scales(spec, page_size));
-            with_tensor!(q, q => reference::attention(spec, batch, q, &[view]))
+            let sinks = sinks(spec);
+            let heads = heads(&sinks);
+            with_tensor!(q, q => reference::attention_heads(spec, batch, q, &[view], &heads))
                 .map_err(|error| Failure::from(Error::from(error)))
         })
     }

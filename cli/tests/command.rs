@@ -251,9 +251,9 @@ fn what_no_kernel_does_is_not_planned() {
     for (from, to, flags, message) in [
         (
             "\"head_dim\": 64",
-            "\"head_dim\": 96",
+            "\"head_dim\": 240",
             &[][..],
-            "a head dimension of 96: there are 64, 128",
+            "a head dimension of 240: there are 64, 128",
         ),
         (
             "\"bf16\"",

@@ -144,7 +144,7 @@ fn lanes_of_an_sm_are_drawn_side_by_side() {
     let [prefill, decode] = begins(PodMode::Serial);
     assert!((prefill - decode).abs() > 100.0, "{prefill} {decode}");
     // The same two colours in the picture of what was measured.
-    let measured = include_str!("../../docs/pod-on-sms.svg");
+    let measured = include_str!("../../docs/notes/pod-on-sms.svg");
     for (colour, name) in [(PREFILL, "tiles of prefill"), (DECODE, "units of decode")] {
         let legend = measured.split(name).next().unwrap();
         let last = legend

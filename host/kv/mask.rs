@@ -3,6 +3,8 @@
 //! A page of such a table is a *token slot*: token `t` of page `p` in a pool of `page_size`-token pages is
 //! slot `p · page_size + t` (see [`KvView::by_token`](super::KvView::by_token)).
 
+use kernels_gpu::tree::REACH;
+
 use crate::problem::{Batch, PageTable, Part, Spec};
 
 /// Slots of the first `kv_len` tokens on `pages`.
@@ -38,6 +40,51 @@ pub fn token_level<Row: IntoIterator<Item = u32>>(
         part.q_indptr.push(token);
     }
     part
+}
+
+/// The [ancestors](Batch::ancestors) of drafted tokens whose keys are the last of their request's table, in order: each
+/// sees the context, the tokens that it follows from and itself. `parents` has for each the one it follows, or `None`
+/// where that is the context. All tokens of a request are rows of the same tiles, on the GPU as on the CPU.
+///
+/// ```
+/// use tandem_attn::{kv::mask::ancestors, problem::{Batch, PageTable, Spec}};
+///
+/// // Two guesses for the next token, and one that follows the first of them.
+/// let words = ancestors(&[None, None, Some(0)]);
+/// // The last one sees itself and the key two before, not the one between.
+/// assert_eq!(words[2] & 0b111, 0b101);
+/// let mut table = PageTable::new(16, 4);
+/// table.push(&[2, 0], 6 + 3);
+/// let batch = Batch::new(vec![0, 3], table).with_ancestors(words);
+/// batch.check(&Spec::new(8, 2, 64))?;
+/// # Ok::<(), tandem_attn::problem::ProblemError>(())
+/// ```
+///
+/// # Panics
+/// If there are more than 64 tokens, or a parent does not come before its child.
+#[must_use]
+pub fn ancestors(parents: &[Option<u32>]) -> Vec<u64> {
+    assert!(
+        parents.len() <= REACH as usize,
+        "{} drafted tokens: a mask reaches back {REACH} keys",
+        parents.len()
+    );
+    let mut paths: Vec<u64> = Vec::with_capacity(parents.len());
+    for (token, &parent) in (0_u32..).zip(parents) {
+        let before = parent.map_or(0, |parent| {
+            assert!(
+                parent < token,
+                "token {token} cannot follow token {parent}: parents come first"
+            );
+            paths[parent as usize] << (token - parent)
+        });
+        paths.push(before | 1);
+    }
+    let context = |token: u32| u64::MAX.checked_shl(token + 1).unwrap_or(0);
+    (0..)
+        .zip(paths)
+        .map(|(token, path)| path | context(token))
+        .collect()
 }
 
 /// One request that verifies a tree of drafted tokens (speculative decoding): each token sees the context,

@@ -56,6 +56,19 @@ impl<'a, T: Element> KvView<'a, T> {
         self
     }
 
+    /// The one pool of [latent](Spec::latent) attention: `[pages, page_size, head_dim_qk]`.
+    #[must_use]
+    pub const fn latent(spec: &Spec, page_size: u32, pool: &'a [T]) -> Self {
+        let strides = KvLayout::Nhd.strides(page_size, 1, spec.head_dim_qk);
+        Self {
+            k: pool,
+            v: pool,
+            k_strides: strides,
+            v_strides: strides,
+            scales: KvScales::One,
+        }
+    }
+
     /// Keys and values of a page behind each other: `[pages, 2, …]`.
     ///
     /// # Errors
@@ -129,7 +142,7 @@ impl<'a, T: Element> KvView<'a, T> {
     /// Whether every page of a table's pool lies inside the slices.
     ///
     /// # Errors
-    /// [`ShapeError::PageSize`] or [`ShapeError::PoolTooSmall`].
+    /// [`ShapeError::PageSize`], [`ShapeError::PoolTooSmall`] or [`ShapeError::NotLatent`].
     pub fn check(
         &self,
         spec: &Spec,
@@ -137,6 +150,10 @@ impl<'a, T: Element> KvView<'a, T> {
         page_size: u32,
         pool_pages: u32,
     ) -> Result<(), ShapeError> {
+        let one = self.k.as_ptr() == self.v.as_ptr() && self.k_strides == self.v_strides;
+        if spec.latent && !one {
+            return Err(ShapeError::NotLatent { part });
+        }
         let tensors = [
             ("k", self.k.len(), self.k_strides, spec.head_dim_qk),
             ("v", self.v.len(), self.v_strides, spec.head_dim_v),

@@ -2,8 +2,8 @@
 
 use super::{
     data::{
-        Bound, PackRule, Plan, PlanError, PlanOptions, PodPlan, Rules, SplitMode, check_split,
-        collect_tables,
+        Bound, MergeMode, PackRule, Plan, PlanError, PlanOptions, PodPlan, Rules, SplitMode,
+        Unsupported, check_split, collect_tables,
     },
     draft::{BatchInput, Drafter},
     emit::{Emitter, Pieces, merge_mode},
@@ -75,6 +75,7 @@ impl Planner {
             self.model = Some(Model::new(spec, device, options.decode_tile)?);
         }
         batch.check(spec)?;
+        check_merges(spec, device, options)?;
         check_split(options.split, batch)?;
         plan.spec = *spec;
         plan.total_q = batch.total_q();
@@ -145,4 +146,20 @@ impl Planner {
         plan.merge_mode = merge_mode(&model.device, options, plan);
         Ok(())
     }
+}
+
+/// The kernels of latent heads leave merges to the merging kernel.
+fn check_merges(
+    spec: &Spec,
+    device: &DeviceDescription,
+    options: &PlanOptions,
+) -> Result<(), PlanError> {
+    if spec.latent && !device.is_cpu() && options.merge_mode == MergeMode::Fused {
+        return Err(Unsupported::Latent {
+            device: device.name.clone(),
+            what: "with merges by the CTAs that attend (MergeMode::Fused): give MergeMode::Auto or Kernel".into(),
+        }
+        .into());
+    }
+    Ok(())
 }

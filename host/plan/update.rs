@@ -136,6 +136,7 @@ impl Plan {
     /// By how much the queries of a batch move, if that is all that changed.
     fn growth(&self, batch: &Batch) -> Option<Growth> {
         if !self.growable
+            || self.ancestors != batch.ancestors
             || self.parts.len() != batch.parts.len()
             || self.total_q != batch.total_q()
         {

@@ -17,7 +17,7 @@ use super::{
     data::{BatchLimits, Bound, Kernel, Plan, PlanError, PlanOptions, SplitMode},
     model::{DeviceDescription, TileTable},
 };
-use crate::problem::Spec;
+use crate::problem::{Padding, Spec};
 
 impl Bound {
     /// What any plan within the limits takes, if it is made with these options and this bound.
@@ -59,6 +59,14 @@ impl Bound {
             page_ids: limits.page_ids,
             merges: limits.query_tokens,
             slots: fit("partial states", states)?,
+            ancestors: match limits.trees {
+                true => limits.query_tokens,
+                false => 0,
+            },
+            padded_tokens: match Padding::of(spec) {
+                Some(_) => limits.query_tokens,
+                None => 0,
+            },
         })
     }
 }
@@ -89,6 +97,8 @@ pub struct WorkspaceLayout {
     pub merge_slots: Range<u64>,
     /// `[page_ids]` u32.
     pub page_ids: Range<u64>,
+    /// `[query tokens]` u64: [`Plan::ancestors`].
+    pub ancestors: Range<u64>,
     /// `[slots, q_heads, head_dim_v]` f32.
     pub partial_out: Range<u64>,
     /// `[slots, q_heads]` f32.
@@ -99,6 +109,8 @@ pub struct WorkspaceLayout {
     pub tickets: Range<u64>,
     /// `[`[`COUNTERS`]`]` u32, of kernels that have prefill and decode in one.
     pub counters: Range<u64>,
+    /// Queries and outputs whose heads are padded, 16 bits each: `[padded_tokens, q_heads, kernel's head dimension]`.
+    pub padded: [Range<u64>; 2],
     /// What is copied to the device for every plan.
     pub upload_bytes: u64,
     /// Everything.
@@ -124,7 +136,10 @@ impl WorkspaceLayout {
             page_ids,
             merges,
             slots,
+            ancestors,
+            padded_tokens,
         } = *bound;
+        let spec = &spec.on_kernels();
         let (q_heads, kv_heads) = (u64::from(spec.q_heads), u64::from(spec.kv_heads));
         let records = section((MAX_LAUNCHES + 1).into(), size_of::<LaunchRecord>());
         let items = section(items.into(), size_of::<WorkItem>());
@@ -133,13 +148,16 @@ impl WorkspaceLayout {
         let left_merges = section(merges.into(), size_of::<MergeRow>());
         let merge_slots = section(slots.into(), size_of::<u32>());
         let page_ids = section(page_ids.into(), size_of::<u32>());
-        let upload_bytes = page_ids.end;
+        let ancestors = section(ancestors.into(), size_of::<u64>());
+        let upload_bytes = ancestors.end;
         let states = u64::from(slots) * q_heads;
         let partial_out = section(states * u64::from(spec.head_dim_v), size_of::<f32>());
         let partial_lse = section(states, size_of::<f32>());
         let arrivals = section(u64::from(merges) * kv_heads, size_of::<u32>());
         let tickets = section(MAX_LAUNCHES.into(), size_of::<u32>());
         let counters = section(COUNTERS.into(), size_of::<u32>());
+        let padded = u64::from(padded_tokens) * q_heads * u64::from(spec.head_dim_v);
+        let padded = [section(padded, 2), section(padded, 2)];
         Self {
             records,
             items,
@@ -148,13 +166,15 @@ impl WorkspaceLayout {
             left_merges,
             merge_slots,
             page_ids,
+            ancestors,
             partial_out,
             partial_lse,
             arrivals,
             upload_bytes,
-            bytes: counters.end,
+            bytes: padded[1].end,
             tickets,
             counters,
+            padded,
         }
     }
 
@@ -195,7 +215,8 @@ impl WorkspaceLayout {
             &self.merge_slots,
             upload,
         )?;
-        put("page ids", &plan.page_ids, &self.page_ids, upload)
+        put("page ids", &plan.page_ids, &self.page_ids, upload)?;
+        put("ancestors", &plan.ancestors, &self.ancestors, upload)
     }
 }
 
@@ -207,7 +228,7 @@ mod tests {
         problem::{Batch, PageTable},
     };
 
-    fn sections(layout: &WorkspaceLayout) -> [&Range<u64>; 12] {
+    fn sections(layout: &WorkspaceLayout) -> [&Range<u64>; 15] {
         [
             &layout.records,
             &layout.items,
@@ -216,11 +237,14 @@ mod tests {
             &layout.left_merges,
             &layout.merge_slots,
             &layout.page_ids,
+            &layout.ancestors,
             &layout.partial_out,
             &layout.partial_lse,
             &layout.arrivals,
             &layout.tickets,
             &layout.counters,
+            &layout.padded[0],
+            &layout.padded[1],
         ]
     }
 
@@ -232,6 +256,8 @@ mod tests {
             page_ids: 1000,
             merges: 7,
             slots: 9,
+            ancestors: 5,
+            padded_tokens: 0,
         };
         let layout = WorkspaceLayout::new(&Spec::new(32, 8, 128), &bound);
         let sections = sections(&layout);
@@ -248,7 +274,7 @@ mod tests {
         );
         assert_eq!(
             (layout.upload_bytes, layout.bytes),
-            (layout.page_ids.end, layout.counters.end)
+            (layout.ancestors.end, layout.padded[1].end)
         );
     }
 

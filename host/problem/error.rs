@@ -30,12 +30,41 @@ pub enum ProblemError {
         /// Its value.
         got: u32,
     },
+    /// Latent attention whose values cannot be a part of its keys.
+    #[error(
+        "latent attention has {kv_heads} KV heads with keys of {head_dim_qk} and values of {head_dim_v} elements: give \
+         one KV head, and values no longer than the keys whose first elements they are"
+    )]
+    Latent {
+        /// KV heads given.
+        kv_heads: u32,
+        /// Elements of a key.
+        head_dim_qk: u32,
+        /// Elements of a value.
+        head_dim_v: u32,
+    },
     /// An output type that is too narrow.
     #[error("the output cannot be {got:?}: use F16, BF16 or F32 and convert afterwards")]
     OutputDtype {
         /// The type given.
         got: Dtype,
     },
+    /// Not one word of ancestors for each query token.
+    #[error(
+        "ancestors has {got} entries for {expected} query tokens: give one for each, or none at all"
+    )]
+    Ancestors {
+        /// Entries given.
+        got: usize,
+        /// Query tokens.
+        expected: usize,
+    },
+    /// Ancestors without a causal mask.
+    #[error(
+        "the batch says which of the last keys each query sees, and the specification is not causal: \
+         such masks count keys from the query back, so make the variant causal"
+    )]
+    AncestorsNotCausal,
     /// A softmax scale that is not a positive number.
     #[error("the softmax scale is {got}: give a positive finite number, usually 1/√head_dim_qk")]
     Scale {

@@ -43,6 +43,11 @@ pub struct Variant {
     pub window_left: Option<u32>,
     /// Logits become `cap · tanh(logit / cap)`.
     pub soft_cap: Option<f32>,
+    /// Each query head has a sink: a learned logit in the denominator that has no value. Runs are given the sinks
+    /// ([`HeadTensors`](crate::tensor::HeadTensors)); they are natural logits, neither scaled nor capped. The LSE
+    /// counts the sink, so that results of several runs over different keys merge where one of them has the sinks.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sinks: bool,
 }
 
 impl Variant {
@@ -51,12 +56,14 @@ impl Variant {
         causal: false,
         window_left: None,
         soft_cap: None,
+        sinks: false,
     };
     /// A query sees the keys up to its own position.
     pub const CAUSAL: Self = Self {
         causal: true,
         window_left: None,
         soft_cap: None,
+        sinks: false,
     };
 
     /// The key positions below `kv_len` that a query at `position` sees.
@@ -93,6 +100,9 @@ pub struct Spec {
     pub head_dim_qk: u32,
     /// Head dimension of values and outputs.
     pub head_dim_v: u32,
+    /// Latent attention: a value is the first `head_dim_v` elements of its key, and one pool holds both.
+    #[serde(default)]
+    pub latent: bool,
     /// Element type of `q`.
     pub q_dtype: Dtype,
     /// Element type of the KV pool.
@@ -114,11 +124,36 @@ impl Spec {
             kv_heads,
             head_dim_qk: head_dim,
             head_dim_v: head_dim,
+            latent: false,
             q_dtype: Dtype::BF16,
             kv_dtype: Dtype::BF16,
             out_dtype: Dtype::BF16,
             scale: 1.0 / (head_dim as f32).sqrt(),
             variant: Variant::CAUSAL,
+        }
+    }
+
+    /// Multi-head latent attention with the up-projections absorbed, as DeepSeek's models decode: one KV head whose
+    /// keys are `latent` and `rope` elements, and whose values are the first `latent` of these. Queries are
+    /// `[tokens, heads, latent + rope]`, outputs `[tokens, heads, latent]`.
+    ///
+    /// The scale is that of heads of 128 elements beside the `rope` ones before absorption, `1/√(128 + rope)`; for
+    /// others say [`with_scale`](Self::with_scale).
+    ///
+    /// ```
+    /// use tandem_attn::problem::Spec;
+    ///
+    /// let spec = Spec::latent(128, 512, 64);
+    /// assert_eq!((spec.head_dim_qk, spec.head_dim_v, spec.kv_heads), (576, 512, 1));
+    /// assert_eq!(spec.kv_bytes_per_token(), 2 * 576);
+    /// ```
+    #[must_use]
+    pub fn latent(heads: u32, latent: u32, rope: u32) -> Self {
+        Self {
+            latent: true,
+            head_dim_v: latent,
+            scale: 1.0 / ((128 + rope) as f32).sqrt(),
+            ..Self::new(heads, 1, latent.saturating_add(rope))
         }
     }
 
@@ -173,6 +208,13 @@ impl Spec {
         self
     }
 
+    /// With a sink for each query head, that runs are given.
+    #[must_use]
+    pub const fn with_sinks(mut self) -> Self {
+        self.variant.sinks = true;
+        self
+    }
+
     /// Query heads per KV head.
     #[must_use]
     pub const fn group(&self) -> u32 {
@@ -182,9 +224,8 @@ impl Spec {
     /// Bytes of keys and values that one token occupies, all KV heads.
     #[must_use]
     pub const fn kv_bytes_per_token(&self) -> u64 {
-        (self.head_dim_qk + self.head_dim_v) as u64
-            * self.kv_heads as u64
-            * self.kv_dtype.bytes() as u64
+        let values = if self.latent { 0 } else { self.head_dim_v };
+        (self.head_dim_qk + values) as u64 * self.kv_heads as u64 * self.kv_dtype.bytes() as u64
     }
 
     /// Bytes of one query token's partial state (f32 output and LSE), all query heads.
@@ -238,6 +279,13 @@ impl Spec {
             }
             let width = u64::from(q_heads) * u64::from(got);
             fits("query heads × head dimension", width, u32::MAX.into())?;
+        }
+        if self.latent && (kv_heads != 1 || self.head_dim_v > self.head_dim_qk) {
+            return Err(ProblemError::Latent {
+                kv_heads,
+                head_dim_qk: self.head_dim_qk,
+                head_dim_v: self.head_dim_v,
+            });
         }
         if matches!(self.out_dtype, Dtype::F8E4M3 | Dtype::F8E5M2) {
             return Err(ProblemError::OutputDtype {

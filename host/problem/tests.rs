@@ -420,7 +420,7 @@ proptest! {
     fn visible_is_what_the_mask_says(
         causal: bool, window in prop::option::of(0u32..40), position in -5i32..60, kv_len in 0u32..50,
     ) {
-        let variant = Variant { causal, window_left: window, soft_cap: None };
+        let variant = Variant { causal, window_left: window, ..Variant::FULL };
         let range = variant.visible(position, kv_len);
         let params = Spec { variant, ..Spec::new(1, 1, 16) }.variant_params();
         let (first, last) = Standard::<false>(params).visible_keys(position);
@@ -444,7 +444,7 @@ proptest! {
     ) {
         let table = PageTable { page_size, pool_pages: 7, indptr, indices, last_page_len: last };
         let parts = vec![Part { q_indptr: q, table, keys_after: after }];
-        let batch = Batch { qo_indptr: qo, parts };
+        let batch = Batch::composed(qo, parts);
         if batch.check(&Spec::new(2, 1, 16)).is_ok() {
             let _ = batch.check_append();
             for request in 0..batch.requests() {
@@ -452,4 +452,25 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn ancestors_are_a_word_for_each_query_of_a_causal_batch() {
+    let spec = Spec::new(4, 2, 64);
+    let mut table = PageTable::new(16, 4);
+    table.push(&[2], 9);
+    let batch = Batch::new(vec![0, 3], table);
+    let with = |words| batch.clone().with_ancestors(words);
+    assert_eq!(with(vec![1; 3]).check(&spec), Ok(()));
+    assert_eq!(
+        with(vec![1; 2]).check(&spec),
+        Err(ProblemError::Ancestors {
+            got: 2,
+            expected: 3
+        })
+    );
+    assert_eq!(
+        with(vec![1; 3]).check(&spec.non_causal()),
+        Err(ProblemError::AncestorsNotCausal)
+    );
 }

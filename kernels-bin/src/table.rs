@@ -5,11 +5,11 @@
         family: "decode_wgmma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            8904938,
+            9805440,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
-            3549392,
+            3938960,
         )),
     },
     Module {
@@ -17,11 +17,11 @@
         family: "prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            5583250,
+            5866309,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
-            2327120,
+            2512816,
         )),
     },
     Module {
@@ -29,11 +29,23 @@
         family: "decode_mma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.ptx.zst"),
-            5319633,
+            5751709,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.cubin.zst"),
-            2463128,
+            2591512,
+        )),
+    },
+    Module {
+        arch: "sm_90a",
+        family: "mla",
+        ptx: Image::zstd(
+            include_bytes!("../data/sm_90a.mla.ptx.zst"),
+            644052,
+        ),
+        cubin: Some(Image::zstd(
+            include_bytes!("../data/sm_90a.mla.cubin.zst"),
+            214576,
         )),
     },
     Module {
@@ -41,11 +53,11 @@
         family: "sm80_decode",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.sm80_decode.ptx.zst"),
-            2132324,
+            2373160,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.sm80_decode.cubin.zst"),
-            1058720,
+            1122208,
         )),
     },
     Module {
@@ -53,11 +65,11 @@
         family: "sm80_decode",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.sm80_decode.ptx.zst"),
-            2132325,
+            2373161,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.sm80_decode.cubin.zst"),
-            1067448,
+            1147512,
         )),
     },
     Module {
@@ -65,11 +77,11 @@
         family: "pod",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.pod.ptx.zst"),
-            1416232,
+            1536590,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.pod.cubin.zst"),
-            536312,
+            591736,
         )),
     },
     Module {
@@ -77,11 +89,11 @@
         family: "pod",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.pod.ptx.zst"),
-            1416231,
+            1536589,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.pod.cubin.zst"),
-            561056,
+            618400,
         )),
     },
     Module {
@@ -89,11 +101,11 @@
         family: "sm80_prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.sm80_prefill.ptx.zst"),
-            1616621,
+            1715713,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.sm80_prefill.cubin.zst"),
-            455584,
+            513952,
         )),
     },
     Module {
@@ -101,11 +113,11 @@
         family: "sm80_prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.sm80_prefill.ptx.zst"),
-            1616622,
+            1715714,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.sm80_prefill.cubin.zst"),
-            472024,
+            527448,
         )),
     },
     Module {
@@ -113,11 +125,11 @@
         family: "passes",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.passes.ptx.zst"),
-            137259,
+            210240,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.passes.cubin.zst"),
-            75784,
+            109456,
         )),
     },
     Module {
@@ -125,11 +137,11 @@
         family: "passes",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.passes.ptx.zst"),
-            137126,
+            210107,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.passes.cubin.zst"),
-            70560,
+            103584,
         )),
     },
     Module {

@@ -24,7 +24,7 @@ pub mod registry;
 pub mod sm80;
 pub mod sm90;
 
-pub use common::{divisor, math, state, variant};
+pub use common::{divisor, math, state, tree, variant};
 
 /// Whether the flags of a table's row have this one in them.
 const fn has(flags: &[&str], flag: &str) -> bool {

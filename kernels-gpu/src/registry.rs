@@ -18,6 +18,8 @@ pub enum Family {
     DecodeMma,
     /// Hopper's decode of 64 and 128 rows, and of 8 beside a prefill.
     DecodeWgmma,
+    /// Hopper's latent attention.
+    Mla,
     /// Prefill with the instructions of Ampere.
     Sm80Prefill,
     /// Decode with the instructions of Ampere.
@@ -40,6 +42,7 @@ impl Family {
             Self::Prefill => "prefill",
             Self::DecodeMma => "decode_mma",
             Self::DecodeWgmma => "decode_wgmma",
+            Self::Mla => "mla",
             Self::Sm80Prefill => "sm80_prefill",
             Self::Sm80Decode => "sm80_decode",
             Self::Pod => "pod",
@@ -91,6 +94,8 @@ pub enum Op {
     },
     /// Appends keys and values of 16 bits to pages of 8.
     Quantise,
+    /// Brings heads to the dimension of a kernel, and back.
+    Pad,
     /// Reads as fast as that can be done.
     MeasureRead,
     /// Multiplies as fast as that can be done.
@@ -152,6 +157,8 @@ pub struct KernelInfo {
     pub head_dim: u32,
     /// Head dimension of values and outputs.
     pub value_dim: u32,
+    /// Values are the first elements of the keys, and read with them.
+    pub latent: bool,
     /// It has the soft cap, or it has not.
     pub cap: bool,
     /// It leaves room on an SM for a CTA of another kernel.
@@ -188,6 +195,7 @@ impl KernelInfo {
             keys: 0,
             head_dim: 0,
             value_dim: 0,
+            latent: false,
             cap: false,
             co_resident: false,
             multi_table: false,
@@ -264,11 +272,12 @@ pub(crate) const fn registers(threads: u32, ctas: u32) -> u32 {
 }
 
 /// The tables of all families.
-const TABLES: [&[&[KernelInfo]]; 9] = [
+const TABLES: [&[&[KernelInfo]]; 10] = [
     sm90::prefill::ROWS,
     sm90::decode_mma::ROWS,
     sm90::decode_wgmma::narrow::ROWS,
     sm90::decode_wgmma::wide::ROWS,
+    sm90::mla::ROWS,
     sm80::prefill::ROWS,
     sm80::decode::TABLE,
     sm80::pod::ROWS,
@@ -343,10 +352,13 @@ impl KernelId {
                 by_token,
                 head_dim,
                 value_dim,
+                latent,
                 cap,
                 ..
             } = *row;
-            (op, element, cache, by_token, head_dim, value_dim, cap)
+            (
+                op, element, cache, by_token, head_dim, value_dim, latent, cap,
+            )
         };
         let same = |id: &Self| id.info().arch == arch && does(id.info()) == does(row);
         (row.arch == arch)

@@ -1,6 +1,6 @@
 //! The shape of what the SARATHI and POD-Attention papers measured, from the simulator.
 //!
-//! `cargo test -p tandem-schedule --test papers -- --nocapture` prints the tables of docs/scheduling.md. With
+//! `cargo test -p tandem-schedule --test papers -- --nocapture` prints the tables of docs/notes/scheduling.md. With
 //! `TANDEM_TRACES` naming a folder that has `pod_arxiv_sample.csv` and `mooncake_conversation.jsonl`, those
 //! are simulated too.
 

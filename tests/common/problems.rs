@@ -6,11 +6,11 @@ use super::numeric::Rng;
 use proptest::{prelude::*, sample::Index};
 use tandem_attn::{
     abi::KvStrides,
-    kv::{KvScales, KvView, compose::share_prefixes},
+    kv::{KvScales, KvView, compose::share_prefixes, mask},
     plan::{DeviceDescription, JointDescription, PlanOptions, QueryStep, SplitMode},
-    problem::{Batch, KvLayout, PageTable, Part, Spec},
+    problem::{Batch, Dtype, KvLayout, PageTable, Part, Spec},
     reference,
-    tensor::Element,
+    tensor::{Element, HeadTensors},
 };
 
 /// Number of cases: `default`, or what `TANDEM_CASES` says.
@@ -70,7 +70,8 @@ impl<Q: Element, T: Element> Tensors<Q, T> {
     }
 
     pub fn reference(&self, spec: &Spec, batch: &Batch) -> reference::Output {
-        reference::attention(spec, batch, &self.q, &self.views())
+        let sinks = sinks(spec);
+        reference::attention_heads(spec, batch, &self.q, &self.views(), &heads(&sinks))
             .expect("the tensors fit the batch")
     }
 }
@@ -78,13 +79,20 @@ impl<Q: Element, T: Element> Tensors<Q, T> {
 impl<T: Element> Pools<T> {
     fn random(spec: &Spec, table: &PageTable, layout: KvLayout, noise: &mut Rng) -> Self {
         let k_strides = layout.strides(table.page_size, spec.kv_heads, spec.head_dim_qk);
-        let v_strides = layout.strides(table.page_size, spec.kv_heads, spec.head_dim_v);
+        let v_strides = match spec.latent {
+            true => k_strides,
+            false => layout.strides(table.page_size, spec.kv_heads, spec.head_dim_v),
+        };
         let nan = |strides: KvStrides| {
             vec![T::from_f32(f32::NAN); (table.pool_pages * strides.page) as usize]
         };
         let mut pools = Self {
             k: nan(k_strides),
-            v: nan(v_strides),
+            v: if spec.latent {
+                Vec::new()
+            } else {
+                nan(v_strides)
+            },
             k_strides,
             v_strides,
         };
@@ -109,11 +117,13 @@ impl<T: Element> Pools<T> {
                     spec.head_dim_qk as usize,
                     1.0,
                 ));
-                pools.v[v..][..spec.head_dim_v as usize].copy_from_slice(&random_row(
-                    noise,
-                    spec.head_dim_v as usize,
-                    1.0,
-                ));
+                if !spec.latent {
+                    pools.v[v..][..spec.head_dim_v as usize].copy_from_slice(&random_row(
+                        noise,
+                        spec.head_dim_v as usize,
+                        1.0,
+                    ));
+                }
             }
         }
         pools
@@ -122,11 +132,107 @@ impl<T: Element> Pools<T> {
     pub fn view(&self) -> KvView<'_, T> {
         KvView {
             k: &self.k,
-            v: &self.v,
+            // Latent attention has no values of their own.
+            v: if self.v.is_empty() { &self.k } else { &self.v },
             k_strides: self.k_strides,
             v_strides: self.v_strides,
             scales: KvScales::One,
         }
+    }
+}
+
+/// Changes one thing.
+type Change = fn(&mut Spec, &mut Batch);
+
+/// Each option of a specification or a batch, changed: from a causal batch with several queries to a request.
+pub const OPTIONS: &[(&str, Change)] = &[
+    ("causal", |spec, _| spec.variant.causal = false),
+    ("window_left", |spec, _| spec.variant.window_left = Some(5)),
+    ("soft_cap", |spec, _| spec.variant.soft_cap = Some(2.0)),
+    ("sinks", |spec, _| spec.variant.sinks = true),
+    ("scale", |spec, _| spec.scale *= 0.5),
+    ("q_heads", |spec, _| spec.q_heads *= 2),
+    ("kv_heads", |spec, _| spec.kv_heads = 1),
+    ("head_dim_qk", |spec, _| spec.head_dim_qk = 128),
+    ("head_dim_v", |spec, _| spec.head_dim_v = 48),
+    ("q_dtype", |spec, _| spec.q_dtype = Dtype::F32),
+    ("kv_dtype", |spec, _| spec.kv_dtype = Dtype::F8E4M3),
+    ("out_dtype", |spec, _| spec.out_dtype = Dtype::F32),
+    ("ancestors", |_, batch| {
+        let queries = batch.total_q() as usize;
+        batch.ancestors = vec![!0b10; queries];
+    }),
+    ("ancestors of other queries", |_, batch| {
+        batch.ancestors = vec![!0b10; 1]
+    }),
+    ("ancestors without a causal mask", |spec, batch| {
+        spec.variant.causal = false;
+        batch.ancestors = vec![!0b10; batch.total_q() as usize];
+    }),
+    ("keys_after", |_, batch| {
+        let row_blocks = batch.parts[0].row_blocks();
+        batch.parts[0].keys_after = vec![3; row_blocks];
+    }),
+    ("last_page_len", |_, batch| {
+        batch.parts[0].table.last_page_len[0] -= 1
+    }),
+    ("indices", |_, batch| {
+        batch.parts[0].table.indices.swap(0, 3)
+    }),
+];
+
+/// A causal batch that [`OPTIONS`] change.
+pub fn plain(dtype: Dtype) -> (Spec, Batch) {
+    let mut table = PageTable::new(16, 12);
+    table.push(&[4, 1, 7, 2], 57);
+    table.push(&[9, 3], 30);
+    let batch = Batch::new(vec![0, 6, 7], table);
+    (Spec::new(8, 2, 64).with_dtype(dtype), batch)
+}
+
+/// Sinks for a spec that has them, the same everywhere.
+pub fn sinks(spec: &Spec) -> Option<Vec<f32>> {
+    let random = || Rng(7).floats(spec.q_heads as usize, -2.0, 6.0);
+    spec.variant.sinks.then(random)
+}
+
+/// What the spec has for each head.
+pub fn heads(sinks: &Option<Vec<f32>>) -> HeadTensors<'_> {
+    let none = HeadTensors::default();
+    sinks
+        .as_deref()
+        .map_or(none, |sinks| none.with_sinks(sinks))
+}
+
+/// For each query token which of the last keys it sees: trees of drafted tokens, or any of them.
+pub fn ancestors(batch: &Batch, seed: u64) -> Vec<u64> {
+    let mut rng = Rng(seed);
+    let mut words = Vec::new();
+    for request in 0..batch.requests() {
+        let tokens = batch.q_len(request);
+        match rng.below(3) {
+            0 if tokens <= 64 => {
+                let parents: Vec<_> = (0..tokens)
+                    .map(|token| {
+                        rng.below(token as usize + 1)
+                            .checked_sub(1)
+                            .map(|at| at as u32)
+                    })
+                    .collect();
+                words.extend(mask::ancestors(&parents));
+            }
+            1 => words.extend((0..tokens).map(|_| rng.bits())),
+            _ => words.extend((0..tokens).map(|_| u64::MAX)),
+        }
+    }
+    words
+}
+
+/// Sinks for some of the problems, and masks of the last keys.
+pub fn enrich(spec: &mut Spec, batch: &mut Batch, seed: u64) {
+    spec.variant.sinks = seed % 3 == 1;
+    if spec.variant.causal && seed % 5 < 2 {
+        *batch = batch.clone().with_ancestors(ancestors(batch, seed));
     }
 }
 
@@ -234,12 +340,14 @@ pub fn spec() -> impl Strategy<Value = Spec> {
     ];
     let window = prop_oneof![2 => Just(None), 1 => (0u32..60).prop_map(Some)];
     let cap = prop_oneof![2 => Just(None), 1 => (1.0f32..30.0).prop_map(Some)];
-    (heads, dims, any::<bool>(), window, cap).prop_map(
-        |((q_heads, kv_heads), (qk, v), causal, window, cap)| {
+    (heads, dims, any::<bool>(), window, cap, any::<bool>()).prop_map(
+        |((q_heads, kv_heads), (qk, v), causal, window, cap, latent)| {
             let mut spec = Spec::new(q_heads, kv_heads, qk).with_head_dim_v(v);
             spec.variant.causal = causal;
             spec.variant.window_left = window;
             spec.variant.soft_cap = cap;
+            // Of the heads that it may be true for.
+            spec.latent = kv_heads == 1 && v <= qk && latent;
             spec
         },
     )

@@ -7,6 +7,7 @@ mod hooks;
 mod masks;
 #[path = "../common/numeric.rs"]
 mod numeric;
+mod options;
 #[path = "../common/problems.rs"]
 mod problems;
 mod refused;
@@ -15,7 +16,9 @@ mod strided;
 
 use half::{bf16, f16};
 use numeric::{Tolerance, compare, to_f64};
-use problems::{Pools, Problem, Tensors, cases, problem, small_problem};
+use problems::{
+    Pools, Problem, Tensors, cases, enrich, heads as of_heads, problem, sinks, small_problem,
+};
 use proptest::prelude::*;
 use tandem_attn::{
     exec::Cpu,
@@ -50,8 +53,16 @@ fn run<Q: Element, T: Element, O: Element>(
     let heads = (plan.total_q * plan.spec.q_heads) as usize;
     let mut out = vec![O::from_f32(f32::NAN); heads * plan.spec.head_dim_v as usize];
     let mut lse = vec![f32::NAN; heads];
-    cpu.run(plan, &tensors.q, &tensors.views(), &mut out, Some(&mut lse))
-        .expect("plan and tensors fit");
+    let (views, sinks) = (tensors.views(), sinks(&plan.spec));
+    cpu.run_heads(
+        plan,
+        &tensors.q,
+        &views,
+        &mut out,
+        Some(&mut lse),
+        &of_heads(&sinks),
+    )
+    .expect("plan and tensors fit");
     (out, lse)
 }
 
@@ -89,6 +100,7 @@ fn against_reference<Q: Element, T: Element, O: Element>(
     problem.spec.q_dtype = Q::DTYPE;
     problem.spec.kv_dtype = T::DTYPE;
     problem.spec.out_dtype = O::DTYPE;
+    enrich(&mut problem.spec, &mut problem.batch, problem.seed);
     let Problem {
         spec,
         batch,
@@ -173,6 +185,7 @@ proptest! {
     #[test]
     fn constant_values_give_that_constant(mut problem in problem()) {
         problem.spec = problem.spec.with_dtype(Dtype::F32);
+        problem.spec.latent = false;
         let Problem { spec, batch, layout, seed, .. } = &problem;
         let mut tensors: Tensors<f32, f32> = Tensors::random(spec, batch, *layout, *seed);
         for x in tensors.parts.iter_mut().flat_map(|part| &mut part.v).filter(|x| !x.is_nan()) {

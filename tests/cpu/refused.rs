@@ -80,6 +80,25 @@ fn wrong_tensors_are_named() {
 }
 
 #[test]
+fn latent_attention_wants_one_pool() {
+    let problem = tiny(&Spec::latent(4, 32, 16));
+    let plan = plan_of(&problem);
+    let tensors: Tensors<bf16, bf16> =
+        Tensors::random(&problem.spec, &problem.batch, problem.layout, 1);
+    let one = tensors.views();
+    let pool = KvView::latent(&problem.spec, 16, one[0].k);
+    let other = one[0].k.to_vec();
+    let two = KvView { v: &other, ..pool };
+    let cpu = Cpu::new();
+    let mut out = vec![bf16::ZERO; 4 * 32];
+    cpu.run(&plan, &tensors.q, &[pool], &mut out, None).unwrap();
+    assert_eq!(
+        cpu.run(&plan, &tensors.q, &[two], &mut out, None),
+        Err(ShapeError::NotLatent { part: 0 }.into())
+    );
+}
+
+#[test]
 fn broken_plans_are_refused() {
     let mut table = PageTable::new(16, 64);
     table.push(&(0..40).collect::<Vec<_>>(), 640);

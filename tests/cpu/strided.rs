@@ -36,10 +36,19 @@ fn erased<'a, T: Element>(
 
 fn kv<'a, T: Element>(problem: &Problem, parts: &'a [Pools<T>]) -> Vec<KvTensors<'a>> {
     let spec = &problem.spec;
-    let of_part = |(part, pools): (usize, &'a Pools<T>)| KvTensors {
-        k: erased(problem, part, &pools.k, spec.head_dim_qk),
-        v: erased(problem, part, &pools.v, spec.head_dim_v),
-        scales: KvScales::One,
+    let of_part = |(part, pools): (usize, &'a Pools<T>)| {
+        let k = erased(problem, part, &pools.k, spec.head_dim_qk);
+        let [pages, page_size, heads, _] = k.shape();
+        let shape = [pages, page_size, heads, spec.head_dim_v as usize];
+        let v = match spec.latent {
+            true => TensorRef::strided(&pools.k, shape, k.strides()).unwrap(),
+            false => erased(problem, part, &pools.v, spec.head_dim_v),
+        };
+        KvTensors {
+            k,
+            v,
+            scales: KvScales::One,
+        }
     };
     parts.iter().enumerate().map(of_part).collect()
 }

@@ -98,6 +98,7 @@ fn run(
             partials: Some(&partials),
             ticket: ticket.array(),
             record: None,
+            extras: Default::default(),
         };
         // SAFETY: everything is as the plan says and outlives the wait below.
         let queued = unsafe { gpu.prefill(&call, stream.0) };
@@ -300,5 +301,6 @@ fn any_call<'a>(
         partials: None,
         ticket: memory.array(),
         record: None,
+        extras: Default::default(),
     }
 }

@@ -18,7 +18,7 @@ use tandem_attn::{
 use crate::{
     common::{
         Memory, Rng, Stream,
-        problems::{Pools, Tensors},
+        problems::{Pools, Tensors, ancestors},
     },
     hopper,
     problem::{OnDevice, check_results},
@@ -126,13 +126,15 @@ fn hybrid(spec: &Spec, device: &DeviceDescription, options: &PlanOptions) -> Pla
     plans.take(100).find(wanted).expect("one of them is")
 }
 
-fn bound() -> Bound {
+fn bound(trees: bool) -> Bound {
     Bound {
         items: 4000,
         rows: 4000,
         page_ids: 14 * (20 + 40),
         merges: TOKENS,
         slots: 4000,
+        ancestors: if trees { TOKENS } else { 0 },
+        padded_tokens: 0,
     }
 }
 
@@ -149,13 +151,17 @@ fn a_graph_serves_one_plan_after_the_other() {
         return;
     };
     let (rounds, alone) = rounds();
-    for (merge_mode, prefills, pod) in [
-        (MergeMode::Fused, false, PodMode::Auto),
-        (MergeMode::Fused, true, PodMode::Auto),
-        (MergeMode::Kernel, true, PodMode::Auto),
-        (MergeMode::Kernel, true, PodMode::Tickets),
+    for (merge_mode, prefills, pod, rich) in [
+        (MergeMode::Fused, false, PodMode::Auto, false),
+        (MergeMode::Fused, true, PodMode::Auto, false),
+        (MergeMode::Kernel, true, PodMode::Auto, false),
+        (MergeMode::Kernel, true, PodMode::Tickets, false),
+        (MergeMode::Fused, true, PodMode::Auto, true),
+        (MergeMode::Kernel, true, PodMode::Tickets, true),
     ] {
-        let spec = Spec::new(8, 2, 128);
+        let mut spec = Spec::new(8, 2, 128);
+        spec.variant.sinks = rich;
+        let bound = || bound(rich);
         let mut device = gpu.device();
         // Few enough for small batches to be cut.
         device.sms = 16;
@@ -214,7 +220,12 @@ fn a_graph_serves_one_plan_after_the_other() {
         let mut graph = None;
         let mut free = 0;
         for round in 0..rounds {
-            let batch = random_batch(&mut rng, prefills);
+            let mut batch = random_batch(&mut rng, prefills);
+            if rich && round % 3 > 0 {
+                batch = batch
+                    .clone()
+                    .with_ancestors(ancestors(&batch, round as u64));
+            }
             planner
                 .plan_into(&spec, &batch, &device, &plan_options, &mut plan)
                 .unwrap();
@@ -230,10 +241,9 @@ fn a_graph_serves_one_plan_after_the_other() {
             }
             let graph = graph.get_or_insert_with(|| {
                 Graph::capture(&stream, || {
-                    let OnDevice { q, pools, .. } = &on_device;
+                    let tensors = on_device.tensors(&to, &lse_to);
                     // SAFETY: as above.
-                    unsafe { gpu.run(&mut workspace, q, pools, &to, Some(&lse_to), stream.0) }
-                        .unwrap();
+                    unsafe { gpu.run_with(&mut workspace, &tensors, stream.0) }.unwrap();
                 })
             });
             graph.launch(stream.0);
@@ -271,7 +281,7 @@ fn a_plan_for_which_nothing_was_captured_is_refused() {
     let device = gpu.device();
     let mut options = WorkspaceOptions::default();
     options.launches = Some(LaunchSet::decodes(&device, &spec).unwrap());
-    let mut workspace = gpu.workspace(&spec, &bound(), options).unwrap();
+    let mut workspace = gpu.workspace(&spec, &bound(false), options).unwrap();
     let mut table = PageTable::new(PAGE, POOL);
     table.push(&[0, 1, 2], 40);
     let batch = Batch::new(vec![0, 40], table);

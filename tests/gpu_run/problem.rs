@@ -4,12 +4,15 @@ use std::rc::Rc;
 
 use proptest::prelude::*;
 use tandem_attn::{
-    exec::gpu::{DeviceTensor, Gpu, KvPool, Workspace},
+    exec::gpu::{DeviceTensor, Gpu, KvPool, RunTensors, Workspace},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec, Variant},
     tensor::Element,
 };
 
-use crate::common::{self, Memory, Stream, Tolerance, compare, problems::Tensors};
+use crate::common::{
+    self, Memory, Stream, Tolerance, compare,
+    problems::{Tensors, sinks},
+};
 
 pub fn variant() -> impl Strategy<Value = Variant> {
     let window = prop_oneof![3 => Just(None), 1 => (0..300_u32).prop_map(Some)];
@@ -87,7 +90,9 @@ pub struct OnDevice {
     _q: Rc<Memory>,
     pub q: DeviceTensor<3>,
     pub out: Rc<Memory>,
+    dim_v: usize,
     pub lse: Rc<Memory>,
+    sinks: Option<Rc<Memory>>,
 }
 
 impl OnDevice {
@@ -110,7 +115,11 @@ impl OnDevice {
                 page_size,
                 pool_pages,
                 k.address(),
-                v.address(),
+                if spec.latent {
+                    k.address()
+                } else {
+                    v.address()
+                },
             )
             .with_strides(pool.k_strides, pool.v_strides)
         });
@@ -121,8 +130,10 @@ impl OnDevice {
             pools,
             q: q.tensor(T::DTYPE, [tokens, heads, spec.head_dim_qk as usize]),
             _q: q.into(),
+            dim_v: spec.head_dim_v as usize,
             out: Memory::of_bytes((tokens * heads * spec.head_dim_v as usize * 2).max(16)).into(),
             lse: Memory::of_bytes((tokens * heads * 4).max(16)).into(),
+            sinks: sinks(spec).map(|sinks| Memory::new(&sinks).into()),
             _parts: parts.into(),
         }
     }
@@ -134,6 +145,19 @@ impl OnDevice {
         first
     }
 
+    /// What a run is given, with results elsewhere.
+    pub fn tensors<'a>(
+        &'a self,
+        out: &'a DeviceTensor<3>,
+        lse: &'a DeviceTensor<2>,
+    ) -> RunTensors<'a> {
+        let tensors = RunTensors::new(&self.q, &self.pools, out).with_lse(lse);
+        match &self.sinks {
+            Some(sinks) => tensors.with_sinks(sinks.array()),
+            None => tensors,
+        }
+    }
+
     /// Runs what is in the workspace; results as bits.
     pub fn run(
         &self,
@@ -141,14 +165,14 @@ impl OnDevice {
         workspace: &mut Workspace,
         stream: &Stream,
     ) -> (Vec<u16>, Vec<u32>) {
-        let [tokens, heads, dim] = self.q.shape;
+        let ([tokens, heads, _], dim) = (self.q.shape, self.dim_v);
         self.out.write_at(0, &vec![u16::MAX; tokens * heads * dim]);
         self.lse.write_at(0, &vec![u32::MAX; tokens * heads]);
         let out = self.out.tensor(self.q.dtype, [tokens, heads, dim]);
         let lse = self.lse.tensor(Dtype::F32, [tokens, heads]);
+        let tensors = self.tensors(&out, &lse);
         // SAFETY: everything lives until the stream was waited for.
-        unsafe { gpu.run(workspace, &self.q, &self.pools, &out, Some(&lse), stream.0) }
-            .expect("the run is right");
+        unsafe { gpu.run_with(workspace, &tensors, stream.0) }.expect("the run is right");
         stream.wait();
         let out = self.out.read_at(0, tokens * heads * dim);
         (out, self.lse.read_at(0, tokens * heads))

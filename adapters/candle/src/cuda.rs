@@ -94,6 +94,8 @@ impl Backend {
                 page_ids: grown(bound.page_ids, had.page_ids),
                 merges: grown(bound.merges, had.merges),
                 slots: grown(bound.slots, had.slots),
+                ancestors: grown(bound.ancestors, had.ancestors),
+                padded_tokens: grown(bound.padded_tokens, had.padded_tokens),
             };
             // Work under way still uses the old one.
             on.synchronize().map_err(candle_core::Error::wrap)?;

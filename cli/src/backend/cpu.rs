@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use tandem_attn::{
     exec::Cpu,
-    kv::KvView,
     plan::{DeviceDescription, Plan},
 };
 
@@ -12,7 +11,7 @@ use super::{Backend, Ceilings, Loaded, Machine, Results, ceilings};
 use crate::{
     Failure, memory,
     table::counted,
-    tensors::{Tensor, Tensors},
+    tensors::{self, Tensor, Tensors, kv_view},
     with_keys_and_values, with_tensor,
 };
 
@@ -116,12 +115,14 @@ impl Loaded for LoadedOnCpu<'_> {
             ceilings::flush(memory);
         }
         let page_size = plan.parts[0].page_size;
+        let sinks = tensors::sinks(&plan.spec);
+        let heads = tensors::heads(&sinks);
         with_keys_and_values!(&tensors.k, &tensors.v, |k, v| {
-            let view = KvView::new(&plan.spec, tensors.layout, page_size, k, v)
+            let view = kv_view(&plan.spec, tensors.layout, page_size, k, v)
                 .with_scales(tensors.scales(&plan.spec, page_size));
             with_tensor!(&tensors.q, q => with_tensor!(&mut *out, out => {
                 let begin = Instant::now();
-                cpu.run(plan, q, &[view], out, Some(&mut *lse))?;
+                cpu.run_heads(plan, q, &[view], out, Some(&mut *lse), &heads)?;
                 Ok(begin.elapsed())
             }))
         })

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use tandem_attn::{
     exec::gpu::{
-        DeviceTensor, Gpu, KvPool, KvScales, Stream as StreamHandle, Workspace, WorkspaceOptions,
+        DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, RunTensors, Stream as StreamHandle,
+        Workspace, WorkspaceOptions,
     },
     plan::{Bound, DeviceDescription, Plan},
     problem::Dtype,
@@ -15,7 +16,7 @@ use tandem_attn::{
 use super::{Backend, Ceilings, Loaded, Machine, Results};
 use crate::{
     Failure,
-    tensors::{Tensor, Tensors},
+    tensors::{self, Tensor, Tensors},
     with_tensor,
 };
 use handles::{Event, Memory, Stream, ok};
@@ -187,14 +188,18 @@ impl Backend for GpuBackend {
         let page_size = plan.parts[0].page_size;
         let tokens = tensors.k.len() / (spec.kv_heads * spec.head_dim_qk) as usize;
         let (k, v) = (Memory::new(&tensors.k)?, Memory::new(&tensors.v)?);
-        let pool = KvPool::new(
-            spec,
-            tensors.layout,
-            page_size,
-            (tokens / page_size as usize) as u32,
-            k.address(),
-            v.address(),
-        );
+        let pages = (tokens / page_size as usize) as u32;
+        let pool = match spec.latent {
+            true => KvPool::latent(spec, page_size, pages, k.address()),
+            false => KvPool::new(
+                spec,
+                tensors.layout,
+                page_size,
+                pages,
+                k.address(),
+                v.address(),
+            ),
+        };
         let scales = match &tensors.token_scales {
             None => Vec::new(),
             Some(scales) => scales
@@ -226,6 +231,9 @@ impl Backend for GpuBackend {
             lse: Memory::of_bytes(rows * 4)?,
             _pool_memory: [k, v],
             _scales: scales,
+            sinks: tensors::sinks(spec)
+                .map(|sinks| Memory::new(&Tensor::F32(sinks)))
+                .transpose()?,
             pool,
             workspace,
             plan,
@@ -240,6 +248,7 @@ struct LoadedOnGpu<'a> {
     q: Memory,
     _pool_memory: [Memory; 2],
     _scales: Vec<Memory>,
+    sinks: Option<Memory>,
     pool: KvPool,
     out: Memory,
     lse: Memory,
@@ -260,12 +269,31 @@ impl Loaded for LoadedOnGpu<'_> {
         let out = DeviceTensor::new(self.out.address(), spec.out_dtype, [tokens, heads, dim_v]);
         let lse = DeviceTensor::new(self.lse.address(), Dtype::F32, [tokens, heads]);
         let (workspace, pools) = (&mut self.workspace, [self.pool]);
+        let mut tensors = RunTensors::new(&q, &pools, &out).with_lse(&lse);
+        if let Some(sinks) = &self.sinks {
+            tensors = tensors.with_sinks(DeviceArray::new(sinks.address(), heads));
+        }
         let GpuBackend { gpu, .. } = self.backend;
         self.backend.time(flush, |stream| {
             // SAFETY: the plan is the planner's, its tensors live until the stream was waited for.
-            unsafe { gpu.run(workspace, &q, &pools, &out, Some(&lse), stream) }
-                .map_err(Failure::from)
+            unsafe { gpu.run_with(workspace, &tensors, stream) }.map_err(Failure::from)
         })
+    }
+
+    fn read(&mut self, bytes: u64) -> Option<Result<Duration, Failure>> {
+        // Of keys and values apart a plain read would be two.
+        if !self.plan.spec.latent {
+            return None;
+        }
+        let GpuBackend { gpu, .. } = self.backend;
+        let strides = self.pool.k_strides;
+        let pool = u64::from(self.pool.pages) * u64::from(strides.page) * 2;
+        let bytes = bytes.min(pool) as usize;
+        Some(self.backend.time(true, |stream| {
+            // SAFETY: the pool has as many bytes; of the LSEs, four bytes may become others.
+            unsafe { gpu.read_all(self.pool.k, bytes, self.lse.address(), stream) }
+                .map_err(Failure::from)
+        }))
     }
 
     fn results(&mut self) -> Result<Results, Failure> {

@@ -113,6 +113,14 @@ pub trait Loaded {
     /// Where the run fails.
     fn run(&mut self, flush: bool) -> Result<Duration, Failure>;
 
+    /// Reads as many bytes of the keys as fast as that can be done, behind a flush; none where that says nothing.
+    ///
+    /// # Errors
+    /// Where the run fails.
+    fn read(&mut self, _bytes: u64) -> Option<Result<Duration, Failure>> {
+        None
+    }
+
     /// What the last run computed.
     ///
     /// # Errors

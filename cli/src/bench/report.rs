@@ -23,11 +23,12 @@ pub fn render(file: &ResultFile) -> String {
         text += &format!("with {}\n", file.options.join(" "));
     }
     text.push('\n');
+    let with_read = file.results.iter().any(|result| result.read.is_some());
     let mut table = Table::new([
         "case",
         "µs",
         "±%",
-        "warm µs",
+        if with_read { "read µs" } else { "warm µs" },
         units.bytes_name,
         units.flops_name,
         "% limit",
@@ -36,7 +37,7 @@ pub fn render(file: &ResultFile) -> String {
     ]);
     let mut left_out = String::new();
     for result in &file.results {
-        match row(result, file, &units) {
+        match row(result, file, &units, with_read) {
             Some(row) => table.push(row),
             None => {
                 let reason = result.skipped.as_deref().unwrap_or("not run");
@@ -50,6 +51,7 @@ pub fn render(file: &ResultFile) -> String {
     text += &left_out;
     text += "\nµs: median with flushed caches, ± half the interquartile range. Bytes: each key and value once.\n\
              % limit: the least time by the read and multiply-add limits, over the time taken.\n\
+             read: a plain read of as many bytes, flushed as well.\n\
              error: sampled against f64, as a share of what rounding to the output type allows.\n";
     text
 }
@@ -64,7 +66,12 @@ fn name(result: &CaseResult) -> String {
 }
 
 /// None where there are no times.
-fn row(result: &CaseResult, file: &ResultFile, units: &Units) -> Option<Vec<String>> {
+fn row(
+    result: &CaseResult,
+    file: &ResultFile,
+    units: &Units,
+    with_read: bool,
+) -> Option<Vec<String>> {
     let times = result.times()?;
     let seconds = times.median_us / 1e6;
     let least = file.ceilings.least_seconds(result.bytes, result.flops);
@@ -72,9 +79,11 @@ fn row(result: &CaseResult, file: &ResultFile, units: &Units) -> Option<Vec<Stri
         name(result),
         digits(times.median_us),
         digits(100.0 * times.spread()),
-        result
-            .warm
-            .map_or(String::new(), |warm| digits(warm.median_us)),
+        match with_read {
+            true => result.read,
+            false => result.warm,
+        }
+        .map_or(String::new(), |stats| digits(stats.median_us)),
         digits(result.bytes as f64 / seconds / units.bytes),
         digits(result.flops as f64 / seconds / units.flops),
         format!("{:.0}", 100.0 * least / seconds),

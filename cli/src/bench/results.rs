@@ -69,6 +69,9 @@ pub struct CaseResult {
     pub flushed: Option<Stats>,
     /// Running again and again.
     pub warm: Option<Stats>,
+    /// Reading as many bytes as fast as that can be done, with caches that hold something else; where it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read: Option<Stats>,
     /// Sampled errors against f64; none where they were not asked for.
     pub errors: Option<Errors>,
     /// Why there are no times.

@@ -6,6 +6,9 @@ use tandem_attn::problem::{Dtype, KvLayout, Spec};
 use super::{Case, DTYPES, Requests, Tree, json};
 use crate::{Failure, table::visible};
 
+/// Query tokens of a batch with trees of drafted tokens: each takes a word of 64 bits.
+const MOST_BESIDE_TREES: u64 = 1 << 24;
+
 /// A file, or one of its cases: what a case leaves out it takes from the file.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an object that describes a workload")]
@@ -17,6 +20,7 @@ struct Fields {
     kv_heads: Option<u32>,
     head_dim: Option<u32>,
     head_dim_v: Option<u32>,
+    latent: Option<bool>,
     #[serde(default, deserialize_with = "dtype")]
     dtype: Option<Dtype>,
     #[serde(default, deserialize_with = "dtype")]
@@ -49,6 +53,8 @@ struct Variant {
     window_left: Option<u32>,
     #[serde(default)]
     logits_soft_cap: Option<f32>,
+    #[serde(default)]
+    sinks: bool,
     #[serde(default)]
     sm_scale: Option<f32>,
 }
@@ -142,10 +148,17 @@ impl Fields {
             .with_dtype(dtype)
             .with_kv_dtype(self.kv_dtype.or(file.kv_dtype).unwrap_or(dtype))
             .with_head_dim_v(self.head_dim_v.or(file.head_dim_v).unwrap_or(head_dim));
+        if self.latent.or(file.latent).unwrap_or(false) {
+            let Spec { head_dim_v, .. } = spec;
+            let rope = head_dim.saturating_sub(head_dim_v);
+            spec.latent = true;
+            spec.scale = Spec::latent(heads, head_dim_v, rope).scale;
+        }
         if let Some(variant) = self.variant.or(file.variant) {
             spec.variant.causal = variant.causal;
             spec.variant.window_left = variant.window_left;
             spec.variant.soft_cap = variant.logits_soft_cap;
+            spec.variant.sinks = variant.sinks;
             spec.scale = variant.sm_scale.unwrap_or(spec.scale);
         }
         spec.check()
@@ -154,6 +167,22 @@ impl Fields {
         if requests.iter().all(|requests| requests.count == 0) && self.tree.is_none() {
             return Err(Failure::Input(format!(
                 "{place}: give requests, a tree, or both"
+            )));
+        }
+        let too_wide = |requests: &&Requests| requests.branches > 0 && requests.q_len > 64;
+        if let Some(Requests { q_len, .. }) = requests.iter().find(too_wide) {
+            return Err(Failure::Input(format!(
+                "{place}: a tree of {q_len} drafted tokens: give at most 64, or no branches"
+            )));
+        }
+        let trees = requests.iter().any(|one| one.branches > 0);
+        let tokens: u64 = requests
+            .iter()
+            .map(|one| u64::from(one.q_len) * u64::from(one.count))
+            .sum();
+        if trees && tokens > MOST_BESIDE_TREES {
+            return Err(Failure::Input(format!(
+                "{place}: {tokens} query tokens in a batch with trees of drafted tokens: at most {MOST_BESIDE_TREES} are taken"
             )));
         }
         let mut case = Case {

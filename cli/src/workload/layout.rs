@@ -1,6 +1,9 @@
 //! From lengths to page tables.
 
-use tandem_attn::problem::{Batch, PageTable, ProblemError};
+use tandem_attn::{
+    kv::mask::ancestors,
+    problem::{Batch, PageTable, ProblemError},
+};
 
 use super::{Case, Requests, Tree};
 
@@ -9,8 +12,10 @@ const SEED: u64 = 1;
 
 /// The batch of a case: its requests, then one decode for each leaf of its tree.
 pub(super) fn batch(case: &Case) -> Result<Batch, ProblemError> {
+    let trees = case.requests.iter().any(|requests| requests.branches > 0);
     let mut tables = Tables {
         page_size: case.page_size,
+        drafts: Vec::new(),
         used: 0,
         rows: Vec::new(),
     };
@@ -18,9 +23,13 @@ pub(super) fn batch(case: &Case) -> Result<Batch, ProblemError> {
         q_len,
         kv_len,
         count,
+        branches,
     } in &case.requests
     {
         for _ in 0..count {
+            if trees {
+                tables.drafts.extend(drafts(q_len, branches));
+            }
             let pages = tables.extend(&[], kv_len);
             tables.rows.push((q_len, kv_len, pages));
         }
@@ -31,8 +40,21 @@ pub(super) fn batch(case: &Case) -> Result<Batch, ProblemError> {
     tables.into_batch()
 }
 
+/// What each new token of a request sees of the last keys.
+fn drafts(q_len: u32, branches: u32) -> Vec<u64> {
+    if branches == 0 {
+        return vec![u64::MAX; q_len as usize];
+    }
+    let parents: Vec<_> = (0..q_len)
+        .map(|token| token.checked_sub(1).map(|before| before / branches))
+        .collect();
+    ancestors(&parents)
+}
+
 struct Tables {
     page_size: u32,
+    /// What each query token sees of the last keys.
+    drafts: Vec<u64>,
     /// Pages handed out.
     used: u32,
     /// Query tokens, keys and pages of each request.
@@ -73,13 +95,13 @@ impl Tables {
             .extend(above.into_iter().map(|pages| (1, len, pages)));
     }
 
-    fn into_batch(self) -> Result<Batch, ProblemError> {
+    fn into_batch(mut self) -> Result<Batch, ProblemError> {
         let mut shuffled: Vec<u32> = (0..self.used).collect();
         fastrand::Rng::with_seed(SEED).shuffle(&mut shuffled);
         let mut table = PageTable::new(self.page_size, self.used);
         let mut qo_indptr = vec![0];
         let mut tokens = 0;
-        for (q_len, kv_len, mut pages) in self.rows {
+        for (q_len, kv_len, mut pages) in std::mem::take(&mut self.rows) {
             pages
                 .iter_mut()
                 .for_each(|page| *page = shuffled[*page as usize]);
@@ -87,6 +109,12 @@ impl Tables {
             tokens += q_len;
             qo_indptr.push(tokens);
         }
-        Ok(Batch::new(qo_indptr, table))
+        let batch = Batch::new(qo_indptr, table);
+        if self.drafts.is_empty() {
+            return Ok(batch);
+        }
+        // Those of the prefix tree are decodes.
+        self.drafts.resize(tokens as usize, u64::MAX);
+        Ok(batch.with_ancestors(self.drafts))
     }
 }

@@ -1,6 +1,6 @@
 //! Workloads: batches described by their lengths, and how they become page tables.
 //!
-//! The JSON format is documented in `docs/workloads.md`. Files with the cases of the PAT, POD and FastTree
+//! The JSON format is documented in `docs/guide/workloads.md`. Files with the cases of the PAT, POD and FastTree
 //! papers are read as they are.
 
 mod file;
@@ -26,6 +26,14 @@ pub struct Requests {
     /// How many of them.
     #[serde(default = "one")]
     pub count: u32,
+    /// The new tokens are a tree of drafted ones, each followed by so many: at most 64 tokens. 0: each follows the one
+    /// before it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub branches: u32,
+}
+
+const fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 const fn one() -> u32 {
@@ -151,7 +159,14 @@ impl Case {
                      q_len,
                      kv_len,
                      count,
+                     branches,
                  }| match q_len {
+                    _ if branches > 0 => {
+                        format!(
+                            "{} of {q_len} @ {kv_len}",
+                            counted(count as usize, "draft tree")
+                        )
+                    }
                     1 => format!("{} × {kv_len}", counted(count as usize, "decode")),
                     _ => format!("{} of {q_len} @ {kv_len}", counted(count as usize, "chunk")),
                 },
@@ -179,6 +194,7 @@ impl Case {
             kv_heads,
             head_dim_qk,
             head_dim_v,
+            latent,
             q_dtype,
             kv_dtype,
             ..
@@ -186,6 +202,9 @@ impl Case {
         let mut words = format!("{q_heads}/{kv_heads} × {head_dim_qk}");
         if head_dim_v != head_dim_qk {
             words += &format!("/{head_dim_v}");
+        }
+        if latent {
+            words += " latent";
         }
         words += &format!(" {}", dtype_name(q_dtype));
         if kv_dtype != q_dtype {
@@ -224,13 +243,15 @@ pub fn dtype_of(name: &str) -> Result<Dtype, String> {
 }
 
 /// The suites that come with the command.
-const SUITES: [(&str, &str); 6] = [
+const SUITES: [(&str, &str); 8] = [
     ("quick", include_str!("../../suites/quick.json")),
     ("decode", include_str!("../../suites/decode.json")),
     ("decode8", include_str!("../../suites/decode8.json")),
     ("prefill", include_str!("../../suites/prefill.json")),
     ("pod", include_str!("../../suites/pod.json")),
     ("pat", include_str!("../../suites/pat.json")),
+    ("mla", include_str!("../../suites/mla.json")),
+    ("variants", include_str!("../../suites/variants.json")),
 ];
 
 /// A suite by name.
@@ -248,7 +269,11 @@ pub enum Suite {
     Pod,
     /// Decodes that share prefixes: the 20 trees of PAT's Figure 10 under its 4 head settings.
     Pat,
-    /// decode, decode8, prefill, pod and pat.
+    /// Latent attention: decodes of 16, 64 and 128 heads, new tokens, pages of any size, a shared prefix.
+    Mla,
+    /// Sinks and windows as in gpt-oss, and trees of drafted tokens beside chains of them.
+    Variants,
+    /// decode, decode8, prefill, pod, pat, mla and variants.
     All,
 }
 
@@ -266,6 +291,8 @@ impl Suite {
             Self::Prefill => name == "prefill",
             Self::Pod => name == "pod",
             Self::Pat => name == "pat",
+            Self::Mla => name == "mla",
+            Self::Variants => name == "variants",
             Self::All => name != "quick",
         };
         let suites = SUITES.iter().filter(|(name, _)| wanted(name));

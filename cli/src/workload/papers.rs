@@ -277,6 +277,7 @@ struct Hybrid {
 impl Hybrid {
     fn case(&self, name: String, heads: (u32, u32)) -> Case {
         let requests = |q_len, kv_len, count| Requests {
+            branches: 0,
             q_len,
             kv_len,
             count,

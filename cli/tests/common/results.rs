@@ -63,6 +63,7 @@ fn result(index: usize) -> CaseResult {
         plan: (index != 0).then(|| times(9.0)),
         flushed: Some(times(middle)),
         warm: Some(times(middle - 4.0)),
+        read: None,
         errors: Some(Errors {
             tokens: 16,
             out: 1e-3,

@@ -96,6 +96,11 @@ pub fn write(put: &impl Fn(&str, &[u8])) {
                 .to_owned(),
         ),
         (
+            "q-2-31-trees",
+            r#""requests": [{"q_len": 2147483647, "kv_len": 2147483647}, {"q_len": 8, "kv_len": 9, "branches": 2}]"#
+                .to_owned(),
+        ),
+        (
             "count-2-32",
             r#""requests": [{"q_len": 1, "kv_len": 9, "count": 4294967295}]"#.to_owned(),
         ),
@@ -185,6 +190,7 @@ pub fn write(put: &impl Fn(&str, &[u8])) {
         ),
         ("dim-0", r#""heads": 4, "kv_heads": 2, "head_dim": 0"#),
         ("dim-96", r#""heads": 4, "kv_heads": 2, "head_dim": 96"#),
+        ("dim-272", r#""heads": 4, "kv_heads": 2, "head_dim": 272"#),
         (
             "dim-max",
             r#""heads": 4, "kv_heads": 2, "head_dim": 4294967295"#,

@@ -8,7 +8,7 @@ use crate::{
     kv::{KvTensors, KvView},
     plan::{Plan, PlannedPart},
     problem::{Dtype, ProblemError},
-    tensor::{Element, ShapeError, TensorMut, TensorRef},
+    tensor::{Element, ShapeError, Slice, TensorMut, TensorRef},
 };
 
 pub(super) fn check<Q: Element, T: Element, O: Element>(
@@ -145,13 +145,19 @@ pub(super) fn check_tensors<'a>(
                 }
                 kv_strides(tensor, pool)
             };
-            Ok(Pools {
+            let pools = Pools {
                 k_strides: strides("the key pool", &kv.k, spec.head_dim_qk)?,
                 v_strides: strides("the value pool", &kv.v, spec.head_dim_v)?,
                 k: kv.k.elements(),
                 v: kv.v.elements(),
                 scales: kv.scales,
-            })
+            };
+            let first = |slice: Slice<'_>| slice.bytes().as_ptr();
+            let one = first(pools.k) == first(pools.v) && pools.k_strides == pools.v_strides;
+            if spec.latent && !one {
+                return Err(ShapeError::NotLatent { part: index }.into());
+            }
+            Ok(pools)
         });
     pools.collect()
 }

@@ -1,7 +1,9 @@
 //! The second pass: from states to outputs.
 
+use std::f32::consts::LOG2_E;
+
 use kernels_gpu::{
-    state::{Softmax, natural},
+    state::{Softmax, natural, with_sink},
     variant::{Query, Variant},
 };
 use rayon::prelude::*;
@@ -18,6 +20,8 @@ pub(super) struct Finish<'a, V> {
     pub(super) out: &'a [f32],
     /// Base-2 log-sums of all rows.
     pub(super) lse: &'a [f32],
+    /// Natural logits, one for each query head.
+    pub(super) sinks: Option<&'a [f32]>,
 }
 
 impl<V: Variant> Finish<'_, V> {
@@ -56,7 +60,7 @@ impl<V: Variant> Finish<'_, V> {
         let spec = &self.plan.spec;
         for head in 0..spec.q_heads as usize {
             let out = &mut out[head * head_stride..][..spec.head_dim_v as usize];
-            let head_lse = match self.sources.of_token[token] {
+            let mut head_lse = match self.sources.of_token[token] {
                 Source::Row(row) => {
                     let at = self.state_of(row, head);
                     state.clear();
@@ -66,6 +70,11 @@ impl<V: Variant> Finish<'_, V> {
                 Source::Merge(merge) => self.merge(merge, head, state),
                 Source::Nothing => unreachable!("every token has a source"),
             };
+            if let Some(sinks) = self.sinks {
+                let (factor, with) = with_sink(head_lse, sinks[head] * LOG2_E);
+                state.iter_mut().for_each(|x| *x *= factor);
+                head_lse = with;
+            }
             if V::TRANSFORMS_OUTPUT {
                 let at = Query {
                     token: token as u32,

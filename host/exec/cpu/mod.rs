@@ -38,7 +38,7 @@ use crate::{
     kv::{KvTensors, KvView},
     plan::{DeviceDescription, Plan},
     problem::Spec,
-    tensor::{Element, SliceMut, TensorMut, TensorRef, with_elements},
+    tensor::{Element, HeadTensors, SliceMut, TensorMut, TensorRef, with_elements},
 };
 pub use append::{AppendScales, append_paged_kv, append_quantised, append_rows};
 pub use merge::{Partials, merge_states};
@@ -144,7 +144,8 @@ impl Cpu {
     /// - `lse`: `[total_q, q_heads]`, natural log, where it is wanted
     ///
     /// A query that sees no key gives output 0 and LSE −∞. Where the element types are known only when the
-    /// program runs, or rows have gaps between them, [`Cpu::run_tensors`] is the same call.
+    /// program runs, or rows have gaps between them, [`Cpu::run_tensors`] is the same call. Where the variant has
+    /// something for each head, such as sinks, it is [`Cpu::run_heads`].
     ///
     /// # Errors
     /// Where a tensor is not what the plan says, or the plan contradicts itself. Nothing is written then.
@@ -156,10 +157,29 @@ impl Cpu {
         out: &mut [O],
         lse: Option<&mut [f32]>,
     ) -> Result<(), Error> {
+        self.run_heads(plan, q, kv, out, lse, &HeadTensors::default())
+    }
+
+    /// [`Cpu::run`] with what the variant of the plan's spec has for each query head. A query that sees no key gives
+    /// output 0, and its sink, if there is one, as its LSE.
+    ///
+    /// # Errors
+    /// As [`Cpu::run`]; [`ShapeError::Missing`](crate::tensor::ShapeError::Missing) and
+    /// [`ShapeError::Surplus`](crate::tensor::ShapeError::Surplus) where the spec says otherwise.
+    pub fn run_heads<Q: Element, T: Element, O: Element>(
+        &self,
+        plan: &Plan,
+        q: &[Q],
+        kv: &[KvView<'_, T>],
+        out: &mut [O],
+        lse: Option<&mut [f32]>,
+        heads: &HeadTensors<'_>,
+    ) -> Result<(), Error> {
         check(plan, q, kv, out, lse.as_deref())?;
+        heads.check(&plan.spec)?;
         let pools: Vec<_> = kv.iter().map(Pools::new).collect();
         let (q, out) = dense(&plan.spec, q, out);
-        self.run_standard(plan, q, &pools, out, lse)
+        self.run_standard(plan, q, &pools, out, lse, heads)
     }
 
     /// [`Cpu::run`] for tensors whose types are known when the program runs, and with rows that have gaps between
@@ -205,7 +225,24 @@ impl Cpu {
         out: TensorMut<'_, 3>,
         lse: Option<&mut [f32]>,
     ) -> Result<(), Error> {
+        self.run_tensors_heads(plan, q, kv, out, lse, &HeadTensors::default())
+    }
+
+    /// [`Cpu::run_tensors`] with what the variant of the plan's spec has for each query head.
+    ///
+    /// # Errors
+    /// As [`Cpu::run_tensors`] and [`Cpu::run_heads`].
+    pub fn run_tensors_heads(
+        &self,
+        plan: &Plan,
+        q: &TensorRef<'_, 3>,
+        kv: &[KvTensors<'_>],
+        out: TensorMut<'_, 3>,
+        lse: Option<&mut [f32]>,
+        heads: &HeadTensors<'_>,
+    ) -> Result<(), Error> {
         let pools = check_tensors(plan, q, kv, &out, lse.as_deref())?;
+        heads.check(&plan.spec)?;
         let [token, head, _] = q.strides();
         let q = Queries {
             elements: q.elements(),
@@ -224,7 +261,7 @@ impl Cpu {
             head,
             elements: out.into_elements(),
         };
-        self.run_standard(plan, q, &pools, out, lse)
+        self.run_standard(plan, q, &pools, out, lse, heads)
     }
 
     /// Attention of a plan's batch, with any variant.
@@ -243,9 +280,11 @@ impl Cpu {
         lse: Option<&mut [f32]>,
     ) -> Result<(), Error> {
         check(plan, q, kv, out, lse.as_deref())?;
+        let heads = HeadTensors::default();
+        heads.check(&plan.spec)?;
         let pools: Vec<_> = kv.iter().map(Pools::new).collect();
         let (q, out) = dense(&plan.spec, q, out);
-        self.execute(variant, plan, q, &pools, out, lse)
+        self.execute(variant, plan, q, &pools, out, lse, &heads)
     }
 
     fn run_standard(
@@ -255,14 +294,16 @@ impl Cpu {
         pools: &[Pools<'_>],
         out: Outputs<'_>,
         lse: Option<&mut [f32]>,
+        heads: &HeadTensors<'_>,
     ) -> Result<(), Error> {
         let params = plan.spec.variant_params();
         match plan.spec.variant.soft_cap {
-            None => self.execute(&Standard::<false>(params), plan, q, pools, out, lse),
-            Some(_) => self.execute(&Standard::<true>(params), plan, q, pools, out, lse),
+            None => self.execute(&Standard::<false>(params), plan, q, pools, out, lse, heads),
+            Some(_) => self.execute(&Standard::<true>(params), plan, q, pools, out, lse, heads),
         }
     }
 
+    #[expect(clippy::too_many_arguments, reason = "what a run is given")]
     fn execute<V: Variant>(
         &self,
         variant: &V,
@@ -271,6 +312,7 @@ impl Cpu {
         pools: &[Pools<'_>],
         out: Outputs<'_>,
         lse: Option<&mut [f32]>,
+        heads: &HeadTensors<'_>,
     ) -> Result<(), Error> {
         let apart = plan.taken_apart()?;
         let plan = apart.as_ref();
@@ -305,6 +347,7 @@ impl Cpu {
             sources: &sources,
             out: &workspace.out,
             lse: &workspace.lse,
+            sinks: heads.sinks,
         };
         let strides = (out.token, out.head);
         with_elements!(SliceMut(out.elements), out => finish.write(out, strides, lse));

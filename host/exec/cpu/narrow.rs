@@ -137,7 +137,9 @@ impl Head {
     }
 }
 
-fn mask(&Row { first, last, .. }: &Row, keys: &Range<u32>, hidden: f32, logits: &mut [f32; KEYS]) {
+fn mask(row: &Row, keys: &Range<u32>, hidden: f32, logits: &mut [f32; KEYS]) {
+    let &Row { first, last, .. } = row;
+    row.hide_strangers(keys.clone(), hidden, logits.iter_mut());
     let begin = keys.start as i32;
     // The last position that counts: the last one seen, or the tile's last key.
     let last = last.min(keys.end as i32 - 1);

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use kernels_gpu::{
     abi::{KvStrides, WorkItem},
+    tree::descends,
     variant::{Key, Pair, Query, Variant},
 };
 
@@ -131,6 +132,27 @@ pub(super) struct Row {
     pub(super) first: i32,
     /// Last key position that it sees, inclusive.
     pub(super) last: i32,
+    /// Which of the last keys it sees.
+    ancestors: u64,
+}
+
+impl Row {
+    /// Hides the keys of other branches of its tree: `logit` gives a place for each key.
+    pub(super) fn hide_strangers<'l>(
+        &self,
+        keys: Range<u32>,
+        hidden: f32,
+        logits: impl Iterator<Item = &'l mut f32>,
+    ) {
+        if self.ancestors == u64::MAX {
+            return;
+        }
+        for (logit, key) in logits.zip(keys) {
+            if !descends(self.ancestors, self.position, key as i32) {
+                *logit = hidden;
+            }
+        }
+    }
 }
 
 /// Copies rows of a pool as f32, compiled for what the machine can do.
@@ -176,12 +198,15 @@ impl<'a, V: Variant> Unit<'a, V> {
         let rows = (0..item.rows).flat_map(|row| {
             let (token, position) = token_and_position(row);
             let (first, last) = variant.visible_keys(position);
+            let ancestors = plan.ancestors.get(token as usize);
+            let ancestors = ancestors.copied().unwrap_or(u64::MAX);
             (0..spec.group()).map(move |member| Row {
                 token,
                 member,
                 position,
                 first,
                 last,
+                ancestors,
             })
         });
         Self {

@@ -9,7 +9,7 @@ use kernels_gpu::variant::Variant;
 use self::inner::{Block, MAX_M};
 use super::{
     isa::Isa,
-    unit::{Row, Scratch, Unit},
+    unit::{Row, Scratch, Unit, hidden},
 };
 
 pub(super) mod inner;
@@ -90,6 +90,10 @@ fn attend_head<V: Variant>(
             let logits = &mut logits[..len * lanes];
             if Unit::<V>::HAS_LOGIT_HOOKS {
                 isa.wide_hooks(unit, kv_head, block, seen.clone(), logits);
+            }
+            for (lane, row) in block.rows.iter().enumerate() {
+                let logits = logits[lane..].iter_mut().step_by(lanes);
+                row.hide_strangers(seen.clone(), hidden(V::SOFTMAX), logits);
             }
             (kernels.absorb)(block, seen, logits, &values[skip * dim_v..], dim_v, outputs);
         }

@@ -56,6 +56,8 @@ pub(super) struct Agenda {
     /// Which merges these are; where not all of them are.
     pub(super) left_rows: Vec<MergeRow>,
     pub(super) total_q: u32,
+    /// Whether query tokens have ancestors.
+    pub(super) trees: bool,
     pub(super) parts: Vec<PartNeeds>,
     contiguous: Vec<bool>,
 }
@@ -67,6 +69,7 @@ impl Agenda {
     /// [`Error::NoInstance`] where it is not for a GPU.
     pub(super) fn fill(&mut self, plan: &Plan, merge_mode: MergeMode) -> Result<(), Error> {
         self.total_q = plan.total_q;
+        self.trees = !plan.ancestors.is_empty();
         self.pod = plan.pod.map_or(PodMode::Serial, |pod| pod.mode);
         self.seats = plan.pod.map_or(CtaSplit::default(), |pod| pod.ctas);
         let by_tickets = plan.pod.filter(|pod| pod.mode == PodMode::Tickets);

@@ -69,6 +69,21 @@ impl KvPool {
         self
     }
 
+    /// The one pool of [latent](Spec::latent) attention: `[pages, page_size, head_dim_qk]`.
+    #[must_use]
+    pub const fn latent(spec: &Spec, page_size: u32, pages: u32, pool: DevicePtr) -> Self {
+        let strides = KvLayout::Nhd.strides(page_size, 1, spec.head_dim_qk);
+        Self {
+            k: pool,
+            v: pool,
+            dtype: spec.kv_dtype,
+            pages,
+            k_strides: strides,
+            v_strides: strides,
+            scales: KvScales::One,
+        }
+    }
+
     /// With pages that lie otherwise: keys and values in one pool, one layer out of many.
     #[must_use]
     pub const fn with_strides(mut self, k: KvStrides, v: KvStrides) -> Self {

@@ -1,6 +1,6 @@
 //! Decode on the GPU: one tile group of a plan.
 
-mod walk;
+pub(super) mod walk;
 
 use kernels_gpu::{
     abi::{AttentionParams, DecodeParams, LaunchRecord, MergeRow, QueryRow, WorkItem},
@@ -9,8 +9,9 @@ use kernels_gpu::{
 };
 
 use super::{
-    DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, PartialStates, Stream,
+    DeviceArray, DeviceTensor, Extras, Gpu, KvPool, KvScales, PartialStates, Stream,
     maps::{BOX_TOKENS, Maps, ShapeId},
+    pad::PaddedPool,
     registry::check_serves,
     steps::{Parameters, Step},
     tensor::{COUNTED, VECTOR_BYTES, fits},
@@ -19,13 +20,13 @@ use crate::{
     Error,
     problem::{Dtype, Spec},
 };
-use walk::Walk;
+use walk::{Walk, slab};
 
 /// A group of gathered items ([`plan::Kernel::Decode`](crate::plan::Kernel)) of one part, and the memory that goes
 /// with it.
 #[derive(Clone, Copy, Debug)]
 pub struct DecodeCall<'a> {
-    /// The heads: dimensions 64, 128 or 256, at most 16 query heads per KV head.
+    /// The heads: dimensions 64, 128 or 256, or latent ones of 576 and 512.
     pub spec: &'a Spec,
     /// How the launch goes about it.
     pub tile: DecodeTile,
@@ -57,6 +58,8 @@ pub struct DecodeCall<'a> {
     /// Which of `items` are the launch's, where that is to change while the launch stays in a captured graph;
     /// `items` are then those of the whole plan, with room for the largest. None: all of them are.
     pub record: Option<DeviceArray<LaunchRecord>>,
+    /// What the spec's variant and the batch have beside that.
+    pub extras: Extras,
 }
 
 /// How a launch goes about it.
@@ -64,7 +67,7 @@ pub struct DecodeCall<'a> {
 pub struct DecodeTile {
     /// The kernel, a [`Op::Decode`] for these heads; one that runs beside a prefill leaves merges to others.
     pub kernel: KernelId,
-    /// No item has more query tokens × query heads per KV head. A kernel that loads pages has tiles of so many rows;
+    /// No item has more query tokens × query heads per KV head (but for latent heads that are more). A kernel that loads pages has tiles of so many rows;
     /// one that loads rows cuts items to its own.
     pub rows: u32,
     /// Units (items × KV heads) that a CTA claims at a time: 1, or several where they are short. (Kernels
@@ -140,6 +143,9 @@ impl Gpu {
             return self.prepare_decode_rows(kernel, call);
         }
         let row = kernel.info;
+        if row.latent {
+            return self.prepare_latent(kernel, call, maps);
+        }
         let rows = call.tile.rows;
         if rows > row.rows {
             let rule = format!("at most {}, those of {}", row.rows, row.name);
@@ -161,7 +167,7 @@ impl Gpu {
     }
 }
 
-fn extent(
+pub(super) fn extent(
     tensor: &'static str,
     dimension: &'static str,
     got: usize,
@@ -187,8 +193,8 @@ fn check(call: &DecodeCall<'_>) -> Result<(), Error> {
         ..
     } = *call;
     spec.check()?;
-    let dim = spec.head_dim_qk as usize;
-    if !matches!(dim, 64 | 128 | 256) || spec.head_dim_v != spec.head_dim_qk {
+    let (dim, value_dim) = (spec.head_dim_qk as usize, spec.head_dim_v as usize);
+    if !spec.latent && (!matches!(dim, 64 | 128 | 256) || value_dim != dim) {
         return Err(extent(
             "the pool",
             "elements in a head",
@@ -229,7 +235,11 @@ fn check(call: &DecodeCall<'_>) -> Result<(), Error> {
     partials.check_f32(lse)?;
 
     let of_spec = "in the specification";
-    for (name, tensor) in [("q", q), ("out", out), ("partial_out", &partials.out)] {
+    for (name, tensor, dim) in [
+        ("q", q, dim),
+        ("out", out, value_dim),
+        ("partial_out", &partials.out, value_dim),
+    ] {
         tensor.check_extent(name, "heads", 1, heads, of_spec)?;
         tensor.check_extent(name, "elements in a head", 2, dim, of_spec)?;
         tensor.check_dense(name, 1)?;
@@ -256,6 +266,7 @@ fn check(call: &DecodeCall<'_>) -> Result<(), Error> {
         tensor.check_address(name, 4)?;
     }
 
+    call.extras.check(spec, q.shape[0])?;
     call.items.check_address("items", 8)?;
     call.rows.check_address("rows", 16)?;
     call.page_ids.check_address("page_ids", 4)?;
@@ -276,7 +287,7 @@ fn check(call: &DecodeCall<'_>) -> Result<(), Error> {
             return Err(extent("arrivals", "counters", arrivals.len, rule));
         }
     }
-    if spec.group() > call.tile.rows {
+    if spec.group() > call.tile.rows && !spec.latent {
         let rule = format!("at least {}, the query heads of a KV head", spec.group());
         return Err(extent("the tile", "rows", call.tile.rows as usize, rule));
     }
@@ -300,11 +311,21 @@ fn parameters(
         });
     }
     let walk = Walk::new(spec, pool.pages, &pool.k_strides, pool.dtype)?;
+    let padded = call.extras.padding;
+    let padded = padded.map(|padding| PaddedPool::new(padding, &pool.k_strides, pool.pages));
+    let padded = padded.transpose()?;
     let page_size = pool.k_strides.page_size;
     // The largest power of two that divides page and chunk.
     let piece_tokens = (1 << page_size.trailing_zeros()).min(BOX_TOKENS);
-    let outside = fits("pages × KV heads", walk.dims[4] as usize, COUNTED)?;
-    let shape = walk.shape(spec, pool.dtype, piece_tokens);
+    let mut outside = fits("pages × KV heads", walk.dims[4] as usize, COUNTED)?;
+    let slabs = spec.head_dim_qk / slab(spec.head_dim_qk, pool.dtype);
+    let mut shape = walk.shape(pool.dtype, slabs, piece_tokens);
+    let mut steps = [walk.half_per_head, walk.page_per_page, walk.page_per_head];
+    if let Some(padded) = padded {
+        outside = padded.places;
+        shape = padded.shape(pool.dtype, piece_tokens);
+        steps = [0, padded.places_per_page, 1];
+    }
     let (shape, k_map) = maps.make("k", pool.k, shape)?;
     let parameters = DecodeParams {
         k_map,
@@ -314,9 +335,9 @@ fn parameters(
         kv_heads: Divisor::new(spec.kv_heads),
         page_size: Divisor::new(page_size),
         piece_tokens,
-        half_per_head: walk.half_per_head,
-        page_per_page: walk.page_per_page,
-        page_per_head: walk.page_per_head,
+        half_per_head: steps[0],
+        page_per_page: steps[1],
+        page_per_head: steps[2],
         stages: row.stages,
         run: tile.run.clamp(1, row.run),
         outside,
@@ -338,7 +359,7 @@ pub(super) fn attention(call: &DecodeCall<'_>, pieces: u32) -> Result<AttentionP
         ..
     } = *call;
     let per_item = spec.kv_heads as usize * pieces as usize;
-    Ok(AttentionParams {
+    let mut params = AttentionParams {
         q: q.address,
         k: pool.k,
         v: pool.v,
@@ -364,5 +385,8 @@ pub(super) fn attention(call: &DecodeCall<'_>, pieces: u32) -> Result<AttentionP
         out_token_stride: fits("the token stride of out", out.strides[0], COUNTED)?,
         variant: spec.variant_params(),
         scales: pool.scales.parameters(spec, pool, q.shape[0])?,
-    })
+        ..AttentionParams::default()
+    };
+    call.extras.point(&mut params);
+    Ok(params)
 }

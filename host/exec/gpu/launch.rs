@@ -1,6 +1,6 @@
 //! Launches on a raw stream.
 
-use std::ffi::c_void;
+use std::{env, ffi::c_void, sync::OnceLock};
 
 use super::{
     Gpu,
@@ -10,6 +10,12 @@ use super::{
     module::Kernel,
 };
 use crate::Error;
+
+/// Whether each launch is printed: `TANDEM_TRACE=1`, read once.
+fn traced() -> bool {
+    static TRACED: OnceLock<bool> = OnceLock::new();
+    *TRACED.get_or_init(|| env::var_os("TANDEM_TRACE").is_some_and(|value| value == "1"))
+}
 
 /// The shape of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +44,21 @@ impl Launch {
             cluster: 1,
             overlap: false,
         }
+    }
+
+    /// A line for people, on the standard error.
+    #[cold]
+    fn print(&self, kernel: &Kernel, stream: Stream) {
+        let [x, y, z] = self.grid;
+        let overlap = if self.overlap {
+            ", may begin before the launch in front of it ends"
+        } else {
+            ""
+        };
+        eprintln!(
+            "tandem: {} on stream {stream:?}: grid {x} × {y} × {z}, {} threads, {} bytes of shared memory, clusters of {}{overlap}",
+            kernel.info.name, self.threads, self.shared, self.cluster
+        );
     }
 
     fn check(&self, kernel: &Kernel) -> Result<(), Error> {
@@ -105,6 +126,9 @@ impl Launch {
         launch.check(kernel)?;
         if launch.grid.contains(&0) {
             return Ok(());
+        }
+        if traced() {
+            launch.print(kernel, stream);
         }
         // The driver reads the parameters before it returns and does not write them.
         let mut pointers = [parameters.cast_mut()];

@@ -50,7 +50,7 @@ impl LaunchSet {
     /// [`PlanError::NoTile`](crate::plan::PlanError::NoTile).
     pub fn decodes(device: &DeviceDescription, spec: &Spec) -> Result<Self, Error> {
         let mut set = Self::new();
-        set.add_decodes(&TileTable::new(device, spec, None)?, spec);
+        set.add_decodes(&TileTable::new(device, spec, None)?);
         Ok(set)
     }
 
@@ -69,7 +69,7 @@ impl LaunchSet {
             .into_iter()
             .chain(tables)
         {
-            set.add_decodes(&tiles, spec);
+            set.add_decodes(&tiles);
             for step in tiles.prefills() {
                 set.add(step.kernel, step.pack);
             }
@@ -77,9 +77,9 @@ impl LaunchSet {
         Ok(set)
     }
 
-    fn add_decodes(&mut self, tiles: &TileTable, spec: &Spec) {
+    fn add_decodes(&mut self, tiles: &TileTable) {
         for choice in tiles.decodes() {
-            self.add(choice.kernel, spec.group());
+            self.add(choice.kernel, tiles.decode_pack());
         }
     }
 

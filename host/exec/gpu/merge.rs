@@ -6,8 +6,8 @@ mod tests;
 use kernels_gpu::{
     abi::{LaunchRecord, MergeParams, MergeRow},
     divisor::Divisor,
-    passes::merge::{CHUNK, FEW, THREADS},
-    registry::Op,
+    passes::merge::{CHUNK, FEW_THREADS, THREADS},
+    registry::{Op, Sm},
 };
 
 use super::{
@@ -78,13 +78,14 @@ impl Gpu {
         lse: Option<&DeviceTensor<2>>,
         stream: Stream,
     ) -> Result<(), Error> {
-        let step = self.prepare_merge(partials, rows, merge_slots, out, lse, None)?;
+        let step = self.prepare_merge(partials, rows, merge_slots, out, lse, None, None)?;
         // SAFETY: the caller vouches for what the parameters point to.
         unsafe { self.launch_step(&step, stream) }
     }
 
     /// All checks of [`merge_states`](Self::merge_states), and the launch that they allow. A record says how
-    /// many of `rows` are there when it runs.
+    /// many of `rows` are there when it runs; sinks are checked already.
+    #[expect(clippy::too_many_arguments, reason = "what the kernel takes")]
     pub(super) fn prepare_merge(
         &self,
         partials: &PartialStates,
@@ -92,15 +93,23 @@ impl Gpu {
         merge_slots: DeviceArray<u32>,
         out: &DeviceTensor<3>,
         lse: Option<&DeviceTensor<2>>,
+        sinks: Option<DeviceArray<f32>>,
         record: Option<DeviceArray<LaunchRecord>>,
     ) -> Result<Step, Error> {
         let mut parameters = parameters(partials, rows, merge_slots, out, lse)?;
-        let blocks = parameters.chunks.div_ceil(THREADS);
-        let few = blocks <= FEW.blocks * self.multiprocessors;
+        let kernel = |few| self.pass(Op::Merge { few }, element(out.dtype));
+        let few = kernel(true)?;
+        let resident = Sm::HOPPER.registers / few.info.registers * self.multiprocessors;
+        let (kernel, threads) = match parameters.chunks <= resident {
+            true => (few, FEW_THREADS),
+            false => (kernel(false)?, THREADS),
+        };
+        let blocks = parameters.chunks.div_ceil(threads);
+        parameters.sinks = sinks.map_or(0, |sinks| sinks.address);
         parameters.record = record.map_or(0, |record| record.address);
         Ok(Step {
-            kernel: *self.pass(Op::Merge { few }, element(out.dtype))?,
-            launch: Launch::new(blocks, THREADS),
+            kernel: *kernel,
+            launch: Launch::new(blocks, threads),
             part: 0,
             parameters: Parameters::Merge(parameters),
         })
@@ -175,6 +184,7 @@ fn parameters(
         out: out.address,
         lse: lse.map_or(0, |lse| lse.address),
         record: 0,
+        sinks: 0,
         chunks: fits(
             "merged rows × heads × head dimension / 8",
             rows.len.saturating_mul(chunks_per_row),

@@ -9,8 +9,9 @@ use kernels_gpu::{
 };
 
 use super::{
-    DeviceArray, DeviceTensor, Gpu, KvPool, PartialStates, Stream,
+    DeviceArray, DeviceTensor, Extras, Gpu, KvPool, PartialStates, Stream,
     maps::{Maps, ShapeId},
+    pad::PaddedPool,
     prefill_rows::vectors,
     registry::check_serves,
     steps::{Parameters, Step},
@@ -53,6 +54,8 @@ pub struct PrefillCall<'a> {
     pub ticket: DeviceArray<u32>,
     /// As [`DecodeCall::record`](super::DecodeCall::record).
     pub record: Option<DeviceArray<LaunchRecord>>,
+    /// As [`DecodeCall::extras`](super::DecodeCall::extras).
+    pub extras: Extras,
 }
 
 impl Gpu {
@@ -198,6 +201,7 @@ pub(super) fn check(call: &PrefillCall<'_>) -> Result<(), Error> {
         partials.lse.check_dense("partial_lse", 0)?;
         partials.lse.check_address("partial_lse", 4)?;
     }
+    call.extras.check(spec, q.shape[0])?;
     call.items.check_address("items", 8)?;
     call.page_ids.check_address("page_ids", 4)?;
     call.ticket.check_address("ticket", 4)?;
@@ -222,7 +226,7 @@ pub(super) fn attention(call: &PrefillCall<'_>, cuts: u32) -> Result<AttentionPa
         spec, q, pool, out, ..
     } = *call;
     let units = call.items.len * (spec.q_heads / call.pack) as usize * cuts as usize;
-    Ok(AttentionParams {
+    let mut params = AttentionParams {
         q: q.address,
         k: pool.k,
         v: pool.v,
@@ -245,7 +249,9 @@ pub(super) fn attention(call: &PrefillCall<'_>, cuts: u32) -> Result<AttentionPa
         variant: spec.variant_params(),
         scales: pool.scales.parameters(spec, pool, q.shape[0])?,
         ..AttentionParams::default()
-    })
+    };
+    call.extras.point(&mut params);
+    Ok(params)
 }
 
 /// All checks; the parameters of the launch.
@@ -265,7 +271,31 @@ fn parameters(
     let (mut coordinates, mut pages) = (PageCoordinates::default(), None);
     // Keys of 8 bits are converted on the way, row by row.
     let converts = row.cache.is_some();
-    if let (Some(in_token), true, false) = (in_token, alike, converts) {
+    if let Some(padding) = call.extras.padding {
+        let [k, v] = [k_strides, v_strides].map(|s| PaddedPool::new(padding, s, pool.pages));
+        let (k, v) = (k?, v?);
+        if k.places_per_page != v.places_per_page {
+            return Err(Error::Stride {
+                tensor: "the values",
+                dimension: "pages",
+                got: v_strides.page as usize,
+                rule: format!(
+                    "{} times that between heads, as the keys'",
+                    k.places_per_page
+                ),
+            });
+        }
+        coordinates = PageCoordinates {
+            step_in_token: 0,
+            step_per_page: k.places_per_page,
+            step_per_head: 1,
+            outside: k.places,
+        };
+        let (k_shape, v_shape);
+        (k_shape, k_map) = maps.make("k pool", pool.k, k.shape(pool.dtype, box_tokens))?;
+        (v_shape, v_map) = maps.make("v pool", pool.v, v.shape(pool.dtype, box_tokens))?;
+        pages = Some([k_shape, v_shape]);
+    } else if let (Some(in_token), true, false) = (in_token, alike, converts) {
         let shape = |strides, dim| page_map(strides, call, dim, in_token, box_tokens);
         let (k_shape, v_shape);
         coordinates = page_coordinates(call, in_token)?;

@@ -107,6 +107,7 @@ pub(super) fn check_serves(
     let row = id.info();
     let capped = spec.variant.soft_cap.is_some();
     let heads = (row.head_dim, row.value_dim) == (spec.head_dim_qk, spec.head_dim_v);
+    let heads = heads && row.latent == spec.latent;
     let elements = row.element == element(dtype) && row.takes_cache(element(of_pool));
     if row.op == op && heads && elements && row.cap == capped {
         return Ok(());

@@ -2,7 +2,7 @@
 
 use kernels_gpu::{
     abi::{LaunchRecord, WorkItem},
-    registry::{Arch, KernelId, Op},
+    registry::{Arch, KernelId, Loads, Op},
 };
 
 use super::{
@@ -10,9 +10,9 @@ use super::{
     agenda::GroupLaunch,
     launch_set::LaunchKey,
     maps::Maps,
-    steps::{Parameters, Run, Step, Tensors},
+    steps::{Extras, Parameters, Run, RunTensors, Step, check_sinks},
 };
-use crate::Error;
+use crate::{Error, problem::Padding};
 
 /// Of a launch of the run: its place, its items, and in a captured graph what says which of these are its own.
 fn place(
@@ -30,7 +30,7 @@ fn place(
 struct Making<'a> {
     gpu: &'a Gpu,
     workspace: &'a Workspace,
-    tensors: &'a Tensors<'a>,
+    tensors: &'a RunTensors<'a>,
     maps: Maps,
 }
 
@@ -48,7 +48,8 @@ impl Gpu {
     /// [launch set](super::WorkspaceOptions::launches) the graph serves whatever plan is in the workspace when
     /// it is launched, and `q`, `out` and `lse` may have more tokens than the plan at hand.
     ///
-    /// The same call on the CPU is [`Cpu::run`](crate::exec::Cpu::run).
+    /// The same call on the CPU is [`Cpu::run`](crate::exec::Cpu::run). Where the variant of the spec has something for
+    /// each head, such as sinks, it is [`Gpu::run_with`].
     ///
     /// # Safety
     /// - All tensors are in this GPU's memory as described, and stay until the work on `stream` is done. What
@@ -72,25 +73,66 @@ impl Gpu {
         lse: Option<&DeviceTensor<2>>,
         stream: Stream,
     ) -> Result<(), Error> {
+        let tensors = RunTensors {
+            lse,
+            ..RunTensors::new(q, pools, out)
+        };
+        // SAFETY: the caller's promises.
+        unsafe { self.run_with(workspace, &tensors, stream) }
+    }
+
+    /// [`Gpu::run`] with all that a variant may have. What the spec of the plan does not ask for is refused, and so is
+    /// a run without what it does ask for.
+    ///
+    /// # Safety
+    /// As [`Gpu::run`].
+    ///
+    /// # Errors
+    /// As [`Gpu::run`]; [`Error::Shape`] with [`Missing`](crate::tensor::ShapeError::Missing) or
+    /// [`Surplus`](crate::tensor::ShapeError::Surplus).
+    pub unsafe fn run_with(
+        &self,
+        workspace: &mut Workspace,
+        tensors: &RunTensors<'_>,
+        stream: Stream,
+    ) -> Result<(), Error> {
         if !workspace.loaded {
             return Err(Error::NoPlan);
         }
-        let tensors = Tensors { q, pools, out, lse };
+        // SAFETY: the caller's promises.
+        unsafe {
+            if let Some(padding) = Padding::of(&workspace.spec) {
+                return self.run_padded(workspace, &padding, tensors, stream);
+            }
+            self.ready(workspace, tensors, stream)?;
+            self.launch_run(workspace, stream)
+        }
+    }
+
+    /// Everything before the launches.
+    ///
+    /// # Safety
+    /// As [`Gpu::run_with`].
+    pub(super) unsafe fn ready(
+        &self,
+        workspace: &mut Workspace,
+        tensors: &RunTensors<'_>,
+        stream: Stream,
+    ) -> Result<(), Error> {
         let spec = &workspace.spec;
-        if !workspace.run.follow(spec, &tensors, &mut workspace.maps)? {
-            check(workspace, &tensors)?;
-            self.prepare(workspace, &tensors)?;
+        if !workspace.run.follow(spec, tensors, &mut workspace.maps)? {
+            check(workspace, tensors)?;
+            self.prepare(workspace, tensors)?;
         }
         if workspace.options.checks {
             // SAFETY: the caller's promise.
-            unsafe { workspace.inspect(pools, q.shape[0], stream) }?;
+            unsafe { workspace.inspect(tensors.pools, tensors.q.shape[0], stream) }?;
         }
-        // SAFETY: the caller's promises.
-        unsafe { self.launch_run(workspace, stream) }
+        Ok(())
     }
 
     /// Makes all launches of the run.
-    fn prepare(&self, workspace: &mut Workspace, tensors: &Tensors<'_>) -> Result<(), Error> {
+    fn prepare(&self, workspace: &mut Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
         let (mut run, mut maps) = (Run::default(), std::mem::take(&mut workspace.maps));
         std::mem::swap(&mut run, &mut workspace.run);
         run.forget();
@@ -213,11 +255,12 @@ impl Making<'_> {
         arch: Option<Arch>,
     ) -> Result<Step, Error> {
         let (gpu, workspace, tensors) = (self.gpu, self.workspace, self.tensors);
-        let (spec, planned) = (&workspace.spec, launch.key.kernel);
+        let (spec, planned) = (&workspace.spec.on_kernels(), launch.key.kernel);
         let kernel = match arch.or(workspace.options.arch) {
             Some(arch) => on(planned, arch)?,
             None => gpu.decode_kernel(planned, spec, pool),
         };
+        self.pads_by(kernel)?;
         if launch.joint && !kernel.info().multi_table {
             return Err(Error::NoInstance {
                 kernel: "decode",
@@ -252,6 +295,7 @@ impl Making<'_> {
             arrivals: (workspace.decode_merges() && !co_resident).then(|| workspace.arrivals()),
             ticket: workspace.ticket(index),
             record,
+            extras: self.extras(),
         };
         let mut step = gpu.prepare_decode(kernel, &call, &mut self.maps)?;
         let seats = workspace.agenda.seats.decode;
@@ -274,6 +318,7 @@ impl Making<'_> {
             Some(arch) => on(planned, arch)?,
             None => gpu.prefill_kernel(planned),
         };
+        self.pads_by(kernel)?;
         let of_ampere = kernel.info().arch == Arch::Sm80;
         // Only in one kernel with the decodes do those of Ampere read a record.
         if of_ampere && arch.is_none() && captured {
@@ -286,7 +331,7 @@ impl Making<'_> {
         let partials = workspace.partials();
         let (items, record) = place(workspace, index, launch);
         let call = PrefillCall {
-            spec: &workspace.spec,
+            spec: &workspace.spec.on_kernels(),
             kernel,
             rows: planned.info().rows,
             pack: launch.key.pack,
@@ -299,6 +344,7 @@ impl Making<'_> {
             partials: Some(&partials),
             ticket: workspace.ticket(index),
             record,
+            extras: self.extras(),
         };
         let mut step = gpu.prepare_prefill(kernel, &call, &mut self.maps)?;
         let seats = workspace.agenda.seats.prefill;
@@ -306,6 +352,26 @@ impl Making<'_> {
             step.launch.grid[0] = step.launch.grid[0].min(seats);
         }
         Ok(step)
+    }
+
+    fn extras(&self) -> Extras {
+        Extras {
+            sinks: self.tensors.sinks,
+            ancestors: self.workspace.ancestors(),
+            padding: Padding::of(&self.workspace.spec),
+        }
+    }
+
+    /// Whether the heads, if they are padded, are loaded in a way that does.
+    fn pads_by(&self, kernel: KernelId) -> Result<(), Error> {
+        match Padding::of(&self.workspace.spec) {
+            Some(padding) if kernel.info().loads == Loads::Rows => Err(Error::NoInstance {
+                kernel: "attention",
+                asked: format!("head dimension {}, row by row", padding.dim),
+                there: "by tensor maps: pages of a multiple of 8 tokens, keys and values alike, on Hopper",
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// The merges that decode leaves: at most so many, and in a captured graph as many as the record at a place says.
@@ -317,6 +383,7 @@ impl Making<'_> {
             workspace.merge_slots(),
             self.tensors.out,
             self.tensors.lse,
+            self.tensors.sinks,
             record.map(|place| workspace.record(place)),
         )
     }
@@ -332,7 +399,7 @@ fn on(planned: KernelId, arch: Arch) -> Result<KernelId, Error> {
 }
 
 /// What no launch checks for itself.
-fn check(workspace: &Workspace, tensors: &Tensors<'_>) -> Result<(), Error> {
+fn check(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
     let agenda = &workspace.agenda;
     if tensors.pools.len() != agenda.parts.len() {
         return Err(Error::Pools {
@@ -358,6 +425,7 @@ fn check(workspace: &Workspace, tensors: &Tensors<'_>) -> Result<(), Error> {
         }
     }
     let spec = &workspace.spec;
+    check_sinks(spec, tensors.sinks)?;
     for (tensor, got, expected) in [
         ("q", tensors.q.dtype, spec.q_dtype),
         ("out", tensors.out.dtype, spec.out_dtype),

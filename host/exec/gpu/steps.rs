@@ -3,28 +3,139 @@
 use std::ffi::c_void;
 
 use kernels_gpu::abi::{
-    AttentionParams, DecodeParams, GatherDecodeParams, GatherPrefillParams, MergeParams, PodParams,
-    PrefillParams,
+    AttentionParams, DecodeParams, GatherDecodeParams, GatherPrefillParams, LatentParams,
+    MergeParams, PodParams, PrefillParams,
 };
 
 use super::{
-    DeviceTensor, Gpu, KvPool, Stream, Workspace,
+    DeviceArray, DeviceTensor, Gpu, KvPool, Stream, Workspace,
     driver::Current,
+    latent::{LatentShapes, check_latent},
     launch::Launch,
     maps::{Maps, ShapeId},
     module::Kernel,
     prefill::Shapes,
     tensor::{VECTOR_BYTES, check_address},
 };
-use crate::{Error, plan::pod::PodMode, problem::Spec};
+use crate::{
+    Error,
+    plan::pod::PodMode,
+    problem::{Padding, Spec},
+    tensor::ShapeError,
+};
 
-/// What a run computes from and to.
+/// What a run computes from and to: see [`Gpu::run`].
+///
+/// ```
+/// use tandem_attn::{exec::gpu::{DeviceArray, DeviceTensor, RunTensors}, problem::Dtype};
+///
+/// let q = DeviceTensor::new(0x7f00_0000_0000, Dtype::BF16, [17, 64, 64]);
+/// let out = DeviceTensor::new(0x7f00_1000_0000, Dtype::BF16, [17, 64, 64]);
+/// let sinks = DeviceArray::<f32>::new(0x7f00_2000_0000, 64);
+/// let tensors = RunTensors::new(&q, &[], &out).with_sinks(sinks);
+/// assert_eq!(tensors.lse, None);
+/// ```
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Tensors<'a> {
-    pub(super) q: &'a DeviceTensor<3>,
-    pub(super) pools: &'a [KvPool],
-    pub(super) out: &'a DeviceTensor<3>,
-    pub(super) lse: Option<&'a DeviceTensor<2>>,
+#[non_exhaustive]
+pub struct RunTensors<'a> {
+    /// `[total_q, q_heads, head_dim_qk]`, any token stride that is a multiple of 8.
+    pub q: &'a DeviceTensor<3>,
+    /// One for each part of the batch.
+    pub pools: &'a [KvPool],
+    /// `[total_q, q_heads, head_dim_v]`, likewise.
+    pub out: &'a DeviceTensor<3>,
+    /// `[total_q, q_heads]` F32, natural log, where it is wanted.
+    pub lse: Option<&'a DeviceTensor<2>>,
+    /// `[q_heads]`: the [sinks](crate::problem::Variant::sinks) of the spec's variant. They may lie elsewhere in every
+    /// run, as each layer has its own.
+    pub sinks: Option<DeviceArray<f32>>,
+}
+
+impl<'a> RunTensors<'a> {
+    /// What every run has.
+    #[must_use]
+    pub const fn new(
+        q: &'a DeviceTensor<3>,
+        pools: &'a [KvPool],
+        out: &'a DeviceTensor<3>,
+    ) -> Self {
+        Self {
+            q,
+            pools,
+            out,
+            lse: None,
+            sinks: None,
+        }
+    }
+
+    /// With the log-sums.
+    #[must_use]
+    pub const fn with_lse(mut self, lse: &'a DeviceTensor<2>) -> Self {
+        self.lse = Some(lse);
+        self
+    }
+
+    /// With sinks.
+    #[must_use]
+    pub const fn with_sinks(mut self, sinks: DeviceArray<f32>) -> Self {
+        self.sinks = Some(sinks);
+        self
+    }
+}
+
+/// What some variants and batches have beside queries, keys and values.
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct Extras {
+    /// As [`RunTensors::sinks`].
+    pub sinks: Option<DeviceArray<f32>>,
+    /// `[tokens]`: as [`Batch::ancestors`](crate::problem::Batch::ancestors).
+    pub ancestors: Option<DeviceArray<u64>>,
+    /// Heads of the pool are smaller than the spec says, and padded.
+    pub(super) padding: Option<Padding>,
+}
+
+impl Extras {
+    /// Whether there is what the spec asks for, of so many query tokens.
+    pub(super) fn check(&self, spec: &Spec, tokens: usize) -> Result<(), Error> {
+        check_sinks(spec, self.sinks)?;
+        let Some(ancestors) = self.ancestors else {
+            return Ok(());
+        };
+        ancestors.check_address("ancestors", 8)?;
+        if ancestors.len < tokens {
+            return Err(Error::Extent {
+                tensor: "ancestors",
+                dimension: "tokens",
+                got: ancestors.len,
+                rule: format!("at least {tokens}, as in q"),
+            });
+        }
+        Ok(())
+    }
+
+    pub(super) fn point(&self, params: &mut AttentionParams) {
+        params.sinks = self.sinks.map_or(0, |sinks| sinks.address);
+        params.ancestors = self.ancestors.map_or(0, |ancestors| ancestors.address);
+    }
+}
+
+/// Whether there are sinks if the spec has any.
+pub(super) fn check_sinks(spec: &Spec, sinks: Option<DeviceArray<f32>>) -> Result<(), Error> {
+    let (name, expected) = ("sinks", spec.q_heads as usize);
+    match (spec.variant.sinks, sinks) {
+        (true, None) => Err(ShapeError::Missing { name }.into()),
+        (false, Some(_)) => Err(ShapeError::Surplus { name }.into()),
+        (true, Some(sinks)) if sinks.len != expected => Err(ShapeError::Length {
+            name,
+            got: sinks.len,
+            shape: "[q_heads]",
+            expected,
+        }
+        .into()),
+        (true, Some(sinks)) => sinks.check_address(name, 4),
+        (false, None) => Ok(()),
+    }
 }
 
 /// A launch that was checked and waits for its turn.
@@ -41,6 +152,7 @@ pub(super) struct Step {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Parameters {
     Decode(DecodeParams, ShapeId),
+    Latent(LatentParams, LatentShapes),
     DecodeRows(GatherDecodeParams),
     Prefill(PrefillParams, Shapes),
     PrefillRows(GatherPrefillParams),
@@ -51,7 +163,12 @@ pub(super) enum Parameters {
 
 impl Step {
     /// The same launch for tensors that lie elsewhere and are otherwise as those it was made for.
-    fn follow(&mut self, spec: &Spec, tensors: &Tensors<'_>, maps: &mut Maps) -> Result<(), Error> {
+    fn follow(
+        &mut self,
+        spec: &Spec,
+        tensors: &RunTensors<'_>,
+        maps: &mut Maps,
+    ) -> Result<(), Error> {
         let pool = &tensors.pools[self.part];
         let scales = pool.scales.parameters(spec, pool, tensors.q.shape[0])?;
         match &mut self.parameters {
@@ -61,6 +178,18 @@ impl Step {
                 if (known.k, known.v) != (pool.k, pool.v) {
                     params.k_map = maps.at("k", pool.k, *shape)?;
                     params.v_map = maps.at("v", pool.v, *shape)?;
+                }
+                point(&mut params.attention, tensors, pool);
+            }
+            Parameters::Latent(params, shapes) => {
+                check_latent(pool)?;
+                let known = &params.attention;
+                if known.q != tensors.q.address {
+                    params.q_map = maps.at("q", tensors.q.address, shapes.q)?;
+                }
+                if known.k != pool.k {
+                    params.left_map = maps.at("the pool", pool.k, shapes.left)?;
+                    params.right_map = maps.at("the pool", pool.k, shapes.right)?;
                 }
                 point(&mut params.attention, tensors, pool);
             }
@@ -99,6 +228,7 @@ impl Step {
             Parameters::Merge(params) => {
                 params.out = tensors.out.address;
                 params.lse = tensors.lse.map_or(0, |lse| lse.address);
+                params.sinks = tensors.sinks.map_or(0, |sinks| sinks.address);
             }
         }
         Ok(())
@@ -107,6 +237,7 @@ impl Step {
     const fn parameters(&self) -> *const c_void {
         match &self.parameters {
             Parameters::Decode(params, _) => (&raw const *params).cast(),
+            Parameters::Latent(params, _) => (&raw const *params).cast(),
             Parameters::DecodeRows(params) => (&raw const *params).cast(),
             Parameters::Prefill(params, _) => (&raw const *params).cast(),
             Parameters::PrefillRows(params) => (&raw const *params).cast(),
@@ -127,7 +258,7 @@ impl Step {
         let parameters = &self.parameters;
         matches!(
             parameters,
-            Parameters::Decode(..) | Parameters::DecodeRows(_)
+            Parameters::Decode(..) | Parameters::Latent(..) | Parameters::DecodeRows(_)
         )
     }
 
@@ -141,12 +272,13 @@ impl Step {
     }
 }
 
-fn point(params: &mut AttentionParams, tensors: &Tensors<'_>, pool: &KvPool) {
+fn point(params: &mut AttentionParams, tensors: &RunTensors<'_>, pool: &KvPool) {
     params.q = tensors.q.address;
     params.k = pool.k;
     params.v = pool.v;
     params.out = tensors.out.address;
     params.lse = tensors.lse.map_or(0, |lse| lse.address);
+    params.sinks = tensors.sinks.map_or(0, |sinks| sinks.address);
 }
 
 /// What a tensor map would have checked.
@@ -167,13 +299,14 @@ pub(super) struct Run {
     tensors: Option<OwnedTensors>,
 }
 
-/// [`Tensors`] that outlive a call.
+/// [`RunTensors`] that outlive a call; of sinks their number.
 #[derive(Debug)]
 struct OwnedTensors {
     q: DeviceTensor<3>,
     pools: Vec<KvPool>,
     out: DeviceTensor<3>,
     lse: Option<DeviceTensor<2>>,
+    sinks: Option<usize>,
 }
 
 /// Whether they differ in nothing but the address.
@@ -198,13 +331,14 @@ impl Run {
     pub(super) fn follow(
         &mut self,
         spec: &Spec,
-        tensors: &Tensors<'_>,
+        tensors: &RunTensors<'_>,
         maps: &mut Maps,
     ) -> Result<bool, Error> {
         let fits = |known: &OwnedTensors| {
             let pools = known.pools.iter().zip(tensors.pools);
             alike(&known.q, tensors.q)
                 && alike(&known.out, tensors.out)
+                && known.sinks == tensors.sinks.map(|sinks| sinks.len)
                 && known.pools.len() == tensors.pools.len()
                 && pools
                     .into_iter()
@@ -223,6 +357,9 @@ impl Run {
         if let Some(lse) = tensors.lse {
             lse.check_address("lse", 4)?;
         }
+        if let Some(sinks) = tensors.sinks {
+            sinks.check_address("sinks", 4)?;
+        }
         for step in &mut self.steps {
             step.follow(spec, tensors, maps)?;
         }
@@ -231,7 +368,7 @@ impl Run {
     }
 
     /// Puts the steps, which were made for these tensors, in order.
-    pub(super) fn arrange(&mut self, gpu: &Gpu, workspace: &Workspace, tensors: &Tensors<'_>) {
+    pub(super) fn arrange(&mut self, gpu: &Gpu, workspace: &Workspace, tensors: &RunTensors<'_>) {
         let (captured, agenda) = (workspace.captured(), &workspace.agenda);
         let beside = |step: &Step| step.is_beside() || step.is_decode() && !captured;
         // Prefills and decodes run at the same time as the plan says, or in a captured graph those that are made for
@@ -265,6 +402,7 @@ impl Run {
             pools: tensors.pools.to_vec(),
             out: *tensors.out,
             lse: tensors.lse.copied(),
+            sinks: tensors.sinks.map(|sinks| sinks.len),
         });
     }
 
@@ -274,7 +412,9 @@ impl Run {
         let mut behind_decode = false;
         for step in &mut self.steps {
             match step.parameters {
-                Parameters::Decode(..) if !step.kernel.info.co_resident => {
+                Parameters::Decode(..) | Parameters::Latent(..)
+                    if !step.kernel.info.co_resident =>
+                {
                     step.launch.overlap = behind_decode && gpu.overlaps();
                     behind_decode = true;
                 }

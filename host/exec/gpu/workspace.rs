@@ -214,6 +214,42 @@ impl Workspace {
         self.array(&self.layout.page_ids)
     }
 
+    /// Of the plan at hand; in captured launches of every plan, which then all have some.
+    pub(super) fn ancestors(&self) -> Option<DeviceArray<u64>> {
+        let some = match self.captured() {
+            true => self.bound.ancestors > 0,
+            false => self.agenda.trees,
+        };
+        some.then(|| self.array(&self.layout.ancestors))
+    }
+
+    /// Room for queries and outputs of so many tokens whose heads are padded.
+    pub(super) fn padded(
+        &self,
+        tokens: usize,
+        dtype: Dtype,
+    ) -> Result<[DeviceTensor<3>; 2], Error> {
+        let most = self.bound.padded_tokens as usize;
+        if tokens > most {
+            return Err(Error::Extent {
+                tensor: "q",
+                dimension: "tokens",
+                got: tokens,
+                rule: format!("at most {most}, those of the bound: its heads are padded"),
+            });
+        }
+        let Spec {
+            q_heads,
+            head_dim_v,
+            ..
+        } = self.spec.on_kernels();
+        let shape = [tokens, q_heads as usize, head_dim_v as usize];
+        let tensor = |range: &Range<u64>| {
+            DeviceTensor::new(self.memory.address() + range.start, dtype, shape)
+        };
+        Ok(self.layout.padded.each_ref().map(tensor))
+    }
+
     pub(super) fn arrivals(&self) -> DeviceArray<u32> {
         self.array(&self.layout.arrivals)
     }
@@ -237,7 +273,7 @@ impl Workspace {
 
     pub(super) fn partials(&self) -> PartialStates {
         let (slots, heads) = (self.bound.slots as usize, self.spec.q_heads as usize);
-        let shape = [slots, heads, self.spec.head_dim_v as usize];
+        let shape = [slots, heads, self.spec.on_kernels().head_dim_v as usize];
         let tensor = |range: &Range<u64>| self.memory.address() + range.start;
         PartialStates {
             out: DeviceTensor::new(tensor(&self.layout.partial_out), Dtype::F32, shape),

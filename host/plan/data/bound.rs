@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Plan, PlanError};
+use crate::problem::Padding;
 
 /// The largest batches that are to be planned.
 ///
@@ -29,6 +30,8 @@ pub struct BatchLimits {
     /// Partial states that a query token may have on average. Prefixes that are shared on several levels
     /// need one per level and one more; what needs more than this is packed less.
     pub states_per_token: u32,
+    /// Whether batches may say which of the last keys each query token sees.
+    pub trees: bool,
 }
 
 impl BatchLimits {
@@ -45,6 +48,7 @@ impl BatchLimits {
             kv_len,
             parts: 1,
             states_per_token: 8,
+            trees: false,
         }
     }
 
@@ -52,6 +56,13 @@ impl BatchLimits {
     #[must_use]
     pub const fn with_query_tokens(mut self, query_tokens: u32) -> Self {
         self.query_tokens = query_tokens;
+        self
+    }
+
+    /// With [ancestors](crate::problem::Batch::ancestors) of query tokens, or without.
+    #[must_use]
+    pub const fn with_trees(mut self, trees: bool) -> Self {
+        self.trees = trees;
         self
     }
 
@@ -107,6 +118,12 @@ pub struct Bound {
     pub merges: u32,
     /// Partial states.
     pub slots: u32,
+    /// Query tokens with ancestors.
+    #[serde(default)]
+    pub ancestors: u32,
+    /// Query tokens whose heads are padded for the kernels of a GPU.
+    #[serde(default)]
+    pub padded_tokens: u32,
 }
 
 impl Bound {
@@ -119,6 +136,11 @@ impl Bound {
             page_ids: plan.page_ids.len() as u32,
             merges: plan.merges.len() as u32,
             slots: plan.slots,
+            ancestors: plan.ancestors.len() as u32,
+            padded_tokens: match Padding::of(&plan.spec) {
+                Some(_) => plan.total_q,
+                None => 0,
+            },
         }
     }
 
@@ -133,6 +155,8 @@ impl Bound {
             ("page ids", needed.page_ids, self.page_ids),
             ("merges", needed.merges, self.merges),
             ("partial states", needed.slots, self.slots),
+            ("ancestors", needed.ancestors, self.ancestors),
+            ("query tokens", needed.padded_tokens, self.padded_tokens),
         ] {
             if needed > bound {
                 let (needed, bound) = (needed.into(), bound.into());

@@ -53,7 +53,7 @@ pub struct TileGroup {
     /// Its tile.
     pub tile: Tile,
     /// Neighbouring query heads of one KV head that share a tile, each token taking as many rows: the whole
-    /// group in decode, a divisor of it in prefill.
+    /// group in decode (latent heads that are more than a tile's rows take several tiles), a divisor of it in prefill.
     pub pack: u32,
     /// The items, longest first.
     pub items: Range<u32>,
@@ -63,7 +63,7 @@ impl TileGroup {
     /// Units of an item: how many tiles it takes to have all query heads.
     #[must_use]
     pub const fn units_per_item(&self, spec: &Spec) -> u32 {
-        spec.q_heads / self.pack
+        spec.q_heads.div_ceil(self.pack)
     }
 }
 
@@ -133,6 +133,9 @@ pub struct Plan {
     pub merge_slots: Vec<u32>,
     /// The page ids of all parts, one after the other.
     pub page_ids: Vec<u32>,
+    /// As [`Batch::ancestors`](crate::problem::Batch::ancestors).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ancestors: Vec<u64>,
     /// Partial states: every slot is below this, each is written by one item and read by one merge.
     pub slots: u32,
     /// Whether [`grow`](Self::grow) can move the queries: only decodes, and no row that sees a part of its
@@ -162,6 +165,7 @@ impl Plan {
             merges: Vec::new(),
             merge_slots: Vec::new(),
             page_ids: Vec::new(),
+            ancestors: Vec::new(),
             slots: 0,
             growable: false,
             grows_by: None,

@@ -22,8 +22,10 @@ pub fn collect_tables(batch: &Batch, plan: &mut Plan) -> Result<(), PlanError> {
         parts,
         page_ids,
         row_blocks,
+        ancestors,
         ..
     } = plan;
+    ancestors.clone_from(&batch.ancestors);
     parts.clear();
     page_ids.clear();
     row_blocks.clear();

@@ -62,6 +62,17 @@ pub enum Unsupported {
         /// The smallest of them that holds such heads, where one does.
         nearest: Option<(u32, u32)>,
     },
+    /// Latent attention.
+    #[error(
+        "no kernel for {device} computes latent attention {what}; plan for the CPU, which does, or give keys and values \
+         pools of their own"
+    )]
+    Latent {
+        /// The device.
+        device: String,
+        /// In which form.
+        what: String,
+    },
     /// A tile that was asked for by hand.
     #[error(
         "no {kernel:?} kernel for {device} has tiles of {got} at head dimension {}: {there}, or leave the choice to \

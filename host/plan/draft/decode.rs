@@ -116,7 +116,7 @@ impl DecodeDrafter {
             draft: Draft {
                 kernel: Kernel::Decode,
                 tile: Tile::default(),
-                pack: spec.group(),
+                pack: input.tiles.decode_pack(),
                 part: input.index,
                 page_size: part.table.page_size,
                 table: 0,
@@ -142,6 +142,8 @@ impl DecodeDrafter {
         let joins = fastest && options.decode_tile.is_none();
         // Beside prefills decodes run in kernels of their own.
         let alone = !input.composed && !has_prefills;
+        // Rows of a joint tile see all keys of their runs.
+        let all_see = all_see && !input.masked;
         let choice = if joins && cut_freely && all_see && alone {
             self.joiner.choose(input, &self.packer)
         } else {

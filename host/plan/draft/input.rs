@@ -50,6 +50,7 @@ impl<'a> BatchInput<'a> {
                 row_blocks: &row_blocks[blocks],
                 first_row_block: planned.row_blocks.start,
                 composed: batch.parts.len() > 1,
+                masked: !batch.ancestors.is_empty(),
             }
         })
     }
@@ -69,6 +70,8 @@ pub struct PartInput<'a> {
     pub first_row_block: u32,
     /// Whether the batch has other parts.
     pub composed: bool,
+    /// Whether query tokens may not see some of their last keys.
+    pub masked: bool,
 }
 
 impl PartInput<'_> {

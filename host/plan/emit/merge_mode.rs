@@ -25,6 +25,7 @@ fn merges_in_passing(device: &DeviceDescription, options: &PlanOptions, plan: &P
     let merges = plan.merges.len() * plan.spec.kv_heads as usize;
     let all_have_states = plan.merges.iter().all(|merge| merge.slots > 0);
     !fixed
+        && !plan.spec.latent
         && (1..=MERGES_PER_SM * device.sms as usize).contains(&merges)
         && all_have_states
         && plan.groups.iter().all(few_rows)

@@ -80,12 +80,14 @@ impl CostModel {
                 flops_per_ns: device.flops_per_ns,
                 unit_ns: device.unit_ns(kernel),
                 queued_ns: None,
+                state_ns: None,
             };
             reaching(kernel, &tile)
         };
         let joint = device.decode.joint.as_ref();
         let of_head = |tile: &&TileCost| tile.head_dim.is_none_or(|dim| dim == spec.head_dim_qk);
         let tiles = device.decode.tiles.iter().filter(of_head);
+        let state_ns = tiles.clone().find_map(|tile| tile.state_ns);
         Self {
             decode: kernel(Kernel::Decode),
             tiles: tiles
@@ -95,7 +97,7 @@ impl CostModel {
             q_heads: spec.q_heads,
             merge_ps: (device.merge_ns * 1e3) as u64,
             merge_last_ps: (device.merge_last_ns * 1e3) as u64,
-            merge_state_ps: (device.merge_state_ns * 1e3) as u64,
+            merge_state_ps: (state_ns.unwrap_or(device.merge_state_ns) * 1e3) as u64,
             apart_ps: joint.map_or(0, |joint| (joint.apart_ns * 1e3) as u64),
             cut_ps: joint.map_or(0, |joint| (joint.cut_ns * 1e3) as u64),
             launch_ps: (device.launch_ns * 1e3) as u64,
@@ -131,7 +133,7 @@ impl CostModel {
     /// Units of an item whose tiles hold so many query heads.
     #[must_use]
     pub const fn units_per_item(&self, pack: u32) -> u32 {
-        self.q_heads / pack
+        self.q_heads.div_ceil(pack)
     }
 
     /// What a unit of `pack` query heads costs whatever its keys, in picoseconds; `partial_tokens` of its

@@ -116,6 +116,10 @@ pub struct TileCost {
     /// What of that is left where others of its CTA are under way; all of it if nothing is said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queued_ns: Option<f64>,
+    /// What each state of a row that is cut adds to its merge, where it is not
+    /// [`merge_state_ns`](DeviceDescription::merge_state_ns).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_ns: Option<f64>,
 }
 
 /// Tiles whose rows see different keys, and what is saved by them.

@@ -27,6 +27,11 @@ pub struct Batch {
     pub qo_indptr: Vec<u32>,
     /// At least one part.
     pub parts: Vec<Part>,
+    /// `[total_q]`, or empty: which of the last 64 keys before itself each query token sees, beside what the causal
+    /// mask and the window say. Bit `d` is the key `d` positions before the token's own; bit 0 is its own. Trees of
+    /// drafted tokens come from [`kv::mask::ancestors`](crate::kv::mask::ancestors).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ancestors: Vec<u64>,
 }
 
 impl Batch {
@@ -36,13 +41,25 @@ impl Batch {
         Self {
             parts: vec![Part::new(qo_indptr.clone(), table)],
             qo_indptr,
+            ancestors: Vec::new(),
         }
     }
 
     /// A batch of several tables.
     #[must_use]
     pub const fn composed(qo_indptr: Vec<u32>, parts: Vec<Part>) -> Self {
-        Self { qo_indptr, parts }
+        Self {
+            qo_indptr,
+            parts,
+            ancestors: Vec::new(),
+        }
+    }
+
+    /// With what each query token sees of the last keys: see [`ancestors`](Self::ancestors).
+    #[must_use]
+    pub fn with_ancestors(mut self, ancestors: Vec<u64>) -> Self {
+        self.ancestors = ancestors;
+        self
     }
 
     /// Number of requests.
@@ -95,6 +112,15 @@ impl Batch {
             return Err(ProblemError::NoParts);
         }
         let total_q = self.total_q();
+        if !self.ancestors.is_empty() {
+            let (got, expected) = (self.ancestors.len(), total_q as usize);
+            if got != expected {
+                return Err(ProblemError::Ancestors { got, expected });
+            }
+            if !spec.variant.causal {
+                return Err(ProblemError::AncestorsNotCausal);
+            }
+        }
         let rows = u64::from(total_q) * u64::from(spec.q_heads);
         fits("query tokens × query heads", rows, i32::MAX as u64)?;
         for (index, part) in self.parts.iter().enumerate() {

@@ -43,6 +43,11 @@ pub struct AttentionParams {
     /// The launch's [`LaunchRecord`](super::LaunchRecord), which says which of `items` are its own;
     /// `units` are then those of one item. 0 where the launch is for one plan.
     pub record: u64,
+    /// `[q_heads]` f32, natural logits: a [sink](crate::state::with_sink) for each query head; 0: there are none.
+    /// They enter where a result is written, not into partial states.
+    pub sinks: u64,
+    /// `[total_q]` u64: the [ancestors](crate::common::tree) of each query token; 0: there are no trees.
+    pub ancestors: u64,
     /// Units of this launch: items × query heads / heads in a tile.
     pub units: u32,
     /// Query heads.
@@ -131,6 +136,35 @@ pub struct DecodeParams {
     pub long: u32,
     /// Zero.
     pub reserved: u32,
+}
+
+/// What a kernel of latent attention takes. The maps come first: they must lie at a multiple of 64 bytes.
+#[repr(C, align(16))]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct LatentParams {
+    /// `q`: 64 columns, heads, slabs of 64 columns, tokens. A box is one slab of `heads` heads.
+    pub q_map: [u64; 16],
+    /// The pool: 64 columns, 8 tokens, slabs, groups of 8 tokens, pages. A box is `piece_tokens` tokens of the first
+    /// half of the values.
+    pub left_map: [u64; 16],
+    /// The same, with boxes of the other half and of what only keys have.
+    pub right_map: [u64; 16],
+    /// Everything else about the launch. Its units are items × `tiles`; `arrivals` and the strides are unused.
+    pub attention: AttentionParams,
+    /// By query heads in a tile: row `r` is token `r / heads`, head `r % heads` of those of the tile.
+    pub heads: Divisor,
+    /// By tiles that a token's heads take.
+    pub tiles: Divisor,
+    /// By tokens in a page.
+    pub page_size: Divisor,
+    /// Tokens of a box: a divisor of the page size and of a block, a multiple of 8.
+    pub piece_tokens: u32,
+    /// A page behind the pool: what is read there is zero.
+    pub outside: u32,
+    /// As [`DecodeParams::long`].
+    pub long: u32,
+    /// Zero.
+    pub reserved: [u32; 2],
 }
 
 /// What a decode kernel takes that gathers keys and values row by row.

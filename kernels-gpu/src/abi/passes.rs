@@ -26,6 +26,8 @@ pub struct MergeParams {
     /// The launch's [`LaunchRecord`](super::LaunchRecord), which says how many rows there are
     /// and which is the first; or 0.
     pub record: u64,
+    /// As [`AttentionParams::sinks`](super::AttentionParams::sinks).
+    pub sinks: u64,
     /// Chunks of all rows, where no record says it; below [`Divisor::LIMIT`].
     pub chunks: u32,
     /// `q_heads × head_dim_v / 8`.
@@ -141,4 +143,34 @@ pub struct QuantiseParams {
     pub kv_heads: Divisor,
     /// Zero.
     pub reserved: u32,
+}
+
+/// What `pad_heads` works on: a tensor of heads, dense in each token, and the same with heads of another dimension.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct PadParams {
+    /// The tensor that is read.
+    pub from: u64,
+    /// The tensor that is written.
+    pub to: u64,
+    /// Chunks of 8 elements that are written; below [`Divisor::LIMIT`].
+    pub chunks: u32,
+    /// Of a head that is written.
+    pub chunks_per_head: Divisor,
+    /// By heads of a token.
+    pub heads: Divisor,
+    /// From one token to the next that is read, in elements.
+    pub from_token: u32,
+    /// From one head to the next that is read.
+    pub from_head: u32,
+    /// From one token to the next that is written.
+    pub to_token: u32,
+    /// From one head to the next that is written.
+    pub to_head: u32,
+    /// Elements of a head that is not padded.
+    pub dim: u32,
+    /// Elements from one slab of it to the next.
+    pub step: u32,
+    /// 1: from padded heads to those that are not.
+    pub back: u32,
 }

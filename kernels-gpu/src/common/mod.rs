@@ -12,4 +12,5 @@ pub mod softmax;
 pub mod state;
 #[cfg(target_arch = "nvptx64")]
 pub mod tile_counter;
+pub mod tree;
 pub mod variant;

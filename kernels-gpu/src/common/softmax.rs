@@ -10,7 +10,10 @@ use cuda_std::{
     prelude::*,
 };
 
-use crate::common::variant::{Pair, Variant};
+use crate::common::{
+    tree::descends,
+    variant::{Pair, Variant},
+};
 
 const WARP: u32 = warp::FULL_MASK;
 
@@ -83,6 +86,14 @@ impl Rows {
         self.sums[h] *= factor;
         self.sums[h + 2] *= factor;
         factor
+    }
+
+    /// Takes over a reference that somebody else chose, with the factor that goes with it.
+    #[inline(always)]
+    pub fn adopt(&mut self, h: usize, reference: f32, factor: f32) {
+        self.reference[h] = reference;
+        self.sums[h] *= factor;
+        self.sums[h + 2] *= factor;
     }
 
     /// Turns logits into weights relative to the references at hand, packed in pairs as the A operand of
@@ -280,6 +291,50 @@ pub fn hide_before<const S: usize>(s: &mut [f32; S], begin: i32, first: [i32; 2]
         }
         i += 1;
     }
+}
+
+/// Sets keys of other branches of a tree to −∞: `key` gives the position of the first of the lane's two in each
+/// group of 8 columns, `row` the position and the ancestors of a row.
+///
+/// A bit for each key first, by a loop: unrolled, that would take registers that the kernels have not.
+#[inline(always)]
+pub fn hide_strangers<const S: usize>(
+    s: &mut [f32; S],
+    key: impl Fn(u32) -> i32,
+    row: impl Fn(usize) -> (i32, u64),
+) {
+    const { assert!(S <= 64) };
+    let mut h = 0;
+    while h < 2 {
+        let (position, ancestors) = row(h);
+        let (mut hidden, mut group) = (0_u32, 0);
+        let groups = misc::opaque(S as u32 / 4);
+        while group < groups {
+            let key = key(group);
+            let strange = |key| u32::from(!descends(ancestors, position, key));
+            hidden |= (strange(key) | strange(key + 1) << 1) << (2 * group);
+            group += 1;
+        }
+        let mut i = 0;
+        while i < S / 2 {
+            if hidden >> i & 1 != 0 {
+                s[4 * (i / 2) + 2 * h + i % 2] = f32::NEG_INFINITY;
+            }
+            i += 1;
+        }
+        h += 1;
+    }
+}
+
+/// The same for a block whose keys are neighbours, the first of them at `begin`.
+#[inline(always)]
+pub fn hide_strangers_from<const S: usize>(
+    s: &mut [f32; S],
+    begin: i32,
+    row: impl Fn(usize) -> (i32, u64),
+) {
+    let column = begin + first_column();
+    hide_strangers(s, |group| column + 8 * group as i32, row);
 }
 
 /// Sets what the variant hides to −∞; `at` tells of each row whose it is (its `key` is filled in here).

@@ -112,6 +112,32 @@ impl Softmax {
     }
 }
 
+/// Takes a sink into a finished row: a learned logit that is in the denominator and has no value. `lse` and `sink`
+/// are base-2 logs. Returns what the row's output is multiplied by, and its log of the denominator, the sink included.
+///
+/// A row that saw no key has output 0 and the sink as its log. A sink of −∞ changes nothing.
+#[inline(always)]
+#[must_use]
+pub fn with_sink(lse: f32, sink: f32) -> (f32, f32) {
+    let mut softmax = Softmax::EMPTY;
+    let _ = softmax.raise(larger(lse, sink));
+    let seen = softmax.weight(lse);
+    softmax.sum = seen + softmax.weight(sink);
+    (seen * softmax.norm(), softmax.lse())
+}
+
+/// The sink of a query head in base 2: `sinks` is the address of natural logits.
+///
+/// # Safety
+/// There are sinks, and the head is one of theirs.
+#[cfg(target_arch = "nvptx64")]
+#[inline(always)]
+pub unsafe fn sink_of(sinks: u64, head: u32) -> f32 {
+    // SAFETY: the caller's promise; nobody writes sinks while a kernel runs.
+    let sink = unsafe { cuda_std::ptr::load_nc_u32((sinks + u64::from(head) * 4) as *const u32) };
+    f32::from_bits(sink) * core::f32::consts::LOG2_E
+}
+
 /// Output and log-sum over some keys, for `N` neighbouring elements of one head.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct State<const N: usize> {
@@ -127,6 +153,25 @@ impl<const N: usize> State<N> {
         out: [0.0; N],
         lse: f32::NEG_INFINITY,
     };
+
+    /// The state of a finished row, with a base-2 [sink](with_sink) in its denominator.
+    #[inline(always)]
+    #[must_use]
+    pub fn with_sink(mut self, sink: f32) -> Self {
+        let (factor, lse) = with_sink(self.lse, sink);
+        let mut i = 0;
+        while i < N {
+            // An empty state's output is not looked at.
+            self.out[i] = if self.lse == f32::NEG_INFINITY {
+                0.0
+            } else {
+                self.out[i] * factor
+            };
+            i += 1;
+        }
+        self.lse = lse;
+        self
+    }
 
     /// The state over the keys of both (⊕).
     #[inline(always)]
@@ -360,6 +405,41 @@ mod tests {
         };
         let merged = good.merge(nan_out);
         assert!(merged.out[1].is_nan() && merged.out[0] == 1.0);
+    }
+
+    #[test]
+    fn a_sink_is_a_state_without_output() {
+        let (state, sink) = (
+            State {
+                out: [3.0, -1.0],
+                lse: 2.5,
+            },
+            State {
+                out: [0.0; 2],
+                lse: 4.0,
+            },
+        );
+        let (got, right) = (state.with_sink(4.0), state.merge(sink));
+        assert!((got.lse - right.lse).abs() < 1e-6, "{got:?} {right:?}");
+        assert!(
+            (got.out[0] - right.out[0]).abs() < 1e-6 && (got.out[1] - right.out[1]).abs() < 1e-6
+        );
+        assert_eq!(state.with_sink(f32::NEG_INFINITY), state);
+        let empty = State {
+            out: [f32::NAN; 2],
+            lse: f32::NEG_INFINITY,
+        };
+        assert_eq!(empty.with_sink(4.0), sink);
+        assert_eq!(empty.with_sink(f32::NEG_INFINITY), State::EMPTY);
+        // Far apart: no weight overflows.
+        assert_eq!(
+            state.with_sink(1e4),
+            State {
+                out: [0.0; 2],
+                lse: 1e4
+            }
+        );
+        assert!(state.with_sink(f32::NAN).out[0].is_nan());
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //!
 //! There are two kernels that compute the same bits. Where much is to be merged, threads are what hides latency:
 //! [`MANY`] has five blocks on an SM. Where it is little, and stands at the end of a step, waiting decides: [`FEW`]
-//! has eight slots under way, and asks for the ids of the next before it looks at them.
+//! has sixteen slots under way, and asks for the ids of the next before it looks at them.
 //!
 //! The order of ⊕ is that of the slots, so that the result does not depend on timing.
 
@@ -52,16 +52,19 @@ pub struct Shape {
     pub blocks: u32,
 }
 
+/// Threads of a block where there are few rows.
+pub const FEW_THREADS: u32 = 32;
+
 /// For many rows.
 pub const MANY: Shape = Shape {
     groups: 1,
     blocks: 5,
 };
 
-/// For few rows: the SMs hold all of them, or nearly.
+/// For few rows, by blocks of [`FEW_THREADS`]: the SMs hold all of them, and none has more than its share to read.
 pub const FEW: Shape = Shape {
-    groups: 2,
-    blocks: 2,
+    groups: 4,
+    blocks: 1,
 };
 
 #[cfg(not(target_arch = "nvptx64"))]
@@ -104,7 +107,7 @@ mod device {
         abi::MergeParams,
         common::{
             half::{Bf16, F16, Half},
-            state::{Merger, State, natural},
+            state::{Merger, State, natural, sink_of},
             tile_counter,
         },
     };
@@ -287,7 +290,11 @@ mod device {
                 }
             }
         }
-        let merged = merger.finish();
+        let mut merged = merger.finish();
+        if params.sinks != 0 {
+            // SAFETY: one for each query head.
+            merged = merged.with_sink(unsafe { sink_of(params.sinks, head) });
+        }
         let element = u64::from(token) * u64::from(params.out_token_stride)
             + u64::from(in_row) * CHUNK as u64;
         // SAFETY: the token is a row of `out` that no other row of the launch writes.

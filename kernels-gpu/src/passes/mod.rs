@@ -1,9 +1,11 @@
-//! What goes around attention: merging partial states, appending keys and values.
+//! What goes around attention: merging partial states, appending keys and values, padding heads.
 
 #[cfg(any(not(target_arch = "nvptx64"), feature = "passes"))]
 pub mod append;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "passes"))]
 pub mod merge;
+#[cfg(any(not(target_arch = "nvptx64"), feature = "passes"))]
+pub mod pad;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "quantise"))]
 pub mod quantise;
 
@@ -15,4 +17,5 @@ pub const ROWS: &[&[crate::registry::KernelInfo]] = &[
     merge::ROWS[0],
     merge::ROWS[1],
     merge::F32_ROWS,
+    pad::ROWS,
 ];

@@ -1,6 +1,9 @@
-//! The two products of attention on 64 rows, issued to the tensor cores.
+//! The two products of attention on 64 rows, issued to the tensor cores, and fragments of what comes out.
 
-use cuda_std::wgmma::{self, Descriptor, Swizzle};
+use cuda_std::{
+    warp,
+    wgmma::{self, Descriptor, Swizzle},
+};
 
 use crate::common::half::Half;
 
@@ -72,5 +75,26 @@ pub unsafe fn weights_values<T: Half, const O: usize, const P: usize>(
             step += 1;
         }
         wgmma::commit_group();
+    }
+}
+
+/// Gives the other lane the word of each pair that is not this one's: of two lanes, `upper` keeps the second.
+///
+/// # Safety
+/// All lanes of the warp come here.
+#[inline(always)]
+pub unsafe fn swap(words: &mut [u32; 4], pairs: [(usize, usize); 2], upper: bool, distance: u32) {
+    let mut i = 0;
+    while i < 2 {
+        let (first, second) = pairs[i];
+        let mine = if upper { words[first] } else { words[second] };
+        // SAFETY: the caller's whole warp.
+        let other = unsafe { warp::warp_shuffle_xor(warp::FULL_MASK, mine, distance, 32) };
+        if upper {
+            words[first] = other;
+        } else {
+            words[second] = other;
+        }
+        i += 1;
     }
 }

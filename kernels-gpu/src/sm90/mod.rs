@@ -4,6 +4,8 @@
 pub mod decode_mma;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "decode_wgmma"))]
 pub mod decode_wgmma;
+#[cfg(any(not(target_arch = "nvptx64"), feature = "mla"))]
+pub mod mla;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 mod mma;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]

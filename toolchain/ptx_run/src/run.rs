@@ -193,9 +193,12 @@ struct Grid<'a> {
 const TURN: usize = 64;
 /// Instructions of a turn where a warp goes as far as it can.
 const LONG_TURN: usize = 4_000;
+/// So many of them, and a copy arrives although somebody goes on: it may be what all go round for.
+const LONG_TURNS: usize = 8;
 
 impl Grid<'_> {
     fn go(&mut self) -> Result<(), Box<Report>> {
+        let mut long_turns = 0;
         loop {
             let blocks = self.launch.grid.iter().product::<u32>();
             while self.next < blocks && self.residents.len() < self.launch.resident.max(1) as usize
@@ -222,8 +225,12 @@ impl Grid<'_> {
             if matches!(self.schedule, Schedule::Late(_))
                 && self.run.stats.instructions - before == turn as u64
             {
-                // It may go round for something that others are to do.
+                // It may go round for something that others are to do, or a copy.
                 self.turn += 1;
+                long_turns += 1;
+                if long_turns % LONG_TURNS == 0 {
+                    self.late_copy()?;
+                }
             }
             if self.run.stats.instructions > self.launch.limit {
                 let limit = self.launch.limit;
@@ -409,16 +416,25 @@ impl Grid<'_> {
         })
     }
 
-    /// No warp can go on: a copy arrives, or those that ask a barrier get a no, or it is a deadlock.
-    fn nobody(&mut self) -> Result<(), Box<Report>> {
+    /// A copy arrives, if there is any.
+    fn late_copy(&mut self) -> Result<bool, Box<Report>> {
         let with_copies: Vec<usize> = (0..self.residents.len())
             .filter(|&at| !self.residents[at].block.pending.is_empty())
             .collect();
-        if !with_copies.is_empty() {
-            let at = with_copies[self.run.random.below(with_copies.len())];
-            let count = self.residents[at].block.pending.len();
-            let which = self.run.random.below(count);
-            return self.deliver(at, which);
+        if with_copies.is_empty() {
+            return Ok(false);
+        }
+        let at = with_copies[self.run.random.below(with_copies.len())];
+        let count = self.residents[at].block.pending.len();
+        let which = self.run.random.below(count);
+        self.deliver(at, which)?;
+        Ok(true)
+    }
+
+    /// No warp can go on: a copy arrives, or those that ask a barrier get a no, or it is a deadlock.
+    fn nobody(&mut self) -> Result<(), Box<Report>> {
+        if self.late_copy()? {
+            return Ok(());
         }
         // Code may do something else when a barrier is not ready. Let all go once round.
         let before = self.run.progress;

@@ -72,19 +72,19 @@ impl Walk {
         })
     }
 
-    pub fn shape(&self, spec: &Spec, dtype: Dtype, piece_tokens: u32) -> MapShape {
-        let columns = slab(spec.head_dim_qk, dtype);
+    /// Of boxes with so many slabs of a head.
+    pub fn shape(&self, dtype: Dtype, slabs: u32, piece_tokens: u32) -> MapShape {
         MapShape {
             dtype,
             dims: self.dims,
             strides: self.strides,
-            box_dims: [columns, 8, spec.head_dim_qk / columns, piece_tokens / 8, 1],
+            box_dims: [self.dims[0] as u32, 8, slabs, piece_tokens / 8, 1],
         }
     }
 }
 
 /// Elements of a line in shared memory: 128 bytes, or a row where that is less.
-fn slab(dim: u32, dtype: Dtype) -> u32 {
+pub fn slab(dim: u32, dtype: Dtype) -> u32 {
     dim.min(128 / dtype.bytes())
 }
 

@@ -46,7 +46,12 @@ impl Workspace {
                 plan: describe(&plan.spec),
             });
         }
-        self.bound.check(&Bound::of(plan))?;
+        let mut needed = Bound::of(plan);
+        let all_see = self.captured() && self.bound.ancestors > 0 && plan.ancestors.is_empty();
+        if all_see {
+            needed.ancestors = plan.total_q;
+        }
+        self.bound.check(&needed)?;
         let merge_mode = match self.options.launches {
             Some(_) => self.options.merge_mode,
             None => plan.merge_mode,
@@ -69,6 +74,11 @@ impl Workspace {
         let bytes = memory.bytes();
         let layout = &self.layout;
         layout.write(plan, bytes)?;
+        let ancestors = &layout.ancestors;
+        let ancestors = ancestors.start..ancestors.start + u64::from(needed.ancestors) * 8;
+        if all_see {
+            bytes[ancestors.start as usize..ancestors.end as usize].fill(u8::MAX);
+        }
         let records = if captured { &records[..] } else { &[] };
         put(records, &layout.records, bytes);
         if let Some(items) = &self.agenda.items {
@@ -84,6 +94,7 @@ impl Workspace {
             filled(left, &layout.left_merges),
             filled(&plan.merge_slots, &layout.merge_slots),
             filled(&plan.page_ids, &layout.page_ids),
+            ancestors,
         ];
         for range in joined(&filled) {
             let from = bytes[range.start as usize..range.end as usize].as_ptr();

@@ -45,6 +45,9 @@ impl DeviceDescription {
                 && positive(tile.flops_per_ns)
                 && tile.unit_ns >= 0.0
                 && tile.queued_ns.is_none_or(|queued| queued >= 0.0)
+                && tile
+                    .state_ns
+                    .is_none_or(|state| (0.0..=1e9).contains(&state))
                 && (1..=MAX_CTAS).contains(&tile.share)
                 && tile.alone >= 1.0
                 && tile.alone <= 100.0)

@@ -253,6 +253,7 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         flops_per_ns,
         unit_ns: 1000.0,
         queued_ns: Some(300.0),
+        state_ns: None,
     };
     let rows_64 = TileCost {
         m: 64,
@@ -263,6 +264,7 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         flops_per_ns: 555_000.0,
         unit_ns: 1000.0,
         queued_ns: None,
+        state_ns: None,
     };
     vec![
         few_rows(8, 200_000.0),
@@ -271,6 +273,16 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
             head_dim: Some(256),
             share: 1,
             alone: 1.0,
+            ..rows_64
+        },
+        // Latent heads.
+        TileCost {
+            head_dim: Some(576),
+            share: 1,
+            alone: 1.0,
+            flops_per_ns: 600_000.0,
+            unit_ns: 3000.0,
+            state_ns: Some(200.0),
             ..rows_64
         },
         rows_64,

@@ -27,8 +27,8 @@ impl DeviceDescription {
     ///
     /// let h200 = DeviceDescription::named("h200")?;
     /// h200.supports(&Spec::new(32, 8, 128))?;
-    /// let error = h200.supports(&Spec::new(32, 8, 96)).unwrap_err();
-    /// assert!(error.to_string().contains("no kernel for h200 has a head dimension of 96"));
+    /// let error = h200.supports(&Spec::new(32, 8, 240)).unwrap_err();
+    /// assert!(error.to_string().contains("no kernel for h200 has a head dimension of 240"));
     /// # Ok::<(), tandem_attn::plan::PlanError>(())
     /// ```
     ///
@@ -94,8 +94,11 @@ impl DeviceDescription {
         }
     }
 
-    /// Every batch may have prefills. Heads without a decode kernel are prefills altogether.
+    /// Every batch may have prefills. Heads without a decode kernel are prefills altogether; latent heads are decodes.
     fn check_dims(&self, spec: &Spec) -> Result<(), Unsupported> {
+        if spec.latent {
+            return self.check_latent(spec);
+        }
         // Where there are no prefills for a cache, decodes do their work.
         let rows = |op| runnable(self, op).map(|id| id.info());
         let of_cache = |row: &&KernelInfo| row.cache.is_some() == (spec.kv_dtype.bytes() == 1);
@@ -126,6 +129,33 @@ impl DeviceDescription {
                 .min_by_key(|dims| dims.0 + dims.1)
                 .copied(),
             there: list(there.iter().map(|&(qk, v)| dims(qk, v))),
+        })
+    }
+
+    fn check_latent(&self, spec: &Spec) -> Result<(), Unsupported> {
+        let kernels = runnable(self, Op::Decode).map(|id| id.info());
+        let mut latent = kernels.filter(|row| row.latent);
+        if latent.clone().any(|row| serves(row, spec)) {
+            return Ok(());
+        }
+        let what = match latent.next() {
+            None => "on this device".to_owned(),
+            Some(_) if spec.variant.soft_cap.is_some() => "with a soft cap".to_owned(),
+            Some(_) if spec.kv_dtype != spec.q_dtype => {
+                format!(
+                    "with keys in {:?} beside queries in {:?}",
+                    spec.kv_dtype, spec.q_dtype
+                )
+            }
+            Some(row) => format!(
+                "with keys of {}: there are {}",
+                dims(spec.head_dim_qk, spec.head_dim_v),
+                dims(row.head_dim, row.value_dim)
+            ),
+        };
+        Err(Unsupported::Latent {
+            device: self.name.clone(),
+            what,
         })
     }
 

@@ -4,18 +4,21 @@
 //! for the heads. An item takes the one with the fewest rows that covers it. An executor that takes tiles of any
 //! size (the CPU's) has no rows: its sizes are in the device description.
 
-use kernels_gpu::registry::{Arch, Element, KernelId, KernelInfo, Op};
+use kernels_gpu::registry::{Arch, Element, KernelId, KernelInfo, Loads, Op};
 
 use super::{DeviceDescription, PodConfig, QueryStep};
 use crate::{
     plan::data::{Kernel, PlanError, Tile},
-    problem::{Dtype, Spec},
+    problem::{Dtype, Padding, Spec},
 };
 
 /// The kernels that a plan for one specification on one device chooses from.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TileTable {
     group: u32,
+    /// Query heads of a KV head in a tile of decodes: all of them, but for latent heads that are more than a tile's
+    /// rows.
+    decode_pack: u32,
     /// By rows, ascending. Empty where only prefill was compiled for the heads.
     decode: Vec<Choice>,
     prefill: Vec<PrefillTile>,
@@ -54,11 +57,15 @@ pub(in crate::plan) fn serves(row: &KernelInfo, spec: &Spec) -> bool {
         Element::F32 | Element::Any => None,
     };
     let of_rows = dtype(row.element);
+    let on = spec.on_kernels();
     // Executors choose by the pool where each token has scales.
     !row.by_token
         && [spec.q_dtype, spec.out_dtype].map(Some) == [of_rows; 2]
         && Some(spec.kv_dtype) == row.cache.map_or(of_rows, dtype)
-        && (row.head_dim, row.value_dim) == (spec.head_dim_qk, spec.head_dim_v)
+        && row.latent == spec.latent
+        && (row.head_dim, row.value_dim) == (on.head_dim_qk, on.head_dim_v)
+        // Tensor maps pad heads of 16 bits; what is loaded row by row has the kernel's dimension.
+        && (Padding::of(spec).is_none() || row.loads != Loads::Rows && row.cache.is_none())
         && row.cap == spec.variant.soft_cap.is_some()
 }
 
@@ -164,7 +171,10 @@ fn prefills(device: &DeviceDescription, spec: &Spec) -> Option<Vec<PrefillTile>>
         };
         Some(prefill_tile(spec, choice, step.up_to, step.pack))
     };
-    let of_heads = |step: &&QueryStep| step.head_dim.is_none_or(|dim| dim == spec.head_dim_qk);
+    let of_heads = |step: &&QueryStep| {
+        step.head_dim
+            .is_none_or(|dim| dim == spec.on_kernels().head_dim_qk)
+    };
     let steps = device.prefill.by_q_len.iter().filter(of_heads);
     steps.map(tile).collect()
 }
@@ -206,6 +216,7 @@ impl TileTable {
         let none = decode.is_empty() && alone(device, spec, Op::Decode).is_empty();
         Self {
             group: spec.group(),
+            decode_pack: spec.group(),
             decode,
             prefill,
         }
@@ -229,6 +240,7 @@ impl TileTable {
         let prefill = Choice::of(prefill);
         let table = Self {
             group: spec.group(),
+            decode_pack: spec.group(),
             decode: match decode {
                 // What is in one kernel with the prefill cannot be another.
                 Some(tile) if config.by_tickets => decodes
@@ -257,10 +269,16 @@ impl TileTable {
             group: spec.group(),
             device: device.name.clone(),
         };
-        self.decode.retain(|choice| choice.tile.m >= spec.group());
+        let widest = self.decode.iter().map(|choice| choice.tile.m).max();
+        if let (true, Some(rows)) = (spec.latent && device.decode.keys.is_none(), widest) {
+            // Equal tiles, as few as hold all heads.
+            self.decode_pack = self.group.div_ceil(self.group.div_ceil(rows));
+        }
+        self.decode
+            .retain(|choice| choice.tile.m >= self.decode_pack);
         // Where only decode was compiled for the cache it takes prefills, too.
         let decode_only = spec.kv_dtype != spec.q_dtype && !self.decode.is_empty();
-        if self.prefill.is_empty() && !decode_only {
+        if self.prefill.is_empty() && !spec.latent && !decode_only {
             return Err(no_tile(Kernel::Prefill));
         }
         if self.decode.is_empty() && !prefill_only {
@@ -272,9 +290,17 @@ impl TileTable {
     /// The most query tokens that a tile of decodes holds.
     #[must_use]
     pub fn decode_tokens(&self) -> u32 {
-        self.decode
-            .last()
-            .map_or(0, |last| last.tile.m / self.group)
+        let tokens = |last: &Choice| match self.decode_pack < self.group {
+            true => 1,
+            false => last.tile.m / self.group,
+        };
+        self.decode.last().map_or(0, tokens)
+    }
+
+    /// Query heads of a KV head that a tile of decodes holds.
+    #[must_use]
+    pub const fn decode_pack(&self) -> u32 {
+        self.decode_pack
     }
 
     /// Whether there are kernels for decodes; else prefill takes them.
@@ -301,7 +327,7 @@ impl TileTable {
     /// The smallest tile that covers so many query tokens of decodes; the largest where none does.
     #[must_use]
     pub fn row_tile(&self, tokens: u32) -> u32 {
-        let rows = tokens * self.group;
+        let rows = tokens * self.decode_pack;
         let mut tiles = self.decode.iter().map(|choice| choice.tile.m);
         let largest = self.decode.last().map_or(0, |last| last.tile.m);
         tiles.find(|m| *m >= rows).unwrap_or(largest)

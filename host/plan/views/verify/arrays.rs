@@ -11,6 +11,10 @@ use crate::{
 impl Plan {
     /// What the plan knows of the batch's tables, which keeping and patching it relies on.
     pub(super) fn verify_tables(&self, batch: &Batch) -> Result<(), Defect> {
+        ensure!(
+            self.ancestors == batch.ancestors,
+            "the ancestors of query tokens are not the batch's"
+        );
         let slice = |range: &std::ops::Range<u32>| range.start as usize..range.end as usize;
         for (index, (part, planned)) in batch.parts.iter().zip(&self.parts).enumerate() {
             let table = &part.table;
@@ -74,9 +78,11 @@ impl Plan {
             let items = &group.items;
             let whole = self.spec.group();
             ensure!(
-                group.pack > 0
-                    && whole.is_multiple_of(group.pack)
-                    && (group.pack == whole || group.kernel != Kernel::Decode),
+                match group.kernel {
+                    Kernel::Decode if self.spec.latent => (1..=whole).contains(&group.pack),
+                    Kernel::Decode => group.pack == whole,
+                    Kernel::Prefill => group.pack > 0 && whole.is_multiple_of(group.pack),
+                },
                 "{} of {whole} query heads in a tile of {:?}",
                 group.pack,
                 group.kernel

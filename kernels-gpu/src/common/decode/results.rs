@@ -9,7 +9,7 @@ use crate::{
     abi::{AttentionParams, DIRECT, NO_MERGE, QueryRow},
     common::{
         half::Half,
-        state::{Merger, State, natural},
+        state::{Merger, State, natural, sink_of},
     },
 };
 
@@ -64,9 +64,13 @@ impl<const DIM: u32> Results<'_, DIM> {
         &self,
         token: u32,
         head: u32,
-        state: State<PER_LANE>,
+        mut state: State<PER_LANE>,
     ) {
         let params = self.params;
+        if params.sinks != 0 {
+            // SAFETY: one for each query head.
+            state = state.with_sink(unsafe { sink_of(params.sinks, head) });
+        }
         let element = u64::from(token) * u64::from(params.out_token_stride)
             + u64::from(head * DIM + self.lane * PER_LANE as u32);
         // SAFETY: the caller's promise.
@@ -225,6 +229,9 @@ impl<const DIM: u32> Results<'_, DIM> {
                 }
                 state = state.merge(other);
                 stride *= 2;
+            }
+            if params.sinks != 0 {
+                state = state.with_sink(sink_of(params.sinks, head));
             }
             if quarter == 0 {
                 let out = u64::from(merge.token) * u64::from(params.out_token_stride)

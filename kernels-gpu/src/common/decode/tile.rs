@@ -4,7 +4,7 @@
 
 use cuda_std::{
     math::{lg2, rcp},
-    mma, shared, warp,
+    misc, mma, shared, warp,
 };
 
 use super::{
@@ -19,6 +19,7 @@ use crate::{
         math::exp2,
         softmax::SLACK,
         state::Softmax,
+        tree,
         variant::{Pair, Variant},
     },
 };
@@ -45,6 +46,8 @@ pub struct Keys {
     pub begin: u32,
     /// One past the last.
     pub end: u32,
+    /// As [`AttentionParams::ancestors`](crate::abi::AttentionParams::ancestors).
+    pub ancestors: u64,
 }
 
 /// Up to `8 · ROW_BLOCKS` query rows of one warp: fragments of Q, the softmax, and the accumulators, for
@@ -250,6 +253,19 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                 } else {
                     (0, 0)
                 };
+                // A bit for each of the lane's keys that is of another branch of the row's tree.
+                let mut strange = 0_u32;
+                if MASKED && keys.ancestors != 0 {
+                    // SAFETY: the token is one of the launch's.
+                    let ancestors = unsafe { tree::load(keys.ancestors, token) };
+                    // Not unrolled, which would take registers.
+                    let (mut i, end) = (0, misc::opaque(2 * KEY_BLOCKS as u32));
+                    while i < end {
+                        let hidden = !tree::descends(ancestors, position, (first + i * 8) as i32);
+                        strange |= u32::from(hidden) << i;
+                        i += 1;
+                    }
+                }
                 let mut i = 0;
                 while i < 2 * KEY_BLOCKS {
                     let logit = &mut s[i / 2][block][i % 2 * 2 + column];
@@ -270,6 +286,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                         *logit += scales.values_log2[i];
                     }
                     if MASKED && ((at.key as i32) < low || at.key as i32 > high)
+                        || MASKED && strange >> i & 1 != 0
                         || V::MASKS && !variant.visible(at)
                     {
                         *logit = f32::NEG_INFINITY;

@@ -178,6 +178,7 @@ pub(in super::super) unsafe fn attend<
         let keys = Keys {
             begin: unit.begin,
             end: unit.end,
+            ancestors: p.attention.ancestors,
         };
         while left > 0 {
             wait_but::<RING>();

@@ -13,6 +13,7 @@ use crate::{
     common::half::Half,
     common::prefill_tile::Tile,
     common::softmax::Rows,
+    common::state::{sink_of, with_sink},
 };
 
 const WARP: u32 = warp::FULL_MASK;
@@ -39,16 +40,23 @@ pub(super) unsafe fn finish<T: Half, const O: usize>(
         while half < HALVES {
             let first = first_row + 16 * half as u32;
             let totals = rows[half].totals();
-            let inverse = totals.map(|total| if total > 0.0 { rcp(total) } else { 0.0 });
+            let mut inverse = totals.map(|total| if total > 0.0 { rcp(total) } else { 0.0 });
             let mut h = 0;
             while h < 2 {
                 let row = first + lane / 4 + 8 * h as u32;
                 if row < tile.rows {
-                    let lse = if totals[h] > 0.0 {
+                    let mut lse = if totals[h] > 0.0 {
                         rows[half].reference[h] * scale + lg2(totals[h])
                     } else {
                         f32::NEG_INFINITY
                     };
+                    let sinks = p.attention.sinks;
+                    if sinks != 0 && tile.slot == DIRECT {
+                        let (_, head) = tile.place(&p.pack, row);
+                        let (factor, with) = with_sink(lse, sink_of(sinks, head));
+                        inverse[h] *= factor;
+                        lse = with;
+                    }
                     let of = &o[half];
                     let pair = |j: usize| {
                         [

@@ -14,7 +14,7 @@ use crate::{
     common::{
         half::Half,
         prefill_tile::Tile,
-        softmax::{Rows, hide_after, hide_before, mask, transform},
+        softmax::{Rows, hide_after, hide_before, hide_strangers_from, mask, transform},
         variant::Variant,
     },
 };
@@ -77,7 +77,7 @@ impl Seen {
                     i32::MIN
                 },
             ),
-            every: (high.0, low.1),
+            every: (high.0, p.attention.seen_by_all(low.1)),
         }
     }
 
@@ -228,6 +228,18 @@ unsafe fn finish_logits<V: Variant, const S: usize>(
         }
         hide_before(&mut logits[half], begin, [seen[0].0, seen[1].0]);
         hide_after(&mut logits[half], begin, [seen[0].1, seen[1].1]);
+        // Opaque here and below, or what follows from them takes registers all the time.
+        if misc::opaque_u64(p.attention.ancestors) != 0 {
+            // Rows that do not exist are the last token's.
+            let last = p.pack.div(tile.rows - 1);
+            let begin = misc::opaque(begin as u32) as i32;
+            hide_strangers_from(&mut logits[half], begin, |h| {
+                let token = p.pack.div(misc::opaque(of[h])).min(last);
+                // SAFETY: a token of the launch.
+                let ancestors = unsafe { p.attention.ancestors_of(tile.token + token) };
+                (tile.position + token as i32, ancestors)
+            });
+        }
         half += 1;
     }
 }

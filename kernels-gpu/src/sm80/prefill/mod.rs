@@ -9,7 +9,7 @@
 //! was used last is filled with what is needed two steps later. All warps copy (`cp.async`, 16 bytes a
 //! thread), each lane having looked up the page of one row a block ahead.
 //!
-//! `docs/prefill.md` has the roofline and what was tried.
+//! `docs/notes/prefill.md` has the roofline and what was tried.
 
 #[cfg(target_arch = "nvptx64")]
 mod epilogue;

@@ -47,6 +47,7 @@ impl Seen {
     ) -> Self {
         let windowed = p.attention.variant.window_left != i32::MAX;
         let (_, high) = variant.visible_keys(position);
+        let high = p.attention.seen_by_all(high);
         let end = if windowed {
             0
         } else {

@@ -98,7 +98,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     };
                     rows.start::<Stored<T, CACHE>>(layout.queries(slot), lane, |row| {
                         let (token, in_group) = self.group.div_rem(row);
-                        (self.row(slot, token), head + in_group)
+                        // Rows that do not exist are the last token's.
+                        (self.row(slot, token.min(unit.tokens - 1)), head + in_group)
                     });
                     if <Stored<T, CACHE>>::SCALED {
                         // Rows past the unit's tokens are not there to be looked up.
@@ -129,6 +130,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 let keys = Keys {
                     begin: unit.begin,
                     end: unit.end,
+                    ancestors: self.params.ancestors,
                 };
                 if descriptor.masked {
                     rows.attend::<Stored<T, CACHE>, V, true>(

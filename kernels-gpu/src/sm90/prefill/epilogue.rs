@@ -4,20 +4,25 @@ use core::f32::consts::LN_2;
 
 use cuda_std::{
     fence,
-    math::{lg2, rcp},
+    math::{ex2, lg2, rcp},
     mbarrier, mma,
     prelude::*,
     tma::{self, TensorMap},
     wgmma,
 };
 
-use super::{super::pipeline::Pipeline, fit::scales_of_row, shared::Shared};
+use super::{
+    super::{mma::swap, pipeline::Pipeline},
+    fit::scales_of_row,
+    shared::Shared,
+};
 use crate::{
     abi::{DIRECT, PrefillParams},
     common::cache::Cache,
     common::half::Half,
     common::prefill_tile::Tile,
     common::softmax::Rows,
+    common::state::sink_of,
 };
 
 const WARP: u32 = warp::FULL_MASK;
@@ -44,16 +49,35 @@ pub(super) unsafe fn finish_tile<C: Cache, const O: usize>(
     let first_row = (thread - 128) / 32 * 16;
     // SAFETY: whole warps; the tile stays until this warp has arrived.
     let tile = unsafe { Tile::load(s.tile(stage)) };
-    let totals = unsafe { rows.totals() };
-    let mut inverse = totals.map(|total| if total > 0.0 { rcp(total) } else { 0.0 });
-    if C::SCALED {
+    // Asked for before anything waits for it. Every row has a head, whether it exists or not.
+    let mut sinks = [f32::NEG_INFINITY; 2];
+    if a.sinks != 0 && tile.slot == DIRECT {
         let mut h = 0;
         while h < 2 {
+            let (_, head) = tile.place(&p.pack, first_row + lane / 4 + 8 * h as u32);
+            // SAFETY: one for each query head.
+            sinks[h] = unsafe { sink_of(a.sinks, head) };
+            h += 1;
+        }
+    }
+    let totals = unsafe { rows.totals() };
+    let (mut inverse, mut lse) = ([0.0; 2], sinks);
+    let mut h = 0;
+    while h < 2 {
+        let reference = rows.reference[h] * scale[h];
+        // Beside a sink that is so much larger nothing is left of the keys in 16 bits.
+        let over = sinks[h] - reference;
+        if totals[h] > 0.0 && !(over > 100.0) {
+            let total = totals[h] + ex2(over);
+            inverse[h] = rcp(total);
+            lse[h] = reference + lg2(total);
+        }
+        if C::SCALED {
             let row = first_row + lane / 4 + 8 * h as u32;
             // SAFETY: the tile is one of the launch's.
             inverse[h] *= unsafe { scales_of_row(p, &tile, row)[1] };
-            h += 1;
         }
+        h += 1;
     }
     let head_dim = s.shape.value_dim;
 
@@ -92,11 +116,7 @@ pub(super) unsafe fn finish_tile<C: Cache, const O: usize>(
         let row = first_row + lane / 4 + 8 * h as u32;
         if row < tile.rows {
             let (token, head) = tile.place(&p.pack, row);
-            let lse = if totals[h] > 0.0 {
-                rows.reference[h] * scale[h] + lg2(totals[h])
-            } else {
-                f32::NEG_INFINITY
-            };
+            let lse = lse[h];
             if tile.slot == DIRECT {
                 let at = u64::from((tile.token + token) * a.q_heads + head) * 4;
                 if a.lse != 0 && lane % 4 == 0 {
@@ -159,24 +179,6 @@ unsafe fn write_fragments<const O: usize>(
             j += 1;
         }
         h += 1;
-    }
-}
-
-/// Gives the other lane the word of each pair that is not this one's: of two lanes, `upper` keeps the second.
-#[inline(always)]
-unsafe fn swap(words: &mut [u32; 4], pairs: [(usize, usize); 2], upper: bool, distance: u32) {
-    let mut i = 0;
-    while i < 2 {
-        let (first, second) = pairs[i];
-        let mine = if upper { words[first] } else { words[second] };
-        // SAFETY: the caller's whole warp.
-        let other = unsafe { warp::warp_shuffle_xor(WARP, mine, distance, 32) };
-        if upper {
-            words[first] = other;
-        } else {
-            words[second] = other;
-        }
-        i += 1;
     }
 }
 

@@ -1,6 +1,6 @@
 //! The warpgroups that compute: masks, weights, and when which product is issued.
 
-use cuda_std::{mbarrier, prelude::*, wgmma};
+use cuda_std::{mbarrier, misc, prelude::*, wgmma};
 
 use super::{
     super::{
@@ -17,7 +17,7 @@ use crate::{
     common::cache::Cache,
     common::half::Half,
     common::prefill_tile::Tile,
-    common::softmax::{Rows, hide_after, hide_before, mask, transform},
+    common::softmax::{Rows, hide_after, hide_before, hide_strangers_from, mask, transform},
     common::variant::Variant,
 };
 
@@ -69,7 +69,7 @@ impl Work {
                 skipped: uniform(skipped),
                 all_see: (
                     uniform(most_first as u32) as i32,
-                    uniform(least as u32) as i32,
+                    uniform(p.attention.seen_by_all(least) as u32) as i32,
                 ),
             }
         }
@@ -198,6 +198,17 @@ pub(super) unsafe fn consume<
                 }
                 if after {
                     hide_after(&mut logits, $work.begin, [seen[0].1, seen[1].1]);
+                }
+                // Opaque here and below, or what follows from them takes registers all the time.
+                if after && misc::opaque_u64(p.attention.ancestors) != 0 {
+                    // Rows that do not exist are the last token's.
+                    let last = p.pack.div(tile.rows - 1);
+                    let begin = misc::opaque($work.begin as u32) as i32;
+                    hide_strangers_from(&mut logits, begin, |h| {
+                        let token = p.pack.div(misc::opaque(rows_of_thread[h])).min(last);
+                        let ancestors = p.attention.ancestors_of(tile.token + token);
+                        (tile.position + token as i32, ancestors)
+                    });
                 }
                 if before {
                     hide_before(&mut logits, $work.begin, [seen[0].0, seen[1].0]);

@@ -14,7 +14,7 @@
 //!
 //! 8-bit keys and values are converted by the loaders, which then copy rows; the consumers are the same, in f16.
 //!
-//! `docs/prefill.md` has the roofline and what was tried.
+//! `docs/notes/prefill.md` has the roofline and what was tried.
 
 mod config;
 #[cfg(target_arch = "nvptx64")]

@@ -9,6 +9,7 @@ mod common;
 #[allow(dead_code)]
 mod problem;
 
+mod entries;
 mod faults;
 mod scenarios;
 
@@ -37,6 +38,7 @@ fn child(test: &str, settings: &str) -> Option<String> {
         .args(["--exact", test, "--nocapture", "--include-ignored"])
         .env("TANDEM_LIBCUDA", driver())
         .env("PTX_DRIVER", settings)
+        .env("TANDEM_TRACE", "1")
         .env(CHILD, "1")
         .output()
         .unwrap();
@@ -56,7 +58,41 @@ fn all_scenarios(test: &str, settings: &str) {
             text.contains(&format!("{kernel}: [")),
             "{kernel} was not launched:\n{text}"
         );
+        assert!(
+            text.contains(&format!("tandem: {kernel} on stream ")),
+            "the launch of {kernel} is not traced:\n{text}"
+        );
     }
+}
+
+/// Launches every kernel that plans have, on a driver of these settings.
+fn all_entries(test: &str, settings: &str) {
+    let Some(text) = child(test, settings) else {
+        entries::run_all(&scenarios::emulated());
+        return;
+    };
+    let launched = |kernel: &str| text.contains(&format!("tandem: {kernel} on stream "));
+    let missing: Vec<_> = entries::expected()
+        .filter(|kernel| !launched(kernel))
+        .collect();
+    assert!(missing.is_empty(), "not launched: {missing:#?}");
+}
+
+#[test]
+fn every_kernel_with_warps_one_after_the_other() {
+    let test = "every_kernel_with_warps_one_after_the_other";
+    all_entries(test, "schedule=round");
+}
+
+#[test]
+fn every_kernel_in_a_random_order() {
+    all_entries("every_kernel_in_a_random_order", "schedule=random seed=5");
+}
+
+#[test]
+fn every_kernel_with_copies_as_late_as_can_be() {
+    let test = "every_kernel_with_copies_as_late_as_can_be";
+    all_entries(test, "schedule=late seed=6");
 }
 
 #[test]

@@ -3,8 +3,9 @@
 use half::bf16;
 use tandem_attn::{
     exec::gpu::{Arch, Gpu, WorkspaceOptions},
-    plan::{Bound, MergeMode, PlanOptions, Planner, SplitMode, pod::PodMode},
+    plan::{Bound, DeviceDescription, MergeMode, PlanOptions, Planner, SplitMode, pod::PodMode},
     problem::{KvLayout, Spec, Variant},
+    tensor::Element,
 };
 
 use crate::{
@@ -25,6 +26,8 @@ pub struct Scenario {
     options: PlanOptions,
     arch: Option<Arch>,
     soft_cap: Option<f32>,
+    /// Heads of 576 whose values are the first 512 elements of the keys.
+    latent: bool,
 }
 
 fn scenario(name: &'static str, group: u32, dim: u32, requests: &'static [(u32, u32)]) -> Scenario {
@@ -38,6 +41,15 @@ fn scenario(name: &'static str, group: u32, dim: u32, requests: &'static [(u32, 
         options: PlanOptions::default(),
         arch: None,
         soft_cap: None,
+        latent: false,
+    }
+}
+
+fn latent(name: &'static str, heads: u32, page: u32, requests: &'static [(u32, u32)]) -> Scenario {
+    Scenario {
+        latent: true,
+        page,
+        ..scenario(name, heads, 576, requests)
     }
 }
 
@@ -52,6 +64,8 @@ const DECODES: &[(u32, u32)] = &[(70, 1), (33, 1), (1, 1)];
 /// More keys than a ring of stages holds.
 const LONG: &[(u32, u32)] = &[(2100, 1), (33, 1), (1, 1)];
 const CHUNK: &[(u32, u32)] = &[(150, 70)];
+const LATENT: &[(u32, u32)] = &[(200, 1), (64, 1), (129, 1), (3, 1)];
+const NEW_TOKENS: &[(u32, u32)] = &[(150, 4), (70, 2)];
 const HYBRID: &[(u32, u32)] = &[(130, 64), (40, 1), (90, 1)];
 
 pub fn scenarios() -> Vec<Scenario> {
@@ -84,6 +98,14 @@ pub fn scenarios() -> Vec<Scenario> {
         Scenario {
             arch: Some(Arch::Sm80),
             ..scenario("decode, Ampere", 4, 64, DECODES)
+        },
+        latent("latent, 64 heads", 64, 64, LATENT),
+        latent("latent, 128 heads", 128, 16, LATENT),
+        latent("latent, odd heads", 3, 8, LATENT),
+        latent("latent, new tokens", 16, 32, NEW_TOKENS),
+        Scenario {
+            options: options(cut, MergeMode::Kernel, serial),
+            ..latent("latent, cut", 16, 16, LATENT)
         },
         scenario("prefill, 64", 2, 64, CHUNK),
         scenario("prefill, 128", 2, 128, CHUNK),
@@ -120,6 +142,7 @@ pub const EXPECTED: &[&str] = &[
     "decode_128x128_d64_bf16",
     "decode_8x32_d64_bf16_cap",
     "sm80_decode_16x32_d64_bf16",
+    "mla_64x32_bf16",
     "merge_few_bf16",
     "prefill_128x128_d64_bf16",
     "sm80_prefill_128x128_d64_bf16",
@@ -132,12 +155,42 @@ pub fn run(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
         scenario.kv_heads,
         scenario.dim,
     );
+    if scenario.latent {
+        spec = Spec::latent(scenario.group, 512, 64);
+    }
     if let Some(cap) = scenario.soft_cap {
         let mut variant = Variant::CAUSAL;
         variant.soft_cap = Some(cap);
         spec.variant = variant;
     }
-    let requests: Vec<Request> = scenario
+    let planned = Planned {
+        spec,
+        requests: scenario.requests,
+        device: gpu.device(),
+        options: scenario.options,
+        arch: scenario.arch,
+    };
+    run_on_pages::<bf16>(gpu, &planned, scenario.page)
+}
+
+/// A batch, its heads, and what the planner is told.
+pub struct Planned {
+    pub spec: Spec,
+    /// Keys and queries of each request.
+    pub requests: &'static [(u32, u32)],
+    pub device: DeviceDescription,
+    pub options: PlanOptions,
+    pub arch: Option<Arch>,
+}
+
+/// Plans and runs; `Err` is what the results lack.
+pub fn run_planned<T: Element>(gpu: &Gpu, planned: &Planned) -> Result<(), String> {
+    run_on_pages::<T>(gpu, planned, 16)
+}
+
+fn run_on_pages<T: Element>(gpu: &Gpu, planned: &Planned, page: u32) -> Result<(), String> {
+    let spec = planned.spec;
+    let requests: Vec<Request> = planned
         .requests
         .iter()
         .map(|&(own, queries)| Request {
@@ -147,16 +200,16 @@ pub fn run(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
             queries,
         })
         .collect();
-    let batch = batch_of(&requests, scenario.page, 3);
+    let batch = batch_of(&requests, page, 3);
     let plan = Planner::new()
-        .plan(&spec, &batch, &gpu.device(), &scenario.options)
+        .plan(&spec, &batch, &planned.device, &planned.options)
         .map_err(|error| error.to_string())?;
     let mut options = WorkspaceOptions::default();
-    options.arch = scenario.arch;
+    options.arch = planned.arch;
     let mut workspace = gpu
         .workspace(&spec, &Bound::of(&plan), options)
         .map_err(|error| error.to_string())?;
-    let tensors = Tensors::<bf16, bf16>::random(&spec, &batch, KvLayout::Nhd, 5);
+    let tensors = Tensors::<T, T>::random(&spec, &batch, KvLayout::Nhd, 5);
     let device = OnDevice::new(&spec, &batch, &tensors);
     let stream = Stream::new();
     // SAFETY: the stream is ours.
@@ -165,13 +218,22 @@ pub fn run(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
     check_results(&spec, &batch, &tensors, &result)
 }
 
-pub fn run_all() {
+pub fn emulated() -> Gpu {
     let gpu = Gpu::builder()
         .compile_ptx(&mut |_| {})
         .build(0)
         .expect("the emulated GPU");
     gpu.make_current().unwrap();
+    gpu
+}
+
+pub fn run_all() {
+    let gpu = emulated();
+    let only = std::env::var("PTX_DRIVER_SCENARIOS").unwrap_or_default();
     for scenario in scenarios() {
+        if !scenario.name.contains(&only) {
+            continue;
+        }
         eprintln!("scenario {}", scenario.name);
         run(&gpu, &scenario).unwrap_or_else(|text| panic!("{}: {text}", scenario.name));
     }

@@ -24,6 +24,10 @@ fn heads_that_were_compiled_are_supported_and_others_name_the_nearest() {
             assert_eq!(h200().supports(&spec.with_soft_cap(30.0)), Ok(()));
         }
     }
+    // By kernels of the next larger dimension.
+    for head_dim in [16, 48, 80, 96, 112, 144, 160, 192, 208] {
+        assert_eq!(h200().supports(&Spec::new(32, 8, head_dim)), Ok(()));
+    }
     let uneven = Spec::new(32, 8, 192).with_head_dim_v(128);
     assert_eq!(h200().supports(&uneven), Ok(()));
 
@@ -31,7 +35,7 @@ fn heads_that_were_compiled_are_supported_and_others_name_the_nearest() {
         Unsupported::HeadDim { nearest, .. } => nearest,
         other => panic!("{other:?}"),
     };
-    assert_eq!(nearest(&Spec::new(32, 8, 96)), Some((128, 128)));
+    assert_eq!(nearest(&Spec::new(32, 8, 240)), Some((256, 256)));
     assert_eq!(
         nearest(&Spec::new(32, 8, 160).with_head_dim_v(112)),
         Some((192, 128))
@@ -39,8 +43,8 @@ fn heads_that_were_compiled_are_supported_and_others_name_the_nearest() {
     assert_eq!(nearest(&uneven.with_soft_cap(30.0)), Some((256, 256)));
     assert_eq!(nearest(&Spec::new(32, 8, 512)), None);
     assert_eq!(
-        refused(&Spec::new(32, 8, 96)).to_string(),
-        "no kernel for h200 has a head dimension of 96: there are 64, 128, 192 with values of 128, 256; 128 is the \
+        refused(&Spec::new(32, 8, 240)).to_string(),
+        "no kernel for h200 has a head dimension of 240: there are 64, 128, 192 with values of 128, 256; 256 is the \
          nearest, to pad the heads with zeros to"
     );
 }
@@ -112,8 +116,8 @@ fn planning_and_sizing_refuse_what_no_kernel_does() {
     };
     let default = PlanOptions::default();
     let spec = Spec::new(32, 8, 128);
-    let by_dim = refused(&Spec::new(32, 8, 96), &default);
-    assert!(by_dim.contains("a head dimension of 96"), "{by_dim}");
+    let by_dim = refused(&Spec::new(32, 8, 240), &default);
+    assert!(by_dim.contains("a head dimension of 240"), "{by_dim}");
     let by_type = refused(&spec.with_dtype(Dtype::F32), &default);
     assert!(by_type.contains("queries in F32"), "{by_type}");
     let tile = |m, n| default.with_decode_tile(Tile { m, n });
@@ -133,4 +137,27 @@ fn planning_and_sizing_refuse_what_no_kernel_does() {
     let other = on_a100(tile(32, 64)).unwrap_err().to_string();
     assert!(other.contains("there are 16×32"), "{other}");
     assert!(on_a100(tile(16, 32)).is_ok());
+}
+
+#[test]
+fn latent_heads_are_supported_on_hopper_and_refused_elsewhere() {
+    let spec = Spec::latent(128, 512, 64);
+    assert_eq!(h200().supports(&spec), Ok(()));
+    for refused in [
+        spec.with_soft_cap(30.0),
+        Spec::latent(128, 448, 64),
+        Spec::latent(129, 512, 64).with_soft_cap(1.0),
+    ] {
+        let error = h200().supports(&refused);
+        assert!(
+            matches!(
+                error,
+                Err(PlanError::Unsupported(Unsupported::Latent { .. }))
+            ),
+            "{error:?}"
+        );
+    }
+    let a100 = DeviceDescription::named("a100").unwrap();
+    let error = a100.supports(&spec).unwrap_err().to_string();
+    assert!(error.contains("latent attention on this device"), "{error}");
 }

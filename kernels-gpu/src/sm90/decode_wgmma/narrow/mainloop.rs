@@ -70,6 +70,7 @@ pub(super) unsafe fn consume<
                 return;
             }
             let (_, least) = variant.visible_keys(unit.position);
+            let least = p.attention.seen_by_all(least);
             // Positions may lie anywhere after the smallest: under a window nothing is seen by all for sure.
             let all_from = if variant.params().window_left == i32::MAX {
                 unit.kv_begin as i32

@@ -208,7 +208,8 @@ impl Shared {
         self.state() + rows * state_pitch(&self.shape) * 4 + (warp * rows + row) * 4
     }
 
-    /// Initialises the barriers, a warp each in turn: the hardware takes about 60 cycles for one.
+    /// Initialises the barriers, a warp each in turn: the hardware takes about 60 cycles for one. And the queries,
+    /// of which a unit may have fewer than the products read: what they make of the others decides about rescaling.
     ///
     /// # Safety
     /// All threads of the CTA come here once, and then to a barrier.
@@ -230,6 +231,11 @@ impl Shared {
             };
             // SAFETY: nobody knows the barriers yet.
             unsafe { mbarrier::init(self.barrier(index), arrivals) };
+        }
+        if thread * 16 < 2 * self.shape.query_bytes() {
+            // SAFETY: inside the two slots; a thread has 16 bytes of its own.
+            unsafe { shared::store_u32x4(self.queries(0) + thread * 16, [0; 4]) };
+            fence::proxy_async_shared();
         }
         fence::mbarrier_init();
     }

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     abi::DecodeParams,
-    common::{half::Half, math::exp2, softmax::SLACK, variant::Variant},
+    common::{half::Half, math::exp2, softmax::SLACK, tree::descends, variant::Variant},
 };
 
 const WARP: u32 = warp::FULL_MASK;
@@ -80,7 +80,14 @@ pub(super) unsafe fn hide<V: Variant>(
     while column < 2 {
         let (token, _) = p.group.div_rem(lane % 4 * 2 + column as u32);
         // SAFETY: the unit's rows are listed; those that do not exist are given the last token.
-        let position = unsafe { s.load_row(slot, token.min(unit.tokens - 1)).position };
+        let row = unsafe { s.load_row(slot, token.min(unit.tokens - 1)) };
+        let position = row.position;
+        let ancestors = if p.attention.ancestors == 0 {
+            u64::MAX
+        } else {
+            // SAFETY: the token is one of the launch's.
+            unsafe { p.attention.ancestors_of(row.token) }
+        };
         let (first, last) = variant.visible_keys(position);
         let (first, last) = (
             first.max(unit.kv_begin as i32),
@@ -89,7 +96,7 @@ pub(super) unsafe fn hide<V: Variant>(
         let mut i = 0;
         while i < 2 {
             let key = begin + (warp * 16 + lane / 4 + i as u32 * 8) as i32;
-            if key < first || key > last {
+            if key < first || key > last || !descends(ancestors, position, key) {
                 logits[2 * i + column] = f32::NEG_INFINITY;
             }
             i += 1;

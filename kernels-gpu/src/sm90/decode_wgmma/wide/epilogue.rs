@@ -11,7 +11,12 @@ use cuda_std::{
 use super::shared::{Shared, Unit};
 use crate::{
     abi::{DIRECT, DecodeParams, NO_MERGE},
-    common::{decode::results::Results, half::Half, softmax::Rows},
+    common::{
+        decode::results::Results,
+        half::Half,
+        softmax::Rows,
+        state::{sink_of, with_sink},
+    },
 };
 
 const WARP: u32 = warp::FULL_MASK;
@@ -51,13 +56,17 @@ impl<const DIM: u32> Finish<'_, DIM> {
                 let (token, in_group) = self.p.group.div_rem(first_row + lane / 4 + 8 * h as u32);
                 if token < unit.tokens {
                     let total = totals[h];
-                    let (inverse, lse) = if total > 0.0 {
+                    let (mut inverse, mut lse) = if total > 0.0 {
                         (rcp(total), rows.reference[h] * self.scale + lg2(total))
                     } else {
                         (0.0, f32::NEG_INFINITY)
                     };
                     let row = s.load_row(slot, token);
                     let head = unit.head * a.group + in_group;
+                    if a.sinks != 0 && row.slot == DIRECT {
+                        let (factor, with) = with_sink(lse, sink_of(a.sinks, head));
+                        (inverse, lse) = (inverse * factor, with);
+                    }
                     let column = u64::from(lane % 4 * 2);
                     if row.slot == DIRECT {
                         let at = u64::from(row.token) * u64::from(a.q_heads) + u64::from(head);

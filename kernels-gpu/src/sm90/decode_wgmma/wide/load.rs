@@ -173,6 +173,7 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
             (unit, Walk::start(s, slots.stage))
         };
         let (_, least) = variant.visible_keys(unit.position);
+        let least = p.attention.seen_by_all(least);
         let mut block = 0;
         while block < unit.blocks {
             if !VALUES && lane == 0 && block + CLAIM_AHEAD == unit.blocks {

@@ -1,6 +1,6 @@
 //! The warpgroups that compute: products, masks and weights.
 
-use cuda_std::{mbarrier, shared, thread, warp, wgmma};
+use cuda_std::{mbarrier, misc, shared, thread, warp, wgmma};
 
 use super::{
     super::super::{
@@ -15,7 +15,7 @@ use super::{
 use crate::{
     abi::DecodeParams,
     common::half::Half,
-    common::softmax::Rows,
+    common::softmax::{Rows, hide_strangers},
     common::variant::{Pair, Variant},
 };
 
@@ -194,6 +194,17 @@ pub(super) unsafe fn consume<
                 let rows = [row, row + 8];
                 if mode.positional {
                     finish_logits::<V, true, S>(&mut logits, variant, mask, rows, of, seen);
+                    if p.attention.ancestors != 0 {
+                        let column = (warp::lane_id() % 4 * 2) as i32;
+                        hide_strangers(
+                            &mut logits,
+                            |group| Visible::load(mask, group).key as i32 + column,
+                            |h| {
+                                let row = query(p, s, slots.stage, misc::opaque(rows[h]));
+                                (row.position, p.attention.ancestors_of(row.token))
+                            },
+                        );
+                    }
                 } else {
                     finish_logits::<V, false, S>(&mut logits, variant, mask, rows, of, seen);
                 }

@@ -1,0 +1,110 @@
+//! Latent attention on the GPU: one tile group of a plan, keys and values in one pool.
+
+use kernels_gpu::{abi::LatentParams, divisor::Divisor};
+
+use super::{
+    DecodeCall, Gpu, KvPool,
+    decode::{attention, extent, walk::Walk},
+    maps::{MapShape, Maps, ShapeId},
+    module::Kernel,
+    steps::{Parameters, Step},
+    tensor::{COUNTED, fits},
+};
+use crate::{Error, tensor::ShapeError};
+
+/// By which shapes the tensor maps of a launch were made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LatentShapes {
+    pub(super) q: ShapeId,
+    pub(super) left: ShapeId,
+    pub(super) right: ShapeId,
+}
+
+/// Bytes of an element.
+const ELEMENT: u64 = 2;
+
+/// Values are read as a part of the keys.
+pub(super) fn check_latent(pool: &KvPool) -> Result<(), Error> {
+    match (pool.k, pool.k_strides) == (pool.v, pool.v_strides) {
+        true => Ok(()),
+        false => Err(ShapeError::NotLatent { part: 0 }.into()),
+    }
+}
+
+impl Gpu {
+    /// A launch whose call was checked as far as decodes have it in common.
+    pub(super) fn prepare_latent(
+        &self,
+        kernel: &Kernel,
+        call: &DecodeCall<'_>,
+        maps: &mut Maps,
+    ) -> Result<Step, Error> {
+        let (row, spec) = (kernel.info, call.spec);
+        check_latent(call.pool)?;
+        if call.arrivals.is_some() {
+            let rule = format!("0: {} leaves merges to others", row.name);
+            return Err(extent("arrivals", "counters", call.merges.len, rule));
+        }
+        // As the planner has it: equal tiles, as few as hold all heads.
+        let tiles = spec.q_heads.div_ceil(row.rows);
+        let heads = spec.q_heads.div_ceil(tiles);
+        if call.tile.rows > row.rows {
+            let rule = format!("at most {}, those of {}", row.rows, row.name);
+            return Err(extent("the tile", "rows", call.tile.rows as usize, rule));
+        }
+        let strides = &call.pool.k_strides;
+        let walk = Walk::new(spec, call.pool.pages, strides, call.pool.dtype)?;
+        let piece_tokens = (1 << strides.page_size.trailing_zeros()).min(row.keys);
+        let [left, right] = [row.value_dim / 128, (row.head_dim - row.value_dim / 2) / 64];
+        let half = |slabs| walk.shape(call.pool.dtype, slabs, piece_tokens);
+        let q = call.q;
+        let bytes = |elements: usize| elements as u64 * ELEMENT;
+        let query_shape = MapShape {
+            dtype: q.dtype,
+            dims: [
+                64,
+                spec.q_heads.into(),
+                (row.head_dim / 64).into(),
+                q.shape[0].max(1) as u64,
+                1,
+            ],
+            strides: [
+                bytes(row.head_dim as usize),
+                128,
+                bytes(q.strides[0]),
+                bytes(q.strides[0]),
+            ],
+            box_dims: [64, heads, 1, 1, 1],
+        };
+        let (q_shape, q_map) = maps.make("q", q.address, query_shape)?;
+        let (left, left_map) = maps.make("the pool", call.pool.k, half(left))?;
+        let (right, right_map) = maps.make("the pool", call.pool.k, half(right))?;
+        let mut attention = attention(call, tiles)?;
+        let ctas = attention.units;
+        attention.leave_to_record(call.items.len);
+        let parameters = LatentParams {
+            q_map,
+            left_map,
+            right_map,
+            attention,
+            heads: Divisor::new(heads),
+            tiles: Divisor::new(tiles),
+            page_size: Divisor::new(strides.page_size),
+            piece_tokens,
+            outside: fits("pages", walk.dims[4] as usize, COUNTED)?,
+            long: call.tile.long.into(),
+            reserved: [0; 2],
+        };
+        let shapes = LatentShapes {
+            q: q_shape,
+            left,
+            right,
+        };
+        Ok(Step {
+            kernel: *kernel,
+            launch: self.resident(kernel, ctas),
+            part: 0,
+            parameters: Parameters::Latent(parameters, shapes),
+        })
+    }
+}

@@ -1,0 +1,215 @@
+//! Heads whose dimension lies between those of the kernels.
+//!
+//! Keys and values stay as they are: the tensor memory accelerator reads them in slabs that overlap, no byte of a
+//! neighbour among them. Queries are brought into that form before the run, outputs back behind it.
+
+use kernels_gpu::{
+    abi::{KvStrides, PadParams},
+    divisor::Divisor,
+    passes::pad::{CHUNK, THREADS},
+    registry::{Element, Op},
+};
+
+use super::{
+    DeviceTensor, Gpu, RunTensors, Stream, Workspace,
+    launch::Launch,
+    maps::MapShape,
+    tensor::{COUNTED, VECTOR_BYTES, fits},
+};
+use crate::{
+    Error,
+    problem::{Dtype, Padding},
+};
+
+/// A pool of heads that are padded, as the accelerator walks it: places are heads of pages.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PaddedPool {
+    padding: Padding,
+    strides: KvStrides,
+    /// Places of a page.
+    pub(super) places_per_page: u32,
+    /// All places: what is read behind them is zero.
+    pub(super) places: u32,
+}
+
+impl PaddedPool {
+    pub(super) fn new(padding: Padding, strides: &KvStrides, pages: u32) -> Result<Self, Error> {
+        let wrong = |dimension, got: u32, rule: &str| Error::Stride {
+            tensor: "the pool",
+            dimension,
+            got: got as usize,
+            rule: rule.into(),
+        };
+        let page_size = strides.page_size;
+        if page_size == 0 || !page_size.is_multiple_of(8) {
+            let rule = "a multiple of 8, where heads have no kernel of their dimension";
+            return Err(Error::Extent {
+                tensor: "the pool",
+                dimension: "tokens in a page",
+                got: page_size as usize,
+                rule: rule.into(),
+            });
+        }
+        if strides.head == 0 || !strides.page.is_multiple_of(strides.head) {
+            let rule = "a multiple of that between heads";
+            return Err(wrong("pages", strides.page, rule));
+        }
+        let places_per_page = strides.page / strides.head;
+        let places = pages as usize * places_per_page as usize;
+        Ok(Self {
+            padding,
+            strides: *strides,
+            places_per_page,
+            places: fits("pages × heads of a page", places, COUNTED)?,
+        })
+    }
+
+    pub(super) fn shape(&self, dtype: Dtype, box_tokens: u32) -> MapShape {
+        let bytes = |elements: u32| u64::from(elements) * 2;
+        let Padding {
+            dim,
+            kernel_dim,
+            slabs,
+            step,
+        } = self.padding;
+        MapShape {
+            dtype,
+            dims: [
+                dim.min(64).into(),
+                8,
+                slabs.into(),
+                (self.strides.page_size / 8).into(),
+                self.places.max(1).into(),
+            ],
+            strides: [
+                bytes(self.strides.token),
+                bytes(step),
+                8 * bytes(self.strides.token),
+                bytes(self.strides.head),
+            ],
+            box_dims: [64, 8, kernel_dim / 64, box_tokens / 8, 1],
+        }
+    }
+}
+
+/// Queries or outputs of a run, and how they are brought from one form to the other.
+struct Pad<'a> {
+    name: &'static str,
+    tensor: &'a DeviceTensor<3>,
+    padded: DeviceTensor<3>,
+    back: bool,
+}
+
+impl Pad<'_> {
+    /// All checks of the tensor, which the run itself does not see.
+    fn parameters(&self, padding: &Padding, tokens: usize) -> Result<PadParams, Error> {
+        let Self {
+            name,
+            tensor,
+            padded,
+            back,
+        } = *self;
+        let [_, heads, _] = padded.shape;
+        let dim = padding.dim as usize;
+        tensor.check_extent(name, "tokens", 0, tokens, "in q")?;
+        tensor.check_extent(name, "query heads", 1, heads, "in the spec")?;
+        tensor.check_extent(name, "elements in a head", 2, dim, "in the spec")?;
+        tensor.check_dense(name, 1)?;
+        tensor.check_address(name, VECTOR_BYTES)?;
+        let stride = tensor.strides[0];
+        if !stride.is_multiple_of(8) || stride < heads * dim {
+            return Err(Error::Stride {
+                tensor: name,
+                dimension: "tokens",
+                got: stride,
+                rule: format!("a multiple of 8 and at least {}", heads * dim),
+            });
+        }
+        let (from, to) = match back {
+            false => (tensor, &padded),
+            true => (&padded, tensor),
+        };
+        let chunks_per_head = to.shape[2] as u32 / CHUNK;
+        let chunks = tokens * heads * chunks_per_head as usize;
+        let wide = |stride: usize| fits("the token stride", stride, u32::MAX);
+        Ok(PadParams {
+            from: from.address,
+            to: to.address,
+            chunks: fits("tokens × heads × head dimension / 8", chunks, COUNTED)?,
+            chunks_per_head: Divisor::new(chunks_per_head),
+            heads: Divisor::new(heads as u32),
+            from_token: wide(from.strides[0])?,
+            from_head: from.shape[2] as u32,
+            to_token: wide(to.strides[0])?,
+            to_head: to.shape[2] as u32,
+            dim: padding.dim,
+            step: padding.step,
+            back: back.into(),
+        })
+    }
+}
+
+impl Gpu {
+    /// [`run_with`](Self::run_with) of heads that are padded.
+    ///
+    /// # Safety
+    /// As [`run_with`](Self::run_with).
+    pub(super) unsafe fn run_padded(
+        &self,
+        workspace: &mut Workspace,
+        padding: &Padding,
+        tensors: &RunTensors<'_>,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let tokens = tensors.q.shape[0];
+        let [q, out] = workspace.padded(tokens, tensors.q.dtype)?;
+        let pads = [
+            Pad {
+                name: "q",
+                tensor: tensors.q,
+                padded: q,
+                back: false,
+            },
+            Pad {
+                name: "out",
+                tensor: tensors.out,
+                padded: out,
+                back: true,
+            },
+        ];
+        let [before, behind] = pads.map(|pad| pad.parameters(padding, tokens));
+        let (before, behind) = (before?, behind?);
+        let inner = RunTensors {
+            q: &q,
+            out: &out,
+            ..*tensors
+        };
+        if tensors.out.dtype != tensors.q.dtype {
+            return Err(Error::DtypesDiffer {
+                tensor: "out",
+                got: tensors.out.dtype,
+                other: "q",
+                expected: tensors.q.dtype,
+            });
+        }
+        // SAFETY: the caller's promises; what is between is the workspace's own.
+        unsafe {
+            self.ready(workspace, &inner, stream)?;
+            self.pad(&before, stream)?;
+            self.launch_run(workspace, stream)?;
+            self.pad(&behind, stream)
+        }
+    }
+
+    /// # Safety
+    /// The parameters describe memory as [`PadParams`] says.
+    unsafe fn pad(&self, params: &PadParams, stream: Stream) -> Result<(), Error> {
+        if params.chunks == 0 {
+            return Ok(());
+        }
+        let kernel = self.pass(Op::Pad, Element::Any)?;
+        let launch = Launch::new(params.chunks.div_ceil(THREADS), THREADS);
+        // SAFETY: the kernel takes `PadParams`, and the caller vouches for what they point to.
+        unsafe { self.launch(kernel, &launch, params, stream) }
+    }
+}

@@ -1,0 +1,119 @@
+//! `pad_heads`: heads of one dimension to those that attention kernels compute with, and back.
+//!
+//! Attention kernels have heads of 64, 128 or 256 elements: slabs of 64. Heads of other dimensions lie in slabs that
+//! overlap, so that no byte of a neighbour is read: slab `j` is the elements from `j · step` on. An element that two
+//! slabs have is a zero in the queries of the second, so that it counts once.
+//!
+//! A thread moves 8 elements of 16 bits.
+
+/// Threads of a block.
+pub const THREADS: u32 = 256;
+
+/// Elements that a thread moves.
+pub const CHUNK: u32 = 8;
+
+/// Where 8 elements of a padded head come from: the first of them in the head, or nothing.
+///
+/// `at` is their place in the padded head, of slabs `step` elements apart that cover `dim` elements.
+#[inline(always)]
+#[must_use]
+pub const fn source(at: u32, dim: u32, step: u32) -> Option<u32> {
+    let (slab, column) = (at / 64, at % 64);
+    let from = slab * step + column;
+    // What the slab before has already, and what is past the end.
+    if from >= dim || slab > 0 && column + step < 64 {
+        None
+    } else {
+        Some(from)
+    }
+}
+
+/// Where 8 elements of a head lie in the padded one.
+#[inline(always)]
+#[must_use]
+pub const fn place(from: u32, step: u32) -> u32 {
+    let mut slab = 0;
+    while from >= slab * step + 64 {
+        slab += 1;
+    }
+    slab * 64 + (from - slab * step)
+}
+
+/// The kernel: `pad_heads`.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const ROWS: &[crate::registry::KernelInfo] = {
+    use crate::registry::{Arch, Family, KernelInfo, Op, registers};
+    &[KernelInfo {
+        threads: THREADS,
+        registers: registers(THREADS, 4),
+        ..KernelInfo::new("pad_heads", Family::Passes, Arch::Sm80, Op::Pad)
+    }]
+};
+
+#[cfg(target_arch = "nvptx64")]
+mod device {
+    use cuda_std::prelude::*;
+
+    use super::{CHUNK, THREADS, place, source};
+    use crate::abi::PadParams;
+
+    /// See the module.
+    ///
+    /// # Safety
+    /// The parameters describe memory as [`PadParams`] says.
+    #[kernel(name = ["pad_heads"], max_threads = THREADS, min_blocks = 4)]
+    pub unsafe fn entry(p: PadParams) {
+        let chunk = thread::index_1d();
+        if chunk >= p.chunks {
+            return;
+        }
+        let (row, at) = p.chunks_per_head.div_rem(chunk);
+        let (token, head) = p.heads.div_rem(row);
+        let at = at * CHUNK;
+        let from = if p.back == 0 {
+            source(at, p.dim, p.step)
+        } else {
+            Some(place(at, p.step))
+        };
+        let (token, head) = (u64::from(token), u64::from(head));
+        let element = |token_stride: u32, head_stride: u32, at: u32| {
+            token * u64::from(token_stride) + head * u64::from(head_stride) + u64::from(at)
+        };
+        let mut values = [0; 4];
+        // SAFETY: elements of the tensors, 8 of them at multiples of 16 bytes; each is one thread's.
+        unsafe {
+            if let Some(from) = from {
+                let from = p.from + element(p.from_token, p.from_head, from) * 2;
+                values = ptr::load_nc_u32x4(from as *const u32);
+            }
+            let to = p.to + element(p.to_token, p.to_head, at) * 2;
+            ptr::store_u32x4(to as *mut u32, values);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_element_has_one_place_and_is_found_there() {
+        for (dim, slabs, step) in [
+            (32, 1, 64),
+            (80, 2, 16),
+            (96, 2, 32),
+            (160, 3, 48),
+            (208, 4, 48),
+        ] {
+            let mut seen = 0;
+            for at in (0..slabs * 64).step_by(CHUNK as usize) {
+                let Some(from) = source(at, dim, step) else {
+                    continue;
+                };
+                assert_eq!(place(from, step), at, "{dim}");
+                seen += CHUNK;
+            }
+            assert_eq!(seen, dim);
+        }
+    }
+}

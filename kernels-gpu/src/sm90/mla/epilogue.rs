@@ -1,0 +1,117 @@
+//! The end of a unit: the consumers add up their sums, normalise and write.
+
+use core::f32::consts::LN_2;
+
+use cuda_std::{
+    math::{lg2, rcp},
+    ptr, shared, warp, wgmma,
+};
+
+use super::{
+    super::mma::swap,
+    config::VALUE_DIM,
+    mainloop::{O, meet},
+    shared::{Shared, Unit},
+};
+use crate::{
+    abi::{DIRECT, LatentParams},
+    common::{
+        half::Half,
+        softmax::Rows,
+        state::{sink_of, with_sink},
+    },
+};
+
+/// Writes half of the columns of 16 rows of a warp, to the output or to partial states.
+///
+/// # Safety
+/// Both consumers come here for every unit, each with the columns' half `C`; the accumulators are there.
+#[inline(always)]
+pub(super) unsafe fn finish<T: Half, const C: u32>(
+    p: &LatentParams,
+    s: Shared,
+    slot: u32,
+    unit: &Unit,
+    o: &[f32; O],
+    rows: &Rows,
+    scale: f32,
+    first_row: u32,
+) {
+    const HALF: u32 = VALUE_DIM / 2;
+    let a = &p.attention;
+    // Opaque here: or what follows from them is computed before the main loop and takes its registers.
+    let mut here = [warp::lane_id(), first_row];
+    wgmma::fence_operand(&mut here);
+    let [lane, first_row] = here;
+    // SAFETY: whole warps; the unit stays until this warp has arrived; its rows are this thread's alone.
+    unsafe {
+        let own = rows.totals();
+        let mut h = 0;
+        while h < 2 {
+            if lane % 4 == 0 {
+                let row = first_row + lane / 4 + 8 * h as u32;
+                shared::store_f32(s.total(slot, C, row), own[h]);
+            }
+            h += 1;
+        }
+        meet();
+        h = 0;
+        while h < 2 {
+            let row = first_row + lane / 4 + 8 * h as u32;
+            let (token, in_tile) = p.heads.div_rem(row);
+            let head = unit.head + in_tile;
+            // Always in this order: the same bits in both consumers.
+            let total =
+                shared::load_f32(s.total(slot, 0, row)) + shared::load_f32(s.total(slot, 1, row));
+            let (mut inverse, mut lse) = if total > 0.0 {
+                (rcp(total), rows.reference[h] * scale + lg2(total))
+            } else {
+                (0.0, f32::NEG_INFINITY)
+            };
+            let there = token < unit.tokens && head < a.q_heads;
+            let row = s.load_row(slot, token.min(unit.tokens - 1));
+            let direct = there && row.slot == DIRECT;
+            if a.sinks != 0 && direct {
+                let (factor, with) = with_sink(lse, sink_of(a.sinks, head));
+                (inverse, lse) = (inverse * factor, with);
+            }
+            if warp::warp_vote_any(warp::FULL_MASK, direct) {
+                let at = u64::from(row.token) * u64::from(a.q_heads) + u64::from(head);
+                if C == 0 && direct && a.lse != 0 && lane % 4 == 0 {
+                    ptr::store_f32((a.lse + at * 4) as *mut f32, lse * LN_2);
+                }
+                let element = u64::from(row.token) * u64::from(a.out_token_stride)
+                    + u64::from(head * VALUE_DIM + C * HALF + lane % 4 * 8);
+                let out = a.out + element * 2;
+                let packed = |i: usize| T::pack(o[i] * inverse, o[i + 1] * inverse);
+                let mut j = 0;
+                while j < O / 16 {
+                    // Four lanes of a row swap until each has 16 bytes.
+                    let mut words = [0, 4, 8, 12].map(|i| packed(16 * j + i + 2 * h));
+                    swap(&mut words, [(0, 1), (2, 3)], lane & 1 != 0, 1);
+                    swap(&mut words, [(0, 2), (1, 3)], lane & 2 != 0, 2);
+                    if direct {
+                        ptr::store_u32x4((out + 64 * j as u64) as *mut u32, words);
+                    }
+                    j += 1;
+                }
+            }
+            if there && !direct {
+                let state = u64::from(row.slot) * u64::from(a.q_heads) + u64::from(head);
+                if C == 0 && lane % 4 == 0 {
+                    ptr::store_f32((a.partial_lse + state * 4) as *mut f32, lse);
+                }
+                let column = C * HALF + lane % 4 * 2;
+                let out = a.partial_out + (state * u64::from(VALUE_DIM) + u64::from(column)) * 4;
+                let mut j = 0;
+                while j < O / 4 {
+                    let at = 4 * j + 2 * h;
+                    let pair = [o[at] * inverse, o[at + 1] * inverse];
+                    ptr::store_f32x2((out + 32 * j as u64) as *mut f32, pair);
+                    j += 1;
+                }
+            }
+            h += 1;
+        }
+    }
+}

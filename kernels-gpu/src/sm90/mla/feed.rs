@@ -1,0 +1,206 @@
+//! The warps that feed: one claims units and brings their queries, two bring the halves of the keys.
+
+use cuda_std::{
+    mbarrier, ptr, shared, thread,
+    tma::{self, TensorMap},
+    warp,
+};
+
+use super::{
+    super::pipeline::Pipeline,
+    CLAIM_AHEAD,
+    config::{HALF_BYTES, HEAD_DIM, KEYS, SLAB_BYTES, SLABS, STAGES},
+    shared::{Shared, Unit},
+};
+use crate::{
+    abi::{LatentParams, QueryRow, WorkItem},
+    common::{decode::produce::Header, tile_counter},
+};
+
+const WARP: u32 = warp::FULL_MASK;
+
+/// Claims unit after unit, each when the one before comes to its end, tells what it is and brings its queries.
+///
+/// # Safety
+/// A whole warp comes here; `map` is that of the queries, and the barriers are initialised.
+#[inline(always)]
+pub(super) unsafe fn claim(p: &LatentParams, map: *const TensorMap, s: Shared) {
+    // SAFETY: as the launch is.
+    let a = &unsafe { p.attention.of_this_plan() };
+    let lane = warp::lane_id();
+    let ctas = thread::grid_dim_x();
+    let mut unit = thread::block_idx_x();
+    let mut slots = Pipeline::<2>::PRODUCER;
+    let mut queries = Pipeline::<1>::PRODUCER;
+    let mut ends = Pipeline::<1>::CONSUMER;
+    // SAFETY: a whole warp; the barriers say what belongs to whom.
+    unsafe {
+        while unit < a.units {
+            let header = Header::load(a, p.tiles, unit);
+            let item = &header.item;
+            let shift = p.piece_tokens.trailing_zeros();
+            let first = item.kv_begin >> shift << shift;
+            let described = Unit {
+                tokens: item.rows,
+                head: header.head * p.heads.get(),
+                position: item.position,
+                table: item.table,
+                first,
+                kv_begin: item.kv_begin,
+                kv_end: item.kv_end,
+                // A unit without keys walks one block, all of it masked.
+                blocks: ((item.kv_end - first + KEYS - 1) / KEYS).max(1),
+                flags: item.flags,
+            };
+            mbarrier::wait(s.unit_free(slots.stage), slots.parity);
+            if lane == 0 {
+                described.store(s.unit(slots.stage));
+            }
+            // The loaders begin while the rows are looked up.
+            mbarrier::arrive(s.unit_full(slots.stage));
+            let mut token = lane;
+            while token < item.rows {
+                let QueryRow {
+                    token: of,
+                    position,
+                    slot,
+                    merge,
+                } = header.load_row(a, token);
+                let row = [of, position as u32, slot, merge];
+                shared::store_u32x4(s.row(slots.stage, token), row);
+                token += 32;
+            }
+            // Lanes read the rows of others; with the queries they are there for the consumers.
+            warp::sync_warp(WARP);
+            mbarrier::wait(s.queries_free(), queries.parity);
+            queries.advance();
+            bring_queries(p, map, s, slots.stage, &described);
+            slots.advance();
+            if described.blocks >= CLAIM_AHEAD {
+                mbarrier::wait(s.ends_soon(), ends.parity);
+                ends.advance();
+            }
+            let ticket = if lane == 0 { a.ticket() } else { 0 };
+            unit = ctas + warp::warp_shuffle_idx(WARP, ticket, 0, 32);
+        }
+        mbarrier::wait(s.unit_free(slots.stage), slots.parity);
+        if lane == 0 {
+            Unit::NONE.store(s.unit(slots.stage));
+        }
+        mbarrier::arrive(s.unit_full(slots.stage));
+    }
+}
+
+/// A box for each token and slab, a lane each.
+#[inline(always)]
+unsafe fn bring_queries(
+    p: &LatentParams,
+    map: *const TensorMap,
+    s: Shared,
+    slot: u32,
+    unit: &Unit,
+) {
+    const SLABS_OF_ALL: u32 = HEAD_DIM / 64;
+    let (lane, heads) = (warp::lane_id(), p.heads.get());
+    let boxes = unit.tokens * SLABS_OF_ALL;
+    // SAFETY: the rows are listed, and their place is free.
+    unsafe {
+        if lane == 0 {
+            mbarrier::arrive_expect_tx(s.queries_full(), boxes * heads * 128);
+        } else {
+            // The rows that this lane wrote are there, too.
+            mbarrier::arrive(s.queries_full());
+        }
+        warp::sync_warp(WARP);
+        let mut index = lane;
+        while index < boxes {
+            let (token, slab) = (index / SLABS_OF_ALL, index % SLABS_OF_ALL);
+            let of = shared::load_u32(s.row(slot, token));
+            let target = s.queries() + slab * SLAB_BYTES + token * heads * 128;
+            let corner = [0, unit.head as i32, slab as i32, of as i32, 0];
+            tma::load_tensor(target, map, corner, s.queries_full());
+            index += 32;
+        }
+    }
+}
+
+/// Brings a half of the blocks of all units, a lane per piece.
+///
+/// # Safety
+/// A whole warp comes here; `map` is that of the half, and the barriers are initialised.
+#[inline(always)]
+pub(super) unsafe fn load<const RIGHT: bool>(p: &LatentParams, map: *const TensorMap, s: Shared) {
+    let (lane, half) = (warp::lane_id(), RIGHT as u32);
+    let tokens = p.piece_tokens;
+    let per_block = KEYS >> tokens.trailing_zeros();
+    let mine = lane < per_block;
+    let bytes = const { HALF_BYTES[RIGHT as usize] };
+    let piece_bytes = tokens * const { SLABS[RIGHT as usize] * 128 };
+    // Keys that other CTAs read, too, are kept for them.
+    let shared_by_tiles = p.tiles.get() > 1;
+    // SAFETY: as the launch is.
+    let long = unsafe { tile_counter::is_long(p.long, p.attention.record) };
+    let own = match long {
+        true => ptr::evict_unchanged_policy(),
+        false => ptr::evict_first_policy(),
+    };
+    let kept = ptr::evict_last_policy();
+    let mut slots = Pipeline::<2>::CONSUMER;
+    let mut stages = Pipeline::<STAGES>::PRODUCER;
+    loop {
+        // SAFETY: the barriers say what belongs to whom; a whole warp.
+        let unit = unsafe {
+            mbarrier::wait(s.unit_full(slots.stage), slots.parity);
+            Unit::load(s.unit(slots.stage))
+        };
+        if unit.tokens == 0 {
+            return;
+        }
+        let policy = match shared_by_tiles || unit.flags & WorkItem::SHARED_KEYS != 0 {
+            true => kept,
+            false => own,
+        };
+        let mut at = unit.first + lane * tokens;
+        let mut block = 0;
+        while block < unit.blocks {
+            if !RIGHT && lane == 0 && block + CLAIM_AHEAD == unit.blocks {
+                // SAFETY: the claiming warp waits for it.
+                unsafe { mbarrier::arrive(s.ends_soon()) };
+            }
+            // The page is looked up before the place is free.
+            let mut corner = [
+                0,
+                0,
+                if RIGHT { SLABS[0] as i32 } else { 0 },
+                0,
+                p.outside as i32,
+            ];
+            if mine && at < unit.kv_end {
+                let (page, in_page) = p.page_size.div_rem(at);
+                let entry = p.attention.page_ids + u64::from(unit.table + page) * 4;
+                corner[3] = (in_page / 8) as i32;
+                // SAFETY: the table has a page for each key of the item.
+                corner[4] = unsafe { ptr::load_nc_u32(entry as *const u32) } as i32;
+            }
+            // SAFETY: as above.
+            unsafe {
+                mbarrier::wait(s.free(stages.stage, half), stages.parity);
+                let full = s.full(stages.stage, half);
+                if lane == 0 {
+                    mbarrier::arrive_expect_tx(full, bytes);
+                }
+                warp::sync_warp(WARP);
+                if mine {
+                    let target = s.half(stages.stage, half) + lane * piece_bytes;
+                    tma::load_tensor_hint(target, map, corner, full, policy);
+                }
+            }
+            stages.advance();
+            at += KEYS;
+            block += 1;
+        }
+        // SAFETY: as above.
+        unsafe { mbarrier::arrive(s.unit_free(slots.stage)) };
+        slots.advance();
+    }
+}

@@ -1,0 +1,357 @@
+//! The warpgroups that compute: products, weights, and what each hands over to the other.
+
+use cuda_std::{
+    barrier, fence, mbarrier, misc, mma, shared, thread, warp,
+    wgmma::{self, Descriptor, Swizzle},
+};
+
+use super::{
+    super::{mma::weights_values, pipeline::Pipeline, uniform},
+    config::{KEYS, SLAB_BYTES, SLABS, STAGES, VALUE_DIM},
+    epilogue::finish,
+    shared::{Shared, Unit, WEIGHTS_CHUNK},
+};
+use crate::{
+    abi::LatentParams,
+    common::{
+        half::Half,
+        softmax::{Rows, hide_after, hide_before},
+        variant::Variant,
+    },
+};
+
+const WARP: u32 = warp::FULL_MASK;
+
+/// Named barriers: the weights of a stage's block are there (the owner arrives, the other waits); the warps of a
+/// consumer; both consumers.
+const WEIGHTS_READY: u32 = 1;
+const CONSUMER: u32 = 3;
+const BOTH: u32 = 5;
+
+/// Elements of a thread: logits of a block, packed weights, outputs of 64 rows and half of the columns.
+const S: usize = KEYS as usize / 2;
+const P: usize = S / 2;
+pub(super) const O: usize = VALUE_DIM as usize / 4;
+
+/// Both consumers have come here.
+///
+/// # Safety
+/// All their threads do.
+#[inline(always)]
+pub(super) unsafe fn meet() {
+    // SAFETY: the caller's promise.
+    unsafe { barrier::bar_sync(BOTH, 256) }
+}
+
+/// Adds the product with a half of the keys' columns to the logits, or begins with it; issued.
+#[inline(always)]
+unsafe fn multiply<T: Half, const ADD: bool>(
+    s: Shared,
+    logits: &mut [f32; S],
+    stage: u32,
+    half: u32,
+) {
+    let slabs = SLABS[half as usize];
+    // SAFETY: whole warps; both operands are there; the accumulator is waited for.
+    unsafe {
+        // Anew for every block: or the descriptors of all steps are computed before the loop and spilled.
+        let queries = uniform(s.queries() + half * SLABS[0] * SLAB_BYTES);
+        let q = Descriptor::new(queries, 16, 1024, Swizzle::B128);
+        let keys = uniform(s.half(stage, half));
+        let k = Descriptor::new(keys, 16, slabs * 1024, Swizzle::B128);
+        wgmma::fence();
+        let mut step = 0;
+        while step < slabs * 4 {
+            let (slab, inner) = (step / 4, step % 4 * 32);
+            let (q, k) = (
+                q.advance(slab * SLAB_BYTES + inner),
+                k.advance(slab * 1024 + inner),
+            );
+            if ADD || step > 0 {
+                wgmma::mma_ss::<T, true, false, false, _>(logits, q, k);
+            } else {
+                wgmma::mma_ss::<T, false, false, false, _>(logits, q, k);
+            }
+            step += 1;
+        }
+    }
+}
+
+/// O += P·V of weights in shared memory and a half of a block's values, issued.
+#[inline(always)]
+unsafe fn add_handed<T: Half>(s: Shared, o: &mut [f32; O], stage: u32, half: u32) {
+    let group = SLABS[half as usize] * 1024;
+    // SAFETY: whole warps; both operands are there; the accumulator is waited for.
+    unsafe {
+        let weights = uniform(s.weights(stage));
+        let weights = Descriptor::new(weights, WEIGHTS_CHUNK, 128, Swizzle::None);
+        let values = uniform(s.half(stage, half));
+        let values = Descriptor::new(values, 1024, group, Swizzle::B128);
+        wgmma::fence();
+        let mut step = 0;
+        while step < KEYS / 16 {
+            let (weights, values) = (
+                weights.advance(step * 2 * WEIGHTS_CHUNK),
+                values.advance(step * 2 * group),
+            );
+            wgmma::mma_ss::<T, true, false, true, _>(o, weights, values);
+            step += 1;
+        }
+        wgmma::commit_group();
+    }
+}
+
+#[inline(always)]
+fn scale_by(o: &mut [f32; O], factors: [f32; 2]) {
+    let mut i = 0;
+    while i < O {
+        o[i] *= factors[i / 2 % 2];
+        i += 1;
+    }
+}
+
+/// Sets the values of keys to zero that are not the item's: they may be anything, and a weight of 0 does not keep a
+/// NaN out.
+#[inline(always)]
+unsafe fn clear(s: Shared, stage: u32, thread: u32, first: u32, past: u32) {
+    let vector = thread % 64;
+    let (half, in_half) = (vector / 32, vector % 32);
+    let group = if half == 0 { SLABS[0] } else { SLABS[1] } * 1024;
+    let column = s.half(stage, half) + in_half / 8 * 1024 + in_half % 8 * 16;
+    // Opaque: or it is counted in 16 bits.
+    let mut key = misc::opaque(thread / 64);
+    while key < KEYS {
+        if key < first || key >= past {
+            // SAFETY: the block is the consumer's; the row is zero, however it is swizzled.
+            unsafe { shared::store_u32x4(column + key / 8 * group + key % 8 * 128, [0; 4]) };
+        }
+        key += 2;
+    }
+}
+
+/// Hides what rows do not see of the block that begins at `begin`.
+#[inline(always)]
+unsafe fn hide<V: Variant>(
+    p: &LatentParams,
+    variant: &V,
+    s: Shared,
+    slot: u32,
+    unit: &Unit,
+    logits: &mut [f32; S],
+    begin: u32,
+    first_row: u32,
+) {
+    let seen = |h: u32| {
+        let (token, _) = p.heads.div_rem(first_row + h * 8);
+        // SAFETY: the unit has the token, and its barrier completed.
+        let row = unsafe { s.load_row(slot, token.min(unit.tokens - 1)) };
+        let (first, last) = variant.visible_keys(row.position);
+        [
+            first.max(unit.kv_begin as i32),
+            last.min(unit.kv_end as i32 - 1),
+        ]
+    };
+    let [upper, lower] = [seen(0), seen(1)];
+    hide_after(logits, begin as i32, [upper[1], lower[1]]);
+    hide_before(logits, begin as i32, [upper[0], lower[0]]);
+}
+
+/// Works through all units, as the consumer of the columns' half `C` and of every other block.
+///
+/// # Safety
+/// A whole warpgroup comes here, the other one with the other half; the barriers are initialised.
+#[inline(always)]
+pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
+    p: &LatentParams,
+    variant: &V,
+    s: Shared,
+) {
+    const { assert!(!V::TRANSFORMS_LOGITS && !V::MASKS) };
+    let lane = warp::lane_id();
+    let thread = thread::thread_idx_x() % 128;
+    // SAFETY: whole warps here and in everything below.
+    let warp = unsafe { uniform(thread / 32) };
+    let first_row = warp * 16 + lane / 4;
+    let scale = variant.params().scale_log2;
+    let other = C ^ 1;
+    let mut slots = Pipeline::<2>::CONSUMER;
+    let mut queries = Pipeline::<1>::CONSUMER;
+    // Blocks of all units so far: a block's owner is its number's last bit.
+    let mut next = 0;
+
+    macro_rules! release {
+        ($barrier:expr) => {
+            if lane == 0 {
+                mbarrier::arrive($barrier);
+            }
+        };
+    }
+
+    // SAFETY: a whole warpgroup; the barriers say what has arrived and what may be written again.
+    unsafe {
+        loop {
+            let slot = slots.stage;
+            mbarrier::wait(s.unit_full(slot), slots.parity);
+            let unit = Unit::load(s.unit(slot));
+            if unit.tokens == 0 {
+                return;
+            }
+            let end = next + uniform(unit.blocks);
+            let (_, least) = variant.visible_keys(unit.position);
+            // Positions may lie anywhere after the smallest: under a window nothing is seen by all for sure.
+            let all_from = if variant.params().window_left == i32::MAX {
+                unit.kv_begin as i32
+            } else {
+                i32::MAX
+            };
+            let all_to = least.min(unit.kv_end as i32 - 1);
+            let mut o = [0.0; O];
+            let mut rows = Rows::EMPTY;
+            let mut logits = [0.0; S];
+            let mut weights = [0; P];
+
+            // The other's weights of a block: references, if they changed, and the product.
+            macro_rules! take {
+                ($block:expr) => {
+                    barrier::bar_sync(WEIGHTS_READY + other, 256);
+                    let grew = shared::load_u32(s.grew(other, warp)) != 0;
+                    if warp::warp_vote_any(WARP, grew) {
+                        let mut factors = [1.0; 2];
+                        let mut h = 0;
+                        while h < 2 {
+                            let row = first_row + 8 * h as u32;
+                            factors[h] = shared::load_f32(s.factor(other, row));
+                            let reference = shared::load_f32(s.reference(other, row));
+                            rows.adopt(h, reference, factors[h]);
+                            h += 1;
+                        }
+                        scale_by(&mut o, factors);
+                    }
+                    add_handed::<T>(s, &mut o, $block % STAGES, C);
+                };
+            }
+            macro_rules! taken {
+                ($block:expr) => {
+                    wgmma::wait_group::<0>();
+                    wgmma::fence_operand(&mut o);
+                    release!(s.free($block % STAGES, C));
+                    if C == 0 {
+                        // The weights lie in the right half.
+                        release!(s.free($block % STAGES, 1));
+                    }
+                };
+            }
+
+            mbarrier::wait(s.queries_full(), queries.parity);
+            queries.advance();
+            let mut block = next + ((next ^ C) & 1);
+            let mut begin = unit.first + (block - next) * KEYS;
+            if block >= end {
+                release!(s.queries_free());
+            }
+            // A block of this consumer's own; the unit's first has none before it.
+            macro_rules! own {
+                ($first:literal) => {{
+                    let (stage, parity) = (block % STAGES, block / STAGES & 1);
+                    // In this order whoever owns the block, which is a matter of timing: the same bits.
+                    mbarrier::wait(s.full(stage, 0), parity);
+                    multiply::<T, false>(s, &mut logits, stage, 0);
+                    mbarrier::wait(s.full(stage, 1), parity);
+                    multiply::<T, true>(s, &mut logits, stage, 1);
+                    wgmma::commit_group();
+                    if $first {
+                        wgmma::wait_group::<0>();
+                    } else {
+                        take!(block - 1);
+                        wgmma::wait_group::<1>();
+                    }
+                    wgmma::fence_operand(&mut logits);
+                    if block + 2 >= end {
+                        release!(s.queries_free());
+                    }
+                    let last = (begin + KEYS - 1) as i32;
+                    if last > all_to || (begin as i32) < all_from {
+                        hide(p, variant, s, slot, &unit, &mut logits, begin, first_row);
+                    }
+                    // Weights against the references that there are; whether those still do shows in the sums. The vote
+                    // also keeps the wait for the other product behind the weights.
+                    let mut sums = [f32::INFINITY; 4];
+                    let mut good = false;
+                    if !$first {
+                        sums = rows.guess(&logits, scale, &mut weights, T::pack);
+                        good = !warp::warp_vote_any(WARP, Rows::outgrown(&sums));
+                        taken!(block - 1);
+                    }
+                    if !good {
+                        let factors = rows.renew(&logits, &sums, scale);
+                        if !$first {
+                            scale_by(&mut o, factors);
+                        }
+                        sums = rows.weigh_seen(&logits, scale, &mut weights, T::pack);
+                        if lane % 4 == 0 {
+                            let mut h = 0;
+                            while h < 2 {
+                                let row = first_row + 8 * h as u32;
+                                shared::store_f32(s.factor(C, row), factors[h]);
+                                shared::store_f32(s.reference(C, row), rows.reference[h]);
+                                h += 1;
+                            }
+                        }
+                    }
+                    rows.add(&sums);
+                    if lane == 0 {
+                        shared::store_u32(s.grew(C, warp), u32::from(!good));
+                    }
+                    // All four warps have read the keys, whose place the weights take.
+                    barrier::bar_sync(CONSUMER + C, 128);
+                    let target = s.weights(stage) + (warp * 16 + lane % 16) * 16;
+                    let mut step = 0;
+                    while step < P / 4 {
+                        let chunk = 2 * step as u32 + lane / 16;
+                        let fragments = [
+                            weights[4 * step],
+                            weights[4 * step + 1],
+                            weights[4 * step + 2],
+                            weights[4 * step + 3],
+                        ];
+                        mma::stmatrix_x4(target + chunk * WEIGHTS_CHUNK, fragments);
+                        step += 1;
+                    }
+                    let past = unit.kv_end.saturating_sub(begin);
+                    let first = unit.kv_begin.saturating_sub(begin);
+                    let partly = past < KEYS || first > 0;
+                    if partly {
+                        clear(s, stage, thread, first, past);
+                    }
+                    fence::proxy_async_shared();
+                    if partly {
+                        barrier::bar_sync(CONSUMER + C, 128);
+                    }
+                    barrier::bar_arrive(WEIGHTS_READY + C, 256);
+                    let values = uniform(s.half(stage, C));
+                    weights_values::<T, O, P>(&mut o, &weights, values, SLABS[C as usize] * 64);
+                    wgmma::wait_group::<0>();
+                    wgmma::fence_operand(&mut o);
+                    wgmma::fence_operand(&mut weights);
+                    release!(s.free(stage, C));
+                    block += 2;
+                    begin += 2 * KEYS;
+                }};
+            }
+            if block == next {
+                own!(true);
+            }
+            while block < end {
+                own!(false);
+            }
+            if (end - 1) & 1 != C {
+                take!(end - 1);
+                taken!(end - 1);
+            }
+            finish::<T, C>(p, s, slot, &unit, &o, &rows, scale, warp * 16);
+            mbarrier::arrive(s.unit_free(slot));
+            slots.advance();
+            next = end;
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Latent attention on Hopper: one KV head of 576, whose values are the first 512 columns of the keys.
+//!
+//! Units are items × tiles of 64 rows; a row is a query token and a query head. The output of 64 rows takes half of
+//! an SM's registers, so a CTA has the SM alone and its two **consumers** (a warpgroup each) share the output by
+//! columns. Blocks of 32 keys go to the consumers in turn: who owns a block computes its weights, adds their product
+//! with its own half of the values, and hands the weights over in shared memory for the other half.
+//!
+//! ```text
+//! consumer 0   Q·K₀ ─ weights 0 ─ P₀·V₀ left ────── Q·K₂ ─ P₁·V₁ left, weights 2 ─ P₂·V₂ left …
+//!                          └──────────┐                      ┌──┘
+//! consumer 1          Q·K₁ ── P₀·V₀ right, weights 1 ─ P₁·V₁ right ── Q·K₃ …
+//! ```
+//!
+//! Weights are relative to a reference that both consumers know; it changes seldom, and who changes it tells the
+//! other with the weights. A warpgroup **feeds**: a warp claims units and brings queries, two bring the left and the
+//! right half of the keys, each as soon as its own consumer has done with it.
+//!
+//! | shared memory | bytes |
+//! |---|---|
+//! | queries: 9 slabs of 64 columns, 64 rows each | 73,728 |
+//! | keys: 4 blocks, 4 slabs (left) and 5 (right) each | 147,456 |
+//! | rows of two units, references, factors, sums, barriers | 4,416 |
+//!
+//! The weights of a block lie where its last slab was, which only keys have.
+
+mod config;
+#[cfg(target_arch = "nvptx64")]
+mod epilogue;
+#[cfg(target_arch = "nvptx64")]
+mod feed;
+#[cfg(target_arch = "nvptx64")]
+mod mainloop;
+#[cfg(target_arch = "nvptx64")]
+mod shared;
+
+#[cfg(not(target_arch = "nvptx64"))]
+pub use config::ROWS;
+
+#[cfg(target_arch = "nvptx64")]
+/// Blocks of a unit's keys that have not been asked for when the next unit is claimed. Who claims early may claim
+/// what another CTA could have begun; who claims late waits for ticket, item and rows.
+const CLAIM_AHEAD: u32 = 6;
+
+#[cfg(target_arch = "nvptx64")]
+mod entries {
+    use cuda_std::{barrier, griddep, prelude::*, setmaxnreg, shared, thread};
+
+    use super::{
+        config::{REGISTERS, THREADS, table},
+        feed::{claim, load},
+        mainloop::consume,
+        shared::Shared,
+    };
+    use crate::{
+        abi::LatentParams,
+        common::{half, variant::Standard},
+    };
+
+    macro_rules! entries {
+        ($half:ident $element:literal { $($rows:literal x $keys:literal;)* }) => { $( const _: () = {
+            /// See the module.
+            ///
+            /// # Safety
+            /// The parameters describe memory as [`LatentParams`] says.
+            #[kernel(
+                name = ["mla_", $rows, "x", $keys, "_", $element],
+                max_threads = THREADS,
+                min_blocks = 1,
+                tensor_maps = maps
+            )]
+            pub unsafe fn entry(p: LatentParams) {
+                let variant = Standard::<false>(p.attention.variant);
+                let s = Shared { base: shared::dynamic_shared_address() };
+                let thread = thread::thread_idx_x();
+                // SAFETY: the launch vouches for the parameters; warps and warpgroups have their roles as a whole.
+                unsafe {
+                    s.init();
+                    barrier::bar_sync(0, THREADS);
+                    // The merging kernel may wait on SMs that this one has left.
+                    griddep::launch_dependents();
+                    if thread < 128 {
+                        setmaxnreg::decrease::<{ REGISTERS[0] }>();
+                        match thread / 32 {
+                            0 => load::<false>(&p, maps.add(1), s),
+                            1 => load::<true>(&p, maps.add(2), s),
+                            2 => claim(&p, maps, s),
+                            _ => {}
+                        }
+                    } else {
+                        setmaxnreg::increase::<{ REGISTERS[1] }>();
+                        if thread < 256 {
+                            consume::<half::$half, _, 0>(&p, &variant, s);
+                        } else {
+                            consume::<half::$half, _, 1>(&p, &variant, s);
+                        }
+                        // Whoever waits for this group waits for the one before it, too.
+                        griddep::wait();
+                    }
+                }
+            }
+        }; )* };
+    }
+
+    table!(items entries);
+}
