@@ -227,7 +227,10 @@ mod tests {
             memory_bytes: u64::MAX,
         };
         // By the backend, or by the planner already.
-        for (dim, reason) in [(128, "this backend is picky"), (272, "head dimension of 272")] {
+        for (dim, reason) in [
+            (128, "this backend is picky"),
+            (272, "head dimension of 272"),
+        ] {
             let text = format!(
                 r#"{{"heads": 4, "kv_heads": 2, "head_dim": {dim}, "requests": [{{"q_len": 1, "kv_len": 9}}]}}"#
             );

@@ -58,6 +58,7 @@ mod entries {
         )* }) => { $( const _: () = {
             const SHAPE: Shape = shape!($rows $keys $dim $value_dim [$($flag)*] $stages);
             const CAP: bool = has(&[$(stringify!($flag)),*], "cap");
+            const EXTRAS: bool = has(&[$(stringify!($flag)),*], "extras");
 
             /// See the module.
             ///
@@ -94,7 +95,7 @@ mod entries {
                     } else {
                         setmaxnreg::increase::<{ SHAPE.registers()[2] }>();
                         consume::<
-                            half::$half, _, { SHAPE.stages }, { SHAPE.value_stages },
+                            half::$half, _, EXTRAS, { SHAPE.stages }, { SHAPE.value_stages },
                             { $keys / 2 }, { $keys / 4 }, { $value_dim / 2 },
                         >(&p, &variant, s);
                     }
