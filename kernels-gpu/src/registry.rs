@@ -161,6 +161,11 @@ pub struct KernelInfo {
     pub latent: bool,
     /// It has the soft cap, or it has not.
     pub cap: bool,
+    /// It takes sinks and masks of the last keys.
+    pub extras: bool,
+    /// No plan names it: it is launched in the place of the kernel of its tile that does not take
+    /// [`extras`](Self::extras).
+    pub stands_in: bool,
     /// It leaves room on an SM for a CTA of another kernel.
     pub co_resident: bool,
     /// Rows of a tile may have page tables of their own ([joint](crate::abi::WorkItem::JOINT) items).
@@ -197,6 +202,8 @@ impl KernelInfo {
             value_dim: 0,
             latent: false,
             cap: false,
+            extras: true,
+            stands_in: false,
             co_resident: false,
             multi_table: false,
             stages: 0,
@@ -338,6 +345,23 @@ impl KernelId {
     #[must_use]
     pub fn info(self) -> &'static KernelInfo {
         &KERNELS[self.index()]
+    }
+
+    /// The kernel that takes sinks and masks of the last keys and otherwise does the same, in tiles of the same rows.
+    #[must_use]
+    pub fn with_extras(self) -> Option<Self> {
+        let row = self.info();
+        if row.extras {
+            return Some(self);
+        }
+        let same = |id: &Self| {
+            let other = id.info();
+            other.stands_in
+                && (other.op, other.element, other.cap) == (row.op, row.element, row.cap)
+                && (other.head_dim, other.value_dim) == (row.head_dim, row.value_dim)
+                && (other.rows, other.cache) == (row.rows, row.cache)
+        };
+        Self::all().find(same)
     }
 
     /// The kernel that does the same with the instructions of an architecture, whatever the sizes of its tiles.

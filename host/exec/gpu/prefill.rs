@@ -75,7 +75,7 @@ impl Gpu {
     /// [`Error::NoInstance`] where no kernel was compiled for the call; a variant for each thing that can be
     /// wrong with a tensor, before anything is launched; [`Error::Driver`] if the launch fails.
     pub unsafe fn prefill(&self, call: &PrefillCall<'_>, stream: Stream) -> Result<(), Error> {
-        let kernel = self.prefill_kernel(call.kernel);
+        let kernel = self.prefill_kernel(call.extras.kernel(call.kernel)?);
         match self.prepare_prefill(kernel, call, &mut Maps::default())? {
             // SAFETY: the caller's promise.
             Some(step) => unsafe { self.launch_step(&step, stream) },

@@ -316,7 +316,7 @@ impl Making<'_> {
         let (planned, captured) = (launch.key.kernel, workspace.captured());
         let kernel = match arch.or(workspace.options.arch) {
             Some(arch) => on(planned, arch)?,
-            None => gpu.prefill_kernel(planned),
+            None => gpu.prefill_kernel(self.extras().kernel(planned)?),
         };
         self.pads_by(kernel)?;
         let of_ampere = kernel.info().arch == Arch::Sm80;

@@ -2,9 +2,12 @@
 
 use std::ffi::c_void;
 
-use kernels_gpu::abi::{
-    AttentionParams, DecodeParams, GatherDecodeParams, GatherPrefillParams, LatentParams,
-    MergeParams, PodParams, PrefillParams,
+use kernels_gpu::{
+    abi::{
+        AttentionParams, DecodeParams, GatherDecodeParams, GatherPrefillParams, LatentParams,
+        MergeParams, PodParams, PrefillParams,
+    },
+    registry::{Arch, KernelId},
 };
 
 use super::{
@@ -112,6 +115,19 @@ impl Extras {
             });
         }
         Ok(())
+    }
+
+    /// What runs in the place of a kernel: itself, or one that takes sinks and masks where there are any.
+    pub(super) fn kernel(&self, kernel: KernelId) -> Result<KernelId, Error> {
+        if kernel.info().extras || (self.sinks.is_none() && self.ancestors.is_none()) {
+            return Ok(kernel);
+        }
+        let there = kernel.with_extras().or_else(|| kernel.on(Arch::Sm80));
+        there.ok_or_else(|| Error::NoInstance {
+            kernel: "prefill",
+            asked: format!("sinks or masks, and what {kernel} does"),
+            there: "those of one tile of queries or two, with a soft cap or without",
+        })
     }
 
     pub(super) fn point(&self, params: &mut AttentionParams) {

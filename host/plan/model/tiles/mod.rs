@@ -77,6 +77,7 @@ pub(in crate::plan) fn runnable(
     KernelId::all().filter(move |id| {
         let row = id.info();
         row.op == op
+            && !row.stands_in
             && row.arch.runs_on(device.compute_capability)
             && row.shared_bytes <= device.shared_bytes_per_cta
     })

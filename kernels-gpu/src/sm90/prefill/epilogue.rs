@@ -33,7 +33,7 @@ const WARP: u32 = warp::FULL_MASK;
 /// # Safety
 /// A whole warp comes here, behind the last product with its queries; the stage holds its tile.
 #[inline(always)]
-pub(super) unsafe fn finish_tile<C: Cache, const O: usize>(
+pub(super) unsafe fn finish_tile<C: Cache, const EXTRAS: bool, const O: usize>(
     p: &PrefillParams,
     s: Shared,
     stage: u32,
@@ -51,7 +51,7 @@ pub(super) unsafe fn finish_tile<C: Cache, const O: usize>(
     let tile = unsafe { Tile::load(s.tile(stage)) };
     // Asked for before anything waits for it. Every row has a head, whether it exists or not.
     let mut sinks = [f32::NEG_INFINITY; 2];
-    if a.sinks != 0 && tile.slot == DIRECT {
+    if EXTRAS && a.sinks != 0 && tile.slot == DIRECT {
         let mut h = 0;
         while h < 2 {
             let (_, head) = tile.place(&p.pack, first_row + lane / 4 + 8 * h as u32);
@@ -61,23 +61,29 @@ pub(super) unsafe fn finish_tile<C: Cache, const O: usize>(
         }
     }
     let totals = unsafe { rows.totals() };
-    let (mut inverse, mut lse) = ([0.0; 2], sinks);
+    let mut inverse = totals.map(|total| if total > 0.0 { rcp(total) } else { 0.0 });
+    let mut with_sinks = sinks;
     let mut h = 0;
-    while h < 2 {
+    while EXTRAS && h < 2 {
+        inverse[h] = 0.0;
         let reference = rows.reference[h] * scale[h];
         // Beside a sink that is so much larger nothing is left of the keys in 16 bits.
         let over = sinks[h] - reference;
         if totals[h] > 0.0 && !(over > 100.0) {
             let total = totals[h] + ex2(over);
             inverse[h] = rcp(total);
-            lse[h] = reference + lg2(total);
+            with_sinks[h] = reference + lg2(total);
         }
-        if C::SCALED {
+        h += 1;
+    }
+    if C::SCALED {
+        let mut h = 0;
+        while h < 2 {
             let row = first_row + lane / 4 + 8 * h as u32;
             // SAFETY: the tile is one of the launch's.
             inverse[h] *= unsafe { scales_of_row(p, &tile, row)[1] };
+            h += 1;
         }
-        h += 1;
     }
     let head_dim = s.shape.value_dim;
 
@@ -116,7 +122,13 @@ pub(super) unsafe fn finish_tile<C: Cache, const O: usize>(
         let row = first_row + lane / 4 + 8 * h as u32;
         if row < tile.rows {
             let (token, head) = tile.place(&p.pack, row);
-            let lse = lse[h];
+            let lse = if EXTRAS {
+                with_sinks[h]
+            } else if totals[h] > 0.0 {
+                rows.reference[h] * scale[h] + lg2(totals[h])
+            } else {
+                f32::NEG_INFINITY
+            };
             if tile.slot == DIRECT {
                 let at = u64::from((tile.token + token) * a.q_heads + head) * 4;
                 if a.lse != 0 && lane % 4 == 0 {

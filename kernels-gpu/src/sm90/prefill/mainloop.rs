@@ -37,7 +37,7 @@ struct Work {
 
 impl Work {
     #[inline(always)]
-    unsafe fn open<V: Variant>(
+    unsafe fn open<V: Variant, const EXTRAS: bool>(
         p: &PrefillParams,
         variant: &V,
         s: Shared,
@@ -49,7 +49,10 @@ impl Work {
         // Opaque: or what rows have to do with tokens takes registers in the main loop.
         let first = misc::opaque(64 * consumer);
         // Positions grow with the row, and what is seen with the position.
-        let (_, least) = tile.sees(&p.pack, variant, first);
+        let (_, mut least) = tile.sees(&p.pack, variant, first);
+        if EXTRAS {
+            least = p.attention.seen_by_all(least);
+        }
         let (most_first, most) = tile.sees(&p.pack, variant, first + 63);
         let keys = s.shape.keys as i32;
         let mut begin = tile.end as i32 - keys;
@@ -69,7 +72,7 @@ impl Work {
                 skipped: uniform(skipped),
                 all_see: (
                     uniform(most_first as u32) as i32,
-                    uniform(p.attention.seen_by_all(least) as u32) as i32,
+                    uniform(least as u32) as i32,
                 ),
             }
         }
@@ -88,6 +91,7 @@ impl Work {
 pub(super) unsafe fn consume<
     C: Cache,
     V: Variant,
+    const EXTRAS: bool,
     const STAGES: u32,
     const VALUE_STAGES: u32,
     const S: usize,
@@ -148,7 +152,7 @@ pub(super) unsafe fn consume<
     // The next tile, and the keys of its blocks that these rows do not see.
     macro_rules! open {
         () => {{
-            let work = Work::open(p, variant, s, tiles.stage, consumer);
+            let work = Work::open::<V, EXTRAS>(p, variant, s, tiles.stage, consumer);
             if C::SCALED {
                 of_products = fit_queries::<C>(p, s, tiles.stage, misc::opaque(first_row));
             }
@@ -200,7 +204,7 @@ pub(super) unsafe fn consume<
                     hide_after(&mut logits, $work.begin, [seen[0].1, seen[1].1]);
                 }
                 // Opaque here and below, or what follows from them takes registers all the time.
-                if after && misc::opaque_u64(p.attention.ancestors) != 0 {
+                if EXTRAS && after && misc::opaque_u64(p.attention.ancestors) != 0 {
                     // Rows that do not exist are the last token's.
                     let last = p.pack.div(tile.rows - 1);
                     let begin = misc::opaque($work.begin as u32) as i32;
@@ -285,7 +289,7 @@ pub(super) unsafe fn consume<
             v.advance();
             if !good {
                 if $turn {
-                    finish_tile::<C, O>(p, s, tiles.stage ^ 1, &o, &rows, scale);
+                    finish_tile::<C, EXTRAS, O>(p, s, tiles.stage ^ 1, &o, &rows, scale);
                     take_scale!();
                     o = [0.0; O];
                     rows = Rows::EMPTY;
@@ -340,6 +344,6 @@ pub(super) unsafe fn consume<
         weights_values::<C::Product, O, P>(&mut o, &last, s.values(v.stage), value_dim);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut o);
-        finish_tile::<C, O>(p, s, tiles.stage ^ 1, &o, &rows, scale);
+        finish_tile::<C, EXTRAS, O>(p, s, tiles.stage ^ 1, &o, &rows, scale);
     }
 }

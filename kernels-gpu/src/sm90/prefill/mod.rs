@@ -69,6 +69,7 @@ mod entries {
         )* }) => { $( const _: () = {
             const SHAPE: Shape = shape!($rows $keys $dim $value_dim [$($flag)*] $stages);
             const CAP: bool = has(&[$(stringify!($flag)),*], "cap");
+            const EXTRAS: bool = has(&[$(stringify!($flag)),*], "extras") || SHAPE.cache != BITS16;
 
             /// See the module.
             ///
@@ -112,7 +113,7 @@ mod entries {
                     } else {
                         setmaxnreg::increase::<{ SHAPE.registers()[2] }>();
                         consume::<
-                            Cache, _, { SHAPE.stages }, { SHAPE.value_stages },
+                            Cache, _, EXTRAS, { SHAPE.stages }, { SHAPE.value_stages },
                             { $keys / 2 }, { $keys / 4 }, { $value_dim / 2 },
                         >(&p, &variant, s);
                     }

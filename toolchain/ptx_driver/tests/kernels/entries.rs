@@ -55,6 +55,7 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Option<Planned> {
         requests: &[(90, 40)],
         device: gpu.device(),
         options,
+        trees: false,
         arch: (row.arch == Arch::Sm80).then_some(Arch::Sm80),
     };
     if row.name.contains("_pod_") || row.co_resident {
@@ -75,10 +76,7 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Option<Planned> {
         planned.arch = (!row.co_resident).then_some(Arch::Sm80);
     } else if row.name.starts_with("pad_") {
         planned.spec = Spec::new(4, 1, 80);
-    } else if planned_as_latent(row) {
-        planned.spec = Spec::latent(row.rows, row.value_dim, row.head_dim - row.value_dim)
-            .with_dtype(planned.spec.q_dtype);
-        planned.requests = &[(70, 1), (33, 1), (1, 1)];
+        planned.arch = None;
     } else if decode {
         planned.spec = spec(row, row.rows.min(100));
         planned.requests = &[(70, 1), (33, 1), (1, 1)];
@@ -97,6 +95,10 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Option<Planned> {
             rows: row.rows,
             pack: None,
         }];
+        if row.stands_in {
+            planned.spec = planned.spec.with_sinks();
+            planned.trees = true;
+        }
     } else if row.name.starts_with("merge_") {
         let many = row.name.starts_with("merge_states");
         planned.spec = Spec::new(4, 1, 64).with_dtype(spec(row, 1).q_dtype);
@@ -111,11 +113,6 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Option<Planned> {
         return None;
     }
     Some(planned)
-}
-
-/// Whether values are the first columns of the keys.
-const fn planned_as_latent(row: &KernelInfo) -> bool {
-    row.value_dim == 512
 }
 
 pub fn run_all(gpu: &Gpu) {

@@ -168,6 +168,7 @@ pub fn run(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
         requests: scenario.requests,
         device: gpu.device(),
         options: scenario.options,
+        trees: false,
         arch: scenario.arch,
     };
     run_on_pages::<bf16>(gpu, &planned, scenario.page)
@@ -180,6 +181,8 @@ pub struct Planned {
     pub requests: &'static [(u32, u32)],
     pub device: DeviceDescription,
     pub options: PlanOptions,
+    /// Query tokens see but some of the last keys.
+    pub trees: bool,
     pub arch: Option<Arch>,
 }
 
@@ -200,7 +203,13 @@ fn run_on_pages<T: Element>(gpu: &Gpu, planned: &Planned, page: u32) -> Result<(
             queries,
         })
         .collect();
-    let batch = batch_of(&requests, page, 3);
+    let mut batch = batch_of(&requests, page, 3);
+    if planned.trees {
+        // Each sees its own key, and of those before it every other one, or two of three.
+        let some = |token: u32| [0x5555_5555_5555_5555, 0xb6db_6db6_db6d_b6db][token as usize % 2];
+        let ancestors = (0..batch.total_q()).map(some).collect();
+        batch = batch.with_ancestors(ancestors);
+    }
     let plan = Planner::new()
         .plan(&spec, &batch, &planned.device, &planned.options)
         .map_err(|error| error.to_string())?;
