@@ -5,11 +5,11 @@
         family: "decode_wgmma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            9835868,
+            9827912,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
-            4054672,
+            4056464,
         )),
     },
     Module {
@@ -17,11 +17,11 @@
         family: "prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            10885705,
+            16751305,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
-            4664016,
+            7030224,
         )),
     },
     Module {
@@ -29,11 +29,11 @@
         family: "decode_mma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.ptx.zst"),
-            5751709,
+            12360430,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.cubin.zst"),
-            2591512,
+            5382680,
         )),
     },
     Module {
@@ -41,11 +41,11 @@
         family: "mla",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.mla.ptx.zst"),
-            636236,
+            636375,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.mla.cubin.zst"),
-            212528,
+            212656,
         )),
     },
     Module {
@@ -57,7 +57,7 @@
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.sm80_decode.cubin.zst"),
-            1122208,
+            1123232,
         )),
     },
     Module {
@@ -69,7 +69,7 @@
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.sm80_decode.cubin.zst"),
-            1147512,
+            1148280,
         )),
     },
     Module {
@@ -77,11 +77,11 @@
         family: "pod",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.pod.ptx.zst"),
-            1606778,
+            1605492,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.pod.cubin.zst"),
-            632696,
+            632184,
         )),
     },
     Module {
@@ -89,7 +89,7 @@
         family: "pod",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.pod.ptx.zst"),
-            1606777,
+            1605491,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.pod.cubin.zst"),
@@ -101,7 +101,7 @@
         family: "sm80_prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.sm80_prefill.ptx.zst"),
-            1878479,
+            1877815,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.sm80_prefill.cubin.zst"),
@@ -113,11 +113,11 @@
         family: "sm80_prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.sm80_prefill.ptx.zst"),
-            1878480,
+            1877816,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.sm80_prefill.cubin.zst"),
-            619608,
+            620120,
         )),
     },
     Module {
@@ -142,6 +142,18 @@
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.passes.cubin.zst"),
             103584,
+        )),
+    },
+    Module {
+        arch: "sm_90a",
+        family: "quantise",
+        ptx: Image::zstd(
+            include_bytes!("../data/sm_90a.quantise.ptx.zst"),
+            18736,
+        ),
+        cubin: Some(Image::zstd(
+            include_bytes!("../data/sm_90a.quantise.cubin.zst"),
+            19528,
         )),
     },
     Module {

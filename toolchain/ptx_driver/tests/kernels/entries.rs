@@ -20,10 +20,10 @@ const NOT_PLANNED: [&str; 7] = [
     "overlap_loops",
 ];
 
-/// Kernels that must be launched.
+/// Kernels that must be launched: all but those, and those of 8-bit caches, whose tests need a GPU so far.
 pub fn expected() -> impl Iterator<Item = &'static str> {
     let names = KernelId::all().map(|id| id.info().name);
-    names.filter(|name| !NOT_PLANNED.contains(name))
+    names.filter(|name| !NOT_PLANNED.contains(name) && !name.contains("e4m3"))
 }
 
 fn spec(row: &KernelInfo, group: u32) -> Spec {
@@ -116,11 +116,8 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Option<Planned> {
 }
 
 pub fn run_all(gpu: &Gpu) {
-    for id in KernelId::all() {
-        let row = id.info();
-        if NOT_PLANNED.contains(&row.name) {
-            continue;
-        }
+    for name in expected() {
+        let row = KernelId::named(name).expect("it is one").info();
         let planned = planned(gpu, row).unwrap_or_else(|| panic!("nothing here runs {}", row.name));
         let result = match planned.spec.q_dtype {
             Dtype::F16 => run_planned::<f16>(gpu, &planned),
