@@ -23,7 +23,7 @@ pub fn weight(logit: f32, largest: f32, scale: f32) -> u32 {
 #[inline(always)]
 #[must_use]
 pub fn key(logit: f32) -> u32 {
-    if logit != logit {
+    if logit.is_nan() {
         return 0;
     }
     let bits = (logit + 0.0).to_bits();
@@ -40,7 +40,7 @@ pub fn key(logit: f32) -> u32 {
 pub const fn share(sum: u64, of: u32) -> u64 {
     // The sum is below 2⁵⁶: so many tokens do not exist.
     let (high, low) = (sum >> 32, sum & 0xFFFF_FFFF);
-    let part = high * of as u64 + (low * of as u64 >> 32);
+    let part = high * of as u64 + ((low * of as u64) >> 32);
     if part == 0 { 1 } else { part }
 }
 
@@ -50,9 +50,9 @@ pub const fn share(sum: u64, of: u32) -> u64 {
 pub const fn fall(sum: u64, random: u64) -> u64 {
     let (sum_high, sum_low) = (sum >> 32, sum & 0xFFFF_FFFF);
     let (high, low) = (random >> 32, random & 0xFFFF_FFFF);
-    let middle = sum_low * high + (sum_low * low >> 32);
+    let middle = sum_low * high + ((sum_low * low) >> 32);
     let (carry, rest) = (middle >> 32, middle & 0xFFFF_FFFF);
-    sum_high * high + carry + (sum_high * low + rest >> 32)
+    sum_high * high + carry + ((sum_high * low + rest) >> 32)
 }
 
 #[cfg(test)]
