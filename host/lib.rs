@@ -135,4 +135,5 @@ pub mod kv;
 pub mod plan;
 pub mod problem;
 pub mod reference;
+pub mod step;
 pub mod tensor;

@@ -23,6 +23,7 @@ pub mod passes;
 pub mod registry;
 pub mod sm80;
 pub mod sm90;
+pub mod step;
 
 pub use common::{divisor, math, state, tree, variant};
 
