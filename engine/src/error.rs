@@ -105,6 +105,14 @@ pub enum Error {
         /// Positions.
         limit: u32,
     },
+    /// Work that takes the engine for itself, while others use it.
+    #[error("{needed} free pages are needed, there are {free}, and no request may be under way")]
+    Busy {
+        /// Pages.
+        needed: u64,
+        /// Pages that nobody holds.
+        free: u32,
+    },
     /// A library that is opened at run time and is not there.
     #[error(
         "cuBLASLt is not there: install the CUDA toolkit's package for it (libcublas-13-x or libcublas-12-x, in pip \

@@ -1,6 +1,6 @@
 //! `config.json`, as it was written by any version of `transformers`.
 
-use std::{collections::BTreeMap, fs, io, path::Path};
+use std::{fs, io, path::Path};
 
 use serde::{Deserialize, de::DeserializeOwned};
 use tandem_attn::{
@@ -11,7 +11,7 @@ use tandem_attn::{
 use super::{Architecture, AttentionKind};
 use crate::{
     Error,
-    family::{FAMILIES, Family, Traits, Window},
+    family::{FAMILIES, Traits, Window},
 };
 
 /// The fields that are read; the names are the file's.

@@ -1,6 +1,6 @@
 //! Chat templates: Jinja, with the few functions that models' templates call.
 
-use minijinja::{Environment, ErrorKind, context};
+use minijinja::{Environment, ErrorKind, Value, context, syntax::SyntaxConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -29,8 +29,9 @@ impl ChatTemplate {
     pub(super) fn new(source: String, bos: String, eos: String) -> Result<Self, Error> {
         let mut environment = Environment::new();
         // As `transformers` sets it up.
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
+        let mut syntax = SyntaxConfig::builder();
+        syntax.trim_blocks(true).lstrip_blocks(true);
+        environment.set_syntax(syntax.build().map_err(|error| refused(&error))?);
         environment.set_fuel(Some(FUEL));
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", |reason: String| {
@@ -46,11 +47,14 @@ impl ChatTemplate {
 
     pub(super) fn render(&self, messages: &[Message]) -> Result<String, Error> {
         let template = self.environment.get_template(NAME).map_err(|error| refused(&error))?;
+        let messages = messages.iter().map(|Message { role, content }| {
+            Value::from_pairs([("role", role.as_str()), ("content", content.as_str())])
+        });
         let rendered = template.render(context! {
-            messages => messages,
+            messages => messages.collect::<Vec<_>>(),
             add_generation_prompt => true,
-            bos_token => self.bos,
-            eos_token => self.eos,
+            bos_token => self.bos.as_str(),
+            eos_token => self.eos.as_str(),
         });
         rendered.map_err(|error| refused(&error))
     }
