@@ -128,8 +128,7 @@ impl Engine {
         limits.step_requests = limits.step_requests.min(backend.step_requests());
         limits.running = limits.running.min(limits.step_requests);
         limits.request_tokens = limits.request_tokens.min(backend.architecture().positions);
-        let composer =
-            Composer::with_policy(limits, backend.pages(), backend.page_size(), policy)?;
+        let composer = Composer::with_policy(limits, backend.pages(), backend.page_size(), policy)?;
         Ok(Self {
             composer,
             backend,
@@ -171,7 +170,11 @@ impl Engine {
     fn check(&self, generation: &Generation) -> Result<(), Error> {
         let architecture = self.backend.architecture();
         let vocabulary = architecture.vocabulary;
-        if let Some(&got) = generation.prompt.iter().find(|&&id| id as usize >= vocabulary) {
+        if let Some(&got) = generation
+            .prompt
+            .iter()
+            .find(|&&id| id as usize >= vocabulary)
+        {
             return Err(Error::Token { got, vocabulary });
         }
         let got = generation.prompt.len() as u64 + u64::from(generation.max_new_tokens);
@@ -179,7 +182,10 @@ impl Engine {
         if got > u64::from(limit) {
             return Err(Error::TooLong { got, limit });
         }
-        generation.sampling.draw(0).map_err(tandem_attn::Error::from)?;
+        generation
+            .sampling
+            .draw(0)
+            .map_err(tandem_attn::Error::from)?;
         Ok(())
     }
 
@@ -231,7 +237,9 @@ impl Engine {
         let requests = &mut self.requests;
         let finished = self.composer.complete(&self.step, |entry| {
             let request = entry.request;
-            let answer = requests.get_mut(&request).expect("nothing is cancelled within a step");
+            let answer = requests
+                .get_mut(&request)
+                .expect("nothing is cancelled within a step");
             let token = sampled.next().expect("one for each row");
             answer.drawn += 1;
             if !answer.ignore_ends && ends.contains(&token) {

@@ -43,7 +43,9 @@ pub enum Error {
         rule: String,
     },
     /// A field that the configuration must have.
-    #[error("config.json has no {field}, and models of type {model_type:?} have no usual value of it")]
+    #[error(
+        "config.json has no {field}, and models of type {model_type:?} have no usual value of it"
+    )]
     Missing {
         /// The field.
         field: &'static str,

@@ -40,8 +40,6 @@ mod weights;
 
 pub use architecture::{Architecture, AttentionKind};
 pub use backend::{Backend, CpuBackend, Work};
-#[cfg(feature = "cuda")]
-pub use backend::{GpuBackend, GpuOptions};
 pub use engine::{Engine, Event, Finish, Generation, StepReport};
 pub use error::Error;
 pub use family::Family;

@@ -32,9 +32,10 @@ struct TokenizerConfig {
 fn special(token: Option<Value>) -> String {
     let text = match token {
         Some(Value::String(text)) => Some(text),
-        Some(Value::Object(object)) => {
-            object.get("content").and_then(Value::as_str).map(str::to_owned)
-        }
+        Some(Value::Object(object)) => object
+            .get("content")
+            .and_then(Value::as_str)
+            .map(str::to_owned),
         _ => None,
     };
     text.unwrap_or_default()
@@ -68,9 +69,14 @@ impl Text {
             None => config.chat_template.and_then(default_template),
         };
         let template = source
-            .map(|source| ChatTemplate::new(source, special(config.bos_token), special(config.eos_token)))
+            .map(|source| {
+                ChatTemplate::new(source, special(config.bos_token), special(config.eos_token))
+            })
             .transpose()?;
-        Ok(Self { tokenizer, template })
+        Ok(Self {
+            tokenizer,
+            template,
+        })
     }
 
     /// Tokens of a text; `special` adds those that the tokenizer puts around one (a begin, as a rule). Names of special
@@ -79,7 +85,10 @@ impl Text {
     /// # Errors
     /// [`Error::Tokenizer`].
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, Error> {
-        let encoded = self.tokenizer.encode_fast(text, special).map_err(tokenizer_error)?;
+        let encoded = self
+            .tokenizer
+            .encode_fast(text, special)
+            .map_err(tokenizer_error)?;
         Ok(encoded.get_ids().to_vec())
     }
 

@@ -65,13 +65,17 @@ impl Weights {
             false => vec![folder.join(SINGLE)],
             true => {
                 let text = fs::read(&index).map_err(|error| read_error(&index, error))?;
-                let read: Index = serde_json::from_slice(&text).map_err(|error| malformed(&index, error))?;
+                let read: Index =
+                    serde_json::from_slice(&text).map_err(|error| malformed(&index, error))?;
                 let mut names: Vec<_> = read.weight_map.into_values().collect();
                 names.sort_unstable();
                 names.dedup();
                 // Nothing outside the folder, whatever the index says.
                 if let Some(name) = names.iter().find(|name| name.contains(['/', '\\'])) {
-                    return Err(malformed(&index, format!("{name:?} is not the name of a file")));
+                    return Err(malformed(
+                        &index,
+                        format!("{name:?} is not the name of a file"),
+                    ));
                 }
                 names.iter().map(|name| folder.join(name)).collect()
             }
@@ -98,8 +102,13 @@ impl Weights {
             }
             files.push(map);
         }
-        let embedding = |prefix: &&&str| tensors.contains_key(&format!("{prefix}embed_tokens.weight"));
-        let prefix = PREFIXES.iter().find(embedding).copied().unwrap_or(PREFIXES[0]);
+        let embedding =
+            |prefix: &&&str| tensors.contains_key(&format!("{prefix}embed_tokens.weight"));
+        let prefix = PREFIXES
+            .iter()
+            .find(embedding)
+            .copied()
+            .unwrap_or(PREFIXES[0]);
         Ok(Self(Source::Files {
             files,
             tensors,
@@ -123,20 +132,32 @@ impl Weights {
     }
 
     fn place(&self, name: &str) -> Option<&Place> {
-        let Source::Files { tensors, prefix, .. } = &self.0 else {
+        let Source::Files {
+            tensors, prefix, ..
+        } = &self.0
+        else {
             return None;
         };
-        let inner = name.strip_prefix(PREFIXES[0]).map(|rest| format!("{prefix}{rest}"));
+        let inner = name
+            .strip_prefix(PREFIXES[0])
+            .map(|rest| format!("{prefix}{rest}"));
         // The matrix of the logits stands beside the rest: `language_model.lm_head.weight`.
         let beside = || format!("{}{name}", prefix.strip_suffix("model.").unwrap_or(""));
-        tensors.get(&inner.unwrap_or_else(beside)).or_else(|| tensors.get(name))
+        tensors
+            .get(&inner.unwrap_or_else(beside))
+            .or_else(|| tensors.get(name))
     }
 
     /// Appends a tensor to `out`, converted. Names are those of a model that only writes text (`model.layers.0.…`).
     ///
     /// # Errors
     /// [`Error::NoTensor`], [`Error::TensorShape`], [`Error::TensorType`].
-    pub fn append<T: Weight>(&self, name: &str, shape: &[usize], out: &mut Vec<T>) -> Result<(), Error> {
+    pub fn append<T: Weight>(
+        &self,
+        name: &str,
+        shape: &[usize],
+        out: &mut Vec<T>,
+    ) -> Result<(), Error> {
         let files = match &self.0 {
             Source::Files { files, .. } => files,
             Source::Random { seed } => {
@@ -201,7 +222,11 @@ impl Weight for bf16 {
 /// Elements that a thread converts at a time.
 const PIECE: usize = 1 << 16;
 
-fn convert<F: Pod + Sync, T: Weight>(bytes: &[u8], out: &mut Vec<T>, to_f32: impl Fn(F) -> f32 + Sync) {
+fn convert<F: Pod + Sync, T: Weight>(
+    bytes: &[u8],
+    out: &mut Vec<T>,
+    to_f32: impl Fn(F) -> f32 + Sync,
+) {
     // Headers may have any length, and then elements lie at any address.
     let from: Cow<'_, [F]> = match bytemuck::try_cast_slice(bytes) {
         Ok(elements) => Cow::Borrowed(elements),
@@ -209,7 +234,9 @@ fn convert<F: Pod + Sync, T: Weight>(bytes: &[u8], out: &mut Vec<T>, to_f32: imp
     };
     let begin = out.len();
     out.resize(begin + from.len(), T::zeroed());
-    let pieces = out[begin..].par_chunks_mut(PIECE).zip(from.par_chunks(PIECE));
+    let pieces = out[begin..]
+        .par_chunks_mut(PIECE)
+        .zip(from.par_chunks(PIECE));
     pieces.for_each(|(to, from)| {
         for (to, &x) in to.iter_mut().zip(from) {
             *to = T::from_f32(to_f32(x));
@@ -231,10 +258,13 @@ fn random<T: Weight>(seed: u64, name: &str, shape: &[usize], out: &mut Vec<T>) {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
     out.resize(begin + elements, T::zeroed());
-    out[begin..].par_chunks_mut(PIECE).enumerate().for_each(|(piece, to)| {
-        let mut random = fastrand::Rng::with_seed(name.wrapping_add(piece as u64));
-        to.fill_with(|| T::from_f32(bound * (2.0 * random.f32() - 1.0)));
-    });
+    out[begin..]
+        .par_chunks_mut(PIECE)
+        .enumerate()
+        .for_each(|(piece, to)| {
+            let mut random = fastrand::Rng::with_seed(name.wrapping_add(piece as u64));
+            to.fill_with(|| T::from_f32(bound * (2.0 * random.f32() - 1.0)));
+        });
 }
 
 fn read_error(path: &Path, error: std::io::Error) -> Error {

@@ -114,7 +114,11 @@ pub(super) fn read(folder: &Path) -> Result<Architecture, Error> {
         Err(Error::Read { error, .. }) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(error),
     };
-    parse(&folder.join("config.json"), &text("config.json")?, generation.as_deref())
+    parse(
+        &folder.join("config.json"),
+        &text("config.json")?,
+        generation.as_deref(),
+    )
 }
 
 pub(super) fn parse(
@@ -135,7 +139,8 @@ pub(super) fn parse(
             ..outer
         },
         Some(inner) => {
-            let inner: Config = serde_json::from_value(inner).map_err(|error| malformed(path, &error))?;
+            let inner: Config =
+                serde_json::from_value(inner).map_err(|error| malformed(path, &error))?;
             Config {
                 tie_word_embeddings: inner.tie_word_embeddings.or(outer.tie_word_embeddings),
                 quantization_config: inner.quantization_config.or(outer.quantization_config),
@@ -145,10 +150,16 @@ pub(super) fn parse(
     };
     outer_ends = outer_ends.or(config.eos_token_id);
     let ends = ends.or(outer_ends).map(Ids::into_vec).unwrap_or_default();
-    let traits = FAMILIES.iter().find(|traits| traits.model_type == config.model_type);
+    let traits = FAMILIES
+        .iter()
+        .find(|traits| traits.model_type == config.model_type);
     let traits = traits.ok_or_else(|| Error::Family {
         got: config.model_type.clone(),
-        known: FAMILIES.iter().map(|traits| traits.model_type).collect::<Vec<_>>().join(", "),
+        known: FAMILIES
+            .iter()
+            .map(|traits| traits.model_type)
+            .collect::<Vec<_>>()
+            .join(", "),
     })?;
     let config = Config {
         eos_token_id: None,
@@ -205,10 +216,13 @@ fn build(config: &Config, traits: &Traits, ends: Vec<u32>) -> Result<Architectur
     let mut kinds = Vec::new();
     let layers = slides.iter().map(|&slides| {
         let kind = local.filter(|_| slides).unwrap_or(global);
-        kinds.iter().position(|known| *known == kind).unwrap_or_else(|| {
-            kinds.push(kind);
-            kinds.len() - 1
-        })
+        kinds
+            .iter()
+            .position(|known| *known == kind)
+            .unwrap_or_else(|| {
+                kinds.push(kind);
+                kinds.len() - 1
+            })
     });
     let layers = layers.collect();
 
@@ -236,7 +250,10 @@ fn build(config: &Config, traits: &Traits, ends: Vec<u32>) -> Result<Architectur
         tied: config.tie_word_embeddings.unwrap_or(defaults.tied),
         positions: need(
             "max_position_embeddings",
-            config.max_position_embeddings.or(defaults.positions).map(|positions| positions as usize),
+            config
+                .max_position_embeddings
+                .or(defaults.positions)
+                .map(|positions| positions as usize),
         )? as u32,
         ends,
     })
@@ -249,39 +266,68 @@ fn refuse_unknown(config: &Config, traits: &Traits) -> Result<(), Error> {
         Err(Error::Unsupported { field, got, rule })
     };
     if let Some(quantised) = &config.quantization_config {
-        let method = quantised.get("quant_method").map_or("something", |name| name.as_str().unwrap_or("something"));
-        return refuse("quantization_config", method.to_owned(), "take the model in BF16");
+        let method = quantised
+            .get("quant_method")
+            .map_or("something", |name| name.as_str().unwrap_or("something"));
+        return refuse(
+            "quantization_config",
+            method.to_owned(),
+            "take the model in BF16",
+        );
     }
     if config.attention_bias == Some(true) && !traits.qkv_bias {
-        return refuse("attention_bias", "true".to_owned(), "only Qwen 2's biases of Q, K and V are computed");
+        return refuse(
+            "attention_bias",
+            "true".to_owned(),
+            "only Qwen 2's biases of Q, K and V are computed",
+        );
     }
     if config.mlp_bias == Some(true) {
-        return refuse("mlp_bias", "true".to_owned(), "feed-forward parts have no biases here");
+        return refuse(
+            "mlp_bias",
+            "true".to_owned(),
+            "feed-forward parts have no biases here",
+        );
     }
     if config.use_bidirectional_attention == Some(true) {
-        return refuse("use_bidirectional_attention", "true".to_owned(), "only causal models are computed");
+        return refuse(
+            "use_bidirectional_attention",
+            "true".to_owned(),
+            "only causal models are computed",
+        );
     }
     if let Some(cap) = config.final_logit_softcapping {
-        return refuse("final_logit_softcapping", cap.to_string(), "logits are not capped here");
+        return refuse(
+            "final_logit_softcapping",
+            cap.to_string(),
+            "logits are not capped here",
+        );
     }
     if let Some(part) = config.partial_rotary_factor.filter(|&part| part != 1.0) {
-        return refuse("partial_rotary_factor", part.to_string(), "these families turn whole heads");
+        return refuse(
+            "partial_rotary_factor",
+            part.to_string(),
+            "these families turn whole heads",
+        );
     }
     let names: &[&str] = match traits.activation {
         Activation::GeluTanh => &["gelu_pytorch_tanh"],
         _ => &["silu", "swish"],
     };
     match &config.hidden_act {
-        Some(got) if !names.contains(&got.as_str()) => {
-            refuse("hidden_act", got.clone(), &format!("this family has {}", names[0]))
-        }
+        Some(got) if !names.contains(&got.as_str()) => refuse(
+            "hidden_act",
+            got.clone(),
+            &format!("this family has {}", names[0]),
+        ),
         _ => Ok(()),
     }
 }
 
 /// For each layer, whether it has the sliding window.
 fn sliding_layers(config: &Config, traits: &Traits, layers: usize) -> Result<Vec<bool>, Error> {
-    let switched_off = traits.window == Window::Upper && !config.use_sliding_window.unwrap_or(false);
+    let switched_off =
+        traits.window == Window::Upper && !config.use_sliding_window.unwrap_or(false);
     if config.sliding_window.is_none() || switched_off {
         return Ok(vec![false; layers]);
     }
@@ -334,10 +380,18 @@ fn ropes(config: &Config, traits: &Traits, head_dim: u32) -> Result<[Rope; 2], E
         None if traits.local_rope => [old, local],
         None => [old.clone(), old],
     };
-    Ok([rope(config, traits, head_dim, &global)?, rope(config, traits, head_dim, &local)?])
+    Ok([
+        rope(config, traits, head_dim, &global)?,
+        rope(config, traits, head_dim, &local)?,
+    ])
 }
 
-fn rope(config: &Config, traits: &Traits, head_dim: u32, fields: &RopeFields) -> Result<Rope, Error> {
+fn rope(
+    config: &Config,
+    traits: &Traits,
+    head_dim: u32,
+    fields: &RopeFields,
+) -> Result<Rope, Error> {
     let need = |field: &'static str, value: Option<f64>| {
         value.ok_or_else(|| Error::Missing {
             field,
@@ -348,7 +402,8 @@ fn rope(config: &Config, traits: &Traits, head_dim: u32, fields: &RopeFields) ->
     let positions = fields.original_max_position_embeddings;
     let original_positions = || {
         let positions = positions.or(config.max_position_embeddings).map(f64::from);
-        need("rope_scaling.original_max_position_embeddings", positions).map(|positions| positions as u32)
+        need("rope_scaling.original_max_position_embeddings", positions)
+            .map(|positions| positions as u32)
     };
     let scaling = match fields.rope_type.as_deref() {
         None | Some("default") => RopeScaling::None,

@@ -45,6 +45,8 @@ impl Plans {
     }
 
     pub(super) fn last(&self) -> &Plan {
-        self.last.as_ref().expect("a step is planned before it is computed")
+        self.last
+            .as_ref()
+            .expect("a step is planned before it is computed")
     }
 }

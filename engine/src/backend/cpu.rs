@@ -1,10 +1,7 @@
 //! On the threads of the CPU, in f32 throughout: for small models, for tests, and to try things out.
 
 use tandem_attn::{
-    exec::{
-        Cpu,
-        cpu::AppendScales,
-    },
+    exec::{Cpu, cpu::AppendScales},
     kv::{KvScales, KvView, KvViewMut},
     plan::PlanOptions,
     problem::{Dtype, KvLayout},
@@ -93,14 +90,21 @@ impl CpuBackend {
         }
         let b = &mut self.buffers;
         fit(&mut b.residual, tokens * a.hidden);
-        step::embed(&self.model.embedding, a.hidden, &inputs.tokens, a.embedding_scale, &mut b.residual)?;
+        step::embed(
+            &self.model.embedding,
+            a.hidden,
+            &inputs.tokens,
+            a.embedding_scale,
+            &mut b.residual,
+        )?;
         let mut branch_waits = false;
         for (index, layer) in self.model.layers.iter().enumerate() {
             let (plans, rope) = &self.kinds[a.layers[index]];
             let [k, v] = &mut self.pools[index];
             let mut pool = KvViewMut::new(&plans.spec, KvLayout::Nhd, self.page_size, k, v);
             for copy in work.copies {
-                pool.copy_page(&plans.spec, copy.from, copy.to).map_err(tandem_attn::Error::from)?;
+                pool.copy_page(&plans.spec, copy.from, copy.to)
+                    .map_err(tandem_attn::Error::from)?;
             }
             b.norm(a, &layer.norm_attention, branch_waits)?;
             fit(&mut b.qkv, tokens * a.qkv_width());
@@ -109,14 +113,26 @@ impl CpuBackend {
             let qkv = step::QkvStep {
                 qkv: &b.qkv,
                 bias: layer.qkv_bias.as_deref(),
-                norm: layer.qk_norm.as_ref().map(|[q, k]| step::QkNorm { norm: a.norm, q, k }),
+                norm: layer
+                    .qk_norm
+                    .as_ref()
+                    .map(|[q, k]| step::QkNorm { norm: a.norm, q, k }),
                 rope: Some((rope, &inputs.positions)),
             };
             let scales = AppendScales::Given(KvScales::One);
-            step::qkv(&plans.spec, &qkv, &inputs.slots, &mut b.q, &mut pool, self.pages, scales)?;
+            step::qkv(
+                &plans.spec,
+                &qkv,
+                &inputs.slots,
+                &mut b.q,
+                &mut pool,
+                self.pages,
+                scales,
+            )?;
             fit(&mut b.attention, tokens * a.q_width());
             let view: KvView<'_, f32> = pool.view();
-            self.cpu.run(plans.last(), &b.q, &[view], &mut b.attention, None)?;
+            self.cpu
+                .run(plans.last(), &b.q, &[view], &mut b.attention, None)?;
             b.feed(a, layer)?;
             branch_waits = true;
         }
@@ -127,7 +143,13 @@ impl CpuBackend {
             to.copy_from_slice(&b.normed[row as usize * a.hidden..][..a.hidden]);
         }
         fit(&mut self.logits, work.rows.len() * a.vocabulary);
-        multiply(&b.branch, self.model.head(), a.hidden, a.vocabulary, &mut self.logits);
+        multiply(
+            &b.branch,
+            self.model.head(),
+            a.hidden,
+            a.vocabulary,
+            &mut self.logits,
+        );
         Ok(())
     }
 }
@@ -150,14 +172,32 @@ impl Buffers {
     fn feed(&mut self, a: &Architecture, layer: &Layer<Vec<f32>>) -> Result<(), Error> {
         let tokens = self.residual.len() / a.hidden;
         fit(&mut self.branch, self.residual.len());
-        multiply(&self.attention, &layer.out, a.q_width(), a.hidden, &mut self.branch);
+        multiply(
+            &self.attention,
+            &layer.out,
+            a.q_width(),
+            a.hidden,
+            &mut self.branch,
+        );
         self.norm_branch(a, layer.norm_attention_out.as_deref())?;
         self.norm(a, &layer.norm_feed, true)?;
         fit(&mut self.gate_up, tokens * 2 * a.intermediate);
-        multiply(&self.normed, &layer.gate_up, a.hidden, 2 * a.intermediate, &mut self.gate_up);
+        multiply(
+            &self.normed,
+            &layer.gate_up,
+            a.hidden,
+            2 * a.intermediate,
+            &mut self.gate_up,
+        );
         fit(&mut self.gated, tokens * a.intermediate);
         step::gate(a.activation, &self.gate_up, a.intermediate, &mut self.gated)?;
-        multiply(&self.gated, &layer.down, a.intermediate, a.hidden, &mut self.branch);
+        multiply(
+            &self.gated,
+            &layer.down,
+            a.intermediate,
+            a.hidden,
+            &mut self.branch,
+        );
         self.norm_branch(a, layer.norm_feed_out.as_deref())
     }
 
@@ -180,7 +220,10 @@ fn fit(buffer: &mut Vec<f32>, elements: usize) {
 /// `out = x · wᵀ`: `x` is `[rows, inputs]`, `w` is `[outputs, inputs]`.
 fn multiply(x: &[f32], w: &[f32], inputs: usize, outputs: usize, out: &mut [f32]) {
     let rows = x.len() / inputs;
-    assert_eq!((x.len(), w.len(), out.len()), (rows * inputs, outputs * inputs, rows * outputs));
+    assert_eq!(
+        (x.len(), w.len(), out.len()),
+        (rows * inputs, outputs * inputs, rows * outputs)
+    );
     let threads = gemm::Parallelism::Rayon(rayon::current_num_threads());
     // SAFETY: the three matrices lie within their slices, as asserted, and `out` is nobody else's.
     unsafe {
@@ -240,7 +283,12 @@ impl Backend for CpuBackend {
     fn compute(&mut self, work: &Work<'_>, tokens: &mut Vec<u32>) -> Result<(), Error> {
         self.forward(work)?;
         tokens.resize(work.rows.len(), 0);
-        step::sample(&self.logits, self.architecture.vocabulary, work.draws, tokens)?;
+        step::sample(
+            &self.logits,
+            self.architecture.vocabulary,
+            work.draws,
+            tokens,
+        )?;
         Ok(())
     }
 

@@ -53,7 +53,9 @@ impl<M> Model<M> {
         let norm = place(weights.get("model.norm.weight", &[hidden])?)?;
         let head = match a.tied {
             true => None,
-            false => Some(place(weights.get("lm_head.weight", &[vocabulary, hidden])?)?),
+            false => Some(place(
+                weights.get("lm_head.weight", &[vocabulary, hidden])?,
+            )?),
         };
         Ok(Self {
             embedding,
@@ -96,7 +98,10 @@ impl<M> Layer<M> {
         };
         // What stands between attention and the feed-forward part has other names where there are norms behind both.
         let [norm_feed, after] = match a.norms_after {
-            true => ["pre_feedforward_layernorm.weight", "post_attention_layernorm.weight"],
+            true => [
+                "pre_feedforward_layernorm.weight",
+                "post_attention_layernorm.weight",
+            ],
             false => ["post_attention_layernorm.weight", ""],
         };
         Ok(Self {
@@ -134,13 +139,19 @@ impl<M> Layer<M> {
             },
             norm_feed: stacked(&[(norm_feed, hidden)], None)?,
             gate_up: stacked(
-                &[("mlp.gate_proj.weight", a.intermediate), ("mlp.up_proj.weight", a.intermediate)],
+                &[
+                    ("mlp.gate_proj.weight", a.intermediate),
+                    ("mlp.up_proj.weight", a.intermediate),
+                ],
                 Some(hidden),
             )?,
             down: stacked(&[("mlp.down_proj.weight", hidden)], Some(a.intermediate))?,
             norm_feed_out: match a.norms_after {
                 false => None,
-                true => Some(stacked(&[("post_feedforward_layernorm.weight", hidden)], None)?),
+                true => Some(stacked(
+                    &[("post_feedforward_layernorm.weight", hidden)],
+                    None,
+                )?),
             },
         })
     }

@@ -33,11 +33,14 @@ impl ChatTemplate {
         syntax.trim_blocks(true).lstrip_blocks(true);
         environment.set_syntax(syntax.build().map_err(|error| refused(&error))?);
         environment.set_fuel(Some(FUEL));
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment
+            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", |reason: String| {
             Err::<String, _>(minijinja::Error::new(ErrorKind::InvalidOperation, reason))
         });
-        environment.add_template_owned(NAME, source).map_err(|error| refused(&error))?;
+        environment
+            .add_template_owned(NAME, source)
+            .map_err(|error| refused(&error))?;
         Ok(Self {
             environment,
             bos,
@@ -46,7 +49,10 @@ impl ChatTemplate {
     }
 
     pub(super) fn render(&self, messages: &[Message]) -> Result<String, Error> {
-        let template = self.environment.get_template(NAME).map_err(|error| refused(&error))?;
+        let template = self
+            .environment
+            .get_template(NAME)
+            .map_err(|error| refused(&error))?;
         let messages = messages.iter().map(|Message { role, content }| {
             Value::from_pairs([("role", role.as_str()), ("content", content.as_str())])
         });
@@ -61,6 +67,8 @@ impl ChatTemplate {
 }
 
 fn refused(error: &minijinja::Error) -> Error {
-    let reason = error.detail().map_or_else(|| error.to_string(), str::to_owned);
+    let reason = error
+        .detail()
+        .map_or_else(|| error.to_string(), str::to_owned);
     Error::ChatTemplate { reason }
 }

@@ -47,15 +47,24 @@ fn what_a_text_part_leaves_out_is_usual() {
     let gemma = Architecture::from_json(GEMMA).unwrap();
     let spec = gemma.spec();
     assert_eq!((spec.q_heads, spec.kv_heads, spec.head_dim_qk), (8, 4, 256));
-    assert_eq!((gemma.vocabulary, gemma.positions, gemma.tied), (262_208, 131_072, true));
+    assert_eq!(
+        (gemma.vocabulary, gemma.positions, gemma.tied),
+        (262_208, 131_072, true)
+    );
     assert_eq!(gemma.ends, [1, 106]);
     // Five layers with a window of 1024 keys, then one without.
     assert_eq!(gemma.layers[..7], [0, 0, 0, 0, 0, 1, 0]);
     assert_eq!(gemma.kinds[0].spec.variant.window_left, Some(1023));
     assert_eq!(gemma.kinds[1].spec.variant.window_left, None);
-    assert_eq!((gemma.kinds[0].rope.theta, gemma.kinds[1].rope.theta), (1e4, 1e6));
+    assert_eq!(
+        (gemma.kinds[0].rope.theta, gemma.kinds[1].rope.theta),
+        (1e4, 1e6)
+    );
     assert_eq!(gemma.kinds[0].rope.scaling, RopeScaling::None);
-    assert_eq!(gemma.kinds[1].rope.scaling, RopeScaling::Linear { factor: 8.0 });
+    assert_eq!(
+        gemma.kinds[1].rope.scaling,
+        RopeScaling::Linear { factor: 8.0 }
+    );
     assert_eq!(gemma.embedding_scale, 50.5); // √2560 in bf16
 }
 
@@ -84,7 +93,10 @@ fn what_would_be_computed_wrongly_is_refused() {
             with("\"rope_type\": \"llama3\"", "\"rope_type\": \"longrope\""),
             "the model has rope_scaling.rope_type = longrope; default, linear, llama3 and yarn are computed",
         ),
-        (with("\"silu\"", "\"relu\""), "the model has hidden_act = relu; this family has silu"),
+        (
+            with("\"silu\"", "\"relu\""),
+            "the model has hidden_act = relu; this family has silu",
+        ),
         (
             with("\"mlp_bias\": false", "\"mlp_bias\": true"),
             "the model has mlp_bias = true; feed-forward parts have no biases here",
@@ -94,11 +106,17 @@ fn what_would_be_computed_wrongly_is_refused() {
             "config.json has no hidden_size, and models of type \"llama\" have no usual value of it",
         ),
         (
-            with("\"mlp_bias\": false", "\"quantization_config\": {\"quant_method\": \"awq\"}"),
+            with(
+                "\"mlp_bias\": false",
+                "\"quantization_config\": {\"quant_method\": \"awq\"}",
+            ),
             "the model has quantization_config = awq; take the model in BF16",
         ),
     ] {
         assert_eq!(message, expected);
     }
-    assert!(matches!(Architecture::from_json("{"), Err(Error::Malformed { .. })));
+    assert!(matches!(
+        Architecture::from_json("{"),
+        Err(Error::Malformed { .. })
+    ));
 }
