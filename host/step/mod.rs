@@ -73,8 +73,8 @@ pub enum Activation {
 impl Activation {
     fn of(self, x: f32) -> f32 {
         match self {
-            Self::Silu => kernels_gpu::step::silu(x),
-            Self::GeluTanh => kernels_gpu::step::gelu_tanh(x),
+            Self::Silu => kernels_gpu::step::gate::silu(x),
+            Self::GeluTanh => kernels_gpu::step::gate::gelu_tanh(x),
         }
     }
 }

@@ -70,6 +70,20 @@ impl Gpu {
     }
 }
 
+/// Where the scales of an append to a pool come from, as kernels take it.
+pub(super) fn mode(scales: AppendScales, pool: &KvPool) -> Result<u32, Error> {
+    match (scales, &pool.scales) {
+        (AppendScales::Computed, KvScales::Token { .. }) => Ok(COMPUTED),
+        (AppendScales::Computed, _) => Err(Error::NoInstance {
+            kernel: "append",
+            asked: "computed scales for a pool that has none of each token".into(),
+            there: "those for pools with KvScales::Token",
+        }),
+        (AppendScales::Given, KvScales::Token { .. }) => Ok(GIVEN_BY_TOKEN),
+        (AppendScales::Given, _) => Ok(GIVEN),
+    }
+}
+
 /// All checks; the parameters of the launch.
 fn parameters(
     spec: &Spec,
@@ -92,18 +106,7 @@ fn parameters(
     }
     let (tokens, heads) = (slots.len, spec.kv_heads as usize);
     slots.check_address("slots", 4)?;
-    let mode = match (scales, &pool.scales) {
-        (AppendScales::Computed, KvScales::Token { .. }) => COMPUTED,
-        (AppendScales::Computed, _) => {
-            return Err(Error::NoInstance {
-                kernel: "append",
-                asked: "computed scales for a pool that has none of each token".into(),
-                there: "those for pools with KvScales::Token",
-            });
-        }
-        (AppendScales::Given, KvScales::Token { .. }) => GIVEN_BY_TOKEN,
-        (AppendScales::Given, _) => GIVEN,
-    };
+    let mode = mode(scales, pool)?;
     let of_scales = pool.scales.parameters(spec, pool, tokens)?;
     let pool_slots = u64::from(pool.pages) * u64::from(page_size);
     let ScaleParams {

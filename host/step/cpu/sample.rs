@@ -51,7 +51,7 @@ fn choose(logits: &[f32], draw: &DrawParams) -> u32 {
         .iter()
         .position(|&key| key == largest)
         .expect("it is one");
-    if draw.scale == 0.0 || logits[first].is_nan() {
+    if draw.scale == 0.0 || !logits[first].is_finite() {
         return first as u32;
     }
     let weigh = |logit: f32| weight(logit, logits[first], draw.scale);

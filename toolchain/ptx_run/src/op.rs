@@ -64,6 +64,8 @@ pub enum Word1 {
     Rsqrt,
     Sqrt,
     Tanh,
+    Sin,
+    Cos,
     Low16,
     SignExtend16,
     F32FromU32,

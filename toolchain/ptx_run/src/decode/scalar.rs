@@ -75,6 +75,8 @@ impl Decoder<'_> {
             ["rsqrt", "approx", "ftz", "f32"] => Word1::Rsqrt,
             ["sqrt", "approx", "ftz", "f32"] => Word1::Sqrt,
             ["tanh", "approx", "f32"] => Word1::Tanh,
+            ["sin", "approx", "ftz", "f32"] => Word1::Sin,
+            ["cos", "approx", "ftz", "f32"] => Word1::Cos,
             ["cvt", "u16", "u32"] | ["cvt", "u32", "u16"] => Word1::Low16,
             ["cvt", "s32", "s16"] => Word1::SignExtend16,
             ["cvt", "rn", "f32", "u32"] => Word1::F32FromU32,

@@ -64,6 +64,8 @@ fn word1(f: Word1, a: &Words) -> Words {
         Word1::Rsqrt => floats1(a, |a| flush(flush(a).sqrt().recip())),
         Word1::Sqrt => floats1(a, |a| flush(flush(a).sqrt())),
         Word1::Tanh => floats1(a, f32::tanh),
+        Word1::Sin => floats1(a, |a| flush(flush(a).sin())),
+        Word1::Cos => floats1(a, |a| flush(flush(a).cos())),
         Word1::Low16 => map1(a, |a| a & 0xFFFF),
         Word1::SignExtend16 => map1(a, |a| i32::from(a as u16 as i16) as u32),
         Word1::F32FromU32 => map1(a, |a| (a as f32).to_bits()),
