@@ -73,6 +73,8 @@ enum Command {
     ChunkSize(chunk_size::Args),
     #[cfg(feature = "engine")]
     Generate(engine::generate::Args),
+    #[cfg(feature = "engine")]
+    Serve(engine::serve::Args),
     Doctor(doctor::Args),
     Completions(pages::Completions),
     Man(pages::Man),
@@ -102,6 +104,8 @@ pub fn main() -> ExitCode {
         Some(Command::ChunkSize(args)) => chunk_size::run(&args),
         #[cfg(feature = "engine")]
         Some(Command::Generate(args)) => engine::generate::run(&args),
+        #[cfg(feature = "engine")]
+        Some(Command::Serve(args)) => engine::serve::run(&args),
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::Doctor(args)) => doctor::run(&args),
         Some(Command::Completions(args)) => pages::completions(&args),

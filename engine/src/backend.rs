@@ -2,12 +2,16 @@
 
 mod attention;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod layers;
 
 use tandem_attn::{kv::PageCopy, step::Draw};
 use tandem_schedule::StepInputs;
 
 pub use cpu::CpuBackend;
+#[cfg(feature = "cuda")]
+pub use gpu::{GpuBackend, GpuOptions};
 
 use crate::{Architecture, Error};
 

@@ -135,6 +135,28 @@ pub enum Error {
         /// The library's status.
         status: String,
     },
+    /// A call of the driver that failed.
+    #[error("{call}: {status}")]
+    Cuda {
+        /// The call.
+        call: &'static str,
+        /// What the driver says.
+        status: String,
+    },
+    /// A step that is more than the backend was made for.
+    #[error(
+        "a step of {tokens} tokens and {rows} rows of logits, and this backend was made for {most_tokens} and {most_rows}"
+    )]
+    StepTooLarge {
+        /// Tokens of the step.
+        tokens: usize,
+        /// Rows whose logits are wanted.
+        rows: usize,
+        /// Most tokens.
+        most_tokens: u32,
+        /// Most rows.
+        most_rows: u32,
+    },
     /// Attention, or the steps around it.
     #[error(transparent)]
     Attention(#[from] tandem_attn::Error),

@@ -35,11 +35,15 @@ mod backend;
 mod engine;
 mod error;
 mod family;
+#[cfg(feature = "serve")]
+pub mod serve;
 mod text;
 mod weights;
 
 pub use architecture::{Architecture, AttentionKind};
 pub use backend::{Backend, CpuBackend, Work};
+#[cfg(feature = "cuda")]
+pub use backend::{GpuBackend, GpuOptions};
 pub use engine::{Engine, Event, Finish, Generation, StepReport};
 pub use error::Error;
 pub use family::Family;

@@ -1,6 +1,7 @@
 //! Models served: what `tandem generate` and `tandem serve` have in common.
 
 pub mod generate;
+pub mod serve;
 
 use std::path::PathBuf;
 
@@ -20,7 +21,7 @@ pub struct ModelArgs {
     /// Where to run
     #[arg(long, value_enum, default_value = "auto")]
     backend: Choice,
-    /// Tokens that the caches have room for, of all requests together [default: 4096]
+    /// Tokens that the caches have room for, of all requests together [default: 4096, on a GPU 65536]
     #[arg(long, value_name = "TOKENS", value_parser = at_least_1)]
     cache: Option<u32>,
     /// Most tokens in a step: longer prompts are computed in chunks
@@ -65,14 +66,48 @@ impl ModelArgs {
         weights: &Weights,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Box<dyn Backend>, Failure> {
-        if self.backend == Choice::Gpu {
-            return Err(Failure::Backend(
-                "models run on the CPU so far: take --backend cpu".to_owned(),
-            ));
+        match self.gpu()? {
+            #[cfg(feature = "cuda")]
+            Some(gpu) => {
+                let mut options = tandem_engine::GpuOptions::default();
+                options.cache_tokens = self.cache.unwrap_or(options.cache_tokens);
+                options.page_size = PAGE_SIZE;
+                options.step_tokens = self.budget;
+                options.step_requests = self.batch;
+                let backend =
+                    tandem_engine::GpuBackend::load(gpu, architecture, weights, &options, progress);
+                Ok(Box::new(backend?))
+            }
+            #[cfg(not(feature = "cuda"))]
+            Some(never) => match never {},
+            None => {
+                let pages = self.cache.unwrap_or(4096).div_ceil(PAGE_SIZE);
+                let backend = CpuBackend::load(architecture, weights, pages, PAGE_SIZE, progress);
+                Ok(Box::new(backend?))
+            }
         }
-        let pages = self.cache.unwrap_or(4096).div_ceil(PAGE_SIZE);
-        let backend = CpuBackend::load(architecture, weights, pages, PAGE_SIZE, progress);
-        Ok(Box::new(backend?))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn gpu(&self) -> Result<Option<tandem_attn::exec::gpu::Gpu>, Failure> {
+        use tandem_attn::{Error, exec::gpu::Gpu};
+        match (self.backend, Gpu::new(0)) {
+            (Choice::Cpu, _) => Ok(None),
+            (_, Ok(gpu)) => Ok(Some(gpu)),
+            (Choice::Auto, Err(Error::NoDriver { .. } | Error::NoDevice { .. })) => Ok(None),
+            (_, Err(error)) => Err(error.into()),
+        }
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn gpu(&self) -> Result<Option<std::convert::Infallible>, Failure> {
+        match self.backend {
+            Choice::Gpu => Err(Failure::Backend(
+                "this tandem was built without GPUs: install it with --features cuda,engine"
+                    .to_owned(),
+            )),
+            Choice::Auto | Choice::Cpu => Ok(None),
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use cudarc::driver::result::memcpy_dtod_async;
 use half::bf16;
 use tandem_attn::{
     exec::gpu::{
-        AppendScales, DeviceBuffer, DevicePtr, DeviceRope, DeviceTensor, Gpu, Graph, KvPool, KvScales,
+        AppendScales, DeviceBuffer, DevicePtr, DeviceRope, DeviceTensor, Gpu, Graph, KvPool,
         LaunchSet, OwnedStream, QkNorm, QkvStep, Stream, Workspace, WorkspaceOptions,
     },
     kv::PageCopy,
@@ -109,9 +109,19 @@ impl GpuBackend {
         let blas = Blas::new(&gpu)?;
         let pages = options.cache_tokens.div_ceil(options.page_size);
         let spec = a.spec();
-        let elements = pages as usize * (options.page_size * spec.kv_heads * spec.head_dim_qk) as usize;
-        let pool = || Ok([DeviceBuffer::zeroed(&gpu, elements)?, DeviceBuffer::zeroed(&gpu, elements)?]);
-        let pools = a.layers.iter().map(|_| pool()).collect::<Result<_, tandem_attn::Error>>()?;
+        let elements =
+            pages as usize * (options.page_size * spec.kv_heads * spec.head_dim_qk) as usize;
+        let pool = || {
+            Ok([
+                DeviceBuffer::zeroed(&gpu, elements)?,
+                DeviceBuffer::zeroed(&gpu, elements)?,
+            ])
+        };
+        let pools = a
+            .layers
+            .iter()
+            .map(|_| pool())
+            .collect::<Result<_, tandem_attn::Error>>()?;
         let kinds = a.kinds.iter().map(|kind| {
             Ok(Kind {
                 rope: gpu.rope(&kind.rope.table()?)?,
@@ -170,8 +180,15 @@ impl GpuBackend {
             for pool in self.pools.iter().flatten() {
                 let at = |page: u32| pool.address() + u64::from(page) * bytes as u64;
                 // SAFETY: both pages are in the pool, as the composer's are.
-                unsafe { memcpy_dtod_async(at(copy.to), at(copy.from), bytes, self.stream.as_raw().cast()) }
-                    .map_err(|error| cuda("cuMemcpyDtoDAsync", &error))?;
+                unsafe {
+                    memcpy_dtod_async(
+                        at(copy.to),
+                        at(copy.from),
+                        bytes,
+                        self.stream.as_raw().cast(),
+                    )
+                }
+                .map_err(|error| cuda("cuMemcpyDtoDAsync", &error))?;
             }
         }
         Ok(())
@@ -225,7 +242,13 @@ impl GpuBackend {
     }
 
     /// Puts a whole step on a stream, from token ids to drawn tokens.
-    fn forward(&mut self, tokens: usize, rows: usize, replayed: bool, stream: Stream) -> Result<(), Error> {
+    fn forward(
+        &mut self,
+        tokens: usize,
+        rows: usize,
+        replayed: bool,
+        stream: Stream,
+    ) -> Result<(), Error> {
         let Self {
             kinds,
             model,
@@ -251,7 +274,15 @@ impl GpuBackend {
         let residual = step.b.residual.tensor(hidden);
         // SAFETY: all buffers live in `self` longer than the work on its stream, and are as large as the shapes say:
         // `compute` refuses more tokens and rows than they were made for.
-        unsafe { step.gpu.embed(&table, step.b.ids(tokens), a.embedding_scale, &residual, stream)? };
+        unsafe {
+            step.gpu.embed(
+                &table,
+                step.b.ids(tokens),
+                a.embedding_scale,
+                &residual,
+                stream,
+            )?
+        };
         for (index, layer) in model.layers.iter().enumerate() {
             let kind = &mut kinds[a.layers[index]];
             let (plans, workspace) = match replayed {
@@ -318,7 +349,10 @@ impl Step<'_> {
             true => (b.branch.tensor(shape), Some(&residual)),
         };
         // SAFETY: see above.
-        Ok(unsafe { self.gpu.rms_norm(a.norm, &x, &weight, residual, &out, self.stream)? })
+        Ok(unsafe {
+            self.gpu
+                .rms_norm(a.norm, &x, &weight, residual, &out, self.stream)?
+        })
     }
 
     fn attention(
@@ -334,10 +368,14 @@ impl Step<'_> {
         let (heads, dim) = (spec.q_heads as usize, spec.head_dim_qk as usize);
         // The queries stay where they are.
         let q = b.qkv.tensor([tokens, a.qkv_width()]);
-        let q = DeviceTensor::new(q.address, q.dtype, [tokens, heads, dim]).with_stride(0, a.qkv_width());
+        let q = DeviceTensor::new(q.address, q.dtype, [tokens, heads, dim])
+            .with_stride(0, a.qkv_width());
         let qkv = QkvStep {
             qkv: b.qkv.tensor([tokens, a.qkv_width()]),
-            bias: layer.qkv_bias.as_ref().map(|bias| bias.tensor([a.qkv_width()])),
+            bias: layer
+                .qkv_bias
+                .as_ref()
+                .map(|bias| bias.tensor([a.qkv_width()])),
             norm: layer.qk_norm.as_ref().map(|[q, k]| QkNorm {
                 norm: a.norm,
                 q: q.tensor([dim]),
@@ -345,12 +383,14 @@ impl Step<'_> {
             }),
             rope: Some((rope, b.positions(tokens))),
         };
-        let scales = AppendScales::Given(KvScales::One);
+        let scales = AppendScales::Given;
         let out = b.attention.tensor([tokens, heads, dim]);
         // SAFETY: see above; the plan is the planner's.
         unsafe {
-            self.gpu.qkv_step(spec, &qkv, b.slots(tokens), &q, &pool, scales, self.stream)?;
-            self.gpu.run(workspace, &q, &[pool], &out, None, self.stream)?;
+            self.gpu
+                .qkv_step(spec, &qkv, b.slots(tokens), &q, &pool, scales, self.stream)?;
+            self.gpu
+                .run(workspace, &q, &[pool], &out, None, self.stream)?;
         }
         self.multiply(&b.attention, &layer.out, a.q_width(), a.hidden, &b.branch)?;
         self.norm_branch(layer.norm_attention_out.as_ref())
@@ -359,7 +399,13 @@ impl Step<'_> {
     fn feed(&mut self, layer: &Layer<DeviceBuffer<bf16>>) -> Result<(), Error> {
         let (a, b) = (self.a, self.b);
         self.norm(&layer.norm_feed, true)?;
-        self.multiply(&b.normed, &layer.gate_up, a.hidden, 2 * a.intermediate, &b.gate_up)?;
+        self.multiply(
+            &b.normed,
+            &layer.gate_up,
+            a.hidden,
+            2 * a.intermediate,
+            &b.gate_up,
+        )?;
         let gate_up = b.gate_up.tensor([self.tokens, 2 * a.intermediate]);
         let gated = b.gated.tensor([self.tokens, a.intermediate]);
         // SAFETY: see above.
@@ -374,7 +420,10 @@ impl Step<'_> {
         let branch = self.b.branch.tensor([self.tokens, self.a.hidden]);
         let weight = weight.tensor([self.a.hidden]);
         // SAFETY: see above; rows are read before they are written.
-        Ok(unsafe { self.gpu.rms_norm(self.a.norm, &branch, &weight, None, &branch, self.stream)? })
+        Ok(unsafe {
+            self.gpu
+                .rms_norm(self.a.norm, &branch, &weight, None, &branch, self.stream)?
+        })
     }
 
     /// Logits of the wanted tokens, and a token drawn from each.
@@ -395,7 +444,8 @@ impl Step<'_> {
         let logits = b.logits.tensor([rows, a.vocabulary]);
         // SAFETY: see above.
         unsafe {
-            self.gpu.embed(&table, b.rows(rows), 1.0, &wanted, self.stream)?;
+            self.gpu
+                .embed(&table, b.rows(rows), 1.0, &wanted, self.stream)?;
             self.blas.multiply(shape, matrices, self.stream)?;
             let ids = tandem_attn::exec::gpu::DeviceArray::new(b.sampled.address(), rows);
             Ok(self.gpu.sample(&logits, b.draws(rows), ids, self.stream)?)
@@ -422,7 +472,10 @@ fn plans(
     let plan_options = PlanOptions::default();
     let bound = Bound::new(&spec, &device, &plan_options, &limits)?;
     let workspace = gpu.workspace(&spec, &bound, of_workspace)?;
-    Ok((Plans::new(spec, device, plan_options.with_bound(bound)), workspace))
+    Ok((
+        Plans::new(spec, device, plan_options.with_bound(bound)),
+        workspace,
+    ))
 }
 
 impl Backend for GpuBackend {

@@ -9,8 +9,8 @@ use cudarc::cublaslt::{
     sys::{
         self, cublasComputeType_t::CUBLAS_COMPUTE_32F, cublasLtHandle_t, cublasLtMatmulAlgo_t,
         cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA,
-        cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, cublasLtMatrixLayout_t,
-        cudaDataType,
+        cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+        cublasLtMatrixLayout_t, cudaDataType,
     },
 };
 use half::bf16;
@@ -89,9 +89,10 @@ impl Blas {
         let handle = self.handle;
         let product = match self.products.entry(shape) {
             std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
-            std::collections::hash_map::Entry::Vacant(new) => {
-                new.insert(Product::new(handle, shape).map_err(|error| shape.error("choosing an algorithm", error))?)
-            }
+            std::collections::hash_map::Entry::Vacant(new) => new.insert(
+                Product::new(handle, shape)
+                    .map_err(|error| shape.error("choosing an algorithm", error))?,
+            ),
         };
         let (one, zero) = (1.0_f32, 0.0_f32);
         let [of_w, of_x, of_out] = product.layouts;
@@ -182,7 +183,8 @@ impl Product {
                 size_of_val(&WORKSPACE),
             )?;
             let [w, x, out] = layouts;
-            let found = result::get_matmul_algo_heuristic(handle, multiply, w, x, out, out, preference);
+            let found =
+                result::get_matmul_algo_heuristic(handle, multiply, w, x, out, out, preference);
             result::destroy_matmul_pref(preference)?;
             found?
         };

@@ -62,7 +62,12 @@ impl Buffers {
     ///
     /// # Safety
     /// `stream` is a stream of the current context, and not being captured.
-    pub(super) unsafe fn upload(&mut self, work: &Work<'_>, padded: usize, stream: Stream) -> Result<(), Error> {
+    pub(super) unsafe fn upload(
+        &mut self,
+        work: &Work<'_>,
+        padded: usize,
+        stream: Stream,
+    ) -> Result<(), Error> {
         let inputs = work.inputs;
         let padding = Sampling::GREEDY.draw(0).map_err(tandem_attn::Error::from)?;
         let (ids, rest) = self.staged.split_at_mut(self.tokens);
@@ -79,7 +84,11 @@ impl Buffers {
         fill(slots, &inputs.slots, NO_SLOT);
         fill(positions, &inputs.positions, 0);
         fill(rows, work.rows, 0);
-        for (index, to) in draws.chunks_exact_mut(DRAW).enumerate().take(padded.max(work.rows.len())) {
+        for (index, to) in draws
+            .chunks_exact_mut(DRAW)
+            .enumerate()
+            .take(padded.max(work.rows.len()))
+        {
             let draw = work.draws.get(index).unwrap_or(&padding);
             to.copy_from_slice(bytemuck::cast_slice(std::slice::from_ref(draw)));
         }
