@@ -93,7 +93,7 @@ impl Case {
         let (k_cache, v_cache) = (there(&self.caches[0])?, there(&self.caches[1])?);
         let (k, v) = (there(&self.new[0])?, there(&self.new[1])?);
         let attention = Attention::new(device)?;
-        let step = attention.step(&self.tables, &self.queries, &self.lengths, BLOCK)?;
+        let step = attention.step(&self.tables, &self.lengths, &self.queries, BLOCK)?;
         reshape_and_cache(
             &k,
             &v,
@@ -182,7 +182,7 @@ fn a_call_costs_the_host_five_microseconds_more_than_a_run() -> Result<()> {
         there(&case.q)?,
     );
     let attention = Attention::new(&gpu)?;
-    let step = attention.step(&case.tables, &case.queries, &case.lengths, BLOCK)?;
+    let step = attention.step(&case.tables, &case.lengths, &case.queries, BLOCK)?;
     let call = host_time(&gpu, || {
         paged_attention(&q, &k_cache, &v_cache, &step, &layer).map(drop)
     })?;
