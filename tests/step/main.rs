@@ -5,6 +5,7 @@ mod numeric;
 #[path = "../common/steps.rs"]
 mod steps;
 
+mod fixtures;
 mod heads;
 mod refused;
 mod rows;

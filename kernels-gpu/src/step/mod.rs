@@ -7,6 +7,7 @@ pub mod gate;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "step"))]
 pub mod norm;
 pub mod qkv;
+#[cfg(any(not(target_arch = "nvptx64"), feature = "step"))]
 pub mod sample;
 
 /// The tables of all.

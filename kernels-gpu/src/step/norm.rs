@@ -7,6 +7,9 @@
 /// The most threads of a block.
 pub const MOST: u32 = 1024;
 
+/// Shared memory of a block: a sum of each warp.
+pub const SHARED_BYTES: u32 = MOST / 32 * 4;
+
 /// The kernels, each for each 16-bit float: `rms_norm_<vectors of a thread>_<element>`.
 macro_rules! table {
     ($as:ident $then:ident) => {
@@ -23,7 +26,7 @@ pub const VECTORS: [u32; 3] = [1, 2, 4];
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod rows {
-    use super::MOST;
+    use super::{MOST, SHARED_BYTES};
     use crate::registry::{Arch, Element, Family, KernelInfo, Op, registers};
 
     macro_rules! rows {
@@ -32,6 +35,7 @@ mod rows {
                 element: Element::$half,
                 threads: MOST,
                 registers: registers(MOST, 1),
+                shared_bytes: SHARED_BYTES,
                 ..KernelInfo::new(
                     concat!("rms_norm_", $vectors, "_", $element),
                     Family::Step,
@@ -50,7 +54,7 @@ pub use rows::ROWS;
 
 #[cfg(target_arch = "nvptx64")]
 mod device {
-    use cuda_std::{math, prelude::*, shared, shared_array};
+    use cuda_std::{math, prelude::*, shared};
 
     use super::MOST;
     use crate::{
@@ -147,14 +151,14 @@ mod device {
             if threads <= 32 {
                 return sum;
             }
-            let sums = shared_array![f32; 32];
+            let sums = shared::dynamic_shared_address();
             let (warp, lane) = (thread::thread_idx_x() / 32, warp::lane_id());
             if lane == 0 {
-                sums.add(warp as usize).write(sum);
+                shared::store_f32(sums + warp * 4, sum);
             }
             thread::sync_threads();
             let of_warp = if lane < threads / 32 {
-                sums.add(lane as usize).read()
+                shared::load_f32(sums + lane * 4)
             } else {
                 0.0
             };

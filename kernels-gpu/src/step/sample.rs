@@ -32,6 +32,15 @@ pub const MOST: u32 = ROUNDS * THREADS * 8;
 /// The most rounds.
 const ROUNDS: u32 = 40;
 
+const WARPS: u32 = THREADS / 32;
+
+/// Tokens that the search for a limit holds in shared memory.
+const CANDIDATES: u32 = 4096;
+
+/// Shared memory of a block: a sum of each warp, twice; the sums of each warp by round; keys and weights of candidates;
+/// a number.
+pub const SHARED_BYTES: u32 = 2 * WARPS * 8 + ROUNDS * WARPS * 8 + CANDIDATES * 8 + 16;
+
 /// The weight of a logit by the scale of the row, rounded down. The largest is finite.
 #[inline(always)]
 #[must_use]
@@ -63,9 +72,7 @@ pub fn key(logit: f32) -> u32 {
 #[inline(always)]
 #[must_use]
 pub const fn share(sum: u64, of: u32) -> u64 {
-    // The sum is below 2⁵⁶: so many tokens do not exist.
-    let (high, low) = (sum >> 32, sum & 0xFFFF_FFFF);
-    let part = high * of as u64 + ((low * of as u64) >> 32);
+    let part = ((sum as u128 * of as u128) >> 32) as u64;
     if part == 0 { 1 } else { part }
 }
 
@@ -73,17 +80,13 @@ pub const fn share(sum: u64, of: u32) -> u64 {
 #[inline(always)]
 #[must_use]
 pub const fn fall(sum: u64, random: u64) -> u64 {
-    let (sum_high, sum_low) = (sum >> 32, sum & 0xFFFF_FFFF);
-    let (high, low) = (random >> 32, random & 0xFFFF_FFFF);
-    let middle = sum_low * high + ((sum_low * low) >> 32);
-    let (carry, rest) = (middle >> 32, middle & 0xFFFF_FFFF);
-    sum_high * high + carry + ((sum_high * low + rest) >> 32)
+    ((sum as u128 * random as u128) >> 64) as u64
 }
 
 /// The kernels: `sample_<element>`.
 #[cfg(not(target_arch = "nvptx64"))]
 mod rows {
-    use super::THREADS;
+    use super::{SHARED_BYTES, THREADS};
     use crate::registry::{Arch, Element, Family, KernelInfo, Op, registers};
 
     macro_rules! rows {
@@ -92,6 +95,7 @@ mod rows {
                 element: Element::$element,
                 threads: THREADS,
                 registers: registers(THREADS, 1),
+                shared_bytes: SHARED_BYTES,
                 ..KernelInfo::new(concat!("sample_", $name), Family::Step, Arch::Sm80, Op::Sample)
             }),*]
         };
@@ -109,18 +113,15 @@ pub use rows::ROWS;
 
 #[cfg(all(target_arch = "nvptx64", feature = "step"))]
 mod device {
-    use cuda_std::{atomic, prelude::*, shared_array};
+    use cuda_std::{atomic, prelude::*, shared};
 
-    use super::{PER_THREAD, ROUNDS, THREADS, fall, key, share, weight};
+    use super::{CANDIDATES, PER_THREAD, ROUNDS, THREADS, WARPS, fall, key, share, weight};
     use crate::{
         abi::{DrawParams, SampleParams},
         common::half::{Bf16, F16, Half},
         step::{Vector, unpack},
     };
 
-    /// Tokens that the search for a limit holds in shared memory.
-    const CANDIDATES: u32 = 4096;
-    const WARPS: u32 = THREADS / 32;
     /// Rounds whose loads are under way together.
     const TOGETHER: usize = 4;
     /// Threads whose largest logits reach the bound: of tokens that are all alike in their logits there is room for
@@ -287,21 +288,36 @@ mod device {
         }
     }
 
-    /// What the threads of a block share.
+    /// What the threads of a block share: shared addresses.
     struct Block {
         /// A number of each warp, twice: a sum may be read while the next is written.
-        sums: *mut u64,
+        sums: u32,
         /// Which half is next.
         half: u32,
         /// By round and warp.
-        parts: *mut u64,
-        keys: *mut u32,
-        weights: *mut u32,
+        parts: u32,
+        keys: u32,
+        weights: u32,
         /// A number that threads change together.
-        number: *mut u32,
+        number: u32,
     }
 
     impl Block {
+        fn new() -> Self {
+            let sums = shared::dynamic_shared_address();
+            let parts = sums + 2 * WARPS * 8;
+            let keys = parts + ROUNDS * WARPS * 8;
+            let weights = keys + CANDIDATES * 4;
+            Self {
+                sums,
+                half: 0,
+                parts,
+                keys,
+                weights,
+                number: weights + CANDIDATES * 4,
+            }
+        }
+
         /// The sum over the block.
         ///
         /// # Safety
@@ -312,14 +328,33 @@ mod device {
             // written before all have passed the next barrier.
             unsafe {
                 let of_warp = sum_of_warp(x);
-                let sums = self.sums.add((self.half * WARPS) as usize);
+                let sums = self.sums + self.half * WARPS * 8;
                 self.half ^= 1;
                 if warp::lane_id() == 0 {
-                    sums.add((thread::thread_idx_x() / 32) as usize)
-                        .write(of_warp);
+                    shared::store_u64(sums + thread::thread_idx_x() / 32 * 8, of_warp);
                 }
                 thread::sync_threads();
-                sum_of_warp(sums.add(warp::lane_id() as usize).read())
+                sum_of_warp(shared::load_u64(sums + warp::lane_id() * 8))
+            }
+        }
+
+        /// The threads of the block for which something holds.
+        ///
+        /// # Safety
+        /// All threads come here.
+        #[inline(always)]
+        unsafe fn threads(&mut self, holds: bool) -> u32 {
+            // SAFETY: as `sum` says.
+            unsafe {
+                let of_warp = warp::warp_vote_ballot(warp::FULL_MASK, holds).count_ones();
+                let sums = self.sums + self.half * WARPS * 8;
+                self.half ^= 1;
+                if warp::lane_id() == 0 {
+                    shared::store_u32(sums + thread::thread_idx_x() / 32 * 8, of_warp);
+                }
+                thread::sync_threads();
+                let of_warp = shared::load_u32(sums + warp::lane_id() * 8);
+                warp::warp_reduce_add(warp::FULL_MASK, of_warp)
             }
         }
 
@@ -333,7 +368,7 @@ mod device {
             unsafe {
                 thread::sync_threads();
                 if thread::thread_idx_x() == 0 {
-                    self.number.write(number);
+                    shared::store_u32(self.number, number);
                 }
                 thread::sync_threads();
             }
@@ -372,9 +407,9 @@ mod device {
             // SAFETY: the caller's promise.
             unsafe {
                 while i < candidates {
-                    if self.keys.add(i as usize).read() >= limit {
+                    if shared::load_u32(self.keys + i * 4) >= limit {
                         sum += if weights {
-                            u64::from(self.weights.add(i as usize).read())
+                            u64::from(shared::load_u32(self.weights + i * 4))
                         } else {
                             1
                         };
@@ -509,7 +544,8 @@ mod device {
             REACHING
         };
         let bound = search(row.last_bit, threads.into(), |limit| {
-            u64::from(thread::sync_threads_count(u32::from(mine >= limit)))
+            // SAFETY: all threads search.
+            unsafe { block.threads(mine >= limit).into() }
         });
         // SAFETY: the caller's promise; what is shared is read after a barrier. Candidates have places of their own by
         // the atomic addition.
@@ -522,10 +558,10 @@ mod device {
                     let weight = weights.of(x[i]);
                     part += weight;
                     if x[i] >= reaches {
-                        let place = add(block.number, 1);
+                        let place = atomic::shared::fetch_add_u32(block.number, 1);
                         if place < CANDIDATES {
-                            block.keys.add(place as usize).write(key(x[i]));
-                            block.weights.add(place as usize).write(weight);
+                            shared::store_u32(block.keys + place * 4, key(x[i]));
+                            shared::store_u32(block.weights + place * 4, weight);
                         }
                     }
                     i += 1;
@@ -533,7 +569,7 @@ mod device {
                 sum += u64::from(part);
             });
             let mut total = block.sum(sum);
-            let candidates = block.number.read();
+            let candidates = shared::load_u32(block.number);
             let all_there = candidates <= CANDIDATES;
             let mut limit = 0;
             if has_k {
@@ -567,34 +603,6 @@ mod device {
         }
     }
 
-    /// Adds to a number of the block; what it was.
-    ///
-    /// # Safety
-    /// It is in shared memory.
-    #[inline(always)]
-    unsafe fn add(number: *mut u32, x: u32) -> u32 {
-        use ptr::{AddressSpace, convert_generic_to_specific_address_space};
-        // SAFETY: the caller's promise.
-        unsafe {
-            let number = convert_generic_to_specific_address_space(number, AddressSpace::Shared);
-            atomic::shared::fetch_add_u32(number as u32, x)
-        }
-    }
-
-    /// The same for the smaller of both.
-    ///
-    /// # Safety
-    /// It is in shared memory.
-    #[inline(always)]
-    unsafe fn lower(number: *mut u32, x: u32) {
-        use ptr::{AddressSpace, convert_generic_to_specific_address_space};
-        // SAFETY: the caller's promise.
-        unsafe {
-            let number = convert_generic_to_specific_address_space(number, AddressSpace::Shared);
-            atomic::shared::fetch_min_u32(number as u32, x);
-        }
-    }
-
     /// # Safety
     /// The parameters describe memory as [`SampleParams`] says; block `i` has row `i`.
     #[inline(always)]
@@ -606,14 +614,7 @@ mod device {
             last_bit: p.last_bit,
         };
         let id_at = (p.ids + index * 4) as *mut u32;
-        let mut block = Block {
-            sums: shared_array![u64; 2 * WARPS as usize],
-            half: 0,
-            parts: shared_array![u64; (ROUNDS * WARPS) as usize],
-            keys: shared_array![u32; CANDIDATES as usize],
-            weights: shared_array![u32; CANDIDATES as usize],
-            number: shared_array![u32; 1],
-        };
+        let mut block = Block::new();
         // SAFETY: the launch's promise; all threads go the same way, since what they decide by is the row's.
         unsafe {
             let draw = load_draw(p.draws + index * size_of::<DrawParams>() as u64);
@@ -651,17 +652,14 @@ mod device {
     /// All threads come here; the number is 0.
     #[inline(always)]
     unsafe fn largest_of_block(block: &Block, mine: f32) -> f32 {
-        use ptr::{AddressSpace, convert_generic_to_specific_address_space};
         // SAFETY: the caller's promise; keys are ordered as logits.
         unsafe {
             let of_warp = warp::warp_reduce_max(warp::FULL_MASK, key(mine));
             if warp::lane_id() == 0 {
-                let number =
-                    convert_generic_to_specific_address_space(block.number, AddressSpace::Shared);
-                atomic::shared::fetch_max_u32(number as u32, of_warp);
+                atomic::shared::fetch_max_u32(block.number, of_warp);
             }
             thread::sync_threads();
-            logit_of(block.number.read())
+            logit_of(shared::load_u32(block.number))
         }
     }
 
@@ -687,14 +685,14 @@ mod device {
                     while i > 0 {
                         i -= 1;
                         if x[i] == top {
-                            lower(block.number, token + i as u32);
+                            atomic::shared::fetch_min_u32(block.number, token + i as u32);
                         }
                     }
                 });
             }
             thread::sync_threads();
             if thread::thread_idx_x() == 0 {
-                let first = block.number.read();
+                let first = shared::load_u32(block.number);
                 ptr::store_u32(id_at, if first == u32::MAX { 0 } else { first });
             }
         }
@@ -751,10 +749,7 @@ mod device {
             row.each::<L>(|round, _, x| {
                 let part = sum_of_warp(rule.weights(&x).into());
                 if lane == 0 {
-                    block
-                        .parts
-                        .add((round * WARPS + me / 32) as usize)
-                        .write(part);
+                    shared::store_u64(block.parts + (round * WARPS + me / 32) * 8, part);
                     sum += part;
                 }
             });
@@ -765,7 +760,7 @@ mod device {
             }
             let mut at = 0;
             loop {
-                let part = block.parts.add((at + lane) as usize).read();
+                let part = shared::load_u64(block.parts + (at + lane) * 8);
                 let up_to = sums_up_to(part);
                 let past = warp::warp_vote_ballot(warp::FULL_MASK, up_to > left);
                 if past != 0 {
@@ -878,27 +873,5 @@ mod tests {
         }
         assert_eq!(key(-0.0), key(0.0));
         assert!(key(f32::NAN) < key(f32::NEG_INFINITY));
-    }
-
-    #[test]
-    fn shares_and_falls_are_those_of_128_bits() {
-        let sums = [
-            1,
-            77,
-            u64::from(ONE),
-            u64::from(ONE) * 200_000,
-            (1 << 50) + 12_345,
-        ];
-        for sum in sums {
-            for of in [1, 1 << 31, u32::MAX, 0xCCCC_CCCC] {
-                let right = (u128::from(sum) * u128::from(of) >> 32) as u64;
-                assert_eq!(share(sum, of), right.max(1));
-            }
-            for random in [0, 1, u64::MAX, 1 << 63, 0x1234_5678_9ABC_DEF0] {
-                let right = (u128::from(sum) * u128::from(random) >> 64) as u64;
-                assert_eq!(fall(sum, random), right);
-                assert!(right < sum);
-            }
-        }
     }
 }

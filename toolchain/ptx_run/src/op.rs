@@ -44,6 +44,7 @@ pub enum Word2 {
     FMax,
     FDiv,
     Shr16,
+    PackE4m3,
     PackBf16,
     PackF16,
 }
@@ -61,6 +62,7 @@ pub enum Word1 {
     Ex2,
     Lg2,
     Rcp,
+    RcpNearest,
     Rsqrt,
     Sqrt,
     Tanh,
@@ -89,6 +91,7 @@ pub enum Long2 {
     Add,
     Sub,
     Mul,
+    MulHigh,
     And,
     Or,
     Xor,
@@ -119,6 +122,10 @@ pub enum Compare {
     Le,
     Gt,
     Ge,
+    /// Whatever they are, if they can be compared.
+    Always,
+    /// Unless they cannot be.
+    Never,
 }
 
 /// What is compared.

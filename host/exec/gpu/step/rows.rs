@@ -77,7 +77,8 @@ impl Gpu {
         };
         let kernel = self.pass(op, element(x.dtype))?;
         let threads = of_row.div_ceil(per_thread).next_multiple_of(32);
-        let launch = Launch::new(fits("tokens", tokens, i32::MAX as u32)?, threads);
+        let mut launch = Launch::new(fits("tokens", tokens, i32::MAX as u32)?, threads);
+        launch.shared = norm::SHARED_BYTES;
         let parameters = NormParams {
             x: x.address,
             weight: weight.address,

@@ -5,7 +5,7 @@ use kernels_gpu::{
     registry::Op,
     step::{
         VECTOR,
-        sample::{MOST, THREADS},
+        sample::{MOST, SHARED_BYTES, THREADS},
     },
 };
 
@@ -90,7 +90,8 @@ impl Gpu {
             vocabulary: vocabulary as u32,
             last_bit,
         };
-        let launch = Launch::new(fits("rows", rows, i32::MAX as u32)?, THREADS);
+        let mut launch = Launch::new(fits("rows", rows, i32::MAX as u32)?, THREADS);
+        launch.shared = SHARED_BYTES;
         // SAFETY: the kernel takes `SampleParams`, and the caller vouches for what they point to.
         unsafe { self.launch(kernel, &launch, &parameters, stream) }
     }
