@@ -43,6 +43,9 @@ pub struct GpuOptions {
     pub step_requests: u32,
     /// Steps of decodes alone run from graphs.
     pub graphs: bool,
+    /// The algorithms of their products are timed, once for each size of a step, and the fastest is taken. Which that is
+    /// can differ from one start to the next, and with it the last bits of logits.
+    pub tune: bool,
 }
 
 impl Default for GpuOptions {
@@ -53,6 +56,7 @@ impl Default for GpuOptions {
             step_tokens: 1024,
             step_requests: 64,
             graphs: true,
+            tune: true,
         }
     }
 }
@@ -71,6 +75,8 @@ pub struct GpuBackend {
     architecture: Architecture,
     options: GpuOptions,
     pages: u32,
+    /// The step at hand times the algorithms of its products.
+    tuning: bool,
     /// Rows of the last step.
     rows: usize,
 }
@@ -143,6 +149,7 @@ impl GpuBackend {
             gpu,
             options,
             pages,
+            tuning: false,
             rows: 0,
             architecture,
         })
@@ -217,7 +224,10 @@ impl GpuBackend {
             }
             None => {
                 self.graphs.insert(bucket, Captured::Warm);
-                self.forward(bucket, bucket, true, stream)
+                self.tuning = self.options.tune;
+                let ran = self.forward(bucket, bucket, true, stream);
+                self.tuning = false;
+                ran
             }
         }
     }
@@ -259,6 +269,7 @@ impl GpuBackend {
             architecture: a,
             options,
             pages,
+            tuning,
             ..
         } = self;
         let hidden = [tokens, a.hidden];
@@ -269,6 +280,7 @@ impl GpuBackend {
             b,
             tokens,
             stream,
+            tuning: *tuning,
         };
         let table = model.embedding.tensor([a.vocabulary, a.hidden]);
         let residual = step.b.residual.tensor(hidden);
@@ -315,6 +327,7 @@ struct Step<'a> {
     b: &'a Buffers,
     tokens: usize,
     stream: Stream,
+    tuning: bool,
 }
 
 // SAFETY of all calls below: see `GpuBackend::forward`. Everything is on one stream, in order.
@@ -334,8 +347,15 @@ impl Step<'_> {
             in_f32: false,
         };
         let matrices = [x, w, out].map(DeviceBuffer::address);
+        self.product(shape, matrices)
+    }
+
+    fn product(&mut self, shape: Shape, matrices: [DevicePtr; 3]) -> Result<(), Error> {
         // SAFETY: see above.
-        unsafe { self.blas.multiply(shape, matrices, self.stream) }
+        match self.tuning {
+            true => unsafe { self.blas.tune(shape, matrices, self.stream) },
+            false => unsafe { self.blas.multiply(shape, matrices, self.stream) },
+        }
     }
 
     /// Adds what the last part of the network gave, if any, to the residual, and normalises the sum.
@@ -446,7 +466,10 @@ impl Step<'_> {
         unsafe {
             self.gpu
                 .embed(&table, b.rows(rows), 1.0, &wanted, self.stream)?;
-            self.blas.multiply(shape, matrices, self.stream)?;
+        }
+        self.product(shape, matrices)?;
+        // SAFETY: see above.
+        unsafe {
             let ids = tandem_attn::exec::gpu::DeviceArray::new(b.sampled.address(), rows);
             Ok(self.gpu.sample(&logits, b.draws(rows), ids, self.stream)?)
         }
