@@ -24,13 +24,13 @@ fn gpu() -> Option<Gpu> {
     }
 }
 
-fn engine(gpu: Gpu, family: &str, change: impl FnOnce(&mut GpuOptions)) -> Engine {
+fn engine(gpu: Gpu, family: &str, graphs: bool) -> Engine {
     let architecture = Architecture::read(&folder(family)).expect("a fixture");
     let weights = Weights::open(&folder(family)).expect("a fixture");
     let mut options = GpuOptions::default();
     options.cache_tokens = 1024;
     options.step_tokens = 64;
-    change(&mut options);
+    options.graphs = graphs;
     let backend = GpuBackend::load(gpu, architecture, &weights, &options, &mut |_| ());
     Engine::new(Box::new(backend.expect("a fixture")), Limits::default())
         .expect("limits that allow something")
@@ -41,7 +41,7 @@ fn logits_are_as_near_as_those_of_transformers_in_bf16() {
     for family in FAMILIES {
         let Some(gpu) = gpu() else { return };
         let (right, theirs) = (expected(family), expected_text(family).bf16);
-        let mut engine = engine(gpu, family, |_| ());
+        let mut engine = engine(gpu, family, true);
         for chunk in [48, 13, 1] {
             let got = engine.logits(&right.prompt, chunk).unwrap();
             let near = nearness(&got, &right.logits, engine.architecture().vocabulary);
@@ -95,11 +95,7 @@ fn graphs_write_what_launches_write() {
             })
             .collect();
         let [launched, replayed] = [false, true].map(|graphs| {
-            let mut engine = engine(gpu()?, family, |options| {
-                options.graphs = graphs;
-                // The same algorithms for both.
-                options.tune = false;
-            });
+            let mut engine = engine(gpu()?, family, graphs);
             Some(answers(&mut engine, &generations))
         });
         for (answer, generation) in replayed.iter().flatten().zip(&generations) {
@@ -120,7 +116,7 @@ fn greedy_text_is_that_of_transformers_where_the_lead_is_clear() {
             ..Generation::greedy(right.prompt.clone(), right.greedy.len() as u32)
         };
         assert_eq!(
-            answers(&mut engine(gpu, family, |_| ()), &[greedy]),
+            answers(&mut engine(gpu, family, true), &[greedy]),
             [right.greedy],
             "{family}"
         );

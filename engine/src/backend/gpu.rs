@@ -43,9 +43,6 @@ pub struct GpuOptions {
     pub step_requests: u32,
     /// Steps of decodes alone run from graphs.
     pub graphs: bool,
-    /// The algorithms of their products are timed, once for each size of a step, and the fastest is taken. Which that is
-    /// can differ from one start to the next, and with it the last bits of logits.
-    pub tune: bool,
 }
 
 impl Default for GpuOptions {
@@ -56,7 +53,6 @@ impl Default for GpuOptions {
             step_tokens: 1024,
             step_requests: 64,
             graphs: true,
-            tune: true,
         }
     }
 }
@@ -75,8 +71,6 @@ pub struct GpuBackend {
     architecture: Architecture,
     options: GpuOptions,
     pages: u32,
-    /// The step at hand times the algorithms of its products.
-    tuning: bool,
     /// Rows of the last step.
     rows: usize,
 }
@@ -149,7 +143,6 @@ impl GpuBackend {
             gpu,
             options,
             pages,
-            tuning: false,
             rows: 0,
             architecture,
         })
@@ -213,8 +206,11 @@ impl GpuBackend {
             return self.forward(tokens, rows, false, stream);
         };
         match self.graphs.get(&bucket) {
-            // SAFETY: what was captured lives in `self`, and the uploads came before on the same stream.
-            Some(Captured::Graph(graph)) => Ok(unsafe { graph.launch(stream)? }),
+            Some(Captured::Graph(graph)) => {
+                // SAFETY: what was captured lives in `self`, and the uploads came before on the same stream.
+                unsafe { graph.launch(stream)? };
+                Ok(())
+            }
             Some(Captured::Warm) => {
                 let graph = self.capture(bucket)?;
                 // SAFETY: as above.
@@ -224,10 +220,7 @@ impl GpuBackend {
             }
             None => {
                 self.graphs.insert(bucket, Captured::Warm);
-                self.tuning = self.options.tune;
-                let ran = self.forward(bucket, bucket, true, stream);
-                self.tuning = false;
-                ran
+                self.forward(bucket, bucket, true, stream)
             }
         }
     }
@@ -269,7 +262,6 @@ impl GpuBackend {
             architecture: a,
             options,
             pages,
-            tuning,
             ..
         } = self;
         let hidden = [tokens, a.hidden];
@@ -280,7 +272,6 @@ impl GpuBackend {
             b,
             tokens,
             stream,
-            tuning: *tuning,
         };
         let table = model.embedding.tensor([a.vocabulary, a.hidden]);
         let residual = step.b.residual.tensor(hidden);
@@ -327,7 +318,6 @@ struct Step<'a> {
     b: &'a Buffers,
     tokens: usize,
     stream: Stream,
-    tuning: bool,
 }
 
 // SAFETY of all calls below: see `GpuBackend::forward`. Everything is on one stream, in order.
@@ -347,15 +337,8 @@ impl Step<'_> {
             in_f32: false,
         };
         let matrices = [x, w, out].map(DeviceBuffer::address);
-        self.product(shape, matrices)
-    }
-
-    fn product(&mut self, shape: Shape, matrices: [DevicePtr; 3]) -> Result<(), Error> {
         // SAFETY: see above.
-        match self.tuning {
-            true => unsafe { self.blas.tune(shape, matrices, self.stream) },
-            false => unsafe { self.blas.multiply(shape, matrices, self.stream) },
-        }
+        unsafe { self.blas.multiply(shape, matrices, self.stream) }
     }
 
     /// Adds what the last part of the network gave, if any, to the residual, and normalises the sum.
@@ -369,10 +352,11 @@ impl Step<'_> {
             true => (b.branch.tensor(shape), Some(&residual)),
         };
         // SAFETY: see above.
-        Ok(unsafe {
+        unsafe {
             self.gpu
-                .rms_norm(a.norm, &x, &weight, residual, &out, self.stream)?
-        })
+                .rms_norm(a.norm, &x, &weight, residual, &out, self.stream)?;
+        }
+        Ok(())
     }
 
     fn attention(
@@ -440,10 +424,11 @@ impl Step<'_> {
         let branch = self.b.branch.tensor([self.tokens, self.a.hidden]);
         let weight = weight.tensor([self.a.hidden]);
         // SAFETY: see above; rows are read before they are written.
-        Ok(unsafe {
+        unsafe {
             self.gpu
-                .rms_norm(self.a.norm, &branch, &weight, None, &branch, self.stream)?
-        })
+                .rms_norm(self.a.norm, &branch, &weight, None, &branch, self.stream)?;
+        }
+        Ok(())
     }
 
     /// Logits of the wanted tokens, and a token drawn from each.
@@ -466,10 +451,7 @@ impl Step<'_> {
         unsafe {
             self.gpu
                 .embed(&table, b.rows(rows), 1.0, &wanted, self.stream)?;
-        }
-        self.product(shape, matrices)?;
-        // SAFETY: see above.
-        unsafe {
+            self.blas.multiply(shape, matrices, self.stream)?;
             let ids = tandem_attn::exec::gpu::DeviceArray::new(b.sampled.address(), rows);
             Ok(self.gpu.sample(&logits, b.draws(rows), ids, self.stream)?)
         }
