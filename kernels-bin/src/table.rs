@@ -146,14 +146,38 @@
     },
     Module {
         arch: "sm_90a",
+        family: "step",
+        ptx: Image::zstd(
+            include_bytes!("../data/sm_90a.step.ptx.zst"),
+            950492,
+        ),
+        cubin: Some(Image::zstd(
+            include_bytes!("../data/sm_90a.step.cubin.zst"),
+            466256,
+        )),
+    },
+    Module {
+        arch: "sm_80",
+        family: "step",
+        ptx: Image::zstd(
+            include_bytes!("../data/sm_80.step.ptx.zst"),
+            950491,
+        ),
+        cubin: Some(Image::zstd(
+            include_bytes!("../data/sm_80.step.cubin.zst"),
+            455840,
+        )),
+    },
+    Module {
+        arch: "sm_90a",
         family: "quantise",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.quantise.ptx.zst"),
-            18736,
+            177068,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.quantise.cubin.zst"),
-            19528,
+            106920,
         )),
     },
     Module {
