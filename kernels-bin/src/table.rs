@@ -149,11 +149,11 @@
         family: "step",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.step.ptx.zst"),
-            950492,
+            915020,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.step.cubin.zst"),
-            466256,
+            443728,
         )),
     },
     Module {
@@ -161,11 +161,11 @@
         family: "step",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.step.ptx.zst"),
-            950491,
+            915019,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.step.cubin.zst"),
-            455840,
+            422048,
         )),
     },
     Module {
