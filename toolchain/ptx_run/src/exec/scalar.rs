@@ -262,7 +262,9 @@ pub fn execute(warp: &mut Warp, mask: u32, op: &Op) -> Step {
                 Long2::Add => long2(a, b, u64::wrapping_add),
                 Long2::Sub => long2(a, b, u64::wrapping_sub),
                 Long2::Mul => long2(a, b, u64::wrapping_mul),
-                Long2::MulHigh => long2(a, b, |a, b| ((u128::from(a) * u128::from(b)) >> 64) as u64),
+                Long2::MulHigh => {
+                    long2(a, b, |a, b| ((u128::from(a) * u128::from(b)) >> 64) as u64)
+                }
                 Long2::And => long2(a, b, |a, b| a & b),
                 Long2::Or => long2(a, b, |a, b| a | b),
                 Long2::Xor => long2(a, b, |a, b| a ^ b),
