@@ -421,23 +421,19 @@ mod device {
         }
     }
 
+    /// The sum over the warp of numbers below 2⁵¹, of which no sum is larger: in two halves, whose sums fit 32 bits.
+    ///
     /// # Safety
     /// All lanes come here.
     #[inline(always)]
-    unsafe fn sum_of_warp(mut x: u64) -> u64 {
-        let mut distance = 16;
-        while distance > 0 {
-            // SAFETY: the caller's promise.
-            let (low, high) = unsafe {
-                (
-                    warp::warp_shuffle_xor(warp::FULL_MASK, x as u32, distance, 32),
-                    warp::warp_shuffle_xor(warp::FULL_MASK, (x >> 32) as u32, distance, 32),
-                )
-            };
-            x += u64::from(high) << 32 | u64::from(low);
-            distance >>= 1;
+    unsafe fn sum_of_warp(x: u64) -> u64 {
+        let (low, high) = (x as u32 & 0x00FF_FFFF, (x >> 24) as u32);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let low = warp::warp_reduce_add(warp::FULL_MASK, low);
+            let high = warp::warp_reduce_add(warp::FULL_MASK, high);
+            (u64::from(high) << 24) + u64::from(low)
         }
-        x
     }
 
     /// The sums of a warp's lanes up to each of them.
@@ -555,13 +551,15 @@ mod device {
             row.each::<L>(|_, _, x| {
                 let (mut part, mut i) = (0, 0);
                 while i < 8 {
-                    let weight = weights.of(x[i]);
-                    part += weight;
+                    // What all weigh together is asked for where no number of tokens is a limit.
+                    if !has_k {
+                        part += weights.of(x[i]);
+                    }
                     if x[i] >= reaches {
                         let place = atomic::shared::fetch_add_u32(block.number, 1);
                         if place < CANDIDATES {
                             shared::store_u32(block.keys + place * 4, key(x[i]));
-                            shared::store_u32(block.weights + place * 4, weight);
+                            shared::store_u32(block.weights + place * 4, weights.of(x[i]));
                         }
                     }
                     i += 1;
@@ -721,6 +719,18 @@ mod device {
         #[inline(always)]
         fn weights(self, x: &Vector) -> u32 {
             let (mut sum, mut i) = (0, 0);
+            if self.least > f32::NEG_INFINITY {
+                // Few stay: most warps weigh none.
+                let mut largest = x[0];
+                while i < 8 {
+                    largest = largest.max(x[i]);
+                    i += 1;
+                }
+                if largest < self.least {
+                    return 0;
+                }
+                i = 0;
+            }
             while i < 8 {
                 sum += self.weight(x[i]);
                 i += 1;

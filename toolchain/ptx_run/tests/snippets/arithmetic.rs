@@ -120,7 +120,7 @@ fn pairs_of_8_bit_floats_are_rounded_and_bounded() {
     let pack = |a: f32, b: f32| {
         let (a, b) = (a.to_bits(), b.to_bits());
         lanes(&format!(
-            "cvt.rn.satfinite.e4m3x2.f32 %rs1, 0f{a:08X}, 0f{b:08X}; cvt.u32.u16 %r10, %rs1;"
+            "cvt.rn.satfinite.e4m3x2.f32 %h1, 0f{a:08X}, 0f{b:08X}; cvt.u32.u16 %r10, %h1;"
         ))[0] as u32
     };
     assert_eq!(pack(1.0, -2.0), 0x38C0);
