@@ -6,7 +6,7 @@ mod tests;
 use kernels_gpu::{
     abi::{LaunchRecord, MergeParams, MergeRow},
     divisor::Divisor,
-    passes::merge::{CHUNK, FEW_THREADS, THREADS},
+    passes::merge::{CHUNK, FEW_CHUNKS, SHARED_BYTES, THREADS},
     registry::{Op, Sm},
 };
 
@@ -100,16 +100,19 @@ impl Gpu {
         let kernel = |few| self.pass(Op::Merge { few }, element(out.dtype));
         let few = kernel(true)?;
         let resident = Sm::HOPPER.registers / few.info.registers * self.multiprocessors;
-        let (kernel, threads) = match parameters.chunks <= resident {
-            true => (few, FEW_THREADS),
-            false => (kernel(false)?, THREADS),
+        // Where there is room, several warps share the slots of a row.
+        let warps = (resident / parameters.chunks.max(1)).min(THREADS / FEW_CHUNKS);
+        let (kernel, threads, chunks) = match warps {
+            0 => (kernel(false)?, THREADS, THREADS),
+            _ => (few, warps * FEW_CHUNKS, FEW_CHUNKS),
         };
-        let blocks = parameters.chunks.div_ceil(threads);
+        let mut launch = Launch::new(parameters.chunks.div_ceil(chunks), threads);
+        launch.shared = threads * SHARED_BYTES;
         parameters.sinks = sinks.map_or(0, |sinks| sinks.address);
         parameters.record = record.map_or(0, |record| record.address);
         Ok(Step {
             kernel: *kernel,
-            launch: Launch::new(blocks, threads),
+            launch,
             part: 0,
             parameters: Parameters::Merge(parameters),
         })

@@ -43,7 +43,7 @@ const CLAIM_AHEAD: u32 = 6;
 
 #[cfg(target_arch = "nvptx64")]
 mod entries {
-    use cuda_std::{barrier, griddep, prelude::*, setmaxnreg, shared, thread};
+    use cuda_std::{barrier, griddep, prelude::*, setmaxnreg, shared, thread, tma};
 
     use super::{
         config::{REGISTERS, THREADS, table},
@@ -74,6 +74,9 @@ mod entries {
                 let thread = thread::thread_idx_x();
                 // SAFETY: the launch vouches for the parameters; warps and warpgroups have their roles as a whole.
                 unsafe {
+                    if thread < 3 {
+                        tma::prefetch_tensor_map(maps.add(thread as usize));
+                    }
                     s.init();
                     barrier::bar_sync(0, THREADS);
                     // The merging kernel may wait on SMs that this one has left.
