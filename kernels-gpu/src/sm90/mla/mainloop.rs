@@ -53,7 +53,8 @@ pub(super) unsafe fn meet() {
 /// Loads the queries that stay in registers.
 #[inline(always)]
 unsafe fn hold(s: Shared, warp: u32) -> Held {
-    let (lane, mut held) = (warp::lane_id(), [0; 4 * HELD]);
+    // Opaque: or the addresses are kept in registers from unit to unit.
+    let (lane, mut held) = (misc::opaque(warp::lane_id()), [0; 4 * HELD]);
     let row = warp * 16 + lane % 16;
     let mut i = 0;
     while i < HELD {

@@ -57,6 +57,7 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Option<Planned> {
         options,
         trees: false,
         arch: (row.arch == Arch::Sm80).then_some(Arch::Sm80),
+        page: 16,
     };
     if row.name.contains("_pod_") || row.co_resident {
         planned.spec = spec(row, 4);
@@ -88,6 +89,7 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Option<Planned> {
     } else if row.latent {
         planned.spec = spec(row, 100);
         planned.requests = &[(150, 1), (33, 2), (1, 1)];
+        planned.page = if row.stands_in { 4 } else { 16 };
     } else if prefill {
         planned.device.prefill.by_q_len = vec![QueryStep {
             head_dim: None,
