@@ -83,10 +83,7 @@ pub enum Op {
     /// Both.
     Pod,
     /// Merges partial states.
-    Merge {
-        /// Where there are few, and waiting decides.
-        few: bool,
-    },
+    Merge(passes::merge::Shape),
     /// Appends keys and values to their pages.
     Append {
         /// What a thread moves at a time.

@@ -7,8 +7,8 @@
 //! are two heads of one row or four rows of a single small head. Slots go by fours, all of whose loads are under
 //! way before the first is looked at. The first ids are there before the kernel that writes the states has ended.
 //!
-//! There are two kernels that compute the same bits. Where much is to be merged, threads are what hides latency:
-//! [`MANY`] has five blocks on an SM. Where it is little, and stands at the end of a step, waiting decides: a thread of
+//! There are three kernels that compute the same bits. Where much is to be merged, threads are what hides latency:
+//! [`MANY`] and [`LONG`] have five blocks on an SM. Where it is little, and stands at the end of a step, waiting decides: a thread of
 //! [`FEW`] has sixteen slots under way, and as many warps as the device has room for share the slots of a row.
 //!
 //! The order of ⊕ is that of the slots. Sixteen of them are a *section*: their states are merged one after the other, and
@@ -29,6 +29,7 @@ macro_rules! table {
     ($as:ident $then:ident) => {
         $crate::common::half::each_half! { $as $then {
             states: MANY;
+            long: LONG;
             few: FEW;
         }}
     };
@@ -39,18 +40,21 @@ macro_rules! f32_table {
     ($then:ident) => {
         $then! { F32 "f32" {
             states: MANY;
+            long: LONG;
             few: FEW;
         }}
     };
 }
 
 /// A kernel for so much: groups of slots that it loads together, and its blocks on an SM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
     /// Groups of four slots.
     pub groups: usize,
     /// Blocks that an SM holds.
     pub blocks: u32,
+    /// Rows may have more than a section.
+    pub long: bool,
 }
 
 /// Chunks of a block where there are few rows, a lane each; it has up to [`THREADS`] threads.
@@ -62,21 +66,26 @@ pub const SECTION: u32 = 16;
 /// Dynamic shared memory of a thread.
 pub const SHARED_BYTES: u32 = (CHUNK as u32 + 2) * 4;
 
-/// For many rows.
+/// For many rows, none of them of more than [`SECTION`] slots.
 pub const MANY: Shape = Shape {
     groups: 1,
     blocks: 5,
+    long: false,
 };
+
+/// For many rows.
+pub const LONG: Shape = Shape { long: true, ..MANY };
 
 /// For few rows, by blocks of [`FEW_CHUNKS`]: the SMs hold all of them, and none has more than its share to read.
 pub const FEW: Shape = Shape {
     groups: 4,
     blocks: 1,
+    long: true,
 };
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod rows {
-    use super::{FEW, MANY, Shape, THREADS};
+    use super::{FEW, LONG, MANY, Shape, THREADS};
     use crate::registry::{Arch, Element, Family, KernelInfo, Op, registers};
 
     macro_rules! rows {
@@ -94,11 +103,10 @@ mod rows {
     pub const F32_ROWS: &[KernelInfo] = f32_table!(rows);
 
     const fn row(name: &'static str, shape: Shape) -> KernelInfo {
-        let few = shape.groups == FEW.groups;
         KernelInfo {
             threads: THREADS,
             registers: registers(THREADS, shape.blocks),
-            ..KernelInfo::new(name, Family::Passes, Arch::Sm80, Op::Merge { few })
+            ..KernelInfo::new(name, Family::Passes, Arch::Sm80, Op::Merge(shape))
         }
     }
 }
@@ -109,7 +117,7 @@ pub use rows::{F32_ROWS, ROWS};
 mod device {
     use cuda_std::{barrier, misc, prelude::*, shared, warp};
 
-    use super::{CHUNK, FEW, GROUP, MANY, SECTION, SHARED_BYTES, THREADS};
+    use super::{CHUNK, FEW, GROUP, LONG, MANY, SECTION, SHARED_BYTES, THREADS};
     use crate::{
         abi::MergeParams,
         common::{
@@ -368,12 +376,42 @@ mod device {
         }
     }
 
-    /// A thread for each chunk.
+    /// A thread for each chunk, of rows with at most a section.
+    ///
+    /// # Safety
+    /// The parameters describe memory as [`MergeParams`] says, `out` is of the type `O`.
+    #[inline(always)]
+    unsafe fn merge_many<O: Output>(params: &MergeParams) {
+        // SAFETY: the caller's promises; `left` slots of the row are at `list`.
+        unsafe {
+            let Some(chunk) = Chunk::look_up(params, thread::index_1d()) else {
+                return;
+            };
+            let (mut list, mut left) = (chunk.list, chunk.slots);
+            let mut next = next_slots::<1>(list, left);
+            // No list begins so. That it is looked at keeps ptxas from asking for it behind the wait.
+            if left > 0 && next[0][0] == NO_SLOT {
+                return;
+            }
+            wait();
+            let mut merger = Merger::EMPTY;
+            while left > 0 {
+                let [states] = chunk.place.load_all(next);
+                left = left.saturating_sub(GROUP as u32);
+                list = list.add(GROUP);
+                merger.push_all(states);
+                next = next_slots(list, left);
+            }
+            chunk.store::<O>(params, merger.finish());
+        }
+    }
+
+    /// A thread for each chunk, of rows with any number of slots.
     ///
     /// # Safety
     /// The parameters describe memory as [`MergeParams`] says, `out` is of the type `O`; `parked` are places for a block.
     #[inline(always)]
-    unsafe fn merge_many<O: Output>(params: &MergeParams, parked: Parked) {
+    unsafe fn merge_long<O: Output>(params: &MergeParams, parked: Parked) {
         // SAFETY: the caller's promises; `slots` of the row are at `list`.
         unsafe {
             let Some(chunk) = Chunk::look_up(params, thread::index_1d()) else {
@@ -515,8 +553,9 @@ mod device {
                 };
                 // SAFETY: the caller's promise; the launch gives the block its shared memory.
                 unsafe {
-                    match $shape.groups {
-                        1 => merge_many::<$output>(&params, parked),
+                    match ($shape.groups, $shape.long) {
+                        (1, false) => merge_many::<$output>(&params),
+                        (1, true) => merge_long::<$output>(&params, parked),
                         _ => merge_few::<$output>(&params, parked),
                     }
                 }
