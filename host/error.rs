@@ -5,6 +5,7 @@ use thiserror::Error;
 use crate::{
     plan::{BrokenPlan, PlanError},
     problem::{Dtype, ProblemError},
+    step::StepError,
     tensor::ShapeError,
 };
 
@@ -26,6 +27,9 @@ pub enum Error {
     /// A tensor does not have the shape that goes with the rest.
     #[error(transparent)]
     Shape(#[from] ShapeError),
+    /// A description of the step around attention means nothing.
+    #[error(transparent)]
+    Step(#[from] StepError),
     /// A tensor has another extent than the rest of the call says.
     #[error("{tensor} has {got} {dimension}: it must be {rule}")]
     Extent {

@@ -106,8 +106,10 @@
 //!
 //! # On a GPU
 //!
-//! With the feature `cuda`, `exec::gpu` runs on memory of any CUDA library, on any stream. Without a driver it says
-//! so. [`DeviceDescription::supports`](plan::DeviceDescription::supports) tells, when a model is loaded, whether there
+//! With the feature `cuda`, `exec::gpu` runs on memory of any CUDA library, on any stream: a workspace is allocated
+//! once, a plan is uploaded once per step, and run once per layer. Without a driver it says so.
+//! [`examples/gpu_serving.rs`](https://docs.rs/crate/tandem-attn/latest/source/examples/gpu_serving.rs) is a whole
+//! serving loop: a prompt, a hybrid step, decodes from a captured graph. [`DeviceDescription::supports`](plan::DeviceDescription::supports) tells, when a model is loaded, whether there
 //! are kernels for its heads.
 //!
 //! # In a program that has tensors already
@@ -135,4 +137,5 @@ pub mod kv;
 pub mod plan;
 pub mod problem;
 pub mod reference;
+pub mod step;
 pub mod tensor;

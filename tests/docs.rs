@@ -43,3 +43,35 @@ fn links_lead_to_files() {
     assert!(missing.is_empty(), "{}", missing.join("\n"));
     assert!(found > 20, "only {found} links");
 }
+
+/// The pairs `file`: `test` of a document.
+fn named_tests(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    let mut parts = text.split('`').skip(1);
+    let mut file = None;
+    std::iter::from_fn(move || {
+        loop {
+            let (quoted, between) = (parts.next()?, parts.next().unwrap_or(""));
+            if let Some(file) = file.take() {
+                return Some((file, quoted));
+            }
+            file = (between.trim() == ":").then_some(quoted);
+        }
+    })
+}
+
+#[test]
+fn guaranteed_promises_have_their_tests() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = fs::read_to_string(root.join("docs/guide/guarantees.md")).expect("a document");
+    let mut found = 0;
+    for (file, test) in named_tests(&text) {
+        let code =
+            fs::read_to_string(root.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+        assert!(
+            code.contains(&format!("fn {test}(")),
+            "{file} has no test {test}"
+        );
+        found += 1;
+    }
+    assert!(found > 15, "only {found} tests");
+}

@@ -13,7 +13,7 @@ use tandem_attn::{
     },
     kv::KvViewMut,
     problem::{Dtype, KvLayout, Spec},
-    tensor::{Element, F8E4M3},
+    tensor::{Element, F8E4M3, TensorMut, TensorRef},
 };
 
 #[derive(Clone, Debug)]
@@ -307,5 +307,70 @@ fn pools_and_sources_beyond_4_gib() {
                 );
             }
         }
+    }
+}
+
+#[test]
+fn rows_of_one_tensor_are_quantised_as_on_the_cpu() {
+    let Some(gpu) = common::gpu("rows_of_one_tensor_are_quantised_as_on_the_cpu") else {
+        return;
+    };
+    let (tokens, heads, dim, page_size, pages) = (37, 3, 64, 16, 5);
+    let mut rng = Rng(3);
+    let rows: Vec<bf16> = (0..tokens * heads * dim)
+        .map(|_| bf16::from_f32((rng.bits() % 2000) as f32 - 1000.0))
+        .collect();
+    let scales = [0.5_f32, 2.0, 3.0];
+    let mut slots: Vec<u32> = (0..(pages * page_size) as u32).collect();
+    rng.shuffle(&mut slots);
+    slots.truncate(tokens);
+    slots[4] = NO_SLOT;
+    for (layout, scales) in [
+        (KvLayout::Nhd, &scales[..]),
+        (KvLayout::Hnd, &scales),
+        (KvLayout::Nhd, &scales[1..2]),
+        (KvLayout::Hnd, &[]),
+    ] {
+        let mut right = vec![F8E4M3(0x7F); pages * page_size * heads * dim];
+        let shape = match layout {
+            KvLayout::Nhd => [pages, page_size, heads, dim],
+            KvLayout::Hnd => [pages, heads, page_size, dim],
+        };
+        let device = Memory::new(&right);
+        let (source, of_slots) = (Memory::new(&rows), Memory::new(&slots));
+        let of_scales = (!scales.is_empty()).then(|| Memory::new(scales));
+        let of_scales = of_scales
+            .as_ref()
+            .map(|memory| memory.tensor(Dtype::F32, [scales.len()]));
+        let mut pool = device.tensor(Dtype::F8E4M3, shape);
+        let mut to = TensorMut::new(&mut right, shape).unwrap();
+        if layout == KvLayout::Hnd {
+            pool.shape.swap(1, 2);
+            pool.strides.swap(1, 2);
+            to = to.swap_axes(1, 2);
+        }
+        let source = source.tensor(Dtype::BF16, [tokens, heads, dim]);
+        let stream = Stream::new();
+        // SAFETY: everything is there as described until the stream is done; slots are distinct.
+        unsafe {
+            gpu.append_rows_quantised(
+                &source,
+                of_scales.as_ref(),
+                of_slots.array(),
+                &pool,
+                stream.0,
+            )
+        }
+        .expect("a good call");
+        stream.wait();
+        let rows = TensorRef::new(&rows, [tokens, heads, dim]).unwrap();
+        cpu::append_rows_quantised(&rows, scales, &slots, to).expect("a good call");
+        assert_eq!(device.read::<F8E4M3>(), right, "{layout:?}, {scales:?}");
+
+        let wrong = pool.with_stride(3, 2);
+        // SAFETY: nothing is launched.
+        let refused =
+            unsafe { gpu.append_rows_quantised(&source, None, of_slots.array(), &wrong, stream.0) };
+        assert!(refused.is_err(), "a pool whose rows are not dense");
     }
 }

@@ -373,10 +373,11 @@ fn ptx_compiled_by_the_driver_merges_the_same() {
     let Some(gpu) = common::gpu("ptx_compiled_by_the_driver_merges_the_same") else {
         return;
     };
+    // Of all families it would take minutes.
     let modules: Vec<_> = MODULES
         .iter()
         .map(|module| Module {
-            cubin: None,
+            cubin: module.cubin.clone().filter(|_| module.family != "passes"),
             ..module.clone()
         })
         .collect();

@@ -5,11 +5,11 @@
         family: "decode_wgmma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            9827912,
+            9813656,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
-            4056464,
+            4050320,
         )),
     },
     Module {
@@ -17,11 +17,11 @@
         family: "prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            16751305,
+            16701728,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
-            7030224,
+            7001552,
         )),
     },
     Module {
@@ -41,7 +41,7 @@
         family: "mla",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.mla.ptx.zst"),
-            636375,
+            635727,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.mla.cubin.zst"),
@@ -146,14 +146,38 @@
     },
     Module {
         arch: "sm_90a",
+        family: "step",
+        ptx: Image::zstd(
+            include_bytes!("../data/sm_90a.step.ptx.zst"),
+            950492,
+        ),
+        cubin: Some(Image::zstd(
+            include_bytes!("../data/sm_90a.step.cubin.zst"),
+            466256,
+        )),
+    },
+    Module {
+        arch: "sm_80",
+        family: "step",
+        ptx: Image::zstd(
+            include_bytes!("../data/sm_80.step.ptx.zst"),
+            950491,
+        ),
+        cubin: Some(Image::zstd(
+            include_bytes!("../data/sm_80.step.cubin.zst"),
+            455840,
+        )),
+    },
+    Module {
+        arch: "sm_90a",
         family: "quantise",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.quantise.ptx.zst"),
-            18736,
+            177068,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.quantise.cubin.zst"),
-            19528,
+            106920,
         )),
     },
     Module {

@@ -23,6 +23,8 @@ pub mod passes;
 pub mod registry;
 pub mod sm80;
 pub mod sm90;
+#[cfg(any(not(target_arch = "nvptx64"), feature = "step", feature = "quantise"))]
+pub mod step;
 
 pub use common::{divisor, math, state, tree, variant};
 

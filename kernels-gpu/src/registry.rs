@@ -7,7 +7,7 @@
 
 use core::fmt;
 
-use crate::{measure, passes, sm80, sm90};
+use crate::{measure, passes, sm80, sm90, step};
 
 /// A module of kernels: what is compiled together, and a feature of this crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,6 +28,8 @@ pub enum Family {
     Pod,
     /// What goes around attention.
     Passes,
+    /// The step around attention.
+    Step,
     /// Appending to 8-bit pages.
     Quantise,
     /// What measures the hardware.
@@ -47,6 +49,7 @@ impl Family {
             Self::Sm80Decode => "sm80_decode",
             Self::Pod => "pod",
             Self::Passes => "passes",
+            Self::Step => "step",
             Self::Quantise => "quantise",
             Self::Measure => "measure",
         }
@@ -93,6 +96,24 @@ pub enum Op {
     Quantise,
     /// Brings heads to the dimension of a kernel, and back.
     Pad,
+    /// From a fused projection to queries, and to keys and values in their pages.
+    QkvStep {
+        /// Heads of a thread.
+        heads: u32,
+        /// Pages are of 8 bits.
+        quantises: bool,
+    },
+    /// Divides rows by the root of their mean square.
+    RmsNorm {
+        /// Vectors of a thread, at most.
+        vectors: u32,
+    },
+    /// Activates gates and multiplies.
+    Gate,
+    /// Looks rows of a table up.
+    Embed,
+    /// Draws tokens from logits.
+    Sample,
     /// Reads as fast as that can be done.
     MeasureRead,
     /// Multiplies as fast as that can be done.
@@ -276,7 +297,7 @@ pub(crate) const fn registers(threads: u32, ctas: u32) -> u32 {
 }
 
 /// The tables of all families.
-const TABLES: [&[&[KernelInfo]]; 10] = [
+const TABLES: [&[&[KernelInfo]]; 12] = [
     sm90::prefill::ROWS,
     sm90::decode_mma::ROWS,
     sm90::decode_wgmma::narrow::ROWS,
@@ -286,6 +307,8 @@ const TABLES: [&[&[KernelInfo]]; 10] = [
     sm80::decode::TABLE,
     sm80::pod::ROWS,
     passes::ROWS,
+    step::ROWS,
+    step::qkv::QUANTISING_ROWS,
     measure::ROWS,
 ];
 

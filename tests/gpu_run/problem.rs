@@ -96,7 +96,11 @@ pub struct OnDevice {
 }
 
 impl OnDevice {
-    pub fn new<T: Element>(spec: &Spec, batch: &Batch, tensors: &Tensors<T, T>) -> Self {
+    pub fn new<T: Element, K: Element>(
+        spec: &Spec,
+        batch: &Batch,
+        tensors: &Tensors<T, K>,
+    ) -> Self {
         let parts: Vec<_> = tensors
             .parts
             .iter()
@@ -186,10 +190,10 @@ pub fn at_least_one<T: bytemuck::Pod>(values: &[T]) -> Memory {
     }
 }
 
-pub fn check_results<T: Element>(
+pub fn check_results<T: Element, K: Element>(
     spec: &Spec,
     batch: &Batch,
-    tensors: &Tensors<T, T>,
+    tensors: &Tensors<T, K>,
     (out, lse): &(Vec<u16>, Vec<u32>),
 ) -> Result<(), String> {
     let right = tensors.reference(spec, batch);

@@ -45,7 +45,55 @@ pub fn run() -> Result<(), Error> {
         commit.trim()
     );
     build_and_try(&root, "git", &git)?;
-    try_commands(&root)
+    try_commands(&root)?;
+    check_minimum_rust(&root)
+}
+
+/// Checks what is published with the Rust that `Cargo.toml` states; skipped where that is not installed and cannot be.
+fn check_minimum_rust(root: &Path) -> Result<(), Error> {
+    let manifest = fs::read_to_string(workspace().join("Cargo.toml"))?;
+    let stated = manifest
+        .lines()
+        .find_map(|line| line.strip_prefix("rust-version = "));
+    let stated = stated.ok_or("Cargo.toml states no rust-version")?;
+    let toolchain = format!("{}.0", stated.trim_matches('"'));
+    let installed = Command::new("rustup")
+        .args(["toolchain", "install", "--profile=minimal", &toolchain])
+        .output();
+    let there = Command::new("rustc")
+        .args([&format!("+{toolchain}"), "--version"])
+        .output()?;
+    if !there.status.success() {
+        let why = installed.map_or_else(
+            |error| error.to_string(),
+            |run| String::from_utf8_lossy(&run.stderr).trim().to_owned(),
+        );
+        println!("adopt: skipped Rust {toolchain}: {why}");
+        return Ok(());
+    }
+    let begin = Instant::now();
+    run_command(
+        bare("cargo")?
+            .arg(format!("+{toolchain}"))
+            .args(["check", "--locked", "--quiet"])
+            .args([
+                "-p",
+                "tandem-attn",
+                "-p",
+                "tandem-schedule",
+                "-p",
+                "tandem-papers",
+            ])
+            .args(["-p", "tandem-cli"])
+            .arg("--features=tandem-attn/cuda,tandem-attn/cudarc,tandem-cli/cuda")
+            .current_dir(workspace())
+            .env("CARGO_TARGET_DIR", root.join("minimum")),
+    )?;
+    println!(
+        "adopt: Rust {toolchain} checks all of it: {:.0} s",
+        begin.elapsed().as_secs_f64()
+    );
+    Ok(())
 }
 
 /// A program in the environment that is there without any set-up.

@@ -1,13 +1,18 @@
 //! On the CPU: candle's storages as the tensors of the core.
 
+use std::slice;
+
 use candle_core::{CpuStorage, Layout, Result, Shape, bail};
 use tandem_attn::{
-    exec::{Cpu, cpu::append_rows},
+    exec::{
+        Cpu,
+        cpu::{append_rows, append_rows_quantised},
+    },
     half::{bf16, f16},
     kv::{KvScales, KvTensors},
     plan::Plan,
     problem::Dtype,
-    tensor::{TensorMut, TensorRef},
+    tensor::{F8E4M3, TensorMut, TensorRef},
 };
 
 use crate::{layout::Axes, wrap};
@@ -25,7 +30,13 @@ fn read<const RANK: usize>(storage: &CpuStorage, axes: Axes<RANK>) -> Result<Ten
         CpuStorage::F32(elements) => TensorRef::strided(from(elements, first), shape, strides),
         CpuStorage::BF16(elements) => TensorRef::strided(from(elements, first), shape, strides),
         CpuStorage::F16(elements) => TensorRef::strided(from(elements, first), shape, strides),
-        _ => bail!("attention takes F32, BF16 and F16"),
+        CpuStorage::F8E4M3(elements) => {
+            // SAFETY: both types are a byte and nothing else, for which every value is a number or NaN.
+            let elements: &[F8E4M3] =
+                unsafe { slice::from_raw_parts(elements.as_ptr().cast(), elements.len()) };
+            TensorRef::strided(from(elements, first), shape, strides)
+        }
+        _ => bail!("attention takes F32, BF16 and F16, and caches of F8E4M3"),
     };
     tensor.map_err(wrap)
 }
@@ -48,7 +59,14 @@ fn write(storage: &mut CpuStorage, axes: Axes<4>) -> Result<TensorMut<'_, 4>> {
         CpuStorage::F32(elements) => TensorMut::strided(from(elements, first), shape, strides),
         CpuStorage::BF16(elements) => TensorMut::strided(from(elements, first), shape, strides),
         CpuStorage::F16(elements) => TensorMut::strided(from(elements, first), shape, strides),
-        _ => bail!("caches are of F32, BF16 and F16"),
+        CpuStorage::F8E4M3(elements) => {
+            let len = elements.len();
+            // SAFETY: as in `read`; the borrow is that of the elements.
+            let elements: &mut [F8E4M3] =
+                unsafe { slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), len) };
+            TensorMut::strided(from(elements, first), shape, strides)
+        }
+        _ => bail!("caches are of F32, BF16, F16 and F8E4M3"),
     };
     tensor.map_err(wrap)
 }
@@ -57,9 +75,8 @@ fn write(storage: &mut CpuStorage, axes: Axes<4>) -> Result<TensorMut<'_, 4>> {
 pub fn attend(
     cpu: &Cpu,
     plan: &Plan,
-    q: Part<'_>,
-    k: Part<'_>,
-    v: Part<'_>,
+    scales: Option<[f32; 2]>,
+    [q, k, v]: [Part<'_>; 3],
 ) -> Result<(CpuStorage, Shape)> {
     let (spec, page_size) = (&plan.spec, plan.parts[0].page_size as usize);
     let shape = [plan.total_q, spec.q_heads, spec.head_dim_v].map(|extent| extent as usize);
@@ -68,7 +85,7 @@ pub fn attend(
     let kv = KvTensors {
         k: read(k.0, Axes::pages(k.1, page_size)?)?,
         v: read(v.0, Axes::pages(v.1, page_size)?)?,
-        scales: KvScales::One,
+        scales: scales.map_or(KvScales::One, |[k, v]| KvScales::Tensor { k, v }),
     };
     macro_rules! run {
         ($element:ty, $zero:expr, $storage:ident) => {{
@@ -92,7 +109,13 @@ pub fn append(
     (cache, cache_layout): (&mut CpuStorage, &Layout),
     (rows, rows_layout): Part<'_>,
     slots: &[i64],
+    scale: Option<f32>,
 ) -> Result<()> {
     let rows = read(rows, Axes::of(rows_layout)?)?;
-    append_rows(&rows, slots, write(cache, Axes::of(cache_layout)?)?).map_err(wrap)
+    let cache = write(cache, Axes::of(cache_layout)?)?;
+    match scale {
+        Some(scale) => append_rows_quantised(&rows, &[scale], slots, cache),
+        None => append_rows(&rows, slots, cache),
+    }
+    .map_err(wrap)
 }

@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex};
 use candle_core::{
     CudaDevice, CudaStorage, Layout, Result, Shape, Storage, Tensor, bail,
     cuda_backend::{
-        CudaDType,
-        cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr},
+        CudaDType, CudaStorageSlice,
+        cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr},
     },
 };
 use tandem_attn::{
     abi::KvStrides,
     exec::gpu::{
-        DeviceArray, DeviceTensor, Gpu, KvPool, Stream, Workspace, WorkspaceOptions,
+        DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, Stream, Workspace, WorkspaceOptions,
         cudarc::{SyncOnDrop, stream as raw},
     },
     half::{bf16, f16},
@@ -26,12 +26,25 @@ use crate::{layout::Axes, step::lock, wrap};
 /// A storage, and what of it is the tensor.
 type Part<'a> = (&'a CudaStorage, &'a Layout);
 
+/// Address and type of what a storage has, and the guard that orders work on it.
+macro_rules! in_storage {
+    ($slice:expr, $pointer:ident, $stream:expr) => {
+        match $slice {
+            CudaStorageSlice::BF16(slice) => with(Dtype::BF16, slice.$pointer($stream)),
+            CudaStorageSlice::F16(slice) => with(Dtype::F16, slice.$pointer($stream)),
+            CudaStorageSlice::F32(slice) => with(Dtype::F32, slice.$pointer($stream)),
+            CudaStorageSlice::F8E4M3(slice) => with(Dtype::F8E4M3, slice.$pointer($stream)),
+            _ => bail!("attention takes BF16 and F16, and caches of F8E4M3"),
+        }
+    };
+}
 /// A GPU, and a workspace for each class of layers on each stream.
 #[derive(Debug)]
 pub struct Backend {
     gpu: Gpu,
     stream: Arc<CudaStream>,
     classes: Mutex<Vec<Class>>,
+    scales: Mutex<Vec<(f32, CudaSlice<f32>)>>,
 }
 
 /// What plans for some heads run in, on one stream.
@@ -54,6 +67,7 @@ impl Backend {
                 .map_err(wrap)?,
             stream,
             classes: Mutex::default(),
+            scales: Mutex::default(),
         })
     }
 
@@ -119,13 +133,12 @@ impl Backend {
     pub fn attend(
         &self,
         plan: &Arc<Plan>,
-        q: Part<'_>,
-        k: Part<'_>,
-        v: Part<'_>,
+        scales: Option<[f32; 2]>,
+        parts: [Part<'_>; 3],
     ) -> Result<(CudaStorage, Shape)> {
         match plan.spec.out_dtype {
-            Dtype::BF16 => self.attend_in::<bf16>(plan, q, k, v),
-            Dtype::F16 => self.attend_in::<f16>(plan, q, k, v),
+            Dtype::BF16 => self.attend_in::<bf16>(plan, scales, parts),
+            Dtype::F16 => self.attend_in::<f16>(plan, scales, parts),
             other => bail!("no kernel takes {other:?}"),
         }
     }
@@ -133,9 +146,8 @@ impl Backend {
     fn attend_in<T: CudaDType + DeviceRepr + Element>(
         &self,
         plan: &Arc<Plan>,
-        q: Part<'_>,
-        k: Part<'_>,
-        v: Part<'_>,
+        scales: Option<[f32; 2]>,
+        [q, k, v]: [Part<'_>; 3],
     ) -> Result<(CudaStorage, Shape)> {
         let (spec, device) = (&plan.spec, q.0.device.clone());
         let page_size = plan.parts[0].page_size as usize;
@@ -145,10 +157,14 @@ impl Backend {
         // SAFETY: all of it is written by the run. The driver gives no memory of no bytes.
         let mut out = unsafe { device.alloc::<T>(elements.max(1)) }?;
         {
-            let (q, _q) = tensor::<T, 3>(q.0, Axes::of(q.1)?, &stream)?;
-            let (k, _k) = tensor::<T, 4>(k.0, Axes::pages(k.1, page_size)?, &stream)?;
-            let (v, _v) = tensor::<T, 4>(v.0, Axes::pages(v.1, page_size)?, &stream)?;
-            let pool = pool(spec, &k, &v)?;
+            let (q, _q) = tensor(q.0, Axes::<3>::of(q.1)?, &stream)?;
+            let (k, _k) = tensor(k.0, Axes::pages(k.1, page_size)?, &stream)?;
+            let (v, _v) = tensor(v.0, Axes::pages(v.1, page_size)?, &stream)?;
+            let mut pool = pool(spec, &k, &v)?;
+            if let Some(scales) = scales {
+                let [k, v] = scales.map(|scale| self.scale(scale, &stream));
+                pool = pool.with_scales(KvScales::Tensor { k: k?, v: v? });
+            }
             let (address, _out) = out.device_ptr_mut(&stream);
             let out = DeviceTensor::new(address, T::DTYPE, shape);
             let mut classes = lock(&self.classes);
@@ -177,38 +193,42 @@ impl Backend {
         ))
     }
 
-    /// Rows of new tokens to their slots.
-    pub fn append(
-        &self,
-        cache: (&mut CudaStorage, &Layout),
-        rows: Part<'_>,
-        slots: &Tensor,
-    ) -> Result<()> {
-        match cache.0.slice {
-            candle_core::cuda_backend::CudaStorageSlice::BF16(_) => {
-                self.append_in::<bf16>(cache, rows, slots)
+    /// A scale in device memory, where it stays: layers have few.
+    fn scale(&self, scale: f32, stream: &Arc<CudaStream>) -> Result<DeviceTensor<1>> {
+        let mut scales = lock(&self.scales);
+        let known = scales
+            .iter()
+            .find(|(known, _)| known.to_bits() == scale.to_bits());
+        let address = match known {
+            Some((_, there)) => there.device_ptr(stream).0,
+            None => {
+                let there = stream
+                    .clone_htod(&[scale])
+                    .map_err(candle_core::Error::wrap)?;
+                // Other streams may read it in the next call.
+                stream.synchronize().map_err(candle_core::Error::wrap)?;
+                let address = there.device_ptr(stream).0;
+                scales.push((scale, there));
+                address
             }
-            candle_core::cuda_backend::CudaStorageSlice::F16(_) => {
-                self.append_in::<f16>(cache, rows, slots)
-            }
-            candle_core::cuda_backend::CudaStorageSlice::F32(_) => {
-                self.append_in::<f32>(cache, rows, slots)
-            }
-            _ => bail!("caches are of BF16, F16 and F32"),
-        }
+        };
+        Ok(DeviceTensor::new(address, Dtype::F32, [1]))
     }
 
-    fn append_in<T: CudaDType + DeviceRepr + Element>(
+    /// Rows of new tokens to their slots; with a scale quantised.
+    pub fn append(
         &self,
         (cache, cache_layout): (&mut CudaStorage, &Layout),
         (rows, rows_layout): Part<'_>,
         slots: &Tensor,
+        scale: Option<f32>,
     ) -> Result<()> {
         let stream = rows.device.cuda_stream();
-        let (rows, _rows) = tensor::<T, 3>(rows, Axes::of(rows_layout)?, &stream)?;
+        let scale = scale.map(|scale| self.scale(scale, &stream)).transpose()?;
+        let (rows, _rows) = tensor(rows, Axes::<3>::of(rows_layout)?, &stream)?;
         let axes = Axes::<4>::of(cache_layout)?;
-        let (address, _cache) = cache.as_cuda_slice_mut::<T>()?.device_ptr_mut(&stream);
-        let pool = described::<T, 4>(address, axes);
+        let (address, dtype, _cache) = in_storage!(&mut cache.slice, device_ptr_mut, &stream);
+        let pool = described(address, dtype, axes);
         let (slots, slots_layout) = slots.storage_and_layout();
         let Storage::Cuda(slots) = &*slots else {
             bail!("the slots are not on the GPU that the cache is on");
@@ -218,32 +238,49 @@ impl Backend {
         let slots = DeviceArray::new(first, slots_layout.shape().elem_count());
         // SAFETY: the tensors are in memory of this device that candle's storages hold, and the guards order later
         // work on them behind this copy. Two tokens with one slot leave one of the two rows there.
-        unsafe { self.gpu.append_rows(&rows, slots, &pool, raw(&stream)) }.map_err(wrap)
+        unsafe {
+            match scale {
+                Some(scale) => {
+                    let scale = Some(&scale);
+                    self.gpu
+                        .append_rows_quantised(&rows, scale, slots, &pool, raw(&stream))
+                }
+                None => self.gpu.append_rows(&rows, slots, &pool, raw(&stream)),
+            }
+        }
+        .map_err(wrap)
     }
 }
 
+fn with<G>(dtype: Dtype, (address, guard): (u64, G)) -> (u64, Dtype, G) {
+    (address, dtype, guard)
+}
+
 /// A tensor that a call on the stream reads.
-fn tensor<'a, T: CudaDType + DeviceRepr + Element, const RANK: usize>(
+fn tensor<'a, const RANK: usize>(
     storage: &'a CudaStorage,
     axes: Axes<RANK>,
     stream: &'a CudaStream,
 ) -> Result<(DeviceTensor<RANK>, SyncOnDrop<'a>)> {
-    let (address, read) = storage.as_cuda_slice::<T>()?.device_ptr(stream);
-    Ok((described::<T, RANK>(address, axes), read))
+    let (address, dtype, read) = in_storage!(&storage.slice, device_ptr, stream);
+    Ok((described(address, dtype, axes), read))
 }
 
 /// A tensor in a storage that begins at an address.
-fn described<T: Element, const RANK: usize>(storage: u64, axes: Axes<RANK>) -> DeviceTensor<RANK> {
+fn described<const RANK: usize>(
+    storage: u64,
+    dtype: Dtype,
+    axes: Axes<RANK>,
+) -> DeviceTensor<RANK> {
     let Axes {
         first,
         shape,
         strides,
     } = axes;
-    let address = storage + (first * size_of::<T>()) as u64;
-    (0..RANK).fold(
-        DeviceTensor::new(address, T::DTYPE, shape),
-        |tensor, axis| tensor.with_stride(axis, strides[axis]),
-    )
+    let address = storage + first as u64 * u64::from(dtype.bytes());
+    (0..RANK).fold(DeviceTensor::new(address, dtype, shape), |tensor, axis| {
+        tensor.with_stride(axis, strides[axis])
+    })
 }
 
 /// Keys and values of `[pages, page_size, kv_heads, head_dim]` as the kernels take them.

@@ -41,7 +41,8 @@
 //!
 //! # Types and layouts
 //!
-//! Queries, keys and values have one type: F32, BF16 or F16 on the CPU, BF16 or F16 on a GPU. Queries and new keys may
+//! Queries, keys and values have one type: F32, BF16 or F16 on the CPU, BF16 or F16 on a GPU. A cache may be of F8E4M3
+//! instead ([`Layer::with_kv_scales`], [`reshape_and_quantise`]), on the CPU and on Hopper. Queries and new keys may
 //! be slices of a fused projection: only the elements of a head have to stand side by side. Caches are
 //! `[blocks, block_size, kv_heads, head_dim]` ([`KvLayout::Nhd`]) or `[blocks, kv_heads, block_size, head_dim]`
 //! ([`KvLayout::Hnd`]); those of vLLM's first kernels, which split the elements of a head, are refused.
@@ -62,7 +63,7 @@ mod step;
 mod tables;
 mod varlen;
 
-pub use ops::{paged_attention, reshape_and_cache};
+pub use ops::{paged_attention, reshape_and_cache, reshape_and_quantise};
 pub use step::{Attention, Layer, Step};
 pub use tables::{BlockTables, Lengths};
 pub use tandem_attn;

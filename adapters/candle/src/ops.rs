@@ -57,9 +57,16 @@ pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, step: &Step, layer: &Layer) ->
     spec.variant.causal = layer.causal;
     spec.variant.window_left = layer.window_left;
     spec.variant.soft_cap = layer.soft_cap;
+    if spec.kv_dtype.bytes() != 1 && layer.kv_scales.is_some() {
+        bail!(
+            "the layer has scales, and k is {:?}: only caches of F8E4M3 have scales",
+            k.dtype()
+        );
+    }
     let op = Attend {
         plan: step.plan(&spec)?,
         attention: step.attention.clone(),
+        scales: layer.kv_scales,
     };
     q.apply_op3_no_bwd(k, v, &op)
 }
@@ -81,6 +88,36 @@ pub fn reshape_and_cache(
     slots: &Tensor,
     layout: KvLayout,
 ) -> Result<()> {
+    append(k, v, [k_cache, v_cache], slots, layout, None)
+}
+
+/// The same into a cache of F8E4M3: divided by the layer's scales, to the nearest, at most the largest finite number.
+///
+/// On a GPU `k` and `v` are BF16 or F16, and on the CPU also F32.
+///
+/// # Errors
+/// As [`reshape_and_cache`]; where the caches are not F8E4M3.
+pub fn reshape_and_quantise(
+    k: &Tensor,
+    v: &Tensor,
+    k_cache: &Tensor,
+    v_cache: &Tensor,
+    slots: &Tensor,
+    layer: &Layer,
+) -> Result<()> {
+    let scales = layer.kv_scales.unwrap_or([1.0; 2]);
+    append(k, v, [k_cache, v_cache], slots, layer.layout, Some(scales))
+}
+
+/// Copies, or with scales quantises.
+fn append(
+    k: &Tensor,
+    v: &Tensor,
+    [k_cache, v_cache]: [&Tensor; 2],
+    slots: &Tensor,
+    layout: KvLayout,
+    scales: Option<[f32; 2]>,
+) -> Result<()> {
     let k_cache = by_token("k_cache", k_cache, layout)?;
     let v_cache = by_token("v_cache", v_cache, layout)?;
     // All that can be told from shapes, before one of the two is written.
@@ -93,7 +130,16 @@ pub fn reshape_and_cache(
     }
     for (name, rows, cache) in [("k", k, &k_cache), ("v", v, &v_cache)] {
         let ((tokens, heads, dim), (.., of_cache, cached)) = (rows.dims3()?, cache.dims4()?);
-        if (heads, dim) != (of_cache, cached) || rows.dtype() != cache.dtype() {
+        let dtype = scales.map_or(rows.dtype(), |_| DType::F8E4M3);
+        if cache.dtype() != dtype && (scales.is_some() || cache.dtype() == DType::F8E4M3) {
+            bail!(
+                "{name} is {:?} and its cache {:?}: reshape_and_quantise is for caches of F8E4M3, reshape_and_cache for \
+                 those of the rows' type",
+                rows.dtype(),
+                cache.dtype()
+            );
+        }
+        if (heads, dim) != (of_cache, cached) || cache.dtype() != dtype {
             bail!(
                 "{name} has {heads} heads of {dim} in {:?}, and its cache {of_cache} of {cached} in {:?}",
                 rows.dtype(),
@@ -107,11 +153,13 @@ pub fn reshape_and_cache(
             );
         }
     }
-    let op = Append {
+    let mut op = Append {
         attention: Attention::new(k.device())?,
         slots: Slots::new(slots)?,
+        scale: scales.map(|[k, _]| k),
     };
     k_cache.inplace_op2(k, &op)?;
+    op.scale = scales.map(|[_, v]| v);
     v_cache.inplace_op2(v, &op)
 }
 
@@ -135,7 +183,10 @@ fn dtype(name: &str, tensor: &Tensor) -> Result<Dtype> {
         DType::F32 => Dtype::F32,
         DType::BF16 => Dtype::BF16,
         DType::F16 => Dtype::F16,
-        other => bail!("{name} is {other:?}: attention takes F32, BF16 and F16"),
+        DType::F8E4M3 => Dtype::F8E4M3,
+        other => {
+            bail!("{name} is {other:?}: attention takes F32, BF16 and F16, and caches of F8E4M3")
+        }
     })
 }
 
@@ -143,6 +194,7 @@ fn dtype(name: &str, tensor: &Tensor) -> Result<Dtype> {
 struct Attend {
     attention: Attention,
     plan: Arc<Plan>,
+    scales: Option<[f32; 2]>,
 }
 
 impl CustomOp3 for Attend {
@@ -160,9 +212,12 @@ impl CustomOp3 for Attend {
         v_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         match &self.attention.0.backend {
-            Backend::Cpu(cpu) => {
-                cpu::attend(cpu, &self.plan, (q, q_layout), (k, k_layout), (v, v_layout))
-            }
+            Backend::Cpu(cpu) => cpu::attend(
+                cpu,
+                &self.plan,
+                self.scales,
+                [(q, q_layout), (k, k_layout), (v, v_layout)],
+            ),
             #[cfg(feature = "cuda")]
             Backend::Cuda(_) => bail!("the step is of a GPU, and the tensors are on the CPU"),
         }
@@ -179,9 +234,11 @@ impl CustomOp3 for Attend {
         v_layout: &Layout,
     ) -> Result<(candle_core::CudaStorage, Shape)> {
         match &self.attention.0.backend {
-            Backend::Cuda(backend) => {
-                backend.attend(&self.plan, (q, q_layout), (k, k_layout), (v, v_layout))
-            }
+            Backend::Cuda(backend) => backend.attend(
+                &self.plan,
+                self.scales,
+                [(q, q_layout), (k, k_layout), (v, v_layout)],
+            ),
             Backend::Cpu(_) => bail!("the step is of the CPU, and the tensors are on a GPU"),
         }
     }
@@ -210,6 +267,8 @@ impl Slots {
 struct Append {
     attention: Attention,
     slots: Slots,
+    /// Where rows are quantised.
+    scale: Option<f32>,
 }
 
 impl InplaceOp2 for Append {
@@ -225,9 +284,12 @@ impl InplaceOp2 for Append {
         rows_layout: &Layout,
     ) -> Result<()> {
         match (&self.attention.0.backend, &self.slots) {
-            (Backend::Cpu(_), Slots::Host(slots)) => {
-                cpu::append((cache, cache_layout), (rows, rows_layout), slots)
-            }
+            (Backend::Cpu(_), Slots::Host(slots)) => cpu::append(
+                (cache, cache_layout),
+                (rows, rows_layout),
+                slots,
+                self.scale,
+            ),
             #[cfg(feature = "cuda")]
             _ => bail!("the cache is on the CPU, and the rows or the slots are on a GPU"),
         }
@@ -242,9 +304,12 @@ impl InplaceOp2 for Append {
         rows_layout: &Layout,
     ) -> Result<()> {
         match (&self.attention.0.backend, &self.slots) {
-            (Backend::Cuda(backend), Slots::Device(slots)) => {
-                backend.append((cache, cache_layout), (rows, rows_layout), slots)
-            }
+            (Backend::Cuda(backend), Slots::Device(slots)) => backend.append(
+                (cache, cache_layout),
+                (rows, rows_layout),
+                slots,
+                self.scale,
+            ),
             _ => bail!("the cache is on a GPU, and the rows or the slots are on the CPU"),
         }
     }

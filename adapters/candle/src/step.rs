@@ -38,6 +38,8 @@ pub struct Layer {
     pub soft_cap: Option<f32>,
     /// How a block of the cache lies.
     pub layout: KvLayout,
+    /// What numbers of a cache of F8E4M3 are multiplied by, keys and values; other caches have none.
+    pub kv_scales: Option<[f32; 2]>,
 }
 
 impl Layer {
@@ -50,6 +52,7 @@ impl Layer {
             window_left: None,
             soft_cap: None,
             layout: KvLayout::Nhd,
+            kv_scales: None,
         }
     }
 
@@ -71,6 +74,13 @@ impl Layer {
     #[must_use]
     pub fn with_soft_cap(mut self, cap: impl Into<Option<f32>>) -> Self {
         self.soft_cap = cap.into();
+        self
+    }
+
+    /// With a cache of F8E4M3 whose numbers, times these scales, are the keys and values.
+    #[must_use]
+    pub const fn with_kv_scales(mut self, k: f32, v: f32) -> Self {
+        self.kv_scales = Some([k, v]);
         self
     }
 

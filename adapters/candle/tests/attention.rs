@@ -3,7 +3,7 @@
 use candle_core::{D, DType, Device, IndexOp, Result, Tensor};
 use tandem_candle::{
     Attention, KvLayout, Layer, flash_attn_varlen, flash_attn_varlen_windowed, paged_attention,
-    reshape_and_cache, varlen_attention,
+    reshape_and_cache, reshape_and_quantise, varlen_attention,
 };
 
 const HEADS: (usize, usize) = (8, 2);
@@ -399,5 +399,83 @@ fn what_does_not_go_together_is_said_and_nothing_is_written() -> Result<()> {
     ] {
         assert!(error.contains(words), "{error}");
     }
+    Ok(())
+}
+
+#[test]
+fn caches_of_8_bits_are_those_of_their_numbers_times_the_scales() -> Result<()> {
+    let [k_scale, v_scale] = [0.02_f32, 0.015];
+    for layout in [KvLayout::Nhd, KvLayout::Hnd] {
+        let layer = Layer::new(SCALE).with_layout(layout);
+        let quantised = layer.with_kv_scales(k_scale, v_scale);
+        let blocks = 5;
+        let shape = match layout {
+            KvLayout::Nhd => [blocks, BLOCK, HEADS.1, DIM],
+            KvLayout::Hnd => [blocks, HEADS.1, BLOCK, DIM],
+        };
+        let empty = || Tensor::zeros(&shape, DType::F8E4M3, &Device::Cpu);
+        let (k_cache, v_cache) = (empty()?, empty()?);
+        let rows = || randn(&[40, HEADS.1, DIM], DType::BF16);
+        let (k, v) = (rows()?, rows()?);
+        // The third of its blocks first; one token is left out and comes with the next call.
+        let table = [3_usize, 0, 4];
+        let slots: Vec<i64> = (0..40)
+            .map(|at| (table[at / BLOCK] * BLOCK + at % BLOCK) as i64)
+            .collect();
+        let mut first = slots.clone();
+        first[7] = -1;
+        for slots in [first, slots] {
+            let slots = Tensor::new(slots, &Device::Cpu)?;
+            reshape_and_quantise(&k, &v, &k_cache, &v_cache, &slots, &quantised)?;
+        }
+
+        // As wide numbers in a cache of their own.
+        let widened = |cache: &Tensor, scale: f32| -> Result<Tensor> {
+            cache.to_dtype(DType::F32)? * f64::from(scale)
+        };
+        let wide = [widened(&k_cache, k_scale)?, widened(&v_cache, v_scale)?];
+        let attention = Attention::new(&Device::Cpu)?;
+        let step = attention.step(&[table.to_vec()], &[40_usize], &[9_usize], BLOCK)?;
+        let q = randn(&[9, HEADS.0, DIM], DType::F32)?;
+        let got = paged_attention(&q, &k_cache, &v_cache, &step, &quantised)?;
+        let right = paged_attention(&q, &wide[0], &wide[1], &step, &layer)?;
+        assert_close(&got, &right.to_dtype(DType::F64)?)?;
+
+        // And near what was appended: e4m3 has three bits behind the first.
+        let by_token = |cache: &Tensor| match layout {
+            KvLayout::Nhd => Ok(cache.clone()),
+            KvLayout::Hnd => cache.transpose(1, 2)?.contiguous(),
+        };
+        let back = by_token(&wide[0])?.i((3, 7))?;
+        let error = (back - k.i(7)?.to_dtype(DType::F32)?)?.abs()?.max_all()?;
+        let error = error.to_scalar::<f32>()?;
+        assert!(error > 0.0 && error < 0.25, "{error}");
+    }
+    Ok(())
+}
+
+#[test]
+fn scales_and_types_of_caches_that_do_not_go_together_are_refused() -> Result<()> {
+    let cache = |dtype| Tensor::zeros((2, BLOCK, HEADS.1, DIM), dtype, &Device::Cpu);
+    let rows = randn(&[1, HEADS.1, DIM], DType::BF16)?;
+    let slots = Tensor::new(&[0_i64], &Device::Cpu)?;
+    let layer = Layer::new(SCALE).with_kv_scales(1.0, 1.0);
+    let (wide, narrow) = (cache(DType::BF16)?, cache(DType::F8E4M3)?);
+    let refusals = [
+        reshape_and_quantise(&rows, &rows, &wide, &wide, &slots, &layer),
+        reshape_and_cache(&rows, &rows, &narrow, &narrow, &slots, KvLayout::Nhd),
+    ];
+    for refusal in refusals {
+        let text = refusal.expect_err("they are refused").to_string();
+        assert!(
+            text.contains("reshape_and_quantise is for caches of F8E4M3"),
+            "{text}"
+        );
+    }
+    let step = Attention::new(&Device::Cpu)?.decode(&[vec![0_usize]], &[1_usize], BLOCK)?;
+    let q = randn(&[1, HEADS.0, DIM], DType::BF16)?;
+    let refusal = paged_attention(&q, &wide, &wide, &step, &layer);
+    let text = refusal.expect_err("it is refused").to_string();
+    assert!(text.contains("only caches of F8E4M3 have scales"), "{text}");
     Ok(())
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Result, Tensor};
 use tandem_candle::{
     Attention, KvLayout, Layer, flash_attn_varlen, paged_attention, reshape_and_cache,
+    reshape_and_quantise,
 };
 
 const HEADS: usize = 32;
@@ -93,15 +94,13 @@ impl Case {
         let (k_cache, v_cache) = (there(&self.caches[0])?, there(&self.caches[1])?);
         let (k, v) = (there(&self.new[0])?, there(&self.new[1])?);
         let attention = Attention::new(device)?;
-        let step = attention.step(&self.tables, &self.queries, &self.lengths, BLOCK)?;
-        reshape_and_cache(
-            &k,
-            &v,
-            &k_cache,
-            &v_cache,
-            &there(&self.slots)?,
-            layer.layout,
-        )?;
+        let step = attention.step(&self.tables, &self.lengths, &self.queries, BLOCK)?;
+        let slots = there(&self.slots)?;
+        if layer.kv_scales.is_some() {
+            reshape_and_quantise(&k, &v, &k_cache, &v_cache, &slots, layer)?;
+        } else {
+            reshape_and_cache(&k, &v, &k_cache, &v_cache, &slots, layer.layout)?;
+        }
         paged_attention(&there(&self.q)?, &k_cache, &v_cache, &step, layer)
     }
 }
@@ -124,6 +123,26 @@ fn paged_attention_on_a_gpu_is_as_on_the_cpu() -> Result<()> {
                     assert_close(&case.run(&gpu, &layer)?, &case.run(&Device::Cpu, &layer)?)?;
                 }
             }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn caches_of_8_bits_on_a_gpu_are_as_on_the_cpu() -> Result<()> {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    let [k_scale, v_scale] = [0.02_f32, 0.015];
+    for layout in [KvLayout::Nhd, KvLayout::Hnd] {
+        let layer = Layer::new(1.0 / (DIM as f32).sqrt())
+            .with_layout(layout)
+            .with_kv_scales(k_scale, v_scale);
+        for (queries, lengths) in [(&[1, 1, 1][..], &[40, 7, 333][..]), (&[64, 1], &[300, 500])] {
+            let mut case = Case::new(queries, lengths, layout, DType::BF16)?;
+            for (cache, scale) in case.caches.iter_mut().zip([k_scale, v_scale]) {
+                let numbers = (cache.to_dtype(DType::F32)? / f64::from(scale))?;
+                *cache = numbers.to_dtype(DType::F8E4M3)?;
+            }
+            assert_close(&case.run(&gpu, &layer)?, &case.run(&Device::Cpu, &layer)?)?;
         }
     }
     Ok(())
@@ -182,7 +201,7 @@ fn a_call_costs_the_host_five_microseconds_more_than_a_run() -> Result<()> {
         there(&case.q)?,
     );
     let attention = Attention::new(&gpu)?;
-    let step = attention.step(&case.tables, &case.queries, &case.lengths, BLOCK)?;
+    let step = attention.step(&case.tables, &case.lengths, &case.queries, BLOCK)?;
     let call = host_time(&gpu, || {
         paged_attention(&q, &k_cache, &v_cache, &step, &layer).map(drop)
     })?;

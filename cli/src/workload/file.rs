@@ -176,10 +176,9 @@ impl Fields {
             )));
         }
         let trees = requests.iter().any(|one| one.branches > 0);
-        let tokens: u64 = requests
-            .iter()
-            .map(|one| u64::from(one.q_len) * u64::from(one.count))
-            .sum();
+        let tokens = requests.iter().fold(0_u64, |sum, one| {
+            sum.saturating_add(u64::from(one.q_len) * u64::from(one.count))
+        });
         if trees && tokens > MOST_BESIDE_TREES {
             return Err(Failure::Input(format!(
                 "{place}: {tokens} query tokens in a batch with trees of drafted tokens: at most {MOST_BESIDE_TREES} are taken"

@@ -96,6 +96,13 @@ pub fn write(put: &impl Fn(&str, &[u8])) {
                 .to_owned(),
         ),
         (
+            "q-count-2-65-trees",
+            format!(
+                r#""requests": [{0}, {0}, {0}, {{"q_len": 8, "kv_len": 9, "branches": 2}}]"#,
+                r#"{"q_len": 4294967295, "kv_len": 4294967295, "count": 4294967295}"#
+            ),
+        ),
+        (
             "q-2-31-trees",
             r#""requests": [{"q_len": 2147483647, "kv_len": 2147483647}, {"q_len": 8, "kv_len": 9, "branches": 2}]"#
                 .to_owned(),

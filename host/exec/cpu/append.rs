@@ -11,7 +11,7 @@ use crate::{
     tensor::{Element, ShapeError, TensorMut, TensorRef},
 };
 
-pub use quantise::{AppendScales, append_quantised};
+pub use quantise::{AppendScales, append_quantised, append_rows_quantised};
 
 /// Copies the keys and values of new tokens (`[tokens, kv_heads, head_dim]` each) into a page pool.
 ///

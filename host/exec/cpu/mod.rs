@@ -40,7 +40,9 @@ use crate::{
     problem::Spec,
     tensor::{Element, HeadTensors, SliceMut, TensorMut, TensorRef, with_elements},
 };
-pub use append::{AppendScales, append_paged_kv, append_quantised, append_rows};
+pub use append::{
+    AppendScales, append_paged_kv, append_quantised, append_rows, append_rows_quantised,
+};
 pub use merge::{Partials, merge_states};
 
 use check::{check, check_tensors};

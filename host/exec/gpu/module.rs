@@ -109,7 +109,8 @@ pub(super) struct GpuName<'a> {
 #[derive(Debug)]
 pub struct Modules {
     arch: &'static str,
-    handles: Vec<driver::Module>,
+    /// Each with its family.
+    handles: Vec<(&'static str, driver::Module)>,
     context: Context,
 }
 
@@ -141,7 +142,7 @@ impl Modules {
                 None => None,
                 Some(cubin) => match load_image(&cubin) {
                     Ok(handle) => {
-                        loaded.handles.push(handle);
+                        loaded.handles.push((module.family, handle));
                         continue;
                     }
                     // The driver is older than the ptxas that made the cubin; it may still compile the PTX.
@@ -164,7 +165,7 @@ impl Modules {
                 number: at + 1,
                 of,
             });
-            loaded.handles.push(compile(module)?);
+            loaded.handles.push((module.family, compile(module)?));
         }
         Ok(loaded)
     }
@@ -183,7 +184,9 @@ impl Modules {
     ) -> Result<Kernel, Error> {
         let _current = Current::enter(self.context)?;
         let symbol = CString::new(info.name).unwrap_or_default();
-        for &module in &self.handles {
+        // Elsewhere it is not looked for: tools that watch the driver take a refused look for an error.
+        let family = |&&(family, _): &&(&str, _)| family == info.family.name();
+        if let Some(&(_, module)) = self.handles.iter().find(family) {
             let mut function = Function::NULL;
             // SAFETY: the module is loaded and the name ends with a zero.
             let found = unsafe { cuModuleGetFunction(&mut function, module, symbol.as_ptr()) };
@@ -204,7 +207,7 @@ impl Drop for Modules {
             // Kernels may still be queued. A driver that is shutting down refuses both calls, and may.
             // SAFETY: waits.
             let _ = unsafe { cuCtxSynchronize() };
-            for &module in &self.handles {
+            for &(_, module) in &self.handles {
                 // SAFETY: loaded by us and not used any more.
                 let _ = unsafe { cuModuleUnload(module) };
             }

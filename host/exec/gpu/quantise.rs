@@ -60,13 +60,154 @@ impl Gpu {
         stream: Stream,
     ) -> Result<(), Error> {
         let params = parameters(spec, pool, scales, slots, [k, v])?;
-        let kernel = self.pass(Op::Quantise, element(k.dtype))?;
+        // SAFETY: the caller's promises.
+        unsafe { self.quantise(&params, k.dtype, 2, stream) }
+    }
+
+    /// Quantises rows of new tokens, keys or values, into the F8E4M3 pool that holds them.
+    ///
+    /// - `rows`: `[tokens, kv_heads, head_dim]`, as in [`append_quantised`](Self::append_quantised)
+    /// - `scales`: F32, `[1]` or `[kv_heads]`; none: 1
+    /// - `slots`: `[tokens]`, as there
+    /// - `pool`: `[pages, page_size, kv_heads, head_dim]`, whatever its order in memory
+    ///
+    /// The same call on the CPU is [`cpu::append_rows_quantised`](crate::exec::cpu::append_rows_quantised).
+    ///
+    /// # Safety
+    /// As [`append_paged_kv`](Self::append_paged_kv).
+    ///
+    /// # Errors
+    /// As [`append_quantised`](Self::append_quantised).
+    pub unsafe fn append_rows_quantised(
+        &self,
+        rows: &DeviceTensor<3>,
+        scales: Option<&DeviceTensor<1>>,
+        slots: DeviceArray<u32>,
+        pool: &DeviceTensor<4>,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let params = row_parameters(rows, scales, slots, pool)?;
+        // SAFETY: the caller's promises.
+        unsafe { self.quantise(&params, rows.dtype, 1, stream) }
+    }
+
+    /// Launches the kernel for keys and values, or for the first of them alone.
+    ///
+    /// # Safety
+    /// As [`append_paged_kv`](Self::append_paged_kv), for what the parameters point to.
+    unsafe fn quantise(
+        &self,
+        params: &QuantiseParams,
+        dtype: Dtype,
+        sides: u32,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let kernel = self.pass(Op::Quantise, element(dtype))?;
         let lanes = params.k.lanes_log.max(params.v.lanes_log);
         let threads = fits("threads", (params.rows as usize) << lanes, COUNTED)?;
         let mut launch = Launch::new(threads.div_ceil(THREADS), THREADS);
-        launch.grid[1] = 2;
+        launch.grid[1] = sides;
         // SAFETY: the kernel takes `QuantiseParams`, and the caller vouches for what they point to.
-        unsafe { self.launch(kernel, &launch, &params, stream) }
+        unsafe { self.launch(kernel, &launch, params, stream) }
+    }
+}
+
+/// The parameters for rows of one tensor, as those of the keys.
+fn row_parameters(
+    rows: &DeviceTensor<3>,
+    scales: Option<&DeviceTensor<1>>,
+    slots: DeviceArray<u32>,
+    pool: &DeviceTensor<4>,
+) -> Result<QuantiseParams, Error> {
+    let [pages, page_size, heads, dim] = pool.shape;
+    let narrow = |what, got| fits(what, got, u32::MAX);
+    let [page, token, head, _] = pool.strides;
+    pool.check_dense("the pool", 3)?;
+    let strides = KvStrides {
+        page: narrow("a stride of the pool", page)?,
+        token: narrow("a stride of the pool", token)?,
+        head: narrow("a stride of the pool", head)?,
+        page_size: narrow("tokens in a page", page_size)?,
+    };
+    check_pool(strides.page_size, pool.dtype)?;
+    slots.check_address("slots", 4)?;
+    let (mut address, mut scale_strides) = (0, KvStrides::default());
+    if let Some(scales) = scales {
+        if scales.dtype != Dtype::F32 {
+            return Err(Error::Dtype {
+                tensor: "scales",
+                got: scales.dtype,
+                expected: "F32",
+            });
+        }
+        scales.check_address("scales", 4)?;
+        if scales.shape[0] != 1 {
+            scales.check_extent("scales", "KV heads", 0, heads, "in the pool, or one")?;
+            scale_strides.head = narrow("a stride of scales", scales.strides[0])?;
+        }
+        address = scales.address;
+    }
+    let side = Side {
+        name: "rows",
+        source: rows,
+        dim: narrow("elements in a head", dim)?,
+        pool: pool.address,
+        strides,
+        scales: address,
+        scale_strides,
+    };
+    let side = side.parameters(slots.len, heads)?;
+    Ok(QuantiseParams {
+        slots: slots.address,
+        of_token: 0,
+        k: side,
+        v: side,
+        pool_slots: fits(
+            "tokens in the pool",
+            pages.saturating_mul(page_size),
+            COUNTED,
+        )?,
+        rows: fits(
+            "new tokens × KV heads",
+            slots.len.saturating_mul(heads),
+            COUNTED,
+        )?,
+        mode: GIVEN,
+        page_size: Divisor::new(strides.page_size),
+        kv_heads: Divisor::new(narrow("KV heads", heads.max(1))?),
+        reserved: 0,
+    })
+}
+
+fn check_pool(page_size: u32, dtype: Dtype) -> Result<(), Error> {
+    if !(1..=MAX_PAGE_SIZE).contains(&page_size) {
+        return Err(ProblemError::PageSize {
+            part: 0,
+            got: page_size,
+        }
+        .into());
+    }
+    match dtype {
+        Dtype::F8E4M3 => Ok(()),
+        got => Err(Error::Dtype {
+            tensor: "the KV pool",
+            got,
+            expected: "F8E4M3",
+        }),
+    }
+}
+
+/// Where the scales of an append to a pool come from, as kernels take it.
+pub(super) fn mode(scales: AppendScales, pool: &KvPool) -> Result<u32, Error> {
+    match (scales, &pool.scales) {
+        (AppendScales::Computed, KvScales::Token { .. }) => Ok(COMPUTED),
+        (AppendScales::Computed, _) => Err(Error::NoInstance {
+            kernel: "append",
+            asked: "computed scales for a pool that has none of each token".into(),
+            there: "those for pools with KvScales::Token",
+        }),
+        (AppendScales::Given, KvScales::Token { .. }) => Ok(GIVEN_BY_TOKEN),
+        (AppendScales::Given, _) => Ok(GIVEN),
     }
 }
 
@@ -79,31 +220,10 @@ fn parameters(
     [k, v]: [&DeviceTensor<3>; 2],
 ) -> Result<QuantiseParams, Error> {
     let page_size = pool.k_strides.page_size;
-    if !(1..=MAX_PAGE_SIZE).contains(&page_size) {
-        let got = page_size;
-        return Err(ProblemError::PageSize { part: 0, got }.into());
-    }
-    if pool.dtype != Dtype::F8E4M3 {
-        return Err(Error::Dtype {
-            tensor: "the KV pool",
-            got: pool.dtype,
-            expected: "F8E4M3",
-        });
-    }
+    check_pool(page_size, pool.dtype)?;
     let (tokens, heads) = (slots.len, spec.kv_heads as usize);
     slots.check_address("slots", 4)?;
-    let mode = match (scales, &pool.scales) {
-        (AppendScales::Computed, KvScales::Token { .. }) => COMPUTED,
-        (AppendScales::Computed, _) => {
-            return Err(Error::NoInstance {
-                kernel: "append",
-                asked: "computed scales for a pool that has none of each token".into(),
-                there: "those for pools with KvScales::Token",
-            });
-        }
-        (AppendScales::Given, KvScales::Token { .. }) => GIVEN_BY_TOKEN,
-        (AppendScales::Given, _) => GIVEN,
-    };
+    let mode = mode(scales, pool)?;
     let of_scales = pool.scales.parameters(spec, pool, tokens)?;
     let pool_slots = u64::from(pool.pages) * u64::from(page_size);
     let ScaleParams {

@@ -10,10 +10,12 @@
 mod attention;
 mod measure;
 mod passes;
+mod step;
 
 pub use attention::*;
 pub use measure::*;
 pub use passes::*;
+pub use step::*;
 
 use bytemuck::{Pod, Zeroable};
 

@@ -21,6 +21,13 @@ impl<const STAGES: u32> Pipeline<STAGES> {
 
     #[inline(always)]
     pub fn advance(&mut self) {
+        if STAGES == 2 {
+            // One bit. The compiler sees that in some kernels and not in others, where it then adds, compares and
+            // selects before each wait.
+            self.parity ^= self.stage;
+            self.stage ^= 1;
+            return;
+        }
         self.stage += 1;
         if self.stage == STAGES {
             self.stage = 0;

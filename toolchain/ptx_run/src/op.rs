@@ -44,6 +44,7 @@ pub enum Word2 {
     FMax,
     FDiv,
     Shr16,
+    PackE4m3,
     PackBf16,
     PackF16,
 }
@@ -61,9 +62,12 @@ pub enum Word1 {
     Ex2,
     Lg2,
     Rcp,
+    RcpNearest,
     Rsqrt,
     Sqrt,
     Tanh,
+    Sin,
+    Cos,
     Low16,
     SignExtend16,
     F32FromU32,
@@ -87,6 +91,7 @@ pub enum Long2 {
     Add,
     Sub,
     Mul,
+    MulHigh,
     And,
     Or,
     Xor,
@@ -117,6 +122,10 @@ pub enum Compare {
     Le,
     Gt,
     Ge,
+    /// Whatever they are, if they can be compared.
+    Always,
+    /// Unless they cannot be.
+    Never,
 }
 
 /// What is compared.

@@ -5,12 +5,12 @@ use kernels_gpu::{
     passes::quantise::{LARGEST, SMALLEST},
 };
 
-use super::{check_slots, place};
+use super::{append_rows, check_slots, place};
 use crate::{
     Error,
     kv::{KvScales, KvViewMut, ScaleAt},
     problem::{Dtype, Integer, ProblemError, Spec},
-    tensor::{Element, ShapeError},
+    tensor::{Element, F8E4M3, F8E5M2, ShapeError, TensorMut, TensorRef, with_elements},
 };
 
 /// Where the scales of an append come from.
@@ -140,6 +140,71 @@ pub fn append_quantised<S: Element, T: Element>(
         }
     }
     Ok(())
+}
+
+/// Quantises rows of new tokens, keys or values, into the pool of 8 bits that holds them, in time of the new tokens.
+///
+/// - `rows`, `slots`, `pool`: as in [`append_rows`]
+/// - `scales`: one, or one for each KV head; none: 1
+///
+/// ```
+/// use tandem_attn::{
+///     exec::cpu::append_rows_quantised,
+///     tensor::{Element, F8E4M3, TensorMut, TensorRef},
+/// };
+///
+/// let (rows, mut pool) = ([3.0_f32; 16], vec![F8E4M3(0); 2 * 4 * 16]); // two pages of four tokens
+/// let (rows, to) = (TensorRef::new(&rows, [1, 1, 16])?, TensorMut::new(&mut pool, [2, 4, 1, 16])?);
+/// append_rows_quantised(&rows, &[0.5], &[6_i64], to)?;
+/// assert_eq!(pool[6 * 16].to_f32(), 6.0);
+/// # Ok::<(), tandem_attn::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`append_rows`]; [`Error::Dtype`] where the pool is not of 8 bits, [`Error::Shape`] where there are other scales.
+pub fn append_rows_quantised(
+    rows: &TensorRef<'_, 3>,
+    scales: &[f32],
+    slots: &[impl Integer],
+    pool: TensorMut<'_, 4>,
+) -> Result<(), Error> {
+    let ([tokens, heads, dim], [token, head, element]) = (rows.shape(), rows.strides());
+    if scales.len() > 1 && scales.len() != heads {
+        return Err(ShapeError::Length {
+            name: "scales",
+            got: scales.len(),
+            shape: "[1] or [kv_heads]",
+            expected: heads,
+        }
+        .into());
+    }
+    let inverse = |head: usize| match scales {
+        [] => 1.0,
+        [one] => 1.0 / one,
+        _ => 1.0 / scales[head],
+    };
+    let places = (0..tokens * heads * dim).map(|index| {
+        let (at, head_of) = (index / dim % heads, index / dim / heads);
+        (head_of * token + at * head + index % dim * element, at)
+    });
+    macro_rules! quantised {
+        ($to:ident) => {{
+            let narrow: Vec<$to> = with_elements!(Slice(rows.elements()), from => {
+                let number = |(at, head): (usize, usize)| from[at].to_f32() * inverse(head);
+                places.map(|place| $to::from_f32(number(place))).collect()
+            });
+            append_rows(&TensorRef::new(&narrow, rows.shape())?, slots, pool)
+        }};
+    }
+    match pool.dtype() {
+        Dtype::F8E4M3 => quantised!(F8E4M3),
+        Dtype::F8E5M2 => quantised!(F8E5M2),
+        got => Err(Error::Dtype {
+            tensor: "the KV pool",
+            got,
+            expected: "F8E4M3 or F8E5M2",
+        }),
+    }
 }
 
 /// All of them, to be checked.

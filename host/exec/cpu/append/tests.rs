@@ -2,8 +2,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    kv::KvView,
+    kv::{KvScales, KvView},
     problem::{Dtype, KvLayout},
+    tensor::F8E4M3,
 };
 
 /// Rows of keys and values side by side.
@@ -52,6 +53,26 @@ proptest! {
                 KvLayout::Hnd => TensorMut::new(&mut pool, [pages, heads, page_size, dim]).unwrap().swap_axes(1, 2),
             };
             append_rows(&rows, &signed, to).unwrap();
+            prop_assert_eq!(&pool, right);
+        }
+
+        // Quantised one at a time, as both at once.
+        let of_heads: Vec<f32> = (0..heads).map(|head| 0.5 + head as f32).collect();
+        let empty = |pool: &[f32]| vec![F8E4M3(0); pool.len()];
+        let (mut k_narrow, mut v_narrow) = (empty(&k_pool), empty(&v_pool));
+        let mut narrow = KvViewMut::new(&spec, layout, page_size, &mut k_narrow, &mut v_narrow);
+        let scales = AppendScales::Given(KvScales::Head { k: &of_heads, v: &of_heads });
+        append_quantised(&spec, pages, &slots, &k, &v, &mut narrow, scales).unwrap();
+        for (first, dim, right) in [(0, spec.head_dim_qk, &k_narrow), (widths[0], spec.head_dim_v, &v_narrow)] {
+            let [heads, dim, pages, page_size] = [heads, dim, pages, page_size].map(|extent| extent as usize);
+            let rows = fused.get(first..).unwrap_or(&[]);
+            let rows = TensorRef::strided(rows, [slots.len(), heads, dim], [widths[0] + widths[1], dim, 1]).unwrap();
+            let mut pool = vec![F8E4M3(0); right.len()];
+            let to = match layout {
+                KvLayout::Nhd => TensorMut::new(&mut pool, [pages, page_size, heads, dim]).unwrap(),
+                KvLayout::Hnd => TensorMut::new(&mut pool, [pages, heads, page_size, dim]).unwrap().swap_axes(1, 2),
+            };
+            append_rows_quantised(&rows, &of_heads, &signed, to).unwrap();
             prop_assert_eq!(&pool, right);
         }
 

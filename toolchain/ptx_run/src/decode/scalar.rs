@@ -37,6 +37,7 @@ impl Decoder<'_> {
             ["max", "f32"] => word2(Word2::FMax),
             ["div", "rn", "f32"] => word2(Word2::FDiv),
             ["cvt", "rn", "bf16x2", "f32"] => word2(Word2::PackBf16),
+            ["cvt", "rn", "satfinite", "e4m3x2", "f32"] => word2(Word2::PackE4m3),
             ["cvt", "rn", "f16x2", "f32"] => word2(Word2::PackF16),
             _ => None,
         };
@@ -72,9 +73,12 @@ impl Decoder<'_> {
             ["ex2", "approx", "ftz", "f32"] => Word1::Ex2,
             ["lg2", "approx", "ftz", "f32"] => Word1::Lg2,
             ["rcp", "approx", "ftz", "f32"] => Word1::Rcp,
+            ["rcp", "rn", "f32"] => Word1::RcpNearest,
             ["rsqrt", "approx", "ftz", "f32"] => Word1::Rsqrt,
             ["sqrt", "approx", "ftz", "f32"] => Word1::Sqrt,
             ["tanh", "approx", "f32"] => Word1::Tanh,
+            ["sin", "approx", "ftz", "f32"] => Word1::Sin,
+            ["cos", "approx", "ftz", "f32"] => Word1::Cos,
             ["cvt", "u16", "u32"] | ["cvt", "u32", "u16"] => Word1::Low16,
             ["cvt", "s32", "s16"] => Word1::SignExtend16,
             ["cvt", "rn", "f32", "u32"] => Word1::F32FromU32,
@@ -97,6 +101,7 @@ impl Decoder<'_> {
             ["add", "s64" | "u64"] => Some(Long2::Add),
             ["sub", "s64" | "u64"] => Some(Long2::Sub),
             ["mul", "lo", "s64" | "u64"] => Some(Long2::Mul),
+            ["mul", "hi", "u64"] => Some(Long2::MulHigh),
             ["and", "b64"] => Some(Long2::And),
             ["or", "b64"] => Some(Long2::Or),
             ["xor", "b64"] => Some(Long2::Xor),
@@ -328,6 +333,8 @@ impl Decoder<'_> {
                     "leu" => (Compare::Le, true),
                     "gtu" => (Compare::Gt, true),
                     "geu" => (Compare::Ge, true),
+                    "num" => (Compare::Always, false),
+                    "nan" => (Compare::Never, true),
                     _ => return Err("a comparison".into()),
                 };
                 let [p, a, b] = exactly(operands)?;

@@ -61,9 +61,12 @@ fn word1(f: Word1, a: &Words) -> Words {
         Word1::Ex2 => floats1(a, |a| flush(flush(a).exp2())),
         Word1::Lg2 => floats1(a, |a| flush(flush(a).log2())),
         Word1::Rcp => floats1(a, |a| flush(flush(a).recip())),
+        Word1::RcpNearest => floats1(a, f32::recip),
         Word1::Rsqrt => floats1(a, |a| flush(flush(a).sqrt().recip())),
         Word1::Sqrt => floats1(a, |a| flush(flush(a).sqrt())),
         Word1::Tanh => floats1(a, f32::tanh),
+        Word1::Sin => floats1(a, |a| flush(flush(a).sin())),
+        Word1::Cos => floats1(a, |a| flush(flush(a).cos())),
         Word1::Low16 => map1(a, |a| a & 0xFFFF),
         Word1::SignExtend16 => map1(a, |a| i32::from(a as u16 as i16) as u32),
         Word1::F32FromU32 => map1(a, |a| (a as f32).to_bits()),
@@ -102,6 +105,10 @@ fn word2(f: Word2, a: &Words, b: &Words) -> Words {
         Word2::FMin => floats2(a, b, f32::min),
         Word2::FMax => floats2(a, b, f32::max),
         Word2::FDiv => floats2(a, b, |a, b| a / b),
+        Word2::PackE4m3 => map2(a, b, |a, b| {
+            let quarter = |bits| u32::from(e4m3(f32::from_bits(bits)));
+            quarter(a) << 8 | quarter(b)
+        }),
         Word2::PackBf16 => map2(a, b, |a, b| {
             let half = |bits| u32::from(bf16::from_f32(f32::from_bits(bits)).to_bits());
             half(a) << 16 | half(b)
@@ -146,6 +153,19 @@ fn word3(f: Word3, a: &Words, b: &Words, c: &Words) -> Words {
     }
 }
 
+/// The nearest 8-bit float with 4 exponent bits, at most the largest.
+fn e4m3(x: f32) -> u8 {
+    let sign = ((x.to_bits() >> 31) as u8) << 7;
+    if x.is_nan() {
+        return sign | 0x7F;
+    }
+    // Numbers of one exponent, and those below the least, are steps of one size; a carry goes into the exponent.
+    let exponent = ((x.to_bits() >> 23 & 0xFF) as i32 - 127).clamp(-6, 9);
+    let steps = (f64::from(x.abs()) * f64::from(3 - exponent).exp2()).round_ties_even();
+    let bits = steps.min(256.0) as u32 + ((exponent + 6) << 3) as u32;
+    sign | bits.min(0x7E) as u8
+}
+
 /// So many bits from a place on.
 fn field(a: u64, at: u32, len: u32) -> u64 {
     let (at, len) = (at & 0xFF, len & 0xFF);
@@ -173,6 +193,8 @@ fn compare<T: PartialOrd + Copy>(
         Compare::Le => bits(|lane| a(lane) <= b(lane)),
         Compare::Gt => bits(|lane| a(lane) > b(lane)),
         Compare::Ge => bits(|lane| a(lane) >= b(lane)),
+        Compare::Always => bits(|lane| a(lane).partial_cmp(&b(lane)).is_some()),
+        Compare::Never => 0,
     }
 }
 
@@ -240,6 +262,7 @@ pub fn execute(warp: &mut Warp, mask: u32, op: &Op) -> Step {
                 Long2::Add => long2(a, b, u64::wrapping_add),
                 Long2::Sub => long2(a, b, u64::wrapping_sub),
                 Long2::Mul => long2(a, b, u64::wrapping_mul),
+                Long2::MulHigh => long2(a, b, |a, b| ((u128::from(a) * u128::from(b)) >> 64) as u64),
                 Long2::And => long2(a, b, |a, b| a & b),
                 Long2::Or => long2(a, b, |a, b| a | b),
                 Long2::Xor => long2(a, b, |a, b| a ^ b),

@@ -55,6 +55,10 @@ fn longs_are_made_of_words() {
         lanes("cvt.u64.u32 %rd3, %r0; setp.gt.u64 %p1, %rd3, 10; selp.b32 %r10, 1, 2, %p1;"),
         each(|t| if t > 10 { 1 } else { 2 })
     );
+    assert_eq!(
+        lanes("cvt.u64.u32 %rd3, %r0; mul.hi.u64 %rd3, %rd3, -1; cvt.u32.u64 %r10, %rd3;"),
+        each(|t| (t - 1).max(0))
+    );
 }
 
 #[test]
@@ -67,6 +71,18 @@ fn floats_and_what_is_not_a_number() {
     assert_eq!(
         lanes("cvt.rn.f32.u32 %r3, %r0; rcp.approx.ftz.f32 %r10, %r3;"),
         bits(|x| 1.0 / x)
+    );
+    assert_eq!(
+        lanes("cvt.rn.f32.u32 %r3, %r0; rcp.rn.f32 %r10, %r3;"),
+        bits(|x| 1.0 / x)
+    );
+    assert_eq!(
+        lanes("cvt.rn.f32.u32 %r3, %r0; sin.approx.ftz.f32 %r10, %r3;"),
+        bits(f32::sin)
+    );
+    assert_eq!(
+        lanes("cvt.rn.f32.u32 %r3, %r0; cos.approx.ftz.f32 %r10, %r3;"),
+        bits(f32::cos)
     );
     assert_eq!(
         lanes("mov.b32 %r3, 0fFF800000; ex2.approx.ftz.f32 %r10, %r3;"),
@@ -87,10 +103,32 @@ fn floats_and_what_is_not_a_number() {
             compare("lt")[0],
             compare("geu")[0],
             compare("eq")[0],
-            compare("ltu")[0]
+            compare("ltu")[0],
+            compare("nan")[0],
+            compare("num")[0]
         ],
-        [0, 1, 0, 1]
+        [0, 1, 0, 1, 1, 0]
     );
+    assert_eq!(
+        lanes("cvt.rn.f32.u32 %r3, %r0; setp.nan.f32 %p1, %r3, %r3; selp.b32 %r10, 1, 0, %p1;"),
+        each(|_| 0)
+    );
+}
+
+#[test]
+fn pairs_of_8_bit_floats_are_rounded_and_bounded() {
+    let pack = |a: f32, b: f32| {
+        let (a, b) = (a.to_bits(), b.to_bits());
+        lanes(&format!(
+            "cvt.rn.satfinite.e4m3x2.f32 %rs1, 0f{a:08X}, 0f{b:08X}; cvt.u32.u16 %r10, %rs1;"
+        ))[0] as u32
+    };
+    assert_eq!(pack(1.0, -2.0), 0x38C0);
+    // Halfway to the even one, the largest, none at all, the least, half of that.
+    assert_eq!(pack(17.0, 19.0), 0x585A);
+    assert_eq!(pack(449.0, f32::NEG_INFINITY), 0x7EFE);
+    assert_eq!(pack(f32::NAN, 0.001_953_125), 0x7F01);
+    assert_eq!(pack(0.000_976_562_5, 0.015), 0x0008);
 }
 
 #[test]

@@ -1,0 +1,72 @@
+//! The step around attention, on the GPU: see [`step`](crate::step).
+
+mod qkv;
+mod rows;
+mod sample;
+
+pub use qkv::{DeviceRope, QkNorm, QkvStep};
+
+use kernels_gpu::step::VECTOR;
+
+use super::{
+    DeviceTensor,
+    tensor::{COUNTED, VECTOR_BYTES, fits},
+};
+use crate::{Error, problem::Dtype};
+
+/// Whether rows of 16-bit elements are vectors: dense, of whole vectors, at multiples of one.
+fn check_rows<const RANK: usize>(
+    name: &'static str,
+    tensor: &DeviceTensor<RANK>,
+    dtype: Dtype,
+) -> Result<(), Error> {
+    if !matches!(tensor.dtype, Dtype::BF16 | Dtype::F16) {
+        return Err(Error::Dtype {
+            tensor: name,
+            got: tensor.dtype,
+            expected: "BF16 or F16",
+        });
+    }
+    if tensor.dtype != dtype {
+        return Err(Error::DtypesDiffer {
+            tensor: name,
+            got: tensor.dtype,
+            other: "the input",
+            expected: dtype,
+        });
+    }
+    tensor.check_dense(name, RANK - 1)?;
+    tensor.check_address(name, VECTOR_BYTES)?;
+    let width = tensor.shape[RANK - 1];
+    if width == 0 || !width.is_multiple_of(VECTOR as usize) {
+        return Err(Error::Extent {
+            tensor: name,
+            dimension: "elements in a row",
+            got: width,
+            rule: format!("a multiple of {VECTOR}"),
+        });
+    }
+    for axis in 0..RANK - 1 {
+        vectors(name, tensor.strides[axis])?;
+    }
+    Ok(())
+}
+
+/// A stride of elements, in vectors.
+fn vectors(tensor: &'static str, got: usize) -> Result<u32, Error> {
+    if !got.is_multiple_of(VECTOR as usize) {
+        return Err(Error::Stride {
+            tensor,
+            dimension: "rows",
+            got,
+            rule: format!("a multiple of {VECTOR}"),
+        });
+    }
+    Ok(fits("a stride", got, u32::MAX)? / VECTOR)
+}
+
+/// Vectors of all rows.
+fn count(tokens: usize, width: usize) -> Result<u32, Error> {
+    let vectors = tokens.saturating_mul(width / VECTOR as usize);
+    Ok(fits("tokens × width / 8", vectors, COUNTED)?)
+}

@@ -1,0 +1,316 @@
+//! From a fused projection to queries that are ready, and keys and values in their pages.
+
+use kernels_gpu::{
+    abi::{KvStrides, QkvParams, ScaleParams},
+    divisor::Divisor,
+    passes::quantise::GIVEN,
+    registry::Op,
+    step::{VECTOR, qkv::threads},
+};
+
+use super::{
+    super::{
+        AppendScales, DeviceArray, DeviceBuffer, DeviceTensor, Gpu, KvPool, Stream,
+        launch::Launch,
+        quantise::mode,
+        registry::element,
+        tensor::{COUNTED, check_address, fits},
+    },
+    check_rows, vectors,
+};
+use crate::{
+    Error,
+    problem::{Dtype, MAX_PAGE_SIZE, ProblemError, Spec},
+    step::{Pairing, RmsNorm, RopeTable},
+};
+
+/// Elements of a head that are a multiple of this have whole pairs of vectors.
+const PAIR: u32 = 2 * VECTOR;
+
+/// The frequencies of a model in device memory.
+#[derive(Debug)]
+pub struct DeviceRope {
+    turns: DeviceBuffer<u64>,
+    dim: u32,
+    pairing: Pairing,
+    magnitude: f32,
+}
+
+/// Normalisation of each query and key head; the counterpart of [`cpu::QkNorm`](crate::step::cpu::QkNorm).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QkNorm {
+    /// How.
+    pub norm: RmsNorm,
+    /// `[head_dim]`: weights for queries.
+    pub q: DeviceTensor<1>,
+    /// `[head_dim]`: weights for keys.
+    pub k: DeviceTensor<1>,
+}
+
+/// What [`Gpu::qkv_step`] reads; the counterpart of [`cpu::QkvStep`](crate::step::cpu::QkvStep).
+#[derive(Clone, Copy, Debug)]
+pub struct QkvStep<'a> {
+    /// `[tokens, (q_heads + 2 · kv_heads) · head_dim]` in BF16 or F16, with any token stride that is a multiple of 8: the
+    /// heads of the queries, of the keys, of the values.
+    pub qkv: DeviceTensor<2>,
+    /// A row like those, added to each.
+    pub bias: Option<DeviceTensor<1>>,
+    /// Normalisation.
+    pub norm: Option<QkNorm>,
+    /// Rotary embedding, and the position of each token.
+    pub rope: Option<(&'a DeviceRope, DeviceArray<u32>)>,
+}
+
+impl Gpu {
+    /// Brings frequencies to device memory, and waits until they are there. Once for a model.
+    ///
+    /// # Errors
+    /// [`Error::Driver`]; [`Error::NoInstance`] where kernels turn no such part of a head: its elements must be a multiple
+    /// of 16.
+    pub fn rope(&self, table: &RopeTable) -> Result<DeviceRope, Error> {
+        let dim = table.dim();
+        if !dim.is_multiple_of(PAIR) {
+            return Err(Error::NoInstance {
+                kernel: "qkv_step",
+                asked: format!("a rotary embedding of {dim} elements"),
+                there: "those of multiples of 16; step::cpu::qkv turns any even number",
+            });
+        }
+        let (turns, magnitude) = table.parts();
+        Ok(DeviceRope {
+            turns: DeviceBuffer::from_slice(self, turns)?,
+            dim,
+            pairing: table.pairing(),
+            magnitude,
+        })
+    }
+
+    /// What attention needs, from a fused projection, in one launch: adds the bias, normalises the heads of queries and
+    /// keys, turns them by their positions, appends keys and values to their pages and leaves the queries in `q`.
+    ///
+    /// `q` is `[tokens, q_heads, head_dim]` of the projection's type, with strides that are multiples of 8; it may be the
+    /// part of the projection that the queries come from. The pool has the projection's type, or F8E4M3 on Hopper, with
+    /// rows at multiples of 8 elements; `slots` are as in [`append_paged_kv`](Self::append_paged_kv), and a token that
+    /// is left out there gets its queries all the same. `scales` say where those of 8-bit pages come from; others take
+    /// [`AppendScales::Given`].
+    ///
+    /// The same call on the CPU is [`cpu::qkv`](crate::step::cpu::qkv).
+    ///
+    /// # Safety
+    /// As [`append_paged_kv`](Self::append_paged_kv). Nothing that is written overlaps anything else that is given, but
+    /// for queries that take the place of those of the projection.
+    ///
+    /// # Errors
+    /// A variant for each thing that can be wrong with a tensor, before anything is launched; [`Error::Driver`] if the
+    /// launch fails.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "those of append_quantised and the queries"
+    )]
+    pub unsafe fn qkv_step(
+        &self,
+        spec: &Spec,
+        step: &QkvStep<'_>,
+        slots: DeviceArray<u32>,
+        q: &DeviceTensor<3>,
+        pool: &KvPool,
+        scales: AppendScales,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let mut params = parameters(spec, step, slots, q, pool, scales)?;
+        let all = spec.total_heads() as u32;
+        // Two heads of a thread share its sines, where threads for half of the heads fill the machine.
+        let alone = (slots.len as u64 * u64::from(all)) << params.lanes_log;
+        let heads = match alone <= u64::from(self.multiprocessors) * FILLED {
+            true => 1,
+            false => 2,
+        };
+        params.groups = Divisor::new(all.div_ceil(heads));
+        let of_token = params.groups.get() << params.lanes_log;
+        let count = slots.len.saturating_mul(of_token as usize);
+        let count = fits("tokens × heads × head dimension / 16", count, COUNTED)?;
+        let quantises = pool.dtype != step.qkv.dtype;
+        let kernel = self.pass(Op::QkvStep { heads, quantises }, element(step.qkv.dtype))?;
+        let launch = Launch::new(count.div_ceil(threads(heads)), threads(heads));
+        // SAFETY: the kernel takes `QkvParams`, and the caller vouches for what they point to.
+        unsafe { self.launch(kernel, &launch, &params, stream) }
+    }
+}
+
+/// Threads of an SM that have enough loads under way.
+const FILLED: u64 = 512;
+
+/// All checks; the parameters of the launch but for what depends on the heads of a thread.
+fn parameters(
+    spec: &Spec,
+    step: &QkvStep<'_>,
+    slots: DeviceArray<u32>,
+    q: &DeviceTensor<3>,
+    pool: &KvPool,
+    scales: AppendScales,
+) -> Result<QkvParams, Error> {
+    let dim = spec.fused_head_dim()?;
+    if dim == 0 || !dim.is_multiple_of(PAIR) || dim > 32 * PAIR {
+        return Err(Error::HeadDim {
+            tensor: "qkv",
+            got: dim as usize,
+            multiple: PAIR as usize,
+        });
+    }
+    let (tokens, heads) = (slots.len, spec.total_heads());
+    let (dtype, row) = (step.qkv.dtype, heads * dim as usize);
+    let (of_slots, of_spec) = ("there are slots", "in the specification");
+    check_rows("qkv", &step.qkv, dtype)?;
+    step.qkv
+        .check_extent("qkv", "tokens", 0, tokens, of_slots)?;
+    let dimension = "elements in the heads of a token";
+    step.qkv.check_extent("qkv", dimension, 1, row, of_spec)?;
+    check_rows("q", q, dtype)?;
+    q.check_extent("q", "tokens", 0, tokens, of_slots)?;
+    q.check_extent("q", "query heads", 1, spec.q_heads as usize, of_spec)?;
+    q.check_extent("q", "elements in a head", 2, dim as usize, of_spec)?;
+    slots.check_address("slots", 4)?;
+    let address = |name, tensor: Option<DeviceTensor<1>>, expected: usize| {
+        let Some(tensor) = tensor else { return Ok(0) };
+        check_rows(name, &tensor, dtype)?;
+        tensor.check_extent(name, "elements", 0, expected, of_spec)?;
+        Ok::<u64, Error>(tensor.address)
+    };
+    let norm = step.norm.map_or(RmsNorm::new(0.0), |norm| norm.norm);
+    let weights = |of: fn(QkNorm) -> DeviceTensor<1>| step.norm.map(of);
+    let lanes = dim / PAIR;
+    // Where nothing is turned, a thread's vectors are half a head apart: neighbours read neighbouring bytes.
+    let (mut turned, mut turns, mut positions, mut magnitude, mut interleaved) =
+        (lanes, 0, 0, 1.0, 0);
+    if let Some((rope, of_tokens)) = step.rope {
+        rope.check_heads(dim)?;
+        of_tokens.check_address("positions", 4)?;
+        if of_tokens.len != tokens {
+            return Err(Error::Extent {
+                tensor: "positions",
+                dimension: "tokens",
+                got: of_tokens.len,
+                rule: format!("{tokens}, as {of_slots}"),
+            });
+        }
+        (turned, turns, positions) = (rope.dim / PAIR, rope.turns.address(), of_tokens.address);
+        (magnitude, interleaved) = (
+            rope.magnitude,
+            u32::from(rope.pairing == Pairing::Interleaved),
+        );
+    }
+    let target = Target::new(spec, pool, dtype, scales, tokens)?;
+    Ok(QkvParams {
+        source: step.qkv.address,
+        q: q.address,
+        k: pool.k,
+        v: pool.v,
+        slots: slots.address,
+        bias: address("the bias", step.bias, row)?,
+        q_weight: address(
+            "the weights of queries",
+            weights(|norm| norm.q),
+            dim as usize,
+        )?,
+        k_weight: address("the weights of keys", weights(|norm| norm.k), dim as usize)?,
+        turns,
+        positions,
+        scales: target.scales,
+        k_strides: target.strides[0],
+        v_strides: target.strides[1],
+        source_token: vectors("qkv", step.qkv.strides[0])?,
+        q_token: vectors("q", q.strides[0])?,
+        q_head: vectors("q", q.strides[1])?,
+        tokens: fits("tokens", tokens, COUNTED)?,
+        q_heads: spec.q_heads,
+        kv_heads: spec.kv_heads,
+        lanes,
+        lanes_log: lanes.next_power_of_two().trailing_zeros(),
+        turned,
+        interleaved,
+        magnitude,
+        eps: norm.eps,
+        offset: norm.offset,
+        inverse_dim: 1.0 / dim as f32,
+        mode: target.mode,
+        pool_slots: target.slots,
+        page_size: Divisor::new(pool.k_strides.page_size),
+        groups: Divisor::new(1),
+    })
+}
+
+impl DeviceRope {
+    fn check_heads(&self, head_dim: u32) -> Result<(), crate::step::StepError> {
+        match self.dim {
+            got if got > head_dim => Err(crate::step::StepError::RopeDim { got, head_dim }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Where keys and values go.
+struct Target {
+    /// In vectors.
+    strides: [KvStrides; 2],
+    scales: ScaleParams,
+    mode: u32,
+    slots: u32,
+}
+
+impl Target {
+    fn new(
+        spec: &Spec,
+        pool: &KvPool,
+        dtype: Dtype,
+        scales: AppendScales,
+        tokens: usize,
+    ) -> Result<Self, Error> {
+        let page_size = pool.k_strides.page_size;
+        if !(1..=MAX_PAGE_SIZE).contains(&page_size) {
+            let got = page_size;
+            return Err(ProblemError::PageSize { part: 0, got }.into());
+        }
+        if pool.v_strides.page_size != page_size {
+            return Err(Error::Extent {
+                tensor: "the value pool",
+                dimension: "tokens in a page",
+                got: pool.v_strides.page_size as usize,
+                rule: format!("{page_size}, as in the key pool"),
+            });
+        }
+        for (other, expected) in [("the spec's KV", spec.kv_dtype), ("qkv", dtype)] {
+            if pool.dtype != expected && (other != "qkv" || pool.dtype != Dtype::F8E4M3) {
+                return Err(Error::DtypesDiffer {
+                    tensor: "the KV pool",
+                    got: pool.dtype,
+                    other,
+                    expected,
+                });
+            }
+        }
+        let bytes = VECTOR * pool.dtype.bytes();
+        check_address("the key pool", pool.k, tokens == 0, bytes)?;
+        check_address("the value pool", pool.v, tokens == 0, bytes)?;
+        let of_scales = pool.scales.parameters(spec, pool, tokens)?;
+        let slots = u64::from(pool.pages) * u64::from(page_size);
+        Ok(Self {
+            strides: [in_vectors(pool.k_strides)?, in_vectors(pool.v_strides)?],
+            scales: of_scales,
+            mode: match pool.dtype == dtype && scales == AppendScales::Given {
+                true => GIVEN,
+                false => mode(scales, pool)?,
+            },
+            slots: fits("tokens in the pool", slots as usize, COUNTED)?,
+        })
+    }
+}
+
+fn in_vectors(strides: KvStrides) -> Result<KvStrides, Error> {
+    let of_pool = |got: u32| vectors("the KV pool", got as usize);
+    Ok(KvStrides {
+        page: of_pool(strides.page)?,
+        token: of_pool(strides.token)?,
+        head: of_pool(strides.head)?,
+        ..strides
+    })
+}

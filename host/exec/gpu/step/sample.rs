@@ -1,0 +1,98 @@
+//! A token from each row of logits.
+
+use kernels_gpu::{
+    abi::SampleParams,
+    registry::Op,
+    step::{
+        VECTOR,
+        sample::{MOST, SHARED_BYTES, THREADS},
+    },
+};
+
+use super::super::{
+    DeviceArray, DeviceTensor, Gpu, Stream,
+    launch::Launch,
+    registry::element,
+    tensor::{VECTOR_BYTES, fits},
+};
+use crate::{Error, problem::Dtype, step::Draw};
+
+impl Gpu {
+    /// Draws a token from each row of `logits` (`[rows, vocabulary]` in BF16, F16 or F32) into `ids` (`[rows]`), as the row
+    /// of `draws` says. The row stride is a multiple of 8.
+    ///
+    /// What a request draws does not depend on the rows beside its own. The same call on the CPU is
+    /// [`cpu::sample`](crate::step::cpu::sample); exponentials differ in their last bits, and so may a token whose limit
+    /// a random number meets.
+    ///
+    /// # Safety
+    /// As [`rms_norm`](Self::rms_norm), and `ids` overlaps nothing.
+    ///
+    /// # Errors
+    /// As [`rms_norm`](Self::rms_norm).
+    pub unsafe fn sample(
+        &self,
+        logits: &DeviceTensor<2>,
+        draws: DeviceArray<Draw>,
+        ids: DeviceArray<u32>,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let [rows, vocabulary] = logits.shape;
+        let last_bit = match logits.dtype {
+            Dtype::BF16 => 16,
+            Dtype::F16 => 13,
+            Dtype::F32 => 0,
+            got => {
+                return Err(Error::Dtype {
+                    tensor: "logits",
+                    got,
+                    expected: "BF16, F16 or F32",
+                });
+            }
+        };
+        logits.check_dense("logits", 1)?;
+        logits.check_address("logits", VECTOR_BYTES)?;
+        if !(1..=MOST as usize).contains(&vocabulary) {
+            return Err(Error::Extent {
+                tensor: "logits",
+                dimension: "elements in a row",
+                got: vocabulary,
+                rule: format!("between 1 and {MOST}"),
+            });
+        }
+        let row = logits.strides[0];
+        if rows > 1 && !row.is_multiple_of(VECTOR as usize) {
+            return Err(Error::Stride {
+                tensor: "logits",
+                dimension: "rows",
+                got: row,
+                rule: format!("a multiple of {VECTOR}"),
+            });
+        }
+        for (tensor, got) in [("draws", draws.len), ("ids", ids.len)] {
+            if got != rows {
+                return Err(Error::Extent {
+                    tensor,
+                    dimension: "rows",
+                    got,
+                    rule: format!("{rows}, as in logits"),
+                });
+            }
+        }
+        draws.check_address("draws", VECTOR_BYTES)?;
+        ids.check_address("ids", 4)?;
+        let kernel = self.pass(Op::Sample, element(logits.dtype))?;
+        let parameters = SampleParams {
+            logits: logits.address,
+            draws: draws.address,
+            ids: ids.address,
+            row: row as u64,
+            vocabulary: vocabulary as u32,
+            last_bit,
+        };
+        let mut launch = Launch::new(fits("rows", rows, i32::MAX as u32)?, THREADS);
+        launch.shared = SHARED_BYTES;
+        // SAFETY: the kernel takes `SampleParams`, and the caller vouches for what they point to.
+        unsafe { self.launch(kernel, &launch, &parameters, stream) }
+    }
+}

@@ -1,0 +1,295 @@
+//! From a fused projection to queries that are ready, and keys and values in their pages.
+
+use rayon::prelude::*;
+
+use super::{check_length, normalise};
+use crate::{
+    Error,
+    exec::cpu::{AppendScales, append_paged_kv, append_quantised},
+    kv::{KvScales, KvViewMut},
+    problem::{Integer, Spec},
+    step::{Pairing, RmsNorm, RopeTable, StepError},
+    tensor::Element,
+};
+
+/// Normalisation of each query and key head.
+#[derive(Clone, Copy, Debug)]
+pub struct QkNorm<'a, T> {
+    /// How.
+    pub norm: RmsNorm,
+    /// `[head_dim]`: weights for queries.
+    pub q: &'a [T],
+    /// `[head_dim]`: weights for keys.
+    pub k: &'a [T],
+}
+
+/// What [`qkv`] reads.
+#[derive(Clone, Copy, Debug)]
+pub struct QkvStep<'a, T> {
+    /// `[tokens, (q_heads + 2 · kv_heads) · head_dim]`: the heads of the queries, of the keys, of the values.
+    pub qkv: &'a [T],
+    /// A row like those, added to each.
+    pub bias: Option<&'a [T]>,
+    /// Normalisation.
+    pub norm: Option<QkNorm<'a, T>>,
+    /// Rotary embedding, and the position of each token.
+    pub rope: Option<(&'a RopeTable, &'a [u32])>,
+}
+
+/// What attention needs, from a fused projection: adds the bias, normalises the heads of queries and keys, turns them
+/// by their positions, appends keys and values to their pages and leaves the queries in `q` (`[tokens, q_heads,
+/// head_dim]`).
+///
+/// `slots` are as in [`append_paged_kv`]: a token that is left out there gets its queries all the same. Pools of 8 bits
+/// take `scales` as in [`append_quantised`]; others take [`KvScales::One`], given.
+///
+/// ```
+/// use tandem_attn::{
+///     exec::cpu::AppendScales,
+///     kv::{KvScales, KvViewMut},
+///     problem::{KvLayout, Spec},
+///     step::{Rope, cpu::{QkvStep, qkv}},
+/// };
+///
+/// let spec = Spec::new(2, 1, 16);
+/// let (mut k, mut v) = ([0.0_f32; 4 * 16], [0.0_f32; 4 * 16]); // a page of four tokens
+/// let mut pool = KvViewMut::new(&spec, KvLayout::Nhd, 4, &mut k, &mut v);
+/// let rope = Rope::new(16, 10_000.0).table()?;
+/// let step = QkvStep {
+///     qkv: &[1.0; 4 * 16],
+///     bias: None,
+///     norm: None,
+///     rope: Some((&rope, &[3])),
+/// };
+/// let mut q = [0.0; 2 * 16];
+/// qkv(&spec, &step, &[3], &mut q, &mut pool, 1, AppendScales::Given(KvScales::One))?;
+/// assert_eq!(q[0], 3_f32.cos() - 3_f32.sin());
+/// assert_eq!((k[3 * 16], v[3 * 16]), (q[0], 1.0));
+/// # Ok::<(), tandem_attn::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Shape`], [`Error::Step`], [`Error::DtypesDiffer`], and those of the append; nothing is written then.
+pub fn qkv<T: Element, C: Element>(
+    spec: &Spec,
+    step: &QkvStep<'_, T>,
+    slots: &[impl Integer],
+    q: &mut [T],
+    pool: &mut KvViewMut<'_, C>,
+    pool_pages: u32,
+    scales: AppendScales<'_>,
+) -> Result<(), Error> {
+    let tokens = slots.len();
+    step.check(spec, tokens, q.len())?;
+    if spec.total_heads() == 0 || tokens == 0 {
+        return Ok(());
+    }
+    let heads = Heads::new(spec, step, tokens);
+    let (q_heads, kv_heads) = (spec.q_heads as usize, spec.kv_heads as usize);
+    let (k, v) = (q_heads..q_heads + kv_heads, q_heads + kv_heads);
+    let keys = |out: &mut [f32], token| {
+        heads.read(
+            token,
+            k.clone(),
+            step.norm.map(|norm| (norm.norm, norm.k)),
+            true,
+            out,
+        )
+    };
+    let values = |out: &mut [f32], token| heads.read(token, v..v + kv_heads, None, false, out);
+
+    // Keys and values first: the append has checks of its own.
+    let row = kv_heads * heads.dim;
+    let (mut k, mut v) = (vec![0.0; tokens * row], vec![0.0; tokens * row]);
+    let rows = k.par_chunks_mut(row).zip(v.par_chunks_mut(row));
+    rows.enumerate().for_each(|(token, (k, v))| {
+        keys(k, token);
+        values(v, token);
+    });
+    append(spec, slots, &k, &v, pool, pool_pages, scales, T::DTYPE)?;
+
+    let weights = step.norm.map(|norm| (norm.norm, norm.q));
+    let rows = q.par_chunks_mut(q_heads * heads.dim).enumerate();
+    rows.for_each_init(Vec::new, |scratch: &mut Vec<f32>, (token, q)| {
+        scratch.resize(q.len(), 0.0);
+        heads.read(token, 0..q_heads, weights, true, scratch);
+        q.iter_mut()
+            .zip(scratch)
+            .for_each(|(q, x)| *q = T::from_f32(*x));
+    });
+    Ok(())
+}
+
+impl<T> QkvStep<'_, T> {
+    fn check(&self, spec: &Spec, tokens: usize, q: usize) -> Result<(), Error> {
+        let head_dim = spec.fused_head_dim()?;
+        let dim = head_dim as usize;
+        let row = spec.total_heads() * dim;
+        let shape = "[tokens, (q_heads + 2 · kv_heads) · head_dim]";
+        check_length("qkv", self.qkv.len(), shape, tokens * row)?;
+        let of_q = tokens * spec.q_heads as usize * dim;
+        check_length("q", q, "[tokens, q_heads, head_dim]", of_q)?;
+        if let Some(bias) = self.bias {
+            let shape = "[(q_heads + 2 · kv_heads) · head_dim]";
+            check_length("the bias", bias.len(), shape, row)?;
+        }
+        if let Some(norm) = &self.norm {
+            check_length("the weights of queries", norm.q.len(), "[head_dim]", dim)?;
+            check_length("the weights of keys", norm.k.len(), "[head_dim]", dim)?;
+        }
+        if let Some((table, positions)) = self.rope {
+            check_length("positions", positions.len(), "[tokens]", tokens)?;
+            table.check_heads(head_dim)?;
+        }
+        Ok(())
+    }
+}
+
+/// The heads of a projection, and the sines of its tokens.
+struct Heads<'a, T> {
+    step: &'a QkvStep<'a, T>,
+    dim: usize,
+    /// Elements of a token.
+    row: usize,
+    /// Of each token, for each pair.
+    sines: Vec<[f32; 2]>,
+}
+
+impl<'a, T: Element> Heads<'a, T> {
+    fn new(spec: &Spec, step: &'a QkvStep<'a, T>, tokens: usize) -> Self {
+        let dim = spec.head_dim_qk as usize;
+        let mut sines = Vec::new();
+        if let Some((table, positions)) = step.rope {
+            let pairs = table.dim() as usize / 2;
+            sines.resize(tokens * pairs, [0.0; 2]);
+            let tokens = sines.par_chunks_mut(pairs).zip(positions);
+            tokens.for_each(|(sines, &position)| {
+                let of_position = table.sines(position);
+                sines
+                    .iter_mut()
+                    .zip(of_position)
+                    .for_each(|(to, sine)| *to = sine);
+            });
+        }
+        Self {
+            step,
+            dim,
+            row: spec.total_heads() * dim,
+            sines,
+        }
+    }
+
+    /// Some heads of a token, ready.
+    fn read(
+        &self,
+        token: usize,
+        heads: std::ops::Range<usize>,
+        weights: Option<(RmsNorm, &[T])>,
+        turned: bool,
+        out: &mut [f32],
+    ) {
+        let part = heads.start * self.dim..heads.end * self.dim;
+        let source = &self.step.qkv[token * self.row..][part.clone()];
+        for (out, x) in out.iter_mut().zip(source) {
+            *out = x.to_f32();
+        }
+        if let Some(bias) = self.step.bias {
+            for (out, bias) in out.iter_mut().zip(&bias[part]) {
+                *out += bias.to_f32();
+            }
+        }
+        for head in out.chunks_exact_mut(self.dim) {
+            if let Some((norm, weights)) = weights {
+                normalise(norm, head, weights);
+            }
+            if let Some((table, _)) = self.step.rope.filter(|_| turned) {
+                let pairs = table.dim() as usize / 2;
+                turn(table.pairing(), head, &self.sines[token * pairs..][..pairs]);
+            }
+        }
+    }
+}
+
+/// Turns the pairs of a head.
+fn turn(pairing: Pairing, head: &mut [f32], sines: &[[f32; 2]]) {
+    let turned =
+        |[x, y]: [f32; 2], [sine, cosine]: [f32; 2]| [x * cosine - y * sine, y * cosine + x * sine];
+    match pairing {
+        Pairing::HalfSplit => {
+            let (first, second) = head.split_at_mut(sines.len());
+            for ((x, y), &sines) in first.iter_mut().zip(second).zip(sines) {
+                [*x, *y] = turned([*x, *y], sines);
+            }
+        }
+        Pairing::Interleaved => {
+            for (pair, &sines) in head.as_chunks_mut::<2>().0.iter_mut().zip(sines) {
+                *pair = turned(*pair, sines);
+            }
+        }
+    }
+}
+
+/// Into pages of the type of the projection, or of 8 bits.
+#[expect(clippy::too_many_arguments, reason = "those of the appends")]
+fn append<C: Element>(
+    spec: &Spec,
+    slots: &[impl Integer],
+    k: &[f32],
+    v: &[f32],
+    pool: &mut KvViewMut<'_, C>,
+    pool_pages: u32,
+    scales: AppendScales<'_>,
+    dtype: crate::problem::Dtype,
+) -> Result<(), Error> {
+    if C::DTYPE.bytes() == 1 {
+        return append_quantised(spec, pool_pages, slots, k, v, pool, scales);
+    }
+    if !matches!(scales, AppendScales::Given(KvScales::One)) {
+        let dtype = C::DTYPE;
+        return Err(crate::tensor::ShapeError::Scaled { dtype }.into());
+    }
+    if C::DTYPE != dtype {
+        return Err(Error::DtypesDiffer {
+            tensor: "qkv",
+            got: dtype,
+            other: "the KV pool",
+            expected: C::DTYPE,
+        });
+    }
+    let narrow = |rows: &[f32]| rows.par_iter().map(|&x| C::from_f32(x)).collect::<Vec<_>>();
+    append_paged_kv(spec, pool_pages, slots, &narrow(k), &narrow(v), pool)
+}
+
+impl RopeTable {
+    pub(crate) fn check_heads(&self, head_dim: u32) -> Result<(), StepError> {
+        match self.dim() {
+            got if got > head_dim => Err(StepError::RopeDim { got, head_dim }),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Spec {
+    /// Heads of queries, keys and values.
+    pub(crate) const fn total_heads(&self) -> usize {
+        self.q_heads as usize + 2 * self.kv_heads as usize
+    }
+
+    /// The dimension of all heads of a fused projection.
+    pub(crate) const fn fused_head_dim(&self) -> Result<u32, StepError> {
+        let &Self {
+            head_dim_qk,
+            head_dim_v,
+            latent,
+            ..
+        } = self;
+        if head_dim_qk == head_dim_v && !latent {
+            return Ok(head_dim_qk);
+        }
+        Err(StepError::Heads {
+            head_dim_qk,
+            head_dim_v,
+            latent,
+        })
+    }
+}

@@ -1,0 +1,53 @@
+//! What is wrong with the data of a step.
+
+use thiserror::Error;
+
+/// A description that means nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum StepError {
+    /// A number of a rotary embedding.
+    #[error("{what} of the rotary embedding is {got}: it must be {rule}")]
+    Rope {
+        /// The number.
+        what: &'static str,
+        /// Its value.
+        got: f64,
+        /// What it must be.
+        rule: &'static str,
+    },
+    /// A rotary embedding of more elements than a head has.
+    #[error(
+        "the rotary embedding turns {got} elements of heads that have {head_dim}: give at most that many"
+    )]
+    RopeDim {
+        /// Elements that it turns.
+        got: u32,
+        /// Elements of a head.
+        head_dim: u32,
+    },
+    /// A number of a sampling.
+    #[error("{what} of the sampling is {got}: it must be {rule}")]
+    Sampling {
+        /// The number.
+        what: &'static str,
+        /// Its value.
+        got: f64,
+        /// What it must be.
+        rule: &'static str,
+    },
+    /// Heads whose keys and values do not come from one projection as wide for both.
+    #[error(
+        "keys of {head_dim_qk} and values of {head_dim_v} elements{} are not cut from one fused projection: \
+         append them with append_rows",
+        if *.latent { " in latent attention" } else { "" }
+    )]
+    Heads {
+        /// Head dimension of keys.
+        head_dim_qk: u32,
+        /// Head dimension of values.
+        head_dim_v: u32,
+        /// Whether attention is latent.
+        latent: bool,
+    },
+}

@@ -1,0 +1,114 @@
+//! Which token comes next: the rules, and the random numbers.
+
+use kernels_gpu::{abi::DrawParams, step::sample::ONE};
+use serde::{Deserialize, Serialize};
+
+use super::StepError;
+
+/// How a token is chosen from logits.
+///
+/// Logits are divided by the temperature and become probabilities. Of these stay the `top_k` largest, of them the
+/// fewest that together have `top_p` of what they all have, and of them those that have `min_p` of the largest.
+/// Tokens of equal logits stay or go together. One of those that stay is drawn. NaN counts as −∞.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sampling {
+    /// 0: the token of the largest logit, of several the first.
+    pub temperature: f32,
+    /// 0: all.
+    pub top_k: u32,
+    /// 1: all.
+    pub top_p: f32,
+    /// 0: all.
+    pub min_p: f32,
+    /// Of the random numbers.
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self::GREEDY
+    }
+}
+
+impl Sampling {
+    /// The token of the largest logit.
+    pub const GREEDY: Self = Self {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        seed: 0,
+    };
+
+    /// The smallest temperature that is not 0.
+    pub const COLDEST: f32 = 1e-4;
+
+    /// What the token at this place of a request is drawn with: `position` counts the tokens of the request that are
+    /// there before. The same seed, position and logits give the same token.
+    ///
+    /// # Errors
+    /// [`StepError::Sampling`].
+    pub fn draw(&self, position: u64) -> Result<Draw, StepError> {
+        let Self {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            seed,
+        } = *self;
+        let rule = |what, got: f32, holds: bool, rule| {
+            let got = got.into();
+            match holds {
+                true => Ok(()),
+                false => Err(StepError::Sampling { what, got, rule }),
+            }
+        };
+        rule(
+            "the temperature",
+            temperature,
+            temperature == 0.0 || temperature >= Self::COLDEST && temperature.is_finite(),
+            "0 (greedy), or finite and at least 0.0001",
+        )?;
+        let probability = 0.0..=1.0;
+        let above_0 = top_p > 0.0 && probability.contains(&top_p);
+        rule("top_p", top_p, above_0, "above 0 and at most 1")?;
+        rule(
+            "min_p",
+            min_p,
+            probability.contains(&min_p),
+            "between 0 and 1",
+        )?;
+        Ok(Draw(DrawParams {
+            scale: match temperature {
+                0.0 => 0.0,
+                temperature => std::f32::consts::LOG2_E / temperature,
+            },
+            top_k,
+            top_p: match top_p {
+                1.0 => 0,
+                top_p => ((f64::from(top_p) * 2_f64.powi(32)) as u32).max(1),
+            },
+            min_weight: (f64::from(min_p) * f64::from(ONE)).ceil() as u32,
+            random: random(seed, position),
+            reserved: [0; 2],
+        }))
+    }
+}
+
+/// A row of what samplers take: [`Sampling::draw`] makes it.
+#[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(transparent)]
+pub struct Draw(pub(super) DrawParams);
+
+/// Number `position` of a seed: SplitMix64, which can begin anywhere.
+fn random(seed: u64, position: u64) -> u64 {
+    const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
+    let mix = |mut z: u64| {
+        z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ z >> 31
+    };
+    // Mixed, so that the numbers of neighbouring seeds are not each other's.
+    let start = mix(seed.wrapping_add(GAMMA));
+    mix(start.wrapping_add(GAMMA.wrapping_mul(position.wrapping_add(1))))
+}

@@ -1,0 +1,118 @@
+//! `embed`: rows of a table, times a scale.
+//!
+//! A copy with a scattered source: a thread moves vectors of 16 bytes, a block's width apart.
+
+/// Threads of a block.
+pub const THREADS: u32 = 256;
+
+/// Vectors that a thread moves.
+pub const PER_THREAD: u32 = 2;
+
+/// Blocks that an SM is to hold.
+const BLOCKS: u32 = 8;
+
+/// The kernels: `embed_<element>`.
+#[cfg(not(target_arch = "nvptx64"))]
+mod rows {
+    use super::{BLOCKS, THREADS};
+    use crate::registry::{Arch, Element, Family, KernelInfo, Op, registers};
+
+    macro_rules! rows {
+        ($half:ident $element:literal {}) => {
+            KernelInfo {
+                element: Element::$half,
+                threads: THREADS,
+                registers: registers(THREADS, BLOCKS),
+                ..KernelInfo::new(
+                    concat!("embed_", $element),
+                    Family::Step,
+                    Arch::Sm80,
+                    Op::Embed,
+                )
+            }
+        };
+    }
+
+    /// One for each 16-bit float.
+    pub const ROWS: &[KernelInfo] = crate::common::half::each_half! { list rows {} };
+}
+#[cfg(not(target_arch = "nvptx64"))]
+pub use rows::ROWS;
+
+#[cfg(target_arch = "nvptx64")]
+mod device {
+    use cuda_std::prelude::*;
+
+    use super::{BLOCKS, PER_THREAD, THREADS};
+    use crate::{
+        abi::EmbedParams,
+        common::half::{self, Half},
+        step::{at, pack, unpack},
+    };
+
+    const N: usize = PER_THREAD as usize;
+
+    /// # Safety
+    /// The parameters describe memory as [`EmbedParams`] says.
+    #[inline(always)]
+    unsafe fn embed<T: Half>(p: &EmbedParams) {
+        let first = thread::block_idx_x() * (THREADS * PER_THREAD) + thread::thread_idx_x();
+        let (mut words, mut to) = ([[0; 4]; N], [0; N]);
+        let mut i = 0;
+        while i < N {
+            let vector = first + i as u32 * THREADS;
+            if vector < p.vectors {
+                let (token, in_row) = p.per_token.div_rem(vector);
+                to[i] = at(
+                    p.out,
+                    u64::from(token) * u64::from(p.out_token) + u64::from(in_row),
+                );
+                // SAFETY: the token has an id; a row of the table is read where the id names one.
+                unsafe {
+                    let id = ptr::load_nc_u32((p.ids + u64::from(token) * 4) as *const u32);
+                    if id < p.vocabulary {
+                        let from = u64::from(id) * u64::from(p.table_row) + u64::from(in_row);
+                        words[i] = ptr::load_nc_u32x4(at(p.table, from) as *const u32);
+                    }
+                }
+            }
+            i += 1;
+        }
+        i = 0;
+        while i < N {
+            let mut word = words[i];
+            if p.scale != 1.0 {
+                let mut x = unpack::<T>(word);
+                let mut j = 0;
+                while j < 8 {
+                    x[j] *= p.scale;
+                    j += 1;
+                }
+                word = pack::<T>(x);
+            }
+            if first + (i as u32 * THREADS) < p.vectors {
+                // SAFETY: a vector of the output, this thread's alone.
+                unsafe { ptr::store_u32x4(to[i] as *mut u32, word) };
+            }
+            i += 1;
+        }
+    }
+
+    macro_rules! entries {
+        ($half:ident $element:literal {}) => {
+            const _: () = {
+                /// See the module.
+                ///
+                /// # Safety
+                /// As [`embed`].
+                #[kernel(name = ["embed_", $element], max_threads = THREADS, min_blocks = BLOCKS)]
+                pub unsafe fn entry(params: EmbedParams) {
+                    // SAFETY: the launch's promise.
+                    unsafe { embed::<half::$half>(&params) }
+                }
+            };
+        };
+    }
+
+    crate::common::half::each_half! { items entries {} }
+}

@@ -1,0 +1,144 @@
+//! `gate`: the activated gate times what it multiplies, SiLU or GELU.
+//!
+//! Memory-bound: a thread moves vectors of 16 bytes, counted through tokens without a gap. All loads of a thread are
+//! under way before the first is looked at.
+
+use crate::math::{exp2, recip};
+
+/// Threads of a block.
+pub const THREADS: u32 = 256;
+
+/// Vectors that a thread writes.
+pub const PER_THREAD: u32 = 2;
+
+/// Blocks that an SM is to hold.
+const BLOCKS: u32 = 6;
+
+/// `x · σ(x)`.
+#[inline(always)]
+#[must_use]
+pub fn silu(x: f32) -> f32 {
+    x * recip(1.0 + exp2(x * -core::f32::consts::LOG2_E))
+}
+
+/// `x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`, which is `x · σ(2 √(2/π) · (x + 0.044715 x³))`.
+#[inline(always)]
+#[must_use]
+pub fn gelu_tanh(x: f32) -> f32 {
+    // -2 √(2/π) log₂e.
+    const SCALE: f32 = -2.302_208_2;
+    x * recip(1.0 + exp2(x * (SCALE + SCALE * 0.044_715 * (x * x))))
+}
+
+/// The kernels: `gate_<element>`.
+#[cfg(not(target_arch = "nvptx64"))]
+mod rows {
+    use super::{BLOCKS, THREADS};
+    use crate::registry::{Arch, Element, Family, KernelInfo, Op, registers};
+
+    macro_rules! rows {
+        ($half:ident $element:literal {}) => {
+            KernelInfo {
+                element: Element::$half,
+                threads: THREADS,
+                registers: registers(THREADS, BLOCKS),
+                ..KernelInfo::new(
+                    concat!("gate_", $element),
+                    Family::Step,
+                    Arch::Sm80,
+                    Op::Gate,
+                )
+            }
+        };
+    }
+
+    /// One for each 16-bit float.
+    pub const ROWS: &[KernelInfo] = crate::common::half::each_half! { list rows {} };
+}
+#[cfg(not(target_arch = "nvptx64"))]
+pub use rows::ROWS;
+
+#[cfg(target_arch = "nvptx64")]
+mod device {
+    use cuda_std::prelude::*;
+
+    use super::{BLOCKS, PER_THREAD, THREADS, gelu_tanh, silu};
+    use crate::{
+        abi::GateParams,
+        common::half::{self, Half},
+        step::{Vector, at, pack, unpack},
+    };
+
+    const N: usize = PER_THREAD as usize;
+
+    /// # Safety
+    /// The parameters describe memory as [`GateParams`] says.
+    #[inline(always)]
+    unsafe fn gate<T: Half>(p: &GateParams) {
+        let first = thread::block_idx_x() * (THREADS * PER_THREAD) + thread::thread_idx_x();
+        let (mut gates, mut ups, mut to) = ([[0; 4]; N], [[0; 4]; N], [0; N]);
+        let mut i = 0;
+        while i < N {
+            let vector = first + i as u32 * THREADS;
+            if vector < p.vectors {
+                let (token, in_token) = p.per_token.div_rem(vector);
+                let from = u64::from(token) * u64::from(p.source_token) + u64::from(in_token);
+                let up = from + u64::from(p.per_token.get());
+                to[i] = at(
+                    p.out,
+                    u64::from(token) * u64::from(p.out_token) + u64::from(in_token),
+                );
+                // SAFETY: vectors of the source.
+                unsafe {
+                    gates[i] = ptr::load_stream_u32x4(at(p.source, from) as *const u32);
+                    ups[i] = ptr::load_stream_u32x4(at(p.source, up) as *const u32);
+                }
+            }
+            i += 1;
+        }
+        i = 0;
+        while i < N {
+            let (gate, mut up) = (unpack::<T>(gates[i]), unpack::<T>(ups[i]));
+            multiply(&gate, &mut up, p.gelu != 0);
+            if first + (i as u32 * THREADS) < p.vectors {
+                // SAFETY: a vector of the output, this thread's alone.
+                unsafe { ptr::store_u32x4(to[i] as *mut u32, pack::<T>(up)) };
+            }
+            i += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn multiply(gate: &Vector, up: &mut Vector, gelu: bool) {
+        let mut j = 0;
+        if gelu {
+            while j < 8 {
+                up[j] *= gelu_tanh(gate[j]);
+                j += 1;
+            }
+        } else {
+            while j < 8 {
+                up[j] *= silu(gate[j]);
+                j += 1;
+            }
+        }
+    }
+
+    macro_rules! entries {
+        ($half:ident $element:literal {}) => {
+            const _: () = {
+                /// See the module.
+                ///
+                /// # Safety
+                /// As [`gate`].
+                #[kernel(name = ["gate_", $element], max_threads = THREADS, min_blocks = BLOCKS)]
+                pub unsafe fn entry(params: GateParams) {
+                    // SAFETY: the launch's promise.
+                    unsafe { gate::<half::$half>(&params) }
+                }
+            };
+        };
+    }
+
+    crate::common::half::each_half! { items entries {} }
+}

@@ -1,0 +1,466 @@
+//! `qkv_step`: from a fused projection to queries that are ready, and keys and values in their pages.
+//!
+//! Memory-bound, and every byte is moved once. A thread has two vectors of 16 bytes of a head, so that the pairs that
+//! are turned together are its own: where pairs are halves of the head apart, one vector of each half; where they are
+//! neighbours, two vectors in a row. The threads of a head are a part of a warp and neighbours in memory.
+//!
+//! Sine and cosine are computed, not looked up: the angle is the low half of a 64-bit product of position and frequency,
+//! whose unit is 2⁻⁶⁴ turns, so that whole turns vanish and no position is too large. Then the special function unit
+//! gets an angle between −π and π, where it is exact to 2⁻²⁰. A thread uses the sines for all of its heads: two where
+//! there is much to do, and one where waiting decides.
+
+/// Threads of a block where threads have two heads.
+pub const THREADS: u32 = 256;
+
+/// Threads of a block where they have one: SMs share few tokens evenly.
+pub const FEW_THREADS: u32 = 64;
+
+/// The kernels, each for each 16-bit float, by the heads of a thread and the blocks of an SM:
+/// `qkv_step_<heads>_<element>`, and with pages of 8 bits `qkv_step_<heads>_<element>_e4m3`.
+macro_rules! table {
+    ($as:ident $then:ident) => {
+        $crate::common::half::each_half! { $as $then {
+            1, 8;
+            2, 3;
+        }}
+    };
+}
+
+/// Threads of a block, by the heads of a thread.
+#[must_use]
+pub const fn threads(heads: u32) -> u32 {
+    if heads == 1 { FEW_THREADS } else { THREADS }
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+mod rows {
+    use super::threads;
+    use crate::registry::{Arch, Element, Family, KernelInfo, Op, registers};
+
+    macro_rules! rows {
+        ($half:ident $element:literal { $($heads:literal, $blocks:expr;)* }) => {
+            &[$(KernelInfo {
+                element: Element::$half,
+                ..row(concat!("qkv_step_", $heads, "_", $element), false, $heads, $blocks)
+            }),*]
+        };
+    }
+
+    macro_rules! quantising_rows {
+        ($half:ident $element:literal { $($heads:literal, $blocks:expr;)* }) => {
+            &[$(KernelInfo {
+                element: Element::$half,
+                cache: Some(Element::E4m3),
+                ..row(concat!("qkv_step_", $heads, "_", $element, "_e4m3"), true, $heads, $blocks)
+            }),*]
+        };
+    }
+
+    /// See the macro `table`.
+    pub const ROWS: &[&[KernelInfo]] = table!(list rows);
+    /// With pages of 8 bits.
+    pub const QUANTISING_ROWS: &[&[KernelInfo]] = table!(list quantising_rows);
+
+    const fn row(name: &'static str, quantises: bool, heads: u32, blocks: u32) -> KernelInfo {
+        let (family, arch) = if quantises {
+            (Family::Quantise, Arch::Sm90a)
+        } else {
+            (Family::Step, Arch::Sm80)
+        };
+        KernelInfo {
+            threads: threads(heads),
+            registers: registers(threads(heads), blocks),
+            ..KernelInfo::new(name, family, arch, Op::QkvStep { heads, quantises })
+        }
+    }
+}
+#[cfg(not(target_arch = "nvptx64"))]
+pub use rows::{QUANTISING_ROWS, ROWS};
+
+#[cfg(all(target_arch = "nvptx64", any(feature = "step", feature = "quantise")))]
+mod device {
+    use core::f32::consts::TAU;
+
+    #[cfg(feature = "quantise")]
+    use cuda_std::convert;
+    use cuda_std::{math, prelude::*};
+
+    use super::threads;
+    use crate::{
+        abi::{KvStrides, QkvParams},
+        common::half::{self, Half},
+        step::{Vector, at, pack, squares, sum_of_lanes, unpack},
+    };
+
+    /// Sine and cosine of the 8 pairs of a thread.
+    type Sines = [[f32; 2]; 8];
+
+    /// # Safety
+    /// The parameters describe memory as [`QkvParams`] says, for threads of so many heads.
+    #[inline(always)]
+    unsafe fn qkv<T: Half, P: Page, const HEADS: usize>(p: &QkvParams) {
+        let index = thread::block_idx_x() * threads(HEADS as u32) + thread::thread_idx_x();
+        let lane = index & ((1 << p.lanes_log) - 1);
+        let (token, group) = p.groups.div_rem(index >> p.lanes_log);
+        let exists = token < p.tokens && lane < p.lanes;
+        let is_turned = lane < p.turned;
+        let [a, b] = if is_turned && p.interleaved == 0 {
+            [lane, lane + p.turned]
+        } else {
+            [2 * lane, 2 * lane + 1]
+        };
+        let vectors = 2 * p.lanes;
+        let heads = p.q_heads + 2 * p.kv_heads;
+        let first_value = p.q_heads + p.kv_heads;
+        let from = u64::from(token) * u64::from(p.source_token);
+        let has_head = |i: usize| exists && group + i as u32 * p.groups.get() < heads;
+
+        let mut words = [[[0; 4]; 2]; HEADS];
+        let (mut slot, mut position) = (u32::MAX, 0);
+        let mut i = 0;
+        // SAFETY: what exists is in the tensors; weights and biases are read where there are some.
+        unsafe {
+            while i < HEADS {
+                let head = group + i as u32 * p.groups.get();
+                if has_head(i) {
+                    let head_at = from + u64::from(head * vectors);
+                    words[i] = [
+                        ptr::load_u32x4(at(p.source, head_at + u64::from(a)) as *const u32),
+                        ptr::load_u32x4(at(p.source, head_at + u64::from(b)) as *const u32),
+                    ];
+                }
+                i += 1;
+            }
+            if exists {
+                slot = ptr::load_nc_u32((p.slots + u64::from(token) * 4) as *const u32);
+                if p.turns != 0 {
+                    position = ptr::load_nc_u32((p.positions + u64::from(token) * 4) as *const u32);
+                }
+            }
+        }
+        let mut sines = [[0.0, 1.0]; 8];
+        if p.turns != 0 && exists && is_turned && group < first_value {
+            // SAFETY: the lane has 8 pairs.
+            sines = unsafe { sines_of(p, lane, position) };
+        }
+
+        let exists_in_pool = exists && slot < p.pool_slots;
+        let (page, offset) = p.page_size.div_rem(if exists_in_pool { slot } else { 0 });
+        i = 0;
+        while i < HEADS {
+            let head = group + i as u32 * p.groups.get();
+            let mut x = [unpack::<T>(words[i][0]), unpack::<T>(words[i][1])];
+            // Weights and biases are those of all tokens: they come from L1, and keep no registers until they do.
+            if p.bias != 0 && has_head(i) {
+                // SAFETY: a bias has as many heads.
+                add::<T>(&mut x, unsafe { two(p.bias, head * vectors, [a, b]) });
+            }
+            if p.q_weight != 0 {
+                // SAFETY: all lanes come here, since all have as many heads.
+                let sum =
+                    unsafe { sum_of_lanes(squares(&x[0]) + squares(&x[1]), 1 << p.lanes_log) };
+                if head < first_value && has_head(i) {
+                    let inverse = math::rsqrt(sum * p.inverse_dim + p.eps);
+                    let weights = if head < p.q_heads {
+                        p.q_weight
+                    } else {
+                        p.k_weight
+                    };
+                    // SAFETY: there are weights for a head.
+                    let weights = unsafe { two(weights, 0, [a, b]) };
+                    scale::<T>(&mut x, inverse, p.offset, weights);
+                }
+            }
+            if p.turns != 0 && is_turned && head < first_value {
+                turn(&mut x, &sines, p.interleaved != 0);
+            }
+            let head_of_kv = if head < first_value {
+                head.wrapping_sub(p.q_heads)
+            } else {
+                head - first_value
+            };
+            let is_key = head < first_value;
+            let place = Place {
+                page,
+                offset,
+                head: head_of_kv,
+                token,
+                is_key,
+                exists: has_head(i) && exists_in_pool && head >= p.q_heads,
+                first: lane == 0,
+            };
+            // SAFETY: all lanes come here. Vectors of the output and of the pool, this thread's alone: no two tokens
+            // have one slot.
+            unsafe {
+                if has_head(i) && head < p.q_heads {
+                    let to = u64::from(token) * u64::from(p.q_token)
+                        + u64::from(head) * u64::from(p.q_head);
+                    ptr::store_u32x4(at(p.q, to + u64::from(a)) as *mut u32, pack::<T>(x[0]));
+                    ptr::store_u32x4(at(p.q, to + u64::from(b)) as *mut u32, pack::<T>(x[1]));
+                }
+                P::append::<T>(p, &place, [a, b], &x);
+            }
+            i += 1;
+        }
+    }
+
+    /// Sine and cosine of a lane's pairs at a position.
+    ///
+    /// # Safety
+    /// The lane has 8 pairs, whose turns are there.
+    #[inline(always)]
+    unsafe fn sines_of(p: &QkvParams, lane: u32, position: u32) -> Sines {
+        let turns = (p.turns + u64::from(lane) * 64) as *const u32;
+        let mut sines = [[0.0; 2]; 8];
+        let mut i = 0;
+        while i < 4 {
+            // SAFETY: the caller's promise.
+            let words = unsafe { ptr::load_nc_u32x4(turns.add(4 * i)) };
+            let mut j = 0;
+            while j < 2 {
+                let [low, high] = [words[2 * j], words[2 * j + 1]];
+                let turned =
+                    math::mul_high_u32(low, position).wrapping_add(high.wrapping_mul(position));
+                // The upper 23 bits of the turn, from −½ to ½, to the nearest.
+                let fraction = turned.wrapping_add((1 << 31) + (1 << 8)) >> 9;
+                let angle = (f32::from_bits(fraction | 0x3F80_0000) - 1.5) * TAU;
+                sines[2 * i + j] = [
+                    math::sin(angle) * p.magnitude,
+                    math::cos(angle) * p.magnitude,
+                ];
+                j += 1;
+            }
+            i += 1;
+        }
+        sines
+    }
+
+    /// Two vectors that nobody writes, from one on.
+    ///
+    /// # Safety
+    /// They are there.
+    #[inline(always)]
+    unsafe fn two(base: u64, from: u32, [a, b]: [u32; 2]) -> [[u32; 4]; 2] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            [
+                ptr::load_nc_u32x4(at(base, (from + a).into()) as *const u32),
+                ptr::load_nc_u32x4(at(base, (from + b).into()) as *const u32),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn add<T: Half>(x: &mut [Vector; 2], bias: [[u32; 4]; 2]) {
+        let bias = [unpack::<T>(bias[0]), unpack::<T>(bias[1])];
+        let mut j = 0;
+        while j < 8 {
+            x[0][j] += bias[0][j];
+            x[1][j] += bias[1][j];
+            j += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn scale<T: Half>(x: &mut [Vector; 2], inverse: f32, offset: f32, weights: [[u32; 4]; 2]) {
+        let weights = [unpack::<T>(weights[0]), unpack::<T>(weights[1])];
+        let mut j = 0;
+        while j < 8 {
+            x[0][j] *= inverse * (offset + weights[0][j]);
+            x[1][j] *= inverse * (offset + weights[1][j]);
+            j += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn turn(x: &mut [Vector; 2], sines: &Sines, interleaved: bool) {
+        let mut i = 0;
+        if interleaved {
+            while i < 8 {
+                let (vector, j) = (i / 4, 2 * (i % 4));
+                let [sine, cosine] = sines[i];
+                let (first, second) = (x[vector][j], x[vector][j + 1]);
+                x[vector][j] = first * cosine - second * sine;
+                x[vector][j + 1] = second * cosine + first * sine;
+                i += 1;
+            }
+        } else {
+            while i < 8 {
+                let [sine, cosine] = sines[i];
+                let (first, second) = (x[0][i], x[1][i]);
+                x[0][i] = first * cosine - second * sine;
+                x[1][i] = second * cosine + first * sine;
+                i += 1;
+            }
+        }
+    }
+
+    /// Where a head of a token goes.
+    struct Place {
+        page: u32,
+        offset: u32,
+        /// The KV head.
+        head: u32,
+        token: u32,
+        is_key: bool,
+        /// It is a key or a value, and has a place.
+        exists: bool,
+        /// The thread is the first of the head.
+        first: bool,
+    }
+
+    impl Place {
+        #[inline(always)]
+        fn of(&self, strides: &KvStrides) -> u64 {
+            u64::from(self.page) * u64::from(strides.page)
+                + u64::from(self.offset) * u64::from(strides.token)
+                + u64::from(self.head) * u64::from(strides.head)
+        }
+    }
+
+    /// What pages are made of.
+    trait Page {
+        /// Writes a thread's vectors of a key or a value.
+        ///
+        /// # Safety
+        /// All lanes come here; a place that exists is the head's alone.
+        unsafe fn append<T: Half>(p: &QkvParams, place: &Place, at: [u32; 2], x: &[Vector; 2]);
+    }
+
+    /// The type of the projection.
+    #[cfg(feature = "step")]
+    struct Same;
+
+    #[cfg(feature = "step")]
+    impl Page for Same {
+        #[inline(always)]
+        unsafe fn append<T: Half>(p: &QkvParams, place: &Place, [a, b]: [u32; 2], x: &[Vector; 2]) {
+            let (pool, strides) = if place.is_key {
+                (p.k, &p.k_strides)
+            } else {
+                (p.v, &p.v_strides)
+            };
+            let to = place.of(strides);
+            if place.exists {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    ptr::store_u32x4(at(pool, to + u64::from(a)) as *mut u32, pack::<T>(x[0]));
+                    ptr::store_u32x4(at(pool, to + u64::from(b)) as *mut u32, pack::<T>(x[1]));
+                }
+            }
+        }
+    }
+
+    /// Scaled floats of 8 bits.
+    #[cfg(feature = "quantise")]
+    struct E4m3;
+
+    #[cfg(feature = "quantise")]
+    impl Page for E4m3 {
+        #[inline(always)]
+        unsafe fn append<T: Half>(p: &QkvParams, place: &Place, [a, b]: [u32; 2], x: &[Vector; 2]) {
+            use crate::passes::quantise::{COMPUTED, GIVEN, LARGEST, SMALLEST};
+            let (pool, strides, scales, of_scales) = if place.is_key {
+                (p.k, &p.k_strides, p.scales.k, &p.scales.k_strides)
+            } else {
+                (p.v, &p.v_strides, p.scales.v, &p.scales.v_strides)
+            };
+            let of_token = place.of(of_scales);
+            let mut scale = 1.0;
+            // SAFETY: all lanes come to the shuffles; a place that exists has a scale, where scales are.
+            unsafe {
+                if p.mode == COMPUTED {
+                    let mut largest = 0.0_f32;
+                    let mut i = 0;
+                    while i < 16 {
+                        // Neither NaN nor infinity is a magnitude to scale by.
+                        let magnitude = f32::from_bits(x[i / 8][i % 8].to_bits() & 0x7FFF_FFFF);
+                        if magnitude > largest && magnitude < f32::INFINITY {
+                            largest = magnitude;
+                        }
+                        i += 1;
+                    }
+                    let mut distance = 1 << p.lanes_log >> 1;
+                    while distance > 0 {
+                        let other = warp::warp_shuffle_xor(warp::FULL_MASK, largest, distance, 32);
+                        largest = if other > largest { other } else { largest };
+                        distance >>= 1;
+                    }
+                    if largest > 0.0 {
+                        scale = largest / LARGEST;
+                        scale = if scale > SMALLEST { scale } else { SMALLEST };
+                    }
+                    if place.exists && place.first {
+                        ptr::store_f32((scales + of_token * 4) as *mut f32, scale);
+                    }
+                } else if place.exists && scales != 0 {
+                    let mut index = of_token;
+                    if p.mode == GIVEN {
+                        let mut request = 0;
+                        if p.scales.of_token != 0 {
+                            let of_token = p.scales.of_token + u64::from(place.token) * 4;
+                            request = ptr::load_nc_u32(of_token as *const u32);
+                        }
+                        index = u64::from(request) * u64::from(of_scales.page)
+                            + u64::from(place.head) * u64::from(of_scales.head);
+                    }
+                    scale = ptr::load_nc_f32((scales + index * 4) as *const f32);
+                }
+                if place.exists {
+                    let inverse = 1.0 / scale;
+                    let to = pool + place.of(strides) * 8;
+                    ptr::store_u32x2((to + u64::from(a) * 8) as *mut u32, narrow(&x[0], inverse));
+                    ptr::store_u32x2((to + u64::from(b) * 8) as *mut u32, narrow(&x[1], inverse));
+                }
+            }
+        }
+    }
+
+    #[cfg(feature = "quantise")]
+    #[inline(always)]
+    fn narrow(x: &Vector, inverse: f32) -> [u32; 2] {
+        let pair =
+            |i: usize| u32::from(convert::f32x2_to_e4m3x2(x[i] * inverse, x[i + 1] * inverse));
+        [pair(0) | pair(2) << 16, pair(4) | pair(6) << 16]
+    }
+
+    #[cfg(feature = "step")]
+    macro_rules! entries {
+        ($half:ident $element:literal { $($heads:literal, $blocks:expr;)* }) => { $( const _: () = {
+            /// See the module.
+            ///
+            /// # Safety
+            /// As [`qkv`].
+            #[kernel(name = ["qkv_step_", $heads, "_", $element], max_threads = threads($heads), min_blocks = $blocks)]
+            pub unsafe fn entry(params: QkvParams) {
+                // SAFETY: the launch's promise.
+                unsafe { qkv::<half::$half, Same, $heads>(&params) }
+            }
+        }; )* };
+    }
+
+    #[cfg(feature = "step")]
+    table!(items entries);
+
+    #[cfg(feature = "quantise")]
+    macro_rules! quantising_entries {
+        ($half:ident $element:literal { $($heads:literal, $blocks:expr;)* }) => { $( const _: () = {
+            /// See the module.
+            ///
+            /// # Safety
+            /// As [`qkv`].
+            #[kernel(
+                name = ["qkv_step_", $heads, "_", $element, "_e4m3"],
+                max_threads = threads($heads),
+                min_blocks = $blocks
+            )]
+            pub unsafe fn entry(params: QkvParams) {
+                // SAFETY: the launch's promise.
+                unsafe { qkv::<half::$half, E4m3, $heads>(&params) }
+            }
+        }; )* };
+    }
+
+    #[cfg(feature = "quantise")]
+    table!(items quantising_entries);
+}
