@@ -10,12 +10,13 @@ use tandem_attn::{
 use crate::scenarios::{Planned, run_planned};
 
 /// What no plan launches. They run in tests of their own, on a GPU.
-const NOT_PLANNED: [&str; 7] = [
+const NOT_PLANNED: [&str; 8] = [
     "append_paged_kv_16",
     "append_paged_kv_8",
     "ceiling_multiply",
     "ceiling_read",
     "merge_few_f32",
+    "merge_long_f32",
     "merge_states_f32",
     "overlap_loops",
 ];
@@ -62,6 +63,7 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Option<Planned> {
         options,
         trees: false,
         arch: (row.arch == Arch::Sm80).then_some(Arch::Sm80),
+        page: 16,
     };
     if row.name.contains("_pod_") || row.co_resident {
         planned.spec = spec(row, 4);
@@ -93,6 +95,7 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Option<Planned> {
     } else if row.latent {
         planned.spec = spec(row, 100);
         planned.requests = &[(150, 1), (33, 2), (1, 1)];
+        planned.page = if row.stands_in { 4 } else { 16 };
     } else if prefill {
         planned.device.prefill.by_q_len = vec![QueryStep {
             head_dim: None,
@@ -105,11 +108,12 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Option<Planned> {
             planned.trees = true;
         }
     } else if row.name.starts_with("merge_") {
-        let many = row.name.starts_with("merge_states");
+        let of = |kind| row.name.starts_with(kind);
         planned.spec = Spec::new(4, 1, 64).with_dtype(spec(row, 1).q_dtype);
-        planned.requests = match many {
-            true => &[(70, 70), (33, 33), (90, 90)],
-            false => &[(70, 1), (33, 1), (1, 1)],
+        planned.requests = match (of("merge_long"), of("merge_few")) {
+            (true, _) => &[(600, 70), (33, 33)],
+            (_, true) => &[(70, 1), (33, 1), (1, 1)],
+            _ => &[(70, 70), (33, 33), (90, 90)],
         };
         planned.options = options
             .with_split(SplitMode::Fixed { tokens: 32 })
