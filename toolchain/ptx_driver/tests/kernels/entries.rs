@@ -20,7 +20,7 @@ const NOT_PLANNED: [&str; 7] = [
     "overlap_loops",
 ];
 
-/// Kernels that must be launched: all but those, and those of 8-bit caches, whose tests need a GPU so far.
+/// Kernels that must be launched: all but those, and those of 8-bit caches, which `tests/gpu_fp8.rs` brings to run.
 pub fn expected() -> impl Iterator<Item = &'static str> {
     let names = KernelId::all().map(|id| id.info().name);
     names.filter(|name| !NOT_PLANNED.contains(name) && !name.contains("e4m3"))
