@@ -73,6 +73,7 @@ pub enum Word1 {
     F32FromU32,
     F32FromI32,
     F32FromF16,
+    UnpackE4m3,
     BrevBits,
 }
 
@@ -83,6 +84,7 @@ pub enum Word3 {
     Fma,
     Bfe,
     BfeSigned,
+    PermuteBytes,
 }
 
 /// Arithmetic on two longs; shifts take a word as the second.

@@ -1,6 +1,6 @@
 //! Who touched each four bytes of memory last, and whether the next access is ordered behind it.
 
-use crate::clock::Clock;
+use crate::clock::{Clock, MEMBERS};
 
 /// Bytes that one [`Granule`] stands for.
 pub const GRANULE: usize = 4;
@@ -104,6 +104,12 @@ pub struct Accessor<'a> {
     pub fenced: Option<&'a dyn Fn(&Record) -> bool>,
 }
 
+/// Barriers that a block may have. 8-bit decode has more than 128.
+pub const MAX_BARRIERS: usize = 256;
+
+/// Agents between warps and copies: the products' and the barriers'.
+const BEFORE_COPIES: usize = 1 + MAX_BARRIERS / MEMBERS;
+
 /// Numbers of the agents of a block.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
@@ -117,24 +123,24 @@ impl Layout {
         self.warps
     }
 
-    /// Copies that complete at a barrier: a member for each barrier, 128 of them.
+    /// Copies that complete at a barrier: a member for each barrier, [`MAX_BARRIERS`] of them.
     pub fn barriers(self) -> usize {
         self.warps + 1
     }
 
     /// `cp.async` of a warp's lanes.
     pub fn copies(self, warp: usize) -> usize {
-        self.warps + 5 + warp
+        self.warps + BEFORE_COPIES + warp
     }
 
     /// Reads of a lane's bulk groups.
     pub fn bulk_reads(self, warp: usize) -> usize {
-        self.warps * 2 + 5 + warp
+        self.warps * 2 + BEFORE_COPIES + warp
     }
 
     /// Writes of a lane's bulk groups.
     pub fn bulk_writes(self, warp: usize) -> usize {
-        self.warps * 3 + 5 + warp
+        self.warps * 3 + BEFORE_COPIES + warp
     }
 }
 

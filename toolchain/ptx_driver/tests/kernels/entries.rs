@@ -21,8 +21,8 @@ const NOT_PLANNED: [&str; 8] = [
     "overlap_loops",
 ];
 
-/// Kernels that must be launched: all but those, those of the step around attention (`tests/gpu_step` runs them), and
-/// those of 8-bit caches, whose tests need a GPU so far.
+/// Kernels that must be launched: all but those, those of the step around attention, which `tests/gpu_step` brings to
+/// run, and those of 8-bit caches, which `tests/gpu_fp8.rs` does.
 pub fn expected() -> impl Iterator<Item = &'static str> {
     let planned = KernelId::all().map(KernelId::info).filter(|row| {
         row.family != Family::Step

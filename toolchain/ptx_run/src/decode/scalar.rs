@@ -84,6 +84,7 @@ impl Decoder<'_> {
             ["cvt", "rn", "f32", "u32"] => Word1::F32FromU32,
             ["cvt", "rn", "f32", "s32"] => Word1::F32FromI32,
             ["cvt", "f32", "f16"] => Word1::F32FromF16,
+            ["cvt", "rn", "f16x2", "e4m3x2"] => Word1::UnpackE4m3,
             _ => return None,
         };
         Some((|| {
@@ -148,6 +149,7 @@ impl Decoder<'_> {
             ["fma", "rn", "f32"] => self.word3(Word3::Fma, operands),
             ["bfe", "u32"] => self.word3(Word3::Bfe, operands),
             ["bfe", "s32"] => self.word3(Word3::BfeSigned, operands),
+            ["prmt", "b32"] => self.word3(Word3::PermuteBytes, operands),
             ["mad", "lo", "s64" | "u64"] => (|| {
                 let [d, a, b, c] = exactly(operands)?;
                 Ok(Op::MadLong {

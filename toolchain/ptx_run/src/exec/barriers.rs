@@ -10,10 +10,10 @@ use crate::{
     clock::{MEMBERS, Shared, join},
     op::{Address, Op, Row, Space},
     report::{Fault, Step},
+    shadow::MAX_BARRIERS,
     warp::{FENCE_BARRIER, FENCE_GLOBAL, FENCE_SHARED, FenceMark, Wait, Warp, members},
 };
 
-const MAX_BARRIERS: usize = 128;
 /// Bytes that may be pending at an mbarrier.
 const MAX_BYTES: i64 = (1 << 20) - 1;
 
@@ -289,7 +289,7 @@ impl Run<'_> {
             None => (block.barriers.len(), 0),
         };
         if member >= MAX_BARRIERS {
-            return Err(fail("more than 128 of them"));
+            return Err(fail("more of them than a block may have"));
         }
         let barrier = Mbarrier {
             address,

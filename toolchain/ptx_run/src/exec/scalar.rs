@@ -71,6 +71,9 @@ fn word1(f: Word1, a: &Words) -> Words {
         Word1::SignExtend16 => map1(a, |a| i32::from(a as u16 as i16) as u32),
         Word1::F32FromU32 => map1(a, |a| (a as f32).to_bits()),
         Word1::F32FromI32 => map1(a, |a| (a as i32 as f32).to_bits()),
+        Word1::UnpackE4m3 => map1(a, |a| {
+            u32::from(wide(a as u8)) | u32::from(wide((a >> 8) as u8)) << 16
+        }),
         Word1::F32FromF16 => map1(a, |a| f16::from_bits(a as u16).to_f32().to_bits()),
     }
 }
@@ -150,7 +153,22 @@ fn word3(f: Word3, a: &Words, b: &Words, c: &Words) -> Words {
                 (value << (64 - len.min(64)) >> (64 - len.min(64))) as u32
             }
         }),
+        Word3::PermuteBytes => std::array::from_fn(|lane| permuted(a[lane], b[lane], c[lane])),
     }
+}
+
+/// Four of eight bytes, `b` above `a`, by a digit of the selector each; with its top bit a byte's sign, eight times.
+fn permuted(a: u32, b: u32, selector: u32) -> u32 {
+    let bytes = u64::from(b) << 32 | u64::from(a);
+    (0..4).fold(0, |word, i| {
+        let digit = selector >> (4 * i) & 0xF;
+        let byte = (bytes >> (8 * (digit & 7))) as u8;
+        let byte = match digit & 8 {
+            0 => byte,
+            _ => ((byte as i8) >> 7) as u8,
+        };
+        word | u32::from(byte) << (8 * i)
+    })
 }
 
 /// The nearest 8-bit float with 4 exponent bits, at most the largest.
@@ -164,6 +182,17 @@ fn e4m3(x: f32) -> u8 {
     let steps = (f64::from(x.abs()) * f64::from(3 - exponent).exp2()).round_ties_even();
     let bits = steps.min(256.0) as u32 + ((exponent + 6) << 3) as u32;
     sign | bits.min(0x7E) as u8
+}
+
+/// An 8-bit float with 4 exponent bits as a half, exactly.
+fn wide(bits: u8) -> u16 {
+    let (exponent, steps) = (i32::from(bits >> 3 & 0xF), f32::from(bits & 7));
+    let magnitude = match (exponent, bits & 7) {
+        (15, 7) => return 0x7FFF,
+        (0, _) => steps * (-9_f32).exp2(),
+        _ => (8.0 + steps) * ((exponent - 10) as f32).exp2(),
+    };
+    f16::from_f32(magnitude).to_bits() | u16::from(bits >> 7) << 15
 }
 
 /// So many bits from a place on.

@@ -132,6 +132,33 @@ fn pairs_of_8_bit_floats_are_rounded_and_bounded() {
 }
 
 #[test]
+fn pairs_of_8_bit_floats_become_halves_exactly() {
+    let unpack = |pair: u32| {
+        lanes(&format!(
+            "mov.b32 %r3, {pair}; cvt.u16.u32 %h1, %r3; cvt.rn.f16x2.e4m3x2 %r10, %h1;"
+        ))[0] as u32
+    };
+    // 1 and -2; the largest and the least; zeros; the largest below a normal one.
+    assert_eq!(unpack(0xC038), 0xC000_3C00);
+    assert_eq!(unpack(0x017E), 0x1800_5F00);
+    assert_eq!(unpack(0x8000), 0x8000_0000);
+    assert_eq!(unpack(0x8707), 0xA300_2300);
+    assert_eq!(unpack(0xFF7F), 0x7FFF_7FFF);
+}
+
+#[test]
+fn bytes_are_permuted_by_digits() {
+    let permuted = |selector: &str| {
+        lanes(&format!(
+            "mov.b32 %r3, 0x83020100; mov.b32 %r4, 0x77665544; prmt.b32 %r10, %r3, %r4, {selector};"
+        ))[0] as u32
+    };
+    assert_eq!(permuted("0x3120"), 0x8301_0200);
+    assert_eq!(permuted("0x7604"), 0x7766_0044);
+    assert_eq!(permuted("0xB8F0"), 0xFF00_0000);
+}
+
+#[test]
 fn pairs_of_halves_have_the_first_operand_above() {
     assert_eq!(
         lanes("cvt.rn.bf16x2.f32 %r10, 0f40000000, 0f3F800000;"),
