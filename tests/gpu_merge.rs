@@ -42,7 +42,7 @@ fn shape() -> impl Strategy<Value = Shape> {
         Just(512)
     ];
     let dtype = prop_oneof![Just(Dtype::BF16), Just(Dtype::F16), Just(Dtype::F32)];
-    let slots = prop_oneof![1 => Just(None), 8 => (0..9_usize).prop_map(Some), 1 => (9..70_usize).prop_map(Some)];
+    let slots = prop_oneof![1 => Just(None), 8 => (0..9_usize).prop_map(Some), 1 => (9..160_usize).prop_map(Some)];
     (
         heads,
         dim,
@@ -318,7 +318,16 @@ fn many_rows_fill_the_machine() {
         q_heads: 8,
         head_dim: 128,
         dtype: Dtype::BF16,
-        rows: (0..3001).map(|row| Some(row % 11)).collect(),
+        // Some have several sections, and a few more than all warps of a block take at a time.
+        rows: (0..3001)
+            .map(|row| {
+                Some(if row % 100 == 0 {
+                    20 + row / 25
+                } else {
+                    row % 11
+                })
+            })
+            .collect(),
         gap: 0,
         wants_lse: true,
         empty_eighths: 1,
@@ -335,14 +344,27 @@ fn many_rows_fill_the_machine() {
             rows: rows.to_vec(),
             ..case.clone()
         };
-        let (few_out, few_lse) = few.on_gpu(gpu);
-        for row in rows {
-            let token = row.token as usize;
-            let bytes = token * row_bytes..(token + 1) * row_bytes;
-            assert_eq!(few_out[bytes.clone()], out[bytes], "token {token}");
-            let heads = token * 8..(token + 1) * 8;
-            assert_eq!(few_lse[heads.clone()], lse[heads], "token {token}");
-        }
+        check_same_rows(&few, gpu, (&out, &lse), row_bytes);
+    }
+    // With rows of several sections shared by as many warps as there can be.
+    for row in case.rows.iter().rev().filter(|row| row.slots > 16).take(6) {
+        let few = Case {
+            rows: vec![*row],
+            ..case.clone()
+        };
+        check_same_rows(&few, gpu, (&out, &lse), row_bytes);
+    }
+}
+
+/// The rows of a case have the same bits as among many.
+fn check_same_rows(few: &Case, gpu: &Gpu, (out, lse): (&[u8], &[f32]), row_bytes: usize) {
+    let (few_out, few_lse) = few.on_gpu(gpu);
+    for row in &few.rows {
+        let token = row.token as usize;
+        let bytes = token * row_bytes..(token + 1) * row_bytes;
+        assert_eq!(few_out[bytes.clone()], out[bytes], "token {token}");
+        let heads = token * 8..(token + 1) * 8;
+        assert_eq!(few_lse[heads.clone()], lse[heads], "token {token}");
     }
 }
 

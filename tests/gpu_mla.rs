@@ -60,6 +60,8 @@ fn case() -> impl Strategy<Value = Case> {
         2 => Just(16),
         1 => Just(8),
         1 => Just(24),
+        1 => Just(1),
+        1 => prop_oneof![Just(2), Just(4), Just(12), Just(17)],
         1 => Just(128),
     ];
     let split = prop_oneof![3 => Just(None), 2 => (1..9_u32).prop_map(Some)];

@@ -15,6 +15,8 @@ pub mod chunk_size;
 pub mod compare;
 pub mod demo;
 pub mod doctor;
+#[cfg(feature = "engine")]
+pub mod engine;
 mod failure;
 pub mod input;
 pub mod memory;
@@ -69,6 +71,10 @@ enum Command {
     Compare(compare::Args),
     ServeSim(serve_sim::Args),
     ChunkSize(chunk_size::Args),
+    #[cfg(feature = "engine")]
+    Generate(engine::generate::Args),
+    #[cfg(feature = "engine")]
+    Serve(engine::serve::Args),
     Doctor(doctor::Args),
     Completions(pages::Completions),
     Man(pages::Man),
@@ -96,6 +102,10 @@ pub fn main() -> ExitCode {
         Some(Command::Compare(args)) => compare::run(&args),
         Some(Command::ServeSim(args)) => serve_sim::run(&args),
         Some(Command::ChunkSize(args)) => chunk_size::run(&args),
+        #[cfg(feature = "engine")]
+        Some(Command::Generate(args)) => engine::generate::run(&args),
+        #[cfg(feature = "engine")]
+        Some(Command::Serve(args)) => engine::serve::run(&args),
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::Doctor(args)) => doctor::run(&args),
         Some(Command::Completions(args)) => pages::completions(&args),

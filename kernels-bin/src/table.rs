@@ -41,11 +41,11 @@
         family: "mla",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.mla.ptx.zst"),
-            635727,
+            1314216,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.mla.cubin.zst"),
-            212656,
+            439376,
         )),
     },
     Module {
@@ -125,11 +125,11 @@
         family: "passes",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.passes.ptx.zst"),
-            210240,
+            308485,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.passes.cubin.zst"),
-            109456,
+            155512,
         )),
     },
     Module {
@@ -137,11 +137,11 @@
         family: "passes",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.passes.ptx.zst"),
-            210107,
+            308286,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.passes.cubin.zst"),
-            103584,
+            147360,
         )),
     },
     Module {

@@ -86,10 +86,7 @@ pub enum Op {
     /// Both.
     Pod,
     /// Merges partial states.
-    Merge {
-        /// Where there are few, and waiting decides.
-        few: bool,
-    },
+    Merge(passes::merge::Shape),
     /// Appends keys and values to their pages.
     Append {
         /// What a thread moves at a time.
@@ -185,7 +182,7 @@ pub struct KernelInfo {
     /// It takes sinks and masks of the last keys.
     pub extras: bool,
     /// No plan names it: it is launched in the place of the kernel of its tile that does not take
-    /// [`extras`](Self::extras).
+    /// [`extras`](Self::extras), or that of latent heads that loads pages.
     pub stands_in: bool,
     /// It leaves room on an SM for a CTA of another kernel.
     pub co_resident: bool,
@@ -385,6 +382,18 @@ impl KernelId {
                 && (other.rows, other.cache) == (row.rows, row.cache)
         };
         Self::all().find(same)
+    }
+
+    /// The kernel of latent heads that does the same and loads keys row by row.
+    #[must_use]
+    pub fn by_rows(self) -> Option<Self> {
+        let row = self.info();
+        let same = |id: &Self| {
+            let other = id.info();
+            (other.latent && other.stands_in && other.loads == Loads::Rows)
+                && (other.op, other.element, other.rows) == (row.op, row.element, row.rows)
+        };
+        row.latent.then(|| Self::all().find(same)).flatten()
     }
 
     /// The kernel that does the same with the instructions of an architecture, whatever the sizes of its tiles.

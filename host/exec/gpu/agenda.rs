@@ -55,6 +55,8 @@ pub(super) struct Agenda {
     pub(super) left: u32,
     /// Which merges these are; where not all of them are.
     pub(super) left_rows: Vec<MergeRow>,
+    /// The most slots of one of them.
+    pub(super) most_slots: u32,
     pub(super) total_q: u32,
     /// Whether query tokens have ancestors.
     pub(super) trees: bool,
@@ -150,6 +152,8 @@ impl Agenda {
         } else {
             self.left = plan.merges.len() as u32;
         }
+        let slots = self.left_rows(plan).iter().map(|merge| merge.slots);
+        self.most_slots = slots.max().unwrap_or(0);
     }
 
     /// See [`pairs`].

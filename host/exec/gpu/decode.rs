@@ -119,7 +119,10 @@ impl Gpu {
         };
         match loads && self.has(kernel) {
             true => kernel,
-            false => kernel.on(Arch::Sm80).unwrap_or(kernel),
+            false => {
+                let there = kernel.by_rows().or_else(|| kernel.on(Arch::Sm80));
+                there.unwrap_or(kernel)
+            }
         }
     }
 
@@ -139,12 +142,12 @@ impl Gpu {
         )?;
         let kernel = self.kernel(kernel)?;
         call.pool.scales.check_kernel(kernel.info)?;
-        if kernel.info.loads == Loads::Rows {
-            return self.prepare_decode_rows(kernel, call);
-        }
         let row = kernel.info;
         if row.latent {
             return self.prepare_latent(kernel, call, maps);
+        }
+        if row.loads == Loads::Rows {
+            return self.prepare_decode_rows(kernel, call);
         }
         let rows = call.tile.rows;
         if rows > row.rows {

@@ -1,12 +1,13 @@
 //! Latent attention on the GPU: one tile group of a plan, keys and values in one pool.
 
-use kernels_gpu::{abi::LatentParams, divisor::Divisor};
+use kernels_gpu::{abi::LatentParams, divisor::Divisor, registry::Loads};
 
 use super::{
     DecodeCall, Gpu, KvPool,
     decode::{attention, extent, walk::Walk},
     maps::{MapShape, Maps, ShapeId},
     module::Kernel,
+    prefill_rows::vectors,
     steps::{Parameters, Step},
     tensor::{COUNTED, fits},
 };
@@ -16,8 +17,8 @@ use crate::{Error, tensor::ShapeError};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LatentShapes {
     pub(super) q: ShapeId,
-    pub(super) left: ShapeId,
-    pub(super) right: ShapeId,
+    /// Of the halves of the keys, where they come by boxes.
+    pub(super) halves: Option<[ShapeId; 2]>,
 }
 
 /// Bytes of an element.
@@ -53,10 +54,13 @@ impl Gpu {
             return Err(extent("the tile", "rows", call.tile.rows as usize, rule));
         }
         let strides = &call.pool.k_strides;
-        let walk = Walk::new(spec, call.pool.pages, strides, call.pool.dtype)?;
+        let by_rows = row.loads == Loads::Rows;
+        if by_rows {
+            let pool = call.pool;
+            vectors("the pool", pool.k, strides, pool.pages, pool.dtype)?;
+        }
+        // The largest power of two that divides page and block.
         let piece_tokens = (1 << strides.page_size.trailing_zeros()).min(row.keys);
-        let [left, right] = [row.value_dim / 128, (row.head_dim - row.value_dim / 2) / 64];
-        let half = |slabs| walk.shape(call.pool.dtype, slabs, piece_tokens);
         let q = call.q;
         let bytes = |elements: usize| elements as u64 * ELEMENT;
         let query_shape = MapShape {
@@ -77,8 +81,25 @@ impl Gpu {
             box_dims: [64, heads, 1, 1, 1],
         };
         let (q_shape, q_map) = maps.make("q", q.address, query_shape)?;
-        let (left, left_map) = maps.make("the pool", call.pool.k, half(left))?;
-        let (right, right_map) = maps.make("the pool", call.pool.k, half(right))?;
+        let [left, right] = [row.value_dim / 128, (row.head_dim - row.value_dim / 2) / 64];
+        let pool = call.pool;
+        let (halves, outside) = match by_rows {
+            true => (None, 0),
+            false => {
+                let walk = Walk::new(spec, pool.pages, strides, pool.dtype)?;
+                let mut half = |slabs| {
+                    let shape = walk.shape(pool.dtype, slabs, piece_tokens);
+                    maps.make("the pool", pool.k, shape)
+                };
+                let halves = [half(left)?, half(right)?];
+                (Some(halves), fits("pages", walk.dims[4] as usize, COUNTED)?)
+            }
+        };
+        // Where keys come one by one, a map that is not looked at.
+        let [left_map, right_map] = match &halves {
+            Some([left, right]) => [left.1, right.1],
+            None => [q_map; 2],
+        };
         let mut attention = attention(call, tiles)?;
         let ctas = attention.units;
         attention.leave_to_record(call.items.len);
@@ -91,14 +112,13 @@ impl Gpu {
             tiles: Divisor::new(tiles),
             page_size: Divisor::new(strides.page_size),
             piece_tokens,
-            outside: fits("pages", walk.dims[4] as usize, COUNTED)?,
+            outside,
             long: call.tile.long.into(),
             reserved: [0; 2],
         };
         let shapes = LatentShapes {
             q: q_shape,
-            left,
-            right,
+            halves: halves.map(|halves| halves.map(|(shape, _)| shape)),
         };
         Ok(Step {
             kernel: *kernel,

@@ -6,7 +6,7 @@ mod tests;
 use kernels_gpu::{
     abi::{LaunchRecord, MergeParams, MergeRow},
     divisor::Divisor,
-    passes::merge::{CHUNK, FEW_THREADS, THREADS},
+    passes::merge::{CHUNK, FEW, FEW_CHUNKS, LONG, MANY, SECTION, SHARED_BYTES, THREADS},
     registry::{Op, Sm},
 };
 
@@ -78,13 +78,14 @@ impl Gpu {
         lse: Option<&DeviceTensor<2>>,
         stream: Stream,
     ) -> Result<(), Error> {
-        let step = self.prepare_merge(partials, rows, merge_slots, out, lse, None, None)?;
+        let step = self.prepare_merge(partials, rows, merge_slots, out, lse, None, None, None)?;
         // SAFETY: the caller vouches for what the parameters point to.
         unsafe { self.launch_step(&step, stream) }
     }
 
     /// All checks of [`merge_states`](Self::merge_states), and the launch that they allow. A record says how
-    /// many of `rows` are there when it runs; sinks are checked already.
+    /// many of `rows` are there when it runs; sinks are checked already. `most_slots` is what the longest row has, where
+    /// that is known.
     #[expect(clippy::too_many_arguments, reason = "what the kernel takes")]
     pub(super) fn prepare_merge(
         &self,
@@ -95,21 +96,30 @@ impl Gpu {
         lse: Option<&DeviceTensor<2>>,
         sinks: Option<DeviceArray<f32>>,
         record: Option<DeviceArray<LaunchRecord>>,
+        most_slots: Option<u32>,
     ) -> Result<Step, Error> {
         let mut parameters = parameters(partials, rows, merge_slots, out, lse)?;
-        let kernel = |few| self.pass(Op::Merge { few }, element(out.dtype));
-        let few = kernel(true)?;
+        let kernel = |shape| self.pass(Op::Merge(shape), element(out.dtype));
+        let few = kernel(FEW)?;
         let resident = Sm::HOPPER.registers / few.info.registers * self.multiprocessors;
-        let (kernel, threads) = match parameters.chunks <= resident {
-            true => (few, FEW_THREADS),
-            false => (kernel(false)?, THREADS),
+        // Where there is room, several warps share the slots of a row.
+        let warps = (resident / parameters.chunks.max(1)).min(THREADS / FEW_CHUNKS);
+        let (kernel, threads, chunks) = match warps {
+            0 if most_slots.is_some_and(|most| most <= SECTION) => {
+                (kernel(MANY)?, THREADS, THREADS)
+            }
+            0 => (kernel(LONG)?, THREADS, THREADS),
+            _ => (few, warps * FEW_CHUNKS, FEW_CHUNKS),
         };
-        let blocks = parameters.chunks.div_ceil(threads);
+        let mut launch = Launch::new(parameters.chunks.div_ceil(chunks), threads);
+        if kernel.info.op != Op::Merge(MANY) {
+            launch.shared = threads * SHARED_BYTES;
+        }
         parameters.sinks = sinks.map_or(0, |sinks| sinks.address);
         parameters.record = record.map_or(0, |record| record.address);
         Ok(Step {
             kernel: *kernel,
-            launch: Launch::new(blocks, threads),
+            launch,
             part: 0,
             parameters: Parameters::Merge(parameters),
         })

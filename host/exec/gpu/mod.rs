@@ -83,7 +83,7 @@ mod workspace;
 
 use std::fmt;
 
-pub use kernels_gpu::registry::{Arch, KernelId, KernelInfo};
+pub use kernels_gpu::registry::{Arch, Family, KernelId, KernelInfo};
 
 pub use append::KvPool;
 pub use decode::{DecodeCall, DecodeTile};

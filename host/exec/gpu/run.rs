@@ -385,6 +385,8 @@ impl Making<'_> {
             self.tensors.lse,
             self.tensors.sinks,
             record.map(|place| workspace.record(place)),
+            // Of the plans that a captured graph is to serve nothing is known.
+            record.is_none().then_some(workspace.agenda.most_slots),
         )
     }
 }

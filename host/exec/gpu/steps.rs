@@ -203,9 +203,13 @@ impl Step {
                 if known.q != tensors.q.address {
                     params.q_map = maps.at("q", tensors.q.address, shapes.q)?;
                 }
-                if known.k != pool.k {
-                    params.left_map = maps.at("the pool", pool.k, shapes.left)?;
-                    params.right_map = maps.at("the pool", pool.k, shapes.right)?;
+                match shapes.halves {
+                    Some([left, right]) if known.k != pool.k => {
+                        params.left_map = maps.at("the pool", pool.k, left)?;
+                        params.right_map = maps.at("the pool", pool.k, right)?;
+                    }
+                    Some(_) => (),
+                    None => check_pool(pool)?,
                 }
                 point(&mut params.attention, tensors, pool);
             }

@@ -149,7 +149,8 @@ pub struct LatentParams {
     pub left_map: [u64; 16],
     /// The same, with boxes of the other half and of what only keys have.
     pub right_map: [u64; 16],
-    /// Everything else about the launch. Its units are items × `tiles`; `arrivals` and the strides are unused.
+    /// Everything else about the launch. Its units are items × `tiles`; `arrivals` is unused, and so are the strides
+    /// where keys come by maps.
     pub attention: AttentionParams,
     /// By query heads in a tile: row `r` is token `r / heads`, head `r % heads` of those of the tile.
     pub heads: Divisor,
@@ -157,7 +158,8 @@ pub struct LatentParams {
     pub tiles: Divisor,
     /// By tokens in a page.
     pub page_size: Divisor,
-    /// Tokens of a box: a divisor of the page size and of a block, a multiple of 8.
+    /// Tokens of a box: a power of two that divides the page size and a block. Below 8 there are no boxes: keys come
+    /// one by one, and the pool's maps are unused.
     pub piece_tokens: u32,
     /// A page behind the pool: what is read there is zero.
     pub outside: u32,

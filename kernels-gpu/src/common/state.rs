@@ -187,8 +187,10 @@ impl<const N: usize> State<N> {
 /// ⊕ over any number of states, in the order in which they come.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Merger<const N: usize> {
-    softmax: Softmax,
-    out: [f32; N],
+    /// Of the logs of the states.
+    pub softmax: Softmax,
+    /// Their outputs, weighted and added up.
+    pub out: [f32; N],
 }
 
 impl<const N: usize> Merger<N> {

@@ -1,11 +1,12 @@
 //! What kernels there are, and what one takes of an SM.
 
-/// The kernels, each of them for each 16-bit float: `mla_<rows>x<keys>_<element>`.
+/// The kernels, each of them for each 16-bit float: `mla_<rows>x<keys>_<element>` and `mla_rows_…`.
 macro_rules! table {
     ($as:ident $then:ident) => {
         $crate::common::half::each_half! { $as $then {
-            // Rows × keys.
-            64 x 32;
+            // What is in front of rows × keys in the name; how keys are loaded.
+            "" 64 x 32 Pages;
+            "rows_" 64 x 32 Rows;
         }}
     };
 }
@@ -18,10 +19,10 @@ mod rows {
     use crate::registry::{Arch, Element, Family, KernelInfo, Loads, Op, registers};
 
     macro_rules! rows {
-        ($half:ident $element:literal { $($rows:literal x $keys:literal;)* }) => {
+        ($half:ident $element:literal { $($kind:literal $rows:literal x $keys:literal $loads:ident;)* }) => {
             &[$(KernelInfo {
                 element: Element::$half,
-                ..row(concat!("mla_", $rows, "x", $keys, "_", $element))
+                ..row(concat!("mla_", $kind, $rows, "x", $keys, "_", $element), Loads::$loads)
             }),*]
         };
     }
@@ -29,9 +30,10 @@ mod rows {
     /// See the macro `table`.
     pub const ROWS: &[&[KernelInfo]] = table!(list rows);
 
-    const fn row(name: &'static str) -> KernelInfo {
+    const fn row(name: &'static str, loads: Loads) -> KernelInfo {
         KernelInfo {
-            loads: Loads::Pages,
+            loads,
+            stands_in: matches!(loads, Loads::Rows),
             rows: TILE_ROWS,
             keys: KEYS,
             head_dim: HEAD_DIM,

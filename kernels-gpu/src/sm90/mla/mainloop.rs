@@ -7,7 +7,7 @@ use cuda_std::{
 
 use super::{
     super::{mma::weights_values, pipeline::Pipeline, uniform},
-    config::{KEYS, SLAB_BYTES, SLABS, STAGES, VALUE_DIM},
+    config::{HEAD_DIM, KEYS, SLAB_BYTES, SLABS, STAGES, VALUE_DIM},
     epilogue::finish,
     shared::{Shared, Unit, WEIGHTS_CHUNK},
 };
@@ -33,6 +33,13 @@ const S: usize = KEYS as usize / 2;
 const P: usize = S / 2;
 pub(super) const O: usize = VALUE_DIM as usize / 4;
 
+/// Steps of 16 columns whose queries are in registers, the last ones. A product of 32 keys is bound by what it reads of
+/// shared memory: 2 KB of queries beside 1 KB of keys for each step.
+const HELD: usize = 8;
+
+/// The queries of those steps, of a warp's rows.
+type Held = [u32; 4 * HELD];
+
 /// Both consumers have come here.
 ///
 /// # Safety
@@ -43,10 +50,34 @@ pub(super) unsafe fn meet() {
     unsafe { barrier::bar_sync(BOTH, 256) }
 }
 
+/// Loads the queries that stay in registers.
+#[inline(always)]
+unsafe fn hold(s: Shared, warp: u32) -> Held {
+    // Opaque: or the addresses are kept in registers from unit to unit.
+    let (lane, mut held) = (misc::opaque(warp::lane_id()), [0; 4 * HELD]);
+    let row = warp * 16 + lane % 16;
+    let mut i = 0;
+    while i < HELD {
+        let step = (HEAD_DIM / 16) as usize - HELD + i;
+        let chunk = 2 * (step as u32 % 4) + lane / 16;
+        let at = s.queries() + step as u32 / 4 * SLAB_BYTES + row * 128 + (chunk ^ row % 8) * 16;
+        // SAFETY: the queries are there, in slabs whose rows are swizzled.
+        let fragments = unsafe { mma::ldmatrix_x4(at) };
+        let mut j = 0;
+        while j < 4 {
+            held[4 * i + j] = fragments[j];
+            j += 1;
+        }
+        i += 1;
+    }
+    held
+}
+
 /// Adds the product with a half of the keys' columns to the logits, or begins with it; issued.
 #[inline(always)]
 unsafe fn multiply<T: Half, const ADD: bool>(
     s: Shared,
+    held: &Held,
     logits: &mut [f32; S],
     stage: u32,
     half: u32,
@@ -67,7 +98,12 @@ unsafe fn multiply<T: Half, const ADD: bool>(
                 q.advance(slab * SLAB_BYTES + inner),
                 k.advance(slab * 1024 + inner),
             );
-            if ADD || step > 0 {
+            let from_registers = (step + HELD as u32).checked_sub(SLABS[1] * 4);
+            if let (true, Some(i)) = (ADD, from_registers) {
+                let i = 4 * i as usize;
+                let q = [held[i], held[i + 1], held[i + 2], held[i + 3]];
+                wgmma::mma_rs::<T, true, false, _>(logits, q, k);
+            } else if ADD || step > 0 {
                 wgmma::mma_ss::<T, true, false, false, _>(logits, q, k);
             } else {
                 wgmma::mma_ss::<T, false, false, false, _>(logits, q, k);
@@ -244,6 +280,10 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
 
             mbarrier::wait(s.queries_full(), queries.parity);
             queries.advance();
+            let mut held = hold(s, warp);
+            wgmma::fence_operand(&mut held);
+            // One lane says for all that the queries have been read.
+            warp::sync_warp(WARP);
             let mut block = next + ((next ^ C) & 1);
             let mut begin = unit.first + (block - next) * KEYS;
             if block >= end {
@@ -255,9 +295,9 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
                     let (stage, parity) = (block % STAGES, block / STAGES & 1);
                     // In this order whoever owns the block, which is a matter of timing: the same bits.
                     mbarrier::wait(s.full(stage, 0), parity);
-                    multiply::<T, false>(s, &mut logits, stage, 0);
+                    multiply::<T, false>(s, &held, &mut logits, stage, 0);
                     mbarrier::wait(s.full(stage, 1), parity);
-                    multiply::<T, true>(s, &mut logits, stage, 1);
+                    multiply::<T, true>(s, &held, &mut logits, stage, 1);
                     wgmma::commit_group();
                     if $first {
                         wgmma::wait_group::<0>();
@@ -270,7 +310,9 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
                         release!(s.queries_free());
                     }
                     let last = (begin + KEYS - 1) as i32;
-                    if last > all_to || (begin as i32) < all_from {
+                    let not_all = last > all_to || (begin as i32) < all_from;
+                    if not_all {
+                        let unit = Unit::load(s.unit(slot));
                         hide(p, variant, s, slot, &unit, &mut logits, begin, first_row);
                     }
                     // Weights against the references that there are; whether those still do shows in the sums. The vote
@@ -317,14 +359,15 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
                         mma::stmatrix_x4(target + chunk * WEIGHTS_CHUNK, fragments);
                         step += 1;
                     }
-                    let past = unit.kv_end.saturating_sub(begin);
-                    let first = unit.kv_begin.saturating_sub(begin);
-                    let partly = past < KEYS || first > 0;
-                    if partly {
+                    // Keys of others are seen by nobody.
+                    if not_all {
+                        let unit = Unit::load(s.unit(slot));
+                        let past = unit.kv_end.saturating_sub(begin);
+                        let first = unit.kv_begin.saturating_sub(begin);
                         clear(s, stage, thread, first, past);
                     }
                     fence::proxy_async_shared();
-                    if partly {
+                    if not_all {
                         barrier::bar_sync(CONSUMER + C, 128);
                     }
                     barrier::bar_arrive(WEIGHTS_READY + C, 256);
@@ -348,6 +391,7 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
                 take!(end - 1);
                 taken!(end - 1);
             }
+            let unit = Unit::load(s.unit(slot));
             finish::<T, C>(p, s, slot, &unit, &o, &rows, scale, warp * 16);
             mbarrier::arrive(s.unit_free(slot));
             slots.advance();

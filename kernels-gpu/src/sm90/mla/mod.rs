@@ -22,6 +22,8 @@
 //! | rows of two units, references, factors, sums, barriers | 4,416 |
 //!
 //! The weights of a block lie where its last slab was, which only keys have.
+//!
+//! Pages of a multiple of 8 tokens come by tensor maps. For others there is a kernel that copies key by key.
 
 mod config;
 #[cfg(target_arch = "nvptx64")]
@@ -43,11 +45,11 @@ const CLAIM_AHEAD: u32 = 6;
 
 #[cfg(target_arch = "nvptx64")]
 mod entries {
-    use cuda_std::{barrier, griddep, prelude::*, setmaxnreg, shared, thread};
+    use cuda_std::{barrier, griddep, prelude::*, setmaxnreg, shared, thread, tma};
 
     use super::{
         config::{REGISTERS, THREADS, table},
-        feed::{claim, load},
+        feed::{claim, load, load_rows},
         mainloop::consume,
         shared::Shared,
     };
@@ -56,14 +58,21 @@ mod entries {
         common::{half, variant::Standard},
     };
 
+    /// How keys are loaded, by its name in the table.
+    enum Loads {
+        Pages,
+        Rows,
+    }
+
     macro_rules! entries {
-        ($half:ident $element:literal { $($rows:literal x $keys:literal;)* }) => { $( const _: () = {
+        ($half:ident $element:literal { $($kind:literal $rows:literal x $keys:literal $loads:ident;)* }) => { $( const _: () = {
+            const BY_ROWS: bool = matches!(Loads::$loads, Loads::Rows);
             /// See the module.
             ///
             /// # Safety
             /// The parameters describe memory as [`LatentParams`] says.
             #[kernel(
-                name = ["mla_", $rows, "x", $keys, "_", $element],
+                name = ["mla_", $kind, $rows, "x", $keys, "_", $element],
                 max_threads = THREADS,
                 min_blocks = 1,
                 tensor_maps = maps
@@ -74,13 +83,18 @@ mod entries {
                 let thread = thread::thread_idx_x();
                 // SAFETY: the launch vouches for the parameters; warps and warpgroups have their roles as a whole.
                 unsafe {
-                    s.init();
+                    if thread < 3 {
+                        tma::prefetch_tensor_map(maps.add(thread as usize));
+                    }
+                    s.init(BY_ROWS);
                     barrier::bar_sync(0, THREADS);
                     // The merging kernel may wait on SMs that this one has left.
                     griddep::launch_dependents();
                     if thread < 128 {
                         setmaxnreg::decrease::<{ REGISTERS[0] }>();
                         match thread / 32 {
+                            0 if BY_ROWS => load_rows::<false>(&p, s),
+                            1 if BY_ROWS => load_rows::<true>(&p, s),
                             0 => load::<false>(&p, maps.add(1), s),
                             1 => load::<true>(&p, maps.add(2), s),
                             2 => claim(&p, maps, s),

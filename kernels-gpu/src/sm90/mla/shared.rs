@@ -195,12 +195,12 @@ impl Shared {
     }
 
     /// Initialises the barriers, a warp each in turn (the hardware takes about 60 cycles for one), and the queries of
-    /// rows that tiles may not have.
+    /// rows that tiles may not have. Blocks come with one arrival, or `by_rows` with that of each lane.
     ///
     /// # Safety
     /// All threads of the CTA come here once, and then to a barrier.
     #[inline(always)]
-    pub unsafe fn init(self) {
+    pub unsafe fn init(self, by_rows: bool) {
         let thread = thread::thread_idx_x();
         let index = thread / 32 + thread % 32 * (THREADS / 32);
         if index < BARRIERS {
@@ -212,6 +212,7 @@ impl Shared {
                 5 => 8,
                 6 | 7 => 1,
                 // Full; the right half of a block of consumer 1: consumer 0 has read its weights, 1 its values.
+                _ if index & 2 == 0 && by_rows => 32,
                 _ if index & 2 == 0 => 1,
                 _ if index & 7 == 7 => 8,
                 _ => 4,

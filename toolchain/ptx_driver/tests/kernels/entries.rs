@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use tandem_attn::{
-    exec::gpu::{Arch, Gpu, KernelId, KernelInfo},
+    exec::gpu::{Arch, Family, Gpu, KernelId, KernelInfo},
     plan::{MergeMode, PlanOptions, QueryStep, SplitMode, Tile, pod::PodMode},
     problem::{Dtype, Spec},
 };
@@ -10,20 +10,24 @@ use tandem_attn::{
 use crate::scenarios::{Planned, run_planned};
 
 /// What no plan launches. They run in tests of their own, on a GPU.
-const NOT_PLANNED: [&str; 7] = [
+const NOT_PLANNED: [&str; 8] = [
     "append_paged_kv_16",
     "append_paged_kv_8",
     "ceiling_multiply",
     "ceiling_read",
     "merge_few_f32",
+    "merge_long_f32",
     "merge_states_f32",
     "overlap_loops",
 ];
 
-/// Kernels that must be launched: all but those, and those of 8-bit caches, which `tests/gpu_fp8.rs` brings to run.
+/// Kernels that must be launched: all but those, those of the step around attention (`tests/gpu_step` runs them), and
+/// those of 8-bit caches (`tests/gpu_fp8.rs` runs them).
 pub fn expected() -> impl Iterator<Item = &'static str> {
-    let names = KernelId::all().map(|id| id.info().name);
-    names.filter(|name| !NOT_PLANNED.contains(name) && !name.contains("e4m3"))
+    let planned = KernelId::all().map(KernelId::info).filter(|row| {
+        row.family != Family::Step && !NOT_PLANNED.contains(&row.name) && !row.name.contains("e4m3")
+    });
+    planned.map(|row| row.name)
 }
 
 fn spec(row: &KernelInfo, group: u32) -> Spec {
@@ -57,6 +61,7 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Option<Planned> {
         options,
         trees: false,
         arch: (row.arch == Arch::Sm80).then_some(Arch::Sm80),
+        page: 16,
     };
     if row.name.contains("_pod_") || row.co_resident {
         planned.spec = spec(row, 4);
@@ -88,6 +93,7 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Option<Planned> {
     } else if row.latent {
         planned.spec = spec(row, 100);
         planned.requests = &[(150, 1), (33, 2), (1, 1)];
+        planned.page = if row.stands_in { 4 } else { 16 };
     } else if prefill {
         planned.device.prefill.by_q_len = vec![QueryStep {
             head_dim: None,
@@ -100,11 +106,12 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Option<Planned> {
             planned.trees = true;
         }
     } else if row.name.starts_with("merge_") {
-        let many = row.name.starts_with("merge_states");
+        let of = |kind| row.name.starts_with(kind);
         planned.spec = Spec::new(4, 1, 64).with_dtype(spec(row, 1).q_dtype);
-        planned.requests = match many {
-            true => &[(70, 70), (33, 33), (90, 90)],
-            false => &[(70, 1), (33, 1), (1, 1)],
+        planned.requests = match (of("merge_long"), of("merge_few")) {
+            (true, _) => &[(600, 70), (33, 33)],
+            (_, true) => &[(70, 1), (33, 1), (1, 1)],
+            _ => &[(70, 70), (33, 33), (90, 90)],
         };
         planned.options = options
             .with_split(SplitMode::Fixed { tokens: 32 })

@@ -102,6 +102,8 @@ pub fn scenarios() -> Vec<Scenario> {
         latent("latent, 64 heads", 64, 64, LATENT),
         latent("latent, 128 heads", 128, 16, LATENT),
         latent("latent, odd heads", 3, 8, LATENT),
+        latent("latent, pages of 1", 64, 1, LATENT),
+        latent("latent, pages of 12, new tokens", 16, 12, NEW_TOKENS),
         latent("latent, new tokens", 16, 32, NEW_TOKENS),
         Scenario {
             options: options(cut, MergeMode::Kernel, serial),
@@ -143,6 +145,7 @@ pub const EXPECTED: &[&str] = &[
     "decode_8x32_d64_bf16_cap",
     "sm80_decode_16x32_d64_bf16",
     "mla_64x32_bf16",
+    "mla_rows_64x32_bf16",
     "merge_few_bf16",
     "prefill_128x128_d64_bf16",
     "sm80_prefill_128x128_d64_bf16",
@@ -170,8 +173,9 @@ pub fn run(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
         options: scenario.options,
         trees: false,
         arch: scenario.arch,
+        page: scenario.page,
     };
-    run_on_pages::<bf16>(gpu, &planned, scenario.page)
+    run_on_pages::<bf16>(gpu, &planned)
 }
 
 /// A batch, its heads, and what the planner is told.
@@ -184,14 +188,16 @@ pub struct Planned {
     /// Query tokens see but some of the last keys.
     pub trees: bool,
     pub arch: Option<Arch>,
+    /// Tokens of a page.
+    pub page: u32,
 }
 
 /// Plans and runs; `Err` is what the results lack.
 pub fn run_planned<T: Element>(gpu: &Gpu, planned: &Planned) -> Result<(), String> {
-    run_on_pages::<T>(gpu, planned, 16)
+    run_on_pages::<T>(gpu, planned)
 }
 
-fn run_on_pages<T: Element>(gpu: &Gpu, planned: &Planned, page: u32) -> Result<(), String> {
+fn run_on_pages<T: Element>(gpu: &Gpu, planned: &Planned) -> Result<(), String> {
     let spec = planned.spec;
     let requests: Vec<Request> = planned
         .requests
@@ -203,7 +209,7 @@ fn run_on_pages<T: Element>(gpu: &Gpu, planned: &Planned, page: u32) -> Result<(
             queries,
         })
         .collect();
-    let mut batch = batch_of(&requests, page, 3);
+    let mut batch = batch_of(&requests, planned.page, 3);
     if planned.trees {
         // Each sees its own key, and of those before it every other one, or two of three.
         let some = |token: u32| [0x5555_5555_5555_5555, 0xb6db_6db6_db6d_b6db][token as usize % 2];

@@ -1,0 +1,153 @@
+//! `tandem generate`: a model writes on.
+
+use std::{
+    io::Read,
+    time::{Duration, Instant},
+};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use tandem_engine::{Event, Finish, Generation, Message, Text, TextStream};
+
+use super::{ModelArgs, SamplingArgs};
+use crate::{Failure, output::print_styled, serve_sim::at_least_1, table::visible};
+
+const EXAMPLES: &str = "\
+Examples:
+  tandem generate Qwen3-0.6B \"Attention is\"
+  tandem generate Llama-3.1-8B-Instruct --chat \"Explain paged attention in two sentences.\" --max-new-tokens 200
+  tandem generate gemma-3-1b-it --chat --temperature 0.8 --top-p 0.95 --seed 7 - < question.txt";
+
+/// Let a model write on from a prompt: Llama 3, Qwen 2.5 and 3, Mistral, Gemma 3.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// The prompt; `-` reads it from standard input
+    prompt: String,
+    /// Give the prompt as a user's turn, by the model's chat template
+    #[arg(long)]
+    chat: bool,
+    /// What the conversation begins with
+    #[arg(long, requires = "chat")]
+    system: Option<String>,
+    /// The most tokens to write
+    #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = at_least_1)]
+    max_new_tokens: u32,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    /// Write on behind a token that ends the text: for measurements
+    #[arg(long)]
+    ignore_end: bool,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// [`Failure::Input`] for a model or a prompt that cannot be taken, [`Failure::Backend`].
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let text = Text::read(&args.model.model)?;
+    let prompt = prompt(args, &text)?;
+    let mut engine = args.model.engine(1)?;
+    let count = prompt.len();
+    engine.submit(Generation {
+        prompt,
+        max_new_tokens: args.max_new_tokens,
+        sampling: args.sampling.sampling(),
+        ignore_ends: args.ignore_end,
+    })?;
+
+    let style =
+        ProgressStyle::with_template("reading [{bar:40}] {pos} of {len} tokens of the prompt");
+    let style = style.expect("the template is sound").progress_chars("=> ");
+    let bar = ProgressBar::new(count as u64).with_style(style);
+    let (begin, mut first, mut tokens) = (Instant::now(), None, 0_u32);
+    let (mut stream, mut reason) = (TextStream::default(), None);
+    while !engine.is_idle() {
+        let mut told = Vec::new();
+        let step = engine.step(&mut |event| told.push(event))?;
+        bar.inc(u64::from(step.tokens));
+        for event in told {
+            match event {
+                Event::Token { token, .. } => {
+                    first.get_or_insert_with(|| begin.elapsed());
+                    bar.finish_and_clear();
+                    tokens += 1;
+                    print_styled(&visible(&stream.push(&text, token)?, true));
+                }
+                Event::Finished { reason: why, .. } => reason = Some(why),
+            }
+        }
+    }
+    bar.finish_and_clear();
+    print_styled(&visible(&stream.finish(&text)?, true));
+    print_styled("\n");
+    let first = first.unwrap_or_else(|| begin.elapsed());
+    eprintln!(
+        "{}",
+        summary(
+            &engine.device(),
+            count,
+            tokens,
+            first,
+            begin.elapsed(),
+            reason
+        )
+    );
+    Ok(())
+}
+
+fn prompt(args: &Args, text: &Text) -> Result<Vec<u32>, Failure> {
+    let mut content = args.prompt.clone();
+    if content == "-" {
+        content.clear();
+        std::io::stdin()
+            .read_to_string(&mut content)
+            .map_err(|error| Failure::Read {
+                path: "standard input".into(),
+                error,
+            })?;
+    }
+    let tokens = match args.chat {
+        false => text.encode(&content, true)?,
+        true => {
+            let message = |role: &str, content: String| Message {
+                role: role.to_owned(),
+                content,
+            };
+            let system = args
+                .system
+                .iter()
+                .map(|content| message("system", content.clone()));
+            let messages: Vec<_> = system.chain([message("user", content)]).collect();
+            text.encode_chat(&messages)?
+        }
+    };
+    if tokens.is_empty() {
+        return Err(Failure::Input(
+            "the prompt has no tokens: say something".to_owned(),
+        ));
+    }
+    Ok(tokens)
+}
+
+/// One line about the run, to standard error: the text alone is on standard output.
+fn summary(
+    device: &str,
+    prompt: usize,
+    tokens: u32,
+    first: Duration,
+    all: Duration,
+    reason: Option<Finish>,
+) -> String {
+    let rest = (all - first).as_secs_f64();
+    let rate = f64::from(tokens.saturating_sub(1)) / rest.max(1e-9);
+    let ended = match reason {
+        Some(Finish::End) => "the model ended it",
+        _ => "as many as were asked for",
+    };
+    format!(
+        "{prompt} tokens read in {:.0} ms, {tokens} written ({ended}) at {rate:.1} per second, on {device}",
+        first.as_secs_f64() * 1e3
+    )
+}

@@ -1,0 +1,156 @@
+//! Models served: what `tandem generate` and `tandem serve` have in common.
+
+pub mod generate;
+pub mod serve;
+
+use std::path::PathBuf;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use tandem_engine::{Architecture, Backend, CpuBackend, Engine, Error, Limits, Sampling, Weights};
+
+use crate::{Failure, backend::Choice, serve_sim::at_least_1};
+
+/// Tokens in a page of the caches.
+const PAGE_SIZE: u32 = 16;
+
+/// A model, where it runs, and how much of it at once.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ModelArgs {
+    /// Folder of the model: config.json, safetensors, tokenizer.json
+    model: PathBuf,
+    /// Where to run
+    #[arg(long, value_enum, default_value = "auto")]
+    backend: Choice,
+    /// Tokens that the caches have room for, of all requests together [default: 4096, on a GPU 65536]
+    #[arg(long, value_name = "TOKENS", value_parser = at_least_1)]
+    cache: Option<u32>,
+    /// Most tokens in a step: longer prompts are computed in chunks
+    #[arg(long, value_name = "TOKENS", default_value_t = 1024, value_parser = at_least_1)]
+    budget: u32,
+    /// Most requests in a step
+    #[arg(long, value_name = "REQUESTS", default_value_t = 64, value_parser = at_least_1)]
+    batch: u32,
+    /// Random numbers in place of the weights: for measurements
+    #[arg(long)]
+    random_weights: bool,
+}
+
+impl ModelArgs {
+    /// Loads the model, with a bar of the layers that are there.
+    fn engine(&self, waiting: usize) -> Result<Engine, Failure> {
+        let architecture = Architecture::read(&self.model)?;
+        let weights = match self.random_weights {
+            true => Weights::random(1),
+            false => Weights::open(&self.model)?,
+        };
+        let style = ProgressStyle::with_template("loading [{bar:40}] layer {pos} of {len}");
+        let style = style.expect("the template is sound").progress_chars("=> ");
+        let bar = ProgressBar::new(architecture.layers.len() as u64).with_style(style);
+        let backend = self.backend(architecture, &weights, &mut |done| {
+            bar.set_position(done as u64)
+        });
+        bar.finish_and_clear();
+        let limits = Limits {
+            step_tokens: self.budget,
+            step_requests: self.batch,
+            running: self.batch,
+            waiting,
+            ..Limits::default()
+        };
+        Ok(Engine::new(backend?, limits)?)
+    }
+
+    fn backend(
+        &self,
+        architecture: Architecture,
+        weights: &Weights,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Box<dyn Backend>, Failure> {
+        match self.gpu()? {
+            #[cfg(feature = "cuda")]
+            Some(gpu) => {
+                let mut options = tandem_engine::GpuOptions::default();
+                options.cache_tokens = self.cache.unwrap_or(options.cache_tokens);
+                options.page_size = PAGE_SIZE;
+                options.step_tokens = self.budget;
+                options.step_requests = self.batch;
+                let backend =
+                    tandem_engine::GpuBackend::load(gpu, architecture, weights, &options, progress);
+                Ok(Box::new(backend?))
+            }
+            #[cfg(not(feature = "cuda"))]
+            Some(never) => match never {},
+            None => {
+                let pages = self.cache.unwrap_or(4096).div_ceil(PAGE_SIZE);
+                let backend = CpuBackend::load(architecture, weights, pages, PAGE_SIZE, progress);
+                Ok(Box::new(backend?))
+            }
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn gpu(&self) -> Result<Option<tandem_attn::exec::gpu::Gpu>, Failure> {
+        use tandem_attn::{Error, exec::gpu::Gpu};
+        match (self.backend, Gpu::new(0)) {
+            (Choice::Cpu, _) => Ok(None),
+            (_, Ok(gpu)) => Ok(Some(gpu)),
+            (Choice::Auto, Err(Error::NoDriver { .. } | Error::NoDevice { .. })) => Ok(None),
+            (_, Err(error)) => Err(error.into()),
+        }
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn gpu(&self) -> Result<Option<std::convert::Infallible>, Failure> {
+        match self.backend {
+            Choice::Gpu => Err(Failure::Backend(
+                "this tandem was built without GPUs: install it with --features cuda,engine"
+                    .to_owned(),
+            )),
+            Choice::Auto | Choice::Cpu => Ok(None),
+        }
+    }
+}
+
+/// How tokens are drawn.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct SamplingArgs {
+    /// Flattens (above 1) or sharpens the distribution of the next token; 0: always the likeliest
+    #[arg(long, default_value_t = 0.0)]
+    temperature: f32,
+    /// Draw from so many likeliest tokens; 0: from all
+    #[arg(long, default_value_t = 0)]
+    top_k: u32,
+    /// Draw from the likeliest tokens that have this probability together
+    #[arg(long, default_value_t = 1.0)]
+    top_p: f32,
+    /// Draw from tokens at least so likely, as a part of the likeliest one's probability
+    #[arg(long, default_value_t = 0.0)]
+    min_p: f32,
+    /// The same seed draws the same text
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+impl SamplingArgs {
+    const fn sampling(self) -> Sampling {
+        Sampling {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            seed: self.seed,
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Attention(error) => error.into(),
+            Error::Read { path, error } => Self::Read { path, error },
+            Error::NoCublasLt => Self::Backend(error.to_string()),
+            Error::CublasLt { .. } => Self::Wrong(error.to_string()),
+            _ => Self::Input(error.to_string()),
+        }
+    }
+}

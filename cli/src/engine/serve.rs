@@ -1,0 +1,68 @@
+//! `tandem serve`: a model for clients of OpenAI's interface.
+
+use std::net::SocketAddr;
+
+use tandem_engine::{
+    Text,
+    serve::{self, ServeOptions},
+};
+
+use super::ModelArgs;
+use crate::{Failure, output::print, serve_sim::at_least_1};
+
+const EXAMPLES: &str = "\
+Examples:
+  tandem serve Qwen3-0.6B
+  tandem serve Llama-3.1-8B-Instruct --listen 127.0.0.1:8080 --cache 200000 --batch 128 --waiting 256
+  curl localhost:8000/v1/completions -H 'content-type: application/json' -d '{\"prompt\": \"Attention is\"}'";
+
+/// Serve a model over HTTP as OpenAI does: completions and chat, streamed or whole, /health, /metrics.
+///
+/// There is no authentication: who reaches the address can use it. By default that is this machine alone.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Address and port to listen on
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8000")]
+    listen: SocketAddr,
+    /// The model's name to clients [default: the name of its folder]
+    #[arg(long)]
+    name: Option<String>,
+    /// Requests that may wait; more are refused with 429
+    #[arg(long, value_name = "REQUESTS", default_value_t = 128, value_parser = at_least_1)]
+    waiting: u32,
+}
+
+/// Runs it, until the process is interrupted.
+///
+/// # Errors
+/// [`Failure::Input`] for a model that cannot be taken or an address that cannot be listened on, [`Failure::Backend`].
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let text = Text::read(&args.model.model)?;
+    let engine = args.model.engine(args.waiting as usize)?;
+    let name = args.name.clone().unwrap_or_else(|| {
+        let folder = args
+            .model
+            .model
+            .canonicalize()
+            .unwrap_or_else(|_| args.model.model.clone());
+        folder.file_name().map_or_else(
+            || "model".to_owned(),
+            |name| name.to_string_lossy().into_owned(),
+        )
+    });
+    let device = engine.device();
+    let options = ServeOptions::new(name.clone());
+    let ready = |address| print(&format!("{name} on {device}, at http://{address}/v1\n"));
+    serve::run(
+        args.listen,
+        engine,
+        text,
+        options,
+        std::future::pending(),
+        ready,
+    )
+    .map_err(|error| Failure::Input(format!("cannot listen on {}: {error}", args.listen)))
+}

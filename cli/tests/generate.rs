@@ -1,0 +1,148 @@
+//! `tandem generate` and `tandem serve` on a tiny random model.
+
+mod common;
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use common::{Said, run};
+
+fn model(family: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/fixtures");
+    root.join(family).display().to_string()
+}
+
+#[test]
+fn a_model_writes_on_the_same_each_time() {
+    let folder = model("qwen2");
+    let here = std::env::temp_dir();
+    let arguments = [
+        "generate",
+        &folder,
+        "The planner",
+        "--backend",
+        "cpu",
+        "--max-new-tokens",
+        "9",
+        "--ignore-end",
+    ];
+    let Said {
+        code,
+        stdout: first,
+        stderr,
+    } = run(&here, &arguments);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(
+        first.len() > 4 && stderr.contains("9 written (as many as were asked for)"),
+        "{first:?}, {stderr}"
+    );
+    // Chunks of the prompt are its own business.
+    let chunked = [&arguments[..], &["--budget", "2"]].concat();
+    assert_eq!(run(&here, &chunked).stdout, first);
+    let drawn = |seed: &str| {
+        let drawn = [&arguments[..], &["--temperature", "20", "--seed", seed]].concat();
+        run(&here, &drawn).stdout
+    };
+    assert_eq!(drawn("5"), drawn("5"));
+    assert_ne!(drawn("5"), drawn("6"));
+    let chat = [
+        "generate",
+        &folder,
+        "Which page?",
+        "--chat",
+        "--system",
+        "Be short.",
+        "--backend",
+        "cpu",
+        "--max-new-tokens",
+        "9",
+    ];
+    assert_eq!(run(&here, &chat).code, 0);
+}
+
+#[test]
+fn what_is_no_model_is_wrong_input() {
+    let here = tempfile::tempdir().unwrap();
+    let Said {
+        code, stderr: said, ..
+    } = run(here.path(), &["generate", "nowhere", "a"]);
+    assert!(
+        code == 2 && said.contains("cannot read nowhere/tokenizer.json"),
+        "{code}: {said}"
+    );
+    let Said {
+        code, stderr: said, ..
+    } = run(
+        here.path(),
+        &[
+            "generate",
+            &model("llama3"),
+            "a",
+            "--max-new-tokens",
+            "600",
+            "--backend",
+            "cpu",
+        ],
+    );
+    assert!(
+        code == 2
+            && said.contains("601 tokens of prompt and answer are more than the 512 positions"),
+        "{code}: {said}"
+    );
+    std::fs::copy(
+        Path::new(&model("llama3")).join("tokenizer.json"),
+        here.path().join("tokenizer.json"),
+    )
+    .unwrap();
+    std::fs::write(
+        here.path().join("config.json"),
+        "{\"model_type\": \"mamba\"}",
+    )
+    .unwrap();
+    let Said {
+        code, stderr: said, ..
+    } = run(here.path(), &["generate", ".", "a", "--backend", "cpu"]);
+    assert!(
+        code == 2 && said.contains("models of type \"mamba\" are not known here"),
+        "{code}: {said}"
+    );
+}
+
+#[test]
+fn a_served_model_answers_and_is_named_after_its_folder() {
+    let mut server = Command::new(env!("CARGO_BIN_EXE_tandem"))
+        .args([
+            "serve",
+            &model("llama3"),
+            "--listen",
+            "127.0.0.1:0",
+            "--backend",
+            "cpu",
+        ])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    let asked = || {
+        let address = line.split("http://").nth(1)?.split('/').next()?;
+        let mut stream = TcpStream::connect(address).ok()?;
+        stream
+            .write_all(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            .ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        Some(answer)
+    };
+    let answer = asked();
+    server.kill().unwrap();
+    server.wait().unwrap();
+    let answer = answer.unwrap_or_else(|| panic!("no address in {line:?}"));
+    assert!(answer.contains("\"id\":\"llama3\""), "{answer}");
+}

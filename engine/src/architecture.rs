@@ -1,0 +1,110 @@
+//! A model as data: what `config.json` and the table of families say together.
+
+mod config;
+
+use std::path::Path;
+
+use tandem_attn::{
+    problem::{Dtype, Spec},
+    step::{Activation, RmsNorm, Rope},
+};
+
+use crate::{Error, Family};
+
+/// What a model computes: everything but the numbers in its weights.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Architecture {
+    /// The family.
+    pub family: Family,
+    /// Tokens that there are.
+    pub vocabulary: usize,
+    /// Elements of the residual.
+    pub hidden: usize,
+    /// Elements between the two parts of the feed-forward network.
+    pub intermediate: usize,
+    /// The kinds of attention that its layers have, in bf16: one, or two where some layers have a window.
+    pub kinds: Vec<AttentionKind>,
+    /// For each layer its kind.
+    pub layers: Vec<usize>,
+    /// All norms.
+    pub norm: RmsNorm,
+    /// Heads of queries and keys are normalised.
+    pub qk_norm: bool,
+    /// Projections of queries, keys and values have biases.
+    pub qkv_bias: bool,
+    /// Norms of what attention and the feed-forward part give.
+    pub norms_after: bool,
+    /// Of the feed-forward gate.
+    pub activation: Activation,
+    /// What embeddings are multiplied by.
+    pub embedding_scale: f32,
+    /// The embedding is the matrix of the logits too.
+    pub tied: bool,
+    /// Positions that the model was made for.
+    pub positions: u32,
+    /// Tokens that end a text.
+    pub ends: Vec<u32>,
+}
+
+/// The attention of some layers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct AttentionKind {
+    /// The heads.
+    pub spec: Spec,
+    /// Their rotary embedding.
+    pub rope: Rope,
+}
+
+impl Architecture {
+    /// Reads `config.json`, and `generation_config.json` where there is one, from a model's folder.
+    ///
+    /// # Errors
+    /// [`Error::Read`], [`Error::Malformed`]; [`Error::Family`], [`Error::Unsupported`] and [`Error::Missing`] for what
+    /// the model asks for.
+    pub fn read(folder: &Path) -> Result<Self, Error> {
+        config::read(folder)
+    }
+
+    /// The same from the text of `config.json` alone.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn from_json(config: &str) -> Result<Self, Error> {
+        config::parse(Path::new("config.json"), config, None)
+    }
+
+    /// The heads; they are the same for all kinds.
+    #[must_use]
+    pub fn spec(&self) -> &Spec {
+        &self.kinds[0].spec
+    }
+
+    /// Elements of all query heads of a token.
+    #[must_use]
+    pub fn q_width(&self) -> usize {
+        (self.spec().q_heads * self.spec().head_dim_qk) as usize
+    }
+
+    /// Elements of the queries, keys and values of a token.
+    #[must_use]
+    pub fn qkv_width(&self) -> usize {
+        let spec = self.spec();
+        ((spec.q_heads + 2 * spec.kv_heads) * spec.head_dim_qk) as usize
+    }
+
+    /// Weights, each counted once.
+    #[must_use]
+    pub fn weights(&self) -> u64 {
+        let layer = self.hidden * (self.qkv_width() + self.q_width() + 3 * self.intermediate);
+        let tables = if self.tied { 1 } else { 2 } * self.vocabulary * self.hidden;
+        (self.layers.len() * layer + tables) as u64
+    }
+
+    /// Bytes of the keys and values of a token, all layers, in elements of a type.
+    #[must_use]
+    pub fn kv_bytes_per_token(&self, dtype: Dtype) -> u64 {
+        self.layers.len() as u64 * self.spec().with_kv_dtype(dtype).kv_bytes_per_token()
+    }
+}

@@ -1,0 +1,442 @@
+//! `config.json`, as it was written by any version of `transformers`.
+
+use std::{fs, io, path::Path};
+
+use serde::{Deserialize, de::DeserializeOwned};
+use tandem_attn::{
+    problem::Spec,
+    step::{Activation, RmsNorm, Rope, RopeScaling, Yarn},
+};
+
+use super::{Architecture, AttentionKind};
+use crate::{
+    Error,
+    family::{FAMILIES, Traits, Window},
+};
+
+/// The fields that are read; the names are the file's.
+#[derive(Debug, Deserialize)]
+struct Config {
+    model_type: String,
+    /// Models that also see have the text part here.
+    text_config: Option<serde_json::Value>,
+    vocab_size: Option<usize>,
+    hidden_size: Option<usize>,
+    intermediate_size: Option<usize>,
+    num_hidden_layers: Option<usize>,
+    num_attention_heads: Option<u32>,
+    num_key_value_heads: Option<u32>,
+    head_dim: Option<u32>,
+    max_position_embeddings: Option<u32>,
+    rms_norm_eps: Option<f32>,
+    #[serde(alias = "hidden_activation")]
+    hidden_act: Option<String>,
+    tie_word_embeddings: Option<bool>,
+    attention_bias: Option<bool>,
+    mlp_bias: Option<bool>,
+    eos_token_id: Option<Ids>,
+    // Rotary embedding: one object since version 5, several fields before.
+    rope_parameters: Option<RopeParameters>,
+    rope_theta: Option<f64>,
+    rope_scaling: Option<RopeFields>,
+    rope_local_base_freq: Option<f64>,
+    partial_rotary_factor: Option<f64>,
+    // Windows.
+    layer_types: Option<Vec<String>>,
+    sliding_window: Option<u32>,
+    use_sliding_window: Option<bool>,
+    max_window_layers: Option<usize>,
+    sliding_window_pattern: Option<usize>,
+    // Scales and caps.
+    query_pre_attn_scalar: Option<f32>,
+    attn_logit_softcapping: Option<f32>,
+    final_logit_softcapping: Option<f32>,
+    use_bidirectional_attention: Option<bool>,
+    quantization_config: Option<serde_json::Value>,
+}
+
+#[derive(Debug, Deserialize)]
+struct GenerationConfig {
+    eos_token_id: Option<Ids>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Ids {
+    One(u32),
+    Many(Vec<u32>),
+}
+
+impl Ids {
+    fn into_vec(self) -> Vec<u32> {
+        match self {
+            Self::One(id) => vec![id],
+            Self::Many(ids) => ids,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct RopeFields {
+    #[serde(alias = "type")]
+    rope_type: Option<String>,
+    rope_theta: Option<f64>,
+    factor: Option<f64>,
+    low_freq_factor: Option<f64>,
+    high_freq_factor: Option<f64>,
+    original_max_position_embeddings: Option<u32>,
+    beta_fast: Option<f64>,
+    beta_slow: Option<f64>,
+    attention_factor: Option<f64>,
+    mscale: Option<f64>,
+    mscale_all_dim: Option<f64>,
+    truncate: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum RopeParameters {
+    // Before the other, which takes any object.
+    ByKind {
+        full_attention: RopeFields,
+        sliding_attention: RopeFields,
+    },
+    One(RopeFields),
+}
+
+pub(super) fn read(folder: &Path) -> Result<Architecture, Error> {
+    let text = |name: &str| {
+        let path = folder.join(name);
+        fs::read_to_string(&path).map_err(|error| Error::Read { path, error })
+    };
+    let generation = match text("generation_config.json") {
+        Ok(text) => Some(text),
+        Err(Error::Read { error, .. }) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(error),
+    };
+    parse(
+        &folder.join("config.json"),
+        &text("config.json")?,
+        generation.as_deref(),
+    )
+}
+
+pub(super) fn parse(
+    path: &Path,
+    text: &str,
+    generation: Option<&str>,
+) -> Result<Architecture, Error> {
+    let outer: Config = json(path, text)?;
+    let ends = match generation {
+        Some(text) => json::<GenerationConfig>(path, text)?.eos_token_id,
+        None => None,
+    };
+    let mut outer_ends = outer.eos_token_id;
+    let config = match outer.text_config {
+        None => Config {
+            eos_token_id: None,
+            text_config: None,
+            ..outer
+        },
+        Some(inner) => {
+            let inner: Config =
+                serde_json::from_value(inner).map_err(|error| malformed(path, &error))?;
+            Config {
+                tie_word_embeddings: inner.tie_word_embeddings.or(outer.tie_word_embeddings),
+                quantization_config: inner.quantization_config.or(outer.quantization_config),
+                ..inner
+            }
+        }
+    };
+    outer_ends = outer_ends.or(config.eos_token_id);
+    let ends = ends.or(outer_ends).map(Ids::into_vec).unwrap_or_default();
+    let traits = FAMILIES
+        .iter()
+        .find(|traits| traits.model_type == config.model_type);
+    let traits = traits.ok_or_else(|| Error::Family {
+        got: config.model_type.clone(),
+        known: FAMILIES
+            .iter()
+            .map(|traits| traits.model_type)
+            .collect::<Vec<_>>()
+            .join(", "),
+    })?;
+    let config = Config {
+        eos_token_id: None,
+        ..config
+    };
+    build(&config, traits, ends)
+}
+
+fn json<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, Error> {
+    serde_json::from_str(text).map_err(|error| malformed(path, &error))
+}
+
+fn malformed(path: &Path, error: &serde_json::Error) -> Error {
+    Error::Malformed {
+        path: path.to_owned(),
+        reason: error.to_string(),
+    }
+}
+
+fn build(config: &Config, traits: &Traits, ends: Vec<u32>) -> Result<Architecture, Error> {
+    refuse_unknown(config, traits)?;
+    let need = |field: &'static str, value: Option<usize>| {
+        value.ok_or_else(|| Error::Missing {
+            field,
+            model_type: config.model_type.clone(),
+        })
+    };
+    let defaults = &traits.defaults;
+    let hidden = need("hidden_size", config.hidden_size)?;
+    let layers = need("num_hidden_layers", config.num_hidden_layers)?;
+    let (default_q, default_kv) = defaults.heads.unzip();
+    let q_heads = config.num_attention_heads.or(default_q);
+    let q_heads = need("num_attention_heads", q_heads.map(|heads| heads as usize))? as u32;
+    let kv_heads = config.num_key_value_heads.or(default_kv).unwrap_or(q_heads);
+    let head_dim = config.head_dim.or(defaults.head_dim);
+    let head_dim = head_dim.unwrap_or_else(|| hidden as u32 / q_heads.max(1));
+
+    let mut spec = Spec::new(q_heads, kv_heads, head_dim);
+    if traits.own_scale {
+        spec = spec.with_scale(config.query_pre_attn_scalar.unwrap_or(256.0).powf(-0.5));
+    }
+    if let Some(cap) = config.attn_logit_softcapping {
+        spec = spec.with_soft_cap(cap);
+    }
+    spec.check().map_err(tandem_attn::Error::from)?;
+    let slides = sliding_layers(config, traits, layers)?;
+    let [global, local] = ropes(config, traits, head_dim)?;
+    let global = AttentionKind { spec, rope: global };
+    let local = config.sliding_window.map(|keys| AttentionKind {
+        // The window counts the query's own position.
+        spec: spec.with_window_left(keys.saturating_sub(1)),
+        rope: local,
+    });
+    let mut kinds = Vec::new();
+    let layers = slides.iter().map(|&slides| {
+        let kind = local.filter(|_| slides).unwrap_or(global);
+        kinds
+            .iter()
+            .position(|known| *known == kind)
+            .unwrap_or_else(|| {
+                kinds.push(kind);
+                kinds.len() - 1
+            })
+    });
+    let layers = layers.collect();
+
+    let eps = config.rms_norm_eps.unwrap_or(defaults.norm_eps);
+    Ok(Architecture {
+        family: traits.family,
+        vocabulary: need("vocab_size", config.vocab_size.or(defaults.vocabulary))?,
+        hidden,
+        intermediate: need("intermediate_size", config.intermediate_size)?,
+        kinds,
+        layers,
+        norm: match traits.norm_adds_one {
+            true => RmsNorm::gemma(eps),
+            false => RmsNorm::new(eps),
+        },
+        qk_norm: traits.qk_norm,
+        qkv_bias: traits.qkv_bias,
+        norms_after: traits.norms_after,
+        activation: traits.activation,
+        embedding_scale: match traits.scales_embedding {
+            // As the model was trained: the factor is of the embedding's type.
+            true => half::bf16::from_f64((hidden as f64).sqrt()).to_f32(),
+            false => 1.0,
+        },
+        tied: config.tie_word_embeddings.unwrap_or(defaults.tied),
+        positions: need(
+            "max_position_embeddings",
+            config
+                .max_position_embeddings
+                .or(defaults.positions)
+                .map(|positions| positions as usize),
+        )? as u32,
+        ends,
+    })
+}
+
+/// An option that is read and not computed would give a wrong text, so it is refused.
+fn refuse_unknown(config: &Config, traits: &Traits) -> Result<(), Error> {
+    let refuse = |field, got: String, rule: &str| {
+        let rule = rule.to_owned();
+        Err(Error::Unsupported { field, got, rule })
+    };
+    if let Some(quantised) = &config.quantization_config {
+        let method = quantised
+            .get("quant_method")
+            .map_or("something", |name| name.as_str().unwrap_or("something"));
+        return refuse(
+            "quantization_config",
+            method.to_owned(),
+            "take the model in BF16",
+        );
+    }
+    if config.attention_bias == Some(true) && !traits.qkv_bias {
+        return refuse(
+            "attention_bias",
+            "true".to_owned(),
+            "only Qwen 2's biases of Q, K and V are computed",
+        );
+    }
+    if config.mlp_bias == Some(true) {
+        return refuse(
+            "mlp_bias",
+            "true".to_owned(),
+            "feed-forward parts have no biases here",
+        );
+    }
+    if config.use_bidirectional_attention == Some(true) {
+        return refuse(
+            "use_bidirectional_attention",
+            "true".to_owned(),
+            "only causal models are computed",
+        );
+    }
+    if let Some(cap) = config.final_logit_softcapping {
+        return refuse(
+            "final_logit_softcapping",
+            cap.to_string(),
+            "logits are not capped here",
+        );
+    }
+    if let Some(part) = config.partial_rotary_factor.filter(|&part| part != 1.0) {
+        return refuse(
+            "partial_rotary_factor",
+            part.to_string(),
+            "these families turn whole heads",
+        );
+    }
+    let names: &[&str] = match traits.activation {
+        Activation::GeluTanh => &["gelu_pytorch_tanh"],
+        _ => &["silu", "swish"],
+    };
+    match &config.hidden_act {
+        Some(got) if !names.contains(&got.as_str()) => refuse(
+            "hidden_act",
+            got.clone(),
+            &format!("this family has {}", names[0]),
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// For each layer, whether it has the sliding window.
+fn sliding_layers(config: &Config, traits: &Traits, layers: usize) -> Result<Vec<bool>, Error> {
+    let switched_off =
+        traits.window == Window::Upper && !config.use_sliding_window.unwrap_or(false);
+    if config.sliding_window.is_none() || switched_off {
+        return Ok(vec![false; layers]);
+    }
+    let Some(types) = &config.layer_types else {
+        let slides = |layer: usize| match traits.window {
+            Window::All => true,
+            Window::Upper => layer >= config.max_window_layers.unwrap_or(28),
+            Window::AllButEach(usual) => {
+                !(layer + 1).is_multiple_of(config.sliding_window_pattern.unwrap_or(usual).max(1))
+            }
+        };
+        return Ok((0..layers).map(slides).collect());
+    };
+    if types.len() != layers {
+        return Err(Error::Unsupported {
+            field: "layer_types",
+            got: format!("{} entries", types.len()),
+            rule: format!("there are {layers} layers"),
+        });
+    }
+    let slides = |name: &String| match name.as_str() {
+        "sliding_attention" => Ok(true),
+        "full_attention" => Ok(false),
+        other => Err(Error::Unsupported {
+            field: "layer_types",
+            got: other.to_owned(),
+            rule: "full_attention and sliding_attention are computed".to_owned(),
+        }),
+    };
+    types.iter().map(slides).collect()
+}
+
+/// The rotary embedding of layers without and with a window.
+fn ropes(config: &Config, traits: &Traits, head_dim: u32) -> Result<[Rope; 2], Error> {
+    let old = RopeFields {
+        rope_theta: config.rope_theta,
+        ..config.rope_scaling.clone().unwrap_or_default()
+    };
+    let local = RopeFields {
+        rope_theta: config.rope_local_base_freq.or(Some(10000.0)),
+        ..RopeFields::default()
+    };
+    let [global, local] = match &config.rope_parameters {
+        Some(RopeParameters::ByKind {
+            full_attention,
+            sliding_attention,
+        }) => [full_attention.clone(), sliding_attention.clone()],
+        Some(RopeParameters::One(one)) if traits.local_rope => [one.clone(), local],
+        Some(RopeParameters::One(one)) => [one.clone(), one.clone()],
+        None if traits.local_rope => [old, local],
+        None => [old.clone(), old],
+    };
+    Ok([
+        rope(config, traits, head_dim, &global)?,
+        rope(config, traits, head_dim, &local)?,
+    ])
+}
+
+fn rope(
+    config: &Config,
+    traits: &Traits,
+    head_dim: u32,
+    fields: &RopeFields,
+) -> Result<Rope, Error> {
+    let need = |field: &'static str, value: Option<f64>| {
+        value.ok_or_else(|| Error::Missing {
+            field,
+            model_type: config.model_type.clone(),
+        })
+    };
+    let factor = || need("rope_scaling.factor", fields.factor);
+    let positions = fields.original_max_position_embeddings;
+    let original_positions = || {
+        let positions = positions.or(config.max_position_embeddings).map(f64::from);
+        need("rope_scaling.original_max_position_embeddings", positions)
+            .map(|positions| positions as u32)
+    };
+    let scaling = match fields.rope_type.as_deref() {
+        None | Some("default") => RopeScaling::None,
+        Some("linear") => RopeScaling::Linear { factor: factor()? },
+        Some("llama3") => RopeScaling::Llama3 {
+            factor: factor()?,
+            low_freq_factor: need("rope_scaling.low_freq_factor", fields.low_freq_factor)?,
+            high_freq_factor: need("rope_scaling.high_freq_factor", fields.high_freq_factor)?,
+            original_positions: original_positions()?,
+        },
+        Some("yarn") => {
+            let usual = Yarn::new(factor()?, original_positions()?);
+            RopeScaling::Yarn(Yarn {
+                beta_fast: fields.beta_fast.unwrap_or(usual.beta_fast),
+                beta_slow: fields.beta_slow.unwrap_or(usual.beta_slow),
+                attention_factor: fields.attention_factor,
+                mscale: fields.mscale,
+                mscale_all_dim: fields.mscale_all_dim,
+                truncate: fields.truncate.unwrap_or(usual.truncate),
+                ..usual
+            })
+        }
+        Some(other) => {
+            return Err(Error::Unsupported {
+                field: "rope_scaling.rope_type",
+                got: other.to_owned(),
+                rule: "default, linear, llama3 and yarn are computed".to_owned(),
+            });
+        }
+    };
+    let theta = fields.rope_theta.unwrap_or(traits.defaults.rope_theta);
+    Ok(Rope::new(head_dim, theta).with_scaling(scaling))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,122 @@
+use tandem_attn::step::RopeScaling;
+
+use crate::{Architecture, Error, Family};
+
+/// As Meta wrote it for Llama 3.1 8B, with the fields of `transformers` before version 5.
+const LLAMA: &str = r#"{
+    "architectures": ["LlamaForCausalLM"], "attention_bias": false, "bos_token_id": 128000,
+    "eos_token_id": [128001, 128008, 128009], "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
+    "max_position_embeddings": 131072, "mlp_bias": false, "model_type": "llama", "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 8.0,
+    "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+    "rope_theta": 500000.0, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "vocab_size": 128256
+}"#;
+
+/// Gemma 3 4B: what the text part leaves out is usual in its family.
+const GEMMA: &str = r#"{
+    "architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "model_type": "gemma3",
+    "text_config": {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
+    "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024},
+    "vision_config": {"hidden_size": 1152}
+}"#;
+
+fn refused(config: &str) -> String {
+    Architecture::from_json(config).unwrap_err().to_string()
+}
+
+#[test]
+fn old_rope_fields_are_read() {
+    let llama = Architecture::from_json(LLAMA).unwrap();
+    assert_eq!(llama.family, Family::Llama);
+    assert_eq!((llama.kinds.len(), llama.layers.len()), (1, 32));
+    assert_eq!(llama.ends, [128_001, 128_008, 128_009]);
+    assert_eq!(llama.weights(), 8_029_995_008);
+    let rope = llama.kinds[0].rope;
+    assert_eq!((rope.dim, rope.theta), (128, 500_000.0));
+    let scaling = RopeScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_positions: 8192,
+    };
+    assert_eq!(rope.scaling, scaling);
+}
+
+#[test]
+fn what_a_text_part_leaves_out_is_usual() {
+    let gemma = Architecture::from_json(GEMMA).unwrap();
+    let spec = gemma.spec();
+    assert_eq!((spec.q_heads, spec.kv_heads, spec.head_dim_qk), (8, 4, 256));
+    assert_eq!(
+        (gemma.vocabulary, gemma.positions, gemma.tied),
+        (262_208, 131_072, true)
+    );
+    assert_eq!(gemma.ends, [1, 106]);
+    // Five layers with a window of 1024 keys, then one without.
+    assert_eq!(gemma.layers[..7], [0, 0, 0, 0, 0, 1, 0]);
+    assert_eq!(gemma.kinds[0].spec.variant.window_left, Some(1023));
+    assert_eq!(gemma.kinds[1].spec.variant.window_left, None);
+    assert_eq!(
+        (gemma.kinds[0].rope.theta, gemma.kinds[1].rope.theta),
+        (1e4, 1e6)
+    );
+    assert_eq!(gemma.kinds[0].rope.scaling, RopeScaling::None);
+    assert_eq!(
+        gemma.kinds[1].rope.scaling,
+        RopeScaling::Linear { factor: 8.0 }
+    );
+    assert_eq!(gemma.embedding_scale, 50.5); // √2560 in bf16
+}
+
+#[test]
+fn windows_of_upper_layers_are_switched_on() {
+    let config = |switch: &str| {
+        LLAMA.replace("\"llama\"", "\"qwen2\"").replace(
+            "\"vocab_size\"",
+            &format!("{switch} \"max_window_layers\": 30, \"sliding_window\": 64, \"vocab_size\""),
+        )
+    };
+    assert_eq!(Architecture::from_json(&config("")).unwrap().kinds.len(), 1);
+    let on = Architecture::from_json(&config("\"use_sliding_window\": true,")).unwrap();
+    assert_eq!(on.layers[28..], [0, 0, 1, 1]);
+}
+
+#[test]
+fn what_would_be_computed_wrongly_is_refused() {
+    let with = |from: &str, to: &str| refused(&LLAMA.replace(from, to));
+    for (message, expected) in [
+        (
+            with("\"model_type\": \"llama\"", "\"model_type\": \"mamba\""),
+            "models of type \"mamba\" are not known here; there are llama, mistral, qwen2, qwen3, gemma3_text",
+        ),
+        (
+            with("\"rope_type\": \"llama3\"", "\"rope_type\": \"longrope\""),
+            "the model has rope_scaling.rope_type = longrope; default, linear, llama3 and yarn are computed",
+        ),
+        (
+            with("\"silu\"", "\"relu\""),
+            "the model has hidden_act = relu; this family has silu",
+        ),
+        (
+            with("\"mlp_bias\": false", "\"mlp_bias\": true"),
+            "the model has mlp_bias = true; feed-forward parts have no biases here",
+        ),
+        (
+            with("\"hidden_size\": 4096, ", ""),
+            "config.json has no hidden_size, and models of type \"llama\" have no usual value of it",
+        ),
+        (
+            with(
+                "\"mlp_bias\": false",
+                "\"quantization_config\": {\"quant_method\": \"awq\"}",
+            ),
+            "the model has quantization_config = awq; take the model in BF16",
+        ),
+    ] {
+        assert_eq!(message, expected);
+    }
+    assert!(matches!(
+        Architecture::from_json("{"),
+        Err(Error::Malformed { .. })
+    ));
+}

@@ -1,0 +1,52 @@
+//! Plans of a step: one for each kind of attention in the model.
+
+use tandem_attn::{
+    plan::{DeviceDescription, Plan, PlanError, PlanOptions, Planner},
+    problem::{Batch, Spec},
+};
+
+/// Plans the batches of a kind of attention, and keeps the last plan to make the next one from.
+#[derive(Debug)]
+pub(super) struct Plans {
+    pub spec: Spec,
+    device: DeviceDescription,
+    options: PlanOptions,
+    planner: Planner,
+    last: Option<Plan>,
+}
+
+impl Plans {
+    pub(super) fn new(spec: Spec, device: DeviceDescription, options: PlanOptions) -> Self {
+        Self {
+            spec,
+            device,
+            options,
+            planner: Planner::new(),
+            last: None,
+        }
+    }
+
+    /// Decodes that only grew are patched into the last plan.
+    pub(super) fn plan(&mut self, batch: &Batch) -> Result<&Plan, PlanError> {
+        let Self {
+            spec,
+            device,
+            options,
+            planner,
+            last,
+        } = self;
+        match last {
+            Some(plan) => {
+                planner.update(spec, batch, device, options, plan)?;
+            }
+            None => *last = Some(planner.plan(spec, batch, device, options)?),
+        }
+        Ok(self.last.as_ref().expect("planned above"))
+    }
+
+    pub(super) fn last(&self) -> &Plan {
+        self.last
+            .as_ref()
+            .expect("a step is planned before it is computed")
+    }
+}

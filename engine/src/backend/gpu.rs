@@ -1,0 +1,545 @@
+//! On an NVIDIA GPU, in bf16: matrices by cuBLASLt, everything else by kernels of tandem-attn.
+//!
+//! Steps of decodes alone run from captured graphs, one for each power of two of requests; a step of fewer requests is
+//! padded with tokens that write to no page. Other steps are launched kernel by kernel.
+
+mod blas;
+mod buffers;
+
+use std::collections::BTreeMap;
+
+use cudarc::driver::result::memcpy_dtod_async;
+use half::bf16;
+use tandem_attn::{
+    exec::gpu::{
+        AppendScales, DeviceBuffer, DevicePtr, DeviceRope, DeviceTensor, Gpu, Graph, KvPool,
+        LaunchSet, OwnedStream, QkNorm, QkvStep, Stream, Workspace, WorkspaceOptions,
+    },
+    kv::PageCopy,
+    plan::{BatchLimits, Bound, PlanOptions},
+    problem::{Batch, KvLayout, Spec},
+};
+
+use super::{
+    Backend, Work,
+    attention::Plans,
+    layers::{Layer, Model},
+};
+use crate::{Architecture, Error, Weights};
+use blas::{Blas, Shape};
+use buffers::{Buffers, cuda};
+
+/// How much a [`GpuBackend`] is made for. All memory is taken when it is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GpuOptions {
+    /// Tokens that the caches have room for.
+    pub cache_tokens: u32,
+    /// Tokens in a page.
+    pub page_size: u32,
+    /// Most tokens of a step.
+    pub step_tokens: u32,
+    /// Most requests of a step.
+    pub step_requests: u32,
+    /// Steps of decodes alone run from graphs.
+    pub graphs: bool,
+}
+
+impl Default for GpuOptions {
+    fn default() -> Self {
+        Self {
+            cache_tokens: 65_536,
+            page_size: 16,
+            step_tokens: 1024,
+            step_requests: 64,
+            graphs: true,
+        }
+    }
+}
+
+/// A model in the memory of a GPU.
+pub struct GpuBackend {
+    // Released in this order: graphs before what they use, and all memory before the GPU.
+    graphs: BTreeMap<usize, Captured>,
+    kinds: Vec<Kind>,
+    model: Model<DeviceBuffer<bf16>>,
+    pools: Vec<[DeviceBuffer<bf16>; 2]>,
+    buffers: Buffers,
+    blas: Blas,
+    stream: OwnedStream,
+    gpu: Gpu,
+    architecture: Architecture,
+    options: GpuOptions,
+    pages: u32,
+    /// Rows of the last step.
+    rows: usize,
+}
+
+/// A kind of attention: plans and workspaces of steps that are launched, and of steps that are replayed.
+struct Kind {
+    rope: DeviceRope,
+    launched: (Plans, Workspace),
+    replayed: (Plans, Workspace),
+}
+
+/// A step of so many decodes.
+enum Captured {
+    /// It ran once: all that libraries load when they are first called is loaded.
+    Warm,
+    Graph(Graph),
+}
+
+impl GpuBackend {
+    /// Loads a model to a GPU. `progress` hears how many layers are there.
+    ///
+    /// # Errors
+    /// [`Error::NoCublasLt`]; those of [`Weights::append`]; [`Error::Attention`] where there are no kernels for the
+    /// heads or too little memory.
+    pub fn load(
+        gpu: Gpu,
+        architecture: Architecture,
+        weights: &Weights,
+        options: &GpuOptions,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Self, Error> {
+        let (a, options) = (&architecture, *options);
+        for kind in &a.kinds {
+            gpu.supports(&kind.spec)?;
+        }
+        let blas = Blas::new(&gpu)?;
+        let pages = options.cache_tokens.div_ceil(options.page_size);
+        let spec = a.spec();
+        let elements =
+            pages as usize * (options.page_size * spec.kv_heads * spec.head_dim_qk) as usize;
+        let pool = || {
+            Ok([
+                DeviceBuffer::zeroed(&gpu, elements)?,
+                DeviceBuffer::zeroed(&gpu, elements)?,
+            ])
+        };
+        let pools = a
+            .layers
+            .iter()
+            .map(|_| pool())
+            .collect::<Result<_, tandem_attn::Error>>()?;
+        let kinds = a.kinds.iter().map(|kind| {
+            Ok(Kind {
+                rope: gpu.rope(&kind.rope.table()?)?,
+                launched: plans(&gpu, kind.spec, a, &options, false)?,
+                replayed: plans(&gpu, kind.spec, a, &options, true)?,
+            })
+        });
+        let kinds = kinds.collect::<Result<_, tandem_attn::Error>>()?;
+        let place = |values: Vec<bf16>| Ok(DeviceBuffer::from_slice(&gpu, &values)?);
+        let model = Model::load(a, weights, place, progress)?;
+        Ok(Self {
+            graphs: BTreeMap::new(),
+            kinds,
+            model,
+            pools,
+            buffers: Buffers::new(&gpu, a, &options)?,
+            blas,
+            stream: gpu.stream()?,
+            gpu,
+            options,
+            pages,
+            rows: 0,
+            architecture,
+        })
+    }
+
+    /// The number of tokens that a step of decodes alone is padded to; none where it is launched kernel by kernel.
+    fn bucket(&self, work: &Work<'_>) -> Option<usize> {
+        let batch = &work.inputs.batch;
+        let requests = batch.qo_indptr.len() - 1;
+        let decodes = batch.total_q() as usize == requests && work.rows.len() == requests;
+        let bucket = requests.next_power_of_two();
+        let most = self.options.step_requests.min(self.options.step_tokens) as usize;
+        (self.options.graphs && decodes && requests > 0 && bucket <= most).then_some(bucket)
+    }
+
+    /// Brings the plans of a batch to the device.
+    fn plan(&mut self, batch: &Batch, replayed: bool) -> Result<(), Error> {
+        for kind in &mut self.kinds {
+            let (plans, workspace) = match replayed {
+                true => &mut kind.replayed,
+                false => &mut kind.launched,
+            };
+            let plan = plans.plan(batch)?;
+            // SAFETY: the stream is ours, and all that runs on it of this workspace came before.
+            unsafe { workspace.upload(plan, *self.stream)? };
+        }
+        Ok(())
+    }
+
+    /// Copies pages, keys and values of all layers.
+    fn copy_pages(&self, copies: &[PageCopy]) -> Result<(), Error> {
+        let spec = self.architecture.spec();
+        let bytes = 2 * (self.options.page_size * spec.kv_heads * spec.head_dim_qk) as usize;
+        for copy in copies {
+            for pool in self.pools.iter().flatten() {
+                let at = |page: u32| pool.address() + u64::from(page) * bytes as u64;
+                // SAFETY: both pages are in the pool, as the composer's are.
+                unsafe {
+                    memcpy_dtod_async(
+                        at(copy.to),
+                        at(copy.from),
+                        bytes,
+                        self.stream.as_raw().cast(),
+                    )
+                }
+                .map_err(|error| cuda("cuMemcpyDtoDAsync", &error))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, work: &Work<'_>) -> Result<(), Error> {
+        let (tokens, rows) = (work.inputs.tokens.len(), work.rows.len());
+        let stream = *self.stream;
+        let bucket = self.bucket(work);
+        self.plan(&work.inputs.batch, bucket.is_some())?;
+        // SAFETY: the stream is ours.
+        unsafe { self.buffers.upload(work, bucket.unwrap_or(0), stream)? };
+        self.copy_pages(work.copies)?;
+        let Some(bucket) = bucket else {
+            return self.forward(tokens, rows, false, stream);
+        };
+        match self.graphs.get(&bucket) {
+            Some(Captured::Graph(graph)) => {
+                // SAFETY: what was captured lives in `self`, and the uploads came before on the same stream.
+                unsafe { graph.launch(stream)? };
+                Ok(())
+            }
+            Some(Captured::Warm) => {
+                let graph = self.capture(bucket)?;
+                // SAFETY: as above.
+                unsafe { graph.launch(stream)? };
+                self.graphs.insert(bucket, Captured::Graph(graph));
+                Ok(())
+            }
+            None => {
+                self.graphs.insert(bucket, Captured::Warm);
+                self.forward(bucket, bucket, true, stream)
+            }
+        }
+    }
+
+    fn capture(&mut self, bucket: usize) -> Result<Graph, Error> {
+        // Work is captured, not run; the handle is taken out so that the rest can be borrowed.
+        let stream = std::mem::replace(&mut self.stream, self.gpu.stream()?);
+        let mut failed = None;
+        let captured = stream.capture(|on| {
+            match self.forward(bucket, bucket, true, on) {
+                Ok(()) => {}
+                Err(Error::Attention(error)) => return Err(error),
+                Err(other) => failed = Some(other),
+            }
+            Ok(())
+        });
+        self.stream = stream;
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(captured?),
+        }
+    }
+
+    /// Puts a whole step on a stream, from token ids to drawn tokens.
+    fn forward(
+        &mut self,
+        tokens: usize,
+        rows: usize,
+        replayed: bool,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let Self {
+            kinds,
+            model,
+            pools,
+            buffers: b,
+            blas,
+            gpu,
+            architecture: a,
+            options,
+            pages,
+            ..
+        } = self;
+        let hidden = [tokens, a.hidden];
+        let mut step = Step {
+            gpu,
+            blas,
+            a,
+            b,
+            tokens,
+            stream,
+        };
+        let table = model.embedding.tensor([a.vocabulary, a.hidden]);
+        let residual = step.b.residual.tensor(hidden);
+        // SAFETY: all buffers live in `self` longer than the work on its stream, and are as large as the shapes say:
+        // `compute` refuses more tokens and rows than they were made for.
+        unsafe {
+            step.gpu.embed(
+                &table,
+                step.b.ids(tokens),
+                a.embedding_scale,
+                &residual,
+                stream,
+            )?
+        };
+        for (index, layer) in model.layers.iter().enumerate() {
+            let kind = &mut kinds[a.layers[index]];
+            let (plans, workspace) = match replayed {
+                true => &mut kind.replayed,
+                false => &mut kind.launched,
+            };
+            let [k, v] = &pools[index];
+            let pool = KvPool::new(
+                &plans.spec,
+                KvLayout::Nhd,
+                options.page_size,
+                *pages,
+                k.address(),
+                v.address(),
+            );
+            step.norm(&layer.norm_attention, index > 0)?;
+            step.attention(layer, &plans.spec, &kind.rope, workspace, pool)?;
+            step.feed(layer)?;
+        }
+        step.norm(&model.norm, !model.layers.is_empty())?;
+        step.sample(model.head(), rows)
+    }
+}
+
+/// What the parts of a step have in common.
+struct Step<'a> {
+    gpu: &'a Gpu,
+    blas: &'a mut Blas,
+    a: &'a Architecture,
+    b: &'a Buffers,
+    tokens: usize,
+    stream: Stream,
+}
+
+// SAFETY of all calls below: see `GpuBackend::forward`. Everything is on one stream, in order.
+impl Step<'_> {
+    fn multiply(
+        &mut self,
+        x: &DeviceBuffer<bf16>,
+        w: &DeviceBuffer<bf16>,
+        inputs: usize,
+        outputs: usize,
+        out: &DeviceBuffer<bf16>,
+    ) -> Result<(), Error> {
+        let shape = Shape {
+            rows: self.tokens,
+            inputs,
+            outputs,
+            in_f32: false,
+        };
+        let matrices = [x, w, out].map(DeviceBuffer::address);
+        // SAFETY: see above.
+        unsafe { self.blas.multiply(shape, matrices, self.stream) }
+    }
+
+    /// Adds what the last part of the network gave, if any, to the residual, and normalises the sum.
+    fn norm(&self, weight: &DeviceBuffer<bf16>, branch_waits: bool) -> Result<(), Error> {
+        let (a, b) = (self.a, self.b);
+        let shape = [self.tokens, a.hidden];
+        let (weight, out) = (weight.tensor([a.hidden]), b.normed.tensor(shape));
+        let residual = b.residual.tensor(shape);
+        let (x, residual) = match branch_waits {
+            false => (residual, None),
+            true => (b.branch.tensor(shape), Some(&residual)),
+        };
+        // SAFETY: see above.
+        unsafe {
+            self.gpu
+                .rms_norm(a.norm, &x, &weight, residual, &out, self.stream)?;
+        }
+        Ok(())
+    }
+
+    fn attention(
+        &mut self,
+        layer: &Layer<DeviceBuffer<bf16>>,
+        spec: &Spec,
+        rope: &DeviceRope,
+        workspace: &mut Workspace,
+        pool: KvPool,
+    ) -> Result<(), Error> {
+        let (a, b, tokens) = (self.a, self.b, self.tokens);
+        self.multiply(&b.normed, &layer.qkv, a.hidden, a.qkv_width(), &b.qkv)?;
+        let (heads, dim) = (spec.q_heads as usize, spec.head_dim_qk as usize);
+        // The queries stay where they are.
+        let q = b.qkv.tensor([tokens, a.qkv_width()]);
+        let q = DeviceTensor::new(q.address, q.dtype, [tokens, heads, dim])
+            .with_stride(0, a.qkv_width());
+        let qkv = QkvStep {
+            qkv: b.qkv.tensor([tokens, a.qkv_width()]),
+            bias: layer
+                .qkv_bias
+                .as_ref()
+                .map(|bias| bias.tensor([a.qkv_width()])),
+            norm: layer.qk_norm.as_ref().map(|[q, k]| QkNorm {
+                norm: a.norm,
+                q: q.tensor([dim]),
+                k: k.tensor([dim]),
+            }),
+            rope: Some((rope, b.positions(tokens))),
+        };
+        let scales = AppendScales::Given;
+        let out = b.attention.tensor([tokens, heads, dim]);
+        // SAFETY: see above; the plan is the planner's.
+        unsafe {
+            self.gpu
+                .qkv_step(spec, &qkv, b.slots(tokens), &q, &pool, scales, self.stream)?;
+            self.gpu
+                .run(workspace, &q, &[pool], &out, None, self.stream)?;
+        }
+        self.multiply(&b.attention, &layer.out, a.q_width(), a.hidden, &b.branch)?;
+        self.norm_branch(layer.norm_attention_out.as_ref())
+    }
+
+    fn feed(&mut self, layer: &Layer<DeviceBuffer<bf16>>) -> Result<(), Error> {
+        let (a, b) = (self.a, self.b);
+        self.norm(&layer.norm_feed, true)?;
+        self.multiply(
+            &b.normed,
+            &layer.gate_up,
+            a.hidden,
+            2 * a.intermediate,
+            &b.gate_up,
+        )?;
+        let gate_up = b.gate_up.tensor([self.tokens, 2 * a.intermediate]);
+        let gated = b.gated.tensor([self.tokens, a.intermediate]);
+        // SAFETY: see above.
+        unsafe { self.gpu.gate(a.activation, &gate_up, &gated, self.stream)? };
+        self.multiply(&b.gated, &layer.down, a.intermediate, a.hidden, &b.branch)?;
+        self.norm_branch(layer.norm_feed_out.as_ref())
+    }
+
+    /// The norm behind a part of the network, where the family has one, in place.
+    fn norm_branch(&self, weight: Option<&DeviceBuffer<bf16>>) -> Result<(), Error> {
+        let Some(weight) = weight else { return Ok(()) };
+        let branch = self.b.branch.tensor([self.tokens, self.a.hidden]);
+        let weight = weight.tensor([self.a.hidden]);
+        // SAFETY: see above; rows are read before they are written.
+        unsafe {
+            self.gpu
+                .rms_norm(self.a.norm, &branch, &weight, None, &branch, self.stream)?;
+        }
+        Ok(())
+    }
+
+    /// Logits of the wanted tokens, and a token drawn from each.
+    fn sample(&mut self, head: &DeviceBuffer<bf16>, rows: usize) -> Result<(), Error> {
+        if rows == 0 {
+            return Ok(());
+        }
+        let (a, b) = (self.a, self.b);
+        let table = b.normed.tensor([self.tokens, a.hidden]);
+        let wanted = b.branch.tensor([rows, a.hidden]);
+        let shape = Shape {
+            rows,
+            inputs: a.hidden,
+            outputs: a.vocabulary,
+            in_f32: true,
+        };
+        let matrices: [DevicePtr; 3] = [wanted.address, head.address(), b.logits.address()];
+        let logits = b.logits.tensor([rows, a.vocabulary]);
+        // SAFETY: see above.
+        unsafe {
+            self.gpu
+                .embed(&table, b.rows(rows), 1.0, &wanted, self.stream)?;
+            self.blas.multiply(shape, matrices, self.stream)?;
+            let ids = tandem_attn::exec::gpu::DeviceArray::new(b.sampled.address(), rows);
+            Ok(self.gpu.sample(&logits, b.draws(rows), ids, self.stream)?)
+        }
+    }
+}
+
+/// Plans of a kind of attention and the workspace that they run in.
+fn plans(
+    gpu: &Gpu,
+    spec: Spec,
+    a: &Architecture,
+    options: &GpuOptions,
+    replayed: bool,
+) -> Result<(Plans, Workspace), tandem_attn::Error> {
+    let device = gpu.device();
+    let longest = options.cache_tokens.min(a.positions);
+    let mut limits = BatchLimits::decodes(options.step_requests, longest, options.page_size);
+    let mut of_workspace = WorkspaceOptions::default();
+    match replayed {
+        true => of_workspace.launches = Some(LaunchSet::decodes(&device, &spec)?),
+        false => limits = limits.with_query_tokens(options.step_tokens),
+    }
+    let plan_options = PlanOptions::default();
+    let bound = Bound::new(&spec, &device, &plan_options, &limits)?;
+    let workspace = gpu.workspace(&spec, &bound, of_workspace)?;
+    Ok((
+        Plans::new(spec, device, plan_options.with_bound(bound)),
+        workspace,
+    ))
+}
+
+impl Backend for GpuBackend {
+    fn name(&self) -> String {
+        self.gpu.name().to_owned()
+    }
+
+    fn architecture(&self) -> &Architecture {
+        &self.architecture
+    }
+
+    fn pages(&self) -> u32 {
+        self.pages
+    }
+
+    fn page_size(&self) -> u32 {
+        self.options.page_size
+    }
+
+    fn step_tokens(&self) -> u32 {
+        self.options.step_tokens
+    }
+
+    fn step_requests(&self) -> u32 {
+        self.options.step_requests
+    }
+
+    fn compute(&mut self, work: &Work<'_>, tokens: &mut Vec<u32>) -> Result<(), Error> {
+        let (got, rows) = (work.inputs.tokens.len(), work.rows.len());
+        let (most_tokens, most_rows) = (self.options.step_tokens, self.options.step_requests);
+        if got > most_tokens as usize || rows > most_rows as usize {
+            return Err(Error::StepTooLarge {
+                tokens: got,
+                rows,
+                most_tokens,
+                most_rows,
+            });
+        }
+        self.gpu.make_current()?;
+        self.run(work)?;
+        self.rows = rows;
+        tokens.resize(rows, 0);
+        // SAFETY: the stream is ours, and waited for below.
+        unsafe { self.buffers.fetch(tokens, *self.stream)? };
+        Ok(self.stream.synchronize()?)
+    }
+
+    fn logits(&mut self) -> Result<Vec<f32>, Error> {
+        let mut logits = self.buffers.logits.read()?;
+        logits.truncate(self.rows * self.architecture.vocabulary);
+        Ok(logits)
+    }
+}
+
+impl std::fmt::Debug for GpuBackend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GpuBackend")
+            .field("gpu", &self.gpu)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}

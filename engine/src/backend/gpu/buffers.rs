@@ -1,0 +1,140 @@
+//! Device memory of a step: its inputs, and what its parts leave for each other.
+
+use cudarc::driver::{
+    DriverError,
+    result::{memcpy_dtoh_async, memcpy_htod_async},
+};
+use half::bf16;
+use tandem_attn::{
+    abi::NO_SLOT,
+    exec::gpu::{DeviceArray, DeviceBuffer, Gpu, Stream},
+    step::{Draw, Sampling},
+};
+
+use super::GpuOptions;
+use crate::{Architecture, Error, backend::Work};
+
+/// Buffers for the largest step; a smaller one takes their beginnings, so that addresses stay for graphs.
+pub(super) struct Buffers {
+    pub residual: DeviceBuffer<bf16>,
+    pub normed: DeviceBuffer<bf16>,
+    pub qkv: DeviceBuffer<bf16>,
+    pub attention: DeviceBuffer<bf16>,
+    pub gate_up: DeviceBuffer<bf16>,
+    pub gated: DeviceBuffer<bf16>,
+    pub branch: DeviceBuffer<bf16>,
+    pub logits: DeviceBuffer<f32>,
+    pub sampled: DeviceBuffer<u32>,
+    inputs: DeviceBuffer<u32>,
+    /// The inputs on the host, as they are on the device.
+    staged: Vec<u32>,
+    tokens: usize,
+    rows: usize,
+}
+
+/// Words of a [`Draw`].
+const DRAW: usize = size_of::<Draw>() / 4;
+
+impl Buffers {
+    pub(super) fn new(gpu: &Gpu, a: &Architecture, options: &GpuOptions) -> Result<Self, Error> {
+        let (tokens, rows) = (options.step_tokens as usize, options.step_requests as usize);
+        let of_tokens = |width: usize| DeviceBuffer::zeroed(gpu, tokens * width);
+        let words = 3 * tokens + rows * (1 + DRAW);
+        Ok(Self {
+            residual: of_tokens(a.hidden)?,
+            normed: of_tokens(a.hidden)?,
+            qkv: of_tokens(a.qkv_width())?,
+            attention: of_tokens(a.q_width())?,
+            gate_up: of_tokens(2 * a.intermediate)?,
+            gated: of_tokens(a.intermediate)?,
+            branch: of_tokens(a.hidden)?,
+            logits: DeviceBuffer::zeroed(gpu, rows * a.vocabulary)?,
+            sampled: DeviceBuffer::zeroed(gpu, rows)?,
+            inputs: DeviceBuffer::zeroed(gpu, words)?,
+            staged: vec![0; words],
+            tokens,
+            rows,
+        })
+    }
+
+    /// Brings the inputs of a step to the device. Tokens and rows up to `padded` compute what nobody reads: they write
+    /// to no page, and draw the likeliest of whatever logits they find.
+    ///
+    /// # Safety
+    /// `stream` is a stream of the current context, and not being captured.
+    pub(super) unsafe fn upload(
+        &mut self,
+        work: &Work<'_>,
+        padded: usize,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let inputs = work.inputs;
+        let padding = Sampling::GREEDY.draw(0).map_err(tandem_attn::Error::from)?;
+        let (ids, rest) = self.staged.split_at_mut(self.tokens);
+        let (slots, rest) = rest.split_at_mut(self.tokens);
+        let (positions, rest) = rest.split_at_mut(self.tokens);
+        let (draws, rows) = rest.split_at_mut(self.rows * DRAW);
+        let fill = |to: &mut [u32], from: &[u32], otherwise: u32| {
+            let (used, unused) = to.split_at_mut(from.len());
+            used.copy_from_slice(from);
+            let padded = padded.saturating_sub(from.len()).min(unused.len());
+            unused[..padded].fill(otherwise);
+        };
+        fill(ids, &inputs.tokens, 0);
+        fill(slots, &inputs.slots, NO_SLOT);
+        fill(positions, &inputs.positions, 0);
+        fill(rows, work.rows, 0);
+        for (index, to) in draws
+            .chunks_exact_mut(DRAW)
+            .enumerate()
+            .take(padded.max(work.rows.len()))
+        {
+            let draw = work.draws.get(index).unwrap_or(&padding);
+            to.copy_from_slice(bytemuck::cast_slice(std::slice::from_ref(draw)));
+        }
+        // SAFETY: both sides have as many words; from memory that is not pinned the call returns once it is read.
+        unsafe { memcpy_htod_async(self.inputs.address(), &self.staged, stream.as_raw().cast()) }
+            .map_err(|error| cuda("cuMemcpyHtoDAsync", &error))
+    }
+
+    /// The drawn tokens, once the stream is done.
+    ///
+    /// # Safety
+    /// `stream` is a stream of the current context, and `tokens` stay until it is done.
+    pub(super) unsafe fn fetch(&self, tokens: &mut [u32], stream: Stream) -> Result<(), Error> {
+        // SAFETY: no more than there are rows.
+        unsafe { memcpy_dtoh_async(tokens, self.sampled.address(), stream.as_raw().cast()) }
+            .map_err(|error| cuda("cuMemcpyDtoHAsync", &error))
+    }
+
+    fn words<T>(&self, at: usize, len: usize) -> DeviceArray<T> {
+        DeviceArray::new(self.inputs.address() + 4 * at as u64, len)
+    }
+
+    pub(super) fn ids(&self, tokens: usize) -> DeviceArray<u32> {
+        self.words(0, tokens)
+    }
+
+    pub(super) fn slots(&self, tokens: usize) -> DeviceArray<u32> {
+        self.words(self.tokens, tokens)
+    }
+
+    pub(super) fn positions(&self, tokens: usize) -> DeviceArray<u32> {
+        self.words(2 * self.tokens, tokens)
+    }
+
+    pub(super) fn draws(&self, rows: usize) -> DeviceArray<Draw> {
+        self.words(3 * self.tokens, rows)
+    }
+
+    pub(super) fn rows(&self, rows: usize) -> DeviceArray<u32> {
+        self.words(3 * self.tokens + self.rows * DRAW, rows)
+    }
+}
+
+pub(super) fn cuda(call: &'static str, error: &DriverError) -> Error {
+    Error::Cuda {
+        call,
+        status: error.to_string(),
+    }
+}

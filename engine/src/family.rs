@@ -1,0 +1,112 @@
+//! What sets the families of models apart, in one table.
+//!
+//! All are decoders of pre-normalised layers with grouped-query attention and a gated feed-forward part. A new family
+//! is a row here, as long as it differs in nothing that has no column.
+
+use tandem_attn::step::Activation;
+
+/// A family of models.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Family {
+    /// Llama 3, 3.1, 3.2, and what else says `llama`.
+    Llama,
+    /// Mistral.
+    Mistral,
+    /// Qwen 2 and 2.5.
+    Qwen2,
+    /// Qwen 3, dense.
+    Qwen3,
+    /// Gemma 3, the text part.
+    Gemma3,
+}
+
+/// How a family differs from the others, where the configuration does not say it.
+#[derive(Debug)]
+pub(crate) struct Traits {
+    pub family: Family,
+    /// `model_type` in `config.json`.
+    pub model_type: &'static str,
+    /// Biases of the projections of queries, keys and values.
+    pub qkv_bias: bool,
+    /// RMSNorm of each head of queries and keys.
+    pub qk_norm: bool,
+    /// Norms multiply by `1 + w`; else by `w`.
+    pub norm_adds_one: bool,
+    /// Norms of what attention and the feed-forward part give, before it is added to the residual.
+    pub norms_after: bool,
+    pub activation: Activation,
+    /// Embeddings are multiplied by `√hidden`.
+    pub scales_embedding: bool,
+    /// The softmax scale comes from `query_pre_attn_scalar`; else from the head dimension.
+    pub own_scale: bool,
+    /// Which layers have the sliding window that `config.json` gives, where it does not list them.
+    pub window: Window,
+    /// Layers with a window have a rotary embedding of their own.
+    pub local_rope: bool,
+    pub defaults: Defaults,
+}
+
+/// Which layers have the sliding window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Window {
+    /// All.
+    All,
+    /// From `max_window_layers` on, if `use_sliding_window` says so.
+    Upper,
+    /// All but each n-th (`sliding_window_pattern`).
+    AllButEach(usize),
+}
+
+/// Values that `config.json` may leave out.
+#[derive(Debug)]
+pub(crate) struct Defaults {
+    pub rope_theta: f64,
+    pub norm_eps: f32,
+    pub tied: bool,
+    pub heads: Option<(u32, u32)>,
+    pub head_dim: Option<u32>,
+    pub vocabulary: Option<usize>,
+    pub positions: Option<u32>,
+}
+
+const PLAIN: Traits = Traits {
+    family: Family::Llama,
+    model_type: "llama",
+    qkv_bias: false,
+    qk_norm: false,
+    norm_adds_one: false,
+    norms_after: false,
+    activation: Activation::Silu,
+    scales_embedding: false,
+    own_scale: false,
+    window: Window::All,
+    local_rope: false,
+    defaults: Defaults {
+        rope_theta: 10000.0,
+        norm_eps: 1e-6,
+        tied: false,
+        heads: None,
+        head_dim: None,
+        vocabulary: None,
+        positions: None,
+    },
+};
+
+#[rustfmt::skip]
+pub(crate) const FAMILIES: &[Traits] = &[
+    PLAIN,
+    Traits { family: Family::Mistral, model_type: "mistral", ..PLAIN },
+    Traits { family: Family::Qwen2, model_type: "qwen2", qkv_bias: true, window: Window::Upper, ..PLAIN },
+    Traits { family: Family::Qwen3, model_type: "qwen3", qk_norm: true, window: Window::Upper, ..PLAIN },
+    Traits {
+        family: Family::Gemma3, model_type: "gemma3_text", qk_norm: true, norm_adds_one: true, norms_after: true,
+        activation: Activation::GeluTanh, scales_embedding: true, own_scale: true, window: Window::AllButEach(6),
+        local_rope: true,
+        defaults: Defaults {
+            rope_theta: 1e6, tied: true, heads: Some((8, 4)), head_dim: Some(256), vocabulary: Some(262_208),
+            positions: Some(131_072), ..PLAIN.defaults
+        },
+        ..PLAIN
+    },
+];

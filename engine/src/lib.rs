@@ -1,0 +1,53 @@
+//! Language models served by Rust alone: Llama 3, Qwen 2.5 and 3 (dense), Mistral and Gemma 3 (text).
+//!
+//! A model is a folder as Hugging Face keeps it: `config.json`, safetensors, `tokenizer.json`. An [`Engine`] takes
+//! requests and gives tokens. Its batches are composed by `tandem-schedule` (decodes, and chunks of prompts in what is
+//! left of a step), attention runs on `tandem-attn` over paged caches, and prompts that begin alike are computed once.
+//!
+//! ```no_run
+//! use std::path::Path;
+//! use tandem_engine::{Architecture, CpuBackend, Engine, Event, Generation, Limits, Text, TextStream, Weights};
+//!
+//! let folder = Path::new("Qwen3-0.6B");
+//! let (architecture, text) = (Architecture::read(folder)?, Text::read(folder)?);
+//! let weights = Weights::open(folder)?;
+//! let backend = CpuBackend::load(architecture, &weights, 256, 16, &mut |_| ())?;
+//! let mut engine = Engine::new(Box::new(backend), Limits::default())?;
+//!
+//! engine.submit(Generation::greedy(text.encode("Attention is", true)?, 32))?;
+//! let mut stream = TextStream::default();
+//! while !engine.is_idle() {
+//!     engine.step(&mut |event| {
+//!         if let Event::Token { token, .. } = event {
+//!             print!("{}", stream.push(&text, token).unwrap_or_default());
+//!         }
+//!     })?;
+//! }
+//! # Ok::<(), tandem_engine::Error>(())
+//! ```
+//!
+//! What a family is, is a row of one table (`family.rs`); what is asked for and not computed is refused when the model is
+//! loaded. With the feature `cuda` a model runs on an NVIDIA GPU, its matrices by cuBLASLt; with `serve` there is a
+//! server that speaks as OpenAI's does.
+
+mod architecture;
+mod backend;
+mod engine;
+mod error;
+mod family;
+#[cfg(feature = "serve")]
+pub mod serve;
+mod text;
+mod weights;
+
+pub use architecture::{Architecture, AttentionKind};
+pub use backend::{Backend, CpuBackend, Work};
+#[cfg(feature = "cuda")]
+pub use backend::{GpuBackend, GpuOptions};
+pub use engine::{Engine, Event, Finish, Generation, StepReport};
+pub use error::Error;
+pub use family::Family;
+pub use tandem_attn::step::Sampling;
+pub use tandem_schedule::{Limits, RequestId};
+pub use text::{Message, Text, TextStream};
+pub use weights::{Weight, Weights};

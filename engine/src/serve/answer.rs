@@ -1,0 +1,238 @@
+//! From tokens to an answer, whole or in events.
+
+use std::{
+    convert::Infallible,
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use axum::{
+    body::Body,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use futures_util::stream;
+use serde_json::{Value, json};
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use super::{
+    api::{Kind, Refusal, json as respond},
+    runner::Piece,
+};
+use crate::{Error, Finish, Text, TextStream};
+
+/// An answer under way. Dropping it cancels its request.
+pub(super) struct Answer {
+    pub tokens: UnboundedReceiver<Piece>,
+    pub assembly: Assembly,
+    pub labels: Labels,
+    pub prompt_tokens: usize,
+    pub generated: u32,
+}
+
+/// Text from tokens, up to a text that ends the answer.
+pub(super) struct Assembly {
+    text: Arc<Text>,
+    stream: TextStream,
+    stops: Vec<String>,
+    /// What may be the beginning of a text that ends the answer.
+    held: String,
+}
+
+impl Assembly {
+    pub(super) fn new(text: Arc<Text>, stops: Vec<String>) -> Self {
+        Self {
+            text,
+            stream: TextStream::default(),
+            stops,
+            held: String::new(),
+        }
+    }
+
+    /// What a token adds, and whether the answer ends with it.
+    fn push(&mut self, token: u32) -> Result<(String, bool), Error> {
+        self.held += &self.stream.push(&self.text, token)?;
+        let held = &self.held;
+        if let Some(at) = self
+            .stops
+            .iter()
+            .filter_map(|stop| held.find(stop.as_str()))
+            .min()
+        {
+            self.held.truncate(at);
+            return Ok((std::mem::take(&mut self.held), true));
+        }
+        let begins = |at: usize| self.stops.iter().any(|stop| stop.starts_with(&held[at..]));
+        let boundaries = held.char_indices().map(|(at, _)| at);
+        let keep = boundaries
+            .into_iter()
+            .find(|&at| begins(at))
+            .unwrap_or(held.len());
+        let rest = self.held.split_off(keep);
+        Ok((std::mem::replace(&mut self.held, rest), false))
+    }
+
+    /// What was held back, where nothing ended the answer.
+    fn finish(&mut self) -> Result<String, Error> {
+        self.held += &self.stream.finish(&self.text)?;
+        Ok(std::mem::take(&mut self.held))
+    }
+}
+
+/// What stands around every text.
+pub(super) struct Labels {
+    kind: Kind,
+    id: String,
+    model: String,
+    created: u64,
+}
+
+impl Labels {
+    pub(super) fn new(kind: Kind, index: u64, model: &str) -> Self {
+        let prefix = match kind {
+            Kind::Completion => "cmpl",
+            Kind::Chat => "chatcmpl",
+        };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        Self {
+            kind,
+            id: format!("{prefix}-{index}"),
+            model: model.to_owned(),
+            created: now.map_or(0, |now| now.as_secs()),
+        }
+    }
+
+    fn around(&self, object: &str, choices: Value) -> Value {
+        json!({
+            "id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices,
+        })
+    }
+
+    fn event(&self, text: &str, first: bool, finish: Option<&str>) -> Value {
+        let (object, content) = match self.kind {
+            Kind::Completion => ("text_completion", ("text", json!(text))),
+            Kind::Chat => (
+                "chat.completion.chunk",
+                (
+                    "delta",
+                    match (first, finish) {
+                        (true, _) => json!({"role": "assistant", "content": text}),
+                        (false, Some(_)) if text.is_empty() => json!({}),
+                        (false, _) => json!({"content": text}),
+                    },
+                ),
+            ),
+        };
+        let mut choice = json!({"index": 0, "logprobs": null, "finish_reason": finish});
+        choice[content.0] = content.1;
+        self.around(object, json!([choice]))
+    }
+}
+
+/// What becomes of an answer with one more piece.
+enum Next {
+    Text(String),
+    /// The last text, and why it is the last.
+    End(String, &'static str),
+    Failed(String),
+}
+
+impl Answer {
+    async fn next(&mut self) -> Next {
+        let next = match self.tokens.recv().await {
+            Some(Piece::Token(token)) => {
+                self.generated += 1;
+                self.assembly.push(token).map(|(text, ended)| match ended {
+                    true => Next::End(text, "stop"),
+                    false => Next::Text(text),
+                })
+            }
+            Some(Piece::Finished(reason)) => self.assembly.finish().map(|text| match reason {
+                Finish::Length => Next::End(text, "length"),
+                Finish::End | Finish::Cancelled => Next::End(text, "stop"),
+            }),
+            Some(Piece::Failed(reason)) => return Next::Failed(reason),
+            None => return Next::Failed("the engine has failed".to_owned()),
+        };
+        next.unwrap_or_else(|error| Next::Failed(error.to_string()))
+    }
+
+    fn usage(&self) -> Value {
+        json!({
+            "prompt_tokens": self.prompt_tokens, "completion_tokens": self.generated,
+            "total_tokens": self.prompt_tokens + self.generated as usize,
+        })
+    }
+
+    pub(super) async fn whole(mut self) -> Result<Response, Refusal> {
+        let mut whole = String::new();
+        let finish = loop {
+            match self.next().await {
+                Next::Text(text) => whole += &text,
+                Next::End(text, finish) => {
+                    whole += &text;
+                    break finish;
+                }
+                Next::Failed(reason) => return Err(Refusal::failed(reason)),
+            }
+        };
+        let mut choice = json!({"index": 0, "logprobs": null, "finish_reason": finish});
+        let object = match self.labels.kind {
+            Kind::Completion => {
+                choice["text"] = json!(whole);
+                "text_completion"
+            }
+            Kind::Chat => {
+                choice["message"] = json!({"role": "assistant", "content": whole});
+                "chat.completion"
+            }
+        };
+        let mut body = self.labels.around(object, json!([choice]));
+        body["usage"] = self.usage();
+        Ok(respond(StatusCode::OK, &body))
+    }
+
+    /// The answer as server-sent events.
+    pub(super) fn streamed(self, include_usage: bool) -> Response {
+        let events = stream::unfold(Some((self, true)), move |state| async move {
+            let (mut answer, first) = state?;
+            // Tokens that are no text yet are not worth an event.
+            let next = loop {
+                match answer.next().await {
+                    Next::Text(text) if text.is_empty() && !first => {}
+                    next => break next,
+                }
+            };
+            let (event, goes_on) = match next {
+                Next::Text(text) => (frame(&answer.labels.event(&text, first, None)), true),
+                Next::End(text, finish) => {
+                    let mut end = frame(&answer.labels.event(&text, first, Some(finish)));
+                    if include_usage {
+                        let mut usage = answer.labels.event("", false, None);
+                        usage["choices"] = json!([]);
+                        usage["usage"] = answer.usage();
+                        end += &frame(&usage);
+                    }
+                    (end + "data: [DONE]\n\n", false)
+                }
+                Next::Failed(reason) => {
+                    let error = json!({"error": {"message": reason, "type": "server_error"}});
+                    (frame(&error), false)
+                }
+            };
+            Some((
+                Ok::<_, Infallible>(event),
+                goes_on.then_some((answer, false)),
+            ))
+        });
+        let headers = [
+            (header::CONTENT_TYPE, "text/event-stream"),
+            (header::CACHE_CONTROL, "no-cache"),
+        ];
+        (headers, Body::from_stream(events)).into_response()
+    }
+}
+
+fn frame(value: &Value) -> String {
+    format!("data: {value}\n\n")
+}

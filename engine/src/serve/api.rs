@@ -1,0 +1,286 @@
+//! Requests and refusals in OpenAI's forms. A field that would change the text and is not computed is refused.
+
+use axum::{
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Value};
+
+use crate::{Error, Generation, Message, Sampling, Text};
+
+/// Which of the two endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Completion,
+    Chat,
+}
+
+/// Why a request is not answered with a text.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    pub status: StatusCode,
+    message: String,
+}
+
+impl Refusal {
+    pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        let message = message.into();
+        Self { status, message }
+    }
+
+    fn wrong(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    pub(super) fn busy() -> Self {
+        Self::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            "as many requests wait as may: try again later",
+        )
+    }
+
+    pub(super) fn failed(message: String) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
+    }
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        Self::wrong(error.to_string())
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let kind = match self.status.is_server_error() {
+            true => "server_error",
+            false => "invalid_request_error",
+        };
+        let error = serde_json::json!({"message": self.message, "type": kind, "code": self.status.as_u16()});
+        let mut response = json(self.status, &serde_json::json!({"error": error}));
+        if self.status == StatusCode::TOO_MANY_REQUESTS {
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, header::HeaderValue::from_static("1"));
+        }
+        response
+    }
+}
+
+pub(super) fn json(status: StatusCode, value: &Value) -> Response {
+    let kind = (header::CONTENT_TYPE, "application/json");
+    (status, [kind], value.to_string()).into_response()
+}
+
+/// What is asked for.
+pub(super) struct Asked {
+    pub prompt: Prompt,
+    pub parameters: Parameters,
+}
+
+pub(super) enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+    Chat(Vec<Message>),
+}
+
+impl Prompt {
+    pub(super) fn encode(self, text: &Text) -> Result<Vec<u32>, Error> {
+        match self {
+            Self::Text(prompt) => text.encode(&prompt, true),
+            Self::Tokens(tokens) => Ok(tokens),
+            Self::Chat(messages) => text.encode_chat(&messages),
+        }
+    }
+}
+
+/// How the text is to be made.
+pub(super) struct Parameters {
+    max_tokens: u32,
+    sampling: Sampling,
+    pub stop: Vec<String>,
+    pub stream: bool,
+    pub include_usage: bool,
+}
+
+impl Parameters {
+    pub(super) fn generation(&self, prompt: Vec<u32>) -> Generation {
+        Generation {
+            prompt,
+            max_new_tokens: self.max_tokens,
+            sampling: self.sampling,
+            ignore_ends: false,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Body {
+    model: Option<String>,
+    #[serde(default, deserialize_with = "given")]
+    prompt: Option<PromptField>,
+    messages: Option<Vec<MessageField>>,
+    max_tokens: Option<u32>,
+    max_completion_tokens: Option<u32>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<u32>,
+    min_p: Option<f32>,
+    seed: Option<i64>,
+    stop: Option<OneOrMany>,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum PromptField {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+/// Says what a prompt may be, in place of the names of types.
+fn given<'de, D: Deserializer<'de>>(field: D) -> Result<Option<PromptField>, D::Error> {
+    let wrong = |_| {
+        serde::de::Error::custom(
+            "prompt is a text or a list of token ids; give several prompts one by one",
+        )
+    };
+    PromptField::deserialize(field).map(Some).map_err(wrong)
+}
+
+#[derive(Deserialize)]
+struct MessageField {
+    role: String,
+    content: ContentField,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum ContentField {
+    Text(String),
+    Parts(Vec<Part>),
+}
+
+#[derive(Deserialize)]
+struct Part {
+    #[serde(rename = "type")]
+    kind: String,
+    text: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+#[derive(Deserialize)]
+struct StreamOptions {
+    include_usage: Option<bool>,
+}
+
+/// Fields that say nothing of the text.
+const BESIDE_THE_TEXT: [&str; 4] = ["user", "metadata", "store", "service_tier"];
+/// Fields and the values at which they change nothing.
+const AT_REST: [(&str, f64); 4] = [
+    ("n", 1.0),
+    ("best_of", 1.0),
+    ("presence_penalty", 0.0),
+    ("frequency_penalty", 0.0),
+];
+const MOST_STOPS: usize = 16;
+
+pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refusal> {
+    let body: Body =
+        serde_json::from_slice(body).map_err(|error| Refusal::wrong(error.to_string()))?;
+    for (name, value) in &body.rest {
+        let rests = AT_REST
+            .iter()
+            .any(|(rest, at)| rest == name && value.as_f64() == Some(*at));
+        let nothing = matches!(value, Value::Null | Value::Bool(false));
+        if !rests && !nothing && !BESIDE_THE_TEXT.contains(&name.as_str()) {
+            return Err(Refusal::wrong(format!(
+                "{name} is not computed here: leave it out"
+            )));
+        }
+    }
+    if let Some(other) = body.model.filter(|name| name != model) {
+        let message = format!("there is no model {other:?} here, only {model:?}");
+        return Err(Refusal::new(StatusCode::NOT_FOUND, message));
+    }
+    let prompt = match (kind, body.prompt, body.messages) {
+        (Kind::Completion, Some(PromptField::Text(text)), None) => Prompt::Text(text),
+        (Kind::Completion, Some(PromptField::Tokens(tokens)), None) => Prompt::Tokens(tokens),
+        (Kind::Chat, None, Some(messages)) => Prompt::Chat(
+            messages
+                .into_iter()
+                .map(message)
+                .collect::<Result<_, _>>()?,
+        ),
+        (Kind::Completion, ..) => {
+            return Err(Refusal::wrong("a completion has a prompt, and no messages"));
+        }
+        (Kind::Chat, ..) => return Err(Refusal::wrong("a chat has messages, and no prompt")),
+    };
+    let stop = match body.stop {
+        None => Vec::new(),
+        Some(OneOrMany::One(stop)) => vec![stop],
+        Some(OneOrMany::Many(stops)) => stops,
+    };
+    if stop.len() > MOST_STOPS || stop.iter().any(String::is_empty) {
+        return Err(Refusal::wrong(format!(
+            "stop is a text, or up to {MOST_STOPS} of them, none empty"
+        )));
+    }
+    let temperature = body.temperature.unwrap_or(1.0);
+    let parameters = Parameters {
+        max_tokens: body
+            .max_completion_tokens
+            .or(body.max_tokens)
+            .unwrap_or(match kind {
+                // OpenAI's, for completions.
+                Kind::Completion => 16,
+                Kind::Chat => 512,
+            }),
+        sampling: Sampling {
+            temperature,
+            top_k: body.top_k.unwrap_or(0),
+            top_p: body.top_p.unwrap_or(1.0),
+            min_p: body.min_p.unwrap_or(0.0),
+            seed: body
+                .seed
+                .map_or_else(|| fastrand::u64(..), |seed| seed as u64),
+        },
+        stop,
+        stream: body.stream.unwrap_or(false),
+        include_usage: body
+            .stream_options
+            .and_then(|options| options.include_usage)
+            .unwrap_or(false),
+    };
+    Ok(Asked { prompt, parameters })
+}
+
+fn message(field: MessageField) -> Result<Message, Refusal> {
+    let content = match field.content {
+        ContentField::Text(text) => text,
+        ContentField::Parts(parts) => {
+            let texts = parts
+                .into_iter()
+                .map(|part| match (part.kind.as_str(), part.text) {
+                    ("text", Some(text)) => Ok(text),
+                    (other, _) => Err(Refusal::wrong(format!(
+                        "a part of type {other:?}: only text is read here"
+                    ))),
+                });
+            texts.collect::<Result<String, _>>()?
+        }
+    };
+    let role = field.role;
+    Ok(Message { role, content })
+}

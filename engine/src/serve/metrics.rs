@@ -1,0 +1,214 @@
+//! Counters, gauges and histograms as Prometheus reads them.
+
+use std::{
+    fmt,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
+
+use axum::http::StatusCode;
+
+use crate::{Engine, Finish};
+
+#[derive(Debug, Default)]
+pub(super) struct Metrics {
+    submitted: AtomicU64,
+    completed: AtomicU64,
+    cancelled: AtomicU64,
+    refused_busy: AtomicU64,
+    refused: AtomicU64,
+    prompt_tokens: AtomicU64,
+    generated_tokens: AtomicU64,
+    steps: AtomicU64,
+    cached_tokens: AtomicU64,
+    lost_tokens: AtomicU64,
+    running: AtomicU64,
+    waiting: AtomicU64,
+    pages: AtomicU64,
+    free_pages: AtomicU64,
+    cached_pages: AtomicU64,
+    first: Histogram,
+    between: Histogram,
+}
+
+/// Upper ends of the classes, in milliseconds.
+const CLASSES: [u64; 13] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000];
+
+/// Times, counted by class.
+#[derive(Debug, Default)]
+struct Histogram {
+    classes: [AtomicU64; CLASSES.len() + 1],
+    micros: AtomicU64,
+}
+
+impl Histogram {
+    fn add(&self, time: Duration) {
+        let class = CLASSES.partition_point(|&end| Duration::from_millis(end) < time);
+        self.classes[class].fetch_add(1, Relaxed);
+        self.micros.fetch_add(time.as_micros() as u64, Relaxed);
+    }
+
+    fn write(&self, f: &mut fmt::Formatter<'_>, name: &str, help: &str) -> fmt::Result {
+        writeln!(f, "# HELP {name} {help}\n# TYPE {name} histogram")?;
+        let mut all = 0;
+        for (class, count) in self.classes.iter().enumerate() {
+            all += count.load(Relaxed);
+            let end = CLASSES
+                .get(class)
+                .map_or("+Inf".to_owned(), |&end| (end as f64 / 1e3).to_string());
+            writeln!(f, "{name}_bucket{{le=\"{end}\"}} {all}")?;
+        }
+        let seconds = self.micros.load(Relaxed) as f64 / 1e6;
+        writeln!(f, "{name}_sum {seconds}\n{name}_count {all}")
+    }
+}
+
+impl Metrics {
+    pub(super) fn submitted(&self, prompt: usize) {
+        self.submitted.fetch_add(1, Relaxed);
+        self.prompt_tokens.fetch_add(prompt as u64, Relaxed);
+    }
+
+    pub(super) fn first_token(&self, time: Duration) {
+        self.generated_tokens.fetch_add(1, Relaxed);
+        self.first.add(time);
+    }
+
+    pub(super) fn next_token(&self, time: Duration) {
+        self.generated_tokens.fetch_add(1, Relaxed);
+        self.between.add(time);
+    }
+
+    pub(super) fn finished(&self, reason: Finish) {
+        let counter = match reason {
+            Finish::Cancelled => &self.cancelled,
+            Finish::End | Finish::Length => &self.completed,
+        };
+        counter.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn refused(&self, status: StatusCode) {
+        let counter = match status {
+            StatusCode::TOO_MANY_REQUESTS => &self.refused_busy,
+            _ => &self.refused,
+        };
+        counter.fetch_add(1, Relaxed);
+    }
+
+    /// What the engine knows itself, after each step.
+    pub(super) fn engine(&self, engine: &Engine) {
+        let composer = engine.composer();
+        for (gauge, value) in [
+            (&self.steps, engine.steps()),
+            (&self.cached_tokens, composer.cached_tokens()),
+            (&self.lost_tokens, composer.lost_tokens()),
+            (&self.running, composer.running() as u64),
+            (&self.waiting, composer.waiting() as u64),
+            (&self.pages, composer.pool().pages().into()),
+            (&self.free_pages, composer.pool().free_pages().into()),
+            (
+                &self.cached_pages,
+                composer
+                    .prefix_cache()
+                    .map_or(0, |cache| cache.pages().into()),
+            ),
+        ] {
+            gauge.store(value, Relaxed);
+        }
+    }
+}
+
+impl fmt::Display for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counters = [
+            (
+                "tandem_requests_total",
+                "Requests that the engine took.",
+                &self.submitted,
+            ),
+            (
+                "tandem_requests_completed_total",
+                "Requests with an answer to its end.",
+                &self.completed,
+            ),
+            (
+                "tandem_requests_cancelled_total",
+                "Requests whose client had gone or had enough.",
+                &self.cancelled,
+            ),
+            (
+                "tandem_requests_busy_total",
+                "Requests refused because too many waited.",
+                &self.refused_busy,
+            ),
+            (
+                "tandem_requests_refused_total",
+                "Requests refused for what they asked.",
+                &self.refused,
+            ),
+            (
+                "tandem_prompt_tokens_total",
+                "Tokens of prompts.",
+                &self.prompt_tokens,
+            ),
+            (
+                "tandem_cached_tokens_total",
+                "Tokens of prompts found in the prefix cache.",
+                &self.cached_tokens,
+            ),
+            (
+                "tandem_lost_tokens_total",
+                "Tokens computed again after preemption.",
+                &self.lost_tokens,
+            ),
+            (
+                "tandem_generated_tokens_total",
+                "Tokens of answers.",
+                &self.generated_tokens,
+            ),
+            ("tandem_steps_total", "Steps of the engine.", &self.steps),
+        ];
+        let gauges = [
+            (
+                "tandem_running_requests",
+                "Requests that hold pages.",
+                &self.running,
+            ),
+            (
+                "tandem_waiting_requests",
+                "Requests that wait.",
+                &self.waiting,
+            ),
+            ("tandem_pages", "Pages of the caches.", &self.pages),
+            (
+                "tandem_free_pages",
+                "Pages that nobody holds.",
+                &self.free_pages,
+            ),
+            (
+                "tandem_cached_pages",
+                "Pages that the prefix cache holds.",
+                &self.cached_pages,
+            ),
+        ];
+        for (kind, values) in [("counter", &counters[..]), ("gauge", &gauges[..])] {
+            for (name, help, value) in values {
+                writeln!(
+                    f,
+                    "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {}",
+                    value.load(Relaxed)
+                )?;
+            }
+        }
+        self.first.write(
+            f,
+            "tandem_first_token_seconds",
+            "Time to the first token, waiting included.",
+        )?;
+        self.between.write(
+            f,
+            "tandem_between_tokens_seconds",
+            "Time between tokens of an answer.",
+        )
+    }
+}

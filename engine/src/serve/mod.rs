@@ -1,0 +1,279 @@
+//! A server that speaks as OpenAI's does: completions and chat, streamed or whole, health, and metrics.
+//!
+//! | | |
+//! |---|---|
+//! | `POST /v1/completions`, `POST /v1/chat/completions` | a text; with `"stream": true` as server-sent events |
+//! | `GET /v1/models` | the one model |
+//! | `GET /health` | 200 while the engine runs, else 503 |
+//! | `GET /metrics` | Prometheus text |
+//!
+//! One thread has the engine. Requests that it cannot take now are refused (429) instead of piling up, one whose client
+//! has gone is cancelled before the next step, and a slow client holds nothing but the text that waits for it. What is
+//! asked for and not there is refused (400).
+
+mod answer;
+mod api;
+mod metrics;
+mod runner;
+
+use std::{
+    future::Future,
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{Request, State},
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use tokio::{net::TcpListener, sync::Semaphore, task::JoinSet};
+
+use crate::{Engine, Text};
+use api::{Kind, Refusal};
+use metrics::Metrics;
+use runner::Runner;
+
+/// Limits of a server.
+#[derive(Clone, Debug)]
+pub struct ServeOptions {
+    /// The model's name to clients.
+    pub name: String,
+    /// Connections at once; more wait to be accepted.
+    pub connections: usize,
+    /// Bytes of a request's body.
+    pub body_bytes: usize,
+    /// How long a client may take to send a request.
+    pub receive: Duration,
+    /// How long answers may take to end once the server is told to stop.
+    pub grace: Duration,
+}
+
+impl ServeOptions {
+    /// The usual limits.
+    #[must_use]
+    pub const fn new(name: String) -> Self {
+        Self {
+            name,
+            connections: 1024,
+            body_bytes: 4 << 20,
+            receive: Duration::from_secs(30),
+            grace: Duration::from_secs(10),
+        }
+    }
+}
+
+/// What handlers share.
+struct Server {
+    runner: Runner,
+    text: Arc<Text>,
+    options: ServeOptions,
+    metrics: Arc<Metrics>,
+    answers: AtomicU64,
+}
+
+/// Serves on an address until `shutdown`, on a runtime of its own. `ready` hears the address, which has a port of the
+/// system's choice where 0 was asked for.
+///
+/// # Errors
+/// Where the address cannot be listened on.
+pub fn run(
+    address: SocketAddr,
+    engine: Engine,
+    text: Text,
+    options: ServeOptions,
+    shutdown: impl Future<Output = ()>,
+    ready: impl FnOnce(SocketAddr),
+) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let listener = TcpListener::bind(address).await?;
+        ready(listener.local_addr()?);
+        serve(listener, engine, text, options, shutdown).await;
+        Ok(())
+    })
+}
+
+/// Serves on a listener until `shutdown`; answers that are under way then have the grace period.
+pub async fn serve(
+    listener: TcpListener,
+    engine: Engine,
+    text: Text,
+    options: ServeOptions,
+    shutdown: impl Future<Output = ()>,
+) {
+    let metrics = Arc::new(Metrics::default());
+    let (connections, receive, grace) = (options.connections, options.receive, options.grace);
+    let server = Arc::new(Server {
+        runner: Runner::start(engine, Arc::clone(&metrics)),
+        text: Arc::new(text),
+        options,
+        metrics,
+        answers: AtomicU64::new(0),
+    });
+    let router = Router::new()
+        .route(
+            "/v1/completions",
+            post(|state, request| answer(state, Kind::Completion, request)),
+        )
+        .route(
+            "/v1/chat/completions",
+            post(|state, request| answer(state, Kind::Chat, request)),
+        )
+        .route("/v1/models", get(models))
+        .route("/health", get(health))
+        .route("/metrics", get(metrics_text))
+        .with_state(server);
+    let service = TowerToHyperService::new(router);
+
+    let permits = Arc::new(Semaphore::new(connections));
+    let mut open = JoinSet::new();
+    tokio::pin!(shutdown);
+    loop {
+        let accepted = async {
+            let permit = Arc::clone(&permits)
+                .acquire_owned()
+                .await
+                .expect("it is never closed");
+            (listener.accept().await, permit)
+        };
+        let (accepted, permit) = tokio::select! {
+            accepted = accepted => accepted,
+            Some(_) = open.join_next(), if !open.is_empty() => continue,
+            () = &mut shutdown => break,
+        };
+        let Ok((stream, _)) = accepted else {
+            // Too many open files, as a rule: wait until some are closed.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        let _ = stream.set_nodelay(true);
+        let mut http = hyper::server::conn::http1::Builder::new();
+        http.timer(TokioTimer::new())
+            .header_read_timeout(receive)
+            .max_buf_size(64 << 10);
+        let connection = http.serve_connection(TokioIo::new(stream), service.clone());
+        open.spawn(async move {
+            // A client that goes away is no error of ours.
+            let _ = connection.await;
+            drop(permit);
+        });
+    }
+    drop(listener);
+    let rest = async { while open.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(grace, rest).await;
+}
+
+async fn models(State(server): State<Arc<Server>>) -> Response {
+    let model =
+        serde_json::json!({"id": server.options.name, "object": "model", "owned_by": "tandem"});
+    api::json(
+        StatusCode::OK,
+        &serde_json::json!({"object": "list", "data": [model]}),
+    )
+}
+
+async fn health(State(server): State<Arc<Server>>) -> Response {
+    match server.runner.is_alive() {
+        true => (StatusCode::OK, "ok\n").into_response(),
+        false => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the engine has failed: see the log\n",
+        )
+            .into_response(),
+    }
+}
+
+async fn metrics_text(State(server): State<Arc<Server>>) -> Response {
+    let kind = (header::CONTENT_TYPE, "text/plain; version=0.0.4");
+    ([kind], server.metrics.to_string()).into_response()
+}
+
+/// A text for a request, or why not.
+async fn answer(State(server): State<Arc<Server>>, kind: Kind, request: Request) -> Response {
+    match begin(&server, kind, request).await {
+        Ok(response) => response,
+        Err(refusal) => {
+            server.metrics.refused(refusal.status);
+            refusal.into_response()
+        }
+    }
+}
+
+async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Response, Refusal> {
+    let (head, body) = request.into_parts();
+    json_only(&head.headers)?;
+    let body = receive(body, &server.options).await?;
+    let asked = api::parse(kind, &body, &server.options.name)?;
+    // Long prompts take a while to become tokens, and others are not to wait for it.
+    let (text, prompt) = (Arc::clone(&server.text), asked.prompt);
+    let prompt = tokio::task::spawn_blocking(move || prompt.encode(&text)).await;
+    let prompt = prompt.map_err(|error| Refusal::failed(error.to_string()))??;
+    let prompt_tokens = prompt.len();
+    let tokens = server
+        .runner
+        .submit(asked.parameters.generation(prompt))
+        .await?;
+    let index = server.answers.fetch_add(1, Ordering::Relaxed);
+    let answer = answer::Answer {
+        tokens,
+        assembly: answer::Assembly::new(Arc::clone(&server.text), asked.parameters.stop),
+        labels: answer::Labels::new(kind, index, &server.options.name),
+        prompt_tokens,
+        generated: 0,
+    };
+    match asked.parameters.stream {
+        true => Ok(answer.streamed(asked.parameters.include_usage)),
+        false => answer.whole().await,
+    }
+}
+
+/// Pages of browsers can send other types to a loopback address without being asked whether they may.
+fn json_only(headers: &HeaderMap) -> Result<(), Refusal> {
+    let kind = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|kind| kind.to_str().ok());
+    let kind = kind
+        .and_then(|kind| kind.split(';').next())
+        .unwrap_or_default();
+    match kind.trim().eq_ignore_ascii_case("application/json") {
+        true => Ok(()),
+        false => Err(Refusal::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "send the request with content-type: application/json",
+        )),
+    }
+}
+
+async fn receive(body: Body, options: &ServeOptions) -> Result<Vec<u8>, Refusal> {
+    let whole = axum::body::to_bytes(body, options.body_bytes);
+    match tokio::time::timeout(options.receive, whole).await {
+        Ok(Ok(bytes)) => Ok(bytes.into()),
+        Ok(Err(_)) => Err(Refusal::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            format!(
+                "a request has at most {} bytes, and arrives whole",
+                options.body_bytes
+            ),
+        )),
+        Err(_) => Err(Refusal::new(
+            StatusCode::REQUEST_TIMEOUT,
+            format!("a request arrives within {} s", options.receive.as_secs()),
+        )),
+    }
+}

@@ -1,0 +1,186 @@
+//! The thread that has the engine.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Instant,
+};
+
+use axum::http::StatusCode;
+use tandem_schedule::{RequestId, ScheduleError};
+use tokio::sync::{mpsc, oneshot};
+
+use super::{api::Refusal, metrics::Metrics};
+use crate::{Engine, Error, Event, Finish, Generation};
+
+/// Requests on their way to the engine: what comes in during a step.
+const ARRIVING: usize = 1024;
+
+/// What a request hears.
+#[derive(Debug)]
+pub(super) enum Piece {
+    Token(u32),
+    Finished(Finish),
+    /// The engine failed.
+    Failed(String),
+}
+
+pub(super) struct Runner {
+    submissions: mpsc::Sender<Submission>,
+    alive: Arc<AtomicBool>,
+}
+
+struct Submission {
+    generation: Generation,
+    // As long as the longest answer, which is limited; so a client that reads slowly stops nobody.
+    pieces: mpsc::UnboundedSender<Piece>,
+    taken: oneshot::Sender<Result<(), Refusal>>,
+}
+
+/// A request under way. Its client has gone when nobody has the other end of `pieces`.
+struct Client {
+    pieces: mpsc::UnboundedSender<Piece>,
+    begun: Instant,
+    last: Option<Instant>,
+}
+
+impl Runner {
+    pub(super) fn start(engine: Engine, metrics: Arc<Metrics>) -> Self {
+        let (submissions, arriving) = mpsc::channel(ARRIVING);
+        let alive = Arc::new(AtomicBool::new(true));
+        let flag = Arc::clone(&alive);
+        thread::spawn(move || {
+            // Also where it ends by a panic.
+            struct Ended(Arc<AtomicBool>);
+            impl Drop for Ended {
+                fn drop(&mut self) {
+                    self.0.store(false, Ordering::Relaxed);
+                }
+            }
+            let _ended = Ended(flag);
+            run(engine, arriving, &metrics);
+        });
+        Self { submissions, alive }
+    }
+
+    pub(super) fn is_alive(&self) -> bool {
+        self.alive.load(Ordering::Relaxed)
+    }
+
+    /// Hands a request to the engine. Dropping what is returned cancels it.
+    pub(super) async fn submit(
+        &self,
+        generation: Generation,
+    ) -> Result<mpsc::UnboundedReceiver<Piece>, Refusal> {
+        let (pieces, receiver) = mpsc::unbounded_channel();
+        let (taken, answer) = oneshot::channel();
+        let submission = Submission {
+            generation,
+            pieces,
+            taken,
+        };
+        self.submissions
+            .try_send(submission)
+            .map_err(|error| match error {
+                mpsc::error::TrySendError::Full(_) => Refusal::busy(),
+                mpsc::error::TrySendError::Closed(_) => {
+                    Refusal::failed("the engine has failed".to_owned())
+                }
+            })?;
+        let taken = answer
+            .await
+            .map_err(|_| Refusal::failed("the engine has failed".to_owned()))?;
+        taken.map(|()| receiver)
+    }
+}
+
+fn run(mut engine: Engine, mut arriving: mpsc::Receiver<Submission>, metrics: &Metrics) {
+    let mut clients = HashMap::new();
+    loop {
+        if engine.is_idle() {
+            metrics.engine(&engine);
+            // Nothing to do until somebody comes; the end when nobody can.
+            let Some(submission) = arriving.blocking_recv() else {
+                return;
+            };
+            take(&mut engine, &mut clients, submission, metrics);
+        }
+        while let Ok(submission) = arriving.try_recv() {
+            take(&mut engine, &mut clients, submission, metrics);
+        }
+        let gone = |(request, client): (&RequestId, &Client)| {
+            client.pieces.is_closed().then_some(*request)
+        };
+        let gone: Vec<_> = clients.iter().filter_map(gone).collect();
+        for request in gone {
+            engine.cancel(request);
+        }
+        let step = engine.step(&mut |event| tell(&mut clients, event, metrics));
+        if let Err(error) = step {
+            eprintln!("the engine has failed: {error}");
+            for client in clients.values() {
+                let _ = client.pieces.send(Piece::Failed(error.to_string()));
+            }
+            return;
+        }
+        metrics.engine(&engine);
+    }
+}
+
+fn take(
+    engine: &mut Engine,
+    clients: &mut HashMap<RequestId, Client>,
+    submission: Submission,
+    metrics: &Metrics,
+) {
+    let Submission {
+        generation,
+        pieces,
+        taken,
+    } = submission;
+    if taken.is_closed() {
+        return;
+    }
+    let prompt = generation.prompt.len();
+    let answer = match engine.submit(generation) {
+        Ok(request) => {
+            let client = Client {
+                pieces,
+                begun: Instant::now(),
+                last: None,
+            };
+            clients.insert(request, client);
+            metrics.submitted(prompt);
+            Ok(())
+        }
+        Err(Error::Schedule(ScheduleError::QueueFull { .. })) => Err(Refusal::busy()),
+        Err(error) => Err(Refusal::new(StatusCode::BAD_REQUEST, error.to_string())),
+    };
+    let _ = taken.send(answer);
+}
+
+fn tell(clients: &mut HashMap<RequestId, Client>, event: Event, metrics: &Metrics) {
+    match event {
+        Event::Token { request, token } => {
+            let Some(client) = clients.get_mut(&request) else {
+                return;
+            };
+            let now = Instant::now();
+            match client.last.replace(now) {
+                None => metrics.first_token(now - client.begun),
+                Some(last) => metrics.next_token(now - last),
+            }
+            let _ = client.pieces.send(Piece::Token(token));
+        }
+        Event::Finished { request, reason } => {
+            if let Some(client) = clients.remove(&request) {
+                metrics.finished(reason);
+                let _ = client.pieces.send(Piece::Finished(reason));
+            }
+        }
+    }
+}

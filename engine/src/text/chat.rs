@@ -1,0 +1,74 @@
+//! Chat templates: Jinja, with the few functions that models' templates call.
+
+use minijinja::{Environment, ErrorKind, Value, context, syntax::SyntaxConfig};
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+
+/// One turn of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// Who says it: `system`, `user` or `assistant`, as a rule.
+    pub role: String,
+    /// What is said.
+    pub content: String,
+}
+
+const NAME: &str = "chat";
+/// Steps of a rendering: a template comes with a model, and must not stop a server.
+const FUEL: u64 = 50_000_000;
+
+#[derive(Debug)]
+pub(super) struct ChatTemplate {
+    environment: Environment<'static>,
+    bos: String,
+    eos: String,
+}
+
+impl ChatTemplate {
+    pub(super) fn new(source: String, bos: String, eos: String) -> Result<Self, Error> {
+        let mut environment = Environment::new();
+        // As `transformers` sets it up.
+        let mut syntax = SyntaxConfig::builder();
+        syntax.trim_blocks(true).lstrip_blocks(true);
+        environment.set_syntax(syntax.build().map_err(|error| refused(&error))?);
+        environment.set_fuel(Some(FUEL));
+        environment
+            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function("raise_exception", |reason: String| {
+            Err::<String, _>(minijinja::Error::new(ErrorKind::InvalidOperation, reason))
+        });
+        environment
+            .add_template_owned(NAME, source)
+            .map_err(|error| refused(&error))?;
+        Ok(Self {
+            environment,
+            bos,
+            eos,
+        })
+    }
+
+    pub(super) fn render(&self, messages: &[Message]) -> Result<String, Error> {
+        let template = self
+            .environment
+            .get_template(NAME)
+            .map_err(|error| refused(&error))?;
+        let messages = messages.iter().map(|Message { role, content }| {
+            Value::from_pairs([("role", role.as_str()), ("content", content.as_str())])
+        });
+        let rendered = template.render(context! {
+            messages => messages.collect::<Vec<_>>(),
+            add_generation_prompt => true,
+            bos_token => self.bos.as_str(),
+            eos_token => self.eos.as_str(),
+        });
+        rendered.map_err(|error| refused(&error))
+    }
+}
+
+fn refused(error: &minijinja::Error) -> Error {
+    let reason = error
+        .detail()
+        .map_or_else(|| error.to_string(), str::to_owned);
+    Error::ChatTemplate { reason }
+}

@@ -1,0 +1,282 @@
+//! The numbers of a model: safetensors, mapped into memory and read where they are.
+
+use std::{
+    borrow::Cow,
+    collections::HashMap,
+    fs::{self, File},
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use bytemuck::Pod;
+use half::{bf16, f16};
+use memmap2::Mmap;
+use rayon::prelude::*;
+use safetensors::{Dtype, SafeTensors};
+use serde::Deserialize;
+
+use crate::Error;
+
+/// Where the numbers of a model come from.
+#[derive(Debug)]
+pub struct Weights(Source);
+
+#[derive(Debug)]
+enum Source {
+    Files {
+        files: Vec<Mmap>,
+        tensors: HashMap<String, Place>,
+        /// What stands before the names of the text part.
+        prefix: &'static str,
+    },
+    Random {
+        seed: u64,
+    },
+}
+
+/// A tensor in one of the files.
+#[derive(Debug)]
+struct Place {
+    file: usize,
+    bytes: Range<usize>,
+    dtype: Dtype,
+    shape: Vec<usize>,
+}
+
+/// `model.safetensors.index.json`.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: HashMap<String, String>,
+}
+
+/// What models that also see have before the names of their text part.
+const PREFIXES: [&str; 3] = ["model.", "language_model.model.", "model.language_model."];
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+impl Weights {
+    /// Maps the files of a model's folder: one, or those that its index names.
+    ///
+    /// # Errors
+    /// [`Error::Read`], [`Error::Malformed`].
+    pub fn open(folder: &Path) -> Result<Self, Error> {
+        let index = folder.join(INDEX);
+        let names: Vec<PathBuf> = match index.exists() {
+            false => vec![folder.join(SINGLE)],
+            true => {
+                let text = fs::read(&index).map_err(|error| read_error(&index, error))?;
+                let read: Index =
+                    serde_json::from_slice(&text).map_err(|error| malformed(&index, error))?;
+                let mut names: Vec<_> = read.weight_map.into_values().collect();
+                names.sort_unstable();
+                names.dedup();
+                // Nothing outside the folder, whatever the index says.
+                if let Some(name) = names.iter().find(|name| name.contains(['/', '\\'])) {
+                    return Err(malformed(
+                        &index,
+                        format!("{name:?} is not the name of a file"),
+                    ));
+                }
+                names.iter().map(|name| folder.join(name)).collect()
+            }
+        };
+        let (mut files, mut tensors) = (Vec::new(), HashMap::new());
+        for path in names {
+            let file = File::open(&path).map_err(|error| read_error(&path, error))?;
+            // SAFETY: the memory is only read. Whoever cuts the file short while it is mapped ends this process, as
+            // with every program that maps it.
+            let map = unsafe { Mmap::map(&file) }.map_err(|error| read_error(&path, error))?;
+            let (header, metadata) =
+                SafeTensors::read_metadata(&map).map_err(|error| malformed(&path, error))?;
+            for (name, info) in metadata.tensors() {
+                let (begin, end) = info.data_offsets;
+                // Behind the length of the header and the header.
+                let bytes = 8 + header + begin..8 + header + end;
+                let place = Place {
+                    file: files.len(),
+                    bytes,
+                    dtype: info.dtype,
+                    shape: info.shape.clone(),
+                };
+                tensors.insert(name, place);
+            }
+            files.push(map);
+        }
+        let embedding =
+            |prefix: &&&str| tensors.contains_key(&format!("{prefix}embed_tokens.weight"));
+        let prefix = PREFIXES
+            .iter()
+            .find(embedding)
+            .copied()
+            .unwrap_or(PREFIXES[0]);
+        Ok(Self(Source::Files {
+            files,
+            tensors,
+            prefix,
+        }))
+    }
+
+    /// Weights that mean nothing but have a usual size, so that logits neither vanish nor overflow: for measurements.
+    #[must_use]
+    pub const fn random(seed: u64) -> Self {
+        Self(Source::Random { seed })
+    }
+
+    /// Whether there is a tensor of this name.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        match &self.0 {
+            Source::Files { .. } => self.place(name).is_some(),
+            Source::Random { .. } => true,
+        }
+    }
+
+    fn place(&self, name: &str) -> Option<&Place> {
+        let Source::Files {
+            tensors, prefix, ..
+        } = &self.0
+        else {
+            return None;
+        };
+        let inner = name
+            .strip_prefix(PREFIXES[0])
+            .map(|rest| format!("{prefix}{rest}"));
+        // The matrix of the logits stands beside the rest: `language_model.lm_head.weight`.
+        let beside = || format!("{}{name}", prefix.strip_suffix("model.").unwrap_or(""));
+        tensors
+            .get(&inner.unwrap_or_else(beside))
+            .or_else(|| tensors.get(name))
+    }
+
+    /// Appends a tensor to `out`, converted. Names are those of a model that only writes text (`model.layers.0.…`).
+    ///
+    /// # Errors
+    /// [`Error::NoTensor`], [`Error::TensorShape`], [`Error::TensorType`].
+    pub fn append<T: Weight>(
+        &self,
+        name: &str,
+        shape: &[usize],
+        out: &mut Vec<T>,
+    ) -> Result<(), Error> {
+        let files = match &self.0 {
+            Source::Files { files, .. } => files,
+            Source::Random { seed } => {
+                random(*seed, name, shape, out);
+                return Ok(());
+            }
+        };
+        let place = self.place(name).ok_or_else(|| Error::NoTensor {
+            name: name.to_owned(),
+        })?;
+        if place.shape != shape {
+            return Err(Error::TensorShape {
+                name: name.to_owned(),
+                got: place.shape.clone(),
+                expected: shape.to_vec(),
+            });
+        }
+        let bytes = &files[place.file][place.bytes.clone()];
+        match place.dtype {
+            Dtype::BF16 => convert::<bf16, T>(bytes, out, bf16::to_f32),
+            Dtype::F16 => convert::<f16, T>(bytes, out, f16::to_f32),
+            Dtype::F32 => convert::<f32, T>(bytes, out, |x| x),
+            other => {
+                return Err(Error::TensorType {
+                    name: name.to_owned(),
+                    got: format!("{other:?}"),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// A tensor of its own: see [`append`](Self::append).
+    ///
+    /// # Errors
+    /// As [`append`](Self::append).
+    pub fn get<T: Weight>(&self, name: &str, shape: &[usize]) -> Result<Vec<T>, Error> {
+        let mut out = Vec::with_capacity(shape.iter().product());
+        self.append(name, shape, &mut out)?;
+        Ok(out)
+    }
+}
+
+/// Element types that weights are converted to.
+pub trait Weight: Pod + Send + Sync {
+    /// Rounds to nearest.
+    fn from_f32(x: f32) -> Self;
+}
+
+impl Weight for f32 {
+    fn from_f32(x: f32) -> Self {
+        x
+    }
+}
+
+impl Weight for bf16 {
+    fn from_f32(x: f32) -> Self {
+        Self::from_f32(x)
+    }
+}
+
+/// Elements that a thread converts at a time.
+const PIECE: usize = 1 << 16;
+
+fn convert<F: Pod + Sync, T: Weight>(
+    bytes: &[u8],
+    out: &mut Vec<T>,
+    to_f32: impl Fn(F) -> f32 + Sync,
+) {
+    // Headers may have any length, and then elements lie at any address.
+    let from: Cow<'_, [F]> = match bytemuck::try_cast_slice(bytes) {
+        Ok(elements) => Cow::Borrowed(elements),
+        Err(_) => Cow::Owned(bytemuck::pod_collect_to_vec(bytes)),
+    };
+    let begin = out.len();
+    out.resize(begin + from.len(), T::zeroed());
+    let pieces = out[begin..]
+        .par_chunks_mut(PIECE)
+        .zip(from.par_chunks(PIECE));
+    pieces.for_each(|(to, from)| {
+        for (to, &x) in to.iter_mut().zip(from) {
+            *to = T::from_f32(to_f32(x));
+        }
+    });
+}
+
+/// Rows of about unit variance for matrices, and ones for norms.
+fn random<T: Weight>(seed: u64, name: &str, shape: &[usize], out: &mut Vec<T>) {
+    let (begin, elements) = (out.len(), shape.iter().product::<usize>());
+    if name.ends_with("norm.weight") {
+        out.resize(begin + elements, T::from_f32(1.0));
+        return;
+    }
+    let width = *shape.last().unwrap_or(&1);
+    // Uniform in ±√(3 / width) has a variance of 1 / width.
+    let bound = (3.0 / width as f32).sqrt();
+    let name = name.bytes().fold(seed, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    out.resize(begin + elements, T::zeroed());
+    out[begin..]
+        .par_chunks_mut(PIECE)
+        .enumerate()
+        .for_each(|(piece, to)| {
+            let mut random = fastrand::Rng::with_seed(name.wrapping_add(piece as u64));
+            to.fill_with(|| T::from_f32(bound * (2.0 * random.f32() - 1.0)));
+        });
+}
+
+fn read_error(path: &Path, error: std::io::Error) -> Error {
+    Error::Read {
+        path: path.to_owned(),
+        error,
+    }
+}
+
+fn malformed(path: &Path, reason: impl ToString) -> Error {
+    Error::Malformed {
+        path: path.to_owned(),
+        reason: reason.to_string(),
+    }
+}

@@ -1,0 +1,141 @@
+//! The fixtures, and what `transformers` computed with them. `fixtures/make.py` says how.
+
+#![allow(dead_code, reason = "each test file takes what it needs")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use safetensors::SafeTensors;
+use serde::Deserialize;
+use tandem_engine::{
+    Architecture, Backend, CpuBackend, Engine, Event, Generation, Limits, Message, Weights,
+};
+
+pub const FAMILIES: [&str; 5] = ["llama3", "qwen2", "qwen3", "mistral", "gemma3"];
+pub const PAGES: u32 = 64;
+pub const PAGE_SIZE: u32 = 16;
+
+pub fn folder(family: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(family)
+}
+
+/// What stands in `expected.json`.
+#[derive(Deserialize)]
+pub struct ExpectedText {
+    pub text: String,
+    pub tokens: Vec<u32>,
+    pub decoded: String,
+    pub conversation: Vec<Message>,
+    pub rendered: String,
+    pub bf16: Rounded,
+}
+
+/// How far the logits of `transformers` in bf16 are from those in f32.
+#[derive(Deserialize)]
+pub struct Rounded {
+    pub mean_cosine: f64,
+    pub least_cosine: f64,
+    pub same_first: f64,
+}
+
+pub fn expected_text(family: &str) -> ExpectedText {
+    let json = fs::read_to_string(folder(family).join("expected.json")).expect("a fixture");
+    serde_json::from_str(&json).expect("as made")
+}
+
+pub struct Expected {
+    pub prompt: Vec<u32>,
+    pub logits: Vec<f32>,
+    pub greedy: Vec<u32>,
+}
+
+pub fn expected(family: &str) -> Expected {
+    let bytes = fs::read(folder(family).join("expected.safetensors")).expect("a fixture");
+    let tensors = SafeTensors::deserialize(&bytes).expect("as made");
+    let ids = |name| bytemuck::pod_collect_to_vec(tensors.tensor(name).expect("as made").data());
+    Expected {
+        prompt: ids("prompt"),
+        logits: bytemuck::pod_collect_to_vec(tensors.tensor("logits").expect("as made").data()),
+        greedy: ids("greedy"),
+    }
+}
+
+pub fn on_cpu(family: &str) -> Box<dyn Backend> {
+    let architecture = Architecture::read(&folder(family)).expect("a fixture");
+    let weights = Weights::open(&folder(family)).expect("a fixture");
+    let mut layers = 0;
+    let count = architecture.layers.len();
+    let backend = CpuBackend::load(architecture, &weights, PAGES, PAGE_SIZE, &mut |done| {
+        layers = done
+    });
+    assert_eq!(layers, count);
+    Box::new(backend.expect("a fixture"))
+}
+
+pub fn engine(family: &str, limits: Limits) -> Engine {
+    Engine::new(on_cpu(family), limits).expect("limits that allow something")
+}
+
+/// How near two rows of logits are.
+pub struct Nearness {
+    pub least_cosine: f64,
+    pub mean_cosine: f64,
+    pub same_first: f64,
+}
+
+pub fn nearness(got: &[f32], right: &[f32], vocabulary: usize) -> Nearness {
+    assert_eq!(got.len(), right.len());
+    let dot = |a: &[f32], b: &[f32]| {
+        a.iter()
+            .zip(b)
+            .map(|(a, b)| f64::from(*a) * f64::from(*b))
+            .sum::<f64>()
+    };
+    let first = |row: &[f32]| {
+        (0..row.len())
+            .max_by(|&a, &b| row[a].total_cmp(&row[b]))
+            .expect("a token")
+    };
+    let rows = got.chunks(vocabulary).zip(right.chunks(vocabulary));
+    let (mut least, mut sum, mut same, mut count) = (1.0_f64, 0.0, 0.0, 0.0);
+    for (got, right) in rows {
+        let cosine = dot(got, right) / (dot(got, got) * dot(right, right)).sqrt();
+        // Not a number is far.
+        assert!(cosine.is_finite(), "logits that are no numbers");
+        least = least.min(cosine);
+        sum += cosine;
+        same += f64::from(u8::from(first(got) == first(right)));
+        count += 1.0;
+    }
+    Nearness {
+        least_cosine: least,
+        mean_cosine: sum / count,
+        same_first: same / count,
+    }
+}
+
+/// Answers to prompts that are served together.
+pub fn answers(engine: &mut Engine, generations: &[Generation]) -> Vec<Vec<u32>> {
+    let requests: Vec<_> = generations
+        .iter()
+        .map(|generation| engine.submit(generation.clone()).expect("it fits"))
+        .collect();
+    let mut answers = vec![Vec::new(); requests.len()];
+    while !engine.is_idle() {
+        let step = engine.step(&mut |event| {
+            if let Event::Token { request, token } = event {
+                let index = requests
+                    .iter()
+                    .position(|&one| one == request)
+                    .expect("one of them");
+                answers[index].push(token);
+            }
+        });
+        step.expect("a step");
+    }
+    answers
+}

@@ -1,0 +1,148 @@
+//! All families beside `transformers`: logits, greedy texts, tokens and conversations.
+
+mod common;
+
+use common::{FAMILIES, PAGES, answers, engine, expected, expected_text, folder, nearness};
+use tandem_engine::{Generation, Limits, Message, Sampling, Text, TextStream};
+
+#[test]
+fn logits_are_those_of_transformers() {
+    for family in FAMILIES {
+        let right = expected(family);
+        let mut engine = engine(family, Limits::default());
+        // As a whole, in chunks that end inside pages, and token by token.
+        for chunk in [48, 13, 1] {
+            let got = engine.logits(&right.prompt, chunk).unwrap();
+            let near = nearness(&got, &right.logits, engine.architecture().vocabulary);
+            assert!(
+                near.least_cosine > 0.999_99 && near.same_first == 1.0,
+                "{family} in chunks of {chunk}: cosine {}, {} of the first tokens",
+                near.least_cosine,
+                near.same_first
+            );
+        }
+    }
+}
+
+#[test]
+fn greedy_text_is_that_of_transformers_whatever_the_company() {
+    for family in FAMILIES {
+        let right = expected(family);
+        let greedy = Generation {
+            ignore_ends: true,
+            ..Generation::greedy(right.prompt.clone(), right.greedy.len() as u32)
+        };
+        let mut alone = engine(family, Limits::default());
+        assert_eq!(
+            answers(&mut alone, std::slice::from_ref(&greedy)),
+            std::slice::from_ref(&right.greedy),
+            "{family}"
+        );
+
+        // Others of other lengths, in steps of 20 tokens: chunks beside decodes, and a prompt that begins alike.
+        let limits = Limits {
+            step_tokens: 20,
+            ..Limits::default()
+        };
+        let mut company = vec![greedy];
+        for (keep, answer) in [(48, 9), (37, 24), (5, 16), (1, 3)] {
+            let prompt = right.prompt[..keep].to_vec();
+            company.push(Generation::greedy(prompt, answer));
+        }
+        let mut together = engine(family, limits);
+        let given = answers(&mut together, &company);
+        assert_eq!(given[0], right.greedy, "{family}");
+        let shared = given[1].len().min(right.greedy.len());
+        assert_eq!(given[1][..shared], right.greedy[..shared], "{family}");
+        assert!(together.composer().cached_tokens() > 0 || together.steps() > 0);
+        together.clear_cache();
+        assert_eq!(together.composer().pool().free_pages(), PAGES, "{family}");
+    }
+}
+
+#[test]
+fn answers_survive_preemption() {
+    let right = expected("llama3");
+    let generation = |keep: usize| Generation {
+        ignore_ends: true,
+        ..Generation::greedy(right.prompt[..keep].to_vec(), 200)
+    };
+    let all: Vec<_> = [48, 40, 32, 24, 16, 8].map(generation).into();
+    let mut engine = engine("llama3", Limits::default());
+    let together = answers(&mut engine, &all);
+    // Six answers of 200 tokens are more than the pool has room for at once.
+    assert!(engine.composer().lost_tokens() > 0);
+    for (one, together) in all.into_iter().zip(together) {
+        assert_eq!(answers(&mut engine, &[one]), [together]);
+    }
+}
+
+#[test]
+fn sampled_text_depends_on_the_seed_alone() {
+    let right = expected("qwen2");
+    let sampled = |seed| Generation {
+        sampling: Sampling {
+            temperature: 8.0,
+            seed,
+            ..Sampling::GREEDY
+        },
+        ignore_ends: true,
+        ..Generation::greedy(right.prompt.clone(), 12)
+    };
+    let mut engine = engine("qwen2", Limits::default());
+    let [a, b]: [Vec<u32>; 2] = answers(&mut engine, &[sampled(1), sampled(2)])
+        .try_into()
+        .unwrap();
+    assert_ne!(a, b);
+    assert_eq!(answers(&mut engine, &[sampled(1)]), [a]);
+    assert_eq!(answers(&mut engine, &[sampled(2)]), [b]);
+}
+
+#[test]
+fn texts_become_the_tokens_of_transformers_and_come_back() {
+    for family in FAMILIES {
+        let (text, right) = (Text::read(&folder(family)).unwrap(), expected_text(family));
+        let tokens = text.encode(&right.text, false).unwrap();
+        assert_eq!(tokens, right.tokens, "{family}");
+        assert_eq!(text.decode(&tokens).unwrap(), right.decoded, "{family}");
+        let mut stream = TextStream::default();
+        let mut streamed = String::new();
+        for &token in &tokens {
+            let new = stream.push(&text, token).unwrap();
+            // Characters of several tokens come whole.
+            assert!(
+                !new.contains(char::REPLACEMENT_CHARACTER),
+                "{family}: {new:?}"
+            );
+            streamed += &new;
+        }
+        streamed += &stream.finish(&text).unwrap();
+        assert_eq!(streamed, right.decoded, "{family}");
+    }
+}
+
+#[test]
+fn conversations_are_rendered_as_by_transformers() {
+    for family in FAMILIES {
+        let (text, right) = (Text::read(&folder(family)).unwrap(), expected_text(family));
+        assert_eq!(
+            text.render(&right.conversation).unwrap(),
+            right.rendered,
+            "{family}"
+        );
+        assert!(text.encode_chat(&right.conversation).unwrap().len() > 10);
+    }
+    // What a template refuses is said in its words.
+    let twice = [("user", "one"), ("user", "two")].map(|(role, content)| Message {
+        role: role.to_owned(),
+        content: content.to_owned(),
+    });
+    let refused = Text::read(&folder("gemma3"))
+        .unwrap()
+        .render(&twice)
+        .unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "the chat template: roles must take turns"
+    );
+}

@@ -1,0 +1,124 @@
+//! All families on a GPU beside `transformers`: logits, texts from graphs, requests together and preempted.
+
+mod common;
+
+use common::{FAMILIES, answers, expected, expected_text, folder, nearness};
+use tandem_attn::{Error as AttentionError, exec::gpu::Gpu};
+use tandem_engine::{
+    Architecture, Engine, Generation, GpuBackend, GpuOptions, Limits, Sampling, Weights,
+};
+
+/// None where there is no GPU, unless the environment says that there must be one.
+fn gpu() -> Option<Gpu> {
+    match Gpu::new(0) {
+        Ok(gpu) => Some(gpu),
+        Err(missing @ (AttentionError::NoDriver { .. } | AttentionError::NoDevice { .. })) => {
+            assert!(
+                std::env::var_os("TANDEM_REQUIRE_GPU").is_none(),
+                "{missing}"
+            );
+            println!("skipped: {missing}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn engine(gpu: Gpu, family: &str, graphs: bool) -> Engine {
+    let architecture = Architecture::read(&folder(family)).expect("a fixture");
+    let weights = Weights::open(&folder(family)).expect("a fixture");
+    let mut options = GpuOptions::default();
+    options.cache_tokens = 1024;
+    options.step_tokens = 64;
+    options.graphs = graphs;
+    let backend = GpuBackend::load(gpu, architecture, &weights, &options, &mut |_| ());
+    Engine::new(Box::new(backend.expect("a fixture")), Limits::default())
+        .expect("limits that allow something")
+}
+
+#[test]
+fn logits_are_as_near_as_those_of_transformers_in_bf16() {
+    for family in FAMILIES {
+        let Some(gpu) = gpu() else { return };
+        let (right, theirs) = (expected(family), expected_text(family).bf16);
+        let mut engine = engine(gpu, family, true);
+        for chunk in [48, 13, 1] {
+            let got = engine.logits(&right.prompt, chunk).unwrap();
+            let near = nearness(&got, &right.logits, engine.architecture().vocabulary);
+            println!(
+                "{family} in chunks of {chunk}: cosine {:.6} at least {:.6}, same first {:.4}; transformers in bf16 {:.6}, \
+                 {:.6}, {:.4}",
+                near.mean_cosine,
+                near.least_cosine,
+                near.same_first,
+                theirs.mean_cosine,
+                theirs.least_cosine,
+                theirs.same_first
+            );
+            // Twice their distance from f32 at the most.
+            assert!(
+                1.0 - near.mean_cosine < 2.0 * (1.0 - theirs.mean_cosine),
+                "{family}: {}",
+                near.mean_cosine
+            );
+            assert!(
+                1.0 - near.least_cosine < 3.0 * (1.0 - theirs.least_cosine),
+                "{family}: {}",
+                near.least_cosine
+            );
+            assert!(
+                near.same_first >= theirs.same_first.min(0.95) - 0.03,
+                "{family}: {}",
+                near.same_first
+            );
+        }
+    }
+}
+
+#[test]
+fn graphs_write_what_launches_write() {
+    for family in FAMILIES {
+        let prompts = expected(family).prompt;
+        // Seven requests, so that graphs are padded, and of lengths that end one after the other.
+        let generations: Vec<_> = (0..7)
+            .map(|index| Generation {
+                sampling: Sampling {
+                    temperature: f32::from(u8::from(index % 2 == 1)),
+                    seed: index,
+                    ..Sampling::GREEDY
+                },
+                ignore_ends: true,
+                ..Generation::greedy(
+                    prompts[..20 + 3 * index as usize].to_vec(),
+                    10 + 2 * index as u32,
+                )
+            })
+            .collect();
+        let [launched, replayed] = [false, true].map(|graphs| {
+            let mut engine = engine(gpu()?, family, graphs);
+            Some(answers(&mut engine, &generations))
+        });
+        for (answer, generation) in replayed.iter().flatten().zip(&generations) {
+            assert_eq!(answer.len(), generation.max_new_tokens as usize);
+        }
+        assert_eq!(launched, replayed, "{family}");
+    }
+}
+
+#[test]
+fn greedy_text_is_that_of_transformers_where_the_lead_is_clear() {
+    // The families whose tokens all lead by more than rounding to bf16 changes.
+    for family in ["qwen2", "qwen3"] {
+        let Some(gpu) = gpu() else { return };
+        let right = expected(family);
+        let greedy = Generation {
+            ignore_ends: true,
+            ..Generation::greedy(right.prompt.clone(), right.greedy.len() as u32)
+        };
+        assert_eq!(
+            answers(&mut engine(gpu, family, true), &[greedy]),
+            [right.greedy],
+            "{family}"
+        );
+    }
+}

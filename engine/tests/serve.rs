@@ -1,0 +1,508 @@
+//! The server and its clients: those that behave, and those that are slow, vanish or mean ill.
+
+mod common;
+
+use std::{
+    io::{Read, Write},
+    net::{Shutdown, SocketAddr, TcpStream},
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::{PAGES, answers, engine, expected_text, folder};
+use serde_json::{Value, json};
+use tandem_engine::{
+    Generation, Limits, Text,
+    serve::{ServeOptions, run},
+};
+
+const MODEL: &str = "tiny";
+const WAIT: Duration = Duration::from_secs(60);
+
+/// A server that ends with the test.
+struct Server {
+    address: SocketAddr,
+    stop: Option<tokio::sync::oneshot::Sender<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Server {
+    fn start(family: &str, limits: Limits, change: impl FnOnce(&mut ServeOptions)) -> Self {
+        let (engine, text) = (engine(family, limits), Text::read(&folder(family)).unwrap());
+        let mut options = ServeOptions::new(MODEL.to_owned());
+        options.grace = Duration::from_secs(1);
+        change(&mut options);
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let (ready, address) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            let shutdown = async {
+                let _ = stopped.await;
+            };
+            let loopback = "127.0.0.1:0".parse().unwrap();
+            run(loopback, engine, text, options, shutdown, |address| {
+                ready.send(address).unwrap()
+            })
+            .unwrap();
+        });
+        Self {
+            address: address.recv_timeout(WAIT).unwrap(),
+            stop: Some(stop),
+            thread: Some(thread),
+        }
+    }
+
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(WAIT)).unwrap();
+        stream
+    }
+
+    fn send(&self, path: &str, kind: &str, body: &str) -> TcpStream {
+        let mut stream = self.connect();
+        let length = body.len();
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n"
+        );
+        stream.write_all((head + body).as_bytes()).unwrap();
+        stream
+    }
+
+    fn post(&self, path: &str, body: &Value) -> (u16, String) {
+        response(self.send(path, "application/json", &body.to_string()))
+    }
+
+    fn get(&self, path: &str) -> (u16, String) {
+        let mut stream = self.connect();
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        )
+        .unwrap();
+        response(stream)
+    }
+
+    fn metric(&self, name: &str) -> u64 {
+        let (_, text) = self.get("/metrics");
+        let value = text
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value
+            .unwrap_or_else(|| panic!("{name} in {text}"))
+            .parse()
+            .unwrap()
+    }
+
+    /// Waits until a metric has a value.
+    fn wait_for(&self, name: &str, value: u64) {
+        let begin = Instant::now();
+        while self.metric(name) != value {
+            assert!(
+                begin.elapsed() < WAIT,
+                "{name} is {}, not {value}",
+                self.metric(name)
+            );
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.stop.take().unwrap().send(());
+        let ended = self.thread.take().unwrap().join();
+        assert!(ended.is_ok() || thread::panicking());
+    }
+}
+
+/// Status and body, whole or in chunks.
+fn response(mut stream: TcpStream) -> (u16, String) {
+    let mut all = Vec::new();
+    stream.read_to_end(&mut all).unwrap();
+    let all = String::from_utf8(all).unwrap();
+    let (head, body) = all.split_once("\r\n\r\n").unwrap_or((&all, ""));
+    let status = head
+        .split(' ')
+        .nth(1)
+        .unwrap_or_else(|| panic!("{all:?}"))
+        .parse()
+        .unwrap();
+    if !head
+        .to_ascii_lowercase()
+        .contains("transfer-encoding: chunked")
+    {
+        return (status, body.to_owned());
+    }
+    let (mut whole, mut rest) = (String::new(), body);
+    while let Some((length, after)) = rest.split_once("\r\n") {
+        let length = usize::from_str_radix(length, 16).unwrap();
+        if length == 0 {
+            break;
+        }
+        whole += &after[..length];
+        rest = &after[length + 2..];
+    }
+    (status, whole)
+}
+
+fn events(body: &str) -> Vec<Value> {
+    let data = body
+        .split("\n\n")
+        .filter_map(|event| event.strip_prefix("data: "));
+    data.filter(|data| *data != "[DONE]")
+        .map(|data| serde_json::from_str(data).unwrap())
+        .collect()
+}
+
+fn body(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|_| panic!("{text}"))
+}
+
+#[test]
+fn completions_are_what_the_engine_writes() {
+    let server = Server::start("qwen2", Limits::default(), |_| ());
+    let text = Text::read(&folder("qwen2")).unwrap();
+    let prompt = "The planner finds";
+    let ids = text.encode(prompt, true).unwrap();
+    let right = answers(
+        &mut engine("qwen2", Limits::default()),
+        &[Generation::greedy(ids.clone(), 12)],
+    );
+    let right = text.decode(&right[0]).unwrap();
+    let asked = json!({"model": MODEL, "prompt": prompt, "max_tokens": 12, "temperature": 0});
+
+    let (status, whole) = server.post("/v1/completions", &asked);
+    let whole = body(&whole);
+    assert_eq!(
+        (status, whole["choices"][0]["text"].as_str()),
+        (200, Some(right.as_str())),
+        "{whole}"
+    );
+    assert_eq!(whole["usage"]["prompt_tokens"], ids.len());
+
+    let mut streamed = asked.clone();
+    streamed["stream"] = json!(true);
+    streamed["stream_options"] = json!({"include_usage": true});
+    let (status, stream) = server.post("/v1/completions", &streamed);
+    assert!(
+        status == 200 && stream.ends_with("data: [DONE]\n\n"),
+        "{stream}"
+    );
+    let events = events(&stream);
+    let texts = events
+        .iter()
+        .filter_map(|event| event["choices"][0]["text"].as_str());
+    assert_eq!(texts.collect::<String>(), right);
+    assert_eq!(events.last().unwrap()["usage"], whole["usage"]);
+
+    let tokens = json!({"prompt": ids, "max_tokens": 12, "temperature": 0});
+    assert_eq!(
+        body(&server.post("/v1/completions", &tokens).1)["choices"][0]["text"],
+        right
+    );
+
+    // A text that ends the answer is not part of it, wherever its tokens begin.
+    let middle = right
+        .char_indices()
+        .nth(right.chars().count() / 2)
+        .unwrap()
+        .0;
+    let stop: String = right[middle..].chars().take(2).collect();
+    let before = right.split_once(&stop).unwrap().0;
+    let mut stopped = asked.clone();
+    stopped["stop"] = json!([stop, "never written"]);
+    let stopped = body(&server.post("/v1/completions", &stopped).1);
+    assert_eq!(stopped["choices"][0]["text"], before);
+    assert_eq!(stopped["choices"][0]["finish_reason"], "stop");
+
+    // Sampled answers are those of their seeds.
+    let sampled = json!({"prompt": prompt, "max_tokens": 8, "temperature": 5.0, "seed": 3});
+    let [a, b] =
+        [(); 2].map(|()| body(&server.post("/v1/completions", &sampled).1)["choices"].clone());
+    assert_eq!(a, b);
+}
+
+#[test]
+fn chats_are_rendered_and_streamed() {
+    let server = Server::start("gemma3", Limits::default(), |_| ());
+    let text = Text::read(&folder("gemma3")).unwrap();
+    let conversation = expected_text("gemma3").conversation;
+    let ids = text.encode_chat(&conversation).unwrap();
+    let right = answers(
+        &mut engine("gemma3", Limits::default()),
+        &[Generation::greedy(ids, 10)],
+    );
+    let right = text.decode(&right[0]).unwrap();
+    let mut asked =
+        json!({"messages": conversation, "max_completion_tokens": 10, "temperature": 0});
+    let whole = body(&server.post("/v1/chat/completions", &asked).1);
+    let message = json!({"role": "assistant", "content": right});
+    assert_eq!(whole["choices"][0]["message"], message, "{whole}");
+
+    asked["stream"] = json!(true);
+    let events = events(&server.post("/v1/chat/completions", &asked).1);
+    assert_eq!(events[0]["choices"][0]["delta"]["role"], "assistant");
+    let texts = events
+        .iter()
+        .filter_map(|event| event["choices"][0]["delta"]["content"].as_str());
+    assert_eq!(texts.collect::<String>(), right);
+    assert_eq!(
+        events.last().unwrap()["choices"][0]["finish_reason"],
+        "length"
+    );
+    // Parts of a message are one text.
+    let parts = json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}], "max_tokens": 1});
+    assert_eq!(server.post("/v1/chat/completions", &parts).0, 200);
+}
+
+#[test]
+fn what_is_not_computed_is_refused_and_named() {
+    let server = Server::start("llama3", Limits::default(), |options| {
+        options.body_bytes = 4096
+    });
+    let with = |field: &str, value: Value| {
+        let mut asked = json!({"prompt": "a", "max_tokens": 1});
+        asked[field] = value;
+        let (status, text) = server.post("/v1/completions", &asked);
+        (
+            status,
+            body(&text)["error"]["message"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned(),
+        )
+    };
+    for (field, value, status, message) in [
+        ("n", json!(2), 400, "n is not computed here: leave it out"),
+        (
+            "logprobs",
+            json!(5),
+            400,
+            "logprobs is not computed here: leave it out",
+        ),
+        (
+            "presence_penalty",
+            json!(0.5),
+            400,
+            "presence_penalty is not computed here: leave it out",
+        ),
+        (
+            "model",
+            json!("gpt-4"),
+            404,
+            "there is no model \"gpt-4\" here, only \"tiny\"",
+        ),
+        (
+            "prompt",
+            json!([1, 999_999]),
+            400,
+            "token 999999 is not among the 384 of the model",
+        ),
+        (
+            "max_tokens",
+            json!(100_000),
+            400,
+            "100001 tokens of prompt and answer are more than the 512 positions of the model",
+        ),
+        (
+            "max_tokens",
+            json!(0),
+            400,
+            "0 new tokens are asked for: ask for at least 1",
+        ),
+        (
+            "prompt",
+            json!(""),
+            400,
+            "the prompt is empty: a request needs at least one token to start from",
+        ),
+        (
+            "stop",
+            json!([""]),
+            400,
+            "stop is a text, or up to 16 of them, none empty",
+        ),
+        (
+            "messages",
+            json!([]),
+            400,
+            "a completion has a prompt, and no messages",
+        ),
+    ] {
+        assert_eq!(with(field, value), (status, message.to_owned()), "{field}");
+    }
+    assert_eq!(with("prompt", json!(["a", "b"])).0, 400);
+    assert_eq!(with("temperature", json!(-1.0)).0, 400);
+    assert_eq!(with("n", json!(1)).0, 200);
+    assert_eq!(with("user", json!("me")).0, 200);
+
+    let plain = response(server.send("/v1/completions", "text/plain", "{\"prompt\": \"a\"}"));
+    assert_eq!(plain.0, 415);
+    let large = json!({"prompt": "a".repeat(5000)});
+    assert_eq!(server.post("/v1/completions", &large).0, 413);
+    assert_eq!(
+        response(server.send("/v1/completions", "application/json", "{\"prompt\": ")).0,
+        400
+    );
+    assert_eq!(server.get("/v1/completions").0, 405);
+    assert_eq!(server.get("/nothing").0, 404);
+    assert_eq!(server.get("/health"), (200, "ok\n".to_owned()));
+    assert_eq!(body(&server.get("/v1/models").1)["data"][0]["id"], MODEL);
+    let refused = server.metric("tandem_requests_refused_total");
+    assert_eq!(refused, 15, "each refusal of the handlers is counted");
+}
+
+/// Asks for a long answer, streamed.
+fn long(seed: u64) -> String {
+    json!({"prompt": "Prompts are cut", "max_tokens": 400, "temperature": 1.0, "seed": seed, "stream": true}).to_string()
+}
+
+#[test]
+fn too_many_requests_are_refused_and_those_taken_are_served() {
+    let limits = Limits {
+        running: 2,
+        waiting: 2,
+        ..Limits::default()
+    };
+    let server = Server::start("mistral", limits, |_| ());
+    let streams: Vec<_> = (0..12)
+        .map(|seed| server.send("/v1/completions", "application/json", &long(seed)))
+        .collect();
+    let answers: Vec<_> = streams.into_iter().map(response).collect();
+    let taken = answers.iter().filter(|(status, _)| *status == 200).count();
+    let busy: Vec<_> = answers
+        .iter()
+        .filter(|(status, _)| *status == 429)
+        .collect();
+    assert!(
+        taken >= 2 && !busy.is_empty() && taken + busy.len() == 12,
+        "{taken} taken, {} refused",
+        busy.len()
+    );
+    assert!(
+        answers
+            .iter()
+            .all(|(status, text)| *status == 429 || text.ends_with("data: [DONE]\n\n"))
+    );
+    assert_eq!(
+        server.metric("tandem_requests_busy_total"),
+        busy.len() as u64
+    );
+    server.wait_for("tandem_requests_completed_total", taken as u64);
+}
+
+#[test]
+fn a_request_whose_client_has_gone_is_cancelled() {
+    let server = Server::start("llama3", Limits::default(), |_| ());
+    for (count, stream) in [(1, true), (2, false)] {
+        let asked = json!({"prompt": "Prompts", "max_tokens": 490, "temperature": 1.0, "seed": 1, "stream": stream});
+        let client = server.send("/v1/completions", "application/json", &asked.to_string());
+        server.wait_for("tandem_requests_total", count);
+        client.shutdown(Shutdown::Both).unwrap();
+        drop(client);
+        let ended = |server: &Server| {
+            ["cancelled", "completed"]
+                .map(|end| server.metric(&format!("tandem_requests_{end}_total")))
+        };
+        let begin = Instant::now();
+        while ended(&server).iter().sum::<u64>() < count {
+            assert!(begin.elapsed() < WAIT, "{:?} of {count}", ended(&server));
+            thread::sleep(Duration::from_millis(5));
+        }
+        // An answer of 490 tokens takes longer than going away.
+        assert_eq!(ended(&server), [count, 0]);
+    }
+}
+
+#[test]
+fn slow_vanishing_and_hostile_clients_cost_no_page_and_no_request() {
+    const CLIENTS: u64 = 96;
+    let limits = Limits {
+        waiting: 1000,
+        ..Limits::default()
+    };
+    let server = Server::start("qwen3", limits, |options| {
+        options.receive = Duration::from_millis(500);
+        options.connections = 200;
+    });
+    let right = {
+        let asked = json!({"prompt": "Prompts are cut", "max_tokens": 24, "temperature": 0});
+        body(&server.post("/v1/completions", &asked).1)["choices"][0]["text"].clone()
+    };
+    thread::scope(|scope| {
+        for client in 0..CLIENTS {
+            let (server, right) = (&server, &right);
+            scope.spawn(move || {
+                let mut random = fastrand::Rng::with_seed(client);
+                thread::sleep(Duration::from_millis(random.u64(..300)));
+                match client % 6 {
+                    // One that behaves, beside all others: its text is as ever.
+                    0 | 1 => {
+                        let asked = json!({"prompt": "Prompts are cut", "max_tokens": 24, "temperature": 0});
+                        let (status, text) = server.post("/v1/completions", &asked);
+                        assert_eq!((status, &body(&text)["choices"][0]["text"]), (200, right));
+                    }
+                    // One that goes in the middle of its answer.
+                    2 => {
+                        let mut stream = server.send("/v1/completions", "application/json", &long(client));
+                        let mut some = [0; 300];
+                        let _ = stream.read(&mut some).unwrap();
+                        drop(stream);
+                    }
+                    // One that reads slowly, and has its answer whole in the end.
+                    3 => {
+                        let mut stream = server.send("/v1/completions", "application/json", &long(client));
+                        let mut text = Vec::new();
+                        let mut some = [0; 4096];
+                        loop {
+                            match stream.read(&mut some).unwrap() {
+                                0 => break,
+                                read => text.extend_from_slice(&some[..read]),
+                            }
+                            thread::sleep(Duration::from_millis(2));
+                        }
+                        assert!(String::from_utf8(text).unwrap().contains("data: [DONE]"));
+                    }
+                    // One that never ends its request, in the head or in the body: it is shown the door.
+                    4 => {
+                        let mut stream = server.connect();
+                        let begun: &[u8] = match random.bool() {
+                            true => b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n",
+                            false => b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 90\r\n\r\n{",
+                        };
+                        stream.write_all(begun).unwrap();
+                        let mut rest = Vec::new();
+                        stream.read_to_end(&mut rest).unwrap();
+                        assert!(rest.is_empty() || rest.starts_with(b"HTTP/1.1 408"), "{:?}", String::from_utf8_lossy(&rest));
+                    }
+                    // Noise, and requests that vanish before they are answered.
+                    _ => {
+                        let mut stream = server.connect();
+                        let noise: Vec<u8> = (0..2000).map(|_| random.u8(..)).collect();
+                        let _ = stream.write_all(&noise);
+                        drop(stream);
+                        drop(server.send("/v1/completions", "application/json", &long(client)));
+                    }
+                }
+            });
+        }
+    });
+    server.wait_for("tandem_running_requests", 0);
+    server.wait_for("tandem_waiting_requests", 0);
+    let metric = |name| server.metric(name);
+    let (taken, ended) = (
+        metric("tandem_requests_total"),
+        metric("tandem_requests_completed_total") + metric("tandem_requests_cancelled_total"),
+    );
+    assert_eq!(taken, ended, "every request that was taken has an end");
+    assert!(
+        taken >= CLIENTS / 2,
+        "{taken} of {CLIENTS} clients asked for something"
+    );
+    // Pages are free or kept by the prefix cache, and nobody else has one.
+    assert_eq!(
+        metric("tandem_free_pages") + metric("tandem_cached_pages"),
+        u64::from(PAGES)
+    );
+    assert_eq!(server.get("/health").0, 200);
+}
