@@ -25,9 +25,7 @@ const NOT_PLANNED: [&str; 8] = [
 /// run, and those of 8-bit caches, which `tests/gpu_fp8.rs` does.
 pub fn expected() -> impl Iterator<Item = &'static str> {
     let planned = KernelId::all().map(KernelId::info).filter(|row| {
-        row.family != Family::Step
-            && !NOT_PLANNED.contains(&row.name)
-            && !row.name.contains("e4m3")
+        row.family != Family::Step && !NOT_PLANNED.contains(&row.name) && !row.name.contains("e4m3")
     });
     planned.map(|row| row.name)
 }
