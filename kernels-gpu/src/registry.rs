@@ -5,9 +5,11 @@
 //! The planner chooses among these rows, plans name them, and the GPU executor loads and launches them: no other
 //! place knows the name of a kernel or the shape of one.
 
-use core::fmt;
-
 use crate::{measure, passes, sm80, sm90, step};
+
+mod id;
+
+pub use id::KernelId;
 
 /// A module of kernels: what is compiled together, and a feature of this crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -239,6 +241,13 @@ impl KernelInfo {
         self.cache.unwrap_or(self.element) == element
     }
 
+    /// What it computes, whatever its tile and however it loads.
+    fn computes(&self) -> (Op, [Option<Element>; 2], [u32; 2], [bool; 2]) {
+        let types = [Some(self.element), self.cache];
+        let dims = [self.head_dim, self.value_dim];
+        (self.op, types, dims, [self.latent, self.cap])
+    }
+
     /// Whether it computes attention.
     #[must_use]
     pub const fn is_attention(&self) -> bool {
@@ -345,143 +354,9 @@ pub static KERNELS: [KernelInfo; COUNT] = {
     all
 };
 
-/// Which row of [`KERNELS`]. Written down it is the kernel's name.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct KernelId(u16);
-
-impl KernelId {
-    /// Of every kernel.
-    pub fn all() -> impl Iterator<Item = Self> + Clone {
-        (0..COUNT as u16).map(Self)
-    }
-
-    /// Of the kernel of this name.
-    #[must_use]
-    pub fn named(name: &str) -> Option<Self> {
-        Self::all().find(|id| id.info().name == name)
-    }
-
-    /// The row.
-    #[must_use]
-    pub fn info(self) -> &'static KernelInfo {
-        &KERNELS[self.index()]
-    }
-
-    /// The kernel that takes sinks and masks of the last keys and otherwise does the same, in tiles of the same rows.
-    #[must_use]
-    pub fn with_extras(self) -> Option<Self> {
-        let row = self.info();
-        if row.extras {
-            return Some(self);
-        }
-        let same = |id: &Self| {
-            let other = id.info();
-            other.stands_in
-                && (other.op, other.element, other.cap) == (row.op, row.element, row.cap)
-                && (other.head_dim, other.value_dim) == (row.head_dim, row.value_dim)
-                && (other.rows, other.cache) == (row.rows, row.cache)
-        };
-        Self::all().find(same)
-    }
-
-    /// The kernel of latent heads that does the same and loads keys row by row.
-    #[must_use]
-    pub fn by_rows(self) -> Option<Self> {
-        let row = self.info();
-        let same = |id: &Self| {
-            let other = id.info();
-            (other.latent && other.stands_in && other.loads == Loads::Rows)
-                && (other.op, other.element, other.rows) == (row.op, row.element, row.rows)
-        };
-        row.latent.then(|| Self::all().find(same)).flatten()
-    }
-
-    /// The kernel that does the same with the instructions of an architecture, whatever the sizes of its tiles.
-    #[must_use]
-    pub fn on(self, arch: Arch) -> Option<Self> {
-        let row = self.info();
-        let does = |row: &KernelInfo| {
-            let KernelInfo {
-                op,
-                element,
-                cache,
-                by_token,
-                head_dim,
-                value_dim,
-                latent,
-                cap,
-                ..
-            } = *row;
-            (
-                op, element, cache, by_token, head_dim, value_dim, latent, cap,
-            )
-        };
-        let same = |id: &Self| id.info().arch == arch && does(id.info()) == does(row);
-        (row.arch == arch)
-            .then_some(self)
-            .or_else(|| Self::all().find(same))
-    }
-
-    /// The kernel that does the same where each token of the cache has scales of its own.
-    #[must_use]
-    pub fn by_token(self) -> Option<Self> {
-        let wanted = self.info();
-        let same = |id: &Self| {
-            let row = id.info();
-            let does =
-                |row: &KernelInfo| (row.op, row.element, row.cache, row.cap, row.co_resident);
-            let shape = |row: &KernelInfo| (row.rows, row.keys, row.head_dim, row.value_dim);
-            row.by_token && does(row) == does(wanted) && shape(row) == shape(wanted)
-        };
-        Self::all().find(same)
-    }
-
-    /// Its place.
-    #[must_use]
-    pub const fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-impl fmt::Debug for KernelId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.info().name)
-    }
-}
-
-impl fmt::Display for KernelId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.info().name)
-    }
-}
-
-#[cfg(feature = "serde")]
-impl serde::Serialize for KernelId {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.info().name)
-    }
-}
-
-#[cfg(feature = "serde")]
-impl<'de> serde::Deserialize<'de> for KernelId {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let name = String::deserialize(deserializer)?;
-        let unknown = || serde::de::Error::custom(format!("there is no kernel {name:?}"));
-        Self::named(&name).ok_or_else(unknown)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn kernel_names_are_unique_and_find_their_rows() {
-        for id in KernelId::all() {
-            assert_eq!(KernelId::named(id.info().name), Some(id));
-        }
-        assert_eq!(KernelId::named("decode"), None);
-    }
 
     #[test]
     fn kernels_fit_the_sm_they_are_made_for() {

@@ -190,7 +190,7 @@ fn seeded() -> (usize, usize) {
 }
 
 #[test]
-#[ignore = "takes minutes: each fault is a module of its own"]
+#[ignore = "takes 40 s: each fault is a module of its own"]
 fn faults_in_the_kernels_are_reported() {
     let Some(text) = child(
         "faults::faults_in_the_kernels_are_reported",
@@ -199,8 +199,8 @@ fn faults_in_the_kernels_are_reported() {
         let (executed, reported) = seeded();
         eprintln!("faults: {reported} of {executed} reported");
         assert!(executed >= 60, "{executed}");
-        // Measured: 48 of 62.
-        assert!(reported * 4 >= executed * 3, "{reported} of {executed}");
+        // Measured: 56 of 68. Of the others some order nothing, as a barrier of a warp that is together anyway.
+        assert!(reported * 5 >= executed * 4, "{reported} of {executed}");
         return;
     };
     for line in text.lines().filter(|line| line.starts_with("fault")) {

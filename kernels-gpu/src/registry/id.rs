@@ -1,0 +1,118 @@
+//! Rows by number, by name, and those that stand in for others.
+
+use core::fmt;
+
+use super::{Arch, COUNT, KERNELS, KernelInfo, Loads};
+
+/// Which row of [`KERNELS`]. Written down it is the kernel's name.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct KernelId(u16);
+
+impl KernelId {
+    /// Of every kernel.
+    pub fn all() -> impl Iterator<Item = Self> + Clone {
+        (0..COUNT as u16).map(Self)
+    }
+
+    /// Of the kernel of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::all().find(|id| id.info().name == name)
+    }
+
+    /// The row.
+    #[must_use]
+    pub fn info(self) -> &'static KernelInfo {
+        &KERNELS[self.index()]
+    }
+
+    /// The first kernel that computes the same, of those that `is` takes, which is given this kernel's row and theirs.
+    fn counterpart(self, is: impl Fn(&KernelInfo, &KernelInfo) -> bool) -> Option<Self> {
+        let row = self.info();
+        Self::all().find(|id| id.info().computes() == row.computes() && is(row, id.info()))
+    }
+
+    /// The kernel that takes sinks and masks of the last keys and otherwise does the same, in tiles of the same rows.
+    #[must_use]
+    pub fn with_extras(self) -> Option<Self> {
+        if self.info().extras {
+            return Some(self);
+        }
+        self.counterpart(|row, other| other.stands_in && other.extras && other.rows == row.rows)
+    }
+
+    /// The kernel of latent heads that does the same and loads keys row by row.
+    #[must_use]
+    pub fn by_rows(self) -> Option<Self> {
+        self.counterpart(|row, other| {
+            (other.latent && other.stands_in && other.loads == Loads::Rows)
+                && other.rows == row.rows
+        })
+    }
+
+    /// The kernel that does the same with the instructions of an architecture, whatever the sizes of its tiles.
+    #[must_use]
+    pub fn on(self, arch: Arch) -> Option<Self> {
+        if self.info().arch == arch {
+            return Some(self);
+        }
+        self.counterpart(|row, other| other.arch == arch && other.by_token == row.by_token)
+    }
+
+    /// The kernel that does the same where each token of the cache has scales of its own.
+    #[must_use]
+    pub fn by_token(self) -> Option<Self> {
+        self.counterpart(|row, other| {
+            other.by_token
+                && (other.rows, other.keys, other.co_resident)
+                    == (row.rows, row.keys, row.co_resident)
+        })
+    }
+
+    /// Its place.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Debug for KernelId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.info().name)
+    }
+}
+
+impl fmt::Display for KernelId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.info().name)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for KernelId {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.info().name)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for KernelId {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        let unknown = || serde::de::Error::custom(format!("there is no kernel {name:?}"));
+        Self::named(&name).ok_or_else(unknown)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_names_are_unique_and_find_their_rows() {
+        for id in KernelId::all() {
+            assert_eq!(KernelId::named(id.info().name), Some(id));
+        }
+        assert_eq!(KernelId::named("decode"), None);
+    }
+}
