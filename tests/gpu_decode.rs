@@ -4,7 +4,7 @@ mod common;
 
 use common::{
     Memory, Stream, Tolerance, compare,
-    problems::{Tensors, cases},
+    problems::{Tensors, cases, kv_len, prefixed, variant},
 };
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -15,7 +15,7 @@ use tandem_attn::{
         Stream as Handle,
     },
     plan::{DeviceDescription, Kernel, MergeMode, Plan, PlanOptions, Planner, SplitMode},
-    problem::{Batch, Dtype, KvLayout, PageTable, Spec, Variant},
+    problem::{Batch, Dtype, KvLayout, Spec},
     tensor::Element,
 };
 
@@ -31,24 +31,6 @@ struct Case {
     /// The kernels of Ampere, whatever the GPU.
     ampere: bool,
     seed: u64,
-}
-
-/// Key lengths around the edges of chunks and pages, and beyond what one CTA loads ahead.
-fn kv_len() -> impl Strategy<Value = u32> {
-    let edge = (1..20_u32, 0..3_u32).prop_map(|(chunks, off)| chunks * 32 + off - 1);
-    prop_oneof![1 => Just(0_u32), 3 => 1..70_u32, 4 => edge, 2 => 1..1500_u32]
-}
-
-fn variant() -> impl Strategy<Value = Variant> {
-    let window = prop_oneof![3 => Just(None), 2 => (0..200_u32).prop_map(Some)];
-    let cap = prop_oneof![3 => Just(None), 1 => (5.0..50.0_f32).prop_map(Some)];
-    (prop::bool::weighted(0.9), window, cap).prop_map(|(causal, window_left, soft_cap)| {
-        let mut variant = Variant::CAUSAL;
-        variant.causal = causal;
-        variant.window_left = window_left;
-        variant.soft_cap = soft_cap;
-        variant
-    })
 }
 
 fn case() -> impl Strategy<Value = Case> {
@@ -90,33 +72,6 @@ fn case() -> impl Strategy<Value = Case> {
                 let (layout, split, merge_mode, rows, run, ampere) = rest;
                 let mut spec = Spec::new(kv_heads * group, kv_heads, dim);
                 spec.variant = variant;
-                let mut noise = common::Rng(seed);
-                let (mut tables, mut used) = (Vec::<Vec<u32>>::new(), 0);
-                let mut qo_indptr = vec![0];
-                let mut lens = Vec::new();
-                for (own, shared, queries) in requests {
-                    let queries = if one_token { 1 } else { queries };
-                    let parent = noise.below(tables.len().max(1));
-                    let prefix = tables
-                        .get(parent)
-                        .map_or(&[][..], |other| &other[..shared.min(other.len())]);
-                    let mut pages = prefix.to_vec();
-                    let kv_len = (pages.len() as u32 * page + own).max(queries);
-                    let more = kv_len.div_ceil(page) - pages.len() as u32;
-                    pages.extend(used..used + more);
-                    used += more;
-                    tables.push(pages);
-                    lens.push(kv_len);
-                    qo_indptr.push(qo_indptr[qo_indptr.len() - 1] + queries);
-                }
-                let mut shuffled: Vec<u32> = (0..used + 3).collect();
-                noise.shuffle(&mut shuffled);
-                let mut table = PageTable::new(page, used + 3);
-                for (pages, &kv_len) in tables.iter().zip(&lens) {
-                    let pages: Vec<u32> =
-                        pages.iter().map(|&page| shuffled[page as usize]).collect();
-                    table.push(&pages, kv_len);
-                }
                 let mut options = PlanOptions::default();
                 if let Some(pages) = split {
                     options.split = SplitMode::Fixed {
@@ -126,7 +81,7 @@ fn case() -> impl Strategy<Value = Case> {
                 options.merge_mode = merge_mode;
                 Case {
                     spec,
-                    batch: Batch::new(qo_indptr, table),
+                    batch: prefixed(&requests, page, one_token, seed),
                     layout,
                     options,
                     rows,

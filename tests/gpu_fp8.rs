@@ -4,7 +4,7 @@ mod common;
 
 use common::{
     Memory, Rng, Stream, Tolerance, compare, gpu,
-    problems::{Pools, Tensors, cases},
+    problems::{Pools, Tensors, cases, kv_len, prefixed, variant},
 };
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -17,7 +17,7 @@ use tandem_attn::{
     },
     kv::{KvScales, KvView, KvViewMut},
     plan::{Bound, MergeMode, Plan, PlanOptions, Planner, SplitMode},
-    problem::{Batch, Dtype, KvLayout, PageTable, Spec, Variant},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     reference,
     tensor::{Element, F8E4M3, ShapeError},
 };
@@ -32,23 +32,6 @@ struct Case {
     /// Factor of all queries, as a power of two: bf16 has a range that f16 has not.
     query_exponent: i32,
     seed: u64,
-}
-
-fn variant() -> impl Strategy<Value = Variant> {
-    let window = prop_oneof![3 => Just(None), 1 => (0..200_u32).prop_map(Some)];
-    let cap = prop_oneof![3 => Just(None), 1 => (5.0..50.0_f32).prop_map(Some)];
-    (prop::bool::weighted(0.9), window, cap).prop_map(|(causal, window_left, soft_cap)| {
-        let mut variant = Variant::CAUSAL;
-        variant.causal = causal;
-        variant.window_left = window_left;
-        variant.soft_cap = soft_cap;
-        variant
-    })
-}
-
-fn kv_len() -> impl Strategy<Value = u32> {
-    let edge = (1..20_u32, 0..3_u32).prop_map(|(chunks, off)| chunks * 32 + off - 1);
-    prop_oneof![1 => Just(0_u32), 3 => 1..70_u32, 4 => edge, 2 => 1..1500_u32]
 }
 
 /// Requests of at most so many queries, scales up to a granularity.
@@ -94,7 +77,7 @@ fn case(most_queries: u32, granularities: u32) -> impl Strategy<Value = Case> {
                 }
                 Case {
                     spec,
-                    batch: batch_of(&requests, page, one_token, seed),
+                    batch: prefixed(&requests, page, one_token, seed),
                     layout,
                     options: PlanOptions::default()
                         .with_split(split)
@@ -105,36 +88,6 @@ fn case(most_queries: u32, granularities: u32) -> impl Strategy<Value = Case> {
                 }
             },
         )
-}
-
-/// Requests of so many keys of their own, pages shared with another, and queries.
-fn batch_of(requests: &[(u32, usize, u32)], page: u32, one_token: bool, seed: u64) -> Batch {
-    let mut noise = Rng(seed);
-    let (mut tables, mut used) = (Vec::<Vec<u32>>::new(), 0);
-    let (mut indptr, mut lens) = (vec![0], Vec::new());
-    for &(own, shared, queries) in requests {
-        let queries = if one_token { 1 } else { queries };
-        let parent = noise.below(tables.len().max(1));
-        let prefix = tables
-            .get(parent)
-            .map_or(&[][..], |other| &other[..shared.min(other.len())]);
-        let mut pages = prefix.to_vec();
-        let kv_len = (pages.len() as u32 * page + own).max(queries);
-        let more = kv_len.div_ceil(page) - pages.len() as u32;
-        pages.extend(used..used + more);
-        used += more;
-        tables.push(pages);
-        lens.push(kv_len);
-        indptr.push(indptr[indptr.len() - 1] + queries);
-    }
-    let mut shuffled: Vec<u32> = (0..used + 3).collect();
-    noise.shuffle(&mut shuffled);
-    let mut table = PageTable::new(page, used + 3);
-    for (pages, &kv_len) in tables.iter().zip(&lens) {
-        let pages: Vec<u32> = pages.iter().map(|&page| shuffled[page as usize]).collect();
-        table.push(&pages, kv_len);
-    }
-    Batch::new(indptr, table)
 }
 
 /// Scales on the host, `[requests or 1, kv heads or 1]`.

@@ -8,7 +8,7 @@ use tandem_attn::{
     abi::KvStrides,
     kv::{KvScales, KvView, compose::share_prefixes, mask},
     plan::{DeviceDescription, JointDescription, PlanOptions, QueryStep, SplitMode},
-    problem::{Batch, Dtype, KvLayout, PageTable, Part, Spec},
+    problem::{Batch, Dtype, KvLayout, PageTable, Part, Spec, Variant},
     reference,
     tensor::{Element, HeadTensors},
 };
@@ -24,6 +24,55 @@ pub fn cases(default: u32) -> ProptestConfig {
         max_shrink_iters: 2000,
         ..ProptestConfig::default()
     }
+}
+
+/// Masks and soft caps.
+pub fn variant() -> impl Strategy<Value = Variant> {
+    let window = prop_oneof![3 => Just(None), 2 => (0..300_u32).prop_map(Some)];
+    let cap = prop_oneof![3 => Just(None), 1 => (5.0..50.0_f32).prop_map(Some)];
+    (prop::bool::weighted(0.9), window, cap).prop_map(|(causal, window_left, soft_cap)| {
+        let mut variant = Variant::CAUSAL;
+        variant.causal = causal;
+        variant.window_left = window_left;
+        variant.soft_cap = soft_cap;
+        variant
+    })
+}
+
+/// Key lengths around the edges of chunks and pages, and beyond what one CTA loads ahead.
+pub fn kv_len() -> impl Strategy<Value = u32> {
+    let edge = (1..20_u32, 0..3_u32).prop_map(|(chunks, off)| chunks * 32 + off - 1);
+    prop_oneof![1 => Just(0_u32), 3 => 1..70_u32, 4 => edge, 2 => 1..1500_u32]
+}
+
+/// Requests of so many keys of their own, pages shared with another, and queries.
+pub fn prefixed(requests: &[(u32, usize, u32)], page: u32, one_token: bool, seed: u64) -> Batch {
+    let mut noise = Rng(seed);
+    let (mut tables, mut used) = (Vec::<Vec<u32>>::new(), 0);
+    let (mut indptr, mut lens) = (vec![0], Vec::new());
+    for &(own, shared, queries) in requests {
+        let queries = if one_token { 1 } else { queries };
+        let parent = noise.below(tables.len().max(1));
+        let prefix = tables
+            .get(parent)
+            .map_or(&[][..], |other| &other[..shared.min(other.len())]);
+        let mut pages = prefix.to_vec();
+        let kv_len = (pages.len() as u32 * page + own).max(queries);
+        let more = kv_len.div_ceil(page) - pages.len() as u32;
+        pages.extend(used..used + more);
+        used += more;
+        tables.push(pages);
+        lens.push(kv_len);
+        indptr.push(indptr[indptr.len() - 1] + queries);
+    }
+    let mut shuffled: Vec<u32> = (0..used + 3).collect();
+    noise.shuffle(&mut shuffled);
+    let mut table = PageTable::new(page, used + 3);
+    for (pages, &kv_len) in tables.iter().zip(&lens) {
+        let pages: Vec<u32> = pages.iter().map(|&page| shuffled[page as usize]).collect();
+        table.push(&pages, kv_len);
+    }
+    Batch::new(indptr, table)
 }
 
 fn random_row<T: Element>(noise: &mut Rng, len: usize, largest: f32) -> Vec<T> {

@@ -9,7 +9,7 @@ mod problem;
 
 use common::{
     Stream, gpu,
-    problems::{Tensors, cases, enrich},
+    problems::{Tensors, cases, enrich, variant},
 };
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -23,7 +23,7 @@ use tandem_attn::{
 };
 
 use graph::rounds;
-use problem::{OnDevice, Request, batch_of, check_results, request, variant};
+use problem::{OnDevice, Request, batch_of, check_results, request};
 
 #[derive(Clone, Debug)]
 struct Case {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use proptest::prelude::*;
 use tandem_attn::{
     exec::gpu::{DeviceTensor, Gpu, KvPool, RunTensors, Workspace},
-    problem::{Batch, Dtype, KvLayout, PageTable, Spec, Variant},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     tensor::Element,
 };
 
@@ -13,18 +13,6 @@ use crate::common::{
     self, Memory, Stream, Tolerance, compare,
     problems::{Tensors, sinks},
 };
-
-pub fn variant() -> impl Strategy<Value = Variant> {
-    let window = prop_oneof![3 => Just(None), 1 => (0..300_u32).prop_map(Some)];
-    let cap = prop_oneof![4 => Just(None), 1 => (5.0..50.0_f32).prop_map(Some)];
-    (prop::bool::weighted(0.9), window, cap).prop_map(|(causal, window_left, soft_cap)| {
-        let mut variant = Variant::CAUSAL;
-        variant.causal = causal;
-        variant.window_left = window_left;
-        variant.soft_cap = soft_cap;
-        variant
-    })
-}
 
 /// Where a request leaves the table of an earlier one, how many keys it has of its own, and its queries.
 #[derive(Clone, Debug)]
