@@ -2,7 +2,39 @@
 // Each program uses its own part of this.
 #![allow(dead_code)]
 
-use tandem_attn::step::{Activation, Pairing, RmsNorm, Rope, Sampling};
+use proptest::prelude::*;
+use tandem_attn::step::{Activation, Pairing, RmsNorm, Rope, RopeScaling, Sampling, Yarn};
+
+/// A rotary embedding of so many elements, of every kind.
+pub fn rope(rotated: impl Strategy<Value = u32>) -> impl Strategy<Value = Rope> {
+    let scaling = prop_oneof![
+        Just(RopeScaling::None),
+        Just(RopeScaling::Linear { factor: 8.0 }),
+        Just(RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_positions: 8192,
+        }),
+        Just(RopeScaling::Yarn(Yarn::new(4.0, 32_768))),
+    ];
+    let pairing = prop_oneof![Just(Pairing::HalfSplit), Just(Pairing::Interleaved)];
+    let theta = prop_oneof![Just(1e4), Just(5e5), Just(1e6)];
+    (rotated, theta, pairing, scaling).prop_map(|(rotated, theta, pairing, scaling)| {
+        Rope::new(rotated, theta)
+            .with_pairing(pairing)
+            .with_scaling(scaling)
+    })
+}
+
+/// Norms of heads, or none.
+pub fn norm() -> impl Strategy<Value = Option<RmsNorm>> + Clone {
+    prop_oneof![
+        Just(None),
+        Just(Some(RmsNorm::new(1e-6))),
+        Just(Some(RmsNorm::gemma(1e-5))),
+    ]
+}
 
 /// Each row divided by the root of its mean square, times its weights.
 pub fn rms_norm(norm: RmsNorm, x: &[f64], weight: &[f64]) -> Vec<f64> {

@@ -5,7 +5,7 @@ use tandem_attn::{
     abi::NO_SLOT,
     exec::gpu::{AppendScales, DeviceTensor, Gpu, KvPool, KvScales, QkNorm, QkvStep},
     problem::{Dtype, KvLayout, Spec},
-    step::{Pairing, RmsNorm, Rope, RopeScaling, Yarn},
+    step::{RmsNorm, Rope},
     tensor::F8E4M3,
 };
 
@@ -13,7 +13,7 @@ use crate::{
     POISON, check,
     common::{self, Memory, Rng, Stream, problems::cases},
     near_in_8_bits, random,
-    steps::Qkv,
+    steps::{self, Qkv},
     wide,
 };
 
@@ -45,34 +45,14 @@ pub enum Scales {
 }
 
 fn rope(dim: u32) -> impl Strategy<Value = Option<Rope>> {
-    let scaling = prop_oneof![
-        Just(RopeScaling::None),
-        Just(RopeScaling::Llama3 {
-            factor: 8.0,
-            low_freq_factor: 1.0,
-            high_freq_factor: 4.0,
-            original_positions: 8192,
-        }),
-        Just(RopeScaling::Yarn(Yarn::new(4.0, 32_768))),
-    ];
-    let pairing = prop_oneof![Just(Pairing::HalfSplit), Just(Pairing::Interleaved)];
-    let theta = prop_oneof![Just(1e4), Just(5e5), Just(1e6)];
     let part = prop_oneof![1..=dim / 16, Just(dim / 16)];
-    let rope = (part, theta, pairing, scaling).prop_map(|(part, theta, pairing, scaling)| {
-        Rope::new(16 * part, theta)
-            .with_pairing(pairing)
-            .with_scaling(scaling)
-    });
+    let rope = steps::rope(part.prop_map(|part| 16 * part));
     prop_oneof![1 => Just(None), 5 => rope.prop_map(Some)]
 }
 
 fn shape() -> impl Strategy<Value = Shape> {
     let dim = prop_oneof![(1..33_u32).prop_map(|part| 16 * part), Just(64), Just(128)];
-    let norm = prop_oneof![
-        Just(None),
-        Just(Some(RmsNorm::new(1e-6))),
-        Just(Some(RmsNorm::gemma(1e-5))),
-    ];
+    let norm = steps::norm();
     let scales = prop_oneof![
         3 => Just(None),
         1 => Just(Some(Scales::One)),

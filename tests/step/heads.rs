@@ -8,7 +8,7 @@ use tandem_attn::{
     kv::{KvScales, KvViewMut},
     problem::{Dtype, KvLayout, Spec},
     step::{
-        Pairing, RmsNorm, Rope, RopeScaling, Yarn,
+        RmsNorm, Rope,
         cpu::{QkNorm, QkvStep, qkv},
     },
     tensor::{Element, F8E4M3},
@@ -16,7 +16,7 @@ use tandem_attn::{
 
 use crate::{
     numeric::{Rng, Tolerance, to_f64},
-    steps::Qkv,
+    steps::{self, Qkv},
 };
 
 #[derive(Clone, Debug)]
@@ -33,35 +33,13 @@ struct Shape {
 }
 
 fn rope(dim: u32) -> impl Strategy<Value = Option<Rope>> {
-    let scaling = prop_oneof![
-        Just(RopeScaling::None),
-        Just(RopeScaling::Linear { factor: 8.0 }),
-        Just(RopeScaling::Llama3 {
-            factor: 8.0,
-            low_freq_factor: 1.0,
-            high_freq_factor: 4.0,
-            original_positions: 8192,
-        }),
-        Just(RopeScaling::Yarn(Yarn::new(4.0, 32_768))),
-    ];
-    let pairing = prop_oneof![Just(Pairing::HalfSplit), Just(Pairing::Interleaved)];
-    let theta = prop_oneof![Just(1e4), Just(5e5), Just(1e6)];
-    let rope =
-        (1..=dim / 2, theta, pairing, scaling).prop_map(|(pairs, theta, pairing, scaling)| {
-            Rope::new(2 * pairs, theta)
-                .with_pairing(pairing)
-                .with_scaling(scaling)
-        });
+    let rope = steps::rope((1..=dim / 2).prop_map(|pairs| 2 * pairs));
     prop_oneof![1 => Just(None), 3 => rope.prop_map(Some), 2 => Just(Some(Rope::new(dim, 1e6)))]
 }
 
 fn shape() -> impl Strategy<Value = Shape> {
     let dim = (1..17_u32).prop_map(|eighth| 8 * eighth);
-    let norm = prop_oneof![
-        Just(None),
-        Just(Some(RmsNorm::new(1e-6))),
-        Just(Some(RmsNorm::gemma(1e-5))),
-    ];
+    let norm = steps::norm();
     let layout = prop_oneof![Just(KvLayout::Nhd), Just(KvLayout::Hnd)];
     let sizes = (1..4_u32, 1..4_u32, 0..20_usize, layout, 1..17_u32);
     dim.prop_flat_map(move |dim| {

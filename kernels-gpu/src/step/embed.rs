@@ -13,31 +13,8 @@ const BLOCKS: u32 = 8;
 
 /// The kernels: `embed_<element>`.
 #[cfg(not(target_arch = "nvptx64"))]
-mod rows {
-    use super::{BLOCKS, THREADS};
-    use crate::registry::{Arch, Element, Family, KernelInfo, Op, registers};
-
-    macro_rules! rows {
-        ($half:ident $element:literal {}) => {
-            KernelInfo {
-                element: Element::$half,
-                threads: THREADS,
-                registers: registers(THREADS, BLOCKS),
-                ..KernelInfo::new(
-                    concat!("embed_", $element),
-                    Family::Step,
-                    Arch::Sm80,
-                    Op::Embed,
-                )
-            }
-        };
-    }
-
-    /// One for each 16-bit float.
-    pub const ROWS: &[KernelInfo] = crate::common::half::each_half! { list rows {} };
-}
-#[cfg(not(target_arch = "nvptx64"))]
-pub use rows::ROWS;
+pub const ROWS: &[crate::registry::KernelInfo] =
+    crate::common::half::each_half! { list row { "embed_", Embed, THREADS, BLOCKS } };
 
 #[cfg(target_arch = "nvptx64")]
 mod device {

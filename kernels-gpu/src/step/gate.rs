@@ -32,31 +32,8 @@ pub fn gelu_tanh(x: f32) -> f32 {
 
 /// The kernels: `gate_<element>`.
 #[cfg(not(target_arch = "nvptx64"))]
-mod rows {
-    use super::{BLOCKS, THREADS};
-    use crate::registry::{Arch, Element, Family, KernelInfo, Op, registers};
-
-    macro_rules! rows {
-        ($half:ident $element:literal {}) => {
-            KernelInfo {
-                element: Element::$half,
-                threads: THREADS,
-                registers: registers(THREADS, BLOCKS),
-                ..KernelInfo::new(
-                    concat!("gate_", $element),
-                    Family::Step,
-                    Arch::Sm80,
-                    Op::Gate,
-                )
-            }
-        };
-    }
-
-    /// One for each 16-bit float.
-    pub const ROWS: &[KernelInfo] = crate::common::half::each_half! { list rows {} };
-}
-#[cfg(not(target_arch = "nvptx64"))]
-pub use rows::ROWS;
+pub const ROWS: &[crate::registry::KernelInfo] =
+    crate::common::half::each_half! { list row { "gate_", Gate, THREADS, BLOCKS } };
 
 #[cfg(target_arch = "nvptx64")]
 mod device {

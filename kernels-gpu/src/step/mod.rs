@@ -1,5 +1,23 @@
 //! The step around attention: what a model computes between its matrix products.
 
+/// A row of a kernel that has one entry for each 16-bit float and nothing else to choose.
+#[cfg(not(target_arch = "nvptx64"))]
+macro_rules! row {
+    ($half:ident $element:literal { $prefix:literal, $op:ident, $threads:expr, $blocks:expr }) => {
+        $crate::registry::KernelInfo {
+            element: $crate::registry::Element::$half,
+            threads: $threads,
+            registers: $crate::registry::registers($threads, $blocks),
+            ..$crate::registry::KernelInfo::new(
+                concat!($prefix, $element),
+                $crate::registry::Family::Step,
+                $crate::registry::Arch::Sm80,
+                $crate::registry::Op::$op,
+            )
+        }
+    };
+}
+
 #[cfg(any(not(target_arch = "nvptx64"), feature = "step"))]
 pub mod embed;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "step"))]
