@@ -82,7 +82,7 @@ pub struct Engine {
     rows: Vec<u32>,
     draws: Vec<Draw>,
     sampled: Vec<u32>,
-    /// Requests that were cancelled between steps, and of which nobody was told.
+    /// Requests that were cancelled between steps, and whose end no event has said yet.
     cancelled: Vec<RequestId>,
     steps: u64,
 }

@@ -25,7 +25,7 @@ fn logits_are_those_of_transformers() {
 }
 
 #[test]
-fn greedy_text_is_that_of_transformers_whatever_the_company() {
+fn greedy_text_is_that_of_transformers_whatever_the_batch() {
     for family in FAMILIES {
         let right = expected(family);
         let greedy = Generation {
@@ -44,13 +44,13 @@ fn greedy_text_is_that_of_transformers_whatever_the_company() {
             step_tokens: 20,
             ..Limits::default()
         };
-        let mut company = vec![greedy];
+        let mut batch = vec![greedy];
         for (keep, answer) in [(48, 9), (37, 24), (5, 16), (1, 3)] {
             let prompt = right.prompt[..keep].to_vec();
-            company.push(Generation::greedy(prompt, answer));
+            batch.push(Generation::greedy(prompt, answer));
         }
         let mut together = engine(family, limits);
-        let given = answers(&mut together, &company);
+        let given = answers(&mut together, &batch);
         assert_eq!(given[0], right.greedy, "{family}");
         let shared = given[1].len().min(right.greedy.len());
         assert_eq!(given[1][..shared], right.greedy[..shared], "{family}");

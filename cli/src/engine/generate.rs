@@ -64,10 +64,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let (begin, mut first, mut tokens) = (Instant::now(), None, 0_u32);
     let (mut stream, mut reason) = (TextStream::default(), None);
     while !engine.is_idle() {
-        let mut told = Vec::new();
-        let step = engine.step(&mut |event| told.push(event))?;
+        let mut events = Vec::new();
+        let step = engine.step(&mut |event| events.push(event))?;
         bar.inc(u64::from(step.tokens));
-        for event in told {
+        for event in events {
             match event {
                 Event::Token { token, .. } => {
                     first.get_or_insert_with(|| begin.elapsed());

@@ -57,7 +57,7 @@ pub struct ServeOptions {
     pub body_bytes: usize,
     /// How long a client may take to send a request.
     pub receive: Duration,
-    /// How long answers may take to end once the server is told to stop.
+    /// How long answers may take to end once the server begins to stop.
     pub grace: Duration,
 }
 
