@@ -307,9 +307,19 @@ pub enum Error {
     )]
     NoKernel {
         /// The kernel.
-        kernel: &'static str,
+        kernel: String,
         /// The architecture of the modules.
         arch: &'static str,
+    },
+    /// A variant that the GPU was not given.
+    #[error(
+        "the specification's variant is {asked:?}, and the GPU has kernels of {there:?}: give it to `Gpu::builder().variant`"
+    )]
+    NoVariant {
+        /// The variant.
+        asked: kernels_gpu::HooksName,
+        /// Those there are.
+        there: Vec<kernels_gpu::HooksName>,
     },
     /// A launch that the kernel or the GPU does not allow.
     #[error("{kernel} cannot be launched with {got} {what}: at most {limit}")]

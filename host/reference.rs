@@ -47,28 +47,21 @@ pub fn attention_heads<Q: Element, T: Element>(
     kv: &[KvView<'_, T>],
     heads: &HeadTensors<'_>,
 ) -> Result<Output, ShapeError> {
+    if let Some(hooks) = spec.variant.hooks {
+        return Err(ShapeError::Hooks { hooks });
+    }
     let params = spec.variant_params();
     match spec.variant.soft_cap {
-        None => attention_of(&Standard::<false>(params), spec, batch, q, kv, heads),
-        Some(_) => attention_of(&Standard::<true>(params), spec, batch, q, kv, heads),
+        None => attention_with(&Standard::<false>(params), spec, batch, q, kv, heads),
+        Some(_) => attention_with(&Standard::<true>(params), spec, batch, q, kv, heads),
     }
 }
 
 /// Attention of a batch with any variant; mask and logits are the variant's, not the spec's.
 ///
 /// # Errors
-/// Where a tensor does not have the shape that the batch says.
+/// As [`attention_heads`].
 pub fn attention_with<V: Variant, Q: Element, T: Element>(
-    variant: &V,
-    spec: &Spec,
-    batch: &Batch,
-    q: &[Q],
-    kv: &[KvView<'_, T>],
-) -> Result<Output, ShapeError> {
-    attention_of(variant, spec, batch, q, kv, &HeadTensors::default())
-}
-
-fn attention_of<V: Variant, Q: Element, T: Element>(
     variant: &V,
     spec: &Spec,
     batch: &Batch,
@@ -255,12 +248,7 @@ impl<V: Variant> Row<'_, V> {
         let seen = (0..part.kv_len(row_block)).filter(|&key| {
             (first..=last).contains(&(key as i32))
                 && descends(ancestors, position, key as i32)
-                && variant.visible(Pair {
-                    token,
-                    head,
-                    position,
-                    key,
-                })
+                && variant.visible(Pair::new(token, head, position, key))
         });
         seen.map(|key| {
             let (page, offset) = (pages[(key / page_size) as usize], key % page_size);
@@ -278,15 +266,7 @@ impl<V: Variant> Row<'_, V> {
                 offset,
             };
             let [k_scale, v_scale] = kv.scales.at(spec.kv_heads, scale_at).map(f64::from);
-            let logit = variant.logit(
-                dot * k_scale,
-                Pair {
-                    token,
-                    head,
-                    position,
-                    key,
-                },
-            );
+            let logit = variant.logit(dot * k_scale, Pair::new(token, head, position, key));
             Seen {
                 logit,
                 value: kv.value(page, offset, at.head, spec.head_dim_v),

@@ -5,7 +5,7 @@
         family: "decode_wgmma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            9813656,
+            9813704,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
@@ -17,7 +17,7 @@
         family: "prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            16701728,
+            16702559,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
@@ -34,6 +34,30 @@
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.cubin.zst"),
             5382680,
+        )),
+    },
+    Module {
+        arch: "sm_90a",
+        family: "variants",
+        ptx: Image::zstd(
+            include_bytes!("../data/sm_90a.variants.ptx.zst"),
+            7339073,
+        ),
+        cubin: Some(Image::zstd(
+            include_bytes!("../data/sm_90a.variants.cubin.zst"),
+            3262320,
+        )),
+    },
+    Module {
+        arch: "sm_80",
+        family: "variants",
+        ptx: Image::zstd(
+            include_bytes!("../data/sm_80.variants.ptx.zst"),
+            1566701,
+        ),
+        cubin: Some(Image::zstd(
+            include_bytes!("../data/sm_80.variants.cubin.zst"),
+            634784,
         )),
     },
     Module {

@@ -125,12 +125,7 @@ impl Tile {
     #[inline(always)]
     pub fn query(&self, pack: &Divisor, row: u32) -> Pair {
         let (token, head) = self.place(pack, row);
-        Pair {
-            token: self.token + token,
-            head,
-            position: self.position + token as i32,
-            key: 0,
-        }
+        Pair::new(self.token + token, head, self.position + token as i32, 0)
     }
 
     /// The first and the last key of the item that a row sees.

@@ -23,7 +23,7 @@
 //!
 //!     fn logit<R: Real>(&self, dot: R, at: Pair) -> R {
 //!         let slope = R::from_f32(-8.0 * (at.head + 1) as f32 / self.heads as f32).exp2();
-//!         let distance = R::from_f32((at.position - at.key as i32) as f32);
+//!         let distance = R::from_f32(at.distance);
 //!         let log2_e = R::from_f32(core::f32::consts::LOG2_E);
 //!         dot * R::from_f32(self.params.scale_log2) - slope * distance * log2_e
 //!     }
@@ -58,7 +58,7 @@ pub struct Key {
 ///
 /// Both positions count from the first key of the table at hand; where a batch has several parts, only
 /// their distance has a meaning of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pair {
     /// The query token, a row of `q`.
     pub token: u32,
@@ -68,6 +68,36 @@ pub struct Pair {
     pub position: i32,
     /// Position of the key.
     pub key: u32,
+    /// How far the key stands behind the query, negative where it stands after it. Kernels have this at hand, while
+    /// positions would have to be converted for each key; beyond 2²⁴ it is rounded.
+    pub distance: f32,
+}
+
+impl Pair {
+    /// Of a token's head, and a key.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new(token: u32, head: u32, position: i32, key: u32) -> Self {
+        let distance = position.wrapping_sub(key as i32) as f32;
+        Self {
+            token,
+            head,
+            position,
+            key,
+            distance,
+        }
+    }
+
+    /// The query is `self`'s, the key stands `columns` after its key: a constant, as `self` is the same for many.
+    #[inline(always)]
+    #[must_use]
+    pub const fn further(&self, columns: u32) -> Self {
+        Self {
+            key: self.key.wrapping_add(columns),
+            distance: self.distance - columns as f32,
+            ..*self
+        }
+    }
 }
 
 /// The places at which models differ.
@@ -155,6 +185,28 @@ pub trait Variant: Copy + Send + Sync {
     }
 }
 
+/// A variant that kernels of its own are compiled for: see [`variant_kernels!`](crate::variant_kernels).
+pub trait FromLaunch: Variant {
+    /// What a run gives it beside the standard parameters: numbers, and device addresses of what is larger.
+    type Own: bytemuck::Pod;
+
+    /// From what a launch is given.
+    fn from_launch(params: VariantParams, own: &Self::Own) -> Self;
+
+    /// Refuses, while it is compiled, a variant with a hook that no kernel runs.
+    const RUNS_ON_GPUS: () = {
+        assert!(Self::SOFTMAX, "kernels on GPUs compute a softmax");
+        assert!(
+            !Self::TRANSFORMS_QUERY && !Self::TRANSFORMS_KEY,
+            "kernels on GPUs run no hooks on queries or keys: transform them before attention, keys as they are appended"
+        );
+        assert!(
+            !Self::TRANSFORMS_VALUE && !Self::TRANSFORMS_OUTPUT,
+            "kernels on GPUs run no hooks on values or outputs: transform them before and behind attention"
+        );
+    };
+}
+
 /// Softmax attention, causal and windowed as [`VariantParams`] say, with a soft cap if `CAP`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Standard<const CAP: bool>(pub VariantParams);
@@ -216,12 +268,7 @@ impl Variant for Sigmoid {
 mod tests {
     use super::*;
 
-    const AT: Pair = Pair {
-        token: 0,
-        head: 0,
-        position: 0,
-        key: 0,
-    };
+    const AT: Pair = Pair::new(0, 0, 0, 0);
 
     fn params(soft_cap: f32, window_left: i32, causal: u32) -> VariantParams {
         let scale = 0.125;

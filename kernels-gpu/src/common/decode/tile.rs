@@ -266,15 +266,11 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                         i += 1;
                     }
                 }
+                let nearest = Pair::new(token, head, position, first);
                 let mut i = 0;
                 while i < 2 * KEY_BLOCKS {
                     let logit = &mut s[i / 2][block][i % 2 * 2 + column];
-                    let at = Pair {
-                        token,
-                        head,
-                        position,
-                        key: first + i as u32 * 8,
-                    };
+                    let at = nearest.further(i as u32 * 8);
                     if C::SCALED {
                         *logit *= self.scale[block][column][0];
                     }

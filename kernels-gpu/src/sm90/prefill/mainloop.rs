@@ -324,7 +324,7 @@ pub(super) unsafe fn consume<
         // Of two consumers the first begins when the second has its logits, once: each then computes weights beside
         // the other's products. Where both begin together they may stay so for a whole tile, which costs 25 %. (The
         // second skips no more blocks than the first, so that the blocks it needs come whatever the first waits for.)
-        let staggered = s.shape.consumers == 2;
+        let staggered = s.shape.consumers == 2 && !s.shape.co_resident;
         if staggered && consumer == 0 {
             barrier::bar_sync(STAGGER, 256);
         }

@@ -106,13 +106,7 @@ pub(super) unsafe fn consume<
                 k.advance();
                 let mut i = 0;
                 while i < 4 {
-                    let at = Pair {
-                        token: 0,
-                        head: 0,
-                        position: 0,
-                        key: 0,
-                    };
-                    logits[i] = variant.logit(logits[i], at);
+                    logits[i] = variant.logit(logits[i], Pair::new(0, 0, 0, 0));
                     i += 1;
                 }
                 if begin + keys - 1 > all_to || begin < all_from {

@@ -50,12 +50,8 @@ unsafe fn query(p: &DecodeParams, s: Shared, slot: u32, row: u32) -> Pair {
         let (token, in_group) = p.group.div_rem(row);
         (unit, s.load_row(slot, token.min(unit.tokens - 1)), in_group)
     };
-    Pair {
-        token: row.token,
-        head: unit.head * p.attention.group + in_group,
-        position: row.position,
-        key: 0,
-    }
+    let head = unit.head * p.attention.group + in_group;
+    Pair::new(row.token, head, row.position, 0)
 }
 
 /// The first and the last key that a row's position shows it; any for rows that do not exist.
@@ -77,12 +73,7 @@ unsafe fn finish_logits<V: Variant, const POSITIONAL: bool, const S: usize>(
     seen: impl Fn(u32) -> [i32; 2],
 ) {
     let columns = warp::lane_id() % 4 * 2;
-    let nobody = Pair {
-        token: 0,
-        head: 0,
-        position: 0,
-        key: 0,
-    };
+    let nobody = Pair::new(0, 0, 0, 0);
     let of = if V::TRANSFORMS_LOGITS || V::MASKS {
         rows.map(of)
     } else {
@@ -99,12 +90,17 @@ unsafe fn finish_logits<V: Variant, const POSITIONAL: bool, const S: usize>(
         let visible = unsafe { Visible::load(mask, group as u32) };
         let column = [visible.column(columns), visible.column(columns + 1)];
         let row = rows.map(|row| visible.row(row));
+        let first = of.map(|at| Pair {
+            key: visible.key + columns,
+            distance: (at.position - (visible.key + columns) as i32) as f32,
+            ..at
+        });
         let mut i = 0;
         while i < 4 {
             let (h, e) = (i / 2, i % 2);
             let logit = &mut logits[4 * group + i];
             let key = visible.key + columns + e as u32;
-            let pair = Pair { key, ..of[h] };
+            let pair = first[h].further(e as u32);
             if V::TRANSFORMS_LOGITS {
                 *logit = variant.logit(*logit, pair);
             }
