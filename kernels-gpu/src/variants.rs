@@ -5,8 +5,8 @@ use bytemuck::{Pod, Zeroable};
 use crate::{
     abi::VariantParams,
     common::{
-        math::Real,
-        variant::{FromLaunch, Pair, Variant},
+        math::{Real, recip},
+        variant::{FromLaunch, Pair, Query, Variant},
     },
 };
 
@@ -28,18 +28,24 @@ pub struct Slopes {
 
 impl Variant for Alibi {
     const TRANSFORMS_LOGITS: bool = true;
+    const KEEPS_UNIT: bool = true;
 
     #[inline(always)]
     fn params(&self) -> &VariantParams {
         &self.params
     }
 
+    /// In the unit of dot products, so that a key costs two instructions.
     #[inline(always)]
-    fn logit<R: Real>(&self, dot: R, at: Pair) -> R {
+    fn of_row(&self, at: Query) -> f32 {
         // SAFETY: whoever made the variant vouches for the slopes.
         let slope = unsafe { *(self.slopes.address as *const f32).add(at.head as usize) };
-        let by_distance = R::from_f32(slope * core::f32::consts::LOG2_E);
-        dot * R::from_f32(self.params.scale_log2) - by_distance * R::from_f32(at.distance)
+        -slope * recip(self.params.scale)
+    }
+
+    #[inline(always)]
+    fn logit<R: Real>(&self, dot: R, at: Pair) -> R {
+        R::from_f32(at.of_row).mul_add(R::from_f32(at.distance), dot)
     }
 }
 

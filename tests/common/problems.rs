@@ -302,7 +302,7 @@ pub fn ancestors(batch: &Batch, seed: u64) -> Vec<u64> {
 /// Sinks for some of the problems, and masks of the last keys.
 pub fn enrich(spec: &mut Spec, batch: &mut Batch, seed: u64) {
     spec.variant.sinks = seed % 3 == 1;
-    if spec.variant.soft_cap.is_none() && seed % 7 == 3 {
+    if spec.variant.soft_cap.is_none() && spec.head_dim_qk <= 128 && seed % 7 == 3 {
         *spec = spec.with_hooks(&ALIBI);
     }
     if spec.variant.causal && seed % 5 < 2 {

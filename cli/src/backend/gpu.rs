@@ -11,6 +11,7 @@ use tandem_attn::{
     },
     plan::{Bound, DeviceDescription, Plan},
     problem::Dtype,
+    variants::Slopes,
 };
 
 use super::{Backend, Ceilings, Loaded, Machine, Results};
@@ -234,6 +235,9 @@ impl Backend for GpuBackend {
             sinks: tensors::sinks(spec)
                 .map(|sinks| Memory::new(&Tensor::F32(sinks)))
                 .transpose()?,
+            slopes: tensors::slopes(spec)
+                .map(|slopes| Memory::new(&Tensor::F32(slopes)))
+                .transpose()?,
             pool,
             workspace,
             plan,
@@ -249,6 +253,7 @@ struct LoadedOnGpu<'a> {
     _pool_memory: [Memory; 2],
     _scales: Vec<Memory>,
     sinks: Option<Memory>,
+    slopes: Option<Memory>,
     pool: KvPool,
     out: Memory,
     lse: Memory,
@@ -272,6 +277,12 @@ impl Loaded for LoadedOnGpu<'_> {
         let mut tensors = RunTensors::new(&q, &pools, &out).with_lse(&lse);
         if let Some(sinks) = &self.sinks {
             tensors = tensors.with_sinks(DeviceArray::new(sinks.address(), heads));
+        }
+        let slopes = self.slopes.as_ref().map(|slopes| Slopes {
+            address: slopes.address(),
+        });
+        if let Some(slopes) = &slopes {
+            tensors = tensors.with_own(slopes);
         }
         let GpuBackend { gpu, .. } = self.backend;
         self.backend.time(flush, |stream| {

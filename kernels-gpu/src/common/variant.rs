@@ -71,20 +71,27 @@ pub struct Pair {
     /// How far the key stands behind the query, negative where it stands after it. Kernels have this at hand, while
     /// positions would have to be converted for each key; beyond 2²⁴ it is rounded.
     pub distance: f32,
+    /// What the variant says of the query ([`Variant::of_row`]).
+    pub of_row: f32,
 }
 
 impl Pair {
-    /// Of a token's head, and a key.
+    /// Of a query and a key.
     #[inline(always)]
     #[must_use]
-    pub const fn new(token: u32, head: u32, position: i32, key: u32) -> Self {
-        let distance = position.wrapping_sub(key as i32) as f32;
+    pub fn new<V: Variant>(variant: &V, query: Query, key: u32) -> Self {
+        let Query {
+            token,
+            head,
+            position,
+        } = query;
         Self {
             token,
             head,
             position,
             key,
-            distance,
+            distance: position.wrapping_sub(key as i32) as f32,
+            of_row: variant.of_row(query),
         }
     }
 
@@ -110,6 +117,8 @@ pub trait Variant: Copy + Send + Sync {
     const SOFTMAX: bool = true;
     /// [`Variant::logit`] is more than a multiplication by `scale_log2` (which kernels fold into the exp2).
     const TRANSFORMS_LOGITS: bool = false;
+    /// [`Variant::logit`] returns a dot product, yet to be multiplied by `scale_log2`: kernels do that for nothing.
+    const KEEPS_UNIT: bool = false;
     /// [`Variant::visible`] may hide keys within [`Variant::visible_keys`].
     const MASKS: bool = false;
     /// [`Variant::query`] does something.
@@ -140,12 +149,31 @@ pub trait Variant: Copy + Send + Sync {
         )
     }
 
+    /// A number that belongs to a query token and a head, such as a slope. It is computed once for a row, whose keys
+    /// then have it ([`Pair::of_row`]).
+    #[inline(always)]
+    fn of_row(&self, at: Query) -> f32 {
+        let _ = at;
+        0.0
+    }
+
     /// From the dot product of query and key to the base-2 logit (or to the weight, see
-    /// [`Variant::SOFTMAX`]).
+    /// [`Variant::SOFTMAX`]; or to a dot product, see [`Variant::KEEPS_UNIT`]).
     #[inline(always)]
     fn logit<R: Real>(&self, dot: R, at: Pair) -> R {
         let _ = at;
         dot * R::from_f32(self.params().scale_log2)
+    }
+
+    /// The base-2 logit (or the weight), whatever the unit of [`Variant::logit`].
+    #[inline(always)]
+    fn base_2<R: Real>(&self, dot: R, at: Pair) -> R {
+        let logit = self.logit(dot, at);
+        if Self::KEEPS_UNIT {
+            logit * R::from_f32(self.params().scale_log2)
+        } else {
+            logit
+        }
     }
 
     /// Whether the query sees the key; asked only for keys within [`Variant::visible_keys`].
@@ -268,7 +296,14 @@ impl Variant for Sigmoid {
 mod tests {
     use super::*;
 
-    const AT: Pair = Pair::new(0, 0, 0, 0);
+    fn at() -> Pair {
+        let query = Query {
+            token: 0,
+            head: 0,
+            position: 0,
+        };
+        Pair::new(&Standard::<false>(params(0.0, i32::MAX, 1)), query, 0)
+    }
 
     fn params(soft_cap: f32, window_left: i32, causal: u32) -> VariantParams {
         let scale = 0.125;
@@ -298,7 +333,7 @@ mod tests {
     #[test]
     fn the_cap_bounds_logits_and_keeps_small_ones() {
         let variant = Standard::<true>(params(50.0, i32::MAX, 1));
-        let natural = |dot: f64| variant.logit(dot, AT) / f64::from(LOG2_E);
+        let natural = |dot: f64| variant.logit(dot, at()) / f64::from(LOG2_E);
         assert!((natural(1e9) - 50.0).abs() < 1e-5);
         assert!((natural(0.8) - 0.1).abs() < 1e-5);
         assert!((natural(800.0) - 50.0 * 2.0f64.tanh()).abs() < 1e-4);
@@ -315,11 +350,14 @@ mod tests {
             let dot = step as f32 * 3.7;
             let close = |x: f32, y: f64| (f64::from(x) - y).abs() <= 1e-5 * y.abs().max(1.0);
             assert!(
-                close(cap.logit(dot, AT), cap.logit(f64::from(dot), AT)),
+                close(cap.logit(dot, at()), cap.logit(f64::from(dot), at())),
                 "cap at {dot}"
             );
             assert!(
-                close(sigmoid.logit(dot, AT), sigmoid.logit(f64::from(dot), AT)),
+                close(
+                    sigmoid.logit(dot, at()),
+                    sigmoid.logit(f64::from(dot), at())
+                ),
                 "sigmoid at {dot}"
             );
         }

@@ -8,7 +8,10 @@ use super::{
 };
 use crate::{
     abi::PrefillParams,
-    common::{cache::BITS16, cache::Cache, variant::Variant},
+    common::{
+        cache::{BITS16, Cache},
+        variant::Variant,
+    },
 };
 
 /// The kernel of a shape, which the constants repeat: registers of the warpgroup that feeds and of those that compute,

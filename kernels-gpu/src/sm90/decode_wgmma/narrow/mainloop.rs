@@ -104,9 +104,10 @@ pub(super) unsafe fn consume<
                 wgmma::fence_operand(&mut logits);
                 release!(s.keys_free(k.stage));
                 k.advance();
+                let scale = variant.params().scale_log2;
                 let mut i = 0;
                 while i < 4 {
-                    logits[i] = variant.logit(logits[i], Pair::new(0, 0, 0, 0));
+                    logits[i] *= scale;
                     i += 1;
                 }
                 if begin + keys - 1 > all_to || begin < all_from {
