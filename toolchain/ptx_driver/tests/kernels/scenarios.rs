@@ -1,17 +1,12 @@
 //! Small batches that bring each family of kernels to run.
 
-use half::bf16;
 use tandem_attn::{
-    exec::gpu::{Arch, Gpu, WorkspaceOptions},
-    plan::{Bound, DeviceDescription, MergeMode, PlanOptions, Planner, SplitMode, pod::PodMode},
-    problem::{KvLayout, Spec, Variant},
-    tensor::Element,
+    exec::gpu::{Arch, Gpu},
+    plan::{MergeMode, PlanOptions, SplitMode, pod::PodMode},
+    problem::{Dtype, KvLayout, Spec},
 };
 
-use crate::{
-    common::{Stream, problems::Tensors},
-    problem::{OnDevice, Request, batch_of, check_results},
-};
+use crate::launches::{self, attention::Planned};
 
 /// A batch, and how it is planned.
 #[derive(Clone)]
@@ -151,7 +146,7 @@ pub const EXPECTED: &[&str] = &[
     "sm80_prefill_128x128_d64_bf16",
 ];
 
-/// A scenario, run twice; `Err` is what the results lack.
+/// A scenario; `Err` is what the results lack.
 pub fn run(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
     let mut spec = Spec::new(
         scenario.kv_heads * scenario.group,
@@ -162,75 +157,20 @@ pub fn run(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
         spec = Spec::latent(scenario.group, 512, 64);
     }
     if let Some(cap) = scenario.soft_cap {
-        let mut variant = Variant::CAUSAL;
-        variant.soft_cap = Some(cap);
-        spec.variant = variant;
+        spec = spec.with_soft_cap(cap);
     }
     let planned = Planned {
-        spec,
-        requests: scenario.requests,
+        spec: spec.with_dtype(Dtype::BF16),
+        requests: scenario.requests.to_vec(),
         device: gpu.device(),
         options: scenario.options,
         trees: false,
         arch: scenario.arch,
         page: scenario.page,
+        layout: KvLayout::Nhd,
+        seed: 0,
     };
-    run_on_pages::<bf16>(gpu, &planned)
-}
-
-/// A batch, its heads, and what the planner is told.
-pub struct Planned {
-    pub spec: Spec,
-    /// Keys and queries of each request.
-    pub requests: &'static [(u32, u32)],
-    pub device: DeviceDescription,
-    pub options: PlanOptions,
-    /// Query tokens see but some of the last keys.
-    pub trees: bool,
-    pub arch: Option<Arch>,
-    /// Tokens of a page.
-    pub page: u32,
-}
-
-/// Plans and runs; `Err` is what the results lack.
-pub fn run_planned<T: Element>(gpu: &Gpu, planned: &Planned) -> Result<(), String> {
-    run_on_pages::<T>(gpu, planned)
-}
-
-fn run_on_pages<T: Element>(gpu: &Gpu, planned: &Planned) -> Result<(), String> {
-    let spec = planned.spec;
-    let requests: Vec<Request> = planned
-        .requests
-        .iter()
-        .map(|&(own, queries)| Request {
-            parent: 0,
-            shared: 0,
-            own,
-            queries,
-        })
-        .collect();
-    let mut batch = batch_of(&requests, planned.page, 3);
-    if planned.trees {
-        // Each sees its own key, and of those before it every other one, or two of three.
-        let some = |token: u32| [0x5555_5555_5555_5555, 0xb6db_6db6_db6d_b6db][token as usize % 2];
-        let ancestors = (0..batch.total_q()).map(some).collect();
-        batch = batch.with_ancestors(ancestors);
-    }
-    let plan = Planner::new()
-        .plan(&spec, &batch, &planned.device, &planned.options)
-        .map_err(|error| error.to_string())?;
-    let mut options = WorkspaceOptions::default();
-    options.arch = planned.arch;
-    let mut workspace = gpu
-        .workspace(&spec, &Bound::of(&plan), options)
-        .map_err(|error| error.to_string())?;
-    let tensors = Tensors::<T, T>::random(&spec, &batch, KvLayout::Nhd, 5);
-    let device = OnDevice::new(&spec, &batch, &tensors);
-    let stream = Stream::new();
-    // SAFETY: the stream is ours.
-    unsafe { workspace.upload(&plan, stream.0) }.map_err(|error| error.to_string())?;
-    let result = device.run(gpu, &mut workspace, &stream);
-    check_results(&spec, &batch, &tensors, &result)
+    launches::attention::run(gpu, &planned, true).map(|_| ())
 }
 
 pub fn emulated() -> Gpu {
