@@ -68,6 +68,12 @@ pub extern "C" fn ptx_driver_forget_failure() {
     gpu().failed = false;
 }
 
+/// Not a driver function: launches until now.
+#[unsafe(no_mangle)]
+pub extern "C" fn ptx_driver_launches() -> u64 {
+    gpu().launches
+}
+
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSynchronize() -> Code {
     state()
@@ -199,12 +205,15 @@ pub unsafe extern "C" fn cuModuleLoadDataEx(
             SUCCESS
         }
         Err(error) => {
-            // SAFETY: so many options.
-            let (keys, values) = unsafe {
-                (
-                    std::slice::from_raw_parts(keys, count as usize),
-                    std::slice::from_raw_parts(values, count as usize),
-                )
+            let (keys, values): (&[c_uint], &[*mut c_void]) = match count {
+                0 => (&[], &[]),
+                // SAFETY: so many options.
+                _ => unsafe {
+                    (
+                        std::slice::from_raw_parts(keys, count as usize),
+                        std::slice::from_raw_parts(values, count as usize),
+                    )
+                },
             };
             let option = |key| {
                 keys.iter()

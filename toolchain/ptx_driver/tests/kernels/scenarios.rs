@@ -58,8 +58,22 @@ fn options(split: SplitMode, merge_mode: MergeMode, pod: PodMode) -> PlanOptions
 const DECODES: &[(u32, u32)] = &[(70, 1), (33, 1), (1, 1)];
 /// More keys than a ring of stages holds.
 const LONG: &[(u32, u32)] = &[(2100, 1), (33, 1), (1, 1)];
+/// More units than a CTA announces ahead, and each with more keys than are loaded ahead.
+const MANY: &[(u32, u32)] = &[
+    (300, 1),
+    (290, 1),
+    (280, 1),
+    (270, 1),
+    (310, 1),
+    (260, 1),
+    (2100, 1),
+    (40, 1),
+];
 const CHUNK: &[(u32, u32)] = &[(150, 70)];
+/// More tiles than CTAs.
+const CHUNKS: &[(u32, u32)] = &[(300, 200), (280, 150), (70, 70)];
 const LATENT: &[(u32, u32)] = &[(200, 1), (64, 1), (129, 1), (3, 1)];
+const LATENTS: &[(u32, u32)] = &[(300, 1), (164, 1), (229, 1), (3, 1), (500, 1)];
 const NEW_TOKENS: &[(u32, u32)] = &[(150, 4), (70, 2)];
 const HYBRID: &[(u32, u32)] = &[(130, 64), (40, 1), (90, 1)];
 
@@ -103,6 +117,25 @@ pub fn scenarios() -> Vec<Scenario> {
         Scenario {
             options: options(cut, MergeMode::Kernel, serial),
             ..latent("latent, cut", 16, 16, LATENT)
+        },
+        latent("latent, many units", 64, 64, LATENTS),
+        Scenario {
+            kv_heads: 2,
+            ..scenario("decode, many units", 4, 64, MANY)
+        },
+        Scenario {
+            kv_heads: 2,
+            ..scenario("decode, many units of 64 rows", 40, 64, MANY)
+        },
+        Scenario {
+            page: 3,
+            kv_heads: 2,
+            ..scenario("decode, many units on odd pages", 4, 64, MANY)
+        },
+        scenario("prefill, many tiles", 2, 64, CHUNKS),
+        Scenario {
+            arch: Some(Arch::Sm80),
+            ..scenario("prefill, many tiles, Ampere", 2, 64, CHUNKS)
         },
         scenario("prefill, 64", 2, 64, CHUNK),
         scenario("prefill, 128", 2, 128, CHUNK),
