@@ -18,7 +18,7 @@ pub struct Record {
 }
 
 /// Bytes of an output that are kept.
-const KEPT: usize = 1 << 15;
+const KEPT: usize = 1 << 13;
 
 impl Output {
     /// As it is compared: of many numbers a part, of many bits a digest.
@@ -30,7 +30,7 @@ impl Output {
             Some(dtype) => {
                 let size = dtype.bytes() as usize;
                 // An odd step meets all columns of rows of any usual length.
-                let step = self.bytes.len() / KEPT | 1;
+                let step = (self.bytes.len() / KEPT) | 1;
                 let kept = self.bytes.chunks(size).step_by(step);
                 kept.flatten().copied().collect()
             }

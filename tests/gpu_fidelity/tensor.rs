@@ -128,9 +128,9 @@ pub fn run(case: u64) -> Result<Vec<Output>, String> {
     let mut dims = vec![u64::from(box_dims[0]) + rng.below(40) as u64];
     let mut strides = Vec::new();
     let mut stride = (dims[0] * u64::from(size)).next_multiple_of(16) + 16 * rng.below(3) as u64;
-    for axis in 1..rank {
+    for &of_box in &box_dims[1..] {
         strides.push(stride);
-        let extent = 1 + rng.below(box_dims[axis] as usize + 3) as u64;
+        let extent = 1 + rng.below(of_box as usize + 3) as u64;
         dims.push(extent);
         stride *= extent;
     }

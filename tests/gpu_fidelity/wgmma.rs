@@ -43,7 +43,7 @@ impl Shape {
             {
                 for transposed in [false, true] {
                     for swizzle in 0..4 {
-                        let bf16 = (at + swizzle as usize + n as usize / 8) % 2 == 0;
+                        let bf16 = (at + swizzle as usize + n as usize / 8).is_multiple_of(2);
                         all.push(Self {
                             n,
                             bf16,

@@ -1,4 +1,4 @@
-//! Merges of single precision, appends.
+//! Merges, appends, heads of other dimensions.
 
 use std::ffi::c_void;
 
@@ -55,7 +55,7 @@ pub fn merge(gpu: &Gpu, row: &KernelInfo, seed: u64, checked: bool) -> Result<Ve
     let stream = Stream::new();
     let (out_memory, lse_memory) = (Memory::new(&partial_out), Memory::new(&partial_lse));
     let (rows_memory, slots_memory) = (Memory::new(&rows), Memory::new(&merge_slots));
-    let out = Memory::new(&vec![f32::NAN; tokens * heads * dim]);
+    let out = Memory::new(&vec![T::from_f32(f32::NAN); tokens * heads * dim]);
     let lse = Memory::new(&vec![f32::NAN; tokens * heads]);
     if row.op == Op::Merge(merge::MANY) {
         // Plans whose outputs have 16 bits alone know that all rows are short.
@@ -92,7 +92,7 @@ pub fn merge(gpu: &Gpu, row: &KernelInfo, seed: u64, checked: bool) -> Result<Ve
                 &partials,
                 rows_memory.array(),
                 slots_memory.array(),
-                &out.tensor(Dtype::F32, [tokens, heads, dim]),
+                &out.tensor(T::DTYPE, [tokens, heads, dim]),
                 Some(&lse.tensor(Dtype::F32, [tokens, heads])),
                 stream.0,
             )
@@ -100,9 +100,9 @@ pub fn merge(gpu: &Gpu, row: &KernelInfo, seed: u64, checked: bool) -> Result<Ve
         .map_err(|error| error.to_string())?;
         stream.wait();
     }
-    let outputs = |out: &[f32], lse: &[f32]| {
+    let outputs = |out: &[T], lse: &[f32]| {
         vec![
-            Output::rounded("out", Dtype::F32, 1e-5, out),
+            Output::rounded("out", T::DTYPE, 1e-5, out),
             Output::rounded("lse", Dtype::F32, 1e-5, lse),
         ]
     };
@@ -114,7 +114,7 @@ pub fn merge(gpu: &Gpu, row: &KernelInfo, seed: u64, checked: bool) -> Result<Ve
             head_dim_v: dim,
         };
         let (mut out, mut lse) = (
-            vec![0.0_f32; tokens * heads * dim],
+            vec![T::from_f32(0.0); tokens * heads * dim],
             vec![0.0; tokens * heads],
         );
         cpu::merge_states(&partials, &rows, &merge_slots, &mut out, Some(&mut lse))
@@ -290,7 +290,7 @@ fn quantise_from<T: Element>(gpu: &Gpu, seed: u64, checked: bool) -> Result<Vec<
         rows
     };
     let (k, v) = (rows(), rows());
-    let computed = seed % 2 == 0;
+    let computed = seed.is_multiple_of(2);
     let by_token = KvLayout::Hnd.strides(PAGE, HEADS, 1);
     let mut scales = [(); 2].map(|()| rng.floats((PAGES * PAGE * HEADS) as usize, 0.3, 4.0));
     let mut pools = [(); 2].map(|()| vec![F8E4M3(0x55); (PAGES * PAGE * HEADS * dim) as usize]);
