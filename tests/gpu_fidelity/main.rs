@@ -1,7 +1,8 @@
 //! The emulator against the hardware: the same launches on both, and pieces of PTX that show each layout.
 //!
 //! The emulated side runs in processes of its own, or before: `TANDEM_FIDELITY_RECORD=DIRECTORY` writes what it
-//! computes, on the emulator; `TANDEM_FIDELITY=DIRECTORY` compares with it, on a GPU.
+//! computes, on the emulator; `TANDEM_FIDELITY=DIRECTORY` compares with it, on a GPU. What differs there goes to the
+//! folder `TANDEM_FIDELITY_SAVE`.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -22,11 +23,12 @@ use std::{
     io::Write,
     path::{Path, PathBuf},
     process::Command,
+    sync::atomic::{AtomicUsize, Ordering},
 };
 
 use kernels_gpu::registry::Op;
 use launches::Output;
-use record::Record;
+use record::{Record, Recorded};
 use tandem_attn::exec::gpu::{Gpu, KernelId};
 
 const TEST: &str = "the_emulator_computes_what_the_gpu_does";
@@ -152,6 +154,52 @@ fn emulate(gpu: &Gpu, emulator: &Path, directory: &Path) {
     }
 }
 
+/// What a thread has compared.
+#[derive(Default)]
+struct Compared {
+    kernels: BTreeSet<&'static str>,
+    outputs: usize,
+    bitwise: usize,
+    differences: Vec<String>,
+}
+
+impl Compared {
+    fn task(&mut self, task: &Task, gpu: &Gpu, recorded: &Recorded) {
+        let name = task.name();
+        let Some(emulated) = recorded.outputs.get(&name) else {
+            return self
+                .differences
+                .push(format!("{name}: not computed by the emulator"));
+        };
+        if let Task::Kernel(id, _) = task {
+            self.kernels.insert(id.info().name);
+        }
+        let got = match task.run(gpu) {
+            Ok(got) if got.len() == emulated.len() => got,
+            Ok(got) => {
+                return self
+                    .differences
+                    .push(format!("{name}: {} outputs", got.len()));
+            }
+            Err(text) => return self.differences.push(format!("{name}: {text}")),
+        };
+        for (whole, emulated) in got.into_iter().zip(emulated) {
+            let got = whole.clone().recorded();
+            self.outputs += 1;
+            self.bitwise += usize::from(got.bytes == emulated.bytes);
+            let Err(text) = emulated.check(&got) else {
+                continue;
+            };
+            self.differences.push(format!("{name}: {text}"));
+            // For whoever looks for the reason.
+            if let Some(directory) = std::env::var_os("TANDEM_FIDELITY_SAVE") {
+                let file = format!("{name}, {}.bin", whole.name).replace(' ', "_");
+                std::fs::write(Path::new(&directory).join(file), &whole.bytes).expect("written");
+            }
+        }
+    }
+}
+
 #[test]
 fn the_emulator_computes_what_the_gpu_does() {
     let Some(gpu) = common::gpu(TEST) else { return };
@@ -163,15 +211,16 @@ fn the_emulator_computes_what_the_gpu_does() {
         assert!(is_emulator, "only what the emulator computes is recorded");
         return record(gpu, Path::new(&directory));
     }
-    if is_emulator {
+    let given = std::env::var_os("TANDEM_FIDELITY").map(PathBuf::from);
+    if is_emulator && given.is_none() {
         return skip("this is the emulator, and not the hardware");
     }
     if gpu.compute_capability() != (9, 0) {
         return skip("the launches are those of Hopper");
     }
     let temporary = std::env::temp_dir().join(format!("tandem-fidelity-{}", std::process::id()));
-    let directory = match std::env::var_os("TANDEM_FIDELITY") {
-        Some(directory) => PathBuf::from(directory),
+    let directory = match given {
+        Some(directory) => directory,
         None => {
             let Some(emulator) = emulator() else {
                 return skip(
@@ -185,39 +234,35 @@ fn the_emulator_computes_what_the_gpu_does() {
     };
     let recorded = record::read_all(&directory).expect("what the emulator computed");
     let _ = std::fs::remove_dir_all(&temporary);
-    let mut differences = Vec::new();
-    let (mut runs, mut kernels, mut bitwise, mut outputs) = (0, BTreeSet::new(), 0, 0);
-    for task in Task::all(seeds()) {
-        let name = task.name();
-        let Some(emulated) = recorded.outputs.get(&name) else {
-            panic!("the emulator did not compute {name}");
-        };
-        if let Task::Kernel(id, _) = &task {
-            kernels.insert(id.info().name);
-        }
-        runs += 1;
-        match task.run(gpu) {
-            Ok(got) => {
-                assert_eq!(got.len(), emulated.len(), "{name}");
-                for (got, emulated) in got.into_iter().zip(emulated) {
-                    let got = got.recorded();
-                    outputs += 1;
-                    bitwise += usize::from(got.bytes == emulated.bytes);
-                    if let Err(text) = emulated.check(&got) {
-                        differences.push(format!("{name}: {text}"));
-                    }
-                }
+    let tasks = Task::all(seeds());
+    let next = AtomicUsize::new(0);
+    let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(16));
+    let compared: Vec<Compared> = std::thread::scope(|scope| {
+        let compare = || {
+            gpu.make_current().expect("the primary context is there");
+            let mut compared = Compared::default();
+            while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
+                compared.task(task, gpu, &recorded);
             }
-            Err(text) => differences.push(format!("{name}: {text}")),
-        }
-    }
+            compared
+        };
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(compare)).collect();
+        let workers = workers.into_iter();
+        workers.map(|one| one.join().expect("it ends")).collect()
+    });
+    let sum = |of: fn(&Compared) -> usize| compared.iter().map(of).sum::<usize>();
+    let kernels: BTreeSet<_> = compared.iter().flat_map(|one| &one.kernels).collect();
     println!(
-        "fidelity: {runs} runs, {} launches of {} kernels and of pieces, {outputs} outputs, {bitwise} the same to the bit, {} differences",
+        "fidelity: {} runs, {} launches of {} kernels and of pieces, {} outputs, {} the same to the bit, {} differences",
+        tasks.len(),
         recorded.launches,
         kernels.len(),
-        differences.len()
+        sum(|one| one.outputs),
+        sum(|one| one.bitwise),
+        sum(|one| one.differences.len()),
     );
-    for difference in differences.iter().take(100) {
+    let differences: Vec<_> = compared.iter().flat_map(|one| &one.differences).collect();
+    for difference in differences.iter().take(200) {
         println!("{difference}");
     }
     assert!(differences.is_empty());

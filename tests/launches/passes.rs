@@ -24,6 +24,19 @@ use crate::common::{Memory, Rng, Stream};
 
 /// Rows and slots of partial states, many of them where the kernel is one for many rows.
 pub fn merge(gpu: &Gpu, row: &KernelInfo, seed: u64, checked: bool) -> Result<Vec<Output>, String> {
+    match row.name {
+        name if name.ends_with("f32") => merge_into::<f32>(gpu, row, seed, checked),
+        name if name.ends_with("bf16") => merge_into::<bf16>(gpu, row, seed, checked),
+        _ => merge_into::<f16>(gpu, row, seed, checked),
+    }
+}
+
+fn merge_into<T: Element>(
+    gpu: &Gpu,
+    row: &KernelInfo,
+    seed: u64,
+    checked: bool,
+) -> Result<Vec<Output>, String> {
     let few = row.op == Op::Merge(merge::FEW);
     let (heads, dim) = (2, 256);
     // Warps of the kernel for few rows that the machine has room for, each with 32 vectors of 8.

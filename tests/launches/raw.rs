@@ -2,8 +2,10 @@
 
 use std::{
     borrow::Cow,
+    collections::BTreeMap,
     ffi::{CString, c_void},
     ptr,
+    sync::Mutex,
 };
 
 use cust::sys;
@@ -11,10 +13,33 @@ use tandem_attn::exec::gpu::{Image, MODULES};
 
 use crate::common::Stream;
 
-/// An entry of a module.
-pub struct Entry {
-    module: sys::CUmodule,
-    function: sys::CUfunction,
+/// An entry of a module that stays loaded.
+pub struct Entry(sys::CUfunction);
+
+/// The modules of this process, by what they were loaded from: compiling one takes milliseconds.
+static MODULES_LOADED: Mutex<BTreeMap<Vec<u8>, usize>> = Mutex::new(BTreeMap::new());
+
+fn module(image: Vec<u8>) -> Result<sys::CUmodule, String> {
+    let mut loaded = MODULES_LOADED.lock().expect("no thread panicked here");
+    if let Some(&module) = loaded.get(&image) {
+        return Ok(ptr::with_exposed_provenance_mut(module));
+    }
+    let mut module: sys::CUmodule = ptr::null_mut();
+    // SAFETY: the image ends with a zero, and the options are none.
+    let code = unsafe {
+        sys::cuModuleLoadDataEx(
+            &mut module,
+            image.as_ptr().cast(),
+            0,
+            ptr::null_mut(),
+            ptr::null_mut(),
+        )
+    };
+    if code != sys::CUresult::CUDA_SUCCESS {
+        return Err(format!("the module: {code:?}"));
+    }
+    loaded.insert(image, module.expose_provenance());
+    Ok(module)
 }
 
 impl Entry {
@@ -22,29 +47,13 @@ impl Entry {
     pub fn load(image: &[u8], name: &str) -> Result<Self, String> {
         let mut image = image.to_vec();
         image.push(0);
-        let mut made = Self {
-            module: ptr::null_mut(),
-            function: ptr::null_mut(),
-        };
         let name = CString::new(name).expect("a name without zeroes");
-        // SAFETY: the image ends with a zero, and the options are none.
-        let loaded = unsafe {
-            sys::cuModuleLoadDataEx(
-                &mut made.module,
-                image.as_ptr().cast(),
-                0,
-                ptr::null_mut(),
-                ptr::null_mut(),
-            )
-        };
-        if loaded != sys::CUresult::CUDA_SUCCESS {
-            return Err(format!("the module: {loaded:?}"));
-        }
-        // SAFETY: the module was just loaded.
+        let mut function = ptr::null_mut();
+        // SAFETY: the module stays loaded.
         let found =
-            unsafe { sys::cuModuleGetFunction(&mut made.function, made.module, name.as_ptr()) };
+            unsafe { sys::cuModuleGetFunction(&mut function, module(image)?, name.as_ptr()) };
         match found {
-            sys::CUresult::CUDA_SUCCESS => Ok(made),
+            sys::CUresult::CUDA_SUCCESS => Ok(Self(function)),
             error => Err(format!("{name:?}: {error:?}")),
         }
     }
@@ -81,9 +90,9 @@ impl Entry {
         let launched = unsafe {
             let attribute =
                 sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            let _ = sys::cuFuncSetAttribute(self.function, attribute, shared as i32);
+            let _ = sys::cuFuncSetAttribute(self.0, attribute, shared as i32);
             sys::cuLaunchKernel(
-                self.function,
+                self.0,
                 grid,
                 1,
                 1,
@@ -101,12 +110,5 @@ impl Entry {
         }
         stream.wait();
         Ok(())
-    }
-}
-
-impl Drop for Entry {
-    fn drop(&mut self) {
-        // SAFETY: loaded by us, and nothing of it runs.
-        let _ = unsafe { sys::cuModuleUnload(self.module) };
     }
 }
