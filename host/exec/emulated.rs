@@ -161,8 +161,10 @@ impl Emulated {
         heads: &HeadTensors<'_>,
     ) -> Result<(), Error> {
         let (gpu, spec) = (&self.gpu, &plan.spec);
-        let mut options = WorkspaceOptions::default();
-        options.arch = self.arch;
+        let options = WorkspaceOptions {
+            arch: self.arch,
+            ..WorkspaceOptions::default()
+        };
         let mut workspace = gpu.workspace(spec, &Bound::of(plan), options)?;
         let stream = gpu.stream()?;
         let mut memory = Memory {
