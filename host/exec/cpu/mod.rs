@@ -45,7 +45,8 @@ pub use append::{
 };
 pub use merge::{Partials, merge_states};
 
-use check::{check, check_tensors};
+pub(in crate::exec) use check::check;
+use check::check_tensors;
 use finish::Finish;
 use isa::Isa;
 use sources::Sources;
