@@ -35,6 +35,7 @@
 mod error;
 mod keys;
 mod queries;
+mod rank_error;
 mod verify;
 
 use std::ops::Range;
@@ -42,6 +43,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 pub use error::{ShardDefect, ShardError};
+pub use rank_error::RankError;
 
 use crate::problem::{Batch, Spec};
 
