@@ -13,6 +13,7 @@ pub mod bench;
 pub mod check;
 pub mod chunk_size;
 pub mod compare;
+pub mod deal;
 pub mod demo;
 pub mod doctor;
 #[cfg(feature = "engine")]

@@ -33,6 +33,7 @@
 //! row blocks that end where runs do; windows and masks are refused with [`ShardError::Positions`].
 
 mod error;
+mod forecast;
 mod keys;
 mod queries;
 mod rank_error;
@@ -43,6 +44,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 pub use error::{ShardDefect, ShardError};
+pub use forecast::{Forecast, Link};
 pub use rank_error::RankError;
 
 use crate::problem::{Batch, Spec};

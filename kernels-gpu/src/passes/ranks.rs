@@ -232,9 +232,11 @@ mod device {
         let thread = thread::thread_idx_x();
         // SAFETY: the caller's promises.
         unsafe {
-            // A rank that missed another stays behind.
-            let failed = ptr::load_u32(field!(params.missed)) != 0;
-            let round = ptr::load_u32(field!(params.round)).wrapping_add(1);
+            // A rank that missed another stays behind. Atomic, for other blocks may write both meanwhile: a wait that ends,
+            // and the last block of all, when this one has read the round.
+            let read = |word| atomic::load::<Relaxed, Gpu, _>(word as *const u32);
+            let failed = read(field!(params.missed)) != 0;
+            let round = read(field!(params.round)).wrapping_add(1);
             let (waits, first) = (thread < params.ranks, thread::block_idx_x() == 0);
             if params.mode & TELL != 0 && waits && first && !failed {
                 tell(params, thread, round);
@@ -270,10 +272,10 @@ mod device {
                 /// # Safety
                 /// The parameters describe memory as [`RankMergeParams`] says, of the type in the name.
                 #[kernel(
-                                        name = ["merge_ranks_", $element],
-                                        max_threads = THREADS,
-                                        min_blocks = BLOCKS
-                                    )]
+                                                    name = ["merge_ranks_", $element],
+                                                    max_threads = THREADS,
+                                                    min_blocks = BLOCKS
+                                                )]
                 pub unsafe fn entry(params: RankMergeParams) {
                     // SAFETY: the caller's promise.
                     unsafe { run::<$output>(&params) }

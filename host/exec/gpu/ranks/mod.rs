@@ -377,11 +377,19 @@ impl Rank {
     /// # Errors
     /// [`Error::Driver`].
     pub fn settle(&mut self, gpu: &Gpu, stream: Stream) -> Result<(), Error> {
-        if self.turn == 0 {
-            return Ok(());
+        match self.turn {
+            0 => Ok(()),
+            _ => self.barrier(gpu, stream),
         }
+    }
+
+    /// Merges nothing: the stream goes on when all ranks have come to this point. It counts as a run.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn barrier(&mut self, gpu: &Gpu, stream: Stream) -> Result<(), Error> {
         let step = self.prepare(gpu, 0..0, None, None, TELL | MERGE)?;
-        self.turn = 0;
+        self.turn ^= 1;
         // SAFETY: it reads and writes the group's own memory alone.
         unsafe { gpu.launch(&step.kernel, &step.launch, &step.parameters, stream) }
     }
