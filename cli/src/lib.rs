@@ -27,6 +27,7 @@ pub mod picture;
 pub mod plan;
 pub mod roofline;
 pub mod serve_sim;
+mod shards;
 pub mod table;
 pub mod tensors;
 pub mod workload;

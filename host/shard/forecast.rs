@@ -39,6 +39,9 @@ impl Link {
     }
 }
 
+/// Results of up to so many query tokens are small enough to be merged whole on every rank.
+pub const MERGED_WHOLE: u32 = 512;
+
 /// What the ranks of a batch are predicted to take.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]

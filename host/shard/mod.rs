@@ -44,7 +44,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 pub use error::{ShardDefect, ShardError};
-pub use forecast::{Forecast, Link};
+pub use forecast::{Forecast, Link, MERGED_WHOLE};
 pub use rank_error::RankError;
 
 use crate::problem::{Batch, Spec};

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use tandem_attn::{
     plan::{Plan, Planner},
     problem::{Batch, Dtype, Spec},
-    shard::{Forecast, Link, Sharding, Share},
+    shard::{Forecast, Link, MERGED_WHOLE, Share, Sharding},
 };
 
 use super::{Args, Stats};
@@ -19,9 +19,6 @@ use crate::{
     workload::Case,
 };
 use device::Device;
-
-/// Results of up to so many query tokens are merged whole on every rank; of more, each rank merges its part.
-const MERGED_WHOLE: u32 = 512;
 
 /// The file that `--json` writes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
