@@ -116,10 +116,9 @@ pub fn main() -> Result<(), Box<dyn std::error::Error>> {
         &[KvView::new(&spec, KvLayout::Nhd, 16, &host[1], &host[2])],
     )?;
     for (rank, result) in results.into_iter().enumerate() {
-        let off = result?
-            .iter()
-            .zip(&right.out)
-            .map(|(got, right)| (f64::from(got.to_f32()) - right).abs());
+        let result = result?;
+        let off = result.iter().zip(&right.out);
+        let off = off.map(|(got, right)| (f64::from(got.to_f32()) - right).abs());
         let off = off.fold(0.0, f64::max);
         println!("rank {rank}: largest difference to f64 {off:.4}");
         assert!(off < 0.02, "the ranks together are not attention");
