@@ -5,6 +5,7 @@ use thiserror::Error;
 use crate::{
     plan::{BrokenPlan, PlanError},
     problem::{Dtype, ProblemError},
+    shard::{RankError, ShardError},
     step::StepError,
     tensor::ShapeError,
 };
@@ -24,6 +25,12 @@ pub enum Error {
     /// A plan that contradicts itself was to be run.
     #[error(transparent)]
     BrokenPlan(#[from] BrokenPlan),
+    /// A batch was not dealt out over ranks.
+    #[error(transparent)]
+    Shard(#[from] ShardError),
+    /// Ranks did not compute together.
+    #[error(transparent)]
+    Rank(#[from] RankError),
     /// A tensor does not have the shape that goes with the rest.
     #[error(transparent)]
     Shape(#[from] ShapeError),

@@ -137,5 +137,6 @@ pub mod kv;
 pub mod plan;
 pub mod problem;
 pub mod reference;
+pub mod shard;
 pub mod step;
 pub mod tensor;

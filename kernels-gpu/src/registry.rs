@@ -92,6 +92,8 @@ pub enum Op {
     Pod,
     /// Merges partial states.
     Merge(passes::merge::Shape),
+    /// Merges what several GPUs computed.
+    MergeRanks,
     /// Appends keys and values to their pages.
     Append {
         /// What a thread moves at a time.

@@ -20,7 +20,8 @@ use crate::{
     tensors::{self, Tensor, Tensors},
     with_tensor,
 };
-use handles::{Event, Memory, Stream, ok};
+pub(crate) use handles::{Event, ok};
+use handles::{Memory, Stream};
 
 /// Written between repetitions where caches are to be cold: several times the L2 of any GPU.
 const FLUSHED_BYTES: usize = 256 << 20;
@@ -79,17 +80,12 @@ impl GpuBackend {
                 self.gpu
                     .multiply(AHEAD_ROUNDS, self.flush.address(), stream)?;
             }
-            ok("cuEventRecord", libcuda::cuEventRecord(begin.0, stream))?;
+            begin.record(stream)?;
             work(stream)?;
-            ok("cuEventRecord", libcuda::cuEventRecord(end.0, stream))?;
+            end.record(stream)?;
             ok("cuStreamSynchronize", libcuda::cuStreamSynchronize(stream))?;
-            let mut milliseconds = 0.0;
-            ok(
-                "cuEventElapsedTime",
-                libcuda::cuEventElapsedTime(&mut milliseconds, begin.0, end.0),
-            )?;
-            Ok(Duration::from_secs_f64(f64::from(milliseconds) / 1e3))
         }
+        Ok(Duration::from_secs_f64(begin.microseconds_to(&end)? / 1e6))
     }
 
     fn best_seconds(

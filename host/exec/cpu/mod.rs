@@ -19,6 +19,7 @@ mod finish;
 mod isa;
 mod merge;
 mod narrow;
+mod ranks;
 mod simd;
 mod sources;
 mod tile;
@@ -44,6 +45,7 @@ pub use append::{
     AppendScales, append_paged_kv, append_quantised, append_rows, append_rows_quantised,
 };
 pub use merge::{Partials, merge_states};
+pub use ranks::{RankState, merge_ranks};
 
 pub(in crate::exec) use check::check;
 use check::check_tensors;

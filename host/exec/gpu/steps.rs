@@ -420,6 +420,11 @@ impl Run {
         Ok(true)
     }
 
+    /// Whether all of it is on the caller's stream, and something is.
+    pub(super) fn is_in_line(&self) -> bool {
+        self.aside == 0 && !self.steps.is_empty()
+    }
+
     /// Puts the steps, which were made for these tensors, in order.
     pub(super) fn arrange(&mut self, gpu: &Gpu, workspace: &Workspace, tensors: &RunTensors<'_>) {
         let (captured, agenda) = (workspace.captured(), &workspace.agenda);
@@ -525,7 +530,7 @@ impl Gpu {
     }
 
     /// Whether the kernels say when others may start, and wait for those before them.
-    fn overlaps(&self) -> bool {
+    pub(super) fn overlaps(&self) -> bool {
         self.arch() == "sm_90a"
     }
 
