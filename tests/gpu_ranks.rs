@@ -390,6 +390,29 @@ fn threads_and_graphs_give_the_same_bits() {
 }
 
 #[test]
+fn a_thread_without_a_context_runs_on_any_gpu() {
+    for gpu in gpus("a_thread_without_a_context_runs_on_any_gpu") {
+        let case = plain(1);
+        let (tensors, right) = random(&case);
+        let mut shares = case.sharding.shares(&case.spec, &case.batch).unwrap();
+        let mut loaded = Loaded::new(gpu, &shares.remove(0), &tensors);
+        let got = std::thread::scope(|threads| {
+            let run = || {
+                let stream = *loaded.stream;
+                // SAFETY: all memory lives until the stream was waited for.
+                let ran = loaded.with(|gpu, workspace, tensors| unsafe {
+                    gpu.run_with(workspace, tensors, stream)
+                });
+                ran.unwrap();
+                loaded.results()
+            };
+            threads.spawn(run).join().unwrap()
+        });
+        close(&case, &right, &got).unwrap();
+    }
+}
+
+#[test]
 fn each_rank_may_merge_rows_of_its_own() {
     let gpus = gpus("each_rank_may_merge_rows_of_its_own");
     if gpus.is_empty() {

@@ -98,4 +98,35 @@ pub enum RankError {
         /// What it said.
         reason: String,
     },
+    /// There is no NCCL on this machine.
+    #[error(
+        "no NCCL: tried {searched} ({reason}). Install libnccl2, or name the file in TANDEM_LIBNCCL; ranks of one process \
+         need none (Gpu::ranks)"
+    )]
+    NoNccl {
+        /// The file that was tried.
+        searched: String,
+        /// What the loader said.
+        reason: String,
+    },
+    /// NCCL refused a call, or found an error since.
+    #[error("{call} failed: {text} ({code}); NCCL_DEBUG=WARN says more")]
+    Nccl {
+        /// The function called.
+        call: &'static str,
+        /// NCCL's code.
+        code: i32,
+        /// NCCL's words for it.
+        text: String,
+    },
+    /// Ranks that did not come to a collective in time. The group is ended.
+    #[error(
+        "rank {rank} waited {waited_ms} ms for the others in a collective; find which one failed, and make the group anew"
+    )]
+    Collective {
+        /// The rank that waited.
+        rank: u32,
+        /// How long.
+        waited_ms: u64,
+    },
 }

@@ -10,6 +10,7 @@ use kernels_gpu::{
 
 use super::{
     DeviceArray, DeviceTensor, Extras, Gpu, KvPool, KvScales, PartialStates, Stream,
+    driver::Current,
     maps::{BOX_TOKENS, Maps, ShapeId},
     pad::PaddedPool,
     registry::check_serves,
@@ -96,6 +97,7 @@ impl Gpu {
     /// [`Error::NoInstance`] where the GPU has no such kernel; [`Error::Driver`] if the launch fails.
     pub unsafe fn decode(&self, call: &DecodeCall<'_>, stream: Stream) -> Result<(), Error> {
         let kernel = self.decode_kernel(call.tile.kernel, call.spec, call.pool);
+        let _current = Current::enter(self.context.raw())?;
         let step = self.prepare_decode(kernel, call, &mut Maps::default())?;
         // SAFETY: the caller vouches for what the parameters point to.
         unsafe { self.launch_step(&step, stream) }

@@ -97,7 +97,7 @@ pub use merge::PartialStates;
 pub use module::Compiling;
 pub use prefill::PrefillCall;
 pub use quantise::AppendScales;
-pub use ranks::{Rank, RankOptions, RankTensors};
+pub use ranks::{NcclId, NcclRank, Rank, RankOptions, RankTensors};
 pub use resources::OwnedStream;
 pub use scales::KvScales;
 pub use step::{DeviceRope, QkNorm, QkvStep};

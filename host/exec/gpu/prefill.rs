@@ -10,6 +10,7 @@ use kernels_gpu::{
 
 use super::{
     DeviceArray, DeviceTensor, Extras, Gpu, KvPool, PartialStates, Stream,
+    driver::Current,
     maps::{Maps, ShapeId},
     pad::PaddedPool,
     prefill_rows::vectors,
@@ -76,6 +77,7 @@ impl Gpu {
     /// wrong with a tensor, before anything is launched; [`Error::Driver`] if the launch fails.
     pub unsafe fn prefill(&self, call: &PrefillCall<'_>, stream: Stream) -> Result<(), Error> {
         let kernel = self.prefill_kernel(call.extras.kernel(call.kernel)?);
+        let _current = Current::enter(self.context.raw())?;
         match self.prepare_prefill(kernel, call, &mut Maps::default())? {
             // SAFETY: the caller's promise.
             Some(step) => unsafe { self.launch_step(&step, stream) },

@@ -8,6 +8,7 @@ use kernels_gpu::{
 use super::{
     DecodeCall, DecodeTile, DeviceArray, DeviceTensor, Gpu, KvPool, PrefillCall, Stream, Workspace,
     agenda::GroupLaunch,
+    driver::Current,
     launch_set::LaunchKey,
     maps::Maps,
     steps::{Extras, Parameters, Run, RunTensors, Step, check_own, check_sinks},
@@ -99,6 +100,8 @@ impl Gpu {
         if !workspace.loaded {
             return Err(Error::NoPlan);
         }
+        // Tensor maps are made in it, too, whatever context the thread has.
+        let _current = Current::enter(self.context.raw())?;
         // SAFETY: the caller's promises.
         unsafe {
             if let Some(padding) = Padding::of(&workspace.spec) {

@@ -27,8 +27,11 @@ pub const BLOCKS: u32 = 3;
 /// In [`RankMergeParams::mode`](crate::abi::RankMergeParams::mode): tell the others.
 pub const TELL: u32 = 1;
 
-/// Likewise: wait for them, merge, and go on to the next round.
+/// Likewise: merge, and go on to the next round.
 pub const MERGE: u32 = 2;
+
+/// Likewise: wait for the others before that. Where a collective brought their results there is nothing to wait for.
+pub const WAIT: u32 = 4;
 
 /// In [`RankControl::missed`](crate::abi::RankControl::missed): the host stopped it.
 pub const STOPPED: u32 = u32::MAX;
@@ -76,7 +79,7 @@ mod device {
         special,
     };
 
-    use super::{BLOCKS, CHUNK, MERGE, STOPPED, TELL, THREADS};
+    use super::{BLOCKS, CHUNK, MERGE, STOPPED, TELL, THREADS, WAIT};
     use crate::{
         abi::{MAX_GROUP, RankControl, RankMergeParams},
         common::{
@@ -245,7 +248,7 @@ mod device {
                 return;
             }
             let mut missed = failed;
-            if waits && !failed && thread != params.rank {
+            if params.mode & WAIT != 0 && waits && !failed && thread != params.rank {
                 missed = !wait_for(params, thread, round);
             }
             if barrier::bar_any(0, THREADS, missed) {
@@ -272,10 +275,10 @@ mod device {
                 /// # Safety
                 /// The parameters describe memory as [`RankMergeParams`] says, of the type in the name.
                 #[kernel(
-                                                    name = ["merge_ranks_", $element],
-                                                    max_threads = THREADS,
-                                                    min_blocks = BLOCKS
-                                                )]
+                                                                name = ["merge_ranks_", $element],
+                                                                max_threads = THREADS,
+                                                                min_blocks = BLOCKS
+                                                            )]
                 pub unsafe fn entry(params: RankMergeParams) {
                     // SAFETY: the caller's promise.
                     unsafe { run::<$output>(&params) }

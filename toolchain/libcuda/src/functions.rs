@@ -111,6 +111,7 @@ functions! {
     "cuStreamCreate" cuStreamCreate(stream: *mut Stream, flags: c_uint);
     "cuStreamDestroy_v2" cuStreamDestroy(stream: Stream);
     "cuStreamSynchronize" cuStreamSynchronize(stream: Stream);
+    "cuStreamQuery" cuStreamQuery(stream: Stream);
     "cuStreamWaitEvent" cuStreamWaitEvent(stream: Stream, event: Event, flags: c_uint);
     "cuStreamBeginCapture_v2" cuStreamBeginCapture(stream: Stream, mode: c_uint);
     "cuStreamEndCapture" cuStreamEndCapture(stream: Stream, graph: *mut Graph);

@@ -1,6 +1,6 @@
 //! The launch that merges.
 
-use std::{mem::offset_of, ops::Range};
+use std::{mem::offset_of, ops::Range, time::Duration};
 
 use kernels_gpu::{
     abi::{MAX_GROUP, RankControl, RankMergeParams},
@@ -11,13 +11,14 @@ use kernels_gpu::{
 
 use super::{
     super::{
-        DeviceTensor, Gpu,
+        DevicePtr, DeviceTensor, Gpu,
+        driver::Device,
         launch::Launch,
         module::Kernel,
         registry::element,
         tensor::{COUNTED, VECTOR_BYTES, fits},
     },
-    Group, Rank,
+    Rank,
 };
 use crate::{Error, problem::Dtype, shard::RankError};
 
@@ -28,8 +29,23 @@ pub(super) struct RankStep {
     pub(super) parameters: RankMergeParams,
 }
 
-impl Rank {
+/// A rank's part in merges, whoever brings the results.
+pub(super) struct Merge {
+    pub(super) q_heads: usize,
+    pub(super) head_dim: usize,
+    pub(super) dtype: Dtype,
+    pub(super) ranks: usize,
+    pub(super) rank: u32,
+    pub(super) device: Device,
+    /// Address of its [`RankControl`].
+    pub(super) control: DevicePtr,
+    pub(super) timeout: Duration,
+}
+
+impl Merge {
     /// All checks of a launch, and the launch that they allow: of the rows of `out`, of none where there is no `out`.
+    /// `states` says where outputs and LSEs of a rank are, `tells` which word of its memory is to be written.
+    #[expect(clippy::too_many_arguments, reason = "what the kernel takes")]
     pub(super) fn prepare(
         &self,
         gpu: &Gpu,
@@ -37,58 +53,53 @@ impl Rank {
         out: Option<&DeviceTensor<3>>,
         lse: Option<&DeviceTensor<2>>,
         mode: u32,
+        states: &dyn Fn(usize) -> [DevicePtr; 2],
+        tells: &dyn Fn(usize) -> DevicePtr,
     ) -> Result<RankStep, Error> {
-        let (group, own) = (&*self.group, self.rank as usize);
-        let expected = group.members[own].device;
-        if gpu.device != expected {
+        if gpu.device != self.device {
             return Err(RankError::OtherDevice {
                 rank: self.rank,
                 got: gpu.device.unsigned_abs(),
-                expected: expected.unsigned_abs(),
+                expected: self.device.unsigned_abs(),
             }
             .into());
         }
         if let Some(out) = out {
-            check(group, &rows, out, lse)?;
+            check(self, &rows, out, lse)?;
         }
-        let per_row = group.q_heads * group.head_dim / CHUNK as usize;
+        let per_row = self.q_heads * self.head_dim / CHUNK as usize;
         let what = "merged rows × heads × head dimension / 8";
         let chunks = fits(what, rows.len().saturating_mul(per_row), COUNTED)?;
         let of_each = |value: &dyn Fn(usize) -> u64| {
             let mut all = [0; MAX_GROUP];
-            for (rank, place) in all.iter_mut().enumerate().take(group.members.len()) {
+            for (rank, place) in all.iter_mut().enumerate().take(self.ranks) {
                 *place = value(rank);
             }
             all
         };
-        let word = (offset_of!(RankControl, told) + own * size_of::<[u32; 8]>()) as u64;
-        let tells = |rank: usize| match rank == own {
-            true => 0,
-            false => group.control(rank) + word,
-        };
         let parameters = RankMergeParams {
-            out_of: of_each(&|rank| group.results(rank, self.turn)[0]),
-            lse_of: of_each(&|rank| group.results(rank, self.turn)[1]),
-            tells: of_each(&tells),
-            control: group.control(own),
+            out_of: of_each(&|rank| states(rank)[0]),
+            lse_of: of_each(&|rank| states(rank)[1]),
+            tells: of_each(tells),
+            control: self.control,
             out: out.map_or(0, |out| out.address),
             lse: lse.map_or(0, |lse| lse.address),
-            timeout_ns: group.timeout.as_nanos().try_into().unwrap_or(u64::MAX),
+            timeout_ns: self.timeout.as_nanos().try_into().unwrap_or(u64::MAX),
             chunks,
             chunks_per_row: Divisor::new(fits(what, per_row, COUNTED)?),
-            chunks_per_head: Divisor::new(group.head_dim as u32 / CHUNK),
-            q_heads: group.q_heads as u32,
+            chunks_per_head: Divisor::new(self.head_dim as u32 / CHUNK),
+            q_heads: self.q_heads as u32,
             out_token_stride: match out {
                 Some(out) => fits("the token stride of out", out.strides[0], u32::MAX)?,
                 None => 0,
             },
             first_token: rows.start as u32,
-            ranks: group.members.len() as u32,
+            ranks: self.ranks as u32,
             rank: self.rank,
             mode,
             reserved: 0,
         };
-        let kernel = *gpu.pass(Op::MergeRanks, element(group.dtype))?;
+        let kernel = *gpu.pass(Op::MergeRanks, element(self.dtype))?;
         // No more than are resident: what follows of a large merge is not to wait for others again.
         let most = gpu.multiprocessors * BLOCKS;
         let blocks = chunks.div_ceil(THREADS).clamp(1, most);
@@ -100,9 +111,40 @@ impl Rank {
     }
 }
 
+impl Rank {
+    /// A launch that reads the results of this turn from where all ranks have them.
+    pub(super) fn prepare(
+        &self,
+        gpu: &Gpu,
+        rows: Range<usize>,
+        out: Option<&DeviceTensor<3>>,
+        lse: Option<&DeviceTensor<2>>,
+        mode: u32,
+    ) -> Result<RankStep, Error> {
+        let (group, own) = (&*self.group, self.rank as usize);
+        let word = (offset_of!(RankControl, told) + own * size_of::<[u32; 8]>()) as u64;
+        let tells = |rank: usize| match rank == own {
+            true => 0,
+            false => group.control(rank) + word,
+        };
+        let merge = Merge {
+            q_heads: group.q_heads,
+            head_dim: group.head_dim,
+            dtype: group.dtype,
+            ranks: group.members.len(),
+            rank: self.rank,
+            device: group.members[own].device,
+            control: group.control(own),
+            timeout: group.timeout,
+        };
+        let states = |rank: usize| group.results(rank, self.turn);
+        merge.prepare(gpu, rows, out, lse, mode, &states, &tells)
+    }
+}
+
 /// Whether the rows of the output are there, and of the group's heads.
 fn check(
-    group: &Group,
+    group: &Merge,
     rows: &Range<usize>,
     out: &DeviceTensor<3>,
     lse: Option<&DeviceTensor<2>>,

@@ -27,12 +27,13 @@
 
 mod board;
 mod merge;
+mod nccl;
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
 use kernels_gpu::{
     abi::{MAX_GROUP, RankControl},
-    passes::ranks::{MERGE, TELL},
+    passes::ranks::{MERGE, TELL, WAIT},
 };
 
 use super::{
@@ -49,6 +50,7 @@ use crate::{
     shard::RankError,
 };
 use board::Board;
+pub use nccl::{NcclId, NcclRank};
 
 /// How a group of ranks behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,15 +141,7 @@ impl Gpu {
             let (got, most) = (gpus.len(), MAX_GROUP);
             return Err(RankError::Group { got, most }.into());
         }
-        spec.check()?;
-        crate::exec::check_merged_heads(spec.q_heads as usize, spec.head_dim_v as usize)?;
-        if !matches!(spec.out_dtype, Dtype::BF16 | Dtype::F16) {
-            return Err(Error::Dtype {
-                tensor: "the out of a rank",
-                got: spec.out_dtype,
-                expected: "BF16 or F16",
-            });
-        }
+        check_heads(spec)?;
         for gpu in gpus {
             for other in gpus.iter().filter(|other| other.device != gpu.device) {
                 gpu.see(other)?;
@@ -206,6 +200,20 @@ impl Gpu {
             ALREADY => Ok(()),
             code => code.check("cuCtxEnablePeerAccess"),
         }
+    }
+}
+
+/// Whether results of these heads are merged.
+fn check_heads(spec: &Spec) -> Result<(), Error> {
+    spec.check()?;
+    crate::exec::check_merged_heads(spec.q_heads as usize, spec.head_dim_v as usize)?;
+    match spec.out_dtype {
+        Dtype::BF16 | Dtype::F16 => Ok(()),
+        got => Err(Error::Dtype {
+            tensor: "the out of a rank",
+            got,
+            expected: "BF16 or F16",
+        }),
     }
 }
 
@@ -289,7 +297,13 @@ impl Rank {
             ..*tensors
         };
         let launched = self
-            .prepare(gpu, rows, Some(tensors.out), tensors.lse, TELL | MERGE)
+            .prepare(
+                gpu,
+                rows,
+                Some(tensors.out),
+                tensors.lse,
+                TELL | WAIT | MERGE,
+            )
             .and_then(|mut merge| {
                 // SAFETY: the caller's promises; the results are not read by others before they are told.
                 unsafe {
@@ -348,7 +362,7 @@ impl Rank {
         stream: Stream,
     ) -> Result<(), Error> {
         self.agree(out.shape[0])?;
-        let step = self.prepare(gpu, rows, Some(out), lse, MERGE)?;
+        let step = self.prepare(gpu, rows, Some(out), lse, WAIT | MERGE)?;
         self.turn ^= 1;
         // SAFETY: the caller's promises.
         unsafe { gpu.launch(&step.kernel, &step.launch, &step.parameters, stream) }
@@ -388,7 +402,7 @@ impl Rank {
     /// # Errors
     /// [`Error::Driver`].
     pub fn barrier(&mut self, gpu: &Gpu, stream: Stream) -> Result<(), Error> {
-        let step = self.prepare(gpu, 0..0, None, None, TELL | MERGE)?;
+        let step = self.prepare(gpu, 0..0, None, None, TELL | WAIT | MERGE)?;
         self.turn ^= 1;
         // SAFETY: it reads and writes the group's own memory alone.
         unsafe { gpu.launch(&step.kernel, &step.launch, &step.parameters, stream) }

@@ -1,0 +1,322 @@
+//! NCCL, opened at run time: for ranks in processes of their own.
+//!
+//! A run gathers the results of all ranks by one collective, and merges them by the kernel that otherwise reads them from
+//! the other GPUs. Communicators do not block: whatever waits for other ranks is polled, and ended after a while.
+
+mod library;
+
+use std::{
+    ffi::c_void,
+    ops::Range,
+    time::{Duration, Instant},
+};
+
+use kernels_gpu::{
+    abi::{MAX_GROUP, RankControl},
+    passes::ranks::MERGE,
+};
+
+use self::library::{Comm, IN_PROGRESS, Nccl, SUCCESS};
+use super::{
+    super::{
+        DeviceTensor, Gpu, RunTensors, Stream, Workspace,
+        driver::{Check, Code, Current, Device, cuMemcpyDtoH, cuMemcpyHtoD, cuStreamQuery},
+        resources::{DeviceMemory, OwnedStream, PrimaryContext},
+    },
+    RankOptions,
+    merge::Merge,
+};
+use crate::{
+    Error,
+    problem::{Dtype, Spec},
+    shard::RankError,
+};
+
+pub use library::NcclId;
+
+/// One rank of a group whose ranks may be in other processes. Results are the same bits as by [direct
+/// reads](super::Rank).
+pub struct NcclRank {
+    nccl: &'static Nccl,
+    comm: Comm,
+    rank: u32,
+    ranks: u32,
+    q_heads: usize,
+    head_dim: usize,
+    dtype: Dtype,
+    tokens: usize,
+    announced: Option<usize>,
+    timeout: Duration,
+    device: Device,
+    stream: OwnedStream,
+    memory: DeviceMemory,
+    // Behind what lies in it.
+    context: PrimaryContext,
+}
+
+// SAFETY: a communicator may be used by any thread, one at a time, which `&mut` sees to.
+unsafe impl Send for NcclRank {}
+
+/// Bytes before the results: the control of the kernel, and announcements.
+const CONTROL_BYTES: usize = size_of::<RankControl>().next_multiple_of(256);
+const NOTE_BYTES: usize = 256;
+
+impl Gpu {
+    /// Joins a group of ranks over NCCL, for results of up to so many query tokens of these heads. All ranks call it, with
+    /// the [`NcclId`] that one of them made.
+    ///
+    /// # Errors
+    /// [`RankError::NoNccl`] where the library is missing, [`RankError::Nccl`] for what it says,
+    /// [`RankError::Collective`] where others do not come in time; as [`Gpu::ranks`].
+    pub fn nccl_rank(
+        &self,
+        id: &NcclId,
+        [rank, ranks]: [u32; 2],
+        spec: &Spec,
+        tokens: usize,
+        options: &RankOptions,
+    ) -> Result<NcclRank, Error> {
+        let nccl = library::open()?;
+        let (got, most) = (ranks as usize, MAX_GROUP);
+        if got == 0 || got > most || rank >= ranks {
+            return Err(RankError::Group { got, most }.into());
+        }
+        super::check_heads(spec)?;
+        let context = PrimaryContext::retain(self.device)?;
+        let _current = Current::enter(context.raw())?;
+        let (q_heads, head_dim) = (spec.q_heads as usize, spec.head_dim_v as usize);
+        let state = state_bytes(tokens, q_heads, head_dim);
+        let bytes = CONTROL_BYTES + NOTE_BYTES + (1 + ranks as usize) * state;
+        let mut made = NcclRank {
+            nccl,
+            comm: Comm::NONE,
+            rank,
+            ranks,
+            q_heads,
+            head_dim,
+            dtype: spec.out_dtype,
+            tokens,
+            announced: None,
+            timeout: options.timeout,
+            device: self.device,
+            stream: OwnedStream::new(context.raw())?,
+            memory: DeviceMemory::zeroed(context.raw(), bytes)?,
+            context,
+        };
+        // SAFETY: one communicator for this rank, on the device of the current context.
+        let code = unsafe { nccl.init(&mut made.comm, ranks, id, rank) };
+        made.settled("ncclCommInitRankConfig", code)?;
+        Ok(made)
+    }
+}
+
+/// Of so many tokens, outputs and then LSEs.
+fn state_bytes(tokens: usize, q_heads: usize, head_dim: usize) -> usize {
+    lse_at(tokens, q_heads, head_dim) + (tokens * q_heads * 4).next_multiple_of(16)
+}
+
+fn lse_at(tokens: usize, q_heads: usize, head_dim: usize) -> usize {
+    (tokens * q_heads * head_dim * 2).next_multiple_of(16)
+}
+
+impl NcclRank {
+    /// Says how many query tokens the next runs have, and waits until all ranks have said the same: once for each step.
+    ///
+    /// # Errors
+    /// [`RankError::Disagree`] on all ranks, [`RankError::Collective`], [`RankError::Nccl`], [`Error::Extent`].
+    pub fn announce(&mut self, tokens: usize) -> Result<(), Error> {
+        if tokens > self.tokens {
+            return Err(Error::Extent {
+                tensor: "the results of a rank",
+                dimension: "tokens",
+                got: tokens,
+                rule: format!("at most {}, for which the group was made", self.tokens),
+            });
+        }
+        let _current = Current::enter(self.context.raw())?;
+        let notes = self.memory.address() + CONTROL_BYTES as u64;
+        let said = tokens as u64;
+        let own = notes + u64::from(self.rank) * 8;
+        let mut all = [0_u64; MAX_GROUP];
+        // SAFETY: words of our memory; the stream is ours and idle.
+        unsafe {
+            cuMemcpyHtoD(own, (&raw const said).cast::<c_void>(), 8).check("cuMemcpyHtoD")?;
+            let code = self.nccl.all_gather(own, notes, 8, self.comm, *self.stream);
+            self.settled("ncclAllGather", code)?;
+        }
+        self.wait(*self.stream)?;
+        // SAFETY: so many words.
+        unsafe { cuMemcpyDtoH(all.as_mut_ptr().cast(), notes, 8 * self.ranks as usize) }
+            .check("cuMemcpyDtoH")?;
+        let all = &all[..self.ranks as usize];
+        if let Some(other) = all.iter().position(|&its| its != said) {
+            return Err(RankError::Disagree {
+                rank: self.rank,
+                tokens,
+                other: other as u32,
+                other_tokens: all[other] as usize,
+            }
+            .into());
+        }
+        self.announced = Some(tokens);
+        Ok(())
+    }
+
+    /// As [`Rank::run`](super::Rank::run).
+    ///
+    /// # Safety
+    /// As there.
+    ///
+    /// # Errors
+    /// As there; [`RankError::Nccl`].
+    pub unsafe fn run(
+        &mut self,
+        gpu: &Gpu,
+        workspace: &mut Workspace,
+        tensors: &RunTensors<'_>,
+        rows: Range<usize>,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let tokens = tensors.q.shape[0];
+        if self.announced != Some(tokens) {
+            return Err(RankError::NotAnnounced {
+                rank: self.rank,
+                tokens,
+                announced: self.announced.unwrap_or(0),
+            }
+            .into());
+        }
+        let (heads, dim) = (self.q_heads, self.head_dim);
+        let bytes = state_bytes(tokens, heads, dim);
+        let own = self.memory.address() + (CONTROL_BYTES + NOTE_BYTES) as u64;
+        let lse_at = lse_at(tokens, heads, dim) as u64;
+        let out = DeviceTensor::new(own, self.dtype, [tokens, heads, dim]);
+        let lse = DeviceTensor::new(own + lse_at, Dtype::F32, [tokens, heads]);
+        let gathered = own + state_bytes(self.tokens, heads, dim) as u64;
+        let merge = Merge {
+            q_heads: heads,
+            head_dim: dim,
+            dtype: self.dtype,
+            ranks: self.ranks as usize,
+            rank: self.rank,
+            device: self.device,
+            control: self.memory.address(),
+            timeout: self.timeout,
+        };
+        let of = |rank: usize| gathered + (rank * bytes) as u64;
+        let states = |rank: usize| [of(rank), of(rank) + lse_at];
+        let step = merge.prepare(
+            gpu,
+            rows,
+            Some(tensors.out),
+            tensors.lse,
+            MERGE,
+            &states,
+            &|_| 0,
+        )?;
+        let own_tensors = RunTensors {
+            out: &out,
+            lse: Some(&lse),
+            ..*tensors
+        };
+        let _current = Current::enter(self.context.raw())?;
+        // SAFETY: the caller's promises; our memory has a state for each rank.
+        unsafe {
+            gpu.run_with(workspace, &own_tensors, stream)?;
+            let code = self
+                .nccl
+                .all_gather(own, gathered, bytes, self.comm, stream);
+            self.settled("ncclAllGather", code)?;
+            gpu.launch(&step.kernel, &step.launch, &step.parameters, stream)
+        }
+    }
+
+    /// Waits until the work on the stream is done, for as long as others may take. A rank that does not come ends the
+    /// group.
+    ///
+    /// # Errors
+    /// [`RankError::Collective`], [`RankError::Nccl`], [`Error::Driver`].
+    pub fn wait(&mut self, stream: Stream) -> Result<(), Error> {
+        let _current = Current::enter(self.context.raw())?;
+        let begin = Instant::now();
+        loop {
+            // SAFETY: the stream lives.
+            match unsafe { cuStreamQuery(stream) } {
+                Code::NOT_READY => {}
+                code => return code.check("cuStreamQuery"),
+            }
+            self.healthy()?;
+            self.in_time(begin)?;
+        }
+    }
+
+    /// An error that NCCL found since.
+    fn healthy(&mut self) -> Result<i32, Error> {
+        // SAFETY: the communicator lives.
+        let found = unsafe { self.nccl.async_error(self.comm) };
+        match found {
+            SUCCESS | IN_PROGRESS => Ok(found),
+            code => {
+                self.abort();
+                Err(self.nccl.error("ncclCommGetAsyncError", code).into())
+            }
+        }
+    }
+
+    /// Waits until what was begun is under way.
+    fn settled(&mut self, call: &'static str, code: i32) -> Result<(), Error> {
+        let begin = Instant::now();
+        match code {
+            SUCCESS | IN_PROGRESS => {}
+            code => return Err(self.nccl.error(call, code).into()),
+        }
+        if code == SUCCESS {
+            return Ok(());
+        }
+        while self.healthy()? == IN_PROGRESS {
+            self.in_time(begin)?;
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    fn in_time(&mut self, begin: Instant) -> Result<(), Error> {
+        let waited = begin.elapsed();
+        if waited <= self.timeout {
+            return Ok(());
+        }
+        self.abort();
+        Err(RankError::Collective {
+            rank: self.rank,
+            waited_ms: waited.as_millis() as u64,
+        }
+        .into())
+    }
+
+    /// Ends what the communicator does on the GPU, and for good.
+    fn abort(&mut self) {
+        self.announced = None;
+        // SAFETY: it is not used behind this.
+        unsafe {
+            self.nccl
+                .abort(std::mem::replace(&mut self.comm, Comm::NONE))
+        }
+    }
+}
+
+impl Drop for NcclRank {
+    fn drop(&mut self) {
+        if let Ok(_current) = Current::enter(self.context.raw()) {
+            self.abort();
+        }
+    }
+}
+
+impl std::fmt::Debug for NcclRank {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NcclRank")
+            .field("rank", &self.rank)
+            .field("of", &self.ranks)
+            .finish_non_exhaustive()
+    }
+}
