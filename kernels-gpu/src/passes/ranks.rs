@@ -36,7 +36,7 @@ pub const STOPPED: u32 = u32::MAX;
 /// The kernels, one for each 16-bit float: `merge_ranks_<element>`.
 macro_rules! table {
     ($as:ident $then:ident) => {
-        $crate::common::half::each_half! { $as $then {} }
+        $crate::each_half! { $as $then {} }
     };
 }
 
@@ -272,10 +272,10 @@ mod device {
                 /// # Safety
                 /// The parameters describe memory as [`RankMergeParams`] says, of the type in the name.
                 #[kernel(
-                                                    name = ["merge_ranks_", $element],
-                                                    max_threads = THREADS,
-                                                    min_blocks = BLOCKS
-                                                )]
+                                                                name = ["merge_ranks_", $element],
+                                                                max_threads = THREADS,
+                                                                min_blocks = BLOCKS
+                                                            )]
                 pub unsafe fn entry(params: RankMergeParams) {
                     // SAFETY: the caller's promise.
                     unsafe { run::<$output>(&params) }
