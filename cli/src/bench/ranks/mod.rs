@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use tandem_attn::{
     plan::{Plan, Planner},
     problem::{Batch, Dtype, Spec},
-    shard::{Forecast, Link, MERGED_WHOLE, Share, Sharding},
+    shard::{Forecast, Link, MERGED_WHOLE, Sharding, Share},
 };
 
 use super::{Args, Stats};
