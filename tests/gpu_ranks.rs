@@ -18,7 +18,7 @@ use proptest::prelude::*;
 use tandem_attn::{
     Error,
     exec::gpu::{
-        DeviceBuffer, Gpu, KvPool, OwnedStream, Rank, RankOptions, RankTensors, RunTensors,
+        DeviceBuffer, Gpu, KvPool, NcclId, OwnedStream, Rank, RankOptions, RankTensors, RunTensors,
         Workspace, WorkspaceOptions,
     },
     plan::{Bound, PlanOptions, Planner},
@@ -233,6 +233,15 @@ fn load(
     Some(ranks.into_iter().zip(loaded).collect())
 }
 
+/// Where ranks share a GPU, a merge that waits may take the room of the attention that it waits for.
+fn settle(ranks: &[(Rank, Loaded)], gpus: &[Gpu]) {
+    if ranks.len() > gpus.len() {
+        for (_, loaded) in ranks {
+            loaded.stream.synchronize().expect("the work is done");
+        }
+    }
+}
+
 fn close(
     case: &Case,
     right: &reference::Output,
@@ -292,6 +301,7 @@ proptest! {
                     rank.tell(gpu, stream)
                 }).unwrap();
             }
+            settle(&ranks, gpus);
             for (rank, loaded) in &mut ranks {
                 let (stream, tokens) = (*loaded.stream, loaded.tokens);
                 // SAFETY: as above.
@@ -390,6 +400,104 @@ fn threads_and_graphs_give_the_same_bits() {
 }
 
 #[test]
+fn nccl_gives_the_bits_of_direct_reads() {
+    let Some(_) = two_gpus("nccl_gives_the_bits_of_direct_reads") else {
+        return;
+    };
+    let gpus = gpus("nccl_gives_the_bits_of_direct_reads");
+    let id = match NcclId::new() {
+        Ok(id) => id,
+        Err(missing @ Error::Rank(RankError::NoNccl { .. })) => {
+            eprintln!("skipped: {missing}");
+            return;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let case = plain(2);
+    let (tensors, right) = random(&case);
+    let ranks = load(&gpus[..2], &case, &tensors).unwrap();
+    let options = RankOptions::default().with_timeout(Duration::from_secs(20));
+    let run = |(mut rank, mut loaded): (Rank, Loaded)| {
+        let (stream, tokens, gpu) = (*loaded.stream, loaded.tokens, loaded.gpu);
+        let place = [rank.number(), 2];
+        let mut nccl = gpu
+            .nccl_rank(&id, place, &case.spec, tokens, &options)
+            .unwrap();
+        rank.announce(tokens).unwrap();
+        nccl.announce(tokens).unwrap();
+        // SAFETY: all memory lives until the stream was waited for.
+        let ran = loaded.with(|gpu, workspace, tensors| unsafe {
+            rank.run(gpu, workspace, tensors, 0..tokens, stream)
+        });
+        ran.unwrap();
+        let direct = loaded.results();
+        rank.check().unwrap();
+        for _ in 0..20 {
+            // SAFETY: as above.
+            let ran = loaded.with(|gpu, workspace, tensors| unsafe {
+                nccl.run(gpu, workspace, tensors, 0..tokens, stream)
+            });
+            ran.unwrap();
+        }
+        nccl.wait(stream).unwrap();
+        assert!(loaded.results() == direct, "NCCL has other bits");
+        // One rank has another size: both hear of it, before anything runs.
+        let said = nccl.announce(tokens - place[0] as usize).unwrap_err();
+        assert!(
+            matches!(said, Error::Rank(RankError::Disagree { .. })),
+            "{said}"
+        );
+        direct
+    };
+    let results: Vec<_> = std::thread::scope(|threads| {
+        let threads: Vec<_> = ranks
+            .into_iter()
+            .map(|rank| threads.spawn(|| run(rank)))
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
+    });
+    close(&case, &right, &results[0]).unwrap();
+}
+
+#[test]
+fn nccl_without_its_other_rank_is_an_error_in_time() {
+    let gpus = gpus("nccl_without_its_other_rank_is_an_error_in_time");
+    let (Some(gpu), Ok(id)) = (gpus.first(), NcclId::new()) else {
+        return;
+    };
+    let options = RankOptions::default().with_timeout(Duration::from_millis(300));
+    let begin = Instant::now();
+    let said = gpu
+        .nccl_rank(&id, [0, 2], &Spec::new(8, 2, 128), 4, &options)
+        .unwrap_err();
+    assert!(
+        matches!(said, Error::Rank(RankError::Collective { rank: 0, .. })),
+        "{said}"
+    );
+    assert!(
+        begin.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        begin.elapsed()
+    );
+}
+
+/// Where the library is missing the error says which file was tried.
+#[test]
+fn missing_nccl_is_named() {
+    if let Err(error) = NcclId::new() {
+        let said = error.to_string();
+        assert!(
+            matches!(error, Error::Rank(RankError::NoNccl { .. })),
+            "{said}"
+        );
+        assert!(said.contains("libnccl"), "{said}");
+    }
+}
+
+#[test]
 fn a_thread_without_a_context_runs_on_any_gpu() {
     for gpu in gpus("a_thread_without_a_context_runs_on_any_gpu") {
         let case = plain(1);
@@ -435,6 +543,7 @@ fn each_rank_may_merge_rows_of_its_own() {
         });
         ran.unwrap();
     }
+    settle(&ranks, gpus);
     let mut whole = (Vec::new(), Vec::new());
     for (index, (rank, loaded)) in ranks.iter_mut().enumerate() {
         let (stream, tokens) = (*loaded.stream, loaded.tokens);

@@ -50,6 +50,8 @@ pub struct RanksResult {
     pub all: Stats,
     /// What the exchange adds to a layer in a captured graph, in microseconds.
     pub exchange_us: Option<f64>,
+    /// The same by NCCL, where it is there.
+    pub nccl_us: Option<f64>,
     /// What the cost model says of the ranks, and of one.
     pub predicted_us: f64,
     /// Of one.
@@ -117,7 +119,8 @@ fn render(file: &RanksFile) -> String {
         "1 GPU µs",
         "all µs",
         "×",
-        "exchange µs",
+        "reads µs",
+        "NCCL µs",
         "predicted µs",
         "error",
     ]);
@@ -129,13 +132,14 @@ fn render(file: &RanksFile) -> String {
             digits(result.all.median_us),
             format!("{:.2}", result.one.median_us / result.all.median_us),
             result.exchange_us.map_or(String::new(), digits),
+            result.nccl_us.map_or(String::new(), digits),
             digits(result.predicted_us),
             format!("{:.4}", result.error),
         ]);
     }
     format!(
-        "{}, {} × {}, {}\n\n{}\nµs: median of the slowest rank, with flushed caches. exchange: what it adds to a layer in a \
-         captured graph.\nerror: root mean square of the difference to one GPU's results, over that of these.\n",
+        "{}, {} × {}, {}\n\n{}\nµs: median of the slowest rank, with flushed caches. reads, NCCL: what the exchange adds to a \
+         layer in a captured graph, by direct reads and by NCCL.\nerror: root mean square of the difference to one GPU's results, over that of these.\n",
         file.program,
         file.gpus.len(),
         file.gpus.first().map_or("", String::as_str),
@@ -229,7 +233,8 @@ fn result(
         ranks: all.ranks,
         one: one.times,
         all: all.times,
-        exchange_us: all.exchange_us,
+        exchange_us: all.exchange_us[0],
+        nccl_us: all.exchange_us[1],
         predicted_us,
         predicted_one_us,
         error: all.error(one),

@@ -1,10 +1,7 @@
 //! Runs on all ranks at a time, a thread each.
 
 use std::{
-    sync::{
-        Barrier,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     time::Instant,
 };
 
@@ -12,7 +9,8 @@ use half::bf16;
 use tandem_attn::{
     Error,
     exec::gpu::{
-        DeviceBuffer, DeviceTensor, Gpu, Rank, RankOptions, RunTensors, Stream, WorkspaceOptions,
+        DeviceBuffer, DeviceTensor, Gpu, NcclId, Rank, RankOptions, RunTensors, Stream,
+        WorkspaceOptions,
     },
     plan::{Bound, Plan},
     problem::{Dtype, Spec},
@@ -43,11 +41,42 @@ pub(super) struct Settings {
     pub(super) graphs: bool,
 }
 
+/// How the results of ranks come together.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    /// Not at all.
+    Alone,
+    Direct,
+    Nccl,
+}
+
+/// Where threads wait for each other, until one of them fails.
+struct Gate {
+    threads: usize,
+    arrived: AtomicUsize,
+    failed: AtomicBool,
+}
+
+impl Gate {
+    fn wait(&self) -> Result<(), Failure> {
+        let before = self.arrived.fetch_add(1, Ordering::SeqCst);
+        let all = (before / self.threads + 1) * self.threads;
+        while self.arrived.load(Ordering::SeqCst) < all {
+            if self.failed.load(Ordering::SeqCst) {
+                return Err(Failure::Wrong("another rank failed".to_owned()));
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+}
+
 /// What was measured of a sharding.
 pub(super) struct Measured {
     pub(super) ranks: u32,
     pub(super) times: Stats,
-    pub(super) exchange_us: Option<f64>,
+    /// By direct reads, and by NCCL where it is there.
+    pub(super) exchange_us: [Option<f64>; 2],
     q_heads: usize,
     dim: usize,
     /// Of each rank: its tokens that it has merged, its first head, its heads, and the results.
@@ -74,6 +103,11 @@ impl Measured {
     }
 }
 
+/// Loading kernels for the first time takes long.
+fn patience() -> RankOptions {
+    RankOptions::default().with_timeout(std::time::Duration::from_secs(5))
+}
+
 /// What a thread of a rank has.
 struct Runner<'a> {
     device: &'a Device,
@@ -83,13 +117,14 @@ struct Runner<'a> {
     pools: &'a Pools,
     spec: &'a Spec,
     settings: &'a Settings,
+    nccl: Option<NcclId>,
 }
 
 /// What it found.
 struct Found {
     times: Vec<f64>,
-    /// Graphs with the exchange and without.
-    graphs: Option<[f64; 2]>,
+    /// Graphs without an exchange, and with each of both.
+    graphs: [Option<f64>; 3],
     out: (Vec<u32>, usize, usize, Vec<bf16>),
 }
 
@@ -106,10 +141,15 @@ pub(super) fn measure(
         .map(|(_, plan)| plan.total_q as usize)
         .max()
         .unwrap_or(0);
-    // Loading kernels for the first time takes long.
-    let options = RankOptions::default().with_timeout(std::time::Duration::from_secs(5));
-    let ranks = Gpu::ranks(&gpus, &work[0].0.spec, tokens, &options)?;
-    let (together, runs) = (Barrier::new(work.len()), AtomicUsize::new(0));
+    let ranks = Gpu::ranks(&gpus, &work[0].0.spec, tokens, &patience())?;
+    let runs = AtomicUsize::new(0);
+    let together = Gate {
+        threads: work.len(),
+        arrived: AtomicUsize::new(0),
+        failed: AtomicBool::new(false),
+    };
+    let wanted = settings.graphs && work[0].0.group.len() > 1;
+    let nccl = wanted.then(NcclId::new).and_then(Result::ok);
     let runners = ranks.into_iter().zip(devices).zip(pools).zip(work);
     let runners = runners.map(|(((rank, device), pools), (share, plan))| Runner {
         device,
@@ -119,6 +159,7 @@ pub(super) fn measure(
         pools,
         spec,
         settings,
+        nccl,
     });
     let found: Vec<Result<Found, Failure>> = std::thread::scope(|scope| {
         let threads: Vec<_> = runners
@@ -127,6 +168,7 @@ pub(super) fn measure(
                 scope.spawn(move || {
                     let found = runner.run(together, runs);
                     if let Err(failure) = &found {
+                        together.failed.store(true, Ordering::SeqCst);
                         runner.rank.stop(&failure.to_string());
                     }
                     found
@@ -149,12 +191,15 @@ pub(super) fn measure(
             .map(|found| found.times[run])
             .fold(0.0, f64::max)
     };
-    let exchange = found.iter().filter_map(|found| found.graphs);
-    let exchange = exchange.map(|[with, without]| (with - without) / LAYERS as f64);
+    let exchange = |how: usize| {
+        let of = |found: &Found| Some((found.graphs[how]? - found.graphs[0]?) / LAYERS as f64);
+        found.iter().filter_map(of).reduce(f64::max)
+    };
+    let exchange_us = [exchange(1), exchange(2)];
     Ok(Measured {
         ranks: work.len() as u32,
         times: Stats::of((0..found[0].times.len()).map(slowest).collect()),
-        exchange_us: exchange.reduce(f64::max),
+        exchange_us,
         q_heads: spec.q_heads as usize,
         dim: spec.head_dim_v as usize,
         outs: found.into_iter().map(|found| found.out).collect(),
@@ -163,8 +208,8 @@ pub(super) fn measure(
 
 impl Runner<'_> {
     /// # Errors
-    /// All ranks fail together where one does: a wait for another one ends by its timeout, on the host by none.
-    fn run(&mut self, together: &Barrier, runs: &AtomicUsize) -> Result<Found, Failure> {
+    /// Where this rank fails, or another one.
+    fn run(&mut self, together: &Gate, runs: &AtomicUsize) -> Result<Found, Failure> {
         let Device { gpu, stream, .. } = self.device;
         gpu.make_current()?;
         let (share, stream) = (self.share, **stream);
@@ -212,18 +257,31 @@ impl Runner<'_> {
             }
         };
         self.rank.announce(tokens)?;
-        let mut layer = |rank: &mut Rank, stream: Stream, merges: bool| -> Result<(), Error> {
+        let mut nccl = match &self.nccl {
+            None => None,
+            Some(id) => {
+                let (place, options) = ([share.rank, share.group.len() as u32], patience());
+                let mut nccl = gpu.nccl_rank(id, place, own, tokens, &options)?;
+                nccl.announce(tokens)?;
+                Some(nccl)
+            }
+        };
+        let with_nccl = nccl.is_some();
+        let mut layer = |rank: &mut Rank, stream: Stream, how: How| -> Result<(), Error> {
             // SAFETY: all memory lives until the stream was waited for; the plan is the planner's.
             unsafe {
-                if exchanges && merges {
-                    return rank.run(gpu, &mut workspace, &tensors, rows.clone(), stream);
+                match (how, &mut nccl) {
+                    _ if !exchanges => gpu.run_with(&mut workspace, &tensors, stream),
+                    (How::Nccl, Some(nccl)) => {
+                        nccl.run(gpu, &mut workspace, &tensors, rows.clone(), stream)
+                    }
+                    (How::Alone, _) => {
+                        let state = rank.results(tokens);
+                        let own = RunTensors::new(&q, &pools, &state.out).with_lse(&state.lse);
+                        gpu.run_with(&mut workspace, &own, stream)
+                    }
+                    _ => rank.run(gpu, &mut workspace, &tensors, rows.clone(), stream),
                 }
-                if !exchanges {
-                    return gpu.run_with(&mut workspace, &tensors, stream);
-                }
-                let state = rank.results(tokens);
-                let own = RunTensors::new(&q, &pools, &state.out).with_lse(&state.lse);
-                gpu.run_with(&mut workspace, &own, stream)
             }
         };
         let [begin, end] = [Event::new()?, Event::new()?];
@@ -248,12 +306,12 @@ impl Runner<'_> {
                     Ordering::SeqCst,
                 );
             }
-            together.wait();
+            together.wait()?;
             if run > 2 && run >= runs.load(Ordering::SeqCst) {
                 break;
             }
             self.device.flush()?;
-            let time = timed(&mut self.rank, &mut |rank| layer(rank, stream, true))?;
+            let time = timed(&mut self.rank, &mut |rank| layer(rank, stream, How::Direct))?;
             if run >= 2 {
                 times.push(time);
             }
@@ -261,28 +319,27 @@ impl Runner<'_> {
         self.rank.check()?;
         let whole: Vec<u32> = share.whole_tokens().collect();
         let merged = result.read()?[rows.start * heads * dim..rows.end * heads * dim].to_vec();
-        let graphs = match self.settings.graphs && exchanges {
-            false => None,
-            true => {
-                let mut of = |merges: bool| -> Result<f64, Failure> {
-                    let work = |rank: &mut Rank, stream: Stream| {
-                        (0..LAYERS).try_for_each(|_| layer(rank, stream, merges))
-                    };
-                    let graph = self.rank.capture(gpu, &self.device.stream, work)?;
-                    let mut times = Vec::new();
-                    for _ in 0..LAUNCHES {
-                        together.wait();
-                        // SAFETY: as above.
-                        times.push(timed(&mut self.rank, &mut |_| unsafe {
-                            graph.launch(stream)
-                        })?);
-                        self.rank.settle(gpu, stream)?;
-                    }
-                    Ok(Stats::of(times).median_us)
-                };
-                Some([of(true)?, of(false)?])
+        let mut graphs = [None; 3];
+        let ways = [How::Alone, How::Direct, How::Nccl];
+        for (found, how) in graphs.iter_mut().zip(ways) {
+            if !self.settings.graphs || !exchanges || how == How::Nccl && !with_nccl {
+                continue;
             }
-        };
+            let work = |rank: &mut Rank, stream: Stream| {
+                (0..LAYERS).try_for_each(|_| layer(rank, stream, how))
+            };
+            let graph = self.rank.capture(gpu, &self.device.stream, work)?;
+            let mut times = Vec::new();
+            for _ in 0..LAUNCHES {
+                together.wait()?;
+                // SAFETY: as above.
+                times.push(timed(&mut self.rank, &mut |_| unsafe {
+                    graph.launch(stream)
+                })?);
+                self.rank.settle(gpu, stream)?;
+            }
+            *found = Some(Stats::of(times).median_us);
+        }
         self.device.stream.synchronize()?;
         self.rank.check()?;
         Ok(Found {

@@ -126,7 +126,8 @@ const CONTROL_BYTES: usize = size_of::<RankControl>().next_multiple_of(256);
 
 impl Gpu {
     /// A group of ranks, one on each of the GPUs, for results of up to so many query tokens of these heads (those of a
-    /// [share](crate::shard::Share)). Two ranks may be on one GPU, which is for tests: they then take turns.
+    /// [share](crate::shard::Share)). Two ranks may be on one GPU, which is for tests: wait for the streams of both between
+    /// [`Rank::tell`] and [`Rank::merge`] then, for a merge that waits may take the room of the attention that it waits for.
     ///
     /// # Errors
     /// [`RankError::Group`], [`RankError::NoPeerAccess`], [`Error::Dtype`] for outputs of other than 16 bits,
