@@ -29,13 +29,13 @@ pub struct Slopes {
 impl Variant for Alibi {
     const TRANSFORMS_LOGITS: bool = true;
     const KEEPS_UNIT: bool = true;
+    const LINEAR: bool = true;
 
     #[inline(always)]
     fn params(&self) -> &VariantParams {
         &self.params
     }
 
-    /// In the unit of dot products, so that a key costs two instructions.
     #[inline(always)]
     fn of_row(&self, at: Query) -> f32 {
         // SAFETY: whoever made the variant vouches for the slopes.

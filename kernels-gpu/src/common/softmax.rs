@@ -25,6 +25,9 @@ pub const SLACK: f32 = 8.0;
 /// overflows in f16, and far more than they are where the reference is the row's maximum.
 const LIMIT: f32 = 16384.0;
 
+/// What is still to be added to all logits of a lane's two rows in a block; none: nothing.
+pub type Shift = Option<[f32; 2]>;
+
 /// What a thread knows of its two rows. The sums are the thread's own, four lanes' make a row's; two
 /// of each, so that one addition need not wait for the other.
 #[derive(Clone, Copy)]
@@ -105,12 +108,13 @@ impl Rows {
     pub fn guess<const S: usize, const P: usize>(
         &self,
         s: &[f32; S],
+        shift: Shift,
         scale: [f32; 2],
         weights: &mut [u32; P],
         pack: impl Fn(f32, f32) -> u32,
     ) -> [f32; 4] {
         // Without a reference, +∞: no sum comes out good.
-        let offset = [-self.reference[0] * scale[0], -self.reference[1] * scale[1]];
+        let offset = [0, 1].map(|h| self.addend(h, shift) * scale[h]);
         exponentials(s, scale, offset, weights, pack)
     }
 
@@ -119,6 +123,7 @@ impl Rows {
     pub fn weigh_seen<const S: usize, const P: usize>(
         &self,
         s: &[f32; S],
+        shift: Shift,
         scale: [f32; 2],
         weights: &mut [u32; P],
         pack: impl Fn(f32, f32) -> u32,
@@ -128,7 +133,7 @@ impl Rows {
             if self.reference[h] == f32::NEG_INFINITY {
                 0.0
             } else {
-                -self.reference[h] * scale[h]
+                self.addend(h, shift) * scale[h]
             }
         };
         let offset = [offset(0), offset(1)];
@@ -144,8 +149,17 @@ impl Rows {
         weights: &mut [u32; P],
         pack: impl Fn(f32, f32) -> u32,
     ) {
-        let sums = self.weigh_seen(s, scale, weights, pack);
+        let sums = self.weigh_seen(s, None, scale, weights, pack);
         self.add(&sums);
+    }
+
+    /// What brings a logit to its row's reference, in the unit of the accumulator.
+    #[inline(always)]
+    fn addend(&self, h: usize, shift: Shift) -> f32 {
+        match shift {
+            Some(shift) => shift[h] - self.reference[h],
+            None => -self.reference[h],
+        }
     }
 
     /// Whether weights with these sums are too large for their references.
@@ -176,10 +190,14 @@ impl Rows {
     pub unsafe fn renew<const S: usize>(
         &mut self,
         s: &[f32; S],
+        shift: Shift,
         sums: &[f32; 4],
         scale: [f32; 2],
     ) -> [f32; 2] {
-        let maximum = maxima(s);
+        let mut maximum = maxima(s);
+        if let Some(shift) = shift {
+            maximum = [maximum[0] + shift[0], maximum[1] + shift[1]];
+        }
         let mut factors = [1.0; 2];
         let mut h = 0;
         while h < 2 {
@@ -361,6 +379,19 @@ pub fn mask<V: Variant, const S: usize>(s: &mut [f32; S], variant: &V, begin: i3
         }
         i += 1;
     }
+}
+
+/// Adds a bias that is linear in the distance, but for what it is at the lane's first key of the block: the shift that is
+/// left.
+#[inline(always)]
+pub fn lean<const S: usize>(s: &mut [f32; S], begin: i32, at: [Pair; 2]) -> [f32; 2] {
+    let mut i = 0;
+    while i < S {
+        let column = (8 * (i / 4) + i % 2) as f32;
+        s[i] = fma(at[i / 2 % 2].of_row, -column, s[i]);
+        i += 1;
+    }
+    at.map(|at| at.of_row * first_pair(&at, begin).distance)
 }
 
 /// Applies the variant's own logits.

@@ -119,6 +119,9 @@ pub trait Variant: Copy + Send + Sync {
     const TRANSFORMS_LOGITS: bool = false;
     /// [`Variant::logit`] returns a dot product, yet to be multiplied by `scale_log2`: kernels do that for nothing.
     const KEEPS_UNIT: bool = false;
+    /// [`Variant::logit`] is `dot + of_row · distance`, in the unit of dot products: kernels then add what belongs to the
+    /// row where it costs nothing, and do not call it.
+    const LINEAR: bool = false;
     /// [`Variant::visible`] may hide keys within [`Variant::visible_keys`].
     const MASKS: bool = false;
     /// [`Variant::query`] does something.

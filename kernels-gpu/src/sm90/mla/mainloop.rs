@@ -320,16 +320,16 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
                     let mut sums = [f32::INFINITY; 4];
                     let mut good = false;
                     if !$first {
-                        sums = rows.guess(&logits, [scale; 2], &mut weights, T::pack);
+                        sums = rows.guess(&logits, None, [scale; 2], &mut weights, T::pack);
                         good = !warp::warp_vote_any(WARP, Rows::outgrown(&sums));
                         taken!(block - 1);
                     }
                     if !good {
-                        let factors = rows.renew(&logits, &sums, [scale; 2]);
+                        let factors = rows.renew(&logits, None, &sums, [scale; 2]);
                         if !$first {
                             scale_by(&mut o, factors);
                         }
-                        sums = rows.weigh_seen(&logits, [scale; 2], &mut weights, T::pack);
+                        sums = rows.weigh_seen(&logits, None, [scale; 2], &mut weights, T::pack);
                         if lane % 4 == 0 {
                             let mut h = 0;
                             while h < 2 {

@@ -17,7 +17,7 @@ use crate::{
     common::cache::Cache,
     common::half::Half,
     common::prefill_tile::Tile,
-    common::softmax::{Rows, hide_after, hide_before, hide_strangers_from, mask, transform},
+    common::softmax::{Rows, hide_after, hide_before, hide_strangers_from, lean, mask, transform},
     common::variant::{Pair, Query, Variant},
 };
 
@@ -137,6 +137,7 @@ pub(super) unsafe fn consume<
     let mut tiles = Pipeline::<2>::CONSUMER;
     let mut k = Pipeline::<STAGES>::CONSUMER;
     let mut v = Pipeline::<VALUE_STAGES>::CONSUMER;
+    let mut shift = None;
     let mut logits = [0.0; S];
     let mut weights = [0; P];
     let mut other_weights = [0; P];
@@ -203,7 +204,11 @@ pub(super) unsafe fn consume<
                         i += 1;
                     }
                 }
-                transform(&mut logits, variant, $work.begin, of);
+                if V::LINEAR {
+                    shift = Some(lean(&mut logits, $work.begin, of));
+                } else {
+                    transform(&mut logits, variant, $work.begin, of);
+                }
             }
             if V::MASKS || after || before {
                 // Seldom: what the rows see is computed again rather than kept in registers.
@@ -291,7 +296,7 @@ pub(super) unsafe fn consume<
             let mut sums = [f32::INFINITY; 4];
             let mut good = false;
             if !$turn {
-                sums = rows.guess(&logits, scale, &mut $next, C::Product::pack);
+                sums = rows.guess(&logits, shift, scale, &mut $next, C::Product::pack);
                 good = !warp::warp_vote_any(WARP, Rows::outgrown(&sums));
             }
             if two_weights {
@@ -307,7 +312,7 @@ pub(super) unsafe fn consume<
                     rows = Rows::EMPTY;
                     skip_values!($work);
                 }
-                let factors = rows.renew(&logits, &sums, scale);
+                let factors = rows.renew(&logits, shift, &sums, scale);
                 if !$turn {
                     let mut i = 0;
                     while i < O {
@@ -315,7 +320,7 @@ pub(super) unsafe fn consume<
                         i += 1;
                     }
                 }
-                sums = rows.weigh_seen(&logits, scale, &mut $next, C::Product::pack);
+                sums = rows.weigh_seen(&logits, shift, scale, &mut $next, C::Product::pack);
             }
             rows.add(&sums);
             $turn = last_of_tile;
@@ -347,8 +352,8 @@ pub(super) unsafe fn consume<
         let mut turn = keys_done!(work);
         take_scale!();
         finish_logits!(work);
-        rows.renew(&logits, &[f32::INFINITY; 4], scale);
-        let sums = rows.weigh_seen(&logits, scale, &mut weights, C::Product::pack);
+        rows.renew(&logits, shift, &[f32::INFINITY; 4], scale);
+        let sums = rows.weigh_seen(&logits, shift, scale, &mut weights, C::Product::pack);
         rows.add(&sums);
         skip_values!(work);
         work.begin -= keys;
