@@ -62,18 +62,23 @@ struct Config {
     split_share: c_int,
 }
 
+type UniqueId = unsafe extern "C" fn(*mut NcclId) -> i32;
 type Init = unsafe extern "C" fn(*mut Comm, c_int, NcclId, c_int, *mut Config) -> i32;
 type AllGather =
     unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, Comm, Stream) -> i32;
+type AsyncError = unsafe extern "C" fn(Comm, *mut i32) -> i32;
+type Abort = unsafe extern "C" fn(Comm) -> i32;
+type ErrorText = unsafe extern "C" fn(i32) -> *const c_char;
+type Found = ptr::NonNull<c_void>;
 
 /// The library.
 pub(super) struct Nccl {
-    unique_id: unsafe extern "C" fn(*mut NcclId) -> i32,
+    unique_id: UniqueId,
     init: Init,
     all_gather: AllGather,
-    async_error: unsafe extern "C" fn(Comm, *mut i32) -> i32,
-    abort: unsafe extern "C" fn(Comm) -> i32,
-    error_text: unsafe extern "C" fn(i32) -> *const c_char,
+    async_error: AsyncError,
+    abort: Abort,
+    error_text: ErrorText,
 }
 
 /// Opened on the first call; the answer never changes afterwards.
@@ -95,12 +100,14 @@ pub(super) fn open() -> Result<&'static Nccl, RankError> {
         // SAFETY: the functions of these names have these types, since NCCL 2.18.
         unsafe {
             Ok(Nccl {
-                unique_id: std::mem::transmute(find(c"ncclGetUniqueId")?),
-                init: std::mem::transmute(find(c"ncclCommInitRankConfig")?),
-                all_gather: std::mem::transmute(find(c"ncclAllGather")?),
-                async_error: std::mem::transmute(find(c"ncclCommGetAsyncError")?),
-                abort: std::mem::transmute(find(c"ncclCommAbort")?),
-                error_text: std::mem::transmute(find(c"ncclGetErrorString")?),
+                unique_id: std::mem::transmute::<Found, UniqueId>(find(c"ncclGetUniqueId")?),
+                init: std::mem::transmute::<Found, Init>(find(c"ncclCommInitRankConfig")?),
+                all_gather: std::mem::transmute::<Found, AllGather>(find(c"ncclAllGather")?),
+                async_error: std::mem::transmute::<Found, AsyncError>(find(
+                    c"ncclCommGetAsyncError",
+                )?),
+                abort: std::mem::transmute::<Found, Abort>(find(c"ncclCommAbort")?),
+                error_text: std::mem::transmute::<Found, ErrorText>(find(c"ncclGetErrorString")?),
             })
         }
     })
