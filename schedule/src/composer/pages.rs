@@ -24,6 +24,10 @@ impl Core {
             pool, cache, slots, ..
         } = self;
         let active = slots[slot as usize].as_mut().expect("taken");
+        if active.awaited > 0 {
+            // What is computed again is known first.
+            return None;
+        }
         let known = active.known();
         let mut sequence = Sequence::default();
         if let Some(cache) = cache
@@ -67,7 +71,7 @@ impl Core {
     }
 
     /// Makes room for one more step of a running request; at worst by taking pages from later ones.
-    /// False where the request itself had to give way.
+    /// False where the request itself had to give way, or waits for pages of one that is about to leave.
     pub fn reserve(&mut self, slot: u32, tokens: u32, step: &mut Step) -> bool {
         loop {
             let Self {
@@ -89,10 +93,15 @@ impl Core {
             let (arrival, this) = (active.arrival, self.steps);
             let victim = self.running.iter().rev().copied().find(|&other| {
                 let active = self.at(other);
-                active.arrival > arrival && !active.in_flight && active.last_step != this
+                active.arrival > arrival
+                    && !active.in_flight
+                    && !active.is_done()
+                    && active.last_step != this
             });
             match victim {
                 Some(victim) => self.preempt(victim, step),
+                // Its pages are free before long.
+                None if self.running.iter().any(|&other| self.at(other).is_done()) => return false,
                 None => {
                     self.preempt(slot, step);
                     return false;

@@ -58,14 +58,16 @@ fn request(prompt: u32, common: u32, new: u32, kind: u8, salt: u32) -> Request {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Any policy, any requests, tight pools, several steps under way, cancellation at any point.
+    /// Any policy, any requests, tight pools, several steps under way or one composed ahead of the tokens of the last,
+    /// cancellation at any point.
     #[test]
     fn books_balance(
         policy in 0..policy::NAMES.len(),
         events in prop::collection::vec(event(), 1..150),
         (step_tokens, step_requests, running) in (1..80_u32, 1..10_u32, 1..12_u32),
         (pages, page_size, host_pages) in (26..60_u32, 4..9_u32, prop_oneof![Just(0_u32), 10..40_u32]),
-        (stages, prefix_cache, spare_pages) in (1..4_usize, any::<bool>(), 0..4_u32),
+        (stages, ahead, prefix_cache, spare_pages) in
+            (1..4_usize, any::<bool>(), any::<bool>(), 0..4_u32),
     ) {
         let limits = Limits {
             step_tokens, step_requests, running, host_pages, prefix_cache, spare_pages,
@@ -73,6 +75,8 @@ proptest! {
         };
         let policy = policy::by_name(policy::NAMES[policy], &options()).unwrap();
         let mut audit = Audit::new(limits, pages, page_size, policy);
+        audit.ahead = ahead;
+        let stages = if ahead { 2 } else { stages };
         for (salt, event) in events.into_iter().enumerate() {
             match event {
                 Event::Submit(prompt, common, new, kind) => {
