@@ -41,7 +41,7 @@ mod text;
 mod weights;
 
 pub use architecture::{Architecture, AttentionKind};
-pub use backend::{Backend, CpuBackend, Work};
+pub use backend::{Backend, CpuBackend, MOST_UNDER_WAY, Part, StepTime, Work};
 #[cfg(feature = "cuda")]
 pub use backend::{GpuBackend, GpuOptions};
 pub use engine::{Engine, Event, Finish, Generation, StepReport};

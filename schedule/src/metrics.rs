@@ -1,4 +1,8 @@
-//! What a simulation measured.
+//! What a simulation measured, or a replay.
+
+mod recorder;
+
+pub use recorder::Recorder;
 
 use serde::Serialize;
 
@@ -86,7 +90,7 @@ pub struct StageSpan {
     pub end_s: f64,
 }
 
-/// All that a simulation measured.
+/// All that a simulation measured, or a replay.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
     /// Name of the policy.

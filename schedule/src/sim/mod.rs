@@ -57,6 +57,9 @@ pub struct Simulation<'a> {
     pub pages: Option<u32>,
     /// Where attention times come from.
     pub attention: AttentionSource,
+    /// Each step is composed when the one before it begins, as by an engine that does not wait for tokens: what comes
+    /// meanwhile waits for a step more. Only for one stage.
+    pub ahead: bool,
     /// The steps whose spans are wanted.
     pub timeline: Range<u64>,
 }
@@ -78,6 +81,7 @@ impl<'a> Simulation<'a> {
             page_size: 64,
             pages: None,
             attention: AttentionSource::Estimate,
+            ahead: false,
             timeline: 0..0,
         }
     }
@@ -127,6 +131,7 @@ struct Engine<'a> {
     attention: AttentionSource,
     wanted: Range<u64>,
     composer: Composer,
+    ahead: bool,
     policy: &'static str,
     now_ns: f64,
     /// When each stage is free.
@@ -153,14 +158,21 @@ impl<'a> Engine<'a> {
             page_size,
             pages,
             attention,
+            ahead,
             timeline,
         } = simulation;
+        if ahead && cost.parallel().pipeline > 1 {
+            return Err(ScheduleError::Ahead {
+                stages: cost.parallel().pipeline,
+            });
+        }
         let pages = pages.unwrap_or_else(|| cost.pages(page_size));
         let name = policy.name();
         Ok(Self {
             cost,
             page_size,
             attention,
+            ahead,
             wanted: timeline,
             composer: Composer::with_policy(limits, pages, page_size, policy)?,
             policy: name,
@@ -208,8 +220,8 @@ impl<'a> Engine<'a> {
         }
         let stages = self.free_ns.len();
         let mut next_ns = f64::INFINITY;
-        if self.flights.len() < stages {
-            if self.free_ns[0] > self.now_ns {
+        if self.flights.len() < stages + usize::from(self.ahead) {
+            if self.free_ns[0] > self.now_ns && !self.ahead {
                 next_ns = self.free_ns[0];
             } else {
                 let mut step = self.spare.pop().unwrap_or_default();
@@ -274,6 +286,9 @@ impl<'a> Engine<'a> {
         }
         self.steps += 1;
         self.record.launched(&step);
+        if self.ahead {
+            self.composer.advance(&step);
+        }
         self.flights.push_back(Flight {
             step,
             done_ns: self.free_ns[stages - 1],
@@ -292,7 +307,10 @@ impl<'a> Engine<'a> {
         for entry in &step.entries {
             record.computed(entry, done_ns / 1e9, bubble_ns / 1e9);
         }
-        let finished = self.composer.complete(&step, |_| Sampled::Token(0));
+        let finished = match self.ahead {
+            true => self.composer.resolve(&step, |_| Sampled::Token(0)),
+            false => self.composer.complete(&step, |_| Sampled::Token(0)),
+        };
         for finished in finished {
             record.finished(finished.request, done_ns / 1e9);
         }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    attention::{AttentionModel, StepShape},
+    attention::{AttentionModel, Overlap, StepShape},
     chunk::{self, Expected},
     cost::Correction,
     policy::{Orca, SarathiServe},
@@ -152,6 +152,26 @@ fn pipeline_stages_do_one_step_at_a_time() {
 }
 
 #[test]
+fn composing_ahead_computes_the_same_and_lets_arrivals_wait_a_step() {
+    let cost = cost();
+    let trace = Trace::uniform(40, 900, 20).with_poisson_arrivals(8.0, 3);
+    let limits = Limits {
+        step_tokens: 256,
+        ..Limits::default()
+    };
+    let [waiting, ahead] = [false, true].map(|ahead| {
+        let mut simulation = Simulation::new(&cost, limits, SarathiServe);
+        simulation.ahead = ahead;
+        simulate(&trace, simulation).unwrap()
+    });
+    assert_eq!(waiting.finished, ahead.finished);
+    assert_eq!(waiting.generated_tokens, ahead.generated_tokens);
+    assert_eq!(waiting.computed_tokens, ahead.computed_tokens);
+    assert!(waiting.ttft.mean() < ahead.ttft.mean());
+    assert!(ahead.ttft.mean() < waiting.ttft.mean() + 3.0 * waiting.tbt.mean());
+}
+
+#[test]
 fn measurements_correct_the_model() {
     let plain = cost();
     let (at_128, at_512) = (plain.linear_ns(128), plain.linear_ns(512));
@@ -170,12 +190,27 @@ fn measurements_correct_the_model() {
             ratio(tokens)
         );
     }
-    let json = "{\"attention\": [{\"at\": 1000, \"measured_ns\": 2000}]}";
+    let json = "{\"decode\": [{\"at\": 1000, \"measured_ns\": 2000}], \"pod_loss\": 0.5, \
+                \"rest\": [{\"at\": 8, \"measured_ns\": 5000000}]}";
     let slower = cost().with_correction(&Correction::from_json(json).unwrap());
     let shape = StepShape::decodes(8, 4096);
-    let twice = slower.step(&shape).attention_ns / plain.step(&shape).attention_ns;
-    assert!((twice - 2.0).abs() < 1e-9);
+    let (before, after) = (plain.step(&shape), slower.step(&shape));
+    assert!((after.attention_ns / before.attention_ns - 2.0).abs() < 1e-9);
+    assert!((after.elementwise_ns + after.head_ns - 5e6).abs() < 1.0);
+    // Chunks have a correction of their own, and the loss is the measured one.
+    let chunk = StepShape::default().with_chunk(512, 4096);
+    assert_eq!(
+        plain.step(&chunk).attention_ns,
+        slower.step(&chunk).attention_ns
+    );
+    let hybrid = slower
+        .with_overlap(Overlap::POD)
+        .step(&shape.with_chunk(512, 4096));
+    let (decode_ns, prefill_ns) = (after.attention_ns, plain.step(&chunk).attention_ns);
+    let joined = decode_ns.max(prefill_ns) + 0.5 * decode_ns.min(prefill_ns);
+    assert!((hybrid.attention_ns / joined - 1.0).abs() < 1e-9);
     assert!(Correction::from_json("{\"linear\": [{\"at\": 0, \"measured_ns\": 1}]}").is_err());
+    assert!(Correction::from_json("{\"pod_loss\": 2}").is_err());
 }
 
 #[test]
