@@ -122,6 +122,8 @@ pub struct StepReport {
     pub decodes: u32,
     /// Tokens that were drawn.
     pub drawn: u32,
+    /// Requests that lost their pages to others.
+    pub preempted: u32,
     /// How long it took; the gap before it counts only where there was something to compute.
     pub time: StepTime,
 }
@@ -334,6 +336,7 @@ impl Engine {
             tokens: step.tokens(),
             decodes: step.entries.iter().filter(|entry| entry.decode).count() as u32,
             drawn: self.sampled.len() as u32,
+            preempted: step.preempted.len() as u32,
             time,
         };
         self.spare.push(step);

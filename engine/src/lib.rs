@@ -32,9 +32,11 @@
 
 mod architecture;
 mod backend;
+pub mod calibrate;
 mod engine;
 mod error;
 mod family;
+pub mod replay;
 #[cfg(feature = "serve")]
 pub mod serve;
 mod text;

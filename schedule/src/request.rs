@@ -53,8 +53,8 @@ impl Prompt {
         self.len() == 0
     }
 
-    /// Token ids that stand for the blocks: the same for the same id.
-    pub(super) fn expand_blocks(&self, tokens: &mut Vec<u32>) {
+    /// Token ids that stand for the blocks, the same for the same id; nothing changes for other prompts.
+    pub fn expand_blocks(&self, tokens: &mut Vec<u32>) {
         if let Self::Blocks { ids, block, .. } = self {
             let len = self.len() as usize;
             tokens.clear();

@@ -3,6 +3,7 @@
 mod measure;
 mod report;
 pub mod results;
+pub(crate) mod serving;
 mod stats;
 
 use std::{path::PathBuf, time::Duration};
@@ -33,7 +34,8 @@ Examples:
   tandem bench my-workload.json --case hybrid --seconds 2
   tandem bench --suite pat --packing pat-paper   # what PAT's own packing rule costs
   tandem bench --suite pod --pod serial          # what running side by side saves
-  tandem bench --suite decode --kv-dtype f8e4m3  # what 8-bit keys and values save";
+  tandem bench --suite decode --kv-dtype f8e4m3  # what 8-bit keys and values save
+  tandem bench --serve --trace arxiv.csv --requests 80 --load 0.9 --calibration h200.json";
 
 /// Measure workloads: time, bandwidth, throughput, share of the hardware's limits, exactness.
 #[derive(Clone, Debug, clap::Args)]
@@ -71,6 +73,8 @@ pub struct Args {
     check: u32,
     #[command(flatten)]
     planning: Planning,
+    #[command(flatten)]
+    serving: serving::Args,
     #[command(flatten)]
     force: Force,
 }
@@ -317,6 +321,9 @@ pub fn measure(
 /// # Errors
 /// Wrong input, a missing backend, and [`Failure::Wrong`] where results are not exact.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    if args.serving.is_asked_for() {
+        return serving::run(&args.serving, args.backend, args.json.as_ref(), args.force);
+    }
     let files = Files::new().reads(&args.workload).writes(&args.json);
     files.check(args.force)?;
     let cases = chosen(args)?;
