@@ -27,6 +27,8 @@ pub struct Generation {
     pub sampling: Sampling,
     /// Go on behind a token that ends a text: for measurements.
     pub ignore_ends: bool,
+    /// Tokens of the prompt that count as computed, whatever the caches hold: for measurements that begin in the middle.
+    pub computed: u32,
 }
 
 impl Generation {
@@ -38,6 +40,7 @@ impl Generation {
             max_new_tokens,
             sampling: Sampling::GREEDY,
             ignore_ends: false,
+            computed: 0,
         }
     }
 }
@@ -192,8 +195,12 @@ impl Engine {
             max_new_tokens,
             sampling,
             ignore_ends,
+            computed,
         } = generation;
-        let request = self.composer.submit(Request::new(prompt, max_new_tokens))?;
+        let request = self.composer.submit(Request {
+            computed,
+            ..Request::new(prompt, max_new_tokens)
+        })?;
         let answer = Answer {
             sampling,
             ignore_ends,

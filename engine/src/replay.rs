@@ -36,7 +36,7 @@ impl Replay {
 /// Before an arrival the thread sleeps, and the rest of the time it looks at the clock.
 const SPIN: Duration = Duration::from_millis(2);
 
-/// Plays a trace, and takes note of the spans of the first so many steps. Requests have token ids that are theirs alone, but
+/// Plays a trace, to its end or until a time, and takes note of the spans of the first so many steps. Requests have token ids that are theirs alone, but
 /// equal blocks have equal ones. `progress` hears how many requests have left.
 ///
 /// # Errors
@@ -44,16 +44,19 @@ const SPIN: Duration = Duration::from_millis(2);
 pub fn replay(
     engine: &mut Engine,
     trace: &Trace,
+    until_s: Option<f64>,
     spans: u64,
     progress: &mut dyn FnMut(usize),
 ) -> Result<Replay, Error> {
     let vocabulary = engine.architecture().vocabulary as u32;
-    let mut generations: Vec<_> = trace
-        .arrivals
+    let end_s = until_s.unwrap_or(f64::INFINITY);
+    let arrivals = &trace.arrivals[..trace.arrivals.partition_point(|a| a.at_s < end_s)];
+    let mut generations: Vec<_> = arrivals
         .iter()
         .zip(0..)
         .map(|(arrival, request)| Generation {
             ignore_ends: true,
+            computed: arrival.request.computed,
             ..Generation::greedy(
                 tokens(&arrival.request.prompt, request, vocabulary),
                 arrival.request.max_new_tokens,
@@ -61,8 +64,8 @@ pub fn replay(
         })
         .collect();
     let mut recorder = Recorder::new(generations.len());
-    for (index, arrival) in trace.arrivals.iter().enumerate() {
-        recorder.arrived(index, arrival.at_s, arrival.request.prompt.len());
+    for (index, arrival) in arrivals.iter().enumerate() {
+        recorder.arrived(index, arrival.at_s, &arrival.request);
     }
     let [cached, lost] = [
         engine.composer().cached_tokens(),
@@ -73,8 +76,8 @@ pub fn replay(
     let (mut indices, mut events) = (HashMap::new(), Vec::new());
     let (mut next, mut left, mut fruitless) = (0, 0, 0);
     let start = Instant::now();
-    while recorder.left() < trace.arrivals.len() && fruitless < 2 {
-        while let Some(arrival) = trace.arrivals.get(next)
+    while recorder.left() < arrivals.len() && fruitless < 2 {
+        while let Some(arrival) = arrivals.get(next)
             && arrival.at_s <= start.elapsed().as_secs_f64()
         {
             match engine.submit(std::mem::replace(
@@ -90,7 +93,7 @@ pub fn replay(
             next += 1;
         }
         if engine.is_idle() {
-            if let Some(arrival) = trace.arrivals.get(next) {
+            if let Some(arrival) = arrivals.get(next) {
                 let until = Duration::from_secs_f64(arrival.at_s).saturating_sub(start.elapsed());
                 thread::sleep(until.saturating_sub(SPIN));
             }
@@ -98,6 +101,9 @@ pub fn replay(
         }
         let step = engine.step(&mut |event| events.push(event))?;
         let now_s = start.elapsed().as_secs_f64();
+        if now_s > end_s {
+            break;
+        }
         for event in events.drain(..) {
             match event {
                 Event::Token { request, .. } => recorder.token(indices[&request], now_s),
@@ -129,8 +135,14 @@ pub fn replay(
         }
         steps += 1;
     }
+    if until_s.is_some() {
+        recorder.stop(end_s);
+    }
     let mut report = recorder.report();
-    report.stuck = trace.arrivals.len() - report.finished - report.refused;
+    report.stuck = match until_s {
+        None => arrivals.len() - report.finished - report.refused,
+        Some(_) => 0,
+    };
     report.cached_tokens = engine.composer().cached_tokens() - cached;
     report.recomputed_tokens = engine.composer().lost_tokens() - lost;
     report.busy = replay.computing_s / report.makespan_s.max(f64::MIN_POSITIVE);

@@ -32,9 +32,9 @@ pub struct Args {
     /// Requests: Mooncake's JSON lines, Azure's CSV, or a CSV of prompt and generated lengths
     #[arg(long, value_name = "FILE", requires = "serve")]
     pub trace: Option<PathBuf>,
-    /// Requests to serve: the first of the trace, or so many alike without one
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_1, requires = "serve")]
-    pub requests: u32,
+    /// Requests to serve: the first of the trace, or so many alike without one [default: all of the trace, or 64]
+    #[arg(long, value_name = "N", value_parser = at_least_1, requires = "serve")]
+    pub requests: Option<u32>,
     /// Prompt tokens of a request, without a trace
     #[arg(
         long, value_name = "TOKENS", default_value_t = 2000, value_parser = at_least_1, conflicts_with = "trace",
@@ -64,6 +64,13 @@ pub struct Args {
         conflicts_with = "rate", requires = "serve"
     )]
     pub load: Option<f64>,
+    /// Begin where sarathi-serve stands after so many seconds, as simulated: requests under way go on from there, whatever
+    /// the caches hold
+    #[arg(long, value_name = "SECONDS", value_parser = positive, allow_negative_numbers = true, requires = "serve")]
+    pub start: Option<f64>,
+    /// Stop after so many seconds
+    #[arg(long, value_name = "SECONDS", value_parser = positive, allow_negative_numbers = true, requires = "serve")]
+    pub window: Option<f64>,
     /// Seed of the arrivals
     #[arg(long, default_value_t = 1, requires = "serve")]
     pub seed: u64,
@@ -90,6 +97,11 @@ pub struct Args {
     /// Wait for the tokens of each step before the next one is composed
     #[arg(long, requires = "serve")]
     pub wait: bool,
+    /// What corrects the simulation, as --calibration has written it, in place of measuring it
+    #[arg(
+        long, value_name = "FILE", conflicts_with_all = ["calibration", "parts"], requires = "serve"
+    )]
+    pub correction: Option<PathBuf>,
     /// Write what corrects the simulation, for `tandem serve-sim --correction`
     #[arg(long, value_name = "FILE", requires = "serve")]
     pub calibration: Option<PathBuf>,

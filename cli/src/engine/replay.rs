@@ -12,24 +12,24 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tandem_attn::plan::{PackRule, PlanOptions, pod::PodMode};
 use tandem_engine::{
     Architecture, Backend, Engine, Limits, Weights,
-    calibrate::{Calibration, calibrate, warm_up},
+    calibrate::{Calibration, MeasuredStep, StepLengths, calibrate, warm_up},
     replay::{Replay, replay},
 };
 use tandem_schedule::{
     Hardware, ModelDescription, Prompt,
     attention::Overlap,
     chunk::{ChunkSize, Expected},
-    cost::{CostModel, Parallel},
+    cost::{Correction, CostModel, Parallel},
     metrics::Report,
     policy::{self, Policy, PolicyOptions},
-    sim::{AttentionSource, Simulation, simulate},
+    sim::{AttentionSource, Simulation, simulate, standing_at},
     trace::Trace,
 };
 
 use super::{Room, gpu};
 use crate::{
     Failure,
-    backend::Choice,
+    backend::{self, Choice},
     bench::serving::Args,
     output::{self, Files, Force},
     serve_sim::{chart, described, is_file, read_trace, table},
@@ -37,6 +37,8 @@ use crate::{
 
 /// Tokens of the caches on the CPU, where none are given.
 const CPU_CACHE: u32 = 65_536;
+/// The policy that loads and beginnings are of.
+const BASE: &str = "sarathi-serve";
 /// Prompts that begin alike are given in blocks of so many tokens.
 const BLOCK: u32 = 16;
 
@@ -57,12 +59,15 @@ pub fn run(
         .collect();
     let outputs = [&args.svg, &args.parts, &args.calibration].into_iter();
     Files::new()
-        .reads(named.iter().chain(&args.trace))
+        .reads(named.iter().chain(&args.trace).chain(&args.correction))
         .writes(outputs.flatten().chain(json))
         .check(force)?;
 
     let whole = trace(args)?;
-    let trace = whole.clone().first(args.requests as usize);
+    let trace = match args.requests {
+        Some(requests) => whole.clone().first(requests as usize),
+        None => whole.clone(),
+    };
     let (description, architecture) = model(&args.model, longest(&whole))?;
     let cost = CostModel::new(&description, &hardware(&args.device)?, Parallel::default())?;
     for name in &args.policy {
@@ -79,15 +84,27 @@ pub fn run(
         step_tokens: args.most_tokens(&trace)?,
         step_requests: args.batch,
     };
+    let ceilings = match &gpu {
+        Some(_) => Some(backend::open(Choice::Gpu)?.ceilings()?),
+        None => None,
+    };
     let mut backend = room.backend(gpu, architecture, &Weights::random(1))?;
     let device = backend.name();
 
     let bar = bar();
-    bar.set_message("calibrating");
-    let calibration = calibrate(&mut *backend, &cost, room.step_tokens, &mut |done, all| {
-        bar.set_length(all as u64);
-        bar.set_position(done as u64);
-    })?;
+    let calibration = match &args.correction {
+        Some(path) => Calibration {
+            correction: described(path, Correction::from_json)?,
+            steps: Vec::new(),
+        },
+        None => {
+            bar.set_message("calibrating");
+            calibrate(&mut *backend, &cost, room.step_tokens, &mut |done, all| {
+                bar.set_length(all as u64);
+                bar.set_position(done as u64);
+            })?
+        }
+    };
     if let Some(path) = &args.calibration {
         let json = serde_json::to_string_pretty(&calibration.correction).expect("plain data");
         output::write_file(path, (json + "\n").as_bytes())?;
@@ -99,6 +116,22 @@ pub fn run(
         Some(rate) => trace.with_poisson_arrivals(rate, args.seed),
         None => trace,
     };
+    let mut trace = match args.start {
+        Some(start_s) => {
+            let choices = Choices::of(BASE)?;
+            let simulation = args.simulation(&choices, &corrected, &trace, &*backend)?;
+            standing_at(&trace, simulation, start_s)?
+        }
+        None => trace,
+    };
+    if let Some(window_s) = args.window {
+        trace.arrivals.retain(|arrival| arrival.at_s < window_s);
+    }
+    if trace.arrivals.is_empty() {
+        return Err(Failure::Input(
+            "no request is left: give an earlier --start".to_owned(),
+        ));
+    }
     bar.set_length(trace.arrivals.len() as u64);
     let mut served = Vec::new();
     for name in &args.policy {
@@ -112,6 +145,7 @@ pub fn run(
 
     let results = results::Results {
         device: &device,
+        ceilings,
         cost: &cost,
         trace: &trace,
         capacity,
@@ -185,7 +219,11 @@ fn hardware(name: &str) -> Result<Hardware, Failure> {
 fn trace(args: &Args) -> Result<Trace, Failure> {
     let mut trace = match &args.trace {
         Some(path) => read_trace(path)?,
-        None => Trace::uniform(args.requests as usize, args.prompt, args.generated),
+        None => Trace::uniform(
+            args.requests.unwrap_or(64) as usize,
+            args.prompt,
+            args.generated,
+        ),
     };
     if trace.arrivals.is_empty() {
         return Err(Failure::Input("the trace has no requests".to_owned()));
@@ -344,7 +382,7 @@ fn capacity(
     for arrival in &mut trace.arrivals {
         arrival.at_s = 0.0;
     }
-    let choices = Choices::of("sarathi-serve")?;
+    let choices = Choices::of(BASE)?;
     let simulation = args.simulation(&choices, cost, &trace, backend)?;
     Ok(simulate(&trace, simulation)?.requests_per_s())
 }
@@ -366,7 +404,7 @@ fn serve(
     let engine = Engine::with_policy(backend, choices.limits(args, trace), policy)?;
     let mut engine = engine.running_ahead(ahead);
     let progress = &mut |left| bar.set_position(left as u64);
-    let mut replayed = replay(&mut engine, trace, chart::MOST_SPANS, progress)?;
+    let mut replayed = replay(&mut engine, trace, args.window, chart::MOST_SPANS, progress)?;
     name.clone_into(&mut replayed.report.policy);
     Ok((engine.into_backend()?, replayed))
 }
@@ -386,25 +424,28 @@ fn predict(
     });
     let mut simulation = args.simulation(&choices, &cost, trace, backend)?;
     simulation.timeline = 0..chart::MOST_SPANS;
+    simulation.until_s = args.window;
     let mut report = simulate(trace, simulation)?;
     "  simulated".clone_into(&mut report.policy);
     Ok(report)
 }
 
-/// A step of the calibration, in words.
-fn words(lengths: tandem_engine::calibrate::StepLengths, pod: bool) -> String {
+/// A step of the calibration in few letters: decodes and their keys, and a chunk from its first token to the end of its keys.
+fn short(step: &MeasuredStep) -> String {
+    let StepLengths {
+        decodes,
+        keys,
+        chunk,
+        chunk_keys,
+    } = step.lengths;
     let mut parts = Vec::new();
-    if lengths.decodes > 0 {
-        parts.push(format!("{} decodes at {}", lengths.decodes, lengths.keys));
+    if decodes > 0 {
+        parts.push(format!("{decodes} × {keys}"));
     }
-    if lengths.chunk > 0 {
-        parts.push(format!(
-            "{} tokens to {}",
-            lengths.chunk, lengths.chunk_keys
-        ));
+    if chunk > 0 {
+        parts.push(format!("{chunk} to {chunk_keys}"));
     }
-    let pod = if pod { ", POD" } else { "" };
-    parts.join(", ") + pod
+    parts.join(" + ") + if step.pod { ", POD" } else { "" }
 }
 
 impl results::Results<'_> {

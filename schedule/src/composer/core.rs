@@ -21,6 +21,8 @@ pub(crate) struct Active {
     pub generated: u32,
     /// Sampled tokens whose ids are not known yet: at most one, the last.
     pub awaited: u32,
+    /// Tokens that count as computed when it is admitted.
+    pub stands_at: u32,
     /// Tokens whose keys are in pages.
     pub computed: u32,
     /// Pages for all known tokens, taken on admission, and later to the end of a page.
@@ -120,6 +122,7 @@ impl Core {
         let Request {
             prompt,
             max_new_tokens,
+            computed: stands_at,
         } = request;
         let prompt_len = prompt.len();
         if prompt_len == 0 {
@@ -154,6 +157,7 @@ impl Core {
             max_new: max_new_tokens,
             generated: 0,
             awaited: 0,
+            stands_at,
             computed: 0,
             sequence: Sequence::default(),
             tokens,

@@ -285,6 +285,17 @@ impl Composer {
         self.core.running.is_empty() && self.core.waiting.is_empty()
     }
 
+    /// For each request, running ones first and by arrival: its known tokens, which of them are computed, and how many it
+    /// is still to generate.
+    pub(crate) fn standing(&self) -> impl Iterator<Item = (RequestId, [u32; 3])> {
+        let slots = self.core.running.iter().chain(&self.core.waiting);
+        slots.map(|&slot| {
+            let active = self.core.at(slot);
+            let left = active.max_new - active.generated;
+            (self.core.id(slot), [active.known(), active.computed, left])
+        })
+    }
+
     /// Prompt tokens that came from the prefix cache so far.
     #[must_use]
     pub const fn cached_tokens(&self) -> u64 {

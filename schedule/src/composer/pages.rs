@@ -51,7 +51,8 @@ impl Core {
             .expect("room was made");
         step.copies.extend(copy);
         if active.swapped.is_empty() {
-            active.computed = cached;
+            let stands_at = std::mem::take(&mut active.stands_at).min(known - 1);
+            active.computed = cached.max(stands_at);
             self.cached_tokens += u64::from(cached);
         } else {
             for (host, &device) in active.swapped.drain(..).zip(sequence.pages()) {

@@ -1,6 +1,7 @@
 //! What happens to each request, as it happens.
 
 use super::{Distribution, Report, STALLS_S};
+use crate::Request;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Life {
@@ -11,6 +12,8 @@ struct Life {
     last_token_s: f64,
     longest_gap_s: f64,
     bubble_s: f64,
+    /// It went on where it stood.
+    standing: bool,
     finished: bool,
 }
 
@@ -23,6 +26,7 @@ pub struct Recorder {
     refused: usize,
     finished: usize,
     last_s: f64,
+    stopped: bool,
 }
 
 impl Recorder {
@@ -41,10 +45,18 @@ impl Recorder {
         self.finished + self.refused
     }
 
-    /// A request came, with so many tokens.
-    pub fn arrived(&mut self, request: usize, at_s: f64, prompt: u32) {
-        self.lives[request].arrived_s = at_s;
-        self.lives[request].prompt = prompt;
+    /// A request came, at a time.
+    pub fn arrived(&mut self, index: usize, at_s: f64, request: &Request) {
+        let life = &mut self.lives[index];
+        life.arrived_s = at_s;
+        life.standing = request.computed > 0;
+        life.prompt = request.prompt.len().saturating_sub(request.computed);
+    }
+
+    /// What comes later does not count: requests that have a token by then count as they are.
+    pub const fn stop(&mut self, at_s: f64) {
+        self.stopped = true;
+        self.last_s = at_s;
     }
 
     /// It was not taken.
@@ -81,22 +93,29 @@ impl Recorder {
     /// What that comes to. What is of steps and not of requests is for the caller to fill in.
     #[must_use]
     pub fn report(self) -> Report {
-        let done: Vec<_> = self.lives.iter().filter(|life| life.finished).collect();
-        let of = |value: fn(&Life) -> f64| {
-            Distribution::new(done.iter().map(|life| value(life) as f32).collect())
+        let lives = self.lives.iter();
+        let counted = |life: &&Life| life.finished || (self.stopped && life.generated > 0);
+        let counted: Vec<_> = lives.filter(counted).collect();
+        let of = |which: fn(&Life) -> bool, value: fn(&Life) -> f64| {
+            let lives = counted.iter().filter(|life| which(life));
+            Distribution::new(lives.map(|life| value(life) as f32).collect())
         };
         let stalled = STALLS_S.map(|bound| {
-            let stalled = done.iter().filter(|life| life.longest_gap_s > bound);
-            stalled.count() as f64 / done.len().max(1) as f64
+            let stalled = counted.iter().filter(|life| life.longest_gap_s > bound);
+            stalled.count() as f64 / counted.len().max(1) as f64
         });
-        let sum = |value: fn(&Life) -> u32| done.iter().map(|life| u64::from(value(life))).sum();
+        let sum = |value: fn(&Life) -> u32| counted.iter().map(|life| u64::from(value(life))).sum();
+        let came = |life: &Life| !life.standing;
         Report {
             finished: self.finished,
             refused: self.refused,
             makespan_s: self.last_s,
-            ttft: of(|life| life.first_token_s - life.arrived_s),
-            latency: of(|life| life.last_token_s - life.arrived_s),
-            bubble: of(|life| life.bubble_s),
+            ttft: of(came, |life| life.first_token_s - life.arrived_s),
+            latency: of(
+                |life| life.finished && !life.standing,
+                |life| life.last_token_s - life.arrived_s,
+            ),
+            bubble: of(|_| true, |life| life.bubble_s),
             tbt: Distribution::new(self.gaps),
             stalled,
             prompt_tokens: sum(|life| life.prompt),

@@ -27,8 +27,7 @@ impl Record {
     }
 
     pub fn submitted(&mut self, index: usize, arrival: &Arrival, id: Option<RequestId>) {
-        let prompt = arrival.request.prompt.len();
-        self.recorder.arrived(index, arrival.at_s, prompt);
+        self.recorder.arrived(index, arrival.at_s, &arrival.request);
         let Some(RequestId { slot, .. }) = id else {
             self.recorder.refused();
             return;
@@ -45,7 +44,11 @@ impl Record {
         self.computed_tokens += u64::from(step.tokens());
     }
 
-    fn index(&self, id: RequestId) -> usize {
+    pub const fn stop(&mut self, at_s: f64) {
+        self.recorder.stop(at_s);
+    }
+
+    pub fn index(&self, id: RequestId) -> usize {
         self.by_slot[id.slot as usize] as usize
     }
 

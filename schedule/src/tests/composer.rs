@@ -11,6 +11,23 @@ use super::*;
 use crate::policy::{DecodePriority, Orca, Sarathi, SarathiServe};
 use audit::Audit;
 
+#[test]
+fn a_request_goes_on_where_it_stood() {
+    let mut composer = Composer::new(Limits::default(), 100, 16, SarathiServe).unwrap();
+    let mut goes_on = Request::of_length(40, 3);
+    goes_on.computed = 39;
+    let mut begins = Request::new((0..50).collect(), 3);
+    begins.computed = 500;
+    for request in [goes_on, begins] {
+        composer.submit(request).unwrap();
+    }
+    let mut step = Step::default();
+    assert!(composer.compose(&mut step));
+    let firsts: Vec<_> = step.entries.iter().map(|e| (e.first, e.tokens)).collect();
+    // The last token of a prompt is always computed.
+    assert_eq!(firsts, [(39, 1), (49, 1)]);
+}
+
 /// Something that happens to a composer.
 #[derive(Clone, Debug)]
 enum Event {
@@ -51,6 +68,7 @@ fn request(prompt: u32, common: u32, new: u32, kind: u8, salt: u32) -> Request {
                 len: prompt,
             },
             max_new_tokens: new,
+            computed: 0,
         },
     }
 }

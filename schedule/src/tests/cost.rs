@@ -6,7 +6,7 @@ use crate::{
     chunk::{self, Expected},
     cost::Correction,
     policy::{Orca, SarathiServe},
-    sim::{AttentionSource, Simulation, simulate},
+    sim::{AttentionSource, Simulation, simulate, standing_at},
     trace::Trace,
 };
 use tandem_attn::{
@@ -169,6 +169,30 @@ fn composing_ahead_computes_the_same_and_lets_arrivals_wait_a_step() {
     assert_eq!(waiting.computed_tokens, ahead.computed_tokens);
     assert!(waiting.ttft.mean() < ahead.ttft.mean());
     assert!(ahead.ttft.mean() < waiting.ttft.mean() + 3.0 * waiting.tbt.mean());
+}
+
+#[test]
+fn a_window_of_a_trace_is_as_the_whole_has_it() {
+    let cost = cost();
+    let trace = Trace::uniform(400, 900, 60).with_poisson_arrivals(8.0, 3);
+    let limits = Limits {
+        step_tokens: 256,
+        ..Limits::default()
+    };
+    let simulation = || Simulation::new(&cost, limits, SarathiServe);
+    let whole = simulate(&trace, simulation()).unwrap();
+    let from = standing_at(&trace, simulation(), 20.0).unwrap();
+    let going_on = from.arrivals.iter().filter(|a| a.request.computed > 0);
+    assert!(going_on.count() > 2);
+    assert!(from.arrivals.is_sorted_by_key(|a| a.at_s));
+    let mut windowed = simulation();
+    windowed.until_s = Some(10.0);
+    let window = simulate(&from, windowed).unwrap();
+    assert_eq!(window.makespan_s, 10.0);
+    let per_s = whole.generated_tokens as f64 / whole.makespan_s;
+    assert!((window.generated_per_s() / per_s - 1.0).abs() < 0.15);
+    assert!((window.tbt.mean() / whole.tbt.mean() - 1.0).abs() < 0.25);
+    assert!(window.ttft.mean() < 2.0 * whole.ttft.mean());
 }
 
 #[test]

@@ -5,7 +5,7 @@ use tandem_engine::{
     calibrate::{Calibration, MeasuredStep, StepLengths},
 };
 
-use super::words;
+use super::short;
 use crate::{
     picture::{Anchor, SMALL, Svg, WIDTH, palette, text_width},
     table::digits,
@@ -40,8 +40,8 @@ fn is_drawn(step: &MeasuredStep) -> bool {
 pub(super) fn draw(title: &str, calibration: &Calibration) -> String {
     let mut svg = Svg::new(title);
     let mut top = svg.heading(&[
-        "parts timed one by one, kernel by kernel; a step as a whole, from a graph where it is of decodes alone, \
-         is written at its right",
+        "decodes × keys, and a chunk of a prompt with the keys up to its end; parts timed kernel by kernel, \
+         and at the right the time of the step as a whole, from a graph where it is of decodes alone",
     ]) + 10.0;
     let mut seen = Vec::new();
     let steps = calibration.steps.iter();
@@ -77,7 +77,7 @@ pub(super) fn draw(title: &str, calibration: &Calibration) -> String {
     );
     for (row, step) in steps.into_iter().enumerate() {
         let y = first + ROW * row as f64 + 6.0;
-        let name = words(step.lengths, step.pod);
+        let name = short(step);
         svg.text((LEFT - 12.0, y + 15.0), Anchor::End, SMALL, &name);
         let width = |seconds: f64| seconds / longest * CHART_W;
         svg.rect([LEFT, y, width(step.seconds), ROW - 12.0], BETWEEN, None);

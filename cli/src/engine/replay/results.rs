@@ -3,7 +3,7 @@
 use serde::Serialize;
 use tandem_engine::{
     Part,
-    calibrate::{Calibration, MeasuredStep},
+    calibrate::{Calibration, MeasuredStep, StepLengths},
     replay::Replay,
 };
 use tandem_schedule::{
@@ -12,16 +12,18 @@ use tandem_schedule::{
     trace::Trace,
 };
 
-use super::{predicted_ms, words};
+use super::{predicted_ms, short};
 use crate::{
+    backend::Ceilings,
     bench::serving::Args,
     serve_sim::table::{self, Line},
-    table::{Table, digits},
+    table::{Table, WIDTH, digits, scaled, wrap},
 };
 
 /// All that was measured.
 pub(super) struct Results<'a> {
     pub device: &'a str,
+    pub ceilings: Option<Ceilings>,
     pub cost: &'a CostModel,
     pub trace: &'a Trace,
     /// Requests in a second.
@@ -39,6 +41,8 @@ struct File<'a> {
     program: String,
     date: String,
     device: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ceilings: Option<Ceilings>,
     model: &'a str,
     /// As they were given.
     trace: String,
@@ -47,6 +51,8 @@ struct File<'a> {
     mean_generated_tokens: f64,
     capacity_per_s: f64,
     rate_per_s: Option<f64>,
+    start_s: Option<f64>,
+    window_s: Option<f64>,
     seed: u64,
     budget: u32,
     batch: u32,
@@ -69,22 +75,28 @@ struct Served<'a> {
 impl Results<'_> {
     pub(super) fn text(&self, args: &Args) -> String {
         let mut text = table::table(self.cost, self.trace, &self.reports());
-        text += &format!("\nmeasured on {}", self.device);
+        let mut line = format!("measured on {}", self.device);
         if let Some(rate) = self.rate {
-            text += &format!(
-                "; {} requests/s, {:.0} % of the {} that sarathi-serve can serve of the trace",
+            line += &format!(
+                ": {} requests/s, {:.0} % of the {} that sarathi-serve can serve of the trace",
                 digits(rate),
                 100.0 * rate / self.capacity,
                 digits(self.capacity),
             );
         }
-        text += "\n";
+        if let Some(window_s) = args.window {
+            line += &format!("; {window_s} s");
+        }
+        if let Some(start_s) = args.start {
+            line += &format!(" from second {start_s} on");
+        }
+        text += &format!("\n{}\n", wrap(&line, WIDTH, "  ").trim_end());
         for (replay, simulated) in self.served {
             let off = |of: fn(&Report) -> f64| {
                 100.0 * (of(simulated) / of(&replay.report).max(f64::MIN_POSITIVE) - 1.0)
             };
             text += &format!(
-                "{}: idle between steps {:.2} %; simulated beside measured: TTFT {:+.1} %, TBT {:+.1} %, tokens/s {:+.1} %\n",
+                "{}: idle {:.2} % of the time; simulated: TTFT {:+.1} %, TBT {:+.1} %, tokens/s {:+.1} %\n",
                 replay.report.policy,
                 100.0 * replay.idle(),
                 off(|report| report.ttft.mean()),
@@ -92,7 +104,7 @@ impl Results<'_> {
                 off(Report::tokens_per_s),
             );
         }
-        if args.parts.is_some() {
+        if !self.calibration.steps.is_empty() {
             text += "\n";
             text += &self.steps();
         }
@@ -102,7 +114,7 @@ impl Results<'_> {
     /// The steps of the calibration.
     fn steps(&self) -> String {
         let mut table = Table::new([
-            "step",
+            "decodes × keys + chunk",
             "ms",
             "simulated",
             "products",
@@ -110,6 +122,7 @@ impl Results<'_> {
             "logits",
             "sampling",
             "other",
+            "× bytes",
         ]);
         for (index, step) in self.calibration.steps.iter().enumerate() {
             let of = |part: Part| step.parts_s[part as usize];
@@ -128,11 +141,33 @@ impl Results<'_> {
                 sample,
                 other,
             ];
-            let name = words(step.lengths, step.pod);
+            let name = short(step);
             let cells = cells.map(|seconds| format!("{:.3}", 1e3 * seconds));
-            table.push(std::iter::once(name).chain(cells));
+            let bytes = match (self.ceilings, step.lengths.chunk) {
+                (Some(ceilings), 0) => {
+                    let bytes = self.decode_bytes(step.lengths) / ceilings.read_bytes_per_s;
+                    format!("{:.2}", step.seconds / bytes)
+                }
+                _ => String::new(),
+            };
+            table.push(std::iter::once(name).chain(cells).chain([bytes]));
         }
-        table.render()
+        let mut text = table.render();
+        if let Some(ceilings) = self.ceilings {
+            text += &format!(
+                "\n× bytes: over the time to read weights and caches once at {}, as measured in this run.\n",
+                scaled(ceilings.read_bytes_per_s, "B/s"),
+            );
+        }
+        text
+    }
+
+    /// What a step of decodes has to read.
+    fn decode_bytes(&self, lengths: StepLengths) -> f64 {
+        let model = self.cost.model();
+        let weights = u64::from(model.layers) * model.layer_weights() + model.head_weights();
+        let keys = u64::from(lengths.decodes) * u64::from(lengths.keys);
+        (2 * weights + keys * model.kv_bytes_per_token()) as f64
     }
 
     pub(super) fn json(&self, args: &Args) -> String {
@@ -156,6 +191,7 @@ impl Results<'_> {
             program: format!("tandem {}", env!("CARGO_PKG_VERSION")),
             date: humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
             device: self.device,
+            ceilings: self.ceilings,
             model: &self.cost.model().name,
             trace,
             requests: self.trace.arrivals.len(),
@@ -163,6 +199,8 @@ impl Results<'_> {
             mean_generated_tokens: generated,
             capacity_per_s: self.capacity,
             rate_per_s: self.rate,
+            start_s: args.start,
+            window_s: args.window,
             seed: args.seed,
             budget: args.budget,
             batch: args.batch,
