@@ -63,13 +63,13 @@ pub(crate) fn table(cost: &CostModel, trace: &Trace, reports: &[Report]) -> Stri
             }
         };
         let cells = [
-            digits(ttft.p50),
-            digits(ttft.p99),
+            seconds(ttft.p50),
+            seconds(ttft.p99),
             digits(1e3 * tbt.p50),
             digits(1e3 * tbt.p99),
             digits(1e3 * tbt.max),
-            digits(latency.p50),
-            digits(latency.p99),
+            seconds(latency.p50),
+            seconds(latency.p99),
             format!("{:.1}", 100.0 * report.stalled[0]),
             format!("{:.1}", 100.0 * report.stalled[1]),
             digits(report.tokens_per_s()),
@@ -89,6 +89,14 @@ pub(crate) fn table(cost: &CostModel, trace: &Trace, reports: &[Report]) -> Stri
         text.push('\n');
     }
     text
+}
+
+/// Seconds with milliseconds as the least.
+fn seconds(value: f64) -> String {
+    match value {
+        ..0.0995 => format!("{value:.3}"),
+        _ => digits(value),
+    }
 }
 
 /// What has no column.

@@ -123,7 +123,8 @@ pub fn simulate_with(
     }
     let mut report = engine.report();
     if until_s.is_some() {
-        report.stuck = 0;
+        // The last step may end later.
+        (report.stuck, report.busy) = (0, report.busy.min(1.0));
     }
     Ok(report)
 }

@@ -95,14 +95,15 @@ impl Results<'_> {
             let off = |of: fn(&Report) -> f64| {
                 100.0 * (of(simulated) / of(&replay.report).max(f64::MIN_POSITIVE) - 1.0)
             };
-            text += &format!(
-                "{}: idle {:.2} % of the time; simulated: TTFT {:+.1} %, TBT {:+.1} %, tokens/s {:+.1} %\n",
+            let line = format!(
+                "{}: idle {:.2} % of the time; simulated: TTFT {:+.1} %, TBT {:+.1} %, tokens/s {:+.1} %",
                 replay.report.policy,
                 100.0 * replay.idle(),
                 off(|report| report.ttft.mean()),
                 off(|report| report.tbt.mean()),
                 off(Report::tokens_per_s),
             );
+            text += &format!("{}\n", wrap(&line, WIDTH, "  "));
         }
         if !self.calibration.steps.is_empty() {
             text += "\n";
