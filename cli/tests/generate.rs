@@ -209,7 +209,10 @@ fn a_trace_is_replayed_beside_its_simulation() {
             &["--prompt", "20", "--prefix", "30"],
             "--prefix 30 is more than the 20",
         ),
-        (&["--prompt", "3000", "--requests", "3"], "no request finished"),
+        (
+            &["--prompt", "3000", "--requests", "3"],
+            "no request finished",
+        ),
     ] {
         let said = serve(wrong);
         assert!(

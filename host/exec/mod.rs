@@ -1,10 +1,14 @@
-//! Running things: on threads of the CPU, or on an NVIDIA GPU (feature `cuda`).
+//! Running things: on threads of the CPU, on an NVIDIA GPU (feature `cuda`), or on an emulated one (`emulator`).
 
 pub mod cpu;
+#[cfg(feature = "emulator")]
+pub mod emulated;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 
 pub use cpu::Cpu;
+#[cfg(feature = "emulator")]
+pub use emulated::Emulated;
 
 /// Whether merging takes partial states of these heads; the same rule on the CPU and on GPUs.
 pub(crate) fn check_merged_heads(q_heads: usize, head_dim: usize) -> Result<(), crate::Error> {

@@ -5,7 +5,7 @@
         family: "decode_wgmma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            9813656,
+            9813704,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
@@ -17,11 +17,11 @@
         family: "prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            16701728,
+            16713102,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
-            7001552,
+            7008720,
         )),
     },
     Module {
@@ -29,11 +29,35 @@
         family: "decode_mma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.ptx.zst"),
-            12360430,
+            12380716,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.cubin.zst"),
-            5382680,
+            5391896,
+        )),
+    },
+    Module {
+        arch: "sm_90a",
+        family: "variants",
+        ptx: Image::zstd(
+            include_bytes!("../data/sm_90a.variants.ptx.zst"),
+            7343713,
+        ),
+        cubin: Some(Image::zstd(
+            include_bytes!("../data/sm_90a.variants.cubin.zst"),
+            3264368,
+        )),
+    },
+    Module {
+        arch: "sm_80",
+        family: "variants",
+        ptx: Image::zstd(
+            include_bytes!("../data/sm_80.variants.ptx.zst"),
+            1566701,
+        ),
+        cubin: Some(Image::zstd(
+            include_bytes!("../data/sm_80.variants.cubin.zst"),
+            634784,
         )),
     },
     Module {

@@ -3,11 +3,13 @@
 mod axis;
 pub(crate) mod palette;
 mod plan;
+mod ranks;
 mod roofline;
 mod text;
 
 pub use plan::draw as plan;
 pub(crate) use plan::processors;
+pub use ranks::draw as ranks;
 pub use roofline::{draw as roofline, points};
 pub(crate) use text::{lines, text_width};
 

@@ -11,7 +11,7 @@ use crate::{
     tensor::{Element, ShapeError, Slice, TensorMut, TensorRef},
 };
 
-pub(super) fn check<Q: Element, T: Element, O: Element>(
+pub(in crate::exec) fn check<Q: Element, T: Element, O: Element>(
     plan: &Plan,
     q: &[Q],
     kv: &[KvView<'_, T>],

@@ -22,11 +22,20 @@ const CANDIDATES: [&str; 4] = [
 #[cfg(windows)]
 const CANDIDATES: [&str; 1] = ["nvcuda.dll"];
 
-/// The opened driver library.
+/// Finds functions of a driver by name.
+pub type Lookup = fn(&CStr) -> Option<NonNull<c_void>>;
+
+#[derive(Debug)]
+enum Source {
+    Library(Library),
+    Program(Lookup),
+}
+
+/// The opened driver library, or what stands in for it.
 #[derive(Debug)]
 pub struct Driver {
     name: String,
-    library: Library,
+    source: Source,
 }
 
 impl Driver {
@@ -39,7 +48,10 @@ impl Driver {
     /// Address of a function of the driver; `None` where this driver does not have it.
     #[must_use]
     pub fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
-        self.library.symbol(name)
+        match &self.source {
+            Source::Library(library) => library.symbol(name),
+            Source::Program(lookup) => lookup(name),
+        }
     }
 }
 
@@ -66,12 +78,34 @@ impl fmt::Display for NoDriver {
 
 impl std::error::Error for NoDriver {}
 
+static DRIVER: OnceLock<Result<Driver, NoDriver>> = OnceLock::new();
+
+/// Has functions of the program itself stand in for a driver. Only before anything asked for one, or where the same
+/// stand in already.
+///
+/// # Errors
+/// What is in use instead: a driver, or [`NoDriver`] where none was found.
+pub fn stand_in(
+    name: &str,
+    lookup: Lookup,
+) -> Result<(), Result<&'static Driver, &'static NoDriver>> {
+    let stands_in = DRIVER.get_or_init(|| {
+        Ok(Driver {
+            name: name.to_owned(),
+            source: Source::Program(lookup),
+        })
+    });
+    match stands_in {
+        Ok(driver) if driver.name == name => Ok(()),
+        other => Err(other.as_ref()),
+    }
+}
+
 /// The driver library, opened on the first call; the answer never changes afterwards.
 ///
 /// # Errors
 /// [`NoDriver`] where no file of the search could be opened.
 pub fn driver() -> Result<&'static Driver, &'static NoDriver> {
-    static DRIVER: OnceLock<Result<Driver, NoDriver>> = OnceLock::new();
     DRIVER
         .get_or_init(|| match std::env::var_os(OVERRIDE) {
             Some(file) => open([file]),
@@ -95,7 +129,10 @@ fn open<const N: usize>(candidates: [OsString; N]) -> Result<Driver, NoDriver> {
         let name = file.to_string_lossy().into_owned();
         // SAFETY: opening the driver runs its initialisers, which every CUDA program does at start.
         match unsafe { Library::open(&file) } {
-            Ok(library) => return Ok(Driver { name, library }),
+            Ok(library) => {
+                let source = Source::Library(library);
+                return Ok(Driver { name, source });
+            }
             Err(said) => {
                 if searched.is_empty() {
                     reason = said;

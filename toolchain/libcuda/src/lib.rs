@@ -24,7 +24,7 @@ mod functions;
 mod library;
 mod types;
 
-pub use driver::{Driver, NoDriver, driver, symbol};
+pub use driver::{Driver, Lookup, NoDriver, driver, stand_in, symbol};
 pub use functions::*;
 pub use library::Library;
 pub use types::*;

@@ -20,6 +20,8 @@ pub struct Named {
     pub everybody: bool,
     pub arrived: u32,
     pub warps: u32,
+    /// Who arrived last: instruction and warp.
+    pub last: (usize, usize),
     pub clock: Shared,
     pub vote: bool,
     /// What those that wait learn, by generation, and the result of the vote.

@@ -523,7 +523,7 @@ impl Grid<'_> {
         let resident = self.residents.remove(at);
         self.run
             .after_end(&resident.block)
-            .map_err(|fault| self.report(None, *fault))
+            .map_err(|(place, fault)| self.report(Some(place), *fault))
     }
 
     /// All warps that have not ended, and what they wait for.

@@ -5,9 +5,11 @@ use crate::{common::cache, has};
 
 /// The kernels, each of them for each 16-bit float of queries and outputs:
 /// `decode_<rows>x<keys>_d<head dimension>_<element>[_e4m3][_cap]`. (A flag `tok` is for scales of each token.)
-macro_rules! table {
-    ($as:ident $then:ident) => {
-        $crate::common::half::each_half! { $as $then {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! decode_mma_table {
+    ($as:ident $then:ident $($arguments:tt)?) => {
+        $crate::each_half! { $as $then $($arguments)? {
             // Rows × keys, head dimension, flags.
              8 x 32,  64, [];
             16 x 32,  64, [];
@@ -36,9 +38,6 @@ macro_rules! table {
         }}
     };
 }
-#[cfg(target_arch = "nvptx64")]
-pub(super) use table;
-
 #[cfg(not(target_arch = "nvptx64"))]
 mod rows {
     use super::{super::layout::KEYS, of_flags, shape};
@@ -66,8 +65,8 @@ mod rows {
         };
     }
 
-    /// See the macro `table`.
-    pub const ROWS: &[&[KernelInfo]] = table!(list rows);
+    /// See the macro `decode_mma_table`.
+    pub const ROWS: &[&[KernelInfo]] = crate::decode_mma_table!(list rows);
 
     const fn row(name: &'static str, rows: u32, keys: u32, dim: u32, cache: u32) -> KernelInfo {
         assert!(keys == KEYS, "all have chunks of one size");

@@ -13,7 +13,7 @@
 #[cfg(target_arch = "nvptx64")]
 mod combine;
 mod config;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(all(target_arch = "nvptx64", feature = "decode_mma"))]
 mod entries;
 pub mod layout;
 #[cfg(target_arch = "nvptx64")]
@@ -27,10 +27,15 @@ mod open;
 #[cfg(target_arch = "nvptx64")]
 mod queries;
 #[cfg(target_arch = "nvptx64")]
+mod roles;
+#[cfg(target_arch = "nvptx64")]
 mod scheduler;
 #[cfg(target_arch = "nvptx64")]
 mod unit;
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use config::ROWS;
-pub use config::{Shape, shape};
+pub use config::{Shape, producers, shape, warps};
+#[cfg(target_arch = "nvptx64")]
+#[doc(hidden)]
+pub use roles::run;

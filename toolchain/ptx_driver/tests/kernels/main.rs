@@ -9,11 +9,13 @@ mod common;
 #[allow(dead_code)]
 mod problem;
 
-mod entries;
+#[path = "../../../../tests/launches/mod.rs"]
+mod launches;
+
 mod faults;
 mod scenarios;
 
-use std::{path::PathBuf, process::Command};
+use std::{collections::BTreeSet, path::PathBuf, process::Command};
 
 const CHILD: &str = "PTX_DRIVER_CHILD";
 
@@ -65,17 +67,31 @@ fn all_scenarios(test: &str, settings: &str) {
     }
 }
 
-/// Launches every kernel that plans have, on a driver of these settings.
+/// Launches every entry of the static report, the modules of each architecture on a GPU of their own.
 fn all_entries(test: &str, settings: &str) {
-    let Some(text) = child(test, settings) else {
-        entries::run_all(&scenarios::emulated());
-        return;
-    };
-    let launched = |kernel: &str| text.contains(&format!("tandem: {kernel} on stream "));
-    let missing: Vec<_> = entries::expected()
-        .filter(|kernel| !launched(kernel))
-        .collect();
-    assert!(missing.is_empty(), "not launched: {missing:#?}");
+    for (arch, compute) in [("sm_90a", 90), ("sm_80", 80)] {
+        let Some(text) = child(test, &format!("log=1 compute={compute} {settings}")) else {
+            let gpu = scenarios::emulated();
+            for row in launches::entries(&gpu) {
+                launches::run(&gpu, row, 0, true)
+                    .unwrap_or_else(|text| panic!("{}: {text}", row.name));
+            }
+            return;
+        };
+        let launched: BTreeSet<&str> = text
+            .lines()
+            .filter_map(|line| line.split_once(": [").map(|(kernel, _)| kernel))
+            .collect();
+        let report = include_str!("../../../../kernels-gpu/static-report.txt");
+        let words = report.lines().map(|line| line.split_whitespace());
+        let entries: BTreeSet<&str> = words
+            .filter_map(|mut words| (words.next() == Some(arch)).then(|| words.next())?)
+            .collect();
+        assert!(!entries.is_empty(), "no entry of {arch} in the report");
+        let missing: Vec<_> = entries.difference(&launched).collect();
+        assert!(missing.is_empty(), "{arch}: not launched: {missing:#?}");
+        println!("{arch}: {} entries launched, {settings}", entries.len());
+    }
 }
 
 #[test]

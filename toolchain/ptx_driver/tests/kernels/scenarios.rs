@@ -1,17 +1,12 @@
 //! Small batches that bring each family of kernels to run.
 
-use half::bf16;
 use tandem_attn::{
-    exec::gpu::{Arch, Gpu, WorkspaceOptions},
-    plan::{Bound, DeviceDescription, MergeMode, PlanOptions, Planner, SplitMode, pod::PodMode},
-    problem::{KvLayout, Spec, Variant},
-    tensor::Element,
+    exec::gpu::{Arch, Gpu},
+    plan::{MergeMode, PlanOptions, SplitMode, pod::PodMode},
+    problem::{Dtype, KvLayout, Spec},
 };
 
-use crate::{
-    common::{Stream, problems::Tensors},
-    problem::{OnDevice, Request, batch_of, check_results},
-};
+use crate::launches::{self, attention::Planned};
 
 /// A batch, and how it is planned.
 #[derive(Clone)]
@@ -63,8 +58,22 @@ fn options(split: SplitMode, merge_mode: MergeMode, pod: PodMode) -> PlanOptions
 const DECODES: &[(u32, u32)] = &[(70, 1), (33, 1), (1, 1)];
 /// More keys than a ring of stages holds.
 const LONG: &[(u32, u32)] = &[(2100, 1), (33, 1), (1, 1)];
+/// More units than a CTA announces ahead, and each with more keys than are loaded ahead.
+const MANY: &[(u32, u32)] = &[
+    (300, 1),
+    (290, 1),
+    (280, 1),
+    (270, 1),
+    (310, 1),
+    (260, 1),
+    (2100, 1),
+    (40, 1),
+];
 const CHUNK: &[(u32, u32)] = &[(150, 70)];
+/// More tiles than CTAs.
+const CHUNKS: &[(u32, u32)] = &[(300, 200), (280, 150), (70, 70)];
 const LATENT: &[(u32, u32)] = &[(200, 1), (64, 1), (129, 1), (3, 1)];
+const LATENTS: &[(u32, u32)] = &[(300, 1), (164, 1), (229, 1), (3, 1), (500, 1)];
 const NEW_TOKENS: &[(u32, u32)] = &[(150, 4), (70, 2)];
 const HYBRID: &[(u32, u32)] = &[(130, 64), (40, 1), (90, 1)];
 
@@ -109,6 +118,25 @@ pub fn scenarios() -> Vec<Scenario> {
             options: options(cut, MergeMode::Kernel, serial),
             ..latent("latent, cut", 16, 16, LATENT)
         },
+        latent("latent, many units", 64, 64, LATENTS),
+        Scenario {
+            kv_heads: 2,
+            ..scenario("decode, many units", 4, 64, MANY)
+        },
+        Scenario {
+            kv_heads: 2,
+            ..scenario("decode, many units of 64 rows", 40, 64, MANY)
+        },
+        Scenario {
+            page: 3,
+            kv_heads: 2,
+            ..scenario("decode, many units on odd pages", 4, 64, MANY)
+        },
+        scenario("prefill, many tiles", 2, 64, CHUNKS),
+        Scenario {
+            arch: Some(Arch::Sm80),
+            ..scenario("prefill, many tiles, Ampere", 2, 64, CHUNKS)
+        },
         scenario("prefill, 64", 2, 64, CHUNK),
         scenario("prefill, 128", 2, 128, CHUNK),
         scenario("prefill, 256", 1, 256, CHUNK),
@@ -151,7 +179,7 @@ pub const EXPECTED: &[&str] = &[
     "sm80_prefill_128x128_d64_bf16",
 ];
 
-/// A scenario, run twice; `Err` is what the results lack.
+/// A scenario; `Err` is what the results lack.
 pub fn run(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
     let mut spec = Spec::new(
         scenario.kv_heads * scenario.group,
@@ -162,75 +190,20 @@ pub fn run(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
         spec = Spec::latent(scenario.group, 512, 64);
     }
     if let Some(cap) = scenario.soft_cap {
-        let mut variant = Variant::CAUSAL;
-        variant.soft_cap = Some(cap);
-        spec.variant = variant;
+        spec = spec.with_soft_cap(cap);
     }
     let planned = Planned {
-        spec,
-        requests: scenario.requests,
+        spec: spec.with_dtype(Dtype::BF16),
+        requests: scenario.requests.to_vec(),
         device: gpu.device(),
         options: scenario.options,
         trees: false,
         arch: scenario.arch,
         page: scenario.page,
+        layout: KvLayout::Nhd,
+        seed: 0,
     };
-    run_on_pages::<bf16>(gpu, &planned)
-}
-
-/// A batch, its heads, and what the planner is told.
-pub struct Planned {
-    pub spec: Spec,
-    /// Keys and queries of each request.
-    pub requests: &'static [(u32, u32)],
-    pub device: DeviceDescription,
-    pub options: PlanOptions,
-    /// Query tokens see but some of the last keys.
-    pub trees: bool,
-    pub arch: Option<Arch>,
-    /// Tokens of a page.
-    pub page: u32,
-}
-
-/// Plans and runs; `Err` is what the results lack.
-pub fn run_planned<T: Element>(gpu: &Gpu, planned: &Planned) -> Result<(), String> {
-    run_on_pages::<T>(gpu, planned)
-}
-
-fn run_on_pages<T: Element>(gpu: &Gpu, planned: &Planned) -> Result<(), String> {
-    let spec = planned.spec;
-    let requests: Vec<Request> = planned
-        .requests
-        .iter()
-        .map(|&(own, queries)| Request {
-            parent: 0,
-            shared: 0,
-            own,
-            queries,
-        })
-        .collect();
-    let mut batch = batch_of(&requests, planned.page, 3);
-    if planned.trees {
-        // Each sees its own key, and of those before it every other one, or two of three.
-        let some = |token: u32| [0x5555_5555_5555_5555, 0xb6db_6db6_db6d_b6db][token as usize % 2];
-        let ancestors = (0..batch.total_q()).map(some).collect();
-        batch = batch.with_ancestors(ancestors);
-    }
-    let plan = Planner::new()
-        .plan(&spec, &batch, &planned.device, &planned.options)
-        .map_err(|error| error.to_string())?;
-    let mut options = WorkspaceOptions::default();
-    options.arch = planned.arch;
-    let mut workspace = gpu
-        .workspace(&spec, &Bound::of(&plan), options)
-        .map_err(|error| error.to_string())?;
-    let tensors = Tensors::<T, T>::random(&spec, &batch, KvLayout::Nhd, 5);
-    let device = OnDevice::new(&spec, &batch, &tensors);
-    let stream = Stream::new();
-    // SAFETY: the stream is ours.
-    unsafe { workspace.upload(&plan, stream.0) }.map_err(|error| error.to_string())?;
-    let result = device.run(gpu, &mut workspace, &stream);
-    check_results(&spec, &batch, &tensors, &result)
+    launches::attention::run(gpu, &planned, true).map(|_| ())
 }
 
 pub fn emulated() -> Gpu {

@@ -9,7 +9,7 @@ use crate::{
     block::{Block, Mbarrier},
     clock::{MEMBERS, Shared, join},
     op::{Address, Op, Row, Space},
-    report::{Fault, Step},
+    report::{Fault, Place, Step},
     shadow::MAX_BARRIERS,
     warp::{FENCE_BARRIER, FENCE_GLOBAL, FENCE_SHARED, FenceMark, Wait, Warp, members},
 };
@@ -185,6 +185,7 @@ impl Run<'_> {
             )));
         }
         barrier.warps |= 1 << warp.index;
+        barrier.last = (self.pc, warp.index);
         barrier.arrived += MEMBERS as u32;
         barrier.vote |= voted;
         join(&mut barrier.clock, &clock);
@@ -545,16 +546,19 @@ impl Run<'_> {
     }
 
     /// What a block leaves behind when all its threads have ended and all its copies are there.
-    pub fn after_end(&self, block: &Block) -> Step {
+    pub fn after_end(&self, block: &Block) -> Result<(), (Place, Box<Fault>)> {
         if let Some(id) = block.named.iter().position(|barrier| barrier.arrived != 0) {
+            let barrier = &block.named[id];
             let what = format!(
                 "the block ends when {} of {} threads are there",
-                block.named[id].arrived, block.named[id].expected
+                barrier.arrived, barrier.expected
             );
-            return Err(Box::new(Fault::Barrier {
-                id: id as u32,
-                what,
-            }));
+            let (instruction, warp) = barrier.last;
+            let id = id as u32;
+            return Err((
+                self.place(instruction, block.id, format!("warp {warp}")),
+                Box::new(Fault::Barrier { id, what }),
+            ));
         }
         if let Some(barrier) = block
             .barriers
@@ -565,10 +569,12 @@ impl Run<'_> {
                 "the block ends when {} bytes are expected, less those that came",
                 barrier.bytes
             );
-            return Err(Box::new(Fault::Mbarrier {
-                address: format!("{:#x}", barrier.address),
-                what,
-            }));
+            let who = format!("warp {} lane {}", barrier.by_warp, barrier.by_lane);
+            let address = format!("{:#x}", barrier.address);
+            return Err((
+                self.place(barrier.instruction, block.id, who),
+                Box::new(Fault::Mbarrier { address, what }),
+            ));
         }
         Ok(())
     }

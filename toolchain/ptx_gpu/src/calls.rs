@@ -31,8 +31,7 @@ fn handle(number: usize) -> *mut c_void {
 
 macro_rules! succeed {
     ($($name:ident($($type:ty),*);)*) => {$(
-        #[unsafe(no_mangle)]
-        pub extern "C" fn $name($(_: $type),*) -> Code {
+                pub extern "C" fn $name($(_: $type),*) -> Code {
             SUCCESS
         }
     )*};
@@ -57,23 +56,24 @@ fn state() -> Code {
     if gpu().failed { LAUNCH_FAILED } else { SUCCESS }
 }
 
-#[unsafe(no_mangle)]
 pub extern "C" fn cuStreamSynchronize(_: *mut c_void) -> Code {
     state()
 }
 
 /// Not a driver function: what failed is forgotten, and the next launch runs.
-#[unsafe(no_mangle)]
 pub extern "C" fn ptx_driver_forget_failure() {
     gpu().failed = false;
 }
 
-#[unsafe(no_mangle)]
+/// Not a driver function: launches until now.
+pub extern "C" fn ptx_driver_launches() -> u64 {
+    gpu().launches
+}
+
 pub extern "C" fn cuCtxSynchronize() -> Code {
     state()
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetErrorName(code: Code, text: *mut *const c_char) -> Code {
     let name = match code {
         INVALID_VALUE => c"CUDA_ERROR_INVALID_VALUE",
@@ -88,7 +88,6 @@ pub unsafe extern "C" fn cuGetErrorName(code: Code, text: *mut *const c_char) ->
     SUCCESS
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetErrorString(code: Code, text: *mut *const c_char) -> Code {
     let failure = gpu().failure.clone().filter(|_| code == LAUNCH_FAILED);
     let said: &'static CStr = match failure {
@@ -101,28 +100,24 @@ pub unsafe extern "C" fn cuGetErrorString(code: Code, text: *mut *const c_char) 
     SUCCESS
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> Code {
     // SAFETY: a place for an integer.
     unsafe { *version = 13_000 };
     SUCCESS
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> Code {
     // SAFETY: a place for an integer.
     unsafe { *count = 1 };
     SUCCESS
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> Code {
     // SAFETY: a place for an integer.
     unsafe { *device = ordinal };
     SUCCESS
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, length: c_int, _: c_int) -> Code {
     let text = c"Emulated GPU".to_bytes_with_nul();
     if (length as usize) < text.len() {
@@ -133,7 +128,6 @@ pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, length: c_int, _: c_
     SUCCESS
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_uint, _: c_int) -> Code {
     let settings = gpu().settings.clone();
     let found = match which {
@@ -155,27 +149,23 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_uint, 
     SUCCESS
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, _: c_int) -> Code {
     // SAFETY: a place for a handle.
     unsafe { *context = handle(CONTEXT) };
     SUCCESS
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut *mut c_void) -> Code {
     // SAFETY: a place for a handle.
     unsafe { *context = CURRENT.load(Ordering::SeqCst) };
     SUCCESS
 }
 
-#[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> Code {
     CURRENT.store(context, Ordering::SeqCst);
     SUCCESS
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleLoadDataEx(
     module: *mut *mut c_void,
     image: *const c_char,
@@ -199,12 +189,15 @@ pub unsafe extern "C" fn cuModuleLoadDataEx(
             SUCCESS
         }
         Err(error) => {
-            // SAFETY: so many options.
-            let (keys, values) = unsafe {
-                (
-                    std::slice::from_raw_parts(keys, count as usize),
-                    std::slice::from_raw_parts(values, count as usize),
-                )
+            let (keys, values): (&[c_uint], &[*mut c_void]) = match count {
+                0 => (&[], &[]),
+                // SAFETY: so many options.
+                _ => unsafe {
+                    (
+                        std::slice::from_raw_parts(keys, count as usize),
+                        std::slice::from_raw_parts(values, count as usize),
+                    )
+                },
             };
             let option = |key| {
                 keys.iter()
@@ -226,13 +219,11 @@ pub unsafe extern "C" fn cuModuleLoadDataEx(
     }
 }
 
-#[unsafe(no_mangle)]
 pub extern "C" fn cuModuleUnload(module: *mut c_void) -> Code {
     gpu().modules.remove(&module.addr());
     SUCCESS
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleGetFunction(
     function: *mut *mut c_void,
     module: *mut c_void,
@@ -263,7 +254,6 @@ pub unsafe extern "C" fn cuModuleGetFunction(
     SUCCESS
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFuncGetAttribute(
     value: *mut c_int,
     which: c_uint,
@@ -283,7 +273,6 @@ pub unsafe extern "C" fn cuFuncGetAttribute(
     SUCCESS
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
     blocks: *mut c_int,
     function: *mut c_void,
@@ -341,7 +330,6 @@ unsafe fn launch(
     )
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuLaunchKernel(
     function: *mut c_void,
     gx: c_uint,
@@ -384,7 +372,6 @@ pub struct Config {
     count: c_uint,
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuLaunchKernelEx(
     config: *const Config,
     function: *mut c_void,
@@ -418,14 +405,12 @@ pub unsafe extern "C" fn cuLaunchKernelEx(
     unsafe { launch(function, config.stream, parameters, made) }
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> Code {
     // SAFETY: a place for an address.
     unsafe { *address = gpu().memory.allocate(bytes) };
     SUCCESS
 }
 
-#[unsafe(no_mangle)]
 pub extern "C" fn cuMemFree_v2(address: u64) -> Code {
     if address == 0 || gpu().memory.free(address) {
         SUCCESS
@@ -435,7 +420,6 @@ pub extern "C" fn cuMemFree_v2(address: u64) -> Code {
 }
 
 /// Given back by [`cuMemFreeHost`]; the bytes before it say how many there are.
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemHostAlloc(
     address: *mut *mut c_void,
     bytes: usize,
@@ -449,7 +433,6 @@ pub unsafe extern "C" fn cuMemHostAlloc(
     SUCCESS
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemFreeHost(address: *mut c_void) -> Code {
     // SAFETY: made by `cuMemHostAlloc`.
     unsafe {
@@ -470,12 +453,10 @@ fn fill(target: u64, pattern: &[u8], count: usize, stream: *mut c_void) -> Code 
     )
 }
 
-#[unsafe(no_mangle)]
 pub extern "C" fn cuMemsetD8_v2(target: u64, value: u8, count: usize) -> Code {
     fill(target, &[value], count, ptr::null_mut())
 }
 
-#[unsafe(no_mangle)]
 pub extern "C" fn cuMemsetD8Async(
     target: u64,
     value: u8,
@@ -485,7 +466,6 @@ pub extern "C" fn cuMemsetD8Async(
     fill(target, &[value], count, stream)
 }
 
-#[unsafe(no_mangle)]
 pub extern "C" fn cuMemsetD32Async(
     target: u64,
     value: u32,
@@ -495,7 +475,6 @@ pub extern "C" fn cuMemsetD32Async(
     fill(target, &value.to_le_bytes(), count, stream)
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
     target: u64,
     source: *const c_void,
@@ -507,13 +486,11 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
     gpu().put(stream.addr(), Work::Write { target, bytes })
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyHtoD_v2(target: u64, source: *const c_void, bytes: usize) -> Code {
     // SAFETY: the caller's promise.
     unsafe { cuMemcpyHtoDAsync_v2(target, source, bytes, ptr::null_mut()) }
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoH_v2(target: *mut c_void, source: u64, bytes: usize) -> Code {
     let mut gpu = gpu();
     if gpu.failed {
@@ -527,7 +504,6 @@ pub unsafe extern "C" fn cuMemcpyDtoH_v2(target: *mut c_void, source: u64, bytes
     SUCCESS
 }
 
-#[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyDtoDAsync_v2(
     target: u64,
     source: u64,
@@ -544,27 +520,23 @@ pub extern "C" fn cuMemcpyDtoDAsync_v2(
     )
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, _: c_uint) -> Code {
     // SAFETY: a place for a handle.
     unsafe { *stream = handle(gpu().handle()) };
     SUCCESS
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventCreate(event: *mut *mut c_void, _: c_uint) -> Code {
     // SAFETY: a place for a handle.
     unsafe { *event = handle(gpu().handle()) };
     SUCCESS
 }
 
-#[unsafe(no_mangle)]
 pub extern "C" fn cuStreamBeginCapture_v2(stream: *mut c_void, _: c_uint) -> Code {
     gpu().captures.insert(stream.addr(), Vec::new());
     SUCCESS
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamEndCapture(stream: *mut c_void, graph: *mut *mut c_void) -> Code {
     let mut gpu = gpu();
     let Some(captured) = gpu.captures.remove(&stream.addr()) else {
@@ -577,7 +549,6 @@ pub unsafe extern "C" fn cuStreamEndCapture(stream: *mut c_void, graph: *mut *mu
     SUCCESS
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
     made: *mut *mut c_void,
     graph: *mut c_void,
@@ -588,7 +559,6 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
     SUCCESS
 }
 
-#[unsafe(no_mangle)]
 pub extern "C" fn cuGraphLaunch(graph: *mut c_void, stream: *mut c_void) -> Code {
     let mut gpu = gpu();
     let Some(work) = gpu.graphs.get(&graph.addr()).cloned() else {
@@ -600,7 +570,6 @@ pub extern "C" fn cuGraphLaunch(graph: *mut c_void, stream: *mut c_void) -> Code
         .unwrap_or(SUCCESS)
 }
 
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuTensorMapEncodeTiled(
     map: *mut u64,
     data_type: c_uint,

@@ -5,12 +5,31 @@ use ptx_run::Schedule;
 /// The GPU that is played, and in which order things happen on it.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// Compute capability: 80 or 90.
     pub compute: i32,
+    /// Multiprocessors.
     pub multiprocessors: u32,
+    /// In which order the warps of a launch go, from the launch's seed.
     pub schedule: fn(u64) -> Schedule,
+    /// Of the first launch; the next ones count on.
     pub seed: u64,
+    /// A line for each launch on standard error.
     pub log: bool,
+    /// Millions of warp instructions that a launch may take.
     pub limit: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            compute: 90,
+            multiprocessors: 2,
+            schedule: Schedule::Random,
+            seed: 0,
+            log: false,
+            limit: 1_000,
+        }
+    }
 }
 
 impl Settings {
@@ -19,14 +38,7 @@ impl Settings {
     /// # Panics
     /// If it says something that is not known: a setting that is ignored would be worse.
     pub fn read() -> Self {
-        let mut settings = Self {
-            compute: 90,
-            multiprocessors: 2,
-            schedule: Schedule::Random,
-            seed: 0,
-            log: false,
-            limit: 1_000,
-        };
+        let mut settings = Self::default();
         let text = std::env::var("PTX_DRIVER").unwrap_or_default();
         for pair in text.split_whitespace() {
             let known = pair

@@ -1,0 +1,265 @@
+//! On an emulated GPU: the kernels' PTX, run on the CPU in an order that is chosen, with races, missing fences, reads
+//! of unwritten memory and deadlocks as errors of the run.
+//!
+//! It stands in for the CUDA driver of the whole process, so all of [`exec::gpu`](super::gpu) runs on it, too:
+//! [`Emulated::gpu`] is a [`Gpu`] as any other. It is for tests and for whoever writes kernels. Times on it mean
+//! nothing.
+//!
+//! ```
+//! use tandem_attn::{
+//!     exec::emulated::{Emulated, Schedule, Settings},
+//!     kv::KvView,
+//!     plan::{PlanOptions, Planner},
+//!     problem::{Batch, KvLayout, PageTable, Spec},
+//! };
+//! use half::bf16;
+//!
+//! let late = Settings { schedule: Schedule::Late, seed: 7, ..Settings::default() };
+//! let (emulated, spec) = (Emulated::new(late)?, Spec::new(4, 1, 64));
+//! let mut table = PageTable::new(16, 1);
+//! table.push(&[0], 3);
+//! let batch = Batch::new(vec![0, 1], table);
+//! let plan = Planner::new().plan(&spec, &batch, &emulated.device(), &PlanOptions::default())?;
+//!
+//! let (q, pool) = ([bf16::ONE; 256], [bf16::ONE; 16 * 64]);
+//! let kv = KvView::new(&spec, KvLayout::Nhd, 16, &pool, &pool);
+//! let mut out = [bf16::ZERO; 256];
+//! emulated.run(&plan, &q, &[kv], &mut out, None)?;
+//! assert_eq!(out, [bf16::ONE; 256]);
+//! # Ok::<(), tandem_attn::Error>(())
+//! ```
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bytemuck::Pod;
+pub use ptx_gpu::{Settings, ptx_run::Schedule};
+
+use super::{
+    cpu::check,
+    gpu::{
+        self, Arch, DeviceArray, DeviceBuffer, DeviceTensor, Gpu, KvPool, RunTensors,
+        WorkspaceOptions,
+    },
+};
+use crate::{
+    Error,
+    kv::{KvScales, KvView},
+    plan::{Bound, DeviceDescription, Plan},
+    problem::{Dtype, KvLayout},
+    tensor::{Element, HeadTensors},
+};
+
+/// Under which the stand-in is known.
+const NAME: &str = "the emulator";
+
+/// Runs of a process take turns: the emulated GPU is one.
+static TURNS: Mutex<()> = Mutex::new(());
+
+/// The emulated GPU of the process.
+#[derive(Debug)]
+pub struct Emulated {
+    gpu: Gpu,
+    settings: Settings,
+    arch: Option<Arch>,
+}
+
+impl Emulated {
+    /// Stands in for the driver from now on, and loads the kernels.
+    ///
+    /// # Errors
+    /// [`Error::NoDriver`] where the process has opened a real driver already, or looked for one; those of
+    /// [`Gpu::new`].
+    pub fn new(settings: Settings) -> Result<Self, Error> {
+        libcuda::stand_in(NAME, ptx_gpu::symbol).map_err(|instead| Error::NoDriver {
+            searched: vec![NAME.to_owned()],
+            reason: match instead {
+                Ok(driver) => format!("{} is in use; the emulator must come first", driver.name()),
+                Err(missing) => format!("{missing} before; the emulator must come first"),
+            },
+        })?;
+        let turn = turn(&settings);
+        let gpu = Gpu::builder().compile_ptx(&mut |_| {}).build(0)?;
+        drop(turn);
+        Ok(Self {
+            gpu,
+            settings,
+            arch: None,
+        })
+    }
+
+    /// With kernels of another architecture's instructions, as [`WorkspaceOptions::arch`] has it.
+    #[must_use]
+    pub fn with_arch(mut self, arch: Arch) -> Self {
+        self.arch = Some(arch);
+        self
+    }
+
+    /// The GPU, for all that is not a run of a plan. Its launches go in the order of the last run's settings.
+    #[must_use]
+    pub const fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// Goes on behind a launch on [`gpu`](Self::gpu) that failed. A real GPU would not.
+    pub fn forget_failure(&self) {
+        ptx_gpu::forget_failure();
+    }
+
+    /// What to plan for.
+    #[must_use]
+    pub fn device(&self) -> DeviceDescription {
+        self.gpu.device()
+    }
+
+    /// Attention of a plan's batch: the same call as [`Cpu::run`](super::Cpu::run).
+    ///
+    /// # Errors
+    /// As [`Cpu::run`](super::Cpu::run) and [`Gpu::run`]. [`Error::Driver`] has what went wrong in a kernel as its
+    /// text: which two instructions race, or what each warp waits for.
+    pub fn run<T: Element, K: Element>(
+        &self,
+        plan: &Plan,
+        q: &[T],
+        kv: &[KvView<'_, K>],
+        out: &mut [T],
+        lse: Option<&mut [f32]>,
+    ) -> Result<(), Error> {
+        self.run_heads(plan, q, kv, out, lse, &HeadTensors::default())
+    }
+
+    /// [`run`](Self::run) with what the variant of the plan's spec has for each query head.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn run_heads<T: Element, K: Element>(
+        &self,
+        plan: &Plan,
+        q: &[T],
+        kv: &[KvView<'_, K>],
+        out: &mut [T],
+        lse: Option<&mut [f32]>,
+        heads: &HeadTensors<'_>,
+    ) -> Result<(), Error> {
+        check(plan, q, kv, out, lse.as_deref())?;
+        heads.check(&plan.spec)?;
+        let _turn = turn(&self.settings);
+        let result = self.run_checked(plan, q, kv, out, lse, heads);
+        if result.is_err() {
+            // The next run is one of its own.
+            ptx_gpu::forget_failure();
+        }
+        result
+    }
+
+    fn run_checked<T: Element, K: Element>(
+        &self,
+        plan: &Plan,
+        q: &[T],
+        kv: &[KvView<'_, K>],
+        out: &mut [T],
+        lse: Option<&mut [f32]>,
+        heads: &HeadTensors<'_>,
+    ) -> Result<(), Error> {
+        let (gpu, spec) = (&self.gpu, &plan.spec);
+        let options = WorkspaceOptions {
+            arch: self.arch,
+            ..WorkspaceOptions::default()
+        };
+        let mut workspace = gpu.workspace(spec, &Bound::of(plan), options)?;
+        let stream = gpu.stream()?;
+        let mut memory = Memory {
+            gpu,
+            buffers: Vec::new(),
+        };
+        let mut pools = Vec::with_capacity(kv.len());
+        for view in kv {
+            let k = memory.put(view.k)?;
+            let v = match spec.latent {
+                true => k,
+                false => memory.put(view.v)?,
+            };
+            let pages = view.k.len() as u32 / view.k_strides.page.max(1);
+            let pool = KvPool::new(spec, KvLayout::Nhd, view.k_strides.page_size, pages, k, v);
+            pools.push(
+                pool.with_strides(view.k_strides, view.v_strides)
+                    .with_scales(memory.scales(&view.scales)?),
+            );
+        }
+        let [tokens, q_heads] = [plan.total_q, spec.q_heads].map(|extent| extent as usize);
+        let rows = |dim: u32| [tokens, q_heads, dim as usize];
+        let q = DeviceTensor::new(memory.put(q)?, T::DTYPE, rows(spec.head_dim_qk));
+        let results = memory.put(out)?;
+        let of_out = DeviceTensor::new(results, T::DTYPE, rows(spec.head_dim_v));
+        let states = memory.put(&vec![0.0_f32; tokens * q_heads])?;
+        let of_lse = DeviceTensor::new(states, Dtype::F32, [tokens, q_heads]);
+        let mut tensors = RunTensors::new(&q, &pools, &of_out).with_lse(&of_lse);
+        if let Some(sinks) = heads.sinks {
+            tensors = tensors.with_sinks(DeviceArray::new(memory.put(sinks)?, sinks.len()));
+        }
+        // SAFETY: all memory lives until the stream was waited for, and the stream is ours.
+        unsafe {
+            workspace.upload(plan, *stream)?;
+            gpu.run_with(&mut workspace, &tensors, *stream)?;
+        }
+        stream.synchronize()?;
+        bytemuck::cast_slice_mut(out).copy_from_slice(&memory.get(results)?);
+        if let Some(lse) = lse {
+            bytemuck::cast_slice_mut(lse).copy_from_slice(&memory.get(states)?);
+        }
+        Ok(())
+    }
+}
+
+/// Waits for runs of other threads; launches until the next turn are in the order of these settings.
+fn turn(settings: &Settings) -> MutexGuard<'static, ()> {
+    let turn = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
+    ptx_gpu::configure(settings.clone());
+    turn
+}
+
+/// Copies of what a run is given.
+struct Memory<'a> {
+    gpu: &'a Gpu,
+    buffers: Vec<DeviceBuffer<u8>>,
+}
+
+impl Memory<'_> {
+    fn put<T: Pod>(&mut self, values: &[T]) -> Result<u64, Error> {
+        let buffer = DeviceBuffer::from_slice(self.gpu, bytemuck::cast_slice(values))?;
+        let address = buffer.address();
+        self.buffers.push(buffer);
+        Ok(address)
+    }
+
+    fn get(&self, address: u64) -> Result<Vec<u8>, Error> {
+        let mut buffers = self.buffers.iter();
+        let buffer = buffers.find(|buffer| buffer.address() == address);
+        buffer.map_or(Ok(Vec::new()), DeviceBuffer::read)
+    }
+
+    fn scales(&mut self, scales: &KvScales<'_>) -> Result<gpu::KvScales, Error> {
+        let mut of = |values: &[f32]| -> Result<DeviceTensor<1>, Error> {
+            Ok(DeviceTensor::new(
+                self.put(values)?,
+                Dtype::F32,
+                [values.len()],
+            ))
+        };
+        match *scales {
+            KvScales::One => Ok(gpu::KvScales::One),
+            KvScales::Tensor { k, v } => Ok(gpu::KvScales::Tensor {
+                k: of(&[k])?,
+                v: of(&[v])?,
+            }),
+            KvScales::Head { k, v } => Ok(gpu::KvScales::Head {
+                k: of(k)?,
+                v: of(v)?,
+            }),
+            _ => Err(Error::NoInstance {
+                kernel: "an emulated run",
+                asked: "scales of requests or tokens".into(),
+                there: "one scale, or those of heads; exec::gpu on Emulated::gpu takes all",
+            }),
+        }
+    }
+}

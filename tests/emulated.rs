@@ -1,0 +1,209 @@
+//! Whole plans on the emulated GPU against naive attention in f64, and what it says of calls that are wrong.
+
+#[path = "common/numeric.rs"]
+mod numeric;
+#[path = "common/problems.rs"]
+mod problems;
+
+use half::{bf16, f16};
+use numeric::{Tolerance, compare, to_f64};
+use problems::{Tensors, cases, heads as of_heads, prefixed, sinks, variant};
+use proptest::{prelude::*, strategy::ValueTree};
+use tandem_attn::{
+    Error,
+    exec::{
+        emulated::{Emulated, Schedule, Settings},
+        gpu::{DeviceBuffer, KvPool, Stream, WorkspaceOptions},
+    },
+    plan::{Bound, MergeMode, PlanOptions, Planner, SplitMode, pod::PodMode},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    tensor::{Element, F8E4M3},
+};
+
+/// A batch, its heads, and how it is planned and run.
+#[derive(Clone, Debug)]
+struct Case {
+    spec: Spec,
+    batch: Batch,
+    options: PlanOptions,
+    layout: KvLayout,
+    /// 0: warps one after the other; 1: a random order; 2: copies as late as can be.
+    schedule: u8,
+    seed: u64,
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let heads = (1..3_u32, 1..9_u32);
+    let dim = prop_oneof![Just(64_u32), Just(128)];
+    let split = prop_oneof![
+        Just(SplitMode::Makespan),
+        Just(SplitMode::Fixed { tokens: 32 })
+    ];
+    let merge = prop_oneof![Just(MergeMode::Fused), Just(MergeMode::Kernel)];
+    let pod = prop_oneof![
+        Just(PodMode::Serial),
+        Just(PodMode::Streams),
+        Just(PodMode::Fused)
+    ];
+    let queries = prop_oneof![3 => Just(1_u32), 1 => 2..5_u32, 2 => 20..70_u32];
+    let request = (1..120_u32, 0..4_usize, queries);
+    let layout = prop_oneof![Just(KvLayout::Nhd), Just(KvLayout::Hnd)];
+    (
+        (heads, dim, variant(), any::<bool>()),
+        prop::collection::vec(request, 1..5),
+        prop_oneof![Just(16_u32), Just(8), Just(3)],
+        (split, merge, pod),
+        (layout, 0..3_u8, any::<u64>()),
+    )
+        .prop_map(
+            |((heads, dim, variant, sinks), requests, page, options, rest)| {
+                let ((kv_heads, group), (mut split, merge, pod)) = (heads, options);
+                if let SplitMode::Fixed { tokens } = &mut split {
+                    *tokens = tokens.next_multiple_of(page);
+                }
+                let mut spec = Spec::new(kv_heads * group, kv_heads, dim);
+                spec.variant = variant;
+                spec.variant.sinks = sinks;
+                let (layout, schedule, seed) = rest;
+                Case {
+                    spec,
+                    batch: prefixed(&requests, page, false, seed),
+                    options: PlanOptions::default()
+                        .with_split(split)
+                        .with_merge_mode(merge)
+                        .with_pod(pod),
+                    layout,
+                    schedule,
+                    seed,
+                }
+            },
+        )
+}
+
+fn settings(schedule: u8, seed: u64) -> Settings {
+    let schedule = match schedule {
+        0 => |_| Schedule::RoundRobin,
+        1 => Schedule::Random,
+        _ => Schedule::Late,
+    };
+    Settings {
+        schedule,
+        seed,
+        ..Settings::default()
+    }
+}
+
+fn check<T: Element, K: Element>(case: &Case) -> Result<(), TestCaseError> {
+    let emulated = Emulated::new(settings(case.schedule, case.seed)).expect("the emulator");
+    let spec = case.spec.with_dtype(T::DTYPE).with_kv_dtype(K::DTYPE);
+    let tensors = Tensors::<T, K>::random(&spec, &case.batch, case.layout, case.seed);
+    let plan = Planner::new()
+        .plan(&spec, &case.batch, &emulated.device(), &case.options)
+        .expect("the case can be planned");
+    let [tokens, q_heads] = [plan.total_q, spec.q_heads].map(|extent| extent as usize);
+    let mut out = vec![T::from_f32(f32::NAN); tokens * q_heads * spec.head_dim_v as usize];
+    let mut lse = vec![f32::NAN; tokens * q_heads];
+    let sinks = sinks(&spec);
+    emulated
+        .run_heads(
+            &plan,
+            &tensors.q,
+            &tensors.views(),
+            &mut out,
+            Some(&mut lse),
+            &of_heads(&sinks),
+        )
+        .map_err(|error| TestCaseError::fail(error.to_string()))?;
+    let right = tensors.reference(&spec, &case.batch);
+    let mut tolerance = Tolerance::of(T::DTYPE);
+    tolerance.absolute = match T::DTYPE {
+        Dtype::BF16 => 1.0 / 256.0,
+        _ => 1.0 / 2048.0,
+    };
+    let shape = [tokens, q_heads, spec.head_dim_v as usize];
+    compare("out", &shape, &to_f64(&out), &right.out, tolerance).map_err(TestCaseError::fail)?;
+    let tolerance = Tolerance {
+        absolute: 2e-4,
+        relative: 1e-5,
+    };
+    compare("lse", &shape[..2], &to_f64(&lse), &right.lse, tolerance).map_err(TestCaseError::fail)
+}
+
+/// Decodes, prefills, hybrids, splits, merges and shared prefixes, under all schedules.
+#[test]
+fn plans_on_the_emulator_are_the_reference() {
+    let mut runner = proptest::test_runner::TestRunner::new(cases(40));
+    let small = |case: Case| match case.seed % 3 {
+        0 => check::<f16, f16>(&case),
+        _ => check::<bf16, bf16>(&case),
+    };
+    runner.run(&case(), small).unwrap();
+}
+
+#[test]
+fn plans_over_8_bit_pages_are_the_reference() {
+    let mut runner = proptest::test_runner::TestRunner::new(cases(10));
+    let on_whole_pages = case().prop_filter("pages of a multiple of 8", |case| {
+        case.batch.parts[0].table.page_size.is_multiple_of(8)
+            && case.options.pod == PodMode::Serial
+            && !case.spec.variant.sinks
+    });
+    runner
+        .run(&on_whole_pages, |case| check::<bf16, F8E4M3>(&case))
+        .unwrap();
+}
+
+/// A page beyond the pool is an error of the run that names address and instruction, and the next run is as ever.
+#[test]
+fn pages_outside_the_pool_are_reported() {
+    let emulated = Emulated::new(settings(1, 5)).expect("the emulator");
+    let spec = Spec::new(4, 1, 64);
+    // Pages of 3 tokens are loaded row by row: the accelerator reads zeroes outside of its tensor.
+    let mut table = PageTable::new(3, 9);
+    table.push(&[1, 8], 5);
+    let batch = Batch::new(vec![0, 1], table);
+    let plan = Planner::new()
+        .plan(&spec, &batch, &emulated.device(), &PlanOptions::default())
+        .expect("it can be planned");
+    let (gpu, stream) = (emulated.gpu(), emulated.gpu().stream().expect("a stream"));
+    let pool = DeviceBuffer::from_slice(gpu, &[bf16::ONE; 2 * 3 * 64]).expect("memory");
+    let q = DeviceBuffer::from_slice(gpu, &[bf16::ONE; 4 * 64]).expect("memory");
+    let address = pool.address();
+    // What the caller says of the pool is not true: it has two pages.
+    let kv = KvPool::new(&spec, KvLayout::Nhd, 3, 9, address, address);
+    let mut workspace = gpu
+        .workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default())
+        .expect("there is memory for it");
+    let q_tensor = q.tensor([1, 4, 64]);
+    let run = |workspace: &mut _, stream: Stream| {
+        // SAFETY: nothing but the emulator's own memory can be touched.
+        unsafe { gpu.run(workspace, &q_tensor, &[kv], &q_tensor, None, stream) }
+    };
+    // SAFETY: the stream is ours.
+    unsafe { workspace.upload(&plan, *stream) }.expect("the bound is the plan's");
+    let failed = run(&mut workspace, *stream).and_then(|()| stream.synchronize());
+    let Err(Error::Driver { text, .. }) = failed else {
+        panic!("{failed:?}");
+    };
+    assert!(
+        text.contains("lie outside") && text.contains("line "),
+        "{text}"
+    );
+    emulated.forget_failure();
+    assert_eq!(stream.synchronize(), Ok(()));
+}
+
+/// Each of two threads has turns of its own.
+#[test]
+fn threads_share_the_emulated_gpu() {
+    std::thread::scope(|scope| {
+        for schedule in 0..3 {
+            scope.spawn(move || {
+                let mut runner = proptest::test_runner::TestRunner::deterministic();
+                let mut one = case().new_tree(&mut runner).expect("a case").current();
+                one.schedule = schedule;
+                check::<bf16, bf16>(&one).expect("right");
+            });
+        }
+    });
+}

@@ -1,0 +1,282 @@
+//! Kernels that plans launch.
+
+use half::{bf16, f16};
+use kernels_gpu::registry::Op;
+use tandem_attn::{
+    exec::gpu::{self, Arch, Gpu, KernelInfo, WorkspaceOptions},
+    kv::KvScales,
+    plan::{
+        Bound, DeviceDescription, MergeMode, PlanOptions, Planner, QueryStep, SplitMode, Tile,
+        pod::PodMode,
+    },
+    problem::{Dtype, KvLayout, Spec},
+    reference,
+    tensor::{Element, F8E4M3},
+};
+
+use super::{Output, dtype_of};
+use crate::{
+    common::{
+        Memory, Rng, Stream,
+        problems::{Tensors, heads, sinks},
+    },
+    problem::{OnDevice, Request, batch_of},
+};
+
+/// A batch, its heads, and what the planner is told.
+pub struct Planned {
+    pub spec: Spec,
+    /// Keys and queries of each request.
+    pub requests: Vec<(u32, u32)>,
+    pub device: DeviceDescription,
+    pub options: PlanOptions,
+    /// Query tokens see but some of the last keys.
+    pub trees: bool,
+    pub arch: Option<Arch>,
+    /// Tokens of a page.
+    pub page: u32,
+    pub layout: KvLayout,
+    pub seed: u64,
+}
+
+fn spec(row: &KernelInfo, group: u32) -> Spec {
+    let spec = match row.latent {
+        true => Spec::latent(group, row.value_dim, row.head_dim - row.value_dim),
+        false => Spec::new(group, 1, row.head_dim).with_head_dim_v(row.value_dim),
+    };
+    let mut spec = spec.with_dtype(dtype_of(row));
+    if row.cache.is_some() {
+        spec = spec.with_kv_dtype(Dtype::F8E4M3);
+    }
+    match row.cap {
+        true => spec.with_soft_cap(20.0),
+        false => spec,
+    }
+}
+
+/// A batch that a kernel computes a part of.
+fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
+    let tile = Tile {
+        m: row.rows,
+        n: row.keys,
+    };
+    let options = PlanOptions::default().with_pod(PodMode::Serial);
+    let mut planned = Planned {
+        spec: spec(row, 2),
+        requests: vec![(90, 40)],
+        device: gpu.device(),
+        options,
+        trees: false,
+        arch: (row.arch == Arch::Sm80).then_some(Arch::Sm80),
+        page: 16,
+        layout: KvLayout::Nhd,
+        seed: 0,
+    };
+    if planned.device.supports(&planned.spec).is_err() {
+        // Kernels with Ampere's instructions that only plans for newer GPUs have a use for.
+        planned.device = DeviceDescription::named("h200").expect("it is built in");
+        planned.device.sms = gpu.multiprocessors();
+    }
+    match row.op {
+        _ if row.op == Op::Pod || row.co_resident => {
+            planned.spec = spec(row, 4);
+            planned.requests = vec![(70, 40), (60, 1), (90, 1)];
+            planned.options = options.with_pod(PodMode::Fused);
+            let decode = row.op == Op::Decode;
+            let configs = &mut planned.device.pod.configs;
+            // The decode that goes with a prefill is found by the prefill.
+            configs.retain(|config| match row.co_resident {
+                true => !config.by_tickets && (decode || config.prefill == tile),
+                false => config.by_tickets,
+            });
+            if decode && row.name.ends_with("stages2") {
+                configs.remove(0);
+            }
+            configs.truncate(1);
+            // One kernel that takes turns by tickets replaces the plan's two.
+            planned.arch = (!row.co_resident).then_some(Arch::Sm80);
+        }
+        Op::Pad => {
+            planned.spec = Spec::new(4, 1, 80);
+            planned.arch = None;
+        }
+        Op::Decode if row.latent => {
+            planned.spec = spec(row, 100);
+            planned.requests = vec![(150, 1), (33, 2), (1, 1)];
+            planned.page = if row.stands_in { 4 } else { 16 };
+        }
+        Op::Decode => {
+            planned.spec = spec(row, row.rows.min(100));
+            planned.requests = vec![(70, 1), (33, 1), (1, 1)];
+            if row.arch == Arch::Sm90a {
+                planned.options = options.with_decode_tile(tile);
+            } else {
+                planned.spec = spec(row, 8);
+            }
+        }
+        Op::Merge(_) => {
+            let of = |kind| row.name.starts_with(kind);
+            planned.spec = Spec::new(4, 1, 64).with_dtype(dtype_of(row));
+            planned.requests = match (of("merge_long"), of("merge_few")) {
+                (true, _) => vec![(600, 70), (33, 33)],
+                (_, true) => vec![(70, 1), (33, 1), (1, 1)],
+                _ => vec![(70, 70), (33, 33), (90, 90)],
+            };
+            planned.options = options
+                .with_split(SplitMode::Fixed { tokens: 32 })
+                .with_merge_mode(MergeMode::Kernel);
+        }
+        _ => {
+            planned.device.prefill.by_q_len = vec![QueryStep {
+                head_dim: None,
+                up_to: None,
+                rows: row.rows,
+                pack: None,
+            }];
+            if row.stands_in {
+                planned.spec = planned.spec.with_sinks();
+                planned.trees = true;
+            }
+        }
+    }
+    planned
+}
+
+/// Other lengths, heads and masks, of which the same kernel computes a part.
+fn vary(planned: &mut Planned, row: &KernelInfo, seed: u64) {
+    let mut rng = Rng(seed);
+    planned.seed = seed;
+    for (keys, queries) in &mut planned.requests {
+        if *queries > 4 {
+            *queries = (*queries / 2 + rng.below(*queries as usize) as u32).max(20);
+        }
+        *keys = (1 + rng.below(2 * *keys as usize) as u32).max(*queries);
+    }
+    // The number of SMs is that of the machine for kernels that its size chooses.
+    if !matches!(row.op, Op::Merge(_)) {
+        planned.device.sms = [2, 3, 5][rng.below(3)];
+    }
+    if rng.below(2) == 0 {
+        planned.layout = KvLayout::Hnd;
+    }
+    if row.latent || matches!(row.op, Op::Merge(_) | Op::Pad) {
+        return;
+    }
+    if rng.below(3) == 0 {
+        planned.spec.kv_heads *= 2;
+        planned.spec.q_heads *= 2;
+    }
+    if rng.below(3) == 0 && row.op != Op::Pod {
+        planned.spec.variant.window_left = Some(rng.below(90) as u32);
+    }
+    if rng.below(3) == 0 && !planned.trees && row.op == Op::Prefill {
+        planned.spec.variant.causal = false;
+    }
+    if rng.below(3) == 0 && row.op == Op::Decode && !row.co_resident {
+        planned.options.split = SplitMode::Fixed { tokens: 32 };
+    }
+}
+
+/// A kernel on a problem of its own.
+pub fn run_entry(
+    gpu: &Gpu,
+    row: &KernelInfo,
+    seed: u64,
+    checked: bool,
+) -> Result<Vec<Output>, String> {
+    let mut planned = planned(gpu, row);
+    if seed > 0 {
+        vary(&mut planned, row, seed);
+    }
+    run(gpu, &planned, checked)
+}
+
+/// Plans and runs.
+pub fn run(gpu: &Gpu, planned: &Planned, checked: bool) -> Result<Vec<Output>, String> {
+    match (planned.spec.q_dtype, planned.spec.kv_dtype) {
+        (Dtype::F16, Dtype::F8E4M3) => run_with::<f16, F8E4M3>(gpu, planned, checked),
+        (_, Dtype::F8E4M3) => run_with::<bf16, F8E4M3>(gpu, planned, checked),
+        (Dtype::F16, _) => run_with::<f16, f16>(gpu, planned, checked),
+        _ => run_with::<bf16, bf16>(gpu, planned, checked),
+    }
+}
+
+fn run_with<T: Element, K: Element>(
+    gpu: &Gpu,
+    planned: &Planned,
+    checked: bool,
+) -> Result<Vec<Output>, String> {
+    let spec = planned.spec;
+    let requests: Vec<Request> = planned
+        .requests
+        .iter()
+        .map(|&(own, queries)| Request {
+            parent: 0,
+            shared: 0,
+            own,
+            queries,
+        })
+        .collect();
+    let mut batch = batch_of(&requests, planned.page, planned.seed + 3);
+    if planned.trees {
+        // Each sees its own key, and of those before it every other one, or two of three.
+        let some = |token: u32| [0x5555_5555_5555_5555, 0xb6db_6db6_db6d_b6db][token as usize % 2];
+        let ancestors = (0..batch.total_q()).map(some).collect();
+        batch = batch.with_ancestors(ancestors);
+    }
+    let plan = Planner::new()
+        .plan(&spec, &batch, &planned.device, &planned.options)
+        .map_err(|error| error.to_string())?;
+    let mut options = WorkspaceOptions::default();
+    options.arch = planned.arch;
+    let mut workspace = gpu
+        .workspace(&spec, &Bound::of(&plan), options)
+        .map_err(|error| error.to_string())?;
+    let tensors = Tensors::<T, K>::random(&spec, &batch, planned.layout, planned.seed + 5);
+    let mut device = OnDevice::new(&spec, &batch, &tensors);
+    let eight_bits = spec.kv_dtype == Dtype::F8E4M3;
+    let of_heads = [(); 2].map(|()| {
+        let heads = spec.kv_heads as usize;
+        Rng(planned.seed + 11).floats(heads, 0.3, 1.5)
+    });
+    let on_device = of_heads.each_ref().map(|scales| Memory::new(scales));
+    if eight_bits {
+        let [k, v] = on_device
+            .each_ref()
+            .map(|scales| scales.tensor(Dtype::F32, [spec.kv_heads as usize]));
+        for pool in &mut device.pools {
+            *pool = pool.with_scales(gpu::KvScales::Head { k, v });
+        }
+    }
+    let stream = Stream::new();
+    // SAFETY: the stream is ours.
+    unsafe { workspace.upload(&plan, stream.0) }.map_err(|error| error.to_string())?;
+    let (out, lse) = device.run(gpu, &mut workspace, &stream);
+    // Weights are rounded to 16 bits before they meet the values, whose sum may cancel.
+    let step = match T::DTYPE {
+        Dtype::BF16 => 1.0 / 256.0,
+        _ => 1.0 / 2048.0,
+    };
+    let largest = if eight_bits { 1.5 } else { 1.0 };
+    let outputs = vec![
+        Output::rounded("out", T::DTYPE, step * largest, &out),
+        Output::rounded("lse", Dtype::F32, 2e-4, &lse),
+    ];
+    if !checked {
+        return Ok(outputs);
+    }
+    let mut views = tensors.views();
+    if eight_bits {
+        let [k, v] = &of_heads;
+        views
+            .iter_mut()
+            .for_each(|view| *view = view.with_scales(KvScales::Head { k, v }));
+    }
+    let sinks = sinks(&spec);
+    let right = reference::attention_heads(&spec, &batch, &tensors.q, &views, &heads(&sinks))
+        .map_err(|error| error.to_string())?;
+    for (output, right) in outputs.iter().zip([&right.out, &right.lse]) {
+        output.near(right)?;
+    }
+    Ok(outputs)
+}

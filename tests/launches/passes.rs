@@ -1,0 +1,391 @@
+//! Merges, appends, heads of other dimensions.
+
+use std::ffi::c_void;
+
+use half::{bf16, f16};
+use kernels_gpu::{
+    divisor::Divisor,
+    passes::{merge, pad},
+    registry::Op,
+};
+use tandem_attn::{
+    abi::{MergeParams, MergeRow, NO_SLOT, PadParams},
+    exec::{
+        cpu,
+        gpu::{self, Gpu, KernelInfo, KvPool, PartialStates},
+    },
+    kv::{KvScales, KvViewMut},
+    problem::{Dtype, KvLayout, Spec},
+    tensor::{Element, F8E4M3},
+};
+
+use super::{Output, compared, dtype_of, raw};
+use crate::common::{Memory, Rng, Stream};
+
+/// Rows and slots of partial states, many of them where the kernel is one for many rows.
+pub fn merge(gpu: &Gpu, row: &KernelInfo, seed: u64, checked: bool) -> Result<Vec<Output>, String> {
+    match row.name {
+        name if name.ends_with("f32") => merge_into::<f32>(gpu, row, seed, checked),
+        name if name.ends_with("bf16") => merge_into::<bf16>(gpu, row, seed, checked),
+        _ => merge_into::<f16>(gpu, row, seed, checked),
+    }
+}
+
+fn merge_into<T: Element>(
+    gpu: &Gpu,
+    row: &KernelInfo,
+    seed: u64,
+    checked: bool,
+) -> Result<Vec<Output>, String> {
+    let few = row.op == Op::Merge(merge::FEW);
+    let (heads, dim) = (2, 256);
+    // Warps of the kernel for few rows that the machine has room for, each with 32 vectors of 8.
+    let most = 65_536 / 128 * gpu.multiprocessors() as usize;
+    let tokens = if few { 5 } else { most * 8 / (heads * dim) + 1 };
+    let mut rng = Rng(seed);
+    let slots = 40;
+    let partial_out = rng.floats(slots * heads * dim, -4.0, 4.0);
+    let mut partial_lse = rng.floats(slots * heads, -20.0, 20.0);
+    partial_lse[3] = f32::NEG_INFINITY;
+    let (mut rows, mut merge_slots) = (Vec::new(), Vec::new());
+    for token in 0..tokens as u32 {
+        let longest = if row.op == Op::Merge(merge::MANY) {
+            4
+        } else {
+            21
+        };
+        let count = if token % 7 == 3 { longest } else { token % 3 };
+        rows.push(MergeRow {
+            token,
+            slots_begin: merge_slots.len() as u32,
+            slots: count,
+            reserved: 0,
+        });
+        merge_slots.extend((0..count).map(|_| rng.below(slots) as u32));
+    }
+    merge_slots.push(0);
+
+    let stream = Stream::new();
+    let (out_memory, lse_memory) = (Memory::new(&partial_out), Memory::new(&partial_lse));
+    let (rows_memory, slots_memory) = (Memory::new(&rows), Memory::new(&merge_slots));
+    let out = Memory::new(&vec![T::from_f32(f32::NAN); tokens * heads * dim]);
+    let lse = Memory::new(&vec![f32::NAN; tokens * heads]);
+    if row.op == Op::Merge(merge::MANY) {
+        // Plans whose outputs have 16 bits alone know that all rows are short.
+        let chunks_per_row = (heads * dim / merge::CHUNK) as u32;
+        let mut params = MergeParams {
+            partial_out: out_memory.address(),
+            partial_lse: lse_memory.address(),
+            rows: rows_memory.address(),
+            merge_slots: slots_memory.address(),
+            out: out.address(),
+            lse: lse.address(),
+            record: 0,
+            sinks: 0,
+            chunks: tokens as u32 * chunks_per_row,
+            chunks_per_row: Divisor::new(chunks_per_row),
+            chunks_per_head: Divisor::new((dim / merge::CHUNK) as u32),
+            q_heads: heads as u32,
+            out_token_stride: (heads * dim) as u32,
+            reserved: 0,
+        };
+        let entry = raw::Entry::of_program(gpu.arch(), row.family.name(), row.name)?;
+        let mut parameters = [(&raw mut params).cast::<c_void>()];
+        let grid = params.chunks.div_ceil(merge::THREADS);
+        // SAFETY: memory is as the parameters say until the launch is done.
+        unsafe { entry.launch(grid, merge::THREADS, 0, &mut parameters, &stream) }?;
+    } else {
+        let partials = PartialStates {
+            out: out_memory.tensor(Dtype::F32, [slots, heads, dim]),
+            lse: lse_memory.tensor(Dtype::F32, [slots, heads]),
+        };
+        // SAFETY: everything is there as described until the stream is done, rows and slots are in bounds.
+        unsafe {
+            gpu.merge_states(
+                &partials,
+                rows_memory.array(),
+                slots_memory.array(),
+                &out.tensor(T::DTYPE, [tokens, heads, dim]),
+                Some(&lse.tensor(Dtype::F32, [tokens, heads])),
+                stream.0,
+            )
+        }
+        .map_err(|error| error.to_string())?;
+        stream.wait();
+    }
+    let outputs = |out: &[T], lse: &[f32]| {
+        vec![
+            Output::rounded("out", T::DTYPE, 1e-5, out),
+            Output::rounded("lse", Dtype::F32, 1e-5, lse),
+        ]
+    };
+    let right = checked.then(|| {
+        let partials = cpu::Partials {
+            out: &partial_out,
+            lse: &partial_lse,
+            q_heads: heads,
+            head_dim_v: dim,
+        };
+        let (mut out, mut lse) = (
+            vec![T::from_f32(0.0); tokens * heads * dim],
+            vec![0.0; tokens * heads],
+        );
+        cpu::merge_states(&partials, &rows, &merge_slots, &mut out, Some(&mut lse))
+            .expect("a good call");
+        outputs(&out, &lse)
+    });
+    compared(outputs(&out.read(), &lse.read()), right)
+}
+
+/// Heads of 80 elements to those of 128, and back: what plans do on Hopper alone.
+pub fn pad(gpu: &Gpu, row: &KernelInfo, seed: u64) -> Result<Vec<Output>, String> {
+    const DIM: u32 = 80;
+    const PADDED: u32 = 128;
+    const STEP: u32 = 16;
+    let (tokens, heads) = (3 + seed as u32 % 5, 3);
+    let mut rng = Rng(seed);
+    let rows = (tokens * heads) as usize;
+    let values: Vec<u16> = (0..rows * DIM as usize)
+        .map(|_| rng.bits() as u16)
+        .collect();
+    let memory = [
+        Memory::new(&values),
+        Memory::new(&vec![u16::MAX; rows * PADDED as usize]),
+        Memory::new(&vec![u16::MAX; values.len()]),
+    ];
+    let entry = raw::Entry::of_program(gpu.arch(), row.family.name(), row.name)?;
+    let stream = Stream::new();
+    for (back, [from, to]) in [[DIM, PADDED], [PADDED, DIM]].into_iter().enumerate() {
+        let mut params = PadParams {
+            from: memory[back].address(),
+            to: memory[back + 1].address(),
+            chunks: rows as u32 * to / pad::CHUNK,
+            chunks_per_head: Divisor::new(to / pad::CHUNK),
+            heads: Divisor::new(heads),
+            from_token: heads * from,
+            from_head: from,
+            to_token: heads * to,
+            to_head: to,
+            dim: DIM,
+            step: STEP,
+            back: back as u32,
+        };
+        let mut parameters = [(&raw mut params).cast::<c_void>()];
+        let grid = params.chunks.div_ceil(pad::THREADS);
+        // SAFETY: memory is as the parameters say until the launch is done.
+        unsafe { entry.launch(grid, pad::THREADS, 0, &mut parameters, &stream) }?;
+    }
+    let element = |row: usize, at: u32| {
+        let from = pad::source(at / pad::CHUNK * pad::CHUNK, DIM, STEP);
+        from.map_or(0, |from| {
+            values[row * DIM as usize + (from + at % pad::CHUNK) as usize]
+        })
+    };
+    let padded: Vec<u16> = (0..rows)
+        .flat_map(|row| (0..PADDED).map(move |at| (row, at)))
+        .map(|(row, at)| element(row, at))
+        .collect();
+    let outputs = |padded: &[u16], back: &[u16]| {
+        vec![Output::exact("padded", padded), Output::exact("back", back)]
+    };
+    compared(
+        outputs(&memory[1].read(), &memory[2].read()),
+        Some(outputs(&padded, &values)),
+    )
+}
+
+const HEADS: u32 = 3;
+const PAGES: u32 = 5;
+const PAGE: u32 = 8;
+const TOKENS: usize = 23;
+
+/// Distinct slots in any order, one of which is none.
+fn slots(rng: &mut Rng) -> Vec<u32> {
+    let mut slots: Vec<u32> = (0..PAGES * PAGE).collect();
+    rng.shuffle(&mut slots);
+    slots.truncate(TOKENS);
+    slots[4] = NO_SLOT;
+    slots
+}
+
+fn layout(seed: u64) -> KvLayout {
+    [KvLayout::Nhd, KvLayout::Hnd][seed as usize % 2]
+}
+
+/// Rows of bytes whose length asks for vectors of so many bytes.
+pub fn append(
+    gpu: &Gpu,
+    vector_bytes: u32,
+    seed: u64,
+    checked: bool,
+) -> Result<Vec<Output>, String> {
+    let dim = match vector_bytes {
+        16 => 16 * (1 + seed as u32 % 9),
+        _ => 8 + 16 * (seed as u32 % 9),
+    };
+    let spec = Spec::new(HEADS, HEADS, dim).with_dtype(Dtype::F8E4M3);
+    let mut rng = Rng(seed);
+    let slots = slots(&mut rng);
+    let mut random = |rows: usize| -> Vec<F8E4M3> {
+        (0..rows * dim as usize)
+            .map(|_| F8E4M3(rng.bits() as u8))
+            .collect()
+    };
+    let pool_rows = (PAGES * PAGE * HEADS) as usize;
+    let [mut k_pool, mut v_pool] = [(); 2].map(|()| random(pool_rows));
+    let [k, v] = [(); 2].map(|()| random(TOKENS * HEADS as usize));
+    let memory = [&k_pool, &v_pool, &k, &v].map(|values| Memory::new(values));
+    let slots_memory = Memory::new(&slots);
+    let pool = KvPool::new(
+        &spec,
+        layout(seed),
+        PAGE,
+        PAGES,
+        memory[0].address(),
+        memory[1].address(),
+    );
+    let shape = [TOKENS, HEADS as usize, dim as usize];
+    let stream = Stream::new();
+    let [from_k, from_v] = [&memory[2], &memory[3]].map(|rows| rows.tensor(Dtype::F8E4M3, shape));
+    // SAFETY: everything is there as described until the stream is done; slots are distinct.
+    unsafe {
+        gpu.append_paged_kv(
+            &spec,
+            &pool,
+            slots_memory.array(),
+            &from_k,
+            &from_v,
+            stream.0,
+        )
+    }
+    .map_err(|error| error.to_string())?;
+    stream.wait();
+    let outputs =
+        |k: &[F8E4M3], v: &[F8E4M3]| vec![Output::exact("keys", k), Output::exact("values", v)];
+    let right = checked.then(|| {
+        let mut view = KvViewMut::new(&spec, layout(seed), PAGE, &mut k_pool, &mut v_pool);
+        cpu::append_paged_kv(&spec, PAGES, &slots, &k, &v, &mut view).expect("a good call");
+        outputs(&k_pool, &v_pool)
+    });
+    compared(outputs(&memory[0].read(), &memory[1].read()), right)
+}
+
+pub fn quantise(
+    gpu: &Gpu,
+    row: &KernelInfo,
+    seed: u64,
+    checked: bool,
+) -> Result<Vec<Output>, String> {
+    match dtype_of(row) {
+        Dtype::BF16 => quantise_from::<bf16>(gpu, seed, checked),
+        _ => quantise_from::<f16>(gpu, seed, checked),
+    }
+}
+
+/// Any NaN is as good as another.
+fn bits(pool: &[F8E4M3]) -> Vec<u8> {
+    let bits = |x: &F8E4M3| if x.to_f32().is_nan() { 0x7F } else { x.0 };
+    pool.iter().map(bits).collect()
+}
+
+fn quantise_from<T: Element>(gpu: &Gpu, seed: u64, checked: bool) -> Result<Vec<Output>, String> {
+    let dim = [64, 80, 128, 256][seed as usize % 4];
+    let spec = Spec::new(HEADS, HEADS, dim)
+        .with_dtype(T::DTYPE)
+        .with_kv_dtype(Dtype::F8E4M3);
+    let mut rng = Rng(seed);
+    let slots = slots(&mut rng);
+    let mut rows = || -> Vec<T> {
+        let values = rng.floats(TOKENS * (HEADS * dim) as usize, -600.0, 600.0);
+        let mut rows: Vec<T> = values.into_iter().map(T::from_f32).collect();
+        rows[5] = T::from_f32(f32::NAN);
+        rows[dim as usize + 3] = T::from_f32(f32::NEG_INFINITY);
+        rows
+    };
+    let (k, v) = (rows(), rows());
+    let computed = seed.is_multiple_of(2);
+    let by_token = KvLayout::Hnd.strides(PAGE, HEADS, 1);
+    let mut scales = [(); 2].map(|()| rng.floats((PAGES * PAGE * HEADS) as usize, 0.3, 4.0));
+    let mut pools = [(); 2].map(|()| vec![F8E4M3(0x55); (PAGES * PAGE * HEADS * dim) as usize]);
+    let pools_memory = pools.each_ref().map(|pool| Memory::new(pool));
+    let scales_memory = scales.each_ref().map(|scales| Memory::new(scales));
+    let [k_tensor, v_tensor] = scales_memory.each_ref().map(|memory| {
+        let shape = [PAGES as usize, PAGE as usize, HEADS as usize];
+        memory
+            .tensor(Dtype::F32, shape)
+            .with_stride(0, by_token.page as usize)
+            .with_stride(1, by_token.token as usize)
+            .with_stride(2, by_token.head as usize)
+    });
+    let pool = KvPool::new(
+        &spec,
+        layout(seed),
+        PAGE,
+        PAGES,
+        pools_memory[0].address(),
+        pools_memory[1].address(),
+    )
+    .with_scales(gpu::KvScales::Token {
+        k: k_tensor,
+        v: v_tensor,
+    });
+    let from = match computed {
+        true => gpu::AppendScales::Computed,
+        false => gpu::AppendScales::Given,
+    };
+    let (k_memory, v_memory, slots_memory) =
+        (Memory::new(&k), Memory::new(&v), Memory::new(&slots));
+    let shape = [TOKENS, HEADS as usize, dim as usize];
+    let stream = Stream::new();
+    let [from_k, from_v] = [&k_memory, &v_memory].map(|rows| rows.tensor(T::DTYPE, shape));
+    // SAFETY: everything is there as described until the stream is done; slots are distinct.
+    unsafe {
+        gpu.append_quantised(
+            &spec,
+            &pool,
+            from,
+            slots_memory.array(),
+            &from_k,
+            &from_v,
+            stream.0,
+        )
+    }
+    .map_err(|error| error.to_string())?;
+    stream.wait();
+    let outputs = |pools: [&[F8E4M3]; 2], scales: [&[f32]; 2]| {
+        vec![
+            Output::exact("keys", &bits(pools[0])),
+            Output::exact("values", &bits(pools[1])),
+            Output::exact("scales of keys", scales[0]),
+            Output::exact("scales of values", scales[1]),
+        ]
+    };
+    let right = checked.then(|| {
+        let ([k_pool, v_pool], [k_scales, v_scales]) = (&mut pools, &mut scales);
+        let mut view = KvViewMut::new(&spec, layout(seed), PAGE, k_pool, v_pool);
+        let from = match computed {
+            true => cpu::AppendScales::Computed {
+                k: k_scales,
+                v: v_scales,
+                k_strides: by_token,
+                v_strides: by_token,
+            },
+            false => cpu::AppendScales::Given(KvScales::Token {
+                k: k_scales,
+                v: v_scales,
+                k_strides: by_token,
+                v_strides: by_token,
+            }),
+        };
+        cpu::append_quantised(&spec, PAGES, &slots, &k, &v, &mut view, from).expect("it fits");
+        outputs([&pools[0], &pools[1]], [&scales[0], &scales[1]])
+    });
+    let (got, got_scales) = (
+        pools_memory.each_ref().map(Memory::read::<F8E4M3>),
+        scales_memory.each_ref().map(Memory::read::<f32>),
+    );
+    compared(
+        outputs([&got[0], &got[1]], [&got_scales[0], &got_scales[1]]),
+        right,
+    )
+}

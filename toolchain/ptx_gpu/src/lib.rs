@@ -1,0 +1,117 @@
+//! One GPU whose kernels run on the CPU, with [`ptx_run`], behind the functions of the CUDA driver.
+//!
+//! [`symbol`] finds them by name, as in a driver's library. Work is done when it is asked for, one call after the
+//! other; streams and events are names only. What a kernel does wrong comes back as an error of the launch, with the
+//! report as its text (`cuGetErrorString`), and again from every call behind it, as the driver has it.
+//!
+//! Which GPU is played, and in which order things happen on it, is said by [`configure`], or by `PTX_DRIVER`, which
+//! holds `name=value` pairs:
+//!
+//! | name | value | default |
+//! |---|---|---|
+//! | `compute` | compute capability, 80 or 90 | 90 |
+//! | `sms` | multiprocessors | 2 |
+//! | `schedule` | `round`, `random` or `late` | `random` |
+//! | `seed` | of the schedule's choices; each launch has its own | 0 |
+//! | `limit` | millions of warp instructions that a launch may take | 1000 |
+//! | `log` | 1: a line for each launch on standard error | 0 |
+#![allow(non_snake_case, clippy::missing_safety_doc)]
+
+#[allow(missing_docs)]
+mod calls;
+mod gpu;
+mod settings;
+mod work;
+
+use std::{
+    ffi::{CStr, c_void},
+    ptr::NonNull,
+};
+
+pub use calls::*;
+pub use ptx_run;
+pub use settings::Settings;
+
+/// Calls a macro with the names of all functions.
+#[macro_export]
+macro_rules! functions {
+    ($then:ident) => {
+        $then! {
+            cuCtxGetCurrent
+            cuCtxSetCurrent
+            cuCtxSynchronize
+            cuDeviceGet
+            cuDeviceGetAttribute
+            cuDeviceGetCount
+            cuDeviceGetName
+            cuDevicePrimaryCtxRelease_v2
+            cuDevicePrimaryCtxRetain
+            cuDriverGetVersion
+            cuEventCreate
+            cuEventDestroy_v2
+            cuEventQuery
+            cuEventRecord
+            cuEventSynchronize
+            cuFuncGetAttribute
+            cuFuncSetAttribute
+            cuGetErrorName
+            cuGetErrorString
+            cuGraphDestroy
+            cuGraphExecDestroy
+            cuGraphInstantiateWithFlags
+            cuGraphLaunch
+            cuInit
+            cuLaunchKernel
+            cuLaunchKernelEx
+            cuMemAlloc_v2
+            cuMemFreeHost
+            cuMemFree_v2
+            cuMemHostAlloc
+            cuMemcpyDtoDAsync_v2
+            cuMemcpyDtoH_v2
+            cuMemcpyHtoDAsync_v2
+            cuMemcpyHtoD_v2
+            cuMemsetD32Async
+            cuMemsetD8Async
+            cuMemsetD8_v2
+            cuModuleGetFunction
+            cuModuleLoadDataEx
+            cuModuleUnload
+            cuOccupancyMaxActiveBlocksPerMultiprocessor
+            cuStreamBeginCapture_v2
+            cuStreamCreate
+            cuStreamDestroy_v2
+            cuStreamEndCapture
+            cuStreamSynchronize
+            cuStreamWaitEvent
+            cuTensorMapEncodeTiled
+            ptx_driver_forget_failure
+            ptx_driver_launches
+        }
+    };
+}
+
+macro_rules! find {
+    ($($name:ident)*) => {
+        /// The address of a function of the driver; `None` for those that the emulated one does not have.
+        #[must_use]
+        pub fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
+            let found = match name.to_str().ok()? {
+                $(stringify!($name) => calls::$name as *const () as *mut c_void,)*
+                _ => return None,
+            };
+            NonNull::new(found)
+        }
+    };
+}
+functions!(find);
+
+/// Plays another GPU from now on, or in another order. A program that has loaded kernels keeps its architecture.
+pub fn configure(settings: Settings) {
+    gpu::gpu().settings = settings;
+}
+
+/// Goes on behind a launch that failed, as no driver does.
+pub fn forget_failure() {
+    ptx_driver_forget_failure();
+}
