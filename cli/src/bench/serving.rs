@@ -19,7 +19,7 @@ pub struct Args {
         long,
         conflicts_with_all = [
             "workload", "suite", "case", "kv_dtype", "token_scales", "seconds", "max_memory", "check", "packing", "split",
-            "decode_tile", "merge", "pod",
+            "decode_tile", "merge", "pod", "gpus", "deal",
         ]
     )]
     serve: bool,

@@ -36,7 +36,7 @@ pub const STOPPED: u32 = u32::MAX;
 /// The kernels, one for each 16-bit float: `merge_ranks_<element>`.
 macro_rules! table {
     ($as:ident $then:ident) => {
-        $crate::common::half::each_half! { $as $then {} }
+        $crate::each_half! { $as $then {} }
     };
 }
 
