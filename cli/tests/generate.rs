@@ -1,6 +1,8 @@
 //! `tandem generate`, `tandem serve` and `tandem bench --serve` on a tiny random model.
 
 mod common;
+#[path = "common/legible.rs"]
+mod legible;
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -10,6 +12,7 @@ use std::{
 };
 
 use common::{Said, run};
+use legible::legible;
 
 fn model(family: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/fixtures");
@@ -167,8 +170,11 @@ fn a_trace_is_replayed_beside_its_simulation() {
         }
         assert_eq!(policy["measured"]["finished"], 20);
     }
-    assert!(read("served.svg").contains("simulated"));
-    assert!(read("parts.svg").contains("product: gate and up"));
+    for (picture, words) in [("served.svg", "simulated"), ("parts.svg", "product: gate and up")] {
+        let svg = read(picture);
+        assert!(svg.contains(words), "{picture}");
+        legible(&svg);
+    }
 
     // The calibration is a correction for the simulator, and a beginning may be in the middle.
     let simulated = run(

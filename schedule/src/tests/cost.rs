@@ -17,8 +17,15 @@ use tandem_attn::{
 /// The closed form stands for the planner: within a quarter on batches that matter.
 #[test]
 fn the_estimate_is_close_to_the_plan() {
-    let spec = Spec::new(16, 4, 128);
-    let device = DeviceDescription::named("a100").unwrap();
+    // One that has no heads packed in its prefills, and one that has.
+    for (name, heads) in [("a100", [16, 4]), ("h200", [32, 8])] {
+        close_to_the_plan(name, heads);
+    }
+}
+
+fn close_to_the_plan(name: &str, [q_heads, kv_heads]: [u32; 2]) {
+    let spec = Spec::new(q_heads, kv_heads, 128);
+    let device = DeviceDescription::named(name).unwrap();
     let model = AttentionModel::new(&device, &spec);
     let mut planner = Planner::new();
     for (decodes, context) in [(0, 0), (8, 16_000), (32, 4096), (128, 1024)] {
@@ -50,14 +57,14 @@ fn the_estimate_is_close_to_the_plan() {
             let batch = Batch::new(indptr, table);
             let planned = model.planned(&mut planner, &batch).unwrap();
             let estimate = model.estimate(&shape);
-            for (name, estimate, planned) in [
+            for (half, estimate, planned) in [
                 ("prefill", estimate.prefill_ns, planned.prefill_ns),
                 ("decode", estimate.decode_ns, planned.decode_ns),
             ] {
                 let off = (estimate - planned).abs();
                 assert!(
                     off <= 0.25 * planned + 5_000.0,
-                    "{decodes}×{context} + {chunk} of {keys}, {name}: {estimate} beside {planned}"
+                    "{name}, {decodes}×{context} + {chunk} of {keys}, {half}: {estimate} beside {planned}"
                 );
             }
         }
