@@ -248,14 +248,17 @@ fn measure(
     })
 }
 
-/// Runs decodes of every size that steps are padded to, so that none is captured when requests are there.
+/// Runs decodes of every size that steps are padded to, chunks, and both, so that nothing is captured and no usual kernel
+/// loaded when requests are there.
 ///
 /// # Errors
 /// Where the backend fails.
 pub fn warm_up(backend: &mut dyn Backend) -> Result<(), Error> {
-    let sizes = (0..u32::BITS).map(|bit| decodes(1 << bit, 64));
     let most = backend.step_requests();
-    for lengths in sizes.take_while(|lengths| lengths.decodes <= most) {
+    let sizes = (0..u32::BITS).map(|bit| decodes(1 << bit, 64));
+    let sizes = sizes.take_while(|lengths| lengths.decodes <= most);
+    let chunks = [64, 1024, 8192].map(|tokens| chunk(tokens, tokens));
+    for lengths in sizes.chain(chunks).chain(HYBRID) {
         if lengths.fits(backend, u32::MAX) {
             run(backend, lengths, WARM)?;
         }
