@@ -20,6 +20,7 @@ use tandem_attn::{
     problem::{Batch, Dtype, KvLayout, PageTable, Part, Spec},
     shard::{Keys, ShardDefect, ShardError, Sharding, Share},
     tensor::{Element, HeadTensors},
+    variants::ALIBI,
 };
 
 /// Some way to deal out over up to 8 ranks; heads as far as there are some.
@@ -331,6 +332,8 @@ fn what_cannot_be_dealt_out_is_refused_with_what_can() {
         said.contains("a window") && said.contains("Keys::Contiguous"),
         "{said}"
     );
+    let said = refused(&spec.with_hooks(&ALIBI), &batch, turns);
+    assert!(said.contains("the variant"), "{said}");
     let tree = batch.clone().with_ancestors(vec![!0b10; 40]);
     let said = refused(&spec, &tree, turns);
     assert!(said.contains("a mask of the last keys"), "{said}");

@@ -170,7 +170,10 @@ fn a_trace_is_replayed_beside_its_simulation() {
         }
         assert_eq!(policy["measured"]["finished"], 20);
     }
-    for (picture, words) in [("served.svg", "simulated"), ("parts.svg", "product: gate and up")] {
+    for (picture, words) in [
+        ("served.svg", "simulated"),
+        ("parts.svg", "product: gate and up"),
+    ] {
         let svg = read(picture);
         assert!(svg.contains(words), "{picture}");
         legible(&svg);

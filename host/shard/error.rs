@@ -61,10 +61,10 @@ pub enum ShardError {
         /// Runs of neighbouring keys.
         runs: usize,
     },
-    /// Queries of a request apart, with a window and no causal mask.
+    /// Queries of a request apart, with a window or a variant and no causal mask.
     #[error(
-        "a window without a causal mask hides keys by the position of the last query, and row block {row_block} of part \
-         {part} is cut before it: deal out heads or keys in place of queries"
+        "a window or a variant without a causal mask goes by the position of the last query, and row block {row_block} of \
+         part {part} is cut before it: deal out heads or keys in place of queries"
     )]
     WindowOfQueries {
         /// The part of the batch.

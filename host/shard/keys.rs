@@ -63,10 +63,12 @@ pub(super) fn deal(
             let pages = part.table.pages(row_block).len() as u32;
             let own = runs(deal, ranks, pages).into_iter();
             let own: Vec<_> = own.filter(|(_, of)| *of == rank).map(|run| run.0).collect();
-            let masked = match (spec.variant.window_left, batch.ancestors.is_empty()) {
-                (Some(_), _) => Some("a window"),
-                (None, false) => Some("a mask of the last keys"),
-                (None, true) => None,
+            let variant = &spec.variant;
+            let masked = match (variant.window_left, variant.hooks, &batch.ancestors[..]) {
+                (Some(_), ..) => Some("a window"),
+                (None, Some(_), _) => Some("the variant"),
+                (None, None, [_, ..]) => Some("a mask of the last keys"),
+                (None, None, []) => None,
             };
             match (masked, own.len(), part.q_range(row_block).is_empty()) {
                 (Some(what), runs @ 2.., false) => {

@@ -116,7 +116,10 @@ impl<'a> Deal<'a> {
                 // The piece ends so many tokens before its row block does.
                 let cut = block.end - piece.end;
                 let (kv_len, after) = (whole.kv_len(row_block), whole.after(row_block));
-                if !variant.causal && variant.window_left.is_some() && cut > after {
+                if !variant.causal
+                    && (variant.window_left.is_some() || variant.hooks.is_some())
+                    && cut > after
+                {
                     return Err(ShardError::WindowOfQueries {
                         part: index,
                         row_block,

@@ -5,7 +5,7 @@
         family: "decode_wgmma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            9813704,
+            9865832,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
@@ -17,11 +17,11 @@
         family: "prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            16713102,
+            16741461,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
-            7008720,
+            7011792,
         )),
     },
     Module {
@@ -29,11 +29,11 @@
         family: "decode_mma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.ptx.zst"),
-            12380716,
+            12360430,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.cubin.zst"),
-            5391896,
+            5382680,
         )),
     },
     Module {
@@ -41,11 +41,11 @@
         family: "variants",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.variants.ptx.zst"),
-            7343713,
+            7211277,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.variants.cubin.zst"),
-            3264368,
+            3149680,
         )),
     },
     Module {
@@ -53,11 +53,11 @@
         family: "variants",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.variants.ptx.zst"),
-            1566701,
+            1546191,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.variants.cubin.zst"),
-            634784,
+            620448,
         )),
     },
     Module {
@@ -149,11 +149,11 @@
         family: "passes",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.passes.ptx.zst"),
-            308485,
+            370638,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.passes.cubin.zst"),
-            155512,
+            187648,
         )),
     },
     Module {
@@ -161,11 +161,11 @@
         family: "passes",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.passes.ptx.zst"),
-            308286,
+            370395,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.passes.cubin.zst"),
-            147360,
+            177696,
         )),
     },
     Module {

@@ -272,10 +272,10 @@ mod device {
                 /// # Safety
                 /// The parameters describe memory as [`RankMergeParams`] says, of the type in the name.
                 #[kernel(
-                                                    name = ["merge_ranks_", $element],
-                                                    max_threads = THREADS,
-                                                    min_blocks = BLOCKS
-                                                )]
+                                                                name = ["merge_ranks_", $element],
+                                                                max_threads = THREADS,
+                                                                min_blocks = BLOCKS
+                                                            )]
                 pub unsafe fn entry(params: RankMergeParams) {
                     // SAFETY: the caller's promise.
                     unsafe { run::<$output>(&params) }

@@ -14,7 +14,7 @@ use crate::{
     abi::DecodeParams,
     common::{
         softmax::SLACK,
-        variant::{Pair, Variant},
+        variant::Variant,
     },
 };
 
