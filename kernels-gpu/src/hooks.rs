@@ -292,7 +292,7 @@ macro_rules! decode_mma_of_variant {
             #[::cuda_std::kernel(
                 name = ["decode_", $rows, "x", $keys, "_d", $dim, "_", $element, "_", $name],
                 only = [($dim, $heads), ($half, $elements)],
-                max_threads = (warps($dim, $rows) + producers($dim, $rows, BITS16)) * 32,
+                max_threads = (warps($dim, $rows, BITS16) + producers($dim, $rows, BITS16)) * 32,
                 min_blocks = 1,
                 tensor_maps = maps
             )]
@@ -309,7 +309,7 @@ macro_rules! decode_mma_of_variant {
                         $variant,
                         $dim,
                         $rows,
-                        { warps($dim, $rows) },
+                        { warps($dim, $rows, BITS16) },
                         BITS16,
                         { $dim / 16 },
                         { $rows / 8 },

@@ -20,7 +20,7 @@ macro_rules! entries {
         /// The parameters describe memory as [`DecodeParams`] says.
         #[kernel(
             name = ["decode_", $rows, "x", $keys, "_d", $dim, "_", $element $(, "_", $flag)*],
-            max_threads = (warps($dim, $rows) + producers($dim, $rows, of_flags(&[$(stringify!($flag)),*]))) * 32,
+            max_threads = (warps($dim, $rows, of_flags(&[$(stringify!($flag)),*])) + producers($dim, $rows, of_flags(&[$(stringify!($flag)),*]))) * 32,
             min_blocks = 1,
             tensor_maps = maps
         )]
@@ -30,7 +30,7 @@ macro_rules! entries {
             // SAFETY: the caller's promise.
             unsafe {
                 run::<
-                    half::$half, Standard<CAP>, $dim, $rows, { warps($dim, $rows) }, CACHE,
+                    half::$half, Standard<CAP>, $dim, $rows, { warps($dim, $rows, CACHE) }, CACHE,
                     { $dim / 16 }, { $rows / 8 }, { $dim / 32 },
                 >(&params, maps, Standard(params.attention.variant));
             }

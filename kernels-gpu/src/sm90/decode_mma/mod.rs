@@ -1,7 +1,7 @@
 //! Decode on Hopper: pages come by TMA, each one instruction.
 //!
-//! Three producer warps or five. The *scheduler* claims units and lists them, ahead of everybody, so that the latencies
-//! of ticket, item, rows and page ids are not those of the stream of keys. Two or four *loaders* follow the list and
+//! Three to five producer warps. The *scheduler* claims units and lists them, ahead of everybody, so that the latencies
+//! of ticket, item, rows and page ids are not those of the stream of keys. Two to four *loaders* follow the list and
 //! keep the ring full, each with a chunk in turn. The consumer
 //! warps take the chunks in turn: a long unit is shared by all of them, whose states are combined in shared memory at
 //! its end, and short units go to one warp each, which works through its latencies while the other warps work

@@ -12,10 +12,7 @@ use super::{
 };
 use crate::{
     abi::DecodeParams,
-    common::{
-        softmax::SLACK,
-        variant::Variant,
-    },
+    common::{softmax::SLACK, variant::Variant},
 };
 
 /// The named barrier of the consumers, and how many they are.
