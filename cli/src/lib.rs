@@ -68,7 +68,7 @@ enum Command {
     Demo(demo::Args),
     Plan(plan::Args),
     Attend(attend::Args),
-    Bench(bench::Args),
+    Bench(Box<bench::Args>),
     Roofline(roofline::Args),
     Compare(compare::Args),
     ServeSim(serve_sim::Args),

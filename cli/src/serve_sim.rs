@@ -19,15 +19,15 @@ use crate::{
     output::{self, Files, Force},
 };
 
-mod chart;
+pub(crate) mod chart;
 mod limits;
 mod machine;
-mod table;
+pub(crate) mod table;
 mod window;
 
 use limits::requests;
 pub use machine::Machine;
-pub(crate) use machine::{at_least_1, positive, read_trace};
+pub(crate) use machine::{at_least_1, described, is_file, positive, read_trace};
 use machine::{at_most, not_negative};
 use table::{file, heading, table};
 
@@ -124,6 +124,9 @@ pub struct Args {
     /// Take attention times from a plan of every batch: slower, and sees shared prefixes
     #[arg(long)]
     plan: bool,
+    /// Compose each step before the tokens of the last are known, as `tandem bench --serve` does on a GPU
+    #[arg(long)]
+    ahead: bool,
     /// Draw TTFT and TBT, and the steps with their bubbles and stalls
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -240,6 +243,7 @@ impl Args {
         };
         let mut simulation = Simulation::with_policy(&cost, limits, policy);
         simulation.page_size = self.page_size;
+        simulation.ahead = self.ahead;
         if self.plan {
             simulation.attention = AttentionSource::Planner;
         }

@@ -1,6 +1,8 @@
-//! `tandem generate` and `tandem serve` on a tiny random model.
+//! `tandem generate`, `tandem serve` and `tandem bench --serve` on a tiny random model.
 
 mod common;
+#[path = "common/legible.rs"]
+mod legible;
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -10,6 +12,7 @@ use std::{
 };
 
 use common::{Said, run};
+use legible::legible;
 
 fn model(family: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/fixtures");
@@ -110,6 +113,123 @@ fn what_is_no_model_is_wrong_input() {
         code == 2 && said.contains("models of type \"mamba\" are not known here"),
         "{code}: {said}"
     );
+}
+
+#[test]
+fn a_trace_is_replayed_beside_its_simulation() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut csv = "num_prefill_tokens,num_decode_tokens\n".to_owned();
+    (0..300).for_each(|i| csv += &format!("{}.0,{}.0\n", 20 + i % 30, 4 + i % 7));
+    std::fs::write(directory.path().join("trace.csv"), csv).unwrap();
+    let folder = model("llama3");
+    let serve = |more: &[&str]| {
+        let arguments = [
+            "bench",
+            "--serve",
+            "--backend",
+            "cpu",
+            "--model",
+            &folder,
+            "--budget",
+            "64",
+            "--batch",
+            "8",
+            "--cache",
+            "2048",
+        ];
+        run(directory.path(), &[&arguments[..], more].concat())
+    };
+    let said = serve(&[
+        "--trace",
+        "trace.csv",
+        "--load",
+        "0.5",
+        "--requests",
+        "20",
+        "--policy",
+        "prefill-first,sarathi-serve,sarathi-serve+pod",
+        "--json",
+        "served.json",
+        "--calibration",
+        "calibration.json",
+        "--svg",
+        "served.svg",
+        "--parts",
+        "parts.svg",
+    ]);
+    assert_eq!(said.code, 0, "{}", said.stderr);
+    assert!(said.stdout.contains("50 % of the"), "{}", said.stdout);
+    let read = |name: &str| std::fs::read_to_string(directory.path().join(name)).unwrap();
+    let served: serde_json::Value = serde_json::from_str(&read("served.json")).unwrap();
+    let policies = served["policies"].as_array().unwrap();
+    assert_eq!(policies.len(), 3);
+    for policy in policies {
+        for of in ["finished", "prompt_tokens", "generated_tokens"] {
+            let [measured, simulated] = ["measured", "simulated"].map(|which| &policy[which][of]);
+            assert_eq!(measured, simulated, "{of}");
+        }
+        assert_eq!(policy["measured"]["finished"], 20);
+    }
+    for (picture, words) in [
+        ("served.svg", "simulated"),
+        ("parts.svg", "product: gate and up"),
+    ] {
+        let svg = read(picture);
+        assert!(svg.contains(words), "{picture}");
+        legible(&svg);
+    }
+
+    // The calibration is a correction for the simulator, and a beginning may be in the middle.
+    let simulated = run(
+        directory.path(),
+        &[
+            "serve-sim",
+            "--correction",
+            "calibration.json",
+            "--requests",
+            "9",
+            "--ahead",
+        ],
+    );
+    assert_eq!(simulated.code, 0, "{}", simulated.stderr);
+    let window = serve(&[
+        "--trace",
+        "trace.csv",
+        "--correction",
+        "calibration.json",
+        "--load",
+        "0.8",
+        "--start",
+        "0.2",
+        "--window",
+        "0.3",
+        "--policy",
+        "sarathi-serve,sarathi-serve+unpacked",
+        "--json",
+        "window.json",
+    ]);
+    assert_eq!(window.code, 0, "{}", window.stderr);
+    let window: serde_json::Value = serde_json::from_str(&read("window.json")).unwrap();
+    assert_eq!(window["policies"][1]["measured"]["makespan_s"], 0.3);
+
+    for (wrong, reason) in [
+        (&["--policy", "orca+fast"][..], "there is no +fast"),
+        (
+            &["--prompt", "20", "--prefix", "30"],
+            "--prefix 30 is more than the 20",
+        ),
+        (
+            &["--prompt", "3000", "--requests", "3"],
+            "no request finished",
+        ),
+    ] {
+        let said = serve(wrong);
+        assert!(
+            said.code != 0 && said.stderr.contains(reason),
+            "{wrong:?}: {}",
+            said.stderr
+        );
+    }
 }
 
 #[test]

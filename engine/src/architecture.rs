@@ -9,6 +9,8 @@ use tandem_attn::{
     step::{Activation, RmsNorm, Rope},
 };
 
+use tandem_schedule::ModelDescription;
+
 use crate::{Error, Family};
 
 /// What a model computes: everything but the numbers in its weights.
@@ -73,6 +75,57 @@ impl Architecture {
     /// As [`read`](Self::read).
     pub fn from_json(config: &str) -> Result<Self, Error> {
         config::parse(Path::new("config.json"), config, None)
+    }
+
+    /// A model of a described shape, for measurements with random weights: as Llama 3 has it, or Qwen 3 where the
+    /// description is named so, for so many positions.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a feed-forward part that is not gated.
+    pub fn described(model: &ModelDescription, positions: u32) -> Result<Self, Error> {
+        if model.ffn_matrices != 3 {
+            return Err(Error::Unsupported {
+                field: "ffn_matrices",
+                got: model.ffn_matrices.to_string(),
+                rule: "3 are computed here: gate, up and down".to_owned(),
+            });
+        }
+        let family = match model.name.starts_with("qwen3") {
+            true => "qwen3",
+            false => "llama",
+        };
+        let config = serde_json::json!({
+            "model_type": family,
+            "vocab_size": model.vocab,
+            "hidden_size": model.hidden,
+            "intermediate_size": model.ffn,
+            "num_hidden_layers": model.layers,
+            "num_attention_heads": model.q_heads,
+            "num_key_value_heads": model.kv_heads,
+            "head_dim": model.head_dim,
+            "max_position_embeddings": positions,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500_000.0,
+            "tie_word_embeddings": false,
+        });
+        Self::from_json(&config.to_string())
+    }
+
+    /// Its shape, for simulations.
+    #[must_use]
+    pub fn description(&self, name: &str) -> ModelDescription {
+        let spec = self.spec();
+        ModelDescription {
+            name: name.to_owned(),
+            layers: self.layers.len() as u32,
+            hidden: self.hidden as u32,
+            q_heads: spec.q_heads,
+            kv_heads: spec.kv_heads,
+            head_dim: spec.head_dim_qk,
+            ffn: self.intermediate as u32,
+            ffn_matrices: 3,
+            vocab: self.vocabulary as u32,
+        }
     }
 
     /// The heads; they are the same for all kinds.

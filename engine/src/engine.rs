@@ -1,6 +1,6 @@
 //! Requests in, tokens out: the composer's steps on a backend.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use tandem_attn::{
     problem::{Batch, PageTable},
@@ -13,7 +13,7 @@ use tandem_schedule::{
 
 use crate::{
     Architecture, Error,
-    backend::{Backend, Work},
+    backend::{Backend, StepTime, Work},
 };
 
 /// A prompt and what is to be made of it.
@@ -27,6 +27,8 @@ pub struct Generation {
     pub sampling: Sampling,
     /// Go on behind a token that ends a text: for measurements.
     pub ignore_ends: bool,
+    /// Tokens of the prompt that count as computed, whatever the caches hold: for measurements that begin in the middle.
+    pub computed: u32,
 }
 
 impl Generation {
@@ -38,6 +40,7 @@ impl Generation {
             max_new_tokens,
             sampling: Sampling::GREEDY,
             ignore_ends: false,
+            computed: 0,
         }
     }
 }
@@ -73,18 +76,36 @@ pub enum Event {
 }
 
 /// Serves requests together: hybrid batches over paged caches, prompts in chunks, common beginnings computed once.
+///
+/// A backend that computes by itself is given the next step before the tokens of the last one are known: they stay there
+/// and are taken from there, and the host composes and plans meanwhile.
 pub struct Engine {
     composer: Composer,
     backend: Box<dyn Backend>,
     requests: HashMap<RequestId, Answer>,
-    step: Step,
+    /// Steps that the backend was given and that are not finished, the oldest first.
+    flights: VecDeque<Flight>,
+    /// Steps that may wait behind the one that is computed.
+    ahead: usize,
+    /// Nothing was there to compute before the next step.
+    rested: bool,
+    spare: Vec<Step>,
     inputs: StepInputs,
     rows: Vec<u32>,
     draws: Vec<Draw>,
+    drawn: Vec<(u32, u32)>,
+    /// For each request of the last step that was begun and drew a token, the row.
+    last_rows: HashMap<RequestId, u32>,
     sampled: Vec<u32>,
     /// Requests that were cancelled between steps, and whose end no event has said yet.
     cancelled: Vec<RequestId>,
     steps: u64,
+}
+
+/// A step that is under way.
+struct Flight {
+    step: Step,
+    rested: bool,
 }
 
 #[derive(Debug)]
@@ -95,8 +116,8 @@ struct Answer {
     ended: bool,
 }
 
-/// How a step was made up, for measurements.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// How a step was made up and how long it took, for measurements.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepReport {
     /// Tokens that were computed.
     pub tokens: u32,
@@ -104,6 +125,10 @@ pub struct StepReport {
     pub decodes: u32,
     /// Tokens that were drawn.
     pub drawn: u32,
+    /// Requests that lost their pages to others.
+    pub preempted: u32,
+    /// How long it took; the gap before it counts only where there was something to compute.
+    pub time: StepTime,
 }
 
 impl Engine {
@@ -129,18 +154,32 @@ impl Engine {
         limits.running = limits.running.min(limits.step_requests);
         limits.request_tokens = limits.request_tokens.min(backend.architecture().positions);
         let composer = Composer::with_policy(limits, backend.pages(), backend.page_size(), policy)?;
+        let ahead = usize::from(backend.is_asynchronous());
         Ok(Self {
             composer,
             backend,
             requests: HashMap::new(),
-            step: Step::default(),
+            flights: VecDeque::new(),
+            ahead,
+            rested: true,
+            spare: Vec::new(),
             inputs: StepInputs::default(),
             rows: Vec::new(),
             draws: Vec::new(),
+            drawn: Vec::new(),
+            last_rows: HashMap::new(),
             sampled: Vec::new(),
             cancelled: Vec::new(),
             steps: 0,
         })
+    }
+
+    /// Whether the next step is composed before the tokens of the last one are known, in place of what suits the backend.
+    /// Answers are the same.
+    #[must_use]
+    pub fn running_ahead(mut self, ahead: bool) -> Self {
+        self.ahead = usize::from(ahead);
+        self
     }
 
     /// Takes a request.
@@ -150,13 +189,18 @@ impl Engine {
     /// [`Error::Attention`] for a sampling that means nothing.
     pub fn submit(&mut self, generation: Generation) -> Result<RequestId, Error> {
         self.check(&generation)?;
+        self.rested |= self.is_idle();
         let Generation {
             prompt,
             max_new_tokens,
             sampling,
             ignore_ends,
+            computed,
         } = generation;
-        let request = self.composer.submit(Request::new(prompt, max_new_tokens))?;
+        let request = self.composer.submit(Request {
+            computed,
+            ..Request::new(prompt, max_new_tokens)
+        })?;
         let answer = Answer {
             sampling,
             ignore_ends,
@@ -199,7 +243,8 @@ impl Engine {
         there
     }
 
-    /// Computes one step and tells what became of its requests; nothing to compute is an empty report.
+    /// Puts one step on its way and tells what became of the requests of the one that is finished, which is an earlier one
+    /// where the engine [runs ahead](Self::running_ahead). Nothing finished is an empty report.
     ///
     /// # Errors
     /// Where the backend fails. Its requests are lost then: the engine is not to be used any more.
@@ -208,40 +253,74 @@ impl Engine {
             let reason = Finish::Cancelled;
             tell(Event::Finished { request, reason });
         }
-        if !self.composer.compose(&mut self.step) {
-            return Ok(StepReport::default());
+        let begun = self.begin()?;
+        if self.flights.len() > self.ahead || !begun {
+            return self.finish(tell);
         }
-        self.composer.inputs(&self.step, &mut self.inputs);
+        Ok(StepReport::default())
+    }
+
+    /// Composes a step and gives it to the backend; false where there is nothing to compute.
+    fn begin(&mut self) -> Result<bool, Error> {
+        let mut step = self.spare.pop().unwrap_or_default();
+        if !self.composer.compose(&mut step) {
+            self.spare.push(step);
+            return Ok(false);
+        }
+        self.composer.inputs(&step, &mut self.inputs);
+        let inputs = &self.inputs;
+        self.drawn.clear();
+        for &entry in &inputs.awaited {
+            let request = step.entries[entry as usize].request;
+            let row = self.last_rows[&request];
+            self.drawn
+                .push((inputs.batch.qo_indptr[entry as usize], row));
+        }
         self.rows.clear();
         self.draws.clear();
-        let wanted = self.step.entries.iter().zip(&self.inputs.logits);
-        for (entry, row) in wanted {
-            let (Some(row), Some(answer)) = (row, self.requests.get(&entry.request)) else {
+        self.last_rows.clear();
+        for (entry, row) in step.entries.iter().zip(&inputs.logits) {
+            let (Some(row), Some(answer)) = (row, self.requests.get_mut(&entry.request)) else {
                 continue;
             };
+            self.last_rows.insert(entry.request, self.rows.len() as u32);
             self.rows.push(*row);
             let draw = answer.sampling.draw(answer.drawn);
             self.draws.push(draw.map_err(tandem_attn::Error::from)?);
+            answer.drawn += 1;
         }
-        let work = Work {
-            inputs: &self.inputs,
-            copies: &self.step.copies,
+        self.backend.begin(&Work {
+            inputs,
+            copies: &step.copies,
             rows: &self.rows,
             draws: &self.draws,
+            drawn: &self.drawn,
+        })?;
+        self.composer.advance(&step);
+        let rested = std::mem::take(&mut self.rested);
+        self.flights.push_back(Flight { step, rested });
+        Ok(true)
+    }
+
+    /// Waits for the oldest step under way, if there is one, and tells its tokens.
+    fn finish(&mut self, tell: &mut dyn FnMut(Event)) -> Result<StepReport, Error> {
+        let Some(Flight { step, rested }) = self.flights.pop_front() else {
+            return Ok(StepReport::default());
         };
-        self.backend.compute(&work, &mut self.sampled)?;
+        let mut time = self.backend.finish(&mut self.sampled)?;
+        time.gap_s = time.gap_s.filter(|_| !rested);
         self.steps += 1;
 
         let ends = &self.backend.architecture().ends;
         let mut sampled = self.sampled.iter().copied();
         let requests = &mut self.requests;
-        let finished = self.composer.complete(&self.step, |entry| {
+        let finished = self.composer.resolve(&step, |entry| {
             let request = entry.request;
-            let answer = requests
-                .get_mut(&request)
-                .expect("nothing is cancelled within a step");
             let token = sampled.next().expect("one for each row");
-            answer.drawn += 1;
+            // Cancelled meanwhile, or its text had ended.
+            let Some(answer) = requests.get_mut(&request).filter(|answer| !answer.ended) else {
+                return Sampled::Last(token);
+            };
             if !answer.ignore_ends && ends.contains(&token) {
                 answer.ended = true;
                 return Sampled::Last(token);
@@ -260,12 +339,15 @@ impl Engine {
             let request = left.request;
             tell(Event::Finished { request, reason });
         }
-        let entries = &self.step.entries;
-        Ok(StepReport {
-            tokens: self.step.tokens(),
-            decodes: entries.iter().filter(|entry| entry.decode).count() as u32,
-            drawn: self.rows.len() as u32,
-        })
+        let report = StepReport {
+            tokens: step.tokens(),
+            decodes: step.entries.iter().filter(|entry| entry.decode).count() as u32,
+            drawn: self.sampled.len() as u32,
+            preempted: step.preempted.len() as u32,
+            time,
+        };
+        self.spare.push(step);
+        Ok(report)
     }
 
     /// Logits at every position of a text, `[tokens, vocabulary]`, computed in chunks of so many tokens.
@@ -279,7 +361,7 @@ impl Engine {
         let needed = (tokens.len() as u64).div_ceil(u64::from(page_size));
         self.composer.clear_cache();
         let free = self.composer.pool().free_pages();
-        if !self.composer.is_idle() || needed > u64::from(free) {
+        if !self.is_idle() || needed > u64::from(free) {
             return Err(Error::Busy { needed, free });
         }
         let table: Vec<u32> = (0..needed as u32).collect();
@@ -297,6 +379,7 @@ impl Engine {
                 positions: (first..end).collect(),
                 tokens: ids.to_vec(),
                 logits: Vec::new(),
+                awaited: Vec::new(),
             };
             let most = self.backend.step_requests() as usize;
             let rows: Vec<u32> = (0..ids.len() as u32).collect();
@@ -314,8 +397,10 @@ impl Engine {
                 copies: &[],
                 rows: &rows,
                 draws: &vec![draw; rows.len()],
+                drawn: &[],
             };
-            self.backend.compute(&work, &mut self.sampled)?;
+            self.backend.begin(&work)?;
+            self.backend.finish(&mut self.sampled)?;
             logits.extend(self.backend.logits()?);
         }
         Ok(logits)
@@ -347,10 +432,21 @@ impl Engine {
     /// Whether there is nothing to compute and nothing to tell.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.composer.is_idle() && self.cancelled.is_empty()
+        self.composer.is_idle() && self.cancelled.is_empty() && self.flights.is_empty()
     }
 
-    /// Steps that were computed.
+    /// The backend, for another engine.
+    ///
+    /// # Errors
+    /// Where a step under way cannot be finished. Requests are dropped.
+    pub fn into_backend(mut self) -> Result<Box<dyn Backend>, Error> {
+        while !self.flights.is_empty() {
+            self.finish(&mut |_| ())?;
+        }
+        Ok(self.backend)
+    }
+
+    /// Steps that were finished.
     #[must_use]
     pub const fn steps(&self) -> u64 {
         self.steps

@@ -157,6 +157,13 @@ pub enum Error {
         /// Most rows.
         most_rows: u32,
     },
+    /// A step that is to be begun while as many as a backend takes are under way, or other options of planning while
+    /// any is.
+    #[error("steps are under way: finish them first")]
+    TooManySteps,
+    /// A step that is waited for and was not begun.
+    #[error("no step is under way")]
+    NoStep,
     /// Attention, or the steps around it.
     #[error(transparent)]
     Attention(#[from] tandem_attn::Error),

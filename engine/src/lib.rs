@@ -32,16 +32,18 @@
 
 mod architecture;
 mod backend;
+pub mod calibrate;
 mod engine;
 mod error;
 mod family;
+pub mod replay;
 #[cfg(feature = "serve")]
 pub mod serve;
 mod text;
 mod weights;
 
 pub use architecture::{Architecture, AttentionKind};
-pub use backend::{Backend, CpuBackend, Work};
+pub use backend::{Backend, CpuBackend, MOST_UNDER_WAY, Part, StepTime, Work};
 #[cfg(feature = "cuda")]
 pub use backend::{GpuBackend, GpuOptions};
 pub use engine::{Engine, Event, Finish, Generation, StepReport};

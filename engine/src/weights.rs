@@ -122,6 +122,12 @@ impl Weights {
         Self(Source::Random { seed })
     }
 
+    /// Whether they are [random](Self::random).
+    #[must_use]
+    pub const fn are_random(&self) -> bool {
+        matches!(self.0, Source::Random { .. })
+    }
+
     /// Whether there is a tensor of this name.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{FAMILIES, PAGES, answers, engine, expected, expected_text, folder, nearness};
-use tandem_engine::{Generation, Limits, Message, Sampling, Text, TextStream};
+use tandem_engine::{Event, Finish, Generation, Limits, Message, Sampling, Text, TextStream};
 
 #[test]
 fn logits_are_those_of_transformers() {
@@ -75,6 +75,53 @@ fn answers_survive_preemption() {
     for (one, together) in all.into_iter().zip(together) {
         assert_eq!(answers(&mut engine, &[one]), [together]);
     }
+}
+
+#[test]
+fn running_ahead_gives_the_same_answers() {
+    let right = expected("llama3");
+    // Some end early, and the others together are more than the pool has room for.
+    let generation = |(seed, keep): (u64, usize)| Generation {
+        sampling: Sampling {
+            temperature: 4.0,
+            seed,
+            ..Sampling::GREEDY
+        },
+        ignore_ends: seed < 4,
+        ..Generation::greedy(right.prompt[..keep].to_vec(), 250 + keep as u32)
+    };
+    let all: Vec<_> = (0..)
+        .zip([48, 40, 33, 24, 17, 8, 1])
+        .map(generation)
+        .collect();
+    let limits = Limits {
+        step_tokens: 20,
+        ..Limits::default()
+    };
+    let [waiting, ahead] = [false, true].map(|ahead| {
+        let mut engine = engine("llama3", limits).running_ahead(ahead);
+        let given = answers(&mut engine, &all);
+        assert!(engine.composer().lost_tokens() > 0);
+        // One that leaves while a step with it is under way.
+        let request = engine.submit(all[0].clone()).unwrap();
+        for _ in 0..6 {
+            engine.step(&mut |_| ()).unwrap();
+        }
+        assert!(engine.cancel(request));
+        let mut finished = Vec::new();
+        while !engine.is_idle() {
+            engine.step(&mut |event| finished.push(event)).unwrap();
+        }
+        let reason = Finish::Cancelled;
+        assert_eq!(finished, [Event::Finished { request, reason }]);
+        engine.clear_cache();
+        assert_eq!(engine.composer().pool().free_pages(), PAGES);
+        given
+    });
+    assert_eq!(waiting, ahead);
+    let early = all.iter().zip(&ahead);
+    let early = early.filter(|(one, answer)| answer.len() < one.max_new_tokens as usize);
+    assert!(early.count() > 0, "no text ended early");
 }
 
 #[test]

@@ -126,6 +126,8 @@ struct KernelTime {
     read_ns: f64,
     row_ns: f64,
     m: u32,
+    /// Query heads that share a tile.
+    pack: u32,
     /// One unit's fixed time, not shared: the last one to finish.
     tail_ns: f64,
 }
@@ -141,6 +143,7 @@ impl KernelTime {
             row_ns: spec.flops_per_pair() as f64 / f64::from(spec.q_heads) / device.flops_per_ns
                 * units_per_item,
             m,
+            pack,
             tail_ns: device.launch_ns + unit_ns,
         }
     }
@@ -191,11 +194,13 @@ impl AttentionModel {
         }
         for &Chunk { tokens, keys } in &shape.chunks {
             let kernel = &self.prefill;
-            let tiles = tokens.div_ceil(kernel.m).max(1);
+            // Heads of a group that are packed make rows of their own.
+            let (all_rows, of_tile) = (tokens * kernel.pack, f64::from(kernel.m / kernel.pack));
+            let tiles = all_rows.div_ceil(kernel.m).max(1);
             // Tile i sees the keys before the chunk and those of tiles 0 to i.
-            let within = f64::from(tiles - 1) * f64::from(tiles) / 2.0 * f64::from(kernel.m);
+            let within = f64::from(tiles - 1) * f64::from(tiles) / 2.0 * of_tile;
             let seen = f64::from(tiles) * f64::from(keys - tokens) + within + f64::from(tokens);
-            let rows = kernel.m.min(tokens.next_multiple_of(64));
+            let rows = kernel.m.min(all_rows.next_multiple_of(64));
             let fixed = f64::from(tiles - 1) * kernel.units_per_item * kernel.fixed_ns;
             time.prefill_ns += kernel.item_ns(rows, seen) + fixed;
         }

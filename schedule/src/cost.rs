@@ -16,6 +16,9 @@ use tandem_attn::{
 /// two norms, two additions, the rotation, the activation.
 const ELEMENTWISE_PASSES: f64 = 8.0;
 
+/// Where the [rest](Correction::rest) of a step is measured: steps of so many tokens or fewer are decodes, others a chunk.
+pub const DECODES: u32 = 64;
+
 /// How a model is spread over GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parallel {
@@ -38,9 +41,9 @@ impl Default for Parallel {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measured {
-    /// Tokens of the step for linear layers; predicted nanoseconds for attention.
+    /// Tokens of the step; for attention the predicted nanoseconds.
     pub at: f64,
-    /// Nanoseconds measured: all linear layers of a stage, or attention of one layer.
+    /// Nanoseconds measured: see [`Correction`].
     pub measured_ns: f64,
 }
 
@@ -49,10 +52,18 @@ pub struct Measured {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Correction {
-    /// Linear layers, by tokens.
+    /// All linear layers of a stage, by tokens.
     pub linear: Vec<Measured>,
-    /// Attention, by predicted time.
-    pub attention: Vec<Measured>,
+    /// Attention of one layer for chunks of prompts alone, by predicted time.
+    pub prefill: Vec<Measured>,
+    /// Attention of one layer for decodes alone, by predicted time.
+    pub decode: Vec<Measured>,
+    /// What a step of one stage takes beside linear layers and attention, by tokens; of so many decodes, or of a chunk with
+    /// one sampled token.
+    pub rest: Vec<Measured>,
+    /// The loss of [`Overlap::Pod`]; none: the one it was made with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod_loss: Option<f64>,
 }
 
 impl Correction {
@@ -66,13 +77,19 @@ impl Correction {
             reason,
         };
         let table: Self = serde_json::from_str(json).map_err(|error| wrong(error.to_string()))?;
-        for points in [&table.linear, &table.attention] {
+        for points in [&table.linear, &table.prefill, &table.decode, &table.rest] {
             let ascending = points.is_sorted_by(|a, b| a.at < b.at);
             if !ascending || points.iter().any(|p| !(p.at > 0.0 && p.measured_ns > 0.0)) {
                 return Err(wrong(
                     "points must ascend by `at`, and all numbers be positive".to_owned(),
                 ));
             }
+        }
+        if table
+            .pod_loss
+            .is_some_and(|loss| !(0.0..=1.0).contains(&loss))
+        {
+            return Err(wrong("`pod_loss` must be from 0 to 1".to_owned()));
         }
         Ok(table)
     }
@@ -147,7 +164,10 @@ pub struct CostModel {
     overlap: Overlap,
     attention: AttentionModel,
     linear_ratios: Ratios,
-    attention_ratios: Ratios,
+    prefill_ratios: Ratios,
+    decode_ratios: Ratios,
+    rest_ratios: Ratios,
+    pod_loss: Option<f64>,
 }
 
 impl CostModel {
@@ -189,7 +209,10 @@ impl CostModel {
             overlap: Overlap::Serial,
             attention: AttentionModel::new(&hardware.device()?, &spec),
             linear_ratios: Ratios::default(),
-            attention_ratios: Ratios::default(),
+            prefill_ratios: Ratios::default(),
+            decode_ratios: Ratios::default(),
+            rest_ratios: Ratios::default(),
+            pod_loss: None,
         };
         if cost.kv_memory() <= 0.0 {
             return Err(ScheduleError::DoesNotFit {
@@ -216,10 +239,20 @@ impl CostModel {
             let predicted = self.uncorrected_linear_ns(point.at.round() as u32);
             (point.at, point.measured_ns / predicted)
         };
-        let linear = correction.linear.iter().map(linear).collect();
+        let rest = |point: &Measured| {
+            let tokens = point.at.round() as u32;
+            let sampled = if tokens > DECODES { 1 } else { tokens };
+            let predicted = self.uncorrected_rest_ns(tokens, sampled);
+            (point.at, point.measured_ns / predicted)
+        };
         let attention = |point: &Measured| (point.at, point.measured_ns / point.at);
-        self.attention_ratios = Ratios(correction.attention.iter().map(attention).collect());
-        self.linear_ratios = Ratios(linear);
+        let [prefill, decode] = [&correction.prefill, &correction.decode]
+            .map(|points| Ratios(points.iter().map(attention).collect()));
+        let linear = Ratios(correction.linear.iter().map(linear).collect());
+        let rest = Ratios(correction.rest.iter().map(rest).collect());
+        (self.linear_ratios, self.rest_ratios) = (linear, rest);
+        (self.prefill_ratios, self.decode_ratios) = (prefill, decode);
+        self.pod_loss = correction.pod_loss;
         self
     }
 
@@ -290,6 +323,25 @@ impl CostModel {
         gemm.ns(tokens, weights / f64::from(self.parallel.tensor))
     }
 
+    /// The output layer for so many rows, and what reads and writes the residual stream of so many tokens.
+    fn uncorrected_rest_ns(&self, tokens: u32, sampled: u32) -> f64 {
+        self.elementwise_ns(tokens) + self.head_ns(sampled)
+    }
+
+    fn elementwise_ns(&self, tokens: u32) -> f64 {
+        let pass_ns = self.activation_bytes(tokens) / self.hardware.gemm.bytes_per_ns;
+        ELEMENTWISE_PASSES * pass_ns * self.layers_per_stage()
+    }
+
+    fn head_ns(&self, sampled: u32) -> f64 {
+        let weights = self.model.head_weights() as f64 / f64::from(self.parallel.tensor);
+        self.hardware.gemm.ns(sampled, weights)
+    }
+
+    fn activation_bytes(&self, tokens: u32) -> f64 {
+        f64::from(tokens) * f64::from(self.model.hidden) * 2.0
+    }
+
     /// Linear layers of a stage.
     #[must_use]
     pub fn linear_ns(&self, tokens: u32) -> f64 {
@@ -329,9 +381,15 @@ impl CostModel {
         }
         let layers = self.layers_per_stage();
         let tensor = f64::from(self.parallel.tensor);
-        let activation_bytes = f64::from(tokens) * f64::from(self.model.hidden) * 2.0;
-        let attention_ns = self.overlap.join(attention.prefill_ns, attention.decode_ns);
-        let attention_ns = attention_ns * self.attention_ratios.at(attention_ns);
+        let activation_bytes = self.activation_bytes(tokens);
+        let prefill_ns = attention.prefill_ns * self.prefill_ratios.at(attention.prefill_ns);
+        let decode_ns = attention.decode_ns * self.decode_ratios.at(attention.decode_ns);
+        let overlap = match (self.overlap, self.pod_loss) {
+            (Overlap::Pod { .. }, Some(loss)) => Overlap::Pod { loss },
+            (overlap, _) => overlap,
+        };
+        let attention_ns = overlap.join(prefill_ns, decode_ns);
+        let rest = self.rest_ratios.at(f64::from(tokens));
         let link = self.hardware.link;
         let communication_ns = if self.parallel.tensor > 1 {
             // A ring: each GPU sends and receives 2·(n−1)/n of the message, after attention and after the FFN.
@@ -346,13 +404,12 @@ impl CostModel {
         } else {
             0.0
         };
-        let gemm = &self.hardware.gemm;
         StepTime {
             linear_ns: self.linear_ns(tokens),
             attention_ns: attention_ns * layers,
-            elementwise_ns: ELEMENTWISE_PASSES * activation_bytes / gemm.bytes_per_ns * layers,
+            elementwise_ns: rest * self.elementwise_ns(tokens),
             communication_ns,
-            head_ns: gemm.ns(shape.sampled, self.model.head_weights() as f64 / tensor),
+            head_ns: rest * self.head_ns(shape.sampled),
             send_ns,
         }
     }

@@ -41,6 +41,12 @@ pub enum ScheduleError {
         /// Requests that wait.
         waiting: usize,
     },
+    /// Steps composed before the tokens of the last are known, and a pipeline, whose stages have them late.
+    #[error("composing ahead takes one pipeline stage, not {stages}")]
+    Ahead {
+        /// Stages.
+        stages: u32,
+    },
     /// A limit that allows nothing.
     #[error("{name} is {got}: give at least {least}")]
     Limit {

@@ -1,4 +1,8 @@
-//! What a simulation measured.
+//! What a simulation measured, or a replay.
+
+mod recorder;
+
+pub use recorder::Recorder;
 
 use serde::Serialize;
 
@@ -86,7 +90,7 @@ pub struct StageSpan {
     pub end_s: f64,
 }
 
-/// All that a simulation measured.
+/// All that a simulation measured, or a replay.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
     /// Name of the policy.
@@ -97,19 +101,19 @@ pub struct Report {
     pub refused: usize,
     /// Requests left over because no step could be composed any more; 0 unless a policy is at fault.
     pub stuck: usize,
-    /// From the first arrival to the last token.
+    /// From the first arrival to the last token, or to the end of what was looked at.
     pub makespan_s: f64,
-    /// Time to the first token, for each request.
+    /// Time to the first token, for each request that came meanwhile.
     pub ttft: Distribution,
     /// Time between tokens, for each token after a request's first.
     pub tbt: Distribution,
-    /// From arrival to last token, for each request.
+    /// From arrival to last token, for each request that came and finished meanwhile.
     pub latency: Distribution,
     /// Time that stages stood still before steps of a request, for each request.
     pub bubble: Distribution,
     /// The part of the requests with a gap above 200 and 500 ms.
     pub stalled: [f64; 2],
-    /// Prompt tokens of the requests that finished, cached or computed.
+    /// Prompt tokens of the requests that finished, or had a token by the end, cached or computed.
     pub prompt_tokens: u64,
     /// Tokens generated.
     pub generated_tokens: u64,

@@ -53,8 +53,8 @@ impl Prompt {
         self.len() == 0
     }
 
-    /// Token ids that stand for the blocks: the same for the same id.
-    pub(super) fn expand_blocks(&self, tokens: &mut Vec<u32>) {
+    /// Token ids that stand for the blocks, the same for the same id; nothing changes for other prompts.
+    pub fn expand_blocks(&self, tokens: &mut Vec<u32>) {
         if let Self::Blocks { ids, block, .. } = self {
             let len = self.len() as usize;
             tokens.clear();
@@ -75,6 +75,9 @@ pub struct Request {
     pub prompt: Prompt,
     /// The most tokens to generate.
     pub max_new_tokens: u32,
+    /// Tokens of the prompt that count as computed when it is admitted first, whatever its pages hold; the last never does.
+    /// For measurements that begin in the middle.
+    pub computed: u32,
 }
 
 impl Request {
@@ -84,6 +87,7 @@ impl Request {
         Self {
             prompt: Prompt::Tokens(prompt),
             max_new_tokens,
+            computed: 0,
         }
     }
 
@@ -93,6 +97,7 @@ impl Request {
         Self {
             prompt: Prompt::Length(prompt),
             max_new_tokens,
+            computed: 0,
         }
     }
 }

@@ -125,6 +125,9 @@ pub struct StepInputs {
     pub tokens: Vec<u32>,
     /// `[entries]`: the query token whose logits give the next token; `None` where there is none yet.
     pub logits: Vec<Option<u32>>,
+    /// Entries of one token, the last that was sampled for the request, whose id is not known yet: see
+    /// [`Composer::advance`](crate::Composer::advance).
+    pub awaited: Vec<u32>,
 }
 
 impl StepInputs {
@@ -134,6 +137,7 @@ impl StepInputs {
         self.positions.clear();
         self.tokens.clear();
         self.logits.clear();
+        self.awaited.clear();
     }
 
     pub(super) fn push(&mut self, entry: &Entry, pages: &[u32], page_size: u32, tokens: &[u32]) {

@@ -5,6 +5,7 @@ mod measure;
 mod ranks;
 mod report;
 pub mod results;
+pub(crate) mod serving;
 mod stats;
 
 use std::{path::PathBuf, time::Duration};
@@ -37,7 +38,8 @@ Examples:
   tandem bench --suite pat --packing pat-paper   # what PAT's own packing rule costs
   tandem bench --suite pod --pod serial          # what running side by side saves
   tandem bench --suite decode --kv-dtype f8e4m3  # what 8-bit keys and values save
-  tandem bench --suite ranks --gpus 2            # what a second GPU brings";
+  tandem bench --suite ranks --gpus 2            # what a second GPU brings
+  tandem bench --serve --trace arxiv.csv --load 0.9 --start 700 --window 25";
 
 /// Measure workloads: time, bandwidth, throughput, share of the hardware's limits, exactness.
 #[derive(Clone, Debug, clap::Args)]
@@ -77,6 +79,8 @@ pub struct Args {
     planning: Planning,
     #[command(flatten)]
     dealing: Dealing,
+    #[command(flatten)]
+    serving: serving::Args,
     #[command(flatten)]
     force: Force,
 }
@@ -323,6 +327,9 @@ pub fn measure(
 /// # Errors
 /// Wrong input, a missing backend, and [`Failure::Wrong`] where results are not exact.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    if args.serving.is_asked_for() {
+        return serving::run(&args.serving, args.backend, args.json.as_ref(), args.force);
+    }
     let files = Files::new().reads(&args.workload).writes(&args.json);
     files.check(args.force)?;
     let cases = chosen(args)?;

@@ -55,6 +55,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         max_new_tokens: args.max_new_tokens,
         sampling: args.sampling.sampling(),
         ignore_ends: args.ignore_end,
+        computed: 0,
     })?;
 
     let style =

@@ -1,11 +1,14 @@
 //! Models served: what `tandem generate` and `tandem serve` have in common.
 
 pub mod generate;
+pub mod replay;
 pub mod serve;
 
 use std::path::PathBuf;
 
 use indicatif::{ProgressBar, ProgressStyle};
+#[cfg(feature = "cuda")]
+use tandem_attn::exec::gpu::Gpu;
 use tandem_engine::{Architecture, Backend, CpuBackend, Engine, Error, Limits, Sampling, Weights};
 
 use crate::{Failure, backend::Choice, serve_sim::at_least_1};
@@ -43,13 +46,13 @@ impl ModelArgs {
             true => Weights::random(1),
             false => Weights::open(&self.model)?,
         };
-        let style = ProgressStyle::with_template("loading [{bar:40}] layer {pos} of {len}");
-        let style = style.expect("the template is sound").progress_chars("=> ");
-        let bar = ProgressBar::new(architecture.layers.len() as u64).with_style(style);
-        let backend = self.backend(architecture, &weights, &mut |done| {
-            bar.set_position(done as u64)
-        });
-        bar.finish_and_clear();
+        let room = Room {
+            cache: self.cache,
+            page_size: PAGE_SIZE,
+            step_tokens: self.budget,
+            step_requests: self.batch,
+        };
+        let backend = room.backend(gpu(self.backend)?, architecture, &weights);
         let limits = Limits {
             step_tokens: self.budget,
             step_requests: self.batch,
@@ -59,55 +62,77 @@ impl ModelArgs {
         };
         Ok(Engine::new(backend?, limits)?)
     }
+}
 
+/// What a backend is made for.
+struct Room {
+    /// Tokens of all requests; none: what is usual.
+    cache: Option<u32>,
+    page_size: u32,
+    step_tokens: u32,
+    step_requests: u32,
+}
+
+impl Room {
+    /// A model loaded, with a bar of the layers that are there.
     fn backend(
         &self,
+        gpu: Option<Gpu>,
         architecture: Architecture,
         weights: &Weights,
-        progress: &mut dyn FnMut(usize),
     ) -> Result<Box<dyn Backend>, Failure> {
-        match self.gpu()? {
+        let style = ProgressStyle::with_template("loading [{bar:40}] layer {pos} of {len}");
+        let style = style.expect("the template is sound").progress_chars("=> ");
+        let bar = ProgressBar::new(architecture.layers.len() as u64).with_style(style);
+        let progress = &mut |done| bar.set_position(done as u64);
+        let backend: Box<dyn Backend> = match gpu {
             #[cfg(feature = "cuda")]
             Some(gpu) => {
                 let mut options = tandem_engine::GpuOptions::default();
                 options.cache_tokens = self.cache.unwrap_or(options.cache_tokens);
-                options.page_size = PAGE_SIZE;
-                options.step_tokens = self.budget;
-                options.step_requests = self.batch;
+                options.page_size = self.page_size;
+                options.step_tokens = self.step_tokens;
+                options.step_requests = self.step_requests;
                 let backend =
                     tandem_engine::GpuBackend::load(gpu, architecture, weights, &options, progress);
-                Ok(Box::new(backend?))
+                Box::new(backend?)
             }
             #[cfg(not(feature = "cuda"))]
             Some(never) => match never {},
             None => {
-                let pages = self.cache.unwrap_or(4096).div_ceil(PAGE_SIZE);
-                let backend = CpuBackend::load(architecture, weights, pages, PAGE_SIZE, progress);
-                Ok(Box::new(backend?))
+                let pages = self.cache.unwrap_or(4096).div_ceil(self.page_size);
+                let backend =
+                    CpuBackend::load(architecture, weights, pages, self.page_size, progress);
+                Box::new(backend?)
             }
-        }
+        };
+        bar.finish_and_clear();
+        Ok(backend)
     }
+}
 
-    #[cfg(feature = "cuda")]
-    fn gpu(&self) -> Result<Option<tandem_attn::exec::gpu::Gpu>, Failure> {
-        use tandem_attn::{Error, exec::gpu::Gpu};
-        match (self.backend, Gpu::new(0)) {
-            (Choice::Cpu, _) => Ok(None),
-            (_, Ok(gpu)) => Ok(Some(gpu)),
-            (Choice::Auto, Err(Error::NoDriver { .. } | Error::NoDevice { .. })) => Ok(None),
-            (_, Err(error)) => Err(error.into()),
-        }
+/// There is none.
+#[cfg(not(feature = "cuda"))]
+type Gpu = std::convert::Infallible;
+
+#[cfg(feature = "cuda")]
+fn gpu(choice: Choice) -> Result<Option<Gpu>, Failure> {
+    use tandem_attn::Error;
+    match (choice, Gpu::new(0)) {
+        (Choice::Cpu, _) => Ok(None),
+        (_, Ok(gpu)) => Ok(Some(gpu)),
+        (Choice::Auto, Err(Error::NoDriver { .. } | Error::NoDevice { .. })) => Ok(None),
+        (_, Err(error)) => Err(error.into()),
     }
+}
 
-    #[cfg(not(feature = "cuda"))]
-    fn gpu(&self) -> Result<Option<std::convert::Infallible>, Failure> {
-        match self.backend {
-            Choice::Gpu => Err(Failure::Backend(
-                "this tandem was built without GPUs: install it with --features cuda,engine"
-                    .to_owned(),
-            )),
-            Choice::Auto | Choice::Cpu => Ok(None),
-        }
+#[cfg(not(feature = "cuda"))]
+fn gpu(choice: Choice) -> Result<Option<Gpu>, Failure> {
+    match choice {
+        Choice::Gpu => Err(Failure::Backend(
+            "this tandem was built without GPUs: install it with --features cuda,engine".to_owned(),
+        )),
+        Choice::Auto | Choice::Cpu => Ok(None),
     }
 }
 

@@ -10,14 +10,14 @@ use crate::{
 };
 
 /// Spans that are recorded of each policy: enough to find a window in, few enough to keep.
-pub(super) const MOST_SPANS: u64 = 200_000;
+pub(crate) const MOST_SPANS: u64 = 200_000;
 
 const LEFT: f64 = 190.0;
 const CHART_W: f64 = WIDTH - LEFT - 36.0;
 const ROW: f64 = 26.0;
 
 /// The picture of all reports, below a title and what else there is to say.
-pub(super) fn draw(title: &str, below: &str, reports: &[Report]) -> String {
+pub(crate) fn draw(title: &str, below: &str, reports: &[Report]) -> String {
     let mut svg = Svg::new(title);
     let mut y = svg.heading(&[below]) + 8.0;
     for (name, of) in [

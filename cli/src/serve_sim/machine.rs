@@ -70,7 +70,7 @@ impl Machine {
 }
 
 /// A description from a file, which errors name.
-fn described<T>(
+pub(crate) fn described<T>(
     path: &Path,
     from_json: fn(&str) -> Result<T, ScheduleError>,
 ) -> Result<T, Failure> {
@@ -81,7 +81,7 @@ fn described<T>(
     described.map_err(|error| Failure::Input(format!("{}: {error}", path.display())))
 }
 
-fn is_file(name: &str) -> bool {
+pub(crate) fn is_file(name: &str) -> bool {
     name.ends_with(".json")
 }
 

@@ -10,7 +10,7 @@ use tandem_schedule::{
 use crate::table::{Table, WIDTH, counted, digits, wrap};
 
 /// The model on its machine, and the requests: what every output begins with.
-pub(super) fn heading(cost: &CostModel, trace: &Trace) -> [String; 2] {
+pub(crate) fn heading(cost: &CostModel, trace: &Trace) -> [String; 2] {
     let (prompt, generated) = trace.mean_lengths();
     let Parallel { tensor, pipeline } = cost.parallel();
     [
@@ -28,7 +28,7 @@ pub(super) fn heading(cost: &CostModel, trace: &Trace) -> [String; 2] {
 }
 
 /// The policies beside one another.
-pub(super) fn table(cost: &CostModel, trace: &Trace, reports: &[Report]) -> String {
+pub(crate) fn table(cost: &CostModel, trace: &Trace, reports: &[Report]) -> String {
     let [machine, requests] = heading(cost, trace);
     let mut table = Table::new([
         "",
@@ -63,13 +63,13 @@ pub(super) fn table(cost: &CostModel, trace: &Trace, reports: &[Report]) -> Stri
             }
         };
         let cells = [
-            digits(ttft.p50),
-            digits(ttft.p99),
+            seconds(ttft.p50),
+            seconds(ttft.p99),
             digits(1e3 * tbt.p50),
             digits(1e3 * tbt.p99),
             digits(1e3 * tbt.max),
-            digits(latency.p50),
-            digits(latency.p99),
+            seconds(latency.p50),
+            seconds(latency.p99),
             format!("{:.1}", 100.0 * report.stalled[0]),
             format!("{:.1}", 100.0 * report.stalled[1]),
             digits(report.tokens_per_s()),
@@ -89,6 +89,14 @@ pub(super) fn table(cost: &CostModel, trace: &Trace, reports: &[Report]) -> Stri
         text.push('\n');
     }
     text
+}
+
+/// Seconds with milliseconds as the least.
+fn seconds(value: f64) -> String {
+    match value {
+        ..0.0995 => format!("{value:.3}"),
+        _ => digits(value),
+    }
 }
 
 /// What has no column.
@@ -140,7 +148,7 @@ pub(super) struct File<'a> {
 
 /// A policy: times in seconds, parts from 0 to 1.
 #[derive(Debug, Serialize)]
-struct Line<'a> {
+pub(crate) struct Line<'a> {
     policy: &'a str,
     finished: usize,
     refused: usize,
@@ -161,30 +169,35 @@ struct Line<'a> {
     busy: f64,
 }
 
+impl<'a> Line<'a> {
+    pub(crate) fn of(report: &'a Report) -> Self {
+        Self {
+            policy: &report.policy,
+            finished: report.finished,
+            refused: report.refused,
+            stuck: report.stuck,
+            preemptions: report.preemptions,
+            makespan_s: report.makespan_s,
+            ttft_s: report.ttft.summary(),
+            tbt_s: report.tbt.summary(),
+            latency_s: report.latency.summary(),
+            bubble_s: report.bubble.summary(),
+            stalled_200_ms: report.stalled[0],
+            stalled_500_ms: report.stalled[1],
+            prompt_tokens: report.prompt_tokens,
+            generated_tokens: report.generated_tokens,
+            cached_tokens: report.cached_tokens,
+            recomputed_tokens: report.recomputed_tokens,
+            steps: report.steps,
+            busy: report.busy,
+        }
+    }
+}
+
 /// The same numbers as data.
 pub(super) fn file<'a>(cost: &'a CostModel, trace: &Trace, reports: &'a [Report]) -> File<'a> {
     let (prompt, generated) = trace.mean_lengths();
     let Parallel { tensor, pipeline } = cost.parallel();
-    let lines = reports.iter().map(|report| Line {
-        policy: &report.policy,
-        finished: report.finished,
-        refused: report.refused,
-        stuck: report.stuck,
-        preemptions: report.preemptions,
-        makespan_s: report.makespan_s,
-        ttft_s: report.ttft.summary(),
-        tbt_s: report.tbt.summary(),
-        latency_s: report.latency.summary(),
-        bubble_s: report.bubble.summary(),
-        stalled_200_ms: report.stalled[0],
-        stalled_500_ms: report.stalled[1],
-        prompt_tokens: report.prompt_tokens,
-        generated_tokens: report.generated_tokens,
-        cached_tokens: report.cached_tokens,
-        recomputed_tokens: report.recomputed_tokens,
-        steps: report.steps,
-        busy: report.busy,
-    });
     File {
         format: "tandem-serve-sim-1",
         program: format!("tandem {}", env!("CARGO_PKG_VERSION")),
@@ -195,6 +208,6 @@ pub(super) fn file<'a>(cost: &'a CostModel, trace: &Trace, reports: &'a [Report]
         requests: trace.arrivals.len(),
         mean_prompt_tokens: prompt,
         mean_generated_tokens: generated,
-        policies: lines.collect(),
+        policies: reports.iter().map(Line::of).collect(),
     }
 }

@@ -44,6 +44,11 @@ impl Plans {
         Ok(self.last.as_ref().expect("planned above"))
     }
 
+    /// Plans with other options from now on.
+    pub(super) fn plan_with(&mut self, options: PlanOptions) {
+        *self = Self::new(self.spec, self.device.clone(), options);
+    }
+
     pub(super) fn last(&self) -> &Plan {
         self.last
             .as_ref()

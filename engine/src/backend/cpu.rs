@@ -1,5 +1,7 @@
 //! On the threads of the CPU, in f32 throughout: for small models, for tests, and to try things out.
 
+use std::{collections::VecDeque, time::Instant};
+
 use tandem_attn::{
     exec::{Cpu, cpu::AppendScales},
     kv::{KvScales, KvView, KvViewMut},
@@ -9,9 +11,9 @@ use tandem_attn::{
 };
 
 use super::{
-    Backend, Work,
+    Backend, MOST_UNDER_WAY, Part, StepTime, Work,
     attention::Plans,
-    layers::{Layer, Model},
+    layers::{Layer, Model, Store, stacked},
 };
 use crate::{Architecture, Error, Weights};
 
@@ -29,6 +31,54 @@ pub struct CpuBackend {
     page_size: u32,
     logits: Vec<f32>,
     buffers: Buffers,
+    watch: Watch,
+    /// Steps that were begun and not finished.
+    under_way: VecDeque<(Vec<u32>, StepTime)>,
+    /// The tokens of the last step.
+    tokens: Vec<u32>,
+}
+
+/// Weights in main memory.
+struct Host<'a>(&'a Weights);
+
+impl Store for Host<'_> {
+    type Matrix = Vec<f32>;
+
+    fn tensor(
+        &mut self,
+        parts: &[(String, usize)],
+        width: Option<usize>,
+    ) -> Result<Vec<f32>, Error> {
+        stacked(self.0, parts, width)
+    }
+}
+
+/// Times the parts of a step, where that is wanted.
+#[derive(Debug)]
+struct Watch {
+    on: bool,
+    last: Instant,
+    parts_s: Vec<f64>,
+    /// When the last step ended.
+    ended: Option<Instant>,
+}
+
+impl Watch {
+    fn start(&mut self) {
+        self.last = Instant::now();
+        self.parts_s.clear();
+        self.parts_s
+            .resize(if self.on { Part::ALL.len() } else { 0 }, 0.0);
+    }
+
+    /// What ran since the last call was of this part.
+    fn mark(&mut self, part: Part) {
+        if let Some(seconds) = self.parts_s.get_mut(part as usize) {
+            let now = Instant::now();
+            *seconds += (now - self.last).as_secs_f64();
+            self.last = now;
+        }
+    }
 }
 
 /// What a step leaves between its parts.
@@ -57,7 +107,7 @@ impl CpuBackend {
         page_size: u32,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, Error> {
-        let model = Model::load(&architecture, weights, Ok, progress)?;
+        let model = Model::load(&architecture, &mut Host(weights), progress)?;
         let cpu = Cpu::new();
         let kinds = architecture.kinds.iter().map(|kind| {
             let spec = kind.spec.with_dtype(Dtype::F32);
@@ -77,6 +127,14 @@ impl CpuBackend {
             page_size,
             logits: Vec::new(),
             buffers: Buffers::default(),
+            watch: Watch {
+                on: false,
+                last: Instant::now(),
+                parts_s: Vec::new(),
+                ended: None,
+            },
+            under_way: VecDeque::new(),
+            tokens: Vec::new(),
             architecture,
         })
     }
@@ -88,12 +146,17 @@ impl CpuBackend {
         for (plans, _) in &mut self.kinds {
             plans.plan(&inputs.batch)?;
         }
-        let b = &mut self.buffers;
+        let mut ids = inputs.tokens.clone();
+        for &(token, row) in work.drawn {
+            ids[token as usize] = self.tokens[row as usize];
+        }
+        let (b, watch) = (&mut self.buffers, &mut self.watch);
+        watch.start();
         fit(&mut b.residual, tokens * a.hidden);
         step::embed(
             &self.model.embedding,
             a.hidden,
-            &inputs.tokens,
+            &ids,
             a.embedding_scale,
             &mut b.residual,
         )?;
@@ -107,8 +170,10 @@ impl CpuBackend {
                     .map_err(tandem_attn::Error::from)?;
             }
             b.norm(a, &layer.norm_attention, branch_waits)?;
+            watch.mark(Part::Norms);
             fit(&mut b.qkv, tokens * a.qkv_width());
             multiply(&b.normed, &layer.qkv, a.hidden, a.qkv_width(), &mut b.qkv);
+            watch.mark(Part::Qkv);
             fit(&mut b.q, tokens * a.q_width());
             let qkv = step::QkvStep {
                 qkv: &b.qkv,
@@ -129,14 +194,17 @@ impl CpuBackend {
                 self.pages,
                 scales,
             )?;
+            watch.mark(Part::Append);
             fit(&mut b.attention, tokens * a.q_width());
             let view: KvView<'_, f32> = pool.view();
             self.cpu
                 .run(plans.last(), &b.q, &[view], &mut b.attention, None)?;
-            b.feed(a, layer)?;
+            watch.mark(Part::Attention);
+            b.feed(a, layer, watch)?;
             branch_waits = true;
         }
         b.norm(a, &self.model.norm, branch_waits)?;
+        watch.mark(Part::Norms);
 
         fit(&mut b.branch, work.rows.len() * a.hidden);
         for (to, &row) in b.branch.chunks_exact_mut(a.hidden).zip(work.rows) {
@@ -150,6 +218,7 @@ impl CpuBackend {
             a.vocabulary,
             &mut self.logits,
         );
+        watch.mark(Part::Head);
         Ok(())
     }
 }
@@ -169,7 +238,12 @@ impl Buffers {
     }
 
     /// From the outputs of attention to those of the feed-forward part.
-    fn feed(&mut self, a: &Architecture, layer: &Layer<Vec<f32>>) -> Result<(), Error> {
+    fn feed(
+        &mut self,
+        a: &Architecture,
+        layer: &Layer<Vec<f32>>,
+        watch: &mut Watch,
+    ) -> Result<(), Error> {
         let tokens = self.residual.len() / a.hidden;
         fit(&mut self.branch, self.residual.len());
         multiply(
@@ -179,8 +253,10 @@ impl Buffers {
             a.hidden,
             &mut self.branch,
         );
+        watch.mark(Part::Out);
         self.norm_branch(a, layer.norm_attention_out.as_deref())?;
         self.norm(a, &layer.norm_feed, true)?;
+        watch.mark(Part::Norms);
         fit(&mut self.gate_up, tokens * 2 * a.intermediate);
         multiply(
             &self.normed,
@@ -189,8 +265,10 @@ impl Buffers {
             2 * a.intermediate,
             &mut self.gate_up,
         );
+        watch.mark(Part::GateUp);
         fit(&mut self.gated, tokens * a.intermediate);
         step::gate(a.activation, &self.gate_up, a.intermediate, &mut self.gated)?;
+        watch.mark(Part::Gate);
         multiply(
             &self.gated,
             &layer.down,
@@ -198,7 +276,10 @@ impl Buffers {
             a.hidden,
             &mut self.branch,
         );
-        self.norm_branch(a, layer.norm_feed_out.as_deref())
+        watch.mark(Part::Down);
+        self.norm_branch(a, layer.norm_feed_out.as_deref())?;
+        watch.mark(Part::Norms);
+        Ok(())
     }
 
     /// The norm behind a part of the network, where the family has one.
@@ -280,19 +361,56 @@ impl Backend for CpuBackend {
         u32::MAX
     }
 
-    fn compute(&mut self, work: &Work<'_>, tokens: &mut Vec<u32>) -> Result<(), Error> {
+    fn is_asynchronous(&self) -> bool {
+        false
+    }
+
+    fn begin(&mut self, work: &Work<'_>) -> Result<(), Error> {
+        if self.under_way.len() == MOST_UNDER_WAY {
+            return Err(Error::TooManySteps);
+        }
+        let begun = Instant::now();
         self.forward(work)?;
-        tokens.resize(work.rows.len(), 0);
+        self.tokens.resize(work.rows.len(), 0);
         step::sample(
             &self.logits,
             self.architecture.vocabulary,
             work.draws,
-            tokens,
+            &mut self.tokens,
         )?;
+        self.watch.mark(Part::Sample);
+        let now = Instant::now();
+        let time = StepTime {
+            seconds: (now - begun).as_secs_f64(),
+            gap_s: self.watch.ended.map(|ended| (begun - ended).as_secs_f64()),
+            parts_s: self.watch.parts_s.clone(),
+        };
+        self.watch.ended = Some(now);
+        self.under_way.push_back((self.tokens.clone(), time));
         Ok(())
+    }
+
+    fn finish(&mut self, tokens: &mut Vec<u32>) -> Result<StepTime, Error> {
+        let (drawn, time) = self.under_way.pop_front().ok_or(Error::NoStep)?;
+        *tokens = drawn;
+        Ok(time)
     }
 
     fn logits(&mut self) -> Result<Vec<f32>, Error> {
         Ok(self.logits.clone())
+    }
+
+    fn plan_with(&mut self, options: PlanOptions) -> Result<(), Error> {
+        if !self.under_way.is_empty() {
+            return Err(Error::TooManySteps);
+        }
+        for (plans, _) in &mut self.kinds {
+            plans.plan_with(options.with_bound(None));
+        }
+        Ok(())
+    }
+
+    fn take_apart(&mut self, on: bool) {
+        self.watch.on = on;
     }
 }

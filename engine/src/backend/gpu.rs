@@ -1,10 +1,13 @@
 //! On an NVIDIA GPU, in bf16: matrices by cuBLASLt, everything else by kernels of tandem-attn.
 //!
 //! Steps of decodes alone run from captured graphs, one for each power of two of requests; a step of fewer requests is
-//! padded with tokens that write to no page. Other steps are launched kernel by kernel.
+//! padded with tokens that write to no page. Other steps are launched kernel by kernel. All is on one stream: a step is put
+//! there while the one before it runs, and takes the tokens that this one draws where they are.
 
 mod blas;
 mod buffers;
+mod slots;
+mod store;
 
 use std::collections::BTreeMap;
 
@@ -12,8 +15,8 @@ use cudarc::driver::result::memcpy_dtod_async;
 use half::bf16;
 use tandem_attn::{
     exec::gpu::{
-        AppendScales, DeviceBuffer, DevicePtr, DeviceRope, DeviceTensor, Gpu, Graph, KvPool,
-        LaunchSet, OwnedStream, QkNorm, QkvStep, Stream, Workspace, WorkspaceOptions,
+        AppendScales, DeviceArray, DeviceBuffer, DevicePtr, DeviceRope, DeviceTensor, Gpu, Graph,
+        KvPool, LaunchSet, OwnedStream, QkNorm, QkvStep, Stream, Workspace, WorkspaceOptions,
     },
     kv::PageCopy,
     plan::{BatchLimits, Bound, PlanOptions},
@@ -21,13 +24,15 @@ use tandem_attn::{
 };
 
 use super::{
-    Backend, Work,
+    Backend, Part, StepTime, Work,
     attention::Plans,
     layers::{Layer, Model},
 };
 use crate::{Architecture, Error, Weights};
 use blas::{Blas, Shape};
 use buffers::{Buffers, cuda};
+use slots::{Slot, Slots};
+use store::OnDevice;
 
 /// How much a [`GpuBackend`] is made for. All memory is taken when it is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +70,7 @@ pub struct GpuBackend {
     model: Model<DeviceBuffer<bf16>>,
     pools: Vec<[DeviceBuffer<bf16>; 2]>,
     buffers: Buffers,
+    slots: Slots,
     blas: Blas,
     stream: OwnedStream,
     gpu: Gpu,
@@ -73,6 +79,8 @@ pub struct GpuBackend {
     pages: u32,
     /// Rows of the last step.
     rows: usize,
+    /// The parts of steps are timed one by one.
+    apart: bool,
 }
 
 /// A kind of attention: plans and workspaces of steps that are launched, and of steps that are replayed.
@@ -121,29 +129,34 @@ impl GpuBackend {
             .layers
             .iter()
             .map(|_| pool())
-            .collect::<Result<_, tandem_attn::Error>>()?;
-        let kinds = a.kinds.iter().map(|kind| {
-            Ok(Kind {
-                rope: gpu.rope(&kind.rope.table()?)?,
-                launched: plans(&gpu, kind.spec, a, &options, false)?,
-                replayed: plans(&gpu, kind.spec, a, &options, true)?,
-            })
-        });
-        let kinds = kinds.collect::<Result<_, tandem_attn::Error>>()?;
-        let place = |values: Vec<bf16>| Ok(DeviceBuffer::from_slice(&gpu, &values)?);
-        let model = Model::load(a, weights, place, progress)?;
+            .collect::<Result<Vec<[DeviceBuffer<bf16>; 2]>, tandem_attn::Error>>()?;
+        let kinds = kinds(&gpu, a, &options, PlanOptions::default())?;
+        let mut store = OnDevice::new(&gpu, weights);
+        let model = Model::load(a, &mut store, progress)?;
+        if weights.are_random() {
+            // Numbers between −1 and 1, for measurements without prompts.
+            for pool in pools.iter().flatten() {
+                store.fill(pool, 3)?;
+            }
+        }
+        let buffers = Buffers::new(&gpu, a, &options)?;
+        gpu.make_current()?;
+        let slots = Slots::new(buffers.input_words(), options.step_requests as usize)?;
+        drop(store);
         Ok(Self {
             graphs: BTreeMap::new(),
             kinds,
             model,
             pools,
-            buffers: Buffers::new(&gpu, a, &options)?,
+            buffers,
+            slots,
             blas,
             stream: gpu.stream()?,
             gpu,
             options,
             pages,
             rows: 0,
+            apart: false,
             architecture,
         })
     }
@@ -155,7 +168,8 @@ impl GpuBackend {
         let decodes = batch.total_q() as usize == requests && work.rows.len() == requests;
         let bucket = requests.next_power_of_two();
         let most = self.options.step_requests.min(self.options.step_tokens) as usize;
-        (self.options.graphs && decodes && requests > 0 && bucket <= most).then_some(bucket)
+        let graphs = self.options.graphs && !self.apart;
+        (graphs && decodes && requests > 0 && bucket <= most).then_some(bucket)
     }
 
     /// Brings the plans of a batch to the device.
@@ -199,30 +213,41 @@ impl GpuBackend {
         let stream = *self.stream;
         let bucket = self.bucket(work);
         self.plan(&work.inputs.batch, bucket.is_some())?;
-        // SAFETY: the stream is ours.
-        unsafe { self.buffers.upload(work, bucket.unwrap_or(0), stream)? };
+        let slot = self.slots.next()?;
+        slot.prepare(self.apart);
+        let staged = &mut slot.inputs;
+        // SAFETY: the stream is ours, and the slot is another step's only when this one is done.
+        unsafe {
+            self.buffers
+                .upload(work, bucket.unwrap_or(0), staged, stream)?;
+        }
         self.copy_pages(work.copies)?;
-        let Some(bucket) = bucket else {
-            return self.forward(tokens, rows, false, stream);
-        };
-        match self.graphs.get(&bucket) {
-            Some(Captured::Graph(graph)) => {
-                // SAFETY: what was captured lives in `self`, and the uploads came before on the same stream.
-                unsafe { graph.launch(stream)? };
-                Ok(())
-            }
-            Some(Captured::Warm) => {
-                let graph = self.capture(bucket)?;
-                // SAFETY: as above.
-                unsafe { graph.launch(stream)? };
-                self.graphs.insert(bucket, Captured::Graph(graph));
-                Ok(())
-            }
-            None => {
+        if let Some(bucket) = bucket
+            && let Some(Captured::Warm) = self.graphs.get(&bucket)
+        {
+            let graph = self.capture(bucket)?;
+            self.graphs.insert(bucket, Captured::Graph(graph));
+        }
+        self.slots.next()?.begins(stream)?;
+        match bucket.map(|bucket| (bucket, self.graphs.get(&bucket))) {
+            None => self.forward(tokens, rows, false, stream)?,
+            // SAFETY: what was captured lives in `self`, and the uploads came before on the same stream.
+            Some((_, Some(Captured::Graph(graph)))) => unsafe { graph.launch(stream)? },
+            Some((bucket, _)) => {
                 self.graphs.insert(bucket, Captured::Warm);
-                self.forward(bucket, bucket, true, stream)
+                self.forward(bucket, bucket, true, stream)?;
             }
         }
+        let slot = self.slots.next()?;
+        slot.ends(stream)?;
+        slot.rows = rows;
+        // SAFETY: the stream is ours, and the slot's event is waited for before the tokens are read.
+        unsafe {
+            self.buffers.fetch(slot.tokens.target(0..rows), stream)?;
+        }
+        slot.copied(stream)?;
+        self.slots.begin();
+        Ok(())
     }
 
     fn capture(&mut self, bucket: usize) -> Result<Graph, Error> {
@@ -259,6 +284,7 @@ impl GpuBackend {
             buffers: b,
             blas,
             gpu,
+            slots,
             architecture: a,
             options,
             pages,
@@ -270,6 +296,7 @@ impl GpuBackend {
             blas,
             a,
             b,
+            slot: slots.next()?,
             tokens,
             stream,
         };
@@ -306,6 +333,7 @@ impl GpuBackend {
             step.feed(layer)?;
         }
         step.norm(&model.norm, !model.layers.is_empty())?;
+        step.mark(Part::Norms)?;
         step.sample(model.head(), rows)
     }
 }
@@ -316,12 +344,17 @@ struct Step<'a> {
     blas: &'a mut Blas,
     a: &'a Architecture,
     b: &'a Buffers,
+    slot: &'a mut Slot,
     tokens: usize,
     stream: Stream,
 }
 
 // SAFETY of all calls below: see `GpuBackend::forward`. Everything is on one stream, in order.
 impl Step<'_> {
+    fn mark(&mut self, part: Part) -> Result<(), Error> {
+        self.slot.mark(part, self.stream)
+    }
+
     fn multiply(
         &mut self,
         x: &DeviceBuffer<bf16>,
@@ -368,7 +401,9 @@ impl Step<'_> {
         pool: KvPool,
     ) -> Result<(), Error> {
         let (a, b, tokens) = (self.a, self.b, self.tokens);
+        self.mark(Part::Norms)?;
         self.multiply(&b.normed, &layer.qkv, a.hidden, a.qkv_width(), &b.qkv)?;
+        self.mark(Part::Qkv)?;
         let (heads, dim) = (spec.q_heads as usize, spec.head_dim_qk as usize);
         // The queries stay where they are.
         let q = b.qkv.tensor([tokens, a.qkv_width()]);
@@ -393,16 +428,23 @@ impl Step<'_> {
         unsafe {
             self.gpu
                 .qkv_step(spec, &qkv, b.slots(tokens), &q, &pool, scales, self.stream)?;
+        }
+        self.mark(Part::Append)?;
+        // SAFETY: as above.
+        unsafe {
             self.gpu
                 .run(workspace, &q, &[pool], &out, None, self.stream)?;
         }
+        self.mark(Part::Attention)?;
         self.multiply(&b.attention, &layer.out, a.q_width(), a.hidden, &b.branch)?;
+        self.mark(Part::Out)?;
         self.norm_branch(layer.norm_attention_out.as_ref())
     }
 
     fn feed(&mut self, layer: &Layer<DeviceBuffer<bf16>>) -> Result<(), Error> {
         let (a, b) = (self.a, self.b);
         self.norm(&layer.norm_feed, true)?;
+        self.mark(Part::Norms)?;
         self.multiply(
             &b.normed,
             &layer.gate_up,
@@ -410,11 +452,14 @@ impl Step<'_> {
             2 * a.intermediate,
             &b.gate_up,
         )?;
+        self.mark(Part::GateUp)?;
         let gate_up = b.gate_up.tensor([self.tokens, 2 * a.intermediate]);
         let gated = b.gated.tensor([self.tokens, a.intermediate]);
         // SAFETY: see above.
         unsafe { self.gpu.gate(a.activation, &gate_up, &gated, self.stream)? };
+        self.mark(Part::Gate)?;
         self.multiply(&b.gated, &layer.down, a.intermediate, a.hidden, &b.branch)?;
+        self.mark(Part::Down)?;
         self.norm_branch(layer.norm_feed_out.as_ref())
     }
 
@@ -452,10 +497,32 @@ impl Step<'_> {
             self.gpu
                 .embed(&table, b.rows(rows), 1.0, &wanted, self.stream)?;
             self.blas.multiply(shape, matrices, self.stream)?;
-            let ids = tandem_attn::exec::gpu::DeviceArray::new(b.sampled.address(), rows);
-            Ok(self.gpu.sample(&logits, b.draws(rows), ids, self.stream)?)
         }
+        self.mark(Part::Head)?;
+        let ids = DeviceArray::new(b.sampled.address(), rows);
+        // SAFETY: see above.
+        unsafe {
+            self.gpu.sample(&logits, b.draws(rows), ids, self.stream)?;
+        }
+        self.mark(Part::Sample)
     }
+}
+
+/// The kinds of attention of a model, planned with options.
+fn kinds(
+    gpu: &Gpu,
+    a: &Architecture,
+    options: &GpuOptions,
+    planning: PlanOptions,
+) -> Result<Vec<Kind>, Error> {
+    let kinds = a.kinds.iter().map(|kind| {
+        Ok(Kind {
+            rope: gpu.rope(&kind.rope.table().map_err(tandem_attn::Error::from)?)?,
+            launched: plans(gpu, kind.spec, a, options, planning, false)?,
+            replayed: plans(gpu, kind.spec, a, options, planning, true)?,
+        })
+    });
+    kinds.collect()
 }
 
 /// Plans of a kind of attention and the workspace that they run in.
@@ -464,6 +531,7 @@ fn plans(
     spec: Spec,
     a: &Architecture,
     options: &GpuOptions,
+    planning: PlanOptions,
     replayed: bool,
 ) -> Result<(Plans, Workspace), tandem_attn::Error> {
     let device = gpu.device();
@@ -474,11 +542,11 @@ fn plans(
         true => of_workspace.launches = Some(LaunchSet::decodes(&device, &spec)?),
         false => limits = limits.with_query_tokens(options.step_tokens),
     }
-    let plan_options = PlanOptions::default();
-    let bound = Bound::new(&spec, &device, &plan_options, &limits)?;
+    let planning = planning.with_bound(None);
+    let bound = Bound::new(&spec, &device, &planning, &limits)?;
     let workspace = gpu.workspace(&spec, &bound, of_workspace)?;
     Ok((
-        Plans::new(spec, device, plan_options.with_bound(bound)),
+        Plans::new(spec, device, planning.with_bound(bound)),
         workspace,
     ))
 }
@@ -508,7 +576,11 @@ impl Backend for GpuBackend {
         self.options.step_requests
     }
 
-    fn compute(&mut self, work: &Work<'_>, tokens: &mut Vec<u32>) -> Result<(), Error> {
+    fn is_asynchronous(&self) -> bool {
+        true
+    }
+
+    fn begin(&mut self, work: &Work<'_>) -> Result<(), Error> {
         let (got, rows) = (work.inputs.tokens.len(), work.rows.len());
         let (most_tokens, most_rows) = (self.options.step_tokens, self.options.step_requests);
         if got > most_tokens as usize || rows > most_rows as usize {
@@ -522,16 +594,41 @@ impl Backend for GpuBackend {
         self.gpu.make_current()?;
         self.run(work)?;
         self.rows = rows;
-        tokens.resize(rows, 0);
-        // SAFETY: the stream is ours, and waited for below.
-        unsafe { self.buffers.fetch(tokens, *self.stream)? };
-        Ok(self.stream.synchronize()?)
+        Ok(())
+    }
+
+    fn finish(&mut self, tokens: &mut Vec<u32>) -> Result<StepTime, Error> {
+        self.gpu.make_current()?;
+        self.slots.finish(tokens)
     }
 
     fn logits(&mut self) -> Result<Vec<f32>, Error> {
+        self.stream.synchronize()?;
         let mut logits = self.buffers.logits.read()?;
         logits.truncate(self.rows * self.architecture.vocabulary);
         Ok(logits)
+    }
+
+    fn plan_with(&mut self, options: PlanOptions) -> Result<(), Error> {
+        if self.slots.under_way() > 0 {
+            return Err(Error::TooManySteps);
+        }
+        // They hold addresses of workspaces.
+        self.graphs.clear();
+        self.kinds.clear();
+        self.kinds = kinds(&self.gpu, &self.architecture, &self.options, options)?;
+        Ok(())
+    }
+
+    fn take_apart(&mut self, on: bool) {
+        self.apart = on;
+    }
+}
+
+impl Drop for GpuBackend {
+    fn drop(&mut self) {
+        // Copies to and from the host's memory end before it is freed.
+        let _ = self.stream.synchronize();
     }
 }
 

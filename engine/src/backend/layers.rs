@@ -7,6 +7,34 @@ use crate::{
     weights::{Weight, Weights},
 };
 
+/// Takes weights to where they stay.
+pub(super) trait Store {
+    /// A tensor there.
+    type Matrix;
+
+    /// Tensors of so many rows each, one under the other: matrices of a width, or vectors.
+    fn tensor(
+        &mut self,
+        parts: &[(String, usize)],
+        width: Option<usize>,
+    ) -> Result<Self::Matrix, Error>;
+}
+
+/// Tensors of so many rows each, one under the other, in main memory.
+pub(super) fn stacked<T: Weight>(
+    weights: &Weights,
+    parts: &[(String, usize)],
+    width: Option<usize>,
+) -> Result<Vec<T>, Error> {
+    let rows: usize = parts.iter().map(|(_, rows)| rows).sum();
+    let mut all = Vec::with_capacity(rows * width.unwrap_or(1));
+    for (part, rows) in parts {
+        let shape = [*rows, width.unwrap_or(0)];
+        weights.append(part, &shape[..1 + usize::from(width.is_some())], &mut all)?;
+    }
+    Ok(all)
+}
+
 /// The weights of a layer. A matrix is `[outputs, inputs]`.
 #[derive(Debug)]
 pub(super) struct Layer<M> {
@@ -35,28 +63,26 @@ pub(super) struct Model<M> {
 }
 
 impl<M> Model<M> {
-    /// Reads all weights; `place` takes each tensor to where it stays, `progress` hears how many layers are done.
-    pub(super) fn load<T: Weight>(
+    /// Reads all weights; `store` takes each tensor to where it stays, `progress` hears how many layers are done.
+    pub(super) fn load(
         architecture: &Architecture,
-        weights: &Weights,
-        mut place: impl FnMut(Vec<T>) -> Result<M, Error>,
+        store: &mut impl Store<Matrix = M>,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, Error> {
         let a = architecture;
         let (hidden, vocabulary) = (a.hidden, a.vocabulary);
-        let embedding = place(weights.get("model.embed_tokens.weight", &[vocabulary, hidden])?)?;
-        let mut layers = Vec::with_capacity(a.layers.len());
-        for index in 0..a.layers.len() {
-            layers.push(Layer::load(a, weights, index, &mut place)?);
-            progress(index + 1);
-        }
-        let norm = place(weights.get("model.norm.weight", &[hidden])?)?;
+        let mut table = |name: &str| store.tensor(&[(name.to_owned(), vocabulary)], Some(hidden));
+        let embedding = table("model.embed_tokens.weight")?;
         let head = match a.tied {
             true => None,
-            false => Some(place(
-                weights.get("lm_head.weight", &[vocabulary, hidden])?,
-            )?),
+            false => Some(table("lm_head.weight")?),
         };
+        let mut layers = Vec::with_capacity(a.layers.len());
+        for index in 0..a.layers.len() {
+            layers.push(Layer::load(a, index, store)?);
+            progress(index + 1);
+        }
+        let norm = store.tensor(&[("model.norm.weight".to_owned(), hidden)], None)?;
         Ok(Self {
             embedding,
             layers,
@@ -72,11 +98,10 @@ impl<M> Model<M> {
 }
 
 impl<M> Layer<M> {
-    fn load<T: Weight>(
+    fn load(
         a: &Architecture,
-        weights: &Weights,
         index: usize,
-        place: &mut impl FnMut(Vec<T>) -> Result<M, Error>,
+        store: &mut impl Store<Matrix = M>,
     ) -> Result<Self, Error> {
         let &Spec {
             q_heads,
@@ -87,14 +112,10 @@ impl<M> Layer<M> {
         let (hidden, dim) = (a.hidden, head_dim_qk as usize);
         let (q, kv) = (q_heads as usize * dim, kv_heads as usize * dim);
         let mut stacked = |parts: &[(&str, usize)], width: Option<usize>| {
-            let rows: usize = parts.iter().map(|(_, rows)| rows).sum();
-            let mut all = Vec::with_capacity(rows * width.unwrap_or(1));
-            for &(part, rows) in parts {
-                let shape = [rows, width.unwrap_or(0)];
-                let shape = &shape[..1 + usize::from(width.is_some())];
-                weights.append(&format!("model.layers.{index}.{part}"), shape, &mut all)?;
-            }
-            place(all)
+            let named =
+                |&(part, rows): &(&str, usize)| (format!("model.layers.{index}.{part}"), rows);
+            let parts: Vec<_> = parts.iter().map(named).collect();
+            store.tensor(&parts, width)
         };
         // What stands between attention and the feed-forward part has other names where there are norms behind both.
         let [norm_feed, after] = match a.norms_after {

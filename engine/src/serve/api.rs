@@ -111,6 +111,7 @@ impl Parameters {
             max_new_tokens: self.max_tokens,
             sampling: self.sampling,
             ignore_ends: false,
+            computed: 0,
         }
     }
 }

@@ -19,6 +19,10 @@ pub(crate) struct Active {
     pub prompt_len: u32,
     pub max_new: u32,
     pub generated: u32,
+    /// Sampled tokens whose ids are not known yet: at most one, the last.
+    pub awaited: u32,
+    /// Tokens that count as computed when it is admitted.
+    pub stands_at: u32,
     /// Tokens whose keys are in pages.
     pub computed: u32,
     /// Pages for all known tokens, taken on admission, and later to the end of a page.
@@ -49,7 +53,12 @@ impl Active {
     }
 
     pub const fn ready_to_decode(&self) -> bool {
-        self.decodes() && !self.in_flight
+        self.decodes() && !self.in_flight && !self.is_done()
+    }
+
+    /// Whether all its tokens are sampled; it leaves when the id of the last one is known.
+    pub const fn is_done(&self) -> bool {
+        self.generated == self.max_new
     }
 
     /// Where it will end, in tokens with keys: the last token is never computed.
@@ -113,6 +122,7 @@ impl Core {
         let Request {
             prompt,
             max_new_tokens,
+            computed: stands_at,
         } = request;
         let prompt_len = prompt.len();
         if prompt_len == 0 {
@@ -146,6 +156,8 @@ impl Core {
             prompt_len,
             max_new: max_new_tokens,
             generated: 0,
+            awaited: 0,
+            stands_at,
             computed: 0,
             sequence: Sequence::default(),
             tokens,
@@ -204,7 +216,8 @@ impl Core {
         active.filter(|active| active.generation == generation)
     }
 
-    pub fn complete(&mut self, entry: &Entry, sampled: Option<Sampled>) -> Option<Finished> {
+    /// The entry's step is on its way: its tokens count as computed, and what it samples as generated.
+    pub fn advance(&mut self, entry: &Entry) -> Option<Finished> {
         let slot = entry.request.slot;
         let active = self
             .get_mut(entry.request)
@@ -212,37 +225,64 @@ impl Core {
             .expect("the step is under way");
         active.in_flight = false;
         active.computed += entry.tokens;
-        let mut left = active.cancelled;
-        if let Some(sampled) = sampled.filter(|_| !left) {
-            let (token, last) = match sampled {
-                Sampled::Token(token) => (token, false),
-                Sampled::Last(token) => (token, true),
-            };
+        if active.cancelled {
+            let generated = active.generated;
+            return Some(self.leave(slot, generated));
+        }
+        if entry.samples {
             if !entry.decode {
                 self.cache_computed(slot);
             }
             let active = self.at_mut(slot);
             active.generated += 1;
+            active.awaited += 1;
             if matches!(active.prompt, Prompt::Tokens(_)) {
-                active.tokens.push(token);
-            }
-            if last || active.generated == active.max_new {
-                self.workload
-                    .finished(self.at(slot).prompt_len, self.at(slot).generated);
-                self.cache_computed(slot);
-                left = true;
+                // Until it is known.
+                active.tokens.push(0);
             }
         }
-        left.then(|| {
-            let active = self.at(slot);
-            let finished = Finished {
-                request: entry.request,
-                generated: active.generated,
-                cancelled: active.cancelled,
-            };
-            self.free(slot);
-            finished
-        })
+        None
+    }
+
+    /// The token that an entry sampled; nothing where its request has left meanwhile.
+    pub fn resolve(&mut self, entry: &Entry, sampled: Sampled) -> Option<Finished> {
+        let slot = entry.request.slot;
+        let active = self.get_mut(entry.request)?;
+        assert!(!active.in_flight, "advance the later step first");
+        active.awaited -= 1;
+        let (token, last) = match sampled {
+            Sampled::Token(token) => (token, false),
+            Sampled::Last(token) => (token, true),
+        };
+        let position = entry.first + entry.tokens;
+        if let Some(id) = active.tokens.get_mut(position as usize) {
+            *id = token;
+        }
+        let (prompt, generated) = (active.prompt_len, position + 1 - active.prompt_len);
+        if !last && generated < active.max_new {
+            return None;
+        }
+        self.workload.finished(prompt, generated);
+        if self.at(slot).running {
+            self.cache_computed(slot);
+        }
+        Some(self.leave(slot, generated))
+    }
+
+    /// Frees a request. The caller takes it off the running ones.
+    fn leave(&mut self, slot: u32, generated: u32) -> Finished {
+        let active = self.at(slot);
+        let finished = Finished {
+            request: self.id(slot),
+            generated,
+            cancelled: active.cancelled,
+        };
+        if !active.running {
+            self.waiting.retain(|&other| other != slot);
+            self.blocked_at = None;
+        }
+        self.free(slot);
+        finished
     }
 
     /// Puts the full pages of a request whose tokens are known into the prefix cache.

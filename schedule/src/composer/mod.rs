@@ -73,7 +73,8 @@ pub struct Finished {
 ///
 /// A step is made by [`compose`](Self::compose), computed by the caller, and given back to
 /// [`complete`](Self::complete) with the sampled tokens. Several steps may be under way at once (pipeline
-/// parallelism): a request is in at most one of them.
+/// parallelism): a request is in at most one of them. A machine that computes steps in their order can be given the
+/// next one before the tokens of the last are known: [`advance`](Self::advance) and [`resolve`](Self::resolve).
 #[derive(Debug)]
 pub struct Composer {
     core: Core,
@@ -161,22 +162,59 @@ impl Composer {
     pub fn complete(
         &mut self,
         step: &Step,
+        sample: impl FnMut(&Entry) -> Sampled,
+    ) -> Vec<Finished> {
+        let mut finished = self.advance(step);
+        finished.extend(self.resolve(step, sample));
+        finished
+    }
+
+    /// Takes note that a step is on its way to a machine that computes one step after the other, so that the
+    /// next one can be composed before the tokens of this one are known: [`resolve`](Self::resolve) tells
+    /// those. Returns the requests that were cancelled since it was composed.
+    ///
+    /// A request that the step gives its last token stays until then. One whose text ends sooner may be in a
+    /// later step already; what that samples for it is dropped.
+    ///
+    /// # Panics
+    /// If the step is not under way.
+    pub fn advance(&mut self, step: &Step) -> Vec<Finished> {
+        let finished = step.entries.iter();
+        let finished = finished.filter_map(|entry| self.core.advance(entry));
+        let finished: Vec<_> = finished.collect();
+        self.take_off(&finished);
+        finished
+    }
+
+    /// Takes the tokens of a step that was [advanced](Self::advance), as were all that were composed. Steps
+    /// are resolved in their order. `sample` is called for each entry that samples, in order. Returns the
+    /// requests that left.
+    ///
+    /// # Panics
+    /// If a request of the step is part of one that was composed and not advanced.
+    pub fn resolve(
+        &mut self,
+        step: &Step,
         mut sample: impl FnMut(&Entry) -> Sampled,
     ) -> Vec<Finished> {
         let mut finished = Vec::new();
-        for entry in &step.entries {
-            let sampled = entry.samples.then(|| sample(entry));
-            finished.extend(self.core.complete(entry, sampled));
+        for entry in step.entries.iter().filter(|entry| entry.samples) {
+            let sampled = sample(entry);
+            finished.extend(self.core.resolve(entry, sampled));
         }
-        if !finished.is_empty() {
-            let left = |slot| {
-                finished
-                    .iter()
-                    .any(|finished| finished.request.slot == slot)
-            };
-            self.core.running.retain(|&slot| !left(slot));
-        }
+        self.take_off(&finished);
         finished
+    }
+
+    fn take_off(&mut self, finished: &[Finished]) {
+        if finished.is_empty() {
+            return;
+        }
+        let left = |slot| {
+            let mut finished = finished.iter();
+            finished.any(|finished| finished.request.slot == slot)
+        };
+        self.core.running.retain(|&slot| !left(slot));
     }
 
     /// The batch of a step, for the planner. The step is under way.
@@ -195,6 +233,9 @@ impl Composer {
         inputs.clear(page_size, self.core.pool.pages());
         for entry in &step.entries {
             let active = self.core.at(entry.request.slot);
+            if active.awaited > 0 {
+                inputs.awaited.push(inputs.logits.len() as u32);
+            }
             inputs.push(entry, active.sequence.pages(), page_size, &active.tokens);
         }
     }
@@ -242,6 +283,17 @@ impl Composer {
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.core.running.is_empty() && self.core.waiting.is_empty()
+    }
+
+    /// For each request, running ones first and by arrival: its known tokens, which of them are computed, and how many it
+    /// is still to generate.
+    pub(crate) fn standing(&self) -> impl Iterator<Item = (RequestId, [u32; 3])> {
+        let slots = self.core.running.iter().chain(&self.core.waiting);
+        slots.map(|&slot| {
+            let active = self.core.at(slot);
+            let left = active.max_new - active.generated;
+            (self.core.id(slot), [active.known(), active.computed, left])
+        })
     }
 
     /// Prompt tokens that came from the prefix cache so far.

@@ -24,6 +24,10 @@ impl Core {
             pool, cache, slots, ..
         } = self;
         let active = slots[slot as usize].as_mut().expect("taken");
+        if active.awaited > 0 {
+            // What is computed again is known first.
+            return None;
+        }
         let known = active.known();
         let mut sequence = Sequence::default();
         if let Some(cache) = cache
@@ -47,7 +51,8 @@ impl Core {
             .expect("room was made");
         step.copies.extend(copy);
         if active.swapped.is_empty() {
-            active.computed = cached;
+            let stands_at = std::mem::take(&mut active.stands_at).min(known - 1);
+            active.computed = cached.max(stands_at);
             self.cached_tokens += u64::from(cached);
         } else {
             for (host, &device) in active.swapped.drain(..).zip(sequence.pages()) {
@@ -67,7 +72,7 @@ impl Core {
     }
 
     /// Makes room for one more step of a running request; at worst by taking pages from later ones.
-    /// False where the request itself had to give way.
+    /// False where the request itself had to give way, or waits for pages of one that is about to leave.
     pub fn reserve(&mut self, slot: u32, tokens: u32, step: &mut Step) -> bool {
         loop {
             let Self {
@@ -89,10 +94,15 @@ impl Core {
             let (arrival, this) = (active.arrival, self.steps);
             let victim = self.running.iter().rev().copied().find(|&other| {
                 let active = self.at(other);
-                active.arrival > arrival && !active.in_flight && active.last_step != this
+                active.arrival > arrival
+                    && !active.in_flight
+                    && !active.is_done()
+                    && active.last_step != this
             });
             match victim {
                 Some(victim) => self.preempt(victim, step),
+                // Its pages are free before long.
+                None if self.running.iter().any(|&other| self.at(other).is_done()) => return false,
                 None => {
                     self.preempt(slot, step);
                     return false;

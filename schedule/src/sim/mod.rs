@@ -20,11 +20,11 @@
 use std::{collections::VecDeque, ops::Range};
 
 use super::{
-    Composer, Limits, Sampled, ScheduleError, Step,
+    Composer, Limits, Request, Sampled, ScheduleError, Step,
     cost::{CostModel, StepTime},
     metrics::{Report, StageSpan},
     policy::Policy,
-    trace::Trace,
+    trace::{Arrival, Trace},
 };
 use tandem_attn::{plan::Planner, problem::Batch};
 
@@ -57,6 +57,11 @@ pub struct Simulation<'a> {
     pub pages: Option<u32>,
     /// Where attention times come from.
     pub attention: AttentionSource,
+    /// Each step is composed when the one before it begins, as by an engine that does not wait for tokens: what comes
+    /// meanwhile waits for a step more. Only for one stage.
+    pub ahead: bool,
+    /// When to stop; none: when all requests have left.
+    pub until_s: Option<f64>,
     /// The steps whose spans are wanted.
     pub timeline: Range<u64>,
 }
@@ -78,6 +83,8 @@ impl<'a> Simulation<'a> {
             page_size: 64,
             pages: None,
             attention: AttentionSource::Estimate,
+            ahead: false,
+            until_s: None,
             timeline: 0..0,
         }
     }
@@ -101,15 +108,59 @@ pub fn simulate_with(
     simulation: Simulation<'_>,
     mut progress: impl FnMut(usize),
 ) -> Result<Report, ScheduleError> {
+    let until_s = simulation.until_s;
     let mut engine = Engine::new(trace, simulation)?;
     let mut left = 0;
-    while engine.advance(trace)? {
+    let until_ns = until_s.map_or(f64::INFINITY, |s| s * 1e9);
+    while engine.now_ns < until_ns && engine.advance(trace)? {
         if engine.record.left() != left {
             left = engine.record.left();
             progress(left);
         }
     }
-    Ok(engine.report())
+    if let Some(until_s) = until_s {
+        engine.record.stop(until_s);
+    }
+    let mut report = engine.report();
+    if until_s.is_some() {
+        // The last step may end later.
+        (report.stuck, report.busy) = (0, report.busy.min(1.0));
+    }
+    Ok(report)
+}
+
+/// The trace from a time on: requests that run or wait by then, as a simulation has them, are there from the start and go on
+/// where they stand; what comes later comes so much sooner. Prompts that ran are given as lengths, so that what they had
+/// in common with others is lost.
+///
+/// # Errors
+/// As [`simulate`].
+pub fn standing_at(
+    trace: &Trace,
+    mut simulation: Simulation<'_>,
+    at_s: f64,
+) -> Result<Trace, ScheduleError> {
+    simulation.until_s = Some(at_s);
+    let mut engine = Engine::new(trace, simulation)?;
+    while engine.now_ns < at_s * 1e9 && engine.advance(trace)? {}
+    let mut arrivals = Vec::new();
+    for (id, [known, computed, left]) in engine.composer.standing() {
+        let mut request = trace.arrivals[engine.record.index(id)].request.clone();
+        if computed > 0 || request.max_new_tokens > left {
+            request = Request::of_length(known, left);
+        }
+        request.computed = computed;
+        // One that only waits for its last token has no more to do.
+        if left > 0 {
+            arrivals.push(Arrival { at_s: 0.0, request });
+        }
+    }
+    let later = &trace.arrivals[engine.next_arrival..];
+    arrivals.extend(later.iter().map(|arrival| Arrival {
+        at_s: arrival.at_s - at_s,
+        request: arrival.request.clone(),
+    }));
+    Ok(Trace { arrivals })
 }
 
 /// A step on its way through the stages.
@@ -127,6 +178,7 @@ struct Engine<'a> {
     attention: AttentionSource,
     wanted: Range<u64>,
     composer: Composer,
+    ahead: bool,
     policy: &'static str,
     now_ns: f64,
     /// When each stage is free.
@@ -153,14 +205,22 @@ impl<'a> Engine<'a> {
             page_size,
             pages,
             attention,
+            ahead,
+            until_s: _,
             timeline,
         } = simulation;
+        if ahead && cost.parallel().pipeline > 1 {
+            return Err(ScheduleError::Ahead {
+                stages: cost.parallel().pipeline,
+            });
+        }
         let pages = pages.unwrap_or_else(|| cost.pages(page_size));
         let name = policy.name();
         Ok(Self {
             cost,
             page_size,
             attention,
+            ahead,
             wanted: timeline,
             composer: Composer::with_policy(limits, pages, page_size, policy)?,
             policy: name,
@@ -208,8 +268,8 @@ impl<'a> Engine<'a> {
         }
         let stages = self.free_ns.len();
         let mut next_ns = f64::INFINITY;
-        if self.flights.len() < stages {
-            if self.free_ns[0] > self.now_ns {
+        if self.flights.len() < stages + usize::from(self.ahead) {
+            if self.free_ns[0] > self.now_ns && !self.ahead {
                 next_ns = self.free_ns[0];
             } else {
                 let mut step = self.spare.pop().unwrap_or_default();
@@ -274,6 +334,9 @@ impl<'a> Engine<'a> {
         }
         self.steps += 1;
         self.record.launched(&step);
+        if self.ahead {
+            self.composer.advance(&step);
+        }
         self.flights.push_back(Flight {
             step,
             done_ns: self.free_ns[stages - 1],
@@ -292,7 +355,10 @@ impl<'a> Engine<'a> {
         for entry in &step.entries {
             record.computed(entry, done_ns / 1e9, bubble_ns / 1e9);
         }
-        let finished = self.composer.complete(&step, |_| Sampled::Token(0));
+        let finished = match self.ahead {
+            true => self.composer.resolve(&step, |_| Sampled::Token(0)),
+            false => self.composer.complete(&step, |_| Sampled::Token(0)),
+        };
         for finished in finished {
             record.finished(finished.request, done_ns / 1e9);
         }

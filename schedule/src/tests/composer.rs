@@ -11,6 +11,23 @@ use super::*;
 use crate::policy::{DecodePriority, Orca, Sarathi, SarathiServe};
 use audit::Audit;
 
+#[test]
+fn a_request_goes_on_where_it_stood() {
+    let mut composer = Composer::new(Limits::default(), 100, 16, SarathiServe).unwrap();
+    let mut goes_on = Request::of_length(40, 3);
+    goes_on.computed = 39;
+    let mut begins = Request::new((0..50).collect(), 3);
+    begins.computed = 500;
+    for request in [goes_on, begins] {
+        composer.submit(request).unwrap();
+    }
+    let mut step = Step::default();
+    assert!(composer.compose(&mut step));
+    let firsts: Vec<_> = step.entries.iter().map(|e| (e.first, e.tokens)).collect();
+    // The last token of a prompt is always computed.
+    assert_eq!(firsts, [(39, 1), (49, 1)]);
+}
+
 /// Something that happens to a composer.
 #[derive(Clone, Debug)]
 enum Event {
@@ -51,6 +68,7 @@ fn request(prompt: u32, common: u32, new: u32, kind: u8, salt: u32) -> Request {
                 len: prompt,
             },
             max_new_tokens: new,
+            computed: 0,
         },
     }
 }
@@ -58,14 +76,16 @@ fn request(prompt: u32, common: u32, new: u32, kind: u8, salt: u32) -> Request {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Any policy, any requests, tight pools, several steps under way, cancellation at any point.
+    /// Any policy, any requests, tight pools, several steps under way or one composed ahead of the tokens of the last,
+    /// cancellation at any point.
     #[test]
     fn books_balance(
         policy in 0..policy::NAMES.len(),
         events in prop::collection::vec(event(), 1..150),
         (step_tokens, step_requests, running) in (1..80_u32, 1..10_u32, 1..12_u32),
         (pages, page_size, host_pages) in (26..60_u32, 4..9_u32, prop_oneof![Just(0_u32), 10..40_u32]),
-        (stages, prefix_cache, spare_pages) in (1..4_usize, any::<bool>(), 0..4_u32),
+        (stages, ahead, prefix_cache, spare_pages) in
+            (1..4_usize, any::<bool>(), any::<bool>(), 0..4_u32),
     ) {
         let limits = Limits {
             step_tokens, step_requests, running, host_pages, prefix_cache, spare_pages,
@@ -73,6 +93,8 @@ proptest! {
         };
         let policy = policy::by_name(policy::NAMES[policy], &options()).unwrap();
         let mut audit = Audit::new(limits, pages, page_size, policy);
+        audit.ahead = ahead;
+        let stages = if ahead { 2 } else { stages };
         for (salt, event) in events.into_iter().enumerate() {
             match event {
                 Event::Submit(prompt, common, new, kind) => {

@@ -2,11 +2,11 @@
 
 use super::*;
 use crate::{
-    attention::{AttentionModel, StepShape},
+    attention::{AttentionModel, Overlap, StepShape},
     chunk::{self, Expected},
     cost::Correction,
     policy::{Orca, SarathiServe},
-    sim::{AttentionSource, Simulation, simulate},
+    sim::{AttentionSource, Simulation, simulate, standing_at},
     trace::Trace,
 };
 use tandem_attn::{
@@ -17,8 +17,15 @@ use tandem_attn::{
 /// The closed form stands for the planner: within a quarter on batches that matter.
 #[test]
 fn the_estimate_is_close_to_the_plan() {
-    let spec = Spec::new(16, 4, 128);
-    let device = DeviceDescription::named("a100").unwrap();
+    // One that has no heads packed in its prefills, and one that has.
+    for (name, heads) in [("a100", [16, 4]), ("h200", [32, 8])] {
+        close_to_the_plan(name, heads);
+    }
+}
+
+fn close_to_the_plan(name: &str, [q_heads, kv_heads]: [u32; 2]) {
+    let spec = Spec::new(q_heads, kv_heads, 128);
+    let device = DeviceDescription::named(name).unwrap();
     let model = AttentionModel::new(&device, &spec);
     let mut planner = Planner::new();
     for (decodes, context) in [(0, 0), (8, 16_000), (32, 4096), (128, 1024)] {
@@ -50,14 +57,14 @@ fn the_estimate_is_close_to_the_plan() {
             let batch = Batch::new(indptr, table);
             let planned = model.planned(&mut planner, &batch).unwrap();
             let estimate = model.estimate(&shape);
-            for (name, estimate, planned) in [
+            for (half, estimate, planned) in [
                 ("prefill", estimate.prefill_ns, planned.prefill_ns),
                 ("decode", estimate.decode_ns, planned.decode_ns),
             ] {
                 let off = (estimate - planned).abs();
                 assert!(
                     off <= 0.25 * planned + 5_000.0,
-                    "{decodes}×{context} + {chunk} of {keys}, {name}: {estimate} beside {planned}"
+                    "{name}, {decodes}×{context} + {chunk} of {keys}, {half}: {estimate} beside {planned}"
                 );
             }
         }
@@ -152,6 +159,50 @@ fn pipeline_stages_do_one_step_at_a_time() {
 }
 
 #[test]
+fn composing_ahead_computes_the_same_and_lets_arrivals_wait_a_step() {
+    let cost = cost();
+    let trace = Trace::uniform(40, 900, 20).with_poisson_arrivals(8.0, 3);
+    let limits = Limits {
+        step_tokens: 256,
+        ..Limits::default()
+    };
+    let [waiting, ahead] = [false, true].map(|ahead| {
+        let mut simulation = Simulation::new(&cost, limits, SarathiServe);
+        simulation.ahead = ahead;
+        simulate(&trace, simulation).unwrap()
+    });
+    assert_eq!(waiting.finished, ahead.finished);
+    assert_eq!(waiting.generated_tokens, ahead.generated_tokens);
+    assert_eq!(waiting.computed_tokens, ahead.computed_tokens);
+    assert!(waiting.ttft.mean() < ahead.ttft.mean());
+    assert!(ahead.ttft.mean() < waiting.ttft.mean() + 3.0 * waiting.tbt.mean());
+}
+
+#[test]
+fn a_window_of_a_trace_is_as_the_whole_has_it() {
+    let cost = cost();
+    let trace = Trace::uniform(400, 900, 60).with_poisson_arrivals(8.0, 3);
+    let limits = Limits {
+        step_tokens: 256,
+        ..Limits::default()
+    };
+    let simulation = || Simulation::new(&cost, limits, SarathiServe);
+    let whole = simulate(&trace, simulation()).unwrap();
+    let from = standing_at(&trace, simulation(), 20.0).unwrap();
+    let going_on = from.arrivals.iter().filter(|a| a.request.computed > 0);
+    assert!(going_on.count() > 2);
+    assert!(from.arrivals.is_sorted_by_key(|a| a.at_s));
+    let mut windowed = simulation();
+    windowed.until_s = Some(10.0);
+    let window = simulate(&from, windowed).unwrap();
+    assert_eq!(window.makespan_s, 10.0);
+    let per_s = whole.generated_tokens as f64 / whole.makespan_s;
+    assert!((window.generated_per_s() / per_s - 1.0).abs() < 0.15);
+    assert!((window.tbt.mean() / whole.tbt.mean() - 1.0).abs() < 0.25);
+    assert!(window.ttft.mean() < 2.0 * whole.ttft.mean());
+}
+
+#[test]
 fn measurements_correct_the_model() {
     let plain = cost();
     let (at_128, at_512) = (plain.linear_ns(128), plain.linear_ns(512));
@@ -170,12 +221,27 @@ fn measurements_correct_the_model() {
             ratio(tokens)
         );
     }
-    let json = "{\"attention\": [{\"at\": 1000, \"measured_ns\": 2000}]}";
+    let json = "{\"decode\": [{\"at\": 1000, \"measured_ns\": 2000}], \"pod_loss\": 0.5, \
+                \"rest\": [{\"at\": 8, \"measured_ns\": 5000000}]}";
     let slower = cost().with_correction(&Correction::from_json(json).unwrap());
     let shape = StepShape::decodes(8, 4096);
-    let twice = slower.step(&shape).attention_ns / plain.step(&shape).attention_ns;
-    assert!((twice - 2.0).abs() < 1e-9);
+    let (before, after) = (plain.step(&shape), slower.step(&shape));
+    assert!((after.attention_ns / before.attention_ns - 2.0).abs() < 1e-9);
+    assert!((after.elementwise_ns + after.head_ns - 5e6).abs() < 1.0);
+    // Chunks have a correction of their own, and the loss is the measured one.
+    let chunk = StepShape::default().with_chunk(512, 4096);
+    assert_eq!(
+        plain.step(&chunk).attention_ns,
+        slower.step(&chunk).attention_ns
+    );
+    let hybrid = slower
+        .with_overlap(Overlap::POD)
+        .step(&shape.with_chunk(512, 4096));
+    let (decode_ns, prefill_ns) = (after.attention_ns, plain.step(&chunk).attention_ns);
+    let joined = decode_ns.max(prefill_ns) + 0.5 * decode_ns.min(prefill_ns);
+    assert!((hybrid.attention_ns / joined - 1.0).abs() < 1e-9);
     assert!(Correction::from_json("{\"linear\": [{\"at\": 0, \"measured_ns\": 1}]}").is_err());
+    assert!(Correction::from_json("{\"pod_loss\": 2}").is_err());
 }
 
 #[test]

@@ -113,6 +113,7 @@ fn mooncake(line: &str) -> Result<Arrival, String> {
         request: Request {
             prompt,
             max_new_tokens: line.output_length,
+            computed: 0,
         },
     })
 }

@@ -2,7 +2,7 @@
 
 use cudarc::driver::{
     DriverError,
-    result::{memcpy_dtoh_async, memcpy_htod_async},
+    result::{memcpy_dtod_async, memcpy_dtoh_async, memcpy_htod_async},
 };
 use half::bf16;
 use tandem_attn::{
@@ -11,7 +11,7 @@ use tandem_attn::{
     step::{Draw, Sampling},
 };
 
-use super::GpuOptions;
+use super::{GpuOptions, slots::Pinned};
 use crate::{Architecture, Error, backend::Work};
 
 /// Buffers for the largest step; a smaller one takes their beginnings, so that addresses stay for graphs.
@@ -26,8 +26,6 @@ pub(super) struct Buffers {
     pub logits: DeviceBuffer<f32>,
     pub sampled: DeviceBuffer<u32>,
     inputs: DeviceBuffer<u32>,
-    /// The inputs on the host, as they are on the device.
-    staged: Vec<u32>,
     tokens: usize,
     rows: usize,
 }
@@ -51,26 +49,32 @@ impl Buffers {
             logits: DeviceBuffer::zeroed(gpu, rows * a.vocabulary)?,
             sampled: DeviceBuffer::zeroed(gpu, rows)?,
             inputs: DeviceBuffer::zeroed(gpu, words)?,
-            staged: vec![0; words],
             tokens,
             rows,
         })
     }
 
-    /// Brings the inputs of a step to the device. Tokens and rows up to `padded` compute what nobody reads: they write
+    /// Words of the inputs of a step.
+    pub(super) const fn input_words(&self) -> usize {
+        self.inputs.len()
+    }
+
+    /// Brings the inputs of a step to the device, and the ids of the tokens that the step before draws. Tokens and rows up to `padded` compute what nobody reads: they write
     /// to no page, and draw the likeliest of whatever logits they find.
     ///
     /// # Safety
-    /// `stream` is a stream of the current context, and not being captured.
+    /// `stream` is a stream of the current context, not being captured, and comes after the step before; `staged` is not
+    /// touched until the copy is done.
     pub(super) unsafe fn upload(
-        &mut self,
+        &self,
         work: &Work<'_>,
         padded: usize,
+        staged: &mut Pinned,
         stream: Stream,
     ) -> Result<(), Error> {
         let inputs = work.inputs;
         let padding = Sampling::GREEDY.draw(0).map_err(tandem_attn::Error::from)?;
-        let (ids, rest) = self.staged.split_at_mut(self.tokens);
+        let (ids, rest) = staged.words_mut().split_at_mut(self.tokens);
         let (slots, rest) = rest.split_at_mut(self.tokens);
         let (positions, rest) = rest.split_at_mut(self.tokens);
         let (draws, rows) = rest.split_at_mut(self.rows * DRAW);
@@ -92,9 +96,31 @@ impl Buffers {
             let draw = work.draws.get(index).unwrap_or(&padding);
             to.copy_from_slice(bytemuck::cast_slice(std::slice::from_ref(draw)));
         }
-        // SAFETY: both sides have as many words; from memory that is not pinned the call returns once it is read.
-        unsafe { memcpy_htod_async(self.inputs.address(), &self.staged, stream.as_raw().cast()) }
-            .map_err(|error| cuda("cuMemcpyHtoDAsync", &error))
+        // SAFETY: both sides have as many words; the caller's promise.
+        unsafe {
+            memcpy_htod_async(
+                self.inputs.address(),
+                staged.words(),
+                stream.as_raw().cast(),
+            )
+        }
+        .map_err(|error| cuda("cuMemcpyHtoDAsync", &error))?;
+        // Requests keep their order from step to step, so that most go in one copy.
+        let follows = |a: &(u32, u32), b: &(u32, u32)| (a.0 + 1, a.1 + 1) == *b;
+        for run in work.drawn.chunk_by(follows) {
+            let (token, row) = run[0];
+            // SAFETY: no more than there are tokens and rows; the step before wrote the rows.
+            unsafe {
+                memcpy_dtod_async(
+                    self.ids(self.tokens).address + 4 * u64::from(token),
+                    self.sampled.address() + 4 * u64::from(row),
+                    4 * run.len(),
+                    stream.as_raw().cast(),
+                )
+            }
+            .map_err(|error| cuda("cuMemcpyDtoDAsync", &error))?;
+        }
+        Ok(())
     }
 
     /// The drawn tokens, once the stream is done.

@@ -23,6 +23,8 @@ pub struct Audit {
     pub limits: Limits,
     pub known: HashMap<RequestId, Known>,
     pub under_way: VecDeque<Step>,
+    /// Steps are advanced when they are composed, and resolved later.
+    pub ahead: bool,
 }
 
 impl Audit {
@@ -32,6 +34,7 @@ impl Audit {
             limits,
             known: HashMap::new(),
             under_way: VecDeque::new(),
+            ahead: false,
         }
     }
 
@@ -90,6 +93,11 @@ impl Audit {
         assert_eq!(inputs.slots.len(), tokens as usize);
         self.check_pages();
         if composed {
+            let awaited = |index: u32| step.entries[index as usize];
+            assert!(inputs.awaited.iter().all(|&index| awaited(index).decode));
+            if self.ahead {
+                self.advance(&step);
+            }
             self.under_way.push_back(step);
         } else {
             assert!(step.entries.is_empty());
@@ -97,27 +105,50 @@ impl Audit {
         composed
     }
 
-    pub fn complete(&mut self) {
-        let Some(step) = self.under_way.pop_front() else {
-            return;
-        };
+    fn advance(&mut self, step: &Step) {
         for entry in &step.entries {
             let known = self.known.get_mut(&entry.request).expect("alive");
             known.computed += entry.tokens;
             known.generated += u32::from(entry.samples && !known.cancelled);
             known.in_flight = false;
         }
-        for finished in self
-            .composer
-            .complete(&step, |entry| Sampled::Token(entry.first))
-        {
-            let known = self.known.remove(&finished.request).expect("finishes once");
-            assert_eq!(finished.cancelled, known.cancelled);
+        for finished in self.composer.advance(step) {
+            let known = self.known.remove(&finished.request).expect("leaves once");
+            assert!(finished.cancelled && known.cancelled);
             assert_eq!(finished.generated, known.generated);
-            assert!(known.cancelled || known.generated == known.max_new);
         }
-        for known in self.known.values() {
-            assert!(known.generated < known.max_new, "should have finished");
+    }
+
+    /// Some texts end before they have all their tokens.
+    pub fn complete(&mut self) {
+        let Some(step) = self.under_way.pop_front() else {
+            return;
+        };
+        if !self.ahead {
+            self.advance(&step);
+        }
+        let sample = |entry: &Entry| match entry.first % 23 {
+            22 => Sampled::Last(entry.first),
+            _ => Sampled::Token(entry.first),
+        };
+        for finished in self.composer.resolve(&step, sample) {
+            let known = self.known.remove(&finished.request).expect("finishes once");
+            assert!(!finished.cancelled);
+            let mut entries = step.entries.iter();
+            let entry = entries.find(|entry| entry.request == finished.request);
+            let entry = entry.expect("finishes by what the step sampled");
+            let generated = entry.first + entry.tokens + 1 - known.prompt;
+            assert_eq!(finished.generated, generated);
+            let ended = matches!(sample(entry), Sampled::Last(_));
+            assert!(ended || generated == known.max_new);
+        }
+        for (id, known) in &self.known {
+            let mut later = self.under_way.iter().flat_map(|step| &step.entries);
+            let awaited = self.ahead && later.any(|entry| entry.request == *id && entry.samples);
+            assert!(
+                awaited || known.generated < known.max_new,
+                "should have finished"
+            );
         }
         self.check_pages();
     }

@@ -1,0 +1,138 @@
+//! `tandem bench --serve`: what is asked for.
+
+use std::path::PathBuf;
+
+use crate::{
+    Failure,
+    backend::Choice,
+    output::Force,
+    serve_sim::{at_least_1, positive},
+};
+
+/// A model of random weights that serves a trace, measured beside its simulation.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Serving")]
+#[group(id = "serving")]
+pub struct Args {
+    /// Serve a trace with random weights instead: measured times beside simulated ones
+    #[arg(
+        long,
+        conflicts_with_all = [
+            "workload", "suite", "case", "kv_dtype", "token_scales", "seconds", "max_memory", "check", "packing", "split",
+            "decode_tile", "merge", "pod", "gpus", "deal",
+        ]
+    )]
+    serve: bool,
+    /// A known model, a JSON file that describes one, or a folder with config.json
+    #[arg(long, default_value = "llama-3-8b", requires = "serve")]
+    pub model: String,
+    /// Known hardware that the simulation corrects by what is measured, or a JSON file
+    #[arg(long, default_value = "h200", requires = "serve")]
+    pub device: String,
+    /// Requests: Mooncake's JSON lines, Azure's CSV, or a CSV of prompt and generated lengths
+    #[arg(long, value_name = "FILE", requires = "serve")]
+    pub trace: Option<PathBuf>,
+    /// Requests to serve: the first of the trace, or so many alike without one [default: all of the trace, or 64]
+    #[arg(long, value_name = "N", value_parser = at_least_1, requires = "serve")]
+    pub requests: Option<u32>,
+    /// Prompt tokens of a request, without a trace
+    #[arg(
+        long, value_name = "TOKENS", default_value_t = 2000, value_parser = at_least_1, conflicts_with = "trace",
+        requires = "serve"
+    )]
+    pub prompt: u32,
+    /// Tokens generated for a request, without a trace
+    #[arg(
+        long, value_name = "TOKENS", default_value_t = 200, value_parser = at_least_1, conflicts_with = "trace",
+        requires = "serve"
+    )]
+    pub generated: u32,
+    /// Tokens that all prompts begin with, without a trace
+    #[arg(
+        long, value_name = "TOKENS", value_parser = at_least_1, conflicts_with = "trace", requires = "serve"
+    )]
+    pub prefix: Option<u32>,
+    /// Poisson arrivals at this rate, in place of the trace's own
+    #[arg(
+        long, value_name = "PER SECOND", value_parser = positive, allow_negative_numbers = true,
+        requires = "serve"
+    )]
+    pub rate: Option<f64>,
+    /// Poisson arrivals at this part of what sarathi-serve can serve of the whole trace, as simulated after calibration
+    #[arg(
+        long, value_name = "PART", value_parser = positive, allow_negative_numbers = true,
+        conflicts_with = "rate", requires = "serve"
+    )]
+    pub load: Option<f64>,
+    /// Begin where sarathi-serve stands after so many seconds, as simulated: requests under way go on from there, whatever
+    /// the caches hold
+    #[arg(long, value_name = "SECONDS", value_parser = positive, allow_negative_numbers = true, requires = "serve")]
+    pub start: Option<f64>,
+    /// Stop after so many seconds
+    #[arg(long, value_name = "SECONDS", value_parser = positive, allow_negative_numbers = true, requires = "serve")]
+    pub window: Option<f64>,
+    /// Seed of the arrivals
+    #[arg(long, default_value_t = 1, requires = "serve")]
+    pub seed: u64,
+    /// Policies to compare; +pod: prefill and decode attention may share the GPU; +unpacked: prefixes are read by each
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "prefill-first,sarathi-serve,sarathi-serve+pod",
+        requires = "serve"
+    )]
+    pub policy: Vec<String>,
+    /// Tokens in a step; policies that compute prompts whole get room for the longest
+    #[arg(long, value_name = "TOKENS", default_value_t = 1024, value_parser = at_least_1, requires = "serve")]
+    pub budget: u32,
+    /// Requests that hold pages at once
+    #[arg(long, value_name = "REQUESTS", default_value_t = 128, value_parser = at_least_1, requires = "serve")]
+    pub batch: u32,
+    /// Tokens that the caches have room for [default: what the hardware has left beside the weights; 65536 on the CPU]
+    #[arg(long, value_name = "TOKENS", value_parser = at_least_1, requires = "serve")]
+    pub cache: Option<u32>,
+    /// Tokens in a page
+    #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = at_least_1, requires = "serve")]
+    pub page_size: u32,
+    /// Wait for the tokens of each step before the next one is composed
+    #[arg(long, requires = "serve")]
+    pub wait: bool,
+    /// What corrects the simulation, as --calibration has written it, in place of measuring it
+    #[arg(
+        long, value_name = "FILE", conflicts_with_all = ["calibration", "parts"], requires = "serve"
+    )]
+    pub correction: Option<PathBuf>,
+    /// Write what corrects the simulation, for `tandem serve-sim --correction`
+    #[arg(long, value_name = "FILE", requires = "serve")]
+    pub calibration: Option<PathBuf>,
+    /// Draw TTFT and TBT, and the steps with their stalls
+    #[arg(long, value_name = "FILE", requires = "serve")]
+    pub svg: Option<PathBuf>,
+    /// Draw where the time of steps goes
+    #[arg(long, value_name = "FILE", requires = "serve")]
+    pub parts: Option<PathBuf>,
+}
+
+impl Args {
+    pub(super) const fn is_asked_for(&self) -> bool {
+        self.serve
+    }
+}
+
+/// Runs it.
+#[cfg(feature = "engine")]
+pub(super) fn run(
+    args: &Args,
+    backend: Choice,
+    json: Option<&PathBuf>,
+    force: Force,
+) -> Result<(), Failure> {
+    crate::engine::replay::run(args, backend, json, force)
+}
+
+#[cfg(not(feature = "engine"))]
+pub(super) fn run(_: &Args, _: Choice, _: Option<&PathBuf>, _: Force) -> Result<(), Failure> {
+    Err(Failure::Backend(
+        "this tandem was built without models: install it with --features engine".to_owned(),
+    ))
+}

@@ -1,0 +1,462 @@
+//! `tandem bench --serve`: a model of random weights serves a trace, measured beside its simulation.
+
+mod parts;
+mod results;
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use tandem_attn::plan::{PackRule, PlanOptions, pod::PodMode};
+use tandem_engine::{
+    Architecture, Backend, Engine, Limits, Weights,
+    calibrate::{Calibration, MeasuredStep, StepLengths, calibrate, warm_up},
+    replay::{Replay, replay},
+};
+use tandem_schedule::{
+    Hardware, ModelDescription, Prompt,
+    attention::Overlap,
+    chunk::{ChunkSize, Expected},
+    cost::{Correction, CostModel, Parallel},
+    metrics::Report,
+    policy::{self, Policy, PolicyOptions},
+    sim::{AttentionSource, Simulation, simulate, standing_at},
+    trace::Trace,
+};
+
+use super::{Room, gpu};
+use crate::{
+    Failure,
+    backend::{self, Choice},
+    bench::serving::Args,
+    output::{self, Files, Force},
+    serve_sim::{chart, described, is_file, read_trace, table},
+};
+
+/// Tokens of the caches on the CPU, where none are given.
+const CPU_CACHE: u32 = 65_536;
+/// The policy that loads and beginnings are of.
+const BASE: &str = "sarathi-serve";
+/// Prompts that begin alike are given in blocks of so many tokens.
+const BLOCK: u32 = 16;
+
+/// Runs it.
+///
+/// # Errors
+/// Wrong input, a missing backend, or a file that cannot be written.
+pub fn run(
+    args: &Args,
+    choice: Choice,
+    json: Option<&PathBuf>,
+    force: Force,
+) -> Result<(), Failure> {
+    let named = [&args.model, &args.device].into_iter();
+    let named: Vec<_> = named
+        .filter(|name| is_file(name))
+        .map(PathBuf::from)
+        .collect();
+    let outputs = [&args.svg, &args.parts, &args.calibration].into_iter();
+    Files::new()
+        .reads(named.iter().chain(&args.trace).chain(&args.correction))
+        .writes(outputs.flatten().chain(json))
+        .check(force)?;
+
+    let whole = trace(args)?;
+    let trace = match args.requests {
+        Some(requests) => whole.clone().first(requests as usize),
+        None => whole.clone(),
+    };
+    let (description, architecture) = model(&args.model, longest(&whole))?;
+    let cost = CostModel::new(&description, &hardware(&args.device)?, Parallel::default())?;
+    for name in &args.policy {
+        Choices::of(name)?.policy(args, &cost, &trace)?;
+    }
+    let gpu = gpu(choice)?;
+    let usual = match &gpu {
+        Some(_) => cost.pages(args.page_size).saturating_mul(args.page_size),
+        None => CPU_CACHE,
+    };
+    let room = Room {
+        cache: Some(args.cache.unwrap_or(usual)),
+        page_size: args.page_size,
+        step_tokens: args.most_tokens(&trace)?,
+        step_requests: args.batch,
+    };
+    let ceilings = match &gpu {
+        Some(_) => Some(backend::open(Choice::Gpu)?.ceilings()?),
+        None => None,
+    };
+    let mut backend = room.backend(gpu, architecture, &Weights::random(1))?;
+    let device = backend.name();
+
+    let bar = bar();
+    let calibration = match &args.correction {
+        Some(path) => Calibration {
+            correction: described(path, Correction::from_json)?,
+            steps: Vec::new(),
+        },
+        None => {
+            bar.set_message("calibrating");
+            calibrate(&mut *backend, &cost, room.step_tokens, &mut |done, all| {
+                bar.set_length(all as u64);
+                bar.set_position(done as u64);
+            })?
+        }
+    };
+    if let Some(path) = &args.calibration {
+        let json = serde_json::to_string_pretty(&calibration.correction).expect("plain data");
+        output::write_file(path, (json + "\n").as_bytes())?;
+    }
+    let corrected = cost.clone().with_correction(&calibration.correction);
+    let capacity = capacity(args, &corrected, &whole, &*backend)?;
+    let rate = args.load.map(|load| load * capacity).or(args.rate);
+    let trace = match rate {
+        Some(rate) => trace.with_poisson_arrivals(rate, args.seed),
+        None => trace,
+    };
+    let mut trace = match args.start {
+        Some(start_s) => {
+            let choices = Choices::of(BASE)?;
+            let simulation = args.simulation(&choices, &corrected, &trace, &*backend)?;
+            standing_at(&trace, simulation, start_s)?
+        }
+        None => trace,
+    };
+    if let Some(window_s) = args.window {
+        trace.arrivals.retain(|arrival| arrival.at_s < window_s);
+    }
+    if trace.arrivals.is_empty() {
+        return Err(Failure::Input(
+            "no request is left: give an earlier --start".to_owned(),
+        ));
+    }
+    bar.set_length(trace.arrivals.len() as u64);
+    let mut served = Vec::new();
+    for name in &args.policy {
+        bar.set_message(name.clone());
+        let replayed;
+        (backend, replayed) = serve(args, name, &cost, &trace, backend, &bar)?;
+        let simulated = predict(args, name, &corrected, &trace, &*backend)?;
+        served.push((replayed, simulated));
+    }
+    bar.finish_and_clear();
+
+    let results = results::Results {
+        device: &device,
+        ceilings,
+        cost: &cost,
+        trace: &trace,
+        capacity,
+        rate,
+        calibration: &calibration,
+        served: &served,
+    };
+    output::print(&results.text(args));
+    if let Some(path) = json {
+        output::write_file(path, results.json(args).as_bytes())?;
+    }
+    if let Some(path) = &args.svg {
+        let [machine, requests] = table::heading(&cost, &trace);
+        let reports = results.reports();
+        let title = format!("{machine}: measured, and simulated after calibration");
+        output::write_file(path, chart::draw(&title, &requests, &reports).as_bytes())?;
+        output::print(&format!("\ndrawn in {}\n", path.display()));
+    }
+    if let Some(path) = &args.parts {
+        let title = format!("Where a step's time goes: {} on {device}", description.name);
+        output::write_file(path, parts::draw(&title, &calibration).as_bytes())?;
+        output::print(&format!("\ndrawn in {}\n", path.display()));
+    }
+    let mut unfinished = served.iter();
+    let unfinished = unfinished.find(|(replay, _)| replay.report.finished == 0);
+    unfinished.map_or(Ok(()), |(replay, _)| {
+        Err(Failure::Wrong(format!(
+            "no request finished under {}: all were refused, as larger than the caches or than a step; give shorter ones, \
+             or a larger --cache",
+            replay.report.policy
+        )))
+    })
+}
+
+fn bar() -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg:20} {wide_bar} {pos}/{len}, {elapsed}");
+    let bar = ProgressBar::new(1).with_style(style.expect("the template is sound"));
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+/// A model by name, by its description, or by its folder.
+fn model(name: &str, longest: u32) -> Result<(ModelDescription, Architecture), Failure> {
+    let folder = Path::new(name);
+    if folder.is_dir() {
+        let architecture = Architecture::read(folder)?;
+        let name = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+        let name = name.file_name().map_or_else(
+            || "model".to_owned(),
+            |name| name.to_string_lossy().into_owned(),
+        );
+        return Ok((architecture.description(&name), architecture));
+    }
+    let description = match is_file(name) {
+        true => described(folder, ModelDescription::from_json)?,
+        false => ModelDescription::named(name)?,
+    };
+    // What a step costs does not depend on it.
+    let positions = longest.next_power_of_two().max(8192);
+    let architecture = Architecture::described(&description, positions)?;
+    Ok((description, architecture))
+}
+
+fn hardware(name: &str) -> Result<Hardware, Failure> {
+    match is_file(name) {
+        true => described(name.as_ref(), Hardware::from_json),
+        false => Ok(Hardware::named(name)?),
+    }
+}
+
+fn trace(args: &Args) -> Result<Trace, Failure> {
+    let mut trace = match &args.trace {
+        Some(path) => read_trace(path)?,
+        None => Trace::uniform(
+            args.requests.unwrap_or(64) as usize,
+            args.prompt,
+            args.generated,
+        ),
+    };
+    if trace.arrivals.is_empty() {
+        return Err(Failure::Input("the trace has no requests".to_owned()));
+    }
+    if let Some(prefix) = args.prefix {
+        if prefix > args.prompt {
+            return Err(Failure::Input(format!(
+                "--prefix {prefix} is more than the {} tokens of a prompt (--prompt)",
+                args.prompt
+            )));
+        }
+        let blocks = args.prompt.div_ceil(BLOCK);
+        let shared = prefix / BLOCK;
+        for (request, arrival) in trace.arrivals.iter_mut().enumerate() {
+            let own = (request as u32 + 1).wrapping_mul(blocks);
+            let id = |block| if block < shared { block } else { own + block };
+            arrival.request.prompt = Prompt::Blocks {
+                ids: (0..blocks).map(id).collect(),
+                block: BLOCK,
+                len: args.prompt,
+            };
+        }
+    }
+    Ok(trace)
+}
+
+/// Tokens of the longest request.
+fn longest(trace: &Trace) -> u32 {
+    let tokens = trace.arrivals.iter().map(|arrival| {
+        let request = &arrival.request;
+        request.prompt.len().saturating_add(request.max_new_tokens)
+    });
+    tokens.max().unwrap_or(0)
+}
+
+/// What stands in the name of a policy.
+struct Choices<'a> {
+    policy: &'a str,
+    pod: bool,
+    unpacked: bool,
+}
+
+impl<'a> Choices<'a> {
+    fn of(name: &'a str) -> Result<Self, Failure> {
+        let mut parts = name.split('+');
+        let mut choices = Self {
+            policy: parts.next().unwrap_or_default(),
+            pod: false,
+            unpacked: false,
+        };
+        for part in parts {
+            match part {
+                "pod" => choices.pod = true,
+                "unpacked" => choices.unpacked = true,
+                _ => {
+                    return Err(Failure::Input(format!(
+                        "{name}: there is no +{part}; a policy may end in +pod or +unpacked"
+                    )));
+                }
+            }
+        }
+        Ok(choices)
+    }
+
+    /// Whether prompts are computed whole.
+    fn is_whole(&self) -> bool {
+        matches!(self.policy, "prefill-first" | "orca")
+    }
+
+    fn planning(&self) -> PlanOptions {
+        PlanOptions::default()
+            .with_pod(if self.pod {
+                PodMode::Auto
+            } else {
+                PodMode::Serial
+            })
+            .with_packing(if self.unpacked {
+                PackRule::Off
+            } else {
+                PackRule::Fastest
+            })
+    }
+
+    fn policy(
+        &self,
+        args: &Args,
+        cost: &CostModel,
+        trace: &Trace,
+    ) -> Result<Box<dyn Policy>, Failure> {
+        let (prompt, generated) = trace.mean_lengths();
+        let expected = Expected {
+            prompt: prompt as u32,
+            generated: generated as u32,
+            requests: args.batch,
+            target_ns: None,
+        };
+        let options = PolicyOptions {
+            chunk: ChunkSize::adaptive(cost.clone(), expected),
+            target_ns: 50e6,
+            cost: cost.clone(),
+        };
+        Ok(policy::by_name(self.policy, &options)?)
+    }
+
+    fn limits(&self, args: &Args, trace: &Trace) -> Limits {
+        Limits {
+            step_tokens: match self.is_whole() {
+                true => args.budget.max(longest(trace)),
+                false => args.budget,
+            },
+            step_requests: args.batch,
+            running: args.batch,
+            spare_pages: args.batch,
+            ..Limits::default()
+        }
+    }
+}
+
+impl Args {
+    /// Tokens of the largest step of any policy.
+    fn most_tokens(&self, trace: &Trace) -> Result<u32, Failure> {
+        let mut most = self.budget.max(self.batch);
+        for name in &self.policy {
+            most = most.max(Choices::of(name)?.limits(self, trace).step_tokens);
+        }
+        Ok(most)
+    }
+
+    fn simulation<'a>(
+        &self,
+        choices: &Choices<'_>,
+        cost: &'a CostModel,
+        trace: &Trace,
+        backend: &dyn Backend,
+    ) -> Result<Simulation<'a>, Failure> {
+        let policy = choices.policy(self, cost, trace)?;
+        let mut simulation = Simulation::with_policy(cost, choices.limits(self, trace), policy);
+        simulation.page_size = backend.page_size();
+        simulation.pages = Some(backend.pages());
+        simulation.ahead = backend.is_asynchronous() && !self.wait;
+        if self.prefix.is_some() && !choices.unpacked {
+            simulation.attention = AttentionSource::Planner;
+        }
+        Ok(simulation)
+    }
+}
+
+/// Requests of a trace that are served in a second when all are there from the start, chunked and in turns.
+fn capacity(
+    args: &Args,
+    cost: &CostModel,
+    trace: &Trace,
+    backend: &dyn Backend,
+) -> Result<f64, Failure> {
+    let mut trace = trace.clone();
+    for arrival in &mut trace.arrivals {
+        arrival.at_s = 0.0;
+    }
+    let choices = Choices::of(BASE)?;
+    let simulation = args.simulation(&choices, cost, &trace, backend)?;
+    Ok(simulate(&trace, simulation)?.requests_per_s())
+}
+
+/// Plays the trace on the backend, which comes back.
+fn serve(
+    args: &Args,
+    name: &str,
+    cost: &CostModel,
+    trace: &Trace,
+    mut backend: Box<dyn Backend>,
+    bar: &ProgressBar,
+) -> Result<(Box<dyn Backend>, Replay), Failure> {
+    let choices = Choices::of(name)?;
+    backend.plan_with(choices.planning())?;
+    warm_up(&mut *backend)?;
+    let policy = choices.policy(args, cost, trace)?;
+    let ahead = backend.is_asynchronous() && !args.wait;
+    let engine = Engine::with_policy(backend, choices.limits(args, trace), policy)?;
+    let mut engine = engine.running_ahead(ahead);
+    let progress = &mut |left| bar.set_position(left as u64);
+    let mut replayed = replay(&mut engine, trace, args.window, chart::MOST_SPANS, progress)?;
+    name.clone_into(&mut replayed.report.policy);
+    Ok((engine.into_backend()?, replayed))
+}
+
+/// What the simulation says of it.
+fn predict(
+    args: &Args,
+    name: &str,
+    cost: &CostModel,
+    trace: &Trace,
+    backend: &dyn Backend,
+) -> Result<Report, Failure> {
+    let choices = Choices::of(name)?;
+    let cost = cost.clone().with_overlap(match choices.pod {
+        true => Overlap::POD,
+        false => Overlap::Serial,
+    });
+    let mut simulation = args.simulation(&choices, &cost, trace, backend)?;
+    simulation.timeline = 0..chart::MOST_SPANS;
+    simulation.until_s = args.window;
+    let mut report = simulate(trace, simulation)?;
+    "  simulated".clone_into(&mut report.policy);
+    Ok(report)
+}
+
+/// A step of the calibration in few letters: decodes and their keys, and a chunk from its first token to the end of its keys.
+fn short(step: &MeasuredStep) -> String {
+    let StepLengths {
+        decodes,
+        keys,
+        chunk,
+        chunk_keys,
+    } = step.lengths;
+    let mut parts = Vec::new();
+    if decodes > 0 {
+        parts.push(format!("{decodes} × {keys}"));
+    }
+    if chunk > 0 {
+        parts.push(format!("{chunk} to {chunk_keys}"));
+    }
+    parts.join(" + ") + if step.pod { ", POD" } else { "" }
+}
+
+impl results::Results<'_> {
+    fn reports(&self) -> Vec<Report> {
+        let both = self.served.iter();
+        both.flat_map(|(replay, simulated)| [replay.report.clone(), simulated.clone()])
+            .collect()
+    }
+}
+
+/// For the lines of a step's table.
+fn predicted_ms(calibration: &Calibration, cost: &CostModel, index: usize) -> f64 {
+    1e3 * calibration.predicted_s(cost, &calibration.steps[index])
+}

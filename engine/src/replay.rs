@@ -1,0 +1,196 @@
+//! A trace played on an engine in real time: what a simulation predicts, measured.
+
+use std::{
+    collections::HashMap,
+    thread,
+    time::{Duration, Instant},
+};
+
+use tandem_schedule::{
+    Prompt,
+    metrics::{Recorder, Report, StageSpan},
+    trace::Trace,
+};
+
+use crate::{Engine, Error, Event, Generation};
+
+/// What a replay measured.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Replay {
+    /// As of a simulation. Tokens come when the host knows them.
+    pub report: Report,
+    /// From the first kernel of a step to its last, all steps.
+    pub computing_s: f64,
+    /// From the last kernel of a step to the first of the next one, where there was something to compute.
+    pub waiting_s: f64,
+}
+
+impl Replay {
+    /// The part of the time with something to compute in which the backend did not.
+    #[must_use]
+    pub fn idle(&self) -> f64 {
+        self.waiting_s / (self.computing_s + self.waiting_s).max(f64::MIN_POSITIVE)
+    }
+}
+
+/// Before an arrival the thread sleeps, and the rest of the time it looks at the clock.
+const SPIN: Duration = Duration::from_millis(2);
+
+/// Plays a trace, to its end or until a time, and takes note of the spans of the first so many steps. Requests have token ids that are theirs alone, but
+/// equal blocks have equal ones. `progress` hears how many requests have left.
+///
+/// # Errors
+/// As [`Engine::step`]. Requests that the engine refuses are counted.
+pub fn replay(
+    engine: &mut Engine,
+    trace: &Trace,
+    until_s: Option<f64>,
+    spans: u64,
+    progress: &mut dyn FnMut(usize),
+) -> Result<Replay, Error> {
+    let vocabulary = engine.architecture().vocabulary as u32;
+    let end_s = until_s.unwrap_or(f64::INFINITY);
+    let arrivals = &trace.arrivals[..trace.arrivals.partition_point(|a| a.at_s < end_s)];
+    let mut generations: Vec<_> = arrivals
+        .iter()
+        .zip(0..)
+        .map(|(arrival, request)| Generation {
+            ignore_ends: true,
+            computed: arrival.request.computed,
+            ..Generation::greedy(
+                tokens(&arrival.request.prompt, request, vocabulary),
+                arrival.request.max_new_tokens,
+            )
+        })
+        .collect();
+    let mut recorder = Recorder::new(generations.len());
+    for (index, arrival) in arrivals.iter().enumerate() {
+        recorder.arrived(index, arrival.at_s, &arrival.request);
+    }
+    let [cached, lost] = [
+        engine.composer().cached_tokens(),
+        engine.composer().lost_tokens(),
+    ];
+    let mut replay = Replay::default();
+    let (mut timeline, mut steps, mut computed, mut preemptions) = (Vec::new(), 0_u64, 0, 0);
+    let (mut indices, mut events) = (HashMap::new(), Vec::new());
+    let (mut next, mut left, mut fruitless) = (0, 0, 0);
+    let start = Instant::now();
+    while recorder.left() < arrivals.len() && fruitless < 2 {
+        while let Some(arrival) = arrivals.get(next)
+            && arrival.at_s <= start.elapsed().as_secs_f64()
+        {
+            match engine.submit(std::mem::replace(
+                &mut generations[next],
+                Generation::greedy(Vec::new(), 0),
+            )) {
+                Ok(request) => {
+                    indices.insert(request, next);
+                }
+                Err(Error::Schedule(_) | Error::TooLong { .. }) => recorder.refused(),
+                Err(error) => return Err(error),
+            }
+            next += 1;
+        }
+        if engine.is_idle() {
+            if let Some(arrival) = arrivals.get(next) {
+                let until = Duration::from_secs_f64(arrival.at_s).saturating_sub(start.elapsed());
+                thread::sleep(until.saturating_sub(SPIN));
+            }
+            continue;
+        }
+        let step = engine.step(&mut |event| events.push(event))?;
+        let now_s = start.elapsed().as_secs_f64();
+        if now_s > end_s {
+            break;
+        }
+        for event in events.drain(..) {
+            match event {
+                Event::Token { request, .. } => recorder.token(indices[&request], now_s),
+                Event::Finished { request, .. } => recorder.finished(indices[&request], now_s),
+            }
+        }
+        if recorder.left() != left {
+            left = recorder.left();
+            progress(left);
+        }
+        // One that was only begun is finished by the next call.
+        fruitless = if step.tokens > 0 { 0 } else { fruitless + 1 };
+        if step.tokens == 0 {
+            continue;
+        }
+        replay.computing_s += step.time.seconds;
+        replay.waiting_s += step.time.gap_s.unwrap_or(0.0);
+        computed += u64::from(step.tokens);
+        preemptions += u64::from(step.preempted);
+        if steps < spans {
+            timeline.push(StageSpan {
+                stage: 0,
+                step: steps,
+                prompt_tokens: step.tokens - step.decodes,
+                decodes: step.decodes,
+                begin_s: (now_s - step.time.seconds).max(0.0),
+                end_s: now_s,
+            });
+        }
+        steps += 1;
+    }
+    if until_s.is_some() {
+        recorder.stop(end_s);
+    }
+    let mut report = recorder.report();
+    report.stuck = match until_s {
+        None => arrivals.len() - report.finished - report.refused,
+        Some(_) => 0,
+    };
+    report.cached_tokens = engine.composer().cached_tokens() - cached;
+    report.recomputed_tokens = engine.composer().lost_tokens() - lost;
+    report.busy = replay.computing_s / report.makespan_s.max(f64::MIN_POSITIVE);
+    (report.steps, report.computed_tokens, report.preemptions) = (steps, computed, preemptions);
+    report.timeline = timeline;
+    replay.report = report;
+    Ok(replay)
+}
+
+/// Token ids of a prompt: as it has them, the same for equal blocks, or its own.
+fn tokens(prompt: &Prompt, request: u64, vocabulary: u32) -> Vec<u32> {
+    let id = |of: u64, token: u64| {
+        let mixed = (of << 32 | token).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        // The upper half is the better mixed one.
+        ((mixed >> 32) % u64::from(vocabulary)) as u32
+    };
+    match prompt {
+        Prompt::Tokens(tokens) => tokens.iter().map(|token| token % vocabulary).collect(),
+        Prompt::Blocks { .. } => {
+            let mut tokens = Vec::new();
+            prompt.expand_blocks(&mut tokens);
+            tokens.iter().map(|&token| id(0, token.into())).collect()
+        }
+        _ => (0..u64::from(prompt.len()))
+            .map(|token| id(request + 1, token))
+            .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_blocks_have_equal_tokens_and_others_their_own() {
+        let blocks = |ids: &[u32]| Prompt::Blocks {
+            ids: ids.into(),
+            block: 16,
+            len: 40,
+        };
+        let [a, b] =
+            [blocks(&[3, 4, 5]), blocks(&[3, 4, 6])].map(|prompt| tokens(&prompt, 7, 1000));
+        assert_eq!((a.len(), &a[..32]), (40, &b[..32]));
+        assert_ne!(a[32..], b[32..]);
+        assert_ne!(
+            tokens(&Prompt::Length(40), 0, 1000),
+            tokens(&Prompt::Length(40), 1, 1000)
+        );
+        assert!(a.iter().all(|&token| token < 1000));
+    }
+}
