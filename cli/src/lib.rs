@@ -28,6 +28,8 @@ pub mod roofline;
 pub mod serve_sim;
 pub mod table;
 pub mod tensors;
+#[cfg(feature = "emulator")]
+pub mod trace;
 pub mod workload;
 
 pub use failure::Failure;
@@ -71,6 +73,8 @@ enum Command {
     Compare(compare::Args),
     ServeSim(serve_sim::Args),
     ChunkSize(chunk_size::Args),
+    #[cfg(feature = "emulator")]
+    Trace(trace::Args),
     #[cfg(feature = "engine")]
     Generate(engine::generate::Args),
     #[cfg(feature = "engine")]
@@ -102,6 +106,8 @@ pub fn main() -> ExitCode {
         Some(Command::Compare(args)) => compare::run(&args),
         Some(Command::ServeSim(args)) => serve_sim::run(&args),
         Some(Command::ChunkSize(args)) => chunk_size::run(&args),
+        #[cfg(feature = "emulator")]
+        Some(Command::Trace(args)) => trace::run(&args),
         #[cfg(feature = "engine")]
         Some(Command::Generate(args)) => engine::generate::run(&args),
         #[cfg(feature = "engine")]

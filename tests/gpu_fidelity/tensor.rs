@@ -142,9 +142,12 @@ pub fn run(case: u64) -> Result<Vec<Output>, String> {
         box_bytes = inner;
     }
     let rank = dims.len();
-    let place: [i32; 5] = std::array::from_fn(|axis| match dims.get(axis) {
-        Some(&extent) => rng.below(extent as usize + 4) as i32 - 3,
-        None => 0,
+    // Along rows boxes begin at multiples of 16 bytes: the hardware takes no others.
+    let unit = 16 / size as i32;
+    let place: [i32; 5] = std::array::from_fn(|axis| match (axis, dims.get(axis)) {
+        (0, Some(&extent)) => unit * (rng.below(extent as usize / unit as usize + 4) as i32 - 3),
+        (_, Some(&extent)) => rng.below(extent as usize + 4) as i32 - 3,
+        _ => 0,
     });
     let values: Vec<u8> = (0..TENSOR).map(|_| rng.bits() as u8).collect();
     let text = kernel(rank);

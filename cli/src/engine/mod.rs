@@ -92,6 +92,7 @@ impl ModelArgs {
     fn gpu(&self) -> Result<Option<tandem_attn::exec::gpu::Gpu>, Failure> {
         use tandem_attn::{Error, exec::gpu::Gpu};
         match (self.backend, Gpu::new(0)) {
+            (Choice::Emulated, _) => Err(crate::backend::emulated()),
             (Choice::Cpu, _) => Ok(None),
             (_, Ok(gpu)) => Ok(Some(gpu)),
             (Choice::Auto, Err(Error::NoDriver { .. } | Error::NoDevice { .. })) => Ok(None),
@@ -106,6 +107,7 @@ impl ModelArgs {
                 "this tandem was built without GPUs: install it with --features cuda,engine"
                     .to_owned(),
             )),
+            Choice::Emulated => Err(crate::backend::emulated()),
             Choice::Auto | Choice::Cpu => Ok(None),
         }
     }

@@ -5,11 +5,17 @@ pub(crate) mod palette;
 mod plan;
 mod roofline;
 mod text;
+#[cfg(feature = "emulator")]
+mod timeline;
 
 pub use plan::draw as plan;
 pub(crate) use plan::processors;
 pub use roofline::{draw as roofline, points};
 pub(crate) use text::{lines, text_width};
+#[cfg(feature = "emulator")]
+pub use timeline::draw as timeline;
+#[cfg(feature = "emulator")]
+pub(crate) use timeline::{barriers, state_name};
 
 use std::fmt::{Display, Write as _};
 
