@@ -188,7 +188,16 @@ impl Run<'_> {
                     if *add && !map.is_f32 {
                         return Err(operand("a reduction of other elements than f32".into()));
                     }
-                    let rows = map.rows(&coordinates[..map.rank as usize]);
+                    let coordinates_used = &coordinates[..map.rank as usize];
+                    if !*add && coordinates_used.iter().any(|&at| at < 0) {
+                        return Err(operand(format!(
+                            "a store to a box that begins before its tensor, at {coordinates_used:?}"
+                        )));
+                    }
+                    let rows = match add {
+                        true => map.rows(coordinates_used),
+                        false => map.stored_rows(coordinates_used),
+                    };
                     let ranges: Vec<_> = rows
                         .iter()
                         .filter(|row| row.first < row.last)
@@ -632,11 +641,12 @@ impl Run<'_> {
                 add,
             } => {
                 let len = map.row_bytes();
-                for (index, row) in map
-                    .rows(&coordinates[..map.rank as usize])
-                    .into_iter()
-                    .enumerate()
-                {
+                let coordinates = &coordinates[..map.rank as usize];
+                let rows = match add {
+                    true => map.rows(coordinates),
+                    false => map.stored_rows(coordinates),
+                };
+                for (index, row) in rows.into_iter().enumerate() {
                     let mut row_bytes = vec![0; len];
                     for unit in (0..len).step_by(16) {
                         let from = map
