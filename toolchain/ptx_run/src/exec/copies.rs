@@ -189,6 +189,7 @@ impl Run<'_> {
                         return Err(operand("a reduction of other elements than f32".into()));
                     }
                     let coordinates_used = &coordinates[..map.rank as usize];
+                    // An H200 called such a load or store illegal; loads of that kind are in the manual's examples.
                     if !*add && coordinates_used.iter().any(|&at| at < 0) {
                         return Err(operand(format!(
                             "a store to a box that begins before its tensor, at {coordinates_used:?}"
