@@ -15,10 +15,11 @@ pub type Family = (&'static str, &'static [NvvmArch]);
 
 /// The families. Each is a module, so that they are compiled side by side and an edit of one leaves the others as
 /// they are. Those that take longest come first.
-pub const FAMILIES: [Family; 11] = [
+pub const FAMILIES: [Family; 12] = [
     ("decode_wgmma", &[Compute90a]),
     ("prefill", &[Compute90a]),
     ("decode_mma", &[Compute90a]),
+    ("variants", &[Compute90a, Compute80]),
     ("mla", &[Compute90a]),
     ("sm80_decode", &[Compute80, Compute90a]),
     ("pod", &[Compute90a, Compute80]),

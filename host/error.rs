@@ -5,6 +5,7 @@ use thiserror::Error;
 use crate::{
     plan::{BrokenPlan, PlanError},
     problem::{Dtype, ProblemError},
+    shard::{RankError, ShardError},
     step::StepError,
     tensor::ShapeError,
 };
@@ -24,6 +25,12 @@ pub enum Error {
     /// A plan that contradicts itself was to be run.
     #[error(transparent)]
     BrokenPlan(#[from] BrokenPlan),
+    /// A batch was not dealt out over ranks.
+    #[error(transparent)]
+    Shard(#[from] ShardError),
+    /// Ranks did not compute together.
+    #[error(transparent)]
+    Rank(#[from] RankError),
     /// A tensor does not have the shape that goes with the rest.
     #[error(transparent)]
     Shape(#[from] ShapeError),
@@ -307,9 +314,19 @@ pub enum Error {
     )]
     NoKernel {
         /// The kernel.
-        kernel: &'static str,
+        kernel: String,
         /// The architecture of the modules.
         arch: &'static str,
+    },
+    /// A variant that the GPU was not given.
+    #[error(
+        "the specification's variant is {asked:?}, and the GPU has kernels of {there:?}: give it to `Gpu::builder().variant`"
+    )]
+    NoVariant {
+        /// The variant.
+        asked: kernels_gpu::HooksName,
+        /// Those there are.
+        there: Vec<kernels_gpu::HooksName>,
     },
     /// A launch that the kernel or the GPU does not allow.
     #[error("{kernel} cannot be launched with {got} {what}: at most {limit}")]

@@ -125,7 +125,7 @@
 pub use error::Error;
 /// The 16-bit floats of tensors, in the version that this crate takes.
 pub use half;
-pub use kernels_gpu::{abi, math, state, variant};
+pub use kernels_gpu::{Hooks, HooksName, abi, math, state, variant, variants};
 
 // Its symbols stand in for the driver's; a dependency that nobody names is not linked.
 #[cfg(feature = "cust")]
@@ -137,5 +137,6 @@ pub mod kv;
 pub mod plan;
 pub mod problem;
 pub mod reference;
+pub mod shard;
 pub mod step;
 pub mod tensor;

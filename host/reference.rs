@@ -47,28 +47,21 @@ pub fn attention_heads<Q: Element, T: Element>(
     kv: &[KvView<'_, T>],
     heads: &HeadTensors<'_>,
 ) -> Result<Output, ShapeError> {
+    if let Some(hooks) = spec.variant.hooks {
+        return Err(ShapeError::Hooks { hooks });
+    }
     let params = spec.variant_params();
     match spec.variant.soft_cap {
-        None => attention_of(&Standard::<false>(params), spec, batch, q, kv, heads),
-        Some(_) => attention_of(&Standard::<true>(params), spec, batch, q, kv, heads),
+        None => attention_with(&Standard::<false>(params), spec, batch, q, kv, heads),
+        Some(_) => attention_with(&Standard::<true>(params), spec, batch, q, kv, heads),
     }
 }
 
 /// Attention of a batch with any variant; mask and logits are the variant's, not the spec's.
 ///
 /// # Errors
-/// Where a tensor does not have the shape that the batch says.
+/// As [`attention_heads`].
 pub fn attention_with<V: Variant, Q: Element, T: Element>(
-    variant: &V,
-    spec: &Spec,
-    batch: &Batch,
-    q: &[Q],
-    kv: &[KvView<'_, T>],
-) -> Result<Output, ShapeError> {
-    attention_of(variant, spec, batch, q, kv, &HeadTensors::default())
-}
-
-fn attention_of<V: Variant, Q: Element, T: Element>(
     variant: &V,
     spec: &Spec,
     batch: &Batch,
@@ -238,29 +231,19 @@ impl<V: Variant> Row<'_, V> {
         } = self;
         let position = part.first_position(row_block) + (token - part.q_indptr[row_block]) as i32;
         let mut query = widen(q);
-        transform(&mut query, |pair, dim| {
-            variant.query(
-                pair,
-                dim,
-                Query {
-                    token,
-                    head,
-                    position,
-                },
-            )
-        });
+        let asks = Query {
+            token,
+            head,
+            position,
+        };
+        transform(&mut query, |pair, dim| variant.query(pair, dim, asks));
         let (first, last) = variant.visible_keys(position);
         let pages = part.table.pages(row_block);
         let page_size = part.table.page_size;
         let seen = (0..part.kv_len(row_block)).filter(|&key| {
             (first..=last).contains(&(key as i32))
                 && descends(ancestors, position, key as i32)
-                && variant.visible(Pair {
-                    token,
-                    head,
-                    position,
-                    key,
-                })
+                && variant.visible(Pair::new(variant, asks, key))
         });
         seen.map(|key| {
             let (page, offset) = (pages[(key / page_size) as usize], key % page_size);
@@ -278,15 +261,7 @@ impl<V: Variant> Row<'_, V> {
                 offset,
             };
             let [k_scale, v_scale] = kv.scales.at(spec.kv_heads, scale_at).map(f64::from);
-            let logit = variant.logit(
-                dot * k_scale,
-                Pair {
-                    token,
-                    head,
-                    position,
-                    key,
-                },
-            );
+            let logit = variant.base_2(dot * k_scale, Pair::new(variant, asks, key));
             Seen {
                 logit,
                 value: kv.value(page, offset, at.head, spec.head_dim_v),

@@ -104,6 +104,15 @@ pub enum ShapeError {
         /// The tensor.
         name: &'static str,
     },
+    /// Hooks that only their code has.
+    #[error(
+        "the specification's variant is {hooks:?}, which is code of its own: give it to `Cpu::run_with` or \
+         `reference::attention_with`, or run the plan on a GPU"
+    )]
+    Hooks {
+        /// Their name.
+        hooks: kernels_gpu::HooksName,
+    },
     /// A tensor that the specification says nothing of.
     #[error(
         "{name} are given, and the specification has none: say so in its variant, and plan again"

@@ -277,7 +277,7 @@ fn a_refused_module() {
 fn a_missing_kernel() {
     if with_driver("a_missing_kernel", "lacks_append=1") {
         let expected = Error::NoKernel {
-            kernel: "append_paged_kv_16",
+            kernel: "append_paged_kv_16".into(),
             arch: "sm_90a",
         };
         assert_eq!(Gpu::new(0).unwrap_err(), expected);

@@ -32,3 +32,14 @@ mod gpu_serving;
 fn gpu_serving_runs() {
     gpu_serving::main().unwrap();
 }
+
+#[cfg(feature = "cuda")]
+#[path = "../examples/several_gpus.rs"]
+mod several_gpus;
+
+/// With fewer than two GPUs the example says so and ends.
+#[cfg(feature = "cuda")]
+#[test]
+fn several_gpus_runs() {
+    several_gpus::main().unwrap();
+}

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use kernels_gpu::registry::{Arch, KERNELS, KernelId, KernelInfo, Op, Sm};
+use kernels_gpu::registry::{Arch, Entry, KERNELS, KernelId, Op, Sm, entries};
 use tandem_attn::{
     plan::{DeviceDescription, Kernel, PlanError, tiles::TileTable},
     problem::Spec,
@@ -29,23 +29,27 @@ fn report() -> BTreeMap<(&'static str, &'static str), [u32; 2]> {
 #[test]
 fn what_is_compiled_is_the_registry() {
     let compiled: BTreeSet<_> = report().into_keys().collect();
-    let of_arch = |arch, row: &KernelInfo| match row.arch {
+    let of_arch = |arch, entry: &Entry| match entry.kernel.info().arch {
         Arch::Sm80 => true,
         Arch::Sm90a => arch == "sm_90a",
     };
-    let rows = ["sm_80", "sm_90a"].into_iter().flat_map(|arch| {
-        let rows = KERNELS.iter().filter(move |row| of_arch(arch, row));
-        rows.map(move |row| (arch, row.name))
+    let entries = ["sm_80", "sm_90a"].into_iter().flat_map(|arch| {
+        let entries = entries().filter(move |entry| of_arch(arch, entry));
+        entries.map(move |entry| (arch, entry.name))
     });
-    assert_eq!(compiled, rows.collect());
+    let compiled = compiled
+        .into_iter()
+        .map(|(arch, name)| (arch, name.to_string()));
+    assert_eq!(compiled.collect::<BTreeSet<_>>(), entries.collect());
 }
 
 /// The compiler kept within what rows say, and spilled nothing but a little where a row is at its limit.
 #[test]
 fn the_compiler_kept_what_the_planner_relies_on() {
     let mut spilling = Vec::new();
+    let entries: BTreeMap<_, _> = entries().map(|entry| (entry.name, entry.kernel)).collect();
     for ((arch, name), [registers, spills]) in report() {
-        let row = KernelId::named(name).expect("it is one").info();
+        let row = entries[name].info();
         assert!(
             registers <= row.registers,
             "{arch} {name}: {registers} of {}",

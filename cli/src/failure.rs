@@ -71,6 +71,7 @@ impl From<Error> for Failure {
             | Error::PtxTooNew { .. }
             | Error::ModuleRefused { .. }
             | Error::NoKernel { .. }
+            | Error::NoVariant { .. }
             | Error::OldDriver { .. } => Self::Backend(error.to_string()),
             _ => Self::Wrong(error.to_string()),
         }

@@ -13,6 +13,7 @@ pub mod bench;
 pub mod check;
 pub mod chunk_size;
 pub mod compare;
+pub mod deal;
 pub mod demo;
 pub mod doctor;
 #[cfg(feature = "engine")]
@@ -26,6 +27,7 @@ pub mod picture;
 pub mod plan;
 pub mod roofline;
 pub mod serve_sim;
+mod shards;
 pub mod table;
 pub mod tensors;
 #[cfg(feature = "emulator")]

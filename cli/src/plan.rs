@@ -5,17 +5,22 @@ use std::{
     time::Instant,
 };
 
-use tandem_attn::plan::{
-    DeviceDescription, Plan, PlanError,
-    pod::{PodMode, PodPlan},
+use tandem_attn::{
+    plan::{
+        DeviceDescription, Plan, PlanError,
+        pod::{PodMode, PodPlan},
+    },
+    problem::Batch,
 };
 
 use crate::{
     Failure,
     bench::Planning,
+    deal::Dealing,
     input,
     output::{self, Files, Force},
     picture,
+    shards::Sharded,
     table::{counted, digits, scaled, time},
     workload::{self, Case},
 };
@@ -24,7 +29,8 @@ const EXAMPLES: &str = "\
 Examples:
   tandem plan my-workload.json --svg plan.svg
   tandem plan my-workload.json --device a100 --packing off
-  tandem plan pat_fig10.json --case 'pat 4 32/8' --json plan.json";
+  tandem plan pat_fig10.json --case 'pat 4 32/8' --json plan.json
+  tandem plan my-workload.json --gpus 8 --deal heads:4+pages:16";
 
 /// Plan a workload for a device and show the plan; needs no GPU.
 #[derive(Clone, Debug, clap::Args)]
@@ -50,6 +56,8 @@ pub struct Args {
     json: Option<PathBuf>,
     #[command(flatten)]
     planning: Planning,
+    #[command(flatten)]
+    dealing: Dealing,
     #[command(flatten)]
     force: Force,
 }
@@ -81,10 +89,24 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             cases[0].name
         )));
     }
+    if args.dealing.gpus > 1 && args.json.is_some() {
+        return Err(Failure::Input(
+            "--json writes the plan of one GPU: leave it out, or --gpus; the shares are `Sharding::shares`".to_owned(),
+        ));
+    }
+    if args.dealing.gpus == 1 && !args.dealing.deal.is_empty() {
+        return Err(Failure::Input(
+            "--deal is for several GPUs: give --gpus too".to_owned(),
+        ));
+    }
     let mut planner = args.planning.planner();
     let mut report = String::new();
     for case in &cases {
         let batch = case.batch()?;
+        if args.dealing.gpus > 1 {
+            report += &on_several(args, case, &batch, &device)?;
+            continue;
+        }
         let begin = Instant::now();
         let plan = planner.plan(&case.spec, &batch, &device, &args.planning.options())?;
         let time = begin.elapsed();
@@ -104,6 +126,26 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     output::print(&report);
     Ok(())
+}
+
+/// The shares of a case, in all ways that were asked for; the first is drawn.
+fn on_several(
+    args: &Args,
+    case: &Case,
+    batch: &Batch,
+    device: &DeviceDescription,
+) -> Result<String, Failure> {
+    let all = Sharded::of(case, batch, device, &args.dealing, &args.planning)?;
+    let title = format!("{}, {}", case.name, case.heads());
+    if let (Some(path), Some(first)) = (&args.svg, all.first()) {
+        output::write_file(path, first.draw(&title).as_bytes())?;
+    }
+    let ways: Vec<_> = all.iter().map(Sharded::describe).collect();
+    Ok(format!(
+        "{title}, on {}\n\n{}\n",
+        device.name,
+        ways.join("\n")
+    ))
 }
 
 /// A device by name, or from a file.

@@ -9,6 +9,8 @@ use tandem_attn::{
     problem::{Batch, Dtype, KvLayout, Spec},
     reference,
     tensor::{Element, F8E4M3, F8E5M2, HeadTensors},
+    variant::FromLaunch,
+    variants::{Alibi, Slopes},
 };
 
 use crate::{Failure, table::scaled};
@@ -172,6 +174,21 @@ pub fn sinks(spec: &Spec) -> Option<Vec<f32>> {
     spec.variant.sinks.then(sinks)
 }
 
+/// Slopes for specifications with linear biases, as models have them: from 1/2 down to 1/256.
+#[must_use]
+pub fn slopes(spec: &Spec) -> Option<Vec<f32>> {
+    let slope = |head: u32| (-8.0 * (head + 1) as f32 / spec.q_heads as f32).exp2();
+    let slopes = || (0..spec.q_heads).map(slope).collect();
+    spec.variant.hooks.map(|_| slopes())
+}
+
+/// Linear biases by these slopes, which outlive it.
+#[must_use]
+pub fn alibi(spec: &Spec, slopes: &[f32]) -> Alibi {
+    let address = slopes.as_ptr() as u64;
+    Alibi::from_launch(spec.variant_params(), &Slopes { address })
+}
+
 /// What a run is given for each head.
 #[must_use]
 pub fn heads(sinks: &Option<Vec<f32>>) -> HeadTensors<'_> {
@@ -286,8 +303,15 @@ impl Tensors {
                 .with_scales(self.scales(spec, page_size));
             let sinks = sinks(spec);
             let heads = heads(&sinks);
-            with_tensor!(q, q => reference::attention_heads(spec, batch, q, &[view], &heads))
-                .map_err(|error| Failure::from(Error::from(error)))
+            let slopes = slopes(spec);
+            with_tensor!(q, q => match &slopes {
+                Some(slopes) => {
+                    let alibi = alibi(spec, slopes);
+                    reference::attention_with(&alibi, spec, batch, q, &[view], &heads)
+                }
+                None => reference::attention_heads(spec, batch, q, &[view], &heads),
+            })
+            .map_err(|error| Failure::from(Error::from(error)))
         })
     }
 }

@@ -77,6 +77,15 @@ pub enum ProblemError {
         /// The cap given.
         got: f32,
     },
+    /// Logits of two kinds.
+    #[error(
+        "the variant {hooks:?} has logits of its own, and there is a soft cap: leave one of them out; the variant can cap, \
+         too"
+    )]
+    HooksAndCap {
+        /// The variant.
+        hooks: kernels_gpu::HooksName,
+    },
     /// A window wider than any table.
     #[error(
         "the window of {got} keys is wider than {MAX_POSITION}, the longest table: give None for no window"

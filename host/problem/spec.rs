@@ -2,7 +2,10 @@
 
 use std::{f32::consts::LOG2_E, ops::Range};
 
-use kernels_gpu::abi::{KvStrides, VariantParams};
+use kernels_gpu::{
+    Hooks, HooksName,
+    abi::{KvStrides, VariantParams},
+};
 use serde::{Deserialize, Serialize};
 
 use super::{Dtype, MAX_HEAD_DIM, MAX_POSITION, ProblemError, fits};
@@ -48,6 +51,11 @@ pub struct Variant {
     /// counts the sink, so that results of several runs over different keys merge where one of them has the sinks.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sinks: bool,
+    /// Logits, and what is hidden besides, come from the [hooks](crate::variant::Variant) of this name. A GPU has
+    /// kernels of theirs, and a run is given what is theirs (`exec::gpu::RunTensors`); the CPU and the reference are given
+    /// the hooks themselves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hooks: Option<HooksName>,
 }
 
 impl Variant {
@@ -57,6 +65,7 @@ impl Variant {
         window_left: None,
         soft_cap: None,
         sinks: false,
+        hooks: None,
     };
     /// A query sees the keys up to its own position.
     pub const CAUSAL: Self = Self {
@@ -64,6 +73,7 @@ impl Variant {
         window_left: None,
         soft_cap: None,
         sinks: false,
+        hooks: None,
     };
 
     /// The key positions below `kv_len` that a query at `position` sees.
@@ -215,6 +225,20 @@ impl Spec {
         self
     }
 
+    /// With logits of a variant that kernels were compiled for, such as [`ALIBI`](crate::variants::ALIBI).
+    ///
+    /// ```
+    /// use tandem_attn::{problem::Spec, variants::ALIBI};
+    ///
+    /// let spec = Spec::new(32, 8, 128).with_hooks(&ALIBI);
+    /// assert_eq!(spec.variant.hooks, Some(ALIBI.name));
+    /// ```
+    #[must_use]
+    pub const fn with_hooks(mut self, hooks: &Hooks) -> Self {
+        self.variant.hooks = Some(hooks.name);
+        self
+    }
+
     /// Query heads per KV head.
     #[must_use]
     pub const fn group(&self) -> u32 {
@@ -300,6 +324,9 @@ impl Spec {
                 return Err(ProblemError::SoftCap { got });
             }
             _ => {}
+        }
+        if let (Some(hooks), Some(_)) = (self.variant.hooks, self.variant.soft_cap) {
+            return Err(ProblemError::HooksAndCap { hooks });
         }
         match self.variant.window_left {
             Some(got) if got > MAX_POSITION => Err(ProblemError::Window { got }),

@@ -5,7 +5,7 @@
         family: "decode_wgmma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            9813656,
+            9865832,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
@@ -17,11 +17,11 @@
         family: "prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            16701728,
+            16741461,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
-            7001552,
+            7011792,
         )),
     },
     Module {
@@ -29,11 +29,35 @@
         family: "decode_mma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.ptx.zst"),
-            12360430,
+            12365096,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.cubin.zst"),
-            5382680,
+            5388824,
+        )),
+    },
+    Module {
+        arch: "sm_90a",
+        family: "variants",
+        ptx: Image::zstd(
+            include_bytes!("../data/sm_90a.variants.ptx.zst"),
+            7208827,
+        ),
+        cubin: Some(Image::zstd(
+            include_bytes!("../data/sm_90a.variants.cubin.zst"),
+            3148656,
+        )),
+    },
+    Module {
+        arch: "sm_80",
+        family: "variants",
+        ptx: Image::zstd(
+            include_bytes!("../data/sm_80.variants.ptx.zst"),
+            1546191,
+        ),
+        cubin: Some(Image::zstd(
+            include_bytes!("../data/sm_80.variants.cubin.zst"),
+            620448,
         )),
     },
     Module {
@@ -125,11 +149,11 @@
         family: "passes",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.passes.ptx.zst"),
-            308485,
+            370638,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.passes.cubin.zst"),
-            155512,
+            187648,
         )),
     },
     Module {
@@ -137,11 +161,11 @@
         family: "passes",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.passes.ptx.zst"),
-            308286,
+            370395,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.passes.cubin.zst"),
-            147360,
+            177696,
         )),
     },
     Module {

@@ -26,7 +26,12 @@ pub mod sm90;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "step", feature = "quantise"))]
 pub mod step;
 
+mod hooks;
+pub mod variants;
+
 pub use common::{divisor, math, state, tree, variant};
+#[cfg(not(target_arch = "nvptx64"))]
+pub use hooks::{Hooks, HooksName};
 
 /// Whether the flags of a table's row have this one in them.
 const fn has(flags: &[&str], flag: &str) -> bool {

@@ -34,6 +34,8 @@ pub enum Family {
     Step,
     /// Appending to 8-bit pages.
     Quantise,
+    /// What the library has of [variants](crate::variants).
+    Variants,
     /// What measures the hardware.
     Measure,
 }
@@ -53,6 +55,7 @@ impl Family {
             Self::Passes => "passes",
             Self::Step => "step",
             Self::Quantise => "quantise",
+            Self::Variants => "variants",
             Self::Measure => "measure",
         }
     }
@@ -89,6 +92,8 @@ pub enum Op {
     Pod,
     /// Merges partial states.
     Merge(passes::merge::Shape),
+    /// Merges what several GPUs computed.
+    MergeRanks,
     /// Appends keys and values to their pages.
     Append {
         /// What a thread moves at a time.
@@ -353,6 +358,34 @@ pub static KERNELS: [KernelInfo; COUNT] = {
     }
     all
 };
+
+/// An entry of a module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The module.
+    pub family: Family,
+    /// Its name there.
+    pub name: String,
+    /// The kernel that it is, or in the place of which it stands.
+    pub kernel: KernelId,
+}
+
+/// What modules have: every kernel, and those of the library's [variants](crate::variants).
+pub fn entries() -> impl Iterator<Item = Entry> {
+    let kernels = KernelId::all().map(|kernel| Entry {
+        family: kernel.info().family,
+        name: kernel.info().name.into(),
+        kernel,
+    });
+    let of_variant = |hooks: &'static crate::Hooks| {
+        hooks.kernels().map(move |kernel| Entry {
+            family: Family::Variants,
+            name: hooks.entry(kernel.info()),
+            kernel,
+        })
+    };
+    kernels.chain(crate::variants::BUILT_IN.iter().flat_map(of_variant))
+}
 
 #[cfg(test)]
 mod tests {

@@ -11,6 +11,8 @@ use tandem_attn::{
     problem::{Batch, Dtype, KvLayout, PageTable, Part, Spec, Variant},
     reference,
     tensor::{Element, HeadTensors},
+    variant::FromLaunch,
+    variants::{ALIBI, Alibi, Slopes},
 };
 
 /// Number of cases: `default`, or what `TANDEM_CASES` says.
@@ -119,9 +121,16 @@ impl<Q: Element, T: Element> Tensors<Q, T> {
     }
 
     pub fn reference(&self, spec: &Spec, batch: &Batch) -> reference::Output {
-        let sinks = sinks(spec);
-        reference::attention_heads(spec, batch, &self.q, &self.views(), &heads(&sinks))
-            .expect("the tensors fit the batch")
+        let (sinks, slopes) = (sinks(spec), slopes(spec));
+        let (views, heads) = (self.views(), heads(&sinks));
+        let output = match spec.variant.hooks {
+            Some(_) => {
+                let alibi = alibi(spec, &slopes);
+                reference::attention_with(&alibi, spec, batch, &self.q, &views, &heads)
+            }
+            None => reference::attention_heads(spec, batch, &self.q, &views, &heads),
+        };
+        output.expect("the tensors fit the batch")
     }
 }
 
@@ -199,6 +208,7 @@ pub const OPTIONS: &[(&str, Change)] = &[
     ("window_left", |spec, _| spec.variant.window_left = Some(5)),
     ("soft_cap", |spec, _| spec.variant.soft_cap = Some(2.0)),
     ("sinks", |spec, _| spec.variant.sinks = true),
+    ("hooks", |spec, _| *spec = spec.with_hooks(&ALIBI)),
     ("scale", |spec, _| spec.scale *= 0.5),
     ("q_heads", |spec, _| spec.q_heads *= 2),
     ("kv_heads", |spec, _| spec.kv_heads = 1),
@@ -253,6 +263,18 @@ pub fn heads(sinks: &Option<Vec<f32>>) -> HeadTensors<'_> {
         .map_or(none, |sinks| none.with_sinks(sinks))
 }
 
+/// Slopes of each head, as models have them: from 1/2 down to 1/256.
+pub fn slopes(spec: &Spec) -> Vec<f32> {
+    let slope = |head| (-8.0 * (head + 1) as f32 / spec.q_heads as f32).exp2();
+    (0..spec.q_heads).map(slope).collect()
+}
+
+/// The hooks of that name with these slopes, which outlive it.
+pub fn alibi(spec: &Spec, slopes: &[f32]) -> Alibi {
+    let address = slopes.as_ptr() as u64;
+    Alibi::from_launch(spec.variant_params(), &Slopes { address })
+}
+
 /// For each query token which of the last keys it sees: trees of drafted tokens, or any of them.
 pub fn ancestors(batch: &Batch, seed: u64) -> Vec<u64> {
     let mut rng = Rng(seed);
@@ -280,6 +302,9 @@ pub fn ancestors(batch: &Batch, seed: u64) -> Vec<u64> {
 /// Sinks for some of the problems, and masks of the last keys.
 pub fn enrich(spec: &mut Spec, batch: &mut Batch, seed: u64) {
     spec.variant.sinks = seed % 3 == 1;
+    if spec.variant.soft_cap.is_none() && spec.head_dim_qk <= 128 && seed % 7 == 3 {
+        *spec = spec.with_hooks(&ALIBI);
+    }
     if spec.variant.causal && seed % 5 < 2 {
         *batch = batch.clone().with_ancestors(ancestors(batch, seed));
     }

@@ -12,7 +12,7 @@ use crate::{
     agree,
     numeric::Tolerance,
     plan_of,
-    problems::{Problem, Tensors, cases, problem},
+    problems::{Problem, Tensors, cases, heads as of_heads, problem, sinks},
     widen,
 };
 
@@ -41,7 +41,7 @@ impl Variant for Everything {
     }
 
     fn logit<R: Real>(&self, dot: R, at: Pair) -> R {
-        let distance = R::from_f32((at.position - at.key as i32) as f32);
+        let distance = R::from_f32(at.distance);
         dot * R::from_f32(self.0.scale_log2) - distance * R::from_f32(0.01 * (at.head + 1) as f32)
     }
 
@@ -78,7 +78,9 @@ fn variant_against_reference<V: Variant>(
         ..
     } = problem;
     let tensors: Tensors<f32, f32> = Tensors::random(spec, batch, *layout, *seed);
-    let right = reference::attention_with(variant, spec, batch, &tensors.q, &tensors.views())
+    let sinks = sinks(spec);
+    let (views, heads) = (tensors.views(), of_heads(&sinks));
+    let right = reference::attention_with(variant, spec, batch, &tensors.q, &views, &heads)
         .expect("they fit");
     let plan = plan_of(problem);
     let mut out = vec![f32::NAN; right.out.len()];
@@ -88,9 +90,10 @@ fn variant_against_reference<V: Variant>(
             variant,
             &plan,
             &tensors.q,
-            &tensors.views(),
+            &views,
             &mut out,
             Some(&mut lse),
+            &heads,
         )
         .expect("they fit");
     // Sums of weights that do not add up to one may be as large as there are keys.

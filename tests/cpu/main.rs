@@ -17,7 +17,8 @@ mod strided;
 use half::{bf16, f16};
 use numeric::{Tolerance, compare, to_f64};
 use problems::{
-    Pools, Problem, Tensors, cases, enrich, heads as of_heads, problem, sinks, small_problem,
+    Pools, Problem, Tensors, alibi, cases, enrich, heads as of_heads, problem, sinks, slopes,
+    small_problem,
 };
 use proptest::prelude::*;
 use tandem_attn::{
@@ -53,16 +54,16 @@ fn run<Q: Element, T: Element, O: Element>(
     let heads = (plan.total_q * plan.spec.q_heads) as usize;
     let mut out = vec![O::from_f32(f32::NAN); heads * plan.spec.head_dim_v as usize];
     let mut lse = vec![f32::NAN; heads];
-    let (views, sinks) = (tensors.views(), sinks(&plan.spec));
-    cpu.run_heads(
-        plan,
-        &tensors.q,
-        &views,
-        &mut out,
-        Some(&mut lse),
-        &of_heads(&sinks),
-    )
-    .expect("plan and tensors fit");
+    let (views, sinks, slopes) = (tensors.views(), sinks(&plan.spec), slopes(&plan.spec));
+    let (q, out_lse, heads) = (&tensors.q, Some(&mut lse[..]), of_heads(&sinks));
+    let ran = match plan.spec.variant.hooks {
+        Some(_) => {
+            let alibi = alibi(&plan.spec, &slopes);
+            cpu.run_with(&alibi, plan, q, &views, &mut out, out_lse, &heads)
+        }
+        None => cpu.run_heads(plan, q, &views, &mut out, out_lse, &heads),
+    };
+    ran.expect("plan and tensors fit");
     (out, lse)
 }
 

@@ -4,6 +4,7 @@
 mod common;
 mod company;
 mod graph;
+mod hooks;
 mod options;
 mod problem;
 

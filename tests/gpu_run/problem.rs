@@ -7,11 +7,12 @@ use tandem_attn::{
     exec::gpu::{DeviceTensor, Gpu, KvPool, RunTensors, Workspace},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     tensor::Element,
+    variants::Slopes,
 };
 
 use crate::common::{
     self, Memory, Stream, Tolerance, compare,
-    problems::{Tensors, sinks},
+    problems::{Tensors, sinks, slopes},
 };
 
 /// Where a request leaves the table of an earlier one, how many keys it has of its own, and its queries.
@@ -81,6 +82,8 @@ pub struct OnDevice {
     dim_v: usize,
     pub lse: Rc<Memory>,
     sinks: Option<Rc<Memory>>,
+    slopes: Option<Slopes>,
+    _slopes: Rc<Memory>,
 }
 
 impl OnDevice {
@@ -117,6 +120,8 @@ impl OnDevice {
         });
         let pools = pools.collect();
         let (tokens, heads) = (batch.total_q() as usize, spec.q_heads as usize);
+        let slopes = Memory::new(&slopes(spec));
+        let address = slopes.address();
         let q = at_least_one(&tensors.q);
         Self {
             pools,
@@ -126,6 +131,8 @@ impl OnDevice {
             out: Memory::of_bytes((tokens * heads * spec.head_dim_v as usize * 2).max(16)).into(),
             lse: Memory::of_bytes((tokens * heads * 4).max(16)).into(),
             sinks: sinks(spec).map(|sinks| Memory::new(&sinks).into()),
+            slopes: spec.variant.hooks.map(|_| Slopes { address }),
+            _slopes: slopes.into(),
             _parts: parts.into(),
         }
     }
@@ -143,7 +150,10 @@ impl OnDevice {
         out: &'a DeviceTensor<3>,
         lse: &'a DeviceTensor<2>,
     ) -> RunTensors<'a> {
-        let tensors = RunTensors::new(&self.q, &self.pools, out).with_lse(lse);
+        let mut tensors = RunTensors::new(&self.q, &self.pools, out).with_lse(lse);
+        if let Some(slopes) = &self.slopes {
+            tensors = tensors.with_own(slopes);
+        }
         match &self.sinks {
             Some(sinks) => tensors.with_sinks(sinks.array()),
             None => tensors,

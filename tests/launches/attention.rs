@@ -3,7 +3,8 @@
 use half::{bf16, f16};
 use kernels_gpu::registry::Op;
 use tandem_attn::{
-    exec::gpu::{self, Arch, Gpu, KernelInfo, WorkspaceOptions},
+    Error, Hooks,
+    exec::gpu::{self, Arch, Gpu, KernelInfo, RankOptions, WorkspaceOptions},
     kv::KvScales,
     plan::{
         Bound, DeviceDescription, MergeMode, PlanOptions, Planner, QueryStep, SplitMode, Tile,
@@ -18,7 +19,7 @@ use super::{Output, dtype_of};
 use crate::{
     common::{
         Memory, Rng, Stream,
-        problems::{Tensors, heads, sinks},
+        problems::{Tensors, alibi, heads, sinks, slopes},
     },
     problem::{OnDevice, Request, batch_of},
 };
@@ -191,6 +192,93 @@ pub fn run_entry(
     run(gpu, &planned, checked)
 }
 
+/// The same for the kernel of a variant in the place of one.
+pub fn run_hooked(
+    gpu: &Gpu,
+    hooks: &Hooks,
+    row: &KernelInfo,
+    seed: u64,
+    checked: bool,
+) -> Result<Vec<Output>, String> {
+    let mut planned = planned(gpu, row);
+    planned.spec.variant.soft_cap = None;
+    planned.spec = planned.spec.with_hooks(hooks);
+    if seed > 0 {
+        vary(&mut planned, row, seed);
+    }
+    run(gpu, &planned, checked)
+}
+
+/// One rank of a group, which merges its own results.
+pub fn merge_ranks(
+    gpu: &Gpu,
+    row: &KernelInfo,
+    seed: u64,
+    checked: bool,
+) -> Result<Vec<Output>, String> {
+    match dtype_of(row) {
+        Dtype::F16 => merge_ranks_of::<f16>(gpu, seed, checked),
+        _ => merge_ranks_of::<bf16>(gpu, seed, checked),
+    }
+}
+
+fn merge_ranks_of<T: Element>(gpu: &Gpu, seed: u64, checked: bool) -> Result<Vec<Output>, String> {
+    let text = |error: Error| error.to_string();
+    let spec = Spec::new(4, 2, 64).with_dtype(T::DTYPE);
+    let request = Request {
+        parent: 0,
+        shared: 0,
+        own: 40,
+        queries: 1 + seed as u32 % 5,
+    };
+    let batch = batch_of(&[request], 16, seed + 3);
+    let device = gpu.device();
+    let plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default());
+    let plan = plan.map_err(|error| error.to_string())?;
+    let bound = Bound::of(&plan);
+    let mut workspace = gpu
+        .workspace(&spec, &bound, WorkspaceOptions::default())
+        .map_err(text)?;
+    let tensors = Tensors::<T, T>::random(&spec, &batch, KvLayout::Nhd, seed + 5);
+    let device = OnDevice::new(&spec, &batch, &tensors);
+    let tokens = batch.total_q() as usize;
+    let group = Gpu::ranks(&[gpu], &spec, tokens, &RankOptions::default());
+    let mut rank = group.map_err(text)?.remove(0);
+    let (rows, stream) = (tokens * spec.q_heads as usize, Stream::new());
+    let out = device.out.tensor(T::DTYPE, [tokens, 4, 64]);
+    let lse = device.lse.tensor(Dtype::F32, [tokens, 4]);
+    let given = device.tensors(&out, &lse);
+    // SAFETY: the stream is ours, and everything lives until it was waited for.
+    unsafe {
+        workspace.upload(&plan, stream.0).map_err(text)?;
+        rank.announce(tokens).map_err(text)?;
+        let run = rank.run(gpu, &mut workspace, &given, 0..tokens, stream.0);
+        run.map_err(text)?;
+    }
+    stream.wait();
+    rank.check().map_err(text)?;
+    let step = match T::DTYPE {
+        Dtype::BF16 => 1.0 / 256.0,
+        _ => 1.0 / 2048.0,
+    };
+    let outputs = vec![
+        Output::rounded(
+            "out",
+            T::DTYPE,
+            step,
+            &device.out.read_at::<u16>(0, rows * 64),
+        ),
+        Output::rounded("lse", Dtype::F32, 2e-4, &device.lse.read_at::<u32>(0, rows)),
+    ];
+    if checked {
+        let right = tensors.reference(&spec, &batch);
+        for (output, right) in outputs.iter().zip([&right.out, &right.lse]) {
+            output.near(right)?;
+        }
+    }
+    Ok(outputs)
+}
+
 /// Plans and runs.
 pub fn run(gpu: &Gpu, planned: &Planned, checked: bool) -> Result<Vec<Output>, String> {
     match (planned.spec.q_dtype, planned.spec.kv_dtype) {
@@ -272,9 +360,16 @@ fn run_with<T: Element, K: Element>(
             .iter_mut()
             .for_each(|view| *view = view.with_scales(KvScales::Head { k, v }));
     }
-    let sinks = sinks(&spec);
-    let right = reference::attention_heads(&spec, &batch, &tensors.q, &views, &heads(&sinks))
-        .map_err(|error| error.to_string())?;
+    let (sinks, slopes) = (sinks(&spec), slopes(&spec));
+    let (q, heads) = (&tensors.q, heads(&sinks));
+    let right = match spec.variant.hooks {
+        Some(_) => {
+            let alibi = alibi(&spec, &slopes);
+            reference::attention_with(&alibi, &spec, &batch, q, &views, &heads)
+        }
+        None => reference::attention_heads(&spec, &batch, q, &views, &heads),
+    };
+    let right = right.map_err(|error| error.to_string())?;
     for (output, right) in outputs.iter().zip([&right.out, &right.lse]) {
         output.near(right)?;
     }

@@ -12,8 +12,10 @@ pub mod raw;
 mod step;
 
 use tandem_attn::{
+    Hooks,
     exec::gpu::{Arch, Gpu, KernelId, KernelInfo},
     problem::Dtype,
+    variants::BUILT_IN,
 };
 
 use crate::common::{Tolerance, compare, decode};
@@ -103,6 +105,18 @@ pub fn entries(gpu: &Gpu) -> impl Iterator<Item = &'static KernelInfo> {
         .filter(move |row| row.arch <= newest)
 }
 
+/// The kernels of the library's variants that a GPU of this architecture has, with those in whose place they stand.
+pub fn hooked(gpu: &Gpu) -> impl Iterator<Item = (&'static Hooks, &'static KernelInfo)> {
+    let newest = if gpu.arch() == "sm_80" {
+        Arch::Sm80
+    } else {
+        Arch::Sm90a
+    };
+    let of = |hooks: &'static Hooks| hooks.kernels().map(move |id| (hooks, id.info()));
+    let all = BUILT_IN.iter().flat_map(of);
+    all.filter(move |(_, row)| row.arch <= newest)
+}
+
 /// Launches a kernel, among others if a plan needs them, on a problem that the seed draws. What it wrote has been
 /// compared with what is right where that is `checked`.
 ///
@@ -120,6 +134,7 @@ pub fn run(gpu: &Gpu, row: &KernelInfo, seed: u64, checked: bool) -> Result<Vec<
             passes::merge(gpu, row, seed, checked)
         }
         Op::Merge(_) => attention::run_entry(gpu, row, seed, checked),
+        Op::MergeRanks => attention::merge_ranks(gpu, row, seed, checked),
         Op::Append { vector_bytes } => passes::append(gpu, vector_bytes, seed, checked),
         Op::Quantise => passes::quantise(gpu, row, seed, checked),
         Op::MeasureRead | Op::MeasureProducts | Op::MeasureOverlap => measure::run(gpu, row, seed),

@@ -46,6 +46,7 @@ pub fn run() -> Result<(), Error> {
     );
     build_and_try(&root, "git", &git)?;
     try_commands(&root)?;
+    try_own_variant(&root)?;
     check_minimum_rust(&root)
 }
 
@@ -92,6 +93,41 @@ fn check_minimum_rust(root: &Path) -> Result<(), Error> {
     println!(
         "adopt: Rust {toolchain} checks all of it: {:.0} s",
         begin.elapsed().as_secs_f64()
+    );
+    Ok(())
+}
+
+/// Builds the example with kernels of its own, and runs it without a GPU and on the emulated one.
+fn try_own_variant(root: &Path) -> Result<(), Error> {
+    let begin = Instant::now();
+    let target = root.join("own_variant");
+    run_command(
+        bare("cargo")?
+            .args(["build", "--quiet", "--manifest-path"])
+            .arg(workspace().join("examples/own_variant/Cargo.toml"))
+            .env("CARGO_TARGET_DIR", &target),
+    )?;
+    let built = begin.elapsed();
+    run_command(cargo().args(["build", "--quiet", "--package=tandem-ptx-driver"]))?;
+    let driver = workspace().join("target/debug/libptx_driver.so");
+    for (libcuda, expected) in [
+        (Path::new("/none"), "CPU: the largest difference"),
+        (&driver, "Emulated GPU: the largest difference"),
+    ] {
+        let said = output(
+            Command::new(target.join("debug/own-variant"))
+                .env_clear()
+                .env("TANDEM_LIBCUDA", libcuda),
+        )?;
+        if !said.contains(expected) {
+            return Err(
+                format!("the example of a variant does not say {expected:?}: {said}").into(),
+            );
+        }
+    }
+    println!(
+        "adopt: a program with kernels of its own: built in {:.0} s, right on the CPU and the emulated GPU",
+        built.as_secs_f64()
     );
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use cuda_builder::{CudaBuilder, CudaModule, build_all, ptx};
-use kernels_gpu::registry::{KERNELS, KernelInfo};
+use kernels_gpu::registry::{Entry, entries};
 use regex::Regex;
 
 use crate::{
@@ -83,10 +83,10 @@ impl Code {
 /// Builds the kernels whose names match, and shows what came out: the inner loop of work on a kernel.
 pub fn some(only: &str, code: Code) -> Result<(), Error> {
     let regex = Regex::new(only)?;
-    let matching = |row: &&KernelInfo| regex.is_match(row.name);
-    let rows: Vec<_> = KERNELS.iter().filter(matching).collect();
+    let matching = |entry: &Entry| regex.is_match(&entry.name);
+    let rows: Vec<_> = entries().filter(matching).collect();
     if rows.is_empty() {
-        let names: Vec<_> = KERNELS.iter().map(|row| row.name).collect();
+        let names: Vec<_> = entries().map(|entry| entry.name).collect();
         return Err(format!("no kernel matches {only:?}: there are {}", names.join(", ")).into());
     }
     setup::run()?;
@@ -94,7 +94,7 @@ pub fn some(only: &str, code: Code) -> Result<(), Error> {
     for family in modules::FAMILIES {
         let names = || rows.iter().filter(|row| row.family.name() == family.0);
         if names().next().is_some() {
-            let only = |module: CudaBuilder| module.only(names().map(|row| row.name));
+            let only = |module: CudaBuilder| module.only(names().map(|row| row.name.as_str()));
             builders.extend(modules::of_family(&workspace(), family).map(only));
         }
     }
@@ -309,12 +309,12 @@ mod tests {
             let archs = archs.iter().map(|arch| arch.sm());
             archs.map(move |arch| (*family, arch))
         });
-        let families = KERNELS.iter().flat_map(|row| {
-            let archs = match row.arch {
+        let families = entries().flat_map(|entry| {
+            let archs = match entry.kernel.info().arch {
                 Arch::Sm80 => vec!["sm_80", "sm_90a"],
                 Arch::Sm90a => vec!["sm_90a"],
             };
-            let family = row.family.name();
+            let family = entry.family.name();
             archs.into_iter().map(move |arch| (family, arch))
         });
         assert_eq!(

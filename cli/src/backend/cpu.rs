@@ -117,12 +117,20 @@ impl Loaded for LoadedOnCpu<'_> {
         let page_size = plan.parts[0].page_size;
         let sinks = tensors::sinks(&plan.spec);
         let heads = tensors::heads(&sinks);
+        let slopes = tensors::slopes(&plan.spec);
         with_keys_and_values!(&tensors.k, &tensors.v, |k, v| {
             let view = kv_view(&plan.spec, tensors.layout, page_size, k, v)
                 .with_scales(tensors.scales(&plan.spec, page_size));
             with_tensor!(&tensors.q, q => with_tensor!(&mut *out, out => {
                 let begin = Instant::now();
-                cpu.run_heads(plan, q, &[view], out, Some(&mut *lse), &heads)?;
+                let lse = Some(&mut lse[..]);
+                match &slopes {
+                    Some(slopes) => {
+                        let alibi = tensors::alibi(&plan.spec, slopes);
+                        cpu.run_with(&alibi, plan, q, &[view], out, lse, &heads)?;
+                    }
+                    None => cpu.run_heads(plan, q, &[view], out, lse, &heads)?,
+                }
                 Ok(begin.elapsed())
             }))
         })

@@ -11,6 +11,7 @@ use tandem_attn::{
     },
     plan::{Bound, DeviceDescription, Plan},
     problem::Dtype,
+    variants::Slopes,
 };
 
 use super::{Backend, Ceilings, Loaded, Machine, Results};
@@ -19,7 +20,8 @@ use crate::{
     tensors::{self, Tensor, Tensors},
     with_tensor,
 };
-use handles::{Event, Memory, Stream, ok};
+pub(crate) use handles::{Event, ok};
+use handles::{Memory, Stream};
 
 /// Written between repetitions where caches are to be cold: several times the L2 of any GPU.
 const FLUSHED_BYTES: usize = 256 << 20;
@@ -78,17 +80,12 @@ impl GpuBackend {
                 self.gpu
                     .multiply(AHEAD_ROUNDS, self.flush.address(), stream)?;
             }
-            ok("cuEventRecord", libcuda::cuEventRecord(begin.0, stream))?;
+            begin.record(stream)?;
             work(stream)?;
-            ok("cuEventRecord", libcuda::cuEventRecord(end.0, stream))?;
+            end.record(stream)?;
             ok("cuStreamSynchronize", libcuda::cuStreamSynchronize(stream))?;
-            let mut milliseconds = 0.0;
-            ok(
-                "cuEventElapsedTime",
-                libcuda::cuEventElapsedTime(&mut milliseconds, begin.0, end.0),
-            )?;
-            Ok(Duration::from_secs_f64(f64::from(milliseconds) / 1e3))
         }
+        Ok(Duration::from_secs_f64(begin.microseconds_to(&end)? / 1e6))
     }
 
     fn best_seconds(
@@ -234,6 +231,9 @@ impl Backend for GpuBackend {
             sinks: tensors::sinks(spec)
                 .map(|sinks| Memory::new(&Tensor::F32(sinks)))
                 .transpose()?,
+            slopes: tensors::slopes(spec)
+                .map(|slopes| Memory::new(&Tensor::F32(slopes)))
+                .transpose()?,
             pool,
             workspace,
             plan,
@@ -249,6 +249,7 @@ struct LoadedOnGpu<'a> {
     _pool_memory: [Memory; 2],
     _scales: Vec<Memory>,
     sinks: Option<Memory>,
+    slopes: Option<Memory>,
     pool: KvPool,
     out: Memory,
     lse: Memory,
@@ -272,6 +273,12 @@ impl Loaded for LoadedOnGpu<'_> {
         let mut tensors = RunTensors::new(&q, &pools, &out).with_lse(&lse);
         if let Some(sinks) = &self.sinks {
             tensors = tensors.with_sinks(DeviceArray::new(sinks.address(), heads));
+        }
+        let slopes = self.slopes.as_ref().map(|slopes| Slopes {
+            address: slopes.address(),
+        });
+        if let Some(slopes) = &slopes {
+            tensors = tensors.with_own(slopes);
         }
         let GpuBackend { gpu, .. } = self.backend;
         self.backend.time(flush, |stream| {

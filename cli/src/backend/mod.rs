@@ -20,6 +20,8 @@ pub use cpu::CpuBackend;
 pub(crate) use cpu::processor;
 #[cfg(feature = "cuda")]
 pub use gpu::GpuBackend;
+#[cfg(feature = "cuda")]
+pub(crate) use gpu::{Event, ok};
 
 /// A backend by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]

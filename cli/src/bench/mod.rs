@@ -1,6 +1,8 @@
 //! `tandem bench`: how fast, beside the limits of the hardware, and how exact.
 
 mod measure;
+#[cfg(feature = "cuda")]
+mod ranks;
 mod report;
 pub mod results;
 mod stats;
@@ -21,6 +23,7 @@ pub use stats::Stats;
 use crate::{
     Failure,
     backend::{self, Backend},
+    deal::Dealing,
     output::{self, Files, Force},
     table::counted,
     workload::{self, Case, Suite},
@@ -33,7 +36,8 @@ Examples:
   tandem bench my-workload.json --case hybrid --seconds 2
   tandem bench --suite pat --packing pat-paper   # what PAT's own packing rule costs
   tandem bench --suite pod --pod serial          # what running side by side saves
-  tandem bench --suite decode --kv-dtype f8e4m3  # what 8-bit keys and values save";
+  tandem bench --suite decode --kv-dtype f8e4m3  # what 8-bit keys and values save
+  tandem bench --suite ranks --gpus 2            # what a second GPU brings";
 
 /// Measure workloads: time, bandwidth, throughput, share of the hardware's limits, exactness.
 #[derive(Clone, Debug, clap::Args)]
@@ -71,6 +75,8 @@ pub struct Args {
     check: u32,
     #[command(flatten)]
     planning: Planning,
+    #[command(flatten)]
+    dealing: Dealing,
     #[command(flatten)]
     force: Force,
 }
@@ -320,6 +326,14 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let files = Files::new().reads(&args.workload).writes(&args.json);
     files.check(args.force)?;
     let cases = chosen(args)?;
+    if args.dealing.gpus > 1 {
+        return on_several(args, &cases);
+    }
+    if !args.dealing.deal.is_empty() {
+        return Err(Failure::Input(
+            "--deal is for several GPUs: give --gpus too".to_owned(),
+        ));
+    }
     let mut backend = backend::open(args.backend)?;
     let free = backend.memory_bytes();
     let settings = Settings {
@@ -376,6 +390,24 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             file.results.len()
         ))),
     }
+}
+
+#[cfg(feature = "cuda")]
+fn on_several(args: &Args, cases: &[Case]) -> Result<(), Failure> {
+    if args.backend == backend::Choice::Cpu {
+        return Err(Failure::Input(
+            "--gpus is for GPUs: leave --backend cpu out".to_owned(),
+        ));
+    }
+    ranks::run(args, cases)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn on_several(_: &Args, _: &[Case]) -> Result<(), Failure> {
+    Err(Failure::Backend(
+        "this program was built without support for GPUs: build it with --features cuda, or see `tandem plan --gpus`"
+            .to_owned(),
+    ))
 }
 
 fn chosen(args: &Args) -> Result<Vec<Case>, Failure> {

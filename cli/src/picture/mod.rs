@@ -3,6 +3,7 @@
 mod axis;
 pub(crate) mod palette;
 mod plan;
+mod ranks;
 mod roofline;
 mod text;
 #[cfg(feature = "emulator")]
@@ -10,6 +11,7 @@ mod timeline;
 
 pub use plan::draw as plan;
 pub(crate) use plan::processors;
+pub use ranks::draw as ranks;
 pub use roofline::{draw as roofline, points};
 pub(crate) use text::{lines, text_width};
 #[cfg(feature = "emulator")]

@@ -1,7 +1,10 @@
 //! The workload format of this command.
 
 use serde::{Deserialize, Deserializer, de::Error as _};
-use tandem_attn::problem::{Dtype, KvLayout, Spec};
+use tandem_attn::{
+    problem::{Dtype, KvLayout, Spec},
+    variants::ALIBI,
+};
 
 use super::{Case, DTYPES, Requests, Tree, json};
 use crate::{Failure, table::visible};
@@ -55,6 +58,8 @@ struct Variant {
     logits_soft_cap: Option<f32>,
     #[serde(default)]
     sinks: bool,
+    #[serde(default)]
+    alibi: bool,
     #[serde(default)]
     sm_scale: Option<f32>,
 }
@@ -159,6 +164,7 @@ impl Fields {
             spec.variant.window_left = variant.window_left;
             spec.variant.soft_cap = variant.logits_soft_cap;
             spec.variant.sinks = variant.sinks;
+            spec.variant.hooks = variant.alibi.then_some(ALIBI.name);
             spec.scale = variant.sm_scale.unwrap_or(spec.scale);
         }
         spec.check()

@@ -243,7 +243,7 @@ pub fn dtype_of(name: &str) -> Result<Dtype, String> {
 }
 
 /// The suites that come with the command.
-const SUITES: [(&str, &str); 8] = [
+const SUITES: [(&str, &str); 9] = [
     ("quick", include_str!("../../suites/quick.json")),
     ("decode", include_str!("../../suites/decode.json")),
     ("decode8", include_str!("../../suites/decode8.json")),
@@ -252,6 +252,7 @@ const SUITES: [(&str, &str); 8] = [
     ("pat", include_str!("../../suites/pat.json")),
     ("mla", include_str!("../../suites/mla.json")),
     ("variants", include_str!("../../suites/variants.json")),
+    ("ranks", include_str!("../../suites/ranks.json")),
 ];
 
 /// A suite by name.
@@ -273,6 +274,8 @@ pub enum Suite {
     Mla,
     /// Sinks and windows as in gpt-oss, and trees of drafted tokens beside chains of them.
     Variants,
+    /// What several GPUs share: long contexts, large batches, long prompts, and a small batch.
+    Ranks,
     /// decode, decode8, prefill, pod, pat, mla and variants.
     All,
 }
@@ -293,7 +296,8 @@ impl Suite {
             Self::Pat => name == "pat",
             Self::Mla => name == "mla",
             Self::Variants => name == "variants",
-            Self::All => name != "quick",
+            Self::Ranks => name == "ranks",
+            Self::All => !["quick", "ranks"].contains(&name),
         };
         let suites = SUITES.iter().filter(|(name, _)| wanted(name));
         suites

@@ -19,6 +19,7 @@ mod finish;
 mod isa;
 mod merge;
 mod narrow;
+mod ranks;
 mod simd;
 mod sources;
 mod tile;
@@ -44,6 +45,7 @@ pub use append::{
     AppendScales, append_paged_kv, append_quantised, append_rows, append_rows_quantised,
 };
 pub use merge::{Partials, merge_states};
+pub use ranks::{RankState, merge_ranks};
 
 pub(in crate::exec) use check::check;
 use check::check_tensors;
@@ -272,7 +274,8 @@ impl Cpu {
     /// The plan leaves out keys that its spec's mask hides altogether; the variant may only hide more.
     ///
     /// # Errors
-    /// As [`Cpu::run`].
+    /// As [`Cpu::run_heads`].
+    #[expect(clippy::too_many_arguments, reason = "what a run is given")]
     pub fn run_with<V: Variant, Q: Element, T: Element, O: Element>(
         &self,
         variant: &V,
@@ -281,13 +284,13 @@ impl Cpu {
         kv: &[KvView<'_, T>],
         out: &mut [O],
         lse: Option<&mut [f32]>,
+        heads: &HeadTensors<'_>,
     ) -> Result<(), Error> {
         check(plan, q, kv, out, lse.as_deref())?;
-        let heads = HeadTensors::default();
         heads.check(&plan.spec)?;
         let pools: Vec<_> = kv.iter().map(Pools::new).collect();
         let (q, out) = dense(&plan.spec, q, out);
-        self.execute(variant, plan, q, &pools, out, lse, &heads)
+        self.execute(variant, plan, q, &pools, out, lse, heads)
     }
 
     fn run_standard(
@@ -299,6 +302,9 @@ impl Cpu {
         lse: Option<&mut [f32]>,
         heads: &HeadTensors<'_>,
     ) -> Result<(), Error> {
+        if let Some(hooks) = plan.spec.variant.hooks {
+            return Err(crate::tensor::ShapeError::Hooks { hooks }.into());
+        }
         let params = plan.spec.variant_params();
         match plan.spec.variant.soft_cap {
             None => self.execute(&Standard::<false>(params), plan, q, pools, out, lse, heads),

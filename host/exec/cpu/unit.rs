@@ -374,16 +374,16 @@ impl<'a, V: Variant> Unit<'a, V> {
     /// A logit (or weight) of a key within the row's visible interval; −∞ (or 0) where it is hidden.
     #[inline(always)]
     pub(super) fn logit(&self, dot: f32, row: &Row, kv_head: u32, key: u32) -> f32 {
-        let at = Pair {
+        let query = Query {
             token: row.token,
             head: self.head(row, kv_head),
             position: row.position,
-            key,
         };
+        let at = Pair::new(self.variant, query, key);
         if V::MASKS && !self.variant.visible(at) {
             hidden(V::SOFTMAX)
         } else if V::TRANSFORMS_LOGITS {
-            self.variant.logit(dot, at)
+            self.variant.base_2(dot, at)
         } else {
             dot
         }

@@ -107,19 +107,20 @@ impl Gpu {
         let _current = Current::enter(self.context.raw())?;
         let parameters = (&raw const *parameters).cast::<c_void>();
         // SAFETY: the caller's promises.
-        unsafe { launch.make(kernel, parameters, stream) }
+        unsafe { launch.make(kernel, [parameters, std::ptr::null()], stream) }
     }
 }
 
 impl Launch {
-    /// [`Gpu::launch`] in the current context, by the address of the parameters.
+    /// [`Gpu::launch`] in the current context, by the addresses of the parameters: of all kernels the first, of those of a
+    /// variant also of what it is given.
     ///
     /// # Safety
     /// As [`Gpu::launch`].
     pub(super) unsafe fn make(
         &self,
         kernel: &Kernel,
-        parameters: *const c_void,
+        parameters: [*const c_void; 2],
         stream: Stream,
     ) -> Result<(), Error> {
         let launch = self;
@@ -130,8 +131,8 @@ impl Launch {
         if traced() {
             launch.print(kernel, stream);
         }
-        // The driver reads the parameters before it returns and does not write them.
-        let mut pointers = [parameters.cast_mut()];
+        // The driver reads as many parameters as the kernel has before it returns, and does not write them.
+        let mut pointers = parameters.map(<*const c_void>::cast_mut);
         let overlap = LaunchAttribute::new(LaunchAttribute::PROGRAMMATIC_STREAM_SERIALIZATION, [1]);
         let cluster =
             LaunchAttribute::new(LaunchAttribute::CLUSTER_DIMENSION, [launch.cluster, 1, 1]);

@@ -71,6 +71,7 @@ mod pod;
 mod prefill;
 mod prefill_rows;
 mod quantise;
+mod ranks;
 mod registry;
 mod resources;
 mod run;
@@ -83,6 +84,7 @@ mod workspace;
 
 use std::fmt;
 
+use kernels_gpu::Hooks;
 pub use kernels_gpu::registry::{Arch, Family, KernelId, KernelInfo};
 
 pub use append::KvPool;
@@ -95,6 +97,7 @@ pub use merge::PartialStates;
 pub use module::Compiling;
 pub use prefill::PrefillCall;
 pub use quantise::AppendScales;
+pub use ranks::{Rank, RankOptions, RankTensors};
 pub use resources::OwnedStream;
 pub use scales::KvScales;
 pub use step::{DeviceRope, QkNorm, QkvStep};
@@ -111,6 +114,7 @@ use registry::Kernels;
 /// How a [`Gpu`] is made: see [`Gpu::builder`].
 pub struct GpuBuilder<'a> {
     modules: &'a [Module],
+    variants: Vec<(Hooks, &'a [Module])>,
     progress: Option<Progress<'a>>,
 }
 
@@ -119,6 +123,14 @@ impl<'a> GpuBuilder<'a> {
     #[must_use]
     pub fn modules(mut self, modules: &'a [Module]) -> Self {
         self.modules = modules;
+        self
+    }
+
+    /// Kernels of a variant of your own, which [`variant_kernels!`](kernels_gpu::variant_kernels) made, beside the others.
+    /// Specifications name it by [`Spec::with_hooks`](crate::problem::Spec::with_hooks).
+    #[must_use]
+    pub fn variant(mut self, hooks: &Hooks, modules: &'a [Module]) -> Self {
+        self.variants.push((*hooks, modules));
         self
     }
 
@@ -137,7 +149,7 @@ impl<'a> GpuBuilder<'a> {
     /// As [`Gpu::new`]; with other modules [`Error::NoKernel`] where a kernel is missing; where the driver compiles,
     /// [`Error::PtxTooNew`].
     pub fn build(self, ordinal: u32) -> Result<Gpu, Error> {
-        Gpu::load(ordinal, self.modules, self.progress)
+        Gpu::load(ordinal, self)
     }
 }
 
@@ -145,6 +157,7 @@ impl fmt::Debug for GpuBuilder<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GpuBuilder")
             .field("modules", &self.modules)
+            .field("variants", &self.variants)
             .field("compiles", &self.progress.is_some())
             .finish()
     }
@@ -154,6 +167,8 @@ impl fmt::Debug for GpuBuilder<'_> {
 pub struct Gpu {
     kernels: Kernels,
     modules: Modules,
+    /// Those of variants; they stay loaded as long as their kernels.
+    variants: Vec<Modules>,
     // Behind the modules: it is released after them.
     context: resources::PrimaryContext,
     device: driver::Device,
@@ -182,15 +197,12 @@ impl Gpu {
     pub fn builder<'a>() -> GpuBuilder<'a> {
         GpuBuilder {
             modules: MODULES,
+            variants: Vec::new(),
             progress: None,
         }
     }
 
-    fn load(
-        ordinal: u32,
-        modules: &[Module],
-        progress: Option<Progress<'_>>,
-    ) -> Result<Self, Error> {
+    fn load(ordinal: u32, mut builder: GpuBuilder<'_>) -> Result<Self, Error> {
         driver::initialise()?;
         let mut count = 0;
         // SAFETY: writes one integer.
@@ -223,10 +235,20 @@ impl Gpu {
             device: &name,
             compute,
         };
-        let modules = Modules::load(modules, &gpu, context.raw(), progress)?;
+        let mut load =
+            |modules| Modules::load(modules, &gpu, context.raw(), builder.progress.as_mut());
+        let modules = load(builder.modules)?;
+        let mut kernels = Kernels::load(&modules, max_shared)?;
+        let mut variants = Vec::new();
+        for (hooks, modules) in &builder.variants {
+            let modules = load(modules)?;
+            kernels.add(hooks, &modules, None, max_shared)?;
+            variants.push(modules);
+        }
         Ok(Self {
-            kernels: Kernels::load(&modules, max_shared)?,
+            kernels,
             modules,
+            variants,
             context,
             device,
             name,
@@ -277,6 +299,7 @@ impl fmt::Debug for Gpu {
             .field("compute", &self.compute)
             .field("multiprocessors", &self.multiprocessors)
             .field("modules", &self.modules)
+            .field("variants", &self.variants)
             .finish_non_exhaustive()
     }
 }

@@ -5,7 +5,7 @@ use std::{
     fmt, ptr,
 };
 
-use kernels_gpu::registry::KernelInfo;
+use kernels_gpu::registry::{Family, KernelInfo};
 use rayon::prelude::*;
 
 use super::driver::{
@@ -120,7 +120,7 @@ impl Modules {
         modules: &[Module],
         gpu: &GpuName<'_>,
         context: Context,
-        mut progress: Option<Progress<'_>>,
+        mut progress: Option<&mut Progress<'_>>,
     ) -> Result<Self, Error> {
         let (arch, chosen) = choose(modules, gpu.device, gpu.compute)?;
         let runs = Arch::parse(arch).is_some_and(|arch| arch.cubin_runs_on(gpu.compute));
@@ -182,11 +182,22 @@ impl Modules {
         info: &'static KernelInfo,
         max_shared: u32,
     ) -> Result<Kernel, Error> {
+        self.entry(info, Some(info.family), info.name, max_shared)
+    }
+
+    /// The same for an entry in the place of a kernel, in the module of a family or in any.
+    pub(super) fn entry(
+        &self,
+        info: &'static KernelInfo,
+        family: Option<Family>,
+        name: &str,
+        max_shared: u32,
+    ) -> Result<Kernel, Error> {
         let _current = Current::enter(self.context)?;
-        let symbol = CString::new(info.name).unwrap_or_default();
+        let symbol = CString::new(name).unwrap_or_default();
         // Elsewhere it is not looked for: tools that watch the driver take a refused look for an error.
-        let family = |&&(family, _): &&(&str, _)| family == info.family.name();
-        if let Some(&(_, module)) = self.handles.iter().find(family) {
+        let of_family = |&&(of, _): &&(&str, _)| family.is_none_or(|family| of == family.name());
+        for &(_, module) in self.handles.iter().filter(of_family) {
             let mut function = Function::NULL;
             // SAFETY: the module is loaded and the name ends with a zero.
             let found = unsafe { cuModuleGetFunction(&mut function, module, symbol.as_ptr()) };
@@ -195,7 +206,7 @@ impl Modules {
             }
         }
         Err(Error::NoKernel {
-            kernel: info.name,
+            kernel: name.into(),
             arch: self.arch,
         })
     }

@@ -1,6 +1,10 @@
 //! The kernels of a GPU: the rows of the [registry](kernels_gpu::registry) that it runs, loaded.
 
-use kernels_gpu::registry::{Arch, Element, KernelId, Op};
+use kernels_gpu::{
+    Hooks, HooksName,
+    registry::{Arch, Element, Family, KernelId, KernelInfo, Op},
+    variants::BUILT_IN,
+};
 
 use super::{
     Gpu,
@@ -18,6 +22,9 @@ pub(super) struct Kernels {
     loaded: Vec<Option<Kernel>>,
     /// Those that are not attention.
     others: Vec<Kernel>,
+    /// Variants, and their kernels with the rows in whose place they stand.
+    hooks: Vec<Hooks>,
+    hooked: Vec<(HooksName, Kernel)>,
 }
 
 impl Kernels {
@@ -37,12 +44,43 @@ impl Kernels {
         };
         let loaded = KernelId::all().map(load).collect::<Result<Vec<_>, _>>()?;
         let others = loaded.iter().flatten().copied();
-        Ok(Self {
+        let mut kernels = Self {
             others: others
                 .filter(|kernel| !kernel.info.is_attention())
                 .collect(),
             loaded,
-        })
+            hooks: Vec::new(),
+            hooked: Vec::new(),
+        };
+        for hooks in BUILT_IN {
+            kernels.add(hooks, modules, Some(Family::Variants), max_shared)?;
+        }
+        Ok(kernels)
+    }
+
+    /// Takes up the kernels of a variant: of a family, or of all.
+    ///
+    /// # Errors
+    /// [`Error::NoKernel`] where one is missing.
+    pub(super) fn add(
+        &mut self,
+        hooks: &Hooks,
+        modules: &Modules,
+        family: Option<Family>,
+        max_shared: u32,
+    ) -> Result<(), Error> {
+        let of_hopper = modules.arch() == "sm_90a";
+        for id in hooks.kernels() {
+            if id.info().arch == Arch::Sm90a && !of_hopper {
+                continue;
+            }
+            let kernel = modules.entry(id.info(), family, &hooks.entry(id.info()), max_shared)?;
+            if id.info().shared_bytes <= kernel.max_dynamic_shared {
+                self.hooked.push((hooks.name, kernel));
+            }
+        }
+        self.hooks.push(*hooks);
+        Ok(())
     }
 
     pub(super) fn get(&self, id: KernelId) -> Option<&Kernel> {
@@ -62,6 +100,33 @@ impl Gpu {
             kernel: "loaded",
             asked: id.to_string(),
             there: "those that plans for this GPU's own description name",
+        })
+    }
+
+    /// The variant of this name.
+    pub(super) fn hooks(&self, name: HooksName) -> Result<&Hooks, Error> {
+        let known = &self.kernels.hooks;
+        let found = known.iter().find(|hooks| hooks.name == name);
+        found.ok_or_else(|| Error::NoVariant {
+            asked: name,
+            there: known.iter().map(|hooks| hooks.name).collect(),
+        })
+    }
+
+    /// The kernel of a variant in the place of one that takes a soft cap.
+    pub(super) fn hooked(&self, name: HooksName, row: &KernelInfo) -> Result<Kernel, Error> {
+        let tile = |row: &KernelInfo| {
+            let dims = [row.head_dim, row.value_dim];
+            (row.op, row.arch, row.element, dims, [row.rows, row.keys])
+        };
+        let stands =
+            |&&(of, kernel): &&(HooksName, Kernel)| of == name && tile(kernel.info) == tile(row);
+        let found = self.kernels.hooked.iter().find(stands);
+        let kernel = found.map(|&(_, kernel)| kernel);
+        kernel.ok_or_else(|| Error::NoInstance {
+            kernel: "variant",
+            asked: format!("what {} does with the logits of {name}", row.name),
+            there: "those of the families that `variant_kernels!` was given; pages of any size take Sm80Decode",
         })
     }
 
@@ -105,7 +170,7 @@ pub(super) fn check_serves(
     [dtype, of_pool]: [Dtype; 2],
 ) -> Result<(), Error> {
     let row = id.info();
-    let capped = spec.variant.soft_cap.is_some();
+    let capped = spec.variant.soft_cap.is_some() || spec.variant.hooks.is_some();
     let heads = (row.head_dim, row.value_dim) == (spec.head_dim_qk, spec.head_dim_v);
     let heads = heads && row.latent == spec.latent;
     let elements = row.element == element(dtype) && row.takes_cache(element(of_pool));
@@ -120,7 +185,11 @@ pub(super) fn check_serves(
         asked: format!(
             "head dimension {}, {dtype:?} with keys and values in {of_pool:?}{}: {id} is not one",
             named(spec),
-            if capped { ", soft cap" } else { "" },
+            match spec.variant.hooks {
+                Some(hooks) => format!(", variant {hooks}"),
+                None if capped => ", soft cap".into(),
+                None => String::new(),
+            },
         ),
         there: "those that plans name",
     })

@@ -10,7 +10,7 @@ use super::{
     agenda::GroupLaunch,
     launch_set::LaunchKey,
     maps::Maps,
-    steps::{Extras, Parameters, Run, RunTensors, Step, check_sinks},
+    steps::{Extras, Parameters, Run, RunTensors, Step, check_own, check_sinks},
 };
 use crate::{Error, problem::Padding};
 
@@ -122,6 +122,7 @@ impl Gpu {
         let spec = &workspace.spec;
         if !workspace.run.follow(spec, tensors, &mut workspace.maps)? {
             check(workspace, tensors)?;
+            check_own(self, &workspace.spec, tensors.own)?;
             self.prepare(workspace, tensors)?;
         }
         if workspace.options.checks {
@@ -244,7 +245,13 @@ impl Making<'_> {
             Op::Decode => Some(self.decodes(index, launch, pool, arch)?),
             _ => self.prefills(index, launch, pool, arch)?,
         };
-        Ok(step.map(|step| Step { part, ..step }))
+        let Some(mut step) = step else {
+            return Ok(None);
+        };
+        if let Some(hooks) = self.workspace.spec.variant.hooks {
+            step.kernel = self.gpu.hooked(hooks, step.kernel.info)?;
+        }
+        Ok(Some(Step { part, ..step }))
     }
 
     fn decodes(

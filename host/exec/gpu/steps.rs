@@ -1,6 +1,6 @@
 //! The launches of a run: what each takes, in which order they come, and on which streams.
 
-use std::ffi::c_void;
+use std::{ffi::c_void, ptr};
 
 use kernels_gpu::{
     abi::{
@@ -52,6 +52,9 @@ pub struct RunTensors<'a> {
     /// `[q_heads]`: the [sinks](crate::problem::Variant::sinks) of the spec's variant. They may lie elsewhere in every
     /// run, as each layer has its own.
     pub sinks: Option<DeviceArray<f32>>,
+    /// The bytes of what the [hooks](crate::problem::Variant::hooks) of the spec's variant are given. A captured graph
+    /// keeps them: what is to change lies behind an address among them.
+    pub own: &'a [u8],
 }
 
 impl<'a> RunTensors<'a> {
@@ -68,6 +71,7 @@ impl<'a> RunTensors<'a> {
             out,
             lse: None,
             sinks: None,
+            own: &[],
         }
     }
 
@@ -75,6 +79,13 @@ impl<'a> RunTensors<'a> {
     #[must_use]
     pub const fn with_lse(mut self, lse: &'a DeviceTensor<2>) -> Self {
         self.lse = Some(lse);
+        self
+    }
+
+    /// With what the hooks of the variant are given: their [`FromLaunch::Own`](crate::variant::FromLaunch::Own).
+    #[must_use]
+    pub fn with_own<T: bytemuck::Pod>(mut self, own: &'a T) -> Self {
+        self.own = bytemuck::bytes_of(own);
         self
     }
 
@@ -152,6 +163,24 @@ pub(super) fn check_sinks(spec: &Spec, sinks: Option<DeviceArray<f32>>) -> Resul
         (true, Some(sinks)) => sinks.check_address(name, 4),
         (false, None) => Ok(()),
     }
+}
+
+/// Whether the hooks of the spec's variant, if it has any, are given what is theirs.
+pub(super) fn check_own(gpu: &Gpu, spec: &Spec, own: &[u8]) -> Result<(), Error> {
+    let expected = match spec.variant.hooks {
+        Some(name) => gpu.hooks(name)?.own_bytes,
+        None => 0,
+    };
+    if own.len() == expected {
+        return Ok(());
+    }
+    Err(ShapeError::Length {
+        name: "what the variant is given",
+        got: own.len(),
+        shape: "its size in bytes",
+        expected,
+    }
+    .into())
 }
 
 /// A launch that was checked and waits for its turn.
@@ -317,6 +346,8 @@ pub(super) struct Run {
     aside: usize,
     /// What they were made for; none: there are none.
     tensors: Option<OwnedTensors>,
+    /// What hooks of the variant are given.
+    own: Vec<u8>,
 }
 
 /// [`RunTensors`] that outlive a call; of sinks their number.
@@ -359,6 +390,7 @@ impl Run {
             alike(&known.q, tensors.q)
                 && alike(&known.out, tensors.out)
                 && known.sinks == tensors.sinks.map(|sinks| sinks.len)
+                && self.own.len() == tensors.own.len()
                 && known.pools.len() == tensors.pools.len()
                 && pools
                     .into_iter()
@@ -383,8 +415,14 @@ impl Run {
         for step in &mut self.steps {
             step.follow(spec, tensors, maps)?;
         }
+        self.own.copy_from_slice(tensors.own);
         self.tensors = Some(known);
         Ok(true)
+    }
+
+    /// Whether all of it is on the caller's stream, and something is.
+    pub(super) fn is_in_line(&self) -> bool {
+        self.aside == 0 && !self.steps.is_empty()
     }
 
     /// Puts the steps, which were made for these tensors, in order.
@@ -417,6 +455,8 @@ impl Run {
             self.aside = 0;
             self.chain(gpu);
         }
+        self.own.clear();
+        self.own.extend_from_slice(tensors.own);
         self.tensors = Some(OwnedTensors {
             q: *tensors.q,
             pools: tensors.pools.to_vec(),
@@ -460,11 +500,14 @@ impl Gpu {
         let run = &workspace.run;
         let (first, rest) = run.steps.split_at(run.first);
         let (aside, behind) = rest.split_at(run.aside);
+        let own = run.own.as_ptr().cast();
         let launch = |steps: &[Step], stream| {
             let mut steps = steps.iter();
-            // SAFETY: the caller's promises; parameters are those of the step's kernel.
+            // SAFETY: the caller's promises; parameters are those of the step's kernel, and its variant has as many bytes
+            // of its own.
             steps.try_for_each(|step| unsafe {
-                step.launch.make(&step.kernel, step.parameters(), stream)
+                step.launch
+                    .make(&step.kernel, [step.parameters(), own], stream)
             })
         };
         if aside.is_empty() {
@@ -487,7 +530,7 @@ impl Gpu {
     }
 
     /// Whether the kernels say when others may start, and wait for those before them.
-    fn overlaps(&self) -> bool {
+    pub(super) fn overlaps(&self) -> bool {
         self.arch() == "sm_90a"
     }
 
@@ -498,6 +541,9 @@ impl Gpu {
     pub(super) unsafe fn launch_step(&self, step: &Step, stream: Stream) -> Result<(), Error> {
         let _current = Current::enter(self.context.raw())?;
         // SAFETY: the caller's promises; parameters are those of the step's kernel.
-        unsafe { step.launch.make(&step.kernel, step.parameters(), stream) }
+        unsafe {
+            step.launch
+                .make(&step.kernel, [step.parameters(), ptr::null()], stream)
+        }
     }
 }

@@ -42,6 +42,67 @@ pub struct MergeParams {
     pub reserved: u32,
 }
 
+/// The most ranks whose results are merged directly: the GPUs of one host.
+pub const MAX_GROUP: usize = 8;
+
+/// What a rank of a group keeps in its own memory, from merge to merge.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct RankControl {
+    /// Merges that are done.
+    pub round: u32,
+    /// Blocks of the present one that are done.
+    pub blocks: u32,
+    /// One more than the rank that did not come in time, or [`STOPPED`](crate::passes::ranks::STOPPED); 0: none was missed.
+    pub missed: u32,
+    /// Not 0: the host wants nobody to wait any more. One more than the rank that said so.
+    pub stop: u32,
+    /// Zero.
+    pub reserved: [u32; 4],
+    /// The last round that each rank came to: the first word of its sector, which that rank writes.
+    pub told: [[u32; 8]; MAX_GROUP],
+}
+
+/// What `merge_ranks` works on. All tensors are of the 16-bit float in the kernel's name, LSEs f32 in natural log.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct RankMergeParams {
+    /// `[tokens, q_heads, head_dim_v]` of each rank, in merging order; 0 beyond the last.
+    pub out_of: [u64; MAX_GROUP],
+    /// `[tokens, q_heads]` of each.
+    pub lse_of: [u64; MAX_GROUP],
+    /// This rank's word in the [`RankControl::told`] of each; 0 for itself.
+    pub tells: [u64; MAX_GROUP],
+    /// This rank's [`RankControl`].
+    pub control: u64,
+    /// `[tokens, q_heads, head_dim_v]`.
+    pub out: u64,
+    /// `[tokens, q_heads]`; 0 where it is not wanted.
+    pub lse: u64,
+    /// How long to wait for others.
+    pub timeout_ns: u64,
+    /// Chunks to merge; below [`Divisor::LIMIT`].
+    pub chunks: u32,
+    /// `q_heads × head_dim_v / 8`.
+    pub chunks_per_row: Divisor,
+    /// `head_dim_v / 8`.
+    pub chunks_per_head: Divisor,
+    /// Query heads.
+    pub q_heads: u32,
+    /// From one output token to the next, in elements.
+    pub out_token_stride: u32,
+    /// The first token that is merged.
+    pub first_token: u32,
+    /// Ranks of the group.
+    pub ranks: u32,
+    /// This one among them.
+    pub rank: u32,
+    /// Constants of [`passes::ranks`](crate::passes::ranks).
+    pub mode: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
 /// An entry of `append_paged_kv`'s slots: the token is not written (padding of a captured graph).
 pub const NO_SLOT: u32 = u32::MAX;
 

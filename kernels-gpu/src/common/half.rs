@@ -1,12 +1,17 @@
 //! The 16-bit floats of queries, keys, values and outputs.
 
 /// Hands the rows of a table of kernels to the macro `$then`, once for each 16-bit float: here is the one list of
-/// these. As `items` they are so many invocations, as `list` a slice of what they give.
-// A module of other kernels alone has no use for it.
-#[allow(unused_macros)]
+/// these. As `items` they are so many invocations, as `list` a slice of what they give; `with` arguments they are
+/// invocations of a macro of this crate, from another one.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! each_half {
+    (with $then:ident $arguments:tt $rows:tt) => {
+        $crate::$then! { $arguments Bf16 "bf16" $rows }
+        $crate::$then! { $arguments F16 "f16" $rows }
+    };
     ($as:ident $then:ident $rows:tt) => {
-        $crate::common::half::each_half! { @$as $then [Bf16 "bf16", F16 "f16"] $rows }
+        $crate::each_half! { @$as $then [Bf16 "bf16", F16 "f16"] $rows }
     };
     (@items $then:ident [$($half:ident $name:literal),*] $rows:tt) => {
         $($then! { $half $name $rows })*
@@ -15,9 +20,6 @@ macro_rules! each_half {
         &[$($then! { $half $name $rows }),*]
     };
 }
-#[allow(unused_imports)]
-pub(crate) use each_half;
-
 #[cfg(target_arch = "nvptx64")]
 pub use device::*;
 

@@ -23,6 +23,8 @@ pub trait Real:
     fn recip(self) -> Self;
     /// Hyperbolic tangent.
     fn tanh(self) -> Self;
+    /// `self · factor + more`, which GPUs round once.
+    fn mul_add(self, factor: Self, more: Self) -> Self;
 }
 
 impl Real for f32 {
@@ -46,6 +48,19 @@ impl Real for f32 {
         // Exact at both ends (exp2 saturates to 0 and ∞), absolute error about 1e-7 between them.
         1.0 - 2.0 * recip(1.0 + exp2(self * (2.0 * LOG2_E)))
     }
+
+    #[inline(always)]
+    fn mul_add(self, factor: Self, more: Self) -> Self {
+        #[cfg(target_arch = "nvptx64")]
+        {
+            cuda_std::math::fma(self, factor, more)
+        }
+        // Without the processor's instruction it would be a call.
+        #[cfg(not(target_arch = "nvptx64"))]
+        {
+            self * factor + more
+        }
+    }
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
@@ -64,6 +79,10 @@ impl Real for f64 {
 
     fn tanh(self) -> Self {
         Self::tanh(self)
+    }
+
+    fn mul_add(self, factor: Self, more: Self) -> Self {
+        Self::mul_add(self, factor, more)
     }
 }
 

@@ -5,7 +5,7 @@ use cuda_std::prelude::*;
 use crate::{
     abi::{AttentionParams, DIRECT, WorkItem},
     common::divisor::Divisor,
-    common::variant::{Pair, Variant},
+    common::variant::{Pair, Query, Variant},
 };
 
 /// Rows of an item for one query head, or for `pack` heads that share keys: row `r` is token `r / pack`,
@@ -123,14 +123,14 @@ impl Tile {
 
     /// Whose a row is; the key is left open.
     #[inline(always)]
-    pub fn query(&self, pack: &Divisor, row: u32) -> Pair {
+    pub fn query<V: Variant>(&self, pack: &Divisor, variant: &V, row: u32) -> Pair {
         let (token, head) = self.place(pack, row);
-        Pair {
+        let query = Query {
             token: self.token + token,
             head,
             position: self.position + token as i32,
-            key: 0,
-        }
+        };
+        Pair::new(variant, query, 0)
     }
 
     /// The first and the last key of the item that a row sees.

@@ -337,16 +337,25 @@ pub fn hide_strangers_from<const S: usize>(
     hide_strangers(s, |group| column + 8 * group as i32, row);
 }
 
+/// A row's query and the lane's first key of a block.
+#[inline(always)]
+fn first_pair(at: &Pair, begin: i32) -> Pair {
+    // A block may begin before key 0: such keys wrap, and are hidden.
+    let key = begin + first_column();
+    Pair {
+        key: key as u32,
+        distance: (at.position - key) as f32,
+        ..*at
+    }
+}
+
 /// Sets what the variant hides to −∞; `at` tells of each row whose it is (its `key` is filled in here).
 #[inline(always)]
 pub fn mask<V: Variant, const S: usize>(s: &mut [f32; S], variant: &V, begin: i32, at: [Pair; 2]) {
-    let column = begin + first_column();
+    let at = at.map(|at| first_pair(&at, begin));
     let mut i = 0;
     while i < S {
-        let pair = Pair {
-            key: (column + (8 * (i / 4) + i % 2) as i32) as u32,
-            ..at[i / 2 % 2]
-        };
+        let pair = at[i / 2 % 2].further((8 * (i / 4) + i % 2) as u32);
         if !variant.visible(pair) {
             s[i] = f32::NEG_INFINITY;
         }
@@ -362,13 +371,10 @@ pub fn transform<V: Variant, const S: usize>(
     begin: i32,
     at: [Pair; 2],
 ) {
-    let column = begin + first_column();
+    let at = at.map(|at| first_pair(&at, begin));
     let mut i = 0;
     while i < S {
-        let pair = Pair {
-            key: (column + (8 * (i / 4) + i % 2) as i32) as u32,
-            ..at[i / 2 % 2]
-        };
+        let pair = at[i / 2 % 2].further((8 * (i / 4) + i % 2) as u32);
         s[i] = variant.logit(s[i], pair);
         i += 1;
     }

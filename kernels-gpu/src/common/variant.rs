@@ -23,7 +23,7 @@
 //!
 //!     fn logit<R: Real>(&self, dot: R, at: Pair) -> R {
 //!         let slope = R::from_f32(-8.0 * (at.head + 1) as f32 / self.heads as f32).exp2();
-//!         let distance = R::from_f32((at.position - at.key as i32) as f32);
+//!         let distance = R::from_f32(at.distance);
 //!         let log2_e = R::from_f32(core::f32::consts::LOG2_E);
 //!         dot * R::from_f32(self.params.scale_log2) - slope * distance * log2_e
 //!     }
@@ -58,7 +58,7 @@ pub struct Key {
 ///
 /// Both positions count from the first key of the table at hand; where a batch has several parts, only
 /// their distance has a meaning of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pair {
     /// The query token, a row of `q`.
     pub token: u32,
@@ -68,6 +68,43 @@ pub struct Pair {
     pub position: i32,
     /// Position of the key.
     pub key: u32,
+    /// How far the key stands behind the query, negative where it stands after it. Kernels have this at hand, while
+    /// positions would have to be converted for each key; beyond 2²⁴ it is rounded.
+    pub distance: f32,
+    /// What the variant says of the query ([`Variant::of_row`]).
+    pub of_row: f32,
+}
+
+impl Pair {
+    /// Of a query and a key.
+    #[inline(always)]
+    #[must_use]
+    pub fn new<V: Variant>(variant: &V, query: Query, key: u32) -> Self {
+        let Query {
+            token,
+            head,
+            position,
+        } = query;
+        Self {
+            token,
+            head,
+            position,
+            key,
+            distance: position.wrapping_sub(key as i32) as f32,
+            of_row: variant.of_row(query),
+        }
+    }
+
+    /// The query is `self`'s, the key stands `columns` after its key: a constant, as `self` is the same for many.
+    #[inline(always)]
+    #[must_use]
+    pub const fn further(&self, columns: u32) -> Self {
+        Self {
+            key: self.key.wrapping_add(columns),
+            distance: self.distance - columns as f32,
+            ..*self
+        }
+    }
 }
 
 /// The places at which models differ.
@@ -80,6 +117,8 @@ pub trait Variant: Copy + Send + Sync {
     const SOFTMAX: bool = true;
     /// [`Variant::logit`] is more than a multiplication by `scale_log2` (which kernels fold into the exp2).
     const TRANSFORMS_LOGITS: bool = false;
+    /// [`Variant::logit`] returns a dot product, yet to be multiplied by `scale_log2`: kernels do that for nothing.
+    const KEEPS_UNIT: bool = false;
     /// [`Variant::visible`] may hide keys within [`Variant::visible_keys`].
     const MASKS: bool = false;
     /// [`Variant::query`] does something.
@@ -110,12 +149,31 @@ pub trait Variant: Copy + Send + Sync {
         )
     }
 
+    /// A number that belongs to a query token and a head, such as a slope. It is computed once for a row, whose keys
+    /// then have it ([`Pair::of_row`]).
+    #[inline(always)]
+    fn of_row(&self, at: Query) -> f32 {
+        let _ = at;
+        0.0
+    }
+
     /// From the dot product of query and key to the base-2 logit (or to the weight, see
-    /// [`Variant::SOFTMAX`]).
+    /// [`Variant::SOFTMAX`]; or to a dot product, see [`Variant::KEEPS_UNIT`]).
     #[inline(always)]
     fn logit<R: Real>(&self, dot: R, at: Pair) -> R {
         let _ = at;
         dot * R::from_f32(self.params().scale_log2)
+    }
+
+    /// The base-2 logit (or the weight), whatever the unit of [`Variant::logit`].
+    #[inline(always)]
+    fn base_2<R: Real>(&self, dot: R, at: Pair) -> R {
+        let logit = self.logit(dot, at);
+        if Self::KEEPS_UNIT {
+            logit * R::from_f32(self.params().scale_log2)
+        } else {
+            logit
+        }
     }
 
     /// Whether the query sees the key; asked only for keys within [`Variant::visible_keys`].
@@ -153,6 +211,28 @@ pub trait Variant: Copy + Send + Sync {
         let _ = (dim, at);
         x
     }
+}
+
+/// A variant that kernels of its own are compiled for: see [`variant_kernels!`](crate::variant_kernels).
+pub trait FromLaunch: Variant {
+    /// What a run gives it beside the standard parameters: numbers, and device addresses of what is larger.
+    type Own: bytemuck::Pod;
+
+    /// From what a launch is given.
+    fn from_launch(params: VariantParams, own: &Self::Own) -> Self;
+
+    /// Refuses, while it is compiled, a variant with a hook that no kernel runs.
+    const RUNS_ON_GPUS: () = {
+        assert!(Self::SOFTMAX, "kernels on GPUs compute a softmax");
+        assert!(
+            !Self::TRANSFORMS_QUERY && !Self::TRANSFORMS_KEY,
+            "kernels on GPUs run no hooks on queries or keys: transform them before attention, keys as they are appended"
+        );
+        assert!(
+            !Self::TRANSFORMS_VALUE && !Self::TRANSFORMS_OUTPUT,
+            "kernels on GPUs run no hooks on values or outputs: transform them before and behind attention"
+        );
+    };
 }
 
 /// Softmax attention, causal and windowed as [`VariantParams`] say, with a soft cap if `CAP`.
@@ -216,12 +296,14 @@ impl Variant for Sigmoid {
 mod tests {
     use super::*;
 
-    const AT: Pair = Pair {
-        token: 0,
-        head: 0,
-        position: 0,
-        key: 0,
-    };
+    fn at() -> Pair {
+        let query = Query {
+            token: 0,
+            head: 0,
+            position: 0,
+        };
+        Pair::new(&Standard::<false>(params(0.0, i32::MAX, 1)), query, 0)
+    }
 
     fn params(soft_cap: f32, window_left: i32, causal: u32) -> VariantParams {
         let scale = 0.125;
@@ -251,7 +333,7 @@ mod tests {
     #[test]
     fn the_cap_bounds_logits_and_keeps_small_ones() {
         let variant = Standard::<true>(params(50.0, i32::MAX, 1));
-        let natural = |dot: f64| variant.logit(dot, AT) / f64::from(LOG2_E);
+        let natural = |dot: f64| variant.logit(dot, at()) / f64::from(LOG2_E);
         assert!((natural(1e9) - 50.0).abs() < 1e-5);
         assert!((natural(0.8) - 0.1).abs() < 1e-5);
         assert!((natural(800.0) - 50.0 * 2.0f64.tanh()).abs() < 1e-4);
@@ -268,11 +350,14 @@ mod tests {
             let dot = step as f32 * 3.7;
             let close = |x: f32, y: f64| (f64::from(x) - y).abs() <= 1e-5 * y.abs().max(1.0);
             assert!(
-                close(cap.logit(dot, AT), cap.logit(f64::from(dot), AT)),
+                close(cap.logit(dot, at()), cap.logit(f64::from(dot), at())),
                 "cap at {dot}"
             );
             assert!(
-                close(sigmoid.logit(dot, AT), sigmoid.logit(f64::from(dot), AT)),
+                close(
+                    sigmoid.logit(dot, at()),
+                    sigmoid.logit(f64::from(dot), at())
+                ),
                 "sigmoid at {dot}"
             );
         }

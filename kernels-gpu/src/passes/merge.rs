@@ -27,7 +27,7 @@ const GROUP: usize = 4;
 /// The kernels, each of them for each element of outputs: `merge_<how many>_<element>`.
 macro_rules! table {
     ($as:ident $then:ident) => {
-        $crate::common::half::each_half! { $as $then {
+        $crate::each_half! { $as $then {
             states: MANY;
             long: LONG;
             few: FEW;

@@ -1,4 +1,4 @@
-//! What goes around attention: merging partial states, appending keys and values, padding heads.
+//! What goes around attention: merging partial states and those of several GPUs, appending keys and values, padding heads.
 
 #[cfg(any(not(target_arch = "nvptx64"), feature = "passes"))]
 pub mod append;
@@ -8,6 +8,8 @@ pub mod merge;
 pub mod pad;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "quantise"))]
 pub mod quantise;
+#[cfg(any(not(target_arch = "nvptx64"), feature = "passes"))]
+pub mod ranks;
 
 /// The tables of all.
 #[cfg(not(target_arch = "nvptx64"))]
@@ -18,4 +20,6 @@ pub const ROWS: &[&[crate::registry::KernelInfo]] = &[
     merge::ROWS[1],
     merge::F32_ROWS,
     pad::ROWS,
+    ranks::ROWS[0],
+    ranks::ROWS[1],
 ];

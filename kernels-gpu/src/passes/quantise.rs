@@ -48,7 +48,7 @@ mod rows {
     }
 
     /// One for each 16-bit float.
-    pub const ROWS: &[KernelInfo] = crate::common::half::each_half! { list rows {} };
+    pub const ROWS: &[KernelInfo] = crate::each_half! { list rows {} };
 }
 #[cfg(not(target_arch = "nvptx64"))]
 pub use rows::ROWS;
@@ -173,5 +173,5 @@ mod device {
         }; };
     }
 
-    crate::common::half::each_half! { items entries {} }
+    crate::each_half! { items entries {} }
 }

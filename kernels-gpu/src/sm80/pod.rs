@@ -92,7 +92,7 @@ impl Shape {
 /// The kernels, each of them for each 16-bit float: `sm80_pod_<rows>x<keys>_d<head dimension>_<element>`.
 macro_rules! table {
     ($as:ident $then:ident) => {
-        $crate::common::half::each_half! { $as $then {
+        $crate::each_half! { $as $then {
             // Rows × keys of the prefill, head dimension.
             128 x 128,  64;
             128 x  64, 128;

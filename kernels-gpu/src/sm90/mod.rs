@@ -1,8 +1,16 @@
 //! Kernels for Hopper: TMA, wgmma, warp specialisation.
 
-#[cfg(any(not(target_arch = "nvptx64"), feature = "decode_mma"))]
+#[cfg(any(
+    not(target_arch = "nvptx64"),
+    feature = "decode_mma",
+    all(feature = "hooks", target_feature = "sm_90a")
+))]
 pub mod decode_mma;
-#[cfg(any(not(target_arch = "nvptx64"), feature = "decode_wgmma"))]
+#[cfg(any(
+    not(target_arch = "nvptx64"),
+    feature = "decode_wgmma",
+    all(feature = "hooks", target_feature = "sm_90a")
+))]
 pub mod decode_wgmma;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "mla"))]
 pub mod mla;
@@ -12,7 +20,11 @@ mod mma;
 mod pages;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
 mod pipeline;
-#[cfg(any(not(target_arch = "nvptx64"), feature = "prefill"))]
+#[cfg(any(
+    not(target_arch = "nvptx64"),
+    feature = "prefill",
+    all(feature = "hooks", target_feature = "sm_90a")
+))]
 pub mod prefill;
 
 /// A value that is the same in all lanes, told to the compiler: wgmma takes its descriptors from uniform

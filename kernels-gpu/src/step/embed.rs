@@ -14,7 +14,7 @@ const BLOCKS: u32 = 8;
 /// The kernels: `embed_<element>`.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const ROWS: &[crate::registry::KernelInfo] =
-    crate::common::half::each_half! { list row { "embed_", Embed, THREADS, BLOCKS } };
+    crate::each_half! { list row { "embed_", Embed, THREADS, BLOCKS } };
 
 #[cfg(target_arch = "nvptx64")]
 mod device {
@@ -91,5 +91,5 @@ mod device {
         };
     }
 
-    crate::common::half::each_half! { items entries {} }
+    crate::each_half! { items entries {} }
 }

@@ -33,7 +33,7 @@ pub fn gelu_tanh(x: f32) -> f32 {
 /// The kernels: `gate_<element>`.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const ROWS: &[crate::registry::KernelInfo] =
-    crate::common::half::each_half! { list row { "gate_", Gate, THREADS, BLOCKS } };
+    crate::each_half! { list row { "gate_", Gate, THREADS, BLOCKS } };
 
 #[cfg(target_arch = "nvptx64")]
 mod device {
@@ -117,5 +117,5 @@ mod device {
         };
     }
 
-    crate::common::half::each_half! { items entries {} }
+    crate::each_half! { items entries {} }
 }

@@ -13,7 +13,7 @@ pub const SHARED_BYTES: u32 = MOST / 32 * 4;
 /// The kernels, each for each 16-bit float: `rms_norm_<vectors of a thread>_<element>`.
 macro_rules! table {
     ($as:ident $then:ident) => {
-        $crate::common::half::each_half! { $as $then {
+        $crate::each_half! { $as $then {
             1;
             2;
             4;

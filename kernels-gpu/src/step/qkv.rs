@@ -19,7 +19,7 @@ pub const FEW_THREADS: u32 = 64;
 /// `qkv_step_<heads>_<element>`, and with pages of 8 bits `qkv_step_<heads>_<element>_e4m3`.
 macro_rules! table {
     ($as:ident $then:ident) => {
-        $crate::common::half::each_half! { $as $then {
+        $crate::each_half! { $as $then {
             1, 8;
             2, 3;
         }}

@@ -124,6 +124,9 @@ fn is_left_out(name: &str) -> bool {
 
 pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> Result<TokenStream> {
     let arguments = Arguments::parse(arguments)?;
+    if arguments.left_out {
+        return Ok(TokenStream::new());
+    }
     let mut function: ItemFn = syn::parse2(item)?;
     check(&function)?;
     if let Some(name) = &arguments.name {

@@ -36,6 +36,8 @@ use proc_macro::TokenStream;
 ///   `tensor_maps = maps` its address is in a variable of that name.
 /// - `name = ["copy_", 16, suffix]`: the entry is not called as the function is, but `copy_16suffix`. So
 ///   `macro_rules!` compose the names of a table of kernels.
+/// - `only = [(16, [8, 16]), (F16, [Bf16, F16])]`: the entry vanishes unless each value is in its list. So
+///   `macro_rules!` take some rows of a table.
 ///
 /// # Leaving kernels out
 /// Where the environment variable `CUDA_BUILDER_ENTRIES` lists names, with commas in between, all other kernels

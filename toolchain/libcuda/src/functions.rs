@@ -75,6 +75,9 @@ functions! {
     "cuCtxGetDevice" cuCtxGetDevice(device: *mut Device);
     "cuCtxSynchronize" cuCtxSynchronize();
 
+    "cuDeviceCanAccessPeer" cuDeviceCanAccessPeer(possible: *mut c_int, device: Device, other: Device);
+    "cuCtxEnablePeerAccess" cuCtxEnablePeerAccess(other: Context, flags: c_uint);
+
     "cuModuleLoadDataEx" cuModuleLoadDataEx(
         module: *mut Module,
         image: *const c_void,

@@ -107,7 +107,7 @@ impl Drop for Stream {
 }
 
 /// A moment of a stream.
-pub struct Event(pub libcuda::Event);
+pub struct Event(libcuda::Event);
 
 impl Event {
     pub fn new() -> Result<Self, Failure> {
@@ -117,6 +117,23 @@ impl Event {
             libcuda::cuEventCreate(&mut handle, 0)
         })?;
         Ok(Self(handle))
+    }
+
+    /// Moves it to what is on the stream now.
+    pub fn record(&self, stream: gpu::Stream) -> Result<(), Failure> {
+        // SAFETY: both live.
+        ok("cuEventRecord", unsafe {
+            libcuda::cuEventRecord(self.0, stream)
+        })
+    }
+
+    /// How long after it another one was; both have passed.
+    pub fn microseconds_to(&self, end: &Self) -> Result<f64, Failure> {
+        let mut milliseconds = 0.0;
+        // SAFETY: writes one number.
+        let code = unsafe { libcuda::cuEventElapsedTime(&mut milliseconds, self.0, end.0) };
+        ok("cuEventElapsedTime", code)?;
+        Ok(f64::from(milliseconds) * 1e3)
     }
 }
 

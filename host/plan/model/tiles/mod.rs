@@ -4,7 +4,11 @@
 //! for the heads. An item takes the one with the fewest rows that covers it. An executor that takes tiles of any
 //! size (the CPU's) has no rows: its sizes are in the device description.
 
-use kernels_gpu::registry::{Arch, Element, KernelId, KernelInfo, Loads, Op};
+use kernels_gpu::{
+    Hooks, HooksName,
+    registry::{Arch, Element, KernelId, KernelInfo, Loads, Op},
+    variants::BUILT_IN,
+};
 
 use super::{DeviceDescription, PodConfig, QueryStep};
 use crate::{
@@ -66,7 +70,16 @@ pub(in crate::plan) fn serves(row: &KernelInfo, spec: &Spec) -> bool {
         && (row.head_dim, row.value_dim) == (on.head_dim_qk, on.head_dim_v)
         // Tensor maps pad heads of 16 bits; what is loaded row by row has the kernel's dimension.
         && (Padding::of(spec).is_none() || row.loads != Loads::Rows && row.cache.is_none())
-        && row.cap == spec.variant.soft_cap.is_some()
+        && row.cap == (spec.variant.soft_cap.is_some() || spec.variant.hooks.is_some())
+        && spec.variant.hooks.is_none_or(|name| has_hooks(name, row))
+}
+
+/// Whether there may be a kernel of the variant in the place of this one: of the library's own it is known.
+fn has_hooks(name: HooksName, row: &KernelInfo) -> bool {
+    match BUILT_IN.iter().find(|hooks| hooks.name == name) {
+        Some(hooks) => hooks.replaces(row),
+        None => Hooks::replaceable(row),
+    }
 }
 
 /// The kernels of an operation that the device can run.

@@ -20,7 +20,7 @@ use crate::{
         softmax::SLACK,
         state::Softmax,
         tree,
-        variant::{Pair, Variant},
+        variant::{Pair, Query, Variant},
     },
 };
 
@@ -266,22 +266,23 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                         i += 1;
                     }
                 }
+                let query = Query {
+                    token,
+                    head,
+                    position,
+                };
+                let nearest = Pair::new(variant, query, first);
                 let mut i = 0;
                 while i < 2 * KEY_BLOCKS {
                     let logit = &mut s[i / 2][block][i % 2 * 2 + column];
-                    let at = Pair {
-                        token,
-                        head,
-                        position,
-                        key: first + i as u32 * 8,
-                    };
+                    let at = nearest.further(i as u32 * 8);
                     if C::SCALED {
                         *logit *= self.scale[block][column][0];
                     }
                     if C::BY_TOKEN {
                         *logit *= scales.keys[i];
                     }
-                    *logit = variant.logit(*logit, at);
+                    *logit = variant.base_2(*logit, at);
                     if C::BY_TOKEN {
                         *logit += scales.values_log2[i];
                     }

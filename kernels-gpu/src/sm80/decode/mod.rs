@@ -45,7 +45,8 @@ impl Shape {
 
     /// Blocks in a warp's ring: an odd number, of which all but one are under way. A warp of short rows needs
     /// more of them.
-    pub(super) const fn ring(&self) -> u32 {
+    #[must_use]
+    pub const fn ring(&self) -> u32 {
         if self.head_dim == 64 { 5 } else { 3 }
     }
 
@@ -143,10 +144,11 @@ impl Shared {
 }
 
 /// The kernels, each of them for each 16-bit float: `sm80_decode_<rows>x<keys>_d<head dimension>_<element>[_cap]`.
-#[cfg(any(not(target_arch = "nvptx64"), feature = "sm80_decode"))]
-macro_rules! table {
-    ($as:ident $then:ident) => {
-        $crate::common::half::each_half! { $as $then {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! sm80_decode_table {
+    ($as:ident $then:ident $($arguments:tt)?) => {
+        $crate::each_half! { $as $then $($arguments)? {
             // Rows × keys, head dimension, flags.
             16 x 32,  64, [];
             16 x 32,  64, [cap];
@@ -180,8 +182,8 @@ mod rows {
         };
     }
 
-    /// See the macro `table`.
-    pub const TABLE: &[&[KernelInfo]] = table!(list rows);
+    /// See the macro `sm80_decode_table`.
+    pub const TABLE: &[&[KernelInfo]] = crate::sm80_decode_table!(list rows);
 
     const fn row(name: &'static str, tile: [u32; 2], shape: Shape) -> KernelInfo {
         assert!(tile[0] == TILE_ROWS && tile[1] == KEYS, "all have one tile");
@@ -201,11 +203,40 @@ mod rows {
 #[cfg(not(target_arch = "nvptx64"))]
 pub use rows::TABLE;
 
+/// The kernel of a shape, which the constants repeat: fragments of a row, elements of it that a lane writes, blocks of
+/// the ring.
+///
+/// # Safety
+/// All threads of a CTA of the shape come here; the parameters describe memory as
+/// [`GatherDecodeParams`](crate::abi::GatherDecodeParams) says.
+#[cfg(target_arch = "nvptx64")]
+#[doc(hidden)]
+#[inline(always)]
+pub unsafe fn run<
+    T: crate::common::half::Half,
+    V: crate::common::variant::Variant,
+    const DIM_BLOCKS: usize,
+    const PER_LANE: usize,
+    const RING: usize,
+>(
+    p: &crate::abi::GatherDecodeParams,
+    variant: &V,
+    shape: Shape,
+) {
+    let s = Shared {
+        base: cuda_std::shared::dynamic_shared_address(),
+        shape,
+        warp: cuda_std::thread::thread_idx_x() / 32,
+    };
+    // SAFETY: the caller's promise.
+    unsafe { mainloop::work::<T, V, DIM_BLOCKS, PER_LANE, RING>(p, variant, s) };
+}
+
 #[cfg(all(target_arch = "nvptx64", feature = "sm80_decode"))]
 mod entries {
     use cuda_std::prelude::*;
 
-    use super::{Shape, Shared};
+    use super::Shape;
     use crate::{
         abi::GatherDecodeParams,
         common::{half, variant::Standard},
@@ -228,22 +259,17 @@ mod entries {
             )]
             pub unsafe fn entry(p: GatherDecodeParams) {
                 let variant = Standard::<CAP>(p.attention.variant);
-                let s = Shared {
-                    base: shared::dynamic_shared_address(),
-                    shape: SHAPE,
-                    warp: thread::thread_idx_x() / 32,
-                };
-                // SAFETY: all threads; the launch vouches for the parameters.
+                // SAFETY: the caller's promise.
                 unsafe {
-                    super::mainloop::work::<
+                    super::run::<
                         half::$half, _, { $dim / 16 }, { $dim / 32 }, { SHAPE.ring() as usize },
-                    >(&p, &variant, s);
+                    >(&p, &variant, SHAPE);
                 }
             }
         }; )* };
     }
 
-    table!(items entries);
+    crate::sm80_decode_table!(items entries);
 }
 
 #[cfg(test)]

@@ -113,7 +113,7 @@ pub(in super::super) unsafe fn attend<T: Half, V: Variant, const S: usize, const
 ) {
     let lane = Lane::new();
     let keys = s.shape.keys as i32;
-    let scale = if V::TRANSFORMS_LOGITS {
+    let scale = if V::TRANSFORMS_LOGITS && !V::KEEPS_UNIT {
         1.0
     } else {
         variant.params().scale_log2
@@ -218,7 +218,7 @@ unsafe fn finish_logits<V: Variant, const S: usize>(
     let mut half = 0;
     while half < HALVES {
         let of = [0, 8].map(|further| first + 16 * half as u32 + further);
-        let at = of.map(|row| tile.query(&p.pack, row));
+        let at = of.map(|row| tile.query(&p.pack, variant, row));
         if V::TRANSFORMS_LOGITS {
             transform(&mut logits[half], variant, begin, at);
         }

@@ -87,10 +87,11 @@ impl Shape {
 const TILE_BYTES: u32 = 64 + 16 * WARPS;
 
 /// The kernels, each of them for each 16-bit float: `sm80_prefill_<rows>x<keys>_d<head dimension>_<element>[_cap]`.
-#[cfg(any(not(target_arch = "nvptx64"), feature = "sm80_prefill"))]
-macro_rules! table {
-    ($as:ident $then:ident) => {
-        $crate::common::half::each_half! { $as $then {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! sm80_prefill_table {
+    ($as:ident $then:ident $($arguments:tt)?) => {
+        $crate::each_half! { $as $then $($arguments)? {
             // Rows × keys, head dimension, flags.
             128 x  64, 128, [];
             128 x  64, 128, [cap];
@@ -122,8 +123,8 @@ mod rows {
         };
     }
 
-    /// See the macro `table`.
-    pub const ROWS: &[&[KernelInfo]] = table!(list rows);
+    /// See the macro `sm80_prefill_table`.
+    pub const ROWS: &[&[KernelInfo]] = crate::sm80_prefill_table!(list rows);
 
     const fn row(name: &'static str, rows: u32, shape: Shape) -> KernelInfo {
         assert!(rows == shape.rows(), "all have tiles of so many rows");
@@ -143,11 +144,34 @@ mod rows {
 #[cfg(not(target_arch = "nvptx64"))]
 pub use rows::ROWS;
 
+/// The kernel of a shape, which the constants repeat: a thread's logits and outputs.
+///
+/// # Safety
+/// All threads of a CTA of the shape come here; the parameters describe memory as
+/// [`GatherPrefillParams`](crate::abi::GatherPrefillParams) says.
+#[cfg(target_arch = "nvptx64")]
+#[doc(hidden)]
+#[inline(always)]
+pub unsafe fn run<
+    T: crate::common::half::Half,
+    V: crate::common::variant::Variant,
+    const S: usize,
+    const O: usize,
+>(
+    p: &crate::abi::GatherPrefillParams,
+    variant: &V,
+    shape: Shape,
+) {
+    let base = cuda_std::shared::dynamic_shared_address();
+    // SAFETY: the caller's promise.
+    unsafe { mainloop::work::<T, V, S, O>(p, variant, tile::Shared { base, shape }) };
+}
+
 #[cfg(all(target_arch = "nvptx64", feature = "sm80_prefill"))]
 mod entries {
     use cuda_std::prelude::*;
 
-    use super::{Shape, tile::Shared};
+    use super::Shape;
     use crate::{
         abi::GatherPrefillParams,
         common::{half, variant::Standard},
@@ -171,14 +195,11 @@ mod entries {
             )]
             pub unsafe fn entry(p: GatherPrefillParams) {
                 let variant = Standard::<CAP>(p.attention.variant);
-                let s = Shared { base: shared::dynamic_shared_address(), shape: SHAPE };
-                // SAFETY: all threads; the launch vouches for the parameters.
-                unsafe {
-                    super::mainloop::work::<half::$half, _, { $keys / 2 }, { $dim / 2 }>(&p, &variant, s)
-                };
+                // SAFETY: the caller's promise.
+                unsafe { super::run::<half::$half, _, { $keys / 2 }, { $dim / 2 }>(&p, &variant, SHAPE) };
             }
         }; )* };
     }
 
-    table!(items entries);
+    crate::sm80_prefill_table!(items entries);
 }

@@ -12,7 +12,7 @@ use crate::common::{
 const ALL: u32 = warp::FULL_MASK;
 
 /// Shares of a unit that a lane weighs.
-const SHARE_STEPS: usize = 2;
+const SHARE_STEPS: usize = 3;
 
 /// What [`Consumer::weights`] gives.
 pub(super) struct Weights<const ROW_BLOCKS: usize> {
@@ -117,7 +117,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             let mut lse = [f32::NEG_INFINITY; SHARE_STEPS];
             let mut softmax = Softmax::EMPTY;
             let mut i = 0;
-            while i < SHARE_STEPS {
+            while i < SHARE_STEPS && 4 * i < WARPS as usize {
                 let share = self.lane / 8 + 4 * i as u32;
                 if share < shares {
                     // SAFETY: inside the warp's state.
@@ -138,7 +138,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             }
             let _ = softmax.raise(max);
             i = 0;
-            while i < SHARE_STEPS {
+            while i < SHARE_STEPS && 4 * i < WARPS as usize {
                 weights.of[block][i] = softmax.weight(lse[i]);
                 softmax.sum += weights.of[block][i];
                 i += 1;
@@ -150,7 +150,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             }
             let norm = softmax.norm();
             i = 0;
-            while i < SHARE_STEPS {
+            while i < SHARE_STEPS && 4 * i < WARPS as usize {
                 weights.of[block][i] *= norm;
                 i += 1;
             }

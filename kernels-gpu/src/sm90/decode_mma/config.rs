@@ -5,9 +5,11 @@ use crate::{common::cache, has};
 
 /// The kernels, each of them for each 16-bit float of queries and outputs:
 /// `decode_<rows>x<keys>_d<head dimension>_<element>[_e4m3][_cap]`. (A flag `tok` is for scales of each token.)
-macro_rules! table {
-    ($as:ident $then:ident) => {
-        $crate::common::half::each_half! { $as $then {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! decode_mma_table {
+    ($as:ident $then:ident $($arguments:tt)?) => {
+        $crate::each_half! { $as $then $($arguments)? {
             // Rows × keys, head dimension, flags.
              8 x 32,  64, [];
             16 x 32,  64, [];
@@ -36,9 +38,6 @@ macro_rules! table {
         }}
     };
 }
-#[cfg(target_arch = "nvptx64")]
-pub(super) use table;
-
 #[cfg(not(target_arch = "nvptx64"))]
 mod rows {
     use super::{super::layout::KEYS, of_flags, shape};
@@ -66,8 +65,8 @@ mod rows {
         };
     }
 
-    /// See the macro `table`.
-    pub const ROWS: &[&[KernelInfo]] = table!(list rows);
+    /// See the macro `decode_mma_table`.
+    pub const ROWS: &[&[KernelInfo]] = crate::decode_mma_table!(list rows);
 
     const fn row(name: &'static str, rows: u32, keys: u32, dim: u32, cache: u32) -> KernelInfo {
         assert!(keys == KEYS, "all have chunks of one size");
@@ -96,7 +95,7 @@ pub use rows::ROWS;
 /// Warps of a CTA that bring work and data: the scheduler and the loaders.
 #[must_use]
 pub const fn producers(dim: u32, rows: u32, cache: u32) -> u32 {
-    1 + super::layout::loaders(dim, warps(dim, rows), cache)
+    1 + super::layout::loaders(dim, warps(dim, rows, cache), cache)
 }
 
 /// How a CTA is made for a head dimension and a row tile.
@@ -123,12 +122,13 @@ pub(super) const fn of_flags(flags: &[&str]) -> u32 {
     }
 }
 
-/// Consumer warps: as many as find registers.
+/// Consumer warps: as many as find registers, and no more than memory keeps busy.
 #[must_use]
-pub const fn warps(dim: u32, rows: u32) -> u32 {
-    match (dim, rows) {
-        (64 | 128, 8) => 8,
-        (256, 16) => 2,
+pub const fn warps(dim: u32, rows: u32, cache: u32) -> u32 {
+    match (dim, rows, cache) {
+        (64, 8, cache::E4M3 | cache::E4M3_BY_TOKEN) => 12,
+        (64 | 128, 8, _) => 8,
+        (256, 16, _) => 2,
         _ => 4,
     }
 }
@@ -151,23 +151,29 @@ pub const fn shape(dim: u32, rows: u32, cache: u32, shared_bytes: u32) -> Option
             units: Layout::<DIM, ROWS, WARPS, CACHE>::UNITS,
         })
     }
-    const fn with<const CACHE: u32>(dim: u32, rows: u32, bytes: u32) -> Option<Shape> {
-        match (dim, rows) {
-            (64, 8) => of::<64, 8, { warps(64, 8) }, CACHE>(bytes),
-            (64, 16) => of::<64, 16, { warps(64, 16) }, CACHE>(bytes),
-            (128, 8) => of::<128, 8, { warps(128, 8) }, CACHE>(bytes),
-            (128, 16) => of::<128, 16, { warps(128, 16) }, CACHE>(bytes),
-            (256, 8) => of::<256, 8, { warps(256, 8) }, CACHE>(bytes),
-            (256, 16) => of::<256, 16, { warps(256, 16) }, CACHE>(bytes),
-            _ => None,
-        }
+    macro_rules! of_each {
+        ($($dim:literal x $rows:literal),*; $($cache:ident),*) => {
+            of_each! { @[$([$dim $rows])*] $($cache)* }
+        };
+        (@$shapes:tt $($cache:ident)*) => {
+            match cache {
+                $(cache::$cache => of_each! { @$cache $shapes },)*
+                _ => None,
+            }
+        };
+        (@$cache:ident [$([$dim:literal $rows:literal])*]) => {
+            match (dim, rows) {
+                $(($dim, $rows) => of::<
+                    $dim,
+                    $rows,
+                    { warps($dim, $rows, cache::$cache) },
+                    { cache::$cache },
+                >(shared_bytes),)*
+                _ => None,
+            }
+        };
     }
-    match cache {
-        cache::BITS16 => with::<{ cache::BITS16 }>(dim, rows, shared_bytes),
-        cache::E4M3 => with::<{ cache::E4M3 }>(dim, rows, shared_bytes),
-        cache::E4M3_BY_TOKEN => with::<{ cache::E4M3_BY_TOKEN }>(dim, rows, shared_bytes),
-        _ => None,
-    }
+    of_each!(64 x 8, 64 x 16, 128 x 8, 128 x 16, 256 x 8, 256 x 16; BITS16, E4M3, E4M3_BY_TOKEN)
 }
 
 #[cfg(test)]
@@ -183,7 +189,7 @@ mod tests {
                 let shape = shape(dim, rows, cache, H200).expect("there is such a kernel");
                 assert!(shape.shared_bytes <= H200, "{dim} {rows}: {shape:?}");
                 assert!(
-                    shape.stages.is_multiple_of(warps(dim, rows)),
+                    shape.stages.is_multiple_of(warps(dim, rows, cache)),
                     "{dim} {rows}"
                 );
                 let in_flight =

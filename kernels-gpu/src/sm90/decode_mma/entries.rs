@@ -1,128 +1,16 @@
-//! The entries, and which warp has which role.
+//! The entries.
 
-use cuda_std::{barrier, griddep, mbarrier, prelude::*, tma};
+use cuda_std::prelude::*;
 
 use super::{
-    config::{of_flags, producers, table, warps},
-    layout::Layout,
-    load::Loader,
-    mainloop::Consumer,
-    open::first_unit,
-    queries::FirstQueries,
-    scheduler::Scheduler,
+    config::{of_flags, producers, warps},
+    roles::run,
 };
 use crate::{
     abi::DecodeParams,
-    common::{
-        cache::{Cache, Stored},
-        half::{self, Half},
-        tile_counter,
-        variant::{Standard, Variant},
-    },
+    common::{half, variant::Standard},
     has,
 };
-
-/// Barriers of the hardware at the CTA's start; warps of a unit meet at them later.
-const FIRST_INITIALISED: u32 = 2;
-const OPENERS_START: u32 = 3;
-
-/// A warp's part of the kernel.
-///
-/// # Safety
-/// The launch is as the host makes it.
-#[inline(always)]
-unsafe fn decode<
-    T: Half,
-    V: Variant,
-    const DIM: u32,
-    const ROWS: u32,
-    const WARPS: u32,
-    const CACHE: u32,
-    const DIM_BLOCKS: usize,
-    const ROW_BLOCKS: usize,
-    const PER_LANE: usize,
->(
-    p: &DecodeParams,
-    maps: *const tma::TensorMap,
-    variant: V,
-) where
-    Stored<T, CACHE>: Cache,
-{
-    let producers = const { producers(DIM, ROWS, CACHE) };
-    // Warps after the scheduler that look up what the ring and the queries begin with: the loaders and a consumer. They
-    // wait for memory twice, and initialise no barriers meanwhile.
-    let openers = producers;
-    let warp_id = thread::thread_idx_x() / 32;
-    let lane = warp::lane_id();
-    let layout = Layout::<DIM, ROWS, WARPS, CACHE>::new(p.stages);
-    // Every role looks up by itself what it does first. That none waits for another is what short steps are made
-    // of: openers wait for the first barriers, then all for the others, and nobody for what others look up.
-    let threads = (WARPS + producers) * 32;
-    let initialisers = WARPS + producers - 1 - openers;
-    let initialise = || {
-        let nth = warp_id - 1 - openers;
-        // SAFETY: these warps come here once.
-        unsafe {
-            layout.initialise(layout.first_barriers(), nth, initialisers);
-            barrier::bar_sync(FIRST_INITIALISED, initialisers * 32);
-            barrier::bar_arrive(OPENERS_START, threads);
-            layout.initialise(layout.other_barriers(), nth, initialisers);
-            mbarrier::arrive(layout.started());
-        }
-    };
-    // SAFETY: the scheduler and the openers come here once.
-    let open = || unsafe { barrier::bar_sync(OPENERS_START, threads) };
-    // SAFETY: the first barriers are initialised: whoever comes here did that, or opened.
-    let start = || unsafe { mbarrier::wait(layout.started(), 0) };
-    // SAFETY: whole warps, each in one role; what a role finds initialised is what it waited for above.
-    unsafe {
-        if warp_id == 0 {
-            let scheduler = Scheduler { p, layout, lane };
-            let mut first = scheduler.look_up();
-            // Another tile group of the step may take over SMs as this one leaves them.
-            griddep::launch_dependents();
-            scheduler.begin(&mut first);
-            open();
-            scheduler.list_first(&first);
-            start();
-            scheduler.run(first);
-        } else if warp_id < producers {
-            let loader = Loader {
-                p,
-                maps,
-                index: warp_id - 1,
-                long: tile_counter::is_long(p.long, p.attention.record),
-                layout,
-                lane,
-            };
-            if lane == 0 && warp_id <= 2 {
-                tma::prefetch_tensor_map(maps.add(warp_id as usize - 1));
-            }
-            let opening = loader.look_up(first_unit(p));
-            open();
-            loader.run(&variant, opening, start);
-        } else {
-            let consumer = Consumer {
-                params: &p.attention,
-                group: p.group,
-                layout,
-                warp: warp_id - producers,
-                lane,
-            };
-            if warp_id <= openers {
-                let queries = FirstQueries::look_up(p, first_unit(p), lane);
-                open();
-                queries.load(p, &layout, lane);
-            } else {
-                initialise();
-            }
-            start();
-            consumer.run::<T, V, DIM_BLOCKS, ROW_BLOCKS, PER_LANE>(&variant);
-            // Whoever waits for this group waits for the one before it, too.
-            griddep::wait();
-        }
-    }
-}
 
 macro_rules! entries {
     ($half:ident $element:literal { $($rows:literal x $keys:literal, $dim:literal, [$($flag:ident),*];)* }) => { $( const _: () = {
@@ -132,7 +20,7 @@ macro_rules! entries {
         /// The parameters describe memory as [`DecodeParams`] says.
         #[kernel(
             name = ["decode_", $rows, "x", $keys, "_d", $dim, "_", $element $(, "_", $flag)*],
-            max_threads = (warps($dim, $rows) + producers($dim, $rows, of_flags(&[$(stringify!($flag)),*]))) * 32,
+            max_threads = (warps($dim, $rows, of_flags(&[$(stringify!($flag)),*])) + producers($dim, $rows, of_flags(&[$(stringify!($flag)),*]))) * 32,
             min_blocks = 1,
             tensor_maps = maps
         )]
@@ -141,8 +29,8 @@ macro_rules! entries {
             const CACHE: u32 = of_flags(&[$(stringify!($flag)),*]);
             // SAFETY: the caller's promise.
             unsafe {
-                decode::<
-                    half::$half, Standard<CAP>, $dim, $rows, { warps($dim, $rows) }, CACHE,
+                run::<
+                    half::$half, Standard<CAP>, $dim, $rows, { warps($dim, $rows, CACHE) }, CACHE,
                     { $dim / 16 }, { $rows / 8 }, { $dim / 32 },
                 >(&params, maps, Standard(params.attention.variant));
             }
@@ -150,4 +38,4 @@ macro_rules! entries {
     }; )* };
 }
 
-table!(items entries);
+crate::decode_mma_table!(items entries);

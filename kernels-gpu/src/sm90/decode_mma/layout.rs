@@ -31,10 +31,12 @@ pub const fn known_ahead(cache: u32) -> u32 {
 
 /// Warps that load chunks in turn. To issue a copy takes a warp about 70 cycles, however little it brings, and a chunk
 /// has at least two. Of 8-bit chunks there are twice as many in the same time. (Registers are given out to four warps at
-/// a time: large tiles keep theirs with three producers.)
+/// a time: large tiles keep theirs with three producers, twelve consumers with four.)
 pub const fn loaders(dim: u32, warps: u32, cache: u32) -> u32 {
     if cache == cache::BITS16 || dim > 64 && warps < 8 {
         2
+    } else if warps == 12 {
+        3
     } else {
         4
     }

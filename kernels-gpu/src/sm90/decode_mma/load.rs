@@ -178,7 +178,11 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 if unit.chunks == 0 {
                     break;
                 }
-                let mut chunk = self.index.wrapping_sub(unit.sequence) % Self::LOADERS;
+                let mut chunk = if Self::LOADERS.is_power_of_two() {
+                    self.index.wrapping_sub(unit.sequence) % Self::LOADERS
+                } else {
+                    (self.index + Self::LOADERS - unit.sequence % Self::LOADERS) % Self::LOADERS
+                };
                 if chunk == 0 && !first_unit {
                     let token = if lane < unit.tokens {
                         shared::load_u32(layout.token(slot.index, lane))

@@ -1,7 +1,7 @@
 //! Decode on Hopper: pages come by TMA, each one instruction.
 //!
-//! Three producer warps or five. The *scheduler* claims units and lists them, ahead of everybody, so that the latencies
-//! of ticket, item, rows and page ids are not those of the stream of keys. Two or four *loaders* follow the list and
+//! Three to five producer warps. The *scheduler* claims units and lists them, ahead of everybody, so that the latencies
+//! of ticket, item, rows and page ids are not those of the stream of keys. Two to four *loaders* follow the list and
 //! keep the ring full, each with a chunk in turn. The consumer
 //! warps take the chunks in turn: a long unit is shared by all of them, whose states are combined in shared memory at
 //! its end, and short units go to one warp each, which works through its latencies while the other warps work
@@ -13,7 +13,7 @@
 #[cfg(target_arch = "nvptx64")]
 mod combine;
 mod config;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(all(target_arch = "nvptx64", feature = "decode_mma"))]
 mod entries;
 pub mod layout;
 #[cfg(target_arch = "nvptx64")]
@@ -27,10 +27,15 @@ mod open;
 #[cfg(target_arch = "nvptx64")]
 mod queries;
 #[cfg(target_arch = "nvptx64")]
+mod roles;
+#[cfg(target_arch = "nvptx64")]
 mod scheduler;
 #[cfg(target_arch = "nvptx64")]
 mod unit;
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use config::ROWS;
-pub use config::{Shape, shape};
+pub use config::{Shape, producers, shape, warps};
+#[cfg(target_arch = "nvptx64")]
+#[doc(hidden)]
+pub use roles::run;

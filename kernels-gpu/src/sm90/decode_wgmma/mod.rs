@@ -4,6 +4,7 @@
 //! [`wide`] tiles have their rows on the 64-wide side of the instruction, [`narrow`] ones on the other, which goes
 //! down to 8 (`swap_ab`).
 
+#[cfg(any(not(target_arch = "nvptx64"), feature = "decode_wgmma"))]
 pub mod narrow;
 #[cfg(target_arch = "nvptx64")]
 mod rows;

@@ -3,7 +3,7 @@
 /// The kernels, each of them for each 16-bit float: `mla_<rows>x<keys>_<element>` and `mla_rows_…`.
 macro_rules! table {
     ($as:ident $then:ident) => {
-        $crate::common::half::each_half! { $as $then {
+        $crate::each_half! { $as $then {
             // What is in front of rows × keys in the name; how keys are loaded.
             "" 64 x 32 Pages;
             "rows_" 64 x 32 Rows;

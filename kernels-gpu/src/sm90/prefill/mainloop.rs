@@ -18,7 +18,7 @@ use crate::{
     common::half::Half,
     common::prefill_tile::Tile,
     common::softmax::{Rows, hide_after, hide_before, hide_strangers_from, mask, transform},
-    common::variant::Variant,
+    common::variant::{Pair, Query, Variant},
 };
 
 const WARP: u32 = warp::FULL_MASK;
@@ -113,7 +113,7 @@ pub(super) unsafe fn consume<
     let consumer = unsafe { uniform(thread / 128) };
     let first_row = thread / 32 * 16;
     let rows_of_thread = [first_row + lane / 4, first_row + lane / 4 + 8];
-    let of_logits = if V::TRANSFORMS_LOGITS {
+    let of_logits = if V::TRANSFORMS_LOGITS && !V::KEEPS_UNIT {
         1.0
     } else {
         variant.params().scale_log2
@@ -122,6 +122,13 @@ pub(super) unsafe fn consume<
     // cache, in the tile that is opened.
     let mut scale = [of_logits; 2];
     let mut of_products = [1.0; 2];
+    // Whose they are; of no use without a transform or a mask.
+    let nobody = Query {
+        token: 0,
+        head: 0,
+        position: 0,
+    };
+    let mut of = [Pair::new(variant, nobody, 0); 2];
     let keys = s.shape.keys as i32;
     let (dim, value_dim) = (s.shape.head_dim, s.shape.value_dim);
     let slab = s.shape.slab_bytes();
@@ -158,6 +165,10 @@ pub(super) unsafe fn consume<
             if C::SCALED {
                 of_products = fit_queries::<C>(p, s, tiles.stage, misc::opaque(first_row));
             }
+            if V::TRANSFORMS_LOGITS || V::MASKS {
+                let tile = Tile::load(s.tile(tiles.stage));
+                of = rows_of_thread.map(|row| tile.query(&p.pack, variant, row));
+            }
             let mut skipped = work.skipped;
             while all_agree!(skipped > 0) {
                 mbarrier::wait(s.keys_full(k.stage), k.parity);
@@ -184,20 +195,19 @@ pub(super) unsafe fn consume<
             let last = $work.begin + keys - 1;
             let after = last > $work.all_see.1;
             let before = $work.begin < $work.all_see.0;
-            if V::TRANSFORMS_LOGITS || V::MASKS || after || before {
+            if V::TRANSFORMS_LOGITS {
+                if C::SCALED {
+                    let mut i = 0;
+                    while i < S {
+                        logits[i] *= of_products[i / 2 % 2];
+                        i += 1;
+                    }
+                }
+                transform(&mut logits, variant, $work.begin, of);
+            }
+            if V::MASKS || after || before {
                 // Seldom: what the rows see is computed again rather than kept in registers.
                 let tile = Tile::load(s.tile(tiles.stage));
-                let of = rows_of_thread.map(|row| tile.query(&p.pack, row));
-                if V::TRANSFORMS_LOGITS {
-                    if C::SCALED {
-                        let mut i = 0;
-                        while i < S {
-                            logits[i] *= of_products[i / 2 % 2];
-                            i += 1;
-                        }
-                    }
-                    transform(&mut logits, variant, $work.begin, of);
-                }
                 let seen = rows_of_thread.map(|row| tile.sees(&p.pack, variant, row));
                 if V::MASKS {
                     mask(&mut logits, variant, $work.begin, of);
@@ -324,7 +334,7 @@ pub(super) unsafe fn consume<
         // Of two consumers the first begins when the second has its logits, once: each then computes weights beside
         // the other's products. Where both begin together they may stay so for a whole tile, which costs 25 %. (The
         // second skips no more blocks than the first, so that the blocks it needs come whatever the first waits for.)
-        let staggered = s.shape.consumers == 2;
+        let staggered = s.shape.consumers == 2 && !s.shape.co_resident;
         if staggered && consumer == 0 {
             barrier::bar_sync(STAGGER, 256);
         }

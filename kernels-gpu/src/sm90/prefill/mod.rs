@@ -30,6 +30,8 @@ mod load_rows;
 #[cfg(target_arch = "nvptx64")]
 mod mainloop;
 #[cfg(target_arch = "nvptx64")]
+mod roles;
+#[cfg(target_arch = "nvptx64")]
 mod scheduler;
 #[cfg(target_arch = "nvptx64")]
 mod shared;
@@ -39,20 +41,14 @@ pub use config::ROWS;
 pub use config::Shape;
 
 #[cfg(target_arch = "nvptx64")]
-mod entries {
-    use cuda_std::{barrier, prelude::*, setmaxnreg};
+#[doc(hidden)]
+pub use roles::run;
 
-    use super::{
-        Shape,
-        config::{shape, table},
-        epilogue::write,
-        load::load,
-        load_narrow,
-        load_rows::gather,
-        mainloop::consume,
-        scheduler::schedule,
-        shared::Shared,
-    };
+#[cfg(all(target_arch = "nvptx64", feature = "prefill"))]
+mod entries {
+    use cuda_std::prelude::*;
+
+    use super::{Shape, config::shape};
     use crate::{
         abi::PrefillParams,
         common::{
@@ -83,44 +79,18 @@ mod entries {
             )]
             pub unsafe fn entry(p: PrefillParams) {
                 let variant = Standard::<CAP>(p.attention.variant);
-                let s = Shared { base: shared::dynamic_shared_address(), shape: SHAPE };
-                let thread = thread::thread_idx_x();
-                type Cache = Stored<half::$half, { SHAPE.cache }>;
-                let gathered = SHAPE.cache != BITS16 || p.box_tokens == 1;
-                // SAFETY: the caller's promise; every warp has one role, begun once the barriers are initialised.
+                // SAFETY: the caller's promise.
                 unsafe {
-                    if thread == 0 {
-                        s.init(gathered);
-                    }
-                    barrier::bar_sync(0, SHAPE.threads());
-                    if thread < 128 {
-                        setmaxnreg::decrease::<{ SHAPE.registers()[1] }>();
-                        match thread / 32 {
-                            0 if SHAPE.cache != BITS16 => {
-                                load_narrow::gather::<Cache, false, { SHAPE.stages }>(&p, s)
-                            }
-                            1 if SHAPE.cache != BITS16 => {
-                                load_narrow::gather::<Cache, true, { SHAPE.value_stages }>(&p, s)
-                            }
-                            0 if gathered => gather::<false, { SHAPE.stages }>(&p, s),
-                            1 if gathered => gather::<true, { SHAPE.value_stages }>(&p, s),
-                            0 => load::<false, { SHAPE.stages }>(&p, maps.add(1), s),
-                            1 => load::<true, { SHAPE.value_stages }>(&p, maps.add(2), s),
-                            2 if thread == 64 => schedule(&p, maps, &variant, s),
-                            3 => write(&p, maps.add(3), s),
-                            _ => {}
-                        }
-                    } else {
-                        setmaxnreg::increase::<{ SHAPE.registers()[2] }>();
-                        consume::<
-                            Cache, _, EXTRAS, { SHAPE.stages }, { SHAPE.value_stages },
-                            { $keys / 2 }, { $keys / 4 }, { $value_dim / 2 },
-                        >(&p, &variant, s);
-                    }
+                    super::run::<
+                        Stored<half::$half, { SHAPE.cache }>, _, EXTRAS,
+                        { SHAPE.registers()[1] }, { SHAPE.registers()[2] },
+                        { SHAPE.stages }, { SHAPE.value_stages },
+                        { $keys / 2 }, { $keys / 4 }, { $value_dim / 2 },
+                    >(&p, maps, &variant, SHAPE);
                 }
             }
         }; )* };
     }
 
-    table!(items entries);
+    crate::prefill_table!(items entries);
 }

@@ -1,7 +1,7 @@
 //! The arguments of `#[kernel]`, and the comment that carries them into PTX.
 
 use proc_macro2::TokenStream;
-use quote::{format_ident, quote};
+use quote::{ToTokens, format_ident, quote};
 use syn::{
     Error, Expr, Ident, Lit, Result, Token, parse::Parser, punctuated::Punctuated, spanned::Spanned,
 };
@@ -35,6 +35,8 @@ pub struct Arguments {
     pub maps: Option<Ident>,
     /// The entry's name, where it is not the function's.
     pub name: Option<Ident>,
+    /// The entry is not wanted.
+    pub left_out: bool,
 }
 
 /// The expression without the invisible groups that `macro_rules` puts around `$x:literal`.
@@ -82,6 +84,32 @@ fn composed_name(expression: &Expr) -> Result<Ident> {
     parsed.map_err(|_| Error::new(list.span(), format!("`{name}` is no name of a function")))
 }
 
+/// Whether each value is in its list: `[(16, [8, 16]), (F16, [F16])]`. Values are compared as they are written.
+fn all_listed(expression: &Expr) -> Result<bool> {
+    let refuse = |span| {
+        let message = "`only` needs values and lists: `only = [(16, [8, 16]), (F16, [Bf16, F16])]`";
+        Err(Error::new(span, message))
+    };
+    let Expr::Array(pairs) = ungrouped(expression) else {
+        return refuse(expression.span());
+    };
+    let text = |expression: &Expr| ungrouped(expression).to_token_stream().to_string();
+    let mut all = true;
+    for pair in &pairs.elems {
+        let Expr::Tuple(pair) = ungrouped(pair) else {
+            return refuse(pair.span());
+        };
+        let (Some(value), Some(list)) = (pair.elems.first(), pair.elems.get(1)) else {
+            return refuse(pair.span());
+        };
+        let Expr::Array(list) = ungrouped(list) else {
+            return refuse(list.span());
+        };
+        all &= list.elems.iter().any(|listed| text(listed) == text(value));
+    }
+    Ok(all)
+}
+
 impl Arguments {
     pub fn parse(tokens: TokenStream) -> Result<Self> {
         let mut arguments = Self::default();
@@ -105,6 +133,16 @@ impl Arguments {
                     }
                     continue;
                 }
+                "only" => {
+                    let Some(value) = value else {
+                        return Err(Error::new(
+                            name.span(),
+                            "`only` needs a value: `only = [(16, [8, 16])]`",
+                        ));
+                    };
+                    arguments.left_out |= !all_listed(&value)?;
+                    continue;
+                }
                 "tensor_maps" => {
                     if let Some(value) = value {
                         let Some(maps) = identifier(&value) else {
@@ -122,7 +160,7 @@ impl Arguments {
                     return Err(Error::new(
                         name.span(),
                         "unknown argument of #[kernel]; there are `max_threads = …`, `min_blocks = …`, \
-                         `max_registers = …`, `cluster = …`, `tensor_maps` and `name = […]`",
+                         `max_registers = …`, `cluster = …`, `tensor_maps`, `name = […]` and `only = […]`",
                     ));
                 }
             };

@@ -129,6 +129,31 @@ fn the_marker_names_the_entry_and_what_was_given() {
 }
 
 #[test]
+fn an_entry_that_is_not_listed_vanishes() {
+    let dim = proc_macro2::Group::new(proc_macro2::Delimiter::None, quote!(128));
+    let of = |arguments| {
+        let entry = quote!(
+            unsafe fn entry(p: Params) {}
+        );
+        expand(arguments, entry).unwrap().is_empty()
+    };
+    assert!(!of(quote!(only = [(#dim, [64, 128]), (F16, [F16])])));
+    assert!(of(quote!(only = [(#dim, [64, 256]), (F16, [F16])])));
+    assert!(of(quote!(only = [(128, [128]), (F16, [Bf16])])));
+    for wrong in [
+        quote!(only),
+        quote!(only = 3),
+        quote!(only = [3]),
+        quote!(only = [(3, 4)]),
+    ] {
+        let entry = quote!(
+            unsafe fn entry(p: Params) {}
+        );
+        assert_refused(wrong, entry, "`only` needs");
+    }
+}
+
+#[test]
 fn a_name_is_composed_of_literals_and_identifiers() {
     let dim = proc_macro2::Group::new(proc_macro2::Delimiter::None, quote!(128));
     let entry = expanded(

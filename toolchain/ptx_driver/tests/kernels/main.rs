@@ -76,6 +76,10 @@ fn all_entries(test: &str, settings: &str) {
                 launches::run(&gpu, row, 0, true)
                     .unwrap_or_else(|text| panic!("{}: {text}", row.name));
             }
+            for (hooks, row) in launches::hooked(&gpu) {
+                launches::attention::run_hooked(&gpu, hooks, row, 0, true)
+                    .unwrap_or_else(|text| panic!("{}: {text}", hooks.entry(row)));
+            }
             return;
         };
         let launched: BTreeSet<&str> = text

@@ -7,7 +7,7 @@
 /// more of the memory. Results are the same bits.
 macro_rules! table {
     ($as:ident $then:ident) => {
-        $crate::common::half::each_half! { $as $then {
+        $crate::each_half! { $as $then {
             // Rows × keys, head dimension, flags, stages of keys and of values.
             8 x 64, 128, [co_resident],          3;
             8 x 64, 128, [co_resident, stages2], 2;

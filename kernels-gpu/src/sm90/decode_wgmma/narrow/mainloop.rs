@@ -12,10 +12,7 @@ use super::{
 };
 use crate::{
     abi::DecodeParams,
-    common::{
-        softmax::SLACK,
-        variant::{Pair, Variant},
-    },
+    common::{softmax::SLACK, variant::Variant},
 };
 
 /// The named barrier of the consumers, and how many they are.
@@ -104,15 +101,10 @@ pub(super) unsafe fn consume<
                 wgmma::fence_operand(&mut logits);
                 release!(s.keys_free(k.stage));
                 k.advance();
+                let scale = variant.params().scale_log2;
                 let mut i = 0;
                 while i < 4 {
-                    let at = Pair {
-                        token: 0,
-                        head: 0,
-                        position: 0,
-                        key: 0,
-                    };
-                    logits[i] = variant.logit(logits[i], at);
+                    logits[i] *= scale;
                     i += 1;
                 }
                 if begin + keys - 1 > all_to || begin < all_from {

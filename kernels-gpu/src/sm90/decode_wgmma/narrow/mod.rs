@@ -30,7 +30,7 @@ pub use config::ROWS;
 /// what another CTA could have begun; who claims late waits for ticket, item and queries, and memory is busy here.
 const CLAIM_AHEAD: u32 = 8;
 
-#[cfg(target_arch = "nvptx64")]
+#[cfg(all(target_arch = "nvptx64", feature = "decode_wgmma"))]
 mod entries {
     use cuda_std::{barrier, griddep, prelude::*, setmaxnreg, shared, thread};
 

@@ -3,9 +3,11 @@
 use crate::abi::WorkItem;
 
 /// The kernels, each of them for each 16-bit float: `decode_<rows>x<keys>_d<head dimension>_<element>[_cap]`.
-macro_rules! table {
-    ($as:ident $then:ident) => {
-        $crate::common::half::each_half! { $as $then {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! decode_wide_table {
+    ($as:ident $then:ident $($arguments:tt)?) => {
+        $crate::each_half! { $as $then $($arguments)? {
             // Rows × keys, head dimension, flags, stages of keys and of values, CTAs of an SM.
              64 x 128,  64, [],    2, 2;
              64 x 128,  64, [cap], 2, 2;
@@ -23,9 +25,6 @@ macro_rules! table {
         }}
     };
 }
-#[cfg(target_arch = "nvptx64")]
-pub(super) use table;
-
 #[cfg(not(target_arch = "nvptx64"))]
 mod rows {
     use super::Shape;
@@ -49,8 +48,8 @@ mod rows {
         };
     }
 
-    /// See the macro `table`.
-    pub const ROWS: &[&[KernelInfo]] = table!(list rows);
+    /// See the macro `decode_wide_table`.
+    pub const ROWS: &[&[KernelInfo]] = crate::decode_wide_table!(list rows);
 
     const fn row(name: &'static str, shape: Shape) -> KernelInfo {
         KernelInfo {
@@ -88,13 +87,9 @@ pub struct Shape {
 }
 
 impl Shape {
-    pub(super) const fn new(
-        rows: u32,
-        keys: u32,
-        head_dim: u32,
-        stages: u32,
-        ctas_per_sm: u32,
-    ) -> Self {
+    /// A row of the table.
+    #[must_use]
+    pub const fn new(rows: u32, keys: u32, head_dim: u32, stages: u32, ctas_per_sm: u32) -> Self {
         Self {
             consumers: rows / 64,
             keys,
@@ -118,7 +113,8 @@ impl Shape {
 
     /// Registers of a feeding and of a computing thread; they sum up to what the CTA gets at launch.
     #[cfg(target_arch = "nvptx64")]
-    pub(super) const fn registers(&self) -> (u32, u32) {
+    #[must_use]
+    pub const fn registers(&self) -> (u32, u32) {
         match (self.consumers, self.ctas_per_sm) {
             (1, 2) => (56, 200),
             (2, 1) => (56, 224),

@@ -16,7 +16,7 @@ use crate::{
     abi::DecodeParams,
     common::half::Half,
     common::softmax::{Rows, hide_strangers},
-    common::variant::{Pair, Variant},
+    common::variant::{Pair, Query, Variant},
 };
 
 /// What a consumer knows of its unit.
@@ -43,19 +43,19 @@ impl Work {
 
 /// Whose a row is; the key is left open. Rows that do not exist are the last token's.
 #[inline(always)]
-unsafe fn query(p: &DecodeParams, s: Shared, slot: u32, row: u32) -> Pair {
+unsafe fn query<V: Variant>(p: &DecodeParams, variant: &V, s: Shared, slot: u32, row: u32) -> Pair {
     // SAFETY: the unit's barrier completed.
     let (unit, row, in_group) = unsafe {
         let unit = Unit::load(s.unit(slot));
         let (token, in_group) = p.group.div_rem(row);
         (unit, s.load_row(slot, token.min(unit.tokens - 1)), in_group)
     };
-    Pair {
+    let query = Query {
         token: row.token,
         head: unit.head * p.attention.group + in_group,
         position: row.position,
-        key: 0,
-    }
+    };
+    Pair::new(variant, query, 0)
 }
 
 /// The first and the last key that a row's position shows it; any for rows that do not exist.
@@ -77,17 +77,8 @@ unsafe fn finish_logits<V: Variant, const POSITIONAL: bool, const S: usize>(
     seen: impl Fn(u32) -> [i32; 2],
 ) {
     let columns = warp::lane_id() % 4 * 2;
-    let nobody = Pair {
-        token: 0,
-        head: 0,
-        position: 0,
-        key: 0,
-    };
-    let of = if V::TRANSFORMS_LOGITS || V::MASKS {
-        rows.map(of)
-    } else {
-        [nobody; 2]
-    };
+    // Nobody asks for it where the variant has neither.
+    let of = rows.map(of);
     let seen = if POSITIONAL {
         rows.map(seen)
     } else {
@@ -99,12 +90,17 @@ unsafe fn finish_logits<V: Variant, const POSITIONAL: bool, const S: usize>(
         let visible = unsafe { Visible::load(mask, group as u32) };
         let column = [visible.column(columns), visible.column(columns + 1)];
         let row = rows.map(|row| visible.row(row));
+        let first = of.map(|at| Pair {
+            key: visible.key + columns,
+            distance: (at.position - (visible.key + columns) as i32) as f32,
+            ..at
+        });
         let mut i = 0;
         while i < 4 {
             let (h, e) = (i / 2, i % 2);
             let logit = &mut logits[4 * group + i];
             let key = visible.key + columns + e as u32;
-            let pair = Pair { key, ..of[h] };
+            let pair = first[h].further(e as u32);
             if V::TRANSFORMS_LOGITS {
                 *logit = variant.logit(*logit, pair);
             }
@@ -151,7 +147,7 @@ pub(super) unsafe fn consume<
     // SAFETY: whole warps here and in everything below.
     let consumer = unsafe { uniform(thread / 128) };
     let first_row = thread / 32 * 16;
-    let scale = if V::TRANSFORMS_LOGITS {
+    let scale = if V::TRANSFORMS_LOGITS && !V::KEEPS_UNIT {
         1.0
     } else {
         variant.params().scale_log2
@@ -185,7 +181,7 @@ pub(super) unsafe fn consume<
             let mask = s.mask(k.stage);
             let mode = Mode::load(mask);
             if V::TRANSFORMS_LOGITS || V::MASKS || mode.masked {
-                let of = |row| query(p, s, slots.stage, row);
+                let of = |row| query(p, variant, s, slots.stage, row);
                 let seen = |row| seen(p, s, slots.stage, row);
                 // Opaque here: or rows are kept in registers that the main loop wants.
                 let mut row = [first_row];
@@ -200,7 +196,7 @@ pub(super) unsafe fn consume<
                             &mut logits,
                             |group| Visible::load(mask, group).key as i32 + column,
                             |h| {
-                                let row = query(p, s, slots.stage, misc::opaque(rows[h]));
+                                let row = query(p, variant, s, slots.stage, misc::opaque(rows[h]));
                                 (row.position, p.attention.ancestors_of(row.token))
                             },
                         );

@@ -22,28 +22,28 @@ mod load;
 #[cfg(target_arch = "nvptx64")]
 mod mainloop;
 #[cfg(target_arch = "nvptx64")]
+mod roles;
+#[cfg(target_arch = "nvptx64")]
 mod runs;
 #[cfg(target_arch = "nvptx64")]
 mod shared;
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use config::ROWS;
+#[cfg(target_arch = "nvptx64")]
+#[doc(hidden)]
+pub use {config::Shape, roles::run};
 
 #[cfg(target_arch = "nvptx64")]
 /// Blocks of a unit's keys that have not been asked for when the next unit is claimed. Who claims early may claim
 /// what another CTA could have begun; who claims late waits for ticket, item, runs and queries.
 const CLAIM_AHEAD: u32 = 8;
 
-#[cfg(target_arch = "nvptx64")]
+#[cfg(all(target_arch = "nvptx64", feature = "decode_wgmma"))]
 mod entries {
-    use cuda_std::{barrier, griddep, prelude::*, setmaxnreg, shared, thread};
+    use cuda_std::prelude::*;
 
-    use super::{
-        config::{Shape, table},
-        load::{gather, help_gather, load},
-        mainloop::consume,
-        shared::Shared,
-    };
+    use super::{Shape, run};
     use crate::{
         abi::DecodeParams,
         common::{half, variant::Standard},
@@ -69,39 +69,16 @@ mod entries {
             )]
             pub unsafe fn entry(p: DecodeParams) {
                 let variant = Standard::<CAP>(p.attention.variant);
-                let s = Shared { base: shared::dynamic_shared_address(), shape: SHAPE };
-                let thread = thread::thread_idx_x();
-                // SAFETY: the launch vouches for the parameters; warps and warpgroups have their roles as a whole.
+                // SAFETY: the caller's promise.
                 unsafe {
-                    s.init();
-                    barrier::bar_sync(0, SHAPE.threads());
-                    // Another tile group of the step may take over SMs as this one leaves them.
-                    griddep::launch_dependents();
-                    if thread < 128 {
-                        if SHAPE.registers().0 < 128 {
-                            setmaxnreg::decrease::<{ SHAPE.registers().0 }>();
-                        }
-                        match thread / 32 {
-                            0 => load::<_, false, { SHAPE.stages }>(&p, &variant, maps, s),
-                            1 => load::<_, true, { SHAPE.stages }>(&p, &variant, maps.add(1), s),
-                            2 => gather(&p, &variant, s),
-                            _ => help_gather(&p, s),
-                        }
-                    } else {
-                        if SHAPE.registers().0 < 128 {
-                            setmaxnreg::increase::<{ SHAPE.registers().1 }>();
-                        }
-                        consume::<
-                            half::$half, _, { SHAPE.stages }, $dim, { $dim / 32 },
-                            { $keys / 2 }, { $keys / 4 }, { $dim / 2 },
-                        >(&p, &variant, s);
-                        // Whoever waits for this group waits for the one before it, too.
-                        griddep::wait();
-                    }
+                    run::<
+                        half::$half, _, { SHAPE.registers().0 }, { SHAPE.registers().1 }, { SHAPE.stages }, $dim,
+                        { $dim / 32 }, { $keys / 2 }, { $keys / 4 }, { $dim / 2 },
+                    >(&p, maps, &variant, SHAPE);
                 }
             }
         }; )* };
     }
 
-    table!(items entries);
+    crate::decode_wide_table!(items entries);
 }

@@ -1,0 +1,115 @@
+//! A GPU with what measuring takes: pools that hold the whole batch, the same on every GPU.
+
+use half::bf16;
+use tandem_attn::{
+    abi::KvStrides,
+    exec::gpu::{DeviceBuffer, Gpu, KvPool, OwnedStream},
+    problem::{Batch, Spec},
+    shard::Share,
+};
+
+use crate::{Failure, backend::ok, workload::Case};
+
+/// Written between runs: several times the L2 of any GPU.
+const FLUSHED_BYTES: usize = 256 << 20;
+
+/// Random numbers that are repeated. Odd, so that heads and tokens do not repeat with them.
+const TILE: usize = (8 << 20) + 1027 * 8;
+
+pub(super) struct Device {
+    pub(super) stream: OwnedStream,
+    pub(super) flush: DeviceBuffer<u8>,
+    // Behind what lies in its context.
+    pub(super) gpu: Gpu,
+}
+
+/// Keys, values and queries of a batch.
+pub(super) struct Pools {
+    k: DeviceBuffer<bf16>,
+    v: DeviceBuffer<bf16>,
+    pub(super) q: DeviceBuffer<bf16>,
+    /// Of all heads.
+    strides: KvStrides,
+    page_size: u32,
+    pages: u32,
+}
+
+impl Device {
+    pub(super) fn new(ordinal: u32) -> Result<Self, Failure> {
+        let gpu = Gpu::new(ordinal)?;
+        Ok(Self {
+            stream: gpu.stream()?,
+            flush: DeviceBuffer::zeroed(&gpu, FLUSHED_BYTES)?,
+            gpu,
+        })
+    }
+
+    /// Empties the caches when the stream comes to it.
+    pub(super) fn flush(&self) -> Result<(), Failure> {
+        let (address, bytes) = (self.flush.address(), self.flush.len());
+        // SAFETY: the memory has as many bytes.
+        let code = unsafe { libcuda::cuMemsetD8Async(address, 1, bytes, *self.stream) };
+        ok("cuMemsetD8Async", code)
+    }
+
+    /// Memory for a batch, the same numbers on every GPU.
+    pub(super) fn load(&self, case: &Case, batch: &Batch) -> Result<Pools, Failure> {
+        let (spec, table) = (&case.spec, &batch.parts[0].table);
+        let Spec {
+            q_heads,
+            kv_heads,
+            head_dim_qk: dim,
+            head_dim_v,
+            ..
+        } = *spec;
+        if dim != head_dim_v {
+            return Err(Failure::Input(
+                "several GPUs are measured with one head dimension".to_owned(),
+            ));
+        }
+        let strides = case.layout.strides(table.page_size, kv_heads, dim);
+        let elements = table.pool_pages as usize * strides.page as usize;
+        let rows = batch.total_q() as usize * q_heads as usize;
+        Ok(Pools {
+            k: self.random(elements, 1)?,
+            v: self.random(elements, 2)?,
+            q: self.random(rows * dim as usize, 3)?,
+            strides,
+            page_size: table.page_size,
+            pages: table.pool_pages,
+        })
+    }
+
+    /// Random numbers from −1 to 1.
+    fn random(&self, elements: usize, seed: u64) -> Result<DeviceBuffer<bf16>, Failure> {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let tile: Vec<bf16> = (0..TILE.min(elements))
+            .map(|_| bf16::from_f32(2.0 * random.f32() - 1.0))
+            .collect();
+        let mut buffer = DeviceBuffer::<bf16>::zeroed(&self.gpu, elements)?;
+        buffer.write(0, &tile)?;
+        let mut done = tile.len();
+        while done < elements {
+            let more = done.min(elements - done);
+            let to = buffer.address() + 2 * done as u64;
+            // SAFETY: both ranges are in the buffer, one before the other.
+            let code =
+                unsafe { libcuda::cuMemcpyDtoDAsync(to, buffer.address(), 2 * more, *self.stream) };
+            ok("cuMemcpyDtoDAsync", code)?;
+            done += more;
+        }
+        self.stream.synchronize()?;
+        Ok(buffer)
+    }
+}
+
+impl Pools {
+    /// The heads of a share, with the strides of all.
+    pub(super) fn of(&self, share: &Share) -> KvPool {
+        let skipped = 2 * u64::from(share.kv_heads.start * self.strides.head);
+        let [k, v] = [&self.k, &self.v].map(|pool| pool.address() + skipped);
+        let layout = tandem_attn::problem::KvLayout::Nhd;
+        KvPool::new(&share.spec, layout, self.page_size, self.pages, k, v)
+            .with_strides(self.strides, self.strides)
+    }
+}

@@ -1,0 +1,237 @@
+//! `tandem bench --gpus N`: batches on several GPUs beside the same on one.
+
+mod device;
+mod rounds;
+
+use serde::{Deserialize, Serialize};
+use tandem_attn::{
+    plan::{Plan, Planner},
+    problem::{Batch, Dtype, Spec},
+    shard::{Forecast, Link, MERGED_WHOLE, Sharding, Share},
+};
+
+use super::{Args, Stats};
+use crate::{
+    Failure,
+    deal::Deal,
+    output,
+    table::{Table, digits},
+    workload::Case,
+};
+use device::Device;
+
+/// The file that `--json` writes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RanksFile {
+    /// `tandem-ranks-1`.
+    pub format: String,
+    /// Version of the program.
+    pub program: String,
+    /// When it began.
+    pub date: String,
+    /// The GPUs.
+    pub gpus: Vec<String>,
+    /// What was measured.
+    pub results: Vec<RanksResult>,
+}
+
+/// One way to deal a case out.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RanksResult {
+    /// Name of the case.
+    pub case: String,
+    /// What is dealt out.
+    pub deal: String,
+    /// Ranks.
+    pub ranks: u32,
+    /// The whole batch on the first GPU.
+    pub one: Stats,
+    /// The slowest rank of each run.
+    pub all: Stats,
+    /// What the exchange adds to a layer in a captured graph, in microseconds.
+    pub exchange_us: Option<f64>,
+    /// What the cost model says of the ranks, and of one.
+    pub predicted_us: f64,
+    /// Of one.
+    pub predicted_one_us: f64,
+    /// Root mean square of the difference to the results of one GPU, over that of these.
+    pub error: f64,
+}
+
+/// Runs it.
+pub(super) fn run(args: &Args, cases: &[Case]) -> Result<(), Failure> {
+    let refused = [
+        (args.token_scales, "--token-scales"),
+        (args.kv_dtype.is_some(), "--kv-dtype"),
+    ];
+    if let Some((_, flag)) = refused.iter().find(|(given, _)| *given) {
+        return Err(Failure::Input(format!(
+            "{flag} is for one GPU: leave it out, or --gpus"
+        )));
+    }
+    let devices = (0..args.dealing.gpus).map(Device::new);
+    let devices = devices.collect::<Result<Vec<_>, _>>()?;
+    let date = humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string();
+    let mut results = Vec::new();
+    let mut left_out = String::new();
+    for case in cases {
+        match measured(args, case, &devices) {
+            Ok(measured) => results.extend(measured),
+            Err(Failure::Input(reason)) => {
+                left_out += &format!("left out: {}: {reason}\n", case.name)
+            }
+            Err(failure) => return Err(failure),
+        }
+    }
+    let file = RanksFile {
+        format: "tandem-ranks-1".to_owned(),
+        program: format!("tandem {}", env!("CARGO_PKG_VERSION")),
+        date,
+        gpus: devices
+            .iter()
+            .map(|device| device.gpu.name().to_owned())
+            .collect(),
+        results,
+    };
+    if let Some(path) = &args.json {
+        let json = serde_json::to_string_pretty(&file).expect("plain data");
+        output::write_file(path, json.as_bytes())?;
+    }
+    output::print(&format!("{}{left_out}", render(&file)));
+    // Not where it is NaN.
+    let exact = |result: &&RanksResult| result.error < 0.02;
+    match file.results.iter().find(|result| !exact(result)) {
+        Some(wrong) => Err(Failure::Wrong(format!(
+            "{}, {}: results differ from those of one GPU by {:.3}",
+            wrong.case, wrong.deal, wrong.error
+        ))),
+        None if file.results.is_empty() => Err(Failure::Wrong("nothing was measured".to_owned())),
+        None => Ok(()),
+    }
+}
+
+fn render(file: &RanksFile) -> String {
+    let mut table = Table::new([
+        "case",
+        "dealt out",
+        "1 GPU µs",
+        "all µs",
+        "×",
+        "exchange µs",
+        "predicted µs",
+        "error",
+    ]);
+    for result in &file.results {
+        table.push([
+            result.case.clone(),
+            result.deal.clone(),
+            digits(result.one.median_us),
+            digits(result.all.median_us),
+            format!("{:.2}", result.one.median_us / result.all.median_us),
+            result.exchange_us.map_or(String::new(), digits),
+            digits(result.predicted_us),
+            format!("{:.4}", result.error),
+        ]);
+    }
+    format!(
+        "{}, {} × {}, {}\n\n{}\nµs: median of the slowest rank, with flushed caches. exchange: what it adds to a layer in a \
+         captured graph.\nerror: root mean square of the difference to one GPU's results, over that of these.\n",
+        file.program,
+        file.gpus.len(),
+        file.gpus.first().map_or("", String::as_str),
+        file.date,
+        table.render()
+    )
+}
+
+/// All ways to deal a case out.
+fn measured(args: &Args, case: &Case, devices: &[Device]) -> Result<Vec<RanksResult>, Failure> {
+    let (spec, batch) = (&case.spec, case.batch()?);
+    let halves = [spec.q_dtype, spec.kv_dtype, spec.out_dtype];
+    if spec.latent || spec.variant.sinks || halves.iter().any(|dtype| *dtype != Dtype::BF16) {
+        return Err(Failure::Input(
+            "several GPUs are measured with bf16, and without sinks and latent heads".to_owned(),
+        ));
+    }
+    let shardings = args
+        .dealing
+        .shardings(spec, &batch)
+        .map_err(Failure::Input)?;
+    let plan = |spec: &Spec, batch: &Batch, device: &Device| -> Result<Plan, Failure> {
+        let mut planner = Planner::with_rules(args.planning.rules());
+        Ok(planner.plan(spec, batch, &device.gpu.device(), &args.planning.options())?)
+    };
+    let pools = devices.iter().map(|device| device.load(case, &batch));
+    let pools = pools.collect::<Result<Vec<_>, _>>()?;
+    let one = Sharding::one().shares(spec, &batch);
+    let whole = one
+        .map_err(|error| Failure::Input(error.to_string()))?
+        .remove(0);
+    let whole_plan = plan(spec, &batch, &devices[0])?;
+    let settings = rounds::Settings {
+        seconds: args.seconds,
+        merge_all: batch.total_q() <= MERGED_WHOLE,
+        graphs: batch.total_q() <= MERGED_WHOLE,
+    };
+    let one = rounds::measure(
+        &devices[..1],
+        &pools[..1],
+        spec,
+        &[(whole.clone(), whole_plan.clone())],
+        &settings,
+    )?;
+    let description = devices[0].gpu.device();
+    let forecast = |shares: &[Share], plans: &[Plan]| {
+        Forecast::new(
+            shares,
+            plans,
+            &description,
+            &Link::NVLINK,
+            settings.merge_all,
+        )
+        .total_ns
+            / 1e3
+    };
+    let predicted_one_us = forecast(&[whole], &[whole_plan]);
+    let mut results = Vec::new();
+    for (deal, sharding) in shardings {
+        let shares = sharding
+            .shares(spec, &batch)
+            .map_err(|error| Failure::Input(error.to_string()))?;
+        let plans = shares.iter().zip(devices);
+        let plans: Vec<Plan> = plans
+            .map(|(share, device)| plan(&share.spec, &share.batch, device))
+            .collect::<Result<_, _>>()?;
+        let predicted_us = forecast(&shares, &plans);
+        let work: Vec<_> = shares.into_iter().zip(plans).collect();
+        let all = rounds::measure(devices, &pools, spec, &work, &settings)?;
+        results.push(result(
+            case,
+            deal,
+            &one,
+            all,
+            [predicted_us, predicted_one_us],
+        ));
+    }
+    Ok(results)
+}
+
+fn result(
+    case: &Case,
+    deal: Deal,
+    one: &rounds::Measured,
+    all: rounds::Measured,
+    [predicted_us, predicted_one_us]: [f64; 2],
+) -> RanksResult {
+    RanksResult {
+        case: case.name.clone(),
+        deal: deal.to_string(),
+        ranks: all.ranks,
+        one: one.times,
+        all: all.times,
+        exchange_us: all.exchange_us,
+        predicted_us,
+        predicted_one_us,
+        error: all.error(one),
+    }
+}

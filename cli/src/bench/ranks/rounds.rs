@@ -1,0 +1,299 @@
+//! Runs on all ranks at a time, a thread each.
+
+use std::{
+    sync::{
+        Barrier,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Instant,
+};
+
+use half::bf16;
+use tandem_attn::{
+    Error,
+    exec::gpu::{
+        DeviceBuffer, DeviceTensor, Gpu, Rank, RankOptions, RunTensors, Stream, WorkspaceOptions,
+    },
+    plan::{Bound, Plan},
+    problem::{Dtype, Spec},
+    shard::Share,
+};
+
+use super::{
+    super::Stats,
+    device::{Device, Pools},
+};
+use crate::{
+    Failure,
+    backend::{Event, ok},
+};
+
+/// Runs whose median is telling, and no more than that.
+const RUNS: [usize; 2] = [11, 300];
+
+/// Layers of a captured graph, and how often it is launched.
+const LAYERS: usize = 8;
+const LAUNCHES: usize = 31;
+
+pub(super) struct Settings {
+    pub(super) seconds: f64,
+    /// Every rank merges all tokens; or each its part.
+    pub(super) merge_all: bool,
+    /// Captured graphs, too.
+    pub(super) graphs: bool,
+}
+
+/// What was measured of a sharding.
+pub(super) struct Measured {
+    pub(super) ranks: u32,
+    pub(super) times: Stats,
+    pub(super) exchange_us: Option<f64>,
+    q_heads: usize,
+    dim: usize,
+    /// Of each rank: its tokens that it has merged, its first head, its heads, and the results.
+    outs: Vec<(Vec<u32>, usize, usize, Vec<bf16>)>,
+}
+
+impl Measured {
+    /// How far the results are from those of one GPU.
+    pub(super) fn error(&self, one: &Self) -> f64 {
+        let whole = &one.outs[0].3;
+        let (mut difference, mut size) = (0.0, 0.0);
+        for (tokens, first, heads, out) in &self.outs {
+            let row = heads * self.dim;
+            for (got, token) in out.chunks_exact(row).zip(tokens) {
+                let at = (*token as usize * self.q_heads + first) * self.dim;
+                for (got, right) in got.iter().zip(&whole[at..at + row]) {
+                    let (got, right) = (f64::from(got.to_f32()), f64::from(right.to_f32()));
+                    difference += (got - right) * (got - right);
+                    size += right * right;
+                }
+            }
+        }
+        (difference / size).sqrt()
+    }
+}
+
+/// What a thread of a rank has.
+struct Runner<'a> {
+    device: &'a Device,
+    rank: Rank,
+    share: &'a Share,
+    plan: &'a Plan,
+    pools: &'a Pools,
+    spec: &'a Spec,
+    settings: &'a Settings,
+}
+
+/// What it found.
+struct Found {
+    times: Vec<f64>,
+    /// Graphs with the exchange and without.
+    graphs: Option<[f64; 2]>,
+    out: (Vec<u32>, usize, usize, Vec<bf16>),
+}
+
+pub(super) fn measure(
+    devices: &[Device],
+    pools: &[Pools],
+    spec: &Spec,
+    work: &[(Share, Plan)],
+    settings: &Settings,
+) -> Result<Measured, Failure> {
+    let gpus: Vec<&Gpu> = devices.iter().map(|device| &device.gpu).collect();
+    let tokens = work
+        .iter()
+        .map(|(_, plan)| plan.total_q as usize)
+        .max()
+        .unwrap_or(0);
+    // Loading kernels for the first time takes long.
+    let options = RankOptions::default().with_timeout(std::time::Duration::from_secs(5));
+    let ranks = Gpu::ranks(&gpus, &work[0].0.spec, tokens, &options)?;
+    let (together, runs) = (Barrier::new(work.len()), AtomicUsize::new(0));
+    let runners = ranks.into_iter().zip(devices).zip(pools).zip(work);
+    let runners = runners.map(|(((rank, device), pools), (share, plan))| Runner {
+        device,
+        rank,
+        share,
+        plan,
+        pools,
+        spec,
+        settings,
+    });
+    let found: Vec<Result<Found, Failure>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = runners
+            .map(|mut runner| {
+                let (together, runs) = (&together, &runs);
+                scope.spawn(move || {
+                    let found = runner.run(together, runs);
+                    if let Err(failure) = &found {
+                        runner.rank.stop(&failure.to_string());
+                    }
+                    found
+                })
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| {
+                thread
+                    .join()
+                    .unwrap_or_else(|_| Err(Failure::Wrong("a rank panicked".into())))
+            })
+            .collect()
+    });
+    let found = found.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let slowest = |run: usize| {
+        found
+            .iter()
+            .map(|found| found.times[run])
+            .fold(0.0, f64::max)
+    };
+    let exchange = found.iter().filter_map(|found| found.graphs);
+    let exchange = exchange.map(|[with, without]| (with - without) / LAYERS as f64);
+    Ok(Measured {
+        ranks: work.len() as u32,
+        times: Stats::of((0..found[0].times.len()).map(slowest).collect()),
+        exchange_us: exchange.reduce(f64::max),
+        q_heads: spec.q_heads as usize,
+        dim: spec.head_dim_v as usize,
+        outs: found.into_iter().map(|found| found.out).collect(),
+    })
+}
+
+impl Runner<'_> {
+    /// # Errors
+    /// All ranks fail together where one does: a wait for another one ends by its timeout, on the host by none.
+    fn run(&mut self, together: &Barrier, runs: &AtomicUsize) -> Result<Found, Failure> {
+        let Device { gpu, stream, .. } = self.device;
+        gpu.make_current()?;
+        let (share, stream) = (self.share, **stream);
+        let tokens = self.plan.total_q as usize;
+        let own = &share.spec;
+        let mut workspace =
+            gpu.workspace(own, &Bound::of(self.plan), WorkspaceOptions::default())?;
+        // SAFETY: the stream is ours.
+        unsafe { workspace.upload(self.plan, stream) }?;
+        let all_heads = self.spec.q_heads as usize;
+        let dim = own.head_dim_qk as usize;
+        let row = all_heads * dim;
+        // Its own queries, one after the other.
+        let gathered = DeviceBuffer::<bf16>::zeroed(gpu, tokens * row)?;
+        let mut at = 0;
+        for run in &share.tokens {
+            let (from, bytes) = (run.start as usize * row, run.len() * row * 2);
+            let (to, from) = (
+                gathered.address() + 2 * at as u64,
+                self.pools.q.address() + 2 * from as u64,
+            );
+            // SAFETY: both ranges are in their buffers.
+            let code = unsafe { libcuda::cuMemcpyDtoDAsync(to, from, bytes, stream) };
+            ok("cuMemcpyDtoDAsync", code)?;
+            at += run.len() * row;
+        }
+        let heads = own.q_heads as usize;
+        let skipped = 2 * (share.q_heads.start as usize * dim) as u64;
+        let q = DeviceTensor::new(
+            gathered.address() + skipped,
+            Dtype::BF16,
+            [tokens, heads, dim],
+        )
+        .with_stride(0, row);
+        let result = DeviceBuffer::<bf16>::zeroed(gpu, tokens * heads * dim)?;
+        let out = result.tensor([tokens, heads, dim]);
+        let pools = [self.pools.of(share)];
+        let tensors = RunTensors::new(&q, &pools, &out);
+        let exchanges = share.group.len() > 1;
+        let rows = match self.settings.merge_all || !exchanges {
+            true => 0..tokens,
+            false => {
+                let (index, of) = ((share.rank - share.group.start) as usize, share.group.len());
+                tokens * index / of..tokens * (index + 1) / of
+            }
+        };
+        self.rank.announce(tokens)?;
+        let mut layer = |rank: &mut Rank, stream: Stream, merges: bool| -> Result<(), Error> {
+            // SAFETY: all memory lives until the stream was waited for; the plan is the planner's.
+            unsafe {
+                if exchanges && merges {
+                    return rank.run(gpu, &mut workspace, &tensors, rows.clone(), stream);
+                }
+                if !exchanges {
+                    return gpu.run_with(&mut workspace, &tensors, stream);
+                }
+                let state = rank.results(tokens);
+                let own = RunTensors::new(&q, &pools, &state.out).with_lse(&state.lse);
+                gpu.run_with(&mut workspace, &own, stream)
+            }
+        };
+        let [begin, end] = [Event::new()?, Event::new()?];
+        let timed = |rank: &mut Rank,
+                     work: &mut dyn FnMut(&mut Rank) -> Result<(), Error>|
+         -> Result<f64, Failure> {
+            rank.barrier(gpu, stream)?;
+            begin.record(stream)?;
+            work(rank)?;
+            end.record(stream)?;
+            self.device.stream.synchronize()?;
+            begin.microseconds_to(&end)
+        };
+        // The first run loads what was never loaded, the second says how many there are time for.
+        let mut times = Vec::new();
+        let started = Instant::now();
+        for run in 0.. {
+            if run == 2 {
+                let each = started.elapsed().as_secs_f64() / 2.0;
+                runs.fetch_max(
+                    ((self.settings.seconds / each) as usize).clamp(RUNS[0], RUNS[1]),
+                    Ordering::SeqCst,
+                );
+            }
+            together.wait();
+            if run > 2 && run >= runs.load(Ordering::SeqCst) {
+                break;
+            }
+            self.device.flush()?;
+            let time = timed(&mut self.rank, &mut |rank| layer(rank, stream, true))?;
+            if run >= 2 {
+                times.push(time);
+            }
+        }
+        self.rank.check()?;
+        let whole: Vec<u32> = share.whole_tokens().collect();
+        let merged = result.read()?[rows.start * heads * dim..rows.end * heads * dim].to_vec();
+        let graphs = match self.settings.graphs && exchanges {
+            false => None,
+            true => {
+                let mut of = |merges: bool| -> Result<f64, Failure> {
+                    let work = |rank: &mut Rank, stream: Stream| {
+                        (0..LAYERS).try_for_each(|_| layer(rank, stream, merges))
+                    };
+                    let graph = self.rank.capture(gpu, &self.device.stream, work)?;
+                    let mut times = Vec::new();
+                    for _ in 0..LAUNCHES {
+                        together.wait();
+                        // SAFETY: as above.
+                        times.push(timed(&mut self.rank, &mut |_| unsafe {
+                            graph.launch(stream)
+                        })?);
+                        self.rank.settle(gpu, stream)?;
+                    }
+                    Ok(Stats::of(times).median_us)
+                };
+                Some([of(true)?, of(false)?])
+            }
+        };
+        self.device.stream.synchronize()?;
+        self.rank.check()?;
+        Ok(Found {
+            times,
+            graphs,
+            out: (
+                whole[rows].to_vec(),
+                share.q_heads.start as usize,
+                heads,
+                merged,
+            ),
+        })
+    }
+}

@@ -1,0 +1,208 @@
+//! `--gpus` and `--deal`: how a batch is dealt out over GPUs.
+
+use std::{fmt, str::FromStr};
+
+use tandem_attn::{
+    problem::{Batch, Spec},
+    shard::{Keys, MAX_RANKS, ShardError, Sharding},
+};
+
+/// Several GPUs.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Several GPUs")]
+pub struct Dealing {
+    /// GPUs of one host that share each batch
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_RANKS)))]
+    pub gpus: u32,
+    /// What is dealt out: heads, pages:N (keys, N pages to each in turn), contiguous or folded (keys), queries; heads:M+…
+    /// for M shares of heads, each dealt out further [default: each that the batch allows]
+    #[arg(long, value_name = "WHAT")]
+    pub deal: Vec<Deal>,
+}
+
+/// One way to deal out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deal {
+    /// Shares of heads; none: as many as there are GPUs, if nothing else is dealt out.
+    heads: Option<u32>,
+    rest: Rest,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rest {
+    Nothing,
+    Keys(Keys),
+    Queries,
+}
+
+impl Deal {
+    /// What is measured and shown where nothing is chosen.
+    const USUAL: [&str; 3] = ["pages:16", "heads", "queries"];
+
+    /// Over so many GPUs.
+    ///
+    /// # Errors
+    /// Where the heads do not divide them.
+    pub fn over(self, gpus: u32) -> Result<Sharding, String> {
+        let heads = match (self.heads, self.rest) {
+            (Some(heads), _) => heads,
+            (None, Rest::Nothing) => gpus,
+            (None, _) => 1,
+        };
+        if !gpus.is_multiple_of(heads) {
+            return Err(format!("{self}: {heads} shares of heads over {gpus} GPUs"));
+        }
+        let sharding = Sharding::one().over_heads(heads);
+        let left = gpus / heads;
+        match self.rest {
+            Rest::Keys(keys) => Ok(sharding.over_keys(left, keys)),
+            Rest::Queries => Ok(sharding.over_queries(left)),
+            Rest::Nothing if left == 1 => Ok(sharding),
+            Rest::Nothing => Err(format!(
+                "{self}: {left} GPUs for each share of heads; deal out keys or queries too, as in heads:{heads}+pages:16"
+            )),
+        }
+    }
+}
+
+impl FromStr for Deal {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || {
+            format!(
+                "{text:?} is no way to deal out: give heads, pages:16, contiguous, folded, queries, or heads:2+pages:16"
+            )
+        };
+        let count = |text: &str| {
+            text.parse()
+                .ok()
+                .filter(|count| *count > 0u32)
+                .ok_or_else(wrong)
+        };
+        let (heads, rest) = match text.strip_prefix("heads") {
+            Some("") => (None, ""),
+            Some(more) => {
+                let more = more.strip_prefix(':').ok_or_else(wrong)?;
+                let (heads, rest) = more.split_once('+').unwrap_or((more, ""));
+                (Some(count(heads)?), rest)
+            }
+            None => (None, text),
+        };
+        let rest = match rest {
+            "" if text.is_empty() => return Err(wrong()),
+            "" => Rest::Nothing,
+            "contiguous" => Rest::Keys(Keys::Contiguous),
+            "folded" => Rest::Keys(Keys::Folded),
+            "queries" => Rest::Queries,
+            other => {
+                let pages = other.strip_prefix("pages:").ok_or_else(wrong)?;
+                Rest::Keys(Keys::RoundRobin {
+                    pages: count(pages)?,
+                })
+            }
+        };
+        Ok(Self { heads, rest })
+    }
+}
+
+impl fmt::Display for Deal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.heads {
+            Some(heads) => write!(f, "heads:{heads}")?,
+            None if self.rest == Rest::Nothing => write!(f, "heads")?,
+            None => {}
+        }
+        if self.heads.is_some() && self.rest != Rest::Nothing {
+            write!(f, "+")?;
+        }
+        match self.rest {
+            Rest::Nothing => Ok(()),
+            Rest::Keys(Keys::RoundRobin { pages }) => write!(f, "pages:{pages}"),
+            Rest::Keys(Keys::Contiguous) => write!(f, "contiguous"),
+            Rest::Keys(_) => write!(f, "folded"),
+            Rest::Queries => write!(f, "queries"),
+        }
+    }
+}
+
+impl Dealing {
+    /// The ways to deal a batch out. Of those that nobody chose, the ones that it allows.
+    ///
+    /// # Errors
+    /// A chosen one that cannot be.
+    pub fn shardings(&self, spec: &Spec, batch: &Batch) -> Result<Vec<(Deal, Sharding)>, String> {
+        let chosen = !self.deal.is_empty();
+        let usual = Deal::USUAL
+            .iter()
+            .map(|deal| deal.parse().expect("they are ways"));
+        let deals: Vec<Deal> = match chosen {
+            true => self.deal.clone(),
+            false => usual.collect(),
+        };
+        let prompts = (0..batch.requests()).any(|request| batch.q_len(request) > 1024);
+        let mut shardings = Vec::new();
+        for deal in deals {
+            if !chosen && deal.rest == Rest::Queries && !prompts {
+                continue;
+            }
+            let sharding = deal.over(self.gpus)?;
+            match sharding.shares(spec, batch) {
+                Ok(_) => shardings.push((deal, sharding)),
+                Err(ShardError::Heads { .. } | ShardError::Positions { .. }) if !chosen => {}
+                Err(error) => return Err(format!("{deal}: {error}")),
+            }
+        }
+        Ok(shardings)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_parsed_is_printed() {
+        for text in [
+            "heads",
+            "queries",
+            "folded",
+            "contiguous",
+            "pages:4",
+            "heads:8+pages:16",
+            "heads:2+queries",
+        ] {
+            let deal: Deal = text.parse().unwrap();
+            assert_eq!(deal.to_string(), text);
+        }
+        for text in [
+            "",
+            "pages",
+            "pages:0",
+            "heads:",
+            "heads8",
+            "keys",
+            "heads:2+",
+            "folded+heads",
+        ] {
+            if text != "heads:2+" {
+                assert!(text.parse::<Deal>().is_err(), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn heads_and_keys_make_as_many_ranks_as_there_are_gpus() {
+        let sharding = "heads:8+pages:16"
+            .parse::<Deal>()
+            .unwrap()
+            .over(72)
+            .unwrap();
+        assert_eq!(
+            (sharding.heads, sharding.keys, sharding.ranks()),
+            (8, 9, 72)
+        );
+        assert!("heads:8".parse::<Deal>().unwrap().over(72).is_err());
+        assert!("heads:5+folded".parse::<Deal>().unwrap().over(8).is_err());
+    }
+}

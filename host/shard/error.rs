@@ -1,0 +1,148 @@
+//! Why a batch is not dealt out, and what is wrong with shares.
+
+use thiserror::Error;
+
+use super::MAX_RANKS;
+use crate::problem::ProblemError;
+
+/// Why a batch was not dealt out over ranks.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum ShardError {
+    /// The specification or the batch is wrong.
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+    /// No rank, or too many.
+    #[error("{got} ranks for {what}: give 1 to {MAX_RANKS}, of all together too")]
+    Ranks {
+        /// What is dealt out over them.
+        what: &'static str,
+        /// The number given.
+        got: u32,
+    },
+    /// Turns without pages.
+    #[error("a turn of no pages: give Keys::RoundRobin at least one page")]
+    NoTurn,
+    /// Heads that cannot be divided so.
+    #[error(
+        "{q_heads} query heads over {kv_heads} KV heads do not divide by {ranks} ranks: give a divisor of the KV heads, \
+         or a multiple of them that divides the query heads"
+    )]
+    Heads {
+        /// Query heads.
+        q_heads: u32,
+        /// KV heads.
+        kv_heads: u32,
+        /// Ranks that were to share them.
+        ranks: u32,
+    },
+    /// Keys and queries at once.
+    #[error(
+        "keys over {keys} ranks and queries over {queries}: deal out one of them, beside heads if that is wanted"
+    )]
+    KeysAndQueries {
+        /// Ranks for the keys.
+        keys: u32,
+        /// Ranks for the queries.
+        queries: u32,
+    },
+    /// A mask by positions, for a rank whose keys are not neighbours.
+    #[error(
+        "{what} asks for the positions of row block {row_block} of part {part}, of whose keys a rank would have {runs} \
+         runs: deal them out with Keys::Contiguous, or heads or queries in place of keys"
+    )]
+    Positions {
+        /// The mask.
+        what: &'static str,
+        /// The part of the batch.
+        part: usize,
+        /// The row block.
+        row_block: usize,
+        /// Runs of neighbouring keys.
+        runs: usize,
+    },
+    /// Queries of a request apart, with a window or a variant and no causal mask.
+    #[error(
+        "a window or a variant without a causal mask goes by the position of the last query, and row block {row_block} of \
+         part {part} is cut before it: deal out heads or keys in place of queries"
+    )]
+    WindowOfQueries {
+        /// The part of the batch.
+        part: usize,
+        /// The row block.
+        row_block: usize,
+    },
+    /// So many short turns that tables would fill the memory.
+    #[error(
+        "row block {row_block} of part {part} has {queries} queries and would be cut into {cuts} row blocks of {pages} \
+         pages each: give Keys::RoundRobin longer turns, or Keys::Folded"
+    )]
+    ShortTurns {
+        /// The part of the batch.
+        part: usize,
+        /// The row block.
+        row_block: usize,
+        /// Its queries.
+        queries: u32,
+        /// Row blocks of a rank.
+        cuts: usize,
+        /// Pages of a rank.
+        pages: usize,
+    },
+}
+
+/// What is wrong with shares: they are not those of the batch.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ShardDefect {
+    /// Too few shares, or too many.
+    #[error("{got} shares for {expected} ranks")]
+    Shares {
+        /// Shares given.
+        got: usize,
+        /// Ranks of the sharding.
+        expected: u32,
+    },
+    /// A share whose own batch is wrong.
+    #[error("the batch of rank {rank} is wrong: {reason}")]
+    Batch {
+        /// The rank.
+        rank: u32,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A query head of a token that not exactly one group computes.
+    #[error(
+        "query head {head} of token {token} is computed by {got} groups of ranks, and not by one"
+    )]
+    Computed {
+        /// The token of the whole batch.
+        token: u32,
+        /// The query head.
+        head: u32,
+        /// Groups that have it.
+        got: u32,
+    },
+    /// A token that sees other keys than in the whole batch.
+    #[error("token {token} does not see the keys of the whole batch on ranks {first} to {last}")]
+    Seen {
+        /// The token of the whole batch.
+        token: u32,
+        /// First rank of the group.
+        first: u32,
+        /// Last one.
+        last: u32,
+    },
+    /// Sinks that do not count once.
+    #[error(
+        "{got} ranks of the group that begins with rank {first} count the sinks, and {expected} should"
+    )]
+    Sinks {
+        /// First rank of the group.
+        first: u32,
+        /// Ranks that count them.
+        got: usize,
+        /// Ranks that should.
+        expected: usize,
+    },
+}

@@ -1,0 +1,148 @@
+//! What ranks are predicted to take: each its plan, then the exchange.
+
+use serde::{Deserialize, Serialize};
+
+use super::Share;
+use crate::{
+    plan::{DeviceDescription, Plan},
+    problem::Spec,
+};
+
+/// What joins the GPUs of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    /// What a GPU reads from the others, from all of them together.
+    pub read_bytes_per_ns: f64,
+    /// What an exchange takes that moves nothing: a launch, a word to the others, and a look at their memory.
+    pub exchange_ns: f64,
+}
+
+impl Link {
+    /// NVLink 4 with direct reads, as measured on two H200.
+    pub const NVLINK: Self = Self {
+        read_bytes_per_ns: 394.0,
+        exchange_ns: 5_000.0,
+    };
+
+    /// The time of an exchange: of so many tokens of some heads a rank reads the results of all other ranks of its
+    /// group.
+    #[must_use]
+    pub fn exchange_ns(&self, spec: &Spec, tokens: u64, ranks: u32) -> f64 {
+        if ranks < 2 {
+            return 0.0;
+        }
+        let heads = u64::from(spec.q_heads);
+        let state = u64::from(spec.head_dim_v) * u64::from(spec.out_dtype.bytes()) + 4;
+        let read = tokens * heads * state * u64::from(ranks - 1);
+        self.exchange_ns + read as f64 / self.read_bytes_per_ns
+    }
+}
+
+/// Results of up to so many query tokens are small enough to be merged whole on every rank.
+pub const MERGED_WHOLE: u32 = 512;
+
+/// What the ranks of a batch are predicted to take.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Forecast {
+    /// Attention of each rank.
+    pub attention_ns: Vec<f64>,
+    /// The exchange of each, behind the last of its group.
+    pub exchange_ns: Vec<f64>,
+    /// When the last rank is done.
+    pub total_ns: f64,
+}
+
+impl Forecast {
+    /// Of plans of shares, one for each. Ranks of a group merge all tokens each, or each as many as its part of them.
+    #[must_use]
+    pub fn new(
+        shares: &[Share],
+        plans: &[Plan],
+        device: &DeviceDescription,
+        link: &Link,
+        merge_all: bool,
+    ) -> Self {
+        let attention_ns: Vec<f64> = plans.iter().map(|plan| attention(plan, device)).collect();
+        let exchange = |share: &Share| {
+            let ranks = share.group.len() as u32;
+            let tokens = u64::from(share.batch.total_q());
+            let merged = match merge_all {
+                true => tokens,
+                false => tokens.div_ceil(ranks.into()),
+            };
+            link.exchange_ns(&share.spec, merged, ranks)
+        };
+        let exchange_ns: Vec<f64> = shares.iter().map(exchange).collect();
+        let done = shares.iter().zip(&exchange_ns).map(|(share, exchange)| {
+            let group = share.group.start as usize..share.group.end as usize;
+            attention_ns[group].iter().copied().fold(0.0, f64::max) + exchange
+        });
+        Self {
+            total_ns: done.fold(0.0, f64::max),
+            attention_ns,
+            exchange_ns,
+        }
+    }
+
+    /// How far the ranks are apart: the mean of their attention over the longest.
+    #[must_use]
+    pub fn balance(&self) -> f64 {
+        let longest = self
+            .attention_ns
+            .iter()
+            .copied()
+            .fold(f64::MIN_POSITIVE, f64::max);
+        let sum: f64 = self.attention_ns.iter().sum();
+        sum / self.attention_ns.len() as f64 / longest
+    }
+}
+
+/// A plan alone: its units, its launches and its merges.
+fn attention(plan: &Plan, device: &DeviceDescription) -> f64 {
+    let merges = match plan.merges.is_empty() {
+        true => 0.0,
+        false => device.merge_ns,
+    };
+    plan.schedule(device).makespan_ns + device.launch_ns + merges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        plan::{PlanOptions, Planner},
+        problem::{Batch, PageTable},
+        shard::{Keys, Sharding},
+    };
+
+    #[test]
+    fn more_ranks_take_less_until_the_exchange_is_all() {
+        let (pages, spec) = (1 << 14, Spec::new(32, 8, 128));
+        let mut table = PageTable::new(16, pages);
+        table.push(&(0..pages).collect::<Vec<_>>(), 16 * pages);
+        let batch = Batch::new(vec![0, 1], table);
+        let device = DeviceDescription::named("h200").unwrap();
+        let total = |ranks| {
+            let sharding = Sharding::one().over_keys(ranks, Keys::RoundRobin { pages: 1 });
+            let shares = sharding.shares(&spec, &batch).unwrap();
+            let mut planner = Planner::new();
+            let plans: Vec<_> = shares
+                .iter()
+                .map(|share| {
+                    let options = PlanOptions::default();
+                    planner
+                        .plan(&share.spec, &share.batch, &device, &options)
+                        .unwrap()
+                })
+                .collect();
+            let forecast = Forecast::new(&shares, &plans, &device, &Link::NVLINK, true);
+            assert!(forecast.balance() > 0.95, "{forecast:?}");
+            forecast.total_ns
+        };
+        let [one, two, eight, many] = [1, 2, 8, 64].map(total);
+        assert!(two < 0.6 * one && eight < 0.5 * two, "{one} {two} {eight}");
+        assert!(many > Link::NVLINK.exchange_ns && many < eight, "{many}");
+    }
+}

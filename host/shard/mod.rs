@@ -1,0 +1,255 @@
+//! One batch on several GPUs: pure functions from a batch to a batch for each rank.
+//!
+//! A [`Sharding`] says how heads, keys or queries are dealt out. [`Sharding::shares`] gives each rank its
+//! [`Share`]: a [`Spec`] and a [`Batch`] that are planned and run like any other, on the rank's own page pools. Ranks
+//! that hold different keys of the same heads and queries are a [group](Share::group): their results, outputs and LSEs,
+//! merge to those of the whole batch.
+//!
+//! ```
+//! use tandem_attn::{problem::{Batch, PageTable, Spec}, shard::{Keys, Sharding}};
+//!
+//! // A decode of 100 keys on 7 pages, whose pages lie on two GPUs in turn.
+//! let mut table = PageTable::new(16, 64);
+//! table.push(&[4, 9, 2, 7, 1, 8, 3], 100);
+//! let (spec, batch) = (Spec::new(32, 8, 128), Batch::new(vec![0, 1], table));
+//! let sharding = Sharding::one().over_keys(2, Keys::RoundRobin { pages: 1 });
+//! let shares = sharding.shares(&spec, &batch)?;
+//! assert_eq!(shares[0].batch.parts[0].table.pages(0), [4, 2, 1, 3]);
+//! assert_eq!(shares[1].batch.parts[0].kv_len(0), 48);
+//! sharding.verify(&spec, &batch, &shares)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # What goes with what
+//!
+//! | dealt out | a rank computes | exchanged | best for |
+//! |---|---|---|---|
+//! | heads | all queries, all keys, some heads | nothing | all batches, as long as there are KV heads |
+//! | keys | all queries, some keys | outputs and LSEs | decodes with long contexts |
+//! | queries | some queries, all keys | nothing | prefills whose keys every rank has |
+//!
+//! A rank that holds one run of a request's keys knows their true positions, so that windows and masks of the last keys
+//! work as ever. Where it holds several ([`Keys::RoundRobin`], [`Keys::Folded`]), the causal mask is kept exactly, by
+//! row blocks that end where runs do; windows and masks are refused with [`ShardError::Positions`].
+
+mod error;
+mod forecast;
+mod keys;
+mod queries;
+mod rank_error;
+mod verify;
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+pub use error::{ShardDefect, ShardError};
+pub use forecast::{Forecast, Link, MERGED_WHOLE};
+pub use rank_error::RankError;
+
+use crate::problem::{Batch, Spec};
+
+/// The most ranks of a sharding.
+pub const MAX_RANKS: u32 = 72;
+
+/// Which rank has which pages of a table's row block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Keys {
+    /// So many pages to a rank, so many to the next, and from the last rank to the first again. Where a page lies depends
+    /// on its place in the table alone: tables grow, and shared prefixes lie in one place.
+    RoundRobin {
+        /// Pages of a turn. Prefills cut their queries where turns end: give them turns of hundreds of keys.
+        pages: u32,
+    },
+    /// One run of neighbouring pages to each rank.
+    Contiguous,
+    /// Two runs to each rank, the first and the last to the first rank: under a causal mask prefills have as much to do
+    /// on each.
+    Folded,
+}
+
+/// How a batch is dealt out over ranks. Rank `heads index × keys + keys index` with keys, likewise with queries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Sharding {
+    /// Ranks that share the heads (tensor parallelism).
+    pub heads: u32,
+    /// Ranks that share the keys (context parallelism).
+    pub keys: u32,
+    /// How these do.
+    pub deal: Keys,
+    /// Ranks that share the queries.
+    pub queries: u32,
+}
+
+/// What a rank computes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Share {
+    /// Its number.
+    pub rank: u32,
+    /// Its heads. Of a group that has sinks the first rank counts them.
+    pub spec: Spec,
+    /// Its queries and keys. Page ids are those of the whole batch: of the rank's own pools.
+    pub batch: Batch,
+    /// Which query heads of the whole it has.
+    pub q_heads: Range<u32>,
+    /// Which KV heads: its pools have these.
+    pub kv_heads: Range<u32>,
+    /// Which query tokens of the whole its own ones are, run after run.
+    pub tokens: Vec<Range<u32>>,
+    /// The ranks whose results are merged, in merging order; the rank itself is among them.
+    pub group: Range<u32>,
+}
+
+impl Sharding {
+    /// A single rank that has all.
+    #[must_use]
+    pub const fn one() -> Self {
+        Self {
+            heads: 1,
+            keys: 1,
+            deal: Keys::RoundRobin { pages: 1 },
+            queries: 1,
+        }
+    }
+
+    /// With the heads over so many ranks. More ranks than KV heads share these, with query heads of their own.
+    #[must_use]
+    pub const fn over_heads(mut self, ranks: u32) -> Self {
+        self.heads = ranks;
+        self
+    }
+
+    /// With the keys over so many ranks.
+    #[must_use]
+    pub const fn over_keys(mut self, ranks: u32, deal: Keys) -> Self {
+        self.keys = ranks;
+        self.deal = deal;
+        self
+    }
+
+    /// With the queries over so many ranks, each of which has all keys: of long prompts an early and a late run, so that
+    /// under a causal mask each has as much to do, and short requests whole, with their neighbours.
+    #[must_use]
+    pub const fn over_queries(mut self, ranks: u32) -> Self {
+        self.queries = ranks;
+        self
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub const fn ranks(&self) -> u32 {
+        self.heads
+            .saturating_mul(self.keys)
+            .saturating_mul(self.queries)
+    }
+
+    /// Deals a batch out: a share for each rank.
+    ///
+    /// # Errors
+    /// A wrong specification, batch or number of ranks, or a mask that cannot be kept; see [`ShardError`].
+    pub fn shares(&self, spec: &Spec, batch: &Batch) -> Result<Vec<Share>, ShardError> {
+        spec.check()?;
+        batch.check(spec)?;
+        self.check(spec)?;
+        let queries = queries::Deal::new(spec, batch, self.queries)?;
+        (0..self.ranks())
+            .map(|rank| {
+                let inner = self.keys * self.queries;
+                let (heads, within) = (rank / inner, rank % inner);
+                let (keys, at) = (within / self.queries, within % self.queries);
+                let mut share = self.heads_of(spec, heads);
+                share.spec.variant.sinks &= keys == 0;
+                let dealt = match self.keys {
+                    1 => queries.of(batch, at)?,
+                    ranks => (keys::deal(spec, batch, self.deal, ranks, keys)?, Vec::new()),
+                };
+                (share.batch, share.tokens) = dealt;
+                if self.queries == 1 {
+                    share.tokens = std::iter::once(0..batch.total_q()).collect();
+                }
+                share.rank = rank;
+                share.group = match self.keys {
+                    1 => rank..rank + 1,
+                    ranks => heads * ranks..(heads + 1) * ranks,
+                };
+                share.batch.check(&share.spec)?;
+                Ok(share)
+            })
+            .collect()
+    }
+
+    /// The rank among those that share the keys that has a page, by its place in a row block of so many pages: who
+    /// appends to it.
+    ///
+    /// # Panics
+    /// If the row block has not so many pages.
+    #[must_use]
+    pub fn owner(&self, page: u32, pages: u32) -> u32 {
+        let runs = keys::runs(self.deal, self.keys, pages);
+        runs.into_iter()
+            .find(|(run, _)| run.contains(&page))
+            .expect("the row block has the page")
+            .1
+    }
+
+    fn check(&self, spec: &Spec) -> Result<(), ShardError> {
+        let counts = [
+            ("heads", self.heads),
+            ("keys", self.keys),
+            ("queries", self.queries),
+            ("all", self.ranks()),
+        ];
+        for (what, got) in counts {
+            if got == 0 || got > MAX_RANKS {
+                return Err(ShardError::Ranks { what, got });
+            }
+        }
+        if let Keys::RoundRobin { pages: 0 } = self.deal {
+            return Err(ShardError::NoTurn);
+        }
+        if self.keys > 1 && self.queries > 1 {
+            return Err(ShardError::KeysAndQueries {
+                keys: self.keys,
+                queries: self.queries,
+            });
+        }
+        let (q_heads, kv_heads, ranks) = (spec.q_heads, spec.kv_heads, self.heads);
+        let shared = ranks.is_multiple_of(kv_heads) && q_heads.is_multiple_of(ranks);
+        if !kv_heads.is_multiple_of(ranks) && !shared {
+            return Err(ShardError::Heads {
+                q_heads,
+                kv_heads,
+                ranks,
+            });
+        }
+        Ok(())
+    }
+
+    /// The heads of a rank, and nothing else yet.
+    fn heads_of(&self, spec: &Spec, index: u32) -> Share {
+        let mut own = *spec;
+        own.q_heads = spec.q_heads / self.heads;
+        own.kv_heads = (spec.kv_heads / self.heads).max(1);
+        let first = index * own.q_heads;
+        let first_kv = first / spec.group();
+        Share {
+            rank: 0,
+            spec: own,
+            batch: Batch::default(),
+            q_heads: first..first + own.q_heads,
+            kv_heads: first_kv..first_kv + own.kv_heads,
+            tokens: Vec::new(),
+            group: 0..1,
+        }
+    }
+}
+
+impl Share {
+    /// Query tokens of the whole that are its own, in its own order.
+    pub fn whole_tokens(&self) -> impl Iterator<Item = u32> + '_ {
+        self.tokens.iter().cloned().flatten()
+    }
+}

@@ -1,0 +1,166 @@
+//! Queries over ranks, each of which has all keys.
+
+use std::ops::Range;
+
+use super::ShardError;
+use crate::problem::{Batch, PageTable, Part, Spec};
+
+/// Long prompts are cut at multiples of so many tokens: whole tiles of every kernel.
+const STEP: u32 = 128;
+
+/// Which tokens each rank has.
+pub(super) struct Deal<'a> {
+    spec: &'a Spec,
+    tokens: Vec<Vec<Range<u32>>>,
+}
+
+impl<'a> Deal<'a> {
+    pub(super) fn new(spec: &'a Spec, batch: &Batch, ranks: u32) -> Result<Self, ShardError> {
+        let mut tokens = vec![Vec::new(); ranks as usize];
+        let long = |request: &usize| batch.q_len(*request) >= 2 * ranks * STEP;
+        let range = |request: usize| batch.qo_indptr[request]..batch.qo_indptr[request + 1];
+        for request in (0..batch.requests()).filter(long) {
+            let (Range { start, .. }, len) = (range(request), batch.q_len(request));
+            let cut = |index: u32| match index {
+                index if index == 2 * ranks => start + len,
+                index => {
+                    start
+                        + (u64::from(len) * u64::from(index) / u64::from(2 * ranks)) as u32 / STEP
+                            * STEP
+                }
+            };
+            for run in 0..2 * ranks {
+                let rank = run.min(2 * ranks - 1 - run);
+                tokens[rank as usize].push(cut(run)..cut(run + 1));
+            }
+        }
+        // Neighbours stay together, for they may share prefixes.
+        let short: Vec<_> = (0..batch.requests()).filter(|r| !long(r)).collect();
+        let work = |&request: &usize| {
+            let queries = u64::from(batch.q_len(request));
+            queries * (batch.kv_len(request) + 1)
+        };
+        let all: u64 = short.iter().map(work).sum();
+        let mut done = 0;
+        for request in short {
+            let middle = done + work(&request) / 2;
+            let rank = (u128::from(middle) * u128::from(ranks) / u128::from(all.max(1))) as usize;
+            tokens[rank.min(ranks as usize - 1)].push(range(request));
+            done += work(&request);
+        }
+        for tokens in &mut tokens {
+            tokens.retain(|run| !run.is_empty());
+            tokens.sort_unstable_by_key(|run| run.start);
+        }
+        Ok(Self { spec, tokens })
+    }
+
+    /// The batch of a rank, and the tokens that are its own.
+    pub(super) fn of(
+        &self,
+        batch: &Batch,
+        rank: u32,
+    ) -> Result<(Batch, Vec<Range<u32>>), ShardError> {
+        let tokens = &self.tokens[rank as usize];
+        if self.tokens.len() == 1 {
+            return Ok((batch.clone(), tokens.clone()));
+        }
+        let mut own_indptr = vec![0];
+        for request in 0..batch.requests() {
+            let range = batch.qo_indptr[request]..batch.qo_indptr[request + 1];
+            let own: u32 = tokens
+                .iter()
+                .map(|run| both(run, &range).len() as u32)
+                .sum();
+            own_indptr.push(own_indptr[request] + own);
+        }
+        let parts = batch.parts.iter().enumerate();
+        let parts = parts
+            .map(|(index, part)| self.part(part, index, tokens))
+            .collect::<Result<_, _>>()?;
+        let ancestors = match batch.ancestors.is_empty() {
+            true => Vec::new(),
+            false => tokens
+                .iter()
+                .flat_map(|run| &batch.ancestors[run.start as usize..run.end as usize])
+                .copied()
+                .collect(),
+        };
+        let own = Batch::composed(own_indptr, parts).with_ancestors(ancestors);
+        Ok((own, tokens.clone()))
+    }
+
+    fn part(&self, whole: &Part, index: usize, tokens: &[Range<u32>]) -> Result<Part, ShardError> {
+        let variant = &self.spec.variant;
+        let table = PageTable::new(whole.table.page_size, whole.table.pool_pages);
+        let starts = tokens.iter().scan(0, |own, run| {
+            let start = *own;
+            *own += run.len() as u32;
+            Some(start)
+        });
+        let mut part = Part::new(Vec::new(), table);
+        for (run, own) in tokens.iter().zip(starts) {
+            for row_block in 0..whole.row_blocks() {
+                let block = whole.q_range(row_block);
+                let piece = both(run, &block);
+                if piece.is_empty() {
+                    continue;
+                }
+                let begin = own + (piece.start - run.start);
+                // Tokens that this part has no keys for.
+                match part.q_indptr.last() {
+                    None => part.q_indptr.push(begin),
+                    Some(&end) if end < begin => push(&mut part, begin, &[], 0, begin - end)?,
+                    Some(_) => {}
+                }
+                // The piece ends so many tokens before its row block does.
+                let cut = block.end - piece.end;
+                let (kv_len, after) = (whole.kv_len(row_block), whole.after(row_block));
+                if !variant.causal
+                    && (variant.window_left.is_some() || variant.hooks.is_some())
+                    && cut > after
+                {
+                    return Err(ShardError::WindowOfQueries {
+                        part: index,
+                        row_block,
+                    });
+                }
+                let hidden = match variant.causal {
+                    true => cut.saturating_sub(after),
+                    false => 0,
+                };
+                let kv_len = kv_len.saturating_sub(hidden);
+                let end = begin + piece.len() as u32;
+                let pages = whole.table.pages(row_block);
+                // Without a key, the position does not matter, and may not be negative.
+                let after = match kv_len {
+                    0 => piece.len() as u32,
+                    _ => after.saturating_sub(cut),
+                };
+                push(&mut part, end, pages, kv_len, after)?;
+            }
+        }
+        if part.q_indptr.is_empty() {
+            part.q_indptr.push(0);
+        }
+        Ok(part)
+    }
+}
+
+fn push(
+    part: &mut Part,
+    end: u32,
+    pages: &[u32],
+    kv_len: u32,
+    after: u32,
+) -> Result<(), ShardError> {
+    part.table.try_push(pages.iter().copied(), kv_len)?;
+    part.q_indptr.push(end);
+    part.keys_after.push(after);
+    Ok(())
+}
+
+fn both(a: &Range<u32>, b: &Range<u32>) -> Range<u32> {
+    let start = a.start.max(b.start);
+    start..a.end.min(b.end).max(start)
+}

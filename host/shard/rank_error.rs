@@ -1,0 +1,101 @@
+//! What goes wrong among ranks that run.
+
+use thiserror::Error;
+
+/// Why ranks did not compute together. Each rank of the group gets an error of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum RankError {
+    /// A group of no ranks, or of more than merge directly.
+    #[error("a group of {got} ranks: direct reads merge 1 to {most}")]
+    Group {
+        /// Ranks given.
+        got: usize,
+        /// The most there may be.
+        most: usize,
+    },
+    /// A GPU cannot read another one's memory.
+    #[error(
+        "GPU {from} cannot read the memory of GPU {to}: choose GPUs that `nvidia-smi topo -p2p r` shows as OK, or deal \
+         out heads, which exchange nothing"
+    )]
+    NoPeerAccess {
+        /// The ordinal of the GPU that would read.
+        from: u32,
+        /// The ordinal of the other one.
+        to: u32,
+    },
+    /// A call with another GPU than the rank's.
+    #[error("rank {rank} is on GPU {expected}, and the call is for GPU {got}")]
+    OtherDevice {
+        /// The rank.
+        rank: u32,
+        /// The ordinal of the GPU given.
+        got: u32,
+        /// The ordinal of its own.
+        expected: u32,
+    },
+    /// Ranks that announced different sizes. Nothing was launched.
+    #[error(
+        "rank {rank} announced {tokens} query tokens and rank {other} announced {other_tokens}: ranks of a group run \
+         shares of one batch"
+    )]
+    Disagree {
+        /// The rank.
+        rank: u32,
+        /// Its query tokens.
+        tokens: usize,
+        /// The other one.
+        other: u32,
+        /// That one's query tokens.
+        other_tokens: usize,
+    },
+    /// A run without an announcement, or of another size than was announced. Nothing was launched.
+    #[error(
+        "rank {rank} runs {tokens} query tokens and announced {announced}: call Rank::announce once for each step, on \
+         all ranks"
+    )]
+    NotAnnounced {
+        /// The rank.
+        rank: u32,
+        /// Query tokens of the run.
+        tokens: usize,
+        /// Query tokens announced.
+        announced: usize,
+    },
+    /// A rank that did not announce its size in time. Nothing was launched.
+    #[error("rank {rank} waited {waited_ms} ms for rank {missing} to announce its sizes")]
+    Silent {
+        /// The rank that waited.
+        rank: u32,
+        /// The one that it waited for.
+        missing: u32,
+        /// How long.
+        waited_ms: u64,
+    },
+    /// A rank that did not come to a merge in time: the results of this rank since then are not there.
+    #[error(
+        "rank {rank} waited {waited_ms} ms on its GPU for rank {missing}, which did not come: nothing was merged since \
+         then; find what happened to it, and make the group anew"
+    )]
+    Late {
+        /// The rank that waited.
+        rank: u32,
+        /// The one that did not come.
+        missing: u32,
+        /// How long.
+        waited_ms: u64,
+    },
+    /// A rank that failed and said so: results since then are not there.
+    #[error(
+        "rank {failed} failed ({reason}), and rank {rank} waits for it no more: make the group anew"
+    )]
+    Failed {
+        /// The rank that would wait.
+        rank: u32,
+        /// The one that failed.
+        failed: u32,
+        /// What it said.
+        reason: String,
+    },
+}

@@ -1,0 +1,106 @@
+//! Whether shares are those of the batch: each query sees each of its keys once.
+
+use super::{ShardDefect, Sharding, Share};
+use crate::problem::{Batch, Spec};
+
+/// Keys that a query sees on one page: part, page id, offsets on the page, and where masks of the last keys matter how
+/// far the first of them stands before the query.
+type Seen = (usize, u32, u32, u32, i32);
+
+impl Sharding {
+    /// Whether the shares compute the batch: each query head of each token in one group of ranks, which together see its
+    /// keys, each once.
+    ///
+    /// It takes time in proportion to query tokens × pages.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn verify(&self, spec: &Spec, batch: &Batch, shares: &[Share]) -> Result<(), ShardDefect> {
+        if shares.len() != self.ranks() as usize {
+            return Err(ShardDefect::Shares {
+                got: shares.len(),
+                expected: self.ranks(),
+            });
+        }
+        for share in shares {
+            let (rank, checked) = (share.rank, share.batch.check(&share.spec));
+            checked.map_err(|error| ShardDefect::Batch {
+                rank,
+                reason: error.to_string(),
+            })?;
+        }
+        let (tokens, heads) = (batch.total_q(), spec.q_heads);
+        let mut computed = vec![0_u32; (tokens * heads) as usize];
+        let first_of = |share: &&Share| share.rank == share.group.start;
+        for first in shares.iter().filter(first_of) {
+            let group = &shares[first.group.start as usize..first.group.end as usize];
+            let got = group
+                .iter()
+                .filter(|share| share.spec.variant.sinks)
+                .count();
+            let expected = usize::from(spec.variant.sinks);
+            if got != expected {
+                let first = first.rank;
+                return Err(ShardDefect::Sinks {
+                    first,
+                    got,
+                    expected,
+                });
+            }
+            for (own, token) in (0..).zip(first.whole_tokens()) {
+                for head in first.q_heads.clone() {
+                    computed[(token * heads + head) as usize] += 1;
+                }
+                let mut expected = seen(spec, batch, token);
+                let mut got: Vec<Seen> = group
+                    .iter()
+                    .flat_map(|share| seen(&share.spec, &share.batch, own))
+                    .collect();
+                expected.sort_unstable();
+                got.sort_unstable();
+                if got != expected {
+                    return Err(ShardDefect::Seen {
+                        token,
+                        first: first.rank,
+                        last: first.group.end - 1,
+                    });
+                }
+            }
+        }
+        match computed.iter().position(|&got| got != 1) {
+            None => Ok(()),
+            Some(at) => Err(ShardDefect::Computed {
+                token: at as u32 / heads,
+                head: at as u32 % heads,
+                got: computed[at],
+            }),
+        }
+    }
+}
+
+/// What a query token sees.
+fn seen(spec: &Spec, batch: &Batch, token: u32) -> Vec<Seen> {
+    let mut all = Vec::new();
+    for (index, part) in batch.parts.iter().enumerate() {
+        let ends = &part.q_indptr[1..];
+        let row_block = ends.partition_point(|&end| end <= token);
+        if row_block == ends.len() || part.q_indptr[row_block] > token {
+            continue;
+        }
+        let position = part.first_position(row_block) + (token - part.q_indptr[row_block]) as i32;
+        let keys = spec.variant.visible(position, part.kv_len(row_block));
+        let page_size = part.table.page_size;
+        let mut key = keys.start;
+        while key < keys.end {
+            let end = ((key / page_size + 1) * page_size).min(keys.end);
+            let page = part.table.pages(row_block)[(key / page_size) as usize];
+            let before = match batch.ancestors.is_empty() {
+                true => 0,
+                false => position - key as i32,
+            };
+            all.push((index, page, key % page_size, end - key, before));
+            key = end;
+        }
+    }
+    all
+}

@@ -1,0 +1,288 @@
+//! `merge_ranks`: ⊕ over what several GPUs computed from keys of their own, read directly from their memory.
+//!
+//! Each rank's attention leaves its outputs and LSEs in memory that all ranks can read. The kernel comes behind it on the
+//! same stream. It tells the other ranks that this has happened (a store with release at the scope of the system into
+//! their memory), waits until all have told it, reads their results and merges them in the order of the ranks, so that
+//! the result depends on nothing but the states. A rank polls its own memory, and what it writes to others is one word.
+//!
+//! *Rounds* are counted on the device, so that a captured graph can be launched any number of times. Results lie in one
+//! of two buffers in turn: a rank that fills one of them again has merged since, and so each other rank has passed the
+//! merge that read it.
+//!
+//! A wait ends after a while, or when the host says so. The rank then notes which one it missed, writes nothing, and
+//! neither do its later merges.
+//!
+//! A thread merges a *chunk* of 8 elements, and all ranks' are on their way before the first is looked at: what NVLink
+//! wants is bytes under way.
+
+/// Elements that a thread computes at a time.
+pub const CHUNK: u32 = 8;
+
+/// Threads of a block.
+pub const THREADS: u32 = 256;
+
+/// Blocks on an SM.
+pub const BLOCKS: u32 = 3;
+
+/// In [`RankMergeParams::mode`](crate::abi::RankMergeParams::mode): tell the others.
+pub const TELL: u32 = 1;
+
+/// Likewise: wait for them, merge, and go on to the next round.
+pub const MERGE: u32 = 2;
+
+/// In [`RankControl::missed`](crate::abi::RankControl::missed): the host stopped it.
+pub const STOPPED: u32 = u32::MAX;
+
+/// The kernels, one for each 16-bit float: `merge_ranks_<element>`.
+macro_rules! table {
+    ($as:ident $then:ident) => {
+        $crate::each_half! { $as $then {} }
+    };
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+mod rows {
+    use super::{BLOCKS, THREADS};
+    use crate::registry::{Arch, Element, Family, KernelInfo, Op, registers};
+
+    macro_rules! rows {
+        ($output:ident $element:literal {}) => {
+            &[KernelInfo {
+                element: Element::$output,
+                threads: THREADS,
+                registers: registers(THREADS, BLOCKS),
+                ..KernelInfo::new(
+                    concat!("merge_ranks_", $element),
+                    Family::Passes,
+                    Arch::Sm80,
+                    Op::MergeRanks,
+                )
+            }]
+        };
+    }
+
+    /// See the macro `table`.
+    pub const ROWS: &[&[KernelInfo]] = table!(list rows);
+}
+#[cfg(not(target_arch = "nvptx64"))]
+pub use rows::ROWS;
+
+#[cfg(target_arch = "nvptx64")]
+mod device {
+    use cuda_std::{
+        atomic::{self, Acquire, Gpu, Relaxed, Release, Sys},
+        barrier,
+        prelude::*,
+        special,
+    };
+
+    use super::{BLOCKS, CHUNK, MERGE, STOPPED, TELL, THREADS};
+    use crate::{
+        abi::{MAX_GROUP, RankControl, RankMergeParams},
+        common::{
+            half::{Bf16, F16, Half},
+            state::{Merger, State, natural},
+        },
+    };
+
+    /// Looks at the clock and at the host's word every so many polls.
+    const PATIENCE: u32 = 32;
+
+    /// Address of a field of [`RankControl`].
+    macro_rules! field {
+        ($params:ident.$field:ident) => {
+            ($params.control + core::mem::offset_of!(RankControl, $field) as u64) as *mut u32
+        };
+    }
+
+    /// One word of this rank's memory for each other rank, a sector each.
+    #[inline(always)]
+    fn told_by(params: &RankMergeParams, rank: u32) -> *const u32 {
+        let first = core::mem::offset_of!(RankControl, told) as u64;
+        let sector = size_of::<[u32; 8]>() as u64;
+        (params.control + first + u64::from(rank) * sector) as *const u32
+    }
+
+    /// Tells the others that what came before on the stream is there.
+    ///
+    /// # Safety
+    /// As [`RankMergeParams`] says; one thread for each of the ranks.
+    #[inline(always)]
+    unsafe fn tell(params: &RankMergeParams, to: u32, round: u32) {
+        let mut rank = 0;
+        while rank < MAX_GROUP {
+            if to == rank as u32 && params.tells[rank] != 0 {
+                // SAFETY: the caller's promise.
+                unsafe { atomic::store::<Release, Sys, _>(params.tells[rank] as *mut u32, round) }
+            }
+            rank += 1;
+        }
+    }
+
+    /// Waits until a rank has told; false if it did not.
+    ///
+    /// # Safety
+    /// As [`RankMergeParams`] says.
+    #[inline(always)]
+    unsafe fn wait_for(params: &RankMergeParams, rank: u32, round: u32) -> bool {
+        let told = told_by(params, rank);
+        let begin = special::globaltimer();
+        let mut polls = 0_u32;
+        loop {
+            // SAFETY: the caller's promise.
+            let seen = unsafe { atomic::load::<Acquire, Sys, _>(told) };
+            if seen.wrapping_sub(round) as i32 >= 0 {
+                return true;
+            }
+            polls += 1;
+            if polls % PATIENCE == 0 {
+                // SAFETY: as above.
+                let stopped = unsafe { atomic::load::<Relaxed, Sys, _>(field!(params.stop)) };
+                let late = special::globaltimer().wrapping_sub(begin) > params.timeout_ns;
+                if stopped != 0 || late {
+                    let why = if stopped != 0 { STOPPED } else { rank + 1 };
+                    // SAFETY: as above.
+                    unsafe { atomic::store::<Relaxed, Gpu, _>(field!(params.missed), why) };
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// A chunk of a rank's state; an empty one where there is no such rank.
+    ///
+    /// # Safety
+    /// As [`RankMergeParams`] says.
+    #[inline(always)]
+    unsafe fn load(out: u64, lse: u64, chunk: u64, head: u64) -> ([u32; 4], f32) {
+        // Not the read-only path: other GPUs wrote it while this kernel was waiting.
+        // SAFETY: the caller's promise.
+        unsafe {
+            (
+                ptr::load_u32x4((out + chunk * 16) as *const u32),
+                ptr::load_f32((lse + head * 4) as *const f32),
+            )
+        }
+    }
+
+    /// Merges the chunks of a thread.
+    ///
+    /// # Safety
+    /// As [`RankMergeParams`] says; all ranks have told, and a barrier was in between.
+    #[inline(always)]
+    unsafe fn merge<T: Half>(params: &RankMergeParams) {
+        let step = thread::grid_dim_x() * THREADS;
+        let mut at = thread::index_1d();
+        while at < params.chunks {
+            let (row, in_row) = params.chunks_per_row.div_rem(at);
+            let (head, in_head) = params.chunks_per_head.div_rem(in_row);
+            let token = u64::from(params.first_token + row);
+            let chunk = token * u64::from(params.chunks_per_row.get()) + u64::from(in_row);
+            let log = token * u64::from(params.q_heads) + u64::from(head);
+            let mut loaded = [([0; 4], f32::NEG_INFINITY); MAX_GROUP];
+            let mut rank = 0;
+            while rank < MAX_GROUP {
+                if (rank as u32) < params.ranks {
+                    // SAFETY: the caller's promise.
+                    loaded[rank] =
+                        unsafe { load(params.out_of[rank], params.lse_of[rank], chunk, log) };
+                }
+                rank += 1;
+            }
+            let mut merger = Merger::EMPTY;
+            rank = 0;
+            while rank < MAX_GROUP {
+                if (rank as u32) < params.ranks {
+                    let (pairs, lse) = loaded[rank];
+                    let ([a, b], [c, d]) = (T::unpack(pairs[0]), T::unpack(pairs[1]));
+                    let ([e, f], [g, h]) = (T::unpack(pairs[2]), T::unpack(pairs[3]));
+                    merger.push(State {
+                        out: [a, b, c, d, e, f, g, h],
+                        lse: lse * core::f32::consts::LOG2_E,
+                    });
+                }
+                rank += 1;
+            }
+            let State { out: v, lse } = merger.finish();
+            let element = token * u64::from(params.out_token_stride) + u64::from(in_row * CHUNK);
+            let pairs = [
+                T::pack(v[0], v[1]),
+                T::pack(v[2], v[3]),
+                T::pack(v[4], v[5]),
+                T::pack(v[6], v[7]),
+            ];
+            // SAFETY: the chunk is the thread's own.
+            unsafe {
+                ptr::store_u32x4((params.out + element * 2) as *mut u32, pairs);
+                if in_head == 0 && params.lse != 0 {
+                    ptr::store_f32((params.lse + log * 4) as *mut f32, natural(lse));
+                }
+            }
+            at += step;
+        }
+    }
+
+    /// # Safety
+    /// As [`RankMergeParams`] says; states and output are of the type `T`.
+    #[inline(always)]
+    unsafe fn run<T: Half>(params: &RankMergeParams) {
+        // The attention whose results are told of, and the merge that counted the last round.
+        #[cfg(target_feature = "sm_90a")]
+        cuda_std::griddep::wait();
+        let thread = thread::thread_idx_x();
+        // SAFETY: the caller's promises.
+        unsafe {
+            // A rank that missed another stays behind. Atomic, for other blocks may write both meanwhile: a wait that ends,
+            // and the last block of all, when this one has read the round.
+            let read = |word| atomic::load::<Relaxed, Gpu, _>(word as *const u32);
+            let failed = read(field!(params.missed)) != 0;
+            let round = read(field!(params.round)).wrapping_add(1);
+            let (waits, first) = (thread < params.ranks, thread::block_idx_x() == 0);
+            if params.mode & TELL != 0 && waits && first && !failed {
+                tell(params, thread, round);
+            }
+            if params.mode & MERGE == 0 {
+                return;
+            }
+            let mut missed = failed;
+            if waits && !failed && thread != params.rank {
+                missed = !wait_for(params, thread, round);
+            }
+            if barrier::bar_any(0, THREADS, missed) {
+                return;
+            }
+            merge::<T>(params);
+            // All blocks have read the round before the last of them counts it.
+            if thread == 0 {
+                let blocks = thread::grid_dim_x();
+                let before = atomic::fetch_add::<Relaxed, Gpu, _>(field!(params.blocks), 1);
+                if before == blocks - 1 {
+                    atomic::store::<Relaxed, Gpu, _>(field!(params.blocks), 0);
+                    atomic::store::<Relaxed, Gpu, _>(field!(params.round), round);
+                }
+            }
+        }
+    }
+
+    macro_rules! entries {
+        ($output:ident $element:literal {}) => {
+            const _: () = {
+                /// See the module.
+                ///
+                /// # Safety
+                /// The parameters describe memory as [`RankMergeParams`] says, of the type in the name.
+                #[kernel(
+                                                                name = ["merge_ranks_", $element],
+                                                                max_threads = THREADS,
+                                                                min_blocks = BLOCKS
+                                                            )]
+                pub unsafe fn entry(params: RankMergeParams) {
+                    // SAFETY: the caller's promise.
+                    unsafe { run::<$output>(&params) }
+                }
+            };
+        };
+    }
+
+    table!(items entries);
+}

@@ -1,0 +1,121 @@
+//! Which warp does what.
+
+use cuda_std::{barrier, griddep, mbarrier, thread, tma, warp};
+
+use super::{
+    config::producers, layout::Layout, load::Loader, mainloop::Consumer, open::first_unit,
+    queries::FirstQueries, scheduler::Scheduler,
+};
+use crate::{
+    abi::DecodeParams,
+    common::{
+        cache::{Cache, Stored},
+        half::Half,
+        tile_counter,
+        variant::Variant,
+    },
+};
+
+/// Barriers of the hardware at the CTA's start; warps of a unit meet at them later.
+const FIRST_INITIALISED: u32 = 2;
+const OPENERS_START: u32 = 3;
+
+/// The kernel of a head dimension, rows, consumer warps and a cache; the other constants are the fragments of a tile and
+/// the elements of a row that a lane writes.
+///
+/// # Safety
+/// All threads of a CTA come here; the parameters describe memory as [`DecodeParams`] says, `maps` is the address of its
+/// first.
+#[inline(always)]
+pub unsafe fn run<
+    T: Half,
+    V: Variant,
+    const DIM: u32,
+    const ROWS: u32,
+    const WARPS: u32,
+    const CACHE: u32,
+    const DIM_BLOCKS: usize,
+    const ROW_BLOCKS: usize,
+    const PER_LANE: usize,
+>(
+    p: &DecodeParams,
+    maps: *const tma::TensorMap,
+    variant: V,
+) where
+    Stored<T, CACHE>: Cache,
+{
+    let producers = const { producers(DIM, ROWS, CACHE) };
+    // Warps after the scheduler that look up what the ring and the queries begin with: the loaders and a consumer. They
+    // wait for memory twice, and initialise no barriers meanwhile.
+    let openers = producers;
+    let warp_id = thread::thread_idx_x() / 32;
+    let lane = warp::lane_id();
+    let layout = Layout::<DIM, ROWS, WARPS, CACHE>::new(p.stages);
+    // Every role looks up by itself what it does first. That none waits for another is what short steps are made
+    // of: openers wait for the first barriers, then all for the others, and nobody for what others look up.
+    let threads = (WARPS + producers) * 32;
+    let initialisers = WARPS + producers - 1 - openers;
+    let initialise = || {
+        let nth = warp_id - 1 - openers;
+        // SAFETY: these warps come here once.
+        unsafe {
+            layout.initialise(layout.first_barriers(), nth, initialisers);
+            barrier::bar_sync(FIRST_INITIALISED, initialisers * 32);
+            barrier::bar_arrive(OPENERS_START, threads);
+            layout.initialise(layout.other_barriers(), nth, initialisers);
+            mbarrier::arrive(layout.started());
+        }
+    };
+    // SAFETY: the scheduler and the openers come here once.
+    let open = || unsafe { barrier::bar_sync(OPENERS_START, threads) };
+    // SAFETY: the first barriers are initialised: whoever comes here did that, or opened.
+    let start = || unsafe { mbarrier::wait(layout.started(), 0) };
+    // SAFETY: whole warps, each in one role; what a role finds initialised is what it waited for above.
+    unsafe {
+        if warp_id == 0 {
+            let scheduler = Scheduler { p, layout, lane };
+            let mut first = scheduler.look_up();
+            // Another tile group of the step may take over SMs as this one leaves them.
+            griddep::launch_dependents();
+            scheduler.begin(&mut first);
+            open();
+            scheduler.list_first(&first);
+            start();
+            scheduler.run(first);
+        } else if warp_id < producers {
+            let loader = Loader {
+                p,
+                maps,
+                index: warp_id - 1,
+                long: tile_counter::is_long(p.long, p.attention.record),
+                layout,
+                lane,
+            };
+            if lane == 0 && warp_id <= 2 {
+                tma::prefetch_tensor_map(maps.add(warp_id as usize - 1));
+            }
+            let opening = loader.look_up(first_unit(p));
+            open();
+            loader.run(&variant, opening, start);
+        } else {
+            let consumer = Consumer {
+                params: &p.attention,
+                group: p.group,
+                layout,
+                warp: warp_id - producers,
+                lane,
+            };
+            if warp_id <= openers {
+                let queries = FirstQueries::look_up(p, first_unit(p), lane);
+                open();
+                queries.load(p, &layout, lane);
+            } else {
+                initialise();
+            }
+            start();
+            consumer.run::<T, V, DIM_BLOCKS, ROW_BLOCKS, PER_LANE>(&variant);
+            // Whoever waits for this group waits for the one before it, too.
+            griddep::wait();
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Which warp does what.
+
+use cuda_std::{barrier, griddep, setmaxnreg, shared, thread, tma::TensorMap, wgmma};
+
+use super::{
+    Shape,
+    load::{gather, help_gather, load},
+    mainloop::consume,
+    shared::Shared,
+};
+use crate::{
+    abi::DecodeParams,
+    common::{half::Half, variant::Variant},
+};
+
+/// The kernel of a shape, which the constants repeat: registers of a feeding and of a computing thread, stages, head
+/// dimension, elements of a row that a lane writes, and a thread's logits, weights and outputs.
+///
+/// # Safety
+/// All threads of a CTA of the shape come here; the parameters describe memory as [`DecodeParams`] says, `maps` is the
+/// address of its first.
+#[inline(always)]
+pub unsafe fn run<
+    T: Half,
+    V: Variant,
+    const FEEDS: u32,
+    const COMPUTES: u32,
+    const STAGES: u32,
+    const DIM: u32,
+    const PER_LANE: usize,
+    const S: usize,
+    const P: usize,
+    const O: usize,
+>(
+    p: &DecodeParams,
+    maps: *const TensorMap,
+    variant: &V,
+    shape: Shape,
+) where
+    [f32; S]: wgmma::Accumulator,
+    [f32; O]: wgmma::Accumulator,
+{
+    let base = shared::dynamic_shared_address();
+    let s = Shared { base, shape };
+    let thread = thread::thread_idx_x();
+    // SAFETY: the caller's promise; warps and warpgroups have their roles as a whole.
+    unsafe {
+        s.init();
+        barrier::bar_sync(0, shape.threads());
+        // Another tile group of the step may take over SMs as this one leaves them.
+        griddep::launch_dependents();
+        if thread < 128 {
+            if FEEDS < 128 {
+                setmaxnreg::decrease::<FEEDS>();
+            }
+            match thread / 32 {
+                0 => load::<_, false, STAGES>(p, variant, maps, s),
+                1 => load::<_, true, STAGES>(p, variant, maps.add(1), s),
+                2 => gather(p, variant, s),
+                _ => help_gather(p, s),
+            }
+        } else {
+            if FEEDS < 128 {
+                setmaxnreg::increase::<COMPUTES>();
+            }
+            consume::<T, V, STAGES, DIM, PER_LANE, S, P, O>(p, variant, s);
+            // Whoever waits for this group waits for the one before it, too.
+            griddep::wait();
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! Modules as part of a program.
+
+use std::{env, fmt::Write as _, fs, io, path::PathBuf};
+
+use crate::CudaModule;
+
+/// Writes `modules.rs` into the directory of a build script's output: an expression of type `&[Module]`, for
+///
+/// ```ignore
+/// use tandem_attn::exec::gpu::{Image, Module};
+///
+/// static MODULES: &[Module] = include!(concat!(env!("OUT_DIR"), "/modules.rs"));
+/// ```
+///
+/// Without ptxas there is PTX alone in it, which it warns of.
+///
+/// # Errors
+/// Where it is not called from a build script, or a file cannot be written.
+pub fn embed(modules: &[CudaModule]) -> io::Result<()> {
+    let out_dir = env::var_os("OUT_DIR").map(PathBuf::from);
+    let out_dir = out_dir
+        .ok_or_else(|| io::Error::other("OUT_DIR is not set: call this from a build script"))?;
+    if modules.iter().any(|module| module.cubin.is_none()) {
+        println!(
+            "cargo::warning=no ptxas was found, so only PTX is embedded and `Gpu::new` refuses it; `cargo xtask setup` of \
+             tandem-attn installs ptxas, and PTXAS says where one is"
+        );
+    }
+    let mut table = String::from("&[\n");
+    for module in modules {
+        let (arch, family) = (module.arch.sm(), &module.name);
+        let name = format!("{arch}.{family}");
+        let ptx = out_dir.join(format!("{name}.ptx"));
+        fs::write(&ptx, &module.ptx)?;
+        let cubin = match &module.cubin {
+            Some(cubin) => {
+                let path = out_dir.join(format!("{name}.cubin"));
+                fs::write(&path, &cubin.bytes)?;
+                format!("Some(Image::raw(include_bytes!({path:?})))")
+            }
+            None => "None".into(),
+        };
+        let _ = writeln!(
+            table,
+            "    Module {{ arch: {arch:?}, family: {family:?}, ptx: Image::raw(include_bytes!({ptx:?})), cubin: {cubin} }},"
+        );
+    }
+    table.push(']');
+    fs::write(out_dir.join("modules.rs"), table)
+}
