@@ -5,7 +5,7 @@
 //! [`Emulated::gpu`] is a [`Gpu`] as any other. It is for tests and for whoever writes kernels. Times on it mean
 //! nothing.
 //!
-//! ```
+//! ```standalone_crate
 //! use tandem_attn::{
 //!     exec::emulated::{Emulated, Schedule, Settings},
 //!     kv::KvView,
