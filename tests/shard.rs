@@ -8,7 +8,7 @@ mod problems;
 
 use half::bf16;
 use numeric::{Tolerance, compare, to_f64};
-use problems::{Pools, Problem, Tensors, cases, enrich, sinks, small_problem};
+use problems::{Pools, Problem, Tensors, alibi, cases, enrich, sinks, slopes, small_problem};
 use proptest::prelude::*;
 use tandem_attn::{
     exec::{
@@ -122,9 +122,17 @@ fn run_share<T: Element>(
     if let (Some(sinks), true) = (&all_sinks, own.variant.sinks) {
         heads = heads.with_sinks(&sinks[share.q_heads.start as usize..share.q_heads.end as usize]);
     }
-    Cpu::new()
-        .run_heads(&plan, &q, &views, &mut out, Some(&mut lse), &heads)
-        .expect("plan and tensors fit");
+    let (cpu, to_lse) = (Cpu::new(), Some(&mut lse[..]));
+    let ran = match own.variant.hooks {
+        // A variant is given what belongs to the rank's heads.
+        Some(_) => {
+            let slopes = &slopes(spec)[share.q_heads.start as usize..];
+            let alibi = alibi(own, slopes);
+            cpu.run_with(&alibi, &plan, &q, &views, &mut out, to_lse, &heads)
+        }
+        None => cpu.run_heads(&plan, &q, &views, &mut out, to_lse, &heads),
+    };
+    ran.expect("plan and tensors fit");
     (out, lse)
 }
 

@@ -30,6 +30,8 @@ pub mod serve_sim;
 mod shards;
 pub mod table;
 pub mod tensors;
+#[cfg(feature = "emulator")]
+pub mod trace;
 pub mod workload;
 
 pub use failure::Failure;
@@ -73,6 +75,8 @@ enum Command {
     Compare(compare::Args),
     ServeSim(serve_sim::Args),
     ChunkSize(chunk_size::Args),
+    #[cfg(feature = "emulator")]
+    Trace(trace::Args),
     #[cfg(feature = "engine")]
     Generate(engine::generate::Args),
     #[cfg(feature = "engine")]
@@ -104,6 +108,8 @@ pub fn main() -> ExitCode {
         Some(Command::Compare(args)) => compare::run(&args),
         Some(Command::ServeSim(args)) => serve_sim::run(&args),
         Some(Command::ChunkSize(args)) => chunk_size::run(&args),
+        #[cfg(feature = "emulator")]
+        Some(Command::Trace(args)) => trace::run(&args),
         #[cfg(feature = "engine")]
         Some(Command::Generate(args)) => engine::generate::run(&args),
         #[cfg(feature = "engine")]

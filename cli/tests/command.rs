@@ -45,6 +45,18 @@ fn the_demo_is_right_and_short() {
 }
 
 #[test]
+fn the_emulator_measures_nothing() {
+    let directory = directory();
+    let said = run(
+        directory.path(),
+        &["bench", "hybrid.json", "--backend", "emulated"],
+    );
+    assert_eq!(said.code, 2);
+    assert!(said.stderr.contains("tandem trace"), "{}", said.stderr);
+    assert_eq!(files(directory.path()), ["hybrid.json"]);
+}
+
+#[test]
 fn the_table_of_a_plan_has_its_form() {
     let directory = directory();
     let one = r#"{"heads": 32, "kv_heads": 8, "head_dim": 128, "requests": [{"q_len": 1, "kv_len": 100}]}"#;

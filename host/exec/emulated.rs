@@ -5,7 +5,7 @@
 //! [`Emulated::gpu`] is a [`Gpu`] as any other. It is for tests and for whoever writes kernels. Times on it mean
 //! nothing.
 //!
-//! ```
+//! ```standalone_crate
 //! use tandem_attn::{
 //!     exec::emulated::{Emulated, Schedule, Settings},
 //!     kv::KvView,
@@ -32,7 +32,10 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytemuck::Pod;
-pub use ptx_gpu::{Settings, ptx_run::Schedule};
+pub use ptx_gpu::{
+    Settings,
+    ptx_run::{Beside, COPY_STEPS, Flight, Interval, Schedule, State, Timeline},
+};
 
 use super::{
     cpu::check,
@@ -149,6 +152,35 @@ impl Emulated {
             ptx_gpu::forget_failure();
         }
         result
+    }
+
+    /// What the warps of CTA `cta` do in each launch of a run, step by step: in a step all warps that can go on execute
+    /// an instruction. The results are right, and nothing else is wanted of them.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn trace<T: Element, K: Element>(
+        &self,
+        plan: &Plan,
+        q: &[T],
+        kv: &[KvView<'_, K>],
+        out: &mut [T],
+        cta: u32,
+    ) -> Result<Vec<Timeline>, Error> {
+        check(plan, q, kv, out, None)?;
+        let heads = HeadTensors::default();
+        heads.check(&plan.spec)?;
+        let settings = Settings {
+            trace: Some(cta),
+            ..self.settings.clone()
+        };
+        let _turn = turn(&settings);
+        let result = self.run_checked(plan, q, kv, out, None, &heads);
+        let timelines = ptx_gpu::take_timelines();
+        if result.is_err() {
+            ptx_gpu::forget_failure();
+        }
+        result.map(|()| timelines)
     }
 
     fn run_checked<T: Element, K: Element>(

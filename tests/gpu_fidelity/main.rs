@@ -2,7 +2,7 @@
 //!
 //! The emulated side runs in processes of its own, or before: `TANDEM_FIDELITY_RECORD=DIRECTORY` writes what it
 //! computes, on the emulator; `TANDEM_FIDELITY=DIRECTORY` compares with it, on a GPU. What differs there goes to the
-//! folder `TANDEM_FIDELITY_SAVE`.
+//! folder `TANDEM_FIDELITY_SAVE`; `TANDEM_FIDELITY_FROM=NUMBER` leaves out the tasks before.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -61,6 +61,10 @@ impl Task {
         tasks.extend((0..tensor::CASES).map(Self::Tensor));
         tasks.extend(wgmma::Shape::all().into_iter().map(Self::Wgmma));
         tasks
+    }
+
+    fn is_kernel(&self) -> bool {
+        matches!(self, Self::Kernel(..))
     }
 
     fn name(&self) -> String {
@@ -193,7 +197,8 @@ impl Compared {
             self.differences.push(format!("{name}: {text}"));
             // For whoever looks for the reason.
             if let Some(directory) = std::env::var_os("TANDEM_FIDELITY_SAVE") {
-                let file = format!("{name}, {}.bin", whole.name).replace(' ', "_");
+                let file = format!("{name}, {}.bin", whole.name);
+                let file = file.replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "_");
                 std::fs::write(Path::new(&directory).join(file), &whole.bytes).expect("written");
             }
         }
@@ -234,15 +239,25 @@ fn the_emulator_computes_what_the_gpu_does() {
     };
     let recorded = record::read_all(&directory).expect("what the emulator computed");
     let _ = std::fs::remove_dir_all(&temporary);
+    let first = |name: &str| {
+        std::env::var(name)
+            .ok()
+            .map(|text| text.parse().expect("a number"))
+    };
+    let from = first("TANDEM_FIDELITY_FROM").unwrap_or(0_usize);
     let tasks = Task::all(seeds());
-    let next = AtomicUsize::new(0);
+    let kernels = tasks.iter().filter(|task| task.is_kernel()).count();
+    let next = AtomicUsize::new(from);
     let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(16));
-    let compared: Vec<Compared> = std::thread::scope(|scope| {
+    let mut compared: Vec<Compared> = std::thread::scope(|scope| {
         let compare = || {
             gpu.make_current().expect("the primary context is there");
             let mut compared = Compared::default();
-            while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
-                compared.task(task, gpu, &recorded);
+            let claim = || next.fetch_add(1, Ordering::Relaxed);
+            let mut index = claim();
+            while index < kernels {
+                compared.task(&tasks[index], gpu, &recorded);
+                index = claim();
             }
             compared
         };
@@ -250,6 +265,23 @@ fn the_emulator_computes_what_the_gpu_does() {
         let workers = workers.into_iter();
         workers.map(|one| one.join().expect("it ends")).collect()
     });
+    // One after the other: what is not right in one of these may take the context with it.
+    let mut pieces = Compared::default();
+    for (index, task) in tasks.iter().enumerate().skip(kernels.max(from)) {
+        pieces.task(task, gpu, &recorded);
+        if gpu
+            .stream()
+            .and_then(|stream| stream.synchronize())
+            .is_err()
+        {
+            pieces.differences.push(format!(
+                "the context is lost after task {index}, {}",
+                task.name()
+            ));
+            break;
+        }
+    }
+    compared.push(pieces);
     let sum = |of: fn(&Compared) -> usize| compared.iter().map(of).sum::<usize>();
     let kernels: BTreeSet<_> = compared.iter().flat_map(|one| &one.kernels).collect();
     println!(

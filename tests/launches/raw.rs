@@ -108,7 +108,10 @@ impl Entry {
         if launched != sys::CUresult::CUDA_SUCCESS {
             return Err(format!("the launch: {launched:?}"));
         }
-        stream.wait();
-        Ok(())
+        // SAFETY: the stream lives.
+        match unsafe { sys::cuStreamSynchronize(stream.0.as_raw().cast()) } {
+            sys::CUresult::CUDA_SUCCESS => Ok(()),
+            failed => Err(format!("the launch: {failed:?}")),
+        }
     }
 }

@@ -13,6 +13,6 @@ pub fn run() -> Result<(), Error> {
     run_command(cargo().args([
         "test",
         "--workspace",
-        "--features=tandem-attn/cuda,tandem-attn/cust,tandem-attn/cudarc,tandem-cli/cuda,tandem-cli/engine",
+        "--features=tandem-attn/cuda,tandem-attn/cust,tandem-attn/cudarc,tandem-cli/cuda,tandem-cli/engine,tandem-cli/emulator",
     ]))
 }

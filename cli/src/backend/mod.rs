@@ -33,6 +33,9 @@ pub enum Choice {
     Cpu,
     /// The first NVIDIA GPU.
     Gpu,
+    /// Refused: times of an emulated GPU mean nothing.
+    #[value(hide = true)]
+    Emulated,
 }
 
 /// The machine that ran something.
@@ -139,7 +142,17 @@ pub fn open(choice: Choice) -> Result<Box<dyn Backend>, Failure> {
         Choice::Auto => open_gpu().or_else(|_| Ok(Box::new(CpuBackend::new()))),
         Choice::Cpu => Ok(Box::new(CpuBackend::new())),
         Choice::Gpu => open_gpu(),
+        Choice::Emulated => Err(emulated()),
     }
+}
+
+/// Why nothing is run or measured on the emulator here.
+pub(crate) fn emulated() -> Failure {
+    Failure::Input(
+        "times of an emulated GPU mean nothing: `tandem trace` (--features emulator) draws what kernels do on it, \
+         and --backend cpu or gpu measures"
+            .to_owned(),
+    )
 }
 
 #[cfg(feature = "cuda")]

@@ -119,6 +119,7 @@ type Gpu = std::convert::Infallible;
 fn gpu(choice: Choice) -> Result<Option<Gpu>, Failure> {
     use tandem_attn::Error;
     match (choice, Gpu::new(0)) {
+        (Choice::Emulated, _) => Err(crate::backend::emulated()),
         (Choice::Cpu, _) => Ok(None),
         (_, Ok(gpu)) => Ok(Some(gpu)),
         (Choice::Auto, Err(Error::NoDriver { .. } | Error::NoDevice { .. })) => Ok(None),
@@ -132,6 +133,7 @@ fn gpu(choice: Choice) -> Result<Option<Gpu>, Failure> {
         Choice::Gpu => Err(Failure::Backend(
             "this tandem was built without GPUs: install it with --features cuda,engine".to_owned(),
         )),
+        Choice::Emulated => Err(crate::backend::emulated()),
         Choice::Auto | Choice::Cpu => Ok(None),
     }
 }

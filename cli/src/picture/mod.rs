@@ -6,12 +6,18 @@ mod plan;
 mod ranks;
 mod roofline;
 mod text;
+#[cfg(feature = "emulator")]
+mod timeline;
 
 pub use plan::draw as plan;
 pub(crate) use plan::processors;
 pub use ranks::draw as ranks;
 pub use roofline::{draw as roofline, points};
 pub(crate) use text::{lines, text_width};
+#[cfg(feature = "emulator")]
+pub use timeline::draw as timeline;
+#[cfg(feature = "emulator")]
+pub(crate) use timeline::{barriers, state_name};
 
 use std::fmt::{Display, Write as _};
 

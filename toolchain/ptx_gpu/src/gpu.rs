@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock},
 };
 
-use ptx_run::{Launch, Memory, Module};
+use ptx_run::{Launch, Memory, Module, Timeline};
 
 use crate::{settings::Settings, work::Work};
 
@@ -39,6 +39,8 @@ pub struct Gpu {
     pub graphs: HashMap<usize, Vec<Work>>,
     next_handle: usize,
     pub launches: u64,
+    /// Of launches that were traced.
+    pub timelines: Vec<Timeline>,
     /// A launch failed: nothing goes on after it.
     pub failed: bool,
     /// What it said.
@@ -56,6 +58,7 @@ impl Gpu {
             graphs: HashMap::new(),
             next_handle: 0x1000,
             launches: 0,
+            timelines: Vec::new(),
             failed: false,
             failure: None,
         }
@@ -115,13 +118,17 @@ impl Gpu {
         let schedule = (self.settings.schedule)(self.settings.seed.wrapping_add(self.launches));
         self.launches += 1;
         let start = std::time::Instant::now();
-        let result = function.module.launch(
-            &function.entry,
-            launch,
-            parameters,
-            &mut self.memory,
-            schedule,
-        );
+        let (module, entry, memory) = (&function.module, &function.entry, &mut self.memory);
+        let result = match self.settings.trace {
+            None => module.launch(entry, launch, parameters, memory, schedule),
+            Some(block) => {
+                let traced = module.trace(entry, launch, parameters, memory, block);
+                traced.map(|(stats, timeline)| {
+                    self.timelines.push(timeline);
+                    stats
+                })
+            }
+        };
         if self.settings.log {
             let seconds = start.elapsed().as_secs_f64();
             let Launch {

@@ -111,6 +111,12 @@ pub fn configure(settings: Settings) {
     gpu::gpu().settings = settings;
 }
 
+/// The timelines of launches that were traced since the last call, in their order.
+#[must_use]
+pub fn take_timelines() -> Vec<ptx_run::Timeline> {
+    std::mem::take(&mut gpu::gpu().timelines)
+}
+
 /// Goes on behind a launch that failed, as no driver does.
 pub fn forget_failure() {
     ptx_driver_forget_failure();

@@ -17,6 +17,8 @@ pub struct Settings {
     pub log: bool,
     /// Millions of warp instructions that a launch may take.
     pub limit: u64,
+    /// Launches are traced, this block of each: all warps go side by side then, whatever the schedule.
+    pub trace: Option<u32>,
 }
 
 impl Default for Settings {
@@ -28,6 +30,7 @@ impl Default for Settings {
             seed: 0,
             log: false,
             limit: 1_000,
+            trace: None,
         }
     }
 }

@@ -103,6 +103,8 @@ pub struct Pending {
     /// Address of the barrier that counts it, and the phase.
     pub barrier: Option<(u32, u32)>,
     pub instruction: usize,
+    /// The step in which it began.
+    pub begun: u64,
 }
 
 pub struct Block {

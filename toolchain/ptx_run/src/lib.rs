@@ -51,6 +51,7 @@ mod run;
 mod shadow;
 mod swizzle;
 mod tensor_map;
+mod timeline;
 mod warp;
 
 pub use memory::Memory;
@@ -60,3 +61,4 @@ pub(crate) use run::Random;
 pub use run::{Launch, Schedule, Stats};
 pub use swizzle::Swizzle;
 pub use tensor_map::TensorMap;
+pub use timeline::{Beside, COPY_STEPS, Flight, Interval, State, Timeline};

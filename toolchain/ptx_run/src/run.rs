@@ -11,6 +11,7 @@ use crate::{
     memory::Bytes,
     report::{Fault, Waiting},
     shadow::Layout,
+    timeline::{Recorder, State, Timeline, is_due, state_of},
     warp::{ALL, LANES, Wait, Warp},
 };
 
@@ -102,6 +103,39 @@ impl Module {
         memory: &mut Memory,
         schedule: Schedule,
     ) -> Result<Stats, Box<Report>> {
+        let ran = self.run(entry, launch, parameters, memory, schedule, None);
+        ran.map(|(stats, _)| stats)
+    }
+
+    /// Runs an entry as [`launch`](Self::launch) does, and writes down what the warps of a block do. In each step
+    /// all warps that can go on execute an instruction. Copies take [`COPY_STEPS`](crate::COPY_STEPS), and products half a step for each
+    /// of their columns.
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch).
+    pub fn trace(
+        &self,
+        entry: &str,
+        launch: &Launch,
+        parameters: &[u8],
+        memory: &mut Memory,
+        block: u32,
+    ) -> Result<(Stats, Timeline), Box<Report>> {
+        let order = Schedule::Late(0);
+        let (stats, recorder) = self.run(entry, launch, parameters, memory, order, Some(block))?;
+        let timeline = recorder.map(|recorder| recorder.timeline);
+        Ok((stats, timeline.unwrap_or_default()))
+    }
+
+    fn run(
+        &self,
+        entry: &str,
+        launch: &Launch,
+        parameters: &[u8],
+        memory: &mut Memory,
+        schedule: Schedule,
+        traced: Option<u32>,
+    ) -> Result<(Stats, Option<Recorder>), Box<Report>> {
         let report = |what: String| {
             Box::new(Report {
                 kernel: entry.into(),
@@ -134,6 +168,11 @@ impl Module {
             progress: 0,
             pc: 0,
             eager: schedule == Schedule::RoundRobin,
+            now: 0,
+            recorder: traced.map(|block| {
+                let threads = launch.block.iter().product::<u32>();
+                Recorder::new(entry, block, threads.div_ceil(LANES as u32))
+            }),
         };
         let mut grid = Grid {
             run,
@@ -143,8 +182,11 @@ impl Module {
             residents: Vec::new(),
             turn: 0,
         };
-        grid.go()?;
-        Ok(grid.run.stats)
+        match traced {
+            None => grid.go()?,
+            Some(_) => grid.go_in_step()?,
+        }
+        Ok((grid.run.stats, grid.run.recorder))
     }
 }
 
@@ -201,12 +243,7 @@ impl Grid<'_> {
         let mut long_turns = 0;
         loop {
             let blocks = self.launch.grid.iter().product::<u32>();
-            while self.next < blocks && self.residents.len() < self.launch.resident.max(1) as usize
-            {
-                let resident = self.block(self.next);
-                self.residents.push(resident);
-                self.next += 1;
-            }
+            self.fill(blocks);
             if self.residents.is_empty() {
                 return Ok(());
             }
@@ -238,6 +275,85 @@ impl Grid<'_> {
                 return Err(self.report(None, Fault::TooLong { limit, waiting }));
             }
         }
+    }
+
+    /// Lets blocks begin where there is room.
+    fn fill(&mut self, blocks: u32) {
+        while self.next < blocks && self.residents.len() < self.launch.resident.max(1) as usize {
+            let resident = self.block(self.next);
+            self.residents.push(resident);
+            self.next += 1;
+        }
+    }
+
+    /// All warps at the same time, an instruction a step.
+    fn go_in_step(&mut self) -> Result<(), Box<Report>> {
+        let blocks = self.launch.grid.iter().product::<u32>();
+        loop {
+            self.fill(blocks);
+            if self.residents.is_empty() {
+                return Ok(());
+            }
+            self.run.now += 1;
+            let now = self.run.now;
+            let ids: Vec<usize> = self.residents.iter().map(|one| one.block.id).collect();
+            let (mut moved, mut awaited) = (false, false);
+            for id in ids {
+                let find = |grid: &Self| grid.residents.iter().position(|one| one.block.id == id);
+                let Some(at) = find(self) else { continue };
+                while let Some(which) = is_due(&self.residents[at].block, now) {
+                    self.deliver(at, which)?;
+                }
+                for index in 0..self.residents[at].warps.len() {
+                    let Some(at) = find(self) else { break };
+                    let Resident { block, warps } = &self.residents[at];
+                    if Self::ready(block, &warps[index])
+                        && !matches!(warps[index].wait, Wait::Step(step) if step > now)
+                    {
+                        self.note(at, index, true);
+                        self.turn(at, index, 1)?;
+                        moved = true;
+                    } else {
+                        awaited |= matches!(warps[index].wait, Wait::Step(_));
+                        self.note(at, index, false);
+                    }
+                }
+                if let Some(at) = find(self) {
+                    awaited |= !self.residents[at].block.pending.is_empty();
+                } else if let Some(recorder) = &mut self.run.recorder
+                    && recorder.timeline.block as usize == id
+                {
+                    (0..recorder.timeline.warps as usize)
+                        .for_each(|warp| recorder.state(warp, now, None));
+                }
+            }
+            if !moved && !awaited {
+                self.nobody()?;
+            }
+            if self.run.stats.instructions > self.launch.limit {
+                let limit = self.launch.limit;
+                let waiting = self.waiting();
+                return Err(self.report(None, Fault::TooLong { limit, waiting }));
+            }
+        }
+    }
+
+    /// Writes down what a warp does in this step.
+    fn note(&mut self, at: usize, index: usize, issues: bool) {
+        let Resident { block, warps } = &self.residents[at];
+        let (warp, code, now) = (&warps[index], self.run.code, self.run.now);
+        let Some(recorder) = &mut self.run.recorder else {
+            return;
+        };
+        if recorder.timeline.block as usize != block.id {
+            return;
+        }
+        let state = match issues {
+            true => Some(State::Issues),
+            false => state_of(warp, &code.instructions),
+        };
+        let line = code.lines.get(warp.path.pc as usize).copied();
+        recorder.state(index, now, state.map(|state| (state, line.unwrap_or(0))));
     }
 
     /// A block with its warps, none of which has begun.
@@ -329,7 +445,7 @@ impl Grid<'_> {
             return false;
         }
         match warp.wait {
-            Wait::Nothing => true,
+            Wait::Nothing | Wait::Step(_) => true,
             Wait::Named { id, generation } => block.named[id as usize].generation > generation,
             Wait::Mbarrier { address, parity } => {
                 let index = block.barrier_at[address as usize / 8] as usize;
@@ -532,7 +648,7 @@ impl Grid<'_> {
         for Resident { block, warps } in &self.residents {
             for warp in warps.iter().filter(|warp| warp.alive != 0) {
                 let what = match warp.wait {
-                    Wait::Nothing => "goes round".into(),
+                    Wait::Nothing | Wait::Step(_) => "goes round".into(),
                     Wait::Named { id, .. } => {
                         let barrier = &block.named[id as usize];
                         format!(

@@ -111,6 +111,15 @@ impl TensorMap {
         rows
     }
 
+    /// The same rows as a store writes them: a row that ends within 16 bytes is written to the end of those.
+    pub(crate) fn stored_rows(&self, coordinates: &[i64]) -> Vec<TensorRow> {
+        let mut rows = self.rows(coordinates);
+        for row in &mut rows {
+            row.last = row.last.next_multiple_of(16).min(self.row_bytes());
+        }
+        rows
+    }
+
     /// Bytes of a row of the box.
     pub(crate) fn row_bytes(&self) -> usize {
         (self.box_dims[0] * self.element_bytes) as usize
@@ -157,5 +166,11 @@ mod tests {
         assert_eq!(rows[2].address, 0x1000 + 8 + 3 * 32);
         let rows = MAP.rows(&[-3, 0, 0]);
         assert_eq!((rows[0].first, rows[0].last), (6, 16));
+        let stored = MAP.stored_rows(&[8, 0, 0]);
+        assert_eq!(
+            (stored[0].first, stored[0].last),
+            (0, 16),
+            "10 elements of 2 bytes"
+        );
     }
 }

@@ -55,6 +55,8 @@ pub enum Wait {
     Registers {
         wanted: u32,
     },
+    /// This step of a launch that is traced.
+    Step(u64),
 }
 
 /// A proxy fence, or one of an mbarrier's initialisation.
@@ -118,6 +120,8 @@ pub struct Warp {
     /// The open group of products, from 1, and up to which they are done.
     pub products: u32,
     pub products_done: u32,
+    /// In a launch that is traced, the step in which each group's products are done.
+    pub product_steps: Vec<(u32, u64)>,
     /// Line of the first product of each group that may run.
     pub product_lines: Vec<(u32, u32)>,
     pub product_fences: u32,
@@ -159,6 +163,7 @@ impl Warp {
             found: std::array::from_fn(|_| None),
             products: 1,
             products_done: 0,
+            product_steps: Vec::new(),
             product_lines: Vec::new(),
             product_fences: 1,
             fenced_products: false,

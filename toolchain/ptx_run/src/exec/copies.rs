@@ -13,7 +13,8 @@ use crate::{
     report::{Fault, Step},
     shadow::{GRANULE, Record},
     tensor_map::TensorMap,
-    warp::{Groups, Warp, members},
+    timeline::COPY_STEPS,
+    warp::{Groups, Wait, Warp, members},
 };
 
 impl Run<'_> {
@@ -54,6 +55,12 @@ impl Run<'_> {
                 }
             }
             Op::CopyAsyncWait { pending, all } => {
+                if self.recorder.is_some()
+                    && let Some(step) = copied_at(block, warp, mask, *pending, *all)
+                    && step > self.now
+                {
+                    return Ok(Flow::Wait(Wait::Step(step)));
+                }
                 for lane in members(mask) {
                     let groups = &mut warp.copies[lane];
                     if *all {
@@ -84,6 +91,7 @@ impl Run<'_> {
                         group,
                         barrier,
                         instruction,
+                        begun: self.now,
                     });
                 }
             }
@@ -180,7 +188,17 @@ impl Run<'_> {
                     if *add && !map.is_f32 {
                         return Err(operand("a reduction of other elements than f32".into()));
                     }
-                    let rows = map.rows(&coordinates[..map.rank as usize]);
+                    let coordinates_used = &coordinates[..map.rank as usize];
+                    // An H200 called such a load or store illegal; loads of that kind are in the manual's examples.
+                    if !*add && coordinates_used.iter().any(|&at| at < 0) {
+                        return Err(operand(format!(
+                            "a store to a box that begins before its tensor, at {coordinates_used:?}"
+                        )));
+                    }
+                    let rows = match add {
+                        true => map.rows(coordinates_used),
+                        false => map.stored_rows(coordinates_used),
+                    };
                     let ranges: Vec<_> = rows
                         .iter()
                         .filter(|row| row.first < row.last)
@@ -284,6 +302,7 @@ impl Run<'_> {
             group,
             barrier: None,
             instruction,
+            begun: self.now,
         };
         block.lane_copies[warp * MEMBERS + lane].push_back(one);
         self.progress += 1;
@@ -328,6 +347,13 @@ impl Run<'_> {
         let mut coordinates = [0; 5];
         for (axis, &row) in tensor.coordinates.iter().enumerate() {
             coordinates[axis] = i64::from(value(warp, row, lane)? as i32);
+        }
+        // Not in the manuals of the instruction: it is illegal there.
+        if coordinates[0] * i64::from(map.element_bytes) % 16 != 0 {
+            return Err(operand(format!(
+                "a box that begins {} elements of {} bytes into its rows, which is no multiple of 16 bytes",
+                coordinates[0], map.element_bytes
+            )));
         }
         Ok((map, coordinates))
     }
@@ -401,6 +427,7 @@ impl Run<'_> {
             group: 0,
             barrier: Some((barrier, phase)),
             instruction,
+            begun: self.now,
         });
         self.progress += 1;
         Ok(())
@@ -471,6 +498,7 @@ impl Run<'_> {
             group,
             barrier: None,
             instruction,
+            begun: self.now,
         });
         self.progress += 1;
         Ok(())
@@ -524,6 +552,11 @@ impl Run<'_> {
         self.progress += 1;
         self.stats.copies += 1;
         self.pc = pending.instruction;
+        if let Some(recorder) = &mut self.recorder
+            && recorder.timeline.block as usize == block.id
+        {
+            recorder.copy(&pending, self.now, self.code.lines[self.pc]);
+        }
         match pending.copy {
             Copy::Bulk {
                 target,
@@ -609,11 +642,12 @@ impl Run<'_> {
                 add,
             } => {
                 let len = map.row_bytes();
-                for (index, row) in map
-                    .rows(&coordinates[..map.rank as usize])
-                    .into_iter()
-                    .enumerate()
-                {
+                let coordinates = &coordinates[..map.rank as usize];
+                let rows = match add {
+                    true => map.rows(coordinates),
+                    false => map.stored_rows(coordinates),
+                };
+                for (index, row) in rows.into_iter().enumerate() {
                     let mut row_bytes = vec![0; len];
                     for unit in (0..len).step_by(16) {
                         let from = map
@@ -709,4 +743,22 @@ fn bulk_sizes(shared: At, global: At, bytes: u32) -> Step {
         return Err(operand(format!("a bulk copy of {bytes} bytes")));
     }
     Ok(())
+}
+
+/// The step in which the lanes' copies will be there but for so many groups.
+fn copied_at(block: &Block, warp: &Warp, mask: u32, pending: u32, all: bool) -> Option<u64> {
+    let of_lane = |lane: usize| {
+        let groups = &warp.copies[lane];
+        let last = match all {
+            true => Some(groups.open),
+            false => {
+                let waited = groups.closed.len().checked_sub(pending as usize)?;
+                groups.closed[..waited].last().copied()
+            }
+        }?;
+        let copies = &block.lane_copies[warp.index * MEMBERS + lane];
+        let due = copies.iter().filter(|one| one.group <= last);
+        due.map(|one| one.begun + COPY_STEPS).max()
+    };
+    members(mask).filter_map(of_lane).max()
 }

@@ -13,7 +13,8 @@ use crate::{
     op::{Add, Element, Op, OperandA, Row, Space, Wgmma},
     report::{Fault, Step},
     shadow::Record,
-    warp::{ALL, Warp},
+    timeline::{Beside, Flight, product_steps},
+    warp::{ALL, Wait, Warp},
 };
 
 fn float(element: Element, bits: u16) -> f32 {
@@ -174,6 +175,15 @@ impl Run<'_> {
             Op::WgmmaCommit => warp.products += 1,
             Op::WgmmaWait { pending } => {
                 let done = (warp.products - 1).saturating_sub(*pending);
+                let of_done = warp.product_steps.iter().filter(|one| one.0 <= done);
+                if let Some(step) = of_done
+                    .map(|one| one.1)
+                    .max()
+                    .filter(|&step| step > self.now)
+                {
+                    return Ok(Flow::Wait(Wait::Step(step)));
+                }
+                warp.product_steps.retain(|one| one.0 > done);
                 warp.products_done = warp.products_done.max(done);
                 let done = warp.products_done;
                 warp.product_lines.retain(|&(group, _)| group > done);
@@ -186,6 +196,22 @@ impl Run<'_> {
 
     fn wgmma(&mut self, block: &mut Block, warp: &mut Warp, product: &Wgmma) -> Step {
         let group = warp.products;
+        if let Some(recorder) = &mut self.recorder {
+            // One after the other.
+            let last = warp.product_steps.last().map_or(0, |one| one.1);
+            let end = last.max(self.now) + product_steps(product.n);
+            warp.product_steps.push((group, end));
+            if recorder.timeline.block as usize == block.id {
+                recorder.flight(Flight {
+                    warp: warp.index as u32,
+                    begin: end - product_steps(product.n),
+                    end,
+                    what: Beside::Products,
+                    amount: u64::from(product.n),
+                    line: self.code.lines[self.pc],
+                });
+            }
+        }
         if !warp.fenced_products {
             return Err(Box::new(Fault::NoProductFence {
                 what: "registers, since the last wait,",

@@ -21,6 +21,7 @@ use crate::{
     op::Op,
     report::{Fault, Place, Step},
     shadow::Record,
+    timeline::Recorder,
     warp::{Wait, Warp},
 };
 
@@ -58,6 +59,9 @@ pub struct Run<'a> {
     pub pc: usize,
     /// Copies that were begun are done at once.
     pub eager: bool,
+    /// The step, and what is written of it, in a launch that is traced.
+    pub now: u64,
+    pub recorder: Option<Recorder>,
 }
 
 impl Run<'_> {

@@ -21,6 +21,19 @@ fn map2(a: &Words, b: &Words, f: impl Fn(u32, u32) -> u32) -> Words {
     std::array::from_fn(|lane| f(a[lane], b[lane]))
 }
 
+/// The lesser of two, or the greater. −0 is less than 0, as the hardware has it and Rust leaves open; a number goes
+/// before NaN.
+fn lesser(a: f32, b: f32, greater: bool) -> f32 {
+    if a.is_nan() || b.is_nan() {
+        return if a.is_nan() { b } else { a };
+    }
+    if a.total_cmp(&b).is_gt() == greater {
+        a
+    } else {
+        b
+    }
+}
+
 #[inline(always)]
 fn floats2(a: &Words, b: &Words, f: impl Fn(f32, f32) -> f32) -> Words {
     map2(a, b, |a, b| {
@@ -105,8 +118,8 @@ fn word2(f: Word2, a: &Words, b: &Words) -> Words {
         Word2::FAdd => floats2(a, b, |a, b| a + b),
         Word2::FSub => floats2(a, b, |a, b| a - b),
         Word2::FMul => floats2(a, b, |a, b| a * b),
-        Word2::FMin => floats2(a, b, f32::min),
-        Word2::FMax => floats2(a, b, f32::max),
+        Word2::FMin => floats2(a, b, |a, b| lesser(a, b, false)),
+        Word2::FMax => floats2(a, b, |a, b| lesser(a, b, true)),
         Word2::FDiv => floats2(a, b, |a, b| a / b),
         Word2::PackE4m3 => map2(a, b, |a, b| {
             let quarter = |bits| u32::from(e4m3(f32::from_bits(bits)));

@@ -1,6 +1,6 @@
 //! Copies that go on by themselves.
 
-use ptx_run::{Fault, Launch, Memory, Schedule, Swizzle, TensorMap};
+use ptx_run::{Fault, Launch, Memory, Report, Schedule, Swizzle, TensorMap};
 
 use crate::{
     assert_fault,
@@ -197,7 +197,7 @@ fn a_bulk_copy_out_of_shared_memory() {
 }
 
 /// Two dimensions of 4-byte elements, a box of 32 × 8 with a 128-byte swizzle; coordinates in `%r5`, `%r6`.
-fn tensor(column: i32, row: i32, schedule: Schedule) -> Vec<u32> {
+fn tensor(column: i32, row: i32, schedule: Schedule) -> Result<Vec<u32>, Box<Report>> {
     let body = format!(
         "add.s32 %r3, %r2, 1024; mov.b32 %r5, {column}; mov.b32 %r6, {row};
         setp.ne.b32 %p1, %r0, 0; @%p1 bra READY;
@@ -241,21 +241,24 @@ fn tensor(column: i32, row: i32, schedule: Schedule) -> Vec<u32> {
         &[out, map],
         &mut memory,
         schedule,
-    )
-    .unwrap_or_else(|report| panic!("{report}"));
-    memory
-        .read(out, 1024)
-        .unwrap()
-        .chunks(4)
+    )?;
+    let words = memory.read(out, 1024).unwrap().chunks(4);
+    Ok(words
         .map(|word| u32::from_le_bytes(word.try_into().unwrap()))
-        .collect()
+        .collect())
+}
+
+#[test]
+fn boxes_begin_at_16_bytes_of_a_row() {
+    let report = tensor(-3, 0, Schedule::RoundRobin).expect_err("illegal on the hardware");
+    assert!(matches!(report.fault, Fault::Operand { .. }), "{report}");
 }
 
 #[test]
 fn a_box_of_a_tensor_is_swizzled_and_filled_with_zeros() {
-    for (column, row) in [(0, 0), (4, 1), (16, 5), (-3, -2), (39, 9), (40, 0)] {
+    for (column, row) in [(0, 0), (4, 1), (16, 5), (-4, -2), (36, 9), (40, 0)] {
         for schedule in SCHEDULES {
-            let found = tensor(column, row, schedule);
+            let found = tensor(column, row, schedule).expect("no fault");
             for (y, x) in (0..8).flat_map(|y| (0..32).map(move |x| (y, x))) {
                 let (c, r) = (column + x, row + y);
                 let inside = (0..40).contains(&c) && (0..10).contains(&r);

@@ -1,0 +1,205 @@
+//! `tandem trace`: what the warps of a CTA do, step by step, on an emulated GPU.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use tandem_attn::{
+    exec::emulated::{Emulated, Settings, State, Timeline},
+    plan::Plan,
+    tensor::Element,
+};
+
+use crate::{
+    Failure,
+    bench::Planning,
+    output::{self, Files, Force},
+    picture,
+    table::{counted, digits},
+    tensors::{Tensor, Tensors, kv_view},
+    workload::{self, Case},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  tandem trace small.json --svg trace.svg
+  tandem trace hybrid.json --kernel prefill --cta 1 --svg trace.svg
+
+The kernels run as they are, on a CPU: a case of a few hundred keys takes a second. In a step all warps that
+can go on execute one instruction; copies take 400 steps, and products half a step for each of their columns.
+It shows who waits for whom, and not how long that takes on a GPU.";
+
+/// Draw what the warps of a CTA do, on an emulated GPU; needs no GPU.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// A workload file (docs/guide/workloads.md) with a small case
+    #[arg(value_name = "WORKLOAD.json")]
+    workload: PathBuf,
+    /// Only cases whose name has this in it
+    #[arg(long, value_name = "TEXT")]
+    case: Option<String>,
+    /// The first launch of a kernel whose name has this in it
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    kernel: String,
+    /// Which CTA of the launch
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    cta: u32,
+    /// SMs of the GPU that is played
+    #[arg(long, value_name = "NUMBER", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=256))]
+    sms: u32,
+    /// Where to draw
+    #[arg(long, value_name = "FILE")]
+    svg: PathBuf,
+    #[command(flatten)]
+    planning: Planning,
+    #[command(flatten)]
+    force: Force,
+}
+
+/// Query tokens times keys, over all query heads, that are traced at most: what takes a minute.
+const MOST_SCORES: u64 = 1 << 26;
+
+/// Runs it.
+///
+/// # Errors
+/// Wrong input; a kernel that does something wrong on the emulator.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let files = Files::new().reads([&args.workload]).writes([&args.svg]);
+    files.check(args.force)?;
+    let cases = workload::matching(workload::load(&args.workload)?, args.case.as_deref())?;
+    let [case] = &cases[..] else {
+        return Err(Failure::Input(format!(
+            "one case is traced and there are {}: choose one with --case, the first is {:?}",
+            cases.len(),
+            cases[0].name
+        )));
+    };
+    let timelines = timelines(case, args.sms, args.cta, &args.planning)?;
+    let chosen = timelines
+        .iter()
+        .find(|one| one.kernel.contains(&args.kernel))
+        .ok_or_else(|| {
+            let kernels: Vec<_> = timelines.iter().map(|one| one.kernel.as_str()).collect();
+            Failure::Input(format!(
+                "no kernel of the run has {:?} in its name: there are {}",
+                args.kernel,
+                kernels.join(", ")
+            ))
+        })?;
+    if chosen.intervals.is_empty() {
+        return Err(Failure::Input(format!(
+            "the launch of {} has no CTA {}: give a smaller --cta",
+            chosen.kernel, args.cta
+        )));
+    }
+    let title = format!("{}: {}, CTA {}", case.name, chosen.kernel, args.cta);
+    let svg = picture::timeline(chosen, &title);
+    output::write_file(&args.svg, svg.as_bytes())?;
+    output::print(&format!(
+        "{}wrote {}\n",
+        describe(chosen),
+        args.svg.display()
+    ));
+    Ok(())
+}
+
+/// What the warps of a CTA do in each launch of a case.
+///
+/// # Errors
+/// As [`run`].
+pub fn timelines(
+    case: &Case,
+    sms: u32,
+    cta: u32,
+    planning: &Planning,
+) -> Result<Vec<Timeline>, Failure> {
+    let scores: u64 = case
+        .requests
+        .iter()
+        .map(|one| u64::from(one.q_len) * u64::from(one.kv_len) * u64::from(one.count))
+        .fold(0, u64::saturating_add)
+        .saturating_mul(case.spec.q_heads.into());
+    if scores > MOST_SCORES || case.tree.is_some() {
+        return Err(Failure::Input(format!(
+            "case {:?} is too large for an emulator: give one of some hundred keys and few heads, of requests alone",
+            case.name
+        )));
+    }
+    let batch = case.batch()?;
+    let emulated = Emulated::new(Settings {
+        multiprocessors: sms,
+        ..Settings::default()
+    })?;
+    let plan =
+        planning
+            .planner()
+            .plan(&case.spec, &batch, &emulated.device(), &planning.options())?;
+    let tensors = Tensors::random(&case.spec, &batch, case.layout, 1)?;
+    let page_size = batch.parts[0].table.page_size;
+    match (&tensors.q, &tensors.k, &tensors.v) {
+        (Tensor::Bf16(q), Tensor::Bf16(k), Tensor::Bf16(v)) => {
+            traced(&emulated, &plan, case, q, page_size, (k, v), cta)
+        }
+        (Tensor::F16(q), Tensor::F16(k), Tensor::F16(v)) => {
+            traced(&emulated, &plan, case, q, page_size, (k, v), cta)
+        }
+        (Tensor::Bf16(q), Tensor::F8E4M3(k), Tensor::F8E4M3(v)) => {
+            traced(&emulated, &plan, case, q, page_size, (k, v), cta)
+        }
+        (Tensor::F16(q), Tensor::F8E4M3(k), Tensor::F8E4M3(v)) => {
+            traced(&emulated, &plan, case, q, page_size, (k, v), cta)
+        }
+        _ => Err(Failure::Input(format!(
+            "no kernel has queries of {:?} and keys of {:?}",
+            case.spec.q_dtype, case.spec.kv_dtype
+        ))),
+    }
+}
+
+fn traced<T: Element, K: Element>(
+    emulated: &Emulated,
+    plan: &Plan,
+    case: &Case,
+    q: &[T],
+    page_size: u32,
+    (k, v): (&[K], &[K]),
+    cta: u32,
+) -> Result<Vec<Timeline>, Failure> {
+    let spec = &case.spec;
+    let view = kv_view(spec, case.layout, page_size, k, v);
+    let rows = plan.total_q as usize * spec.q_heads as usize;
+    let mut out = vec![T::from_f32(0.0); rows * spec.head_dim_v as usize];
+    Ok(emulated.trace(plan, q, &[view], &mut out, cta)?)
+}
+
+/// How long each warp waits, and where most.
+#[must_use]
+pub fn describe(timeline: &Timeline) -> String {
+    let mut text = format!(
+        "{}, CTA {}: {} in {}\n",
+        timeline.kernel,
+        timeline.block,
+        counted(timeline.warps as usize, "warp"),
+        counted(timeline.steps as usize, "step"),
+    );
+    let names = picture::barriers(timeline);
+    for warp in 0..timeline.warps {
+        let mut steps: BTreeMap<State, u64> = BTreeMap::new();
+        let own = timeline.intervals.iter().filter(|one| one.warp == warp);
+        own.for_each(|one| *steps.entry(one.state).or_default() += one.end - one.begin);
+        let all: u64 = steps.values().sum();
+        let share = |part: u64| digits(100.0 * part as f64 / all.max(1) as f64);
+        let issues = steps.remove(&State::Issues).unwrap_or(0);
+        text += &format!(
+            "  warp {warp}: issues {} % of {}",
+            share(issues),
+            counted(all as usize, "step")
+        );
+        let longest = steps.into_iter().max_by_key(|&(_, steps)| steps);
+        if let Some((state, steps)) = longest {
+            let what = picture::state_name(state, &names);
+            text += &format!("; {what} {} %", share(steps));
+        }
+        text.push('\n');
+    }
+    text
+}

@@ -1,0 +1,186 @@
+//! What the warps of a block do, step by step.
+
+use crate::{
+    block::{Block, Copy, Pending},
+    op::Op,
+    warp::{Wait, Warp},
+};
+
+/// Steps that a copy takes in a launch that is [traced](crate::Module::trace).
+pub const COPY_STEPS: u64 = 400;
+
+/// Steps of a product of so many columns: that of 128 takes as long as 64 instructions.
+pub(crate) const fn product_steps(columns: u32) -> u64 {
+    columns as u64 / 2
+}
+
+/// What a warp does in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum State {
+    /// Executes an instruction.
+    Issues,
+    /// Waits at a named barrier.
+    Barrier(u32),
+    /// Waits for a phase of the mbarrier at this shared address.
+    Mbarrier(u32),
+    /// Waits for products (`wgmma.wait_group`).
+    Products,
+    /// Waits for copies of its own (`cp.async.wait_group`).
+    Copies,
+    /// Waits for registers (`setmaxnreg`).
+    Registers,
+}
+
+/// Steps in which a warp does one thing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interval {
+    /// The warp.
+    pub warp: u32,
+    /// The first step.
+    pub begin: u64,
+    /// One behind the last.
+    pub end: u64,
+    /// What it does.
+    pub state: State,
+    /// Line of the module at which it waits, or at which it began.
+    pub line: u32,
+}
+
+/// What goes on beside the threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Beside {
+    /// Copies into shared memory.
+    Loads,
+    /// Copies out of shared memory.
+    Stores,
+    /// Products of warpgroups.
+    Products,
+}
+
+/// Something that a warp began, and that goes on beside it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Flight {
+    /// The warp.
+    pub warp: u32,
+    /// The step in which it began.
+    pub begin: u64,
+    /// The step in which it was done.
+    pub end: u64,
+    /// What.
+    pub what: Beside,
+    /// Bytes of copies, columns of products.
+    pub amount: u64,
+    /// Line of the instruction.
+    pub line: u32,
+}
+
+/// A block's warps over the steps of a launch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Timeline {
+    /// The entry.
+    pub kernel: String,
+    /// The block.
+    pub block: u32,
+    /// Warps of a block.
+    pub warps: u32,
+    /// Steps until the block ended.
+    pub steps: u64,
+    /// What the warps did, those of a warp in order.
+    pub intervals: Vec<Interval>,
+    /// What went on beside them.
+    pub flights: Vec<Flight>,
+}
+
+/// A timeline that is being written.
+pub(crate) struct Recorder {
+    pub timeline: Timeline,
+    /// Of each warp the interval that goes on: since when, what, where.
+    open: Vec<Option<(u64, State, u32)>>,
+}
+
+impl Recorder {
+    pub fn new(kernel: &str, block: u32, warps: u32) -> Self {
+        Self {
+            timeline: Timeline {
+                kernel: kernel.to_owned(),
+                block,
+                warps,
+                ..Timeline::default()
+            },
+            open: vec![None; warps as usize],
+        }
+    }
+
+    /// A warp does this in a step; none: it has ended.
+    pub fn state(&mut self, warp: usize, now: u64, state: Option<(State, u32)>) {
+        let open = &mut self.open[warp];
+        if open.map(|(_, before, _)| before) == state.map(|(state, _)| state) {
+            return;
+        }
+        if let Some((begin, state, line)) = *open {
+            self.timeline.intervals.push(Interval {
+                warp: warp as u32,
+                begin,
+                end: now,
+                state,
+                line,
+            });
+        }
+        *open = state.map(|(state, line)| (now, state, line));
+        self.timeline.steps = self.timeline.steps.max(now);
+    }
+
+    pub fn copy(&mut self, pending: &Pending, now: u64, line: u32) {
+        let (what, amount) = match &pending.copy {
+            Copy::Bulk { bytes, .. } | Copy::Lane { bytes, .. } => (Beside::Loads, *bytes),
+            Copy::Tensor { map, .. } => (Beside::Loads, map.box_bytes()),
+            Copy::BulkOut { bytes, .. } => (Beside::Stores, *bytes),
+            Copy::TensorOut { map, .. } => (Beside::Stores, map.box_bytes()),
+            Copy::Arrive => return,
+        };
+        let flight = Flight {
+            warp: pending.warp as u32,
+            begin: pending.begun,
+            end: now,
+            what,
+            amount: u64::from(amount),
+            line,
+        };
+        self.flight(flight);
+    }
+
+    /// Those of a warp's lanes that begin and end together are one.
+    pub fn flight(&mut self, flight: Flight) {
+        let same = |other: &&mut Flight| {
+            let key = |one: &Flight| (one.warp, one.begin, one.end, one.what);
+            key(other) == key(&flight)
+        };
+        match self.timeline.flights.iter_mut().rev().take(64).find(same) {
+            Some(other) => other.amount += flight.amount,
+            None => self.timeline.flights.push(flight),
+        }
+    }
+}
+
+/// What a warp waits for.
+pub(crate) fn state_of(warp: &Warp, code: &[crate::op::Instruction]) -> Option<State> {
+    if warp.alive == 0 {
+        return None;
+    }
+    Some(match warp.wait {
+        Wait::Nothing => State::Issues,
+        Wait::Named { id, .. } => State::Barrier(id),
+        Wait::Mbarrier { address, .. } => State::Mbarrier(address),
+        Wait::Registers { .. } => State::Registers,
+        Wait::Step(_) => match code[warp.path.pc as usize].op {
+            Op::WgmmaWait { .. } => State::Products,
+            _ => State::Copies,
+        },
+    })
+}
+
+/// When the first of a block's copies is due.
+pub(crate) fn is_due(block: &Block, now: u64) -> Option<usize> {
+    let due = |one: &Pending| one.begun + COPY_STEPS <= now || matches!(one.copy, Copy::Arrive);
+    block.pending.iter().position(due)
+}
