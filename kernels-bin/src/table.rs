@@ -149,7 +149,7 @@
         family: "passes",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.passes.ptx.zst"),
-            370638,
+            370862,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.passes.cubin.zst"),
@@ -161,7 +161,7 @@
         family: "passes",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.passes.ptx.zst"),
-            370395,
+            370619,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.passes.cubin.zst"),
