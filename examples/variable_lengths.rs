@@ -63,16 +63,16 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         );
     }
 
-    // A fixed split: the first request's output has the same bits alone and in company.
+    // A fixed split: the first request's output has the same bits alone and in a batch.
     let spec = Spec::new(4, 2, 32).with_dtype(Dtype::F32);
     let lengths = [700, 40, 3000];
-    let (company, alone) = (batch(&lengths), batch(&lengths[..1]));
+    let (together, alone) = (batch(&lengths), batch(&lengths[..1]));
     let mut numbers =
         |count: u32| -> Vec<f32> { (0..count).map(|_| 2.0 * random.f32() - 1.0).collect() };
     let pool_elements =
-        company.parts[0].table.pool_pages * PAGE_SIZE * spec.kv_heads * spec.head_dim_qk;
+        together.parts[0].table.pool_pages * PAGE_SIZE * spec.kv_heads * spec.head_dim_qk;
     let (k, v) = (numbers(pool_elements), numbers(pool_elements));
-    let q = numbers(company.total_q() * spec.q_heads * spec.head_dim_qk);
+    let q = numbers(together.total_q() * spec.q_heads * spec.head_dim_qk);
     let kv = KvView::new(&spec, KvLayout::Nhd, PAGE_SIZE, &k, &v);
     let options = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 256 });
     let cpu = Cpu::new();
@@ -83,8 +83,8 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         cpu.run(&plan, &q[..elements], &[kv], &mut out, None)?;
         Ok(out)
     };
-    let (in_company, by_itself) = (run(&company)?, run(&alone)?);
-    assert_eq!(in_company[..by_itself.len()], by_itself);
+    let (in_batch, by_itself) = (run(&together)?, run(&alone)?);
+    assert_eq!(in_batch[..by_itself.len()], by_itself);
     println!(
         "\nwith fixed splits, the first of {} requests has the same bits alone",
         lengths.len()

@@ -279,7 +279,7 @@ fn random(case: &Case) -> (Tensors<bf16, bf16>, reference::Output) {
 proptest! {
     #![proptest_config(cases(12))]
 
-    /// Attention of all ranks, then what each tells, then the merges: one thread, and as few GPUs as there are.
+    /// Attention of all ranks, then what each signals, then the merges: one thread, and as few GPUs as there are.
     #[test]
     fn merged_ranks_are_the_reference(case in case()) {
         let gpus = gpus("merged_ranks_are_the_reference");
@@ -298,7 +298,7 @@ proptest! {
                     let state = rank.results(tokens);
                     let own = into(tensors, &state);
                     gpu.run_with(workspace, &own, stream)?;
-                    rank.tell(gpu, stream)
+                    rank.signal(gpu, stream)
                 }).unwrap();
             }
             settle(&ranks, gpus);
@@ -539,7 +539,7 @@ fn each_rank_may_merge_rows_of_its_own() {
             let state = rank.results(tokens);
             let own = into(tensors, &state);
             gpu.run_with(workspace, &own, stream)?;
-            rank.tell(gpu, stream)
+            rank.signal(gpu, stream)
         });
         ran.unwrap();
     }

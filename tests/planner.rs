@@ -309,7 +309,7 @@ proptest! {
     }
 
     /// Requests in another order: every request still has the pieces of its keys, in order; where splits are
-    /// fixed, the very same pieces, alone as in any company.
+    /// fixed, the very same pieces, alone as in any batch.
     #[test]
     fn fixed_splits_do_not_depend_on_the_batch(
         spec in spec(),

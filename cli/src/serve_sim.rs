@@ -27,8 +27,10 @@ mod window;
 
 use limits::requests;
 pub use machine::Machine;
-pub(crate) use machine::{at_least_1, described, is_file, positive, read_trace};
+pub(crate) use machine::{at_least_1, positive, read_trace};
 use machine::{at_most, not_negative};
+#[cfg(feature = "engine")]
+pub(crate) use machine::{described, is_file};
 use table::{file, heading, table};
 
 const EXAMPLES: &str = "\

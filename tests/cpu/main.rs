@@ -2,7 +2,7 @@
 //!
 //! `TANDEM_CASES=100000 cargo test --release --test cpu` is the long run.
 
-mod company;
+mod batch_invariance;
 mod hooks;
 mod masks;
 #[path = "../common/numeric.rs"]

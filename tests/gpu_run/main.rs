@@ -1,8 +1,8 @@
 //! Whole plans on the GPU against naive attention in f64, in graphs, and from several threads.
 
+mod batch_invariance;
 #[path = "../common/mod.rs"]
 mod common;
-mod company;
 mod graph;
 mod hooks;
 mod options;

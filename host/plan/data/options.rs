@@ -9,7 +9,7 @@ use super::{Bound, MergeMode, PodMode, Tile};
 /// ```
 /// use tandem_attn::plan::{PlanOptions, SplitMode};
 ///
-/// // Results of a request that do not depend on its company.
+/// // Results of a request that do not depend on the rest of the batch.
 /// let options = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 512 });
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,7 +115,7 @@ pub enum SplitMode {
 }
 
 impl SplitMode {
-    /// Whether results are not to depend on the company.
+    /// Whether results are not to depend on the rest of the batch.
     pub(crate) const fn is_fixed(self) -> bool {
         matches!(self, Self::Fixed { .. })
     }

@@ -19,7 +19,7 @@ pub fn merge_mode(device: &DeviceDescription, options: &PlanOptions, plan: &Plan
 fn merges_in_passing(device: &DeviceDescription, options: &PlanOptions, plan: &Plan) -> bool {
     const ROWS: u32 = 16;
     const MERGES_PER_SM: usize = 4;
-    // What merges must not depend on the company where results shall not.
+    // What merges must not depend on the rest of the batch where results shall not.
     let fixed = options.split.is_fixed();
     let few_rows = |group: &TileGroup| group.kernel == Kernel::Decode && group.tile.m <= ROWS;
     let merges = plan.merges.len() * plan.spec.kv_heads as usize;

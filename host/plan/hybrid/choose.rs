@@ -21,7 +21,7 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
         tiles: input.parts(tiles).map(|part| part.contiguous_units()).sum(),
         divisible: options.split != SplitMode::Off,
     };
-    // Results that do not depend on the batch need the same tiles in any company.
+    // Results that do not depend on the batch need the same tiles in any batch.
     let any_tiles = !options.split.is_fixed();
     let by_tickets = options.pod == PodMode::Tickets;
     let fused = model.fused_tiles.iter().zip(&device.pod.configs);

@@ -60,7 +60,7 @@ pub struct RankControl {
     /// Zero.
     pub reserved: [u32; 4],
     /// The last round that each rank came to: the first word of its sector, which that rank writes.
-    pub told: [[u32; 8]; MAX_GROUP],
+    pub signals: [[u32; 8]; MAX_GROUP],
 }
 
 /// What `merge_ranks` works on. All tensors are of the 16-bit float in the kernel's name, LSEs f32 in natural log.
@@ -71,8 +71,8 @@ pub struct RankMergeParams {
     pub out_of: [u64; MAX_GROUP],
     /// `[tokens, q_heads]` of each.
     pub lse_of: [u64; MAX_GROUP],
-    /// This rank's word in the [`RankControl::told`] of each; 0 for itself.
-    pub tells: [u64; MAX_GROUP],
+    /// This rank's word in the [`RankControl::signals`] of each; 0 for itself.
+    pub signals: [u64; MAX_GROUP],
     /// This rank's [`RankControl`].
     pub control: u64,
     /// `[tokens, q_heads, head_dim_v]`.

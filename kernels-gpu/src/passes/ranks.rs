@@ -1,8 +1,8 @@
 //! `merge_ranks`: ⊕ over what several GPUs computed from keys of their own, read directly from their memory.
 //!
 //! Each rank's attention leaves its outputs and LSEs in memory that all ranks can read. The kernel comes behind it on the
-//! same stream. It tells the other ranks that this has happened (a store with release at the scope of the system into
-//! their memory), waits until all have told it, reads their results and merges them in the order of the ranks, so that
+//! same stream. It signals that to the other ranks (a store with release at the scope of the system into
+//! their memory), waits until all have signalled, reads their results and merges them in the order of the ranks, so that
 //! the result depends on nothing but the states. A rank polls its own memory, and what it writes to others is one word.
 //!
 //! *Rounds* are counted on the device, so that a captured graph can be launched any number of times. Results lie in one
@@ -24,8 +24,8 @@ pub const THREADS: u32 = 256;
 /// Blocks on an SM.
 pub const BLOCKS: u32 = 3;
 
-/// In [`RankMergeParams::mode`](crate::abi::RankMergeParams::mode): tell the others.
-pub const TELL: u32 = 1;
+/// In [`RankMergeParams::mode`](crate::abi::RankMergeParams::mode): signal to the others.
+pub const SIGNAL: u32 = 1;
 
 /// Likewise: merge, and go on to the next round.
 pub const MERGE: u32 = 2;
@@ -79,7 +79,7 @@ mod device {
         special,
     };
 
-    use super::{BLOCKS, CHUNK, MERGE, STOPPED, TELL, THREADS, WAIT};
+    use super::{BLOCKS, CHUNK, MERGE, SIGNAL, STOPPED, THREADS, WAIT};
     use crate::{
         abi::{MAX_GROUP, RankControl, RankMergeParams},
         common::{
@@ -100,8 +100,8 @@ mod device {
 
     /// One word of this rank's memory for each other rank, a sector each.
     #[inline(always)]
-    fn told_by(params: &RankMergeParams, rank: u32) -> *const u32 {
-        let first = core::mem::offset_of!(RankControl, told) as u64;
+    fn signal_of(params: &RankMergeParams, rank: u32) -> *const u32 {
+        let first = core::mem::offset_of!(RankControl, signals) as u64;
         let sector = size_of::<[u32; 8]>() as u64;
         (params.control + first + u64::from(rank) * sector) as *const u32
     }
@@ -111,29 +111,29 @@ mod device {
     /// # Safety
     /// As [`RankMergeParams`] says; one thread for each of the ranks.
     #[inline(always)]
-    unsafe fn tell(params: &RankMergeParams, to: u32, round: u32) {
+    unsafe fn signal(params: &RankMergeParams, to: u32, round: u32) {
         let mut rank = 0;
         while rank < MAX_GROUP {
-            if to == rank as u32 && params.tells[rank] != 0 {
+            if to == rank as u32 && params.signals[rank] != 0 {
                 // SAFETY: the caller's promise.
-                unsafe { atomic::store::<Release, Sys, _>(params.tells[rank] as *mut u32, round) }
+                unsafe { atomic::store::<Release, Sys, _>(params.signals[rank] as *mut u32, round) }
             }
             rank += 1;
         }
     }
 
-    /// Waits until a rank has told; false if it did not.
+    /// Waits until a rank has signalled; false if it did not.
     ///
     /// # Safety
     /// As [`RankMergeParams`] says.
     #[inline(always)]
     unsafe fn wait_for(params: &RankMergeParams, rank: u32, round: u32) -> bool {
-        let told = told_by(params, rank);
+        let signal = signal_of(params, rank);
         let begin = special::globaltimer();
         let mut polls = 0_u32;
         loop {
             // SAFETY: the caller's promise.
-            let seen = unsafe { atomic::load::<Acquire, Sys, _>(told) };
+            let seen = unsafe { atomic::load::<Acquire, Sys, _>(signal) };
             if seen.wrapping_sub(round) as i32 >= 0 {
                 return true;
             }
@@ -171,7 +171,7 @@ mod device {
     /// Merges the chunks of a thread.
     ///
     /// # Safety
-    /// As [`RankMergeParams`] says; all ranks have told, and a barrier was in between.
+    /// As [`RankMergeParams`] says; all ranks have signalled, and a barrier was in between.
     #[inline(always)]
     unsafe fn merge<T: Half>(params: &RankMergeParams) {
         let step = thread::grid_dim_x() * THREADS;
@@ -229,7 +229,7 @@ mod device {
     /// As [`RankMergeParams`] says; states and output are of the type `T`.
     #[inline(always)]
     unsafe fn run<T: Half>(params: &RankMergeParams) {
-        // The attention whose results are told of, and the merge that counted the last round.
+        // The attention whose results the signal is for, and the merge that counted the last round.
         #[cfg(target_feature = "sm_90a")]
         cuda_std::griddep::wait();
         let thread = thread::thread_idx_x();
@@ -241,8 +241,8 @@ mod device {
             let failed = read(field!(params.missed)) != 0;
             let round = read(field!(params.round)).wrapping_add(1);
             let (waits, first) = (thread < params.ranks, thread::block_idx_x() == 0);
-            if params.mode & TELL != 0 && waits && first && !failed {
-                tell(params, thread, round);
+            if params.mode & SIGNAL != 0 && waits && first && !failed {
+                signal(params, thread, round);
             }
             if params.mode & MERGE == 0 {
                 return;

@@ -26,7 +26,7 @@ use crate::{
     backend::{Event, ok},
 };
 
-/// Runs whose median is telling, and no more than that.
+/// Runs, so many that their median is steady.
 const RUNS: [usize; 2] = [11, 300];
 
 /// Layers of a captured graph, and how often it is launched.

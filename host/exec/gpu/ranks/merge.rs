@@ -44,7 +44,7 @@ pub(super) struct Merge {
 
 impl Merge {
     /// All checks of a launch, and the launch that they allow: of the rows of `out`, of none where there is no `out`.
-    /// `states` says where outputs and LSEs of a rank are, `tells` which word of its memory is to be written.
+    /// `states` says where outputs and LSEs of a rank are, `signals` which word of its memory is to be written.
     #[expect(clippy::too_many_arguments, reason = "what the kernel takes")]
     pub(super) fn prepare(
         &self,
@@ -54,7 +54,7 @@ impl Merge {
         lse: Option<&DeviceTensor<2>>,
         mode: u32,
         states: &dyn Fn(usize) -> [DevicePtr; 2],
-        tells: &dyn Fn(usize) -> DevicePtr,
+        signals: &dyn Fn(usize) -> DevicePtr,
     ) -> Result<RankStep, Error> {
         if gpu.device != self.device {
             return Err(RankError::OtherDevice {
@@ -80,7 +80,7 @@ impl Merge {
         let parameters = RankMergeParams {
             out_of: of_each(&|rank| states(rank)[0]),
             lse_of: of_each(&|rank| states(rank)[1]),
-            tells: of_each(tells),
+            signals: of_each(signals),
             control: self.control,
             out: out.map_or(0, |out| out.address),
             lse: lse.map_or(0, |lse| lse.address),
@@ -122,8 +122,8 @@ impl Rank {
         mode: u32,
     ) -> Result<RankStep, Error> {
         let (group, own) = (&*self.group, self.rank as usize);
-        let word = (offset_of!(RankControl, told) + own * size_of::<[u32; 8]>()) as u64;
-        let tells = |rank: usize| match rank == own {
+        let word = (offset_of!(RankControl, signals) + own * size_of::<[u32; 8]>()) as u64;
+        let signals = |rank: usize| match rank == own {
             true => 0,
             false => group.control(rank) + word,
         };
@@ -138,7 +138,7 @@ impl Rank {
             timeout: group.timeout,
         };
         let states = |rank: usize| group.results(rank, self.turn);
-        merge.prepare(gpu, rows, out, lse, mode, &states, &tells)
+        merge.prepare(gpu, rows, out, lse, mode, &states, &signals)
     }
 }
 

@@ -33,7 +33,7 @@ use std::{ops::Range, sync::Arc, time::Duration};
 
 use kernels_gpu::{
     abi::{MAX_GROUP, RankControl},
-    passes::ranks::{MERGE, TELL, WAIT},
+    passes::ranks::{MERGE, SIGNAL, WAIT},
 };
 
 use super::{
@@ -127,7 +127,7 @@ const CONTROL_BYTES: usize = size_of::<RankControl>().next_multiple_of(256);
 impl Gpu {
     /// A group of ranks, one on each of the GPUs, for results of up to so many query tokens of these heads (those of a
     /// [share](crate::shard::Share)). Two ranks may be on one GPU, which is for tests: wait for the streams of both between
-    /// [`Rank::tell`] and [`Rank::merge`] then, for a merge that waits may take the room of the attention that it waits for.
+    /// [`Rank::signal`] and [`Rank::merge`] then, for a merge that waits may take the room of the attention that it waits for.
     ///
     /// # Errors
     /// [`RankError::Group`], [`RankError::NoPeerAccess`], [`Error::Dtype`] for outputs of other than 16 bits,
@@ -303,10 +303,10 @@ impl Rank {
                 rows,
                 Some(tensors.out),
                 tensors.lse,
-                TELL | WAIT | MERGE,
+                SIGNAL | WAIT | MERGE,
             )
             .and_then(|mut merge| {
-                // SAFETY: the caller's promises; the results are not read by others before they are told.
+                // SAFETY: the caller's promises; the results are not read by others before the signal.
                 unsafe {
                     gpu.run_with(workspace, &own, stream)?;
                     merge.launch.overlap = gpu.overlaps() && workspace.run.is_in_line();
@@ -340,13 +340,13 @@ impl Rank {
     ///
     /// # Errors
     /// As [`run`](Self::run).
-    pub unsafe fn tell(&mut self, gpu: &Gpu, stream: Stream) -> Result<(), Error> {
-        let step = self.prepare(gpu, 0..0, None, None, TELL)?;
+    pub unsafe fn signal(&mut self, gpu: &Gpu, stream: Stream) -> Result<(), Error> {
+        let step = self.prepare(gpu, 0..0, None, None, SIGNAL)?;
         // SAFETY: the caller's promises.
         unsafe { gpu.launch(&step.kernel, &step.launch, &step.parameters, stream) }
     }
 
-    /// Merges the results of all ranks, each of which [told](Self::tell) or will; the next results go to the other
+    /// Merges the results of all ranks, each of which [signalled](Self::signal) or will; the next results go to the other
     /// buffer.
     ///
     /// # Safety
@@ -403,7 +403,7 @@ impl Rank {
     /// # Errors
     /// [`Error::Driver`].
     pub fn barrier(&mut self, gpu: &Gpu, stream: Stream) -> Result<(), Error> {
-        let step = self.prepare(gpu, 0..0, None, None, TELL | WAIT | MERGE)?;
+        let step = self.prepare(gpu, 0..0, None, None, SIGNAL | WAIT | MERGE)?;
         self.turn ^= 1;
         // SAFETY: it reads and writes the group's own memory alone.
         unsafe { gpu.launch(&step.kernel, &step.launch, &step.parameters, stream) }

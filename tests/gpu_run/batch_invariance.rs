@@ -1,4 +1,4 @@
-//! With fixed splits a request has the same bits alone and in any company.
+//! With fixed splits a request has the same bits alone and in any batch.
 
 use half::bf16;
 use proptest::{prelude::*, sample::Index};
@@ -33,7 +33,7 @@ fn bits(gpu: &Gpu, case: &Case, tensors: &Tensors16) -> (Vec<u16>, Vec<u32>) {
 
 fn check(gpu: &Gpu, mut case: Case, pages: u32, request: Index) -> Result<(), TestCaseError> {
     let [part] = &case.batch.parts[..] else {
-        return Ok(()); // parts that span requests are company by themselves
+        return Ok(()); // parts that span requests are a batch by themselves
     };
     if case.batch.requests() == 0 {
         return Ok(());
