@@ -106,7 +106,7 @@ pub struct RankTensors {
     pub lse: DeviceTensor<2>,
 }
 
-/// One rank of a group: see the [module](self).
+/// One rank of a group, made by [`Gpu::ranks`].
 ///
 /// Results lie in two buffers in turn. Runs and merges of all ranks come in the same order; a captured graph has an even
 /// number of them, which [`Rank::capture`] sees to.
