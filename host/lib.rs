@@ -98,7 +98,9 @@
 //! ([`HeadTensors`](tensor::HeadTensors), on a GPU `exec::gpu::RunTensors`). Which of the last 64 keys each query sees
 //! is a field of the batch ([`Batch::ancestors`](problem::Batch::ancestors)), from trees of drafted tokens by
 //! [`kv::mask::ancestors`]. Anything else is a [`Variant`](variant::Variant), whose
-//! hooks the CPU ([`Cpu::run_with`](exec::Cpu::run_with)) and the reference in f64 ([`mod@reference`]) both run.
+//! hooks the CPU ([`Cpu::run_with`](exec::Cpu::run_with)) and the reference in f64 ([`mod@reference`]) both run, and on
+//! a GPU kernels that are compiled for it ([`Spec::with_hooks`](problem::Spec::with_hooks)); linear biases
+//! ([`variants::Alibi`]) come with the library.
 //!
 //! # Which batches
 //!

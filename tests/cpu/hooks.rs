@@ -6,13 +6,18 @@ use kernels_gpu::{
     variant::{Key, Pair, Query, Sigmoid, Variant},
 };
 use proptest::prelude::*;
-use tandem_attn::{exec::Cpu, problem::Dtype, reference};
+use tandem_attn::{
+    exec::Cpu,
+    problem::{Dtype, Spec},
+    reference,
+    variants::{ALIBI, Alibi},
+};
 
 use crate::{
     agree,
     numeric::Tolerance,
     plan_of,
-    problems::{Problem, Tensors, cases, heads as of_heads, problem, sinks},
+    problems::{Problem, Tensors, alibi, cases, heads as of_heads, problem, sinks},
     widen,
 };
 
@@ -119,4 +124,27 @@ proptest! {
         variant_against_reference(&problem, &Everything(params))?;
         variant_against_reference(&problem, &Sigmoid { params, bias: -1.0 })?;
     }
+}
+
+#[test]
+fn a_linear_bias_is_the_slope_times_the_distance() {
+    let spec = Spec::new(2, 1, 64).with_hooks(&ALIBI);
+    let slopes = [0.5_f32, 0.25];
+    let alibi = alibi(&spec, &slopes);
+    let query = Query {
+        token: 0,
+        head: 1,
+        position: 10,
+    };
+    let at = Pair::new(&alibi, query, 4);
+    let natural = alibi.base_2(3.0_f64, at) / std::f64::consts::LOG2_E;
+    assert!(
+        (natural - (3.0 * 0.125 - 0.25 * 6.0)).abs() < 1e-6,
+        "{natural}"
+    );
+    // What kernels compute in its place.
+    const { assert!(Alibi::LINEAR && Alibi::KEEPS_UNIT) };
+    let logit = 3.0 + f64::from(at.of_row) * f64::from(at.distance);
+    assert_eq!(alibi.logit(3.0_f64, at), logit);
+    assert_eq!(at.further(2).distance, 4.0);
 }

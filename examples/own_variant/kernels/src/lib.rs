@@ -63,5 +63,5 @@ impl FromLaunch for Chunked {
 variant_kernels! {
     /// Kernels for Hopper.
     pub const CHUNKED: "chunked" = [Prefill, DecodeMma, DecodeWgmma, Sm80Decode] of Chunked
-        where heads [128], elements [Bf16, F16];
+        where heads [128], elements [Bf16];
 }
