@@ -196,7 +196,11 @@ fn against_reference<T: Element>(
     let shares = match sharding.shares(spec, batch) {
         Ok(shares) => shares,
         Err(ShardError::Positions { .. }) => {
-            prop_assert!(spec.variant.window_left.is_some() || !batch.ancestors.is_empty());
+            prop_assert!(
+                spec.variant.window_left.is_some()
+                    || spec.variant.hooks.is_some()
+                    || !batch.ancestors.is_empty()
+            );
             prop_assert!(sharding.deal != Keys::Contiguous && sharding.keys > 1);
             return Ok(());
         }
