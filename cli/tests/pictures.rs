@@ -246,8 +246,11 @@ fn all_kept_results_are_read_and_drawn() {
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        // Numbers of single kernels and of servers, in forms of their own.
-        if name.starts_with("raw-") || name.starts_with("serve-") {
+        // Numbers of single kernels, of servers and of several GPUs, in forms of their own.
+        if ["raw-", "serve-", "ranks-"]
+            .iter()
+            .any(|form| name.starts_with(form))
+        {
             assert!(
                 tandem_cli::bench::ResultFile::load(&path).is_err(),
                 "{name} is an ordinary result"
