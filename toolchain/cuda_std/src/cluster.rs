@@ -155,3 +155,18 @@ pub unsafe fn store(address: u32, value: u32) {
         asm!("st.shared::cluster.b32 [{}], {};", in(reg32) address, in(reg32) value, options(nostack));
     }
 }
+
+/// Writes 64 bits at an address of the cluster's shared window.
+///
+/// # Safety
+/// - As [`store`]'s, aligned to 8.
+///
+/// # PTX
+/// `st.shared::cluster.b64 [a], v` (sm_90)
+#[inline(always)]
+pub unsafe fn store_u64(address: u32, value: u64) {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        asm!("st.shared::cluster.b64 [{}], {};", in(reg32) address, in(reg64) value, options(nostack));
+    }
+}

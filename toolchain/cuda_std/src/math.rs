@@ -134,6 +134,21 @@ pub fn div_u32(a: u32, b: u32) -> u32 {
     quotient
 }
 
+/// `a` shifted to the right, 0 where by 32 places or more. Rust's operator takes the places modulo 32.
+///
+/// # PTX
+/// `shr.u32 d, a, places`
+#[inline(always)]
+#[must_use]
+pub fn shift_right(a: u32, places: u32) -> u32 {
+    let shifted;
+    // SAFETY: arithmetic.
+    unsafe {
+        asm!("shr.u32 {}, {}, {};", out(reg32) shifted, in(reg32) a, in(reg32) places, options(pure, nomem, nostack))
+    }
+    shifted
+}
+
 /// Four of the eight bytes of `a` (0 to 3) and `b` (4 to 7): byte `i` is the one that the `i`th hexadecimal digit of
 /// `selector` names.
 ///

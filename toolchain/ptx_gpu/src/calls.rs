@@ -41,14 +41,22 @@ succeed! {
     cuInit(c_uint);
     cuDevicePrimaryCtxRelease_v2(c_int);
     cuStreamDestroy_v2(*mut c_void);
-    cuStreamWaitEvent(*mut c_void, *mut c_void, c_uint);
     cuEventDestroy_v2(*mut c_void);
-    cuEventRecord(*mut c_void, *mut c_void);
     cuEventQuery(*mut c_void);
     cuEventSynchronize(*mut c_void);
     cuFuncSetAttribute(*mut c_void, c_uint, c_int);
     cuGraphExecDestroy(*mut c_void);
     cuGraphDestroy(*mut c_void);
+}
+
+pub extern "C" fn cuEventRecord(event: *mut c_void, stream: *mut c_void) -> Code {
+    gpu().record(event.addr(), stream.addr());
+    SUCCESS
+}
+
+pub extern "C" fn cuStreamWaitEvent(stream: *mut c_void, event: *mut c_void, _: c_uint) -> Code {
+    gpu().hold(stream.addr(), event.addr());
+    SUCCESS
 }
 
 /// Streams that fail say so to those who wait.
@@ -396,8 +404,8 @@ pub unsafe extern "C" fn cuLaunchKernelEx(
         match attribute.id {
             // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
             6 => made.overlaps = attribute.value[0] != 0,
-            // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION: there are no clusters.
-            4 if attribute.value[..3] == [1, 1, 1] => {}
+            // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION.
+            4 if attribute.value[1..3] == [1, 1] => made.cluster = attribute.value[0],
             _ => return INVALID_VALUE,
         }
     }
@@ -539,7 +547,7 @@ pub extern "C" fn cuStreamBeginCapture_v2(stream: *mut c_void, _: c_uint) -> Cod
 
 pub unsafe extern "C" fn cuStreamEndCapture(stream: *mut c_void, graph: *mut *mut c_void) -> Code {
     let mut gpu = gpu();
-    let Some(captured) = gpu.captures.remove(&stream.addr()) else {
+    let Some(captured) = gpu.end_capture(stream.addr()) else {
         return INVALID_VALUE;
     };
     let number = gpu.handle();

@@ -36,6 +36,10 @@ pub struct Gpu {
     pub functions: HashMap<usize, Function>,
     /// What is captured, by stream.
     pub captures: HashMap<usize, Vec<Work>>,
+    /// Streams that wait for an event of a capture, and that capture's stream.
+    joined: HashMap<usize, usize>,
+    /// Events of captures, and the capture's stream.
+    events: HashMap<usize, usize>,
     pub graphs: HashMap<usize, Vec<Work>>,
     next_handle: usize,
     pub launches: u64,
@@ -55,6 +59,8 @@ impl Gpu {
             modules: HashMap::new(),
             functions: HashMap::new(),
             captures: HashMap::new(),
+            joined: HashMap::new(),
+            events: HashMap::new(),
             graphs: HashMap::new(),
             next_handle: 0x1000,
             launches: 0,
@@ -71,11 +77,36 @@ impl Gpu {
 
     /// Does a piece of work, or adds it to what its stream captures.
     pub fn put(&mut self, stream: usize, work: Work) -> Code {
-        if let Some(captured) = self.captures.get_mut(&stream) {
+        let stream = self.joined.get(&stream).unwrap_or(&stream);
+        if let Some(captured) = self.captures.get_mut(stream) {
             captured.push(work);
             return SUCCESS;
         }
         self.perform(&work)
+    }
+
+    /// An event is recorded on a stream: one of a capture if the stream is.
+    pub fn record(&mut self, event: usize, stream: usize) {
+        let origin = *self.joined.get(&stream).unwrap_or(&stream);
+        if self.captures.contains_key(&origin) {
+            self.events.insert(event, origin);
+        } else {
+            self.events.remove(&event);
+        }
+    }
+
+    /// A stream waits for an event: from then on it is of the event's capture, if that is one.
+    pub fn hold(&mut self, stream: usize, event: usize) {
+        if let Some(&origin) = self.events.get(&event) {
+            self.joined.insert(stream, origin);
+        }
+    }
+
+    /// Ends what a stream captures, for the streams that joined it, too.
+    pub fn end_capture(&mut self, stream: usize) -> Option<Vec<Work>> {
+        self.joined.retain(|_, origin| *origin != stream);
+        self.events.retain(|_, origin| *origin != stream);
+        self.captures.remove(&stream)
     }
 
     pub fn perform(&mut self, work: &Work) -> Code {

@@ -121,3 +121,39 @@ pub fn take_timelines() -> Vec<ptx_run::Timeline> {
 pub fn forget_failure() {
     ptx_driver_forget_failure();
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What goes on a second stream, which waits for an event of the first, is a part of the first one's graph.
+    #[test]
+    fn a_capture_takes_in_streams_that_wait_for_it() {
+        let mut handles = [std::ptr::null_mut::<c_void>(); 4];
+        let [first, second, event, graph] = &mut handles;
+        let mut memory = 0;
+        // SAFETY: places for handles, memory of four bytes.
+        unsafe {
+            assert_eq!(cuStreamCreate(first, 1), 0);
+            assert_eq!(cuStreamCreate(second, 1), 0);
+            assert_eq!(cuEventCreate(event, 0), 0);
+            assert_eq!(cuMemAlloc_v2(&mut memory, 4), 0);
+            assert_eq!(cuMemsetD8_v2(memory, 1, 4), 0);
+            assert_eq!(cuStreamBeginCapture_v2(*first, 1), 0);
+            assert_eq!(cuEventRecord(*event, *first), 0);
+            assert_eq!(cuStreamWaitEvent(*second, *event, 0), 0);
+            assert_eq!(cuMemsetD8Async(memory, 7, 4, *second), 0);
+            assert_eq!(cuStreamEndCapture(*first, graph), 0);
+        }
+        let read = || {
+            let mut bytes = [0_u8; 4];
+            // SAFETY: four bytes on both sides.
+            let code = unsafe { cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), memory, 4) };
+            assert_eq!(code, 0);
+            bytes
+        };
+        assert_eq!(read(), [1; 4]);
+        assert_eq!(cuGraphLaunch(*graph, *first), 0);
+        assert_eq!(read(), [7; 4]);
+    }
+}

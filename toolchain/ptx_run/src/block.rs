@@ -1,14 +1,62 @@
 //! A block: its shared memory, its barriers, what goes on beside its threads.
 
-use std::collections::VecDeque;
+use std::{cell::RefCell, collections::VecDeque, rc::Rc};
 
 use crate::{
-    clock::Shared,
+    clock::{Shared, join},
     memory::Bytes,
     shadow::Layout,
     tensor_map::TensorMap,
     warp::{FenceMark, Warp},
 };
+
+/// What the blocks of a cluster share: their barrier.
+#[derive(Debug, Default)]
+pub struct Cluster {
+    /// Phases that are complete.
+    pub generation: u64,
+    /// Warps that have not ended.
+    pub live: u32,
+    arrived: u32,
+    clock: Shared,
+    pub released: Shared,
+}
+
+impl Cluster {
+    /// A warp arrives; gives the phase at which it did.
+    pub fn arrive(&mut self, clock: Option<Shared>) -> u64 {
+        let phase = self.generation;
+        self.arrived += 1;
+        if let Some(clock) = clock {
+            join(&mut self.clock, &clock);
+        }
+        self.complete();
+        phase
+    }
+
+    /// A warp ends, which is no longer waited for; `phase` is the one at which it arrived last, if it has not waited.
+    pub fn leave(&mut self, phase: Option<u64>) {
+        self.live -= 1;
+        self.arrived -= u32::from(phase == Some(self.generation));
+        self.complete();
+    }
+
+    fn complete(&mut self) {
+        if self.arrived >= self.live && self.arrived > 0 {
+            self.generation += 1;
+            self.arrived = 0;
+            self.released = std::mem::take(&mut self.clock);
+        }
+    }
+
+    /// For reports.
+    pub fn describe(&self) -> String {
+        format!(
+            "barrier of the cluster, {} of {} warps are there",
+            self.arrived, self.live
+        )
+    }
+}
 
 /// A named barrier.
 #[derive(Clone, Debug, Default)]
@@ -110,6 +158,8 @@ pub struct Pending {
 pub struct Block {
     pub id: usize,
     pub layout: Layout,
+    pub cluster: Rc<RefCell<Cluster>>,
+    pub cluster_rank: u32,
     pub threads: u32,
     pub shared: Bytes,
     pub named: Vec<Named>,

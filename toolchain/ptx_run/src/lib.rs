@@ -34,7 +34,7 @@
 //! that nothing orders, bytes that nobody wrote, an address outside, a barrier that is used wrongly, a register
 //! that a product still owns, a wait without end.
 //!
-//! What it does not know is an error: clusters, local memory, instructions that our kernels do not use.
+//! What it does not know is an error: local memory, copies and mbarriers across a cluster, instructions that our kernels do not use.
 
 mod block;
 mod clock;

@@ -91,6 +91,8 @@ pub struct Memory {
     /// The allocation that was used last.
     last: usize,
     launches: u32,
+    /// Where the last launch released what it wrote. Who acquires there need not wait for the end of that launch.
+    pub(crate) handed_over: Vec<u64>,
 }
 
 impl Memory {
@@ -102,6 +104,7 @@ impl Memory {
             next: FIRST,
             last: 0,
             launches: 0,
+            handed_over: Vec::new(),
         }
     }
 

@@ -45,6 +45,7 @@ pub enum Word2 {
     FDiv,
     Shr16,
     PackE4m3,
+    PackE5m2,
     PackBf16,
     PackF16,
 }
@@ -74,6 +75,7 @@ pub enum Word1 {
     F32FromI32,
     F32FromF16,
     UnpackE4m3,
+    UnpackE5m2,
     BrevBits,
 }
 
@@ -155,6 +157,8 @@ pub enum Space {
     Generic,
     Global,
     Shared,
+    /// Shared memory of a block of the cluster.
+    Cluster,
     Param,
 }
 
@@ -458,6 +462,12 @@ pub enum Op {
         a: Row,
     },
     Prefetch,
+    /// Address in the cluster's window of a block's own address in the block of a rank.
+    MapRank {
+        d: Row,
+        a: Row,
+        rank: Row,
+    },
 
     Branch {
         target: u32,
@@ -567,6 +577,11 @@ pub enum Op {
         aligned: bool,
         vote: Option<(Row, Row)>,
     },
+    /// At the barrier of the cluster.
+    ClusterArrive {
+        releases: bool,
+    },
+    ClusterWait,
     Fence,
     FenceProxyAsync {
         shared: bool,

@@ -75,6 +75,12 @@ pub enum Fault {
         /// The other.
         before: Box<Place>,
     },
+    /// The barrier of a cluster is used wrongly.
+    #[error("barrier of the cluster: {what}")]
+    ClusterBarrier {
+        /// What is wrong.
+        what: String,
+    },
     /// Written by ordinary stores, then touched by an asynchronous copy or product without a proxy fence.
     #[error("no proxy fence before {access} at {address}, written by {before}")]
     NoProxyFence {

@@ -1,11 +1,11 @@
 //! Launches: which warp goes when, which copy arrives when.
 
-use std::collections::{HashMap, VecDeque};
+use std::{cell::RefCell, collections::VecDeque, rc::Rc};
 
 use crate::{
     Memory, Module, Report,
-    block::{Block, Named, Resident},
-    clock::MEMBERS,
+    block::{Block, Cluster, Named, Resident},
+    clock::{Clock, MEMBERS, Shared},
     decode::{Code, LaneMask, Special},
     exec::{Run, lane_list},
     memory::Bytes,
@@ -24,6 +24,8 @@ pub struct Launch {
     pub block: [u32; 3],
     /// Bytes of dynamic shared memory.
     pub shared: u32,
+    /// Blocks of a cluster, along x.
+    pub cluster: u32,
     /// Multiprocessors of the GPU: `%smid` counts them round.
     pub multiprocessors: u32,
     /// Blocks that run at the same time.
@@ -40,6 +42,7 @@ impl Default for Launch {
             grid: [1; 3],
             block: [32, 1, 1],
             shared: 0,
+            cluster: 1,
             multiprocessors: 4,
             resident: 8,
             overlaps: false,
@@ -148,6 +151,14 @@ impl Module {
             .map_err(|error| report(error.to_string()))?;
         check(&code, launch, parameters).map_err(report)?;
         let number = memory.begin_launch(launch.overlaps);
+        let blocks = launch.grid.iter().product::<u32>() as usize;
+        // Which of that launch's blocks released what is not kept: an acquire stands for all of them, so a block that
+        // reads what another one has not released is not found here.
+        let mut end = Clock::default();
+        end.learn(blocks, 0, 1);
+        let (end, handed_over) = (Shared::new(end), std::mem::take(&mut memory.handed_over));
+        let handed_over = handed_over.into_iter().filter(|_| launch.overlaps);
+        let released = handed_over.map(|address| ((u32::MAX, address), end.clone()));
         let seed = match schedule {
             Schedule::RoundRobin => 0,
             Schedule::Random(seed) | Schedule::Late(seed) => seed,
@@ -156,13 +167,14 @@ impl Module {
             module: self,
             code: &code,
             memory,
+            peers: Vec::new(),
             parameters,
             threads: launch.block,
             multiprocessors: launch.multiprocessors.max(1),
             launch: number,
-            blocks: launch.grid.iter().product::<u32>() as usize,
+            blocks,
             overlaps: launch.overlaps,
-            released: HashMap::new(),
+            released: released.collect(),
             random: Random::new(seed),
             stats: Stats::default(),
             progress: 0,
@@ -186,7 +198,16 @@ impl Module {
             None => grid.go()?,
             Some(_) => grid.go_in_step()?,
         }
-        Ok((grid.run.stats, grid.run.recorder))
+        let Run {
+            stats,
+            recorder,
+            released,
+            memory,
+            ..
+        } = grid.run;
+        let everywhere = released.into_keys().filter(|key| key.0 == u32::MAX);
+        memory.handed_over = everywhere.map(|(_, address)| address).collect();
+        Ok((stats, recorder))
     }
 }
 
@@ -196,6 +217,12 @@ fn check(code: &Code, launch: &Launch, parameters: &[u8]) -> Result<(), String> 
         return Err(format!(
             "{:?} blocks of {:?} threads",
             launch.grid, launch.block
+        ));
+    }
+    if !(1..=16).contains(&launch.cluster) || !launch.grid[0].is_multiple_of(launch.cluster) {
+        return Err(format!(
+            "{:?} blocks in clusters of {}",
+            launch.grid, launch.cluster
         ));
     }
     if let Some(most) = code.max_threads.filter(|&most| threads > most) {
@@ -279,10 +306,15 @@ impl Grid<'_> {
 
     /// Lets blocks begin where there is room.
     fn fill(&mut self, blocks: u32) {
-        while self.next < blocks && self.residents.len() < self.launch.resident.max(1) as usize {
-            let resident = self.block(self.next);
-            self.residents.push(resident);
-            self.next += 1;
+        let size = self.launch.cluster;
+        let room = (self.launch.resident.max(size) / size * size) as usize;
+        while self.next < blocks && self.residents.len() + size as usize <= room {
+            let cluster = Rc::default();
+            for rank in 0..size {
+                let resident = self.block(self.next + rank, &cluster, rank);
+                self.residents.push(resident);
+            }
+            self.next += size;
         }
     }
 
@@ -357,7 +389,7 @@ impl Grid<'_> {
     }
 
     /// A block with its warps, none of which has begun.
-    fn block(&mut self, id: u32) -> Resident {
+    fn block(&mut self, id: u32, cluster: &Rc<RefCell<Cluster>>, cluster_rank: u32) -> Resident {
         let code = self.run.code;
         let threads = self.launch.block.iter().product::<u32>();
         let warps = (threads as usize).div_ceil(MEMBERS);
@@ -372,6 +404,8 @@ impl Grid<'_> {
         let block = Block {
             id: id as usize,
             layout,
+            cluster: cluster.clone(),
+            cluster_rank,
             threads,
             shared: bytes,
             named: vec![Named::default(); 16],
@@ -384,6 +418,7 @@ impl Grid<'_> {
             live_warps: warps as u32,
             sm: id % self.run.multiprocessors,
         };
+        cluster.borrow_mut().live += warps as u32;
         let one = |index: usize| {
             let left = threads as usize - index * LANES;
             let lanes = if left >= LANES { ALL } else { (1 << left) - 1 };
@@ -434,6 +469,10 @@ impl Grid<'_> {
             }),
             Special::DynamicShared => all(self.launch.shared),
             Special::TotalShared => all(shared),
+            Special::ClusterRank => all(block % self.launch.cluster),
+            Special::ClusterSize => all(self.launch.cluster),
+            Special::ClusterIndex => all(block % grid[0] / self.launch.cluster),
+            Special::Clusters => all(grid[0] / self.launch.cluster),
             Special::Zero => all(0),
             Special::One => all(1),
         }
@@ -453,6 +492,7 @@ impl Grid<'_> {
                     .checked_sub(1)
                     .is_none_or(|index| block.barriers[index].phase & 1 != parity)
             }
+            Wait::Cluster { phase } => block.cluster.borrow().generation > phase,
             Wait::Registers { wanted } => {
                 (i64::from(wanted) - i64::from(warp.registers)) * 32 <= block.pool
             }
@@ -582,6 +622,39 @@ impl Grid<'_> {
 
     /// A warp executes some instructions.
     fn turn(&mut self, at: usize, index: usize, count: usize) -> Result<(), Box<Report>> {
+        let lent = self.lend(at);
+        let result = self.steps(at, index, count);
+        for (at, rank) in lent {
+            self.residents[at].block.shared = self.run.peers[rank].take().unwrap_or_default();
+        }
+        result?;
+        if self.residents[at].warps[index].alive == 0 {
+            self.ended(at, index)?;
+        }
+        Ok(())
+    }
+
+    /// Lends a block the shared memory of the others of its cluster; gives whose, and their ranks.
+    fn lend(&mut self, at: usize) -> Vec<(usize, usize)> {
+        if self.launch.cluster == 1 {
+            return Vec::new();
+        }
+        self.run
+            .peers
+            .resize_with(self.launch.cluster as usize, || None);
+        let cluster = self.residents[at].block.cluster.clone();
+        let others = self.residents.iter_mut().enumerate();
+        others
+            .filter(|(other, one)| *other != at && Rc::ptr_eq(&one.block.cluster, &cluster))
+            .map(|(other, one)| {
+                let rank = one.block.cluster_rank as usize;
+                self.run.peers[rank] = Some(std::mem::take(&mut one.block.shared));
+                (other, rank)
+            })
+            .collect()
+    }
+
+    fn steps(&mut self, at: usize, index: usize, count: usize) -> Result<(), Box<Report>> {
         let Resident { block, warps } = &mut self.residents[at];
         let warp = &mut warps[index];
         if let Wait::Named { id, generation } = warp.wait {
@@ -607,18 +680,16 @@ impl Grid<'_> {
                 return Err(self.report(Some(place), *fault));
             }
         }
-        if warp.alive == 0 {
-            self.ended(at)?;
-        }
         Ok(())
     }
 
     /// A warp of a block has ended.
-    fn ended(&mut self, at: usize) -> Result<(), Box<Report>> {
+    fn ended(&mut self, at: usize, index: usize) -> Result<(), Box<Report>> {
         self.run.progress += 1;
         let Resident { block, warps } = &mut self.residents[at];
         let live = warps.iter().filter(|warp| warp.alive != 0).count() as u32;
         let gone = (block.live_warps - live) * MEMBERS as u32;
+        block.cluster.borrow_mut().leave(warps[index].cluster_phase);
         block.live_warps = live;
         for barrier in block
             .named
@@ -666,6 +737,7 @@ impl Grid<'_> {
                             None => format!("mbarrier {address:#x}"),
                         }
                     }
+                    Wait::Cluster { .. } => block.cluster.borrow().describe(),
                     Wait::Registers { wanted } => {
                         format!("{wanted} registers, {} are free for it", block.pool / 32)
                     }

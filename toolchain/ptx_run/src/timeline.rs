@@ -21,6 +21,8 @@ pub enum State {
     Issues,
     /// Waits at a named barrier.
     Barrier(u32),
+    /// Waits at the barrier of its cluster.
+    Cluster,
     /// Waits for a phase of the mbarrier at this shared address.
     Mbarrier(u32),
     /// Waits for products (`wgmma.wait_group`).
@@ -172,6 +174,7 @@ pub(crate) fn state_of(warp: &Warp, code: &[crate::op::Instruction]) -> Option<S
         Wait::Named { id, .. } => State::Barrier(id),
         Wait::Mbarrier { address, .. } => State::Mbarrier(address),
         Wait::Registers { .. } => State::Registers,
+        Wait::Cluster { .. } => State::Cluster,
         Wait::Step(_) => match code[warp.path.pc as usize].op {
             Op::WgmmaWait { .. } => State::Products,
             _ => State::Copies,

@@ -51,6 +51,10 @@ pub enum Wait {
         address: u32,
         parity: u32,
     },
+    /// A phase of the cluster's barrier.
+    Cluster {
+        phase: u64,
+    },
     /// Registers of the pool.
     Registers {
         wanted: u32,
@@ -101,6 +105,8 @@ pub struct Warp {
     /// Lanes that have not ended.
     pub alive: u32,
     pub wait: Wait,
+    /// The phase of the cluster's barrier at which the warp arrived and for which it has not waited.
+    pub cluster_phase: Option<u64>,
     /// The last read of bytes that nobody had written: instruction, lane, address.
     pub unwritten: Option<(usize, usize, At)>,
     /// A wait that was given up once, so that the code asks again.
@@ -153,6 +159,7 @@ impl Warp {
             stack: Vec::new(),
             alive: lanes,
             wait: Wait::Nothing,
+            cluster_phase: None,
             unwritten: None,
             give_up: false,
             asked: None,

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// A scenario, the kernel in it that is damaged.
-const TARGETS: [(&str, &str); 7] = [
+pub const TARGETS: [(&str, &str); 7] = [
     ("decode, many units", "decode_8x32_d64_bf16"),
     ("decode, many units of 64 rows", "decode_64x128_d64_bf16"),
     ("latent, many units", "mla_64x32_bf16"),
@@ -145,7 +145,7 @@ fn harmless(lines: &[&str], at: usize, change: Change) -> Option<&'static str> {
 }
 
 /// Lines of an entry's body: first and one behind the last, in the text.
-fn body(lines: &[&str], entry: &str) -> (usize, usize) {
+pub fn body(lines: &[&str], entry: &str) -> (usize, usize) {
     let declaration = format!(".visible .entry {entry}(");
     let begin = lines
         .iter()
@@ -180,8 +180,26 @@ fn changed(lines: &[&str], at: usize, change: Change) -> String {
     damaged.join("\n")
 }
 
+/// What came of a run.
+pub enum Outcome {
+    Right,
+    /// Results that are not the reference's.
+    Wrong,
+    /// What the emulator said of the launch.
+    Reported(String),
+}
+
 /// What a run with this PTX in place of a module's reports.
 fn report(damaged: &Module, text: String, scenario: &Scenario) -> Option<String> {
+    match outcome(damaged, text, scenario) {
+        Outcome::Reported(report) => Some(report),
+        // Wrong results are found by comparison, not by a report.
+        Outcome::Right | Outcome::Wrong => None,
+    }
+}
+
+/// A run with this PTX in place of a module's.
+pub fn outcome(damaged: &Module, text: String, scenario: &Scenario) -> Outcome {
     let image = Image::owned(text.into_bytes());
     let modules: Vec<Module> = MODULES
         .iter()
@@ -212,19 +230,20 @@ fn report(damaged: &Module, text: String, scenario: &Scenario) -> Option<String>
     let forget: extern "C" fn() = unsafe { std::mem::transmute(forget) };
     forget();
     match outcome {
-        Ok(Ok(())) => None,
-        // Wrong results are found by comparison, not by a report.
-        Ok(Err(_)) => None,
+        Ok(Ok(())) => Outcome::Right,
+        Ok(Err(_)) => Outcome::Wrong,
         Err(panic) => {
             let text = panic.downcast_ref::<String>().cloned().unwrap_or_default();
-            text.split_once("text: ")
-                .map(|(_, report)| report.to_owned())
+            let report = text.split_once("text: ");
+            report.map_or(Outcome::Wrong, |(_, report)| {
+                Outcome::Reported(report.to_owned())
+            })
         }
     }
 }
 
 /// The module of Hopper that has a kernel, and its PTX.
-fn module_with(entry: &str) -> (&'static Module, String) {
+pub fn module_with(entry: &str) -> (&'static Module, String) {
     let declaration = format!(".visible .entry {entry}(");
     MODULES
         .iter()

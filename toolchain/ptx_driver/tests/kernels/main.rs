@@ -13,6 +13,7 @@ mod problem;
 mod launches;
 
 mod faults;
+mod mutants;
 mod scenarios;
 
 use std::{collections::BTreeSet, path::PathBuf, process::Command};

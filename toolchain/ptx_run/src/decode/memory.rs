@@ -32,6 +32,7 @@ impl Access {
             match *part {
                 "global" => access.space = Space::Global,
                 "shared" | "shared::cta" => access.space = Space::Shared,
+                "shared::cluster" => access.space = Space::Cluster,
                 "param" => access.space = Space::Param,
                 "nc" | "cs" | "cg" | "ca" | "L1::no_allocate" => {}
                 "L2::cache_hint" => access.hint = true,
@@ -74,6 +75,14 @@ impl Decoder<'_> {
                     space: window(space)?,
                     d: long_written(d)?,
                     a: self.long(a)?,
+                })
+            })(),
+            ["mapa", "shared::cluster", "u32"] => (|| {
+                let [d, a, rank] = exactly(operands)?;
+                Ok(Op::MapRank {
+                    d: word_written(d)?,
+                    a: self.word(a)?,
+                    rank: self.word(rank)?,
                 })
             })(),
             ["prefetch", "global", "L1" | "L2" | "L2::evict_last"] | ["prefetch", "tensormap"] => {

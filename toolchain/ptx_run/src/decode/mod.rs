@@ -27,6 +27,11 @@ pub enum Special {
     LaneMask(LaneMask),
     DynamicShared,
     TotalShared,
+    /// Of the block's cluster, along x.
+    ClusterRank,
+    ClusterSize,
+    ClusterIndex,
+    Clusters,
     Zero,
     One,
 }
@@ -378,8 +383,12 @@ fn special(name: &str) -> Option<Special> {
         ("%lanemask_ge", "") => Special::LaneMask(LaneMask::Ge),
         ("%dynamic_smem_size", "") => Special::DynamicShared,
         ("%total_smem_size", "") => Special::TotalShared,
-        ("%cluster_ctaid", "x" | "y" | "z") | ("%cluster_ctarank", "") => Special::Zero,
-        ("%cluster_nctaid", "x" | "y" | "z") | ("%cluster_nctarank", "") => Special::One,
+        ("%cluster_ctaid", "x") | ("%cluster_ctarank", "") => Special::ClusterRank,
+        ("%cluster_nctaid", "x") | ("%cluster_nctarank", "") => Special::ClusterSize,
+        ("%cluster_ctaid", "y" | "z") => Special::Zero,
+        ("%cluster_nctaid", "y" | "z") => Special::One,
+        ("%clusterid", "x") => Special::ClusterIndex,
+        ("%nclusterid", "x") => Special::Clusters,
         _ => return None,
     })
 }

@@ -38,6 +38,7 @@ impl Decoder<'_> {
             ["div", "rn", "f32"] => word2(Word2::FDiv),
             ["cvt", "rn", "bf16x2", "f32"] => word2(Word2::PackBf16),
             ["cvt", "rn", "satfinite", "e4m3x2", "f32"] => word2(Word2::PackE4m3),
+            ["cvt", "rn", "satfinite", "e5m2x2", "f32"] => word2(Word2::PackE5m2),
             ["cvt", "rn", "f16x2", "f32"] => word2(Word2::PackF16),
             _ => None,
         };
@@ -85,6 +86,7 @@ impl Decoder<'_> {
             ["cvt", "rn", "f32", "s32"] => Word1::F32FromI32,
             ["cvt", "f32", "f16"] => Word1::F32FromF16,
             ["cvt", "rn", "f16x2", "e4m3x2"] => Word1::UnpackE4m3,
+            ["cvt", "rn", "f16x2", "e5m2x2"] => Word1::UnpackE5m2,
             _ => return None,
         };
         Some((|| {

@@ -89,6 +89,16 @@ impl Decoder<'_> {
                 })
             })(),
             ["nanosleep", "u32"] => Ok(Op::Nanosleep),
+            [
+                "barrier",
+                "cluster",
+                "arrive",
+                rest @ ("release" | "relaxed" | "aligned"),
+                ..,
+            ] => Ok(Op::ClusterArrive {
+                releases: *rest != "relaxed",
+            }),
+            ["barrier", "cluster", "wait", ..] => Ok(Op::ClusterWait),
             ["bar" | "barrier", rest @ ..] => self.barrier(rest, parts[0] == "bar", operands),
             // Wider than it says: a fence for the block alone may hide a race between blocks.
             ["membar", _] | ["fence", "acq_rel" | "sc", _] => Ok(Op::Fence),

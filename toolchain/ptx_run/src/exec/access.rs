@@ -16,6 +16,8 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum At {
     Shared(u32),
+    /// Shared memory of the cluster's block of this rank.
+    Peer(u32, u32),
     Global(u64),
     Param(usize),
     Constant(usize),
@@ -26,7 +28,7 @@ pub fn base(space: Space) -> u64 {
     match space {
         Space::Shared => SHARED_BASE,
         Space::Param => PARAM_BASE,
-        Space::Generic | Space::Global => 0,
+        Space::Generic | Space::Global | Space::Cluster => 0,
     }
 }
 
@@ -47,6 +49,9 @@ pub struct Touch {
 }
 
 const WINDOW: u64 = 1 << 40;
+/// Where shared memory of rank 0 begins in the cluster's window, and that of each further rank.
+pub const FIRST_RANK: u32 = 1 << 30;
+pub const RANK_STEP: u32 = 1 << 24;
 
 impl Run<'_> {
     /// Where each lane's address is; registers without value are a fault.
@@ -82,6 +87,11 @@ impl Run<'_> {
         let in_window = |base: u64| address.checked_sub(base).filter(|&offset| offset < WINDOW);
         match space {
             Space::Shared => At::Shared(address as u32),
+            // An address that names no rank is in the block's own part of the window.
+            Space::Cluster => match (address as u32).checked_sub(FIRST_RANK) {
+                None => At::Shared(address as u32),
+                Some(mapped) => At::Peer(mapped / RANK_STEP, mapped % RANK_STEP),
+            },
             Space::Param => At::Param(address as usize),
             Space::Global | Space::Generic => {
                 if let Some(offset) = in_window(CONSTANT_BASE) {
@@ -102,7 +112,7 @@ impl Run<'_> {
 
     pub fn aligned(at: At, align: usize) -> Step {
         let value = match at {
-            At::Shared(offset) => u64::from(offset),
+            At::Shared(offset) | At::Peer(_, offset) => u64::from(offset),
             At::Global(address) => address,
             At::Param(offset) | At::Constant(offset) => offset as u64,
         };
@@ -134,6 +144,25 @@ impl Run<'_> {
                 }
                 Ok((&mut block.shared, offset))
             }
+            At::Peer(rank, offset) => {
+                if rank == block.cluster_rank {
+                    return self.bytes(block, At::Shared(offset), len);
+                }
+                let began = block.cluster.borrow().generation > 0;
+                let peer = self.peers.get_mut(rank as usize).and_then(Option::as_mut);
+                let problem = match &peer {
+                    _ if !began => "no barrier of the cluster says that the block has begun".into(),
+                    None => "no block of this rank lives in the cluster".into(),
+                    Some(peer) if offset as usize + len > peer.data.len() => {
+                        format!("the block has {} bytes of shared memory", peer.data.len())
+                    }
+                    Some(_) => String::new(),
+                };
+                match peer {
+                    Some(peer) if problem.is_empty() => Ok((peer, offset as usize)),
+                    _ => Err(outside(at, len, problem)),
+                }
+            }
             At::Global(address) => self.memory.find(address, len),
             At::Param(_) | At::Constant(_) => Err(outside(at, len, "it cannot be written".into())),
         }
@@ -147,6 +176,7 @@ impl Run<'_> {
         };
         let address = match touch.at {
             At::Shared(_) => name(At::Shared((granule * GRANULE) as u32)),
+            At::Peer(rank, _) => name(At::Peer(rank, (granule * GRANULE) as u32)),
             at => name(at),
         };
         let access = touch.what;
@@ -186,7 +216,7 @@ impl Run<'_> {
             member,
             ..
         } = *touch;
-        let kind = if matches!(touch.at, At::Shared(_)) {
+        let kind = if matches!(touch.at, At::Shared(_) | At::Peer(..)) {
             FENCE_SHARED
         } else {
             FENCE_GLOBAL
@@ -389,6 +419,7 @@ pub fn not_a_barrier(block: &Block, offset: u32, len: usize) -> Step {
 pub fn name(at: At) -> String {
     match at {
         At::Shared(offset) => format!("shared {offset:#x}"),
+        At::Peer(rank, offset) => format!("shared {offset:#x} of rank {rank}"),
         At::Global(address) => format!("global {address:#x}"),
         At::Param(offset) => format!("parameter byte {offset}"),
         At::Constant(offset) => format!("table byte {offset}"),

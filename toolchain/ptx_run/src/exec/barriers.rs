@@ -14,6 +14,10 @@ use crate::{
     warp::{FENCE_BARRIER, FENCE_GLOBAL, FENCE_SHARED, FenceMark, Wait, Warp, members},
 };
 
+fn cluster_fault(what: &str) -> Box<Fault> {
+    Box::new(Fault::ClusterBarrier { what: what.into() })
+}
+
 /// Bytes that may be pending at an mbarrier.
 const MAX_BYTES: i64 = (1 << 20) - 1;
 
@@ -27,6 +31,27 @@ impl Run<'_> {
     ) -> Step<Flow> {
         match op {
             Op::Barrier { .. } => return self.named(block, warp, mask, op),
+            Op::ClusterArrive { releases } => {
+                together(warp, mask)?;
+                if warp.cluster_phase.is_some() {
+                    return Err(cluster_fault("a warp arrives twice in one phase"));
+                }
+                let clock = releases.then(|| warp.publish(block.id, mask));
+                warp.cluster_phase = Some(block.cluster.borrow_mut().arrive(clock));
+                self.progress += 1;
+            }
+            Op::ClusterWait => {
+                together(warp, mask)?;
+                let Some(phase) = warp.cluster_phase else {
+                    return Err(cluster_fault("a warp waits that has not arrived"));
+                };
+                let cluster = block.cluster.borrow();
+                if cluster.generation == phase {
+                    return Ok(Flow::Wait(Wait::Cluster { phase }));
+                }
+                warp.learn(mask, &cluster.released);
+                warp.cluster_phase = None;
+            }
             Op::Fence => {
                 for lane in members(mask) {
                     if let Some(found) = warp.found[lane].take() {

@@ -242,6 +242,10 @@ impl Run<'_> {
     fn key(block: &Block, at: At, scope: Scope) -> (u32, u64) {
         match at {
             At::Shared(offset) => (block.id as u32, u64::from(offset)),
+            At::Peer(rank, offset) => {
+                let id = block.id as u32 - block.cluster_rank + rank;
+                (id, u64::from(offset))
+            }
             // What is for the block alone is no news to others.
             At::Global(address) if scope == Scope::Cta => (block.id as u32, address),
             At::Global(address) => (u32::MAX, address),

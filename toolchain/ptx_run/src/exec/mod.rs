@@ -17,7 +17,7 @@ use crate::{
     block::Block,
     clock::{Clock, MEMBERS, Shared},
     decode::Code,
-    memory::Memory,
+    memory::{Bytes, Memory},
     op::Op,
     report::{Fault, Place, Step},
     shadow::Record,
@@ -40,6 +40,8 @@ pub struct Run<'a> {
     pub module: &'a Module,
     pub code: &'a Code,
     pub memory: &'a mut Memory,
+    /// Shared memory of the blocks of the cluster whose block has its turn, by rank; its own is with the block.
+    pub peers: Vec<Option<Bytes>>,
     pub parameters: &'a [u8],
     pub threads: [u32; 3],
     pub multiprocessors: u32,
@@ -159,6 +161,8 @@ impl Run<'_> {
             | Op::WgmmaCommit
             | Op::WgmmaWait { .. } => self.matrix_op(block, warp, mask, op),
             Op::Barrier { .. }
+            | Op::ClusterArrive { .. }
+            | Op::ClusterWait
             | Op::Fence
             | Op::FenceProxyAsync { .. }
             | Op::FenceBarrierInit
@@ -186,6 +190,16 @@ impl Run<'_> {
                 Ok(Flow::Next)
             }
             Op::GridLaunch | Op::Nanosleep | Op::Prefetch => Ok(Flow::Next),
+            Op::MapRank { d, a, rank } => {
+                let valid = warp.valid(*a, mask)? & warp.valid(*rank, mask)?;
+                let (a, rank) = (*warp.word(*a), *warp.word(*rank));
+                let mapped = |lane: usize| {
+                    let from = rank[lane].wrapping_mul(access::RANK_STEP);
+                    access::FIRST_RANK.wrapping_add(from).wrapping_add(a[lane])
+                };
+                warp.set_word(*d, mask, &std::array::from_fn(mapped), valid)?;
+                Ok(Flow::Next)
+            }
             Op::Clock { d, long } => {
                 let now = self.stats.instructions;
                 if *long {

@@ -87,6 +87,17 @@ fn word1(f: Word1, a: &Words) -> Words {
         Word1::UnpackE4m3 => map1(a, |a| {
             u32::from(wide(a as u8)) | u32::from(wide((a >> 8) as u8)) << 16
         }),
+        // The first half of an f16; any NaN becomes one.
+        Word1::UnpackE5m2 => map1(a, |a| {
+            let half = |bits: u32| {
+                if bits & 0x7F > 0x7C {
+                    0x7FFF
+                } else {
+                    bits << 8
+                }
+            };
+            half(a & 0xFF) | half(a >> 8 & 0xFF) << 16
+        }),
         Word1::F32FromF16 => map1(a, |a| f16::from_bits(a as u16).to_f32().to_bits()),
     }
 }
@@ -122,7 +133,11 @@ fn word2(f: Word2, a: &Words, b: &Words) -> Words {
         Word2::FMax => floats2(a, b, |a, b| lesser(a, b, true)),
         Word2::FDiv => floats2(a, b, |a, b| a / b),
         Word2::PackE4m3 => map2(a, b, |a, b| {
-            let quarter = |bits| u32::from(e4m3(f32::from_bits(bits)));
+            let quarter = |bits| u32::from(narrow::<4>(f32::from_bits(bits)));
+            quarter(a) << 8 | quarter(b)
+        }),
+        Word2::PackE5m2 => map2(a, b, |a, b| {
+            let quarter = |bits| u32::from(narrow::<5>(f32::from_bits(bits)));
             quarter(a) << 8 | quarter(b)
         }),
         Word2::PackBf16 => map2(a, b, |a, b| {
@@ -184,17 +199,19 @@ fn permuted(a: u32, b: u32, selector: u32) -> u32 {
     })
 }
 
-/// The nearest 8-bit float with 4 exponent bits, at most the largest.
-fn e4m3(x: f32) -> u8 {
+/// The nearest 8-bit float with 4 or 5 exponent bits, at most the largest.
+fn narrow<const EXPONENT_BITS: i32>(x: f32) -> u8 {
     let sign = ((x.to_bits() >> 31) as u8) << 7;
     if x.is_nan() {
         return sign | 0x7F;
     }
     // Numbers of one exponent, and those below the least, are steps of one size; a carry goes into the exponent.
-    let exponent = ((x.to_bits() >> 23 & 0xFF) as i32 - 127).clamp(-6, 9);
-    let steps = (f64::from(x.abs()) * f64::from(3 - exponent).exp2()).round_ties_even();
-    let bits = steps.min(256.0) as u32 + ((exponent + 6) << 3) as u32;
-    sign | bits.min(0x7E) as u8
+    let (mantissa_bits, least) = (7 - EXPONENT_BITS, 2 - (1 << (EXPONENT_BITS - 1)));
+    let exponent = ((x.to_bits() >> 23 & 0xFF) as i32 - 127).clamp(least, 3 - least);
+    let steps = (f64::from(x.abs()) * f64::from(mantissa_bits - exponent).exp2()).round_ties_even();
+    let bits = steps.min(256.0) as u32 + ((exponent - least) << mantissa_bits) as u32;
+    let largest = if EXPONENT_BITS == 4 { 0x7E } else { 0x7B };
+    sign | bits.min(largest) as u8
 }
 
 /// An 8-bit float with 4 exponent bits as a half, exactly.

@@ -143,7 +143,9 @@ fn entry(
     let min_blocks = directive(".minnctapersm");
     let max_registers = directive(".maxnreg");
     if head.contains(".reqnctapercluster") || head.contains(".explicitcluster") {
-        return Err(fail("clusters, which this emulator does not know,"));
+        return Err(fail(
+            "clusters of a size that the code says, where this emulator asks the launch,",
+        ));
     }
     let mut depth = 0_u32;
     let mut in_comment = false;

@@ -129,6 +129,18 @@ fn pairs_of_8_bit_floats_are_rounded_and_bounded() {
     assert_eq!(pack(449.0, f32::NEG_INFINITY), 0x7EFE);
     assert_eq!(pack(f32::NAN, 0.001_953_125), 0x7F01);
     assert_eq!(pack(0.000_976_562_5, 0.015), 0x0008);
+
+    let pack = |a: f32, b: f32| {
+        let (a, b) = (a.to_bits(), b.to_bits());
+        lanes(&format!(
+            "cvt.rn.satfinite.e5m2x2.f32 %h1, 0f{a:08X}, 0f{b:08X}; cvt.u32.u16 %r10, %h1;"
+        ))[0] as u32
+    };
+    assert_eq!(pack(1.0, -2.0), 0x3CC0);
+    assert_eq!(pack(9.0, 11.0), 0x484A);
+    assert_eq!(pack(61_440.0, f32::NEG_INFINITY), 0x7BFB);
+    assert_eq!(pack(f32::NAN, 2_f32.powi(-16)), 0x7F01);
+    assert_eq!(pack(2_f32.powi(-17), 2_f32.powi(-14)), 0x0004);
 }
 
 #[test]
@@ -144,6 +156,17 @@ fn pairs_of_8_bit_floats_become_halves_exactly() {
     assert_eq!(unpack(0x8000), 0x8000_0000);
     assert_eq!(unpack(0x8707), 0xA300_2300);
     assert_eq!(unpack(0xFF7F), 0x7FFF_7FFF);
+
+    let unpack = |pair: u32| {
+        lanes(&format!(
+            "mov.b32 %r3, {pair}; cvt.u16.u32 %h1, %r3; cvt.rn.f16x2.e5m2x2 %r10, %h1;"
+        ))[0] as u32
+    };
+    // 1 and -2; the largest and the least; infinities; NaN.
+    assert_eq!(unpack(0xC03C), 0xC000_3C00);
+    assert_eq!(unpack(0x017B), 0x0100_7B00);
+    assert_eq!(unpack(0xFC7C), 0xFC00_7C00);
+    assert_eq!(unpack(0xFE7D), 0x7FFF_7FFF);
 }
 
 #[test]

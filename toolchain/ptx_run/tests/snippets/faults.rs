@@ -287,6 +287,37 @@ fn a_launch_beside_the_one_before_must_wait_for_it() {
     run(&read(""), &launch(32), &[data], &mut memory, schedule).unwrap();
 }
 
+/// A counter that the launch before released its states by, as decodes do that merge.
+#[test]
+fn a_launch_beside_the_one_before_may_acquire_what_that_released() {
+    let mut memory = Memory::new();
+    let data = memory.allocate_with(&[0; 8]);
+    let count = |order: &str| {
+        format!("setp.eq.b32 %p1, %r0, 0; @%p1 atom.{order}.gpu.global.add.u32 %r4, [%rd0+4], 1;")
+    };
+    let write = kernel(
+        1,
+        &format!(
+            "setp.eq.b32 %p1, %r0, 0; @%p1 st.global.b32 [%rd0], 7; {} griddepcontrol.launch_dependents;",
+            count("acq_rel")
+        ),
+    );
+    let read = |order: &str| {
+        let load = "@%p1 ld.global.b32 %r3, [%rd0];";
+        kernel(1, &format!("{}\n{load}", count(order)))
+    };
+    let beside = Launch {
+        overlaps: true,
+        ..launch(32)
+    };
+    let schedule = Schedule::Random(0);
+    run(&write, &launch(32), &[data], &mut memory, schedule).unwrap();
+    run(&read("acq_rel"), &beside, &[data], &mut memory, schedule).unwrap();
+    run(&write, &launch(32), &[data], &mut memory, schedule).unwrap();
+    let report = run(&read("relaxed"), &beside, &[data], &mut memory, schedule).unwrap_err();
+    assert!(matches!(report.fault, Fault::NoGridWait { .. }), "{report}");
+}
+
 #[test]
 fn a_launch_that_cannot_be() {
     let mut memory = Memory::new();

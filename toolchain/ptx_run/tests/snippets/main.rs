@@ -2,6 +2,7 @@
 
 mod arithmetic;
 mod barriers;
+mod clusters;
 mod copies;
 mod faults;
 mod harness;

@@ -276,5 +276,6 @@ probes! {
     max_f16x2(a: u32, b: u32) math::max_f16x2(a, b) => "max.f16x2";
     max_bf16x2(a: u32, b: u32) math::max_bf16x2(a, b) => "max.bf16x2";
     div_u32(a: u32, b: u32) math::div_u32(a, b) => "div.u32";
+    shift_right(a: u32, places: u32) math::shift_right(a, places) => "shr.u32";
     mul_high_u32(a: u32, b: u32) math::mul_high_u32(a, b) => "mul.hi.u32";
 }
