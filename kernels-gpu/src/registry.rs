@@ -174,7 +174,9 @@ pub struct KernelInfo {
     pub cache: Option<Element>,
     /// Each token and KV head of the cache has scales of its own.
     pub by_token: bool,
-    /// Rows of a tile: query tokens × packed query heads.
+    /// KV heads that a unit reads together.
+    pub kv_heads: u32,
+    /// Rows of a tile, for each of its KV heads: query tokens × packed query heads.
     pub rows: u32,
     /// Keys of a block.
     pub keys: u32,
@@ -189,7 +191,7 @@ pub struct KernelInfo {
     /// It takes sinks and masks of the last keys.
     pub extras: bool,
     /// No plan names it: it is launched in the place of the kernel of its tile that does not take
-    /// [`extras`](Self::extras), or that of latent heads that loads pages.
+    /// [`extras`](Self::extras), of that of latent heads that loads pages, or of that of single KV heads.
     pub stands_in: bool,
     /// It leaves room on an SM for a CTA of another kernel.
     pub co_resident: bool,
@@ -221,6 +223,7 @@ impl KernelInfo {
             element: Element::Any,
             cache: None,
             by_token: false,
+            kv_heads: 1,
             rows: 0,
             keys: 0,
             head_dim: 0,

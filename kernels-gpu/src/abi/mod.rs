@@ -181,6 +181,10 @@ pub struct LaunchRecord {
     pub count: u32,
     /// As [`DecodeParams::long`].
     pub long: u32,
+    /// Of prefills of 8-bit keys: the first of the plan's [`ConvertedPage`]s that are the launch's.
+    pub first_page: u32,
+    /// How many of these.
+    pub pages: u32,
     /// Zero.
-    pub reserved: u32,
+    pub reserved: [u32; 3],
 }

@@ -11,6 +11,18 @@ pub const BITS16: u32 = 0;
 pub const E4M3: u32 = 1;
 /// The same with scales of each token and KV head.
 pub const E4M3_BY_TOKEN: u32 = 2;
+/// 8-bit floats with 5 exponent bits.
+pub const E5M2: u32 = 3;
+
+/// 8-bit floats as [`E4M3`], of two neighbouring KV heads at a time: heads of 64 have rows of 64 bytes, and L2 takes as
+/// long for those as for rows of 128.
+pub const E4M3_PAIRS: u32 = 3;
+
+/// KV heads that are read together.
+#[must_use]
+pub const fn kv_heads(cache: u32) -> u32 {
+    if cache == E4M3_PAIRS { 2 } else { 1 }
+}
 
 /// Whether keys and values have scales of their own.
 #[must_use]
@@ -44,7 +56,7 @@ mod device {
 
     use cuda_std::{convert, math, ptr};
 
-    use super::{BITS16, E4M3, E4M3_BY_TOKEN};
+    use super::{BITS16, E4M3, E4M3_BY_TOKEN, E4M3_PAIRS};
     use crate::{
         abi::ScaleParams,
         common::half::{F16, Half},
@@ -63,6 +75,8 @@ mod device {
         const SCALED: bool;
         /// Whether each token has scales of its own.
         const BY_TOKEN: bool;
+        /// Whether rows hold two KV heads: the first half of a tile's rows is of one, the second of the other.
+        const PAIRS: bool;
 
         /// Four numbers as two pairs of products.
         fn widen(four: u32) -> [u32; 2];
@@ -73,6 +87,7 @@ mod device {
         type Query = T;
         const SCALED: bool = false;
         const BY_TOKEN: bool = false;
+        const PAIRS: bool = false;
 
         #[inline(always)]
         fn widen(_: u32) -> [u32; 2] {
@@ -85,6 +100,7 @@ mod device {
         type Query = T;
         const SCALED: bool = true;
         const BY_TOKEN: bool = false;
+        const PAIRS: bool = false;
 
         #[inline(always)]
         fn widen(four: u32) -> [u32; 2] {
@@ -100,6 +116,20 @@ mod device {
         type Query = T;
         const SCALED: bool = true;
         const BY_TOKEN: bool = true;
+        const PAIRS: bool = false;
+
+        #[inline(always)]
+        fn widen(four: u32) -> [u32; 2] {
+            <Stored<T, E4M3>>::widen(four)
+        }
+    }
+
+    impl<T: Half> Cache for Stored<T, E4M3_PAIRS> {
+        type Product = F16;
+        type Query = T;
+        const SCALED: bool = true;
+        const BY_TOKEN: bool = false;
+        const PAIRS: bool = true;
 
         #[inline(always)]
         fn widen(four: u32) -> [u32; 2] {

@@ -1,4 +1,4 @@
-//! What prefill kernels of all architectures share: a tile, as the warps of a CTA tell each other of it.
+//! What prefill kernels of all architectures share: a tile, as the warps of a CTA exchange it.
 
 use cuda_std::prelude::*;
 

@@ -367,7 +367,7 @@ fn first_pair(at: &Pair, begin: i32) -> Pair {
     }
 }
 
-/// Sets what the variant hides to −∞; `at` tells of each row whose it is (its `key` is filled in here).
+/// Sets what the variant hides to −∞; `at` has the query of each row (its `key` is filled in here).
 #[inline(always)]
 pub fn mask<V: Variant, const S: usize>(s: &mut [f32; S], variant: &V, begin: i32, at: [Pair; 2]) {
     let at = at.map(|at| first_pair(&at, begin));

@@ -1,4 +1,4 @@
-//! What a launch works on: told by its parameters, or by a record in the workspace where the launch was
+//! What a launch works on: given by its parameters, or by a record in the workspace where the launch was
 //! captured in a graph and serves one plan after the other.
 
 use cuda_std::{
@@ -28,7 +28,7 @@ impl AttentionParams {
     }
 
     /// The next ticket: who has claimed a unit takes one, and works on the unit so many behind the first ones of
-    /// all. Every unit takes one ticket, so the last one tells that none will be asked for, and the counter is
+    /// all. Every unit takes one ticket, so the last one means that none will be asked for, and the counter is
     /// zero again.
     ///
     /// # Safety
@@ -47,7 +47,7 @@ impl AttentionParams {
     }
 }
 
-/// Whether the launch reads several times what L2 holds, as far as its parameters tell: `long`, or the record.
+/// Whether the launch reads several times what L2 holds, as far as its parameters say: `long`, or the record.
 ///
 /// # Safety
 /// The record, if there is one, can be read.
@@ -67,7 +67,7 @@ pub unsafe fn is_long(long: u32, record: u64) -> bool {
 /// It can be read.
 #[inline(always)]
 pub unsafe fn load(record: u64) -> [u32; 2] {
-    const { assert!(size_of::<LaunchRecord>() == 16) };
+    const { assert!(size_of::<LaunchRecord>() == 32) };
     // SAFETY: the caller's promise; nobody writes it while kernels run.
     unsafe { ptr::load_nc_u32x2(record as *const u32) }
 }

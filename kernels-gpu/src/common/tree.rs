@@ -7,7 +7,7 @@
 #[cfg(target_arch = "nvptx64")]
 use crate::abi::AttentionParams;
 
-/// Keys that the bits tell of.
+/// Keys that the bits describe.
 pub const REACH: u32 = u64::BITS;
 
 /// Whether a query with these ancestors, at this position, sees a key that is not after it.

@@ -235,6 +235,14 @@ pub trait FromLaunch: Variant {
             !Self::TRANSFORMS_VALUE && !Self::TRANSFORMS_OUTPUT,
             "kernels on GPUs run no hooks on values or outputs: transform them before and behind attention"
         );
+        assert!(
+            Self::TRANSFORMS_LOGITS || !Self::KEEPS_UNIT,
+            "logits of no hook keep no unit: set TRANSFORMS_LOGITS beside KEEPS_UNIT"
+        );
+        assert!(
+            Self::KEEPS_UNIT || !Self::LINEAR,
+            "what is linear is in the unit of dot products: set KEEPS_UNIT beside LINEAR"
+        );
     };
 }
 

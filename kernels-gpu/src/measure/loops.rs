@@ -93,7 +93,7 @@ mod device {
     /// Alternates on the SM while both loops have blocks left.
     #[inline(always)]
     unsafe fn bind(p: &LoopsParams) -> (bool, u32) {
-        let told = shared::dynamic_shared_address();
+        let assignment = shared::dynamic_shared_address();
         let counters = p.counters as *mut u32;
         // SAFETY: as the launch is; one thread asks for all.
         unsafe {
@@ -106,11 +106,14 @@ mod device {
                     op ^= 1;
                     block = atomic::fetch_add::<Relaxed, Gpu, u32>(counters.add(op as usize), 1);
                 }
-                shared::store_u32(told, op);
-                shared::store_u32(told + 4, block);
+                shared::store_u32(assignment, op);
+                shared::store_u32(assignment + 4, block);
             }
             thread::sync_threads();
-            (shared::load_u32(told) == 1, shared::load_u32(told + 4))
+            (
+                shared::load_u32(assignment) == 1,
+                shared::load_u32(assignment + 4),
+            )
         }
     }
 

@@ -69,6 +69,16 @@ impl KernelId {
         })
     }
 
+    /// The kernel that does the same for two KV heads at a time.
+    #[must_use]
+    pub fn of_pairs(self) -> Option<Self> {
+        self.counterpart(|row, other| {
+            other.kv_heads == 2
+                && (other.rows, other.keys, other.co_resident, other.by_token)
+                    == (row.rows, row.keys, row.co_resident, row.by_token)
+        })
+    }
+
     /// Its place.
     #[must_use]
     pub const fn index(self) -> usize {

@@ -15,7 +15,7 @@ use super::{decode, prefill};
 /// Counters of a launch: CTAs begun of prefill and of decode, CTAs that have left, and tickets of each SM.
 pub const COUNTERS: u32 = 4 + SMS;
 
-/// SMs that are told apart.
+/// SMs that have tickets of their own.
 const SMS: u32 = 256;
 
 /// The place of a [`COUNTERS`] word.
@@ -37,7 +37,7 @@ pub const fn is_prefill(prefill: u32, decode: u32, ticket: u32) -> bool {
     ((ticket + 1) * prefill).div_ceil(all) > (ticket * prefill).div_ceil(all)
 }
 
-/// Bytes at the beginning of shared memory by which a CTA's threads are told what it is for.
+/// Bytes at the beginning of shared memory that hold a CTA's assignment: its operation and its index.
 const TOLD: u32 = 128;
 
 /// Shapes of the two in one CTA; they have the same number of warps.
@@ -251,13 +251,16 @@ mod device {
             loop {
                 if misc::opaque(thread::thread_idx_x()) == 0 {
                     let [op, index] = bind(p);
-                    let told = base();
-                    shared::store_u32(told, op);
-                    shared::store_u32(told + 4, index);
+                    let assignment = base();
+                    shared::store_u32(assignment, op);
+                    shared::store_u32(assignment + 4, index);
                 }
                 thread::sync_threads();
-                let told = base();
-                let (op, index) = (shared::load_u32(told), shared::load_u32(told + 4));
+                let assignment = base();
+                let (op, index) = (
+                    shared::load_u32(assignment),
+                    shared::load_u32(assignment + 4),
+                );
                 if warp::warp_vote_any(warp::FULL_MASK, op == NOTHING) {
                     break;
                 }

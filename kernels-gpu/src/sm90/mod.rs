@@ -27,7 +27,7 @@ mod pipeline;
 ))]
 pub mod prefill;
 
-/// A value that is the same in all lanes, told to the compiler: wgmma takes its descriptors from uniform
+/// A value that is the same in all lanes, declared to the compiler: wgmma takes its descriptors from uniform
 /// registers.
 ///
 /// # Safety

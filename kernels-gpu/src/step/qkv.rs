@@ -369,7 +369,9 @@ mod device {
             let mut scale = 1.0;
             // SAFETY: all lanes come to the shuffles; a place that exists has a scale, where scales are.
             unsafe {
-                if p.mode == COMPUTED {
+                // Heads of queries have nothing to quantise: most warps have only such.
+                let any = warp::warp_vote_any(warp::FULL_MASK, place.exists);
+                if p.mode == COMPUTED && any {
                     let mut largest = 0.0_f32;
                     let mut i = 0;
                     while i < 16 {

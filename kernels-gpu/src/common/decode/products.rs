@@ -87,7 +87,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
     /// As [`load_q`](Self::load_q).
     #[inline(always)]
     unsafe fn load_q_pairs(&self, step: usize, block: usize) -> [u32; 2] {
-        let offset = block as u32 * 8 * Self::ROW_BYTES + step as u32 * 32;
+        let offset = block as u32 * self.q_block + step as u32 * 32;
         // SAFETY: inside the rows.
         unsafe { shared::load_u32x2(self.q_address + offset) }
     }
@@ -155,6 +155,11 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         }
     }
 
+    /// KV heads in a row of keys.
+    const fn halves<C: Cache>() -> usize {
+        if C::PAIRS { 2 } else { 1 }
+    }
+
     /// Fragments of a k-step, from registers or from where they are.
     ///
     /// # Safety
@@ -206,28 +211,35 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
             };
             let mut keys = 0;
             while keys < KEY_BLOCKS {
-                let at = column(first_keys, step / steps) + keys as u32 * 2 * group;
-                // SAFETY: inside the chunk; the lanes are together.
-                unsafe {
-                    let a = mma::ldmatrix_x4(at);
-                    let s = &mut s[keys];
-                    if C::SCALED {
-                        // A lane has elements 4t.. of a key: the first two as those of column 2t, the others of 2t + 8.
-                        let [lower, upper] = [C::widen(a[0]), C::widen(a[1])];
-                        products::<C::Product, ROW_BLOCKS>(
-                            s,
-                            [lower[0], upper[0], lower[1], upper[1]],
-                            &q,
-                        );
-                        let [lower, upper] = [C::widen(a[2]), C::widen(a[3])];
-                        products::<C::Product, ROW_BLOCKS>(
-                            s,
-                            [lower[0], upper[0], lower[1], upper[1]],
-                            &next_q,
-                        );
-                    } else {
-                        products::<C::Product, ROW_BLOCKS>(s, a, &q);
+                let s = &mut s[keys];
+                let mut half = 0;
+                while half < Self::halves::<C>() {
+                    let in_half = half * DIM_BLOCKS / 2 + step / steps;
+                    let at = column(first_keys, in_half) + keys as u32 * 2 * group;
+                    // SAFETY: inside the chunk; the lanes are together.
+                    unsafe {
+                        let a = mma::ldmatrix_x4(at);
+                        if C::SCALED {
+                            // A lane has elements 4t.. of a key: the first two as those of column 2t, the others of 2t + 8.
+                            let [lower, upper] = [C::widen(a[0]), C::widen(a[1])];
+                            products::<C, ROW_BLOCKS>(
+                                s,
+                                [lower[0], upper[0], lower[1], upper[1]],
+                                &q,
+                                half,
+                            );
+                            let [lower, upper] = [C::widen(a[2]), C::widen(a[3])];
+                            products::<C, ROW_BLOCKS>(
+                                s,
+                                [lower[0], upper[0], lower[1], upper[1]],
+                                &next_q,
+                                half,
+                            );
+                        } else {
+                            products::<C, ROW_BLOCKS>(s, a, &q, half);
+                        }
                     }
+                    half += 1;
                 }
                 keys += 1;
             }
@@ -255,25 +267,27 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         while dim < DIM_BLOCKS {
             let mut keys = 0;
             while keys < KEY_BLOCKS {
-                let at = column(first_values, dim / blocks) + keys as u32 * 2 * group;
-                // SAFETY: inside the chunk; the lanes are together.
-                unsafe {
-                    let a = mma::ldmatrix_x4_trans(at);
-                    if C::SCALED {
-                        // A lane has elements 2g, 2g + 1 of values 2t, 2t + 1: the first of both as row g, the second
-                        // as row g + 8.
-                        let [a, b, c, d] = a.map(|word| C::widen(transpose_bytes(word)));
-                        let fragment = [a[0], a[1], c[0], c[1]];
-                        products::<C::Product, ROW_BLOCKS>(&mut self.out[dim], fragment, &p[keys]);
-                        let fragment = [b[0], b[1], d[0], d[1]];
-                        products::<C::Product, ROW_BLOCKS>(
-                            &mut self.out[dim + 1],
-                            fragment,
-                            &p[keys],
-                        );
-                    } else {
-                        products::<C::Product, ROW_BLOCKS>(&mut self.out[dim], a, &p[keys]);
+                let mut half = 0;
+                while half < Self::halves::<C>() {
+                    let in_half = half * DIM_BLOCKS / 2 + dim / blocks;
+                    let at = column(first_values, in_half) + keys as u32 * 2 * group;
+                    // SAFETY: inside the chunk; the lanes are together.
+                    unsafe {
+                        let a = mma::ldmatrix_x4_trans(at);
+                        let (p, out) = (&p[keys], &mut self.out);
+                        if C::SCALED {
+                            // A lane has elements 2g, 2g + 1 of values 2t, 2t + 1: the first of both as row g, the
+                            // second as row g + 8.
+                            let [a, b, c, d] = a.map(|word| C::widen(transpose_bytes(word)));
+                            let [first, second] =
+                                [[a[0], a[1], c[0], c[1]], [b[0], b[1], d[0], d[1]]];
+                            products::<C, ROW_BLOCKS>(&mut out[dim], first, p, half);
+                            products::<C, ROW_BLOCKS>(&mut out[dim + 1], second, p, half);
+                        } else {
+                            products::<C, ROW_BLOCKS>(&mut out[dim], a, p, half);
+                        }
                     }
+                    half += 1;
                 }
                 keys += 1;
             }
@@ -282,20 +296,24 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
     }
 }
 
-/// A block of 16 keys, or elements, with all rows.
+/// A block of 16 keys, or elements, with all rows; of a pair of KV heads with the rows of head `half`.
 ///
 /// # Safety
 /// The lanes come together.
 #[inline(always)]
-unsafe fn products<T: Half, const ROW_BLOCKS: usize>(
+unsafe fn products<C: Cache, const ROW_BLOCKS: usize>(
     to: &mut [[f32; 4]; ROW_BLOCKS],
     a: [u32; 4],
     b: &[[u32; 2]; ROW_BLOCKS],
+    half: usize,
 ) {
-    let mut block = 0;
-    while block < ROW_BLOCKS {
+    let (mut block, end) = match C::PAIRS {
+        true => (half * ROW_BLOCKS / 2, (half + 1) * ROW_BLOCKS / 2),
+        false => (0, ROW_BLOCKS),
+    };
+    while block < end {
         // SAFETY: the lanes are together.
-        unsafe { T::mma(&mut to[block], a, b[block]) };
+        unsafe { C::Product::mma(&mut to[block], a, b[block]) };
         block += 1;
     }
 }

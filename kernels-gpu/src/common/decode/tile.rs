@@ -56,6 +56,8 @@ pub struct Rows<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> {
     pub(super) q: [[[u32; 2]; ROW_BLOCKS]; DIM_BLOCKS],
     /// Where Q is, for tiles so large that its fragments find no registers.
     pub(super) q_address: u32,
+    /// Bytes from a block's rows to those of the next.
+    pub(super) q_block: u32,
     /// `[d / 16][row / 8]`: elements d, d of columns 2t, 2t + 1, then the same of d + 8.
     pub out: [[[f32; 4]; ROW_BLOCKS]; DIM_BLOCKS],
     /// What weights are taken relative to and their sum, for the lane's keys alone until [`Rows::finish`].
@@ -78,6 +80,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
     pub const EMPTY: Self = Self {
         q: [[[0; 2]; ROW_BLOCKS]; DIM_BLOCKS],
         q_address: 0,
+        q_block: 0,
         out: [[[0.0; 4]; ROW_BLOCKS]; DIM_BLOCKS],
         softmax: [[Softmax::EMPTY; 2]; ROW_BLOCKS],
         token: [[0; 2]; ROW_BLOCKS],
@@ -88,7 +91,8 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
     };
 
     /// Takes up new rows, having been cleared: Q from `q` (row-major, dense), and what is known of them by `row`,
-    /// which gives the token and the query head of a row.
+    /// which gives the token and the query head of a row. Of pairs of KV heads, `pair` is the place in `q` of the lane's row
+    /// of the first head, and how many rows further the same row of the second is.
     ///
     /// # Safety
     /// The lanes come together; `q` is the shared address of `8 · ROW_BLOCKS` rows, which stay there unless
@@ -98,15 +102,20 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         &mut self,
         q: u32,
         lane: u32,
+        pair: [u32; 2],
         row: impl Fn(u32) -> (QueryRow, u32),
     ) {
         // Matrix i of a load holds elements 8i.. of the lanes' rows: two k-steps in four matrices. Beside 8-bit keys
         // a lane has four neighbouring elements.
-        self.q_address = if C::SCALED {
-            q + (lane / 4) * Self::ROW_BYTES + (lane % 4) * 8
+        let (row_of_lane, rows_apart, column) = if C::PAIRS {
+            (pair[0], pair[1], (lane % 4) * 8)
+        } else if C::SCALED {
+            (lane / 4, 8, (lane % 4) * 8)
         } else {
-            q + (lane % 8) * Self::ROW_BYTES + (lane / 8) * 16
+            (lane % 8, 8, (lane / 8) * 16)
         };
+        self.q_address = q + row_of_lane * Self::ROW_BYTES + column;
+        self.q_block = rows_apart * Self::ROW_BYTES;
         if C::SCALED {
             // SAFETY: inside the rows; the lanes are together.
             unsafe { self.fit_queries::<C>(lane) };

@@ -91,7 +91,7 @@ pub(super) unsafe fn work<
             }
             attend::<T, V, DIM_BLOCKS, PER_LANE, RING>(p, variant, s, team, unit, || {
                 if asks {
-                    // Every unit takes one ticket: the last one tells that none will be asked for.
+                    // Every unit takes one ticket: the last one means that none will be asked for.
                     if asked + 1 == units {
                         atomic::store::<Relaxed, Gpu, u32>(ticket, 0);
                     }
@@ -241,7 +241,7 @@ unsafe fn start<T: Half, const DIM_BLOCKS: usize>(
     let head = unit.head * p.attention.group;
     // SAFETY: the queries have arrived; rows beyond the unit's are looked up as its last.
     unsafe {
-        rows.start::<Stored<T, BITS16>>(s.queries(), lane, |row| {
+        rows.start::<Stored<T, BITS16>>(s.queries(), lane, [0; 2], |row| {
             let (token, in_group) = p.group.div_rem(row);
             let last = unit.tokens - 1;
             let token = if token < last { token } else { last };

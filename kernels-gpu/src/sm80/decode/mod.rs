@@ -2,7 +2,7 @@
 //!
 //! Each warp is a small CTA of its own: it has a ring of blocks in shared memory that only it fills
 //! (`cp.async`) and reads, so that barriers of the warp are all it needs. A lane looks up the page of one key of
-//! a chunk, a chunk ahead, and tells the eight lanes that copy its rows where they are.
+//! a chunk, a chunk ahead, and passes their addresses to the eight lanes that copy its rows.
 //!
 //! Where there are few units, the warps of a CTA are a *team*: they take the chunks of a unit in turn, and
 //! their states meet in shared memory at its end. Where there are many, each warp has units of its own.

@@ -40,12 +40,13 @@ pub(super) unsafe fn finish<T: Half, const O: usize>(
         while half < HALVES {
             let first = first_row + 16 * half as u32;
             let totals = rows[half].totals();
-            let mut inverse = totals.map(|total| if total > 0.0 { rcp(total) } else { 0.0 });
+            // NaN is not nothing: a merge would leave such a state out.
+            let mut inverse = totals.map(|total| if total != 0.0 { rcp(total) } else { 0.0 });
             let mut h = 0;
             while h < 2 {
                 let row = first + lane / 4 + 8 * h as u32;
                 if row < tile.rows {
-                    let mut lse = if totals[h] > 0.0 {
+                    let mut lse = if totals[h] != 0.0 {
                         rows[half].reference[h] * scale + lg2(totals[h])
                     } else {
                         f32::NEG_INFINITY

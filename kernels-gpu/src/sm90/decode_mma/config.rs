@@ -4,7 +4,8 @@ use super::layout::Layout;
 use crate::{common::cache, has};
 
 /// The kernels, each of them for each 16-bit float of queries and outputs:
-/// `decode_<rows>x<keys>_d<head dimension>_<element>[_e4m3][_cap]`. (A flag `tok` is for scales of each token.)
+/// `decode_<rows>x<keys>_d<head dimension>_<element>[_e4m3][_pair][_cap]`. Rows are those of a KV head; `pair` is for two KV
+/// heads at a time. (A flag `tok` is for scales of each token.)
 #[doc(hidden)]
 #[macro_export]
 macro_rules! decode_mma_table {
@@ -16,6 +17,7 @@ macro_rules! decode_mma_table {
              8 x 32,  64, [cap];
             16 x 32,  64, [cap];
              8 x 32,  64, [e4m3];
+             8 x 32,  64, [e4m3, pair];
             16 x 32,  64, [e4m3];
              8 x 32,  64, [e4m3, cap];
             16 x 32,  64, [e4m3, cap];
@@ -53,6 +55,7 @@ mod rows {
                 element: Element::$half,
                 cache: cache::element(of_flags(&[$(stringify!($flag)),*])),
                 by_token: cache::by_token(of_flags(&[$(stringify!($flag)),*])),
+                kv_heads: cache::kv_heads(of_flags(&[$(stringify!($flag)),*])),
                 cap: has(&[$(stringify!($flag)),*], "cap"),
                 ..row(
                     concat!("decode_", $rows, "x", $keys, "_d", $dim, "_", $element $(, "_", stringify!($flag))*),
@@ -85,6 +88,7 @@ mod rows {
             registers: registers(shape.threads, 1),
             shared_bytes: shape.shared_bytes,
             ctas_per_sm: 1,
+            stands_in: cache::kv_heads(cache) > 1,
             ..KernelInfo::new(name, Family::DecodeMma, Arch::Sm90a, Op::Decode)
         }
     }
@@ -115,6 +119,8 @@ pub struct Shape {
 pub(super) const fn of_flags(flags: &[&str]) -> u32 {
     if has(flags, "tok") {
         cache::E4M3_BY_TOKEN
+    } else if has(flags, "pair") {
+        cache::E4M3_PAIRS
     } else if has(flags, "e4m3") {
         cache::E4M3
     } else {
@@ -126,6 +132,7 @@ pub(super) const fn of_flags(flags: &[&str]) -> u32 {
 #[must_use]
 pub const fn warps(dim: u32, rows: u32, cache: u32) -> u32 {
     match (dim, rows, cache) {
+        (_, _, cache::E4M3_PAIRS) => 8,
         (64, 8, cache::E4M3 | cache::E4M3_BY_TOKEN) => 12,
         (64 | 128, 8, _) => 8,
         (256, 16, _) => 2,
@@ -145,7 +152,7 @@ pub const fn shape(dim: u32, rows: u32, cache: u32, shared_bytes: u32) -> Option
             return None;
         }
         Some(Shape {
-            threads: (WARPS + producers(DIM, ROWS, CACHE)) * 32,
+            threads: (WARPS + super::layout::loaders(DIM, WARPS, CACHE) + 1) * 32,
             stages,
             shared_bytes: Layout::<DIM, ROWS, WARPS, CACHE>::bytes(stages),
             units: Layout::<DIM, ROWS, WARPS, CACHE>::UNITS,
@@ -165,7 +172,7 @@ pub const fn shape(dim: u32, rows: u32, cache: u32, shared_bytes: u32) -> Option
             match (dim, rows) {
                 $(($dim, $rows) => of::<
                     $dim,
-                    $rows,
+                    { $rows * cache::kv_heads(cache::$cache) },
                     { warps($dim, $rows, cache::$cache) },
                     { cache::$cache },
                 >(shared_bytes),)*
@@ -173,7 +180,7 @@ pub const fn shape(dim: u32, rows: u32, cache: u32, shared_bytes: u32) -> Option
             }
         };
     }
-    of_each!(64 x 8, 64 x 16, 128 x 8, 128 x 16, 256 x 8, 256 x 16; BITS16, E4M3, E4M3_BY_TOKEN)
+    of_each!(64 x 8, 64 x 16, 128 x 8, 128 x 16, 256 x 8, 256 x 16; BITS16, E4M3, E4M3_BY_TOKEN, E4M3_PAIRS)
 }
 
 #[cfg(test)]
@@ -185,15 +192,18 @@ mod tests {
     #[test]
     fn kernels_fill_an_sm_of_hopper_and_no_more() {
         for dim in [64, 128, 256] {
-            for (rows, cache) in [(8, 0), (16, 0), (8, 1), (16, 1)] {
+            for (rows, cache) in [(8, 0), (16, 0), (8, 1), (16, 1), (8, cache::E4M3_PAIRS)] {
+                if cache == cache::E4M3_PAIRS && dim > 64 {
+                    continue;
+                }
                 let shape = shape(dim, rows, cache, H200).expect("there is such a kernel");
                 assert!(shape.shared_bytes <= H200, "{dim} {rows}: {shape:?}");
                 assert!(
                     shape.stages.is_multiple_of(warps(dim, rows, cache)),
                     "{dim} {rows}"
                 );
-                let in_flight =
-                    shape.stages * super::super::layout::KEYS * dim * 2 * cache::bytes(cache);
+                let key = dim * cache::bytes(cache) * cache::kv_heads(cache);
+                let in_flight = shape.stages * super::super::layout::KEYS * 2 * key;
                 assert!(
                     in_flight >= 128 << 10,
                     "{dim} {rows}: {in_flight} bytes in flight"

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     abi::DecodeParams,
-    common::{half, variant::Standard},
+    common::{cache::kv_heads, half, variant::Standard},
     has,
 };
 
@@ -30,8 +30,8 @@ macro_rules! entries {
             // SAFETY: the caller's promise.
             unsafe {
                 run::<
-                    half::$half, Standard<CAP>, $dim, $rows, { warps($dim, $rows, CACHE) }, CACHE,
-                    { $dim / 16 }, { $rows / 8 }, { $dim / 32 },
+                    half::$half, Standard<CAP>, $dim, { $rows * kv_heads(CACHE) }, { warps($dim, $rows, CACHE) }, CACHE,
+                    { $dim / 16 }, { $rows * kv_heads(CACHE) as usize / 8 }, { $dim / 32 },
                 >(&params, maps, Standard(params.attention.variant));
             }
         }

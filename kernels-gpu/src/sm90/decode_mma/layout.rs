@@ -31,9 +31,9 @@ pub const fn known_ahead(cache: u32) -> u32 {
 
 /// Warps that load chunks in turn. To issue a copy takes a warp about 70 cycles, however little it brings, and a chunk
 /// has at least two. Of 8-bit chunks there are twice as many in the same time. (Registers are given out to four warps at
-/// a time: large tiles keep theirs with three producers, twelve consumers with four.)
+/// a time: large tiles and pairs keep theirs with three producers, twelve consumers with four.)
 pub const fn loaders(dim: u32, warps: u32, cache: u32) -> u32 {
-    if cache == cache::BITS16 || dim > 64 && warps < 8 {
+    if matches!(cache, cache::BITS16 | cache::E4M3_PAIRS) || dim > 64 && warps < 8 {
         2
     } else if warps == 12 {
         3
@@ -72,7 +72,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     /// Bytes of the keys of a chunk, or of its values.
     pub const CHUNK: u32 = KEYS * Self::KEY_BYTES;
     /// Bytes of a key, or of a value.
-    pub const KEY_BYTES: u32 = DIM * cache::bytes(CACHE);
+    pub const KEY_BYTES: u32 = DIM * cache::bytes(CACHE) * cache::kv_heads(CACHE);
     const STAGE: u32 = 2 * Self::CHUNK;
     /// Bytes of the scales of a chunk's keys, and of its values.
     const SCALES: u32 = if cache::by_token(CACHE) {

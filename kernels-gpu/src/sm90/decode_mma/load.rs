@@ -28,7 +28,7 @@ pub(super) struct Loader<'a, const DIM: u32, const ROWS: u32, const WARPS: u32, 
     pub lane: u32,
 }
 
-/// What of a unit tells which of its chunks need a mask.
+/// What of a unit decides which of its chunks need a mask.
 #[derive(Clone, Copy)]
 pub(super) struct Seen {
     begin: u32,

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     abi::{AttentionParams, NO_MERGE, QueryRow},
     common::{
-        cache::{Cache, Stored},
+        cache::{self, Cache, Stored},
         decode::{
             products::LaneOffsets,
             results::Results,
@@ -29,7 +29,7 @@ const ALL: u32 = warp::FULL_MASK;
 pub struct Consumer<'a, const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32> {
     /// The launch.
     pub params: &'a AttentionParams,
-    /// Query heads per KV head.
+    /// Query heads per KV head. (`params` has those of a unit, which may be of two.)
     pub group: Divisor,
     /// Shared memory.
     pub layout: Layout<DIM, ROWS, WARPS, CACHE>,
@@ -96,10 +96,12 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     } else {
                         misc::opaque(self.lane)
                     };
-                    rows.start::<Stored<T, CACHE>>(layout.queries(slot), lane, |row| {
-                        let (token, in_group) = self.group.div_rem(row);
+                    let first = self.dense(self.place(lane / 4));
+                    let pair = [first, self.group.get()];
+                    rows.start::<Stored<T, CACHE>>(layout.queries(slot), lane, pair, |row| {
+                        let (token, in_unit) = self.place(row);
                         // Rows that do not exist are the last token's.
-                        (self.row(slot, token.min(unit.tokens - 1)), head + in_group)
+                        (self.row(slot, token.min(unit.tokens - 1)), head + in_unit)
                     });
                     if <Stored<T, CACHE>>::SCALED {
                         // Rows past the unit's tokens are not there to be looked up.
@@ -108,16 +110,19 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                                 if <Stored<T, CACHE>>::BY_TOKEN {
                                     return [1.0; 2];
                                 }
-                                let (token, _) = self.group.div_rem(row);
+                                let (token, in_unit) = self.place(row);
                                 let token = self.row(slot, token.min(unit.tokens - 1)).token;
-                                self.params.scales.of(token, unit.head)
+                                let second = (in_unit >= self.group.get()) as u32;
+                                let kv_head = unit.head * cache::kv_heads(CACHE) + second;
+                                self.params.scales.of(token, kv_head)
                             },
                             lane,
                         );
                     }
                     if descriptor.chunk == 0 && self.params.arrivals != 0 {
                         let merge = self.merge_of_lane(slot, unit.tokens);
-                        self.results().expect(merge, unit.head);
+                        let first = unit.head * cache::kv_heads(CACHE);
+                        self.results().expect(merge, first);
                     }
                 }
                 let k = layout.stage(place.index);
@@ -163,6 +168,33 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 self.late_merges::<T>();
             }
         }
+    }
+
+    /// The token of a tile's row, and its query head among the unit's. Of two KV heads the first half of the rows is of
+    /// one, the second of the other.
+    #[inline(always)]
+    fn place(&self, row: u32) -> (u32, u32) {
+        let of_head = ROWS / cache::kv_heads(CACHE);
+        let (token, in_group) = self.group.div_rem(row % of_head);
+        (token, row / of_head * self.group.get() + in_group)
+    }
+
+    /// The row of a token and a query head, as queries lie in memory.
+    #[inline(always)]
+    fn dense(&self, (token, in_unit): (u32, u32)) -> u32 {
+        token * self.params.group + in_unit
+    }
+
+    /// The token of a row as queries lie in memory, its query head among the unit's, and its row of the tile.
+    #[inline(always)]
+    fn of_dense(&self, row: u32) -> (u32, u32, u32) {
+        let (group, (nth, in_group)) = (self.group.get(), self.group.div_rem(row));
+        if cache::kv_heads(CACHE) == 1 {
+            return (nth, in_group, row);
+        }
+        let (token, second) = (nth / 2, nth % 2);
+        let in_tile = second * ROWS / 2 + token * group + in_group;
+        (token, second * group + in_group, in_tile)
     }
 
     #[inline(always)]
@@ -234,18 +266,18 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             } else {
                 Weights::NONE
             };
-            let (results, group) = (self.results(), self.group.get());
+            let (results, heads) = (self.results(), self.params.group);
             let mut row = share;
-            while row < tokens * group {
-                let (token, in_group) = self.group.div_rem(row);
+            while row < tokens * heads {
+                let (token, in_unit, in_tile) = self.of_dense(row);
                 // Alone, the warp's state is the unit's: the same bits as with a weight of 1.
                 let state = if shares > 1 {
-                    self.combine::<ROW_BLOCKS, PER_LANE>(&weights, row, first, shares)
+                    self.combine::<ROW_BLOCKS, PER_LANE>(&weights, in_tile, first, shares)
                 } else {
-                    self.own_state::<PER_LANE>(row)
+                    self.own_state::<PER_LANE>(in_tile)
                 };
                 let info = self.row(slot, token);
-                results.write::<T, PER_LANE>(info, head * group + in_group, state);
+                results.write::<T, PER_LANE>(info, head * heads + in_unit, state);
                 row += shares;
             }
             // The states are read, so that the next ones may be stored, and the unit's own are written.

@@ -9,6 +9,7 @@ use super::{
 use crate::{
     abi::NO_MERGE,
     common::{
+        cache,
         decode::results::{Merge, SLICE},
         half::Half,
     },
@@ -41,7 +42,21 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     /// The lanes come together, after the partial states were written.
     #[inline(always)]
     pub(super) unsafe fn merge<T: Half>(&self, index: u32, merge: Merge, head: u32) {
-        let (results, group) = (self.results(), self.params.group);
+        let mut second = 0;
+        while second < cache::kv_heads(CACHE) {
+            // SAFETY: the caller's promise.
+            unsafe { self.merge_head::<T>(index, merge, head * cache::kv_heads(CACHE) + second) };
+            second += 1;
+        }
+    }
+
+    /// The same for one KV head: other launches of the step may have units of single ones.
+    ///
+    /// # Safety
+    /// As [`merge`](Self::merge).
+    #[inline(always)]
+    unsafe fn merge_head<T: Half>(&self, index: u32, merge: Merge, head: u32) {
+        let (results, group) = (self.results(), self.group.get());
         // SAFETY: merges and slots are the plan's; the warp's barrier gathers what all lanes wrote.
         unsafe {
             warp::sync_warp(ALL);
@@ -86,7 +101,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             let merges = shared::load_u32(self.layout.merges()).min(MERGES);
             let slices = DIM / SLICE;
             let mut task = self.warp;
-            while task < merges * self.params.group * slices {
+            let group = self.group.get();
+            while task < merges * group * slices {
                 let (row, slice) = (task / slices, task % slices);
                 let (index, in_group) = self.group.div_rem(row);
                 let [token, slots_begin, slots, kv_head] =
@@ -96,11 +112,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     slots_begin,
                     slots,
                 };
-                self.results().merge_slice::<T>(
-                    merge,
-                    kv_head * self.params.group + in_group,
-                    slice,
-                );
+                self.results()
+                    .merge_slice::<T>(merge, kv_head * group + in_group, slice);
                 task += WARPS;
             }
         }

@@ -105,7 +105,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         } else {
             known_ahead(CACHE)
         };
-        // SAFETY: units are the plan's; a slot is written once it is empty, and told of once it is written; the lanes
+        // SAFETY: units are the plan's; a slot is written once it is empty, and published once it is written; the lanes
         // stay together.
         unsafe {
             while length > 0 {

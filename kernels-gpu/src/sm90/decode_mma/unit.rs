@@ -1,4 +1,4 @@
-//! What the warps of a CTA tell each other in shared memory: units, and whose chunk a stage holds.
+//! What the warps of a CTA exchange in shared memory: units, and whose chunk a stage holds.
 
 use cuda_std::shared;
 

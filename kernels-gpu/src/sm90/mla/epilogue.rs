@@ -63,7 +63,8 @@ pub(super) unsafe fn finish<T: Half, const C: u32>(
             // Always in this order: the same bits in both consumers.
             let total =
                 shared::load_f32(s.total(slot, 0, row)) + shared::load_f32(s.total(slot, 1, row));
-            let (mut inverse, mut lse) = if total > 0.0 {
+            // NaN is not nothing: a merge would leave such a state out.
+            let (mut inverse, mut lse) = if total != 0.0 {
                 (rcp(total), rows.reference[h] * scale + lg2(total))
             } else {
                 (0.0, f32::NEG_INFINITY)

@@ -19,7 +19,7 @@ use crate::{
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// Claims unit after unit, each when the one before comes to its end, tells what it is and brings its queries.
+/// Claims unit after unit, each when the one before comes to its end, publishes what it is and loads its queries.
 ///
 /// # Safety
 /// A whole warp comes here; `map` is that of the queries, and the barriers are initialised.

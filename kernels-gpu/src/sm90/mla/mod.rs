@@ -11,7 +11,7 @@
 //! consumer 1          Q·K₁ ── P₀·V₀ right, weights 1 ─ P₁·V₁ right ── Q·K₃ …
 //! ```
 //!
-//! Weights are relative to a reference that both consumers know; it changes seldom, and who changes it tells the
+//! Weights are relative to a reference that both consumers know; it changes seldom, and who changes it says so to the
 //! other with the weights. A warpgroup **feeds**: a warp claims units and brings queries, two bring the left and the
 //! right half of the keys, each as soon as its own consumer has done with it.
 //!

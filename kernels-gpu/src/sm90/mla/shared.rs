@@ -9,7 +9,7 @@ use super::config::{
 };
 use crate::abi::QueryRow;
 
-/// What the claiming warp tells the others of a unit.
+/// What the claiming warp passes on about a unit.
 #[derive(Clone, Copy)]
 pub(super) struct Unit {
     /// Query tokens; none ends the work.

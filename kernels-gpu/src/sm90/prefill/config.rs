@@ -1,17 +1,15 @@
 //! What kernels there are: the table, and what a row of it takes of an SM.
 
-use crate::common::cache;
-
 /// The kernels, each of them for each 16-bit float:
 /// `prefill_<rows>x<keys>_d<head dimension>_<element>[_<flag>…]`.
 ///
-/// - `e4m3` is for 8-bit keys and values, which come to a place of their own before they become 16-bit ones.
 /// - 192 rows read a third fewer bytes per row, and have three warpgroups to hide the exponentials.
 /// - `cap` wants registers: fewer keys.
 /// - `co_resident` leaves room on an SM for [decodes](super::super::decode_wgmma::narrow): more than half of it is
 ///   taken with two tiles of queries, less than half with one, which is slower and lets the decodes be faster.
 /// - `extras` takes sinks and masks of the last keys, and is launched in the place of the kernel without: with the code
-///   of the masks in its loop heads of 128 take 1.2 % longer in the mean. Kernels for `e4m3` take them always.
+///   of the masks in its loop heads of 128 take 1.2 % longer in the mean. It takes scales of 8-bit keys, too, as
+///   `co_resident` does.
 /// - From head dimension 192 on two tiles of queries would take more than half of the memory.
 #[doc(hidden)]
 #[macro_export]
@@ -30,14 +28,6 @@ macro_rules! prefill_table {
             128 x 128, 192 / 128, [],            [1, 2, 2];
             128 x  80, 256 / 256, [],            [1, 2, 2];
             128 x  64, 256 / 256, [cap],         [1, 2, 3];
-            128 x 128, 128 / 128, [e4m3],        [2, 2, 2];
-            128 x  96, 128 / 128, [e4m3, cap],   [2, 2, 3];
-            192 x  80, 128 / 128, [e4m3],        [2, 2, 2];
-            128 x 128,  64 /  64, [e4m3],        [2, 3, 3];
-            128 x 128,  64 /  64, [e4m3, cap],   [2, 3, 3];
-            192 x 112,  64 /  64, [e4m3],        [2, 3, 3];
-            128 x  64, 256 / 256, [e4m3],        [1, 2, 2];
-            128 x  64, 256 / 256, [e4m3, cap],   [1, 2, 2];
             128 x 128, 128 / 128, [extras],      [2, 2, 3];
             128 x  96, 128 / 128, [cap, extras], [2, 3, 3];
             192 x  80, 128 / 128, [extras],      [2, 3, 3];
@@ -60,11 +50,6 @@ macro_rules! shape {
             [$dim, $value_dim],
             $stages,
             $crate::has(&[$(stringify!($flag)),*], "co_resident"),
-            if $crate::has(&[$(stringify!($flag)),*], "e4m3") {
-                $crate::common::cache::E4M3
-            } else {
-                $crate::common::cache::BITS16
-            },
         )
     };
 }
@@ -75,7 +60,6 @@ pub(super) use shape;
 mod rows {
     use super::Shape;
     use crate::{
-        common::cache,
         has,
         registry::{Arch, Element, Family, KernelInfo, Loads, Op},
     };
@@ -87,7 +71,7 @@ mod rows {
             &[$(KernelInfo {
                 element: Element::$half,
                 cap: has(&[$(stringify!($flag)),*], "cap"),
-                extras: has(&[$(stringify!($flag)),*], "extras") || has(&[$(stringify!($flag)),*], "e4m3"),
+                extras: has(&[$(stringify!($flag)),*], "extras"),
                 stands_in: has(&[$(stringify!($flag)),*], "extras"),
                 ..row(
                     concat!("prefill_", $rows, "x", $keys, "_d", $dim, "_", $element $(, "_", stringify!($flag))*),
@@ -107,7 +91,6 @@ mod rows {
             keys: shape.keys,
             head_dim: shape.head_dim,
             value_dim: shape.value_dim,
-            cache: cache::element(shape.cache),
             co_resident: shape.co_resident,
             stages: shape.stages,
             threads: shape.threads(),
@@ -140,8 +123,6 @@ pub struct Shape {
     pub value_stages: u32,
     /// Leaves room on the SM for a CTA of another kernel.
     pub co_resident: bool,
-    /// What the [cache](crate::common::cache) holds.
-    pub cache: u32,
 }
 
 impl Shape {
@@ -153,7 +134,6 @@ impl Shape {
         dims: [u32; 2],
         stages: [u32; 3],
         co_resident: bool,
-        cache: u32,
     ) -> Self {
         let shape = Self {
             consumers: rows / 64,
@@ -164,7 +144,6 @@ impl Shape {
             stages: stages[1],
             value_stages: stages[2],
             co_resident,
-            cache,
         };
         assert!(
             shape.shared_bytes() <= 227 * 1024,
@@ -190,13 +169,10 @@ impl Shape {
     /// which share out anew what the CTA was launched with.
     #[must_use]
     pub const fn registers(&self) -> [u32; 3] {
-        // Who feeds converts 8-bit numbers, too.
-        match (self.consumers, self.co_resident, self.cache) {
-            (2, false, cache::BITS16) => [168, 40, 232],
-            (2, false, _) => [168, 56, 224],
-            (2, true, _) => [128, 32, 176],
-            (3, false, cache::BITS16) => [128, 32, 160],
-            (3, false, _) => [128, 56, 152],
+        match (self.consumers, self.co_resident) {
+            (2, false) => [168, 40, 232],
+            (2, true) => [128, 32, 176],
+            (3, false) => [128, 32, 160],
             _ => panic!("two or three warpgroups compute"),
         }
     }
@@ -247,21 +223,10 @@ impl Shape {
         self.values_offset() + self.value_stages * self.value_bytes()
     }
 
-    /// Where 8-bit keys of a block come to, or its values.
-    pub(super) const fn narrow_offset(&self, values: bool) -> u32 {
-        let behind = if values { self.keys * self.head_dim } else { 0 };
-        self.barriers_offset() + 256 + 2 * TILE_BYTES + behind
-    }
-
     /// Dynamic shared memory.
     #[must_use]
     pub const fn shared_bytes(&self) -> u32 {
-        let narrow = if self.cache == cache::BITS16 {
-            0
-        } else {
-            self.keys * self.value_dim
-        };
-        self.narrow_offset(narrow > 0) + narrow
+        self.barriers_offset() + 256 + 2 * TILE_BYTES
     }
 }
 

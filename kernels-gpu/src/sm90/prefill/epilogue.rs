@@ -13,12 +13,11 @@ use cuda_std::{
 
 use super::{
     super::{mma::swap, pipeline::Pipeline},
-    fit::scales_of_row,
+    convert::Converter,
     shared::Shared,
 };
 use crate::{
     abi::{DIRECT, PrefillParams},
-    common::cache::Cache,
     common::half::Half,
     common::prefill_tile::Tile,
     common::softmax::Rows,
@@ -33,7 +32,12 @@ const WARP: u32 = warp::FULL_MASK;
 /// # Safety
 /// A whole warp comes here, behind the last product with its queries; the stage holds its tile.
 #[inline(always)]
-pub(super) unsafe fn finish_tile<C: Cache, const EXTRAS: bool, const O: usize>(
+pub(super) unsafe fn finish_tile<
+    T: Half,
+    const EXTRAS: bool,
+    const SCALED: bool,
+    const O: usize,
+>(
     p: &PrefillParams,
     s: Shared,
     stage: u32,
@@ -61,7 +65,8 @@ pub(super) unsafe fn finish_tile<C: Cache, const EXTRAS: bool, const O: usize>(
         }
     }
     let totals = unsafe { rows.totals() };
-    let mut inverse = totals.map(|total| if total > 0.0 { rcp(total) } else { 0.0 });
+    // NaN is not nothing: a merge would leave such a state out.
+    let mut inverse = totals.map(|total| if total != 0.0 { rcp(total) } else { 0.0 });
     let mut with_sinks = sinks;
     let mut h = 0;
     while EXTRAS && h < 2 {
@@ -69,14 +74,14 @@ pub(super) unsafe fn finish_tile<C: Cache, const EXTRAS: bool, const O: usize>(
         let reference = rows.reference[h] * scale[h];
         // Beside a sink that is so much larger nothing is left of the keys in 16 bits.
         let over = sinks[h] - reference;
-        if totals[h] > 0.0 && !(over > 100.0) {
+        if totals[h] != 0.0 && !(over > 100.0) {
             let total = totals[h] + ex2(over);
             inverse[h] = rcp(total);
             with_sinks[h] = reference + lg2(total);
         }
         h += 1;
     }
-    if C::SCALED {
+    if SCALED && a.scales.v != 0 {
         let mut h = 0;
         while h < 2 {
             let row = first_row + lane / 4 + 8 * h as u32;
@@ -87,8 +92,7 @@ pub(super) unsafe fn finish_tile<C: Cache, const EXTRAS: bool, const O: usize>(
     }
     let head_dim = s.shape.value_dim;
 
-    let packed =
-        |i: usize| C::Query::pack(o[i] * inverse[i / 2 % 2], o[i + 1] * inverse[i / 2 % 2]);
+    let packed = |i: usize| T::pack(o[i] * inverse[i / 2 % 2], o[i + 1] * inverse[i / 2 % 2]);
     if tile.slot == DIRECT && s.shape.query_stages == 1 {
         // SAFETY: whole warps; the rows are this warp's alone.
         unsafe { write_fragments::<O>(p, &tile, lane, first_row, head_dim, packed) };
@@ -124,7 +128,7 @@ pub(super) unsafe fn finish_tile<C: Cache, const EXTRAS: bool, const O: usize>(
             let (token, head) = tile.place(&p.pack, row);
             let lse = if EXTRAS {
                 with_sinks[h]
-            } else if totals[h] > 0.0 {
+            } else if totals[h] != 0.0 {
                 rows.reference[h] * scale[h] + lg2(totals[h])
             } else {
                 f32::NEG_INFINITY
@@ -200,24 +204,48 @@ pub(super) fn staged(s: Shared, stage: u32, row: u32, chunk: u32) -> u32 {
     s.queries(stage) + chunk / 8 * s.shape.slab_bytes() + row * 128 + ((chunk % 8) ^ (row % 8)) * 16
 }
 
-/// The warp that writes finished tiles to memory, while the consumers are at the next.
+/// The warp that writes finished tiles to memory, while the consumers are at the next. Until there is something to
+/// write it [converts](super::convert).
 ///
 /// # Safety
 /// A whole warp comes here; `map` is that of the outputs, and the barriers are initialised.
 #[inline(always)]
-pub(super) unsafe fn write(p: &PrefillParams, map: *const TensorMap, s: Shared) {
+pub(super) unsafe fn write<T: Half, const TOGETHER: usize>(
+    p: &PrefillParams,
+    map: *const TensorMap,
+    s: Shared,
+) {
     let lane = warp::lane_id();
     let whole = p.pack.div(s.shape.rows()) * p.pack.get();
     let mut tiles = Pipeline::<2>::CONSUMER;
+    // SAFETY: a whole warp.
+    let mut converter = unsafe { Converter::begin(p, s) };
+    // Whether the tile at hand is described, and whether there is none.
+    let (mut described, mut ended) = (false, false);
     loop {
         // SAFETY: the barriers say what belongs to whom; a whole warp.
         unsafe {
-            mbarrier::wait(s.tile_full(tiles.stage), tiles.parity);
-            let tile = Tile::load(s.tile(tiles.stage));
-            if tile.rows == 0 {
+            let next = if described {
+                s.output_full(tiles.stage)
+            } else {
+                s.tile_full(tiles.stage)
+            };
+            if !converter.is_done() {
+                let there = !ended && mbarrier::test_wait(next, tiles.parity);
+                if !warp::warp_vote_all(WARP, there) {
+                    converter.step::<T, TOGETHER>(p, s);
+                    continue;
+                }
+            } else if ended {
                 return;
             }
-            mbarrier::wait(s.output_full(tiles.stage), tiles.parity);
+            mbarrier::wait(next, tiles.parity);
+            let tile = Tile::load(s.tile(tiles.stage));
+            if !described {
+                described = true;
+                ended = tile.rows == 0;
+                continue;
+            }
             if tile.slot == DIRECT && s.shape.query_stages == 2 {
                 if tile.rows == whole {
                     if lane == 0 {
@@ -231,8 +259,22 @@ pub(super) unsafe fn write(p: &PrefillParams, map: *const TensorMap, s: Shared) 
             }
             mbarrier::arrive(s.tile_free(tiles.stage));
         }
+        described = false;
         tiles.advance();
     }
+}
+
+/// What keys and values of a tile's row are multiplied by.
+///
+/// # Safety
+/// The tile is one of the launch's.
+#[inline(always)]
+pub(super) unsafe fn scales_of_row(p: &PrefillParams, tile: &Tile, row: u32) -> [f32; 2] {
+    // Rows that do not exist have those of the last.
+    let last = tile.rows - 1;
+    let (token, _) = tile.place(&p.pack, if row < last { row } else { last });
+    // SAFETY: the caller's promise.
+    unsafe { p.attention.scales.of(tile.token + token, tile.kv_head) }
 }
 
 /// A tile that has all its rows, by one thread.

@@ -10,6 +10,7 @@ use cuda_std::{
 
 use super::{
     super::{pages::clear, pipeline::Pipeline},
+    convert::converted_from,
     scheduler::CLAIM_AHEAD,
     shared::Shared,
 };
@@ -50,6 +51,11 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
     let mut tiles = Pipeline::<2>::CONSUMER;
     let mut blocks = Pipeline::<STAGES>::PRODUCER;
     let mut tail_parity = 0;
+    let epoch = match p.convert.pages {
+        0 => 0,
+        // SAFETY: it was put there.
+        _ => unsafe { shared::load_u32(s.epoch()) },
+    };
     loop {
         // SAFETY: a whole warp.
         let tile = unsafe { next_tile(s, &mut tiles) };
@@ -58,6 +64,7 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
         }
         let mut begin = tile.end as i32;
         let mut left = tile.blocks;
+        let mut converted = tile.end.next_multiple_of(64) as i32;
         while left > 0 {
             if !VALUES && left == CLAIM_AHEAD && lane == 0 {
                 // SAFETY: the tile stays until its output is written; who waits is the scheduler.
@@ -69,14 +76,19 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
             }
             left -= 1;
             begin -= keys as i32;
+            while p.convert.pages != 0 && begin.max(tile.lowest as i32) < converted {
+                // SAFETY: a whole warp; the launch converts what its tiles see.
+                converted = unsafe { converted_from(p, epoch, &tile, converted, VALUES) };
+            }
             // Which page this lane's box lies in: looked up before the stage is free.
             let at = begin + (lane * p.box_tokens) as i32;
             let mut corner = [0, 0, 0, 0, p.pages.outside as i32];
             if mine && at >= tile.lowest as i32 && at < tile.kv_end as i32 {
                 let (page, in_page) = p.page_size.div_rem(at as u32);
-                let entry = (a.page_ids + u64::from(tile.table + page) * 4) as *const u32;
+                // Tables of converted pages begin with the first key that is seen, perhaps behind key 0.
+                let entry = a.page_ids + u64::from(tile.table.wrapping_add(page)) * 4;
                 // SAFETY: the table has a page for each key of the item.
-                let id = unsafe { ptr::load_nc_u32(entry) };
+                let id = unsafe { ptr::load_nc_u32(entry as *const u32) };
                 corner[3] = (in_page / 8) as i32;
                 corner[4] =
                     (id * p.pages.step_per_page + tile.kv_head * p.pages.step_per_head) as i32;

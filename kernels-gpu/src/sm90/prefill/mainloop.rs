@@ -8,13 +8,11 @@ use super::{
         pipeline::Pipeline,
         uniform,
     },
-    epilogue::finish_tile,
-    fit::fit_queries,
+    epilogue::{finish_tile, scales_of_row},
     shared::Shared,
 };
 use crate::{
     abi::PrefillParams,
-    common::cache::Cache,
     common::half::Half,
     common::prefill_tile::Tile,
     common::softmax::{Rows, hide_after, hide_before, hide_strangers_from, lean, mask, transform},
@@ -91,9 +89,10 @@ impl Work {
 /// Whole warpgroups come here, all consumers of the CTA; the barriers are initialised.
 #[inline(always)]
 pub(super) unsafe fn consume<
-    C: Cache,
+    T: Half,
     V: Variant,
     const EXTRAS: bool,
+    const SCALED: bool,
     const STAGES: u32,
     const VALUE_STAGES: u32,
     const S: usize,
@@ -163,8 +162,11 @@ pub(super) unsafe fn consume<
     macro_rules! open {
         () => {{
             let work = Work::open::<V, EXTRAS>(p, variant, s, tiles.stage, consumer);
-            if C::SCALED {
-                of_products = fit_queries::<C>(p, s, tiles.stage, misc::opaque(first_row));
+            if SCALED && p.attention.scales.k != 0 {
+                let tile = Tile::load(s.tile(tiles.stage));
+                // Opaque: or what follows from it is computed before the main loop and takes its registers.
+                let first = misc::opaque(first_row) + lane / 4;
+                of_products = [first, first + 8].map(|row| scales_of_row(p, &tile, row)[0]);
             }
             if V::TRANSFORMS_LOGITS || V::MASKS {
                 let tile = Tile::load(s.tile(tiles.stage));
@@ -197,7 +199,7 @@ pub(super) unsafe fn consume<
             let after = last > $work.all_see.1;
             let before = $work.begin < $work.all_see.0;
             if V::TRANSFORMS_LOGITS {
-                if C::SCALED {
+                if SCALED && p.attention.scales.k != 0 {
                     let mut i = 0;
                     while i < S {
                         logits[i] *= of_products[i / 2 % 2];
@@ -240,7 +242,7 @@ pub(super) unsafe fn consume<
     // Logits without a transform take the factors with their scale.
     macro_rules! take_scale {
         () => {
-            if C::SCALED && !V::TRANSFORMS_LOGITS {
+            if SCALED && !V::TRANSFORMS_LOGITS {
                 scale = of_products.map(|factor| factor * of_logits);
             }
         };
@@ -278,9 +280,9 @@ pub(super) unsafe fn consume<
             }
             let values = uniform(s.values(v.stage));
             mbarrier::wait(s.keys_full(k.stage), k.parity);
-            queries_keys::<C::Product, S>(&mut logits, $work.queries, s.keys(k.stage), dim, slab);
+            queries_keys::<T, S>(&mut logits, $work.queries, s.keys(k.stage), dim, slab);
             mbarrier::wait(s.values_full(v.stage), v.parity);
-            weights_values::<C::Product, O, P>(&mut o, &$now, values, value_dim);
+            weights_values::<T, O, P>(&mut o, &$now, values, value_dim);
             wgmma::wait_group::<1>();
             wgmma::fence_operand(&mut logits);
             let last_of_tile = keys_done!($work);
@@ -296,7 +298,7 @@ pub(super) unsafe fn consume<
             let mut sums = [f32::INFINITY; 4];
             let mut good = false;
             if !$turn {
-                sums = rows.guess(&logits, shift, scale, &mut $next, C::Product::pack);
+                sums = rows.guess(&logits, shift, scale, &mut $next, T::pack);
                 good = !warp::warp_vote_any(WARP, Rows::outgrown(&sums));
             }
             if two_weights {
@@ -306,7 +308,7 @@ pub(super) unsafe fn consume<
             v.advance();
             if !good {
                 if $turn {
-                    finish_tile::<C, EXTRAS, O>(p, s, tiles.stage ^ 1, &o, &rows, scale);
+                    finish_tile::<T, EXTRAS, SCALED, O>(p, s, tiles.stage ^ 1, &o, &rows, scale);
                     take_scale!();
                     o = [0.0; O];
                     rows = Rows::EMPTY;
@@ -320,7 +322,7 @@ pub(super) unsafe fn consume<
                         i += 1;
                     }
                 }
-                sums = rows.weigh_seen(&logits, shift, scale, &mut $next, C::Product::pack);
+                sums = rows.weigh_seen(&logits, shift, scale, &mut $next, T::pack);
             }
             rows.add(&sums);
             $turn = last_of_tile;
@@ -343,7 +345,7 @@ pub(super) unsafe fn consume<
         if staggered && consumer == 0 {
             barrier::bar_sync(STAGGER, 256);
         }
-        queries_keys::<C::Product, S>(&mut logits, work.queries, s.keys(k.stage), dim, slab);
+        queries_keys::<T, S>(&mut logits, work.queries, s.keys(k.stage), dim, slab);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut logits);
         if staggered && consumer == 1 {
@@ -353,7 +355,7 @@ pub(super) unsafe fn consume<
         take_scale!();
         finish_logits!(work);
         rows.renew(&logits, shift, &[f32::INFINITY; 4], scale);
-        let sums = rows.weigh_seen(&logits, shift, scale, &mut weights, C::Product::pack);
+        let sums = rows.weigh_seen(&logits, shift, scale, &mut weights, T::pack);
         rows.add(&sums);
         skip_values!(work);
         work.begin -= keys;
@@ -368,9 +370,9 @@ pub(super) unsafe fn consume<
             }
         };
         mbarrier::wait(s.values_full(v.stage), v.parity);
-        weights_values::<C::Product, O, P>(&mut o, &last, s.values(v.stage), value_dim);
+        weights_values::<T, O, P>(&mut o, &last, s.values(v.stage), value_dim);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut o);
-        finish_tile::<C, EXTRAS, O>(p, s, tiles.stage ^ 1, &o, &rows, scale);
+        finish_tile::<T, EXTRAS, SCALED, O>(p, s, tiles.stage ^ 1, &o, &rows, scale);
     }
 }

@@ -12,19 +12,18 @@
 //!   with P·V of the block before, so that the tensor cores have work while weights are computed. A tile
 //!   ends inside this rhythm: Q·Kᵀ of the next tile's first block goes with P·V of the last.
 //!
-//! 8-bit keys and values are converted by the loaders, which then copy rows; the consumers are the same, in f16.
+//! 8-bit keys and values become pages of 16-bit ones first: the writer converts them while it has nothing to
+//! write.
 //!
 //! `docs/notes/prefill.md` has the roofline and what was tried.
 
 mod config;
 #[cfg(target_arch = "nvptx64")]
+mod convert;
+#[cfg(target_arch = "nvptx64")]
 mod epilogue;
 #[cfg(target_arch = "nvptx64")]
-mod fit;
-#[cfg(target_arch = "nvptx64")]
 mod load;
-#[cfg(target_arch = "nvptx64")]
-mod load_narrow;
 #[cfg(target_arch = "nvptx64")]
 mod load_rows;
 #[cfg(target_arch = "nvptx64")]
@@ -51,11 +50,7 @@ mod entries {
     use super::{Shape, config::shape};
     use crate::{
         abi::PrefillParams,
-        common::{
-            cache::{BITS16, Stored},
-            half,
-            variant::Standard,
-        },
+        common::{half, variant::Standard},
         has,
     };
 
@@ -65,7 +60,8 @@ mod entries {
         )* }) => { $( const _: () = {
             const SHAPE: Shape = shape!($rows $keys $dim $value_dim [$($flag)*] $stages);
             const CAP: bool = has(&[$(stringify!($flag)),*], "cap");
-            const EXTRAS: bool = has(&[$(stringify!($flag)),*], "extras") || SHAPE.cache != BITS16;
+            const EXTRAS: bool = has(&[$(stringify!($flag)),*], "extras");
+            const SCALED: bool = EXTRAS || SHAPE.co_resident;
 
             /// See the module.
             ///
@@ -82,7 +78,7 @@ mod entries {
                 // SAFETY: the caller's promise.
                 unsafe {
                     super::run::<
-                        Stored<half::$half, { SHAPE.cache }>, _, EXTRAS,
+                        half::$half, _, EXTRAS, SCALED,
                         { SHAPE.registers()[1] }, { SHAPE.registers()[2] },
                         { SHAPE.stages }, { SHAPE.value_stages },
                         { $keys / 2 }, { $keys / 4 }, { $value_dim / 2 },

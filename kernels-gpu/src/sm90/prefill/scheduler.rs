@@ -54,7 +54,7 @@ unsafe fn describe<V: Variant>(
     tile
 }
 
-/// Claims tile after tile, the last ones when the one before comes to its end, tells what it is and brings its
+/// Claims tile after tile, the last ones when the one before comes to its end, publishes what it is and loads its
 /// queries.
 ///
 /// # Safety

@@ -29,11 +29,6 @@ impl Shared {
     pub(super) fn values(self, stage: u32) -> u32 {
         self.base + self.shape.values_offset() + stage * self.shape.value_bytes()
     }
-    /// Where 8-bit keys of a block come to, or its values.
-    #[inline(always)]
-    pub(super) fn narrow(self, values: bool) -> u32 {
-        self.base + self.shape.narrow_offset(values)
-    }
     #[inline(always)]
     pub(super) fn barrier(self, index: u32) -> u32 {
         self.base + self.shape.barriers_offset() + 8 * index
@@ -85,6 +80,11 @@ impl Shared {
     #[inline(always)]
     pub(super) fn ends_soon(self) -> u32 {
         self.barrier(26)
+    }
+    /// The epoch in which pages are [converted](super::convert).
+    #[inline(always)]
+    pub(super) fn epoch(self) -> u32 {
+        self.barrier(27)
     }
     /// Values past the end have arrived and wait for being set to zero.
     #[inline(always)]

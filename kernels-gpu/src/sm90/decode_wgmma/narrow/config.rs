@@ -158,7 +158,7 @@ pub(super) const BARRIERS: u32 = 10;
 /// Registers of a thread: at launch, and then of the warps that feed and of those that compute.
 pub const REGISTERS: [u32; 3] = [64, 48, 80];
 
-/// Weights of two blocks, the state of a unit, and what the warps tell each other.
+/// Weights of two blocks, the state of a unit, and what the warps exchange.
 const fn extra_bytes(shape: &Shape) -> u32 {
     2 * shape.rows * shape.keys * 2 + shape.rows * (state_pitch(shape) * 4 + 9 * 4)
 }

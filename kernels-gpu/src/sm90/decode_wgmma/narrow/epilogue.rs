@@ -54,9 +54,9 @@ pub(super) unsafe fn finish<T: Half, const S: usize>(
                 stride *= 2;
             }
             if lane < 4 {
-                shared::store_f32(s.told(warp, row), sum);
+                shared::store_f32(s.exchange(warp, row), sum);
                 if warp == 0 {
-                    shared::store_f32(s.told(4, row), softmax.offset(column));
+                    shared::store_f32(s.exchange(4, row), softmax.offset(column));
                 }
             }
             column += 1;
@@ -73,11 +73,12 @@ pub(super) unsafe fn finish<T: Half, const S: usize>(
             let mut sum = 0.0;
             let mut of = 0;
             while of < 4 {
-                sum += shared::load_f32(s.told(of, row));
+                sum += shared::load_f32(s.exchange(of, row));
                 of += 1;
             }
-            let (inverse, lse) = if sum > 0.0 {
-                (rcp(sum), shared::load_f32(s.told(4, row)) + lg2(sum))
+            // NaN is not nothing: a merge would leave such a state out.
+            let (inverse, lse) = if sum != 0.0 {
+                (rcp(sum), shared::load_f32(s.exchange(4, row)) + lg2(sum))
             } else {
                 (0.0, f32::NEG_INFINITY)
             };

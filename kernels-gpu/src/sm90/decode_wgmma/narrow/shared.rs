@@ -6,7 +6,7 @@ use super::super::rows::Queries;
 use super::config::{BARRIERS, Shape, UNIT_BYTES, state_pitch};
 use crate::abi::QueryRow;
 
-/// What the gatherer tells the others of a unit.
+/// What the gathering warp passes on about a unit.
 #[derive(Clone, Copy)]
 pub(super) struct Unit {
     /// Query tokens; none ends the work.
@@ -201,9 +201,9 @@ impl Shared {
     pub fn state(self) -> u32 {
         self.weights(2)
     }
-    /// A number that a warp tells the others of a row: the largest logit of a block, or the sum of weights.
+    /// A number of a row that warps exchange: the largest logit of a block, or the sum of weights.
     #[inline(always)]
-    pub fn told(self, warp: u32, row: u32) -> u32 {
+    pub fn exchange(self, warp: u32, row: u32) -> u32 {
         let rows = self.shape.rows;
         self.state() + rows * state_pitch(&self.shape) * 4 + (warp * rows + row) * 4
     }

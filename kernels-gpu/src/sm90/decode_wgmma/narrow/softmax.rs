@@ -120,7 +120,7 @@ pub(super) unsafe fn outgrown<const S: usize>(
     warp: u32,
 ) {
     let mut column = 0;
-    // SAFETY: all consumers come here; rows are told apart by warps.
+    // SAFETY: all consumers come here; each warp has words of its own.
     unsafe {
         while column < 2 {
             let mut max = most[column];
@@ -132,7 +132,7 @@ pub(super) unsafe fn outgrown<const S: usize>(
                 stride *= 2;
             }
             if lane < 4 {
-                shared::store_f32(s.told(warp, lane * 2 + column as u32), max);
+                shared::store_f32(s.exchange(warp, lane * 2 + column as u32), max);
             }
             column += 1;
         }
@@ -142,7 +142,7 @@ pub(super) unsafe fn outgrown<const S: usize>(
             let mut max = softmax.reference[column];
             let mut of = 0;
             while of < 4 {
-                let other = shared::load_f32(s.told(of, lane % 4 * 2 + column as u32));
+                let other = shared::load_f32(s.exchange(of, lane % 4 * 2 + column as u32));
                 max = if other > max { other } else { max };
                 of += 1;
             }

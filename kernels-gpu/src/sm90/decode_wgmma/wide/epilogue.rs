@@ -56,7 +56,8 @@ impl<const DIM: u32> Finish<'_, DIM> {
                 let (token, in_group) = self.p.group.div_rem(first_row + lane / 4 + 8 * h as u32);
                 if token < unit.tokens {
                     let total = totals[h];
-                    let (mut inverse, mut lse) = if total > 0.0 {
+                    // NaN is not nothing: a merge would leave such a state out.
+                    let (mut inverse, mut lse) = if total != 0.0 {
                         (rcp(total), rows.reference[h] * self.scale + lg2(total))
                     } else {
                         (0.0, f32::NEG_INFINITY)

@@ -22,7 +22,7 @@ const WARP: u32 = warp::FULL_MASK;
 
 // ---- The gatherers -----------------------------------------------------------------------------
 
-/// Brings unit after unit, each claimed when the one before comes to its end, and tells what it is.
+/// Brings unit after unit, each claimed when the one before comes to its end, and publishes what it is.
 ///
 /// # Safety
 /// A whole warp comes here; the barriers are initialised.

@@ -6,7 +6,7 @@ use super::super::rows::Queries;
 use super::config::{BARRIERS, RUN_BYTES, Shape, UNIT_BYTES};
 use crate::abi::{QueryRow, WorkItem};
 
-/// What the gatherer tells the others of a unit.
+/// What the gathering warp passes on about a unit.
 #[derive(Clone, Copy)]
 pub(super) struct Unit {
     /// Query tokens; none ends the work.

@@ -1,0 +1,119 @@
+//! What hosts know of a variant's kernels: its name, its parameters' size, and the rows that it replaces.
+
+use core::fmt;
+
+use crate::registry::{Element, Family, KernelId, KernelInfo};
+
+/// What a variant is called: up to 23 letters, digits and underscores.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct HooksName {
+    len: u8,
+    bytes: [u8; Self::MOST],
+}
+
+impl HooksName {
+    const MOST: usize = 23;
+
+    /// None where it is no such name.
+    #[must_use]
+    pub const fn new(name: &str) -> Option<Self> {
+        let name = name.as_bytes();
+        let mut bytes = [0; Self::MOST];
+        if name.is_empty() || name.len() > Self::MOST {
+            return None;
+        }
+        let mut i = 0;
+        while i < name.len() {
+            if !(name[i].is_ascii_alphanumeric() || name[i] == b'_') {
+                return None;
+            }
+            bytes[i] = name[i];
+            i += 1;
+        }
+        let len = name.len() as u8;
+        Some(Self { len, bytes })
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.bytes[..self.len.into()]).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for HooksName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl fmt::Debug for HooksName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.as_str(), f)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for HooksName {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for HooksName {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        let wrong = || {
+            let most = Self::MOST;
+            serde::de::Error::custom(format!(
+                "a variant is called {name:?}: give up to {most} letters, digits and underscores"
+            ))
+        };
+        Self::new(&name).ok_or_else(wrong)
+    }
+}
+
+/// The kernels of a variant, as [`variant_kernels!`](crate::variant_kernels) makes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hooks {
+    /// What specifications call it, and how the entries end.
+    pub name: HooksName,
+    /// Size of what a run gives it, in bytes.
+    pub own_bytes: usize,
+    /// The families that it was instantiated for.
+    pub families: &'static [Family],
+    /// The head dimensions.
+    pub heads: &'static [u32],
+    /// The types of queries, keys, values and outputs.
+    pub elements: &'static [Element],
+}
+
+impl Hooks {
+    /// The kernels in whose place there is one of the variant's.
+    pub fn kernels(&self) -> impl Iterator<Item = KernelId> + use<'_> {
+        KernelId::all().filter(|id| self.replaces(id.info()))
+    }
+
+    /// Whether there is a kernel of the variant's in the place of this one.
+    #[must_use]
+    pub fn replaces(&self, row: &KernelInfo) -> bool {
+        Self::replaceable(row)
+            && self.families.contains(&row.family)
+            && self.heads.contains(&row.head_dim)
+            && self.elements.contains(&row.element)
+    }
+
+    /// Whether kernels of variants can stand in the place of this one: it runs alone, has a soft cap, and reads 16 bits.
+    #[must_use]
+    pub fn replaceable(row: &KernelInfo) -> bool {
+        row.cap && row.cache.is_none() && !row.stands_in
+    }
+
+    /// The entry in the place of a kernel.
+    #[must_use]
+    pub fn entry(&self, row: &KernelInfo) -> String {
+        let plain = row.name.trim_end_matches("_cap");
+        format!("{plain}_{}", self.name)
+    }
+}

@@ -1,0 +1,100 @@
+//! Kernels of a variant: those with a soft cap, compiled once more with the variant's hooks in its place.
+
+mod entries;
+#[cfg(not(target_arch = "nvptx64"))]
+mod host;
+
+#[cfg(not(target_arch = "nvptx64"))]
+pub use host::{Hooks, HooksName};
+
+/// Instantiates kernels of a [variant](crate::variant::FromLaunch): one line in a crate that is compiled for GPUs by
+/// `cuda_builder`, and for the host as well, where it makes the [`Hooks`] that `tandem_attn` is given.
+///
+/// ```
+/// use kernels_gpu::{abi::VariantParams, math::Real, variant::{FromLaunch, Pair, Variant}, variant_kernels};
+///
+/// /// Logits that grow with the number of keys that a query may see.
+/// #[derive(Clone, Copy)]
+/// pub struct Growing(VariantParams);
+///
+/// impl Variant for Growing {
+///     const TRANSFORMS_LOGITS: bool = true;
+///
+///     fn params(&self) -> &VariantParams {
+///         &self.0
+///     }
+///
+///     fn logit<R: Real>(&self, dot: R, at: Pair) -> R {
+///         let growth = 1.0 + at.position as f32 / 65536.0;
+///         dot * R::from_f32(self.0.scale_log2 * growth)
+///     }
+/// }
+///
+/// impl FromLaunch for Growing {
+///     type Own = ();
+///
+///     fn from_launch(params: VariantParams, _: &()) -> Self {
+///         Self(params)
+///     }
+/// }
+///
+/// variant_kernels! { pub const GROWING: "growing" = [Prefill, DecodeMma, DecodeWgmma, Sm80Decode] of Growing; }
+///
+/// assert_eq!(GROWING.kernels().count(), 2 * (3 + 6 + 6 + 3));
+/// ```
+///
+/// Families are those of the registry: `Prefill`, `DecodeMma` (8 and 16 rows) and `DecodeWgmma` (64 and 128 rows) are for
+/// Hopper and pages of a multiple of 8 tokens; `Sm80Prefill` and `Sm80Decode` for GPUs from Ampere on, the latter also for
+/// pages of any size on Hopper. Each comes for all head dimensions and both 16-bit floats, unless it is `where heads [128],
+/// elements [Bf16]`, which compiles sooner.
+#[macro_export]
+macro_rules! variant_kernels {
+    ($(#[$doc:meta])* $vis:vis const $hooks:ident: $name:literal = [$($family:ident),+ $(,)?] of $variant:ty;) => {
+        $crate::variant_kernels! {
+            $(#[$doc])*
+            $vis const $hooks: $name = [$($family),+] of $variant where heads [64, 128, 256], elements [Bf16, F16];
+        }
+    };
+    ($(#[$doc:meta])* $vis:vis const $hooks:ident: $name:literal = [$($family:ident),+ $(,)?] of $variant:ty where
+        heads $heads:tt, elements $elements:tt;) => {
+        const _: () = <$variant as $crate::variant::FromLaunch>::RUNS_ON_GPUS;
+
+        $(#[$doc])*
+        #[cfg(not(target_arch = "nvptx64"))]
+        $vis const $hooks: $crate::Hooks = $crate::Hooks {
+            name: match $crate::HooksName::new($name) {
+                Some(name) => name,
+                None => panic!("a variant is called by up to 23 letters, digits and underscores"),
+            },
+            own_bytes: ::core::mem::size_of::<<$variant as $crate::variant::FromLaunch>::Own>(),
+            families: &[$($crate::registry::Family::$family),+],
+            heads: &$heads,
+            elements: {
+                use $crate::registry::Element::*;
+                &$elements
+            },
+        };
+
+        $($crate::variant_kernels! { @$family ($name $variant, $heads $elements) })+
+    };
+    (@Prefill $variant:tt) => {
+        #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+        const _: () = { $crate::prefill_table! { with prefill_of_variant $variant } };
+    };
+    (@DecodeMma $variant:tt) => {
+        #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+        const _: () = { $crate::decode_mma_table! { with decode_mma_of_variant $variant } };
+    };
+    (@DecodeWgmma $variant:tt) => {
+        #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90a"))]
+        const _: () = { $crate::decode_wide_table! { with decode_wide_of_variant $variant } };
+    };
+    (@Sm80Prefill $variant:tt) => {
+        #[cfg(target_arch = "nvptx64")]
+        const _: () = { $crate::sm80_prefill_table! { with sm80_prefill_of_variant $variant } };
+    };
+    (@Sm80Decode $variant:tt) => {
+        #[cfg(target_arch = "nvptx64")]
+        const _: () = { $crate::sm80_decode_table! { with sm80_decode_of_variant $variant } };
+    };
+}

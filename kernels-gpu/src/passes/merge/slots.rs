@@ -1,0 +1,262 @@
+//! What a thread reads and writes: a chunk of a row, in any slot.
+
+use cuda_std::{prelude::*, shared};
+
+use super::{CHUNK, GROUP, SHARED_BYTES};
+use crate::{
+    abi::MergeParams,
+    common::{
+        half::Half,
+        state::{Merger, State, natural, sink_of},
+        tile_counter,
+    },
+};
+
+/// Output elements of a type.
+pub(super) trait Output {
+    /// # Safety
+    /// `out` is the address of a tensor of this type, in which `element .. element + 8` are the thread's
+    /// own and start at a multiple of 8.
+    unsafe fn store(out: u64, element: u64, values: [f32; CHUNK]);
+}
+
+pub(super) struct F32;
+
+impl<T: Half> Output for T {
+    #[inline(always)]
+    unsafe fn store(out: u64, element: u64, v: [f32; CHUNK]) {
+        let pairs = [
+            T::pack(v[0], v[1]),
+            T::pack(v[2], v[3]),
+            T::pack(v[4], v[5]),
+            T::pack(v[6], v[7]),
+        ];
+        // SAFETY: the caller's promise.
+        unsafe { ptr::store_u32x4((out + element * 2) as *mut u32, pairs) }
+    }
+}
+
+impl Output for F32 {
+    #[inline(always)]
+    unsafe fn store(out: u64, element: u64, v: [f32; CHUNK]) {
+        let out = (out + element * 4) as *mut f32;
+        // SAFETY: the caller's promise.
+        unsafe {
+            ptr::store_f32x4(out, [v[0], v[1], v[2], v[3]]);
+            ptr::store_f32x4(out.add(4), [v[4], v[5], v[6], v[7]]);
+        }
+    }
+}
+
+/// Where a thread reads: its chunk and its head's log, in any slot.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    partial_out: u64,
+    partial_lse: u64,
+    chunks_per_row: u32,
+    chunk: u32,
+    q_heads: u32,
+    head: u32,
+}
+
+impl Place {
+    /// # Safety
+    /// `slot` is one of the partial states.
+    #[inline(always)]
+    pub unsafe fn load(self, slot: u32) -> State<CHUNK> {
+        let chunk = u64::from(slot) * u64::from(self.chunks_per_row) + u64::from(self.chunk);
+        let head = u64::from(slot) * u64::from(self.q_heads) + u64::from(self.head);
+        let out = (self.partial_out + chunk * 32) as *const f32;
+        // Not the read-only path: under a programmatic launch the kernel before this one still writes
+        // partial states while this one starts.
+        // SAFETY: inside the arrays, by the promise on `slot`; chunks are 32 bytes and aligned to 16.
+        unsafe {
+            let lse = ptr::load_f32((self.partial_lse + head * 4) as *const f32);
+            let [a, b, c, d] = ptr::load_f32x4(out);
+            let [e, f, g, h] = ptr::load_f32x4(out.add(4));
+            State {
+                out: [a, b, c, d, e, f, g, h],
+                lse,
+            }
+        }
+    }
+
+    /// The states of the slots, all on their way before the first is looked at; none where there is no slot.
+    ///
+    /// # Safety
+    /// As [`load`](Self::load)'s.
+    #[inline(always)]
+    pub unsafe fn load_all<const GROUPS: usize>(
+        self,
+        slots: [[u32; GROUP]; GROUPS],
+    ) -> [[State<CHUNK>; GROUP]; GROUPS] {
+        let mut states = [[State::EMPTY; GROUP]; GROUPS];
+        let mut i = 0;
+        while i < GROUPS * GROUP {
+            let (group, i_in) = (i / GROUP, i % GROUP);
+            if slots[group][i_in] != NO_SLOT {
+                // SAFETY: the caller's promise.
+                states[group][i_in] = unsafe { self.load(slots[group][i_in]) };
+            }
+            i += 1;
+        }
+        states
+    }
+}
+
+/// No slot of the workspace.
+pub(super) const NO_SLOT: u32 = u32::MAX;
+
+/// The slots of a row that stand at `list`, as many as there are places and `left` says.
+///
+/// # Safety
+/// They are there.
+#[inline(always)]
+pub(super) unsafe fn next_slots<const GROUPS: usize>(
+    list: *const u32,
+    left: u32,
+) -> [[u32; GROUP]; GROUPS] {
+    let mut slots = [[NO_SLOT; GROUP]; GROUPS];
+    let mut i = 0;
+    while i < GROUPS * GROUP {
+        if (i as u32) < left {
+            // SAFETY: the caller's promise.
+            slots[i / GROUP][i % GROUP] = unsafe { ptr::load_nc_u32(list.add(i)) };
+        }
+        i += 1;
+    }
+    slots
+}
+
+/// What a thread merges.
+#[derive(Clone, Copy)]
+pub(super) struct Chunk {
+    pub place: Place,
+    token: u32,
+    /// Its place in the row, and in the head.
+    in_row: u32,
+    in_head: u32,
+    pub list: *const u32,
+    pub slots: u32,
+}
+
+impl Chunk {
+    /// None behind the last.
+    ///
+    /// # Safety
+    /// The parameters describe memory as [`MergeParams`] says.
+    #[inline(always)]
+    pub unsafe fn look_up(params: &MergeParams, chunk: u32) -> Option<Self> {
+        let (mut first, mut chunks) = (0, params.chunks);
+        if params.record != 0 {
+            // SAFETY: the caller's promise.
+            let [row, rows] = unsafe { tile_counter::load(params.record) };
+            (first, chunks) = (row, rows * params.chunks_per_row.get());
+        }
+        if chunk >= chunks {
+            return None;
+        }
+        let (row, in_row) = params.chunks_per_row.div_rem(chunk);
+        let (head, in_head) = params.chunks_per_head.div_rem(in_row);
+        // SAFETY: one 16-byte `MergeRow` for each row.
+        let [token, slots_begin, slots, _] = unsafe {
+            ptr::load_nc_u32x4((params.rows + u64::from(first + row) * 16) as *const u32)
+        };
+        Some(Self {
+            place: Place {
+                partial_out: params.partial_out,
+                partial_lse: params.partial_lse,
+                chunks_per_row: params.chunks_per_row.get(),
+                chunk: in_row,
+                q_heads: params.q_heads,
+                head,
+            },
+            token,
+            in_row,
+            in_head,
+            list: (params.merge_slots + u64::from(slots_begin) * 4) as *const u32,
+            slots,
+        })
+    }
+
+    /// # Safety
+    /// As [`look_up`](Self::look_up)'s; `out` is of the type `O`.
+    #[inline(always)]
+    pub unsafe fn store<O: Output>(&self, params: &MergeParams, mut merged: State<CHUNK>) {
+        let head = self.place.head;
+        if params.sinks != 0 {
+            // SAFETY: one for each query head.
+            merged = merged.with_sink(unsafe { sink_of(params.sinks, head) });
+        }
+        let element = u64::from(self.token) * u64::from(params.out_token_stride)
+            + u64::from(self.in_row) * CHUNK as u64;
+        // SAFETY: the token is a row of `out` that no other row of the launch writes.
+        unsafe { O::store(params.out, element, merged.out) };
+        if self.in_head == 0 && params.lse != 0 {
+            let at = u64::from(self.token) * u64::from(params.q_heads) + u64::from(head);
+            // SAFETY: as above.
+            unsafe { ptr::store_f32((params.lse + at * 4) as *mut f32, natural(merged.lse)) };
+        }
+    }
+}
+
+/// Waits for the kernel that writes the states; what the host wrote was there before.
+#[inline(always)]
+pub(super) fn wait() {
+    #[cfg(target_feature = "sm_90a")]
+    cuda_std::griddep::wait();
+}
+
+/// Room in shared memory for ten words of each thread of a block, each lane's in a bank of its own.
+#[derive(Clone, Copy)]
+pub(super) struct Parked {
+    pub base: u32,
+}
+
+impl Parked {
+    const WORDS: u32 = SHARED_BYTES / 4;
+
+    /// Where the first word of a thread stands; the others follow, 128 bytes apart.
+    #[inline(always)]
+    fn of(self, thread: u32) -> u32 {
+        self.base + (thread / 32 * 32 * Self::WORDS + thread % 32) * 4
+    }
+
+    /// # Safety
+    /// Nobody else uses the place of the thread meanwhile.
+    #[inline(always)]
+    pub unsafe fn store(self, thread: u32, merger: &Merger<CHUNK>) {
+        let mut at = self.of(thread);
+        let mut i = 0;
+        // SAFETY: the place has as many words.
+        unsafe {
+            while i < CHUNK {
+                shared::store_f32(at, merger.out[i]);
+                at += 128;
+                i += 1;
+            }
+            shared::store_f32(at, merger.softmax.max);
+            shared::store_f32(at + 128, merger.softmax.sum);
+        }
+    }
+
+    /// # Safety
+    /// A merger was stored there, and a barrier lies between if another thread did.
+    #[inline(always)]
+    pub unsafe fn load(self, thread: u32) -> Merger<CHUNK> {
+        let mut at = self.of(thread);
+        let mut merger = Merger::EMPTY;
+        let mut i = 0;
+        // SAFETY: the caller's promise.
+        unsafe {
+            while i < CHUNK {
+                merger.out[i] = shared::load_f32(at);
+                at += 128;
+                i += 1;
+            }
+            merger.softmax.max = shared::load_f32(at);
+            merger.softmax.sum = shared::load_f32(at + 128);
+        }
+        merger
+    }
+}

@@ -1,0 +1,302 @@
+//! From the largest logit to the token.
+
+use cuda_std::prelude::*;
+
+use super::{
+    THREADS, WARPS, fall, key,
+    limit::{self, Rules},
+    logits::{F32, Logits, logit_of},
+    part::{MOST_HELD, Part},
+    team::{CTAS, Table, Team, sum_of_warp, sums_up_to},
+    weight,
+};
+use crate::{
+    abi::{DrawParams, SampleParams},
+    common::half::{Bf16, F16},
+    step::Vector,
+};
+
+/// # Safety
+/// The parameters describe memory as [`SampleParams`] says; team `i` has row `i`.
+#[inline(always)]
+unsafe fn sample<L: Logits>(p: &SampleParams) {
+    // SAFETY: the launch's promise; all threads go the same way, since what they decide by is the row's.
+    unsafe {
+        let mut team = Team::new();
+        let index = u64::from(thread::block_idx_x() / CTAS);
+        let part = Part::<L>::load(&team, p.logits + index * p.row * L::BYTES, p.vocabulary);
+        let draw = load_draw(p.draws + index * size_of::<DrawParams>() as u64);
+        let id_at = (p.ids + index * 4) as *mut u32;
+        let rules = Rules::new(&part, &draw, p.vocabulary, p.last_bit);
+        limit::clear(&team);
+
+        let mut mine = f32::NAN;
+        part.each(|_, x| {
+            let mut i = 0;
+            while i < 8 {
+                mine = mine.max(x[i]);
+                i += 1;
+            }
+        });
+        let mine = key(mine);
+        let of_warp = warp::warp_reduce_max(warp::FULL_MASK, mine);
+        let reached = if rules.any() { rules.reached(mine) } else { 0 };
+        team.begun();
+        let table = team.exchange(u64::from(of_warp) << 32 | u64::from(reached));
+        let (mut top, mut rank) = (0, 0);
+        while rank < CTAS {
+            let of_warp = (table.of(rank) >> 32) as u32;
+            top = if of_warp > top { of_warp } else { top };
+            rank += 1;
+        }
+        let top = warp::warp_reduce_max(warp::FULL_MASK, top);
+        if draw.scale == 0.0 || logit_of(top).is_infinite() {
+            if of_warp == top {
+                write_first(&team, &part, table, top, id_at);
+            }
+            return;
+        }
+        let mut least = f32::NEG_INFINITY;
+        if rules.any() {
+            least = logit_of(limit::limit(&mut team, &part, &rules, table, top));
+        }
+        let rule = Rule {
+            least,
+            min_weight: draw.min_weight,
+            top: logit_of(top),
+            scale: draw.scale,
+        };
+        write_drawn(&mut team, &part, &rule, draw.random, id_at);
+    }
+}
+
+/// The first token of the largest logit; 0 where all are NaN. For warps that have it, of which the first writes.
+///
+/// # Safety
+/// All lanes come here; the row is there.
+#[inline(always)]
+unsafe fn write_first<L: Logits>(
+    team: &Team,
+    part: &Part<L>,
+    table: Table,
+    top: u32,
+    id_at: *mut u32,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut rank = 0;
+        while rank <= team.rank {
+            let has_it = (table.of(rank) >> 32) as u32 == top;
+            let first = warp::warp_vote_ballot(warp::FULL_MASK, has_it).trailing_zeros();
+            if first < 32 && rank * WARPS + first < team.warp() {
+                return;
+            }
+            rank += 1;
+        }
+        let (mut first, top) = (u32::MAX, logit_of(top));
+        part.each(|round, x| {
+            let mut i = 8;
+            while i > 0 {
+                i -= 1;
+                let token = part.token(round) + i as u32;
+                if x[i] == top && token < first {
+                    first = token;
+                }
+            }
+        });
+        let first = warp::warp_reduce_min(warp::FULL_MASK, first);
+        if warp::lane_id() == 0 {
+            ptr::store_u32(id_at, if first == u32::MAX { 0 } else { first });
+        }
+    }
+}
+
+/// What stays, and its weight.
+#[derive(Clone, Copy)]
+struct Rule {
+    least: f32,
+    min_weight: u32,
+    top: f32,
+    scale: f32,
+}
+
+impl Rule {
+    #[inline(always)]
+    fn weight(&self, logit: f32) -> u32 {
+        let weight = weight(logit, self.top, self.scale);
+        if logit >= self.least && weight >= self.min_weight {
+            weight
+        } else {
+            0
+        }
+    }
+
+    /// The sum of eight weights.
+    #[inline(always)]
+    fn weights(&self, x: &Vector) -> u32 {
+        let (mut sum, mut i) = (0, 0);
+        // Most vectors have nothing that stays, where there is a limit.
+        if self.least > f32::NEG_INFINITY {
+            let mut largest = f32::NEG_INFINITY;
+            while i < 8 {
+                largest = largest.max(x[i]);
+                i += 1;
+            }
+            if largest < self.least {
+                return 0;
+            }
+        }
+        i = 0;
+        while i < 8 {
+            sum += self.weight(x[i]);
+            i += 1;
+        }
+        sum
+    }
+}
+
+/// The token in whose weight the random number falls.
+///
+/// # Safety
+/// As [`Team::new`]; the row is there.
+#[inline(always)]
+unsafe fn write_drawn<L: Logits>(
+    team: &mut Team,
+    part: &Part<L>,
+    rule: &Rule,
+    random: u64,
+    id_at: *mut u32,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (mut sum, mut held) = (0, [0; MOST_HELD]);
+        part.each(|round, x| {
+            let weights = rule.weights(&x);
+            if (round as usize) < L::HELD {
+                held[round as usize] = weights;
+            }
+            sum += u64::from(weights);
+        });
+        let of_warp = sum_of_warp(sum);
+        let table = team.exchange(of_warp);
+        // In which CTA's part does the number fall, and is it this one's?
+        let (mut all, mut before, mut mine, mut rank) = (0, 0, 0, 0);
+        while rank < CTAS {
+            let sums = table.of(rank);
+            all += sums;
+            before += if rank < team.rank { sums } else { 0 };
+            mine = if rank == team.rank { sums } else { mine };
+            rank += 1;
+        }
+        let left = fall(sum_of_warp(all), random);
+        let me = thread::thread_idx_x() / 32;
+        if warp::lane_id() < me {
+            before += mine;
+        }
+        let before = sum_of_warp(before);
+        if left < before || left - before >= of_warp {
+            return;
+        }
+        // This warp has it. In which round, which lane, which of its tokens?
+        let (mut left, mut found) = (left - before, None);
+        part.each(|round, x| {
+            let weights = match held.get(round as usize) {
+                Some(&weights) if (round as usize) < L::HELD => weights,
+                _ => rule.weights(&x),
+            };
+            let of_round = sum_of_warp(weights.into());
+            if found.is_none() && left < of_round {
+                found = Some((round, weights));
+            } else if found.is_none() {
+                left -= of_round;
+            }
+        });
+        if let Some((round, weights)) = found
+            && let Some((lane, left)) = falls_in(weights.into(), left)
+            && lane == warp::lane_id()
+        {
+            let x = L::unpack(part.vector(round));
+            write_one(&x, rule, left, part.token(round), id_at);
+        }
+    }
+}
+
+/// The lane in whose number another one falls, and where in that; none where all lanes together have less.
+///
+/// # Safety
+/// All lanes come here.
+#[inline(always)]
+unsafe fn falls_in(number: u64, left: u64) -> Option<(u32, u64)> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let up_to = sums_up_to(number);
+        let past = warp::warp_vote_ballot(warp::FULL_MASK, up_to > left);
+        let lane = past.trailing_zeros();
+        let before = up_to - number;
+        let low = warp::warp_shuffle_idx(warp::FULL_MASK, before as u32, lane, 32);
+        let high = warp::warp_shuffle_idx(warp::FULL_MASK, (before >> 32) as u32, lane, 32);
+        (past != 0).then(|| {
+            (
+                lane,
+                left.wrapping_sub(u64::from(high) << 32 | u64::from(low)),
+            )
+        })
+    }
+}
+
+/// Writes which of eight tokens it is.
+///
+/// # Safety
+/// There is a place for it.
+#[inline(always)]
+unsafe fn write_one(x: &Vector, rule: &Rule, left: u64, token: u32, id_at: *mut u32) {
+    let (mut drawn, mut before, mut i) = (0, 0, 0);
+    while i < 8 {
+        let weight = u64::from(rule.weight(x[i]));
+        if before <= left && left < before + weight {
+            drawn = token + i as u32;
+        }
+        before += weight;
+        i += 1;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { ptr::store_u32(id_at, drawn) }
+}
+
+/// # Safety
+/// There is one.
+#[inline(always)]
+unsafe fn load_draw(from: u64) -> DrawParams {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let [scale, top_k, top_p, min_weight] = ptr::load_nc_u32x4(from as *const u32);
+        DrawParams {
+            scale: f32::from_bits(scale),
+            top_k,
+            top_p,
+            min_weight,
+            random: ptr::load_nc_u64((from + 16) as *const u64),
+            reserved: [0; 2],
+        }
+    }
+}
+
+macro_rules! entries {
+    ($($element:ident $name:literal;)*) => { $( const _: () = {
+        /// See the module.
+        ///
+        /// # Safety
+        /// As [`sample`].
+        #[kernel(name = ["sample_", $name], max_threads = THREADS, min_blocks = 2)]
+        pub unsafe fn entry(params: SampleParams) {
+            // SAFETY: the launch's promise.
+            unsafe { sample::<$element>(&params) }
+        }
+    }; )* };
+}
+
+entries! {
+    Bf16 "bf16";
+    F16 "f16";
+    F32 "f32";
+}

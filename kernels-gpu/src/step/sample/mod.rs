@@ -1,0 +1,197 @@
+//! `sample`: a token from the logits of each row.
+//!
+//! Probabilities are whole numbers, so that their sums do not depend on the order in which threads add them: the
+//! largest logit weighs [`ONE`]. All rules are limits of the logit: what stays is what is not below.
+//!
+//! On Hopper a cluster of [`CLUSTER`] CTAs has a row, elsewhere one CTA. Each warp has neighbouring tokens, kept in
+//! registers as far as they fit. What CTAs learn of each other goes through distributed shared memory, an exchange for
+//! each step:
+//!
+//! 1. The largest logit. Where nothing is drawn, its first token is all.
+//! 2. Only where a limit is to be found (`limit.rs`): the tokens that may be at it, and the sum of all weights.
+//! 3. The weights of what stays, by warp. The CTA in whose part the random number falls looks at that part once more.
+//!    Tokens count in the order of their numbers.
+
+use crate::math::exp2;
+
+#[cfg(all(target_arch = "nvptx64", feature = "step"))]
+mod draw;
+#[cfg(all(target_arch = "nvptx64", feature = "step"))]
+mod histogram;
+#[cfg(all(target_arch = "nvptx64", feature = "step"))]
+mod limit;
+#[cfg(all(target_arch = "nvptx64", feature = "step"))]
+mod logits;
+#[cfg(all(target_arch = "nvptx64", feature = "step"))]
+mod part;
+#[cfg(all(target_arch = "nvptx64", feature = "step"))]
+mod team;
+
+/// The weight of the largest logit: eight of them fit 32 bits.
+pub const ONE: u32 = 1 << 28;
+
+/// Threads of a block.
+pub const THREADS: u32 = 512;
+
+/// CTAs of a row on Hopper.
+pub const CLUSTER: u32 = 8;
+
+/// The most tokens of a row.
+pub const MOST: u32 = 40 * 8192;
+
+/// Warps of a CTA.
+const WARPS: u32 = THREADS / 32;
+
+/// Tokens of a warp's lanes that are read together, its *round*.
+#[cfg(target_arch = "nvptx64")]
+const ROUND: u32 = 32 * super::VECTOR;
+
+/// Tokens that may be at a limit: all CTAs of a row have them in registers, so many for each thread.
+const CANDIDATES: u32 = OF_THREAD as u32 * THREADS;
+const OF_THREAD: usize = 8;
+
+/// Where things are in the shared memory of a CTA.
+#[cfg_attr(not(target_arch = "nvptx64"), allow(dead_code))]
+mod at {
+    use super::{CANDIDATES, CLUSTER, THREADS, WARPS};
+
+    /// A number of each warp of the row, twice: one half may be read while the other is written.
+    pub const TABLES: u32 = 0;
+    pub const TABLE_BYTES: u32 = CLUSTER * WARPS * 8;
+    /// Two words for each thread.
+    pub const BINS: u32 = 2 * TABLE_BYTES;
+    /// The sum over each warp's bins.
+    pub const SUMS: u32 = BINS + THREADS * 8;
+    /// Keys of the CTA's candidates.
+    pub const LIST: u32 = SUMS + WARPS * 8;
+    /// How many there are.
+    pub const COUNT: u32 = LIST + CANDIDATES * 4;
+    /// A bin, and the sum before it.
+    pub const FOUND: u32 = COUNT + 16;
+    pub const END: u32 = FOUND + 16;
+}
+
+/// Shared memory of a CTA.
+pub const SHARED_BYTES: u32 = at::END;
+
+/// The weight of a logit by the scale of the row, rounded down. The largest is finite.
+#[inline(always)]
+#[must_use]
+pub fn weight(logit: f32, largest: f32, scale: f32) -> u32 {
+    // At most 1, or NaN. The fraction with its hidden one, as many places to the right as the exponent is below that
+    // of 1: nothing is left where the number is 0, nor of NaN.
+    let bits = exp2((logit - largest) * scale).to_bits();
+    let fraction = (bits & 0x007F_FFFF | 0x0080_0000) << 5;
+    shifted(fraction, 127_u32.wrapping_sub(bits >> 23))
+}
+
+/// Shifted to the right, 0 where by 32 places or more.
+#[inline(always)]
+fn shifted(x: u32, places: u32) -> u32 {
+    #[cfg(target_arch = "nvptx64")]
+    return cuda_std::math::shift_right(x, places);
+    #[cfg(not(target_arch = "nvptx64"))]
+    x.checked_shr(places).unwrap_or(0)
+}
+
+/// A number that is ordered as the logit: −0 and 0 are one, NaN is the least.
+#[inline(always)]
+#[must_use]
+pub fn key(logit: f32) -> u32 {
+    if logit.is_nan() {
+        return 0;
+    }
+    let bits = (logit + 0.0).to_bits();
+    if bits >> 31 == 0 {
+        bits | 1 << 31
+    } else {
+        !bits
+    }
+}
+
+/// The share of a sum, of 2³², but at least 1.
+#[inline(always)]
+#[must_use]
+pub const fn share(sum: u64, of: u32) -> u64 {
+    let part = ((sum as u128 * of as u128) >> 32) as u64;
+    if part == 0 { 1 } else { part }
+}
+
+/// Where a random number falls in a sum: below it.
+#[inline(always)]
+#[must_use]
+pub const fn fall(sum: u64, random: u64) -> u64 {
+    ((sum as u128 * random as u128) >> 64) as u64
+}
+
+/// The kernels: `sample_<element>`.
+#[cfg(not(target_arch = "nvptx64"))]
+mod rows {
+    use super::{SHARED_BYTES, THREADS};
+    use crate::registry::{Arch, Element, Family, KernelInfo, Op, registers};
+
+    macro_rules! rows {
+        ($($element:ident $name:literal;)*) => {
+            &[$(KernelInfo {
+                element: Element::$element,
+                threads: THREADS,
+                registers: registers(THREADS, 2),
+                shared_bytes: SHARED_BYTES,
+                ..KernelInfo::new(concat!("sample_", $name), Family::Step, Arch::Sm80, Op::Sample)
+            }),*]
+        };
+    }
+
+    /// One for each type of logits.
+    pub const ROWS: &[KernelInfo] = rows! {
+        Bf16 "bf16";
+        F16 "f16";
+        F32 "f32";
+    };
+}
+#[cfg(not(target_arch = "nvptx64"))]
+pub use rows::ROWS;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_powers_of_two_rounded_down() {
+        assert_eq!(weight(3.0, 3.0, 1.0), ONE);
+        assert_eq!(weight(2.0, 3.0, 1.0), ONE / 2);
+        assert_eq!(weight(-25.0, 3.0, 1.0), 1);
+        assert_eq!(weight(-26.0, 3.0, 1.0), 0);
+        assert_eq!(weight(f32::NEG_INFINITY, 3.0, 1.0), 0);
+        assert_eq!(weight(f32::NAN, 3.0, 1.0), 0);
+        for step in 1..4000_u16 {
+            let below = f32::from(step) / 128.0;
+            let (got, right) = (weight(-below, 0.0, 1.0), (28.0 - f64::from(below)).exp2());
+            let off = (f64::from(got) - right).abs();
+            assert!(
+                off <= 1.0 + right * 3e-7,
+                "{got} instead of {right} at {below}"
+            );
+        }
+    }
+
+    #[test]
+    fn keys_are_ordered_as_logits() {
+        let ordered = [
+            f32::NEG_INFINITY,
+            f32::MIN,
+            -1.0,
+            -1e-40,
+            0.0,
+            1e-40,
+            1.0,
+            f32::MAX,
+            f32::INFINITY,
+        ];
+        for pair in ordered.windows(2) {
+            assert!(key(pair[0]) < key(pair[1]), "{pair:?}");
+        }
+        assert_eq!(key(-0.0), key(0.0));
+        assert!(key(f32::NAN) < key(f32::NEG_INFINITY));
+    }
+}

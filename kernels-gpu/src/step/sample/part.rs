@@ -1,0 +1,104 @@
+//! The part of a row that a warp has.
+
+use cuda_std::prelude::*;
+
+use super::{
+    ROUND, WARPS,
+    logits::Logits,
+    team::{CTAS, Team},
+};
+use crate::step::{VECTOR, Vector};
+
+/// The most [rounds that stay in registers](Logits::HELD).
+pub const MOST_HELD: usize = 4;
+
+/// Neighbouring tokens: in each round the lanes have vectors side by side.
+pub struct Part<L: Logits> {
+    row: u64,
+    vocabulary: u32,
+    /// Of a warp.
+    pub rounds: u32,
+    /// The lane's first token.
+    first: u32,
+    held: [L::Eight; MOST_HELD],
+}
+
+impl<L: Logits> Part<L> {
+    /// Loads the part of this warp.
+    ///
+    /// # Safety
+    /// There is a row of so many logits at the address, a multiple of 16.
+    #[inline(always)]
+    pub unsafe fn load(team: &Team, row: u64, vocabulary: u32) -> Self {
+        let rounds = vocabulary.div_ceil(ROUND).div_ceil(CTAS * WARPS);
+        let mut part = Self {
+            row,
+            vocabulary,
+            rounds,
+            first: team.warp() * rounds * ROUND + warp::lane_id() * VECTOR,
+            held: [L::NONE; MOST_HELD],
+        };
+        let mut i = 0;
+        while i < L::HELD {
+            // SAFETY: the caller's promise.
+            part.held[i] = unsafe { part.vector(i as u32) };
+            i += 1;
+        }
+        part
+    }
+
+    /// The lane's first token in a round, or the one behind all.
+    #[inline(always)]
+    pub fn token(&self, round: u32) -> u32 {
+        self.first + round * ROUND
+    }
+
+    /// Warps all of whose lanes have logits.
+    #[inline(always)]
+    pub fn full_warps(&self) -> u32 {
+        let full = (self.vocabulary / ROUND).div_ceil(self.rounds);
+        let all = CTAS * WARPS;
+        if full < all { full } else { all }
+    }
+
+    /// Eight logits; NaN where there are none.
+    ///
+    /// # Safety
+    /// The row is there.
+    #[inline(always)]
+    pub unsafe fn vector(&self, round: u32) -> L::Eight {
+        let token = self.token(round);
+        let from = self.row + u64::from(token) * L::BYTES;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if round >= self.rounds || token >= self.vocabulary {
+                L::NONE
+            } else if token + VECTOR <= self.vocabulary {
+                L::load(from)
+            } else {
+                L::load_some(from, self.vocabulary - token)
+            }
+        }
+    }
+
+    /// Hands the lane's logits on, round by round: the round, eight logits. All lanes have all rounds.
+    ///
+    /// # Safety
+    /// The row is there.
+    #[inline(always)]
+    pub unsafe fn each(&self, mut take: impl FnMut(u32, Vector)) {
+        let mut i = 0;
+        while i < L::HELD {
+            if (i as u32) < self.rounds {
+                take(i as u32, L::unpack(self.held[i]));
+            }
+            i += 1;
+        }
+        let mut round = L::HELD as u32;
+        while round < self.rounds {
+            // SAFETY: the caller's promise.
+            take(round, L::unpack(unsafe { self.vector(round) }));
+            round += 1;
+        }
+    }
+}
