@@ -140,14 +140,15 @@ pub enum Error {
         /// The launch.
         launch: String,
     },
-    /// A run got another number of page pools than the plan has parts.
+    /// A run got another number of page pools than the plan, or the workspace's launch set, has parts.
     #[error(
-        "{got} page pools for a plan of {expected} parts: give one for each part, in the batch's order"
+        "{got} page pools for {expected} parts: give one for each part of the plan, in the batch's order, and one for \
+         each part that the workspace's launch set has launches for"
     )]
     Pools {
         /// Pools given.
         got: usize,
-        /// Parts of the plan.
+        /// Parts of the plan, or of the launch set.
         expected: usize,
     },
     /// In the debug mode of a workspace: a page id on the device that its pool does not have.

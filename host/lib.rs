@@ -111,7 +111,7 @@
 //! With the feature `cuda`, `exec::gpu` runs on memory of any CUDA library, on any stream: a workspace is allocated
 //! once, a plan is uploaded once per step, and run once per layer. Without a driver it says so.
 //! [`examples/gpu_serving.rs`](https://docs.rs/crate/tandem-attn/latest/source/examples/gpu_serving.rs) is a whole
-//! serving loop: a prompt, a hybrid step, decodes from a captured graph. [`DeviceDescription::supports`](plan::DeviceDescription::supports) tells, when a model is loaded, whether there
+//! serving loop: a prompt, a hybrid step, decodes from a captured graph. [`DeviceDescription::supports`](plan::DeviceDescription::supports) says, when a model is loaded, whether there
 //! are kernels for its heads.
 //!
 //! # In a program that has tensors already
@@ -121,13 +121,61 @@
 //! [`append_rows`](exec::cpu::append_rows); block tables go in as they are
 //! ([`PageTable::try_push`](problem::PageTable::try_push)). Objects of `cust` and `cudarc` have features of those
 //! names, and the crate `tandem-candle` makes the calls on candle's tensors.
+//!
+//! # Internals
+//!
+//! The feature `unstable` makes public what tools and tests look into: parts of plans, tiles and their costs, calls of single
+//! kernels and what these are given. It changes with any release.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// What only internals that are not public call.
+#![cfg_attr(not(feature = "unstable"), allow(dead_code))]
 
 pub use error::Error;
 /// The 16-bit floats of tensors, in the version that this crate takes.
 pub use half;
-pub use kernels_gpu::{Hooks, HooksName, abi, math, state, variant, variants};
+pub use kernels_gpu::{Hooks, HooksName};
+
+/// Names that are of this crate alone, unless its feature `unstable` is on.
+macro_rules! unstable {
+    ($(use $first:ident $(:: $rest:tt)+;)+) => { $(
+        #[cfg(feature = "unstable")]
+        pub use $first $(:: $rest)+;
+        #[cfg(not(feature = "unstable"))]
+        #[allow(unused_imports)]
+        pub(crate) use $first $(:: $rest)+;
+    )+ };
+    ($(#[$attribute:meta])* mod $name:ident { $($item:item)* }) => {
+        #[cfg(feature = "unstable")]
+        $(#[$attribute])*
+        pub mod $name { $($item)* }
+        #[cfg(not(feature = "unstable"))]
+        #[allow(unused_imports)]
+        pub(crate) mod $name { $($item)* }
+    };
+}
+
+unstable! {
+    use kernels_gpu::{abi, math, state};
+}
+
+/// What may differ between models, as code at named places of one algorithm.
+pub mod variant {
+    pub use kernels_gpu::{
+        abi::VariantParams,
+        math::Real,
+        variant::{FromLaunch, Key, Pair, Query, Sigmoid, Standard, Variant},
+    };
+}
+
+/// Variants whose kernels come with the library.
+pub mod variants {
+    pub use kernels_gpu::variants::{ALIBI, Alibi, Slopes};
+
+    unstable! {
+        use kernels_gpu::variants::BUILT_IN;
+    }
+}
 
 // Its symbols stand in for the driver's; a dependency that nobody names is not linked.
 #[cfg(feature = "cust")]

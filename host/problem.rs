@@ -40,7 +40,7 @@ pub const MAX_PAGE_SIZE: u32 = 128;
 /// The longest table: positions are signed 32-bit, and `i32::MAX` stands for "no window".
 pub const MAX_POSITION: u32 = i32::MAX as u32 - 1;
 
-fn fits(what: &'static str, got: u64, limit: u64) -> Result<(), ProblemError> {
+pub(crate) fn fits(what: &'static str, got: u64, limit: u64) -> Result<(), ProblemError> {
     if got <= limit {
         Ok(())
     } else {

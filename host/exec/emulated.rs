@@ -48,7 +48,7 @@ use crate::{
     Error,
     kv::{KvScales, KvView},
     plan::{Bound, DeviceDescription, Plan},
-    problem::{Dtype, KvLayout},
+    problem::{Dtype, KvLayout, Spec},
     tensor::{Element, HeadTensors},
 };
 
@@ -146,12 +146,7 @@ impl Emulated {
         check(plan, q, kv, out, lse.as_deref())?;
         heads.check(&plan.spec)?;
         let _turn = turn(&self.settings);
-        let result = self.run_checked(plan, q, kv, out, lse, heads);
-        if result.is_err() {
-            // The next run is one of its own.
-            ptx_gpu::forget_failure();
-        }
-        result
+        alone(self.run_checked(plan, q, kv, out, lse, heads))
     }
 
     /// What the warps of CTA `cta` do in each launch of a run, step by step: in a step all warps that can go on execute
@@ -177,10 +172,7 @@ impl Emulated {
         let _turn = turn(&settings);
         let result = self.run_checked(plan, q, kv, out, None, &heads);
         let timelines = ptx_gpu::take_timelines();
-        if result.is_err() {
-            ptx_gpu::forget_failure();
-        }
-        result.map(|()| timelines)
+        alone(result.map(|()| timelines))
     }
 
     fn run_checked<T: Element, K: Element>(
@@ -214,7 +206,7 @@ impl Emulated {
             let pool = KvPool::new(spec, KvLayout::Nhd, view.k_strides.page_size, pages, k, v);
             pools.push(
                 pool.with_strides(view.k_strides, view.v_strides)
-                    .with_scales(memory.scales(&view.scales)?),
+                    .with_scales(memory.scales(spec, &view.scales)?),
             );
         }
         let [tokens, q_heads] = [plan.total_q, spec.q_heads].map(|extent| extent as usize);
@@ -240,6 +232,11 @@ impl Emulated {
         }
         Ok(())
     }
+}
+
+/// What goes wrong in a run is forgotten on the emulated GPU: the next one begins anew.
+fn alone<T>(result: Result<T, Error>) -> Result<T, Error> {
+    result.inspect_err(|_| ptx_gpu::forget_failure())
 }
 
 /// Waits for runs of other threads; launches until the next turn are in the order of these settings.
@@ -269,7 +266,7 @@ impl Memory<'_> {
         buffer.map_or(Ok(Vec::new()), DeviceBuffer::read)
     }
 
-    fn scales(&mut self, scales: &KvScales<'_>) -> Result<gpu::KvScales, Error> {
+    fn scales(&mut self, spec: &Spec, scales: &KvScales<'_>) -> Result<gpu::KvScales, Error> {
         let mut of = |values: &[f32]| -> Result<DeviceTensor<1>, Error> {
             Ok(DeviceTensor::new(
                 self.put(values)?,
@@ -287,10 +284,20 @@ impl Memory<'_> {
                 k: of(k)?,
                 v: of(v)?,
             }),
-            _ => Err(Error::NoInstance {
+            KvScales::Request { k, v, of_token } => {
+                let mut of = |values: &[f32]| -> Result<DeviceTensor<2>, Error> {
+                    let heads = spec.kv_heads as usize;
+                    let shape = [values.len() / heads, heads];
+                    Ok(DeviceTensor::new(self.put(values)?, Dtype::F32, shape))
+                };
+                let (k, v) = (of(k)?, of(v)?);
+                let of_token = DeviceArray::new(self.put(of_token)?, of_token.len());
+                Ok(gpu::KvScales::Request { k, v, of_token })
+            }
+            KvScales::Token { .. } => Err(Error::NoInstance {
                 kernel: "an emulated run",
-                asked: "scales of requests or tokens".into(),
-                there: "one scale, or those of heads; exec::gpu on Emulated::gpu takes all",
+                asked: "scales of tokens".into(),
+                there: "one scale, those of heads or of requests",
             }),
         }
     }

@@ -1,6 +1,7 @@
 //! Keys and values in pages: whose page is which ([`PagePool`], [`Sequence`], [`PrefixCache`]), what a batch
 //! reads ([`compose`], [`mask`]), and how it lies in memory ([`KvView`]).
 
+mod by_head;
 pub mod compose;
 pub mod mask;
 mod pool;
@@ -9,6 +10,10 @@ mod scales;
 mod sequence;
 mod view;
 
+pub use by_head::PagesByHead;
+#[cfg(feature = "cuda")]
+pub(crate) use by_head::by_head;
+pub use kernels_gpu::abi::KvStrides;
 pub use pool::{OutOfPages, PageCopy, PagePool};
 pub use radix::{Pin, PrefixCache};
 pub use scales::KvScales;

@@ -69,7 +69,7 @@ impl Sequence {
     }
 
     /// Makes room for more tokens at the end. A half-filled last page that others hold is replaced: the
-    /// caller copies it as told before writing.
+    /// caller makes the copy before it writes.
     ///
     /// # Errors
     /// [`OutOfPages`]; the sequence and the pool are then as before.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use kernels_gpu::abi::KvStrides;
 
-use super::KvScales;
+use super::{KvScales, by_head::by_head};
 use crate::{
     problem::{KvLayout, Spec},
     tensor::{Element, ShapeError, TensorRef},
@@ -119,6 +119,21 @@ impl<'a, T: Element> KvView<'a, T> {
         };
         Some(Self {
             scales,
+            k_strides,
+            v_strides,
+            ..*self
+        })
+    }
+
+    /// What each head has of a page as a page of its own, for [page lists by head](super::PagesByHead). `None` where the
+    /// heads of a page are not evenly spaced, keys and values lie differently, or scales are not those of the whole
+    /// tensor.
+    #[must_use]
+    pub fn by_head(&self) -> Option<Self> {
+        let step = |s: KvStrides| s.page / s.head;
+        let (k_strides, v_strides) = (by_head(self.k_strides)?, by_head(self.v_strides)?);
+        let whole = matches!(self.scales, KvScales::One | KvScales::Tensor { .. });
+        (whole && step(self.k_strides) == step(self.v_strides)).then_some(Self {
             k_strides,
             v_strides,
             ..*self

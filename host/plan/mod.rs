@@ -21,6 +21,7 @@
 //! # Ok::<(), tandem_attn::plan::PlanError>(())
 //! ```
 
+pub(crate) mod conversion;
 mod data;
 mod draft;
 mod emit;
@@ -34,26 +35,33 @@ mod views;
 mod workspace;
 
 pub use data::{
-    BatchLimits, Bound, BrokenPlan, Chunk, Join, Kernel, MergeMode, PackRule, Plan, PlanError,
-    PlanOptions, PlannedPart, PlannedRowBlock, Rules, SplitMode, Tile, TileGroup, Unsupported,
+    BatchLimits, Bound, MergeMode, PackRule, Plan, PlanError, PlanOptions, PodMode, SplitMode,
+    Unsupported,
 };
-pub use model::{
-    DecodeDescription, DeviceDescription, JointDescription, PrefillDescription, QueryStep,
-    TileCost, tiles,
-};
+pub use model::DeviceDescription;
 pub use planner::Planner;
 pub use update::Update;
-pub use views::{Defect, Schedule, Span, Traffic};
-pub use workspace::{MAX_LAUNCHES, WorkspaceLayout};
-
-/// Hybrid batches: prefill and decode on the same SMs at the same time (POD-Attention).
-///
-/// Prefill lives on the tensor cores, decode on the memory. Where both are in a batch, the plan says
-/// whether they run one after the other, on two streams, or fused; in which configuration; and how CTAs of
-/// the two take turns on an SM.
-pub mod pod {
-    pub use super::{
-        data::{CtaSplit, PodForecast, PodMode, PodPlan, Tickets},
-        model::{PodConfig, PodDescription, Share},
+pub use views::Defect;
+pub use workspace::WorkspaceLayout;
+unstable! {
+    use data::{BrokenPlan, Chunk, Join, Kernel, PlannedPart, PlannedRowBlock, Rules, Tile, TileGroup};
+    use model::{
+        DecodeDescription, JointDescription, PrefillDescription, QueryStep, TileCost, tiles,
     };
+    use views::{Schedule, Span, Traffic};
+    use workspace::MAX_LAUNCHES;
+}
+
+unstable! {
+    /// Hybrid batches: prefill and decode on the same SMs at the same time (POD-Attention).
+    ///
+    /// Prefill lives on the tensor cores, decode on the memory. Where both are in a batch, the plan says
+    /// whether they run one after the other, on two streams, or fused; in which configuration; and how CTAs of
+    /// the two take turns on an SM.
+    mod pod {
+        pub use super::{
+            data::{CtaSplit, PodForecast, PodMode, PodPlan, Tickets},
+            model::{PodConfig, PodDescription, Share},
+        };
+    }
 }

@@ -76,6 +76,9 @@ impl Planner {
         }
         batch.check(spec)?;
         check_merges(spec, device, options)?;
+        if !batch.ancestors.is_empty() {
+            device.supports_trees(spec)?;
+        }
         check_split(options.split, batch)?;
         plan.spec = *spec;
         plan.total_q = batch.total_q();

@@ -8,12 +8,13 @@ use std::ops::Range;
 
 use bytemuck::Pod;
 use kernels_gpu::{
-    abi::{LaunchRecord, MergeRow, QueryRow, WorkItem},
+    abi::{ConvertedPage, LaunchRecord, MergeRow, QueryRow, WorkItem},
     sm80::pod::COUNTERS,
 };
 use serde::{Deserialize, Serialize};
 
 use super::{
+    conversion,
     data::{BatchLimits, Bound, Kernel, Plan, PlanError, PlanOptions, SplitMode},
     model::{DeviceDescription, TileTable},
 };
@@ -31,6 +32,9 @@ impl Bound {
         limits: &BatchLimits,
     ) -> Result<Self, PlanError> {
         device.supports_with(spec, options.decode_tile)?;
+        if limits.trees {
+            device.supports_trees(spec)?;
+        }
         let tiles = TileTable::new(device, spec, options.decode_tile)?;
         let wide = |number: u32| u64::from(number);
         let parts = wide(limits.parts.max(1));
@@ -67,6 +71,14 @@ impl Bound {
                 Some(_) => limits.query_tokens,
                 None => 0,
             },
+            converted_pages: match spec.converts() && !device.is_cpu() {
+                // Every request has a last page that may not be full.
+                true => {
+                    let requests = limits.requests.min(limits.prefill_keys);
+                    limits.prefill_keys.div_ceil(conversion::PAGE) + requests
+                }
+                false => 0,
+            },
         })
     }
 }
@@ -80,7 +92,7 @@ const ALIGNMENT: u64 = 256;
 /// Where each array lies in a workspace, in bytes from its start.
 ///
 /// The first [`upload_bytes`](Self::upload_bytes) are a plan as [`write`](Self::write) puts it; the rest is
-/// scratch. `arrivals`, `tickets` and `counters` must be zero when the workspace is first used.
+/// scratch. `arrivals`, `tickets`, `counters`, `converted_done` and `conversion_control` must be zero when the workspace is first used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkspaceLayout {
     /// `[MAX_LAUNCHES + 1]` [`LaunchRecord`]: what each captured launch has to do, merging last.
@@ -99,18 +111,28 @@ pub struct WorkspaceLayout {
     pub page_ids: Range<u64>,
     /// `[query tokens]` u64: [`Plan::ancestors`].
     pub ancestors: Range<u64>,
+    /// `[converted_pages]` [`ConvertedPage`]: what prefills convert.
+    pub conversions: Range<u64>,
+    /// `[converted_pages]` u32: the tables of these pages.
+    pub converted_ids: Range<u64>,
     /// `[slots, q_heads, head_dim_v]` f32.
     pub partial_out: Range<u64>,
     /// `[slots, q_heads]` f32.
     pub partial_lse: Range<u64>,
     /// `[merges, kv_heads]` u32.
     pub arrivals: Range<u64>,
-    /// `[launches]` u32; room for [`MAX_LAUNCHES`].
+    /// `[launches]` u32; room for `MAX_LAUNCHES`.
     pub tickets: Range<u64>,
     /// `[`[`COUNTERS`]`]` u32, of kernels that have prefill and decode in one.
     pub counters: Range<u64>,
     /// Queries and outputs whose heads are padded, 16 bits each: `[padded_tokens, q_heads, kernel's head dimension]`.
     pub padded: [Range<u64>; 2],
+    /// Keys and values that prefills converted, 16 bits each: `[converted_pages, kv_heads, 64, head dimension]`.
+    pub converted: [Range<u64>; 2],
+    /// `[converted_pages, kv_heads, 2]` u32: which parts of these are there.
+    pub converted_done: Range<u64>,
+    /// Three u32 by which CTAs share that work.
+    pub conversion_control: Range<u64>,
     /// What is copied to the device for every plan.
     pub upload_bytes: u64,
     /// Everything.
@@ -138,6 +160,7 @@ impl WorkspaceLayout {
             slots,
             ancestors,
             padded_tokens,
+            converted_pages,
         } = *bound;
         let spec = &spec.on_kernels();
         let (q_heads, kv_heads) = (u64::from(spec.q_heads), u64::from(spec.kv_heads));
@@ -149,7 +172,9 @@ impl WorkspaceLayout {
         let merge_slots = section(slots.into(), size_of::<u32>());
         let page_ids = section(page_ids.into(), size_of::<u32>());
         let ancestors = section(ancestors.into(), size_of::<u64>());
-        let upload_bytes = ancestors.end;
+        let conversions = section(converted_pages.into(), size_of::<ConvertedPage>());
+        let converted_ids = section(converted_pages.into(), size_of::<u32>());
+        let upload_bytes = converted_ids.end;
         let states = u64::from(slots) * q_heads;
         let partial_out = section(states * u64::from(spec.head_dim_v), size_of::<f32>());
         let partial_lse = section(states, size_of::<f32>());
@@ -158,6 +183,11 @@ impl WorkspaceLayout {
         let counters = section(COUNTERS.into(), size_of::<u32>());
         let padded = u64::from(padded_tokens) * q_heads * u64::from(spec.head_dim_v);
         let padded = [section(padded, 2), section(padded, 2)];
+        let converted_rows = u64::from(converted_pages) * kv_heads * u64::from(conversion::PAGE);
+        let converted = [spec.head_dim_qk, spec.head_dim_v];
+        let converted = converted.map(|dim| section(converted_rows * u64::from(dim), 2));
+        let converted_done = section(u64::from(converted_pages) * kv_heads * 2, size_of::<u32>());
+        let conversion_control = section(3, size_of::<u32>());
         Self {
             records,
             items,
@@ -171,10 +201,15 @@ impl WorkspaceLayout {
             partial_lse,
             arrivals,
             upload_bytes,
-            bytes: padded[1].end,
+            bytes: conversion_control.end,
             tickets,
             counters,
             padded,
+            conversions,
+            converted_ids,
+            converted,
+            converted_done,
+            conversion_control,
         }
     }
 
@@ -228,7 +263,7 @@ mod tests {
         problem::{Batch, PageTable},
     };
 
-    fn sections(layout: &WorkspaceLayout) -> [&Range<u64>; 15] {
+    fn sections(layout: &WorkspaceLayout) -> [&Range<u64>; 21] {
         [
             &layout.records,
             &layout.items,
@@ -238,6 +273,8 @@ mod tests {
             &layout.merge_slots,
             &layout.page_ids,
             &layout.ancestors,
+            &layout.conversions,
+            &layout.converted_ids,
             &layout.partial_out,
             &layout.partial_lse,
             &layout.arrivals,
@@ -245,6 +282,10 @@ mod tests {
             &layout.counters,
             &layout.padded[0],
             &layout.padded[1],
+            &layout.converted[0],
+            &layout.converted[1],
+            &layout.converted_done,
+            &layout.conversion_control,
         ]
     }
 
@@ -258,6 +299,7 @@ mod tests {
             slots: 9,
             ancestors: 5,
             padded_tokens: 0,
+            converted_pages: 2,
         };
         let layout = WorkspaceLayout::new(&Spec::new(32, 8, 128), &bound);
         let sections = sections(&layout);
@@ -274,7 +316,7 @@ mod tests {
         );
         assert_eq!(
             (layout.upload_bytes, layout.bytes),
-            (layout.ancestors.end, layout.padded[1].end)
+            (layout.converted_ids.end, layout.conversion_control.end)
         );
     }
 

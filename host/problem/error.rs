@@ -281,6 +281,42 @@ pub enum ProblemError {
         /// Its `keys_after`.
         keys_after: u32,
     },
+    /// Something that page lists by KV head leave no place for.
+    #[error(
+        "page lists by KV head cannot have {what}: they skip keys, so that distances are unknown, and heads are computed \
+         as requests; leave it out, or give all heads the same pages"
+    )]
+    ByHead {
+        /// What it is.
+        what: &'static str,
+    },
+    /// A pool whose heads cannot be seen as pages.
+    #[error(
+        "pages are {page} elements apart and heads {head}: for page lists by KV head the first must be a multiple of the \
+         second"
+    )]
+    UnevenHeads {
+        /// From page to page.
+        page: u32,
+        /// From head to head.
+        head: u32,
+    },
+    /// Not one page list for each KV head.
+    #[error("{got} page lists of a request for {expected} KV heads: give one for each")]
+    HeadLists {
+        /// Lists given.
+        got: usize,
+        /// KV heads.
+        expected: u32,
+    },
+    /// A page that is not in the pool.
+    #[error("page {got} of a list is outside the pool of {pages} pages")]
+    NoPage {
+        /// The page.
+        got: u32,
+        /// Pages of the pool.
+        pages: u32,
+    },
     /// A page that is about to be written and belongs to two.
     #[error(
         "page {page} of part {part} is to be written for row block {row_block}, but the tables name it more than \

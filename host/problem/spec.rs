@@ -252,6 +252,11 @@ impl Spec {
         (self.head_dim_qk + values) as u64 * self.kv_heads as u64 * self.kv_dtype.bytes() as u64
     }
 
+    /// Whether prefills on a GPU turn keys and values into those of another type before they use them.
+    pub(crate) const fn converts(&self) -> bool {
+        self.kv_dtype.bytes() == 1 && !self.latent && self.head_dim_qk == self.head_dim_v
+    }
+
     /// Bytes of one query token's partial state (f32 output and LSE), all query heads.
     #[must_use]
     pub const fn partial_bytes_per_token(&self) -> u64 {

@@ -43,9 +43,12 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-pub use error::{ShardDefect, ShardError};
-pub use forecast::{Forecast, Link, MERGED_WHOLE};
+pub use error::ShardError;
 pub use rank_error::RankError;
+unstable! {
+    use error::ShardDefect;
+    use forecast::{Forecast, Link, MERGED_WHOLE};
+}
 
 use crate::problem::{Batch, Spec};
 

@@ -45,7 +45,9 @@ pub use append::{
     AppendScales, append_paged_kv, append_quantised, append_rows, append_rows_quantised,
 };
 pub use merge::{Partials, merge_states};
-pub use ranks::{RankState, merge_ranks};
+unstable! {
+    use ranks::{RankState, merge_ranks};
+}
 
 pub(in crate::exec) use check::check;
 use check::check_tensors;

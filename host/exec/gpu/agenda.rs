@@ -1,18 +1,24 @@
 //! What a run launches, in which order: a plan as the GPU executor sees it. Needs no GPU.
 
-use kernels_gpu::abi::{DIRECT, MergeRow, NO_MERGE, WorkItem};
+use std::ops::Range;
+
+use kernels_gpu::{
+    abi::{DIRECT, MergeRow, NO_MERGE, WorkItem},
+    registry::Op,
+};
 
 use super::launch_set::{LaunchKey, pairs};
 use crate::{
     Error,
     plan::{
         MergeMode, Plan, TileGroup,
+        conversion::Conversion,
         pod::{CtaSplit, PodMode, Tickets},
     },
 };
 
 /// Items that run together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct GroupLaunch {
     pub(super) key: LaunchKey,
     /// Among the items, in the agenda's order.
@@ -24,6 +30,8 @@ pub(super) struct GroupLaunch {
     pub(super) long: bool,
     /// It has joint items.
     pub(super) joint: bool,
+    /// Pages of 8-bit keys that it converts, among the agenda's.
+    pub(super) converted: Range<u32>,
 }
 
 /// What the pool of a part must have.
@@ -38,8 +46,10 @@ pub(super) struct PartNeeds {
 #[derive(Debug, Default)]
 pub(super) struct Agenda {
     pub(super) launches: Vec<GroupLaunch>,
-    /// The items in launch order, where that is not the plan's own.
+    /// The items in launch order, where they are not the plan's own: ordered by part, or with tables of converted pages.
     pub(super) items: Option<Vec<WorkItem>>,
+    /// What prefills convert from 8 bits to 16.
+    pub(super) conversion: Conversion,
     /// Whether decode merges what it can itself.
     pub(super) fused: bool,
     /// Whether prefill leaves partial states, and whether one merge may have some of prefill and of decode.
@@ -48,7 +58,7 @@ pub(super) struct Agenda {
     /// How prefills and decodes share the GPU, where there are both.
     pub(super) pod: PodMode,
     /// CTAs of each where they share SMs.
-    pub(super) seats: CtaSplit,
+    pub(super) resident: CtaSplit,
     /// Where they are in one kernel: how its CTAs take turns.
     pub(super) tickets: Option<Tickets>,
     /// Merges for the merging kernel.
@@ -73,7 +83,7 @@ impl Agenda {
         self.total_q = plan.total_q;
         self.trees = !plan.ancestors.is_empty();
         self.pod = plan.pod.map_or(PodMode::Serial, |pod| pod.mode);
-        self.seats = plan.pod.map_or(CtaSplit::default(), |pod| pod.ctas);
+        self.resident = plan.pod.map_or(CtaSplit::default(), |pod| pod.ctas);
         let by_tickets = plan.pod.filter(|pod| pod.mode == PodMode::Tickets);
         self.tickets = by_tickets.map(|pod| pod.tickets);
         self.parts.clear();
@@ -90,6 +100,7 @@ impl Agenda {
             }
         }));
         self.order(plan)?;
+        self.convert(plan);
         self.divide_merges(plan, merge_mode);
         Ok(())
     }
@@ -122,6 +133,21 @@ impl Agenda {
         }
         self.items = Some(ordered);
         Ok(())
+    }
+
+    /// Has prefills of 8-bit keys read converted ones.
+    fn convert(&mut self, plan: &Plan) {
+        self.conversion.clear();
+        if !plan.spec.converts() {
+            return;
+        }
+        for launch in &mut self.launches {
+            if launch.key.kernel.info().op == Op::Prefill {
+                let items = self.items.get_or_insert_with(|| plan.items.clone());
+                let range = launch.first as usize..(launch.first + launch.items) as usize;
+                launch.converted = self.conversion.add(plan, &mut items[range]);
+            }
+        }
     }
 
     /// Decode can do the merges that all states of come from decode.
@@ -196,6 +222,7 @@ fn launch(
         run: run_length(keys / items.len().max(1) as u64),
         long: keys * plan.spec.kv_bytes_per_token() >= LONG,
         joint: items.iter().any(WorkItem::is_joint),
+        converted: 0..0,
     })
 }
 

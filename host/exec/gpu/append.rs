@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     Error,
+    kv::by_head,
     problem::{Dtype, KvLayout, MAX_PAGE_SIZE, ProblemError, Spec},
 };
 
@@ -82,6 +83,29 @@ impl KvPool {
             v_strides: strides,
             scales: KvScales::One,
         }
+    }
+
+    /// What each head has of a page as a page of its own: the counterpart of
+    /// [`KvView::by_head`](crate::kv::KvView::by_head). `None` as there.
+    #[must_use]
+    pub fn by_head(&self, kv_heads: u32) -> Option<Self> {
+        let step = |s: KvStrides| s.page / s.head;
+        let (k_strides, v_strides) = (by_head(self.k_strides)?, by_head(self.v_strides)?);
+        let whole = matches!(self.scales, KvScales::One | KvScales::Tensor { .. });
+        if !whole || step(self.k_strides) != step(self.v_strides) {
+            return None;
+        }
+        // Behind the last page's heads the view has nothing.
+        let last = self
+            .pages
+            .saturating_sub(1)
+            .checked_mul(step(self.k_strides))?;
+        Some(Self {
+            pages: last.checked_add(kv_heads)?,
+            k_strides,
+            v_strides,
+            ..*self
+        })
     }
 
     /// With pages that lie otherwise: keys and values in one pool, one layer out of many.

@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use bytemuck::Pod;
-use kernels_gpu::abi::{DIRECT, NO_MERGE, QueryRow, WorkItem};
+use kernels_gpu::abi::{ConvertedPage, DIRECT, NO_MERGE, QueryRow, WorkItem};
 
 use super::agenda::Agenda;
 use crate::{
     Error,
-    plan::{Plan, WorkspaceLayout},
+    plan::{Plan, WorkspaceLayout, conversion::PAGE},
 };
 
 /// What is known of the plan whose arrays are looked at.
@@ -78,6 +78,24 @@ pub(super) fn inspect(
     for launch in &agenda.launches {
         let part = launch.key.part as usize;
         let (page_size, pool_pages) = (agenda.parts[part].page_size, pages[part]);
+        for page in launch.converted.clone() {
+            let page: ConvertedPage = read(bytes, &layout.conversions, page);
+            let keys = page.key..page.key.saturating_add(page.keys);
+            let pages = keys.start / page_size..keys.end.div_ceil(page_size);
+            let table = known.table(page.table);
+            let Some(table) = table.filter(|t| page.table.saturating_add(pages.end) <= t.pages.end)
+            else {
+                return Err(Error::Damaged {
+                    item: launch.first,
+                    request: table.map(|table| table.row_block),
+                    part: launch.key.part,
+                    what: "the table of a page to convert",
+                    got: page.table,
+                    limit: known.page_ids,
+                });
+            };
+            check_pages(bytes, layout, table, page.table, pages, pool_pages)?;
+        }
         let launched = launch.first..launch.first + launch.items;
         for index in launched.flat_map(|index| with_runs(bytes, layout, index)) {
             let item: WorkItem = read(bytes, &layout.items, index);
@@ -95,6 +113,22 @@ pub(super) fn inspect(
             if item.part != launch.key.part {
                 return broken("its part", item.part, launch.key.part);
             }
+            if !launch.converted.is_empty() {
+                check_rows(bytes, layout, known, &item, tokens)
+                    .or_else(|(what, got, limit)| broken(what, got, limit))?;
+                for page in item.kv_begin / PAGE..item.kv_end.div_ceil(PAGE) {
+                    let entry = item.table.wrapping_add(page);
+                    let entries = agenda.conversion.ids.len() as u32;
+                    if entry >= entries {
+                        return broken("its table of converted pages", entry, entries);
+                    }
+                    let id: u32 = read(bytes, &layout.converted_ids, entry);
+                    if !launch.converted.contains(&id) {
+                        return broken("a converted page", id, launch.converted.end);
+                    }
+                }
+                continue;
+            }
             let Some(table) = known.table(item.table) else {
                 return broken("the start of its table", item.table, known.page_ids);
             };
@@ -108,20 +142,34 @@ pub(super) fn inspect(
             if keys.end > capacity || keys.start > keys.end {
                 return broken("the end of its keys", item.kv_end, capacity);
             }
-            for page in keys.start / page_size..keys.end.div_ceil(page_size) {
-                let id: u32 = read(bytes, &layout.page_ids, item.table + page);
-                if id >= pool_pages {
-                    return Err(Error::PageOutside {
-                        part: table.part,
-                        request: table.row_block,
-                        page: item.table + page - table.pages.start,
-                        got: id,
-                        pages: pool_pages,
-                    });
-                }
-            }
+            let pages = keys.start / page_size..keys.end.div_ceil(page_size);
+            check_pages(bytes, layout, table, item.table, pages, pool_pages)?;
             check_rows(bytes, layout, known, &item, tokens)
                 .or_else(|(what, got, limit)| broken(what, got, limit))?;
+        }
+    }
+    Ok(())
+}
+
+/// The pages of a table whose ids begin at `first`.
+fn check_pages(
+    bytes: &[u8],
+    layout: &WorkspaceLayout,
+    table: &Table,
+    first: u32,
+    pages: Range<u32>,
+    limit: u32,
+) -> Result<(), Error> {
+    for page in pages {
+        let got: u32 = read(bytes, &layout.page_ids, first + page);
+        if got >= limit {
+            return Err(Error::PageOutside {
+                part: table.part,
+                request: table.row_block,
+                page: first + page - table.pages.start,
+                got,
+                pages: limit,
+            });
         }
     }
     Ok(())

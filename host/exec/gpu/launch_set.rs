@@ -12,7 +12,7 @@ use crate::{
     problem::Spec,
 };
 
-/// What tells two attention launches of a run apart, whatever the plan: a captured graph has one for each key
+/// What distinguishes two attention launches of a run, whatever the plan: a captured graph has one for each key
 /// of its [`LaunchSet`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LaunchKey {
@@ -142,6 +142,12 @@ impl LaunchSet {
         &self.keys
     }
 
+    /// Parts of a batch that it has launches for, from the first on.
+    pub(super) fn parts(&self) -> usize {
+        let parts = self.keys.iter().map(|key| key.part as usize + 1);
+        parts.max().unwrap_or(0)
+    }
+
     /// Which launch of the set does what a plan's does: by the kernel that it names, or by one of another architecture
     /// that cuts its items.
     fn place(&self, launch: &GroupLaunch) -> Option<usize> {
@@ -176,7 +182,9 @@ impl LaunchSet {
                 first: launch.first,
                 count: launch.items,
                 long: launch.long.into(),
-                reserved: 0,
+                first_page: launch.converted.start,
+                pages: launch.converted.len() as u32,
+                ..LaunchRecord::default()
             };
         }
         records[self.keys.len()].count = agenda.left;

@@ -11,7 +11,7 @@ use kernels_gpu::{
 };
 
 use super::{
-    DeviceArray, DeviceTensor, Gpu, Stream,
+    DeviceArray, DeviceTensor, Gpu,
     launch::Launch,
     registry::element,
     steps::{Parameters, Step},
@@ -31,58 +31,13 @@ pub struct PartialStates {
 impl PartialStates {
     /// They, and the logs that are wanted, are F32.
     pub(super) fn check_f32(&self, lse: Option<&DeviceTensor<2>>) -> Result<(), Error> {
-        let f32_only = [
-            ("partial_out", Some(self.out.dtype)),
-            ("partial_lse", Some(self.lse.dtype)),
-            ("lse", lse.map(|lse| lse.dtype)),
-        ];
-        for (tensor, dtype) in f32_only {
-            if let Some(got) = dtype.filter(|&got| got != Dtype::F32) {
-                return Err(Error::Dtype {
-                    tensor,
-                    got,
-                    expected: "F32",
-                });
-            }
-        }
-        Ok(())
+        self.out.check_f32("partial_out")?;
+        self.lse.check_f32("partial_lse")?;
+        lse.map_or(Ok(()), |lse| lse.check_f32("lse"))
     }
 }
 
 impl Gpu {
-    /// Combines the partial states of each row in the order in which its slots are listed.
-    ///
-    /// `out` is `[tokens, q_heads, head_dim_v]` in F16, BF16 or F32 with any token stride that is a multiple
-    /// of 8; `lse`, if wanted, is dense `[tokens, q_heads]` F32 in natural log. Only the tokens that `rows`
-    /// names are written. A row without slots gets output 0 and LSE −∞.
-    ///
-    /// The same call on the CPU is [`cpu::merge_states`](crate::exec::cpu::merge_states).
-    ///
-    /// # Safety
-    /// - All tensors and arrays are in this GPU's memory as described, and stay until the work on `stream`
-    ///   is done. What is written is not touched by others meanwhile.
-    /// - Each of `rows` names a token of `out` that no other names, and a run of entries of `merge_slots`;
-    ///   each of these is a slot of `partials`.
-    /// - `stream` is a stream of the device's primary context, or null (the default stream). If it is being
-    ///   captured, the graph is not launched after `self` or the memory is gone.
-    ///
-    /// # Errors
-    /// A variant for each thing that can be wrong with a tensor ([`Error::NullPointer`], [`Error::Dtype`],
-    /// [`Error::Extent`], …), before anything is launched; [`Error::Driver`] if the launch fails.
-    pub unsafe fn merge_states(
-        &self,
-        partials: &PartialStates,
-        rows: DeviceArray<MergeRow>,
-        merge_slots: DeviceArray<u32>,
-        out: &DeviceTensor<3>,
-        lse: Option<&DeviceTensor<2>>,
-        stream: Stream,
-    ) -> Result<(), Error> {
-        let step = self.prepare_merge(partials, rows, merge_slots, out, lse, None, None, None)?;
-        // SAFETY: the caller vouches for what the parameters point to.
-        unsafe { self.launch_step(&step, stream) }
-    }
-
     /// All checks of [`merge_states`](Self::merge_states), and the launch that they allow. A record says how
     /// many of `rows` are there when it runs; sinks are checked already. `most_slots` is what the longest row has, where
     /// that is known.
@@ -163,15 +118,7 @@ fn parameters(
     partials.lse.check_dense("partial_lse", 0)?;
     // Tokens may be apart, heads follow each other.
     out.check_dense("out", 1)?;
-    let out_token_stride = out.strides[0];
-    if !out_token_stride.is_multiple_of(CHUNK) || out_token_stride < q_heads * head_dim {
-        return Err(Error::Stride {
-            tensor: "out",
-            dimension: "tokens",
-            got: out_token_stride,
-            rule: format!("a multiple of {CHUNK} and at least {}", q_heads * head_dim),
-        });
-    }
+    out.check_rows("out")?;
     if let Some(lse) = lse {
         lse.check_dense("lse", 0)?;
     }
@@ -207,7 +154,7 @@ fn parameters(
         )?),
         chunks_per_head: Divisor::new((head_dim / CHUNK) as u32),
         q_heads: q_heads as u32,
-        out_token_stride: fits("the token stride of out", out_token_stride, u32::MAX)?,
+        out_token_stride: fits("the token stride of out", out.strides[0], u32::MAX)?,
         reserved: 0,
     })
 }

@@ -47,7 +47,11 @@
 
 mod agenda;
 mod append;
+#[cfg(feature = "unstable")]
+mod calls;
+#[cfg(feature = "unstable")]
 mod ceilings;
+mod conversion;
 #[cfg(feature = "cudarc")]
 pub mod cudarc;
 #[cfg(feature = "cust")]
@@ -61,6 +65,7 @@ mod inspect;
 mod latent;
 mod launch;
 mod launch_set;
+#[cfg(feature = "unstable")]
 mod loops;
 mod maps;
 mod memory;
@@ -85,26 +90,31 @@ mod workspace;
 use std::fmt;
 
 use kernels_gpu::Hooks;
-pub use kernels_gpu::registry::{Arch, Family, KernelId, KernelInfo};
 
 pub use append::KvPool;
-pub use decode::{DecodeCall, DecodeTile};
 pub use driver::{DevicePtr, Stream};
-pub use embedded::{Image, MODULES, Module};
-pub use launch_set::{LaunchKey, LaunchSet};
+pub use embedded::{Image, Module};
+pub use launch_set::LaunchSet;
 pub use memory::{DeviceBuffer, Graph};
-pub use merge::PartialStates;
 pub use module::Compiling;
-pub use prefill::PrefillCall;
 pub use quantise::AppendScales;
 pub use ranks::{NcclId, NcclRank, Rank, RankOptions, RankTensors};
 pub use resources::OwnedStream;
 pub use scales::KvScales;
 pub use step::{DeviceRope, QkNorm, QkvStep};
-pub use steps::{Extras, RunTensors};
+pub use steps::RunTensors;
 pub use tensor::{DeviceArray, DeviceTensor};
-pub use tensor_map::{Swizzle, TensorMap};
 pub use workspace::{Workspace, WorkspaceOptions};
+unstable! {
+    use decode::{DecodeCall, DecodeTile};
+    use embedded::MODULES;
+    use kernels_gpu::registry::{Arch, Family, KernelId, KernelInfo};
+    use launch_set::LaunchKey;
+    use merge::PartialStates;
+    use prefill::PrefillCall;
+    use steps::Extras;
+    use tensor_map::{Swizzle, TensorMap};
+}
 
 use crate::Error;
 use driver::{Check, device_attribute};

@@ -3,6 +3,8 @@
 //! Keys and values stay as they are: the tensor memory accelerator reads them in slabs that overlap, no byte of a
 //! neighbour among them. Queries are brought into that form before the run, outputs back behind it.
 
+use std::ptr;
+
 use kernels_gpu::{
     abi::{KvStrides, PadParams},
     divisor::Divisor,
@@ -116,15 +118,7 @@ impl Pad<'_> {
         tensor.check_extent(name, "elements in a head", 2, dim, "in the spec")?;
         tensor.check_dense(name, 1)?;
         tensor.check_address(name, VECTOR_BYTES)?;
-        let stride = tensor.strides[0];
-        if !stride.is_multiple_of(8) || stride < heads * dim {
-            return Err(Error::Stride {
-                tensor: name,
-                dimension: "tokens",
-                got: stride,
-                rule: format!("a multiple of 8 and at least {}", heads * dim),
-            });
-        }
+        tensor.check_rows(name)?;
         let (from, to) = match back {
             false => (tensor, &padded),
             true => (&padded, tensor),
@@ -201,6 +195,8 @@ impl Gpu {
         }
     }
 
+    /// In the current context, which is this GPU's.
+    ///
     /// # Safety
     /// The parameters describe memory as [`PadParams`] says.
     unsafe fn pad(&self, params: &PadParams, stream: Stream) -> Result<(), Error> {
@@ -210,6 +206,6 @@ impl Gpu {
         let kernel = self.pass(Op::Pad, Element::Any)?;
         let launch = Launch::new(params.chunks.div_ceil(THREADS), THREADS);
         // SAFETY: the kernel takes `PadParams`, and the caller vouches for what they point to.
-        unsafe { self.launch(kernel, &launch, params, stream) }
+        unsafe { launch.make(kernel, [(&raw const *params).cast(), ptr::null()], stream) }
     }
 }

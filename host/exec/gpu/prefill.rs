@@ -2,15 +2,15 @@
 
 mod maps;
 
+use bytemuck::Zeroable;
 use kernels_gpu::{
-    abi::{AttentionParams, LaunchRecord, PageCoordinates, PrefillParams, WorkItem},
+    abi::{AttentionParams, ConvertParams, LaunchRecord, PageCoordinates, PrefillParams, WorkItem},
     divisor::Divisor,
     registry::{Arch, KernelId, KernelInfo, Loads, Op},
 };
 
 use super::{
-    DeviceArray, DeviceTensor, Extras, Gpu, KvPool, PartialStates, Stream,
-    driver::Current,
+    DeviceArray, DeviceTensor, Extras, Gpu, KvPool, PartialStates,
     maps::{Maps, ShapeId},
     pad::PaddedPool,
     prefill_rows::vectors,
@@ -18,10 +18,7 @@ use super::{
     steps::{Parameters, Step},
     tensor::{COUNTED, VECTOR_BYTES, fits},
 };
-use crate::{
-    Error,
-    problem::{Dtype, Spec},
-};
+use crate::{Error, problem::Spec};
 use maps::{box_tokens, heads_in_token, page_coordinates, page_map, query_map};
 
 /// A group of contiguous items ([`plan::Kernel::Prefill`](crate::plan::Kernel)) and the memory that goes with
@@ -60,31 +57,6 @@ pub struct PrefillCall<'a> {
 }
 
 impl Gpu {
-    /// Runs a group of contiguous items: direct ones are written to `out` and `lse`, the others to `partials`,
-    /// for [`Gpu::merge_states`] after it.
-    ///
-    /// Nothing is allocated and nothing waited for, so that the call can be captured in a graph.
-    ///
-    /// # Safety
-    /// - All tensors and arrays are in this GPU's memory as described, and stay until the work on `stream`
-    ///   is done. What is written is not touched by others meanwhile.
-    /// - The items are those of a plan for this spec: each names tokens of `q`, keys whose pages `page_ids`
-    ///   lists, pages of the pool, and slots of `partials`; none has more rows than the tile.
-    /// - `stream` is a stream of the device's primary context, or null (the default stream).
-    ///
-    /// # Errors
-    /// [`Error::NoInstance`] where no kernel was compiled for the call; a variant for each thing that can be
-    /// wrong with a tensor, before anything is launched; [`Error::Driver`] if the launch fails.
-    pub unsafe fn prefill(&self, call: &PrefillCall<'_>, stream: Stream) -> Result<(), Error> {
-        let kernel = self.prefill_kernel(call.extras.kernel(call.kernel)?);
-        let _current = Current::enter(self.context.raw())?;
-        match self.prepare_prefill(kernel, call, &mut Maps::default())? {
-            // SAFETY: the caller's promise.
-            Some(step) => unsafe { self.launch_step(&step, stream) },
-            None => Ok(()),
-        }
-    }
-
     /// What prefills that are to run by `kernel` do run by: by itself, or where it is not loaded by the one of Ampere
     /// that does the same.
     #[must_use]
@@ -159,10 +131,8 @@ pub(super) fn check(call: &PrefillCall<'_>) -> Result<(), Error> {
     out.check_extent("out", "tokens", 0, q.shape[0], "in q")?;
     out.check_extent("out", "query heads", 1, q_heads, in_spec)?;
     out.check_extent("out", "elements in a head", 2, value_dim, in_spec)?;
-    let of_8_bits = pool.dtype == Dtype::F8E4M3;
     for (tensor, got) in [("out", out.dtype), ("the KV pool", pool.dtype)] {
-        let converts = of_8_bits && tensor != "out";
-        if got != q.dtype && !converts {
+        if got != q.dtype {
             return Err(Error::DtypesDiffer {
                 tensor,
                 got,
@@ -171,20 +141,13 @@ pub(super) fn check(call: &PrefillCall<'_>) -> Result<(), Error> {
             });
         }
     }
-    for (name, tensor, dim) in [("q", q, head_dim), ("out", out, value_dim)] {
+    for (name, tensor) in [("q", q), ("out", out)] {
         tensor.check_dense(name, 1)?;
         tensor.check_address(name, VECTOR_BYTES)?;
-        let stride = tensor.strides[0];
-        if !stride.is_multiple_of(8) || stride < q_heads * dim {
-            return Err(Error::Stride {
-                tensor: name,
-                dimension: "tokens",
-                got: stride,
-                rule: format!("a multiple of 8 and at least {}", q_heads * dim),
-            });
-        }
+        tensor.check_rows(name)?;
     }
     if let Some(lse) = call.lse {
+        lse.check_f32("lse")?;
         lse.check_extent("lse", "tokens", 0, q.shape[0], "in q")?;
         lse.check_extent("lse", "query heads", 1, q_heads, in_spec)?;
         lse.check_dense("lse", 0)?;
@@ -271,8 +234,6 @@ fn parameters(
     let mut box_tokens = box_tokens(k_strides.page_size, row.keys);
     let (mut k_map, mut v_map) = ([0; 16], [0; 16]);
     let (mut coordinates, mut pages) = (PageCoordinates::default(), None);
-    // Keys of 8 bits are converted on the way, row by row.
-    let converts = row.cache.is_some();
     if let Some(padding) = call.extras.padding {
         let [k, v] = [k_strides, v_strides].map(|s| PaddedPool::new(padding, s, pool.pages));
         let (k, v) = (k?, v?);
@@ -297,7 +258,7 @@ fn parameters(
         (k_shape, k_map) = maps.make("k pool", pool.k, k.shape(pool.dtype, box_tokens))?;
         (v_shape, v_map) = maps.make("v pool", pool.v, v.shape(pool.dtype, box_tokens))?;
         pages = Some([k_shape, v_shape]);
-    } else if let (Some(in_token), true, false) = (in_token, alike, converts) {
+    } else if let (Some(in_token), true) = (in_token, alike) {
         let shape = |strides, dim| page_map(strides, call, dim, in_token, box_tokens);
         let (k_shape, v_shape);
         coordinates = page_coordinates(call, in_token)?;
@@ -326,6 +287,7 @@ fn parameters(
         pack: Divisor::new(call.pack),
         page_size: Divisor::new(k_strides.page_size),
         reserved: [0; 2],
+        convert: ConvertParams::zeroed(),
     };
     Ok((parameters, Shapes { q, out, pages }))
 }

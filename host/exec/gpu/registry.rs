@@ -33,14 +33,9 @@ impl Kernels {
     /// # Errors
     /// [`Error::NoKernel`] where one is missing.
     pub(super) fn load(modules: &Modules, max_shared: u32) -> Result<Self, Error> {
-        let of_hopper = modules.arch() == "sm_90a";
-        let load = |id: KernelId| -> Result<Option<Kernel>, Error> {
-            let info = id.info();
-            if info.arch == Arch::Sm90a && !of_hopper {
-                return Ok(None);
-            }
-            let kernel = modules.kernel(info, max_shared)?;
-            Ok((info.shared_bytes <= kernel.max_dynamic_shared).then_some(kernel))
+        let load = |id: KernelId| match runs_on(modules, id.info()) {
+            true => Ok(within(modules.kernel(id.info(), max_shared)?)),
+            false => Ok::<_, Error>(None),
         };
         let loaded = KernelId::all().map(load).collect::<Result<Vec<_>, _>>()?;
         let others = loaded.iter().flatten().copied();
@@ -69,15 +64,11 @@ impl Kernels {
         family: Option<Family>,
         max_shared: u32,
     ) -> Result<(), Error> {
-        let of_hopper = modules.arch() == "sm_90a";
-        for id in hooks.kernels() {
-            if id.info().arch == Arch::Sm90a && !of_hopper {
-                continue;
-            }
-            let kernel = modules.entry(id.info(), family, &hooks.entry(id.info()), max_shared)?;
-            if id.info().shared_bytes <= kernel.max_dynamic_shared {
-                self.hooked.push((hooks.name, kernel));
-            }
+        let rows = hooks.kernels().map(KernelId::info);
+        for row in rows.filter(|row| runs_on(modules, row)) {
+            let kernel = modules.entry(row, family, &hooks.entry(row), max_shared)?;
+            let kernel = within(kernel).map(|kernel| (hooks.name, kernel));
+            self.hooked.extend(kernel);
         }
         self.hooks.push(*hooks);
         Ok(())
@@ -86,6 +77,16 @@ impl Kernels {
     pub(super) fn get(&self, id: KernelId) -> Option<&Kernel> {
         self.loaded.get(id.index())?.as_ref()
     }
+}
+
+/// Whether the modules' architecture has the instructions of a kernel.
+fn runs_on(modules: &Modules, row: &KernelInfo) -> bool {
+    row.arch != Arch::Sm90a || modules.arch() == "sm_90a"
+}
+
+/// The kernel, unless it wants more shared memory than a CTA can have.
+fn within(kernel: Kernel) -> Option<Kernel> {
+    (kernel.info.shared_bytes <= kernel.max_dynamic_shared).then_some(kernel)
 }
 
 impl Gpu {

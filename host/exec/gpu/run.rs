@@ -6,10 +6,11 @@ use kernels_gpu::{
 };
 
 use super::{
-    DecodeCall, DecodeTile, DeviceArray, DeviceTensor, Gpu, KvPool, PrefillCall, Stream, Workspace,
+    DecodeCall, DecodeTile, DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, PrefillCall, Stream,
+    Workspace,
     agenda::GroupLaunch,
     driver::Current,
-    launch_set::LaunchKey,
+    launch_set::{LaunchKey, LaunchSet},
     maps::Maps,
     steps::{Extras, Parameters, Run, RunTensors, Step, check_own, check_sinks},
 };
@@ -33,6 +34,8 @@ struct Making<'a> {
     workspace: &'a Workspace,
     tensors: &'a RunTensors<'a>,
     maps: Maps,
+    /// A captured decode took a kernel whose tiles have one table, in the place of one whose tiles have several.
+    one_table: bool,
 }
 
 impl Gpu {
@@ -146,9 +149,13 @@ impl Gpu {
             workspace,
             tensors,
             maps,
+            one_table: false,
         };
         let made = making.all(&mut run.steps);
-        let maps = making.maps;
+        let Making {
+            maps, one_table, ..
+        } = making;
+        workspace.one_table |= one_table;
         if made.is_ok() {
             run.arrange(self, workspace, tensors);
         }
@@ -183,6 +190,7 @@ impl Making<'_> {
             long: false,
             // Plans give joint tiles to no other kernels.
             joint: joint && key.kernel.info().multi_table,
+            converted: 0..0,
         };
         let launches: Vec<_> = set.keys.iter().map(launch).collect();
         self.groups(&launches, &set.pairs, steps)?;
@@ -233,7 +241,7 @@ impl Making<'_> {
     }
 
     /// A launch of a group: by the kernel that the plan names, or by the one that does the same with the instructions
-    /// of an architecture. None where the batch has not its part.
+    /// of an architecture. None where there is nothing to launch.
     fn group(
         &mut self,
         index: usize,
@@ -241,9 +249,7 @@ impl Making<'_> {
         arch: Option<Arch>,
     ) -> Result<Option<Step>, Error> {
         let part = launch.key.part as usize;
-        let Some(pool) = self.tensors.pools.get(part) else {
-            return Ok(None);
-        };
+        let pool = &self.tensors.pools[part];
         let step = match launch.key.kernel.info().op {
             Op::Decode => Some(self.decodes(index, launch, pool, arch)?),
             _ => self.prefills(index, launch, pool, arch)?,
@@ -266,9 +272,13 @@ impl Making<'_> {
     ) -> Result<Step, Error> {
         let (gpu, workspace, tensors) = (self.gpu, self.workspace, self.tensors);
         let (spec, planned) = (&workspace.spec.on_kernels(), launch.key.kernel);
+        let units = launch.items.saturating_mul(spec.kv_heads);
         let kernel = match arch.or(workspace.options.arch) {
             Some(arch) => on(planned, arch)?,
-            None => gpu.decode_kernel(planned, spec, pool),
+            None => {
+                let kernel = gpu.decode_kernel(planned, spec, pool);
+                gpu.of_pairs(kernel, spec, pool, units)
+            }
         };
         self.pads_by(kernel)?;
         if launch.joint && !kernel.info().multi_table {
@@ -278,9 +288,11 @@ impl Making<'_> {
                 there: "with such pools plans of a device description without `decode.joint`",
             });
         }
+        self.one_table |=
+            workspace.captured() && planned.info().multi_table && !kernel.info().multi_table;
         let co_resident = kernel.info().co_resident;
         // No CTA claims several units while others have none.
-        let units = launch.items.saturating_mul(spec.kv_heads);
+        let units = units / kernel.info().kv_heads;
         let share = (units + gpu.multiprocessors / 2) / gpu.multiprocessors;
         let partials = workspace.partials();
         let (items, record) = place(workspace, index, launch);
@@ -308,9 +320,9 @@ impl Making<'_> {
             extras: self.extras(),
         };
         let mut step = gpu.prepare_decode(kernel, &call, &mut self.maps)?;
-        let seats = workspace.agenda.seats.decode;
-        if co_resident && !workspace.captured() && seats > 0 {
-            step.launch.grid[0] = units.min(seats);
+        let resident = workspace.agenda.resident.decode;
+        if co_resident && !workspace.captured() && resident > 0 {
+            step.launch.grid[0] = units.min(resident);
         }
         Ok(step)
     }
@@ -324,12 +336,27 @@ impl Making<'_> {
     ) -> Result<Option<Step>, Error> {
         let (gpu, workspace, tensors) = (self.gpu, self.workspace, self.tensors);
         let (planned, captured) = (launch.key.kernel, workspace.captured());
+        let converts = workspace.spec.converts();
+        let extras = Extras {
+            scaled: converts && pool.scales != KvScales::One,
+            ..self.extras()
+        };
         let kernel = match arch.or(workspace.options.arch) {
             Some(arch) => on(planned, arch)?,
-            None => gpu.prefill_kernel(self.extras().kernel(planned)?),
+            None => gpu.prefill_kernel(extras.kernel(planned)?),
         };
         self.pads_by(kernel)?;
         let of_ampere = kernel.info().arch == Arch::Sm80;
+        if converts {
+            pool.scales.check_kernel(kernel.info())?;
+        }
+        if converts && of_ampere {
+            return Err(Error::NoInstance {
+                kernel: "prefill",
+                asked: "keys and values of 8 bits, and the instructions of Ampere".into(),
+                there: "with 8 bits those of Hopper",
+            });
+        }
         // Only in one kernel with the decodes do those of Ampere read a record.
         if of_ampere && arch.is_none() && captured {
             return Err(Error::NoInstance {
@@ -340,32 +367,49 @@ impl Making<'_> {
         }
         let partials = workspace.partials();
         let (items, record) = place(workspace, index, launch);
+        let (converted, mut spec) = (workspace.converted_pool(), workspace.spec.on_kernels());
+        if converts {
+            spec.kv_dtype = spec.q_dtype;
+        }
         let call = PrefillCall {
-            spec: &workspace.spec.on_kernels(),
+            spec: &spec,
             kernel,
             rows: planned.info().rows,
             pack: launch.key.pack,
             items,
-            page_ids: workspace.page_ids(),
+            page_ids: match converts {
+                true => workspace.converted_ids(),
+                false => workspace.page_ids(),
+            },
             q: tensors.q,
-            pool,
+            pool: if converts { &converted } else { pool },
             out: tensors.out,
             lse: tensors.lse,
             partials: Some(&partials),
             ticket: workspace.ticket(index),
             record,
-            extras: self.extras(),
+            extras,
         };
         let mut step = gpu.prepare_prefill(kernel, &call, &mut self.maps)?;
-        let seats = workspace.agenda.seats.prefill;
-        if let (Some(step), 1.., false, false) = (&mut step, seats, captured, of_ampere) {
-            step.launch.grid[0] = step.launch.grid[0].min(seats);
+        if let Some(Parameters::Prefill(params, _)) = step.as_mut().map(|step| &mut step.parameters)
+            && converts
+        {
+            let pages = match captured {
+                true => 0..workspace.bound.converted_pages,
+                false => launch.converted.clone(),
+            };
+            workspace.convert_for(params, pool, pages, tensors.q.shape[0])?;
+        }
+        let resident = workspace.agenda.resident.prefill;
+        if let (Some(step), 1.., false, false) = (&mut step, resident, captured, of_ampere) {
+            step.launch.grid[0] = step.launch.grid[0].min(resident);
         }
         Ok(step)
     }
 
     fn extras(&self) -> Extras {
         Extras {
+            scaled: false,
             sinks: self.tensors.sinks,
             ancestors: self.workspace.ancestors(),
             padding: Padding::of(&self.workspace.spec),
@@ -413,23 +457,25 @@ fn on(planned: KernelId, arch: Arch) -> Result<KernelId, Error> {
 /// What no launch checks for itself.
 fn check(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
     let agenda = &workspace.agenda;
-    if tensors.pools.len() != agenda.parts.len() {
-        return Err(Error::Pools {
-            got: tensors.pools.len(),
-            expected: agenda.parts.len(),
-        });
+    let got = tensors.pools.len();
+    // A graph has launches for parts that the plan at hand may lack, and for no more than there are pools.
+    let set = workspace.options.launches.as_ref().map(LaunchSet::parts);
+    let expected = agenda.parts.len().max(set.unwrap_or(0));
+    if got < expected || got > expected && set.is_none() {
+        return Err(Error::Pools { got, expected });
     }
     for (pool, needs) in tensors.pools.iter().zip(&agenda.parts) {
-        let page_size = pool.k_strides.page_size;
         let wrong = |dimension, got: u32, rule: String| Error::Extent {
             tensor: "the KV pool",
             dimension,
             got: got as usize,
             rule,
         };
-        if page_size != needs.page_size {
-            let rule = format!("{}, as in the plan", needs.page_size);
-            return Err(wrong("tokens in a page", page_size, rule));
+        for page_size in [pool.k_strides.page_size, pool.v_strides.page_size] {
+            if page_size != needs.page_size {
+                let rule = format!("{}, as in the plan", needs.page_size);
+                return Err(wrong("tokens in a page", page_size, rule));
+            }
         }
         if pool.pages < needs.pages {
             let rule = format!("at least {}, for the plan's page ids", needs.pages);

@@ -12,7 +12,6 @@ use kernels_gpu::{
 
 use super::{
     DeviceArray, DeviceTensor, Gpu, KvPool, Stream, Workspace,
-    driver::Current,
     latent::{LatentShapes, check_latent},
     launch::Launch,
     maps::{Maps, ShapeId},
@@ -107,6 +106,8 @@ pub struct Extras {
     pub ancestors: Option<DeviceArray<u64>>,
     /// Heads of the pool are smaller than the spec says, and padded.
     pub(super) padding: Option<Padding>,
+    /// A prefill multiplies by scales of 8-bit keys and values.
+    pub(super) scaled: bool,
 }
 
 impl Extras {
@@ -128,9 +129,11 @@ impl Extras {
         Ok(())
     }
 
-    /// What runs in the place of a kernel: itself, or one that takes sinks and masks where there are any.
+    /// What runs in the place of a kernel: itself, or one that takes sinks, masks and scales where there are any.
     pub(super) fn kernel(&self, kernel: KernelId) -> Result<KernelId, Error> {
-        if kernel.info().extras || (self.sinks.is_none() && self.ancestors.is_none()) {
+        let row = kernel.info();
+        let scaled = self.scaled && !row.co_resident;
+        if row.extras || !(scaled || self.sinks.is_some() || self.ancestors.is_some()) {
             return Ok(kernel);
         }
         let there = kernel.with_extras().or_else(|| kernel.on(Arch::Sm80));
@@ -195,6 +198,10 @@ pub(super) struct Step {
 
 /// What a kernel takes, and by which shapes the tensor maps in it were made.
 #[derive(Clone, Copy, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "steps lie one after the other, and the largest are the usual ones"
+)]
 pub(super) enum Parameters {
     Decode(DecodeParams, ShapeId),
     Latent(LatentParams, LatentShapes),
@@ -252,6 +259,10 @@ impl Step {
                     params.out_map = maps.at("out", tensors.out.address, shapes.out)?;
                 }
                 match shapes.pages {
+                    _ if params.convert.pages != 0 => {
+                        check_pool(pool)?;
+                        (params.convert.k, params.convert.v) = (pool.k, pool.v);
+                    }
                     Some([k, v]) if (known.k, known.v) != (pool.k, pool.v) => {
                         params.k_map = maps.at("k pool", pool.k, k)?;
                         params.v_map = maps.at("v pool", pool.v, v)?;
@@ -259,7 +270,11 @@ impl Step {
                     Some(_) => (),
                     None => check_pool(pool)?,
                 }
+                let converted = (params.attention.k, params.attention.v);
                 point(&mut params.attention, tensors, pool);
+                if params.convert.pages != 0 {
+                    (params.attention.k, params.attention.v) = converted;
+                }
             }
             Parameters::DecodeRows(params) => {
                 check_pool(pool)?;
@@ -316,7 +331,7 @@ impl Step {
     }
 
     /// Decodes that leave most of each SM to a prefill.
-    const fn is_beside(&self) -> bool {
+    const fn is_co_resident_decode(&self) -> bool {
         self.is_decode() && self.kernel.info.co_resident
     }
 }
@@ -331,7 +346,7 @@ fn point(params: &mut AttentionParams, tensors: &RunTensors<'_>, pool: &KvPool) 
 }
 
 /// What a tensor map would have checked.
-fn check_pool(pool: &KvPool) -> Result<(), Error> {
+pub(super) fn check_pool(pool: &KvPool) -> Result<(), Error> {
     check_address("the keys", pool.k, pool.pages == 0, VECTOR_BYTES)?;
     check_address("the values", pool.v, pool.pages == 0, VECTOR_BYTES)
 }
@@ -428,18 +443,19 @@ impl Run {
     /// Puts the steps, which were made for these tensors, in order.
     pub(super) fn arrange(&mut self, gpu: &Gpu, workspace: &Workspace, tensors: &RunTensors<'_>) {
         let (captured, agenda) = (workspace.captured(), &workspace.agenda);
-        let beside = |step: &Step| step.is_beside() || step.is_decode() && !captured;
+        let concurrent =
+            |step: &Step| step.is_co_resident_decode() || step.is_decode() && !captured;
         // Prefills and decodes run at the same time as the plan says, or in a captured graph those that are made for
         // it.
         let apart = !captured && agenda.pod == PodMode::Serial;
         let overlap =
-            !apart && self.steps.iter().any(beside) && self.steps.iter().any(Step::is_prefill);
+            !apart && self.steps.iter().any(concurrent) && self.steps.iter().any(Step::is_prefill);
         if overlap {
             // The prefills stay on the caller's stream, and are launched first: their CTAs then find every SM empty,
             // and those of the decodes what they leave.
-            let turn = |step: &Step| u32::from(beside(step)) + 2 * u32::from(step.is_merge());
+            let turn = |step: &Step| u32::from(concurrent(step)) + 2 * u32::from(step.is_merge());
             self.steps.sort_by_key(turn);
-            self.aside = self.steps.iter().filter(|step| beside(step)).count();
+            self.aside = self.steps.iter().filter(|step| concurrent(step)).count();
             let merging = self.steps.last_mut().filter(|step| step.is_merge());
             let merges = usize::from(merging.is_some());
             // States of decodes alone are merged behind the decodes: the prefills may go on for longer.
@@ -490,13 +506,12 @@ impl Gpu {
     ///
     /// # Safety
     /// - The memory of the workspace's run is valid, and stays so until the work on the stream is done.
-    /// - The stream is one of this context.
+    /// - The stream is one of this context, which is current.
     pub(super) unsafe fn launch_run(
         &self,
         workspace: &Workspace,
         stream: Stream,
     ) -> Result<(), Error> {
-        let _current = Current::enter(self.context.raw())?;
         let run = &workspace.run;
         let (first, rest) = run.steps.split_at(run.first);
         let (aside, behind) = rest.split_at(run.aside);
@@ -534,12 +549,11 @@ impl Gpu {
         self.arch() == "sm_90a"
     }
 
-    /// A single launch.
+    /// A single launch, in the current context, which is this GPU's.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
     pub(super) unsafe fn launch_step(&self, step: &Step, stream: Stream) -> Result<(), Error> {
-        let _current = Current::enter(self.context.raw())?;
         // SAFETY: the caller's promises; parameters are those of the step's kernel.
         unsafe {
             step.launch

@@ -34,6 +34,26 @@ pub struct DeviceTensor<const RANK: usize> {
     pub strides: [usize; RANK],
 }
 
+impl DeviceTensor<3> {
+    /// `[tokens, q_heads, dim]` as `[tokens · kv_heads, group, dim]`, for
+    /// [page lists by head](crate::kv::PagesByHead). `None` where heads are not groups, or tokens have gaps between them.
+    #[must_use]
+    pub fn by_kv_head(&self, kv_heads: u32) -> Option<Self> {
+        let ([tokens, q_heads, dim], kv_heads) = (self.shape, kv_heads as usize);
+        let [token, head, element] = self.strides;
+        let even = tokens < 2 || token == q_heads * head;
+        if !even || kv_heads == 0 || !q_heads.is_multiple_of(kv_heads) {
+            return None;
+        }
+        let group = q_heads / kv_heads;
+        Some(Self {
+            shape: [tokens * kv_heads, group, dim],
+            strides: [group * head, head, element],
+            ..*self
+        })
+    }
+}
+
 impl<const RANK: usize> DeviceTensor<RANK> {
     /// A dense tensor.
     #[must_use]
@@ -88,6 +108,17 @@ impl<const RANK: usize> DeviceTensor<RANK> {
         Ok(())
     }
 
+    pub(super) fn check_f32(&self, tensor: &'static str) -> Result<(), Error> {
+        match self.dtype {
+            Dtype::F32 => Ok(()),
+            got => Err(Error::Dtype {
+                tensor,
+                got,
+                expected: "F32",
+            }),
+        }
+    }
+
     pub(super) fn check_extent(
         &self,
         tensor: &'static str,
@@ -105,6 +136,23 @@ impl<const RANK: usize> DeviceTensor<RANK> {
             dimension,
             got,
             rule: format!("{expected}, as {of}"),
+        })
+    }
+}
+
+impl DeviceTensor<3> {
+    /// Whether tokens are where vector loads can be, and none reaches into the next.
+    pub(super) fn check_rows(&self, tensor: &'static str) -> Result<(), Error> {
+        let (got, row) = (self.strides[0], self.shape[1] * self.shape[2]);
+        // The stride of a single token leads nowhere.
+        if got.is_multiple_of(8) && (got >= row || self.shape[0] <= 1) {
+            return Ok(());
+        }
+        Err(Error::Stride {
+            tensor,
+            dimension: "tokens",
+            got,
+            rule: format!("a multiple of 8 and at least {row}"),
         })
     }
 }

@@ -4,7 +4,7 @@ mod upload;
 
 use std::{fmt, ops::Range};
 
-use kernels_gpu::abi::{LaunchRecord, MergeRow, QueryRow, WorkItem};
+use kernels_gpu::abi::{ConvertedPage, LaunchRecord, MergeRow, QueryRow, WorkItem};
 
 use super::{
     Arch, DeviceArray, DeviceTensor, Gpu, PartialStates,
@@ -85,6 +85,8 @@ pub struct Workspace {
     pub(super) agenda: Agenda,
     pub(super) loaded: bool,
     pub(super) run: Run,
+    /// A graph was captured that has no kernel for joint tiles where plans name one.
+    pub(super) one_table: bool,
     pub(super) maps: Maps,
     pub(super) fork: OwnedEvent,
     /// A stream beside the caller's, for the decodes that a plan wants to overlap with its prefills.
@@ -109,7 +111,7 @@ impl Gpu {
     ///
     /// # Errors
     /// [`Error::Driver`] where there is not enough memory, [`Error::LaunchLimit`] where the launch set is
-    /// larger than [`MAX_LAUNCHES`].
+    /// larger than `MAX_LAUNCHES`.
     pub fn workspace(
         &self,
         spec: &Spec,
@@ -145,6 +147,7 @@ impl Gpu {
             agenda: Agenda::default(),
             loaded: false,
             run: Run::default(),
+            one_table: false,
             maps: Maps::default(),
             fork: OwnedEvent::new(raw)?,
             lane: OwnedStream::new(raw)?,
@@ -177,6 +180,19 @@ impl Workspace {
     #[must_use]
     pub const fn spec(&self) -> &Spec {
         &self.spec
+    }
+
+    /// What plans of it may need.
+    #[must_use]
+    pub const fn bound(&self) -> &Bound {
+        &self.bound
+    }
+
+    /// Its memory on the device, to look at. Arrivals, tickets and counters are zero whenever no run is under way; all
+    /// else is written before it is read.
+    #[must_use]
+    pub fn memory(&self) -> DeviceArray<u8> {
+        DeviceArray::new(self.memory.address(), self.layout.bytes as usize)
     }
 
     /// Where its arrays lie.
@@ -212,6 +228,27 @@ impl Workspace {
 
     pub(super) fn page_ids(&self) -> DeviceArray<u32> {
         self.array(&self.layout.page_ids)
+    }
+
+    /// What prefills convert.
+    pub(super) fn conversions(&self) -> DeviceArray<ConvertedPage> {
+        self.array(&self.layout.conversions)
+    }
+
+    pub(super) fn converted_ids(&self) -> DeviceArray<u32> {
+        self.array(&self.layout.converted_ids)
+    }
+
+    /// Addresses of the converted keys, of their values, of their flags and of what CTAs share that work by.
+    pub(super) fn converted(&self) -> [u64; 4] {
+        let [k, v] = &self.layout.converted;
+        [
+            k,
+            v,
+            &self.layout.converted_done,
+            &self.layout.conversion_control,
+        ]
+        .map(|range| self.memory.address() + range.start)
     }
 
     /// Of the plan at hand; in captured launches of every plan, which then all have some.

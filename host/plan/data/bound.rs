@@ -3,7 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Plan, PlanError};
-use crate::problem::Padding;
+use crate::{plan::conversion, problem::Padding};
+
+/// What prefills have together by default, at most: with 8 heads of 128, 1 GiB of keys and values of 16 bits.
+const PREFILL_KEYS: u32 = 1 << 18;
 
 /// The largest batches that are to be planned.
 ///
@@ -23,8 +26,12 @@ pub struct BatchLimits {
     pub query_tokens: u32,
     /// Page ids of all parts.
     pub page_ids: u32,
-    /// Keys of one request; matters for fixed splits only.
+    /// Keys of one request; matters for fixed splits, and for the default of [`prefill_keys`](Self::prefill_keys).
     pub kv_len: u32,
+    /// Keys that the prefills of a batch have together. Matters where keys have 8 bits: the workspace then has room for
+    /// so many keys and values of 16 bits. By default those of all requests, but no more than 262,144 and those of one.
+    #[serde(default)]
+    pub prefill_keys: u32,
     /// Parts of a batch.
     pub parts: u32,
     /// Partial states that a query token may have on average. Prefixes that are shared on several levels
@@ -46,6 +53,15 @@ impl BatchLimits {
                 _ => page_size,
             })),
             kv_len,
+            prefill_keys: {
+                let all = requests.saturating_mul(kv_len);
+                let most = if kv_len > PREFILL_KEYS {
+                    kv_len
+                } else {
+                    PREFILL_KEYS
+                };
+                if all < most { all } else { most }
+            },
             parts: 1,
             states_per_token: 8,
             trees: false,
@@ -56,6 +72,14 @@ impl BatchLimits {
     #[must_use]
     pub const fn with_query_tokens(mut self, query_tokens: u32) -> Self {
         self.query_tokens = query_tokens;
+        self
+    }
+
+    /// With so many keys of all prefills of a batch: those of requests that are given more query tokens than a decode
+    /// has, and where pages are no multiple of 8 tokens those of all requests.
+    #[must_use]
+    pub const fn with_prefill_keys(mut self, prefill_keys: u32) -> Self {
+        self.prefill_keys = prefill_keys;
         self
     }
 
@@ -124,12 +148,15 @@ pub struct Bound {
     /// Query tokens whose heads are padded for the kernels of a GPU.
     #[serde(default)]
     pub padded_tokens: u32,
+    /// Pages of 64 keys that prefills convert from 8 bits to 16.
+    #[serde(default)]
+    pub converted_pages: u32,
 }
 
 impl Bound {
     /// What a plan takes.
     #[must_use]
-    pub const fn of(plan: &Plan) -> Self {
+    pub fn of(plan: &Plan) -> Self {
         Self {
             items: plan.items.len() as u32,
             rows: plan.rows.len() as u32,
@@ -141,6 +168,7 @@ impl Bound {
                 Some(_) => plan.total_q,
                 None => 0,
             },
+            converted_pages: conversion::most_pages(plan),
         }
     }
 
@@ -157,6 +185,11 @@ impl Bound {
             ("partial states", needed.slots, self.slots),
             ("ancestors", needed.ancestors, self.ancestors),
             ("query tokens", needed.padded_tokens, self.padded_tokens),
+            (
+                "pages of 64 keys that prefills convert (BatchLimits::with_prefill_keys)",
+                needed.converted_pages,
+                self.converted_pages,
+            ),
         ] {
             if needed > bound {
                 let (needed, bound) = (needed.into(), bound.into());

@@ -18,7 +18,7 @@ pub enum PodMode {
     /// Side by side on every SM, with tiles that leave room for each other.
     Fused,
     /// So, but in one kernel, whose CTAs take turns by tickets of their SM
-    /// ([`PodConfig::by_tickets`](crate::plan::pod::PodConfig::by_tickets)).
+    /// (`PodConfig::by_tickets`).
     Tickets,
 }
 

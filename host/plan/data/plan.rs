@@ -142,7 +142,7 @@ pub struct Plan {
     /// item's keys only from a later position on.
     pub growable: bool,
     /// By how many positions it still can, if there is a limit: with fixed splits no window may leave a chunk
-    /// behind. A new plan would do without the chunk's row, and results are not to tell the two plans apart.
+    /// behind. A new plan would do without the chunk's row, and both plans are to give the same results.
     pub grows_by: Option<u32>,
     /// Who merges; not [`MergeMode::Auto`].
     pub merge_mode: MergeMode,
@@ -220,6 +220,22 @@ impl Plan {
             false => item.kv_end.div_ceil(page_size),
         };
         &self.page_ids[item.table as usize..(item.table + pages) as usize]
+    }
+
+    /// The row block of an item of consecutive tokens.
+    pub(crate) fn row_block_of(&self, item: &WorkItem) -> &PlannedRowBlock {
+        let blocks = &self.parts[item.part as usize].row_blocks;
+        let blocks = &self.row_blocks[blocks.start as usize..blocks.end as usize];
+        // Empty ones stand before the one that begins where they do.
+        let behind = blocks.partition_point(|block| block.first_token <= item.rows_begin);
+        &blocks[behind - 1]
+    }
+
+    /// The keys of a row block that any of its query tokens sees.
+    pub(crate) fn keys_seen(&self, block: &PlannedRowBlock) -> Range<u32> {
+        let last = block.position + block.tokens as i32 - 1;
+        let variant = &self.spec.variant;
+        variant.visible(block.position, block.kv_len).start..variant.visible(last, block.kv_len).end
     }
 
     /// The slots of a merge, in merging order.

@@ -43,7 +43,7 @@ pub struct PodConfig {
     /// Query heads of a KV head that it holds at most, as in [`QueryStep::pack`](crate::plan::QueryStep::pack).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill_pack: Option<u32>,
-    /// Tile of the decodes; none: as they have alone.
+    /// Tile of the decodes; none: both kernels are those that run alone, on SMs of their own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decode: Option<Tile>,
     /// Decode units that one CTA runs side by side.

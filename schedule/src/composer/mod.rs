@@ -170,7 +170,7 @@ impl Composer {
     }
 
     /// Takes note that a step is on its way to a machine that computes one step after the other, so that the
-    /// next one can be composed before the tokens of this one are known: [`resolve`](Self::resolve) tells
+    /// next one can be composed before the tokens of this one are known: [`resolve`](Self::resolve) brings
     /// those. Returns the requests that were cancelled since it was composed.
     ///
     /// A request that the step gives its last token stays until then. One whose text ends sooner may be in a

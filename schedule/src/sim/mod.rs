@@ -99,7 +99,7 @@ pub fn simulate(trace: &Trace, simulation: Simulation<'_>) -> Result<Report, Sch
     simulate_with(trace, simulation, |_| ())
 }
 
-/// Simulates a trace; `progress` is told how many requests have left, as that changes.
+/// Simulates a trace; `progress` is called with how many requests have left, as that changes.
 ///
 /// # Errors
 /// As [`simulate`].

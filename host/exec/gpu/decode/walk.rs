@@ -43,7 +43,8 @@ impl Walk {
         let slabs = dim / columns;
         let line = bytes(columns);
         let groups = u64::from(s.page_size / 8);
-        if s.head == dim {
+        // The stride between heads leads nowhere where there is one.
+        if s.head == dim || kv_heads == 1 {
             return Ok(Self {
                 half_per_head: slabs,
                 page_per_page: 1,
@@ -138,6 +139,23 @@ mod tests {
             (hnd.half_per_head, hnd.page_per_page, hnd.page_per_head),
             (0, 8, 1)
         );
+    }
+
+    /// Latent attention has such pools, and knows pages alone.
+    #[test]
+    fn a_single_head_is_walked_by_pages_whatever_lies_between_its_tokens() {
+        let spec = Spec::latent(16, 512, 64);
+        let strides = KvStrides {
+            page: 40 * 640,
+            token: 624,
+            head: 624,
+            page_size: 40,
+        };
+        let walk = Walk::new(&spec, 100, &strides, spec.kv_dtype).unwrap();
+        assert_eq!(walk.dims, [64, 8, 9, 5, 100]);
+        assert_eq!(walk.strides, [1248, 128, 9984, 51200]);
+        let steps = (walk.half_per_head, walk.page_per_page, walk.page_per_head);
+        assert_eq!(steps, (9, 1, 0));
     }
 
     #[test]

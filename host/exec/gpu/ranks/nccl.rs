@@ -19,11 +19,11 @@ use kernels_gpu::{
 use self::library::{Comm, IN_PROGRESS, Nccl, SUCCESS};
 use super::{
     super::{
-        DeviceTensor, Gpu, RunTensors, Stream, Workspace,
+        Gpu, RunTensors, Stream, Workspace,
         driver::{Check, Code, Current, Device, cuMemcpyDtoH, cuMemcpyHtoD, cuStreamQuery},
         resources::{DeviceMemory, OwnedStream, PrimaryContext},
     },
-    RankOptions,
+    RankOptions, RankTensors,
     merge::Merge,
 };
 use crate::{
@@ -125,14 +125,7 @@ impl NcclRank {
     /// # Errors
     /// [`RankError::Disagree`] on all ranks, [`RankError::Collective`], [`RankError::Nccl`], [`Error::Extent`].
     pub fn announce(&mut self, tokens: usize) -> Result<(), Error> {
-        if tokens > self.tokens {
-            return Err(Error::Extent {
-                tensor: "the results of a rank",
-                dimension: "tokens",
-                got: tokens,
-                rule: format!("at most {}, for which the group was made", self.tokens),
-            });
-        }
+        super::check_tokens(tokens, self.tokens)?;
         let _current = Current::enter(self.context.raw())?;
         let notes = self.memory.address() + CONTROL_BYTES as u64;
         let said = tokens as u64;
@@ -190,8 +183,7 @@ impl NcclRank {
         let bytes = state_bytes(tokens, heads, dim);
         let own = self.memory.address() + (CONTROL_BYTES + NOTE_BYTES) as u64;
         let lse_at = lse_at(tokens, heads, dim) as u64;
-        let out = DeviceTensor::new(own, self.dtype, [tokens, heads, dim]);
-        let lse = DeviceTensor::new(own + lse_at, Dtype::F32, [tokens, heads]);
+        let state = RankTensors::at([own, own + lse_at], self.dtype, [tokens, heads, dim]);
         let gathered = own + state_bytes(self.tokens, heads, dim) as u64;
         let merge = Merge {
             q_heads: heads,
@@ -215,8 +207,8 @@ impl NcclRank {
             &|_| 0,
         )?;
         let own_tensors = RunTensors {
-            out: &out,
-            lse: Some(&lse),
+            out: &state.out,
+            lse: Some(&state.lse),
             ..*tensors
         };
         let _current = Current::enter(self.context.raw())?;

@@ -5,7 +5,7 @@ use kernels_gpu::{
     registry::Op,
     step::{
         VECTOR,
-        sample::{MOST, SHARED_BYTES, THREADS},
+        sample::{CLUSTER, MOST, SHARED_BYTES, THREADS},
     },
 };
 
@@ -90,8 +90,11 @@ impl Gpu {
             vocabulary: vocabulary as u32,
             last_bit,
         };
-        let mut launch = Launch::new(fits("rows", rows, i32::MAX as u32)?, THREADS);
-        launch.shared = SHARED_BYTES;
+        // Only Hopper's build of the kernel has clusters.
+        let cluster = if self.arch() == "sm_90a" { CLUSTER } else { 1 };
+        let rows = fits("rows", rows, i32::MAX as u32 / CLUSTER)?;
+        let mut launch = Launch::new(rows * cluster, THREADS);
+        (launch.shared, launch.cluster) = (SHARED_BYTES, cluster);
         // SAFETY: the kernel takes `SampleParams`, and the caller vouches for what they point to.
         unsafe { self.launch(kernel, &launch, &parameters, stream) }
     }

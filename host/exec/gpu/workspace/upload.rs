@@ -65,6 +65,13 @@ impl Workspace {
                         .into(),
                 });
             }
+            if self.one_table && self.agenda.launches.iter().any(|launch| launch.joint) {
+                return Err(Error::NotCaptured {
+                    launch: "for joint tiles over the pool that was captured, whose pages tensor maps cannot describe: plan \
+                             with a device description without `decode.joint`"
+                        .into(),
+                });
+            }
             set.records(&self.agenda, &mut records)?;
         }
         let _current = Current::enter(self.context.raw())?;
@@ -86,6 +93,9 @@ impl Workspace {
         }
         let left = self.agenda.left_rows(plan);
         put(left, &layout.left_merges, bytes);
+        let conversion = &self.agenda.conversion;
+        put(&conversion.pages, &layout.conversions, bytes);
+        put(&conversion.ids, &layout.converted_ids, bytes);
         let filled = [
             filled(records, &layout.records),
             filled(&plan.items, &layout.items),
@@ -95,6 +105,8 @@ impl Workspace {
             filled(&plan.merge_slots, &layout.merge_slots),
             filled(&plan.page_ids, &layout.page_ids),
             ancestors,
+            filled(&conversion.pages, &layout.conversions),
+            filled(&conversion.ids, &layout.converted_ids),
         ];
         for range in joined(&filled) {
             let from = bytes[range.start as usize..range.end as usize].as_ptr();

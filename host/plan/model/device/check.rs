@@ -3,7 +3,7 @@
 use super::{DecodeDescription, DeviceDescription, QueryStep, TileCost};
 use crate::plan::data::{Kernel, PlanError};
 
-/// A plan tells so many launches apart.
+/// A plan has at most so many kinds of launches.
 const MAX_TILES: usize = 64;
 
 /// CTAs on an SM, more than any has.
@@ -36,7 +36,7 @@ impl DeviceDescription {
         let tiles = [rows.len(), by_q_len.len()];
         if tiles.iter().sum::<usize>() > MAX_TILES {
             return wrong(format!(
-                "{tiles:?} tiles of decode and prefill are more than the {MAX_TILES} that a plan can tell apart"
+                "{tiles:?} tiles of decode and prefill are more than the {MAX_TILES} that a plan can have"
             ));
         }
         let reached = |tile: &&TileCost| {

@@ -105,6 +105,17 @@ fn h200() -> DeviceDescription {
                     overlap_loss: 0.3,
                     ..by_tickets("one kernel, prefill 128 × 64")
                 },
+                PodConfig {
+                    decode: None,
+                    shares: shares(&[
+                        (0.33, 1.05, 0.05),
+                        (0.5, 1.05, 0.1),
+                        (0.67, 1.05, 0.25),
+                        (0.83, 1.05, 0.6),
+                        (1.0, 1.05, 0.97),
+                    ]),
+                    ..two_kernels("SMs apart", 128, 128 << 10, (1.0, 0.95))
+                },
             ],
         },
     }

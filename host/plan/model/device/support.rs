@@ -159,6 +159,18 @@ impl DeviceDescription {
         })
     }
 
+    /// Whether its kernels hide some of the last keys from a query: those of latent heads do not.
+    pub(in crate::plan) fn supports_trees(&self, spec: &Spec) -> Result<(), Unsupported> {
+        if !spec.latent || self.is_cpu() {
+            return Ok(());
+        }
+        Err(Unsupported::Latent {
+            device: self.name.clone(),
+            what: "with ancestors (Batch::ancestors): give none, or heads that are not latent"
+                .into(),
+        })
+    }
+
     fn check_tile(&self, spec: &Spec, got: Tile) -> Result<(), Unsupported> {
         if decode_of_tile(self, spec, got).is_some() {
             return Ok(());

@@ -62,10 +62,16 @@ pub(in crate::plan) fn serves(row: &KernelInfo, spec: &Spec) -> bool {
     };
     let of_rows = dtype(row.element);
     let on = spec.on_kernels();
+    // Prefills of Hopper convert 8-bit keys to the type of their rows.
+    let converts = row.op == Op::Prefill && row.arch == Arch::Sm90a && spec.converts();
+    let cache = match converts {
+        true => row.cache.is_none() && Padding::of(spec).is_none(),
+        false => Some(spec.kv_dtype) == row.cache.map_or(of_rows, dtype),
+    };
     // Executors choose by the pool where each token has scales.
     !row.by_token
         && [spec.q_dtype, spec.out_dtype].map(Some) == [of_rows; 2]
-        && Some(spec.kv_dtype) == row.cache.map_or(of_rows, dtype)
+        && cache
         && row.latent == spec.latent
         && (row.head_dim, row.value_dim) == (on.head_dim_qk, on.head_dim_v)
         // Tensor maps pad heads of 16 bits; what is loaded row by row has the kernel's dimension.
@@ -246,10 +252,10 @@ impl TileTable {
         decode: Option<Tile>,
         config: &PodConfig,
     ) -> Option<Self> {
-        let (prefill, decodes) = if config.by_tickets {
-            ticket_kernels(device, spec)?
-        } else {
-            co_resident_kernels(device, spec, config)?
+        let (prefill, decodes) = match config.decode {
+            _ if config.by_tickets => ticket_kernels(device, spec)?,
+            None => kernels_apart(device, spec, config)?,
+            Some(decode) => co_resident_kernels(device, spec, [config.prefill, decode])?,
         };
         let prefill = Choice::of(prefill);
         let table = Self {
@@ -388,24 +394,31 @@ fn ticket_kernels(device: &DeviceDescription, spec: &Spec) -> Option<(KernelId, 
     Some((ampere(Op::Prefill)?, vec![Choice::of(ampere(Op::Decode)?)]))
 }
 
-/// The prefill of the configuration's tile, and of the decodes that find room beside it those with most bytes under
-/// way.
-fn co_resident_kernels(
+/// Those that run alone, on SMs of their own. Only for 8-bit keys, for which no decodes find room beside a prefill.
+fn kernels_apart(
     device: &DeviceDescription,
     spec: &Spec,
     config: &PodConfig,
+) -> Option<(KernelId, Vec<Choice>)> {
+    let prefill = prefill_kernel(&alone(device, spec, Op::Prefill), config.prefill.m)?;
+    let decodes = decodes(device, spec);
+    (spec.converts() && !decodes.is_empty()).then_some((prefill, decodes))
+}
+
+/// The prefill of a tile, and of the decodes of a tile that find room beside it those with most bytes under way.
+fn co_resident_kernels(
+    device: &DeviceDescription,
+    spec: &Spec,
+    [prefill, decode]: [Tile; 2],
 ) -> Option<(KernelId, Vec<Choice>)> {
     let sm = device.sm();
     let of_tile = |op, tile| {
         let of_tile = move |id: &KernelId| id.info().co_resident && Choice::of(*id).tile == tile;
         serving(device, spec, op).filter(of_tile)
     };
-    let prefill = of_tile(Op::Prefill, config.prefill).next()?;
-    let Some(tile) = config.decode else {
-        return Some((prefill, decodes(device, spec)));
-    };
+    let prefill = of_tile(Op::Prefill, prefill).next()?;
     let fits = |id: &KernelId| id.info().fits_beside(prefill.info(), &sm);
-    let decode = of_tile(Op::Decode, tile).filter(fits);
+    let decode = of_tile(Op::Decode, decode).filter(fits);
     let decode = decode.max_by_key(|id| id.info().stages)?;
     Some((prefill, vec![Choice::of(decode)]))
 }

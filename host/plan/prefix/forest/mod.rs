@@ -2,7 +2,7 @@
 //!
 //! Tables enter one by one, as into a radix tree whose edges are runs of pages. Each is first compared with
 //! the one before it, whole slices at a time, so that a batch in the order of its tree hardly searches;
-//! where they part, one look into a hash table of `(node, next page)` finds the branch or tells that there
+//! where they part, one look into a hash table of `(node, next page)` finds the branch or says that there
 //! is none. Pages are compared only as far as they are shared, so the time is linear in those.
 
 mod branches;

@@ -64,6 +64,8 @@ impl Plan {
     /// # Errors
     /// The first [`Defect`] found.
     pub fn verify(&self, batch: &Batch) -> Result<(), Defect> {
+        let spec = self.spec.check();
+        spec.map_err(|wrong| Defect(format!("the specification: {wrong}")))?;
         ensure!(
             self.total_q == batch.total_q(),
             "{} query tokens for {}",

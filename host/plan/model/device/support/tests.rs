@@ -139,6 +139,26 @@ fn planning_and_sizing_refuse_what_no_kernel_does() {
     assert!(on_a100(tile(16, 32)).is_ok());
 }
 
+/// Once such a batch was planned and its ancestors ignored.
+#[test]
+fn latent_heads_take_no_ancestors_on_a_gpu() {
+    let mut table = PageTable::new(16, 10);
+    table.push(&[3], 9);
+    let batch = Batch::new(vec![0, 2], table);
+    let trees = batch.clone().with_ancestors(vec![0b101, 0b11]);
+    let (spec, options) = (Spec::latent(16, 512, 64), PlanOptions::default());
+    let plan = |batch: &Batch, device: &str| {
+        let device = DeviceDescription::named(device).unwrap();
+        Planner::new().plan(&spec, batch, &device, &options)
+    };
+    assert!(plan(&batch, "h200").is_ok() && plan(&trees, "cpu").is_ok());
+    let refused = plan(&trees, "h200").unwrap_err();
+    assert!(refused.to_string().contains("with ancestors"), "{refused}");
+    let limits = BatchLimits::decodes(1, 16, 16).with_trees(true);
+    let sized = Bound::new(&spec, &h200(), &options, &limits);
+    assert_eq!(sized, Err(refused));
+}
+
 #[test]
 fn latent_heads_are_supported_on_hopper_and_refused_elsewhere() {
     let spec = Spec::latent(128, 512, 64);

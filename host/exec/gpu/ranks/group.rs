@@ -1,0 +1,216 @@
+//! Groups of ranks: their memory, and what they are made of.
+
+use std::{sync::Arc, time::Duration};
+
+use kernels_gpu::abi::{MAX_GROUP, RankControl};
+
+use super::{
+    super::{
+        DevicePtr, DeviceTensor, Gpu,
+        driver::{Check, Code, Current, Device, cuCtxEnablePeerAccess, cuDeviceCanAccessPeer},
+        resources::{DeviceMemory, PrimaryContext},
+    },
+    Rank,
+    board::Board,
+};
+use crate::{
+    Error,
+    problem::{Dtype, Spec},
+    shard::RankError,
+};
+
+/// How a group of ranks behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RankOptions {
+    /// How long a rank waits for another one, on the host or on the GPU, before that is an error.
+    pub timeout: Duration,
+}
+
+impl Default for RankOptions {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_millis(800),
+        }
+    }
+}
+
+impl RankOptions {
+    /// With another time to wait for others.
+    #[must_use]
+    pub const fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+}
+
+/// What ranks of a group have in common.
+pub(super) struct Group {
+    pub(super) q_heads: usize,
+    pub(super) head_dim: usize,
+    pub(super) dtype: Dtype,
+    /// The most of a run.
+    pub(super) tokens: usize,
+    pub(super) timeout: Duration,
+    pub(super) members: Vec<Member>,
+    pub(super) board: Board,
+}
+
+/// A rank's memory, which all ranks read.
+pub(super) struct Member {
+    pub(super) device: Device,
+    pub(super) memory: DeviceMemory,
+    pub(super) context: PrimaryContext,
+}
+
+/// The results of a rank before they are merged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RankTensors {
+    /// `[tokens, q_heads, head_dim_v]`.
+    pub out: DeviceTensor<3>,
+    /// `[tokens, q_heads]` F32, natural log.
+    pub lse: DeviceTensor<2>,
+}
+
+impl RankTensors {
+    /// Outputs of `[tokens, q_heads, head_dim_v]` and LSEs, dense at two addresses.
+    pub(super) const fn at([out, lse]: [DevicePtr; 2], dtype: Dtype, shape: [usize; 3]) -> Self {
+        Self {
+            out: DeviceTensor::new(out, dtype, shape),
+            lse: DeviceTensor::new(lse, Dtype::F32, [shape[0], shape[1]]),
+        }
+    }
+}
+
+/// Bytes of a rank's memory before its results.
+const CONTROL_BYTES: usize = size_of::<RankControl>().next_multiple_of(256);
+
+impl Gpu {
+    /// A group of ranks, one on each of the GPUs, for results of up to so many query tokens of these heads (those of a
+    /// [share](crate::shard::Share)). Two ranks may be on one GPU, which is for tests: wait for the streams of both between
+    /// [`Rank::signal`] and [`Rank::merge`] then, for a merge that waits may take the room of the attention that it waits for.
+    ///
+    /// # Errors
+    /// [`RankError::Group`], [`RankError::NoPeerAccess`], [`Error::Dtype`] for outputs of other than 16 bits,
+    /// [`Error::Driver`].
+    pub fn ranks(
+        gpus: &[&Self],
+        spec: &Spec,
+        tokens: usize,
+        options: &RankOptions,
+    ) -> Result<Vec<Rank>, Error> {
+        if gpus.is_empty() || gpus.len() > MAX_GROUP {
+            let (got, most) = (gpus.len(), MAX_GROUP);
+            return Err(RankError::Group { got, most }.into());
+        }
+        check_heads(spec)?;
+        for gpu in gpus {
+            for other in gpus.iter().filter(|other| other.device != gpu.device) {
+                gpu.see(other)?;
+            }
+        }
+        let (q_heads, head_dim) = (spec.q_heads as usize, spec.head_dim_v as usize);
+        let rows = tokens * q_heads;
+        let bytes = CONTROL_BYTES + 2 * (out_bytes(rows, head_dim) + lse_bytes(rows));
+        let member = |gpu: &&Self| {
+            let context = PrimaryContext::retain(gpu.device)?;
+            Ok(Member {
+                device: gpu.device,
+                memory: DeviceMemory::zeroed(context.raw(), bytes)?,
+                context,
+            })
+        };
+        let members = gpus.iter().map(member).collect::<Result<Vec<_>, Error>>()?;
+        let group = Arc::new(Group {
+            q_heads,
+            head_dim,
+            dtype: spec.out_dtype,
+            tokens,
+            timeout: options.timeout,
+            board: Board::new(members.len()),
+            members,
+        });
+        let rank = |rank| Rank {
+            group: Arc::clone(&group),
+            rank,
+            steps: 0,
+            agreed: 0,
+            announced: 0,
+            turn: 0,
+        };
+        Ok((0..gpus.len() as u32).map(rank).collect())
+    }
+
+    /// Lets kernels on this GPU read and write the other one's memory.
+    fn see(&self, other: &Self) -> Result<(), Error> {
+        /// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`.
+        const ALREADY: Code = Code(704);
+        let mut possible = 0;
+        // SAFETY: writes one integer.
+        unsafe { cuDeviceCanAccessPeer(&mut possible, self.device, other.device) }
+            .check("cuDeviceCanAccessPeer")?;
+        if possible == 0 {
+            return Err(RankError::NoPeerAccess {
+                from: self.device.unsigned_abs(),
+                to: other.device.unsigned_abs(),
+            }
+            .into());
+        }
+        let _current = Current::enter(self.context.raw())?;
+        // SAFETY: both contexts are retained.
+        match unsafe { cuCtxEnablePeerAccess(other.context.raw(), 0) } {
+            ALREADY => Ok(()),
+            code => code.check("cuCtxEnablePeerAccess"),
+        }
+    }
+}
+
+/// Whether results of these heads are merged.
+pub(super) fn check_heads(spec: &Spec) -> Result<(), Error> {
+    spec.check()?;
+    crate::exec::check_merged_heads(spec.q_heads as usize, spec.head_dim_v as usize)?;
+    match spec.out_dtype {
+        Dtype::BF16 | Dtype::F16 => Ok(()),
+        got => Err(Error::Dtype {
+            tensor: "the out of a rank",
+            got,
+            expected: "BF16 or F16",
+        }),
+    }
+}
+
+/// Whether a group that was made for so many tokens has room for the results.
+pub(super) fn check_tokens(got: usize, most: usize) -> Result<(), Error> {
+    if got <= most {
+        return Ok(());
+    }
+    Err(Error::Extent {
+        tensor: "the results of a rank",
+        dimension: "tokens",
+        got,
+        rule: format!("at most {most}, for which the group was made"),
+    })
+}
+
+fn out_bytes(rows: usize, head_dim: usize) -> usize {
+    (rows * head_dim * 2).next_multiple_of(256)
+}
+
+fn lse_bytes(rows: usize) -> usize {
+    (rows * 4).next_multiple_of(256)
+}
+
+impl Group {
+    pub(super) fn control(&self, rank: usize) -> DevicePtr {
+        self.members[rank].memory.address()
+    }
+
+    /// Where the results of a rank lie in a turn: outputs, then LSEs.
+    pub(super) fn results(&self, rank: usize, turn: usize) -> [DevicePtr; 2] {
+        let rows = self.tokens * self.q_heads;
+        let (out, lse) = (out_bytes(rows, self.head_dim), lse_bytes(rows));
+        let out_at = self.control(rank) + (CONTROL_BYTES + turn * (out + lse)) as u64;
+        [out_at, out_at + out as u64]
+    }
+}

@@ -1,0 +1,142 @@
+//! Page lists that differ by KV head, as Quest and MInference choose them.
+//!
+//! A new token with a KV head is a row of its own: a request of a specification with one KV head. Nothing moves for that.
+//! Queries `[tokens, q_heads, dim]` are `[tokens · kv_heads, group, dim]` in the same memory, and so are outputs and LSEs.
+//! In a pool whose page stride is a multiple of the head stride, what a head has of a page is a page of a view that
+//! [`KvView::by_head`](super::KvView::by_head) gives.
+
+use kernels_gpu::abi::KvStrides;
+
+use crate::problem::{self, Batch, PageTable, ProblemError, Spec};
+
+/// Page lists of requests by KV head, and what is computed by them.
+///
+/// ```
+/// use half::bf16;
+/// use tandem_attn::{
+///     exec::Cpu, kv::{KvView, PagesByHead}, plan::{PlanOptions, Planner},
+///     problem::{KvLayout, Spec},
+/// };
+///
+/// let (spec, page_size, pages) = (Spec::new(8, 2, 64), 16, 10);
+/// let pool = vec![bf16::ONE; 10 * 16 * 2 * 64];
+/// let view = KvView::new(&spec, KvLayout::Nhd, page_size, &pool, &pool);
+/// let mut lists = PagesByHead::new(&spec, view.k_strides, pages)?;
+/// // A decode: the first KV head reads two pages of which the last has 5 keys, the second one three.
+/// lists.push(1, &[(&[7, 3], 21), (&[0, 7, 3], 37)])?;
+///
+/// let (cpu, batch) = (Cpu::new(), lists.batch());
+/// let plan = Planner::new().plan(lists.spec(), &batch, &cpu.device(), &PlanOptions::default())?;
+/// let (q, mut out) = (vec![bf16::ONE; 8 * 64], vec![bf16::ZERO; 8 * 64]);
+/// cpu.run(&plan, &q, &[view.by_head().expect("heads of a page are evenly spaced")], &mut out, None)?;
+/// assert_eq!(out, q);
+/// # Ok::<(), tandem_attn::Error>(())
+/// ```
+///
+/// On a GPU pools and tensors are [`KvPool::by_head`](crate::exec::gpu::KvPool::by_head) and
+/// [`DeviceTensor::by_kv_head`](crate::exec::gpu::DeviceTensor::by_kv_head).
+#[derive(Clone, Debug)]
+pub struct PagesByHead {
+    spec: Spec,
+    kv_heads: u32,
+    pages: u32,
+    /// Pages of the view from one page of the pool to the next.
+    step: u32,
+    table: PageTable,
+}
+
+impl PagesByHead {
+    /// No lists yet, of a pool of `pages` pages that lies so.
+    ///
+    /// # Errors
+    /// [`ProblemError::ByHead`] where the specification has a window, sinks or hooks: lists skip keys, so that positions are
+    /// unknown, and what is by query head would be by group. [`ProblemError::UnevenHeads`], [`ProblemError::TooLarge`].
+    pub fn new(spec: &Spec, strides: KvStrides, pages: u32) -> Result<Self, ProblemError> {
+        let variant = &spec.variant;
+        let what = [
+            (variant.window_left.is_some(), "a window"),
+            (variant.sinks, "sinks"),
+            (variant.hooks.is_some(), "hooks"),
+        ];
+        if let Some((_, what)) = what.into_iter().find(|&(there, _)| there) {
+            return Err(ProblemError::ByHead { what });
+        }
+        let KvStrides { page, head, .. } = strides;
+        let step = by_head(strides).map(|_| page / head);
+        let step = step.ok_or(ProblemError::UnevenHeads { page, head })?;
+        let of_view = match u64::from(pages) {
+            0 => 0,
+            // Behind the last page's heads the view has nothing.
+            pages => (pages - 1) * u64::from(step) + u64::from(spec.kv_heads),
+        };
+        problem::fits("pages × heads of the pool", of_view, u32::MAX.into())?;
+        let one = Spec {
+            q_heads: spec.group(),
+            kv_heads: 1,
+            ..*spec
+        };
+        Ok(Self {
+            spec: one,
+            kv_heads: spec.kv_heads,
+            pages,
+            step,
+            table: PageTable::new(strides.page_size, of_view as u32),
+        })
+    }
+
+    /// The next request: so many new tokens, and for each KV head the pages that it reads and how many keys they have, of
+    /// which the last are those of the new tokens.
+    ///
+    /// # Errors
+    /// [`ProblemError::HeadLists`], [`ProblemError::NoPage`], and those of [`PageTable::try_push`]. Nothing is added then.
+    pub fn push(&mut self, tokens: u32, lists: &[(&[u32], u32)]) -> Result<(), ProblemError> {
+        let (got, expected) = (lists.len(), self.kv_heads);
+        if got != expected as usize {
+            return Err(ProblemError::HeadLists { got, expected });
+        }
+        let mut table = PageTable::new(self.table.page_size, self.table.pool_pages);
+        for token in 0..tokens {
+            for (head, &(pages, keys)) in (0..).zip(lists) {
+                if let Some(&got) = pages.iter().find(|&&page| page >= self.pages) {
+                    let pages = self.pages;
+                    return Err(ProblemError::NoPage { got, pages });
+                }
+                let hidden = match self.spec.variant.causal {
+                    true => tokens - 1 - token,
+                    false => 0,
+                };
+                let ids: Vec<u32> = pages.iter().map(|page| page * self.step + head).collect();
+                table.try_push(ids, keys.saturating_sub(hidden))?;
+            }
+        }
+        for row in 0..table.row_blocks() {
+            self.table.push(table.pages(row), table.kv_len(row));
+        }
+        Ok(())
+    }
+
+    /// The specification of the [batch](Self::batch): one KV head and its group.
+    #[must_use]
+    pub const fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    /// The batch: a request of one query token for each new token and KV head.
+    #[must_use]
+    pub fn batch(&self) -> Batch {
+        let rows = self.table.row_blocks() as u32;
+        Batch::new((0..=rows).collect(), self.table.clone())
+    }
+}
+
+/// The strides of what one head has of each page, as pages.
+pub(crate) fn by_head(strides: KvStrides) -> Option<KvStrides> {
+    let KvStrides { page, head, .. } = strides;
+    if head == 0 || !page.is_multiple_of(head) {
+        return None;
+    }
+    Some(KvStrides {
+        page: head,
+        ..strides
+    })
+}

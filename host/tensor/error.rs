@@ -1,0 +1,174 @@
+//! What can be wrong with the shape of a tensor.
+
+use thiserror::Error;
+
+use crate::problem::Dtype;
+
+/// A tensor that is not what a plan (or a batch) speaks of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ShapeError {
+    /// A tensor of the wrong length.
+    #[error("{name} has {got} elements, {shape} is {expected}")]
+    Length {
+        /// The tensor.
+        name: &'static str,
+        /// Its length.
+        got: usize,
+        /// Its shape, in words.
+        shape: &'static str,
+        /// The length of that shape.
+        expected: usize,
+    },
+    /// A tensor of the wrong type.
+    #[error(
+        "{name} is {got:?} and the spec says {expected:?}: convert it, or change the spec and plan again"
+    )]
+    Dtype {
+        /// The tensor.
+        name: &'static str,
+        /// Its type.
+        got: Dtype,
+        /// The type in the spec.
+        expected: Dtype,
+    },
+    /// Not one KV view for each part.
+    #[error(
+        "{got} KV views are given for {expected} parts: each part of the batch needs its own, in order"
+    )]
+    Parts {
+        /// Views given.
+        got: usize,
+        /// Parts of the batch.
+        expected: usize,
+    },
+    /// A view with pages of another size.
+    #[error("the KV view of part {part} has pages of {got} tokens, its table pages of {expected}")]
+    PageSize {
+        /// The part.
+        part: usize,
+        /// Page size of the view.
+        got: u32,
+        /// Page size of the table.
+        expected: u32,
+    },
+    /// A slice that ends before its pool does.
+    #[error(
+        "{tensor} of part {part} has {got} elements, but {pool_pages} pages with its strides reach to {needed}: \
+         pass the whole pool, or a table with fewer pages"
+    )]
+    PoolTooSmall {
+        /// The part.
+        part: usize,
+        /// Keys or values.
+        tensor: &'static str,
+        /// Elements in the slice.
+        got: usize,
+        /// Elements needed.
+        needed: usize,
+        /// Pages of the pool.
+        pool_pages: u32,
+    },
+    /// Scales for keys and values that have none.
+    #[error(
+        "scales are given for keys and values in {dtype:?}: only those of 8 bits have scales, give `KvScales::One`"
+    )]
+    Scaled {
+        /// Type of keys and values.
+        dtype: Dtype,
+    },
+    /// A query token of a request without scales.
+    #[error(
+        "query token {token} is of request {got}, and there are scales of {requests}: count requests from 0, and give \
+         each its scales"
+    )]
+    NoRequest {
+        /// The query token.
+        token: usize,
+        /// Its request.
+        got: u32,
+        /// Requests with scales.
+        requests: usize,
+    },
+    /// A tensor that the specification asks for and the run is not given.
+    #[error(
+        "the specification says that there are {name}: give them to the run, or take them from the variant"
+    )]
+    Missing {
+        /// The tensor.
+        name: &'static str,
+    },
+    /// Hooks that only their code has.
+    #[error(
+        "the specification's variant is {hooks:?}, which is code of its own: give it to `Cpu::run_with` or \
+         `reference::attention_with`, or run the plan on a GPU"
+    )]
+    Hooks {
+        /// Their name.
+        hooks: kernels_gpu::HooksName,
+    },
+    /// A tensor that the specification says nothing of.
+    #[error(
+        "{name} are given, and the specification has none: say so in its variant, and plan again"
+    )]
+    Surplus {
+        /// The tensor.
+        name: &'static str,
+    },
+    /// A shape that reaches past the elements that are given for it.
+    #[error("{got} elements are given, and the shape with its strides reaches to {needed}")]
+    TooShort {
+        /// Elements given.
+        got: usize,
+        /// Elements needed.
+        needed: usize,
+    },
+    /// Bytes that are not elements of a type.
+    #[error(
+        "{got} bytes are no elements of {dtype:?}: their number and their address must be multiples of {}",
+        .dtype.bytes()
+    )]
+    Bytes {
+        /// Bytes given.
+        got: usize,
+        /// The type that they were to be of.
+        dtype: Dtype,
+    },
+    /// Keys and values in one pool that differ in head dimension.
+    #[error(
+        "keys of {head_dim_qk} and values of {head_dim_v} elements cannot stand in pairs: give each a pool of its own"
+    )]
+    Unpaired {
+        /// Head dimension of keys.
+        head_dim_qk: u32,
+        /// Head dimension of values.
+        head_dim_v: u32,
+    },
+    /// Latent attention over values of their own.
+    #[error(
+        "the values of part {part} are not the first elements of its keys, as the latent spec says: give one pool \
+         (KvView::latent), or a spec with values of their own"
+    )]
+    NotLatent {
+        /// The part.
+        part: usize,
+    },
+    /// A pool that ends within a page.
+    #[error(
+        "the pool has {got} elements, which is no multiple of the {page} of a page: pass whole pages"
+    )]
+    PartOfPage {
+        /// Elements of the pool.
+        got: usize,
+        /// Elements of a page.
+        page: usize,
+    },
+    /// A page that is not in a pool.
+    #[error("page {got} is past the {pages} pages of the pool")]
+    NoPage {
+        /// The page.
+        got: u32,
+        /// Pages of the pool.
+        pages: u32,
+    },
+}
