@@ -18,10 +18,11 @@ use tandem_attn::{
     Error,
     abi::MergeRow,
     exec::gpu::{
-        DeviceArray, DeviceTensor, Gpu, Image, KvPool, MODULES, Module, PartialStates, Stream,
-        Swizzle, TensorMap, Workspace, WorkspaceOptions,
+        DeviceArray, DeviceTensor, Gpu, Image, KvPool, LaunchSet, MODULES, Module, PartialStates,
+        Stream, Swizzle, TensorMap, Workspace, WorkspaceOptions,
     },
-    plan::{Bound, PlanOptions, Planner},
+    kv::compose::share_prefixes,
+    plan::{Bound, MergeMode, Plan, PlanOptions, Planner},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
 };
 
@@ -61,7 +62,9 @@ fn fake_driver() -> &'static Path {
 
 /// One of 12.0 or newer, which knows tensor maps.
 fn young_driver() -> PathBuf {
-    compiled_driver("fake-young-driver", &["--cfg", "young"])
+    static DRIVER: OnceLock<PathBuf> = OnceLock::new();
+    let compiled = || compiled_driver("fake-young-driver", &["--cfg", "young"]);
+    DRIVER.get_or_init(compiled).clone()
 }
 
 fn compiled_driver(folder: &str, flags: &[&str]) -> PathBuf {
@@ -485,6 +488,164 @@ fn a_run_is_refused_before_anything_is_launched() {
     let error = run(&mut workspace, &q, &[pool]).unwrap_err();
     assert!(matches!(error, Error::OldDriver { .. }), "{error}");
     assert_eq!(launches(), 0);
+}
+
+/// By decodes alone and by prefills alone, whose kernels have checks of their own.
+#[test]
+fn outputs_do_not_overlap_and_log_sums_are_floats() {
+    let test = "outputs_do_not_overlap_and_log_sums_are_floats";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let spec = Spec::new(8, 2, 128);
+    for queries in [1, 40] {
+        let mut table = PageTable::new(16, 20);
+        table.push(&[1, 2, 4, 5, 6, 8], 90);
+        table.push(&[7, 3, 9, 10, 11], 80);
+        let batch = Batch::new(vec![0, queries, 2 * queries], table);
+        let options = PlanOptions::default();
+        let plan = Planner::new()
+            .plan(&spec, &batch, &gpu.device(), &options)
+            .unwrap();
+        let mut workspace = gpu
+            .workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default())
+            .unwrap();
+        let stream = Stream::DEFAULT;
+        // SAFETY: nothing is there to be touched.
+        unsafe { workspace.upload(&plan, stream) }.unwrap();
+        let tokens = 2 * queries as usize;
+        let right = DeviceTensor::new(1 << 30, Dtype::BF16, [tokens, 8, 128]);
+        let lse = DeviceTensor::new(1 << 31, Dtype::F32, [tokens, 8]);
+        let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 20, 1 << 30, 1 << 30);
+        let mut run = |pool: KvPool, out: &DeviceTensor<3>, lse: &DeviceTensor<2>| {
+            // SAFETY: as above.
+            unsafe { gpu.run(&mut workspace, &right, &[pool], out, Some(lse), stream) }
+        };
+        let before = launches();
+        for stride in [0, 8 * 128 - 8] {
+            let error = run(pool, &right.with_stride(0, stride), &lse).unwrap_err();
+            assert!(
+                matches!(error, Error::Stride { tensor: "out", .. }),
+                "{error}"
+            );
+        }
+        let half = DeviceTensor {
+            dtype: Dtype::F16,
+            ..lse
+        };
+        let error = run(pool, &right, &half).unwrap_err();
+        assert!(
+            matches!(error, Error::Dtype { tensor: "lse", .. }),
+            "{error}"
+        );
+        let mut other = pool;
+        other.v_strides.page_size = 32;
+        let error = run(other, &right, &lse).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("32") && text.contains("16, as in the plan"),
+            "{text}"
+        );
+        assert_eq!(launches(), before);
+        run(pool, &right, &lse).unwrap();
+    }
+}
+
+/// What is captured while a plan has one part is also for plans with two.
+#[test]
+fn a_launch_set_wants_pools_for_all_its_parts() {
+    let test = "a_launch_set_wants_pools_for_all_its_parts";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let spec = Spec::new(8, 2, 128);
+    let mut table = PageTable::new(16, 20);
+    table.push(&[1, 2, 3], 40);
+    table.push(&[1, 2, 4], 45);
+    let whole = Batch::new(vec![0, 1, 2], table);
+    let batches = [share_prefixes(&whole), whole];
+    let plan = |batch: &Batch| {
+        let options = PlanOptions::default().with_merge_mode(MergeMode::Kernel);
+        let plan = Planner::new().plan(&spec, batch, &gpu.device(), &options);
+        plan.unwrap()
+    };
+    let [two_parts, one_part] = batches.each_ref().map(plan);
+    let set = LaunchSet::new().and(&two_parts).and(&one_part);
+    let options = WorkspaceOptions::default().with_launches(set);
+    let bound = Bound {
+        page_ids: 6,
+        ..Bound::of(&two_parts)
+    };
+    let mut workspace = gpu.workspace(&spec, &bound, options).unwrap();
+    let stream = Stream::DEFAULT;
+    let q = DeviceTensor::new(1 << 30, Dtype::BF16, [2, 8, 128]);
+    let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 20, 1 << 30, 1 << 30);
+    // SAFETY: nothing is there to be touched.
+    unsafe { workspace.upload(&one_part, stream) }.unwrap();
+    let mut run = |pools: &[KvPool]| {
+        // SAFETY: as above.
+        unsafe { gpu.run(&mut workspace, &q, pools, &q, None, stream) }
+    };
+    let (got, expected) = (1, 2);
+    assert_eq!(run(&[pool]), Err(Error::Pools { got, expected }));
+    assert_eq!(run(&[pool; 2]), Ok(()));
+}
+
+/// Pages of this pool are read row by row, by kernels whose tiles have one table. A graph of them once took plans with
+/// joint tiles and left those out.
+#[test]
+fn a_graph_without_joint_tiles_takes_no_plan_that_has_them() {
+    let test = "a_graph_without_joint_tiles_takes_no_plan_that_has_them";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let spec = Spec::new(4, 2, 64);
+    let mut device = gpu.device();
+    device.sms = 1;
+    let plan = |second: &[u32]| {
+        let mut table = PageTable::new(16, 20);
+        table.push(&[1, 2, 3], 39);
+        table.push(second, 38);
+        let batch = Batch::new(vec![0, 1, 2], table);
+        let plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default());
+        plan.unwrap()
+    };
+    let [apart, joint] = [plan(&[4, 5, 6]), plan(&[1, 2, 6])];
+    let is_joint = |plan: &Plan| plan.items.iter().any(|item| item.is_joint());
+    assert!(!is_joint(&apart) && is_joint(&joint), "{joint}");
+    let set = LaunchSet::new().and(&apart).and(&joint);
+    let options = WorkspaceOptions::default().with_launches(set);
+    let bound = Bound {
+        items: 10,
+        rows: 10,
+        page_ids: 10,
+        merges: 10,
+        slots: 10,
+        ..Bound::default()
+    };
+    let mut workspace = gpu.workspace(&spec, &bound, options).unwrap();
+    let q = DeviceTensor::new(1 << 30, Dtype::BF16, [2, 4, 64]);
+    let mut strides = KvLayout::Hnd.strides(16, 2, 64);
+    strides.page += 48;
+    let pool = KvPool::new(&spec, KvLayout::Hnd, 16, 20, 1 << 30, 1 << 30);
+    let pool = pool.with_strides(strides, strides);
+    let stream = Stream::DEFAULT;
+    // SAFETY: nothing is there to be touched.
+    unsafe {
+        workspace.upload(&joint, stream).unwrap();
+        let error = gpu.run(&mut workspace, &q, &[pool], &q, None, stream);
+        assert!(matches!(error, Err(Error::NoInstance { .. })), "{error:?}");
+        workspace.upload(&apart, stream).unwrap();
+        gpu.run(&mut workspace, &q, &[pool], &q, None, stream)
+            .unwrap();
+        let error = workspace.upload(&joint, stream).unwrap_err();
+        assert!(matches!(error, Error::NotCaptured { .. }), "{error}");
+        assert!(error.to_string().contains("joint tiles"), "{error}");
+        workspace.upload(&apart, stream).unwrap();
+    }
 }
 
 #[test]

@@ -1,10 +1,13 @@
 //! Whole plans on the emulated GPU against naive attention in f64, and what it says of calls that are wrong.
 
+#[path = "common/adversarial.rs"]
+mod adversarial;
 #[path = "common/numeric.rs"]
 mod numeric;
 #[path = "common/problems.rs"]
 mod problems;
 
+use adversarial::{KINDS, allowed, make_hard};
 use half::{bf16, f16};
 use numeric::{Tolerance, compare, to_f64};
 use problems::{Tensors, cases, heads as of_heads, prefixed, sinks, variant};
@@ -143,14 +146,65 @@ fn plans_on_the_emulator_are_the_reference() {
 #[test]
 fn plans_over_8_bit_pages_are_the_reference() {
     let mut runner = proptest::test_runner::TestRunner::new(cases(10));
-    let on_whole_pages = case().prop_filter("pages of a multiple of 8", |case| {
-        case.batch.parts[0].table.page_size.is_multiple_of(8)
-            && case.options.pod == PodMode::Serial
-            && !case.spec.variant.sinks
-    });
     runner
-        .run(&on_whole_pages, |case| check::<bf16, F8E4M3>(&case))
+        .run(&case(), |case| check::<bf16, F8E4M3>(&case))
         .unwrap();
+}
+
+/// Large, rising, falling, equal and infinite logits, in prefills, decodes and merges.
+fn hard<T: Element>(large: bool) {
+    let emulated = Emulated::new(settings(1, 3)).expect("the emulator");
+    let spec = Spec::new(4, 1, 64).with_dtype(T::DTYPE);
+    let batch = prefixed(&[(90, 0, 20), (70, 0, 1), (33, 0, 1)], 16, false, 3);
+    let options = PlanOptions::default()
+        .with_split(SplitMode::Fixed { tokens: 48 })
+        .with_pod(PodMode::Serial);
+    let plan = Planner::new()
+        .plan(&spec, &batch, &emulated.device(), &options)
+        .expect("it can be planned");
+    for (name, logit) in KINDS {
+        let mut tensors = Tensors::<T, T>::random(&spec, &batch, KvLayout::Nhd, 5);
+        make_hard(&mut tensors, &spec, &batch, *logit, large);
+        let right = tensors.reference(&spec, &batch);
+        let mut out = vec![T::from_f32(f32::NAN); right.out.len()];
+        let mut lse = vec![f32::NAN; right.lse.len()];
+        emulated
+            .run(
+                &plan,
+                &tensors.q,
+                &tensors.views(),
+                &mut out,
+                Some(&mut lse),
+            )
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
+        let largest = right.out.iter().fold(1.0_f64, |most, x| most.max(x.abs()));
+        let mut of_out = Tolerance::of(T::DTYPE);
+        of_out.absolute = if T::DTYPE == Dtype::BF16 {
+            1.0 / 256.0
+        } else {
+            1.0 / 2048.0
+        };
+        let of_lse = Tolerance {
+            absolute: 2e-4,
+            relative: 1e-5,
+        };
+        let [of_out, of_lse] = allowed(&right, largest, of_out, of_lse);
+        let wrong = compare(
+            "out",
+            &[out.len() / 64, 64],
+            &to_f64(&out),
+            &right.out,
+            of_out,
+        )
+        .and_then(|()| compare("lse", &[lse.len()], &to_f64(&lse), &right.lse, of_lse));
+        wrong.unwrap_or_else(|what| panic!("{name}: {what}"));
+    }
+}
+
+#[test]
+fn hard_logits_are_the_reference() {
+    hard::<bf16>(false);
+    hard::<f16>(true);
 }
 
 /// A page beyond the pool is an error of the run that names address and instruction, and the next run is as ever.

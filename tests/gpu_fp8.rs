@@ -16,7 +16,10 @@ use tandem_attn::{
         gpu::{self, DeviceTensor, Gpu, KvPool, WorkspaceOptions},
     },
     kv::{KvScales, KvView, KvViewMut},
-    plan::{Bound, MergeMode, Plan, PlanOptions, Planner, SplitMode},
+    plan::{
+        BatchLimits, Bound, MergeMode, Plan, PlanError, PlanOptions, Planner, SplitMode,
+        WorkspaceLayout,
+    },
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     reference,
     tensor::{Element, F8E4M3, ShapeError},
@@ -38,8 +41,10 @@ struct Case {
 fn case(most_queries: u32, granularities: u32) -> impl Strategy<Value = Case> {
     let heads = (1..5_u32, 1..17_u32);
     let dim = prop_oneof![Just(64_u32), Just(128), Just(256)];
-    let page =
-        prop_oneof![4 => Just(16_u32), 1 => Just(8), 1 => Just(24), 1 => Just(64), 1 => Just(128)];
+    let page = prop_oneof![
+        4 => Just(16_u32), 1 => Just(8), 1 => Just(24), 1 => Just(64), 1 => Just(128),
+        1 => Just(1), 1 => Just(5)
+    ];
     let layout = prop_oneof![Just(KvLayout::Nhd), Just(KvLayout::Hnd)];
     let request = (kv_len(), 0..12_usize, 1..=most_queries);
     let split = prop_oneof![
@@ -258,11 +263,11 @@ fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
 }
 
 /// Outputs and LSEs of two runs, as bits.
-fn run_twice<T: Element>(
+fn run_twice<T: Element, K: Element>(
     gpu: &Gpu,
     case: &Case,
     plan: &Plan,
-    tensors: &Tensors<T, F8E4M3>,
+    tensors: &Tensors<T, K>,
     scales: gpu::KvScales,
 ) -> [(Vec<u16>, Vec<u32>); 2] {
     let (spec, table) = (&case.spec, &case.batch.parts[0].table);
@@ -319,6 +324,29 @@ fn decode_of_8_bit_pages_is_the_reference() {
         .unwrap();
 }
 
+/// Heads of 64 that lie side by side, and so many of them that they are read two at a time.
+#[test]
+fn decode_of_pairs_of_kv_heads_is_the_reference() {
+    let Some(gpu) = gpu("decode_of_pairs_of_kv_heads_is_the_reference") else {
+        return;
+    };
+    let groups = prop_oneof![Just(1_u32), Just(2), Just(3), Just(8)];
+    let mut runner = proptest::test_runner::TestRunner::new(cases(60));
+    runner
+        .run(&(case(4, 3), groups), |(mut case, group)| {
+            let kv_heads = 2 * gpu.multiprocessors();
+            let variant = case.spec.variant;
+            case.spec = Spec::new(kv_heads * group, kv_heads, 64);
+            case.spec.variant = variant;
+            case.layout = KvLayout::Nhd;
+            match case.seed % 3 {
+                0 => check::<f16>(gpu, &case),
+                _ => check::<bf16>(gpu, &case),
+            }
+        })
+        .unwrap();
+}
+
 #[test]
 fn prefill_of_8_bit_pages_is_the_reference() {
     let Some(gpu) = gpu("prefill_of_8_bit_pages_is_the_reference") else {
@@ -331,6 +359,109 @@ fn prefill_of_8_bit_pages_is_the_reference() {
             _ => check::<bf16>(gpu, &case),
         })
         .unwrap();
+}
+
+/// Prefills are those of the kernel for 16 bits on a pool of the same numbers: pages of 64 keys, head after head.
+fn converted<T: Element, K: Element>(gpu: &Gpu, seed: u64) {
+    const PAGE: u32 = 64;
+    let mut noise = Rng(seed);
+    let dim = [64, 128, 256][seed as usize % 3];
+    let heads = [(4, 4), (8, 2), (12, 1)][noise.below(3)];
+    let mut spec = Spec::new(heads.0, heads.1, dim).with_dtype(T::DTYPE);
+    if noise.below(3) == 0 {
+        spec = spec.with_window_left(noise.below(200) as u32);
+    }
+    spec.variant.causal = noise.below(4) > 0;
+    let requests: Vec<_> = (0..1 + noise.below(4))
+        .map(|_| {
+            let queries = 70 + noise.below(500) as u32;
+            (1 + noise.below(700) as u32, noise.below(5), queries)
+        })
+        .collect();
+    let batch = prefixed(&requests, PAGE, false, seed);
+    let layout = KvLayout::Hnd;
+    let narrow = spec.with_kv_dtype(K::DTYPE);
+    let tensors = Tensors::<T, K>::random(&narrow, &batch, layout, seed);
+    let pool = &tensors.parts[0];
+    let [k, v] = [&pool.k, &pool.v]
+        .map(|pool| -> Vec<T> { pool.iter().map(|x| T::from_f32(x.to_f32())).collect() });
+    let wide = Tensors::<T, T> {
+        q: tensors.q.clone(),
+        parts: vec![Pools {
+            k,
+            v,
+            k_strides: pool.k_strides,
+            v_strides: pool.v_strides,
+        }],
+    };
+    let case = |spec: Spec| Case {
+        spec,
+        batch: batch.clone(),
+        layout,
+        options: PlanOptions::default().with_split(SplitMode::Off),
+        granularity: 0,
+        query_exponent: 0,
+        seed,
+    };
+    let plan = |case: &Case| {
+        let plan = Planner::new().plan(&case.spec, &batch, &gpu.device(), &case.options);
+        plan.expect("it can be planned")
+    };
+    let (narrow, spec) = (case(narrow), case(spec));
+    let [got, again] = run_twice(gpu, &narrow, &plan(&narrow), &tensors, gpu::KvScales::One);
+    let [right, _] = run_twice(gpu, &spec, &plan(&spec), &wide, gpu::KvScales::One);
+    assert!(got == right, "seed {seed}: {:?}", narrow.spec);
+    assert!(got == again, "seed {seed}: two runs differ");
+}
+
+#[test]
+fn prefill_of_8_bit_pages_is_that_of_converted_ones_to_the_bit() {
+    let Some(gpu) = gpu("prefill_of_8_bit_pages_is_that_of_converted_ones_to_the_bit") else {
+        return;
+    };
+    for seed in 0..cases(60).cases.into() {
+        match seed % 2 {
+            0 => converted::<bf16, F8E4M3>(gpu, seed / 2),
+            _ => converted::<f16, F8E4M3>(gpu, seed / 2),
+        }
+    }
+}
+
+/// A workspace with room for fewer converted keys than a plan has prefills of.
+#[test]
+fn more_keys_of_prefills_than_the_bound_has_are_refused() {
+    let Some(gpu) = gpu("more_keys_of_prefills_than_the_bound_has_are_refused") else {
+        return;
+    };
+    let spec = Spec::new(8, 2, 128).with_kv_dtype(Dtype::F8E4M3);
+    let mut table = PageTable::new(16, 40);
+    table.push(&(0..40).collect::<Vec<_>>(), 640);
+    let batch = Batch::new(vec![0, 100], table);
+    let limits = BatchLimits::decodes(4, 640, 16).with_query_tokens(100);
+    let options = PlanOptions::default();
+    let plan = |prefill_keys| {
+        let limits = limits.with_prefill_keys(prefill_keys);
+        let bound = Bound::new(&spec, &gpu.device(), &options, &limits).expect("limits");
+        let options = options.with_bound(bound);
+        let bytes = WorkspaceLayout::new(&spec, &bound).bytes;
+        let plan = Planner::new().plan(&spec, &batch, &gpu.device(), &options);
+        (bytes, plan.map(drop))
+    };
+    let ((more, fits), (less, refused)) = (plan(640), plan(64));
+    assert_eq!(fits, Ok(()));
+    assert!(
+        matches!(
+            refused,
+            Err(PlanError::Bound {
+                needed: 10,
+                bound: 5,
+                ..
+            })
+        ),
+        "{refused:?}"
+    );
+    // Keys and values of 2 heads of 128, 16 bits each.
+    assert!(more - less >= (640 - 64) * 2 * 2 * 128 * 2);
 }
 
 /// A pool of a head dimension in some layout, and new tokens for it, on host and device.

@@ -87,12 +87,33 @@ fn is_test(attributes: &[Attribute]) -> bool {
     })
 }
 
+/// Items with those that are public where the feature `unstable` is on.
+fn with_unstable(items: &[Item]) -> Vec<Item> {
+    let mut all = Vec::new();
+    for item in items {
+        match item {
+            Item::Macro(item) if item.mac.path.is_ident("unstable") => {
+                let inner = syn::parse2::<syn::File>(item.mac.tokens.clone()).expect("items");
+                all.extend(inner.items.into_iter().map(|item| match item {
+                    Item::Use(item) => Item::Use(syn::ItemUse {
+                        vis: syn::Visibility::Public(Default::default()),
+                        ..item
+                    }),
+                    item => item,
+                }));
+            }
+            item => all.push(item.clone()),
+        }
+    }
+    all
+}
+
 fn read(items: &[Item], file: &str, path: Vec<String>, modules: &mut Modules) {
     let mut module = Module {
         file: file.to_owned(),
         ..Module::default()
     };
-    for item in items {
+    for item in &with_unstable(items) {
         let name = match item {
             Item::Use(item) if !is_test(&item.attrs) => {
                 let is_reexport = !matches!(item.vis, syn::Visibility::Inherited);

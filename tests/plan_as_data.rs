@@ -5,11 +5,12 @@ mod numeric;
 #[path = "common/problems.rs"]
 mod problems;
 
-use problems::{Problem, cases, problem};
+use problems::{Problem, Tensors, cases, problem, small_problem};
 use proptest::prelude::*;
 use tandem_attn::{
+    exec::Cpu,
     plan::{BatchLimits, Bound, DeviceDescription, Plan, PlanOptions, Planner, WorkspaceLayout},
-    problem::{Batch, PageTable, Spec},
+    problem::{Batch, Dtype, PageTable, Spec},
 };
 
 proptest! {
@@ -102,4 +103,49 @@ fn bounds_layouts_and_schedules_are_data_too() {
         serde_json::from_str::<(PlanOptions, WorkspaceLayout)>(&json).unwrap(),
         (options, layout)
     );
+}
+
+/// Some bytes of a text become others: digits mostly, which leave it readable.
+fn damaged(text: &str, seed: u64) -> Vec<u8> {
+    let (mut bytes, mut rng) = (text.as_bytes().to_vec(), numeric::Rng(seed));
+    for _ in 0..1 + rng.below(4) {
+        let at = rng.below(bytes.len());
+        bytes[at] = match rng.below(8) {
+            0 => rng.bits() as u8,
+            1 => b"{}[],:\"-"[rng.below(8)],
+            _ if bytes[at].is_ascii_digit() => b'0' + rng.below(10) as u8,
+            _ => bytes[at],
+        };
+    }
+    bytes
+}
+
+proptest! {
+    #![proptest_config(cases(3000))]
+
+    /// A plan whose text was damaged is refused when it is read, or when it is run; whatever it says, nothing panics.
+    #[test]
+    fn damaged_plans_are_refused_or_run(mut problem in small_problem(), seed in any::<u64>()) {
+        problem.spec = problem.spec.with_dtype(Dtype::F32);
+        let Problem { spec, batch, device, options, layout, .. } = &problem;
+        let plan = Planner::new().plan(spec, batch, device, options).expect("the problem can be planned");
+        let json = serde_json::to_string(&plan).expect("plain data");
+        for round in 0..8 {
+            let Ok(mut read) = serde_json::from_slice::<Plan>(&damaged(&json, seed ^ round)) else {
+                continue;
+            };
+            let verified = read.verify(batch);
+            let tensors = Tensors::<f32, f32>::random(spec, batch, *layout, 1);
+            let heads = (batch.total_q() * spec.q_heads) as usize;
+            let mut out = vec![7.0_f32; heads * spec.head_dim_v as usize];
+            let ran = Cpu::new().run(&read, &tensors.q, &tensors.views(), &mut out, None);
+            if read == plan {
+                prop_assert!(verified.is_ok() && ran.is_ok());
+            }
+            if ran.is_err() {
+                prop_assert!(out.iter().all(|&x| x == 7.0), "refused, and outputs were written");
+            }
+            let _ = read.grow(batch);
+        }
+    }
 }

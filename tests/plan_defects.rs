@@ -58,7 +58,7 @@ fn joint(plan: &Plan, noise: &mut Rng) -> Option<usize> {
     Some(joint[pick(noise, joint.len())?])
 }
 
-const DAMAGES: [(&str, Damage); 24] = [
+const DAMAGES: [(&str, Damage); 25] = [
     ("an item ends a key too early", |plan, noise| {
         let at = needed(plan, noise)?;
         plan.items[at].kv_end -= 1;
@@ -171,6 +171,11 @@ const DAMAGES: [(&str, Damage); 24] = [
     }),
     ("a merge is missing", |plan, _| {
         plan.merges.pop()?;
+        Some(())
+    }),
+    // The same merge again, behind all others: nothing else is wrong with the plan.
+    ("a token is merged twice", |plan, _| {
+        plan.merges.push(*plan.merges.last()?);
         Some(())
     }),
     ("a merge takes states in another order", |plan, noise| {

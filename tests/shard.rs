@@ -71,7 +71,7 @@ fn own_pools<T: Element>(whole: &Pools<T>, spec: &Spec, share: &Share, part: &Pa
     for &page in &table.indices {
         for token in 0..table.page_size {
             for (head, from) in (0..own.kv_heads).zip(share.kv_heads.clone()) {
-                let at = |s: tandem_attn::abi::KvStrides, head: u32| {
+                let at = |s: tandem_attn::kv::KvStrides, head: u32| {
                     (page * s.page + token * s.token + head * s.head) as usize
                 };
                 let dim = own.head_dim_qk as usize;

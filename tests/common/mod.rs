@@ -3,6 +3,8 @@
 // Each program uses its own part of this.
 #![allow(dead_code)]
 
+pub mod adversarial;
+pub mod heads;
 mod numeric;
 pub mod problems;
 pub mod straight;
@@ -21,7 +23,7 @@ use tandem_attn::{
     Error,
     exec::gpu::{DeviceArray, DeviceTensor, Gpu, Stream as Handle},
     problem::Dtype,
-    tensor::Element,
+    tensor::{Element, F8E4M3},
 };
 
 /// With PTX where there is no machine code: the tests run on new GPUs and on the emulator, too.
@@ -180,6 +182,7 @@ pub fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     match dtype {
         Dtype::BF16 => as_type::<bf16>(values),
         Dtype::F16 => as_type::<f16>(values),
+        Dtype::F8E4M3 => as_type::<F8E4M3>(values),
         _ => as_type::<f32>(values),
     }
 }

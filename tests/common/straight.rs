@@ -33,7 +33,7 @@ pub fn attention<T: Element>(spec: &Spec, batch: &Batch, tensors: &Tensors<T, T>
                 part.first_position(request) + (token - part.q_range(request).start) as i32;
             let keys = spec.variant.visible(position, part.kv_len(request));
             let pages = part.table.pages(request);
-            let place = |key: u32, strides: &tandem_attn::abi::KvStrides| {
+            let place = |key: u32, strides: &tandem_attn::kv::KvStrides| {
                 let page = pages[(key / strides.page_size) as usize] as usize;
                 let in_page = key % strides.page_size * strides.token;
                 page * strides.page as usize

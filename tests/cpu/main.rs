@@ -2,7 +2,13 @@
 //!
 //! `TANDEM_CASES=100000 cargo test --release --test cpu` is the long run.
 
+#[path = "../common/adversarial.rs"]
+mod adversarial;
+mod adversarial_numbers;
 mod batch_invariance;
+mod by_head;
+#[path = "../common/heads.rs"]
+mod heads;
 mod hooks;
 mod masks;
 #[path = "../common/numeric.rs"]

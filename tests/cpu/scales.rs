@@ -78,7 +78,7 @@ impl Scales {
     }
 }
 
-fn by_token<'a>(k: &'a [f32], v: &'a [f32], strides: tandem_attn::abi::KvStrides) -> KvScales<'a> {
+fn by_token<'a>(k: &'a [f32], v: &'a [f32], strides: tandem_attn::kv::KvStrides) -> KvScales<'a> {
     KvScales::Token {
         k,
         v,
@@ -228,7 +228,7 @@ fn scales_that_do_not_fit_are_refused() {
     let strides = KvLayout::Nhd.strides(16, 1, 1);
     const ONES: [f32; 32] = [1.0; 32];
     let by_key = |len: usize, page_size| {
-        let strides = tandem_attn::abi::KvStrides {
+        let strides = tandem_attn::kv::KvStrides {
             page_size,
             ..strides
         };

@@ -6,13 +6,13 @@ use cust::sys;
 use half::bf16;
 use tandem_attn::{
     Error,
-    exec::gpu::{LaunchSet, Stream as Handle, WorkspaceOptions},
+    exec::gpu::{Gpu, LaunchSet, Stream as Handle, WorkspaceOptions},
     plan::{
         Bound, DeviceDescription, Kernel, MergeMode, Plan, PlanOptions, Planner, Tile, TileGroup,
         pod::PodMode,
     },
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
-    tensor::Element,
+    tensor::{Element, F8E4M3},
 };
 
 use crate::{
@@ -115,6 +115,11 @@ fn random_batch(rng: &mut Rng, prefills: bool) -> Batch {
     Batch::new(qo_indptr, table)
 }
 
+fn random<T: Element>(rng: &mut Rng, count: u32) -> Vec<T> {
+    let values = rng.floats(count as usize, -1.0, 1.0);
+    values.into_iter().map(T::from_f32).collect()
+}
+
 /// A plan of prefills and decodes together.
 fn hybrid(spec: &Spec, device: &DeviceDescription, options: &PlanOptions) -> Plan {
     let mut rng = Rng(1);
@@ -135,6 +140,7 @@ fn bound(trees: bool) -> Bound {
         slots: 4000,
         ancestors: if trees { TOKENS } else { 0 },
         padded_tokens: 0,
+        converted_pages: 14 * 16,
     }
 }
 
@@ -150,16 +156,36 @@ fn a_graph_serves_one_plan_after_the_other() {
     let Some(gpu) = hopper("a_graph_serves_one_plan_after_the_other") else {
         return;
     };
-    let (rounds, alone) = rounds();
-    for (merge_mode, prefills, pod, rich) in [
-        (MergeMode::Fused, false, PodMode::Auto, false),
-        (MergeMode::Fused, true, PodMode::Auto, false),
+    serves::<bf16>(
+        gpu,
+        &[
+            (MergeMode::Fused, false, PodMode::Auto, false),
+            (MergeMode::Fused, true, PodMode::Auto, false),
+            (MergeMode::Kernel, true, PodMode::Auto, false),
+            (MergeMode::Kernel, true, PodMode::Tickets, false),
+            (MergeMode::Fused, true, PodMode::Auto, true),
+            (MergeMode::Kernel, true, PodMode::Tickets, true),
+        ],
+    );
+}
+
+/// What prefills convert differs from plan to plan.
+#[test]
+fn a_graph_serves_plans_over_8_bit_pages() {
+    let Some(gpu) = hopper("a_graph_serves_plans_over_8_bit_pages") else {
+        return;
+    };
+    let modes = [
         (MergeMode::Kernel, true, PodMode::Auto, false),
-        (MergeMode::Kernel, true, PodMode::Tickets, false),
         (MergeMode::Fused, true, PodMode::Auto, true),
-        (MergeMode::Kernel, true, PodMode::Tickets, true),
-    ] {
-        let mut spec = Spec::new(8, 2, 128);
+    ];
+    serves::<F8E4M3>(gpu, &modes);
+}
+
+fn serves<K: Element>(gpu: &Gpu, modes: &[(MergeMode, bool, PodMode, bool)]) {
+    let (rounds, alone) = rounds();
+    for &(merge_mode, prefills, pod, rich) in modes {
+        let mut spec = Spec::new(8, 2, 128).with_kv_dtype(K::DTYPE);
         spec.variant.sinks = rich;
         let bound = || bound(rich);
         let mut device = gpu.device();
@@ -184,18 +210,14 @@ fn a_graph_serves_one_plan_after_the_other() {
 
         let mut rng = Rng(3);
         let strides = KvLayout::Nhd.strides(PAGE, spec.kv_heads, spec.head_dim_qk);
-        let mut random = |count: u32| -> Vec<bf16> {
-            let values = rng.floats(count as usize, -1.0, 1.0);
-            values.into_iter().map(bf16::from_f32).collect()
-        };
         let pools = Pools {
-            k: random(POOL * strides.page),
-            v: random(POOL * strides.page),
+            k: random::<K>(&mut rng, POOL * strides.page),
+            v: random::<K>(&mut rng, POOL * strides.page),
             k_strides: strides,
             v_strides: strides,
         };
         let whole = Tensors {
-            q: random(TOKENS * spec.q_heads * spec.head_dim_qk),
+            q: random::<bf16>(&mut rng, TOKENS * spec.q_heads * spec.head_dim_qk),
             parts: vec![pools],
         };
         let heads = spec.q_heads as usize;

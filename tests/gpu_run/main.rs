@@ -1,6 +1,8 @@
 //! Whole plans on the GPU against naive attention in f64, in graphs, and from several threads.
 
+mod adversarial_numbers;
 mod batch_invariance;
+mod by_head;
 #[path = "../common/mod.rs"]
 mod common;
 mod graph;

@@ -109,6 +109,12 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
         Op::Decode => {
             planned.spec = spec(row, row.rows.min(100));
             planned.requests = vec![(70, 1), (33, 1), (1, 1)];
+            if row.kv_heads > 1 {
+                // So many that half as many units keep the GPU as busy.
+                let kv_heads = row.kv_heads * gpu.multiprocessors();
+                planned.spec.q_heads *= kv_heads;
+                planned.spec.kv_heads = kv_heads;
+            }
             if row.arch == Arch::Sm90a {
                 planned.options = options.with_decode_tile(tile);
             } else {
@@ -157,7 +163,7 @@ fn vary(planned: &mut Planned, row: &KernelInfo, seed: u64) {
     if !matches!(row.op, Op::Merge(_)) {
         planned.device.sms = [2, 3, 5][rng.below(3)];
     }
-    if rng.below(2) == 0 {
+    if rng.below(2) == 0 && row.kv_heads == 1 {
         planned.layout = KvLayout::Hnd;
     }
     if row.latent || matches!(row.op, Op::Merge(_) | Op::Pad) {
@@ -185,11 +191,7 @@ pub fn run_entry(
     seed: u64,
     checked: bool,
 ) -> Result<Vec<Output>, String> {
-    let mut planned = planned(gpu, row);
-    if seed > 0 {
-        vary(&mut planned, row, seed);
-    }
-    run(gpu, &planned, checked)
+    run_varied(gpu, planned(gpu, row), row, seed, checked)
 }
 
 /// The same for the kernel of a variant in the place of one.
@@ -203,6 +205,16 @@ pub fn run_hooked(
     let mut planned = planned(gpu, row);
     planned.spec.variant.soft_cap = None;
     planned.spec = planned.spec.with_hooks(hooks);
+    run_varied(gpu, planned, row, seed, checked)
+}
+
+fn run_varied(
+    gpu: &Gpu,
+    mut planned: Planned,
+    row: &KernelInfo,
+    seed: u64,
+    checked: bool,
+) -> Result<Vec<Output>, String> {
     if seed > 0 {
         vary(&mut planned, row, seed);
     }

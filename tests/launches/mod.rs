@@ -95,23 +95,22 @@ impl Output {
 
 /// The kernels that a GPU of this architecture has.
 pub fn entries(gpu: &Gpu) -> impl Iterator<Item = &'static KernelInfo> {
-    let newest = if gpu.arch() == "sm_80" {
-        Arch::Sm80
-    } else {
-        Arch::Sm90a
-    };
+    let newest = newest(gpu);
     KernelId::all()
         .map(KernelId::info)
         .filter(move |row| row.arch <= newest)
 }
 
+fn newest(gpu: &Gpu) -> Arch {
+    match gpu.arch() {
+        "sm_80" => Arch::Sm80,
+        _ => Arch::Sm90a,
+    }
+}
+
 /// The kernels of the library's variants that a GPU of this architecture has, with those in whose place they stand.
 pub fn hooked(gpu: &Gpu) -> impl Iterator<Item = (&'static Hooks, &'static KernelInfo)> {
-    let newest = if gpu.arch() == "sm_80" {
-        Arch::Sm80
-    } else {
-        Arch::Sm90a
-    };
+    let newest = newest(gpu);
     let of = |hooks: &'static Hooks| hooks.kernels().map(move |id| (hooks, id.info()));
     let all = BUILT_IN.iter().flat_map(of);
     all.filter(move |(_, row)| row.arch <= newest)

@@ -204,20 +204,28 @@ fn pack(root: &Path) -> Result<Vec<(String, PathBuf)>, Error> {
         "--no-deps",
         "--format-version=1",
     ]))?)?;
+    let (unpublished, published): (Vec<&Value>, Vec<&Value>) = metadata["packages"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .partition(|package| package["publish"].as_array().is_some_and(Vec::is_empty));
     let mut packed = Vec::new();
     // The registry does not know these packages yet: packing verifies nothing, the outside program does.
-    run_command(cargo().args([
-        "package",
-        "--workspace",
-        "--exclude=xtask",
-        "--no-verify",
-        "--allow-dirty",
-        "--quiet",
-    ]))?;
-    for package in metadata["packages"].as_array().into_iter().flatten() {
-        if package["publish"].as_array().is_some_and(Vec::is_empty) {
-            continue;
-        }
+    let excluded = unpublished
+        .iter()
+        .filter_map(|package| package["name"].as_str());
+    run_command(
+        cargo()
+            .args([
+                "package",
+                "--workspace",
+                "--no-verify",
+                "--allow-dirty",
+                "--quiet",
+            ])
+            .args(excluded.map(|name| format!("--exclude={name}"))),
+    )?;
+    for package in published {
         let name = package["name"].as_str().ok_or("a package without a name")?;
         let version = package["version"]
             .as_str()

@@ -5,6 +5,7 @@ mod bundle;
 mod kernels;
 #[path = "../../build/modules.rs"]
 mod modules;
+mod mutate;
 mod package;
 mod process;
 mod report;
@@ -60,6 +61,19 @@ enum Chore {
     /// Set up, check the kernels, run every test. GPU tests say that they are skipped where there is
     /// no GPU.
     Test,
+    /// Random sequences of calls, right and wrong: `cargo xtask fuzz cpu --seeds 1000`, `cargo xtask fuzz --help`
+    #[command(disable_help_flag = true)]
+    Fuzz {
+        /// What `tandem-fuzz` is given
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Put small faults into a copy of the last commit, one at a time, and see whether tests find them.
+    Mutate {
+        /// Only faults with this text in their name or their file
+        #[arg(default_value = "")]
+        only: String,
+    },
     /// Pack the workspace and build a program outside it, with the feature cuda, in an empty environment.
     Adopt,
     /// Put the GPU tests and benchmarks into dist/, to run on a GPU host that has no Rust.
@@ -80,6 +94,8 @@ fn main() -> ExitCode {
         }
         Chore::Package { check } => package::run(check),
         Chore::Test => test::run(),
+        Chore::Fuzz { arguments } => test::fuzz(&arguments),
+        Chore::Mutate { only } => mutate::run(&only),
         Chore::Adopt => adopt::run(),
         Chore::Bundle => bundle::run(),
     };

@@ -16,3 +16,10 @@ pub fn run() -> Result<(), Error> {
         "--features=tandem-attn/cuda,tandem-attn/cust,tandem-attn/cudarc,tandem-cli/cuda,tandem-cli/engine,tandem-cli/emulator",
     ]))
 }
+
+/// Builds `tests/fuzz` and runs it.
+pub fn fuzz(arguments: &[String]) -> Result<(), Error> {
+    let mut command = cargo();
+    command.args(["run", "--release", "--package", "tandem-fuzz", "--"]);
+    run_command(command.args(arguments))
+}

@@ -1,0 +1,155 @@
+//! Random page lists by KV head, and what attention over them is: each head of each request for itself.
+
+use half::bf16;
+use tandem_attn::{
+    kv::{KvView, PagesByHead},
+    problem::{Batch, KvLayout, PageTable, Spec},
+    reference,
+    tensor::Element,
+};
+
+use super::numeric::{Rng, Tolerance, compare, to_f64};
+
+/// Pages, and how many keys they have.
+type List = (Vec<u32>, u32);
+
+/// Requests with lists of their own for each head, over a pool of random keys.
+pub struct Lists {
+    pub spec: Spec,
+    pub layout: KvLayout,
+    pub page_size: u32,
+    pub pages: u32,
+    /// New tokens, and the pages and keys of each head.
+    pub requests: Vec<(u32, Vec<List>)>,
+    pub q: Vec<bf16>,
+    pub pools: [Vec<bf16>; 2],
+}
+
+impl Lists {
+    pub fn random(seed: u64) -> Self {
+        let mut rng = Rng(seed);
+        let (kv_heads, group) = (1 + rng.below(4) as u32, 1 + rng.below(5) as u32);
+        let dim = [64, 128][rng.below(2)];
+        let spec = Spec::new(kv_heads * group, kv_heads, dim);
+        let layout = [KvLayout::Nhd, KvLayout::Hnd][rng.below(2)];
+        let (page_size, pages) = ([16, 8, 5][rng.below(3)], 40);
+        let mut shuffled: Vec<u32> = (0..pages).collect();
+        let requests: Vec<(u32, Vec<List>)> = (0..1 + rng.below(4))
+            .map(|_| {
+                let tokens = [1, 1, 3][rng.below(3)];
+                let mut list = || {
+                    rng.shuffle(&mut shuffled);
+                    let keys = tokens + rng.below(20 * page_size as usize) as u32;
+                    let list = &shuffled[..keys.div_ceil(page_size) as usize];
+                    (list.to_vec(), keys)
+                };
+                (tokens, (0..kv_heads).map(|_| list()).collect())
+            })
+            .collect();
+        let tokens: u32 = requests.iter().map(|(tokens, _)| tokens).sum();
+        let mut floats = |count: u32| -> Vec<bf16> {
+            let values = rng.floats(count as usize, -1.0, 1.0);
+            values.into_iter().map(bf16::from_f32).collect()
+        };
+        let q = floats(tokens * spec.q_heads * dim);
+        let pools = [(); 2].map(|()| floats(pages * page_size * kv_heads * dim));
+        Self {
+            spec,
+            layout,
+            page_size,
+            pages,
+            requests,
+            q,
+            pools,
+        }
+    }
+
+    pub fn view(&self) -> KvView<'_, bf16> {
+        let [k, v] = &self.pools;
+        KvView::new(&self.spec, self.layout, self.page_size, k, v)
+    }
+
+    pub fn by_head(&self) -> PagesByHead {
+        let mut lists = PagesByHead::new(&self.spec, self.view().k_strides, self.pages)
+            .expect("a plain variant");
+        for (tokens, of_heads) in &self.requests {
+            let of_heads: Vec<_> = of_heads
+                .iter()
+                .map(|(pages, keys)| (&pages[..], *keys))
+                .collect();
+            lists.push(*tokens, &of_heads).expect("good lists");
+        }
+        lists
+    }
+
+    /// `[tokens, q_heads, dim]` and `[tokens, q_heads]` in f64, from keys that are gathered head by head.
+    pub fn right(&self) -> (Vec<f64>, Vec<f64>) {
+        let Spec {
+            q_heads,
+            kv_heads,
+            head_dim_qk: dim,
+            ..
+        } = self.spec;
+        let (group, view) = (self.spec.group() as usize, self.view());
+        let (row, dim) = (q_heads as usize * dim as usize, dim as usize);
+        let mut out = vec![f64::NAN; self.q.len()];
+        let mut lse = vec![f64::NAN; self.q.len() / dim];
+        let one = Spec::new(group as u32, 1, dim as u32);
+        let mut first = 0;
+        for (tokens, of_heads) in &self.requests {
+            for head in 0..kv_heads {
+                let (pages, keys) = &of_heads[head as usize];
+                let gather = |value: bool| -> Vec<bf16> {
+                    let of_key = |key: u32| {
+                        let (page, offset) =
+                            (pages[(key / self.page_size) as usize], key % self.page_size);
+                        match value {
+                            false => view.key(page, offset, head, dim as u32),
+                            true => view.value(page, offset, head, dim as u32),
+                        }
+                    };
+                    (0..*keys).flat_map(of_key).copied().collect()
+                };
+                let (k, v) = (gather(false), gather(true));
+                let mut table = PageTable::new(1, *keys);
+                table.push(&(0..*keys).collect::<Vec<_>>(), *keys);
+                let batch = Batch::new(vec![0, *tokens], table);
+                let at = |token: usize| (first + token) * row + head as usize * group * dim;
+                let q: Vec<bf16> = (0..*tokens as usize)
+                    .flat_map(|token| &self.q[at(token)..][..group * dim])
+                    .copied()
+                    .collect();
+                let kv = KvView::new(&one, KvLayout::Nhd, 1, &k, &v);
+                let right = reference::attention(&one, &batch, &q, &[kv]).expect("they fit");
+                for token in 0..*tokens as usize {
+                    let to = at(token);
+                    out[to..][..group * dim]
+                        .copy_from_slice(&right.out[token * group * dim..][..group * dim]);
+                    lse[to / dim..][..group].copy_from_slice(&right.lse[token * group..][..group]);
+                }
+            }
+            first += *tokens as usize;
+        }
+        (out, lse)
+    }
+
+    /// Compares outputs and LSEs: those of a GPU have weights of 16 bits.
+    pub fn check<O: Element>(&self, out: &[O], lse: &[f32], on_gpu: bool) -> Result<(), String> {
+        let right = self.right();
+        let (tokens, heads) = (
+            lse.len() / self.spec.q_heads as usize,
+            self.spec.q_heads as usize,
+        );
+        let shape = [tokens, heads, self.spec.head_dim_v as usize];
+        let mut tolerance = Tolerance::of(O::DTYPE);
+        if on_gpu {
+            tolerance.absolute = 1.0 / 256.0;
+        }
+        compare("out", &shape, &to_f64(out), &right.0, tolerance)?;
+        let tolerance = Tolerance {
+            absolute: 2e-4,
+            relative: 1e-5,
+        };
+        compare("lse", &shape[..2], &to_f64(lse), &right.1, tolerance)
+    }
+}

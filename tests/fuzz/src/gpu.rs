@@ -1,0 +1,530 @@
+//! A case on a GPU, or on an emulated one.
+
+use std::ffi::c_void;
+
+use tandem_attn::{
+    Error,
+    exec::{
+        emulated::{Schedule, Settings},
+        gpu::{
+            Arch, DeviceArray, DeviceBuffer, DeviceTensor, Gpu, Graph, KvPool, KvScales, LaunchSet,
+            OwnedStream, Workspace, WorkspaceOptions,
+        },
+    },
+    plan::{DeviceDescription, Plan, PlanOptions, Planner},
+    problem::{Dtype, KvLayout, PageTable},
+    reference::Output,
+};
+
+use crate::{
+    case::{Case, Scales, Step},
+    numeric::Rng,
+    oracle,
+    planned::{Planned, bound, planned},
+    refused::{self, Given},
+    tally::{Failure, Tally},
+    world::{REQUESTS, World},
+};
+
+/// In which order things happen on an emulated GPU.
+pub fn emulated(seed: u64) -> Settings {
+    let schedule: fn(u64) -> Schedule = match seed % 3 {
+        0 => |_| Schedule::RoundRobin,
+        1 => Schedule::Random,
+        _ => Schedule::Late,
+    };
+    Settings {
+        schedule,
+        seed,
+        ..Settings::default()
+    }
+}
+
+/// The memory of a case on the device, and what runs there.
+struct Runner<'a> {
+    case: &'a Case,
+    gpu: &'a Gpu,
+    stream: OwnedStream,
+    world: World,
+    cache: DeviceBuffer<u8>,
+    given: DeviceBuffer<u8>,
+    results: DeviceBuffer<u8>,
+    /// For runs at once, and for those of a graph.
+    eager: Workspace,
+    captured: Option<(Workspace, Option<Graph>)>,
+    /// The most parts of a batch.
+    parts: usize,
+    /// Of other heads than the case's.
+    other: Option<Plan>,
+    tally: Tally,
+}
+
+fn text(error: Error) -> String {
+    error.to_string()
+}
+
+/// Plans the case and runs it.
+pub fn run(case: &Case, gpu: &Gpu) -> Result<Tally, Failure> {
+    gpu.make_current().map_err(|error| Failure {
+        step: None,
+        what: error.to_string(),
+    })?;
+    let mut device = gpu.device();
+    device.sms = case.sms;
+    if !case.joint {
+        device.decode.joint = None;
+    }
+    let mut tally = Tally::default();
+    let steps = planned(case, &device, &mut tally)?;
+    if steps.iter().all(|step| step.plans.is_empty()) {
+        return Ok(tally);
+    }
+    let runner = Runner::new(case, gpu, &device, &steps, tally);
+    let mut runner = runner.map_err(|error| Failure {
+        step: None,
+        what: error.to_string(),
+    })?;
+    for (at, planned) in steps.iter().enumerate() {
+        let done = runner.step(at, planned);
+        done.map_err(|what| Failure::at(at, what))?;
+    }
+    Ok(runner.tally)
+}
+
+impl<'a> Runner<'a> {
+    fn new(
+        case: &'a Case,
+        gpu: &'a Gpu,
+        device: &DeviceDescription,
+        steps: &[Planned],
+        tally: Tally,
+    ) -> Result<Self, Error> {
+        let world = World::new(case);
+        let bound = bound(steps, case.slack);
+        let options = WorkspaceOptions::default().with_arch(case.ampere.then_some(Arch::Sm80));
+        let eager = gpu.workspace(&case.spec, &bound, options)?;
+        let mut parts: Vec<usize> = Vec::new();
+        let captured = match case.graph {
+            true => {
+                let mut set = match case.seed % 2 {
+                    0 => LaunchSet::all(device, &case.spec)?,
+                    _ => LaunchSet::new(),
+                };
+                for plan in steps.iter().filter_map(|step| step.plans.first()) {
+                    set = set.and(plan);
+                }
+                parts = set.keys().iter().map(|key| key.part as usize + 1).collect();
+                parts.extend(steps.iter().map(|step| step.batch.parts.len()));
+                let options = WorkspaceOptions::default()
+                    .with_launches(set)
+                    .with_merge_mode(case.options.merge_mode);
+                Some((gpu.workspace(&case.spec, &bound, options)?, None))
+            }
+            false => None,
+        };
+        let mut spec = case.spec;
+        spec.scale *= 0.5;
+        let mut table = PageTable::new(case.page_size, 1);
+        table.push(&[0], 1);
+        let batch = tandem_attn::problem::Batch::new(vec![0, 1], table);
+        let other = Planner::new().plan(&spec, &batch, device, &PlanOptions::default());
+        Ok(Self {
+            case,
+            gpu,
+            stream: gpu.stream()?,
+            cache: DeviceBuffer::from_slice(gpu, world.cache.bytes())?,
+            given: DeviceBuffer::from_slice(gpu, world.given.bytes())?,
+            results: DeviceBuffer::from_slice(gpu, world.results.bytes())?,
+            world,
+            eager,
+            captured,
+            parts: parts.into_iter().max().unwrap_or(0),
+            other: other.ok(),
+            tally,
+        })
+    }
+
+    fn step(&mut self, at: usize, planned: &Planned) -> Result<(), String> {
+        let case = self.case;
+        let new = self.world.new_slots(case, at);
+        let tokens = planned.batch.total_q() as usize;
+        let q = self.world.write_queries(case, at, tokens);
+        let listed = self.world.write_rows(case, &new);
+        self.given
+            .write(0, self.world.given.bytes())
+            .map_err(text)?;
+        self.append(listed, &new)?;
+        let right = oracle::right(case, &planned.batch, &self.world, &q);
+        for (index, plan) in planned.plans.iter().enumerate() {
+            let call = |what| format!("plan {index}: {what}");
+            self.plan(plan, at, &right).map_err(call)?;
+        }
+        if let Some(plan) = planned.plans.first() {
+            let call = |what| format!("by a graph: {what}");
+            self.replay(plan, &case.steps[at], &right).map_err(call)?;
+        }
+        self.unchanged()
+    }
+
+    /// Nothing that calls read was written.
+    fn unchanged(&self) -> Result<(), String> {
+        for (name, image, memory) in [
+            ("keys and values", &self.world.cache, &self.cache),
+            ("inputs", &self.world.given, &self.given),
+        ] {
+            if let Some(at) = image.differs(&memory.read().map_err(text)?) {
+                return Err(format!("byte {at} of the {name} was written"));
+            }
+        }
+        Ok(())
+    }
+
+    fn pools(&self) -> [KvPool; 2] {
+        let (case, world, spec) = (self.case, &self.world, &self.case.spec);
+        let at = |place: usize| self.given.address() + place as u64;
+        let [k, v] = world.scales.each_ref().map(|place| at(place.start));
+        let (heads, pages) = (spec.kv_heads as usize, world.pages as usize);
+        let flat = |address, len| DeviceTensor::new(address, Dtype::F32, [len]);
+        let scales = match case.scales {
+            Scales::One => KvScales::One,
+            Scales::Tensor => KvScales::Tensor {
+                k: flat(k, 1),
+                v: flat(v, 1),
+            },
+            Scales::Head => KvScales::Head {
+                k: flat(k, heads),
+                v: flat(v, heads),
+            },
+            Scales::Request => {
+                let tensor =
+                    |address| DeviceTensor::new(address, Dtype::F32, [REQUESTS as usize, heads]);
+                KvScales::Request {
+                    k: tensor(k),
+                    v: tensor(v),
+                    of_token: DeviceArray::new(at(world.of_token.start), case.most_tokens()),
+                }
+            }
+            Scales::Token => {
+                let shape = [pages, case.page_size as usize, heads];
+                KvScales::Token {
+                    k: DeviceTensor::new(k, Dtype::F32, shape),
+                    v: DeviceTensor::new(v, Dtype::F32, shape),
+                }
+            }
+        };
+        [0, 1].map(|index| {
+            let [k, v] = world.cached_at[index].map(|place| self.cache.address() + place as u64);
+            KvPool::new(spec, KvLayout::Nhd, case.page_size, world.pages, k, v)
+                .with_strides(world.pools[index].k, world.pools[index].v)
+                .with_scales(scales)
+        })
+    }
+
+    /// What a run of so many tokens is given, all of it right.
+    fn given(&self, parts: usize, tokens: usize) -> Given {
+        let (world, spec) = (&self.world, &self.case.spec);
+        let heads = spec.q_heads as usize;
+        let given = |place: usize| self.given.address() + place as u64;
+        let result = |place: usize| self.results.address() + place as u64;
+        let tensor = |address, dtype, dim: u32, stride| {
+            DeviceTensor::new(address, dtype, [tokens, heads, dim as usize]).with_stride(0, stride)
+        };
+        let [q_stride, out_stride] = world.strides;
+        let pools = self.pools();
+        Given {
+            q: tensor(
+                given(world.q.start),
+                spec.q_dtype,
+                spec.head_dim_qk,
+                q_stride,
+            ),
+            pools: (0..parts).map(|part| pools[part % 2]).collect(),
+            out: tensor(
+                result(world.out.start),
+                spec.out_dtype,
+                spec.head_dim_v,
+                out_stride,
+            ),
+            lse: Some(DeviceTensor::new(
+                result(world.lse.start),
+                Dtype::F32,
+                [tokens, heads],
+            )),
+            sinks: spec
+                .variant
+                .sinks
+                .then(|| DeviceArray::new(given(world.sinks.start), heads)),
+            slopes: spec.variant.hooks.map(|_| given(world.slopes.start)),
+            surplus: false,
+        }
+    }
+
+    fn append(&mut self, listed: usize, new: &[u32]) -> Result<(), String> {
+        let (case, spec) = (self.case, self.case.spec);
+        let at = |place: usize| self.given.address() + place as u64;
+        let slots = DeviceArray::new(at(self.world.slots.start), listed);
+        let heads = spec.kv_heads as usize;
+        let [k, v] = [spec.head_dim_qk, spec.head_dim_v].map(|dim| [listed, heads, dim as usize]);
+        let k = DeviceTensor::new(at(self.world.rows[0].start), spec.kv_dtype, k);
+        let v = DeviceTensor::new(at(self.world.rows[1].start), spec.kv_dtype, v);
+        for (pool, layout) in self.pools().into_iter().zip(self.world.pools) {
+            let mut rng = Rng(case.seed ^ 10 ^ self.tally.calls);
+            for _ in 0..case.wrong {
+                let given = refused::Append { pool, slots, k, v };
+                refused::append(
+                    self.gpu,
+                    &spec,
+                    given,
+                    &self.stream,
+                    &mut rng,
+                    &mut self.tally,
+                )?;
+            }
+            // SAFETY: all of it is in memory of ours, and the stream is waited for.
+            let done = unsafe {
+                match spec.latent {
+                    true => {
+                        let shape = [self.world.pages, case.page_size, 1, spec.head_dim_qk];
+                        let mut pool =
+                            DeviceTensor::new(pool.k, spec.kv_dtype, shape.map(|x| x as usize));
+                        let strides = [layout.k.page, layout.k.token, layout.k.head];
+                        for (axis, stride) in strides.into_iter().enumerate() {
+                            pool = pool.with_stride(axis, stride as usize);
+                        }
+                        self.gpu.append_rows(&k, slots, &pool, *self.stream)
+                    }
+                    false => {
+                        let gpu = self.gpu;
+                        gpu.append_paged_kv(&spec, &pool, slots, &k, &v, *self.stream)
+                    }
+                }
+            };
+            done.map_err(text)?;
+            self.tally.calls += 1;
+        }
+        self.stream.synchronize().map_err(text)?;
+        for &slot in new {
+            self.world.fill(case, slot);
+            self.world.write_cache(case, slot);
+        }
+        self.unchanged()
+            .map_err(|what| format!("an append: {what}"))
+    }
+
+    /// A plan at once: after wrong calls, twice.
+    fn plan(&mut self, plan: &Plan, at: usize, right: &Output) -> Result<(), String> {
+        let case = self.case;
+        let tokens = plan.total_q as usize;
+        let given = self.given(plan.parts.len(), tokens);
+        let mut rng = Rng(case.seed ^ 11 ^ (at as u64) << 32 ^ self.tally.calls);
+        self.spoil(false)?;
+        if let Some(other) = &self.other {
+            // SAFETY: it is refused.
+            if unsafe { self.eager.upload(other, *self.stream) }.is_ok() {
+                return Err("a plan of another specification was uploaded".into());
+            }
+            self.tally.refused("a plan of another specification");
+            // SAFETY: likewise.
+            match unsafe { given.run(self.gpu, &mut self.eager, *self.stream) } {
+                Err(Error::NoPlan) => self.tally.refused("a run without a plan"),
+                other => return Err(format!("a run without a plan: {other:?}")),
+            }
+        }
+        // SAFETY: the stream is ours, and runs before it were waited for.
+        match unsafe { self.eager.upload(plan, *self.stream) } {
+            Err(error @ Error::NoInstance { .. }) => {
+                self.tally.unsupported(&error.to_string());
+                return Ok(());
+            }
+            done => done.map_err(text)?,
+        }
+        for _ in 0..case.wrong {
+            let (gpu, stream) = (self.gpu, *self.stream);
+            refused::run(
+                gpu,
+                &mut self.eager,
+                plan,
+                &given,
+                stream,
+                &mut rng,
+                &mut self.tally,
+            )?;
+        }
+        let mut first: Option<Vec<u8>> = None;
+        for _ in 0..2 {
+            self.results
+                .write(0, self.world.results.bytes())
+                .map_err(text)?;
+            // SAFETY: everything lives until the stream was waited for.
+            match unsafe { given.run(self.gpu, &mut self.eager, *self.stream) } {
+                Err(error @ Error::Driver { .. }) => return Err(text(error)),
+                Err(error) => {
+                    self.tally.unsupported(&error.to_string());
+                    return Ok(());
+                }
+                Ok(()) => {}
+            }
+            self.stream.synchronize().map_err(text)?;
+            self.judge(tokens, right, &mut first)?;
+            // From the second run on launches are those of the first, with other addresses.
+            let (gpu, stream) = (self.gpu, *self.stream);
+            refused::run(
+                gpu,
+                &mut self.eager,
+                plan,
+                &given,
+                stream,
+                &mut rng,
+                &mut self.tally,
+            )?;
+        }
+        self.workspace(false, plan)
+    }
+
+    /// Results are right, and those of a second run the same.
+    fn judge(
+        &mut self,
+        tokens: usize,
+        right: &Output,
+        first: &mut Option<Vec<u8>>,
+    ) -> Result<(), String> {
+        self.tally.calls += 1;
+        let results = self.results.read().map_err(text)?;
+        oracle::judge(self.case, &self.world, tokens, true, &results, right)?;
+        let first = first.get_or_insert_with(|| results.clone());
+        let mut pairs = first.iter().zip(&results);
+        match pairs.position(|(a, b)| a != b) {
+            Some(at) => Err(format!("a second run differs at byte {at} of the results")),
+            None => Ok(()),
+        }
+    }
+
+    /// The plan of a step by the graph that was captured in the first of them that could be, twice.
+    fn replay(&mut self, plan: &Plan, step: &Step, right: &Output) -> Result<(), String> {
+        let Some((_, graph)) = &self.captured else {
+            return Ok(());
+        };
+        let was_captured = graph.is_some();
+        self.spoil(true)?;
+        let most = self.case.most_tokens();
+        let parts = self.parts;
+        let given = self.given(parts, most);
+        let (workspace, graph) = self.captured.as_mut().expect("looked at above");
+        // SAFETY: the stream is ours, and runs before it were waited for.
+        match unsafe { workspace.upload(plan, *self.stream) } {
+            Err(error @ Error::Driver { .. }) => return Err(text(error)),
+            Err(error) => {
+                self.tally.unsupported(&error.to_string());
+                return Ok(());
+            }
+            Ok(()) => {}
+        }
+        if !was_captured {
+            let gpu = self.gpu;
+            // SAFETY: everything that is captured lives as long as the graph.
+            let made = self
+                .stream
+                .capture(|stream| unsafe { given.run(gpu, workspace, stream) });
+            match made {
+                Ok(made) => *graph = Some(made),
+                Err(error @ Error::Driver { .. }) => return Err(text(error)),
+                Err(error) => {
+                    self.tally.unsupported(&error.to_string());
+                    return Ok(());
+                }
+            }
+        }
+        let tokens = step.rows.iter().map(|row| row.queries as usize).sum();
+        let mut first = None;
+        for _ in 0..2 {
+            self.results
+                .write(0, self.world.results.bytes())
+                .map_err(text)?;
+            let (_, graph) = self.captured.as_ref().expect("looked at above");
+            let graph = graph.as_ref().expect("captured by now");
+            // SAFETY: everything in it lives.
+            unsafe { graph.launch(*self.stream) }.map_err(text)?;
+            self.stream.synchronize().map_err(text)?;
+            self.judge(tokens, right, &mut first)?;
+        }
+        self.workspace(true, plan)
+    }
+
+    fn which(&self, captured: bool) -> &Workspace {
+        match &self.captured {
+            Some((workspace, _)) if captured => workspace,
+            _ => &self.eager,
+        }
+    }
+
+    /// Fills a workspace with garbage, but for what is zero between runs.
+    fn spoil(&self, captured: bool) -> Result<(), String> {
+        let workspace = self.which(captured);
+        let (layout, memory) = (workspace.layout(), workspace.memory());
+        let [from, to] = &layout.padded;
+        for place in [0..layout.partial_lse.end, from.start..to.end] {
+            let bytes = (place.end - place.start) as usize;
+            if bytes == 0 {
+                continue;
+            }
+            // SAFETY: inside the memory of the workspace, whose runs come in the order of the stream.
+            let code = unsafe {
+                let to = memory.address + place.start;
+                libcuda::cuMemsetD8Async(to, self.case.poison, bytes, *self.stream)
+            };
+            if code != libcuda::Code::SUCCESS {
+                return Err(format!("cuMemsetD8Async: {}", code.0));
+            }
+        }
+        Ok(())
+    }
+
+    /// States that no item has are as they were, and counters are zero again.
+    fn workspace(&self, captured: bool, plan: &Plan) -> Result<(), String> {
+        let workspace = self.which(captured);
+        let (layout, memory) = (workspace.layout(), workspace.memory());
+        let mut bytes = vec![0_u8; memory.len];
+        // SAFETY: so many bytes are there.
+        let code = unsafe {
+            libcuda::cuMemcpyDtoH(
+                bytes.as_mut_ptr().cast::<c_void>(),
+                memory.address,
+                bytes.len(),
+            )
+        };
+        if code != libcuda::Code::SUCCESS {
+            return Err(format!("cuMemcpyDtoH: {}", code.0));
+        }
+        let heads = u64::from(plan.spec.q_heads);
+        let of_slot = [
+            (layout.partial_out.end - layout.partial_out.start)
+                / u64::from(workspace.bound().slots.max(1)),
+            4 * heads,
+        ];
+        for (name, place, of_slot) in [
+            ("outputs", &layout.partial_out, of_slot[0]),
+            ("log-sums", &layout.partial_lse, of_slot[1]),
+        ] {
+            let unowned = place.start + u64::from(plan.slots) * of_slot;
+            let unowned = &bytes[unowned as usize..place.end as usize];
+            if let Some(at) = unowned.iter().position(|&byte| byte != self.case.poison) {
+                return Err(format!(
+                    "byte {at} behind the partial {name} was written: {} slots of {}",
+                    plan.slots,
+                    workspace.bound().slots
+                ));
+            }
+        }
+        for (name, place) in [
+            ("arrivals", &layout.arrivals),
+            ("tickets", &layout.tickets),
+            ("counters", &layout.counters),
+        ] {
+            let counters = &bytes[place.start as usize..place.end as usize];
+            if counters.iter().any(|&byte| byte != 0) {
+                return Err(format!("{name} are not zero after a run"));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,115 @@
+//! Random sequences of calls, right and wrong: every call is refused by a typed error, or right as attention in f64 is.
+//!
+//! ```text
+//! tandem-fuzz cpu --seeds 1000          # on the CPU
+//! tandem-fuzz gpu --seconds 60          # on a GPU, or on what TANDEM_LIBCUDA names
+//! tandem-fuzz emulated --seeds 20       # on an emulated GPU
+//! tandem-fuzz plans --seeds 1000000     # planned and verified, and not run
+//! tandem-fuzz cpu --replay fuzz-7.json  # one that failed
+//! tandem-fuzz delays --seed 7 --out F   # kernels whose barriers wait at random, for:
+//! tandem-fuzz gpu --modules F
+//! ```
+
+mod case;
+mod cpu;
+mod delays;
+mod draw;
+mod gpu;
+mod numbers;
+#[path = "../../common/numeric.rs"]
+mod numeric;
+mod oracle;
+mod planned;
+mod plans;
+mod refused;
+mod runner;
+mod shrink;
+mod tally;
+mod world;
+mod wrong;
+
+#[cfg(test)]
+mod tests;
+
+use std::{path::PathBuf, process::ExitCode, time::Duration};
+
+use clap::{Parser, ValueEnum};
+
+use runner::Run;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Target {
+    Cpu,
+    Gpu,
+    Emulated,
+    Plans,
+    /// Writes kernels whose barriers, copies and claims wait a random time
+    Delays,
+}
+
+/// Random sequences of calls, right and wrong.
+#[derive(Debug, Parser)]
+#[command(name = "tandem-fuzz")]
+struct Arguments {
+    target: Target,
+    /// The first seed
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// How many; without a number of seconds, a hundred
+    #[arg(long)]
+    seeds: Option<u64>,
+    /// Stop after so many seconds
+    #[arg(long)]
+    seconds: Option<u64>,
+    /// Cases that run at the same time; one on an emulated GPU
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Small cases
+    #[arg(long)]
+    tiny: bool,
+    /// Run the case of a file
+    #[arg(long, conflicts_with_all = ["seeds", "seconds"])]
+    replay: Option<PathBuf>,
+    /// Kernels of a folder that `delays` wrote
+    #[arg(long)]
+    modules: Option<PathBuf>,
+    /// Kernels with this in the name of their module
+    #[arg(long)]
+    only: Option<String>,
+    /// Where cases that fail are written
+    #[arg(long, default_value = ".")]
+    out: PathBuf,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let seeds = match (arguments.seeds, arguments.seconds) {
+        (None, None) => 100,
+        (None, Some(_)) => u64::MAX,
+        (Some(seeds), _) => seeds,
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let run = Run {
+        seeds: arguments.seed..arguments.seed.saturating_add(seeds),
+        time: arguments.seconds.map(Duration::from_secs),
+        threads: arguments.threads.unwrap_or(cores),
+        tiny: arguments.tiny,
+        modules: arguments.modules,
+        out: arguments.out,
+    };
+    let done = match (arguments.target, arguments.replay) {
+        (Target::Plans, _) => plans::run(&run),
+        (Target::Delays, _) => {
+            delays::write(&run.out, arguments.seed as u32, arguments.only.as_deref())
+        }
+        (target, Some(file)) => runner::replay(target, &run, &file),
+        (target, None) => runner::run(target, &run),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(what) => {
+            eprintln!("{what}");
+            ExitCode::FAILURE
+        }
+    }
+}

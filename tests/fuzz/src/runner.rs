@@ -1,0 +1,235 @@
+//! Many cases, on several threads, until one fails.
+
+use std::{
+    fs,
+    ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::{Path, PathBuf},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tandem_attn::exec::gpu::Gpu;
+
+use crate::{
+    Target,
+    case::Case,
+    cpu, delays,
+    draw::{Draw, Size},
+    gpu,
+    shrink::shrink,
+    tally::{Failure, Tally},
+};
+
+/// Which cases.
+pub struct Run {
+    pub seeds: Range<u64>,
+    pub time: Option<Duration>,
+    pub threads: usize,
+    pub tiny: bool,
+    /// Kernels in the place of those in the program.
+    pub modules: Option<PathBuf>,
+    /// Where those that fail are written.
+    pub out: PathBuf,
+}
+
+/// A case that takes longer than this hangs.
+const HANGS: Duration = Duration::from_secs(120);
+
+/// Where cases run.
+pub enum Place {
+    Cpu,
+    Gpu(Box<Gpu>),
+    Emulated(Box<Gpu>),
+}
+
+impl Place {
+    /// # Errors
+    /// Where there is no such GPU.
+    pub fn new(target: Target, modules: Option<&Path>) -> Result<Self, String> {
+        let modules = modules.map(delays::read).transpose()?;
+        let load = || {
+            let mut tell = |_| {};
+            let builder = Gpu::builder().compile_ptx(&mut tell);
+            let builder = match &modules {
+                Some(modules) => builder.modules(modules),
+                None => builder,
+            };
+            let gpu = builder.build(0).map(Box::new);
+            gpu.map_err(|error| error.to_string())
+        };
+        match target {
+            Target::Cpu | Target::Plans | Target::Delays => Ok(Self::Cpu),
+            Target::Gpu => Ok(Self::Gpu(load()?)),
+            Target::Emulated => {
+                let emulator = libcuda::stand_in("the emulator", ptx_gpu::symbol);
+                emulator.map_err(|_| "another driver is in use")?;
+                Ok(Self::Emulated(load()?))
+            }
+        }
+    }
+
+    pub fn draw(&self, tiny: bool) -> Draw {
+        Draw {
+            gpu: !matches!(self, Self::Cpu),
+            size: match tiny || matches!(self, Self::Emulated(_)) {
+                true => Size::Tiny,
+                false => Size::Usual,
+            },
+        }
+    }
+
+    /// Runs a case; a panic is a failure of it.
+    pub fn case(&self, case: &Case) -> Result<Tally, Failure> {
+        let run = || match self {
+            Self::Cpu => cpu::run(case),
+            Self::Gpu(gpu) => gpu::run(case, gpu),
+            Self::Emulated(gpu) => {
+                ptx_gpu::configure(gpu::emulated(case.seed));
+                let done = gpu::run(case, gpu);
+                if done.is_err() {
+                    ptx_gpu::forget_failure();
+                }
+                done
+            }
+        };
+        catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+            Err(Failure {
+                step: None,
+                what: format!("panicked: {}", text.unwrap_or("without a word")),
+            })
+        })
+    }
+
+    /// Whether a failure leaves the place as it was, so that smaller cases can be tried.
+    fn survives(&self, failure: &Failure) -> bool {
+        !matches!(self, Self::Gpu(_)) || !failure.what.contains("CUDA_ERROR")
+    }
+}
+
+/// Runs the cases, and says what was called.
+///
+/// # Errors
+/// The first case that fails: it was shrunk and written.
+pub fn run(target: Target, run: &Run) -> Result<(), String> {
+    let place = Place::new(target, run.modules.as_deref())?;
+    let draw = place.draw(run.tiny);
+    let threads = match place {
+        Place::Emulated(_) => 1,
+        _ => run.threads.max(1),
+    };
+    let (next, stop, start) = (
+        AtomicU64::new(run.seeds.start),
+        AtomicBool::new(false),
+        Instant::now(),
+    );
+    let (all, failed) = (Mutex::new(Tally::default()), Mutex::new(None));
+    // What each thread is at, for whoever watches.
+    let busy: Vec<Mutex<Option<(u64, Instant)>>> = (0..threads).map(|_| Mutex::new(None)).collect();
+    let at_work = AtomicU64::new(threads as u64);
+    let work = |at: &Mutex<Option<(u64, Instant)>>| {
+        while !stop.load(Ordering::Relaxed) && run.time.is_none_or(|time| start.elapsed() < time) {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= run.seeds.end {
+                break;
+            }
+            *at.lock().expect("nobody panics") = Some((seed, Instant::now()));
+            match place.case(&draw.case(seed)) {
+                Ok(tally) => all.lock().expect("nobody panics").add(tally),
+                Err(failure) => {
+                    stop.store(true, Ordering::Relaxed);
+                    let first = &mut *failed.lock().expect("nobody panics");
+                    first.get_or_insert((seed, failure));
+                }
+            }
+        }
+        *at.lock().expect("nobody panics") = None;
+        at_work.fetch_sub(1, Ordering::Relaxed);
+    };
+    std::thread::scope(|scope| {
+        busy.iter().for_each(|at| {
+            scope.spawn(|| work(at));
+        });
+        while at_work.load(Ordering::Relaxed) > 0 {
+            std::thread::sleep(Duration::from_millis(20));
+            for at in &busy {
+                let at = *at.lock().expect("nobody panics");
+                if let Some((seed, since)) = at
+                    && since.elapsed() > HANGS
+                {
+                    eprintln!("seed {seed} hangs: {:?}", draw.case(seed));
+                    std::process::exit(3);
+                }
+            }
+        }
+    });
+    let cases = next.into_inner().min(run.seeds.end) - run.seeds.start;
+    report(
+        &all.into_inner().expect("nobody panics"),
+        cases,
+        start.elapsed(),
+    );
+    let Some((seed, failure)) = failed.into_inner().expect("nobody panics") else {
+        return Ok(());
+    };
+    let mut case = draw.case(seed);
+    let mut what = failure.to_string();
+    if place.survives(&failure) {
+        (case, what) = shrink(case, what, |smaller| {
+            place.case(smaller).err().map(|failure| failure.to_string())
+        });
+    }
+    let file = write(&run.out, &case)?;
+    Err(format!(
+        "seed {seed} fails: {failure}\nas {}: {what}\n`tandem-fuzz … --replay {}` runs it again",
+        file.display(),
+        file.display()
+    ))
+}
+
+/// Runs the case of a file.
+///
+/// # Errors
+/// What it does wrong, or why it cannot be read.
+pub fn replay(target: Target, run: &Run, file: &Path) -> Result<(), String> {
+    let text = fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
+    let case: Case = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+    let start = Instant::now();
+    let done = Place::new(target, run.modules.as_deref())?.case(&case);
+    let tally = done.map_err(|failure| failure.to_string())?;
+    report(&tally, 1, start.elapsed());
+    Ok(())
+}
+
+fn write(folder: &Path, case: &Case) -> Result<PathBuf, String> {
+    let file = folder.join(format!("fuzz-{}.json", case.seed));
+    let text = serde_json::to_string_pretty(case).map_err(|error| error.to_string())?;
+    fs::create_dir_all(folder).map_err(|error| error.to_string())?;
+    fs::write(&file, text + "\n").map_err(|error| error.to_string())?;
+    Ok(file)
+}
+
+fn report(tally: &Tally, cases: u64, time: Duration) {
+    println!(
+        "{cases} cases, {} calls in {:.1} s, {} of them wrong and refused, of {} classes",
+        tally.calls,
+        time.as_secs_f64(),
+        tally.wrong.values().sum::<u64>(),
+        tally.wrong.len()
+    );
+    for (class, count) in &tally.wrong {
+        println!("  {count:8} {class}");
+    }
+    println!(
+        "{} right calls that no kernel was compiled for",
+        tally.unsupported.values().sum::<u64>()
+    );
+    for (error, count) in &tally.unsupported {
+        println!("  {count:8} {error}");
+    }
+}
