@@ -1,7 +1,7 @@
 //! Hybrid batches on a GPU, from the planner's plans: one after the other, on two streams, side by side.
 //!
 //! `cargo bench --features cuda --bench gpu_pod -- [listed] [sweep=300] [seed=1] [ctas=132,88] [config=0]
-//! [json=FILE]`. Times are CUDA events around all launches of a step; medians, modes in turn, L2 full of other
+//! [kv=f8e4m3] [json=FILE]`. Times are CUDA events around all launches of a step; medians, modes in turn, L2 full of other
 //! data. Pools hold random numbers, pages of 16 are shuffled.
 
 #[path = "../tests/common/mod.rs"]
@@ -83,12 +83,17 @@ fn main() {
         let configs = &mut device.pod.configs;
         *configs = vec![configs.swap_remove(config.parse().expect("a number"))];
     }
+    let kv = match value("kv=") {
+        Some("f8e4m3") => Dtype::F8E4M3,
+        _ => Dtype::BF16,
+    };
     let bench = Bench {
+        kv,
         ctas,
         gpu,
         device,
         timer: Timer::new(),
-        pool: Pool::random(5 << 29, Dtype::BF16),
+        pool: Pool::random(5 << 29, kv),
         // Enough for any of the batches.
         q: run::queries(&Spec::new(32, 8, 128), 6000),
     };
@@ -127,6 +132,8 @@ struct Bench<'a> {
     /// Numbers of prefill CTAs to try beside the planner's.
     ctas: Vec<u32>,
     gpu: &'a Gpu,
+    /// What keys and values are.
+    kv: Dtype,
     device: DeviceDescription,
     timer: Timer,
     pool: Pool,
@@ -316,7 +323,7 @@ impl Bench<'_> {
         prefill: bool,
         decode: bool,
     ) -> Step<'_> {
-        let spec = Spec::new(hybrid.q_heads, hybrid.kv_heads, 128);
+        let spec = Spec::new(hybrid.q_heads, hybrid.kv_heads, 128).with_kv_dtype(self.kv);
         let batch = hybrid.batch(prefill, decode);
         let bytes = u64::from(batch.parts[0].table.pool_pages)
             * u64::from(PAGE)

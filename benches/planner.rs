@@ -49,20 +49,33 @@ fn tree(nodes: &[u32], keys: &[u32], stride: u32) -> Batch {
 }
 
 fn planning(c: &mut Criterion) {
-    let spec = Spec::new(32, 8, 128);
+    let heads = Spec::new(32, 8, 128);
+    let one_kv_head = Spec::new(32, 1, 128);
     let device = DeviceDescription::named("h200").expect("comes with the crate");
     let options = PlanOptions::default();
     let levels = ([1, 4, 16, 64, 256, 1024], [256, 32, 256, 64, 32, 256]);
     let mut group = c.benchmark_group("plan");
-    for (name, batch) in [
-        ("64 requests × 8K", apart(64, 8192)),
-        ("1024 requests, 6 levels", tree(&levels.0, &levels.1, 1)),
+    for (name, spec, batch) in [
+        ("64 requests × 8K", heads, apart(64, 8192)),
+        (
+            "1024 requests, 6 levels",
+            heads,
+            tree(&levels.0, &levels.1, 1),
+        ),
         (
             "1024 requests, 6 levels, shuffled",
+            heads,
             tree(&levels.0, &levels.1, 389),
         ),
-        ("16 requests × 1K", apart(16, 1024)),
-        ("1 request × 128K", apart(1, 131_072)),
+        ("16 requests × 1K", heads, apart(16, 1024)),
+        ("1 request × 128K", heads, apart(1, 131_072)),
+        (
+            "64 requests × 4000, one KV head",
+            one_kv_head,
+            apart(64, 4000),
+        ),
+        ("1024 requests × 1K", heads, apart(1024, 1024)),
+        ("20000 requests × 100", heads, apart(20_000, 100)),
     ] {
         let mut planner = Planner::new();
         let mut plan = Plan::empty(spec);

@@ -28,11 +28,12 @@ pub struct Pool {
 impl Pool {
     /// Of so many bytes each, full of random numbers.
     pub fn random(bytes: usize, dtype: Dtype) -> Self {
-        let block = Memory::new(&encode(dtype, &Rng(7).floats(32 << 20, -1.0, 1.0)));
+        let block = encode(dtype, &Rng(7).floats(32 << 20, -1.0, 1.0));
+        let (block, at_once) = (Memory::new(&block), block.len());
         let [k, v] = [(); 2].map(|()| Memory::of_bytes(bytes));
         for target in [&k, &v] {
-            for at in (0..bytes).step_by(64 << 20) {
-                let count = (64 << 20).min(bytes - at);
+            for at in (0..bytes).step_by(at_once) {
+                let count = at_once.min(bytes - at);
                 // SAFETY: inside both.
                 ok(unsafe {
                     sys::cuMemcpyDtoD_v2(target.address() + at as u64, block.address(), count)

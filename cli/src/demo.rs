@@ -63,6 +63,7 @@ fn case() -> Case {
             nodes_per_level: vec![1, 3, 24],
             tokens_per_level: vec![512, 256, 100],
         }),
+        by_head: None,
     }
 }
 

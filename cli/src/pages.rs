@@ -1,4 +1,4 @@
-//! `tandem completions` and `tandem man`: what shells and `man` are told, from the same definitions as `--help`.
+//! `tandem completions` and `tandem man`: what shells and `man` are given, from the same definitions as `--help`.
 
 use clap::{Command, CommandFactory};
 

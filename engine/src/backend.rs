@@ -38,7 +38,7 @@ pub struct StepTime {
     pub seconds: f64,
     /// From the end of the step before to its first kernel; none for the first.
     pub gap_s: Option<f64>,
-    /// For each [`Part`] in its order; empty unless the backend was told to [take parts apart](Backend::take_apart).
+    /// For each [`Part`] in its order; empty unless the backend is to [take parts apart](Backend::take_apart).
     pub parts_s: Vec<f64>,
 }
 

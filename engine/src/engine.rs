@@ -243,19 +243,19 @@ impl Engine {
         there
     }
 
-    /// Puts one step on its way and tells what became of the requests of the one that is finished, which is an earlier one
+    /// Puts one step on its way and reports what became of the requests of the one that is finished, which is an earlier one
     /// where the engine [runs ahead](Self::running_ahead). Nothing finished is an empty report.
     ///
     /// # Errors
     /// Where the backend fails. Its requests are lost then: the engine is not to be used any more.
-    pub fn step(&mut self, tell: &mut dyn FnMut(Event)) -> Result<StepReport, Error> {
+    pub fn step(&mut self, report: &mut dyn FnMut(Event)) -> Result<StepReport, Error> {
         for request in self.cancelled.drain(..) {
             let reason = Finish::Cancelled;
-            tell(Event::Finished { request, reason });
+            report(Event::Finished { request, reason });
         }
         let begun = self.begin()?;
         if self.flights.len() > self.ahead || !begun {
-            return self.finish(tell);
+            return self.finish(report);
         }
         Ok(StepReport::default())
     }
@@ -302,8 +302,8 @@ impl Engine {
         Ok(true)
     }
 
-    /// Waits for the oldest step under way, if there is one, and tells its tokens.
-    fn finish(&mut self, tell: &mut dyn FnMut(Event)) -> Result<StepReport, Error> {
+    /// Waits for the oldest step under way, if there is one, and reports its tokens.
+    fn finish(&mut self, report: &mut dyn FnMut(Event)) -> Result<StepReport, Error> {
         let Some(Flight { step, rested }) = self.flights.pop_front() else {
             return Ok(StepReport::default());
         };
@@ -325,7 +325,7 @@ impl Engine {
                 answer.ended = true;
                 return Sampled::Last(token);
             }
-            tell(Event::Token { request, token });
+            report(Event::Token { request, token });
             Sampled::Token(token)
         });
         for left in finished {
@@ -337,7 +337,7 @@ impl Engine {
                 false => Finish::Length,
             };
             let request = left.request;
-            tell(Event::Finished { request, reason });
+            report(Event::Finished { request, reason });
         }
         let report = StepReport {
             tokens: step.tokens(),
@@ -429,7 +429,7 @@ impl Engine {
         self.composer.clear_cache();
     }
 
-    /// Whether there is nothing to compute and nothing to tell.
+    /// Whether there is nothing to compute and nothing to report.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.composer.is_idle() && self.cancelled.is_empty() && self.flights.is_empty()

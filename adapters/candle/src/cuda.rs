@@ -10,12 +10,12 @@ use candle_core::{
     },
 };
 use tandem_attn::{
-    abi::KvStrides,
     exec::gpu::{
         DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, Stream, Workspace, WorkspaceOptions,
         cudarc::{SyncOnDrop, stream as raw},
     },
     half::{bf16, f16},
+    kv::KvStrides,
     plan::{Bound, DeviceDescription, Plan},
     problem::{Dtype, KvLayout, Spec},
     tensor::Element,
@@ -110,6 +110,7 @@ impl Backend {
                 slots: grown(bound.slots, had.slots),
                 ancestors: grown(bound.ancestors, had.ancestors),
                 padded_tokens: grown(bound.padded_tokens, had.padded_tokens),
+                converted_pages: grown(bound.converted_pages, had.converted_pages),
             };
             // Work under way still uses the old one.
             on.synchronize().map_err(candle_core::Error::wrap)?;

@@ -52,6 +52,7 @@ pub(crate) fn state_name(state: State, names: &BTreeMap<u32, usize>) -> String {
     match state {
         State::Issues => "issues".into(),
         State::Barrier(id) => format!("waits at barrier {id}"),
+        State::Cluster => "waits for its cluster".into(),
         State::Mbarrier(address) => {
             format!("waits at m{}", names.get(&address).copied().unwrap_or(0))
         }
@@ -64,7 +65,7 @@ pub(crate) fn state_name(state: State, names: &BTreeMap<u32, usize>) -> String {
 fn colour(state: State, names: &BTreeMap<u32, usize>) -> &'static str {
     match state {
         State::Issues => ISSUES,
-        State::Barrier(_) => NAMED,
+        State::Barrier(_) | State::Cluster => NAMED,
         State::Mbarrier(address) => {
             MBARRIERS[names.get(&address).copied().unwrap_or(0) % MBARRIERS.len()]
         }

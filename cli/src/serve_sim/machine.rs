@@ -1,4 +1,4 @@
-//! What both commands of the scheduler are told: a model on a machine, counts, a trace.
+//! What both commands of the scheduler are given: a model on a machine, counts, a trace.
 
 use std::path::{Path, PathBuf};
 

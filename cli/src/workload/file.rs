@@ -2,11 +2,12 @@
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 use tandem_attn::{
+    kv::PagesByHead,
     problem::{Dtype, KvLayout, Spec},
     variants::ALIBI,
 };
 
-use super::{Case, DTYPES, Requests, Tree, json};
+use super::{ByHead, Case, DTYPES, Requests, Tree, json};
 use crate::{Failure, table::visible};
 
 /// Query tokens of a batch with trees of drafted tokens: each takes a word of 64 bits.
@@ -29,6 +30,7 @@ struct Fields {
     #[serde(default, deserialize_with = "dtype")]
     kv_dtype: Option<Dtype>,
     page_size: Option<u32>,
+    pages_by_head: Option<u32>,
     layout: Option<Layout>,
     variant: Option<Variant>,
     requests: Option<Vec<Requests>>,
@@ -140,6 +142,26 @@ pub(super) fn cases(name: &str, text: &str) -> Result<Vec<Case>, Failure> {
     }
 }
 
+impl Case {
+    /// Each KV head reads so many pages of its own.
+    fn choose_by_head(&mut self, pages: u32) -> Result<(), String> {
+        if pages == 0 || matches!(self.layout, KvLayout::Nhd) || self.tree.is_some() {
+            return Err(format!(
+                "pages_by_head is {pages}: give 1 or more, the layout hnd, in which what a head has of a page lies \
+                 together, and no tree"
+            ));
+        }
+        let model = self.spec;
+        let strides = self
+            .layout
+            .strides(self.page_size.max(1), model.kv_heads, model.head_dim_qk);
+        let lists = PagesByHead::new(&model, strides, 0).map_err(|error| error.to_string())?;
+        self.spec = *lists.spec();
+        self.by_head = Some(ByHead { model, pages });
+        Ok(())
+    }
+}
+
 impl Fields {
     fn case(&self, file: &Self, place: &str) -> Result<Case, Failure> {
         let need = |value: Option<u32>, field: &str| {
@@ -200,7 +222,12 @@ impl Fields {
             },
             requests,
             tree: self.tree.clone(),
+            by_head: None,
         };
+        if let Some(pages) = self.pages_by_head.or(file.pages_by_head) {
+            case.choose_by_head(pages)
+                .map_err(|reason| Failure::Input(format!("{place}: {reason}")))?;
+        }
         case.name = match &self.name {
             Some(name) => visible(name, false),
             None => format!("{} {heads}/{kv_heads}", case.lengths()),

@@ -11,7 +11,10 @@ mod papers;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use tandem_attn::problem::{Batch, Dtype, KvLayout, Spec};
+use tandem_attn::{
+    kv::PagesByHead,
+    problem::{Batch, Dtype, KvLayout, ProblemError, Spec},
+};
 
 use crate::{Failure, input, memory, table::counted};
 
@@ -68,6 +71,53 @@ pub struct Case {
     pub requests: Vec<Requests>,
     /// Requests that share prefixes.
     pub tree: Option<Tree>,
+    /// Each KV head of a model reads pages of its own: then `spec` is that of a head.
+    pub by_head: Option<ByHead>,
+}
+
+/// How pages are chosen by head.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ByHead {
+    /// All heads.
+    pub model: Spec,
+    /// Pages of each list, spread over those of the request; the last one is among them.
+    pub pages: u32,
+}
+
+impl ByHead {
+    /// The lists of a model's heads, of what its requests have.
+    pub(super) fn lists(
+        &self,
+        layout: KvLayout,
+        batch: &Batch,
+    ) -> Result<PagesByHead, ProblemError> {
+        let Spec {
+            kv_heads,
+            head_dim_qk,
+            ..
+        } = self.model;
+        let table = &batch.parts[0].table;
+        let strides = layout.strides(table.page_size, kv_heads, head_dim_qk);
+        let mut lists = PagesByHead::new(&self.model, strides, table.pool_pages)?;
+        for request in 0..batch.requests() {
+            let (pages, keys) = (table.pages(request), table.kv_len(request));
+            let count = pages.len().min(self.pages as usize);
+            let of_head = |head: u32| -> Vec<u32> {
+                let apart = pages.len() / count.max(1);
+                let first = head as usize % apart.max(1);
+                let spread = (1..count).map(|at| pages[(at - 1) * apart + first]);
+                spread.chain(pages.last().copied()).collect()
+            };
+            let left_out = (pages.len() - count) as u32 * table.page_size;
+            let of_heads: Vec<_> = (0..kv_heads).map(of_head).collect();
+            let of_heads: Vec<_> = of_heads
+                .iter()
+                .map(|list| (&list[..], keys - left_out))
+                .collect();
+            lists.push(batch.q_len(request), &of_heads)?;
+        }
+        Ok(lists)
+    }
 }
 
 /// The most pages a case may have; more would not fit any device.
@@ -108,7 +158,11 @@ impl Case {
         // Ids of pages, shuffled and in tables; requests with their lists.
         let needed = 24 * pages + 256 * self.count();
         memory::check(&format!("case {:?}", self.name), needed, "make it smaller")?;
-        let batch = layout::batch(self).map_err(|error| wrong(error.to_string()))?;
+        let mut batch = layout::batch(self).map_err(|error| wrong(error.to_string()))?;
+        if let Some(by_head) = &self.by_head {
+            let lists = by_head.lists(self.layout, &batch);
+            batch = lists.map_err(|error| wrong(error.to_string()))?.batch();
+        }
         batch
             .check(&self.spec)
             .map_err(|error| wrong(error.to_string()))?;

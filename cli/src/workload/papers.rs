@@ -63,6 +63,7 @@ fn case(name: String, (heads, kv_heads): (u32, u32), page_size: u32) -> Case {
         layout: KvLayout::Nhd,
         requests: Vec::new(),
         tree: None,
+        by_head: None,
     }
 }
 

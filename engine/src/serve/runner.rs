@@ -119,7 +119,7 @@ fn run(mut engine: Engine, mut arriving: mpsc::Receiver<Submission>, metrics: &M
         for request in gone {
             engine.cancel(request);
         }
-        let step = engine.step(&mut |event| tell(&mut clients, event, metrics));
+        let step = engine.step(&mut |event| deliver(&mut clients, event, metrics));
         if let Err(error) = step {
             eprintln!("the engine has failed: {error}");
             for client in clients.values() {
@@ -163,7 +163,7 @@ fn take(
     let _ = taken.send(answer);
 }
 
-fn tell(clients: &mut HashMap<RequestId, Client>, event: Event, metrics: &Metrics) {
+fn deliver(clients: &mut HashMap<RequestId, Client>, event: Event, metrics: &Metrics) {
     match event {
         Event::Token { request, token } => {
             let Some(client) = clients.get_mut(&request) else {

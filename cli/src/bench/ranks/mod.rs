@@ -175,7 +175,6 @@ fn measured(args: &Args, case: &Case, devices: &[Device]) -> Result<Vec<RanksRes
     let settings = rounds::Settings {
         seconds: args.seconds,
         merge_all: batch.total_q() <= MERGED_WHOLE,
-        graphs: batch.total_q() <= MERGED_WHOLE,
     };
     let one = rounds::measure(
         &devices[..1],

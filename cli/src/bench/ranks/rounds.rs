@@ -29,7 +29,7 @@ use crate::{
 /// Runs, so many that their median is steady.
 const RUNS: [usize; 2] = [11, 300];
 
-/// Layers of a captured graph, and how often it is launched.
+/// Layers of a captured graph, and how often it is launched at most.
 const LAYERS: usize = 8;
 const LAUNCHES: usize = 31;
 
@@ -37,8 +37,6 @@ pub(super) struct Settings {
     pub(super) seconds: f64,
     /// Every rank merges all tokens; or each its part.
     pub(super) merge_all: bool,
-    /// Captured graphs, too.
-    pub(super) graphs: bool,
 }
 
 /// How the results of ranks come together.
@@ -148,8 +146,8 @@ pub(super) fn measure(
         arrived: AtomicUsize::new(0),
         failed: AtomicBool::new(false),
     };
-    let wanted = settings.graphs && work[0].0.group.len() > 1;
-    let nccl = wanted.then(NcclId::new).and_then(Result::ok);
+    let exchanges = work[0].0.group.len() > 1;
+    let nccl = exchanges.then(NcclId::new).and_then(Result::ok);
     let runners = ranks.into_iter().zip(devices).zip(pools).zip(work);
     let runners = runners.map(|(((rank, device), pools), (share, plan))| Runner {
         device,
@@ -319,10 +317,12 @@ impl Runner<'_> {
         self.rank.check()?;
         let whole: Vec<u32> = share.whole_tokens().collect();
         let merged = result.read()?[rows.start * heads * dim..rows.end * heads * dim].to_vec();
+        // As many on all ranks, and few where a run is long.
+        let launches = times.len().min(LAUNCHES);
         let mut graphs = [None; 3];
         let ways = [How::Alone, How::Direct, How::Nccl];
         for (found, how) in graphs.iter_mut().zip(ways) {
-            if !self.settings.graphs || !exchanges || how == How::Nccl && !with_nccl {
+            if !exchanges || how == How::Nccl && !with_nccl {
                 continue;
             }
             let work = |rank: &mut Rank, stream: Stream| {
@@ -330,7 +330,7 @@ impl Runner<'_> {
             };
             let graph = self.rank.capture(gpu, &self.device.stream, work)?;
             let mut times = Vec::new();
-            for _ in 0..LAUNCHES {
+            for _ in 0..launches {
                 together.wait()?;
                 // SAFETY: as above.
                 times.push(timed(&mut self.rank, &mut |_| unsafe {

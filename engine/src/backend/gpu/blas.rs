@@ -98,7 +98,7 @@ impl Blas {
         let [of_w, of_x, of_out] = product.layouts;
         let pointer = |address: DevicePtr| address as *const c_void;
         // SAFETY: the descriptors live in `self`, the matrices are as the caller says, and the workspace is as large as
-        // the algorithm was told.
+        // the algorithm was asked for.
         let multiplied = unsafe {
             result::matmul(
                 handle,
