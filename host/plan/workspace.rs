@@ -14,7 +14,6 @@ use kernels_gpu::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    conversion,
     data::{BatchLimits, Bound, Kernel, Plan, PlanError, PlanOptions, SplitMode},
     model::{DeviceDescription, TileTable},
 };
@@ -75,7 +74,7 @@ impl Bound {
                 // Every request has a last page that may not be full.
                 true => {
                     let requests = limits.requests.min(limits.prefill_keys);
-                    limits.prefill_keys.div_ceil(conversion::PAGE) + requests
+                    limits.prefill_keys.div_ceil(ConvertedPage::KEYS) + requests
                 }
                 false => 0,
             },
@@ -183,7 +182,7 @@ impl WorkspaceLayout {
         let counters = section(COUNTERS.into(), size_of::<u32>());
         let padded = u64::from(padded_tokens) * q_heads * u64::from(spec.head_dim_v);
         let padded = [section(padded, 2), section(padded, 2)];
-        let converted_rows = u64::from(converted_pages) * kv_heads * u64::from(conversion::PAGE);
+        let converted_rows = u64::from(converted_pages) * kv_heads * u64::from(ConvertedPage::KEYS);
         let converted = [spec.head_dim_qk, spec.head_dim_v];
         let converted = converted.map(|dim| section(converted_rows * u64::from(dim), 2));
         let converted_done = section(u64::from(converted_pages) * kv_heads * 2, size_of::<u32>());

@@ -7,12 +7,14 @@ use kernels_gpu::{
     registry::Op,
 };
 
-use super::launch_set::{LaunchKey, pairs};
+use super::{
+    conversion::Conversion,
+    launch_set::{LaunchKey, pairs},
+};
 use crate::{
     Error,
     plan::{
         MergeMode, Plan, TileGroup,
-        conversion::Conversion,
         pod::{CtaSplit, PodMode, Tickets},
     },
 };

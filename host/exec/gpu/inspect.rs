@@ -8,7 +8,7 @@ use kernels_gpu::abi::{ConvertedPage, DIRECT, NO_MERGE, QueryRow, WorkItem};
 use super::agenda::Agenda;
 use crate::{
     Error,
-    plan::{Plan, WorkspaceLayout, conversion::PAGE},
+    plan::{Plan, WorkspaceLayout, conversion::converted_pages},
 };
 
 /// What is known of the plan whose arrays are looked at.
@@ -116,7 +116,7 @@ pub(super) fn inspect(
             if !launch.converted.is_empty() {
                 check_rows(bytes, layout, known, &item, tokens)
                     .or_else(|(what, got, limit)| broken(what, got, limit))?;
-                for page in item.kv_begin / PAGE..item.kv_end.div_ceil(PAGE) {
+                for page in converted_pages(&(item.kv_begin..item.kv_end)) {
                     let entry = item.table.wrapping_add(page);
                     let entries = agenda.conversion.ids.len() as u32;
                     if entry >= entries {

@@ -261,6 +261,11 @@ pub struct ConvertedPage {
     pub page: u32,
 }
 
+impl ConvertedPage {
+    /// Keys of a full page.
+    pub const KEYS: u32 = 64;
+}
+
 /// What a prefill converts from 8 bits to 16, see `sm90::prefill::convert`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]

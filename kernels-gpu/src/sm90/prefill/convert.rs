@@ -21,14 +21,14 @@ use cuda_std::{
 
 use super::shared::Shared;
 use crate::{
-    abi::{ConvertParams, LaunchRecord, PrefillParams},
+    abi::{ConvertParams, ConvertedPage, LaunchRecord, PrefillParams},
     common::{cache, half::Half, prefill_tile::Tile},
 };
 
 const WARP: u32 = warp::FULL_MASK;
 
 /// Keys of a piece, and tokens of a converted page.
-const PAGE: u32 = 64;
+const PAGE: u32 = ConvertedPage::KEYS;
 
 /// Of a token that does not exist: it becomes zeros.
 const NOWHERE: u32 = u32::MAX;
