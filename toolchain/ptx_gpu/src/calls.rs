@@ -45,8 +45,6 @@ succeed! {
     cuEventQuery(*mut c_void);
     cuEventSynchronize(*mut c_void);
     cuFuncSetAttribute(*mut c_void, c_uint, c_int);
-    cuGraphExecDestroy(*mut c_void);
-    cuGraphDestroy(*mut c_void);
 }
 
 pub extern "C" fn cuEventRecord(event: *mut c_void, stream: *mut c_void) -> Code {
@@ -228,7 +226,11 @@ pub unsafe extern "C" fn cuModuleLoadDataEx(
 }
 
 pub extern "C" fn cuModuleUnload(module: *mut c_void) -> Code {
-    gpu().modules.remove(&module.addr());
+    let mut gpu = gpu();
+    if let Some(module) = gpu.modules.remove(&module.addr()) {
+        gpu.functions
+            .retain(|_, function| !Arc::ptr_eq(&function.module, &module));
+    }
     SUCCESS
 }
 
@@ -564,6 +566,16 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
 ) -> Code {
     // SAFETY: a place for a handle. A graph never changes, so it is what is launched.
     unsafe { *made = graph };
+    SUCCESS
+}
+
+/// Templates and what is made of them have one handle: the graph goes with the latter, which a program keeps longer.
+pub extern "C" fn cuGraphDestroy(_: *mut c_void) -> Code {
+    SUCCESS
+}
+
+pub extern "C" fn cuGraphExecDestroy(graph: *mut c_void) -> Code {
+    gpu().graphs.remove(&graph.addr());
     SUCCESS
 }
 

@@ -126,6 +126,35 @@ pub fn forget_failure() {
 mod tests {
     use super::*;
 
+    /// A program that loads modules again and again keeps none that it gave back.
+    #[test]
+    fn modules_that_are_unloaded_take_no_memory() {
+        let text = c".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry nothing()\n{\n\tret;\n}\n";
+        let (mut module, mut function) = (std::ptr::null_mut::<c_void>(), std::ptr::null_mut());
+        // SAFETY: places for handles, texts that end with a zero.
+        unsafe {
+            assert_eq!(
+                cuModuleLoadDataEx(
+                    &mut module,
+                    text.as_ptr(),
+                    0,
+                    std::ptr::null(),
+                    std::ptr::null()
+                ),
+                0
+            );
+            assert_eq!(
+                cuModuleGetFunction(&mut function, module, c"nothing".as_ptr()),
+                0
+            );
+        }
+        let kept = std::sync::Arc::downgrade(&gpu::gpu().modules[&module.addr()]);
+        assert!(gpu::gpu().functions.contains_key(&function.addr()));
+        assert_eq!(cuModuleUnload(module), 0);
+        assert!(kept.upgrade().is_none());
+        assert!(!gpu::gpu().functions.contains_key(&function.addr()));
+    }
+
     /// What goes on a second stream, which waits for an event of the first, is a part of the first one's graph.
     #[test]
     fn a_capture_takes_in_streams_that_wait_for_it() {
