@@ -434,3 +434,60 @@ fn masks_of_the_last_keys_keep_prefixes_out_of_joint_tiles() {
     assert!(joint(&batch));
     assert!(!joint(&batch.with_ancestors(vec![!0b10; 64])));
 }
+
+/// Two requests share a tile over their common keys, and one of them has keys of its own behind: its tokens leave states,
+/// so those of the other do, too, and are merged alone.
+#[test]
+fn a_tile_of_tokens_with_one_item_and_with_two_is_merged() {
+    let mut common = Part::new(vec![0, 200], PageTable::new(16, 40));
+    common.table.push(&(0..20).collect::<Vec<_>>(), 320);
+    let mut own = Part::new(vec![0, 100, 200], PageTable::new(16, 40));
+    own.table.push(&[], 0);
+    own.table.push(&(20..30).collect::<Vec<_>>(), 160);
+    let batch = Batch::composed(vec![0, 100, 200], vec![common, own]);
+    let mut spec = Spec::new(8, 2, 128);
+    spec.variant.causal = false;
+    for name in DeviceDescription::names() {
+        let device = DeviceDescription::named(name).unwrap();
+        let options = PlanOptions::default().with_split(SplitMode::Off);
+        let plan = Planner::new()
+            .plan(&spec, &batch, &device, &options)
+            .unwrap();
+        assert_eq!(plan.verify(&batch), Ok(()), "{name}");
+        let alone = plan.merges.iter().filter(|merge| merge.slots == 1).count();
+        let mixed = plan.items.iter().any(|item| {
+            !item.is_gathered()
+                && item.part == 0
+                && item.rows_begin < 100
+                && item.rows_begin + item.rows > 100
+        });
+        assert!(!mixed || alone > 0, "{name}: {plan}");
+    }
+    let device = DeviceDescription::named("h200").unwrap();
+    let plan = Planner::new()
+        .plan(&spec, &batch, &device, &PlanOptions::default())
+        .unwrap();
+    assert!(plan.merges.iter().any(|merge| merge.slots == 1), "{plan}");
+}
+
+/// Fewer keys behind those of a part: its queries stand further left, where a window shows what it had passed.
+#[test]
+fn a_plan_does_not_follow_queries_that_move_back() {
+    let batch = |after: u32| {
+        let mut first = Part::new(vec![0, 1], PageTable::new(16, 20));
+        first.table.push(&(0..10).collect::<Vec<_>>(), 160);
+        first.keys_after = vec![after];
+        let mut second = Part::new(vec![0, 1], PageTable::new(16, 20));
+        second.table.push(&[10], 3);
+        Batch::composed(vec![0, 1], vec![first, second])
+    };
+    let mut spec = Spec::new(8, 2, 128);
+    spec.variant.window_left = Some(100);
+    let device = DeviceDescription::named("h200").unwrap();
+    let options = PlanOptions::default();
+    let plan = Planner::new()
+        .plan(&spec, &batch(3), &device, &options)
+        .unwrap();
+    assert_eq!(plan.clone().grow(&batch(3)), Some(Update::Kept));
+    assert_eq!(plan.clone().grow(&batch(2)), None);
+}
