@@ -1,6 +1,15 @@
 //! Whether tests find small faults: each is put into a copy of the workspace, and one of its tests has to fail.
 
-use std::{fs, path::Path};
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::Read,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
 
 use crate::{
     Error,
@@ -9,6 +18,9 @@ use crate::{
 };
 
 const FAULTS: &str = include_str!("../mutations.txt");
+
+/// Tests that take longer than this do not end.
+const HANGS: Duration = Duration::from_secs(300);
 
 /// A fault, and the tests that are to find it.
 #[derive(Debug)]
@@ -47,32 +59,29 @@ fn faults() -> Result<Vec<Fault>, Error> {
 
 /// Puts each fault whose text has `only` in it into a copy of the last commit, and runs its tests there.
 pub fn run(only: &str) -> Result<(), Error> {
-    let copy = workspace().join("target/mutants");
-    if copy.exists() {
-        let mut checkout = command("git");
-        checkout
-            .arg("-C")
-            .arg(&copy)
-            .args(["checkout", "--quiet", "--force", "--detach"]);
-        let head = output(command("git").args(["rev-parse", "HEAD"]))?;
-        run_command(checkout.arg(head.trim()))?;
-    } else {
-        let mut add = command("git");
-        run_command(
-            add.args(["worktree", "add", "--quiet", "--detach"])
-                .arg(&copy),
-        )?;
+    let mut chosen = faults()?;
+    chosen.retain(|fault| fault.what.contains(only) || fault.file.contains(only));
+    if chosen.is_empty() {
+        return Err(format!("no fault has {only:?} in its name or its file").into());
+    }
+    let copy = checkout()?;
+    // A test that fails anyhow finds nothing.
+    let all: BTreeSet<&String> = chosen.iter().flat_map(|fault| &fault.tests).collect();
+    let all: Vec<String> = all.into_iter().cloned().collect();
+    if let Some(failed) = verdict(&build(&copy, &all)?)? {
+        return Err(format!("without a fault: {failed}").into());
     }
     let (mut caught, mut missed) = (0, Vec::new());
-    for fault in faults()? {
-        if !fault.what.contains(only) && !fault.file.contains(only) {
-            continue;
-        }
-        let found = is_found(&copy, &fault)?;
-        println!("{}: {}", if found { "found" } else { "MISSED" }, fault.what);
-        match found {
-            true => caught += 1,
-            false => missed.push(fault.what),
+    for fault in chosen {
+        match found_by(&copy, &fault)? {
+            Some(test) => {
+                println!("found: {}: {test}", fault.what);
+                caught += 1;
+            }
+            None => {
+                println!("MISSED: {}", fault.what);
+                missed.push(fault.what);
+            }
         }
     }
     println!("{caught} of {} faults found", caught + missed.len());
@@ -82,43 +91,123 @@ pub fn run(only: &str) -> Result<(), Error> {
     }
 }
 
-/// Whether a test fails with the fault in the copy. What does not compile is no fault.
-fn is_found(copy: &Path, fault: &Fault) -> Result<bool, Error> {
+/// The last commit in a folder of its own, which keeps what was built in it.
+fn checkout() -> Result<PathBuf, Error> {
+    let copy = workspace().join("target/mutants");
+    if copy.exists() {
+        let head = output(command("git").args(["rev-parse", "HEAD"]))?;
+        let mut checkout = command("git");
+        checkout.arg("-C").arg(&copy);
+        checkout.args(["checkout", "--quiet", "--force", "--detach", head.trim()]);
+        run_command(&mut checkout)?;
+    } else {
+        let mut add = command("git");
+        add.args(["worktree", "add", "--quiet", "--detach"]);
+        run_command(add.arg(&copy))?;
+    }
+    Ok(copy)
+}
+
+/// The first test that fails with the fault in the copy. What does not compile is no fault.
+fn found_by(copy: &Path, fault: &Fault) -> Result<Option<String>, Error> {
     let file = copy.join(&fault.file);
     let text = fs::read_to_string(&file)?;
     let places = text.matches(&fault.old).count();
     if places != 1 {
         return Err(format!("{}: {places} places have the old text", fault.what).into());
     }
-    let test = |extra: &[&str]| {
-        let mut test = cargo();
-        test.current_dir(copy)
-            .args(["test", "--quiet", "--package", "tandem-attn"]);
-        test.args(["--package", "tandem-fuzz", "--features"]);
-        test.arg("tandem-attn/cust,tandem-attn/cudarc,tandem-attn/emulator");
-        // Of the tests that are named, those of the package by their targets.
-        let named = fault
-            .tests
-            .iter()
-            .filter(|name| !["--package", "tandem-fuzz"].contains(&name.as_str()));
-        test.args(named);
-        if fault.tests.iter().any(|name| name == "tandem-fuzz") {
-            test.args(["--bin", "tandem-fuzz"]);
-        }
-        test.args(extra);
-        test
-    };
     fs::write(&file, text.replace(&fault.old, &fault.new))?;
-    let built = test(&["--no-run"]).status();
-    let passed = test(&[])
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::null())
-        .status();
+    let built = build(copy, &fault.tests);
+    let found = built.and_then(|programs| verdict(&programs));
     fs::write(&file, text)?;
-    match built?.success() {
-        true => Ok(!passed?.success()),
-        false => Err(format!("{} does not compile", fault.what).into()),
+    found.map_err(|error| format!("{}: {error}", fault.what).into())
+}
+
+/// A program of tests, and where it is to run.
+struct Program {
+    path: PathBuf,
+    folder: PathBuf,
+}
+
+/// Builds tests, as little as is enough for them.
+fn build(copy: &Path, tests: &[String]) -> Result<Vec<Program>, Error> {
+    let mut build = cargo();
+    build.current_dir(copy);
+    build.args(["test", "--no-run", "--quiet", "--message-format=json"]);
+    build.args(["--package", "tandem-attn", "--package", "tandem-fuzz"]);
+    build.args(tests);
+    // Changed a line at a time: parts of the library are not compiled again.
+    build.env("CARGO_INCREMENTAL", "1");
+    build.env("CARGO_PROFILE_TEST_DEBUG", "0");
+    build.env("CARGO_PROFILE_DEV_DEBUG", "0");
+    build.env_remove("CARGO_TARGET_DIR");
+    let built = output(&mut build)?;
+    let messages = built.lines().map(serde_json::from_str::<Value>);
+    let mut programs = Vec::new();
+    for message in messages {
+        let message = message?;
+        let is_test = message["profile"]["test"] == true;
+        let [path, manifest] = ["executable", "manifest_path"].map(|key| message[key].as_str());
+        if let (true, Some(path), Some(manifest)) = (is_test, path, manifest) {
+            let folder = Path::new(manifest).parent().unwrap_or(copy);
+            programs.push(Program {
+                path: path.into(),
+                folder: folder.into(),
+            });
+        }
     }
+    match programs.is_empty() {
+        true => Err(format!("no tests are called {tests:?}").into()),
+        false => Ok(programs),
+    }
+}
+
+/// What the first program says that does not pass.
+fn verdict(programs: &[Program]) -> Result<Option<String>, Error> {
+    for program in programs {
+        let name = program.path.file_stem().unwrap_or_default();
+        let name = name.to_string_lossy().into_owned();
+        let name = name.rsplit_once('-').map_or(&name[..], |(name, _)| name);
+        let mut child = Command::new(&program.path)
+            .current_dir(&program.folder)
+            // What fails is not made smaller.
+            .env("PROPTEST_MAX_SHRINK_ITERS", "0")
+            .env("RUST_BACKTRACE", "0")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let mut said = child.stdout.take().expect("a pipe");
+        let reader = std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            let _ = said.read_to_end(&mut bytes);
+            String::from_utf8_lossy(&bytes).into_owned()
+        });
+        let start = Instant::now();
+        let status = loop {
+            match child.try_wait()? {
+                Some(status) => break Some(status),
+                None if start.elapsed() > HANGS => break None,
+                None => std::thread::sleep(Duration::from_millis(20)),
+            }
+        };
+        let Some(status) = status else {
+            child.kill()?;
+            child.wait()?;
+            return Ok(Some(format!("{name} hangs")));
+        };
+        let text = reader.join().expect("it only reads");
+        if !status.success() {
+            let failed = text.lines().find_map(|line| {
+                line.strip_prefix("test ")?
+                    .strip_suffix(" ... FAILED")
+                    .map(|test| format!("{name}: {test}"))
+            });
+            return Ok(Some(
+                failed.unwrap_or_else(|| format!("{name} ends with {status}")),
+            ));
+        }
+    }
+    Ok(None)
 }
 
 #[cfg(test)]
