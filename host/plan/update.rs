@@ -105,7 +105,13 @@ impl Plan {
                 }
             }
         }
-        for index in 0..items.len() {
+        let joint = self
+            .groups
+            .last()
+            .map_or(0, |group| group.items.end as usize);
+        // Runs stand behind what is launched; without any there are no joint items.
+        let joint = if joint < items.len() { joint } else { 0 };
+        for index in 0..joint {
             let item = items[index];
             if item.is_joint() {
                 let first = index + item.slot as usize;

@@ -54,10 +54,14 @@ impl CtaTimeline {
         let mut end = start;
         for _ in 0..self.width(units) {
             let load = self.loads.pop_front().unwrap_or_default() + cost;
-            // Items come longest first, so the new load is among the greatest.
-            let shorter = self.loads.iter().rev().position(|&other| other <= load);
-            let at = shorter.map_or(0, |from_end| self.loads.len() - from_end);
-            self.loads.insert(at, load);
+            // Often the new load is the greatest; where pieces differ it may belong anywhere among hundreds.
+            match self.loads.back() {
+                Some(&greatest) if greatest > load => {
+                    let at = self.loads.partition_point(|&other| other <= load);
+                    self.loads.insert(at, load);
+                }
+                _ => self.loads.push_back(load),
+            }
             end = load;
         }
         (start, end)
@@ -74,6 +78,10 @@ impl CtaTimeline {
         let mut time = done;
         for (active, &load) in (1..=all).rev().zip(&self.loads) {
             let next = load.clamp(done, until);
+            // Most end together, and a speed takes two roots.
+            if next == done {
+                continue;
+            }
             time += (next - done) * 1000 / contention.speed(active, all);
             done = next;
         }

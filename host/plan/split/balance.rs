@@ -1,7 +1,5 @@
 //! Balance: cuts so that the last resident CTA finishes as early as it can.
 
-use std::cmp::Reverse;
-
 use super::{
     classes::DraftClasses,
     equal::equal_splits,
@@ -14,7 +12,7 @@ use super::{
     order::count,
     piece::Piece,
     problem::Problem,
-    wrap_around::wrap_around,
+    wrap_around::{InColumn, wrap_around},
 };
 use crate::plan::{
     data::Kernel,
@@ -70,8 +68,10 @@ pub struct Balancer {
     best: Vec<Piece>,
     chosen: Vec<Piece>,
     simulation: Simulation,
-    /// Cost and index of the pieces of one column, for [`wrap_around`].
-    column: Vec<(Reverse<u64>, u32)>,
+    /// For [`wrap_around`].
+    columns_of: Vec<InColumn>,
+    /// Pieces of equal size that were tried last.
+    tried: Vec<Piece>,
     /// Where the pieces of each draft go.
     next: Vec<u32>,
 }
@@ -200,7 +200,8 @@ impl Balancer {
             attempt,
             best: best_pieces,
             simulation,
-            column,
+            columns_of,
+            tried,
             ..
         } = self;
         let Goal {
@@ -241,12 +242,15 @@ impl Balancer {
         let mut margin = 0;
         if solo > 1000 {
             if load.count <= MOST_UNITS * u64::from(load.ctas) {
+                tried.clear();
                 for hundredths in EVEN
                     .into_iter()
                     .filter(|hundredths| hundredths * 10 <= solo)
                 {
                     let until = bound / 100 * u64::from(hundredths);
-                    if equal_splits(&problem, until, attempt) {
+                    // A little more time often leaves the same pieces.
+                    if equal_splits(&problem, until, attempt) && *attempt != *tried {
+                        tried.clone_from(attempt);
                         keep_if_better(simulation, attempt, 0);
                     }
                 }
@@ -258,7 +262,7 @@ impl Balancer {
             let mut until = bound;
             while until < least && least > good {
                 let placed = match rule {
-                    Attempt::WrapAround => wrap_around(&problem, until, column, attempt),
+                    Attempt::WrapAround => wrap_around(&problem, until, columns_of, attempt),
                     Attempt::List => {
                         list_scheduling(&problem, until, &mut simulation.timeline, attempt)
                     }

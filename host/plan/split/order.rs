@@ -31,6 +31,11 @@ impl LaunchOrder {
         for (launch, bounds) in launches.iter_mut().zip(next.windows(2)) {
             launch.pieces = bounds[1] - bounds[0];
         }
+        place.clear();
+        if pieces.is_sorted_by_key(|piece| piece.order) {
+            place.extend(0..pieces.len() as u32);
+            return;
+        }
         order.clear();
         order.resize(pieces.len(), 0);
         for (index, piece) in pieces.iter().enumerate() {
@@ -44,7 +49,6 @@ impl LaunchOrder {
             pieces.sort_unstable(); // a no-op where all are alike
             rest = others;
         }
-        place.clear();
         place.resize(pieces.len(), 0);
         for (at, &entry) in order.iter().enumerate() {
             place[entry as usize & (MAX_PIECES - 1)] = at as u32;

@@ -9,11 +9,11 @@ use super::{
 
 /// Tries to place everything so that it is done by `until`: fills the CTAs of one column after the other to the
 /// end and cuts what crosses over. The fewest pieces, where pieces are longer than columns. A column is as many
-/// CTAs as an item has units; `column` is a buffer.
+/// CTAs as an item has units; `columns_of` is a buffer.
 pub fn wrap_around(
     problem: &Problem<'_>,
     until: u64,
-    column: &mut Vec<(Reverse<u64>, u32)>,
+    columns_of: &mut Vec<InColumn>,
     pieces: &mut Vec<Piece>,
 ) -> bool {
     pieces.clear();
@@ -31,7 +31,7 @@ pub fn wrap_around(
     let room_in = |at: u32| if at < full { until } else { until / rounds };
     let columns = full + u32::from(rest > 0);
     let (mut at, mut used) = (0, 0);
-    column.clear();
+    columns_of.clear();
     for (index, draft, unit) in problem.drafts() {
         let mut begin = draft.kv_begin;
         while begin < draft.kv_end {
@@ -51,7 +51,6 @@ pub fn wrap_around(
             };
             if end < begin + unit.shortest.min(rest) {
                 (at, used) = (at + 1, 0);
-                order_column(column, pieces);
                 continue;
             }
             let cost = if whole {
@@ -59,22 +58,28 @@ pub fn wrap_around(
             } else {
                 unit.cut(end - begin)
             };
-            column.push((Reverse(cost), pieces.len() as u32));
+            columns_of.push((at, Reverse(cost), pieces.len() as u32));
             pieces.push(Piece::new(index, begin..end, unit.launch, 0, cost));
             used += cost;
             begin = end;
         }
     }
-    order_column(column, pieces);
+    // Of an attempt that fails no order is wanted.
+    columns_of.sort_unstable();
+    for column in columns_of.chunk_by(|a, b| a.0 == b.0) {
+        order_column(column, pieces);
+    }
     true
 }
 
+/// The column of a piece, its cost and its index.
+pub type InColumn = (u32, Reverse<u64>, u32);
+
 /// Lets the longest pieces of a column start first: what starts late is then short, and may as well go to
-/// another CTA. Empties the list.
-fn order_column(column: &mut Vec<(Reverse<u64>, u32)>, pieces: &mut [Piece]) {
-    column.sort_unstable();
+/// another CTA.
+fn order_column(column: &[InColumn], pieces: &mut [Piece]) {
     let mut start = 0;
-    for (Reverse(cost), at) in column.drain(..) {
+    for &(_, Reverse(cost), at) in column {
         let piece = &mut pieces[at as usize];
         let keys = piece.kv_begin..piece.kv_end;
         *piece = Piece::new(piece.draft, keys, piece.launch(), start, cost);

@@ -102,12 +102,16 @@ impl Forest {
         member: &impl Fn(u32) -> Member<'a>,
     ) -> (u32, u32) {
         let (mut node, mut depth) = (NO_NODE, 0);
-        let with_previous = shared(
-            previous.pages,
-            current.pages,
-            0,
-            previous.sharable.min(current.sharable),
-        );
+        // Most tables that part do so at their first page.
+        let with_previous = match previous.pages.first() == current.pages.first() {
+            true => shared(
+                previous.pages,
+                current.pages,
+                0,
+                previous.sharable.min(current.sharable),
+            ),
+            false => 0,
+        };
         if with_previous > 0 {
             node = index - 1;
             while self.growing[node as usize].begin >= with_previous {
