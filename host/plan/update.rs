@@ -105,12 +105,12 @@ impl Plan {
                 }
             }
         }
-        let joint = self
-            .groups
-            .last()
-            .map_or(0, |group| group.items.end as usize);
-        // Runs stand behind what is launched; without any there are no joint items.
-        let joint = if joint < items.len() { joint } else { 0 };
+        let launched = self.groups.last().map_or(0, |group| group.items.end);
+        // The runs of joint items stand behind what is launched: without any there are none.
+        let joint = match launched as usize {
+            launched if launched < items.len() => launched,
+            _ => 0,
+        };
         for index in 0..joint {
             let item = items[index];
             if item.is_joint() {

@@ -103,14 +103,11 @@ impl Forest {
     ) -> (u32, u32) {
         let (mut node, mut depth) = (NO_NODE, 0);
         // Most tables that part do so at their first page.
-        let with_previous = match previous.pages.first() == current.pages.first() {
-            true => shared(
-                previous.pages,
-                current.pages,
-                0,
-                previous.sharable.min(current.sharable),
-            ),
-            false => 0,
+        let with_previous = if previous.pages.first() == current.pages.first() {
+            let limit = previous.sharable.min(current.sharable);
+            shared(previous.pages, current.pages, 0, limit)
+        } else {
+            0
         };
         if with_previous > 0 {
             node = index - 1;
