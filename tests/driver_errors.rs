@@ -18,8 +18,8 @@ use tandem_attn::{
     Error,
     abi::MergeRow,
     exec::gpu::{
-        DeviceArray, DeviceTensor, Gpu, Image, KvPool, LaunchSet, MODULES, Module, PartialStates,
-        Stream, Swizzle, TensorMap, Workspace, WorkspaceOptions,
+        DeviceArray, DeviceBuffer, DeviceTensor, Gpu, Image, KvPool, LaunchSet, MODULES, Module,
+        PartialStates, Stream, Swizzle, TensorMap, Workspace, WorkspaceOptions,
     },
     kv::compose::share_prefixes,
     plan::{Bound, MergeMode, Plan, PlanOptions, Planner},
@@ -769,4 +769,32 @@ fn layers_share_what_was_made_for_the_first() {
     let each = start.elapsed().as_nanos() as u64 / runs;
     println!("{each} ns of host time a run of {count} launches");
     assert!(each < 100_000, "{each} ns");
+}
+
+/// More bytes than a number of bytes can say: the product must not wrap to a small one.
+#[test]
+fn device_buffers_have_no_more_bytes_than_can_be_counted() {
+    if with_driver("device_buffers_have_no_more_bytes_than_can_be_counted", "") {
+        let gpu = Gpu::new(0).unwrap();
+        let most = usize::MAX / size_of::<u32>();
+        for got in [most + 1, most + 2, usize::MAX] {
+            let expected = Error::Extent {
+                tensor: "a device buffer",
+                dimension: "elements",
+                got,
+                rule: format!("at most {most} of 4 bytes each"),
+            };
+            assert_eq!(
+                DeviceBuffer::<u32>::zeroed(&gpu, got).unwrap_err(),
+                expected
+            );
+        }
+        let buffer = DeviceBuffer::<f32>::zeroed(&gpu, 6).unwrap();
+        assert_eq!(buffer.tensor([2, 3]).shape, [2, 3]);
+        for shape in [[2, 4], [1 << 63, 2], [usize::MAX, usize::MAX]] {
+            let tensor = std::panic::catch_unwind(|| buffer.tensor(shape));
+            let said = tensor.unwrap_err().downcast::<String>().unwrap();
+            assert!(said.contains("in a buffer of 6 elements"), "{said}");
+        }
+    }
 }

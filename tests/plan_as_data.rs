@@ -1,10 +1,13 @@
 //! Plans as data: they serialise, and print as a table.
 
+#[path = "common/damage.rs"]
+mod damage;
 #[path = "common/numeric.rs"]
 mod numeric;
 #[path = "common/problems.rs"]
 mod problems;
 
+use damage::damaged;
 use problems::{Problem, Tensors, cases, problem, small_problem};
 use proptest::prelude::*;
 use tandem_attn::{
@@ -105,21 +108,6 @@ fn bounds_layouts_and_schedules_are_data_too() {
     );
 }
 
-/// Some bytes of a text become others: digits mostly, which leave it readable.
-fn damaged(text: &str, seed: u64) -> Vec<u8> {
-    let (mut bytes, mut rng) = (text.as_bytes().to_vec(), numeric::Rng(seed));
-    for _ in 0..1 + rng.below(4) {
-        let at = rng.below(bytes.len());
-        bytes[at] = match rng.below(8) {
-            0 => rng.bits() as u8,
-            1 => b"{}[],:\"-"[rng.below(8)],
-            _ if bytes[at].is_ascii_digit() => b'0' + rng.below(10) as u8,
-            _ => bytes[at],
-        };
-    }
-    bytes
-}
-
 proptest! {
     #![proptest_config(cases(3000))]
 
@@ -131,7 +119,7 @@ proptest! {
         let plan = Planner::new().plan(spec, batch, device, options).expect("the problem can be planned");
         let json = serde_json::to_string(&plan).expect("plain data");
         for round in 0..8 {
-            let Ok(mut read) = serde_json::from_slice::<Plan>(&damaged(&json, seed ^ round)) else {
+            let Ok(mut read) = serde_json::from_slice::<Plan>(&damaged(json.as_bytes(), seed ^ round)) else {
                 continue;
             };
             let verified = read.verify(batch);

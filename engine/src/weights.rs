@@ -154,6 +154,30 @@ impl Weights {
             .or_else(|| tensors.get(name))
     }
 
+    /// Whether there is such a tensor, and how many elements it has: at most what its file holds, unless weights are
+    /// random. Before memory is taken for it.
+    pub(crate) fn elements(&self, name: &str, shape: &[usize]) -> Result<usize, Error> {
+        if !self.are_random() {
+            self.place_of(name, shape)?;
+        }
+        Ok(shape.iter().product())
+    }
+
+    /// Where a tensor of this shape is.
+    fn place_of(&self, name: &str, shape: &[usize]) -> Result<&Place, Error> {
+        let place = self.place(name).ok_or_else(|| Error::NoTensor {
+            name: name.to_owned(),
+        })?;
+        match place.shape == shape {
+            true => Ok(place),
+            false => Err(Error::TensorShape {
+                name: name.to_owned(),
+                got: place.shape.clone(),
+                expected: shape.to_vec(),
+            }),
+        }
+    }
+
     /// Appends a tensor to `out`, converted. Names are those of a model that only writes text (`model.layers.0.…`).
     ///
     /// # Errors
@@ -171,16 +195,7 @@ impl Weights {
                 return Ok(());
             }
         };
-        let place = self.place(name).ok_or_else(|| Error::NoTensor {
-            name: name.to_owned(),
-        })?;
-        if place.shape != shape {
-            return Err(Error::TensorShape {
-                name: name.to_owned(),
-                got: place.shape.clone(),
-                expected: shape.to_vec(),
-            });
-        }
+        let place = self.place_of(name, shape)?;
         let bytes = &files[place.file][place.bytes.clone()];
         match place.dtype {
             Dtype::BF16 => convert::<bf16, T>(bytes, out, bf16::to_f32),
@@ -201,7 +216,7 @@ impl Weights {
     /// # Errors
     /// As [`append`](Self::append).
     pub fn get<T: Weight>(&self, name: &str, shape: &[usize]) -> Result<Vec<T>, Error> {
-        let mut out = Vec::with_capacity(shape.iter().product());
+        let mut out = Vec::with_capacity(self.elements(name, shape)?);
         self.append(name, shape, &mut out)?;
         Ok(out)
     }

@@ -179,6 +179,26 @@ fn malformed(path: &Path, error: &serde_json::Error) -> Error {
     }
 }
 
+// More than models have, and few enough that all products of sizes stay in their types: those of heads in 32 bits, numbers
+// of weights in 64.
+const LAYERS: usize = 1 << 10;
+const HEADS: usize = 1 << 10;
+const HIDDEN: usize = 1 << 20;
+const INTERMEDIATE: usize = 1 << 22;
+const VOCABULARY: usize = 1 << 24;
+
+/// A size that something is allocated or multiplied by.
+fn sized(field: &'static str, got: usize, most: usize) -> Result<usize, Error> {
+    match (1..=most).contains(&got) {
+        true => Ok(got),
+        false => Err(Error::Unsupported {
+            field,
+            got: got.to_string(),
+            rule: format!("1 to {most} are computed here"),
+        }),
+    }
+}
+
 fn build(config: &Config, traits: &Traits, ends: Vec<u32>) -> Result<Architecture, Error> {
     refuse_unknown(config, traits)?;
     let need = |field: &'static str, value: Option<usize>| {
@@ -188,14 +208,21 @@ fn build(config: &Config, traits: &Traits, ends: Vec<u32>) -> Result<Architectur
         })
     };
     let defaults = &traits.defaults;
-    let hidden = need("hidden_size", config.hidden_size)?;
+    let hidden = sized(
+        "hidden_size",
+        need("hidden_size", config.hidden_size)?,
+        HIDDEN,
+    )?;
     let layers = need("num_hidden_layers", config.num_hidden_layers)?;
+    let layers = sized("num_hidden_layers", layers, LAYERS)?;
     let (default_q, default_kv) = defaults.heads.unzip();
     let q_heads = config.num_attention_heads.or(default_q);
-    let q_heads = need("num_attention_heads", q_heads.map(|heads| heads as usize))? as u32;
+    let q_heads = need("num_attention_heads", q_heads.map(|heads| heads as usize))?;
+    let q_heads = sized("num_attention_heads", q_heads, HEADS)? as u32;
     let kv_heads = config.num_key_value_heads.or(default_kv).unwrap_or(q_heads);
+    sized("num_key_value_heads", kv_heads as usize, HEADS)?;
     let head_dim = config.head_dim.or(defaults.head_dim);
-    let head_dim = head_dim.unwrap_or_else(|| hidden as u32 / q_heads.max(1));
+    let head_dim = head_dim.unwrap_or_else(|| hidden as u32 / q_heads);
 
     let mut spec = Spec::new(q_heads, kv_heads, head_dim);
     if traits.own_scale {
@@ -213,6 +240,9 @@ fn build(config: &Config, traits: &Traits, ends: Vec<u32>) -> Result<Architectur
         spec: spec.with_window_left(keys.saturating_sub(1)),
         rope: local,
     });
+    if let Some(local) = &local {
+        local.spec.check().map_err(tandem_attn::Error::from)?;
+    }
     let mut kinds = Vec::new();
     let layers = slides.iter().map(|&slides| {
         let kind = local.filter(|_| slides).unwrap_or(global);
@@ -227,11 +257,13 @@ fn build(config: &Config, traits: &Traits, ends: Vec<u32>) -> Result<Architectur
     let layers = layers.collect();
 
     let eps = config.rms_norm_eps.unwrap_or(defaults.norm_eps);
+    let vocabulary = need("vocab_size", config.vocab_size.or(defaults.vocabulary))?;
+    let intermediate = need("intermediate_size", config.intermediate_size)?;
     Ok(Architecture {
         family: traits.family,
-        vocabulary: need("vocab_size", config.vocab_size.or(defaults.vocabulary))?,
+        vocabulary: sized("vocab_size", vocabulary, VOCABULARY)?,
         hidden,
-        intermediate: need("intermediate_size", config.intermediate_size)?,
+        intermediate: sized("intermediate_size", intermediate, INTERMEDIATE)?,
         kinds,
         layers,
         norm: match traits.norm_adds_one {

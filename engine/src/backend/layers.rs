@@ -26,11 +26,17 @@ pub(super) fn stacked<T: Weight>(
     parts: &[(String, usize)],
     width: Option<usize>,
 ) -> Result<Vec<T>, Error> {
-    let rows: usize = parts.iter().map(|(_, rows)| rows).sum();
-    let mut all = Vec::with_capacity(rows * width.unwrap_or(1));
+    let shape = |rows: usize| match width {
+        Some(width) => vec![rows, width],
+        None => vec![rows],
+    };
+    let mut elements = 0;
     for (part, rows) in parts {
-        let shape = [*rows, width.unwrap_or(0)];
-        weights.append(part, &shape[..1 + usize::from(width.is_some())], &mut all)?;
+        elements += weights.elements(part, &shape(*rows))?;
+    }
+    let mut all = Vec::with_capacity(elements);
+    for (part, rows) in parts {
+        weights.append(part, &shape(*rows), &mut all)?;
     }
     Ok(all)
 }

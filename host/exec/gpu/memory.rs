@@ -41,7 +41,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// All bytes zero.
     ///
     /// # Errors
-    /// [`Error::Driver`] where there is not enough memory.
+    /// [`Error::Driver`] where there is not enough memory, [`Error::Extent`] where so many bytes have no number.
     pub fn zeroed(gpu: &Gpu, len: usize) -> Result<Self, Error> {
         let buffer = Self::allocate(gpu, len)?;
         let _current = Current::enter(buffer.context)?;
@@ -64,6 +64,15 @@ impl<T: Pod> DeviceBuffer<T> {
     }
 
     fn allocate(gpu: &Gpu, len: usize) -> Result<Self, Error> {
+        if len.checked_mul(size_of::<T>()).is_none() {
+            let (most, each) = (usize::MAX / size_of::<T>(), size_of::<T>());
+            return Err(Error::Extent {
+                tensor: "a device buffer",
+                dimension: "elements",
+                got: len,
+                rule: format!("at most {most} of {each} bytes each"),
+            });
+        }
         let mut buffer = Self {
             address: 0,
             len,
@@ -111,6 +120,7 @@ impl<T: Pod> DeviceBuffer<T> {
         Ok(values)
     }
 
+    /// Counted when they were allocated: the product does not wrap.
     fn bytes(&self) -> usize {
         self.len * size_of::<T>()
     }
@@ -161,9 +171,10 @@ impl<T: Element> DeviceBuffer<T> {
     /// Where the shape has more elements than the buffer.
     #[must_use]
     pub fn tensor<const RANK: usize>(&self, shape: [usize; RANK]) -> DeviceTensor<RANK> {
-        let elements: usize = shape.iter().product();
+        let mut extents = shape.iter();
+        let elements = extents.try_fold(1_usize, |product, &extent| product.checked_mul(extent));
         assert!(
-            elements <= self.len,
+            elements.is_some_and(|elements| elements <= self.len),
             "a tensor of {shape:?} in a buffer of {} elements",
             self.len
         );

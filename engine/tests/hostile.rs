@@ -1,0 +1,177 @@
+//! A model's files with damage in them: each is refused by an error, or read; nothing panics and nothing takes all
+//! memory.
+
+mod common;
+#[path = "../../tests/common/damage.rs"]
+mod damage;
+#[path = "../../tests/common/numeric.rs"]
+mod numeric;
+
+use std::fs;
+
+use common::{FAMILIES, folder};
+use damage::{damaged, damaged_tensors};
+use tandem_engine::{Architecture, CpuBackend, Error, Text, Weights};
+
+fn fixture(family: &str, file: &str) -> Vec<u8> {
+    fs::read(folder(family).join(file)).expect("a fixture")
+}
+
+fn architecture(family: &str) -> Architecture {
+    Architecture::read(&folder(family)).expect("a fixture")
+}
+
+/// What a family's configuration gives with a field of its own.
+fn with_field(family: &str, field: &str, value: u64) -> Result<Architecture, Error> {
+    let config = serde_json::from_slice::<serde_json::Value>(&fixture(family, "config.json"));
+    let mut config = config.expect("a fixture");
+    config[field] = value.into();
+    Architecture::from_json(&config.to_string())
+}
+
+/// Nothing is allocated for layers that no model has, and products of sizes stay in their types.
+#[test]
+fn sizes_that_no_model_has_are_refused() {
+    for (name, most) in [
+        ("num_hidden_layers", 1 << 10),
+        ("num_attention_heads", 1 << 10),
+        ("num_key_value_heads", 1 << 10),
+        ("hidden_size", 1 << 20),
+        ("intermediate_size", 1 << 22),
+        ("vocab_size", 1 << 24),
+    ] {
+        for value in [0, most + 1, 1 << 31, u64::from(u32::MAX)] {
+            let read = with_field("llama3", name, value);
+            let Err(Error::Unsupported { field, got, rule }) = read else {
+                panic!("{name} = {value}: {read:?}");
+            };
+            assert_eq!((field, got), (name, value.to_string()));
+            assert_eq!(rule, format!("1 to {most} are computed here"));
+        }
+    }
+    let largest = with_field("llama3", "num_hidden_layers", 1 << 10).expect("it is computed");
+    assert_eq!(largest.layers.len(), 1 << 10);
+}
+
+#[test]
+fn windows_wider_than_any_table_are_refused() {
+    let read = with_field("mistral", "sliding_window", u32::MAX.into());
+    let error = read.expect_err("too wide").to_string();
+    assert!(error.contains("4294967294 keys"), "{error}");
+}
+
+/// No memory is asked for before a tensor is known to have the shape.
+#[test]
+fn shapes_are_compared_before_memory_is_taken() {
+    let weights = Weights::open(&folder("llama3")).expect("a fixture");
+    let got = weights.get::<f32>("model.norm.weight", &[1 << 61, 1 << 61]);
+    let Err(Error::TensorShape {
+        name,
+        got,
+        expected,
+    }) = got
+    else {
+        panic!("{got:?}");
+    };
+    assert_eq!(name, "model.norm.weight");
+    assert_eq!((got.len(), expected), (1, vec![1 << 61, 1 << 61]));
+
+    let mut hostile = architecture("llama3");
+    hostile.intermediate = 1 << 60;
+    let loaded = CpuBackend::load(hostile, &weights, 4, 16, &mut |_| {});
+    let Err(Error::TensorShape { name, expected, .. }) = loaded else {
+        panic!("{loaded:?}");
+    };
+    assert_eq!(name, "model.layers.0.mlp.gate_proj.weight");
+    assert_eq!(expected[0], 1 << 60);
+}
+
+/// What is read is loaded, with weights that may not fit it.
+#[test]
+fn damaged_configurations_are_refused_or_read() {
+    let (mut read, mut refused, mut loaded) = (0, 0, 0);
+    for family in FAMILIES {
+        let config = fixture(family, "config.json");
+        let weights = Weights::open(&folder(family)).expect("a fixture");
+        for seed in 0..2000 {
+            let text = String::from_utf8_lossy(&damaged(&config, seed)).into_owned();
+            let Ok(architecture) = Architecture::from_json(&text) else {
+                refused += 1;
+                continue;
+            };
+            read += 1;
+            if seed % 20 == 0 {
+                let backend = CpuBackend::load(architecture, &weights, 4, 16, &mut |_| {});
+                loaded += u32::from(backend.is_ok());
+            }
+        }
+    }
+    assert!(
+        read > 1000 && refused > 1000,
+        "{read} read, {refused} refused"
+    );
+    assert!(loaded > 10, "{loaded} loaded");
+}
+
+#[test]
+fn damaged_tokenizers_are_refused_or_read() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let put =
+        |name: &str, bytes: &[u8]| fs::write(folder.path().join(name), bytes).expect("writable");
+    let names = [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+    ];
+    let (mut read, mut refused) = (0, 0);
+    for seed in 0..200_usize {
+        for (at, name) in names.into_iter().enumerate() {
+            let whole = fixture("llama3", name);
+            let is_hit = at == seed % names.len();
+            put(
+                name,
+                &if is_hit {
+                    damaged(&whole, seed as u64)
+                } else {
+                    whole
+                },
+            );
+        }
+        match Text::read(folder.path()) {
+            Ok(text) => {
+                read += 1;
+                let _ = text
+                    .encode("some words", true)
+                    .map(|tokens| text.decode(&tokens));
+            }
+            Err(_) => refused += 1,
+        }
+    }
+    assert!(read > 20 && refused > 20, "{read} read, {refused} refused");
+}
+
+#[test]
+fn damaged_weights_are_refused_or_read() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let architecture = architecture("llama3");
+    let whole = fixture("llama3", "model.safetensors");
+    let (mut opened, mut refused) = (0, 0);
+    for seed in 0..600 {
+        fs::write(
+            folder.path().join("model.safetensors"),
+            damaged_tensors(&whole, seed),
+        )
+        .expect("writable");
+        match Weights::open(folder.path()) {
+            Ok(weights) => {
+                opened += 1;
+                let _ = CpuBackend::load(architecture.clone(), &weights, 4, 16, &mut |_| {});
+            }
+            Err(_) => refused += 1,
+        }
+    }
+    assert!(
+        opened > 20 && refused > 100,
+        "{opened} opened, {refused} refused"
+    );
+}
