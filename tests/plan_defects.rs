@@ -11,7 +11,7 @@ use numeric::{Rng, Tolerance, compare, to_f64};
 use problems::{Problem, Tensors, cases, problem};
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 use tandem_attn::{
-    abi::{DIRECT, WorkItem},
+    abi::{DIRECT, MergeRow, NO_MERGE, WorkItem},
     exec::Cpu,
     plan::{Kernel, Plan, Planner},
     problem::Dtype,
@@ -58,7 +58,7 @@ fn joint(plan: &Plan, noise: &mut Rng) -> Option<usize> {
     Some(joint[pick(noise, joint.len())?])
 }
 
-const DAMAGES: [(&str, Damage); 25] = [
+const DAMAGES: [(&str, Damage); 27] = [
     ("an item ends a key too early", |plan, noise| {
         let at = needed(plan, noise)?;
         plan.items[at].kv_end -= 1;
@@ -84,6 +84,33 @@ const DAMAGES: [(&str, Damage); 25] = [
         plan.items[at].kv_end = plan.items[at].kv_begin;
         Some(())
     }),
+    // The item behind it reads its keys: nothing else is wrong with the plan.
+    (
+        "an item has no keys and another reads them",
+        |plan, noise| {
+            let at = pick(noise, plan.launched())?;
+            let tokens = |plan: &Plan, at: usize| -> Option<Vec<u32>> {
+                let item = &plan.items[at];
+                let rows = item.rows_begin..item.rows_begin + item.rows;
+                let token = |row: u32| match item.is_gathered() {
+                    true => plan.rows[row as usize].token,
+                    false => row,
+                };
+                (!item.is_joint()).then(|| rows.map(token).collect())
+            };
+            let of_first = tokens(plan, at)?;
+            let first = plan.items[at];
+            let next = (0..plan.launched()).find(|&next| {
+                let item = &plan.items[next];
+                item.part == first.part
+                    && item.kv_begin == first.kv_end
+                    && tokens(plan, next).is_some_and(|tokens| tokens == of_first)
+            })?;
+            plan.items[at].kv_end = first.kv_begin;
+            plan.items[next].kv_begin = first.kv_begin;
+            Some(())
+        },
+    ),
     ("an item is missing", |plan, _| {
         plan.items.pop()?;
         resize_last(plan, -1);
@@ -178,6 +205,30 @@ const DAMAGES: [(&str, Damage); 25] = [
         plan.merges.push(*plan.merges.last()?);
         Some(())
     }),
+    // The first of the two is nobody's, and merges what another token left.
+    (
+        "a token is merged by a merge of another's states",
+        |plan, _| {
+            let [.., other, last] = plan.merges[..] else {
+                return None;
+            };
+            let stray = MergeRow {
+                token: last.token,
+                ..other
+            };
+            plan.merges.insert(0, stray);
+            let launched = plan.launched();
+            let of_rows = plan.rows.iter_mut().map(|row| &mut row.merge);
+            let of_items = plan.items[..launched]
+                .iter_mut()
+                .filter(|item| !item.is_joint())
+                .map(|item| &mut item.merge);
+            for merge in of_rows.chain(of_items).filter(|merge| **merge != NO_MERGE) {
+                *merge += 1;
+            }
+            Some(())
+        },
+    ),
     ("a merge takes states in another order", |plan, noise| {
         let at = pick(noise, plan.merges.len())?;
         let merge = plan.merges[at];

@@ -4,6 +4,7 @@
 
 use proptest::prelude::*;
 use tandem_attn::{
+    kv::compose::share_prefixes,
     plan::{
         BatchLimits, Bound, DeviceDescription, Join, Kernel, PackRule, Plan, PlanOptions, Planner,
         Rules, SplitMode, Tile, TileGroup, Update, WorkspaceLayout, pod::PodMode,
@@ -470,6 +471,26 @@ fn a_tile_of_tokens_with_one_item_and_with_two_is_merged() {
     assert!(plan.merges.iter().any(|merge| merge.slots == 1), "{plan}");
 }
 
+/// Four queries of which the first ends before the last piece begins. Once keys behind the part move it on, it reads that.
+#[test]
+fn a_plan_does_not_grow_into_keys_that_a_row_has_not_seen() {
+    let batch = |behind: u32| {
+        let mut first = Part::new(vec![0, 4], PageTable::new(16, 20));
+        first.table.push(&(0..13).collect::<Vec<_>>(), 194);
+        first.keys_after = vec![behind];
+        let mut second = Part::new(vec![0, 3, 4], PageTable::new(16, 20));
+        second.table.push(&[], 0);
+        second.table.push(&[13], behind);
+        Batch::composed(vec![0, 4], vec![first, second])
+    };
+    let device = DeviceDescription::named("h200").unwrap();
+    let options = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 192 });
+    let plan = Planner::new().plan(&Spec::new(8, 2, 128), &batch(1), &device, &options);
+    let plan = plan.unwrap();
+    assert_eq!(plan.verify(&batch(1)), Ok(()));
+    assert_eq!(plan.clone().grow(&batch(3)), None);
+}
+
 /// Fewer keys behind those of a part: its queries stand further left, where a window shows what it had passed.
 #[test]
 fn a_plan_does_not_follow_queries_that_move_back() {
@@ -490,4 +511,41 @@ fn a_plan_does_not_follow_queries_that_move_back() {
         .unwrap();
     assert_eq!(plan.clone().grow(&batch(3)), Some(Update::Kept));
     assert_eq!(plan.clone().grow(&batch(2)), None);
+}
+
+/// A key goes from the end of a part to one behind it: queries stand where they stood, and the part ends earlier.
+#[test]
+fn a_plan_does_not_follow_a_table_that_lost_keys() {
+    let batch = |keys: u32, behind: u32| {
+        let mut first = Part::new(vec![0, 1], PageTable::new(16, 20));
+        first.table.push(&(0..10).collect::<Vec<_>>(), keys);
+        first.keys_after = vec![behind];
+        let mut second = Part::new(vec![0, 1], PageTable::new(16, 20));
+        second.table.push(&[10], behind);
+        Batch::composed(vec![0, 1], vec![first, second])
+    };
+    let device = DeviceDescription::named("h200").unwrap();
+    let options = PlanOptions::default();
+    let plan = Planner::new().plan(&Spec::new(8, 2, 128), &batch(158, 3), &device, &options);
+    let plan = plan.unwrap();
+    assert_eq!(plan.verify(&batch(158, 3)), Ok(()));
+    let mut grown = plan.clone();
+    assert_eq!(grown.grow(&batch(159, 3)), Some(Update::Patched));
+    assert_eq!(grown.verify(&batch(159, 3)), Ok(()));
+    assert_eq!(plan.clone().grow(&batch(157, 4)), None);
+}
+
+/// New keys are of the request alone, even where another has the same pages: its own queries see them one after another.
+#[test]
+fn new_keys_stay_out_of_shared_parts() {
+    let mut table = PageTable::new(4, 8);
+    for _ in 0..2 {
+        table.push(&[0, 1, 2], 12);
+    }
+    let shared = share_prefixes(&Batch::new(vec![0, 2, 4], table));
+    let [common, own] = &shared.parts[..] else {
+        panic!("{shared:?}");
+    };
+    assert_eq!(common.table.indices, [0, 1]);
+    assert_eq!(own.table.indices, [2, 2]);
 }

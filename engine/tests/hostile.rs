@@ -100,7 +100,7 @@ fn damaged_configurations_are_refused_or_read() {
                 continue;
             };
             read += 1;
-            if seed % 20 == 0 {
+            if seed.is_multiple_of(20) {
                 let backend = CpuBackend::load(architecture, &weights, 4, 16, &mut |_| {});
                 loaded += u32::from(backend.is_ok());
             }

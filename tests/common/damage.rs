@@ -75,7 +75,7 @@ fn change_number(bytes: &mut Vec<u8>, at: usize, new: &str) {
 /// A safetensors file with things wrong in its header, whose length is right, or anywhere.
 pub fn damaged_tensors(bytes: &[u8], seed: u64) -> Vec<u8> {
     let len = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
-    if seed % 4 == 0 {
+    if seed.is_multiple_of(4) {
         return damaged(bytes, seed);
     }
     let mut header = damaged(&bytes[8..8 + len], seed);

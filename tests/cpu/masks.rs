@@ -9,7 +9,7 @@ use tandem_attn::{
         mask::{DraftTree, draft_trees, slots, token_level},
     },
     plan::{DeviceDescription, PlanOptions, Planner, SplitMode},
-    problem::{Batch, KvLayout, Spec},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     reference,
     tensor::{Element, F8E4M3},
 };
@@ -178,4 +178,34 @@ fn a_mask_written_out_gives_the_same() {
     let rows = (8..=10).map(|visible| slots(&pages, PAGE_SIZE, visible));
     let batch = Batch::composed(vec![0, 3], vec![token_level(0, POOL_SLOTS, rows)]);
     against_reference::<f32, f32>(&spec.non_causal(), &batch, SplitMode::Off, 7).unwrap();
+}
+
+/// The last of 64 drafted tokens sees the first, or not, as its bit says. The reference asks the same function as the
+/// executor, so the values tell: those of the first token are 1, all others 0.
+#[test]
+fn the_farthest_ancestor_counts() {
+    let spec = Spec::new(1, 1, 16).with_dtype(Dtype::F32);
+    let mut table = PageTable::new(64, 1);
+    table.push(&[0], 64);
+    let (q, k) = (vec![0.0_f32; 64 * 16], vec![0.0_f32; 64 * 16]);
+    let mut v = vec![0.0_f32; 64 * 16];
+    v[..16].fill(1.0);
+    for (ancestors, expected) in [(!0, 1.0 / 64.0), (!(1 << 63), 0.0)] {
+        let batch = Batch::new(vec![0, 64], table.clone()).with_ancestors(vec![ancestors; 64]);
+        let device = DeviceDescription::named("cpu").expect("it is built in");
+        let plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default());
+        let view = KvView::new(&spec, KvLayout::Nhd, 64, &k, &v);
+        let mut out = vec![f32::NAN; 64 * 16];
+        Cpu::new()
+            .run(
+                &plan.expect("it can be planned"),
+                &q,
+                &[view],
+                &mut out,
+                None,
+            )
+            .expect("they fit");
+        let last = out[63 * 16];
+        assert!((last - expected).abs() < 1e-6, "{last}, not {expected}");
+    }
 }

@@ -307,4 +307,37 @@ pub(super) mod tests {
         assert!(agenda.left >= prefills && agenda.left < plan.merges.len() as u32 + 1);
         assert!(agenda.left_rows(&plan).iter().all(|merge| merge.token > 0));
     }
+
+    /// No item leads to them: only the merging kernel writes their zeros.
+    #[test]
+    fn tokens_without_keys_are_left_to_the_merging_kernel() {
+        let mut table = PageTable::new(16, 4000);
+        table.push(&(0..500).collect::<Vec<_>>(), 8000);
+        table.push(&[], 0);
+        let device = DeviceDescription::named("h200").unwrap();
+        let options = PlanOptions {
+            merge_mode: MergeMode::Fused,
+            ..PlanOptions::default()
+        };
+        let mut spec = Spec::new(32, 8, 128);
+        spec.variant.causal = false;
+        let batch = Batch::new(vec![0, 1, 2], table);
+        let plan = Planner::new().plan(&spec, &batch, &device, &options);
+        let plan = plan.unwrap();
+        let agenda = agenda(&plan);
+        assert!(agenda.fused);
+        let left: Vec<_> = agenda.left_rows(&plan).iter().collect();
+        assert!(
+            matches!(
+                left[..],
+                [MergeRow {
+                    token: 1,
+                    slots: 0,
+                    ..
+                }]
+            ),
+            "{left:?}"
+        );
+        assert_eq!(agenda.left, 1);
+    }
 }
