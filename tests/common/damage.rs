@@ -57,7 +57,7 @@ pub fn damaged(bytes: &[u8], seed: u64) -> Vec<u8> {
 /// The first number from `at` on becomes another.
 fn change_number(bytes: &mut Vec<u8>, at: usize, new: &str) {
     let is_digit = |byte: &u8| byte.is_ascii_digit();
-    let Some(start) = bytes[at..].iter().position(|byte| is_digit(byte)) else {
+    let Some(start) = bytes[at..].iter().position(is_digit) else {
         return;
     };
     // All of its digits, those before `at` too.
