@@ -11,9 +11,10 @@ use damage::damaged;
 use problems::{Problem, Tensors, cases, problem, small_problem};
 use proptest::prelude::*;
 use tandem_attn::{
+    Error,
     exec::Cpu,
     plan::{BatchLimits, Bound, DeviceDescription, Plan, PlanOptions, Planner, WorkspaceLayout},
-    problem::{Batch, Dtype, PageTable, Spec},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
 };
 
 proptest! {
@@ -106,6 +107,28 @@ fn bounds_layouts_and_schedules_are_data_too() {
         serde_json::from_str::<(PlanOptions, WorkspaceLayout)>(&json).unwrap(),
         (options, layout)
     );
+}
+
+/// No memory is taken for slots that no merge takes.
+#[test]
+fn a_plan_of_too_many_slots_is_refused() {
+    let mut table = PageTable::new(16, 8);
+    table.push(&[0, 1], 20);
+    let batch = Batch::new(vec![0, 1], table);
+    let spec = Spec::new(1, 1, 16).with_dtype(Dtype::F32);
+    let device = DeviceDescription::named("cpu").unwrap();
+    let plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default());
+    let mut plan = plan.unwrap();
+    plan.slots = u32::MAX;
+    assert!(plan.verify(&batch).is_err());
+    let tensors = Tensors::<f32, f32>::random(&spec, &batch, KvLayout::Nhd, 1);
+    let mut out = vec![7.0_f32; 16];
+    let ran = Cpu::new().run(&plan, &tensors.q, &tensors.views(), &mut out, None);
+    let Err(Error::BrokenPlan(broken)) = ran else {
+        panic!("{ran:?}");
+    };
+    assert_eq!((broken.array, broken.got), ("merge_slots", u32::MAX));
+    assert_eq!(out, [7.0; 16]);
 }
 
 proptest! {

@@ -115,24 +115,39 @@ impl Plan {
             let item = items[index];
             if item.is_joint() {
                 let first = index + item.slot as usize;
-                let runs = &items[first..first + item.merge as usize];
-                items[index].kv_end = runs.iter().map(WorkItem::kv_len).sum();
+                // What points out of the plan is left to the run, which refuses it.
+                let runs = items.get(first..first + item.merge as usize);
+                let len = |run: &WorkItem| run.kv_end.wrapping_sub(run.kv_begin);
+                items[index].kv_end = runs
+                    .unwrap_or_default()
+                    .iter()
+                    .map(len)
+                    .fold(0, u32::wrapping_add);
             }
         }
         if let Growth::By(shift) = growth {
-            rows.iter_mut().for_each(|row| row.position += shift);
-            items.iter_mut().for_each(|item| item.position += shift);
+            let moved = |position: &mut i32| *position = position.wrapping_add(shift);
+            rows.iter_mut().for_each(|row| moved(&mut row.position));
+            items.iter_mut().for_each(|item| moved(&mut item.position));
             return Some(Update::Patched);
         }
         for item in items {
-            let blocks = &row_blocks[range(&parts[item.part as usize])];
-            let item_rows =
-                &mut rows[item.rows_begin as usize..(item.rows_begin + item.rows) as usize];
+            let blocks = parts.get(item.part as usize);
+            let blocks = blocks.and_then(|part| row_blocks.get(range(part)));
+            let first = item.rows_begin as usize;
+            let item_rows = rows.get_mut(first..first + item.rows as usize);
+            let (Some(blocks), Some(item_rows)) = (blocks, item_rows) else {
+                continue;
+            };
             item.position = i32::MAX;
             for row in item_rows {
-                let block = &blocks
-                    [blocks.partition_point(|block| block.first_token + block.tokens <= row.token)];
-                row.position = block.position + (row.token - block.first_token) as i32;
+                let at =
+                    blocks.partition_point(|block| block.first_token + block.tokens <= row.token);
+                let Some(block) = blocks.get(at) else {
+                    continue;
+                };
+                let index = row.token.wrapping_sub(block.first_token);
+                row.position = block.position.wrapping_add(index as i32);
                 item.position = item.position.min(row.position);
             }
         }

@@ -47,6 +47,7 @@ impl Row {
 impl Sources {
     /// Fails where running the plan would read or write what it must not.
     pub(super) fn of(plan: &Plan) -> Result<Self, BrokenPlan> {
+        plan.check_slots()?;
         let mut sources = Self {
             rows: 0,
             of_token: vec![Source::Nothing; plan.total_q as usize],

@@ -59,6 +59,20 @@ impl Plan {
         Ok(Cow::Owned(plan))
     }
 
+    /// Whether there are no more slots than merges take and rows may leave unused: before memory is taken for them.
+    pub(crate) fn check_slots(&self) -> Result<(), BrokenPlan> {
+        let taken = self.merge_slots.len();
+        match self.slots as usize <= taken + self.rows.len() {
+            true => Ok(()),
+            false => Err(BrokenPlan {
+                array: "merge_slots",
+                index: taken,
+                field: "number of slots",
+                got: self.slots,
+            }),
+        }
+    }
+
     /// Whether everything is there that taking it apart looks at.
     fn check_joint(&self) -> Result<(), BrokenPlan> {
         let broken = |array, index, field, got| BrokenPlan {
@@ -67,6 +81,7 @@ impl Plan {
             field,
             got,
         };
+        self.check_slots()?;
         for (index, group) in self.groups.iter().enumerate() {
             let Range { start, end } = group.items;
             if start > end || end as usize > self.items.len() {

@@ -149,6 +149,8 @@ impl Plan {
             let old = merge_of[merge.token as usize].replace(index);
             ensure!(old.is_none(), "token {} has two merges", merge.token);
         }
+        let few = self.check_slots();
+        few.map_err(|broken| Defect(broken.to_string()))?;
         let mut writers = vec![0u32; self.slots as usize];
         for (token, items) in covered.iter_mut().enumerate() {
             items.sort_unstable();
