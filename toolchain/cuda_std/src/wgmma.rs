@@ -36,6 +36,8 @@ pub use descriptor::{Descriptor, Swizzle};
 #[cfg(target_arch = "nvptx64")]
 pub use order::{commit_group, fence, schedule_fence, wait_group};
 #[cfg(target_arch = "nvptx64")]
-pub use product::{Accumulator, Bf16, Element, F16, mma_rs, mma_rs_if, mma_ss, mma_ss_if};
+pub use product::{
+    Accumulator, Bf16, Element, F16, mma_rs, mma_rs_e4m3, mma_rs_if, mma_ss, mma_ss_e4m3, mma_ss_if,
+};
 #[cfg(target_arch = "nvptx64")]
 pub use registers::{Register, Registers, fence_operand};

@@ -241,6 +241,17 @@ pub enum Reduce {
 pub enum Element {
     F16,
     Bf16,
+    /// Of [`Wgmma`] alone.
+    E4m3,
+}
+
+impl Element {
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F16 | Self::Bf16 => 2,
+            Self::E4m3 => 1,
+        }
+    }
 }
 
 /// `wgmma`'s A.

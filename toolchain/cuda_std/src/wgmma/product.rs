@@ -60,6 +60,10 @@ pub trait Accumulator {
         b: Descriptor,
         add: bool,
     );
+    #[doc(hidden)]
+    unsafe fn ss_e4m3<const ADD: bool>(&mut self, a: Descriptor, b: Descriptor);
+    #[doc(hidden)]
+    unsafe fn rs_e4m3<const ADD: bool>(&mut self, a: [u32; 4], b: Descriptor);
 }
 
 /// One instruction: `$d` is `out` (D = A·B) or `inout` (D += A·B), the literals around it
@@ -94,6 +98,33 @@ macro_rules! instruction {
             b = in(reg64) $b.0,
             trans_b = const $trans_b as u32,
             $($add)*
+            options(nostack),
+        )
+    };
+    (ss_e4m3, $n:literal, $mode:ident, $scale:literal, $self:ident, $a:ident, $b:ident, [$($i:tt)*]) => {
+        asm!(
+            concat!(
+                "wgmma.mma_async.sync.aligned.m64n", $n, "k32.f32.e4m3.e4m3 {{",
+                instruction!(@list $($i)*), "}}, {a}, {b}, ", $scale, ", 1, 1;"
+            ),
+            $($mode(reg32) $self[$i],)*
+            a = in(reg64) $a.0,
+            b = in(reg64) $b.0,
+            options(nostack),
+        )
+    };
+    (rs_e4m3, $n:literal, $mode:ident, $scale:literal, $self:ident, $a:ident, $b:ident, [$($i:tt)*]) => {
+        asm!(
+            concat!(
+                "wgmma.mma_async.sync.aligned.m64n", $n, "k32.f32.e4m3.e4m3 {{",
+                instruction!(@list $($i)*), "}}, {{{a0}, {a1}, {a2}, {a3}}}, {b}, ", $scale, ", 1, 1;"
+            ),
+            $($mode(reg32) $self[$i],)*
+            a0 = in(reg32) $a[0],
+            a1 = in(reg32) $a[1],
+            a2 = in(reg32) $a[2],
+            a3 = in(reg32) $a[3],
+            b = in(reg64) $b.0,
             options(nostack),
         )
     };
@@ -157,6 +188,28 @@ macro_rules! accumulator {
                         instruction!(rs, $n, "bf16", inout, ("{{ .reg .pred p; setp.ne.b32 p, {add}, 0; ", "p", " }}"), self, a, b, TRANS_B, [$($i)*] add = in(reg32) add as u32,)
                     } else {
                         instruction!(rs, $n, "f16", inout, ("{{ .reg .pred p; setp.ne.b32 p, {add}, 0; ", "p", " }}"), self, a, b, TRANS_B, [$($i)*] add = in(reg32) add as u32,)
+                    }
+                }
+            }
+            #[inline(always)]
+            unsafe fn ss_e4m3<const ADD: bool>(&mut self, a: Descriptor, b: Descriptor) {
+                // SAFETY: the caller's promise is the instruction's.
+                unsafe {
+                    if ADD {
+                        instruction!(ss_e4m3, $n, inout, "1", self, a, b, [$($i)*])
+                    } else {
+                        instruction!(ss_e4m3, $n, out, "0", self, a, b, [$($i)*])
+                    }
+                }
+            }
+            #[inline(always)]
+            unsafe fn rs_e4m3<const ADD: bool>(&mut self, a: [u32; 4], b: Descriptor) {
+                // SAFETY: the caller's promise is the instruction's.
+                unsafe {
+                    if ADD {
+                        instruction!(rs_e4m3, $n, inout, "1", self, a, b, [$($i)*])
+                    } else {
+                        instruction!(rs_e4m3, $n, out, "0", self, a, b, [$($i)*])
                     }
                 }
             }
@@ -267,4 +320,36 @@ pub unsafe fn mma_rs_if<T: Element, const TRANS_B: bool, D: Accumulator>(
 ) {
     // SAFETY: the caller's promise.
     unsafe { d.rs_if::<T, TRANS_B>(a, b, add) }
+}
+
+/// D = A·B, or D += A·B if `ADD`, of e4m3 in shared memory: 32 columns of A at a time, where 16 bits have 16. Both
+/// operands are K-major, as they are for all 8-bit types.
+///
+/// # Safety
+/// - As [`mma_ss`]'s.
+///
+/// # PTX
+/// `wgmma.mma_async.sync.aligned.m64n<N>k32.f32.e4m3.e4m3` (sm_90a)
+#[inline(always)]
+pub unsafe fn mma_ss_e4m3<const ADD: bool, D: Accumulator>(
+    d: &mut D,
+    a: Descriptor,
+    b: Descriptor,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { d.ss_e4m3::<ADD>(a, b) }
+}
+
+/// [`mma_ss_e4m3`] with A in registers, where it stays unchanged until [`wait_group`](super::wait_group). With
+/// `g = lane / 4`, `t = lane % 4` its words are columns 4t … 4t + 3 of row g, of row g + 8, and columns 16 + 4t … of both.
+///
+/// # Safety
+/// - As [`mma_rs`]'s.
+///
+/// # PTX
+/// `wgmma.mma_async.sync.aligned.m64n<N>k32.f32.e4m3.e4m3` (sm_90a)
+#[inline(always)]
+pub unsafe fn mma_rs_e4m3<const ADD: bool, D: Accumulator>(d: &mut D, a: [u32; 4], b: Descriptor) {
+    // SAFETY: the caller's promise.
+    unsafe { d.rs_e4m3::<ADD>(a, b) }
 }

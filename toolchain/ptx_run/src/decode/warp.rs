@@ -316,9 +316,17 @@ impl Decoder<'_> {
     }
 
     fn wgmma(&mut self, shape: &str, element_name: &str, operands: &[Operand]) -> Decoded<Op> {
+        let element = match element_name {
+            "e4m3" => Element::E4m3,
+            name => element(name)?,
+        };
+        let depth = match element {
+            Element::E4m3 => "k32",
+            Element::F16 | Element::Bf16 => "k16",
+        };
         let n: u32 = shape
             .strip_prefix("m64n")
-            .and_then(|rest| rest.strip_suffix("k16"))
+            .and_then(|rest| rest.strip_suffix(depth))
             .and_then(|n| n.parse().ok())
             .ok_or("a product of this shape")?;
         let [d, a, b, add, rest @ ..] = operands else {
@@ -335,6 +343,12 @@ impl Decoder<'_> {
         }
         flags.drain(..2);
         let (a, transposed_b) = match (a, flags.as_slice()) {
+            // 8 bits are K-major, and say nothing of it.
+            (Operand::List(_), []) if element.bytes() == 1 => {
+                (OperandA::Registers(self.fixed(a)?), false)
+            }
+            (a, []) if element.bytes() == 1 => (OperandA::Shared(self.long(a)?, false), false),
+            _ if element.bytes() == 1 => return Err("the number of operands".into()),
             (Operand::List(_), &[b]) => (OperandA::Registers(self.fixed(a)?), b == 1),
             (a, &[ta, tb]) => (OperandA::Shared(self.long(a)?, ta == 1), tb == 1),
             _ => return Err("the number of operands".into()),
@@ -347,7 +361,7 @@ impl Decoder<'_> {
         };
         let b = self.long(b)?;
         Ok(Op::Wgmma(Box::new(Wgmma {
-            element: element(element_name)?,
+            element,
             n,
             d,
             a,

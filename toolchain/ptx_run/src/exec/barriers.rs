@@ -648,10 +648,14 @@ fn found(block: &mut Block, address: u32) -> Step<&mut Mbarrier> {
     })
 }
 
+/// Fences of a warp that are remembered. A loader is four stages ahead of who reads, and each of its lanes may pass each
+/// fence alone.
+const MARKS: usize = 256;
+
 fn mark(block: &mut Block, warp: &mut Warp, lanes: u32, kinds: u8) {
     let copied = std::array::from_fn(|lane| warp.copies[lane].done);
     let marks = &mut block.fences[warp.index];
-    if marks.len() >= 64 {
+    if marks.len() >= MARKS {
         marks.remove(1);
     }
     marks.push(FenceMark {

@@ -1,11 +1,15 @@
 //! Tensor cores: products of warps and of warpgroups, and loads and stores of their fragments.
 
+use std::sync::LazyLock;
+
 use half::{bf16, f16};
 
 use super::{
     Flow, Run,
     access::{At, Touch},
-    operand, together,
+    operand,
+    scalar::wide,
+    together,
 };
 use crate::{
     Swizzle,
@@ -17,11 +21,24 @@ use crate::{
     warp::{ALL, Wait, Warp},
 };
 
+/// Every 8-bit float with 4 exponent bits: a product has thousands.
+static E4M3: LazyLock<[f32; 256]> =
+    LazyLock::new(|| std::array::from_fn(|bits| f16::from_bits(wide(bits as u8)).to_f32()));
+
 fn float(element: Element, bits: u16) -> f32 {
     match element {
         Element::F16 => f16::from_bits(bits).to_f32(),
         Element::Bf16 => bf16::from_bits(bits).to_f32(),
+        Element::E4m3 => E4M3[usize::from(bits as u8)],
     }
+}
+
+/// The elements that follow each other in memory.
+fn floats(element: Element, bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
+    bytes.chunks_exact(element.bytes()).map(move |bytes| {
+        let high = bytes.get(1).copied().unwrap_or(0);
+        float(element, u16::from_le_bytes([bytes[0], high]))
+    })
 }
 
 fn pair(element: Element, bits: u32) -> [f32; 2] {
@@ -237,29 +254,35 @@ impl Run<'_> {
         )
         .asynchronous();
         let n = product.n as usize;
+        let element = product.element;
+        // Of a contraction, and of what an operand's contiguous dimension is read by: 16 bytes.
+        let (depth, per_unit) = (32 / element.bytes(), 16 / element.bytes());
+        let of_element = |written: u32, at: usize| {
+            let bytes = (1 << element.bytes()) - 1;
+            written >> (at * element.bytes()) & bytes == bytes
+        };
         let b = self.descriptor(warp, product.b)?;
-        let mut columns = vec![[0_f32; 16]; n];
+        let mut columns = vec![[0_f32; 32]; n];
         let mut columns_valid = vec![true; n];
-        let lines = if product.transposed_b { 16 } else { n };
-        let per_line = if product.transposed_b { n } else { 16 };
+        let lines = if product.transposed_b { depth } else { n };
+        let per_line = if product.transposed_b { n } else { depth };
         for line in 0..lines {
-            for unit in 0..per_line / 8 {
-                let (values, written) =
+            for unit in 0..per_line / per_unit {
+                let (bytes, written) =
                     self.unit(block, warp, record, &b, product.transposed_b, line, unit)?;
-                for (at, bits) in values.into_iter().enumerate() {
-                    let value = float(product.element, bits);
+                for (at, value) in floats(element, &bytes).enumerate() {
                     let (column, k) = if product.transposed_b {
-                        (unit * 8 + at, line)
+                        (unit * per_unit + at, line)
                     } else {
-                        (line, unit * 8 + at)
+                        (line, unit * per_unit + at)
                     };
                     columns[column][k] = value;
-                    columns_valid[column] &= written >> (2 * at) & 3 == 3;
+                    columns_valid[column] &= of_element(written, at);
                 }
             }
         }
         // The rows of this warp: 16 of the 64.
-        let mut rows = [[0_f32; 16]; 16];
+        let mut rows = [[0_f32; 32]; 16];
         let mut rows_valid = [true; 16];
         match &product.a {
             OperandA::Shared(row, transposed) => {
@@ -267,40 +290,43 @@ impl Run<'_> {
                 let first = warp.index % 4 * 16;
                 if *transposed {
                     #[allow(clippy::needless_range_loop)]
-                    for k in 0..16 {
+                    for k in 0..depth {
                         for unit in 0..2 {
-                            let (values, written) =
+                            let (bytes, written) =
                                 self.unit(block, warp, record, &a, true, k, first / 8 + unit)?;
-                            for (at, bits) in values.into_iter().enumerate() {
-                                rows[unit * 8 + at][k] = float(product.element, bits);
-                                rows_valid[unit * 8 + at] &= written >> (2 * at) & 3 == 3;
+                            for (at, value) in floats(element, &bytes).enumerate() {
+                                rows[unit * 8 + at][k] = value;
+                                rows_valid[unit * 8 + at] &= of_element(written, at);
                             }
                         }
                     }
                 } else {
                     for (line, row) in rows.iter_mut().enumerate() {
                         for unit in 0..2 {
-                            let (values, written) =
+                            let (bytes, written) =
                                 self.unit(block, warp, record, &a, false, first + line, unit)?;
                             rows_valid[line] &= written & 0xFFFF == 0xFFFF;
-                            for (at, bits) in values.into_iter().enumerate() {
-                                row[unit * 8 + at] = float(product.element, bits);
+                            for (at, value) in floats(element, &bytes).enumerate() {
+                                row[unit * per_unit + at] = value;
                             }
                         }
                     }
                 }
             }
             OperandA::Registers(fragment) => {
+                let in_word = 4 / element.bytes();
                 for (at, &row) in fragment.iter().enumerate() {
                     let valid = warp.valid(row, ALL)?;
                     if warp.w_meta[row as usize].born >= warp.product_fences {
                         return Err(Box::new(Fault::NoProductFence { what: "A" }));
                     }
                     for lane in 0..32 {
-                        let (g, t) = (lane / 4, lane % 4 * 2);
-                        let values = pair(product.element, warp.word(row)[lane]);
-                        let (line, k) = (g + at % 2 * 8, t + at / 2 * 8);
-                        rows[line][k..k + 2].copy_from_slice(&values);
+                        let (g, t) = (lane / 4, lane % 4 * in_word);
+                        let bytes = warp.word(row)[lane].to_le_bytes();
+                        let (line, k) = (g + at % 2 * 8, t + at / 2 * (depth / 2));
+                        for (value, to) in floats(element, &bytes).zip(&mut rows[line][k..]) {
+                            *to = value;
+                        }
                         rows_valid[line] &= valid >> lane & 1 != 0;
                     }
                     warp.w_meta[row as usize].read_by = group;
@@ -331,7 +357,7 @@ impl Run<'_> {
             for (lane, value) in d.iter_mut().enumerate() {
                 let (line, column) = (lane / 4 + high, column + lane % 4 * 2);
                 let before = if adds { f32::from_bits(*value) } else { 0.0 };
-                *value = (before + dot(&rows[line], &columns[column])).to_bits();
+                *value = (before + dot(&rows[line][..depth], &columns[column][..depth])).to_bits();
                 valid &= !(u32::from(!rows_valid[line] || !columns_valid[column]) << lane);
             }
             let meta = &mut warp.w_meta[row as usize];
@@ -357,7 +383,7 @@ impl Run<'_> {
         Descriptor::new(values[0])
     }
 
-    /// Eight elements that lie together: along K, or along M or N where the operand is transposed.
+    /// 16 bytes of elements that lie together: along K, or along M or N where the operand is transposed.
     #[allow(clippy::too_many_arguments)]
     fn unit(
         &mut self,
@@ -368,7 +394,7 @@ impl Run<'_> {
         transposed: bool,
         line: usize,
         unit: usize,
-    ) -> Step<([u16; 8], u32)> {
+    ) -> Step<([u8; 16], u32)> {
         let offset = descriptor.place(transposed, line, unit);
         let mut data = [0; 16];
         let touch = Touch {
@@ -383,10 +409,7 @@ impl Run<'_> {
             what: "a product reads",
         };
         let written = self.read(block, warp, touch, &mut data)?;
-        Ok((
-            std::array::from_fn(|at| u16::from_le_bytes([data[2 * at], data[2 * at + 1]])),
-            written,
-        ))
+        Ok((data, written))
     }
 }
 
@@ -405,9 +428,9 @@ fn touch(lane: usize, at: At, record: Record, write: bool) -> Touch {
     }
 }
 
-fn dot(a: &[f32; 16], b: &[f32; 16]) -> f32 {
+fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut parts = [0_f32; 4];
-    for at in 0..16 {
+    for at in 0..a.len() {
         parts[at % 4] += a[at] * b[at];
     }
     parts[0] + parts[1] + (parts[2] + parts[3])
@@ -483,7 +506,7 @@ impl Descriptor {
     }
 
     /// Shared address of 16 bytes: `line` and `unit` count along the dimensions that are not contiguous and
-    /// that is, the latter in units of 8 elements.
+    /// that is, the latter in units of 16 bytes.
     pub fn place(&self, transposed: bool, line: usize, unit: usize) -> u32 {
         let (line, unit) = (line as u32, unit as u32);
         let per_row = self.swizzle.row_bytes() / 16;

@@ -215,7 +215,7 @@ fn narrow<const EXPONENT_BITS: i32>(x: f32) -> u8 {
 }
 
 /// An 8-bit float with 4 exponent bits as a half, exactly.
-fn wide(bits: u8) -> u16 {
+pub(super) fn wide(bits: u8) -> u16 {
     let (exponent, steps) = (i32::from(bits >> 3 & 0xF), f32::from(bits & 7));
     let magnitude = match (exponent, bits & 7) {
         (15, 7) => return 0x7FFF,

@@ -196,6 +196,31 @@ fn a_bulk_copy_out_of_shared_memory() {
     assert_fault!(64, &early, Fault::NoProxyFence { .. }, "cp.async.bulk");
 }
 
+/// A warp writes and fences, says so, and fences many times more before another copies what it wrote.
+#[test]
+fn a_fence_is_known_after_128_more() {
+    let body = "
+        mov.b32 %r4, 128; setp.lt.u32 %p1, %r0, 32; @%p1 bra COPIES;
+        fence.proxy.async.shared::cta;
+        add.s32 %r3, %r2, %r1; st.shared.b32 [%r3], %r0;
+        fence.proxy.async.shared::cta;
+        bar.arrive 1, 64;
+        mov.b32 %r5, 128;
+    AGAIN: fence.proxy.async.shared::cta;
+        add.s32 %r5, %r5, -1; setp.ne.b32 %p2, %r5, 0; @%p2 bra AGAIN;
+        bra END;
+    COPIES: bar.sync 1, 64;
+        mov.b32 %r5, 3000;
+    DELAY: add.s32 %r5, %r5, -1; setp.ne.b32 %p2, %r5, 0; @%p2 bra DELAY;
+        add.s32 %r6, %r2, 128; setp.ne.b32 %p3, %r0, 0; @%p3 bra END;
+        cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r6], %r4;
+        cp.async.bulk.commit_group;
+        cp.async.bulk.wait_group 0;
+    END: bar.sync 0;";
+    let copied = words(64, body, &[]);
+    assert_eq!(copied[..32], (32..64).collect::<Vec<u32>>());
+}
+
 /// Two dimensions of 4-byte elements, a box of 32 × 8 with a 128-byte swizzle; coordinates in `%r5`, `%r6`.
 fn tensor(column: i32, row: i32, schedule: Schedule) -> Result<Vec<u32>, Box<Report>> {
     let body = format!(

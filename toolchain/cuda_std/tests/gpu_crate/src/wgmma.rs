@@ -10,6 +10,7 @@ macro_rules! widths {
                 core::arch::asm!(
                     concat!("// expect 5* wgmma.mma_async.sync.aligned.m64n", $n, "k16.f32.bf16.bf16 "),
                     concat!("// expect 4* wgmma.mma_async.sync.aligned.m64n", $n, "k16.f32.f16.f16 "),
+                    concat!("// expect 4* wgmma.mma_async.sync.aligned.m64n", $n, "k32.f32.e4m3.e4m3 "),
                     "// expect wgmma.fence.sync.aligned;",
                     "// expect wgmma.commit_group.sync.aligned;",
                     "// expect wgmma.wait_group.sync.aligned 0;",
@@ -26,6 +27,10 @@ macro_rules! widths {
                 mma_ss::<F16, true, true, true, _>(&mut d, a, b);
                 mma_ss_if::<F16, true, true, _>(&mut d, a, b, add);
                 mma_rs_if::<F16, true, _>(&mut d, r, b, add);
+                mma_ss_e4m3::<false, _>(&mut d, a, b);
+                mma_ss_e4m3::<true, _>(&mut d, a.advance(32), b);
+                mma_rs_e4m3::<true, _>(&mut d, r, b);
+                mma_rs_e4m3::<false, _>(&mut d, r, b);
                 commit_group();
                 wait_group::<0>();
                 fence_operand(&mut d);
