@@ -66,6 +66,29 @@ fn the_table_of_a_plan_has_its_form() {
     expect_file!["snapshots/plan.txt"].assert_eq(&shape_of(&said.stdout));
 }
 
+/// One batch once had two times for the same form.
+#[test]
+fn a_hybrid_plan_takes_what_its_form_is_predicted_to() {
+    let directory = directory();
+    for device in ["h200", "a100"] {
+        for form in ["auto", "serial", "streams", "fused"] {
+            let arguments = ["plan", "hybrid.json", "--device", device, "--pod", form];
+            let said = run(directory.path(), &arguments);
+            assert_eq!(said.code, 0, "{}", said.stderr);
+            let find = |text: &str| said.stdout.lines().find(|line| line.contains(text));
+            let takes = find("takes ").expect("a time").strip_prefix("takes ");
+            let takes = takes.and_then(|line| line.split(" by ").next());
+            let chosen = find("this plan").expect("the form");
+            let chosen = chosen.trim_end_matches("  ← this plan");
+            assert!(
+                takes.is_some_and(|time| chosen.ends_with(time)),
+                "{}",
+                said.stdout
+            );
+        }
+    }
+}
+
 #[test]
 fn plans_are_written_for_every_device() {
     let directory = directory();
