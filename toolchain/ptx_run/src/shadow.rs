@@ -14,9 +14,12 @@ pub struct Record {
     pub members: u32,
     /// Of the agent when it was made.
     pub time: u32,
-    /// Instruction in the low 20 bits, then launch (2), bytes (4), flags.
+    /// Instruction in the low 20 bits, then launch (2), bytes (4), flags (3), launch (its upper 3).
     info: u32,
 }
+
+/// Launches are numbered modulo this: chains of launches that overlap are shorter.
+pub const LAUNCHES: u32 = 32;
 
 const ATOMIC: u32 = 1 << 26;
 const ASYNC: u32 = 1 << 27;
@@ -30,7 +33,7 @@ impl Record {
             who: (block as u32) << 16 | agent as u32,
             members: 0,
             time,
-            info: instruction as u32 & 0xF_FFFF | (launch & 3) << 20,
+            info: instruction as u32 & 0xF_FFFF | (launch & 3) << 20 | (launch >> 2 & 7) << 29,
         }
     }
 
@@ -59,7 +62,7 @@ impl Record {
     }
 
     pub fn launch(&self) -> u32 {
-        self.info >> 20 & 3
+        self.info >> 20 & 3 | self.info >> 29 << 2
     }
 
     fn bytes(&self) -> u32 {
@@ -196,8 +199,8 @@ impl Accessor<'_> {
         {
             return None;
         }
-        if record.launch() != self.launch & 3 {
-            let previous = record.launch() == self.launch.wrapping_sub(1) & 3;
+        if record.launch() != self.launch % LAUNCHES {
+            let previous = record.launch() == self.launch.wrapping_sub(1) % LAUNCHES;
             return (previous && !self.waited).then_some(Conflict::NoGridWait { before: *record });
         }
         if !self.is_ordered(record) {

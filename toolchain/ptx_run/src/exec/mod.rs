@@ -250,7 +250,7 @@ impl Run<'_> {
 
     /// Who a record speaks of.
     fn place_of(&self, record: &Record) -> Place {
-        if self.overlaps && record.launch() != self.launch & 3 {
+        if self.overlaps && record.launch() != self.launch % crate::shadow::LAUNCHES {
             return Place {
                 line: 0,
                 text: "the launch before".into(),

@@ -287,6 +287,25 @@ fn a_launch_beside_the_one_before_must_wait_for_it() {
     run(&read(""), &launch(32), &[data], &mut memory, schedule).unwrap();
 }
 
+/// What the first of five launches wrote is known to be of another launch.
+#[test]
+fn a_chain_of_launches_that_wait_is_ordered() {
+    let mut memory = Memory::new();
+    let data = memory.allocate_with(&[0; 4]);
+    let write = kernel(1, "setp.eq.b32 %p1, %r0, 40; @%p1 st.global.b32 [%rd0], 7;");
+    let wait = kernel(1, "griddepcontrol.wait;");
+    let read = kernel(1, "griddepcontrol.wait;\nld.global.b32 %r3, [%rd0];");
+    let beside = Launch {
+        overlaps: true,
+        ..launch(64)
+    };
+    let schedule = Schedule::Random(0);
+    run(&write, &launch(64), &[data], &mut memory, schedule).unwrap();
+    for module in [&wait, &wait, &wait, &read, &read] {
+        run(module, &beside, &[data], &mut memory, schedule).unwrap();
+    }
+}
+
 /// A counter that the launch before released its states by, as decodes do that merge.
 #[test]
 fn a_launch_beside_the_one_before_may_acquire_what_that_released() {
