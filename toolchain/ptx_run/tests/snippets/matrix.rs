@@ -139,13 +139,17 @@ impl Layout {
 const N: usize = 16;
 const B_AT: usize = 32 << 10;
 
-/// A warpgroup multiplies 64 × 16 by 16 × 16: shared memory is filled from global memory, as the host laid it out.
-fn product(a: Layout, b: Layout) -> Module {
+/// A warpgroup adds two products: shared memory is filled from global memory, as the host laid it out, and A and B
+/// are described by `%rd4` and `%rd5`. `load` comes before the products; `types` and the operands of each, with
+/// `ADD` for whether it adds, say which these are.
+fn products(load: &str, a: Layout, b: Layout, types: &str, operands: [&str; 2]) -> Module {
     let registers: Vec<String> = (0..N / 2).map(|at| format!("%r{}", 40 + at)).collect();
     let list = registers.join(", ");
     let stores: String = (0..N / 2)
         .map(|at| format!("st.global.b32 [%rd7+{}], %r{};\n", at * 4, 40 + at))
         .collect();
+    let [first, second] = operands;
+    let (first, second) = (first.replace("ADD", "0"), second.replace("ADD", "1"));
     kernel(
         2,
         &format!(
@@ -155,22 +159,38 @@ fn product(a: Layout, b: Layout) -> Module {
             add.s32 %r3, %r3, 512; setp.lt.u32 %p1, %r3, 65536; @%p1 bra FILL;
             fence.proxy.async.shared::cta;
             bar.sync 0;
+            {load}
             mov.b64 %rd4, {}; mov.b64 %rd5, {};
             wgmma.fence.sync.aligned;
-            wgmma.mma_async.sync.aligned.m64n{N}k16.f32.bf16.bf16 {{{list}}}, %rd4, %rd5, 0, 1, 1, {}, {};
-            wgmma.mma_async.sync.aligned.m64n{N}k16.f32.bf16.bf16 {{{list}}}, %rd4, %rd5, 1, 1, 1, {}, {};
+            wgmma.mma_async.sync.aligned.m64n{N}{types} {{{list}}}, {first};
+            wgmma.mma_async.sync.aligned.m64n{N}{types} {{{list}}}, {second};
             wgmma.commit_group.sync.aligned;
             wgmma.wait_group.sync.aligned 0;
             shl.b32 %r6, %r0, 5; cvt.u64.u32 %rd6, %r6; add.s64 %rd7, %rd0, %rd6;
             {stores}",
             a.descriptor(0),
             b.descriptor(B_AT),
-            u8::from(a.transposed),
-            u8::from(b.transposed),
-            u8::from(a.transposed),
-            u8::from(b.transposed),
         ),
     )
+}
+
+/// Runs two alike products of an image, on all schedules: each element is twice `sum` of its line and column.
+fn assert_products(module: &Module, image: &[u8], what: &str, sum: impl Fn(usize, usize) -> f32) {
+    for schedule in SCHEDULES {
+        let mut memory = Memory::new();
+        let out = memory.allocate(128 * N * 2);
+        let source = memory.allocate_with(image);
+        run(module, &launch(128), &[out, source], &mut memory, schedule)
+            .unwrap_or_else(|report| panic!("{what}: {report}"));
+        let found = memory.read(out, 128 * N * 2).unwrap();
+        for (at, bytes) in found.chunks_exact(4).enumerate() {
+            let (thread, at) = (at / (N / 2), at % (N / 2));
+            let got = f32::from_le_bytes(bytes.try_into().unwrap());
+            let line = thread / 32 * 16 + thread % 32 / 4 + at % 4 / 2 * 8;
+            let column = at / 4 * 8 + thread % 4 * 2 + at % 2;
+            assert_eq!(got, 2.0 * sum(line, column), "{what}: {line}, {column}");
+        }
+    }
 }
 
 #[test]
@@ -192,31 +212,15 @@ fn the_product_of_a_warpgroup_in_all_layouts() {
             (0..64).for_each(|line| put(layout.offset(line, k), value(3, line, k)));
             (0..N).for_each(|line| put(B_AT + layout.offset(line, k), value(4, k, line)));
         }
-        let module = product(layout, layout);
-        for schedule in SCHEDULES {
-            let mut memory = Memory::new();
-            let out = memory.allocate(128 * N * 2);
-            let source = memory.allocate_with(&image);
-            run(&module, &launch(128), &[out, source], &mut memory, schedule)
-                .unwrap_or_else(|report| panic!("{row}: {report}"));
-            let found = memory.read(out, 128 * N * 2).unwrap();
-            for thread in 0..128 {
-                for at in 0..N / 2 {
-                    let place = (thread * N / 2 + at) * 4;
-                    let got = f32::from_le_bytes(found[place..place + 4].try_into().unwrap());
-                    let line = thread / 32 * 16 + thread % 32 / 4 + at % 4 / 2 * 8;
-                    let column = at / 4 * 8 + thread % 4 * 2 + at % 2;
-                    let sum: f32 = (0..16)
-                        .map(|k| value(3, line, k) * value(4, k, column))
-                        .sum();
-                    assert_eq!(
-                        got,
-                        2.0 * sum,
-                        "transposed {transposed}, rows of {row}: {line}, {column}"
-                    );
-                }
-            }
-        }
+        let flag = u8::from(transposed);
+        let operands = format!("%rd4, %rd5, ADD, 1, 1, {flag}, {flag}");
+        let module = products("", layout, layout, "k16.f32.bf16.bf16", [&operands; 2]);
+        let what = format!("transposed {transposed}, rows of {row}");
+        assert_products(&module, &image, &what, |line, column| {
+            (0..16)
+                .map(|k| value(3, line, k) * value(4, k, column))
+                .sum()
+        });
     }
 }
 
@@ -253,50 +257,22 @@ fn the_product_of_a_warpgroup_in_8_bits() {
                 }
             }
         }
-        let registers: Vec<String> = (0..N / 2).map(|at| format!("%r{}", 40 + at)).collect();
-        let list = registers.join(", ");
-        let stores: String = (0..N / 2)
-            .map(|at| format!("st.global.b32 [%rd7+{}], %r{};\n", at * 4, 40 + at))
-            .collect();
-        let module = kernel(
-            2,
-            &format!(
-                "mov.b32 %r3, %r1;
-                FILL: cvt.u64.u32 %rd3, %r3; add.s64 %rd3, %rd3, %rd1; ld.global.b32 %r4, [%rd3];
-                add.s32 %r5, %r2, %r3; st.shared.b32 [%r5], %r4;
-                add.s32 %r3, %r3, 512; setp.lt.u32 %p1, %r3, 65536; @%p1 bra FILL;
-                fence.proxy.async.shared::cta;
-                bar.sync 0;
-                shl.b32 %r6, %r0, 4; add.s32 %r6, %r6, %r2;
-                ld.shared.v4.b32 {{%r20, %r21, %r22, %r23}}, [%r6+49152];
-                mov.b64 %rd4, {}; mov.b64 %rd5, {};
-                wgmma.fence.sync.aligned;
-                wgmma.mma_async.sync.aligned.m64n{N}k32.f32.e4m3.e4m3 {{{list}}}, %rd4, %rd5, 0, 1, 1;
-                wgmma.mma_async.sync.aligned.m64n{N}k32.f32.e4m3.e4m3 {{{list}}}, {{%r20, %r21, %r22, %r23}}, %rd5, 1, 1, 1;
-                wgmma.commit_group.sync.aligned;
-                wgmma.wait_group.sync.aligned 0;
-                shl.b32 %r6, %r0, 5; cvt.u64.u32 %rd6, %r6; add.s64 %rd7, %rd0, %rd6;
-                {stores}",
-                layout.descriptor(0),
-                layout.descriptor(B_AT),
-            ),
-        );
-        for schedule in SCHEDULES {
-            let mut memory = Memory::new();
-            let out = memory.allocate(128 * N * 2);
-            let source = memory.allocate_with(&image);
-            run(&module, &launch(128), &[out, source], &mut memory, schedule)
-                .unwrap_or_else(|report| panic!("{row}: {report}"));
-            let found = memory.read(out, 128 * N * 2).unwrap();
-            for (at, bytes) in found.chunks_exact(4).enumerate() {
-                let (thread, at) = (at / (N / 2), at % (N / 2));
-                let got = f32::from_le_bytes(bytes.try_into().unwrap());
-                let line = thread / 32 * 16 + thread % 32 / 4 + at % 4 / 2 * 8;
-                let column = at / 4 * 8 + thread % 4 * 2 + at % 2;
+        let load = "shl.b32 %r6, %r0, 4; add.s32 %r6, %r6, %r2;
+            ld.shared.v4.b32 {%r20, %r21, %r22, %r23}, [%r6+49152];";
+        let operands = [
+            "%rd4, %rd5, ADD, 1, 1",
+            "{%r20, %r21, %r22, %r23}, %rd5, ADD, 1, 1",
+        ];
+        let module = products(load, layout, layout, "k32.f32.e4m3.e4m3", operands);
+        assert_products(
+            &module,
+            &image,
+            &format!("rows of {row}"),
+            |line, column| {
                 let sum: i32 = (0..32).map(|k| a(line, k) * b(k, column)).sum();
-                assert_eq!(got, 2.0 * sum as f32, "rows of {row}: {line}, {column}");
-            }
-        }
+                sum as f32
+            },
+        );
     }
 }
 
