@@ -65,11 +65,11 @@
         family: "mla",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.mla.ptx.zst"),
-            1314216,
+            2860657,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.mla.cubin.zst"),
-            439376,
+            977808,
         )),
     },
     Module {

@@ -60,7 +60,11 @@ impl Gpu {
             vectors("the pool", pool.k, strides, pool.pages, pool.dtype)?;
         }
         // The largest power of two that divides page and block.
-        let piece_tokens = (1 << strides.page_size.trailing_zeros()).min(row.keys);
+        let both = strides
+            .page_size
+            .trailing_zeros()
+            .min(row.keys.trailing_zeros());
+        let piece_tokens = 1 << both;
         let q = call.q;
         let bytes = |elements: usize| elements as u64 * ELEMENT;
         let query_shape = MapShape {

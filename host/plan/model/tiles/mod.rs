@@ -144,7 +144,8 @@ pub(in crate::plan) fn alone(device: &DeviceDescription, spec: &Spec, op: Op) ->
     newest(serving(device, spec, op).filter(|id| !id.info().co_resident))
 }
 
-/// The kernels of decodes, by rows.
+/// The kernels of decodes, by rows. Latent attention has two sizes of blocks: where a token takes several tiles,
+/// arithmetic is the limit, and long blocks read the queries less often.
 fn decodes(device: &DeviceDescription, spec: &Spec) -> Vec<Choice> {
     let rows = &device.decode.rows;
     let mut choices: Vec<_> = match device.decode.keys {
@@ -156,6 +157,13 @@ fn decodes(device: &DeviceDescription, spec: &Spec) -> Vec<Choice> {
         }
     };
     choices.sort_unstable_by_key(|choice| choice.tile);
+    if spec.latent && device.decode.keys.is_none() {
+        let longest = choices.iter().map(|choice| choice.tile.n).max();
+        let is_long = |choice: &Choice| Some(choice.tile.n) == longest;
+        if choices.iter().any(|choice| !is_long(choice)) {
+            choices.retain(|choice| is_long(choice) == (spec.q_heads > choice.tile.m));
+        }
+    }
     choices
 }
 

@@ -1,12 +1,15 @@
 //! What kernels there are, and what one takes of an SM.
 
-/// The kernels, each of them for each 16-bit float: `mla_<rows>x<keys>_<element>` and `mla_rows_…`.
+/// The kernels, each of them for each 16-bit float: `mla_<rows>x<keys>_<element>` and `mla_rows_…`. Blocks of 48 keys read
+/// the queries less often, for tokens of several tiles; those of 32 are there sooner.
 macro_rules! table {
     ($as:ident $then:ident) => {
         $crate::each_half! { $as $then {
-            // What is in front of rows × keys in the name; how keys are loaded.
-            "" 64 x 32 Pages;
-            "rows_" 64 x 32 Rows;
+            // What is in front of rows × keys in the name; stages; how keys are loaded.
+            "" 64 x 32 in 4 Pages;
+            "rows_" 64 x 32 in 4 Rows;
+            "" 64 x 48 in 3 Pages;
+            "rows_" 64 x 48 in 3 Rows;
         }}
     };
 }
@@ -15,13 +18,18 @@ pub(super) use table;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod rows {
-    use super::{HEAD_DIM, KEYS, SHARED_BYTES, STAGES, THREADS, TILE_ROWS, VALUE_DIM};
+    use super::{HEAD_DIM, Offsets, THREADS, TILE_ROWS, VALUE_DIM};
     use crate::registry::{Arch, Element, Family, KernelInfo, Loads, Op, registers};
 
     macro_rules! rows {
-        ($half:ident $element:literal { $($kind:literal $rows:literal x $keys:literal $loads:ident;)* }) => {
+        ($half:ident $element:literal {
+            $($kind:literal $rows:literal x $keys:literal in $stages:literal $loads:ident;)*
+        }) => {
             &[$(KernelInfo {
                 element: Element::$half,
+                keys: $keys,
+                stages: $stages,
+                shared_bytes: Offsets::new($keys, $stages).end,
                 ..row(concat!("mla_", $kind, $rows, "x", $keys, "_", $element), Loads::$loads)
             }),*]
         };
@@ -35,14 +43,11 @@ mod rows {
             loads,
             stands_in: matches!(loads, Loads::Rows),
             rows: TILE_ROWS,
-            keys: KEYS,
             head_dim: HEAD_DIM,
             value_dim: VALUE_DIM,
             latent: true,
-            stages: STAGES,
             threads: THREADS,
             registers: registers(THREADS, 1),
-            shared_bytes: SHARED_BYTES,
             ctas_per_sm: 1,
             ..KernelInfo::new(name, Family::Mla, Arch::Sm90a, Op::Decode)
         }
@@ -57,10 +62,6 @@ pub(super) const HEAD_DIM: u32 = 576;
 pub(super) const VALUE_DIM: u32 = 512;
 /// Rows of a tile.
 pub(super) const TILE_ROWS: u32 = 64;
-/// Keys of a block.
-pub(super) const KEYS: u32 = 32;
-/// Blocks of keys in shared memory: every other one is one consumer's.
-pub(super) const STAGES: u32 = 4;
 /// Threads of a CTA: the warpgroup that feeds, and two that compute.
 pub(super) const THREADS: u32 = 384;
 /// Registers of a thread that feeds and of one that computes.
@@ -71,24 +72,68 @@ pub(super) const REGISTERS: [u32; 2] = [40, 232];
 pub(super) const SLABS: [u32; 2] = [VALUE_DIM / 128, (HEAD_DIM - VALUE_DIM / 2) / 64];
 /// Bytes of 64 columns of the queries.
 pub(super) const SLAB_BYTES: u32 = TILE_ROWS * 128;
-const QUERY_BYTES: u32 = HEAD_DIM / 64 * SLAB_BYTES;
-/// Bytes of the halves of a block.
-pub(super) const HALF_BYTES: [u32; 2] = [KEYS * SLABS[0] * 128, KEYS * SLABS[1] * 128];
-pub(super) const BLOCK_BYTES: u32 = HALF_BYTES[0] + HALF_BYTES[1];
+/// Slabs of the queries. Consumers have the last ones in registers: blocks of 48 keys leave no room for them in shared
+/// memory.
+pub(super) const QUERY_SLABS: u32 = HEAD_DIM / 64;
+pub(super) const HELD_SLABS: u32 = 2;
+
+/// Those of them in shared memory.
+pub(super) const fn query_slabs(keys: u32) -> u32 {
+    if keys > 32 {
+        QUERY_SLABS - HELD_SLABS
+    } else {
+        QUERY_SLABS
+    }
+}
 
 /// A unit in shared memory: three vectors of four words.
 pub(super) const UNIT_BYTES: u32 = 48;
-/// Barriers of the hardware that count arrivals and bytes.
-pub(super) const BARRIERS: u32 = 8 + 4 * STAGES;
+/// The first mbarrier of a stage.
+pub(super) const STAGE_BARRIERS: u32 = 9;
 
-/// Where what stands behind the queries begins.
-pub(super) const KEYS_OFFSET: u32 = QUERY_BYTES;
-pub(super) const ROWS_OFFSET: u32 = KEYS_OFFSET + STAGES * BLOCK_BYTES;
-pub(super) const REFERENCES_OFFSET: u32 = ROWS_OFFSET + 2 * TILE_ROWS * 16;
-pub(super) const FACTORS_OFFSET: u32 = REFERENCES_OFFSET + 2 * TILE_ROWS * 4;
-pub(super) const TOTALS_OFFSET: u32 = FACTORS_OFFSET + 2 * TILE_ROWS * 4;
-pub(super) const GREW_OFFSET: u32 = TOTALS_OFFSET + 4 * TILE_ROWS * 4;
-pub(super) const UNITS_OFFSET: u32 = GREW_OFFSET + 8 * 4;
-pub(super) const BARRIERS_OFFSET: u32 = UNITS_OFFSET + 2 * UNIT_BYTES;
-/// Dynamic shared memory.
-pub(super) const SHARED_BYTES: u32 = BARRIERS_OFFSET + BARRIERS * 8;
+/// Bytes of a half of a block.
+pub(super) const fn half_bytes(keys: u32, half: u32) -> u32 {
+    keys * SLABS[half as usize] * 128
+}
+
+/// Where what stands behind the queries begins, by the keys of a block and the blocks in shared memory.
+#[cfg_attr(
+    not(target_arch = "nvptx64"),
+    expect(dead_code, reason = "the host wants the end")
+)]
+pub(super) struct Offsets {
+    pub keys: u32,
+    pub rows: u32,
+    pub references: u32,
+    pub factors: u32,
+    pub totals: u32,
+    pub grew: u32,
+    pub units: u32,
+    pub barriers: u32,
+    /// Dynamic shared memory.
+    pub end: u32,
+}
+
+impl Offsets {
+    pub const fn new(keys: u32, stages: u32) -> Self {
+        let blocks = query_slabs(keys) * SLAB_BYTES;
+        let rows = blocks + stages * (half_bytes(keys, 0) + half_bytes(keys, 1));
+        let references = rows + 2 * TILE_ROWS * 16;
+        let factors = references + 2 * TILE_ROWS * 4;
+        let totals = factors + 2 * TILE_ROWS * 4;
+        let grew = totals + 4 * TILE_ROWS * 4;
+        let units = grew + 8 * 4;
+        let barriers = units + 2 * UNIT_BYTES;
+        Self {
+            keys: blocks,
+            rows,
+            references,
+            factors,
+            totals,
+            grew,
+            units,
+            barriers,
+            end: barriers + (STAGE_BARRIERS + 4 * stages) * 8,
+        }
+    }
+}

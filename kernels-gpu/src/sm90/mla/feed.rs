@@ -9,7 +9,7 @@ use cuda_std::{
 use super::{
     super::pipeline::Pipeline,
     CLAIM_AHEAD,
-    config::{HALF_BYTES, HEAD_DIM, KEYS, SLAB_BYTES, SLABS, STAGES},
+    config::{SLAB_BYTES, SLABS, half_bytes, query_slabs},
     shared::{Shared, Unit},
 };
 use crate::{
@@ -24,7 +24,11 @@ const WARP: u32 = warp::FULL_MASK;
 /// # Safety
 /// A whole warp comes here; `map` is that of the queries, and the barriers are initialised.
 #[inline(always)]
-pub(super) unsafe fn claim(p: &LatentParams, map: *const TensorMap, s: Shared) {
+pub(super) unsafe fn claim<const KEYS: u32, const STAGES: u32>(
+    p: &LatentParams,
+    map: *const TensorMap,
+    s: Shared<KEYS, STAGES>,
+) {
     // SAFETY: as the launch is.
     let a = &unsafe { p.attention.of_this_plan() };
     let lane = warp::lane_id();
@@ -70,7 +74,8 @@ pub(super) unsafe fn claim(p: &LatentParams, map: *const TensorMap, s: Shared) {
                 shared::store_u32x4(s.row(slots.stage, token), row);
                 token += 32;
             }
-            // Lanes read the rows of others; with the queries they are there for the consumers.
+            mbarrier::arrive(s.rows_full(slots.stage));
+            // Lanes read the rows of others.
             warp::sync_warp(WARP);
             mbarrier::wait(s.queries_free(), queries.parity);
             queries.advance();
@@ -93,28 +98,25 @@ pub(super) unsafe fn claim(p: &LatentParams, map: *const TensorMap, s: Shared) {
 
 /// A box for each token and slab, a lane each.
 #[inline(always)]
-unsafe fn bring_queries(
+unsafe fn bring_queries<const KEYS: u32, const STAGES: u32>(
     p: &LatentParams,
     map: *const TensorMap,
-    s: Shared,
+    s: Shared<KEYS, STAGES>,
     slot: u32,
     unit: &Unit,
 ) {
-    const SLABS_OF_ALL: u32 = HEAD_DIM / 64;
     let (lane, heads) = (warp::lane_id(), p.heads.get());
-    let boxes = unit.tokens * SLABS_OF_ALL;
+    let slabs = const { query_slabs(KEYS) };
+    let boxes = unit.tokens * slabs;
     // SAFETY: the rows are listed, and their place is free.
     unsafe {
         if lane == 0 {
             mbarrier::arrive_expect_tx(s.queries_full(), boxes * heads * 128);
-        } else {
-            // The rows that this lane wrote are there, too.
-            mbarrier::arrive(s.queries_full());
         }
         warp::sync_warp(WARP);
         let mut index = lane;
         while index < boxes {
-            let (token, slab) = (index / SLABS_OF_ALL, index % SLABS_OF_ALL);
+            let (token, slab) = (index / slabs, index % slabs);
             let of = shared::load_u32(s.row(slot, token));
             let target = s.queries() + slab * SLAB_BYTES + token * heads * 128;
             let corner = [0, unit.head as i32, slab as i32, of as i32, 0];
@@ -129,12 +131,16 @@ unsafe fn bring_queries(
 /// # Safety
 /// A whole warp comes here; `map` is that of the half, and the barriers are initialised.
 #[inline(always)]
-pub(super) unsafe fn load<const RIGHT: bool>(p: &LatentParams, map: *const TensorMap, s: Shared) {
+pub(super) unsafe fn load<const RIGHT: bool, const KEYS: u32, const STAGES: u32>(
+    p: &LatentParams,
+    map: *const TensorMap,
+    s: Shared<KEYS, STAGES>,
+) {
     let (lane, half) = (warp::lane_id(), RIGHT as u32);
     let tokens = p.piece_tokens;
     let per_block = KEYS >> tokens.trailing_zeros();
     let mine = lane < per_block;
-    let bytes = const { HALF_BYTES[RIGHT as usize] };
+    let bytes = const { half_bytes(KEYS, RIGHT as u32) };
     let piece_bytes = tokens * const { SLABS[RIGHT as usize] * 128 };
     // Keys that other CTAs read, too, are kept for them.
     let shared_by_tiles = p.tiles.get() > 1;
@@ -206,15 +212,18 @@ pub(super) unsafe fn load<const RIGHT: bool>(p: &LatentParams, map: *const Tenso
 }
 
 /// Blocks that [`load_rows`] has under way before it says that the first is there. A consumer gives a block back when
-/// it has seen the one behind it, so a place is waited for only where no more than two are not announced.
-const UNDER_WAY: u32 = 2;
+/// it has seen the one behind it: with three stages, a place is waited for only where no more than one is not announced.
+const UNDER_WAY: u32 = 1;
 
 /// Brings a half of the blocks of all units key by key, a lane for 16 bytes.
 ///
 /// # Safety
 /// A whole warp comes here, and the barriers are initialised.
 #[inline(always)]
-pub(super) unsafe fn load_rows<const RIGHT: bool>(p: &LatentParams, s: Shared) {
+pub(super) unsafe fn load_rows<const RIGHT: bool, const KEYS: u32, const STAGES: u32>(
+    p: &LatentParams,
+    s: Shared<KEYS, STAGES>,
+) {
     let (lane, half) = (warp::lane_id(), RIGHT as u32);
     let slabs = const { SLABS[RIGHT as usize] };
     let pool = p.attention.k + u64::from(if RIGHT { SLABS[0] } else { 0 } * 128);
@@ -244,24 +253,29 @@ pub(super) unsafe fn load_rows<const RIGHT: bool>(p: &LatentParams, s: Shared) {
             false if long => ptr::evict_unchanged_policy(),
             false => ptr::evict_first_policy(),
         };
+        // Each lane looks up two keys, a block ahead; behind the last there are zeros.
+        let look_up = |at: u32| {
+            if at >= unit.kv_end {
+                return 0;
+            }
+            let (page, in_page) = p.page_size.div_rem(at);
+            let entry = p.attention.page_ids + u64::from(unit.table + page) * 4;
+            // SAFETY: the table has a page for each key of the item.
+            let page = unsafe { ptr::load_nc_u32(entry as *const u32) };
+            let element = u64::from(page) * u64::from(strides.page)
+                + u64::from(in_page) * u64::from(strides.token);
+            pool + element * 2
+        };
         let mut at = unit.first + lane;
+        let mut rows = [look_up(at), look_up(at + 32)];
         let mut block = 0;
         while block < unit.blocks {
             if !RIGHT && lane == 0 && block + CLAIM_AHEAD == unit.blocks {
                 // SAFETY: the claiming warp waits for it.
                 unsafe { mbarrier::arrive(s.ends_soon()) };
             }
-            // Each lane looks up a key; behind the last there are zeros.
-            let mut row = 0;
-            if at < unit.kv_end {
-                let (page, in_page) = p.page_size.div_rem(at);
-                let entry = p.attention.page_ids + u64::from(unit.table + page) * 4;
-                // SAFETY: the table has a page for each key of the item.
-                let page = unsafe { ptr::load_nc_u32(entry as *const u32) };
-                let element = u64::from(page) * u64::from(strides.page)
-                    + u64::from(in_page) * u64::from(strides.token);
-                row = pool + element * 2;
-            }
+            at += KEYS;
+            let next = [look_up(at), look_up(at + 32)];
             if block > UNDER_WAY {
                 async_copy::wait_group::<UNDER_WAY>();
                 announce(stages.stage + STAGES - 1 - UNDER_WAY);
@@ -274,8 +288,9 @@ pub(super) unsafe fn load_rows<const RIGHT: bool>(p: &LatentParams, s: Shared) {
                 // one piece of code.
                 let mut key = misc::opaque(lane / 8);
                 while key < KEYS {
-                    let low = warp::warp_shuffle_idx(WARP, row as u32, key, 32);
-                    let high = warp::warp_shuffle_idx(WARP, (row >> 32) as u32, key, 32);
+                    let row = rows[(key >= 32) as usize];
+                    let low = warp::warp_shuffle_idx(WARP, row as u32, key % 32, 32);
+                    let high = warp::warp_shuffle_idx(WARP, (row >> 32) as u32, key % 32, 32);
                     let row = u64::from(high) << 32 | u64::from(low);
                     let valid = if row == 0 { 0 } else { 16 };
                     let in_group = key % 8 * 128 + (lane ^ key) % 8 * 16;
@@ -295,15 +310,11 @@ pub(super) unsafe fn load_rows<const RIGHT: bool>(p: &LatentParams, s: Shared) {
                 }
             }
             async_copy::commit_group();
+            rows = next;
             stages.advance();
-            at += KEYS;
             block += 1;
         }
         // The next unit may wait for the end of this one.
-        if block > 2 {
-            async_copy::wait_group::<2>();
-            announce(stages.stage + STAGES - 3);
-        }
         if block > 1 {
             async_copy::wait_group::<1>();
             announce(stages.stage + STAGES - 2);

@@ -1,13 +1,17 @@
 //! The warpgroups that compute: products, weights, and what each hands over to the other.
 
 use cuda_std::{
-    barrier, fence, mbarrier, misc, mma, shared, thread, warp,
+    barrier, fence, mbarrier, misc, mma, ptr, shared, thread, warp,
     wgmma::{self, Descriptor, Swizzle},
 };
 
 use super::{
-    super::{mma::weights_values, pipeline::Pipeline, uniform},
-    config::{HEAD_DIM, KEYS, SLAB_BYTES, SLABS, STAGES, VALUE_DIM},
+    super::{
+        mma::{swap, weights_values},
+        pipeline::Pipeline,
+        uniform,
+    },
+    config::{HEAD_DIM, HELD_SLABS, QUERY_SLABS, SLAB_BYTES, SLABS, VALUE_DIM, query_slabs},
     epilogue::finish,
     shared::{Shared, Unit, WEIGHTS_CHUNK},
 };
@@ -28,14 +32,12 @@ const WEIGHTS_READY: u32 = 1;
 const CONSUMER: u32 = 3;
 const BOTH: u32 = 5;
 
-/// Elements of a thread: logits of a block, packed weights, outputs of 64 rows and half of the columns.
-const S: usize = KEYS as usize / 2;
-const P: usize = S / 2;
+/// Outputs of a thread: those of 64 rows and half of the columns.
 pub(super) const O: usize = VALUE_DIM as usize / 4;
 
-/// Steps of 16 columns whose queries are in registers, the last ones. A product of 32 keys is bound by what it reads of
-/// shared memory: 2 KB of queries beside 1 KB of keys for each step.
-const HELD: usize = 8;
+/// Steps of 16 columns whose queries are in registers, the last ones. Q·Kᵀ is bound by what it reads of shared memory:
+/// 2 KB of queries beside 1.5 KB of keys for each step.
+const HELD: usize = HELD_SLABS as usize * 4;
 
 /// The queries of those steps, of a warp's rows.
 type Held = [u32; 4 * HELD];
@@ -50,18 +52,21 @@ pub(super) unsafe fn meet() {
     unsafe { barrier::bar_sync(BOTH, 256) }
 }
 
-/// Loads the queries that stay in registers.
+/// Loads the queries that stay in registers, from shared memory.
+///
+/// # Safety
+/// A whole warp comes here; the queries are there.
 #[inline(always)]
-unsafe fn hold(s: Shared, warp: u32) -> Held {
+unsafe fn hold<const KEYS: u32, const STAGES: u32>(s: Shared<KEYS, STAGES>, warp: u32) -> Held {
     // Opaque: or the addresses are kept in registers from unit to unit.
     let (lane, mut held) = (misc::opaque(warp::lane_id()), [0; 4 * HELD]);
     let row = warp * 16 + lane % 16;
     let mut i = 0;
     while i < HELD {
-        let step = (HEAD_DIM / 16) as usize - HELD + i;
-        let chunk = 2 * (step as u32 % 4) + lane / 16;
-        let at = s.queries() + step as u32 / 4 * SLAB_BYTES + row * 128 + (chunk ^ row % 8) * 16;
-        // SAFETY: the queries are there, in slabs whose rows are swizzled.
+        let slab = QUERY_SLABS - HELD_SLABS + i as u32 / 4;
+        let chunk = 2 * (i as u32 % 4) + lane / 16;
+        let at = s.queries() + slab * SLAB_BYTES + row * 128 + (chunk ^ row % 8) * 16;
+        // SAFETY: the slabs' rows are swizzled.
         let fragments = unsafe { mma::ldmatrix_x4(at) };
         let mut j = 0;
         while j < 4 {
@@ -73,15 +78,86 @@ unsafe fn hold(s: Shared, warp: u32) -> Held {
     held
 }
 
+/// The same from memory, where shared memory has no place for them.
+///
+/// # Safety
+/// A whole warp comes here; the unit's rows are listed.
+#[inline(always)]
+unsafe fn hold_from_memory<const KEYS: u32, const STAGES: u32>(
+    p: &LatentParams,
+    s: Shared<KEYS, STAGES>,
+    slot: u32,
+    warp: u32,
+) -> Held {
+    // SAFETY: the unit's barrier completed.
+    let unit = unsafe { Unit::load(s.unit(slot)) };
+    // Opaque: or the addresses are kept in registers from unit to unit.
+    let (lane, mut held) = (misc::opaque(warp::lane_id()), [0; 4 * HELD]);
+    let mut h = 0;
+    while h < 2 {
+        let (token, in_tile) = p.heads.div_rem(warp * 16 + lane / 4 + 8 * h as u32);
+        let head = unit.head + in_tile;
+        // Rows that the tile does not have are zero.
+        let exists = token < unit.tokens && head < p.attention.q_heads;
+        // SAFETY: the row is listed; a query has as many columns, and vectors of 16 bytes are aligned, as tensor maps
+        // ask for.
+        unsafe {
+            let of = s.load_row(slot, token.min(unit.tokens - 1)).token;
+            let element = u64::from(of) * u64::from(p.attention.q_token_stride)
+                + u64::from(head * HEAD_DIM + (QUERY_SLABS - HELD_SLABS) * 64 + lane % 4 * 8);
+            let from = p.attention.q + element * 2;
+            // Two steps at a time: the four lanes of a row have 16 bytes each, and each wants a word of all four.
+            let mut i = 0;
+            while i < HELD / 2 {
+                let mut words = [0; 4];
+                if exists {
+                    words = ptr::load_nc_u32x4((from + 64 * i as u64) as *const u32);
+                }
+                let mut j = 0;
+                while j < 4 {
+                    held[8 * i + 4 * (j / 2) + 2 * (j % 2) + h] = words[j];
+                    j += 1;
+                }
+                i += 1;
+            }
+        }
+        h += 1;
+    }
+    // All loads are under way before the first is waited for.
+    let mut i = 0;
+    while i < HELD / 2 {
+        h = 0;
+        while h < 2 {
+            let at = |j: usize| 8 * i + 4 * (j / 2) + 2 * (j % 2) + h;
+            let mut words = [0, 1, 2, 3].map(|j| held[at(j)]);
+            // SAFETY: a whole warp.
+            unsafe {
+                swap(&mut words, [(0, 1), (2, 3)], lane & 1 != 0, 1);
+                swap(&mut words, [(0, 2), (1, 3)], lane & 2 != 0, 2);
+            }
+            let mut j = 0;
+            while j < 4 {
+                held[at(j)] = words[j];
+                j += 1;
+            }
+            h += 1;
+        }
+        i += 1;
+    }
+    held
+}
+
 /// Adds the product with a half of the keys' columns to the logits, or begins with it; issued.
 #[inline(always)]
-unsafe fn multiply<T: Half, const ADD: bool>(
-    s: Shared,
+unsafe fn multiply<T: Half, const ADD: bool, const KEYS: u32, const STAGES: u32, const S: usize>(
+    s: Shared<KEYS, STAGES>,
     held: &Held,
     logits: &mut [f32; S],
     stage: u32,
     half: u32,
-) {
+) where
+    [f32; S]: wgmma::Accumulator,
+{
     let slabs = SLABS[half as usize];
     // SAFETY: whole warps; both operands are there; the accumulator is waited for.
     unsafe {
@@ -115,7 +191,12 @@ unsafe fn multiply<T: Half, const ADD: bool>(
 
 /// O += P·V of weights in shared memory and a half of a block's values, issued.
 #[inline(always)]
-unsafe fn add_handed<T: Half>(s: Shared, o: &mut [f32; O], stage: u32, half: u32) {
+unsafe fn add_handed<T: Half, const KEYS: u32, const STAGES: u32>(
+    s: Shared<KEYS, STAGES>,
+    o: &mut [f32; O],
+    stage: u32,
+    half: u32,
+) {
     let group = SLABS[half as usize] * 1024;
     // SAFETY: whole warps; both operands are there; the accumulator is waited for.
     unsafe {
@@ -149,7 +230,13 @@ fn scale_by(o: &mut [f32; O], factors: [f32; 2]) {
 /// Sets the values of keys to zero that are not the item's: they may be anything, and a weight of 0 does not keep a
 /// NaN out.
 #[inline(always)]
-unsafe fn clear(s: Shared, stage: u32, thread: u32, first: u32, past: u32) {
+unsafe fn clear<const KEYS: u32, const STAGES: u32>(
+    s: Shared<KEYS, STAGES>,
+    stage: u32,
+    thread: u32,
+    first: u32,
+    past: u32,
+) {
     let vector = thread % 64;
     let (half, in_half) = (vector / 32, vector % 32);
     let group = if half == 0 { SLABS[0] } else { SLABS[1] } * 1024;
@@ -167,10 +254,10 @@ unsafe fn clear(s: Shared, stage: u32, thread: u32, first: u32, past: u32) {
 
 /// Hides what rows do not see of the block that begins at `begin`.
 #[inline(always)]
-unsafe fn hide<V: Variant>(
+unsafe fn hide<V: Variant, const KEYS: u32, const STAGES: u32, const S: usize>(
     p: &LatentParams,
     variant: &V,
-    s: Shared,
+    s: Shared<KEYS, STAGES>,
     slot: u32,
     unit: &Unit,
     logits: &mut [f32; S],
@@ -192,17 +279,40 @@ unsafe fn hide<V: Variant>(
     hide_before(logits, begin as i32, [upper[0], lower[0]]);
 }
 
-/// Works through all units, as the consumer of the columns' half `C` and of every other block.
+/// Whether all rows of a unit see all keys from `begin` on.
+#[inline(always)]
+fn is_whole<V: Variant>(variant: &V, unit: &Unit, begin: i32, keys: i32) -> bool {
+    let (_, last) = variant.visible_keys(unit.position);
+    // Positions may lie anywhere after the smallest: under a window nothing is seen by all for sure.
+    let has_window = variant.params().window_left != i32::MAX;
+    !has_window
+        && begin >= unit.kv_begin as i32
+        && begin + keys <= (unit.kv_end as i32).min(last + 1)
+}
+
+/// Works through all units, as the consumer of the columns' half `C` and of every other block. `S` and `P`: logits and
+/// packed weights that a thread has of a block.
 ///
 /// # Safety
 /// A whole warpgroup comes here, the other one with the other half; the barriers are initialised.
 #[inline(always)]
-pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
+pub(super) unsafe fn consume<
+    T: Half,
+    V: Variant,
+    const C: u32,
+    const KEYS: u32,
+    const STAGES: u32,
+    const S: usize,
+    const P: usize,
+>(
     p: &LatentParams,
     variant: &V,
-    s: Shared,
-) {
+    s: Shared<KEYS, STAGES>,
+) where
+    [f32; S]: wgmma::Accumulator,
+{
     const { assert!(!V::TRANSFORMS_LOGITS && !V::MASKS) };
+    const { assert!(S as u32 == KEYS / 2 && P == S / 2) };
     let lane = warp::lane_id();
     let thread = thread::thread_idx_x() % 128;
     // SAFETY: whole warps here and in everything below.
@@ -211,7 +321,6 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
     let scale = variant.params().scale_log2;
     let other = C ^ 1;
     let mut slots = Pipeline::<2>::CONSUMER;
-    let mut queries = Pipeline::<1>::CONSUMER;
     // Blocks of all units so far: a block's owner is its number's last bit.
     let mut next = 0;
 
@@ -233,14 +342,6 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
                 return;
             }
             let end = next + uniform(unit.blocks);
-            let (_, least) = variant.visible_keys(unit.position);
-            // Positions may lie anywhere after the smallest: under a window nothing is seen by all for sure.
-            let all_from = if variant.params().window_left == i32::MAX {
-                unit.kv_begin as i32
-            } else {
-                i32::MAX
-            };
-            let all_to = least.min(unit.kv_end as i32 - 1);
             let mut o = [0.0; O];
             let mut rows = Rows::EMPTY;
             let mut logits = [0.0; S];
@@ -263,7 +364,7 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
                         }
                         scale_by(&mut o, factors);
                     }
-                    add_handed::<T>(s, &mut o, $block % STAGES, C);
+                    add_handed::<T, _, _>(s, &mut o, $block % STAGES, C);
                 };
             }
             macro_rules! taken {
@@ -278,12 +379,20 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
                 };
             }
 
-            mbarrier::wait(s.queries_full(), queries.parity);
-            queries.advance();
-            let mut held = hold(s, warp);
+            mbarrier::wait(s.rows_full(slot), slots.parity);
+            let mut held = [0; 4 * HELD];
+            let from_memory = const { query_slabs(KEYS) < QUERY_SLABS };
+            if from_memory {
+                held = hold_from_memory(p, s, slot, warp);
+            }
+            // Their phases are those of units.
+            mbarrier::wait(s.queries_full(), slot);
+            if !from_memory {
+                held = hold(s, warp);
+                // One lane says for all that the queries have been read.
+                warp::sync_warp(WARP);
+            }
             wgmma::fence_operand(&mut held);
-            // One lane says for all that the queries have been read.
-            warp::sync_warp(WARP);
             let mut block = next + ((next ^ C) & 1);
             let mut begin = unit.first + (block - next) * KEYS;
             if block >= end {
@@ -295,10 +404,13 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
                     let (stage, parity) = (block % STAGES, block / STAGES & 1);
                     // In this order whoever owns the block, which is a matter of timing: the same bits.
                     mbarrier::wait(s.full(stage, 0), parity);
-                    multiply::<T, false>(s, &held, &mut logits, stage, 0);
+                    multiply::<T, false, _, _, _>(s, &held, &mut logits, stage, 0);
                     mbarrier::wait(s.full(stage, 1), parity);
-                    multiply::<T, true>(s, &held, &mut logits, stage, 1);
+                    multiply::<T, true, _, _, _>(s, &held, &mut logits, stage, 1);
                     wgmma::commit_group();
+                    // From shared memory for each block: registers are what there is least of.
+                    let unit = Unit::load(s.unit(slot));
+                    let not_all = !is_whole(variant, &unit, begin as i32, KEYS as i32);
                     if $first {
                         wgmma::wait_group::<0>();
                     } else {
@@ -309,8 +421,6 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
                     if block + 2 >= end {
                         release!(s.queries_free());
                     }
-                    let last = (begin + KEYS - 1) as i32;
-                    let not_all = last > all_to || (begin as i32) < all_from;
                     if not_all {
                         let unit = Unit::load(s.unit(slot));
                         hide(p, variant, s, slot, &unit, &mut logits, begin, first_row);
@@ -377,6 +487,10 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
                     wgmma::fence_operand(&mut o);
                     wgmma::fence_operand(&mut weights);
                     release!(s.free(stage, C));
+                    if C == 0 {
+                        // Its weights lay in the right half.
+                        release!(s.free(stage, 1));
+                    }
                     block += 2;
                     begin += 2 * KEYS;
                 }};
@@ -392,7 +506,7 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
                 taken!(end - 1);
             }
             let unit = Unit::load(s.unit(slot));
-            finish::<T, C>(p, s, slot, &unit, &o, &rows, scale, warp * 16);
+            finish::<T, C, _, _>(p, s, slot, &unit, &o, &rows, scale, warp * 16);
             mbarrier::arrive(s.unit_free(slot));
             slots.advance();
             next = end;

@@ -65,7 +65,12 @@ mod entries {
     }
 
     macro_rules! entries {
-        ($half:ident $element:literal { $($kind:literal $rows:literal x $keys:literal $loads:ident;)* }) => { $( const _: () = {
+        ($half:ident $element:literal {
+            $($kind:literal $rows:literal x $keys:literal in $stages:literal $loads:ident;)*
+        }) => { $( const _: () = {
+            /// Logits and packed weights that a thread has of a block.
+            const S: usize = $keys / 2;
+            const P: usize = S / 2;
             const BY_ROWS: bool = matches!(Loads::$loads, Loads::Rows);
             /// See the module.
             ///
@@ -79,7 +84,7 @@ mod entries {
             )]
             pub unsafe fn entry(p: LatentParams) {
                 let variant = Standard::<false>(p.attention.variant);
-                let s = Shared { base: shared::dynamic_shared_address() };
+                let s = Shared::<$keys, $stages> { base: shared::dynamic_shared_address() };
                 let thread = thread::thread_idx_x();
                 // SAFETY: the launch vouches for the parameters; warps and warpgroups have their roles as a whole.
                 unsafe {
@@ -93,19 +98,19 @@ mod entries {
                     if thread < 128 {
                         setmaxnreg::decrease::<{ REGISTERS[0] }>();
                         match thread / 32 {
-                            0 if BY_ROWS => load_rows::<false>(&p, s),
-                            1 if BY_ROWS => load_rows::<true>(&p, s),
-                            0 => load::<false>(&p, maps.add(1), s),
-                            1 => load::<true>(&p, maps.add(2), s),
+                            0 if BY_ROWS => load_rows::<false, _, _>(&p, s),
+                            1 if BY_ROWS => load_rows::<true, _, _>(&p, s),
+                            0 => load::<false, _, _>(&p, maps.add(1), s),
+                            1 => load::<true, _, _>(&p, maps.add(2), s),
                             2 => claim(&p, maps, s),
                             _ => {}
                         }
                     } else {
                         setmaxnreg::increase::<{ REGISTERS[1] }>();
                         if thread < 256 {
-                            consume::<half::$half, _, 0>(&p, &variant, s);
+                            consume::<half::$half, _, 0, _, _, S, P>(&p, &variant, s);
                         } else {
-                            consume::<half::$half, _, 1>(&p, &variant, s);
+                            consume::<half::$half, _, 1, _, _, S, P>(&p, &variant, s);
                         }
                         // Whoever waits for this group waits for the one before it, too.
                         griddep::wait();

@@ -2,11 +2,7 @@
 
 use cuda_std::{fence, mbarrier, shared, thread};
 
-use super::config::{
-    BARRIERS, BARRIERS_OFFSET, BLOCK_BYTES, FACTORS_OFFSET, GREW_OFFSET, HALF_BYTES, KEYS_OFFSET,
-    REFERENCES_OFFSET, ROWS_OFFSET, SLABS, THREADS, TILE_ROWS, TOTALS_OFFSET, UNIT_BYTES,
-    UNITS_OFFSET,
-};
+use super::config::{Offsets, SLABS, STAGE_BARRIERS, THREADS, TILE_ROWS, UNIT_BYTES, half_bytes};
 use crate::abi::QueryRow;
 
 /// What the claiming warp passes on about a unit.
@@ -90,14 +86,16 @@ impl Unit {
     }
 }
 
-/// Shared addresses.
+/// Shared addresses, where there are `STAGES` blocks of `KEYS` keys.
 #[derive(Clone, Copy)]
-pub(super) struct Shared {
+pub(super) struct Shared<const KEYS: u32, const STAGES: u32> {
     pub base: u32,
 }
 
-impl Shared {
-    /// Slabs of 64 columns, all rows of one after the other.
+impl<const KEYS: u32, const STAGES: u32> Shared<KEYS, STAGES> {
+    const AT: Offsets = Offsets::new(KEYS, STAGES);
+
+    /// The first slabs of 64 columns, all rows of one after the other.
     #[inline(always)]
     pub fn queries(self) -> u32 {
         self.base
@@ -105,7 +103,8 @@ impl Shared {
     /// A half of a block: groups of 8 keys, in each one slab of 64 columns after the other.
     #[inline(always)]
     pub fn half(self, stage: u32, half: u32) -> u32 {
-        self.base + KEYS_OFFSET + stage * BLOCK_BYTES + half * HALF_BYTES[0]
+        let bytes = const { [half_bytes(KEYS, 0), half_bytes(KEYS, 1)] };
+        self.base + Self::AT.keys + stage * (bytes[0] + bytes[1]) + half * bytes[0]
     }
     /// The weights of a block, in the place of its last slab: 16 bytes of all rows, [`WEIGHTS_CHUNK`] apart.
     #[inline(always)]
@@ -115,7 +114,7 @@ impl Shared {
     /// The [`QueryRow`] of one of a unit's tokens.
     #[inline(always)]
     pub fn row(self, slot: u32, token: u32) -> u32 {
-        self.base + ROWS_OFFSET + (slot * TILE_ROWS + token) * 16
+        self.base + Self::AT.rows + (slot * TILE_ROWS + token) * 16
     }
     /// The same, read.
     ///
@@ -132,35 +131,35 @@ impl Shared {
             merge,
         }
     }
-    /// The reference of a row's weights, of the block in a stage.
+    /// The reference of a row's weights, of a consumer's latest block.
     #[inline(always)]
-    pub fn reference(self, stage: u32, row: u32) -> u32 {
-        self.base + REFERENCES_OFFSET + (stage * TILE_ROWS + row) * 4
+    pub fn reference(self, consumer: u32, row: u32) -> u32 {
+        self.base + Self::AT.references + (consumer * TILE_ROWS + row) * 4
     }
     /// What outputs before that block are multiplied by.
     #[inline(always)]
-    pub fn factor(self, stage: u32, row: u32) -> u32 {
-        self.base + FACTORS_OFFSET + (stage * TILE_ROWS + row) * 4
+    pub fn factor(self, consumer: u32, row: u32) -> u32 {
+        self.base + Self::AT.factors + (consumer * TILE_ROWS + row) * 4
     }
     /// Whether any row of a warp has a new reference for that block.
     #[inline(always)]
-    pub fn grew(self, stage: u32, warp: u32) -> u32 {
-        self.base + GREW_OFFSET + (stage * 4 + warp) * 4
+    pub fn grew(self, consumer: u32, warp: u32) -> u32 {
+        self.base + Self::AT.grew + (consumer * 4 + warp) * 4
     }
     /// The sum of a row's weights in the blocks of a consumer.
     #[inline(always)]
     pub fn total(self, slot: u32, consumer: u32, row: u32) -> u32 {
-        self.base + TOTALS_OFFSET + ((slot * 2 + consumer) * TILE_ROWS + row) * 4
+        self.base + Self::AT.totals + ((slot * 2 + consumer) * TILE_ROWS + row) * 4
     }
     #[inline(always)]
     pub fn unit(self, slot: u32) -> u32 {
-        self.base + UNITS_OFFSET + slot * UNIT_BYTES
+        self.base + Self::AT.units + slot * UNIT_BYTES
     }
     #[inline(always)]
     fn barrier(self, index: u32) -> u32 {
-        self.base + BARRIERS_OFFSET + 8 * index
+        self.base + Self::AT.barriers + 8 * index
     }
-    /// It is known what the unit is, and who its rows are.
+    /// It is known what the unit is.
     #[inline(always)]
     pub fn unit_full(self, slot: u32) -> u32 {
         self.barrier(slot)
@@ -170,28 +169,33 @@ impl Shared {
     pub fn unit_free(self, slot: u32) -> u32 {
         self.barrier(2 + slot)
     }
+    /// It is known who the unit's rows are.
+    #[inline(always)]
+    pub fn rows_full(self, slot: u32) -> u32 {
+        self.barrier(4 + slot)
+    }
     /// The unit's queries are there.
     #[inline(always)]
     pub fn queries_full(self) -> u32 {
-        self.barrier(4)
+        self.barrier(6)
     }
     /// Nobody reads them any more.
     #[inline(always)]
     pub fn queries_free(self) -> u32 {
-        self.barrier(5)
+        self.barrier(7)
     }
     /// A unit of [`CLAIM_AHEAD`](super::CLAIM_AHEAD) blocks or more comes to its end.
     #[inline(always)]
     pub fn ends_soon(self) -> u32 {
-        self.barrier(6)
+        self.barrier(8)
     }
     #[inline(always)]
     pub fn full(self, stage: u32, half: u32) -> u32 {
-        self.barrier(8 + 4 * stage + half)
+        self.barrier(STAGE_BARRIERS + 4 * stage + half)
     }
     #[inline(always)]
     pub fn free(self, stage: u32, half: u32) -> u32 {
-        self.barrier(8 + 4 * stage + 2 + half)
+        self.barrier(STAGE_BARRIERS + 4 * stage + 2 + half)
     }
 
     /// Initialises the barriers, a warp each in turn (the hardware takes about 60 cycles for one), and the queries of
@@ -203,26 +207,28 @@ impl Shared {
     pub unsafe fn init(self, by_rows: bool) {
         let thread = thread::thread_idx_x();
         let index = thread / 32 + thread % 32 * (THREADS / 32);
-        if index < BARRIERS {
+        if index < STAGE_BARRIERS + 4 * STAGES {
             let arrivals = match index {
                 0 | 1 => 32,
                 // The loaders' lanes and the consumers'.
                 2 | 3 => 2 * 32 + 2 * 128,
-                4 => 32,
-                5 => 8,
-                6 | 7 => 1,
-                // Full; the right half of a block of consumer 1: consumer 0 has read its weights, 1 its values.
-                _ if index & 2 == 0 && by_rows => 32,
-                _ if index & 2 == 0 => 1,
-                _ if index & 7 == 7 => 8,
-                _ => 4,
+                4 | 5 => 32,
+                6 | 8 => 1,
+                7 => 8,
+                _ => match (index - STAGE_BARRIERS) % 4 {
+                    0 | 1 if by_rows => 32,
+                    0 | 1 => 1,
+                    // Only consumer 0 reads the left half; of the right one both read or write the weights.
+                    2 => 4,
+                    _ => 8,
+                },
             };
             // SAFETY: nobody knows the barriers yet.
             unsafe { mbarrier::init(self.barrier(index), arrivals) };
         }
         fence::mbarrier_init();
         let mut at = thread * 16;
-        while at < KEYS_OFFSET {
+        while at < Self::AT.keys {
             // SAFETY: the queries' memory; nobody uses it before the barrier.
             unsafe { shared::store_u32x4(self.queries() + at, [0; 4]) };
             at += THREADS * 16;
