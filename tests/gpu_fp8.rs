@@ -20,7 +20,7 @@ use tandem_attn::{
         BatchLimits, Bound, MergeMode, Plan, PlanError, PlanOptions, Planner, SplitMode,
         WorkspaceLayout,
     },
-    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    problem::{Batch, Compute, Dtype, KvLayout, PageTable, Spec},
     reference,
     tensor::{Element, F8E4M3, ShapeError},
 };
@@ -218,6 +218,12 @@ fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
         tensors.q.iter_mut().for_each(scaled);
         spec.scale /= factor;
     }
+    spec.compute = case.spec.compute;
+    if spec.compute == Compute::F8 {
+        // What e4m3 holds of a row, times a power of two, is taken as it is.
+        let narrow = |q: &mut T| *q = T::from_f32(F8E4M3::from_f32(q.to_f32()).to_f32());
+        tensors.q.iter_mut().for_each(narrow);
+    }
     case.spec = spec;
     let Case { batch, options, .. } = &case;
     let mut scales = Scales::random(&case);
@@ -238,6 +244,13 @@ fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
         Memory::new(&[&scales.v[..], &[f32::NAN]].concat()),
         Memory::new(&scales.of_token),
     ];
+    if spec.compute == Compute::F8 {
+        let mut prefills = plan.groups.iter().filter_map(|group| group.id);
+        assert!(
+            prefills.any(|id| id.info().products_of_8_bits)
+                || !plan.items.iter().any(|item| !item.is_gathered())
+        );
+    }
     let runs = run_twice(gpu, &case, &plan, &tensors, on_device(&case, &memory));
     let shape = [batch.total_q(), spec.q_heads, spec.head_dim_v].map(|extent| extent as usize);
     // Weights are rounded to f16, values may be three times as large as without scales.
@@ -246,6 +259,20 @@ fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
         Dtype::BF16 => 3.0 / 256.0,
         _ => 3.0 / 2048.0,
     };
+    if spec.compute == Compute::F8 {
+        // A weight is rounded by a 16th of itself at most, and so is what a row sums up of values.
+        let scale = scales
+            .v
+            .iter()
+            .filter(|scale| scale.is_finite())
+            .fold(1.0_f32, |a, &b| a.max(b));
+        let values = pool
+            .v
+            .iter()
+            .map(|v| v.to_f32().abs())
+            .filter(|v| v.is_finite());
+        tolerance.absolute += f64::from(values.fold(0.0, f32::max) * scale) / 16.0;
+    }
     let got = common::decode(T::DTYPE, bytemuck::cast_slice(&runs[0].0));
     compare("out", &shape, &got, &right.out, tolerance).map_err(TestCaseError::fail)?;
     let lse = Tolerance {
@@ -339,6 +366,26 @@ fn decode_of_pairs_of_kv_heads_is_the_reference() {
             case.spec = Spec::new(kv_heads * group, kv_heads, 64);
             case.spec.variant = variant;
             case.layout = KvLayout::Nhd;
+            match case.seed % 3 {
+                0 => check::<f16>(gpu, &case),
+                _ => check::<bf16>(gpu, &case),
+            }
+        })
+        .unwrap();
+}
+
+#[test]
+fn prefill_in_8_bits_is_near_the_reference() {
+    let Some(gpu) = gpu("prefill_in_8_bits_is_near_the_reference") else {
+        return;
+    };
+    let mut runner = proptest::test_runner::TestRunner::new(cases(100));
+    runner
+        .run(&case(700, 3), |mut case| {
+            let variant = case.spec.variant;
+            case.spec =
+                Spec::new(case.spec.q_heads, case.spec.kv_heads, 128).with_compute(Compute::F8);
+            case.spec.variant = variant;
             match case.seed % 3 {
                 0 => check::<f16>(gpu, &case),
                 _ => check::<bf16>(gpu, &case),

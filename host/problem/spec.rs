@@ -98,6 +98,28 @@ impl Default for Variant {
     }
 }
 
+/// In what prefills may compute.
+///
+/// It is about GPUs: the CPU and the reference compute exactly what the numbers say, whatever is chosen. Decodes do not
+/// depend on it either, memory is their limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Compute {
+    /// Products of 16 bits, to which keys and values of 8 bits are converted. That is exact.
+    #[default]
+    F16,
+    /// Products of e4m3, on keys and values of that type: queries and softmax weights are rounded to 3 bits of mantissa,
+    /// sums of a block of keys have about 14 bits, all further sums are f32. Where a device has no such kernels for the
+    /// heads, planning says so.
+    F8,
+}
+
+impl Compute {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// The heads of one attention layer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -123,6 +145,9 @@ pub struct Spec {
     pub scale: f32,
     /// Mask and logits transform.
     pub variant: Variant,
+    /// In what prefills may compute.
+    #[serde(default, skip_serializing_if = "Compute::is_default")]
+    pub compute: Compute,
 }
 
 impl Spec {
@@ -140,6 +165,7 @@ impl Spec {
             out_dtype: Dtype::BF16,
             scale: 1.0 / (head_dim as f32).sqrt(),
             variant: Variant::CAUSAL,
+            compute: Compute::F16,
         }
     }
 
@@ -180,6 +206,24 @@ impl Spec {
     #[must_use]
     pub const fn with_kv_dtype(mut self, dtype: Dtype) -> Self {
         self.kv_dtype = dtype;
+        self
+    }
+
+    /// With prefills that may compute in this.
+    ///
+    /// ```
+    /// use tandem_attn::{plan::DeviceDescription, problem::{Compute, Dtype, Spec}};
+    ///
+    /// let h200 = DeviceDescription::named("h200")?;
+    /// let spec = Spec::new(64, 8, 128).with_compute(Compute::F8);
+    /// h200.supports(&spec.with_kv_dtype(Dtype::F8E4M3))?;
+    /// let error = h200.supports(&spec).unwrap_err();
+    /// assert!(error.to_string().contains("no prefill kernel for h200 has products of 8 bits"));
+    /// # Ok::<(), tandem_attn::plan::PlanError>(())
+    /// ```
+    #[must_use]
+    pub const fn with_compute(mut self, compute: Compute) -> Self {
+        self.compute = compute;
         self
     }
 
@@ -255,6 +299,14 @@ impl Spec {
     /// Whether prefills on a GPU turn keys and values into those of another type before they use them.
     pub(crate) const fn converts(&self) -> bool {
         self.kv_dtype.bytes() == 1 && !self.latent && self.head_dim_qk == self.head_dim_v
+    }
+
+    /// Bytes of a number that prefills leave of a [converted](Self::converts) one.
+    pub(crate) const fn converted_bytes(&self) -> usize {
+        match self.compute {
+            Compute::F16 => 2,
+            Compute::F8 => 1,
+        }
     }
 
     /// Bytes of one query token's partial state (f32 output and LSE), all query heads.

@@ -276,6 +276,86 @@ fn the_product_of_a_warpgroup_in_8_bits() {
     }
 }
 
+/// e4m3 of small whole numbers: 0 … 8, with a sign.
+fn e4m3(x: i32) -> u8 {
+    let magnitude = [0, 0x38, 0x40, 0x44, 0x48, 0x4A, 0x4C, 0x4E, 0x50][x.unsigned_abs() as usize];
+    magnitude | u8::from(x < 0) << 7
+}
+
+/// 8-bit products: K-major, 32 columns at a time, A in shared memory and in registers.
+#[test]
+fn the_product_of_a_warpgroup_in_8_bits() {
+    let a = |line: usize, k: usize| (line * 7 + k * 3 + line * k) as i32 % 13 - 6;
+    let b = |k: usize, column: usize| (k * 5 + column * 11 + k * column) as i32 % 15 - 7;
+    for row in [128_usize, 64, 32, 16] {
+        let layout = Layout {
+            transposed: false,
+            row,
+        };
+        // A layout speaks of elements of 2 bytes.
+        let place = |line, k: usize| layout.offset(line, k / 2) + k % 2;
+        let mut image = vec![0_u8; 64 << 10];
+        for k in 0..32 {
+            (0..64).for_each(|line| image[place(line, k)] = e4m3(a(line, k)));
+            (0..N).for_each(|line| image[B_AT + place(line, k)] = e4m3(b(k, line)));
+        }
+        // Behind both the fragments of A: a thread's four words.
+        for thread in 0..128_usize {
+            let (g, t) = (thread / 32 * 16 + thread % 32 / 4, thread % 4 * 4);
+            for word in 0..4 {
+                for byte in 0..4 {
+                    let (line, k) = (g + word % 2 * 8, t + word / 2 * 16 + byte);
+                    image[(48 << 10) + thread * 16 + word * 4 + byte] = e4m3(a(line, k));
+                }
+            }
+        }
+        let registers: Vec<String> = (0..N / 2).map(|at| format!("%r{}", 40 + at)).collect();
+        let list = registers.join(", ");
+        let stores: String = (0..N / 2)
+            .map(|at| format!("st.global.b32 [%rd7+{}], %r{};\n", at * 4, 40 + at))
+            .collect();
+        let module = kernel(
+            2,
+            &format!(
+                "mov.b32 %r3, %r1;
+                FILL: cvt.u64.u32 %rd3, %r3; add.s64 %rd3, %rd3, %rd1; ld.global.b32 %r4, [%rd3];
+                add.s32 %r5, %r2, %r3; st.shared.b32 [%r5], %r4;
+                add.s32 %r3, %r3, 512; setp.lt.u32 %p1, %r3, 65536; @%p1 bra FILL;
+                fence.proxy.async.shared::cta;
+                bar.sync 0;
+                shl.b32 %r6, %r0, 4; add.s32 %r6, %r6, %r2;
+                ld.shared.v4.b32 {{%r20, %r21, %r22, %r23}}, [%r6+49152];
+                mov.b64 %rd4, {}; mov.b64 %rd5, {};
+                wgmma.fence.sync.aligned;
+                wgmma.mma_async.sync.aligned.m64n{N}k32.f32.e4m3.e4m3 {{{list}}}, %rd4, %rd5, 0, 1, 1;
+                wgmma.mma_async.sync.aligned.m64n{N}k32.f32.e4m3.e4m3 {{{list}}}, {{%r20, %r21, %r22, %r23}}, %rd5, 1, 1, 1;
+                wgmma.commit_group.sync.aligned;
+                wgmma.wait_group.sync.aligned 0;
+                shl.b32 %r6, %r0, 5; cvt.u64.u32 %rd6, %r6; add.s64 %rd7, %rd0, %rd6;
+                {stores}",
+                layout.descriptor(0),
+                layout.descriptor(B_AT),
+            ),
+        );
+        for schedule in SCHEDULES {
+            let mut memory = Memory::new();
+            let out = memory.allocate(128 * N * 2);
+            let source = memory.allocate_with(&image);
+            run(&module, &launch(128), &[out, source], &mut memory, schedule)
+                .unwrap_or_else(|report| panic!("{row}: {report}"));
+            let found = memory.read(out, 128 * N * 2).unwrap();
+            for (at, bytes) in found.chunks_exact(4).enumerate() {
+                let (thread, at) = (at / (N / 2), at % (N / 2));
+                let got = f32::from_le_bytes(bytes.try_into().unwrap());
+                let line = thread / 32 * 16 + thread % 32 / 4 + at % 4 / 2 * 8;
+                let column = at / 4 * 8 + thread % 4 * 2 + at % 2;
+                let sum: i32 = (0..32).map(|k| a(line, k) * b(k, column)).sum();
+                assert_eq!(got, 2.0 * sum as f32, "rows of {row}: {line}, {column}");
+            }
+        }
+    }
+}
+
 /// The warpgroup's product with A in registers, and what is around it.
 const REGISTERS: &str = "
     mov.b32 %r3, %r1;
