@@ -10,13 +10,13 @@ use super::{
     },
     epilogue::{finish_tile, scales_of_row},
     shared::Shared,
-    work::{Work, finish_logits, rows_of_thread},
+    work::{Work, logits_of_block},
 };
 use crate::{
     abi::PrefillParams,
     common::half::Half,
     common::prefill_tile::Tile,
-    common::softmax::Rows,
+    common::softmax::{Rows, hide_after, hide_before, hide_strangers_from, lean, mask, transform},
     common::variant::{Pair, Query, Variant},
 };
 
@@ -56,6 +56,7 @@ pub(super) unsafe fn consume<
     // SAFETY: whole warps here and in everything below.
     let consumer = unsafe { uniform(thread / 128) };
     let first_row = thread / 32 * 16;
+    let rows_of_thread = [first_row + lane / 4, first_row + lane / 4 + 8];
     let of_logits = if V::TRANSFORMS_LOGITS && !V::KEEPS_UNIT {
         1.0
     } else {
@@ -80,7 +81,7 @@ pub(super) unsafe fn consume<
     let mut tiles = Pipeline::<2>::CONSUMER;
     let mut k = Pipeline::<STAGES>::CONSUMER;
     let mut v = Pipeline::<VALUE_STAGES>::CONSUMER;
-    let mut shift;
+    let mut shift = None;
     let mut logits = [0.0; S];
     let mut weights = [0; P];
     let mut other_weights = [0; P];
@@ -114,7 +115,7 @@ pub(super) unsafe fn consume<
             }
             if V::TRANSFORMS_LOGITS || V::MASKS {
                 let tile = Tile::load(s.tile(tiles.stage));
-                of = rows_of_thread().map(|row| tile.query(&p.pack, variant, row));
+                of = rows_of_thread.map(|row| tile.query(&p.pack, variant, row));
             }
             let mut skipped = work.skipped;
             while all_agree!(skipped > 0) {
@@ -138,17 +139,9 @@ pub(super) unsafe fn consume<
     }
     macro_rules! finish_logits {
         ($work:ident) => {
-            let scaled = SCALED && p.attention.scales.k != 0;
-            let of_products = if scaled { Some(of_products) } else { None };
-            shift = finish_logits::<V, EXTRAS, S>(
-                p,
-                variant,
-                s,
-                tiles.stage,
-                &$work,
-                &mut logits,
-                of,
-                of_products,
+            logits_of_block!(
+                p, variant, s, tiles.stage, $work, rows_of_thread, of;
+                logits, shift, SCALED && p.attention.scales.k != 0, of_products
             );
         };
     }

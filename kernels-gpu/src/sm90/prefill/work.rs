@@ -3,12 +3,7 @@
 use cuda_std::{misc, prelude::*};
 
 use super::{super::uniform, shared::Shared};
-use crate::{
-    abi::PrefillParams,
-    common::prefill_tile::Tile,
-    common::softmax::{Shift, hide_after, hide_before, hide_strangers_from, lean, mask, transform},
-    common::variant::{Pair, Variant},
-};
+use crate::{abi::PrefillParams, common::prefill_tile::Tile, common::variant::Variant};
 
 /// What a consumer knows of its tile.
 pub(super) struct Work {
@@ -66,76 +61,58 @@ impl Work {
     }
 }
 
-/// The rows of a thread in its tile.
-#[inline(always)]
-pub(super) fn rows_of_thread() -> [u32; 2] {
-    let first = (thread::thread_idx_x() - 128) / 32 * 16 + warp::lane_id() / 4;
-    [first, first + 8]
-}
-
-/// From accumulators of a block to logits: the variant's and the mask. `of` says whose the thread's rows are,
-/// `of_products` what their products are multiplied by, if
-/// that is not 1.
+/// From accumulators of a block to logits: the variant's and the mask. `$scaled` says whether products are to be
+/// multiplied by `$of_products`; `$of` says whose the thread's `$rows` are. Whole warps that compute come here, and the
+/// stage holds their tile.
 ///
-/// # Safety
-/// A whole warp that computes comes here; the stage holds its tile.
-#[inline(always)]
-#[allow(clippy::too_many_arguments)]
-pub(super) unsafe fn finish_logits<V: Variant, const EXTRAS: bool, const S: usize>(
-    p: &PrefillParams,
-    variant: &V,
-    s: Shared,
-    stage: u32,
-    work: &Work,
-    logits: &mut [f32; S],
-    of: [Pair; 2],
-    of_products: Option<[f32; 2]>,
-) -> Shift {
-    let last = work.begin + s.shape.keys as i32 - 1;
-    let after = last > work.all_see.1;
-    let before = work.begin < work.all_see.0;
-    let mut shift = None;
-    if V::TRANSFORMS_LOGITS {
-        if let Some(of_products) = of_products {
-            let mut i = 0;
-            while i < S {
-                logits[i] *= of_products[i / 2 % 2];
-                i += 1;
+/// No function: with a call in its place, inlined or not, registers of the main loops were shared out in another way.
+macro_rules! logits_of_block {
+    (
+        $p:ident, $variant:ident, $s:ident, $stage:expr, $work:ident, $rows:ident, $of:ident;
+        $logits:ident, $shift:ident, $scaled:expr, $of_products:ident
+    ) => {
+        let last = $work.begin + $s.shape.keys as i32 - 1;
+        let after = last > $work.all_see.1;
+        let before = $work.begin < $work.all_see.0;
+        if V::TRANSFORMS_LOGITS {
+            if $scaled {
+                let mut i = 0;
+                while i < S {
+                    $logits[i] *= $of_products[i / 2 % 2];
+                    i += 1;
+                }
+            }
+            if V::LINEAR {
+                $shift = Some(lean(&mut $logits, $work.begin, $of));
+            } else {
+                transform(&mut $logits, $variant, $work.begin, $of);
             }
         }
-        if V::LINEAR {
-            shift = Some(lean(logits, work.begin, of));
-        } else {
-            transform(logits, variant, work.begin, of);
+        if V::MASKS || after || before {
+            // Seldom: what the rows see is computed again rather than kept in registers.
+            let tile = Tile::load($s.tile($stage));
+            let seen = $rows.map(|row| tile.sees(&$p.pack, $variant, row));
+            if V::MASKS {
+                mask(&mut $logits, $variant, $work.begin, $of);
+            }
+            if after {
+                hide_after(&mut $logits, $work.begin, [seen[0].1, seen[1].1]);
+            }
+            // Opaque here and below, or what follows from them takes registers all the time.
+            if EXTRAS && after && misc::opaque_u64($p.attention.ancestors) != 0 {
+                // Rows that do not exist are the last token's.
+                let last = $p.pack.div(tile.rows - 1);
+                let begin = misc::opaque($work.begin as u32) as i32;
+                hide_strangers_from(&mut $logits, begin, |h| {
+                    let token = $p.pack.div(misc::opaque($rows[h])).min(last);
+                    let ancestors = $p.attention.ancestors_of(tile.token + token);
+                    (tile.position + token as i32, ancestors)
+                });
+            }
+            if before {
+                hide_before(&mut $logits, $work.begin, [seen[0].0, seen[1].0]);
+            }
         }
-    }
-    if V::MASKS || after || before {
-        // Seldom: what the rows see is computed again rather than kept in registers.
-        // SAFETY: the caller's promise.
-        let tile = unsafe { Tile::load(s.tile(stage)) };
-        let rows = rows_of_thread();
-        let seen = rows.map(|row| tile.sees(&p.pack, variant, row));
-        if V::MASKS {
-            mask(logits, variant, work.begin, of);
-        }
-        if after {
-            hide_after(logits, work.begin, [seen[0].1, seen[1].1]);
-        }
-        // Opaque here and below, or what follows from them takes registers all the time.
-        if EXTRAS && after && misc::opaque_u64(p.attention.ancestors) != 0 {
-            // Rows that do not exist are the last token's.
-            let last = p.pack.div(tile.rows - 1);
-            let begin = misc::opaque(work.begin as u32) as i32;
-            hide_strangers_from(logits, begin, |h| {
-                let token = p.pack.div(misc::opaque(rows[h])).min(last);
-                // SAFETY: the launch has them for each of its tokens.
-                let ancestors = unsafe { p.attention.ancestors_of(tile.token + token) };
-                (tile.position + token as i32, ancestors)
-            });
-        }
-        if before {
-            hide_before(logits, work.begin, [seen[0].0, seen[1].0]);
-        }
-    }
-    shift
+    };
 }
+pub(super) use logits_of_block;

@@ -7,7 +7,7 @@ use super::{
         super::{pipeline::Pipeline, uniform},
         epilogue::{finish_tile, scales_of_row},
         shared::Shared,
-        work::{Work, finish_logits, rows_of_thread},
+        work::{Work, logits_of_block},
     },
     products::{queries_keys, weights_values},
     queries::quantise,
@@ -17,13 +17,16 @@ use crate::{
     abi::PrefillParams,
     common::half::Half,
     common::prefill_tile::Tile,
+    common::softmax::{hide_after, hide_before, hide_strangers_from, lean, mask, transform},
     common::variant::{Pair, Query, Variant},
 };
 
 const WARP: u32 = warp::FULL_MASK;
 /// Named barriers: the second consumer has its first logits; the warps of a consumer have their queries.
 const STAGGER: u32 = 1;
-const QUANTISED: u32 = 2;
+const QUANTISED: [u32; 2] = [2, 3];
+/// All kernels take sinks and masks of the last keys.
+const EXTRAS: bool = true;
 
 /// Works through all tiles.
 ///
@@ -59,6 +62,7 @@ pub(super) unsafe fn consume<
     // SAFETY: whole warps here and in everything below.
     let consumer = unsafe { uniform(thread / 128) };
     let first_row = thread / 32 * 16;
+    let rows_of_thread = [first_row + lane / 4, first_row + lane / 4 + 8];
     let of_logits = if V::TRANSFORMS_LOGITS && !V::KEEPS_UNIT {
         1.0
     } else {
@@ -82,6 +86,8 @@ pub(super) unsafe fn consume<
     let mut tiles = Pipeline::<2>::CONSUMER;
     let mut k = Pipeline::<STAGES>::CONSUMER;
     let mut v = Pipeline::<VALUE_STAGES>::CONSUMER;
+    const { assert!(!V::LINEAR, "weights take no shift here") };
+    let mut _shift;
     let mut logits = [0.0; S];
     let mut weights = [0; P];
     let mut part = [0.0; PART];
@@ -105,11 +111,16 @@ pub(super) unsafe fn consume<
     // The next tile: its queries in 8 bits, and the keys of its blocks that these rows do not see.
     macro_rules! open {
         () => {{
-            let work = Work::open::<V, true>(p, variant, s, tiles.stage, consumer);
+            let work = Work::open::<V, EXTRAS>(p, variant, s, tiles.stage, consumer);
             // Opaque: or what follows from it is computed before the main loop and takes its registers.
             let first = misc::opaque(first_row);
             of_products = quantise::<T, Q>(s, tiles.stage, first);
-            barrier::bar_sync(QUANTISED + consumer, 128);
+            // Constants: of a number that is computed ptxas counts all sixteen.
+            if consumer == 0 {
+                barrier::bar_sync(QUANTISED[0], 128);
+            } else {
+                barrier::bar_sync(QUANTISED[1], 128);
+            }
             let tile = Tile::load(s.tile(tiles.stage));
             if p.attention.scales.k != 0 {
                 let mut h = 0;
@@ -120,7 +131,7 @@ pub(super) unsafe fn consume<
                 }
             }
             if V::TRANSFORMS_LOGITS || V::MASKS {
-                of = rows_of_thread().map(|row| tile.query(&p.pack, variant, row));
+                of = rows_of_thread.map(|row| tile.query(&p.pack, variant, row));
             }
             let mut skipped = work.skipped;
             while all_agree!(skipped > 0) {
@@ -167,15 +178,9 @@ pub(super) unsafe fn consume<
     // From products to weights.
     macro_rules! weigh {
         ($work:ident) => {
-            finish_logits::<V, true, S>(
-                p,
-                variant,
-                s,
-                tiles.stage,
-                &$work,
-                &mut logits,
-                of,
-                Some(of_products),
+            logits_of_block!(
+                p, variant, s, tiles.stage, $work, rows_of_thread, of;
+                logits, _shift, true, of_products
             );
             $work.begin -= keys;
             let (of_part, of_others) = state.weigh(&logits, scale, &mut weights);
@@ -243,7 +248,7 @@ pub(super) unsafe fn consume<
             v.advance();
             add_part!();
             if turn {
-                finish_tile::<T, true, true, O>(p, s, tiles.stage ^ 1, &o, &state.rows(), scale);
+                finish_tile::<T, EXTRAS, true, O>(p, s, tiles.stage ^ 1, &o, &state.rows(), scale);
                 take_scale!();
                 o = [0.0; O];
                 state = State::EMPTY;
@@ -259,6 +264,6 @@ pub(super) unsafe fn consume<
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut part);
         add_part!();
-        finish_tile::<T, true, true, O>(p, s, tiles.stage ^ 1, &o, &state.rows(), scale);
+        finish_tile::<T, EXTRAS, true, O>(p, s, tiles.stage ^ 1, &o, &state.rows(), scale);
     }
 }
