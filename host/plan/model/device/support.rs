@@ -20,7 +20,7 @@ impl DeviceDescription {
     /// Whether the device has kernels for these heads: what can be asked when a model is loaded, before there is
     /// any batch. Planning refuses the same.
     ///
-    /// A CPU computes every [`Spec`].
+    /// A CPU computes every [`Spec`] whose prefills are to compute in [`Compute::F16`].
     ///
     /// ```
     /// use tandem_attn::{plan::DeviceDescription, problem::Spec};
@@ -37,7 +37,7 @@ impl DeviceDescription {
     pub fn supports(&self, spec: &Spec) -> Result<(), PlanError> {
         spec.check()?;
         if self.is_cpu() {
-            return Ok(());
+            return Ok(self.check_compute(spec)?);
         }
         self.check_dtypes(spec)?;
         self.check_compute(spec)?;
@@ -98,7 +98,7 @@ impl DeviceDescription {
     /// What asks for products of 8 bits gets them.
     fn check_compute(&self, spec: &Spec) -> Result<(), Unsupported> {
         let rows = runnable(self, Op::Prefill).map(|id| id.info());
-        let mut of_8_bits = rows.filter(|row| row.products_of_8_bits);
+        let mut of_8_bits = rows.filter(|row| row.products_of_8_bits && !self.is_cpu());
         if spec.compute == Compute::F16 || of_8_bits.clone().any(|row| serves(row, spec)) {
             return Ok(());
         }
@@ -112,7 +112,10 @@ impl DeviceDescription {
             kv_dtype: spec.kv_dtype,
             there: match there.is_empty() {
                 true => "there are none at all".into(),
-                false => format!("there are those of e4m3 and head dimension {}", list(there)),
+                false => format!(
+                    "there are those of e4m3 and head dimension {}, without hooks",
+                    list(there)
+                ),
             },
         })
     }

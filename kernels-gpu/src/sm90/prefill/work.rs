@@ -1,6 +1,6 @@
 //! What a warpgroup that computes knows of its tile, and what becomes of its logits.
 
-use cuda_std::{misc, prelude::*};
+use cuda_std::misc;
 
 use super::{super::uniform, shared::Shared};
 use crate::{abi::PrefillParams, common::prefill_tile::Tile, common::variant::Variant};
