@@ -40,7 +40,7 @@ impl State {
 
     /// Turns a block's logits into weights relative to the block's own maxima, packed as the A operand of the second
     /// product, and adds them up. Returns what its product is to be multiplied by, and what was accumulated so far, if
-    /// that is not 1.
+    /// that is not 1; where outputs begin `anew`, something for the latter in any case.
     ///
     /// # Safety
     /// All lanes of the warp come here.
@@ -49,6 +49,7 @@ impl State {
         &mut self,
         s: &[f32; S],
         scale: [f32; 2],
+        anew: bool,
         weights: &mut [u32; P],
     ) -> ([f32; 2], Option<[f32; 2]>) {
         // SAFETY: the caller's promise.
@@ -60,7 +61,7 @@ impl State {
         let any = unsafe {
             warp::warp_vote_any(
                 WARP,
-                grew(0, self.reference[0]) | grew(1, self.reference[1]),
+                anew | grew(0, self.reference[0]) | grew(1, self.reference[1]),
             )
         };
         let mut rescale = None;
