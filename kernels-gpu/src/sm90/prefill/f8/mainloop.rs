@@ -175,26 +175,20 @@ pub(super) unsafe fn consume<
             last
         }};
     }
-    // From products to weights. Outputs begin anew here and not where the tile before ends: with a phi of sums and zeros
-    // behind that branch ptxas copies all sums to other registers, for each block.
+    // From products to weights.
     macro_rules! weigh {
-        ($work:ident, $anew:expr) => {
+        ($work:ident) => {
             logits_of_block!(
                 p, variant, s, tiles.stage, $work, rows_of_thread, of;
                 logits, _shift, true, of_products
             );
             $work.begin -= keys;
-            let (of_part, of_others) = state.weigh(&logits, scale, $anew, &mut weights);
+            let (of_part, of_others) = state.weigh(&logits, scale, &mut weights);
             factor = of_part;
             if let Some(of_others) = of_others {
                 let mut i = 0;
                 while i < O {
-                    // Not times zero: there may be a NaN.
-                    o[i] = if $anew {
-                        0.0
-                    } else {
-                        o[i] * of_others[i / 2 % 2]
-                    };
+                    o[i] *= of_others[i / 2 % 2];
                     i += 1;
                 }
             }
@@ -231,7 +225,7 @@ pub(super) unsafe fn consume<
         }
         let mut turn = keys_done!(work);
         take_scale!();
-        weigh!(work, true);
+        weigh!(work);
         skip_values!(work);
         loop {
             if turn {
@@ -256,14 +250,14 @@ pub(super) unsafe fn consume<
             if turn {
                 finish_tile::<T, EXTRAS, true, O>(p, s, tiles.stage ^ 1, &o, &state.rows(), scale);
                 take_scale!();
+                o = [0.0; O];
                 state = State::EMPTY;
                 skip_values!(work);
             }
             wgmma::wait_group::<0>();
             wgmma::fence_operand(&mut logits);
-            let anew = turn;
             turn = keys_done!(work);
-            weigh!(work, anew);
+            weigh!(work);
         }
         mbarrier::wait(s.values_full(v.stage), v.parity);
         weights_values::<PART, P>(&mut part, &weights, s.values(v.stage), dim, 0);

@@ -40,7 +40,7 @@ impl State {
 
     /// Turns a block's logits into weights relative to the block's own maxima, packed as the A operand of the second
     /// product, and adds them up. Returns what its product is to be multiplied by, and what was accumulated so far, if
-    /// that is not 1; where outputs begin `anew`, something for the latter in any case.
+    /// that is not 1.
     ///
     /// # Safety
     /// All lanes of the warp come here.
@@ -49,7 +49,6 @@ impl State {
         &mut self,
         s: &[f32; S],
         scale: [f32; 2],
-        anew: bool,
         weights: &mut [u32; P],
     ) -> ([f32; 2], Option<[f32; 2]>) {
         // SAFETY: the caller's promise.
@@ -61,7 +60,7 @@ impl State {
         let any = unsafe {
             warp::warp_vote_any(
                 WARP,
-                anew | grew(0, self.reference[0]) | grew(1, self.reference[1]),
+                grew(0, self.reference[0]) | grew(1, self.reference[1]),
             )
         };
         let mut rescale = None;
