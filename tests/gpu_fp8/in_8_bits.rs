@@ -25,6 +25,9 @@ const LARGEST: f64 = 256.0;
 /// What is laid out for the kernels at a time: blocks end where it does.
 const PIECE: u32 = 64;
 
+/// Keys of one product of the tensor cores.
+const DEPTH: u32 = 32;
+
 /// Results, and what they may be off.
 #[derive(Debug)]
 pub struct Expected {
@@ -219,7 +222,14 @@ impl<T: Element> Problem<'_, T> {
                 let begin = tile.end.saturating_sub((block + 1) * tile.block);
                 let first = mine.partition_point(|&key| key < begin);
                 let keys = mine.split_off(first).into_iter();
-                let of_block = keys.map(|key| (logit(key, &narrow), value(key)));
+                let end = tile.end - block * tile.block;
+                // A block may begin before key 0.
+                let step = |key: u32| (tile.block - (end - key)) / DEPTH;
+                let of_block = keys.map(|key| Weighed {
+                    step: step(key),
+                    logit: logit(key, &narrow),
+                    value: value(key),
+                });
                 row.add_in_f8(&of_block.collect::<Vec<_>>());
             }
         }
@@ -237,13 +247,22 @@ impl<T: Element> Problem<'_, T> {
     }
 }
 
+/// A key of a block.
+struct Weighed {
+    /// Which product of the block has it.
+    step: u32,
+    /// In base 2, and the sum of the magnitudes of what makes it.
+    logit: [f64; 2],
+    value: Vec<f64>,
+}
+
 /// What is added up for a row. Everything is relative to 2 to the power of `reference`.
 struct Row {
     reference: f64,
     sum: f64,
     out: Vec<f64>,
-    /// Σ weight · |value|.
-    magnitude: Vec<f64>,
+    /// What the tensor cores cut off at most.
+    cut_off: Vec<f64>,
     /// What weights that may be rounded the other way make of each output.
     in_doubt: Vec<f64>,
     /// The most that a logit is off, in base 2.
@@ -256,7 +275,7 @@ impl Row {
             reference: f64::NEG_INFINITY,
             sum: 0.0,
             out: vec![0.0; dim],
-            magnitude: vec![0.0; dim],
+            cut_off: vec![0.0; dim],
             in_doubt: vec![0.0; dim],
             logit_error: 0.0,
         }
@@ -269,7 +288,7 @@ impl Row {
         let factor = (self.reference - reference).exp2();
         self.reference = reference;
         self.sum *= factor;
-        for all in [&mut self.out, &mut self.magnitude, &mut self.in_doubt] {
+        for all in [&mut self.out, &mut self.cut_off, &mut self.in_doubt] {
             all.iter_mut().for_each(|x| *x *= factor);
         }
     }
@@ -281,32 +300,50 @@ impl Row {
         self.sum += weight;
         for (at, v) in value.iter().enumerate() {
             self.out[at] += weight * v;
-            self.magnitude[at] += (weight * v).abs();
         }
     }
 
     /// A block of keys: weights are e4m3 of what they are relative to the block's largest.
-    fn add_in_f8(&mut self, block: &[([f64; 2], Vec<f64>)]) {
-        let logits = block.iter().map(|([logit, _], _)| *logit);
+    fn add_in_f8(&mut self, block: &[Weighed]) {
+        let logits = block.iter().map(|key| key.logit[0]);
         let most = logits.fold(f64::NEG_INFINITY, f64::max);
         self.rescale(most);
         let unit = (most - self.reference).exp2() / LARGEST;
         // The largest is 2⁸ whatever its logit is off: what the others are off counts relative to it.
-        let of_largest = block.iter().filter(|([logit, _], _)| *logit == most);
-        let of_largest = of_largest.map(|([_, terms], _)| *terms).fold(0.0, f64::max);
-        for ([logit, terms], value) in block {
-            let weight = LARGEST * (logit - most).exp2();
-            let off = KEPT * (terms + of_largest) + 1e-6 * (1.0 + logit.abs());
-            self.logit_error = self.logit_error.max(off);
-            let narrow = e4m3(weight);
-            let [low, high] = [-off, off].map(|off| e4m3((weight * off.exp2()).min(LARGEST)));
-            let doubt = (high - narrow).max(narrow - low);
-            self.sum += weight * unit;
-            for (at, v) in value.iter().enumerate() {
-                self.out[at] += narrow * unit * v;
-                self.magnitude[at] += (narrow * unit * v).abs();
-                self.in_doubt[at] += doubt * unit * v.abs();
+        let of_largest = block.iter().filter(|key| key.logit[0] == most);
+        let of_largest = of_largest.map(|key| key.logit[1]).fold(0.0, f64::max);
+        let mut sums = vec![0.0; self.out.len()];
+        for of_step in block.chunk_by(|a, b| a.step == b.step) {
+            let mut largest: Vec<f64> = sums.iter().map(|sum: &f64| sum.abs()).collect();
+            for Weighed {
+                logit: [logit, terms],
+                value,
+                ..
+            } in of_step
+            {
+                let weight = LARGEST * (logit - most).exp2();
+                let off = KEPT * (terms + of_largest) + 1e-6 * (1.0 + logit.abs());
+                self.logit_error = self.logit_error.max(off);
+                let narrow = e4m3(weight);
+                let [low, high] = [-off, off].map(|off| e4m3((weight * off.exp2()).min(LARGEST)));
+                let doubt = (high - narrow).max(narrow - low);
+                self.sum += weight * unit;
+                for (at, v) in value.iter().enumerate() {
+                    let product = narrow * v;
+                    sums[at] += product;
+                    largest[at] = largest[at].max(product.abs());
+                    self.in_doubt[at] += doubt * unit * v.abs();
+                }
             }
+            // Each term is cut off, what was added up before among them, and so is the sum.
+            let terms = of_step.len() as f64 + 2.0;
+            for (at, largest) in largest.into_iter().enumerate() {
+                let largest = largest.max(sums[at].abs());
+                self.cut_off[at] += terms * KEPT * largest * unit;
+            }
+        }
+        for (out, sum) in self.out.iter_mut().zip(sums) {
+            *out += sum * unit;
         }
     }
 
@@ -318,8 +355,7 @@ impl Row {
         // In the sum, logits are off one way here and the other there; but not by much, and by as much at the most.
         let of_sum = self.logit_error * std::f64::consts::LN_2;
         let tolerance = |at: usize| {
-            (self.in_doubt[at] + 4.0 * KEPT * self.magnitude[at] + of_sum * self.out[at].abs())
-                / self.sum
+            (self.in_doubt[at] + self.cut_off[at] + of_sum * self.out[at].abs()) / self.sum
         };
         let tolerances = (0..self.out.len()).map(tolerance).collect();
         let out = self.out.iter().map(|out| out / self.sum).collect();
@@ -355,7 +391,10 @@ pub fn near(
         }
     }
     if std::env::var_os("TANDEM_SHOW").is_some() {
-        eprintln!("{name}: {worst:.3} of what is allowed at most");
+        eprintln!(
+            "{name}: {worst:.3} of what is allowed at most, at {at}: {:e}, right is {:e} ± {:e}",
+            got[at], expected[at], tolerance[at]
+        );
     }
     match wrong {
         0 => Ok(()),
