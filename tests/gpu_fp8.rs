@@ -262,15 +262,6 @@ fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
     let lse: Vec<f64> = lse.collect();
     prop_assert!(runs[0] == runs[1], "two runs differ");
     if spec.compute == Compute::F8 {
-        if std::env::var_os("TANDEM_SHOW").is_some() {
-            eprintln!("{case:?}");
-            for g in &plan.groups {
-                eprintln!("{g:?}");
-            }
-            for i in plan.items.iter().take(20) {
-                eprintln!("{i:?}");
-            }
-        }
         let sinks = sinks(&spec);
         let expected = in_8_bits::Problem {
             spec: &spec,

@@ -16,7 +16,7 @@ use tandem_attn::{
 };
 
 const GROUP: u32 = 8;
-const TOKENS: u32 = 64;
+const TOKENS: u32 = 32;
 const DIM: u32 = 128;
 const PAGE: u32 = 64;
 
