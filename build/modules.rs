@@ -15,7 +15,7 @@ pub type Family = (&'static str, &'static [NvvmArch]);
 
 /// The families. Each is a module, so that they are compiled side by side and an edit of one leaves the others as
 /// they are. Those that take longest come first.
-pub const FAMILIES: [Family; 12] = [
+pub const FAMILIES: [Family; 13] = [
     ("decode_wgmma", &[Compute90a]),
     ("prefill", &[Compute90a]),
     ("decode_mma", &[Compute90a]),
@@ -26,6 +26,7 @@ pub const FAMILIES: [Family; 12] = [
     ("sm80_prefill", &[Compute80, Compute90a]),
     ("passes", &[Compute90a, Compute80]),
     ("step", &[Compute90a, Compute80]),
+    ("prefill_f8", &[Compute90a]),
     ("quantise", &[Compute90a]),
     ("measure", &[Compute80, Compute90a]),
 ];

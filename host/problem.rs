@@ -29,7 +29,7 @@ pub use dtype::Dtype;
 pub use error::ProblemError;
 pub use integer::Integer;
 pub(crate) use padding::Padding;
-pub use spec::{KvLayout, Spec, Variant};
+pub use spec::{Compute, KvLayout, Spec, Variant};
 
 /// The largest head dimension (that of multi-head latent attention is 576).
 pub const MAX_HEAD_DIM: u32 = 1024;

@@ -1,10 +1,14 @@
 //! 8-bit keys and values on the GPU against naive attention in f64 on the same pool.
 
 mod common;
+#[path = "gpu_fp8/in_8_bits.rs"]
+mod in_8_bits;
+#[path = "gpu_fp8/needle.rs"]
+mod needle;
 
 use common::{
     Memory, Rng, Stream, Tolerance, compare, gpu,
-    problems::{Pools, Tensors, cases, kv_len, prefixed, variant},
+    problems::{Pools, Tensors, ancestors, cases, kv_len, prefixed, sinks, variant},
 };
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -13,14 +17,14 @@ use tandem_attn::{
     abi::KvStrides,
     exec::{
         cpu,
-        gpu::{self, DeviceTensor, Gpu, KvPool, WorkspaceOptions},
+        gpu::{self, DeviceTensor, Gpu, KvPool, RunTensors, WorkspaceOptions},
     },
     kv::{KvScales, KvView, KvViewMut},
     plan::{
         BatchLimits, Bound, MergeMode, Plan, PlanError, PlanOptions, Planner, SplitMode,
         WorkspaceLayout,
     },
-    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    problem::{Batch, Compute, Dtype, KvLayout, PageTable, Spec},
     reference,
     tensor::{Element, F8E4M3, ShapeError},
 };
@@ -139,6 +143,18 @@ impl Scales {
     }
 }
 
+/// Scales of keys and of values, for a query token and a KV head; not those of each token.
+fn scales_of(scales: &Scales, case: &Case, token: usize, head: usize) -> [f32; 2] {
+    let heads = case.spec.kv_heads as usize;
+    let at = match case.granularity {
+        0 => return [1.0; 2],
+        1 => 0,
+        2 => head,
+        _ => scales.of_token[token] as usize * heads + head,
+    };
+    [scales.k[at], scales.v[at]]
+}
+
 /// How the scales of a case's tokens lie: as its pages do.
 fn by_token(case: &Case) -> KvStrides {
     let page_size = case.batch.parts[0].table.page_size;
@@ -218,6 +234,8 @@ fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
         tensors.q.iter_mut().for_each(scaled);
         spec.scale /= factor;
     }
+    spec.compute = case.spec.compute;
+    spec.variant.sinks = case.spec.variant.sinks;
     case.spec = spec;
     let Case { batch, options, .. } = &case;
     let mut scales = Scales::random(&case);
@@ -227,7 +245,6 @@ fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
     }
     let pool = &tensors.parts[0];
     let view: KvView<'_, F8E4M3> = pool.view().with_scales(scales.on_host(&case));
-    let right = reference::attention(&spec, batch, &tensors.q, &[view]).expect("they fit");
 
     let plan = Planner::new()
         .plan(&spec, batch, &gpu.device(), options)
@@ -240,26 +257,37 @@ fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
     ];
     let runs = run_twice(gpu, &case, &plan, &tensors, on_device(&case, &memory));
     let shape = [batch.total_q(), spec.q_heads, spec.head_dim_v].map(|extent| extent as usize);
+    let out = common::decode(T::DTYPE, bytemuck::cast_slice(&runs[0].0));
+    let lse = runs[0].1.iter().map(|&x| f32::from_bits(x).into());
+    let lse: Vec<f64> = lse.collect();
+    prop_assert!(runs[0] == runs[1], "two runs differ");
+    if spec.compute == Compute::F8 {
+        let sinks = sinks(&spec);
+        let expected = in_8_bits::Problem {
+            spec: &spec,
+            batch,
+            plan: &plan,
+            q: &tensors.q,
+            view: pool.view(),
+            scale_of: &|token, head| scales_of(&scales, &case, token, head),
+            sinks: sinks.as_deref(),
+        };
+        return expected.compare(&out, &lse).map_err(TestCaseError::fail);
+    }
+    let right = reference::attention(&spec, batch, &tensors.q, &[view]).expect("they fit");
     // Weights are rounded to f16, values may be three times as large as without scales.
     let mut tolerance = Tolerance::of(T::DTYPE);
     tolerance.absolute = match T::DTYPE {
         Dtype::BF16 => 3.0 / 256.0,
         _ => 3.0 / 2048.0,
     };
-    let got = common::decode(T::DTYPE, bytemuck::cast_slice(&runs[0].0));
-    compare("out", &shape, &got, &right.out, tolerance).map_err(TestCaseError::fail)?;
-    let lse = Tolerance {
+    compare("out", &shape, &out, &right.out, tolerance).map_err(TestCaseError::fail)?;
+    let tolerance = Tolerance {
         absolute: 2e-4,
         relative: 1e-5,
     };
-    let got: Vec<f64> = runs[0]
-        .1
-        .iter()
-        .map(|&x| f32::from_bits(x).into())
-        .collect();
-    compare("lse", &[shape[0], shape[1], 1], &got, &right.lse, lse).map_err(TestCaseError::fail)?;
-    prop_assert!(runs[0] == runs[1], "two runs differ");
-    Ok(())
+    compare("lse", &[shape[0], shape[1], 1], &lse, &right.lse, tolerance)
+        .map_err(TestCaseError::fail)
 }
 
 /// Outputs and LSEs of two runs, as bits.
@@ -295,6 +323,7 @@ fn run_twice<T: Element, K: Element>(
     let shape = [plan.total_q, spec.q_heads, spec.head_dim_v].map(|extent| extent as usize);
     let rows = shape[0] * shape[1];
     let q = q.tensor(T::DTYPE, shape);
+    let sinks = sinks(spec).map(|sinks| Memory::new(&sinks));
     [(); 2].map(|()| {
         let out = Memory::new(&vec![u16::MAX; rows * shape[2]]);
         let lse = Memory::new(&vec![u32::MAX; rows]);
@@ -302,9 +331,13 @@ fn run_twice<T: Element, K: Element>(
             out.tensor(T::DTYPE, shape),
             lse.tensor(Dtype::F32, [shape[0], shape[1]]),
         );
+        let pools = [kv];
+        let mut tensors = RunTensors::new(&q, &pools, &to).with_lse(&lse_to);
+        if let Some(sinks) = &sinks {
+            tensors = tensors.with_sinks(sinks.array());
+        }
         // SAFETY: everything lives until the stream was waited for.
-        unsafe { gpu.run(&mut workspace, &q, &[kv], &to, Some(&lse_to), stream.0) }
-            .expect("the run is right");
+        unsafe { gpu.run_with(&mut workspace, &tensors, stream.0) }.expect("the run is right");
         stream.wait();
         (out.read(), lse.read())
     })
@@ -339,6 +372,34 @@ fn decode_of_pairs_of_kv_heads_is_the_reference() {
             case.spec = Spec::new(kv_heads * group, kv_heads, 64);
             case.spec.variant = variant;
             case.layout = KvLayout::Nhd;
+            match case.seed % 3 {
+                0 => check::<f16>(gpu, &case),
+                _ => check::<bf16>(gpu, &case),
+            }
+        })
+        .unwrap();
+}
+
+/// Against the same arithmetic in f64: queries and weights rounded to e4m3, everything else exact.
+#[test]
+fn prefill_in_8_bits_is_f64_of_the_same_operands() {
+    let Some(gpu) = gpu("prefill_in_8_bits_is_f64_of_the_same_operands") else {
+        return;
+    };
+    let mut runner = proptest::test_runner::TestRunner::new(cases(100));
+    runner
+        .run(&case(700, 3), |mut case| {
+            let variant = case.spec.variant;
+            case.spec =
+                Spec::new(case.spec.q_heads, case.spec.kv_heads, 128).with_compute(Compute::F8);
+            case.spec.variant = variant;
+            case.spec.variant.sinks = case.seed % 4 == 1;
+            if variant.causal && case.seed % 5 < 2 {
+                case.batch = case
+                    .batch
+                    .clone()
+                    .with_ancestors(ancestors(&case.batch, case.seed));
+            }
             match case.seed % 3 {
                 0 => check::<f16>(gpu, &case),
                 _ => check::<bf16>(gpu, &case),

@@ -10,6 +10,7 @@ use crate::{
     Failure, backend, input,
     output::{self, Files, Force},
     table::{WIDTH, counted, digits, scaled, wrap},
+    workload,
 };
 
 const EXAMPLES: &str = "\
@@ -41,6 +42,9 @@ pub struct Args {
     /// Where to run
     #[arg(long, value_enum, default_value = "auto")]
     backend: backend::Choice,
+    /// What prefills compute in; f8 takes keys and values in F8_E4M3
+    #[arg(long, value_enum, default_value = "f16")]
+    compute: workload::Compute,
     #[command(flatten)]
     force: Force,
 }
@@ -53,9 +57,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let files = Files::new().reads([&args.input]).writes([&args.output]);
     files.check(args.force)?;
     let bytes = input::tensors(&args.input)?;
-    let step = tensors::read(&bytes)
+    let mut step = tensors::read(&bytes)
         .map_err(|reason| Failure::Input(format!("{}: {reason}", args.input.display())))?;
     drop(bytes);
+    step.spec.compute = args.compute.into();
     let mut backend = backend::open(args.backend)?;
     let device = backend.device();
     let plan = Planner::new()

@@ -126,7 +126,7 @@ pub struct WorkspaceLayout {
     pub counters: Range<u64>,
     /// Queries and outputs whose heads are padded, 16 bits each: `[padded_tokens, q_heads, kernel's head dimension]`.
     pub padded: [Range<u64>; 2],
-    /// Keys and values that prefills converted, 16 bits each: `[converted_pages, kv_heads, 64, head dimension]`.
+    /// Keys and values that prefills converted, 16 bits each, or 8 where [they compute in those](crate::problem::Compute): `[converted_pages, kv_heads, 64, head dimension]`.
     pub converted: [Range<u64>; 2],
     /// `[converted_pages, kv_heads, 2]` u32: which parts of these are there.
     pub converted_done: Range<u64>,
@@ -184,7 +184,8 @@ impl WorkspaceLayout {
         let padded = [section(padded, 2), section(padded, 2)];
         let converted_rows = u64::from(converted_pages) * kv_heads * u64::from(ConvertedPage::KEYS);
         let converted = [spec.head_dim_qk, spec.head_dim_v];
-        let converted = converted.map(|dim| section(converted_rows * u64::from(dim), 2));
+        let converted =
+            converted.map(|dim| section(converted_rows * u64::from(dim), spec.converted_bytes()));
         let converted_done = section(u64::from(converted_pages) * kv_heads * 2, size_of::<u32>());
         let conversion_control = section(3, size_of::<u32>());
         Self {

@@ -98,6 +98,38 @@ impl Default for Variant {
     }
 }
 
+/// In what prefills compute on a GPU.
+///
+/// It chooses among prefill kernels, and says nothing of others:
+/// - Query tokens that the planner gives to a decode kernel, one or a few of a request, are computed as with
+///   [`F16`](Self::F16): memory is their limit, not arithmetic. A batch of decodes alone has the same plan with both.
+/// - In a hybrid batch prefills are computed in what was chosen, and the decodes beside them as ever.
+/// - Pages whose size is no multiple of 8 have no decode kernel. All requests on them are prefills, those of one token
+///   too.
+///
+/// [`Plan::groups`](crate::plan::Plan::groups) says which kernel has which tokens. A device without such kernels for the
+/// heads, the type of keys and values and the variant refuses to plan
+/// ([`Unsupported::Compute`](crate::plan::Unsupported::Compute)); so does the CPU. A plan for a GPU that is run on the CPU
+/// is computed exactly, and [`reference`](crate::reference) is what all of them are measured by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Compute {
+    /// Products of 16 bits, to which keys and values of 8 bits are converted. That is exact.
+    #[default]
+    F16,
+    /// Products of e4m3, on keys and values of that type. A query is rounded to e4m3 after its row was multiplied by a
+    /// power of two; so are softmax weights, relative to the largest of the row in a block of keys. That makes each of
+    /// these up to 1/16 of itself wrong. The tensor cores add up one block with 13 bits behind the largest term; all
+    /// further sums are f32. On Hopper, for heads of 128.
+    F8,
+}
+
+impl Compute {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// The heads of one attention layer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -123,6 +155,9 @@ pub struct Spec {
     pub scale: f32,
     /// Mask and logits transform.
     pub variant: Variant,
+    /// In what prefills compute on a GPU.
+    #[serde(default, skip_serializing_if = "Compute::is_default")]
+    pub compute: Compute,
 }
 
 impl Spec {
@@ -140,6 +175,7 @@ impl Spec {
             out_dtype: Dtype::BF16,
             scale: 1.0 / (head_dim as f32).sqrt(),
             variant: Variant::CAUSAL,
+            compute: Compute::F16,
         }
     }
 
@@ -180,6 +216,24 @@ impl Spec {
     #[must_use]
     pub const fn with_kv_dtype(mut self, dtype: Dtype) -> Self {
         self.kv_dtype = dtype;
+        self
+    }
+
+    /// With prefills that compute in this.
+    ///
+    /// ```
+    /// use tandem_attn::{plan::DeviceDescription, problem::{Compute, Dtype, Spec}};
+    ///
+    /// let h200 = DeviceDescription::named("h200")?;
+    /// let spec = Spec::new(64, 8, 128).with_compute(Compute::F8);
+    /// h200.supports(&spec.with_kv_dtype(Dtype::F8E4M3))?;
+    /// let error = h200.supports(&spec).unwrap_err();
+    /// assert!(error.to_string().contains("no prefill kernel for h200 has products of 8 bits"));
+    /// # Ok::<(), tandem_attn::plan::PlanError>(())
+    /// ```
+    #[must_use]
+    pub const fn with_compute(mut self, compute: Compute) -> Self {
+        self.compute = compute;
         self
     }
 
@@ -255,6 +309,14 @@ impl Spec {
     /// Whether prefills on a GPU turn keys and values into those of another type before they use them.
     pub(crate) const fn converts(&self) -> bool {
         self.kv_dtype.bytes() == 1 && !self.latent && self.head_dim_qk == self.head_dim_v
+    }
+
+    /// Bytes of a number that prefills leave of a [converted](Self::converts) one.
+    pub(crate) const fn converted_bytes(&self) -> usize {
+        match self.compute {
+            Compute::F16 => 2,
+            Compute::F8 => 1,
+        }
     }
 
     /// Bytes of one query token's partial state (f32 output and LSE), all query heads.

@@ -17,7 +17,7 @@
         family: "prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            13728706,
+            13728916,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
@@ -41,7 +41,7 @@
         family: "variants",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.variants.ptx.zst"),
-            7485443,
+            7485520,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.variants.cubin.zst"),
@@ -190,6 +190,18 @@
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.step.cubin.zst"),
             367776,
+        )),
+    },
+    Module {
+        arch: "sm_90a",
+        family: "prefill_f8",
+        ptx: Image::zstd(
+            include_bytes!("../data/sm_90a.prefill_f8.ptx.zst"),
+            1266555,
+        ),
+        cubin: Some(Image::zstd(
+            include_bytes!("../data/sm_90a.prefill_f8.cubin.zst"),
+            617360,
         )),
     },
     Module {

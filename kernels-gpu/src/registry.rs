@@ -16,6 +16,8 @@ pub use id::KernelId;
 pub enum Family {
     /// Hopper's prefill.
     Prefill,
+    /// Hopper's prefill with products of 8 bits.
+    PrefillF8,
     /// Hopper's decode of 8 and 16 rows.
     DecodeMma,
     /// Hopper's decode of 64 and 128 rows, and of 8 beside a prefill.
@@ -46,6 +48,7 @@ impl Family {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Prefill => "prefill",
+            Self::PrefillF8 => "prefill_f8",
             Self::DecodeMma => "decode_mma",
             Self::DecodeWgmma => "decode_wgmma",
             Self::Mla => "mla",
@@ -172,6 +175,8 @@ pub struct KernelInfo {
     pub element: Element,
     /// Elements of keys and values, where they are others.
     pub cache: Option<Element>,
+    /// Its products are of 8 bits.
+    pub products_of_8_bits: bool,
     /// Each token and KV head of the cache has scales of its own.
     pub by_token: bool,
     /// KV heads that a unit reads together.
@@ -222,6 +227,7 @@ impl KernelInfo {
             loads: Loads::Rows,
             element: Element::Any,
             cache: None,
+            products_of_8_bits: false,
             by_token: false,
             kv_heads: 1,
             rows: 0,
@@ -250,10 +256,11 @@ impl KernelInfo {
     }
 
     /// What it computes, whatever its tile and however it loads.
-    fn computes(&self) -> (Op, [Option<Element>; 2], [u32; 2], [bool; 2]) {
+    fn computes(&self) -> (Op, [Option<Element>; 2], [u32; 2], [bool; 3]) {
         let types = [Some(self.element), self.cache];
         let dims = [self.head_dim, self.value_dim];
-        (self.op, types, dims, [self.latent, self.cap])
+        let flags = [self.latent, self.cap, self.products_of_8_bits];
+        (self.op, types, dims, flags)
     }
 
     /// Whether it computes attention.
@@ -314,8 +321,9 @@ pub(crate) const fn registers(threads: u32, ctas: u32) -> u32 {
 }
 
 /// The tables of all families.
-const TABLES: [&[&[KernelInfo]]; 12] = [
+const TABLES: [&[&[KernelInfo]]; 13] = [
     sm90::prefill::ROWS,
+    sm90::prefill::f8::ROWS,
     sm90::decode_mma::ROWS,
     sm90::decode_wgmma::narrow::ROWS,
     sm90::decode_wgmma::wide::ROWS,

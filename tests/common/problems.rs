@@ -8,7 +8,7 @@ use tandem_attn::{
     abi::KvStrides,
     kv::{KvScales, KvView, compose::share_prefixes, mask},
     plan::{DeviceDescription, JointDescription, PlanOptions, QueryStep, SplitMode},
-    problem::{Batch, Dtype, KvLayout, PageTable, Part, Spec, Variant},
+    problem::{Batch, Compute, Dtype, KvLayout, PageTable, Part, Spec, Variant},
     reference,
     tensor::{Element, HeadTensors},
     variant::FromLaunch,
@@ -217,6 +217,7 @@ pub const OPTIONS: &[(&str, Change)] = &[
     ("q_dtype", |spec, _| spec.q_dtype = Dtype::F32),
     ("kv_dtype", |spec, _| spec.kv_dtype = Dtype::F8E4M3),
     ("out_dtype", |spec, _| spec.out_dtype = Dtype::F32),
+    ("compute", |spec, _| spec.compute = Compute::F8),
     ("ancestors", |_, batch| {
         let queries = batch.total_q() as usize;
         batch.ancestors = vec![!0b10; queries];

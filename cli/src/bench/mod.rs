@@ -38,6 +38,7 @@ Examples:
   tandem bench --suite pat --packing pat-paper   # what PAT's own packing rule costs
   tandem bench --suite pod --pod serial          # what running side by side saves
   tandem bench --suite decode --kv-dtype f8e4m3  # what 8-bit keys and values save
+  tandem bench --suite prefill --kv-dtype f8e4m3 --compute f8
   tandem bench --suite ranks --gpus 2            # what a second GPU brings
   tandem bench --serve --trace arxiv.csv --load 0.9 --start 700 --window 25";
 
@@ -57,6 +58,9 @@ pub struct Args {
     /// Keys and values of this type instead of the workload's: bf16, f16, f8e4m3, …
     #[arg(long, value_name = "DTYPE", value_parser = workload::dtype_of)]
     kv_dtype: Option<Dtype>,
+    /// What prefills compute in; f8 takes keys and values in f8e4m3
+    #[arg(long, value_enum, default_value = "f16")]
+    compute: workload::Compute,
     /// Keys and values of 8 bits with a scale for each token and KV head
     #[arg(long)]
     token_scales: bool,
@@ -367,6 +371,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let name = workload::dtype_name(dtype);
         file.options.push(format!("--kv-dtype {name}"));
     }
+    if args.compute != workload::Compute::F16 {
+        file.options.extend(flag("compute", args.compute));
+    }
     if args.token_scales {
         file.options.push("--token-scales".to_owned());
     }
@@ -425,6 +432,7 @@ fn chosen(args: &Args) -> Result<Vec<Case>, Failure> {
     let mut cases = workload::matching(cases, args.case.as_deref())?;
     for case in &mut cases {
         case.spec.kv_dtype = args.kv_dtype.unwrap_or(case.spec.kv_dtype);
+        case.spec.compute = args.compute.into();
     }
     Ok(cases)
 }

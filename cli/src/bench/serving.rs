@@ -18,7 +18,7 @@ pub struct Args {
     #[arg(
         long,
         conflicts_with_all = [
-            "workload", "suite", "case", "kv_dtype", "token_scales", "seconds", "max_memory", "check", "packing", "split",
+            "workload", "suite", "case", "kv_dtype", "compute", "token_scales", "seconds", "max_memory", "check", "packing", "split",
             "decode_tile", "merge", "pod", "gpus", "deal",
         ]
     )]

@@ -251,6 +251,7 @@ impl Case {
             latent,
             q_dtype,
             kv_dtype,
+            compute,
             ..
         } = self.spec;
         let mut words = format!("{q_heads}/{kv_heads} × {head_dim_qk}");
@@ -264,7 +265,29 @@ impl Case {
         if kv_dtype != q_dtype {
             words += &format!(", KV {}", dtype_name(kv_dtype));
         }
+        if compute == tandem_attn::problem::Compute::F8 {
+            words += ", products f8";
+        }
         words
+    }
+}
+
+/// What prefills compute in, as flags have it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Compute {
+    /// Products of 16 bits
+    #[default]
+    F16,
+    /// Products of e4m3, on keys and values of that type; queries and weights are rounded to it
+    F8,
+}
+
+impl From<Compute> for tandem_attn::problem::Compute {
+    fn from(compute: Compute) -> Self {
+        match compute {
+            Compute::F16 => Self::F16,
+            Compute::F8 => Self::F8,
+        }
     }
 }
 

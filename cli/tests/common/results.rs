@@ -69,6 +69,7 @@ fn result(index: usize) -> CaseResult {
             out: 1e-3,
             out_of_bound: 0.25,
             lse: Some(1e-6),
+            in_8_bits: false,
         }),
         skipped: None,
     }

@@ -50,6 +50,13 @@ impl Gpu {
     /// wrong with a tensor, before anything is launched; [`Error::Driver`] if the launch fails.
     pub unsafe fn prefill(&self, call: &PrefillCall<'_>, stream: Stream) -> Result<(), Error> {
         let kernel = self.prefill_kernel(call.extras.kernel(call.kernel)?);
+        if kernel.info().products_of_8_bits {
+            return Err(Error::NoInstance {
+                kernel: "prefill",
+                asked: format!("{kernel}, whose pages a workspace has"),
+                there: "with products of 8 bits those of whole plans, by Gpu::run",
+            });
+        }
         let _current = Current::enter(self.context.raw())?;
         match self.prepare_prefill(kernel, call, &mut Maps::default())? {
             // SAFETY: the caller's promise.

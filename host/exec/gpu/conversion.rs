@@ -12,7 +12,7 @@ use super::{KvPool, Workspace, prefill_rows::vectors, steps::check_pool};
 use crate::{
     Error,
     plan::{Plan, conversion::converted_pages},
-    problem::{Dtype, KvLayout},
+    problem::{Compute, Dtype, KvLayout},
 };
 
 /// The pages, launch after launch, in the order in which tiles need them.
@@ -122,7 +122,10 @@ fn format(dtype: Dtype) -> Result<u32, Error> {
 impl Workspace {
     /// The pool of converted keys and values; of a plan without prefills it has no pages.
     pub(super) fn converted_pool(&self) -> KvPool {
-        let spec = self.spec.with_kv_dtype(self.spec.q_dtype);
+        let spec = match self.spec.compute {
+            Compute::F16 => self.spec.with_kv_dtype(self.spec.q_dtype),
+            Compute::F8 => self.spec,
+        };
         let [k, v, ..] = self.converted();
         KvPool::new(
             &spec,

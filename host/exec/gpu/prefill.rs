@@ -131,8 +131,9 @@ pub(super) fn check(call: &PrefillCall<'_>) -> Result<(), Error> {
     out.check_extent("out", "tokens", 0, q.shape[0], "in q")?;
     out.check_extent("out", "query heads", 1, q_heads, in_spec)?;
     out.check_extent("out", "elements in a head", 2, value_dim, in_spec)?;
+    let own_cache = call.kernel.info().cache.is_some();
     for (tensor, got) in [("out", out.dtype), ("the KV pool", pool.dtype)] {
-        if got != q.dtype {
+        if got != q.dtype && !(own_cache && tensor == "the KV pool") {
             return Err(Error::DtypesDiffer {
                 tensor,
                 got,
@@ -258,6 +259,9 @@ fn parameters(
         (k_shape, k_map) = maps.make("k pool", pool.k, k.shape(pool.dtype, box_tokens))?;
         (v_shape, v_map) = maps.make("v pool", pool.v, v.shape(pool.dtype, box_tokens))?;
         pages = Some([k_shape, v_shape]);
+    } else if row.products_of_8_bits {
+        // Converted pages as a whole.
+        box_tokens = k_strides.page_size;
     } else if let (Some(in_token), true) = (in_token, alike) {
         let shape = |strides, dim| page_map(strides, call, dim, in_token, box_tokens);
         let (k_shape, v_shape);

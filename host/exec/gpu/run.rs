@@ -369,7 +369,7 @@ impl Making<'_> {
         let (items, record) = place(workspace, index, launch);
         let (converted, mut spec) = (workspace.converted_pool(), workspace.spec.on_kernels());
         if converts {
-            spec.kv_dtype = spec.q_dtype;
+            spec.kv_dtype = converted.dtype;
         }
         let call = PrefillCall {
             spec: &spec,

@@ -73,6 +73,24 @@ pub enum Unsupported {
         /// In which form.
         what: String,
     },
+    /// Products of 8 bits ([`Compute::F8`](crate::problem::Compute)).
+    #[error(
+        "no prefill kernel for {device} has products of 8 bits for a head dimension of {}, keys and values in \
+         {kv_dtype:?} and this variant: {there}; or choose Compute::F16",
+        dims(*.head_dim_qk, *.head_dim_v)
+    )]
+    Compute {
+        /// The device.
+        device: String,
+        /// Head dimension of queries and keys.
+        head_dim_qk: u32,
+        /// Head dimension of values and outputs.
+        head_dim_v: u32,
+        /// The type of keys and values.
+        kv_dtype: Dtype,
+        /// What there is.
+        there: String,
+    },
     /// A tile that was asked for by hand.
     #[error(
         "no {kernel:?} kernel for {device} has tiles of {got} at head dimension {}: {there}, or leave the choice to \

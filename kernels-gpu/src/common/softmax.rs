@@ -45,6 +45,15 @@ impl Rows {
         sums: [0.0; 4],
     };
 
+    /// Of references and sums that somebody else kept.
+    #[inline(always)]
+    pub const fn new(reference: [f32; 2], sums: [f32; 2]) -> Self {
+        Self {
+            reference,
+            sums: [sums[0], sums[1], 0.0, 0.0],
+        }
+    }
+
     /// Takes note of a block's maxima, for [`Self::weigh`]. Returns whether any row of the warp got a new
     /// reference, and with it the factors that what was accumulated so far must be multiplied by.
     ///
@@ -226,6 +235,16 @@ impl Rows {
             totals.map(|t| t + warp::warp_shuffle_xor(WARP, t, 2, 32))
         }
     }
+}
+
+/// The maxima of a thread's two rows.
+///
+/// # Safety
+/// - All lanes of the warp come here.
+#[inline(always)]
+pub unsafe fn maxima_of_rows<const S: usize>(s: &[f32; S]) -> [f32; 2] {
+    // SAFETY: the caller's promise.
+    maxima(s).map(|of_thread| unsafe { of_row(of_thread) })
 }
 
 /// What a thread knows of its rows' maxima.

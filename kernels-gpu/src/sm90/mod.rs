@@ -23,6 +23,7 @@ mod pipeline;
 #[cfg(any(
     not(target_arch = "nvptx64"),
     feature = "prefill",
+    feature = "prefill_f8",
     all(feature = "hooks", target_feature = "sm_90a")
 ))]
 pub mod prefill;

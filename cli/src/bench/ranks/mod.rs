@@ -16,7 +16,7 @@ use crate::{
     deal::Deal,
     output,
     table::{Table, digits},
-    workload::Case,
+    workload::{Case, Compute},
 };
 use device::Device;
 
@@ -65,6 +65,7 @@ pub(super) fn run(args: &Args, cases: &[Case]) -> Result<(), Failure> {
     let refused = [
         (args.token_scales, "--token-scales"),
         (args.kv_dtype.is_some(), "--kv-dtype"),
+        (args.compute != Compute::F16, "--compute"),
     ];
     if let Some((_, flag)) = refused.iter().find(|(given, _)| *given) {
         return Err(Failure::Input(format!(

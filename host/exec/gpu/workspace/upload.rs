@@ -169,10 +169,11 @@ fn describe(spec: &Spec) -> String {
         kv_heads,
         head_dim_qk,
         head_dim_v,
+        compute,
         ..
     } = spec;
     format!(
-        "{q_heads}/{kv_heads} heads of {head_dim_qk}/{head_dim_v}, {:?}, {:?}",
+        "{q_heads}/{kv_heads} heads of {head_dim_qk}/{head_dim_v}, {:?}, {:?}, {compute:?}",
         spec.kv_dtype, spec.variant
     )
 }

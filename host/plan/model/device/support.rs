@@ -8,7 +8,7 @@ use crate::{
         data::{Kernel, PlanError, Tile, Unsupported, dims},
         model::tiles::{TileTable, alone, decode_of_tile, runnable, serves},
     },
-    problem::{Dtype, Spec},
+    problem::{Compute, Dtype, Spec},
 };
 
 fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
@@ -20,7 +20,7 @@ impl DeviceDescription {
     /// Whether the device has kernels for these heads: what can be asked when a model is loaded, before there is
     /// any batch. Planning refuses the same.
     ///
-    /// A CPU computes every [`Spec`].
+    /// A CPU computes every [`Spec`] whose prefills are to compute in [`Compute::F16`].
     ///
     /// ```
     /// use tandem_attn::{plan::DeviceDescription, problem::Spec};
@@ -37,9 +37,10 @@ impl DeviceDescription {
     pub fn supports(&self, spec: &Spec) -> Result<(), PlanError> {
         spec.check()?;
         if self.is_cpu() {
-            return Ok(());
+            return Ok(self.check_compute(spec)?);
         }
         self.check_dtypes(spec)?;
+        self.check_compute(spec)?;
         self.check_dims(spec)?;
         TileTable::new(self, spec, None).map(drop)
     }
@@ -94,13 +95,41 @@ impl DeviceDescription {
         }
     }
 
+    /// What asks for products of 8 bits gets them.
+    fn check_compute(&self, spec: &Spec) -> Result<(), Unsupported> {
+        let rows = runnable(self, Op::Prefill).map(|id| id.info());
+        let mut of_8_bits = rows.filter(|row| row.products_of_8_bits && !self.is_cpu());
+        if spec.compute == Compute::F16 || of_8_bits.clone().any(|row| serves(row, spec)) {
+            return Ok(());
+        }
+        let mut there: Vec<_> = of_8_bits.by_ref().map(|row| row.head_dim).collect();
+        there.sort_unstable();
+        there.dedup();
+        Err(Unsupported::Compute {
+            device: self.name.clone(),
+            head_dim_qk: spec.head_dim_qk,
+            head_dim_v: spec.head_dim_v,
+            kv_dtype: spec.kv_dtype,
+            there: match there.is_empty() {
+                true => "there are none at all".into(),
+                false => format!(
+                    "there are those of e4m3 and head dimension {}, without hooks",
+                    list(there)
+                ),
+            },
+        })
+    }
+
     /// Every batch may have prefills. Heads without a decode kernel are prefills altogether; latent heads are decodes.
     fn check_dims(&self, spec: &Spec) -> Result<(), Unsupported> {
         if spec.latent {
             return self.check_latent(spec);
         }
         // Where there are no prefills for a cache, decodes do their work.
-        let rows = |op| runnable(self, op).map(|id| id.info());
+        let rows = |op| {
+            let rows = runnable(self, op).map(|id| id.info());
+            rows.filter(|row| !row.products_of_8_bits || spec.compute == Compute::F8)
+        };
         let of_cache = |row: &&KernelInfo| row.cache.is_some() == (spec.kv_dtype.bytes() == 1);
         let op = match rows(Op::Prefill).any(|row| of_cache(&row)) {
             true => Op::Prefill,

@@ -13,7 +13,7 @@ use kernels_gpu::{
 use super::{DeviceDescription, PodConfig, QueryStep};
 use crate::{
     plan::data::{Kernel, PlanError, Tile},
-    problem::{Dtype, Padding, Spec},
+    problem::{Compute, Dtype, Padding, Spec},
 };
 
 /// The kernels that a plan for one specification on one device chooses from.
@@ -65,11 +65,19 @@ pub(in crate::plan) fn serves(row: &KernelInfo, spec: &Spec) -> bool {
     // Prefills of Hopper convert 8-bit keys to the type of their rows.
     let converts = row.op == Op::Prefill && row.arch == Arch::Sm90a && spec.converts();
     let cache = match converts {
-        true => row.cache.is_none() && Padding::of(spec).is_none(),
+        true if Padding::of(spec).is_some() => false,
+        true => match spec.compute {
+            Compute::F16 => row.cache.is_none(),
+            Compute::F8 => {
+                row.products_of_8_bits && row.cache.and_then(dtype) == Some(spec.kv_dtype)
+            }
+        },
         false => Some(spec.kv_dtype) == row.cache.map_or(of_rows, dtype),
     };
+    let hooks = spec.variant.hooks.filter(|_| row.products_of_8_bits);
     // Executors choose by the pool where each token has scales.
     !row.by_token
+        && hooks.is_none()
         && [spec.q_dtype, spec.out_dtype].map(Some) == [of_rows; 2]
         && cache
         && row.latent == spec.latent

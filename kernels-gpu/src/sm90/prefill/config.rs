@@ -123,6 +123,9 @@ pub struct Shape {
     pub value_stages: u32,
     /// Leaves room on the SM for a CTA of another kernel.
     pub co_resident: bool,
+    /// Bytes of a number in shared memory, of keys and values: 2, or 1 where [products](super::f8) are of 8 bits.
+    /// Queries come with 2 in any case.
+    pub bytes: u32,
 }
 
 impl Shape {
@@ -135,6 +138,23 @@ impl Shape {
         stages: [u32; 3],
         co_resident: bool,
     ) -> Self {
+        Self::of_bytes(rows, keys, dims, stages, co_resident, 2)
+    }
+
+    /// With numbers of 8 bits.
+    #[must_use]
+    pub const fn of_8_bits(rows: u32, keys: u32, dim: u32, stages: [u32; 3]) -> Self {
+        Self::of_bytes(rows, keys, [dim; 2], stages, false, 1)
+    }
+
+    const fn of_bytes(
+        rows: u32,
+        keys: u32,
+        dims: [u32; 2],
+        stages: [u32; 3],
+        co_resident: bool,
+        bytes: u32,
+    ) -> Self {
         let shape = Self {
             consumers: rows / 64,
             keys,
@@ -144,6 +164,7 @@ impl Shape {
             stages: stages[1],
             value_stages: stages[2],
             co_resident,
+            bytes,
         };
         assert!(
             shape.shared_bytes() <= 227 * 1024,
@@ -195,11 +216,12 @@ impl Shape {
 
     /// Bytes of a value, or of a key.
     pub(super) const fn row_bytes(&self, values: bool) -> u32 {
-        2 * if values {
-            self.value_dim
-        } else {
-            self.head_dim
-        }
+        self.bytes
+            * if values {
+                self.value_dim
+            } else {
+                self.head_dim
+            }
     }
 
     pub(super) const fn key_bytes(&self) -> u32 {

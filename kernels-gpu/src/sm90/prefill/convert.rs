@@ -19,7 +19,7 @@ use cuda_std::{
     prelude::*,
 };
 
-use super::shared::Shared;
+use super::{f8::lay_out, shared::Shared};
 use crate::{
     abi::{ConvertParams, ConvertedPage, LaunchRecord, PrefillParams},
     common::{cache, half::Half, prefill_tile::Tile},
@@ -31,7 +31,7 @@ const WARP: u32 = warp::FULL_MASK;
 const PAGE: u32 = ConvertedPage::KEYS;
 
 /// Of a token that does not exist: it becomes zeros.
-const NOWHERE: u32 = u32::MAX;
+pub(super) const NOWHERE: u32 = u32::MAX;
 
 /// From where on a tile's keys, or its values, are converted; before, they were from `known` on. A whole warp asks for
 /// 32 pieces at a time.
@@ -104,6 +104,10 @@ pub(super) unsafe fn first<T: Half, const TOGETHER: usize>(
         let claim = shared::load_u32(s.epoch() + 4) + warp;
         if claim < pieces(p, pages) {
             let piece = Piece::find(p, first, claim);
+            if s.shape.bytes == 1 {
+                lay_out(p, s, piece);
+                return;
+            }
             let mut narrow = [[0; 4]; TOGETHER];
             piece.load(p, s, 0, &mut narrow);
             piece.convert::<T, TOGETHER>(p, s, narrow);
@@ -191,6 +195,12 @@ impl Converter {
     ) {
         // SAFETY: the caller's promise.
         unsafe {
+            if s.shape.bytes == 1 {
+                let piece = self.piece;
+                self.piece = self.next(p, s);
+                lay_out(p, s, piece);
+                return;
+            }
             let mut narrow = [[0; 4]; TOGETHER];
             self.piece.load(p, s, 0, &mut narrow);
             let piece = self.piece;
@@ -202,9 +212,9 @@ impl Converter {
 
 /// A piece: the index of its flag, and for each lane where two of its tokens are, in vectors of the pool.
 #[derive(Clone, Copy)]
-struct Piece {
-    flag: u32,
-    places: [u32; 2],
+pub(super) struct Piece {
+    pub(super) flag: u32,
+    pub(super) places: [u32; 2],
 }
 
 impl Piece {
@@ -324,12 +334,24 @@ impl Piece {
                 }
                 self.load(p, s, round, &mut narrow);
             }
-            // TMA of any CTA reads what these stores wrote.
-            fence::proxy_async_global();
+            self.is_there(p, s);
+        }
+    }
+
+    /// Says that it is.
+    ///
+    /// # Safety
+    /// A whole warp comes here, behind the stores of all of it.
+    #[inline(always)]
+    pub(super) unsafe fn is_there(self, p: &PrefillParams, s: Shared) {
+        // TMA of any CTA reads what these stores wrote.
+        fence::proxy_async_global();
+        // SAFETY: the caller's promise.
+        unsafe {
             warp::sync_warp(WARP);
-            if lane == 0 {
+            if warp::lane_id() == 0 {
                 let epoch = shared::load_u32(s.epoch());
-                let flag = c.done + u64::from(self.flag) * 4;
+                let flag = p.convert.done + u64::from(self.flag) * 4;
                 atomic::store::<Release, Gpu, _>(flag as *mut u32, epoch + 1);
             }
         }

@@ -22,6 +22,7 @@ mod config;
 mod convert;
 #[cfg(target_arch = "nvptx64")]
 mod epilogue;
+pub mod f8;
 #[cfg(target_arch = "nvptx64")]
 mod load;
 #[cfg(target_arch = "nvptx64")]
@@ -34,6 +35,8 @@ mod roles;
 mod scheduler;
 #[cfg(target_arch = "nvptx64")]
 mod shared;
+#[cfg(target_arch = "nvptx64")]
+mod work;
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use config::ROWS;

@@ -357,7 +357,12 @@ impl Run<'_> {
             for (lane, value) in d.iter_mut().enumerate() {
                 let (line, column) = (lane / 4 + high, column + lane % 4 * 2);
                 let before = if adds { f32::from_bits(*value) } else { 0.0 };
-                *value = (before + dot(&rows[line][..depth], &columns[column][..depth])).to_bits();
+                let (a, b) = (&rows[line][..depth], &columns[column][..depth]);
+                let sum = match element {
+                    Element::E4m3 => dot_of_8_bits(before, a, b),
+                    _ => before + dot(a, b),
+                };
+                *value = sum.to_bits();
                 valid &= !(u32::from(!rows_valid[line] || !columns_valid[column]) << lane);
             }
             let meta = &mut warp.w_meta[row as usize];
@@ -434,6 +439,35 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
         parts[at % 4] += a[at] * b[at];
     }
     parts[0] + parts[1] + (parts[2] + parts[3])
+}
+
+/// Bits behind the largest term that Hopper keeps of a sum of 8-bit products.
+const KEPT: i32 = 13;
+
+/// A·B + C of 8 bits as Hopper has it: every term is cut off so many bits behind the largest, and so is the sum. (The
+/// report on DeepSeek-V3 describes it; sums of 16-bit products are f32.)
+fn dot_of_8_bits(c: f32, a: &[f32], b: &[f32]) -> f32 {
+    let mut products = [0_f32; 32];
+    let mut most = c.abs();
+    for (product, (a, b)) in products.iter_mut().zip(a.iter().zip(b)) {
+        *product = a * b;
+        most = most.max(product.abs());
+    }
+    let exponent = (most.to_bits() >> 23) as i32;
+    // Infinities and NaN, which `max` passes over; and what is nothing.
+    let plain = c + products.iter().sum::<f32>();
+    if !plain.is_finite() || exponent <= KEPT || exponent >= 254 - KEPT {
+        return plain;
+    }
+    let power = |exponent: i32| f32::from_bits((exponent as u32) << 23);
+    let (unit, units) = (power(exponent - KEPT), power(254 - exponent + KEPT));
+    let mut sum = (c * units) as i32;
+    for product in products {
+        sum += (product * units) as i32;
+    }
+    // 33 terms of 14 bits are exact in f32.
+    let bits = (sum as f32 * unit).to_bits();
+    f32::from_bits(bits & (u32::MAX << (23 - KEPT)))
 }
 
 /// D = A·B + C of a warp. Each part of A stands for rows from its second, columns from its third number on.
@@ -524,5 +558,28 @@ impl Descriptor {
         };
         // The pattern is a function of the address.
         self.swizzle.apply(self.start + offset)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::dot_of_8_bits;
+
+    #[test]
+    fn sums_of_8_bits_keep_13_bits_behind_the_largest_term() {
+        let ones = [1.0; 32];
+        let sum = |c: f32, first: f32| {
+            let mut a = [0.0; 32];
+            a[0] = first;
+            dot_of_8_bits(c, &a, &ones)
+        };
+        assert_eq!(dot_of_8_bits(0.0, &ones, &ones), 32.0);
+        assert_eq!(sum(4096.0, 0.5), 4096.5);
+        assert_eq!(sum(4096.0, 0.25), 4096.0);
+        assert_eq!(sum(-4096.0, 0.75), -4095.5);
+        // Terms are cut off one by one.
+        assert_eq!(dot_of_8_bits(8192.0, &[0.75; 32], &ones), 8192.0);
+        assert_eq!(dot_of_8_bits(0.0, &[0.0; 32], &ones), 0.0);
+        assert!(sum(f32::NAN, 1.0).is_nan() && sum(1.0, f32::NAN).is_nan());
     }
 }

@@ -1,3 +1,5 @@
+use kernels_gpu::registry::KernelId;
+
 use super::*;
 use crate::{
     plan::{BatchLimits, Bound, PlanOptions, Planner},
@@ -98,6 +100,66 @@ fn element_types_without_a_kernel_are_named() {
         cpu.supports(&Spec::new(4, 3, 80)),
         Err(PlanError::Problem(_))
     ));
+}
+
+/// What asks for products of 8 bits has them, or is told what there is: nothing is computed in something else.
+#[test]
+fn products_of_8_bits_are_there_or_refused() {
+    let narrow = |dim| {
+        Spec::new(32, 8, dim)
+            .with_kv_dtype(Dtype::F8E4M3)
+            .with_compute(Compute::F8)
+    };
+    for dtype in [Dtype::BF16, Dtype::F16] {
+        let spec = Spec {
+            q_dtype: dtype,
+            out_dtype: dtype,
+            ..narrow(128)
+        };
+        assert_eq!(h200().supports(&spec), Ok(()));
+        assert_eq!(
+            h200().supports(&spec.with_soft_cap(30.0).with_sinks()),
+            Ok(())
+        );
+        for (compute, of_8_bits) in [(Compute::F8, true), (Compute::F16, false)] {
+            let kernels = alone(&h200(), &spec.with_compute(compute), Op::Prefill);
+            let right = |id: &KernelId| id.info().products_of_8_bits == of_8_bits;
+            assert!(
+                !kernels.is_empty() && kernels.iter().all(right),
+                "{kernels:?}"
+            );
+        }
+    }
+
+    let hooked = narrow(128).with_hooks(&crate::variants::ALIBI);
+    let latent = Spec::latent(128, 512, 64).with_compute(Compute::F8);
+    for other in [
+        narrow(64),
+        narrow(256),
+        narrow(80),
+        narrow(128).with_head_dim_v(64),
+        hooked,
+        latent,
+        Spec::new(32, 8, 128).with_compute(Compute::F8),
+    ] {
+        assert!(
+            matches!(refused(&other), Unsupported::Compute { .. }),
+            "{other:?}"
+        );
+    }
+    // That there is no such cache is said first.
+    let e5m2 = narrow(128).with_kv_dtype(Dtype::F8E5M2);
+    assert!(matches!(refused(&e5m2), Unsupported::Dtype { .. }));
+    assert_eq!(
+        refused(&narrow(64)).to_string(),
+        "no prefill kernel for h200 has products of 8 bits for a head dimension of 64, keys and values in F8E4M3 and this \
+         variant: there are those of e4m3 and head dimension 128, without hooks; or choose Compute::F16"
+    );
+    for device in ["a100", "cpu"] {
+        let device = DeviceDescription::named(device).unwrap();
+        let error = device.supports(&narrow(128)).unwrap_err();
+        assert!(matches!(error, PlanError::Unsupported(_)), "{error}");
+    }
 }
 
 #[test]

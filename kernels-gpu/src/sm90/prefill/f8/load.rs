@@ -1,0 +1,101 @@
+//! The loaders: pieces as they were laid out.
+
+use cuda_std::{fence, mbarrier, prelude::*, tma};
+
+use super::{
+    super::{
+        super::pipeline::Pipeline, convert::converted_from, load::next_tile,
+        scheduler::CLAIM_AHEAD, shared::Shared,
+    },
+    pages::image_bytes,
+};
+use crate::abi::{ConvertedPage, PrefillParams};
+
+const WARP: u32 = warp::FULL_MASK;
+
+/// Brings the blocks of all tiles, from the last to the first of each: values or keys.
+///
+/// # Safety
+/// A whole warp comes here; the launch converts what its tiles see, and the barriers are initialised.
+#[inline(always)]
+pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(p: &PrefillParams, s: Shared) {
+    let a = &p.attention;
+    let lane = warp::lane_id();
+    let bytes = image_bytes(s.shape.head_dim);
+    let images = if VALUES {
+        p.convert.to_v
+    } else {
+        p.convert.to_k
+    };
+    let mine = lane < s.shape.keys / ConvertedPage::KEYS;
+    let mut tiles = Pipeline::<2>::CONSUMER;
+    let mut blocks = Pipeline::<STAGES>::PRODUCER;
+    // SAFETY: a whole warp; the ring's barriers say what belongs to whom.
+    unsafe {
+        let epoch = shared::load_u32(s.epoch());
+        loop {
+            let tile = next_tile(s, &mut tiles);
+            if tile.rows == 0 {
+                return;
+            }
+            let mut begin = tile.end as i32;
+            let mut left = tile.blocks;
+            let mut converted = tile.end as i32;
+            while left > 0 {
+                if !VALUES && left == CLAIM_AHEAD && lane == 0 && s.claims_late(tiles.stage ^ 1) {
+                    mbarrier::arrive(s.ends_soon());
+                }
+                left -= 1;
+                begin -= s.shape.keys as i32;
+                while begin.max(tile.lowest as i32) < converted {
+                    converted = converted_from(p, epoch, &tile, converted, VALUES);
+                }
+                // Which piece is this lane's: looked up before the stage is free.
+                let at = begin + (lane * ConvertedPage::KEYS) as i32;
+                let exists = mine && at >= tile.lowest as i32 && at < tile.kv_end as i32;
+                let mut source = 0;
+                if exists {
+                    // Tables of laid out pages begin with the first key that is seen, perhaps behind key 0.
+                    let entry = tile.table.wrapping_add(at as u32 / ConvertedPage::KEYS);
+                    let id = ptr::load_nc_u32((a.page_ids + u64::from(entry) * 4) as *const u32);
+                    source = images + u64::from(id * a.kv_heads + tile.kv_head) * u64::from(bytes);
+                }
+                let there = warp::warp_vote_ballot(WARP, exists);
+                let (full, free, target) = s.stage_of(VALUES, blocks.stage);
+                mbarrier::wait(free, blocks.parity);
+                if there != (1 << (s.shape.keys / ConvertedPage::KEYS)) - 1 {
+                    // Nothing is seen of such pieces, but a weight of 0 does not keep a NaN out.
+                    clear(target, bytes, !there, s.shape.keys / ConvertedPage::KEYS);
+                }
+                if lane == 0 {
+                    mbarrier::arrive_expect_tx(full, there.count_ones() * bytes);
+                }
+                warp::sync_warp(WARP);
+                if exists {
+                    tma::load_bulk(target + lane * bytes, source as *const u8, bytes, full);
+                }
+                blocks.advance();
+            }
+        }
+    }
+}
+
+/// Sets the pieces of a stage to zero whose bits are set.
+#[inline(always)]
+unsafe fn clear(target: u32, bytes: u32, which: u32, pieces: u32) {
+    let mut piece = 0;
+    while piece < pieces {
+        if which >> piece & 1 != 0 {
+            let mut at = warp::lane_id() * 16;
+            while at < bytes {
+                // SAFETY: the stage is the loader's.
+                unsafe { shared::store_u32x4(target + piece * bytes + at, [0; 4]) };
+                at += 512;
+            }
+        }
+        piece += 1;
+    }
+    fence::proxy_async_shared();
+    // SAFETY: a whole warp: its stores are done before one lane says so.
+    unsafe { warp::sync_warp(WARP) };
+}

@@ -1,0 +1,269 @@
+//! The warpgroups that compute.
+
+use cuda_std::{barrier, math::fma, mbarrier, misc, prelude::*, wgmma};
+
+use super::{
+    super::{
+        super::{pipeline::Pipeline, uniform},
+        epilogue::{finish_tile, scales_of_row},
+        shared::Shared,
+        work::{Work, logits_of_block},
+    },
+    products::{queries_keys, weights_values},
+    queries::quantise,
+    weights::State,
+};
+use crate::{
+    abi::PrefillParams,
+    common::half::Half,
+    common::prefill_tile::Tile,
+    common::softmax::{hide_after, hide_before, hide_strangers_from, lean, mask, transform},
+    common::variant::{Pair, Query, Variant},
+};
+
+const WARP: u32 = warp::FULL_MASK;
+/// Named barriers: the second consumer has its first logits; the warps of a consumer have their queries.
+const STAGGER: u32 = 1;
+const QUANTISED: [u32; 2] = [2, 3];
+/// All kernels take sinks and masks of the last keys.
+const EXTRAS: bool = true;
+
+/// Works through all tiles.
+///
+/// One step is one block of keys: its P·V is issued, and behind it Q·Kᵀ of the next block, or of the next tile's first.
+/// While the tensor cores do the second, what the first left is added to the output; then weights are computed, beside
+/// the products of the other warpgroup. So there are outputs, one product's part of them and one block's logits, but
+/// never two blocks' weights: with more ptxas runs out of registers.
+///
+/// # Safety
+/// Whole warpgroups come here, all consumers of the CTA; the barriers are initialised.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+pub(super) unsafe fn consume<
+    T: Half,
+    V: Variant,
+    const STAGES: u32,
+    const VALUE_STAGES: u32,
+    const S: usize,
+    const P: usize,
+    const O: usize,
+    const PART: usize,
+    const Q: usize,
+>(
+    p: &PrefillParams,
+    variant: &V,
+    s: Shared,
+) where
+    [f32; S]: wgmma::Accumulator,
+    [f32; PART]: wgmma::Accumulator,
+{
+    let lane = warp::lane_id();
+    let thread = thread::thread_idx_x() - 128;
+    // SAFETY: whole warps here and in everything below.
+    let consumer = unsafe { uniform(thread / 128) };
+    let first_row = thread / 32 * 16;
+    let rows_of_thread = [first_row + lane / 4, first_row + lane / 4 + 8];
+    let of_logits = if V::TRANSFORMS_LOGITS && !V::KEEPS_UNIT {
+        1.0
+    } else {
+        variant.params().scale_log2
+    };
+    // Of a thread's rows, in the tile at hand; and what products with keys are multiplied by to be those of the
+    // cache, in the tile that is opened.
+    let mut scale = [of_logits; 2];
+    let mut of_products;
+    // Whose they are; of no use without a transform or a mask.
+    let nobody = Query {
+        token: 0,
+        head: 0,
+        position: 0,
+    };
+    let mut of = [Pair::new(variant, nobody, 0); 2];
+    let keys = s.shape.keys as i32;
+    let dim = s.shape.head_dim;
+    let slab = s.shape.slab_bytes();
+
+    let mut tiles = Pipeline::<2>::CONSUMER;
+    let mut k = Pipeline::<STAGES>::CONSUMER;
+    let mut v = Pipeline::<VALUE_STAGES>::CONSUMER;
+    const { assert!(!V::LINEAR, "weights take no shift here") };
+    let mut _shift;
+    let mut logits = [0.0; S];
+    let mut weights = [0; P];
+    let mut part = [0.0; PART];
+    let mut factor;
+    let mut o = [0.0; O];
+    let mut state = State::EMPTY;
+
+    macro_rules! release {
+        ($barrier:expr) => {
+            if lane == 0 {
+                mbarrier::arrive($barrier);
+            }
+        };
+    }
+    // Put to a vote, or the compiler does not know that all lanes agree.
+    macro_rules! all_agree {
+        ($condition:expr) => {
+            warp::warp_vote_any(WARP, $condition)
+        };
+    }
+    // The next tile: its queries in 8 bits, and the keys of its blocks that these rows do not see.
+    macro_rules! open {
+        () => {{
+            let work = Work::open::<V, EXTRAS>(p, variant, s, tiles.stage, consumer);
+            // Opaque: or what follows from it is computed before the main loop and takes its registers.
+            let first = misc::opaque(first_row);
+            of_products = quantise::<T, Q>(s, tiles.stage, first);
+            // Constants: of a number that is computed ptxas counts all sixteen.
+            if consumer == 0 {
+                barrier::bar_sync(QUANTISED[0], 128);
+            } else {
+                barrier::bar_sync(QUANTISED[1], 128);
+            }
+            let tile = Tile::load(s.tile(tiles.stage));
+            if p.attention.scales.k != 0 {
+                let mut h = 0;
+                while h < 2 {
+                    let row = first + lane / 4 + 8 * h as u32;
+                    of_products[h] *= scales_of_row(p, &tile, row)[0];
+                    h += 1;
+                }
+            }
+            if V::TRANSFORMS_LOGITS || V::MASKS {
+                of = rows_of_thread.map(|row| tile.query(&p.pack, variant, row));
+            }
+            let mut skipped = work.skipped;
+            while all_agree!(skipped > 0) {
+                mbarrier::wait(s.keys_full(k.stage), k.parity);
+                release!(s.keys_free(k.stage));
+                k.advance();
+                skipped -= 1;
+            }
+            work
+        }};
+    }
+    macro_rules! skip_values {
+        ($work:ident) => {
+            while all_agree!($work.skipped > 0) {
+                mbarrier::wait(s.values_full(v.stage), v.parity);
+                release!(s.values_free(v.stage));
+                v.advance();
+                $work.skipped -= 1;
+            }
+        };
+    }
+    // Logits without a transform take the factors with their scale.
+    macro_rules! take_scale {
+        () => {
+            if !V::TRANSFORMS_LOGITS {
+                // Never so small that −∞ times it is no number.
+                scale = of_products.map(|factor| (factor * of_logits).max(f32::MIN_POSITIVE));
+            }
+        };
+    }
+    // Q·Kᵀ of a block is there. Whether that was the tile's last, and its queries are not needed any more.
+    macro_rules! keys_done {
+        ($work:ident) => {{
+            release!(s.keys_free(k.stage));
+            k.advance();
+            $work.left -= 1;
+            let last = all_agree!($work.left == 0);
+            if s.shape.query_stages == 1 && last {
+                release!(s.queries_free());
+            }
+            last
+        }};
+    }
+    // From products to weights.
+    macro_rules! weigh {
+        ($work:ident) => {
+            logits_of_block!(
+                p, variant, s, tiles.stage, $work, rows_of_thread, of;
+                logits, _shift, true, of_products
+            );
+            $work.begin -= keys;
+            let (of_part, of_others) = state.weigh(&logits, scale, &mut weights);
+            factor = of_part;
+            if let Some(of_others) = of_others {
+                let mut i = 0;
+                while i < O {
+                    o[i] *= of_others[i / 2 % 2];
+                    i += 1;
+                }
+            }
+        };
+    }
+    macro_rules! add_part {
+        () => {
+            let mut i = 0;
+            while i < PART {
+                o[i] = fma(part[i], factor[i / 2 % 2], o[i]);
+                i += 1;
+            }
+        };
+    }
+
+    // SAFETY: whole warpgroups; the barriers say what has arrived and what may be written again.
+    unsafe {
+        mbarrier::wait(s.queries_full(0), 0);
+        // A captured launch may have more CTAs than the plan at hand has units.
+        if shared::load_u32(s.tile(0) + 8) == 0 {
+            return;
+        }
+        let mut work = open!();
+        mbarrier::wait(s.keys_full(k.stage), k.parity);
+        // As in the kernel of 16 bits: each then computes weights beside the other's products.
+        if consumer == 0 {
+            barrier::bar_sync(STAGGER, 256);
+        }
+        queries_keys::<S>(&mut logits, work.queries, s.keys(k.stage), dim, slab);
+        wgmma::wait_group::<0>();
+        wgmma::fence_operand(&mut logits);
+        if consumer == 1 {
+            barrier::bar_arrive(STAGGER, 256);
+        }
+        let mut turn = keys_done!(work);
+        take_scale!();
+        weigh!(work);
+        skip_values!(work);
+        loop {
+            if turn {
+                tiles.advance();
+                mbarrier::wait(s.queries_full(tiles.stage), tiles.parity);
+                if shared::load_u32(s.tile(tiles.stage) + 8) == 0 {
+                    break;
+                }
+                work = open!();
+            }
+            mbarrier::wait(s.values_full(v.stage), v.parity);
+            let values = uniform(s.values(v.stage));
+            weights_values::<PART, P>(&mut part, &weights, values, dim, 0);
+            mbarrier::wait(s.keys_full(k.stage), k.parity);
+            queries_keys::<S>(&mut logits, work.queries, s.keys(k.stage), dim, slab);
+            wgmma::wait_group::<1>();
+            wgmma::fence_operand(&mut part);
+            wgmma::fence_operand(&mut weights);
+            release!(s.values_free(v.stage));
+            v.advance();
+            add_part!();
+            if turn {
+                finish_tile::<T, EXTRAS, true, O>(p, s, tiles.stage ^ 1, &o, &state.rows(), scale);
+                take_scale!();
+                o = [0.0; O];
+                state = State::EMPTY;
+                skip_values!(work);
+            }
+            wgmma::wait_group::<0>();
+            wgmma::fence_operand(&mut logits);
+            turn = keys_done!(work);
+            weigh!(work);
+        }
+        mbarrier::wait(s.values_full(v.stage), v.parity);
+        weights_values::<PART, P>(&mut part, &weights, s.values(v.stage), dim, 0);
+        wgmma::wait_group::<0>();
+        wgmma::fence_operand(&mut part);
+        add_part!();
+        finish_tile::<T, EXTRAS, true, O>(p, s, tiles.stage ^ 1, &o, &state.rows(), scale);
+    }
+}
