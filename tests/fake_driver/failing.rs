@@ -2,8 +2,9 @@
 //! fails, too.
 
 use std::{
-    ffi::{CStr, c_char},
+    ffi::{CStr, c_char, c_void},
     mem,
+    ptr::NonNull,
 };
 
 use tandem_attn::{
@@ -31,11 +32,16 @@ const KINDS: [&str; 6] = [
     "pinned memory",
 ];
 
+type Symbol = NonNull<c_void>;
+type Fail = extern "C" fn(i32, i32, i32);
+type Failed = extern "C" fn() -> *const c_char;
+type Alive = extern "C" fn(i32) -> i32;
+
 /// The fake driver's own functions.
 struct Fake {
-    fail: extern "C" fn(i32, i32, i32),
-    failed: extern "C" fn() -> *const c_char,
-    alive: extern "C" fn(i32) -> i32,
+    fail: Fail,
+    failed: Failed,
+    alive: Alive,
 }
 
 impl Fake {
@@ -44,9 +50,9 @@ impl Fake {
         // SAFETY: the types are those of the functions in the fake driver.
         unsafe {
             Self {
-                fail: mem::transmute(symbol(c"fake_fail")),
-                failed: mem::transmute(symbol(c"fake_failed")),
-                alive: mem::transmute(symbol(c"fake_alive")),
+                fail: mem::transmute::<Symbol, Fail>(symbol(c"fake_fail")),
+                failed: mem::transmute::<Symbol, Failed>(symbol(c"fake_failed")),
+                alive: mem::transmute::<Symbol, Alive>(symbol(c"fake_alive")),
             }
         }
     }

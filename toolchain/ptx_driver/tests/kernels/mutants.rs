@@ -36,7 +36,7 @@ const CHANGES: [(&str, &str, &str); 16] = [
 ];
 
 /// Batches that a change must show in, beside the scenario's own.
-const OTHERS: u64 = 30;
+const OTHERS: u64 = 120;
 
 /// What came of a sample.
 #[derive(Default)]
@@ -52,7 +52,8 @@ struct Found {
 /// Changes `count` lines of each kernel that are executed.
 fn seeded(count: usize, seed: u64) -> Found {
     let mut found = Found::default();
-    for (name, entry) in targets() {
+    let only = std::env::var("PTX_DRIVER_SCENARIOS").unwrap_or_default();
+    for (name, entry) in targets().filter(|(name, _)| name.contains(&only)) {
         let mut rng = Rng(seed);
         let (module, text) = module_with(entry);
         let lines: Vec<&str> = text.lines().collect();
@@ -104,7 +105,7 @@ fn seeded(count: usize, seed: u64) -> Found {
                         continue;
                     }
                     executed += 1;
-                    match equivalent(&lines, at) {
+                    match equivalent(entry, lines[at]) {
                         Some(reason) => eprintln!("change of nothing: {what}: {reason}"),
                         None => {
                             eprintln!("change not seen: {what}");
@@ -122,36 +123,32 @@ fn seeded(count: usize, seed: u64) -> Found {
     found
 }
 
-/// Why a changed line computes the same, where it does.
-fn equivalent(lines: &[&str], at: usize) -> Option<&'static str> {
-    let operands = |line: &str| {
-        let (_, operands) = line
-            .trim()
-            .trim_end_matches(';')
-            .split_once('\t')
-            .unwrap_or_default();
-        operands.split(", ").map(str::to_owned).collect::<Vec<_>>()
-    };
-    let [predicate, left, right] = &operands(lines[at])[..] else {
-        return None;
-    };
-    let before = operands(lines[at - 1]);
-    // x + 1 < x asks whether the sum wrapped, and so does x + 1 ≤ x.
-    let sum = lines[at - 1].contains("add.s32");
-    if sum && before.len() == 3 && before[0] == *left && before[1] == *right && before[2] != "0" {
-        return Some("a sum with something is never what it was");
-    }
-    // The larger or the smaller of two numbers: of equal ones either.
-    let chosen = lines[at + 1..].iter().take(3).find_map(|line| {
-        let of = operands(line);
-        (line.contains("selp.") && of.last() == Some(predicate)).then_some(of)
-    });
-    if chosen.is_some_and(|of| {
-        of[1..3] == [left.clone(), right.clone()] || of[1..3] == [right.clone(), left.clone()]
-    }) {
-        return Some("the larger or the smaller of two numbers, which are equal");
-    }
-    None
+/// Lines that compute the same when they are changed, and why. A kernel that is compiled anew may have other registers: then
+/// the change is missed here, and its proof is looked at again.
+const PROVED: [(&str, &str, &str); 3] = [
+    (
+        "mla_64x32_bf16",
+        "setp.eq.b32 \t%p341, %r2702, -1;",
+        "of items whose rows are not listed: decodes list theirs",
+    ),
+    (
+        "sm80_decode_16x32_d64_bf16",
+        "setp.ge.u32 \t%p88, %r697, %r371;",
+        "keys that the loop loads ahead lie two blocks behind the unit's first",
+    ),
+    (
+        "sm80_pod_128x128_d64_bf16",
+        "setp.lt.s32 \t%p659, %r3172, %r3171;",
+        "x + 1 < x says that the sum wrapped, and so does x + 1 ≤ x",
+    ),
+];
+
+/// Why a changed line computes the same, where that was proved.
+fn equivalent(entry: &str, line: &str) -> Option<&'static str> {
+    let proof = PROVED
+        .iter()
+        .find(|proof| (proof.0, proof.1) == (entry, line.trim()));
+    proof.map(|proof| proof.2)
 }
 
 #[test]
@@ -164,7 +161,7 @@ fn changes_of_the_kernels_show() {
     let Some(text) = child(test, "schedule=late seed=1 limit=20") else {
         let found = seeded(count as usize, seed);
         eprintln!("changes: {} of {} show", found.shown, found.executed);
-        assert!(found.executed >= 20, "{}", found.executed);
+        assert!(found.executed >= count as usize, "{}", found.executed);
         assert!(found.missed.is_empty(), "{:#?}", found.missed);
         return;
     };

@@ -47,7 +47,10 @@ impl Scenario {
         // A wide tile of one token, or of several that share a prefix.
         let wide = self.kv_heads == 2 && self.group == 40;
         let tile = wide.then_some(Tile { m: 64, n: 128 });
-        let requests: Vec<(u32, u32)> = (0..draw(&[2, 3, 5]))
+        // Many that share a long prefix: in tiles whose rows see different keys, where there are kernels for it.
+        let joint = !prefills && draw(&[0, 1]) == 1;
+        let count = if joint { 12 } else { draw(&[2, 3, 5]) };
+        let requests: Vec<(u32, u32)> = (0..count)
             .map(|_| match prefills && draw(&[0, 1]) == 1 {
                 true => {
                     let queries = draw(&[9, 64, 65, 127, 128, 129, draw(&numbers).max(9)]);
@@ -56,9 +59,10 @@ impl Scenario {
                         queries,
                     )
                 }
+                false if joint => (draw(&numbers) / 4 + 2, draw(&[1, 2]).min(most_queries)),
                 false => {
                     let queries = draw(&[1, 2]).min(most_queries);
-                    let edge = draw(&[1, 15, 16, 17, 33, 64, 65, 128, 257]);
+                    let edge = draw(&[1, 16, 17, 64, 65, 128, 257, 768, 1024]);
                     let keys = draw(&[edge, draw(&numbers), draw(&numbers), 3 * draw(&numbers)]);
                     (keys.max(queries), queries)
                 }
@@ -68,9 +72,10 @@ impl Scenario {
             3 => draw(&[1, 3, 5, 7]),
             page => draw(&[page, 16, 64]),
         };
-        let split = match draw(&[0, 1, 2]) {
-            0 => SplitMode::Makespan,
-            1 => SplitMode::Fixed { tokens: 3 * page },
+        let split = match draw(&[0, 1, 2, 3]) {
+            _ if joint => SplitMode::Makespan,
+            0 | 1 => SplitMode::Makespan,
+            2 => SplitMode::Fixed { tokens: 3 * page },
             _ => SplitMode::Fixed {
                 tokens: 64_u32.next_multiple_of(page),
             },
@@ -89,9 +94,9 @@ impl Scenario {
                 .with_merge_mode(merge_mode)
                 .with_decode_tile(tile),
             requests: requests.into(),
-            shared: draw(&[0, 2, 5]) as usize,
-            trees: !self.latent && draw(&[0, 1]) == 1,
-            window_left: (draw(&[0, 1, 2]) == 0).then(|| draw(&numbers)),
+            shared: if joint { 9 } else { draw(&[0, 2]) as usize },
+            trees: !joint && !self.latent && draw(&[0, 1]) == 1,
+            window_left: (!joint && draw(&[0, 1]) == 0).then(|| draw(&numbers)),
             seed,
             ..self.clone()
         }
