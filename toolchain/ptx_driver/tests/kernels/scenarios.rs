@@ -48,7 +48,7 @@ impl Scenario {
         let wide = self.kv_heads == 2 && self.group == 40;
         let tile = wide.then_some(Tile { m: 64, n: 128 });
         // Many that share a long prefix: in tiles whose rows see different keys, where there are kernels for it.
-        let joint = !prefills && draw(&[0, 1]) == 1;
+        let joint = !prefills && !self.latent && draw(&[0, 0, 1]) == 1;
         let count = if joint { 12 } else { draw(&[2, 3, 5]) };
         let requests: Vec<(u32, u32)> = (0..count)
             .map(|_| match prefills && draw(&[0, 1]) == 1 {
@@ -72,10 +72,10 @@ impl Scenario {
             3 => draw(&[1, 3, 5, 7]),
             page => draw(&[page, 16, 64]),
         };
-        let split = match draw(&[0, 1, 2, 3]) {
+        let split = match draw(&[0, 1, 2]) {
             _ if joint => SplitMode::Makespan,
-            0 | 1 => SplitMode::Makespan,
-            2 => SplitMode::Fixed { tokens: 3 * page },
+            0 => SplitMode::Makespan,
+            1 => SplitMode::Fixed { tokens: 3 * page },
             _ => SplitMode::Fixed {
                 tokens: 64_u32.next_multiple_of(page),
             },
@@ -96,7 +96,8 @@ impl Scenario {
             requests: requests.into(),
             shared: if joint { 9 } else { draw(&[0, 2]) as usize },
             trees: !joint && !self.latent && draw(&[0, 1]) == 1,
-            window_left: (!joint && draw(&[0, 1]) == 0).then(|| draw(&numbers)),
+            window_left: (!joint && draw(&[0, 1]) == 0)
+                .then(|| draw(&[0, draw(&numbers), draw(&numbers)])),
             seed,
             ..self.clone()
         }
