@@ -5,6 +5,9 @@
     any(target_arch = "x86_64", target_arch = "aarch64")
 ))]
 
+#[path = "fake_driver/failing.rs"]
+mod failing;
+
 use std::{
     ffi::c_void,
     mem,

@@ -337,6 +337,133 @@ proptest! {
     }
 }
 
+/// Chunks that begin where tiles of the whole prompt do, of as many tokens as take the same kernel, and of as many rows as
+/// are cut at the same keys.
+#[test]
+fn with_fixed_splits_chunks_have_the_pieces_of_the_whole_prompt() {
+    let of = |plan: &Plan, token| {
+        let mut pieces = pieces(plan, token);
+        pieces.retain(|&(kernel, ..)| kernel == Kernel::Prefill);
+        assert!(!pieces.is_empty(), "{plan}");
+        pieces
+    };
+    for (name, q_heads, kv_heads, dim, window, tokens, before, ends, cut) in [
+        // 512 tokens of 32 heads are 16,384 rows.
+        ("h200", 32, 8, 128, None, 512, 0, [512, 1024, 2000], 32_768),
+        (
+            "h200",
+            32,
+            8,
+            128,
+            None,
+            512,
+            40_000,
+            [640, 1280, 1999],
+            32_768,
+        ),
+        (
+            "h200",
+            64,
+            8,
+            64,
+            None,
+            4096,
+            70_000,
+            [256, 512, 700],
+            32_768,
+        ),
+        (
+            "h200",
+            32,
+            8,
+            128,
+            None,
+            48_000,
+            90_000,
+            [256, 640, 1000],
+            48_000,
+        ),
+        (
+            "h200",
+            16,
+            16,
+            256,
+            None,
+            1024,
+            70_000,
+            [512, 1024, 1536],
+            32_768,
+        ),
+        (
+            "h200",
+            32,
+            8,
+            128,
+            Some(9000),
+            1024,
+            70_000,
+            [512, 1024, 1536],
+            32_768,
+        ),
+        // Of 4 heads as many are 2,048.
+        ("h200", 4, 1, 128, None, 1024, 9000, [256, 512, 600], 1024),
+        (
+            "a100",
+            32,
+            8,
+            128,
+            None,
+            512,
+            40_000,
+            [512, 1024, 2000],
+            32_768,
+        ),
+        (
+            "cpu",
+            32,
+            8,
+            128,
+            None,
+            512,
+            40_000,
+            [512, 1024, 2000],
+            32_768,
+        ),
+    ] {
+        let device = DeviceDescription::named(name).unwrap();
+        let mut spec = Spec::new(q_heads, kv_heads, dim);
+        spec.variant.window_left = window;
+        let options = PlanOptions::default().with_split(SplitMode::Fixed { tokens });
+        let plan = |begin: u32, end: u32| {
+            let (keys, page) = (before + end, 16);
+            let mut table = PageTable::new(page, keys.div_ceil(page));
+            table.push(&(0..keys.div_ceil(page)).collect::<Vec<_>>(), keys);
+            let batch = Batch::new(vec![0, end - begin], table);
+            let plan = Planner::new()
+                .plan(&spec, &batch, &device, &options)
+                .unwrap();
+            assert_eq!(plan.verify(&batch), Ok(()));
+            plan
+        };
+        let whole = plan(0, ends[2]);
+        let mut begin = 0;
+        for end in ends {
+            let chunk = plan(begin, end);
+            for token in begin..end {
+                let of_whole = of(&whole, token);
+                assert_eq!(of(&chunk, token - begin), of_whole, "{name}: {token}");
+                let is_cut =
+                    |&(.., key): &(Kernel, Tile, u32, u32, u32, u32)| key.is_multiple_of(cut);
+                assert!(
+                    of_whole[..of_whole.len() - 1].iter().all(is_cut),
+                    "{of_whole:?}"
+                );
+            }
+            begin = end;
+        }
+    }
+}
+
 /// A request of a batch by itself.
 fn only(batch: &Batch, request: usize) -> Batch {
     let table = &batch.parts[0].table;

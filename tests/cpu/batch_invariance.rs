@@ -162,6 +162,52 @@ proptest! {
     }
 }
 
+/// A prompt in chunks of whole tiles is computed as in one piece, to the bit.
+#[test]
+fn with_fixed_splits_a_prompt_in_chunks_is_the_whole_prompt() {
+    // Rows enough to be cut at 32,768 keys, and too few for it.
+    for (q_heads, before, ends, window) in [
+        (64, 100, [128, 256, 390], None),
+        (64, 0, [256, 384, 512], Some(90)),
+        (8, 70, [128, 256, 333], None),
+        (8, 70, [128, 512, 576], Some(150)),
+    ] {
+        let mut spec = Spec::new(q_heads, 2, 16).with_dtype(Dtype::F32);
+        spec.variant.window_left = window;
+        let problem = |begin: u32, end: u32| {
+            let pages: Vec<u32> = (0..60).map(|page| page * 7 % 60).collect();
+            let keys = before + end;
+            let mut table = PageTable::new(16, 60);
+            table.push(&pages[..keys.div_ceil(16) as usize], keys);
+            let split = SplitMode::Fixed { tokens: 48 };
+            Problem {
+                batch: Batch::new(vec![0, end - begin], table),
+                options: PlanOptions::default().with_split(split),
+                ..tiny(&spec)
+            }
+        };
+        let whole = problem(0, ends[2]);
+        let tensors: Tensors<f32, f32> =
+            Tensors::random(&spec, &whole.batch, whole.layout, u64::from(q_heads));
+        let (out, lse) = bits(&whole, &tensors);
+        let mut begin = 0;
+        for end in ends {
+            let rows = |width: u32| {
+                let row = (q_heads * width) as usize;
+                begin as usize * row..end as usize * row
+            };
+            let own = Tensors {
+                q: tensors.q[rows(16)].to_vec(),
+                ..tensors.clone()
+            };
+            let (chunk_out, chunk_lse) = bits(&problem(begin, end), &own);
+            assert!(chunk_out == out[rows(16)], "outputs of {begin}..{end}");
+            assert!(chunk_lse == lse[rows(1)], "LSEs of {begin}..{end}");
+            begin = end;
+        }
+    }
+}
+
 /// Merging the states of any cut is the state of the whole: the same batch under every split.
 #[test]
 fn any_split_is_no_split() {

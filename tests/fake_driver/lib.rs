@@ -3,6 +3,7 @@
 #![allow(non_snake_case)]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 fn setting(name: &str, default: c_int) -> c_int {
@@ -15,6 +16,70 @@ fn setting(name: &str, default: c_int) -> c_int {
 
 static LAUNCHES: AtomicI32 = AtomicI32::new(0);
 static CURRENT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Calls that may fail, since the last [`fake_fail`].
+static CALLS: AtomicI32 = AtomicI32::new(0);
+/// Which of them does, with what code, and whether all behind it do, too.
+static FAILS: Mutex<(c_int, c_int, bool)> = Mutex::new((0, 0, false));
+/// The first that did.
+static FAILED: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
+/// What was made and not given back: contexts, modules, streams, events, device memory, pinned memory.
+static ALIVE: [AtomicI32; 6] = [const { AtomicI32::new(0) }; 6];
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Context,
+    Module,
+    Stream,
+    Event,
+    Memory,
+    Pinned,
+}
+
+/// A call that may fail.
+fn step(name: &'static CStr) -> c_int {
+    let call = CALLS.fetch_add(1, Ordering::SeqCst) + 1;
+    let (at, code, for_good) = *FAILS.lock().unwrap();
+    let fails = at > 0 && (call == at || for_good && call > at);
+    if call == at {
+        FAILED.store(name.as_ptr().cast_mut(), Ordering::SeqCst);
+    }
+    if fails { code } else { 0 }
+}
+
+/// A call that makes something.
+fn made(kind: Kind, code: c_int) -> c_int {
+    if code == 0 {
+        ALIVE[kind as usize].fetch_add(1, Ordering::SeqCst);
+    }
+    code
+}
+
+/// One that gives it back. What is lost with the device counts as given back.
+fn given_back(kind: Kind) -> c_int {
+    ALIVE[kind as usize].fetch_sub(1, Ordering::SeqCst);
+    0
+}
+
+/// Not a driver function: from now on the call of this number fails, and all behind it if `for_good` is not 0.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_fail(at: c_int, code: c_int, for_good: c_int) {
+    *FAILS.lock().unwrap() = (at, code, for_good != 0);
+    CALLS.store(0, Ordering::SeqCst);
+    FAILED.store(std::ptr::null_mut(), Ordering::SeqCst);
+}
+
+/// Not a driver function: the call that failed first, null if none did.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_failed() -> *const c_char {
+    FAILED.load(Ordering::SeqCst)
+}
+
+/// Not a driver function: how many of a kind were made and not given back.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_alive(kind: c_int) -> c_int {
+    ALIVE[kind as usize].load(Ordering::SeqCst)
+}
 
 /// Not a driver function: launches so far.
 #[unsafe(no_mangle)]
@@ -87,12 +152,12 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, which: c_uint, 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, _: c_int) -> c_int {
     unsafe { *context = std::ptr::without_provenance_mut(77) };
-    0
+    made(Kind::Context, step(c"cuDevicePrimaryCtxRetain"))
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDevicePrimaryCtxRelease_v2(_device: c_int) -> c_int {
-    0
+    given_back(Kind::Context)
 }
 
 #[unsafe(no_mangle)]
@@ -131,12 +196,13 @@ pub unsafe extern "C" fn cuModuleLoadDataEx(
         assert!(values[size] as usize >= said.len());
         std::ptr::copy_nonoverlapping(said.as_ptr(), values[log].cast(), said.len());
     }
-    code
+    let failed = step(c"cuModuleLoadDataEx");
+    made(Kind::Module, if code == 0 { failed } else { code })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuModuleUnload(_module: *mut c_void) -> c_int {
-    0
+    given_back(Kind::Module)
 }
 
 #[unsafe(no_mangle)]
@@ -150,13 +216,13 @@ pub unsafe extern "C" fn cuModuleGetFunction(
         return 500;
     }
     unsafe { *function = std::ptr::without_provenance_mut(79) };
-    0
+    step(c"cuModuleGetFunction")
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFuncGetAttribute(value: *mut c_int, which: c_uint, _: *mut c_void) -> c_int {
     unsafe { *value = if which == 0 { setting("threads", 256) } else { 0 } };
-    0
+    step(c"cuFuncGetAttribute")
 }
 
 #[unsafe(no_mangle)]
@@ -167,12 +233,12 @@ pub unsafe extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
     _: usize,
 ) -> c_int {
     unsafe { *blocks = 2 };
-    0
+    step(c"cuOccupancyMaxActiveBlocksPerMultiprocessor")
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFuncSetAttribute(_: *mut c_void, _: c_uint, _: c_int) -> c_int {
-    0
+    step(c"cuFuncSetAttribute")
 }
 
 #[unsafe(no_mangle)]
@@ -193,53 +259,82 @@ pub extern "C" fn cuLaunchKernel(
     LAUNCHES.fetch_add(1, Ordering::SeqCst);
     #[cfg(young)]
     young::seen(_parameters);
-    setting("launch", 0)
+    match step(c"cuLaunchKernel") {
+        0 => setting("launch", 0),
+        code => code,
+    }
 }
 
-macro_rules! succeed {
-    ($($name:ident($($type:ty),*);)*) => {$(
+/// Calls with nothing to say but whether they failed.
+macro_rules! steps {
+    ($($symbol:ident = $name:literal ($($type:ty),*);)*) => {$(
         #[unsafe(no_mangle)]
-        pub extern "C" fn $name($(_: $type),*) -> c_int {
-            0
+        pub extern "C" fn $symbol($(_: $type),*) -> c_int {
+            step($name)
         }
     )*};
 }
-succeed! {
-    cuStreamSynchronize(*mut c_void);
-    cuStreamDestroy_v2(*mut c_void);
-    cuStreamWaitEvent(*mut c_void, *mut c_void, c_uint);
-    cuEventDestroy_v2(*mut c_void);
-    cuEventRecord(*mut c_void, *mut c_void);
-    cuEventQuery(*mut c_void);
-    cuMemFree_v2(u64);
-    cuMemFreeHost(*mut c_void);
-    cuMemsetD8_v2(u64, u8, usize);
-    cuMemcpyHtoDAsync_v2(u64, *const c_void, usize, *mut c_void);
+steps! {
+    cuStreamSynchronize = c"cuStreamSynchronize" (*mut c_void);
+    cuStreamWaitEvent = c"cuStreamWaitEvent" (*mut c_void, *mut c_void, c_uint);
+    cuEventRecord = c"cuEventRecord" (*mut c_void, *mut c_void);
+    cuEventQuery = c"cuEventQuery" (*mut c_void);
+    cuMemsetD8_v2 = c"cuMemsetD8" (u64, u8, usize);
+    cuMemcpyHtoDAsync_v2 = c"cuMemcpyHtoDAsync" (u64, *const c_void, usize, *mut c_void);
+}
+
+macro_rules! give_back {
+    ($($symbol:ident($type:ty) = $kind:ident;)*) => {$(
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $symbol(_: $type) -> c_int {
+            given_back(Kind::$kind)
+        }
+    )*};
+}
+give_back! {
+    cuStreamDestroy_v2(*mut c_void) = Stream;
+    cuEventDestroy_v2(*mut c_void) = Event;
+    cuMemFreeHost(*mut c_void) = Pinned;
+}
+
+/// Null is nobody's.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemFree_v2(address: u64) -> c_int {
+    if address == 0 { 0 } else { given_back(Kind::Memory) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, _flags: c_uint) -> c_int {
     unsafe { *stream = std::ptr::without_provenance_mut(96) };
-    0
+    made(Kind::Stream, step(c"cuStreamCreate"))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventCreate(event: *mut *mut c_void, _flags: c_uint) -> c_int {
     unsafe { *event = std::ptr::without_provenance_mut(80) };
-    0
+    made(Kind::Event, step(c"cuEventCreate"))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAlloc_v2(address: *mut u64, _bytes: usize) -> c_int {
-    unsafe { *address = 1 << 40 };
-    setting("memory", 0)
+    let code = match step(c"cuMemAlloc") {
+        0 => setting("memory", 0),
+        code => code,
+    };
+    if code == 0 {
+        unsafe { *address = 1 << 40 };
+    }
+    made(Kind::Memory, code)
 }
 
-/// Never given back.
+/// The bytes are never given back.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, _: c_uint) -> c_int {
-    unsafe { *address = Vec::leak(vec![0_u64; bytes.div_ceil(8)]).as_mut_ptr().cast() };
-    0
+    let code = step(c"cuMemHostAlloc");
+    if code == 0 {
+        unsafe { *address = Vec::leak(vec![0_u64; bytes.div_ceil(8)]).as_mut_ptr().cast() };
+    }
+    made(Kind::Pinned, code)
 }
 
 /// What drivers from 12.0 on have: tensor maps, and launches with attributes. Maps hold the address and nothing else.
@@ -288,7 +383,7 @@ mod young {
     ) -> c_int {
         ENCODES.fetch_add(1, Ordering::SeqCst);
         unsafe { *map = address as u64 };
-        0
+        step(c"cuTensorMapEncodeTiled")
     }
 
     #[unsafe(no_mangle)]
@@ -300,6 +395,6 @@ mod young {
     ) -> c_int {
         LAUNCHES.fetch_add(1, Ordering::SeqCst);
         seen(parameters);
-        0
+        step(c"cuLaunchKernelEx")
     }
 }

@@ -3,9 +3,9 @@
 use half::bf16;
 use proptest::{prelude::*, sample::Index};
 use tandem_attn::{
-    exec::gpu::Gpu,
-    plan::SplitMode,
-    problem::{Batch, PageTable},
+    exec::gpu::{Arch, Gpu},
+    plan::{PlanOptions, SplitMode},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
 };
 
 use crate::{
@@ -68,6 +68,64 @@ fn check(gpu: &Gpu, mut case: Case, pages: u32, request: Index) -> Result<(), Te
     );
     prop_assert!(lse[of_request(1)] == own_lse, "LSEs differ");
     Ok(())
+}
+
+/// A prompt in chunks of whole tiles is computed as in one piece, to the bit.
+#[test]
+fn with_fixed_splits_a_prompt_in_chunks_is_the_whole_prompt() {
+    let test = "with_fixed_splits_a_prompt_in_chunks_is_the_whole_prompt";
+    let Some(gpu) = hopper(test) else {
+        return;
+    };
+    // Rows enough to be cut at 32,768 keys, and too few for it.
+    for (spec, before, ends, arch) in [
+        (Spec::new(64, 2, 64), 30, [128, 260], None),
+        (Spec::new(8, 2, 128), 250, [128, 330], None),
+        (
+            Spec::new(8, 2, 128).with_window_left(90),
+            250,
+            [256, 330],
+            None,
+        ),
+        (Spec::new(4, 1, 256), 100, [64, 150], None),
+        (Spec::new(8, 2, 64), 250, [128, 256], Some(Arch::Sm80)),
+    ] {
+        let case = |begin: u32, end: u32| {
+            let pages: Vec<u32> = (0..40).map(|page| page * 7 % 40).collect();
+            let keys = before + end;
+            let mut table = PageTable::new(16, 40);
+            table.push(&pages[..keys.div_ceil(16) as usize], keys);
+            Case {
+                spec: spec.with_dtype(Dtype::BF16),
+                batch: Batch::new(vec![0, end - begin], table),
+                layout: KvLayout::Nhd,
+                options: PlanOptions::default().with_split(SplitMode::Fixed { tokens: 96 }),
+                arch,
+                sms: gpu.device().sms,
+                seed: 5,
+            }
+        };
+        let whole = case(0, ends[1]);
+        let tensors = Tensors16::random(&whole.spec, &whole.batch, whole.layout, whole.seed);
+        let (out, lse) = bits(gpu, &whole, &tensors);
+        let mut begin = 0;
+        for end in ends {
+            let rows = |width: u32| {
+                let row = (spec.q_heads * width) as usize;
+                begin as usize * row..end as usize * row
+            };
+            let own = Tensors {
+                q: tensors.q[rows(spec.head_dim_qk)].to_vec(),
+                ..tensors.clone()
+            };
+            let (chunk_out, chunk_lse) = bits(gpu, &case(begin, end), &own);
+            assert!(
+                chunk_out == out[rows(spec.head_dim_v)] && chunk_lse == lse[rows(1)],
+                "{spec:?}: {begin}..{end} differs"
+            );
+            begin = end;
+        }
+    }
 }
 
 #[test]

@@ -70,7 +70,7 @@ impl Drop for Graph {
     }
 }
 
-fn free_bytes() -> usize {
+pub fn free_bytes() -> usize {
     let (mut free, mut all) = (0, 0);
     // SAFETY: writes two numbers.
     let code = unsafe { sys::cuMemGetInfo_v2(&mut free, &mut all) };
@@ -83,7 +83,7 @@ const POOL: u32 = 600;
 const TOKENS: u32 = 96;
 
 /// Requests with common prefixes, decodes and a few prefills.
-fn random_batch(rng: &mut Rng, prefills: bool) -> Batch {
+pub fn random_batch(rng: &mut Rng, prefills: bool) -> Batch {
     let mut order: Vec<u32> = (0..POOL).collect();
     rng.shuffle(&mut order);
     let prefix = rng.below(20);
@@ -131,7 +131,7 @@ fn hybrid(spec: &Spec, device: &DeviceDescription, options: &PlanOptions) -> Pla
     plans.take(100).find(wanted).expect("one of them is")
 }
 
-fn bound(trees: bool) -> Bound {
+pub fn bound(trees: bool) -> Bound {
     Bound {
         items: 4000,
         rows: 4000,

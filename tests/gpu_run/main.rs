@@ -9,6 +9,7 @@ mod graph;
 mod hooks;
 mod options;
 mod problem;
+mod rounds;
 
 use common::{
     Stream, gpu,

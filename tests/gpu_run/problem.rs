@@ -160,6 +160,16 @@ impl OnDevice {
         }
     }
 
+    /// Puts what is in the workspace on the stream.
+    pub fn launch(&self, gpu: &Gpu, workspace: &mut Workspace, stream: &Stream) {
+        let [tokens, heads, _] = self.q.shape;
+        let out = self.out.tensor(self.q.dtype, [tokens, heads, self.dim_v]);
+        let lse = self.lse.tensor(Dtype::F32, [tokens, heads]);
+        let tensors = self.tensors(&out, &lse);
+        // SAFETY: everything lives until the stream was waited for.
+        unsafe { gpu.run_with(workspace, &tensors, stream.0) }.expect("the run is right");
+    }
+
     /// Runs what is in the workspace; results as bits.
     pub fn run(
         &self,
@@ -170,11 +180,7 @@ impl OnDevice {
         let ([tokens, heads, _], dim) = (self.q.shape, self.dim_v);
         self.out.write_at(0, &vec![u16::MAX; tokens * heads * dim]);
         self.lse.write_at(0, &vec![u32::MAX; tokens * heads]);
-        let out = self.out.tensor(self.q.dtype, [tokens, heads, dim]);
-        let lse = self.lse.tensor(Dtype::F32, [tokens, heads]);
-        let tensors = self.tensors(&out, &lse);
-        // SAFETY: everything lives until the stream was waited for.
-        unsafe { gpu.run_with(workspace, &tensors, stream.0) }.expect("the run is right");
+        self.launch(gpu, workspace, stream);
         stream.wait();
         let out = self.out.read_at(0, tokens * heads * dim);
         (out, self.lse.read_at(0, tokens * heads))

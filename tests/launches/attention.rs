@@ -29,6 +29,8 @@ pub struct Planned {
     pub spec: Spec,
     /// Keys and queries of each request.
     pub requests: Vec<(u32, u32)>,
+    /// Leading pages that the others have from the first, in front of their own keys.
+    pub shared: usize,
     pub device: DeviceDescription,
     pub options: PlanOptions,
     /// Query tokens see but some of the last keys.
@@ -65,6 +67,7 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
     let mut planned = Planned {
         spec: spec(row, 2),
         requests: vec![(90, 40)],
+        shared: 0,
         device: gpu.device(),
         options,
         trees: false,
@@ -312,7 +315,7 @@ fn run_with<T: Element, K: Element>(
         .iter()
         .map(|&(own, queries)| Request {
             parent: 0,
-            shared: 0,
+            shared: planned.shared,
             own,
             queries,
         })

@@ -2,6 +2,7 @@
 
 mod adopt;
 mod bundle;
+mod checkers;
 mod kernels;
 #[path = "../../build/modules.rs"]
 mod modules;
@@ -74,6 +75,24 @@ enum Chore {
         #[arg(default_value = "")]
         only: String,
     },
+    /// Run tests that call no driver under Miri: undefined behaviour. Installs a nightly compiler in a folder of ours.
+    Miri {
+        /// Only packages and targets with this text in their name
+        #[arg(default_value = "")]
+        only: String,
+    },
+    /// Run tests of the CPU executor with ThreadSanitizer, by the same compiler.
+    Tsan {
+        /// Only packages and targets with this text in their name
+        #[arg(default_value = "")]
+        only: String,
+    },
+    /// Compare the crates that we depend on with deny.toml: licences, double versions, sources.
+    Deny {
+        /// Fetch what is known against them, too.
+        #[arg(long)]
+        advisories: bool,
+    },
     /// Pack the workspace and build a program outside it, with the feature cuda, in an empty environment.
     Adopt,
     /// Put the GPU tests and benchmarks into dist/, to run on a GPU host that has no Rust.
@@ -96,6 +115,9 @@ fn main() -> ExitCode {
         Chore::Test => test::run(),
         Chore::Fuzz { arguments } => test::fuzz(&arguments),
         Chore::Mutate { only } => mutate::run(&only),
+        Chore::Miri { only } => checkers::miri(&only),
+        Chore::Tsan { only } => checkers::tsan(&only),
+        Chore::Deny { advisories } => checkers::deny(advisories),
         Chore::Adopt => adopt::run(),
         Chore::Bundle => bundle::run(),
     };

@@ -200,9 +200,12 @@ impl Modules {
         for &(_, module) in self.handles.iter().filter(of_family) {
             let mut function = Function::NULL;
             // SAFETY: the module is loaded and the name ends with a zero.
-            let found = unsafe { cuModuleGetFunction(&mut function, module, symbol.as_ptr()) };
-            if found == Code::SUCCESS {
-                return Kernel::new(info, function, max_shared);
+            match unsafe { cuModuleGetFunction(&mut function, module, symbol.as_ptr()) } {
+                Code::NOT_FOUND => {}
+                found => {
+                    found.check("cuModuleGetFunction")?;
+                    return Kernel::new(info, function, max_shared);
+                }
             }
         }
         Err(Error::NoKernel {

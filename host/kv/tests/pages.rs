@@ -363,7 +363,7 @@ impl Server {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 1 } else { 2000 }))]
 
     #[test]
     fn no_page_is_leaked_or_given_twice(steps in steps(), pages in 1..60u32, page_size in 1..5u32) {

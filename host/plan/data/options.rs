@@ -106,8 +106,11 @@ pub enum SplitMode {
     Makespan,
     /// At multiples of so many keys, whatever else is in the batch: results are bitwise independent of it. No
     /// tile is shared between requests then, whatever the packing: a shared prefix is read by each.
+    ///
+    /// A prefill that has at least 8,192 rows (query tokens times query heads) has work for many CTAs without a cut. It is
+    /// cut at the first multiple that is 32,768 keys or more, and at the multiples of that.
     Fixed {
-        /// Keys per chunk, a multiple of the page size.
+        /// Keys of a piece, a multiple of the page size.
         tokens: u32,
     },
     /// Not at all.

@@ -128,6 +128,7 @@ impl DecodeDrafter {
                 flags: WorkItem::GATHERED,
                 leaves_partial: input.composed,
                 all_see,
+                many_rows: false,
                 growable: true,
                 tail_of: NO_ROW_BLOCK,
                 runs_begin: 0,

@@ -67,6 +67,8 @@ pub struct Draft {
     pub leaves_partial: bool,
     /// Every row sees a key of any run of the keys.
     pub all_see: bool,
+    /// The row block that it is a tile of has tiles enough: under fixed splits its keys are seldom cut.
+    pub many_rows: bool,
     /// The keys stay the same when queries move on.
     pub growable: bool,
     /// The row block whose last keys these are, among the plan's, if no other draft ends with them.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{Draft, NO_ROW_BLOCK, PartInput};
-use crate::plan::{data::Kernel, model::PrefillTile};
+use crate::plan::{data::Kernel, model::PrefillTile, split::has_many_rows};
 
 impl PartInput<'_> {
     /// The row blocks that run on contiguous rows.
@@ -42,6 +42,7 @@ impl PartInput<'_> {
             let first = part.first_position(row_block);
             let PrefillTile { tile, pack, .. } = *self.tiles.prefill(tokens.end - tokens.start);
             let per_tile = tile.m / pack;
+            let many_rows = has_many_rows(spec, tokens.end - tokens.start);
             for begin in tokens.clone().step_by(per_tile as usize) {
                 let rows = per_tile.min(tokens.end - begin);
                 let position = first + (begin - tokens.start) as i32;
@@ -63,6 +64,7 @@ impl PartInput<'_> {
                         flags: 0,
                         leaves_partial: self.composed,
                         all_see: true,
+                        many_rows,
                         growable: false,
                         tail_of: NO_ROW_BLOCK,
                         runs_begin: 0,

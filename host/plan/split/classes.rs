@@ -97,10 +97,12 @@ impl DraftClass {
                 pack,
                 rows,
                 leaves_partial,
+                many_rows,
                 page_size,
                 ..
             } = *draft;
-            (rows, tile.m, pack, page_size, kernel, leaves_partial)
+            let flags = (kernel, leaves_partial, many_rows);
+            (rows, tile.m, pack, page_size, flags)
         };
         like(&self.draft) == like(draft)
     }

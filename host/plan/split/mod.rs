@@ -19,6 +19,7 @@ mod balance;
 mod classes;
 mod equal;
 mod finish;
+mod fixed;
 mod guided;
 mod input;
 mod launch;
@@ -29,6 +30,7 @@ mod piece;
 mod problem;
 mod wrap_around;
 
+pub use fixed::has_many_rows;
 pub use input::SplitInput;
 pub use launch::Launch;
 pub use order::MAX_PIECES;
@@ -56,7 +58,9 @@ impl Splitter {
         self.pieces.clear();
         match (mode, input.chunk) {
             (SplitMode::Off, _) => self.cut_at_multiples(input, drafts, |_| u32::MAX),
-            (SplitMode::Fixed { tokens }, _) => self.cut_at_multiples(input, drafts, |_| tokens),
+            (SplitMode::Fixed { tokens }, _) => self.cut_at_multiples(input, drafts, |class| {
+                fixed::keys_of_piece(&class.draft, tokens)
+            }),
             (SplitMode::Makespan, Some(rule)) => {
                 let keys_of_units = self.classes.keys_of_units();
                 let ctas = Kernel::ALL.map(|kernel| self.classes.ctas(cost, kernel).0);

@@ -74,7 +74,7 @@ fn request(prompt: u32, common: u32, new: u32, kind: u8, salt: u32) -> Request {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 1 } else { 2000 }))]
 
     /// Any policy, any requests, tight pools, several steps under way or one composed ahead of the tokens of the last,
     /// cancellation at any point.

@@ -16,6 +16,8 @@ impl Code {
     pub const SUCCESS: Self = Self(0);
     /// `CUDA_ERROR_NO_DEVICE`: also what every function answers where there is no driver.
     pub const NO_DEVICE: Self = Self(100);
+    /// `CUDA_ERROR_NOT_FOUND`
+    pub const NOT_FOUND: Self = Self(500);
     /// `CUDA_ERROR_INVALID_IMAGE`
     pub const INVALID_IMAGE: Self = Self(200);
     /// `CUDA_ERROR_NO_BINARY_FOR_GPU`

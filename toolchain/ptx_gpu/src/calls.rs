@@ -429,6 +429,17 @@ pub extern "C" fn cuMemFree_v2(address: u64) -> Code {
     }
 }
 
+/// As much as an H200 has, less what is allocated.
+pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Code {
+    const TOTAL: usize = 141 << 30;
+    // SAFETY: places for two numbers.
+    unsafe {
+        *free = TOTAL.saturating_sub(gpu().memory.allocated());
+        *total = TOTAL;
+    }
+    SUCCESS
+}
+
 /// Given back by [`cuMemFreeHost`]; the bytes before it say how many there are.
 pub unsafe extern "C" fn cuMemHostAlloc(
     address: *mut *mut c_void,

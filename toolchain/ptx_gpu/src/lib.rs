@@ -66,6 +66,7 @@ macro_rules! functions {
             cuMemAlloc_v2
             cuMemFreeHost
             cuMemFree_v2
+            cuMemGetInfo_v2
             cuMemHostAlloc
             cuMemcpyDtoDAsync_v2
             cuMemcpyDtoH_v2
@@ -153,6 +154,26 @@ mod tests {
         assert_eq!(cuModuleUnload(module), 0);
         assert!(kept.upgrade().is_none());
         assert!(!gpu::gpu().functions.contains_key(&function.addr()));
+    }
+
+    /// What is allocated is missing from what is free, until it is given back. Other tests allocate beside this one.
+    #[test]
+    fn memory_that_is_allocated_is_not_free() {
+        const MANY: usize = 1 << 26;
+        let free = || {
+            let (mut free, mut total) = (0, 0);
+            // SAFETY: places for two numbers.
+            assert_eq!(unsafe { cuMemGetInfo_v2(&mut free, &mut total) }, 0);
+            assert!(free <= total);
+            free
+        };
+        let (before, mut memory) = (free(), 0);
+        // SAFETY: a place for an address.
+        assert_eq!(unsafe { cuMemAlloc_v2(&mut memory, MANY) }, 0);
+        let between = free();
+        assert!(between < before - MANY / 2, "{before}, {between}");
+        assert_eq!(cuMemFree_v2(memory), 0);
+        assert!(free() > between + MANY / 2);
     }
 
     /// What goes on a second stream, which waits for an event of the first, is a part of the first one's graph.

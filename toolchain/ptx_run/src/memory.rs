@@ -119,6 +119,13 @@ impl Memory {
         base
     }
 
+    /// Bytes of all that is allocated.
+    #[must_use]
+    pub fn allocated(&self) -> usize {
+        let bytes = self.allocations.iter().map(|one| one.bytes.data.len());
+        bytes.sum()
+    }
+
     /// Reserves memory that holds these bytes.
     pub fn allocate_with(&mut self, bytes: &[u8]) -> u64 {
         let base = self.allocate(bytes.len());

@@ -97,6 +97,7 @@ impl Joiner {
                 flags: WorkItem::GATHERED,
                 leaves_partial: false,
                 all_see: true,
+                many_rows: false,
                 growable: true,
                 tail_of: NO_ROW_BLOCK,
                 runs_begin,

@@ -176,7 +176,7 @@ fn costs() -> impl Strategy<Value = PackCosts> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 1 } else { 2_000 }, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn exact_is_the_fewest_bytes(trees in trees(), costs in costs()) {

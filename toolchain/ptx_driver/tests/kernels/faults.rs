@@ -191,15 +191,15 @@ pub enum Outcome {
 
 /// What a run with this PTX in place of a module's reports.
 fn report(damaged: &Module, text: String, scenario: &Scenario) -> Option<String> {
-    match outcome(damaged, text, scenario) {
+    match outcome(damaged, text, std::slice::from_ref(scenario)) {
         Outcome::Reported(report) => Some(report),
         // Wrong results are found by comparison, not by a report.
         Outcome::Right | Outcome::Wrong => None,
     }
 }
 
-/// A run with this PTX in place of a module's.
-pub fn outcome(damaged: &Module, text: String, scenario: &Scenario) -> Outcome {
+/// Runs with this PTX in place of a module's, up to the first that is not right.
+pub fn outcome(damaged: &Module, text: String, scenarios: &[Scenario]) -> Outcome {
     let image = Image::owned(text.into_bytes());
     let modules: Vec<Module> = MODULES
         .iter()
@@ -222,7 +222,7 @@ pub fn outcome(damaged: &Module, text: String, scenario: &Scenario) -> Outcome {
             .build(0)
             .expect("the modules are read");
         gpu.make_current().unwrap();
-        run(&gpu, scenario)
+        scenarios.iter().try_for_each(|one| run(&gpu, one))
     }));
     let _ = std::panic::take_hook();
     let forget = libcuda::symbol(c"ptx_driver_forget_failure").expect("the emulated driver");

@@ -1,11 +1,19 @@
 //! Small changes of what kernels compute, one at a time: a comparison that is off by one, a sign, a shift, a maximum that
-//! is a minimum. Nearly all that are executed must show, in results or in a report.
+//! is a minimum. A sample is drawn from a seed, as many of each kernel. Nearly each that is executed must show, in results
+//! or in a report, or be one of those that provably change nothing.
 
 use crate::{
     child,
+    common::Rng,
     faults::{Outcome, TARGETS, body, module_with, outcome},
-    scenarios::scenarios,
+    scenarios::{emulated, run, scenarios},
 };
+
+/// The kernels that faults are put into, and one that merges.
+fn targets() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let merges = ("decode, merges by a kernel", "merge_few_bf16");
+    TARGETS.into_iter().chain([merges])
+}
 
 /// Which lines, and what becomes of them.
 const CHANGES: [(&str, &str, &str); 16] = [
@@ -27,61 +35,151 @@ const CHANGES: [(&str, &str, &str); 16] = [
     ("neg.f32", "neg", "abs"),
 ];
 
-/// Counts of changes that were executed, and of those that showed.
-fn seeded() -> (usize, usize) {
-    let (mut executed, mut shown) = (0, 0);
-    for (name, entry) in TARGETS {
+/// Batches that a change must show in, beside the scenario's own.
+const OTHERS: u64 = 60;
+
+/// What came of a sample.
+#[derive(Default)]
+struct Found {
+    /// Changes of lines that are executed.
+    executed: usize,
+    /// Of these, those that showed.
+    shown: usize,
+    /// Those that did not, without a proof that they change nothing.
+    missed: Vec<String>,
+}
+
+/// Changes `count` lines of each kernel that are executed.
+fn seeded(count: usize, seed: u64) -> Found {
+    let mut found = Found::default();
+    let only = std::env::var("PTX_DRIVER_SCENARIOS").unwrap_or_default();
+    for (name, entry) in targets().filter(|(name, _)| name.contains(&only)) {
+        let mut rng = Rng(seed);
         let (module, text) = module_with(entry);
         let lines: Vec<&str> = text.lines().collect();
         let mut all = scenarios().into_iter();
         let scenario = all.find(|one| one.name == name).expect("a scenario");
+        let others = (0..OTHERS).map(|seed| scenario.another(seed));
+        let scenarios: Vec<_> = std::iter::once(scenario.clone()).chain(others).collect();
+        let gpu = emulated();
+        for scenario in &scenarios {
+            run(&gpu, scenario).unwrap_or_else(|wrong| panic!("{scenario:?} as it is: {wrong}"));
+        }
         let (begin, end) = body(&lines, entry);
-        for (needle, from, to) in CHANGES {
-            let of = |line: &str| line.trim_start().trim_start_matches("@%p").contains(needle);
-            let places: Vec<usize> = (begin..end).filter(|&at| of(lines[at])).collect();
-            let mut chosen: Vec<usize> = [1, 3, 5]
-                .into_iter()
-                .filter_map(|sixth| places.get(places.len() * sixth / 6).copied())
-                .collect();
-            chosen.dedup();
-            for at in chosen {
-                let with = |line: String| {
-                    let mut changed = lines.clone();
-                    changed[at] = &line;
-                    changed.join("\n")
-                };
-                let what = format!("{entry} line {} `{}`", at + 1, lines[at].trim());
-                let changed = outcome(module, with(lines[at].replacen(from, to, 1)), &scenario);
-                match changed {
-                    Outcome::Wrong | Outcome::Reported(_) => {
-                        (executed, shown) = (executed + 1, shown + 1);
+        let of = |at: usize, needle: &str| {
+            let line = lines[at].trim_start().trim_start_matches("@%p");
+            line.contains(needle)
+        };
+        // The kinds of change that the kernel has places for.
+        let mut kinds: Vec<_> = CHANGES
+            .iter()
+            .map(|&(needle, from, to)| {
+                let places: Vec<usize> = (begin..end).filter(|&at| of(at, needle)).collect();
+                (places, from, to)
+            })
+            .filter(|(places, ..)| !places.is_empty())
+            .collect();
+        let mut executed = 0;
+        while executed < count && !kinds.is_empty() {
+            let kind = rng.below(kinds.len());
+            let (places, from, to) = &mut kinds[kind];
+            let at = places.swap_remove(rng.below(places.len()));
+            let (from, to) = (*from, *to);
+            if places.is_empty() {
+                kinds.swap_remove(kind);
+            }
+            let with = |line: String| {
+                let mut changed = lines.clone();
+                changed[at] = &line;
+                changed.join("\n")
+            };
+            let what = format!("{entry} line {} `{}`: {to}", at + 1, lines[at].trim());
+            let changed = outcome(module, with(lines[at].replacen(from, to, 1)), &scenarios);
+            let shown = match changed {
+                Outcome::Wrong => "wrong results".to_owned(),
+                Outcome::Reported(report) => report.chars().take(120).collect(),
+                Outcome::Right => {
+                    // Was it executed at all?
+                    let trap = outcome(module, with(format!("trap; {}", lines[at])), &scenarios);
+                    if matches!(trap, Outcome::Right) {
+                        continue;
                     }
-                    Outcome::Right => {
-                        // Was it executed at all?
-                        let trap = outcome(module, with(format!("trap; {}", lines[at])), &scenario);
-                        if !matches!(trap, Outcome::Right) {
-                            executed += 1;
-                            eprintln!("change not seen: {what}: {to}");
+                    executed += 1;
+                    match equivalent(entry, lines[at]) {
+                        Some(reason) => eprintln!("change of nothing: {what}: {reason}"),
+                        None => {
+                            eprintln!("change not seen: {what}");
+                            found.missed.push(what);
                         }
                     }
+                    continue;
                 }
-            }
+            };
+            (executed, found.shown) = (executed + 1, found.shown + 1);
+            eprintln!("change seen: {what}: {}", shown.replace('\n', " "));
         }
+        found.executed += executed;
     }
-    (executed, shown)
+    found
+}
+
+/// Lines that compute the same when they are changed, and why. A kernel that is compiled anew may have other registers: then
+/// the change is missed here, and its proof is looked at again.
+const PROVED: [(&str, &str, &str); 6] = [
+    (
+        "decode_8x32_d64_bf16",
+        "setp.gt.u32 \t%p431, %r2145, 15;",
+        "the first units are announced from slot 0: only behind the last of them could the next slot be 15",
+    ),
+    (
+        "decode_64x128_d64_bf16",
+        "setp.ge.u32 \t%p600, %r1115, %r1144;",
+        "without a window keys begin at a multiple of 8, and never with the second of a pair",
+    ),
+    (
+        "decode_64x128_d64_bf16",
+        "setp.gt.u32 \t%p360, %r792, %r23;",
+        "rows of a run with a window or a mask are all the tile has: the one behind them is nobody's",
+    ),
+    (
+        "mla_64x32_bf16",
+        "setp.eq.b32 \t%p341, %r2702, -1;",
+        "of items whose rows are not listed: decodes list theirs",
+    ),
+    (
+        "sm80_decode_16x32_d64_bf16",
+        "setp.ge.u32 \t%p88, %r697, %r371;",
+        "keys that the loop loads ahead lie two blocks behind the unit's first",
+    ),
+    (
+        "sm80_pod_128x128_d64_bf16",
+        "setp.lt.s32 \t%p659, %r3172, %r3171;",
+        "x + 1 < x says that the sum wrapped, and so does x + 1 ≤ x",
+    ),
+];
+
+/// Why a changed line computes the same, where that was proved.
+fn equivalent(entry: &str, line: &str) -> Option<&'static str> {
+    let proof = PROVED
+        .iter()
+        .find(|proof| (proof.0, proof.1) == (entry, line.trim()));
+    proof.map(|proof| proof.2)
 }
 
 #[test]
 #[ignore = "takes minutes: each change is a module of its own"]
 fn changes_of_the_kernels_show() {
-    let Some(text) = child(
-        "mutants::changes_of_the_kernels_show",
-        "schedule=late seed=1 limit=20",
-    ) else {
-        let (executed, shown) = seeded();
-        eprintln!("changes: {shown} of {executed} show");
-        assert!(executed >= 60, "{executed}");
-        assert!(shown * 100 >= executed * 75, "{shown} of {executed}");
+    let number = |name| std::env::var(name).ok()?.parse().ok();
+    let count = number("TANDEM_MUTANTS").unwrap_or(3);
+    let seed = number("TANDEM_SEED").unwrap_or(1);
+    let test = "mutants::changes_of_the_kernels_show";
+    let Some(text) = child(test, "schedule=late seed=1 limit=20") else {
+        let found = seeded(count as usize, seed);
+        eprintln!("changes: {} of {} show", found.shown, found.executed);
+        assert!(found.executed >= count as usize, "{}", found.executed);
+        // Not all of what is left is proved: see the guide.
+        let missed = found.missed.len();
+        assert!(missed * 5 <= found.executed, "{:#?}", found.missed);
         return;
     };
     for line in text.lines().filter(|line| line.starts_with("change")) {

@@ -1,15 +1,20 @@
 //! Small batches that bring each family of kernels to run.
 
+use std::{borrow::Cow, cell::RefCell};
+
 use tandem_attn::{
     exec::gpu::{Arch, Gpu},
-    plan::{MergeMode, PlanOptions, SplitMode, pod::PodMode},
+    plan::{MergeMode, PlanOptions, SplitMode, Tile, pod::PodMode},
     problem::{Dtype, KvLayout, Spec},
 };
 
-use crate::launches::{self, attention::Planned};
+use crate::{
+    common::Rng,
+    launches::{self, attention::Planned},
+};
 
 /// A batch, and how it is planned.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Scenario {
     pub name: &'static str,
     kv_heads: u32,
@@ -17,12 +22,86 @@ pub struct Scenario {
     dim: u32,
     page: u32,
     /// Keys and queries of each request.
-    requests: &'static [(u32, u32)],
+    requests: Cow<'static, [(u32, u32)]>,
     options: PlanOptions,
     arch: Option<Arch>,
     soft_cap: Option<f32>,
     /// Heads of 576 whose values are the first 512 elements of the keys.
     latent: bool,
+    window_left: Option<u32>,
+    /// As [`Planned`] has them.
+    shared: usize,
+    trees: bool,
+    seed: u64,
+}
+
+impl Scenario {
+    /// Another batch for the same kernel: requests that end at the edges of pages and blocks and anywhere, few and many
+    /// keys, shared prefixes, windows, masks of single tokens, cuts here and there.
+    pub fn another(&self, seed: u64) -> Self {
+        let rng = RefCell::new(Rng(seed));
+        let draw = |from: &[u32]| from[rng.borrow_mut().below(from.len())];
+        let numbers: Vec<u32> = (1..300).collect();
+        let prefills = self.requests.iter().any(|&(_, queries)| queries > 8);
+        let most_queries = (8 / self.group).max(1);
+        // A wide tile of one token, or of several that share a prefix.
+        let wide = self.kv_heads == 2 && self.group == 40;
+        let tile = wide.then_some(Tile { m: 64, n: 128 });
+        // Many that share a long prefix: in tiles whose rows see different keys, where there are kernels for it.
+        let joint = !prefills && !self.latent && draw(&[0, 0, 1]) == 1;
+        let count = if joint { 12 } else { draw(&[2, 3, 5]) };
+        let requests: Vec<(u32, u32)> = (0..count)
+            .map(|_| match prefills && draw(&[0, 1]) == 1 {
+                true => {
+                    let queries = draw(&[9, 64, 65, 127, 128, 129, draw(&numbers).max(9)]);
+                    (
+                        queries + draw(&[0, 1, 16, 64, 129, draw(&numbers)]),
+                        queries,
+                    )
+                }
+                false if joint => (draw(&numbers) / 4 + 2, draw(&[1, 2]).min(most_queries)),
+                false => {
+                    let queries = draw(&[1, 2]).min(most_queries);
+                    let edge = draw(&[1, 16, 17, 64, 65, 128, 257, 768, 1024]);
+                    let keys = draw(&[edge, draw(&numbers), draw(&numbers), 3 * draw(&numbers)]);
+                    (keys.max(queries), queries)
+                }
+            })
+            .collect();
+        let page = match self.page {
+            3 => draw(&[1, 3, 5, 7]),
+            page => draw(&[page, 16, 64]),
+        };
+        let split = match draw(&[0, 1, 2]) {
+            _ if joint => SplitMode::Makespan,
+            0 => SplitMode::Makespan,
+            1 => SplitMode::Fixed { tokens: 3 * page },
+            _ => SplitMode::Fixed {
+                tokens: 64_u32.next_multiple_of(page),
+            },
+        };
+        let merge_mode = match self.latent || draw(&[0, 1]) == 0 {
+            true => MergeMode::Kernel,
+            false => MergeMode::Fused,
+        };
+        Self {
+            kv_heads: if self.latent { 1 } else { draw(&[1, 2]) },
+            page,
+            group: if wide { draw(&[10, 40]) } else { self.group },
+            options: self
+                .options
+                .with_split(split)
+                .with_merge_mode(merge_mode)
+                .with_decode_tile(tile),
+            requests: requests.into(),
+            shared: if joint { 9 } else { draw(&[0, 2]) as usize },
+            trees: !joint && !self.latent && draw(&[0, 1]) == 1,
+            window_left: (!joint && draw(&[0, 1]) == 0)
+                .then(|| draw(&[0, draw(&numbers), draw(&numbers)])),
+            seed,
+            ..self.clone()
+        }
+    }
 }
 
 fn scenario(name: &'static str, group: u32, dim: u32, requests: &'static [(u32, u32)]) -> Scenario {
@@ -32,11 +111,15 @@ fn scenario(name: &'static str, group: u32, dim: u32, requests: &'static [(u32, 
         group,
         dim,
         page: 16,
-        requests,
+        requests: requests.into(),
         options: PlanOptions::default(),
         arch: None,
         soft_cap: None,
         latent: false,
+        window_left: None,
+        shared: 0,
+        trees: false,
+        seed: 0,
     }
 }
 
@@ -189,6 +272,7 @@ pub fn run(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
     if scenario.latent {
         spec = Spec::latent(scenario.group, 512, 64);
     }
+    spec.variant.window_left = scenario.window_left;
     if let Some(cap) = scenario.soft_cap {
         spec = spec.with_soft_cap(cap);
     }
@@ -197,11 +281,12 @@ pub fn run(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
         requests: scenario.requests.to_vec(),
         device: gpu.device(),
         options: scenario.options,
-        trees: false,
+        shared: scenario.shared,
+        trees: scenario.trees,
         arch: scenario.arch,
         page: scenario.page,
         layout: KvLayout::Nhd,
-        seed: 0,
+        seed: scenario.seed,
     };
     launches::attention::run(gpu, &planned, true).map(|_| ())
 }

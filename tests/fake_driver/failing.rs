@@ -1,0 +1,164 @@
+//! Each call of the driver fails once: by running out of memory, or because the device is lost and all that follows
+//! fails, too.
+
+use std::{
+    ffi::{CStr, c_char, c_void},
+    mem,
+    ptr::NonNull,
+};
+
+use tandem_attn::{
+    Error,
+    exec::gpu::{
+        DeviceBuffer, DeviceTensor, Gpu, Image, KvPool, LaunchSet, MODULES, Module, Workspace,
+        WorkspaceOptions,
+    },
+    plan::{Bound, Plan, PlanOptions, Planner},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+};
+
+use super::{with_library, young_driver};
+
+const OUT_OF_MEMORY: i32 = 2;
+const LAUNCH_FAILED: i32 = 719;
+
+/// What the fake driver counts.
+const KINDS: [&str; 6] = [
+    "contexts",
+    "modules",
+    "streams",
+    "events",
+    "device memory",
+    "pinned memory",
+];
+
+type Symbol = NonNull<c_void>;
+type Fail = extern "C" fn(i32, i32, i32);
+type Failed = extern "C" fn() -> *const c_char;
+type Alive = extern "C" fn(i32) -> i32;
+
+/// The fake driver's own functions.
+struct Fake {
+    fail: Fail,
+    failed: Failed,
+    alive: Alive,
+}
+
+impl Fake {
+    fn new() -> Self {
+        let symbol = |name| libcuda::symbol(name).expect("it is the fake driver");
+        // SAFETY: the types are those of the functions in the fake driver.
+        unsafe {
+            Self {
+                fail: mem::transmute::<Symbol, Fail>(symbol(c"fake_fail")),
+                failed: mem::transmute::<Symbol, Failed>(symbol(c"fake_failed")),
+                alive: mem::transmute::<Symbol, Alive>(symbol(c"fake_alive")),
+            }
+        }
+    }
+
+    /// The call that failed first.
+    fn failed(&self) -> Option<&'static str> {
+        let name = (self.failed)();
+        // SAFETY: null, or a string that is compiled into the library.
+        (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) }.to_str().unwrap())
+    }
+
+    fn alive(&self) -> Vec<(&'static str, i32)> {
+        let counts = KINDS
+            .iter()
+            .zip(0..)
+            .map(|(&name, kind)| (name, (self.alive)(kind)));
+        counts.filter(|&(_, count)| count != 0).collect()
+    }
+}
+
+/// Everything that a program does: a GPU, a stream, memory, a workspace, plans one after the other, a captured launch set.
+fn everything(modules: &[Module], spec: &Spec, batch: &Batch, plan: &Plan) -> Result<(), Error> {
+    let gpu = Gpu::builder().modules(modules).build(0)?;
+    let stream = gpu.stream()?;
+    let buffer = DeviceBuffer::<u8>::zeroed(&gpu, 1 << 10)?;
+    let tokens = batch.total_q() as usize;
+    let q = DeviceTensor::new(1 << 30, Dtype::BF16, [tokens, 32, 128]);
+    let out = DeviceTensor::new(1 << 31, Dtype::BF16, [tokens, 32, 128]);
+    let pool = KvPool::new(spec, KvLayout::Nhd, 16, 400, 1 << 33, 1 << 34);
+    let captured = WorkspaceOptions::default().with_launches(LaunchSet::new().and(plan));
+    for options in [WorkspaceOptions::default(), captured] {
+        let mut workspace: Workspace = gpu.workspace(spec, &Bound::of(plan), options)?;
+        for _ in 0..3 {
+            // SAFETY: the fake driver follows no address.
+            unsafe {
+                workspace.upload(plan, *stream)?;
+                gpu.run(&mut workspace, &q, &[pool], &out, None, *stream)?;
+            }
+        }
+    }
+    drop(buffer);
+    stream.synchronize()
+}
+
+#[test]
+fn a_failing_call_is_an_error_and_nothing_stays_behind() {
+    let test = "failing::a_failing_call_is_an_error_and_nothing_stays_behind";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let spec = Spec::new(32, 8, 128);
+    let mut table = PageTable::new(16, 400);
+    table.push(&(0..100).collect::<Vec<_>>(), 1600);
+    table.push(&(100..400).collect::<Vec<_>>(), 4800);
+    let batch = Batch::new(vec![0, 1, 301], table);
+    let device = Gpu::new(0).unwrap().device();
+    let plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default());
+    let plan = plan.unwrap();
+    assert!(plan.groups.len() > 1 && !plan.merges.is_empty(), "{plan}");
+
+    // Unpacked once: that is what loading takes most of its time for.
+    let modules = MODULES.iter().filter(|module| module.arch == "sm_90a");
+    let unpacked = modules.map(|module| {
+        let cubin = module.cubin.as_ref().expect("machine code");
+        let cubin = cubin.unpack().expect("it is whole").into_owned();
+        Module {
+            cubin: Some(Image::owned(cubin)),
+            ..module.clone()
+        }
+    });
+    let unpacked: Vec<Module> = unpacked.collect();
+
+    let fake = Fake::new();
+    assert_eq!(fake.alive(), [], "a GPU that was dropped leaves nothing");
+    for (code, for_good) in [(OUT_OF_MEMORY, 0), (LAUNCH_FAILED, 1)] {
+        let (mut at, mut seen) = (1, std::collections::BTreeSet::new());
+        loop {
+            (fake.fail)(at, code, for_good);
+            let done = everything(&unpacked, &spec, &batch, &plan);
+            let failed = fake.failed();
+            assert_eq!(fake.alive(), [], "call {at}, {failed:?}, {code}");
+            let Some(failed) = failed else {
+                assert_eq!(done, Ok(()), "no call failed");
+                break;
+            };
+            let error = done.expect_err(failed);
+            let named = match &error {
+                Error::Driver {
+                    call, code: got, ..
+                } => *call == failed && *got == code.unsigned_abs(),
+                Error::ModuleRefused { .. } => failed == "cuModuleLoadDataEx",
+                _ => false,
+            };
+            assert!(named, "call {at} of {failed} answers {code}: {error:?}");
+            seen.insert(failed);
+            at += 1;
+        }
+        println!("{code}: {} calls, {seen:?}", at - 1);
+        for call in [
+            "cuMemAlloc",
+            "cuMemHostAlloc",
+            "cuModuleLoadDataEx",
+            "cuLaunchKernelEx",
+            "cuStreamSynchronize",
+        ] {
+            assert!(seen.contains(call), "{call} never failed: {seen:?}");
+        }
+    }
+}

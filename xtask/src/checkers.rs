@@ -1,0 +1,192 @@
+//! Checks by programs beside the compiler: Miri, ThreadSanitizer, cargo-deny.
+
+use std::process::Command;
+
+use crate::{
+    Error,
+    process::{command, output, run as run_command},
+    workspace,
+};
+
+/// Of nightly compilers only, and what they take changes from day to day.
+const TOOLCHAIN: &str = "nightly-2026-05-20";
+
+/// Tests of a package: the target, and what its test runner is told.
+struct Tests {
+    package: &'static str,
+    target: &'static [&'static str],
+    runner: &'static [&'static str],
+}
+
+/// What calls no driver, as much as an interpreter gets through in minutes: it takes a thousand times as long. What is
+/// skipped compares with attention in f64, or goes through all numbers.
+const INTERPRETED: [Tests; 7] = [
+    Tests {
+        package: "tandem-attn",
+        target: &["--lib"],
+        runner: &[
+            "--skip=kv::tests::formats",
+            "--skip=every_16_bit_pattern",
+            "--skip=deep_chains",
+            "--skip=reference::",
+            "--skip=more_work_than_costs_can_count",
+        ],
+    },
+    Tests {
+        package: "tandem-attn",
+        target: &["--test=cpu"],
+        runner: &[
+            "one_key_gives",
+            "a_batch_of_nothing",
+            "nan_keys_stay",
+            "refused::",
+            "portable_code",
+            "threads_change_no_bit",
+        ],
+    },
+    Tests {
+        package: "tandem-attn",
+        target: &["--test=planner"],
+        runner: &["fixed_splits", "moves_back", "lost_keys", "has_not_seen"],
+    },
+    Tests {
+        package: "tandem-attn",
+        target: &["--test=plan_defects"],
+        runner: &[],
+    },
+    Tests {
+        package: "tandem-attn",
+        target: &["--test=plan_as_data"],
+        runner: &[],
+    },
+    Tests {
+        package: "tandem-schedule",
+        target: &["--lib"],
+        runner: &["--skip=books_balance"],
+    },
+    Tests {
+        package: "tandem-ptx-run",
+        target: &["--test=snippets"],
+        runner: &["barriers::", "copies::", "faults::"],
+    },
+];
+
+/// What computes in several threads.
+const THREADED: [Tests; 2] = [
+    Tests {
+        package: "tandem-attn",
+        target: &["--lib"],
+        runner: &["exec::cpu"],
+    },
+    Tests {
+        package: "tandem-attn",
+        target: &["--test=cpu"],
+        runner: &["--skip=adversarial"],
+    },
+];
+
+/// Tests under Miri: undefined behaviour, reads of what nobody wrote, races.
+pub fn miri(only: &str) -> Result<(), Error> {
+    for_each(&INTERPRETED, only, |tests| {
+        let mut miri = nightly();
+        miri.args(["cargo", "miri", "test", "--package", tests.package]);
+        // Tests read files and the environment. Rayon's threads live as long as the program, which is no leak, and its
+        // queues keep bits in pointers, which the stricter models of memory do not know. Logarithms are those of one
+        // machine: that they may differ by a bit elsewhere is no defect.
+        miri.env(
+            "MIRIFLAGS",
+            "-Zmiri-disable-isolation -Zmiri-ignore-leaks -Zmiri-tree-borrows -Zmiri-permissive-provenance -Zmiri-deterministic-floats",
+        );
+        miri.env("RAYON_NUM_THREADS", "2");
+        miri.env("TANDEM_CASES", "1").env("PROPTEST_CASES", "1");
+        miri
+    })
+}
+
+/// Tests with ThreadSanitizer, the standard library compiled with it, too: races.
+pub fn tsan(only: &str) -> Result<(), Error> {
+    for_each(&THREADED, only, |tests| {
+        // Named, though it is the host: build scripts and macros are compiled without then.
+        let target = "x86_64-unknown-linux-gnu";
+        let mut tsan = nightly();
+        tsan.args(["cargo", "test", "-Zbuild-std", "--package", tests.package]);
+        tsan.args(["--target", target, "--target-dir"]);
+        tsan.arg(workspace().join("target/tsan"));
+        tsan.env("RUSTFLAGS", "-Zsanitizer=thread");
+        tsan.env("TSAN_OPTIONS", "halt_on_error=1");
+        tsan.env("CARGO_PROFILE_TEST_DEBUG", "line-tables-only");
+        tsan.env("RAYON_NUM_THREADS", "4");
+        tsan.env("TANDEM_CASES", "20").env("PROPTEST_CASES", "20");
+        tsan
+    })
+}
+
+/// Licences, versions and sources of the crates that we depend on, by `deny.toml`; with `advisories` what is known against
+/// them, which is fetched.
+pub fn deny(advisories: bool) -> Result<(), Error> {
+    const INSTALL: &str = "cargo-deny is not installed: cargo install --locked cargo-deny";
+    output(command("cargo-deny").arg("--version")).map_err(|_| INSTALL)?;
+    let mut deny = command("cargo-deny");
+    deny.args(["--locked", "--workspace", "check"]);
+    if advisories {
+        deny.arg("advisories");
+    }
+    run_command(deny.args(["bans", "licenses", "sources"]))
+}
+
+/// Runs those whose package or target has `only` in it.
+fn for_each(all: &[Tests], only: &str, command: impl Fn(&Tests) -> Command) -> Result<(), Error> {
+    let has = |tests: &&Tests| {
+        tests.package.contains(only) || tests.target.iter().any(|target| target.contains(only))
+    };
+    let chosen: Vec<&Tests> = all.iter().filter(has).collect();
+    if chosen.is_empty() {
+        return Err(format!("no package and no target has {only:?} in its name").into());
+    }
+    install()?;
+    for tests in chosen {
+        let mut command = command(tests);
+        command.args(tests.target).arg("--").args(tests.runner);
+        run_command(&mut command)?;
+    }
+    Ok(())
+}
+
+/// The toolchain in a folder of its own: among those of rustup, one with the library's sources would be taken for kernels.
+fn install() -> Result<(), Error> {
+    let list = output(rustup().args(["toolchain", "list"]))?;
+    if list.lines().any(|line| line.starts_with(TOOLCHAIN)) {
+        return Ok(());
+    }
+    let mut install = rustup();
+    install.args(["toolchain", "install", TOOLCHAIN, "--no-self-update"]);
+    install.args([
+        "--profile=minimal",
+        "--component=miri",
+        "--component=rust-src",
+    ]);
+    run_command(&mut install)
+}
+
+/// What runs a program of the toolchain: the rest of the command.
+fn nightly() -> Command {
+    let mut run = rustup();
+    run.args(["run", TOOLCHAIN]);
+    run
+}
+
+/// Rustup over our own folder, without what another toolchain's cargo has set for us.
+fn rustup() -> Command {
+    let mut rustup = command("rustup");
+    rustup.env("RUSTUP_HOME", workspace().join(".tools/rustup"));
+    for name in [
+        "CARGO",
+        "RUSTC",
+        "RUSTDOC",
+        "RUSTUP_TOOLCHAIN",
+        "CARGO_TARGET_DIR",
+    ] {
+        rustup.env_remove(name);
+    }
+    rustup
+}
