@@ -7,7 +7,7 @@ use cuda_std::{
 
 use super::{
     super::{mma::weights_values, pipeline::Pipeline, uniform},
-    config::{HEAD_DIM, KEYS, SLAB_BYTES, SLABS, STAGES, VALUE_DIM},
+    config::{CONVERTED_STAGES, GROUP, HEAD_DIM, KEYS, SLAB_BYTES, SLABS, STAGES, VALUE_DIM},
     epilogue::finish,
     shared::{Shared, Unit, WEIGHTS_CHUNK},
 };
@@ -37,7 +37,10 @@ pub(super) const O: usize = VALUE_DIM as usize / 4;
 /// shared memory: 2 KB of queries beside 1 KB of keys for each step.
 const HELD: usize = 8;
 
-/// The queries of those steps, of a warp's rows.
+/// The same where keys are converted, of which there is an odd number of blocks.
+const HELD_CONVERTED: usize = 6;
+
+/// The queries of those steps, of a warp's rows; the last ones, where there are fewer.
 type Held = [u32; 4 * HELD];
 
 /// Both consumers have come here.
@@ -52,11 +55,11 @@ pub(super) unsafe fn meet() {
 
 /// Loads the queries that stay in registers.
 #[inline(always)]
-unsafe fn hold(s: Shared, warp: u32) -> Held {
+unsafe fn hold(s: Shared, warp: u32, steps: usize) -> Held {
     // Opaque: or the addresses are kept in registers from unit to unit.
     let (lane, mut held) = (misc::opaque(warp::lane_id()), [0; 4 * HELD]);
     let row = warp * 16 + lane % 16;
-    let mut i = 0;
+    let mut i = HELD - steps;
     while i < HELD {
         let step = (HEAD_DIM / 16) as usize - HELD + i;
         let chunk = 2 * (step as u32 % 4) + lane / 16;
@@ -81,6 +84,7 @@ unsafe fn multiply<T: Half, const ADD: bool>(
     logits: &mut [f32; S],
     stage: u32,
     half: u32,
+    steps: usize,
 ) {
     let slabs = SLABS[half as usize];
     // SAFETY: whole warps; both operands are there; the accumulator is waited for.
@@ -99,7 +103,7 @@ unsafe fn multiply<T: Half, const ADD: bool>(
                 k.advance(slab * 1024 + inner),
             );
             let from_registers = (step + HELD as u32).checked_sub(SLABS[1] * 4);
-            if let (true, Some(i)) = (ADD, from_registers) {
+            if let (true, Some(i)) = (ADD && from_registers >= Some((HELD - steps) as u32), from_registers) {
                 let i = 4 * i as usize;
                 let q = [held[i], held[i + 1], held[i + 2], held[i + 3]];
                 wgmma::mma_rs::<T, true, false, _>(logits, q, k);
@@ -192,17 +196,43 @@ unsafe fn hide<V: Variant>(
     hide_before(logits, begin as i32, [upper[0], lower[0]]);
 }
 
+/// Hides keys of a converted block that are not there.
+#[inline(always)]
+unsafe fn hide_missing(s: Shared, stage: u32, logits: &mut [f32; S]) {
+    const { assert!(KEYS / GROUP == 4) };
+    // SAFETY: they were written before the block was announced.
+    let there = unsafe { shared::load_u32x4(s.there(stage, 0)) };
+    if there[0] & there[1] & there[2] & there[3] == 0xff {
+        return;
+    }
+    let pair = warp::lane_id() % 4 * 2;
+    let mut group = 0;
+    while group < 4 {
+        let there = there[group] >> pair;
+        let mut i = 0;
+        while i < 4 {
+            if there >> (i % 2) & 1 == 0 {
+                logits[4 * group + i] = f32::NEG_INFINITY;
+            }
+            i += 1;
+        }
+        group += 1;
+    }
+}
+
 /// Works through all units, as the consumer of the columns' half `C` and of every other block.
 ///
 /// # Safety
 /// A whole warpgroup comes here, the other one with the other half; the barriers are initialised.
 #[inline(always)]
-pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
+pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32, const CONVERTED: bool>(
     p: &LatentParams,
     variant: &V,
     s: Shared,
 ) {
     const { assert!(!V::TRANSFORMS_LOGITS && !V::MASKS) };
+    let stages = const { if CONVERTED { CONVERTED_STAGES } else { STAGES } };
+    let steps = const { if CONVERTED { HELD_CONVERTED } else { HELD } };
     let lane = warp::lane_id();
     let thread = thread::thread_idx_x() % 128;
     // SAFETY: whole warps here and in everything below.
@@ -263,24 +293,24 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
                         }
                         scale_by(&mut o, factors);
                     }
-                    add_handed::<T>(s, &mut o, $block % STAGES, C);
+                    add_handed::<T>(s, &mut o, $block % stages, C);
                 };
             }
             macro_rules! taken {
                 ($block:expr) => {
                     wgmma::wait_group::<0>();
                     wgmma::fence_operand(&mut o);
-                    release!(s.free($block % STAGES, C));
+                    release!(s.free($block % stages, C));
                     if C == 0 {
                         // The weights lie in the right half.
-                        release!(s.free($block % STAGES, 1));
+                        release!(s.free($block % stages, 1));
                     }
                 };
             }
 
             mbarrier::wait(s.queries_full(), queries.parity);
             queries.advance();
-            let mut held = hold(s, warp);
+            let mut held = hold(s, warp, steps);
             wgmma::fence_operand(&mut held);
             // One lane says for all that the queries have been read.
             warp::sync_warp(WARP);
@@ -292,12 +322,12 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
             // A block of this consumer's own; the unit's first has none before it.
             macro_rules! own {
                 ($first:literal) => {{
-                    let (stage, parity) = (block % STAGES, block / STAGES & 1);
+                    let (stage, parity) = (block % stages, block / stages & 1);
                     // In this order whoever owns the block, which is a matter of timing: the same bits.
                     mbarrier::wait(s.full(stage, 0), parity);
-                    multiply::<T, false>(s, &held, &mut logits, stage, 0);
+                    multiply::<T, false>(s, &held, &mut logits, stage, 0, steps);
                     mbarrier::wait(s.full(stage, 1), parity);
-                    multiply::<T, true>(s, &held, &mut logits, stage, 1);
+                    multiply::<T, true>(s, &held, &mut logits, stage, 1, steps);
                     wgmma::commit_group();
                     if $first {
                         wgmma::wait_group::<0>();
@@ -314,6 +344,9 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
                     if not_all {
                         let unit = Unit::load(s.unit(slot));
                         hide(p, variant, s, slot, &unit, &mut logits, begin, first_row);
+                    }
+                    if CONVERTED {
+                        hide_missing(s, stage, &mut logits);
                     }
                     // Weights against the references that there are; whether those still do shows in the sums. The vote
                     // also keeps the wait for the other product behind the weights.
@@ -359,15 +392,16 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
                         mma::stmatrix_x4(target + chunk * WEIGHTS_CHUNK, fragments);
                         step += 1;
                     }
-                    // Keys of others are seen by nobody.
-                    if not_all {
+                    // Keys of others are seen by nobody. Those that were converted are zeros already.
+                    let clears = not_all && !CONVERTED;
+                    if clears {
                         let unit = Unit::load(s.unit(slot));
                         let past = unit.kv_end.saturating_sub(begin);
                         let first = unit.kv_begin.saturating_sub(begin);
                         clear(s, stage, thread, first, past);
                     }
                     fence::proxy_async_shared();
-                    if not_all {
+                    if clears {
                         barrier::bar_sync(CONSUMER + C, 128);
                     }
                     barrier::bar_arrive(WEIGHTS_READY + C, 256);
@@ -377,6 +411,9 @@ pub(super) unsafe fn consume<T: Half, V: Variant, const C: u32>(
                     wgmma::fence_operand(&mut o);
                     wgmma::fence_operand(&mut weights);
                     release!(s.free(stage, C));
+                    if C == 0 && CONVERTED {
+                        release!(s.free(stage, 1));
+                    }
                     block += 2;
                     begin += 2 * KEYS;
                 }};

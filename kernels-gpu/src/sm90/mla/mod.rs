@@ -27,6 +27,8 @@
 
 mod config;
 #[cfg(target_arch = "nvptx64")]
+mod convert;
+#[cfg(target_arch = "nvptx64")]
 mod epilogue;
 #[cfg(target_arch = "nvptx64")]
 mod feed;
@@ -48,7 +50,8 @@ mod entries {
     use cuda_std::{barrier, griddep, prelude::*, setmaxnreg, shared, thread, tma};
 
     use super::{
-        config::{REGISTERS, THREADS, table},
+        config::{Keys, REGISTERS, THREADS, table},
+        convert::convert,
         feed::{claim, load, load_rows},
         mainloop::consume,
         shared::Shared,
@@ -58,15 +61,10 @@ mod entries {
         common::{half, variant::Standard},
     };
 
-    /// How keys are loaded, by its name in the table.
-    enum Loads {
-        Pages,
-        Rows,
-    }
-
     macro_rules! entries {
         ($half:ident $element:literal { $($kind:literal $rows:literal x $keys:literal $loads:ident;)* }) => { $( const _: () = {
-            const BY_ROWS: bool = matches!(Loads::$loads, Loads::Rows);
+            const KEYS: Keys = Keys::$loads;
+            const CONVERTED: bool = matches!(KEYS, Keys::Converted);
             /// See the module.
             ///
             /// # Safety
@@ -86,26 +84,28 @@ mod entries {
                     if thread < 3 {
                         tma::prefetch_tensor_map(maps.add(thread as usize));
                     }
-                    s.init(BY_ROWS);
+                    s.init(KEYS);
                     barrier::bar_sync(0, THREADS);
                     // The merging kernel may wait on SMs that this one has left.
                     griddep::launch_dependents();
                     if thread < 128 {
                         setmaxnreg::decrease::<{ REGISTERS[0] }>();
-                        match thread / 32 {
-                            0 if BY_ROWS => load_rows::<false>(&p, s),
-                            1 if BY_ROWS => load_rows::<true>(&p, s),
-                            0 => load::<false>(&p, maps.add(1), s),
-                            1 => load::<true>(&p, maps.add(2), s),
-                            2 => claim(&p, maps, s),
+                        match (thread / 32, KEYS) {
+                            (2, _) => claim(&p, maps, s),
+                            (0, Keys::Pages) => load::<false>(&p, maps.add(1), s),
+                            (1, Keys::Pages) => load::<true>(&p, maps.add(2), s),
+                            (0, Keys::Rows) => load_rows::<false>(&p, s),
+                            (1, Keys::Rows) => load_rows::<true>(&p, s),
+                            // Warps 0, 1 and 3.
+                            (warp, Keys::Converted) => convert(&p, s, warp - warp / 3),
                             _ => {}
                         }
                     } else {
                         setmaxnreg::increase::<{ REGISTERS[1] }>();
                         if thread < 256 {
-                            consume::<half::$half, _, 0>(&p, &variant, s);
+                            consume::<half::$half, _, 0, CONVERTED>(&p, &variant, s);
                         } else {
-                            consume::<half::$half, _, 1>(&p, &variant, s);
+                            consume::<half::$half, _, 1, CONVERTED>(&p, &variant, s);
                         }
                         // Whoever waits for this group waits for the one before it, too.
                         griddep::wait();
@@ -116,4 +116,5 @@ mod entries {
     }
 
     table!(items entries);
+    table!(bf16 entries);
 }

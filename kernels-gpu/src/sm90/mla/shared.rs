@@ -3,8 +3,9 @@
 use cuda_std::{fence, mbarrier, shared, thread};
 
 use super::config::{
-    BARRIERS, BARRIERS_OFFSET, BLOCK_BYTES, FACTORS_OFFSET, GREW_OFFSET, HALF_BYTES, KEYS_OFFSET,
-    REFERENCES_OFFSET, ROWS_OFFSET, SLABS, THREADS, TILE_ROWS, TOTALS_OFFSET, UNIT_BYTES,
+    BARRIERS, BARRIERS_OFFSET, BLOCK_BYTES, CONVERTERS, FACTORS_OFFSET, GREW_OFFSET, GROUP,
+    HALF_BYTES, KEYS, KEYS_OFFSET, Keys, RAW_OFFSET, RAW_SLOTS, REFERENCES_OFFSET, ROW_BYTES,
+    ROWS_OFFSET, SLABS, STAGES, THERE_OFFSET, THREADS, TILE_ROWS, TOTALS_OFFSET, UNIT_BYTES,
     UNITS_OFFSET,
 };
 use crate::abi::QueryRow;
@@ -194,27 +195,53 @@ impl Shared {
         self.barrier(8 + 4 * stage + 2 + half)
     }
 
+    /// A converting warp's group of rows as the pool has them.
+    #[inline(always)]
+    pub fn raw(self, converter: u32, slot: u32) -> u32 {
+        self.base + RAW_OFFSET + (converter * RAW_SLOTS + slot) * GROUP * ROW_BYTES
+    }
+    /// They are there.
+    #[inline(always)]
+    pub fn raw_full(self, converter: u32, slot: u32) -> u32 {
+        self.barrier(8 + 4 * STAGES + converter * RAW_SLOTS + slot)
+    }
+    /// Which keys of a group of a stage's block are there, a bit each.
+    #[inline(always)]
+    pub fn there(self, stage: u32, group: u32) -> u32 {
+        self.base + THERE_OFFSET + (stage * (KEYS / GROUP) + group) * 4
+    }
+
     /// Initialises the barriers, a warp each in turn (the hardware takes about 60 cycles for one), and the queries of
-    /// rows that tiles may not have. Blocks come with one arrival, or `by_rows` with that of each lane.
+    /// rows that tiles may not have. Blocks come with one arrival, with that of each lane that copies keys, or with
+    /// one for each group that was converted.
     ///
     /// # Safety
     /// All threads of the CTA come here once, and then to a barrier.
     #[inline(always)]
-    pub unsafe fn init(self, by_rows: bool) {
+    pub unsafe fn init(self, keys: Keys) {
         let thread = thread::thread_idx_x();
         let index = thread / 32 + thread % 32 * (THREADS / 32);
         if index < BARRIERS {
             let arrivals = match index {
                 0 | 1 => 32,
-                // The loaders' lanes and the consumers'.
-                2 | 3 => 2 * 32 + 2 * 128,
+                // The loaders' lanes (or converting warps) and the consumers'.
+                2 | 3 => match keys {
+                    Keys::Converted => CONVERTERS + 2 * 128,
+                    _ => 2 * 32 + 2 * 128,
+                },
                 4 => 32,
                 5 => 8,
                 6 | 7 => 1,
-                // Full; the right half of a block of consumer 1: consumer 0 has read its weights, 1 its values.
-                _ if index & 2 == 0 && by_rows => 32,
-                _ if index & 2 == 0 => 1,
-                _ if index & 7 == 7 => 8,
+                // A group's rows come by one lane's copies.
+                _ if index >= 8 + 4 * STAGES => 1,
+                _ if index & 2 == 0 => match keys {
+                    Keys::Pages => 1,
+                    Keys::Rows => 32,
+                    Keys::Converted => KEYS / GROUP,
+                },
+                // The right half of a block of consumer 1: consumer 0 has read its weights, 1 its values. Of an odd number
+                // of stages each has blocks of both, and consumer 0 says of its own, too, that it has read them.
+                _ if index & 7 == 7 || index & 1 == 1 && keys == Keys::Converted => 8,
                 _ => 4,
             };
             // SAFETY: nobody knows the barriers yet.
