@@ -133,7 +133,7 @@ impl Gpu {
         }
         if workspace.options.checks {
             // SAFETY: the caller's promise.
-            unsafe { workspace.inspect(tensors.pools, tensors.q.shape[0], stream) }?;
+            unsafe { workspace.inspect(tensors, stream) }?;
         }
         Ok(())
     }
@@ -306,7 +306,10 @@ impl Making<'_> {
             },
             items,
             rows: workspace.rows(),
-            page_ids: workspace.page_ids(),
+            page_ids: match tensors.indices {
+                Some(indices) => DeviceArray::new(indices.address, indices.len),
+                None => workspace.page_ids(),
+            },
             merges: workspace.merges(),
             merge_slots: workspace.merge_slots(),
             q: tensors.q,
@@ -477,13 +480,14 @@ fn check(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
                 return Err(wrong("tokens in a page", page_size, rule));
             }
         }
-        if pool.pages < needs.pages {
+        if pool.pages < needs.pages && tensors.indices.is_none() {
             let rule = format!("at least {}, for the plan's page ids", needs.pages);
             return Err(wrong("pages", pool.pages, rule));
         }
     }
     let spec = &workspace.spec;
     check_sinks(spec, tensors.sinks)?;
+    check_indices(workspace, tensors)?;
     for (tensor, got, expected) in [
         ("q", tensors.q.dtype, spec.q_dtype),
         ("out", tensors.out.dtype, spec.out_dtype),
@@ -509,6 +513,46 @@ fn check(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
             dimension: "tokens",
             got: tokens,
             rule,
+        });
+    }
+    Ok(())
+}
+
+/// Whether indices, if there are any, are those of the plan's query tokens, and its kernels read keys by them.
+fn check_indices(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
+    let Some(indices) = tensors.indices else {
+        return Ok(());
+    };
+    let refused = |asked: String| Error::NoInstance {
+        kernel: "attention",
+        asked,
+        there: "those of latent keys in F8E4M3, without a window, for plans of Batch::of_top_k in a workspace without a \
+                launch set",
+    };
+    indices.check_address("the indices", 4)?;
+    let spec = &workspace.spec;
+    let reads = |launch: &GroupLaunch| {
+        let row = launch.key.kernel.info();
+        row.latent && row.cache.is_some()
+    };
+    if let Some(launch) = workspace.agenda.launches.iter().find(|launch| !reads(launch)) {
+        return Err(refused(format!("keys by indices, by {}", launch.key.kernel)));
+    }
+    if let Some(window) = spec.variant.window_left {
+        return Err(refused(format!("keys by indices, and a window of {window}")));
+    }
+    if workspace.captured() {
+        return Err(refused("keys by indices, and a launch set".into()));
+    }
+    let Some(expected) = workspace.agenda.indices else {
+        return Err(refused("keys by indices, for a plan that names its keys".into()));
+    };
+    if indices.len != expected as usize {
+        return Err(Error::Extent {
+            tensor: "the indices",
+            dimension: "entries",
+            got: indices.len,
+            rule: format!("{expected}, as the plan has keys"),
         });
     }
     Ok(())

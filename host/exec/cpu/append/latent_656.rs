@@ -5,7 +5,7 @@ use crate::{
     Error,
     kv::{LATENT_656_BYTES, latent_656},
     problem::{Dtype, Integer},
-    tensor::{F8E4M3, Slice, TensorMut, TensorRef, with_elements},
+    tensor::{Element, F8E4M3, TensorMut, TensorRef, with_elements},
 };
 
 /// Quantises keys of latent attention into a pool whose [rows carry their scales](crate::kv::KvScales::InRow).

@@ -221,7 +221,11 @@ impl Shared {
     pub unsafe fn init(self, keys: Keys) {
         let thread = thread::thread_idx_x();
         let index = thread / 32 + thread % 32 * (THREADS / 32);
-        if index < BARRIERS {
+        let barriers = match keys {
+            Keys::Converted => BARRIERS,
+            _ => 8 + 4 * STAGES,
+        };
+        if index < barriers {
             let arrivals = match index {
                 0 | 1 => 32,
                 // The loaders' lanes (or converting warps) and the consumers'.
