@@ -271,8 +271,8 @@ fn indices_that_no_kernel_reads_by_are_refused() {
         let stream = Stream::new();
         // SAFETY: the stream is ours.
         unsafe { workspace.upload(&plan, stream.0) }.unwrap();
-        let (q, out) = (Memory::of_bytes(2 << 20), Memory::of_bytes(2 << 20));
-        let pool = Memory::of_bytes(1 << 20);
+        let zeros = vec![0_u8; 100 * 576 * 2];
+        let [q, out, pool] = [(); 3].map(|()| Memory::new(&zeros));
         let tensor = |memory: &Memory, dim| memory.tensor(Dtype::BF16, [2, 16, dim]);
         let (q, out) = (tensor(&q, 576), tensor(&out, 512));
         let pools = match spec.kv_dtype {

@@ -65,11 +65,11 @@
         family: "mla",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.mla.ptx.zst"),
-            1652491,
+            1651862,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.mla.cubin.zst"),
-            555680,
+            553632,
         )),
     },
     Module {

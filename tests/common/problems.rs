@@ -148,8 +148,8 @@ fn row_656(noise: &mut Rng) -> Vec<u8> {
     let mut row: Vec<u8> = (0..512).map(number).collect();
     for _ in 0..4 {
         let scale = match noise.below(2) {
-            0 => 2.0_f32.powi(-8 - noise.below(3) as i32),
-            _ => noise.between(0.5, 1.2) / 448.0,
+            0 => 2.0_f32.powi(-9 - noise.below(3) as i32),
+            _ => noise.between(0.2, 1.0) / 448.0,
         };
         row.extend(scale.to_ne_bytes());
     }

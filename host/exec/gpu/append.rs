@@ -217,7 +217,7 @@ pub(super) fn in_rows() -> Error {
     Error::NoInstance {
         kernel: "append",
         asked: "keys and values into rows that carry their scales".into(),
-        there: "append_rows for rows of 656 bytes that are quantised already, as cpu::append_latent_656 does",
+        there: "append_latent_656 for such rows",
     }
 }
 

@@ -63,6 +63,7 @@ mod driver;
 mod embedded;
 mod inspect;
 mod latent;
+mod latent_656;
 mod launch;
 mod launch_set;
 #[cfg(feature = "unstable")]

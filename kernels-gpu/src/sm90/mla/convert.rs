@@ -198,13 +198,12 @@ unsafe fn look_up(p: &LatentParams, s: Shared, ask: &Walk) -> u64 {
 /// Sets rows to zero that are not there.
 #[inline(always)]
 unsafe fn clear(raw: u32, mask: u32) {
-    let mut at = misc::opaque(warp::lane_id());
-    while at < GROUP * (ROW_BYTES / 16) {
-        if mask >> (at / (ROW_BYTES / 16)) & 1 == 0 {
-            // SAFETY: the rows are this warp's.
-            unsafe { shared::store_u32x4(raw + at * 16, [0; 4]) };
-        }
-        at += 32;
+    let lane = misc::opaque(warp::lane_id());
+    let (row, mut at) = (raw + lane % GROUP * ROW_BYTES, lane / GROUP * 16);
+    while mask >> (lane % GROUP) & 1 == 0 && at < ROW_BYTES {
+        // SAFETY: the rows are this warp's.
+        unsafe { shared::store_u32x4(row + at, [0; 4]) };
+        at += 32 / GROUP * 16;
     }
     // SAFETY: a whole warp.
     unsafe { warp::sync_warp(WARP) };
