@@ -212,7 +212,7 @@ fn check_sparse(gpu: &Gpu, case: &Sparse) -> Result<(), TestCaseError> {
         .expect("the case can be planned");
     plan.verify(&batch).expect("the plan computes the batch");
     let mut options = WorkspaceOptions::default();
-    options.checks = case.seed % 2 == 0;
+    options.checks = case.seed.is_multiple_of(2);
     let mut workspace = gpu
         .workspace(&spec, &Bound::of(&plan), options)
         .expect("there is memory");
@@ -223,9 +223,9 @@ fn check_sparse(gpu: &Gpu, case: &Sparse) -> Result<(), TestCaseError> {
     let stream = Stream::new();
     // SAFETY: the stream is ours.
     unsafe { workspace.upload(&plan, stream.0) }.expect("the plan fits");
-    let results = places.each_ref().map(|place| {
-        on_device.run_indexed(gpu, &mut workspace, &stream, Some(place.array()))
-    });
+    let results = places
+        .each_ref()
+        .map(|place| on_device.run_indexed(gpu, &mut workspace, &stream, Some(place.array())));
     check_results(&spec, &chosen, &tensors, &results[0]).map_err(TestCaseError::fail)?;
     prop_assert!(results[0] == results[1], "two runs differ");
     Ok(())
@@ -292,11 +292,20 @@ fn indices_that_no_kernel_reads_by_are_refused() {
         let error = result.expect_err("it is refused");
         assert!(error.contains(what), "{error}");
     };
-    says(refused(&spec, &batch, 79, false), "80, as the plan has keys");
+    says(
+        refused(&spec, &batch, 79, false),
+        "80, as the plan has keys",
+    );
     says(refused(&spec, &batch, 80, true), "a launch set");
-    says(refused(&spec.with_window_left(3), &batch, 80, false), "a window of 3");
+    says(
+        refused(&spec.with_window_left(3), &batch, 80, false),
+        "a window of 3",
+    );
     let of_16_bits = spec.with_kv_dtype(Dtype::BF16);
     says(refused(&of_16_bits, &batch, 80, false), "mla_64x32_bf16");
     let named = Batch::of_indices(40, &case.indices(), 100).unwrap();
-    says(refused(&spec, &named, 80, false), "a plan that names its keys");
+    says(
+        refused(&spec, &named, 80, false),
+        "a plan that names its keys",
+    );
 }

@@ -255,7 +255,9 @@ fn rows_656(keys: usize, seed: u64) -> Result<Tensor, Failure> {
         let ones = [0x3f80_u16, 0xbf80].map(u16::to_ne_bytes).concat();
         let rest = scales.into_iter().chain(ones.into_iter().cycle());
         let rest: Vec<_> = rest.take(row - 512).map(F8E4M3).collect();
-        bytes.par_chunks_exact_mut(row).for_each(|row| row[512..].copy_from_slice(&rest));
+        bytes
+            .par_chunks_exact_mut(row)
+            .for_each(|row| row[512..].copy_from_slice(&rest));
     }
     Ok(rows)
 }

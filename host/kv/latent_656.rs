@@ -145,7 +145,10 @@ mod tests {
         let magnitude = [448.0, 3.0e-5, 7.0e20, 0.0];
         let element = |i: usize| match i / 128 {
             4 => i as f32 - 540.0,
-            tile => magnitude[tile] * (i % 15) as f32 / 14.0 * if i % 2 == 0 { 1.0 } else { -1.0 },
+            tile => {
+                magnitude[tile] * (i % 15) as f32 / 14.0
+                    * if i.is_multiple_of(2) { 1.0 } else { -1.0 }
+            }
         };
         let elements: Vec<f32> = (0..ELEMENTS).map(element).collect();
         let back = round_trip(&elements);

@@ -174,12 +174,18 @@ impl<'a, T: Element> KvView<'a, T> {
 
     /// A key as numbers, before any scale that is not in its row.
     pub(crate) fn wide_key(&self, page: u32, offset: u32, head: u32, head_dim: u32) -> Vec<f64> {
-        self.wide(&self.k[row(self.k_strides, page, offset, head, self.stored(head_dim))], head_dim)
+        self.wide(
+            &self.k[row(self.k_strides, page, offset, head, self.stored(head_dim))],
+            head_dim,
+        )
     }
 
     /// A value, likewise.
     pub(crate) fn wide_value(&self, page: u32, offset: u32, head: u32, head_dim: u32) -> Vec<f64> {
-        self.wide(&self.v[row(self.v_strides, page, offset, head, self.stored(head_dim))], head_dim)
+        self.wide(
+            &self.v[row(self.v_strides, page, offset, head, self.stored(head_dim))],
+            head_dim,
+        )
     }
 
     /// Elements of a row in the pool.

@@ -160,7 +160,9 @@ pub enum ProblemError {
         total_q: u32,
     },
     /// Chosen keys that are no whole number of query tokens.
-    #[error("{got} indices are no whole number of query tokens with {k} keys each: give {k} for each, −1 for none")]
+    #[error(
+        "{got} indices are no whole number of query tokens with {k} keys each: give {k} for each, −1 for none"
+    )]
     Indices {
         /// Indices given.
         got: usize,

@@ -162,7 +162,11 @@ fn row_656(noise: &mut Rng) -> Vec<u8> {
 impl<T: Element> Pools<T> {
     fn random(spec: &Spec, table: &PageTable, layout: KvLayout, noise: &mut Rng) -> Self {
         let rows_656 = has_rows_656(spec);
-        let row = if rows_656 { LATENT_656_BYTES } else { spec.head_dim_qk };
+        let row = if rows_656 {
+            LATENT_656_BYTES
+        } else {
+            spec.head_dim_qk
+        };
         let k_strides = layout.strides(table.page_size, spec.kv_heads, row);
         let v_strides = match spec.latent {
             true => k_strides,

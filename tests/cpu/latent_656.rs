@@ -93,7 +93,9 @@ proptest! {
 fn appended_keys_are_those_that_are_read() {
     let (page, pages) = (4_usize, 3);
     let mut noise = Rng(3);
-    let keys: Vec<f16> = (0..3 * 600).map(|_| f16::from_f32(noise.between(-3.0, 3.0))).collect();
+    let keys: Vec<f16> = (0..3 * 600)
+        .map(|_| f16::from_f32(noise.between(-3.0, 3.0)))
+        .collect();
     // Rows with gaps, into the second and the third page; the middle one is left out.
     let rows = TensorRef::strided(&keys, [3, 576], [600, 1]).unwrap();
     let mut pool = vec![F8E4M3(0x5a); pages * page * ROW];
@@ -103,10 +105,14 @@ fn appended_keys_are_those_that_are_read() {
     for (token, slot) in [(0, 9), (2, 4)] {
         let of_tile = |tile: usize| {
             let tile = &keys[token * 600 + tile * 128..][..128];
-            tile.iter().fold(0.0, |most: f32, x| most.max(x.to_f32().abs()))
+            tile.iter()
+                .fold(0.0, |most: f32, x| most.max(x.to_f32().abs()))
         };
         for i in 0..576 {
-            let (key, got) = (keys[token * 600 + i].to_f32(), wide[slot * 576 + i].to_f32());
+            let (key, got) = (
+                keys[token * 600 + i].to_f32(),
+                wide[slot * 576 + i].to_f32(),
+            );
             match i {
                 512.. => assert_eq!(got, bf16::from_f32(key).to_f32()),
                 _ => assert!((got - key).abs() <= key.abs() / 16.0 + of_tile(i / 128) / 1e5),
@@ -126,11 +132,23 @@ fn what_is_no_row_of_656_bytes_is_refused() {
         append_latent_656(rows, &[slot], TensorMut::new(&mut pool, shape).unwrap()).unwrap_err()
     };
     let narrow = TensorRef::new(&[0.0_f32; 512], [1, 512]).unwrap();
-    assert!(matches!(append(&narrow, 0, [2, 2, ROW]), Error::Extent { got: 512, .. }));
-    assert!(matches!(append(&rows, 0, [2, 2, 576]), Error::Extent { got: 576, .. }));
-    assert!(matches!(append(&rows, 4, [2, 2, ROW]), Error::IndexOutOfRange { got: 4, .. }));
+    assert!(matches!(
+        append(&narrow, 0, [2, 2, ROW]),
+        Error::Extent { got: 512, .. }
+    ));
+    assert!(matches!(
+        append(&rows, 0, [2, 2, 576]),
+        Error::Extent { got: 576, .. }
+    ));
+    assert!(matches!(
+        append(&rows, 4, [2, 2, ROW]),
+        Error::IndexOutOfRange { got: 4, .. }
+    ));
     let eight = TensorRef::new(&[F8E4M3(0); 576], [1, 576]).unwrap();
-    assert!(matches!(append(&eight, 0, [2, 2, ROW]), Error::Dtype { tensor: "rows", .. }));
+    assert!(matches!(
+        append(&eight, 0, [2, 2, ROW]),
+        Error::Dtype { tensor: "rows", .. }
+    ));
 
     // Heads that have no such rows, and other types of keys.
     let mut table = PageTable::new(1, 4);
@@ -138,9 +156,17 @@ fn what_is_no_row_of_656_bytes_is_refused() {
     let batch = Batch::new(vec![0, 1], table);
     let cpu = Cpu::new();
     let run = |spec: &Spec, view: KvView<'_, F8E4M3>| {
-        let plan = Planner::new().plan(spec, &batch, &cpu.device(), &PlanOptions::default()).unwrap();
+        let plan = Planner::new()
+            .plan(spec, &batch, &cpu.device(), &PlanOptions::default())
+            .unwrap();
         let q = vec![bf16::ZERO; spec.head_dim_qk as usize];
-        cpu.run(&plan, &q, &[view], &mut vec![bf16::ZERO; spec.head_dim_v as usize], None)
+        cpu.run(
+            &plan,
+            &q,
+            &[view],
+            &mut vec![bf16::ZERO; spec.head_dim_v as usize],
+            None,
+        )
     };
     let view = KvView::latent_656(1, &pool);
     run(&spec(1), view).unwrap();

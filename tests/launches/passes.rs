@@ -423,7 +423,9 @@ fn latent_656_from<T: Element>(gpu: &Gpu, seed: u64, checked: bool) -> Result<Ve
     let mut pool = vec![F8E4M3(0x55); pages * page * 656];
     let [rows_memory, slots_memory] = [Memory::new(&rows), Memory::new(&slots)];
     let memory = Memory::new(&pool);
-    let from = rows_memory.tensor(T::DTYPE, [TOKENS, 576]).with_stride(0, stride);
+    let from = rows_memory
+        .tensor(T::DTYPE, [TOKENS, 576])
+        .with_stride(0, stride);
     let to = KvPool::latent_656(PAGE, PAGES, memory.address());
     let stream = Stream::new();
     // SAFETY: everything is there as described until the stream is done; slots are distinct.
@@ -435,7 +437,10 @@ fn latent_656_from<T: Element>(gpu: &Gpu, seed: u64, checked: bool) -> Result<Ve
         let mut bytes: Vec<u8> = pool.iter().map(|byte| byte.0).collect();
         for row in bytes.chunks_mut(656) {
             let nan = |byte: &&mut u8| **byte & 0x7f == 0x7f;
-            row[..512].iter_mut().filter(nan).for_each(|byte| *byte = 0x7f);
+            row[..512]
+                .iter_mut()
+                .filter(nan)
+                .for_each(|byte| *byte = 0x7f);
         }
         vec![Output::exact("rows", &bytes)]
     };

@@ -60,7 +60,10 @@ fn parameters(
     if pool.scales != KvScales::InRow || pool.dtype != Dtype::F8E4M3 {
         return Err(Error::NoInstance {
             kernel: "append",
-            asked: format!("latent keys into a pool of {:?} with {:?}", pool.dtype, pool.scales),
+            asked: format!(
+                "latent keys into a pool of {:?} with {:?}",
+                pool.dtype, pool.scales
+            ),
             there: "that into rows with their scales (KvPool::latent_656); append_quantised takes other scales",
         });
     }
@@ -92,7 +95,13 @@ fn parameters(
             rule: format!("a multiple of {VECTOR}"),
         });
     }
-    vectors("the KV pool", pool.k, &pool.k_strides, pool.pages, pool.dtype)?;
+    vectors(
+        "the KV pool",
+        pool.k,
+        &pool.k_strides,
+        pool.pages,
+        pool.dtype,
+    )?;
     let pool_slots = u64::from(pool.pages) * u64::from(page_size);
     Ok(QuantiseParams {
         slots: slots.address,

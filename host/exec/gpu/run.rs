@@ -535,17 +535,29 @@ fn check_indices(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), 
         let row = launch.key.kernel.info();
         row.latent && row.cache.is_some()
     };
-    if let Some(launch) = workspace.agenda.launches.iter().find(|launch| !reads(launch)) {
-        return Err(refused(format!("keys by indices, by {}", launch.key.kernel)));
+    if let Some(launch) = workspace
+        .agenda
+        .launches
+        .iter()
+        .find(|launch| !reads(launch))
+    {
+        return Err(refused(format!(
+            "keys by indices, by {}",
+            launch.key.kernel
+        )));
     }
     if let Some(window) = spec.variant.window_left {
-        return Err(refused(format!("keys by indices, and a window of {window}")));
+        return Err(refused(format!(
+            "keys by indices, and a window of {window}"
+        )));
     }
     if workspace.captured() {
         return Err(refused("keys by indices, and a launch set".into()));
     }
     let Some(expected) = workspace.agenda.indices else {
-        return Err(refused("keys by indices, for a plan that names its keys".into()));
+        return Err(refused(
+            "keys by indices, for a plan that names its keys".into(),
+        ));
     };
     if indices.len != expected as usize {
         return Err(Error::Extent {

@@ -135,7 +135,10 @@ impl KvScales {
                 kernel: "attention",
                 asked: match in_row {
                     true => format!("rows that carry their scales, by {}", row.name),
-                    false => format!("latent keys of 8 bits without scales in their rows, by {}", row.name),
+                    false => format!(
+                        "latent keys of 8 bits without scales in their rows, by {}",
+                        row.name
+                    ),
                 },
                 there: "those of latent keys in F8E4M3, whose rows carry their scales (KvPool::latent_656), and those of \
                         16 bits",

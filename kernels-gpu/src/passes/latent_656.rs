@@ -94,9 +94,8 @@ mod device {
                 + u64::from(offset) * u64::from(tensor.token);
             let to = tensor.pool + place * u64::from(VECTOR);
             let from = tensor.source + u64::from(token) * u64::from(tensor.source_token) * 16;
-            let load = |vector: u32| {
-                ptr::load_stream_u32x4((from + u64::from(vector) * 16) as *const u32)
-            };
+            let load =
+                |vector: u32| ptr::load_stream_u32x4((from + u64::from(vector) * 16) as *const u32);
             let mut vector = lane;
             while vector < NUMBERS / VECTOR {
                 let words = load(vector);

@@ -60,8 +60,20 @@ pub fn append_latent_656(
     let elements = latent_656::ELEMENTS;
     for (tensor, dimension, got, expected, of) in [
         ("rows", "tokens", tokens, slots.len(), "there are slots"),
-        ("rows", "elements of a key", dim, elements, "rows of 656 bytes hold"),
-        ("the pool", "bytes of a token", bytes, LATENT_656_BYTES as usize, "keys of 576 take"),
+        (
+            "rows",
+            "elements of a key",
+            dim,
+            elements,
+            "rows of 656 bytes hold",
+        ),
+        (
+            "the pool",
+            "bytes of a token",
+            bytes,
+            LATENT_656_BYTES as usize,
+            "keys of 576 take",
+        ),
     ] {
         if got != expected {
             return Err(Error::Extent {

@@ -190,8 +190,8 @@ unsafe fn look_up(p: &LatentParams, s: Shared, ask: &Walk) -> u64 {
     if page >= p.outside {
         return 0;
     }
-    let bytes = u64::from(page) * u64::from(strides.page)
-        + u64::from(in_page) * u64::from(strides.token);
+    let bytes =
+        u64::from(page) * u64::from(strides.page) + u64::from(in_page) * u64::from(strides.token);
     p.attention.k + bytes
 }
 
@@ -215,10 +215,7 @@ unsafe fn widen_group(s: Shared, raw: u32, block: u32, group: u32, mask: u32) {
     // Opaque: or what follows from it is kept in registers from group to group.
     let lane = misc::opaque(warp::lane_id());
     let (key, part) = (lane % GROUP, lane / GROUP);
-    let (stage, parity) = (
-        block % CONVERTED_STAGES,
-        block / CONVERTED_STAGES & 1 ^ 1,
-    );
+    let (stage, parity) = (block % CONVERTED_STAGES, block / CONVERTED_STAGES & 1 ^ 1);
     let row = raw + key * ROW_BYTES;
     let chunks = [(2 * part ^ key) * 16, ((2 * part + 1) ^ key) * 16];
     // SAFETY: a whole warp; the rows are there, and the halves are free when their barriers say so.

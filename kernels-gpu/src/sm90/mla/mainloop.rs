@@ -103,7 +103,10 @@ unsafe fn multiply<T: Half, const ADD: bool>(
                 k.advance(slab * 1024 + inner),
             );
             let from_registers = (step + HELD as u32).checked_sub(SLABS[1] * 4);
-            if let (true, Some(i)) = (ADD && from_registers >= Some((HELD - steps) as u32), from_registers) {
+            if let (true, Some(i)) = (
+                ADD && from_registers >= Some((HELD - steps) as u32),
+                from_registers,
+            ) {
                 let i = 4 * i as usize;
                 let q = [held[i], held[i + 1], held[i + 2], held[i + 3]];
                 wgmma::mma_rs::<T, true, false, _>(logits, q, k);
