@@ -152,11 +152,13 @@ impl Spec {
     /// others say [`with_scale`](Self::with_scale).
     ///
     /// ```
-    /// use tandem_attn::problem::Spec;
+    /// use tandem_attn::problem::{Dtype, Spec};
     ///
     /// let spec = Spec::latent(128, 512, 64);
     /// assert_eq!((spec.head_dim_qk, spec.head_dim_v, spec.kv_heads), (576, 512, 1));
     /// assert_eq!(spec.kv_bytes_per_token(), 2 * 576);
+    /// // In rows that carry their scales: see `kv::KvView::latent_656`.
+    /// assert_eq!(spec.with_kv_dtype(Dtype::F8E4M3).kv_bytes_per_token(), 656);
     /// ```
     #[must_use]
     pub fn latent(heads: u32, latent: u32, rope: u32) -> Self {
