@@ -61,6 +61,7 @@ mod decode_rows;
 mod device;
 mod driver;
 mod embedded;
+mod indices;
 mod inspect;
 mod latent;
 mod latent_656;
