@@ -197,11 +197,11 @@
         family: "quantise",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.quantise.ptx.zst"),
-            177566,
+            192439,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.quantise.cubin.zst"),
-            106920,
+            124376,
         )),
     },
     Module {
