@@ -143,6 +143,10 @@ fn keys_of_656_bytes_are_the_reference() {
     runner
         .run(&case(), |mut case| {
             case.spec.variant.sinks = case.seed % 4 == 1;
+            // The reference widens each key once more for each row.
+            for request in &mut case.requests {
+                (request.own, request.queries) = (request.own.min(3000), request.queries.min(8));
+            }
             check::<bf16, F8E4M3>(gpu, &case)
         })
         .unwrap();

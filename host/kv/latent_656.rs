@@ -29,7 +29,7 @@ const TILE: usize = 128;
 const SCALES_AT: usize = NUMBERS;
 const ROPE_AT: usize = SCALES_AT + NUMBERS / TILE * 4;
 
-/// The largest finite number of F8E4M3, and the power of two below it that numbers are brought to.
+/// The largest finite number of F8E4M3: scales leave none above it.
 const LARGEST: f32 = 448.0;
 /// The smallest scale that is computed: its inverse is finite, too.
 const SMALLEST: f32 = 1.0 / (1_u128 << 100) as f32;
@@ -55,12 +55,20 @@ pub(crate) fn widen(row: &[u8], to: &mut [f32]) {
         let scale = &row[SCALES_AT + 4 * tile..][..4];
         let scale = f32::from_ne_bytes(scale.try_into().expect("four bytes"));
         for (to, &number) in to.iter_mut().zip(&row[tile * TILE..]) {
-            *to = bf16::from_f32(F8E4M3(number).to_f32() * scale).to_f32();
+            *to = rounded(F8E4M3(number).to_f32() * scale);
         }
     }
     for (to, element) in rest.iter_mut().zip(row[ROPE_AT..].chunks_exact(2)) {
         *to = bf16::from_bits(u16::from_ne_bytes([element[0], element[1]])).to_f32();
     }
+}
+
+/// The nearest bf16, ties to even. Without a branch, so that rows are widened by vectors.
+#[inline(always)]
+fn rounded(x: f32) -> f32 {
+    let bits = x.to_bits();
+    let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & 0xffff_0000;
+    f32::from_bits(if x.is_nan() { bits } else { nearest })
 }
 
 /// The bytes of a key of 576 elements.
@@ -137,6 +145,19 @@ mod tests {
         widen(&row, &mut first);
         assert_eq!(first, [bf16::from_f32(1.125 * 0.3_f32).to_f32()]);
         assert_ne!(first, [1.125 * 0.3]);
+    }
+
+    #[test]
+    fn rounding_is_that_of_bf16() {
+        for step in 0..=0xf_ffff_u32 {
+            // Every exponent, and the bits around the last that is kept.
+            let x = f32::from_bits(step << 12 | step & 0xfff);
+            let (got, right) = (rounded(x), bf16::from_f32(x).to_f32());
+            assert!(
+                got == right || got.is_nan() && right.is_nan(),
+                "{x:e} became {got:e}"
+            );
+        }
     }
 
     #[test]
