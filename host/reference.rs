@@ -179,7 +179,8 @@ impl<V: Variant> Row<'_, V> {
         let mut sum = self.sink.map_or(0.0, weighs);
         for &Seen {
             logit,
-            value,
+            view,
+            place: (page, offset),
             scale,
             at,
         } in &seen
@@ -189,7 +190,7 @@ impl<V: Variant> Row<'_, V> {
             } else {
                 logit
             };
-            let mut value = widen(value);
+            let mut value = view.wide_value(page, offset, at.head, self.spec.head_dim_v);
             transform(&mut value, |pair, dim| self.variant.value(pair, dim, at));
             sum += weight;
             out.iter_mut()
@@ -220,7 +221,7 @@ impl<V: Variant> Row<'_, V> {
         row_block: usize,
         ancestors: u64,
         q: &[Q],
-        kv: &KvView<'a, T>,
+        kv: &'a KvView<'a, T>,
     ) -> Vec<Seen<'a, T>> {
         let &Self {
             variant,
@@ -251,7 +252,7 @@ impl<V: Variant> Row<'_, V> {
                 position: key,
                 head: head / spec.group(),
             };
-            let mut k = widen(kv.key(page, offset, at.head, spec.head_dim_qk));
+            let mut k = kv.wide_key(page, offset, at.head, spec.head_dim_qk);
             transform(&mut k, |pair, dim| variant.key(pair, dim, at));
             let dot: f64 = query.iter().zip(&k).map(|(q, k)| q * k).sum();
             let scale_at = ScaleAt {
@@ -264,7 +265,8 @@ impl<V: Variant> Row<'_, V> {
             let logit = variant.base_2(dot * k_scale, Pair::new(variant, asks, key));
             Seen {
                 logit,
-                value: kv.value(page, offset, at.head, spec.head_dim_v),
+                view: kv,
+                place: (page, offset),
                 scale: v_scale,
                 at,
             }
@@ -276,7 +278,9 @@ impl<V: Variant> Row<'_, V> {
 /// A key that a query sees.
 struct Seen<'a, T> {
     logit: f64,
-    value: &'a [T],
+    view: &'a KvView<'a, T>,
+    /// Its page, and where it is there.
+    place: (u32, u32),
     /// Of the value.
     scale: f64,
     at: Key,

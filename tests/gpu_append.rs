@@ -6,10 +6,11 @@ use common::{Memory, Rng, Stream};
 use half::bf16;
 use proptest::prelude::*;
 use tandem_attn::{
+    Error,
     abi::NO_SLOT,
     exec::{
         cpu,
-        gpu::{Gpu, KvPool},
+        gpu::{AppendScales, Gpu, KvPool},
     },
     kv::KvViewMut,
     problem::{Dtype, KvLayout, Spec},
@@ -372,5 +373,86 @@ fn rows_of_one_tensor_are_quantised_as_on_the_cpu() {
         let refused =
             unsafe { gpu.append_rows_quantised(&source, None, of_slots.array(), &wrong, stream.0) };
         assert!(refused.is_err(), "a pool whose rows are not dense");
+    }
+}
+
+#[test]
+fn latent_rows_of_656_bytes_are_appended_as_on_the_cpu() {
+    let Some(gpu) = common::gpu("latent_rows_of_656_bytes_are_appended_as_on_the_cpu") else {
+        return;
+    };
+    if gpu.arch() != "sm_90a" {
+        return;
+    }
+    let (tokens, stride, page_size, pages) = (37, 584, 5, 11);
+    let mut rng = Rng(3);
+    let mut slots: Vec<u32> = (0..(pages * page_size) as u32).collect();
+    rng.shuffle(&mut slots);
+    slots.truncate(tokens);
+    slots[4] = NO_SLOT;
+    let mut rows = vec![bf16::ZERO; tokens * stride];
+    for (tile, numbers) in rows.chunks_mut(73).enumerate() {
+        let largest = [0.0, 3e-38, 1e-4, 2.0, 450.0, 1e30][tile % 6];
+        let of_size = rng.floats(numbers.len(), -largest, largest);
+        let pairs = numbers.iter_mut().zip(of_size);
+        pairs.for_each(|(to, x)| *to = bf16::from_f32(x));
+    }
+    (rows[3], rows[stride + 200]) = (bf16::INFINITY, bf16::NEG_INFINITY);
+    let mut right = vec![F8E4M3(0x55); pages * page_size * 656];
+    let device = Memory::new(&right);
+    let (source, of_slots) = (Memory::new(&rows), Memory::new(&slots));
+    let from = source
+        .tensor(Dtype::BF16, [tokens, 576])
+        .with_stride(0, stride);
+    let pool = KvPool::latent_656(page_size as u32, pages as u32, device.address());
+    let stream = Stream::new();
+    // SAFETY: everything is there as described until the stream is done; slots are distinct.
+    unsafe { gpu.append_latent_656(&pool, of_slots.array(), &from, stream.0) }
+        .expect("a good call");
+    stream.wait();
+    let rows = TensorRef::strided(&rows, [tokens, 576], [stride, 1]).unwrap();
+    let to = TensorMut::new(&mut right, [pages, page_size, 656]).unwrap();
+    cpu::append_latent_656(&rows, &slots, to).expect("a good call");
+    let got = device.read::<F8E4M3>();
+    let place = got.iter().zip(&right).position(|(got, right)| got != right);
+    assert_eq!(place.map(|at| (at / 656, at % 656)), None);
+
+    // Other pools, and other appends to this one.
+    let spec = Spec::latent(16, 512, 64).with_kv_dtype(Dtype::F8E4M3);
+    let plain = KvPool::latent(&spec, 5, 11, device.address());
+    let key = source.tensor(Dtype::F8E4M3, [tokens, 1, 576]);
+    let value = source.tensor(Dtype::F8E4M3, [tokens, 1, 512]);
+    let (wide_key, wide_value) = (
+        source.tensor(Dtype::BF16, [tokens, 1, 576]),
+        source.tensor(Dtype::BF16, [tokens, 1, 512]),
+    );
+    let slots = of_slots.array();
+    // SAFETY: nothing is launched.
+    let refused = unsafe {
+        [
+            gpu.append_latent_656(&plain, slots, &from, stream.0),
+            gpu.append_paged_kv(&spec, &pool, slots, &key, &value, stream.0),
+            gpu.append_quantised(
+                &spec,
+                &pool,
+                AppendScales::Given,
+                slots,
+                &wide_key,
+                &wide_value,
+                stream.0,
+            ),
+        ]
+    };
+    for result in refused {
+        assert!(
+            matches!(
+                result,
+                Err(Error::NoInstance {
+                    kernel: "append",
+                    ..
+                })
+            ),
+            "{result:?}"
+        );
     }
 }

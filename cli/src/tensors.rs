@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 use tandem_attn::{
     Error,
-    kv::{KvScales, KvView},
+    kv::{KvScales, KvView, LATENT_656_BYTES},
     problem::{Batch, Dtype, KvLayout, Spec},
     reference,
     tensor::{Element, F8E4M3, F8E5M2, HeadTensors},
@@ -222,9 +222,44 @@ pub fn kv_view<'a, T: Element>(
     v: &'a [T],
 ) -> KvView<'a, T> {
     match spec.latent {
+        true if has_rows_656(spec) => KvView::latent_656(page_size, k),
         true => KvView::latent(spec, page_size, k),
         false => KvView::new(spec, layout, page_size, k, v),
     }
+}
+
+/// Whether keys lie in rows of 656 bytes with their scales: those of DeepSeek's heads in F8E4M3.
+#[must_use]
+pub fn has_rows_656(spec: &Spec) -> bool {
+    let dims = (spec.head_dim_qk, spec.head_dim_v);
+    spec.latent && spec.kv_dtype == Dtype::F8E4M3 && dims == (576, 512)
+}
+
+/// Elements of a key in its pool.
+#[must_use]
+pub fn key_elements(spec: &Spec) -> usize {
+    match has_rows_656(spec) {
+        true => LATENT_656_BYTES as usize,
+        false => spec.head_dim_qk as usize,
+    }
+}
+
+/// Numbers, scales and elements of 16 bits in rows of 656 bytes.
+fn rows_656(keys: usize, seed: u64) -> Result<Tensor, Failure> {
+    let row = LATENT_656_BYTES as usize;
+    let mut rows = Tensor::random(Dtype::F8E4M3, keys * row, 1.0, seed)?;
+    if let Tensor::F8E4M3(bytes) = &mut rows {
+        // Scales that are no powers of two, and elements of 1 and −1.
+        let scales: [f32; 4] = [1.0, 0.7, 1.3, 0.9];
+        let scales = scales.map(f32::to_ne_bytes).concat();
+        let ones = [0x3f80_u16, 0xbf80].map(u16::to_ne_bytes).concat();
+        let rest = scales.into_iter().chain(ones.into_iter().cycle());
+        let rest: Vec<_> = rest.take(row - 512).map(F8E4M3).collect();
+        bytes
+            .par_chunks_exact_mut(row)
+            .for_each(|row| row[512..].copy_from_slice(&rest));
+    }
+    Ok(rows)
 }
 
 impl Tensors {
@@ -245,7 +280,10 @@ impl Tensors {
         let (dim_qk, dim_v) = (spec.head_dim_qk as usize, spec.head_dim_v as usize);
         Ok(Self {
             q: Tensor::random(spec.q_dtype, queries * dim_qk, 4.0, seed)?,
-            k: Tensor::random(spec.kv_dtype, rows * dim_qk, 1.0, seed + 1)?,
+            k: match has_rows_656(spec) {
+                true => rows_656(rows, seed + 1)?,
+                false => Tensor::random(spec.kv_dtype, rows * dim_qk, 1.0, seed + 1)?,
+            },
             v: match spec.latent {
                 // They are in the keys.
                 true => Tensor::zeros(spec.kv_dtype, 0)?,
@@ -261,7 +299,7 @@ impl Tensors {
     /// # Errors
     /// Where there is no memory.
     pub fn with_token_scales(mut self, spec: &Spec, seed: u64) -> Result<Self, Failure> {
-        let rows = self.k.len() / spec.head_dim_qk as usize;
+        let rows = self.k.len() / key_elements(spec);
         let random = |seed| -> Result<Vec<f32>, Failure> {
             let mut scales = zeros::<f32>(rows)?;
             fill(&mut scales, 0.5, seed);
@@ -277,6 +315,7 @@ impl Tensors {
     pub fn scales(&self, spec: &Spec, page_size: u32) -> KvScales<'_> {
         let strides = self.layout.strides(page_size, spec.kv_heads, 1);
         match &self.token_scales {
+            None if has_rows_656(spec) => KvScales::InRow,
             None => KvScales::One,
             Some([k, v]) => KvScales::Token {
                 k,

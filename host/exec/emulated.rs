@@ -276,6 +276,7 @@ impl Memory<'_> {
         };
         match *scales {
             KvScales::One => Ok(gpu::KvScales::One),
+            KvScales::InRow => Ok(gpu::KvScales::InRow),
             KvScales::Tensor { k, v } => Ok(gpu::KvScales::Tensor {
                 k: of(&[k])?,
                 v: of(&[v])?,

@@ -3,6 +3,7 @@
 
 mod by_head;
 pub mod compose;
+pub(crate) mod latent_656;
 pub mod mask;
 mod pool;
 mod radix;
@@ -14,6 +15,7 @@ pub use by_head::PagesByHead;
 #[cfg(feature = "cuda")]
 pub(crate) use by_head::by_head;
 pub use kernels_gpu::abi::KvStrides;
+pub use latent_656::LATENT_656_BYTES;
 pub use pool::{OutOfPages, PageCopy, PagePool};
 pub use radix::{Pin, PrefixCache};
 pub use scales::KvScales;

@@ -2,7 +2,11 @@
 
 use kernels_gpu::abi::KvStrides;
 
-use crate::{problem::Dtype, tensor::ShapeError};
+use super::latent_656::{self, LATENT_656_BYTES};
+use crate::{
+    problem::{Dtype, Spec},
+    tensor::ShapeError,
+};
 
 /// What keys and values of an 8-bit pool stand for: a stored number times a scale.
 ///
@@ -49,6 +53,10 @@ pub enum KvScales<'a> {
         /// How `v` lies, in scales.
         v_strides: KvStrides,
     },
+    /// Each row of a [latent](Spec::latent) pool in F8E4M3 has [656 bytes](super::LATENT_656_BYTES): 512 numbers, a
+    /// scale in f32 for each 128 of them, and the last 64 elements of the key in bf16. A number stands for its product
+    /// with its scale, rounded to bf16. Strides count bytes; hooks see the products.
+    InRow,
 }
 
 /// Where a scale stands.
@@ -65,9 +73,22 @@ pub(crate) struct ScaleAt {
 }
 
 impl KvScales<'_> {
+    /// Elements of a row in the pool, where a key (or value) has `dim`.
+    pub(crate) fn row_elements(
+        &self,
+        spec: &Spec,
+        dtype: Dtype,
+        dim: u32,
+    ) -> Result<u32, ShapeError> {
+        match self {
+            Self::InRow => latent_656::check(spec, dtype).map(|()| LATENT_656_BYTES),
+            _ => Ok(dim),
+        }
+    }
+
     /// Whether each key has scales of its own.
     pub(crate) const fn by_key(&self) -> bool {
-        matches!(self, Self::Token { .. })
+        matches!(self, Self::Token { .. } | Self::InRow)
     }
 
     /// Scales of a key and of its value, for a query.
@@ -80,7 +101,8 @@ impl KvScales<'_> {
             offset,
         } = at;
         match *self {
-            Self::One => [1.0; 2],
+            // Rows are widened as a whole.
+            Self::One | Self::InRow => [1.0; 2],
             Self::Tensor { k, v } => [k, v],
             Self::Head { k, v } => [k[head as usize], v[head as usize]],
             Self::Request { k, v, of_token } => {
@@ -122,7 +144,7 @@ impl KvScales<'_> {
         };
         let heads = kv_heads as usize;
         match *self {
-            Self::One | Self::Tensor { .. } => Ok(()),
+            Self::One | Self::Tensor { .. } | Self::InRow => Ok(()),
             Self::Head { k, v } => {
                 length("scales of keys", k.len(), "[kv_heads]", heads)?;
                 length("scales of values", v.len(), "[kv_heads]", heads)

@@ -4,7 +4,11 @@ use std::ops::Range;
 
 use kernels_gpu::abi::KvStrides;
 
-use super::{KvScales, by_head::by_head};
+use super::{
+    KvScales, LATENT_656_BYTES,
+    by_head::by_head,
+    latent_656::{self, ELEMENTS},
+};
 use crate::{
     problem::{KvLayout, Spec},
     tensor::{Element, ShapeError, TensorRef},
@@ -66,6 +70,20 @@ impl<'a, T: Element> KvView<'a, T> {
             k_strides: strides,
             v_strides: strides,
             scales: KvScales::One,
+        }
+    }
+
+    /// The one pool of latent attention whose [rows carry their scales](KvScales::InRow): `[pages, page_size, 656]`
+    /// bytes.
+    #[must_use]
+    pub const fn latent_656(page_size: u32, pool: &'a [T]) -> Self {
+        let strides = KvLayout::Nhd.strides(page_size, 1, LATENT_656_BYTES);
+        Self {
+            k: pool,
+            v: pool,
+            k_strides: strides,
+            v_strides: strides,
+            scales: KvScales::InRow,
         }
     }
 
@@ -154,10 +172,45 @@ impl<'a, T: Element> KvView<'a, T> {
         &self.v[row(self.v_strides, page, offset, head, head_dim)]
     }
 
+    /// A key as numbers, before any scale that is not in its row.
+    pub(crate) fn wide_key(&self, page: u32, offset: u32, head: u32, head_dim: u32) -> Vec<f64> {
+        self.wide(
+            &self.k[row(self.k_strides, page, offset, head, self.stored(head_dim))],
+            head_dim,
+        )
+    }
+
+    /// A value, likewise.
+    pub(crate) fn wide_value(&self, page: u32, offset: u32, head: u32, head_dim: u32) -> Vec<f64> {
+        self.wide(
+            &self.v[row(self.v_strides, page, offset, head, self.stored(head_dim))],
+            head_dim,
+        )
+    }
+
+    /// Elements of a row in the pool.
+    const fn stored(&self, head_dim: u32) -> u32 {
+        match self.scales {
+            KvScales::InRow => LATENT_656_BYTES,
+            _ => head_dim,
+        }
+    }
+
+    fn wide(&self, row: &[T], head_dim: u32) -> Vec<f64> {
+        if self.scales == KvScales::InRow {
+            let mut elements = [0.0; ELEMENTS];
+            let elements = &mut elements[..head_dim as usize];
+            latent_656::widen(bytemuck::cast_slice(row), elements);
+            return elements.iter().map(|&x| x.into()).collect();
+        }
+        row.iter().map(|x| x.to_f32().into()).collect()
+    }
+
     /// Whether every page of a table's pool lies inside the slices.
     ///
     /// # Errors
-    /// [`ShapeError::PageSize`], [`ShapeError::PoolTooSmall`] or [`ShapeError::NotLatent`].
+    /// [`ShapeError::PageSize`], [`ShapeError::PoolTooSmall`], [`ShapeError::NotLatent`] or
+    /// [`ShapeError::NoRows656`].
     pub fn check(
         &self,
         spec: &Spec,
@@ -174,6 +227,7 @@ impl<'a, T: Element> KvView<'a, T> {
             ("v", self.v.len(), self.v_strides, spec.head_dim_v),
         ];
         for (tensor, len, strides, head_dim) in tensors {
+            let elements = self.scales.row_elements(spec, T::DTYPE, head_dim)?;
             if strides.page_size != page_size || page_size == 0 {
                 return Err(ShapeError::PageSize {
                     part,
@@ -189,7 +243,7 @@ impl<'a, T: Element> KvView<'a, T> {
                         pages - 1,
                         page_size - 1,
                         spec.kv_heads - 1,
-                        head_dim,
+                        elements,
                     )
                     .end
                 }

@@ -159,6 +159,16 @@ pub enum ProblemError {
         /// Query tokens in the batch.
         total_q: u32,
     },
+    /// Chosen keys that are no whole number of query tokens.
+    #[error(
+        "{got} indices are no whole number of query tokens with {k} keys each: give {k} for each, −1 for none"
+    )]
+    Indices {
+        /// Indices given.
+        got: usize,
+        /// Keys of a query token.
+        k: u32,
+    },
     /// A page size outside 1 to 128.
     #[error("the page size of part {part} is {got}: give 1 to {MAX_PAGE_SIZE} tokens")]
     PageSize {

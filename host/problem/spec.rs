@@ -9,6 +9,7 @@ use kernels_gpu::{
 use serde::{Deserialize, Serialize};
 
 use super::{Dtype, MAX_HEAD_DIM, MAX_POSITION, ProblemError, fits};
+use crate::kv::LATENT_656_BYTES;
 
 /// How a page of the pool is ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -187,11 +188,13 @@ impl Spec {
     /// others say [`with_scale`](Self::with_scale).
     ///
     /// ```
-    /// use tandem_attn::problem::Spec;
+    /// use tandem_attn::problem::{Dtype, Spec};
     ///
     /// let spec = Spec::latent(128, 512, 64);
     /// assert_eq!((spec.head_dim_qk, spec.head_dim_v, spec.kv_heads), (576, 512, 1));
     /// assert_eq!(spec.kv_bytes_per_token(), 2 * 576);
+    /// // In rows that carry their scales: see `kv::KvView::latent_656`.
+    /// assert_eq!(spec.with_kv_dtype(Dtype::F8E4M3).kv_bytes_per_token(), 656);
     /// ```
     #[must_use]
     pub fn latent(heads: u32, latent: u32, rope: u32) -> Self {
@@ -299,9 +302,13 @@ impl Spec {
         self.q_heads / self.kv_heads
     }
 
-    /// Bytes of keys and values that one token occupies, all KV heads.
+    /// Bytes of keys and values that one token occupies, all KV heads. For latent keys of 576 elements in F8E4M3 those of
+    /// [rows that carry their scales](crate::kv::KvScales::InRow), 656.
     #[must_use]
     pub const fn kv_bytes_per_token(&self) -> u64 {
+        if self.latent && self.head_dim_qk == 576 && matches!(self.kv_dtype, Dtype::F8E4M3) {
+            return LATENT_656_BYTES as u64;
+        }
         let values = if self.latent { 0 } else { self.head_dim_v };
         (self.head_dim_qk + values) as u64 * self.kv_heads as u64 * self.kv_dtype.bytes() as u64
     }

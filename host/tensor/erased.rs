@@ -234,6 +234,20 @@ impl<'a, const RANK: usize> TensorMut<'a, RANK> {
     }
 }
 
+impl<'a> TensorMut<'a, 3> {
+    /// With an axis of one element before the last.
+    pub(crate) fn with_axis(self) -> TensorMut<'a, 4> {
+        let ([a, b, c], [of_a, of_b, of_c]) = (self.shape(), self.layout.strides);
+        TensorMut {
+            elements: self.elements,
+            layout: Layout {
+                shape: [a, b, 1, c],
+                strides: [of_a, of_b, c, of_c],
+            },
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use half::{bf16, f16};

@@ -153,6 +153,22 @@ pub enum ShapeError {
         /// The part.
         part: usize,
     },
+    /// Rows of 656 bytes for heads that have none.
+    #[error(
+        "rows with their scales (KvScales::InRow) are keys of 576 with values of 512 of latent attention in F8E4M3, and \
+         here are keys of {head_dim_qk} with values of {head_dim_v} in {dtype:?}, latent: {latent}: give \
+         `Spec::latent(heads, 512, 64)` with keys in F8E4M3, or a pool without such rows"
+    )]
+    NoRows656 {
+        /// Whether the specification is latent.
+        latent: bool,
+        /// Elements of its keys.
+        head_dim_qk: u32,
+        /// Elements of its values.
+        head_dim_v: u32,
+        /// Type of keys and values.
+        dtype: Dtype,
+    },
     /// A pool that ends within a page.
     #[error(
         "the pool has {got} elements, which is no multiple of the {page} of a page: pass whole pages"

@@ -104,6 +104,8 @@ pub enum Op {
     },
     /// Appends keys and values of 16 bits to pages of 8.
     Quantise,
+    /// Appends keys of latent attention to rows of 656 bytes.
+    QuantiseLatent,
     /// Brings heads to the dimension of a kernel, and back.
     Pad,
     /// From a fused projection to queries, and to keys and values in their pages.

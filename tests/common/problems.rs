@@ -3,14 +3,15 @@
 #![allow(dead_code)]
 
 use super::numeric::Rng;
+use half::bf16;
 use proptest::{prelude::*, sample::Index};
 use tandem_attn::{
     abi::KvStrides,
-    kv::{KvScales, KvView, compose::share_prefixes, mask},
+    kv::{KvScales, KvView, LATENT_656_BYTES, compose::share_prefixes, mask},
     plan::{DeviceDescription, JointDescription, PlanOptions, QueryStep, SplitMode},
     problem::{Batch, Compute, Dtype, KvLayout, PageTable, Part, Spec, Variant},
     reference,
-    tensor::{Element, HeadTensors},
+    tensor::{Element, F8E4M3, HeadTensors},
     variant::FromLaunch,
     variants::{ALIBI, Alibi, Slopes},
 };
@@ -134,9 +135,39 @@ impl<Q: Element, T: Element> Tensors<Q, T> {
     }
 }
 
+/// Whether the rows of the specification's pools carry their scales.
+pub fn has_rows_656(spec: &Spec) -> bool {
+    let dims = (spec.head_dim_qk, spec.head_dim_v);
+    spec.latent && spec.kv_dtype == Dtype::F8E4M3 && dims == (576, 512)
+}
+
+/// A key of 656 bytes: numbers of which the largest is 448, scales that bring them to 1 and that are powers of two or
+/// not, and the last elements.
+fn row_656(noise: &mut Rng) -> Vec<u8> {
+    let number = |_| F8E4M3::from_f32(noise.between(-448.0, 448.0)).0;
+    let mut row: Vec<u8> = (0..512).map(number).collect();
+    for _ in 0..4 {
+        let scale = match noise.below(2) {
+            0 => 2.0_f32.powi(-9 - noise.below(3) as i32),
+            _ => noise.between(0.2, 1.0) / 448.0,
+        };
+        row.extend(scale.to_ne_bytes());
+    }
+    for x in random_row::<bf16>(noise, 64, 1.0) {
+        row.extend(x.to_bits().to_ne_bytes());
+    }
+    row
+}
+
 impl<T: Element> Pools<T> {
     fn random(spec: &Spec, table: &PageTable, layout: KvLayout, noise: &mut Rng) -> Self {
-        let k_strides = layout.strides(table.page_size, spec.kv_heads, spec.head_dim_qk);
+        let rows_656 = has_rows_656(spec);
+        let row = if rows_656 {
+            LATENT_656_BYTES
+        } else {
+            spec.head_dim_qk
+        };
+        let k_strides = layout.strides(table.page_size, spec.kv_heads, row);
         let v_strides = match spec.latent {
             true => k_strides,
             false => layout.strides(table.page_size, spec.kv_heads, spec.head_dim_v),
@@ -170,6 +201,11 @@ impl<T: Element> Pools<T> {
                     page * s.page as usize + (offset * s.token + head * s.head) as usize
                 };
                 let (k, v) = (start(k_strides), start(v_strides));
+                if rows_656 {
+                    let row = row_656(noise);
+                    pools.k[k..][..row.len()].copy_from_slice(bytemuck::cast_slice(&row));
+                    continue;
+                }
                 pools.k[k..][..spec.head_dim_qk as usize].copy_from_slice(&random_row(
                     noise,
                     spec.head_dim_qk as usize,
@@ -194,7 +230,14 @@ impl<T: Element> Pools<T> {
             v: if self.v.is_empty() { &self.k } else { &self.v },
             k_strides: self.k_strides,
             v_strides: self.v_strides,
-            scales: KvScales::One,
+            scales: self.scales(),
+        }
+    }
+
+    fn scales(&self) -> KvScales<'_> {
+        match self.k_strides.token == LATENT_656_BYTES && T::DTYPE == Dtype::F8E4M3 {
+            true => KvScales::InRow,
+            false => KvScales::One,
         }
     }
 }

@@ -10,6 +10,7 @@ mod by_head;
 #[path = "../common/heads.rs"]
 mod heads;
 mod hooks;
+mod latent_656;
 mod masks;
 #[path = "../common/numeric.rs"]
 mod numeric;

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use proptest::prelude::*;
 use tandem_attn::{
-    exec::gpu::{DeviceTensor, Gpu, KvPool, RunTensors, Workspace},
+    exec::gpu::{DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, RunTensors, Workspace},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     tensor::Element,
     variants::Slopes,
@@ -12,7 +12,7 @@ use tandem_attn::{
 
 use crate::common::{
     self, Memory, Stream, Tolerance, compare,
-    problems::{Tensors, sinks, slopes},
+    problems::{Tensors, has_rows_656, sinks, slopes},
 };
 
 /// Where a request leaves the table of an earlier one, how many keys it has of its own, and its queries.
@@ -117,6 +117,10 @@ impl OnDevice {
                 },
             )
             .with_strides(pool.k_strides, pool.v_strides)
+            .with_scales(match has_rows_656(spec) {
+                true => KvScales::InRow,
+                false => KvScales::One,
+            })
         });
         let pools = pools.collect();
         let (tokens, heads) = (batch.total_q() as usize, spec.q_heads as usize);
@@ -177,10 +181,26 @@ impl OnDevice {
         workspace: &mut Workspace,
         stream: &Stream,
     ) -> (Vec<u16>, Vec<u32>) {
+        self.run_indexed(gpu, workspace, stream, None)
+    }
+
+    /// The same with keys by indices.
+    pub fn run_indexed(
+        &self,
+        gpu: &Gpu,
+        workspace: &mut Workspace,
+        stream: &Stream,
+        indices: Option<DeviceArray<i32>>,
+    ) -> (Vec<u16>, Vec<u32>) {
         let ([tokens, heads, _], dim) = (self.q.shape, self.dim_v);
         self.out.write_at(0, &vec![u16::MAX; tokens * heads * dim]);
         self.lse.write_at(0, &vec![u32::MAX; tokens * heads]);
-        self.launch(gpu, workspace, stream);
+        let out = self.out.tensor(self.q.dtype, [tokens, heads, dim]);
+        let lse = self.lse.tensor(Dtype::F32, [tokens, heads]);
+        let mut tensors = self.tensors(&out, &lse);
+        tensors.indices = indices;
+        // SAFETY: everything lives until the stream was waited for.
+        unsafe { gpu.run_with(workspace, &tensors, stream.0) }.expect("the run is right");
         stream.wait();
         let out = self.out.read_at(0, tokens * heads * dim);
         (out, self.lse.read_at(0, tokens * heads))

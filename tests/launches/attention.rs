@@ -19,7 +19,7 @@ use super::{Output, dtype_of};
 use crate::{
     common::{
         Memory, Rng, Stream,
-        problems::{Tensors, alibi, heads, sinks, slopes},
+        problems::{Tensors, alibi, has_rows_656, heads, sinks, slopes},
     },
     problem::{OnDevice, Request, batch_of},
 };
@@ -337,7 +337,7 @@ fn run_with<T: Element, K: Element>(
         .map_err(|error| error.to_string())?;
     let tensors = Tensors::<T, K>::random(&spec, &batch, planned.layout, planned.seed + 5);
     let mut device = OnDevice::new(&spec, &batch, &tensors);
-    let eight_bits = spec.kv_dtype == Dtype::F8E4M3;
+    let eight_bits = spec.kv_dtype == Dtype::F8E4M3 && !has_rows_656(&spec);
     let of_heads = [(); 2].map(|()| {
         let heads = spec.kv_heads as usize;
         Rng(planned.seed + 11).floats(heads, 0.3, 1.5)

@@ -136,6 +136,7 @@ pub fn run(gpu: &Gpu, row: &KernelInfo, seed: u64, checked: bool) -> Result<Vec<
         Op::MergeRanks => attention::merge_ranks(gpu, row, seed, checked),
         Op::Append { vector_bytes } => passes::append(gpu, vector_bytes, seed, checked),
         Op::Quantise => passes::quantise(gpu, row, seed, checked),
+        Op::QuantiseLatent => passes::latent_656(gpu, row, seed, checked),
         Op::MeasureRead | Op::MeasureProducts | Op::MeasureOverlap => measure::run(gpu, row, seed),
         Op::QkvStep { heads, quantises } => step::qkv(gpu, row, (heads, quantises), seed, checked),
         Op::RmsNorm { vectors } => step::rms_norm(gpu, row, vectors, seed, checked),

@@ -16,7 +16,7 @@ use tandem_attn::{
     },
     kv::{KvScales, KvViewMut},
     problem::{Dtype, KvLayout, Spec},
-    tensor::{Element, F8E4M3},
+    tensor::{Element, F8E4M3, TensorMut, TensorRef},
 };
 
 use super::{Output, compared, dtype_of, raw};
@@ -388,4 +388,67 @@ fn quantise_from<T: Element>(gpu: &Gpu, seed: u64, checked: bool) -> Result<Vec<
         outputs([&got[0], &got[1]], [&got_scales[0], &got_scales[1]]),
         right,
     )
+}
+
+/// Keys of latent attention into rows of 656 bytes, as the CPU appends them.
+pub fn latent_656(
+    gpu: &Gpu,
+    row: &KernelInfo,
+    seed: u64,
+    checked: bool,
+) -> Result<Vec<Output>, String> {
+    match dtype_of(row) {
+        Dtype::F16 => latent_656_from::<f16>(gpu, seed, checked),
+        _ => latent_656_from::<bf16>(gpu, seed, checked),
+    }
+}
+
+fn latent_656_from<T: Element>(gpu: &Gpu, seed: u64, checked: bool) -> Result<Vec<Output>, String> {
+    let mut rng = Rng(seed);
+    let slots = slots(&mut rng);
+    // Rows with gaps; numbers of each scale of another size, and some that are not finite.
+    let stride = 576 + 8 * (seed as usize % 3);
+    let mut rows = vec![T::from_f32(0.0); TOKENS * stride];
+    for row in rows.chunks_mut(stride) {
+        for tile in 0..5 {
+            let largest = [0.0, 1e-4, 1.0, 500.0, 6e4][rng.below(5)];
+            let numbers = rng.floats(128, -largest, largest);
+            let to = row[tile * 128..].iter_mut();
+            to.zip(numbers).for_each(|(to, x)| *to = T::from_f32(x));
+        }
+    }
+    rows[5] = T::from_f32(f32::NAN);
+    rows[stride + 130] = T::from_f32(f32::NEG_INFINITY);
+    let [pages, page] = [PAGES, PAGE].map(|extent| extent as usize);
+    let mut pool = vec![F8E4M3(0x55); pages * page * 656];
+    let [rows_memory, slots_memory] = [Memory::new(&rows), Memory::new(&slots)];
+    let memory = Memory::new(&pool);
+    let from = rows_memory
+        .tensor(T::DTYPE, [TOKENS, 576])
+        .with_stride(0, stride);
+    let to = KvPool::latent_656(PAGE, PAGES, memory.address());
+    let stream = Stream::new();
+    // SAFETY: everything is there as described until the stream is done; slots are distinct.
+    unsafe { gpu.append_latent_656(&to, slots_memory.array(), &from, stream.0) }
+        .map_err(|error| error.to_string())?;
+    stream.wait();
+    let outputs = |pool: &[F8E4M3]| {
+        // A NaN is any.
+        let mut bytes: Vec<u8> = pool.iter().map(|byte| byte.0).collect();
+        for row in bytes.chunks_mut(656) {
+            let nan = |byte: &&mut u8| **byte & 0x7f == 0x7f;
+            row[..512]
+                .iter_mut()
+                .filter(nan)
+                .for_each(|byte| *byte = 0x7f);
+        }
+        vec![Output::exact("rows", &bytes)]
+    };
+    let right = checked.then(|| {
+        let rows = TensorRef::strided(&rows, [TOKENS, 576], [stride, 1]).expect("it fits");
+        let to = TensorMut::new(&mut pool, [pages, page, 656]).expect("it fits");
+        cpu::append_latent_656(&rows, &slots, to).expect("it fits");
+        outputs(&pool)
+    });
+    compared(outputs(&memory.read::<F8E4M3>()), right)
 }

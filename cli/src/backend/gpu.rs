@@ -183,10 +183,13 @@ impl Backend for GpuBackend {
         let heads = spec.q_heads as usize;
         let rows = plan.total_q as usize * heads;
         let page_size = plan.parts[0].page_size;
-        let tokens = tensors.k.len() / (spec.kv_heads * spec.head_dim_qk) as usize;
+        let tokens = tensors.k.len() / (spec.kv_heads as usize * tensors::key_elements(spec));
         let (k, v) = (Memory::new(&tensors.k)?, Memory::new(&tensors.v)?);
         let pages = (tokens / page_size as usize) as u32;
         let pool = match spec.latent {
+            true if tensors::has_rows_656(spec) => {
+                KvPool::latent_656(page_size, pages, k.address())
+            }
             true => KvPool::latent(spec, page_size, pages, k.address()),
             false => KvPool::new(
                 spec,
@@ -294,7 +297,8 @@ impl Loaded for LoadedOnGpu<'_> {
         }
         let GpuBackend { gpu, .. } = self.backend;
         let strides = self.pool.k_strides;
-        let pool = u64::from(self.pool.pages) * u64::from(strides.page) * 2;
+        let element = u64::from(self.pool.dtype.bytes());
+        let pool = u64::from(self.pool.pages) * u64::from(strides.page) * element;
         let bytes = bytes.min(pool) as usize;
         Some(self.backend.time(true, |stream| {
             // SAFETY: the pool has as many bytes; of the LSEs, four bytes may become others.

@@ -1,5 +1,6 @@
 //! New keys and values into pages.
 
+mod latent_656;
 mod quantise;
 
 use kernels_gpu::abi::NO_SLOT;
@@ -11,6 +12,7 @@ use crate::{
     tensor::{Element, ShapeError, TensorMut, TensorRef},
 };
 
+pub use latent_656::append_latent_656;
 pub use quantise::{AppendScales, append_quantised, append_rows_quantised};
 
 /// Copies the keys and values of new tokens (`[tokens, kv_heads, head_dim]` each) into a page pool.

@@ -131,6 +131,7 @@ pub(super) fn check_tensors<'a>(
             kv.scales
                 .check(spec.kv_dtype, index, spec.kv_heads, plan.total_q, of_part)?;
             let strides = |tensor, pool: &TensorRef<'_, 4>, dim: u32| {
+                let dim = kv.scales.row_elements(spec, spec.kv_dtype, dim)?;
                 let [got, page_size, heads, got_dim] = pool.shape();
                 let names = ["tokens in a page", "KV heads", "elements in a head"];
                 let expected = [part.page_size, spec.kv_heads, dim].map(|extent| extent as usize);

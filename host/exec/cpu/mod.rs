@@ -42,7 +42,8 @@ use crate::{
     tensor::{Element, HeadTensors, SliceMut, TensorMut, TensorRef, with_elements},
 };
 pub use append::{
-    AppendScales, append_paged_kv, append_quantised, append_rows, append_rows_quantised,
+    AppendScales, append_latent_656, append_paged_kv, append_quantised, append_rows,
+    append_rows_quantised,
 };
 pub use merge::{Partials, merge_states};
 unstable! {

@@ -10,7 +10,7 @@ use kernels_gpu::{
 
 use super::{buffer::Buffer, simd::prefetch};
 use crate::{
-    kv::{KvScales, KvView, ScaleAt},
+    kv::{KvScales, KvView, LATENT_656_BYTES, ScaleAt, latent_656},
     plan::Plan,
     problem::Spec,
     tensor::{Element, Slice, with_elements},
@@ -272,9 +272,9 @@ impl<'a, V: Variant> Unit<'a, V> {
         transforms || self.pools.scales.by_key()
     }
 
-    /// Multiplies keys (or values) of one head by their own scales.
+    /// Multiplies keys (or values) of one head by their own scales, unless those were in the rows.
     fn scale_rows(&self, of: Pool, head: u32, keys: Range<u32>, to: &mut [f32]) {
-        if !self.pools.scales.by_key() {
+        if !matches!(self.pools.scales, KvScales::Token { .. }) {
             return;
         }
         let page_size = self.pools.k_strides.page_size;
@@ -356,6 +356,9 @@ impl<'a, V: Variant> Unit<'a, V> {
 
     fn load_rows(&self, of: Pool, head: u32, keys: Range<u32>, to: &mut [f32]) {
         let (pool, &strides) = self.pool(of);
+        if self.pools.scales == KvScales::InRow {
+            return self.widen_rows(of, keys, to);
+        }
         let rows = PoolRows {
             pool,
             strides,
@@ -366,6 +369,18 @@ impl<'a, V: Variant> Unit<'a, V> {
             end: self.keys.end,
         };
         (self.load)(&rows, to);
+    }
+
+    /// Keys (or values) of rows that carry their scales.
+    fn widen_rows(&self, of: Pool, keys: Range<u32>, to: &mut [f32]) {
+        let (pool, strides) = self.pool(of);
+        let bytes = pool.bytes();
+        for (key, to) in keys.zip(to.chunks_exact_mut(self.dim(of))) {
+            let page = self.pages[(key / strides.page_size) as usize];
+            let start = page as usize * strides.page as usize
+                + (key % strides.page_size) as usize * strides.token as usize;
+            latent_656::widen(&bytes[start..start + LATENT_656_BYTES as usize], to);
+        }
     }
 
     /// Whether products are anything but logits.

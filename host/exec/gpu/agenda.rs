@@ -73,6 +73,8 @@ pub(super) struct Agenda {
     /// Whether query tokens have ancestors.
     pub(super) trees: bool,
     pub(super) parts: Vec<PartNeeds>,
+    /// Page ids, where the plan is of a batch whose keys runs are told ([`Batch::of_top_k`](crate::problem::Batch::of_top_k)).
+    pub(super) indices: Option<u32>,
     contiguous: Vec<bool>,
 }
 
@@ -101,6 +103,10 @@ impl Agenda {
                     .fold(0, |most, &id| most.max(id.saturating_add(1))),
             }
         }));
+        let one_token = matches!(&self.parts[..], [part] if part.page_size == 1);
+        let mut ids = plan.page_ids.iter().zip(0..);
+        let counted = one_token && ids.all(|(&id, index)| id == index);
+        self.indices = counted.then_some(plan.page_ids.len() as u32);
         self.order(plan)?;
         self.convert(plan);
         self.divide_merges(plan, merge_mode);

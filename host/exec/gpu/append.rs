@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     Error,
-    kv::by_head,
+    kv::{LATENT_656_BYTES, by_head},
     problem::{Dtype, KvLayout, MAX_PAGE_SIZE, ProblemError, Spec},
 };
 
@@ -82,6 +82,22 @@ impl KvPool {
             k_strides: strides,
             v_strides: strides,
             scales: KvScales::One,
+        }
+    }
+
+    /// The one pool of latent attention whose rows carry their scales: `[pages, page_size, 656]` bytes, see
+    /// [`kv::KvScales::InRow`](crate::kv::KvScales::InRow).
+    #[must_use]
+    pub const fn latent_656(page_size: u32, pages: u32, pool: DevicePtr) -> Self {
+        let strides = KvLayout::Nhd.strides(page_size, 1, LATENT_656_BYTES);
+        Self {
+            k: pool,
+            v: pool,
+            dtype: Dtype::F8E4M3,
+            pages,
+            k_strides: strides,
+            v_strides: strides,
+            scales: KvScales::InRow,
         }
     }
 
@@ -196,6 +212,15 @@ impl Gpu {
     }
 }
 
+/// Keys and values for rows that have both, and scales.
+pub(super) fn in_rows() -> Error {
+    Error::NoInstance {
+        kernel: "append",
+        asked: "keys and values into rows that carry their scales".into(),
+        there: "append_latent_656 for such rows",
+    }
+}
+
 /// Keys or values of one call.
 struct Side<'a> {
     name: &'static str,
@@ -214,6 +239,9 @@ fn parameters(
     k: &DeviceTensor<3>,
     v: &DeviceTensor<3>,
 ) -> Result<(AppendParams, u32), Error> {
+    if pool.scales == KvScales::InRow {
+        return Err(in_rows());
+    }
     let page_size = pool.k_strides.page_size;
     check_page_size(page_size)?;
     if pool.v_strides.page_size != page_size {

@@ -54,17 +54,20 @@ impl Gpu {
             return Err(extent("the tile", "rows", call.tile.rows as usize, rule));
         }
         let strides = &call.pool.k_strides;
-        let by_rows = row.loads == Loads::Rows;
+        let (by_rows, converts) = (row.loads == Loads::Rows, row.cache.is_some());
         if by_rows {
             let pool = call.pool;
             vectors("the pool", pool.k, strides, pool.pages, pool.dtype)?;
         }
-        // The largest power of two that divides page and block.
+        // The largest power of two that divides page and block; keys that are converted come one by one.
         let both = strides
             .page_size
             .trailing_zeros()
             .min(row.keys.trailing_zeros());
-        let piece_tokens = 1 << both;
+        let piece_tokens = match converts {
+            true => 1,
+            false => 1 << both,
+        };
         let q = call.q;
         let bytes = |elements: usize| elements as u64 * ELEMENT;
         let query_shape = MapShape {
@@ -88,7 +91,7 @@ impl Gpu {
         let [left, right] = [row.value_dim / 128, (row.head_dim - row.value_dim / 2) / 64];
         let pool = call.pool;
         let (halves, outside) = match by_rows {
-            true => (None, 0),
+            true => (None, fits("pages", pool.pages as usize, COUNTED)?),
             false => {
                 let walk = Walk::new(spec, pool.pages, strides, pool.dtype)?;
                 let mut half = |slabs| {

@@ -61,8 +61,10 @@ mod decode_rows;
 mod device;
 mod driver;
 mod embedded;
+mod indices;
 mod inspect;
 mod latent;
+mod latent_656;
 mod launch;
 mod launch_set;
 #[cfg(feature = "unstable")]

@@ -200,6 +200,7 @@ fn check_pool(page_size: u32, dtype: Dtype) -> Result<(), Error> {
 /// Where the scales of an append to a pool come from, as kernels take it.
 pub(super) fn mode(scales: AppendScales, pool: &KvPool) -> Result<u32, Error> {
     match (scales, &pool.scales) {
+        (_, KvScales::InRow) => Err(super::append::in_rows()),
         (AppendScales::Computed, KvScales::Token { .. }) => Ok(COMPUTED),
         (AppendScales::Computed, _) => Err(Error::NoInstance {
             kernel: "append",

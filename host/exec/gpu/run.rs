@@ -10,6 +10,7 @@ use super::{
     Workspace,
     agenda::GroupLaunch,
     driver::Current,
+    indices::check_indices,
     launch_set::{LaunchKey, LaunchSet},
     maps::Maps,
     steps::{Extras, Parameters, Run, RunTensors, Step, check_own, check_sinks},
@@ -133,7 +134,7 @@ impl Gpu {
         }
         if workspace.options.checks {
             // SAFETY: the caller's promise.
-            unsafe { workspace.inspect(tensors.pools, tensors.q.shape[0], stream) }?;
+            unsafe { workspace.inspect(tensors, stream) }?;
         }
         Ok(())
     }
@@ -306,7 +307,10 @@ impl Making<'_> {
             },
             items,
             rows: workspace.rows(),
-            page_ids: workspace.page_ids(),
+            page_ids: match tensors.indices {
+                Some(indices) => DeviceArray::new(indices.address, indices.len),
+                None => workspace.page_ids(),
+            },
             merges: workspace.merges(),
             merge_slots: workspace.merge_slots(),
             q: tensors.q,
@@ -477,13 +481,14 @@ fn check(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
                 return Err(wrong("tokens in a page", page_size, rule));
             }
         }
-        if pool.pages < needs.pages {
+        if pool.pages < needs.pages && tensors.indices.is_none() {
             let rule = format!("at least {}, for the plan's page ids", needs.pages);
             return Err(wrong("pages", pool.pages, rule));
         }
     }
     let spec = &workspace.spec;
     check_sinks(spec, tensors.sinks)?;
+    check_indices(workspace, tensors)?;
     for (tensor, got, expected) in [
         ("q", tensors.q.dtype, spec.q_dtype),
         ("out", tensors.out.dtype, spec.out_dtype),

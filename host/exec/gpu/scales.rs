@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     Error,
+    kv::latent_656,
     problem::{Dtype, Spec},
     tensor::ShapeError,
 };
@@ -55,6 +56,9 @@ pub enum KvScales {
         /// Of values.
         v: DeviceTensor<3>,
     },
+    /// As [`kv::KvScales::InRow`](crate::kv::KvScales::InRow): each row of a latent pool has 656 bytes, scales among them.
+    /// Strides count bytes.
+    InRow,
 }
 
 impl KvScales {
@@ -71,6 +75,10 @@ impl KvScales {
         let (heads, of_spec) = (spec.kv_heads as usize, "in the specification");
         match self {
             Self::One => Ok(ScaleParams::default()),
+            Self::InRow => {
+                latent_656::check(spec, pool.dtype)?;
+                Ok(ScaleParams::default())
+            }
             Self::Token { k, v } => {
                 let page_size = pool.k_strides.page_size as usize;
                 for (name, tensor) in [(KEYS, k), (VALUES, v)] {
@@ -121,6 +129,21 @@ impl KvScales {
 
     /// Whether a kernel of attention takes scales of this granularity.
     pub(super) fn check_kernel(&self, row: &KernelInfo) -> Result<(), Error> {
+        let in_row = matches!(self, Self::InRow);
+        if (row.latent && row.cache.is_some()) != in_row {
+            return Err(Error::NoInstance {
+                kernel: "attention",
+                asked: match in_row {
+                    true => format!("rows that carry their scales, by {}", row.name),
+                    false => format!(
+                        "latent keys of 8 bits without scales in their rows, by {}",
+                        row.name
+                    ),
+                },
+                there: "those of latent keys in F8E4M3, whose rows carry their scales (KvPool::latent_656), and those of \
+                        16 bits",
+            });
+        }
         let by_token = matches!(self, Self::Token { .. });
         if row.by_token == by_token {
             return Ok(());
@@ -141,7 +164,7 @@ impl KvScales {
             (a.dtype, a.shape, a.strides) == (b.dtype, b.shape, b.strides)
         }
         match (self, other) {
-            (Self::One, Self::One) => true,
+            (Self::One, Self::One) | (Self::InRow, Self::InRow) => true,
             (Self::Tensor { k, v }, Self::Tensor { k: a, v: b })
             | (Self::Head { k, v }, Self::Head { k: a, v: b }) => tensors(k, a) && tensors(v, b),
             (

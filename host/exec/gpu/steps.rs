@@ -51,6 +51,10 @@ pub struct RunTensors<'a> {
     /// `[q_heads]`: the [sinks](crate::problem::Variant::sinks) of the spec's variant. They may lie elsewhere in every
     /// run, as each layer has its own.
     pub sinks: Option<DeviceArray<f32>>,
+    /// The keys of each query token, of a batch [of so many](crate::problem::Batch::of_top_k): an index of the pool's
+    /// tokens each, `page × page_size + offset`; what is no token of the pool, such as −1, is none. They may be others in
+    /// every run, as each layer has its own. Latent keys in rows of 656 bytes are read so.
+    pub indices: Option<DeviceArray<i32>>,
     /// The bytes of what the [hooks](crate::problem::Variant::hooks) of the spec's variant are given. A captured graph
     /// keeps them: what is to change lies behind an address among them.
     pub own: &'a [u8],
@@ -70,6 +74,7 @@ impl<'a> RunTensors<'a> {
             out,
             lse: None,
             sinks: None,
+            indices: None,
             own: &[],
         }
     }
@@ -85,6 +90,13 @@ impl<'a> RunTensors<'a> {
     #[must_use]
     pub fn with_own<T: bytemuck::Pod>(mut self, own: &'a T) -> Self {
         self.own = bytemuck::bytes_of(own);
+        self
+    }
+
+    /// With the keys of each query token. The pool is given with pages of one token.
+    #[must_use]
+    pub const fn with_indices(mut self, indices: DeviceArray<i32>) -> Self {
+        self.indices = Some(indices);
         self
     }
 
@@ -247,6 +259,9 @@ impl Step {
                     Some(_) => (),
                     None => check_pool(pool)?,
                 }
+                if let Some(indices) = tensors.indices {
+                    params.attention.page_ids = indices.address;
+                }
                 point(&mut params.attention, tensors, pool);
             }
             Parameters::Prefill(params, shapes) => {
@@ -365,7 +380,7 @@ pub(super) struct Run {
     own: Vec<u8>,
 }
 
-/// [`RunTensors`] that outlive a call; of sinks their number.
+/// [`RunTensors`] that outlive a call; of sinks and indices their number.
 #[derive(Debug)]
 struct OwnedTensors {
     q: DeviceTensor<3>,
@@ -373,6 +388,7 @@ struct OwnedTensors {
     out: DeviceTensor<3>,
     lse: Option<DeviceTensor<2>>,
     sinks: Option<usize>,
+    indices: Option<usize>,
 }
 
 /// Whether they differ in nothing but the address.
@@ -405,6 +421,7 @@ impl Run {
             alike(&known.q, tensors.q)
                 && alike(&known.out, tensors.out)
                 && known.sinks == tensors.sinks.map(|sinks| sinks.len)
+                && known.indices == tensors.indices.map(|indices| indices.len)
                 && self.own.len() == tensors.own.len()
                 && known.pools.len() == tensors.pools.len()
                 && pools
@@ -426,6 +443,9 @@ impl Run {
         }
         if let Some(sinks) = tensors.sinks {
             sinks.check_address("sinks", 4)?;
+        }
+        if let Some(indices) = tensors.indices {
+            indices.check_address("the indices", 4)?;
         }
         for step in &mut self.steps {
             step.follow(spec, tensors, maps)?;
@@ -479,6 +499,7 @@ impl Run {
             out: *tensors.out,
             lse: tensors.lse.copied(),
             sinks: tensors.sinks.map(|sinks| sinks.len),
+            indices: tensors.indices.map(|indices| indices.len),
         });
     }
 

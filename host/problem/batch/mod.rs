@@ -55,6 +55,58 @@ impl Batch {
         }
     }
 
+    /// A request for each of `tokens` query tokens, with `k` keys that only the device knows: a run on a GPU is told which
+    /// these are (`exec::gpu::RunTensors::with_indices`). Where they are known here it is
+    /// [`of_indices`](Self::of_indices).
+    ///
+    /// Pages have one token, whatever the pages are in which the pool was filled.
+    ///
+    /// # Errors
+    /// [`ProblemError::TooLarge`] where there are too many of them.
+    pub fn of_top_k(tokens: u32, k: u32) -> Result<Self, ProblemError> {
+        let all = u64::from(tokens) * u64::from(k);
+        fits("query tokens × their keys", all, u32::MAX.into())?;
+        // The run's indices stand in their place.
+        let mut table = PageTable::new(1, all as u32);
+        for token in 0..tokens {
+            table.try_push(token * k..(token + 1) * k, k)?;
+        }
+        Ok(Self::new((0..=tokens).collect(), table))
+    }
+
+    /// A request for each query token, with those keys of a pool of `pool_tokens` that an indexer chose for it: the
+    /// `k` entries of `indices` that are the token's, where −1 stands for none.
+    ///
+    /// An index is `page × page_size + offset`, as in [`PageTable::slots`]: pages of the batch have one token. Positions
+    /// count the chosen keys, so give the specification no window; a causal one sees all of them.
+    ///
+    /// ```
+    /// use tandem_attn::problem::Batch;
+    ///
+    /// let batch = Batch::of_indices(3, &[7, -1, 2, -1, -1, -1], 8)?;
+    /// assert_eq!(batch.parts[0].table.pages(0), [7, 2]);
+    /// assert_eq!((batch.total_q(), batch.kv_len(1)), (2, 0));
+    /// # Ok::<(), tandem_attn::problem::ProblemError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ProblemError::Indices`] where they are no whole number of tokens, [`ProblemError::PageId`] for other negative
+    /// ones, [`ProblemError::TooLarge`].
+    pub fn of_indices(k: u32, indices: &[i32], pool_tokens: u32) -> Result<Self, ProblemError> {
+        let got = indices.len();
+        if k == 0 || !got.is_multiple_of(k as usize) {
+            return Err(ProblemError::Indices { got, k });
+        }
+        let tokens = got / k as usize;
+        fits("query tokens", tokens as u64, i32::MAX as u64)?;
+        let mut table = PageTable::new(1, pool_tokens);
+        for chosen in indices.chunks_exact(k as usize) {
+            let there = chosen.iter().filter(|&&index| index != -1);
+            table.try_push(there.clone(), there.count() as u32)?;
+        }
+        Ok(Self::new((0..=tokens as u32).collect(), table))
+    }
+
     /// With what each query token sees of the last keys: see [`ancestors`](Self::ancestors).
     #[must_use]
     pub fn with_ancestors(mut self, ancestors: Vec<u64>) -> Self {

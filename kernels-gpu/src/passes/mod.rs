@@ -2,6 +2,8 @@
 
 #[cfg(any(not(target_arch = "nvptx64"), feature = "passes"))]
 pub mod append;
+#[cfg(any(not(target_arch = "nvptx64"), feature = "quantise"))]
+pub mod latent_656;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "passes"))]
 pub mod merge;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "passes"))]
@@ -16,6 +18,7 @@ pub mod ranks;
 pub const ROWS: &[&[crate::registry::KernelInfo]] = &[
     append::ROWS,
     quantise::ROWS,
+    latent_656::ROWS,
     merge::ROWS[0],
     merge::ROWS[1],
     merge::F32_ROWS,

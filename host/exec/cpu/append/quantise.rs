@@ -55,7 +55,8 @@ pub enum AppendScales<'a> {
 /// ```
 ///
 /// # Errors
-/// [`Error::Shape`], [`Error::Dtype`], [`Error::IndexOutOfRange`] or [`Error::WrittenTwice`]; nothing is written then.
+/// [`Error::Shape`], [`Error::Dtype`], [`Error::IndexOutOfRange`] or [`Error::WrittenTwice`]; [`Error::NoInstance`] for
+/// rows that carry their scales, which [`append_latent_656`](super::append_latent_656) writes. Nothing is written then.
 pub fn append_quantised<S: Element, T: Element>(
     spec: &Spec,
     pool_pages: u32,
@@ -74,6 +75,13 @@ pub fn append_quantised<S: Element, T: Element>(
             tensor: "the KV pool",
             got: T::DTYPE,
             expected: "F8E4M3 or F8E5M2",
+        });
+    }
+    if matches!(scales, AppendScales::Given(KvScales::InRow)) {
+        return Err(Error::NoInstance {
+            kernel: "append",
+            asked: "keys and values into rows that carry their scales".into(),
+            there: "append_latent_656 for such rows",
         });
     }
     pool.view().check(spec, 0, page_size, pool_pages)?;

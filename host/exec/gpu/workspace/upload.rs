@@ -9,7 +9,7 @@ use super::{IN_FLIGHT, Staging, Workspace};
 use crate::{
     Error,
     exec::gpu::{
-        KvPool, Stream,
+        KvPool, RunTensors, Stream,
         driver::{Check, Current, cuMemcpyDtoH, cuMemcpyHtoDAsync, cuStreamSynchronize},
         inspect::{Known, inspect},
     },
@@ -134,8 +134,7 @@ impl Workspace {
     /// The stream is one of the device's primary context, or null, and is not being captured.
     pub(in crate::exec::gpu) unsafe fn inspect(
         &self,
-        pools: &[KvPool],
-        tokens: usize,
+        tensors: &RunTensors<'_>,
         stream: Stream,
     ) -> Result<(), Error> {
         let _current = Current::enter(self.context.raw())?;
@@ -150,8 +149,13 @@ impl Workspace {
             )
             .check("cuMemcpyDtoH")?;
         }
-        let pages: Vec<u32> = pools.iter().map(|pool| pool.pages).collect();
-        let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+        // Indices that take the place of page ids are looked at by kernels.
+        let pages = |pool: &KvPool| match tensors.indices {
+            Some(_) => u32::MAX,
+            None => pool.pages,
+        };
+        let pages: Vec<u32> = tensors.pools.iter().map(pages).collect();
+        let tokens = u32::try_from(tensors.q.shape[0]).unwrap_or(u32::MAX);
         inspect(
             &bytes,
             &self.layout,

@@ -172,7 +172,8 @@ impl DeviceDescription {
             Some(_) if spec.variant.soft_cap.is_some() => "with a soft cap".to_owned(),
             Some(_) if spec.kv_dtype != spec.q_dtype => {
                 format!(
-                    "with keys in {:?} beside queries in {:?}",
+                    "with keys in {:?} beside queries in {:?}: there are those of one type, and F8E4M3 with its scales \
+                     in rows of 656 bytes (KvScales::InRow) beside BF16",
                     spec.kv_dtype, spec.q_dtype
                 )
             }

@@ -1,8 +1,14 @@
 //! What kernels there are, and what one takes of an SM.
 
-/// The kernels, each of them for each 16-bit float: `mla_<rows>x<keys>_<element>` and `mla_rows_…`. Blocks of 48 keys read
-/// the queries less often, for tokens of several tiles; those of 32 are there sooner.
+/// The kernels: for each 16-bit float `mla_<rows>x<keys>_<element>` and `mla_rows_…`, and for bf16 alone, which keys of
+/// 656 bytes have a part in, `mla_656_…`. Blocks of 48 keys read the queries less often, for tokens of several tiles; those
+/// of 32 are there sooner.
 macro_rules! table {
+    (bf16 $then:ident) => {
+        $then! { Bf16 "bf16" {
+            "656_" 64 x 32 in 3 Converted;
+        }}
+    };
     ($as:ident $then:ident) => {
         $crate::each_half! { $as $then {
             // What is in front of rows × keys in the name; stages; how keys are loaded.
@@ -18,7 +24,7 @@ pub(super) use table;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod rows {
-    use super::{HEAD_DIM, Offsets, THREADS, TILE_ROWS, VALUE_DIM};
+    use super::{HEAD_DIM, Keys, Offsets, THREADS, TILE_ROWS, VALUE_DIM};
     use crate::registry::{Arch, Element, Family, KernelInfo, Loads, Op, registers};
 
     macro_rules! rows {
@@ -29,19 +35,25 @@ mod rows {
                 element: Element::$half,
                 keys: $keys,
                 stages: $stages,
-                shared_bytes: Offsets::new($keys, $stages).end,
-                ..row(concat!("mla_", $kind, $rows, "x", $keys, "_", $element), Loads::$loads)
+                shared_bytes: Offsets::new($keys, $stages, Keys::$loads.are_converted()).end,
+                ..row(concat!("mla_", $kind, $rows, "x", $keys, "_", $element), Keys::$loads)
             }),*]
         };
     }
 
     /// See the macro `table`.
-    pub const ROWS: &[&[KernelInfo]] = table!(list rows);
+    pub const ROWS: &[&[KernelInfo]] = &[HALVES[0], HALVES[1], table!(bf16 rows)];
+    const HALVES: &[&[KernelInfo]] = table!(list rows);
 
-    const fn row(name: &'static str, loads: Loads) -> KernelInfo {
+    const fn row(name: &'static str, keys: Keys) -> KernelInfo {
+        let converted = matches!(keys, Keys::Converted);
         KernelInfo {
-            loads,
-            stands_in: matches!(loads, Loads::Rows),
+            loads: match keys {
+                Keys::Pages => Loads::Pages,
+                Keys::Rows | Keys::Converted => Loads::Rows,
+            },
+            stands_in: matches!(keys, Keys::Rows),
+            cache: if converted { Some(Element::E4m3) } else { None },
             rows: TILE_ROWS,
             head_dim: HEAD_DIM,
             value_dim: VALUE_DIM,
@@ -62,6 +74,35 @@ pub(super) const HEAD_DIM: u32 = 576;
 pub(super) const VALUE_DIM: u32 = 512;
 /// Rows of a tile.
 pub(super) const TILE_ROWS: u32 = 64;
+/// How keys come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Keys {
+    /// By tensor maps.
+    Pages,
+    /// One by one, as they are multiplied.
+    Rows,
+    /// One by one in [656 bytes](ROW_BYTES), converted on the way.
+    Converted,
+}
+
+impl Keys {
+    pub const fn are_converted(self) -> bool {
+        matches!(self, Self::Converted)
+    }
+}
+
+/// Bytes of a key that carries its scales: numbers of 8 bits, scales, elements of 16.
+pub(super) const ROW_BYTES: u32 = 656;
+/// Where the scales and the elements of 16 bits begin.
+#[cfg(target_arch = "nvptx64")]
+pub(super) const ROW_SCALES: u32 = VALUE_DIM;
+#[cfg(target_arch = "nvptx64")]
+pub(super) const ROW_ROPE: u32 = ROW_SCALES + VALUE_DIM / 128 * 4;
+/// Keys that a warp converts together.
+pub(super) const GROUP: u32 = 8;
+/// Warps that convert, and groups of rows that each has in shared memory.
+pub(super) const CONVERTERS: u32 = 3;
+pub(super) const RAW_SLOTS: u32 = 2;
 /// Threads of a CTA: the warpgroup that feeds, and two that compute.
 pub(super) const THREADS: u32 = 384;
 /// Registers of a thread that feeds and of one that computes.
@@ -96,44 +137,58 @@ pub(super) const fn half_bytes(keys: u32, half: u32) -> u32 {
     keys * SLABS[half as usize] * 128
 }
 
-/// Where what stands behind the queries begins, by the keys of a block and the blocks in shared memory.
+/// Where what stands behind the queries begins, by the keys of a block, the blocks in shared memory, and whether keys are
+/// converted.
 #[cfg_attr(
     not(target_arch = "nvptx64"),
     expect(dead_code, reason = "the host wants the end")
 )]
 pub(super) struct Offsets {
     pub keys: u32,
+    /// Rows as the pool has them, where they are converted.
+    pub raw: u32,
     pub rows: u32,
     pub references: u32,
     pub factors: u32,
     pub totals: u32,
     pub grew: u32,
     pub units: u32,
+    /// The keys of each group of a block that are there, a word each, where keys are converted.
+    pub there: u32,
     pub barriers: u32,
     /// Dynamic shared memory.
     pub end: u32,
 }
 
 impl Offsets {
-    pub const fn new(keys: u32, stages: u32) -> Self {
+    pub const fn new(keys: u32, stages: u32, converted: bool) -> Self {
+        let [converters, groups] = if converted {
+            [CONVERTERS, keys / GROUP]
+        } else {
+            [0; 2]
+        };
         let blocks = query_slabs(keys) * SLAB_BYTES;
-        let rows = blocks + stages * (half_bytes(keys, 0) + half_bytes(keys, 1));
+        let raw = blocks + stages * (half_bytes(keys, 0) + half_bytes(keys, 1));
+        let rows = raw + converters * RAW_SLOTS * GROUP * ROW_BYTES;
         let references = rows + 2 * TILE_ROWS * 16;
         let factors = references + 2 * TILE_ROWS * 4;
         let totals = factors + 2 * TILE_ROWS * 4;
         let grew = totals + 4 * TILE_ROWS * 4;
         let units = grew + 8 * 4;
-        let barriers = units + 2 * UNIT_BYTES;
+        let there = units + 2 * UNIT_BYTES;
+        let barriers = there + stages * groups * 4;
         Self {
             keys: blocks,
+            raw,
             rows,
             references,
             factors,
             totals,
             grew,
             units,
+            there,
             barriers,
-            end: barriers + (STAGE_BARRIERS + 4 * stages) * 8,
+            end: barriers + (STAGE_BARRIERS + 4 * stages + converters * RAW_SLOTS) * 8,
         }
     }
 }

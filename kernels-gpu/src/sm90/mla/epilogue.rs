@@ -27,9 +27,15 @@ use crate::{
 /// # Safety
 /// Both consumers come here for every unit, each with the columns' half `C`; the accumulators are there.
 #[inline(always)]
-pub(super) unsafe fn finish<T: Half, const C: u32, const KEYS: u32, const STAGES: u32>(
+pub(super) unsafe fn finish<
+    T: Half,
+    const C: u32,
+    const KEYS: u32,
+    const STAGES: u32,
+    const CONVERTED: bool,
+>(
     p: &LatentParams,
-    s: Shared<KEYS, STAGES>,
+    s: Shared<KEYS, STAGES, CONVERTED>,
     slot: u32,
     unit: &Unit,
     o: &[f32; O],

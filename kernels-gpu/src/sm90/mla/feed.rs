@@ -24,10 +24,10 @@ const WARP: u32 = warp::FULL_MASK;
 /// # Safety
 /// A whole warp comes here; `map` is that of the queries, and the barriers are initialised.
 #[inline(always)]
-pub(super) unsafe fn claim<const KEYS: u32, const STAGES: u32>(
+pub(super) unsafe fn claim<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
     p: &LatentParams,
     map: *const TensorMap,
-    s: Shared<KEYS, STAGES>,
+    s: Shared<KEYS, STAGES, CONVERTED>,
 ) {
     // SAFETY: as the launch is.
     let a = &unsafe { p.attention.of_this_plan() };
@@ -98,10 +98,10 @@ pub(super) unsafe fn claim<const KEYS: u32, const STAGES: u32>(
 
 /// A box for each token and slab, a lane each.
 #[inline(always)]
-unsafe fn bring_queries<const KEYS: u32, const STAGES: u32>(
+unsafe fn bring_queries<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
     p: &LatentParams,
     map: *const TensorMap,
-    s: Shared<KEYS, STAGES>,
+    s: Shared<KEYS, STAGES, CONVERTED>,
     slot: u32,
     unit: &Unit,
 ) {
@@ -131,10 +131,15 @@ unsafe fn bring_queries<const KEYS: u32, const STAGES: u32>(
 /// # Safety
 /// A whole warp comes here; `map` is that of the half, and the barriers are initialised.
 #[inline(always)]
-pub(super) unsafe fn load<const RIGHT: bool, const KEYS: u32, const STAGES: u32>(
+pub(super) unsafe fn load<
+    const RIGHT: bool,
+    const KEYS: u32,
+    const STAGES: u32,
+    const CONVERTED: bool,
+>(
     p: &LatentParams,
     map: *const TensorMap,
-    s: Shared<KEYS, STAGES>,
+    s: Shared<KEYS, STAGES, CONVERTED>,
 ) {
     let (lane, half) = (warp::lane_id(), RIGHT as u32);
     let tokens = p.piece_tokens;
@@ -220,9 +225,14 @@ const UNDER_WAY: u32 = 1;
 /// # Safety
 /// A whole warp comes here, and the barriers are initialised.
 #[inline(always)]
-pub(super) unsafe fn load_rows<const RIGHT: bool, const KEYS: u32, const STAGES: u32>(
+pub(super) unsafe fn load_rows<
+    const RIGHT: bool,
+    const KEYS: u32,
+    const STAGES: u32,
+    const CONVERTED: bool,
+>(
     p: &LatentParams,
-    s: Shared<KEYS, STAGES>,
+    s: Shared<KEYS, STAGES, CONVERTED>,
 ) {
     let (lane, half) = (warp::lane_id(), RIGHT as u32);
     let slabs = const { SLABS[RIGHT as usize] };

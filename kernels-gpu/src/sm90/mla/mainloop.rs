@@ -11,7 +11,7 @@ use super::{
         pipeline::Pipeline,
         uniform,
     },
-    config::{HEAD_DIM, HELD_SLABS, QUERY_SLABS, SLAB_BYTES, SLABS, VALUE_DIM, query_slabs},
+    config::{GROUP, HEAD_DIM, HELD_SLABS, QUERY_SLABS, SLAB_BYTES, SLABS, VALUE_DIM, query_slabs},
     epilogue::finish,
     shared::{Shared, Unit, WEIGHTS_CHUNK},
 };
@@ -39,7 +39,10 @@ pub(super) const O: usize = VALUE_DIM as usize / 4;
 /// 2 KB of queries beside 1.5 KB of keys for each step.
 const HELD: usize = HELD_SLABS as usize * 4;
 
-/// The queries of those steps, of a warp's rows.
+/// The same where keys are converted, of which there is an odd number of blocks.
+const HELD_CONVERTED: usize = 6;
+
+/// The queries of those steps, of a warp's rows; the last ones, where there are fewer.
 type Held = [u32; 4 * HELD];
 
 /// Both consumers have come here.
@@ -57,11 +60,15 @@ pub(super) unsafe fn meet() {
 /// # Safety
 /// A whole warp comes here; the queries are there.
 #[inline(always)]
-unsafe fn hold<const KEYS: u32, const STAGES: u32>(s: Shared<KEYS, STAGES>, warp: u32) -> Held {
+unsafe fn hold<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
+    s: Shared<KEYS, STAGES, CONVERTED>,
+    warp: u32,
+    steps: usize,
+) -> Held {
     // Opaque: or the addresses are kept in registers from unit to unit.
     let (lane, mut held) = (misc::opaque(warp::lane_id()), [0; 4 * HELD]);
     let row = warp * 16 + lane % 16;
-    let mut i = 0;
+    let mut i = HELD - steps;
     while i < HELD {
         let slab = QUERY_SLABS - HELD_SLABS + i as u32 / 4;
         let chunk = 2 * (i as u32 % 4) + lane / 16;
@@ -83,9 +90,9 @@ unsafe fn hold<const KEYS: u32, const STAGES: u32>(s: Shared<KEYS, STAGES>, warp
 /// # Safety
 /// A whole warp comes here; the unit's rows are listed.
 #[inline(always)]
-unsafe fn hold_from_memory<const KEYS: u32, const STAGES: u32>(
+unsafe fn hold_from_memory<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
     p: &LatentParams,
-    s: Shared<KEYS, STAGES>,
+    s: Shared<KEYS, STAGES, CONVERTED>,
     slot: u32,
     warp: u32,
 ) -> Held {
@@ -149,12 +156,20 @@ unsafe fn hold_from_memory<const KEYS: u32, const STAGES: u32>(
 
 /// Adds the product with a half of the keys' columns to the logits, or begins with it; issued.
 #[inline(always)]
-unsafe fn multiply<T: Half, const ADD: bool, const KEYS: u32, const STAGES: u32, const S: usize>(
-    s: Shared<KEYS, STAGES>,
+unsafe fn multiply<
+    T: Half,
+    const ADD: bool,
+    const KEYS: u32,
+    const STAGES: u32,
+    const CONVERTED: bool,
+    const S: usize,
+>(
+    s: Shared<KEYS, STAGES, CONVERTED>,
     held: &Held,
     logits: &mut [f32; S],
     stage: u32,
     half: u32,
+    steps: usize,
 ) where
     [f32; S]: wgmma::Accumulator,
 {
@@ -175,7 +190,10 @@ unsafe fn multiply<T: Half, const ADD: bool, const KEYS: u32, const STAGES: u32,
                 k.advance(slab * 1024 + inner),
             );
             let from_registers = (step + HELD as u32).checked_sub(SLABS[1] * 4);
-            if let (true, Some(i)) = (ADD, from_registers) {
+            if let (true, Some(i)) = (
+                ADD && from_registers >= Some((HELD - steps) as u32),
+                from_registers,
+            ) {
                 let i = 4 * i as usize;
                 let q = [held[i], held[i + 1], held[i + 2], held[i + 3]];
                 wgmma::mma_rs::<T, true, false, _>(logits, q, k);
@@ -191,8 +209,8 @@ unsafe fn multiply<T: Half, const ADD: bool, const KEYS: u32, const STAGES: u32,
 
 /// O += P·V of weights in shared memory and a half of a block's values, issued.
 #[inline(always)]
-unsafe fn add_handed<T: Half, const KEYS: u32, const STAGES: u32>(
-    s: Shared<KEYS, STAGES>,
+unsafe fn add_handed<T: Half, const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
+    s: Shared<KEYS, STAGES, CONVERTED>,
     o: &mut [f32; O],
     stage: u32,
     half: u32,
@@ -230,8 +248,8 @@ fn scale_by(o: &mut [f32; O], factors: [f32; 2]) {
 /// Sets the values of keys to zero that are not the item's: they may be anything, and a weight of 0 does not keep a
 /// NaN out.
 #[inline(always)]
-unsafe fn clear<const KEYS: u32, const STAGES: u32>(
-    s: Shared<KEYS, STAGES>,
+unsafe fn clear<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
+    s: Shared<KEYS, STAGES, CONVERTED>,
     stage: u32,
     thread: u32,
     first: u32,
@@ -254,10 +272,16 @@ unsafe fn clear<const KEYS: u32, const STAGES: u32>(
 
 /// Hides what rows do not see of the block that begins at `begin`.
 #[inline(always)]
-unsafe fn hide<V: Variant, const KEYS: u32, const STAGES: u32, const S: usize>(
+unsafe fn hide<
+    V: Variant,
+    const KEYS: u32,
+    const STAGES: u32,
+    const CONVERTED: bool,
+    const S: usize,
+>(
     p: &LatentParams,
     variant: &V,
-    s: Shared<KEYS, STAGES>,
+    s: Shared<KEYS, STAGES, CONVERTED>,
     slot: u32,
     unit: &Unit,
     logits: &mut [f32; S],
@@ -290,6 +314,39 @@ fn is_whole<V: Variant>(variant: &V, unit: &Unit, begin: i32, keys: i32) -> bool
         && begin + keys <= (unit.kv_end as i32).min(last + 1)
 }
 
+/// Hides keys of a converted block that are not there.
+#[inline(always)]
+unsafe fn hide_missing<
+    const KEYS: u32,
+    const STAGES: u32,
+    const CONVERTED: bool,
+    const S: usize,
+>(
+    s: Shared<KEYS, STAGES, CONVERTED>,
+    stage: u32,
+    logits: &mut [f32; S],
+) {
+    const { assert!(!CONVERTED || KEYS / GROUP == 4) };
+    // SAFETY: they were written before the block was announced.
+    let there = unsafe { shared::load_u32x4(s.there(stage, 0)) };
+    if there[0] & there[1] & there[2] & there[3] == 0xff {
+        return;
+    }
+    let pair = warp::lane_id() % 4 * 2;
+    let mut group = 0;
+    while group < 4 {
+        let there = there[group] >> pair;
+        let mut i = 0;
+        while i < 4 {
+            if there >> (i % 2) & 1 == 0 {
+                logits[4 * group + i] = f32::NEG_INFINITY;
+            }
+            i += 1;
+        }
+        group += 1;
+    }
+}
+
 /// Works through all units, as the consumer of the columns' half `C` and of every other block. `S` and `P`: logits and
 /// packed weights that a thread has of a block.
 ///
@@ -302,17 +359,19 @@ pub(super) unsafe fn consume<
     const C: u32,
     const KEYS: u32,
     const STAGES: u32,
+    const CONVERTED: bool,
     const S: usize,
     const P: usize,
 >(
     p: &LatentParams,
     variant: &V,
-    s: Shared<KEYS, STAGES>,
+    s: Shared<KEYS, STAGES, CONVERTED>,
 ) where
     [f32; S]: wgmma::Accumulator,
 {
     const { assert!(!V::TRANSFORMS_LOGITS && !V::MASKS) };
     const { assert!(S as u32 == KEYS / 2 && P == S / 2) };
+    let steps = const { if CONVERTED { HELD_CONVERTED } else { HELD } };
     let lane = warp::lane_id();
     let thread = thread::thread_idx_x() % 128;
     // SAFETY: whole warps here and in everything below.
@@ -364,7 +423,7 @@ pub(super) unsafe fn consume<
                         }
                         scale_by(&mut o, factors);
                     }
-                    add_handed::<T, _, _>(s, &mut o, $block % STAGES, C);
+                    add_handed::<T, _, _, _>(s, &mut o, $block % STAGES, C);
                 };
             }
             macro_rules! taken {
@@ -388,7 +447,7 @@ pub(super) unsafe fn consume<
             // Their phases are those of units.
             mbarrier::wait(s.queries_full(), slot);
             if !from_memory {
-                held = hold(s, warp);
+                held = hold(s, warp, steps);
                 // One lane says for all that the queries have been read.
                 warp::sync_warp(WARP);
             }
@@ -404,9 +463,9 @@ pub(super) unsafe fn consume<
                     let (stage, parity) = (block % STAGES, block / STAGES & 1);
                     // In this order whoever owns the block, which is a matter of timing: the same bits.
                     mbarrier::wait(s.full(stage, 0), parity);
-                    multiply::<T, false, _, _, _>(s, &held, &mut logits, stage, 0);
+                    multiply::<T, false, _, _, _, _>(s, &held, &mut logits, stage, 0, steps);
                     mbarrier::wait(s.full(stage, 1), parity);
-                    multiply::<T, true, _, _, _>(s, &held, &mut logits, stage, 1);
+                    multiply::<T, true, _, _, _, _>(s, &held, &mut logits, stage, 1, steps);
                     wgmma::commit_group();
                     // From shared memory for each block: registers are what there is least of.
                     let unit = Unit::load(s.unit(slot));
@@ -424,6 +483,9 @@ pub(super) unsafe fn consume<
                     if not_all {
                         let unit = Unit::load(s.unit(slot));
                         hide(p, variant, s, slot, &unit, &mut logits, begin, first_row);
+                    }
+                    if CONVERTED {
+                        hide_missing(s, stage, &mut logits);
                     }
                     // Weights against the references that there are; whether those still do shows in the sums. The vote
                     // also keeps the wait for the other product behind the weights.
@@ -469,15 +531,16 @@ pub(super) unsafe fn consume<
                         mma::stmatrix_x4(target + chunk * WEIGHTS_CHUNK, fragments);
                         step += 1;
                     }
-                    // Keys of others are seen by nobody.
-                    if not_all {
+                    // Keys of others are seen by nobody. Those that were converted are zeros already.
+                    let clears = not_all && !CONVERTED;
+                    if clears {
                         let unit = Unit::load(s.unit(slot));
                         let past = unit.kv_end.saturating_sub(begin);
                         let first = unit.kv_begin.saturating_sub(begin);
                         clear(s, stage, thread, first, past);
                     }
                     fence::proxy_async_shared();
-                    if not_all {
+                    if clears {
                         barrier::bar_sync(CONSUMER + C, 128);
                     }
                     barrier::bar_arrive(WEIGHTS_READY + C, 256);
@@ -506,7 +569,7 @@ pub(super) unsafe fn consume<
                 taken!(end - 1);
             }
             let unit = Unit::load(s.unit(slot));
-            finish::<T, C, _, _>(p, s, slot, &unit, &o, &rows, scale, warp * 16);
+            finish::<T, C, _, _, _>(p, s, slot, &unit, &o, &rows, scale, warp * 16);
             mbarrier::arrive(s.unit_free(slot));
             slots.advance();
             next = end;

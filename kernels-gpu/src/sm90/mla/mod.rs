@@ -27,6 +27,8 @@
 
 mod config;
 #[cfg(target_arch = "nvptx64")]
+mod convert;
+#[cfg(target_arch = "nvptx64")]
 mod epilogue;
 #[cfg(target_arch = "nvptx64")]
 mod feed;
@@ -48,7 +50,8 @@ mod entries {
     use cuda_std::{barrier, griddep, prelude::*, setmaxnreg, shared, thread, tma};
 
     use super::{
-        config::{REGISTERS, THREADS, table},
+        config::{Keys, REGISTERS, THREADS, table},
+        convert::convert,
         feed::{claim, load, load_rows},
         mainloop::consume,
         shared::Shared,
@@ -58,12 +61,6 @@ mod entries {
         common::{half, variant::Standard},
     };
 
-    /// How keys are loaded, by its name in the table.
-    enum Loads {
-        Pages,
-        Rows,
-    }
-
     macro_rules! entries {
         ($half:ident $element:literal {
             $($kind:literal $rows:literal x $keys:literal in $stages:literal $loads:ident;)*
@@ -71,7 +68,7 @@ mod entries {
             /// Logits and packed weights that a thread has of a block.
             const S: usize = $keys / 2;
             const P: usize = S / 2;
-            const BY_ROWS: bool = matches!(Loads::$loads, Loads::Rows);
+            const KEYS: Keys = Keys::$loads;
             /// See the module.
             ///
             /// # Safety
@@ -84,33 +81,35 @@ mod entries {
             )]
             pub unsafe fn entry(p: LatentParams) {
                 let variant = Standard::<false>(p.attention.variant);
-                let s = Shared::<$keys, $stages> { base: shared::dynamic_shared_address() };
+                let s = Shared::<$keys, $stages, { KEYS.are_converted() }> { base: shared::dynamic_shared_address() };
                 let thread = thread::thread_idx_x();
                 // SAFETY: the launch vouches for the parameters; warps and warpgroups have their roles as a whole.
                 unsafe {
                     if thread < 3 {
                         tma::prefetch_tensor_map(maps.add(thread as usize));
                     }
-                    s.init(BY_ROWS);
+                    s.init(KEYS);
                     barrier::bar_sync(0, THREADS);
                     // The merging kernel may wait on SMs that this one has left.
                     griddep::launch_dependents();
                     if thread < 128 {
                         setmaxnreg::decrease::<{ REGISTERS[0] }>();
-                        match thread / 32 {
-                            0 if BY_ROWS => load_rows::<false, _, _>(&p, s),
-                            1 if BY_ROWS => load_rows::<true, _, _>(&p, s),
-                            0 => load::<false, _, _>(&p, maps.add(1), s),
-                            1 => load::<true, _, _>(&p, maps.add(2), s),
-                            2 => claim(&p, maps, s),
+                        match (thread / 32, KEYS) {
+                            (2, _) => claim(&p, maps, s),
+                            (0, Keys::Pages) => load::<false, _, _, _>(&p, maps.add(1), s),
+                            (1, Keys::Pages) => load::<true, _, _, _>(&p, maps.add(2), s),
+                            (0, Keys::Rows) => load_rows::<false, _, _, _>(&p, s),
+                            (1, Keys::Rows) => load_rows::<true, _, _, _>(&p, s),
+                            // Warps 0, 1 and 3.
+                            (warp, Keys::Converted) => convert(&p, s, warp - warp / 3),
                             _ => {}
                         }
                     } else {
                         setmaxnreg::increase::<{ REGISTERS[1] }>();
                         if thread < 256 {
-                            consume::<half::$half, _, 0, _, _, S, P>(&p, &variant, s);
+                            consume::<half::$half, _, 0, _, _, _, S, P>(&p, &variant, s);
                         } else {
-                            consume::<half::$half, _, 1, _, _, S, P>(&p, &variant, s);
+                            consume::<half::$half, _, 1, _, _, _, S, P>(&p, &variant, s);
                         }
                         // Whoever waits for this group waits for the one before it, too.
                         griddep::wait();
@@ -121,4 +120,5 @@ mod entries {
     }
 
     table!(items entries);
+    table!(bf16 entries);
 }

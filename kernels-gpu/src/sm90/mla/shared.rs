@@ -2,7 +2,10 @@
 
 use cuda_std::{fence, mbarrier, shared, thread};
 
-use super::config::{Offsets, SLABS, STAGE_BARRIERS, THREADS, TILE_ROWS, UNIT_BYTES, half_bytes};
+use super::config::{
+    CONVERTERS, GROUP, Keys, Offsets, RAW_SLOTS, ROW_BYTES, SLABS, STAGE_BARRIERS, THREADS,
+    TILE_ROWS, UNIT_BYTES, half_bytes,
+};
 use crate::abi::QueryRow;
 
 /// What the claiming warp passes on about a unit.
@@ -86,14 +89,14 @@ impl Unit {
     }
 }
 
-/// Shared addresses, where there are `STAGES` blocks of `KEYS` keys.
+/// Shared addresses, where there are `STAGES` blocks of `KEYS` keys, which are converted or not.
 #[derive(Clone, Copy)]
-pub(super) struct Shared<const KEYS: u32, const STAGES: u32> {
+pub(super) struct Shared<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> {
     pub base: u32,
 }
 
-impl<const KEYS: u32, const STAGES: u32> Shared<KEYS, STAGES> {
-    const AT: Offsets = Offsets::new(KEYS, STAGES);
+impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Shared<KEYS, STAGES, CONVERTED> {
+    const AT: Offsets = Offsets::new(KEYS, STAGES, CONVERTED);
 
     /// The first slabs of 64 columns, all rows of one after the other.
     #[inline(always)]
@@ -198,28 +201,50 @@ impl<const KEYS: u32, const STAGES: u32> Shared<KEYS, STAGES> {
         self.barrier(STAGE_BARRIERS + 4 * stage + 2 + half)
     }
 
+    /// A converting warp's group of rows as the pool has them.
+    #[inline(always)]
+    pub fn raw(self, converter: u32, slot: u32) -> u32 {
+        self.base + Self::AT.raw + (converter * RAW_SLOTS + slot) * GROUP * ROW_BYTES
+    }
+    /// They are there.
+    #[inline(always)]
+    pub fn raw_full(self, converter: u32, slot: u32) -> u32 {
+        self.barrier(STAGE_BARRIERS + 4 * STAGES + converter * RAW_SLOTS + slot)
+    }
+    /// Which keys of a group of a stage's block are there, a bit each.
+    #[inline(always)]
+    pub fn there(self, stage: u32, group: u32) -> u32 {
+        self.base + Self::AT.there + (stage * (KEYS / GROUP) + group) * 4
+    }
+
     /// Initialises the barriers, a warp each in turn (the hardware takes about 60 cycles for one), and the queries of
-    /// rows that tiles may not have. Blocks come with one arrival, or `by_rows` with that of each lane.
+    /// rows that tiles may not have. Blocks come with one arrival, with that of each lane that copies keys, or with
+    /// one for each group that was converted.
     ///
     /// # Safety
     /// All threads of the CTA come here once, and then to a barrier.
     #[inline(always)]
-    pub unsafe fn init(self, by_rows: bool) {
+    pub unsafe fn init(self, keys: Keys) {
         let thread = thread::thread_idx_x();
         let index = thread / 32 + thread % 32 * (THREADS / 32);
-        if index < STAGE_BARRIERS + 4 * STAGES {
+        let converters = if CONVERTED { CONVERTERS } else { 0 };
+        if index < STAGE_BARRIERS + 4 * STAGES + converters * RAW_SLOTS {
             let arrivals = match index {
                 0 | 1 => 32,
-                // The loaders' lanes and the consumers'.
+                // The loaders' lanes (or converting warps) and the consumers'.
+                2 | 3 if CONVERTED => CONVERTERS + 2 * 128,
                 2 | 3 => 2 * 32 + 2 * 128,
                 4 | 5 => 32,
                 6 | 8 => 1,
                 7 => 8,
-                _ => match (index - STAGE_BARRIERS) % 4 {
-                    0 | 1 if by_rows => 32,
-                    0 | 1 => 1,
+                // A group's rows come by one lane's copies.
+                _ if index >= STAGE_BARRIERS + 4 * STAGES => 1,
+                _ => match ((index - STAGE_BARRIERS) % 4, keys) {
+                    (0 | 1, Keys::Pages) => 1,
+                    (0 | 1, Keys::Rows) => 32,
+                    (0 | 1, Keys::Converted) => KEYS / GROUP,
                     // Only consumer 0 reads the left half; of the right one both read or write the weights.
-                    2 => 4,
+                    (2, _) => 4,
                     _ => 8,
                 },
             };

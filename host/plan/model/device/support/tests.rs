@@ -242,4 +242,11 @@ fn latent_heads_are_supported_on_hopper_and_refused_elsewhere() {
     let a100 = DeviceDescription::named("a100").unwrap();
     let error = a100.supports(&spec).unwrap_err().to_string();
     assert!(error.contains("latent attention on this device"), "{error}");
+
+    // In rows of 656 bytes.
+    let of_8_bits = spec.with_kv_dtype(Dtype::F8E4M3);
+    assert_eq!(h200().supports(&of_8_bits), Ok(()));
+    let of_f16 = spec.with_dtype(Dtype::F16).with_kv_dtype(Dtype::F8E4M3);
+    let error = h200().supports(&of_f16).unwrap_err().to_string();
+    assert!(error.contains("KvScales::InRow) beside BF16"), "{error}");
 }

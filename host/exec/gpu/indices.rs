@@ -1,0 +1,56 @@
+//! Keys that a run is told, in the place of a plan's page ids.
+
+use super::{RunTensors, Workspace, agenda::GroupLaunch};
+use crate::Error;
+
+/// Whether indices, if there are any, are those of the plan's query tokens, and its kernels read keys by them.
+pub(super) fn check_indices(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
+    let Some(indices) = tensors.indices else {
+        return Ok(());
+    };
+    let refused = |asked: String| Error::NoInstance {
+        kernel: "attention",
+        asked,
+        there: "those of latent keys in F8E4M3, without a window, for plans of Batch::of_top_k in a workspace without a \
+                launch set",
+    };
+    indices.check_address("the indices", 4)?;
+    let spec = &workspace.spec;
+    let reads = |launch: &GroupLaunch| {
+        let row = launch.key.kernel.info();
+        row.latent && row.cache.is_some()
+    };
+    if let Some(launch) = workspace
+        .agenda
+        .launches
+        .iter()
+        .find(|launch| !reads(launch))
+    {
+        return Err(refused(format!(
+            "keys by indices, by {}",
+            launch.key.kernel
+        )));
+    }
+    if let Some(window) = spec.variant.window_left {
+        return Err(refused(format!(
+            "keys by indices, and a window of {window}"
+        )));
+    }
+    if workspace.captured() {
+        return Err(refused("keys by indices, and a launch set".into()));
+    }
+    let Some(expected) = workspace.agenda.indices else {
+        return Err(refused(
+            "keys by indices, for a plan that names its keys".into(),
+        ));
+    };
+    if indices.len != expected as usize {
+        return Err(Error::Extent {
+            tensor: "the indices",
+            dimension: "entries",
+            got: indices.len,
+            rule: format!("{expected}, as the plan has keys"),
+        });
+    }
+    Ok(())
+}
