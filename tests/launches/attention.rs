@@ -10,7 +10,7 @@ use tandem_attn::{
         Bound, DeviceDescription, MergeMode, PlanOptions, Planner, QueryStep, SplitMode, Tile,
         pod::PodMode,
     },
-    problem::{Dtype, KvLayout, Spec},
+    problem::{Compute, Dtype, KvLayout, Spec},
     reference,
     tensor::{Element, F8E4M3},
 };
@@ -50,6 +50,9 @@ fn spec(row: &KernelInfo, group: u32) -> Spec {
     let mut spec = spec.with_dtype(dtype_of(row));
     if row.cache.is_some() {
         spec = spec.with_kv_dtype(Dtype::F8E4M3);
+    }
+    if row.products_of_8_bits {
+        spec = spec.with_compute(Compute::F8);
     }
     match row.cap {
         true => spec.with_soft_cap(20.0),
@@ -335,7 +338,13 @@ fn run_with<T: Element, K: Element>(
     let mut workspace = gpu
         .workspace(&spec, &Bound::of(&plan), options)
         .map_err(|error| error.to_string())?;
-    let tensors = Tensors::<T, K>::random(&spec, &batch, planned.layout, planned.seed + 5);
+    let mut tensors = Tensors::<T, K>::random(&spec, &batch, planned.layout, planned.seed + 5);
+    let in_8_bits = spec.compute == Compute::F8;
+    if in_8_bits {
+        // Nothing is lost of such queries.
+        let narrow = |q: &mut T| *q = T::from_f32(F8E4M3::from_f32(q.to_f32()).to_f32());
+        tensors.q.iter_mut().for_each(narrow);
+    }
     let mut device = OnDevice::new(&spec, &batch, &tensors);
     let eight_bits = spec.kv_dtype == Dtype::F8E4M3 && !has_rows_656(&spec);
     let of_heads = [(); 2].map(|()| {
@@ -357,13 +366,16 @@ fn run_with<T: Element, K: Element>(
     let (out, lse) = device.run(gpu, &mut workspace, &stream);
     // Weights are rounded to 16 bits before they meet the values, whose sum may cancel.
     let step = match T::DTYPE {
+        _ if in_8_bits => 1.0 / 16.0,
         Dtype::BF16 => 1.0 / 256.0,
         _ => 1.0 / 2048.0,
     };
+    // The tensor cores keep 13 bits of a sum of 8-bit products.
+    let of_lse = if in_8_bits { 4e-3 } else { 2e-4 };
     let largest = if eight_bits { 1.5 } else { 1.0 };
     let outputs = vec![
         Output::rounded("out", T::DTYPE, step * largest, &out),
-        Output::rounded("lse", Dtype::F32, 2e-4, &lse),
+        Output::rounded("lse", Dtype::F32, of_lse, &lse),
     ];
     if !checked {
         return Ok(outputs);
