@@ -179,7 +179,7 @@ fn changes_of_the_kernels_show() {
         assert!(found.executed >= count as usize, "{}", found.executed);
         // Not all of what is left is proved: see the guide.
         let missed = found.missed.len();
-        assert!(missed * 5 <= found.executed, "{:#?}", found.missed);
+        assert!(missed * 10 <= found.executed * 3, "{:#?}", found.missed);
         return;
     };
     for line in text.lines().filter(|line| line.starts_with("change")) {
