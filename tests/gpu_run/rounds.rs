@@ -25,8 +25,9 @@ const RENEWED: usize = 64;
 /// Of so many rounds the results of one are compared.
 const COMPARED: usize = 16;
 
-/// Bytes by which the process may grow: what its allocator keeps, not a leak of some bytes each round.
-const GROWTH: usize = 4 << 20;
+/// Bytes by which the process may grow: what its allocator keeps, not a leak of some bytes each round. 0.2 to 4.2 MB were
+/// seen, as much after 20,000 rounds as after 400,000.
+const GROWTH: usize = 8 << 20;
 
 /// Bytes of this process that are in memory.
 fn resident_bytes() -> usize {

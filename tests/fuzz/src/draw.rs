@@ -71,7 +71,8 @@ impl Draw {
             4 => Numbers::OneKey,
             5 => Numbers::Equal,
             6 => Numbers::Tiny,
-            7 if !eight_bits => Numbers::Infinite,
+            // Latent values are a part of the keys, and a weight of 0 does not keep an infinite value out.
+            7 if !eight_bits && !spec.latent => Numbers::Infinite,
             _ => Numbers::Usual,
         };
         let pools = [(); 2].map(|()| self.pool(rng, &spec));

@@ -2,7 +2,7 @@
 //!
 //! Units are items × tiles of 64 rows; a row is a query token and a query head. The output of 64 rows takes half of
 //! an SM's registers, so a CTA has the SM alone and its two **consumers** (a warpgroup each) share the output by
-//! columns. Blocks of 32 keys go to the consumers in turn: who owns a block computes its weights, adds their product
+//! columns. Blocks of 32 or 48 keys go to the consumers in turn: who owns a block computes its weights, adds their product
 //! with its own half of the values, and hands the weights over in shared memory for the other half.
 //!
 //! ```text
@@ -18,7 +18,9 @@
 //! | shared memory | bytes |
 //! |---|---|
 //! | queries: 9 slabs of 64 columns, 64 rows each | 73,728 |
-//! | keys: 4 blocks, 4 slabs (left) and 5 (right) each | 147,456 |
+//! | keys: 4 blocks of 32, 4 slabs (left) and 5 (right) each | 147,456 |
+//! | with blocks of 48: queries, 7 slabs | 57,344 |
+//! | keys: 3 blocks of 48 | 165,888 |
 //! | rows of two units, references, factors, sums, barriers | 4,416 |
 //!
 //! The weights of a block lie where its last slab was, which only keys have.
