@@ -2,12 +2,12 @@
 //!
 //! Warps, barriers and tiles are those of the [kernel of 16 bits](super). What differs:
 //! - **Pieces** are not widened but laid out: keys as they are, values with their keys in rows, since products of 8
-//!   bits contract along what is contiguous in memory ([`pages`]). They lie as shared memory has them, swizzled, and
+//!   bits contract along what is contiguous in memory (`pages.rs`). They lie as shared memory has them, swizzled, and
 //!   come by plain copies.
-//! - **Queries** become 8 bits where they lie, a power of two for each row ([`queries`]).
+//! - **Queries** become 8 bits where they lie, a power of two for each row (`queries.rs`).
 //! - **Weights** of a block are relative to the block's own maxima, so that all bits that 8 have are used for each
 //!   block. Its P·V comes into registers of its own and is added in f32 with the factor that the reference takes:
-//!   tensor cores keep about 14 bits of a sum of 8-bit products ([`mainloop`]).
+//!   tensor cores keep 13 bits behind the largest term of a sum of 8-bit products (`mainloop.rs`).
 
 mod config;
 #[cfg(target_arch = "nvptx64")]
