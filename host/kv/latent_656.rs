@@ -11,10 +11,7 @@
 
 use half::bf16;
 
-use crate::{
-    problem::{Dtype, Spec},
-    tensor::{Element, F8E4M3, ShapeError},
-};
+use crate::tensor::{Element, F8E4M3};
 
 /// Bytes of a token of latent attention with [scales in its row](super::KvScales::InRow).
 pub const LATENT_656_BYTES: u32 = 656;
@@ -33,20 +30,6 @@ const ROPE_AT: usize = SCALES_AT + NUMBERS / TILE * 4;
 const LARGEST: f32 = 448.0;
 /// The smallest scale that is computed: its inverse is finite, too.
 const SMALLEST: f32 = 1.0 / (1_u128 << 100) as f32;
-
-/// Whether there are such rows for these heads.
-pub(crate) fn check(spec: &Spec, dtype: Dtype) -> Result<(), ShapeError> {
-    let heads = (spec.head_dim_qk, spec.head_dim_v) == (ELEMENTS as u32, NUMBERS as u32);
-    if spec.latent && heads && dtype == Dtype::F8E4M3 {
-        return Ok(());
-    }
-    Err(ShapeError::NoRows656 {
-        latent: spec.latent,
-        head_dim_qk: spec.head_dim_qk,
-        head_dim_v: spec.head_dim_v,
-        dtype,
-    })
-}
 
 /// The first elements of a key, as many as are asked for.
 pub(crate) fn widen(row: &[u8], to: &mut [f32]) {

@@ -20,6 +20,8 @@ pub use pool::{OutOfPages, PageCopy, PagePool};
 pub use radix::{Pin, PrefixCache};
 pub use scales::KvScales;
 pub(crate) use scales::ScaleAt;
+#[cfg(feature = "cuda")]
+pub(crate) use scales::check_in_row;
 pub use sequence::Sequence;
 pub use view::{KvTensors, KvView, KvViewMut};
 

@@ -2,7 +2,7 @@
 
 use kernels_gpu::abi::KvStrides;
 
-use super::latent_656::{self, LATENT_656_BYTES};
+use super::latent_656::{ELEMENTS, LATENT_656_BYTES, NUMBERS};
 use crate::{
     problem::{Dtype, Spec},
     tensor::ShapeError,
@@ -72,6 +72,20 @@ pub(crate) struct ScaleAt {
     pub(crate) offset: u32,
 }
 
+/// Whether there are rows that [carry their scales](KvScales::InRow) for these heads.
+pub(crate) fn check_in_row(spec: &Spec, dtype: Dtype) -> Result<(), ShapeError> {
+    let heads = (spec.head_dim_qk, spec.head_dim_v) == (ELEMENTS as u32, NUMBERS as u32);
+    if spec.latent && heads && dtype == Dtype::F8E4M3 {
+        return Ok(());
+    }
+    Err(ShapeError::NoRows656 {
+        latent: spec.latent,
+        head_dim_qk: spec.head_dim_qk,
+        head_dim_v: spec.head_dim_v,
+        dtype,
+    })
+}
+
 impl KvScales<'_> {
     /// Elements of a row in the pool, where a key (or value) has `dim`.
     pub(crate) fn row_elements(
@@ -81,7 +95,7 @@ impl KvScales<'_> {
         dim: u32,
     ) -> Result<u32, ShapeError> {
         match self {
-            Self::InRow => latent_656::check(spec, dtype).map(|()| LATENT_656_BYTES),
+            Self::InRow => check_in_row(spec, dtype).map(|()| LATENT_656_BYTES),
             _ => Ok(dim),
         }
     }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Error,
-    kv::latent_656,
+    kv::check_in_row,
     problem::{Dtype, Spec},
     tensor::ShapeError,
 };
@@ -76,7 +76,7 @@ impl KvScales {
         match self {
             Self::One => Ok(ScaleParams::default()),
             Self::InRow => {
-                latent_656::check(spec, pool.dtype)?;
+                check_in_row(spec, pool.dtype)?;
                 Ok(ScaleParams::default())
             }
             Self::Token { k, v } => {
