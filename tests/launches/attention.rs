@@ -108,7 +108,13 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
             planned.arch = None;
         }
         Op::Decode if row.latent => {
-            planned.spec = spec(row, 100);
+            // Tokens of several tiles have kernels with long blocks.
+            let heads = if row.keys > 32 || row.cache.is_some() {
+                100
+            } else {
+                60
+            };
+            planned.spec = spec(row, heads);
             planned.requests = vec![(150, 1), (33, 2), (1, 1)];
             planned.page = if row.stands_in { 4 } else { 16 };
         }

@@ -46,7 +46,7 @@ impl KernelId {
     pub fn by_rows(self) -> Option<Self> {
         self.counterpart(|row, other| {
             (other.latent && other.stands_in && other.loads == Loads::Rows)
-                && other.rows == row.rows
+                && (other.rows, other.keys) == (row.rows, row.keys)
         })
     }
 
