@@ -15,10 +15,14 @@ use proptest::{prelude::*, strategy::ValueTree};
 use tandem_attn::{
     Error,
     exec::{
+        Cpu,
         emulated::{Emulated, Schedule, Settings},
         gpu::{DeviceBuffer, KvPool, Stream, WorkspaceOptions},
     },
-    plan::{Bound, MergeMode, PlanOptions, Planner, SplitMode, pod::PodMode},
+    kv::KvScales,
+    plan::{
+        Bound, DeviceDescription, MergeMode, Plan, PlanOptions, Planner, SplitMode, pod::PodMode,
+    },
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     tensor::{Element, F8E4M3},
 };
@@ -152,6 +156,54 @@ fn plans_over_8_bit_pages_are_the_reference() {
 }
 
 /// Large, rising, falling, equal and infinite logits, in prefills, decodes and merges.
+/// A prompt and decodes of 8-bit keys, each times a scale of its own: a power of two, so that the prompt's keys lose nothing
+/// where they become 16 bits.
+#[test]
+fn scales_of_each_token_are_those_of_the_cpu() {
+    let emulated = Emulated::new(settings(2, 7)).expect("the emulator");
+    let spec = Spec::new(8, 2, 128).with_kv_dtype(Dtype::F8E4M3);
+    let batch = prefixed(&[(70, 0, 40), (50, 2, 1), (33, 0, 1)], 8, false, 5);
+    let tensors = Tensors::<bf16, F8E4M3>::random(&spec, &batch, KvLayout::Nhd, 3);
+    let table = &batch.parts[0].table;
+    let strides = KvLayout::Nhd.strides(table.page_size, spec.kv_heads, 1);
+    let scales = |step: usize| -> Vec<f32> {
+        let count = (table.pool_pages * strides.page) as usize;
+        let exponent = |i: usize| (i * step % 5) as f32 - 2.0;
+        (0..count).map(|i| exponent(i).exp2()).collect()
+    };
+    let (k, v) = (scales(3), scales(7));
+    let of_tokens = KvScales::Token {
+        k: &k,
+        v: &v,
+        k_strides: strides,
+        v_strides: strides,
+    };
+    let views = [tensors.parts[0].view().with_scales(of_tokens)];
+    let run = |device: DeviceDescription, run: &dyn Fn(&Plan, &mut [bf16], &mut [f32])| {
+        let plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default());
+        let plan = plan.expect("it can be planned");
+        let rows = (plan.total_q * spec.q_heads) as usize;
+        let (mut out, mut lse) = (vec![bf16::NAN; rows * 128], vec![f32::NAN; rows]);
+        run(&plan, &mut out, &mut lse);
+        (to_f64(&out), to_f64(&lse))
+    };
+    let (q, cpu) = (&tensors.q, Cpu::new());
+    let right = run(cpu.device(), &|plan, out, lse| {
+        cpu.run(plan, q, &views, out, Some(lse))
+            .expect("it is right");
+    });
+    let got = run(emulated.device(), &|plan, out, lse| {
+        let run = emulated.run(plan, q, &views, out, Some(lse));
+        run.expect("it is right");
+    });
+    let shape = [batch.total_q() as usize, 8, 128];
+    let mut tolerance = Tolerance::of(Dtype::BF16);
+    tolerance.absolute = 4.0 * 2.0 / 256.0;
+    compare("out", &shape, &got.0, &right.0, tolerance).unwrap();
+    tolerance.absolute = 2e-4;
+    compare("lse", &shape[..2], &got.1, &right.1, tolerance).unwrap();
+}
+
 fn hard<T: Element>(large: bool) {
     let emulated = Emulated::new(settings(1, 3)).expect("the emulator");
     let spec = Spec::new(4, 1, 64).with_dtype(T::DTYPE);

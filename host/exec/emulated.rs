@@ -46,7 +46,7 @@ use super::{
 };
 use crate::{
     Error,
-    kv::{KvScales, KvView},
+    kv::{KvScales, KvStrides, KvView},
     plan::{Bound, DeviceDescription, Plan},
     problem::{Dtype, KvLayout, Spec},
     tensor::{Element, HeadTensors},
@@ -206,7 +206,7 @@ impl Emulated {
             let pool = KvPool::new(spec, KvLayout::Nhd, view.k_strides.page_size, pages, k, v);
             pools.push(
                 pool.with_strides(view.k_strides, view.v_strides)
-                    .with_scales(memory.scales(spec, &view.scales)?),
+                    .with_scales(memory.scales(spec, &view.scales, pages)?),
             );
         }
         let [tokens, q_heads] = [plan.total_q, spec.q_heads].map(|extent| extent as usize);
@@ -266,7 +266,13 @@ impl Memory<'_> {
         buffer.map_or(Ok(Vec::new()), DeviceBuffer::read)
     }
 
-    fn scales(&mut self, spec: &Spec, scales: &KvScales<'_>) -> Result<gpu::KvScales, Error> {
+    /// Scales of a pool of so many pages.
+    fn scales(
+        &mut self,
+        spec: &Spec,
+        scales: &KvScales<'_>,
+        pages: u32,
+    ) -> Result<gpu::KvScales, Error> {
         let mut of = |values: &[f32]| -> Result<DeviceTensor<1>, Error> {
             Ok(DeviceTensor::new(
                 self.put(values)?,
@@ -295,11 +301,24 @@ impl Memory<'_> {
                 let of_token = DeviceArray::new(self.put(of_token)?, of_token.len());
                 Ok(gpu::KvScales::Request { k, v, of_token })
             }
-            KvScales::Token { .. } => Err(Error::NoInstance {
-                kernel: "an emulated run",
-                asked: "scales of tokens".into(),
-                there: "one scale, those of heads or of requests",
-            }),
+            KvScales::Token {
+                k,
+                v,
+                k_strides,
+                v_strides,
+            } => {
+                let mut of =
+                    |values: &[f32], strides: KvStrides| -> Result<DeviceTensor<3>, Error> {
+                        let shape =
+                            [pages, strides.page_size, spec.kv_heads].map(|extent| extent as usize);
+                        Ok(DeviceTensor::new(self.put(values)?, Dtype::F32, shape)
+                            .with_stride(0, strides.page as usize)
+                            .with_stride(1, strides.token as usize)
+                            .with_stride(2, strides.head as usize))
+                    };
+                let (k, v) = (of(k, k_strides)?, of(v, v_strides)?);
+                Ok(gpu::KvScales::Token { k, v })
+            }
         }
     }
 }

@@ -34,7 +34,7 @@ pub enum Family {
     Passes,
     /// The step around attention.
     Step,
-    /// Appending to 8-bit pages.
+    /// To pages of 8 bits, and from them.
     Quantise,
     /// What the library has of [variants](crate::variants).
     Variants,
@@ -106,6 +106,8 @@ pub enum Op {
     Quantise,
     /// Appends keys of latent attention to rows of 656 bytes.
     QuantiseLatent,
+    /// Widens keys and values of 8 bits by the scale of each token, for a prefill.
+    Widen,
     /// Brings heads to the dimension of a kernel, and back.
     Pad,
     /// From a fused projection to queries, and to keys and values in their pages.

@@ -4,13 +4,14 @@ use half::{bf16, f16};
 use kernels_gpu::registry::Op;
 use tandem_attn::{
     Error, Hooks,
+    abi::KvStrides,
     exec::gpu::{self, Arch, Gpu, KernelInfo, RankOptions, WorkspaceOptions},
     kv::KvScales,
     plan::{
         Bound, DeviceDescription, MergeMode, PlanOptions, Planner, QueryStep, SplitMode, Tile,
         pod::PodMode,
     },
-    problem::{Compute, Dtype, KvLayout, Spec},
+    problem::{Batch, Compute, Dtype, KvLayout, Spec},
     reference,
     tensor::{Element, F8E4M3},
 };
@@ -35,6 +36,8 @@ pub struct Planned {
     pub options: PlanOptions,
     /// Query tokens see but some of the last keys.
     pub trees: bool,
+    /// Each token of a cache of 8 bits has scales of its own.
+    pub by_token: bool,
     pub arch: Option<Arch>,
     /// Tokens of a page.
     pub page: u32,
@@ -74,6 +77,7 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
         device: gpu.device(),
         options,
         trees: false,
+        by_token: row.by_token,
         arch: (row.arch == Arch::Sm80).then_some(Arch::Sm80),
         page: 16,
         layout: KvLayout::Nhd,
@@ -102,6 +106,12 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
             configs.truncate(1);
             // One kernel that takes turns by tickets replaces the plan's two.
             planned.arch = (!row.co_resident).then_some(Arch::Sm80);
+        }
+        Op::Widen => {
+            let dtype = dtype_of(row);
+            planned.spec = Spec::new(4, 2, 128)
+                .with_dtype(dtype)
+                .with_kv_dtype(Dtype::F8E4M3);
         }
         Op::Pad => {
             planned.spec = Spec::new(4, 1, 80);
@@ -313,6 +323,75 @@ pub fn run(gpu: &Gpu, planned: &Planned, checked: bool) -> Result<Vec<Output>, S
     }
 }
 
+/// Scales of a cache of 8 bits, one for each KV head, or one for each of its tokens and heads.
+struct CacheScales {
+    heads: usize,
+    /// Where each token has its own.
+    strides: Option<(KvStrides, u32)>,
+    values: [Vec<f32>; 2],
+    memory: [Memory; 2],
+}
+
+impl CacheScales {
+    fn new(planned: &Planned, batch: &Batch) -> Self {
+        let (heads, table) = (planned.spec.kv_heads, &batch.parts[0].table);
+        let strides = planned.by_token.then(|| {
+            let strides = planned.layout.strides(table.page_size, heads, 1);
+            (strides, table.pool_pages)
+        });
+        let count = strides.map_or(heads, |(strides, pages)| pages * strides.page);
+        let mut rng = Rng(planned.seed + 11);
+        let values = [(); 2].map(|()| {
+            let mut scales = rng.floats(count as usize, 0.3, 1.5);
+            if planned.by_token {
+                // Powers of two: nothing is lost where keys are widened to 16 bits.
+                scales
+                    .iter_mut()
+                    .for_each(|scale| *scale = scale.log2().floor().exp2());
+            }
+            scales
+        });
+        Self {
+            heads: heads as usize,
+            strides,
+            memory: values.each_ref().map(|scales| Memory::new(scales)),
+            values,
+        }
+    }
+
+    fn on_device(&self) -> gpu::KvScales {
+        let Some((strides, pages)) = self.strides else {
+            let [k, v] = self
+                .memory
+                .each_ref()
+                .map(|scales| scales.tensor(Dtype::F32, [self.heads]));
+            return gpu::KvScales::Head { k, v };
+        };
+        let shape = [pages as usize, strides.page_size as usize, self.heads];
+        let [k, v] = self.memory.each_ref().map(|scales| {
+            scales
+                .tensor(Dtype::F32, shape)
+                .with_stride(0, strides.page as usize)
+                .with_stride(1, strides.token as usize)
+                .with_stride(2, strides.head as usize)
+        });
+        gpu::KvScales::Token { k, v }
+    }
+
+    fn on_host(&self) -> KvScales<'_> {
+        let [k, v] = &self.values;
+        match self.strides {
+            None => KvScales::Head { k, v },
+            Some((strides, _)) => KvScales::Token {
+                k,
+                v,
+                k_strides: strides,
+                v_strides: strides,
+            },
+        }
+    }
+}
+
 fn run_with<T: Element, K: Element>(
     gpu: &Gpu,
     planned: &Planned,
@@ -353,17 +432,10 @@ fn run_with<T: Element, K: Element>(
     }
     let mut device = OnDevice::new(&spec, &batch, &tensors);
     let eight_bits = spec.kv_dtype == Dtype::F8E4M3 && !has_rows_656(&spec);
-    let of_heads = [(); 2].map(|()| {
-        let heads = spec.kv_heads as usize;
-        Rng(planned.seed + 11).floats(heads, 0.3, 1.5)
-    });
-    let on_device = of_heads.each_ref().map(|scales| Memory::new(scales));
+    let scales = CacheScales::new(planned, &batch);
     if eight_bits {
-        let [k, v] = on_device
-            .each_ref()
-            .map(|scales| scales.tensor(Dtype::F32, [spec.kv_heads as usize]));
         for pool in &mut device.pools {
-            *pool = pool.with_scales(gpu::KvScales::Head { k, v });
+            *pool = pool.with_scales(scales.on_device());
         }
     }
     let stream = Stream::new();
@@ -388,10 +460,8 @@ fn run_with<T: Element, K: Element>(
     }
     let mut views = tensors.views();
     if eight_bits {
-        let [k, v] = &of_heads;
-        views
-            .iter_mut()
-            .for_each(|view| *view = view.with_scales(KvScales::Head { k, v }));
+        let views = views.iter_mut();
+        views.for_each(|view| *view = view.with_scales(scales.on_host()));
     }
     let (sinks, slopes) = (sinks(&spec), slopes(&spec));
     let (q, heads) = (&tensors.q, heads(&sinks));

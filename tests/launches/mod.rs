@@ -125,7 +125,7 @@ pub fn run(gpu: &Gpu, row: &KernelInfo, seed: u64, checked: bool) -> Result<Vec<
     use kernels_gpu::registry::Op;
     match row.op {
         Op::Pad if gpu.arch() == "sm_80" => passes::pad(gpu, row, seed),
-        Op::Prefill | Op::Decode | Op::Pod | Op::Pad => {
+        Op::Prefill | Op::Decode | Op::Pod | Op::Pad | Op::Widen => {
             attention::run_entry(gpu, row, seed, checked)
         }
         // Plans choose a merge by the number of SMs; outputs of theirs have 16 bits.

@@ -3,12 +3,19 @@
 use std::{collections::HashMap, ops::Range};
 
 use kernels_gpu::{
-    abi::{ConvertParams, ConvertedPage, PrefillParams, WorkItem},
+    abi::{ConvertParams, ConvertedPage, LaunchRecord, PrefillParams, WidenParams, WorkItem},
     common::cache,
     divisor::Divisor,
+    passes::widen::NUMBERS,
+    registry::Op,
 };
 
-use super::{KvPool, Workspace, prefill_rows::vectors, steps::check_pool};
+use super::{
+    DeviceArray, Gpu, KvPool, Workspace,
+    prefill_rows::vectors,
+    registry::element,
+    steps::{Parameters, Step, check_pool},
+};
 use crate::{
     Error,
     plan::{Plan, conversion::converted_pages},
@@ -145,10 +152,16 @@ impl Workspace {
         pages: Range<u32>,
         tokens: usize,
     ) -> Result<(), Error> {
-        let spec = &self.spec;
+        params.attention.scales = pool.scales.parameters(&self.spec, pool, tokens)?;
+        params.convert = self.conversion_of(pool, pages)?;
+        Ok(())
+    }
+
+    /// What converts entries of the list.
+    fn conversion_of(&self, pool: &KvPool, pages: Range<u32>) -> Result<ConvertParams, Error> {
+        check_pool(pool)?;
         let [to_k, to_v, done, control] = self.converted();
-        params.attention.scales = pool.scales.parameters(spec, pool, tokens)?;
-        params.convert = ConvertParams {
+        Ok(ConvertParams {
             k: pool.k,
             v: pool.v,
             to_k,
@@ -164,8 +177,36 @@ impl Workspace {
             pages: pages.len() as u32,
             format: format(pool.dtype)?,
             reserved: [0; 2],
+        })
+    }
+}
+
+impl Gpu {
+    /// The launch that widens the keys of a prefill, each by the scale of its token.
+    pub(super) fn prepare_widen(
+        &self,
+        workspace: &Workspace,
+        pool: &KvPool,
+        pages: Range<u32>,
+        record: Option<DeviceArray<LaunchRecord>>,
+        tokens: usize,
+    ) -> Result<Step, Error> {
+        let spec = &workspace.spec;
+        let pieces = pages.len() as u32 * spec.kv_heads * 2;
+        let params = WidenParams {
+            convert: workspace.conversion_of(pool, pages)?,
+            scales: pool.scales.parameters(spec, pool, tokens)?,
+            record: record.map_or(0, |record| record.address),
+            kv_heads: Divisor::new(spec.kv_heads),
+            vectors_log: (spec.head_dim_qk / NUMBERS).trailing_zeros(),
         };
-        check_pool(pool)
+        let kernel = self.pass(Op::Widen, element(spec.q_dtype))?;
+        Ok(Step {
+            kernel: *kernel,
+            launch: self.resident(kernel, pieces),
+            part: 0,
+            parameters: Parameters::Widen(params),
+        })
     }
 }
 

@@ -116,6 +116,19 @@ pub(super) struct Shapes {
     pub(super) out: ShapeId,
     /// Of keys and values, where they come by pages.
     pub(super) pages: Option<[ShapeId; 2]>,
+    /// Where these lie.
+    pub(super) source: Source,
+}
+
+/// Where a prefill finds keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// In the pool of the run.
+    Pool,
+    /// In the workspace, where the prefill itself brings those of the run's pool.
+    Converted,
+    /// In the workspace, where a launch before it brought them.
+    Widened,
 }
 
 /// All checks that do not depend on how keys are loaded.
@@ -293,5 +306,12 @@ fn parameters(
         reserved: [0; 2],
         convert: ConvertParams::zeroed(),
     };
-    Ok((parameters, Shapes { q, out, pages }))
+    let source = Source::Pool;
+    let shapes = Shapes {
+        q,
+        out,
+        pages,
+        source,
+    };
+    Ok((parameters, shapes))
 }

@@ -1,5 +1,7 @@
 //! A whole plan on the GPU.
 
+use std::ops::Range;
+
 use kernels_gpu::{
     abi::{LaunchRecord, WorkItem},
     registry::{Arch, KernelId, Loads, Op},
@@ -13,9 +15,13 @@ use super::{
     indices::check_indices,
     launch_set::{LaunchKey, LaunchSet},
     maps::Maps,
+    prefill::Source,
     steps::{Extras, Parameters, Run, RunTensors, Step, check_own, check_sinks},
 };
-use crate::{Error, problem::Padding};
+use crate::{
+    Error,
+    problem::{Compute, Padding, Spec},
+};
 
 /// Of a launch of the run: its place, its items, and in a captured graph what says which of these are its own.
 fn place(
@@ -213,7 +219,11 @@ impl Making<'_> {
         for (index, launch) in launches.iter().enumerate() {
             let pair = pairs.iter().find(|pair| pair.contains(&index));
             let (Some(pod), Some(&[prefill, decode])) = (pod, pair) else {
-                steps.extend(self.group(index, launch, None)?);
+                let step = self.group(index, launch, None)?;
+                if step.is_some() {
+                    steps.extend(self.widening(index, launch)?);
+                }
+                steps.extend(step);
                 continue;
             };
             if index != prefill {
@@ -342,7 +352,7 @@ impl Making<'_> {
         let (planned, captured) = (launch.key.kernel, workspace.captured());
         let converts = workspace.spec.converts();
         let extras = Extras {
-            scaled: converts && pool.scales != KvScales::One,
+            scaled: converts && pool.scales != KvScales::One && !widens(&workspace.spec, pool),
             ..self.extras()
         };
         let kernel = match arch.or(workspace.options.arch) {
@@ -351,7 +361,7 @@ impl Making<'_> {
         };
         self.pads_by(kernel)?;
         let of_ampere = kernel.info().arch == Arch::Sm80;
-        if converts {
+        if converts && !widens(&workspace.spec, pool) {
             pool.scales.check_kernel(kernel.info())?;
         }
         if converts && of_ampere {
@@ -395,20 +405,44 @@ impl Making<'_> {
             extras,
         };
         let mut step = gpu.prepare_prefill(kernel, &call, &mut self.maps)?;
-        if let Some(Parameters::Prefill(params, _)) = step.as_mut().map(|step| &mut step.parameters)
-            && converts
-        {
-            let pages = match captured {
-                true => 0..workspace.bound.converted_pages,
-                false => launch.converted.clone(),
-            };
-            workspace.convert_for(params, pool, pages, tensors.q.shape[0])?;
+        let parameters = step.as_mut().map(|step| &mut step.parameters);
+        if let (Some(Parameters::Prefill(params, shapes)), true) = (parameters, converts) {
+            if widens(&workspace.spec, pool) {
+                shapes.source = Source::Widened;
+            } else {
+                shapes.source = Source::Converted;
+                let pages = self.converted(launch);
+                workspace.convert_for(params, pool, pages, tensors.q.shape[0])?;
+            }
         }
         let resident = workspace.agenda.resident.prefill;
         if let (Some(step), 1.., false, false) = (&mut step, resident, captured, of_ampere) {
             step.launch.grid[0] = step.launch.grid[0].min(resident);
         }
         Ok(step)
+    }
+
+    /// The pages of 8-bit keys that a prefill's launch converts.
+    fn converted(&self, launch: &GroupLaunch) -> Range<u32> {
+        match self.workspace.captured() {
+            true => 0..self.workspace.bound.converted_pages,
+            false => launch.converted.clone(),
+        }
+    }
+
+    /// What comes before a prefill whose keys have scales of their own.
+    fn widening(&self, index: usize, launch: &GroupLaunch) -> Result<Option<Step>, Error> {
+        let (workspace, part) = (self.workspace, launch.key.part as usize);
+        let pool = &self.tensors.pools[part];
+        if launch.key.kernel.info().op != Op::Prefill || !widens(&workspace.spec, pool) {
+            return Ok(None);
+        }
+        let (_, record) = place(workspace, index, launch);
+        let (pages, tokens) = (self.converted(launch), self.tensors.q.shape[0]);
+        let step = self
+            .gpu
+            .prepare_widen(workspace, pool, pages, record, tokens)?;
+        Ok(Some(Step { part, ..step }))
     }
 
     fn extras(&self) -> Extras {
@@ -447,6 +481,11 @@ impl Making<'_> {
             record.is_none().then_some(workspace.agenda.most_slots),
         )
     }
+}
+
+/// Whether prefills read keys that a launch before them multiplied by the scales of their tokens.
+fn widens(spec: &Spec, pool: &KvPool) -> bool {
+    spec.converts() && spec.compute == Compute::F16 && matches!(pool.scales, KvScales::Token { .. })
 }
 
 /// The kernel that does what a planned one does with the instructions of an architecture.

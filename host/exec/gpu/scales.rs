@@ -48,8 +48,8 @@ pub enum KvScales {
         of_token: DeviceArray<u32>,
     },
     /// One for each token and KV head: `[pages, page_size, kv_heads]` F32 each, in any order, so that scales may lie in
-    /// the pages that they belong to. On GPUs
-    /// appending takes and computes them; attention does not take them.
+    /// the pages that they belong to. Prefills on a GPU round each key and value times its scale to the type of the queries,
+    /// at most the largest number of F16.
     Token {
         /// Of keys.
         k: DeviceTensor<3>,
@@ -154,7 +154,7 @@ impl KvScales {
                 true => format!("scales of each token, as {} does", row.name),
                 false => format!("scales that are not of each token by {}", row.name),
             },
-            there: "those with scales by tensor, by KV head, and by request and KV head",
+            there: "those with scales by tensor, by KV head, by request and KV head, and without a soft cap by token",
         })
     }
 

@@ -5,7 +5,7 @@ use std::{ffi::c_void, ptr};
 use kernels_gpu::{
     abi::{
         AttentionParams, DecodeParams, GatherDecodeParams, GatherPrefillParams, LatentParams,
-        MergeParams, PodParams, PrefillParams,
+        MergeParams, PodParams, PrefillParams, WidenParams,
     },
     registry::{Arch, KernelId},
 };
@@ -16,7 +16,7 @@ use super::{
     launch::Launch,
     maps::{Maps, ShapeId},
     module::Kernel,
-    prefill::Shapes,
+    prefill::{Shapes, Source},
     tensor::{VECTOR_BYTES, check_address},
 };
 use crate::{
@@ -220,6 +220,8 @@ pub(super) enum Parameters {
     DecodeRows(GatherDecodeParams),
     Prefill(PrefillParams, Shapes),
     PrefillRows(GatherPrefillParams),
+    /// What widens the keys of the prefill behind it.
+    Widen(WidenParams),
     /// A prefill and a decode in one.
     Pod(PodParams),
     Merge(MergeParams),
@@ -265,7 +267,6 @@ impl Step {
                 point(&mut params.attention, tensors, pool);
             }
             Parameters::Prefill(params, shapes) => {
-                params.attention.scales = scales;
                 let known = &params.attention;
                 if known.q != tensors.q.address {
                     params.q_map = maps.at("q", tensors.q.address, shapes.q)?;
@@ -273,23 +274,33 @@ impl Step {
                 if known.out != tensors.out.address {
                     params.out_map = maps.at("out", tensors.out.address, shapes.out)?;
                 }
-                match shapes.pages {
-                    _ if params.convert.pages != 0 => {
-                        check_pool(pool)?;
-                        (params.convert.k, params.convert.v) = (pool.k, pool.v);
-                    }
-                    Some([k, v]) if (known.k, known.v) != (pool.k, pool.v) => {
-                        params.k_map = maps.at("k pool", pool.k, k)?;
-                        params.v_map = maps.at("v pool", pool.v, v)?;
-                    }
-                    Some(_) => (),
-                    None => check_pool(pool)?,
-                }
-                let converted = (params.attention.k, params.attention.v);
+                let read = (known.k, known.v);
                 point(&mut params.attention, tensors, pool);
-                if params.convert.pages != 0 {
-                    (params.attention.k, params.attention.v) = converted;
+                match shapes.source {
+                    Source::Pool => {
+                        params.attention.scales = scales;
+                        match shapes.pages {
+                            Some([k, v]) if read != (pool.k, pool.v) => {
+                                params.k_map = maps.at("k pool", pool.k, k)?;
+                                params.v_map = maps.at("v pool", pool.v, v)?;
+                            }
+                            Some(_) => (),
+                            None => check_pool(pool)?,
+                        }
+                    }
+                    Source::Converted => {
+                        check_pool(pool)?;
+                        params.attention.scales = scales;
+                        (params.convert.k, params.convert.v) = (pool.k, pool.v);
+                        (params.attention.k, params.attention.v) = read;
+                    }
+                    Source::Widened => (params.attention.k, params.attention.v) = read,
                 }
+            }
+            Parameters::Widen(params) => {
+                check_pool(pool)?;
+                params.scales = scales;
+                (params.convert.k, params.convert.v) = (pool.k, pool.v);
             }
             Parameters::DecodeRows(params) => {
                 check_pool(pool)?;
@@ -320,6 +331,7 @@ impl Step {
             Parameters::DecodeRows(params) => (&raw const *params).cast(),
             Parameters::Prefill(params, _) => (&raw const *params).cast(),
             Parameters::PrefillRows(params) => (&raw const *params).cast(),
+            Parameters::Widen(params) => (&raw const *params).cast(),
             Parameters::Pod(params) => (&raw const *params).cast(),
             Parameters::Merge(params) => (&raw const *params).cast(),
         }

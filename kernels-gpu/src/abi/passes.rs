@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::KvStrides;
+use super::{ConvertParams, KvStrides, ScaleParams};
 use crate::common::divisor::Divisor;
 
 /// What `merge_states` works on.
@@ -204,6 +204,22 @@ pub struct QuantiseParams {
     pub kv_heads: Divisor,
     /// Zero.
     pub reserved: u32,
+}
+
+/// What `widen_by_token` works on.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct WidenParams {
+    /// From where, and to where. `done` and `control` are unused.
+    pub convert: ConvertParams,
+    /// Of each token and KV head.
+    pub scales: ScaleParams,
+    /// The [`LaunchRecord`](super::LaunchRecord) of the prefill, which says which pages are widened; or 0.
+    pub record: u64,
+    /// KV heads.
+    pub kv_heads: Divisor,
+    /// Vectors of 16 numbers in a row, as a power of two.
+    pub vectors_log: u32,
 }
 
 /// What `pad_heads` works on: a tensor of heads, dense in each token, and the same with heads of another dimension.

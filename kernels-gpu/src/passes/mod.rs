@@ -12,6 +12,8 @@ pub mod pad;
 pub mod quantise;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "passes"))]
 pub mod ranks;
+#[cfg(any(not(target_arch = "nvptx64"), feature = "quantise"))]
+pub mod widen;
 
 /// The tables of all.
 #[cfg(not(target_arch = "nvptx64"))]
@@ -19,6 +21,7 @@ pub const ROWS: &[&[crate::registry::KernelInfo]] = &[
     append::ROWS,
     quantise::ROWS,
     latent_656::ROWS,
+    widen::ROWS,
     merge::ROWS[0],
     merge::ROWS[1],
     merge::F32_ROWS,

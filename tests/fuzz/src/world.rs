@@ -147,7 +147,16 @@ impl World {
             Scales::Request => REQUESTS as usize * kv_heads,
             Scales::Token => slots * kv_heads,
         };
-        let scale_values = [(); 2].map(|()| rng.floats(count, 0.3, 1.5));
+        let scale_values = [(); 2].map(|()| {
+            let mut scales = rng.floats(count, 0.3, 1.5);
+            if case.scales == Scales::Token {
+                // Powers of two: prefills on a GPU round keys times these scales to 16 bits.
+                scales
+                    .iter_mut()
+                    .for_each(|scale| *scale = scale.log2().floor().exp2());
+            }
+            scales
+        });
         let [sinks, slopes, of_token, slots_at] =
             [heads, heads, tokens, 2 * slots].map(|words| given.room(4 * words));
         let scales = [(); 2].map(|()| given.room(4 * count));

@@ -4,8 +4,8 @@ use super::layout::Layout;
 use crate::{common::cache, has};
 
 /// The kernels, each of them for each 16-bit float of queries and outputs:
-/// `decode_<rows>x<keys>_d<head dimension>_<element>[_e4m3][_pair][_cap]`. Rows are those of a KV head; `pair` is for two KV
-/// heads at a time. (A flag `tok` is for scales of each token.)
+/// `decode_<rows>x<keys>_d<head dimension>_<element>[_e4m3][_pair][_cap][_tok]`. Rows are those of a KV head; `pair` is for two
+/// KV heads at a time, `tok` for scales of each token.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! decode_mma_table {
@@ -21,6 +21,8 @@ macro_rules! decode_mma_table {
             16 x 32,  64, [e4m3];
              8 x 32,  64, [e4m3, cap];
             16 x 32,  64, [e4m3, cap];
+             8 x 32,  64, [e4m3, tok];
+            16 x 32,  64, [e4m3, tok];
              8 x 32, 128, [];
             16 x 32, 128, [];
              8 x 32, 128, [cap];
@@ -29,6 +31,8 @@ macro_rules! decode_mma_table {
             16 x 32, 128, [e4m3];
              8 x 32, 128, [e4m3, cap];
             16 x 32, 128, [e4m3, cap];
+             8 x 32, 128, [e4m3, tok];
+            16 x 32, 128, [e4m3, tok];
              8 x 32, 256, [];
             16 x 32, 256, [];
              8 x 32, 256, [cap];
@@ -37,6 +41,8 @@ macro_rules! decode_mma_table {
             16 x 32, 256, [e4m3];
              8 x 32, 256, [e4m3, cap];
             16 x 32, 256, [e4m3, cap];
+             8 x 32, 256, [e4m3, tok];
+            16 x 32, 256, [e4m3, tok];
         }}
     };
 }

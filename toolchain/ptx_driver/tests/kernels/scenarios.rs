@@ -283,6 +283,7 @@ pub fn run(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
         options: scenario.options,
         shared: scenario.shared,
         trees: scenario.trees,
+        by_token: false,
         arch: scenario.arch,
         page: scenario.page,
         layout: KvLayout::Nhd,

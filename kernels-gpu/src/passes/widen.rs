@@ -1,0 +1,216 @@
+//! `widen_by_token`: keys and values of 8 bits become pages of 16 bits, each multiplied by the scale of its token.
+//!
+//! A prefill converts 8-bit keys while it computes (`sm90/prefill/convert.rs`), and multiplies rows of queries by the scales
+//! where these are the same for all keys of a row. A scale of each key would be a multiplication for each logit. So such
+//! keys are widened by a launch before the prefill, each of them once, and the prefill reads 16 bits.
+//!
+//! A block takes *pieces*, 64 keys of one KV head or their values, one after the other; a thread widens 16 numbers.
+
+/// Threads of a block.
+pub const THREADS: u32 = 256;
+
+/// Numbers that a thread widens.
+pub const NUMBERS: u32 = 16;
+
+/// The kernels: `widen_by_token_<element>`.
+#[cfg(not(target_arch = "nvptx64"))]
+mod rows {
+    use super::THREADS;
+    use crate::registry::{Arch, Element, Family, KernelInfo, Op, registers};
+
+    macro_rules! rows {
+        ($half:ident $element:literal {}) => {
+            KernelInfo {
+                element: Element::$half,
+                cache: Some(Element::E4m3),
+                by_token: true,
+                threads: THREADS,
+                registers: registers(THREADS, 6),
+                ..KernelInfo::new(
+                    concat!("widen_by_token_", $element),
+                    Family::Quantise,
+                    Arch::Sm90a,
+                    Op::Widen,
+                )
+            }
+        };
+    }
+
+    /// One for each 16-bit float.
+    pub const ROWS: &[KernelInfo] = crate::each_half! { list rows {} };
+}
+#[cfg(not(target_arch = "nvptx64"))]
+pub use rows::ROWS;
+
+#[cfg(target_arch = "nvptx64")]
+mod device {
+    use core::mem::offset_of;
+
+    use cuda_std::{convert, prelude::*};
+
+    use super::THREADS;
+    use crate::{
+        abi::{ConvertedPage, KvStrides, LaunchRecord, WidenParams},
+        common::{
+            cache,
+            half::{self, Half},
+        },
+    };
+
+    /// Widens the pieces of a block.
+    ///
+    /// # Safety
+    /// The parameters describe memory as [`WidenParams`] says.
+    #[inline(always)]
+    unsafe fn widen<T: Half>(p: &WidenParams) {
+        let c = &p.convert;
+        let heads = p.kv_heads.get();
+        // SAFETY: the caller's promise.
+        unsafe {
+            let [first, pages] = of_this_plan(p);
+            // Pieces of a page: of each head its keys, and its values.
+            let pieces = pages * heads * 2;
+            let mut piece = thread::block_idx_x();
+            while piece < pieces {
+                let (row, head) = p.kv_heads.div_rem(piece);
+                let entry = c.list + u64::from(first + row / 2) * 16;
+                let [table, key, keys, page] = ptr::load_nc_u32x4(entry as *const u32);
+                let values = row % 2 == 1;
+                let side = Side {
+                    pool: pick(values, c.k, c.v),
+                    to: pick(values, c.to_k, c.to_v),
+                    strides: pick_strides(values, &c.k_strides, &c.v_strides),
+                    scales: pick(values, p.scales.k, p.scales.v),
+                    scale_strides: pick_strides(values, &p.scales.k_strides, &p.scales.v_strides),
+                };
+                let to = (page * heads + head) * ConvertedPage::KEYS;
+                let mut vector = thread::thread_idx_x();
+                while vector >> p.vectors_log < ConvertedPage::KEYS {
+                    let token = vector >> p.vectors_log;
+                    let in_row = vector & ((1 << p.vectors_log) - 1);
+                    let mut wide = [[0; 4]; 2];
+                    // What is past the last key becomes zeros.
+                    if token < keys {
+                        let (index, offset) = c.page_size.div_rem(key + token);
+                        let id = c.page_ids + u64::from(table + index) * 4;
+                        let at = [ptr::load_nc_u32(id as *const u32), offset, head];
+                        wide = side.load::<T>(at, in_row, c.format);
+                    }
+                    let to = (u64::from(to + token) << p.vectors_log) + u64::from(in_row);
+                    let to = side.to + to * 32;
+                    ptr::store_u32x4(to as *mut u32, wide[0]);
+                    ptr::store_u32x4((to + 16) as *mut u32, wide[1]);
+                    vector += THREADS;
+                }
+                piece += thread::grid_dim_x();
+            }
+        }
+    }
+
+    /// Both are loaded: a choice between two addresses of a parameter would copy all of them to the stack.
+    #[inline(always)]
+    fn pick<T: Copy>(second: bool, a: T, b: T) -> T {
+        if second { b } else { a }
+    }
+
+    #[inline(always)]
+    fn pick_strides(second: bool, a: &KvStrides, b: &KvStrides) -> [u32; 3] {
+        [
+            pick(second, a.page, b.page),
+            pick(second, a.token, b.token),
+            pick(second, a.head, b.head),
+        ]
+    }
+
+    /// Keys or values.
+    struct Side {
+        pool: u64,
+        to: u64,
+        /// Between pages, tokens and heads, in vectors of 16 bytes.
+        strides: [u32; 3],
+        scales: u64,
+        /// Likewise, in scales.
+        scale_strides: [u32; 3],
+    }
+
+    impl Side {
+        /// 16 numbers of a page, token and head, as 16-bit floats.
+        ///
+        /// # Safety
+        /// They are in the pool.
+        #[inline(always)]
+        unsafe fn load<T: Half>(&self, at: [u32; 3], vector: u32, format: u32) -> [[u32; 4]; 2] {
+            let place = |strides: [u32; 3]| {
+                u64::from(at[0]) * u64::from(strides[0])
+                    + u64::from(at[1]) * u64::from(strides[1])
+                    + u64::from(at[2]) * u64::from(strides[2])
+            };
+            let from = self.pool + (place(self.strides) + u64::from(vector)) * 16;
+            // SAFETY: the caller's promise.
+            let (narrow, scale) = unsafe {
+                let scale = self.scales + place(self.scale_strides) * 4;
+                (
+                    ptr::load_stream_u32x4(from as *const u32),
+                    ptr::load_nc_f32(scale as *const f32),
+                )
+            };
+            let mut wide = [[0; 4]; 2];
+            let mut i = 0;
+            while i < 8 {
+                let two = (narrow[i / 2] >> (i % 2 * 16)) as u16;
+                let pair = if format == cache::E5M2 {
+                    convert::e5m2x2_to_f16x2(two)
+                } else {
+                    convert::e4m3x2_to_f16x2(two)
+                };
+                let [first, second] = convert::f16x2_to_f32(pair);
+                wide[i / 4][i % 4] = T::pack(fit::<T>(first * scale), fit::<T>(second * scale));
+                i += 1;
+            }
+            wide
+        }
+    }
+
+    /// At most the largest f16, where that is what it becomes. NaN stays NaN.
+    #[inline(always)]
+    fn fit<T: Half>(x: f32) -> f32 {
+        const LARGEST: f32 = 65_504.0;
+        if T::WIDE || !(x > LARGEST || x < -LARGEST) {
+            x
+        } else if x > 0.0 {
+            LARGEST
+        } else {
+            -LARGEST
+        }
+    }
+
+    /// The launch's first entry of the list, and how many are its own.
+    ///
+    /// # Safety
+    /// The parameters describe memory as they say.
+    #[inline(always)]
+    unsafe fn of_this_plan(p: &WidenParams) -> [u32; 2] {
+        if p.record == 0 {
+            return [p.convert.first_page, p.convert.pages];
+        }
+        let at = p.record + offset_of!(LaunchRecord, first_page) as u64;
+        // SAFETY: the caller's promise; nobody writes the record while kernels run.
+        unsafe { [at, at + 4].map(|at| ptr::load_nc_u32(at as *const u32)) }
+    }
+
+    macro_rules! entries {
+        ($half:ident $element:literal {}) => { const _: () = {
+            /// See the module.
+            ///
+            /// # Safety
+            /// The parameters describe memory as [`WidenParams`] says.
+            #[kernel(name = ["widen_by_token_", $element], max_threads = THREADS, min_blocks = 6)]
+            pub unsafe fn entry(params: WidenParams) {
+                // SAFETY: the launch's promise.
+                unsafe { widen::<half::$half>(&params) }
+            }
+        }; };
+    }
+
+    crate::each_half! { items entries {} }
+}
