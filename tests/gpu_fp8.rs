@@ -26,7 +26,7 @@ use tandem_attn::{
     },
     problem::{Batch, Compute, Dtype, KvLayout, PageTable, Spec},
     reference,
-    tensor::{Element, F8E4M3, ShapeError},
+    tensor::{Element, F8E4M3, F8E5M2, ShapeError},
 };
 
 #[derive(Clone, Debug)]
@@ -206,18 +206,18 @@ fn on_device(case: &Case, [k, v, of_token]: &[Memory; 3]) -> gpu::KvScales {
     }
 }
 
-/// Bytes that nobody owns are one of e4m3's two NaNs.
-fn poison(pool: &mut [F8E4M3], seed: u64) {
-    let nan = if seed.is_multiple_of(2) { 0x7F } else { 0xFF };
+/// Bytes that nobody owns are a NaN, of e4m3 one of its two.
+fn poison<K: Element>(pool: &mut [K], seed: u64) {
+    let nan: u8 = if seed.is_multiple_of(2) { 0x7F } else { 0xFF };
     pool.iter_mut()
         .filter(|x| x.to_f32().is_nan())
-        .for_each(|x| *x = F8E4M3(nan));
+        .for_each(|x| *x = bytemuck::cast(nan));
 }
 
-fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
+fn check<T: Element, K: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
     let mut case = case.clone();
-    let mut spec = case.spec.with_dtype(T::DTYPE).with_kv_dtype(Dtype::F8E4M3);
-    let mut tensors = Tensors::<T, F8E4M3>::random(&spec, &case.batch, case.layout, case.seed);
+    let mut spec = case.spec.with_dtype(T::DTYPE).with_kv_dtype(K::DTYPE);
+    let mut tensors = Tensors::<T, K>::random(&spec, &case.batch, case.layout, case.seed);
     let Pools { k, v, .. } = &mut tensors.parts[0];
     poison(k, case.seed);
     poison(v, case.seed);
@@ -238,7 +238,7 @@ fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
         poison_scales(&case, &mut scales.v);
     }
     let pool = &tensors.parts[0];
-    let view: KvView<'_, F8E4M3> = pool.view().with_scales(scales.on_host(&case));
+    let view: KvView<'_, K> = pool.view().with_scales(scales.on_host(&case));
 
     let plan = Planner::new()
         .plan(&spec, batch, &gpu.device(), options)
@@ -292,10 +292,14 @@ fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
 }
 
 /// The pool as prefills read it where each token has scales: every number times its scale, rounded to 16 bits.
-fn rounded<T: Element>(case: &Case, tensors: &Tensors<T, F8E4M3>, scales: &Scales) -> Pools<T> {
+fn rounded<T: Element, K: Element>(
+    case: &Case,
+    tensors: &Tensors<T, K>,
+    scales: &Scales,
+) -> Pools<T> {
     let (pool, table) = (&tensors.parts[0], &case.batch.parts[0].table);
     let (of_pool, of_scales) = (pool.k_strides, by_token(case));
-    let round = |numbers: &[F8E4M3], scales: &[f32]| {
+    let round = |numbers: &[K], scales: &[f32]| {
         let mut wide = vec![T::from_f32(f32::NAN); numbers.len()];
         for (page, offset, head) in places(table, case.spec.kv_heads) {
             let at = |strides: KvStrides| {
@@ -408,6 +412,17 @@ fn run_twice<T: Element, K: Element>(
     })
 }
 
+/// With elements that the case's seed draws. Decodes of e5m2 have neither a soft cap nor scales of each token.
+fn check_any(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
+    let e5m2 = case.spec.variant.soft_cap.is_none() && case.granularity < 4;
+    match (case.seed % 3, e5m2 && case.seed / 3 % 3 == 0) {
+        (0, false) => check::<f16, F8E4M3>(gpu, case),
+        (_, false) => check::<bf16, F8E4M3>(gpu, case),
+        (0, true) => check::<f16, F8E5M2>(gpu, case),
+        (_, true) => check::<bf16, F8E5M2>(gpu, case),
+    }
+}
+
 #[test]
 fn decode_of_8_bit_pages_is_the_reference() {
     let Some(gpu) = gpu("decode_of_8_bit_pages_is_the_reference") else {
@@ -415,10 +430,7 @@ fn decode_of_8_bit_pages_is_the_reference() {
     };
     let mut runner = proptest::test_runner::TestRunner::new(cases(300));
     runner
-        .run(&case(8, 4), |case| match case.seed % 3 {
-            0 => check::<f16>(gpu, &case),
-            _ => check::<bf16>(gpu, &case),
-        })
+        .run(&case(8, 4), |case| check_any(gpu, &case))
         .unwrap();
 }
 
@@ -438,8 +450,8 @@ fn decode_of_pairs_of_kv_heads_is_the_reference() {
             case.spec.variant = variant;
             case.layout = KvLayout::Nhd;
             match case.seed % 3 {
-                0 => check::<f16>(gpu, &case),
-                _ => check::<bf16>(gpu, &case),
+                0 => check::<f16, F8E4M3>(gpu, &case),
+                _ => check::<bf16, F8E4M3>(gpu, &case),
             }
         })
         .unwrap();
@@ -466,8 +478,8 @@ fn prefill_in_8_bits_is_f64_of_the_same_operands() {
                     .with_ancestors(ancestors(&case.batch, case.seed));
             }
             match case.seed % 3 {
-                0 => check::<f16>(gpu, &case),
-                _ => check::<bf16>(gpu, &case),
+                0 => check::<f16, F8E4M3>(gpu, &case),
+                _ => check::<bf16, F8E4M3>(gpu, &case),
             }
         })
         .unwrap();
@@ -480,10 +492,7 @@ fn prefill_of_8_bit_pages_is_the_reference() {
     };
     let mut runner = proptest::test_runner::TestRunner::new(cases(100));
     runner
-        .run(&case(700, 4), |case| match case.seed % 3 {
-            0 => check::<f16>(gpu, &case),
-            _ => check::<bf16>(gpu, &case),
-        })
+        .run(&case(700, 4), |case| check_any(gpu, &case))
         .unwrap();
 }
 
@@ -592,20 +601,31 @@ fn more_keys_of_prefills_than_the_bound_has_are_refused() {
 }
 
 /// A pool of a head dimension in some layout, and new tokens for it, on host and device.
-fn appended<T: Element>(gpu: &Gpu, dim: u32, layout: KvLayout, granularity: u32, seed: u64) {
+fn appended<T: Element, K: Element>(
+    gpu: &Gpu,
+    dim: u32,
+    layout: KvLayout,
+    granularity: u32,
+    seed: u64,
+) {
     const HEADS: u32 = 3;
     const PAGES: u32 = 5;
     const PAGE: u32 = 8;
     const TOKENS: usize = 23;
     let spec = Spec::new(6, HEADS, dim)
         .with_dtype(T::DTYPE)
-        .with_kv_dtype(Dtype::F8E4M3);
+        .with_kv_dtype(K::DTYPE);
+    let largest = if K::DTYPE == Dtype::F8E4M3 {
+        600.0
+    } else {
+        60_000.0
+    };
     let mut noise = Rng(seed);
     // Some beyond the largest number, a NaN, an infinity, a row of zeros.
     let mut rows = || -> Vec<T> {
         let row = TOKENS * (HEADS * dim) as usize;
         let mut rows: Vec<T> = (0..row)
-            .map(|_| T::from_f32(noise.between(-600.0, 600.0)))
+            .map(|_| T::from_f32(noise.between(-largest, largest)))
             .collect();
         rows[5] = T::from_f32(f32::NAN);
         rows[dim as usize + 3] = T::from_f32(f32::NEG_INFINITY);
@@ -621,7 +641,7 @@ fn appended<T: Element>(gpu: &Gpu, dim: u32, layout: KvLayout, granularity: u32,
     let scales: Vec<f32> = (0..PAGES * PAGE * HEADS)
         .map(|_| noise.between(0.3, 4.0))
         .collect();
-    let pool = vec![F8E4M3(0x55); (PAGES * PAGE * HEADS * dim) as usize];
+    let pool = vec![bytemuck::cast::<u8, K>(0x55); (PAGES * PAGE * HEADS * dim) as usize];
     let by_token = KvLayout::Hnd.strides(PAGE, HEADS, 1);
 
     // On the host.
@@ -712,9 +732,15 @@ fn appended<T: Element>(gpu: &Gpu, dim: u32, layout: KvLayout, granularity: u32,
         .expect("the launch is right");
     stream.wait();
     // Any NaN is as good as another.
-    let bits = |pool: &[F8E4M3]| -> Vec<u8> {
+    let bits = |pool: &[K]| -> Vec<u8> {
         pool.iter()
-            .map(|x| if x.to_f32().is_nan() { 0x7F } else { x.0 })
+            .map(|x| {
+                if x.to_f32().is_nan() {
+                    0x7F
+                } else {
+                    bytemuck::cast(*x)
+                }
+            })
             .collect()
     };
     assert_eq!(
@@ -736,12 +762,14 @@ fn appending_quantises_as_the_cpu_does() {
     let Some(gpu) = gpu("appending_quantises_as_the_cpu_does") else {
         return;
     };
-    for seed in 0..60 {
+    for seed in 0..120 {
         let dim = [64, 80, 128, 256][seed as usize % 4];
         let layout = [KvLayout::Nhd, KvLayout::Hnd][seed as usize / 4 % 2];
-        match seed % 3 {
-            0 => appended::<f16>(gpu, dim, layout, seed as u32 % 5, seed),
-            _ => appended::<bf16>(gpu, dim, layout, seed as u32 % 5, seed),
+        match (seed % 3, seed < 60) {
+            (0, true) => appended::<f16, F8E4M3>(gpu, dim, layout, seed as u32 % 5, seed),
+            (_, true) => appended::<bf16, F8E4M3>(gpu, dim, layout, seed as u32 % 5, seed),
+            (0, _) => appended::<f16, F8E5M2>(gpu, dim, layout, seed as u32 % 5, seed),
+            _ => appended::<bf16, F8E5M2>(gpu, dim, layout, seed as u32 % 5, seed),
         }
     }
 }

@@ -29,11 +29,11 @@
         family: "decode_mma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.ptx.zst"),
-            16265304,
+            19471374,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.cubin.zst"),
-            7075928,
+            8463064,
         )),
     },
     Module {
@@ -209,7 +209,7 @@
         family: "quantise",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.quantise.ptx.zst"),
-            215908,
+            217455,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.quantise.cubin.zst"),

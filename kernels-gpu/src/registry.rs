@@ -158,6 +158,8 @@ pub enum Element {
     F32,
     /// 8-bit float with 4 exponent bits.
     E4m3,
+    /// 8-bit float with 5 exponent bits.
+    E5m2,
     /// Whatever it is: bytes are moved.
     Any,
 }

@@ -43,12 +43,12 @@ pub struct Expected {
 pub type ScaleOf<'a> = &'a (dyn Fn(usize, usize) -> [f32; 2] + Sync);
 
 /// A problem as the kernels get it.
-pub struct Problem<'a, T> {
+pub struct Problem<'a, T, K> {
     pub spec: &'a Spec,
     pub batch: &'a Batch,
     pub plan: &'a Plan,
     pub q: &'a [T],
-    pub view: KvView<'a, F8E4M3>,
+    pub view: KvView<'a, K>,
     pub scale_of: ScaleOf<'a>,
     pub sinks: Option<&'a [f32]>,
 }
@@ -78,7 +78,7 @@ fn rounded<T: Element>(q: &[T]) -> Vec<f64> {
     q.iter().map(of).collect()
 }
 
-impl<T: Element> Problem<'_, T> {
+impl<T: Element, K: Element> Problem<'_, T, K> {
     /// What the plan gives.
     pub fn attention(&self) -> Expected {
         let (heads, dim) = (self.spec.q_heads as usize, self.spec.head_dim_v as usize);

@@ -1,7 +1,7 @@
 //! Kernels that plans launch.
 
 use half::{bf16, f16};
-use kernels_gpu::registry::Op;
+use kernels_gpu::registry::{Element as Cache, Op};
 use tandem_attn::{
     Error, Hooks,
     abi::KvStrides,
@@ -13,7 +13,7 @@ use tandem_attn::{
     },
     problem::{Batch, Compute, Dtype, KvLayout, Spec},
     reference,
-    tensor::{Element, F8E4M3},
+    tensor::{Element, F8E4M3, F8E5M2},
 };
 
 use super::{Output, dtype_of};
@@ -51,8 +51,10 @@ fn spec(row: &KernelInfo, group: u32) -> Spec {
         false => Spec::new(group, 1, row.head_dim).with_head_dim_v(row.value_dim),
     };
     let mut spec = spec.with_dtype(dtype_of(row));
-    if row.cache.is_some() {
-        spec = spec.with_kv_dtype(Dtype::F8E4M3);
+    match row.cache {
+        Some(Cache::E5m2) => spec = spec.with_kv_dtype(Dtype::F8E5M2),
+        Some(_) => spec = spec.with_kv_dtype(Dtype::F8E4M3),
+        None => (),
     }
     if row.products_of_8_bits {
         spec = spec.with_compute(Compute::F8);
@@ -318,6 +320,8 @@ pub fn run(gpu: &Gpu, planned: &Planned, checked: bool) -> Result<Vec<Output>, S
     match (planned.spec.q_dtype, planned.spec.kv_dtype) {
         (Dtype::F16, Dtype::F8E4M3) => run_with::<f16, F8E4M3>(gpu, planned, checked),
         (_, Dtype::F8E4M3) => run_with::<bf16, F8E4M3>(gpu, planned, checked),
+        (Dtype::F16, Dtype::F8E5M2) => run_with::<f16, F8E5M2>(gpu, planned, checked),
+        (_, Dtype::F8E5M2) => run_with::<bf16, F8E5M2>(gpu, planned, checked),
         (Dtype::F16, _) => run_with::<f16, f16>(gpu, planned, checked),
         _ => run_with::<bf16, bf16>(gpu, planned, checked),
     }
@@ -431,7 +435,7 @@ fn run_with<T: Element, K: Element>(
         tensors.q.iter_mut().for_each(narrow);
     }
     let mut device = OnDevice::new(&spec, &batch, &tensors);
-    let eight_bits = spec.kv_dtype == Dtype::F8E4M3 && !has_rows_656(&spec);
+    let eight_bits = spec.kv_dtype.bytes() == 1 && !has_rows_656(&spec);
     let scales = CacheScales::new(planned, &batch);
     if eight_bits {
         for pool in &mut device.pools {

@@ -114,14 +114,14 @@ impl Conversion {
 }
 
 /// What the kernel calls the elements of a pool.
-fn format(dtype: Dtype) -> Result<u32, Error> {
+pub(super) fn format(dtype: Dtype) -> Result<u32, Error> {
     match dtype {
         Dtype::F8E4M3 => Ok(cache::E4M3),
         Dtype::F8E5M2 => Ok(cache::E5M2),
         got => Err(Error::Dtype {
             tensor: "the KV pool",
             got,
-            expected: "F8E4M3 or F8E5M2, as the plan's",
+            expected: "F8E4M3 or F8E5M2",
         }),
     }
 }

@@ -42,7 +42,7 @@ pub struct DecodeCall<'a> {
     pub merge_slots: DeviceArray<u32>,
     /// `[tokens, q_heads, head_dim]`, BF16 or F16, any token stride that is a multiple of 8.
     pub q: &'a DeviceTensor<3>,
-    /// Keys and values, of the queries' type or F8E4M3; pages of a multiple of 8 tokens are read fastest.
+    /// Keys and values, of the queries' type or of 8 bits; pages of a multiple of 8 tokens are read fastest.
     pub pool: &'a KvPool,
     /// As `q`.
     pub out: &'a DeviceTensor<3>,
@@ -204,12 +204,12 @@ fn check(call: &DecodeCall<'_>) -> Result<(), Error> {
             "64, 128 or 256, the same for keys and values",
         ));
     }
-    let of_8_bits = pool.dtype == Dtype::F8E4M3;
+    let of_8_bits = pool.dtype.bytes() == 1;
     if !of_8_bits && !matches!(pool.dtype, Dtype::BF16 | Dtype::F16) {
         return Err(Error::Dtype {
             tensor: "the pool",
             got: pool.dtype,
-            expected: "BF16, F16 or F8E4M3",
+            expected: "BF16, F16, F8E4M3 or F8E5M2",
         });
     }
     if of_8_bits && !matches!(q.dtype, Dtype::BF16 | Dtype::F16) {

@@ -9,6 +9,7 @@ use kernels_gpu::{
 
 use super::{
     DeviceArray, DevicePtr, DeviceTensor, Gpu, KvPool, KvScales, Stream,
+    conversion::format,
     launch::Launch,
     registry::element,
     tensor::{COUNTED, VECTOR_BYTES, fits},
@@ -30,7 +31,7 @@ pub enum AppendScales {
 }
 
 impl Gpu {
-    /// Quantises the keys and values of new tokens into a page pool of F8E4M3: divided by their scale, to the nearest,
+    /// Quantises the keys and values of new tokens into a page pool of F8E4M3 or F8E5M2: divided by their scale, to the nearest,
     /// at most the largest finite number; NaN stays NaN.
     ///
     /// `k`, `v` (BF16 or F16) and `slots` are as in [`append_paged_kv`](Self::append_paged_kv), with rows on 16-byte
@@ -64,7 +65,7 @@ impl Gpu {
         unsafe { self.quantise(&params, k.dtype, 2, stream) }
     }
 
-    /// Quantises rows of new tokens, keys or values, into the F8E4M3 pool that holds them.
+    /// Quantises rows of new tokens, keys or values, into the pool of F8E4M3 or F8E5M2 that holds them.
     ///
     /// - `rows`: `[tokens, kv_heads, head_dim]`, as in [`append_quantised`](Self::append_quantised)
     /// - `scales`: F32, `[1]` or `[kv_heads]`; none: 1
@@ -175,7 +176,7 @@ fn row_parameters(
         mode: GIVEN,
         page_size: Divisor::new(strides.page_size),
         kv_heads: Divisor::new(narrow("KV heads", heads.max(1))?),
-        reserved: 0,
+        format: format(pool.dtype)?,
     })
 }
 
@@ -187,14 +188,7 @@ fn check_pool(page_size: u32, dtype: Dtype) -> Result<(), Error> {
         }
         .into());
     }
-    match dtype {
-        Dtype::F8E4M3 => Ok(()),
-        got => Err(Error::Dtype {
-            tensor: "the KV pool",
-            got,
-            expected: "F8E4M3",
-        }),
-    }
+    format(dtype).map(drop)
 }
 
 /// Where the scales of an append to a pool come from, as kernels take it.
@@ -275,7 +269,7 @@ fn parameters(
         mode,
         page_size: Divisor::new(page_size),
         kv_heads: Divisor::new(spec.kv_heads.max(1)),
-        reserved: 0,
+        format: format(pool.dtype)?,
     })
 }
 

@@ -159,7 +159,7 @@ pub(super) const fn element(dtype: Dtype) -> Element {
         Dtype::F16 => Element::F16,
         Dtype::F32 => Element::F32,
         Dtype::F8E4M3 => Element::E4m3,
-        _ => Element::Any,
+        Dtype::F8E5M2 => Element::E5m2,
     }
 }
 

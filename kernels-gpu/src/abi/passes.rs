@@ -202,8 +202,8 @@ pub struct QuantiseParams {
     pub page_size: Divisor,
     /// KV heads.
     pub kv_heads: Divisor,
-    /// Zero.
-    pub reserved: u32,
+    /// What the pool holds: a constant of [`common::cache`](crate::common::cache).
+    pub format: u32,
 }
 
 /// What `widen_by_token` works on.

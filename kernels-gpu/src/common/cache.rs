@@ -1,6 +1,6 @@
 //! What the cache holds, and how it becomes what tensor cores multiply.
 //!
-//! sm_90 converts 8-bit floats to f16 alone: one instruction for two numbers, exact. So 8-bit keys and values are
+//! sm_90 converts e4m3 to f16 alone: one instruction for two numbers, exact. A number of e5m2 is the upper half of an f16. So 8-bit keys and values are
 //! multiplied in f16, whatever the queries are. Queries in bf16 become f16 by a power of two of their row, which
 //! brings the row's largest number to 2¹⁴ and is divided out of the logits: what is more than 2³² times smaller
 //! than that loses bits, which is below what the sum in f32 resolves.
@@ -13,10 +13,9 @@ pub const E4M3: u32 = 1;
 pub const E4M3_BY_TOKEN: u32 = 2;
 /// 8-bit floats with 5 exponent bits.
 pub const E5M2: u32 = 3;
-
 /// 8-bit floats as [`E4M3`], of two neighbouring KV heads at a time: heads of 64 have rows of 64 bytes, and L2 takes as
 /// long for those as for rows of 128.
-pub const E4M3_PAIRS: u32 = 3;
+pub const E4M3_PAIRS: u32 = 4;
 
 /// KV heads that are read together.
 #[must_use]
@@ -40,10 +39,11 @@ pub const fn bytes(cache: u32) -> u32 {
 #[cfg(not(target_arch = "nvptx64"))]
 #[must_use]
 pub const fn element(cache: u32) -> Option<crate::registry::Element> {
-    if cache == BITS16 {
-        None
-    } else {
-        Some(crate::registry::Element::E4m3)
+    use crate::registry::Element;
+    match cache {
+        BITS16 => None,
+        E5M2 => Some(Element::E5m2),
+        _ => Some(Element::E4m3),
     }
 }
 
@@ -56,7 +56,7 @@ mod device {
 
     use cuda_std::{convert, math, ptr};
 
-    use super::{BITS16, E4M3, E4M3_BY_TOKEN, E4M3_PAIRS};
+    use super::{BITS16, E4M3, E4M3_BY_TOKEN, E4M3_PAIRS, E5M2};
     use crate::{
         abi::ScaleParams,
         common::half::{F16, Half},
@@ -134,6 +134,23 @@ mod device {
         #[inline(always)]
         fn widen(four: u32) -> [u32; 2] {
             <Stored<T, E4M3>>::widen(four)
+        }
+    }
+
+    impl<T: Half> Cache for Stored<T, E5M2> {
+        type Product = F16;
+        type Query = T;
+        const SCALED: bool = true;
+        const BY_TOKEN: bool = false;
+        const PAIRS: bool = false;
+
+        /// A number is the upper byte of the same f16.
+        #[inline(always)]
+        fn widen(four: u32) -> [u32; 2] {
+            [
+                math::permute_bytes(four, 0, 0x1404),
+                math::permute_bytes(four, 0, 0x3424),
+            ]
         }
     }
 

@@ -14,6 +14,9 @@ pub const NUMBERS: u32 = 8;
 /// The largest number of e4m3: what the largest of a row becomes where scales are computed.
 pub const LARGEST: f32 = 448.0;
 
+/// The same of e5m2.
+pub const LARGEST_E5M2: f32 = 57_344.0;
+
 /// The smallest scale that is computed, so that its inverse is finite. A row of zeros has a scale of 1.
 pub const SMALLEST: f32 = 1e-30;
 
@@ -24,7 +27,7 @@ pub const GIVEN_BY_TOKEN: u32 = 1;
 /// Scales are computed, one for each token and head, and written.
 pub const COMPUTED: u32 = 2;
 
-/// The kernels: `append_quantised_<element>_e4m3`.
+/// The kernels: `append_quantised_<element>`.
 #[cfg(not(target_arch = "nvptx64"))]
 mod rows {
     use super::THREADS;
@@ -38,7 +41,7 @@ mod rows {
                 threads: THREADS,
                 registers: registers(THREADS, 6),
                 ..KernelInfo::new(
-                    concat!("append_quantised_", $element, "_e4m3"),
+                    concat!("append_quantised_", $element),
                     Family::Quantise,
                     Arch::Sm90a,
                     Op::Quantise,
@@ -57,10 +60,13 @@ pub use rows::ROWS;
 mod device {
     use cuda_std::{convert, prelude::*};
 
-    use super::{COMPUTED, GIVEN, LARGEST, NUMBERS, SMALLEST, THREADS};
+    use super::{COMPUTED, GIVEN, LARGEST, LARGEST_E5M2, NUMBERS, SMALLEST, THREADS};
     use crate::{
         abi::QuantiseParams,
-        common::half::{self, Half},
+        common::{
+            cache,
+            half::{self, Half},
+        },
     };
 
     const WARP: u32 = warp::FULL_MASK;
@@ -79,6 +85,7 @@ mod device {
         );
         let (token, head) = p.kv_heads.div_rem(row);
         let exists = row < p.rows && vector < tensor.vectors;
+        let wide_range = p.format == cache::E5M2;
         // SAFETY: what exists is in the source; a slot in the pool is a place in it; all lanes come to the shuffles.
         unsafe {
             let (mut slot, mut words) = (u32::MAX, [0; 4]);
@@ -122,7 +129,7 @@ mod device {
                     distance >>= 1;
                 }
                 if largest > 0.0 {
-                    scale = largest / LARGEST;
+                    scale = largest / if wide_range { LARGEST_E5M2 } else { LARGEST };
                     scale = if scale > SMALLEST { scale } else { SMALLEST };
                 }
                 if exists && vector == 0 {
@@ -144,10 +151,12 @@ mod device {
             if exists {
                 let inverse = 1.0 / scale;
                 let pair = |i: usize| {
-                    u32::from(convert::f32x2_to_e4m3x2(
-                        numbers[i] * inverse,
-                        numbers[i + 1] * inverse,
-                    ))
+                    let (first, second) = (numbers[i] * inverse, numbers[i + 1] * inverse);
+                    u32::from(if wide_range {
+                        convert::f32x2_to_e5m2x2(first, second)
+                    } else {
+                        convert::f32x2_to_e4m3x2(first, second)
+                    })
                 };
                 let narrow = [pair(0) | pair(2) << 16, pair(4) | pair(6) << 16];
                 let to = u64::from(page) * u64::from(tensor.page)
@@ -165,7 +174,7 @@ mod device {
             ///
             /// # Safety
             /// As [`quantise`].
-            #[kernel(name = ["append_quantised_", $element, "_e4m3"], max_threads = THREADS, min_blocks = 6)]
+            #[kernel(name = ["append_quantised_", $element], max_threads = THREADS, min_blocks = 6)]
             pub unsafe fn entry(params: QuantiseParams) {
                 // SAFETY: the launch's promise.
                 unsafe { quantise::<half::$half>(&params) }

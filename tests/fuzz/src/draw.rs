@@ -148,6 +148,8 @@ impl Draw {
         }
         if chance(rng, 15) {
             spec.variant.soft_cap = Some(rng.between(5.0, 50.0));
+        } else if eight_bits && self.gpu && chance(rng, 25) {
+            spec.kv_dtype = Dtype::F8E5M2;
         }
         spec.variant.sinks = chance(rng, 25) && !eight_bits;
         let plain = spec.variant.soft_cap.is_none() && !eight_bits && !spec.latent;

@@ -1,6 +1,6 @@
 //! Whether a device has kernels for a problem, and which come nearest.
 
-use kernels_gpu::registry::{Element, KernelInfo, Op};
+use kernels_gpu::registry::{Element, KernelId, KernelInfo, Op};
 
 use super::DeviceDescription;
 use crate::{
@@ -66,19 +66,29 @@ impl DeviceDescription {
             ("outputs", spec.out_dtype),
         ];
         // Of 8-bit caches what was compiled for some heads; those of others are checked with the dimensions.
-        let of_8_bits = runnable(self, Op::Decode).any(|id| id.info().takes_cache(Element::E4m3));
-        let cache = of_8_bits && spec.kv_dtype == Dtype::F8E4M3;
+        let of = |element: Element, cap: bool| {
+            let is = |id: KernelId| id.info().takes_cache(element) && id.info().cap == cap;
+            runnable(self, Op::Decode).any(is)
+        };
+        let cap = spec.variant.soft_cap.is_some();
+        let [e4m3, e5m2] = [Element::E4m3, Element::E5m2].map(|element| of(element, cap));
         for (tensor, got) in tensors {
             let is_cache = tensor == "keys and values";
-            let there_is = matches!(got, Dtype::BF16 | Dtype::F16) || is_cache && cache;
+            let there_is = match got {
+                Dtype::BF16 | Dtype::F16 => true,
+                Dtype::F8E4M3 => is_cache && e4m3,
+                Dtype::F8E5M2 => is_cache && e5m2,
+                Dtype::F32 => false,
+            };
             if !there_is {
                 return Err(Unsupported::Dtype {
                     device: device(),
                     tensor,
                     got,
-                    there: match is_cache && of_8_bits {
-                        true => "BF16, F16 or F8E4M3",
-                        false => "BF16 or F16",
+                    there: match (is_cache && e4m3, is_cache && e5m2) {
+                        (true, true) => "BF16, F16, F8E4M3 or F8E5M2",
+                        (true, false) => "BF16, F16 or F8E4M3",
+                        _ => "BF16 or F16",
                     },
                 });
             }

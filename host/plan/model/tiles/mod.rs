@@ -58,6 +58,7 @@ pub(in crate::plan) fn serves(row: &KernelInfo, spec: &Spec) -> bool {
         Element::Bf16 => Some(Dtype::BF16),
         Element::F16 => Some(Dtype::F16),
         Element::E4m3 => Some(Dtype::F8E4M3),
+        Element::E5m2 => Some(Dtype::F8E5M2),
         Element::F32 | Element::Any => None,
     };
     let of_rows = dtype(row.element);

@@ -4,7 +4,7 @@ use super::layout::Layout;
 use crate::{common::cache, has};
 
 /// The kernels, each of them for each 16-bit float of queries and outputs:
-/// `decode_<rows>x<keys>_d<head dimension>_<element>[_e4m3][_pair][_cap][_tok]`. Rows are those of a KV head; `pair` is for two
+/// `decode_<rows>x<keys>_d<head dimension>_<element>[_e4m3|_e5m2][_pair][_cap][_tok]`. Rows are those of a KV head; `pair` is for two
 /// KV heads at a time, `tok` for scales of each token.
 #[doc(hidden)]
 #[macro_export]
@@ -23,6 +23,8 @@ macro_rules! decode_mma_table {
             16 x 32,  64, [e4m3, cap];
              8 x 32,  64, [e4m3, tok];
             16 x 32,  64, [e4m3, tok];
+             8 x 32,  64, [e5m2];
+            16 x 32,  64, [e5m2];
              8 x 32, 128, [];
             16 x 32, 128, [];
              8 x 32, 128, [cap];
@@ -33,6 +35,8 @@ macro_rules! decode_mma_table {
             16 x 32, 128, [e4m3, cap];
              8 x 32, 128, [e4m3, tok];
             16 x 32, 128, [e4m3, tok];
+             8 x 32, 128, [e5m2];
+            16 x 32, 128, [e5m2];
              8 x 32, 256, [];
             16 x 32, 256, [];
              8 x 32, 256, [cap];
@@ -43,6 +47,8 @@ macro_rules! decode_mma_table {
             16 x 32, 256, [e4m3, cap];
              8 x 32, 256, [e4m3, tok];
             16 x 32, 256, [e4m3, tok];
+             8 x 32, 256, [e5m2];
+            16 x 32, 256, [e5m2];
         }}
     };
 }
@@ -129,6 +135,8 @@ pub(super) const fn of_flags(flags: &[&str]) -> u32 {
         cache::E4M3_PAIRS
     } else if has(flags, "e4m3") {
         cache::E4M3
+    } else if has(flags, "e5m2") {
+        cache::E5M2
     } else {
         cache::BITS16
     }
@@ -139,7 +147,7 @@ pub(super) const fn of_flags(flags: &[&str]) -> u32 {
 pub const fn warps(dim: u32, rows: u32, cache: u32) -> u32 {
     match (dim, rows, cache) {
         (_, _, cache::E4M3_PAIRS) => 8,
-        (64, 8, cache::E4M3 | cache::E4M3_BY_TOKEN) => 12,
+        (64, 8, cache::E4M3 | cache::E4M3_BY_TOKEN | cache::E5M2) => 12,
         (64 | 128, 8, _) => 8,
         (256, 16, _) => 2,
         _ => 4,
@@ -186,7 +194,7 @@ pub const fn shape(dim: u32, rows: u32, cache: u32, shared_bytes: u32) -> Option
             }
         };
     }
-    of_each!(64 x 8, 64 x 16, 128 x 8, 128 x 16, 256 x 8, 256 x 16; BITS16, E4M3, E4M3_BY_TOKEN, E4M3_PAIRS)
+    of_each!(64 x 8, 64 x 16, 128 x 8, 128 x 16, 256 x 8, 256 x 16; BITS16, E4M3, E4M3_BY_TOKEN, E5M2, E4M3_PAIRS)
 }
 
 #[cfg(test)]

@@ -55,8 +55,16 @@ fn heads_that_were_compiled_are_supported_and_others_name_the_nearest() {
 fn element_types_without_a_kernel_are_named() {
     let spec = Spec::new(32, 8, 128);
     let all = refused(&spec.with_dtype(Dtype::F32));
-    let keys = refused(&spec.with_kv_dtype(Dtype::F8E5M2));
-    assert_eq!(h200().supports(&spec.with_kv_dtype(Dtype::F8E4M3)), Ok(()));
+    let keys = refused(&spec.with_kv_dtype(Dtype::F32));
+    for dtype in [Dtype::F8E4M3, Dtype::F8E5M2] {
+        assert_eq!(h200().supports(&spec.with_kv_dtype(dtype)), Ok(()));
+    }
+    let cap = spec.with_kv_dtype(Dtype::F8E5M2).with_soft_cap(30.0);
+    assert_eq!(
+        refused(&cap).to_string(),
+        "no kernel for h200 takes keys and values in F8E5M2: convert to BF16, F16 or F8E4M3, or plan for the CPU, which \
+         takes every type"
+    );
     let a100 = DeviceDescription::named("a100").unwrap();
     let error = a100
         .supports(&spec.with_kv_dtype(Dtype::F8E4M3))
@@ -77,7 +85,7 @@ fn element_types_without_a_kernel_are_named() {
         keys,
         Unsupported::Dtype {
             tensor: "keys and values",
-            got: Dtype::F8E5M2,
+            got: Dtype::F32,
             ..
         }
     ));
@@ -136,6 +144,7 @@ fn products_of_8_bits_are_there_or_refused() {
     for other in [
         narrow(64),
         narrow(256),
+        narrow(128).with_kv_dtype(Dtype::F8E5M2),
         narrow(80),
         narrow(128).with_head_dim_v(64),
         hooked,
@@ -147,9 +156,6 @@ fn products_of_8_bits_are_there_or_refused() {
             "{other:?}"
         );
     }
-    // That there is no such cache is said first.
-    let e5m2 = narrow(128).with_kv_dtype(Dtype::F8E5M2);
-    assert!(matches!(refused(&e5m2), Unsupported::Dtype { .. }));
     assert_eq!(
         refused(&narrow(64)).to_string(),
         "no prefill kernel for h200 has products of 8 bits for a head dimension of 64, keys and values in F8E4M3 and this \
