@@ -170,7 +170,10 @@ pub mod variant {
 
 /// Variants whose kernels come with the library.
 pub mod variants {
-    pub use kernels_gpu::variants::{ALIBI, Alibi, Slopes};
+    pub use kernels_gpu::{
+        variant::Sigmoid,
+        variants::{ALIBI, Alibi, SIGMOID, SigmoidBias, Slopes},
+    };
 
     unstable! {
         use kernels_gpu::variants::BUILT_IN;

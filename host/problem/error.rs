@@ -86,6 +86,15 @@ pub enum ProblemError {
         /// The variant.
         hooks: kernels_gpu::HooksName,
     },
+    /// Weights of no softmax, with what only a softmax has, or by nobody.
+    #[error(
+        "the specification says that weights are no softmax but add up, and has {what}: sinks stand in the denominator of a \
+         softmax, and only hooks (`Spec::with_hooks`) make weights without one"
+    )]
+    NoSoftmax {
+        /// What does not go with it.
+        what: &'static str,
+    },
     /// A window wider than any table.
     #[error(
         "the window of {got} keys is wider than {MAX_POSITION}, the longest table: give None for no window"

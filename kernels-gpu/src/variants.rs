@@ -6,7 +6,7 @@ use crate::{
     abi::VariantParams,
     common::{
         math::{Real, recip},
-        variant::{FromLaunch, Pair, Query, Variant},
+        variant::{FromLaunch, Pair, Query, Sigmoid, Variant},
     },
 };
 
@@ -61,6 +61,26 @@ impl FromLaunch for Alibi {
     }
 }
 
+/// What a run gives [`Sigmoid`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct SigmoidBias {
+    /// Added to the scaled dot product, usually −ln(number of keys).
+    pub bias: f32,
+}
+
+impl FromLaunch for Sigmoid {
+    type Own = SigmoidBias;
+
+    #[inline(always)]
+    fn from_launch(params: VariantParams, own: &SigmoidBias) -> Self {
+        Self {
+            params,
+            bias: own.bias,
+        }
+    }
+}
+
 #[cfg(any(not(target_arch = "nvptx64"), feature = "variants"))]
 crate::variant_kernels! {
     /// The kernels of [`Alibi`].
@@ -68,6 +88,13 @@ crate::variant_kernels! {
         where heads [64, 128], elements [Bf16, F16];
 }
 
+#[cfg(any(not(target_arch = "nvptx64"), feature = "variants"))]
+crate::variant_kernels! {
+    /// The kernels of [`Sigmoid`]. Those for other heads and for f16 are a line in a crate of one's own.
+    pub const SIGMOID: "sigmoid" = [Prefill, DecodeMma, DecodeWgmma, Sm80Prefill, Sm80Decode] of Sigmoid
+        where heads [128], elements [Bf16];
+}
+
 /// Those that come with the library.
 #[cfg(not(target_arch = "nvptx64"))]
-pub const BUILT_IN: &[crate::Hooks] = &[ALIBI];
+pub const BUILT_IN: &[crate::Hooks] = &[ALIBI, SIGMOID];

@@ -11,9 +11,9 @@ use tandem_attn::{
     plan::{DeviceDescription, JointDescription, PlanOptions, QueryStep, SplitMode},
     problem::{Batch, Compute, Dtype, KvLayout, PageTable, Part, Spec, Variant},
     reference,
-    tensor::{Element, F8E4M3, HeadTensors},
+    tensor::{Element, F8E4M3, HeadTensors, ShapeError},
     variant::FromLaunch,
-    variants::{ALIBI, Alibi, Slopes},
+    variants::{ALIBI, Alibi, SIGMOID, Sigmoid, SigmoidBias, Slopes},
 };
 
 /// Number of cases: `default`, or what `TANDEM_CASES` says.
@@ -122,16 +122,27 @@ impl<Q: Element, T: Element> Tensors<Q, T> {
     }
 
     pub fn reference(&self, spec: &Spec, batch: &Batch) -> reference::Output {
-        let (sinks, slopes) = (sinks(spec), slopes(spec));
-        let (views, heads) = (self.views(), heads(&sinks));
-        let output = match spec.variant.hooks {
-            Some(_) => {
-                let alibi = alibi(spec, &slopes);
-                reference::attention_with(&alibi, spec, batch, &self.q, &views, &heads)
-            }
-            None => reference::attention_heads(spec, batch, &self.q, &views, &heads),
-        };
+        let sinks = sinks(spec);
+        let output = reference_of(spec, batch, &self.q, &self.views(), &heads(&sinks));
         output.expect("the tensors fit the batch")
+    }
+}
+
+/// The reference with the specification's variant.
+pub fn reference_of<Q: Element, T: Element>(
+    spec: &Spec,
+    batch: &Batch,
+    q: &[Q],
+    views: &[KvView<'_, T>],
+    heads: &HeadTensors<'_>,
+) -> Result<reference::Output, ShapeError> {
+    let slopes = slopes(spec);
+    match spec.variant.hooks {
+        None => reference::attention_heads(spec, batch, q, views, heads),
+        Some(name) if name == SIGMOID.name => {
+            reference::attention_with(&sigmoid(spec), spec, batch, q, views, heads)
+        }
+        Some(_) => reference::attention_with(&alibi(spec, &slopes), spec, batch, q, views, heads),
     }
 }
 
@@ -252,6 +263,15 @@ pub const OPTIONS: &[(&str, Change)] = &[
     ("soft_cap", |spec, _| spec.variant.soft_cap = Some(2.0)),
     ("sinks", |spec, _| spec.variant.sinks = true),
     ("hooks", |spec, _| *spec = spec.with_hooks(&ALIBI)),
+    ("hooks without a softmax", |spec, _| {
+        *spec = spec.with_hooks(&SIGMOID)
+    }),
+    ("weights that add up without hooks", |spec, _| {
+        spec.variant.adds_up = true
+    }),
+    ("sinks without a softmax", |spec, _| {
+        *spec = spec.with_hooks(&SIGMOID).with_sinks()
+    }),
     ("scale", |spec, _| spec.scale *= 0.5),
     ("q_heads", |spec, _| spec.q_heads *= 2),
     ("kv_heads", |spec, _| spec.kv_heads = 1),
@@ -317,6 +337,32 @@ pub fn slopes(spec: &Spec) -> Vec<f32> {
 pub fn alibi(spec: &Spec, slopes: &[f32]) -> Alibi {
     let address = slopes.as_ptr() as u64;
     Alibi::from_launch(spec.variant_params(), &Slopes { address })
+}
+
+/// Sigmoid weights, about one for all keys together.
+pub fn sigmoid(spec: &Spec) -> Sigmoid {
+    Sigmoid::from_launch(spec.variant_params(), &SIGMOID_BIAS)
+}
+
+const SIGMOID_BIAS: SigmoidBias = SigmoidBias { bias: -5.0 };
+
+/// What a run gives the hooks of a specification, whose numbers lie at an address.
+pub fn own_bytes(spec: &Spec, address: u64) -> Vec<u8> {
+    match spec.variant.hooks {
+        None => Vec::new(),
+        Some(name) if name == SIGMOID.name => bytemuck::bytes_of(&SIGMOID_BIAS).to_vec(),
+        Some(_) => bytemuck::bytes_of(&Slopes { address }).to_vec(),
+    }
+}
+
+/// Other hooks of the library in the place of linear biases, for some of the problems and where there are kernels.
+pub fn vary_hooks(spec: &mut Spec, seed: u64) {
+    if spec.variant.hooks.is_none() || seed % 4 < 2 {
+        return;
+    }
+    if spec.head_dim_qk == 128 && !spec.variant.sinks && spec.q_dtype == Dtype::BF16 {
+        *spec = spec.with_hooks(&SIGMOID);
+    }
 }
 
 /// For each query token which of the last keys it sees: trees of drafted tokens, or any of them.

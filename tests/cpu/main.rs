@@ -24,8 +24,8 @@ mod strided;
 use half::{bf16, f16};
 use numeric::{Tolerance, compare, to_f64};
 use problems::{
-    Pools, Problem, Tensors, alibi, cases, enrich, heads as of_heads, problem, sinks, slopes,
-    small_problem,
+    Pools, Problem, Tensors, alibi, cases, enrich, heads as of_heads, problem, sigmoid, sinks,
+    slopes, small_problem, vary_hooks,
 };
 use proptest::prelude::*;
 use tandem_attn::{
@@ -61,11 +61,16 @@ fn run<Q: Element, T: Element, O: Element>(
     let heads = (plan.total_q * plan.spec.q_heads) as usize;
     let mut out = vec![O::from_f32(f32::NAN); heads * plan.spec.head_dim_v as usize];
     let mut lse = vec![f32::NAN; heads];
-    let (views, sinks, slopes) = (tensors.views(), sinks(&plan.spec), slopes(&plan.spec));
+    let spec = &plan.spec;
+    let (views, sinks, slopes) = (tensors.views(), sinks(spec), slopes(spec));
     let (q, out_lse, heads) = (&tensors.q, Some(&mut lse[..]), of_heads(&sinks));
-    let ran = match plan.spec.variant.hooks {
+    let ran = match spec.variant.hooks {
+        Some(name) if name == SIGMOID.name => {
+            let sigmoid = sigmoid(spec);
+            cpu.run_with(&sigmoid, plan, q, &views, &mut out, out_lse, &heads)
+        }
         Some(_) => {
-            let alibi = alibi(&plan.spec, &slopes);
+            let alibi = alibi(spec, &slopes);
             cpu.run_with(&alibi, plan, q, &views, &mut out, out_lse, &heads)
         }
         None => cpu.run_heads(plan, q, &views, &mut out, out_lse, &heads),
@@ -109,6 +114,7 @@ fn against_reference<Q: Element, T: Element, O: Element>(
     problem.spec.kv_dtype = T::DTYPE;
     problem.spec.out_dtype = O::DTYPE;
     enrich(&mut problem.spec, &mut problem.batch, problem.seed);
+    vary_hooks(&mut problem.spec, problem.seed);
     let Problem {
         spec,
         batch,

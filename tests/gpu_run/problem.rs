@@ -7,12 +7,11 @@ use tandem_attn::{
     exec::gpu::{DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, RunTensors, Workspace},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     tensor::Element,
-    variants::Slopes,
 };
 
 use crate::common::{
     self, Memory, Stream, Tolerance, compare,
-    problems::{Tensors, has_rows_656, sinks, slopes},
+    problems::{Tensors, has_rows_656, own_bytes, sinks, slopes},
 };
 
 /// Where a request leaves the table of an earlier one, how many keys it has of its own, and its queries.
@@ -82,7 +81,7 @@ pub struct OnDevice {
     dim_v: usize,
     pub lse: Rc<Memory>,
     sinks: Option<Rc<Memory>>,
-    slopes: Option<Slopes>,
+    own: Vec<u8>,
     _slopes: Rc<Memory>,
 }
 
@@ -125,7 +124,6 @@ impl OnDevice {
         let pools = pools.collect();
         let (tokens, heads) = (batch.total_q() as usize, spec.q_heads as usize);
         let slopes = Memory::new(&slopes(spec));
-        let address = slopes.address();
         let q = at_least_one(&tensors.q);
         Self {
             pools,
@@ -135,7 +133,7 @@ impl OnDevice {
             out: Memory::of_bytes((tokens * heads * spec.head_dim_v as usize * 2).max(16)).into(),
             lse: Memory::of_bytes((tokens * heads * 4).max(16)).into(),
             sinks: sinks(spec).map(|sinks| Memory::new(&sinks).into()),
-            slopes: spec.variant.hooks.map(|_| Slopes { address }),
+            own: own_bytes(spec, slopes.address()),
             _slopes: slopes.into(),
             _parts: parts.into(),
         }
@@ -155,9 +153,7 @@ impl OnDevice {
         lse: &'a DeviceTensor<2>,
     ) -> RunTensors<'a> {
         let mut tensors = RunTensors::new(&self.q, &self.pools, out).with_lse(lse);
-        if let Some(slopes) = &self.slopes {
-            tensors = tensors.with_own(slopes);
-        }
+        tensors.own = &self.own;
         match &self.sinks {
             Some(sinks) => tensors.with_sinks(sinks.array()),
             None => tensors,

@@ -87,7 +87,7 @@ fn merge_into<T: Element>(
             chunks_per_head: Divisor::new((dim / merge::CHUNK) as u32),
             q_heads: heads as u32,
             out_token_stride: (heads * dim) as u32,
-            reserved: 0,
+            add_up: 0,
         };
         let entry = raw::Entry::of_program(gpu.arch(), row.family.name(), row.name)?;
         let mut parameters = [(&raw mut params).cast::<c_void>()];

@@ -435,7 +435,7 @@ impl Making<'_> {
     /// The merges that decode leaves: at most so many, and in a captured graph as many as the record at a place says.
     fn merge(&self, rows: usize, record: Option<usize>) -> Result<Step, Error> {
         let workspace = self.workspace;
-        self.gpu.prepare_merge(
+        let mut step = self.gpu.prepare_merge(
             &workspace.partials(),
             DeviceArray::new(workspace.left_merges().address, rows),
             workspace.merge_slots(),
@@ -445,7 +445,11 @@ impl Making<'_> {
             record.map(|place| workspace.record(place)),
             // Of the plans that a captured graph is to serve nothing is known.
             record.is_none().then_some(workspace.agenda.most_slots),
-        )
+        )?;
+        if let Parameters::Merge(params) = &mut step.parameters {
+            params.add_up = workspace.spec.variant.adds_up.into();
+        }
+        Ok(step)
     }
 }
 

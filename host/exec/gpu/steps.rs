@@ -23,7 +23,7 @@ use crate::{
     Error,
     plan::pod::PodMode,
     problem::{Padding, Spec},
-    tensor::ShapeError,
+    tensor::{ShapeError, check_softmax},
 };
 
 /// What a run computes from and to: see [`Gpu::run`].
@@ -180,10 +180,14 @@ pub(super) fn check_sinks(spec: &Spec, sinks: Option<DeviceArray<f32>>) -> Resul
     }
 }
 
-/// Whether the hooks of the spec's variant, if it has any, are given what is theirs.
+/// Whether the hooks of the spec's variant, if it has any, are as the spec says and are given what is theirs.
 pub(super) fn check_own(gpu: &Gpu, spec: &Spec, own: &[u8]) -> Result<(), Error> {
     let expected = match spec.variant.hooks {
-        Some(name) => gpu.hooks(name)?.own_bytes,
+        Some(name) => {
+            let hooks = gpu.hooks(name)?;
+            check_softmax(spec, hooks.softmax)?;
+            hooks.own_bytes
+        }
         None => 0,
     };
     if own.len() == expected {

@@ -38,8 +38,8 @@ pub struct MergeParams {
     pub q_heads: u32,
     /// From one output token to the next, in elements (head stride is `head_dim_v`).
     pub out_token_stride: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// 1: results of a variant [without a softmax](crate::variant::Variant::SOFTMAX), which add up.
+    pub add_up: u32,
 }
 
 /// The most ranks whose results are merged directly: the GPUs of one host.

@@ -173,6 +173,26 @@ impl<const N: usize> State<N> {
         self
     }
 
+    /// The sum over all keys of a variant [without a softmax](crate::variant::Variant::SOFTMAX). Its states are sums
+    /// with a log of 0, so that ⊕ makes of any number of them their mean, and the log of their number.
+    #[inline(always)]
+    #[must_use]
+    pub fn added_up(mut self) -> Self {
+        let states = exp2(self.lse);
+        let mut i = 0;
+        while i < N {
+            // An empty state's output is not looked at.
+            self.out[i] = if self.lse == f32::NEG_INFINITY {
+                0.0
+            } else {
+                self.out[i] * states
+            };
+            i += 1;
+        }
+        self.lse = 0.0;
+        self
+    }
+
     /// The state over the keys of both (⊕).
     #[inline(always)]
     #[must_use]

@@ -112,8 +112,10 @@ impl Pair {
 /// Hooks on rows (query, key, value, output) get two neighbouring elements, `dim` and `dim + 1` with an even
 /// `dim`: what one register of a tensor-core fragment holds, and enough for rotary embeddings.
 pub trait Variant: Copy + Send + Sync {
-    /// Weights are a softmax of the logits. Without it [`Variant::logit`] returns the weight itself, partial
-    /// results are added, and the LSE has no meaning (it is written as 0).
+    /// Weights are a softmax of the logits. Without it [`Variant::logit`] returns the weight itself, which may be of either
+    /// sign, partial results are added, and the LSE has no meaning (it is written as 0). Such a variant sets
+    /// [`Variant::TRANSFORMS_LOGITS`] as well. Kernels round a weight to the type of the values: in f16 what is below
+    /// 2⁻²⁴ is lost.
     const SOFTMAX: bool = true;
     /// [`Variant::logit`] is more than a multiplication by `scale_log2` (which kernels fold into the exp2).
     const TRANSFORMS_LOGITS: bool = false;
@@ -226,7 +228,14 @@ pub trait FromLaunch: Variant {
 
     /// Refuses, while it is compiled, a variant with a hook that no kernel runs.
     const RUNS_ON_GPUS: () = {
-        assert!(Self::SOFTMAX, "kernels on GPUs compute a softmax");
+        assert!(
+            Self::SOFTMAX || Self::TRANSFORMS_LOGITS,
+            "weights of no softmax are what `logit` returns: set TRANSFORMS_LOGITS"
+        );
+        assert!(
+            Self::SOFTMAX || !Self::KEEPS_UNIT,
+            "weights of no softmax have no unit to keep: leave KEEPS_UNIT out"
+        );
         assert!(
             !Self::TRANSFORMS_QUERY && !Self::TRANSFORMS_KEY,
             "kernels on GPUs run no hooks on queries or keys: transform them before attention, keys as they are appended"

@@ -81,6 +81,8 @@ pub struct Hooks {
     pub name: HooksName,
     /// Size of what a run gives it, in bytes.
     pub own_bytes: usize,
+    /// Whether its weights are a [softmax](crate::variant::Variant::SOFTMAX).
+    pub softmax: bool,
     /// The families that it was instantiated for.
     pub families: &'static [Family],
     /// The head dimensions.

@@ -67,6 +67,7 @@ macro_rules! variant_kernels {
                 None => panic!("a variant is called by up to 23 letters, digits and underscores"),
             },
             own_bytes: ::core::mem::size_of::<<$variant as $crate::variant::FromLaunch>::Own>(),
+            softmax: <$variant as $crate::variant::Variant>::SOFTMAX,
             families: &[$($crate::registry::Family::$family),+],
             heads: &$heads,
             elements: {
