@@ -100,7 +100,8 @@
 //! [`kv::mask::ancestors`]. Anything else is a [`Variant`](variant::Variant), whose
 //! hooks the CPU ([`Cpu::run_with`](exec::Cpu::run_with)) and the reference in f64 ([`mod@reference`]) both run, and on
 //! a GPU kernels that are compiled for it ([`Spec::with_hooks`](problem::Spec::with_hooks)); linear biases
-//! ([`variants::Alibi`]) come with the library.
+//! ([`variants::Alibi`]), biases by distance ([`variants::DistanceBias`]) and sigmoid weights ([`variants::Sigmoid`]) come
+//! with the library.
 //!
 //! # Which batches
 //!
@@ -172,7 +173,9 @@ pub mod variant {
 pub mod variants {
     pub use kernels_gpu::{
         variant::Sigmoid,
-        variants::{ALIBI, Alibi, SIGMOID, SigmoidBias, Slopes},
+        variants::{
+            ALIBI, Alibi, BiasTable, DISTANCE_BIAS, DistanceBias, SIGMOID, SigmoidBias, Slopes,
+        },
     };
 
     unstable! {

@@ -107,6 +107,18 @@ pub enum ShapeError {
         /// Their name.
         hooks: kernels_gpu::HooksName,
     },
+    /// What a variant is given is not what it takes.
+    #[error("the variant {hooks:?} is given {name}: {got}, and these have to be {rule}")]
+    Own {
+        /// The variant.
+        hooks: kernels_gpu::HooksName,
+        /// The number that is wrong.
+        name: &'static str,
+        /// What it is.
+        got: u64,
+        /// What it has to be.
+        rule: &'static str,
+    },
     /// Weights that are a softmax where the specification says that they are none, or the other way round.
     #[error(
         "the variant's weights are {}, and the specification says that they are {}: name the variant by `Spec::with_hooks`, \

@@ -6,7 +6,7 @@ use crate::{
     abi::VariantParams,
     common::{
         math::{Real, recip},
-        variant::{FromLaunch, Pair, Query, Sigmoid, Variant},
+        variant::{FromLaunch, OwnDefect, Pair, Query, Sigmoid, Variant},
     },
 };
 
@@ -49,8 +49,24 @@ impl Variant for Alibi {
     }
 }
 
+/// Whether an address can be one of f32.
+const fn check_address(address: u64) -> Result<(), OwnDefect> {
+    if address == 0 || address % 4 != 0 {
+        return Err(OwnDefect {
+            name: "address",
+            got: address,
+            rule: "that of f32 in the memory of whoever computes: not 0, and a multiple of 4",
+        });
+    }
+    Ok(())
+}
+
 impl FromLaunch for Alibi {
     type Own = Slopes;
+
+    fn check(own: &Slopes, _: u32) -> Result<(), OwnDefect> {
+        check_address(own.address)
+    }
 
     #[inline(always)]
     fn from_launch(params: VariantParams, own: &Slopes) -> Self {
@@ -81,6 +97,136 @@ impl FromLaunch for Sigmoid {
     }
 }
 
+/// Attention with a bias for each query head and distance, as a table has it: relative position biases of T5 and others,
+/// whose buckets are written out by distance.
+///
+/// A logit becomes `scale · dot + table[head][distance − first]`, where the distance is how far the key stands behind the
+/// query; distances before the first or behind the last entry have that entry.
+#[derive(Clone, Copy, Debug)]
+pub struct DistanceBias {
+    params: VariantParams,
+    table: BiasTable,
+}
+
+/// Where the biases of [`DistanceBias`] are.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct BiasTable {
+    /// Address of `[heads, entries]` f32, natural logits, in the memory of whoever computes.
+    pub address: u64,
+    /// Query heads.
+    pub heads: u32,
+    /// Entries of a head: at least one.
+    pub entries: u32,
+    /// The distance of a head's first entry: 0 where queries see no key after their own, else as many as there are, negative.
+    pub first: i32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+impl BiasTable {
+    /// Entries of all heads together, and how far the first may be from 0.
+    const MOST: u32 = 1 << 30;
+
+    /// A table of `len` numbers at an address.
+    ///
+    /// # Errors
+    /// Where these are not as many numbers to each of the heads, from one on, or no f32 can be there.
+    pub fn new(address: u64, len: usize, heads: u32, first: i32) -> Result<Self, OwnDefect> {
+        let of_head = len.checked_div(heads as usize).unwrap_or(0);
+        if of_head == 0 || len > Self::MOST as usize || len != of_head * heads as usize {
+            return Err(OwnDefect {
+                name: "numbers in the table",
+                got: len as u64,
+                rule: "as many for each query head, at least one, and up to 2³⁰ in all",
+            });
+        }
+        let table = Self {
+            address,
+            heads,
+            entries: of_head as u32,
+            first,
+            reserved: 0,
+        };
+        table.check_extent()?;
+        Ok(table)
+    }
+
+    fn check_extent(&self) -> Result<(), OwnDefect> {
+        let all = u64::from(self.heads) * u64::from(self.entries);
+        if self.entries == 0 || all > Self::MOST.into() {
+            return Err(OwnDefect {
+                name: "entries of a head",
+                got: self.entries.into(),
+                rule: "at least one, and up to 2³⁰ of all heads",
+            });
+        }
+        if self.first.unsigned_abs() > Self::MOST {
+            return Err(OwnDefect {
+                name: "how far the first entry is from distance 0",
+                got: self.first.unsigned_abs().into(),
+                rule: "up to 2³⁰",
+            });
+        }
+        check_address(self.address)
+    }
+}
+
+impl Variant for DistanceBias {
+    const TRANSFORMS_LOGITS: bool = true;
+    const KEEPS_UNIT: bool = true;
+
+    #[inline(always)]
+    fn params(&self) -> &VariantParams {
+        &self.params
+    }
+
+    #[inline(always)]
+    fn logit<R: Real>(&self, dot: R, at: Pair) -> R {
+        let BiasTable {
+            address,
+            entries,
+            first,
+            ..
+        } = self.table;
+        // Without a branch: with one for keys beyond the table the kernels find no registers.
+        let distance = at.position.wrapping_sub(at.key as i32);
+        let place = distance.wrapping_sub(first).clamp(0, entries as i32 - 1);
+        let of_head = address + u64::from(at.head * entries) * 4;
+        // SAFETY: whoever made the variant vouches for the table.
+        let bias = unsafe { *(of_head as *const f32).add(place as usize) };
+        R::from_f32(bias).mul_add(R::from_f32(recip(self.params.scale)), dot)
+    }
+}
+
+impl FromLaunch for DistanceBias {
+    type Own = BiasTable;
+
+    #[inline(always)]
+    fn from_launch(params: VariantParams, own: &BiasTable) -> Self {
+        let table = *own;
+        Self { params, table }
+    }
+
+    fn check(own: &BiasTable, q_heads: u32) -> Result<(), OwnDefect> {
+        if own.heads != q_heads {
+            return Err(OwnDefect {
+                name: "heads of the table",
+                got: own.heads.into(),
+                rule: "as many as there are query heads",
+            });
+        }
+        own.check_extent()
+    }
+}
+
+#[cfg(any(not(target_arch = "nvptx64"), feature = "variants"))]
+crate::variant_kernels! {
+    /// The kernels of [`DistanceBias`]. Those for other heads and for f16 are a line in a crate of one's own.
+    pub const DISTANCE_BIAS: "distance_bias" = [Prefill, DecodeMma, DecodeWgmma, Sm80Prefill, Sm80Decode] of DistanceBias
+        where heads [64], elements [Bf16];
+}
+
 #[cfg(any(not(target_arch = "nvptx64"), feature = "variants"))]
 crate::variant_kernels! {
     /// The kernels of [`Alibi`].
@@ -97,4 +243,4 @@ crate::variant_kernels! {
 
 /// Those that come with the library.
 #[cfg(not(target_arch = "nvptx64"))]
-pub const BUILT_IN: &[crate::Hooks] = &[ALIBI, SIGMOID];
+pub const BUILT_IN: &[crate::Hooks] = &[ALIBI, DISTANCE_BIAS, SIGMOID];

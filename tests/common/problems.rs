@@ -13,7 +13,9 @@ use tandem_attn::{
     reference,
     tensor::{Element, F8E4M3, HeadTensors, ShapeError},
     variant::FromLaunch,
-    variants::{ALIBI, Alibi, SIGMOID, Sigmoid, SigmoidBias, Slopes},
+    variants::{
+        ALIBI, Alibi, BiasTable, DISTANCE_BIAS, DistanceBias, SIGMOID, Sigmoid, SigmoidBias, Slopes,
+    },
 };
 
 /// Number of cases: `default`, or what `TANDEM_CASES` says.
@@ -142,6 +144,10 @@ pub fn reference_of<Q: Element, T: Element>(
         Some(name) if name == SIGMOID.name => {
             reference::attention_with(&sigmoid(spec), spec, batch, q, views, heads)
         }
+        Some(name) if name == DISTANCE_BIAS.name => {
+            let bias = distance_bias(spec, &slopes);
+            reference::attention_with(&bias, spec, batch, q, views, heads)
+        }
         Some(_) => reference::attention_with(&alibi(spec, &slopes), spec, batch, q, views, heads),
     }
 }
@@ -263,6 +269,9 @@ pub const OPTIONS: &[(&str, Change)] = &[
     ("soft_cap", |spec, _| spec.variant.soft_cap = Some(2.0)),
     ("sinks", |spec, _| spec.variant.sinks = true),
     ("hooks", |spec, _| *spec = spec.with_hooks(&ALIBI)),
+    ("hooks with a table", |spec, _| {
+        *spec = spec.with_hooks(&DISTANCE_BIAS)
+    }),
     ("hooks without a softmax", |spec, _| {
         *spec = spec.with_hooks(&SIGMOID)
     }),
@@ -327,8 +336,11 @@ pub fn heads(sinks: &Option<Vec<f32>>) -> HeadTensors<'_> {
         .map_or(none, |sinks| none.with_sinks(sinks))
 }
 
-/// Slopes of each head, as models have them: from 1/2 down to 1/256.
+/// Slopes of each head, as models have them: from 1/2 down to 1/256. For biases by distance their table.
 pub fn slopes(spec: &Spec) -> Vec<f32> {
+    if spec.variant.hooks == Some(DISTANCE_BIAS.name) {
+        return Rng(13).floats(spec.q_heads as usize * BIASES, -3.0, 3.0);
+    }
     let slope = |head| (-8.0 * (head + 1) as f32 / spec.q_heads as f32).exp2();
     (0..spec.q_heads).map(slope).collect()
 }
@@ -346,11 +358,29 @@ pub fn sigmoid(spec: &Spec) -> Sigmoid {
 
 const SIGMOID_BIAS: SigmoidBias = SigmoidBias { bias: -5.0 };
 
+/// Biases by distance from this table, which outlives them.
+pub fn distance_bias(spec: &Spec, table: &[f32]) -> DistanceBias {
+    let table = bias_table(spec, table.as_ptr() as u64);
+    DistanceBias::from_launch(spec.variant_params(), &table)
+}
+
+/// Biases of a head: fewer than there are keys, also to the right of a query.
+const BIASES: usize = 50;
+
+fn bias_table(spec: &Spec, address: u64) -> BiasTable {
+    let first = if spec.variant.causal { 0 } else { -20 };
+    let len = spec.q_heads as usize * BIASES;
+    BiasTable::new(address, len, spec.q_heads, first).expect("a table for these heads")
+}
+
 /// What a run gives the hooks of a specification, whose numbers lie at an address.
 pub fn own_bytes(spec: &Spec, address: u64) -> Vec<u8> {
     match spec.variant.hooks {
         None => Vec::new(),
         Some(name) if name == SIGMOID.name => bytemuck::bytes_of(&SIGMOID_BIAS).to_vec(),
+        Some(name) if name == DISTANCE_BIAS.name => {
+            bytemuck::bytes_of(&bias_table(spec, address)).to_vec()
+        }
         Some(_) => bytemuck::bytes_of(&Slopes { address }).to_vec(),
     }
 }
@@ -362,6 +392,8 @@ pub fn vary_hooks(spec: &mut Spec, seed: u64) {
     }
     if spec.head_dim_qk == 128 && !spec.variant.sinks && spec.q_dtype == Dtype::BF16 {
         *spec = spec.with_hooks(&SIGMOID);
+    } else if spec.head_dim_qk <= 64 && spec.q_dtype == Dtype::BF16 {
+        *spec = spec.with_hooks(&DISTANCE_BIAS);
     }
 }
 

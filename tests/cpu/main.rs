@@ -24,8 +24,8 @@ mod strided;
 use half::{bf16, f16};
 use numeric::{Tolerance, compare, to_f64};
 use problems::{
-    Pools, Problem, Tensors, alibi, cases, enrich, heads as of_heads, problem, sigmoid, sinks,
-    slopes, small_problem, vary_hooks,
+    Pools, Problem, Tensors, alibi, cases, distance_bias, enrich, heads as of_heads, problem,
+    sigmoid, sinks, slopes, small_problem, vary_hooks,
 };
 use proptest::prelude::*;
 use tandem_attn::{
@@ -33,6 +33,7 @@ use tandem_attn::{
     plan::{DeviceDescription, Plan, PlanOptions, Planner},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     tensor::{Element, F8E4M3, F8E5M2},
+    variants::{DISTANCE_BIAS, SIGMOID},
 };
 
 /// Outputs and LSEs as f64.
@@ -68,6 +69,10 @@ fn run<Q: Element, T: Element, O: Element>(
         Some(name) if name == SIGMOID.name => {
             let sigmoid = sigmoid(spec);
             cpu.run_with(&sigmoid, plan, q, &views, &mut out, out_lse, &heads)
+        }
+        Some(name) if name == DISTANCE_BIAS.name => {
+            let bias = distance_bias(spec, &slopes);
+            cpu.run_with(&bias, plan, q, &views, &mut out, out_lse, &heads)
         }
         Some(_) => {
             let alibi = alibi(spec, &slopes);

@@ -7,7 +7,7 @@ use tandem_attn::{
     plan::{Bound, PlanError, PlanOptions, Planner, SplitMode},
     problem::{Batch, Dtype, KvLayout, PageTable, ProblemError, Spec},
     tensor::{Element, ShapeError},
-    variants::{ALIBI, SIGMOID, SigmoidBias, Slopes},
+    variants::{ALIBI, BiasTable, DISTANCE_BIAS, SIGMOID, SigmoidBias, Slopes},
 };
 
 use crate::{
@@ -88,6 +88,75 @@ fn linear_biases_are_those_of_the_reference() {
             let name = || format!("{spec:?}, pages of {page}");
             check::<bf16>(gpu, &spec, &batch).unwrap_or_else(|wrong| panic!("{}: {wrong}", name()));
             check::<f16>(gpu, &spec, &batch).unwrap_or_else(|wrong| panic!("{}: {wrong}", name()));
+        }
+    }
+}
+
+#[test]
+fn biases_by_distance_are_those_of_the_reference() {
+    let Some(gpu) = hopper("biases_by_distance_are_those_of_the_reference") else {
+        return;
+    };
+    for (heads, dim, page, decodes) in [
+        ([8, 2], 64, 16, 6),
+        // Many rows behind a common prefix, and groups that are no power of two.
+        ([24, 2], 64, 16, 12),
+        ([16, 1], 64, 8, 20),
+        // Row by row, and heads that are padded.
+        ([8, 2], 64, 5, 4),
+        ([6, 2], 48, 16, 4),
+    ] {
+        let spec = Spec::new(heads[0], heads[1], dim).with_hooks(&DISTANCE_BIAS);
+        let batch = batch(page, decodes);
+        for spec in [
+            spec,
+            spec.with_sinks(),
+            spec.with_window_left(40),
+            spec.non_causal(),
+        ] {
+            check::<bf16>(gpu, &spec, &batch)
+                .unwrap_or_else(|wrong| panic!("{spec:?}, pages of {page}: {wrong}"));
+        }
+    }
+}
+
+#[test]
+fn tables_of_other_heads_are_refused() {
+    let Some(gpu) = hopper("tables_of_other_heads_are_refused") else {
+        return;
+    };
+    let (spec, batch) = (Spec::new(8, 2, 64).with_hooks(&DISTANCE_BIAS), batch(16, 2));
+    let plan = Planner::new().plan(&spec, &batch, &gpu.device(), &PlanOptions::default());
+    let plan = plan.unwrap();
+    let tensors = Tensors::<bf16, bf16>::random(&spec, &batch, KvLayout::Nhd, 5);
+    let device = OnDevice::new(&spec, &batch, &tensors);
+    let options = WorkspaceOptions::default();
+    let mut workspace = gpu.workspace(&spec, &Bound::of(&plan), options).unwrap();
+    let (stream, out) = (Stream::new(), device.q);
+    // SAFETY: the stream is ours.
+    unsafe { workspace.upload(&plan, stream.0) }.unwrap();
+    let right = BiasTable::new(1 << 20, 8 * 32, 8, 0).unwrap();
+    let mut heads = right;
+    heads.heads = 7;
+    let mut none = right;
+    none.entries = 0;
+    let mut odd = right;
+    odd.address += 2;
+    for (own, name, got) in [
+        (heads, "heads of the table", 7),
+        (none, "entries of a head", 0),
+        (odd, "address", (1 << 20) + 2),
+    ] {
+        let given = RunTensors::new(&device.q, &device.pools, &out).with_own(&own);
+        // SAFETY: refused.
+        let said = unsafe { gpu.run_with(&mut workspace, &given, stream.0) };
+        match said {
+            Err(Error::Shape(ShapeError::Own {
+                name: said,
+                got: seen,
+                ..
+            })) => assert_eq!((said, seen), (name, got)),
+            said => panic!("{name}: {said:?}"),
         }
     }
 }

@@ -131,6 +131,8 @@ impl Gpu {
             check(workspace, tensors)?;
             check_own(self, &workspace.spec, tensors.own)?;
             self.prepare(workspace, tensors)?;
+        } else {
+            check_own(self, &workspace.spec, tensors.own)?;
         }
         if workspace.options.checks {
             // SAFETY: the caller's promise.

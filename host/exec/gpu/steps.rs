@@ -8,6 +8,7 @@ use kernels_gpu::{
         MergeParams, PodParams, PrefillParams,
     },
     registry::{Arch, KernelId},
+    variant::OwnDefect,
 };
 
 use super::{
@@ -182,24 +183,28 @@ pub(super) fn check_sinks(spec: &Spec, sinks: Option<DeviceArray<f32>>) -> Resul
 
 /// Whether the hooks of the spec's variant, if it has any, are as the spec says and are given what is theirs.
 pub(super) fn check_own(gpu: &Gpu, spec: &Spec, own: &[u8]) -> Result<(), Error> {
-    let expected = match spec.variant.hooks {
-        Some(name) => {
-            let hooks = gpu.hooks(name)?;
-            check_softmax(spec, hooks.softmax)?;
-            hooks.own_bytes
+    let hooks = spec.variant.hooks.map(|name| gpu.hooks(name)).transpose()?;
+    let expected = hooks.map_or(0, |hooks| hooks.own_bytes);
+    if own.len() != expected {
+        return Err(ShapeError::Length {
+            name: "what the variant is given",
+            got: own.len(),
+            shape: "its size in bytes",
+            expected,
         }
-        None => 0,
-    };
-    if own.len() == expected {
+        .into());
+    }
+    let Some(hooks) = hooks else {
         return Ok(());
-    }
-    Err(ShapeError::Length {
-        name: "what the variant is given",
-        got: own.len(),
-        shape: "its size in bytes",
-        expected,
-    }
-    .into())
+    };
+    check_softmax(spec, hooks.softmax)?;
+    let wrong = |OwnDefect { name, got, rule }| ShapeError::Own {
+        hooks: hooks.name,
+        name,
+        got,
+        rule,
+    };
+    Ok((hooks.check.0)(own, spec.q_heads).map_err(wrong)?)
 }
 
 /// A launch that was checked and waits for its turn.

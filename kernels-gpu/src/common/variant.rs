@@ -218,6 +218,17 @@ pub trait Variant: Copy + Send + Sync {
     }
 }
 
+/// What is wrong with what a run gives a variant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnDefect {
+    /// The number that is wrong.
+    pub name: &'static str,
+    /// What it is.
+    pub got: u64,
+    /// What it has to be.
+    pub rule: &'static str,
+}
+
 /// A variant that kernels of its own are compiled for: see [`variant_kernels!`](crate::variant_kernels).
 pub trait FromLaunch: Variant {
     /// What a run gives it beside the standard parameters: numbers, and device addresses of what is larger.
@@ -225,6 +236,15 @@ pub trait FromLaunch: Variant {
 
     /// From what a launch is given.
     fn from_launch(params: VariantParams, own: &Self::Own) -> Self;
+
+    /// Whether a run with so many query heads can be given this. Hosts ask before anything is launched.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    fn check(own: &Self::Own, q_heads: u32) -> Result<(), OwnDefect> {
+        let _ = (own, q_heads);
+        Ok(())
+    }
 
     /// Refuses, while it is compiled, a variant with a hook that no kernel runs.
     const RUNS_ON_GPUS: () = {
