@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// A prompt, decodes that share 96 tokens, and a short query.
-fn batch(page_size: u32, decodes: u32) -> Batch {
+pub fn batch(page_size: u32, decodes: u32) -> Batch {
     let common: Vec<u32> = (0..96_u32.div_ceil(page_size)).collect();
     let (mut table, mut used) = (PageTable::new(page_size, 1024), common.len() as u32);
     let mut own = |tokens: u32| {
@@ -179,8 +179,8 @@ fn weights_that_add_up_are_those_of_the_reference() {
         let batch = batch(page, decodes);
         for spec in [spec, spec.with_window_left(40)] {
             // States of splits, merged in decodes and behind them.
-            for tokens in [1 << 20, 32] {
-                let split = PlanOptions::default().with_split(SplitMode::Fixed { tokens });
+            for split in [SplitMode::Off, SplitMode::Fixed { tokens: 4 * page }] {
+                let split = PlanOptions::default().with_split(split);
                 check_with::<bf16>(gpu, &spec, &batch, &split)
                     .unwrap_or_else(|wrong| panic!("{spec:?}, pages of {page}: {wrong}"));
             }

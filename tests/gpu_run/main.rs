@@ -7,6 +7,7 @@ mod by_head;
 mod common;
 mod graph;
 mod hooks;
+mod in_f32;
 mod options;
 mod problem;
 mod rounds;

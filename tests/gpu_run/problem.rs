@@ -79,6 +79,7 @@ pub struct OnDevice {
     pub q: DeviceTensor<3>,
     pub out: Rc<Memory>,
     dim_v: usize,
+    out_dtype: Dtype,
     pub lse: Rc<Memory>,
     sinks: Option<Rc<Memory>>,
     own: Vec<u8>,
@@ -130,7 +131,12 @@ impl OnDevice {
             q: q.tensor(T::DTYPE, [tokens, heads, spec.head_dim_qk as usize]),
             _q: q.into(),
             dim_v: spec.head_dim_v as usize,
-            out: Memory::of_bytes((tokens * heads * spec.head_dim_v as usize * 2).max(16)).into(),
+            out_dtype: spec.out_dtype,
+            out: Memory::of_bytes(
+                (tokens * heads * spec.head_dim_v as usize * spec.out_dtype.bytes() as usize)
+                    .max(16),
+            )
+            .into(),
             lse: Memory::of_bytes((tokens * heads * 4).max(16)).into(),
             sinks: sinks(spec).map(|sinks| Memory::new(&sinks).into()),
             own: own_bytes(spec, slopes.address()),
@@ -163,14 +169,14 @@ impl OnDevice {
     /// Puts what is in the workspace on the stream.
     pub fn launch(&self, gpu: &Gpu, workspace: &mut Workspace, stream: &Stream) {
         let [tokens, heads, _] = self.q.shape;
-        let out = self.out.tensor(self.q.dtype, [tokens, heads, self.dim_v]);
+        let out = self.out.tensor(self.out_dtype, [tokens, heads, self.dim_v]);
         let lse = self.lse.tensor(Dtype::F32, [tokens, heads]);
         let tensors = self.tensors(&out, &lse);
         // SAFETY: everything lives until the stream was waited for.
         unsafe { gpu.run_with(workspace, &tensors, stream.0) }.expect("the run is right");
     }
 
-    /// Runs what is in the workspace; results as bits.
+    /// Runs what is in the workspace; results as bits, of wider outputs two words each.
     pub fn run(
         &self,
         gpu: &Gpu,
@@ -189,16 +195,17 @@ impl OnDevice {
         indices: Option<DeviceArray<i32>>,
     ) -> (Vec<u16>, Vec<u32>) {
         let ([tokens, heads, _], dim) = (self.q.shape, self.dim_v);
-        self.out.write_at(0, &vec![u16::MAX; tokens * heads * dim]);
+        let words = tokens * heads * dim * self.out_dtype.bytes() as usize / 2;
+        self.out.write_at(0, &vec![u16::MAX; words]);
         self.lse.write_at(0, &vec![u32::MAX; tokens * heads]);
-        let out = self.out.tensor(self.q.dtype, [tokens, heads, dim]);
+        let out = self.out.tensor(self.out_dtype, [tokens, heads, dim]);
         let lse = self.lse.tensor(Dtype::F32, [tokens, heads]);
         let mut tensors = self.tensors(&out, &lse);
         tensors.indices = indices;
         // SAFETY: everything lives until the stream was waited for.
         unsafe { gpu.run_with(workspace, &tensors, stream.0) }.expect("the run is right");
         stream.wait();
-        let out = self.out.read_at(0, tokens * heads * dim);
+        let out = self.out.read_at(0, words);
         (out, self.lse.read_at(0, tokens * heads))
     }
 }
@@ -228,7 +235,7 @@ pub fn check_results<T: Element, K: Element>(
         Dtype::BF16 => 1.0 / 256.0,
         _ => 1.0 / 2048.0,
     };
-    let got = common::decode(T::DTYPE, bytemuck::cast_slice(out));
+    let got = common::decode(spec.out_dtype, bytemuck::cast_slice(out));
     compare("out", &shape, &got, &right.out, tolerance)?;
     let tolerance = Tolerance {
         absolute: 2e-4,

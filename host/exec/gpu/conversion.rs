@@ -123,7 +123,7 @@ impl Workspace {
     /// The pool of converted keys and values; of a plan without prefills it has no pages.
     pub(super) fn converted_pool(&self) -> KvPool {
         let spec = match self.spec.compute {
-            Compute::F16 => self.spec.with_kv_dtype(self.spec.q_dtype),
+            Compute::F16 => self.spec.with_kv_dtype(self.spec.on_kernels().q_dtype),
             Compute::F8 => self.spec,
         };
         let [k, v, ..] = self.converted();

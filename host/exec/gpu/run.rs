@@ -111,6 +111,9 @@ impl Gpu {
             if let Some(padding) = Padding::of(&workspace.spec) {
                 return self.run_padded(workspace, &padding, tensors, stream);
             }
+            if workspace.spec.rounds_queries() || workspace.spec.has_f32_outputs() {
+                return self.run_in_f32(workspace, tensors, stream);
+            }
             self.ready(workspace, tensors, stream)?;
             self.launch_run(workspace, stream)
         }
@@ -441,7 +444,7 @@ impl Making<'_> {
             &workspace.partials(),
             DeviceArray::new(workspace.left_merges().address, rows),
             workspace.merge_slots(),
-            self.tensors.out,
+            self.tensors.merged.unwrap_or(self.tensors.out),
             self.tensors.lse,
             self.tensors.sinks,
             record.map(|place| workspace.record(place)),
@@ -495,6 +498,8 @@ fn check(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
     let spec = &workspace.spec;
     check_sinks(spec, tensors.sinks)?;
     check_indices(workspace, tensors)?;
+    // What is converted was checked as it was given.
+    let spec = &spec.on_kernels();
     for (tensor, got, expected) in [
         ("q", tensors.q.dtype, spec.q_dtype),
         ("out", tensors.out.dtype, spec.out_dtype),

@@ -59,6 +59,8 @@ pub struct RunTensors<'a> {
     /// The bytes of what the [hooks](crate::problem::Variant::hooks) of the spec's variant are given. A captured graph
     /// keeps them: what is to change lies behind an address among them.
     pub own: &'a [u8],
+    /// Where merges write, if that is not `out`: what 16 bits the kernels of attention would write is nowhere then.
+    pub(super) merged: Option<&'a DeviceTensor<3>>,
 }
 
 impl<'a> RunTensors<'a> {
@@ -77,6 +79,7 @@ impl<'a> RunTensors<'a> {
             sinks: None,
             indices: None,
             own: &[],
+            merged: None,
         }
     }
 
@@ -314,7 +317,7 @@ impl Step {
                 point(&mut params.decode.attention, tensors, pool);
             }
             Parameters::Merge(params) => {
-                params.out = tensors.out.address;
+                params.out = tensors.merged.unwrap_or(tensors.out).address;
                 params.lse = tensors.lse.map_or(0, |lse| lse.address);
                 params.sinks = tensors.sinks.map_or(0, |sinks| sinks.address);
             }
@@ -395,6 +398,7 @@ struct OwnedTensors {
     q: DeviceTensor<3>,
     pools: Vec<KvPool>,
     out: DeviceTensor<3>,
+    merged: Option<DeviceTensor<3>>,
     lse: Option<DeviceTensor<2>>,
     sinks: Option<usize>,
     indices: Option<usize>,
@@ -436,6 +440,11 @@ impl Run {
                 && pools
                     .into_iter()
                     .all(|(known, pool)| pools_alike(known, pool))
+                && match (&known.merged, tensors.merged) {
+                    (None, None) => true,
+                    (Some(known), Some(merged)) => alike(known, merged),
+                    _ => false,
+                }
                 && match (&known.lse, tensors.lse) {
                     (None, None) => true,
                     (Some(known), Some(lse)) => alike(known, lse),
@@ -447,6 +456,9 @@ impl Run {
         };
         tensors.q.check_address("q", VECTOR_BYTES)?;
         tensors.out.check_address("out", VECTOR_BYTES)?;
+        if let Some(merged) = tensors.merged {
+            merged.check_address("out", VECTOR_BYTES)?;
+        }
         if let Some(lse) = tensors.lse {
             lse.check_address("lse", 4)?;
         }
@@ -506,6 +518,7 @@ impl Run {
             q: *tensors.q,
             pools: tensors.pools.to_vec(),
             out: *tensors.out,
+            merged: tensors.merged.copied(),
             lse: tensors.lse.copied(),
             sinks: tensors.sinks.map(|sinks| sinks.len),
             indices: tensors.indices.map(|indices| indices.len),

@@ -8,7 +8,7 @@ use crate::{
         data::{Kernel, PlanError, Tile, Unsupported, dims},
         model::tiles::{TileTable, alone, decode_of_tile, runnable, serves},
     },
-    problem::{Compute, Dtype, Spec},
+    problem::{Compute, Dtype, Padding, Spec},
 };
 
 fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
@@ -70,26 +70,36 @@ impl DeviceDescription {
         let cache = of_8_bits && spec.kv_dtype == Dtype::F8E4M3;
         for (tensor, got) in tensors {
             let is_cache = tensor == "keys and values";
+            // Queries are rounded beside the run, and merges write outputs.
+            let converted = !is_cache && got == Dtype::F32 && Padding::of(spec).is_none();
             let there_is = matches!(got, Dtype::BF16 | Dtype::F16) || is_cache && cache;
-            if !there_is {
+            if !there_is && !converted {
                 return Err(Unsupported::Dtype {
                     device: device(),
                     tensor,
                     got,
-                    there: match is_cache && of_8_bits {
-                        true => "BF16, F16 or F8E4M3",
-                        false => "BF16 or F16",
+                    there: match (is_cache, of_8_bits, Padding::of(spec)) {
+                        (true, true, _) => "BF16, F16 or F8E4M3",
+                        (true, false, _) => "BF16 or F16",
+                        (false, _, None) => "BF16, F16 or F32",
+                        (false, _, Some(_)) => {
+                            "BF16 or F16, as heads take whose dimension lies between those of kernels"
+                        }
                     },
                 });
             }
         }
-        let differs = |(_, got): &&(&str, Dtype)| *got != spec.q_dtype && got.bytes() > 1;
+        let of_rows = spec.on_kernels().q_dtype;
+        let differs = |(tensor, got): &&(&str, Dtype)| {
+            let converted = *tensor != "keys and values" && *got == Dtype::F32;
+            *got != of_rows && got.bytes() > 1 && !converted
+        };
         match tensors.iter().find(differs) {
             Some(&(tensor, got)) => Err(Unsupported::DtypesDiffer {
                 device: device(),
                 tensor,
                 got,
-                expected: spec.q_dtype,
+                expected: of_rows,
             }),
             None => Ok(()),
         }
