@@ -165,7 +165,7 @@ pub mod variant {
     pub use kernels_gpu::{
         abi::VariantParams,
         math::Real,
-        variant::{FromLaunch, Key, Pair, Query, Sigmoid, Standard, Variant},
+        variant::{FromLaunch, Key, OwnDefect, Pair, Query, Sigmoid, Standard, Variant},
     };
 }
 

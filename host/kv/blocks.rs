@@ -65,6 +65,12 @@ impl BlockMask {
         Ok(mask)
     }
 
+    /// Queries of a block.
+    #[must_use]
+    pub const fn rows(&self) -> u32 {
+        self.rows
+    }
+
     /// Blocks of queries, and of keys.
     #[must_use]
     pub const fn blocks(&self) -> [u32; 2] {

@@ -6,6 +6,10 @@
 mod adversarial;
 mod adversarial_numbers;
 mod batch_invariance;
+#[path = "blocks.rs"]
+mod block_masks;
+#[path = "../common/blocks.rs"]
+mod blocks;
 mod by_head;
 #[path = "../common/heads.rs"]
 mod heads;

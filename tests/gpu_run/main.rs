@@ -2,6 +2,7 @@
 
 mod adversarial_numbers;
 mod batch_invariance;
+mod blocks;
 mod by_head;
 #[path = "../common/mod.rs"]
 mod common;
