@@ -91,3 +91,56 @@ fn masks_that_cannot_be_are_named() {
     assert_eq!(outside, Err(ProblemError::NoPage { got: 24, pages: 24 }));
     assert!(sparse.runs().iter().all(|run| run.batch.total_q() == 0));
 }
+
+/// By the cost model of an H200: a quarter of the blocks at no less than 0.8 of the rate of the whole prompt.
+#[test]
+fn a_quarter_of_the_blocks_is_forecast_at_the_rate_of_all() {
+    const TOKENS: u32 = 8192;
+    let spec = Spec::new(32, 8, 128);
+    let (strides, pages) = (KvLayout::Nhd.strides(64, 8, 128), TOKENS / 64);
+    let device = DeviceDescription::named("h200").unwrap();
+    let table: Vec<u32> = (0..pages).collect();
+    // One in so many blocks, and that of the queries themselves.
+    let forecast = |masked, one_in: u32| {
+        let mut sparse = BlockSparse::new(&spec, strides, pages, masked).unwrap();
+        let runs = sparse.runs().len() as u32;
+        let mask = |run: u32| {
+            BlockMask::from_fn(128, TOKENS, TOKENS, |query, key| {
+                query == key || (query * 7 + key * 3 + run).is_multiple_of(one_in)
+            })
+            .unwrap()
+        };
+        let masks: Vec<_> = (0..runs).map(mask).collect();
+        sparse.push(TOKENS, &table, TOKENS, &masks).unwrap();
+        let (mut nanoseconds, mut keys) = (0.0, 0);
+        for run in sparse.runs() {
+            let plan = Planner::new()
+                .plan(sparse.spec(), &run.batch, &device, &PlanOptions::default())
+                .unwrap();
+            nanoseconds += plan.schedule(&device).makespan_ns;
+            let part = &run.batch.parts[0];
+            let of_block = |block| u64::from(part.kv_len(block) * run.q_heads.len() as u32);
+            keys += (0..part.row_blocks()).map(of_block).sum::<u64>();
+        }
+        (nanoseconds, keys as f64)
+    };
+    let mut whole = tandem_attn::problem::PageTable::new(64, pages);
+    whole.push(&table, TOKENS);
+    let whole = tandem_attn::problem::Batch::new(vec![0, TOKENS], whole);
+    let plan = Planner::new().plan(&spec, &whole, &device, &PlanOptions::default());
+    let dense = plan.unwrap().schedule(&device).makespan_ns;
+    let (all, keys) = forecast(MaskedHeads::All, 1);
+    eprintln!("whole prompt {dense:.0} ns, all its blocks {all:.0}");
+    for masked in [
+        MaskedHeads::All,
+        MaskedHeads::KvHead,
+        MaskedHeads::QueryHead,
+    ] {
+        let (quarter, of_quarter) = forecast(masked, 4);
+        let rate = of_quarter / keys * dense / quarter;
+        eprintln!(
+            "{masked:?}: {:.3} of the keys in {quarter:.0} ns, {rate:.3} of the rate",
+            of_quarter / keys
+        );
+    }
+}
