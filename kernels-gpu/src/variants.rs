@@ -222,8 +222,9 @@ impl FromLaunch for DistanceBias {
 
 #[cfg(any(not(target_arch = "nvptx64"), feature = "variants"))]
 crate::variant_kernels! {
-    /// The kernels of [`DistanceBias`]. Those for other heads and for f16 are a line in a crate of one's own.
-    pub const DISTANCE_BIAS: "distance_bias" = [Prefill, DecodeMma, DecodeWgmma, Sm80Prefill, Sm80Decode] of DistanceBias
+    /// Kernels of [`DistanceBias`] for Hopper. Those for other heads, f16 and Ampere's prefill are a line in a crate of
+    /// one's own.
+    pub const DISTANCE_BIAS: "distance_bias" = [Prefill, DecodeMma, Sm80Decode] of DistanceBias
         where heads [64], elements [Bf16];
 }
 
@@ -236,8 +237,8 @@ crate::variant_kernels! {
 
 #[cfg(any(not(target_arch = "nvptx64"), feature = "variants"))]
 crate::variant_kernels! {
-    /// The kernels of [`Sigmoid`]. Those for other heads and for f16 are a line in a crate of one's own.
-    pub const SIGMOID: "sigmoid" = [Prefill, DecodeMma, DecodeWgmma, Sm80Prefill, Sm80Decode] of Sigmoid
+    /// Kernels of [`Sigmoid`] for Hopper. Those for other heads, f16 and Ampere's prefill are a line in a crate of one's own.
+    pub const SIGMOID: "sigmoid" = [Prefill, DecodeMma, Sm80Decode] of Sigmoid
         where heads [128], elements [Bf16];
 }
 

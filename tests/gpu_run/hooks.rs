@@ -277,7 +277,7 @@ fn what_a_variant_lacks_is_refused() {
         name: asked,
         ..ALIBI
     };
-    let there = vec![ALIBI.name];
+    let there = vec![ALIBI.name, DISTANCE_BIAS.name, SIGMOID.name];
     let refused = Err(Error::NoVariant { asked, there });
     assert_eq!(
         run(&Spec::new(8, 2, 128).with_hooks(&unknown), &[]),
