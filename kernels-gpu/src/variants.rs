@@ -51,7 +51,7 @@ impl Variant for Alibi {
 
 /// Whether an address can be one of f32.
 const fn check_address(address: u64) -> Result<(), OwnDefect> {
-    if address == 0 || address % 4 != 0 {
+    if address == 0 || !address.is_multiple_of(4) {
         return Err(OwnDefect {
             name: "address",
             got: address,

@@ -334,6 +334,27 @@ mod tests {
     }
 
     proptest! {
+        /// States of a variant without a softmax, among them some of no keys, are added up by ⊕ in any grouping.
+        #[test]
+        fn sums_add_up(sums in prop::collection::vec(prop::array::uniform4(-8.0..8.0_f32), 0..30), group in 1..9_usize) {
+            let mut states: Vec<_> = sums.iter().map(|&out| State { out, lse: 0.0 }).collect();
+            let merge = |states: &[State<4>]| {
+                let mut merger = Merger::EMPTY;
+                states.iter().for_each(|&state| merger.push(state));
+                merger.finish()
+            };
+            states.push(State { out: [f32::NAN; 4], ..EMPTY });
+            let groups: Vec<_> = states.chunks(group).map(merge).collect();
+            let got = merge(&groups).added_up();
+            prop_assert_eq!(got.lse, 0.0);
+            for (i, got) in got.out.into_iter().enumerate() {
+                let right: f64 = sums.iter().map(|out| f64::from(out[i])).sum();
+                prop_assert!((f64::from(got) - right).abs() < 1e-4, "{} {}", got, right);
+            }
+        }
+    }
+
+    proptest! {
         #[test]
         fn merging_commutes(a in state(), b in state()) {
             prop_assert!(close(a.merge(b), b.merge(a)), "{:?} {:?}", a.merge(b), b.merge(a));
