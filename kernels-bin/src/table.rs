@@ -41,11 +41,11 @@
         family: "variants",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.variants.ptx.zst"),
-            11448373,
+            9461817,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.variants.cubin.zst"),
-            4897784,
+            4109968,
         )),
     },
     Module {
@@ -53,11 +53,11 @@
         family: "variants",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.variants.ptx.zst"),
-            2329287,
+            1851909,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.variants.cubin.zst"),
-            929696,
+            773536,
         )),
     },
     Module {
