@@ -100,7 +100,8 @@
 //! [`kv::mask::ancestors`]. Anything else is a [`Variant`](variant::Variant), whose
 //! hooks the CPU ([`Cpu::run_with`](exec::Cpu::run_with)) and the reference in f64 ([`mod@reference`]) both run, and on
 //! a GPU kernels that are compiled for it ([`Spec::with_hooks`](problem::Spec::with_hooks)); linear biases
-//! ([`variants::Alibi`]) come with the library.
+//! ([`variants::Alibi`]), biases by distance ([`variants::DistanceBias`]) and sigmoid weights ([`variants::Sigmoid`]) come
+//! with the library.
 //!
 //! # Which batches
 //!
@@ -164,13 +165,18 @@ pub mod variant {
     pub use kernels_gpu::{
         abi::VariantParams,
         math::Real,
-        variant::{FromLaunch, Key, Pair, Query, Sigmoid, Standard, Variant},
+        variant::{FromLaunch, Key, OwnDefect, Pair, Query, Sigmoid, Standard, Variant},
     };
 }
 
 /// Variants whose kernels come with the library.
 pub mod variants {
-    pub use kernels_gpu::variants::{ALIBI, Alibi, Slopes};
+    pub use kernels_gpu::{
+        variant::Sigmoid,
+        variants::{
+            ALIBI, Alibi, BiasTable, DISTANCE_BIAS, DistanceBias, SIGMOID, SigmoidBias, Slopes,
+        },
+    };
 
     unstable! {
         use kernels_gpu::variants::BUILT_IN;

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use crate::{
     kv::{KvView, ScaleAt},
     problem::{Batch, Part, Spec},
-    tensor::{Element, HeadTensors, ShapeError},
+    tensor::{Element, HeadTensors, ShapeError, check_softmax},
 };
 
 /// What attention gives, in f64.
@@ -71,6 +71,7 @@ pub fn attention_with<V: Variant, Q: Element, T: Element>(
 ) -> Result<Output, ShapeError> {
     check(spec, batch, q.len(), kv)?;
     heads.check(spec)?;
+    check_softmax(spec, V::SOFTMAX)?;
     let sinks = heads.sinks;
     let (q_heads, dim_v) = (spec.q_heads as usize, spec.head_dim_v as usize);
     let heads = batch.total_q() as usize * q_heads;

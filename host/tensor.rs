@@ -44,3 +44,16 @@ impl<'a> HeadTensors<'a> {
         }
     }
 }
+
+/// Whether a variant whose weights are a softmax, or are none, is what a specification says.
+pub(crate) fn check_softmax(spec: &crate::problem::Spec, softmax: bool) -> Result<(), ShapeError> {
+    let variant = &spec.variant;
+    // Code that the specification does not name is taken as it is.
+    if variant.hooks.is_some() && variant.adds_up == softmax {
+        return Err(ShapeError::Softmax { softmax });
+    }
+    if variant.sinks && !softmax {
+        return Err(ShapeError::SinksWithoutSoftmax);
+    }
+    Ok(())
+}

@@ -40,9 +40,50 @@ pub struct PagesByHead {
     spec: Spec,
     kv_heads: u32,
     pages: u32,
+    strided: Strided,
+    table: PageTable,
+}
+
+/// How the pages of a pool are numbered in the view that tables speak of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Strided {
     /// Pages of the view from one page of the pool to the next.
     step: u32,
-    table: PageTable,
+    /// Pages of the view.
+    pub(super) pages: u32,
+}
+
+impl Strided {
+    /// The pool as it is.
+    pub(super) const fn whole(pages: u32) -> Self {
+        Self { step: 1, pages }
+    }
+
+    /// What each head has of a page is a page.
+    pub(super) fn by_head(
+        strides: KvStrides,
+        pages: u32,
+        kv_heads: u32,
+    ) -> Result<Self, ProblemError> {
+        let KvStrides { page, head, .. } = strides;
+        let step = by_head(strides).map(|_| page / head);
+        let step = step.ok_or(ProblemError::UnevenHeads { page, head })?;
+        let of_view = match u64::from(pages) {
+            0 => 0,
+            // Behind the last page's heads the view has nothing.
+            pages => (pages - 1) * u64::from(step) + u64::from(kv_heads),
+        };
+        problem::fits("pages × heads of the pool", of_view, u32::MAX.into())?;
+        Ok(Self {
+            step,
+            pages: of_view as u32,
+        })
+    }
+
+    /// A page of the pool, or what a head has of it.
+    pub(super) const fn id(&self, page: u32, head: u32) -> u32 {
+        page * self.step + head
+    }
 }
 
 impl PagesByHead {
@@ -61,15 +102,7 @@ impl PagesByHead {
         if let Some((_, what)) = what.into_iter().find(|&(there, _)| there) {
             return Err(ProblemError::ByHead { what });
         }
-        let KvStrides { page, head, .. } = strides;
-        let step = by_head(strides).map(|_| page / head);
-        let step = step.ok_or(ProblemError::UnevenHeads { page, head })?;
-        let of_view = match u64::from(pages) {
-            0 => 0,
-            // Behind the last page's heads the view has nothing.
-            pages => (pages - 1) * u64::from(step) + u64::from(spec.kv_heads),
-        };
-        problem::fits("pages × heads of the pool", of_view, u32::MAX.into())?;
+        let strided = Strided::by_head(strides, pages, spec.kv_heads)?;
         let one = Spec {
             q_heads: spec.group(),
             kv_heads: 1,
@@ -79,8 +112,8 @@ impl PagesByHead {
             spec: one,
             kv_heads: spec.kv_heads,
             pages,
-            step,
-            table: PageTable::new(strides.page_size, of_view as u32),
+            strided,
+            table: PageTable::new(strides.page_size, strided.pages),
         })
     }
 
@@ -105,7 +138,10 @@ impl PagesByHead {
                     true => tokens - 1 - token,
                     false => 0,
                 };
-                let ids: Vec<u32> = pages.iter().map(|page| page * self.step + head).collect();
+                let ids: Vec<u32> = pages
+                    .iter()
+                    .map(|&page| self.strided.id(page, head))
+                    .collect();
                 table.try_push(ids, keys.saturating_sub(hidden))?;
             }
         }

@@ -1,6 +1,7 @@
 //! Keys and values in pages: whose page is which ([`PagePool`], [`Sequence`], [`PrefixCache`]), what a batch
 //! reads ([`compose`], [`mask`]), and how it lies in memory ([`KvView`]).
 
+mod blocks;
 mod by_head;
 pub mod compose;
 pub(crate) mod latent_656;
@@ -11,6 +12,7 @@ mod scales;
 mod sequence;
 mod view;
 
+pub use blocks::{BlockMask, BlockSparse, BlockSparseRun, MaskedHeads};
 pub use by_head::PagesByHead;
 #[cfg(feature = "cuda")]
 pub(crate) use by_head::by_head;

@@ -141,7 +141,9 @@ impl Planner {
         splitter.split(&split, &mut drafts.items);
 
         // Items, rows and merges.
-        emitter.emit(&Pieces::new(&model.spec, options, drafts, splitter), plan)?;
+        let merges_all = model.spec.has_f32_outputs() && !model.device.is_cpu();
+        let pieces = Pieces::new(&model.spec, options, merges_all, drafts, splitter);
+        emitter.emit(&pieces, plan)?;
         plan.pod = pod.map(|pod| PodPlan {
             tickets: hybrid::tickets(config, rules, splitter.units),
             ..pod
@@ -151,7 +153,7 @@ impl Planner {
     }
 }
 
-/// The kernels of latent heads leave merges to the merging kernel.
+/// The kernels of latent heads leave merges to the merging kernel, and so do all where outputs are F32.
 fn check_merges(
     spec: &Spec,
     device: &DeviceDescription,
@@ -161,6 +163,13 @@ fn check_merges(
         return Err(Unsupported::Latent {
             device: device.name.clone(),
             what: "with merges by the CTAs that attend (MergeMode::Fused): give MergeMode::Auto or Kernel".into(),
+        }
+        .into());
+    }
+    let fused = !device.is_cpu() && options.merge_mode == MergeMode::Fused;
+    if fused && spec.has_f32_outputs() {
+        return Err(Unsupported::FusedF32 {
+            device: device.name.clone(),
         }
         .into());
     }

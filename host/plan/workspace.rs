@@ -66,9 +66,9 @@ impl Bound {
                 true => limits.query_tokens,
                 false => 0,
             },
-            padded_tokens: match Padding::of(spec) {
-                Some(_) => limits.query_tokens,
-                None => 0,
+            padded_tokens: match spec.moves_queries() {
+                true => limits.query_tokens,
+                false => 0,
             },
             converted_pages: match spec.converts() && !device.is_cpu() {
                 // Every request has a last page that may not be full.
@@ -124,7 +124,8 @@ pub struct WorkspaceLayout {
     pub tickets: Range<u64>,
     /// `[`[`COUNTERS`]`]` u32, of kernels that have prefill and decode in one.
     pub counters: Range<u64>,
-    /// Queries and outputs whose heads are padded, 16 bits each: `[padded_tokens, q_heads, kernel's head dimension]`.
+    /// Queries and outputs whose heads are padded, 16 bits each: `[padded_tokens, q_heads, kernel's head dimension]`. Of
+    /// queries that are F32 it has what kernels read.
     pub padded: [Range<u64>; 2],
     /// Keys and values that prefills converted, 16 bits each, or 8 where [they compute in those](crate::problem::Compute): `[converted_pages, kv_heads, 64, head dimension]`.
     pub converted: [Range<u64>; 2],
@@ -161,6 +162,7 @@ impl WorkspaceLayout {
             padded_tokens,
             converted_pages,
         } = *bound;
+        let pads = Padding::of(spec).is_some();
         let spec = &spec.on_kernels();
         let (q_heads, kv_heads) = (u64::from(spec.q_heads), u64::from(spec.kv_heads));
         let records = section((MAX_LAUNCHES + 1).into(), size_of::<LaunchRecord>());
@@ -180,8 +182,12 @@ impl WorkspaceLayout {
         let arrivals = section(u64::from(merges) * kv_heads, size_of::<u32>());
         let tickets = section(MAX_LAUNCHES.into(), size_of::<u32>());
         let counters = section(COUNTERS.into(), size_of::<u32>());
-        let padded = u64::from(padded_tokens) * q_heads * u64::from(spec.head_dim_v);
-        let padded = [section(padded, 2), section(padded, 2)];
+        let padded_rows = u64::from(padded_tokens) * q_heads;
+        let padded_outputs = if pads { padded_rows } else { 0 };
+        let padded = [
+            section(padded_rows * u64::from(spec.head_dim_qk), 2),
+            section(padded_outputs * u64::from(spec.head_dim_v), 2),
+        ];
         let converted_rows = u64::from(converted_pages) * kv_heads * u64::from(ConvertedPage::KEYS);
         let converted = [spec.head_dim_qk, spec.head_dim_v];
         let converted =

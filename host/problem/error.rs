@@ -86,6 +86,15 @@ pub enum ProblemError {
         /// The variant.
         hooks: kernels_gpu::HooksName,
     },
+    /// Weights of no softmax, with what only a softmax has, or by nobody.
+    #[error(
+        "the specification says that weights are no softmax but add up, and has {what}: sinks stand in the denominator of a \
+         softmax, and only hooks (`Spec::with_hooks`) make weights without one"
+    )]
+    NoSoftmax {
+        /// What does not go with it.
+        what: &'static str,
+    },
     /// A window wider than any table.
     #[error(
         "the window of {got} keys is wider than {MAX_POSITION}, the longest table: give None for no window"
@@ -318,6 +327,58 @@ pub enum ProblemError {
         got: usize,
         /// KV heads.
         expected: u32,
+    },
+    /// Something that block masks leave no place for.
+    #[error(
+        "block masks cannot have {what}: blocks of keys are skipped, so that distances are unknown; leave it out, or give the \
+         whole mask"
+    )]
+    Blocks {
+        /// What it is.
+        what: &'static str,
+    },
+    /// Blocks of another size.
+    #[error("a block mask has blocks of {got} queries: give 64 or 128")]
+    BlockRows {
+        /// Queries of a block.
+        got: u32,
+    },
+    /// Pages of which a block of keys is no whole number.
+    #[error(
+        "pages have {page_size} tokens, and blocks of a mask 128 keys: give pages of a divisor of that"
+    )]
+    BlockPages {
+        /// Tokens of a page.
+        page_size: u32,
+    },
+    /// Not one block mask for each that has one.
+    #[error(
+        "{got} block masks of a prompt for {expected} heads that have masks: give one for each"
+    )]
+    BlockMasks {
+        /// Masks given.
+        got: usize,
+        /// Heads with masks; 1 where all have the same.
+        expected: usize,
+    },
+    /// A block mask for another prompt.
+    #[error(
+        "a block mask is of {} queries and {} keys, and the prompt has {} and {}",
+        .got[0], .got[1], .expected[0], .expected[1]
+    )]
+    BlockMask {
+        /// Queries and keys of the mask.
+        got: [u32; 2],
+        /// Queries and keys of the prompt.
+        expected: [u32; 2],
+    },
+    /// More new tokens than keys, under a causal mask.
+    #[error("{tokens} new tokens and {keys} keys: those of new tokens are among the keys")]
+    BlockTokens {
+        /// New tokens.
+        tokens: u32,
+        /// Keys.
+        keys: u32,
     },
     /// A page that is not in the pool.
     #[error("page {got} of a list is outside the pool of {pages} pages")]

@@ -1,6 +1,6 @@
 //! Head dimensions between those of the kernels of a GPU.
 
-use super::Spec;
+use super::{Dtype, Spec};
 
 /// How heads become such as kernels have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,13 +47,46 @@ impl Padding {
 }
 
 impl Spec {
-    /// The heads as kernels compute with them; scale and everything else stay.
+    /// The heads and types as kernels compute with them; scale and everything else stay.
     pub(crate) const fn on_kernels(mut self) -> Self {
+        let rows = self.dtype_of_rows();
+        if self.rounds_queries() {
+            self.q_dtype = rows;
+        }
+        if self.has_f32_outputs() {
+            self.out_dtype = rows;
+        }
         if let Some(padding) = Padding::of(&self) {
             self.head_dim_qk = padding.kernel_dim;
             self.head_dim_v = padding.kernel_dim;
         }
         self
+    }
+
+    /// The type that kernels have queries in: where they are F32, that of the keys, or beside keys of 8 bits that of the
+    /// outputs.
+    const fn dtype_of_rows(&self) -> Dtype {
+        match (self.q_dtype, self.kv_dtype, self.out_dtype) {
+            (Dtype::F32, of @ (Dtype::BF16 | Dtype::F16), _) => of,
+            (Dtype::F32, _, of @ (Dtype::BF16 | Dtype::F16)) => of,
+            (Dtype::F32, ..) => Dtype::BF16,
+            (of, ..) => of,
+        }
+    }
+
+    /// Whether queries are rounded before kernels of a GPU read them.
+    pub(crate) const fn rounds_queries(&self) -> bool {
+        matches!(self.q_dtype, Dtype::F32)
+    }
+
+    /// Whether a GPU's outputs come from merges, which alone write F32.
+    pub(crate) const fn has_f32_outputs(&self) -> bool {
+        matches!(self.out_dtype, Dtype::F32)
+    }
+
+    /// Whether a GPU has queries of its kernels in a place of their own.
+    pub(crate) const fn moves_queries(&self) -> bool {
+        Padding::of(self).is_some() || self.rounds_queries()
     }
 }
 

@@ -57,6 +57,10 @@ pub struct Variant {
     /// the hooks themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hooks: Option<HooksName>,
+    /// The weights of the hooks are no [softmax](crate::variant::Variant::SOFTMAX): results over different keys add up, and
+    /// LSEs are 0. [`Spec::with_hooks`] sets it. Sinks are refused beside it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub adds_up: bool,
 }
 
 impl Variant {
@@ -67,6 +71,7 @@ impl Variant {
         soft_cap: None,
         sinks: false,
         hooks: None,
+        adds_up: false,
     };
     /// A query sees the keys up to its own position.
     pub const CAUSAL: Self = Self {
@@ -75,6 +80,7 @@ impl Variant {
         soft_cap: None,
         sinks: false,
         hooks: None,
+        adds_up: false,
     };
 
     /// The key positions below `kv_len` that a query at `position` sees.
@@ -293,6 +299,7 @@ impl Spec {
     #[must_use]
     pub const fn with_hooks(mut self, hooks: &Hooks) -> Self {
         self.variant.hooks = Some(hooks.name);
+        self.variant.adds_up = !hooks.softmax;
         self
     }
 
@@ -401,6 +408,14 @@ impl Spec {
         }
         if let (Some(hooks), Some(_)) = (self.variant.hooks, self.variant.soft_cap) {
             return Err(ProblemError::HooksAndCap { hooks });
+        }
+        if self.variant.adds_up && (self.variant.sinks || self.variant.hooks.is_none()) {
+            return Err(ProblemError::NoSoftmax {
+                what: match self.variant.hooks {
+                    None => "no hooks that make the weights",
+                    Some(_) => "sinks",
+                },
+            });
         }
         match self.variant.window_left {
             Some(got) if got > MAX_POSITION => Err(ProblemError::Window { got }),

@@ -46,6 +46,15 @@ pub enum ShardError {
         /// Ranks for the queries.
         queries: u32,
     },
+    /// Keys over ranks, of weights that add up.
+    #[error(
+        "keys over {keys} ranks, and weights that are no softmax: ranks merge results by their LSEs, of which there are none; \
+         deal out heads or queries"
+    )]
+    NoSoftmax {
+        /// Ranks for the keys.
+        keys: u32,
+    },
     /// A mask by positions, for a rank whose keys are not neighbours.
     #[error(
         "{what} asks for the positions of row block {row_block} of part {part}, of whose keys a rank would have {runs} \

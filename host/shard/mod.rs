@@ -219,6 +219,9 @@ impl Sharding {
                 queries: self.queries,
             });
         }
+        if self.keys > 1 && spec.variant.adds_up {
+            return Err(ShardError::NoSoftmax { keys: self.keys });
+        }
         let (q_heads, kv_heads, ranks) = (spec.q_heads, spec.kv_heads, self.heads);
         let shared = ranks.is_multiple_of(kv_heads) && q_heads.is_multiple_of(ranks);
         if !kv_heads.is_multiple_of(ranks) && !shared {

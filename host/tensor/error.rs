@@ -107,6 +107,34 @@ pub enum ShapeError {
         /// Their name.
         hooks: kernels_gpu::HooksName,
     },
+    /// What a variant is given is not what it takes.
+    #[error("the variant {hooks:?} is given {name}: {got}, and these have to be {rule}")]
+    Own {
+        /// The variant.
+        hooks: kernels_gpu::HooksName,
+        /// The number that is wrong.
+        name: &'static str,
+        /// What it is.
+        got: u64,
+        /// What it has to be.
+        rule: &'static str,
+    },
+    /// Weights that are a softmax where the specification says that they are none, or the other way round.
+    #[error(
+        "the variant's weights are {}, and the specification says that they are {}: name the variant by `Spec::with_hooks`, \
+         and plan again",
+        names_softmax(*.softmax),
+        names_softmax(!*.softmax)
+    )]
+    Softmax {
+        /// What the variant says.
+        softmax: bool,
+    },
+    /// Sinks beside weights that are no softmax.
+    #[error(
+        "there are sinks, and the variant's weights are no softmax: sinks stand in the denominator of one, leave them out"
+    )]
+    SinksWithoutSoftmax,
     /// A tensor that the specification says nothing of.
     #[error(
         "{name} are given, and the specification has none: say so in its variant, and plan again"
@@ -187,4 +215,12 @@ pub enum ShapeError {
         /// Pages of the pool.
         pages: u32,
     },
+}
+
+const fn names_softmax(softmax: bool) -> &'static str {
+    if softmax {
+        "a softmax"
+    } else {
+        "no softmax but add up"
+    }
 }

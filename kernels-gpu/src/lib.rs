@@ -31,7 +31,7 @@ pub mod variants;
 
 pub use common::{divisor, math, state, tree, variant};
 #[cfg(not(target_arch = "nvptx64"))]
-pub use hooks::{Hooks, HooksName};
+pub use hooks::{CheckOwn, Hooks, HooksName};
 
 /// Whether the flags of a table's row have this one in them.
 const fn has(flags: &[&str], flag: &str) -> bool {

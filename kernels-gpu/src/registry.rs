@@ -110,6 +110,8 @@ pub enum Op {
     Widen,
     /// Brings heads to the dimension of a kernel, and back.
     Pad,
+    /// Rounds queries to 16 bits.
+    Narrow,
     /// From a fused projection to queries, and to keys and values in their pages.
     QkvStep {
         /// Heads of a thread.

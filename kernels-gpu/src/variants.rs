@@ -6,7 +6,7 @@ use crate::{
     abi::VariantParams,
     common::{
         math::{Real, recip},
-        variant::{FromLaunch, Pair, Query, Variant},
+        variant::{FromLaunch, OwnDefect, Pair, Query, Sigmoid, Variant},
     },
 };
 
@@ -49,8 +49,24 @@ impl Variant for Alibi {
     }
 }
 
+/// Whether an address can be one of f32.
+const fn check_address(address: u64) -> Result<(), OwnDefect> {
+    if address == 0 || !address.is_multiple_of(4) {
+        return Err(OwnDefect {
+            name: "address",
+            got: address,
+            rule: "that of f32 in the memory of whoever computes: not 0, and a multiple of 4",
+        });
+    }
+    Ok(())
+}
+
 impl FromLaunch for Alibi {
     type Own = Slopes;
+
+    fn check(own: &Slopes, _: u32) -> Result<(), OwnDefect> {
+        check_address(own.address)
+    }
 
     #[inline(always)]
     fn from_launch(params: VariantParams, own: &Slopes) -> Self {
@@ -61,6 +77,157 @@ impl FromLaunch for Alibi {
     }
 }
 
+/// What a run gives [`Sigmoid`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct SigmoidBias {
+    /// Added to the scaled dot product, usually −ln(number of keys).
+    pub bias: f32,
+}
+
+impl FromLaunch for Sigmoid {
+    type Own = SigmoidBias;
+
+    #[inline(always)]
+    fn from_launch(params: VariantParams, own: &SigmoidBias) -> Self {
+        Self {
+            params,
+            bias: own.bias,
+        }
+    }
+}
+
+/// Attention with a bias for each query head and distance, as a table has it: relative position biases of T5 and others,
+/// whose buckets are written out by distance.
+///
+/// A logit becomes `scale · dot + table[head][distance − first]`, where the distance is how far the key stands behind the
+/// query; distances before the first or behind the last entry have that entry.
+#[derive(Clone, Copy, Debug)]
+pub struct DistanceBias {
+    params: VariantParams,
+    table: BiasTable,
+}
+
+/// Where the biases of [`DistanceBias`] are.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct BiasTable {
+    /// Address of `[heads, entries]` f32, natural logits, in the memory of whoever computes.
+    pub address: u64,
+    /// Query heads.
+    pub heads: u32,
+    /// Entries of a head: at least one.
+    pub entries: u32,
+    /// The distance of a head's first entry: 0 where queries see no key after their own, else as many as there are, negative.
+    pub first: i32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+impl BiasTable {
+    /// Entries of all heads together, and how far the first may be from 0.
+    const MOST: u32 = 1 << 30;
+
+    /// A table of `len` numbers at an address.
+    ///
+    /// # Errors
+    /// Where these are not as many numbers to each of the heads, from one on, or no f32 can be there.
+    pub fn new(address: u64, len: usize, heads: u32, first: i32) -> Result<Self, OwnDefect> {
+        let of_head = len.checked_div(heads as usize).unwrap_or(0);
+        if of_head == 0 || len > Self::MOST as usize || len != of_head * heads as usize {
+            return Err(OwnDefect {
+                name: "numbers in the table",
+                got: len as u64,
+                rule: "as many for each query head, at least one, and up to 2³⁰ in all",
+            });
+        }
+        let table = Self {
+            address,
+            heads,
+            entries: of_head as u32,
+            first,
+            reserved: 0,
+        };
+        table.check_extent()?;
+        Ok(table)
+    }
+
+    fn check_extent(&self) -> Result<(), OwnDefect> {
+        let all = u64::from(self.heads) * u64::from(self.entries);
+        if self.entries == 0 || all > Self::MOST.into() {
+            return Err(OwnDefect {
+                name: "entries of a head",
+                got: self.entries.into(),
+                rule: "at least one, and up to 2³⁰ of all heads",
+            });
+        }
+        if self.first.unsigned_abs() > Self::MOST {
+            return Err(OwnDefect {
+                name: "how far the first entry is from distance 0",
+                got: self.first.unsigned_abs().into(),
+                rule: "up to 2³⁰",
+            });
+        }
+        check_address(self.address)
+    }
+}
+
+impl Variant for DistanceBias {
+    const TRANSFORMS_LOGITS: bool = true;
+    const KEEPS_UNIT: bool = true;
+
+    #[inline(always)]
+    fn params(&self) -> &VariantParams {
+        &self.params
+    }
+
+    #[inline(always)]
+    fn logit<R: Real>(&self, dot: R, at: Pair) -> R {
+        let BiasTable {
+            address,
+            entries,
+            first,
+            ..
+        } = self.table;
+        // Without a branch: with one for keys beyond the table the kernels find no registers.
+        let distance = at.position.wrapping_sub(at.key as i32);
+        let place = distance.wrapping_sub(first).clamp(0, entries as i32 - 1);
+        let of_head = address + u64::from(at.head * entries) * 4;
+        // SAFETY: whoever made the variant vouches for the table.
+        let bias = unsafe { *(of_head as *const f32).add(place as usize) };
+        R::from_f32(bias).mul_add(R::from_f32(recip(self.params.scale)), dot)
+    }
+}
+
+impl FromLaunch for DistanceBias {
+    type Own = BiasTable;
+
+    #[inline(always)]
+    fn from_launch(params: VariantParams, own: &BiasTable) -> Self {
+        let table = *own;
+        Self { params, table }
+    }
+
+    fn check(own: &BiasTable, q_heads: u32) -> Result<(), OwnDefect> {
+        if own.heads != q_heads {
+            return Err(OwnDefect {
+                name: "heads of the table",
+                got: own.heads.into(),
+                rule: "as many as there are query heads",
+            });
+        }
+        own.check_extent()
+    }
+}
+
+#[cfg(any(not(target_arch = "nvptx64"), feature = "variants"))]
+crate::variant_kernels! {
+    /// Kernels of [`DistanceBias`] for Hopper. Those for other heads, f16 and Ampere's prefill are a line in a crate of
+    /// one's own.
+    pub const DISTANCE_BIAS: "distance_bias" = [Prefill, DecodeMma, Sm80Decode] of DistanceBias
+        where heads [64], elements [Bf16];
+}
+
 #[cfg(any(not(target_arch = "nvptx64"), feature = "variants"))]
 crate::variant_kernels! {
     /// The kernels of [`Alibi`].
@@ -68,6 +235,13 @@ crate::variant_kernels! {
         where heads [64, 128], elements [Bf16, F16];
 }
 
+#[cfg(any(not(target_arch = "nvptx64"), feature = "variants"))]
+crate::variant_kernels! {
+    /// Kernels of [`Sigmoid`] for Hopper. Those for other heads, f16 and Ampere's prefill are a line in a crate of one's own.
+    pub const SIGMOID: "sigmoid" = [Prefill, DecodeMma, Sm80Decode] of Sigmoid
+        where heads [128], elements [Bf16];
+}
+
 /// Those that come with the library.
 #[cfg(not(target_arch = "nvptx64"))]
-pub const BUILT_IN: &[crate::Hooks] = &[ALIBI];
+pub const BUILT_IN: &[crate::Hooks] = &[ALIBI, DISTANCE_BIAS, SIGMOID];

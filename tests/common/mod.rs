@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub mod adversarial;
+pub mod blocks;
 pub mod heads;
 mod numeric;
 pub mod problems;

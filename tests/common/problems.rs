@@ -11,9 +11,11 @@ use tandem_attn::{
     plan::{DeviceDescription, JointDescription, PlanOptions, QueryStep, SplitMode},
     problem::{Batch, Compute, Dtype, KvLayout, PageTable, Part, Spec, Variant},
     reference,
-    tensor::{Element, F8E4M3, HeadTensors},
+    tensor::{Element, F8E4M3, HeadTensors, ShapeError},
     variant::FromLaunch,
-    variants::{ALIBI, Alibi, Slopes},
+    variants::{
+        ALIBI, Alibi, BiasTable, DISTANCE_BIAS, DistanceBias, SIGMOID, Sigmoid, SigmoidBias, Slopes,
+    },
 };
 
 /// Number of cases: `default`, or what `TANDEM_CASES` says.
@@ -122,16 +124,31 @@ impl<Q: Element, T: Element> Tensors<Q, T> {
     }
 
     pub fn reference(&self, spec: &Spec, batch: &Batch) -> reference::Output {
-        let (sinks, slopes) = (sinks(spec), slopes(spec));
-        let (views, heads) = (self.views(), heads(&sinks));
-        let output = match spec.variant.hooks {
-            Some(_) => {
-                let alibi = alibi(spec, &slopes);
-                reference::attention_with(&alibi, spec, batch, &self.q, &views, &heads)
-            }
-            None => reference::attention_heads(spec, batch, &self.q, &views, &heads),
-        };
+        let sinks = sinks(spec);
+        let output = reference_of(spec, batch, &self.q, &self.views(), &heads(&sinks));
         output.expect("the tensors fit the batch")
+    }
+}
+
+/// The reference with the specification's variant.
+pub fn reference_of<Q: Element, T: Element>(
+    spec: &Spec,
+    batch: &Batch,
+    q: &[Q],
+    views: &[KvView<'_, T>],
+    heads: &HeadTensors<'_>,
+) -> Result<reference::Output, ShapeError> {
+    let slopes = slopes(spec);
+    match spec.variant.hooks {
+        None => reference::attention_heads(spec, batch, q, views, heads),
+        Some(name) if name == SIGMOID.name => {
+            reference::attention_with(&sigmoid(spec), spec, batch, q, views, heads)
+        }
+        Some(name) if name == DISTANCE_BIAS.name => {
+            let bias = distance_bias(spec, &slopes);
+            reference::attention_with(&bias, spec, batch, q, views, heads)
+        }
+        Some(_) => reference::attention_with(&alibi(spec, &slopes), spec, batch, q, views, heads),
     }
 }
 
@@ -252,6 +269,18 @@ pub const OPTIONS: &[(&str, Change)] = &[
     ("soft_cap", |spec, _| spec.variant.soft_cap = Some(2.0)),
     ("sinks", |spec, _| spec.variant.sinks = true),
     ("hooks", |spec, _| *spec = spec.with_hooks(&ALIBI)),
+    ("hooks with a table", |spec, _| {
+        *spec = spec.with_hooks(&DISTANCE_BIAS)
+    }),
+    ("hooks without a softmax", |spec, _| {
+        *spec = spec.with_hooks(&SIGMOID)
+    }),
+    ("weights that add up without hooks", |spec, _| {
+        spec.variant.adds_up = true
+    }),
+    ("sinks without a softmax", |spec, _| {
+        *spec = spec.with_hooks(&SIGMOID).with_sinks()
+    }),
     ("scale", |spec, _| spec.scale *= 0.5),
     ("q_heads", |spec, _| spec.q_heads *= 2),
     ("kv_heads", |spec, _| spec.kv_heads = 1),
@@ -307,8 +336,11 @@ pub fn heads(sinks: &Option<Vec<f32>>) -> HeadTensors<'_> {
         .map_or(none, |sinks| none.with_sinks(sinks))
 }
 
-/// Slopes of each head, as models have them: from 1/2 down to 1/256.
+/// Slopes of each head, as models have them: from 1/2 down to 1/256. For biases by distance their table.
 pub fn slopes(spec: &Spec) -> Vec<f32> {
+    if spec.variant.hooks == Some(DISTANCE_BIAS.name) {
+        return Rng(13).floats(spec.q_heads as usize * BIASES, -3.0, 3.0);
+    }
     let slope = |head| (-8.0 * (head + 1) as f32 / spec.q_heads as f32).exp2();
     (0..spec.q_heads).map(slope).collect()
 }
@@ -317,6 +349,52 @@ pub fn slopes(spec: &Spec) -> Vec<f32> {
 pub fn alibi(spec: &Spec, slopes: &[f32]) -> Alibi {
     let address = slopes.as_ptr() as u64;
     Alibi::from_launch(spec.variant_params(), &Slopes { address })
+}
+
+/// Sigmoid weights, about one for all keys together.
+pub fn sigmoid(spec: &Spec) -> Sigmoid {
+    Sigmoid::from_launch(spec.variant_params(), &SIGMOID_BIAS)
+}
+
+const SIGMOID_BIAS: SigmoidBias = SigmoidBias { bias: -5.0 };
+
+/// Biases by distance from this table, which outlives them.
+pub fn distance_bias(spec: &Spec, table: &[f32]) -> DistanceBias {
+    let table = bias_table(spec, table.as_ptr() as u64);
+    DistanceBias::from_launch(spec.variant_params(), &table)
+}
+
+/// Biases of a head: fewer than there are keys, also to the right of a query.
+const BIASES: usize = 50;
+
+fn bias_table(spec: &Spec, address: u64) -> BiasTable {
+    let first = if spec.variant.causal { 0 } else { -20 };
+    let len = spec.q_heads as usize * BIASES;
+    BiasTable::new(address, len, spec.q_heads, first).expect("a table for these heads")
+}
+
+/// What a run gives the hooks of a specification, whose numbers lie at an address.
+pub fn own_bytes(spec: &Spec, address: u64) -> Vec<u8> {
+    match spec.variant.hooks {
+        None => Vec::new(),
+        Some(name) if name == SIGMOID.name => bytemuck::bytes_of(&SIGMOID_BIAS).to_vec(),
+        Some(name) if name == DISTANCE_BIAS.name => {
+            bytemuck::bytes_of(&bias_table(spec, address)).to_vec()
+        }
+        Some(_) => bytemuck::bytes_of(&Slopes { address }).to_vec(),
+    }
+}
+
+/// Other hooks of the library in the place of linear biases, for some of the problems and where there are kernels.
+pub fn vary_hooks(spec: &mut Spec, seed: u64) {
+    if spec.variant.hooks.is_none() || seed % 4 < 2 {
+        return;
+    }
+    if spec.head_dim_qk == 128 && !spec.variant.sinks && spec.q_dtype == Dtype::BF16 {
+        *spec = spec.with_hooks(&SIGMOID);
+    } else if spec.head_dim_qk <= 64 && spec.q_dtype == Dtype::BF16 {
+        *spec = spec.with_hooks(&DISTANCE_BIAS);
+    }
 }
 
 /// For each query token which of the last keys it sees: trees of drafted tokens, or any of them.

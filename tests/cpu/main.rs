@@ -6,6 +6,10 @@
 mod adversarial;
 mod adversarial_numbers;
 mod batch_invariance;
+#[path = "blocks.rs"]
+mod block_masks;
+#[path = "../common/blocks.rs"]
+mod blocks;
 mod by_head;
 #[path = "../common/heads.rs"]
 mod heads;
@@ -24,8 +28,8 @@ mod strided;
 use half::{bf16, f16};
 use numeric::{Tolerance, compare, to_f64};
 use problems::{
-    Pools, Problem, Tensors, alibi, cases, enrich, heads as of_heads, problem, sinks, slopes,
-    small_problem,
+    Pools, Problem, Tensors, alibi, cases, distance_bias, enrich, heads as of_heads, problem,
+    sigmoid, sinks, slopes, small_problem, vary_hooks,
 };
 use proptest::prelude::*;
 use tandem_attn::{
@@ -33,6 +37,7 @@ use tandem_attn::{
     plan::{DeviceDescription, Plan, PlanOptions, Planner},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     tensor::{Element, F8E4M3, F8E5M2},
+    variants::{DISTANCE_BIAS, SIGMOID},
 };
 
 /// Outputs and LSEs as f64.
@@ -61,11 +66,20 @@ fn run<Q: Element, T: Element, O: Element>(
     let heads = (plan.total_q * plan.spec.q_heads) as usize;
     let mut out = vec![O::from_f32(f32::NAN); heads * plan.spec.head_dim_v as usize];
     let mut lse = vec![f32::NAN; heads];
-    let (views, sinks, slopes) = (tensors.views(), sinks(&plan.spec), slopes(&plan.spec));
+    let spec = &plan.spec;
+    let (views, sinks, slopes) = (tensors.views(), sinks(spec), slopes(spec));
     let (q, out_lse, heads) = (&tensors.q, Some(&mut lse[..]), of_heads(&sinks));
-    let ran = match plan.spec.variant.hooks {
+    let ran = match spec.variant.hooks {
+        Some(name) if name == SIGMOID.name => {
+            let sigmoid = sigmoid(spec);
+            cpu.run_with(&sigmoid, plan, q, &views, &mut out, out_lse, &heads)
+        }
+        Some(name) if name == DISTANCE_BIAS.name => {
+            let bias = distance_bias(spec, &slopes);
+            cpu.run_with(&bias, plan, q, &views, &mut out, out_lse, &heads)
+        }
         Some(_) => {
-            let alibi = alibi(&plan.spec, &slopes);
+            let alibi = alibi(spec, &slopes);
             cpu.run_with(&alibi, plan, q, &views, &mut out, out_lse, &heads)
         }
         None => cpu.run_heads(plan, q, &views, &mut out, out_lse, &heads),
@@ -109,6 +123,7 @@ fn against_reference<Q: Element, T: Element, O: Element>(
     problem.spec.kv_dtype = T::DTYPE;
     problem.spec.out_dtype = O::DTYPE;
     enrich(&mut problem.spec, &mut problem.batch, problem.seed);
+    vary_hooks(&mut problem.spec, problem.seed);
     let Problem {
         spec,
         batch,

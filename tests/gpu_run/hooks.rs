@@ -4,10 +4,10 @@ use half::{bf16, f16};
 use tandem_attn::{
     Error, Hooks, HooksName,
     exec::gpu::{Gpu, RunTensors, WorkspaceOptions},
-    plan::{Bound, PlanError, PlanOptions, Planner},
-    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    plan::{Bound, PlanError, PlanOptions, Planner, SplitMode},
+    problem::{Batch, Dtype, KvLayout, PageTable, ProblemError, Spec},
     tensor::{Element, ShapeError},
-    variants::{ALIBI, Slopes},
+    variants::{ALIBI, BiasTable, DISTANCE_BIAS, SIGMOID, SigmoidBias, Slopes},
 };
 
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// A prompt, decodes that share 96 tokens, and a short query.
-fn batch(page_size: u32, decodes: u32) -> Batch {
+pub fn batch(page_size: u32, decodes: u32) -> Batch {
     let common: Vec<u32> = (0..96_u32.div_ceil(page_size)).collect();
     let (mut table, mut used) = (PageTable::new(page_size, 1024), common.len() as u32);
     let mut own = |tokens: u32| {
@@ -38,8 +38,17 @@ fn batch(page_size: u32, decodes: u32) -> Batch {
 }
 
 fn check<T: Element>(gpu: &Gpu, spec: &Spec, batch: &Batch) -> Result<(), String> {
+    check_with::<T>(gpu, spec, batch, &PlanOptions::default())
+}
+
+fn check_with<T: Element>(
+    gpu: &Gpu,
+    spec: &Spec,
+    batch: &Batch,
+    options: &PlanOptions,
+) -> Result<(), String> {
     let spec = spec.with_dtype(T::DTYPE);
-    let plan = Planner::new().plan(&spec, batch, &gpu.device(), &PlanOptions::default());
+    let plan = Planner::new().plan(&spec, batch, &gpu.device(), options);
     let plan = plan.map_err(|error| error.to_string())?;
     let tensors = Tensors::<T, T>::random(&spec, batch, KvLayout::Nhd, 9);
     let device = OnDevice::new(&spec, batch, &tensors);
@@ -81,6 +90,135 @@ fn linear_biases_are_those_of_the_reference() {
             check::<f16>(gpu, &spec, &batch).unwrap_or_else(|wrong| panic!("{}: {wrong}", name()));
         }
     }
+}
+
+#[test]
+fn biases_by_distance_are_those_of_the_reference() {
+    let Some(gpu) = hopper("biases_by_distance_are_those_of_the_reference") else {
+        return;
+    };
+    for (heads, dim, page, decodes) in [
+        ([8, 2], 64, 16, 6),
+        // Many rows behind a common prefix, and groups that are no power of two.
+        ([24, 2], 64, 16, 12),
+        ([16, 1], 64, 8, 20),
+        // Row by row, and heads that are padded.
+        ([8, 2], 64, 5, 4),
+        ([6, 2], 48, 16, 4),
+    ] {
+        let spec = Spec::new(heads[0], heads[1], dim).with_hooks(&DISTANCE_BIAS);
+        let batch = batch(page, decodes);
+        for spec in [
+            spec,
+            spec.with_sinks(),
+            spec.with_window_left(40),
+            spec.non_causal(),
+        ] {
+            check::<bf16>(gpu, &spec, &batch)
+                .unwrap_or_else(|wrong| panic!("{spec:?}, pages of {page}: {wrong}"));
+        }
+    }
+}
+
+#[test]
+fn tables_of_other_heads_are_refused() {
+    let Some(gpu) = hopper("tables_of_other_heads_are_refused") else {
+        return;
+    };
+    let (spec, batch) = (Spec::new(8, 2, 64).with_hooks(&DISTANCE_BIAS), batch(16, 2));
+    let plan = Planner::new().plan(&spec, &batch, &gpu.device(), &PlanOptions::default());
+    let plan = plan.unwrap();
+    let tensors = Tensors::<bf16, bf16>::random(&spec, &batch, KvLayout::Nhd, 5);
+    let device = OnDevice::new(&spec, &batch, &tensors);
+    let options = WorkspaceOptions::default();
+    let mut workspace = gpu.workspace(&spec, &Bound::of(&plan), options).unwrap();
+    let (stream, out) = (Stream::new(), device.q);
+    // SAFETY: the stream is ours.
+    unsafe { workspace.upload(&plan, stream.0) }.unwrap();
+    let right = BiasTable::new(1 << 20, 8 * 32, 8, 0).unwrap();
+    let mut heads = right;
+    heads.heads = 7;
+    let mut none = right;
+    none.entries = 0;
+    let mut odd = right;
+    odd.address += 2;
+    for (own, name, got) in [
+        (heads, "heads of the table", 7),
+        (none, "entries of a head", 0),
+        (odd, "address", (1 << 20) + 2),
+    ] {
+        let given = RunTensors::new(&device.q, &device.pools, &out).with_own(&own);
+        // SAFETY: refused.
+        let said = unsafe { gpu.run_with(&mut workspace, &given, stream.0) };
+        match said {
+            Err(Error::Shape(ShapeError::Own {
+                name: said,
+                got: seen,
+                ..
+            })) => assert_eq!((said, seen), (name, got)),
+            said => panic!("{name}: {said:?}"),
+        }
+    }
+}
+
+#[test]
+fn weights_that_add_up_are_those_of_the_reference() {
+    let Some(gpu) = hopper("weights_that_add_up_are_those_of_the_reference") else {
+        return;
+    };
+    for (heads, dim, page, decodes) in [
+        ([8, 2], 128, 16, 6),
+        // Many rows behind a common prefix, and groups that are no power of two.
+        ([24, 2], 128, 16, 12),
+        ([16, 1], 128, 8, 20),
+        // Row by row, and heads that are padded.
+        ([8, 2], 128, 5, 4),
+        ([6, 2], 96, 16, 4),
+    ] {
+        let spec = Spec::new(heads[0], heads[1], dim).with_hooks(&SIGMOID);
+        let batch = batch(page, decodes);
+        for spec in [spec, spec.with_window_left(40)] {
+            // States of splits, merged in decodes and behind them.
+            for split in [SplitMode::Off, SplitMode::Fixed { tokens: 4 * page }] {
+                let split = PlanOptions::default().with_split(split);
+                check_with::<bf16>(gpu, &spec, &batch, &split)
+                    .unwrap_or_else(|wrong| panic!("{spec:?}, pages of {page}: {wrong}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_softmax_alone_has_is_refused() {
+    let Some(gpu) = hopper("what_a_softmax_alone_has_is_refused") else {
+        return;
+    };
+    let (spec, batch) = (Spec::new(8, 2, 128).with_hooks(&SIGMOID), batch(16, 2));
+    let plan =
+        |spec: &Spec| Planner::new().plan(spec, &batch, &gpu.device(), &PlanOptions::default());
+    let refused = |what| PlanError::Problem(ProblemError::NoSoftmax { what });
+    assert_eq!(plan(&spec.with_sinks()).err(), Some(refused("sinks")));
+    let mut nobody = Spec::new(8, 2, 128);
+    nobody.variant.adds_up = true;
+    let what = "no hooks that make the weights";
+    assert_eq!(plan(&nobody).err(), Some(refused(what)));
+    // The name alone does not say it.
+    let mut unsaid = spec;
+    unsaid.variant.adds_up = false;
+    let plan = plan(&unsaid).expect("the plan does not depend on it");
+    let tensors = Tensors::<bf16, bf16>::random(&spec, &batch, KvLayout::Nhd, 5);
+    let device = OnDevice::new(&spec, &batch, &tensors);
+    let options = WorkspaceOptions::default();
+    let mut workspace = gpu.workspace(&unsaid, &Bound::of(&plan), options).unwrap();
+    let (stream, out, own) = (Stream::new(), device.q, SigmoidBias { bias: 0.0 });
+    let given = RunTensors::new(&device.q, &device.pools, &out).with_own(&own);
+    // SAFETY: refused.
+    let got = unsafe {
+        workspace.upload(&plan, stream.0).unwrap();
+        gpu.run_with(&mut workspace, &given, stream.0)
+    };
+    let softmax = false;
+    assert_eq!(got, Err(Error::Shape(ShapeError::Softmax { softmax })));
 }
 
 #[test]
@@ -139,7 +277,7 @@ fn what_a_variant_lacks_is_refused() {
         name: asked,
         ..ALIBI
     };
-    let there = vec![ALIBI.name];
+    let there = vec![ALIBI.name, DISTANCE_BIAS.name, SIGMOID.name];
     let refused = Err(Error::NoVariant { asked, there });
     assert_eq!(
         run(&Spec::new(8, 2, 128).with_hooks(&unknown), &[]),

@@ -2,18 +2,20 @@
 
 mod adversarial_numbers;
 mod batch_invariance;
+mod blocks;
 mod by_head;
 #[path = "../common/mod.rs"]
 mod common;
 mod graph;
 mod hooks;
+mod in_f32;
 mod options;
 mod problem;
 mod rounds;
 
 use common::{
     Stream, gpu,
-    problems::{Tensors, cases, enrich, variant},
+    problems::{Tensors, cases, enrich, variant, vary_hooks},
 };
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -140,6 +142,7 @@ fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
     let mut case = case.clone();
     case.spec = case.spec.with_dtype(T::DTYPE);
     enrich(&mut case.spec, &mut case.batch, case.seed / 2);
+    vary_hooks(&mut case.spec, case.seed);
     let plan = case.plan(gpu);
     let mut workspace = case.workspace(gpu, &plan);
     let tensors = Tensors::<T, T>::random(&case.spec, &case.batch, case.layout, case.seed);

@@ -7,12 +7,11 @@ use tandem_attn::{
     exec::gpu::{DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, RunTensors, Workspace},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     tensor::Element,
-    variants::Slopes,
 };
 
 use crate::common::{
     self, Memory, Stream, Tolerance, compare,
-    problems::{Tensors, has_rows_656, sinks, slopes},
+    problems::{Tensors, has_rows_656, own_bytes, sinks, slopes},
 };
 
 /// Where a request leaves the table of an earlier one, how many keys it has of its own, and its queries.
@@ -80,9 +79,10 @@ pub struct OnDevice {
     pub q: DeviceTensor<3>,
     pub out: Rc<Memory>,
     dim_v: usize,
+    out_dtype: Dtype,
     pub lse: Rc<Memory>,
     sinks: Option<Rc<Memory>>,
-    slopes: Option<Slopes>,
+    own: Vec<u8>,
     _slopes: Rc<Memory>,
 }
 
@@ -125,17 +125,21 @@ impl OnDevice {
         let pools = pools.collect();
         let (tokens, heads) = (batch.total_q() as usize, spec.q_heads as usize);
         let slopes = Memory::new(&slopes(spec));
-        let address = slopes.address();
         let q = at_least_one(&tensors.q);
         Self {
             pools,
             q: q.tensor(T::DTYPE, [tokens, heads, spec.head_dim_qk as usize]),
             _q: q.into(),
             dim_v: spec.head_dim_v as usize,
-            out: Memory::of_bytes((tokens * heads * spec.head_dim_v as usize * 2).max(16)).into(),
+            out_dtype: spec.out_dtype,
+            out: Memory::of_bytes(
+                (tokens * heads * spec.head_dim_v as usize * spec.out_dtype.bytes() as usize)
+                    .max(16),
+            )
+            .into(),
             lse: Memory::of_bytes((tokens * heads * 4).max(16)).into(),
             sinks: sinks(spec).map(|sinks| Memory::new(&sinks).into()),
-            slopes: spec.variant.hooks.map(|_| Slopes { address }),
+            own: own_bytes(spec, slopes.address()),
             _slopes: slopes.into(),
             _parts: parts.into(),
         }
@@ -155,9 +159,7 @@ impl OnDevice {
         lse: &'a DeviceTensor<2>,
     ) -> RunTensors<'a> {
         let mut tensors = RunTensors::new(&self.q, &self.pools, out).with_lse(lse);
-        if let Some(slopes) = &self.slopes {
-            tensors = tensors.with_own(slopes);
-        }
+        tensors.own = &self.own;
         match &self.sinks {
             Some(sinks) => tensors.with_sinks(sinks.array()),
             None => tensors,
@@ -167,14 +169,14 @@ impl OnDevice {
     /// Puts what is in the workspace on the stream.
     pub fn launch(&self, gpu: &Gpu, workspace: &mut Workspace, stream: &Stream) {
         let [tokens, heads, _] = self.q.shape;
-        let out = self.out.tensor(self.q.dtype, [tokens, heads, self.dim_v]);
+        let out = self.out.tensor(self.out_dtype, [tokens, heads, self.dim_v]);
         let lse = self.lse.tensor(Dtype::F32, [tokens, heads]);
         let tensors = self.tensors(&out, &lse);
         // SAFETY: everything lives until the stream was waited for.
         unsafe { gpu.run_with(workspace, &tensors, stream.0) }.expect("the run is right");
     }
 
-    /// Runs what is in the workspace; results as bits.
+    /// Runs what is in the workspace; results as bits, of wider outputs two words each.
     pub fn run(
         &self,
         gpu: &Gpu,
@@ -193,16 +195,17 @@ impl OnDevice {
         indices: Option<DeviceArray<i32>>,
     ) -> (Vec<u16>, Vec<u32>) {
         let ([tokens, heads, _], dim) = (self.q.shape, self.dim_v);
-        self.out.write_at(0, &vec![u16::MAX; tokens * heads * dim]);
+        let words = tokens * heads * dim * self.out_dtype.bytes() as usize / 2;
+        self.out.write_at(0, &vec![u16::MAX; words]);
         self.lse.write_at(0, &vec![u32::MAX; tokens * heads]);
-        let out = self.out.tensor(self.q.dtype, [tokens, heads, dim]);
+        let out = self.out.tensor(self.out_dtype, [tokens, heads, dim]);
         let lse = self.lse.tensor(Dtype::F32, [tokens, heads]);
         let mut tensors = self.tensors(&out, &lse);
         tensors.indices = indices;
         // SAFETY: everything lives until the stream was waited for.
         unsafe { gpu.run_with(workspace, &tensors, stream.0) }.expect("the run is right");
         stream.wait();
-        let out = self.out.read_at(0, tokens * heads * dim);
+        let out = self.out.read_at(0, words);
         (out, self.lse.read_at(0, tokens * heads))
     }
 }
@@ -232,7 +235,7 @@ pub fn check_results<T: Element, K: Element>(
         Dtype::BF16 => 1.0 / 256.0,
         _ => 1.0 / 2048.0,
     };
-    let got = common::decode(T::DTYPE, bytemuck::cast_slice(out));
+    let got = common::decode(spec.out_dtype, bytemuck::cast_slice(out));
     compare("out", &shape, &got, &right.out, tolerance)?;
     let tolerance = Tolerance {
         absolute: 2e-4,

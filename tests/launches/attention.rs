@@ -20,7 +20,7 @@ use super::{Output, dtype_of};
 use crate::{
     common::{
         Memory, Rng, Stream,
-        problems::{Tensors, alibi, has_rows_656, heads, sinks, slopes},
+        problems::{Tensors, has_rows_656, heads, reference_of, sinks},
     },
     problem::{OnDevice, Request, batch_of},
 };
@@ -229,6 +229,7 @@ pub fn run_hooked(
     let mut planned = planned(gpu, row);
     planned.spec.variant.soft_cap = None;
     planned.spec = planned.spec.with_hooks(hooks);
+    planned.spec.variant.sinks &= hooks.softmax;
     run_varied(gpu, planned, row, seed, checked)
 }
 
@@ -467,15 +468,8 @@ fn run_with<T: Element, K: Element>(
         let views = views.iter_mut();
         views.for_each(|view| *view = view.with_scales(scales.on_host()));
     }
-    let (sinks, slopes) = (sinks(&spec), slopes(&spec));
-    let (q, heads) = (&tensors.q, heads(&sinks));
-    let right = match spec.variant.hooks {
-        Some(_) => {
-            let alibi = alibi(&spec, &slopes);
-            reference::attention_with(&alibi, &spec, &batch, q, &views, &heads)
-        }
-        None => reference::attention_heads(&spec, &batch, q, &views, &heads),
-    };
+    let sinks = sinks(&spec);
+    let right = reference_of(&spec, &batch, &tensors.q, &views, &heads(&sinks));
     let right = right.map_err(|error| error.to_string())?;
     for (output, right) in outputs.iter().zip([&right.out, &right.lse]) {
         output.near(right)?;

@@ -124,6 +124,7 @@ pub fn hooked(gpu: &Gpu) -> impl Iterator<Item = (&'static Hooks, &'static Kerne
 pub fn run(gpu: &Gpu, row: &KernelInfo, seed: u64, checked: bool) -> Result<Vec<Output>, String> {
     use kernels_gpu::registry::Op;
     match row.op {
+        Op::Narrow => passes::narrow(gpu, row, seed),
         Op::Pad if gpu.arch() == "sm_80" => passes::pad(gpu, row, seed),
         Op::Prefill | Op::Decode | Op::Pod | Op::Pad | Op::Widen => {
             attention::run_entry(gpu, row, seed, checked)

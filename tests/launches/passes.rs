@@ -5,11 +5,11 @@ use std::ffi::c_void;
 use half::{bf16, f16};
 use kernels_gpu::{
     divisor::Divisor,
-    passes::{merge, pad},
+    passes::{merge, narrow, pad},
     registry::Op,
 };
 use tandem_attn::{
-    abi::{MergeParams, MergeRow, NO_SLOT, PadParams},
+    abi::{MergeParams, MergeRow, NO_SLOT, NarrowParams, PadParams},
     exec::{
         cpu,
         gpu::{self, Gpu, KernelInfo, KvPool, PartialStates},
@@ -87,7 +87,7 @@ fn merge_into<T: Element>(
             chunks_per_head: Divisor::new((dim / merge::CHUNK) as u32),
             q_heads: heads as u32,
             out_token_stride: (heads * dim) as u32,
-            reserved: 0,
+            add_up: 0,
         };
         let entry = raw::Entry::of_program(gpu.arch(), row.family.name(), row.name)?;
         let mut parameters = [(&raw mut params).cast::<c_void>()];
@@ -191,6 +191,45 @@ pub fn pad(gpu: &Gpu, row: &KernelInfo, seed: u64) -> Result<Vec<Output>, String
     compared(
         outputs(&memory[1].read(), &memory[2].read()),
         Some(outputs(&padded, &values)),
+    )
+}
+
+pub fn narrow(gpu: &Gpu, row: &KernelInfo, seed: u64) -> Result<Vec<Output>, String> {
+    match dtype_of(row) {
+        Dtype::BF16 => narrow_to::<bf16>(gpu, row, seed),
+        _ => narrow_to::<f16>(gpu, row, seed),
+    }
+}
+
+fn narrow_to<T: Element>(gpu: &Gpu, row: &KernelInfo, seed: u64) -> Result<Vec<Output>, String> {
+    let (tokens, elements, apart) = (3 + seed as u32 % 5, 3 * 80, 3 * 80 + 8);
+    let mut values = Rng(seed).floats((tokens * apart) as usize, -100.0, 100.0);
+    values[7] = f32::INFINITY;
+    values[9] = 1e-30;
+    let rows = values.chunks(apart as usize);
+    let right: Vec<T> = rows
+        .flat_map(|row| row[..elements as usize].iter().map(|&x| T::from_f32(x)))
+        .collect();
+    let (from, to) = (
+        Memory::new(&values),
+        Memory::new(&vec![u16::MAX; right.len()]),
+    );
+    let mut params = NarrowParams {
+        from: from.address(),
+        to: to.address(),
+        chunks: tokens * elements / narrow::CHUNK,
+        chunks_per_token: Divisor::new(elements / narrow::CHUNK),
+        from_token: apart,
+        reserved: 0,
+    };
+    let entry = raw::Entry::of_program(gpu.arch(), row.family.name(), row.name)?;
+    let mut parameters = [(&raw mut params).cast::<c_void>()];
+    let grid = params.chunks.div_ceil(narrow::THREADS);
+    // SAFETY: memory is as the parameters say until the launch is done.
+    unsafe { entry.launch(grid, narrow::THREADS, 0, &mut parameters, &Stream::new()) }?;
+    compared(
+        vec![Output::exact("rows", &to.read::<T>())],
+        Some(vec![Output::exact("rows", &right)]),
     )
 }
 

@@ -291,6 +291,7 @@ impl Cpu {
     ) -> Result<(), Error> {
         check(plan, q, kv, out, lse.as_deref())?;
         heads.check(&plan.spec)?;
+        crate::tensor::check_softmax(&plan.spec, V::SOFTMAX)?;
         let pools: Vec<_> = kv.iter().map(Pools::new).collect();
         let (q, out) = dense(&plan.spec, q, out);
         self.execute(variant, plan, q, &pools, out, lse, heads)

@@ -130,7 +130,7 @@ impl Workspace {
     /// The pool of converted keys and values; of a plan without prefills it has no pages.
     pub(super) fn converted_pool(&self) -> KvPool {
         let spec = match self.spec.compute {
-            Compute::F16 => self.spec.with_kv_dtype(self.spec.q_dtype),
+            Compute::F16 => self.spec.with_kv_dtype(self.spec.on_kernels().q_dtype),
             Compute::F8 => self.spec,
         };
         let [k, v, ..] = self.converted();
@@ -191,7 +191,7 @@ impl Gpu {
         record: Option<DeviceArray<LaunchRecord>>,
         tokens: usize,
     ) -> Result<Step, Error> {
-        let spec = &workspace.spec;
+        let spec = &workspace.spec.on_kernels();
         let pieces = pages.len() as u32 * spec.kv_heads * 2;
         let params = WidenParams {
             convert: workspace.conversion_of(pool, pages)?,

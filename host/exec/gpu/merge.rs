@@ -155,6 +155,6 @@ fn parameters(
         chunks_per_head: Divisor::new((head_dim / CHUNK) as u32),
         q_heads: q_heads as u32,
         out_token_stride: fits("the token stride of out", out.strides[0], u32::MAX)?,
-        reserved: 0,
+        add_up: 0,
     })
 }

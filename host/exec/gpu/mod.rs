@@ -61,6 +61,7 @@ mod decode_rows;
 mod device;
 mod driver;
 mod embedded;
+mod in_f32;
 mod indices;
 mod inspect;
 mod latent;

@@ -19,6 +19,7 @@ impl Gpu {
     /// The kernel that has prefill and decode of these heads in one, if the GPU has one, and the decodes that a CTA
     /// runs side by side.
     pub(super) fn pod(&self, spec: &Spec) -> Option<(&Kernel, u32)> {
+        let spec = &spec.on_kernels();
         let serves = |id: &KernelId| {
             id.info().op == Op::Pod
                 && check_serves(*id, Op::Pod, spec, [spec.q_dtype, spec.kv_dtype]).is_ok()

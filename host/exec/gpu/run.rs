@@ -117,6 +117,9 @@ impl Gpu {
             if let Some(padding) = Padding::of(&workspace.spec) {
                 return self.run_padded(workspace, &padding, tensors, stream);
             }
+            if workspace.spec.rounds_queries() || workspace.spec.has_f32_outputs() {
+                return self.run_in_f32(workspace, tensors, stream);
+            }
             self.ready(workspace, tensors, stream)?;
             self.launch_run(workspace, stream)
         }
@@ -137,6 +140,8 @@ impl Gpu {
             check(workspace, tensors)?;
             check_own(self, &workspace.spec, tensors.own)?;
             self.prepare(workspace, tensors)?;
+        } else {
+            check_own(self, &workspace.spec, tensors.own)?;
         }
         if workspace.options.checks {
             // SAFETY: the caller's promise.
@@ -469,17 +474,21 @@ impl Making<'_> {
     /// The merges that decode leaves: at most so many, and in a captured graph as many as the record at a place says.
     fn merge(&self, rows: usize, record: Option<usize>) -> Result<Step, Error> {
         let workspace = self.workspace;
-        self.gpu.prepare_merge(
+        let mut step = self.gpu.prepare_merge(
             &workspace.partials(),
             DeviceArray::new(workspace.left_merges().address, rows),
             workspace.merge_slots(),
-            self.tensors.out,
+            self.tensors.merged.unwrap_or(self.tensors.out),
             self.tensors.lse,
             self.tensors.sinks,
             record.map(|place| workspace.record(place)),
             // Of the plans that a captured graph is to serve nothing is known.
             record.is_none().then_some(workspace.agenda.most_slots),
-        )
+        )?;
+        if let Parameters::Merge(params) = &mut step.parameters {
+            params.add_up = workspace.spec.variant.adds_up.into();
+        }
+        Ok(step)
     }
 }
 
@@ -528,6 +537,8 @@ fn check(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
     let spec = &workspace.spec;
     check_sinks(spec, tensors.sinks)?;
     check_indices(workspace, tensors)?;
+    // What is converted was checked as it was given.
+    let spec = &spec.on_kernels();
     for (tensor, got, expected) in [
         ("q", tensors.q.dtype, spec.q_dtype),
         ("out", tensors.out.dtype, spec.out_dtype),

@@ -8,6 +8,7 @@ use kernels_gpu::{
         MergeParams, PodParams, PrefillParams, WidenParams,
     },
     registry::{Arch, KernelId},
+    variant::OwnDefect,
 };
 
 use super::{
@@ -23,7 +24,7 @@ use crate::{
     Error,
     plan::pod::PodMode,
     problem::{Padding, Spec},
-    tensor::ShapeError,
+    tensor::{ShapeError, check_softmax},
 };
 
 /// What a run computes from and to: see [`Gpu::run`].
@@ -58,6 +59,8 @@ pub struct RunTensors<'a> {
     /// The bytes of what the [hooks](crate::problem::Variant::hooks) of the spec's variant are given. A captured graph
     /// keeps them: what is to change lies behind an address among them.
     pub own: &'a [u8],
+    /// Where merges write, if that is not `out`: what 16 bits the kernels of attention would write is nowhere then.
+    pub(super) merged: Option<&'a DeviceTensor<3>>,
 }
 
 impl<'a> RunTensors<'a> {
@@ -76,6 +79,7 @@ impl<'a> RunTensors<'a> {
             sinks: None,
             indices: None,
             own: &[],
+            merged: None,
         }
     }
 
@@ -180,22 +184,30 @@ pub(super) fn check_sinks(spec: &Spec, sinks: Option<DeviceArray<f32>>) -> Resul
     }
 }
 
-/// Whether the hooks of the spec's variant, if it has any, are given what is theirs.
+/// Whether the hooks of the spec's variant, if it has any, are as the spec says and are given what is theirs.
 pub(super) fn check_own(gpu: &Gpu, spec: &Spec, own: &[u8]) -> Result<(), Error> {
-    let expected = match spec.variant.hooks {
-        Some(name) => gpu.hooks(name)?.own_bytes,
-        None => 0,
-    };
-    if own.len() == expected {
+    let hooks = spec.variant.hooks.map(|name| gpu.hooks(name)).transpose()?;
+    let expected = hooks.map_or(0, |hooks| hooks.own_bytes);
+    if own.len() != expected {
+        return Err(ShapeError::Length {
+            name: "what the variant is given",
+            got: own.len(),
+            shape: "its size in bytes",
+            expected,
+        }
+        .into());
+    }
+    let Some(hooks) = hooks else {
         return Ok(());
-    }
-    Err(ShapeError::Length {
-        name: "what the variant is given",
-        got: own.len(),
-        shape: "its size in bytes",
-        expected,
-    }
-    .into())
+    };
+    check_softmax(spec, hooks.softmax)?;
+    let wrong = |OwnDefect { name, got, rule }| ShapeError::Own {
+        hooks: hooks.name,
+        name,
+        got,
+        rule,
+    };
+    Ok((hooks.check.0)(own, spec.q_heads).map_err(wrong)?)
 }
 
 /// A launch that was checked and waits for its turn.
@@ -316,7 +328,7 @@ impl Step {
                 point(&mut params.decode.attention, tensors, pool);
             }
             Parameters::Merge(params) => {
-                params.out = tensors.out.address;
+                params.out = tensors.merged.unwrap_or(tensors.out).address;
                 params.lse = tensors.lse.map_or(0, |lse| lse.address);
                 params.sinks = tensors.sinks.map_or(0, |sinks| sinks.address);
             }
@@ -398,6 +410,7 @@ struct OwnedTensors {
     q: DeviceTensor<3>,
     pools: Vec<KvPool>,
     out: DeviceTensor<3>,
+    merged: Option<DeviceTensor<3>>,
     lse: Option<DeviceTensor<2>>,
     sinks: Option<usize>,
     indices: Option<usize>,
@@ -439,6 +452,11 @@ impl Run {
                 && pools
                     .into_iter()
                     .all(|(known, pool)| pools_alike(known, pool))
+                && match (&known.merged, tensors.merged) {
+                    (None, None) => true,
+                    (Some(known), Some(merged)) => alike(known, merged),
+                    _ => false,
+                }
                 && match (&known.lse, tensors.lse) {
                     (None, None) => true,
                     (Some(known), Some(lse)) => alike(known, lse),
@@ -450,6 +468,9 @@ impl Run {
         };
         tensors.q.check_address("q", VECTOR_BYTES)?;
         tensors.out.check_address("out", VECTOR_BYTES)?;
+        if let Some(merged) = tensors.merged {
+            merged.check_address("out", VECTOR_BYTES)?;
+        }
         if let Some(lse) = tensors.lse {
             lse.check_address("lse", 4)?;
         }
@@ -509,6 +530,7 @@ impl Run {
             q: *tensors.q,
             pools: tensors.pools.to_vec(),
             out: *tensors.out,
+            merged: tensors.merged.copied(),
             lse: tensors.lse.copied(),
             sinks: tensors.sinks.map(|sinks| sinks.len),
             indices: tensors.indices.map(|indices| indices.len),

@@ -54,6 +54,30 @@ impl DeviceTensor<3> {
     }
 }
 
+impl DeviceTensor<3> {
+    /// Some heads of each token: `[tokens, heads of the range, dim]`. `None` where there are no such heads.
+    ///
+    /// ```
+    /// use tandem_attn::{exec::gpu::DeviceTensor, problem::Dtype};
+    ///
+    /// let q = DeviceTensor::new(0x7f00_0000_0000, Dtype::BF16, [17, 8, 128]);
+    /// let second = q.heads(4..8).expect("there are 8");
+    /// assert_eq!((second.shape, second.address - q.address), ([17, 4, 128], 4 * 128 * 2));
+    /// assert_eq!(q.heads(4..9), None);
+    /// ```
+    #[must_use]
+    pub fn heads(&self, heads: std::ops::Range<u32>) -> Option<Self> {
+        let (start, end) = (heads.start as usize, heads.end as usize);
+        if start > end || end > self.shape[1] {
+            return None;
+        }
+        let mut some = *self;
+        some.address += (start * self.strides[1]) as u64 * u64::from(self.dtype.bytes());
+        some.shape[1] = end - start;
+        Some(some)
+    }
+}
+
 impl<const RANK: usize> DeviceTensor<RANK> {
     /// A dense tensor.
     #[must_use]

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     Error,
-    plan::{Bound, MAX_LAUNCHES, MergeMode, WorkspaceLayout},
+    plan::{Bound, MAX_LAUNCHES, MergeMode, PlanError, Unsupported, WorkspaceLayout},
     problem::{Dtype, Spec},
 };
 
@@ -119,6 +119,10 @@ impl Gpu {
         options: WorkspaceOptions,
     ) -> Result<Workspace, Error> {
         spec.check()?;
+        if options.merge_mode == MergeMode::Fused && spec.has_f32_outputs() {
+            let device = self.name.clone();
+            return Err(PlanError::from(Unsupported::FusedF32 { device }).into());
+        }
         let launches = options.launches.as_ref().map_or(0, |set| set.keys.len());
         if launches > MAX_LAUNCHES as usize {
             return Err(Error::LaunchLimit {
@@ -258,6 +262,31 @@ impl Workspace {
             false => self.agenda.trees,
         };
         some.then(|| self.array(&self.layout.ancestors))
+    }
+
+    /// Room for queries of so many tokens in 16 bits.
+    pub(super) fn rounded(&self, tokens: usize) -> Result<DeviceTensor<3>, Error> {
+        let most = self.bound.padded_tokens as usize;
+        if tokens > most {
+            return Err(Error::Extent {
+                tensor: "q",
+                dimension: "tokens",
+                got: tokens,
+                rule: format!("at most {most}, those of the bound: its queries are rounded"),
+            });
+        }
+        let spec = self.spec.on_kernels();
+        let shape = [tokens, spec.q_heads as usize, spec.head_dim_qk as usize];
+        let address = self.memory.address() + self.layout.padded[0].start;
+        Ok(DeviceTensor::new(address, spec.q_dtype, shape))
+    }
+
+    /// An output in 16 bits for kernels that write partial states alone.
+    pub(super) fn never_written(&self, tokens: usize) -> DeviceTensor<3> {
+        let spec = self.spec.on_kernels();
+        let shape = [tokens, spec.q_heads as usize, spec.head_dim_v as usize];
+        let address = self.memory.address() + self.layout.partial_out.start;
+        DeviceTensor::new(address, spec.out_dtype, shape)
     }
 
     /// Room for queries and outputs of so many tokens whose heads are padded.

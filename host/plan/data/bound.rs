@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Plan, PlanError};
-use crate::{plan::conversion, problem::Padding};
+use crate::plan::conversion;
 
 /// What prefills have together by default, at most: with 8 heads of 128, 1 GiB of keys and values of 16 bits.
 const PREFILL_KEYS: u32 = 1 << 18;
@@ -145,7 +145,7 @@ pub struct Bound {
     /// Query tokens with ancestors.
     #[serde(default)]
     pub ancestors: u32,
-    /// Query tokens whose heads are padded for the kernels of a GPU.
+    /// Query tokens whose heads are padded for the kernels of a GPU, or whose queries are rounded for them.
     #[serde(default)]
     pub padded_tokens: u32,
     /// Pages of 64 keys that prefills convert from 8 bits to 16.
@@ -164,9 +164,9 @@ impl Bound {
             merges: plan.merges.len() as u32,
             slots: plan.slots,
             ancestors: plan.ancestors.len() as u32,
-            padded_tokens: match Padding::of(&plan.spec) {
-                Some(_) => plan.total_q,
-                None => 0,
+            padded_tokens: match plan.spec.moves_queries() {
+                true => plan.total_q,
+                false => 0,
             },
             converted_pages: conversion::most_pages(plan),
         }

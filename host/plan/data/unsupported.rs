@@ -62,6 +62,15 @@ pub enum Unsupported {
         /// The smallest of them that holds such heads, where one does.
         nearest: Option<(u32, u32)>,
     },
+    /// Outputs in F32, merged by those who write 16 bits.
+    #[error(
+        "outputs in F32 come from a merge of partial states by a kernel, and the CTAs of {device} that merge as they attend \
+         (MergeMode::Fused) write 16 bits: give MergeMode::Auto or Kernel"
+    )]
+    FusedF32 {
+        /// The device.
+        device: String,
+    },
     /// Latent attention.
     #[error(
         "no kernel for {device} computes latent attention {what}; plan for the CPU, which does, or give keys and values \

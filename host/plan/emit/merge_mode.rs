@@ -26,6 +26,7 @@ fn merges_in_passing(device: &DeviceDescription, options: &PlanOptions, plan: &P
     let all_have_states = plan.merges.iter().all(|merge| merge.slots > 0);
     !fixed
         && !plan.spec.latent
+        && !plan.spec.has_f32_outputs()
         && (1..=MERGES_PER_SM * device.sms as usize).contains(&merges)
         && all_have_states
         && plan.groups.iter().all(few_rows)

@@ -43,6 +43,8 @@ pub struct Pieces<'a> {
     pub draft_runs: &'a [DraftRun],
     /// A patched plan is to have the pieces of a new one.
     pub fixed_splits: bool,
+    /// Every row is written by a merge, of one state or more.
+    pub merges_all: bool,
     /// Ascending by draft, then by key.
     pub pieces: &'a [Piece],
     /// In launch order.
@@ -56,6 +58,7 @@ impl<'a> Pieces<'a> {
     pub fn new(
         spec: &Spec,
         options: &PlanOptions,
+        merges_all: bool,
         drafts: &'a Drafts,
         splitter: &'a Splitter,
     ) -> Self {
@@ -65,6 +68,7 @@ impl<'a> Pieces<'a> {
             draft_rows: &drafts.rows,
             draft_runs: &drafts.runs,
             fixed_splits: options.split.is_fixed(),
+            merges_all,
             pieces: &splitter.pieces,
             launches: splitter.launches(),
             place: splitter.place(),
@@ -103,7 +107,7 @@ impl Emitter {
         let what = "rows of gathered items";
         u32::try_from(rows).map_err(|_| PlanError::TooLarge { what })?;
         plan.rows.resize(rows as usize, QueryRow::default());
-        self.assign_merges(plan)?;
+        self.assign_merges(input, plan)?;
         let some_without_rows = self.write_items(input, plan);
         group_items(input, plan);
         if some_without_rows {
@@ -171,12 +175,12 @@ impl Emitter {
         gathered
     }
 
-    /// Gives every token that has not exactly one item a merge, and room for its slots.
-    fn assign_merges(&mut self, plan: &mut Plan) -> Result<(), PlanError> {
+    /// Gives every token that has not exactly one item a merge, and room for its slots; or every token.
+    fn assign_merges(&mut self, input: &Pieces<'_>, plan: &mut Plan) -> Result<(), PlanError> {
         plan.merges.clear();
         let mut slots = 0u32;
         for (token, entry) in self.tokens.iter_mut().enumerate() {
-            if entry.merge == 1 {
+            if entry.merge == 1 && !input.merges_all {
                 entry.merge = NO_MERGE;
                 continue;
             }

@@ -38,8 +38,8 @@ pub struct MergeParams {
     pub q_heads: u32,
     /// From one output token to the next, in elements (head stride is `head_dim_v`).
     pub out_token_stride: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// 1: results of a variant [without a softmax](crate::variant::Variant::SOFTMAX), which add up.
+    pub add_up: u32,
 }
 
 /// The most ranks whose results are merged directly: the GPUs of one host.
@@ -250,4 +250,22 @@ pub struct PadParams {
     pub step: u32,
     /// 1: from padded heads to those that are not.
     pub back: u32,
+}
+
+/// What `narrow_rows` works on.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct NarrowParams {
+    /// `[tokens, heads, head_dim]` f32, heads dense in each token.
+    pub from: u64,
+    /// The same in 16 bits, dense.
+    pub to: u64,
+    /// Chunks of 8 elements; below [`Divisor::LIMIT`].
+    pub chunks: u32,
+    /// `heads × head_dim / 8`.
+    pub chunks_per_token: Divisor,
+    /// From one token to the next that is read, in elements.
+    pub from_token: u32,
+    /// Zero.
+    pub reserved: u32,
 }

@@ -45,6 +45,17 @@ impl Rows {
         sums: [0.0; 4],
     };
 
+    /// Before the first key of a variant. Without a softmax outputs are sums as they are: they stand beside a
+    /// reference of 0 and lanes' sums that make 1, whatever comes.
+    #[inline(always)]
+    pub const fn begin<V: Variant>() -> Self {
+        if V::SOFTMAX {
+            Self::EMPTY
+        } else {
+            Self::new([0.0; 2], [0.25; 2])
+        }
+    }
+
     /// Of references and sums that somebody else kept.
     #[inline(always)]
     pub const fn new(reference: [f32; 2], sums: [f32; 2]) -> Self {
@@ -60,11 +71,14 @@ impl Rows {
     /// # Safety
     /// - All lanes of the warp come here.
     #[inline(always)]
-    pub unsafe fn rescale<const S: usize>(
+    pub unsafe fn rescale<V: Variant, const S: usize>(
         &mut self,
         s: &[f32; S],
         scale: [f32; 2],
     ) -> (bool, [f32; 2]) {
+        if !V::SOFTMAX {
+            return (false, [1.0; 2]);
+        }
         let maximum = maxima(s);
         let grew = |h: usize, row: f32, reference: f32| (row - reference) * scale[h] > SLACK;
         let mut factors = [1.0; 2];
@@ -149,15 +163,18 @@ impl Rows {
         exponentials(s, scale, offset, weights, pack)
     }
 
-    /// [`Self::weigh_seen`] and [`Self::add`].
+    /// [`Self::weigh_seen`] and [`Self::add`]; without a softmax [`weights_as_they_are`].
     #[inline(always)]
-    pub fn weigh<const S: usize, const P: usize>(
+    pub fn weigh<V: Variant, const S: usize, const P: usize>(
         &mut self,
         s: &[f32; S],
         scale: [f32; 2],
         weights: &mut [u32; P],
         pack: impl Fn(f32, f32) -> u32,
     ) {
+        if !V::SOFTMAX {
+            return weights_as_they_are(s, weights, pack);
+        }
         let sums = self.weigh_seen(s, None, scale, weights, pack);
         self.add(&sums);
     }
@@ -296,6 +313,21 @@ fn exponentials<const S: usize, const P: usize>(
         i += 1;
     }
     sums
+}
+
+/// Packs weights of no softmax, in pairs as the A operand of the second product. What is hidden weighs nothing.
+#[inline(always)]
+pub fn weights_as_they_are<const S: usize, const P: usize>(
+    s: &[f32; S],
+    weights: &mut [u32; P],
+    pack: impl Fn(f32, f32) -> u32,
+) {
+    let seen = |s: f32| if s == f32::NEG_INFINITY { 0.0 } else { s };
+    let mut i = 0;
+    while i < P {
+        weights[i] = pack(seen(s[2 * i]), seen(s[2 * i + 1]));
+        i += 1;
+    }
 }
 
 /// Column of a thread's first element, counted in keys from the block's first.

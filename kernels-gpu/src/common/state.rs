@@ -173,6 +173,26 @@ impl<const N: usize> State<N> {
         self
     }
 
+    /// The sum over all keys of a variant [without a softmax](crate::variant::Variant::SOFTMAX). Its states are sums
+    /// with a log of 0, so that ⊕ makes of any number of them their mean, and the log of their number.
+    #[inline(always)]
+    #[must_use]
+    pub fn added_up(mut self) -> Self {
+        let states = exp2(self.lse);
+        let mut i = 0;
+        while i < N {
+            // An empty state's output is not looked at.
+            self.out[i] = if self.lse == f32::NEG_INFINITY {
+                0.0
+            } else {
+                self.out[i] * states
+            };
+            i += 1;
+        }
+        self.lse = 0.0;
+        self
+    }
+
     /// The state over the keys of both (⊕).
     #[inline(always)]
     #[must_use]
@@ -310,6 +330,27 @@ mod tests {
         State {
             out,
             lse: (max + sum.log2()) as f32,
+        }
+    }
+
+    proptest! {
+        /// States of a variant without a softmax, among them some of no keys, are added up by ⊕ in any grouping.
+        #[test]
+        fn sums_add_up(sums in prop::collection::vec(prop::array::uniform4(-8.0..8.0_f32), 0..30), group in 1..9_usize) {
+            let mut states: Vec<_> = sums.iter().map(|&out| State { out, lse: 0.0 }).collect();
+            let merge = |states: &[State<4>]| {
+                let mut merger = Merger::EMPTY;
+                states.iter().for_each(|&state| merger.push(state));
+                merger.finish()
+            };
+            states.push(State { out: [f32::NAN; 4], ..EMPTY });
+            let groups: Vec<_> = states.chunks(group).map(merge).collect();
+            let got = merge(&groups).added_up();
+            prop_assert_eq!(got.lse, 0.0);
+            for (i, got) in got.out.into_iter().enumerate() {
+                let right: f64 = sums.iter().map(|out| f64::from(out[i])).sum();
+                prop_assert!((f64::from(got) - right).abs() < 1e-4, "{} {}", got, right);
+            }
         }
     }
 

@@ -112,8 +112,10 @@ impl Pair {
 /// Hooks on rows (query, key, value, output) get two neighbouring elements, `dim` and `dim + 1` with an even
 /// `dim`: what one register of a tensor-core fragment holds, and enough for rotary embeddings.
 pub trait Variant: Copy + Send + Sync {
-    /// Weights are a softmax of the logits. Without it [`Variant::logit`] returns the weight itself, partial
-    /// results are added, and the LSE has no meaning (it is written as 0).
+    /// Weights are a softmax of the logits. Without it [`Variant::logit`] returns the weight itself, which may be of either
+    /// sign, partial results are added, and the LSE has no meaning (it is written as 0). Such a variant sets
+    /// [`Variant::TRANSFORMS_LOGITS`] as well. Kernels round a weight to the type of the values: in f16 what is below
+    /// 2⁻²⁴ is lost.
     const SOFTMAX: bool = true;
     /// [`Variant::logit`] is more than a multiplication by `scale_log2` (which kernels fold into the exp2).
     const TRANSFORMS_LOGITS: bool = false;
@@ -216,6 +218,17 @@ pub trait Variant: Copy + Send + Sync {
     }
 }
 
+/// What is wrong with what a run gives a variant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnDefect {
+    /// The number that is wrong.
+    pub name: &'static str,
+    /// What it is.
+    pub got: u64,
+    /// What it has to be.
+    pub rule: &'static str,
+}
+
 /// A variant that kernels of its own are compiled for: see [`variant_kernels!`](crate::variant_kernels).
 pub trait FromLaunch: Variant {
     /// What a run gives it beside the standard parameters: numbers, and device addresses of what is larger.
@@ -224,9 +237,25 @@ pub trait FromLaunch: Variant {
     /// From what a launch is given.
     fn from_launch(params: VariantParams, own: &Self::Own) -> Self;
 
+    /// Whether a run with so many query heads can be given this. Hosts ask before anything is launched.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    fn check(own: &Self::Own, q_heads: u32) -> Result<(), OwnDefect> {
+        let _ = (own, q_heads);
+        Ok(())
+    }
+
     /// Refuses, while it is compiled, a variant with a hook that no kernel runs.
     const RUNS_ON_GPUS: () = {
-        assert!(Self::SOFTMAX, "kernels on GPUs compute a softmax");
+        assert!(
+            Self::SOFTMAX || Self::TRANSFORMS_LOGITS,
+            "weights of no softmax are what `logit` returns: set TRANSFORMS_LOGITS"
+        );
+        assert!(
+            Self::SOFTMAX || !Self::KEEPS_UNIT,
+            "weights of no softmax have no unit to keep: leave KEEPS_UNIT out"
+        );
         assert!(
             !Self::TRANSFORMS_QUERY && !Self::TRANSFORMS_KEY,
             "kernels on GPUs run no hooks on queries or keys: transform them before attention, keys as they are appended"

@@ -2,7 +2,10 @@
 
 use core::fmt;
 
-use crate::registry::{Element, Family, KernelId, KernelInfo};
+use crate::{
+    registry::{Element, Family, KernelId, KernelInfo},
+    variant::{FromLaunch, OwnDefect},
+};
 
 /// What a variant is called: up to 23 letters, digits and underscores.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -74,6 +77,33 @@ impl<'de> serde::Deserialize<'de> for HooksName {
     }
 }
 
+/// Asks a variant whether a run can be given what is its own: the bytes, and the number of query heads.
+#[derive(Clone, Copy)]
+pub struct CheckOwn(pub fn(&[u8], u32) -> Result<(), OwnDefect>);
+
+impl CheckOwn {
+    /// The check of a variant.
+    #[must_use]
+    pub const fn of<V: FromLaunch>() -> Self {
+        Self(|own, q_heads| V::check(&bytemuck::pod_read_unaligned(own), q_heads))
+    }
+}
+
+/// They are taken as equal: the name says whose a check is.
+impl PartialEq for CheckOwn {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for CheckOwn {}
+
+impl fmt::Debug for CheckOwn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CheckOwn")
+    }
+}
+
 /// The kernels of a variant, as [`variant_kernels!`](crate::variant_kernels) makes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hooks {
@@ -81,6 +111,10 @@ pub struct Hooks {
     pub name: HooksName,
     /// Size of what a run gives it, in bytes.
     pub own_bytes: usize,
+    /// Whether its weights are a [softmax](crate::variant::Variant::SOFTMAX).
+    pub softmax: bool,
+    /// Whether a run can be given these bytes, of which there are [as many](Self::own_bytes).
+    pub check: CheckOwn,
     /// The families that it was instantiated for.
     pub families: &'static [Family],
     /// The head dimensions.

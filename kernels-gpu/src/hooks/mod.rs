@@ -5,7 +5,7 @@ mod entries;
 mod host;
 
 #[cfg(not(target_arch = "nvptx64"))]
-pub use host::{Hooks, HooksName};
+pub use host::{CheckOwn, Hooks, HooksName};
 
 /// Instantiates kernels of a [variant](crate::variant::FromLaunch): one line in a crate that is compiled for GPUs by
 /// `cuda_builder`, and for the host as well, where it makes the [`Hooks`] that `tandem_attn` is given.
@@ -67,6 +67,8 @@ macro_rules! variant_kernels {
                 None => panic!("a variant is called by up to 23 letters, digits and underscores"),
             },
             own_bytes: ::core::mem::size_of::<<$variant as $crate::variant::FromLaunch>::Own>(),
+            softmax: <$variant as $crate::variant::Variant>::SOFTMAX,
+            check: $crate::CheckOwn::of::<$variant>(),
             families: &[$($crate::registry::Family::$family),+],
             heads: &$heads,
             elements: {

@@ -1,4 +1,5 @@
-//! What goes around attention: merging partial states and those of several GPUs, appending keys and values, padding heads.
+//! What goes around attention: merging partial states and those of several GPUs, appending keys and values, rounding
+//! queries, padding heads.
 
 #[cfg(any(not(target_arch = "nvptx64"), feature = "passes"))]
 pub mod append;
@@ -6,6 +7,8 @@ pub mod append;
 pub mod latent_656;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "passes"))]
 pub mod merge;
+#[cfg(any(not(target_arch = "nvptx64"), feature = "passes"))]
+pub mod narrow;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "passes"))]
 pub mod pad;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "quantise"))]
@@ -25,6 +28,8 @@ pub const ROWS: &[&[crate::registry::KernelInfo]] = &[
     merge::ROWS[0],
     merge::ROWS[1],
     merge::F32_ROWS,
+    narrow::ROWS[0],
+    narrow::ROWS[1],
     pad::ROWS,
     ranks::ROWS[0],
     ranks::ROWS[1],

@@ -8,7 +8,7 @@ use crate::{
         data::{Kernel, PlanError, Tile, Unsupported, dims},
         model::tiles::{TileTable, alone, decode_of_tile, runnable, serves},
     },
-    problem::{Compute, Dtype, Spec},
+    problem::{Compute, Dtype, Padding, Spec},
 };
 
 fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
@@ -78,28 +78,37 @@ impl DeviceDescription {
                 Dtype::BF16 | Dtype::F16 => true,
                 Dtype::F8E4M3 => is_cache && e4m3,
                 Dtype::F8E5M2 => is_cache && e5m2,
-                Dtype::F32 => false,
+                // Queries are rounded beside the run, and merges write outputs.
+                Dtype::F32 => !is_cache && Padding::of(spec).is_none(),
             };
             if !there_is {
                 return Err(Unsupported::Dtype {
                     device: device(),
                     tensor,
                     got,
-                    there: match (is_cache && e4m3, is_cache && e5m2) {
-                        (true, true) => "BF16, F16, F8E4M3 or F8E5M2",
-                        (true, false) => "BF16, F16 or F8E4M3",
-                        _ => "BF16 or F16",
+                    there: match (is_cache, e4m3, e5m2) {
+                        (true, true, true) => "BF16, F16, F8E4M3 or F8E5M2",
+                        (true, true, false) => "BF16, F16 or F8E4M3",
+                        (true, ..) => "BF16 or F16",
+                        _ if Padding::of(spec).is_none() => "BF16, F16 or F32",
+                        _ => {
+                            "BF16 or F16, as heads take whose dimension lies between those of kernels"
+                        }
                     },
                 });
             }
         }
-        let differs = |(_, got): &&(&str, Dtype)| *got != spec.q_dtype && got.bytes() > 1;
+        let of_rows = spec.on_kernels().q_dtype;
+        let differs = |(tensor, got): &&(&str, Dtype)| {
+            let converted = *tensor != "keys and values" && *got == Dtype::F32;
+            *got != of_rows && got.bytes() > 1 && !converted
+        };
         match tensors.iter().find(differs) {
             Some(&(tensor, got)) => Err(Unsupported::DtypesDiffer {
                 device: device(),
                 tensor,
                 got,
-                expected: spec.q_dtype,
+                expected: of_rows,
             }),
             None => Ok(()),
         }

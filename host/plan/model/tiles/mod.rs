@@ -79,7 +79,7 @@ pub(in crate::plan) fn serves(row: &KernelInfo, spec: &Spec) -> bool {
     // Executors choose by the pool where each token has scales.
     !row.by_token
         && hooks.is_none()
-        && [spec.q_dtype, spec.out_dtype].map(Some) == [of_rows; 2]
+        && [on.q_dtype, on.out_dtype].map(Some) == [of_rows; 2]
         && cache
         && row.latent == spec.latent
         && (row.head_dim, row.value_dim) == (on.head_dim_qk, on.head_dim_v)
@@ -314,7 +314,7 @@ impl TileTable {
         self.decode
             .retain(|choice| choice.tile.m >= self.decode_pack);
         // Where only decode was compiled for the cache it takes prefills, too.
-        let decode_only = spec.kv_dtype != spec.q_dtype && !self.decode.is_empty();
+        let decode_only = spec.kv_dtype != spec.on_kernels().q_dtype && !self.decode.is_empty();
         if self.prefill.is_empty() && !spec.latent && !decode_only {
             return Err(no_tile(Kernel::Prefill));
         }

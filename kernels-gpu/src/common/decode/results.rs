@@ -10,6 +10,7 @@ use crate::{
     common::{
         half::Half,
         state::{Merger, State, natural, sink_of},
+        variant::Variant,
     },
 };
 
@@ -33,7 +34,7 @@ impl<const DIM: u32> Results<'_, DIM> {
     /// # Safety
     /// `row` and `head` belong to a unit of the launch.
     #[inline(always)]
-    pub unsafe fn write<T: Half, const PER_LANE: usize>(
+    pub unsafe fn write<T: Half, V: Variant, const PER_LANE: usize>(
         &self,
         row: QueryRow,
         head: u32,
@@ -42,7 +43,7 @@ impl<const DIM: u32> Results<'_, DIM> {
         // SAFETY: the row is this unit's.
         unsafe {
             if row.slot == DIRECT {
-                self.write_output::<T, PER_LANE>(row.token, head, state);
+                self.write_output::<T, V, PER_LANE>(row.token, head, state);
             } else {
                 let at = u64::from(row.slot) * u64::from(self.params.q_heads) + u64::from(head);
                 let element = at * u64::from(DIM) + u64::from(self.lane) * PER_LANE as u64;
@@ -60,7 +61,7 @@ impl<const DIM: u32> Results<'_, DIM> {
     /// # Safety
     /// The warp owns this row of the output.
     #[inline(always)]
-    pub unsafe fn write_output<T: Half, const PER_LANE: usize>(
+    pub unsafe fn write_output<T: Half, V: Variant, const PER_LANE: usize>(
         &self,
         token: u32,
         head: u32,
@@ -70,6 +71,9 @@ impl<const DIM: u32> Results<'_, DIM> {
         if params.sinks != 0 {
             // SAFETY: one for each query head.
             state = state.with_sink(unsafe { sink_of(params.sinks, head) });
+        }
+        if !V::SOFTMAX {
+            state = state.added_up();
         }
         let element = u64::from(token) * u64::from(params.out_token_stride)
             + u64::from(head * DIM + self.lane * PER_LANE as u32);
@@ -162,11 +166,11 @@ impl<const DIM: u32> Results<'_, DIM> {
     /// # Safety
     /// The lanes come together; the states are written and visible.
     #[inline(always)]
-    pub unsafe fn merge<T: Half>(&self, merge: Merge, head: u32) {
+    pub unsafe fn merge<T: Half, V: Variant>(&self, merge: Merge, head: u32) {
         let mut slice = 0;
         while slice < DIM / SLICE {
             // SAFETY: the caller's promise.
-            unsafe { self.merge_slice::<T>(merge, head, slice) };
+            unsafe { self.merge_slice::<T, V>(merge, head, slice) };
             slice += 1;
         }
     }
@@ -178,7 +182,7 @@ impl<const DIM: u32> Results<'_, DIM> {
     /// # Safety
     /// The lanes come together; the states are written and visible.
     #[inline(always)]
-    pub unsafe fn merge_slice<T: Half>(&self, merge: Merge, head: u32, slice: u32) {
+    pub unsafe fn merge_slice<T: Half, V: Variant>(&self, merge: Merge, head: u32, slice: u32) {
         /// States of a quarter whose loads are under way together.
         const BATCH: usize = 5;
         const PER_LANE: usize = SLICE as usize / 8;
@@ -232,6 +236,9 @@ impl<const DIM: u32> Results<'_, DIM> {
             }
             if params.sinks != 0 {
                 state = state.with_sink(sink_of(params.sinks, head));
+            }
+            if !V::SOFTMAX {
+                state = state.added_up();
             }
             if quarter == 0 {
                 let out = u64::from(merge.token) * u64::from(params.out_token_stride)

@@ -60,7 +60,8 @@ pub struct Rows<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> {
     pub(super) q_block: u32,
     /// `[d / 16][row / 8]`: elements d, d of columns 2t, 2t + 1, then the same of d + 8.
     pub out: [[[f32; 4]; ROW_BLOCKS]; DIM_BLOCKS],
-    /// What weights are taken relative to and their sum, for the lane's keys alone until [`Rows::finish`].
+    /// What weights are taken relative to and their sum, for the lane's keys alone until [`Rows::finish`]. Without a
+    /// softmax that is 0 and 1, so that outputs are sums as they are.
     pub softmax: [[Softmax; 2]; ROW_BLOCKS],
     token: [[u32; 2]; ROW_BLOCKS],
     head: [[u32; 2]; ROW_BLOCKS],
@@ -247,6 +248,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         mut s: Logits<ROW_BLOCKS>,
         scales: &TokenScales,
     ) -> Weights<ROW_BLOCKS> {
+        const { assert!(V::SOFTMAX || !C::SCALED) };
         let first = first + lane / 4;
         let mut p = [[[0u32; 2]; ROW_BLOCKS]; KEY_BLOCKS];
         let mut block = 0;
@@ -299,7 +301,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                         || MASKED && strange >> i & 1 != 0
                         || V::MASKS && !variant.visible(at)
                     {
-                        *logit = f32::NEG_INFINITY;
+                        *logit = if V::SOFTMAX { f32::NEG_INFINITY } else { 0.0 };
                     }
                     max[column] = if *logit > max[column] {
                         *logit
@@ -312,9 +314,16 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
             }
 
             let softmax = &mut self.softmax[block];
+            if !V::SOFTMAX {
+                // The eight lanes of a column make 1.
+                *softmax = [Softmax {
+                    max: 0.0,
+                    sum: 0.125,
+                }; 2];
+            }
             let grew = max[0] > softmax[0].max + SLACK || max[1] > softmax[1].max + SLACK;
             // SAFETY: the lanes are together.
-            if unsafe { warp::warp_vote_any(ALL, grew) } {
+            if V::SOFTMAX && unsafe { warp::warp_vote_any(ALL, grew) } {
                 let mut column = 0;
                 while column < 2 {
                     // The lanes of the same columns are 4 apart.
@@ -349,17 +358,17 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
             let mut i = 0;
             while i < 2 * KEY_BLOCKS {
                 let logits = &s[i / 2][block];
-                let weights = [
-                    exp2(logits[i % 2 * 2] - offset[0]),
-                    exp2(logits[i % 2 * 2 + 1] - offset[1]),
-                ];
-                let of_sum = if C::BY_TOKEN {
-                    scales.values_inverse[i]
-                } else {
-                    1.0
-                };
-                softmax[0].sum += weights[0] * of_sum;
-                softmax[1].sum += weights[1] * of_sum;
+                let mut weights = [logits[i % 2 * 2], logits[i % 2 * 2 + 1]];
+                if V::SOFTMAX {
+                    weights = [exp2(weights[0] - offset[0]), exp2(weights[1] - offset[1])];
+                    let of_sum = if C::BY_TOKEN {
+                        scales.values_inverse[i]
+                    } else {
+                        1.0
+                    };
+                    softmax[0].sum += weights[0] * of_sum;
+                    softmax[1].sum += weights[1] * of_sum;
+                }
                 // From keys × rows to the B operand, which wants rows × keys.
                 // SAFETY: the lanes are together.
                 p[i / 2][block][i % 2] =

@@ -188,6 +188,9 @@ impl Chunk {
             // SAFETY: one for each query head.
             merged = merged.with_sink(unsafe { sink_of(params.sinks, head) });
         }
+        if params.add_up != 0 {
+            merged = merged.added_up();
+        }
         let element = u64::from(self.token) * u64::from(params.out_token_stride)
             + u64::from(self.in_row) * CHUNK as u64;
         // SAFETY: the token is a row of `out` that no other row of the launch writes.

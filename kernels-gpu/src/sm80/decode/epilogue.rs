@@ -13,6 +13,7 @@ use crate::{
         decode::{results::Results, tile::Rows},
         half::Half,
         state::{Merger, State},
+        variant::Variant,
     },
 };
 
@@ -24,7 +25,7 @@ const WARP: u32 = warp::FULL_MASK;
 /// # Safety
 /// Whole warps, all of the team; the ring is used up.
 #[inline(always)]
-pub(super) unsafe fn finish<T: Half, const DIM_BLOCKS: usize, const PER_LANE: usize>(
+pub(super) unsafe fn finish<T: Half, V: Variant, const DIM_BLOCKS: usize, const PER_LANE: usize>(
     p: &GatherDecodeParams,
     s: Shared,
     team: Team,
@@ -54,17 +55,17 @@ pub(super) unsafe fn finish<T: Half, const DIM_BLOCKS: usize, const PER_LANE: us
             let head = unit.head * a.group + in_group;
             // The head dimension is that of the lanes together.
             match PER_LANE {
-                2 => results::<64>(p, lane).write::<T, PER_LANE>(
+                2 => results::<64>(p, lane).write::<T, V, PER_LANE>(
                     unit::row(s, token),
                     head,
                     merger.finish(),
                 ),
-                4 => results::<128>(p, lane).write::<T, PER_LANE>(
+                4 => results::<128>(p, lane).write::<T, V, PER_LANE>(
                     unit::row(s, token),
                     head,
                     merger.finish(),
                 ),
-                _ => results::<256>(p, lane).write::<T, PER_LANE>(
+                _ => results::<256>(p, lane).write::<T, V, PER_LANE>(
                     unit::row(s, token),
                     head,
                     merger.finish(),
@@ -75,9 +76,9 @@ pub(super) unsafe fn finish<T: Half, const DIM_BLOCKS: usize, const PER_LANE: us
         team.sync();
         if a.arrivals != 0 && s.warp == team.first {
             match PER_LANE {
-                2 => merge::<T, 64>(p, s, lane, unit),
-                4 => merge::<T, 128>(p, s, lane, unit),
-                _ => merge::<T, 256>(p, s, lane, unit),
+                2 => merge::<T, V, 64>(p, s, lane, unit),
+                4 => merge::<T, V, 128>(p, s, lane, unit),
+                _ => merge::<T, V, 256>(p, s, lane, unit),
             }
         }
     }
@@ -123,7 +124,7 @@ unsafe fn store<const DIM_BLOCKS: usize>(
 
 /// Counts the unit's partial states at their merges, and does those whose last this was.
 #[inline(always)]
-unsafe fn merge<T: Half, const DIM: u32>(
+unsafe fn merge<T: Half, V: Variant, const DIM: u32>(
     p: &GatherDecodeParams,
     s: Shared,
     lane: u32,
@@ -151,7 +152,7 @@ unsafe fn merge<T: Half, const DIM: u32>(
             waiting &= waiting - 1;
             let mut in_group = 0;
             while in_group < group {
-                results.merge::<T>(merge, unit.head * group + in_group);
+                results.merge::<T, V>(merge, unit.head * group + in_group);
                 in_group += 1;
             }
         }

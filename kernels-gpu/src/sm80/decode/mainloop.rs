@@ -212,7 +212,7 @@ pub(in super::super) unsafe fn attend<
         async_copy::wait_all();
         warp::sync_warp(WARP);
         rows.finish::<Stored<T, BITS16>>();
-        finish::<T, DIM_BLOCKS, PER_LANE>(p, s, team, &unit, &rows, before_end);
+        finish::<T, V, DIM_BLOCKS, PER_LANE>(p, s, team, &unit, &rows, before_end);
     }
 }
 

@@ -119,7 +119,7 @@ pub(in super::super) unsafe fn attend<T: Half, V: Variant, const S: usize, const
         variant.params().scale_log2
     };
     let mut o = [[0.0; O]; HALVES];
-    let mut rows = [Rows::EMPTY; HALVES];
+    let mut rows = [Rows::begin::<V>(); HALVES];
     // SAFETY: whole warps; addresses are the plan's; a group of copies is waited for, and then for the
     // other warps' at a barrier, before it is read, and all have read a block before it is written anew.
     unsafe {
@@ -178,7 +178,7 @@ pub(in super::super) unsafe fn attend<T: Half, V: Variant, const S: usize, const
                 }
                 let mut half = 0;
                 while half < HALVES {
-                    let (grew, factors) = rows[half].rescale(&logits[half], [scale; 2]);
+                    let (grew, factors) = rows[half].rescale::<V, S>(&logits[half], [scale; 2]);
                     if grew {
                         let mut i = 0;
                         while i < O {
@@ -189,7 +189,7 @@ pub(in super::super) unsafe fn attend<T: Half, V: Variant, const S: usize, const
                     half += 1;
                 }
                 next_values!();
-                weights_values::<T, S, O>(&mut o, &logits, &mut rows, scale, s, lane, ring[1]);
+                weights_values::<T, V, S, O>(&mut o, &logits, &mut rows, scale, s, lane, ring[1]);
             } else {
                 next_values!();
             }

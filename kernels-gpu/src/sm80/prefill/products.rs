@@ -3,7 +3,7 @@
 use cuda_std::{mma, prelude::*};
 
 use super::{WARP_ROWS, tile::Shared};
-use crate::{common::half::Half, common::softmax::Rows};
+use crate::{common::half::Half, common::softmax::Rows, common::variant::Variant};
 
 /// Blocks of 16 rows in a warp's 32.
 pub(super) const HALVES: usize = 2;
@@ -90,7 +90,7 @@ pub(super) unsafe fn queries_keys<T: Half, const S: usize>(
 /// # Safety
 /// Whole warps come here; the values have arrived.
 #[inline(always)]
-pub(super) unsafe fn weights_values<T: Half, const S: usize, const O: usize>(
+pub(super) unsafe fn weights_values<T: Half, V: Variant, const S: usize, const O: usize>(
     o: &mut [[f32; O]; HALVES],
     logits: &[[f32; S]; HALVES],
     rows: &mut [Rows; HALVES],
@@ -105,7 +105,7 @@ pub(super) unsafe fn weights_values<T: Half, const S: usize, const O: usize>(
         while half < HALVES {
             // SAFETY: `step < S / 8`.
             let slice: &[f32; 8] = unsafe { &*logits[half].as_ptr().add(8 * step).cast() };
-            rows[half].weigh(slice, [scale; 2], &mut weights[half], T::pack);
+            rows[half].weigh::<V, 8, 4>(slice, [scale; 2], &mut weights[half], T::pack);
             half += 1;
         }
         weights

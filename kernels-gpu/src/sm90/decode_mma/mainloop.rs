@@ -64,7 +64,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         const {
             assert!(DIM_BLOCKS as u32 * 16 == DIM && PER_LANE as u32 * 32 == DIM);
             assert!(ROW_BLOCKS as u32 * 8 == ROWS);
-            assert!(V::SOFTMAX && !V::TRANSFORMS_QUERY && !V::TRANSFORMS_KEY);
+            assert!(!V::TRANSFORMS_QUERY && !V::TRANSFORMS_KEY);
             assert!(!V::TRANSFORMS_VALUE && !V::TRANSFORMS_OUTPUT);
         }
         let layout = &self.layout;
@@ -160,12 +160,12 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     rows.finish::<Stored<T, CACHE>>();
                     here.store_state::<Stored<T, CACHE>, DIM_BLOCKS, ROW_BLOCKS>(&rows);
                     rows.clear();
-                    here.end_of_share::<T, ROW_BLOCKS, PER_LANE>(descriptor, &unit);
+                    here.end_of_share::<T, V, ROW_BLOCKS, PER_LANE>(descriptor, &unit);
                 }
                 place.advance(WARPS, layout.stages);
             }
             if self.params.arrivals != 0 {
-                self.late_merges::<T>();
+                self.late_merges::<T, V>();
             }
         }
     }
@@ -230,7 +230,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     /// # Safety
     /// The lanes come together; the state is stored.
     #[inline(always)]
-    unsafe fn end_of_share<T: Half, const ROW_BLOCKS: usize, const PER_LANE: usize>(
+    unsafe fn end_of_share<T: Half, V: Variant, const ROW_BLOCKS: usize, const PER_LANE: usize>(
         &self,
         descriptor: Descriptor,
         unit: &Unit,
@@ -277,7 +277,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     self.own_state::<PER_LANE>(in_tile)
                 };
                 let info = self.row(slot, token);
-                results.write::<T, PER_LANE>(info, head * heads + in_unit, state);
+                results.write::<T, V, PER_LANE>(info, head * heads + in_unit, state);
                 row += shares;
             }
             // The states are read, so that the next ones may be stored, and the unit's own are written.
@@ -287,7 +287,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 warp::sync_warp(ALL);
             }
             if merges && share == 0 {
-                self.merge::<T>(index, merge, head);
+                self.merge::<T, V>(index, merge, head);
             }
             // The queries were read before the copy that overwrites them.
             #[cfg(target_feature = "sm_90")]

@@ -12,6 +12,7 @@ use crate::{
         cache,
         decode::results::{Merge, SLICE},
         half::Half,
+        variant::Variant,
     },
 };
 
@@ -41,11 +42,13 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     /// # Safety
     /// The lanes come together, after the partial states were written.
     #[inline(always)]
-    pub(super) unsafe fn merge<T: Half>(&self, index: u32, merge: Merge, head: u32) {
+    pub(super) unsafe fn merge<T: Half, V: Variant>(&self, index: u32, merge: Merge, head: u32) {
         let mut second = 0;
         while second < cache::kv_heads(CACHE) {
             // SAFETY: the caller's promise.
-            unsafe { self.merge_head::<T>(index, merge, head * cache::kv_heads(CACHE) + second) };
+            unsafe {
+                self.merge_head::<T, V>(index, merge, head * cache::kv_heads(CACHE) + second)
+            };
             second += 1;
         }
     }
@@ -55,7 +58,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     /// # Safety
     /// As [`merge`](Self::merge).
     #[inline(always)]
-    unsafe fn merge_head<T: Half>(&self, index: u32, merge: Merge, head: u32) {
+    unsafe fn merge_head<T: Half, V: Variant>(&self, index: u32, merge: Merge, head: u32) {
         let (results, group) = (self.results(), self.group.get());
         // SAFETY: merges and slots are the plan's; the warp's barrier gathers what all lanes wrote.
         unsafe {
@@ -81,7 +84,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 waiting &= waiting - 1;
                 let mut in_group = 0;
                 while in_group < group {
-                    results.merge::<T>(merge, head * group + in_group);
+                    results.merge::<T, V>(merge, head * group + in_group);
                     in_group += 1;
                 }
             }
@@ -93,7 +96,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     /// # Safety
     /// The warps come together, after their last units.
     #[inline(always)]
-    pub(super) unsafe fn late_merges<T: Half>(&self) {
+    pub(super) unsafe fn late_merges<T: Half, V: Variant>(&self) {
         // SAFETY: every consumer warp comes here once; what the list holds was published by the barrier,
         // the states by the acquiring atomic of the warp that put the merge on the list.
         unsafe {
@@ -113,7 +116,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     slots,
                 };
                 self.results()
-                    .merge_slice::<T>(merge, kv_head * group + in_group, slice);
+                    .merge_slice::<T, V>(merge, kv_head * group + in_group, slice);
                 task += WARPS;
             }
         }

@@ -16,7 +16,10 @@ use crate::{
     abi::PrefillParams,
     common::half::Half,
     common::prefill_tile::Tile,
-    common::softmax::{Rows, hide_after, hide_before, hide_strangers_from, lean, mask, transform},
+    common::softmax::{
+        Rows, hide_after, hide_before, hide_strangers_from, lean, mask, transform,
+        weights_as_they_are,
+    },
     common::variant::{Pair, Query, Variant},
 };
 
@@ -86,7 +89,7 @@ pub(super) unsafe fn consume<
     let mut weights = [0; P];
     let mut other_weights = [0; P];
     let mut o = [0.0; O];
-    let mut rows = Rows::EMPTY;
+    let mut rows = Rows::begin::<V>();
 
     macro_rules! release {
         ($barrier:expr) => {
@@ -204,8 +207,13 @@ pub(super) unsafe fn consume<
             let mut sums = [f32::INFINITY; 4];
             let mut good = false;
             if !$turn {
-                sums = rows.guess(&logits, shift, scale, &mut $next, T::pack);
-                good = !warp::warp_vote_any(WARP, Rows::outgrown(&sums));
+                if V::SOFTMAX {
+                    sums = rows.guess(&logits, shift, scale, &mut $next, T::pack);
+                    good = !warp::warp_vote_any(WARP, Rows::outgrown(&sums));
+                } else {
+                    weights_as_they_are(&logits, &mut $next, T::pack);
+                    good = true;
+                }
             }
             if two_weights {
                 values_there!($now);
@@ -217,20 +225,26 @@ pub(super) unsafe fn consume<
                     finish_tile::<T, EXTRAS, SCALED, O>(p, s, tiles.stage ^ 1, &o, &rows, scale);
                     take_scale!();
                     o = [0.0; O];
-                    rows = Rows::EMPTY;
+                    rows = Rows::begin::<V>();
                     skip_values!($work);
                 }
-                let factors = rows.renew(&logits, shift, &sums, scale);
-                if !$turn {
-                    let mut i = 0;
-                    while i < O {
-                        o[i] *= factors[i / 2 % 2];
-                        i += 1;
+                if V::SOFTMAX {
+                    let factors = rows.renew(&logits, shift, &sums, scale);
+                    if !$turn {
+                        let mut i = 0;
+                        while i < O {
+                            o[i] *= factors[i / 2 % 2];
+                            i += 1;
+                        }
                     }
+                    sums = rows.weigh_seen(&logits, shift, scale, &mut $next, T::pack);
+                } else {
+                    weights_as_they_are(&logits, &mut $next, T::pack);
                 }
-                sums = rows.weigh_seen(&logits, shift, scale, &mut $next, T::pack);
             }
-            rows.add(&sums);
+            if V::SOFTMAX {
+                rows.add(&sums);
+            }
             $turn = last_of_tile;
         }};
     }
@@ -260,9 +274,13 @@ pub(super) unsafe fn consume<
         let mut turn = keys_done!(work);
         take_scale!();
         finish_logits!(work);
-        rows.renew(&logits, shift, &[f32::INFINITY; 4], scale);
-        let sums = rows.weigh_seen(&logits, shift, scale, &mut weights, T::pack);
-        rows.add(&sums);
+        if V::SOFTMAX {
+            rows.renew(&logits, shift, &[f32::INFINITY; 4], scale);
+            let sums = rows.weigh_seen(&logits, shift, scale, &mut weights, T::pack);
+            rows.add(&sums);
+        } else {
+            weights_as_they_are(&logits, &mut weights, T::pack);
+        }
         skip_values!(work);
         work.begin -= keys;
         let last = if two_weights {

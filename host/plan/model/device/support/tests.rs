@@ -76,7 +76,7 @@ fn element_types_without_a_kernel_are_named() {
     assert!(matches!(
         all,
         Unsupported::Dtype {
-            tensor: "queries",
+            tensor: "keys and values",
             got: Dtype::F32,
             ..
         }
@@ -98,6 +98,20 @@ fn element_types_without_a_kernel_are_named() {
             ..
         }
     ));
+    // Beside keys of fewer bits queries are rounded, and outputs are merged; not where heads are padded.
+    for kv_dtype in [Dtype::BF16, Dtype::F16, Dtype::F8E4M3] {
+        let mut wide = spec.with_kv_dtype(kv_dtype);
+        (wide.q_dtype, wide.out_dtype) = (Dtype::F32, Dtype::F32);
+        assert_eq!(h200().supports(&wide), Ok(()));
+        (wide.head_dim_qk, wide.head_dim_v) = (80, 80);
+        assert!(matches!(
+            refused(&wide),
+            Unsupported::Dtype {
+                got: Dtype::F32,
+                ..
+            }
+        ));
+    }
     // The CPU takes them all.
     let cpu = DeviceDescription::named("cpu").unwrap();
     for dtype in [Dtype::F32, Dtype::F16] {
@@ -187,7 +201,7 @@ fn planning_and_sizing_refuse_what_no_kernel_does() {
     let by_dim = refused(&Spec::new(32, 8, 240), &default);
     assert!(by_dim.contains("a head dimension of 240"), "{by_dim}");
     let by_type = refused(&spec.with_dtype(Dtype::F32), &default);
-    assert!(by_type.contains("queries in F32"), "{by_type}");
+    assert!(by_type.contains("keys and values in F32"), "{by_type}");
     let tile = |m, n| default.with_decode_tile(Tile { m, n });
     assert_eq!(
         refused(&spec, &tile(7, 13)),

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     abi::DecodeParams,
-    common::{decode::results::Results, half::Half, state::State},
+    common::{decode::results::Results, half::Half, state::State, variant::Standard},
 };
 
 const WARP: u32 = warp::FULL_MASK;
@@ -85,7 +85,11 @@ pub(super) unsafe fn finish<T: Half, const S: usize>(
             let out = shared::load_f32x4(s.state() + (row * pitch + lane * 4) * 4);
             let out = out.map(|x| x * inverse);
             let info = s.load_row(slot, token);
-            results.write::<T, 4>(info, unit.head * group + in_group, State { out, lse });
+            results.write::<T, Standard<false>, 4>(
+                info,
+                unit.head * group + in_group,
+                State { out, lse },
+            );
             row += 4;
         }
         mbarrier::arrive(s.unit_free(slot));

@@ -16,6 +16,7 @@ use crate::{
         half::Half,
         softmax::Rows,
         state::{sink_of, with_sink},
+        variant::Variant,
     },
 };
 
@@ -36,7 +37,7 @@ impl<const DIM: u32> Finish<'_, DIM> {
     /// # Safety
     /// All consumer warps come here for every unit; the accumulators are there.
     #[inline(always)]
-    pub unsafe fn unit<T: Half, const PER_LANE: usize, const O: usize>(
+    pub unsafe fn unit<T: Half, V: Variant, const PER_LANE: usize, const O: usize>(
         &self,
         slot: u32,
         o: &[f32; O],
@@ -103,7 +104,7 @@ impl<const DIM: u32> Finish<'_, DIM> {
                 h += 1;
             }
             if a.arrivals != 0 {
-                self.merge::<T, PER_LANE>(slot, &unit, lane);
+                self.merge::<T, V, PER_LANE>(slot, &unit, lane);
             }
             mbarrier::arrive(s.unit_free(slot));
         }
@@ -114,7 +115,12 @@ impl<const DIM: u32> Finish<'_, DIM> {
     /// # Safety
     /// As [`unit`](Self::unit), after the states were written.
     #[inline(always)]
-    unsafe fn merge<T: Half, const PER_LANE: usize>(&self, slot: u32, unit: &Unit, lane: u32) {
+    unsafe fn merge<T: Half, V: Variant, const PER_LANE: usize>(
+        &self,
+        slot: u32,
+        unit: &Unit,
+        lane: u32,
+    ) {
         let a = &self.p.attention;
         let results = Results::<DIM> { params: a, lane };
         let warps = 4 * self.s.shape.consumers;
@@ -140,7 +146,7 @@ impl<const DIM: u32> Finish<'_, DIM> {
                 waiting &= waiting - 1;
                 let mut in_group = 0;
                 while in_group < a.group {
-                    results.merge::<T>(merge, unit.head * a.group + in_group);
+                    results.merge::<T, V>(merge, unit.head * a.group + in_group);
                     in_group += 1;
                 }
             }

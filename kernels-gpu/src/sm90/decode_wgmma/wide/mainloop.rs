@@ -166,7 +166,7 @@ pub(super) unsafe fn consume<
     let mut logits = [0.0; S];
     let mut weights = [0; P];
     let mut o = [0.0; O];
-    let mut rows = Rows::EMPTY;
+    let mut rows = Rows::begin::<V>();
 
     macro_rules! release {
         ($barrier:expr) => {
@@ -223,8 +223,8 @@ pub(super) unsafe fn consume<
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut logits);
         finish_keys!();
-        rows.rescale(&logits, [scale; 2]);
-        rows.weigh(&logits, [scale; 2], &mut weights, T::pack);
+        rows.rescale::<V, S>(&logits, [scale; 2]);
+        rows.weigh::<V, S, P>(&logits, [scale; 2], &mut weights, T::pack);
         loop {
             work.left -= 1;
             // The last block's P·V is still to be done: it goes with the next unit's first Q·Kᵀ.
@@ -249,16 +249,16 @@ pub(super) unsafe fn consume<
             finish_keys!();
             let ended = rows;
             if turn {
-                rows = Rows::EMPTY;
+                rows = Rows::begin::<V>();
             }
-            let (grew, factors) = rows.rescale(&logits, [scale; 2]);
+            let (grew, factors) = rows.rescale::<V, S>(&logits, [scale; 2]);
             wgmma::wait_group::<0>();
             wgmma::fence_operand(&mut o);
             wgmma::fence_operand(&mut weights);
             release!(s.values_free(v.stage));
             v.advance();
             if turn {
-                finish.unit::<T, PER_LANE, O>(done, &o, &ended);
+                finish.unit::<T, V, PER_LANE, O>(done, &o, &ended);
                 o = [0.0; O];
             } else if grew {
                 let mut i = 0;
@@ -267,12 +267,12 @@ pub(super) unsafe fn consume<
                     i += 1;
                 }
             }
-            rows.weigh(&logits, [scale; 2], &mut weights, T::pack);
+            rows.weigh::<V, S, P>(&logits, [scale; 2], &mut weights, T::pack);
         }
         mbarrier::wait(s.values_full(v.stage), v.parity);
         weights_values::<T, O, P>(&mut o, &weights, s.values(v.stage), DIM);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut o);
-        finish.unit::<T, PER_LANE, O>(slots.stage ^ 1, &o, &rows);
+        finish.unit::<T, V, PER_LANE, O>(slots.stage ^ 1, &o, &rows);
     }
 }

@@ -1,0 +1,109 @@
+//! Queries and outputs in F32, beside keys and values of fewer bits.
+//!
+//! Kernels read queries of 16 bits: a small one rounds them before the run. Outputs come from partial states, which are F32
+//! anyway: every row has one, and the merging kernel writes it as it is.
+
+use std::ptr;
+
+use kernels_gpu::{
+    abi::NarrowParams,
+    divisor::Divisor,
+    passes::narrow::{CHUNK, THREADS},
+    registry::Op,
+};
+
+use super::{
+    DeviceTensor, Gpu, RunTensors, Stream, Workspace,
+    launch::Launch,
+    registry::element,
+    tensor::{COUNTED, VECTOR_BYTES, fits},
+};
+use crate::{
+    Error,
+    problem::{Dtype, Spec},
+};
+
+/// Checks of a tensor that kernels of attention do not see.
+fn check(
+    name: &'static str,
+    tensor: &DeviceTensor<3>,
+    shape: [usize; 3],
+    dtype: Dtype,
+) -> Result<(), Error> {
+    if tensor.dtype != dtype {
+        return Err(Error::DtypesDiffer {
+            tensor: name,
+            got: tensor.dtype,
+            other: "the spec's",
+            expected: dtype,
+        });
+    }
+    tensor.check_extent(name, "tokens", 0, shape[0], "in q")?;
+    tensor.check_extent(name, "query heads", 1, shape[1], "in the spec")?;
+    tensor.check_extent(name, "elements in a head", 2, shape[2], "in the spec")?;
+    tensor.check_dense(name, 1)?;
+    tensor.check_address(name, VECTOR_BYTES)?;
+    tensor.check_rows(name)
+}
+
+fn parameters(from: &DeviceTensor<3>, to: &DeviceTensor<3>) -> Result<NarrowParams, Error> {
+    let [tokens, heads, dim] = from.shape;
+    let per_token = heads * dim / CHUNK as usize;
+    let what = "tokens × heads × head dimension / 8";
+    Ok(NarrowParams {
+        from: from.address,
+        to: to.address,
+        chunks: fits(what, tokens.saturating_mul(per_token), COUNTED)?,
+        chunks_per_token: Divisor::new(fits(what, per_token, COUNTED)?),
+        from_token: fits("the token stride of q", from.strides[0], u32::MAX)?,
+        reserved: 0,
+    })
+}
+
+impl Gpu {
+    /// [`run_with`](Self::run_with) of queries or outputs in F32.
+    ///
+    /// # Safety
+    /// As [`run_with`](Self::run_with).
+    pub(super) unsafe fn run_in_f32(
+        &self,
+        workspace: &mut Workspace,
+        tensors: &RunTensors<'_>,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let Spec {
+            q_heads,
+            head_dim_qk,
+            head_dim_v,
+            q_dtype,
+            out_dtype,
+            ..
+        } = workspace.spec;
+        let tokens = tensors.q.shape[0];
+        let shape = |dim: u32| [tokens, q_heads as usize, dim as usize];
+        check("q", tensors.q, shape(head_dim_qk), q_dtype)?;
+        check("out", tensors.out, shape(head_dim_v), out_dtype)?;
+        let (mut q, mut out) = (*tensors.q, *tensors.out);
+        let mut inner = *tensors;
+        let mut rounding = None;
+        if workspace.spec.rounds_queries() {
+            q = workspace.rounded(tokens)?;
+            rounding = Some(parameters(tensors.q, &q)?);
+        }
+        if workspace.spec.has_f32_outputs() {
+            out = workspace.never_written(tokens);
+            inner.merged = Some(tensors.out);
+        }
+        (inner.q, inner.out) = (&q, &out);
+        // SAFETY: the caller's promises; what is between is the workspace's own.
+        unsafe {
+            self.ready(workspace, &inner, stream)?;
+            if let Some(params) = rounding.filter(|params| params.chunks > 0) {
+                let kernel = self.pass(Op::Narrow, element(q.dtype))?;
+                let launch = Launch::new(params.chunks.div_ceil(THREADS), THREADS);
+                launch.make(kernel, [(&raw const params).cast(), ptr::null()], stream)?;
+            }
+            self.launch_run(workspace, stream)
+        }
+    }
+}
