@@ -84,12 +84,10 @@ impl Plan {
         for (part, planned) in batch.parts.iter().zip(&*parts) {
             for (index, block) in row_blocks[range(planned)].iter_mut().enumerate() {
                 let kv_len = match growth {
-                    // As far as the queries move do the keys reach.
-                    Growth::By(shift)
-                        if part.keys_after.is_empty() && block.ends_with_queries() =>
-                    {
-                        block.position += shift;
-                        block.kv_len.wrapping_add_signed(shift)
+                    // Behind the queries of a table stands nothing else: they move as far as the keys reach.
+                    Growth::By(shift) if part.keys_after.is_empty() && block.tokens > 0 => {
+                        block.position = block.position.wrapping_add(shift);
+                        block.tokens.wrapping_add_signed(block.position)
                     }
                     _ => {
                         block.position = part.first_position(index);
@@ -163,66 +161,110 @@ impl Plan {
         {
             return None;
         }
-        let (mut grown, mut least, mut most) = (false, i32::MAX, i32::MIN);
+        let mut moves = Moves::NONE;
         for (part, planned) in batch.parts.iter().zip(&self.parts) {
             let blocks = self.row_blocks.get(range(planned))?;
             let page_ids = self.page_ids.get(pages(planned))?;
             if !alike(part, planned, blocks.len()) || !same_ends(&part.table, page_ids) {
                 return None;
             }
-            let PageTable {
-                indptr,
-                last_page_len,
-                page_size,
-                ..
-            } = &part.table;
-            let queries = part.q_indptr.iter().zip(&part.q_indptr[1..]);
-            let tables = indptr.iter().zip(&indptr[1..]).zip(last_page_len);
-            let mut same = true;
-            for (index, ((block, (&first, &end)), ((&begin, &next), &last))) in
-                blocks.iter().zip(queries).zip(tables).enumerate()
-            {
-                let PlannedRowBlock {
-                    first_token,
-                    tokens,
-                    position,
-                    kv_len: before,
-                    capacity,
-                    tail,
-                } = *block;
-                let kv_len = capacity.saturating_sub(*page_size).wrapping_add(last);
-                same &= first == first_token && end.wrapping_sub(first) == tokens;
-                same &= next.wrapping_sub(begin).wrapping_mul(*page_size) == capacity;
-                same &= (before..=capacity).contains(&kv_len);
-                if tokens > 0 {
-                    same &= kv_len == before || tail != u32::MAX;
-                    grown |= kv_len > before;
-                    let now = i64::from(kv_len) + i64::from(part.after(index)) - i64::from(tokens);
-                    let shift = (now as i32).wrapping_sub(position);
-                    (least, most) = (least.min(shift), most.max(shift));
-                }
-            }
-            if !same {
-                return None;
-            }
+            moves = match &part.keys_after[..] {
+                [] => moves.and(part, blocks, |_| 0),
+                after => moves.and(part, blocks, |index| after[index]),
+            }?;
         }
         // Further left they may see again what their windows had passed.
-        if least < 0 {
+        if moves.any < 0 {
             return None;
         }
-        Some(match least..=most {
-            moved if moved.is_empty() || (!grown && moved == (0..=0)) => Growth::None,
-            _ if least == most => Growth::By(least),
-            _ => Growth::Uneven { most },
+        let shifts = batch
+            .parts
+            .iter()
+            .zip(&self.parts)
+            .flat_map(|(part, planned)| {
+                let blocks = self.row_blocks[range(planned)].iter().enumerate();
+                let blocks = blocks.filter(|(_, block)| block.tokens > 0);
+                blocks.map(|(index, block)| part.first_position(index).wrapping_sub(block.position))
+            });
+        Some(match moves {
+            Moves {
+                any: 0, grown: 0, ..
+            } => Growth::None,
+            Moves { any, all, .. } if any == all => Growth::By(any),
+            _ => Growth::Uneven {
+                most: shifts.max().unwrap_or(0),
+            },
         })
     }
 }
 
-impl PlannedRowBlock {
-    /// Whether it has queries, and they are the last tokens of its table.
-    fn ends_with_queries(&self) -> bool {
-        let end = i64::from(self.position) + i64::from(self.tokens);
-        self.tokens > 0 && end == i64::from(self.kv_len)
+/// By how many positions the queries of row blocks move: the bits that any of these numbers has, and those that all have.
+/// Where they are the same it is one number, or there are no queries; a negative one has the sign's.
+struct Moves {
+    any: i32,
+    all: i32,
+    /// Not zero where a row block has more keys.
+    grown: i64,
+}
+
+impl Moves {
+    const NONE: Self = Self {
+        any: 0,
+        all: -1,
+        grown: 0,
+    };
+
+    /// With those of a part; none where more than the last page changed. Differences are collected and looked at once:
+    /// all is the same, nearly always.
+    #[inline(always)]
+    fn and(
+        self,
+        part: &Part,
+        blocks: &[PlannedRowBlock],
+        after: impl Fn(usize) -> u32,
+    ) -> Option<Self> {
+        let PageTable {
+            indptr,
+            last_page_len,
+            page_size,
+            ..
+        } = &part.table;
+        let Self {
+            mut any,
+            mut all,
+            mut grown,
+        } = self;
+        let queries = part.q_indptr.iter().zip(&part.q_indptr[1..]);
+        let tables = indptr.iter().zip(&indptr[1..]).zip(last_page_len);
+        // Bits that differ, and numbers that are not to be negative.
+        let (mut different, mut room) = (0, 0);
+        for (index, ((block, (&first, &end)), ((&begin, &next), &last))) in
+            blocks.iter().zip(queries).zip(tables).enumerate()
+        {
+            let PlannedRowBlock {
+                first_token,
+                tokens,
+                position,
+                kv_len: before,
+                capacity,
+                tail,
+            } = *block;
+            let kv_len = capacity.saturating_sub(*page_size).wrapping_add(last);
+            let more = i64::from(kv_len) - i64::from(before);
+            different |= (first ^ first_token) | (end.wrapping_sub(first) ^ tokens);
+            different |= next.wrapping_sub(begin).wrapping_mul(*page_size) ^ capacity;
+            room |= more | (i64::from(capacity) - i64::from(kv_len));
+            if tokens > 0 {
+                if tail == u32::MAX {
+                    room |= -more;
+                }
+                grown |= more;
+                let now = kv_len.wrapping_add(after(index)).wrapping_sub(tokens);
+                let shift = (now as i32).wrapping_sub(position);
+                (any, all) = (any | shift, all & shift);
+            }
+        }
+        (different == 0 && room >= 0).then_some(Self { any, all, grown })
     }
 }
 
@@ -247,12 +289,17 @@ fn pages(part: &PlannedPart) -> std::ops::Range<usize> {
 
 /// Whether the tables begin and end with the pages that were planned. A loop of its own, which waits for
 /// several of them at a time.
+#[inline(always)]
 fn same_ends(table: &PageTable, planned: &[u32]) -> bool {
-    let same = |at: u32| table.indices.get(at as usize) == planned.get(at as usize);
-    let pairs = table.indptr.iter().zip(&table.indptr[1..]);
-    pairs.fold(true, |all, (&begin, &end)| {
-        all & (begin >= end || same(begin) & same(end - 1))
-    })
+    let now = &table.indices[..planned.len()];
+    let mut different = 0;
+    for (&begin, &end) in table.indptr.iter().zip(&table.indptr[1..]) {
+        let (first, last) = (begin as usize, (end as usize).wrapping_sub(1));
+        if first <= last && last < planned.len() {
+            different |= (now[first] ^ planned[first]) | (now[last] ^ planned[last]);
+        }
+    }
+    different == 0
 }
 
 /// Whether the arrays of a part have the lengths that were planned.

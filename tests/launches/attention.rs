@@ -190,6 +190,15 @@ fn vary(planned: &mut Planned, row: &KernelInfo, seed: u64) {
     if rng.below(2) == 0 && row.kv_heads == 1 {
         planned.layout = KvLayout::Hnd;
     }
+    if row.latent {
+        // Few keys are seen, so that each counts, from anywhere in a block on.
+        if rng.below(2) == 0 {
+            planned.spec.variant.window_left = Some(rng.below(6) as u32);
+        }
+        if rng.below(2) == 0 {
+            planned.options.split = SplitMode::Fixed { tokens: 96 };
+        }
+    }
     if row.latent || matches!(row.op, Op::Merge(_) | Op::Pad) {
         return;
     }

@@ -38,23 +38,34 @@ fn merge_into<T: Element>(
     checked: bool,
 ) -> Result<Vec<Output>, String> {
     let few = row.op == Op::Merge(merge::FEW);
-    let (heads, dim) = (2, 256);
     // Warps of the kernel for few rows that the machine has room for, each with 32 vectors of 8.
     let most = 65_536 / 128 * gpu.multiprocessors() as usize;
-    let tokens = if few { 5 } else { most * 8 / (heads * dim) + 1 };
+    // Rows of several blocks, and blocks of several rows.
+    let (heads, dim, tokens) = match few {
+        true => [(2, 256, 5), (1, 64, 11), (3, 24, 11)][seed as usize % 3],
+        false => (2, 256, most * 8 / (2 * 256) + 1),
+    };
     let mut rng = Rng(seed);
     let slots = 40;
     let partial_out = rng.floats(slots * heads * dim, -4.0, 4.0);
     let mut partial_lse = rng.floats(slots * heads, -20.0, 20.0);
+    // A state that outweighs all others by more than a weight can be stands last in rows.
+    let heaviest = (seed % 2 == 1).then_some(5);
+    if let Some(slot) = heaviest {
+        partial_lse[slot * heads..][..heads].fill(300.0);
+    }
     partial_lse[3] = f32::NEG_INFINITY;
     let (mut rows, mut merge_slots) = (Vec::new(), Vec::new());
     for token in 0..tokens as u32 {
-        let longest = if row.op == Op::Merge(merge::MANY) {
-            4
-        } else {
-            21
+        // Where sections end, and rounds of all warps of a block.
+        let edges = match row.op == Op::Merge(merge::MANY) {
+            true => &[4, 5, 15, 16][..],
+            false => &[0, 1, 15, 16, 17, 21, 32, 33, 64, 65, 128, 129, 150],
         };
-        let count = if token % 7 == 3 { longest } else { token % 3 };
+        let count = match token % 7 == 3 || few && token % 2 == 0 {
+            true => edges[rng.below(edges.len())],
+            false => token % 3,
+        };
         rows.push(MergeRow {
             token,
             slots_begin: merge_slots.len() as u32,
@@ -62,6 +73,9 @@ fn merge_into<T: Element>(
             reserved: 0,
         });
         merge_slots.extend((0..count).map(|_| rng.below(slots) as u32));
+        if let (Some(last), Some(slot)) = (merge_slots.last_mut().filter(|_| count > 0), heaviest) {
+            *last = slot as u32;
+        }
     }
     merge_slots.push(0);
 
@@ -339,6 +353,8 @@ fn quantise_from<T: Element>(gpu: &Gpu, seed: u64, checked: bool) -> Result<Vec<
         let mut rows: Vec<T> = values.into_iter().map(T::from_f32).collect();
         rows[5] = T::from_f32(f32::NAN);
         rows[dim as usize + 3] = T::from_f32(f32::NEG_INFINITY);
+        // The first of a vector.
+        rows[2 * dim as usize + 8] = T::from_f32(f32::INFINITY);
         rows
     };
     let (k, v) = (rows(), rows());
@@ -458,6 +474,8 @@ fn latent_656_from<T: Element>(gpu: &Gpu, seed: u64, checked: bool) -> Result<Ve
     }
     rows[5] = T::from_f32(f32::NAN);
     rows[stride + 130] = T::from_f32(f32::NEG_INFINITY);
+    // The first of a vector.
+    rows[2 * stride + 8] = T::from_f32(f32::INFINITY);
     let [pages, page] = [PAGES, PAGE].map(|extent| extent as usize);
     let mut pool = vec![F8E4M3(0x55); pages * page * 656];
     let [rows_memory, slots_memory] = [Memory::new(&rows), Memory::new(&slots)];

@@ -14,7 +14,10 @@ use tandem_attn::exec::gpu::{Image, MODULES};
 use crate::common::Stream;
 
 /// An entry of a module that stays loaded.
-pub struct Entry(sys::CUfunction);
+pub struct Entry {
+    function: sys::CUfunction,
+    name: CString,
+}
 
 /// The modules of this process, by what they were loaded from: compiling one takes milliseconds.
 static MODULES_LOADED: Mutex<BTreeMap<Vec<u8>, usize>> = Mutex::new(BTreeMap::new());
@@ -53,7 +56,7 @@ impl Entry {
         let found =
             unsafe { sys::cuModuleGetFunction(&mut function, module(image)?, name.as_ptr()) };
         match found {
-            sys::CUresult::CUDA_SUCCESS => Ok(Self(function)),
+            sys::CUresult::CUDA_SUCCESS => Ok(Self { function, name }),
             error => Err(format!("{name:?}: {error:?}")),
         }
     }
@@ -86,13 +89,20 @@ impl Entry {
         parameters: &mut [*mut c_void],
         stream: &Stream,
     ) -> Result<(), String> {
+        // As the library says it of its launches.
+        if std::env::var_os("TANDEM_TRACE").is_some_and(|value| value == "1") {
+            eprintln!(
+                "tandem: {} on a stream of the test",
+                self.name.to_string_lossy()
+            );
+        }
         // SAFETY: 8 is CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES; the rest is the caller's promise.
         let launched = unsafe {
             let attribute =
                 sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            let _ = sys::cuFuncSetAttribute(self.0, attribute, shared as i32);
+            let _ = sys::cuFuncSetAttribute(self.function, attribute, shared as i32);
             sys::cuLaunchKernel(
-                self.0,
+                self.function,
                 grid,
                 1,
                 1,

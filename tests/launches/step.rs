@@ -56,7 +56,9 @@ fn qkv_into<T: Element, K: Element>(
     checked: bool,
 ) -> Result<Vec<Output>, String> {
     let mut rng = Rng(seed);
-    let (q_heads, kv_heads, dim) = (5_u32, 2_u32, 64 + 16 * rng.below(5) as u32);
+    // A thread of two heads begins with queries, with keys or with values.
+    let (q_heads, kv_heads) = [(5_u32, 2_u32), (2, 2), (1, 3)][rng.below(3)];
+    let dim = 64 + 16 * rng.below(5) as u32;
     let all = (q_heads + 2 * kv_heads) as usize;
     let tokens = match of_thread {
         1 => 5 + rng.below(20),
@@ -181,7 +183,7 @@ fn norm_of<T: Element>(
     let mut rng = Rng(seed);
     let (tokens, width) = match vectors {
         1 => (1 + rng.below(2), 8 * (1 + rng.below(300))),
-        2 => (gpu.multiprocessors() as usize + 1, 512 + 8 * rng.below(20)),
+        2 => (gpu.multiprocessors() as usize + 1, 8 * (1 + rng.below(84))),
         _ => (1, 16_392 + 8 * rng.below(100)),
     };
     let norm = RmsNorm::gemma(1e-5);

@@ -19,8 +19,10 @@ struct Tests {
 }
 
 /// What calls no driver, as much as an interpreter gets through in minutes: it takes a thousand times as long. What is
-/// skipped compares with attention in f64, or goes through all numbers.
-const INTERPRETED: [Tests; 3] = [
+/// skipped compares with attention in f64, or goes through all numbers. Of the planner one random batch and small ones are
+/// planned: plans that are compared with others take as long again for each. Of the emulator its parts are tested, and no
+/// kernels: the first of its 66 pieces of PTX takes minutes.
+const INTERPRETED: [Tests; 6] = [
     Tests {
         package: "tandem-attn",
         target: &["--lib"],
@@ -41,6 +43,21 @@ const INTERPRETED: [Tests; 3] = [
             "nan_keys_stay",
             "portable_code",
         ],
+    },
+    Tests {
+        package: "tandem-attn",
+        target: &["--test=planner"],
+        runner: &["a_plan_computes_its_batch", "a_plan_does_not"],
+    },
+    Tests {
+        package: "tandem-attn",
+        target: &["--test=plan_as_data"],
+        runner: &[],
+    },
+    Tests {
+        package: "tandem-ptx-run",
+        target: &["--lib"],
+        runner: &[],
     },
     Tests {
         package: "tandem-schedule",

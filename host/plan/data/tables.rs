@@ -35,17 +35,25 @@ pub fn collect_tables(batch: &Batch, plan: &mut Plan) -> Result<(), PlanError> {
         let pages = count("page ids", page_ids.len())?;
         let first_block = count("row blocks", row_blocks.len())?;
         page_ids.extend_from_slice(&part.table.indices);
-        row_blocks.extend((0..part.row_blocks()).map(|row_block| {
-            let tokens = part.q_range(row_block);
-            PlannedRowBlock {
-                first_token: tokens.start,
-                tokens: tokens.end - tokens.start,
-                position: part.first_position(row_block),
-                kv_len: part.kv_len(row_block),
-                capacity: part.table.pages(row_block).len() as u32 * page_size,
-                tail: u32::MAX,
-            }
-        }));
+        let queries = part.q_indptr.iter().zip(&part.q_indptr[1..]);
+        let ends = &part.table.indptr[1..];
+        let tables = part.table.indptr.iter().zip(ends);
+        let lens = tables.zip(&part.table.last_page_len);
+        let blocks = queries.zip(lens).enumerate();
+        row_blocks.extend(
+            blocks.map(|(index, ((&first, &end), ((&begin, &next), &last)))| {
+                let (tokens, capacity) = (end - first, (next - begin) * page_size);
+                let kv_len = capacity.saturating_sub(page_size) + last;
+                PlannedRowBlock {
+                    first_token: first,
+                    tokens,
+                    position: (kv_len + part.after(index)) as i32 - tokens as i32,
+                    kv_len,
+                    capacity,
+                    tail: u32::MAX,
+                }
+            }),
+        );
         parts.push(PlannedPart {
             page_size,
             pages: pages..count("page ids", page_ids.len())?,

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use kernels_gpu::abi::WorkItem;
 
+use self::keys::{Common, Decode, ItemKeys};
 use super::{
     Draft, DraftRow, Drafts, NO_ROW_BLOCK, PartInput,
     joint::{Choice, Joiner, JointForest},
@@ -12,6 +13,8 @@ use crate::plan::{
     data::{Kernel, PackRule, PlanOptions, PlannedRowBlock, Rules, SplitMode, Tile},
     prefix::{Forest, Member, NO_NODE, PackCosts, PackNode, Packer},
 };
+
+mod keys;
 
 /// Buffers that keep their memory from plan to plan.
 #[derive(Debug, Default)]
@@ -22,30 +25,6 @@ pub struct DecodeDrafter {
     /// For each node, where the rows of its subtree begin among the draft's.
     rows_begin: Vec<u32>,
     joiner: Joiner,
-}
-
-/// What the drafts of a part have in common.
-struct Common {
-    /// Query tokens in a tile, at most.
-    per_tile: usize,
-    split: SplitMode,
-    /// Holds the last number of rows, and the tile for it.
-    draft: Draft,
-}
-
-/// A row block that decodes.
-#[derive(Clone, Copy, Debug)]
-struct Decode {
-    /// Its first page among the plan's page ids.
-    table: u32,
-    kv_len: u32,
-    /// Leading pages that others may share: those that are full.
-    sharable: u32,
-    first_token: u32,
-    first_position: i32,
-    tokens: u32,
-    /// Among the plan's row blocks.
-    row_block: u32,
 }
 
 impl DecodeDrafter {
@@ -59,6 +38,7 @@ impl DecodeDrafter {
     ) -> bool {
         let (part, spec) = (input.part, &input.model.spec);
         self.members.clear();
+        self.members.reserve(input.row_blocks.len());
         let (mut one_each, mut has_prefills) = (true, false);
         let ends = part.table.indptr[1..].iter();
         let tables = part.table.indptr.iter().zip(ends);
@@ -100,14 +80,6 @@ impl DecodeDrafter {
         if self.members.is_empty() {
             return has_prefills;
         }
-        self.grow(input);
-        self.lay_out_rows(&mut drafts.rows);
-        let costs = pack_costs(input);
-        match (options.packing, rules.join) {
-            (PackRule::Off, _) => self.packer.pack_by(|_| true, costs),
-            (_, Some(rule)) => self.packer.pack_by(rule, costs),
-            _ => self.packer.pack(costs),
-        }
         // The last query of a row block sees all its keys, and no window hides the first.
         let all_see = spec.variant.window_left.is_none() && (one_each || !spec.variant.causal);
         let mut common = Common {
@@ -135,6 +107,17 @@ impl DecodeDrafter {
                 runs: 0,
             },
         };
+        if !self.grow(input) {
+            self.draft_apart(&mut common, input, drafts);
+            return has_prefills;
+        }
+        self.lay_out_rows(&mut drafts.rows);
+        let costs = pack_costs(input);
+        match (options.packing, rules.join) {
+            (PackRule::Off, _) => self.packer.pack_by(|_| true, costs),
+            (_, Some(rule)) => self.packer.pack_by(rule, costs),
+            _ => self.packer.pack(costs),
+        }
         let cut_freely = match options.split {
             SplitMode::Makespan => rules.chunk.is_none(),
             split => split == SplitMode::Off,
@@ -189,8 +172,8 @@ impl DecodeDrafter {
         joiner.draft(input, choice, root, &forest, drafts);
     }
 
-    /// The prefix forest, in tokens.
-    fn grow(&mut self, input: &PartInput<'_>) {
+    /// The prefix forest, in tokens; false where no pages are shared, and there is none.
+    fn grow(&mut self, input: &PartInput<'_>) -> bool {
         let table = &input.part.table;
         let page_size = table.page_size;
         let Self {
@@ -199,7 +182,7 @@ impl DecodeDrafter {
             members,
             ..
         } = self;
-        forest.build(members.len() as u32, |member| {
+        let shares = forest.build(members.len() as u32, |member| {
             let Decode {
                 table: first,
                 sharable,
@@ -228,6 +211,22 @@ impl DecodeDrafter {
                 joined: 0,
                 start: 0,
             }));
+        shares
+    }
+
+    /// Items of one row block each.
+    fn draft_apart(&self, common: &mut Common, input: &PartInput<'_>, drafts: &mut Drafts) {
+        for row_block in &self.members {
+            let begin = drafts.rows.len();
+            drafts.rows.extend(row_block.rows());
+            let keys = ItemKeys {
+                row_block,
+                start: 0,
+                end: row_block.kv_len,
+                is_leaf: true,
+            };
+            keys.draft(begin..drafts.rows.len(), false, common, input, drafts);
+        }
     }
 
     /// The rows of all leaves in the order of the forest, so that those of a subtree stand together.
@@ -243,16 +242,7 @@ impl DecodeDrafter {
         for node in &forest.nodes {
             rows_begin.push(draft_rows.len() as u32);
             if node.is_leaf {
-                let Decode {
-                    first_token,
-                    first_position,
-                    tokens,
-                    ..
-                } = members[node.member as usize];
-                draft_rows.extend((0..tokens).map(|row| DraftRow {
-                    token: first_token + row,
-                    position: first_position + row as i32,
-                }));
+                draft_rows.extend(members[node.member as usize].rows());
             }
         }
         rows_begin.push(draft_rows.len() as u32);
@@ -287,49 +277,13 @@ impl DecodeDrafter {
             }
             rows = begin..drafts.rows.len();
         }
-        let per_tile = common.per_tile;
-        let whole = rows.len() <= per_tile;
-        shared |= !whole;
-        let row_block = &self.members[self.forest.nodes[index].member as usize];
-        let mut next = rows.start;
-        while next < rows.end {
-            let begin = next;
-            let end = rows.end.min(begin + per_tile);
-            next = end;
-            let (mut kv_begin, mut kv_end) = (node.start, node.end);
-            if !common.draft.all_see {
-                let visible = input.visible(&drafts.rows[begin..end], node.end);
-                match common.split {
-                    // Whole chunks, or the rows at hand would move the tiles of others.
-                    SplitMode::Fixed { tokens } => {
-                        kv_begin = kv_begin.max(visible.start / tokens * tokens);
-                    }
-                    _ => (kv_begin, kv_end) = (kv_begin.max(visible.start), visible.end),
-                }
-            }
-            if kv_begin < kv_end {
-                let rows = (end - begin) as u32;
-                if rows != common.draft.rows {
-                    common.draft.rows = rows;
-                    common.draft.tile.m = input.tiles.row_tile(rows);
-                }
-                drafts.items.push(Draft {
-                    table: row_block.table,
-                    rows_begin: begin as u32,
-                    kv_begin,
-                    kv_end,
-                    leaves_partial: common.draft.leaves_partial || !node.is_leaf || node.start > 0,
-                    growable: kv_end == node.end,
-                    tail_of: if node.is_leaf && whole {
-                        row_block.row_block
-                    } else {
-                        NO_ROW_BLOCK
-                    },
-                    flags: WorkItem::GATHERED | if shared { WorkItem::SHARED_KEYS } else { 0 },
-                    ..common.draft
-                });
-            }
-        }
+        let keys = ItemKeys {
+            row_block: &self.members[self.forest.nodes[index].member as usize],
+            start: node.start,
+            end: node.end,
+            is_leaf: node.is_leaf,
+        };
+        keys.draft(rows, shared, common, input, drafts);
     }
 
     fn subtree_rows(&self, index: usize) -> Range<usize> {

@@ -1,5 +1,7 @@
 //! Joint items and their runs.
 
+use std::ops::Range;
+
 use kernels_gpu::abi::{DIRECT, NO_MERGE, WorkItem};
 
 use super::{Emitter, Pieces, write_all};
@@ -12,9 +14,12 @@ use crate::plan::{
 /// What a piece has of a joint draft.
 #[derive(Debug, Default)]
 pub struct JointPiece {
-    pub runs: Vec<DraftRun>,
-    /// For each row of the draft, its place among those that see any of the keys, or [`NOWHERE`].
-    pub places: Vec<u32>,
+    /// Whether it has all of it: all runs, and all rows see one of the keys.
+    all: bool,
+    /// Where it has not: its runs.
+    runs: Vec<DraftRun>,
+    /// … and for each row of the draft, its place among those that do, or [`NOWHERE`].
+    places: Vec<u32>,
 }
 
 const NOWHERE: u32 = u32::MAX;
@@ -23,14 +28,11 @@ impl JointPiece {
     pub fn clip(&mut self, input: &Pieces<'_>, draft: &Draft, piece: &Piece) {
         self.runs.clear();
         self.places.clear();
-        let runs = draft.runs_begin as usize..(draft.runs_begin + draft.runs) as usize;
-        let runs = &input.draft_runs[runs];
+        let runs = input.runs_of(draft);
         let is_whole = (piece.kv_begin, piece.kv_end) == (draft.kv_begin, draft.kv_end);
-        if is_whole && runs.iter().any(|run| run.rows == draft.rows) {
-            // Most pieces: all runs, and all rows see one of them.
-            self.runs.extend_from_slice(runs);
-            self.places.extend(0..draft.rows);
-            return;
+        self.all = is_whole && runs.iter().any(|run| run.rows == draft.rows);
+        if self.all {
+            return; // most pieces
         }
         self.places.resize(draft.rows as usize, NOWHERE);
         for run in runs {
@@ -54,16 +56,36 @@ impl JointPiece {
         }
     }
 
-    /// The rows that see any of the keys, among the draft rows.
-    pub fn rows(&self, draft: &Draft) -> impl Iterator<Item = usize> {
-        let rows = self.places.iter().enumerate();
-        let seen = rows.filter(|(_, place)| **place != NOWHERE);
-        seen.map(|(row, _)| draft.rows_begin as usize + row)
+    /// Its runs.
+    pub fn runs<'a>(&'a self, input: &Pieces<'a>, draft: &Draft) -> &'a [DraftRun] {
+        match self.all {
+            true => input.runs_of(draft),
+            false => &self.runs,
+        }
+    }
+
+    /// The rows that see any of the keys: runs of draft rows.
+    pub fn rows(&self, draft: &Draft) -> impl Iterator<Item = Range<usize>> {
+        let first = draft.rows_begin as usize;
+        let all = self.all.then(|| first..first + draft.rows as usize);
+        let places = self.places.iter().enumerate();
+        let seen = places.filter(|(_, place)| **place != NOWHERE);
+        let one = move |(row, _)| first + row..first + row + 1;
+        all.into_iter().chain(seen.map(one))
+    }
+
+    /// The place of a row of the draft among those.
+    fn place(&self, row: u32) -> u32 {
+        match self.all {
+            true => row,
+            false => self.places[row as usize],
+        }
     }
 }
 
 impl Emitter {
     /// A joint item, whose runs are kept for later; or, where a piece has one run alone, an item like others.
+    #[inline(always)]
     pub fn write_joint(
         &mut self,
         input: &Pieces<'_>,
@@ -76,17 +98,18 @@ impl Emitter {
         self.joint.clip(input, draft, piece);
         let out = &mut plan.rows[rows_begin as usize..];
         let (mut smallest, mut rows) = (i32::MAX, 0);
-        for row in self.joint.rows(draft) {
-            let candidates = &input.draft_rows[row..=row];
+        for seen in self.joint.rows(draft) {
+            let candidates = &input.draft_rows[seen];
             let (tokens, slots) = (&mut self.tokens[..], &mut plan.merge_slots[..]);
             let position = write_all(candidates, tokens, slots, next_slot, &mut out[rows..]);
             smallest = smallest.min(position);
-            rows += 1;
+            rows += candidates.len();
         }
         let first_run = self.runs.len() as u32;
         let mut keys = 0;
-        for run in &self.joint.runs {
-            let place = self.joint.places[(run.rows_begin - draft.rows_begin) as usize];
+        let runs = self.joint.runs(input, draft);
+        for run in runs {
+            let place = self.joint.place(run.rows_begin - draft.rows_begin);
             let of_run = &out[place as usize..(place + run.rows) as usize];
             let position = of_run.iter().map(|row| row.position).min();
             let shared = if run.is_shared {
@@ -107,21 +130,22 @@ impl Emitter {
                 part: draft.part,
             };
             keys += item.kv_len();
-            if self.joint.runs.len() == 1 {
+            if runs.len() == 1 {
                 return item;
             }
-            self.runs.push((item, run.tail_of));
+            self.runs.push(item);
+            self.tails.push(run.tail_of);
         }
         WorkItem {
             rows_begin,
             rows: rows as u32,
-            table: self.joint.runs.first().map_or(draft.table, |run| run.table),
+            table: runs.first().map_or(draft.table, |run| run.table),
             kv_begin: 0,
             kv_end: keys,
             position: smallest,
             // Where the first run stands is known when all items are in order.
             slot: first_run,
-            merge: self.joint.runs.len() as u32,
+            merge: runs.len() as u32,
             flags: WorkItem::GATHERED | WorkItem::JOINT,
             part: draft.part,
         }
@@ -138,11 +162,11 @@ impl Emitter {
                 item.slot += first - index;
             }
         }
-        for &(run, tail_of) in &self.runs {
+        plan.items.extend_from_slice(&self.runs);
+        for (place, &tail_of) in (first..).zip(&self.tails) {
             if let Some(row_block) = plan.row_blocks.get_mut(tail_of as usize) {
-                row_block.tail = plan.items.len() as u32;
+                row_block.tail = place;
             }
-            plan.items.push(run);
         }
     }
 }

@@ -21,8 +21,9 @@ pub struct Emitter {
     tokens: Vec<Token>,
     /// For each piece in launch order, its item's place among the items.
     moved: Vec<u32>,
-    /// The runs of joint items, and their row blocks.
-    runs: Vec<(WorkItem, u32)>,
+    /// The runs of joint items, and for each the row block that it is the tail of.
+    runs: Vec<WorkItem>,
+    tails: Vec<u32>,
     joint: JointPiece,
 }
 
@@ -73,6 +74,12 @@ impl<'a> Pieces<'a> {
             launches: splitter.launches(),
             place: splitter.place(),
         }
+    }
+
+    /// The runs of a joint draft.
+    fn runs_of(&self, draft: &Draft) -> &'a [DraftRun] {
+        let first = draft.runs_begin as usize;
+        &self.draft_runs[first..first + draft.runs as usize]
     }
 }
 
@@ -128,8 +135,12 @@ impl Emitter {
             if draft.is_joint() {
                 gathered += u64::from(draft.rows);
                 self.joint.clip(input, draft, piece);
-                for row in self.joint.rows(draft) {
-                    self.tokens[input.draft_rows[row].token as usize].merge += 1;
+                for row in self
+                    .joint
+                    .rows(draft)
+                    .flat_map(|seen| &input.draft_rows[seen])
+                {
+                    self.tokens[row.token as usize].merge += 1;
                 }
                 continue;
             }
@@ -213,13 +224,14 @@ impl Emitter {
         plan.grows_by = (input.fixed_splits && slides).then_some(u32::MAX);
         plan.items.resize(input.pieces.len(), WorkItem::default()); // all are written below
         self.runs.clear();
+        self.tails.clear();
         let mut some_without_rows = false;
         let (mut slot, mut written) = (0, 0);
         for (piece, &place) in input.pieces.iter().zip(input.place) {
             let draft = &input.drafts[piece.draft as usize];
             if draft.is_joint() {
                 let item = self.write_joint(input, piece, written, &mut slot, plan);
-                if let [run] = self.joint.runs[..] {
+                if let [run] = self.joint.runs(input, draft) {
                     let tail_of = plan.row_blocks.get_mut(run.tail_of as usize);
                     tail_of.into_iter().for_each(|block| block.tail = place);
                 }

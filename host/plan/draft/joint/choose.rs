@@ -1,7 +1,7 @@
 //! Which rows go into joint tiles, and how many rows a tile has.
 
 use super::{
-    costs::{ItemCosts, Load},
+    costs::{ItemCosts, Items, Load},
     layout::{Inner, Leaf, TileLayout, TreeSize},
 };
 use crate::plan::{
@@ -267,34 +267,18 @@ impl Joiner {
                 *rows += node.rows;
             }
         }
-        let per_tile = input.tiles.decode_tokens();
-        let (mut load, mut keys_read, mut states) = (Load::default(), 0, 0);
         for (node, &rows) in nodes.iter().zip(&*item_rows) {
             if rows == 0 || node.is_empty() {
                 continue;
             }
             let is_partial = !node.is_leaf || node.start > 0;
-            let others = if rows <= per_tile {
-                0
-            } else {
-                u64::from(rows.div_ceil(per_tile)) - 1
-            };
-            let costs = costs.get(input, rows);
-            let keys = u64::from(node.end - node.start);
-            let partials = if is_partial { costs.partials } else { 0 };
-            keys_read += keys * (1 + others);
-            states += u64::from(if is_partial { rows } else { 0 });
-            let one = costs.queued + keys * costs.key;
-            let all = one + others * (costs.queued + keys * costs.cached_key) + partials;
-            load = load.and(&Load {
-                work: all * costs.units,
-                units: (1 + others) * costs.units,
-                longest: costs.fixed + keys * costs.key,
-                to_cut: costs.to_cut,
-                merged: is_partial,
-                tiles: 1 << costs.m.ilog2(),
-            });
+            costs.add(input, rows, node.end - node.start, is_partial);
         }
+        let Items {
+            load,
+            keys: keys_read,
+            states,
+        } = costs.take();
         let spec = &input.model.spec;
         let bytes =
             keys_read * spec.kv_bytes_per_token() + 2 * states * spec.partial_bytes_per_token();

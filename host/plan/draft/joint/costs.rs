@@ -79,51 +79,131 @@ impl Load {
     }
 }
 
-/// What an item of so many rows takes, in picoseconds.
-#[derive(Clone, Copy, Debug)]
-pub struct ItemCost {
-    pub rows: u32,
-    pub m: u32,
-    pub units: u64,
-    /// Of one unit alone, and behind others.
-    pub fixed: u64,
-    pub queued: u64,
-    pub key: u64,
-    pub cached_key: u64,
-    /// All its rows' partial states, and those of one tile with what a unit costs.
-    pub partials: u64,
-    pub to_cut: u64,
+/// Items together.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Items {
+    pub load: Load,
+    /// That they read, those of each tile.
+    pub keys: u64,
+    pub states: u64,
 }
 
-/// The last few answers: most items have as many rows as one that came shortly before.
+/// Items that differ in their keys only, with partial states or without.
+#[derive(Clone, Copy, Debug, Default)]
+struct Alike {
+    count: u64,
+    keys: u64,
+    most_keys: u64,
+}
+
+/// What an item of so many rows takes, in picoseconds.
+#[derive(Clone, Copy, Debug)]
+struct ItemCost {
+    rows: u32,
+    m: u32,
+    units: u64,
+    /// Tiles beside the first.
+    others: u64,
+    /// Of one unit alone, and behind others.
+    fixed: u64,
+    queued: u64,
+    key: u64,
+    cached_key: u64,
+    /// All its rows' partial states, and those of one tile with what a unit costs.
+    partials: u64,
+    to_cut: u64,
+    /// Those without partial states, and those with.
+    items: [Alike; 2],
+}
+
+/// The items of the last few numbers of rows: most have as many as one that came shortly before, and what they take is
+/// computed for all of them at once.
 #[derive(Debug, Default)]
-pub struct ItemCosts([Option<ItemCost>; 8]);
+pub struct ItemCosts {
+    recent: [Option<ItemCost>; 8],
+    before: Items,
+}
 
 impl ItemCosts {
-    pub fn get(&mut self, input: &PartInput<'_>, rows: u32) -> &ItemCost {
-        let known = &mut self.0[rows.ilog2() as usize % 8];
-        if known.is_none_or(|known| known.rows != rows) {
-            *known = None;
+    /// Adds an item of so many rows and keys.
+    #[inline(always)]
+    pub fn add(&mut self, input: &PartInput<'_>, rows: u32, keys: u32, is_partial: bool) {
+        let Self { recent, before } = self;
+        let known = &mut recent[rows.ilog2() as usize % 8];
+        if let Some(other) = known.take_if(|known| known.rows != rows) {
+            other.add_to(before);
         }
-        known.get_or_insert_with(|| {
-            let Model { spec, cost, .. } = input.model;
-            let tiles = input.tiles;
-            let group = spec.group();
-            let in_tile = rows.min(tiles.decode_tokens());
-            let m = tiles.row_tile(in_tile);
-            let tile = Tile { m, n: 0 };
-            let fixed = |tokens| cost.fixed_ps(Kernel::Decode, tile, group, tokens);
-            ItemCost {
-                rows,
-                m,
-                units: u64::from(cost.units_per_item(group)),
-                fixed: fixed(0),
-                queued: cost.queued_ps(Kernel::Decode, tile),
-                key: cost.key_ps(Kernel::Decode, tile, group),
-                cached_key: cost.cached_key_ps(Kernel::Decode, tile),
-                partials: fixed(rows) - fixed(0),
-                to_cut: fixed(in_tile),
+        let cost = known.get_or_insert_with(|| ItemCost::new(input, rows));
+        let items = &mut cost.items[usize::from(is_partial)];
+        let keys = u64::from(keys);
+        items.count += 1;
+        items.keys += keys;
+        items.most_keys = items.most_keys.max(keys);
+    }
+
+    /// All items that were added.
+    pub fn take(&mut self) -> Items {
+        for cost in self.recent.iter_mut().flatten() {
+            cost.add_to(&mut self.before);
+            cost.items = Default::default();
+        }
+        std::mem::take(&mut self.before)
+    }
+}
+
+impl ItemCost {
+    fn new(input: &PartInput<'_>, rows: u32) -> Self {
+        let Model { spec, cost, .. } = input.model;
+        let tiles = input.tiles;
+        let (group, per_tile) = (spec.group(), tiles.decode_tokens());
+        let in_tile = rows.min(per_tile);
+        let m = tiles.row_tile(in_tile);
+        let tile = Tile { m, n: 0 };
+        let fixed = |tokens| cost.fixed_ps(Kernel::Decode, tile, group, tokens);
+        Self {
+            rows,
+            m,
+            units: u64::from(cost.units_per_item(group)),
+            others: u64::from(rows.div_ceil(per_tile)) - 1,
+            fixed: fixed(0),
+            queued: cost.queued_ps(Kernel::Decode, tile),
+            key: cost.key_ps(Kernel::Decode, tile, group),
+            cached_key: cost.cached_key_ps(Kernel::Decode, tile),
+            partials: fixed(rows) - fixed(0),
+            to_cut: fixed(in_tile),
+            items: Default::default(),
+        }
+    }
+
+    /// Adds its items to others.
+    fn add_to(&self, all: &mut Items) {
+        for (items, is_partial) in self.items.iter().zip([false, true]) {
+            let Alike {
+                count,
+                keys,
+                most_keys,
+            } = *items;
+            if count == 0 {
+                continue;
             }
-        })
+            let tiles = 1 + self.others;
+            let partials = if is_partial { self.partials } else { 0 };
+            let work = count * (tiles * self.queued + partials)
+                + keys * (self.key + self.others * self.cached_key);
+            all.load = all.load.and(&Load {
+                work: work * self.units,
+                units: count * tiles * self.units,
+                longest: self.fixed + most_keys * self.key,
+                to_cut: self.to_cut,
+                merged: is_partial,
+                tiles: 1 << self.m.ilog2(),
+            });
+            all.keys += keys * tiles;
+            all.states += if is_partial {
+                count * u64::from(self.rows)
+            } else {
+                0
+            };
+        }
     }
 }

@@ -72,13 +72,18 @@ impl Joiner {
             }
         }
         let alignment = split_alignment(page_size);
+        // A division for each run is spared where it can be.
+        let padded = |keys: u32| match alignment.is_power_of_two() {
+            true => (keys + (alignment - 1)) & !(alignment - 1),
+            false => keys.next_multiple_of(alignment),
+        };
         let mut runs_begin = first_run;
         for tile in tiles.iter().filter(|tile| tile.runs > 0) {
             let runs = &mut draft_runs[runs_begin as usize..tile.next_run as usize];
             let (mut start, mut rows_begin, mut rows_end) = (0, u32::MAX, 0);
             for run in &mut *runs {
                 run.start = start;
-                start += (run.kv_end - run.kv_begin).next_multiple_of(alignment);
+                start += padded(run.kv_end - run.kv_begin);
                 rows_begin = rows_begin.min(run.rows_begin);
                 rows_end = rows_end.max(run.rows_begin + run.rows);
             }

@@ -57,6 +57,7 @@ impl TileLayout {
             }
             let leaf_keys = u64::from(leaf.keys);
             if rows > 0 && (rows + leaf.rows > tokens || keys + leaf_keys / 2 > enough) {
+                tile_of.resize(tile.rows_end as usize, tiles.len() as u32);
                 tiles.push(tile);
                 tile = JointTile {
                     rows_end: tile.rows_end,
@@ -69,10 +70,8 @@ impl TileLayout {
             tile.rows_end += leaf.rows;
             tile.keys += leaf.keys;
             tile.runs += u32::from(leaf.keys > 0);
-            for _ in 0..leaf.rows {
-                tile_of.push(tiles.len() as u32);
-            }
         }
+        tile_of.resize(tile.rows_end as usize, tiles.len() as u32);
         tiles.push(tile);
         for node in inner {
             let first = tile_of[node.rows.0 as usize] as usize;

@@ -9,6 +9,13 @@ pub(super) struct Branches {
     children: Vec<u32>,
 }
 
+/// Where a branch belongs that is not there, until another is added.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    slot: usize,
+    key: u64,
+}
+
 /// No branch has this key: page ids are below the size of their pool.
 const FREE: u64 = u64::MAX;
 
@@ -19,6 +26,7 @@ impl Branches {
         let slots = (members * 4).next_power_of_two();
         self.keys.clear();
         self.keys.resize(slots, FREE);
+        // What stands at a free slot does not matter.
         self.children.resize(slots, NO_NODE);
     }
 
@@ -34,9 +42,18 @@ impl Branches {
         (slot, key)
     }
 
-    pub(super) fn get(&self, node: u32, page: u32) -> Option<u32> {
+    /// Where a branch leads to; or, where there is none, its place for [`insert_at`](Self::insert_at).
+    pub(super) fn get(&self, node: u32, page: u32) -> Result<u32, Place> {
         let (slot, key) = self.slot(node, page);
-        (self.keys[slot] == key).then(|| self.children[slot])
+        match self.keys[slot] == key {
+            true => Ok(self.children[slot]),
+            false => Err(Place { slot, key }),
+        }
+    }
+
+    /// Adds a branch that was looked for last, and not found.
+    pub(super) fn insert_at(&mut self, Place { slot, key }: Place, child: u32) {
+        (self.keys[slot], self.children[slot]) = (key, child);
     }
 
     /// Adds a branch, unless there is one.

@@ -9,7 +9,7 @@ mod branches;
 #[cfg(test)]
 mod tests;
 
-use branches::Branches;
+use branches::{Branches, Place};
 
 /// In [`Node::parent`]: the node is a root.
 pub const NO_NODE: u32 = u32::MAX;
@@ -63,8 +63,8 @@ pub struct Forest {
 }
 
 impl Forest {
-    /// Builds the forest of `members` members.
-    pub fn build<'a>(&mut self, members: u32, member: impl Fn(u32) -> Member<'a>) {
+    /// Builds the forest of `members` members; false where no two share a page, and no nodes are listed.
+    pub fn build<'a>(&mut self, members: u32, member: impl Fn(u32) -> Member<'a>) -> bool {
         self.leaves = members;
         self.growing.clear();
         self.growing.resize(members as usize, Growing::default());
@@ -75,7 +75,7 @@ impl Forest {
         };
         for index in 0..members {
             let current = member(index);
-            let (parent, depth) = self.descend(index, &previous, &current, &member);
+            let (parent, depth, place) = self.descend(index, &previous, &current, &member);
             self.growing[index as usize] = Growing {
                 parent,
                 begin: depth,
@@ -84,23 +84,33 @@ impl Forest {
                 first_child: NO_NODE,
                 next_sibling: NO_NODE,
             };
-            if depth < current.sharable {
-                self.branches
-                    .insert(parent, current.pages[depth as usize], index);
+            match place {
+                Some(place) => self.branches.insert_at(place, index),
+                None if depth < current.sharable => {
+                    let page = current.pages[depth as usize];
+                    self.branches.insert(parent, page, index);
+                }
+                None => {}
             }
             previous = current;
         }
-        self.lay_out();
+        self.nodes.clear();
+        let shares = self.growing.len() > members as usize;
+        if shares {
+            self.lay_out();
+        }
+        shares
     }
 
-    /// Where a new leaf belongs: the node it hangs on, and the pages that lead there.
+    /// Where a new leaf belongs: the node it hangs on, the pages that lead there, and the place of its branch if that was
+    /// looked for.
     fn descend<'a>(
         &mut self,
         index: u32,
         previous: &Member<'_>,
         current: &Member<'_>,
         member: &impl Fn(u32) -> Member<'a>,
-    ) -> (u32, u32) {
+    ) -> (u32, u32, Option<Place>) {
         let (mut node, mut depth) = (NO_NODE, 0);
         // Most tables that part do so at their first page.
         let with_previous = if previous.pages.first() == current.pages.first() {
@@ -120,8 +130,9 @@ impl Forest {
             }
         }
         while depth < current.sharable {
-            let Some(child) = self.branches.get(node, current.pages[depth as usize]) else {
-                break;
+            let child = match self.branches.get(node, current.pages[depth as usize]) {
+                Ok(child) => child,
+                Err(place) => return (node, depth, Some(place)),
             };
             let Growing {
                 end, member: of, ..
@@ -139,7 +150,7 @@ impl Forest {
                 break;
             }
         }
-        (node, depth)
+        (node, depth, None)
     }
 
     fn is_leaf(&self, node: u32) -> bool {
@@ -198,7 +209,6 @@ impl Forest {
             }
         }
 
-        self.nodes.clear();
         let (mut next, mut parent) = (first_root, NO_NODE);
         loop {
             while next != NO_NODE {
@@ -235,12 +245,14 @@ impl Forest {
 }
 
 /// Where `a` and `b`, equal up to `depth`, part: no later than `end`.
+#[inline(always)]
 fn shared(a: &[u32], b: &[u32], depth: u32, end: u32) -> u32 {
     let range = depth as usize..end as usize;
     depth + common_prefix(&a[range.clone()], &b[range]) as u32
 }
 
 /// Number of leading elements that are equal.
+#[inline(always)]
 fn common_prefix(a: &[u32], b: &[u32]) -> usize {
     // Long blocks go through memcmp, short ones through a few instructions.
     let long = equal_blocks::<32>(a, b);

@@ -30,10 +30,21 @@ fn shape(tables: &[&[u32]]) -> Vec<(Vec<u32>, bool, u32)> {
 }
 
 #[test]
-fn tables_without_common_pages_are_roots() {
+fn tables_without_common_pages_are_no_forest() {
     assert_eq!(shape(&[]), []);
-    let expected = [(vec![1, 2], true, 1), (vec![], true, 1), (vec![3], true, 1)];
-    assert_eq!(shape(&[&[1, 2], &[], &[3]]), expected);
+    assert_eq!(shape(&[&[1, 2], &[], &[3]]), []);
+}
+
+#[test]
+fn a_table_that_shares_nothing_is_a_root() {
+    let expected = [
+        (vec![], true, 1),
+        (vec![1], false, 3),
+        (vec![2], true, 1),
+        (vec![], true, 1),
+        (vec![3], true, 1),
+    ];
+    assert_eq!(shape(&[&[], &[1, 2], &[1], &[3]]), expected);
 }
 
 #[test]

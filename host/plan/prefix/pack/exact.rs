@@ -277,10 +277,13 @@ impl Packer {
             let fill = |tiles: u64| {
                 (tiles as u32 * self.costs.tile_tokens).saturating_sub(rows) / choice.rows
             };
-            let fills = [
-                fill(self.costs.tiles(rows)),
-                fill(self.costs.tiles(all_rows) - 1),
-            ];
+            let fills = match choice.count {
+                1 => [0; 2],
+                _ => [
+                    fill(self.costs.tiles(rows)),
+                    fill(self.costs.tiles(all_rows) - 1),
+                ],
+            };
             let some = fills
                 .into_iter()
                 .filter(|count| (1..choice.count).contains(count));

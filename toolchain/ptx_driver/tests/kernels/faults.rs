@@ -191,15 +191,19 @@ pub enum Outcome {
 
 /// What a run with this PTX in place of a module's reports.
 fn report(damaged: &Module, text: String, scenario: &Scenario) -> Option<String> {
-    match outcome(damaged, text, std::slice::from_ref(scenario)) {
+    match outcome(damaged, text, |gpu| run(gpu, scenario)) {
         Outcome::Reported(report) => Some(report),
         // Wrong results are found by comparison, not by a report.
         Outcome::Right | Outcome::Wrong => None,
     }
 }
 
-/// Runs with this PTX in place of a module's, up to the first that is not right.
-pub fn outcome(damaged: &Module, text: String, scenarios: &[Scenario]) -> Outcome {
+/// Launches with this PTX in place of a module's, up to the first that is not right.
+pub fn outcome(
+    damaged: &Module,
+    text: String,
+    launches: impl Fn(&Gpu) -> Result<(), String>,
+) -> Outcome {
     let image = Image::owned(text.into_bytes());
     let modules: Vec<Module> = MODULES
         .iter()
@@ -222,7 +226,7 @@ pub fn outcome(damaged: &Module, text: String, scenarios: &[Scenario]) -> Outcom
             .build(0)
             .expect("the modules are read");
         gpu.make_current().unwrap();
-        scenarios.iter().try_for_each(|one| run(&gpu, one))
+        launches(&gpu)
     }));
     let _ = std::panic::take_hook();
     let forget = libcuda::symbol(c"ptx_driver_forget_failure").expect("the emulated driver");

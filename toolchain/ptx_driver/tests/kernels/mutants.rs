@@ -2,17 +2,65 @@
 //! is a minimum. A sample is drawn from a seed, as many of each kernel. Nearly each that is executed must show, in results
 //! or in a report, or be one of those that provably change nothing.
 
+use tandem_attn::exec::gpu::{Gpu, KernelInfo};
+
 use crate::{
     child,
     common::Rng,
     faults::{Outcome, TARGETS, body, module_with, outcome},
-    scenarios::{emulated, run, scenarios},
+    launches,
+    scenarios::{self, Scenario, emulated, scenarios},
 };
 
-/// The kernels that faults are put into, and one that merges.
-fn targets() -> impl Iterator<Item = (&'static str, &'static str)> {
-    let merges = ("decode, merges by a kernel", "merge_few_bf16");
-    TARGETS.into_iter().chain([merges])
+/// Kernels that have no scenario: launched on problems of their own, which seeds draw.
+const ALONE: [&str; 11] = [
+    "merge_few_bf16",
+    "merge_long_bf16",
+    "merge_states_bf16",
+    "mla_64x48_bf16",
+    "mla_rows_64x32_bf16",
+    "append_paged_kv_16",
+    "append_quantised_bf16_e4m3",
+    "append_latent_656_bf16",
+    "qkv_step_2_bf16_e4m3",
+    "rms_norm_2_bf16",
+    "gate_bf16",
+];
+
+/// What a change must show in.
+#[derive(Debug)]
+enum Trial {
+    Plan(Scenario),
+    Alone(&'static KernelInfo, u64),
+}
+
+impl Trial {
+    fn run(&self, gpu: &Gpu) -> Result<(), String> {
+        match self {
+            Self::Plan(scenario) => scenarios::run(gpu, scenario),
+            Self::Alone(row, seed) => launches::run(gpu, row, *seed, true).map(|_| ()),
+        }
+    }
+}
+
+/// The kernels that are changed, each with what it is tried on.
+fn targets(gpu: &Gpu) -> Vec<(&'static str, Vec<Trial>)> {
+    let in_plans = TARGETS.into_iter().map(|(name, entry)| {
+        let mut all = scenarios().into_iter();
+        let scenario = all.find(|one| one.name == name).expect("a scenario");
+        let others = (0..OTHERS).map(|seed| scenario.another(seed));
+        let all = std::iter::once(scenario.clone()).chain(others);
+        (entry, all.map(Trial::Plan).collect())
+    });
+    let alone = ALONE.into_iter().map(|entry| {
+        let row = launches::entries(gpu).find(|row| row.name == entry);
+        let row = row.unwrap_or_else(|| panic!("no kernel is called {entry}"));
+        (
+            entry,
+            (0..OTHERS).map(|seed| Trial::Alone(row, seed)).collect(),
+        )
+    });
+    in_plans.chain(alone).collect()
 }
 
 /// Which lines, and what becomes of them.
@@ -52,19 +100,22 @@ struct Found {
 /// Changes `count` lines of each kernel that are executed.
 fn seeded(count: usize, seed: u64) -> Found {
     let mut found = Found::default();
-    let only = std::env::var("PTX_DRIVER_SCENARIOS").unwrap_or_default();
-    for (name, entry) in targets().filter(|(name, _)| name.contains(&only)) {
+    let only = std::env::var("PTX_DRIVER_KERNELS").unwrap_or_default();
+    let gpu = emulated();
+    let targets = targets(&gpu).into_iter();
+    for (entry, trials) in targets.filter(|(entry, _)| entry.contains(&only)) {
         let mut rng = Rng(seed);
         let (module, text) = module_with(entry);
         let lines: Vec<&str> = text.lines().collect();
-        let mut all = scenarios().into_iter();
-        let scenario = all.find(|one| one.name == name).expect("a scenario");
-        let others = (0..OTHERS).map(|seed| scenario.another(seed));
-        let scenarios: Vec<_> = std::iter::once(scenario.clone()).chain(others).collect();
-        let gpu = emulated();
-        for scenario in &scenarios {
-            run(&gpu, scenario).unwrap_or_else(|wrong| panic!("{scenario:?} as it is: {wrong}"));
+        for trial in &trials {
+            let right = trial.run(&gpu);
+            right.unwrap_or_else(|wrong| panic!("{trial:?} as it is: {wrong}"));
         }
+        let tried = |text: String| {
+            outcome(module, text, |gpu| {
+                trials.iter().try_for_each(|one| one.run(gpu))
+            })
+        };
         let (begin, end) = body(&lines, entry);
         let of = |at: usize, needle: &str| {
             let line = lines[at].trim_start().trim_start_matches("@%p");
@@ -94,13 +145,12 @@ fn seeded(count: usize, seed: u64) -> Found {
                 changed.join("\n")
             };
             let what = format!("{entry} line {} `{}`: {to}", at + 1, lines[at].trim());
-            let changed = outcome(module, with(lines[at].replacen(from, to, 1)), &scenarios);
-            let shown = match changed {
+            let shown = match tried(with(lines[at].replacen(from, to, 1))) {
                 Outcome::Wrong => "wrong results".to_owned(),
                 Outcome::Reported(report) => report.chars().take(120).collect(),
                 Outcome::Right => {
                     // Was it executed at all?
-                    let trap = outcome(module, with(format!("trap; {}", lines[at])), &scenarios);
+                    let trap = tried(with(format!("trap; {}", lines[at])));
                     if matches!(trap, Outcome::Right) {
                         continue;
                     }
@@ -125,7 +175,7 @@ fn seeded(count: usize, seed: u64) -> Found {
 
 /// Lines that compute the same when they are changed, and why. A kernel that is compiled anew may have other registers: then
 /// the change is missed here, and its proof is looked at again.
-const PROVED: [(&str, &str, &str); 6] = [
+const PROVED: [(&str, &str, &str); 16] = [
     (
         "decode_8x32_d64_bf16",
         "setp.gt.u32 \t%p431, %r2145, 15;",
@@ -155,6 +205,56 @@ const PROVED: [(&str, &str, &str); 6] = [
         "sm80_pod_128x128_d64_bf16",
         "setp.lt.s32 \t%p659, %r3172, %r3171;",
         "x + 1 < x says that the sum wrapped, and so does x + 1 ≤ x",
+    ),
+    (
+        "merge_few_bf16",
+        "setp.gt.u32 \t%p25, %r587, %r626;",
+        "a lane whose slots end where its section begins has loaded none, and no group of none is pushed",
+    ),
+    (
+        "merge_few_bf16",
+        "sub.s32 \t%r17, %r587, %r626;",
+        "groups without a slot are pushed: states that saw no key, which add zeros",
+    ),
+    (
+        "append_paged_kv_16",
+        "setp.eq.b32 \t%p1, %r17, 0;",
+        "blocks of the one row take the keys, those of the other the values: whichever it is",
+    ),
+    (
+        "append_quantised_bf16_e4m3",
+        "setp.eq.b32 \t%p3, %r5, 0;",
+        "blocks of the one row take the keys, those of the other the values: whichever it is",
+    ),
+    (
+        "append_quantised_bf16_e4m3",
+        "setp.lt.s32 \t%p14, %r43, 0;",
+        "of a magnitude, whose sign is cleared: of 0, both sides give 0",
+    ),
+    (
+        "append_quantised_bf16_e4m3",
+        "setp.lt.u32 \t%p12, %r44, 8388607;",
+        "a number that is not normal counts as itself, and so does the least that is",
+    ),
+    (
+        "qkv_step_2_bf16_e4m3",
+        "setp.gt.u32 \t%p86, %r780, 3;",
+        "lanes of a head are a power of two, and so is half of them: never 3",
+    ),
+    (
+        "rms_norm_2_bf16",
+        "setp.ne.b32 \t%p5, %r20, 0;",
+        "all lanes of a warp have its sum: any of them may store it",
+    ),
+    (
+        "rms_norm_2_bf16",
+        "setp.lt.u32 \t%p4, %r2, 33;",
+        "blocks are whole warps: never 33 threads",
+    ),
+    (
+        "qkv_step_2_bf16_e4m3",
+        "setp.lt.u32 \t%p20, %r102, %r84;",
+        "heads of values get sines, too, and are not turned",
     ),
 ];
 

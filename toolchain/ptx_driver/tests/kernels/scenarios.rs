@@ -97,7 +97,7 @@ impl Scenario {
             shared: if joint { 9 } else { draw(&[0, 2]) as usize },
             trees: !joint && !self.latent && draw(&[0, 1]) == 1,
             window_left: (!joint && draw(&[0, 1]) == 0)
-                .then(|| draw(&[0, draw(&numbers), draw(&numbers)])),
+                .then(|| draw(&[0, draw(&numbers) % 8, draw(&numbers), draw(&numbers)])),
             seed,
             ..self.clone()
         }

@@ -1,0 +1,116 @@
+//! Row blocks that decode, and the items of their keys.
+
+use std::ops::Range;
+
+use kernels_gpu::abi::WorkItem;
+
+use crate::plan::{
+    data::SplitMode,
+    draft::{Draft, DraftRow, Drafts, NO_ROW_BLOCK, PartInput},
+};
+
+/// What the drafts of a part have in common.
+pub struct Common {
+    /// Query tokens in a tile, at most.
+    pub per_tile: usize,
+    pub split: SplitMode,
+    /// Holds the last number of rows, and the tile for it.
+    pub draft: Draft,
+}
+
+/// A row block that decodes.
+#[derive(Clone, Copy, Debug)]
+pub struct Decode {
+    /// Its first page among the plan's page ids.
+    pub table: u32,
+    pub kv_len: u32,
+    /// Leading pages that others may share: those that are full.
+    pub sharable: u32,
+    pub first_token: u32,
+    pub first_position: i32,
+    pub tokens: u32,
+    /// Among the plan's row blocks.
+    pub row_block: u32,
+}
+
+impl Decode {
+    /// Its rows, in order.
+    pub fn rows(&self) -> impl ExactSizeIterator<Item = DraftRow> + use<> {
+        let (token, position) = (self.first_token, self.first_position);
+        let row = move |row| DraftRow {
+            token: token + row,
+            position: position + row as i32,
+        };
+        (0..self.tokens).map(row)
+    }
+}
+
+/// The keys of an item, and the row block whose table holds them.
+pub struct ItemKeys<'a> {
+    pub row_block: &'a Decode,
+    pub start: u32,
+    pub end: u32,
+    /// Whether they are the last of the row block.
+    pub is_leaf: bool,
+}
+
+impl ItemKeys<'_> {
+    /// Drafts them for rows: those of the row block, or of several that are `shared`.
+    #[inline(always)] // for the many row blocks that share nothing, most of it is constant
+    pub fn draft(
+        &self,
+        rows: Range<usize>,
+        mut shared: bool,
+        common: &mut Common,
+        input: &PartInput<'_>,
+        drafts: &mut Drafts,
+    ) {
+        let &Self {
+            row_block,
+            start,
+            end,
+            is_leaf,
+        } = self;
+        let per_tile = common.per_tile;
+        let whole = rows.len() <= per_tile;
+        shared |= !whole;
+        let mut next = rows.start;
+        while next < rows.end {
+            let begin = next;
+            next = rows.end.min(begin + per_tile);
+            let (mut kv_begin, mut kv_end) = (start, end);
+            if !common.draft.all_see {
+                let visible = input.visible(&drafts.rows[begin..next], end);
+                match common.split {
+                    // Whole chunks, or the rows at hand would move the tiles of others.
+                    SplitMode::Fixed { tokens } => {
+                        kv_begin = kv_begin.max(visible.start / tokens * tokens);
+                    }
+                    _ => (kv_begin, kv_end) = (kv_begin.max(visible.start), visible.end),
+                }
+            }
+            if kv_begin < kv_end {
+                let rows = (next - begin) as u32;
+                if rows != common.draft.rows {
+                    common.draft.rows = rows;
+                    common.draft.tile.m = input.tiles.row_tile(rows);
+                }
+                drafts.items.push(Draft {
+                    table: row_block.table,
+                    rows_begin: begin as u32,
+                    kv_begin,
+                    kv_end,
+                    leaves_partial: common.draft.leaves_partial || !is_leaf || start > 0,
+                    growable: kv_end == end,
+                    tail_of: if is_leaf && whole {
+                        row_block.row_block
+                    } else {
+                        NO_ROW_BLOCK
+                    },
+                    flags: WorkItem::GATHERED | if shared { WorkItem::SHARED_KEYS } else { 0 },
+                    ..common.draft
+                });
+            }
+        }
+    }
+}
