@@ -12,7 +12,6 @@ use tandem_attn::{
         pod::PodMode,
     },
     problem::{Batch, Compute, Dtype, KvLayout, Spec},
-    reference,
     tensor::{Element, F8E4M3, F8E5M2},
 };
 
@@ -65,6 +64,13 @@ fn spec(row: &KernelInfo, group: u32) -> Spec {
     }
 }
 
+/// Kernels with Ampere's instructions that only plans for newer GPUs have a use for.
+fn newer(gpu: &Gpu) -> DeviceDescription {
+    let mut device = DeviceDescription::named("h200").expect("it is built in");
+    device.sms = gpu.multiprocessors();
+    device
+}
+
 /// A batch that a kernel computes a part of.
 fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
     let tile = Tile {
@@ -86,9 +92,7 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
         seed: 0,
     };
     if planned.device.supports(&planned.spec).is_err() {
-        // Kernels with Ampere's instructions that only plans for newer GPUs have a use for.
-        planned.device = DeviceDescription::named("h200").expect("it is built in");
-        planned.device.sms = gpu.multiprocessors();
+        planned.device = newer(gpu);
     }
     match row.op {
         _ if row.op == Op::Pod || row.co_resident => {
@@ -239,6 +243,9 @@ pub fn run_hooked(
     planned.spec.variant.soft_cap = None;
     planned.spec = planned.spec.with_hooks(hooks);
     planned.spec.variant.sinks &= hooks.softmax;
+    if planned.device.supports(&planned.spec).is_err() {
+        planned.device = newer(gpu);
+    }
     run_varied(gpu, planned, row, seed, checked)
 }
 

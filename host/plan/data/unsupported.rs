@@ -62,6 +62,26 @@ pub enum Unsupported {
         /// The smallest of them that holds such heads, where one does.
         nearest: Option<(u32, u32)>,
     },
+    /// A variant of hooks for other heads or types, or on another device.
+    #[error(
+        "no kernel for {device} computes the variant {hooks:?} for a head dimension of {} in {dtype:?}: {there}; a line of \
+         `variant_kernels!` in a crate of one's own compiles others",
+        dims(*.head_dim_qk, *.head_dim_v)
+    )]
+    Hooks {
+        /// The device.
+        device: String,
+        /// The variant.
+        hooks: kernels_gpu::HooksName,
+        /// Head dimension of queries and keys.
+        head_dim_qk: u32,
+        /// Head dimension of values and outputs.
+        head_dim_v: u32,
+        /// The type that kernels have queries in.
+        dtype: Dtype,
+        /// What there is.
+        there: String,
+    },
     /// Outputs in F32, merged by those who write 16 bits.
     #[error(
         "outputs in F32 come from a merge of partial states by a kernel, and the CTAs of {device} that merge as they attend \

@@ -6,7 +6,7 @@ use super::DeviceDescription;
 use crate::{
     plan::{
         data::{Kernel, PlanError, Tile, Unsupported, dims},
-        model::tiles::{TileTable, alone, decode_of_tile, runnable, serves},
+        model::tiles::{TileTable, alone, decode_of_tile, has_hooks, runnable, serves},
     },
     problem::{Compute, Dtype, Padding, Spec},
 };
@@ -157,6 +157,27 @@ impl DeviceDescription {
         let mut prefills = rows(op).filter(of_cache);
         if self.prefill.keys.is_some() || prefills.clone().any(|row| serves(row, spec)) {
             return Ok(());
+        }
+        if let Some(hooks) = spec.variant.hooks {
+            let rows = prefills.filter(|row| has_hooks(hooks, row));
+            let of = |row: &KernelInfo| (row.head_dim, row.value_dim, format!("{:?}", row.element));
+            let mut there: Vec<_> = rows.map(of).collect();
+            there.sort_unstable();
+            there.dedup();
+            let name = |(qk, v, element): &(u32, u32, String)| {
+                format!("{} in {}", dims(*qk, *v), element.to_uppercase())
+            };
+            return Err(Unsupported::Hooks {
+                device: self.name.clone(),
+                hooks,
+                head_dim_qk: spec.head_dim_qk,
+                head_dim_v: spec.head_dim_v,
+                dtype: spec.on_kernels().q_dtype,
+                there: match there.is_empty() {
+                    true => "there are none that prompts can have".into(),
+                    false => format!("there are those of {}", list(there.iter().map(name))),
+                },
+            });
         }
         let soft_cap = spec.variant.soft_cap.is_some();
         let same_cap = |row: &&KernelInfo| row.cap == soft_cap;

@@ -90,7 +90,7 @@ pub(in crate::plan) fn serves(row: &KernelInfo, spec: &Spec) -> bool {
 }
 
 /// Whether there may be a kernel of the variant in the place of this one: of the library's own it is known.
-fn has_hooks(name: HooksName, row: &KernelInfo) -> bool {
+pub(in crate::plan) fn has_hooks(name: HooksName, row: &KernelInfo) -> bool {
     match BUILT_IN.iter().find(|hooks| hooks.name == name) {
         Some(hooks) => hooks.replaces(row),
         None => Hooks::replaceable(row),

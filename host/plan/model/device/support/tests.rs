@@ -124,6 +124,22 @@ fn element_types_without_a_kernel_are_named() {
     ));
 }
 
+/// What a variant lacks is told by its name.
+#[test]
+fn variants_name_what_there_is_of_them() {
+    let spec = Spec::new(8, 2, 128);
+    let sigmoid = spec.with_hooks(&crate::variants::SIGMOID);
+    assert_eq!(h200().supports(&sigmoid), Ok(()));
+    assert_eq!(
+        refused(&sigmoid.with_dtype(Dtype::F16)).to_string(),
+        "no kernel for h200 computes the variant \"sigmoid\" for a head dimension of 128 in F16: there are those of 128 in \
+         BF16; a line of `variant_kernels!` in a crate of one's own compiles others"
+    );
+    let a100 = DeviceDescription::named("a100").unwrap();
+    let error = a100.supports(&sigmoid).unwrap_err().to_string();
+    assert!(error.contains("none that prompts can have"), "{error}");
+}
+
 /// What asks for products of 8 bits has them, or is told what there is: nothing is computed in something else.
 #[test]
 fn products_of_8_bits_are_there_or_refused() {
