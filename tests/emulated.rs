@@ -179,20 +179,23 @@ fn scales_of_each_token_are_those_of_the_cpu() {
         v_strides: strides,
     };
     let views = [tensors.parts[0].view().with_scales(of_tokens)];
-    let run = |device: DeviceDescription, run: &dyn Fn(&Plan, &mut [bf16], &mut [f32])| {
-        let plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default());
+    fn results(
+        (spec, batch, device): (&Spec, &Batch, DeviceDescription),
+        run: impl Fn(&Plan, &mut [bf16], &mut [f32]),
+    ) -> (Vec<f64>, Vec<f64>) {
+        let plan = Planner::new().plan(spec, batch, &device, &PlanOptions::default());
         let plan = plan.expect("it can be planned");
         let rows = (plan.total_q * spec.q_heads) as usize;
         let (mut out, mut lse) = (vec![bf16::NAN; rows * 128], vec![f32::NAN; rows]);
         run(&plan, &mut out, &mut lse);
         (to_f64(&out), to_f64(&lse))
-    };
+    }
     let (q, cpu) = (&tensors.q, Cpu::new());
-    let right = run(cpu.device(), &|plan, out, lse| {
+    let right = results((&spec, &batch, cpu.device()), |plan, out, lse| {
         cpu.run(plan, q, &views, out, Some(lse))
             .expect("it is right");
     });
-    let got = run(emulated.device(), &|plan, out, lse| {
+    let got = results((&spec, &batch, emulated.device()), |plan, out, lse| {
         let run = emulated.run(plan, q, &views, out, Some(lse));
         run.expect("it is right");
     });

@@ -415,7 +415,7 @@ fn run_twice<T: Element, K: Element>(
 /// With elements that the case's seed draws. Decodes of e5m2 have neither a soft cap nor scales of each token.
 fn check_any(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
     let e5m2 = case.spec.variant.soft_cap.is_none() && case.granularity < 4;
-    match (case.seed % 3, e5m2 && case.seed / 3 % 3 == 0) {
+    match (case.seed % 3, e5m2 && (case.seed / 3).is_multiple_of(3)) {
         (0, false) => check::<f16, F8E4M3>(gpu, case),
         (_, false) => check::<bf16, F8E4M3>(gpu, case),
         (0, true) => check::<f16, F8E5M2>(gpu, case),
