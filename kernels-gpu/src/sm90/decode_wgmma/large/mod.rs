@@ -30,6 +30,8 @@ mod add;
 #[cfg(target_arch = "nvptx64")]
 mod feed;
 #[cfg(target_arch = "nvptx64")]
+mod queries;
+#[cfg(target_arch = "nvptx64")]
 mod shared;
 #[cfg(target_arch = "nvptx64")]
 mod weigh;
