@@ -1,5 +1,7 @@
 //! The planner: from specification and batch to plan, reusing its buffers.
 
+use kernels_gpu::registry::{KernelId, Loads};
+
 use super::{
     data::{
         Bound, MergeMode, PackRule, Plan, PlanError, PlanOptions, PodPlan, Rules, SplitMode,
@@ -11,7 +13,7 @@ use super::{
     model::{DeviceDescription, Model},
     split::{SplitInput, Splitter},
 };
-use crate::problem::{Batch, Spec};
+use crate::problem::{Batch, Part, Spec};
 
 /// Makes plans. Keep it from step to step: its buffers are reused, so that planning allocates nothing in
 /// the steady state.
@@ -75,7 +77,9 @@ impl Planner {
             self.model = Some(Model::new(spec, device, options.decode_tile)?);
         }
         batch.check(spec)?;
-        check_merges(spec, device, options)?;
+        if let Some(model) = &self.model {
+            check_heads(model, batch, options)?;
+        }
         if !batch.ancestors.is_empty() {
             device.supports_trees(spec)?;
         }
@@ -153,25 +157,55 @@ impl Planner {
     }
 }
 
-/// The kernels of latent heads leave merges to the merging kernel, and so do all where outputs are F32.
-fn check_merges(
-    spec: &Spec,
-    device: &DeviceDescription,
-    options: &PlanOptions,
-) -> Result<(), PlanError> {
-    if spec.latent && !device.is_cpu() && options.merge_mode == MergeMode::Fused {
-        return Err(Unsupported::Latent {
-            device: device.name.clone(),
-            what: "with merges by the CTAs that attend (MergeMode::Fused): give MergeMode::Auto or Kernel".into(),
+/// Merges and pages that the kernels of a model's heads do not have. Outputs in F32 come from the merging kernel.
+fn check_heads(model: &Model, batch: &Batch, options: &PlanOptions) -> Result<(), PlanError> {
+    let Model {
+        spec,
+        device,
+        tiles,
+        ..
+    } = model;
+    let kernels = || tiles.decodes().iter().filter_map(|choice| choice.kernel);
+    let fused = options.merge_mode == MergeMode::Fused;
+    if fused && kernels().any(|id| id.info().leaves_merges && !id.info().co_resident) {
+        let what =
+            "merges by the CTAs that attend (MergeMode::Fused): give MergeMode::Auto or Kernel";
+        return Err(match spec.latent {
+            true => Unsupported::Latent {
+                device: device.name.clone(),
+                what: what.replace("merges", "with merges"),
+            },
+            false => of_heads(model, what.into()),
         }
         .into());
     }
-    let fused = !device.is_cpu() && options.merge_mode == MergeMode::Fused;
-    if fused && spec.has_f32_outputs() {
+    if fused && spec.has_f32_outputs() && !device.is_cpu() {
         return Err(Unsupported::FusedF32 {
             device: device.name.clone(),
         }
         .into());
     }
-    Ok(())
+    // By tensor maps alone, which bring groups of 8 tokens: no other kernel has the heads.
+    let by_groups = |id: KernelId| {
+        let row = id.info();
+        row.takes_prompts && row.loads == Loads::Pages && id.by_rows().is_none()
+    };
+    let of_any_size = |part: &&Part| !part.table.page_size.is_multiple_of(8);
+    match batch.parts.iter().find(of_any_size) {
+        Some(part) if kernels().any(by_groups) => {
+            let size = part.table.page_size;
+            let what = format!("reads pages of {size} tokens: give pages of a multiple of 8");
+            Err(of_heads(model, what).into())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn of_heads(model: &Model, what: String) -> Unsupported {
+    Unsupported::Heads {
+        device: model.device.name.clone(),
+        head_dim_qk: model.spec.head_dim_qk,
+        head_dim_v: model.spec.head_dim_v,
+        what,
+    }
 }

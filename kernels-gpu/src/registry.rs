@@ -20,7 +20,7 @@ pub enum Family {
     PrefillF8,
     /// Hopper's decode of 8 and 16 rows.
     DecodeMma,
-    /// Hopper's decode of 64 and 128 rows, and of 8 beside a prefill.
+    /// Hopper's decode of 64 and 128 rows, of 8 beside a prefill, and of heads of 512.
     DecodeWgmma,
     /// Hopper's latent attention.
     Mla,
@@ -210,6 +210,13 @@ pub struct KernelInfo {
     pub co_resident: bool,
     /// Rows of a tile may have page tables of their own ([joint](crate::abi::WorkItem::JOINT) items).
     pub multi_table: bool,
+    /// Partial states are merged by a kernel behind it, never by its own CTAs.
+    pub leaves_merges: bool,
+    /// A decode that prompts take as well: for its heads there is no prefill.
+    pub takes_prompts: bool,
+    /// What tensor maps bring of keys and of values at a time: slabs of 64 columns, and tokens at most. None: all
+    /// slabs, and a page or 32 tokens.
+    pub boxes: Option<[[u32; 2]; 2]>,
     /// Blocks of keys in shared memory.
     pub stages: u32,
     /// Units that a CTA may claim at a time, at most.
@@ -248,6 +255,9 @@ impl KernelInfo {
             stands_in: false,
             co_resident: false,
             multi_table: false,
+            leaves_merges: false,
+            takes_prompts: false,
+            boxes: None,
             stages: 0,
             run: 1,
             threads: 0,
@@ -329,12 +339,13 @@ pub(crate) const fn registers(threads: u32, ctas: u32) -> u32 {
 }
 
 /// The tables of all families.
-const TABLES: [&[&[KernelInfo]]; 13] = [
+const TABLES: [&[&[KernelInfo]]; 14] = [
     sm90::prefill::ROWS,
     sm90::prefill::f8::ROWS,
     sm90::decode_mma::ROWS,
     sm90::decode_wgmma::narrow::ROWS,
     sm90::decode_wgmma::wide::ROWS,
+    sm90::decode_wgmma::large::ROWS,
     sm90::mla::ROWS,
     sm80::prefill::ROWS,
     sm80::decode::TABLE,

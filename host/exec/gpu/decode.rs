@@ -26,7 +26,7 @@ use walk::{Walk, slab};
 /// with it.
 #[derive(Clone, Copy, Debug)]
 pub struct DecodeCall<'a> {
-    /// The heads: dimensions 64, 128 or 256, or latent ones of 576 and 512.
+    /// The heads: dimensions 64, 128, 256 or 512, or latent ones of 576 and 512.
     pub spec: &'a Spec,
     /// How the launch goes about it.
     pub tile: DecodeTile,
@@ -153,7 +153,7 @@ impl Gpu {
             let rule = format!("at most {}, those of {}", row.rows, row.name);
             return Err(extent("the tile", "rows", rows as usize, rule));
         }
-        if row.co_resident && call.arrivals.is_some() {
+        if row.leaves_merges && call.arrivals.is_some() {
             let rule = format!("0: {} leaves merges to others", row.name);
             return Err(extent("arrivals", "counters", call.merges.len, rule));
         }
@@ -196,12 +196,12 @@ fn check(call: &DecodeCall<'_>) -> Result<(), Error> {
     } = *call;
     spec.check()?;
     let (dim, value_dim) = (spec.head_dim_qk as usize, spec.head_dim_v as usize);
-    if !spec.latent && (!matches!(dim, 64 | 128 | 256) || value_dim != dim) {
+    if !spec.latent && (!matches!(dim, 64 | 128 | 256 | 512) || value_dim != dim) {
         return Err(extent(
             "the pool",
             "elements in a head",
             dim,
-            "64, 128 or 256, the same for keys and values",
+            "64, 128, 256 or 512, the same for keys and values",
         ));
     }
     let of_8_bits = pool.dtype.bytes() == 1;
@@ -293,7 +293,7 @@ fn parameters(
     call: &DecodeCall<'_>,
     row: &KernelInfo,
     maps: &mut Maps,
-) -> Result<(DecodeParams, ShapeId), Error> {
+) -> Result<(DecodeParams, [ShapeId; 2]), Error> {
     let DecodeCall {
         spec, tile, pool, ..
     } = *call;
@@ -315,20 +315,23 @@ fn parameters(
     let piece_tokens = (1 << page_size.trailing_zeros()).min(BOX_TOKENS);
     let mut outside = fits("pages × KV heads", walk.dims[4] as usize, COUNTED)?;
     let slabs = walked.head_dim_qk / slab(walked.head_dim_qk, pool.dtype);
-    let mut shape = walk.shape(pool.dtype, slabs, piece_tokens);
+    let boxes = row.boxes.unwrap_or([[slabs, piece_tokens]; 2]);
+    let mut shapes =
+        boxes.map(|[slabs, tokens]| walk.shape(pool.dtype, slabs, tokens.min(piece_tokens)));
     let mut steps = [walk.half_per_head, walk.page_per_page, walk.page_per_head];
     if let Some(padded) = padded {
         outside = padded.places;
-        shape = padded.shape(pool.dtype, piece_tokens);
+        shapes = [padded.shape(pool.dtype, piece_tokens); 2];
         steps = [0, padded.places_per_page, 1];
     }
-    let (shape, k_map) = maps.make("k", pool.k, shape)?;
+    let (k_shape, k_map) = maps.make("k", pool.k, shapes[0])?;
+    let (v_shape, v_map) = maps.make("v", pool.v, shapes[1])?;
     let mut attention = attention(call, 1)?;
     attention.units /= row.kv_heads;
     attention.group *= row.kv_heads;
     let parameters = DecodeParams {
         k_map,
-        v_map: maps.at("v", pool.v, shape)?,
+        v_map,
         attention,
         group: Divisor::new(spec.group()),
         kv_heads: Divisor::new(walked.kv_heads),
@@ -343,7 +346,7 @@ fn parameters(
         long: tile.long.into(),
         reserved: 0,
     };
-    Ok((parameters, shape))
+    Ok((parameters, [k_shape, v_shape]))
 }
 
 /// Heads and strides of a pool whose KV heads are taken so many at a time, as one row.

@@ -227,7 +227,7 @@ pub(super) struct Step {
     reason = "steps lie one after the other, and the largest are the usual ones"
 )]
 pub(super) enum Parameters {
-    Decode(DecodeParams, ShapeId),
+    Decode(DecodeParams, [ShapeId; 2]),
     Latent(LatentParams, LatentShapes),
     DecodeRows(GatherDecodeParams),
     Prefill(PrefillParams, Shapes),
@@ -250,12 +250,12 @@ impl Step {
         let pool = &tensors.pools[self.part];
         let scales = pool.scales.parameters(spec, pool, tensors.q.shape[0])?;
         match &mut self.parameters {
-            Parameters::Decode(params, shape) => {
+            Parameters::Decode(params, [k, v]) => {
                 params.attention.scales = scales;
                 let known = &params.attention;
                 if (known.k, known.v) != (pool.k, pool.v) {
-                    params.k_map = maps.at("k", pool.k, *shape)?;
-                    params.v_map = maps.at("v", pool.v, *shape)?;
+                    params.k_map = maps.at("k", pool.k, *k)?;
+                    params.v_map = maps.at("v", pool.v, *v)?;
                 }
                 point(&mut params.attention, tensors, pool);
             }

@@ -102,6 +102,18 @@ pub enum Unsupported {
         /// In which form.
         what: String,
     },
+    /// Something that the kernels of some heads do not do.
+    #[error("no kernel for {device} with a head dimension of {} {what}", dims(*.head_dim_qk, *.head_dim_v))]
+    Heads {
+        /// The device.
+        device: String,
+        /// Head dimension of queries and keys.
+        head_dim_qk: u32,
+        /// Head dimension of values and outputs.
+        head_dim_v: u32,
+        /// What it is, and what to do instead.
+        what: String,
+    },
     /// Products of 8 bits ([`Compute::F8`](crate::problem::Compute)).
     #[error(
         "no prefill kernel for {device} has products of 8 bits for a head dimension of {}, keys and values in \

@@ -296,6 +296,16 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
             state_ns: Some(200.0),
             ..rows_64
         },
+        // Heads of 512: by bytes and products, not measured.
+        TileCost {
+            head_dim: Some(512),
+            share: 1,
+            alone: 1.0,
+            flops_per_ns: 450_000.0,
+            unit_ns: 3000.0,
+            state_ns: Some(200.0),
+            ..rows_64
+        },
         rows_64,
         TileCost {
             m: 128,

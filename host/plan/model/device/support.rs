@@ -139,7 +139,8 @@ impl DeviceDescription {
         })
     }
 
-    /// Every batch may have prefills. Heads without a decode kernel are prefills altogether; latent heads are decodes.
+    /// Every batch may have prefills. Heads without a decode kernel are prefills altogether; latent heads and those of
+    /// 512 are decodes.
     fn check_dims(&self, spec: &Spec) -> Result<(), Unsupported> {
         if spec.latent {
             return self.check_latent(spec);
@@ -154,7 +155,8 @@ impl DeviceDescription {
             true => Op::Prefill,
             false => Op::Decode,
         };
-        let mut prefills = rows(op).filter(of_cache);
+        let prompts = rows(Op::Decode).filter(|row| row.takes_prompts && !row.latent);
+        let mut prefills = rows(op).chain(prompts).filter(of_cache);
         if self.prefill.keys.is_some() || prefills.clone().any(|row| serves(row, spec)) {
             return Ok(());
         }

@@ -313,8 +313,11 @@ impl TileTable {
         }
         self.decode
             .retain(|choice| choice.tile.m >= self.decode_pack);
-        // Where only decode was compiled for the cache it takes prefills, too.
-        let decode_only = spec.kv_dtype != spec.on_kernels().q_dtype && !self.decode.is_empty();
+        // Where only decode was compiled for the heads or the cache it takes prefills, too.
+        let takes_prompts =
+            |choice: &Choice| choice.kernel.is_some_and(|id| id.info().takes_prompts);
+        let decode_only = spec.kv_dtype != spec.on_kernels().q_dtype && !self.decode.is_empty()
+            || self.decode.iter().any(takes_prompts);
         if self.prefill.is_empty() && !spec.latent && !decode_only {
             return Err(no_tile(Kernel::Prefill));
         }

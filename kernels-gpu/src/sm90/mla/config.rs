@@ -58,6 +58,8 @@ mod rows {
             head_dim: HEAD_DIM,
             value_dim: VALUE_DIM,
             latent: true,
+            leaves_merges: true,
+            takes_prompts: true,
             threads: THREADS,
             registers: registers(THREADS, 1),
             ctas_per_sm: 1,

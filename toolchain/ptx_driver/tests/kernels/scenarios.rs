@@ -191,6 +191,14 @@ pub fn scenarios() -> Vec<Scenario> {
             arch: Some(Arch::Sm80),
             ..scenario("decode, Ampere", 4, 64, DECODES)
         },
+        Scenario {
+            kv_heads: 2,
+            ..scenario("decode, heads of 512", 8, 512, DECODES)
+        },
+        Scenario {
+            options: options(cut, MergeMode::Kernel, serial),
+            ..scenario("new tokens, heads of 512, cut", 8, 512, NEW_TOKENS)
+        },
         latent("latent, 64 heads", 64, 64, LATENT),
         latent("latent, 128 heads", 128, 16, LATENT),
         latent("latent, odd heads", 3, 8, LATENT),
@@ -254,6 +262,7 @@ pub const EXPECTED: &[&str] = &[
     "decode_64x128_d64_bf16",
     "decode_128x128_d64_bf16",
     "decode_8x32_d64_bf16_cap",
+    "decode_64x64_d512_bf16",
     "sm80_decode_16x32_d64_bf16",
     "mla_64x32_bf16",
     "mla_rows_64x32_bf16",

@@ -32,6 +32,10 @@ fn heads_that_were_compiled_are_supported_and_others_name_the_nearest() {
     }
     let uneven = Spec::new(32, 8, 192).with_head_dim_v(128);
     assert_eq!(h200().supports(&uneven), Ok(()));
+    // By decodes that take prompts, too.
+    let large = Spec::new(16, 2, 512);
+    assert_eq!(h200().supports(&large), Ok(()));
+    assert_eq!(h200().supports(&large.with_dtype(Dtype::F16)), Ok(()));
 
     let nearest = |spec: &Spec| match refused(spec) {
         Unsupported::HeadDim { nearest, .. } => nearest,
@@ -43,11 +47,13 @@ fn heads_that_were_compiled_are_supported_and_others_name_the_nearest() {
         Some((192, 128))
     );
     assert_eq!(nearest(&uneven.with_soft_cap(30.0)), Some((256, 256)));
-    assert_eq!(nearest(&Spec::new(32, 8, 512)), None);
+    assert_eq!(nearest(&Spec::new(32, 8, 320)), Some((512, 512)));
+    assert_eq!(nearest(&large.with_soft_cap(30.0)), None);
+    assert_eq!(nearest(&Spec::new(32, 8, 528)), None);
     assert_eq!(
         refused(&Spec::new(32, 8, 240)).to_string(),
-        "no kernel for h200 has a head dimension of 240: there are 64, 128, 192 with values of 128, 256; 256 is the \
-         nearest, to pad the heads with zeros to"
+        "no kernel for h200 has a head dimension of 240: there are 64, 128, 192 with values of 128, 256, 512; 256 \
+         is the nearest, to pad the heads with zeros to"
     );
 }
 

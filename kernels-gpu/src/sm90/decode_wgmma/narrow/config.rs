@@ -47,6 +47,7 @@ mod rows {
             head_dim: shape.head_dim,
             value_dim: shape.head_dim,
             co_resident: true,
+            leaves_merges: true,
             stages: shape.stages,
             threads: shape.threads(),
             registers: REGISTERS[0],

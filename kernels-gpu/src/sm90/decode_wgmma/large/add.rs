@@ -1,0 +1,171 @@
+//! The warpgroups that add: P·V of half of the columns each, and results.
+
+use cuda_std::{
+    barrier, mbarrier, ptr, shared, thread, warp,
+    wgmma::{self, Descriptor, Swizzle},
+};
+
+use super::{
+    super::super::{mma::swap, pipeline::Pipeline, uniform},
+    config::{HEAD_DIM, QUERY_SLABS, VALUE_PIECES, VALUE_STAGES, WEIGHTS_STEP},
+    free_again, ready,
+    shared::{Shared, Unit},
+};
+use crate::{
+    abi::{DIRECT, DecodeParams},
+    common::half::Half,
+};
+
+const WARP: u32 = warp::FULL_MASK;
+
+/// Columns of a warpgroup, and outputs of a thread: those of 64 rows, in two parts by columns.
+const HALF: u32 = HEAD_DIM / 2;
+const O: usize = HALF as usize / 4;
+
+/// Works through all units, in the half `H` of the columns.
+///
+/// # Safety
+/// A whole warpgroup comes here, the other one with the other half; the barriers are initialised.
+#[inline(always)]
+pub(super) unsafe fn add<T: Half, const H: u32>(p: &DecodeParams, s: Shared) {
+    // Bytes of 8 keys in a piece of values.
+    const GROUP: u32 = QUERY_SLABS * 1024;
+    let lane = warp::lane_id();
+    // SAFETY: whole warps here and in everything below.
+    let warp = unsafe { uniform(thread::thread_idx_x() % 128 / 32) };
+    let mut slots = Pipeline::<2>::CONSUMER;
+    // A block's pieces take every place once: the phase of all places.
+    const { assert!(VALUE_STAGES == VALUE_PIECES) };
+    let mut parity = 0;
+
+    // SAFETY: a whole warpgroup; the barriers say what has arrived and what may be written again.
+    unsafe {
+        barrier::bar_arrive(free_again(H, 0), 256);
+        barrier::bar_arrive(free_again(H, 1), 256);
+        loop {
+            let slot = slots.stage;
+            mbarrier::wait(s.unit_full(slot), slots.parity);
+            let unit = Unit::load(s.unit(slot));
+            if unit.tokens == 0 {
+                return;
+            }
+            let mut left = uniform(unit.blocks);
+            let mut turn = 0;
+            let mut o = [[0.0; O]; 2];
+            while left > 0 {
+                barrier::bar_sync(ready(H, turn), 256);
+                let grew = shared::load_u32(s.grew(turn, warp)) != 0;
+                if warp::warp_vote_any(WARP, grew) {
+                    let row = warp * 16 + lane / 4;
+                    let factors = [0, 8].map(|h| shared::load_f32(s.factor(turn, row + h)));
+                    let mut i = 0;
+                    while i < O {
+                        o[0][i] *= factors[i / 2 % 2];
+                        o[1][i] *= factors[i / 2 % 2];
+                        i += 1;
+                    }
+                }
+                let at = s.weights_of(turn, warp * 32 + lane);
+                let mut step = 0;
+                while step < VALUE_PIECES {
+                    mbarrier::wait(s.values_full(step), parity);
+                    let values = uniform(s.values(step) + H * (GROUP / 2));
+                    let values = Descriptor::new(values, 1024, GROUP, Swizzle::B128);
+                    // One step at a time: there are no registers for the weights of two. The other warpgroups have
+                    // products meanwhile.
+                    let mut weights = shared::load_u32x4(at + step * WEIGHTS_STEP);
+                    wgmma::fence_operand(&mut weights);
+                    if step == VALUE_PIECES - 1 {
+                        // In registers all of them: their place may be written.
+                        barrier::bar_arrive(free_again(H, turn), 256);
+                    }
+                    wgmma::fence();
+                    // Two products: ptxas has 128 registers for each thread to begin with, and outputs of one would
+                    // be as many.
+                    wgmma::mma_rs::<T, true, true, _>(&mut o[0], weights, values);
+                    wgmma::mma_rs::<T, true, true, _>(&mut o[1], weights, values.advance(2 * 1024));
+                    wgmma::commit_group();
+                    wgmma::wait_group::<0>();
+                    wgmma::fence_operand(&mut o[0]);
+                    wgmma::fence_operand(&mut o[1]);
+                    wgmma::fence_operand(&mut weights);
+                    if lane == 0 {
+                        mbarrier::arrive(s.values_free(step));
+                    }
+                    step += 1;
+                }
+                parity ^= 1;
+                turn ^= 1;
+                left -= 1;
+            }
+            mbarrier::wait(s.inverses_full(slot), slots.parity);
+            write::<T, H>(p, s, slot, &o, warp);
+            mbarrier::arrive(s.unit_free(slot));
+            slots.advance();
+        }
+    }
+}
+
+/// Writes half of the columns of 16 rows of a warp, to the output or to partial states.
+///
+/// # Safety
+/// A whole warp comes here; the accumulators and what they are multiplied by are there.
+#[inline(always)]
+unsafe fn write<T: Half, const H: u32>(
+    p: &DecodeParams,
+    s: Shared,
+    slot: u32,
+    o: &[[f32; O]; 2],
+    warp: u32,
+) {
+    let a = &p.attention;
+    // Opaque here: or what follows from them is computed before the main loop and takes its registers.
+    let mut here = [warp::lane_id(), warp * 16];
+    wgmma::fence_operand(&mut here);
+    let [lane, first_row] = here;
+    // SAFETY: whole warps; the unit stays until this warp has arrived; its rows are this thread's alone.
+    unsafe {
+        let unit = Unit::load(s.unit(slot));
+        let mut h = 0;
+        while h < 2 {
+            let row = first_row + lane / 4 + 8 * h as u32;
+            let inverse = shared::load_f32(s.inverse(slot, row));
+            let (token, in_group) = p.group.div_rem(row);
+            let head = unit.head * a.group + in_group;
+            let there = token < unit.tokens;
+            let row = s.load_row(slot, token.min(unit.tokens - 1));
+            let direct = there && row.slot == DIRECT;
+            if warp::warp_vote_any(WARP, direct) {
+                let element = u64::from(row.token) * u64::from(a.out_token_stride)
+                    + u64::from(head * HEAD_DIM + H * HALF + lane % 4 * 8);
+                let out = a.out + element * 2;
+                let packed =
+                    |i: usize| T::pack(o[i / O][i % O] * inverse, o[i / O][i % O + 1] * inverse);
+                let mut j = 0;
+                while j < O / 8 {
+                    // Four lanes of a row swap until each has 16 bytes.
+                    let mut words = [0, 4, 8, 12].map(|i| packed(16 * j + i + 2 * h));
+                    swap(&mut words, [(0, 1), (2, 3)], lane & 1 != 0, 1);
+                    swap(&mut words, [(0, 2), (1, 3)], lane & 2 != 0, 2);
+                    if direct {
+                        ptr::store_u32x4((out + 64 * j as u64) as *mut u32, words);
+                    }
+                    j += 1;
+                }
+            }
+            if there && !direct {
+                let state = u64::from(row.slot) * u64::from(a.q_heads) + u64::from(head);
+                let column = H * HALF + lane % 4 * 2;
+                let out = a.partial_out + (state * u64::from(HEAD_DIM) + u64::from(column)) * 4;
+                let mut j = 0;
+                while j < O / 2 {
+                    let at = 4 * j + 2 * h;
+                    let pair = [o[at / O][at % O] * inverse, o[at / O][at % O + 1] * inverse];
+                    ptr::store_f32x2((out + 32 * j as u64) as *mut f32, pair);
+                    j += 1;
+                }
+            }
+            h += 1;
+        }
+    }
+}

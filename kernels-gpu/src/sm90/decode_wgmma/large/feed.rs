@@ -1,0 +1,318 @@
+//! The warps that feed: one claims units, one brings keys and one values.
+
+use cuda_std::{
+    fence, mbarrier, misc, ptr, shared, thread,
+    tma::{self, TensorMap},
+    warp,
+};
+
+use super::{
+    super::super::pipeline::Pipeline,
+    CLAIM_AHEAD,
+    config::{
+        BLOCK_KEYS, HEAD_DIM, KEY_PIECES, KEY_STAGES, PIECE_BYTES, PIECE_KEYS, PIECE_SLABS,
+        VALUE_PIECES, VALUE_STAGES,
+    },
+    shared::{Shared, Unit},
+};
+use crate::{
+    abi::{DecodeParams, QueryRow, WorkItem},
+    common::{decode::produce::Header, tile_counter},
+};
+
+const WARP: u32 = warp::FULL_MASK;
+
+// ---- Units -------------------------------------------------------------------------------------
+
+/// Claims unit after unit, each when the one before comes to its end, publishes what it is and asks for its queries.
+///
+/// # Safety
+/// A whole warp comes here; the barriers are initialised.
+#[inline(always)]
+pub(super) unsafe fn claim(p: &DecodeParams, s: Shared) {
+    // SAFETY: as the launch is.
+    let a = &unsafe { p.attention.of_this_plan() };
+    let lane = warp::lane_id();
+    let ctas = thread::grid_dim_x();
+    let mut unit = thread::block_idx_x();
+    let mut slots = Pipeline::<2>::PRODUCER;
+    let mut ends = Pipeline::<1>::CONSUMER;
+    // SAFETY: a whole warp; the barriers say what belongs to whom.
+    unsafe {
+        while unit < a.units {
+            let header = Header::load(a, p.kv_heads, unit);
+            let item = &header.item;
+            let first = item.kv_begin & !(p.piece_tokens - 1);
+            let described = Unit {
+                tokens: item.rows,
+                head: header.head,
+                position: item.position,
+                table: item.table,
+                first,
+                kv_begin: item.kv_begin,
+                kv_end: item.kv_end,
+                // A unit without keys walks one block, all of it masked.
+                blocks: ((item.kv_end - first + BLOCK_KEYS - 1) / BLOCK_KEYS).max(1),
+                flags: item.flags,
+            };
+            mbarrier::wait(s.unit_free(slots.stage), slots.parity);
+            if lane == 0 {
+                described.store(s.unit(slots.stage));
+            }
+            // The loaders begin while the rows are looked up.
+            mbarrier::arrive(s.unit_full(slots.stage));
+            let mut token = lane;
+            while token < item.rows {
+                let QueryRow {
+                    token: of,
+                    position,
+                    slot,
+                    merge,
+                } = header.load_row(a, token);
+                let row = [of, position as u32, slot, merge];
+                shared::store_u32x4(s.row(slots.stage, token), row);
+                token += 32;
+            }
+            mbarrier::arrive(s.rows_full(slots.stage));
+            ask_for_queries(p, s, slots.stage, &described);
+            slots.advance();
+            if described.blocks >= CLAIM_AHEAD {
+                mbarrier::wait(s.ends_soon(), ends.parity);
+                ends.advance();
+            }
+            let ticket = if lane == 0 { a.ticket() } else { 0 };
+            unit = ctas + warp::warp_shuffle_idx(WARP, ticket, 0, 32);
+        }
+        mbarrier::wait(s.unit_free(slots.stage), slots.parity);
+        if lane == 0 {
+            Unit::NONE.store(s.unit(slots.stage));
+        }
+        mbarrier::arrive(s.unit_full(slots.stage));
+    }
+}
+
+/// The queries of a unit, to L2: who multiplies them copies them when the unit before is done.
+///
+/// # Safety
+/// A whole warp, which has listed the rows.
+#[inline(always)]
+unsafe fn ask_for_queries(p: &DecodeParams, s: Shared, slot: u32, unit: &Unit) {
+    const LINE: u32 = 128;
+    let a = &p.attention;
+    // SAFETY: lanes read rows of others.
+    unsafe { warp::sync_warp(WARP) };
+    let lines = a.group * (HEAD_DIM * 2 / LINE);
+    let mut token = 0;
+    while token < unit.tokens {
+        // SAFETY: the unit has the token, which has the heads of the group.
+        unsafe {
+            let of = shared::load_u32(s.row(slot, token));
+            let element = u64::from(of) * u64::from(a.q_token_stride)
+                + u64::from(unit.head * a.group * HEAD_DIM);
+            let mut line = warp::lane_id();
+            while line < lines {
+                ptr::prefetch_l2((a.q + element * 2 + u64::from(line * LINE)) as *const u8);
+                line += 32;
+            }
+        }
+        token += 1;
+    }
+}
+
+// ---- Keys and values ---------------------------------------------------------------------------
+
+/// The next unit; none: the work is done.
+///
+/// # Safety
+/// A whole warp comes here.
+#[inline(always)]
+unsafe fn unit_of(s: Shared, slot: u32, parity: u32) -> Unit {
+    // SAFETY: the barriers say what belongs to whom; a whole warp.
+    unsafe {
+        mbarrier::wait(s.unit_full(slot), parity);
+        Unit::load(s.unit(slot))
+    }
+}
+
+/// What becomes of a unit's keys in L2: those that other CTAs read, too, are kept for them.
+#[inline(always)]
+unsafe fn policy_of(p: &DecodeParams, unit: &Unit) -> u64 {
+    // SAFETY: as the launch is.
+    let long = unsafe { tile_counter::is_long(p.long, p.attention.record) };
+    match unit.flags & WorkItem::SHARED_KEYS != 0 {
+        true => ptr::evict_last_policy(),
+        false if long => ptr::evict_unchanged_policy(),
+        false => ptr::evict_first_policy(),
+    }
+}
+
+/// Where the box of a key lies; behind the item's keys it is zero.
+#[inline(always)]
+unsafe fn corner_of(p: &DecodeParams, unit: &Unit, key: u32) -> [i32; 5] {
+    let slab = (unit.head * p.half_per_head) as i32;
+    if key >= unit.kv_end {
+        return [0, 0, slab, 0, p.outside as i32];
+    }
+    let (page, in_page) = p.page_size.div_rem(key);
+    let entry = p.attention.page_ids + u64::from(unit.table + page) * 4;
+    // SAFETY: the table has a page for each key of the item.
+    let id = unsafe { ptr::load_nc_u32(entry as *const u32) };
+    let page = id * p.page_per_page + unit.head * p.page_per_head;
+    [0, 0, slab, (in_page / 8) as i32, page as i32]
+}
+
+/// Brings the keys of all units: pieces of 128 columns.
+///
+/// # Safety
+/// A whole warp comes here; `map` is that of the keys, and the barriers are initialised.
+#[inline(always)]
+pub(super) unsafe fn load_keys(p: &DecodeParams, map: *const TensorMap, s: Shared) {
+    let lane = warp::lane_id();
+    let key = lane * p.piece_tokens;
+    let mine = key < BLOCK_KEYS;
+    let mut slots = Pipeline::<2>::CONSUMER;
+    let mut stages = Pipeline::<KEY_STAGES>::PRODUCER;
+    // SAFETY: a whole warp; the barriers say what belongs to whom.
+    unsafe {
+        loop {
+            let unit = unit_of(s, slots.stage, slots.parity);
+            if unit.tokens == 0 {
+                return;
+            }
+            let policy = policy_of(p, &unit);
+            let mut at = unit.first + key;
+            let mut left = unit.blocks;
+            while left > 0 {
+                if lane == 0 && left == CLAIM_AHEAD {
+                    mbarrier::arrive(s.ends_soon());
+                }
+                left -= 1;
+                // From shared memory for each block: there are few registers.
+                let unit = Unit::load(s.unit(slots.stage));
+                let mut corner = [0; 5];
+                if mine {
+                    corner = corner_of(p, &unit, at);
+                }
+                let mut piece = misc::opaque(0);
+                while piece < KEY_PIECES {
+                    mbarrier::wait(s.keys_free(stages.stage), stages.parity);
+                    let full = s.keys_full(stages.stage);
+                    if lane == 0 {
+                        mbarrier::arrive_expect_tx(full, PIECE_BYTES);
+                    }
+                    warp::sync_warp(WARP);
+                    if mine {
+                        let target = s.keys(stages.stage) + key * (PIECE_SLABS * 128);
+                        tma::load_tensor_hint(target, map, corner, full, policy);
+                    }
+                    corner[2] += PIECE_SLABS as i32;
+                    stages.advance();
+                    piece += 1;
+                }
+                at += BLOCK_KEYS;
+            }
+            mbarrier::arrive(s.unit_free(slots.stage));
+            slots.advance();
+        }
+    }
+}
+
+/// Sets a key's values to zero, whose first slab begins at `row`.
+///
+/// # Safety
+/// A whole warp comes here; the piece is its own.
+#[inline(always)]
+unsafe fn clear(row: u32) {
+    // Opaque: or addresses of lanes are kept in registers.
+    let lane = misc::opaque(warp::lane_id());
+    let at = row + lane / 8 * 1024 + lane % 8 * 16;
+    // SAFETY: as above. The row is zero, however it is swizzled.
+    unsafe {
+        shared::store_u32x4(at, [0; 4]);
+        shared::store_u32x4(at + 4096, [0; 4]);
+    }
+}
+
+/// Brings the values of all units: pieces of 16 keys. What is not the item's becomes zero: it may be anything, and a
+/// weight of 0 does not keep a NaN out.
+///
+/// # Safety
+/// A whole warp comes here; `map` is that of the values, and the barriers are initialised.
+#[inline(always)]
+pub(super) unsafe fn load_values(p: &DecodeParams, map: *const TensorMap, s: Shared) {
+    const ROW_BYTES: u32 = HEAD_DIM * 2;
+    let lane = warp::lane_id();
+    // A lane has a box in one of the pieces; it looks the page up once a block.
+    let key = lane << p.piece_tokens.min(PIECE_KEYS).trailing_zeros();
+    let (mine, in_piece) = (key / PIECE_KEYS, key % PIECE_KEYS);
+    // A block's pieces take every place once: the phase of all places.
+    const { assert!(VALUE_STAGES == VALUE_PIECES) };
+    let mut parity = 1;
+    // Place and phase in one register.
+    let mut units = 0;
+    let mut tails = 0;
+    // SAFETY: a whole warp; the barriers say what belongs to whom.
+    unsafe {
+        loop {
+            let slot = units & 1;
+            let unit = unit_of(s, slot, units >> 1 & 1);
+            if unit.tokens == 0 {
+                return;
+            }
+            let mut begin = unit.first;
+            let mut left = unit.blocks;
+            while left > 0 {
+                left -= 1;
+                // From shared memory for each block: there are few registers.
+                let unit = Unit::load(s.unit(slot));
+                let policy = policy_of(p, &unit);
+                let mut corner = [0; 5];
+                if mine < VALUE_PIECES {
+                    corner = corner_of(p, &unit, begin + mine * PIECE_KEYS + in_piece);
+                }
+                let mut piece = misc::opaque(0);
+                while piece < VALUE_PIECES {
+                    let past = begin + PIECE_KEYS;
+                    let starts = begin < unit.kv_begin;
+                    let ends = begin < unit.kv_end && past > unit.kv_end;
+                    let tail = starts || ends;
+                    mbarrier::wait(s.values_free(piece), parity);
+                    let full = s.values_full(piece);
+                    let arrival = if tail { s.tail() } else { full };
+                    if lane == 0 {
+                        mbarrier::arrive_expect_tx(arrival, PIECE_BYTES);
+                    }
+                    warp::sync_warp(WARP);
+                    let target = s.values(piece);
+                    if mine == piece {
+                        let target = target + in_piece * ROW_BYTES;
+                        tma::load_tensor_hint(target, map, corner, arrival, policy);
+                    }
+                    if tail {
+                        mbarrier::wait(arrival, tails);
+                        tails ^= 1;
+                        let first = unit.kv_begin.saturating_sub(begin).min(PIECE_KEYS);
+                        let last = unit.kv_end.saturating_sub(begin).min(PIECE_KEYS);
+                        let mut key = misc::opaque(0);
+                        while key < PIECE_KEYS {
+                            if key < first || key >= last {
+                                clear(target + key / 8 * (8 * ROW_BYTES) + key % 8 * 128);
+                            }
+                            key += 1;
+                        }
+                        fence::proxy_async_shared();
+                        warp::sync_warp(WARP);
+                        if lane == 0 {
+                            mbarrier::arrive(full);
+                        }
+                    }
+                    begin = past;
+                    piece += 1;
+                }
+                parity ^= 1;
+            }
+            mbarrier::arrive(s.unit_free(slot));
+            units += 1;
+        }
+    }
+}

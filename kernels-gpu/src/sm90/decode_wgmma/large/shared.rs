@@ -1,0 +1,240 @@
+//! What the warps of a CTA share: units, their rows, pieces of keys and values, weights, barriers.
+
+use cuda_std::{fence, mbarrier, shared, thread, warp};
+
+use super::config::{
+    BARRIERS, KEY_STAGES, Offsets, PIECE_BYTES, THREADS, TILE_ROWS, UNIT_BYTES, VALUE_STAGES,
+    WEIGHTS_BYTES,
+};
+use crate::abi::QueryRow;
+
+/// What the claiming warp passes on about a unit.
+#[derive(Clone, Copy)]
+pub(super) struct Unit {
+    /// Query tokens; none ends the work.
+    pub tokens: u32,
+    /// The KV head.
+    pub head: u32,
+    /// Smallest position among the query tokens.
+    pub position: i32,
+    /// First page of the table.
+    pub table: u32,
+    /// Where the first block begins.
+    pub first: u32,
+    /// The item's keys.
+    pub kv_begin: u32,
+    pub kv_end: u32,
+    /// Blocks of keys, at least one.
+    pub blocks: u32,
+    /// As [`WorkItem::flags`](crate::abi::WorkItem::flags).
+    pub flags: u32,
+}
+
+impl Unit {
+    /// The end of all work.
+    pub const NONE: Self = Self {
+        tokens: 0,
+        head: 0,
+        position: 0,
+        table: 0,
+        first: 0,
+        kv_begin: 0,
+        kv_end: 0,
+        blocks: 0,
+        flags: 0,
+    };
+
+    /// Writes it to its place.
+    ///
+    /// # Safety
+    /// `at` is one of [`Shared::unit`]'s, and the caller's to write.
+    #[inline(always)]
+    pub unsafe fn store(&self, at: u32) {
+        // SAFETY: the caller owns the unit's 48 bytes.
+        unsafe {
+            shared::store_u32x4(
+                at,
+                [self.tokens, self.head, self.position as u32, self.table],
+            );
+            shared::store_u32x4(
+                at + 16,
+                [self.first, self.kv_begin, self.kv_end, self.blocks],
+            );
+            shared::store_u32(at + 32, self.flags);
+        }
+    }
+
+    /// Reads it from its place.
+    ///
+    /// # Safety
+    /// `at` is one of [`Shared::unit`]'s; the unit was stored, and its barrier completed.
+    #[inline(always)]
+    pub unsafe fn load(at: u32) -> Self {
+        // SAFETY: the unit was stored and its barrier completed.
+        unsafe {
+            let [tokens, head, position, table] = shared::load_u32x4(at);
+            let [first, kv_begin, kv_end, blocks] = shared::load_u32x4(at + 16);
+            Self {
+                tokens,
+                head,
+                position: position as i32,
+                table,
+                first,
+                kv_begin,
+                kv_end,
+                blocks,
+                flags: shared::load_u32(at + 32),
+            }
+        }
+    }
+}
+
+/// Shared addresses.
+#[derive(Clone, Copy)]
+pub(super) struct Shared {
+    pub base: u32,
+}
+
+impl Shared {
+    const AT: Offsets = Offsets::new();
+
+    /// The first slabs of 64 columns, all rows of one after the other.
+    #[inline(always)]
+    pub fn queries(self) -> u32 {
+        self.base
+    }
+    /// A piece of keys: groups of 8 keys, in each one slab of 64 columns after the other.
+    #[inline(always)]
+    pub fn keys(self, stage: u32) -> u32 {
+        self.base + Self::AT.keys + stage * PIECE_BYTES
+    }
+    /// A piece of values, likewise.
+    #[inline(always)]
+    pub fn values(self, stage: u32) -> u32 {
+        self.base + Self::AT.values + stage * PIECE_BYTES
+    }
+    /// A thread's weights of every other block for the first 16 keys; those for the next are
+    /// [`WEIGHTS_STEP`](super::config::WEIGHTS_STEP) behind them.
+    #[inline(always)]
+    pub fn weights_of(self, turn: u32, thread: u32) -> u32 {
+        self.base + Self::AT.weights + turn * WEIGHTS_BYTES + thread * 16
+    }
+    /// The [`QueryRow`] of one of a unit's tokens.
+    #[inline(always)]
+    pub fn row(self, slot: u32, token: u32) -> u32 {
+        self.base + Self::AT.rows + (slot * TILE_ROWS + token) * 16
+    }
+    /// The same, read.
+    ///
+    /// # Safety
+    /// The unit has the token, and its barrier completed.
+    #[inline(always)]
+    pub unsafe fn load_row(self, slot: u32, token: u32) -> QueryRow {
+        // SAFETY: the unit has the token, and its barrier completed.
+        let [token, position, slot, merge] = unsafe { shared::load_u32x4(self.row(slot, token)) };
+        QueryRow {
+            token,
+            position: position as i32,
+            slot,
+            merge,
+        }
+    }
+    /// What outputs before a block are multiplied by.
+    #[inline(always)]
+    pub fn factor(self, turn: u32, row: u32) -> u32 {
+        self.base + Self::AT.factors + (turn * TILE_ROWS + row) * 4
+    }
+    /// Whether that is anything but 1 in any row of a warp.
+    #[inline(always)]
+    pub fn grew(self, turn: u32, warp: u32) -> u32 {
+        self.base + Self::AT.grew + (turn * 4 + warp) * 4
+    }
+    /// What the sum of a row's weighted values is multiplied by.
+    #[inline(always)]
+    pub fn inverse(self, slot: u32, row: u32) -> u32 {
+        self.base + Self::AT.inverses + (slot * TILE_ROWS + row) * 4
+    }
+    #[inline(always)]
+    pub fn unit(self, slot: u32) -> u32 {
+        self.base + Self::AT.units + slot * UNIT_BYTES
+    }
+    #[inline(always)]
+    fn barrier(self, index: u32) -> u32 {
+        self.base + Self::AT.barriers + 8 * index
+    }
+    /// It is known what the unit is.
+    #[inline(always)]
+    pub fn unit_full(self, slot: u32) -> u32 {
+        self.barrier(slot)
+    }
+    /// It is done: loaders have read it, results are written.
+    #[inline(always)]
+    pub fn unit_free(self, slot: u32) -> u32 {
+        self.barrier(2 + slot)
+    }
+    /// It is known who the unit's rows are.
+    #[inline(always)]
+    pub fn rows_full(self, slot: u32) -> u32 {
+        self.barrier(4 + slot)
+    }
+    /// The [inverses](Self::inverse) are there.
+    #[inline(always)]
+    pub fn inverses_full(self, slot: u32) -> u32 {
+        self.barrier(6 + slot)
+    }
+    /// Values that are not all of the item's have arrived, and wait for the others being set to zero.
+    #[inline(always)]
+    pub fn tail(self) -> u32 {
+        self.barrier(8)
+    }
+    /// A unit of [`CLAIM_AHEAD`](super::CLAIM_AHEAD) blocks or more comes to its end.
+    #[inline(always)]
+    pub fn ends_soon(self) -> u32 {
+        self.barrier(9)
+    }
+    #[inline(always)]
+    pub fn keys_full(self, stage: u32) -> u32 {
+        self.barrier(BARRIERS + 2 * stage)
+    }
+    #[inline(always)]
+    pub fn keys_free(self, stage: u32) -> u32 {
+        self.barrier(BARRIERS + 2 * stage + 1)
+    }
+    #[inline(always)]
+    pub fn values_full(self, stage: u32) -> u32 {
+        self.barrier(BARRIERS + 2 * KEY_STAGES + 2 * stage)
+    }
+    #[inline(always)]
+    pub fn values_free(self, stage: u32) -> u32 {
+        self.barrier(BARRIERS + 2 * KEY_STAGES + 2 * stage + 1)
+    }
+
+    /// Initialises the barriers, a warp each in turn: the hardware takes about 60 cycles for one.
+    ///
+    /// # Safety
+    /// All threads of the CTA come here once, and then to a barrier.
+    #[inline(always)]
+    pub unsafe fn init(self) {
+        const KEYS: u32 = 2 * KEY_STAGES;
+        let thread = thread::thread_idx_x();
+        let index = thread / 32 + warp::lane_id() * (THREADS / 32);
+        if index < BARRIERS + KEYS + 2 * VALUE_STAGES {
+            // Where lanes write or read for themselves every one of them arrives; else one for its warp.
+            let arrivals = match index {
+                0 | 1 | 4 | 5 => 32,
+                // The loaders, those that weigh and those that add.
+                2 | 3 => 2 * 32 + 3 * 128,
+                6 | 7 => 128,
+                8..BARRIERS => 1,
+                _ => match index - BARRIERS {
+                    stage if stage % 2 == 0 => 1,
+                    0..KEYS => 4,
+                    _ => 8,
+                },
+            };
+            // SAFETY: nobody knows the barriers yet.
+            unsafe { mbarrier::init(self.barrier(index), arrivals) };
+        }
+        fence::mbarrier_init();
+    }
+}

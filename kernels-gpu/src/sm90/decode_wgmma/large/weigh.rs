@@ -1,0 +1,367 @@
+//! The warpgroup that weighs: Q·Kᵀ, masks, weights, and what the rows are divided by.
+
+use core::f32::consts::LN_2;
+
+use cuda_std::{
+    async_copy, barrier, fence,
+    math::{lg2, rcp},
+    mbarrier, misc, ptr, shared, thread, warp,
+    wgmma::{self, Descriptor, Swizzle},
+};
+
+use super::{
+    super::super::{pipeline::Pipeline, uniform},
+    config::{BLOCK_KEYS, KEY_STAGES, PIECE_SLABS, QUERY_SLABS, SLAB_BYTES, WEIGHTS_STEP},
+    free_again,
+    queries::{HELD, Held, copy_queries, hold_queries, row_of},
+    ready,
+    shared::{Shared, Unit},
+};
+use crate::{
+    abi::{DIRECT, DecodeParams},
+    common::{
+        half::Half,
+        softmax::{Rows, hide_after, hide_before, hide_strangers_from},
+        state::{sink_of, with_sink},
+        variant::Variant,
+    },
+};
+
+const WARP: u32 = warp::FULL_MASK;
+
+/// The named barrier of the warpgroup.
+const OWN: u32 = 1;
+
+/// Logits that a thread has of a block.
+const S: usize = BLOCK_KEYS as usize / 2;
+
+/// Steps of 16 columns in a piece of keys.
+const STEPS: u32 = PIECE_SLABS * 4;
+
+/// Adds the product with a piece of the keys' columns to the logits, or begins with it; issued.
+///
+/// # Safety
+/// The whole warpgroup comes here; both operands are there; the accumulator is waited for.
+#[inline(always)]
+unsafe fn multiply<T: Half, const PIECE: u32>(
+    s: Shared,
+    held: &Held,
+    logits: &mut [f32; S],
+    stage: u32,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        // Anew for every piece: or the descriptors of all steps are computed before the loop and spilled.
+        let queries = uniform(s.queries() + PIECE * PIECE_SLABS * SLAB_BYTES);
+        let q = Descriptor::new(queries, 16, 1024, Swizzle::B128);
+        let k = Descriptor::new(
+            uniform(s.keys(stage)),
+            16,
+            PIECE_SLABS * 1024,
+            Swizzle::B128,
+        );
+        wgmma::fence();
+        let mut step = 0;
+        while step < STEPS {
+            let (slab, inner) = (step / 4, step % 4 * 32);
+            let k = k.advance(slab * 1024 + inner);
+            let in_all = PIECE * STEPS + step;
+            if let Some(i) = (in_all + HELD as u32).checked_sub(QUERY_SLABS * 4) {
+                let i = 4 * i as usize;
+                let q = [held[i], held[i + 1], held[i + 2], held[i + 3]];
+                wgmma::mma_rs::<T, true, false, _>(logits, q, k);
+            } else {
+                let q = q.advance(slab * SLAB_BYTES + inner);
+                if in_all > 0 {
+                    wgmma::mma_ss::<T, true, false, false, _>(logits, q, k);
+                } else {
+                    wgmma::mma_ss::<T, false, false, false, _>(logits, q, k);
+                }
+            }
+            step += 1;
+        }
+        wgmma::commit_group();
+    }
+}
+
+/// Hides what rows do not see of the block that begins at `begin`.
+///
+/// # Safety
+/// The unit is the slot's, and its rows are listed.
+#[inline(always)]
+unsafe fn hide<V: Variant>(
+    p: &DecodeParams,
+    variant: &V,
+    s: Shared,
+    slot: u32,
+    unit: &Unit,
+    logits: &mut [f32; S],
+    begin: i32,
+    row: u32,
+) {
+    let of = |row: u32| {
+        let (token, _) = row_of(p, row);
+        // SAFETY: the unit has the token, and its barrier completed.
+        unsafe { s.load_row(slot, token.min(unit.tokens - 1)) }
+    };
+    let seen = |row: u32| {
+        let (first, last) = variant.visible_keys(of(row).position);
+        [
+            first.max(unit.kv_begin as i32),
+            last.min(unit.kv_end as i32 - 1),
+        ]
+    };
+    let [upper, lower] = [seen(row), seen(row + 8)];
+    hide_after(logits, begin, [upper[1], lower[1]]);
+    hide_before(logits, begin, [upper[0], lower[0]]);
+    if p.attention.ancestors != 0 {
+        hide_strangers_from(logits, begin, |h| {
+            let row = of(misc::opaque(row + 8 * h as u32));
+            // SAFETY: the token is one of the launch's.
+            (row.position, unsafe { p.attention.ancestors_of(row.token) })
+        });
+    }
+}
+
+/// Whether all rows of a unit see all keys of the block that begins at `begin`.
+#[inline(always)]
+fn is_whole<V: Variant>(p: &DecodeParams, variant: &V, unit: &Unit, begin: i32) -> bool {
+    let (_, last) = variant.visible_keys(unit.position);
+    let last = p.attention.seen_by_all(last);
+    // Positions may lie anywhere after the smallest: under a window nothing is seen by all for sure.
+    let has_window = variant.params().window_left != i32::MAX;
+    let past = begin + BLOCK_KEYS as i32;
+    !has_window && begin >= unit.kv_begin as i32 && past <= (unit.kv_end as i32).min(last + 1)
+}
+
+/// Gives the logits of 16 keys at a time, and which these are.
+#[inline(always)]
+fn each_step(logits: &[f32; S], mut each: impl FnMut(u32, &[f32; 8])) {
+    let mut step = 0;
+    while step < S / 8 {
+        let mut part = [0.0; 8];
+        let mut i = 0;
+        while i < 8 {
+            part[i] = logits[8 * step + i];
+            i += 1;
+        }
+        each(step as u32, &part);
+        step += 1;
+    }
+}
+
+#[inline(always)]
+fn add_to(sums: &mut [f32; 4], more: [f32; 4]) {
+    let mut i = 0;
+    while i < 4 {
+        sums[i] += more[i];
+        i += 1;
+    }
+}
+
+/// What the rows of a warp are divided by, for those that add, and their LSE.
+///
+/// # Safety
+/// A whole warp comes here; the unit is the slot's.
+#[inline(always)]
+unsafe fn finish(p: &DecodeParams, s: Shared, slot: u32, rows: &Rows, scale: f32, warp: u32) {
+    let a = &p.attention;
+    let lane = misc::opaque(warp::lane_id());
+    // SAFETY: as above; four lanes share a row.
+    unsafe {
+        let unit = Unit::load(s.unit(slot));
+        let totals = rows.totals();
+        let mut h = 0;
+        while h < 2 {
+            let row = warp * 16 + lane / 4 + 8 * h as u32;
+            let total = totals[h];
+            // NaN is not nothing: a merge would leave such a state out.
+            let (mut inverse, mut lse) = if total != 0.0 {
+                (rcp(total), rows.reference[h] * scale + lg2(total))
+            } else {
+                (0.0, f32::NEG_INFINITY)
+            };
+            let (token, in_group) = row_of(p, row);
+            if token < unit.tokens {
+                let info = s.load_row(slot, token);
+                let head = unit.head * a.group + in_group;
+                if a.sinks != 0 && info.slot == DIRECT {
+                    let (factor, with) = with_sink(lse, sink_of(a.sinks, head));
+                    (inverse, lse) = (inverse * factor, with);
+                }
+                if lane % 4 == 0 {
+                    let at = |row: u32| u64::from(row) * u64::from(a.q_heads) + u64::from(head);
+                    if info.slot != DIRECT {
+                        ptr::store_f32((a.partial_lse + at(info.slot) * 4) as *mut f32, lse);
+                    } else if a.lse != 0 {
+                        ptr::store_f32((a.lse + at(info.token) * 4) as *mut f32, lse * LN_2);
+                    }
+                }
+            }
+            if lane % 4 == 0 {
+                shared::store_f32(s.inverse(slot, row), inverse);
+            }
+            h += 1;
+        }
+        mbarrier::arrive(s.inverses_full(slot));
+    }
+}
+
+/// Works through all units.
+///
+/// # Safety
+/// A whole warpgroup comes here; the barriers are initialised.
+#[inline(always)]
+pub(super) unsafe fn weigh<T: Half, V: Variant>(p: &DecodeParams, variant: &V, s: Shared) {
+    const { assert!(!V::TRANSFORMS_LOGITS && !V::MASKS) };
+    let lane = warp::lane_id();
+    // SAFETY: whole warps here and in everything below.
+    let warp = unsafe { uniform(thread::thread_idx_x() % 128 / 32) };
+    let scale = variant.params().scale_log2;
+    let mut slots = Pipeline::<2>::CONSUMER;
+    // The piece that is multiplied next.
+    let mut next = Pipeline::<KEY_STAGES>::CONSUMER;
+
+    // SAFETY: a whole warpgroup; the barriers say what has arrived and what may be written again.
+    unsafe {
+        loop {
+            let slot = slots.stage;
+            mbarrier::wait(s.unit_full(slot), slots.parity);
+            let unit = Unit::load(s.unit(slot));
+            if unit.tokens == 0 {
+                break;
+            }
+            mbarrier::wait(s.rows_full(slot), slots.parity);
+            // All warps have multiplied the queries of the unit before.
+            barrier::bar_sync(OWN, 128);
+            copy_queries(p, s, slot, &unit, warp);
+            let mut held = hold_queries(p, s, slot, &unit, warp);
+            async_copy::wait_all();
+            // Ordinary writes to what wgmma reads.
+            fence::proxy_async_shared();
+            barrier::bar_sync(OWN, 128);
+            wgmma::fence_operand(&mut held);
+            let mut rows = Rows::EMPTY;
+            let (mut even, mut odd) = ([0.0; S], [0.0; S]);
+            // Blocks behind the one that was opened last.
+            let mut left = uniform(unit.blocks) - 1;
+
+            macro_rules! piece {
+                ($logits:ident, $piece:literal) => {
+                    mbarrier::wait(s.keys_full(next.stage), next.parity);
+                    multiply::<T, $piece>(s, &held, &mut $logits, next.stage);
+                    next.advance();
+                };
+            }
+            // All but `pending` pieces are multiplied, and the one `behind` the next is released.
+            macro_rules! release {
+                ($pending:literal, $behind:literal) => {
+                    wgmma::wait_group::<$pending>();
+                    let stage = match next.stage < $behind {
+                        true => next.stage + KEY_STAGES - $behind,
+                        false => next.stage - $behind,
+                    };
+                    if lane == 0 {
+                        mbarrier::arrive(s.keys_free(stage));
+                    }
+                };
+            }
+            // The first half of Q·Kᵀ of a block, which runs while the block before is weighed.
+            macro_rules! open {
+                ($logits:ident) => {
+                    piece!($logits, 0);
+                    piece!($logits, 1);
+                };
+            }
+            macro_rules! close {
+                ($logits:ident) => {
+                    piece!($logits, 2);
+                    release!(2, 3);
+                    piece!($logits, 3);
+                    release!(2, 3);
+                    release!(1, 2);
+                    release!(0, 1);
+                    wgmma::fence_operand(&mut $logits);
+                };
+            }
+            // Weighs a block, with so many behind it.
+            macro_rules! weigh {
+                ($logits:ident, $turn:literal, $behind:expr) => {{
+                    // From shared memory for each block: registers are what there is least of.
+                    let unit = Unit::load(s.unit(slot));
+                    let begin = (unit.first + (unit.blocks - 1 - $behind) * BLOCK_KEYS) as i32;
+                    if !is_whole(p, variant, &unit, begin) {
+                        let row = warp * 16 + misc::opaque(lane) / 4;
+                        hide(p, variant, s, slot, &unit, &mut $logits, begin, row);
+                    }
+                    // Both have the weights of the block before the last.
+                    barrier::bar_sync(free_again(0, $turn), 256);
+                    barrier::bar_sync(free_again(1, $turn), 256);
+                    // Weights against the references that there are; whether those still do shows in the sums. The
+                    // first block of a unit has none, and no sum comes out good.
+                    let target = s.weights_of($turn, warp * 32 + lane);
+                    let mut sums = [0.0; 4];
+                    each_step(&$logits, |step, logits| {
+                        let mut weights = [0; 4];
+                        let more = rows.guess(logits, None, [scale; 2], &mut weights, T::pack);
+                        add_to(&mut sums, more);
+                        shared::store_u32x4(target + step * WEIGHTS_STEP, weights);
+                    });
+                    let outgrown = warp::warp_vote_any(WARP, Rows::outgrown(&sums));
+                    if outgrown {
+                        let factors = rows.renew(&$logits, None, &sums, [scale; 2]);
+                        sums = [0.0; 4];
+                        each_step(&$logits, |step, logits| {
+                            let mut weights = [0; 4];
+                            let more =
+                                rows.weigh_seen(logits, None, [scale; 2], &mut weights, T::pack);
+                            add_to(&mut sums, more);
+                            shared::store_u32x4(target + step * WEIGHTS_STEP, weights);
+                        });
+                        if lane % 4 == 0 {
+                            let row = warp * 16 + lane / 4;
+                            shared::store_f32(s.factor($turn, row), factors[0]);
+                            shared::store_f32(s.factor($turn, row + 8), factors[1]);
+                        }
+                    }
+                    if lane == 0 {
+                        shared::store_u32(s.grew($turn, warp), u32::from(outgrown));
+                    }
+                    rows.add(&sums);
+                    barrier::bar_arrive(ready(0, $turn), 256);
+                    barrier::bar_arrive(ready(1, $turn), 256);
+                }};
+            }
+
+            open!(even);
+            close!(even);
+            while left >= 2 {
+                open!(odd);
+                weigh!(even, 0, left);
+                close!(odd);
+                open!(even);
+                weigh!(odd, 1, left - 1);
+                close!(even);
+                left -= 2;
+            }
+            if left == 1 {
+                open!(odd);
+                weigh!(even, 0, 1);
+                close!(odd);
+                weigh!(odd, 1, 0);
+            } else {
+                weigh!(even, 0, 0);
+            }
+            finish(p, s, slot, &rows, scale, warp);
+            mbarrier::arrive(s.unit_free(slot));
+            slots.advance();
+        }
+        // What they say last is heard, too.
+        let mut of = 0;
+        while of < 2 {
+            barrier::bar_sync(free_again(of, 0), 256);
+            barrier::bar_sync(free_again(of, 1), 256);
+            of += 1;
+        }
+    }
+}
