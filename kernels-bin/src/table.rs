@@ -5,11 +5,11 @@
         family: "decode_wgmma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            10762378,
+            10759470,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
-            4353360,
+            4354384,
         )),
     },
     Module {
@@ -17,7 +17,7 @@
         family: "prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            13728916,
+            13756148,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
@@ -29,7 +29,7 @@
         family: "decode_mma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.ptx.zst"),
-            19471374,
+            19460667,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.cubin.zst"),
@@ -41,11 +41,11 @@
         family: "variants",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.variants.ptx.zst"),
-            7485520,
+            9461817,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.variants.cubin.zst"),
-            3225968,
+            4109968,
         )),
     },
     Module {
@@ -53,11 +53,11 @@
         family: "variants",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.variants.ptx.zst"),
-            1546179,
+            1851909,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.variants.cubin.zst"),
-            620448,
+            773536,
         )),
     },
     Module {
@@ -77,7 +77,7 @@
         family: "sm80_decode",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.sm80_decode.ptx.zst"),
-            2373160,
+            2371668,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.sm80_decode.cubin.zst"),
@@ -89,7 +89,7 @@
         family: "sm80_decode",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.sm80_decode.ptx.zst"),
-            2373161,
+            2371669,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.sm80_decode.cubin.zst"),
@@ -101,7 +101,7 @@
         family: "pod",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.pod.ptx.zst"),
-            1605480,
+            1605004,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.pod.cubin.zst"),
@@ -113,11 +113,11 @@
         family: "pod",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.pod.ptx.zst"),
-            1605479,
+            1605003,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.pod.cubin.zst"),
-            651168,
+            650144,
         )),
     },
     Module {
@@ -149,11 +149,11 @@
         family: "passes",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.passes.ptx.zst"),
-            370862,
+            381953,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.passes.cubin.zst"),
-            187648,
+            194416,
         )),
     },
     Module {
@@ -161,11 +161,11 @@
         family: "passes",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.passes.ptx.zst"),
-            370619,
+            381710,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.passes.cubin.zst"),
-            177696,
+            184352,
         )),
     },
     Module {
