@@ -316,3 +316,25 @@ fn threads_share_the_emulated_gpu() {
         }
     });
 }
+
+/// Six query heads leave two of a tile's eight rows empty. Nothing is read in their place that a copy may be writing.
+#[test]
+fn rows_without_a_query_of_pairs_of_kv_heads_read_nothing_behind_the_queries() {
+    let mut table = PageTable::new(16, 10);
+    table.push(&[4, 1], 20);
+    table.push(&[4, 1, 6, 8, 0, 5, 2], 105);
+    let mut spec = Spec::new(12, 2, 64);
+    spec.variant.causal = false;
+    let case = Case {
+        spec,
+        batch: Batch::new(vec![0, 20, 21], table),
+        options: PlanOptions::default()
+            .with_split(SplitMode::Fixed { tokens: 32 })
+            .with_merge_mode(MergeMode::Fused)
+            .with_pod(PodMode::Serial),
+        layout: KvLayout::Nhd,
+        schedule: 0,
+        seed: 0,
+    };
+    check::<bf16, F8E4M3>(&case).unwrap();
+}

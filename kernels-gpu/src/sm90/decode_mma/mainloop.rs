@@ -96,7 +96,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     } else {
                         misc::opaque(self.lane)
                     };
-                    let first = self.dense(self.place(lane / 4));
+                    // Of pairs: rows that do not exist would lie behind the unit's queries.
+                    let (token, in_unit) = self.place(lane / 4);
+                    let first = self.dense((token.min(unit.tokens - 1), in_unit));
                     let pair = [first, self.group.get()];
                     rows.start::<Stored<T, CACHE>>(layout.queries(slot), lane, pair, |row| {
                         let (token, in_unit) = self.place(row);
