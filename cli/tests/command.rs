@@ -294,7 +294,7 @@ fn what_no_kernel_does_is_not_planned() {
             "\"bf16\"",
             "\"f32\"",
             &[],
-            "no kernel for h200 takes queries in F32",
+            "no kernel for h200 takes keys and values in F32",
         ),
         (
             "bf16",

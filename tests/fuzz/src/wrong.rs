@@ -183,8 +183,8 @@ const CLASSES: [(&str, Wrong); 38] = [
         asked.spec.out_dtype = Dtype::F8E4M3;
         Some(())
     }),
-    ("queries that no kernel takes", |asked, _| {
-        asked.spec.q_dtype = Dtype::F32;
+    ("keys that no kernel takes", |asked, _| {
+        asked.spec.kv_dtype = Dtype::F32;
         asked.on_gpu.then_some(())
     }),
     ("a fixed split within a page", |asked, _| {
