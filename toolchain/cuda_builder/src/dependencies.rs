@@ -80,6 +80,10 @@ fn compile(compilation: &Compilation<'_>, shared: &Path) -> Result<String, CudaB
     Ok(format!("{:016x}", hasher.finish()))
 }
 
+/// Files from this size on are linked instead of copied. They are compiled code, which compilers replace and never
+/// write into; with `core` in every module, copies took 4 GB.
+const LINKED: u64 = 64 << 10;
+
 /// With the times of the files, by which cargo tells what is up to date.
 fn copy(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
@@ -89,8 +93,11 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
         if entry.file_type()?.is_dir() {
             copy(&path, &target)?;
         } else if !entry.file_name().to_string_lossy().contains("lock") {
-            fs::copy(&path, &target)?;
             let data = entry.metadata()?;
+            if data.len() >= LINKED && fs::hard_link(&path, &target).is_ok() {
+                continue;
+            }
+            fs::copy(&path, &target)?;
             let times = fs::FileTimes::new()
                 .set_accessed(data.accessed()?)
                 .set_modified(data.modified()?);
