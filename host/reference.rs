@@ -50,10 +50,29 @@ pub fn attention_heads<Q: Element, T: Element>(
     if let Some(hooks) = spec.variant.hooks {
         return Err(ShapeError::Hooks { hooks });
     }
+    check(spec, batch, q.len(), kv)?;
+    heads.check(spec)?;
+    Ok(standard(
+        spec,
+        batch,
+        &rows_of(spec, q),
+        &pools_of(kv),
+        heads,
+    ))
+}
+
+/// With the variant that the spec describes: compiled here, and not by each program that calls it.
+fn standard(
+    spec: &Spec,
+    batch: &Batch,
+    q: Rows<'_>,
+    kv: &[&dyn Pool],
+    heads: &HeadTensors<'_>,
+) -> Output {
     let params = spec.variant_params();
     match spec.variant.soft_cap {
-        None => attention_with(&Standard::<false>(params), spec, batch, q, kv, heads),
-        Some(_) => attention_with(&Standard::<true>(params), spec, batch, q, kv, heads),
+        None => attend(&Standard::<false>(params), spec, batch, q, kv, heads),
+        Some(_) => attend(&Standard::<true>(params), spec, batch, q, kv, heads),
     }
 }
 
@@ -72,6 +91,64 @@ pub fn attention_with<V: Variant, Q: Element, T: Element>(
     check(spec, batch, q.len(), kv)?;
     heads.check(spec)?;
     check_softmax(spec, V::SOFTMAX)?;
+    Ok(attend(
+        variant,
+        spec,
+        batch,
+        &rows_of(spec, q),
+        &pools_of(kv),
+        heads,
+    ))
+}
+
+/// The rows of queries in f64, by token and head. A function of its own for each variant is enough; with one for each
+/// type of queries and keys, programs take a third longer to compile.
+type Rows<'a> = &'a (dyn Fn(usize) -> Vec<f64> + Sync);
+
+fn rows_of<Q: Element>(spec: &Spec, q: &[Q]) -> impl Fn(usize) -> Vec<f64> + Sync {
+    let dim = spec.head_dim_qk as usize;
+    move |row| {
+        q[row * dim..][..dim]
+            .iter()
+            .map(|x| x.to_f32().into())
+            .collect()
+    }
+}
+
+/// Pages of any type, in f64.
+trait Pool: Sync {
+    fn key(&self, page: u32, offset: u32, head: u32, dim: u32) -> Vec<f64>;
+    fn value(&self, page: u32, offset: u32, head: u32, dim: u32) -> Vec<f64>;
+    /// Of keys and values.
+    fn scales(&self, kv_heads: u32, at: ScaleAt) -> [f64; 2];
+}
+
+impl<T: Element> Pool for KvView<'_, T> {
+    fn key(&self, page: u32, offset: u32, head: u32, dim: u32) -> Vec<f64> {
+        self.wide_key(page, offset, head, dim)
+    }
+
+    fn value(&self, page: u32, offset: u32, head: u32, dim: u32) -> Vec<f64> {
+        self.wide_value(page, offset, head, dim)
+    }
+
+    fn scales(&self, kv_heads: u32, at: ScaleAt) -> [f64; 2] {
+        self.scales.at(kv_heads, at).map(f64::from)
+    }
+}
+
+fn pools_of<'a, T: Element>(kv: &'a [KvView<'_, T>]) -> Vec<&'a dyn Pool> {
+    kv.iter().map(|view| view as &dyn Pool).collect()
+}
+
+fn attend<V: Variant>(
+    variant: &V,
+    spec: &Spec,
+    batch: &Batch,
+    q: Rows<'_>,
+    kv: &[&dyn Pool],
+    heads: &HeadTensors<'_>,
+) -> Output {
     let sinks = heads.sinks;
     let (q_heads, dim_v) = (spec.q_heads as usize, spec.head_dim_v as usize);
     let heads = batch.total_q() as usize * q_heads;
@@ -79,12 +156,8 @@ pub fn attention_with<V: Variant, Q: Element, T: Element>(
         out: vec![0.0; heads * dim_v],
         lse: vec![0.0; heads],
     };
-    let rows = output
-        .out
-        .par_chunks_mut(dim_v)
-        .zip(&mut output.lse)
-        .zip(q.par_chunks(spec.head_dim_qk as usize));
-    rows.enumerate().for_each(|(index, ((out, lse), q))| {
+    let rows = output.out.par_chunks_mut(dim_v).zip(&mut output.lse);
+    rows.enumerate().for_each(|(index, (out, lse))| {
         let (token, head) = ((index / q_heads) as u32, (index % q_heads) as u32);
         *lse = Row {
             variant,
@@ -93,9 +166,9 @@ pub fn attention_with<V: Variant, Q: Element, T: Element>(
             head,
             sink: sinks.map(|sinks| f64::from(sinks[head as usize]) * std::f64::consts::LOG2_E),
         }
-        .attend(batch, q, kv, out);
+        .attend(batch, &q(index), kv, out);
     });
-    Ok(output)
+    output
 }
 
 fn check<T: Element>(
@@ -141,18 +214,12 @@ struct Row<'a, V> {
 
 impl<V: Variant> Row<'_, V> {
     /// Writes the output and returns the LSE.
-    fn attend<Q: Element, T: Element>(
-        &self,
-        batch: &Batch,
-        q: &[Q],
-        kv: &[KvView<'_, T>],
-        out: &mut [f64],
-    ) -> f64 {
-        let seen: Vec<Seen<'_, T>> = batch
+    fn attend(&self, batch: &Batch, q: &[f64], kv: &[&dyn Pool], out: &mut [f64]) -> f64 {
+        let seen: Vec<Seen<'_>> = batch
             .parts
             .iter()
             .zip(kv)
-            .filter_map(|(part, view)| Some((part, row_block_of(part, self.token)?, view)))
+            .filter_map(|(part, view)| Some((part, row_block_of(part, self.token)?, *view)))
             .flat_map(|(part, row_block, view)| {
                 let ancestors = batch.ancestors.get(self.token as usize);
                 self.visible(
@@ -191,7 +258,7 @@ impl<V: Variant> Row<'_, V> {
             } else {
                 logit
             };
-            let mut value = view.wide_value(page, offset, at.head, self.spec.head_dim_v);
+            let mut value = view.value(page, offset, at.head, self.spec.head_dim_v);
             transform(&mut value, |pair, dim| self.variant.value(pair, dim, at));
             sum += weight;
             out.iter_mut()
@@ -216,14 +283,14 @@ impl<V: Variant> Row<'_, V> {
     }
 
     /// The keys of a row block that the query sees.
-    fn visible<'a, Q: Element, T: Element>(
+    fn visible<'a>(
         &self,
         part: &Part,
         row_block: usize,
         ancestors: u64,
-        q: &[Q],
-        kv: &'a KvView<'a, T>,
-    ) -> Vec<Seen<'a, T>> {
+        q: &[f64],
+        kv: &'a dyn Pool,
+    ) -> Vec<Seen<'a>> {
         let &Self {
             variant,
             spec,
@@ -232,7 +299,7 @@ impl<V: Variant> Row<'_, V> {
             ..
         } = self;
         let position = part.first_position(row_block) + (token - part.q_indptr[row_block]) as i32;
-        let mut query = widen(q);
+        let mut query = q.to_vec();
         let asks = Query {
             token,
             head,
@@ -253,7 +320,7 @@ impl<V: Variant> Row<'_, V> {
                 position: key,
                 head: head / spec.group(),
             };
-            let mut k = kv.wide_key(page, offset, at.head, spec.head_dim_qk);
+            let mut k = kv.key(page, offset, at.head, spec.head_dim_qk);
             transform(&mut k, |pair, dim| variant.key(pair, dim, at));
             let dot: f64 = query.iter().zip(&k).map(|(q, k)| q * k).sum();
             let scale_at = ScaleAt {
@@ -262,7 +329,7 @@ impl<V: Variant> Row<'_, V> {
                 page,
                 offset,
             };
-            let [k_scale, v_scale] = kv.scales.at(spec.kv_heads, scale_at).map(f64::from);
+            let [k_scale, v_scale] = kv.scales(spec.kv_heads, scale_at);
             let logit = variant.base_2(dot * k_scale, Pair::new(variant, asks, key));
             Seen {
                 logit,
@@ -277,9 +344,9 @@ impl<V: Variant> Row<'_, V> {
 }
 
 /// A key that a query sees.
-struct Seen<'a, T> {
+struct Seen<'a> {
     logit: f64,
-    view: &'a KvView<'a, T>,
+    view: &'a dyn Pool,
     /// Its page, and where it is there.
     place: (u32, u32),
     /// Of the value.
@@ -294,10 +361,6 @@ fn row_block_of(part: &Part, token: u32) -> Option<usize> {
         .partition_point(|&start| start <= token)
         .checked_sub(1)?;
     (row_block < part.row_blocks()).then_some(row_block)
-}
-
-fn widen<T: Element>(row: &[T]) -> Vec<f64> {
-    row.iter().map(|x| x.to_f32().into()).collect()
 }
 
 fn transform(row: &mut [f64], hook: impl Fn([f64; 2], u32) -> [f64; 2]) {

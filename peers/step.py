@@ -1,4 +1,4 @@
-"""What `transformers` computes around attention, for tests/step/fixtures.rs: python3 peers/step.py > tests/data/step.json
+"""What `transformers` computes around attention, for tests/cpu/step/fixtures.rs: python3 peers/step.py > tests/data/step.json
 
 Rotary embeddings with each scaling and pairing, normalisation, activations, and which tokens the filters of sampling
 leave. All in float32 on the CPU.

@@ -10,7 +10,11 @@ use std::{
     collections::BTreeMap,
     path::Path,
     process::{Command, Output, Stdio},
-    sync::mpsc,
+    sync::{
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread,
     time::Duration,
 };
 
@@ -40,7 +44,7 @@ fn call(directory: &Path, line: &str) -> Output {
         .expect("sh starts");
     let id = child.id().to_string();
     let (done, ended) = mpsc::channel();
-    std::thread::spawn(move || done.send(child.wait_with_output()));
+    thread::spawn(move || done.send(child.wait_with_output()));
     match ended.recv_timeout(CLOCK) {
         Ok(output) => output.expect("it can be waited for"),
         Err(_) => {
@@ -119,8 +123,6 @@ fn check(directory: &Path, expected: i32, line: &str) -> Result<(), String> {
 
 #[test]
 fn no_call_falls_is_silent_or_loses_a_file() {
-    let directory = tempfile::tempdir().expect("a temporary directory");
-    inputs::write(directory.path());
     let lines = CALLS.lines().map(str::trim);
     let calls: Vec<_> = lines
         .filter(|line| !line.is_empty() && !line.starts_with('#'))
@@ -130,10 +132,20 @@ fn no_call_falls_is_silent_or_loses_a_file() {
         })
         .collect();
     assert!(calls.len() >= 240, "{} calls", calls.len());
-    let failures: Vec<String> = calls
-        .iter()
-        .filter_map(|&(code, call)| check(directory.path(), code, call).err())
-        .collect();
+    // Each worker has a directory of its own, in which it compares what is there before and after.
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        inputs::write(directory.path());
+        let calls = std::iter::from_fn(|| calls.get(next.fetch_add(1, Ordering::Relaxed)));
+        let failed = calls.filter_map(|&(code, call)| check(directory.path(), code, call).err());
+        failed.collect::<Vec<String>>()
+    };
+    let failures: Vec<String> = thread::scope(|scope| {
+        let workers = [0, 1].map(|_| scope.spawn(work));
+        let failed = workers.map(|worker| worker.join().expect("no call panics here"));
+        failed.concat()
+    });
     assert!(
         failures.is_empty(),
         "{} of {} calls:\n{}",

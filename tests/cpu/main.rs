@@ -23,6 +23,7 @@ mod options;
 mod problems;
 mod refused;
 mod scales;
+mod step;
 mod strided;
 
 use half::{bf16, f16};

@@ -15,8 +15,8 @@ use crate::{
 
 const PACKAGES: [&str; 2] = ["tandem-attn", "tandem-papers"];
 
-/// Tests that want a GPU are the files `tests/gpu_*.rs`.
-const GPU_TEST: &str = "gpu_";
+/// The tests that want a GPU: `tests/gpu/`.
+const GPU_TEST: &str = "gpu";
 
 /// Builds the GPU tests and all benchmarks and puts them into `dist/`, with a script to run them.
 pub fn run() -> Result<(), Error> {
@@ -94,7 +94,7 @@ fn targets() -> Result<Vec<(String, String)>, Error> {
         let (Some(kind), Some(name)) = (target["kind"][0].as_str(), target["name"].as_str()) else {
             continue;
         };
-        if kind == "bench" || kind == "test" && name.starts_with(GPU_TEST) {
+        if kind == "bench" || kind == "test" && name == GPU_TEST {
             targets.push((kind.to_owned(), name.to_owned()));
         }
     }
@@ -130,13 +130,13 @@ mod tests {
 
     #[test]
     fn executables_are_taken_from_messages_that_have_one() {
-        let messages = r#"{"reason":"compiler-artifact","target":{"name":"gpu_merge"},"executable":"/t/gpu_merge-1"}
+        let messages = r#"{"reason":"compiler-artifact","target":{"name":"gpu"},"executable":"/t/gpu-1"}
 {"reason":"compiler-artifact","target":{"name":"tandem_attn"},"executable":null}
 not json
 {"reason":"build-finished","success":true}"#;
         assert_eq!(
             executables(messages),
-            [("gpu_merge".to_owned(), PathBuf::from("/t/gpu_merge-1"))]
+            [("gpu".to_owned(), PathBuf::from("/t/gpu-1"))]
         );
     }
 }

@@ -22,7 +22,7 @@ struct Tests {
 /// skipped compares with attention in f64, or goes through all numbers. Of the planner one random batch and small ones are
 /// planned: plans that are compared with others take as long again for each. Of the emulator its parts are tested, and no
 /// kernels: the first of its 66 pieces of PTX takes minutes.
-const INTERPRETED: [Tests; 6] = [
+const INTERPRETED: [Tests; 5] = [
     Tests {
         package: "tandem-attn",
         target: &["--lib"],
@@ -46,13 +46,8 @@ const INTERPRETED: [Tests; 6] = [
     },
     Tests {
         package: "tandem-attn",
-        target: &["--test=planner"],
-        runner: &["a_plan_computes_its_batch", "a_plan_does_not"],
-    },
-    Tests {
-        package: "tandem-attn",
-        target: &["--test=plan_as_data"],
-        runner: &[],
+        target: &["--test=plan"],
+        runner: &["a_plan_computes_its_batch", "a_plan_does_not", "as_data::"],
     },
     Tests {
         package: "tandem-ptx-run",

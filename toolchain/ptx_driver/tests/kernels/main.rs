@@ -5,11 +5,11 @@
 
 #[path = "../../../../tests/common/mod.rs"]
 mod common;
-#[path = "../../../../tests/gpu_run/problem.rs"]
+#[path = "../../../../tests/gpu/problem.rs"]
 #[allow(dead_code)]
 mod problem;
 
-#[path = "../../../../tests/launches/mod.rs"]
+#[path = "../../../../tests/gpu/launches/mod.rs"]
 mod launches;
 
 mod faults;

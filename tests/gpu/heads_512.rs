@@ -1,0 +1,226 @@
+//! Heads of 512 on the GPU, as planned, against naive attention in f64.
+
+use crate::common::{
+    self, Stream,
+    problems::{Tensors, ancestors, cases},
+};
+use crate::problem::{OnDevice, Request, batch_of, check_results};
+use half::{bf16, f16};
+use proptest::prelude::*;
+use tandem_attn::{
+    exec::gpu::{Gpu, LaunchSet, WorkspaceOptions},
+    kv::compose::share_prefixes,
+    plan::{Bound, Kernel, MergeMode, PackRule, PlanError, PlanOptions, Planner, SplitMode},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    tensor::Element,
+};
+
+#[derive(Clone, Debug)]
+struct Case {
+    spec: Spec,
+    batch: Batch,
+    layout: KvLayout,
+    options: PlanOptions,
+    captured: bool,
+    sms: u32,
+    seed: u64,
+}
+
+fn request() -> impl Strategy<Value = Request> {
+    let own = prop_oneof![
+        1 => Just(0_u32),
+        4 => 1..70_u32,
+        4 => (1..6_u32, 0..3_u32).prop_map(|(blocks, off)| blocks * 64 + off - 1),
+        2 => 1..700_u32,
+    ];
+    let queries = prop_oneof![1 => Just(0_u32), 6 => Just(1), 4 => 2..9_u32, 2 => 9..40_u32, 1 => 40..150_u32];
+    (any::<u64>(), 0..12_usize, own, queries).prop_map(|(parent, shared, own, queries)| Request {
+        parent,
+        shared,
+        own,
+        queries,
+    })
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let group = prop_oneof![4 => Just(8_u32), 2 => 1..17_u32, 1 => Just(64), 1 => 17..64_u32];
+    let window = prop_oneof![4 => Just(None), 1 => (0..300_u32).prop_map(Some)];
+    let page = prop_oneof![
+        4 => Just(16_u32),
+        2 => Just(64),
+        1 => Just(8),
+        1 => Just(24),
+        1 => Just(32),
+        1 => Just(128),
+    ];
+    let layout = prop_oneof![Just(KvLayout::Nhd), Just(KvLayout::Hnd)];
+    let split = prop_oneof![
+        3 => Just(None),
+        1 => (1..9_u32).prop_map(Some),
+    ];
+    let packing = prop_oneof![2 => Just(PackRule::Fastest), 1 => Just(PackRule::Exact), 1 => Just(PackRule::Off)];
+    (
+        (
+            1..3_u32,
+            group,
+            window,
+            prop::bool::weighted(0.9),
+            any::<bool>(),
+        ),
+        prop::collection::vec(request(), 1..7),
+        (
+            page,
+            split,
+            packing,
+            layout,
+            any::<bool>(),
+            prop::bool::weighted(0.2),
+        ),
+        prop_oneof![Just(1_u32), Just(8), Just(132)],
+        any::<u64>(),
+    )
+        .prop_map(|(heads, requests, rest, sms, seed)| {
+            let (kv_heads, group, window, causal, sinks) = heads;
+            let (page, split, packing, layout, captured, composed) = rest;
+            let mut spec = Spec::new(kv_heads * group, kv_heads, 512);
+            spec.variant.causal = causal;
+            spec.variant.window_left = window;
+            spec.variant.sinks = sinks;
+            let mut batch = batch_of(&requests, page, seed);
+            if composed && window.is_none() {
+                batch = share_prefixes(&batch);
+            }
+            if causal && seed % 5 < 2 {
+                let words = ancestors(&batch, seed);
+                batch = batch.with_ancestors(words);
+            }
+            let mut options = PlanOptions::default().with_packing(packing);
+            if let Some(pages) = split {
+                let tokens = pages * page;
+                options.split = SplitMode::Fixed { tokens };
+            }
+            Case {
+                spec,
+                captured: captured && batch.parts.len() == 1 && batch.ancestors.is_empty(),
+                batch,
+                layout,
+                options,
+                sms,
+                seed,
+            }
+        })
+}
+
+fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
+    let spec = case.spec.with_dtype(T::DTYPE);
+    let batch = &case.batch;
+    let mut device = gpu.device();
+    device.sms = case.sms;
+    let plan = Planner::new()
+        .plan(&spec, batch, &device, &case.options)
+        .expect("the case can be planned");
+    plan.verify(batch).expect("the plan computes the batch");
+    let mut options = WorkspaceOptions::default();
+    if case.captured {
+        options.launches = Some(LaunchSet::decodes(&device, &spec).expect("there are kernels"));
+    }
+    let mut workspace = gpu
+        .workspace(&spec, &Bound::of(&plan), options)
+        .expect("there is memory");
+    let tensors = Tensors::<T, T>::random(&spec, batch, case.layout, case.seed);
+    let on_device = OnDevice::new(&spec, batch, &tensors);
+    let stream = Stream::new();
+    // SAFETY: the stream is ours.
+    unsafe { workspace.upload(&plan, stream.0) }.expect("the plan fits");
+    let first = on_device.run(gpu, &mut workspace, &stream);
+    check_results(&spec, batch, &tensors, &first).map_err(TestCaseError::fail)?;
+    let again = on_device.run(gpu, &mut workspace, &stream);
+    prop_assert!(first == again, "two runs differ");
+    Ok(())
+}
+
+#[test]
+fn heads_of_512_are_the_reference() {
+    let Some(gpu) = common::gpu("heads_of_512_are_the_reference") else {
+        return;
+    };
+    let mut runner = proptest::test_runner::TestRunner::new(cases(200));
+    runner
+        .run(&case(), |case| match case.seed % 2 {
+            0 => check::<bf16>(gpu, &case),
+            _ => check::<f16>(gpu, &case),
+        })
+        .unwrap();
+}
+
+/// A batch of one request.
+fn one(queries: u32, keys: u32, page_size: u32) -> Batch {
+    let pages = keys.div_ceil(page_size);
+    let mut table = PageTable::new(page_size, pages);
+    table.push(&(0..pages).collect::<Vec<_>>(), keys);
+    Batch::new(vec![0, queries], table)
+}
+
+/// New tokens and prompts are in tiles of 64 rows, all query heads of a KV head in each.
+#[test]
+fn prompts_are_decodes_of_64_rows() {
+    let device = tandem_attn::plan::DeviceDescription::named("h200").unwrap();
+    let spec = Spec::new(16, 2, 512);
+    let rows = |queries| {
+        let batch = one(queries, 4096, 16);
+        let plan = Planner::new()
+            .plan(&spec, &batch, &device, &PlanOptions::default())
+            .unwrap();
+        plan.verify(&batch).unwrap();
+        let groups = plan.groups.iter();
+        assert!(groups.clone().all(|group| group.kernel == Kernel::Decode));
+        let most = plan.items.iter().map(|item| item.rows).max();
+        let tiles = groups.map(|group| group.tile.m).collect::<Vec<_>>();
+        (tiles, most.unwrap())
+    };
+    assert_eq!(rows(1), (vec![64], 1));
+    assert_eq!(rows(7), (vec![64], 7));
+    assert_eq!(rows(4096), (vec![64], 8));
+}
+
+/// What the kernels do not have is refused before anything runs.
+#[test]
+fn what_heads_of_512_lack_is_refused_by_the_planner() {
+    let device = tandem_attn::plan::DeviceDescription::named("h200").unwrap();
+    let options = PlanOptions::default();
+    let refused = |spec: &Spec, page_size, options: &PlanOptions| {
+        let batch = one(1, 100, page_size);
+        match Planner::new().plan(spec, &batch, &device, options) {
+            Err(PlanError::Unsupported(error)) => error.to_string(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let spec = Spec::new(16, 2, 512);
+    let capped = refused(&spec.with_soft_cap(30.0), 16, &options);
+    assert!(
+        capped.contains("512 with a soft cap: there are"),
+        "{capped}"
+    );
+    let fused = options.with_merge_mode(MergeMode::Fused);
+    let fused = refused(&spec, 16, &fused);
+    assert!(
+        fused.contains("MergeMode::Auto") && fused.contains("512"),
+        "{fused}"
+    );
+    let pages = refused(&spec, 12, &options);
+    assert!(
+        pages.contains("pages of 12 tokens") && pages.contains("multiple of 8"),
+        "{pages}"
+    );
+    let bytes = refused(&spec.with_kv_dtype(Dtype::F8E4M3), 16, &options);
+    assert!(bytes.contains("512"), "{bytes}");
+    let wide = Planner::new().plan(&Spec::new(65, 1, 512), &one(1, 100, 16), &device, &options);
+    assert!(
+        matches!(wide, Err(PlanError::NoTile { group: 65, .. })),
+        "{wide:?}"
+    );
+    // Other GPUs have no such kernels.
+    let a100 = tandem_attn::plan::DeviceDescription::named("a100").unwrap();
+    let error = a100.supports(&spec).unwrap_err().to_string();
+    assert!(error.contains("head dimension of 512"), "{error}");
+}

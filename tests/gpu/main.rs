@@ -1,0 +1,23 @@
+//! The kernels and the executor on a GPU, in one program: `cargo test --features cust --test gpu -- mla::`. Where there is
+//! no GPU, each test says that it is skipped; `TANDEM_LIBCUDA` names an emulated one (docs/guide/without-a-gpu.md).
+
+#[path = "../common/mod.rs"]
+mod common;
+mod launches;
+#[allow(dead_code)]
+mod problem;
+
+mod append;
+mod cust;
+mod decode;
+mod device;
+mod entries;
+mod fidelity;
+mod fp8;
+mod heads_512;
+mod merge;
+mod mla;
+mod prefill;
+mod ranks;
+mod run;
+mod step;

@@ -1,0 +1,318 @@
+//! One captured graph, one plan after the other.
+
+use std::ptr;
+
+use cust::sys;
+use half::bf16;
+use tandem_attn::{
+    Error,
+    exec::gpu::{Gpu, LaunchSet, Stream as Handle, WorkspaceOptions},
+    plan::{
+        Bound, DeviceDescription, Kernel, MergeMode, Plan, PlanOptions, Planner, Tile, TileGroup,
+        pod::PodMode,
+    },
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    tensor::{Element, F8E4M3},
+};
+
+use super::{
+    common::{
+        Memory, Rng, Stream,
+        problems::{Pools, Tensors, ancestors},
+    },
+    hopper,
+    problem::{OnDevice, check_results},
+};
+
+struct Graph(sys::CUgraphExec);
+
+impl Graph {
+    /// What `work` puts on the stream.
+    fn capture(stream: &Stream, work: impl FnOnce()) -> Self {
+        const THIS_THREAD: sys::CUstreamCaptureMode =
+            sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        let ok = |code| assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+        let (mut graph, mut exec) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the stream is ours; handles are written.
+        unsafe {
+            ok(sys::cuStreamBeginCapture_v2(
+                stream.0.as_raw().cast(),
+                THIS_THREAD,
+            ));
+            work();
+            ok(sys::cuStreamEndCapture(
+                stream.0.as_raw().cast(),
+                &mut graph,
+            ));
+            ok(sys::cuGraphInstantiate_v2(
+                &mut exec,
+                graph,
+                ptr::null_mut(),
+                ptr::null_mut(),
+                0,
+            ));
+            ok(sys::cuGraphDestroy(graph));
+        }
+        Self(exec)
+    }
+
+    fn launch(&self, stream: Handle) {
+        // SAFETY: everything in it lives.
+        let code = unsafe { sys::cuGraphLaunch(self.0, stream.as_raw().cast()) };
+        assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: made by us, and done.
+        let _ = unsafe { sys::cuGraphExecDestroy(self.0) };
+    }
+}
+
+pub fn free_bytes() -> usize {
+    let (mut free, mut all) = (0, 0);
+    // SAFETY: writes two numbers.
+    let code = unsafe { sys::cuMemGetInfo_v2(&mut free, &mut all) };
+    assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+    free
+}
+
+const PAGE: u32 = 16;
+const POOL: u32 = 600;
+const TOKENS: u32 = 96;
+
+/// Requests with common prefixes, decodes and a few prefills.
+pub fn random_batch(rng: &mut Rng, prefills: bool) -> Batch {
+    let mut order: Vec<u32> = (0..POOL).collect();
+    rng.shuffle(&mut order);
+    let prefix = rng.below(20);
+    let mut next = prefix;
+    let mut table = PageTable::new(PAGE, POOL);
+    let mut qo_indptr = vec![0];
+    for _ in 0..rng.below(14) {
+        let shared = if rng.below(2) == 0 { prefix } else { 0 };
+        let own = 1 + rng.below(40);
+        if next + own > POOL as usize {
+            break;
+        }
+        let pages = [&order[..shared], &order[next..next + own]].concat();
+        next += own;
+        let kv_len = pages.len() as u32 * PAGE - rng.below(PAGE as usize) as u32;
+        let queries = match rng.below(8) {
+            0 if prefills => 9 + rng.below(30) as u32,
+            1 => 2 + rng.below(6) as u32,
+            _ => 1,
+        };
+        // New tokens lie behind what is shared.
+        let queries = queries.min(kv_len - shared as u32 * PAGE);
+        if qo_indptr[qo_indptr.len() - 1] + queries > TOKENS {
+            break;
+        }
+        qo_indptr.push(qo_indptr[qo_indptr.len() - 1] + queries);
+        table.push(&pages, kv_len);
+    }
+    Batch::new(qo_indptr, table)
+}
+
+fn random<T: Element>(rng: &mut Rng, count: u32) -> Vec<T> {
+    let values = rng.floats(count as usize, -1.0, 1.0);
+    values.into_iter().map(T::from_f32).collect()
+}
+
+/// A plan of prefills and decodes together.
+fn hybrid(spec: &Spec, device: &DeviceDescription, options: &PlanOptions) -> Plan {
+    let mut rng = Rng(1);
+    let plans = std::iter::repeat_with(|| {
+        let batch = random_batch(&mut rng, true);
+        Planner::new().plan(spec, &batch, device, options).unwrap()
+    });
+    let wanted = |plan: &Plan| plan.pod.is_some_and(|pod| pod.mode == options.pod);
+    plans.take(100).find(wanted).expect("one of them is")
+}
+
+pub fn bound(trees: bool) -> Bound {
+    Bound {
+        items: 4000,
+        rows: 4000,
+        page_ids: 14 * (20 + 40),
+        merges: TOKENS,
+        slots: 4000,
+        ancestors: if trees { TOKENS } else { 0 },
+        padded_tokens: 0,
+        converted_pages: 14 * 16,
+    }
+}
+
+/// As many rounds as `TANDEM_ROUNDS` says.
+pub fn rounds() -> (usize, bool) {
+    let rounds = std::env::var("TANDEM_ROUNDS");
+    let rounds = rounds.ok().and_then(|rounds| rounds.parse().ok());
+    (rounds.unwrap_or(60), rounds.is_some())
+}
+
+#[test]
+fn a_graph_serves_one_plan_after_the_other() {
+    let Some(gpu) = hopper("a_graph_serves_one_plan_after_the_other") else {
+        return;
+    };
+    serves::<bf16>(
+        gpu,
+        &[
+            (MergeMode::Fused, false, PodMode::Auto, false),
+            (MergeMode::Fused, true, PodMode::Auto, false),
+            (MergeMode::Kernel, true, PodMode::Auto, false),
+            (MergeMode::Kernel, true, PodMode::Tickets, false),
+            (MergeMode::Fused, true, PodMode::Auto, true),
+            (MergeMode::Kernel, true, PodMode::Tickets, true),
+        ],
+    );
+}
+
+/// What prefills convert differs from plan to plan.
+#[test]
+fn a_graph_serves_plans_over_8_bit_pages() {
+    let Some(gpu) = hopper("a_graph_serves_plans_over_8_bit_pages") else {
+        return;
+    };
+    let modes = [
+        (MergeMode::Kernel, true, PodMode::Auto, false),
+        (MergeMode::Fused, true, PodMode::Auto, true),
+    ];
+    serves::<F8E4M3>(gpu, &modes);
+}
+
+fn serves<K: Element>(gpu: &Gpu, modes: &[(MergeMode, bool, PodMode, bool)]) {
+    let (rounds, alone) = rounds();
+    for &(merge_mode, prefills, pod, rich) in modes {
+        let mut spec = Spec::new(8, 2, 128).with_kv_dtype(K::DTYPE);
+        spec.variant.sinks = rich;
+        let bound = || bound(rich);
+        let mut device = gpu.device();
+        // Few enough for small batches to be cut.
+        device.sms = 16;
+        let mut options = WorkspaceOptions::default();
+        let mut eager = gpu.workspace(&spec, &bound(), options.clone()).unwrap();
+        options.merge_mode = merge_mode;
+        let by_tickets = pod == PodMode::Tickets;
+        // By tickets with the tile that decodes are in the kernel with, also where there is no prefill.
+        let plan_options = PlanOptions::default()
+            .with_bound(bound())
+            .with_merge_mode(merge_mode)
+            .with_pod(pod)
+            .with_decode_tile(by_tickets.then_some(Tile { m: 16, n: 32 }));
+        options.launches = Some(match prefills {
+            true if by_tickets => LaunchSet::new().and(&hybrid(&spec, &device, &plan_options)),
+            true => LaunchSet::all(&device, &spec).unwrap(),
+            false => LaunchSet::decodes(&device, &spec).unwrap(),
+        });
+        let mut workspace = gpu.workspace(&spec, &bound(), options).unwrap();
+
+        let mut rng = Rng(3);
+        let strides = KvLayout::Nhd.strides(PAGE, spec.kv_heads, spec.head_dim_qk);
+        let pools = Pools {
+            k: random::<K>(&mut rng, POOL * strides.page),
+            v: random::<K>(&mut rng, POOL * strides.page),
+            k_strides: strides,
+            v_strides: strides,
+        };
+        let whole = Tensors {
+            q: random::<bf16>(&mut rng, TOKENS * spec.q_heads * spec.head_dim_qk),
+            parts: vec![pools],
+        };
+        let heads = spec.q_heads as usize;
+        let row = heads * spec.head_dim_v as usize;
+        let mut everything = PageTable::new(PAGE, POOL);
+        everything.push(&[0, 1, 2, 3, 4, 5], TOKENS);
+        let everything = Batch::new(vec![0, TOKENS], everything);
+        let on_device = OnDevice::new(&spec, &everything, &whole);
+        let shape = [TOKENS as usize, heads, spec.head_dim_v as usize];
+        let (out, lse) = (
+            Memory::new(&vec![u16::MAX; TOKENS as usize * row]),
+            Memory::new(&vec![u32::MAX; TOKENS as usize * heads]),
+        );
+        let (to, lse_to) = (
+            out.tensor(bf16::DTYPE, shape),
+            lse.tensor(Dtype::F32, [shape[0], shape[1]]),
+        );
+
+        let stream = Stream::new();
+        let mut planner = Planner::new();
+        let mut plan = Plan::empty(spec);
+        let mut graph = None;
+        let mut free = 0;
+        for round in 0..rounds {
+            let mut batch = random_batch(&mut rng, prefills);
+            if rich && round % 3 > 0 {
+                batch = batch
+                    .clone()
+                    .with_ancestors(ancestors(&batch, round as u64));
+            }
+            planner
+                .plan_into(&spec, &batch, &device, &plan_options, &mut plan)
+                .unwrap();
+            let prefill = |group: &TileGroup| group.kernel == Kernel::Prefill;
+            if by_tickets && plan.pod.is_none() && plan.groups.iter().any(prefill) {
+                // Prefills alone have other tiles.
+                continue;
+            }
+            // SAFETY: the stream is ours; everything on the device lives until it was waited for.
+            unsafe {
+                workspace.upload(&plan, stream.0).unwrap();
+                eager.upload(&plan, stream.0).unwrap();
+            }
+            let graph = graph.get_or_insert_with(|| {
+                Graph::capture(&stream, || {
+                    let tensors = on_device.tensors(&to, &lse_to);
+                    // SAFETY: as above.
+                    unsafe { gpu.run_with(&mut workspace, &tensors, stream.0) }.unwrap();
+                })
+            });
+            graph.launch(stream.0);
+            stream.wait();
+            let tokens = batch.total_q() as usize;
+            let replayed = (
+                out.read_at::<u16>(0, tokens * row),
+                lse.read_at::<u32>(0, tokens * heads),
+            );
+            let now = on_device.first(tokens).run(gpu, &mut eager, &stream);
+            // Without a prefill decodes have another kernel than in the graph.
+            let other = by_tickets && plan.pod.is_none();
+            assert!(other || replayed == now, "round {round}: {plan}");
+            if round % 20 == 0 || other {
+                let mut tensors = whole.clone();
+                tensors.q.truncate(tokens * row);
+                check_results(&spec, &batch, &tensors, &replayed)
+                    .unwrap_or_else(|wrong| panic!("round {round}: {wrong}"));
+            }
+            match round {
+                10 => free = free_bytes(),
+                11.. if alone => assert_eq!(free_bytes(), free, "round {round}: memory changed"),
+                _ => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn a_plan_for_which_nothing_was_captured_is_refused() {
+    let Some(gpu) = hopper("a_plan_for_which_nothing_was_captured_is_refused") else {
+        return;
+    };
+    let spec = Spec::new(8, 2, 128);
+    let device = gpu.device();
+    let mut options = WorkspaceOptions::default();
+    options.launches = Some(LaunchSet::decodes(&device, &spec).unwrap());
+    let mut workspace = gpu.workspace(&spec, &bound(false), options).unwrap();
+    let mut table = PageTable::new(PAGE, POOL);
+    table.push(&[0, 1, 2], 40);
+    let batch = Batch::new(vec![0, 40], table);
+    let plan = Planner::new()
+        .plan(&spec, &batch, &device, &PlanOptions::default())
+        .unwrap();
+    let stream = Stream::new();
+    // SAFETY: refused.
+    let error = unsafe { workspace.upload(&plan, stream.0) }.unwrap_err();
+    assert!(matches!(error, Error::NotCaptured { .. }), "{error}");
+    assert!(error.to_string().contains("prefill_"), "{error}");
+}

@@ -1,0 +1,18 @@
+//! The planner: what plans compute, how they are balanced, shared among ranks, stored and checked.
+
+#[path = "../common/damage.rs"]
+mod damage;
+#[path = "../common/numeric.rs"]
+mod numeric;
+#[path = "../common/problems.rs"]
+mod problems;
+#[path = "../common/trees.rs"]
+mod trees;
+
+mod as_data;
+mod balance;
+mod defects;
+mod hybrid;
+mod pat_trees;
+mod planner;
+mod shard;

@@ -1,0 +1,213 @@
+//! The kernels are written down once: what the static report has, what device descriptions say and what plans name
+//! follow the registry.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use kernels_gpu::registry::{Arch, Entry, KERNELS, KernelId, Op, Sm, entries};
+use tandem_attn::{
+    plan::{DeviceDescription, Kernel, PlanError, tiles::TileTable},
+    problem::Spec,
+};
+
+/// Registers and spilled bytes of each kernel of the static report, by architecture and name.
+fn report() -> BTreeMap<(&'static str, &'static str), [u32; 2]> {
+    let report = include_str!("../../kernels-gpu/static-report.txt");
+    let lines = report.lines().filter(|line| line.starts_with("sm_"));
+    lines
+        .map(|line| {
+            let words: Vec<_> = line.split_whitespace().collect();
+            let figure = |at: usize| words[at].parse::<u32>().expect("a figure");
+            ((words[0], words[1]), [figure(2), figure(4)])
+        })
+        .collect()
+}
+
+#[test]
+fn what_is_compiled_is_the_registry() {
+    let compiled: BTreeSet<_> = report().into_keys().collect();
+    let of_arch = |arch, entry: &Entry| match entry.kernel.info().arch {
+        Arch::Sm80 => true,
+        Arch::Sm90a => arch == "sm_90a",
+    };
+    let entries = ["sm_80", "sm_90a"].into_iter().flat_map(|arch| {
+        let entries = entries().filter(move |entry| of_arch(arch, entry));
+        entries.map(move |entry| (arch, entry.name))
+    });
+    let compiled = compiled
+        .into_iter()
+        .map(|(arch, name)| (arch, name.to_string()));
+    assert_eq!(compiled.collect::<BTreeSet<_>>(), entries.collect());
+}
+
+/// The compiler kept within what rows say, and spilled nothing but a little where a row is at its limit.
+#[test]
+fn the_compiler_kept_what_the_planner_relies_on() {
+    let mut spilling = Vec::new();
+    let entries: BTreeMap<_, _> = entries().map(|entry| (entry.name, entry.kernel)).collect();
+    for ((arch, name), [registers, spills]) in report() {
+        let row = entries[name].info();
+        assert!(
+            registers <= row.registers,
+            "{arch} {name}: {registers} of {}",
+            row.registers
+        );
+        if spills > 0 {
+            spilling.push((arch, name, spills));
+        }
+    }
+    assert!(
+        spilling.iter().all(|(.., bytes)| *bytes <= 320),
+        "{spilling:?}"
+    );
+}
+
+/// Shares and residency in the descriptions are those of the kernels that are taken.
+#[test]
+fn descriptions_agree_with_the_kernels() {
+    let spec = Spec::new(32, 8, 128);
+    for name in ["h200", "h100", "a100", "a6000", "rtx4090"] {
+        let device = DeviceDescription::named(name).unwrap();
+        let sm = Sm {
+            shared_bytes: device.shared_bytes_per_sm,
+            registers: device.registers_per_sm,
+        };
+        let tiles = TileTable::new(&device, &spec, None).unwrap();
+        let ctas = |id: Option<KernelId>| id.expect("it is a GPU").info().ctas_on(&sm);
+        let decodes = tiles.decodes().iter().map(|choice| ctas(choice.kernel));
+        let most = decodes.clone().min().unwrap();
+        assert_eq!(device.decode.ctas_per_sm, most, "decodes on {name}");
+        for step in tiles.prefills() {
+            // Fewer where the cost model is to count a CTA as having the SM's tensor cores to itself, as those of an
+            // A100 are: few tiles leave the second place of an SM empty, and the first is then as fast as two.
+            let most = ctas(step.kernel);
+            assert!(
+                (1..=most).contains(&device.prefill.ctas_per_sm),
+                "prefills on {name}"
+            );
+        }
+    }
+}
+
+/// Every name of an attention kernel is made in one place, by its family's table: none is written out.
+#[test]
+fn no_name_of_an_attention_kernel_is_written_out() {
+    let mut files = Vec::new();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for folder in ["host", "kernels-gpu/src", "build", "xtask/src", "cli/src"] {
+        sources(&root.join(folder), &mut files);
+    }
+    assert!(files.len() > 100, "{}", files.len());
+    for path in files {
+        let text = fs::read_to_string(&path).unwrap();
+        for row in KERNELS.iter().filter(|row| row.is_attention()) {
+            let quoted = format!("{:?}", row.name);
+            assert!(!text.contains(&quoted), "{} has {quoted}", path.display());
+        }
+    }
+}
+
+fn sources(folder: &Path, files: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, files);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+}
+
+#[test]
+fn a_kernel_has_a_counterpart_of_ampere_or_none() {
+    let decodes = KernelId::all().filter(|id| id.info().op == Op::Decode);
+    // Ampere converts no 8-bit numbers, and has no outputs of 512.
+    let lacks = |id: &KernelId| id.info().takes_prompts || id.info().cache.is_some();
+    let (lacking, others): (Vec<_>, Vec<_>) = decodes.partition(lacks);
+    assert!(lacking.iter().all(|id| id.on(Arch::Sm80).is_none()));
+    for id in others {
+        let ampere = id.on(Arch::Sm80).expect("decodes of all heads have one");
+        let (a, b) = (id.info(), ampere.info());
+        assert_eq!(
+            (a.element, a.head_dim, a.cap),
+            (b.element, b.head_dim, b.cap)
+        );
+        assert_eq!(b.arch, Arch::Sm80);
+    }
+}
+
+fn spec(head_dim: u32) -> Spec {
+    Spec::new(32, 8, head_dim).with_head_dim_v(if head_dim == 192 { 128 } else { head_dim })
+}
+
+#[test]
+fn tiles_follow_rows_keys_and_heads() {
+    let device = DeviceDescription::named("h200").unwrap();
+    let table = |spec: &Spec| TileTable::new(&device, spec, None).unwrap();
+    let prefill = |spec: &Spec, tokens: u32| {
+        let chosen = *table(spec).prefill(tokens);
+        (chosen.tile.m, chosen.tile.n, chosen.pack)
+    };
+    let wide_group = Spec::new(64, 8, 128);
+    // Short chunks pack all heads of a KV head; from there to 4096 tokens 128 rows of one head have measured
+    // best, then 192 rows and eight heads.
+    assert_eq!(prefill(&wide_group, 20), (128, 128, 8));
+    assert_eq!(prefill(&wide_group, 1000), (128, 128, 1));
+    assert_eq!(prefill(&wide_group, 5000), (192, 80, 8));
+    assert_eq!(prefill(&wide_group.with_soft_cap(30.0), 5000), (128, 96, 8));
+    assert_eq!(prefill(&Spec::new(64, 8, 64), 5000), (192, 112, 8));
+    // Blocks of 80 keys end elsewhere than tiles of 128 tokens.
+    assert_eq!(prefill(&Spec::new(64, 8, 256), 1000), (128, 80, 4));
+    // The largest divisor of the group.
+    assert_eq!(prefill(&Spec::new(24, 4, 128), 5000).2, 6);
+    assert_eq!(prefill(&Spec::new(36, 4, 256), 5000).2, 3);
+    assert_eq!(prefill(&Spec::new(44, 4, 128), 5000).2, 1);
+    assert_eq!(prefill(&Spec::new(32, 32, 128), 5000).2, 1);
+    // Keys of 192 and values of 128, as one model has them: prefill only, one query at a time too.
+    assert_eq!(prefill(&spec(192), 5000), (128, 128, 4));
+    assert!(!table(&spec(192)).has_decodes());
+    assert!(table(&wide_group).has_decodes());
+
+    // Decode: the fewest rows that cover.
+    let tiles = table(&Spec::new(32, 8, 128));
+    let rows: Vec<_> = [1, 2, 3, 4, 5, 16, 17, 32]
+        .map(|tokens| tiles.row_tile(tokens))
+        .into();
+    assert_eq!(rows, [8, 8, 16, 16, 64, 64, 128, 128]);
+    assert_eq!(tiles.decode_tokens(), 32);
+    let keys = |m| tiles.decode(m).map(|choice| choice.tile.n);
+    assert_eq!((keys(8), keys(64), keys(32)), (Some(32), Some(64), None));
+
+    // Heads that nothing was compiled for, and a group that no tile holds.
+    let none = TileTable::new(&device, &Spec::new(32, 8, 272), None);
+    assert!(matches!(none, Err(PlanError::NoTile { .. })), "{none:?}");
+    let huge = TileTable::new(&device, &Spec::new(256, 1, 128), None);
+    assert!(matches!(
+        huge,
+        Err(PlanError::NoTile {
+            kernel: Kernel::Decode,
+            group: 256,
+            ..
+        })
+    ));
+}
+
+#[test]
+fn ampere_and_ada_plan_with_the_kernels_that_exist() {
+    for name in ["a100", "a6000", "rtx4090"] {
+        let device = DeviceDescription::named(name).unwrap();
+        let tiles = TileTable::new(&device, &Spec::new(32, 8, 128), None).unwrap();
+        let [decode] = tiles.decodes() else {
+            panic!("{name}: {tiles:?}")
+        };
+        let name_of = |id: Option<KernelId>| id.unwrap().info().name;
+        assert_eq!(name_of(decode.kernel), "sm80_decode_16x32_d128_bf16");
+        for tokens in [20, 1000, 100_000] {
+            let prefill = tiles.prefill(tokens);
+            assert_eq!(name_of(prefill.kernel), "sm80_prefill_128x64_d128_bf16");
+        }
+    }
+}
