@@ -347,16 +347,15 @@ pub fn build_all(
 ) -> Result<Vec<CudaModule>, CudaBuilderError> {
     let builders: Vec<CudaBuilder> = builders.into_iter().collect();
     let built: Vec<_> = builders.iter().map(|_| Mutex::new(None)).collect();
+    let order = each_arch_first(&builders);
     let (next, dependencies) = (AtomicUsize::new(0), Dependencies::default());
     let workers = thread::available_parallelism().map_or(1, NonZero::get);
     thread::scope(|scope| {
         for _ in 0..workers.min(builders.len()) {
             scope.spawn(|| {
-                while let Some(index) = Some(next.fetch_add(1, Ordering::Relaxed))
-                    && let (Some(builder), Some(place)) = (builders.get(index), built.get(index))
-                {
-                    let module = builder.clone().build_beside(&dependencies);
-                    *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(module);
+                while let Some(&index) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let module = builders[index].clone().build_beside(&dependencies);
+                    *built[index].lock().unwrap_or_else(PoisonError::into_inner) = Some(module);
                 }
             });
         }
@@ -366,6 +365,18 @@ pub fn build_all(
         module.expect("a worker took every builder")
     };
     built.into_iter().map(done).collect()
+}
+
+/// The order to begin in: as given, but for one builder of each architecture, which go first. While one worker
+/// compiles the dependencies for an architecture, the next then does so for another instead of waiting.
+fn each_arch_first(builders: &[CudaBuilder]) -> Vec<usize> {
+    let is_first = |index: &usize| {
+        let arch = builders[*index].arch;
+        builders[..*index].iter().all(|before| before.arch != arch)
+    };
+    let (mut order, rest): (Vec<usize>, Vec<usize>) = (0..builders.len()).partition(is_first);
+    order.extend(rest);
+    order
 }
 
 /// A GPU crate, built.
