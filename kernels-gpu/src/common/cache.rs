@@ -72,11 +72,11 @@ mod device {
         /// The queries.
         type Query: Half;
         /// Whether they have 8 bits, and scales.
-        const SCALED: bool;
+        const SCALED: bool = true;
         /// Whether each token has scales of its own.
-        const BY_TOKEN: bool;
+        const BY_TOKEN: bool = false;
         /// Whether rows hold two KV heads: the first half of a tile's rows is of one, the second of the other.
-        const PAIRS: bool;
+        const PAIRS: bool = false;
 
         /// Four numbers as two pairs of products.
         fn widen(four: u32) -> [u32; 2];
@@ -86,8 +86,6 @@ mod device {
         type Product = T;
         type Query = T;
         const SCALED: bool = false;
-        const BY_TOKEN: bool = false;
-        const PAIRS: bool = false;
 
         #[inline(always)]
         fn widen(_: u32) -> [u32; 2] {
@@ -98,9 +96,6 @@ mod device {
     impl<T: Half> Cache for Stored<T, E4M3> {
         type Product = F16;
         type Query = T;
-        const SCALED: bool = true;
-        const BY_TOKEN: bool = false;
-        const PAIRS: bool = false;
 
         #[inline(always)]
         fn widen(four: u32) -> [u32; 2] {
@@ -114,9 +109,7 @@ mod device {
     impl<T: Half> Cache for Stored<T, E4M3_BY_TOKEN> {
         type Product = F16;
         type Query = T;
-        const SCALED: bool = true;
         const BY_TOKEN: bool = true;
-        const PAIRS: bool = false;
 
         #[inline(always)]
         fn widen(four: u32) -> [u32; 2] {
@@ -127,8 +120,6 @@ mod device {
     impl<T: Half> Cache for Stored<T, E4M3_PAIRS> {
         type Product = F16;
         type Query = T;
-        const SCALED: bool = true;
-        const BY_TOKEN: bool = false;
         const PAIRS: bool = true;
 
         #[inline(always)]
@@ -140,9 +131,6 @@ mod device {
     impl<T: Half> Cache for Stored<T, E5M2> {
         type Product = F16;
         type Query = T;
-        const SCALED: bool = true;
-        const BY_TOKEN: bool = false;
-        const PAIRS: bool = false;
 
         /// A number is the upper byte of the same f16.
         #[inline(always)]

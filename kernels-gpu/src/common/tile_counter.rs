@@ -1,12 +1,14 @@
 //! What a launch works on: given by its parameters, or by a record in the workspace where the launch was
 //! captured in a graph and serves one plan after the other.
 
+use core::mem::offset_of;
+
 use cuda_std::{
     atomic::{self, Gpu, Relaxed},
     ptr,
 };
 
-use crate::abi::{AttentionParams, LaunchRecord, WorkItem};
+use crate::abi::{AttentionParams, ConvertParams, LaunchRecord, WorkItem};
 
 impl AttentionParams {
     /// The parameters with `items` and `units` of the plan that is in the workspace now. Only who claims
@@ -44,6 +46,23 @@ impl AttentionParams {
             }
             ticket
         }
+    }
+}
+
+impl ConvertParams {
+    /// The launch's first entry of the list, and how many are its own: by its record, if it has one.
+    ///
+    /// # Safety
+    /// The record, if there is one, can be read.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn of_this_plan(&self, record: u64) -> [u32; 2] {
+        if record == 0 {
+            return [self.first_page, self.pages];
+        }
+        let at = record + offset_of!(LaunchRecord, first_page) as u64;
+        // SAFETY: the caller's promise; nobody writes it while kernels run.
+        unsafe { [at, at + 4].map(|at| ptr::load_nc_u32(at as *const u32)) }
     }
 }
 

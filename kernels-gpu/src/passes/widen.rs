@@ -44,13 +44,11 @@ pub use rows::ROWS;
 
 #[cfg(target_arch = "nvptx64")]
 mod device {
-    use core::mem::offset_of;
-
     use cuda_std::{convert, prelude::*};
 
     use super::THREADS;
     use crate::{
-        abi::{ConvertedPage, KvStrides, LaunchRecord, WidenParams},
+        abi::{ConvertedPage, KvStrides, WidenParams},
         common::{
             cache,
             half::{self, Half},
@@ -67,7 +65,7 @@ mod device {
         let heads = p.kv_heads.get();
         // SAFETY: the caller's promise.
         unsafe {
-            let [first, pages] = of_this_plan(p);
+            let [first, pages] = c.of_this_plan(p.record);
             // Pieces of a page: of each head its keys, and its values.
             let pieces = pages * heads * 2;
             let mut piece = thread::block_idx_x();
@@ -182,20 +180,6 @@ mod device {
         } else {
             -LARGEST
         }
-    }
-
-    /// The launch's first entry of the list, and how many are its own.
-    ///
-    /// # Safety
-    /// The parameters describe memory as they say.
-    #[inline(always)]
-    unsafe fn of_this_plan(p: &WidenParams) -> [u32; 2] {
-        if p.record == 0 {
-            return [p.convert.first_page, p.convert.pages];
-        }
-        let at = p.record + offset_of!(LaunchRecord, first_page) as u64;
-        // SAFETY: the caller's promise; nobody writes the record while kernels run.
-        unsafe { [at, at + 4].map(|at| ptr::load_nc_u32(at as *const u32)) }
     }
 
     macro_rules! entries {

@@ -1,7 +1,7 @@
 //! The two products of attention on 64 rows, issued to the tensor cores, and fragments of what comes out.
 
 use cuda_std::{
-    warp,
+    misc, ptr, warp,
     wgmma::{self, Descriptor, Swizzle},
 };
 
@@ -76,6 +76,60 @@ pub unsafe fn weights_values<T: Half, const O: usize, const P: usize>(
         }
         wgmma::commit_group();
     }
+}
+
+/// Loads columns of a warp's 16 rows to registers, as the tensor cores want the operand of 16 × 16: `N` / 4 steps of 16.
+/// `row` gives the address of a row's first column, and whether there is the row; else it is zero.
+///
+/// # Safety
+/// All lanes of the warp come here; rows that there are have as many columns, at a multiple of 16 bytes.
+#[inline(always)]
+pub unsafe fn load_fragments<const N: usize>(row: impl Fn(u32) -> (u64, bool)) -> [u32; N] {
+    // Opaque: or the addresses are kept in registers from unit to unit.
+    let (lane, mut held) = (misc::opaque(warp::lane_id()), [0; N]);
+    let mut h = 0;
+    while h < 2 {
+        let (from, exists) = row(lane / 4 + 8 * h as u32);
+        let from = from + u64::from(lane % 4 * 16);
+        // Two steps at a time: the four lanes of a row have 16 bytes each, and each wants a word of all four.
+        let mut i = 0;
+        while i < N / 8 {
+            let mut words = [0; 4];
+            if exists {
+                // SAFETY: the caller's promise.
+                words = unsafe { ptr::load_nc_u32x4((from + 64 * i as u64) as *const u32) };
+            }
+            let mut j = 0;
+            while j < 4 {
+                held[8 * i + 4 * (j / 2) + 2 * (j % 2) + h] = words[j];
+                j += 1;
+            }
+            i += 1;
+        }
+        h += 1;
+    }
+    // All loads are under way before the first is waited for.
+    let mut i = 0;
+    while i < N / 8 {
+        h = 0;
+        while h < 2 {
+            let at = |j: usize| 8 * i + 4 * (j / 2) + 2 * (j % 2) + h;
+            let mut words = [0, 1, 2, 3].map(|j| held[at(j)]);
+            // SAFETY: a whole warp.
+            unsafe {
+                swap(&mut words, [(0, 1), (2, 3)], lane & 1 != 0, 1);
+                swap(&mut words, [(0, 2), (1, 3)], lane & 2 != 0, 2);
+            }
+            let mut j = 0;
+            while j < 4 {
+                held[at(j)] = words[j];
+                j += 1;
+            }
+            h += 1;
+        }
+        i += 1;
+    }
+    held
 }
 
 /// Gives the other lane the word of each pair that is not this one's: of two lanes, `upper` keeps the second.

@@ -27,6 +27,7 @@ mod pipeline;
     all(feature = "hooks", target_feature = "sm_90a")
 ))]
 pub mod prefill;
+mod unit;
 
 /// A value that is the same in all lanes, declared to the compiler: wgmma takes its descriptors from uniform
 /// registers.

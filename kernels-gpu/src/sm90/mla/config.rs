@@ -129,8 +129,6 @@ pub(super) const fn query_slabs(keys: u32) -> u32 {
     }
 }
 
-/// A unit in shared memory: three vectors of four words.
-pub(super) const UNIT_BYTES: u32 = 48;
 /// The first mbarrier of a stage.
 pub(super) const STAGE_BARRIERS: u32 = 9;
 
@@ -177,7 +175,7 @@ impl Offsets {
         let totals = factors + 2 * TILE_ROWS * 4;
         let grew = totals + 4 * TILE_ROWS * 4;
         let units = grew + 8 * 4;
-        let there = units + 2 * UNIT_BYTES;
+        let there = units + 2 * crate::sm90::unit::UNIT_BYTES;
         let barriers = there + stages * groups * 4;
         Self {
             keys: blocks,

@@ -1,13 +1,13 @@
 //! The warpgroups that compute: products, weights, and what each hands over to the other.
 
 use cuda_std::{
-    barrier, fence, mbarrier, misc, mma, ptr, shared, thread, warp,
+    barrier, fence, mbarrier, misc, mma, shared, thread, warp,
     wgmma::{self, Descriptor, Swizzle},
 };
 
 use super::{
     super::{
-        mma::{swap, weights_values},
+        mma::{load_fragments, weights_values},
         pipeline::Pipeline,
         uniform,
     },
@@ -98,60 +98,18 @@ unsafe fn hold_from_memory<const KEYS: u32, const STAGES: u32, const CONVERTED: 
 ) -> Held {
     // SAFETY: the unit's barrier completed.
     let unit = unsafe { Unit::load(s.unit(slot)) };
-    // Opaque: or the addresses are kept in registers from unit to unit.
-    let (lane, mut held) = (misc::opaque(warp::lane_id()), [0; 4 * HELD]);
-    let mut h = 0;
-    while h < 2 {
-        let (token, in_tile) = p.heads.div_rem(warp * 16 + lane / 4 + 8 * h as u32);
+    let row_of = |row: u32| {
+        let (token, in_tile) = p.heads.div_rem(warp * 16 + row);
         let head = unit.head + in_tile;
-        // Rows that the tile does not have are zero.
+        // SAFETY: the row is listed.
+        let of = unsafe { s.load_row(slot, token.min(unit.tokens - 1)).token };
+        let element = u64::from(of) * u64::from(p.attention.q_token_stride)
+            + u64::from(head * HEAD_DIM + (QUERY_SLABS - HELD_SLABS) * 64);
         let exists = token < unit.tokens && head < p.attention.q_heads;
-        // SAFETY: the row is listed; a query has as many columns, and vectors of 16 bytes are aligned, as tensor maps
-        // ask for.
-        unsafe {
-            let of = s.load_row(slot, token.min(unit.tokens - 1)).token;
-            let element = u64::from(of) * u64::from(p.attention.q_token_stride)
-                + u64::from(head * HEAD_DIM + (QUERY_SLABS - HELD_SLABS) * 64 + lane % 4 * 8);
-            let from = p.attention.q + element * 2;
-            // Two steps at a time: the four lanes of a row have 16 bytes each, and each wants a word of all four.
-            let mut i = 0;
-            while i < HELD / 2 {
-                let mut words = [0; 4];
-                if exists {
-                    words = ptr::load_nc_u32x4((from + 64 * i as u64) as *const u32);
-                }
-                let mut j = 0;
-                while j < 4 {
-                    held[8 * i + 4 * (j / 2) + 2 * (j % 2) + h] = words[j];
-                    j += 1;
-                }
-                i += 1;
-            }
-        }
-        h += 1;
-    }
-    // All loads are under way before the first is waited for.
-    let mut i = 0;
-    while i < HELD / 2 {
-        h = 0;
-        while h < 2 {
-            let at = |j: usize| 8 * i + 4 * (j / 2) + 2 * (j % 2) + h;
-            let mut words = [0, 1, 2, 3].map(|j| held[at(j)]);
-            // SAFETY: a whole warp.
-            unsafe {
-                swap(&mut words, [(0, 1), (2, 3)], lane & 1 != 0, 1);
-                swap(&mut words, [(0, 2), (1, 3)], lane & 2 != 0, 2);
-            }
-            let mut j = 0;
-            while j < 4 {
-                held[at(j)] = words[j];
-                j += 1;
-            }
-            h += 1;
-        }
-        i += 1;
-    }
-    held
+        (p.attention.q + element * 2, exists)
+    };
+    // SAFETY: a query has as many columns, and vectors of 16 bytes are aligned, as tensor maps ask for.
+    unsafe { load_fragments(row_of) }
 }
 
 /// Adds the product with a half of the keys' columns to the logits, or begins with it; issued.

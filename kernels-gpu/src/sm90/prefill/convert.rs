@@ -10,8 +10,6 @@
 //! Flags hold the epoch in which a piece was converted, so that nobody has to clear them: the last CTA that finds no
 //! piece left ends the epoch.
 
-use core::mem::offset_of;
-
 use cuda_std::{
     atomic::{self, Acquire, Gpu, Relaxed, Release},
     convert, fence,
@@ -21,7 +19,7 @@ use cuda_std::{
 
 use super::{f8::lay_out, shared::Shared};
 use crate::{
-    abi::{ConvertParams, ConvertedPage, LaunchRecord, PrefillParams},
+    abi::{ConvertParams, ConvertedPage, PrefillParams},
     common::{cache, half::Half, prefill_tile::Tile},
 };
 
@@ -100,7 +98,7 @@ pub(super) unsafe fn first<T: Half, const TOGETHER: usize>(
     }
     // SAFETY: the caller's promise.
     unsafe {
-        let [first, pages] = of_this_plan(p);
+        let [first, pages] = p.convert.of_this_plan(p.attention.record);
         let claim = shared::load_u32(s.epoch() + 4) + warp;
         if claim < pieces(p, pages) {
             let piece = Piece::find(p, first, claim);
@@ -142,7 +140,7 @@ impl Converter {
         }
         // SAFETY: the caller's promise.
         unsafe {
-            let [_, pages] = of_this_plan(p);
+            let [_, pages] = p.convert.of_this_plan(p.attention.record);
             converter.pieces = pieces(p, pages);
             converter.claim = claim(&p.convert);
             converter.piece = converter.next(p, s);
@@ -166,7 +164,7 @@ impl Converter {
             let claimed = warp::warp_shuffle_idx(WARP, self.claim, 0, 32);
             if claimed < self.pieces {
                 self.claim = claim(&p.convert);
-                let [first, _] = of_this_plan(p);
+                let [first, _] = p.convert.of_this_plan(p.attention.record);
                 return Piece::find(p, first, claimed);
             }
             if warp::lane_id() == 0 {
@@ -356,17 +354,6 @@ impl Piece {
             }
         }
     }
-}
-
-/// The launch's first entry of the list, and how many are its own.
-#[inline(always)]
-unsafe fn of_this_plan(p: &PrefillParams) -> [u32; 2] {
-    if p.attention.record == 0 {
-        return [p.convert.first_page, p.convert.pages];
-    }
-    let at = p.attention.record + offset_of!(LaunchRecord, first_page) as u64;
-    // SAFETY: nobody writes the record while kernels run.
-    unsafe { [at, at + 4].map(|at| ptr::load_nc_u32(at as *const u32)) }
 }
 
 /// Pieces of so many pages.

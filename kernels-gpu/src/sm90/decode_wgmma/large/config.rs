@@ -99,8 +99,6 @@ pub(super) const WEIGHTS_BYTES: u32 = TILE_ROWS * BLOCK_KEYS * 2;
 #[cfg(target_arch = "nvptx64")]
 pub(super) const WEIGHTS_STEP: u32 = 128 * 16;
 
-/// A unit in shared memory: three vectors of four words.
-pub(super) const UNIT_BYTES: u32 = 48;
 /// Barriers beside those of the stages.
 pub(super) const BARRIERS: u32 = 10;
 
@@ -133,7 +131,7 @@ impl Offsets {
         let inverses = factors + WEIGHTS * TILE_ROWS * 4;
         let grew = inverses + 2 * TILE_ROWS * 4;
         let units = grew + WEIGHTS * 4 * 4;
-        let barriers = units + 2 * UNIT_BYTES;
+        let barriers = units + 2 * crate::sm90::unit::UNIT_BYTES;
         Self {
             keys,
             values,

@@ -1,9 +1,9 @@
 //! The queries of a unit, as those that weigh copy them.
 
-use cuda_std::{async_copy, misc, ptr, warp};
+use cuda_std::{async_copy, misc, warp};
 
 use super::{
-    super::super::mma::swap,
+    super::super::mma::load_fragments,
     config::{HEAD_DIM, HELD_SLABS, QUERY_SLABS, SLAB_BYTES},
     shared::{Shared, Unit},
 };
@@ -65,57 +65,15 @@ pub(super) unsafe fn hold_queries(
     warp: u32,
 ) -> Held {
     let a = &p.attention;
-    // Opaque: or the addresses are kept in registers from unit to unit.
-    let (lane, mut held) = (misc::opaque(warp::lane_id()), [0; 4 * HELD]);
-    let mut h = 0;
-    while h < 2 {
-        let (token, in_group) = row_of(p, warp * 16 + lane / 4 + 8 * h as u32);
-        // Rows that the tile does not have are zero.
-        let exists = token < unit.tokens;
-        // SAFETY: the row is listed; a query has as many columns, and vectors of 16 bytes are aligned.
-        unsafe {
-            let of = s.load_row(slot, token.min(unit.tokens - 1)).token;
-            let head = unit.head * a.group + in_group;
-            let column = head * HEAD_DIM + (QUERY_SLABS - HELD_SLABS) * 64 + lane % 4 * 8;
-            let element = u64::from(of) * u64::from(a.q_token_stride) + u64::from(column);
-            let from = a.q + element * 2;
-            // Two steps at a time: the four lanes of a row have 16 bytes each, and each wants a word of all four.
-            let mut i = 0;
-            while i < HELD / 2 {
-                let mut words = [0; 4];
-                if exists {
-                    words = ptr::load_nc_u32x4((from + 64 * i as u64) as *const u32);
-                }
-                let mut j = 0;
-                while j < 4 {
-                    held[8 * i + 4 * (j / 2) + 2 * (j % 2) + h] = words[j];
-                    j += 1;
-                }
-                i += 1;
-            }
-        }
-        h += 1;
-    }
-    // All loads are under way before the first is waited for.
-    let mut i = 0;
-    while i < HELD / 2 {
-        h = 0;
-        while h < 2 {
-            let at = |j: usize| 8 * i + 4 * (j / 2) + 2 * (j % 2) + h;
-            let mut words = [0, 1, 2, 3].map(|j| held[at(j)]);
-            // SAFETY: a whole warp.
-            unsafe {
-                swap(&mut words, [(0, 1), (2, 3)], lane & 1 != 0, 1);
-                swap(&mut words, [(0, 2), (1, 3)], lane & 2 != 0, 2);
-            }
-            let mut j = 0;
-            while j < 4 {
-                held[at(j)] = words[j];
-                j += 1;
-            }
-            h += 1;
-        }
-        i += 1;
-    }
-    held
+    let row_of = |row: u32| {
+        let (token, in_group) = row_of(p, warp * 16 + row);
+        // SAFETY: the row is listed.
+        let of = unsafe { s.load_row(slot, token.min(unit.tokens - 1)).token };
+        let head = unit.head * a.group + in_group;
+        let element = u64::from(of) * u64::from(a.q_token_stride)
+            + u64::from(head * HEAD_DIM + (QUERY_SLABS - HELD_SLABS) * 64);
+        (a.q + element * 2, token < unit.tokens)
+    };
+    // SAFETY: a query has as many columns, and vectors of 16 bytes are aligned.
+    unsafe { load_fragments(row_of) }
 }
