@@ -327,7 +327,7 @@ impl Cpu {
         lse: Option<&mut [f32]>,
         heads: &HeadTensors<'_>,
     ) -> Result<(), Error> {
-        let apart = plan.taken_apart()?;
+        let apart = plan.without_joint_items()?;
         let plan = apart.as_ref();
         let sources = Sources::of(plan)?;
         let mut workspace = self.take_workspace(plan, sources.rows);

@@ -138,7 +138,7 @@ pub(super) struct Row {
 
 impl Row {
     /// Hides the keys of other branches of its tree: `logit` gives a place for each key.
-    pub(super) fn hide_strangers<'l>(
+    pub(super) fn hide_other_branches<'l>(
         &self,
         keys: Range<u32>,
         hidden: f32,

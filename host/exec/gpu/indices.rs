@@ -1,6 +1,6 @@
 //! Keys that a run is told, in the place of a plan's page ids.
 
-use super::{RunTensors, Workspace, agenda::GroupLaunch};
+use super::{RunTensors, Workspace, launch_plan::GroupLaunch};
 use crate::Error;
 
 /// Whether indices, if there are any, are those of the plan's query tokens, and its kernels read keys by them.
@@ -21,7 +21,7 @@ pub(super) fn check_indices(workspace: &Workspace, tensors: &RunTensors<'_>) -> 
         row.latent && row.cache.is_some()
     };
     if let Some(launch) = workspace
-        .agenda
+        .launch_plan
         .launches
         .iter()
         .find(|launch| !reads(launch))
@@ -39,7 +39,7 @@ pub(super) fn check_indices(workspace: &Workspace, tensors: &RunTensors<'_>) -> 
     if workspace.captured() {
         return Err(refused("keys by indices, and a launch set".into()));
     }
-    let Some(expected) = workspace.agenda.indices else {
+    let Some(expected) = workspace.launch_plan.indices else {
         return Err(refused(
             "keys by indices, for a plan that names its keys".into(),
         ));

@@ -5,7 +5,7 @@ use std::ops::Range;
 use bytemuck::Pod;
 use kernels_gpu::abi::{ConvertedPage, DIRECT, NO_MERGE, QueryRow, WorkItem};
 
-use super::agenda::Agenda;
+use super::launch_plan::LaunchPlan;
 use crate::{
     Error,
     plan::{Plan, WorkspaceLayout, conversion::converted_pages},
@@ -70,14 +70,14 @@ fn read<T: Pod>(bytes: &[u8], place: &Range<u64>, index: u32) -> T {
 pub(super) fn inspect(
     bytes: &[u8],
     layout: &WorkspaceLayout,
-    agenda: &Agenda,
+    launch_plan: &LaunchPlan,
     known: &Known,
     pages: &[u32],
     tokens: u32,
 ) -> Result<(), Error> {
-    for launch in &agenda.launches {
+    for launch in &launch_plan.launches {
         let part = launch.key.part as usize;
-        let (page_size, pool_pages) = (agenda.parts[part].page_size, pages[part]);
+        let (page_size, pool_pages) = (launch_plan.parts[part].page_size, pages[part]);
         for page in launch.converted.clone() {
             let page: ConvertedPage = read(bytes, &layout.conversions, page);
             let keys = page.key..page.key.saturating_add(page.keys);
@@ -118,7 +118,7 @@ pub(super) fn inspect(
                     .or_else(|(what, got, limit)| broken(what, got, limit))?;
                 for page in converted_pages(&(item.kv_begin..item.kv_end)) {
                     let entry = item.table.wrapping_add(page);
-                    let entries = agenda.conversion.ids.len() as u32;
+                    let entries = launch_plan.conversion.ids.len() as u32;
                     if entry >= entries {
                         return broken("its table of converted pages", entry, entries);
                     }
@@ -253,15 +253,15 @@ mod tests {
             .plan(&spec, &batch, &device, &PlanOptions::default())
             .unwrap();
         let layout = WorkspaceLayout::new(&spec, &Bound::of(&plan));
-        let mut agenda = Agenda::default();
-        agenda.fill(&plan, plan.merge_mode).unwrap();
+        let mut launch_plan = LaunchPlan::default();
+        launch_plan.fill(&plan, plan.merge_mode).unwrap();
         let known = Known::of(&plan);
         let check = |damage: &dyn Fn(&mut Plan), pages: u32, tokens: u32| {
             let mut plan = plan.clone();
             damage(&mut plan);
             let mut bytes = vec![0; layout.upload_bytes as usize];
             layout.write(&plan, &mut bytes).unwrap();
-            inspect(&bytes, &layout, &agenda, &known, &[pages], tokens)
+            inspect(&bytes, &layout, &launch_plan, &known, &[pages], tokens)
         };
         assert_eq!(check(&|_| {}, 1000, 41), Ok(()));
         let outside = check(&|plan| plan.page_ids[2 + 5] = 1000, 1000, 41);

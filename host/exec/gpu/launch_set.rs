@@ -5,7 +5,7 @@ use kernels_gpu::{
     registry::{KernelId, Loads, Op},
 };
 
-use super::agenda::{Agenda, GroupLaunch};
+use super::launch_plan::{GroupLaunch, LaunchPlan};
 use crate::{
     Error,
     plan::{DeviceDescription, Plan, tiles::TileTable},
@@ -99,17 +99,21 @@ impl LaunchSet {
     /// Also what this plan needs; nothing of one that is not for a GPU.
     #[must_use]
     pub fn and(mut self, plan: &Plan) -> Self {
-        let mut agenda = Agenda::default();
-        if agenda.fill(plan, plan.merge_mode).is_err() {
+        let mut launch_plan = LaunchPlan::default();
+        if launch_plan.fill(plan, plan.merge_mode).is_err() {
             return self;
         }
-        for launch in &agenda.launches {
+        for launch in &launch_plan.launches {
             if !self.keys.contains(&launch.key) {
                 self.keys.push(launch.key);
             }
         }
-        if agenda.tickets.is_some() {
-            let keys: Vec<_> = agenda.launches.iter().map(|launch| launch.key).collect();
+        if launch_plan.tickets.is_some() {
+            let keys: Vec<_> = launch_plan
+                .launches
+                .iter()
+                .map(|launch| launch.key)
+                .collect();
             for [prefill, decode] in pairs(&keys) {
                 let place = |key| self.keys.iter().position(|known| *known == key);
                 let pair = [keys[prefill], keys[decode]].map(|key| place(key).unwrap_or(0));
@@ -168,11 +172,11 @@ impl LaunchSet {
     /// For each launch of the set what it has to do, and last what the merging kernel has to do.
     pub(super) fn records(
         &self,
-        agenda: &Agenda,
+        launch_plan: &LaunchPlan,
         records: &mut [LaunchRecord],
     ) -> Result<(), Error> {
         records.fill(LaunchRecord::default());
-        for launch in &agenda.launches {
+        for launch in &launch_plan.launches {
             let Some(at) = self.place(launch) else {
                 return Err(Error::NotCaptured {
                     launch: format!("{:?}", launch.key),
@@ -187,7 +191,7 @@ impl LaunchSet {
                 ..LaunchRecord::default()
             };
         }
-        records[self.keys.len()].count = agenda.left;
+        records[self.keys.len()].count = launch_plan.left;
         Ok(())
     }
 }
@@ -211,7 +215,7 @@ pub(super) fn pairs(keys: &[LaunchKey]) -> Vec<[usize; 2]> {
 mod tests {
     use super::*;
     use crate::{
-        exec::gpu::agenda::tests::{agenda, plan},
+        exec::gpu::launch_plan::tests::{launch_plan, plan},
         plan::MergeMode,
     };
 
@@ -221,19 +225,21 @@ mod tests {
         let device = DeviceDescription::named("h200").unwrap();
         let set = LaunchSet::decodes(&device, &decodes.spec).unwrap();
         let mut records = vec![LaunchRecord::default(); set.keys().len() + 1];
-        set.records(&agenda(&decodes), &mut records).unwrap();
+        set.records(&launch_plan(&decodes), &mut records).unwrap();
         let items: u32 = records[..set.keys().len()].iter().map(|r| r.count).sum();
         assert_eq!(items, decodes.items.len() as u32);
         assert_eq!(records[set.keys().len()].count, decodes.merges.len() as u32);
 
         let hybrid = plan(&[1, 100], MergeMode::Kernel);
-        let error = set.records(&agenda(&hybrid), &mut records).unwrap_err();
+        let error = set
+            .records(&launch_plan(&hybrid), &mut records)
+            .unwrap_err();
         assert!(matches!(error, Error::NotCaptured { .. }), "{error}");
         let all = LaunchSet::all(&device, &hybrid.spec).unwrap();
         let mut records = vec![LaunchRecord::default(); all.keys().len() + 1];
-        all.records(&agenda(&hybrid), &mut records).unwrap();
+        all.records(&launch_plan(&hybrid), &mut records).unwrap();
         let own = LaunchSet::new().and(&hybrid);
-        own.records(&agenda(&hybrid), &mut records).unwrap();
+        own.records(&launch_plan(&hybrid), &mut records).unwrap();
         assert_eq!(own.clone().and(&hybrid), own);
     }
 }

@@ -45,7 +45,6 @@
 //! All calls check what they are given before they launch anything. They return as soon as the work is
 //! queued; errors of the work itself show at the next call that waits for it.
 
-mod agenda;
 mod append;
 #[cfg(feature = "unstable")]
 mod calls;
@@ -67,6 +66,7 @@ mod inspect;
 mod latent;
 mod latent_656;
 mod launch;
+mod launch_plan;
 mod launch_set;
 #[cfg(feature = "unstable")]
 mod loops;

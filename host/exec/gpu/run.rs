@@ -10,9 +10,9 @@ use kernels_gpu::{
 use super::{
     DecodeCall, DecodeTile, DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, PrefillCall, Stream,
     Workspace,
-    agenda::GroupLaunch,
     driver::Current,
     indices::check_indices,
+    launch_plan::GroupLaunch,
     launch_set::{LaunchKey, LaunchSet},
     maps::Maps,
     prefill::Source,
@@ -180,20 +180,20 @@ impl Making<'_> {
     /// Merging last.
     fn all(&mut self, steps: &mut Vec<Step>) -> Result<(), Error> {
         let workspace = self.workspace;
-        let agenda = &workspace.agenda;
+        let launch_plan = &workspace.launch_plan;
         let Some(set) = &workspace.options.launches else {
-            let pairs = match agenda.tickets {
-                Some(_) => agenda.pairs(),
+            let pairs = match launch_plan.tickets {
+                Some(_) => launch_plan.pairs(),
                 None => Vec::new(),
             };
-            self.groups(&agenda.launches, &pairs, steps)?;
-            if agenda.left > 0 {
-                steps.push(self.merge(agenda.left as usize, None)?);
+            self.groups(&launch_plan.launches, &pairs, steps)?;
+            if launch_plan.left > 0 {
+                steps.push(self.merge(launch_plan.left as usize, None)?);
             }
             return Ok(());
         };
         // Whoever captures a graph with joint tiles in it says so by the plan at hand.
-        let joint = agenda.launches.iter().any(|launch| launch.joint);
+        let joint = launch_plan.launches.iter().any(|launch| launch.joint);
         let launch = |&key: &LaunchKey| GroupLaunch {
             key,
             first: 0,
@@ -243,7 +243,7 @@ impl Making<'_> {
                 Some((_, Parameters::DecodeRows(decode))),
             ] = pair
             {
-                let tickets = self.workspace.agenda.tickets;
+                let tickets = self.workspace.launch_plan.tickets;
                 let tickets = tickets.filter(|_| !self.workspace.captured());
                 let tickets = tickets.map_or([0; 2], Into::into);
                 let counters = self.workspace.counters();
@@ -339,7 +339,7 @@ impl Making<'_> {
             extras: self.extras(),
         };
         let mut step = gpu.prepare_decode(kernel, &call, &mut self.maps)?;
-        let resident = workspace.agenda.resident.decode;
+        let resident = workspace.launch_plan.resident.decode;
         if co_resident && !workspace.captured() && resident > 0 {
             step.launch.grid[0] = units.min(resident);
         }
@@ -420,7 +420,7 @@ impl Making<'_> {
                 workspace.convert_for(params, pool, pages, tensors.q.shape[0])?;
             }
         }
-        let resident = workspace.agenda.resident.prefill;
+        let resident = workspace.launch_plan.resident.prefill;
         if let (Some(step), 1.., false, false) = (&mut step, resident, captured, of_ampere) {
             step.launch.grid[0] = step.launch.grid[0].min(resident);
         }
@@ -483,7 +483,7 @@ impl Making<'_> {
             self.tensors.sinks,
             record.map(|place| workspace.record(place)),
             // Of the plans that a captured graph is to serve nothing is known.
-            record.is_none().then_some(workspace.agenda.most_slots),
+            record.is_none().then_some(workspace.launch_plan.most_slots),
         )?;
         if let Parameters::Merge(params) = &mut step.parameters {
             params.add_up = workspace.spec.variant.adds_up.into();
@@ -508,15 +508,15 @@ fn on(planned: KernelId, arch: Arch) -> Result<KernelId, Error> {
 
 /// What no launch checks for itself.
 fn check(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
-    let agenda = &workspace.agenda;
+    let launch_plan = &workspace.launch_plan;
     let got = tensors.pools.len();
     // A graph has launches for parts that the plan at hand may lack, and for no more than there are pools.
     let set = workspace.options.launches.as_ref().map(LaunchSet::parts);
-    let expected = agenda.parts.len().max(set.unwrap_or(0));
+    let expected = launch_plan.parts.len().max(set.unwrap_or(0));
     if got < expected || got > expected && set.is_none() {
         return Err(Error::Pools { got, expected });
     }
-    for (pool, needs) in tensors.pools.iter().zip(&agenda.parts) {
+    for (pool, needs) in tensors.pools.iter().zip(&launch_plan.parts) {
         let wrong = |dimension, got: u32, rule: String| Error::Extent {
             tensor: "the KV pool",
             dimension,
@@ -552,7 +552,7 @@ fn check(workspace: &Workspace, tensors: &RunTensors<'_>) -> Result<(), Error> {
             });
         }
     }
-    let (tokens, total_q) = (tensors.q.shape[0], agenda.total_q as usize);
+    let (tokens, total_q) = (tensors.q.shape[0], launch_plan.total_q as usize);
     let captured = workspace.captured();
     if tokens < total_q || (tokens > total_q && !captured) {
         let rule = match captured {

@@ -495,12 +495,12 @@ impl Run {
 
     /// Puts the steps, which were made for these tensors, in order.
     pub(super) fn arrange(&mut self, gpu: &Gpu, workspace: &Workspace, tensors: &RunTensors<'_>) {
-        let (captured, agenda) = (workspace.captured(), &workspace.agenda);
+        let (captured, launch_plan) = (workspace.captured(), &workspace.launch_plan);
         let concurrent =
             |step: &Step| step.is_co_resident_decode() || step.is_decode() && !captured;
         // Prefills and decodes run at the same time as the plan says, or in a captured graph those that are made for
         // it.
-        let apart = !captured && agenda.pod == PodMode::Serial;
+        let apart = !captured && launch_plan.pod == PodMode::Serial;
         let overlap =
             !apart && self.steps.iter().any(concurrent) && self.steps.iter().any(Step::is_prefill);
         if overlap {
@@ -512,7 +512,7 @@ impl Run {
             let merging = self.steps.last_mut().filter(|step| step.is_merge());
             let merges = usize::from(merging.is_some());
             // States of decodes alone are merged behind the decodes: the prefills may go on for longer.
-            if let Some(merge) = merging.filter(|_| !captured && !agenda.prefill_merges) {
+            if let Some(merge) = merging.filter(|_| !captured && !launch_plan.prefill_merges) {
                 merge.launch.overlap = gpu.overlaps();
                 self.aside += 1;
                 self.first = self.steps.len() - self.aside;

@@ -8,8 +8,8 @@ use kernels_gpu::abi::{ConvertedPage, LaunchRecord, MergeRow, QueryRow, WorkItem
 
 use super::{
     Arch, DeviceArray, DeviceTensor, Gpu, PartialStates,
-    agenda::Agenda,
     inspect::Known,
+    launch_plan::LaunchPlan,
     launch_set::LaunchSet,
     maps::Maps,
     resources::{DeviceMemory, OwnedEvent, OwnedStream, PinnedMemory, PrimaryContext},
@@ -82,7 +82,7 @@ pub struct Workspace {
     pub(super) bound: Bound,
     pub(super) layout: WorkspaceLayout,
     pub(super) options: WorkspaceOptions,
-    pub(super) agenda: Agenda,
+    pub(super) launch_plan: LaunchPlan,
     pub(super) loaded: bool,
     pub(super) run: Run,
     /// A graph was captured that has no kernel for joint tiles where plans name one.
@@ -148,7 +148,7 @@ impl Gpu {
             spec: *spec,
             bound: *bound,
             options,
-            agenda: Agenda::default(),
+            launch_plan: LaunchPlan::default(),
             loaded: false,
             run: Run::default(),
             one_table: false,
@@ -171,7 +171,7 @@ impl Workspace {
     pub(super) fn decode_merges(&self) -> bool {
         match self.options.launches {
             Some(_) => self.options.merge_mode == MergeMode::Fused,
-            None => self.agenda.fused,
+            None => self.launch_plan.fused,
         }
     }
 
@@ -259,7 +259,7 @@ impl Workspace {
     pub(super) fn ancestors(&self) -> Option<DeviceArray<u64>> {
         let some = match self.captured() {
             true => self.bound.ancestors > 0,
-            false => self.agenda.trees,
+            false => self.launch_plan.trees,
         };
         some.then(|| self.array(&self.layout.ancestors))
     }

@@ -12,7 +12,7 @@ impl Plan {
     ///
     /// # Errors
     /// Where a joint item, or what it needs, points outside the plan.
-    pub fn taken_apart(&self) -> Result<Cow<'_, Self>, BrokenPlan> {
+    pub fn without_joint_items(&self) -> Result<Cow<'_, Self>, BrokenPlan> {
         if !self.items.iter().any(WorkItem::is_joint) {
             return Ok(Cow::Borrowed(self));
         }

@@ -125,10 +125,10 @@ impl Rows {
     /// Turns logits into weights relative to the references at hand, packed in pairs as the A operand of
     /// the second product. Returns their sums: of the first row, of the second, and again of both.
     ///
-    /// There is no look at maxima. If [`Self::outgrown`] says so, the weights are worth nothing, and
-    /// [`Self::renew`] and [`Self::weigh_seen`] follow.
+    /// There is no look at maxima. If [`Self::needs_rescale`] says so, the weights are worth nothing, and
+    /// [`Self::rescale_late`] and [`Self::weigh_seen`] follow.
     #[inline(always)]
-    pub fn guess<const S: usize, const P: usize>(
+    pub fn weigh_with_stale_max<const S: usize, const P: usize>(
         &self,
         s: &[f32; S],
         shift: Shift,
@@ -190,12 +190,12 @@ impl Rows {
 
     /// Whether weights with these sums are too large for their references.
     #[inline(always)]
-    pub fn outgrown(sums: &[f32; 4]) -> bool {
+    pub fn needs_rescale(sums: &[f32; 4]) -> bool {
         // NaN is.
         !(sums[0] + sums[2] <= LIMIT && sums[1] + sums[3] <= LIMIT)
     }
 
-    /// Adds what [`Self::guess`] or [`Self::weigh_seen`] returned.
+    /// Adds what [`Self::weigh_with_stale_max`] or [`Self::weigh_seen`] returned.
     #[inline(always)]
     pub fn add(&mut self, sums: &[f32; 4]) {
         let mut i = 0;
@@ -205,7 +205,7 @@ impl Rows {
         }
     }
 
-    /// New references for rows whose weights have these sums: those that are [outgrown](Self::outgrown).
+    /// New references for rows whose weights have these sums: those that [need it](Self::needs_rescale).
     /// Returns the factors that what was accumulated so far must be multiplied by.
     ///
     /// Nothing but a row's own weights decides, so that its result does not depend on its neighbours.
@@ -213,7 +213,7 @@ impl Rows {
     /// # Safety
     /// - All lanes of the warp come here.
     #[inline(always)]
-    pub unsafe fn renew<const S: usize>(
+    pub unsafe fn rescale_late<const S: usize>(
         &mut self,
         s: &[f32; S],
         shift: Shift,
@@ -227,11 +227,15 @@ impl Rows {
         let mut factors = [1.0; 2];
         let mut h = 0;
         while h < 2 {
-            let outgrown = !(sums[h] + sums[h + 2] <= LIMIT);
+            let needs_rescale = !(sums[h] + sums[h + 2] <= LIMIT);
             // SAFETY: the caller's promise.
-            let (maximum, outgrown) =
-                unsafe { (of_row(maximum[h]), of_row(f32::from(u8::from(outgrown)))) };
-            if outgrown > 0.0 && (maximum - self.reference[h]) * scale[h] > 0.0 {
+            let (maximum, needs_rescale) = unsafe {
+                (
+                    of_row(maximum[h]),
+                    of_row(f32::from(u8::from(needs_rescale))),
+                )
+            };
+            if needs_rescale > 0.0 && (maximum - self.reference[h]) * scale[h] > 0.0 {
                 factors[h] = self.refer_to(h, maximum, scale[h]);
             }
             h += 1;
@@ -367,7 +371,7 @@ pub fn hide_before<const S: usize>(s: &mut [f32; S], begin: i32, first: [i32; 2]
 ///
 /// A bit for each key first, by a loop: unrolled, that would take registers that the kernels have not.
 #[inline(always)]
-pub fn hide_strangers<const S: usize>(
+pub fn hide_other_branches<const S: usize>(
     s: &mut [f32; S],
     key: impl Fn(u32) -> i32,
     row: impl Fn(usize) -> (i32, u64),
@@ -403,7 +407,7 @@ pub fn hide_strangers_from<const S: usize>(
     row: impl Fn(usize) -> (i32, u64),
 ) {
     let column = begin + first_column();
-    hide_strangers(s, |group| column + 8 * group as i32, row);
+    hide_other_branches(s, |group| column + 8 * group as i32, row);
 }
 
 /// A row's query and the lane's first key of a block.

@@ -56,23 +56,23 @@ impl Workspace {
             Some(_) => self.options.merge_mode,
             None => plan.merge_mode,
         };
-        self.agenda.fill(plan, merge_mode)?;
+        self.launch_plan.fill(plan, merge_mode)?;
         let mut records = [LaunchRecord::zeroed(); MAX_LAUNCHES as usize + 1];
         if let Some(set) = &self.options.launches {
-            if merge_mode == MergeMode::Fused && self.agenda.mixed {
+            if merge_mode == MergeMode::Fused && self.launch_plan.mixed {
                 return Err(Error::NotCaptured {
                     launch: "that merges states of prefill and decode: choose MergeMode::Kernel"
                         .into(),
                 });
             }
-            if self.one_table && self.agenda.launches.iter().any(|launch| launch.joint) {
+            if self.one_table && self.launch_plan.launches.iter().any(|launch| launch.joint) {
                 return Err(Error::NotCaptured {
                     launch: "for joint tiles over the pool that was captured, whose pages tensor maps cannot describe: plan \
                              with a device description without `decode.joint`"
                         .into(),
                 });
             }
-            set.records(&self.agenda, &mut records)?;
+            set.records(&self.launch_plan, &mut records)?;
         }
         let _current = Current::enter(self.context.raw())?;
         let captured = self.captured();
@@ -88,12 +88,12 @@ impl Workspace {
         }
         let records = if captured { &records[..] } else { &[] };
         put(records, &layout.records, bytes);
-        if let Some(items) = &self.agenda.items {
+        if let Some(items) = &self.launch_plan.items {
             put(items, &layout.items, bytes);
         }
-        let left = self.agenda.left_rows(plan);
+        let left = self.launch_plan.left_rows(plan);
         put(left, &layout.left_merges, bytes);
-        let conversion = &self.agenda.conversion;
+        let conversion = &self.launch_plan.conversion;
         put(&conversion.pages, &layout.conversions, bytes);
         put(&conversion.ids, &layout.converted_ids, bytes);
         let filled = [
@@ -159,7 +159,7 @@ impl Workspace {
         inspect(
             &bytes,
             &self.layout,
-            &self.agenda,
+            &self.launch_plan,
             &self.known,
             &pages,
             tokens,

@@ -8,7 +8,7 @@
 use cuda_std::{convert, fence, mbarrier, misc, ptr, shared, tma, warp};
 
 use super::{
-    CLAIM_AHEAD,
+    PREFETCH_DISTANCE,
     config::{CONVERTERS, GROUP, RAW_SLOTS, ROW_BYTES, ROW_ROPE, ROW_SCALES, SLABS},
     shared::{Shared, Unit},
 };
@@ -107,10 +107,10 @@ pub(super) unsafe fn convert<const KEYS: u32, const STAGES: u32, const CONVERTED
                 let full = s.raw_full(converter, slot);
                 if lane == 0 {
                     mbarrier::arrive_expect_tx(full, mask.count_ones() * ROW_BYTES);
-                    if ask.group / (KEYS / GROUP) + CLAIM_AHEAD == unit.blocks
+                    if ask.group / (KEYS / GROUP) + PREFETCH_DISTANCE == unit.blocks
                         && ask.group % (KEYS / GROUP) == 0
                     {
-                        mbarrier::arrive(s.ends_soon());
+                        mbarrier::arrive(s.near_end());
                     }
                 }
                 // What the lanes read of the slot comes before what is written to it.

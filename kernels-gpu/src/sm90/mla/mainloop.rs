@@ -450,12 +450,12 @@ pub(super) unsafe fn consume<
                     let mut sums = [f32::INFINITY; 4];
                     let mut good = false;
                     if !$first {
-                        sums = rows.guess(&logits, None, [scale; 2], &mut weights, T::pack);
-                        good = !warp::warp_vote_any(WARP, Rows::outgrown(&sums));
+                        sums = rows.weigh_with_stale_max(&logits, None, [scale; 2], &mut weights, T::pack);
+                        good = !warp::warp_vote_any(WARP, Rows::needs_rescale(&sums));
                         taken!(block - 1);
                     }
                     if !good {
-                        let factors = rows.renew(&logits, None, &sums, [scale; 2]);
+                        let factors = rows.rescale_late(&logits, None, &sums, [scale; 2]);
                         if !$first {
                             scale_by(&mut o, factors);
                         }

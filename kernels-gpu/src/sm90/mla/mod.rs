@@ -33,7 +33,7 @@ mod convert;
 #[cfg(target_arch = "nvptx64")]
 mod epilogue;
 #[cfg(target_arch = "nvptx64")]
-mod feed;
+mod load;
 #[cfg(target_arch = "nvptx64")]
 mod mainloop;
 #[cfg(target_arch = "nvptx64")]
@@ -45,7 +45,7 @@ pub use config::ROWS;
 #[cfg(target_arch = "nvptx64")]
 /// Blocks of a unit's keys that have not been asked for when the next unit is claimed. Who claims early may claim
 /// what another CTA could have begun; who claims late waits for ticket, item and rows.
-const CLAIM_AHEAD: u32 = 6;
+const PREFETCH_DISTANCE: u32 = 6;
 
 #[cfg(target_arch = "nvptx64")]
 mod entries {
@@ -54,7 +54,7 @@ mod entries {
     use super::{
         config::{Keys, REGISTERS, THREADS, table},
         convert::convert,
-        feed::{claim, load, load_rows},
+        load::{claim, load, load_rows},
         mainloop::consume,
         shared::Shared,
     };

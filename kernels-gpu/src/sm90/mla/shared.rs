@@ -107,9 +107,9 @@ impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Shared<KEYS, STA
     pub fn queries_free(self) -> u32 {
         self.barrier(7)
     }
-    /// A unit of [`CLAIM_AHEAD`](super::CLAIM_AHEAD) blocks or more comes to its end.
+    /// A unit of [`PREFETCH_DISTANCE`](super::PREFETCH_DISTANCE) blocks or more comes to its end.
     #[inline(always)]
-    pub fn ends_soon(self) -> u32 {
+    pub fn near_end(self) -> u32 {
         self.barrier(8)
     }
     #[inline(always)]

@@ -11,7 +11,7 @@ use cuda_std::{
 use super::{
     super::{pages::clear, pipeline::Pipeline},
     convert::converted_from,
-    scheduler::CLAIM_AHEAD,
+    scheduler::PREFETCH_DISTANCE,
     shared::Shared,
 };
 use crate::{abi::PrefillParams, common::prefill_tile::Tile};
@@ -66,11 +66,11 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
         let mut left = tile.blocks;
         let mut converted = tile.end.next_multiple_of(64) as i32;
         while left > 0 {
-            if !VALUES && left == CLAIM_AHEAD && lane == 0 {
+            if !VALUES && left == PREFETCH_DISTANCE && lane == 0 {
                 // SAFETY: the tile stays until its output is written; who waits is the scheduler.
                 unsafe {
                     if s.claims_late(tiles.stage ^ 1) {
-                        mbarrier::arrive(s.ends_soon());
+                        mbarrier::arrive(s.near_end());
                     }
                 }
             }

@@ -2,7 +2,7 @@
 
 use cuda_std::{async_copy, mbarrier, prelude::*};
 
-use super::{super::pipeline::Pipeline, scheduler::CLAIM_AHEAD, shared::Shared};
+use super::{super::pipeline::Pipeline, scheduler::PREFETCH_DISTANCE, shared::Shared};
 use crate::{
     abi::{KvStrides, PrefillParams},
     common::prefill_tile::Tile,
@@ -163,8 +163,8 @@ pub(super) unsafe fn gather<const VALUES: bool, const STAGES: u32>(p: &PrefillPa
                 time += 1;
             }
             loop {
-                if !VALUES && left == CLAIM_AHEAD && lane == 0 && s.claims_late(tiles % 2) {
-                    mbarrier::arrive(s.ends_soon());
+                if !VALUES && left == PREFETCH_DISTANCE && lane == 0 && s.claims_late(tiles % 2) {
+                    mbarrier::arrive(s.near_end());
                 }
                 let (_, free, _) = s.stage_of(VALUES, blocks.stage);
                 mbarrier::wait(free, blocks.parity);

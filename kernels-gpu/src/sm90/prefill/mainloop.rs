@@ -208,8 +208,8 @@ pub(super) unsafe fn consume<
             let mut good = false;
             if !$turn {
                 if V::SOFTMAX {
-                    sums = rows.guess(&logits, shift, scale, &mut $next, T::pack);
-                    good = !warp::warp_vote_any(WARP, Rows::outgrown(&sums));
+                    sums = rows.weigh_with_stale_max(&logits, shift, scale, &mut $next, T::pack);
+                    good = !warp::warp_vote_any(WARP, Rows::needs_rescale(&sums));
                 } else {
                     weights_as_they_are(&logits, &mut $next, T::pack);
                     good = true;
@@ -229,7 +229,7 @@ pub(super) unsafe fn consume<
                     skip_values!($work);
                 }
                 if V::SOFTMAX {
-                    let factors = rows.renew(&logits, shift, &sums, scale);
+                    let factors = rows.rescale_late(&logits, shift, &sums, scale);
                     if !$turn {
                         let mut i = 0;
                         while i < O {
@@ -275,7 +275,7 @@ pub(super) unsafe fn consume<
         take_scale!();
         finish_logits!(work);
         if V::SOFTMAX {
-            rows.renew(&logits, shift, &[f32::INFINITY; 4], scale);
+            rows.rescale_late(&logits, shift, &[f32::INFINITY; 4], scale);
             let sums = rows.weigh_seen(&logits, shift, scale, &mut weights, T::pack);
             rows.add(&sums);
         } else {

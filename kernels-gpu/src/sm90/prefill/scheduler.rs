@@ -16,7 +16,7 @@ use crate::{
 
 /// Blocks of a tile's keys that have not been asked for when the next tile is claimed. Who claims early may claim
 /// what another CTA could have begun; who claims late waits for ticket, tile and queries, about 3 µs.
-pub(super) const CLAIM_AHEAD: u32 = 4;
+pub(super) const PREFETCH_DISTANCE: u32 = 4;
 
 /// Claims are late in so many last rounds of tiles. Before that there are enough left for everybody.
 pub(super) const LATE_ROUNDS: u32 = 3;
@@ -86,7 +86,7 @@ pub(super) unsafe fn schedule<V: Variant>(
             mbarrier::wait(s.tile_free(ring.stage), ring.parity);
             // Beside decodes CTAs differ in pace all the time, and there are fewer registers.
             let last = s.shape.co_resident || unit + LATE_ROUNDS * ctas >= a.units;
-            let late = tile.blocks >= CLAIM_AHEAD && last;
+            let late = tile.blocks >= PREFETCH_DISTANCE && last;
             tile.store(s.tile(ring.stage));
             shared::store_u32(s.late(ring.stage), u32::from(late));
             mbarrier::arrive(s.tile_full(ring.stage));
@@ -109,7 +109,7 @@ pub(super) unsafe fn schedule<V: Variant>(
                 slab += 1;
             }
             if late {
-                mbarrier::wait(s.ends_soon(), ends.parity);
+                mbarrier::wait(s.near_end(), ends.parity);
                 ends.advance();
             }
             unit = ctas + a.ticket();

@@ -67,7 +67,7 @@ impl Shared {
     pub(super) fn late(self, stage: u32) -> u32 {
         self.tile(stage) + 48
     }
-    /// Whether the scheduler waits for [`ends_soon`](Self::ends_soon) of the tile, which has blocks enough.
+    /// Whether the scheduler waits for [`near_end`](Self::near_end) of the tile, which has blocks enough.
     ///
     /// # Safety
     /// The tile is there.
@@ -76,9 +76,9 @@ impl Shared {
         // SAFETY: the caller's promise.
         self.shape.co_resident || unsafe { shared::load_u32(self.late(stage)) } != 0
     }
-    /// A tile behind which the next one is claimed late comes to its end: [`CLAIM_AHEAD`](super::scheduler::CLAIM_AHEAD) blocks.
+    /// A tile behind which the next one is claimed late comes to its end: [`PREFETCH_DISTANCE`](super::scheduler::PREFETCH_DISTANCE) blocks.
     #[inline(always)]
-    pub(super) fn ends_soon(self) -> u32 {
+    pub(super) fn near_end(self) -> u32 {
         self.barrier(26)
     }
     /// The epoch in which pages are [converted](super::convert).
@@ -147,7 +147,7 @@ impl Shared {
                 stage += 1;
             }
             mbarrier::init(self.tail(), 1);
-            mbarrier::init(self.ends_soon(), 1);
+            mbarrier::init(self.near_end(), 1);
             mbarrier::init(self.queries_free(), warps);
             // Every warp for itself: a warp that skips a block must have seen it full before the block
             // can be loaded anew, or it waits for a phase that is gone.

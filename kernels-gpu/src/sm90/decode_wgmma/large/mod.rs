@@ -28,7 +28,7 @@ mod config;
 #[cfg(target_arch = "nvptx64")]
 mod add;
 #[cfg(target_arch = "nvptx64")]
-mod feed;
+mod load;
 #[cfg(target_arch = "nvptx64")]
 mod queries;
 #[cfg(target_arch = "nvptx64")]
@@ -42,7 +42,7 @@ pub use config::ROWS;
 #[cfg(target_arch = "nvptx64")]
 /// Blocks of a unit's keys that have not been asked for when the next unit is claimed. Who claims early may claim
 /// what another CTA could have begun; who claims late waits for ticket, item and queries.
-const CLAIM_AHEAD: u32 = 3;
+const PREFETCH_DISTANCE: u32 = 3;
 
 /// Named barriers, of the warpgroup that weighs and the one that adds half `half` of the columns: the weights of every
 /// other block are there; they have been read.
@@ -62,7 +62,7 @@ mod entries {
     use super::{
         add::add,
         config::{REGISTERS, THREADS, table},
-        feed::{claim, load_keys, load_values},
+        load::{claim, load_keys, load_values},
         shared::Shared,
         weigh::weigh,
     };

@@ -106,9 +106,9 @@ impl Shared {
     pub fn tail(self) -> u32 {
         self.barrier(8)
     }
-    /// A unit of [`CLAIM_AHEAD`](super::CLAIM_AHEAD) blocks or more comes to its end.
+    /// A unit of [`PREFETCH_DISTANCE`](super::PREFETCH_DISTANCE) blocks or more comes to its end.
     #[inline(always)]
-    pub fn ends_soon(self) -> u32 {
+    pub fn near_end(self) -> u32 {
         self.barrier(9)
     }
     #[inline(always)]

@@ -303,13 +303,13 @@ pub(super) unsafe fn weigh<T: Half, V: Variant>(p: &DecodeParams, variant: &V, s
                     let mut sums = [0.0; 4];
                     each_step(&$logits, |step, logits| {
                         let mut weights = [0; 4];
-                        let more = rows.guess(logits, None, [scale; 2], &mut weights, T::pack);
+                        let more = rows.weigh_with_stale_max(logits, None, [scale; 2], &mut weights, T::pack);
                         add_to(&mut sums, more);
                         shared::store_u32x4(target + step * WEIGHTS_STEP, weights);
                     });
-                    let outgrown = warp::warp_vote_any(WARP, Rows::outgrown(&sums));
-                    if outgrown {
-                        let factors = rows.renew(&$logits, None, &sums, [scale; 2]);
+                    let needs_rescale = warp::warp_vote_any(WARP, Rows::needs_rescale(&sums));
+                    if needs_rescale {
+                        let factors = rows.rescale_late(&$logits, None, &sums, [scale; 2]);
                         sums = [0.0; 4];
                         each_step(&$logits, |step, logits| {
                             let mut weights = [0; 4];
@@ -325,7 +325,7 @@ pub(super) unsafe fn weigh<T: Half, V: Variant>(p: &DecodeParams, variant: &V, s
                         }
                     }
                     if lane == 0 {
-                        shared::store_u32(s.grew($turn, warp), u32::from(outgrown));
+                        shared::store_u32(s.grew($turn, warp), u32::from(needs_rescale));
                     }
                     rows.add(&sums);
                     barrier::bar_arrive(ready(0, $turn), 256);

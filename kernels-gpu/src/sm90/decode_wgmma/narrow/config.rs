@@ -156,7 +156,7 @@ pub(super) const UNIT_BYTES: u32 = 48;
 /// Barriers beside those of the stages.
 pub(super) const BARRIERS: u32 = 10;
 
-/// Registers of a thread: at launch, and then of the warps that feed and of those that compute.
+/// Registers of a thread: at launch, and then of the warps that load and of those that compute.
 pub const REGISTERS: [u32; 3] = [64, 48, 80];
 
 /// Weights of two blocks, the state of a unit, and what the warps exchange.

@@ -8,7 +8,7 @@ use cuda_std::{
 
 use super::{
     super::super::{pages::clear, pipeline::Pipeline},
-    CLAIM_AHEAD,
+    PREFETCH_DISTANCE,
     shared::{Shared, Unit},
 };
 use crate::{
@@ -52,8 +52,8 @@ pub(super) unsafe fn gather(p: &DecodeParams, s: Shared) {
             fence::proxy_async_shared();
             mbarrier::arrive(s.queries_full(slots.stage));
             slots.advance();
-            if described.blocks >= CLAIM_AHEAD {
-                mbarrier::wait(s.ends_soon(), ends.parity);
+            if described.blocks >= PREFETCH_DISTANCE {
+                mbarrier::wait(s.near_end(), ends.parity);
                 ends.advance();
             }
             let ticket = if lane == 0 { a.ticket() } else { 0 };
@@ -199,9 +199,9 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
         let mut begin = unit.end as i32;
         let mut left = unit.blocks;
         while left > 0 {
-            if !VALUES && left == CLAIM_AHEAD && lane == 0 {
-                // SAFETY: the gatherer waits for it.
-                unsafe { mbarrier::arrive(s.ends_soon()) };
+            if !VALUES && left == PREFETCH_DISTANCE && lane == 0 {
+                // SAFETY: the scheduler warp waits for it.
+                unsafe { mbarrier::arrive(s.near_end()) };
             }
             left -= 1;
             begin -= keys as i32;

@@ -8,7 +8,7 @@ use super::{
     epilogue::finish,
     products::{keys_queries, values_weights},
     shared::{Shared, Unit},
-    softmax::{Softmax, hide, outgrown},
+    softmax::{Softmax, hide, rescale},
 };
 use crate::{
     abi::DecodeParams,
@@ -129,7 +129,7 @@ pub(super) unsafe fn consume<
                 }
                 fence::proxy_async_shared();
                 if barrier::bar_any(CONSUMERS, THREADS, grew) {
-                    outgrown(s, &mut softmax, &mut o, most, lane, warp);
+                    rescale(s, &mut softmax, &mut o, most, lane, warp);
                     sums = softmax.weigh::<C::Half>(&four, target);
                     fence::proxy_async_shared();
                     barrier::bar_sync(CONSUMERS, THREADS);

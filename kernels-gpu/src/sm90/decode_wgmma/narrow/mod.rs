@@ -28,7 +28,7 @@ pub use config::ROWS;
 #[cfg(target_arch = "nvptx64")]
 /// Blocks of a unit's keys that have not been asked for when the next unit is claimed. Who claims early may claim
 /// what another CTA could have begun; who claims late waits for ticket, item and queries, and memory is busy here.
-const CLAIM_AHEAD: u32 = 8;
+const PREFETCH_DISTANCE: u32 = 8;
 
 #[cfg(all(target_arch = "nvptx64", feature = "decode_wgmma"))]
 mod entries {

@@ -111,7 +111,7 @@ pub(super) unsafe fn hide<V: Variant>(
 /// # Safety
 /// All consumers come here; the accumulators are there.
 #[inline(always)]
-pub(super) unsafe fn outgrown<const S: usize>(
+pub(super) unsafe fn rescale<const S: usize>(
     s: Shared,
     softmax: &mut Softmax,
     o: &mut [[f32; S]; 2],

@@ -8,7 +8,7 @@ use cuda_std::{
 
 use super::{
     super::super::{pages::clear, pipeline::Pipeline},
-    CLAIM_AHEAD,
+    PREFETCH_DISTANCE,
     runs::{Mode, Piece, Walk, list_runs},
     shared::{Shared, Unit},
 };
@@ -54,8 +54,8 @@ pub(super) unsafe fn gather<V: Variant>(p: &DecodeParams, variant: &V, s: Shared
             fence::proxy_async_shared();
             mbarrier::arrive(s.queries_full(slots.stage));
             slots.advance();
-            if described.blocks >= CLAIM_AHEAD {
-                mbarrier::wait(s.ends_soon(), ends.parity);
+            if described.blocks >= PREFETCH_DISTANCE {
+                mbarrier::wait(s.near_end(), ends.parity);
                 ends.advance();
             }
             let ticket = if lane == 0 { a.ticket() } else { 0 };
@@ -176,9 +176,9 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
         let least = p.attention.seen_by_all(least);
         let mut block = 0;
         while block < unit.blocks {
-            if !VALUES && lane == 0 && block + CLAIM_AHEAD == unit.blocks {
-                // SAFETY: the gatherer waits for it.
-                unsafe { mbarrier::arrive(s.ends_soon()) };
+            if !VALUES && lane == 0 && block + PREFETCH_DISTANCE == unit.blocks {
+                // SAFETY: the scheduler warp waits for it.
+                unsafe { mbarrier::arrive(s.near_end()) };
             }
             // Which page this lane's piece lies in: looked up before the stage is free.
             let mut piece = Piece::NONE;
@@ -248,7 +248,7 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
                         stage: turns.stage ^ 1,
                         parity: turns.parity ^ u32::from(turns.stage == 0),
                     };
-                    settle(
+                    zero_tail(
                         &tail,
                         s.tail(before.stage),
                         before.parity,
@@ -278,7 +278,7 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
                     stage: turns.stage ^ 1,
                     parity: turns.parity ^ u32::from(turns.stage == 0),
                 };
-                settle(
+                zero_tail(
                     &tail,
                     s.tail(before.stage),
                     before.parity,
@@ -298,7 +298,7 @@ pub(super) unsafe fn load<V: Variant, const VALUES: bool, const STAGES: u32>(
 /// # Safety
 /// A whole warp; the block is on its way to `arrived`, and the loader's until it says that it is full.
 #[inline(always)]
-unsafe fn settle(
+unsafe fn zero_tail(
     tail: &Tail,
     arrived: u32,
     parity: u32,

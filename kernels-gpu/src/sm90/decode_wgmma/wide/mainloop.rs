@@ -15,7 +15,7 @@ use super::{
 use crate::{
     abi::DecodeParams,
     common::half::Half,
-    common::softmax::{Rows, hide_strangers},
+    common::softmax::{Rows, hide_other_branches},
     common::variant::{Pair, Query, Variant},
 };
 
@@ -192,7 +192,7 @@ pub(super) unsafe fn consume<
                     finish_logits::<V, true, S>(&mut logits, variant, mask, rows, of, seen);
                     if p.attention.ancestors != 0 {
                         let column = (warp::lane_id() % 4 * 2) as i32;
-                        hide_strangers(
+                        hide_other_branches(
                             &mut logits,
                             |group| Visible::load(mask, group).key as i32 + column,
                             |h| {

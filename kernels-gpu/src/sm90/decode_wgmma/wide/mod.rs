@@ -37,7 +37,7 @@ pub use {config::Shape, roles::run};
 #[cfg(target_arch = "nvptx64")]
 /// Blocks of a unit's keys that have not been asked for when the next unit is claimed. Who claims early may claim
 /// what another CTA could have begun; who claims late waits for ticket, item, runs and queries.
-const CLAIM_AHEAD: u32 = 8;
+const PREFETCH_DISTANCE: u32 = 8;
 
 #[cfg(all(target_arch = "nvptx64", feature = "decode_wgmma"))]
 mod entries {

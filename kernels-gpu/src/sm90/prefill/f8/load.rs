@@ -5,7 +5,7 @@ use cuda_std::{fence, mbarrier, prelude::*, tma};
 use super::{
     super::{
         super::pipeline::Pipeline, convert::converted_from, load::next_tile,
-        scheduler::CLAIM_AHEAD, shared::Shared,
+        scheduler::PREFETCH_DISTANCE, shared::Shared,
     },
     pages::image_bytes,
 };
@@ -42,8 +42,12 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(p: &PrefillPara
             let mut left = tile.blocks;
             let mut converted = tile.end as i32;
             while left > 0 {
-                if !VALUES && left == CLAIM_AHEAD && lane == 0 && s.claims_late(tiles.stage ^ 1) {
-                    mbarrier::arrive(s.ends_soon());
+                if !VALUES
+                    && left == PREFETCH_DISTANCE
+                    && lane == 0
+                    && s.claims_late(tiles.stage ^ 1)
+                {
+                    mbarrier::arrive(s.near_end());
                 }
                 left -= 1;
                 begin -= s.shape.keys as i32;

@@ -1,4 +1,4 @@
-//! The warps that feed: one claims units and brings their queries, two bring the halves of the keys.
+//! The warps that load: one claims units and brings their queries, two bring the halves of the keys.
 
 use cuda_std::{
     async_copy, fence, mbarrier, misc, ptr, shared, thread,
@@ -8,7 +8,7 @@ use cuda_std::{
 
 use super::{
     super::pipeline::Pipeline,
-    CLAIM_AHEAD,
+    PREFETCH_DISTANCE,
     config::{SLAB_BYTES, SLABS, half_bytes, query_slabs},
     shared::{Shared, Unit},
 };
@@ -81,8 +81,8 @@ pub(super) unsafe fn claim<const KEYS: u32, const STAGES: u32, const CONVERTED: 
             queries.advance();
             bring_queries(p, map, s, slots.stage, &described);
             slots.advance();
-            if described.blocks >= CLAIM_AHEAD {
-                mbarrier::wait(s.ends_soon(), ends.parity);
+            if described.blocks >= PREFETCH_DISTANCE {
+                mbarrier::wait(s.near_end(), ends.parity);
                 ends.advance();
             }
             let ticket = if lane == 0 { a.ticket() } else { 0 };
@@ -174,9 +174,9 @@ pub(super) unsafe fn load<
         let mut at = unit.first + lane * tokens;
         let mut block = 0;
         while block < unit.blocks {
-            if !RIGHT && lane == 0 && block + CLAIM_AHEAD == unit.blocks {
+            if !RIGHT && lane == 0 && block + PREFETCH_DISTANCE == unit.blocks {
                 // SAFETY: the claiming warp waits for it.
-                unsafe { mbarrier::arrive(s.ends_soon()) };
+                unsafe { mbarrier::arrive(s.near_end()) };
             }
             // The page is looked up before the place is free.
             let mut corner = [
@@ -280,9 +280,9 @@ pub(super) unsafe fn load_rows<
         let mut rows = [look_up(at), look_up(at + 32)];
         let mut block = 0;
         while block < unit.blocks {
-            if !RIGHT && lane == 0 && block + CLAIM_AHEAD == unit.blocks {
+            if !RIGHT && lane == 0 && block + PREFETCH_DISTANCE == unit.blocks {
                 // SAFETY: the claiming warp waits for it.
-                unsafe { mbarrier::arrive(s.ends_soon()) };
+                unsafe { mbarrier::arrive(s.near_end()) };
             }
             at += KEYS;
             let next = [look_up(at), look_up(at + 32)];

@@ -23,7 +23,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct GroupLaunch {
     pub(super) key: LaunchKey,
-    /// Among the items, in the agenda's order.
+    /// Among the items, in the launch plan's order.
     pub(super) first: u32,
     pub(super) items: u32,
     /// Units that a CTA of the decode kernel claims at a time.
@@ -32,7 +32,7 @@ pub(super) struct GroupLaunch {
     pub(super) long: bool,
     /// It has joint items.
     pub(super) joint: bool,
-    /// Pages of 8-bit keys that it converts, among the agenda's.
+    /// Pages of 8-bit keys that it converts, among the launch plan's.
     pub(super) converted: Range<u32>,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct PartNeeds {
 
 /// A plan's launches. Keeps its memory from plan to plan.
 #[derive(Debug, Default)]
-pub(super) struct Agenda {
+pub(super) struct LaunchPlan {
     pub(super) launches: Vec<GroupLaunch>,
     /// The items in launch order, where they are not the plan's own: ordered by part, or with tables of converted pages.
     pub(super) items: Option<Vec<WorkItem>>,
@@ -78,7 +78,7 @@ pub(super) struct Agenda {
     contiguous: Vec<bool>,
 }
 
-impl Agenda {
+impl LaunchPlan {
     /// Takes in a plan whose states are to be merged by `merge_mode`, if that is possible.
     ///
     /// # Errors
@@ -276,33 +276,33 @@ pub(super) mod tests {
         plan.unwrap()
     }
 
-    pub(crate) fn agenda(plan: &Plan) -> Agenda {
-        let mut agenda = Agenda::default();
-        agenda.fill(plan, plan.merge_mode).unwrap();
-        agenda
+    pub(crate) fn launch_plan(plan: &Plan) -> LaunchPlan {
+        let mut launch_plan = LaunchPlan::default();
+        launch_plan.fill(plan, plan.merge_mode).unwrap();
+        launch_plan
     }
 
     #[test]
     fn a_plan_of_one_part_runs_as_it_lies() {
         let plan = plan(&[1, 1, 100], MergeMode::Kernel);
-        let agenda = agenda(&plan);
-        assert_eq!(agenda.items, None);
-        assert_eq!(agenda.launches.len(), plan.groups.len());
-        for (launch, group) in agenda.launches.iter().zip(&plan.groups) {
+        let launch_plan = launch_plan(&plan);
+        assert_eq!(launch_plan.items, None);
+        assert_eq!(launch_plan.launches.len(), plan.groups.len());
+        for (launch, group) in launch_plan.launches.iter().zip(&plan.groups) {
             assert_eq!(launch.first, group.items.start);
             assert_eq!(launch.items, group.items.end - group.items.start);
             assert_eq!(launch.key.pack, group.pack);
         }
-        assert_eq!(agenda.parts[0].pages, 1500);
-        assert_eq!(agenda.left, plan.merges.len() as u32);
-        assert_eq!(agenda.left_rows(&plan), plan.merges);
+        assert_eq!(launch_plan.parts[0].pages, 1500);
+        assert_eq!(launch_plan.left, plan.merges.len() as u32);
+        assert_eq!(launch_plan.left_rows(&plan), plan.merges);
     }
 
     #[test]
     fn decode_merges_its_own_states_and_leaves_those_of_prefill() {
         let plan = plan(&[1, 100], MergeMode::Fused);
-        let agenda = agenda(&plan);
-        assert!(agenda.fused);
+        let launch_plan = launch_plan(&plan);
+        assert!(launch_plan.fused);
         let prefills: u32 = plan
             .items
             .iter()
@@ -310,8 +310,13 @@ pub(super) mod tests {
             .map(|item| item.rows)
             .max()
             .unwrap_or(0);
-        assert!(agenda.left >= prefills && agenda.left < plan.merges.len() as u32 + 1);
-        assert!(agenda.left_rows(&plan).iter().all(|merge| merge.token > 0));
+        assert!(launch_plan.left >= prefills && launch_plan.left < plan.merges.len() as u32 + 1);
+        assert!(
+            launch_plan
+                .left_rows(&plan)
+                .iter()
+                .all(|merge| merge.token > 0)
+        );
     }
 
     /// No item leads to them: only the merging kernel writes their zeros.
@@ -330,9 +335,9 @@ pub(super) mod tests {
         let batch = Batch::new(vec![0, 1, 2], table);
         let plan = Planner::new().plan(&spec, &batch, &device, &options);
         let plan = plan.unwrap();
-        let agenda = agenda(&plan);
-        assert!(agenda.fused);
-        let left: Vec<_> = agenda.left_rows(&plan).iter().collect();
+        let launch_plan = launch_plan(&plan);
+        assert!(launch_plan.fused);
+        let left: Vec<_> = launch_plan.left_rows(&plan).iter().collect();
         assert!(
             matches!(
                 left[..],
@@ -344,6 +349,6 @@ pub(super) mod tests {
             ),
             "{left:?}"
         );
-        assert_eq!(agenda.left, 1);
+        assert_eq!(launch_plan.left, 1);
     }
 }

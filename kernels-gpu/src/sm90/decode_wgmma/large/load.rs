@@ -1,4 +1,4 @@
-//! The warps that feed: one claims units, one brings keys and one values.
+//! The warps that load: one claims units, one brings keys and one values.
 
 use cuda_std::{
     fence, mbarrier, misc, ptr, shared, thread,
@@ -8,7 +8,7 @@ use cuda_std::{
 
 use super::{
     super::super::pipeline::Pipeline,
-    CLAIM_AHEAD,
+    PREFETCH_DISTANCE,
     config::{
         BLOCK_KEYS, HEAD_DIM, KEY_PIECES, KEY_STAGES, PIECE_BYTES, PIECE_KEYS, PIECE_SLABS,
         VALUE_PIECES, VALUE_STAGES,
@@ -76,8 +76,8 @@ pub(super) unsafe fn claim(p: &DecodeParams, s: Shared) {
             mbarrier::arrive(s.rows_full(slots.stage));
             ask_for_queries(p, s, slots.stage, &described);
             slots.advance();
-            if described.blocks >= CLAIM_AHEAD {
-                mbarrier::wait(s.ends_soon(), ends.parity);
+            if described.blocks >= PREFETCH_DISTANCE {
+                mbarrier::wait(s.near_end(), ends.parity);
                 ends.advance();
             }
             let ticket = if lane == 0 { a.ticket() } else { 0 };
@@ -183,8 +183,8 @@ pub(super) unsafe fn load_keys(p: &DecodeParams, map: *const TensorMap, s: Share
             let mut at = unit.first + key;
             let mut left = unit.blocks;
             while left > 0 {
-                if lane == 0 && left == CLAIM_AHEAD {
-                    mbarrier::arrive(s.ends_soon());
+                if lane == 0 && left == PREFETCH_DISTANCE {
+                    mbarrier::arrive(s.near_end());
                 }
                 left -= 1;
                 // From shared memory for each block: there are few registers.
