@@ -94,7 +94,7 @@ fn joint_tiles_leave_nothing_to_merge() {
             let most = |rows: u32| leaders.iter().all(|item| item.rows * spec.group() <= rows);
             assert!(most(plan.groups[0].tile.m), "{name}");
             // Taken apart, they are the same work in items of one table each.
-            let apart = plan.taken_apart().unwrap();
+            let apart = plan.without_joint_items().unwrap();
             assert_eq!(
                 apart.items.len(),
                 plan.items.len() - plan.launched(),

@@ -202,6 +202,11 @@ fn vary(planned: &mut Planned, row: &KernelInfo, seed: u64) {
         if rng.below(2) == 0 {
             planned.options.split = SplitMode::Fixed { tokens: 96 };
         }
+        // The first key that is seen, and it alone or one more, in every column of a block.
+        if seed % 20 == 7 {
+            planned.spec.variant.window_left = Some(rng.below(2) as u32);
+            planned.requests = (70..134).map(|keys| (keys, 1)).collect();
+        }
     }
     if row.latent || matches!(row.op, Op::Merge(_) | Op::Pad) {
         return;

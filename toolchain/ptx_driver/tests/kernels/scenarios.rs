@@ -68,6 +68,12 @@ impl Scenario {
                 }
             })
             .collect();
+        // A latent tile, and the first key that is seen, it alone or one more, in every column of a block.
+        let sweep = self.latent && seed % 20 == 7;
+        let requests = match sweep {
+            true => (70..134).map(|keys| (keys, 1)).collect(),
+            false => requests,
+        };
         let page = match self.page {
             3 => draw(&[1, 3, 5, 7]),
             page => draw(&[page, 16, 64]),
@@ -96,8 +102,11 @@ impl Scenario {
             requests: requests.into(),
             shared: if joint { 9 } else { draw(&[0, 2]) as usize },
             trees: !joint && !self.latent && draw(&[0, 1]) == 1,
-            window_left: (!joint && draw(&[0, 1]) == 0)
-                .then(|| draw(&[0, draw(&numbers) % 8, draw(&numbers), draw(&numbers)])),
+            window_left: match sweep {
+                true => Some(draw(&[0, 1])),
+                false => (!joint && draw(&[0, 1]) == 0)
+                    .then(|| draw(&[0, draw(&numbers) % 8, draw(&numbers), draw(&numbers)])),
+            },
             seed,
             ..self.clone()
         }
