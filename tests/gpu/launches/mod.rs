@@ -129,11 +129,8 @@ pub fn run(gpu: &Gpu, row: &KernelInfo, seed: u64, checked: bool) -> Result<Vec<
         Op::Prefill | Op::Decode | Op::Pod | Op::Pad | Op::Widen => {
             attention::run_entry(gpu, row, seed, checked)
         }
-        // Plans choose a merge by the number of SMs; outputs of theirs have 16 bits.
-        Op::Merge(_) if seed > 0 || row.name.ends_with("f32") => {
-            passes::merge(gpu, row, seed, checked)
-        }
-        Op::Merge(_) => attention::run_entry(gpu, row, seed, checked),
+        // So many rows that a GPU of any size takes this kernel.
+        Op::Merge(_) => passes::merge(gpu, row, seed, checked),
         Op::MergeRanks => attention::merge_ranks(gpu, row, seed, checked),
         Op::Append { vector_bytes } => passes::append(gpu, vector_bytes, seed, checked),
         Op::Quantise => passes::quantise(gpu, row, seed, checked),

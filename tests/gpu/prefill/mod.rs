@@ -20,12 +20,12 @@ use tandem_attn::{
     tensor::Element,
 };
 
-/// The kernel with blocks of so many keys: plans of prefills alone do not name those that run beside decodes.
+/// The kernel of 16 bits with blocks of so many keys: plans of prefills alone do not name those that run beside decodes.
 fn with_keys(planned: KernelId, keys: u32) -> KernelId {
     let of = |id: KernelId| {
         let info = *id.info();
         let heads = (info.head_dim, info.value_dim, info.cap, info.element);
-        (info.op, info.arch, info.rows, heads)
+        (info.op, info.family, info.arch, info.rows, heads)
     };
     let mut all = KernelId::all();
     let found = all.find(|id| of(*id) == of(planned) && id.info().keys == keys);

@@ -6,6 +6,7 @@ use super::{super::uniform, shared::Shared};
 use crate::{abi::PrefillParams, common::prefill_tile::Tile, common::variant::Variant};
 
 /// What a consumer knows of its tile.
+#[derive(Clone, Copy)]
 pub(super) struct Work {
     /// Shared address of its 64 rows of queries.
     pub(super) queries: u32,
@@ -61,7 +62,7 @@ impl Work {
     }
 }
 
-/// From accumulators of a block to logits: the variant's and the mask. `$scaled` says whether products are to be
+/// From accumulators of `$keys` keys to logits: the variant's and the mask. `$scaled` says whether products are to be
 /// multiplied by `$of_products`; `$of` says whose the thread's `$rows` are. Whole warps that compute come here, and the
 /// stage holds their tile.
 ///
@@ -69,9 +70,9 @@ impl Work {
 macro_rules! logits_of_block {
     (
         $p:ident, $variant:ident, $s:ident, $stage:expr, $work:ident, $rows:ident, $of:ident;
-        $logits:ident, $shift:ident, $scaled:expr, $of_products:ident
+        $logits:ident, $keys:expr, $shift:ident, $scaled:expr, $of_products:ident
     ) => {
-        let last = $work.begin + $s.shape.keys as i32 - 1;
+        let last = $work.begin + $keys as i32 - 1;
         let after = last > $work.all_see.1;
         let before = $work.begin < $work.all_see.0;
         if V::TRANSFORMS_LOGITS {

@@ -11,10 +11,11 @@ use super::{
     },
     products::{queries_keys, weights_values},
     queries::quantise,
+    pages::image_bytes,
     weights::State,
 };
 use crate::{
-    abi::PrefillParams,
+    abi::{ConvertedPage, PrefillParams},
     common::half::Half,
     common::prefill_tile::Tile,
     common::softmax::{hide_after, hide_before, hide_strangers_from, lean, mask, transform},
@@ -24,16 +25,16 @@ use crate::{
 const WARP: u32 = warp::FULL_MASK;
 /// Named barriers: the second consumer has its first logits; the warps of a consumer have their queries.
 const STAGGER: u32 = 1;
-const QUANTISED: [u32; 2] = [2, 3];
+const QUANTISED: [u32; 3] = [2, 3, 4];
 /// All kernels take sinks and masks of the last keys.
 const EXTRAS: bool = true;
 
 /// Works through all tiles.
 ///
-/// One step is one block of keys: its P·V is issued, and behind it Q·Kᵀ of the next block, or of the next tile's first.
-/// While the tensor cores do the second, what the first left is added to the output; then weights are computed, beside
-/// the products of the other warpgroup. So there are outputs, one product's part of them and one block's logits, but
-/// never two blocks' weights: with more ptxas runs out of registers.
+/// One step is half a block of keys. P·V of the half before it is issued for the first columns, and behind it Q·Kᵀ;
+/// then P·V for the last columns, in the same registers. What they left is added to the outputs, and weights are
+/// computed beside the products of the other warpgroups. So there are outputs, half a product's part of them and one
+/// half block's logits, and registers suffice for three warpgroups.
 ///
 /// # Safety
 /// Whole warpgroups come here, all consumers of the CTA; the barriers are initialised.
@@ -79,7 +80,7 @@ pub(super) unsafe fn consume<
         position: 0,
     };
     let mut of = [Pair::new(variant, nobody, 0); 2];
-    let keys = s.shape.keys as i32;
+    const PIECE: u32 = ConvertedPage::KEYS;
     let dim = s.shape.head_dim;
     let slab = s.shape.slab_bytes();
 
@@ -92,6 +93,7 @@ pub(super) unsafe fn consume<
     let mut weights = [0; P];
     let mut part = [0.0; PART];
     let mut factor;
+    let mut rescale;
     let mut o = [0.0; O];
     let mut state = State::EMPTY;
 
@@ -111,15 +113,16 @@ pub(super) unsafe fn consume<
     // The next tile: its queries in 8 bits, and the keys of its blocks that these rows do not see.
     macro_rules! open {
         () => {{
-            let work = Work::open::<V, EXTRAS>(p, variant, s, tiles.stage, consumer);
+            let mut work = Work::open::<V, EXTRAS>(p, variant, s, tiles.stage, consumer);
+            work.begin += (s.shape.keys - PIECE) as i32;
             // Opaque: or what follows from it is computed before the main loop and takes its registers.
             let first = misc::opaque(first_row);
             of_products = quantise::<T, Q>(s, tiles.stage, first);
             // Constants: of a number that is computed ptxas counts all sixteen.
-            if consumer == 0 {
-                barrier::bar_sync(QUANTISED[0], 128);
-            } else {
-                barrier::bar_sync(QUANTISED[1], 128);
+            match consumer {
+                0 => barrier::bar_sync(QUANTISED[0], 128),
+                1 => barrier::bar_sync(QUANTISED[1], 128),
+                _ => barrier::bar_sync(QUANTISED[2], 128),
             }
             let tile = Tile::load(s.tile(tiles.stage));
             if p.attention.scales.k != 0 {
@@ -162,45 +165,72 @@ pub(super) unsafe fn consume<
             }
         };
     }
-    // Q·Kᵀ of a block is there. Whether that was the tile's last, and its queries are not needed any more.
-    macro_rules! keys_done {
-        ($work:ident) => {{
-            release!(s.keys_free(k.stage));
-            k.advance();
-            $work.left -= 1;
-            let last = all_agree!($work.left == 0);
-            if s.shape.query_stages == 1 && last {
-                release!(s.queries_free());
+    // Q·Kᵀ of a half of the block at hand.
+    macro_rules! multiply {
+        ($work:ident, $half:literal) => {
+            let keys = s.keys(k.stage) + $half * image_bytes(dim);
+            queries_keys::<S>(&mut logits, $work.queries, keys, dim, slab);
+        };
+    }
+    // What P·V left of the first or the last columns. A branch of its own rescales: with one that does nothing else
+    // ptxas has outputs in two sets of registers, and copies them.
+    macro_rules! add_part {
+        ($half:literal) => {
+            let mut i = 0;
+            if let Some(others) = rescale {
+                while i < PART {
+                    let (at, h) = ($half * PART + i, i / 2 % 2);
+                    o[at] = fma(part[i], factor[h], o[at] * others[h]);
+                    i += 1;
+                }
+            } else {
+                while i < PART {
+                    let at = $half * PART + i;
+                    o[at] = fma(part[i], factor[i / 2 % 2], o[at]);
+                    i += 1;
+                }
             }
-            last
-        }};
+        };
+    }
+    // P·V of a half of the block at hand, for the first and the last columns.
+    macro_rules! first_columns {
+        ($half:literal) => {
+            let values = s.values(v.stage) + $half * image_bytes(dim);
+            weights_values::<PART, P>(&mut part, &weights, values);
+        };
+    }
+    macro_rules! last_columns {
+        ($half:literal) => {
+            let values = s.values(v.stage) + $half * image_bytes(dim) + image_bytes(dim) / 2;
+            weights_values::<PART, P>(&mut part, &weights, values);
+        };
     }
     // From products to weights.
     macro_rules! weigh {
         ($work:ident) => {
             logits_of_block!(
                 p, variant, s, tiles.stage, $work, rows_of_thread, of;
-                logits, _shift, true, of_products
+                logits, PIECE, _shift, true, of_products
             );
-            $work.begin -= keys;
-            let (of_part, of_others) = state.weigh(&logits, scale, &mut weights);
-            factor = of_part;
-            if let Some(of_others) = of_others {
-                let mut i = 0;
-                while i < O {
-                    o[i] *= of_others[i / 2 % 2];
-                    i += 1;
-                }
-            }
+            $work.begin -= PIECE as i32;
+            let to = state.refer(&logits, scale);
+            rescale = to.rescale;
+            factor = to.factor;
+            state.weigh(&logits, scale, &to, &mut weights);
         };
     }
-    macro_rules! add_part {
-        () => {
-            let mut i = 0;
-            while i < PART {
-                o[i] = fma(part[i], factor[i / 2 % 2], o[i]);
-                i += 1;
-            }
+    // Behind P·V of the first columns and Q·Kᵀ: P·V of the last ones.
+    macro_rules! add {
+        ($half:literal) => {
+            wgmma::wait_group::<1>();
+            wgmma::fence_operand(&mut part);
+            add_part!(0);
+            last_columns!($half);
+            wgmma::wait_group::<0>();
+            wgmma::fence_operand(&mut logits);
+            wgmma::fence_operand(&mut part);
+            wgmma::fence_operand(&mut weights);
+            add_part!(1);
         };
     }
 
@@ -214,20 +244,32 @@ pub(super) unsafe fn consume<
         let mut work = open!();
         mbarrier::wait(s.keys_full(k.stage), k.parity);
         // As in the kernel of 16 bits: each then computes weights beside the other's products.
-        if consumer == 0 {
+        let staggered = s.shape.consumers == 2;
+        if staggered && consumer == 0 {
             barrier::bar_sync(STAGGER, 256);
         }
-        queries_keys::<S>(&mut logits, work.queries, s.keys(k.stage), dim, slab);
+        multiply!(work, 1);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut logits);
-        if consumer == 1 {
+        if staggered && consumer == 1 {
             barrier::bar_arrive(STAGGER, 256);
         }
-        let mut turn = keys_done!(work);
         take_scale!();
         weigh!(work);
         skip_values!(work);
         loop {
+            // The second half of the block at hand.
+            mbarrier::wait(s.values_full(v.stage), v.parity);
+            first_columns!(1);
+            multiply!(work, 0);
+            add!(1);
+            release!(s.keys_free(k.stage));
+            k.advance();
+            weigh!(work);
+
+            // The first half of the next block, which may be the first of a tile.
+            work.left -= 1;
+            let turn = all_agree!(work.left == 0);
             if turn {
                 tiles.advance();
                 mbarrier::wait(s.queries_full(tiles.stage), tiles.parity);
@@ -236,17 +278,12 @@ pub(super) unsafe fn consume<
                 }
                 work = open!();
             }
-            mbarrier::wait(s.values_full(v.stage), v.parity);
-            let values = uniform(s.values(v.stage));
-            weights_values::<PART, P>(&mut part, &weights, values, dim, 0);
             mbarrier::wait(s.keys_full(k.stage), k.parity);
-            queries_keys::<S>(&mut logits, work.queries, s.keys(k.stage), dim, slab);
-            wgmma::wait_group::<1>();
-            wgmma::fence_operand(&mut part);
-            wgmma::fence_operand(&mut weights);
+            first_columns!(0);
+            multiply!(work, 1);
+            add!(0);
             release!(s.values_free(v.stage));
             v.advance();
-            add_part!();
             if turn {
                 finish_tile::<T, EXTRAS, true, O>(p, s, tiles.stage ^ 1, &o, &state.rows(), scale);
                 take_scale!();
@@ -254,16 +291,16 @@ pub(super) unsafe fn consume<
                 state = State::EMPTY;
                 skip_values!(work);
             }
-            wgmma::wait_group::<0>();
-            wgmma::fence_operand(&mut logits);
-            turn = keys_done!(work);
             weigh!(work);
         }
-        mbarrier::wait(s.values_full(v.stage), v.parity);
-        weights_values::<PART, P>(&mut part, &weights, s.values(v.stage), dim, 0);
+        first_columns!(0);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut part);
-        add_part!();
+        add_part!(0);
+        last_columns!(0);
+        wgmma::wait_group::<0>();
+        wgmma::fence_operand(&mut part);
+        add_part!(1);
         finish_tile::<T, EXTRAS, true, O>(p, s, tiles.stage ^ 1, &o, &state.rows(), scale);
     }
 }

@@ -1,4 +1,4 @@
-//! Softmax where each block has references of its own.
+//! Softmax where each half of a block has references of its own.
 
 use cuda_std::{
     convert::f32x2_to_e4m3x2,
@@ -10,11 +10,11 @@ use crate::common::softmax::{Rows, maxima_of_rows};
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// The largest weight of a row and block is 2⁸: e4m3 ends at 448. Below it are 17 binades, of which the last three have
+/// The largest weight of a row and half a block is 2⁸: e4m3 ends at 448. Below it are 17 binades, of which the last three have
 /// fewer bits.
 const LARGEST_LOG2: f32 = 8.0;
 
-/// How much larger than a row's reference, in base 2, a block's maximum may be. What is accumulated is f32, which has
+/// How much larger than a row's reference, in base 2, a maximum may be. What is accumulated is f32, which has
 /// room for it, so hardly a row is rescaled after its first block.
 const SLACK: f32 = 40.0;
 
@@ -23,6 +23,16 @@ const SLACK: f32 = 40.0;
 pub(super) struct State {
     reference: [f32; 2],
     sums: [f32; 2],
+}
+
+/// What the weights of some keys are relative to: the maxima of their rows.
+pub(super) struct Reference {
+    /// What is added to logits in base 2, so that the largest becomes [`LARGEST_LOG2`].
+    offset: [f32; 2],
+    /// What their product with values is multiplied by.
+    pub(super) factor: [f32; 2],
+    /// What was accumulated so far is multiplied by these first.
+    pub(super) rescale: Option<[f32; 2]>,
 }
 
 impl State {
@@ -38,19 +48,16 @@ impl State {
         Rows::new(self.reference, self.sums)
     }
 
-    /// Turns a block's logits into weights relative to the block's own maxima, packed as the A operand of the second
-    /// product, and adds them up. Returns what its product is to be multiplied by, and what was accumulated so far, if
-    /// that is not 1.
+    /// Takes note of the maxima of some keys, which their weights are relative to.
     ///
     /// # Safety
     /// All lanes of the warp come here.
     #[inline(always)]
-    pub(super) unsafe fn weigh<const S: usize, const P: usize>(
+    pub(super) unsafe fn refer<const S: usize>(
         &mut self,
         s: &[f32; S],
         scale: [f32; 2],
-        weights: &mut [u32; P],
-    ) -> ([f32; 2], Option<[f32; 2]>) {
+    ) -> Reference {
         // SAFETY: the caller's promise.
         let maximum = unsafe { maxima_of_rows(s) };
         let above = |h: usize, reference: f32| (maximum[h] - reference) * scale[h];
@@ -80,20 +87,35 @@ impl State {
         let (mut offset, mut factor) = ([0.0; 2], [0.0; 2]);
         let mut h = 0;
         while h < 2 {
-            // Nothing of the block is seen: its logits are −∞, and its product is nothing.
+            // Nothing of the keys is seen: their logits are −∞, and their product is nothing.
             if maximum[h] > f32::NEG_INFINITY {
                 offset[h] = fma(-maximum[h], scale[h], LARGEST_LOG2);
                 factor[h] = ex2(above(h, self.reference[h]) - LARGEST_LOG2);
             }
             h += 1;
         }
-        let sums = exponentials(s, scale, offset, weights);
-        h = 0;
+        Reference {
+            offset,
+            factor,
+            rescale,
+        }
+    }
+
+    /// Turns logits into weights, packed as the A operand of the second product, and adds them up.
+    #[inline(always)]
+    pub(super) fn weigh<const S: usize, const P: usize>(
+        &mut self,
+        s: &[f32; S],
+        scale: [f32; 2],
+        to: &Reference,
+        weights: &mut [u32; P],
+    ) {
+        let sums = exponentials(s, scale, to.offset, weights);
+        let mut h = 0;
         while h < 2 {
-            self.sums[h] = fma(sums[h] + sums[h + 2], factor[h], self.sums[h]);
+            self.sums[h] = fma(sums[h] + sums[h + 2], to.factor[h], self.sums[h]);
             h += 1;
         }
-        (factor, rescale)
     }
 }
 
@@ -118,8 +140,10 @@ fn exponentials<const S: usize, const P: usize>(
             weight(first + 4),
             weight(first + 5),
         ];
-        sums[h] += a + c;
-        sums[h + 2] += b + d;
+        // The first are no sums: an addition for each of four.
+        let (even, odd) = (a + c, b + d);
+        sums[h] = if i < 2 { even } else { sums[h] + even };
+        sums[h + 2] = if i < 2 { odd } else { sums[h + 2] + odd };
         let [low, high] = [f32x2_to_e4m3x2(a, b), f32x2_to_e4m3x2(c, d)];
         weights[i] = u32::from(low) | u32::from(high) << 16;
         i += 1;
