@@ -52,8 +52,8 @@ mod entries {
     use cuda_std::{barrier, griddep, prelude::*, setmaxnreg, shared, thread, tma};
 
     use super::{
-        config::{Keys, REGISTERS, THREADS, table},
-        convert::convert,
+        config::{CONSUMERS, Keys, table},
+        convert::{bring, convert},
         load::{claim, load, load_rows},
         mainloop::consume,
         shared::Shared,
@@ -71,6 +71,8 @@ mod entries {
             const S: usize = $keys / 2;
             const P: usize = S / 2;
             const KEYS: Keys = Keys::$loads;
+            const THREADS: u32 = KEYS.threads();
+            const REGISTERS: [u32; 2] = KEYS.registers();
             /// See the module.
             ///
             /// # Safety
@@ -94,7 +96,7 @@ mod entries {
                     barrier::bar_sync(0, THREADS);
                     // The merging kernel may wait on SMs that this one has left.
                     griddep::launch_dependents();
-                    if thread < 128 {
+                    if thread < THREADS - CONSUMERS {
                         setmaxnreg::decrease::<{ REGISTERS[0] }>();
                         match (thread / 32, KEYS) {
                             (2, _) => claim(&p, maps, s),
@@ -102,13 +104,14 @@ mod entries {
                             (1, Keys::Pages) => load::<true, _, _, _>(&p, maps.add(2), s),
                             (0, Keys::Rows) => load_rows::<false, _, _, _>(&p, s),
                             (1, Keys::Rows) => load_rows::<true, _, _, _>(&p, s),
-                            // Warps 0, 1 and 3.
-                            (warp, Keys::Converted) => convert(&p, s, warp - warp / 3),
+                            (3, Keys::Converted) => bring(&p, s),
+                            // Warps 0, 1 and 4 to 7.
+                            (warp, Keys::Converted) => convert(s, warp - warp / 4 * 2),
                             _ => {}
                         }
                     } else {
                         setmaxnreg::increase::<{ REGISTERS[1] }>();
-                        if thread < 256 {
+                        if thread < THREADS - CONSUMERS / 2 {
                             consume::<half::$half, _, 0, _, _, _, S, P>(&p, &variant, s);
                         } else {
                             consume::<half::$half, _, 1, _, _, _, S, P>(&p, &variant, s);
