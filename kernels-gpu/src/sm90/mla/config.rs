@@ -117,6 +117,10 @@ pub(super) const GROUP: u32 = 8;
 #[cfg(target_arch = "nvptx64")]
 pub(super) const CONVERTERS: u32 = 6;
 pub(super) const RAW_SLOTS: u32 = 8;
+/// Barriers at which warps wait for those groups. Copies may arrive in any order, so a warp may wait for a group whose place
+/// the one before has not come to: a barrier of the place would let it pass. That one has been converted where the group
+/// after it in the same place has been asked for, so two for a place do.
+pub(super) const RAW_BARRIERS: u32 = 2 * RAW_SLOTS;
 /// Threads that compute.
 pub(super) const CONSUMERS: u32 = 256;
 
@@ -173,10 +177,10 @@ pub(super) struct Offsets {
 
 impl Offsets {
     pub const fn new(keys: u32, stages: u32, converted: bool) -> Self {
-        let [raw_slots, groups] = if converted {
-            [RAW_SLOTS, keys / GROUP]
+        let [raw_slots, raw_barriers, groups] = if converted {
+            [RAW_SLOTS, RAW_BARRIERS, keys / GROUP]
         } else {
-            [0; 2]
+            [0; 3]
         };
         let blocks = query_slabs(keys) * SLAB_BYTES;
         let raw = blocks + stages * (half_bytes(keys, 0) + half_bytes(keys, 1));
@@ -201,7 +205,7 @@ impl Offsets {
             there,
             raw_there,
             barriers,
-            end: barriers + (STAGE_BARRIERS + 4 * stages + 2 * raw_slots) * 8,
+            end: barriers + (STAGE_BARRIERS + 4 * stages + raw_slots + raw_barriers) * 8,
         }
     }
 }

@@ -9,7 +9,7 @@ use cuda_std::{async_copy, convert, fence, mbarrier, misc, ptr, shared, warp};
 use super::{
     super::pipeline::Pipeline,
     PREFETCH_DISTANCE,
-    config::{CONVERTERS, GROUP, RAW_SLOTS, ROW_BYTES, ROW_ROPE, ROW_SCALES, SLABS, VALUE_DIM},
+    config::{CONVERTERS, GROUP, RAW_BARRIERS, RAW_SLOTS, ROW_BYTES, ROW_ROPE, ROW_SCALES, SLABS, VALUE_DIM},
     shared::{Shared, Unit},
 };
 use crate::{
@@ -37,7 +37,8 @@ pub(super) unsafe fn bring<const KEYS: u32, const STAGES: u32, const CONVERTED: 
 ) {
     const { assert!(!CONVERTED || KEYS == 32) };
     let mut slots = Pipeline::<2>::CONSUMER;
-    let mut places = Pipeline::<RAW_SLOTS>::PRODUCER;
+    // Groups of all units so far.
+    let mut group = 0;
     // SAFETY: a whole warp; the barriers say what belongs to whom.
     unsafe {
         loop {
@@ -69,13 +70,10 @@ pub(super) unsafe fn bring<const KEYS: u32, const STAGES: u32, const CONVERTED: 
                 // Opaque: or all groups are one piece of code, whose registers there are not.
                 let mut first = misc::opaque(0);
                 while first < KEYS {
-                    mbarrier::wait(s.raw_free(places.stage), places.parity);
-                    if warp::lane_id() == 0 {
-                        shared::store_u32(s.raw_there(places.stage), there & 0xff);
-                    }
-                    copy_group(s.raw(places.stage), row, first, there, policy);
-                    announce(s, places.stage);
-                    places.advance();
+                    mbarrier::wait(s.raw_free(group), group / RAW_SLOTS & 1 ^ 1);
+                    copy_group(s.raw(group), row, first, there, policy);
+                    announce(s, group, there & 0xff);
+                    group += 1;
                     there >>= GROUP;
                     first += GROUP;
                 }
@@ -85,12 +83,9 @@ pub(super) unsafe fn bring<const KEYS: u32, const STAGES: u32, const CONVERTED: 
         }
         let mut converter = misc::opaque(0);
         while converter < CONVERTERS {
-            mbarrier::wait(s.raw_free(places.stage), places.parity);
-            if warp::lane_id() == 0 {
-                shared::store_u32(s.raw_there(places.stage), END);
-            }
-            announce(s, places.stage);
-            places.advance();
+            mbarrier::wait(s.raw_free(group), group / RAW_SLOTS & 1 ^ 1);
+            announce(s, group, END);
+            group += 1;
             converter += 1;
         }
         async_copy::wait_all();
@@ -118,17 +113,19 @@ unsafe fn look_up<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
     unsafe { ptr::load_nc_u32(entry as *const u32) }
 }
 
-/// Says that a group is there once all lanes' copies have arrived.
+/// Says which keys of a group are there, or that there are no more groups, once all lanes' copies have arrived.
 #[inline(always)]
 unsafe fn announce<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
     s: Shared<KEYS, STAGES, CONVERTED>,
-    place: u32,
+    group: u32,
+    there: u32,
 ) {
     // SAFETY: a whole warp; the barrier counts its lanes, and one of them for what it has written.
     unsafe {
-        async_copy::mbarrier_arrive(s.raw_full(place));
+        async_copy::mbarrier_arrive(s.raw_full(group));
         if warp::lane_id() == 0 {
-            mbarrier::arrive(s.raw_full(place));
+            shared::store_u32(s.raw_there(group), there);
+            mbarrier::arrive(s.raw_full(group));
         }
     }
 }
@@ -188,15 +185,14 @@ pub(super) unsafe fn convert<const KEYS: u32, const STAGES: u32, const CONVERTED
     // SAFETY: a whole warp; the barriers say what belongs to whom.
     unsafe {
         loop {
-            let place = group % RAW_SLOTS;
-            mbarrier::wait(s.raw_full(place), group / RAW_SLOTS & 1);
-            if shared::load_u32(s.raw_there(place)) == END {
+            mbarrier::wait(s.raw_full(group), group / RAW_BARRIERS & 1);
+            if shared::load_u32(s.raw_there(group)) == END {
                 return;
             }
             widen_half(s, group, 0);
             widen_half(s, group, 1);
             if warp::lane_id() == 0 {
-                mbarrier::arrive(s.raw_free(misc::opaque(group) % RAW_SLOTS));
+                mbarrier::arrive(s.raw_free(misc::opaque(group)));
             }
             group += CONVERTERS;
         }
@@ -216,8 +212,8 @@ unsafe fn widen_half<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
     let (block, in_block) = (group / (KEYS / GROUP), group % (KEYS / GROUP));
     let stage = block % STAGES;
     let slabs = SLABS[half as usize];
-    let scales = s.raw(group % RAW_SLOTS) + key * ROW_BYTES + ROW_SCALES + half * 8;
-    let numbers = s.raw(group % RAW_SLOTS) + key * ROW_BYTES + half * (VALUE_DIM / 2) + part * 16;
+    let scales = s.raw(group) + key * ROW_BYTES + ROW_SCALES + half * 8;
+    let numbers = s.raw(group) + key * ROW_BYTES + half * (VALUE_DIM / 2) + part * 16;
     let target = s.half(stage, half) + in_block * slabs * 1024 + key * 128;
     let targets = [
         target + (2 * part ^ key) * 16,
@@ -242,13 +238,13 @@ unsafe fn widen_half<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
         }
         if half == 1 {
             // What only keys have.
-            let elements = s.raw(group % RAW_SLOTS) + key * ROW_BYTES + ROW_ROPE + part * 32;
+            let elements = s.raw(group) + key * ROW_BYTES + ROW_ROPE + part * 32;
             let at = SLABS[0] * 1024;
             let [first, second] = [shared::load_u32x4(elements), shared::load_u32x4(elements + 16)];
             shared::store_u32x4(targets[0] + at, first);
             shared::store_u32x4(targets[1] + at, second);
         } else if lane == 0 {
-            let there = shared::load_u32(s.raw_there(group % RAW_SLOTS));
+            let there = shared::load_u32(s.raw_there(group));
             shared::store_u32(s.there(stage, in_block), there);
         }
         // The tensor cores read it.

@@ -3,7 +3,7 @@
 use cuda_std::{fence, mbarrier, shared, thread};
 
 use super::config::{
-    CONSUMERS, GROUP, Keys, Offsets, RAW_SLOTS, ROW_BYTES, SLABS, STAGE_BARRIERS, TILE_ROWS,
+    CONSUMERS, GROUP, Keys, Offsets, RAW_BARRIERS, RAW_SLOTS, ROW_BYTES, SLABS, STAGE_BARRIERS, TILE_ROWS,
     half_bytes,
 };
 pub(super) use crate::sm90::unit::Unit;
@@ -121,25 +121,25 @@ impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Shared<KEYS, STA
         self.barrier(STAGE_BARRIERS + 4 * stage + 2 + half)
     }
 
-    /// A group of rows as the pool has them.
+    /// A group's rows as the pool has them; groups are counted over all units.
     #[inline(always)]
-    pub fn raw(self, slot: u32) -> u32 {
-        self.base + Self::AT.raw + slot * GROUP * ROW_BYTES
+    pub fn raw(self, group: u32) -> u32 {
+        self.base + Self::AT.raw + group % RAW_SLOTS * GROUP * ROW_BYTES
     }
     /// Which keys of it are there, a bit each; or that there are no more groups.
     #[inline(always)]
-    pub fn raw_there(self, slot: u32) -> u32 {
-        self.base + Self::AT.raw_there + slot * 4
+    pub fn raw_there(self, group: u32) -> u32 {
+        self.base + Self::AT.raw_there + group % RAW_SLOTS * 4
     }
-    /// Its rows have come.
+    /// Its rows have been converted.
     #[inline(always)]
-    pub fn raw_full(self, slot: u32) -> u32 {
-        self.barrier(STAGE_BARRIERS + 4 * STAGES + slot)
+    pub fn raw_free(self, group: u32) -> u32 {
+        self.barrier(STAGE_BARRIERS + 4 * STAGES + group % RAW_SLOTS)
     }
-    /// They have been converted.
+    /// They have come.
     #[inline(always)]
-    pub fn raw_free(self, slot: u32) -> u32 {
-        self.barrier(STAGE_BARRIERS + 4 * STAGES + RAW_SLOTS + slot)
+    pub fn raw_full(self, group: u32) -> u32 {
+        self.barrier(STAGE_BARRIERS + 4 * STAGES + RAW_SLOTS + group % RAW_BARRIERS)
     }
     /// Which keys of a group of a stage's block are there, a bit each.
     #[inline(always)]
@@ -158,8 +158,8 @@ impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Shared<KEYS, STA
         let thread = thread::thread_idx_x();
         let index = thread / 32 + thread % 32 * (keys.threads() / 32);
         let raw = STAGE_BARRIERS + 4 * STAGES;
-        let raw_slots = if CONVERTED { RAW_SLOTS } else { 0 };
-        if index < raw + 2 * raw_slots {
+        let raw_barriers = if CONVERTED { RAW_SLOTS + RAW_BARRIERS } else { 0 };
+        if index < raw + raw_barriers {
             let arrivals = match index {
                 0 | 1 => 32,
                 // The loaders' lanes and the consumers'.
@@ -169,8 +169,8 @@ impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Shared<KEYS, STA
                 6 | 8 => 1,
                 7 => 8,
                 // Every lane's copies, and what a lane says of the group.
-                _ if index >= raw + raw_slots => 1,
-                _ if index >= raw => 32 + 1,
+                _ if index >= raw + RAW_SLOTS => 32 + 1,
+                _ if index >= raw => 1,
                 _ => match ((index - STAGE_BARRIERS) % 4, keys) {
                     (0 | 1, Keys::Pages) => 1,
                     (0 | 1, Keys::Rows) => 32,
