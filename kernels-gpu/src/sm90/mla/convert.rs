@@ -9,7 +9,10 @@ use cuda_std::{async_copy, convert, fence, mbarrier, misc, ptr, shared, warp};
 use super::{
     super::pipeline::Pipeline,
     PREFETCH_DISTANCE,
-    config::{CONVERTERS, GROUP, RAW_BARRIERS, RAW_SLOTS, ROW_BYTES, ROW_ROPE, ROW_SCALES, SLABS, VALUE_DIM},
+    config::{
+        CONVERTERS, GROUP, RAW_BARRIERS, RAW_SLOTS, ROW_BYTES, ROW_ROPE, ROW_SCALES, SLABS,
+        VALUE_DIM,
+    },
     shared::{Shared, Unit},
 };
 use crate::{
@@ -240,7 +243,10 @@ unsafe fn widen_half<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
             // What only keys have.
             let elements = s.raw(group) + key * ROW_BYTES + ROW_ROPE + part * 32;
             let at = SLABS[0] * 1024;
-            let [first, second] = [shared::load_u32x4(elements), shared::load_u32x4(elements + 16)];
+            let [first, second] = [
+                shared::load_u32x4(elements),
+                shared::load_u32x4(elements + 16),
+            ];
             shared::store_u32x4(targets[0] + at, first);
             shared::store_u32x4(targets[1] + at, second);
         } else if lane == 0 {

@@ -238,7 +238,12 @@ const PART_BYTES: u32 = 2 * 1024;
 fn parts(o: &mut [f32; O]) -> [&mut [f32; O / 2]; 2] {
     let (left, right) = o.split_at_mut(O / 2);
     // SAFETY: both have as many elements.
-    unsafe { [&mut *left.as_mut_ptr().cast(), &mut *right.as_mut_ptr().cast()] }
+    unsafe {
+        [
+            &mut *left.as_mut_ptr().cast(),
+            &mut *right.as_mut_ptr().cast(),
+        ]
+    }
 }
 
 #[inline(always)]

@@ -3,8 +3,8 @@
 use cuda_std::{fence, mbarrier, shared, thread};
 
 use super::config::{
-    CONSUMERS, GROUP, Keys, Offsets, RAW_BARRIERS, RAW_SLOTS, ROW_BYTES, SLABS, STAGE_BARRIERS, TILE_ROWS,
-    half_bytes,
+    CONSUMERS, GROUP, Keys, Offsets, RAW_BARRIERS, RAW_SLOTS, ROW_BYTES, SLABS, STAGE_BARRIERS,
+    TILE_ROWS, half_bytes,
 };
 pub(super) use crate::sm90::unit::Unit;
 use crate::{abi::QueryRow, sm90::unit::UNIT_BYTES};
@@ -158,7 +158,11 @@ impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Shared<KEYS, STA
         let thread = thread::thread_idx_x();
         let index = thread / 32 + thread % 32 * (keys.threads() / 32);
         let raw = STAGE_BARRIERS + 4 * STAGES;
-        let raw_barriers = if CONVERTED { RAW_SLOTS + RAW_BARRIERS } else { 0 };
+        let raw_barriers = if CONVERTED {
+            RAW_SLOTS + RAW_BARRIERS
+        } else {
+            0
+        };
         if index < raw + raw_barriers {
             let arrivals = match index {
                 0 | 1 => 32,
