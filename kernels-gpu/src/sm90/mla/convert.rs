@@ -137,28 +137,35 @@ unsafe fn announce<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
 /// keys that are not there.
 #[inline(always)]
 unsafe fn copy_group(raw: u32, row: u64, first: u32, mask: u32, policy: u64) {
+    const KEYS: usize = (GROUP * LANES / 32) as usize;
     let lane = misc::opaque(warp::lane_id());
     let (half, column) = (lane / LANES, lane % LANES * 16);
-    let mut key = 0;
-    while key < GROUP {
-        let key_of_lane = key + half;
-        // SAFETY: a whole warp; rows are where the lanes found them, and their places are free.
-        unsafe {
-            let low = warp::warp_shuffle_idx(WARP, row as u32, first + key_of_lane, 32);
-            let high = warp::warp_shuffle_idx(WARP, (row >> 32) as u32, first + key_of_lane, 32);
-            let source = (u64::from(high) << 32 | u64::from(low)) + u64::from(column);
-            let target = raw + key_of_lane * ROW_BYTES + column;
-            let valid = (mask >> key_of_lane & 1) * 16;
-            let mut piece = 0;
-            while piece < ROW_BYTES {
-                if column + piece < ROW_BYTES {
-                    let source = (source + u64::from(piece)) as *const u8;
-                    async_copy::copy_cg_hint_zfill(target + piece, source, valid, policy);
+    // All shuffles before the first copy: none waits for the one before.
+    let sources: [u64; KEYS] = [0, 1, 2, 3].map(|i| {
+        let key = first + i * (32 / LANES) + half;
+        // SAFETY: a whole warp.
+        let [low, high] = [row as u32, (row >> 32) as u32]
+            .map(|word| unsafe { warp::warp_shuffle_idx(WARP, word, key, 32) });
+        (u64::from(high) << 32 | u64::from(low)) + u64::from(column)
+    });
+    let (mask, target) = (mask >> half, raw + half * ROW_BYTES + column);
+    let mut i = 0;
+    while i < KEYS {
+        let key = i as u32 * (32 / LANES);
+        let valid = (mask >> key & 1) * 16;
+        let mut piece = 0;
+        while piece < ROW_BYTES {
+            if column + piece < ROW_BYTES {
+                let source = (sources[i] + u64::from(piece)) as *const u8;
+                // SAFETY: rows are where the lanes found them, and their places are free.
+                unsafe {
+                    let target = target + key * ROW_BYTES + piece;
+                    async_copy::copy_cg_hint_zfill(target, source, valid, policy);
                 }
-                piece += LANES * 16;
             }
+            piece += LANES * 16;
         }
-        key += 32 / LANES;
+        i += 1;
     }
 }
 

@@ -412,6 +412,10 @@ pub(super) unsafe fn consume<
             }
             let end = next + uniform(unit.blocks);
             let mut o = [0.0; O];
+            if CONVERTED {
+                // Here: or a part is set to zero behind the product of the other (C7519).
+                wgmma::fence_operand(&mut o);
+            }
             let mut rows = Rows::EMPTY;
             let mut logits = [0.0; S];
             let mut weights = [0; P];
