@@ -22,10 +22,12 @@
 //! | with blocks of 48: queries, 7 slabs | 57,344 |
 //! | keys: 3 blocks of 48 | 165,888 |
 //! | rows of two units, references, factors, sums, barriers | 4,416 |
+//! | converted keys: 3 blocks of 32; 8 groups of 8 rows of 656 bytes | 110,592; 41,984 |
 //!
 //! The weights of a block lie where its last slab was, which only keys have.
 //!
-//! Pages of a multiple of 8 tokens come by tensor maps. For others there is a kernel that copies key by key.
+//! Pages of a multiple of 8 tokens come by tensor maps. For others there is a kernel that copies key by key. Keys of 656 bytes
+//! are converted on the way: two warpgroups feed, a warp claims, one brings rows, six convert them.
 
 mod config;
 #[cfg(target_arch = "nvptx64")]
