@@ -117,9 +117,10 @@ pub(super) const GROUP: u32 = 8;
 #[cfg(target_arch = "nvptx64")]
 pub(super) const CONVERTERS: u32 = 6;
 pub(super) const RAW_SLOTS: u32 = 8;
-/// Barriers at which warps wait for those groups. Copies may arrive in any order, so a warp may wait for a group whose place
-/// the one before has not come to: a barrier of the place would let it pass. That one has been converted where the group
-/// after it in the same place has been asked for, so two for a place do.
+/// Barriers at which warps wait for those groups, two for each place in turn. Copies arrive in any order: a warp may wait for
+/// the second group of a place while the first is under way, and one barrier would let it pass, for it tells phases by their
+/// parity alone. Two are enough: the warp's own group before was asked for, so the one that is two before in the place has
+/// been converted.
 pub(super) const RAW_BARRIERS: u32 = 2 * RAW_SLOTS;
 /// Threads that compute.
 pub(super) const CONSUMERS: u32 = 256;

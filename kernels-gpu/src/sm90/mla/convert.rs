@@ -137,11 +137,11 @@ unsafe fn announce<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
 /// keys that are not there.
 #[inline(always)]
 unsafe fn copy_group(raw: u32, row: u64, first: u32, mask: u32, policy: u64) {
-    const KEYS: usize = (GROUP * LANES / 32) as usize;
+    const ROUNDS: usize = (GROUP * LANES / 32) as usize;
     let lane = misc::opaque(warp::lane_id());
     let (half, column) = (lane / LANES, lane % LANES * 16);
     // All shuffles before the first copy: none waits for the one before.
-    let sources: [u64; KEYS] = [0, 1, 2, 3].map(|i| {
+    let sources: [u64; ROUNDS] = [0, 1, 2, 3].map(|i| {
         let key = first + i * (32 / LANES) + half;
         // SAFETY: a whole warp.
         let [low, high] = [row as u32, (row >> 32) as u32]
@@ -150,7 +150,7 @@ unsafe fn copy_group(raw: u32, row: u64, first: u32, mask: u32, policy: u64) {
     });
     let (mask, target) = (mask >> half, raw + half * ROW_BYTES + column);
     let mut i = 0;
-    while i < KEYS {
+    while i < ROUNDS {
         let key = i as u32 * (32 / LANES);
         let valid = (mask >> key & 1) * 16;
         let mut piece = 0;
