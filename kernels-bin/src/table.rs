@@ -65,11 +65,11 @@
         family: "mla",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.mla.ptx.zst"),
-            3201400,
+            3231436,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.mla.cubin.zst"),
-            1092064,
+            1097184,
         )),
     },
     Module {

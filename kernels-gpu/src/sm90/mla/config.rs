@@ -24,7 +24,7 @@ pub(super) use table;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod rows {
-    use super::{HEAD_DIM, Keys, Offsets, THREADS, TILE_ROWS, VALUE_DIM};
+    use super::{HEAD_DIM, Keys, Offsets, TILE_ROWS, VALUE_DIM};
     use crate::registry::{Arch, Element, Family, KernelInfo, Loads, Op, registers};
 
     macro_rules! rows {
@@ -60,8 +60,8 @@ mod rows {
             latent: true,
             leaves_merges: true,
             takes_prompts: true,
-            threads: THREADS,
-            registers: registers(THREADS, 1),
+            threads: keys.threads(),
+            registers: registers(keys.threads(), 1),
             ctas_per_sm: 1,
             ..KernelInfo::new(name, Family::Mla, Arch::Sm90a, Op::Decode)
         }
@@ -91,6 +91,17 @@ impl Keys {
     pub const fn are_converted(self) -> bool {
         matches!(self, Self::Converted)
     }
+
+    /// Threads of a CTA: those that feed, a warpgroup or, where keys are converted, two, and those that compute.
+    pub const fn threads(self) -> u32 {
+        CONSUMERS + if self.are_converted() { 256 } else { 128 }
+    }
+
+    /// Registers of a thread that feeds and of one that computes.
+    #[cfg(target_arch = "nvptx64")]
+    pub const fn registers(self) -> [u32; 2] {
+        [40, if self.are_converted() { 216 } else { 232 }]
+    }
 }
 
 /// Bytes of a key that carries its scales: numbers of 8 bits, scales, elements of 16.
@@ -102,14 +113,17 @@ pub(super) const ROW_SCALES: u32 = VALUE_DIM;
 pub(super) const ROW_ROPE: u32 = ROW_SCALES + VALUE_DIM / 128 * 4;
 /// Keys that a warp converts together.
 pub(super) const GROUP: u32 = 8;
-/// Warps that convert, and groups of rows that each has in shared memory.
-pub(super) const CONVERTERS: u32 = 3;
-pub(super) const RAW_SLOTS: u32 = 2;
-/// Threads of a CTA: the warpgroup that feeds, and two that compute.
-pub(super) const THREADS: u32 = 384;
-/// Registers of a thread that feeds and of one that computes.
+/// Warps that convert, and groups of rows in shared memory.
 #[cfg(target_arch = "nvptx64")]
-pub(super) const REGISTERS: [u32; 2] = [40, 232];
+pub(super) const CONVERTERS: u32 = 6;
+pub(super) const RAW_SLOTS: u32 = 8;
+/// Barriers at which warps wait for those groups, two for each place in turn. Copies arrive in any order: a warp may wait for
+/// the second group of a place while the first is under way, and one barrier would let it pass, for it tells phases by their
+/// parity alone. Two are enough: the warp's own group before was asked for, so the one that is two before in the place has
+/// been converted.
+pub(super) const RAW_BARRIERS: u32 = 2 * RAW_SLOTS;
+/// Threads that compute.
+pub(super) const CONSUMERS: u32 = 256;
 
 /// Slabs of 64 columns in the halves of a block: of its values, and behind the right one what only keys have.
 pub(super) const SLABS: [u32; 2] = [VALUE_DIM / 128, (HEAD_DIM - VALUE_DIM / 2) / 64];
@@ -153,8 +167,10 @@ pub(super) struct Offsets {
     pub totals: u32,
     pub grew: u32,
     pub units: u32,
-    /// The keys of each group of a block that are there, a word each, where keys are converted.
+    /// The keys of each group of a block that are there, a word each, where keys are converted; and those of each group
+    /// of rows.
     pub there: u32,
+    pub raw_there: u32,
     pub barriers: u32,
     /// Dynamic shared memory.
     pub end: u32,
@@ -162,21 +178,22 @@ pub(super) struct Offsets {
 
 impl Offsets {
     pub const fn new(keys: u32, stages: u32, converted: bool) -> Self {
-        let [converters, groups] = if converted {
-            [CONVERTERS, keys / GROUP]
+        let [raw_slots, raw_barriers, groups] = if converted {
+            [RAW_SLOTS, RAW_BARRIERS, keys / GROUP]
         } else {
-            [0; 2]
+            [0; 3]
         };
         let blocks = query_slabs(keys) * SLAB_BYTES;
         let raw = blocks + stages * (half_bytes(keys, 0) + half_bytes(keys, 1));
-        let rows = raw + converters * RAW_SLOTS * GROUP * ROW_BYTES;
+        let rows = raw + raw_slots * GROUP * ROW_BYTES;
         let references = rows + 2 * TILE_ROWS * 16;
         let factors = references + 2 * TILE_ROWS * 4;
         let totals = factors + 2 * TILE_ROWS * 4;
         let grew = totals + 4 * TILE_ROWS * 4;
         let units = grew + 8 * 4;
         let there = units + 2 * crate::sm90::unit::UNIT_BYTES;
-        let barriers = there + stages * groups * 4;
+        let raw_there = there + stages * groups * 4;
+        let barriers = raw_there + raw_slots * 4;
         Self {
             keys: blocks,
             raw,
@@ -187,8 +204,9 @@ impl Offsets {
             grew,
             units,
             there,
+            raw_there,
             barriers,
-            end: barriers + (STAGE_BARRIERS + 4 * stages + converters * RAW_SLOTS) * 8,
+            end: barriers + (STAGE_BARRIERS + 4 * stages + raw_slots + raw_barriers) * 8,
         }
     }
 }

@@ -1,15 +1,18 @@
 //! The warps that bring keys of 656 bytes and convert them to bf16.
 //!
-//! Groups of 8 keys go to the warps in turn. A warp has the rows of two groups in shared memory: while it converts one,
-//! the other is on its way, and the pages of the one after that are looked up. Each lane has 16 columns of a key for each
-//! slab of 64: what 8 lanes read or write at a time lies in different banks, for 656 is 41 times 16, and the slabs are
-//! swizzled.
+//! One warp brings rows, as many groups of 8 keys ahead as there are places. Groups go to the converting warps in turn.
+//! Each lane has 16 columns of a key for each slab of 64: what 8 lanes read or write at a time lies in different banks,
+//! for 656 is 41 times 16, and the slabs are swizzled.
 
-use cuda_std::{convert, fence, mbarrier, misc, ptr, shared, tma, warp};
+use cuda_std::{async_copy, convert, fence, mbarrier, misc, ptr, shared, warp};
 
 use super::{
+    super::pipeline::Pipeline,
     PREFETCH_DISTANCE,
-    config::{CONVERTERS, GROUP, RAW_SLOTS, ROW_BYTES, ROW_ROPE, ROW_SCALES, SLABS},
+    config::{
+        CONVERTERS, GROUP, RAW_BARRIERS, RAW_SLOTS, ROW_BYTES, ROW_ROPE, ROW_SCALES, SLABS,
+        VALUE_DIM,
+    },
     shared::{Shared, Unit},
 };
 use crate::{
@@ -19,150 +22,150 @@ use crate::{
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// A warp's way through the groups of all units. What a unit is, it looks up each time: registers are few.
-#[derive(Clone, Copy)]
-struct Walk {
-    /// Units before the one that it is in.
-    unit: u32,
-    /// The next group there.
-    group: u32,
-}
+/// Lanes that copy a row together, 16 bytes each: what lies side by side is asked for at once, for rows begin in the
+/// middle of sectors.
+const LANES: u32 = 16;
 
-/// What is known of the next group.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Next {
-    Group,
-    NotYet,
-    End,
-}
+/// What is said of a group in place of the keys that are there: there are no more.
+const END: u32 = u32::MAX;
 
-impl Walk {
-    #[inline(always)]
-    fn slot(&self) -> u32 {
-        self.unit % 2
-    }
-
-    /// Goes to the unit that has the next group.
-    #[inline(always)]
-    unsafe fn find<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
-        &mut self,
-        s: Shared<KEYS, STAGES, CONVERTED>,
-        waits: bool,
-    ) -> Next {
-        // SAFETY: the barriers say what is there; a whole warp.
-        unsafe {
-            loop {
-                let (full, parity) = (s.unit_full(self.slot()), self.unit / 2 % 2);
-                if waits {
-                    mbarrier::wait(full, parity);
-                } else if !warp::warp_vote_all(WARP, mbarrier::test_wait(full, parity)) {
-                    return Next::NotYet;
-                }
-                let unit = Unit::load(s.unit(self.slot()));
-                if unit.tokens == 0 {
-                    return Next::End;
-                }
-                let groups = unit.blocks * (KEYS / GROUP);
-                if self.group < groups {
-                    return Next::Group;
-                }
-                self.group -= groups;
-                self.unit += 1;
-            }
-        }
-    }
-}
-
-/// Brings and converts this warp's groups of all units.
+/// Brings the rows of all units.
 ///
 /// # Safety
-/// A whole warp comes here, as one of [`CONVERTERS`]; the barriers are initialised.
+/// A whole warp comes here; the barriers are initialised.
 #[inline(always)]
-pub(super) unsafe fn convert<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
+pub(super) unsafe fn bring<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
     p: &LatentParams,
     s: Shared<KEYS, STAGES, CONVERTED>,
-    converter: u32,
 ) {
-    let start = Walk {
-        unit: 0,
-        group: converter,
-    };
-    let (mut ask, mut take) = (start, start);
-    // Groups under way, and those that were converted.
-    let (mut pending, mut taken) = (0, 0);
-    // The next group to ask for: whether it is known, and where the lane's key is.
-    let (mut known, mut row) = (false, 0);
-    // Keys that are there, 8 bits for each group that was asked for, the last one lowest.
-    let mut there = 0;
+    const { assert!(!CONVERTED || KEYS == 32) };
+    let mut slots = Pipeline::<2>::CONSUMER;
+    // Groups of all units so far.
+    let mut group = 0;
     // SAFETY: a whole warp; the barriers say what belongs to whom.
     unsafe {
         loop {
-            if known && pending < RAW_SLOTS {
-                let (lane, converter) = (misc::opaque(warp::lane_id()), misc::opaque(converter));
-                let unit = Unit::load(s.unit(ask.slot()));
-                let slot = (taken + pending) % RAW_SLOTS;
-                let exists = lane < GROUP && row != 0;
-                let mask = warp::warp_vote_ballot(WARP, exists);
-                there = there << GROUP | mask;
-                let full = s.raw_full(converter, slot);
-                if lane == 0 {
-                    mbarrier::arrive_expect_tx(full, mask.count_ones() * ROW_BYTES);
-                    if ask.group / (KEYS / GROUP) + PREFETCH_DISTANCE == unit.blocks
-                        && ask.group % (KEYS / GROUP) == 0
-                    {
-                        mbarrier::arrive(s.near_end());
-                    }
-                }
-                // What the lanes read of the slot comes before what is written to it.
-                warp::sync_warp(WARP);
-                if exists {
-                    let target = s.raw(converter, slot) + lane * ROW_BYTES;
-                    let policy = policy(p, unit.flags);
-                    tma::load_bulk_hint(target, row as *const u8, ROW_BYTES, full, policy);
-                }
-                pending += 1;
-                ask.group += CONVERTERS;
-                known = false;
+            mbarrier::wait(s.unit_full(slots.stage), slots.parity);
+            let Unit { tokens, blocks, .. } = Unit::load(s.unit(slots.stage));
+            if tokens == 0 {
+                break;
             }
-            if !known {
-                match ask.find(s, pending == 0) {
-                    Next::End if pending == 0 => return,
-                    Next::Group => {
-                        row = look_up(p, s, &ask);
-                        known = true;
-                        if pending < RAW_SLOTS {
-                            continue;
-                        }
-                    }
-                    _ => {}
+            let mut page = look_up(p, s, slots.stage, 0);
+            let mut block = 0;
+            while block < blocks {
+                // What a unit is, is looked up for each block: registers are few.
+                let lane = misc::opaque(warp::lane_id());
+                let unit = Unit::load(s.unit(misc::opaque(slots.stage)));
+                if lane == 0 && block + PREFETCH_DISTANCE == unit.blocks {
+                    mbarrier::arrive(s.near_end());
+                }
+                let at = unit.first + block * KEYS + lane;
+                let exists = at < unit.kv_end && page < p.outside;
+                let (_, in_page) = p.page_size.div_rem(at);
+                let strides = &p.attention.k_strides;
+                let row = p.attention.k
+                    + u64::from(page) * u64::from(strides.page)
+                    + u64::from(in_page) * u64::from(strides.token);
+                let mut there = warp::warp_vote_ballot(WARP, exists);
+                let policy = policy(p, unit.flags);
+                block += 1;
+                page = look_up(p, s, slots.stage, block);
+                // Opaque: or all groups are one piece of code, whose registers there are not.
+                let mut first = misc::opaque(0);
+                while first < KEYS {
+                    mbarrier::wait(s.raw_free(group), group / RAW_SLOTS & 1 ^ 1);
+                    copy_group(s.raw(group), row, first, there, policy);
+                    announce(s, group, there & 0xff);
+                    group += 1;
+                    there >>= GROUP;
+                    first += GROUP;
                 }
             }
-            pending -= 1;
-            // Opaque: or the addresses of the warp's slots are kept in registers.
-            let converter = misc::opaque(converter);
-            let mask = there >> (GROUP * pending) & 0xff;
-            let slot = taken % RAW_SLOTS;
-            mbarrier::wait(s.raw_full(converter, slot), taken / RAW_SLOTS & 1);
-            let raw = s.raw(converter, slot);
-            if mask != 0xff {
-                clear(raw, mask);
-            }
-            // Counted over all units.
-            let nth = converter + CONVERTERS * taken;
-            widen_group(s, raw, nth / (KEYS / GROUP), nth % (KEYS / GROUP), mask);
-            taken += 1;
-            take.group += CONVERTERS;
-            let blocks = Unit::load(s.unit(take.slot())).blocks;
-            if take.group >= blocks * (KEYS / GROUP) {
-                // All lanes have read it.
-                warp::sync_warp(WARP);
-                if warp::lane_id() == 0 {
-                    mbarrier::arrive(s.unit_free(take.slot()));
-                }
-                take.group -= blocks * (KEYS / GROUP);
-                take.unit += 1;
-            }
+            mbarrier::arrive(s.unit_free(slots.stage));
+            slots.advance();
         }
+        let mut converter = misc::opaque(0);
+        while converter < CONVERTERS {
+            mbarrier::wait(s.raw_free(group), group / RAW_SLOTS & 1 ^ 1);
+            announce(s, group, END);
+            group += 1;
+            converter += 1;
+        }
+        async_copy::wait_all();
+    }
+}
+
+/// The page of a lane's key of a block; what is no page behind the unit's last key.
+#[inline(always)]
+unsafe fn look_up<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
+    p: &LatentParams,
+    s: Shared<KEYS, STAGES, CONVERTED>,
+    slot: u32,
+    block: u32,
+) -> u32 {
+    let lane = misc::opaque(warp::lane_id());
+    // SAFETY: the unit was published, and is until this warp says that it is done with it.
+    let unit = unsafe { Unit::load(s.unit(slot)) };
+    let at = unit.first + block * KEYS + lane;
+    if at >= unit.kv_end {
+        return u32::MAX;
+    }
+    let (page, _) = p.page_size.div_rem(at);
+    let entry = p.attention.page_ids + u64::from(unit.table + page) * 4;
+    // SAFETY: the table has an entry for each key of the item.
+    unsafe { ptr::load_nc_u32(entry as *const u32) }
+}
+
+/// Says which keys of a group are there, or that there are no more groups, once all lanes' copies have arrived.
+#[inline(always)]
+unsafe fn announce<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
+    s: Shared<KEYS, STAGES, CONVERTED>,
+    group: u32,
+    there: u32,
+) {
+    // SAFETY: a whole warp; the barrier counts its lanes, and one of them for what it has written.
+    unsafe {
+        async_copy::mbarrier_arrive(s.raw_full(group));
+        if warp::lane_id() == 0 {
+            shared::store_u32(s.raw_there(group), there);
+            mbarrier::arrive(s.raw_full(group));
+        }
+    }
+}
+
+/// Copies the rows of a group, of which `row` is that of each lane's key from the group's `first` lane on. Zeros stand for
+/// keys that are not there.
+#[inline(always)]
+unsafe fn copy_group(raw: u32, row: u64, first: u32, mask: u32, policy: u64) {
+    const ROUNDS: usize = (GROUP * LANES / 32) as usize;
+    let lane = misc::opaque(warp::lane_id());
+    let (half, column) = (lane / LANES, lane % LANES * 16);
+    // All shuffles before the first copy: none waits for the one before.
+    let sources: [u64; ROUNDS] = [0, 1, 2, 3].map(|i| {
+        let key = first + i * (32 / LANES) + half;
+        // SAFETY: a whole warp.
+        let [low, high] = [row as u32, (row >> 32) as u32]
+            .map(|word| unsafe { warp::warp_shuffle_idx(WARP, word, key, 32) });
+        (u64::from(high) << 32 | u64::from(low)) + u64::from(column)
+    });
+    let (mask, target) = (mask >> half, raw + half * ROW_BYTES + column);
+    let mut i = 0;
+    while i < ROUNDS {
+        let key = i as u32 * (32 / LANES);
+        let valid = (mask >> key & 1) * 16;
+        let mut piece = 0;
+        while piece < ROW_BYTES {
+            if column + piece < ROW_BYTES {
+                let source = (sources[i] + u64::from(piece)) as *const u8;
+                // SAFETY: rows are where the lanes found them, and their places are free.
+                unsafe {
+                    let target = target + key * ROW_BYTES + piece;
+                    async_copy::copy_cg_hint_zfill(target, source, valid, policy);
+                }
+            }
+            piece += LANES * 16;
+        }
+        i += 1;
     }
 }
 
@@ -178,97 +181,90 @@ fn policy(p: &LatentParams, flags: u32) -> u64 {
     }
 }
 
-/// Where the key of a lane is, of the next group; 0 where there is none.
+/// Converts a warp's groups of all units.
+///
+/// # Safety
+/// A whole warp comes here, as one of [`CONVERTERS`]; the barriers are initialised.
 #[inline(always)]
-unsafe fn look_up<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
-    p: &LatentParams,
+pub(super) unsafe fn convert<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
     s: Shared<KEYS, STAGES, CONVERTED>,
-    ask: &Walk,
-) -> u64 {
-    let (lane, strides) = (misc::opaque(warp::lane_id()), &p.attention.k_strides);
-    // SAFETY: the unit was published, and is until this warp has converted its groups.
-    let unit = unsafe { Unit::load(s.unit(ask.slot())) };
-    let at = unit.first + ask.group * GROUP + lane % GROUP;
-    if lane >= GROUP || at >= unit.kv_end {
-        return 0;
-    }
-    let (page, in_page) = p.page_size.div_rem(at);
-    let entry = p.attention.page_ids + u64::from(unit.table + page) * 4;
-    // SAFETY: the table has an entry for each key of the item.
-    let page = unsafe { ptr::load_nc_u32(entry as *const u32) };
-    if page >= p.outside {
-        return 0;
-    }
-    let bytes =
-        u64::from(page) * u64::from(strides.page) + u64::from(in_page) * u64::from(strides.token);
-    p.attention.k + bytes
-}
-
-/// Sets rows to zero that are not there.
-#[inline(always)]
-unsafe fn clear(raw: u32, mask: u32) {
-    let lane = misc::opaque(warp::lane_id());
-    let (row, mut at) = (raw + lane % GROUP * ROW_BYTES, lane / GROUP * 16);
-    while mask >> (lane % GROUP) & 1 == 0 && at < ROW_BYTES {
-        // SAFETY: the rows are this warp's.
-        unsafe { shared::store_u32x4(row + at, [0; 4]) };
-        at += 32 / GROUP * 16;
-    }
-    // SAFETY: a whole warp.
-    unsafe { warp::sync_warp(WARP) };
-}
-
-/// Converts the rows of a group to its place in a block.
-#[inline(always)]
-unsafe fn widen_group<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
-    s: Shared<KEYS, STAGES, CONVERTED>,
-    raw: u32,
-    block: u32,
-    group: u32,
-    mask: u32,
+    converter: u32,
 ) {
-    // Opaque: or what follows from it is kept in registers from group to group.
-    let lane = misc::opaque(warp::lane_id());
-    let (key, part) = (lane % GROUP, lane / GROUP);
-    let (stage, parity) = (block % STAGES, block / STAGES & 1 ^ 1);
-    let row = raw + key * ROW_BYTES;
-    let chunks = [(2 * part ^ key) * 16, ((2 * part + 1) ^ key) * 16];
-    // SAFETY: a whole warp; the rows are there, and the halves are free when their barriers say so.
+    // Counted over all units.
+    let mut group = converter;
+    // SAFETY: a whole warp; the barriers say what belongs to whom.
     unsafe {
-        let mut half = 0;
-        while half < 2 {
-            let slabs = SLABS[half as usize];
-            mbarrier::wait(s.free(stage, half), parity);
-            if half == 0 && lane == 0 {
-                shared::store_u32(s.there(stage, group), mask);
+        loop {
+            mbarrier::wait(s.raw_full(group), group / RAW_BARRIERS & 1);
+            if shared::load_u32(s.raw_there(group)) == END {
+                return;
             }
-            let target = s.half(stage, half) + group * slabs * 1024 + key * 128;
-            // Opaque: or all slabs are one piece of code, whose registers there are not.
-            let mut slab = misc::opaque(0);
-            while slab < SLABS[0] {
-                let column = (half * SLABS[0] + slab) * 64;
-                let scale = shared::load_f32(row + ROW_SCALES + column / 128 * 4);
-                let numbers = shared::load_u32x4(row + column + part * 16);
-                let target = target + slab * 1024;
-                shared::store_u32x4(target + chunks[0], widen([numbers[0], numbers[1]], scale));
-                shared::store_u32x4(target + chunks[1], widen([numbers[2], numbers[3]], scale));
-                slab += 1;
+            widen_half(s, group, 0);
+            widen_half(s, group, 1);
+            if warp::lane_id() == 0 {
+                mbarrier::arrive(s.raw_free(misc::opaque(group)));
             }
-            if half == 1 {
-                // What only keys have.
-                let target = target + SLABS[0] * 1024;
-                let elements = shared::load_u32x4(row + ROW_ROPE + part * 32);
-                shared::store_u32x4(target + chunks[0], elements);
-                let elements = shared::load_u32x4(row + ROW_ROPE + part * 32 + 16);
-                shared::store_u32x4(target + chunks[1], elements);
-            }
-            // The tensor cores read it.
-            fence::proxy_async_shared();
-            warp::sync_warp(WARP);
-            if lane == 0 {
-                mbarrier::arrive(s.full(stage, half));
-            }
-            half += 1;
+            group += CONVERTERS;
+        }
+    }
+}
+
+/// Converts a half of a group's rows to its place in a block.
+#[inline(always)]
+unsafe fn widen_half<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
+    s: Shared<KEYS, STAGES, CONVERTED>,
+    group: u32,
+    half: u32,
+) {
+    // Opaque: or what follows from them is kept in registers from half to half.
+    let (lane, group) = (misc::opaque(warp::lane_id()), misc::opaque(group));
+    let (key, part) = (lane % GROUP, lane / GROUP);
+    let (block, in_block) = (group / (KEYS / GROUP), group % (KEYS / GROUP));
+    let stage = block % STAGES;
+    let slabs = SLABS[half as usize];
+    let scales = s.raw(group) + key * ROW_BYTES + ROW_SCALES + half * 8;
+    let numbers = s.raw(group) + key * ROW_BYTES + half * (VALUE_DIM / 2) + part * 16;
+    let target = s.half(stage, half) + in_block * slabs * 1024 + key * 128;
+    let targets = [
+        target + (2 * part ^ key) * 16,
+        target + ((2 * part + 1) ^ key) * 16,
+    ];
+    // SAFETY: a whole warp; the rows are there, and the half is free when its barrier says so.
+    unsafe {
+        mbarrier::wait(s.free(stage, half), block / STAGES & 1 ^ 1);
+        let mut slab = 0;
+        while slab < SLABS[0] {
+            // Two slabs have a scale.
+            let scale = shared::load_f32(scales + slab * 2);
+            let first = shared::load_u32x4(numbers + slab * 64);
+            let second = shared::load_u32x4(numbers + slab * 64 + 64);
+            let at = slab * 1024;
+            shared::store_u32x4(targets[0] + at, widen([first[0], first[1]], scale));
+            shared::store_u32x4(targets[1] + at, widen([first[2], first[3]], scale));
+            let at = at + 1024;
+            shared::store_u32x4(targets[0] + at, widen([second[0], second[1]], scale));
+            shared::store_u32x4(targets[1] + at, widen([second[2], second[3]], scale));
+            slab += 2;
+        }
+        if half == 1 {
+            // What only keys have.
+            let elements = s.raw(group) + key * ROW_BYTES + ROW_ROPE + part * 32;
+            let at = SLABS[0] * 1024;
+            let [first, second] = [
+                shared::load_u32x4(elements),
+                shared::load_u32x4(elements + 16),
+            ];
+            shared::store_u32x4(targets[0] + at, first);
+            shared::store_u32x4(targets[1] + at, second);
+        } else if lane == 0 {
+            let there = shared::load_u32(s.raw_there(group));
+            shared::store_u32(s.there(stage, in_block), there);
+        }
+        // The tensor cores read it.
+        fence::proxy_async_shared();
+        warp::sync_warp(WARP);
+        if lane == 0 {
+            mbarrier::arrive(s.full(stage, half));
         }
     }
 }

@@ -40,7 +40,7 @@ pub(super) const O: usize = VALUE_DIM as usize / 4;
 const HELD: usize = HELD_SLABS as usize * 4;
 
 /// The same where keys are converted, of which there is an odd number of blocks.
-const HELD_CONVERTED: usize = 6;
+const HELD_CONVERTED: usize = 2;
 
 /// The queries of those steps, of a warp's rows; the last ones, where there are fewer.
 type Held = [u32; 4 * HELD];
@@ -187,10 +187,62 @@ unsafe fn add_handed<T: Half, const KEYS: u32, const STAGES: u32, const CONVERTE
                 weights.advance(step * 2 * WEIGHTS_CHUNK),
                 values.advance(step * 2 * group),
             );
-            wgmma::mma_ss::<T, true, false, true, _>(o, weights, values);
+            if CONVERTED {
+                let [left, right] = parts(o);
+                wgmma::mma_ss::<T, true, false, true, _>(left, weights, values);
+                let values = values.advance(PART_BYTES);
+                wgmma::mma_ss::<T, true, false, true, _>(right, weights, values);
+            } else {
+                wgmma::mma_ss::<T, true, false, true, _>(o, weights, values);
+            }
             step += 1;
         }
         wgmma::commit_group();
+    }
+}
+
+/// The same of weights in registers, where there are the keys.
+#[inline(always)]
+unsafe fn add_own<T: Half, const CONVERTED: bool, const P: usize>(
+    o: &mut [f32; O],
+    weights: &[u32; P],
+    values: u32,
+    slabs: u32,
+) {
+    // SAFETY: whole warps; the values are there; accumulator and weights are waited for.
+    unsafe {
+        if !CONVERTED {
+            return weights_values::<T, O, P>(o, weights, values, slabs * 64);
+        }
+        let v = Descriptor::new(values, 1024, slabs * 1024, Swizzle::B128);
+        wgmma::fence();
+        let mut step = 0;
+        while step < P / 4 {
+            let a = [0, 1, 2, 3].map(|i| weights[4 * step + i]);
+            let v = v.advance(step as u32 * 2 * slabs * 1024);
+            let [left, right] = parts(o);
+            wgmma::mma_rs::<T, true, true, _>(left, a, v);
+            wgmma::mma_rs::<T, true, true, _>(right, a, v.advance(PART_BYTES));
+            step += 1;
+        }
+        wgmma::commit_group();
+    }
+}
+
+/// Bytes from the values of one of the [`parts`] to those of the other: two slabs.
+const PART_BYTES: u32 = 2 * 1024;
+
+/// The left and the right 128 columns of a consumer's outputs. With 512 threads a kernel begins with 128 registers a
+/// thread, and ptxas refuses a product of 256 columns (C7602), whatever the registers are raised to.
+#[inline(always)]
+fn parts(o: &mut [f32; O]) -> [&mut [f32; O / 2]; 2] {
+    let (left, right) = o.split_at_mut(O / 2);
+    // SAFETY: both have as many elements.
+    unsafe {
+        [
+            &mut *left.as_mut_ptr().cast(),
+            &mut *right.as_mut_ptr().cast(),
+        ]
     }
 }
 
@@ -360,6 +412,10 @@ pub(super) unsafe fn consume<
             }
             let end = next + uniform(unit.blocks);
             let mut o = [0.0; O];
+            if CONVERTED {
+                // Here: or a part is set to zero behind the product of the other (C7519).
+                wgmma::fence_operand(&mut o);
+            }
             let mut rows = Rows::EMPTY;
             let mut logits = [0.0; S];
             let mut weights = [0; P];
@@ -503,7 +559,7 @@ pub(super) unsafe fn consume<
                     }
                     barrier::bar_arrive(WEIGHTS_READY + C, 256);
                     let values = uniform(s.half(stage, C));
-                    weights_values::<T, O, P>(&mut o, &weights, values, SLABS[C as usize] * 64);
+                    add_own::<T, CONVERTED, P>(&mut o, &weights, values, SLABS[C as usize]);
                     wgmma::wait_group::<0>();
                     wgmma::fence_operand(&mut o);
                     wgmma::fence_operand(&mut weights);

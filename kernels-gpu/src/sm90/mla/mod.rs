@@ -22,10 +22,12 @@
 //! | with blocks of 48: queries, 7 slabs | 57,344 |
 //! | keys: 3 blocks of 48 | 165,888 |
 //! | rows of two units, references, factors, sums, barriers | 4,416 |
+//! | converted keys: 3 blocks of 32; 8 groups of 8 rows of 656 bytes | 110,592; 41,984 |
 //!
 //! The weights of a block lie where its last slab was, which only keys have.
 //!
-//! Pages of a multiple of 8 tokens come by tensor maps. For others there is a kernel that copies key by key.
+//! Pages of a multiple of 8 tokens come by tensor maps. For others there is a kernel that copies key by key. Keys of 656 bytes
+//! are converted on the way: two warpgroups feed, a warp claims, one brings rows, six convert them.
 
 mod config;
 #[cfg(target_arch = "nvptx64")]
@@ -52,8 +54,8 @@ mod entries {
     use cuda_std::{barrier, griddep, prelude::*, setmaxnreg, shared, thread, tma};
 
     use super::{
-        config::{Keys, REGISTERS, THREADS, table},
-        convert::convert,
+        config::{CONSUMERS, Keys, table},
+        convert::{bring, convert},
         load::{claim, load, load_rows},
         mainloop::consume,
         shared::Shared,
@@ -71,6 +73,8 @@ mod entries {
             const S: usize = $keys / 2;
             const P: usize = S / 2;
             const KEYS: Keys = Keys::$loads;
+            const THREADS: u32 = KEYS.threads();
+            const REGISTERS: [u32; 2] = KEYS.registers();
             /// See the module.
             ///
             /// # Safety
@@ -94,7 +98,7 @@ mod entries {
                     barrier::bar_sync(0, THREADS);
                     // The merging kernel may wait on SMs that this one has left.
                     griddep::launch_dependents();
-                    if thread < 128 {
+                    if thread < THREADS - CONSUMERS {
                         setmaxnreg::decrease::<{ REGISTERS[0] }>();
                         match (thread / 32, KEYS) {
                             (2, _) => claim(&p, maps, s),
@@ -102,13 +106,14 @@ mod entries {
                             (1, Keys::Pages) => load::<true, _, _, _>(&p, maps.add(2), s),
                             (0, Keys::Rows) => load_rows::<false, _, _, _>(&p, s),
                             (1, Keys::Rows) => load_rows::<true, _, _, _>(&p, s),
-                            // Warps 0, 1 and 3.
-                            (warp, Keys::Converted) => convert(&p, s, warp - warp / 3),
+                            (3, Keys::Converted) => bring(&p, s),
+                            // Warps 0, 1 and 4 to 7.
+                            (warp, Keys::Converted) => convert(s, warp - warp / 4 * 2),
                             _ => {}
                         }
                     } else {
                         setmaxnreg::increase::<{ REGISTERS[1] }>();
-                        if thread < 256 {
+                        if thread < THREADS - CONSUMERS / 2 {
                             consume::<half::$half, _, 0, _, _, _, S, P>(&p, &variant, s);
                         } else {
                             consume::<half::$half, _, 1, _, _, _, S, P>(&p, &variant, s);

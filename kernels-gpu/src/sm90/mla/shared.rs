@@ -3,7 +3,7 @@
 use cuda_std::{fence, mbarrier, shared, thread};
 
 use super::config::{
-    CONVERTERS, GROUP, Keys, Offsets, RAW_SLOTS, ROW_BYTES, SLABS, STAGE_BARRIERS, THREADS,
+    CONSUMERS, GROUP, Keys, Offsets, RAW_BARRIERS, RAW_SLOTS, ROW_BYTES, SLABS, STAGE_BARRIERS,
     TILE_ROWS, half_bytes,
 };
 pub(super) use crate::sm90::unit::Unit;
@@ -121,15 +121,25 @@ impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Shared<KEYS, STA
         self.barrier(STAGE_BARRIERS + 4 * stage + 2 + half)
     }
 
-    /// A converting warp's group of rows as the pool has them.
+    /// A group's rows as the pool has them; groups are counted over all units.
     #[inline(always)]
-    pub fn raw(self, converter: u32, slot: u32) -> u32 {
-        self.base + Self::AT.raw + (converter * RAW_SLOTS + slot) * GROUP * ROW_BYTES
+    pub fn raw(self, group: u32) -> u32 {
+        self.base + Self::AT.raw + group % RAW_SLOTS * GROUP * ROW_BYTES
     }
-    /// They are there.
+    /// Which keys of it are there, a bit each; or that there are no more groups.
     #[inline(always)]
-    pub fn raw_full(self, converter: u32, slot: u32) -> u32 {
-        self.barrier(STAGE_BARRIERS + 4 * STAGES + converter * RAW_SLOTS + slot)
+    pub fn raw_there(self, group: u32) -> u32 {
+        self.base + Self::AT.raw_there + group % RAW_SLOTS * 4
+    }
+    /// Its rows have been converted.
+    #[inline(always)]
+    pub fn raw_free(self, group: u32) -> u32 {
+        self.barrier(STAGE_BARRIERS + 4 * STAGES + group % RAW_SLOTS)
+    }
+    /// They have come.
+    #[inline(always)]
+    pub fn raw_full(self, group: u32) -> u32 {
+        self.barrier(STAGE_BARRIERS + 4 * STAGES + RAW_SLOTS + group % RAW_BARRIERS)
     }
     /// Which keys of a group of a stage's block are there, a bit each.
     #[inline(always)]
@@ -146,19 +156,25 @@ impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Shared<KEYS, STA
     #[inline(always)]
     pub unsafe fn init(self, keys: Keys) {
         let thread = thread::thread_idx_x();
-        let index = thread / 32 + thread % 32 * (THREADS / 32);
-        let converters = if CONVERTED { CONVERTERS } else { 0 };
-        if index < STAGE_BARRIERS + 4 * STAGES + converters * RAW_SLOTS {
+        let index = thread / 32 + thread % 32 * (keys.threads() / 32);
+        let raw = STAGE_BARRIERS + 4 * STAGES;
+        let raw_barriers = if CONVERTED {
+            RAW_SLOTS + RAW_BARRIERS
+        } else {
+            0
+        };
+        if index < raw + raw_barriers {
             let arrivals = match index {
                 0 | 1 => 32,
-                // The loaders' lanes (or converting warps) and the consumers'.
-                2 | 3 if CONVERTED => CONVERTERS + 2 * 128,
-                2 | 3 => 2 * 32 + 2 * 128,
+                // The loaders' lanes and the consumers'.
+                2 | 3 if CONVERTED => 32 + CONSUMERS,
+                2 | 3 => 2 * 32 + CONSUMERS,
                 4 | 5 => 32,
                 6 | 8 => 1,
                 7 => 8,
-                // A group's rows come by one lane's copies.
-                _ if index >= STAGE_BARRIERS + 4 * STAGES => 1,
+                // Every lane's copies, and what a lane says of the group.
+                _ if index >= raw + RAW_SLOTS => 32 + 1,
+                _ if index >= raw => 1,
                 _ => match ((index - STAGE_BARRIERS) % 4, keys) {
                     (0 | 1, Keys::Pages) => 1,
                     (0 | 1, Keys::Rows) => 32,
@@ -176,7 +192,7 @@ impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Shared<KEYS, STA
         while at < Self::AT.keys {
             // SAFETY: the queries' memory; nobody uses it before the barrier.
             unsafe { shared::store_u32x4(self.queries() + at, [0; 4]) };
-            at += THREADS * 16;
+            at += keys.threads() * 16;
         }
         // Queries come by bulk copies.
         fence::proxy_async_shared();
