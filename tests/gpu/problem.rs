@@ -235,6 +235,10 @@ pub fn check_results<T: Element, K: Element>(
         Dtype::BF16 => 1.0 / 256.0,
         _ => 1.0 / 2048.0,
     };
+    if spec.variant.adds_up {
+        // Weights that are not normalised: several of them may be near 1.
+        tolerance.absolute *= 4.0;
+    }
     let got = common::decode(spec.out_dtype, bytemuck::cast_slice(out));
     compare("out", &shape, &got, &right.out, tolerance)?;
     let tolerance = Tolerance {

@@ -19,10 +19,10 @@ use tandem_attn::{
 /// The tensor cores keep so many bits behind the largest term of a sum of 8-bit products.
 const KEPT: f64 = 1.0 / 8192.0;
 
-/// The largest weight of a piece.
+/// The largest weight of a block.
 const LARGEST: f64 = 256.0;
 
-/// What is laid out for the kernels at a time, and what weights are relative to the maximum of: half a block.
+/// What is laid out for the kernels at a time: blocks end where it does.
 const PIECE: u32 = 64;
 
 /// Keys of one product of the tensor cores.
@@ -57,7 +57,8 @@ pub struct Problem<'a, T, K> {
 pub struct InF8 {
     tokens: Range<u32>,
     keys: Range<u32>,
-    /// Where the last piece ends.
+    block: u32,
+    /// Where the last block ends.
     end: u32,
 }
 
@@ -142,6 +143,7 @@ impl<T: Element, K: Element> Problem<'_, T, K> {
             InF8 {
                 tokens: item.rows_begin..item.rows_begin + item.rows,
                 keys: item.kv_begin..item.kv_end,
+                block: group.tile.n,
                 end: end.next_multiple_of(PIECE),
             }
         };
@@ -215,20 +217,20 @@ impl<T: Element, K: Element> Problem<'_, T, K> {
             left = others;
             let mut mine: Vec<u32> = mine;
             while let Some(&last) = mine.last() {
-                // Pieces are counted from the tile's end.
-                let piece = (tile.end - 1 - last) / PIECE;
-                let begin = tile.end.saturating_sub((piece + 1) * PIECE);
+                // Blocks are counted from the tile's end.
+                let block = (tile.end - 1 - last) / tile.block;
+                let begin = tile.end.saturating_sub((block + 1) * tile.block);
                 let first = mine.partition_point(|&key| key < begin);
                 let keys = mine.split_off(first).into_iter();
-                let end = tile.end - piece * PIECE;
-                // A piece may begin before key 0.
-                let step = |key: u32| (PIECE - (end - key)) / DEPTH;
-                let of_piece = keys.map(|key| Weighed {
+                let end = tile.end - block * tile.block;
+                // A block may begin before key 0.
+                let step = |key: u32| (tile.block - (end - key)) / DEPTH;
+                let of_block = keys.map(|key| Weighed {
                     step: step(key),
                     logit: logit(key, &narrow),
                     value: value(key),
                 });
-                row.add_in_f8(&of_piece.collect::<Vec<_>>());
+                row.add_in_f8(&of_block.collect::<Vec<_>>());
             }
         }
         for key in left {
@@ -245,9 +247,9 @@ impl<T: Element, K: Element> Problem<'_, T, K> {
     }
 }
 
-/// A key of a piece.
+/// A key of a block.
 struct Weighed {
-    /// Which product of the piece has it.
+    /// Which product of the block has it.
     step: u32,
     /// In base 2, and the sum of the magnitudes of what makes it.
     logit: [f64; 2],
@@ -302,17 +304,17 @@ impl Row {
         }
     }
 
-    /// A piece of keys: weights are e4m3 of what they are relative to the piece's largest.
-    fn add_in_f8(&mut self, piece: &[Weighed]) {
-        let logits = piece.iter().map(|key| key.logit[0]);
+    /// A block of keys: weights are e4m3 of what they are relative to the block's largest.
+    fn add_in_f8(&mut self, block: &[Weighed]) {
+        let logits = block.iter().map(|key| key.logit[0]);
         let most = logits.fold(f64::NEG_INFINITY, f64::max);
         self.rescale(most);
         let unit = (most - self.reference).exp2() / LARGEST;
         // The largest is 2⁸ whatever its logit is off: what the others are off counts relative to it.
-        let of_largest = piece.iter().filter(|key| key.logit[0] == most);
+        let of_largest = block.iter().filter(|key| key.logit[0] == most);
         let of_largest = of_largest.map(|key| key.logit[1]).fold(0.0, f64::max);
         let mut sums = vec![0.0; self.out.len()];
-        for of_step in piece.chunk_by(|a, b| a.step == b.step) {
+        for of_step in block.chunk_by(|a, b| a.step == b.step) {
             let mut largest: Vec<f64> = sums.iter().map(|sum: &f64| sum.abs()).collect();
             for Weighed {
                 logit: [logit, terms],

@@ -8,9 +8,9 @@
 macro_rules! prefill_f8_table {
     ($as:ident $then:ident) => {
         $crate::each_half! { $as $then {
-            // Rows × keys, head dimension, flags, stages of queries, keys, values.
-            128 x 128, 128, [],    [2, 4, 4];
-            128 x 128, 128, [cap], [2, 4, 4];
+            // Rows × keys, head dimension, flags, columns of values that a product has, stages of queries, keys, values.
+            128 x 128, 128, [],    128, [2, 4, 4];
+            128 x 128, 128, [cap], 128, [2, 4, 4];
         }}
     };
 }
@@ -25,7 +25,7 @@ mod rows {
 
     macro_rules! rows {
         ($half:ident $element:literal { $(
-            $rows:literal x $keys:literal, $dim:literal, [$($flag:ident),*], $stages:expr;
+            $rows:literal x $keys:literal, $dim:literal, [$($flag:ident),*], $part:literal, $stages:expr;
         )* }) => {
             &[$(KernelInfo {
                 element: Element::$half,

@@ -11,11 +11,10 @@ use super::{
     },
     products::{queries_keys, weights_values},
     queries::quantise,
-    pages::image_bytes,
     weights::State,
 };
 use crate::{
-    abi::{ConvertedPage, PrefillParams},
+    abi::PrefillParams,
     common::half::Half,
     common::prefill_tile::Tile,
     common::softmax::{hide_after, hide_before, hide_strangers_from, lean, mask, transform},
@@ -25,16 +24,16 @@ use crate::{
 const WARP: u32 = warp::FULL_MASK;
 /// Named barriers: the second consumer has its first logits; the warps of a consumer have their queries.
 const STAGGER: u32 = 1;
-const QUANTISED: [u32; 3] = [2, 3, 4];
+const QUANTISED: [u32; 2] = [2, 3];
 /// All kernels take sinks and masks of the last keys.
 const EXTRAS: bool = true;
 
 /// Works through all tiles.
 ///
-/// One step is half a block of keys. P·V of the half before it is issued for the first columns, and behind it Q·Kᵀ;
-/// then P·V for the last columns, in the same registers. What they left is added to the outputs, and weights are
-/// computed beside the products of the other warpgroups. So there are outputs, half a product's part of them and one
-/// half block's logits, and registers suffice for three warpgroups.
+/// One step is one block of keys. Its Q·Kᵀ is issued, and behind it P·V of the block before, or of the tile before. While
+/// the tensor cores do the second, the maxima are found; then weights are computed, and between two exponentials, which
+/// take eight cycles each, what the product left is added to the outputs. So there are outputs, one product's part of
+/// them and one block's logits, but never two blocks' weights: with more ptxas runs out of registers.
 ///
 /// # Safety
 /// Whole warpgroups come here, all consumers of the CTA; the barriers are initialised.
@@ -80,7 +79,7 @@ pub(super) unsafe fn consume<
         position: 0,
     };
     let mut of = [Pair::new(variant, nobody, 0); 2];
-    const PIECE: u32 = ConvertedPage::KEYS;
+    let keys = s.shape.keys as i32;
     let dim = s.shape.head_dim;
     let slab = s.shape.slab_bytes();
 
@@ -92,6 +91,7 @@ pub(super) unsafe fn consume<
     let mut logits = [0.0; S];
     let mut weights = [0; P];
     let mut part = [0.0; PART];
+    // What the last block's P·V is multiplied by, and what was accumulated before, if that is not 1.
     let mut factor;
     let mut rescale;
     let mut o = [0.0; O];
@@ -113,16 +113,15 @@ pub(super) unsafe fn consume<
     // The next tile: its queries in 8 bits, and the keys of its blocks that these rows do not see.
     macro_rules! open {
         () => {{
-            let mut work = Work::open::<V, EXTRAS>(p, variant, s, tiles.stage, consumer);
-            work.begin += (s.shape.keys - PIECE) as i32;
+            let work = Work::open::<V, EXTRAS>(p, variant, s, tiles.stage, consumer);
             // Opaque: or what follows from it is computed before the main loop and takes its registers.
             let first = misc::opaque(first_row);
             of_products = quantise::<T, Q>(s, tiles.stage, first);
             // Constants: of a number that is computed ptxas counts all sixteen.
-            match consumer {
-                0 => barrier::bar_sync(QUANTISED[0], 128),
-                1 => barrier::bar_sync(QUANTISED[1], 128),
-                _ => barrier::bar_sync(QUANTISED[2], 128),
+            if consumer == 0 {
+                barrier::bar_sync(QUANTISED[0], 128);
+            } else {
+                barrier::bar_sync(QUANTISED[1], 128);
             }
             let tile = Tile::load(s.tile(tiles.stage));
             if p.attention.scales.k != 0 {
@@ -165,72 +164,56 @@ pub(super) unsafe fn consume<
             }
         };
     }
-    // Q·Kᵀ of a half of the block at hand.
-    macro_rules! multiply {
-        ($work:ident, $half:literal) => {
-            let keys = s.keys(k.stage) + $half * image_bytes(dim);
-            queries_keys::<S>(&mut logits, $work.queries, keys, dim, slab);
+    // Q·Kᵀ of a block is there. Whether that was the tile's last, and its queries are not needed any more.
+    macro_rules! keys_done {
+        ($work:ident) => {{
+            release!(s.keys_free(k.stage));
+            k.advance();
+            $work.left -= 1;
+            let last = all_agree!($work.left == 0);
+            if s.shape.query_stages == 1 && last {
+                release!(s.queries_free());
+            }
+            last
+        }};
+    }
+    // From products to the reference of their weights.
+    macro_rules! refer {
+        ($work:ident) => {{
+            logits_of_block!(
+                p, variant, s, tiles.stage, $work, rows_of_thread, of;
+                logits, s.shape.keys, _shift, true, of_products
+            );
+            $work.begin -= keys;
+            state.refer(&logits, scale)
+        }};
+    }
+    macro_rules! weigh {
+        ($to:ident) => {
+            state.weigh(&logits, scale, &$to, &mut weights);
+            factor = $to.factor;
+            rescale = $to.rescale;
         };
     }
-    // What P·V left of the first or the last columns. A branch of its own rescales: with one that does nothing else
-    // ptxas has outputs in two sets of registers, and copies them.
+    // What P·V left, and what `$beside` says: a branch of its own rescales. With one that does nothing else ptxas keeps
+    // outputs in two sets of registers and copies them; and beside exponentials additions take no time.
     macro_rules! add_part {
-        ($half:literal) => {
+        ($beside:expr) => {
             let mut i = 0;
             if let Some(others) = rescale {
                 while i < PART {
-                    let (at, h) = ($half * PART + i, i / 2 % 2);
-                    o[at] = fma(part[i], factor[h], o[at] * others[h]);
+                    let h = i / 2 % 2;
+                    o[i] = fma(part[i], factor[h], o[i] * others[h]);
                     i += 1;
                 }
+                $beside
             } else {
                 while i < PART {
-                    let at = $half * PART + i;
-                    o[at] = fma(part[i], factor[i / 2 % 2], o[at]);
+                    o[i] = fma(part[i], factor[i / 2 % 2], o[i]);
                     i += 1;
                 }
+                $beside
             }
-        };
-    }
-    // P·V of a half of the block at hand, for the first and the last columns.
-    macro_rules! first_columns {
-        ($half:literal) => {
-            let values = s.values(v.stage) + $half * image_bytes(dim);
-            weights_values::<PART, P>(&mut part, &weights, values);
-        };
-    }
-    macro_rules! last_columns {
-        ($half:literal) => {
-            let values = s.values(v.stage) + $half * image_bytes(dim) + image_bytes(dim) / 2;
-            weights_values::<PART, P>(&mut part, &weights, values);
-        };
-    }
-    // From products to weights.
-    macro_rules! weigh {
-        ($work:ident) => {
-            logits_of_block!(
-                p, variant, s, tiles.stage, $work, rows_of_thread, of;
-                logits, PIECE, _shift, true, of_products
-            );
-            $work.begin -= PIECE as i32;
-            let to = state.refer(&logits, scale);
-            rescale = to.rescale;
-            factor = to.factor;
-            state.weigh(&logits, scale, &to, &mut weights);
-        };
-    }
-    // Behind P·V of the first columns and Q·Kᵀ: P·V of the last ones.
-    macro_rules! add {
-        ($half:literal) => {
-            wgmma::wait_group::<1>();
-            wgmma::fence_operand(&mut part);
-            add_part!(0);
-            last_columns!($half);
-            wgmma::wait_group::<0>();
-            wgmma::fence_operand(&mut logits);
-            wgmma::fence_operand(&mut part);
-            wgmma::fence_operand(&mut weights);
-            add_part!(1);
         };
     }
 
@@ -244,32 +227,21 @@ pub(super) unsafe fn consume<
         let mut work = open!();
         mbarrier::wait(s.keys_full(k.stage), k.parity);
         // As in the kernel of 16 bits: each then computes weights beside the other's products.
-        let staggered = s.shape.consumers == 2;
-        if staggered && consumer == 0 {
+        if consumer == 0 {
             barrier::bar_sync(STAGGER, 256);
         }
-        multiply!(work, 1);
+        queries_keys::<S>(&mut logits, work.queries, s.keys(k.stage), dim, slab);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut logits);
-        if staggered && consumer == 1 {
+        if consumer == 1 {
             barrier::bar_arrive(STAGGER, 256);
         }
+        let mut turn = keys_done!(work);
         take_scale!();
-        weigh!(work);
+        let to = refer!(work);
+        weigh!(to);
         skip_values!(work);
         loop {
-            // The second half of the block at hand.
-            mbarrier::wait(s.values_full(v.stage), v.parity);
-            first_columns!(1);
-            multiply!(work, 0);
-            add!(1);
-            release!(s.keys_free(k.stage));
-            k.advance();
-            weigh!(work);
-
-            // The first half of the next block, which may be the first of a tile.
-            work.left -= 1;
-            let turn = all_agree!(work.left == 0);
             if turn {
                 tiles.advance();
                 mbarrier::wait(s.queries_full(tiles.stage), tiles.parity);
@@ -279,28 +251,39 @@ pub(super) unsafe fn consume<
                 work = open!();
             }
             mbarrier::wait(s.keys_full(k.stage), k.parity);
-            first_columns!(0);
-            multiply!(work, 1);
-            add!(0);
+            queries_keys::<S>(&mut logits, work.queries, s.keys(k.stage), dim, slab);
+            mbarrier::wait(s.values_full(v.stage), v.parity);
+            let values = uniform(s.values(v.stage));
+            weights_values::<PART, P>(&mut part, &weights, values, dim, 0);
+            wgmma::wait_group::<1>();
+            wgmma::fence_operand(&mut logits);
+            let ended = turn;
+            let (rows, old_scale) = (state.rows(), scale);
+            if ended {
+                take_scale!();
+                state = State::EMPTY;
+            }
+            turn = keys_done!(work);
+            let to = refer!(work);
+            wgmma::wait_group::<0>();
+            wgmma::fence_operand(&mut part);
+            wgmma::fence_operand(&mut weights);
             release!(s.values_free(v.stage));
             v.advance();
-            if turn {
-                finish_tile::<T, EXTRAS, true, O>(p, s, tiles.stage ^ 1, &o, &state.rows(), scale);
-                take_scale!();
+            add_part!({
+                weigh!(to);
+            });
+            if ended {
+                finish_tile::<T, EXTRAS, true, O>(p, s, tiles.stage ^ 1, &o, &rows, old_scale);
                 o = [0.0; O];
-                state = State::EMPTY;
                 skip_values!(work);
             }
-            weigh!(work);
         }
-        first_columns!(0);
+        mbarrier::wait(s.values_full(v.stage), v.parity);
+        weights_values::<PART, P>(&mut part, &weights, s.values(v.stage), dim, 0);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut part);
-        add_part!(0);
-        last_columns!(0);
-        wgmma::wait_group::<0>();
-        wgmma::fence_operand(&mut part);
-        add_part!(1);
+        add_part!({});
         finish_tile::<T, EXTRAS, true, O>(p, s, tiles.stage ^ 1, &o, &state.rows(), scale);
     }
 }

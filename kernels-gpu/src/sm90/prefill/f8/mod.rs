@@ -36,17 +36,14 @@ mod entries {
 
     use super::super::Shape;
     use crate::{
-        abi::{ConvertedPage, PrefillParams},
+        abi::PrefillParams,
         common::{half, variant::Standard},
         has,
     };
 
-    /// Keys of half a block.
-    const PIECE: usize = ConvertedPage::KEYS as usize;
-
     macro_rules! entries {
         ($half:ident $element:literal { $(
-            $rows:literal x $keys:literal, $dim:literal, [$($flag:ident),*], $stages:expr;
+            $rows:literal x $keys:literal, $dim:literal, [$($flag:ident),*], $part:literal, $stages:expr;
         )* }) => { $( const _: () = {
             const SHAPE: Shape = Shape::of_8_bits($rows, $keys, $dim, $stages);
             const CAP: bool = has(&[$(stringify!($flag)),*], "cap");
@@ -69,7 +66,7 @@ mod entries {
                         half::$half, _,
                         { SHAPE.registers()[1] }, { SHAPE.registers()[2] },
                         { SHAPE.stages }, { SHAPE.value_stages },
-                        { PIECE / 2 }, { PIECE / 8 }, { $dim / 2 }, { $dim / 4 }, { $dim / 32 },
+                        { $keys / 2 }, { $keys / 8 }, { $dim / 2 }, { $part / 2 }, { $dim / 32 },
                     >(&p, maps, &variant, SHAPE);
                 }
             }

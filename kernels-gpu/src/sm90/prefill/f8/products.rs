@@ -2,7 +2,10 @@
 
 use cuda_std::wgmma::{self, Descriptor, Swizzle};
 
-/// S = Q·Kᵀ of 64 rows and the keys of a piece, issued. 128 columns of the queries are `slab_bytes`.
+use super::pages::image_bytes;
+use crate::abi::ConvertedPage;
+
+/// S = Q·Kᵀ of 64 rows and a block, issued. 128 columns of the queries are `slab_bytes`.
 ///
 /// # Safety
 /// - Both operands are in shared memory, as [`queries`](super::queries) and [`pages`](super::pages) have them; the
@@ -24,8 +27,6 @@ pub(super) unsafe fn queries_keys<const S: usize>(
     };
     let q = Descriptor::new(queries, 16, 1024, swizzle);
     let k = Descriptor::new(keys, 16, 8 * dim, swizzle);
-    // Not read: or what is done with the logits before is a part of these products for ptxas (C7515).
-    *s = [0.0; S];
     // SAFETY: the caller's promise.
     unsafe {
         wgmma::fence();
@@ -44,22 +45,22 @@ pub(super) unsafe fn queries_keys<const S: usize>(
     }
 }
 
-/// P·V of 64 rows and the keys of a piece, issued.
+/// P·V of 64 rows, a block and the columns of values from `column` on, issued.
 ///
 /// # Safety
-/// - The values are in shared memory, as [`pages`](super::pages) have them; accumulator and weights are not touched
+/// - The values are in shared memory, as [`pages`](super::pages) has them; accumulator and weights are not touched
 ///   before they are waited for.
 #[inline(always)]
 pub(super) unsafe fn weights_values<const O: usize, const P: usize>(
     o: &mut [f32; O],
     weights: &[u32; P],
     values: u32,
+    dim: u32,
+    column: u32,
 ) where
     [f32; O]: wgmma::Accumulator,
 {
-    let v = Descriptor::new(values, 16, 512, Swizzle::B64);
-    // Not read, as above.
-    *o = [0.0; O];
+    let v = Descriptor::new(values + column * ConvertedPage::KEYS, 16, 512, Swizzle::B64);
     // SAFETY: the caller's promise.
     unsafe {
         wgmma::fence();
@@ -71,7 +72,8 @@ pub(super) unsafe fn weights_values<const O: usize, const P: usize>(
                 weights[4 * step + 2],
                 weights[4 * step + 3],
             ];
-            let b = v.advance(step as u32 * 32);
+            let image = step as u32 / 2 * image_bytes(dim);
+            let b = v.advance(image + step as u32 % 2 * 32);
             if step == 0 {
                 wgmma::mma_rs_e4m3::<false, _>(o, a, b);
             } else {

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// The kernel of a shape, which the constants repeat: registers of the warpgroup that feeds and of those that compute,
-/// stages of keys and of values, and a thread's logits and weights of a piece, outputs, and
+/// stages of keys and of values, and a thread's logits, weights, outputs, what one product has of these, and
 /// 16-byte vectors of two rows of queries.
 ///
 /// # Safety

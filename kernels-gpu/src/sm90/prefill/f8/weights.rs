@@ -1,4 +1,4 @@
-//! Softmax where each half of a block has references of its own.
+//! Softmax where each block has references of its own.
 
 use cuda_std::{
     convert::f32x2_to_e4m3x2,
@@ -10,11 +10,11 @@ use crate::common::softmax::{Rows, maxima_of_rows};
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// The largest weight of a row and half a block is 2⁸: e4m3 ends at 448. Below it are 17 binades, of which the last three have
+/// The largest weight of a row and block is 2⁸: e4m3 ends at 448. Below it are 17 binades, of which the last three have
 /// fewer bits.
 const LARGEST_LOG2: f32 = 8.0;
 
-/// How much larger than a row's reference, in base 2, a maximum may be. What is accumulated is f32, which has
+/// How much larger than a row's reference, in base 2, a block's maximum may be. What is accumulated is f32, which has
 /// room for it, so hardly a row is rescaled after its first block.
 const SLACK: f32 = 40.0;
 
@@ -25,7 +25,7 @@ pub(super) struct State {
     sums: [f32; 2],
 }
 
-/// What the weights of some keys are relative to: the maxima of their rows.
+/// What the weights of a block are relative to: the maxima of their rows.
 pub(super) struct Reference {
     /// What is added to logits in base 2, so that the largest becomes [`LARGEST_LOG2`].
     offset: [f32; 2],
@@ -48,7 +48,7 @@ impl State {
         Rows::new(self.reference, self.sums)
     }
 
-    /// Takes note of the maxima of some keys, which their weights are relative to.
+    /// Takes note of a block's maxima, which its weights are relative to.
     ///
     /// # Safety
     /// All lanes of the warp come here.
@@ -87,7 +87,7 @@ impl State {
         let (mut offset, mut factor) = ([0.0; 2], [0.0; 2]);
         let mut h = 0;
         while h < 2 {
-            // Nothing of the keys is seen: their logits are −∞, and their product is nothing.
+            // Nothing of the block is seen: its logits are −∞, and its product is nothing.
             if maximum[h] > f32::NEG_INFINITY {
                 offset[h] = fma(-maximum[h], scale[h], LARGEST_LOG2);
                 factor[h] = ex2(above(h, self.reference[h]) - LARGEST_LOG2);
