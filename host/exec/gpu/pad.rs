@@ -1,7 +1,8 @@
 //! Heads whose dimension lies between those of the kernels.
 //!
 //! Keys and values stay as they are: the tensor memory accelerator reads them in slabs that overlap, no byte of a
-//! neighbour among them. Queries are brought into that form before the run, outputs back behind it.
+//! neighbour among them. Queries are brought into that form before the run, outputs back behind it. Prefills that were
+//! compiled for the dimension do without; where all launches of a run are such there is nothing to bring.
 
 use std::ptr;
 
@@ -144,7 +145,7 @@ impl Pad<'_> {
 }
 
 impl Gpu {
-    /// [`run_with`](Self::run_with) of heads that are padded.
+    /// [`run_with`](Self::run_with) of heads that are padded, for all launches or some.
     ///
     /// # Safety
     /// As [`run_with`](Self::run_with).
@@ -176,6 +177,7 @@ impl Gpu {
         let inner = RunTensors {
             q: &q,
             out: &out,
+            unpadded: Some(tensors.q),
             ..*tensors
         };
         if tensors.out.dtype != tensors.q.dtype {

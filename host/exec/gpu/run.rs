@@ -114,7 +114,7 @@ impl Gpu {
         let _current = Current::enter(self.context.raw())?;
         // SAFETY: the caller's promises.
         unsafe {
-            if let Some(padding) = Padding::of(&workspace.spec) {
+            if let Some(padding) = workspace.pads() {
                 return self.run_padded(workspace, &padding, tensors, stream);
             }
             if workspace.spec.rounds_queries() || workspace.spec.has_f32_outputs() {
@@ -364,7 +364,10 @@ impl Making<'_> {
             Some(arch) => on(planned, arch)?,
             None => gpu.prefill_kernel(extras.kernel(planned)?),
         };
-        self.pads_by(kernel)?;
+        let own_heads = has_own_heads(kernel, &workspace.spec);
+        if !own_heads {
+            self.pads_by(kernel)?;
+        }
         let of_ampere = kernel.info().arch == Arch::Sm80;
         if converts && !widens(&workspace.spec, pool) {
             pool.scales.check_kernel(kernel.info())?;
@@ -390,6 +393,13 @@ impl Making<'_> {
         if converts {
             spec.kv_dtype = converted.dtype;
         }
+        let (mut q, mut extras) = (tensors.q, extras);
+        if own_heads {
+            spec = workspace.spec;
+            q = tensors.unpadded.unwrap_or(tensors.q);
+            extras.padding = None;
+            extras.gap = workspace.pads().map_or(0, |padding| padding.gap());
+        }
         let call = PrefillCall {
             spec: &spec,
             kernel,
@@ -400,7 +410,7 @@ impl Making<'_> {
                 true => workspace.converted_ids(),
                 false => workspace.page_ids(),
             },
-            q: tensors.q,
+            q,
             pool: if converts { &converted } else { pool },
             out: tensors.out,
             lse: tensors.lse,
@@ -410,6 +420,10 @@ impl Making<'_> {
             extras,
         };
         let mut step = gpu.prepare_prefill(kernel, &call, &mut self.maps)?;
+        if let Some(Parameters::Prefill(_, shapes)) = step.as_mut().map(|step| &mut step.parameters)
+        {
+            shapes.unpadded = own_heads;
+        }
         let parameters = step.as_mut().map(|step| &mut step.parameters);
         if let (Some(Parameters::Prefill(params, shapes)), true) = (parameters, converts) {
             if widens(&workspace.spec, pool) {
@@ -456,6 +470,7 @@ impl Making<'_> {
             sinks: self.tensors.sinks,
             ancestors: self.workspace.ancestors(),
             padding: Padding::of(&self.workspace.spec),
+            gap: 0,
         }
     }
 
@@ -490,6 +505,11 @@ impl Making<'_> {
         }
         Ok(step)
     }
+}
+
+/// Whether a kernel was compiled for heads that others pad.
+pub(super) fn has_own_heads(kernel: KernelId, spec: &Spec) -> bool {
+    Padding::of(spec).is_some_and(|padding| kernel.info().head_dim == padding.dim)
 }
 
 /// Whether prefills read keys that a launch before them multiplied by the scales of their tokens.

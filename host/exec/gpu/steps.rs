@@ -61,6 +61,8 @@ pub struct RunTensors<'a> {
     pub own: &'a [u8],
     /// Where merges write, if that is not `out`: what 16 bits the kernels of attention would write is nowhere then.
     pub(super) merged: Option<&'a DeviceTensor<3>>,
+    /// Where `q` has padded heads: the queries as they were given, for kernels of their dimension.
+    pub(super) unpadded: Option<&'a DeviceTensor<3>>,
 }
 
 impl<'a> RunTensors<'a> {
@@ -80,6 +82,7 @@ impl<'a> RunTensors<'a> {
             indices: None,
             own: &[],
             merged: None,
+            unpadded: None,
         }
     }
 
@@ -122,6 +125,9 @@ pub struct Extras {
     pub ancestors: Option<DeviceArray<u64>>,
     /// Heads of the pool are smaller than the spec says, and padded.
     pub(super) padding: Option<Padding>,
+    /// Columns between the 64th of an output's head, or a partial state's, and the next: heads of the launch are not
+    /// padded, those of others are.
+    pub(super) gap: u32,
     /// A prefill multiplies by scales of 8-bit keys and values.
     pub(super) scaled: bool,
 }
@@ -280,14 +286,17 @@ impl Step {
             }
             Parameters::Prefill(params, shapes) => {
                 let known = &params.attention;
-                if known.q != tensors.q.address {
-                    params.q_map = maps.at("q", tensors.q.address, shapes.q)?;
+                let q = tensors.unpadded.filter(|_| shapes.unpadded);
+                let q = q.unwrap_or(tensors.q).address;
+                if known.q != q {
+                    params.q_map = maps.at("q", q, shapes.q)?;
                 }
                 if known.out != tensors.out.address {
                     params.out_map = maps.at("out", tensors.out.address, shapes.out)?;
                 }
                 let read = (known.k, known.v);
                 point(&mut params.attention, tensors, pool);
+                params.attention.q = q;
                 match shapes.source {
                     Source::Pool => {
                         params.attention.scales = scales;
@@ -411,6 +420,7 @@ struct OwnedTensors {
     pools: Vec<KvPool>,
     out: DeviceTensor<3>,
     merged: Option<DeviceTensor<3>>,
+    unpadded: Option<DeviceTensor<3>>,
     lse: Option<DeviceTensor<2>>,
     sinks: Option<usize>,
     indices: Option<usize>,
@@ -457,6 +467,11 @@ impl Run {
                     (Some(known), Some(merged)) => alike(known, merged),
                     _ => false,
                 }
+                && match (&known.unpadded, tensors.unpadded) {
+                    (None, None) => true,
+                    (Some(known), Some(unpadded)) => alike(known, unpadded),
+                    _ => false,
+                }
                 && match (&known.lse, tensors.lse) {
                     (None, None) => true,
                     (Some(known), Some(lse)) => alike(known, lse),
@@ -470,6 +485,9 @@ impl Run {
         tensors.out.check_address("out", VECTOR_BYTES)?;
         if let Some(merged) = tensors.merged {
             merged.check_address("out", VECTOR_BYTES)?;
+        }
+        if let Some(unpadded) = tensors.unpadded {
+            unpadded.check_address("q", VECTOR_BYTES)?;
         }
         if let Some(lse) = tensors.lse {
             lse.check_address("lse", 4)?;
@@ -531,6 +549,7 @@ impl Run {
             pools: tensors.pools.to_vec(),
             out: *tensors.out,
             merged: tensors.merged.copied(),
+            unpadded: tensors.unpadded.copied(),
             lse: tensors.lse.copied(),
             sinks: tensors.sinks.map(|sinks| sinks.len),
             indices: tensors.indices.map(|indices| indices.len),

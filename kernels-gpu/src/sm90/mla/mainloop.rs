@@ -7,7 +7,7 @@ use cuda_std::{
 
 use super::{
     super::{
-        mma::{load_fragments, weights_values},
+        mma::{Slabs, load_fragments, weights_values},
         pipeline::Pipeline,
         uniform,
     },
@@ -503,7 +503,7 @@ pub(super) unsafe fn consume<
                     }
                     barrier::bar_arrive(WEIGHTS_READY + C, 256);
                     let values = uniform(s.half(stage, C));
-                    weights_values::<T, O, P>(&mut o, &weights, values, SLABS[C as usize] * 64);
+                    weights_values::<T, O, P>(&mut o, &weights, values, Slabs::of_eight_rows(SLABS[C as usize] * 64));
                     wgmma::wait_group::<0>();
                     wgmma::fence_operand(&mut o);
                     wgmma::fence_operand(&mut weights);

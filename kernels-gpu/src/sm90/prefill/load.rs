@@ -93,7 +93,11 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
                 corner[4] =
                     (id * p.pages.step_per_page + tile.kv_head * p.pages.step_per_head) as i32;
             }
-            corner[2] = (tile.kv_head * p.pages.step_in_token * (row_bytes / 128)) as i32;
+            // Where a slab is cut a box has one, and the head a coordinate of its own.
+            let cut = s.shape.is_cut();
+            let slabs = row_bytes / 128;
+            let per_head = if cut { 1 } else { slabs };
+            corner[2] = (tile.kv_head * p.pages.step_in_token * per_head) as i32;
 
             let (full, free, target) = s.stage_of(VALUES, blocks.stage);
             // A box that reaches past the item's keys: those values may be anything, and their
@@ -108,7 +112,15 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
                     mbarrier::arrive_expect_tx(arrival, keys * row_bytes);
                 }
                 warp::sync_warp(WARP);
-                if mine {
+                if mine && cut {
+                    let mut slab = 0;
+                    while slab < slabs {
+                        corner[0] = 64 * slab as i32;
+                        let offset = (slab * keys + lane * p.box_tokens) * 128;
+                        tma::load_tensor(target + offset, map, corner, arrival);
+                        slab += 1;
+                    }
+                } else if mine {
                     let offset = lane * p.box_tokens * row_bytes;
                     tma::load_tensor(target + offset, map, corner, arrival);
                 }
@@ -116,12 +128,16 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
                     mbarrier::wait(s.tail(), tail_parity);
                     tail_parity ^= 1;
                     let first = (past - begin) as u32;
-                    clear(
-                        target,
-                        first,
-                        first.next_multiple_of(p.box_tokens),
-                        row_bytes,
-                    );
+                    let past = first.next_multiple_of(p.box_tokens);
+                    if cut {
+                        let mut slab = 0;
+                        while slab < slabs {
+                            clear(target + slab * keys * 128, first, past, 128);
+                            slab += 1;
+                        }
+                    } else {
+                        clear(target, first, past, row_bytes);
+                    }
                     fence::proxy_async_shared();
                     warp::sync_warp(WARP);
                     if lane == 0 {
