@@ -393,12 +393,14 @@ impl Making<'_> {
         if converts {
             spec.kv_dtype = converted.dtype;
         }
-        let (mut q, mut extras) = (tensors.q, extras);
+        let [q, out] = tensors.of_launch(own_heads);
+        let mut extras = extras;
         if own_heads {
             spec = workspace.spec;
-            q = tensors.unpadded.unwrap_or(tensors.q);
             extras.padding = None;
-            extras.gap = workspace.pads().map_or(0, |padding| padding.gap());
+            let among_padded = tensors.unpadded.is_some_and(|given| given.out.is_none());
+            let padding = Padding::of(&workspace.spec).filter(|_| among_padded);
+            extras.gap = padding.map_or(0, |padding| padding.gap());
         }
         let call = PrefillCall {
             spec: &spec,
@@ -412,7 +414,7 @@ impl Making<'_> {
             },
             q,
             pool: if converts { &converted } else { pool },
-            out: tensors.out,
+            out,
             lse: tensors.lse,
             partials: Some(&partials),
             ticket: workspace.ticket(index),
