@@ -17,11 +17,11 @@
         family: "prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            13756148,
+            21519490,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
-            5507280,
+            8741968,
         )),
     },
     Module {
@@ -41,11 +41,11 @@
         family: "variants",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.variants.ptx.zst"),
-            9461817,
+            9463050,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.variants.cubin.zst"),
-            4109968,
+            4110992,
         )),
     },
     Module {
@@ -197,11 +197,11 @@
         family: "prefill_f8",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.prefill_f8.ptx.zst"),
-            1266555,
+            1270277,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill_f8.cubin.zst"),
-            617360,
+            620432,
         )),
     },
     Module {
