@@ -44,13 +44,13 @@ macro_rules! prefill_table {
             128 x 128,  96 /  96, [],            [2, 2, 3];
             192 x  96,  96 /  96, [],            [2, 2, 3];
             128 x 128, 112 / 112, [],            [2, 2, 3];
-            192 x  96, 112 / 112, [],            [2, 2, 3];
+            192 x  80, 112 / 112, [],            [2, 3, 3];
             128 x 128,  80 /  80, [extras],      [2, 2, 3];
             192 x  96,  80 /  80, [extras],      [2, 2, 3];
             128 x 128,  96 /  96, [extras],      [2, 2, 3];
             192 x  96,  96 /  96, [extras],      [2, 2, 3];
             128 x 128, 112 / 112, [extras],      [2, 2, 3];
-            192 x  96, 112 / 112, [extras],      [2, 2, 3];
+            192 x  80, 112 / 112, [extras],      [2, 3, 3];
         }}
     };
 }
@@ -248,6 +248,12 @@ impl Shape {
     /// Whether the last slab of 64 columns has fewer than that. Its other columns are zero and no product reads them.
     pub(super) const fn is_cut(&self) -> bool {
         !self.head_dim.is_multiple_of(64) || !self.value_dim.is_multiple_of(64)
+    }
+
+    /// Whether there are launches whose pages of 8 bits are converted.
+    #[cfg(target_arch = "nvptx64")]
+    pub(super) const fn converts(&self) -> bool {
+        self.head_dim == self.value_dim && !self.is_cut()
     }
 
     /// Bytes that a value has in shared memory, or a key: of whole slabs.

@@ -51,10 +51,12 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
     let mut tiles = Pipeline::<2>::CONSUMER;
     let mut blocks = Pipeline::<STAGES>::PRODUCER;
     let mut tail_parity = 0;
-    let epoch = match p.convert.pages {
-        0 => 0,
+    // Of heads with a cut slab no pages are converted.
+    let converts = !s.shape.is_cut() && p.convert.pages != 0;
+    let epoch = match converts {
+        false => 0,
         // SAFETY: it was put there.
-        _ => unsafe { shared::load_u32(s.epoch()) },
+        true => unsafe { shared::load_u32(s.epoch()) },
     };
     loop {
         // SAFETY: a whole warp.
@@ -76,7 +78,7 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
             }
             left -= 1;
             begin -= keys as i32;
-            while p.convert.pages != 0 && begin.max(tile.lowest as i32) < converted {
+            while converts && begin.max(tile.lowest as i32) < converted {
                 // SAFETY: a whole warp; the launch converts what its tiles see.
                 converted = unsafe { converted_from(p, epoch, &tile, converted, VALUES) };
             }
