@@ -394,12 +394,15 @@ impl Making<'_> {
             spec.kv_dtype = converted.dtype;
         }
         let [q, out] = tensors.of_launch(own_heads);
+        // With heads of its own dimension a launch writes beside padded ones, or else leaves no states: where there are
+        // any, they are padded, too.
+        let given = tensors.unpadded.filter(|_| own_heads);
+        let beside_padded = given.is_some_and(|given| given.out.is_none());
+        let leaves_states = given.is_none() || beside_padded;
         let mut extras = extras;
         if own_heads {
             spec = workspace.spec;
-            extras.padding = None;
-            let among_padded = tensors.unpadded.is_some_and(|given| given.out.is_none());
-            let padding = Padding::of(&workspace.spec).filter(|_| among_padded);
+            let padding = extras.padding.take().filter(|_| beside_padded);
             extras.gap = padding.map_or(0, |padding| padding.gap());
         }
         let call = PrefillCall {
@@ -416,7 +419,7 @@ impl Making<'_> {
             pool: if converts { &converted } else { pool },
             out,
             lse: tensors.lse,
-            partials: Some(&partials),
+            partials: leaves_states.then_some(&partials),
             ticket: workspace.ticket(index),
             record,
             extras,

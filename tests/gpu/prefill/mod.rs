@@ -25,7 +25,14 @@ fn with_keys(planned: KernelId, keys: u32) -> KernelId {
     let of = |id: KernelId| {
         let info = *id.info();
         let heads = (info.head_dim, info.value_dim, info.cap, info.element);
-        (info.op, info.arch, info.rows, heads)
+        // Products of 8 bits are for whole plans.
+        (
+            info.op,
+            info.arch,
+            info.rows,
+            heads,
+            info.products_of_8_bits,
+        )
     };
     let mut all = KernelId::all();
     let found = all.find(|id| of(*id) == of(planned) && id.info().keys == keys);
