@@ -44,6 +44,11 @@ impl Padding {
             step,
         })
     }
+
+    /// Columns between the 64th of a padded head's output and the next, where the head has two slabs.
+    pub(crate) const fn gap(&self) -> u32 {
+        64 - self.step
+    }
 }
 
 impl Spec {

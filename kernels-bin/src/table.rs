@@ -17,11 +17,11 @@
         family: "prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            13756148,
+            19629161,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
-            5507280,
+            8158288,
         )),
     },
     Module {
@@ -41,11 +41,11 @@
         family: "variants",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.variants.ptx.zst"),
-            9461817,
+            9463050,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.variants.cubin.zst"),
-            4109968,
+            4110992,
         )),
     },
     Module {

@@ -10,6 +10,7 @@ use kernels_gpu::{
 use super::{
     conversion::Conversion,
     launch_set::{LaunchKey, pairs},
+    run::has_own_heads,
 };
 use crate::{
     Error,
@@ -17,6 +18,7 @@ use crate::{
         MergeMode, Plan, TileGroup,
         pod::{CtaSplit, PodMode, Tickets},
     },
+    problem::Padding,
 };
 
 /// Items that run together.
@@ -75,6 +77,9 @@ pub(super) struct LaunchPlan {
     pub(super) parts: Vec<PartNeeds>,
     /// Page ids, where the plan is of a batch whose keys runs are told ([`Batch::of_top_k`](crate::problem::Batch::of_top_k)).
     pub(super) indices: Option<u32>,
+    /// Where some launches pad heads and others do not: the query tokens of those that do, if the others have none
+    /// between them and leave nothing to be merged.
+    pub(super) padded: Option<Range<u32>>,
     contiguous: Vec<bool>,
 }
 
@@ -110,6 +115,7 @@ impl LaunchPlan {
         self.order(plan)?;
         self.convert(plan);
         self.divide_merges(plan, merge_mode);
+        self.padded = self.padded_tokens(plan);
         Ok(())
     }
 
@@ -190,6 +196,26 @@ impl LaunchPlan {
         self.most_slots = slots.max().unwrap_or(0);
     }
 
+    fn padded_tokens(&self, plan: &Plan) -> Option<Range<u32>> {
+        if Padding::of(&plan.spec).is_none() || self.prefill_merges {
+            return None;
+        }
+        let (own, padded): (Vec<_>, Vec<_>) = plan
+            .groups
+            .iter()
+            .partition(|group| group.id.is_some_and(|id| has_own_heads(id, &plan.spec)));
+        let merged = plan.merges.iter().map(|merge| merge.token..merge.token + 1);
+        let of_items = padded.iter().flat_map(|group| plan.items_of(group));
+        let tokens = of_items.map(|item| tokens_of(plan, item)).chain(merged);
+        let within = tokens.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end))?;
+        let mut others = own.iter().flat_map(|group| plan.items_of(group));
+        let apart = |item: &WorkItem| {
+            let tokens = tokens_of(plan, item);
+            tokens.end <= within.start || tokens.start >= within.end
+        };
+        others.all(apart).then_some(within)
+    }
+
     /// See [`pairs`].
     pub(super) fn pairs(&self) -> Vec<[usize; 2]> {
         let keys: Vec<_> = self.launches.iter().map(|launch| launch.key).collect();
@@ -232,6 +258,18 @@ fn launch(
         joint: items.iter().any(WorkItem::is_joint),
         converted: 0..0,
     })
+}
+
+/// From the first query token of an item to the last.
+fn tokens_of(plan: &Plan, item: &WorkItem) -> Range<u32> {
+    let rows = item.rows_begin..item.rows_begin + item.rows;
+    if !item.is_gathered() {
+        return rows;
+    }
+    let rows = &plan.rows[rows.start as usize..rows.end as usize];
+    let tokens = rows.iter().map(|row| row.token);
+    let first = tokens.clone().min().unwrap_or(0);
+    first..tokens.max().map_or(first, |last| last + 1)
 }
 
 /// Bytes of keys and values from which on a launch is long. On an H200 (L2 of 50 MB) decodes of fewer do better

@@ -1,9 +1,10 @@
 //! Heads whose dimension lies between those of the kernels.
 //!
 //! Keys and values stay as they are: the tensor memory accelerator reads them in slabs that overlap, no byte of a
-//! neighbour among them. Queries are brought into that form before the run, outputs back behind it.
+//! neighbour among them. Queries are brought into that form before the run, outputs back behind it. Prefills that were
+//! compiled for the dimension do without; where all launches of a run are such there is nothing to bring.
 
-use std::ptr;
+use std::{ops::Range, ptr};
 
 use kernels_gpu::{
     abi::{KvStrides, PadParams},
@@ -16,6 +17,7 @@ use super::{
     DeviceTensor, Gpu, RunTensors, Stream, Workspace,
     launch::Launch,
     maps::MapShape,
+    steps::Unpadded,
     tensor::{COUNTED, VECTOR_BYTES, fits},
 };
 use crate::{
@@ -103,15 +105,15 @@ struct Pad<'a> {
 }
 
 impl Pad<'_> {
-    /// All checks of the tensor, which the run itself does not see.
-    fn parameters(&self, padding: &Padding, tokens: usize) -> Result<PadParams, Error> {
+    /// All checks of the tensor, which the run itself does not see; some of its tokens are brought.
+    fn parameters(&self, padding: &Padding, some: &Range<usize>) -> Result<PadParams, Error> {
         let Self {
             name,
             tensor,
             padded,
             back,
         } = *self;
-        let [_, heads, _] = padded.shape;
+        let [tokens, heads, _] = padded.shape;
         let dim = padding.dim as usize;
         tensor.check_extent(name, "tokens", 0, tokens, "in q")?;
         tensor.check_extent(name, "query heads", 1, heads, "in the spec")?;
@@ -124,11 +126,13 @@ impl Pad<'_> {
             true => (&padded, tensor),
         };
         let chunks_per_head = to.shape[2] as u32 / CHUNK;
-        let chunks = tokens * heads * chunks_per_head as usize;
+        let chunks = some.len() * heads * chunks_per_head as usize;
+        let first =
+            |tensor: &DeviceTensor<3>| tensor.address + (some.start * tensor.strides[0]) as u64 * 2;
         let wide = |stride: usize| fits("the token stride", stride, u32::MAX);
         Ok(PadParams {
-            from: from.address,
-            to: to.address,
+            from: first(from),
+            to: first(to),
             chunks: fits("tokens × heads × head dimension / 8", chunks, COUNTED)?,
             chunks_per_head: Divisor::new(chunks_per_head),
             heads: Divisor::new(heads as u32),
@@ -144,7 +148,7 @@ impl Pad<'_> {
 }
 
 impl Gpu {
-    /// [`run_with`](Self::run_with) of heads that are padded.
+    /// [`run_with`](Self::run_with) of heads that are padded, for all launches or some.
     ///
     /// # Safety
     /// As [`run_with`](Self::run_with).
@@ -171,11 +175,24 @@ impl Gpu {
                 back: true,
             },
         ];
-        let [before, behind] = pads.map(|pad| pad.parameters(padding, tokens));
+        // Of a captured graph's plans nothing is known.
+        let apart = match workspace.captured() {
+            true => None,
+            false => workspace.launch_plan.padded.clone(),
+        };
+        let some = match &apart {
+            Some(tokens) => tokens.start as usize..tokens.end as usize,
+            None => 0..tokens,
+        };
+        let [before, behind] = pads.map(|pad| pad.parameters(padding, &some));
         let (before, behind) = (before?, behind?);
         let inner = RunTensors {
             q: &q,
             out: &out,
+            unpadded: Some(Unpadded {
+                q: *tensors.q,
+                out: apart.map(|_| *tensors.out),
+            }),
             ..*tensors
         };
         if tensors.out.dtype != tensors.q.dtype {

@@ -19,7 +19,10 @@ use super::{
     tensor::{COUNTED, VECTOR_BYTES, fits},
 };
 use crate::{Error, problem::Spec};
-use maps::{box_tokens, heads_in_token, page_coordinates, page_map, query_map};
+use maps::{
+    box_tokens, cut_coordinates, cut_page_map, heads_in_token, page_coordinates, page_map,
+    query_map,
+};
 
 /// A group of contiguous items ([`plan::Kernel::Prefill`](crate::plan::Kernel)) and the memory that goes with
 /// it.
@@ -118,6 +121,8 @@ pub(super) struct Shapes {
     pub(super) pages: Option<[ShapeId; 2]>,
     /// Where these lie.
     pub(super) source: Source,
+    /// The queries are [`RunTensors::unpadded`](super::RunTensors), where there are such.
+    pub(super) unpadded: bool,
 }
 
 /// Where a prefill finds keys and values.
@@ -137,7 +142,7 @@ pub(super) fn check(call: &PrefillCall<'_>) -> Result<(), Error> {
         spec, q, pool, out, ..
     } = *call;
     let (q_heads, head_dim) = (spec.q_heads as usize, spec.head_dim_qk as usize);
-    let value_dim = spec.head_dim_v as usize;
+    let value_dim = (spec.head_dim_v + call.extras.gap) as usize;
     let in_spec = "in the spec";
     q.check_extent("q", "query heads", 1, q_heads, in_spec)?;
     q.check_extent("q", "elements in a head", 2, head_dim, in_spec)?;
@@ -275,7 +280,15 @@ fn parameters(
     } else if row.products_of_8_bits {
         // Converted pages as a whole.
         box_tokens = k_strides.page_size;
-    } else if let (Some(in_token), true) = (in_token, alike) {
+    } else if !row.head_dim.is_multiple_of(64) && k_strides.page_size.is_multiple_of(8) {
+        let shape = |strides, dim| cut_page_map(strides, call, dim, box_tokens);
+        let (k_shape, v_shape);
+        coordinates = cut_coordinates(pool);
+        (k_shape, k_map) = maps.make("k pool", pool.k, shape(k_strides, row.head_dim))?;
+        (v_shape, v_map) = maps.make("v pool", pool.v, shape(v_strides, row.value_dim))?;
+        pages = Some([k_shape, v_shape]);
+    } else if let (Some(in_token), true, true) = (in_token, alike, row.head_dim.is_multiple_of(64))
+    {
         let shape = |strides, dim| page_map(strides, call, dim, in_token, box_tokens);
         let (k_shape, v_shape);
         coordinates = page_coordinates(call, in_token)?;
@@ -288,9 +301,9 @@ fn parameters(
         attention.v_strides = vectors("v pool", pool.v, v_strides, pool.pages, pool.dtype)?;
         box_tokens = 1;
     }
-    let shape = query_map(call.q, call, row.rows, row.head_dim);
+    let shape = query_map(call.q, call, row.rows);
     let (q, q_map) = maps.make("q", call.q.address, shape)?;
-    let shape = query_map(call.out, call, row.rows, row.value_dim);
+    let shape = query_map(call.out, call, row.rows);
     let (out, out_map) = maps.make("out", call.out.address, shape)?;
     let parameters = PrefillParams {
         q_map,
@@ -303,7 +316,8 @@ fn parameters(
         box_tokens,
         pack: Divisor::new(call.pack),
         page_size: Divisor::new(k_strides.page_size),
-        reserved: [0; 2],
+        gap: call.extras.gap,
+        reserved: 0,
         convert: ConvertParams::zeroed(),
     };
     let source = Source::Pool;
@@ -312,6 +326,7 @@ fn parameters(
         out,
         pages,
         source,
+        unpadded: false,
     };
     Ok((parameters, shapes))
 }

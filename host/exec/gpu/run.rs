@@ -114,7 +114,7 @@ impl Gpu {
         let _current = Current::enter(self.context.raw())?;
         // SAFETY: the caller's promises.
         unsafe {
-            if let Some(padding) = Padding::of(&workspace.spec) {
+            if let Some(padding) = workspace.pads() {
                 return self.run_padded(workspace, &padding, tensors, stream);
             }
             if workspace.spec.rounds_queries() || workspace.spec.has_f32_outputs() {
@@ -364,7 +364,10 @@ impl Making<'_> {
             Some(arch) => on(planned, arch)?,
             None => gpu.prefill_kernel(extras.kernel(planned)?),
         };
-        self.pads_by(kernel)?;
+        let own_heads = has_own_heads(kernel, &workspace.spec);
+        if !own_heads {
+            self.pads_by(kernel)?;
+        }
         let of_ampere = kernel.info().arch == Arch::Sm80;
         if converts && !widens(&workspace.spec, pool) {
             pool.scales.check_kernel(kernel.info())?;
@@ -390,6 +393,18 @@ impl Making<'_> {
         if converts {
             spec.kv_dtype = converted.dtype;
         }
+        let [q, out] = tensors.of_launch(own_heads);
+        // With heads of its own dimension a launch writes beside padded ones, or else leaves no states: where there are
+        // any, they are padded, too.
+        let given = tensors.unpadded.filter(|_| own_heads);
+        let beside_padded = given.is_some_and(|given| given.out.is_none());
+        let leaves_states = given.is_none() || beside_padded;
+        let mut extras = extras;
+        if own_heads {
+            spec = workspace.spec;
+            let padding = extras.padding.take().filter(|_| beside_padded);
+            extras.gap = padding.map_or(0, |padding| padding.gap());
+        }
         let call = PrefillCall {
             spec: &spec,
             kernel,
@@ -400,16 +415,20 @@ impl Making<'_> {
                 true => workspace.converted_ids(),
                 false => workspace.page_ids(),
             },
-            q: tensors.q,
+            q,
             pool: if converts { &converted } else { pool },
-            out: tensors.out,
+            out,
             lse: tensors.lse,
-            partials: Some(&partials),
+            partials: leaves_states.then_some(&partials),
             ticket: workspace.ticket(index),
             record,
             extras,
         };
         let mut step = gpu.prepare_prefill(kernel, &call, &mut self.maps)?;
+        if let Some(Parameters::Prefill(_, shapes)) = step.as_mut().map(|step| &mut step.parameters)
+        {
+            shapes.unpadded = own_heads;
+        }
         let parameters = step.as_mut().map(|step| &mut step.parameters);
         if let (Some(Parameters::Prefill(params, shapes)), true) = (parameters, converts) {
             if widens(&workspace.spec, pool) {
@@ -456,6 +475,7 @@ impl Making<'_> {
             sinks: self.tensors.sinks,
             ancestors: self.workspace.ancestors(),
             padding: Padding::of(&self.workspace.spec),
+            gap: 0,
         }
     }
 
@@ -490,6 +510,11 @@ impl Making<'_> {
         }
         Ok(step)
     }
+}
+
+/// Whether a kernel was compiled for heads that others pad.
+pub(super) fn has_own_heads(kernel: KernelId, spec: &Spec) -> bool {
+    Padding::of(spec).is_some_and(|padding| kernel.info().head_dim == padding.dim)
 }
 
 /// Whether prefills read keys that a launch before them multiplied by the scales of their tokens.

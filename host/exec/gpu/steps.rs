@@ -61,9 +61,27 @@ pub struct RunTensors<'a> {
     pub own: &'a [u8],
     /// Where merges write, if that is not `out`: what 16 bits the kernels of attention would write is nowhere then.
     pub(super) merged: Option<&'a DeviceTensor<3>>,
+    /// Where `q` and `out` have padded heads: for kernels that were compiled for the heads as they are.
+    pub(super) unpadded: Option<Unpadded>,
+}
+
+/// Queries as a run was given them, and outputs if kernels may write these: where they may not, they write padded ones
+/// beside the others'.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Unpadded {
+    pub(super) q: DeviceTensor<3>,
+    pub(super) out: Option<DeviceTensor<3>>,
 }
 
 impl<'a> RunTensors<'a> {
+    /// Queries and outputs of a launch, as they were given if it takes them so.
+    pub(super) fn of_launch(&self, unpadded: bool) -> [&DeviceTensor<3>; 2] {
+        match &self.unpadded {
+            Some(Unpadded { q, out }) if unpadded => [q, out.as_ref().unwrap_or(self.out)],
+            _ => [self.q, self.out],
+        }
+    }
+
     /// What every run has.
     #[must_use]
     pub const fn new(
@@ -80,6 +98,7 @@ impl<'a> RunTensors<'a> {
             indices: None,
             own: &[],
             merged: None,
+            unpadded: None,
         }
     }
 
@@ -122,6 +141,9 @@ pub struct Extras {
     pub ancestors: Option<DeviceArray<u64>>,
     /// Heads of the pool are smaller than the spec says, and padded.
     pub(super) padding: Option<Padding>,
+    /// Columns between the 64th of an output's head, or a partial state's, and the next: heads of the launch are not
+    /// padded, those of others are.
+    pub(super) gap: u32,
     /// A prefill multiplies by scales of 8-bit keys and values.
     pub(super) scaled: bool,
 }
@@ -280,14 +302,17 @@ impl Step {
             }
             Parameters::Prefill(params, shapes) => {
                 let known = &params.attention;
-                if known.q != tensors.q.address {
-                    params.q_map = maps.at("q", tensors.q.address, shapes.q)?;
+                let [q, out] = tensors.of_launch(shapes.unpadded);
+                let (q, out) = (q.address, out.address);
+                if known.q != q {
+                    params.q_map = maps.at("q", q, shapes.q)?;
                 }
-                if known.out != tensors.out.address {
-                    params.out_map = maps.at("out", tensors.out.address, shapes.out)?;
+                if known.out != out {
+                    params.out_map = maps.at("out", out, shapes.out)?;
                 }
                 let read = (known.k, known.v);
                 point(&mut params.attention, tensors, pool);
+                (params.attention.q, params.attention.out) = (q, out);
                 match shapes.source {
                     Source::Pool => {
                         params.attention.scales = scales;
@@ -411,6 +436,7 @@ struct OwnedTensors {
     pools: Vec<KvPool>,
     out: DeviceTensor<3>,
     merged: Option<DeviceTensor<3>>,
+    unpadded: Option<Unpadded>,
     lse: Option<DeviceTensor<2>>,
     sinks: Option<usize>,
     indices: Option<usize>,
@@ -457,6 +483,18 @@ impl Run {
                     (Some(known), Some(merged)) => alike(known, merged),
                     _ => false,
                 }
+                && match (&known.unpadded, &tensors.unpadded) {
+                    (None, None) => true,
+                    (Some(known), Some(unpadded)) => {
+                        alike(&known.q, &unpadded.q)
+                            && match (&known.out, &unpadded.out) {
+                                (None, None) => true,
+                                (Some(known), Some(out)) => alike(known, out),
+                                _ => false,
+                            }
+                    }
+                    _ => false,
+                }
                 && match (&known.lse, tensors.lse) {
                     (None, None) => true,
                     (Some(known), Some(lse)) => alike(known, lse),
@@ -470,6 +508,12 @@ impl Run {
         tensors.out.check_address("out", VECTOR_BYTES)?;
         if let Some(merged) = tensors.merged {
             merged.check_address("out", VECTOR_BYTES)?;
+        }
+        if let Some(unpadded) = tensors.unpadded {
+            unpadded.q.check_address("q", VECTOR_BYTES)?;
+            if let Some(out) = unpadded.out {
+                out.check_address("out", VECTOR_BYTES)?;
+            }
         }
         if let Some(lse) = tensors.lse {
             lse.check_address("lse", 4)?;
@@ -531,6 +575,7 @@ impl Run {
             pools: tensors.pools.to_vec(),
             out: *tensors.out,
             merged: tensors.merged.copied(),
+            unpadded: tensors.unpadded,
             lse: tensors.lse.copied(),
             sinks: tensors.sinks.map(|sinks| sinks.len),
             indices: tensors.indices.map(|indices| indices.len),

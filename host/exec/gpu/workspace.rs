@@ -13,12 +13,13 @@ use super::{
     launch_set::LaunchSet,
     maps::Maps,
     resources::{DeviceMemory, OwnedEvent, OwnedStream, PinnedMemory, PrimaryContext},
+    run::has_own_heads,
     steps::Run,
 };
 use crate::{
     Error,
     plan::{Bound, MAX_LAUNCHES, MergeMode, PlanError, Unsupported, WorkspaceLayout},
-    problem::{Dtype, Spec},
+    problem::{Dtype, Padding, Spec},
 };
 
 /// How a workspace's plans run.
@@ -337,9 +338,27 @@ impl Workspace {
         DeviceArray::new(records + (launch * size_of::<LaunchRecord>()) as u64, 1)
     }
 
+    /// How heads are padded, unless all launches of the plan at hand, or of the captured graph, are by kernels that were
+    /// compiled for them.
+    pub(super) fn pads(&self) -> Option<Padding> {
+        let own = |kernel| has_own_heads(kernel, &self.spec);
+        let all_own = match &self.options.launches {
+            Some(set) => set.keys.iter().all(|key| own(key.kernel)),
+            None => {
+                let mut launches = self.launch_plan.launches.iter();
+                launches.all(|launch| own(launch.key.kernel))
+            }
+        };
+        Padding::of(&self.spec).filter(|_| !all_own)
+    }
+
     pub(super) fn partials(&self) -> PartialStates {
         let (slots, heads) = (self.bound.slots as usize, self.spec.q_heads as usize);
-        let shape = [slots, heads, self.spec.on_kernels().head_dim_v as usize];
+        let dim = match (Padding::of(&self.spec), self.pads()) {
+            (Some(_), None) => self.spec.head_dim_v,
+            _ => self.spec.on_kernels().head_dim_v,
+        };
+        let shape = [slots, heads, dim as usize];
         let tensor = |range: &Range<u64>| self.memory.address() + range.start;
         PartialStates {
             out: DeviceTensor::new(tensor(&self.layout.partial_out), Dtype::F32, shape),

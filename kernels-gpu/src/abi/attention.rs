@@ -200,7 +200,7 @@ pub struct GatherDecodeParams {
 
 /// How the page pool is seen through a tensor map of five dimensions: 64 columns, 8 tokens, slabs of 64
 /// columns (of all heads where those are neighbours), groups of 8 tokens, pages (of all heads where
-/// those are not).
+/// those are not). Of heads that have no whole slabs: the columns of a head, 8 tokens, heads, groups of 8 tokens, pages.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct PageCoordinates {
@@ -218,8 +218,8 @@ pub struct PageCoordinates {
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct PrefillParams {
-    /// `q`: 64 columns, `pack` heads, tokens, slabs of 64 columns, heads / `pack`. A box is one slab of a
-    /// tile.
+    /// `q`: columns of a head, `pack` heads, tokens, 1, heads / `pack`. A box is 64 columns of a tile; columns that the
+    /// head lacks are zero.
     pub q_map: [u64; 16],
     /// The key pool, see [`PageCoordinates`]. A box is `box_tokens` of one head.
     pub k_map: [u64; 16],
@@ -241,8 +241,11 @@ pub struct PrefillParams {
     pub pack: Divisor,
     /// By tokens in a page.
     pub page_size: Divisor,
+    /// Columns between the 64th of an output's head, or a partial state's, and the next: some where other launches of the
+    /// run have padded heads, and this one's are not.
+    pub gap: u32,
     /// Zero.
-    pub reserved: [u32; 2],
+    pub reserved: u32,
     /// What becomes the pool before it is read; nothing where its `pages` are 0.
     pub convert: ConvertParams,
 }

@@ -7,6 +7,38 @@ use cuda_std::{
 
 use crate::common::half::Half;
 
+/// Where a block of keys or values lies in shared memory, in slabs of 64 columns: rows of 128 bytes with a swizzle of
+/// 128, 8 of them one after the other.
+#[derive(Clone, Copy)]
+pub struct Slabs {
+    /// Bytes from 8 rows to the next 8.
+    pub eight: u32,
+    /// Bytes from a slab to the next.
+    pub slab: u32,
+}
+
+impl Slabs {
+    /// The slabs of 8 rows follow each other.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of_eight_rows(head_dim: u32) -> Self {
+        Self {
+            eight: 16 * head_dim,
+            slab: 1024,
+        }
+    }
+
+    /// The slabs of all `rows` of the block do.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of_all_rows(rows: u32) -> Self {
+        Self {
+            eight: 1024,
+            slab: 128 * rows,
+        }
+    }
+}
+
 /// S = Q·Kᵀ of 64 rows and a block, issued. A slab of 64 columns of the queries is `slab_bytes`.
 ///
 /// # Safety
@@ -18,14 +50,13 @@ pub unsafe fn queries_keys<T: Half, const S: usize>(
     keys: u32,
     head_dim: u32,
     slab_bytes: u32,
+    slabs: Slabs,
 ) where
     [f32; S]: wgmma::Accumulator,
 {
-    let row_bytes = head_dim * 2;
-    // Both K-major in slabs of 64 columns: the slabs of a whole tile of queries follow each other,
-    // those of 8 keys do.
+    // Both K-major in slabs of 64 columns: those of a whole tile of queries follow each other.
     let q = Descriptor::new(queries, 16, 1024, Swizzle::B128);
-    let k = Descriptor::new(keys, 16, 8 * row_bytes, Swizzle::B128);
+    let k = Descriptor::new(keys, 16, slabs.eight, Swizzle::B128);
     // SAFETY: the barriers of both operands completed; the accumulator is waited for.
     unsafe {
         wgmma::fence();
@@ -36,7 +67,7 @@ pub unsafe fn queries_keys<T: Half, const S: usize>(
             wgmma::mma_ss::<T, true, false, false, _>(
                 s,
                 q.advance(slab * slab_bytes + inner),
-                k.advance(slab * 1024 + inner),
+                k.advance(slab * slabs.slab + inner),
             );
             step += 1;
         }
@@ -44,7 +75,7 @@ pub unsafe fn queries_keys<T: Half, const S: usize>(
     }
 }
 
-/// O += P·V of 64 rows and a block, issued.
+/// O += P·V of 64 rows and a block, issued. The accumulator says how many columns of the slabs are read.
 ///
 /// # Safety
 /// - The values are in shared memory; accumulator and weights are not touched before they are waited for.
@@ -53,12 +84,11 @@ pub unsafe fn weights_values<T: Half, const O: usize, const P: usize>(
     o: &mut [f32; O],
     weights: &[u32; P],
     values: u32,
-    head_dim: u32,
+    slabs: Slabs,
 ) where
     [f32; O]: wgmma::Accumulator,
 {
-    let row_bytes = head_dim * 2;
-    let v = Descriptor::new(values, 1024, 8 * row_bytes, Swizzle::B128);
+    let v = Descriptor::new(values, slabs.slab, slabs.eight, Swizzle::B128);
     // SAFETY: the barrier of the values completed; the accumulator is waited for before it and the
     // weights are touched again.
     unsafe {
@@ -71,7 +101,7 @@ pub unsafe fn weights_values<T: Half, const O: usize, const P: usize>(
                 weights[4 * step + 2],
                 weights[4 * step + 3],
             ];
-            wgmma::mma_rs::<T, true, true, _>(o, a, v.advance(step as u32 * 16 * row_bytes));
+            wgmma::mma_rs::<T, true, true, _>(o, a, v.advance(step as u32 * 2 * slabs.eight));
             step += 1;
         }
         wgmma::commit_group();

@@ -8,8 +8,7 @@ use tandem_attn::{
     exec::gpu::{self, Arch, Gpu, KernelInfo, RankOptions, WorkspaceOptions},
     kv::KvScales,
     plan::{
-        Bound, DeviceDescription, PlanOptions, Planner, QueryStep, SplitMode, Tile,
-        pod::PodMode,
+        Bound, DeviceDescription, PlanOptions, Planner, QueryStep, SplitMode, Tile, pod::PodMode,
     },
     problem::{Batch, Compute, Dtype, KvLayout, Spec},
     tensor::{Element, F8E4M3, F8E5M2},

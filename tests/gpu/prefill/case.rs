@@ -54,7 +54,15 @@ pub fn case() -> impl Strategy<Value = Case> {
             prop_oneof![4 => 1..5_u32, 2 => 5..9_u32, 1 => Just(16)],
         ),
         (
-            prop_oneof![2 => Just(64_u32), 4 => Just(128), 1 => Just(192), 1 => Just(256)],
+            prop_oneof![
+                2 => Just(64_u32),
+                4 => Just(128),
+                1 => Just(192),
+                1 => Just(256),
+                1 => Just(80),
+                1 => Just(96),
+                1 => Just(112),
+            ],
             prop_oneof![2 => Just((128_u32, 128)), 1 => Just((128, 80)), 1 => Just((128, 64)), 2 => Just((192, 128))],
         ),
         (
@@ -94,13 +102,14 @@ pub fn case() -> impl Strategy<Value = Case> {
                 rows: if cap || head_dim > 128 { 128 } else { rows },
                 keys: if cap || head_dim != 128 { 128 } else { keys },
                 f16,
-                cap: cap && head_dim != 192,
+                // Other heads with a cap are padded.
+                cap: cap && head_dim.is_multiple_of(64) && head_dim != 192,
                 causal,
                 window,
                 layout,
                 page_size,
                 packed,
-                ampere: ampere && head_dim <= 128,
+                ampere: ampere && head_dim <= 128 && head_dim.is_multiple_of(64),
                 requests,
                 sms,
                 seed,

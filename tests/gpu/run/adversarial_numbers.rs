@@ -41,6 +41,7 @@ fn check<T: Element>(gpu: &Gpu, dim: u32, arch: Option<Arch>, pod: PodMode, larg
         options,
         arch,
         sms: 132,
+        in_set: false,
         seed: 3,
     };
     let plan = case.plan(gpu);

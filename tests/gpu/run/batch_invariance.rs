@@ -102,6 +102,7 @@ fn with_fixed_splits_a_prompt_in_chunks_is_the_whole_prompt() {
                 options: PlanOptions::default().with_split(SplitMode::Fixed { tokens: 96 }),
                 arch,
                 sms: gpu.device().sms,
+                in_set: false,
                 seed: 5,
             }
         };

@@ -158,6 +158,7 @@ fn a_graph_serves_one_plan_after_the_other() {
     };
     serves::<bf16>(
         gpu,
+        128,
         &[
             (MergeMode::Fused, false, PodMode::Auto, false),
             (MergeMode::Fused, true, PodMode::Auto, false),
@@ -179,15 +180,31 @@ fn a_graph_serves_plans_over_8_bit_pages() {
         (MergeMode::Kernel, true, PodMode::Auto, false),
         (MergeMode::Fused, true, PodMode::Auto, true),
     ];
-    serves::<F8E4M3>(gpu, &modes);
+    serves::<F8E4M3>(gpu, 128, &modes);
 }
 
-fn serves<K: Element>(gpu: &Gpu, modes: &[(MergeMode, bool, PodMode, bool)]) {
+/// Its decodes pad the heads, its prefills do not.
+#[test]
+fn a_graph_serves_plans_of_heads_that_decodes_pad() {
+    let Some(gpu) = hopper("a_graph_serves_plans_of_heads_that_decodes_pad") else {
+        return;
+    };
+    let modes = [
+        (MergeMode::Kernel, true, PodMode::Auto, false),
+        (MergeMode::Fused, true, PodMode::Auto, true),
+    ];
+    serves::<bf16>(gpu, 96, &modes);
+}
+
+fn serves<K: Element>(gpu: &Gpu, head_dim: u32, modes: &[(MergeMode, bool, PodMode, bool)]) {
     let (rounds, alone) = rounds();
     for &(merge_mode, prefills, pod, rich) in modes {
-        let mut spec = Spec::new(8, 2, 128).with_kv_dtype(K::DTYPE);
+        let mut spec = Spec::new(8, 2, head_dim).with_kv_dtype(K::DTYPE);
         spec.variant.sinks = rich;
-        let bound = || bound(rich);
+        let bound = || Bound {
+            padded_tokens: if head_dim == 128 { 0 } else { TOKENS },
+            ..bound(rich)
+        };
         let mut device = gpu.device();
         // Few enough for small batches to be cut.
         device.sms = 16;

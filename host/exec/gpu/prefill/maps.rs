@@ -4,7 +4,7 @@ use kernels_gpu::abi::{KvStrides, PageCoordinates};
 
 use super::{
     super::{
-        DeviceTensor,
+        DeviceTensor, KvPool,
         maps::{BOX_TOKENS, MapShape},
         tensor::{COUNTED, fits},
     },
@@ -34,24 +34,21 @@ const fn gcd(a: u32, b: u32) -> u32 {
 }
 
 /// 64 columns of the queries (or outputs) of a tile in a box: see [`PrefillParams::q_map`].
-pub(super) fn query_map(
-    tensor: &DeviceTensor<3>,
-    call: &PrefillCall<'_>,
-    rows: u32,
-    dim: u32,
-) -> MapShape {
+pub(super) fn query_map(tensor: &DeviceTensor<3>, call: &PrefillCall<'_>, rows: u32) -> MapShape {
     let pack = u64::from(call.pack);
-    let head = u64::from(dim) * 2;
+    let [tokens, _, dim] = tensor.shape.map(|extent| extent as u64);
+    let (head, token) = (dim * 2, tensor.strides[0] as u64 * 2);
     MapShape {
         dtype: tensor.dtype,
         dims: [
-            64,
+            dim,
             pack,
-            tensor.shape[0].max(1) as u64,
-            u64::from(dim / 64),
+            tokens.max(1),
+            1,
             u64::from(call.spec.q_heads) / pack,
         ],
-        strides: [head, tensor.strides[0] as u64 * 2, 128, pack * head],
+        // Of the dimension with one coordinate any will do.
+        strides: [head, token, head, pack * head],
         box_dims: [64, call.pack, rows / call.pack, 1, 1],
     }
 }
@@ -76,6 +73,44 @@ pub(super) fn page_coordinates(
         step_per_head: 1,
         outside: fits("pages × KV heads", pages as usize * heads as usize, COUNTED)?,
     })
+}
+
+/// Coordinates in the maps of a pool whose heads have no whole slabs of 64 columns.
+pub(super) const fn cut_coordinates(pool: &KvPool) -> PageCoordinates {
+    PageCoordinates {
+        step_in_token: 1,
+        step_per_page: 1,
+        step_per_head: 0,
+        outside: pool.pages,
+    }
+}
+
+/// 64 columns of tokens of a page in a box, where the head has no whole slabs: what it lacks of them is zero. Columns
+/// are one dimension, so heads have one of their own and may lie anywhere.
+pub(super) fn cut_page_map(
+    strides: &KvStrides,
+    call: &PrefillCall<'_>,
+    dim: u32,
+    box_tokens: u32,
+) -> MapShape {
+    let bytes = |elements: u32| u64::from(elements) * 2;
+    MapShape {
+        dtype: call.pool.dtype,
+        dims: [
+            dim.into(),
+            8,
+            call.spec.kv_heads.into(),
+            (strides.page_size / 8).into(),
+            call.pool.pages.max(1).into(),
+        ],
+        strides: [
+            bytes(strides.token),
+            bytes(strides.head),
+            8 * bytes(strides.token),
+            bytes(strides.page),
+        ],
+        box_dims: [64, 8, 1, box_tokens / 8, 1],
+    }
 }
 
 /// Tokens of a page in a box, groups of 8 after each other and in a group 64 columns after the other: see

@@ -82,11 +82,15 @@ pub(in crate::plan) fn serves(row: &KernelInfo, spec: &Spec) -> bool {
         && [on.q_dtype, on.out_dtype].map(Some) == [of_rows; 2]
         && cache
         && row.latent == spec.latent
-        && (row.head_dim, row.value_dim) == (on.head_dim_qk, on.head_dim_v)
+        && (has_heads(row, &on) || has_heads(row, spec))
         // Tensor maps pad heads of 16 bits; what is loaded row by row has the kernel's dimension.
         && (Padding::of(spec).is_none() || row.loads != Loads::Rows && row.cache.is_none())
         && row.cap == (spec.variant.soft_cap.is_some() || spec.variant.hooks.is_some())
         && spec.variant.hooks.is_none_or(|name| has_hooks(name, row))
+}
+
+fn has_heads(row: &KernelInfo, spec: &Spec) -> bool {
+    (row.head_dim, row.value_dim) == (spec.head_dim_qk, spec.head_dim_v)
 }
 
 /// Whether there may be a kernel of the variant in the place of this one: of the library's own it is known.
@@ -150,7 +154,13 @@ impl Choice {
 
 /// The kernels of an operation that run alone.
 pub(in crate::plan) fn alone(device: &DeviceDescription, spec: &Spec, op: Op) -> Vec<KernelId> {
-    newest(serving(device, spec, op).filter(|id| !id.info().co_resident))
+    let mut kernels = newest(serving(device, spec, op).filter(|id| !id.info().co_resident));
+    // Those of the heads' own dimension, if there are any: padding costs time.
+    let own = |id: &KernelId| has_heads(id.info(), spec);
+    if kernels.iter().any(own) {
+        kernels.retain(own);
+    }
+    kernels
 }
 
 /// The kernels of decodes, by rows. Latent attention has two sizes of blocks: where a token takes several tiles,

@@ -7,7 +7,7 @@ use cuda_std::{
 
 use super::{
     super::{
-        mma::{load_fragments, weights_values},
+        mma::{Slabs, load_fragments, weights_values},
         pipeline::Pipeline,
         uniform,
     },
@@ -212,7 +212,7 @@ unsafe fn add_own<T: Half, const CONVERTED: bool, const P: usize>(
     // SAFETY: whole warps; the values are there; accumulator and weights are waited for.
     unsafe {
         if !CONVERTED {
-            return weights_values::<T, O, P>(o, weights, values, slabs * 64);
+            return weights_values::<T, O, P>(o, weights, values, Slabs::of_eight_rows(slabs * 64));
         }
         let v = Descriptor::new(values, 1024, slabs * 1024, Swizzle::B128);
         wgmma::fence();

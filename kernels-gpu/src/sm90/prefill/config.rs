@@ -11,6 +11,8 @@
 ///   of the masks in its loop heads of 128 take 1.2 % longer in the mean. It takes scales of 8-bit keys, too, as
 ///   `co_resident` does.
 /// - From head dimension 192 on two tiles of queries would take more than half of the memory.
+/// - Head dimensions that are no multiple of 64 have slabs of 64 columns in shared memory, whose last columns no product
+///   reads. Other dimensions, and theirs with a soft cap, run padded by the kernels of the next larger dimension.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! prefill_table {
@@ -37,9 +39,24 @@ macro_rules! prefill_table {
             128 x 128, 192 / 128, [extras],      [1, 2, 2];
             128 x  80, 256 / 256, [extras],      [1, 2, 2];
             128 x  64, 256 / 256, [cap, extras], [1, 2, 3];
+            128 x 128,  80 /  80, [],            [2, 2, 3];
+            192 x  96,  80 /  80, [],            [2, 2, 3];
+            128 x 128,  96 /  96, [],            [2, 2, 3];
+            192 x  96,  96 /  96, [],            [2, 2, 3];
+            128 x 128, 112 / 112, [],            [2, 2, 3];
+            192 x  80, 112 / 112, [],            [2, 3, 3];
+            128 x 128,  80 /  80, [extras],      [2, 2, 3];
+            192 x  96,  80 /  80, [extras],      [2, 2, 3];
+            128 x 128,  96 /  96, [extras],      [2, 2, 3];
+            192 x  96,  96 /  96, [extras],      [2, 2, 3];
+            128 x 128, 112 / 112, [extras],      [2, 2, 3];
+            192 x  80, 112 / 112, [extras],      [2, 3, 3];
         }}
     };
 }
+#[cfg(target_arch = "nvptx64")]
+use super::super::mma::Slabs;
+
 /// The shape of a row.
 #[cfg(any(not(target_arch = "nvptx64"), feature = "prefill"))]
 macro_rules! shape {
@@ -171,6 +188,11 @@ impl Shape {
             "more than a CTA can have"
         );
         assert!(dims[1] <= dims[0], "outputs take the place of queries");
+        assert!(
+            !shape.is_cut() || bytes == 2 && stages[0] == 2 && dims[1] <= 128,
+            "cut slabs have numbers of 16 bits, outputs go through shared memory, and all but 64 columns of one are \
+             moved alike"
+        );
         shape
     }
 
@@ -211,17 +233,52 @@ impl Shape {
     }
 
     pub(super) const fn query_bytes(&self) -> u32 {
-        self.head_dim / 64 * self.slab_bytes()
+        self.head_dim.div_ceil(64) * self.slab_bytes()
     }
 
-    /// Bytes of a value, or of a key.
+    /// Head dimension of values, or of keys.
+    const fn dim(&self, values: bool) -> u32 {
+        if values {
+            self.value_dim
+        } else {
+            self.head_dim
+        }
+    }
+
+    /// Whether the last slab of 64 columns has fewer than that. Its other columns are zero and no product reads them.
+    pub(super) const fn is_cut(&self) -> bool {
+        !self.head_dim.is_multiple_of(64) || !self.value_dim.is_multiple_of(64)
+    }
+
+    /// Whether there are launches whose pages of 8 bits are converted.
+    #[cfg(target_arch = "nvptx64")]
+    pub(super) const fn converts(&self) -> bool {
+        self.head_dim == self.value_dim && !self.is_cut()
+    }
+
+    /// Bytes that a value has in shared memory, or a key: of whole slabs.
     pub(super) const fn row_bytes(&self, values: bool) -> u32 {
-        self.bytes
-            * if values {
-                self.value_dim
-            } else {
-                self.head_dim
-            }
+        if self.is_cut() {
+            128 * self.dim(values).div_ceil(64)
+        } else {
+            self.bytes * self.dim(values)
+        }
+    }
+
+    /// Bytes that a value has in the pool, or a key.
+    #[cfg(target_arch = "nvptx64")]
+    pub(super) const fn pool_bytes(&self, values: bool) -> u32 {
+        self.bytes * self.dim(values)
+    }
+
+    /// Where values or keys lie in their stage. Where a slab is cut a box has the columns of one slab.
+    #[cfg(target_arch = "nvptx64")]
+    pub(super) const fn slabs(&self, values: bool) -> Slabs {
+        if self.is_cut() {
+            Slabs::of_all_rows(self.keys)
+        } else {
+            Slabs::of_eight_rows(self.dim(values))
+        }
     }
 
     pub(super) const fn key_bytes(&self) -> u32 {

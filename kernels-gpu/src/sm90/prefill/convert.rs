@@ -93,7 +93,7 @@ pub(super) unsafe fn first<T: Half, const TOGETHER: usize>(
     s: Shared,
     warp: u32,
 ) {
-    if p.convert.pages == 0 || s.shape.head_dim != s.shape.value_dim {
+    if !s.shape.converts() || p.convert.pages == 0 {
         return;
     }
     // SAFETY: the caller's promise.
@@ -135,7 +135,7 @@ impl Converter {
             piece: Piece::NONE,
             claim: 0,
         };
-        if p.convert.pages == 0 || s.shape.head_dim != s.shape.value_dim {
+        if !s.shape.converts() || p.convert.pages == 0 {
             return converter;
         }
         // SAFETY: the caller's promise.

@@ -90,12 +90,11 @@ pub(super) unsafe fn finish_tile<
             h += 1;
         }
     }
-    let head_dim = s.shape.value_dim;
 
     let packed = |i: usize| T::pack(o[i] * inverse[i / 2 % 2], o[i + 1] * inverse[i / 2 % 2]);
     if tile.slot == DIRECT && s.shape.query_stages == 1 {
         // SAFETY: whole warps; the rows are this warp's alone.
-        unsafe { write_fragments::<O>(p, &tile, lane, first_row, head_dim, packed) };
+        unsafe { write_fragments::<O>(p, &tile, lane, first_row, s.shape.value_dim, packed) };
     } else if tile.slot == DIRECT {
         // SAFETY: 16 rows of queries that only this warp read, and it needs them no more.
         unsafe {
@@ -141,8 +140,8 @@ pub(super) unsafe fn finish_tile<
                 }
             } else {
                 let state = u64::from((tile.slot + token) * a.q_heads + head);
-                let out =
-                    a.partial_out + (state * u64::from(head_dim) + u64::from(lane % 4 * 2)) * 4;
+                let first = state * u64::from(head_stride(p, s)) + u64::from(lane % 4 * 2);
+                let out = a.partial_out + first * 4;
                 // SAFETY: the slot is this tile's alone, its row this thread's.
                 unsafe {
                     if lane % 4 == 0 {
@@ -154,7 +153,8 @@ pub(super) unsafe fn finish_tile<
                             o[4 * j + 2 * h] * inverse[h],
                             o[4 * j + 2 * h + 1] * inverse[h],
                         ];
-                        ptr::store_f32x2((out + 32 * j as u64) as *mut f32, pair);
+                        let column = u64::from(moved(p, s, 8 * j as u32));
+                        ptr::store_f32x2((out + 4 * column) as *mut f32, pair);
                         j += 1;
                     }
                 }
@@ -195,6 +195,27 @@ unsafe fn write_fragments<const O: usize>(
             j += 1;
         }
         h += 1;
+    }
+}
+
+/// Where a column of a head lies in outputs and partial states: where [others have padded heads](PrefillParams::gap),
+/// columns from the 64th on lie behind a gap.
+#[inline(always)]
+fn moved(p: &PrefillParams, s: Shared, column: u32) -> u32 {
+    if s.shape.is_cut() && column >= 64 {
+        column + p.gap
+    } else {
+        column
+    }
+}
+
+/// Columns from a head of outputs and partial states to the next.
+#[inline(always)]
+fn head_stride(p: &PrefillParams, s: Shared) -> u32 {
+    if s.shape.is_cut() {
+        s.shape.value_dim + p.gap
+    } else {
+        s.shape.value_dim
     }
 }
 
@@ -291,8 +312,9 @@ unsafe fn write_whole(
     // SAFETY: the tile's rows are in the output, and nobody else writes them; they have left shared memory
     // when this returns.
     unsafe {
-        while slab < s.shape.value_dim / 64 {
-            let corner = [0, 0, tile.token as i32, slab as i32, head];
+        while slab < s.shape.value_dim.div_ceil(64) {
+            let column = moved(p, s, 64 * slab);
+            let corner = [column as i32, 0, tile.token as i32, 0, head];
             tma::store_tensor(map, corner, s.queries(stage) + slab * s.shape.slab_bytes());
             slab += 1;
         }
@@ -305,14 +327,14 @@ unsafe fn write_whole(
 #[inline(always)]
 unsafe fn write_rows(p: &PrefillParams, s: Shared, stage: u32, tile: &Tile) {
     let a = &p.attention;
-    let head_dim = s.shape.value_dim;
-    let chunks = head_dim / 8;
+    let chunks = s.shape.value_dim / 8;
+    let stride = head_stride(p, s);
     let mut i = warp::lane_id();
     while i < tile.rows * chunks {
         let (row, chunk) = (i / chunks, i % chunks);
         let (token, head) = tile.place(&p.pack, row);
         let element = u64::from(tile.token + token) * u64::from(a.out_token_stride)
-            + u64::from(head * head_dim + chunk * 8);
+            + u64::from(head * stride + moved(p, s, chunk * 8));
         // SAFETY: the consumers staged it; the output's row is this tile's alone.
         unsafe {
             let vector = shared::load_u32x4(staged(s, stage, row, chunk));

@@ -51,10 +51,12 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
     let mut tiles = Pipeline::<2>::CONSUMER;
     let mut blocks = Pipeline::<STAGES>::PRODUCER;
     let mut tail_parity = 0;
-    let epoch = match p.convert.pages {
-        0 => 0,
+    // Of heads with a cut slab no pages are converted.
+    let converts = !s.shape.is_cut() && p.convert.pages != 0;
+    let epoch = match converts {
+        false => 0,
         // SAFETY: it was put there.
-        _ => unsafe { shared::load_u32(s.epoch()) },
+        true => unsafe { shared::load_u32(s.epoch()) },
     };
     loop {
         // SAFETY: a whole warp.
@@ -76,7 +78,7 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
             }
             left -= 1;
             begin -= keys as i32;
-            while p.convert.pages != 0 && begin.max(tile.lowest as i32) < converted {
+            while converts && begin.max(tile.lowest as i32) < converted {
                 // SAFETY: a whole warp; the launch converts what its tiles see.
                 converted = unsafe { converted_from(p, epoch, &tile, converted, VALUES) };
             }
@@ -93,7 +95,11 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
                 corner[4] =
                     (id * p.pages.step_per_page + tile.kv_head * p.pages.step_per_head) as i32;
             }
-            corner[2] = (tile.kv_head * p.pages.step_in_token * (row_bytes / 128)) as i32;
+            // Where a slab is cut a box has one, and the head a coordinate of its own.
+            let cut = s.shape.is_cut();
+            let slabs = row_bytes / 128;
+            let per_head = if cut { 1 } else { slabs };
+            corner[2] = (tile.kv_head * p.pages.step_in_token * per_head) as i32;
 
             let (full, free, target) = s.stage_of(VALUES, blocks.stage);
             // A box that reaches past the item's keys: those values may be anything, and their
@@ -108,7 +114,15 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
                     mbarrier::arrive_expect_tx(arrival, keys * row_bytes);
                 }
                 warp::sync_warp(WARP);
-                if mine {
+                if mine && cut {
+                    let mut slab = 0;
+                    while slab < slabs {
+                        corner[0] = 64 * slab as i32;
+                        let offset = (slab * keys + lane * p.box_tokens) * 128;
+                        tma::load_tensor(target + offset, map, corner, arrival);
+                        slab += 1;
+                    }
+                } else if mine {
                     let offset = lane * p.box_tokens * row_bytes;
                     tma::load_tensor(target + offset, map, corner, arrival);
                 }
@@ -116,12 +130,16 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
                     mbarrier::wait(s.tail(), tail_parity);
                     tail_parity ^= 1;
                     let first = (past - begin) as u32;
-                    clear(
-                        target,
-                        first,
-                        first.next_multiple_of(p.box_tokens),
-                        row_bytes,
-                    );
+                    let past = first.next_multiple_of(p.box_tokens);
+                    if cut {
+                        let mut slab = 0;
+                        while slab < slabs {
+                            clear(target + slab * keys * 128, first, past, 128);
+                            slab += 1;
+                        }
+                    } else {
+                        clear(target, first, past, row_bytes);
+                    }
                     fence::proxy_async_shared();
                     warp::sync_warp(WARP);
                     if lane == 0 {

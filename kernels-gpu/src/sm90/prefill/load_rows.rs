@@ -2,7 +2,11 @@
 
 use cuda_std::{async_copy, mbarrier, prelude::*};
 
-use super::{super::pipeline::Pipeline, scheduler::PREFETCH_DISTANCE, shared::Shared};
+use super::{
+    super::{mma::Slabs, pipeline::Pipeline},
+    scheduler::PREFETCH_DISTANCE,
+    shared::Shared,
+};
 use crate::{
     abi::{KvStrides, PrefillParams},
     common::prefill_tile::Tile,
@@ -70,11 +74,12 @@ fn row_of_eight(lane: u32) -> u32 {
 
 /// Copies up to [`ROWS`] of the `rows` that are left of a block, zeros where a place is [`NOWHERE`]. Four lanes share
 /// the four rows that they have looked up: 64 bytes at a time, so that a place found once serves for many copies.
+/// A row has `row_bytes` in the pool; what the last 64 lack of that is zero.
 ///
 /// # Safety
 /// A whole warp comes here; the rows at `target` are its to write; places are those behind `source`.
 #[inline(always)]
-unsafe fn copy(source: u64, places: u32, target: u32, rows: u32, row_bytes: u32) {
+unsafe fn copy(source: u64, places: u32, target: u32, rows: u32, row_bytes: u32, slabs: Slabs) {
     let halves = [target, target ^ 64];
     let mut eight = 0;
     while eight < ROWS / 8 {
@@ -93,10 +98,13 @@ unsafe fn copy(source: u64, places: u32, target: u32, rows: u32, row_bytes: u32)
                 i += 1;
             }
             let mut part = 0;
-            while part < row_bytes / 64 {
+            while part < row_bytes.div_ceil(64) {
+                if part == row_bytes / 64 && warp::lane_id() % 4 * 16 >= row_bytes % 64 {
+                    bytes = [0; TOGETHER];
+                }
                 i = 0;
                 while i < TOGETHER {
-                    let behind = (eight + i as u32) * (8 * row_bytes) + part / 2 * 1024;
+                    let behind = (eight + i as u32) * slabs.eight + part / 2 * slabs.slab;
                     let source = sources[i] + u64::from(part) * 64;
                     let target = halves[part as usize % 2] + behind;
                     async_copy::copy_cg_zfill(target, source as *const u8, bytes[i]);
@@ -124,7 +132,10 @@ pub(super) unsafe fn gather<const VALUES: bool, const STAGES: u32>(p: &PrefillPa
     };
     let lane = warp::lane_id();
     let keys = s.shape.keys;
+    // In shared memory, where a cut slab is a whole one; and rows of a slab lie so far apart.
     let row_bytes = s.shape.row_bytes(VALUES);
+    let slabs = s.shape.slabs(VALUES);
+    let row_step = slabs.eight / 8;
     let times = keys.div_ceil(ROWS) as usize;
     let copied = times as u32 * ROWS;
     // Where the lane copies to: swizzled, and on through the stages, which lie one behind the other.
@@ -174,15 +185,22 @@ pub(super) unsafe fn gather<const VALUES: bool, const STAGES: u32>(p: &PrefillPa
                     let places = table.place(key, pages[time]);
                     pages[time] = table.page(key - keys as i32);
                     let rows = keys - time as u32 * ROWS;
-                    copy(source, places, target, rows, row_bytes);
-                    target += ROWS * row_bytes;
+                    copy(
+                        source,
+                        places,
+                        target,
+                        rows,
+                        s.shape.pool_bytes(VALUES),
+                        slabs,
+                    );
+                    target += ROWS * row_step;
                     key += ROWS as i32;
                     time += 1;
                 }
                 let (full, _, _) = s.stage_of(VALUES, misc::opaque(blocks.stage));
                 async_copy::mbarrier_arrive(full);
                 blocks.advance();
-                target -= (copied - keys) * row_bytes;
+                target = target.wrapping_add((keys * row_bytes).wrapping_sub(copied * row_step));
                 if blocks.stage == 0 {
                     target -= STAGES * keys * row_bytes;
                 }

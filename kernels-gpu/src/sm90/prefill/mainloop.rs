@@ -77,7 +77,8 @@ pub(super) unsafe fn consume<
     };
     let mut of = [Pair::new(variant, nobody, 0); 2];
     let keys = s.shape.keys as i32;
-    let (dim, value_dim) = (s.shape.head_dim, s.shape.value_dim);
+    let dim = s.shape.head_dim;
+    let (key_slabs, value_slabs) = (s.shape.slabs(false), s.shape.slabs(true));
     let slab = s.shape.slab_bytes();
     let two_weights = s.shape.two_weights();
 
@@ -189,9 +190,9 @@ pub(super) unsafe fn consume<
             }
             let values = uniform(s.values(v.stage));
             mbarrier::wait(s.keys_full(k.stage), k.parity);
-            queries_keys::<T, S>(&mut logits, $work.queries, s.keys(k.stage), dim, slab);
+            queries_keys::<T, S>(&mut logits, $work.queries, s.keys(k.stage), dim, slab, key_slabs);
             mbarrier::wait(s.values_full(v.stage), v.parity);
-            weights_values::<T, O, P>(&mut o, &$now, values, value_dim);
+            weights_values::<T, O, P>(&mut o, &$now, values, value_slabs);
             wgmma::wait_group::<1>();
             wgmma::fence_operand(&mut logits);
             let last_of_tile = keys_done!($work);
@@ -265,7 +266,14 @@ pub(super) unsafe fn consume<
         if staggered && consumer == 0 {
             barrier::bar_sync(STAGGER, 256);
         }
-        queries_keys::<T, S>(&mut logits, work.queries, s.keys(k.stage), dim, slab);
+        queries_keys::<T, S>(
+            &mut logits,
+            work.queries,
+            s.keys(k.stage),
+            dim,
+            slab,
+            key_slabs,
+        );
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut logits);
         if staggered && consumer == 1 {
@@ -294,7 +302,7 @@ pub(super) unsafe fn consume<
             }
         };
         mbarrier::wait(s.values_full(v.stage), v.parity);
-        weights_values::<T, O, P>(&mut o, &last, s.values(v.stage), value_dim);
+        weights_values::<T, O, P>(&mut o, &last, s.values(v.stage), value_slabs);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut o);
         finish_tile::<T, EXTRAS, SCALED, O>(p, s, tiles.stage ^ 1, &o, &rows, scale);

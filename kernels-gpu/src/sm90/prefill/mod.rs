@@ -64,7 +64,8 @@ mod entries {
             const SHAPE: Shape = shape!($rows $keys $dim $value_dim [$($flag)*] $stages);
             const CAP: bool = has(&[$(stringify!($flag)),*], "cap");
             const EXTRAS: bool = has(&[$(stringify!($flag)),*], "extras");
-            const SCALED: bool = EXTRAS || SHAPE.co_resident;
+            // Only what is converted from 8 bits has scales.
+            const SCALED: bool = EXTRAS && !SHAPE.is_cut() || SHAPE.co_resident;
 
             /// See the module.
             ///

@@ -66,7 +66,7 @@ pub(super) unsafe fn schedule<V: Variant>(
     variant: &V,
     s: Shared,
 ) {
-    let slabs = s.shape.head_dim / 64;
+    let slabs = s.shape.head_dim.div_ceil(64);
     let tokens = p.pack.div(s.shape.rows());
     let ctas = thread::grid_dim_x();
     let mut unit = thread::block_idx_x();
@@ -104,7 +104,7 @@ pub(super) unsafe fn schedule<V: Variant>(
             let mut slab = 0;
             while slab < slabs {
                 let head = p.pack.div(tile.head) as i32;
-                let corner = [0, 0, tile.token as i32, slab as i32, head];
+                let corner = [64 * slab as i32, 0, tile.token as i32, 0, head];
                 tma::load_tensor(target + slab * s.shape.slab_bytes(), maps, corner, full);
                 slab += 1;
             }

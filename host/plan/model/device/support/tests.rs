@@ -1,8 +1,8 @@
-use kernels_gpu::registry::KernelId;
+use kernels_gpu::registry::{KernelId, Op};
 
 use super::*;
 use crate::{
-    plan::{BatchLimits, Bound, PlanOptions, Planner},
+    plan::{BatchLimits, Bound, PlanOptions, Planner, pod::PodMode},
     problem::{Batch, PageTable},
 };
 
@@ -26,7 +26,7 @@ fn heads_that_were_compiled_are_supported_and_others_name_the_nearest() {
             assert_eq!(h200().supports(&spec.with_soft_cap(30.0)), Ok(()));
         }
     }
-    // By kernels of the next larger dimension.
+    // Some by kernels of the next larger dimension.
     for head_dim in [16, 48, 80, 96, 112, 144, 160, 192, 208] {
         assert_eq!(h200().supports(&Spec::new(32, 8, head_dim)), Ok(()));
     }
@@ -52,8 +52,49 @@ fn heads_that_were_compiled_are_supported_and_others_name_the_nearest() {
     assert_eq!(nearest(&Spec::new(32, 8, 528)), None);
     assert_eq!(
         refused(&Spec::new(32, 8, 240)).to_string(),
-        "no kernel for h200 has a head dimension of 240: there are 64, 128, 192 with values of 128, 256, 512; 256 \
+        "no kernel for h200 has a head dimension of 240: there are 64, 80, 96, 112, 128, 192 with values of 128, 256, 512; 256 \
          is the nearest, to pad the heads with zeros to"
+    );
+}
+
+/// Prompts by kernels of their own where there are any, decodes padded.
+#[test]
+fn heads_between_those_of_kernels_are_padded_where_no_kernel_has_them() {
+    let dims = |spec: &Spec| {
+        let mut table = PageTable::new(16, 600);
+        table.push(&(0..300).collect::<Vec<_>>(), 4800);
+        table.push(&(300..600).collect::<Vec<_>>(), 4800);
+        let batch = Batch::new(vec![0, 4800, 4801], table);
+        let options = PlanOptions::default().with_pod(PodMode::Serial);
+        let plan = Planner::new()
+            .plan(spec, &batch, &h200(), &options)
+            .unwrap();
+        let mut dims: Vec<_> = plan
+            .groups
+            .iter()
+            .map(|group| {
+                let row = group.id.unwrap().info();
+                (row.op == Op::Prefill, row.head_dim, row.rows)
+            })
+            .collect();
+        dims.sort_unstable();
+        dims
+    };
+    for dim in [80, 96, 112] {
+        let spec = Spec::new(32, 8, dim);
+        assert_eq!(dims(&spec), [(false, 128, 8), (true, dim, 192)]);
+        assert_eq!(
+            dims(&spec.with_sinks()),
+            [(false, 128, 8), (true, dim, 192)]
+        );
+        assert_eq!(
+            dims(&spec.with_soft_cap(30.0)),
+            [(false, 128, 8), (true, 128, 128)]
+        );
+    }
+    assert_eq!(
+        dims(&Spec::new(32, 8, 160)),
+        [(false, 256, 8), (true, 256, 128)]
     );
 }
 

@@ -4,7 +4,7 @@ use cuda_std::{mbarrier, misc, shared, thread, warp, wgmma};
 
 use super::{
     super::super::{
-        mma::{queries_keys, weights_values},
+        mma::{Slabs, queries_keys, weights_values},
         pipeline::Pipeline,
         uniform,
     },
@@ -153,6 +153,7 @@ pub(super) unsafe fn consume<
         variant.params().scale_log2
     };
     let slab = s.shape.slab_bytes();
+    let slabs = Slabs::of_eight_rows(DIM);
     let finish = Finish::<DIM> {
         p,
         s,
@@ -219,7 +220,7 @@ pub(super) unsafe fn consume<
         }
         let mut work = Work::open(s, slots.stage, consumer);
         mbarrier::wait(s.keys_full(k.stage), k.parity);
-        queries_keys::<T, S>(&mut logits, work.queries, s.keys(k.stage), DIM, slab);
+        queries_keys::<T, S>(&mut logits, work.queries, s.keys(k.stage), DIM, slab, slabs);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut logits);
         finish_keys!();
@@ -241,9 +242,9 @@ pub(super) unsafe fn consume<
             }
             let values = uniform(s.values(v.stage));
             mbarrier::wait(s.keys_full(k.stage), k.parity);
-            queries_keys::<T, S>(&mut logits, work.queries, s.keys(k.stage), DIM, slab);
+            queries_keys::<T, S>(&mut logits, work.queries, s.keys(k.stage), DIM, slab, slabs);
             mbarrier::wait(s.values_full(v.stage), v.parity);
-            weights_values::<T, O, P>(&mut o, &weights, values, DIM);
+            weights_values::<T, O, P>(&mut o, &weights, values, slabs);
             wgmma::wait_group::<1>();
             wgmma::fence_operand(&mut logits);
             finish_keys!();
@@ -270,7 +271,7 @@ pub(super) unsafe fn consume<
             rows.weigh::<V, S, P>(&logits, [scale; 2], &mut weights, T::pack);
         }
         mbarrier::wait(s.values_full(v.stage), v.parity);
-        weights_values::<T, O, P>(&mut o, &weights, s.values(v.stage), DIM);
+        weights_values::<T, O, P>(&mut o, &weights, s.values(v.stage), slabs);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut o);
         finish.unit::<T, V, PER_LANE, O>(slots.stage ^ 1, &o, &rows);
