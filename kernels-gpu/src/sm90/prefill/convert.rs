@@ -64,7 +64,16 @@ pub(super) unsafe fn converted_from(
     }
 }
 
-/// Puts the epoch where the warps find it, and claims a piece for each warp that computes.
+/// Whether each warp that computes lays out two pieces of 8 bits before its first product: where there are more than the
+/// warps of the launch, the writers alone would take longer for the others than the first tiles.
+#[inline(always)]
+unsafe fn takes_two(p: &PrefillParams, s: Shared) -> bool {
+    // SAFETY: the launch is as the host makes it.
+    let [_, pages] = unsafe { p.convert.of_this_plan(p.attention.record) };
+    pieces(p, pages) > 4 * s.shape.consumers * thread::grid_dim_x()
+}
+
+/// Puts the epoch where the warps find it, and claims the pieces of the warps that compute.
 ///
 /// # Safety
 /// One thread comes here, before a barrier of the CTA.
@@ -75,15 +84,18 @@ pub(super) unsafe fn init(p: &PrefillParams, s: Shared) {
         // SAFETY: the launch is as the host makes it. Nobody ends the epoch before all CTAs have claimed.
         unsafe {
             let epoch = atomic::load::<Relaxed, Gpu, _>((control + 4) as *const u32);
-            let warps = 4 * s.shape.consumers;
-            let claim = atomic::fetch_add::<Relaxed, Gpu, _>(control as *mut u32, warps);
+            let mut claims = 4 * s.shape.consumers;
+            if s.shape.bytes == 1 && takes_two(p, s) {
+                claims *= 2;
+            }
+            let claim = atomic::fetch_add::<Relaxed, Gpu, _>(control as *mut u32, claims);
             shared::store_u32(s.epoch(), epoch);
             shared::store_u32(s.epoch() + 4, claim);
         }
     }
 }
 
-/// Converts the piece that was claimed for a warp, one of those that compute.
+/// Converts what was claimed for a warp, one of those that compute.
 ///
 /// # Safety
 /// A whole warp comes here, behind [`init`] and a barrier; the parameters describe memory as [`ConvertParams`] says.
@@ -99,13 +111,17 @@ pub(super) unsafe fn first<T: Half, const TOGETHER: usize>(
     // SAFETY: the caller's promise.
     unsafe {
         let [first, pages] = p.convert.of_this_plan(p.attention.record);
-        let claim = shared::load_u32(s.epoch() + 4) + warp;
-        if claim < pieces(p, pages) {
-            let piece = Piece::find(p, first, claim);
-            if s.shape.bytes == 1 {
-                lay_out(p, s, piece);
-                return;
+        let pieces = pieces(p, pages);
+        let mut claimed = shared::load_u32(s.epoch() + 4) + warp;
+        if s.shape.bytes == 1 {
+            let mut left = if takes_two(p, s) { 2 } else { 1 };
+            while claimed < pieces && left > 0 {
+                lay_out(p, s, Piece::find(p, first, claimed));
+                claimed += 4 * s.shape.consumers;
+                left -= 1;
             }
+        } else if claimed < pieces {
+            let piece = Piece::find(p, first, claimed);
             let mut narrow = [[0; 4]; TOGETHER];
             piece.load(p, s, 0, &mut narrow);
             piece.convert::<T, TOGETHER>(p, s, narrow);

@@ -241,6 +241,8 @@ pub(super) unsafe fn consume<
         let to = refer!(work);
         weigh!(to);
         skip_values!(work);
+        // Whether the next keys and values are there: asked for before the exponentials, for an answer takes 40 cycles.
+        let (mut keys_there, mut values_there) = (false, false);
         loop {
             if turn {
                 tiles.advance();
@@ -249,10 +251,15 @@ pub(super) unsafe fn consume<
                     break;
                 }
                 work = open!();
+                keys_there = false;
             }
-            mbarrier::wait(s.keys_full(k.stage), k.parity);
+            if !keys_there {
+                mbarrier::wait(s.keys_full(k.stage), k.parity);
+            }
             queries_keys::<S>(&mut logits, work.queries, s.keys(k.stage), dim, slab);
-            mbarrier::wait(s.values_full(v.stage), v.parity);
+            if !values_there {
+                mbarrier::wait(s.values_full(v.stage), v.parity);
+            }
             let values = uniform(s.values(v.stage));
             weights_values::<PART, P>(&mut part, &weights, values, dim, 0);
             wgmma::wait_group::<1>();
@@ -270,6 +277,10 @@ pub(super) unsafe fn consume<
             wgmma::fence_operand(&mut weights);
             release!(s.values_free(v.stage));
             v.advance();
+            keys_there = mbarrier::test_wait(s.keys_full(k.stage), k.parity);
+            keys_there = warp::warp_vote_all(WARP, keys_there);
+            values_there = mbarrier::test_wait(s.values_full(v.stage), v.parity);
+            values_there = warp::warp_vote_all(WARP, values_there);
             add_part!({
                 weigh!(to);
             });
@@ -277,6 +288,7 @@ pub(super) unsafe fn consume<
                 finish_tile::<T, EXTRAS, true, O>(p, s, tiles.stage ^ 1, &o, &rows, old_scale);
                 o = [0.0; O];
                 skip_values!(work);
+                values_there = false;
             }
         }
         mbarrier::wait(s.values_full(v.stage), v.parity);
