@@ -503,7 +503,8 @@ pub(super) unsafe fn consume<
                     }
                     barrier::bar_arrive(WEIGHTS_READY + C, 256);
                     let values = uniform(s.half(stage, C));
-                    weights_values::<T, O, P>(&mut o, &weights, values, Slabs::of_eight_rows(SLABS[C as usize] * 64));
+                    let slabs = Slabs::of_eight_rows(SLABS[C as usize] * 64);
+                    weights_values::<T, O, P>(&mut o, &weights, values, slabs);
                     wgmma::wait_group::<0>();
                     wgmma::fence_operand(&mut o);
                     wgmma::fence_operand(&mut weights);
