@@ -120,7 +120,8 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
                 .with_kv_dtype(Dtype::F8E4M3);
         }
         Op::Pad => {
-            planned.spec = Spec::new(4, 1, 80);
+            // No kernel has these heads.
+            planned.spec = Spec::new(4, 1, 160);
             planned.arch = None;
         }
         Op::Decode if row.latent => {

@@ -25,14 +25,7 @@ fn with_keys(planned: KernelId, keys: u32) -> KernelId {
     let of = |id: KernelId| {
         let info = *id.info();
         let heads = (info.head_dim, info.value_dim, info.cap, info.element);
-        // Products of 8 bits are for whole plans.
-        (
-            info.op,
-            info.arch,
-            info.rows,
-            heads,
-            info.products_of_8_bits,
-        )
+        (info.op, info.arch, info.rows, heads)
     };
     let mut all = KernelId::all();
     let found = all.find(|id| of(*id) == of(planned) && id.info().keys == keys);
