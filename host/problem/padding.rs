@@ -108,6 +108,9 @@ mod tests {
                     let end = (padding.slabs - 1) * padding.step + 64;
                     assert!(end == dim || padding.slabs == 1 && dim < 64, "{padding:?}");
                     assert!(padding.slabs * 64 <= padding.kernel_dim);
+                    if padding.slabs == 2 {
+                        assert_eq!(dim + padding.gap(), padding.kernel_dim);
+                    }
                 }
                 None => refused.push(dim),
             }

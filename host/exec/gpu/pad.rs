@@ -206,22 +206,26 @@ impl Gpu {
         // SAFETY: the caller's promises; what is between is the workspace's own.
         unsafe {
             self.ready(workspace, &inner, stream)?;
-            self.pad(&before, stream)?;
+            self.pad(&before, false, stream)?;
             self.launch_run(workspace, stream)?;
-            self.pad(&behind, stream)
+            // In a graph the last launch may have nothing to do, and end before those that it would wait for.
+            let overlap = self.overlaps() && !workspace.captured() && workspace.run.ends_decodes();
+            self.pad(&behind, overlap, stream)
         }
     }
 
-    /// In the current context, which is this GPU's.
+    /// In the current context, which is this GPU's. With `overlap` it may begin before the launch in front of it ends,
+    /// and waits for that one.
     ///
     /// # Safety
     /// The parameters describe memory as [`PadParams`] says.
-    unsafe fn pad(&self, params: &PadParams, stream: Stream) -> Result<(), Error> {
+    unsafe fn pad(&self, params: &PadParams, overlap: bool, stream: Stream) -> Result<(), Error> {
         if params.chunks == 0 {
             return Ok(());
         }
         let kernel = self.pass(Op::Pad, Element::Any)?;
-        let launch = Launch::new(params.chunks.div_ceil(THREADS), THREADS);
+        let mut launch = Launch::new(params.chunks.div_ceil(THREADS), THREADS);
+        launch.overlap = overlap;
         // SAFETY: the kernel takes `PadParams`, and the caller vouches for what they point to.
         unsafe { launch.make(kernel, [(&raw const *params).cast(), ptr::null()], stream) }
     }

@@ -537,6 +537,13 @@ impl Run {
         self.aside == 0 && !self.steps.is_empty()
     }
 
+    /// Whether the last launch is one of decodes or their merges, and on the caller's stream: such wait for those in front
+    /// of them, so that whoever waits for the last waits for all.
+    pub(super) fn ends_decodes(&self) -> bool {
+        let last = self.steps.last();
+        self.aside == 0 && last.is_some_and(|step| step.is_decode() || step.is_merge())
+    }
+
     /// Puts the steps, which were made for these tensors, in order.
     pub(super) fn arrange(&mut self, gpu: &Gpu, workspace: &Workspace, tensors: &RunTensors<'_>) {
         let (captured, launch_plan) = (workspace.captured(), &workspace.launch_plan);

@@ -52,6 +52,8 @@ pub const ROWS: &[crate::registry::KernelInfo] = {
 
 #[cfg(target_arch = "nvptx64")]
 mod device {
+    #[cfg(target_feature = "sm_90a")]
+    use cuda_std::griddep;
     use cuda_std::prelude::*;
 
     use super::{CHUNK, THREADS, place, source};
@@ -79,6 +81,9 @@ mod device {
         let element = |token_stride: u32, head_stride: u32, at: u32| {
             token * u64::from(token_stride) + head * u64::from(head_stride) + u64::from(at)
         };
+        // The launch in front of this one, which wrote what is brought, may still run.
+        #[cfg(target_feature = "sm_90a")]
+        griddep::wait();
         let mut values = [0; 4];
         // SAFETY: elements of the tensors, 8 of them at multiples of 16 bytes; each is one thread's.
         unsafe {

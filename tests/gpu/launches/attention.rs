@@ -8,7 +8,8 @@ use tandem_attn::{
     exec::gpu::{self, Arch, Gpu, KernelInfo, RankOptions, WorkspaceOptions},
     kv::KvScales,
     plan::{
-        Bound, DeviceDescription, PlanOptions, Planner, QueryStep, SplitMode, Tile, pod::PodMode,
+        Bound, DeviceDescription, MergeMode, PlanOptions, Planner, QueryStep, SplitMode, Tile,
+        pod::PodMode,
     },
     problem::{Batch, Compute, Dtype, KvLayout, Spec},
     tensor::{Element, F8E4M3, F8E5M2},
@@ -119,8 +120,8 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
                 .with_kv_dtype(Dtype::F8E4M3);
         }
         Op::Pad => {
-            // Prompts with heads of 80 have kernels of their own.
-            planned.spec = Spec::new(4, 1, 48);
+            // No kernel has these heads.
+            planned.spec = Spec::new(4, 1, 160);
             planned.arch = None;
         }
         Op::Decode if row.latent => {
@@ -148,6 +149,18 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
             } else {
                 planned.spec = spec(row, 8);
             }
+        }
+        Op::Merge(_) => {
+            let of = |kind| row.name.starts_with(kind);
+            planned.spec = Spec::new(4, 1, 64).with_dtype(dtype_of(row));
+            planned.requests = match (of("merge_long"), of("merge_few")) {
+                (true, _) => vec![(600, 70), (33, 33)],
+                (_, true) => vec![(70, 1), (33, 1), (1, 1)],
+                _ => vec![(70, 70), (33, 33), (90, 90)],
+            };
+            planned.options = options
+                .with_split(SplitMode::Fixed { tokens: 32 })
+                .with_merge_mode(MergeMode::Kernel);
         }
         _ => {
             planned.device.prefill.by_q_len = vec![QueryStep {
