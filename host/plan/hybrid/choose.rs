@@ -1,10 +1,15 @@
 //! The mode of a hybrid batch.
 
+use kernels_gpu::registry::KernelInfo;
+
 use super::forecast::PrefillLoad;
-use crate::plan::{
-    data::{CtaSplit, PlanOptions, PodMode, PodPlan, Rules, SplitMode, Tickets},
-    draft::{BatchInput, Drafts},
-    model::{PodConfig, TileTable, gcd},
+use crate::{
+    plan::{
+        data::{CtaSplit, PlanOptions, PodMode, PodPlan, Rules, SplitMode, Tickets},
+        draft::{BatchInput, Drafts},
+        model::{PodConfig, TileTable, gcd},
+    },
+    problem::Spec,
 };
 
 /// How a hybrid batch runs; `decodes` are drafted in the tiles that they have alone. The tickets are for
@@ -17,7 +22,7 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
         .map(|part| part.contiguous_flops())
         .sum();
     let load = |tiles: &TileTable| PrefillLoad {
-        ns: flops as f64 / device.flops_per_ns,
+        ns: flops as f64 / device.flops_per_ns * padded(&model.spec, tiles),
         tiles: input.parts(tiles).map(|part| part.contiguous_units()).sum(),
         divisible: options.split != SplitMode::Off,
     };
@@ -54,6 +59,15 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
         ctas,
         forecast,
     }
+}
+
+/// How many times the products of a spec's heads prefills make: of padded heads they multiply all columns. Prefills that
+/// run beside decodes may pad heads for which there are others of their own.
+fn padded(spec: &Spec, tiles: &TileTable) -> f64 {
+    let kernel = tiles.prefills().first().and_then(|step| step.kernel);
+    let columns = |row: &KernelInfo| f64::from(row.head_dim + row.value_dim);
+    let given = f64::from(spec.head_dim_qk + spec.head_dim_v);
+    kernel.map_or(1.0, |id| columns(id.info()) / given)
 }
 
 /// The mix of CTAs for so many units of decodes and of prefills: as many of each operation as there is work, in lowest

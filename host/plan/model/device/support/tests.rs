@@ -98,6 +98,38 @@ fn heads_between_those_of_kernels_are_padded_where_no_kernel_has_them() {
     );
 }
 
+/// Prefills that share SMs with decodes pad heads of 96, those alone do not.
+#[test]
+fn padded_products_count_where_prefills_run_beside_decodes() {
+    let fused = |head_dim: u32, prompt: u32, decodes: u32| {
+        let mut table = PageTable::new(16, 40_000);
+        let mut ends = vec![0];
+        for request in 0..=decodes {
+            let (queries, keys) = if request == 0 {
+                (prompt, prompt)
+            } else {
+                (1, 4096)
+            };
+            let first = request * 600;
+            table.push(&(first..first + keys / 16).collect::<Vec<_>>(), keys);
+            ends.push(ends[request as usize] + queries);
+        }
+        let batch = Batch::new(ends, table);
+        let plan = Planner::new()
+            .plan(
+                &Spec::new(32, 8, head_dim),
+                &batch,
+                &h200(),
+                &PlanOptions::default(),
+            )
+            .unwrap();
+        plan.pod.expect("a hybrid batch").mode == PodMode::Fused
+    };
+    assert!(fused(128, 8192, 32));
+    assert!(!fused(96, 8192, 32));
+    assert!(fused(96, 4096, 64));
+}
+
 #[test]
 fn element_types_without_a_kernel_are_named() {
     let spec = Spec::new(32, 8, 128);
