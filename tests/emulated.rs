@@ -7,6 +7,8 @@ mod numeric;
 #[path = "common/problems.rs"]
 mod problems;
 
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+
 use adversarial::{KINDS, allowed, make_hard};
 use half::{bf16, f16};
 use numeric::{Tolerance, compare, to_f64};
@@ -26,6 +28,13 @@ use tandem_attn::{
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     tensor::{Element, F8E4M3},
 };
+
+/// The emulated driver is one of the process, and so is its failure: a test that provokes one writes, all others read.
+static FAILURE: RwLock<()> = RwLock::new(());
+
+fn no_failure() -> RwLockReadGuard<'static, ()> {
+    FAILURE.read().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A batch, its heads, and how it is planned and run.
 #[derive(Clone, Debug)]
@@ -101,6 +110,7 @@ fn settings(schedule: u8, seed: u64) -> Settings {
 }
 
 fn check<T: Element, K: Element>(case: &Case) -> Result<(), TestCaseError> {
+    let _others = no_failure();
     let emulated = Emulated::new(settings(case.schedule, case.seed)).expect("the emulator");
     let spec = case.spec.with_dtype(T::DTYPE).with_kv_dtype(K::DTYPE);
     let tensors = Tensors::<T, K>::random(&spec, &case.batch, case.layout, case.seed);
@@ -160,6 +170,7 @@ fn plans_over_8_bit_pages_are_the_reference() {
 /// where they become 16 bits.
 #[test]
 fn scales_of_each_token_are_those_of_the_cpu() {
+    let _others = no_failure();
     let emulated = Emulated::new(settings(2, 7)).expect("the emulator");
     let spec = Spec::new(8, 2, 128).with_kv_dtype(Dtype::F8E4M3);
     let batch = prefixed(&[(70, 0, 40), (50, 2, 1), (33, 0, 1)], 8, false, 5);
@@ -208,6 +219,7 @@ fn scales_of_each_token_are_those_of_the_cpu() {
 }
 
 fn hard<T: Element>(large: bool) {
+    let _others = no_failure();
     let emulated = Emulated::new(settings(1, 3)).expect("the emulator");
     let spec = Spec::new(4, 1, 64).with_dtype(T::DTYPE);
     let batch = prefixed(&[(90, 0, 20), (70, 0, 1), (33, 0, 1)], 16, false, 3);
@@ -265,6 +277,7 @@ fn hard_logits_are_the_reference() {
 /// A page beyond the pool is an error of the run that names address and instruction, and the next run is as ever.
 #[test]
 fn pages_outside_the_pool_are_reported() {
+    let _alone = FAILURE.write().unwrap_or_else(PoisonError::into_inner);
     let emulated = Emulated::new(settings(1, 5)).expect("the emulator");
     let spec = Spec::new(4, 1, 64);
     // Pages of 3 tokens are loaded row by row: the accelerator reads zeroes outside of its tensor.
