@@ -55,17 +55,13 @@ fn the_compiler_kept_what_the_planner_relies_on() {
             "{arch} {name}: {registers} of {}",
             row.registers
         );
-        // Prefills in 8 bits have registers for what a block takes; what a tile takes is spilled, and read once a tile or in
-        // seldom branches. Versions that spilled 304 bytes were a fifth slower (docs/notes/fp8.md).
+        // Prefills in 8 bits spill most of what a tile takes, and a few words of a block. Versions that spilled 304 bytes were a fifth slower (docs/notes/fp8.md).
         let most = if row.products_of_8_bits { 740 } else { 320 };
         if spills > most {
             spilling.push((arch, name, spills));
         }
     }
-    assert!(
-        spilling.is_empty(),
-        "{spilling:?}"
-    );
+    assert!(spilling.is_empty(), "{spilling:?}");
 }
 
 /// Shares and residency in the descriptions are those of the kernels that are taken.
