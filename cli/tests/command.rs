@@ -288,7 +288,7 @@ fn what_no_kernel_does_is_not_planned() {
             "\"head_dim\": 64",
             "\"head_dim\": 240",
             &[][..],
-            "a head dimension of 240: there are 64, 128",
+            "a head dimension of 240: there are 64, 80, 96, 112, 128",
         ),
         (
             "\"bf16\"",
