@@ -201,9 +201,8 @@ pub(super) unsafe fn convert<const KEYS: u32, const STAGES: u32, const CONVERTED
             }
             widen_half(s, group, 0);
             widen_half(s, group, 1);
-            if warp::lane_id() == 0 {
-                mbarrier::arrive(s.raw_free(misc::opaque(group)));
-            }
+            // Each lane has read of the rows, and arrives for itself.
+            mbarrier::arrive(s.raw_free(misc::opaque(group)));
             group += CONVERTERS;
         }
     }

@@ -263,29 +263,37 @@ pub(super) unsafe fn load_rows<
             false if long => ptr::evict_unchanged_policy(),
             false => ptr::evict_first_policy(),
         };
-        // Each lane looks up two keys, a block ahead; behind the last there are zeros.
+        // Each lane looks up two keys, a block ahead; behind the last there are zeros. Nothing is computed with a page
+        // before its block: that would wait for the load.
         let look_up = |at: u32| {
             if at >= unit.kv_end {
                 return 0;
             }
-            let (page, in_page) = p.page_size.div_rem(at);
+            let (page, _) = p.page_size.div_rem(at);
             let entry = p.attention.page_ids + u64::from(unit.table + page) * 4;
             // SAFETY: the table has a page for each key of the item.
-            let page = unsafe { ptr::load_nc_u32(entry as *const u32) };
+            unsafe { ptr::load_nc_u32(entry as *const u32) }
+        };
+        let row = |page: u32, at: u32| {
+            if at >= unit.kv_end {
+                return 0;
+            }
+            let (_, in_page) = p.page_size.div_rem(at);
             let element = u64::from(page) * u64::from(strides.page)
                 + u64::from(in_page) * u64::from(strides.token);
             pool + element * 2
         };
         let mut at = unit.first + lane;
-        let mut rows = [look_up(at), look_up(at + 32)];
+        let mut pages = [look_up(at), look_up(at + 32)];
         let mut block = 0;
         while block < unit.blocks {
             if !RIGHT && lane == 0 && block + PREFETCH_DISTANCE == unit.blocks {
                 // SAFETY: the claiming warp waits for it.
                 unsafe { mbarrier::arrive(s.near_end()) };
             }
+            let rows = [row(pages[0], at), row(pages[1], at + 32)];
             at += KEYS;
-            let next = [look_up(at), look_up(at + 32)];
+            pages = [look_up(at), look_up(at + 32)];
             if block > UNDER_WAY {
                 async_copy::wait_group::<UNDER_WAY>();
                 announce(stages.stage + STAGES - 1 - UNDER_WAY);
@@ -320,7 +328,6 @@ pub(super) unsafe fn load_rows<
                 }
             }
             async_copy::commit_group();
-            rows = next;
             stages.advance();
             block += 1;
         }

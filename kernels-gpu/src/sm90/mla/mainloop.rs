@@ -395,7 +395,8 @@ pub(super) unsafe fn consume<
 
     macro_rules! release {
         ($barrier:expr) => {
-            if lane == 0 {
+            // Of converted blocks lanes read which keys are there: each arrives for itself.
+            if CONVERTED || lane == 0 {
                 mbarrier::arrive($barrier);
             }
         };

@@ -163,6 +163,8 @@ impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Shared<KEYS, STA
         } else {
             0
         };
+        // Lanes of a consumer's warp that give something back.
+        let lanes = if CONVERTED { 32 } else { 1 };
         if index < raw + raw_barriers {
             let arrivals = match index {
                 0 | 1 => 32,
@@ -171,17 +173,17 @@ impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Shared<KEYS, STA
                 2 | 3 => 2 * 32 + CONSUMERS,
                 4 | 5 => 32,
                 6 | 8 => 1,
-                7 => 8,
+                7 => 8 * lanes,
                 // Every lane's copies, and what a lane says of the group.
                 _ if index >= raw + RAW_SLOTS => 32 + 1,
-                _ if index >= raw => 1,
+                _ if index >= raw => 32,
                 _ => match ((index - STAGE_BARRIERS) % 4, keys) {
                     (0 | 1, Keys::Pages) => 1,
                     (0 | 1, Keys::Rows) => 32,
                     (0 | 1, Keys::Converted) => KEYS / GROUP,
                     // Only consumer 0 reads the left half; of the right one both read or write the weights.
-                    (2, _) => 4,
-                    _ => 8,
+                    (2, _) => 4 * lanes,
+                    _ => 8 * lanes,
                 },
             };
             // SAFETY: nobody knows the barriers yet.

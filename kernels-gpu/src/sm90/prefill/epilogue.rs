@@ -113,10 +113,7 @@ pub(super) unsafe fn finish_tile<
     // SAFETY: whole warps.
     unsafe {
         mbarrier::arrive(s.tile_free(stage));
-        warp::sync_warp(WARP);
-        if lane == 0 {
-            mbarrier::arrive(s.output_full(stage));
-        }
+        mbarrier::arrive(s.output_full(stage));
     }
 
     // Stores to memory last: the fence above would wait for them.
