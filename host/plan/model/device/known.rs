@@ -297,7 +297,7 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
             unit_ns: 3000.0,
             state_ns: Some(200.0),
             // They stay in L2, and CTAs without work leave their part of it to others.
-            state_bytes: 0.4,
+            state_bytes: 0.6,
             ..rows_64
         },
         // Heads of 512: by bytes and products, not measured.

@@ -97,6 +97,16 @@ impl Keys {
         CONSUMERS + if self.are_converted() { 256 } else { 128 }
     }
 
+    /// Warps that bring keys.
+    #[cfg(target_arch = "nvptx64")]
+    pub const fn loaders(self) -> u32 {
+        match self {
+            Self::Pages => 2,
+            Self::Rows => 3,
+            Self::Converted => 1,
+        }
+    }
+
     /// Registers of a thread that feeds and of one that computes.
     #[cfg(target_arch = "nvptx64")]
     pub const fn registers(self) -> [u32; 2] {

@@ -51,9 +51,6 @@ pub(super) unsafe fn finish<
     let [lane, first_row] = here;
     // SAFETY: whole warps; the unit stays until this warp has arrived; its rows are this thread's alone.
     unsafe {
-        // What was read of the unit before the last is read: unit barriers say so, too, but by way of another warp, which
-        // racecheck does not follow.
-        meet();
         let own = rows.totals();
         let mut h = 0;
         while h < 2 {

@@ -220,7 +220,8 @@ pub(super) unsafe fn load<
 /// it has seen the one behind it: with three stages, a place is waited for only where no more than one is not announced.
 const UNDER_WAY: u32 = 1;
 
-/// Brings a half of the blocks of all units key by key, a lane for 16 bytes.
+/// Brings a half of the columns of all units' blocks key by key, a lane for 16 bytes: of the keys of a block from one to
+/// another.
 ///
 /// # Safety
 /// A whole warp comes here, and the barriers are initialised.
@@ -233,6 +234,7 @@ pub(super) unsafe fn load_rows<
 >(
     p: &LatentParams,
     s: Shared<KEYS, STAGES, CONVERTED>,
+    [from, to]: [u32; 2],
 ) {
     let (lane, half) = (warp::lane_id(), RIGHT as u32);
     let slabs = const { SLABS[RIGHT as usize] };
@@ -304,8 +306,8 @@ pub(super) unsafe fn load_rows<
                 let target = s.half(stages.stage, half);
                 // Eight lanes have 128 bytes of a key, of one slab after the other. Opaque: or all copies of a block are
                 // one piece of code.
-                let mut key = misc::opaque(lane / 8);
-                while key < KEYS {
+                let mut key = misc::opaque(lane / 8) + from;
+                while key < to {
                     let row = rows[(key >= 32) as usize];
                     let low = warp::warp_shuffle_idx(WARP, row as u32, key % 32, 32);
                     let high = warp::warp_shuffle_idx(WARP, (row >> 32) as u32, key % 32, 32);

@@ -104,8 +104,10 @@ mod entries {
                             (2, _) => claim(&p, maps, s),
                             (0, Keys::Pages) => load::<false, _, _, _>(&p, maps.add(1), s),
                             (1, Keys::Pages) => load::<true, _, _, _>(&p, maps.add(2), s),
-                            (0, Keys::Rows) => load_rows::<false, _, _, _>(&p, s),
-                            (1, Keys::Rows) => load_rows::<true, _, _, _>(&p, s),
+                            (0, Keys::Rows) => load_rows::<false, _, _, _>(&p, s, [0, $keys]),
+                            // The right half has 5 slabs, the left one 4.
+                            (1, Keys::Rows) => load_rows::<true, _, _, _>(&p, s, [0, $keys / 2]),
+                            (3, Keys::Rows) => load_rows::<true, _, _, _>(&p, s, [$keys / 2, $keys]),
                             (3, Keys::Converted) => bring(&p, s),
                             // Warps 0, 1 and 4 to 7.
                             (warp, Keys::Converted) => convert(s, warp - warp / 4 * 2),

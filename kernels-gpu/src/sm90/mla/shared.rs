@@ -169,8 +169,7 @@ impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Shared<KEYS, STA
             let arrivals = match index {
                 0 | 1 => 32,
                 // The loaders' lanes and the consumers'.
-                2 | 3 if CONVERTED => 32 + CONSUMERS,
-                2 | 3 => 2 * 32 + CONSUMERS,
+                2 | 3 => keys.loaders() * 32 + CONSUMERS,
                 4 | 5 => 32,
                 6 | 8 => 1,
                 7 => 8 * lanes,
@@ -179,7 +178,8 @@ impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Shared<KEYS, STA
                 _ if index >= raw => 32,
                 _ => match ((index - STAGE_BARRIERS) % 4, keys) {
                     (0 | 1, Keys::Pages) => 1,
-                    (0 | 1, Keys::Rows) => 32,
+                    (0, Keys::Rows) => 32,
+                    (1, Keys::Rows) => 2 * 32,
                     (0 | 1, Keys::Converted) => KEYS / GROUP,
                     // Only consumer 0 reads the left half; of the right one both read or write the weights.
                     (2, _) => 4 * lanes,

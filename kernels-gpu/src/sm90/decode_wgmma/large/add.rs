@@ -51,8 +51,8 @@ pub(super) unsafe fn add<T: Half, const H: u32>(p: &DecodeParams, s: Shared) {
             }
             let mut left = uniform(unit.blocks);
             let mut o = [[0.0; O]; 2];
-            // A block whose weights lie in the one or the other place. Numbers of barriers are constants: racecheck follows
-            // no others.
+            // A block whose weights lie in the one or the other place. Numbers of barriers are constants: of others ptxas
+            // counts all sixteen.
             macro_rules! block {
                 ($turn:literal) => {
                     barrier::bar_sync(ready(H, $turn), 256);

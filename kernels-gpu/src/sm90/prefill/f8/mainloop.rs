@@ -253,11 +253,11 @@ pub(super) unsafe fn consume<
                 work = open!();
                 keys_there = false;
             }
-            if !warp::warp_vote_all(WARP, keys_there) {
+            if !keys_there {
                 mbarrier::wait(s.keys_full(k.stage), k.parity);
             }
             queries_keys::<S>(&mut logits, work.queries, s.keys(k.stage), dim, slab);
-            if !warp::warp_vote_all(WARP, values_there) {
+            if !values_there {
                 mbarrier::wait(s.values_full(v.stage), v.parity);
             }
             let values = uniform(s.values(v.stage));
@@ -278,7 +278,9 @@ pub(super) unsafe fn consume<
             release!(s.values_free(v.stage));
             v.advance();
             keys_there = mbarrier::test_wait(s.keys_full(k.stage), k.parity);
+            keys_there = warp::warp_vote_all(WARP, keys_there);
             values_there = mbarrier::test_wait(s.values_full(v.stage), v.parity);
+            values_there = warp::warp_vote_all(WARP, values_there);
             add_part!({
                 weigh!(to);
             });
