@@ -60,6 +60,9 @@ pub(super) unsafe fn finish<
             }
             h += 1;
         }
+        // Twice: who waits at the second barrier has seen to the first, which racecheck of CUDA 13.0 takes to come later,
+        // now and then.
+        meet();
         meet();
         h = 0;
         while h < 2 {

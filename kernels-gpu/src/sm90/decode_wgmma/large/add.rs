@@ -1,7 +1,7 @@
 //! The warpgroups that add: P·V of half of the columns each, and results.
 
 use cuda_std::{
-    barrier, mbarrier, ptr, shared, thread, warp,
+    barrier, fence, mbarrier, ptr, shared, thread, warp,
     wgmma::{self, Descriptor, Swizzle},
 };
 
@@ -78,7 +78,8 @@ pub(super) unsafe fn add<T: Half, const H: u32>(p: &DecodeParams, s: Shared) {
                         let mut weights = shared::load_u32x4(at + step * WEIGHTS_STEP);
                         wgmma::fence_operand(&mut weights);
                         if step == VALUE_PIECES - 1 {
-                            // In registers all of them: their place may be written.
+                            // In registers all of them: their place may be written. racecheck wants the fence.
+                            fence::acq_rel_cta();
                             barrier::bar_arrive(free_again(H, $turn), 256);
                         }
                         wgmma::fence();
