@@ -10,11 +10,11 @@ use core::ops::Range;
 #[cfg(target_arch = "nvptx64")]
 use cuda_std::{fence, mbarrier, shared, thread};
 
+pub use crate::common::decode::KEYS;
 use crate::common::{
     cache,
     decode::{has_slabs, row_pitch},
 };
-pub use crate::common::decode::KEYS;
 
 /// Bytes of a stage's barriers, full and empty.
 const PAIR: u32 = 16;
