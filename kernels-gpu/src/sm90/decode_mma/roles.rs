@@ -101,6 +101,7 @@ pub unsafe fn run<
             let consumer = Consumer {
                 params: &p.attention,
                 group: p.group,
+                gap: p.gap,
                 layout,
                 warp: warp_id - producers,
                 lane,
