@@ -72,9 +72,9 @@ impl Planner {
         options: &PlanOptions,
         plan: &mut Plan,
     ) -> Result<(), PlanError> {
-        let same = |model: &Model| model.is_of(spec, device, options.decode_tile);
+        let same = |model: &Model| model.is_of(spec, device, options);
         if !self.model.as_ref().is_some_and(same) {
-            self.model = Some(Model::new(spec, device, options.decode_tile)?);
+            self.model = Some(Model::new(spec, device, options)?);
         }
         batch.check(spec)?;
         if let Some(model) = &self.model {

@@ -80,7 +80,8 @@ pub(super) struct LaunchPlan {
     /// Where some launches pad heads and others do not: the query tokens of those that do, if the others have none
     /// between them and leave nothing to be merged.
     pub(super) padded: Option<Range<u32>>,
-    contiguous: Vec<bool>,
+    /// Which merges are left, while they are divided.
+    leaves: Vec<bool>,
 }
 
 impl LaunchPlan {
@@ -164,16 +165,16 @@ impl LaunchPlan {
         }
     }
 
-    /// Decode can do the merges that all states of come from decode.
+    /// Decode can do the merges that all states of come from decode, but for kernels that share SMs.
     fn divide_merges(&mut self, plan: &Plan, merge_mode: MergeMode) {
         self.left_rows.clear();
-        self.contiguous.clear();
-        self.contiguous.resize(plan.merges.len(), false);
+        self.leaves.clear();
+        self.leaves.resize(plan.merges.len(), false);
         let mut any = false;
         for item in plan.items.iter().filter(|item| !item.is_gathered()) {
             if item.merge != NO_MERGE && item.slot != DIRECT {
                 let merges = item.merge as usize..(item.merge + item.rows) as usize;
-                if let Some(merges) = self.contiguous.get_mut(merges) {
+                if let Some(merges) = self.leaves.get_mut(merges) {
                     merges.fill(true);
                     any = true;
                 }
@@ -185,8 +186,9 @@ impl LaunchPlan {
         let beside = matches!(self.pod, PodMode::Fused | PodMode::Tickets);
         self.fused = merge_mode == MergeMode::Fused && !self.mixed && !beside;
         if self.fused {
-            let merges = plan.merges.iter().zip(&self.contiguous);
-            let left = merges.filter(|(merge, contiguous)| **contiguous || merge.slots == 0);
+            self.leave_those_of_shared_sms(plan);
+            let merges = plan.merges.iter().zip(&self.leaves);
+            let left = merges.filter(|(merge, leaves)| **leaves || merge.slots == 0);
             self.left_rows.extend(left.map(|(merge, _)| *merge));
             self.left = self.left_rows.len() as u32;
         } else {
@@ -194,6 +196,25 @@ impl LaunchPlan {
         }
         let slots = self.left_rows(plan).iter().map(|merge| merge.slots);
         self.most_slots = slots.max().unwrap_or(0);
+    }
+
+    /// Decodes that share SMs leave merges to others, wherever they run.
+    fn leave_those_of_shared_sms(&mut self, plan: &Plan) {
+        let shares = |group: &&TileGroup| group.id.is_some_and(|id| id.info().co_resident);
+        for group in plan.groups.iter().filter(shares) {
+            let items = plan
+                .items_of(group)
+                .iter()
+                .filter(|item| item.is_gathered());
+            for item in items {
+                let rows = item.rows_begin as usize..(item.rows_begin + item.rows) as usize;
+                for row in plan.rows.get(rows).unwrap_or_default() {
+                    if let Some(leaves) = self.leaves.get_mut(row.merge as usize) {
+                        *leaves = true;
+                    }
+                }
+            }
+        }
     }
 
     fn padded_tokens(&self, plan: &Plan) -> Option<Range<u32>> {

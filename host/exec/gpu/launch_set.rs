@@ -8,7 +8,7 @@ use kernels_gpu::{
 use super::launch_plan::{GroupLaunch, LaunchPlan};
 use crate::{
     Error,
-    plan::{DeviceDescription, Plan, tiles::TileTable},
+    plan::{DeviceDescription, Plan, PlanOptions, SplitMode, tiles::TileTable},
     problem::Spec,
 };
 
@@ -44,18 +44,32 @@ impl LaunchSet {
         }
     }
 
-    /// What any plan of decodes needs: a launch for each tile that decodes of these heads can have.
+    /// What any plan of decodes needs: a launch for each tile that decodes of these heads can have. For plans of the
+    /// default options: see [`decodes_with`](Self::decodes_with).
     ///
     /// # Errors
     /// [`PlanError::NoTile`](crate::plan::PlanError::NoTile).
     pub fn decodes(device: &DeviceDescription, spec: &Spec) -> Result<Self, Error> {
+        Self::decodes_with(device, spec, &PlanOptions::default())
+    }
+
+    /// What any plan of decodes needs that is made with these options: where splits are fixed, or there is one tile for
+    /// all, decodes take other kernels.
+    ///
+    /// # Errors
+    /// [`PlanError::NoTile`](crate::plan::PlanError::NoTile).
+    pub fn decodes_with(
+        device: &DeviceDescription,
+        spec: &Spec,
+        options: &PlanOptions,
+    ) -> Result<Self, Error> {
         let mut set = Self::new();
-        set.add_decodes(&TileTable::new(device, spec, None)?);
+        set.add_decodes(&TileTable::of_options(device, spec, options)?);
         Ok(set)
     }
 
     /// What any plan of one part needs: prefills, decodes, and both together in whatever form but in one kernel by
-    /// tickets, which [`and`](Self::and) adds for a plan.
+    /// tickets, which [`and`](Self::and) adds for a plan; also where splits are fixed.
     ///
     /// # Errors
     /// [`PlanError::NoTile`](crate::plan::PlanError::NoTile).
@@ -65,10 +79,10 @@ impl LaunchSet {
         let tables = device.pod.configs.iter();
         let tables = tables.filter(|config| !config.by_tickets);
         let tables = tables.filter_map(|config| TileTable::fused(device, spec, None, config));
-        for tiles in [TileTable::new(device, spec, None)?]
-            .into_iter()
-            .chain(tables)
-        {
+        let fixed = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 1 });
+        let [alone, fixed] = [PlanOptions::default(), fixed]
+            .map(|options| TileTable::of_options(device, spec, &options));
+        for tiles in [alone?].into_iter().chain(tables).chain([fixed?]) {
             set.add_decodes(&tiles);
             for step in tiles.prefills() {
                 set.add(step.kernel, step.pack);

@@ -32,13 +32,21 @@ impl KernelId {
         Self::all().find(|id| id.info().computes() == row.computes() && is(row, id.info()))
     }
 
-    /// The kernel that takes sinks and masks of the last keys and otherwise does the same, in tiles of the same rows.
+    /// The kernel that takes sinks and masks of the last keys and otherwise does the same, in tiles of the same rows: of
+    /// the same keys, too, and in as much of an SM, if there is one.
     #[must_use]
     pub fn with_extras(self) -> Option<Self> {
         if self.info().extras {
             return Some(self);
         }
-        self.counterpart(|row, other| other.stands_in && other.extras && other.rows == row.rows)
+        let of_rows = |row: &KernelInfo, other: &KernelInfo| {
+            other.stands_in && other.extras && other.rows == row.rows
+        };
+        let same_tile = |row: &KernelInfo, other: &KernelInfo| {
+            of_rows(row, other) && (other.keys, other.co_resident) == (row.keys, row.co_resident)
+        };
+        let there = self.counterpart(same_tile);
+        there.or_else(|| self.counterpart(|row, other| of_rows(row, other) && !other.co_resident))
     }
 
     /// The kernel of latent heads that does the same and loads keys row by row.
@@ -77,6 +85,18 @@ impl KernelId {
                 && (other.rows, other.keys, other.co_resident, other.by_token)
                     == (row.rows, row.keys, row.co_resident, row.by_token)
         })
+    }
+
+    /// Whether both compute the same bits: they differ in nothing but the blocks of keys that are under way.
+    #[must_use]
+    pub fn same_bits(self, other: Self) -> bool {
+        let of = |id: Self| KernelInfo {
+            name: "",
+            stages: 0,
+            shared_bytes: 0,
+            ..*id.info()
+        };
+        of(self) == of(other)
     }
 
     /// Its place.
@@ -124,5 +144,36 @@ mod tests {
             assert_eq!(KernelId::named(id.info().name), Some(id));
         }
         assert_eq!(KernelId::named("decode"), None);
+    }
+
+    #[test]
+    fn what_takes_masks_has_the_same_tile_if_there_is_such() {
+        let extras = |name| {
+            KernelId::named(name)
+                .unwrap()
+                .with_extras()
+                .unwrap()
+                .info()
+                .name
+        };
+        let name = "prefill_128x80_d128_bf16_co_resident";
+        assert_eq!(extras(name), "prefill_128x80_d128_bf16_co_resident_extras");
+        let alone = "prefill_128x128_d128_bf16_extras";
+        for name in [
+            "prefill_128x128_d128_bf16",
+            "prefill_128x64_d128_bf16_co_resident",
+        ] {
+            assert_eq!(extras(name), alone);
+        }
+    }
+
+    #[test]
+    fn stages_change_no_bit_and_all_else_may() {
+        let named = |name| KernelId::named(name).unwrap();
+        let deep = named("decode_8x64_d128_bf16_co_resident");
+        assert!(deep.same_bits(named("decode_8x64_d128_bf16_co_resident_stages2")));
+        for other in ["decode_8x64_d128_f16_co_resident", "decode_8x32_d128_bf16"] {
+            assert!(!deep.same_bits(named(other)), "{other}");
+        }
     }
 }
