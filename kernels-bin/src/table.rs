@@ -17,11 +17,11 @@
         family: "prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            19629161,
+            20336776,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
-            8158288,
+            8451056,
         )),
     },
     Module {

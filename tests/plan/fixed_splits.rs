@@ -158,6 +158,12 @@ fn kernels_follow_from_the_request() {
             assert!(!named(&plan).0.contains("co_resident"), "{options:?}");
         }
     }
+    // Tiles of 128 tokens or of a part of them, whatever the heads.
+    for (q_heads, kv_heads, pack) in [(8, 8, 1), (6, 2, 1), (12, 2, 2), (8, 1, 8)] {
+        let spec = Spec::new(q_heads, kv_heads, 128).with_dtype(Dtype::BF16);
+        let plan = plan(&spec, &device, &batch(&[(500, 5000)], PAGE), &fixed(1024));
+        assert_eq!(named(&plan), ("prefill_128x80_d128_bf16_co_resident", pack));
+    }
     // There are none for these, and on the last device nothing was measured.
     let eight_bits = Spec::new(32, 8, 128).with_kv_dtype(Dtype::F8E4M3);
     for (spec, name) in [
@@ -255,7 +261,7 @@ fn a_planner_plans_with_fixed_splits_and_without_in_turn() {
 
 fn spec() -> impl Strategy<Value = Spec> {
     let heads = prop::sample::select(&[(32, 8), (8, 8), (8, 1), (16, 2), (16, 1), (6, 2), (7, 1)]);
-    let dim = prop_oneof![5 => Just(128), 1 => Just(64), 1 => Just(96), 1 => Just(256)];
+    let dim = prop_oneof![5 => Just(128), 1 => prop::sample::select(&[64, 72, 96, 256])];
     let dtype = prop_oneof![3 => Just(Dtype::BF16), 1 => Just(Dtype::F8E4M3)];
     let window = prop_oneof![3 => Just(None), 1 => (0u32..3000).prop_map(Some)];
     (heads, dim, dtype, window).prop_map(|((q_heads, kv_heads), dim, dtype, window)| {

@@ -311,11 +311,11 @@ fn run_length(keys_per_item: u64) -> u32 {
 pub(super) mod tests {
     use super::*;
     use crate::{
-        plan::{DeviceDescription, PlanOptions, Planner},
+        plan::{DeviceDescription, PlanOptions, Planner, SplitMode},
         problem::{Batch, PageTable, Spec},
     };
 
-    pub(crate) fn plan(queries: &[u32], merge_mode: MergeMode) -> Plan {
+    pub(crate) fn plan_with(queries: &[u32], options: &PlanOptions) -> Plan {
         let mut table = PageTable::new(16, 4000);
         let mut qo_indptr = vec![0];
         for (index, queries) in queries.iter().enumerate() {
@@ -324,15 +324,19 @@ pub(super) mod tests {
             qo_indptr.push(qo_indptr[index] + queries);
         }
         let device = DeviceDescription::named("h200").unwrap();
+        let batch = Batch::new(qo_indptr, table);
+        let spec = Spec::new(32, 8, 128);
+        let plan = Planner::new().plan(&spec, &batch, &device, options);
+        plan.unwrap()
+    }
+
+    pub(crate) fn plan(queries: &[u32], merge_mode: MergeMode) -> Plan {
         let options = PlanOptions {
             merge_mode,
             pod: PodMode::Serial,
             ..PlanOptions::default()
         };
-        let batch = Batch::new(qo_indptr, table);
-        let spec = Spec::new(32, 8, 128);
-        let plan = Planner::new().plan(&spec, &batch, &device, &options);
-        plan.unwrap()
+        plan_with(queries, &options)
     }
 
     pub(crate) fn launch_plan(plan: &Plan) -> LaunchPlan {
@@ -376,6 +380,20 @@ pub(super) mod tests {
                 .iter()
                 .all(|merge| merge.token > 0)
         );
+    }
+
+    /// Those that share SMs also where a graph's decodes merge what they can.
+    #[test]
+    fn decodes_that_share_sms_leave_their_merges() {
+        let options = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 1024 });
+        let plan = plan_with(&[1, 8, 2], &options);
+        let of_few_rows = |token: u32| token == 0 || token > 8;
+        let mut launch_plan = LaunchPlan::default();
+        launch_plan.fill(&plan, MergeMode::Fused).unwrap();
+        assert!(launch_plan.fused);
+        let left = launch_plan.left_rows(&plan).iter().map(|merge| merge.token);
+        assert!(left.eq((0..11).filter(|&token| of_few_rows(token))));
+        assert_eq!(launch_plan.left, 3);
     }
 
     /// No item leads to them: only the merging kernel writes their zeros.

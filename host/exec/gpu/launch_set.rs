@@ -229,8 +229,8 @@ pub(super) fn pairs(keys: &[LaunchKey]) -> Vec<[usize; 2]> {
 mod tests {
     use super::*;
     use crate::{
-        exec::gpu::launch_plan::tests::{launch_plan, plan},
-        plan::MergeMode,
+        exec::gpu::launch_plan::tests::{launch_plan, plan, plan_with},
+        plan::{MergeMode, PodMode},
     };
 
     #[test]
@@ -255,5 +255,29 @@ mod tests {
         let own = LaunchSet::new().and(&hybrid);
         own.records(&launch_plan(&hybrid), &mut records).unwrap();
         assert_eq!(own.clone().and(&hybrid), own);
+    }
+
+    /// Decodes alone take kernels that share SMs then.
+    #[test]
+    fn plans_with_fixed_splits_have_launches() {
+        let device = DeviceDescription::named("h200").unwrap();
+        let options = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 4096 });
+        let of = |queries: &[u32]| plan_with(queries, &options.with_pod(PodMode::Fused));
+        for queries in [&[1, 1][..], &[1, 8, 500], &[1, 1, 500], &[30, 100, 5000]] {
+            let plan = of(queries);
+            let set = LaunchSet::all(&device, &plan.spec).unwrap();
+            let mut records = vec![LaunchRecord::default(); set.keys().len() + 1];
+            set.records(&launch_plan(&plan), &mut records).unwrap();
+            let items: u32 = records[..set.keys().len()].iter().map(|r| r.count).sum();
+            assert_eq!(items, plan.items.len() as u32, "{queries:?}");
+        }
+        let decodes = of(&[1, 2, 8]);
+        let set = LaunchSet::decodes_with(&device, &decodes.spec, &options).unwrap();
+        let mut records = vec![LaunchRecord::default(); set.keys().len() + 1];
+        set.records(&launch_plan(&decodes), &mut records).unwrap();
+        // Those of other plans have other kernels.
+        let set = LaunchSet::decodes(&device, &decodes.spec).unwrap();
+        let error = set.records(&launch_plan(&decodes), &mut records);
+        assert!(matches!(error, Err(Error::NotCaptured { .. })), "{error:?}");
     }
 }

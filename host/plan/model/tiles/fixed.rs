@@ -100,10 +100,14 @@ impl TileTable {
             let decode = config.decode?;
             Some((config, decode, Self::fused(device, spec, None, config)?))
         });
-        let (config, tile, beside) =
+        let (config, tile, mut beside) =
             tables.min_by(|a, b| a.0.prefill_slowdown.total_cmp(&b.0.prefill_slowdown))?;
         let mut tiles = self.clone();
 
+        // Tiles of a part of 128 tokens: chunks that begin at multiples of these have the tiles of the whole prompt.
+        for step in &mut beside.prefill {
+            step.pack = 1 << step.pack.trailing_zeros();
+        }
         let prefill = *beside.prefill(LONG);
         tiles.prefill = self.with_prefill(prefill)?;
 
