@@ -138,7 +138,7 @@ fn requests() -> impl Strategy<Value = Vec<Request>> {
 
 fn hybrid() -> impl Strategy<Value = Hybrid> {
     let heads = prop::sample::select(&[(8_u32, 2_u32), (4, 1), (2, 2), (8, 1), (6, 2), (16, 1)]);
-    let dim = prop_oneof![5 => Just(128_u32), 1 => prop::sample::select(&[64, 72, 96])];
+    let dim = prop_oneof![5 => Just(128_u32), 1 => prop::sample::select(&[64, 96, 112])];
     let window = prop_oneof![3 => Just(None), 1 => (20..600_u32).prop_map(Some)];
     let pod = prop_oneof![
         4 => Just(PodMode::Fused),
