@@ -137,6 +137,7 @@ impl<'de> serde::Deserialize<'de> for KernelId {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::registry::Op;
 
     #[test]
     fn kernel_names_are_unique_and_find_their_rows() {
@@ -148,32 +149,45 @@ mod tests {
 
     #[test]
     fn what_takes_masks_has_the_same_tile_if_there_is_such() {
-        let extras = |name| {
-            KernelId::named(name)
-                .unwrap()
-                .with_extras()
-                .unwrap()
-                .info()
-                .name
-        };
-        let name = "prefill_128x80_d128_bf16_co_resident";
-        assert_eq!(extras(name), "prefill_128x80_d128_bf16_co_resident_extras");
-        let alone = "prefill_128x128_d128_bf16_extras";
-        for name in [
-            "prefill_128x128_d128_bf16",
-            "prefill_128x64_d128_bf16_co_resident",
-        ] {
-            assert_eq!(extras(name), alone);
+        let tile = |row: &KernelInfo| (row.rows, row.keys, row.co_resident);
+        let mut beside = 0;
+        for id in KernelId::all().filter(|id| !id.info().extras) {
+            let Some(there) = id.with_extras() else {
+                continue;
+            };
+            let (row, there) = (id.info(), there.info());
+            assert!(there.extras && there.rows == row.rows, "{row:?}");
+            let same = |of: &KernelInfo| {
+                of.stands_in
+                    && of.extras
+                    && of.computes() == row.computes()
+                    && tile(of) == tile(row)
+            };
+            match KERNELS.iter().any(|of| same(of)) {
+                true => assert_eq!(tile(there), tile(row)),
+                // What takes as much of an SM as it likes.
+                false => assert!(!there.co_resident, "{row:?}"),
+            }
+            beside += u32::from(there.co_resident);
         }
+        assert!(beside > 0, "none shares SMs");
     }
 
     #[test]
     fn stages_change_no_bit_and_all_else_may() {
-        let named = |name| KernelId::named(name).unwrap();
-        let deep = named("decode_8x64_d128_bf16_co_resident");
-        assert!(deep.same_bits(named("decode_8x64_d128_bf16_co_resident_stages2")));
-        for other in ["decode_8x64_d128_f16_co_resident", "decode_8x32_d128_bf16"] {
-            assert!(!deep.same_bits(named(other)), "{other}");
+        let decodes = || KernelId::all().filter(|id| id.info().op == Op::Decode);
+        let mut alike = 0;
+        for (a, b) in decodes().flat_map(|a| decodes().map(move |b| (a, b))) {
+            let tile = |id: KernelId| (id.info().rows, id.info().keys, id.info().stages);
+            if a.same_bits(b) && a != b {
+                assert!(a.info().stages != b.info().stages && tile(a).0 == tile(b).0);
+                assert!(a.info().computes() == b.info().computes());
+                alike += 1;
+            }
+            assert!(
+                !a.same_bits(b) || (tile(a).1, a.info().element) == (tile(b).1, b.info().element)
+            );
         }
+        assert!(alike > 0, "none has other stages");
     }
 }
