@@ -182,9 +182,9 @@ impl LaunchPlan {
         }
         self.prefill_merges = any;
         self.mixed = any && plan.parts.len() > 1;
-        // Beside a prefill decode keeps to its stream of keys.
-        let beside = matches!(self.pod, PodMode::Fused | PodMode::Tickets);
-        self.fused = merge_mode == MergeMode::Fused && !self.mixed && !beside;
+        // In one kernel with a prefill decode keeps to its stream of keys.
+        let in_one = self.pod == PodMode::Tickets;
+        self.fused = merge_mode == MergeMode::Fused && !self.mixed && !in_one;
         if self.fused {
             self.leave_those_of_shared_sms(plan);
             let merges = plan.merges.iter().zip(&self.leaves);
@@ -198,7 +198,7 @@ impl LaunchPlan {
         self.most_slots = slots.max().unwrap_or(0);
     }
 
-    /// Decodes that share SMs leave merges to others, wherever they run.
+    /// Decodes by kernels that share SMs keep to their stream of keys and leave merges to others, wherever they run.
     fn leave_those_of_shared_sms(&mut self, plan: &Plan) {
         let shares = |group: &&TileGroup| group.id.is_some_and(|id| id.info().co_resident);
         for group in plan.groups.iter().filter(shares) {

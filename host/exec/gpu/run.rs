@@ -307,7 +307,7 @@ impl Making<'_> {
         self.one_table |=
             workspace.captured() && planned.info().multi_table && !kernel.info().multi_table;
         let co_resident = kernel.info().co_resident;
-        // What the plan has share SMs leaves merges to others, also where another kernel does its work.
+        // A decode that the plan has share SMs leaves merges to others, also where another kernel does its work.
         let merges = workspace.decode_merges() && !planned.info().co_resident;
         // No CTA claims several units while others have none.
         let units = units / kernel.info().kv_heads;

@@ -163,7 +163,7 @@ mod tests {
                     && of.computes() == row.computes()
                     && tile(of) == tile(row)
             };
-            match KERNELS.iter().any(|of| same(of)) {
+            match KERNELS.iter().any(same) {
                 true => assert_eq!(tile(there), tile(row)),
                 // What takes as much of an SM as it likes.
                 false => assert!(!there.co_resident, "{row:?}"),

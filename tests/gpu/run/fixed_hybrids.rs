@@ -6,7 +6,7 @@ use half::bf16;
 use proptest::{prelude::*, test_runner::TestRunner};
 use tandem_attn::{
     exec::gpu::{Gpu, LaunchSet, WorkspaceOptions},
-    plan::{Bound, MergeMode, Plan, PlanOptions, Planner, SplitMode, pod::PodMode},
+    plan::{Bound, MergeMode, Plan, PlanOptions, Planner, SplitMode, Tile, pod::PodMode},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     tensor::{Element, F8E4M3},
 };
@@ -86,6 +86,8 @@ impl Hybrid {
         let (out, lse) = self.bits(gpu, batch, &tensors, self.in_graph);
         check_results(spec, batch, &tensors, &(out.clone(), lse.clone()))
             .map_err(TestCaseError::fail)?;
+        // Merges by the CTAs of decodes round otherwise than the merging kernel's, which plans with fixed splits have.
+        let alone_in_graph = self.in_graph.filter(|&mode| mode == MergeMode::Fused);
         for request in 0..batch.requests() {
             let rows = |width: u32| {
                 let row = (spec.q_heads * width) as usize;
@@ -96,7 +98,7 @@ impl Hybrid {
                 q: tensors.q[rows(spec.head_dim_qk)].to_vec(),
                 ..tensors.clone()
             };
-            let (own_out, own_lse) = self.bits(gpu, &only(batch, request), &own, None);
+            let (own_out, own_lse) = self.bits(gpu, &only(batch, request), &own, alone_in_graph);
             let queries = batch.q_len(request);
             prop_assert!(
                 out[rows(spec.head_dim_v)] == own_out && lse[rows(1)] == own_lse,
@@ -205,6 +207,37 @@ fn with_fixed_splits_hybrids_are_computed_as_their_requests_alone() {
     let shares = |config: &tandem_attn::plan::pod::PodConfig| !config.shares.is_empty();
     if gpu.device().pod.configs.iter().any(shares) {
         assert!(fused.get() >= config.cases / 8, "{} share SMs", fused.get());
+    }
+}
+
+/// Alone, too, and whoever is asked to merge.
+#[test]
+fn decodes_in_a_tile_that_shares_sms_are_merged() {
+    let Some(gpu) = hopper("decodes_in_a_tile_that_shares_sms_are_merged") else {
+        return;
+    };
+    let request = Request {
+        parent: 0,
+        shared: 0,
+        own: 6000,
+        queries: 1,
+    };
+    let spec = Spec::new(4, 1, 128).with_dtype(Dtype::BF16);
+    let batch = batch_of(&[request], 16, 3);
+    for merge_mode in [MergeMode::Auto, MergeMode::Fused] {
+        let options = PlanOptions::default()
+            .with_decode_tile(Tile { m: 8, n: 64 })
+            .with_merge_mode(merge_mode);
+        let hybrid = Hybrid {
+            spec,
+            batch: batch.clone(),
+            options,
+            sms: gpu.device().sms,
+            in_graph: None,
+            seed: 3,
+        };
+        assert!(hybrid.plan(gpu, &batch).merges.len() == 1, "it is cut");
+        hybrid.any(gpu).unwrap();
     }
 }
 
