@@ -232,7 +232,7 @@ fn decodes_in_a_tile_that_shares_sms_are_merged() {
             spec,
             batch: batch.clone(),
             options,
-            sms: gpu.device().sms,
+            sms: 132,
             in_graph: None,
             seed: 3,
         };
