@@ -20,8 +20,9 @@ use crate::problem::{Batch, Part, Spec};
 #[derive(Debug, Default)]
 pub struct Planner {
     rules: Rules,
-    /// What follows from heads, device and options, and what it was made from.
-    model: Option<Model>,
+    /// What follows from heads, device and options, and what it was made from: for splits that are balanced, and for
+    /// fixed ones.
+    models: [Option<Model>; 2],
     drafter: Drafter,
     splitter: Splitter,
     emitter: Emitter,
@@ -72,12 +73,13 @@ impl Planner {
         options: &PlanOptions,
         plan: &mut Plan,
     ) -> Result<(), PlanError> {
-        let same = |model: &Model| model.is_of(spec, device, options.decode_tile);
-        if !self.model.as_ref().is_some_and(same) {
-            self.model = Some(Model::new(spec, device, options.decode_tile)?);
+        let kept = &mut self.models[usize::from(options.split.is_fixed())];
+        let same = |model: &Model| model.is_of(spec, device, options);
+        if !kept.as_ref().is_some_and(same) {
+            *kept = Some(Model::new(spec, device, options)?);
         }
         batch.check(spec)?;
-        if let Some(model) = &self.model {
+        if let Some(model) = kept {
             check_heads(model, batch, options)?;
         }
         if !batch.ancestors.is_empty() {
@@ -124,11 +126,12 @@ impl Planner {
     ) -> Result<(), PlanError> {
         let Self {
             rules,
-            model,
+            models,
             drafter,
             splitter,
             emitter,
         } = self;
+        let model = &models[usize::from(options.split.is_fixed())];
         let model = model.as_ref().expect("made before planning");
         let input = BatchInput::new(model, batch, plan);
 

@@ -34,7 +34,7 @@ impl Bound {
         if limits.trees {
             device.supports_trees(spec)?;
         }
-        let tiles = TileTable::new(device, spec, options.decode_tile)?;
+        let tiles = TileTable::of_options(device, spec, options)?;
         let wide = |number: u32| u64::from(number);
         let parts = wide(limits.parts.max(1));
         let tokens = wide(limits.query_tokens);

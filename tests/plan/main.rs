@@ -12,6 +12,7 @@ mod trees;
 mod as_data;
 mod balance;
 mod defects;
+mod fixed_splits;
 mod hybrid;
 mod pat_trees;
 mod planner;

@@ -80,7 +80,8 @@ pub(super) struct LaunchPlan {
     /// Where some launches pad heads and others do not: the query tokens of those that do, if the others have none
     /// between them and leave nothing to be merged.
     pub(super) padded: Option<Range<u32>>,
-    contiguous: Vec<bool>,
+    /// Which merges are left, while they are divided.
+    leaves: Vec<bool>,
 }
 
 impl LaunchPlan {
@@ -164,16 +165,16 @@ impl LaunchPlan {
         }
     }
 
-    /// Decode can do the merges that all states of come from decode.
+    /// Decode can do the merges that all states of come from decode, but for kernels that share SMs.
     fn divide_merges(&mut self, plan: &Plan, merge_mode: MergeMode) {
         self.left_rows.clear();
-        self.contiguous.clear();
-        self.contiguous.resize(plan.merges.len(), false);
+        self.leaves.clear();
+        self.leaves.resize(plan.merges.len(), false);
         let mut any = false;
         for item in plan.items.iter().filter(|item| !item.is_gathered()) {
             if item.merge != NO_MERGE && item.slot != DIRECT {
                 let merges = item.merge as usize..(item.merge + item.rows) as usize;
-                if let Some(merges) = self.contiguous.get_mut(merges) {
+                if let Some(merges) = self.leaves.get_mut(merges) {
                     merges.fill(true);
                     any = true;
                 }
@@ -181,12 +182,13 @@ impl LaunchPlan {
         }
         self.prefill_merges = any;
         self.mixed = any && plan.parts.len() > 1;
-        // Beside a prefill decode keeps to its stream of keys.
-        let beside = matches!(self.pod, PodMode::Fused | PodMode::Tickets);
-        self.fused = merge_mode == MergeMode::Fused && !self.mixed && !beside;
+        // In one kernel with a prefill decode keeps to its stream of keys.
+        let in_one = self.pod == PodMode::Tickets;
+        self.fused = merge_mode == MergeMode::Fused && !self.mixed && !in_one;
         if self.fused {
-            let merges = plan.merges.iter().zip(&self.contiguous);
-            let left = merges.filter(|(merge, contiguous)| **contiguous || merge.slots == 0);
+            self.leave_those_of_shared_sms(plan);
+            let merges = plan.merges.iter().zip(&self.leaves);
+            let left = merges.filter(|(merge, leaves)| **leaves || merge.slots == 0);
             self.left_rows.extend(left.map(|(merge, _)| *merge));
             self.left = self.left_rows.len() as u32;
         } else {
@@ -194,6 +196,25 @@ impl LaunchPlan {
         }
         let slots = self.left_rows(plan).iter().map(|merge| merge.slots);
         self.most_slots = slots.max().unwrap_or(0);
+    }
+
+    /// Decodes by kernels that share SMs keep to their stream of keys and leave merges to others, wherever they run.
+    fn leave_those_of_shared_sms(&mut self, plan: &Plan) {
+        let shares = |group: &&TileGroup| group.id.is_some_and(|id| id.info().co_resident);
+        for group in plan.groups.iter().filter(shares) {
+            let items = plan
+                .items_of(group)
+                .iter()
+                .filter(|item| item.is_gathered());
+            for item in items {
+                let rows = item.rows_begin as usize..(item.rows_begin + item.rows) as usize;
+                for row in plan.rows.get(rows).unwrap_or_default() {
+                    if let Some(leaves) = self.leaves.get_mut(row.merge as usize) {
+                        *leaves = true;
+                    }
+                }
+            }
+        }
     }
 
     fn padded_tokens(&self, plan: &Plan) -> Option<Range<u32>> {
@@ -290,11 +311,11 @@ fn run_length(keys_per_item: u64) -> u32 {
 pub(super) mod tests {
     use super::*;
     use crate::{
-        plan::{DeviceDescription, PlanOptions, Planner},
+        plan::{DeviceDescription, PlanOptions, Planner, SplitMode},
         problem::{Batch, PageTable, Spec},
     };
 
-    pub(crate) fn plan(queries: &[u32], merge_mode: MergeMode) -> Plan {
+    pub(crate) fn plan_with(queries: &[u32], options: &PlanOptions) -> Plan {
         let mut table = PageTable::new(16, 4000);
         let mut qo_indptr = vec![0];
         for (index, queries) in queries.iter().enumerate() {
@@ -303,15 +324,19 @@ pub(super) mod tests {
             qo_indptr.push(qo_indptr[index] + queries);
         }
         let device = DeviceDescription::named("h200").unwrap();
+        let batch = Batch::new(qo_indptr, table);
+        let spec = Spec::new(32, 8, 128);
+        let plan = Planner::new().plan(&spec, &batch, &device, options);
+        plan.unwrap()
+    }
+
+    pub(crate) fn plan(queries: &[u32], merge_mode: MergeMode) -> Plan {
         let options = PlanOptions {
             merge_mode,
             pod: PodMode::Serial,
             ..PlanOptions::default()
         };
-        let batch = Batch::new(qo_indptr, table);
-        let spec = Spec::new(32, 8, 128);
-        let plan = Planner::new().plan(&spec, &batch, &device, &options);
-        plan.unwrap()
+        plan_with(queries, &options)
     }
 
     pub(crate) fn launch_plan(plan: &Plan) -> LaunchPlan {
@@ -355,6 +380,20 @@ pub(super) mod tests {
                 .iter()
                 .all(|merge| merge.token > 0)
         );
+    }
+
+    /// Those that share SMs also where a graph's decodes merge what they can.
+    #[test]
+    fn decodes_that_share_sms_leave_their_merges() {
+        let options = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 1024 });
+        let plan = plan_with(&[1, 8, 2], &options);
+        let of_few_rows = |token: u32| token == 0 || token > 8;
+        let mut launch_plan = LaunchPlan::default();
+        launch_plan.fill(&plan, MergeMode::Fused).unwrap();
+        assert!(launch_plan.fused);
+        let left = launch_plan.left_rows(&plan).iter().map(|merge| merge.token);
+        assert!(left.eq((0..11).filter(|&token| of_few_rows(token))));
+        assert_eq!(launch_plan.left, 3);
     }
 
     /// No item leads to them: only the merging kernel writes their zeros.

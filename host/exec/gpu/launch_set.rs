@@ -8,7 +8,7 @@ use kernels_gpu::{
 use super::launch_plan::{GroupLaunch, LaunchPlan};
 use crate::{
     Error,
-    plan::{DeviceDescription, Plan, tiles::TileTable},
+    plan::{DeviceDescription, Plan, PlanOptions, SplitMode, tiles::TileTable},
     problem::Spec,
 };
 
@@ -44,18 +44,32 @@ impl LaunchSet {
         }
     }
 
-    /// What any plan of decodes needs: a launch for each tile that decodes of these heads can have.
+    /// What any plan of decodes needs: a launch for each tile that decodes of these heads can have. For plans of the
+    /// default options: see [`decodes_with`](Self::decodes_with).
     ///
     /// # Errors
     /// [`PlanError::NoTile`](crate::plan::PlanError::NoTile).
     pub fn decodes(device: &DeviceDescription, spec: &Spec) -> Result<Self, Error> {
+        Self::decodes_with(device, spec, &PlanOptions::default())
+    }
+
+    /// What any plan of decodes needs that is made with these options: where splits are fixed, or there is one tile for
+    /// all, decodes take other kernels.
+    ///
+    /// # Errors
+    /// [`PlanError::NoTile`](crate::plan::PlanError::NoTile).
+    pub fn decodes_with(
+        device: &DeviceDescription,
+        spec: &Spec,
+        options: &PlanOptions,
+    ) -> Result<Self, Error> {
         let mut set = Self::new();
-        set.add_decodes(&TileTable::new(device, spec, None)?);
+        set.add_decodes(&TileTable::of_options(device, spec, options)?);
         Ok(set)
     }
 
     /// What any plan of one part needs: prefills, decodes, and both together in whatever form but in one kernel by
-    /// tickets, which [`and`](Self::and) adds for a plan.
+    /// tickets, which [`and`](Self::and) adds for a plan; also where splits are fixed.
     ///
     /// # Errors
     /// [`PlanError::NoTile`](crate::plan::PlanError::NoTile).
@@ -65,10 +79,10 @@ impl LaunchSet {
         let tables = device.pod.configs.iter();
         let tables = tables.filter(|config| !config.by_tickets);
         let tables = tables.filter_map(|config| TileTable::fused(device, spec, None, config));
-        for tiles in [TileTable::new(device, spec, None)?]
-            .into_iter()
-            .chain(tables)
-        {
+        let fixed = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 1 });
+        let [alone, fixed] = [PlanOptions::default(), fixed]
+            .map(|options| TileTable::of_options(device, spec, &options));
+        for tiles in [alone?].into_iter().chain(tables).chain([fixed?]) {
             set.add_decodes(&tiles);
             for step in tiles.prefills() {
                 set.add(step.kernel, step.pack);
@@ -215,8 +229,8 @@ pub(super) fn pairs(keys: &[LaunchKey]) -> Vec<[usize; 2]> {
 mod tests {
     use super::*;
     use crate::{
-        exec::gpu::launch_plan::tests::{launch_plan, plan},
-        plan::MergeMode,
+        exec::gpu::launch_plan::tests::{launch_plan, plan, plan_with},
+        plan::{MergeMode, PodMode},
     };
 
     #[test]
@@ -241,5 +255,29 @@ mod tests {
         let own = LaunchSet::new().and(&hybrid);
         own.records(&launch_plan(&hybrid), &mut records).unwrap();
         assert_eq!(own.clone().and(&hybrid), own);
+    }
+
+    /// Decodes alone take kernels that share SMs then.
+    #[test]
+    fn plans_with_fixed_splits_have_launches() {
+        let device = DeviceDescription::named("h200").unwrap();
+        let options = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 4096 });
+        let of = |queries: &[u32]| plan_with(queries, &options.with_pod(PodMode::Fused));
+        for queries in [&[1, 1][..], &[1, 8, 500], &[1, 1, 500], &[30, 100, 5000]] {
+            let plan = of(queries);
+            let set = LaunchSet::all(&device, &plan.spec).unwrap();
+            let mut records = vec![LaunchRecord::default(); set.keys().len() + 1];
+            set.records(&launch_plan(&plan), &mut records).unwrap();
+            let items: u32 = records[..set.keys().len()].iter().map(|r| r.count).sum();
+            assert_eq!(items, plan.items.len() as u32, "{queries:?}");
+        }
+        let decodes = of(&[1, 2, 8]);
+        let set = LaunchSet::decodes_with(&device, &decodes.spec, &options).unwrap();
+        let mut records = vec![LaunchRecord::default(); set.keys().len() + 1];
+        set.records(&launch_plan(&decodes), &mut records).unwrap();
+        // Those of other plans have other kernels.
+        let set = LaunchSet::decodes(&device, &decodes.spec).unwrap();
+        let error = set.records(&launch_plan(&decodes), &mut records);
+        assert!(matches!(error, Err(Error::NotCaptured { .. })), "{error:?}");
     }
 }

@@ -314,6 +314,8 @@ impl Making<'_> {
         self.one_table |=
             workspace.captured() && planned.info().multi_table && !kernel.info().multi_table;
         let co_resident = kernel.info().co_resident;
+        // A decode that the plan has share SMs leaves merges to others, also where another kernel does its work.
+        let merges = workspace.decode_merges() && !planned.info().co_resident;
         // No CTA claims several units while others have none.
         let units = units / kernel.info().kv_heads;
         let share = (units + gpu.multiprocessors / 2) / gpu.multiprocessors;
@@ -349,7 +351,7 @@ impl Making<'_> {
             out,
             lse: tensors.lse,
             partials: &partials,
-            arrivals: (workspace.decode_merges() && !co_resident).then(|| workspace.arrivals()),
+            arrivals: merges.then(|| workspace.arrivals()),
             ticket: workspace.ticket(index),
             record,
             extras,

@@ -595,15 +595,14 @@ impl Run {
     }
 
     /// One step after the other. A decode behind a decode takes over SMs as that one leaves them, and a merge
-    /// waits for its states on the device.
+    /// waits for its states on the device. Those that share SMs with prefills do not wait themselves.
     fn chain(&mut self, gpu: &Gpu) {
         let mut behind_decode = false;
         for step in &mut self.steps {
             match step.parameters {
-                Parameters::Decode(..) | Parameters::Latent(..)
-                    if !step.kernel.info.co_resident =>
-                {
-                    step.launch.overlap = behind_decode && gpu.overlaps();
+                Parameters::Decode(..) | Parameters::Latent(..) => {
+                    let waits = !step.kernel.info.co_resident;
+                    step.launch.overlap = waits && behind_decode && gpu.overlaps();
                     behind_decode = true;
                 }
                 Parameters::Merge(_) => step.launch.overlap = behind_decode && gpu.overlaps(),

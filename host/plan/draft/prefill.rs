@@ -3,7 +3,11 @@
 use std::ops::Range;
 
 use super::{Draft, NO_ROW_BLOCK, PartInput};
-use crate::plan::{data::Kernel, model::PrefillTile, split::has_many_rows};
+use crate::plan::{
+    data::{Kernel, SplitMode},
+    model::PrefillTile,
+    split::{has_many_rows, keys_of_piece},
+};
 
 impl PartInput<'_> {
     /// The row blocks that run on contiguous rows.
@@ -13,23 +17,40 @@ impl PartInput<'_> {
         row_blocks.filter(|(_, tokens)| self.kernel(tokens.end - tokens.start) == Kernel::Prefill)
     }
 
-    /// FLOPs on the keys that contiguous rows see.
-    pub fn contiguous_flops(&self) -> u64 {
-        let pairs = |(row_block, tokens): (usize, Range<u32>)| {
-            let (kv_len, rows) = (self.part.kv_len(row_block), tokens.end - tokens.start);
-            // The keys of the row in the middle, for each row.
-            let middle = self.part.first_position(row_block) + (rows / 2) as i32;
-            u64::from(rows) * self.model.spec.variant.visible(middle, kv_len).len() as u64
-        };
-        self.contiguous().map(pairs).sum::<u64>() * self.model.spec.flops_per_pair()
+    /// FLOPs on the keys that contiguous rows see: of kernels that run alone, and of those that share SMs.
+    pub fn contiguous_flops(&self) -> [u64; 2] {
+        let mut pairs = [0; 2];
+        for (row_block, tokens) in self.contiguous() {
+            let rows = tokens.end - tokens.start;
+            let kernel = self.tiles.prefill(rows).kernel;
+            let shares = kernel.is_some_and(|id| id.info().co_resident);
+            pairs[usize::from(shares)] +=
+                u64::from(rows) * self.keys_of_middle(row_block).len() as u64;
+        }
+        pairs.map(|pairs| pairs * self.model.spec.flops_per_pair())
     }
 
-    /// Units of the tiles of consecutive tokens, before any is cut.
-    pub fn contiguous_units(&self) -> u32 {
-        let units = |(_, tokens): (usize, Range<u32>)| {
+    /// The keys of the row in the middle of a row block, for those of each row.
+    fn keys_of_middle(&self, row_block: usize) -> Range<u32> {
+        let (kv_len, tokens) = (self.part.kv_len(row_block), self.part.q_range(row_block));
+        let middle = (tokens.end - tokens.start) / 2;
+        let position = self.part.first_position(row_block) + middle as i32;
+        self.model.spec.variant.visible(position, kv_len)
+    }
+
+    /// Units of the tiles of consecutive tokens: as they are cut where splits are fixed, else before any is cut.
+    pub fn contiguous_units(&self, split: SplitMode) -> u32 {
+        let units = |(row_block, tokens): (usize, Range<u32>)| {
             let rows = tokens.end - tokens.start;
             let PrefillTile { tile, pack, .. } = *self.tiles.prefill(rows);
-            rows.div_ceil(tile.m / pack) * self.model.cost.units_per_item(pack)
+            let units = rows.div_ceil(tile.m / pack) * self.model.cost.units_per_item(pack);
+            let SplitMode::Fixed { tokens } = split else {
+                return units;
+            };
+            let keys = self.keys_of_middle(row_block);
+            let piece = keys_of_piece(has_many_rows(&self.model.spec, rows), tokens);
+            let pieces = keys.end.div_ceil(piece) - keys.start.min(keys.end) / piece;
+            units * pieces.max(1)
         };
         self.contiguous().map(units).sum()
     }

@@ -6,7 +6,7 @@ use super::forecast::PrefillLoad;
 use crate::{
     plan::{
         data::{CtaSplit, PlanOptions, PodMode, PodPlan, Rules, SplitMode, Tickets},
-        draft::{BatchInput, Drafts},
+        draft::{BatchInput, Draft, Drafts, PartInput},
         model::{PodConfig, TileTable, gcd},
     },
     problem::Spec,
@@ -17,26 +17,40 @@ use crate::{
 pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -> PodPlan {
     let model = input.model;
     let device = &model.device;
-    let flops: u64 = input
-        .parts(&model.tiles)
-        .map(|part| part.contiguous_flops())
-        .sum();
-    let load = |tiles: &TileTable| PrefillLoad {
-        ns: flops as f64 / device.flops_per_ns * padded(&model.spec, tiles),
-        tiles: input.parts(tiles).map(|part| part.contiguous_units()).sum(),
-        divisible: options.split != SplitMode::Off,
+    let slowdown = model
+        .shared
+        .as_ref()
+        .map_or(1.0, |shared| shared.prefill_slowdown);
+    let load = |tiles: &TileTable, slowdown: f64| {
+        let flops = input.parts(tiles).map(|part| part.contiguous_flops());
+        let [alone, shared] = flops.fold([0; 2], |sum, of| [sum[0] + of[0], sum[1] + of[1]]);
+        let flops = alone as f64 + shared as f64 * slowdown;
+        let units = |part: PartInput<'_>| part.contiguous_units(options.split);
+        PrefillLoad {
+            ns: flops / device.flops_per_ns * padded(&model.spec, tiles),
+            tiles: input.parts(tiles).map(units).sum(),
+            // Fixed cuts are counted among the tiles.
+            divisible: options.split == SplitMode::Makespan,
+        }
     };
-    // Results that do not depend on the batch need the same tiles in any batch.
-    let any_tiles = !options.split.is_fixed();
+    // Results that do not depend on the batch need the kernels that each request has alone.
+    let fits = |tiles: &TileTable| {
+        !options.split.is_fixed() || all_have_what_they_have_alone(input, tiles)
+    };
     let by_tickets = options.pod == PodMode::Tickets;
     let fused = model.fused_tiles.iter().zip(&device.pod.configs);
     let fused = fused.map(|(tiles, config)| {
-        let wanted = any_tiles && (config.by_tickets || !by_tickets);
-        tiles.as_ref().filter(|_| wanted).map(load)
+        let wanted = config.by_tickets || !by_tickets;
+        let tiles = tiles.as_ref().filter(|tiles| wanted && fits(tiles));
+        tiles.map(|tiles| load(tiles, 1.0))
     });
     let decode_ns = decodes.mean_load_ps(&model.cost) as f64 / 1e3;
-    let prefill = load(&model.tiles);
-    let (forecast, choice) = device.pod.forecast(device.sms, &prefill, fused, decode_ns);
+    let prefill = load(&model.tiles, slowdown);
+    let alone_ns = decode_ns * decode_alone(input, decodes);
+    let (forecast, choice) =
+        device
+            .pod
+            .forecast(device.sms, &prefill, fused, [decode_ns, alone_ns]);
     let mode = match options.pod {
         PodMode::Auto => forecast.best(),
         PodMode::Fused | PodMode::Tickets if choice.is_none() => PodMode::Streams,
@@ -59,6 +73,35 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
         ctas,
         forecast,
     }
+}
+
+/// Whether every request of a batch computes the same bits by these kernels as alone.
+fn all_have_what_they_have_alone(input: &BatchInput<'_>, tiles: &TileTable) -> bool {
+    let alone = &input.model.tiles;
+    let same = |part: PartInput<'_>| {
+        let mut tokens = part.row_blocks.iter().map(|block| block.tokens);
+        tokens.all(|tokens| tokens == 0 || tiles.same_bits(alone, part.kernel(tokens), tokens))
+    };
+    tiles == alone || input.parts(alone).all(same)
+}
+
+/// What decodes take alone, in parts of what their bytes say.
+fn decode_alone(input: &BatchInput<'_>, decodes: &Drafts) -> f64 {
+    let model = input.model;
+    let alone = model.device.pod.decode_alone;
+    let Some(shared) = &model.shared else {
+        return alone;
+    };
+    let shares = |draft: &&Draft| {
+        let choice = model.tiles.decode(draft.tile.m);
+        choice
+            .and_then(|choice| choice.kernel)
+            .is_some_and(|id| id.info().co_resident)
+    };
+    let keys = |draft: &Draft| f64::from(draft.kv_len());
+    let all: f64 = decodes.items.iter().map(keys).sum();
+    let part = decodes.items.iter().filter(shares).map(keys).sum::<f64>() / all.max(1.0);
+    alone + (shared.decode_slowdown - alone) * part
 }
 
 /// How many times the products of a spec's heads prefills make: of padded heads they multiply all columns. Prefills that

@@ -134,13 +134,14 @@ pub struct FusedChoice {
 
 impl PodDescription {
     /// Predicts the times of a hybrid batch on so many SMs, and the best configuration of the fused form.
-    /// `fused` are the prefills in each configuration's tiles, where these fit.
+    /// `fused` are the prefills in each configuration's tiles, where these fit; of the decodes it is told what their bytes
+    /// say that they take, and what they take alone.
     pub(in crate::plan) fn forecast(
         &self,
         sms: u32,
         prefill: &PrefillLoad,
         fused: impl Iterator<Item = Option<PrefillLoad>>,
-        decode_ns: f64,
+        [decode_ns, alone_ns]: [f64; 2],
     ) -> (PodForecast, Option<FusedChoice>) {
         let whole_ns = prefill.on(sms, sms);
         let prefill_ns = prefill.alone(sms);
@@ -148,7 +149,6 @@ impl PodDescription {
         let free = 1.0 - f64::from(prefill.tiles.min(sms)) / f64::from(sms);
         let loss =
             self.streams_loss + (self.apart_loss - self.streams_loss) * (2.0 * free).min(1.0);
-        let alone_ns = decode_ns * self.decode_alone;
         let mut forecast = PodForecast {
             prefill_ns,
             decode_ns: alone_ns,
@@ -208,7 +208,8 @@ mod tests {
     fn the_shortest_forecast_wins() {
         let (pod, sms) = h200();
         let forecast = |prefill: PrefillLoad, decode| {
-            pod.forecast(sms, &prefill, std::iter::once(Some(prefill)), decode)
+            let fused = std::iter::once(Some(prefill));
+            pod.forecast(sms, &prefill, fused, [decode, decode * pod.decode_alone])
         };
         let (even, _) = forecast(load(400e3, 1024), 400e3);
         assert_eq!(even.best(), PodMode::Fused);
@@ -239,7 +240,7 @@ mod tests {
         assert!(serial(half) < serial(whole) - 80e3);
 
         let none = PodDescription::default();
-        let (forecast, choice) = none.forecast(sms, &load(1.0, 1), std::iter::empty(), 1.0);
+        let (forecast, choice) = none.forecast(sms, &load(1.0, 1), std::iter::empty(), [1.0; 2]);
         assert_eq!((forecast.best(), choice), (PodMode::Serial, None));
     }
 
@@ -249,7 +250,8 @@ mod tests {
         for sms in (1..10).chain([132, 10_000]) {
             for tiles in [0, 1, 7, 64, 1 << 20] {
                 let load = load(1e3, tiles);
-                let (forecast, choice) = pod.forecast(sms, &load, std::iter::once(Some(load)), 1e3);
+                let fused = std::iter::once(Some(load));
+                let (forecast, choice) = pod.forecast(sms, &load, fused, [1e3; 2]);
                 assert!(forecast.fused_ns.is_finite());
                 let ctas = choice.unwrap().ctas;
                 assert!((1..=sms).contains(&ctas.prefill), "{ctas:?} of {sms}");

@@ -1,8 +1,11 @@
 //! What follows from heads and device: tiles and costs.
 
-use super::{CostModel, DeviceDescription, PodConfig, TileTable};
+use super::{
+    CostModel, DeviceDescription, PodConfig, TileTable,
+    tiles::{KernelRule, SharedKernels},
+};
 use crate::{
-    plan::data::{PlanError, PodPlan, Tile},
+    plan::data::{PlanError, PlanOptions, PodPlan},
     problem::Spec,
 };
 
@@ -11,12 +14,15 @@ use crate::{
 pub struct Model {
     pub device: DeviceDescription,
     pub spec: Spec,
-    decode_tile: Option<Tile>,
+    rule: KernelRule,
     /// Row blocks of at most so many query tokens are decodes: none where only prefill kernels were compiled for the
     /// heads, all where only decode kernels were.
     pub most_decode_tokens: u32,
     pub tiles: TileTable,
-    /// For each configuration of the fused form; none where it has no kernels for the heads.
+    /// Those of these that share SMs: with fixed splits they run alone, too.
+    pub shared: Option<SharedKernels>,
+    /// For each configuration of the fused form; none where it has no kernels for the heads, or with fixed splits none that
+    /// requests have alone.
     pub fused_tiles: Vec<Option<TileTable>>,
     pub cost: CostModel,
 }
@@ -25,36 +31,45 @@ impl Model {
     pub fn new(
         spec: &Spec,
         device: &DeviceDescription,
-        decode_tile: Option<Tile>,
+        options: &PlanOptions,
     ) -> Result<Self, PlanError> {
+        let rule = KernelRule::from(options);
         spec.check()?;
         device.check()?;
-        device.supports_with(spec, decode_tile)?;
-        let fused = |config: &PodConfig| TileTable::fused(device, spec, decode_tile, config);
-        let tiles = TileTable::new(device, spec, decode_tile)?;
+        device.supports_with(spec, rule.decode_tile)?;
+        let (tiles, shared) = TileTable::by_rule(device, spec, rule)?;
+        let fused = |index: usize, config: &PodConfig| {
+            let fused = || TileTable::fused(device, spec, rule.decode_tile, config);
+            match &shared {
+                _ if !rule.fixed => fused(),
+                Some(shared) if shared.config == index => Some(shared.beside.clone()),
+                // On SMs of their own all kernels are those that run alone.
+                _ if config.is_apart() => fused().map(|_| tiles.clone()),
+                _ => None,
+            }
+        };
+        let configs = device.pod.configs.iter().enumerate();
         Ok(Self {
             spec: *spec,
-            decode_tile,
+            rule,
             most_decode_tokens: match (tiles.has_decodes(), tiles.has_prefills()) {
                 (false, _) => 0,
                 (true, true) => device.decode_max_tokens,
                 (true, false) => u32::MAX,
             },
+            fused_tiles: configs
+                .map(|(index, config)| fused(index, config))
+                .collect(),
+            shared,
             tiles,
-            fused_tiles: device.pod.configs.iter().map(fused).collect(),
             cost: CostModel::new(device, spec),
             device: device.clone(),
         })
     }
 
     /// Whether it was made from these.
-    pub fn is_of(
-        &self,
-        spec: &Spec,
-        device: &DeviceDescription,
-        decode_tile: Option<Tile>,
-    ) -> bool {
-        self.spec == *spec && self.decode_tile == decode_tile && self.device == *device
+    pub fn is_of(&self, spec: &Spec, device: &DeviceDescription, options: &PlanOptions) -> bool {
+        self.spec == *spec && self.rule == options.into() && self.device == *device
     }
 
     /// The configuration in which a hybrid batch runs fused.

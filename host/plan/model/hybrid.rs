@@ -63,6 +63,13 @@ pub struct PodConfig {
     pub shares: Vec<Share>,
 }
 
+impl PodConfig {
+    /// Whether prefills and decodes have SMs of their own, and the kernels that run alone.
+    pub(in crate::plan) const fn is_apart(&self) -> bool {
+        !self.by_tickets && self.decode.is_none()
+    }
+}
+
 /// How prefills and decodes slow each other down while both run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -102,7 +102,7 @@ impl DraftClass {
                 ..
             } = *draft;
             let flags = (kernel, leaves_partial, many_rows);
-            (rows, tile.m, pack, page_size, flags)
+            (rows, tile, pack, page_size, flags)
         };
         like(&self.draft) == like(draft)
     }

@@ -1,7 +1,7 @@
 //! Where fixed splits cut. It follows from the request alone, and not from how many keys it has: so each chunk of a
 //! prompt is cut where the whole prompt is.
 
-use crate::{plan::draft::Draft, problem::Spec};
+use crate::problem::Spec;
 
 /// Query tokens times query heads of a row block whose tiles are work for half of an H200 (64 tiles of 128 rows). A number
 /// and not a part of the device: plans for CPUs with few and with many cores compute the same bits.
@@ -16,9 +16,9 @@ pub fn has_many_rows(spec: &Spec, tokens: u32) -> bool {
     u64::from(tokens) * u64::from(spec.q_heads) >= MANY_ROWS
 }
 
-/// The keys at whose multiples a draft is cut where splits are to be multiples of `tokens`.
-pub fn keys_of_piece(draft: &Draft, tokens: u32) -> u32 {
-    match draft.many_rows {
+/// The keys at whose multiples a row block is cut where splits are to be multiples of `tokens`.
+pub fn keys_of_piece(many_rows: bool, tokens: u32) -> u32 {
+    match many_rows {
         true => KEYS.div_ceil(tokens).saturating_mul(tokens),
         false => tokens,
     }

@@ -30,7 +30,7 @@ mod piece;
 mod problem;
 mod wrap_around;
 
-pub use fixed::has_many_rows;
+pub use fixed::{has_many_rows, keys_of_piece};
 pub use input::SplitInput;
 pub use launch::Launch;
 pub use order::MAX_PIECES;
@@ -59,7 +59,7 @@ impl Splitter {
         match (mode, input.chunk) {
             (SplitMode::Off, _) => self.cut_at_multiples(input, drafts, |_| u32::MAX),
             (SplitMode::Fixed { tokens }, _) => self.cut_at_multiples(input, drafts, |class| {
-                fixed::keys_of_piece(&class.draft, tokens)
+                keys_of_piece(class.draft.many_rows, tokens)
             }),
             (SplitMode::Makespan, Some(rule)) => {
                 let keys_of_units = self.classes.keys_of_units();

@@ -32,13 +32,21 @@ impl KernelId {
         Self::all().find(|id| id.info().computes() == row.computes() && is(row, id.info()))
     }
 
-    /// The kernel that takes sinks and masks of the last keys and otherwise does the same, in tiles of the same rows.
+    /// The kernel that takes sinks and masks of the last keys and otherwise does the same, in tiles of the same rows: of
+    /// the same keys, too, and in as much of an SM, if there is one.
     #[must_use]
     pub fn with_extras(self) -> Option<Self> {
         if self.info().extras {
             return Some(self);
         }
-        self.counterpart(|row, other| other.stands_in && other.extras && other.rows == row.rows)
+        let of_rows = |row: &KernelInfo, other: &KernelInfo| {
+            other.stands_in && other.extras && other.rows == row.rows
+        };
+        let same_tile = |row: &KernelInfo, other: &KernelInfo| {
+            of_rows(row, other) && (other.keys, other.co_resident) == (row.keys, row.co_resident)
+        };
+        let there = self.counterpart(same_tile);
+        there.or_else(|| self.counterpart(|row, other| of_rows(row, other) && !other.co_resident))
     }
 
     /// The kernel of latent heads that does the same and loads keys row by row.
@@ -79,6 +87,18 @@ impl KernelId {
         })
     }
 
+    /// Whether both compute the same bits: they differ in nothing but the blocks of keys that are under way.
+    #[must_use]
+    pub fn same_bits(self, other: Self) -> bool {
+        let of = |id: Self| KernelInfo {
+            name: "",
+            stages: 0,
+            shared_bytes: 0,
+            ..*id.info()
+        };
+        of(self) == of(other)
+    }
+
     /// Its place.
     #[must_use]
     pub const fn index(self) -> usize {
@@ -117,6 +137,7 @@ impl<'de> serde::Deserialize<'de> for KernelId {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::registry::Op;
 
     #[test]
     fn kernel_names_are_unique_and_find_their_rows() {
@@ -124,5 +145,49 @@ mod tests {
             assert_eq!(KernelId::named(id.info().name), Some(id));
         }
         assert_eq!(KernelId::named("decode"), None);
+    }
+
+    #[test]
+    fn what_takes_masks_has_the_same_tile_if_there_is_such() {
+        let tile = |row: &KernelInfo| (row.rows, row.keys, row.co_resident);
+        let mut beside = 0;
+        for id in KernelId::all().filter(|id| !id.info().extras) {
+            let Some(there) = id.with_extras() else {
+                continue;
+            };
+            let (row, there) = (id.info(), there.info());
+            assert!(there.extras && there.rows == row.rows, "{row:?}");
+            let same = |of: &KernelInfo| {
+                of.stands_in
+                    && of.extras
+                    && of.computes() == row.computes()
+                    && tile(of) == tile(row)
+            };
+            match KERNELS.iter().any(same) {
+                true => assert_eq!(tile(there), tile(row)),
+                // What takes as much of an SM as it likes.
+                false => assert!(!there.co_resident, "{row:?}"),
+            }
+            beside += u32::from(there.co_resident);
+        }
+        assert!(beside > 0, "none shares SMs");
+    }
+
+    #[test]
+    fn stages_change_no_bit_and_all_else_may() {
+        let decodes = || KernelId::all().filter(|id| id.info().op == Op::Decode);
+        let mut alike = 0;
+        for (a, b) in decodes().flat_map(|a| decodes().map(move |b| (a, b))) {
+            let tile = |id: KernelId| (id.info().rows, id.info().keys, id.info().stages);
+            if a.same_bits(b) && a != b {
+                assert!(a.info().stages != b.info().stages && tile(a).0 == tile(b).0);
+                assert!(a.info().computes() == b.info().computes());
+                alike += 1;
+            }
+            assert!(
+                !a.same_bits(b) || (tile(a).1, a.info().element) == (tile(b).1, b.info().element)
+            );
+        }
+        assert!(alike > 0, "none has other stages");
     }
 }

@@ -110,6 +110,7 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
                 configs.remove(0);
             }
             configs.truncate(1);
+            planned.trees = row.stands_in;
             // One kernel that takes turns by tickets replaces the plan's two.
             planned.arch = (!row.co_resident).then_some(Arch::Sm80);
         }

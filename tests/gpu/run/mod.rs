@@ -4,6 +4,7 @@ mod adversarial_numbers;
 mod batch_invariance;
 mod blocks;
 mod by_head;
+mod fixed_hybrids;
 mod graph;
 mod hooks;
 mod in_f32;

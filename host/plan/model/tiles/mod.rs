@@ -4,6 +4,9 @@
 //! for the heads. An item takes the one with the fewest rows that covers it. An executor that takes tiles of any
 //! size (the CPU's) has no rows: its sizes are in the device description.
 
+mod fixed;
+
+pub(in crate::plan) use fixed::{KernelRule, SharedKernels};
 use kernels_gpu::{
     Hooks, HooksName,
     registry::{Arch, Element, KernelId, KernelInfo, Loads, Op},

@@ -9,7 +9,7 @@
 ///   taken with two tiles of queries, less than half with one, which is slower and lets the decodes be faster.
 /// - `extras` takes sinks and masks of the last keys, and is launched in the place of the kernel without: with the code
 ///   of the masks in its loop heads of 128 take 1.2 % longer in the mean. It takes scales of 8-bit keys, too, as
-///   `co_resident` does.
+///   `co_resident` does. Results are the same bits where there are no sinks and nothing is masked.
 /// - From head dimension 192 on two tiles of queries would take more than half of the memory.
 /// - Head dimensions that are no multiple of 64 have slabs of 64 columns in shared memory, whose last columns no product
 ///   reads. Other dimensions, and theirs with a soft cap, run padded by the kernels of the next larger dimension.
@@ -51,6 +51,7 @@ macro_rules! prefill_table {
             192 x  96,  96 /  96, [extras],      [2, 2, 3];
             128 x 128, 112 / 112, [extras],      [2, 2, 3];
             192 x  80, 112 / 112, [extras],      [2, 3, 3];
+            128 x  80, 128 / 128, [co_resident, extras], [2, 2, 2];
         }}
     };
 }
