@@ -109,6 +109,11 @@ pub enum SplitMode {
     ///
     /// A prefill that has at least 8,192 rows (query tokens times query heads) has work for many CTAs without a cut. It is
     /// cut at the first multiple that is 32,768 keys or more, and at the multiples of that.
+    ///
+    /// Kernels follow from the request, too: those that can share SMs with others compute it also where it is alone
+    /// (65 to 4,096 query tokens, and decodes of up to 8 rows, where a GPU has such kernels for the heads). A
+    /// [`decode_tile`](PlanOptions::decode_tile) or [`MergeMode::Fused`] asks for those that run alone. Results are the
+    /// same among plans of equal options.
     Fixed {
         /// Keys of a piece, a multiple of the page size.
         tokens: u32,

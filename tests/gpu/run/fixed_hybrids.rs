@@ -241,6 +241,39 @@ fn decodes_in_a_tile_that_shares_sms_are_merged() {
     }
 }
 
+/// Other kernels compute batches of which some tokens have ancestors: the same bits for requests that have none.
+#[test]
+fn ancestors_of_a_request_change_no_bit_of_others() {
+    let Some(gpu) = hopper("ancestors_of_a_request_change_no_bit_of_others") else {
+        return;
+    };
+    let requests = [2, 200, 30, 1].map(|queries| Request {
+        parent: 0,
+        shared: 0,
+        own: queries + 400,
+        queries,
+    });
+    for (requests, pod) in [
+        (&requests[..2], PodMode::Fused),
+        (&requests[..], PodMode::Serial),
+    ] {
+        let batch = batch_of(requests, 16, 3);
+        let mut words = vec![u64::MAX; batch.total_q() as usize];
+        words[1] = !2;
+        let hybrid = Hybrid {
+            spec: Spec::new(4, 1, 128).with_dtype(Dtype::BF16),
+            batch: batch.with_ancestors(words),
+            options: PlanOptions::default()
+                .with_split(SplitMode::Fixed { tokens: 128 })
+                .with_pod(pod),
+            sms: 132,
+            in_graph: None,
+            seed: 3,
+        };
+        hybrid.any(gpu).unwrap();
+    }
+}
+
 /// Where kernels of prefills change, with decodes of few tokens beside them.
 #[test]
 fn with_fixed_splits_hybrids_are_their_requests_at_the_edges() {
