@@ -26,7 +26,7 @@ use walk::{Walk, slab};
 /// with it.
 #[derive(Clone, Copy, Debug)]
 pub struct DecodeCall<'a> {
-    /// The heads: dimensions 64, 80, 96, 112, 128, 256 or 512, or latent ones of 576 and 512.
+    /// The heads: dimensions 64, 128, 256 or 512, or latent ones of 576 and 512.
     pub spec: &'a Spec,
     /// How the launch goes about it.
     pub tile: DecodeTile,
@@ -75,15 +75,6 @@ pub struct DecodeTile {
     pub run: u32,
     /// The launch reads several times what L2 holds. A matter of speed alone; a record knows better.
     pub long: bool,
-}
-
-/// By which shapes tensor maps of a launch were made.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct DecodeShapes {
-    /// Of keys and values.
-    pub(super) pages: [ShapeId; 2],
-    /// The queries are [`RunTensors::unpadded`](super::RunTensors), where there are such.
-    pub(super) unpadded: bool,
 }
 
 /// How much faster keys come where rows of 64 bytes are taken two at a time: 1.17 times on an H200.
@@ -205,16 +196,14 @@ fn check(call: &DecodeCall<'_>) -> Result<(), Error> {
     } = *call;
     spec.check()?;
     let (dim, value_dim) = (spec.head_dim_qk as usize, spec.head_dim_v as usize);
-    if !spec.latent && (!matches!(dim, 64 | 80 | 96 | 112 | 128 | 256 | 512) || value_dim != dim) {
+    if !spec.latent && (!matches!(dim, 64 | 128 | 256 | 512) || value_dim != dim) {
         return Err(extent(
             "the pool",
             "elements in a head",
             dim,
-            "64, 80, 96, 112, 128, 256 or 512, the same for keys and values",
+            "64, 128, 256 or 512, the same for keys and values",
         ));
     }
-    // Those of an output's head and of a partial state's.
-    let value_dim = value_dim + call.extras.gap as usize;
     let of_8_bits = pool.dtype.bytes() == 1;
     if !of_8_bits && !matches!(pool.dtype, Dtype::BF16 | Dtype::F16) {
         return Err(Error::Dtype {
@@ -304,7 +293,7 @@ fn parameters(
     call: &DecodeCall<'_>,
     row: &KernelInfo,
     maps: &mut Maps,
-) -> Result<(DecodeParams, DecodeShapes), Error> {
+) -> Result<(DecodeParams, [ShapeId; 2]), Error> {
     let DecodeCall {
         spec, tile, pool, ..
     } = *call;
@@ -355,13 +344,9 @@ fn parameters(
         run: tile.run.clamp(1, row.run),
         outside,
         long: tile.long.into(),
-        gap: call.extras.gap,
+        reserved: 0,
     };
-    let shapes = DecodeShapes {
-        pages: [k_shape, v_shape],
-        unpadded: false,
-    };
-    Ok((parameters, shapes))
+    Ok((parameters, [k_shape, v_shape]))
 }
 
 /// Heads and strides of a pool whose KV heads are taken so many at a time, as one row.

@@ -78,8 +78,6 @@ impl Maps {
         } = &self.shapes[id.0 as usize];
         let swizzle = match u64::from(box_dims[0]) * u64::from(dtype.bytes()) {
             64 => Swizzle::Bytes64,
-            // Rows of heads that have no whole slabs of 128 bytes.
-            129.. => Swizzle::None,
             _ => Swizzle::Bytes128,
         };
         let map = TensorMap {

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     Error,
-    problem::{Compute, Dtype, Padding, Spec},
+    problem::{Compute, Padding, Spec},
 };
 
 /// Of a launch of the run: its place, its items, and in a captured graph what says which of these are its own.
@@ -287,12 +287,7 @@ impl Making<'_> {
         arch: Option<Arch>,
     ) -> Result<Step, Error> {
         let (gpu, workspace, tensors) = (self.gpu, self.workspace, self.tensors);
-        let planned = launch.key.kernel;
-        let own_heads = has_own_heads(planned, &workspace.spec);
-        let spec = &match own_heads {
-            true => workspace.spec,
-            false => workspace.spec.on_kernels(),
-        };
+        let (spec, planned) = (&workspace.spec.on_kernels(), launch.key.kernel);
         let units = launch.items.saturating_mul(spec.kv_heads);
         let kernel = match arch.or(workspace.options.arch) {
             Some(arch) => on(planned, arch)?,
@@ -301,9 +296,7 @@ impl Making<'_> {
                 gpu.of_pairs(kernel, spec, pool, units)
             }
         };
-        if !own_heads {
-            self.pads_by(kernel)?;
-        }
+        self.pads_by(kernel)?;
         if launch.joint && !kernel.info().multi_table {
             return Err(Error::NoInstance {
                 kernel: "decode",
@@ -319,17 +312,8 @@ impl Making<'_> {
         // No CTA claims several units while others have none.
         let units = units / kernel.info().kv_heads;
         let share = (units + gpu.multiprocessors / 2) / gpu.multiprocessors;
+        let partials = workspace.partials();
         let (items, record) = place(workspace, index, launch);
-        let [q, out] = tensors.of_launch(own_heads);
-        let mut extras = self.extras();
-        let mut partials = workspace.partials();
-        if own_heads {
-            extras.gap = self.gap_beside_padded(&mut extras);
-            // Where others have padded states and this launch writes given outputs, it has no states.
-            let [slots, heads, _] = partials.out.shape;
-            let shape = [slots, heads, (spec.head_dim_v + extras.gap) as usize];
-            partials.out = DeviceTensor::new(partials.out.address, Dtype::F32, shape);
-        }
         let call = DecodeCall {
             spec,
             tile: DecodeTile {
@@ -346,20 +330,17 @@ impl Making<'_> {
             },
             merges: workspace.merges(),
             merge_slots: workspace.merge_slots(),
-            q,
+            q: tensors.q,
             pool,
-            out,
+            out: tensors.out,
             lse: tensors.lse,
             partials: &partials,
             arrivals: merges.then(|| workspace.arrivals()),
             ticket: workspace.ticket(index),
             record,
-            extras,
+            extras: self.extras(),
         };
         let mut step = gpu.prepare_decode(kernel, &call, &mut self.maps)?;
-        if let Parameters::Decode(_, shapes) = &mut step.parameters {
-            shapes.unpadded = own_heads;
-        }
         let resident = workspace.launch_plan.resident.decode;
         if co_resident && !workspace.captured() && resident > 0 {
             step.launch.grid[0] = units.min(resident);
@@ -417,13 +398,15 @@ impl Making<'_> {
         let [q, out] = tensors.of_launch(own_heads);
         // With heads of its own dimension a launch writes beside padded ones, or else leaves no states: where there are
         // any, they are padded, too.
+        let given = tensors.unpadded.filter(|_| own_heads);
+        let beside_padded = given.is_some_and(|given| given.out.is_none());
+        let leaves_states = given.is_none() || beside_padded;
         let mut extras = extras;
         if own_heads {
             spec = workspace.spec;
-            extras.gap = self.gap_beside_padded(&mut extras);
+            let padding = extras.padding.take().filter(|_| beside_padded);
+            extras.gap = padding.map_or(0, |padding| padding.gap());
         }
-        let given = tensors.unpadded.filter(|_| own_heads);
-        let leaves_states = given.is_none() || extras.gap > 0;
         let call = PrefillCall {
             spec: &spec,
             kernel,
@@ -486,15 +469,6 @@ impl Making<'_> {
             .gpu
             .prepare_widen(workspace, pool, pages, record, tokens)?;
         Ok(Some(Step { part, ..step }))
-    }
-
-    /// Takes the padding away from a launch with heads of its own dimension; the gap in what it writes, if that lies
-    /// beside what padded launches write.
-    fn gap_beside_padded(&self, extras: &mut Extras) -> u32 {
-        let given = self.tensors.unpadded;
-        let beside_padded = given.is_some_and(|given| given.out.is_none());
-        let padding = extras.padding.take().filter(|_| beside_padded);
-        padding.map_or(0, |padding| padding.gap())
     }
 
     fn extras(&self) -> Extras {

@@ -13,10 +13,9 @@ use kernels_gpu::{
 
 use super::{
     DeviceArray, DeviceTensor, Gpu, KvPool, Stream, Workspace,
-    decode::DecodeShapes,
     latent::{LatentShapes, check_latent},
     launch::Launch,
-    maps::Maps,
+    maps::{Maps, ShapeId},
     module::Kernel,
     prefill::{Shapes, Source},
     tensor::{VECTOR_BYTES, check_address},
@@ -250,7 +249,7 @@ pub(super) struct Step {
     reason = "steps lie one after the other, and the largest are the usual ones"
 )]
 pub(super) enum Parameters {
-    Decode(DecodeParams, DecodeShapes),
+    Decode(DecodeParams, [ShapeId; 2]),
     Latent(LatentParams, LatentShapes),
     DecodeRows(GatherDecodeParams),
     Prefill(PrefillParams, Shapes),
@@ -273,10 +272,7 @@ impl Step {
         let pool = &tensors.pools[self.part];
         let scales = pool.scales.parameters(spec, pool, tensors.q.shape[0])?;
         match &mut self.parameters {
-            Parameters::Decode(params, shapes) => {
-                let [k, v] = &shapes.pages;
-                let [q, out] = tensors.of_launch(shapes.unpadded);
-                let (q, out) = (q.address, out.address);
+            Parameters::Decode(params, [k, v]) => {
                 params.attention.scales = scales;
                 let known = &params.attention;
                 if (known.k, known.v) != (pool.k, pool.v) {
@@ -284,7 +280,6 @@ impl Step {
                     params.v_map = maps.at("v", pool.v, *v)?;
                 }
                 point(&mut params.attention, tensors, pool);
-                (params.attention.q, params.attention.out) = (q, out);
             }
             Parameters::Latent(params, shapes) => {
                 check_latent(pool)?;

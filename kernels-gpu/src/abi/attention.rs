@@ -102,8 +102,7 @@ impl AttentionParams {
 ///
 /// The maps (128 bytes each) have the dimensions: 64 elements of a row, 8 tokens, half rows (64 elements, of
 /// one head or of all), groups of 8 tokens, pages (or pages × heads). Their box is `piece_tokens` tokens of
-/// one head. Of heads that have no whole slabs of 64 elements: the elements of a head, 8 tokens, heads, groups of 8 tokens,
-/// pages; a box has [`BEHIND_ROW`](Self::BEHIND_ROW) elements more than the head, and is not swizzled.
+/// one head.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct DecodeParams {
@@ -135,14 +134,8 @@ pub struct DecodeParams {
     pub outside: u32,
     /// 1: the launch reads several times what L2 holds. Where there is a record, that says it.
     pub long: u32,
-    /// As [`PrefillParams::gap`].
-    pub gap: u32,
-}
-
-impl DecodeParams {
-    /// Elements behind each row of a box, where heads have no whole slabs of 64: they are outside of the tensor, so that
-    /// nothing is read for them, and put rows of shared memory into other banks.
-    pub const BEHIND_ROW: u32 = 8;
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// What a kernel of latent attention takes. The maps come first: they must lie at a multiple of 64 bytes.

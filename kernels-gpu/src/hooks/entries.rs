@@ -75,7 +75,7 @@ macro_rules! decode_mma_of_variant {
         const _: () = {
             use $crate::{
                 common::{cache::BITS16, half},
-                sm90::decode_mma::{per_lane, producers, run, warps},
+                sm90::decode_mma::{producers, run, warps},
             };
 
             $crate::variant_entry! {
@@ -96,7 +96,7 @@ macro_rules! decode_mma_of_variant {
                     BITS16,
                     { $dim / 16 },
                     { $rows / 8 },
-                    { per_lane($dim) },
+                    { $dim / 32 },
                 >(&p, maps, variant)
             }
         };

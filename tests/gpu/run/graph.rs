@@ -183,7 +183,7 @@ fn a_graph_serves_plans_over_8_bit_pages() {
     serves::<F8E4M3>(gpu, 128, &modes);
 }
 
-/// Its decodes of many rows pad the heads, its other decodes and its prefills do not.
+/// Its decodes pad the heads, its prefills do not.
 #[test]
 fn a_graph_serves_plans_of_heads_that_decodes_pad() {
     let Some(gpu) = hopper("a_graph_serves_plans_of_heads_that_decodes_pad") else {

@@ -193,7 +193,7 @@ fn a_run_is_the_reference() {
         .unwrap();
 }
 
-/// Prompts and decodes of up to 16 rows have kernels of these dimensions, other decodes and soft caps have not.
+/// Prompts have kernels of these dimensions, decodes and soft caps have not.
 #[test]
 fn heads_that_some_kernels_pad_are_the_reference() {
     let Some(gpu) = hopper("heads_that_some_kernels_pad_are_the_reference") else {

@@ -1,9 +1,6 @@
 //! How the tensor memory accelerator walks a page pool.
 
-use kernels_gpu::{
-    abi::{DecodeParams, KvStrides},
-    common::decode::has_slabs,
-};
+use kernels_gpu::abi::KvStrides;
 
 use super::extent;
 use crate::{
@@ -41,27 +38,11 @@ impl Walk {
             ));
         }
         let bytes = |elements: u32| u64::from(elements) * u64::from(dtype.bytes());
-        let groups = u64::from(s.page_size / 8);
-        if !has_slabs(dim) {
-            // A head is a row of its own, wherever it lies. The stride between heads leads nowhere where there is one.
-            let head = if kv_heads == 1 { dim } else { s.head };
-            return Ok(Self {
-                half_per_head: 1,
-                page_per_page: 1,
-                page_per_head: 0,
-                dims: [dim.into(), 8, kv_heads, groups, pages.max(1).into()],
-                strides: [
-                    bytes(s.token),
-                    bytes(head),
-                    8 * bytes(s.token),
-                    bytes(s.page),
-                ],
-            });
-        }
         // Lines of 128 bytes, or of a whole row.
         let columns = slab(dim, dtype);
         let slabs = dim / columns;
         let line = bytes(columns);
+        let groups = u64::from(s.page_size / 8);
         // The stride between heads leads nowhere where there is one.
         if s.head == dim || kv_heads == 1 {
             return Ok(Self {
@@ -92,28 +73,20 @@ impl Walk {
         })
     }
 
-    /// Of boxes with so many slabs of a head, or with its row.
+    /// Of boxes with so many slabs of a head.
     pub fn shape(&self, dtype: Dtype, slabs: u32, piece_tokens: u32) -> MapShape {
-        let columns = self.dims[0] as u32;
-        let behind = match has_slabs(columns) {
-            true => 0,
-            false => DecodeParams::BEHIND_ROW,
-        };
         MapShape {
             dtype,
             dims: self.dims,
             strides: self.strides,
-            box_dims: [columns + behind, 8, slabs, piece_tokens / 8, 1],
+            box_dims: [self.dims[0] as u32, 8, slabs, piece_tokens / 8, 1],
         }
     }
 }
 
-/// Elements of a line in shared memory: 128 bytes, or a row where that is less or no multiple.
+/// Elements of a line in shared memory: 128 bytes, or a row where that is less.
 pub fn slab(dim: u32, dtype: Dtype) -> u32 {
-    match has_slabs(dim) {
-        true => dim.min(128 / dtype.bytes()),
-        false => dim,
-    }
+    dim.min(128 / dtype.bytes())
 }
 
 #[cfg(test)]
@@ -166,30 +139,6 @@ mod tests {
             (hnd.half_per_head, hnd.page_per_page, hnd.page_per_head),
             (0, 8, 1)
         );
-    }
-
-    /// Their boxes are wider than the heads, so that rows of shared memory lie in other banks.
-    #[test]
-    fn heads_without_whole_slabs_are_rows_wherever_they_lie() {
-        for (dim, columns) in [(80, 88), (96, 104), (112, 120)] {
-            let spec = Spec::new(32, 8, dim);
-            let row = u64::from(dim) * 2;
-            for (layout, strides) in [
-                (KvLayout::Nhd, [8 * row, row, 64 * row, 128 * row]),
-                (KvLayout::Hnd, [row, 16 * row, 8 * row, 128 * row]),
-            ] {
-                let pool = layout.strides(16, 8, dim);
-                let walk = Walk::new(&spec, 100, &pool, spec.kv_dtype).unwrap();
-                assert_eq!(
-                    (walk.half_per_head, walk.page_per_page, walk.page_per_head),
-                    (1, 1, 0)
-                );
-                let shape = walk.shape(spec.kv_dtype, 1, 16);
-                assert_eq!(shape.dims, [dim.into(), 8, 8, 2, 100]);
-                assert_eq!(shape.strides, strides);
-                assert_eq!(shape.box_dims, [columns, 8, 1, 2, 1]);
-            }
-        }
     }
 
     /// Latent attention has such pools, and knows pages alone.

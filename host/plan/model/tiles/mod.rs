@@ -160,12 +160,9 @@ pub(in crate::plan) fn alone(device: &DeviceDescription, spec: &Spec, op: Op) ->
     let mut kernels = newest(serving(device, spec, op).filter(|id| !id.info().co_resident));
     // Those of the heads' own dimension, if there are any: padding costs time.
     let own = |id: &KernelId| has_heads(id.info(), spec);
-    let of_own: Vec<_> = kernels.iter().copied().filter(own).collect();
-    kernels.retain(|id| match op {
-        // Tiles of decodes differ in what they are for.
-        Op::Decode => own(id) || !of_own.iter().any(|of| of.info().rows == id.info().rows),
-        _ => own(id) || of_own.is_empty(),
-    });
+    if kernels.iter().any(own) {
+        kernels.retain(own);
+    }
     kernels
 }
 
@@ -202,11 +199,8 @@ pub(in crate::plan) fn decode_of_tile(
         return Some(Choice::any(tile.m, tile.n));
     }
     let of_tile = serving(device, spec, Op::Decode).filter(|id| Choice::of(*id).tile == tile);
-    // Of the heads' own dimension, and the deepest, if there are several.
-    let best = |id: &KernelId| {
-        let row = id.info();
-        (!row.co_resident, has_heads(row, spec), row.arch, row.stages)
-    };
+    // The deepest, if there are several.
+    let best = |id: &KernelId| (!id.info().co_resident, id.info().arch, id.info().stages);
     of_tile.max_by_key(best).map(Choice::of)
 }
 

@@ -6,12 +6,11 @@
 //! A chunk lies in shared memory as the tensor map of a page delivers it: groups of 8 keys, in a group
 //! one kilobyte for each 64 elements of the head, in it 8 rows of 128 bytes, 16-byte units swizzled
 //! by the row. (Of 8-bit numbers a kilobyte holds 128 elements. Where a key has but 64 of them, rows are of 64 bytes,
-//! and their 16-byte units swizzled by the half of the row.) Of heads without whole slabs of 64 elements the keys lie one
-//! behind the other, [`row_pitch`](super::row_pitch) bytes apart.
+//! and their 16-byte units swizzled by the half of the row.)
 
 use cuda_std::{convert, misc, mma, shared, warp};
 
-use super::{KEYS, has_slabs, tile::Rows};
+use super::{KEYS, tile::Rows};
 use crate::common::{
     cache::{Cache, fit_f16, transpose_bytes},
     half::Half,
@@ -28,7 +27,7 @@ pub type Logits<const ROW_BLOCKS: usize> = [[[f32; 4]; ROW_BLOCKS]; KEY_BLOCKS];
 /// What a chunk's keys weigh, as the operand of the product with their values.
 pub type Weights<const ROW_BLOCKS: usize> = [[[u32; 2]; ROW_BLOCKS]; KEY_BLOCKS];
 
-/// Where a lane reads fragments: offsets in a chunk of the first 32-byte column of a half row. In slabs column `c` is
+/// Where a lane reads fragments: offsets in a chunk of the first 32-byte column of a half row. Column `c` is
 /// at the *address* with `32 · c` XORed into it: the swizzle turns the steps along a row into that.
 #[derive(Clone, Copy)]
 pub struct LaneOffsets {
@@ -38,15 +37,15 @@ pub struct LaneOffsets {
 }
 
 impl LaneOffsets {
-    /// For keys of so many bytes, which have slabs of 128 or are narrower, or are so many bytes apart.
+    /// For keys of so many bytes.
     #[inline(always)]
     pub fn new(lane: u32, row_bytes: u32) -> Self {
         let (matrix, row) = (lane / 8, lane % 8);
         let group = row_bytes * 8;
-        let (line, swizzle) = match row_bytes {
-            64 => (row * 64, row / 2),
-            _ if row_bytes.is_multiple_of(128) => (row * 128, row),
-            _ => (row * row_bytes, 0),
+        let (line, swizzle) = if row_bytes < 128 {
+            (row * 64, row / 2)
+        } else {
+            (row * 128, row)
         };
         // K: matrices 1 and 3 hold the next 8 keys, 2 and 3 the next 16 bytes. V, which is loaded
         // transposed: the other way round.
@@ -58,18 +57,14 @@ impl LaneOffsets {
     }
 }
 
-impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOCKS> {
-    /// An address in a chunk, which begins at a multiple of 128 bytes, moved on by so many 32-byte columns.
-    #[inline(always)]
-    const fn column(address: u32, columns: usize) -> u32 {
-        if has_slabs(DIM_BLOCKS as u32 * 16) {
-            (address ^ (columns as u32 % 4 * 32)) + columns as u32 / 4 * 1024
-        } else {
-            address + columns as u32 * 32
-        }
-    }
+/// An address in a chunk, which begins at a multiple of 128 bytes, moved on by so many 32-byte columns.
+#[inline(always)]
+fn column(address: u32, columns: usize) -> u32 {
+    (address ^ (columns as u32 % 4 * 32)) + columns as u32 / 4 * 1024
+}
 
-    /// Fragments of k-steps `step` and `step + 1`, if there are two.
+impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOCKS> {
+    /// Fragments of k-steps `step` and `step + 1`.
     ///
     /// # Safety
     /// The lanes come together, after [`Rows::start`]; the rows are still there.
@@ -79,15 +74,9 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         while block < ROW_BLOCKS {
             let offset = block as u32 * 8 * Self::ROW_BYTES + step as u32 * 32;
             // SAFETY: inside the rows.
-            unsafe {
-                if step + 1 < DIM_BLOCKS {
-                    let [a, b, c, d] = mma::ldmatrix_x4(self.q_address + offset);
-                    self.q[step][block] = [a, b];
-                    self.q[step + 1][block] = [c, d];
-                } else {
-                    self.q[step][block] = mma::ldmatrix_x2(self.q_address + offset);
-                }
-            }
+            let [a, b, c, d] = unsafe { mma::ldmatrix_x4(self.q_address + offset) };
+            self.q[step][block] = [a, b];
+            self.q[step + 1][block] = [c, d];
             block += 1;
         }
     }
@@ -226,7 +215,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                 let mut half = 0;
                 while half < Self::halves::<C>() {
                     let in_half = half * DIM_BLOCKS / 2 + step / steps;
-                    let at = Self::column(first_keys, in_half) + keys as u32 * 2 * group;
+                    let at = column(first_keys, in_half) + keys as u32 * 2 * group;
                     // SAFETY: inside the chunk; the lanes are together.
                     unsafe {
                         let a = mma::ldmatrix_x4(at);
@@ -281,7 +270,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                 let mut half = 0;
                 while half < Self::halves::<C>() {
                     let in_half = half * DIM_BLOCKS / 2 + dim / blocks;
-                    let at = Self::column(first_values, in_half) + keys as u32 * 2 * group;
+                    let at = column(first_values, in_half) + keys as u32 * 2 * group;
                     // SAFETY: inside the chunk; the lanes are together.
                     unsafe {
                         let a = mma::ldmatrix_x4_trans(at);

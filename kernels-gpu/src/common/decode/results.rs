@@ -8,7 +8,6 @@ use cuda_std::{
 use crate::{
     abi::{AttentionParams, DIRECT, NO_MERGE, QueryRow},
     common::{
-        decode::has_slabs,
         half::Half,
         state::{Merger, State, natural, sink_of},
         variant::Variant,
@@ -27,27 +26,9 @@ pub struct Results<'a, const DIM: u32> {
     pub params: &'a AttentionParams,
     /// In the warp.
     pub lane: u32,
-    /// As [`DecodeParams::gap`](crate::abi::DecodeParams::gap).
-    pub gap: u32,
 }
 
 impl<const DIM: u32> Results<'_, DIM> {
-    /// Slices that a row is merged in. Of the last some lanes may have no elements.
-    pub const SLICES: u32 = DIM.div_ceil(SLICE);
-
-    /// Whether there is such an element: a row may end before the last lane.
-    #[inline(always)]
-    pub const fn has(element: u32) -> bool {
-        has_slabs(DIM) || element < DIM
-    }
-
-    /// Where an element of a head lies, of outputs or states, from the first of all heads.
-    #[inline(always)]
-    const fn place(&self, head: u64, element: u32) -> u64 {
-        let gap = if element < 64 { 0 } else { self.gap };
-        head * (DIM + self.gap) as u64 + (element + gap) as u64
-    }
-
     /// Writes a row of one head: the output, or a partial state.
     ///
     /// # Safety
@@ -65,11 +46,11 @@ impl<const DIM: u32> Results<'_, DIM> {
                 self.write_output::<T, V, PER_LANE>(row.token, head, state);
             } else {
                 let at = u64::from(row.slot) * u64::from(self.params.q_heads) + u64::from(head);
-                let element = self.lane * PER_LANE as u32;
-                if Self::has(element) {
-                    let place = self.place(at, element);
-                    store_f32((self.params.partial_out + place * 4) as *mut f32, state.out);
-                }
+                let element = at * u64::from(DIM) + u64::from(self.lane) * PER_LANE as u64;
+                store_f32(
+                    (self.params.partial_out + element * 4) as *mut f32,
+                    state.out,
+                );
                 if self.lane == 0 {
                     ptr::store_f32((self.params.partial_lse + at * 4) as *mut f32, state.lse);
                 }
@@ -94,14 +75,11 @@ impl<const DIM: u32> Results<'_, DIM> {
         if !V::SOFTMAX {
             state = state.added_up();
         }
-        let element = self.lane * PER_LANE as u32;
-        let place = u64::from(token) * u64::from(params.out_token_stride)
-            + self.place(head.into(), element);
+        let element = u64::from(token) * u64::from(params.out_token_stride)
+            + u64::from(head * DIM + self.lane * PER_LANE as u32);
         // SAFETY: the caller's promise.
         unsafe {
-            if Self::has(element) {
-                store_half::<T, PER_LANE>(params.out + place * 2, state.out);
-            }
+            store_half::<T, PER_LANE>(params.out + element * 2, state.out);
             if self.lane == 0 && params.lse != 0 {
                 let at = u64::from(token) * u64::from(params.q_heads) + u64::from(head);
                 ptr::store_f32((params.lse + at * 4) as *mut f32, natural(state.lse));
@@ -190,7 +168,7 @@ impl<const DIM: u32> Results<'_, DIM> {
     #[inline(always)]
     pub unsafe fn merge<T: Half, V: Variant>(&self, merge: Merge, head: u32) {
         let mut slice = 0;
-        while slice < Self::SLICES {
+        while slice < DIM / SLICE {
             // SAFETY: the caller's promise.
             unsafe { self.merge_slice::<T, V>(merge, head, slice) };
             slice += 1;
@@ -231,9 +209,10 @@ impl<const DIM: u32> Results<'_, DIM> {
                 let mut states = [State::<PER_LANE>::EMPTY; BATCH];
                 i = 0;
                 while i < BATCH {
-                    if ids[i] != u32::MAX && Self::has(element) {
+                    if ids[i] != u32::MAX {
                         let at = u64::from(ids[i]) * u64::from(params.q_heads) + u64::from(head);
-                        let out = params.partial_out + self.place(at, element) * 4;
+                        let out =
+                            params.partial_out + (at * u64::from(DIM) + u64::from(element)) * 4;
                         states[i].lse = ptr::load_f32((params.partial_lse + at * 4) as *const f32);
                         states[i].out = load_f32(out as *const f32);
                     }
@@ -261,9 +240,9 @@ impl<const DIM: u32> Results<'_, DIM> {
             if !V::SOFTMAX {
                 state = state.added_up();
             }
-            if quarter == 0 && Self::has(element) {
+            if quarter == 0 {
                 let out = u64::from(merge.token) * u64::from(params.out_token_stride)
-                    + self.place(head.into(), element);
+                    + u64::from(head * DIM + element);
                 store_half::<T, PER_LANE>(params.out + out * 2, state.out);
                 if element == 0 && params.lse != 0 {
                     let at = u64::from(merge.token) * u64::from(params.q_heads) + u64::from(head);

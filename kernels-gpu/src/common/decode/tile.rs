@@ -471,34 +471,18 @@ impl TokenScales {
 /// The lanes come together; nobody else uses the chunk.
 #[inline(always)]
 unsafe fn zero_values(chunk: Chunk, lane: u32, row_bytes: u32, keys: Keys) {
-    let strange = |row: u32| {
+    // A row is one line in each slab of its group, however swizzled: as many lines at a time as the lanes fill.
+    let width = if row_bytes < 128 { row_bytes } else { 128 };
+    let (slabs, lanes) = (row_bytes / width, width / 16);
+    let mut line = lane / lanes;
+    while line < KEYS * slabs {
+        let row = line / (8 * slabs) * 8 + line % 8;
         let position = chunk.first + row;
-        position < keys.begin || position >= keys.end
-    };
-    if !row_bytes.is_multiple_of(64) {
-        // Rows as they are, a lane each: there are as many.
-        const { assert!(KEYS == 32) };
-        let mut byte = 0;
-        while byte < row_bytes {
-            if strange(lane) {
-                // SAFETY: inside the chunk.
-                unsafe { shared::store_u32x4(chunk.v + lane * row_bytes + byte, [0; 4]) };
-            }
-            byte += 16;
+        if position < keys.begin || position >= keys.end {
+            // SAFETY: inside the chunk.
+            unsafe { shared::store_u32x4(chunk.v + line * width + lane % lanes * 16, [0; 4]) };
         }
-    } else {
-        // A row is one line in each slab of its group, however swizzled: as many lines at a time as the lanes fill.
-        let width = if row_bytes < 128 { row_bytes } else { 128 };
-        let (slabs, lanes) = (row_bytes / width, width / 16);
-        let mut line = lane / lanes;
-        while line < KEYS * slabs {
-            let row = line / (8 * slabs) * 8 + line % 8;
-            if strange(row) {
-                // SAFETY: inside the chunk.
-                unsafe { shared::store_u32x4(chunk.v + line * width + lane % lanes * 16, [0; 4]) };
-            }
-            line += 32 / lanes;
-        }
+        line += 32 / lanes;
     }
     // SAFETY: the lanes are together.
     unsafe { warp::sync_warp(ALL) };

@@ -89,7 +89,6 @@ const fn results<const DIM: u32>(p: &GatherDecodeParams, lane: u32) -> Results<'
     Results {
         params: &p.attention,
         lane,
-        gap: 0,
     }
 }
 

@@ -5,7 +5,7 @@ use cuda_std::{shared, warp};
 use super::{layout::Layout, mainloop::Consumer};
 use crate::common::{
     cache::Cache,
-    decode::{results::Results, tile::Rows},
+    decode::tile::Rows,
     state::{Softmax, State},
 };
 
@@ -81,28 +81,15 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     /// The warp's state is stored.
     #[inline(always)]
     pub(super) unsafe fn own_state<const PER_LANE: usize>(&self, row: u32) -> State<PER_LANE> {
+        let offset =
+            (row * Layout::<DIM, ROWS, WARPS, CACHE>::PITCH + self.lane * PER_LANE as u32) * 4;
         // SAFETY: inside the state.
         unsafe {
             State {
-                out: self.load_elements(self.warp, row),
+                out: load_shared(self.layout.state_out(self.warp) + offset),
                 lse: shared::load_f32(self.layout.state_lse(self.warp) + row * 4),
             }
         }
-    }
-
-    /// The lane's elements of a row in a warp's state, if it has any.
-    ///
-    /// # Safety
-    /// The state is stored.
-    #[inline(always)]
-    unsafe fn load_elements<const PER_LANE: usize>(&self, warp: u32, row: u32) -> [f32; PER_LANE] {
-        let element = self.lane * PER_LANE as u32;
-        if !Results::<DIM>::has(element) {
-            return [0.0; PER_LANE];
-        }
-        let offset = (row * Layout::<DIM, ROWS, WARPS, CACHE>::PITCH + element) * 4;
-        // SAFETY: inside the state.
-        unsafe { load_shared(self.layout.state_out(warp) + offset) }
     }
 
     /// A warp, counted on from the last to the first.
@@ -185,6 +172,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         first: u32,
         shares: u32,
     ) -> State<PER_LANE> {
+        let layout = &self.layout;
+        let offset =
+            (row * Layout::<DIM, ROWS, WARPS, CACHE>::PITCH + self.lane * PER_LANE as u32) * 4;
         let (mut of, mut lse) = (weights.of[0], weights.lse[0]);
         let mut block = 1;
         while block < ROW_BLOCKS {
@@ -204,7 +194,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             while share < WARPS {
                 if share < shares {
                     let warp = self.wrap(first + share);
-                    outs[share as usize] = self.load_elements(warp, row);
+                    outs[share as usize] = load_shared(layout.state_out(warp) + offset);
                 }
                 share += 1;
             }

@@ -1,10 +1,7 @@
 //! What kernels there are: the table, and what a row of it takes of an SM.
 
 use super::layout::Layout;
-use crate::{
-    common::{cache, decode::has_slabs},
-    has,
-};
+use crate::{common::cache, has};
 
 /// The kernels, each of them for each 16-bit float of queries and outputs:
 /// `decode_<rows>x<keys>_d<head dimension>_<element>[_e4m3|_e5m2][_pair][_cap][_tok]`. Rows are those of a KV head; `pair` is for two
@@ -28,12 +25,6 @@ macro_rules! decode_mma_table {
             16 x 32,  64, [e4m3, tok];
              8 x 32,  64, [e5m2];
             16 x 32,  64, [e5m2];
-             8 x 32,  80, [];
-            16 x 32,  80, [];
-             8 x 32,  96, [];
-            16 x 32,  96, [];
-             8 x 32, 112, [];
-            16 x 32, 112, [];
              8 x 32, 128, [];
             16 x 32, 128, [];
              8 x 32, 128, [cap];
@@ -151,22 +142,13 @@ pub(super) const fn of_flags(flags: &[&str]) -> u32 {
     }
 }
 
-/// Elements of a row that a lane writes.
-#[must_use]
-pub const fn per_lane(dim: u32) -> usize {
-    dim.next_power_of_two() as usize / 32
-}
-
-/// Consumer warps: as many as find registers, and no more than memory keeps busy. The ring has a multiple of them: 96 and
-/// 112 have those with which it has most.
+/// Consumer warps: as many as find registers, and no more than memory keeps busy.
 #[must_use]
 pub const fn warps(dim: u32, rows: u32, cache: u32) -> u32 {
     match (dim, rows, cache) {
         (_, _, cache::E4M3_PAIRS) => 8,
         (64, 8, cache::E4M3 | cache::E4M3_BY_TOKEN | cache::E5M2) => 12,
-        (64 | 80 | 128, 8, _) => 8,
-        (96, 8, _) => 6,
-        (112, 8, _) => 10,
+        (64 | 128, 8, _) => 8,
         (256, 16, _) => 2,
         _ => 4,
     }
@@ -212,11 +194,7 @@ pub const fn shape(dim: u32, rows: u32, cache: u32, shared_bytes: u32) -> Option
             }
         };
     }
-    if !has_slabs(dim) {
-        of_each!(80 x 8, 80 x 16, 96 x 8, 96 x 16, 112 x 8, 112 x 16; BITS16)
-    } else {
-        of_each!(64 x 8, 64 x 16, 128 x 8, 128 x 16, 256 x 8, 256 x 16; BITS16, E4M3, E4M3_BY_TOKEN, E5M2, E4M3_PAIRS)
-    }
+    of_each!(64 x 8, 64 x 16, 128 x 8, 128 x 16, 256 x 8, 256 x 16; BITS16, E4M3, E4M3_BY_TOKEN, E5M2, E4M3_PAIRS)
 }
 
 #[cfg(test)]
@@ -227,9 +205,9 @@ mod tests {
 
     #[test]
     fn kernels_fill_an_sm_of_hopper_and_no_more() {
-        for dim in [64, 80, 96, 112, 128, 256] {
+        for dim in [64, 128, 256] {
             for (rows, cache) in [(8, 0), (16, 0), (8, 1), (16, 1), (8, cache::E4M3_PAIRS)] {
-                if cache == cache::E4M3_PAIRS && dim > 64 || cache > 0 && !has_slabs(dim) {
+                if cache == cache::E4M3_PAIRS && dim > 64 {
                     continue;
                 }
                 let shape = shape(dim, rows, cache, H200).expect("there is such a kernel");
@@ -240,16 +218,13 @@ mod tests {
                 );
                 let key = dim * cache::bytes(cache) * cache::kv_heads(cache);
                 let in_flight = shape.stages * super::super::layout::KEYS * 2 * key;
-                // Enough for all that memory brings are 88 KB.
-                let least = if (dim, rows) == (112, 16) { 112 } else { 128 };
                 assert!(
-                    in_flight >= least << 10,
+                    in_flight >= 128 << 10,
                     "{dim} {rows}: {in_flight} bytes in flight"
                 );
             }
         }
-        assert_eq!(shape(48, 8, 0, H200), None);
-        assert_eq!(shape(96, 8, cache::E4M3, H200), None);
+        assert_eq!(shape(96, 8, 0, H200), None);
         assert_eq!(shape(128, 8, 0, 48 << 10), None);
     }
 }

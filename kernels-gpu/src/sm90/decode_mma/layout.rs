@@ -10,11 +10,8 @@ use core::ops::Range;
 #[cfg(target_arch = "nvptx64")]
 use cuda_std::{fence, mbarrier, shared, thread};
 
+use crate::common::cache;
 pub use crate::common::decode::KEYS;
-use crate::common::{
-    cache,
-    decode::{has_slabs, row_pitch},
-};
 
 /// Bytes of a stage's barriers, full and empty.
 const PAIR: u32 = 16;
@@ -67,19 +64,15 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
 {
     /// Units under way.
     pub const UNITS: u32 = {
-        let fit = 16384 / (DIM.next_power_of_two() * ROWS);
+        let fit = 16384 / (DIM * ROWS);
         // With a barrier for each.
         let most = if CACHE == cache::BITS16 { 16 } else { MEETINGS };
         if fit < most { fit } else { most }
     };
     /// Bytes of the keys of a chunk, or of its values.
     pub const CHUNK: u32 = KEYS * Self::KEY_BYTES;
-    /// Bytes of a key, or of a value, with what lies between them.
-    pub const KEY_BYTES: u32 = if has_slabs(DIM) {
-        DIM * cache::bytes(CACHE) * cache::kv_heads(CACHE)
-    } else {
-        row_pitch(DIM)
-    };
+    /// Bytes of a key, or of a value.
+    pub const KEY_BYTES: u32 = DIM * cache::bytes(CACHE) * cache::kv_heads(CACHE);
     const STAGE: u32 = 2 * Self::CHUNK;
     /// Bytes of the scales of a chunk's keys, and of its values.
     const SCALES: u32 = if cache::by_token(CACHE) {
@@ -374,10 +367,6 @@ mod tests {
     #[test]
     fn units_that_meet_at_a_time_have_barriers_of_their_own() {
         units_find_barriers_of_their_own::<64, 8, 8, { cache::BITS16 }>();
-        units_find_barriers_of_their_own::<80, 8, 8, { cache::BITS16 }>();
-        units_find_barriers_of_their_own::<96, 8, 6, { cache::BITS16 }>();
-        units_find_barriers_of_their_own::<112, 8, 10, { cache::BITS16 }>();
-        units_find_barriers_of_their_own::<112, 16, 4, { cache::BITS16 }>();
         units_find_barriers_of_their_own::<64, 16, 4, { cache::BITS16 }>();
         units_find_barriers_of_their_own::<128, 8, 8, { cache::BITS16 }>();
         units_find_barriers_of_their_own::<128, 16, 4, { cache::BITS16 }>();

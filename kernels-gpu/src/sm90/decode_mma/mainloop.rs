@@ -4,7 +4,6 @@ use cuda_std::{barrier, mbarrier, misc, shared, warp};
 
 use super::{
     combine::Weights,
-    config::per_lane,
     layout::{Layout, Place},
     unit::{Descriptor, Unit},
 };
@@ -13,7 +12,6 @@ use crate::{
     common::{
         cache::{self, Cache, Stored},
         decode::{
-            has_slabs,
             products::LaneOffsets,
             results::Results,
             tile::{Chunk, Keys, Rows},
@@ -33,8 +31,6 @@ pub struct Consumer<'a, const DIM: u32, const ROWS: u32, const WARPS: u32, const
     pub params: &'a AttentionParams,
     /// Query heads per KV head. (`params` has those of a unit, which may be of two.)
     pub group: Divisor,
-    /// As [`DecodeParams::gap`](crate::abi::DecodeParams::gap).
-    pub gap: u32,
     /// Shared memory.
     pub layout: Layout<DIM, ROWS, WARPS, CACHE>,
     /// Among the consumers.
@@ -66,7 +62,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         Stored<T, CACHE>: Cache,
     {
         const {
-            assert!(DIM_BLOCKS as u32 * 16 == DIM && PER_LANE == per_lane(DIM));
+            assert!(DIM_BLOCKS as u32 * 16 == DIM && PER_LANE as u32 * 32 == DIM);
             assert!(ROW_BLOCKS as u32 * 8 == ROWS);
             assert!(!V::TRANSFORMS_QUERY && !V::TRANSFORMS_KEY);
             assert!(!V::TRANSFORMS_VALUE && !V::TRANSFORMS_OUTPUT);
@@ -208,8 +204,6 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         Results {
             params: self.params,
             lane: self.lane,
-            // All columns are there where heads have whole slabs.
-            gap: if has_slabs(DIM) { 0 } else { self.gap },
         }
     }
 

@@ -10,7 +10,7 @@ use crate::{
     abi::NO_MERGE,
     common::{
         cache,
-        decode::results::{Merge, Results},
+        decode::results::{Merge, SLICE},
         half::Half,
         variant::Variant,
     },
@@ -102,7 +102,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         unsafe {
             meet(0, WARPS);
             let merges = shared::load_u32(self.layout.merges()).min(MERGES);
-            let slices = Results::<DIM>::SLICES;
+            let slices = DIM / SLICE;
             let mut task = self.warp;
             let group = self.group.get();
             while task < merges * group * slices {

@@ -101,7 +101,6 @@ pub unsafe fn run<
             let consumer = Consumer {
                 params: &p.attention,
                 group: p.group,
-                gap: p.gap,
                 layout,
                 warp: warp_id - producers,
                 lane,

@@ -57,7 +57,7 @@ fn heads_that_were_compiled_are_supported_and_others_name_the_nearest() {
     );
 }
 
-/// By kernels of their own where there are any.
+/// Prompts by kernels of their own where there are any, decodes padded.
 #[test]
 fn heads_between_those_of_kernels_are_padded_where_no_kernel_has_them() {
     let dims = |spec: &Spec| {
@@ -82,10 +82,10 @@ fn heads_between_those_of_kernels_are_padded_where_no_kernel_has_them() {
     };
     for dim in [80, 96, 112] {
         let spec = Spec::new(32, 8, dim);
-        assert_eq!(dims(&spec), [(false, dim, 8), (true, dim, 192)]);
+        assert_eq!(dims(&spec), [(false, 128, 8), (true, dim, 192)]);
         assert_eq!(
             dims(&spec.with_sinks()),
-            [(false, dim, 8), (true, dim, 192)]
+            [(false, 128, 8), (true, dim, 192)]
         );
         assert_eq!(
             dims(&spec.with_soft_cap(30.0)),

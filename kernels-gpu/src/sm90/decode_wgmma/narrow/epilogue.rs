@@ -65,7 +65,6 @@ pub(super) unsafe fn finish<T: Half, const S: usize>(
         let results = Results::<128> {
             params: &p.attention,
             lane,
-            gap: 0,
         };
         let group = p.attention.group;
         let mut row = warp;
