@@ -5,11 +5,11 @@
         family: "decode_wgmma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            10930160,
+            10930954,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
-            4386128,
+            4385104,
         )),
     },
     Module {
@@ -29,11 +29,11 @@
         family: "decode_mma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.ptx.zst"),
-            22031898,
+            19460736,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.cubin.zst"),
-            9691480,
+            8463064,
         )),
     },
     Module {
@@ -41,7 +41,7 @@
         family: "variants",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.variants.ptx.zst"),
-            9457803,
+            9461498,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.variants.cubin.zst"),
@@ -53,7 +53,7 @@
         family: "variants",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.variants.ptx.zst"),
-            1851746,
+            1851909,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.variants.cubin.zst"),
@@ -77,11 +77,11 @@
         family: "sm80_decode",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.sm80_decode.ptx.zst"),
-            2370750,
+            2371668,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.sm80_decode.cubin.zst"),
-            1121184,
+            1123232,
         )),
     },
     Module {
@@ -89,7 +89,7 @@
         family: "sm80_decode",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.sm80_decode.ptx.zst"),
-            2370751,
+            2371669,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.sm80_decode.cubin.zst"),
@@ -101,11 +101,11 @@
         family: "pod",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.pod.ptx.zst"),
-            1604354,
+            1605004,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.pod.cubin.zst"),
-            627064,
+            632184,
         )),
     },
     Module {
@@ -113,7 +113,7 @@
         family: "pod",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.pod.ptx.zst"),
-            1604353,
+            1605003,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.pod.cubin.zst"),

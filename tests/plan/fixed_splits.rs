@@ -239,6 +239,21 @@ fn hybrids_of_8_bit_pages_have_sms_of_their_own() {
     }
 }
 
+/// Where decodes take prompts: each cut would write and read the states of all rows.
+#[test]
+fn prompts_of_heads_of_512_are_not_cut_at_every_split() {
+    let spec = Spec::new(16, 2, 512).with_dtype(Dtype::BF16);
+    let h200 = DeviceDescription::named("h200").unwrap();
+    let cuts = |requests: &[(u32, u32)]| {
+        let plan = plan(&spec, &h200, &batch(requests, PAGE), &fixed(4096));
+        plan.merges.len()
+    };
+    assert_eq!(cuts(&[(8192, 8192)]), 0);
+    assert_eq!(cuts(&[(1024, 16384)]), 0);
+    // Few rows are work for all SMs only where they are cut.
+    assert_eq!(cuts(&[(1, 16384)]), 1);
+}
+
 /// A planner keeps what follows from options.
 #[test]
 fn a_planner_plans_with_fixed_splits_and_without_in_turn() {

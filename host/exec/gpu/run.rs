@@ -341,9 +341,12 @@ impl Making<'_> {
             extras: self.extras(),
         };
         let mut step = gpu.prepare_decode(kernel, &call, &mut self.maps)?;
-        let resident = workspace.launch_plan.resident.decode;
-        if co_resident && !workspace.captured() && resident > 0 {
-            step.launch.grid[0] = units.min(resident);
+        if co_resident && !workspace.captured() {
+            step.launch.grid[0] = units.min(match workspace.launch_plan.resident.decode {
+                // Without prefills two find room on an SM, and have twice the bytes under way.
+                0 => 2 * gpu.multiprocessors,
+                resident => resident,
+            });
         }
         Ok(step)
     }

@@ -12,6 +12,7 @@ use super::{
 use crate::plan::{
     data::{Kernel, PackRule, PlanOptions, PlannedRowBlock, Rules, SplitMode, Tile},
     prefix::{Forest, Member, NO_NODE, PackCosts, PackNode, Packer},
+    split::has_many_rows,
 };
 
 mod keys;
@@ -217,6 +218,9 @@ impl DecodeDrafter {
     /// Items of one row block each.
     fn draft_apart(&self, common: &mut Common, input: &PartInput<'_>, drafts: &mut Drafts) {
         for row_block in &self.members {
+            // Prompts, too, where decodes take them.
+            common.draft.many_rows =
+                common.split.is_fixed() && has_many_rows(&input.model.spec, row_block.tokens);
             let begin = drafts.rows.len();
             drafts.rows.extend(row_block.rows());
             let keys = ItemKeys {

@@ -63,9 +63,7 @@ impl CostModel {
                     / q_heads
                     / (bytes_per_ps * tile.read),
                 compute_ps_per_pair: spec.flops_per_pair() as f64 / q_heads / flops_per_ps,
-                partial_ps_per_token: 2.0
-                    * tile.state_bytes
-                    * spec.partial_bytes_per_token() as f64
+                partial_ps_per_token: 2.0 * spec.partial_bytes_per_token() as f64
                     / q_heads
                     / bytes_per_ps,
                 contention: Contention {
@@ -89,7 +87,6 @@ impl CostModel {
                 unit_ns: device.unit_ns(kernel),
                 queued_ns: None,
                 state_ns: None,
-                state_bytes: 1.0,
             };
             reaching(kernel, &tile)
         };

@@ -120,9 +120,6 @@ pub struct TileCost {
     /// [`merge_state_ns`](DeviceDescription::merge_state_ns).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_ns: Option<f64>,
-    /// What writing and reading back partial states takes, in parts of what memory takes for their bytes.
-    #[serde(default = "one")]
-    pub state_bytes: f64,
 }
 
 /// Tiles whose rows see different keys, and what is saved by them.

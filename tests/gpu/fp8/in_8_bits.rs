@@ -323,8 +323,8 @@ impl Row {
             } in of_step
             {
                 let weight = LARGEST * (logit - most).exp2();
-                // Each term is cut off by KEPT of the largest: where one is much larger than the mean, by more than KEPT of them all.
-                let off = 1.5 * KEPT * (terms + of_largest) + 1e-6 * (1.0 + logit.abs());
+                // Each term is cut off by KEPT of the power of two above the largest: up to twice KEPT.
+                let off = 2.0 * KEPT * (terms + of_largest) + 1e-6 * (1.0 + logit.abs());
                 self.logit_error = self.logit_error.max(off);
                 let narrow = e4m3(weight);
                 let [low, high] = [-off, off].map(|off| e4m3((weight * off.exp2()).min(LARGEST)));

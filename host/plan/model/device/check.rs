@@ -48,7 +48,6 @@ impl DeviceDescription {
                 && tile
                     .state_ns
                     .is_none_or(|state| (0.0..=1e9).contains(&state))
-                && (0.0..=1e3).contains(&tile.state_bytes)
                 && (1..=MAX_CTAS).contains(&tile.share)
                 && tile.alone >= 1.0
                 && tile.alone <= 100.0)

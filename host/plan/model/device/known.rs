@@ -265,7 +265,6 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         unit_ns: 1000.0,
         queued_ns: Some(300.0),
         state_ns: None,
-        state_bytes: 1.0,
     };
     let rows_64 = TileCost {
         m: 64,
@@ -277,7 +276,6 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
         unit_ns: 1000.0,
         queued_ns: None,
         state_ns: None,
-        state_bytes: 1.0,
     };
     vec![
         few_rows(8, 200_000.0),
@@ -296,8 +294,6 @@ fn hopper_decode_tiles() -> Vec<TileCost> {
             flops_per_ns: 600_000.0,
             unit_ns: 3000.0,
             state_ns: Some(200.0),
-            // They stay in L2, and CTAs without work leave their part of it to others.
-            state_bytes: 0.6,
             ..rows_64
         },
         // Heads of 512: by bytes and products, not measured.
