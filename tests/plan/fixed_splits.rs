@@ -252,6 +252,13 @@ fn prompts_of_heads_of_512_are_not_cut_at_every_split() {
     assert_eq!(cuts(&[(1024, 16384)]), 0);
     // Few rows are work for all SMs only where they are cut.
     assert_eq!(cuts(&[(1, 16384)]), 1);
+    // Each tile has the keys that its rows see, no more.
+    let plan = plan(&spec, &h200, &batch(&[(8192, 8192)], PAGE), &fixed(4096));
+    let items = plan.groups.iter().flat_map(|group| plan.items_of(group));
+    let keys: u64 = items
+        .map(|item| u64::from(item.kv_end - item.kv_begin))
+        .sum();
+    assert!(keys < 8192 * 8192 / 8 * 51 / 100, "{keys}");
 }
 
 /// A planner keeps what follows from options.

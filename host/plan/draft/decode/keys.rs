@@ -85,6 +85,10 @@ impl ItemKeys<'_> {
                     // Whole chunks, or the rows at hand would move the tiles of others.
                     SplitMode::Fixed { tokens } => {
                         kv_begin = kv_begin.max(visible.start / tokens * tokens);
+                        // A prompt's first rows see few of its keys.
+                        if common.draft.many_rows {
+                            kv_end = visible.end;
+                        }
                     }
                     _ => (kv_begin, kv_end) = (kv_begin.max(visible.start), visible.end),
                 }

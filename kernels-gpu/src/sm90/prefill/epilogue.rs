@@ -113,7 +113,10 @@ pub(super) unsafe fn finish_tile<
     // SAFETY: whole warps.
     unsafe {
         mbarrier::arrive(s.tile_free(stage));
-        mbarrier::arrive(s.output_full(stage));
+        warp::sync_warp(WARP);
+        if lane == 0 {
+            mbarrier::arrive(s.output_full(stage));
+        }
     }
 
     // Stores to memory last: the fence above would wait for them.

@@ -143,7 +143,7 @@ impl Shared {
                 mbarrier::init(self.queries_full(stage), 1);
                 // Each lane that has read the tile's description says so for itself.
                 mbarrier::init(self.tile_free(stage), 32 * (3 + warps));
-                mbarrier::init(self.output_full(stage), 32 * warps);
+                mbarrier::init(self.output_full(stage), warps);
                 stage += 1;
             }
             mbarrier::init(self.tail(), 1);

@@ -1,7 +1,7 @@
 //! The warpgroups that add: P·V of half of the columns each, and results.
 
 use cuda_std::{
-    barrier, fence, mbarrier, ptr, shared, thread, warp,
+    barrier, mbarrier, ptr, shared, thread, warp,
     wgmma::{self, Descriptor, Swizzle},
 };
 
@@ -50,63 +50,53 @@ pub(super) unsafe fn add<T: Half, const H: u32>(p: &DecodeParams, s: Shared) {
                 return;
             }
             let mut left = uniform(unit.blocks);
+            let mut turn = 0;
             let mut o = [[0.0; O]; 2];
-            // A block whose weights lie in the one or the other place. Numbers of barriers are constants: of others ptxas
-            // counts all sixteen.
-            macro_rules! block {
-                ($turn:literal) => {
-                    barrier::bar_sync(ready(H, $turn), 256);
-                    let grew = shared::load_u32(s.grew($turn, warp)) != 0;
-                    if warp::warp_vote_any(WARP, grew) {
-                        let row = warp * 16 + lane / 4;
-                        let factors = [0, 8].map(|h| shared::load_f32(s.factor($turn, row + h)));
-                        let mut i = 0;
-                        while i < O {
-                            o[0][i] *= factors[i / 2 % 2];
-                            o[1][i] *= factors[i / 2 % 2];
-                            i += 1;
-                        }
+            while left > 0 {
+                barrier::bar_sync(ready(H, turn), 256);
+                let grew = shared::load_u32(s.grew(turn, warp)) != 0;
+                if warp::warp_vote_any(WARP, grew) {
+                    let row = warp * 16 + lane / 4;
+                    let factors = [0, 8].map(|h| shared::load_f32(s.factor(turn, row + h)));
+                    let mut i = 0;
+                    while i < O {
+                        o[0][i] *= factors[i / 2 % 2];
+                        o[1][i] *= factors[i / 2 % 2];
+                        i += 1;
                     }
-                    let at = s.weights_of($turn, warp * 32 + lane);
-                    let mut step = 0;
-                    while step < VALUE_PIECES {
-                        mbarrier::wait(s.values_full(step), parity);
-                        let values = uniform(s.values(step) + H * (GROUP / 2));
-                        let values = Descriptor::new(values, 1024, GROUP, Swizzle::B128);
-                        // One step at a time: there are no registers for the weights of two. The other warpgroups have
-                        // products meanwhile.
-                        let mut weights = shared::load_u32x4(at + step * WEIGHTS_STEP);
-                        wgmma::fence_operand(&mut weights);
-                        if step == VALUE_PIECES - 1 {
-                            // In registers all of them: their place may be written. racecheck wants the fence.
-                            fence::acq_rel_cta();
-                            barrier::bar_arrive(free_again(H, $turn), 256);
-                        }
-                        wgmma::fence();
-                        // Two products: ptxas has 128 registers for each thread to begin with, and outputs of one would
-                        // be as many.
-                        wgmma::mma_rs::<T, true, true, _>(&mut o[0], weights, values);
-                        wgmma::mma_rs::<T, true, true, _>(&mut o[1], weights, values.advance(2 * 1024));
-                        wgmma::commit_group();
-                        wgmma::wait_group::<0>();
-                        wgmma::fence_operand(&mut o[0]);
-                        wgmma::fence_operand(&mut o[1]);
-                        wgmma::fence_operand(&mut weights);
-                        if lane == 0 {
-                            mbarrier::arrive(s.values_free(step));
-                        }
-                        step += 1;
+                }
+                let at = s.weights_of(turn, warp * 32 + lane);
+                let mut step = 0;
+                while step < VALUE_PIECES {
+                    mbarrier::wait(s.values_full(step), parity);
+                    let values = uniform(s.values(step) + H * (GROUP / 2));
+                    let values = Descriptor::new(values, 1024, GROUP, Swizzle::B128);
+                    // One step at a time: there are no registers for the weights of two. The other warpgroups have
+                    // products meanwhile.
+                    let mut weights = shared::load_u32x4(at + step * WEIGHTS_STEP);
+                    wgmma::fence_operand(&mut weights);
+                    if step == VALUE_PIECES - 1 {
+                        // In registers all of them: their place may be written.
+                        barrier::bar_arrive(free_again(H, turn), 256);
                     }
-                    parity ^= 1;
-                };
-            }
-            while left > 1 {
-                block!(0);
-                block!(1);
-                left -= 2;
-            }
-            if left == 1 {
-                block!(0);
+                    wgmma::fence();
+                    // Two products: ptxas has 128 registers for each thread to begin with, and outputs of one would
+                    // be as many.
+                    wgmma::mma_rs::<T, true, true, _>(&mut o[0], weights, values);
+                    wgmma::mma_rs::<T, true, true, _>(&mut o[1], weights, values.advance(2 * 1024));
+                    wgmma::commit_group();
+                    wgmma::wait_group::<0>();
+                    wgmma::fence_operand(&mut o[0]);
+                    wgmma::fence_operand(&mut o[1]);
+                    wgmma::fence_operand(&mut weights);
+                    if lane == 0 {
+                        mbarrier::arrive(s.values_free(step));
+                    }
+                    step += 1;
+                }
+                parity ^= 1;
+                turn ^= 1;
+                left -= 1;
             }
             mbarrier::wait(s.inverses_full(slot), slots.parity);
             write::<T, H>(p, s, slot, &o, warp);

@@ -328,8 +328,6 @@ pub(super) unsafe fn weigh<T: Half, V: Variant>(p: &DecodeParams, variant: &V, s
                         shared::store_u32(s.grew($turn, warp), u32::from(needs_rescale));
                     }
                     rows.add(&sums);
-                    // racecheck wants the fence.
-                    fence::acq_rel_cta();
                     barrier::bar_arrive(ready(0, $turn), 256);
                     barrier::bar_arrive(ready(1, $turn), 256);
                 }};
