@@ -539,7 +539,7 @@ fn plans(
     let mut limits = BatchLimits::decodes(options.step_requests, longest, options.page_size);
     let mut of_workspace = WorkspaceOptions::default();
     match replayed {
-        true => of_workspace.launches = Some(LaunchSet::decodes(&device, &spec)?),
+        true => of_workspace.launches = Some(LaunchSet::decodes_with(&device, &spec, &planning)?),
         false => limits = limits.with_query_tokens(options.step_tokens),
     }
     let planning = planning.with_bound(None);
