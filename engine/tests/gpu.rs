@@ -3,9 +3,13 @@
 mod common;
 
 use common::{FAMILIES, answers, expected, expected_text, folder, nearness};
-use tandem_attn::{Error as AttentionError, exec::gpu::Gpu};
+use tandem_attn::{
+    Error as AttentionError,
+    exec::gpu::Gpu,
+    plan::{PlanOptions, SplitMode},
+};
 use tandem_engine::{
-    Architecture, Engine, Generation, GpuBackend, GpuOptions, Limits, Sampling, Weights,
+    Architecture, Backend, Engine, Generation, GpuBackend, GpuOptions, Limits, Sampling, Weights,
 };
 
 /// None where there is no GPU, unless the environment says that there must be one.
@@ -25,6 +29,10 @@ fn gpu() -> Option<Gpu> {
 }
 
 fn engine(gpu: Gpu, family: &str, graphs: bool) -> Engine {
+    planning(gpu, family, graphs, PlanOptions::default())
+}
+
+fn planning(gpu: Gpu, family: &str, graphs: bool, planned: PlanOptions) -> Engine {
     let architecture = Architecture::read(&folder(family)).expect("a fixture");
     let weights = Weights::open(&folder(family)).expect("a fixture");
     let mut options = GpuOptions::default();
@@ -32,8 +40,9 @@ fn engine(gpu: Gpu, family: &str, graphs: bool) -> Engine {
     options.step_tokens = 64;
     options.graphs = graphs;
     let backend = GpuBackend::load(gpu, architecture, &weights, &options, &mut |_| ());
-    Engine::new(Box::new(backend.expect("a fixture")), Limits::default())
-        .expect("limits that allow something")
+    let mut backend = backend.expect("a fixture");
+    backend.plan_with(planned).expect("there are kernels");
+    Engine::new(Box::new(backend), Limits::default()).expect("limits that allow something")
 }
 
 #[test]
@@ -94,14 +103,18 @@ fn graphs_write_what_launches_write() {
                 )
             })
             .collect();
-        let [launched, replayed] = [false, true].map(|graphs| {
-            let mut engine = engine(gpu()?, family, graphs);
-            Some(answers(&mut engine, &generations))
-        });
-        for (answer, generation) in replayed.iter().flatten().zip(&generations) {
-            assert_eq!(answer.len(), generation.max_new_tokens as usize);
+        // With fixed splits decodes have other kernels.
+        let fixed = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 256 });
+        for planned in [PlanOptions::default(), fixed] {
+            let [launched, replayed] = [false, true].map(|graphs| {
+                let mut engine = planning(gpu()?, family, graphs, planned);
+                Some(answers(&mut engine, &generations))
+            });
+            for (answer, generation) in replayed.iter().flatten().zip(&generations) {
+                assert_eq!(answer.len(), generation.max_new_tokens as usize);
+            }
+            assert_eq!(launched, replayed, "{family}");
         }
-        assert_eq!(launched, replayed, "{family}");
     }
 }
 
