@@ -134,8 +134,8 @@ pub struct FusedChoice {
 
 impl PodDescription {
     /// Predicts the times of a hybrid batch on so many SMs, and the best configuration of the fused form.
-    /// `fused` are the prefills in each configuration's tiles, where these fit; of the decodes it is told what their bytes
-    /// say that they take, and what they take alone.
+    /// `fused` are the prefills in each configuration's tiles, where these fit. Of the decodes there are two times: by
+    /// their bytes, and alone.
     pub(in crate::plan) fn forecast(
         &self,
         sms: u32,
