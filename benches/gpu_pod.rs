@@ -36,7 +36,7 @@ struct Hybrid {
     context: u32,
 }
 
-/// The batches at 32/8 heads: chunk, keys, decodes, context; and the bar in microseconds.
+/// Batches at 32/8 heads: chunk, keys, decodes, context; and the bar in microseconds.
 const LISTED: [([u32; 4], u32); 7] = [
     ([1024, 12288, 80, 12288], 1000),
     ([512, 16384, 54, 16384], 890),

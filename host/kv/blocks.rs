@@ -126,7 +126,7 @@ pub enum MaskedHeads {
 /// ```
 /// use half::bf16;
 /// use tandem_attn::{
-///     exec::Cpu, kv::{BlockMask, BlockSparse, KvView, MaskedHeads}, plan::{PlanOptions, Planner},
+///     Cpu, kv::{BlockMask, BlockSparse, KvView, MaskedHeads}, plan::{PlanOptions, Planner},
 ///     problem::{KvLayout, Spec},
 /// };
 ///
@@ -149,8 +149,8 @@ pub enum MaskedHeads {
 /// ```
 ///
 /// A run of some heads reads [`KvView::by_head`](super::KvView::by_head) and its query heads of each token, on a GPU
-/// [`KvPool::by_head`](crate::exec::gpu::KvPool::by_head) and
-/// [`DeviceTensor::heads`](crate::exec::gpu::DeviceTensor::heads); its LSEs are `[tokens, heads of the run]`.
+/// [`KvPool::by_head`](crate::gpu::KvPool::by_head) and
+/// [`DeviceTensor::heads`](crate::gpu::DeviceTensor::heads); its LSEs are `[tokens, heads of the run]`.
 #[derive(Clone, Debug)]
 pub struct BlockSparse {
     spec: Spec,

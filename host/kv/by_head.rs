@@ -14,7 +14,7 @@ use crate::problem::{self, Batch, PageTable, ProblemError, Spec};
 /// ```
 /// use half::bf16;
 /// use tandem_attn::{
-///     exec::Cpu, kv::{KvView, PagesByHead}, plan::{PlanOptions, Planner},
+///     Cpu, kv::{KvView, PagesByHead}, plan::{PlanOptions, Planner},
 ///     problem::{KvLayout, Spec},
 /// };
 ///
@@ -33,8 +33,8 @@ use crate::problem::{self, Batch, PageTable, ProblemError, Spec};
 /// # Ok::<(), tandem_attn::Error>(())
 /// ```
 ///
-/// On a GPU pools and tensors are [`KvPool::by_head`](crate::exec::gpu::KvPool::by_head) and
-/// [`DeviceTensor::by_kv_head`](crate::exec::gpu::DeviceTensor::by_kv_head).
+/// On a GPU pools and tensors are [`KvPool::by_head`](crate::gpu::KvPool::by_head) and
+/// [`DeviceTensor::by_kv_head`](crate::gpu::DeviceTensor::by_kv_head).
 #[derive(Clone, Debug)]
 pub struct PagesByHead {
     spec: Spec,

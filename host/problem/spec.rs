@@ -53,12 +53,12 @@ pub struct Variant {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sinks: bool,
     /// Logits, and what is hidden besides, come from the [hooks](crate::variant::Variant) of this name. A GPU has
-    /// kernels of theirs, and a run is given what is theirs (`exec::gpu::RunTensors`); the CPU and the reference are given
+    /// kernels of theirs, and a run is given what is theirs (`gpu::RunTensors`); the CPU and the reference are given
     /// the hooks themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hooks: Option<HooksName>,
     /// The weights of the hooks are no [softmax](crate::variant::Variant::SOFTMAX): results over different keys add up, and
-    /// LSEs are 0. [`Spec::with_hooks`] sets it. Sinks are refused beside it.
+    /// LSEs are 0. `Spec::with_hooks` sets it. Sinks are refused beside it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub adds_up: bool,
 }
@@ -117,7 +117,7 @@ impl Default for Variant {
 /// [`Plan::groups`](crate::plan::Plan::groups) says which kernel has which tokens. A device without such kernels for the
 /// heads, the type of keys and values and the variant refuses to plan
 /// ([`Unsupported::Compute`](crate::plan::Unsupported::Compute)); so does the CPU. A plan for a GPU that is run on the CPU
-/// is computed exactly, and [`reference`](crate::reference) is what all of them are measured by.
+/// is computed exactly, and `reference` is what all of them are measured by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Compute {
@@ -168,6 +168,9 @@ pub struct Spec {
 }
 
 impl Spec {
+    /// The largest head dimension (that of multi-head latent attention is 576).
+    pub const MAX_HEAD_DIM: u32 = MAX_HEAD_DIM;
+
     /// Causal attention as in Llama: bf16 throughout, one head dimension, scale `1/√head_dim`.
     #[must_use]
     pub fn new(q_heads: u32, kv_heads: u32, head_dim: u32) -> Self {
@@ -240,6 +243,7 @@ impl Spec {
     /// assert!(error.to_string().contains("no prefill kernel for h200 has products of 8 bits"));
     /// # Ok::<(), tandem_attn::plan::PlanError>(())
     /// ```
+    #[cfg(feature = "unstable")]
     #[must_use]
     pub const fn with_compute(mut self, compute: Compute) -> Self {
         self.compute = compute;
@@ -296,6 +300,7 @@ impl Spec {
     /// let spec = Spec::new(32, 8, 128).with_hooks(&ALIBI);
     /// assert_eq!(spec.variant.hooks, Some(ALIBI.name));
     /// ```
+    #[cfg(feature = "unstable")]
     #[must_use]
     pub const fn with_hooks(mut self, hooks: &Hooks) -> Self {
         self.variant.hooks = Some(hooks.name);

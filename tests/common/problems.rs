@@ -7,7 +7,7 @@ use half::bf16;
 use proptest::{prelude::*, sample::Index};
 use tandem_attn::{
     abi::KvStrides,
-    kv::{KvScales, KvView, LATENT_656_BYTES, compose::share_prefixes, mask},
+    kv::{KvScales, KvView, LATENT_656_BYTES},
     plan::{DeviceDescription, JointDescription, PlanOptions, QueryStep, SplitMode},
     problem::{Batch, Compute, Dtype, KvLayout, PageTable, Part, Spec, Variant},
     reference,
@@ -412,7 +412,7 @@ pub fn ancestors(batch: &Batch, seed: u64) -> Vec<u64> {
                             .map(|at| at as u32)
                     })
                     .collect();
-                words.extend(mask::ancestors(&parents));
+                words.extend(Batch::ancestors_of(&parents));
             }
             1 => words.extend((0..tokens).map(|_| rng.bits())),
             _ => words.extend((0..tokens).map(|_| u64::MAX)),
@@ -595,7 +595,7 @@ fn problem_of(
     )
         .prop_map(|(spec, mut batch, layout, device, split, composed, seed)| {
             if composed && spec.variant.window_left.is_none() {
-                batch = share_prefixes(&batch);
+                batch = batch.share_prefixes();
             }
             let page_size = batch.parts[0].table.page_size;
             let split = match split {

@@ -41,10 +41,6 @@ use crate::{
     problem::Spec,
     tensor::{Element, HeadTensors, SliceMut, TensorMut, TensorRef, with_elements},
 };
-pub use append::{
-    AppendScales, append_latent_656, append_paged_kv, append_quantised, append_rows,
-    append_rows_quantised,
-};
 pub use merge::{Partials, merge_states};
 unstable! {
     use ranks::{RankState, merge_ranks};
@@ -200,7 +196,7 @@ impl Cpu {
     ///
     /// ```
     /// use tandem_attn::{
-    ///     exec::Cpu,
+    ///     Cpu,
     ///     kv::{KvScales, KvTensors},
     ///     plan::{PlanOptions, Planner},
     ///     problem::{Batch, Dtype, PageTable, Spec},
@@ -278,6 +274,7 @@ impl Cpu {
     ///
     /// # Errors
     /// As [`Cpu::run_heads`].
+    #[cfg(feature = "unstable")]
     #[expect(clippy::too_many_arguments, reason = "what a run is given")]
     pub fn run_with<V: Variant, Q: Element, T: Element, O: Element>(
         &self,

@@ -59,7 +59,7 @@ impl Gpu {
     /// [launch set](super::WorkspaceOptions::launches) the graph serves whatever plan is in the workspace when
     /// it is launched, and `q`, `out` and `lse` may have more tokens than the plan at hand.
     ///
-    /// The same call on the CPU is [`Cpu::run`](crate::exec::Cpu::run). Where the variant of the spec has something for
+    /// The same call on the CPU is [`Cpu::run`](crate::Cpu::run). Where the variant of the spec has something for
     /// each head, such as sinks, it is [`Gpu::run_with`].
     ///
     /// # Safety

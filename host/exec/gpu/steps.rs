@@ -30,7 +30,7 @@ use crate::{
 /// What a run computes from and to: see [`Gpu::run`].
 ///
 /// ```
-/// use tandem_attn::{exec::gpu::{DeviceArray, DeviceTensor, RunTensors}, problem::Dtype};
+/// use tandem_attn::{gpu::{DeviceArray, DeviceTensor, RunTensors}, problem::Dtype};
 ///
 /// let q = DeviceTensor::new(0x7f00_0000_0000, Dtype::BF16, [17, 64, 64]);
 /// let out = DeviceTensor::new(0x7f00_1000_0000, Dtype::BF16, [17, 64, 64]);
@@ -110,6 +110,7 @@ impl<'a> RunTensors<'a> {
     }
 
     /// With what the hooks of the variant are given: their [`FromLaunch::Own`](crate::variant::FromLaunch::Own).
+    #[cfg(feature = "unstable")]
     #[must_use]
     pub fn with_own<T: bytemuck::Pod>(mut self, own: &'a T) -> Self {
         self.own = bytemuck::bytes_of(own);

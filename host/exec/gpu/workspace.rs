@@ -33,7 +33,7 @@ pub struct WorkspaceOptions {
     /// the plan, and what each of them has to do is read from the workspace. None: a run makes the launches
     /// that its plan needs, and a graph of it is good for that plan.
     pub launches: Option<LaunchSet>,
-    /// With [`launches`](Self::launches): who merges, for all plans; [`MergeMode::Auto`] is the kernel.
+    /// With [`launches`](Self::launches): who merges, for all plans; automatic is the kernel.
     pub merge_mode: MergeMode,
     /// Debug mode: every run first waits for the stream, reads the plan back from the device and checks page
     /// ids, lengths and indices, so that damage is reported by request and page instead of as an illegal
@@ -57,6 +57,7 @@ impl WorkspaceOptions {
     }
 
     /// With a launch set: who merges.
+    #[cfg(feature = "unstable")]
     #[must_use]
     pub const fn with_merge_mode(mut self, merge_mode: MergeMode) -> Self {
         self.merge_mode = merge_mode;

@@ -33,6 +33,7 @@ pub struct PlanOptions {
 
 impl PlanOptions {
     /// With decodes that share prefixes packed by this rule.
+    #[cfg(feature = "unstable")]
     #[must_use]
     pub const fn with_packing(mut self, packing: PackRule) -> Self {
         self.packing = packing;
@@ -47,6 +48,7 @@ impl PlanOptions {
     }
 
     /// With one tile for all decodes, or the selector's choice.
+    #[cfg(feature = "unstable")]
     #[must_use]
     pub fn with_decode_tile(mut self, tile: impl Into<Option<Tile>>) -> Self {
         self.decode_tile = tile.into();
@@ -54,6 +56,7 @@ impl PlanOptions {
     }
 
     /// With partial states merged by these.
+    #[cfg(feature = "unstable")]
     #[must_use]
     pub const fn with_merge_mode(mut self, merge_mode: MergeMode) -> Self {
         self.merge_mode = merge_mode;
@@ -61,6 +64,7 @@ impl PlanOptions {
     }
 
     /// With the prefills and the decodes of a hybrid batch run like this.
+    #[cfg(feature = "unstable")]
     #[must_use]
     pub const fn with_pod(mut self, pod: PodMode) -> Self {
         self.pod = pod;
@@ -112,7 +116,7 @@ pub enum SplitMode {
     ///
     /// Kernels follow from the request, too: those that can share SMs with others compute it also where it is alone
     /// (65 to 4,096 query tokens, and decodes of up to 8 rows, where a GPU has such kernels for the heads). A
-    /// [`decode_tile`](PlanOptions::decode_tile) or [`MergeMode::Fused`] asks for those that run alone. Results are the
+    /// [`decode_tile`](PlanOptions::decode_tile) or `MergeMode::Fused` asks for those that run alone. Results are the
     /// same among plans of equal options.
     Fixed {
         /// Keys of a piece, a multiple of the page size.

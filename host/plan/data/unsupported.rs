@@ -114,7 +114,7 @@ pub enum Unsupported {
         /// What it is, and what to do instead.
         what: String,
     },
-    /// Products of 8 bits ([`Compute::F8`](crate::problem::Compute)).
+    /// Products of 8 bits (`Compute::F8`).
     #[error(
         "no prefill kernel for {device} has products of 8 bits for a head dimension of {}, keys and values in \
          {kv_dtype:?} and this variant: {there}; or choose Compute::F16",

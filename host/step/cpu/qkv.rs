@@ -5,8 +5,8 @@ use rayon::prelude::*;
 use super::{check_length, normalise};
 use crate::{
     Error,
-    exec::cpu::{AppendScales, append_paged_kv, append_quantised},
-    kv::{KvScales, KvViewMut},
+    exec::Cpu,
+    kv::{AppendScales, KvScales, KvViewMut},
     problem::{Integer, Spec},
     step::{Pairing, RmsNorm, RopeTable, StepError},
     tensor::Element,
@@ -45,8 +45,7 @@ pub struct QkvStep<'a, T> {
 ///
 /// ```
 /// use tandem_attn::{
-///     exec::cpu::AppendScales,
-///     kv::{KvScales, KvViewMut},
+///     kv::{AppendScales, KvScales, KvViewMut},
 ///     problem::{KvLayout, Spec},
 ///     step::{Rope, cpu::{QkvStep, qkv}},
 /// };
@@ -242,7 +241,7 @@ fn append<C: Element>(
     dtype: crate::problem::Dtype,
 ) -> Result<(), Error> {
     if C::DTYPE.bytes() == 1 {
-        return append_quantised(spec, pool_pages, slots, k, v, pool, scales);
+        return Cpu::append_quantised(spec, pool_pages, slots, k, v, pool, scales);
     }
     if !matches!(scales, AppendScales::Given(KvScales::One)) {
         let dtype = C::DTYPE;
@@ -257,7 +256,7 @@ fn append<C: Element>(
         });
     }
     let narrow = |rows: &[f32]| rows.par_iter().map(|&x| C::from_f32(x)).collect::<Vec<_>>();
-    append_paged_kv(spec, pool_pages, slots, &narrow(k), &narrow(v), pool)
+    Cpu::append_paged_kv(spec, pool_pages, slots, &narrow(k), &narrow(v), pool)
 }
 
 impl RopeTable {

@@ -21,7 +21,6 @@ use proptest::prelude::*;
 use tandem_attn::{
     Error,
     exec::gpu::{Arch, DeviceTensor, Gpu, KvPool, LaunchSet, Workspace, WorkspaceOptions},
-    kv::compose::share_prefixes,
     plan::{Bound, MergeMode, Plan, PlanOptions, Planner, SplitMode, pod::PodMode},
     problem::{Batch, KvLayout, Spec},
     tensor::Element,
@@ -98,7 +97,7 @@ fn case_of(dim: impl Strategy<Value = u32>) -> impl Strategy<Value = Case> {
                 spec.variant = variant;
                 let mut batch = batch_of(&requests, page, seed);
                 if composed && variant.window_left.is_none() {
-                    batch = share_prefixes(&batch);
+                    batch = batch.share_prefixes();
                 }
                 if let SplitMode::Fixed { tokens } = &mut split {
                     *tokens *= page;

@@ -20,7 +20,7 @@ impl DeviceDescription {
     /// Whether the device has kernels for these heads: what can be asked when a model is loaded, before there is
     /// any batch. Planning refuses the same.
     ///
-    /// A CPU computes every [`Spec`] whose prefills are to compute in [`Compute::F16`].
+    /// A CPU computes every [`Spec`] whose prefills are to compute in `Compute::F16`.
     ///
     /// ```
     /// use tandem_attn::{plan::DeviceDescription, problem::Spec};

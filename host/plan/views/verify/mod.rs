@@ -62,7 +62,7 @@ impl Plan {
     /// ```
     ///
     /// # Errors
-    /// The first [`Defect`] found.
+    /// The first that is found, in words.
     pub fn verify(&self, batch: &Batch) -> Result<(), Defect> {
         let spec = self.spec.check();
         spec.map_err(|wrong| Defect(format!("the specification: {wrong}")))?;
