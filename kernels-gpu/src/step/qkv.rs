@@ -83,7 +83,10 @@ mod device {
 
     #[cfg(feature = "quantise")]
     use cuda_std::convert;
-    use cuda_std::{math, prelude::*};
+    use cuda_std::{
+        math::{self, fma},
+        prelude::*,
+    };
 
     use super::threads;
     use crate::{
@@ -264,10 +267,11 @@ mod device {
     #[inline(always)]
     fn scale<T: Half>(x: &mut [Vector; 2], inverse: f32, offset: f32, weights: [[u32; 4]; 2]) {
         let weights = [unpack::<T>(weights[0]), unpack::<T>(weights[1])];
+        let offset = offset * inverse;
         let mut j = 0;
         while j < 8 {
-            x[0][j] *= inverse * (offset + weights[0][j]);
-            x[1][j] *= inverse * (offset + weights[1][j]);
+            x[0][j] *= fma(weights[0][j], inverse, offset);
+            x[1][j] *= fma(weights[1][j], inverse, offset);
             j += 1;
         }
     }
@@ -280,16 +284,16 @@ mod device {
                 let (vector, j) = (i / 4, 2 * (i % 4));
                 let [sine, cosine] = sines[i];
                 let (first, second) = (x[vector][j], x[vector][j + 1]);
-                x[vector][j] = first * cosine - second * sine;
-                x[vector][j + 1] = second * cosine + first * sine;
+                x[vector][j] = fma(first, cosine, -(second * sine));
+                x[vector][j + 1] = fma(second, cosine, first * sine);
                 i += 1;
             }
         } else {
             while i < 8 {
                 let [sine, cosine] = sines[i];
                 let (first, second) = (x[0][i], x[1][i]);
-                x[0][i] = first * cosine - second * sine;
-                x[1][i] = second * cosine + first * sine;
+                x[0][i] = fma(first, cosine, -(second * sine));
+                x[1][i] = fma(second, cosine, first * sine);
                 i += 1;
             }
         }
@@ -359,7 +363,7 @@ mod device {
     impl Page for E4m3 {
         #[inline(always)]
         unsafe fn append<T: Half>(p: &QkvParams, place: &Place, [a, b]: [u32; 2], x: &[Vector; 2]) {
-            use crate::passes::quantise::{COMPUTED, GIVEN, LARGEST, SMALLEST};
+            use crate::passes::quantise::{COMPUTED, GIVEN, LARGEST, SMALLEST, largest_finite};
             let (pool, strides, scales, of_scales) = if place.is_key {
                 (p.k, &p.k_strides, p.scales.k, &p.scales.k_strides)
             } else {
@@ -372,16 +376,7 @@ mod device {
                 // Heads of queries have nothing to quantise: most warps have only such.
                 let any = warp::warp_vote_any(warp::FULL_MASK, place.exists);
                 if p.mode == COMPUTED && any {
-                    let mut largest = 0.0_f32;
-                    let mut i = 0;
-                    while i < 16 {
-                        // Neither NaN nor infinity is a magnitude to scale by.
-                        let magnitude = f32::from_bits(x[i / 8][i % 8].to_bits() & 0x7FFF_FFFF);
-                        if magnitude > largest && magnitude < f32::INFINITY {
-                            largest = magnitude;
-                        }
-                        i += 1;
-                    }
+                    let mut largest = largest_finite(&x[0]).max(largest_finite(&x[1]));
                     let mut distance = 1 << p.lanes_log >> 1;
                     while distance > 0 {
                         let other = warp::warp_shuffle_xor(warp::FULL_MASK, largest, distance, 32);
