@@ -178,15 +178,7 @@ fn check<T: Element>(
     kv: &[KvView<'_, T>],
 ) -> Result<(), ShapeError> {
     let expected = batch.total_q() as usize * spec.q_heads as usize * spec.head_dim_qk as usize;
-    if q_len != expected {
-        let shape = "[total_q, q_heads, head_dim_qk]";
-        return Err(ShapeError::Length {
-            name: "q",
-            got: q_len,
-            shape,
-            expected,
-        });
-    }
+    ShapeError::length("q", q_len, "[total_q, q_heads, head_dim_qk]", expected)?;
     if kv.len() != batch.parts.len() {
         return Err(ShapeError::Parts {
             got: kv.len(),

@@ -169,15 +169,7 @@ impl KvScales<'_> {
         if !matches!(self, Self::One) && dtype.bytes() != 1 {
             return Err(ShapeError::Scaled { dtype });
         }
-        let length = |name, got: usize, shape, expected: usize| match got == expected {
-            true => Ok(()),
-            false => Err(ShapeError::Length {
-                name,
-                got,
-                shape,
-                expected,
-            }),
-        };
+        let length = ShapeError::length;
         let heads = kv_heads as usize;
         match *self {
             Self::One | Self::Tensor { .. } | Self::InRow => Ok(()),

@@ -59,16 +59,8 @@ impl Cpu {
             ("v", v, spec.head_dim_v, &mut *pool.v, pool.v_strides),
         ];
         for (name, rows, dim, ..) in &sides {
-            let expected = tokens * heads * *dim as usize;
-            if rows.len() != expected {
-                return Err(ShapeError::Length {
-                    name,
-                    got: rows.len(),
-                    shape: "[tokens, kv_heads, head_dim]",
-                    expected,
-                }
-                .into());
-            }
+            let (shape, dim) = ("[tokens, kv_heads, head_dim]", *dim as usize);
+            ShapeError::length(name, rows.len(), shape, tokens * heads * dim)?;
         }
         check_slots(slots, u64::from(pool_pages) * u64::from(page_size))?;
 

@@ -18,7 +18,7 @@ use super::{
     maps::{Maps, ShapeId},
     module::Kernel,
     prefill::{Shapes, Source},
-    tensor::{VECTOR_BYTES, check_address},
+    tensor::{COUNTED, VECTOR_BYTES, check_address, fits},
 };
 use crate::{
     Error,
@@ -183,9 +183,34 @@ impl Extras {
         })
     }
 
-    pub(super) fn point(&self, params: &mut AttentionParams) {
-        params.sinks = self.sinks.map_or(0, |sinks| sinks.address);
-        params.ancestors = self.ancestors.map_or(0, |ancestors| ancestors.address);
+    /// What every attention kernel takes: the heads, the tensors and these.
+    pub(super) fn parameters(
+        &self,
+        spec: &Spec,
+        q: &DeviceTensor<3>,
+        pool: &KvPool,
+        out: &DeviceTensor<3>,
+        lse: Option<&DeviceTensor<2>>,
+    ) -> Result<AttentionParams, Error> {
+        Ok(AttentionParams {
+            q: q.address,
+            k: pool.k,
+            v: pool.v,
+            out: out.address,
+            lse: lse.map_or(0, |lse| lse.address),
+            q_heads: spec.q_heads,
+            kv_heads: spec.kv_heads,
+            group: spec.group(),
+            k_strides: pool.k_strides,
+            v_strides: pool.v_strides,
+            q_token_stride: fits("the token stride of q", q.strides[0], COUNTED)?,
+            out_token_stride: fits("the token stride of out", out.strides[0], COUNTED)?,
+            variant: spec.variant_params(),
+            scales: pool.scales.parameters(spec, pool, q.shape[0])?,
+            sinks: self.sinks.map_or(0, |sinks| sinks.address),
+            ancestors: self.ancestors.map_or(0, |ancestors| ancestors.address),
+            ..AttentionParams::default()
+        })
     }
 }
 
@@ -195,14 +220,10 @@ pub(super) fn check_sinks(spec: &Spec, sinks: Option<DeviceArray<f32>>) -> Resul
     match (spec.variant.sinks, sinks) {
         (true, None) => Err(ShapeError::Missing { name }.into()),
         (false, Some(_)) => Err(ShapeError::Surplus { name }.into()),
-        (true, Some(sinks)) if sinks.len != expected => Err(ShapeError::Length {
-            name,
-            got: sinks.len,
-            shape: "[q_heads]",
-            expected,
+        (true, Some(sinks)) => {
+            ShapeError::length(name, sinks.len, "[q_heads]", expected)?;
+            sinks.check_address(name, 4)
         }
-        .into()),
-        (true, Some(sinks)) => sinks.check_address(name, 4),
         (false, None) => Ok(()),
     }
 }
@@ -211,15 +232,8 @@ pub(super) fn check_sinks(spec: &Spec, sinks: Option<DeviceArray<f32>>) -> Resul
 pub(super) fn check_own(gpu: &Gpu, spec: &Spec, own: &[u8]) -> Result<(), Error> {
     let hooks = spec.variant.hooks.map(|name| gpu.hooks(name)).transpose()?;
     let expected = hooks.map_or(0, |hooks| hooks.own_bytes);
-    if own.len() != expected {
-        return Err(ShapeError::Length {
-            name: "what the variant is given",
-            got: own.len(),
-            shape: "its size in bytes",
-            expected,
-        }
-        .into());
-    }
+    let given = "what the variant is given";
+    ShapeError::length(given, own.len(), "its size in bytes", expected)?;
     let Some(hooks) = hooks else {
         return Ok(());
     };

@@ -2,14 +2,14 @@
 
 use rayon::prelude::*;
 
-use super::{check_length, normalise};
+use super::normalise;
 use crate::{
     Error,
     exec::Cpu,
     kv::{AppendScales, KvScales, KvViewMut},
     problem::{Integer, Spec},
     step::{Pairing, RmsNorm, RopeTable, StepError},
-    tensor::Element,
+    tensor::{Element, ShapeError},
 };
 
 /// Normalisation of each query and key head.
@@ -125,19 +125,19 @@ impl<T> QkvStep<'_, T> {
         let dim = head_dim as usize;
         let row = spec.total_heads() * dim;
         let shape = "[tokens, (q_heads + 2 · kv_heads) · head_dim]";
-        check_length("qkv", self.qkv.len(), shape, tokens * row)?;
+        ShapeError::length("qkv", self.qkv.len(), shape, tokens * row)?;
         let of_q = tokens * spec.q_heads as usize * dim;
-        check_length("q", q, "[tokens, q_heads, head_dim]", of_q)?;
+        ShapeError::length("q", q, "[tokens, q_heads, head_dim]", of_q)?;
         if let Some(bias) = self.bias {
             let shape = "[(q_heads + 2 · kv_heads) · head_dim]";
-            check_length("the bias", bias.len(), shape, row)?;
+            ShapeError::length("the bias", bias.len(), shape, row)?;
         }
         if let Some(norm) = &self.norm {
-            check_length("the weights of queries", norm.q.len(), "[head_dim]", dim)?;
-            check_length("the weights of keys", norm.k.len(), "[head_dim]", dim)?;
+            ShapeError::length("the weights of queries", norm.q.len(), "[head_dim]", dim)?;
+            ShapeError::length("the weights of keys", norm.k.len(), "[head_dim]", dim)?;
         }
         if let Some((table, positions)) = self.rope {
-            check_length("positions", positions.len(), "[tokens]", tokens)?;
+            ShapeError::length("positions", positions.len(), "[tokens]", tokens)?;
             table.check_heads(head_dim)?;
         }
         Ok(())
@@ -245,7 +245,7 @@ fn append<C: Element>(
     }
     if !matches!(scales, AppendScales::Given(KvScales::One)) {
         let dtype = C::DTYPE;
-        return Err(crate::tensor::ShapeError::Scaled { dtype }.into());
+        return Err(ShapeError::Scaled { dtype }.into());
     }
     if C::DTYPE != dtype {
         return Err(Error::DtypesDiffer {

@@ -73,16 +73,7 @@ impl Cpu {
             ("v", v.len(), spec.head_dim_v),
         ] {
             let expected = tokens * heads as usize * dim as usize;
-            if got != expected {
-                let shape = "[tokens, kv_heads, head_dim]";
-                return Err(ShapeError::Length {
-                    name,
-                    got,
-                    shape,
-                    expected,
-                }
-                .into());
-            }
+            ShapeError::length(name, got, "[tokens, kv_heads, head_dim]", expected)?;
         }
         view(&scales).check(T::DTYPE, 0, heads, tokens as u32, [page_size, pool_pages])?;
         check_slots(slots, u64::from(pool_pages) * u64::from(page_size))?;
@@ -153,7 +144,8 @@ impl Cpu {
     /// ```
     ///
     /// # Errors
-    /// As [`append_rows`](Self::append_rows); [`Error::Dtype`] where the pool is not of 8 bits, [`Error::Shape`] where there are other scales.
+    /// As [`append_rows`](Self::append_rows); [`Error::Dtype`] where the pool is not of 8 bits, [`Error::Shape`] where there
+    /// are other scales.
     pub fn append_rows_quantised(
         rows: &TensorRef<'_, 3>,
         scales: &[f32],
@@ -161,14 +153,8 @@ impl Cpu {
         pool: TensorMut<'_, 4>,
     ) -> Result<(), Error> {
         let ([tokens, heads, dim], [token, head, element]) = (rows.shape(), rows.strides());
-        if scales.len() > 1 && scales.len() != heads {
-            return Err(ShapeError::Length {
-                name: "scales",
-                got: scales.len(),
-                shape: "[1] or [kv_heads]",
-                expected: heads,
-            }
-            .into());
+        if scales.len() > 1 {
+            ShapeError::length("scales", scales.len(), "[1] or [kv_heads]", heads)?;
         }
         let inverse = |head: usize| match scales {
             [] => 1.0,
