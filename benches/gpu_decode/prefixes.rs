@@ -3,7 +3,7 @@
 use tandem_attn::{
     exec::gpu::{Gpu, Stream as Handle, WorkspaceOptions},
     kv::compose::share_prefixes,
-    plan::{DeviceDescription, PackRule, PlanOptions, Planner, pod::PodMode},
+    plan::{Chunk, DeviceDescription, PackRule, PlanOptions, Planner, Rules, pod::PodMode},
     problem::{Batch, KvLayout, PageTable, Spec},
 };
 
@@ -24,13 +24,59 @@ struct Case {
 }
 
 /// What a batch is run as.
-const WAYS: [(&str, bool, PackRule, PodMode); 6] = [
-    ("default", false, PackRule::Fastest, PodMode::Auto),
-    ("exact", false, PackRule::Exact, PodMode::Auto),
-    ("off", false, PackRule::Off, PodMode::Auto),
-    ("parts, serial", true, PackRule::Fastest, PodMode::Serial),
-    ("parts, streams", true, PackRule::Fastest, PodMode::Streams),
-    ("parts, fused", true, PackRule::Fastest, PodMode::Fused),
+#[derive(Clone, Copy)]
+struct Way {
+    name: &'static str,
+    /// The prefix is a part of its own.
+    parts: bool,
+    packing: PackRule,
+    pod: PodMode,
+    prefill_ctas: Option<u32>,
+    chunk: Option<fn(&Chunk) -> u32>,
+}
+
+const DEFAULT: Way = Way {
+    name: "default",
+    parts: false,
+    packing: PackRule::Fastest,
+    pod: PodMode::Auto,
+    prefill_ctas: None,
+    chunk: None,
+};
+
+const fn parts(name: &'static str, pod: PodMode, prefill_ctas: Option<u32>) -> Way {
+    Way {
+        name,
+        parts: true,
+        pod,
+        prefill_ctas,
+        ..DEFAULT
+    }
+}
+
+const fn cut(name: &'static str, chunk: fn(&Chunk) -> u32) -> Way {
+    Way {
+        name,
+        chunk: Some(chunk),
+        ..DEFAULT
+    }
+}
+
+const WAYS: [Way; 10] = [
+    DEFAULT,
+    Way {
+        name: "exact",
+        packing: PackRule::Exact,
+        ..DEFAULT
+    },
+    cut("cut at 2000", |_| 2000),
+    cut("at 1200", |_| 1200),
+    parts("parts, serial", PodMode::Serial, None),
+    parts("streams", PodMode::Streams, None),
+    parts("side by side", PodMode::Fused, None),
+    parts("on 66", PodMode::Fused, Some(66)),
+    parts("on 100", PodMode::Fused, Some(100)),
+    parts("on 132", PodMode::Fused, Some(132)),
 ];
 
 /// So many lengths, evenly from the first to the last, shuffled.
@@ -117,7 +163,7 @@ impl Case {
 /// A line for each batch: the time of each way, of a read of the unique bytes and of the own keys alone.
 pub fn measure(gpu: &Gpu, timer: &Timer, pool: &Pool) {
     let device = DeviceDescription::named("h200").expect("it is built in");
-    let names = WAYS.map(|(name, ..)| name);
+    let names = WAYS.map(|way| way.name);
     println!(
         "\nbatch | {}, own alone, read | TFLOP/s | launches",
         names.join(", ")
@@ -127,20 +173,27 @@ pub fn measure(gpu: &Gpu, timer: &Timer, pool: &Pool) {
         let batch = case.batch(true);
         let parts = share_prefixes(&batch);
         let q = run::queries(&spec, batch.total_q());
-        let step = |batch: &Batch, options: PlanOptions| {
-            let plan = Planner::new().plan(&spec, batch, &device, &options);
+        let step = |batch: &Batch, options: PlanOptions, chunk| {
+            let rules = Rules {
+                chunk,
+                ..Rules::default()
+            };
+            let plan = Planner::with_rules(rules).plan(&spec, batch, &device, &options);
             let plan = plan.expect("can be planned");
             let options = WorkspaceOptions::default();
             Step::new(gpu, plan, batch, pool, &q, KvLayout::Nhd, options)
         };
         let mut steps: Vec<Step<'_>> = WAYS
             .iter()
-            .map(|&(_, composed, packing, pod)| {
-                let options = PlanOptions::default().with_packing(packing).with_pod(pod);
-                step(if composed { &parts } else { &batch }, options)
+            .map(|way| {
+                let options = PlanOptions::default()
+                    .with_packing(way.packing)
+                    .with_pod(way.pod)
+                    .with_prefill_ctas(way.prefill_ctas);
+                step(if way.parts { &parts } else { &batch }, options, way.chunk)
             })
             .collect();
-        steps.push(step(&case.batch(false), PlanOptions::default()));
+        steps.push(step(&case.batch(false), PlanOptions::default(), None));
         let bytes = case.unique_keys() as usize * spec.kv_bytes_per_token() as usize;
         let enqueues: Vec<_> = steps
             .iter()

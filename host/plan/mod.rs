@@ -46,7 +46,7 @@ pub use workspace::WorkspaceLayout;
 unstable! {
     use data::{BrokenPlan, Chunk, Join, Kernel, PlannedPart, PlannedRowBlock, Rules, Tile, TileGroup};
     use model::{
-        DecodeDescription, JointDescription, PrefillDescription, QueryStep, TileCost, tiles,
+        DecodeDescription, HeadRate, JointDescription, PrefillDescription, QueryStep, TileCost, tiles,
     };
     use views::{Schedule, Span, Traffic};
     use workspace::MAX_LAUNCHES;

@@ -7,7 +7,7 @@ use crate::{
     plan::{
         data::{CtaSplit, PlanOptions, PodMode, PodPlan, Rules, SplitMode, Tickets},
         draft::{BatchInput, Draft, Drafts, PartInput},
-        model::{PodConfig, TileTable, gcd},
+        model::{PodConfig, PrefillTile, TileTable, gcd},
     },
     problem::Spec,
 };
@@ -21,17 +21,24 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
         .shared
         .as_ref()
         .map_or(1.0, |shared| shared.prefill_slowdown);
+    let flops_per_ns = device.flops_per_ns * device.prefill.part_of(model.spec.head_dim_qk);
+    let row_pair = model.spec.flops_per_pair() as f64 / f64::from(model.spec.q_heads);
     let load = |tiles: &TileTable, slowdown: f64| {
-        let flops = input.parts(tiles).map(|part| part.contiguous_flops());
-        let [alone, shared] = flops.fold([0; 2], |sum, of| [sum[0] + of[0], sum[1] + of[1]]);
-        let flops = alone as f64 + shared as f64 * slowdown;
-        let units = |part: PartInput<'_>| part.contiguous_units(options.split);
-        PrefillLoad {
-            ns: flops / device.flops_per_ns * padded(&model.spec, tiles),
-            tiles: input.parts(tiles).map(units).sum(),
-            // Fixed cuts are counted among the tiles.
-            divisible: options.split == SplitMode::Makespan,
+        // Fixed cuts are counted among the tiles.
+        let mut load = PrefillLoad::new(options.split == SplitMode::Makespan);
+        let ns_per_pair = row_pair * f64::from(device.sms) / flops_per_ns;
+        let ns_per_pair = ns_per_pair * padded(&model.spec, tiles);
+        for part in input.parts(tiles) {
+            part.contiguous_tiles(options.split, |launch, units, keys| {
+                let PrefillTile { tile, kernel, .. } = tiles.prefills()[launch];
+                let shares = kernel.is_some_and(|id| id.info().co_resident);
+                let slowdown = if shares { slowdown } else { 1.0 };
+                let pairs = f64::from(tile.m) * keys;
+                let ns = pairs * ns_per_pair * slowdown + device.pod.tile_ns;
+                load.add(launch, units, ns);
+            });
         }
+        load
     };
     // Results that do not depend on the batch need the kernels that each request has alone.
     let fits = |tiles: &TileTable| {

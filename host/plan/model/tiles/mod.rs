@@ -282,6 +282,10 @@ impl TileTable {
         decode: Option<Tile>,
         config: &PodConfig,
     ) -> Option<Self> {
+        let bits = 8 * spec.kv_dtype.bytes() as u32;
+        if config.kv_bits.is_some_and(|of| of != bits) {
+            return None;
+        }
         let (prefill, decodes) = match config.decode {
             _ if config.by_tickets => ticket_kernels(device, spec)?,
             None => kernels_apart(device, spec, config)?,
