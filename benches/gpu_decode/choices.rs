@@ -4,7 +4,7 @@ use tandem_attn::{
     exec::gpu::{Gpu, WorkspaceOptions},
     plan::{
         DecodeDescription, DeviceDescription, Join, JointDescription, PackRule, PlanOptions,
-        Planner, Rules, SplitMode,
+        Planner, Rules, SplitMode, pod::PodMode,
     },
     problem::KvLayout,
 };
@@ -19,7 +19,10 @@ use super::{
 const PAPER: &str = "paper";
 
 /// Of the ways, so many are packing rules.
-const RULES: usize = 3;
+const RULES: usize = 4;
+
+/// Prefixes are never read by prefills.
+const DECODES: &str = "decodes alone";
 
 type Change = fn(&mut DecodeDescription);
 
@@ -28,7 +31,7 @@ fn joint(decode: &mut DecodeDescription) -> &mut JointDescription {
 }
 
 /// What is compared: a change to what the planner knows of joint tiles, how it packs and cuts. First the packing rules.
-const WAYS: [(&str, Change, PackRule, SplitMode); 8] = {
+const WAYS: [(&str, Change, PackRule, SplitMode); 9] = {
     use PackRule::{Exact, Fastest};
     use SplitMode::Makespan;
     const ANY: f64 = 1e9;
@@ -37,6 +40,7 @@ const WAYS: [(&str, Change, PackRule, SplitMode); 8] = {
         ("apart", |_| (), Exact, Makespan),
         // Its planner has the rule of PAT's paper.
         (PAPER, |_| (), Fastest, Makespan),
+        (DECODES, |_| (), Fastest, Makespan),
         (
             "any bytes",
             |decode| joint(decode).bytes = ANY,
@@ -98,6 +102,10 @@ pub fn compare(gpu: &Gpu, timer: &Timer, pool: &Pool, trees: &[Tree]) {
                 let options = PlanOptions::default()
                     .with_packing(packing)
                     .with_split(split);
+                let options = match name {
+                    DECODES => options.with_pod(PodMode::Serial),
+                    _ => options,
+                };
                 let rules = Rules {
                     join: (name == PAPER).then_some(Join::has_many_rows),
                     ..Rules::default()

@@ -3,7 +3,7 @@
 use tandem_attn::{
     exec::gpu::{Gpu, Stream as Handle, WorkspaceOptions},
     kv::compose::share_prefixes,
-    plan::{Chunk, DeviceDescription, PackRule, PlanOptions, Planner, Rules, pod::PodMode},
+    plan::{DeviceDescription, PackRule, PlanOptions, Planner, pod::PodMode},
     problem::{Batch, KvLayout, PageTable, Spec},
 };
 
@@ -32,7 +32,6 @@ struct Way {
     packing: PackRule,
     pod: PodMode,
     prefill_ctas: Option<u32>,
-    chunk: Option<fn(&Chunk) -> u32>,
 }
 
 const DEFAULT: Way = Way {
@@ -41,42 +40,46 @@ const DEFAULT: Way = Way {
     packing: PackRule::Fastest,
     pod: PodMode::Auto,
     prefill_ctas: None,
-    chunk: None,
 };
 
-const fn parts(name: &'static str, pod: PodMode, prefill_ctas: Option<u32>) -> Way {
+const fn beside(name: &'static str, prefill_ctas: u32) -> Way {
     Way {
         name,
-        parts: true,
-        pod,
-        prefill_ctas,
+        pod: PodMode::Fused,
+        prefill_ctas: Some(prefill_ctas),
         ..DEFAULT
     }
 }
 
-const fn cut(name: &'static str, chunk: fn(&Chunk) -> u32) -> Way {
-    Way {
-        name,
-        chunk: Some(chunk),
-        ..DEFAULT
-    }
-}
-
-const WAYS: [Way; 10] = [
+const WAYS: [Way; 9] = [
     DEFAULT,
+    Way {
+        name: "decodes alone",
+        pod: PodMode::Serial,
+        ..DEFAULT
+    },
     Way {
         name: "exact",
         packing: PackRule::Exact,
         ..DEFAULT
     },
-    cut("cut at 2000", |_| 2000),
-    cut("at 1200", |_| 1200),
-    parts("parts, serial", PodMode::Serial, None),
-    parts("streams", PodMode::Streams, None),
-    parts("side by side", PodMode::Fused, None),
-    parts("on 66", PodMode::Fused, Some(66)),
-    parts("on 100", PodMode::Fused, Some(100)),
-    parts("on 132", PodMode::Fused, Some(132)),
+    beside("on 80", 80),
+    beside("on 100", 100),
+    beside("on 120", 120),
+    beside("on 132", 132),
+    Way {
+        name: "parts",
+        parts: true,
+        pod: PodMode::Fused,
+        ..DEFAULT
+    },
+    Way {
+        name: "parts on 100",
+        parts: true,
+        pod: PodMode::Fused,
+        prefill_ctas: Some(100),
+        ..DEFAULT
+    },
 ];
 
 /// So many lengths, evenly from the first to the last, shuffled.
@@ -173,12 +176,8 @@ pub fn measure(gpu: &Gpu, timer: &Timer, pool: &Pool) {
         let batch = case.batch(true);
         let parts = share_prefixes(&batch);
         let q = run::queries(&spec, batch.total_q());
-        let step = |batch: &Batch, options: PlanOptions, chunk| {
-            let rules = Rules {
-                chunk,
-                ..Rules::default()
-            };
-            let plan = Planner::with_rules(rules).plan(&spec, batch, &device, &options);
+        let step = |batch: &Batch, options: PlanOptions| {
+            let plan = Planner::new().plan(&spec, batch, &device, &options);
             let plan = plan.expect("can be planned");
             let options = WorkspaceOptions::default();
             Step::new(gpu, plan, batch, pool, &q, KvLayout::Nhd, options)
@@ -190,10 +189,10 @@ pub fn measure(gpu: &Gpu, timer: &Timer, pool: &Pool) {
                     .with_packing(way.packing)
                     .with_pod(way.pod)
                     .with_prefill_ctas(way.prefill_ctas);
-                step(if way.parts { &parts } else { &batch }, options, way.chunk)
+                step(if way.parts { &parts } else { &batch }, options)
             })
             .collect();
-        steps.push(step(&case.batch(false), PlanOptions::default(), None));
+        steps.push(step(&case.batch(false), PlanOptions::default()));
         let bytes = case.unique_keys() as usize * spec.kv_bytes_per_token() as usize;
         let enqueues: Vec<_> = steps
             .iter()

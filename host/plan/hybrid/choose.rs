@@ -5,8 +5,8 @@ use kernels_gpu::registry::KernelInfo;
 use super::forecast::PrefillLoad;
 use crate::{
     plan::{
-        data::{CtaSplit, PlanOptions, PodMode, PodPlan, Rules, SplitMode, Tickets},
-        draft::{BatchInput, Draft, Drafts, PartInput},
+        data::{CtaSplit, Kernel, PlanOptions, PodMode, PodPlan, Rules, SplitMode, Tickets},
+        draft::{BatchInput, Draft, Drafter, Drafts, PartInput},
         model::{PodConfig, PrefillTile, TileTable, gcd},
     },
     problem::Spec,
@@ -80,6 +80,81 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
         ctas,
         forecast,
     }
+}
+
+/// What a plan with prefixes beside the other keys shall save at least, of all.
+const WORTH_BESIDE: f64 = 0.97;
+
+/// Decodes whose wide prefixes are read by prefills, side by side with the keys that each has of its own: prefixes that many
+/// rows read ask for products, the others for bytes. None where that is not sooner, or not to be had.
+pub fn prefixes_beside(
+    input: &BatchInput<'_>,
+    drafter: &mut Drafter,
+    options: &PlanOptions,
+) -> Option<PodPlan> {
+    let model = input.model;
+    let device = &model.device;
+    let alone_ps = drafter.shared_ps(input)?;
+    if !options.reads_prefixes_beside() {
+        return None;
+    }
+    let configs = || {
+        let configs = model.fused_tiles.iter().zip(&device.pod.configs);
+        configs.map(|(tiles, config)| tiles.as_ref().filter(|_| config.shares_sms()))
+    };
+    let any = drafter.draft_again(input, configs().flatten().next()?, true);
+    let mut load = PrefillLoad::new(true);
+    let mut decode_ps = 0;
+    let per_pair = model.spec.flops_per_pair() as f64 / f64::from(model.spec.q_heads)
+        * f64::from(device.sms)
+        / device.flops_per_ns;
+    for draft in &drafter.drafts.items {
+        match draft.kernel {
+            Kernel::Prefill => {
+                let pairs = f64::from(draft.tile.m) * f64::from(draft.kv_len());
+                let units = model.cost.units_per_item(draft.pack);
+                load.add(0, units, pairs * per_pair + device.pod.tile_ns);
+            }
+            _ => decode_ps += draft.mean_load_ps(&model.cost),
+        }
+    }
+    let decode_ns = decode_ps as f64 / 1e3;
+    let fused = configs().map(|tiles| tiles.map(|_| load));
+    let forecast = device
+        .pod
+        .forecast(device.sms, &load, fused, [decode_ns; 2]);
+    let (forecast, Some(choice)) = forecast else {
+        return None;
+    };
+    // Every row is merged.
+    let merged_ns = model.cost.apart_ps() as f64 / 1e3;
+    let alone_ns = alone_ps as f64 / 1e3 + device.pod.decode_ns;
+    let beside_ns = forecast.fused_ns + merged_ns;
+    if std::env::var("ZZ").is_ok() {
+        eprintln!(
+            "  alone {:.0} beside {:.0} load {:.0} dec {:.0} ctas {:?}",
+            alone_ns / 1e3,
+            beside_ns / 1e3,
+            load.busy_of(device.sms) / 1e3,
+            decode_ns / 1e3,
+            choice.ctas
+        );
+    }
+    if !any || options.pod == PodMode::Auto && beside_ns >= WORTH_BESIDE * alone_ns {
+        drafter.draft_again(input, &model.tiles, false);
+        return None;
+    }
+    let ctas = match options.prefill_ctas {
+        Some(prefill) => CtaSplit::new(device.sms, prefill.max(1)),
+        None => choice.ctas,
+    };
+    Some(PodPlan {
+        mode: PodMode::Fused,
+        config: Some(choice.config),
+        tickets: Tickets::default(),
+        ctas,
+        forecast,
+    })
 }
 
 /// Whether every request of a batch computes the same bits by these kernels as alone.

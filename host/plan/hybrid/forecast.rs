@@ -82,6 +82,9 @@ impl PrefillLoad {
         all[class] += f64::from(count) * ns;
     }
 
+    pub fn busy_of(&self, s: u32) -> f64 {
+        self.busy(s)
+    }
     fn launches(&self) -> impl Iterator<Item = &Tiles> {
         self.launches
             .iter()
@@ -115,6 +118,15 @@ impl PrefillLoad {
         self.launches().map(of_launch).sum()
     }
 
+    /// The same beside decodes: prefills are not cut while these fill the device for longer.
+    fn beside(&self, decode_ns: f64, ctas: u32) -> f64 {
+        let whole = self.whole(ctas);
+        match whole <= decode_ns {
+            true => whole,
+            false => self.on(ctas),
+        }
+    }
+
     /// Numbers of CTAs that are worth a thought: those of whole rounds, and parts of the device.
     fn numbers_of_ctas(&self, sms: u32) -> impl Iterator<Item = u32> {
         let least = (sms / LEAST_SHARE).max(1);
@@ -139,7 +151,7 @@ impl PodConfig {
         }
         let mut best = ([f64::MAX; 2], CtaSplit::default());
         for ctas in prefill.numbers_of_ctas(sms) {
-            let times = [prefill.on(ctas), prefill.busy(ctas)];
+            let times = [prefill.beside(decode_ns, ctas), prefill.busy(ctas)];
             let [alone, busy] = times.map(|ns| ns * self.prefill_slowdown);
             let done = self.share(ctas, sms).done([alone, busy], decode_ns);
             if last(done) < last(best.0) {
@@ -217,6 +229,7 @@ impl PodDescription {
     ) -> (PodForecast, Option<FusedChoice>) {
         let launched = self.prefill_ns * prefill.launches().count() as f64;
         let prefill_ns = prefill.on(sms) + launched;
+        let beside_ns = prefill.beside(alone_ns, sms) + launched;
         let alone_ns = alone_ns + self.decode_ns;
         // Tiles that do not fill the device leave SMs to the decodes.
         let free = 1.0 - f64::from(prefill.tiles().min(sms)) / f64::from(sms);
@@ -226,7 +239,7 @@ impl PodDescription {
             prefill_ns,
             decode_ns: alone_ns,
             serial_ns: prefill_ns + alone_ns,
-            streams_ns: overlapped(prefill_ns, alone_ns, loss.min(self.streams_loss)),
+            streams_ns: overlapped(beside_ns, alone_ns, loss.min(self.streams_loss)),
             fused_ns: f64::MAX,
             fused_done_ns: [0.0; 2],
         };

@@ -80,6 +80,11 @@ pub struct PodConfig {
 }
 
 impl PodConfig {
+    /// Whether two kernels share SMs, and how they slow each other down there is known.
+    pub(crate) const fn shares_sms(&self) -> bool {
+        !self.by_tickets && self.decode.is_some() && !self.shares.is_empty()
+    }
+
     /// Whether prefills and decodes have SMs of their own, and the kernels that run alone.
     pub(in crate::plan) const fn is_apart(&self) -> bool {
         !self.by_tickets && self.decode.is_none()

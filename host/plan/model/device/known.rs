@@ -72,7 +72,7 @@ fn h200() -> DeviceDescription {
             decode_alone: 0.95,
             prefill_ns: 7000.0,
             decode_ns: 12_000.0,
-            fused_ns: 12_000.0,
+            fused_ns: 13_000.0,
             tile_ns: 2500.0,
             configs: vec![
                 PodConfig {
@@ -130,11 +130,11 @@ fn h200() -> DeviceDescription {
                     decode: None,
                     kv_bits: Some(16),
                     shares: shares(&[
-                        (0.33, 1.0, 0.23),
-                        (0.5, 1.1, 0.33),
-                        (0.67, 1.27, 0.43),
-                        (0.83, 1.33, 0.61),
-                        (1.0, 1.55, 0.9),
+                        (0.33, 0.97, 0.24),
+                        (0.5, 1.1, 0.34),
+                        (0.67, 1.22, 0.44),
+                        (0.83, 1.24, 0.62),
+                        (1.0, 1.5, 0.84),
                     ]),
                     ..two_kernels("SMs apart", 128, 128 << 10, (1.0, 0.95))
                 },
