@@ -171,8 +171,9 @@ impl DecodeDrafter {
         }
     }
 
-    /// What the drafts take that were made last, if their prefixes may be read otherwise: in picoseconds.
-    pub fn time_ps(&self, model: &Model) -> Option<u64> {
+    /// What the drafts take that were made last, if their prefixes may be read otherwise and are worth a thought, or `any`
+    /// are: in picoseconds.
+    pub fn time_ps(&self, model: &Model, any: bool) -> Option<u64> {
         self.again.as_ref()?;
         let group = model.spec.group();
         let wide = self.packer.nodes.iter().filter(|node| {
@@ -184,7 +185,12 @@ impl DecodeDrafter {
         let flops = pairs.sum::<u64>() as f64 * model.spec.flops_per_pair() as f64;
         let step_ps = self.joiner.time_ps;
         let least_ns = WIDE_NS.max(WIDE_PART * step_ps as f64 / 1e3);
-        (flops >= least_ns * model.device.flops_per_ns).then_some(step_ps)
+        let least = if any {
+            1.0
+        } else {
+            least_ns * model.device.flops_per_ns
+        };
+        (step_ps > 0 && flops >= least).then_some(step_ps)
     }
 
     /// Drafts the part again: as before, or with wide prefixes as prefills in the input's tiles. Says whether there are any.

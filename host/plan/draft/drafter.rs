@@ -39,11 +39,10 @@ impl Drafter {
     }
 
     /// What decodes that share prefixes take, and nothing else beside them, in picoseconds: where wide prefixes may be read
-    /// by prefills.
-    pub fn shared_ps(&self, input: &BatchInput<'_>) -> Option<u64> {
+    /// by prefills, and that is worth a thought or is wanted for `any`.
+    pub fn shared_ps(&self, input: &BatchInput<'_>, any: bool) -> Option<u64> {
         let may = input.batch.parts.len() == 1 && !self.has_prefills;
-        let shared = self.decodes.time_ps(input.model);
-        shared.filter(|&ps| may && ps > 0)
+        self.decodes.time_ps(input.model, any).filter(|_| may)
     }
 
     /// Drafts decodes again, with wide prefixes as prefills or as before; says whether there are any.

@@ -2,7 +2,7 @@
 
 use kernels_gpu::registry::KernelInfo;
 
-use super::forecast::PrefillLoad;
+use super::forecast::{MERGED_NS, PrefillLoad};
 use crate::{
     plan::{
         data::{CtaSplit, Kernel, PlanOptions, PodMode, PodPlan, Rules, SplitMode, Tickets},
@@ -46,8 +46,16 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
     };
     let by_tickets = options.pod == PodMode::Tickets;
     let fused = model.fused_tiles.iter().zip(&device.pod.configs);
+    // One kernel with both is for heads that have nothing else, and for whoever asks.
+    let two_kernels = fused
+        .clone()
+        .any(|(tiles, config)| tiles.is_some() && !config.by_tickets);
     let fused = fused.map(|(tiles, config)| {
-        let wanted = config.by_tickets || !by_tickets;
+        let wanted = if config.by_tickets {
+            by_tickets || !two_kernels
+        } else {
+            !by_tickets
+        };
         let tiles = tiles.as_ref().filter(|tiles| wanted && fits(tiles));
         tiles.map(|tiles| load(tiles, 1.0))
     });
@@ -94,7 +102,8 @@ pub fn prefixes_beside(
 ) -> Option<PodPlan> {
     let model = input.model;
     let device = &model.device;
-    let alone_ps = drafter.shared_ps(input)?;
+    let wanted = options.pod == PodMode::Fused;
+    let alone_ps = drafter.shared_ps(input, wanted)?;
     if !options.reads_prefixes_beside() {
         return None;
     }
@@ -123,27 +132,15 @@ pub fn prefixes_beside(
     let forecast = device
         .pod
         .forecast(device.sms, &load, fused, [decode_ns; 2]);
-    let (forecast, Some(choice)) = forecast else {
-        return None;
-    };
-    // Every row is merged.
-    let merged_ns = model.cost.apart_ps() as f64 / 1e3;
+    let (forecast, choice) = forecast;
     let alone_ns = alone_ps as f64 / 1e3 + device.pod.decode_ns;
-    let beside_ns = forecast.fused_ns + merged_ns;
-    if std::env::var("ZZ").is_ok() {
-        eprintln!(
-            "  alone {:.0} beside {:.0} load {:.0} dec {:.0} ctas {:?}",
-            alone_ns / 1e3,
-            beside_ns / 1e3,
-            load.busy_of(device.sms) / 1e3,
-            decode_ns / 1e3,
-            choice.ctas
-        );
-    }
-    if !any || options.pod == PodMode::Auto && beside_ns >= WORTH_BESIDE * alone_ns {
+    // Every row is merged, behind both.
+    let beside_ns = forecast.fused_ns + MERGED_NS;
+    let is_sooner = wanted || beside_ns < WORTH_BESIDE * alone_ns;
+    let Some(choice) = choice.filter(|_| any && is_sooner) else {
         drafter.draft_again(input, &model.tiles, false);
         return None;
-    }
+    };
     let ctas = match options.prefill_ctas {
         Some(prefill) => CtaSplit::new(device.sms, prefill.max(1)),
         None => choice.ctas,

@@ -17,7 +17,7 @@ const FIRST_NS: f64 = 500.0;
 const LAUNCHES: usize = 4;
 
 /// Partial states of prefills that are cut, written and merged.
-const MERGED_NS: f64 = 8e3;
+pub const MERGED_NS: f64 = 8e3;
 
 /// The tiles of one launch of prefills.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -82,9 +82,6 @@ impl PrefillLoad {
         all[class] += f64::from(count) * ns;
     }
 
-    pub fn busy_of(&self, s: u32) -> f64 {
-        self.busy(s)
-    }
     fn launches(&self) -> impl Iterator<Item = &Tiles> {
         self.launches
             .iter()

@@ -47,7 +47,7 @@ fn h200() -> DeviceDescription {
             tiles: hopper_decode_tiles(),
             joint: Some(JointDescription {
                 cut_ns: 2000.0,
-                apart_ns: 10_000.0,
+                apart_ns: 3000.0,
                 bytes: 1.0,
             }),
         },
