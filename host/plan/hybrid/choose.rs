@@ -90,7 +90,10 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
     }
 }
 
-/// What a plan with prefixes beside the other keys shall save at least, of all.
+/// How much longer decodes take that share prefixes than their units do, as measured.
+const LAUNCHED_NS: f64 = 8e3;
+
+/// What a plan with prefixes beside the other keys takes at most, in parts of one without.
 const WORTH_BESIDE: f64 = 0.97;
 
 /// Decodes whose wide prefixes are read by prefills, side by side with the keys that each has of its own: prefixes that many
@@ -113,7 +116,7 @@ pub fn prefixes_beside(
     };
     let any = drafter.draft_again(input, configs().flatten().next()?, true);
     let mut load = PrefillLoad::new(true);
-    let mut decode_ps = 0;
+    let (mut decode_ps, mut states) = (0, 0.0);
     let per_pair = model.spec.flops_per_pair() as f64 / f64::from(model.spec.q_heads)
         * f64::from(device.sms)
         / device.flops_per_ns;
@@ -123,6 +126,7 @@ pub fn prefixes_beside(
                 let pairs = f64::from(draft.tile.m) * f64::from(draft.kv_len());
                 let units = model.cost.units_per_item(draft.pack);
                 load.add(0, units, pairs * per_pair + device.pod.tile_ns);
+                states += f64::from(draft.rows);
             }
             _ => decode_ps += draft.mean_load_ps(&model.cost),
         }
@@ -133,9 +137,10 @@ pub fn prefixes_beside(
         .pod
         .forecast(device.sms, &load, fused, [decode_ns; 2]);
     let (forecast, choice) = forecast;
-    let alone_ns = alone_ps as f64 / 1e3 + device.pod.decode_ns;
-    // Every row is merged, behind both.
-    let beside_ns = forecast.fused_ns + MERGED_NS;
+    let alone_ns = alone_ps as f64 / 1e3 + LAUNCHED_NS;
+    // Every row is merged, behind both; what decodes write for that is among what they take.
+    let state_bytes = 2.0 * model.spec.partial_bytes_per_token() as f64;
+    let beside_ns = forecast.fused_ns + MERGED_NS + states * state_bytes / device.read_bytes_per_ns;
     let is_sooner = wanted || beside_ns < WORTH_BESIDE * alone_ns;
     let Some(choice) = choice.filter(|_| any && is_sooner) else {
         drafter.draft_again(input, &model.tiles, false);

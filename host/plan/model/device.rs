@@ -128,9 +128,12 @@ pub struct TileCost {
 pub struct JointDescription {
     /// What a step pays for cutting such a tile.
     pub cut_ns: f64,
-    /// What a step pays for having prefixes in items of their own, once for each of its launches: merging, which waits for
-    /// the last of them.
+    /// What a step pays for having prefixes in items of their own: merging.
     pub apart_ns: f64,
+    /// What each of its launches behind the first adds to that: units of several kinds fill the device less evenly, and
+    /// merging waits for the last of them.
+    #[serde(default)]
+    pub behind_ns: f64,
     /// They move at most so many times the bytes of the packing that moves the fewest; and where one tile could
     /// hold all rows, they read at most 1.05 times as many times the unique keys.
     #[serde(default = "one")]

@@ -45,9 +45,9 @@ impl Load {
         let apart = if self.merged { cost.apart_ps() } else { 0 };
         let whole = self.whole_ps(cost, ctas) + apart;
         let cut = (spread as f64 * WORTH_CUTTING) as u64 + self.to_cut + apart.max(cost.cut_ps());
-        // Launches behind the first: what is merged waits for the last of them.
         let launches = u64::from(self.tiles.count_ones().saturating_sub(1));
-        whole.min(cut) + launches * (cost.launch_ps() + apart)
+        let behind = if self.merged { cost.behind_ps() } else { 0 };
+        whole.min(cut) + launches * (cost.launch_ps() + behind)
     }
 }
 

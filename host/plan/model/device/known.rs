@@ -48,6 +48,7 @@ fn h200() -> DeviceDescription {
             joint: Some(JointDescription {
                 cut_ns: 2000.0,
                 apart_ns: 3000.0,
+                behind_ns: 7000.0,
                 bytes: 1.0,
             }),
         },
@@ -67,7 +68,7 @@ fn h200() -> DeviceDescription {
             unit_ns: 1000.0,
         },
         pod: PodDescription {
-            streams_loss: 0.88,
+            streams_loss: 0.95,
             apart_loss: 0.7,
             decode_alone: 0.95,
             prefill_ns: 7000.0,
