@@ -137,7 +137,10 @@ impl Planner {
 
         // Decodes: prefix forest, packing, drafts. What they cost decides how prefills run beside them.
         let is_hybrid = drafter.draft_decodes(&input, options, rules);
-        let pod = is_hybrid.then(|| hybrid::choose(&input, &drafter.drafts, options));
+        let pod = match is_hybrid {
+            true => Some(hybrid::choose(&input, &drafter.drafts, options)),
+            false => hybrid::prefixes_beside(&input, drafter, options),
+        };
         let config = model.config(pod.as_ref());
 
         // All drafts, in the tiles of that mode; pieces along the keys, in launch order.

@@ -632,6 +632,7 @@ fn device() -> impl Strategy<Value = DeviceDescription> {
             device.decode.joint = joint.map(|apart_ns| JointDescription {
                 cut_ns: apart_ns,
                 apart_ns,
+                behind_ns: apart_ns,
                 bytes: 1e9,
             });
             if small {

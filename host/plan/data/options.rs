@@ -23,7 +23,8 @@ pub struct PlanOptions {
     pub decode_tile: Option<Tile>,
     /// Who merges partial states.
     pub merge_mode: MergeMode,
-    /// How the prefills and the decodes of a hybrid batch run.
+    /// How the prefills and the decodes of a hybrid batch run, and whether wide prefixes that decodes share may be read side
+    /// by side with their other keys ([`Auto`](PodMode::Auto), and [`Fused`](PodMode::Fused) wherever that can be).
     pub pod: PodMode,
     /// Prefill CTAs beside decodes where they are fused; none: as the planner thinks best.
     pub prefill_ctas: Option<u32>,
@@ -83,6 +84,16 @@ impl PlanOptions {
     pub fn with_bound(mut self, bound: impl Into<Option<Bound>>) -> Self {
         self.bound = bound.into();
         self
+    }
+}
+
+impl PlanOptions {
+    /// Whether wide prefixes of decodes may be read side by side with the other keys.
+    pub(crate) fn reads_prefixes_beside(&self) -> bool {
+        self.packing == PackRule::Fastest
+            && self.split == SplitMode::Makespan
+            && self.decode_tile.is_none()
+            && matches!(self.pod, PodMode::Auto | PodMode::Fused)
     }
 }
 

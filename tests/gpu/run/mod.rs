@@ -10,6 +10,7 @@ mod hooks;
 mod in_f32;
 mod options;
 mod rounds;
+mod wide_prefixes;
 
 use crate::{common, problem};
 use common::{
@@ -155,6 +156,11 @@ fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
         // Variants of a program have no kernels of Ampere.
         vary_hooks(&mut case.spec, case.seed);
     }
+    check_as_it_is::<T>(gpu, &case)
+}
+
+/// A case whose spec has its types.
+fn check_as_it_is<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
     let plan = case.plan(gpu);
     let mut workspace = case.workspace(gpu, &plan);
     let tensors = Tensors::<T, T>::random(&case.spec, &case.batch, case.layout, case.seed);

@@ -282,6 +282,10 @@ impl TileTable {
         decode: Option<Tile>,
         config: &PodConfig,
     ) -> Option<Self> {
+        let bits = 8 * spec.kv_dtype.bytes() as u32;
+        if config.kv_bits.is_some_and(|of| of != bits) {
+            return None;
+        }
         let (prefill, decodes) = match config.decode {
             _ if config.by_tickets => ticket_kernels(device, spec)?,
             None => kernels_apart(device, spec, config)?,
@@ -427,7 +431,7 @@ fn ticket_kernels(device: &DeviceDescription, spec: &Spec) -> Option<(KernelId, 
     Some((ampere(Op::Prefill)?, vec![Choice::of(ampere(Op::Decode)?)]))
 }
 
-/// Those that run alone, on SMs of their own. Only for 8-bit keys, for which no decodes find room beside a prefill.
+/// Those that run alone, on SMs of their own: for heads and keys whose decodes find no room beside a prefill.
 fn kernels_apart(
     device: &DeviceDescription,
     spec: &Spec,
@@ -435,7 +439,9 @@ fn kernels_apart(
 ) -> Option<(KernelId, Vec<Choice>)> {
     let prefill = prefill_kernel(&alone(device, spec, Op::Prefill), config.prefill.m)?;
     let decodes = decodes(device, spec);
-    (spec.converts() && !decodes.is_empty()).then_some((prefill, decodes))
+    let share = |op| serving(device, spec, op).any(|id| id.info().co_resident);
+    let shares = share(Op::Prefill) && share(Op::Decode);
+    (!shares && !decodes.is_empty()).then_some((prefill, decodes))
 }
 
 /// The prefill of a tile, and of the decodes of a tile that find room beside it those with most bytes under way.
