@@ -22,6 +22,9 @@ unsafe extern "C" {
 /// # Safety
 /// - `id < 16`; `threads` is a multiple of 32, the same for all that take part in the phase.
 /// - All lanes of a warp come here together.
+/// - All warps that wait in a phase do so at one place of the code; those that only arrive may do so anywhere. The hardware
+///   does not mind other places, but synccheck lists them, and the form that is [not aligned](barrier_sync), which may be
+///   anywhere, has ptxas guard each shuffle and vote behind it.
 ///
 /// # PTX
 /// `barrier.sync.aligned id, threads` (`bar.sync`)

@@ -1,6 +1,6 @@
 //! The main loop: units by ticket, and in a tile its blocks from the last to the first.
 
-use cuda_std::{async_copy, prelude::*};
+use cuda_std::{async_copy, barrier, prelude::*};
 
 use super::{
     WARP_ROWS,
@@ -156,7 +156,8 @@ pub(in super::super) unsafe fn attend<T: Half, V: Variant, const S: usize, const
             macro_rules! next_values {
                 () => {
                     async_copy::wait_group::<1>();
-                    thread::sync_threads();
+                    // Warps come to it at two places of the code, which the aligned form does not allow.
+                    barrier::barrier_sync(0, s.shape.threads());
                     if more {
                         load::block::<true>(p, s, found, begin - keys, ring[0]);
                         found = load::look_up(p, s, begin - 2 * keys);

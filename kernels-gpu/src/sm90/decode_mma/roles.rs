@@ -16,9 +16,12 @@ use crate::{
     },
 };
 
-/// Barriers of the hardware at the CTA's start; warps of a unit meet at them later.
+/// Barriers of the hardware at the CTA's start; warps of a unit meet at them later. Roles wait at one each: to wait at one
+/// barrier in several places of the code wants its form that is not aligned, behind which ptxas guards each shuffle.
 const FIRST_INITIALISED: u32 = 2;
-const OPENERS_START: u32 = 3;
+const LOADERS_START: u32 = 3;
+const QUERIES_START: u32 = 4;
+const SCHEDULER_STARTS: u32 = 5;
 
 /// The kernel of a head dimension, rows, consumer warps and a cache; the other constants are the fragments of a tile and
 /// the elements of a row that a lane writes.
@@ -61,13 +64,19 @@ pub unsafe fn run<
         unsafe {
             layout.initialise(layout.first_barriers(), nth, initialisers);
             barrier::bar_sync(FIRST_INITIALISED, initialisers * 32);
-            barrier::bar_arrive(OPENERS_START, threads);
+            barrier::bar_arrive(LOADERS_START, (initialisers + producers - 1) * 32);
+            barrier::bar_arrive(QUERIES_START, (initialisers + 1) * 32);
+            barrier::bar_arrive(SCHEDULER_STARTS, threads);
             layout.initialise(layout.other_barriers(), nth, initialisers);
             mbarrier::arrive(layout.started());
         }
     };
-    // SAFETY: the scheduler and the openers come here once.
-    let open = || unsafe { barrier::bar_sync(OPENERS_START, threads) };
+    // The scheduler lists no unit before all have left their barriers: units meet at them.
+    // SAFETY: the other openers come here once.
+    let open = |barrier, openers| unsafe {
+        barrier::bar_sync(barrier, (initialisers + openers) * 32);
+        barrier::bar_arrive(SCHEDULER_STARTS, threads);
+    };
     // SAFETY: the first barriers are initialised: whoever comes here did that, or opened.
     let start = || unsafe { mbarrier::wait(layout.started(), 0) };
     // SAFETY: whole warps, each in one role; what a role finds initialised is what it waited for above.
@@ -78,7 +87,7 @@ pub unsafe fn run<
             // Another tile group of the step may take over SMs as this one leaves them.
             griddep::launch_dependents();
             scheduler.begin(&mut first);
-            open();
+            barrier::bar_sync(SCHEDULER_STARTS, threads);
             scheduler.list_first(&first);
             start();
             scheduler.run(first);
@@ -95,7 +104,7 @@ pub unsafe fn run<
                 tma::prefetch_tensor_map(maps.add(warp_id as usize - 1));
             }
             let opening = loader.look_up(first_unit(p));
-            open();
+            open(LOADERS_START, producers - 1);
             loader.run(&variant, opening, start);
         } else {
             let consumer = Consumer {
@@ -107,7 +116,7 @@ pub unsafe fn run<
             };
             if warp_id <= openers {
                 let queries = FirstQueries::look_up(p, first_unit(p), lane);
-                open();
+                open(QUERIES_START, 1);
                 queries.load(p, &layout, lane);
             } else {
                 initialise();

@@ -255,9 +255,11 @@ unsafe fn widen_half<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
             ];
             shared::store_u32x4(targets[0] + at, first);
             shared::store_u32x4(targets[1] + at, second);
-        } else if lane == 0 {
-            let there = shared::load_u32(s.raw_there(group));
-            shared::store_u32(s.there(stage, in_block), there);
+            // Here, for both consumers have read what stood there before they free this half.
+            if lane == 0 {
+                let there = shared::load_u32(s.raw_there(group));
+                shared::store_u32(s.there(stage, in_block), there);
+            }
         }
         // The tensor cores read it.
         fence::proxy_async_shared();

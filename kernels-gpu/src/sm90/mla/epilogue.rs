@@ -62,8 +62,8 @@ pub(super) unsafe fn finish<
         }
         // Twice: who waits at the second barrier has seen to the first, which racecheck of CUDA 13.0 takes to come later,
         // now and then.
-        meet();
-        meet();
+        meet::<C>(0);
+        meet::<C>(1);
         h = 0;
         while h < 2 {
             let row = first_row + lane / 4 + 8 * h as u32;

@@ -27,7 +27,7 @@ use crate::{
 const WARP: u32 = warp::FULL_MASK;
 
 /// Named barriers: the weights of a stage's block are there (the owner arrives, the other waits); the warps of a
-/// consumer; both consumers.
+/// consumer; what each consumer waits at where both meet, for the first and the second time.
 const WEIGHTS_READY: u32 = 1;
 const CONSUMER: u32 = 3;
 const BOTH: u32 = 5;
@@ -45,14 +45,19 @@ const HELD_CONVERTED: usize = 2;
 /// The queries of those steps, of a warp's rows; the last ones, where there are fewer.
 type Held = [u32; 4 * HELD];
 
-/// Both consumers have come here.
+/// Both consumers have come here, of which this is `C`. Each waits at a barrier of its own, for they come to it at two places
+/// of the code.
 ///
 /// # Safety
-/// All their threads do.
+/// All their threads do, for the first and the second time in turn: who came the first time may not have left when the
+/// other comes again.
 #[inline(always)]
-pub(super) unsafe fn meet() {
+pub(super) unsafe fn meet<const C: u32>(time: u32) {
     // SAFETY: the caller's promise.
-    unsafe { barrier::bar_sync(BOTH, 256) }
+    unsafe {
+        barrier::bar_arrive(BOTH + 2 * time + (C ^ 1), 256);
+        barrier::bar_sync(BOTH + 2 * time + C, 256);
+    }
 }
 
 /// Loads the queries that stay in registers, from shared memory.

@@ -267,6 +267,10 @@ pub(super) unsafe fn write<T: Half, const TOGETHER: usize>(
                 ended = tile.rows == 0;
                 continue;
             }
+            if s.shape.bytes == 1 {
+                // Has long been: the output is there. But lanes that rounded queries say only here that they stored.
+                mbarrier::wait(s.queries_rounded(tiles.stage), tiles.parity);
+            }
             if tile.slot == DIRECT && s.shape.query_stages == 2 {
                 if tile.rows == whole {
                     if lane == 0 {

@@ -57,6 +57,11 @@ impl Shared {
     pub(super) fn output_full(self, stage: u32) -> u32 {
         self.barrier(24 + stage)
     }
+    /// The tile's queries have become 8 bits: each lane that stored some says so for itself.
+    #[inline(always)]
+    pub(super) fn queries_rounded(self, stage: u32) -> u32 {
+        self.barrier(28 + stage)
+    }
     /// With one tile of queries: the tile's have been read, the next ones can come.
     #[inline(always)]
     pub(super) fn queries_free(self) -> u32 {
@@ -144,6 +149,9 @@ impl Shared {
                 // Each lane that has read the tile's description says so for itself.
                 mbarrier::init(self.tile_free(stage), 32 * (3 + warps));
                 mbarrier::init(self.output_full(stage), warps);
+                if self.shape.bytes == 1 {
+                    mbarrier::init(self.queries_rounded(stage), 32 * warps);
+                }
                 stage += 1;
             }
             mbarrier::init(self.tail(), 1);

@@ -1,14 +1,13 @@
 //! The warpgroups that add: P·V of half of the columns each, and results.
 
 use cuda_std::{
-    barrier, mbarrier, ptr, shared, thread, warp,
+    mbarrier, ptr, shared, thread, warp,
     wgmma::{self, Descriptor, Swizzle},
 };
 
 use super::{
     super::super::{mma::swap, pipeline::Pipeline, uniform},
     config::{HEAD_DIM, QUERY_SLABS, VALUE_PIECES, VALUE_STAGES, WEIGHTS_STEP},
-    free_again, ready,
     shared::{Shared, Unit},
 };
 use crate::{
@@ -37,11 +36,11 @@ pub(super) unsafe fn add<T: Half, const H: u32>(p: &DecodeParams, s: Shared) {
     // A block's pieces take every place once: the phase of all places.
     const { assert!(VALUE_STAGES == VALUE_PIECES) };
     let mut parity = 0;
+    // Phases of the places of weights, a bit each: units begin with the first, so one may be used more often.
+    let mut phases = 0;
 
     // SAFETY: a whole warpgroup; the barriers say what has arrived and what may be written again.
     unsafe {
-        barrier::bar_arrive(free_again(H, 0), 256);
-        barrier::bar_arrive(free_again(H, 1), 256);
         loop {
             let slot = slots.stage;
             mbarrier::wait(s.unit_full(slot), slots.parity);
@@ -53,7 +52,8 @@ pub(super) unsafe fn add<T: Half, const H: u32>(p: &DecodeParams, s: Shared) {
             let mut turn = 0;
             let mut o = [[0.0; O]; 2];
             while left > 0 {
-                barrier::bar_sync(ready(H, turn), 256);
+                mbarrier::wait(s.weights_full(turn), phases >> turn & 1);
+                phases ^= 1 << turn;
                 let grew = shared::load_u32(s.grew(turn, warp)) != 0;
                 if warp::warp_vote_any(WARP, grew) {
                     let row = warp * 16 + lane / 4;
@@ -77,7 +77,7 @@ pub(super) unsafe fn add<T: Half, const H: u32>(p: &DecodeParams, s: Shared) {
                     wgmma::fence_operand(&mut weights);
                     if step == VALUE_PIECES - 1 {
                         // In registers all of them: their place may be written.
-                        barrier::bar_arrive(free_again(H, turn), 256);
+                        mbarrier::arrive(s.weights_free(turn));
                     }
                     wgmma::fence();
                     // Two products: ptxas has 128 registers for each thread to begin with, and outputs of one would

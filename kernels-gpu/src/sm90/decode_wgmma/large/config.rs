@@ -100,7 +100,7 @@ pub(super) const WEIGHTS_BYTES: u32 = TILE_ROWS * BLOCK_KEYS * 2;
 pub(super) const WEIGHTS_STEP: u32 = 128 * 16;
 
 /// Barriers beside those of the stages.
-pub(super) const BARRIERS: u32 = 10;
+pub(super) const BARRIERS: u32 = 14;
 
 /// Where what is in shared memory begins.
 #[cfg_attr(

@@ -21,7 +21,7 @@
 //! | keys: 6 pieces of 64 keys × 128 columns | 98,304 |
 //! | values: 4 pieces of 16 keys × 512 columns | 65,536 |
 //! | weights of two blocks | 16,384 |
-//! | rows of two units, factors, barriers | 3,440 |
+//! | rows of two units, factors, barriers | 3,472 |
 
 mod config;
 
@@ -43,17 +43,6 @@ pub use config::ROWS;
 /// Blocks of a unit's keys that have not been asked for when the next unit is claimed. Who claims early may claim
 /// what another CTA could have begun; who claims late waits for ticket, item and queries.
 const PREFETCH_DISTANCE: u32 = 3;
-
-/// Named barriers, of the warpgroup that weighs and the one that adds half `half` of the columns: the weights of every
-/// other block are there; they have been read.
-#[cfg(target_arch = "nvptx64")]
-const fn ready(half: u32, turn: u32) -> u32 {
-    2 + 2 * half + turn
-}
-#[cfg(target_arch = "nvptx64")]
-const fn free_again(half: u32, turn: u32) -> u32 {
-    6 + 2 * half + turn
-}
 
 #[cfg(all(target_arch = "nvptx64", feature = "decode_wgmma"))]
 mod entries {

@@ -111,6 +111,16 @@ impl Shared {
     pub fn near_end(self) -> u32 {
         self.barrier(9)
     }
+    /// The weights of every other block are there, and what outputs are multiplied by before them.
+    #[inline(always)]
+    pub fn weights_full(self, turn: u32) -> u32 {
+        self.barrier(10 + turn)
+    }
+    /// Both warpgroups that add have read them.
+    #[inline(always)]
+    pub fn weights_free(self, turn: u32) -> u32 {
+        self.barrier(12 + turn)
+    }
     #[inline(always)]
     pub fn keys_full(self, stage: u32) -> u32 {
         self.barrier(BARRIERS + 2 * stage)
@@ -143,8 +153,9 @@ impl Shared {
                 0 | 1 | 4 | 5 => 32,
                 // The loaders, those that weigh and those that add.
                 2 | 3 => 2 * 32 + 3 * 128,
-                6 | 7 => 128,
-                8..BARRIERS => 1,
+                6 | 7 | 10 | 11 => 128,
+                12 | 13 => 2 * 128,
+                8 | 9 => 1,
                 _ => match index - BARRIERS {
                     stage if stage % 2 == 0 => 1,
                     0..KEYS => 4,

@@ -12,9 +12,7 @@ use cuda_std::{
 use super::{
     super::super::{pipeline::Pipeline, uniform},
     config::{BLOCK_KEYS, KEY_STAGES, PIECE_SLABS, QUERY_SLABS, SLAB_BYTES, WEIGHTS_STEP},
-    free_again,
     queries::{HELD, Held, copy_queries, hold_queries, row_of},
-    ready,
     shared::{Shared, Unit},
 };
 use crate::{
@@ -221,6 +219,8 @@ pub(super) unsafe fn weigh<T: Half, V: Variant>(p: &DecodeParams, variant: &V, s
     let mut slots = Pipeline::<2>::CONSUMER;
     // The piece that is multiplied next.
     let mut next = Pipeline::<KEY_STAGES>::CONSUMER;
+    // Phases of the places of weights, a bit each: units begin with the first, so one may be used more often.
+    let mut phases = 0b11;
 
     // SAFETY: a whole warpgroup; the barriers say what has arrived and what may be written again.
     unsafe {
@@ -295,8 +295,8 @@ pub(super) unsafe fn weigh<T: Half, V: Variant>(p: &DecodeParams, variant: &V, s
                         hide(p, variant, s, slot, &unit, &mut $logits, begin, row);
                     }
                     // Both have the weights of the block before the last.
-                    barrier::bar_sync(free_again(0, $turn), 256);
-                    barrier::bar_sync(free_again(1, $turn), 256);
+                    mbarrier::wait(s.weights_free($turn), phases >> $turn & 1);
+                    phases ^= 1 << $turn;
                     // Weights against the references that there are; whether those still do shows in the sums. The
                     // first block of a unit has none, and no sum comes out good.
                     let target = s.weights_of($turn, warp * 32 + lane);
@@ -328,8 +328,7 @@ pub(super) unsafe fn weigh<T: Half, V: Variant>(p: &DecodeParams, variant: &V, s
                         shared::store_u32(s.grew($turn, warp), u32::from(needs_rescale));
                     }
                     rows.add(&sums);
-                    barrier::bar_arrive(ready(0, $turn), 256);
-                    barrier::bar_arrive(ready(1, $turn), 256);
+                    mbarrier::arrive(s.weights_full($turn));
                 }};
             }
 
@@ -355,13 +354,6 @@ pub(super) unsafe fn weigh<T: Half, V: Variant>(p: &DecodeParams, variant: &V, s
             finish(p, s, slot, &rows, scale, warp);
             mbarrier::arrive(s.unit_free(slot));
             slots.advance();
-        }
-        // What they say last is heard, too.
-        let mut of = 0;
-        while of < 2 {
-            barrier::bar_sync(free_again(of, 0), 256);
-            barrier::bar_sync(free_again(of, 1), 256);
-            of += 1;
         }
     }
 }

@@ -117,6 +117,7 @@ pub(super) unsafe fn consume<
             // Opaque: or what follows from it is computed before the main loop and takes its registers.
             let first = misc::opaque(first_row);
             of_products = quantise::<T, Q>(s, tiles.stage, first);
+            mbarrier::arrive(s.queries_rounded(tiles.stage));
             // Constants: of a number that is computed ptxas counts all sixteen.
             if consumer == 0 {
                 barrier::bar_sync(QUANTISED[0], 128);
