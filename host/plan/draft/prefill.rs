@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{Draft, NO_ROW_BLOCK, PartInput};
 use crate::plan::{
     data::{Kernel, SplitMode},
-    model::PrefillTile,
+    model::{PrefillTile, TileTable},
     split::{has_many_rows, keys_of_piece},
 };
 
@@ -60,6 +60,14 @@ impl PartInput<'_> {
                 add(launch, units, f64::from(keys) / f64::from(pieces));
             }
         }
+    }
+
+    /// Whether contiguous rows have other tiles in another table.
+    pub fn differs_in(&self, other: &TileTable) -> bool {
+        self.contiguous().any(|(_, tokens)| {
+            let rows = tokens.end - tokens.start;
+            self.tiles.prefill(rows).kernel != other.prefill(rows).kernel
+        })
     }
 
     /// Tiles of consecutive tokens, each against all keys that any of its rows sees.

@@ -344,6 +344,17 @@ impl TileTable {
         Ok(self)
     }
 
+    /// The same with the prefills of the longest prompts for all, where others have other kernels.
+    #[must_use]
+    pub fn wide(&self) -> Option<Self> {
+        let last = *self.prefill.last()?;
+        let differs = self.prefill.iter().any(|step| step.kernel != last.kernel);
+        differs.then(|| Self {
+            prefill: vec![last],
+            ..self.clone()
+        })
+    }
+
     /// The most query tokens that a tile of decodes holds.
     #[must_use]
     pub fn decode_tokens(&self) -> u32 {
