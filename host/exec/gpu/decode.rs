@@ -345,6 +345,7 @@ fn parameters(
         outside,
         long: tile.long.into(),
         reserved: 0,
+        rotary: call.extras.rotary,
     };
     Ok((parameters, [k_shape, v_shape]))
 }

@@ -8,13 +8,14 @@ use super::{
     unit::{Descriptor, Unit},
 };
 use crate::{
-    abi::{AttentionParams, NO_MERGE, QueryRow},
+    abi::{AttentionParams, NO_MERGE, QueryRow, RotaryParams},
     common::{
         cache::{self, Cache, Stored},
         decode::{
             products::LaneOffsets,
             results::Results,
             tile::{Chunk, Keys, Rows},
+            turn::Turning,
         },
         divisor::Divisor,
         half::Half,
@@ -24,6 +25,9 @@ use crate::{
 
 const ALL: u32 = warp::FULL_MASK;
 
+/// The hardware's barrier behind which sines and turns are there; later units meet there.
+const TURNING_FILLED: u32 = 4;
+
 /// A consumer warp.
 #[derive(Clone, Copy)]
 pub struct Consumer<'a, const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32> {
@@ -31,6 +35,8 @@ pub struct Consumer<'a, const DIM: u32, const ROWS: u32, const WARPS: u32, const
     pub params: &'a AttentionParams,
     /// Query heads per KV head. (`params` has those of a unit, which may be of two.)
     pub group: Divisor,
+    /// How keys and queries are turned, if they are.
+    pub rotary: &'a RotaryParams,
     /// Shared memory.
     pub layout: Layout<DIM, ROWS, WARPS, CACHE>,
     /// Among the consumers.
@@ -69,6 +75,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
         let layout = &self.layout;
         let offsets = LaneOffsets::new(self.lane, Layout::<DIM, ROWS, WARPS, CACHE>::KEY_BYTES);
+        // SAFETY: all consumers come here.
+        let turning = unsafe { self.fill_turning::<Stored<T, CACHE>>() };
         let mut rows = Rows::<DIM_BLOCKS, ROW_BLOCKS>::EMPTY;
         let mut place = Place::first(0);
         place.advance(self.warp, layout.stages);
@@ -141,14 +149,14 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 };
                 if descriptor.masked {
                     rows.attend::<Stored<T, CACHE>, V, true>(
-                        variant, self.lane, &offsets, chunk, keys,
+                        variant, self.lane, &offsets, chunk, keys, turning,
                     );
                     // The zeroes come before the copy that overwrites them.
                     #[cfg(target_feature = "sm_90")]
                     cuda_std::fence::proxy_async_shared();
                 } else {
                     rows.attend::<Stored<T, CACHE>, V, false>(
-                        variant, self.lane, &offsets, chunk, keys,
+                        variant, self.lane, &offsets, chunk, keys, turning,
                     );
                 }
                 mbarrier::arrive(layout.stage_empty(place.index));
@@ -170,6 +178,25 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 self.late_merges::<T, V>();
             }
         }
+    }
+
+    /// Sines and turns of keys, where they are turned.
+    ///
+    /// # Safety
+    /// All consumers come here, before any of them meets others.
+    #[inline(always)]
+    unsafe fn fill_turning<C: Cache>(&self) -> Turning {
+        if !C::TURNS {
+            return Turning::NONE;
+        }
+        let turning = Turning::new(self.rotary, self.layout.turning());
+        // SAFETY: the caller's promise; the barrier is one of those where units meet later.
+        unsafe {
+            let thread = self.warp * 32 + self.lane;
+            turning.fill(self.rotary, DIM, thread, WARPS * 32);
+            barrier::bar_sync(TURNING_FILLED, WARPS * 32);
+        }
+        turning
     }
 
     /// The token of a tile's row, and its query head among the unit's. Of two KV heads the first half of the rows is of

@@ -101,6 +101,7 @@ pub unsafe fn run<
             let consumer = Consumer {
                 params: &p.attention,
                 group: p.group,
+                rotary: &p.rotary,
                 layout,
                 warp: warp_id - producers,
                 lane,
