@@ -175,7 +175,7 @@ pub(super) fn check_serves(
     let heads = (row.head_dim, row.value_dim) == (spec.head_dim_qk, spec.head_dim_v);
     let heads = heads && row.latent == spec.latent;
     let elements = row.element == element(dtype) && row.takes_cache(element(of_pool));
-    let turns = row.op == Op::Decode && spec.rotary.is_some();
+    let turns = spec.rotary.is_some();
     if row.op == op && heads && elements && row.cap == capped && row.turns == turns {
         return Ok(());
     }

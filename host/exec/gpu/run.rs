@@ -408,6 +408,7 @@ impl Making<'_> {
         if turns {
             turned = workspace.queries(q.shape[0])?;
             q = &turned;
+            spec.rotary = None;
         }
         // With heads of its own dimension a launch writes beside padded ones, or else leaves no states: where there are
         // any, they are padded, too.

@@ -109,63 +109,97 @@ mod device {
         // SAFETY: the caller's promise.
         unsafe {
             let [first, entries] = c.of_this_plan(p.record);
+            let pieces = entries * PIECES;
+            let load = |piece: u32| {
+                let at = c.list + u64::from(first + piece / PIECES) * 16;
+                ptr::load_nc_u32x4(at as *const u32)
+            };
             let mut piece = thread::block_idx_x();
-            while piece < entries * PIECES {
-                let entry = c.list + u64::from(first + piece / PIECES) * 16;
-                let [table, key, count, page] = ptr::load_nc_u32x4(entry as *const u32);
+            let mut entry = [0; 4];
+            if piece < pieces {
+                entry = load(piece);
+            }
+            while piece < pieces {
+                let [table, key, count, page] = entry;
+                let next = piece + thread::grid_dim_x();
+                if next < pieces {
+                    entry = load(next);
+                }
                 let token = piece % 2 * TOKENS + token;
                 let (class, exists) = (piece % PIECES / 2, token < count);
-                if page == ConvertedPage::QUERIES {
-                    let first = class * subs + sub;
-                    if exists && first < p.q_heads {
-                        let row = key + token;
-                        let from =
-                            u64::from(row) * u64::from(p.q_token) + u64::from(first * vectors);
-                        let to = (u64::from(row) * u64::from(p.q_heads) + u64::from(first))
-                            * u64::from(vectors);
-                        let step = u64::from(4 * subs * vectors) * 16;
-                        let heads = Heads {
-                            from: p.q + from * 16,
-                            to: p.to_q + to * 16,
-                            from_step: step,
-                            to_step: step,
-                            count: (p.q_heads - first).div_ceil(4 * subs),
-                            exist: true,
-                        };
-                        let position = table.wrapping_add(token) as i32;
-                        heads.bring::<T>([a, b], turning(p, halves, a, position, Of::Queries));
-                    }
+                let mut place = [key + token, 0];
+                let (what, heads, classes) = if page == ConvertedPage::QUERIES {
+                    (Of::Queries, p.q_heads, 4)
                 } else {
-                    let (values, first) = (class >= 2, class % 2 * subs + sub);
-                    let mut place = [0, 0];
                     if exists {
                         let (index, offset) = c.page_size.div_rem(key + token);
                         let id = c.page_ids + u64::from(table + index) * 4;
                         place = [ptr::load_nc_u32(id as *const u32), offset];
                     }
-                    if first < p.kv_heads {
-                        let to = (page * p.kv_heads + first) * ConvertedPage::KEYS + token;
-                        let (pool, to_pool) = pick(values, [c.k, c.to_k], [c.v, c.to_v]);
-                        let strides = pick_strides(values, &c.k_strides, &c.v_strides);
-                        let from = u64::from(place[0]) * u64::from(strides[0])
-                            + u64::from(place[1]) * u64::from(strides[1])
-                            + u64::from(first) * u64::from(strides[2]);
-                        let heads = Heads {
-                            from: pool + from * 16,
-                            to: to_pool + u64::from(to) * u64::from(vectors) * 16,
-                            from_step: u64::from(2 * subs) * u64::from(strides[2]) * 16,
-                            to_step: u64::from(2 * subs * ConvertedPage::KEYS * vectors) * 16,
-                            count: (p.kv_heads - first).div_ceil(2 * subs),
-                            exist: exists,
-                        };
-                        let of = if values { Of::Values } else { Of::Keys };
-                        let sines = turning(p, halves, a, (key + token) as i32, of);
-                        heads.bring::<T>([a, b], sines);
+                    let what = if class < 2 { Of::Keys } else { Of::Values };
+                    (what, p.kv_heads, 2)
+                };
+                let (head, apart) = (class % classes * subs + sub, classes * subs);
+                // Queries that there are not have no place; keys that there are not become zeros.
+                if head < heads && (exists || what != Of::Queries) {
+                    let (from, to, strides, to_strides) = match what {
+                        Of::Queries => (
+                            p.q,
+                            p.to_q,
+                            [p.q_token, 0, vectors],
+                            [p.q_heads * vectors, 0, vectors],
+                        ),
+                        Of::Keys => (
+                            c.k,
+                            c.to_k,
+                            of(&c.k_strides),
+                            [0, vectors, ConvertedPage::KEYS * vectors],
+                        ),
+                        Of::Values => (
+                            c.v,
+                            c.to_v,
+                            of(&c.v_strides),
+                            [0, vectors, ConvertedPage::KEYS * vectors],
+                        ),
+                    };
+                    let mut to_place = [place[0], token];
+                    let mut to_head = head;
+                    if what != Of::Queries {
+                        to_head += page * p.kv_heads;
                     }
+                    if what == Of::Queries {
+                        to_place[1] = 0;
+                    }
+                    let heads = Heads {
+                        from: from + at(place, head, strides) * 16,
+                        to: to + at(to_place, to_head, to_strides) * 16,
+                        from_step: u64::from(apart) * u64::from(strides[2]) * 16,
+                        to_step: u64::from(apart) * u64::from(to_strides[2]) * 16,
+                        count: (heads - head).div_ceil(apart),
+                        exist: exists,
+                    };
+                    let position = match what {
+                        Of::Queries => table.wrapping_add(token),
+                        _ => key + token,
+                    };
+                    heads.bring::<T>([a, b], turning(p, halves, a, position as i32, what));
                 }
-                piece += thread::grid_dim_x();
+                piece = next;
             }
         }
+    }
+
+    /// Where a head begins, in vectors: of a page, or a token, and a token of it.
+    #[inline(always)]
+    fn at(place: [u32; 2], head: u32, strides: [u32; 3]) -> u64 {
+        u64::from(place[0]) * u64::from(strides[0])
+            + u64::from(place[1]) * u64::from(strides[1])
+            + u64::from(head) * u64::from(strides[2])
+    }
+
+    #[inline(always)]
+    const fn of(strides: &KvStrides) -> [u32; 3] {
+        [strides.page, strides.token, strides.head]
     }
 
     /// What turns a thread's pairs at a position: those of halves, or of neighbours from vector `a` on.
@@ -247,22 +281,6 @@ mod device {
                 self.count = self.count.saturating_sub(TOGETHER as u32);
             }
         }
-    }
-
-    /// Both are loaded: a choice between two addresses of a parameter would copy all of them to the stack.
-    #[inline(always)]
-    fn pick(second: bool, a: [u64; 2], b: [u64; 2]) -> (u64, u64) {
-        if second { (b[0], b[1]) } else { (a[0], a[1]) }
-    }
-
-    #[inline(always)]
-    fn pick_strides(second: bool, a: &KvStrides, b: &KvStrides) -> [u32; 3] {
-        let pick = |a: u32, b: u32| if second { b } else { a };
-        [
-            pick(a.page, b.page),
-            pick(a.token, b.token),
-            pick(a.head, b.head),
-        ]
     }
 
     macro_rules! entries {

@@ -32,7 +32,7 @@ fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
     case.spec.rotary = Some(rotary(case.spec.head_dim_qk, case.seed));
     case.arch = None;
     // With a launch set the merging kernel makes all results.
-    case.in_set = seed % 2 == 0 && case.options.merge_mode == MergeMode::Kernel;
+    case.in_set = seed.is_multiple_of(2) && case.options.merge_mode == MergeMode::Kernel;
     if case.spec.variant.causal && seed % 5 < 2 {
         let words = ancestors(&case.batch, seed);
         case.batch = case.batch.with_ancestors(words);

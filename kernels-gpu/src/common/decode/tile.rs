@@ -10,7 +10,6 @@ use cuda_std::{
 use super::{
     KEYS,
     products::{KEY_BLOCKS, LaneOffsets, Logits, Weights},
-    turn::Turning,
 };
 use crate::{
     abi::QueryRow,
@@ -185,7 +184,8 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         self.softmax = Self::EMPTY.softmax;
     }
 
-    /// Attends to the keys of a chunk; with `MASKED`, to those of them that are `keys` and visible.
+    /// Attends to the keys of a chunk; with `MASKED`, to those of them that are `keys` and visible. Where keys are turned, the
+    /// products with them are `turned`.
     ///
     /// # Safety
     /// The lanes come together; the chunk is there. With `MASKED` its values may be written to.
@@ -197,12 +197,12 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         offsets: &LaneOffsets,
         chunk: Chunk,
         keys: Keys,
-        turning: Turning,
+        turned: Logits<ROW_BLOCKS>,
     ) {
         // SAFETY: the caller's promise.
         unsafe {
             let logits = if C::TURNS {
-                self.turned_logits::<C>(offsets, chunk, lane, turning)
+                turned
             } else {
                 self.logits::<C>(offsets, chunk.k)
             };

@@ -67,28 +67,51 @@ impl Turning {
         }
     }
 
-    /// Writes sines and turns for heads of so many elements: a share of the work for each of so many threads.
+    /// Loads the turns of one of a head's `dim / 4` entries.
     ///
     /// # Safety
-    /// `address` is that of [`turning_bytes`](super::turning_bytes); a barrier comes before they are read.
+    /// The parameters describe memory as they say.
+    #[inline(always)]
+    pub unsafe fn load(&self, params: &RotaryParams, entry: u32) -> [[u32; 2]; 2] {
+        // SAFETY: the caller's promise.
+        self.pairs(entry / 4, entry % 4)
+            .map(|pair| unsafe { params.turn(pair) })
+    }
+
+    /// Writes them.
+    ///
+    /// # Safety
+    /// `address` is that of [`turning_bytes`](super::turning_bytes).
+    #[inline(always)]
+    pub unsafe fn put(&self, dim: u32, entry: u32, [[a, b], [c, d]]: [[u32; 2]; 2]) {
+        // SAFETY: the caller's promise.
+        unsafe { shared::store_u32x4(self.turns(dim) + entry * ENTRY, [a, b, c, d]) }
+    }
+
+    /// Shared address of the turns.
+    #[inline(always)]
+    const fn turns(&self, dim: u32) -> u32 {
+        self.address + dim / 16 * SINES
+    }
+
+    /// Writes the sines of a chunk's keys: a share of the work for each of so many threads.
+    ///
+    /// # Safety
+    /// All turns were written, with a barrier behind; another comes before sines are read.
     #[inline(always)]
     pub unsafe fn fill(&self, params: &RotaryParams, dim: u32, thread: u32, threads: u32) {
         let mut entry = thread;
         while entry < dim / 4 * KEYS {
             let (lane, key, half) = (entry % 4, entry / 4 % KEYS, entry / 4 / KEYS);
-            let [first, second] = self.pairs(half, lane);
+            let gains = self.pairs(half, lane).map(|pair| params.gain(pair));
             // SAFETY: the caller's promise.
             unsafe {
-                let turns = [params.turn(first), params.turn(second)];
-                let [[s0, c0], [s1, c1]] = turns.map(|turn| sine_cosine(turned(turn, key)));
-                let (g0, g1) = (params.gain(first), params.gain(second));
-                let sines = [s0 * g0, c0 * g0, s1 * g1, c1 * g1];
+                let at = self.turns(dim) + (half * 4 + lane) * ENTRY;
+                let [a, b, c, d] = shared::load_u32x4(at);
+                let [[s0, c0], [s1, c1]] =
+                    [[a, b], [c, d]].map(|turn| sine_cosine(turned(turn, key)));
+                let sines = [s0 * gains[0], c0 * gains[0], s1 * gains[1], c1 * gains[1]];
                 shared::store_f32x4(self.address + entry * ENTRY, sines);
-                if key == 0 {
-                    let [[a, b], [c, d]] = turns;
-                    let to = self.address + dim / 4 * SINES / 4 + (half * 4 + lane) * ENTRY;
-                    shared::store_u32x4(to, [a, b, c, d]);
-                }
             }
             entry += threads;
         }
@@ -119,12 +142,15 @@ impl Turning {
 }
 
 impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOCKS> {
-    /// K·Qᵀ of the keys of a chunk, which begins at a multiple of 32.
+    /// Of no keys.
+    pub const NO_LOGITS: Logits<ROW_BLOCKS> = [[[0.0; 4]; ROW_BLOCKS]; KEY_BLOCKS];
+
+    /// K·Qᵀ of the keys of a chunk, for which the queries were turned.
     ///
     /// # Safety
-    /// The lanes come together; the keys are there, and the queries; `turning` was filled.
+    /// The lanes come together; the keys are there; `turning` was filled.
     #[inline(always)]
-    pub(super) unsafe fn turned_logits<C: Cache>(
+    pub unsafe fn turned_logits<C: Cache>(
         &self,
         offsets: &LaneOffsets,
         chunk: Chunk,
@@ -134,85 +160,85 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         let group = offsets.row_bytes * 8;
         let first_keys = chunk.k + offsets.k;
         let sines = turning.address + lane * ENTRY;
-        let turns = turning.address + DIM_BLOCKS as u32 * SINES + lane % 4 * ENTRY;
         let mut s = [[[0.0; 4]; ROW_BLOCKS]; KEY_BLOCKS];
-        let mut slot = 0;
-        while slot < DIM_BLOCKS as u32 {
+        each_two_slots::<DIM_BLOCKS>(|slot| {
             let [step, other] = turning.steps(slot);
-            // SAFETY: the caller's promise.
-            unsafe {
-                let q = self.turned_queries::<C>(
-                    [step, other],
-                    turns + slot * 4 * ENTRY,
-                    chunk.first,
-                    lane,
-                    turning,
-                );
-                let mut keys = 0;
-                while keys < KEY_BLOCKS {
-                    let block = keys as u32 * 2 * group;
+            let mut keys = 0;
+            while keys < KEY_BLOCKS {
+                let block = keys as u32 * 2 * group;
+                // SAFETY: the caller's promise.
+                unsafe {
                     let mut a = mma::ldmatrix_x4(column(first_keys, step as usize) + block);
                     let mut b = mma::ldmatrix_x4(column(first_keys, other as usize) + block);
                     let mut i = 0;
                     while i < 4 {
                         // Words are those of keys g and g + 8 in the first half of the columns, then in the second.
-                        let (half, key) =
-                            (slot + i as u32 / 2, keys as u32 * 16 + i as u32 % 2 * 8);
-                        let at = sines + half * SINES + key * 4 * ENTRY;
+                        let key = keys as u32 * 16 + i as u32 % 2 * 8;
+                        let at = sines + (slot + i as u32 / 2) * SINES + key * 4 * ENTRY;
                         let by = shared::load_f32x4(at);
                         [a[i], b[i]] = turn_words::<C::Product>([a[i], b[i]], by, turning.picks);
                         i += 1;
                     }
                     let mut block = 0;
                     while block < ROW_BLOCKS {
-                        C::Product::mma(&mut s[keys][block], a, q[block][0]);
-                        C::Product::mma(&mut s[keys][block], b, q[block][1]);
+                        C::Product::mma(&mut s[keys][block], a, self.q[slot as usize][block]);
+                        C::Product::mma(&mut s[keys][block], b, self.q[slot as usize + 1][block]);
                         block += 1;
                     }
-                    keys += 1;
                 }
+                keys += 1;
             }
-            slot += 2;
-        }
+        });
         s
     }
 
-    /// Fragments of the queries of two steps, turned by their distance from key `first`.
+    /// Turns the queries by their distance from key `first`, a multiple of 32: for the chunk that begins there. Fragments
+    /// are in the order of slots.
     ///
     /// # Safety
-    /// As [`turned_logits`](Self::turned_logits).
+    /// The lanes come together, after [`Rows::start`]; the rows are still there, and `turning` was filled.
     #[inline(always)]
-    unsafe fn turned_queries<C: Cache>(
-        &self,
-        [step, other]: [u32; 2],
-        turns: u32,
-        first: u32,
-        lane: u32,
-        turning: Turning,
-    ) -> [[[u32; 2]; 2]; ROW_BLOCKS] {
-        let mut q = [[[0; 2]; 2]; ROW_BLOCKS];
-        // Lanes of the second half say where matrices of the other step are, those of the first those of the step.
-        let apart = if lane < 16 { step } else { other - 1 };
-        let mut block = 0;
-        while block < ROW_BLOCKS {
-            let offset = block as u32 * 8 * Self::ROW_BYTES + apart * 32;
-            let distance = self.place[block].wrapping_sub(first as i32);
-            // SAFETY: inside the rows; the lanes are together.
-            unsafe {
-                let words = mma::ldmatrix_x4(self.q_address + offset);
-                let mut half = 0;
-                while half < 2 {
-                    let [a, b, c, d] = shared::load_u32x4(turns + half as u32 * 4 * ENTRY);
-                    let [s0, c0] = sine_cosine(turned_by([a, b], distance));
-                    let [s1, c1] = sine_cosine(turned_by([c, d], distance));
-                    let two = [words[half], words[2 + half]];
-                    let turned = turn_words::<C::Product>(two, [s0, c0, s1, c1], turning.picks);
-                    [q[block][0][half], q[block][1][half]] = turned;
-                    half += 1;
+    pub unsafe fn turn_queries<C: Cache>(&mut self, first: u32, lane: u32, turning: Turning) {
+        let turns = turning.turns(DIM_BLOCKS as u32 * 16) + lane % 4 * ENTRY;
+        each_two_slots::<DIM_BLOCKS>(|slot| {
+            let [step, other] = turning.steps(slot);
+            // Lanes of the first half say where matrices of the step are, those of the second those of the other.
+            let at = if lane < 16 { step } else { other - 1 } * 32;
+            let mut block = 0;
+            while block < ROW_BLOCKS {
+                let distance = self.place[block].wrapping_sub(first as i32);
+                // SAFETY: inside the rows; the lanes are together.
+                unsafe {
+                    let words =
+                        mma::ldmatrix_x4(self.q_address + block as u32 * 8 * Self::ROW_BYTES + at);
+                    let mut half = 0;
+                    while half < 2 {
+                        let entry = turns + (slot + half as u32) * 4 * ENTRY;
+                        let [a, b, c, d] = shared::load_u32x4(entry);
+                        let [s0, c0] = sine_cosine(turned_by([a, b], distance));
+                        let [s1, c1] = sine_cosine(turned_by([c, d], distance));
+                        let two = [words[half], words[2 + half]];
+                        let turned = turn_words::<C::Product>(two, [s0, c0, s1, c1], turning.picks);
+                        let slot = slot as usize;
+                        [self.q[slot][block][half], self.q[slot + 1][block][half]] = turned;
+                        half += 1;
+                    }
                 }
+                block += 1;
             }
-            block += 1;
-        }
-        q
+        });
+    }
+}
+
+/// Calls it for every other slot. Written out: compilers leave a loop of so much a loop, and each round would wait for the one
+/// before.
+#[inline(always)]
+fn each_two_slots<const DIM_BLOCKS: usize>(mut of: impl FnMut(u32)) {
+    const { assert!(DIM_BLOCKS == 4 || DIM_BLOCKS == 8) };
+    of(0);
+    of(2);
+    if DIM_BLOCKS == 8 {
+        of(4);
+        of(6);
     }
 }

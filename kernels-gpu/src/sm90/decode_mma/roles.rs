@@ -106,6 +106,7 @@ pub unsafe fn run<
                 warp: warp_id - producers,
                 lane,
             };
+            let turns = consumer.load_turns();
             if warp_id <= openers {
                 let queries = FirstQueries::look_up(p, first_unit(p), lane);
                 open();
@@ -114,7 +115,7 @@ pub unsafe fn run<
                 initialise();
             }
             start();
-            consumer.run::<T, V, DIM_BLOCKS, ROW_BLOCKS, PER_LANE>(&variant);
+            consumer.run::<T, V, DIM_BLOCKS, ROW_BLOCKS, PER_LANE>(&variant, turns);
             // Whoever waits for this group waits for the one before it, too.
             griddep::wait();
         }
