@@ -183,7 +183,7 @@ impl BlockSparse {
     /// No prompts yet, of a pool of `pages` pages that lies so.
     ///
     /// # Errors
-    /// [`ProblemError::Blocks`] where the specification has a window or hooks: blocks are skipped, so that distances are
+    /// [`ProblemError::Blocks`] where the specification has a window, hooks or a rotary embedding: blocks are skipped, so that distances are
     /// unknown. [`ProblemError::BlockPages`] where a page has not a divisor of 128 tokens. For masks by head
     /// [`ProblemError::UnevenHeads`], [`ProblemError::TooLarge`].
     pub fn new(
@@ -196,6 +196,7 @@ impl BlockSparse {
         let what = [
             (variant.window_left.is_some(), "a window"),
             (variant.hooks.is_some(), "hooks"),
+            (spec.rotary.is_some(), "a rotary embedding"),
         ];
         if let Some((_, what)) = what.into_iter().find(|&(there, _)| there) {
             return Err(ProblemError::Blocks { what });

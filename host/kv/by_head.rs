@@ -90,7 +90,7 @@ impl PagesByHead {
     /// No lists yet, of a pool of `pages` pages that lies so.
     ///
     /// # Errors
-    /// [`ProblemError::ByHead`] where the specification has a window, sinks or hooks: lists skip keys, so that positions are
+    /// [`ProblemError::ByHead`] where the specification has a window, sinks, hooks or a rotary embedding: lists skip keys, so that positions are
     /// unknown, and what is by query head would be by group. [`ProblemError::UnevenHeads`], [`ProblemError::TooLarge`].
     pub fn new(spec: &Spec, strides: KvStrides, pages: u32) -> Result<Self, ProblemError> {
         let variant = &spec.variant;
@@ -98,6 +98,7 @@ impl PagesByHead {
             (variant.window_left.is_some(), "a window"),
             (variant.sinks, "sinks"),
             (variant.hooks.is_some(), "hooks"),
+            (spec.rotary.is_some(), "a rotary embedding"),
         ];
         if let Some((_, what)) = what.into_iter().find(|&(there, _)| there) {
             return Err(ProblemError::ByHead { what });

@@ -9,7 +9,7 @@ use kernels_gpu::{
 use serde::{Deserialize, Serialize};
 
 use super::{Dtype, MAX_HEAD_DIM, MAX_POSITION, ProblemError, fits};
-use crate::kv::LATENT_656_BYTES;
+use crate::{kv::LATENT_656_BYTES, step::Rope};
 
 /// How a page of the pool is ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -165,6 +165,10 @@ pub struct Spec {
     /// In what prefills compute on a GPU.
     #[serde(default, skip_serializing_if = "Compute::is_default")]
     pub compute: Compute,
+    /// Attention turns queries and keys by their positions: the pool holds keys that nobody turned
+    /// ([`with_rotary`](Self::with_rotary)).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rotary: Option<Rope>,
 }
 
 impl Spec {
@@ -186,6 +190,7 @@ impl Spec {
             scale: 1.0 / (head_dim as f32).sqrt(),
             variant: Variant::CAUSAL,
             compute: Compute::F16,
+            rotary: None,
         }
     }
 
@@ -308,6 +313,25 @@ impl Spec {
         self
     }
 
+    /// With queries and keys that attention turns by their positions among the keys of a table, before anything else is
+    /// done with them. So a page is good for any position: keys whose neighbours were dropped, or that are put together anew,
+    /// need not be written again. Stacks that turn keys once, as they append them, leave this out.
+    ///
+    /// ```
+    /// use tandem_attn::{problem::Spec, step::Rope};
+    ///
+    /// let spec = Spec::new(32, 8, 128).with_rotary(Rope::new(128, 500_000.0));
+    /// spec.check()?;
+    /// let wide = Spec::new(32, 8, 128).with_rotary(Rope::new(256, 500_000.0));
+    /// assert!(wide.check().is_err());
+    /// # Ok::<(), tandem_attn::problem::ProblemError>(())
+    /// ```
+    #[must_use]
+    pub const fn with_rotary(mut self, rope: Rope) -> Self {
+        self.rotary = Some(rope);
+        self
+    }
+
     /// Query heads per KV head.
     #[must_use]
     pub const fn group(&self) -> u32 {
@@ -325,9 +349,10 @@ impl Spec {
         (self.head_dim_qk + values) as u64 * self.kv_heads as u64 * self.kv_dtype.bytes() as u64
     }
 
-    /// Whether prefills on a GPU turn keys and values into those of another type before they use them.
+    /// Whether prefills on a GPU bring keys and values to another place before they use them: of another type, or turned.
     pub(crate) const fn converts(&self) -> bool {
-        self.kv_dtype.bytes() == 1 && !self.latent && self.head_dim_qk == self.head_dim_v
+        let others = self.kv_dtype.bytes() == 1 || self.rotary.is_some();
+        others && !self.latent && self.head_dim_qk == self.head_dim_v
     }
 
     /// Bytes of a number that prefills leave of a [converted](Self::converts) one.
@@ -421,6 +446,13 @@ impl Spec {
                     Some(_) => "sinks",
                 },
             });
+        }
+        if let Some(rope) = self.rotary {
+            if self.latent {
+                return Err(ProblemError::LatentRotary);
+            }
+            rope.check_heads(self.head_dim_qk)
+                .map_err(ProblemError::Rotary)?;
         }
         match self.variant.window_left {
             Some(got) if got > MAX_POSITION => Err(ProblemError::Window { got }),

@@ -11,6 +11,7 @@ use tandem_attn::{
     plan::{DeviceDescription, JointDescription, PlanOptions, QueryStep, SplitMode},
     problem::{Batch, Compute, Dtype, KvLayout, PageTable, Part, Spec, Variant},
     reference,
+    step::{Pairing, Rope, RopeScaling, Yarn},
     tensor::{Element, F8E4M3, HeadTensors, ShapeError},
     variant::FromLaunch,
     variants::{
@@ -281,6 +282,16 @@ pub const OPTIONS: &[(&str, Change)] = &[
     ("sinks without a softmax", |spec, _| {
         *spec = spec.with_hooks(&SIGMOID).with_sinks()
     }),
+    ("rotary", |spec, _| {
+        spec.rotary = Some(Rope::new(64, 10_000.0))
+    }),
+    ("rotary of neighbours, in part", |spec, _| {
+        let rope = Rope::new(32, 10_000.0).with_pairing(Pairing::Interleaved);
+        spec.rotary = Some(rope);
+    }),
+    ("rotary, wider than heads", |spec, _| {
+        spec.rotary = Some(Rope::new(1026, 10_000.0))
+    }),
     ("scale", |spec, _| spec.scale *= 0.5),
     ("q_heads", |spec, _| spec.q_heads *= 2),
     ("kv_heads", |spec, _| spec.kv_heads = 1),
@@ -419,6 +430,37 @@ pub fn ancestors(batch: &Batch, seed: u64) -> Vec<u64> {
         }
     }
     words
+}
+
+/// A rotary embedding of heads of so many elements: any pairs, part of a head, frequencies as they are or scaled. Half-split
+/// parts are multiples of 32 elements, as kernels have them.
+pub fn rotary(head_dim: u32, seed: u64) -> Rope {
+    let mut rng = Rng(seed);
+    let pairing = [Pairing::HalfSplit, Pairing::Interleaved][rng.below(2)];
+    let step = match pairing {
+        Pairing::HalfSplit => 32.min(head_dim),
+        Pairing::Interleaved => 2,
+    };
+    let dim = match rng.below(2) {
+        0 => head_dim,
+        _ => step * (1 + rng.below((head_dim / step) as usize) as u32),
+    };
+    let dim = dim / step * step;
+    let scaling = match rng.below(4) {
+        0 => RopeScaling::None,
+        1 => RopeScaling::Linear { factor: 4.0 },
+        2 => RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_positions: 64,
+        },
+        _ => RopeScaling::Yarn(Yarn::new(4.0, 128)),
+    };
+    let theta = [10_000.0, 500_000.0][rng.below(2)];
+    Rope::new(dim, theta)
+        .with_pairing(pairing)
+        .with_scaling(scaling)
 }
 
 /// Sinks for some of the problems, and masks of the last keys.

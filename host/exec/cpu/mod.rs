@@ -327,6 +327,7 @@ impl Cpu {
         let apart = plan.without_joint_items()?;
         let plan = apart.as_ref();
         let sources = Sources::of(plan)?;
+        let rotary = plan.spec.rotary.map(|rope| rope.table()).transpose()?;
         let mut workspace = self.take_workspace(plan, sources.rows);
         let tasks = tasks(plan, &mut workspace).into_par_iter().with_max_len(1);
         tasks.for_each_init(Scratch::default, |scratch, task| {
@@ -343,6 +344,7 @@ impl Cpu {
                 kv_heads,
                 q,
                 &pools[item.part as usize],
+                rotary.as_ref(),
                 self.isa.kernels().load,
             );
             if unit.rows.len() <= narrow::MAX_ROWS {

@@ -195,6 +195,13 @@ fn check(call: &DecodeCall<'_>) -> Result<(), Error> {
         ..
     } = *call;
     spec.check()?;
+    if spec.rotary.is_some() && call.extras.rotary.turns == 0 {
+        return Err(Error::NoInstance {
+            kernel: "decode",
+            asked: "queries and keys turned by their positions, in a call of its own".into(),
+            there: "with plans, whose workspace has the frequencies",
+        });
+    }
     let (dim, value_dim) = (spec.head_dim_qk as usize, spec.head_dim_v as usize);
     if !spec.latent && (!matches!(dim, 64 | 128 | 256 | 512) || value_dim != dim) {
         return Err(extent(
@@ -345,6 +352,7 @@ fn parameters(
         outside,
         long: tile.long.into(),
         reserved: 0,
+        rotary: call.extras.rotary,
     };
     Ok((parameters, [k_shape, v_shape]))
 }

@@ -134,6 +134,8 @@ pub(super) enum Source {
     Converted,
     /// In the workspace, where a launch before it brought them.
     Widened,
+    /// There, and the queries, too.
+    Turned,
 }
 
 /// All checks that do not depend on how keys are loaded.

@@ -5,7 +5,7 @@ use std::{ffi::c_void, ptr};
 use kernels_gpu::{
     abi::{
         AttentionParams, DecodeParams, GatherDecodeParams, GatherPrefillParams, LatentParams,
-        MergeParams, PodParams, PrefillParams, WidenParams,
+        MergeParams, PodParams, PrefillParams, RotaryParams, TurnParams, WidenParams,
     },
     registry::{Arch, KernelId},
     variant::OwnDefect,
@@ -147,6 +147,8 @@ pub struct Extras {
     pub(super) gap: u32,
     /// A prefill multiplies by scales of 8-bit keys and values.
     pub(super) scaled: bool,
+    /// How decodes turn queries and keys.
+    pub(super) rotary: RotaryParams,
 }
 
 impl Extras {
@@ -271,6 +273,8 @@ pub(super) enum Parameters {
     PrefillRows(GatherPrefillParams),
     /// What widens the keys of the prefill behind it.
     Widen(WidenParams),
+    /// What turns queries and keys for the prefill behind it.
+    Turn(TurnParams),
     /// A prefill and a decode in one.
     Pod(PodParams),
     Merge(MergeParams),
@@ -318,7 +322,10 @@ impl Step {
             Parameters::Prefill(params, shapes) => {
                 let known = &params.attention;
                 let [q, out] = tensors.of_launch(shapes.unpadded);
-                let (q, out) = (q.address, out.address);
+                let (mut q, out) = (q.address, out.address);
+                if shapes.source == Source::Turned {
+                    q = known.q;
+                }
                 if known.q != q {
                     params.q_map = maps.at("q", q, shapes.q)?;
                 }
@@ -346,12 +353,19 @@ impl Step {
                         (params.convert.k, params.convert.v) = (pool.k, pool.v);
                         (params.attention.k, params.attention.v) = read;
                     }
-                    Source::Widened => (params.attention.k, params.attention.v) = read,
+                    Source::Widened | Source::Turned => {
+                        (params.attention.k, params.attention.v) = read
+                    }
                 }
             }
             Parameters::Widen(params) => {
                 check_pool(pool)?;
                 params.scales = scales;
+                (params.convert.k, params.convert.v) = (pool.k, pool.v);
+            }
+            Parameters::Turn(params) => {
+                check_pool(pool)?;
+                params.q = tensors.q.address;
                 (params.convert.k, params.convert.v) = (pool.k, pool.v);
             }
             Parameters::DecodeRows(params) => {
@@ -384,6 +398,7 @@ impl Step {
             Parameters::Prefill(params, _) => (&raw const *params).cast(),
             Parameters::PrefillRows(params) => (&raw const *params).cast(),
             Parameters::Widen(params) => (&raw const *params).cast(),
+            Parameters::Turn(params) => (&raw const *params).cast(),
             Parameters::Pod(params) => (&raw const *params).cast(),
             Parameters::Merge(params) => (&raw const *params).cast(),
         }

@@ -8,7 +8,7 @@ use crate::{
     exec::Cpu,
     kv::{AppendScales, KvScales, KvViewMut},
     problem::{Integer, Spec},
-    step::{Pairing, RmsNorm, RopeTable, StepError},
+    step::{RmsNorm, RopeTable, StepError},
     tensor::{Element, ShapeError},
 };
 
@@ -163,7 +163,7 @@ impl<'a, T: Element> Heads<'a, T> {
             sines.resize(tokens * pairs, [0.0; 2]);
             let tokens = sines.par_chunks_mut(pairs).zip(positions);
             tokens.for_each(|(sines, &position)| {
-                let of_position = table.sines(position);
+                let of_position = table.sines(position.into());
                 sines
                     .iter_mut()
                     .zip(of_position)
@@ -203,26 +203,7 @@ impl<'a, T: Element> Heads<'a, T> {
             }
             if let Some((table, _)) = self.step.rope.filter(|_| turned) {
                 let pairs = table.dim() as usize / 2;
-                turn(table.pairing(), head, &self.sines[token * pairs..][..pairs]);
-            }
-        }
-    }
-}
-
-/// Turns the pairs of a head.
-fn turn(pairing: Pairing, head: &mut [f32], sines: &[[f32; 2]]) {
-    let turned =
-        |[x, y]: [f32; 2], [sine, cosine]: [f32; 2]| [x * cosine - y * sine, y * cosine + x * sine];
-    match pairing {
-        Pairing::HalfSplit => {
-            let (first, second) = head.split_at_mut(sines.len());
-            for ((x, y), &sines) in first.iter_mut().zip(second).zip(sines) {
-                [*x, *y] = turned([*x, *y], sines);
-            }
-        }
-        Pairing::Interleaved => {
-            for (pair, &sines) in head.as_chunks_mut::<2>().0.iter_mut().zip(sines) {
-                *pair = turned(*pair, sines);
+                table.turn_by(head, self.sines[token * pairs..][..pairs].iter().copied());
             }
         }
     }

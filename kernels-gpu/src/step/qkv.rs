@@ -4,10 +4,8 @@
 //! are turned together are its own: where pairs are halves of the head apart, one vector of each half; where they are
 //! neighbours, two vectors in a row. The threads of a head are a part of a warp and neighbours in memory.
 //!
-//! Sine and cosine are computed, not looked up: the angle is the low half of a 64-bit product of position and frequency,
-//! whose unit is 2⁻⁶⁴ turns, so that whole turns vanish and no position is too large. Then the special function unit
-//! gets an angle between −π and π, where it is exact to 2⁻²⁰. A thread uses the sines for all of its heads: two where
-//! there is much to do, and one where waiting decides.
+//! Sine and cosine are computed, not looked up (`common/rotary.rs`). A thread uses them for all of its heads: two where there
+//! is much to do, and one where waiting decides.
 
 /// Threads of a block where threads have two heads.
 pub const THREADS: u32 = 256;
@@ -79,8 +77,6 @@ pub use rows::{QUANTISING_ROWS, ROWS};
 
 #[cfg(all(target_arch = "nvptx64", any(feature = "step", feature = "quantise")))]
 mod device {
-    use core::f32::consts::TAU;
-
     #[cfg(feature = "quantise")]
     use cuda_std::convert;
     use cuda_std::{
@@ -91,7 +87,10 @@ mod device {
     use super::threads;
     use crate::{
         abi::{KvStrides, QkvParams},
-        common::half::{self, Half},
+        common::{
+            half::{self, Half},
+            rotary::{sine_cosine, turned},
+        },
         step::{Vector, at, pack, squares, sum_of_lanes, unpack},
     };
 
@@ -222,15 +221,8 @@ mod device {
             let mut j = 0;
             while j < 2 {
                 let [low, high] = [words[2 * j], words[2 * j + 1]];
-                let turned =
-                    math::mul_high_u32(low, position).wrapping_add(high.wrapping_mul(position));
-                // The upper 23 bits of the turn, from −½ to ½, to the nearest.
-                let fraction = turned.wrapping_add((1 << 31) + (1 << 8)) >> 9;
-                let angle = (f32::from_bits(fraction | 0x3F80_0000) - 1.5) * TAU;
-                sines[2 * i + j] = [
-                    math::sin(angle) * p.magnitude,
-                    math::cos(angle) * p.magnitude,
-                ];
+                let [sine, cosine] = sine_cosine(turned([low, high], position));
+                sines[2 * i + j] = [sine * p.magnitude, cosine * p.magnitude];
                 j += 1;
             }
             i += 1;

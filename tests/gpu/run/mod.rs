@@ -9,6 +9,7 @@ mod graph;
 mod hooks;
 mod in_f32;
 mod options;
+mod rotary;
 mod rounds;
 mod wide_prefixes;
 

@@ -79,8 +79,13 @@ pub(in crate::plan) fn serves(row: &KernelInfo, spec: &Spec) -> bool {
         false => Some(spec.kv_dtype) == row.cache.map_or(of_rows, dtype),
     };
     let hooks = spec.variant.hooks.filter(|_| row.products_of_8_bits);
+    // Decodes turn queries and keys themselves; prefills of Hopper read what was turned.
+    let turns = match (spec.rotary.is_some(), row.op) {
+        (true, Op::Prefill) => row.arch == Arch::Sm90a,
+        (turned, _) => row.turns == turned,
+    };
     // Executors choose by the pool where each token has scales.
-    !row.by_token
+    turns && !row.by_token
         && hooks.is_none()
         && [on.q_dtype, on.out_dtype].map(Some) == [of_rows; 2]
         && cache
@@ -452,7 +457,9 @@ fn kernels_apart(
     let decodes = decodes(device, spec);
     let share = |op| serving(device, spec, op).any(|id| id.info().co_resident);
     let shares = share(Op::Prefill) && share(Op::Decode);
-    (!shares && !decodes.is_empty()).then_some((prefill, decodes))
+    // What is turned for prefills is made by a launch in front of them, for which decodes would wait.
+    let may = !shares && spec.rotary.is_none() && !decodes.is_empty();
+    may.then_some((prefill, decodes))
 }
 
 /// The prefill of a tile, and of the decodes of a tile that find room beside it those with most bytes under way.
