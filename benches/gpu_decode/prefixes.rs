@@ -1,8 +1,7 @@
 //! Wide prefixes: one that all requests of a batch have, before decodes or before new tokens of a prompt.
 
 use tandem_attn::{
-    exec::gpu::{Gpu, Stream as Handle, WorkspaceOptions},
-    kv::compose::share_prefixes,
+    gpu::{Gpu, Stream as Handle, WorkspaceOptions},
     plan::{DeviceDescription, PackRule, PlanOptions, Planner, pod::PodMode},
     problem::{Batch, KvLayout, PageTable, Spec},
 };
@@ -174,7 +173,7 @@ pub fn measure(gpu: &Gpu, timer: &Timer, pool: &Pool) {
     for case in cases() {
         let spec = spec(case.heads.0, case.heads.1);
         let batch = case.batch(true);
-        let parts = share_prefixes(&batch);
+        let parts = batch.share_prefixes();
         let q = run::queries(&spec, batch.total_q());
         let step = |batch: &Batch, options: PlanOptions| {
             let plan = Planner::new().plan(&spec, batch, &device, &options);
