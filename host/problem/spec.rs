@@ -166,7 +166,7 @@ pub struct Spec {
     #[serde(default, skip_serializing_if = "Compute::is_default")]
     pub compute: Compute,
     /// Attention turns queries and keys by their positions: the pool holds keys that nobody turned
-    /// ([`with_rotary`](Self::with_rotary)).
+    /// (`with_rotary`, with the feature `unstable`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rotary: Option<Rope>,
 }
@@ -326,6 +326,7 @@ impl Spec {
     /// assert!(wide.check().is_err());
     /// # Ok::<(), tandem_attn::problem::ProblemError>(())
     /// ```
+    #[cfg(feature = "unstable")]
     #[must_use]
     pub const fn with_rotary(mut self, rope: Rope) -> Self {
         self.rotary = Some(rope);

@@ -5,7 +5,6 @@ use proptest::prelude::*;
 use tandem_attn::{
     Error,
     exec::gpu::{Arch, DeviceTensor, Gpu, KvPool, RunTensors, WorkspaceOptions},
-    kv::mask,
     plan::{Bound, MergeMode, Plan, PlanError, PlanOptions, Planner, Unsupported},
     problem::{Batch, Dtype, KvLayout, PageTable, Part, Spec},
     step::{Pairing, Rope, RopeScaling, Yarn},
@@ -173,7 +172,7 @@ fn trees_are_turned_by_their_places() {
     };
     let batch = batch(16, 4);
     let mut words = vec![u64::MAX; batch.total_q() as usize];
-    let tree = mask::ancestors(&[None, Some(0), Some(0), Some(2), Some(1)]);
+    let tree = Batch::ancestors_of(&[None, Some(0), Some(0), Some(2), Some(1)]);
     words[151..156].copy_from_slice(&tree);
     let batch = batch.with_ancestors(words);
     let spec = Spec::new(8, 2, 64).with_rotary(Rope::new(64, 1e4));
