@@ -55,7 +55,7 @@ impl LaunchSet {
 
     /// What any plan of decodes needs that is made with these options: where splits are fixed, or there is one tile for
     /// all, decodes take other kernels; and those that share SMs where wide prefixes may be read side by side with the
-    /// other keys, which [`PodMode::Serial`](crate::plan::pod::PodMode::Serial) rules out.
+    /// other keys, which `PodMode::Serial` rules out.
     ///
     /// # Errors
     /// [`PlanError::NoTile`](crate::plan::PlanError::NoTile).

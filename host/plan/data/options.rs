@@ -24,7 +24,7 @@ pub struct PlanOptions {
     /// Who merges partial states.
     pub merge_mode: MergeMode,
     /// How the prefills and the decodes of a hybrid batch run, and whether wide prefixes that decodes share may be read side
-    /// by side with their other keys ([`Auto`](PodMode::Auto), and [`Fused`](PodMode::Fused) wherever that can be).
+    /// by side with their other keys (`PodMode::Auto`, and `PodMode::Fused` wherever that can be).
     pub pod: PodMode,
     /// Prefill CTAs beside decodes where they are fused; none: as the planner thinks best.
     pub prefill_ctas: Option<u32>,
