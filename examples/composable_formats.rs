@@ -6,7 +6,7 @@
 use std::error::Error;
 
 use tandem_attn::{
-    exec::Cpu,
+    Cpu,
     kv::{DraftTree, KvView},
     plan::{Plan, PlanOptions, Planner},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},

@@ -8,7 +8,7 @@ use std::error::Error as StdError;
 use half::bf16;
 use tandem_attn::{
     Error,
-    exec::gpu::{DeviceBuffer, Gpu, KvPool, LaunchSet, Stream, Workspace, WorkspaceOptions},
+    gpu::{DeviceBuffer, Gpu, KvPool, LaunchSet, Stream, Workspace, WorkspaceOptions},
     kv::{PagePool, PrefixCache, Sequence},
     plan::{BatchLimits, Bound, Plan, PlanOptions, Planner},
     problem::{Batch, KvLayout, PageTable, Spec},
@@ -194,7 +194,7 @@ fn step(
     model: &Model,
     workspace: &mut Workspace,
     plan: &Plan,
-    stream: &tandem_attn::exec::gpu::OwnedStream,
+    stream: &tandem_attn::gpu::OwnedStream,
 ) -> Result<(), Error> {
     // SAFETY: the stream is ours, and everything on it so far ran there.
     unsafe { workspace.upload(plan, **stream) }?;

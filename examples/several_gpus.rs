@@ -6,7 +6,7 @@
 use half::bf16;
 use tandem_attn::{
     Error,
-    exec::gpu::{DeviceBuffer, Gpu, KvPool, Rank, RankOptions, RunTensors, WorkspaceOptions},
+    gpu::{DeviceBuffer, Gpu, KvPool, Rank, RankOptions, RunTensors, WorkspaceOptions},
     kv::KvView,
     plan::{Bound, PlanOptions, Planner},
     problem::{Batch, KvLayout, PageTable, Spec},

@@ -7,7 +7,7 @@ use std::error::Error;
 
 use half::bf16;
 use tandem_attn::{
-    exec::Cpu,
+    Cpu,
     kv::{KvView, PagePool, PrefixCache, Sequence},
     plan::{DeviceDescription, PackRule, PlanOptions, Planner},
     problem::{Batch, KvLayout, PageTable, Spec},

@@ -4,7 +4,7 @@
 use std::error::Error;
 
 use tandem_attn::{
-    exec::Cpu,
+    Cpu,
     kv::KvView,
     plan::{DeviceDescription, PlanOptions, Planner, SplitMode},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
