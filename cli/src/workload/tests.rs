@@ -21,10 +21,10 @@ fn every_suite_is_sound() {
         (Suite::Prefill, 14),
         (Suite::Pod, 8),
         (Suite::Pat, 80),
-        (Suite::Variants, 23),
+        (Suite::Variants, 27),
         (Suite::Mla, 26),
         (Suite::Decode8, 12),
-        (Suite::All, 189),
+        (Suite::All, 193),
     ] {
         let cases = suite.cases();
         assert_eq!(cases.len(), count, "{suite:?}");
