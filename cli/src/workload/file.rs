@@ -4,6 +4,7 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 use tandem_attn::{
     kv::PagesByHead,
     problem::{Dtype, KvLayout, Spec},
+    step::{Pairing, Rope},
     variants::ALIBI,
 };
 
@@ -63,7 +64,33 @@ struct Variant {
     #[serde(default)]
     alibi: bool,
     #[serde(default)]
+    rotary: Option<Rotary>,
+    #[serde(default)]
     sm_scale: Option<f32>,
+}
+
+/// Queries and keys that attention turns by their positions.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "an object such as {\"theta\": 500000}"
+)]
+struct Rotary {
+    /// Elements of a head; all where it is left out.
+    #[serde(default)]
+    dim: Option<u32>,
+    theta: f64,
+    #[serde(default)]
+    interleaved: bool,
+}
+
+impl Rotary {
+    fn of(self, head_dim: u32) -> Rope {
+        Rope::new(self.dim.unwrap_or(head_dim), self.theta).with_pairing(match self.interleaved {
+            true => Pairing::Interleaved,
+            false => Pairing::HalfSplit,
+        })
+    }
 }
 
 const fn yes() -> bool {
@@ -187,6 +214,7 @@ impl Fields {
             spec.variant.soft_cap = variant.logits_soft_cap;
             spec.variant.sinks = variant.sinks;
             spec.variant.hooks = variant.alibi.then_some(ALIBI.name);
+            spec.rotary = variant.rotary.map(|rotary| rotary.of(head_dim));
             spec.scale = variant.sm_scale.unwrap_or(spec.scale);
         }
         spec.check()

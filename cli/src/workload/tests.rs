@@ -1,5 +1,7 @@
 use std::collections::HashSet;
 
+use tandem_attn::step::{Pairing, Rope};
+
 use super::*;
 
 fn one(text: &str) -> Case {
@@ -21,10 +23,10 @@ fn every_suite_is_sound() {
         (Suite::Prefill, 14),
         (Suite::Pod, 8),
         (Suite::Pat, 80),
-        (Suite::Variants, 23),
+        (Suite::Variants, 27),
         (Suite::Mla, 26),
         (Suite::Decode8, 12),
-        (Suite::All, 189),
+        (Suite::All, 193),
     ] {
         let cases = suite.cases();
         assert_eq!(cases.len(), count, "{suite:?}");
@@ -60,6 +62,24 @@ fn fields_have_defaults_and_cases_take_what_they_leave_out() {
         .with_scale(0.5);
     assert_eq!((second.name.as_str(), second.spec), ("own", spec));
     assert_eq!(second.batch().unwrap().qo_indptr, [0, 3, 6]);
+}
+
+#[test]
+fn rotary_embeddings_are_those_of_the_file() {
+    let text = |rotary: &str| {
+        format!(
+            r#"{{"heads": 8, "kv_heads": 2, "head_dim": 64, "requests": [{{"q_len": 1, "kv_len": 5}}],
+                "variant": {{"rotary": {rotary}}}}}"#
+        )
+    };
+    let whole = Spec::new(8, 2, 64).with_rotary(Rope::new(64, 5e5));
+    assert_eq!(one(&text(r#"{"theta": 500000}"#)).spec, whole);
+    let part = Rope::new(32, 1e4).with_pairing(Pairing::Interleaved);
+    let case = one(&text(r#"{"theta": 10000, "dim": 32, "interleaved": true}"#));
+    assert_eq!(case.spec.rotary, Some(part));
+    let wide = parse("test", &text(r#"{"theta": 10000, "dim": 66}"#));
+    let error = wide.unwrap_err().to_string();
+    assert!(error.contains("turns 66 elements"), "{error}");
 }
 
 /// Pages that the requests of a tree have in common, by the definition: the same ones as far as the tokens of
