@@ -12,7 +12,7 @@ use criterion::{BenchmarkId, Criterion, Throughput};
 use half::bf16;
 use rayon::prelude::*;
 use tandem_attn::{
-    exec::{Cpu, cpu::append_rows},
+    exec::Cpu,
     kv::KvView,
     plan::{Plan, PlanOptions, Planner},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
@@ -244,7 +244,7 @@ fn bench_append(criterion: &mut Criterion) {
                 let to = TensorMut::from_bytes(Dtype::F8E4M3, &mut pool, shape);
                 // Among few places, so that what is measured is not how memory is handed out.
                 place = (place + 7) % 1024;
-                append_rows(&row, &[place], to.expect("as long as its shape"))
+                Cpu::append_rows(&row, &[place], to.expect("as long as its shape"))
                     .expect("a place in the pool");
             });
         });

@@ -1,7 +1,8 @@
 //! Decode on a GPU, from the planner's plans: PAT's prefix trees, and batches without prefixes.
 //!
-//! `cargo bench --features cuda --bench gpu_decode -- [pat [tree=1,2]] [trees=FILE] [batches [batch=16×1024,32/8]
-//! [page=16]]` prints the named tables; `trees` compares ways to plan the trees of a file like `tests/data/trees_held_back.txt`.
+//! `cargo bench --features cuda --bench gpu_decode -- [pat [tree=1,2]] [trees=FILE] [random-trees=40 [seed=1]] [prefixes]
+//! [batches [batch=16×1024,32/8] [page=16]]` prints the named tables; `trees` compares ways to plan the trees of a file like
+//! `tests/data/trees_held_back.txt`, `random-trees` those of a seed; `prefixes` are wide ones, before decodes and prefills.
 //! Times are CUDA events around all launches of a step, behind a write that flushes L2 and hides the host;
 //! medians, configurations in turn; `read` reads as many bytes in the simplest way. Pools hold random bits of
 //! finite numbers, pages are shuffled.
@@ -10,6 +11,8 @@
 mod choices;
 #[path = "../tests/common/mod.rs"]
 mod common;
+#[path = "gpu_decode/prefixes.rs"]
+mod prefixes;
 #[path = "gpu_decode/run.rs"]
 mod run;
 #[path = "../tests/common/trees.rs"]
@@ -50,6 +53,19 @@ fn main() {
     if let Some(file) = arguments.iter().find_map(|a| a.strip_prefix("trees=")) {
         let text = std::fs::read_to_string(file).expect("the file can be read");
         choices::compare(gpu, &timer, &pool, &trees::parse(&text));
+    }
+    if let Some(count) = arguments
+        .iter()
+        .find_map(|a| a.strip_prefix("random-trees="))
+    {
+        let seed = arguments.iter().find_map(|a| a.strip_prefix("seed="));
+        let seed = seed.map_or(1, |seed| seed.parse().expect("a number"));
+        let count = count.parse().expect("a number of trees");
+        println!("{count} random trees, seed {seed}");
+        choices::compare(gpu, &timer, &pool, &choices::random(count, seed));
+    }
+    if named("prefixes") {
+        prefixes::measure(gpu, &timer, &pool);
     }
     if named("pat") {
         pat(gpu, &timer, &pool, only);

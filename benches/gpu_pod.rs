@@ -1,7 +1,8 @@
 //! Hybrid batches on a GPU, from the planner's plans: one after the other, on two streams, side by side.
 //!
-//! `cargo bench --features cuda --bench gpu_pod -- [listed] [sweep=300] [seed=1] [ctas=132,88] [config=0]
-//! [kv=f8e4m3] [json=FILE]`. Times are CUDA events around all launches of a step; medians, modes in turn, L2 full of other
+//! `cargo bench --features cuda --bench gpu_pod -- [listed] [sweep=300] [random=300] [seed=1] [ctas=132,88] [config=0]
+//! [kv=f8e4m3] [json=FILE]`. `sweep` draws from the paper's figure 11, `random` heads of 64, 128 and 256, several chunks and
+//! decodes of any lengths. Times are CUDA events around all launches of a step; medians, modes in turn, L2 full of other
 //! data. Pools hold random numbers, pages of 16 are shuffled.
 
 #[path = "../tests/common/mod.rs"]
@@ -17,26 +18,26 @@ use tandem_attn::{
     exec::gpu::{Arch, Gpu, WorkspaceOptions},
     plan::{
         DeviceDescription, PlanOptions, Planner, Rules,
-        pod::{PodMode, Tickets},
+        pod::{PodMode, PodPlan, Tickets},
     },
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
 };
 
 const PAGE: u32 = 16;
 
-/// A chunk of a prompt, and decodes of one query each.
-#[derive(Clone, Copy, Debug)]
+/// Chunks of prompts, and decodes of one query each.
+#[derive(Clone, Debug)]
 struct Hybrid {
     q_heads: u32,
     kv_heads: u32,
-    /// Queries of the chunk, and the keys up to its last one.
-    chunk: u32,
-    keys: u32,
-    decodes: u32,
-    context: u32,
+    head_dim: u32,
+    /// Queries of each chunk, and the keys up to its last one.
+    chunks: Vec<[u32; 2]>,
+    /// Keys of each decode.
+    decodes: Vec<u32>,
 }
 
-/// The issue's batches at 32/8 heads: chunk, keys, decodes, context; and the bar in microseconds.
+/// Batches at 32/8 heads: chunk, keys, decodes, context; and the bar in microseconds.
 const LISTED: [([u32; 4], u32); 7] = [
     ([1024, 12288, 80, 12288], 1000),
     ([512, 16384, 54, 16384], 890),
@@ -53,10 +54,9 @@ fn listed() -> impl Iterator<Item = (Hybrid, u32)> {
         let hybrid = Hybrid {
             q_heads: 32,
             kv_heads: 8,
-            chunk,
-            keys,
-            decodes,
-            context,
+            head_dim: 128,
+            chunks: vec![[chunk, keys]],
+            decodes: vec![context; decodes as usize],
         };
         (hybrid, bar)
     })
@@ -95,13 +95,14 @@ fn main() {
         timer: Timer::new(),
         pool: Pool::random(5 << 29, kv),
         // Enough for any of the batches.
-        q: run::queries(&Spec::new(32, 8, 128), 6000),
+        q: run::queries(&Spec::new(64, 8, 256), 6500),
     };
+    let seed = value("seed=").map_or(1, |seed| seed.parse().expect("a number"));
     let mut lines = Vec::new();
     if arguments.iter().any(|argument| argument == "listed") {
         println!("{HEADER}");
         for (hybrid, bar) in listed() {
-            let times = bench.measure(hybrid, 9);
+            let times = bench.measure(&hybrid, 9);
             println!("{}  bar {bar}", times.line(&hybrid));
             lines.push(times.json(&hybrid));
         }
@@ -109,13 +110,22 @@ fn main() {
     if arguments.iter().any(|argument| argument == "tickets") {
         println!("{TICKETS_HEADER}");
         for (hybrid, _) in listed() {
-            lines.push(bench.tickets(hybrid));
+            lines.push(bench.tickets(&hybrid));
         }
     }
     if let Some(count) = value("sweep=") {
         let count = count.parse().expect("a number of batches");
-        let seed = value("seed=").map_or(1, |seed| seed.parse().expect("a number"));
-        bench.sweep(count, seed, &mut lines);
+        bench.sweep(figure_11(), count, seed, &mut lines);
+    }
+    if let Some(count) = value("random=") {
+        let count = count.parse().expect("a number of batches");
+        let most_bytes = bench.pool.bytes() as u64;
+        bench.sweep(
+            |random| anything(random, most_bytes),
+            count,
+            seed,
+            &mut lines,
+        );
     }
     if let Some(file) = value("json=") {
         std::fs::write(file, format!("[\n{}\n]\n", lines.join(",\n"))).expect("can be written");
@@ -123,7 +133,7 @@ fn main() {
 }
 
 const HEADER: &str = "batch                             prefill  decode | serial streams  fused | auto         | \
-                      serial/auto, peak";
+                      serial/auto, peak | auto/best";
 
 const TICKETS_HEADER: &str = "Ampere's kernels                   prefill  decode | serial streams | tickets 50:50 | \
                               serial/tickets, peak";
@@ -148,54 +158,111 @@ struct Times {
     streams: f64,
     fused: f64,
     auto: f64,
-    chosen: PodMode,
-    /// Side by side with so many prefill CTAs.
-    by_ctas: Vec<(u32, f64)>,
+    /// What the planner chose, and by which forecast.
+    pod: PodPlan,
+    by_config: Vec<ByConfig>,
+}
+
+/// Side by side in one of the device's configurations.
+struct ByConfig {
+    config: usize,
+    ctas: u32,
+    forecast_ns: f64,
+    us: f64,
+}
+
+/// Batches of POD's figure 11: one for every chunk of a prompt, each as likely as any other.
+fn figure_11() -> impl FnMut(&mut Rng) -> Hybrid {
+    let all: Vec<Hybrid> = include_str!("../tests/data/pod_fig11.txt")
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .flat_map(|line| {
+            let words: Vec<u32> = line
+                .split(' ')
+                .map(|word| word.parse().expect("a number"))
+                .collect();
+            let [q_heads, kv_heads, chunk, context, decodes] = words[..] else {
+                panic!("five numbers");
+            };
+            (1..=context / chunk).map(move |chunks| Hybrid {
+                q_heads,
+                kv_heads,
+                head_dim: 128,
+                chunks: vec![[chunk, chunk * chunks]],
+                decodes: vec![context; decodes as usize],
+            })
+        })
+        .collect();
+    move |random| all[random.below(all.len())].clone()
+}
+
+/// One to five chunks of 64 to 4,096 new tokens together, in front of them up to 16,384 keys each, beside 4 to 192 decodes of
+/// up to 24,576 keys, no more than there is room for.
+fn anything(random: &mut Rng, most_bytes: u64) -> Hybrid {
+    let log = |random: &mut Rng, from: f32, to: f32| random.between(from.ln(), to.ln()).exp();
+    loop {
+        let (q_heads, kv_heads) = [(28, 4), (32, 8), (40, 8), (64, 8)][random.below(4)];
+        let head_dim = [64, 128, 256][random.below(3)];
+        let chunks = 1 + random.below(5);
+        let tokens = log(random, 128.0, 4096.0) / chunks as f32;
+        let chunks = (0..chunks).map(|_| {
+            let queries = (tokens * random.between(0.5, 1.5)).max(16.0) as u32;
+            let before = if random.below(4) == 0 {
+                0.0
+            } else {
+                log(random, 64.0, 16384.0)
+            };
+            [queries, queries + before as u32]
+        });
+        let chunks: Vec<_> = chunks.collect();
+        let (count, mean) = (log(random, 4.0, 192.0) as u32, log(random, 512.0, 16384.0));
+        // All alike, somewhat ragged, very much so.
+        let ragged = [0.0, 0.5, 0.95][random.below(3)];
+        let decodes =
+            (0..count).map(|_| (mean * random.between(1.0 - ragged, 1.0 + ragged)) as u32);
+        let hybrid = Hybrid {
+            q_heads,
+            kv_heads,
+            head_dim,
+            chunks,
+            decodes: decodes.map(|keys| keys.clamp(16, 24_576)).collect(),
+        };
+        let keys = hybrid
+            .requests(true, true)
+            .map(|(_, keys)| u64::from(keys.next_multiple_of(PAGE)));
+        let bytes = 4 * u64::from(kv_heads * head_dim);
+        if keys.sum::<u64>() * bytes <= most_bytes {
+            return hybrid;
+        }
+    }
 }
 
 impl Bench<'_> {
-    /// Random batches of POD's figure 11 in which neither operation takes less than a fifth.
-    fn sweep(&self, count: usize, seed: u64, lines: &mut Vec<String>) {
+    /// Random batches in which neither operation takes less than a fifth.
+    fn sweep(
+        &self,
+        mut draw: impl FnMut(&mut Rng) -> Hybrid,
+        count: usize,
+        seed: u64,
+        lines: &mut Vec<String>,
+    ) {
         println!("sweep of {count} batches, seed {seed}\n{HEADER}");
-        // One batch for every chunk of a prompt, each as likely as any other.
-        let all: Vec<Hybrid> = include_str!("../tests/data/pod_fig11.txt")
-            .lines()
-            .filter(|line| !line.starts_with('#'))
-            .flat_map(|line| {
-                let words: Vec<u32> = line
-                    .split(' ')
-                    .map(|word| word.parse().expect("a number"))
-                    .collect();
-                let [q_heads, kv_heads, chunk, context, decodes] = words[..] else {
-                    panic!("five numbers");
-                };
-                (1..=context / chunk).map(move |chunks| Hybrid {
-                    q_heads,
-                    kv_heads,
-                    chunk,
-                    keys: chunk * chunks,
-                    decodes,
-                    context,
-                })
-            })
-            .collect();
         let mut random = Rng(seed);
         let (mut speedups, mut near_peak, mut well_chosen, mut least) =
             (Vec::new(), 0, 0, f64::MAX);
         while speedups.len() < count {
-            let hybrid = all[random.below(all.len())];
-            let alone = self.alone(hybrid);
+            let hybrid = draw(&mut random);
+            let alone = self.alone(&hybrid);
             if alone[0].min(alone[1]) < 0.2 * (alone[0] + alone[1]) {
                 continue;
             }
-            let times = self.measure(hybrid, 5);
+            let times = self.measure(&hybrid, 5);
             println!("{}", times.line(&hybrid));
             lines.push(times.json(&hybrid));
-            let best = times.serial.min(times.streams).min(times.fused);
             speedups.push(times.speedup());
             least = least.min(times.speedup());
             near_peak += usize::from(times.auto <= 1.1 * times.peak());
-            well_chosen += usize::from(times.auto <= 1.03 * best);
+            well_chosen += usize::from(times.auto <= 1.03 * times.best());
         }
         let part = |n: usize| 100.0 * n as f64 / count as f64;
         println!(
@@ -208,7 +275,7 @@ impl Bench<'_> {
     }
 
     /// Prefill and decode, each alone.
-    fn alone(&self, hybrid: Hybrid) -> [f64; 2] {
+    fn alone(&self, hybrid: &Hybrid) -> [f64; 2] {
         let steps = [(true, false), (false, true)]
             .map(|(prefill, decode)| self.step(hybrid, PodMode::Auto, prefill, decode));
         let times = self.timer.rested_medians(&[&steps[0], &steps[1]], 3);
@@ -216,7 +283,7 @@ impl Bench<'_> {
     }
 
     /// The kernels of Ampere: apart, and in one kernel by tickets.
-    fn tickets(&self, hybrid: Hybrid) -> String {
+    fn tickets(&self, hybrid: &Hybrid) -> String {
         let ampere = Some(Arch::Sm80);
         // In turns, however much work there is of each.
         let turns = Rules {
@@ -237,7 +304,15 @@ impl Bench<'_> {
         ]
         .map(|(pod, rules, prefill, decode)| {
             let options = PlanOptions::default().with_pod(pod);
-            self.step_by(rules, hybrid, options, ampere, prefill, decode)
+            self.step_by(
+                rules,
+                &self.device,
+                hybrid,
+                options,
+                ampere,
+                prefill,
+                decode,
+            )
         });
         let ways: Vec<&Step<'_>> = steps.iter().collect();
         let times = self.timer.rested_medians(&ways, 5);
@@ -259,7 +334,7 @@ impl Bench<'_> {
         )
     }
 
-    fn measure(&self, hybrid: Hybrid, times: usize) -> Times {
+    fn measure(&self, hybrid: &Hybrid, times: usize) -> Times {
         let modes = [
             PodMode::Serial,
             PodMode::Streams,
@@ -271,16 +346,39 @@ impl Bench<'_> {
             self.step(hybrid, PodMode::Auto, false, true),
         ];
         steps.extend(modes.map(|mode| self.step(hybrid, mode, true, true)));
-        let with_ctas = |&ctas| {
-            let options = PlanOptions::default()
-                .with_pod(PodMode::Fused)
-                .with_prefill_ctas(ctas);
-            self.step_as(hybrid, options, None, true, true)
-        };
-        steps.extend(self.ctas.iter().map(with_ctas));
+        // Each configuration alone, with the planner's CTAs and with others.
+        let mut by_config = Vec::new();
+        for config in 0..self.device.pod.configs.len() {
+            let mut device = self.device.clone();
+            let configs = &mut device.pod.configs;
+            *configs = vec![configs.swap_remove(config)];
+            let fused = PlanOptions::default().with_pod(PodMode::Fused);
+            let of_ctas = self.ctas.iter().map(|&ctas| fused.with_prefill_ctas(ctas));
+            for options in [fused].into_iter().chain(of_ctas) {
+                let step = self.step_for(&device, hybrid, options);
+                let pod = step.plan.pod.expect("a hybrid batch");
+                if pod.config.is_some()
+                    && !(pod.mode == PodMode::Tickets
+                        && by_config
+                            .last()
+                            .is_some_and(|last: &ByConfig| last.config == config))
+                {
+                    by_config.push(ByConfig {
+                        config,
+                        ctas: pod.ctas.prefill,
+                        forecast_ns: pod.forecast.fused_ns,
+                        us: 0.0,
+                    });
+                    steps.push(step);
+                }
+            }
+        }
         let ways: Vec<&Step<'_>> = steps.iter().collect();
         let all = self.timer.rested_medians(&ways, times);
-        let chosen = steps[5].plan.pod.expect("a hybrid batch").mode;
+        let pod = steps[5].plan.pod.expect("a hybrid batch");
+        for (by_config, us) in by_config.iter_mut().zip(&all[6..]) {
+            by_config.us = *us;
+        }
         Times {
             prefill: all[0],
             decode: all[1],
@@ -288,42 +386,59 @@ impl Bench<'_> {
             streams: all[3],
             fused: all[4],
             auto: all[5],
-            chosen,
-            by_ctas: self
-                .ctas
-                .iter()
-                .copied()
-                .zip(all[6..].iter().copied())
-                .collect(),
+            pod,
+            by_config,
         }
     }
 
-    fn step(&self, hybrid: Hybrid, mode: PodMode, prefill: bool, decode: bool) -> Step<'_> {
+    fn step(&self, hybrid: &Hybrid, mode: PodMode, prefill: bool, decode: bool) -> Step<'_> {
         let options = PlanOptions::default().with_pod(mode);
         self.step_as(hybrid, options, None, prefill, decode)
     }
 
+    /// On a device that is described otherwise.
+    fn step_for(
+        &self,
+        device: &DeviceDescription,
+        hybrid: &Hybrid,
+        options: PlanOptions,
+    ) -> Step<'_> {
+        let rules = Rules::default();
+        self.step_by(rules, device, hybrid, options, None, true, true)
+    }
+
     fn step_as(
         &self,
-        hybrid: Hybrid,
+        hybrid: &Hybrid,
         options: PlanOptions,
         arch: Option<Arch>,
         prefill: bool,
         decode: bool,
     ) -> Step<'_> {
-        self.step_by(Rules::default(), hybrid, options, arch, prefill, decode)
+        self.step_by(
+            Rules::default(),
+            &self.device,
+            hybrid,
+            options,
+            arch,
+            prefill,
+            decode,
+        )
     }
 
+    #[expect(clippy::too_many_arguments, reason = "what is varied")]
     fn step_by(
         &self,
         rules: Rules,
-        hybrid: Hybrid,
+        device: &DeviceDescription,
+        hybrid: &Hybrid,
         options: PlanOptions,
         arch: Option<Arch>,
         prefill: bool,
         decode: bool,
     ) -> Step<'_> {
-        let spec = Spec::new(hybrid.q_heads, hybrid.kv_heads, 128).with_kv_dtype(self.kv);
+        let spec =
+            Spec::new(hybrid.q_heads, hybrid.kv_heads, hybrid.head_dim).with_kv_dtype(self.kv);
         let batch = hybrid.batch(prefill, decode);
         let bytes = u64::from(batch.parts[0].table.pool_pages)
             * u64::from(PAGE)
@@ -332,7 +447,7 @@ impl Bench<'_> {
             bytes <= self.pool.bytes() as u64,
             "{bytes} bytes of keys and values"
         );
-        let plan = Planner::with_rules(rules).plan(&spec, &batch, &self.device, &options);
+        let plan = Planner::with_rules(rules).plan(&spec, &batch, device, &options);
         let plan = plan.expect("can be planned");
         let mut options = WorkspaceOptions::default();
         options.arch = arch;
@@ -346,20 +461,41 @@ impl Hybrid {
         let Self {
             q_heads,
             kv_heads,
-            chunk,
-            keys,
+            head_dim,
+            chunks,
             decodes,
-            context,
         } = self;
-        format!("{q_heads}/{kv_heads} {chunk} @ {keys} + {decodes} × {context}")
+        let dim = match head_dim {
+            128 => String::new(),
+            dim => format!(" d {dim}"),
+        };
+        let chunks: Vec<String> = chunks
+            .iter()
+            .map(|[queries, keys]| format!("{queries} @ {keys}"))
+            .collect();
+        let (least, most) = (decodes.iter().min().unwrap(), decodes.iter().max().unwrap());
+        let keys = match least == most {
+            true => least.to_string(),
+            false => format!("{least}–{most}"),
+        };
+        let count = decodes.len();
+        format!(
+            "{q_heads}/{kv_heads}{dim} {} + {count} × {keys}",
+            chunks.join(", ")
+        )
+    }
+
+    /// New tokens and keys of each request.
+    fn requests(&self, prefill: bool, decode: bool) -> impl Iterator<Item = (u32, u32)> {
+        let chunks = self.chunks.iter().filter(move |_| prefill);
+        let decodes = self.decodes.iter().filter(move |_| decode);
+        chunks
+            .map(|&[queries, keys]| (queries, keys))
+            .chain(decodes.map(|&keys| (1, keys)))
     }
 
     fn batch(&self, prefill: bool, decode: bool) -> Batch {
-        let requests = prefill.then_some((self.chunk, self.keys));
-        let requests = requests.into_iter().chain(std::iter::repeat_n(
-            (1, self.context),
-            if decode { self.decodes as usize } else { 0 },
-        ));
+        let requests = self.requests(prefill, decode);
         let requests: Vec<(u32, u32)> = requests.collect();
         let pages: u32 = requests
             .iter()
@@ -383,6 +519,13 @@ impl Times {
         self.serial / self.auto
     }
 
+    /// The fastest of the forms, with any number of CTAs.
+    fn best(&self) -> f64 {
+        let apart = self.serial.min(self.streams).min(self.auto);
+        let fused = self.by_config.iter().map(|by_config| by_config.us);
+        fused.fold(apart, f64::min)
+    }
+
     /// The paper's bound: both at their best, a tenth of the shorter not hidden.
     fn peak(&self) -> f64 {
         self.prefill.max(self.decode) + 0.1 * self.prefill.min(self.decode)
@@ -391,16 +534,17 @@ impl Times {
     fn line(&self, hybrid: &Hybrid) -> String {
         let name = hybrid.name();
         format!(
-            "{name:<34} {:>6.0} {:>7.0} | {:>6.0} {:>7.0} {:>6.0} | {:>5.0} {:<7} | {:.2} {:.2}",
+            "{name:<34} {:>6.0} {:>7.0} | {:>6.0} {:>7.0} {:>6.0} | {:>5.0} {:<7} | {:.2} {:.2} | {:.3}",
             self.prefill,
             self.decode,
             self.serial,
             self.streams,
             self.fused,
             self.auto,
-            format!("{:?}", self.chosen).to_lowercase(),
+            format!("{:?}", self.pod.mode).to_lowercase(),
             self.speedup(),
             (self.prefill + self.decode) / self.peak(),
+            self.auto / self.best(),
         )
     }
 
@@ -408,14 +552,13 @@ impl Times {
         let Hybrid {
             q_heads,
             kv_heads,
-            chunk,
-            keys,
+            head_dim,
+            chunks,
             decodes,
-            context,
         } = hybrid;
         let mut line = format!(
-            "  {{\"heads\": [{q_heads}, {kv_heads}], \"prefill\": [{chunk}, {keys}], \
-             \"decodes\": [{decodes}, {context}]"
+            "  {{\"heads\": [{q_heads}, {kv_heads}], \"head_dim\": {head_dim}, \"prefill\": {chunks:?}, \
+             \"decodes\": {decodes:?}"
         );
         for (name, time) in [
             ("prefill_us", self.prefill),
@@ -427,10 +570,39 @@ impl Times {
         ] {
             let _ = write!(line, ", \"{name}\": {time:.1}");
         }
-        let _ = write!(line, ", \"chosen\": \"{:?}\"", self.chosen);
-        for (ctas, time) in &self.by_ctas {
-            let _ = write!(line, ", \"fused_{ctas}_us\": {time:.1}");
+        let PodPlan {
+            mode,
+            config,
+            ctas,
+            forecast,
+            ..
+        } = self.pod;
+        let _ = write!(
+            line,
+            ", \"chosen\": \"{mode:?}\", \"config\": {}, \"ctas\": {}, \"forecast_us\": [{:.1}, {:.1}, {:.1}, {:.1}], \
+             \"configs\": [",
+            config.map_or(-1, |config| config as i32),
+            ctas.prefill,
+            forecast.prefill_ns / 1e3,
+            forecast.decode_ns / 1e3,
+            forecast.serial_ns / 1e3,
+            forecast.streams_ns / 1e3,
+        );
+        for (index, of) in self.by_config.iter().enumerate() {
+            let comma = if index > 0 { ", " } else { "" };
+            let ByConfig {
+                config,
+                ctas,
+                forecast_ns,
+                us,
+            } = of;
+            let _ = write!(
+                line,
+                "{comma}[{config}, {ctas}, {:.1}, {us:.1}]",
+                forecast_ns / 1e3
+            );
         }
+        line.push(']');
         line.push('}');
         line
     }

@@ -7,11 +7,7 @@ use std::error::Error;
 
 use tandem_attn::{
     exec::Cpu,
-    kv::{
-        KvView,
-        compose::share_prefixes,
-        mask::{DraftTree, draft_trees},
-    },
+    kv::{DraftTree, KvView},
     plan::{Plan, PlanOptions, Planner},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     reference,
@@ -57,7 +53,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         qo_indptr.push(sample + 1);
     }
     let one_part = Batch::new(qo_indptr, table);
-    let two_parts = share_prefixes(&one_part);
+    let two_parts = one_part.share_prefixes();
     println!(
         "{} parts: rows share {} keys, then have {} to {} of their own",
         two_parts.parts.len(),
@@ -84,7 +80,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         parents: &[None, Some(0), Some(0), None],
         slots: &[slot(0), slot(1), slot(2), slot(3)],
     };
-    let drafted = draft_trees(&spec, PAGE_SIZE, PAGES, &[tree]);
+    let drafted = DraftTree::batch(&spec, PAGE_SIZE, PAGES, &[tree]);
     let by_token = pool
         .by_token()
         .ok_or("the tokens of a page lie at equal distances")?;

@@ -14,7 +14,7 @@
 //! ```
 //! use half::bf16;
 //! use tandem_attn::{
-//!     exec::{Cpu, cpu::append_paged_kv},
+//!     Cpu,
 //!     kv::{KvView, KvViewMut, PagePool, PrefixCache, Sequence},
 //!     plan::{PlanOptions, Planner, Update},
 //!     problem::{Batch, KvLayout, PageTable, Spec},
@@ -60,7 +60,7 @@
 //!     sequence.pages()[token as usize / 16] * 16 + token % 16
 //! };
 //! let slots: Vec<u32> = (0..49).map(|t| slot(&first, t)).chain((48..68).map(|t| slot(&second, t))).collect();
-//! append_paged_kv(&spec, 32, &slots, &new, &new, &mut kv)?;
+//! Cpu::append_paged_kv(&spec, 32, &slots, &new, &new, &mut kv)?;
 //!
 //! let q = vec![bf16::ONE; 21 * 8 * 64];
 //! let (mut out, mut lse) = (vec![bf16::ZERO; q.len()], vec![0.0; 21 * 8]);
@@ -87,21 +87,20 @@
 //! ([`Plan::schedule`](plan::Plan::schedule)), weighed ([`Plan::traffic`](plan::Plan::traffic)), checked
 //! ([`Plan::verify`](plan::Plan::verify)) and kept from step to step ([`Planner::update`](plan::Planner::update)).
 //! The same input gives the same plan, bit for bit. Memory is known before anything is allocated:
-//! [`Bound`](plan::Bound) and [`WorkspaceLayout`](plan::WorkspaceLayout).
+//! [`Bound`](plan::Bound).
 //!
 //! Prefixes that requests share are found in the page tables and read once. Where the sharing is known beforehand,
-//! or masks are trees, compose a batch of several parts: [`kv::compose`], [`kv::mask`].
+//! or masks are trees, compose a batch of several parts: [`Batch::share_prefixes`](problem::Batch::share_prefixes),
+//! [`Part::token_level`](problem::Part::token_level).
 //!
 //! # Other kinds of attention
 //!
 //! Windows, soft caps and sinks are fields of the specification; a run is given the sinks
-//! ([`HeadTensors`](tensor::HeadTensors), on a GPU `exec::gpu::RunTensors`). Which of the last 64 keys each query sees
+//! ([`HeadTensors`](tensor::HeadTensors), on a GPU `gpu::RunTensors`). Which of the last 64 keys each query sees
 //! is a field of the batch ([`Batch::ancestors`](problem::Batch::ancestors)), from trees of drafted tokens by
-//! [`kv::mask::ancestors`]. Anything else is a [`Variant`](variant::Variant), whose
-//! hooks the CPU ([`Cpu::run_with`](exec::Cpu::run_with)) and the reference in f64 ([`mod@reference`]) both run, and on
-//! a GPU kernels that are compiled for it ([`Spec::with_hooks`](problem::Spec::with_hooks)); linear biases
-//! ([`variants::Alibi`]), biases by distance ([`variants::DistanceBias`]) and sigmoid weights ([`variants::Sigmoid`]) come
-//! with the library.
+//! [`Batch::ancestors_of`](problem::Batch::ancestors_of). Anything else is a variant of your own, whose hooks the CPU, a reference
+//! in f64 and kernels that are compiled for it run; linear biases, biases by distance and sigmoid weights come with the
+//! library (feature `unstable`, module `variant`).
 //!
 //! # Which batches
 //!
@@ -109,40 +108,51 @@
 //!
 //! # On a GPU
 //!
-//! With the feature `cuda`, `exec::gpu` runs on memory of any CUDA library, on any stream: a workspace is allocated
+//! With the feature `cuda`, `gpu` runs on memory of any CUDA library, on any stream: a workspace is allocated
 //! once, a plan is uploaded once per step, and run once per layer. Without a driver it says so.
 //! [`examples/gpu_serving.rs`](https://docs.rs/crate/tandem-attn/latest/source/examples/gpu_serving.rs) is a whole
-//! serving loop: a prompt, a hybrid step, decodes from a captured graph. [`DeviceDescription::supports`](plan::DeviceDescription::supports) says, when a model is loaded, whether there
+//! serving loop: a prompt, a hybrid step, decodes from a captured graph.
+//! [`DeviceDescription::supports`](plan::DeviceDescription::supports) says, when a model is loaded, whether there
 //! are kernels for its heads.
 //!
 //! # In a program that has tensors already
 //!
 //! Nothing has to be copied. Element types that are known at run time, fused projections and pools in any order are
-//! [`TensorRef`](tensor::TensorRef)s for [`Cpu::run_tensors`](exec::Cpu::run_tensors) and
-//! [`append_rows`](exec::cpu::append_rows); block tables go in as they are
+//! [`TensorRef`](tensor::TensorRef)s for [`Cpu::run_tensors`] and [`Cpu::append_rows`]; block tables go in as they are
 //! ([`PageTable::try_push`](problem::PageTable::try_push)). Objects of `cust` and `cudarc` have features of those
 //! names, and the crate `tandem-candle` makes the calls on candle's tensors.
 //!
-//! # Internals
+//! # What may change
 //!
-//! The feature `unstable` makes public what tools and tests look into: parts of plans, tiles and their costs, calls of single
-//! kernels and what these are given. It changes with any release.
+//! What this documentation shows without the feature `unstable` is for programs that serve. That feature adds two kinds of
+//! names, which change with any release:
+//!
+//! - what has no settled interface yet: several GPUs (`shard`, `gpu::Rank`), the step around attention (`step`), variants of
+//!   your own (`variant`, `reference`), block masks and page lists by head (`kv`);
+//! - what tools and tests look into: parts of plans, tiles and their costs, calls of single kernels and what these are given.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // What only internals that are not public call.
-#![cfg_attr(not(feature = "unstable"), allow(dead_code))]
+#![cfg_attr(not(feature = "unstable"), allow(dead_code, unused_imports))]
 
 pub use error::Error;
+pub use exec::Cpu;
+#[cfg(feature = "emulator")]
+#[doc(inline)]
+pub use exec::emulated;
+#[cfg(feature = "cuda")]
+pub use exec::gpu;
 /// The 16-bit floats of tensors, in the version that this crate takes.
 pub use half;
-pub use kernels_gpu::{Hooks, HooksName};
 
 /// Names that are of this crate alone, unless its feature `unstable` is on.
 macro_rules! unstable {
-    ($(use $first:ident $(:: $rest:tt)+;)+) => { $(
+    ($($(#[$attribute:meta])* use $first:ident $(:: $rest:tt)+;)+) => { $(
         #[cfg(feature = "unstable")]
+        $(#[$attribute])*
         pub use $first $(:: $rest)+;
         #[cfg(not(feature = "unstable"))]
+        $(#[$attribute])*
         #[allow(unused_imports)]
         pub(crate) use $first $(:: $rest)+;
     )+ };
@@ -157,29 +167,30 @@ macro_rules! unstable {
 }
 
 unstable! {
-    use kernels_gpu::{abi, math, state};
+    use kernels_gpu::{Hooks, HooksName, abi, math, state};
 }
 
-/// What may differ between models, as code at named places of one algorithm.
-pub mod variant {
-    pub use kernels_gpu::{
-        abi::VariantParams,
-        math::Real,
-        variant::{FromLaunch, Key, OwnDefect, Pair, Query, Sigmoid, Standard, Variant},
-    };
+unstable! {
+    /// What may differ between models, as code at named places of one algorithm.
+    mod variant {
+        pub use kernels_gpu::{
+            abi::VariantParams,
+            math::Real,
+            variant::{FromLaunch, Key, OwnDefect, Pair, Query, Sigmoid, Standard, Variant},
+        };
+    }
 }
 
-/// Variants whose kernels come with the library.
-pub mod variants {
-    pub use kernels_gpu::{
-        variant::Sigmoid,
-        variants::{
-            ALIBI, Alibi, BiasTable, DISTANCE_BIAS, DistanceBias, SIGMOID, SigmoidBias, Slopes,
-        },
-    };
-
-    unstable! {
-        use kernels_gpu::variants::BUILT_IN;
+unstable! {
+    /// Variants whose kernels come with the library.
+    mod variants {
+        pub use kernels_gpu::{
+            variant::Sigmoid,
+            variants::{
+                ALIBI, Alibi, BUILT_IN, BiasTable, DISTANCE_BIAS, DistanceBias, SIGMOID, SigmoidBias,
+                Slopes,
+            },
+        };
     }
 }
 
@@ -188,11 +199,25 @@ pub mod variants {
 use libcuda_link as _;
 
 mod error;
-pub mod exec;
 pub mod kv;
 pub mod plan;
 pub mod problem;
-pub mod reference;
-pub mod shard;
-pub mod step;
 pub mod tensor;
+
+// Files of modules stand here as they are, for rustfmt finds none that a macro names.
+#[cfg(feature = "unstable")]
+pub mod exec;
+#[cfg(not(feature = "unstable"))]
+mod exec;
+#[cfg(feature = "unstable")]
+pub mod reference;
+#[cfg(not(feature = "unstable"))]
+mod reference;
+#[cfg(feature = "unstable")]
+pub mod shard;
+#[cfg(not(feature = "unstable"))]
+mod shard;
+#[cfg(feature = "unstable")]
+pub mod step;
+#[cfg(not(feature = "unstable"))]
+mod step;

@@ -29,16 +29,16 @@ pub use dtype::Dtype;
 pub use error::ProblemError;
 pub use integer::Integer;
 pub(crate) use padding::Padding;
-pub use spec::{Compute, KvLayout, Spec, Variant};
+pub use spec::{KvLayout, Spec, Variant};
+unstable! {
+    use spec::Compute;
+}
 
-/// The largest head dimension (that of multi-head latent attention is 576).
-pub const MAX_HEAD_DIM: u32 = 1024;
+pub(crate) const MAX_HEAD_DIM: u32 = 1024;
 
-/// The most tokens a page may hold.
-pub const MAX_PAGE_SIZE: u32 = 128;
+pub(crate) const MAX_PAGE_SIZE: u32 = 128;
 
-/// The longest table: positions are signed 32-bit, and `i32::MAX` stands for "no window".
-pub const MAX_POSITION: u32 = i32::MAX as u32 - 1;
+pub(crate) const MAX_POSITION: u32 = i32::MAX as u32 - 1;
 
 pub(crate) fn fits(what: &'static str, got: u64, limit: u64) -> Result<(), ProblemError> {
     if got <= limit {

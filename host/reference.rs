@@ -9,6 +9,7 @@ use rayon::prelude::*;
 use crate::{
     kv::{KvView, ScaleAt},
     problem::{Batch, Part, Spec},
+    step::Rope,
     tensor::{Element, HeadTensors, ShapeError, check_softmax},
 };
 
@@ -178,15 +179,7 @@ fn check<T: Element>(
     kv: &[KvView<'_, T>],
 ) -> Result<(), ShapeError> {
     let expected = batch.total_q() as usize * spec.q_heads as usize * spec.head_dim_qk as usize;
-    if q_len != expected {
-        let shape = "[total_q, q_heads, head_dim_qk]";
-        return Err(ShapeError::Length {
-            name: "q",
-            got: q_len,
-            shape,
-            expected,
-        });
-    }
+    ShapeError::length("q", q_len, "[total_q, q_heads, head_dim_qk]", expected)?;
     if kv.len() != batch.parts.len() {
         return Err(ShapeError::Parts {
             got: kv.len(),
@@ -305,6 +298,10 @@ impl<V: Variant> Row<'_, V> {
             head,
             position,
         };
+        let rotary = spec.rotary.map(Turns::new);
+        if let Some(rotary) = &rotary {
+            rotary.turn(&mut query, position.into());
+        }
         transform(&mut query, |pair, dim| variant.query(pair, dim, asks));
         let (first, last) = variant.visible_keys(position);
         let pages = part.table.pages(row_block);
@@ -321,6 +318,9 @@ impl<V: Variant> Row<'_, V> {
                 head: head / spec.group(),
             };
             let mut k = kv.key(page, offset, at.head, spec.head_dim_qk);
+            if let Some(rotary) = &rotary {
+                rotary.turn(&mut k, key.into());
+            }
             transform(&mut k, |pair, dim| variant.key(pair, dim, at));
             let dot: f64 = query.iter().zip(&k).map(|(q, k)| q * k).sum();
             let scale_at = ScaleAt {
@@ -340,6 +340,32 @@ impl<V: Variant> Row<'_, V> {
             }
         })
         .collect()
+    }
+}
+
+/// A rotary embedding by its definition.
+struct Turns {
+    rope: Rope,
+    inverse_frequencies: Vec<f64>,
+}
+
+impl Turns {
+    fn new(rope: Rope) -> Self {
+        Self {
+            rope,
+            inverse_frequencies: rope.inverse_frequencies().expect("it was checked"),
+        }
+    }
+
+    fn turn(&self, head: &mut [f64], position: i64) {
+        let magnitude = self.rope.magnitude();
+        for (pair, inverse_frequency) in self.inverse_frequencies.iter().enumerate() {
+            let [a, b] = self.rope.pairing.elements(pair, self.rope.dim as usize);
+            let (sine, cosine) = (position as f64 * inverse_frequency).sin_cos();
+            let (first, second) = (head[a], head[b]);
+            head[a] = (first * cosine - second * sine) * magnitude;
+            head[b] = (second * cosine + first * sine) * magnitude;
+        }
     }
 }
 

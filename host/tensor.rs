@@ -34,13 +34,8 @@ impl<'a> HeadTensors<'a> {
         match (spec.variant.sinks, self.sinks) {
             (true, None) => Err(ShapeError::Missing { name }),
             (false, Some(_)) => Err(ShapeError::Surplus { name }),
-            (true, Some(sinks)) if sinks.len() != expected => Err(ShapeError::Length {
-                name,
-                got: sinks.len(),
-                shape: "[q_heads]",
-                expected,
-            }),
-            _ => Ok(()),
+            (true, Some(sinks)) => ShapeError::length(name, sinks.len(), "[q_heads]", expected),
+            (false, None) => Ok(()),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use tandem_attn::{
-    exec::cpu::append_rows,
+    Cpu,
     plan::{DeviceDescription, Plan, PlanOptions, Planner, SplitMode, Update},
     problem::{Batch, PageTable, Spec},
     tensor::{F8E4M3, TensorMut, TensorRef},
@@ -119,7 +119,7 @@ fn appending_takes_memory_by_the_new_tokens_and_not_by_the_pool() {
         let pool = TensorMut::new(&mut pool, [pages, 16, 1, 16]).unwrap();
         let rows = TensorRef::new(&rows, [slots.len(), 1, 16]).unwrap();
         let before = BYTES.get();
-        append_rows(&rows, slots, pool).unwrap();
+        Cpu::append_rows(&rows, slots, pool).unwrap();
         BYTES.get() - before
     };
     let scattered: Vec<i64> = (0..NEW as i64).map(|token| 1000 - token * 7).collect();

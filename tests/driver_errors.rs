@@ -24,7 +24,6 @@ use tandem_attn::{
         DeviceArray, DeviceBuffer, DeviceTensor, Gpu, Image, KvPool, LaunchSet, MODULES, Module,
         PartialStates, Stream, Swizzle, TensorMap, Workspace, WorkspaceOptions,
     },
-    kv::compose::share_prefixes,
     plan::{Bound, MergeMode, Plan, PlanOptions, Planner},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
 };
@@ -568,7 +567,7 @@ fn a_launch_set_wants_pools_for_all_its_parts() {
     table.push(&[1, 2, 3], 40);
     table.push(&[1, 2, 4], 45);
     let whole = Batch::new(vec![0, 1, 2], table);
-    let batches = [share_prefixes(&whole), whole];
+    let batches = [whole.share_prefixes(), whole];
     let plan = |batch: &Batch| {
         let options = PlanOptions::default().with_merge_mode(MergeMode::Kernel);
         let plan = Planner::new().plan(&spec, batch, &gpu.device(), &options);

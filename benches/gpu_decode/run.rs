@@ -8,8 +8,8 @@ use cust::sys;
 use half::f16;
 use tandem_attn::{
     exec::gpu::{DeviceTensor, Gpu, KvPool, Stream as Handle, Workspace, WorkspaceOptions},
-    plan::{Bound, DeviceDescription, Plan, PlanOptions, Planner},
-    problem::{Batch, Dtype, KvLayout, Spec},
+    plan::{Bound, DeviceDescription, Kernel, Plan, PlanOptions, Planner},
+    problem::{Batch, Dtype, KvLayout, PageTable, Part, Spec},
 };
 
 use super::common::{Memory, Rng, Stream, encode};
@@ -70,7 +70,8 @@ pub struct Step<'a> {
     gpu: &'a Gpu,
     pub plan: Plan,
     workspace: RefCell<Workspace>,
-    kv: KvPool,
+    /// One for each part of the batch, all the same memory.
+    pools: Vec<KvPool>,
     q: DeviceTensor<3>,
     out: DeviceTensor<3>,
     result: Memory,
@@ -110,15 +111,16 @@ impl<'a> Step<'a> {
     ) -> Self {
         let spec = &plan.spec;
         let shape = [plan.total_q, spec.q_heads, spec.head_dim_v].map(|x| x as usize);
-        let table = &batch.parts[0].table;
-        let kv = KvPool::new(
-            spec,
-            layout,
-            table.page_size,
-            table.pool_pages,
-            pool.k.address(),
-            pool.v.address(),
-        );
+        let pool = |part: &Part| {
+            let PageTable {
+                page_size,
+                pool_pages,
+                ..
+            } = part.table;
+            let [k, v] = [&pool.k, &pool.v].map(Memory::address);
+            KvPool::new(spec, layout, page_size, pool_pages, k, v)
+        };
+        let pools = batch.parts.iter().map(pool).collect();
         let result = Memory::new(&vec![f16::NAN; shape.iter().product()]);
         let mut workspace = gpu
             .workspace(spec, &Bound::of(&plan), options)
@@ -130,7 +132,7 @@ impl<'a> Step<'a> {
         Self {
             gpu,
             workspace: workspace.into(),
-            kv,
+            pools,
             q: q.tensor(spec.q_dtype, shape),
             out: result.tensor(spec.out_dtype, shape),
             result,
@@ -144,7 +146,7 @@ impl<'a> Step<'a> {
         // SAFETY: everything lives until the stream was waited for.
         unsafe {
             self.gpu
-                .run(workspace, &self.q, &[self.kv], &self.out, None, stream)
+                .run(workspace, &self.q, &self.pools, &self.out, None, stream)
                 .expect("the run is right");
         }
     }
@@ -166,6 +168,23 @@ impl<'a> Step<'a> {
         self.result
             .write_at(0, &vec![f16::NAN; tokens * heads * dim]);
     }
+}
+
+/// What a step launches: rows × units of each group, states, bytes.
+pub fn launches(step: &Step<'_>) -> String {
+    let plan = &step.plan;
+    let groups = plan.groups.iter().map(|group| {
+        let joint = plan.items_of(group).iter().any(|item| item.is_joint());
+        let joint = if joint { " joint" } else { "" };
+        let kernel = match group.kernel {
+            Kernel::Prefill => "prefill ",
+            _ => "",
+        };
+        format!("{kernel}{} × {}{joint}", group.tile.m, plan.units_of(group))
+    });
+    let groups: Vec<String> = groups.collect();
+    let megabytes = plan.traffic().bytes() as f64 / 1e6;
+    format!("{} s{} {megabytes:.0} MB", groups.join(" + "), plan.slots)
 }
 
 /// The largest difference; NaN where one is.

@@ -1,13 +1,13 @@
 //! On an emulated GPU: the kernels' PTX, run on the CPU in an order that is chosen, with races, missing fences, reads
 //! of unwritten memory and deadlocks as errors of the run.
 //!
-//! It stands in for the CUDA driver of the whole process, so all of [`exec::gpu`](super::gpu) runs on it, too:
+//! It stands in for the CUDA driver of the whole process, so all of [`gpu`](super::gpu) runs on it, too:
 //! [`Emulated::gpu`] is a [`Gpu`] as any other. It is for tests and for whoever writes kernels. Times on it mean
 //! nothing.
 //!
 //! ```standalone_crate
 //! use tandem_attn::{
-//!     exec::emulated::{Emulated, Schedule, Settings},
+//!     emulated::{Emulated, Schedule, Settings},
 //!     kv::KvView,
 //!     plan::{PlanOptions, Planner},
 //!     problem::{Batch, KvLayout, PageTable, Spec},
@@ -32,10 +32,10 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytemuck::Pod;
-pub use ptx_gpu::{
-    Settings,
-    ptx_run::{Beside, COPY_STEPS, Flight, Interval, Schedule, State, Timeline},
-};
+pub use ptx_gpu::{Settings, ptx_run::Schedule};
+unstable! {
+    use ptx_gpu::ptx_run::{Beside, COPY_STEPS, Flight, Interval, State, Timeline};
+}
 
 use super::{
     cpu::check,

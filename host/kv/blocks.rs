@@ -126,7 +126,7 @@ pub enum MaskedHeads {
 /// ```
 /// use half::bf16;
 /// use tandem_attn::{
-///     exec::Cpu, kv::{BlockMask, BlockSparse, KvView, MaskedHeads}, plan::{PlanOptions, Planner},
+///     Cpu, kv::{BlockMask, BlockSparse, KvView, MaskedHeads}, plan::{PlanOptions, Planner},
 ///     problem::{KvLayout, Spec},
 /// };
 ///
@@ -149,8 +149,8 @@ pub enum MaskedHeads {
 /// ```
 ///
 /// A run of some heads reads [`KvView::by_head`](super::KvView::by_head) and its query heads of each token, on a GPU
-/// [`KvPool::by_head`](crate::exec::gpu::KvPool::by_head) and
-/// [`DeviceTensor::heads`](crate::exec::gpu::DeviceTensor::heads); its LSEs are `[tokens, heads of the run]`.
+/// [`KvPool::by_head`](crate::gpu::KvPool::by_head) and
+/// [`DeviceTensor::heads`](crate::gpu::DeviceTensor::heads); its LSEs are `[tokens, heads of the run]`.
 #[derive(Clone, Debug)]
 pub struct BlockSparse {
     spec: Spec,
@@ -183,7 +183,7 @@ impl BlockSparse {
     /// No prompts yet, of a pool of `pages` pages that lies so.
     ///
     /// # Errors
-    /// [`ProblemError::Blocks`] where the specification has a window or hooks: blocks are skipped, so that distances are
+    /// [`ProblemError::Blocks`] where the specification has a window, hooks or a rotary embedding: blocks are skipped, so that distances are
     /// unknown. [`ProblemError::BlockPages`] where a page has not a divisor of 128 tokens. For masks by head
     /// [`ProblemError::UnevenHeads`], [`ProblemError::TooLarge`].
     pub fn new(
@@ -196,6 +196,7 @@ impl BlockSparse {
         let what = [
             (variant.window_left.is_some(), "a window"),
             (variant.hooks.is_some(), "hooks"),
+            (spec.rotary.is_some(), "a rotary embedding"),
         ];
         if let Some((_, what)) = what.into_iter().find(|&(there, _)| there) {
             return Err(ProblemError::Blocks { what });

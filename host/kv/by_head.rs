@@ -14,7 +14,7 @@ use crate::problem::{self, Batch, PageTable, ProblemError, Spec};
 /// ```
 /// use half::bf16;
 /// use tandem_attn::{
-///     exec::Cpu, kv::{KvView, PagesByHead}, plan::{PlanOptions, Planner},
+///     Cpu, kv::{KvView, PagesByHead}, plan::{PlanOptions, Planner},
 ///     problem::{KvLayout, Spec},
 /// };
 ///
@@ -33,8 +33,8 @@ use crate::problem::{self, Batch, PageTable, ProblemError, Spec};
 /// # Ok::<(), tandem_attn::Error>(())
 /// ```
 ///
-/// On a GPU pools and tensors are [`KvPool::by_head`](crate::exec::gpu::KvPool::by_head) and
-/// [`DeviceTensor::by_kv_head`](crate::exec::gpu::DeviceTensor::by_kv_head).
+/// On a GPU pools and tensors are [`KvPool::by_head`](crate::gpu::KvPool::by_head) and
+/// [`DeviceTensor::by_kv_head`](crate::gpu::DeviceTensor::by_kv_head).
 #[derive(Clone, Debug)]
 pub struct PagesByHead {
     spec: Spec,
@@ -90,7 +90,7 @@ impl PagesByHead {
     /// No lists yet, of a pool of `pages` pages that lies so.
     ///
     /// # Errors
-    /// [`ProblemError::ByHead`] where the specification has a window, sinks or hooks: lists skip keys, so that positions are
+    /// [`ProblemError::ByHead`] where the specification has a window, sinks, hooks or a rotary embedding: lists skip keys, so that positions are
     /// unknown, and what is by query head would be by group. [`ProblemError::UnevenHeads`], [`ProblemError::TooLarge`].
     pub fn new(spec: &Spec, strides: KvStrides, pages: u32) -> Result<Self, ProblemError> {
         let variant = &spec.variant;
@@ -98,6 +98,7 @@ impl PagesByHead {
             (variant.window_left.is_some(), "a window"),
             (variant.sinks, "sinks"),
             (variant.hooks.is_some(), "hooks"),
+            (spec.rotary.is_some(), "a rotary embedding"),
         ];
         if let Some((_, what)) = what.into_iter().find(|&(there, _)| there) {
             return Err(ProblemError::ByHead { what });

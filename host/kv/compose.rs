@@ -8,75 +8,77 @@ use std::ops::Range;
 
 use crate::problem::{Batch, PageTable, Part};
 
-/// Takes leading pages that neighbouring requests share out of a single-part batch, level by level: the
-/// first part has what most share, the last what is left to each.
-///
-/// The new keys of a request stay in its own row block, so a causal mask hides what it did before. A
-/// window cannot be kept up over a row block of several requests, and [`Batch::check`] will say so.
-///
-/// ```
-/// use tandem_attn::{kv::compose::share_prefixes, problem::{Batch, PageTable, Spec}};
-///
-/// let mut table = PageTable::new(16, 10);
-/// table.push(&[0, 1, 2], 40);
-/// table.push(&[0, 1, 3], 33);
-/// table.push(&[7], 5);
-/// let batch = share_prefixes(&Batch::new(vec![0, 1, 2, 3], table));
-///
-/// let [shared, own] = &batch.parts[..] else { panic!("two levels") };
-/// assert_eq!((shared.q_range(0), shared.table.pages(0)), (0..2, &[0, 1][..]));
-/// assert_eq!((own.kv_len(0), own.kv_len(1), own.kv_len(2)), (8, 1, 5));
-/// batch.check(&Spec::new(8, 2, 64))?;
-/// # Ok::<(), tandem_attn::problem::ProblemError>(())
-/// ```
-///
-/// # Panics
-/// If the batch has not exactly one part whose row blocks are the requests.
-#[must_use]
-pub fn share_prefixes(batch: &Batch) -> Batch {
-    let [part] = &batch.parts[..] else {
-        panic!("a batch of one part, not of {}", batch.parts.len())
-    };
-    assert!(
-        part.q_indptr == batch.qo_indptr,
-        "the row blocks are the requests"
-    );
-    let table = &part.table;
-    let page_size = table.page_size;
-    // Per request: pages taken out so far, and the most that may be (its new keys stay).
-    let mut taken = vec![0; part.row_blocks()];
-    let most: Vec<usize> = (0..part.row_blocks())
-        .map(|r| {
-            (table.kv_len(r).saturating_sub(part.q_range(r).len() as u32) / page_size) as usize
-        })
-        .collect();
-    let mut parts = Vec::new();
-    let mut within: Vec<_> = std::iter::once(0..part.row_blocks()).collect();
-    loop {
-        let groups: Vec<Group> = within
-            .into_iter()
-            .flat_map(|requests| groups(table, requests, &taken, &most))
-            .collect();
-        if groups.is_empty() {
-            break;
-        }
-        parts.push(shared_part(part, &groups, &taken));
-        for Group { requests, pages } in &groups {
-            taken[requests.clone()]
-                .iter_mut()
-                .for_each(|taken| *taken += pages);
-        }
-        within = groups.into_iter().map(|group| group.requests).collect();
-    }
-    let mut own = PageTable::new(page_size, table.pool_pages);
-    for (r, &taken) in taken.iter().enumerate() {
-        own.push(
-            &table.pages(r)[taken..],
-            table.kv_len(r) - taken as u32 * page_size,
+impl Batch {
+    /// Takes leading pages that neighbouring requests share out of a single-part batch, level by level: the
+    /// first part has what most share, the last what is left to each.
+    ///
+    /// The new keys of a request stay in its own row block, so a causal mask hides what it did before. A
+    /// window cannot be kept up over a row block of several requests, and [`check`](Self::check) will say so.
+    ///
+    /// ```
+    /// use tandem_attn::problem::{Batch, PageTable, Spec};
+    ///
+    /// let mut table = PageTable::new(16, 10);
+    /// table.push(&[0, 1, 2], 40);
+    /// table.push(&[0, 1, 3], 33);
+    /// table.push(&[7], 5);
+    /// let batch = Batch::new(vec![0, 1, 2, 3], table).share_prefixes();
+    ///
+    /// let [shared, own] = &batch.parts[..] else { panic!("two levels") };
+    /// assert_eq!((shared.q_range(0), shared.table.pages(0)), (0..2, &[0, 1][..]));
+    /// assert_eq!((own.kv_len(0), own.kv_len(1), own.kv_len(2)), (8, 1, 5));
+    /// batch.check(&Spec::new(8, 2, 64))?;
+    /// # Ok::<(), tandem_attn::problem::ProblemError>(())
+    /// ```
+    ///
+    /// # Panics
+    /// If the batch has not exactly one part whose row blocks are the requests.
+    #[must_use]
+    pub fn share_prefixes(&self) -> Self {
+        let [part] = &self.parts[..] else {
+            panic!("a batch of one part, not of {}", self.parts.len())
+        };
+        assert!(
+            part.q_indptr == self.qo_indptr,
+            "the row blocks are the requests"
         );
+        let table = &part.table;
+        let page_size = table.page_size;
+        // Per request: pages taken out so far, and the most that may be (its new keys stay).
+        let mut taken = vec![0; part.row_blocks()];
+        let most: Vec<usize> = (0..part.row_blocks())
+            .map(|r| {
+                (table.kv_len(r).saturating_sub(part.q_range(r).len() as u32) / page_size) as usize
+            })
+            .collect();
+        let mut parts = Vec::new();
+        let mut within: Vec<_> = std::iter::once(0..part.row_blocks()).collect();
+        loop {
+            let groups: Vec<Group> = within
+                .into_iter()
+                .flat_map(|requests| groups(table, requests, &taken, &most))
+                .collect();
+            if groups.is_empty() {
+                break;
+            }
+            parts.push(shared_part(part, &groups, &taken));
+            for Group { requests, pages } in &groups {
+                taken[requests.clone()]
+                    .iter_mut()
+                    .for_each(|taken| *taken += pages);
+            }
+            within = groups.into_iter().map(|group| group.requests).collect();
+        }
+        let mut own = PageTable::new(page_size, table.pool_pages);
+        for (r, &taken) in taken.iter().enumerate() {
+            own.push(
+                &table.pages(r)[taken..],
+                table.kv_len(r) - taken as u32 * page_size,
+            );
+        }
+        parts.push(Part::new(part.q_indptr.clone(), own).with_keys_after(part.keys_after.clone()));
+        Self::composed(self.qo_indptr.clone(), parts)
     }
-    parts.push(Part::new(part.q_indptr.clone(), own).with_keys_after(part.keys_after.clone()));
-    Batch::composed(batch.qo_indptr.clone(), parts)
 }
 
 /// Neighbouring requests whose next pages are the same.

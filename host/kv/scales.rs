@@ -53,10 +53,29 @@ pub enum KvScales<'a> {
         /// How `v` lies, in scales.
         v_strides: KvStrides,
     },
-    /// Each row of a [latent](Spec::latent) pool in F8E4M3 has [656 bytes](super::LATENT_656_BYTES): 512 numbers, a
+    /// Each row of a [latent](Spec::latent) pool in F8E4M3 has [656 bytes](Self::IN_ROW_BYTES): 512 numbers, a
     /// scale in f32 for each 128 of them, and the last 64 elements of the key in bf16. A number stands for its product
     /// with its scale, rounded to bf16. Strides count bytes; hooks see the products.
     InRow,
+}
+
+/// Where the scales of an append come from.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum AppendScales<'a> {
+    /// They are given. Those of [`KvScales::Request`] are for the requests of the new tokens.
+    Given(KvScales<'a>),
+    /// Each token and head gets one of its own, so that its largest number becomes the largest of the type.
+    Computed {
+        /// From the scale of the first key of page 0 on, written.
+        k: &'a mut [f32],
+        /// From the scale of the first value of page 0 on, written.
+        v: &'a mut [f32],
+        /// How `k` lies, in scales.
+        k_strides: KvStrides,
+        /// How `v` lies, in scales.
+        v_strides: KvStrides,
+    },
 }
 
 /// Where a scale stands.
@@ -87,6 +106,9 @@ pub(crate) fn check_in_row(spec: &Spec, dtype: Dtype) -> Result<(), ShapeError> 
 }
 
 impl KvScales<'_> {
+    /// Bytes of a row that [carries its scales](Self::InRow).
+    pub const IN_ROW_BYTES: u32 = LATENT_656_BYTES;
+
     /// Elements of a row in the pool, where a key (or value) has `dim`.
     pub(crate) fn row_elements(
         &self,
@@ -147,15 +169,7 @@ impl KvScales<'_> {
         if !matches!(self, Self::One) && dtype.bytes() != 1 {
             return Err(ShapeError::Scaled { dtype });
         }
-        let length = |name, got: usize, shape, expected: usize| match got == expected {
-            true => Ok(()),
-            false => Err(ShapeError::Length {
-                name,
-                got,
-                shape,
-                expected,
-            }),
-        };
+        let length = ShapeError::length;
         let heads = kv_heads as usize;
         match *self {
             Self::One | Self::Tensor { .. } | Self::InRow => Ok(()),

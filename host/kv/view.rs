@@ -143,9 +143,10 @@ impl<'a, T: Element> KvView<'a, T> {
         })
     }
 
-    /// What each head has of a page as a page of its own, for [page lists by head](super::PagesByHead). `None` where the
+    /// What each head has of a page as a page of its own, for page lists by head (`PagesByHead`). `None` where the
     /// heads of a page are not evenly spaced, keys and values lie differently, or scales are not those of the whole
     /// tensor.
+    #[cfg(feature = "unstable")]
     #[must_use]
     pub fn by_head(&self) -> Option<Self> {
         let step = |s: KvStrides| s.page / s.head;

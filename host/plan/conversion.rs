@@ -1,4 +1,4 @@
-//! How many pages of 8-bit keys the prefills of a plan turn into 16-bit ones.
+//! How many pages of keys the prefills of a plan bring to another place: of 8 bits to 16, or turned by their positions.
 
 use std::ops::Range;
 
@@ -11,7 +11,13 @@ pub(crate) const fn converted_pages(keys: &Range<u32>) -> Range<u32> {
     keys.start / ConvertedPage::KEYS..keys.end.div_ceil(ConvertedPage::KEYS)
 }
 
-/// How many pages a plan converts at most; fewer where requests share prefixes.
+/// Entries of the list for so many query tokens of a row block, where queries are turned.
+pub(crate) const fn query_entries(tokens: u32) -> u32 {
+    tokens.div_ceil(ConvertedPage::KEYS)
+}
+
+/// How many entries the list of a plan has at most; fewer where requests share prefixes. Row blocks whose tiles are in
+/// several launches have their queries in each.
 pub(crate) fn most_pages(plan: &Plan) -> u32 {
     if !plan.spec.converts() || plan.groups.iter().any(|group| group.id.is_none()) {
         return 0;
@@ -22,7 +28,12 @@ pub(crate) fn most_pages(plan: &Plan) -> u32 {
         let block = plan.row_block_of(item);
         let keys = plan.keys_seen(block);
         let last_token = item.rows_begin + item.rows == block.first_token + block.tokens;
-        (last_token && item.kv_end == keys.end).then(|| converted_pages(&keys).len() as u32)
+        let queries = match plan.spec.rotary {
+            Some(_) => query_entries(block.tokens),
+            None => 0,
+        };
+        let of_block = || converted_pages(&keys).len() as u32 + queries;
+        (last_token && item.kv_end == keys.end).then(of_block)
     });
     of_blocks.sum()
 }

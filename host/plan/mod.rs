@@ -34,22 +34,20 @@ mod update;
 mod views;
 mod workspace;
 
-pub use data::{
-    BatchLimits, Bound, MergeMode, PackRule, Plan, PlanError, PlanOptions, PodMode, SplitMode,
-    Unsupported,
-};
+pub use data::{BatchLimits, Bound, Plan, PlanError, PlanOptions, SplitMode};
 pub use model::DeviceDescription;
 pub use planner::Planner;
 pub use update::Update;
-pub use views::Defect;
-pub use workspace::WorkspaceLayout;
 unstable! {
-    use data::{BrokenPlan, Chunk, Join, Kernel, PlannedPart, PlannedRowBlock, Rules, Tile, TileGroup};
-    use model::{
-        DecodeDescription, JointDescription, PrefillDescription, QueryStep, TileCost, tiles,
+    use data::{
+        BrokenPlan, Chunk, Join, Kernel, MergeMode, PackRule, PlannedPart, PlannedRowBlock, PodMode,
+        Rules, Tile, TileGroup, Unsupported,
     };
-    use views::{Schedule, Span, Traffic};
-    use workspace::MAX_LAUNCHES;
+    use model::{
+        DecodeDescription, HeadRate, JointDescription, PrefillDescription, QueryStep, TileCost, tiles,
+    };
+    use views::{Defect, Schedule, Span, Traffic};
+    use workspace::{MAX_LAUNCHES, WorkspaceLayout};
 }
 
 unstable! {

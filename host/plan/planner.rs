@@ -7,7 +7,7 @@ use super::{
         Bound, MergeMode, PackRule, Plan, PlanError, PlanOptions, PodPlan, Rules, SplitMode,
         Unsupported, check_split, collect_tables,
     },
-    draft::{BatchInput, Drafter},
+    draft::{BatchInput, Drafter, PrefillSizes},
     emit::{Emitter, Pieces, merge_mode},
     hybrid,
     model::{DeviceDescription, Model},
@@ -24,6 +24,7 @@ pub struct Planner {
     /// fixed ones.
     models: [Option<Model>; 2],
     drafter: Drafter,
+    sizes: PrefillSizes,
     splitter: Splitter,
     emitter: Emitter,
 }
@@ -128,6 +129,7 @@ impl Planner {
             rules,
             models,
             drafter,
+            sizes,
             splitter,
             emitter,
         } = self;
@@ -137,11 +139,17 @@ impl Planner {
 
         // Decodes: prefix forest, packing, drafts. What they cost decides how prefills run beside them.
         let is_hybrid = drafter.draft_decodes(&input, options, rules);
-        let pod = is_hybrid.then(|| hybrid::choose(&input, &drafter.drafts, options));
+        let pod = match is_hybrid {
+            true => Some(hybrid::choose(&input, &drafter.drafts, options)),
+            false => hybrid::prefixes_beside(&input, drafter, options),
+        };
         let config = model.config(pod.as_ref());
 
         // All drafts, in the tiles of that mode; pieces along the keys, in launch order.
-        let tiles = model.tiles_of(pod.as_ref());
+        let tiles = match &model.wide {
+            Some(wide) if pod.is_none() => sizes.choose(&input, &model.tiles, wide),
+            _ => model.tiles_of(pod.as_ref()),
+        };
         drafter.draft_all(&input, tiles, config, options, rules);
         let drafts = &mut drafter.drafts;
         let split = SplitInput::new(model, tiles, options, rules, pod.as_ref());

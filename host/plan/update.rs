@@ -133,8 +133,15 @@ impl Plan {
             let blocks = parts.get(item.part as usize);
             let blocks = blocks.and_then(|part| row_blocks.get(range(part)));
             let first = item.rows_begin as usize;
+            let Some(blocks) = blocks else {
+                continue;
+            };
+            // Prefills of a prefix: their tokens go on seeing all of it.
+            if !item.is_gathered() {
+                continue;
+            }
             let item_rows = rows.get_mut(first..first + item.rows as usize);
-            let (Some(blocks), Some(item_rows)) = (blocks, item_rows) else {
+            let Some(item_rows) = item_rows else {
                 continue;
             };
             item.position = i32::MAX;

@@ -14,6 +14,7 @@ use kernels_gpu::{
 use serde::{Deserialize, Serialize};
 
 use super::{
+    conversion,
     data::{BatchLimits, Bound, Kernel, Plan, PlanError, PlanOptions, SplitMode},
     model::{DeviceDescription, TileTable},
 };
@@ -74,7 +75,11 @@ impl Bound {
                 // Every request has a last page that may not be full.
                 true => {
                     let requests = limits.requests.min(limits.prefill_keys);
-                    limits.prefill_keys.div_ceil(ConvertedPage::KEYS) + requests
+                    let queries = match spec.rotary {
+                        Some(_) => conversion::query_entries(limits.query_tokens) + requests,
+                        None => 0,
+                    };
+                    limits.prefill_keys.div_ceil(ConvertedPage::KEYS) + requests + queries
                 }
                 false => 0,
             },
@@ -125,7 +130,7 @@ pub struct WorkspaceLayout {
     /// `[`[`COUNTERS`]`]` u32, of kernels that have prefill and decode in one.
     pub counters: Range<u64>,
     /// Queries and outputs whose heads are padded, 16 bits each: `[padded_tokens, q_heads, kernel's head dimension]`. Of
-    /// queries that are F32 it has what kernels read.
+    /// queries that are F32, or turned by their positions, it has what kernels read.
     pub padded: [Range<u64>; 2],
     /// Keys and values that prefills converted, 16 bits each, or 8 where [they compute in those](crate::problem::Compute): `[converted_pages, kv_heads, 64, head dimension]`.
     pub converted: [Range<u64>; 2],
@@ -133,6 +138,8 @@ pub struct WorkspaceLayout {
     pub converted_done: Range<u64>,
     /// Three u32 by which CTAs share that work.
     pub conversion_control: Range<u64>,
+    /// `[pairs]` u64: by how much attention turns each pair of a head from a position to the next.
+    pub turns: Range<u64>,
     /// What is copied to the device for every plan.
     pub upload_bytes: u64,
     /// Everything.
@@ -194,6 +201,8 @@ impl WorkspaceLayout {
             converted.map(|dim| section(converted_rows * u64::from(dim), spec.converted_bytes()));
         let converted_done = section(u64::from(converted_pages) * kv_heads * 2, size_of::<u32>());
         let conversion_control = section(3, size_of::<u32>());
+        let pairs = spec.rotary.map_or(0, |rope| rope.dim / 2);
+        let turns = section(pairs.into(), size_of::<u64>());
         Self {
             records,
             items,
@@ -207,7 +216,7 @@ impl WorkspaceLayout {
             partial_lse,
             arrivals,
             upload_bytes,
-            bytes: conversion_control.end,
+            bytes: turns.end,
             tickets,
             counters,
             padded,
@@ -216,6 +225,7 @@ impl WorkspaceLayout {
             converted,
             converted_done,
             conversion_control,
+            turns,
         }
     }
 
@@ -269,7 +279,7 @@ mod tests {
         problem::{Batch, PageTable},
     };
 
-    fn sections(layout: &WorkspaceLayout) -> [&Range<u64>; 21] {
+    fn sections(layout: &WorkspaceLayout) -> [&Range<u64>; 22] {
         [
             &layout.records,
             &layout.items,
@@ -292,6 +302,7 @@ mod tests {
             &layout.converted[1],
             &layout.converted_done,
             &layout.conversion_control,
+            &layout.turns,
         ]
     }
 
@@ -322,7 +333,7 @@ mod tests {
         );
         assert_eq!(
             (layout.upload_bytes, layout.bytes),
-            (layout.converted_ids.end, layout.conversion_control.end)
+            (layout.converted_ids.end, layout.turns.end)
         );
     }
 

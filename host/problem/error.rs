@@ -95,6 +95,15 @@ pub enum ProblemError {
         /// What does not go with it.
         what: &'static str,
     },
+    /// A rotary embedding that means nothing.
+    #[error(transparent)]
+    Rotary(crate::step::StepError),
+    /// Latent keys that attention is to turn.
+    #[error(
+        "latent keys are values, too, and attention would turn both: turn the elements behind the values before they are \
+         appended, and leave the specification's rotary embedding out"
+    )]
+    LatentRotary,
     /// A window wider than any table.
     #[error(
         "the window of {got} keys is wider than {MAX_POSITION}, the longest table: give None for no window"

@@ -9,7 +9,7 @@ use kernels_gpu::{
 use serde::{Deserialize, Serialize};
 
 use super::{Dtype, MAX_HEAD_DIM, MAX_POSITION, ProblemError, fits};
-use crate::kv::LATENT_656_BYTES;
+use crate::{kv::LATENT_656_BYTES, step::Rope};
 
 /// How a page of the pool is ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -53,12 +53,12 @@ pub struct Variant {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sinks: bool,
     /// Logits, and what is hidden besides, come from the [hooks](crate::variant::Variant) of this name. A GPU has
-    /// kernels of theirs, and a run is given what is theirs (`exec::gpu::RunTensors`); the CPU and the reference are given
+    /// kernels of theirs, and a run is given what is theirs (`gpu::RunTensors`); the CPU and the reference are given
     /// the hooks themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hooks: Option<HooksName>,
     /// The weights of the hooks are no [softmax](crate::variant::Variant::SOFTMAX): results over different keys add up, and
-    /// LSEs are 0. [`Spec::with_hooks`] sets it. Sinks are refused beside it.
+    /// LSEs are 0. `Spec::with_hooks` sets it. Sinks are refused beside it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub adds_up: bool,
 }
@@ -117,7 +117,7 @@ impl Default for Variant {
 /// [`Plan::groups`](crate::plan::Plan::groups) says which kernel has which tokens. A device without such kernels for the
 /// heads, the type of keys and values and the variant refuses to plan
 /// ([`Unsupported::Compute`](crate::plan::Unsupported::Compute)); so does the CPU. A plan for a GPU that is run on the CPU
-/// is computed exactly, and [`reference`](crate::reference) is what all of them are measured by.
+/// is computed exactly, and `reference` is what all of them are measured by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Compute {
@@ -165,9 +165,16 @@ pub struct Spec {
     /// In what prefills compute on a GPU.
     #[serde(default, skip_serializing_if = "Compute::is_default")]
     pub compute: Compute,
+    /// Attention turns queries and keys by their positions: the pool holds keys that nobody turned
+    /// (`with_rotary`, with the feature `unstable`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rotary: Option<Rope>,
 }
 
 impl Spec {
+    /// The largest head dimension (that of multi-head latent attention is 576).
+    pub const MAX_HEAD_DIM: u32 = MAX_HEAD_DIM;
+
     /// Causal attention as in Llama: bf16 throughout, one head dimension, scale `1/√head_dim`.
     #[must_use]
     pub fn new(q_heads: u32, kv_heads: u32, head_dim: u32) -> Self {
@@ -183,6 +190,7 @@ impl Spec {
             scale: 1.0 / (head_dim as f32).sqrt(),
             variant: Variant::CAUSAL,
             compute: Compute::F16,
+            rotary: None,
         }
     }
 
@@ -240,6 +248,7 @@ impl Spec {
     /// assert!(error.to_string().contains("no prefill kernel for h200 has products of 8 bits"));
     /// # Ok::<(), tandem_attn::plan::PlanError>(())
     /// ```
+    #[cfg(feature = "unstable")]
     #[must_use]
     pub const fn with_compute(mut self, compute: Compute) -> Self {
         self.compute = compute;
@@ -296,10 +305,31 @@ impl Spec {
     /// let spec = Spec::new(32, 8, 128).with_hooks(&ALIBI);
     /// assert_eq!(spec.variant.hooks, Some(ALIBI.name));
     /// ```
+    #[cfg(feature = "unstable")]
     #[must_use]
     pub const fn with_hooks(mut self, hooks: &Hooks) -> Self {
         self.variant.hooks = Some(hooks.name);
         self.variant.adds_up = !hooks.softmax;
+        self
+    }
+
+    /// With queries and keys that attention turns by their positions among the keys of a table, before anything else is
+    /// done with them. So a page is good for any position: keys whose neighbours were dropped, or that are put together anew,
+    /// need not be written again. Stacks that turn keys once, as they append them, leave this out.
+    ///
+    /// ```
+    /// use tandem_attn::{problem::Spec, step::Rope};
+    ///
+    /// let spec = Spec::new(32, 8, 128).with_rotary(Rope::new(128, 500_000.0));
+    /// spec.check()?;
+    /// let wide = Spec::new(32, 8, 128).with_rotary(Rope::new(256, 500_000.0));
+    /// assert!(wide.check().is_err());
+    /// # Ok::<(), tandem_attn::problem::ProblemError>(())
+    /// ```
+    #[cfg(feature = "unstable")]
+    #[must_use]
+    pub const fn with_rotary(mut self, rope: Rope) -> Self {
+        self.rotary = Some(rope);
         self
     }
 
@@ -320,9 +350,10 @@ impl Spec {
         (self.head_dim_qk + values) as u64 * self.kv_heads as u64 * self.kv_dtype.bytes() as u64
     }
 
-    /// Whether prefills on a GPU turn keys and values into those of another type before they use them.
+    /// Whether prefills on a GPU bring keys and values to another place before they use them: of another type, or turned.
     pub(crate) const fn converts(&self) -> bool {
-        self.kv_dtype.bytes() == 1 && !self.latent && self.head_dim_qk == self.head_dim_v
+        let others = self.kv_dtype.bytes() == 1 || self.rotary.is_some();
+        others && !self.latent && self.head_dim_qk == self.head_dim_v
     }
 
     /// Bytes of a number that prefills leave of a [converted](Self::converts) one.
@@ -416,6 +447,13 @@ impl Spec {
                     Some(_) => "sinks",
                 },
             });
+        }
+        if let Some(rope) = self.rotary {
+            if self.latent {
+                return Err(ProblemError::LatentRotary);
+            }
+            rope.check_heads(self.head_dim_qk)
+                .map_err(ProblemError::Rotary)?;
         }
         match self.variant.window_left {
             Some(got) if got > MAX_POSITION => Err(ProblemError::Window { got }),

@@ -70,9 +70,9 @@ pub enum ShardError {
         /// Runs of neighbouring keys.
         runs: usize,
     },
-    /// Queries of a request apart, with a window or a variant and no causal mask.
+    /// Queries of a request apart, with a window, a variant or a rotary embedding and no causal mask.
     #[error(
-        "a window or a variant without a causal mask goes by the position of the last query, and row block {row_block} of \
+        "a window, a variant or a rotary embedding without a causal mask goes by the position of the last query, and row block {row_block} of \
          part {part} is cut before it: deal out heads or keys in place of queries"
     )]
     WindowOfQueries {

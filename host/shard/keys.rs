@@ -65,6 +65,7 @@ pub(super) fn deal(
             let own: Vec<_> = own.filter(|(_, of)| *of == rank).map(|run| run.0).collect();
             let variant = &spec.variant;
             let masked = match (variant.window_left, variant.hooks, &batch.ancestors[..]) {
+                _ if spec.rotary.is_some() => Some("the rotary embedding"),
                 (Some(_), ..) => Some("a window"),
                 (None, Some(_), _) => Some("the variant"),
                 (None, None, [_, ..]) => Some("a mask of the last keys"),

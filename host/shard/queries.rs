@@ -91,7 +91,7 @@ impl<'a> Deal<'a> {
     }
 
     fn part(&self, whole: &Part, index: usize, tokens: &[Range<u32>]) -> Result<Part, ShardError> {
-        let variant = &self.spec.variant;
+        let (variant, rotary) = (&self.spec.variant, self.spec.rotary.is_some());
         let table = PageTable::new(whole.table.page_size, whole.table.pool_pages);
         let starts = tokens.iter().scan(0, |own, run| {
             let start = *own;
@@ -117,7 +117,7 @@ impl<'a> Deal<'a> {
                 let cut = block.end - piece.end;
                 let (kv_len, after) = (whole.kv_len(row_block), whole.after(row_block));
                 if !variant.causal
-                    && (variant.window_left.is_some() || variant.hooks.is_some())
+                    && (variant.window_left.is_some() || variant.hooks.is_some() || rotary)
                     && cut > after
                 {
                     return Err(ShardError::WindowOfQueries {

@@ -2,7 +2,7 @@
 //!
 //! A layer projects tokens to queries, keys and values, normalises them by head, turns them by their position and
 //! appends keys and values to their pages: one call ([`cpu::qkv`]). The rest of a step is [`cpu::rms_norm`] with its
-//! residual, [`cpu::gate`], [`cpu::embed`] and [`cpu::sample`]. `exec::gpu::Gpu` (feature `cuda`) has a launch for
+//! residual, [`cpu::gate`], [`cpu::embed`] and [`cpu::sample`]. `gpu::Gpu` (feature `cuda`) has a launch for
 //! each of them, on the caller's stream, that a graph can capture.
 //!
 //! What a model file says is data: [`Rope`], [`RmsNorm`], [`Activation`], [`Sampling`]. Everything is computed in

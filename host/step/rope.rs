@@ -29,6 +29,16 @@ pub enum Pairing {
     Interleaved,
 }
 
+impl Pairing {
+    /// The elements of a pair, where so many are turned.
+    pub(crate) const fn elements(self, pair: usize, dim: usize) -> [usize; 2] {
+        match self {
+            Self::HalfSplit => [pair, pair + dim / 2],
+            Self::Interleaved => [2 * pair, 2 * pair + 1],
+        }
+    }
+}
+
 /// How frequencies are changed. The parts are named as in the files of Hugging Face.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub enum RopeScaling {
@@ -209,6 +219,16 @@ impl Rope {
         })
     }
 
+    /// Whether it means something, for heads of so many elements.
+    pub(crate) fn check_heads(&self, head_dim: u32) -> Result<(), StepError> {
+        self.check()?;
+        let got = self.dim;
+        match got > head_dim {
+            true => Err(StepError::RopeDim { got, head_dim }),
+            false => Ok(()),
+        }
+    }
+
     fn check(&self) -> Result<(), StepError> {
         let rule = |what, got: f64, holds: bool, rule| match holds {
             true => Ok(()),
@@ -283,13 +303,28 @@ impl RopeTable {
     }
 
     /// Sine and cosine of each pair at a position, with the magnitude.
-    pub(super) fn sines(&self, position: u32) -> impl Iterator<Item = [f32; 2]> + '_ {
+    pub(crate) fn sines(&self, position: i64) -> impl Iterator<Item = [f32; 2]> + '_ {
         let magnitude = f64::from(self.magnitude);
         self.turns.iter().map(move |turn| {
-            let turned = turn.wrapping_mul(position.into()).cast_signed();
+            let turned = turn.wrapping_mul(position.cast_unsigned()).cast_signed();
             let (sine, cosine) = (turned as f64 * (PI / 2_f64.powi(63))).sin_cos();
             [sine, cosine].map(|x| (x * magnitude) as f32)
         })
+    }
+
+    /// Turns a head by its position.
+    pub(crate) fn turn(&self, head: &mut [f32], position: i64) {
+        self.turn_by(head, self.sines(position));
+    }
+
+    /// Turns a head by the sines of its position.
+    pub(super) fn turn_by(&self, head: &mut [f32], sines: impl Iterator<Item = [f32; 2]>) {
+        for (pair, [sine, cosine]) in sines.enumerate() {
+            let [a, b] = self.pairing.elements(pair, self.dim as usize);
+            let (first, second) = (head[a], head[b]);
+            head[a] = first * cosine - second * sine;
+            head[b] = second * cosine + first * sine;
+        }
     }
 
     /// The turns, and the magnitude.

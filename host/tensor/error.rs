@@ -224,3 +224,23 @@ const fn names_softmax(softmax: bool) -> &'static str {
         "no softmax but add up"
     }
 }
+
+impl ShapeError {
+    /// Whether a slice is as long as its shape says.
+    pub(crate) const fn length(
+        name: &'static str,
+        got: usize,
+        shape: &'static str,
+        expected: usize,
+    ) -> Result<(), Self> {
+        if got == expected {
+            return Ok(());
+        }
+        Err(Self::Length {
+            name,
+            got,
+            shape,
+            expected,
+        })
+    }
+}

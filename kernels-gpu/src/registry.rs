@@ -34,7 +34,7 @@ pub enum Family {
     Passes,
     /// The step around attention.
     Step,
-    /// To pages of 8 bits, and from them.
+    /// To pages of 8 bits, from them, and to pages of keys that are turned.
     Quantise,
     /// What the library has of [variants](crate::variants).
     Variants,
@@ -108,6 +108,8 @@ pub enum Op {
     QuantiseLatent,
     /// Widens keys and values of 8 bits by the scale of each token, for a prefill.
     Widen,
+    /// Turns queries and keys by their positions, for a prefill.
+    Turn,
     /// Brings heads to the dimension of a kernel, and back.
     Pad,
     /// Rounds queries to 16 bits.
@@ -201,6 +203,8 @@ pub struct KernelInfo {
     pub latent: bool,
     /// It has the soft cap, or it has not.
     pub cap: bool,
+    /// It turns queries and keys by their positions.
+    pub turns: bool,
     /// It takes sinks and masks of the last keys.
     pub extras: bool,
     /// No plan names it: it is launched in the place of the kernel of its tile that does not take
@@ -251,6 +255,7 @@ impl KernelInfo {
             value_dim: 0,
             latent: false,
             cap: false,
+            turns: false,
             extras: true,
             stands_in: false,
             co_resident: false,
@@ -274,10 +279,10 @@ impl KernelInfo {
     }
 
     /// What it computes, whatever its tile and however it loads.
-    fn computes(&self) -> (Op, [Option<Element>; 2], [u32; 2], [bool; 3]) {
+    fn computes(&self) -> (Op, [Option<Element>; 2], [u32; 2], [bool; 4]) {
         let types = [Some(self.element), self.cache];
         let dims = [self.head_dim, self.value_dim];
-        let flags = [self.latent, self.cap, self.products_of_8_bits];
+        let flags = [self.latent, self.cap, self.products_of_8_bits, self.turns];
         (self.op, types, dims, flags)
     }
 

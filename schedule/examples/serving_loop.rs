@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, error::Error};
 
 use tandem_attn::{
-    exec::cpu::{Cpu, append_paged_kv},
+    Cpu,
     kv::KvViewMut,
     plan::{PlanOptions, Planner},
     problem::{Dtype, KvLayout, Spec},
@@ -65,7 +65,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         for (weights, (k_pool, v_pool)) in model.layers.iter().zip(&mut layers) {
             let [q, k, v] = [&weights.q, &weights.k, &weights.v].map(|w| multiply(&x, w));
             let mut kv = KvViewMut::new(&spec, KvLayout::Nhd, PAGE_SIZE, k_pool, v_pool);
-            append_paged_kv(&spec, PAGES, &inputs.slots, &k, &v, &mut kv)?;
+            Cpu::append_paged_kv(&spec, PAGES, &inputs.slots, &k, &v, &mut kv)?;
             let mut attended = vec![0.0_f32; q.len()];
             cpu.run(&plan, &q, &[kv.view()], &mut attended, None)?;
             let projected = multiply(&attended, &weights.o);

@@ -7,10 +7,11 @@ use half::bf16;
 use proptest::{prelude::*, sample::Index};
 use tandem_attn::{
     abi::KvStrides,
-    kv::{KvScales, KvView, LATENT_656_BYTES, compose::share_prefixes, mask},
+    kv::{KvScales, KvView, LATENT_656_BYTES},
     plan::{DeviceDescription, JointDescription, PlanOptions, QueryStep, SplitMode},
     problem::{Batch, Compute, Dtype, KvLayout, PageTable, Part, Spec, Variant},
     reference,
+    step::{Pairing, Rope, RopeScaling, Yarn},
     tensor::{Element, F8E4M3, HeadTensors, ShapeError},
     variant::FromLaunch,
     variants::{
@@ -281,6 +282,16 @@ pub const OPTIONS: &[(&str, Change)] = &[
     ("sinks without a softmax", |spec, _| {
         *spec = spec.with_hooks(&SIGMOID).with_sinks()
     }),
+    ("rotary", |spec, _| {
+        spec.rotary = Some(Rope::new(64, 10_000.0))
+    }),
+    ("rotary of neighbours, in part", |spec, _| {
+        let rope = Rope::new(32, 10_000.0).with_pairing(Pairing::Interleaved);
+        spec.rotary = Some(rope);
+    }),
+    ("rotary, wider than heads", |spec, _| {
+        spec.rotary = Some(Rope::new(1026, 10_000.0))
+    }),
     ("scale", |spec, _| spec.scale *= 0.5),
     ("q_heads", |spec, _| spec.q_heads *= 2),
     ("kv_heads", |spec, _| spec.kv_heads = 1),
@@ -412,13 +423,44 @@ pub fn ancestors(batch: &Batch, seed: u64) -> Vec<u64> {
                             .map(|at| at as u32)
                     })
                     .collect();
-                words.extend(mask::ancestors(&parents));
+                words.extend(Batch::ancestors_of(&parents));
             }
             1 => words.extend((0..tokens).map(|_| rng.bits())),
             _ => words.extend((0..tokens).map(|_| u64::MAX)),
         }
     }
     words
+}
+
+/// A rotary embedding of heads of so many elements: any pairs, part of a head, frequencies as they are or scaled. Half-split
+/// parts are multiples of 32 elements, as kernels have them.
+pub fn rotary(head_dim: u32, seed: u64) -> Rope {
+    let mut rng = Rng(seed);
+    let pairing = [Pairing::HalfSplit, Pairing::Interleaved][rng.below(2)];
+    let step = match pairing {
+        Pairing::HalfSplit => 32.min(head_dim),
+        Pairing::Interleaved => 2,
+    };
+    let dim = match rng.below(2) {
+        0 => head_dim,
+        _ => step * (1 + rng.below((head_dim / step) as usize) as u32),
+    };
+    let dim = dim / step * step;
+    let scaling = match rng.below(4) {
+        0 => RopeScaling::None,
+        1 => RopeScaling::Linear { factor: 4.0 },
+        2 => RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_positions: 64,
+        },
+        _ => RopeScaling::Yarn(Yarn::new(4.0, 128)),
+    };
+    let theta = [10_000.0, 500_000.0][rng.below(2)];
+    Rope::new(dim, theta)
+        .with_pairing(pairing)
+        .with_scaling(scaling)
 }
 
 /// Sinks for some of the problems, and masks of the last keys.
@@ -595,7 +637,7 @@ fn problem_of(
     )
         .prop_map(|(spec, mut batch, layout, device, split, composed, seed)| {
             if composed && spec.variant.window_left.is_none() {
-                batch = share_prefixes(&batch);
+                batch = batch.share_prefixes();
             }
             let page_size = batch.parts[0].table.page_size;
             let split = match split {
@@ -632,6 +674,7 @@ fn device() -> impl Strategy<Value = DeviceDescription> {
             device.decode.joint = joint.map(|apart_ns| JointDescription {
                 cut_ns: apart_ns,
                 apart_ns,
+                behind_ns: apart_ns,
                 bytes: 1e9,
             });
             if small {

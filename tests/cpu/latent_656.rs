@@ -4,11 +4,8 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use tandem_attn::{
     Error,
-    exec::{
-        Cpu,
-        cpu::{AppendScales, append_latent_656, append_quantised},
-    },
-    kv::{KvScales, KvTensors, KvView, KvViewMut, LATENT_656_BYTES},
+    exec::Cpu,
+    kv::{AppendScales, KvScales, KvTensors, KvView, KvViewMut, LATENT_656_BYTES},
     plan::{PlanOptions, Planner},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     reference,
@@ -100,7 +97,7 @@ fn appended_keys_are_those_that_are_read() {
     let rows = TensorRef::strided(&keys, [3, 576], [600, 1]).unwrap();
     let mut pool = vec![F8E4M3(0x5a); pages * page * ROW];
     let to = TensorMut::new(&mut pool, [pages, page, ROW]).unwrap();
-    append_latent_656(&rows, &[9_i64, -1, 4], to).unwrap();
+    Cpu::append_latent_656(&rows, &[9_i64, -1, 4], to).unwrap();
     let wide = widened(&pool);
     for (token, slot) in [(0, 9), (2, 4)] {
         let of_tile = |tile: usize| {
@@ -129,7 +126,8 @@ fn what_is_no_row_of_656_bytes_is_refused() {
     let rows = TensorRef::new(&rows, [1, 576]).unwrap();
     let mut pool = vec![F8E4M3(0); 4 * ROW];
     let mut append = |rows: &TensorRef<'_, 2>, slot: i64, shape| {
-        append_latent_656(rows, &[slot], TensorMut::new(&mut pool, shape).unwrap()).unwrap_err()
+        Cpu::append_latent_656(rows, &[slot], TensorMut::new(&mut pool, shape).unwrap())
+            .unwrap_err()
     };
     let narrow = TensorRef::new(&[0.0_f32; 512], [1, 512]).unwrap();
     assert!(matches!(
@@ -188,6 +186,7 @@ fn what_is_no_row_of_656_bytes_is_refused() {
     let (mut k, mut v) = (vec![F8E4M3(0); ROW], vec![F8E4M3(0); ROW]);
     let mut to = KvViewMut::new(&small, KvLayout::Nhd, 1, &mut k, &mut v);
     let scales = AppendScales::Given(KvScales::InRow);
-    let refused = append_quantised(&small, 1, &[0], &[0.0_f32; 80], &[0.0; 64], &mut to, scales);
+    let refused =
+        Cpu::append_quantised(&small, 1, &[0], &[0.0_f32; 80], &[0.0; 64], &mut to, scales);
     assert!(matches!(refused, Err(Error::NoInstance { .. })));
 }

@@ -22,6 +22,7 @@ mod options;
 #[path = "../common/problems.rs"]
 mod problems;
 mod refused;
+mod rotary;
 mod scales;
 mod step;
 mod strided;

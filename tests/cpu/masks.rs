@@ -4,12 +4,9 @@ use half::bf16;
 use proptest::{prelude::*, sample::Index};
 use tandem_attn::{
     exec::Cpu,
-    kv::{
-        KvView,
-        mask::{DraftTree, draft_trees, slots, token_level},
-    },
+    kv::{DraftTree, KvView, mask::slots},
     plan::{DeviceDescription, PlanOptions, Planner, SplitMode},
-    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    problem::{Batch, Dtype, KvLayout, PageTable, Part, Spec},
     reference,
     tensor::{Element, F8E4M3},
 };
@@ -146,7 +143,7 @@ proptest! {
                 slots: &draft.slots,
             })
             .collect();
-        let batch = draft_trees(&spec, PAGE_SIZE, POOL_PAGES, &trees);
+        let batch = DraftTree::batch(&spec, PAGE_SIZE, POOL_PAGES, &trees);
         batch.check(&spec).map_err(|error| TestCaseError::fail(error.to_string()))?;
         against_reference::<f32, f32>(&spec, &batch, split, seed)?;
         against_reference::<bf16, F8E4M3>(&spec, &batch, split, seed)?;
@@ -163,7 +160,7 @@ proptest! {
         let mut spec = spec.non_causal();
         spec.variant.window_left = None;
         let tokens = rows.len() as u32;
-        let batch = Batch::composed(vec![0, tokens], vec![token_level(0, POOL_SLOTS, rows)]);
+        let batch = Batch::composed(vec![0, tokens], vec![Part::token_level(0, POOL_SLOTS, rows)]);
         batch.check(&spec).map_err(|error| TestCaseError::fail(error.to_string()))?;
         against_reference::<f32, f32>(&spec, &batch, split, seed)?;
         against_reference::<bf16, F8E4M3>(&spec, &batch, split, seed)?;
@@ -176,7 +173,7 @@ fn a_mask_written_out_gives_the_same() {
     let spec = Spec::new(4, 2, 32);
     let pages = [9, 4, 30];
     let rows = (8..=10).map(|visible| slots(&pages, PAGE_SIZE, visible));
-    let batch = Batch::composed(vec![0, 3], vec![token_level(0, POOL_SLOTS, rows)]);
+    let batch = Batch::composed(vec![0, 3], vec![Part::token_level(0, POOL_SLOTS, rows)]);
     against_reference::<f32, f32>(&spec.non_causal(), &batch, SplitMode::Off, 7).unwrap();
 }
 

@@ -51,7 +51,13 @@ fn each_option_counts_or_is_refused() {
         }
         let changed = result(&other, &other_batch);
         assert_ne!(changed.as_ref(), Some(&plainly), "{name} changes nothing");
-        let kinds = ["ancestors ", "compute", "weights ", "sinks without"];
+        let kinds = [
+            "ancestors ",
+            "compute",
+            "weights ",
+            "sinks without",
+            "rotary, wider",
+        ];
         let refused = kinds.iter().any(|kind| name.starts_with(kind));
         assert_eq!(changed.is_none(), refused, "{name}");
     }

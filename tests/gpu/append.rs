@@ -7,7 +7,7 @@ use tandem_attn::{
     Error,
     abi::NO_SLOT,
     exec::{
-        cpu,
+        Cpu,
         gpu::{AppendScales, Gpu, KvPool},
     },
     kv::KvViewMut,
@@ -180,7 +180,7 @@ fn check<T: Element>(gpu: &Gpu, shape: &Shape) {
         &mut k_pool,
         &mut v_pool,
     );
-    cpu::append_paged_kv(
+    Cpu::append_paged_kv(
         &spec,
         shape.pages,
         &inside,
@@ -363,7 +363,7 @@ fn rows_of_one_tensor_are_quantised_as_on_the_cpu() {
         .expect("a good call");
         stream.wait();
         let rows = TensorRef::new(&rows, [tokens, heads, dim]).unwrap();
-        cpu::append_rows_quantised(&rows, scales, &slots, to).expect("a good call");
+        Cpu::append_rows_quantised(&rows, scales, &slots, to).expect("a good call");
         assert_eq!(device.read::<F8E4M3>(), right, "{layout:?}, {scales:?}");
 
         let wrong = pool.with_stride(3, 2);
@@ -410,7 +410,7 @@ fn latent_rows_of_656_bytes_are_appended_as_on_the_cpu() {
     stream.wait();
     let rows = TensorRef::strided(&rows, [tokens, 576], [stride, 1]).unwrap();
     let to = TensorMut::new(&mut right, [pages, page_size, 656]).unwrap();
-    cpu::append_latent_656(&rows, &slots, to).expect("a good call");
+    Cpu::append_latent_656(&rows, &slots, to).expect("a good call");
     let got = device.read::<F8E4M3>();
     let place = got.iter().zip(&right).position(|(got, right)| got != right);
     assert_eq!(place.map(|at| (at / 656, at % 656)), None);

@@ -9,7 +9,6 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use tandem_attn::{
     exec::gpu::{Gpu, LaunchSet, WorkspaceOptions},
-    kv::compose::share_prefixes,
     plan::{Bound, Kernel, MergeMode, PackRule, PlanError, PlanOptions, Planner, SplitMode},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
     tensor::Element,
@@ -88,7 +87,7 @@ fn case() -> impl Strategy<Value = Case> {
             spec.variant.sinks = sinks;
             let mut batch = batch_of(&requests, page, seed);
             if composed && window.is_none() {
-                batch = share_prefixes(&batch);
+                batch = batch.share_prefixes();
             }
             if causal && seed % 5 < 2 {
                 let words = ancestors(&batch, seed);

@@ -239,12 +239,21 @@ pub fn check_results<T: Element, K: Element>(
         // Weights that are not normalised: several of them may be near 1.
         tolerance.absolute *= 4.0;
     }
-    let got = common::decode(spec.out_dtype, bytemuck::cast_slice(out));
-    compare("out", &shape, &got, &right.out, tolerance)?;
-    let tolerance = Tolerance {
+    let mut of_lse = Tolerance {
         absolute: 2e-4,
         relative: 1e-5,
     };
+    if spec.rotary.is_some() {
+        // Queries and keys are rounded when they were turned, as those of a pool are that were turned before.
+        let step = match T::DTYPE {
+            Dtype::BF16 => 1.0 / 256.0,
+            _ => 1.0 / 2048.0,
+        };
+        tolerance.absolute += 3.0 * step;
+        of_lse.absolute = 5.0 * step;
+    }
+    let got = common::decode(spec.out_dtype, bytemuck::cast_slice(out));
+    compare("out", &shape, &got, &right.out, tolerance)?;
     let got: Vec<f64> = lse.iter().map(|&x| f32::from_bits(x).into()).collect();
-    compare("lse", &[shape[0], shape[1], 1], &got, &right.lse, tolerance)
+    compare("lse", &[shape[0], shape[1], 1], &got, &right.lse, of_lse)
 }

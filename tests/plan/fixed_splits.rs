@@ -227,7 +227,7 @@ fn hybrids_of_8_bit_pages_have_sms_of_their_own() {
     assert_eq!(pod.mode, PodMode::Fused);
     assert_eq!(
         device.pod.configs[pod.config.unwrap() as usize].name,
-        "SMs apart"
+        "SMs apart, 8 bits"
     );
     for request in 0..4 {
         let alone = plan(&spec, &device, &only(&batch, request), &options);

@@ -2,7 +2,8 @@
 
 use tandem_attn::{
     plan::{
-        DeviceDescription, Kernel, Plan, PlanOptions, Planner, Rules, SplitMode, Tile,
+        BatchLimits, Bound, DeviceDescription, Kernel, Plan, PlanOptions, Planner, Rules,
+        SplitMode, Tile, Update,
         pod::{PodMode, Tickets},
     },
     problem::{Batch, PageTable, Spec},
@@ -83,7 +84,8 @@ fn prefills_give_way_where_decodes_take_longer() {
     let (keys, ctas) = prefills_of(&batch(512, 16384, 54, 16384));
     assert!(keys == 64 || ctas < 100, "{keys} keys on {ctas} SMs");
     // 512 tiles in four rounds.
-    assert_eq!(prefills_of(&batch(2048, 16384, 27, 16384)), (80, 128));
+    let (keys, ctas) = prefills_of(&batch(2048, 16384, 27, 16384));
+    assert!(keys == 80 && ctas >= 128, "{keys} keys on {ctas} SMs");
 }
 
 #[test]
@@ -280,5 +282,116 @@ fn a_schedule_takes_what_the_forecast_says() {
                 assert_eq!(schedule.spans.len(), units as usize);
             }
         }
+    }
+}
+
+/// Requests of one query behind `prefix` keys that all have, and so many of their own.
+fn behind(prefix: u32, own: &[u32]) -> Batch {
+    let common = prefix / PAGE;
+    let own_pages: u32 = own.iter().map(|own| own.div_ceil(PAGE)).sum();
+    let (mut table, mut next) = (PageTable::new(PAGE, common + own_pages), common);
+    for own in own {
+        let end = next + own.div_ceil(PAGE);
+        table.push(
+            &(0..common).chain(next..end).collect::<Vec<_>>(),
+            prefix + own,
+        );
+        next = end;
+    }
+    Batch::new((0..=own.len() as u32).collect(), table)
+}
+
+/// 160 requests with a system prompt of 6,000 tokens: products for that, bytes for the rest.
+#[test]
+fn a_wide_prefix_is_read_by_prefills_beside_the_other_keys() {
+    let own: Vec<u32> = (0..160).map(|i| 101 + 4 * i).collect();
+    let batch = behind(6000, &own);
+    let mut beside = plan(&batch, "h200", PlanOptions::default());
+    let pod = beside.pod.unwrap();
+    assert_eq!(pod.mode, PodMode::Fused);
+    assert_eq!(tiles(&beside, Kernel::Decode), [Tile { m: 8, n: 64 }]);
+    let prefills = beside
+        .groups
+        .iter()
+        .find(|group| group.kernel == Kernel::Prefill);
+    let prefills = beside.items_of(prefills.unwrap());
+    assert!(
+        prefills
+            .iter()
+            .all(|item| item.kv_end <= 6000 && item.rows <= 32)
+    );
+    let read: u32 = prefills.iter().map(|item| item.kv_len()).sum();
+    assert_eq!(read, 5 * 6000);
+    assert_eq!(beside.merges.len(), 160);
+
+    // Keys of their own grow within their pages, all by one or some by more.
+    for more in [|_| 1, |i: usize| 1 + (i % 2) as u32] {
+        let grown: Vec<u32> = own
+            .iter()
+            .enumerate()
+            .map(|(i, own)| own + more(i))
+            .collect();
+        let grown = behind(6000, &grown);
+        assert_eq!(beside.grow(&grown), Some(Update::Patched));
+        assert_eq!(beside.verify(&grown), Ok(()));
+    }
+
+    // Within what decodes have by default.
+    let device = DeviceDescription::named("h200").unwrap();
+    let (spec, limits) = (Spec::new(32, 8, 128), BatchLimits::decodes(160, 6800, PAGE));
+    let bound = Bound::new(&spec, &device, &PlanOptions::default(), &limits).unwrap();
+    let bounded = plan(&batch, "h200", PlanOptions::default().with_bound(bound));
+    assert_eq!(bounded.pod.unwrap().mode, PodMode::Fused);
+}
+
+#[test]
+fn prefixes_stay_with_decodes_where_prefills_would_not_pay_or_are_not_to_be_had() {
+    let wide: Vec<u32> = (0..160).map(|i| 101 + 4 * i).collect();
+    let serial = PlanOptions::default().with_pod(PodMode::Serial);
+    let fixed = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 512 });
+    let is_beside = |batch: &Batch, options| plan(batch, "h200", options).pod.is_some();
+    assert!(!is_beside(&behind(6000, &wide), serial));
+    assert!(!is_beside(&behind(6000, &wide), fixed));
+    // Few rows, or few keys in common, or next to nothing of all.
+    assert!(!is_beside(
+        &behind(6000, &wide[..8]),
+        PlanOptions::default()
+    ));
+    assert!(!is_beside(&behind(64, &wide), PlanOptions::default()));
+    assert!(!is_beside(
+        &behind(1024, &[12_000; 64]),
+        PlanOptions::default()
+    ));
+    // Every other request has another prompt: none of the two has tokens in a row.
+    let mut mixed = PageTable::new(PAGE, 2 * 375 + 160 * 50);
+    for (i, own) in (0..).zip(&wide) {
+        let first = 750 + i * 50;
+        let pages = (375 * (i % 2)..375 * (i % 2 + 1)).chain(first..first + own.div_ceil(PAGE));
+        mixed.push(&pages.collect::<Vec<_>>(), 6000 + own);
+    }
+    let mixed = Batch::new((0..=160).collect(), mixed);
+    assert!(!is_beside(&mixed, PlanOptions::default()));
+    // Heads that have no two kernels for an SM.
+    let device = DeviceDescription::named("h200").unwrap();
+    let spec = Spec::new(32, 8, 64);
+    let batch = behind(6000, &wide);
+    let plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default());
+    assert_eq!(plan.unwrap().pod, None);
+}
+
+/// Heads of 64 have kernels for SMs of their own alone.
+#[test]
+fn heads_without_kernels_that_share_sms_run_apart() {
+    let device = DeviceDescription::named("h200").unwrap();
+    for head_dim in [64, 256] {
+        let spec = Spec::new(32, 8, head_dim);
+        let batch = batch(1024, 8192, 50, 8192);
+        let plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default());
+        let pod = plan.unwrap().pod.unwrap();
+        let config = &device.pod.configs[pod.config.unwrap() as usize];
+        assert_eq!(
+            (pod.mode, config.name.as_str()),
+            (PodMode::Fused, "SMs apart")
+        );
     }
 }

@@ -16,4 +16,5 @@ mod fixed_splits;
 mod hybrid;
 mod pat_trees;
 mod planner;
+mod prompts;
 mod shard;

@@ -4,7 +4,6 @@
 
 use proptest::prelude::*;
 use tandem_attn::{
-    kv::compose::share_prefixes,
     plan::{
         BatchLimits, Bound, DeviceDescription, Join, Kernel, PackRule, Plan, PlanOptions, Planner,
         Rules, SplitMode, Tile, TileGroup, Update, WorkspaceLayout, pod::PodMode,
@@ -669,7 +668,7 @@ fn new_keys_stay_out_of_shared_parts() {
     for _ in 0..2 {
         table.push(&[0, 1, 2], 12);
     }
-    let shared = share_prefixes(&Batch::new(vec![0, 2, 4], table));
+    let shared = Batch::new(vec![0, 2, 4], table).share_prefixes();
     let [common, own] = &shared.parts[..] else {
         panic!("{shared:?}");
     };

@@ -4,4 +4,5 @@
 mod docs;
 mod examples;
 mod modules;
+mod names;
 mod registry;

@@ -38,7 +38,7 @@ type Modules = BTreeMap<Vec<String>, Module>;
 /// By the importing file, the files that it imports and a name for each.
 type Arrows = BTreeMap<String, BTreeMap<String, String>>;
 
-fn sources(folder: &Path, files: &mut Vec<PathBuf>) {
+pub(super) fn sources(folder: &Path, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();
         if path.file_stem().is_some_and(|stem| stem == "tests") {
@@ -152,7 +152,7 @@ fn read(items: &[Item], file: &str, path: Vec<String>, modules: &mut Modules) {
     modules.insert(path, module);
 }
 
-fn flatten(
+pub(super) fn flatten(
     tree: &UseTree,
     before: &mut Vec<String>,
     imports: &mut Vec<(Option<String>, Vec<String>)>,

@@ -1,20 +1,31 @@
 //! Everything that a change must pass.
 
+use std::path::PathBuf;
+
 use crate::{
     Error, kernels, package,
     process::{cargo, run as run_command},
+    workspace,
 };
 
-/// Checks the kernels, which sets up what is missing, and runs all tests. One set of features for all packages, so
-/// that nothing is compiled twice.
+/// `cargo test` of everything. One set of features for all packages, so that nothing is compiled twice.
+const EVERYTHING: [&str; 3] = [
+    "test",
+    "--workspace",
+    "--features=tandem-attn/cuda,tandem-attn/cust,tandem-attn/cudarc,tandem-cli/cuda,tandem-cli/engine,tandem-cli/emulator",
+];
+
+/// Checks the kernels, which sets up what is missing, and runs all tests.
 pub fn run() -> Result<(), Error> {
     kernels::run(kernels::Mode::Check)?;
     package::run(true)?;
-    run_command(cargo().args([
-        "test",
-        "--workspace",
-        "--features=tandem-attn/cuda,tandem-attn/cust,tandem-attn/cudarc,tandem-cli/cuda,tandem-cli/engine,tandem-cli/emulator",
-    ]))
+    run_command(cargo().args(EVERYTHING))
+}
+
+/// Compiles all that [`run`] runs, the emulated driver among it, and says where that is.
+pub fn emulated_driver() -> Result<PathBuf, Error> {
+    run_command(cargo().args(EVERYTHING).args(["--no-run", "--quiet"]))?;
+    Ok(workspace().join("target/debug/libptx_driver.so"))
 }
 
 /// Builds `tests/fuzz` and runs it.

@@ -4,10 +4,7 @@ use std::slice;
 
 use candle_core::{CpuStorage, Layout, Result, Shape, bail};
 use tandem_attn::{
-    exec::{
-        Cpu,
-        cpu::{append_rows, append_rows_quantised},
-    },
+    Cpu,
     half::{bf16, f16},
     kv::{KvScales, KvTensors},
     plan::Plan,
@@ -114,8 +111,8 @@ pub fn append(
     let rows = read(rows, Axes::of(rows_layout)?)?;
     let cache = write(cache, Axes::of(cache_layout)?)?;
     match scale {
-        Some(scale) => append_rows_quantised(&rows, &[scale], slots, cache),
-        None => append_rows(&rows, slots, cache),
+        Some(scale) => Cpu::append_rows_quantised(&rows, &[scale], slots, cache),
+        None => Cpu::append_rows(&rows, slots, cache),
     }
     .map_err(wrap)
 }

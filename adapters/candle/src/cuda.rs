@@ -6,14 +6,11 @@ use candle_core::{
     CudaDevice, CudaStorage, Layout, Result, Shape, Storage, Tensor, bail,
     cuda_backend::{
         CudaDType, CudaStorageSlice,
-        cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr},
+        cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, SyncOnDrop},
     },
 };
 use tandem_attn::{
-    exec::gpu::{
-        DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, Stream, Workspace, WorkspaceOptions,
-        cudarc::{SyncOnDrop, stream as raw},
-    },
+    gpu::{DeviceArray, DeviceTensor, Gpu, KvPool, KvScales, Stream, Workspace, WorkspaceOptions},
     half::{bf16, f16},
     kv::KvStrides,
     plan::{Bound, DeviceDescription, Plan},
@@ -22,6 +19,11 @@ use tandem_attn::{
 };
 
 use crate::{layout::Axes, step::lock, wrap};
+
+/// The handle of a stream.
+fn raw(stream: &CudaStream) -> Stream {
+    Stream::from_raw(stream.cu_stream().cast())
+}
 
 /// A storage, and what of it is the tensor.
 type Part<'a> = (&'a CudaStorage, &'a Layout);

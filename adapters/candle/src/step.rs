@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use candle_core::{Device, DeviceLocation, Result, bail};
 use tandem_attn::{
-    exec::Cpu,
+    Cpu,
     plan::{BatchLimits, DeviceDescription, Plan, PlanOptions, Planner},
     problem::{Batch, KvLayout, PageTable, Spec},
 };

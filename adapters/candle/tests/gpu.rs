@@ -220,7 +220,7 @@ fn a_call_costs_the_host_five_microseconds_more_than_a_run() -> Result<()> {
 mod bare {
     use candle_core::{Storage, cuda_backend::cudarc::driver::DevicePtr};
     use tandem_candle::tandem_attn::{
-        exec::gpu::{DeviceTensor, Gpu, KvPool, Stream, WorkspaceOptions},
+        gpu::{DeviceTensor, Gpu, KvPool, Stream, WorkspaceOptions},
         half::bf16,
         plan::{Bound, PlanOptions, Planner},
         problem::{Batch, Dtype, PageTable, Spec},

@@ -1,9 +1,6 @@
 //! From lengths to page tables.
 
-use tandem_attn::{
-    kv::mask::ancestors,
-    problem::{Batch, PageTable, ProblemError},
-};
+use tandem_attn::problem::{Batch, PageTable, ProblemError};
 
 use super::{Case, Requests, Tree};
 
@@ -48,7 +45,7 @@ fn drafts(q_len: u32, branches: u32) -> Vec<u64> {
     let parents: Vec<_> = (0..q_len)
         .map(|token| token.checked_sub(1).map(|before| before / branches))
         .collect();
-    ancestors(&parents)
+    Batch::ancestors_of(&parents)
 }
 
 struct Tables {

@@ -3,8 +3,8 @@
 use std::{collections::VecDeque, time::Instant};
 
 use tandem_attn::{
-    exec::{Cpu, cpu::AppendScales},
-    kv::{KvScales, KvView, KvViewMut},
+    Cpu,
+    kv::{AppendScales, KvScales, KvView, KvViewMut},
     plan::PlanOptions,
     problem::{Dtype, KvLayout},
     step::{RopeTable, cpu as step},

@@ -19,7 +19,7 @@ use tandem_attn::{
         KvPool, LaunchSet, OwnedStream, QkNorm, QkvStep, Stream, Workspace, WorkspaceOptions,
     },
     kv::PageCopy,
-    plan::{BatchLimits, Bound, PlanOptions},
+    plan::{BatchLimits, Bound, PlanOptions, pod::PodMode},
     problem::{Batch, KvLayout, Spec},
 };
 
@@ -538,6 +538,11 @@ fn plans(
     let longest = options.cache_tokens.min(a.positions);
     let mut limits = BatchLimits::decodes(options.step_requests, longest, options.page_size);
     let mut of_workspace = WorkspaceOptions::default();
+    // A graph has no launches to spare for prefixes beside other keys.
+    let planning = match replayed {
+        true => planning.with_pod(PodMode::Serial),
+        false => planning,
+    };
     match replayed {
         true => of_workspace.launches = Some(LaunchSet::decodes_with(&device, &spec, &planning)?),
         false => limits = limits.with_query_tokens(options.step_tokens),

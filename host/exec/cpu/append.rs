@@ -5,6 +5,7 @@ mod quantise;
 
 use kernels_gpu::abi::NO_SLOT;
 
+use super::Cpu;
 use crate::{
     Error,
     kv::KvViewMut,
@@ -12,143 +13,134 @@ use crate::{
     tensor::{Element, ShapeError, TensorMut, TensorRef},
 };
 
-pub use latent_656::append_latent_656;
-pub use quantise::{AppendScales, append_quantised, append_rows_quantised};
-
-/// Copies the keys and values of new tokens (`[tokens, kv_heads, head_dim]` each) into a page pool.
-///
-/// `slots` says where each token goes, as `page × page_size + offset`, in any [`Integer`] type; a token with −1 or
-/// [`NO_SLOT`] is left out. No two tokens may go to one slot. [`append_rows`] does the same for keys or values alone.
-///
-/// ```
-/// use tandem_attn::{exec::cpu::append_paged_kv, kv::KvViewMut, problem::{KvLayout, Spec}};
-///
-/// let spec = Spec::new(1, 1, 16);
-/// let (mut k, mut v) = ([0.0_f32; 2 * 4 * 16], [0.0_f32; 2 * 4 * 16]); // two pages of four tokens
-/// let mut pool = KvViewMut::new(&spec, KvLayout::Nhd, 4, &mut k, &mut v);
-/// append_paged_kv(&spec, 2, &[6], &[1.0; 16], &[2.0; 16], &mut pool)?;
-/// assert_eq!((k[6 * 16], v[6 * 16]), (1.0, 2.0));
-/// # Ok::<(), tandem_attn::Error>(())
-/// ```
-///
-/// # Errors
-/// [`Error::Shape`], [`Error::IndexOutOfRange`] or [`Error::WrittenTwice`]; nothing is written then.
-pub fn append_paged_kv<T: Element>(
-    spec: &Spec,
-    pool_pages: u32,
-    slots: &[impl Integer],
-    k: &[T],
-    v: &[T],
-    pool: &mut KvViewMut<'_, T>,
-) -> Result<(), Error> {
-    let page_size = pool.k_strides.page_size;
-    if page_size == 0 {
-        return Err(ProblemError::PageSize { part: 0, got: 0 }.into());
-    }
-    if spec.kv_heads == 0 {
-        return Err(Error::Extent {
-            tensor: "the KV pool",
-            dimension: "KV heads",
-            got: 0,
-            rule: "at least 1".into(),
-        });
-    }
-    pool.view().check(spec, 0, page_size, pool_pages)?;
-    let (tokens, heads) = (slots.len(), spec.kv_heads as usize);
-    let sides = [
-        ("k", k, spec.head_dim_qk, &mut *pool.k, pool.k_strides),
-        ("v", v, spec.head_dim_v, &mut *pool.v, pool.v_strides),
-    ];
-    for (name, rows, dim, ..) in &sides {
-        let expected = tokens * heads * *dim as usize;
-        if rows.len() != expected {
-            return Err(ShapeError::Length {
-                name,
-                got: rows.len(),
-                shape: "[tokens, kv_heads, head_dim]",
-                expected,
-            }
-            .into());
+impl Cpu {
+    /// Copies the keys and values of new tokens (`[tokens, kv_heads, head_dim]` each) into a page pool.
+    ///
+    /// `slots` says where each token goes, as `page × page_size + offset`, in any [`Integer`] type; a token with −1 or
+    /// [`NO_SLOT`] is left out. No two tokens may go to one slot. [`append_rows`](Self::append_rows) does the same for keys or values alone.
+    ///
+    /// ```
+    /// use tandem_attn::{Cpu, kv::KvViewMut, problem::{KvLayout, Spec}};
+    ///
+    /// let spec = Spec::new(1, 1, 16);
+    /// let (mut k, mut v) = ([0.0_f32; 2 * 4 * 16], [0.0_f32; 2 * 4 * 16]); // two pages of four tokens
+    /// let mut pool = KvViewMut::new(&spec, KvLayout::Nhd, 4, &mut k, &mut v);
+    /// Cpu::append_paged_kv(&spec, 2, &[6], &[1.0; 16], &[2.0; 16], &mut pool)?;
+    /// assert_eq!((k[6 * 16], v[6 * 16]), (1.0, 2.0));
+    /// # Ok::<(), tandem_attn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::IndexOutOfRange`] or [`Error::WrittenTwice`]; nothing is written then.
+    pub fn append_paged_kv<T: Element>(
+        spec: &Spec,
+        pool_pages: u32,
+        slots: &[impl Integer],
+        k: &[T],
+        v: &[T],
+        pool: &mut KvViewMut<'_, T>,
+    ) -> Result<(), Error> {
+        let page_size = pool.k_strides.page_size;
+        if page_size == 0 {
+            return Err(ProblemError::PageSize { part: 0, got: 0 }.into());
         }
-    }
-    check_slots(slots, u64::from(pool_pages) * u64::from(page_size))?;
-
-    for (_, rows, dim, pool, strides) in sides {
-        let dim = dim as usize;
-        let pool = TensorMut::strided(
-            pool,
-            [pool_pages as usize, page_size as usize, heads, dim],
-            [strides.page, strides.token, strides.head, 1].map(|stride| stride as usize),
-        )?;
-        copy(&TensorRef::new(rows, [tokens, heads, dim])?, slots, pool);
-    }
-    Ok(())
-}
-
-/// Copies rows of new tokens, keys or values, into the pool that holds them, in time of the new tokens alone.
-///
-/// - `rows`: `[tokens, kv_heads, head_dim]`, with any strides of tokens and heads
-/// - `slots`: `[tokens]`, as in [`append_paged_kv`]
-/// - `pool`: `[pages, page_size, kv_heads, head_dim]`, whatever its order in memory: one of
-///   [`KvLayout::Hnd`](crate::problem::KvLayout::Hnd) is given with its middle axes
-///   [exchanged](TensorMut::swap_axes)
-///
-/// ```
-/// use tandem_attn::{exec::cpu::append_rows, tensor::{TensorMut, TensorRef}};
-///
-/// // Keys of one head from the middle third of a fused row, to the second of two pages of four tokens.
-/// let (qkv, mut pool) = ([0.0, 1.0, 2.0_f32].map(|x| [x; 16]).concat(), vec![0.0_f32; 2 * 4 * 16]);
-/// let k = TensorRef::strided(&qkv[16..], [1, 1, 16], [48, 16, 1])?;
-/// append_rows(&k, &[6_i64], TensorMut::new(&mut pool, [2, 4, 1, 16])?)?;
-/// assert_eq!(pool[6 * 16..7 * 16], [1.0; 16]);
-/// # Ok::<(), tandem_attn::Error>(())
-/// ```
-///
-/// # Errors
-/// [`Error::DtypesDiffer`], [`Error::Extent`], [`Error::Stride`], [`Error::IndexOutOfRange`] or
-/// [`Error::WrittenTwice`]; nothing is written then.
-pub fn append_rows(
-    rows: &TensorRef<'_, 3>,
-    slots: &[impl Integer],
-    pool: TensorMut<'_, 4>,
-) -> Result<(), Error> {
-    let ([tokens, heads, dim], [pages, page_size, ..]) = (rows.shape(), pool.shape());
-    if rows.dtype() != pool.dtype() {
-        return Err(Error::DtypesDiffer {
-            tensor: "rows",
-            got: rows.dtype(),
-            other: "the pool",
-            expected: pool.dtype(),
-        });
-    }
-    let of_pool = pool.shape();
-    for (dimension, got, expected, of) in [
-        ("tokens", tokens, slots.len(), "there are slots"),
-        ("KV heads", heads, of_pool[2], "the pool has"),
-        ("elements in a head", dim, of_pool[3], "the pool has"),
-    ] {
-        if got != expected {
+        if spec.kv_heads == 0 {
             return Err(Error::Extent {
+                tensor: "the KV pool",
+                dimension: "KV heads",
+                got: 0,
+                rule: "at least 1".into(),
+            });
+        }
+        pool.view().check(spec, 0, page_size, pool_pages)?;
+        let (tokens, heads) = (slots.len(), spec.kv_heads as usize);
+        let sides = [
+            ("k", k, spec.head_dim_qk, &mut *pool.k, pool.k_strides),
+            ("v", v, spec.head_dim_v, &mut *pool.v, pool.v_strides),
+        ];
+        for (name, rows, dim, ..) in &sides {
+            let (shape, dim) = ("[tokens, kv_heads, head_dim]", *dim as usize);
+            ShapeError::length(name, rows.len(), shape, tokens * heads * dim)?;
+        }
+        check_slots(slots, u64::from(pool_pages) * u64::from(page_size))?;
+
+        for (_, rows, dim, pool, strides) in sides {
+            let dim = dim as usize;
+            let pool = TensorMut::strided(
+                pool,
+                [pool_pages as usize, page_size as usize, heads, dim],
+                [strides.page, strides.token, strides.head, 1].map(|stride| stride as usize),
+            )?;
+            copy(&TensorRef::new(rows, [tokens, heads, dim])?, slots, pool);
+        }
+        Ok(())
+    }
+
+    /// Copies rows of new tokens, keys or values, into the pool that holds them, in time of the new tokens alone.
+    ///
+    /// - `rows`: `[tokens, kv_heads, head_dim]`, with any strides of tokens and heads
+    /// - `slots`: `[tokens]`, as in [`append_paged_kv`](Self::append_paged_kv)
+    /// - `pool`: `[pages, page_size, kv_heads, head_dim]`, whatever its order in memory: one of
+    ///   [`KvLayout::Hnd`](crate::problem::KvLayout::Hnd) is given with its middle axes
+    ///   [exchanged](TensorMut::swap_axes)
+    ///
+    /// ```
+    /// use tandem_attn::{Cpu, tensor::{TensorMut, TensorRef}};
+    ///
+    /// // Keys of one head from the middle third of a fused row, to the second of two pages of four tokens.
+    /// let (qkv, mut pool) = ([0.0, 1.0, 2.0_f32].map(|x| [x; 16]).concat(), vec![0.0_f32; 2 * 4 * 16]);
+    /// let k = TensorRef::strided(&qkv[16..], [1, 1, 16], [48, 16, 1])?;
+    /// Cpu::append_rows(&k, &[6_i64], TensorMut::new(&mut pool, [2, 4, 1, 16])?)?;
+    /// assert_eq!(pool[6 * 16..7 * 16], [1.0; 16]);
+    /// # Ok::<(), tandem_attn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::DtypesDiffer`], [`Error::Extent`], [`Error::Stride`], [`Error::IndexOutOfRange`] or
+    /// [`Error::WrittenTwice`]; nothing is written then.
+    pub fn append_rows(
+        rows: &TensorRef<'_, 3>,
+        slots: &[impl Integer],
+        pool: TensorMut<'_, 4>,
+    ) -> Result<(), Error> {
+        let ([tokens, heads, dim], [pages, page_size, ..]) = (rows.shape(), pool.shape());
+        if rows.dtype() != pool.dtype() {
+            return Err(Error::DtypesDiffer {
                 tensor: "rows",
-                dimension,
-                got,
-                rule: format!("{expected}, as {of}"),
+                got: rows.dtype(),
+                other: "the pool",
+                expected: pool.dtype(),
             });
         }
-    }
-    for (tensor, got) in [("rows", rows.strides()[2]), ("the pool", pool.strides()[3])] {
-        if got != 1 && dim > 1 {
-            return Err(Error::Stride {
-                tensor,
-                dimension: "the elements of a head",
-                got,
-                rule: "1".into(),
-            });
+        let of_pool = pool.shape();
+        for (dimension, got, expected, of) in [
+            ("tokens", tokens, slots.len(), "there are slots"),
+            ("KV heads", heads, of_pool[2], "the pool has"),
+            ("elements in a head", dim, of_pool[3], "the pool has"),
+        ] {
+            if got != expected {
+                return Err(Error::Extent {
+                    tensor: "rows",
+                    dimension,
+                    got,
+                    rule: format!("{expected}, as {of}"),
+                });
+            }
         }
+        for (tensor, got) in [("rows", rows.strides()[2]), ("the pool", pool.strides()[3])] {
+            if got != 1 && dim > 1 {
+                return Err(Error::Stride {
+                    tensor,
+                    dimension: "the elements of a head",
+                    got,
+                    rule: "1".into(),
+                });
+            }
+        }
+        check_slots(slots, (pages as u64).saturating_mul(page_size as u64))?;
+        copy(rows, slots, pool);
+        Ok(())
     }
-    check_slots(slots, (pages as u64).saturating_mul(page_size as u64))?;
-    copy(rows, slots, pool);
-    Ok(())
 }
 
 /// Where a token goes; none where it is left out.

@@ -47,15 +47,7 @@ pub(in crate::exec) fn check<Q: Element, T: Element, O: Element>(
         ),
     ];
     for (name, got, shape, expected) in lengths {
-        if got != expected {
-            return Err(ShapeError::Length {
-                name,
-                got,
-                shape,
-                expected,
-            }
-            .into());
-        }
+        ShapeError::length(name, got, shape, expected)?;
     }
     check_parts(plan, kv.len())?;
     for (index, (view, part)) in kv.iter().zip(&plan.parts).enumerate() {
@@ -107,14 +99,8 @@ pub(super) fn check_tensors<'a>(
     if tokens > 1 && token < row {
         return Err(stride("tokens", token, row));
     }
-    if let Some(got) = lse.map(<[f32]>::len).filter(|&got| got != tokens * heads) {
-        return Err(ShapeError::Length {
-            name: "lse",
-            got,
-            shape: "[total_q, q_heads]",
-            expected: tokens * heads,
-        }
-        .into());
+    if let Some(lse) = lse {
+        ShapeError::length("lse", lse.len(), "[total_q, q_heads]", tokens * heads)?;
     }
     check_parts(plan, kv.len())?;
     let pools = kv

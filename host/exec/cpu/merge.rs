@@ -159,15 +159,7 @@ fn check(
         ),
     ];
     for (name, got, shape, expected) in lengths {
-        if got != expected {
-            return Err(ShapeError::Length {
-                name,
-                got,
-                shape,
-                expected,
-            }
-            .into());
-        }
+        ShapeError::length(name, got, shape, expected)?;
     }
     let mut written = vec![false; tokens];
     for (index, row) in rows.iter().enumerate() {

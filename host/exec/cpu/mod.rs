@@ -41,10 +41,6 @@ use crate::{
     problem::Spec,
     tensor::{Element, HeadTensors, SliceMut, TensorMut, TensorRef, with_elements},
 };
-pub use append::{
-    AppendScales, append_latent_656, append_paged_kv, append_quantised, append_rows,
-    append_rows_quantised,
-};
 pub use merge::{Partials, merge_states};
 unstable! {
     use ranks::{RankState, merge_ranks};
@@ -200,7 +196,7 @@ impl Cpu {
     ///
     /// ```
     /// use tandem_attn::{
-    ///     exec::Cpu,
+    ///     Cpu,
     ///     kv::{KvScales, KvTensors},
     ///     plan::{PlanOptions, Planner},
     ///     problem::{Batch, Dtype, PageTable, Spec},
@@ -278,6 +274,7 @@ impl Cpu {
     ///
     /// # Errors
     /// As [`Cpu::run_heads`].
+    #[cfg(feature = "unstable")]
     #[expect(clippy::too_many_arguments, reason = "what a run is given")]
     pub fn run_with<V: Variant, Q: Element, T: Element, O: Element>(
         &self,
@@ -330,6 +327,7 @@ impl Cpu {
         let apart = plan.without_joint_items()?;
         let plan = apart.as_ref();
         let sources = Sources::of(plan)?;
+        let rotary = plan.spec.rotary.map(|rope| rope.table()).transpose()?;
         let mut workspace = self.take_workspace(plan, sources.rows);
         let tasks = tasks(plan, &mut workspace).into_par_iter().with_max_len(1);
         tasks.for_each_init(Scratch::default, |scratch, task| {
@@ -346,6 +344,7 @@ impl Cpu {
                 kv_heads,
                 q,
                 &pools[item.part as usize],
+                rotary.as_ref(),
                 self.isa.kernels().load,
             );
             if unit.rows.len() <= narrow::MAX_ROWS {

@@ -53,16 +53,8 @@ pub fn merge_ranks<T: Element>(
             ("the lse of a rank", state.lse.len(), tokens * q_heads),
         ];
         for (name, got, expected) in lengths {
-            if got != expected {
-                let shape = "[tokens, q_heads], and head_dim_v of out";
-                return Err(ShapeError::Length {
-                    name,
-                    got,
-                    shape,
-                    expected,
-                }
-                .into());
-            }
+            let shape = "[tokens, q_heads], and head_dim_v of out";
+            ShapeError::length(name, got, shape, expected)?;
         }
     }
     let widened = states.iter().flat_map(|state| state.out);

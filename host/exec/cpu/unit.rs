@@ -13,6 +13,7 @@ use crate::{
     kv::{KvScales, KvView, LATENT_656_BYTES, ScaleAt, latent_656},
     plan::Plan,
     problem::Spec,
+    step::RopeTable,
     tensor::{Element, Slice, with_elements},
 };
 
@@ -170,10 +171,13 @@ pub(super) struct Unit<'a, V> {
     q: Queries<'a>,
     pools: &'a Pools<'a>,
     pages: &'a [u32],
+    /// What turns queries and keys before the variant sees them.
+    rotary: Option<&'a RopeTable>,
     load: LoadRows,
 }
 
 impl<'a, V: Variant> Unit<'a, V> {
+    #[expect(clippy::too_many_arguments, reason = "what a unit is made of")]
     pub(super) fn new(
         variant: &'a V,
         plan: &'a Plan,
@@ -181,6 +185,7 @@ impl<'a, V: Variant> Unit<'a, V> {
         kv_heads: Range<u32>,
         q: Queries<'a>,
         pools: &'a Pools<'a>,
+        rotary: Option<&'a RopeTable>,
         load: LoadRows,
     ) -> Self {
         let spec = &plan.spec;
@@ -218,6 +223,7 @@ impl<'a, V: Variant> Unit<'a, V> {
             q,
             pools,
             pages: &plan.page_ids[item.table as usize..],
+            rotary,
             load,
         }
     }
@@ -229,6 +235,9 @@ impl<'a, V: Variant> Unit<'a, V> {
         with_elements!(Slice(self.q.elements), q => {
             to.iter_mut().zip(&q[start..]).for_each(|(to, x)| *to = x.to_f32());
         });
+        if let Some(table) = self.rotary {
+            table.turn(to, row.position.into());
+        }
         if V::TRANSFORMS_QUERY {
             let at = Query {
                 token: row.token,
@@ -266,7 +275,7 @@ impl<'a, V: Variant> Unit<'a, V> {
     /// Whether the keys (or values) are others than those of the pool.
     pub(super) const fn makes(&self, pool: Pool) -> bool {
         let transforms = match pool {
-            Pool::Keys => V::TRANSFORMS_KEY,
+            Pool::Keys => V::TRANSFORMS_KEY || self.rotary.is_some(),
             Pool::Values => V::TRANSFORMS_VALUE,
         };
         transforms || self.pools.scales.by_key()
@@ -328,6 +337,11 @@ impl<'a, V: Variant> Unit<'a, V> {
     /// Keys of one head, `[keys, head_dim_qk]`.
     pub(super) fn load_keys(&self, head: u32, keys: Range<u32>, to: &mut [f32]) {
         self.load_rows(Pool::Keys, head, keys.clone(), to);
+        if let Some(table) = self.rotary {
+            for (position, to) in keys.clone().zip(to.chunks_exact_mut(self.dim(Pool::Keys))) {
+                table.turn(to, position.into());
+            }
+        }
         if V::TRANSFORMS_KEY {
             for (position, to) in keys.clone().zip(to.chunks_exact_mut(self.dim(Pool::Keys))) {
                 transform(to, |x, dim| {

@@ -103,6 +103,7 @@ impl KvPool {
 
     /// What each head has of a page as a page of its own: the counterpart of
     /// [`KvView::by_head`](crate::kv::KvView::by_head). `None` as there.
+    #[cfg(feature = "unstable")]
     #[must_use]
     pub fn by_head(&self, kv_heads: u32) -> Option<Self> {
         let step = |s: KvStrides| s.page / s.head;
@@ -141,7 +142,7 @@ impl Gpu {
     /// are faster). `slots` says where each token goes, as `page × page_size + offset`; a token whose slot is
     /// not in the pool, such as [`NO_SLOT`](crate::abi::NO_SLOT), is left out.
     ///
-    /// The same call on the CPU is [`cpu::append_paged_kv`](crate::exec::cpu::append_paged_kv).
+    /// The same call on the CPU is [`Cpu::append_paged_kv`](crate::Cpu::append_paged_kv).
     ///
     /// # Safety
     /// - All tensors and arrays are in this GPU's memory as described, and stay until the work on `stream`
@@ -174,7 +175,7 @@ impl Gpu {
     /// - `slots`: `[tokens]`, as there
     /// - `pool`: `[pages, page_size, kv_heads, head_dim]`, whatever its order in memory
     ///
-    /// The same call on the CPU is [`cpu::append_rows`](crate::exec::cpu::append_rows).
+    /// The same call on the CPU is [`Cpu::append_rows`](crate::Cpu::append_rows).
     ///
     /// # Safety
     /// As [`append_paged_kv`](Self::append_paged_kv).

@@ -1,24 +1,29 @@
-//! Prefills of 8-bit keys: which pages of 64 they convert, each once in a launch, and the pool that they then read.
+//! Prefills of 8-bit keys, or of keys that are turned by their positions: which pages of 64 they bring to another place, each
+//! once in a launch, and the pool that they then read.
 
 use std::{collections::HashMap, ops::Range};
 
 use kernels_gpu::{
-    abi::{ConvertParams, ConvertedPage, LaunchRecord, PrefillParams, WidenParams, WorkItem},
+    abi::{
+        ConvertParams, ConvertedPage, LaunchRecord, PrefillParams, TurnParams, WidenParams,
+        WorkItem,
+    },
     common::cache,
     divisor::Divisor,
-    passes::widen::NUMBERS,
+    passes::{turn::PIECES, widen::NUMBERS},
     registry::Op,
 };
 
 use super::{
-    DeviceArray, Gpu, KvPool, Workspace,
+    DeviceArray, DeviceTensor, Gpu, KvPool, Workspace,
     prefill_rows::vectors,
     registry::element,
     steps::{Parameters, Step, check_pool},
+    tensor::fits,
 };
 use crate::{
     Error,
-    plan::{Plan, conversion::converted_pages},
+    plan::{Plan, PlannedRowBlock, conversion::converted_pages},
     problem::{Compute, Dtype, KvLayout},
 };
 
@@ -82,6 +87,20 @@ impl Conversion {
         let begin = begin as u32;
         let page_0 = begin.wrapping_sub(pages.start);
         self.tables.insert(item.table, Table { begin, page_0 });
+        if plan.spec.rotary.is_some() {
+            self.add_queries(plan.row_block_of(item));
+        }
+    }
+
+    /// Adds the queries of a row block, which are turned. Each entry leaves a page of the converted pool empty.
+    fn add_queries(&mut self, block: &PlannedRowBlock) {
+        let tokens = (0..block.tokens).step_by(ConvertedPage::KEYS as usize);
+        self.pages.extend(tokens.map(|token| ConvertedPage {
+            table: block.position.wrapping_add_unsigned(token).cast_unsigned(),
+            key: block.first_token + token,
+            keys: ConvertedPage::KEYS.min(block.tokens - token),
+            page: ConvertedPage::QUERIES,
+        }));
     }
 
     /// The converted page of an item's table at a place in it: one that is known, or a new one.
@@ -175,7 +194,10 @@ impl Workspace {
             page_size: Divisor::new(pool.k_strides.page_size),
             first_page: pages.start,
             pages: pages.len() as u32,
-            format: format(pool.dtype)?,
+            format: match self.spec.rotary {
+                Some(_) => cache::BITS16,
+                None => format(pool.dtype)?,
+            },
             reserved: [0; 2],
         })
     }
@@ -206,6 +228,40 @@ impl Gpu {
             launch: self.resident(kernel, pieces),
             part: 0,
             parameters: Parameters::Widen(params),
+        })
+    }
+}
+
+impl Gpu {
+    /// The launch that turns queries and keys by their positions for a prefill.
+    pub(super) fn prepare_turn(
+        &self,
+        workspace: &Workspace,
+        pool: &KvPool,
+        pages: Range<u32>,
+        record: Option<DeviceArray<LaunchRecord>>,
+        q: &DeviceTensor<3>,
+    ) -> Result<Step, Error> {
+        let spec = &workspace.spec;
+        let pieces = (pages.len() as u32).saturating_mul(PIECES);
+        let vectors = q.strides[0] / 8;
+        let params = TurnParams {
+            convert: workspace.conversion_of(pool, pages)?,
+            rotary: workspace.rotary(),
+            q: q.address,
+            to_q: workspace.queries(q.shape[0])?.address,
+            record: record.map_or(0, |record| record.address),
+            q_token: fits("the token stride of q", vectors, u32::MAX)?,
+            q_heads: spec.q_heads,
+            kv_heads: spec.kv_heads,
+            lanes_log: (spec.head_dim_qk / 16).trailing_zeros(),
+        };
+        let kernel = self.pass(Op::Turn, element(spec.kv_dtype))?;
+        Ok(Step {
+            kernel: *kernel,
+            launch: self.resident(kernel, pieces),
+            part: 0,
+            parameters: Parameters::Turn(params),
         })
     }
 }

@@ -1,28 +1,8 @@
 //! The crate `cudarc`: its streams, contexts and device memory, as they are (feature `cudarc`).
 //!
-//! Constructors here turn its objects into the plain descriptions that every call of [`exec::gpu`](super) takes; lengths
+//! Constructors here turn its objects into the plain descriptions that every call of [`gpu`](super) takes; lengths
 //! are checked, and element types are those of the memory. `cudarc` orders work on several streams by events: each
 //! description comes with a [`SyncOnDrop`] that is to be dropped once the call that uses it has returned, and not before.
-//!
-//! ```no_run
-//! use ::cudarc::driver::{CudaContext, CudaSlice};
-//! use half::bf16;
-//! use tandem_attn::exec::gpu::{DeviceTensor, Gpu, KvPool, Workspace, cudarc};
-//!
-//! # fn layer(workspace: &mut Workspace, pool: KvPool) -> Result<(), Box<dyn std::error::Error>> {
-//! let context = CudaContext::new(0)?;
-//! let gpu = Gpu::builder().build_in_cudarc(&context)?;
-//! let stream = context.new_stream()?;
-//! let q: CudaSlice<bf16> = stream.alloc_zeros(64 * 32 * 128)?;
-//! let mut out: CudaSlice<bf16> = stream.alloc_zeros(64 * 32 * 128)?;
-//!
-//! let (q, _read) = DeviceTensor::in_cudarc(&q, &stream, [64, 32, 128])?;
-//! let (to, _written) = DeviceTensor::in_cudarc_mut(&mut out, &stream, [64, 32, 128])?;
-//! // SAFETY: all of it is in this GPU's memory, and the stream is one of its.
-//! unsafe { gpu.run(workspace, &q, &[pool], &to, None, cudarc::stream(&stream))? };
-//! # Ok(())
-//! # }
-//! ```
 
 use cudarc::driver::{CudaContext, CudaStream, DeviceSlice};
 
@@ -62,7 +42,31 @@ fn elements<const RANK: usize>(shape: &[usize; RANK]) -> usize {
 }
 
 impl<const RANK: usize> DeviceTensor<RANK> {
-    /// A dense tensor at the start of memory that a call on `stream` reads.
+    /// A dense tensor at the start of memory that a call on `stream` reads (feature `cudarc`).
+    ///
+    /// `cudarc` orders work on several streams by events: the guard is to be dropped once the call that uses the tensor has
+    /// returned, and not before.
+    ///
+    /// ```no_run
+    /// use ::cudarc::driver::{CudaContext, CudaSlice};
+    /// use half::bf16;
+    /// use tandem_attn::gpu::{DeviceTensor, Gpu, KvPool, Stream, Workspace};
+    ///
+    /// # fn layer(workspace: &mut Workspace, pool: KvPool) -> Result<(), Box<dyn std::error::Error>> {
+    /// let context = CudaContext::new(0)?;
+    /// let gpu = Gpu::builder().build_in_cudarc(&context)?;
+    /// let stream = context.new_stream()?;
+    /// let q: CudaSlice<bf16> = stream.alloc_zeros(64 * 32 * 128)?;
+    /// let mut out: CudaSlice<bf16> = stream.alloc_zeros(64 * 32 * 128)?;
+    ///
+    /// let (q, _read) = DeviceTensor::in_cudarc(&q, &stream, [64, 32, 128])?;
+    /// let (to, _written) = DeviceTensor::in_cudarc_mut(&mut out, &stream, [64, 32, 128])?;
+    /// let on = Stream::from_raw(stream.cu_stream().cast());
+    /// // SAFETY: all of it is in this GPU's memory, and the stream is one of its.
+    /// unsafe { gpu.run(workspace, &q, &[pool], &to, None, on)? };
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`Error::Extent`] where the memory is too short.

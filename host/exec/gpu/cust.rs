@@ -1,24 +1,8 @@
 //! The crate `cust`: its streams, contexts and device memory, as they are (feature `cust`).
 //!
 //! [`stream`] and the constructors here turn its objects into the plain descriptions that every call of
-//! [`exec::gpu`](super) takes; lengths are checked. [`Gpu::run_and_wait`] is safe from end to end: it borrows all
+//! [`gpu`](super) takes; lengths are checked. [`Gpu::run_and_wait`] is safe from end to end: it borrows all
 //! memory until the work is done.
-//!
-//! ```no_run
-//! use cust::{memory::DeviceBuffer, stream::{Stream, StreamFlags}};
-//! use tandem_attn::exec::gpu::{Gpu, Workspace, cust::Pool};
-//! # use tandem_attn::problem::KvLayout;
-//!
-//! # fn layer(context: &cust::context::Context, workspace: &mut Workspace) -> Result<(), Box<dyn std::error::Error>> {
-//! let gpu = Gpu::builder().build_in(context)?;
-//! let stream = Stream::new(StreamFlags::DEFAULT, None)?;
-//! let (q, mut out) = (DeviceBuffer::<u16>::zeroed(64 * 32 * 128)?, DeviceBuffer::<u16>::zeroed(64 * 32 * 128)?);
-//! let (k, v) = (DeviceBuffer::<u16>::zeroed(1 << 24)?, DeviceBuffer::<u16>::zeroed(1 << 24)?);
-//! let pool = Pool { layout: KvLayout::Nhd, page_size: 16, k: &k, v: &v };
-//! gpu.run_and_wait(workspace, 64, &q, &[pool], &mut out, None, &stream)?;
-//! # Ok(())
-//! # }
-//! ```
 
 use cust::{context::Context, memory::DeviceCopy, memory::DeviceSlice};
 
@@ -71,7 +55,24 @@ impl<const RANK: usize> DeviceTensor<RANK> {
     }
 }
 
-/// Dense pools of keys and values in memory of `cust`.
+/// Dense pools of keys and values in memory of `cust` (feature `cust`), for [`Gpu::run_and_wait`], which is safe from end to
+/// end: it borrows all memory until the work is done.
+///
+/// ```no_run
+/// use cust::{memory::DeviceBuffer, stream::{Stream, StreamFlags}};
+/// use tandem_attn::gpu::{Gpu, Pool, Workspace};
+/// # use tandem_attn::problem::KvLayout;
+///
+/// # fn layer(context: &cust::context::Context, workspace: &mut Workspace) -> Result<(), Box<dyn std::error::Error>> {
+/// let gpu = Gpu::builder().build_in(context)?;
+/// let stream = Stream::new(StreamFlags::DEFAULT, None)?;
+/// let (q, mut out) = (DeviceBuffer::<u16>::zeroed(64 * 32 * 128)?, DeviceBuffer::<u16>::zeroed(64 * 32 * 128)?);
+/// let (k, v) = (DeviceBuffer::<u16>::zeroed(1 << 24)?, DeviceBuffer::<u16>::zeroed(1 << 24)?);
+/// let pool = Pool { layout: KvLayout::Nhd, page_size: 16, k: &k, v: &v };
+/// gpu.run_and_wait(workspace, 64, &q, &[pool], &mut out, None, &stream)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Pool<'a, T: DeviceCopy> {
     /// How tokens lie in a page.

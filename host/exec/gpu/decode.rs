@@ -195,6 +195,13 @@ fn check(call: &DecodeCall<'_>) -> Result<(), Error> {
         ..
     } = *call;
     spec.check()?;
+    if spec.rotary.is_some() && call.extras.rotary.turns == 0 {
+        return Err(Error::NoInstance {
+            kernel: "decode",
+            asked: "queries and keys turned by their positions, in a call of its own".into(),
+            there: "with plans, whose workspace has the frequencies",
+        });
+    }
     let (dim, value_dim) = (spec.head_dim_qk as usize, spec.head_dim_v as usize);
     if !spec.latent && (!matches!(dim, 64 | 128 | 256 | 512) || value_dim != dim) {
         return Err(extent(
@@ -345,6 +352,7 @@ fn parameters(
         outside,
         long: tile.long.into(),
         reserved: 0,
+        rotary: call.extras.rotary,
     };
     Ok((parameters, [k_shape, v_shape]))
 }
@@ -375,12 +383,7 @@ pub(super) fn attention(call: &DecodeCall<'_>, pieces: u32) -> Result<AttentionP
         ..
     } = *call;
     let per_item = spec.kv_heads as usize * pieces as usize;
-    let mut params = AttentionParams {
-        q: q.address,
-        k: pool.k,
-        v: pool.v,
-        out: out.address,
-        lse: lse.map_or(0, |lse| lse.address),
+    Ok(AttentionParams {
         items: call.items.address,
         rows: call.rows.address,
         page_ids: call.page_ids.address,
@@ -392,17 +395,6 @@ pub(super) fn attention(call: &DecodeCall<'_>, pieces: u32) -> Result<AttentionP
         ticket: call.ticket.address,
         record: call.record.map_or(0, |record| record.address),
         units: fits("units", call.items.len.saturating_mul(per_item), COUNTED)?,
-        q_heads: spec.q_heads,
-        kv_heads: spec.kv_heads,
-        group: spec.group(),
-        k_strides: pool.k_strides,
-        v_strides: pool.v_strides,
-        q_token_stride: fits("the token stride of q", q.strides[0], COUNTED)?,
-        out_token_stride: fits("the token stride of out", out.strides[0], COUNTED)?,
-        variant: spec.variant_params(),
-        scales: pool.scales.parameters(spec, pool, q.shape[0])?,
-        ..AttentionParams::default()
-    };
-    call.extras.point(&mut params);
-    Ok(params)
+        ..call.extras.parameters(spec, q, pool, out, lse)?
+    })
 }

@@ -87,7 +87,7 @@ impl Gpu {
         let mut inner = *tensors;
         let mut rounding = None;
         if workspace.spec.rounds_queries() {
-            q = workspace.rounded(tokens)?;
+            q = workspace.queries(tokens)?;
             rounding = Some(parameters(tensors.q, &q)?);
         }
         if workspace.spec.has_f32_outputs() {

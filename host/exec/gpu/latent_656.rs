@@ -28,7 +28,7 @@ impl Gpu {
     ///
     /// `rows` is `[tokens, 576]`, BF16 or F16, with rows on 16-byte boundaries; `slots` are as in
     /// [`append_paged_kv`](Self::append_paged_kv). Scales are powers of two, as
-    /// [`cpu::append_latent_656`](crate::exec::cpu::append_latent_656) has them, which is the same call on the CPU.
+    /// [`Cpu::append_latent_656`](crate::Cpu::append_latent_656) has them, which is the same call on the CPU.
     ///
     /// # Safety
     /// As [`append_paged_kv`](Self::append_paged_kv).

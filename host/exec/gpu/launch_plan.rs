@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use kernels_gpu::{
-    abi::{DIRECT, MergeRow, NO_MERGE, WorkItem},
+    abi::{DIRECT, MergeRow, NO_MERGE, QueryRow, WorkItem},
     registry::Op,
 };
 
@@ -181,7 +181,9 @@ impl LaunchPlan {
             }
         }
         self.prefill_merges = any;
-        self.mixed = any && plan.parts.len() > 1;
+        // Decodes share merges with prefills of other parts, and of their prefixes.
+        let merges = |row: &QueryRow| self.leaves.get(row.merge as usize) == Some(&true);
+        self.mixed = any && (plan.parts.len() > 1 || plan.rows.iter().any(merges));
         // In one kernel with a prefill decode keeps to its stream of keys.
         let in_one = self.pod == PodMode::Tickets;
         self.fused = merge_mode == MergeMode::Fused && !self.mixed && !in_one;

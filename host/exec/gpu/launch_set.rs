@@ -54,7 +54,8 @@ impl LaunchSet {
     }
 
     /// What any plan of decodes needs that is made with these options: where splits are fixed, or there is one tile for
-    /// all, decodes take other kernels.
+    /// all, decodes take other kernels; and those that share SMs where wide prefixes may be read side by side with the
+    /// other keys, which [`PodMode::Serial`](crate::plan::pod::PodMode::Serial) rules out.
     ///
     /// # Errors
     /// [`PlanError::NoTile`](crate::plan::PlanError::NoTile).
@@ -65,6 +66,21 @@ impl LaunchSet {
     ) -> Result<Self, Error> {
         let mut set = Self::new();
         set.add_decodes(&TileTable::of_options(device, spec, options)?);
+        if options.reads_prefixes_beside() {
+            for config in device
+                .pod
+                .configs
+                .iter()
+                .filter(|config| config.shares_sms())
+            {
+                if let Some(tiles) = TileTable::fused(device, spec, None, config) {
+                    set.add_decodes(&tiles);
+                    for step in tiles.prefills() {
+                        set.add(step.kernel, step.pack);
+                    }
+                }
+            }
+        }
         Ok(set)
     }
 

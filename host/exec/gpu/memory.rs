@@ -23,7 +23,7 @@ use crate::{Error, tensor::Element};
 /// `len` values of type `T` in device memory, freed when dropped.
 ///
 /// ```no_run
-/// # use tandem_attn::exec::gpu::{DeviceBuffer, Gpu};
+/// # use tandem_attn::gpu::{DeviceBuffer, Gpu};
 /// let gpu = Gpu::new(0)?;
 /// let mut values = DeviceBuffer::from_slice(&gpu, &[1.0_f32, 2.0, 3.0])?;
 /// values.write(1, &[7.0])?;
@@ -157,7 +157,7 @@ impl<T> DeviceBuffer<T> {
         self.len == 0
     }
 
-    /// The values as an array of the calls of [`exec::gpu`](super).
+    /// The values as an array of the calls of [`gpu`](super).
     #[must_use]
     pub const fn array(&self) -> DeviceArray<T> {
         DeviceArray::new(self.address, self.len)

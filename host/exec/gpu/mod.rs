@@ -5,7 +5,7 @@
 //! ([`DeviceTensor`], [`DeviceArray`]) and a handle of the stream ([`Stream`]).
 //!
 //! ```
-//! use tandem_attn::{Error, exec::gpu::Gpu};
+//! use tandem_attn::{Error, gpu::Gpu};
 //!
 //! match Gpu::new(0) {
 //!     Ok(gpu) => println!("{} with {} SMs", gpu.name(), gpu.multiprocessors()),
@@ -18,7 +18,7 @@
 //! A [`Workspace`] runs the plans of one thread: [`Workspace::upload`] once a step, [`Gpu::run`] once a layer.
 //!
 //! ```no_run
-//! use tandem_attn::exec::gpu::{DeviceTensor, Gpu, KvPool, Stream, Workspace, WorkspaceOptions};
+//! use tandem_attn::gpu::{DeviceTensor, Gpu, KvPool, Stream, Workspace, WorkspaceOptions};
 //! use tandem_attn::plan::{BatchLimits, Bound, PlanOptions, Planner};
 //! use tandem_attn::problem::{Batch, Spec};
 //!
@@ -51,10 +51,6 @@ mod calls;
 #[cfg(feature = "unstable")]
 mod ceilings;
 mod conversion;
-#[cfg(feature = "cudarc")]
-pub mod cudarc;
-#[cfg(feature = "cust")]
-pub mod cust;
 mod decode;
 mod decode_rows;
 mod device;
@@ -79,41 +75,56 @@ mod pod;
 mod prefill;
 mod prefill_rows;
 mod quantise;
+#[cfg(feature = "unstable")]
 mod ranks;
 mod registry;
 mod resources;
 mod run;
 mod scales;
+#[cfg(feature = "unstable")]
 mod step;
 mod steps;
 mod tensor;
 mod tensor_map;
 mod workspace;
 
+#[cfg(all(feature = "cudarc", feature = "unstable"))]
+pub mod cudarc;
+#[cfg(all(feature = "cudarc", not(feature = "unstable")))]
+mod cudarc;
+#[cfg(all(feature = "cust", feature = "unstable"))]
+pub mod cust;
+#[cfg(all(feature = "cust", not(feature = "unstable")))]
+mod cust;
+
 use std::fmt;
 
 use kernels_gpu::Hooks;
 
+#[cfg(feature = "cust")]
+pub use self::cust::Pool;
 pub use append::KvPool;
-pub use driver::{DevicePtr, Stream};
-pub use embedded::{Image, Module};
+pub use driver::Stream;
 pub use launch_set::LaunchSet;
 pub use memory::{DeviceBuffer, Graph};
-pub use module::Compiling;
 pub use quantise::AppendScales;
+#[cfg(feature = "unstable")]
 pub use ranks::{NcclId, NcclRank, Rank, RankOptions, RankTensors};
 pub use resources::OwnedStream;
 pub use scales::KvScales;
+#[cfg(feature = "unstable")]
 pub use step::{DeviceRope, QkNorm, QkvStep};
 pub use steps::RunTensors;
 pub use tensor::{DeviceArray, DeviceTensor};
 pub use workspace::{Workspace, WorkspaceOptions};
 unstable! {
     use decode::{DecodeCall, DecodeTile};
-    use embedded::MODULES;
+    use driver::DevicePtr;
+    use embedded::{Image, MODULES, Module};
     use kernels_gpu::registry::{Arch, Family, KernelId, KernelInfo};
     use launch_set::LaunchKey;
     use merge::PartialStates;
+    use module::Compiling;
     use prefill::PrefillCall;
     use steps::Extras;
     use tensor_map::{Swizzle, TensorMap};
@@ -133,6 +144,7 @@ pub struct GpuBuilder<'a> {
 
 impl<'a> GpuBuilder<'a> {
     /// Other kernels than the ones in the program.
+    #[cfg(feature = "unstable")]
     #[must_use]
     pub fn modules(mut self, modules: &'a [Module]) -> Self {
         self.modules = modules;
@@ -141,6 +153,7 @@ impl<'a> GpuBuilder<'a> {
 
     /// Kernels of a variant of your own, which [`variant_kernels!`](kernels_gpu::variant_kernels) made, beside the others.
     /// Specifications name it by [`Spec::with_hooks`](crate::problem::Spec::with_hooks).
+    #[cfg(feature = "unstable")]
     #[must_use]
     pub fn variant(mut self, hooks: &Hooks, modules: &'a [Module]) -> Self {
         self.variants.push((*hooks, modules));

@@ -134,6 +134,8 @@ pub(super) enum Source {
     Converted,
     /// In the workspace, where a launch before it brought them.
     Widened,
+    /// There, and the queries, too.
+    Turned,
 }
 
 /// All checks that do not depend on how keys are loaded.
@@ -210,12 +212,7 @@ pub(super) fn attention(call: &PrefillCall<'_>, cuts: u32) -> Result<AttentionPa
         spec, q, pool, out, ..
     } = *call;
     let units = call.items.len * (spec.q_heads / call.pack) as usize * cuts as usize;
-    let mut params = AttentionParams {
-        q: q.address,
-        k: pool.k,
-        v: pool.v,
-        out: out.address,
-        lse: call.lse.map_or(0, |lse| lse.address),
+    Ok(AttentionParams {
         items: call.items.address,
         page_ids: call.page_ids.address,
         partial_out: call.partials.map_or(0, |partials| partials.out.address),
@@ -223,19 +220,8 @@ pub(super) fn attention(call: &PrefillCall<'_>, cuts: u32) -> Result<AttentionPa
         ticket: call.ticket.address,
         record: call.record.map_or(0, |record| record.address),
         units: fits("items × query heads", units, COUNTED)?,
-        q_heads: spec.q_heads,
-        kv_heads: spec.kv_heads,
-        group: spec.group(),
-        k_strides: pool.k_strides,
-        v_strides: pool.v_strides,
-        q_token_stride: fits("the token stride of q", q.strides[0], COUNTED)?,
-        out_token_stride: fits("the token stride of out", out.strides[0], COUNTED)?,
-        variant: spec.variant_params(),
-        scales: pool.scales.parameters(spec, pool, q.shape[0])?,
-        ..AttentionParams::default()
-    };
-    call.extras.point(&mut params);
-    Ok(params)
+        ..call.extras.parameters(spec, q, pool, out, call.lse)?
+    })
 }
 
 /// All checks; the parameters of the launch.

@@ -38,7 +38,7 @@ impl Gpu {
     /// boundaries; rows of the pool begin at multiples of 8 bytes. Of [`KvScales::Request`] the `of_token` is that of
     /// the new tokens.
     ///
-    /// The same call on the CPU is [`cpu::append_quantised`](crate::exec::cpu::append_quantised).
+    /// The same call on the CPU is [`Cpu::append_quantised`](crate::Cpu::append_quantised).
     ///
     /// # Safety
     /// As [`append_paged_kv`](Self::append_paged_kv).
@@ -72,7 +72,7 @@ impl Gpu {
     /// - `slots`: `[tokens]`, as there
     /// - `pool`: `[pages, page_size, kv_heads, head_dim]`, whatever its order in memory
     ///
-    /// The same call on the CPU is [`cpu::append_rows_quantised`](crate::exec::cpu::append_rows_quantised).
+    /// The same call on the CPU is [`Cpu::append_rows_quantised`](crate::Cpu::append_rows_quantised).
     ///
     /// # Safety
     /// As [`append_paged_kv`](Self::append_paged_kv).

@@ -175,7 +175,8 @@ pub(super) fn check_serves(
     let heads = (row.head_dim, row.value_dim) == (spec.head_dim_qk, spec.head_dim_v);
     let heads = heads && row.latent == spec.latent;
     let elements = row.element == element(dtype) && row.takes_cache(element(of_pool));
-    if row.op == op && heads && elements && row.cap == capped {
+    let turns = spec.rotary.is_some();
+    if row.op == op && heads && elements && row.cap == capped && row.turns == turns {
         return Ok(());
     }
     Err(Error::NoInstance {
@@ -184,12 +185,16 @@ pub(super) fn check_serves(
             _ => "decode",
         },
         asked: format!(
-            "head dimension {}, {dtype:?} with keys and values in {of_pool:?}{}: {id} is not one",
+            "head dimension {}, {dtype:?} with keys and values in {of_pool:?}{}{}: {id} is not one",
             named(spec),
             match spec.variant.hooks {
                 Some(hooks) => format!(", variant {hooks}"),
                 None if capped => ", soft cap".into(),
                 None => String::new(),
+            },
+            match spec.rotary {
+                Some(_) => ", queries and keys turned by their positions",
+                None => "",
             },
         ),
         there: "those that plans name",

@@ -59,7 +59,7 @@ impl Gpu {
     /// [launch set](super::WorkspaceOptions::launches) the graph serves whatever plan is in the workspace when
     /// it is launched, and `q`, `out` and `lse` may have more tokens than the plan at hand.
     ///
-    /// The same call on the CPU is [`Cpu::run`](crate::exec::Cpu::run). Where the variant of the spec has something for
+    /// The same call on the CPU is [`Cpu::run`](crate::Cpu::run). Where the variant of the spec has something for
     /// each head, such as sinks, it is [`Gpu::run_with`].
     ///
     /// # Safety
@@ -226,7 +226,7 @@ impl Making<'_> {
             let (Some(pod), Some(&[prefill, decode])) = (pod, pair) else {
                 let step = self.group(index, launch, None)?;
                 if step.is_some() {
-                    steps.extend(self.widening(index, launch)?);
+                    steps.extend(self.before(index, launch)?);
                 }
                 steps.extend(step);
                 continue;
@@ -377,11 +377,16 @@ impl Making<'_> {
         if converts && !widens(&workspace.spec, pool) {
             pool.scales.check_kernel(kernel.info())?;
         }
+        let turns = workspace.spec.rotary.is_some();
         if converts && of_ampere {
+            let what = match turns {
+                true => "queries and keys turned by their positions",
+                false => "keys and values of 8 bits",
+            };
             return Err(Error::NoInstance {
                 kernel: "prefill",
-                asked: "keys and values of 8 bits, and the instructions of Ampere".into(),
-                there: "with 8 bits those of Hopper",
+                asked: format!("{what}, and the instructions of Ampere"),
+                there: "with these those of Hopper",
             });
         }
         // Only in one kernel with the decodes do those of Ampere read a record.
@@ -398,7 +403,13 @@ impl Making<'_> {
         if converts {
             spec.kv_dtype = converted.dtype;
         }
-        let [q, out] = tensors.of_launch(own_heads);
+        let [mut q, out] = tensors.of_launch(own_heads);
+        let turned;
+        if turns {
+            turned = workspace.queries(q.shape[0])?;
+            q = &turned;
+            spec.rotary = None;
+        }
         // With heads of its own dimension a launch writes beside padded ones, or else leaves no states: where there are
         // any, they are padded, too.
         let given = tensors.unpadded.filter(|_| own_heads);
@@ -436,7 +447,9 @@ impl Making<'_> {
         }
         let parameters = step.as_mut().map(|step| &mut step.parameters);
         if let (Some(Parameters::Prefill(params, shapes)), true) = (parameters, converts) {
-            if widens(&workspace.spec, pool) {
+            if turns {
+                shapes.source = Source::Turned;
+            } else if widens(&workspace.spec, pool) {
                 shapes.source = Source::Widened;
             } else {
                 shapes.source = Source::Converted;
@@ -459,18 +472,22 @@ impl Making<'_> {
         }
     }
 
-    /// What comes before a prefill whose keys have scales of their own.
-    fn widening(&self, index: usize, launch: &GroupLaunch) -> Result<Option<Step>, Error> {
+    /// What comes before a prefill whose keys have scales of their own, or are turned by their positions.
+    fn before(&self, index: usize, launch: &GroupLaunch) -> Result<Option<Step>, Error> {
         let (workspace, part) = (self.workspace, launch.key.part as usize);
-        let pool = &self.tensors.pools[part];
-        if launch.key.kernel.info().op != Op::Prefill || !widens(&workspace.spec, pool) {
+        let (gpu, pool, q) = (self.gpu, &self.tensors.pools[part], self.tensors.q);
+        if launch.key.kernel.info().op != Op::Prefill {
             return Ok(None);
         }
         let (_, record) = place(workspace, index, launch);
-        let (pages, tokens) = (self.converted(launch), self.tensors.q.shape[0]);
-        let step = self
-            .gpu
-            .prepare_widen(workspace, pool, pages, record, tokens)?;
+        let pages = self.converted(launch);
+        let step = if workspace.spec.rotary.is_some() {
+            gpu.prepare_turn(workspace, pool, pages, record, q)?
+        } else if widens(&workspace.spec, pool) {
+            gpu.prepare_widen(workspace, pool, pages, record, q.shape[0])?
+        } else {
+            return Ok(None);
+        };
         Ok(Some(Step { part, ..step }))
     }
 
@@ -481,6 +498,7 @@ impl Making<'_> {
             ancestors: self.workspace.ancestors(),
             padding: Padding::of(&self.workspace.spec),
             gap: 0,
+            rotary: self.workspace.rotary(),
         }
     }
 

@@ -5,7 +5,7 @@ use std::{ffi::c_void, ptr};
 use kernels_gpu::{
     abi::{
         AttentionParams, DecodeParams, GatherDecodeParams, GatherPrefillParams, LatentParams,
-        MergeParams, PodParams, PrefillParams, WidenParams,
+        MergeParams, PodParams, PrefillParams, RotaryParams, TurnParams, WidenParams,
     },
     registry::{Arch, KernelId},
     variant::OwnDefect,
@@ -18,7 +18,7 @@ use super::{
     maps::{Maps, ShapeId},
     module::Kernel,
     prefill::{Shapes, Source},
-    tensor::{VECTOR_BYTES, check_address},
+    tensor::{COUNTED, VECTOR_BYTES, check_address, fits},
 };
 use crate::{
     Error,
@@ -30,7 +30,7 @@ use crate::{
 /// What a run computes from and to: see [`Gpu::run`].
 ///
 /// ```
-/// use tandem_attn::{exec::gpu::{DeviceArray, DeviceTensor, RunTensors}, problem::Dtype};
+/// use tandem_attn::{gpu::{DeviceArray, DeviceTensor, RunTensors}, problem::Dtype};
 ///
 /// let q = DeviceTensor::new(0x7f00_0000_0000, Dtype::BF16, [17, 64, 64]);
 /// let out = DeviceTensor::new(0x7f00_1000_0000, Dtype::BF16, [17, 64, 64]);
@@ -110,6 +110,7 @@ impl<'a> RunTensors<'a> {
     }
 
     /// With what the hooks of the variant are given: their [`FromLaunch::Own`](crate::variant::FromLaunch::Own).
+    #[cfg(feature = "unstable")]
     #[must_use]
     pub fn with_own<T: bytemuck::Pod>(mut self, own: &'a T) -> Self {
         self.own = bytemuck::bytes_of(own);
@@ -146,6 +147,8 @@ pub struct Extras {
     pub(super) gap: u32,
     /// A prefill multiplies by scales of 8-bit keys and values.
     pub(super) scaled: bool,
+    /// How decodes turn queries and keys.
+    pub(super) rotary: RotaryParams,
 }
 
 impl Extras {
@@ -182,9 +185,34 @@ impl Extras {
         })
     }
 
-    pub(super) fn point(&self, params: &mut AttentionParams) {
-        params.sinks = self.sinks.map_or(0, |sinks| sinks.address);
-        params.ancestors = self.ancestors.map_or(0, |ancestors| ancestors.address);
+    /// What every attention kernel takes: the heads, the tensors and these.
+    pub(super) fn parameters(
+        &self,
+        spec: &Spec,
+        q: &DeviceTensor<3>,
+        pool: &KvPool,
+        out: &DeviceTensor<3>,
+        lse: Option<&DeviceTensor<2>>,
+    ) -> Result<AttentionParams, Error> {
+        Ok(AttentionParams {
+            q: q.address,
+            k: pool.k,
+            v: pool.v,
+            out: out.address,
+            lse: lse.map_or(0, |lse| lse.address),
+            q_heads: spec.q_heads,
+            kv_heads: spec.kv_heads,
+            group: spec.group(),
+            k_strides: pool.k_strides,
+            v_strides: pool.v_strides,
+            q_token_stride: fits("the token stride of q", q.strides[0], COUNTED)?,
+            out_token_stride: fits("the token stride of out", out.strides[0], COUNTED)?,
+            variant: spec.variant_params(),
+            scales: pool.scales.parameters(spec, pool, q.shape[0])?,
+            sinks: self.sinks.map_or(0, |sinks| sinks.address),
+            ancestors: self.ancestors.map_or(0, |ancestors| ancestors.address),
+            ..AttentionParams::default()
+        })
     }
 }
 
@@ -194,14 +222,10 @@ pub(super) fn check_sinks(spec: &Spec, sinks: Option<DeviceArray<f32>>) -> Resul
     match (spec.variant.sinks, sinks) {
         (true, None) => Err(ShapeError::Missing { name }.into()),
         (false, Some(_)) => Err(ShapeError::Surplus { name }.into()),
-        (true, Some(sinks)) if sinks.len != expected => Err(ShapeError::Length {
-            name,
-            got: sinks.len,
-            shape: "[q_heads]",
-            expected,
+        (true, Some(sinks)) => {
+            ShapeError::length(name, sinks.len, "[q_heads]", expected)?;
+            sinks.check_address(name, 4)
         }
-        .into()),
-        (true, Some(sinks)) => sinks.check_address(name, 4),
         (false, None) => Ok(()),
     }
 }
@@ -210,15 +234,8 @@ pub(super) fn check_sinks(spec: &Spec, sinks: Option<DeviceArray<f32>>) -> Resul
 pub(super) fn check_own(gpu: &Gpu, spec: &Spec, own: &[u8]) -> Result<(), Error> {
     let hooks = spec.variant.hooks.map(|name| gpu.hooks(name)).transpose()?;
     let expected = hooks.map_or(0, |hooks| hooks.own_bytes);
-    if own.len() != expected {
-        return Err(ShapeError::Length {
-            name: "what the variant is given",
-            got: own.len(),
-            shape: "its size in bytes",
-            expected,
-        }
-        .into());
-    }
+    let given = "what the variant is given";
+    ShapeError::length(given, own.len(), "its size in bytes", expected)?;
     let Some(hooks) = hooks else {
         return Ok(());
     };
@@ -256,6 +273,8 @@ pub(super) enum Parameters {
     PrefillRows(GatherPrefillParams),
     /// What widens the keys of the prefill behind it.
     Widen(WidenParams),
+    /// What turns queries and keys for the prefill behind it.
+    Turn(TurnParams),
     /// A prefill and a decode in one.
     Pod(PodParams),
     Merge(MergeParams),
@@ -303,7 +322,10 @@ impl Step {
             Parameters::Prefill(params, shapes) => {
                 let known = &params.attention;
                 let [q, out] = tensors.of_launch(shapes.unpadded);
-                let (q, out) = (q.address, out.address);
+                let (mut q, out) = (q.address, out.address);
+                if shapes.source == Source::Turned {
+                    q = known.q;
+                }
                 if known.q != q {
                     params.q_map = maps.at("q", q, shapes.q)?;
                 }
@@ -331,12 +353,19 @@ impl Step {
                         (params.convert.k, params.convert.v) = (pool.k, pool.v);
                         (params.attention.k, params.attention.v) = read;
                     }
-                    Source::Widened => (params.attention.k, params.attention.v) = read,
+                    Source::Widened | Source::Turned => {
+                        (params.attention.k, params.attention.v) = read
+                    }
                 }
             }
             Parameters::Widen(params) => {
                 check_pool(pool)?;
                 params.scales = scales;
+                (params.convert.k, params.convert.v) = (pool.k, pool.v);
+            }
+            Parameters::Turn(params) => {
+                check_pool(pool)?;
+                params.q = tensors.q.address;
                 (params.convert.k, params.convert.v) = (pool.k, pool.v);
             }
             Parameters::DecodeRows(params) => {
@@ -369,6 +398,7 @@ impl Step {
             Parameters::Prefill(params, _) => (&raw const *params).cast(),
             Parameters::PrefillRows(params) => (&raw const *params).cast(),
             Parameters::Widen(params) => (&raw const *params).cast(),
+            Parameters::Turn(params) => (&raw const *params).cast(),
             Parameters::Pod(params) => (&raw const *params).cast(),
             Parameters::Merge(params) => (&raw const *params).cast(),
         }

@@ -16,7 +16,7 @@ pub(super) const VECTOR_BYTES: u32 = 16;
 /// A tensor in device memory. It owns nothing: the memory may come from any CUDA crate.
 ///
 /// ```
-/// use tandem_attn::{exec::gpu::DeviceTensor, problem::Dtype};
+/// use tandem_attn::{gpu::DeviceTensor, problem::Dtype};
 ///
 /// // The value part of a fused projection: [tokens, 8, 128] with rows of 6144 elements.
 /// let v = DeviceTensor::new(0x7f00_0000_0000, Dtype::BF16, [17, 8, 128]).with_stride(0, 6144);
@@ -36,7 +36,8 @@ pub struct DeviceTensor<const RANK: usize> {
 
 impl DeviceTensor<3> {
     /// `[tokens, q_heads, dim]` as `[tokens · kv_heads, group, dim]`, for
-    /// [page lists by head](crate::kv::PagesByHead). `None` where heads are not groups, or tokens have gaps between them.
+    /// page lists by head (`PagesByHead`). `None` where heads are not groups, or tokens have gaps between them.
+    #[cfg(feature = "unstable")]
     #[must_use]
     pub fn by_kv_head(&self, kv_heads: u32) -> Option<Self> {
         let ([tokens, q_heads, dim], kv_heads) = (self.shape, kv_heads as usize);
@@ -58,7 +59,7 @@ impl DeviceTensor<3> {
     /// Some heads of each token: `[tokens, heads of the range, dim]`. `None` where there are no such heads.
     ///
     /// ```
-    /// use tandem_attn::{exec::gpu::DeviceTensor, problem::Dtype};
+    /// use tandem_attn::{gpu::DeviceTensor, problem::Dtype};
     ///
     /// let q = DeviceTensor::new(0x7f00_0000_0000, Dtype::BF16, [17, 8, 128]);
     /// let second = q.heads(4..8).expect("there are 8");
@@ -184,7 +185,7 @@ impl DeviceTensor<3> {
 /// `len` values of type `T` in device memory; `T` is plain data of the crate's contract with the device.
 ///
 /// ```
-/// # use tandem_attn::exec::gpu::DeviceArray;
+/// # use tandem_attn::gpu::DeviceArray;
 /// let slots = DeviceArray::<u32>::new(0x7f00_0000_0000, 17);
 /// ```
 #[derive(Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@ mod upload;
 
 use std::{fmt, ops::Range};
 
-use kernels_gpu::abi::{ConvertedPage, LaunchRecord, MergeRow, QueryRow, WorkItem};
+use kernels_gpu::abi::{ConvertedPage, LaunchRecord, MergeRow, QueryRow, RotaryParams, WorkItem};
 
 use super::{
     Arch, DeviceArray, DeviceTensor, Gpu, PartialStates,
@@ -20,6 +20,7 @@ use crate::{
     Error,
     plan::{Bound, MAX_LAUNCHES, MergeMode, PlanError, Unsupported, WorkspaceLayout},
     problem::{Dtype, Padding, Spec},
+    step::Pairing,
 };
 
 /// How a workspace's plans run.
@@ -33,7 +34,7 @@ pub struct WorkspaceOptions {
     /// the plan, and what each of them has to do is read from the workspace. None: a run makes the launches
     /// that its plan needs, and a graph of it is good for that plan.
     pub launches: Option<LaunchSet>,
-    /// With [`launches`](Self::launches): who merges, for all plans; [`MergeMode::Auto`] is the kernel.
+    /// With [`launches`](Self::launches): who merges, for all plans; automatic is the kernel.
     pub merge_mode: MergeMode,
     /// Debug mode: every run first waits for the stream, reads the plan back from the device and checks page
     /// ids, lengths and indices, so that damage is reported by request and page instead of as an illegal
@@ -57,6 +58,7 @@ impl WorkspaceOptions {
     }
 
     /// With a launch set: who merges.
+    #[cfg(feature = "unstable")]
     #[must_use]
     pub const fn with_merge_mode(mut self, merge_mode: MergeMode) -> Self {
         self.merge_mode = merge_mode;
@@ -145,6 +147,12 @@ impl Gpu {
         let staging = (0..IN_FLIGHT)
             .map(|_| staging())
             .collect::<Result<_, _>>()?;
+        let memory = DeviceMemory::zeroed(raw, layout.bytes as usize)?;
+        if let Some(rope) = spec.rotary {
+            let table = rope.table()?;
+            let (turns, _) = table.parts();
+            memory.write(layout.turns.start, bytemuck::cast_slice(turns))?;
+        }
         Ok(Workspace {
             spec: *spec,
             bound: *bound,
@@ -160,7 +168,7 @@ impl Gpu {
             known: Known::default(),
             staging,
             next: 0,
-            memory: DeviceMemory::zeroed(raw, layout.bytes as usize)?,
+            memory,
             layout,
             context,
         })
@@ -265,15 +273,32 @@ impl Workspace {
         some.then(|| self.array(&self.layout.ancestors))
     }
 
-    /// Room for queries of so many tokens in 16 bits.
-    pub(super) fn rounded(&self, tokens: usize) -> Result<DeviceTensor<3>, Error> {
+    /// How decodes turn queries and keys, and what comes before prefills; nothing where nobody does.
+    pub(super) fn rotary(&self) -> RotaryParams {
+        let Some(rope) = self.spec.rotary else {
+            return RotaryParams::default();
+        };
+        let magnitude = rope.magnitude();
+        RotaryParams {
+            turns: self.memory.address() + self.layout.turns.start,
+            pairs: rope.dim / 2,
+            interleaved: (rope.pairing == Pairing::Interleaved).into(),
+            gain: (magnitude * magnitude) as f32,
+            reserved: [0; 3],
+        }
+    }
+
+    /// Room for queries of so many tokens in 16 bits: rounded, or turned.
+    pub(super) fn queries(&self, tokens: usize) -> Result<DeviceTensor<3>, Error> {
         let most = self.bound.padded_tokens as usize;
         if tokens > most {
             return Err(Error::Extent {
                 tensor: "q",
                 dimension: "tokens",
                 got: tokens,
-                rule: format!("at most {most}, those of the bound: its queries are rounded"),
+                rule: format!(
+                    "at most {most}, those of the bound: its queries are rounded or turned"
+                ),
             });
         }
         let spec = self.spec.on_kernels();

@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 
-use super::super::{mask::DraftTree, *};
+use super::super::*;
 use crate::{
-    exec::cpu::append_paged_kv,
+    exec::Cpu,
     problem::{Batch, Dtype, KvLayout, PageTable, Part, Spec},
     reference::{self, Output},
     tensor::ShapeError,
@@ -65,7 +65,7 @@ fn all_layouts_show_the_same_rows() {
         let (mut k_pool, mut v_pool) = (vec![f32::NAN; len], vec![f32::NAN; len]);
         let mut pool = KvViewMut::new(&spec, layout, page_size, &mut k_pool, &mut v_pool);
         let slots = table.slots(0, 2..7).unwrap();
-        append_paged_kv(&spec, pages, &slots, &k, &v, &mut pool).unwrap();
+        Cpu::append_paged_kv(&spec, pages, &slots, &k, &v, &mut pool).unwrap();
         check(pool.view());
         assert_eq!(pool.view().by_token().is_some(), layout == KvLayout::Nhd);
         pool.copy_page(&spec, 2, 1).unwrap();
@@ -157,7 +157,7 @@ proptest! {
 }
 
 fn kv_shared(batch: &Batch) -> Batch {
-    let shared = compose::share_prefixes(batch);
+    let shared = batch.share_prefixes();
     for request in 0..batch.requests() {
         assert_eq!(shared.kv_len(request), batch.kv_len(request));
     }
@@ -172,7 +172,7 @@ fn prefixes_are_shared_level_by_level() {
     table.push(&[0, 5, 12], 9);
     table.push(&[20, 21], 8);
     table.push(&[20, 22], 5);
-    let shared = compose::share_prefixes(&Batch::new(vec![0, 1, 2, 3, 4, 5], table));
+    let shared = Batch::new(vec![0, 1, 2, 3, 4, 5], table).share_prefixes();
     let [first, second, own] = &shared.parts[..] else {
         panic!("{shared:?}")
     };
@@ -205,7 +205,7 @@ fn a_draft_tree_sees_context_and_ancestors() {
         spec().with_window_left(3),
         spec().with_soft_cap(5.0),
     ] {
-        let got = memory.attend(&spec, &mask::draft_trees(&spec, 4, 40, &[tree, tree]));
+        let got = memory.attend(&spec, &DraftTree::batch(&spec, 4, 40, &[tree, tree]));
         // The same as token-level rows: each path written out behind the context.
         let paths: [&[u32]; 5] = [&[50], &[51], &[50, 52], &[50, 55], &[50, 55, 90]];
         let row = |path: &&[u32]| {
@@ -214,7 +214,7 @@ fn a_draft_tree_sees_context_and_ancestors() {
                 .collect::<Vec<_>>()
         };
         let rows = paths.iter().chain(&paths).map(row);
-        let written_out = Batch::composed(vec![0, 5, 10], vec![mask::token_level(0, 160, rows)]);
+        let written_out = Batch::composed(vec![0, 5, 10], vec![Part::token_level(0, 160, rows)]);
         assert_close(&got, &memory.attend(&spec, &written_out));
     }
 }
@@ -226,7 +226,7 @@ fn a_token_level_mask_is_the_causal_one() {
     table.push(&[9, 4, 30], 10);
     let causal = Batch::new(vec![0, 3], table);
     let rows = (8..=10).map(|visible| mask::slots(&[9, 4, 30], 4, visible));
-    let masked = Batch::composed(vec![0, 3], vec![mask::token_level(0, 160, rows)]);
+    let masked = Batch::composed(vec![0, 3], vec![Part::token_level(0, 160, rows)]);
     assert_close(
         &memory.attend(&spec().non_causal(), &masked),
         &memory.attend(&spec(), &causal),

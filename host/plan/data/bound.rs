@@ -28,8 +28,8 @@ pub struct BatchLimits {
     pub page_ids: u32,
     /// Keys of one request; matters for fixed splits, and for the default of [`prefill_keys`](Self::prefill_keys).
     pub kv_len: u32,
-    /// Keys that the prefills of a batch have together. Matters where keys have 8 bits: the workspace then has room for
-    /// so many keys and values of 16 bits. By default those of all requests, but no more than 262,144 and those of one.
+    /// Keys that the prefills of a batch have together. Matters where keys have 8 bits or are turned by their positions: the
+    /// workspace then has room for so many keys and values of 16 bits. By default those of all requests, but no more than 262,144 and those of one.
     #[serde(default)]
     pub prefill_keys: u32,
     /// Parts of a batch.
@@ -145,10 +145,11 @@ pub struct Bound {
     /// Query tokens with ancestors.
     #[serde(default)]
     pub ancestors: u32,
-    /// Query tokens whose heads are padded for the kernels of a GPU, or whose queries are rounded for them.
+    /// Query tokens whose heads are padded for the kernels of a GPU, or whose queries are rounded or turned for them.
     #[serde(default)]
     pub padded_tokens: u32,
-    /// Pages of 64 keys that prefills convert from 8 bits to 16.
+    /// Pages of 64 keys that prefills convert from 8 bits to 16, or turn by their positions; and where they turn them, 64
+    /// queries each.
     #[serde(default)]
     pub converted_pages: u32,
 }

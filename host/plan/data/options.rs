@@ -23,7 +23,8 @@ pub struct PlanOptions {
     pub decode_tile: Option<Tile>,
     /// Who merges partial states.
     pub merge_mode: MergeMode,
-    /// How the prefills and the decodes of a hybrid batch run.
+    /// How the prefills and the decodes of a hybrid batch run, and whether wide prefixes that decodes share may be read side
+    /// by side with their other keys ([`Auto`](PodMode::Auto), and [`Fused`](PodMode::Fused) wherever that can be).
     pub pod: PodMode,
     /// Prefill CTAs beside decodes where they are fused; none: as the planner thinks best.
     pub prefill_ctas: Option<u32>,
@@ -33,6 +34,7 @@ pub struct PlanOptions {
 
 impl PlanOptions {
     /// With decodes that share prefixes packed by this rule.
+    #[cfg(feature = "unstable")]
     #[must_use]
     pub const fn with_packing(mut self, packing: PackRule) -> Self {
         self.packing = packing;
@@ -47,6 +49,7 @@ impl PlanOptions {
     }
 
     /// With one tile for all decodes, or the selector's choice.
+    #[cfg(feature = "unstable")]
     #[must_use]
     pub fn with_decode_tile(mut self, tile: impl Into<Option<Tile>>) -> Self {
         self.decode_tile = tile.into();
@@ -54,6 +57,7 @@ impl PlanOptions {
     }
 
     /// With partial states merged by these.
+    #[cfg(feature = "unstable")]
     #[must_use]
     pub const fn with_merge_mode(mut self, merge_mode: MergeMode) -> Self {
         self.merge_mode = merge_mode;
@@ -61,6 +65,7 @@ impl PlanOptions {
     }
 
     /// With the prefills and the decodes of a hybrid batch run like this.
+    #[cfg(feature = "unstable")]
     #[must_use]
     pub const fn with_pod(mut self, pod: PodMode) -> Self {
         self.pod = pod;
@@ -79,6 +84,16 @@ impl PlanOptions {
     pub fn with_bound(mut self, bound: impl Into<Option<Bound>>) -> Self {
         self.bound = bound.into();
         self
+    }
+}
+
+impl PlanOptions {
+    /// Whether wide prefixes of decodes may be read side by side with the other keys.
+    pub(crate) fn reads_prefixes_beside(&self) -> bool {
+        self.packing == PackRule::Fastest
+            && self.split == SplitMode::Makespan
+            && self.decode_tile.is_none()
+            && matches!(self.pod, PodMode::Auto | PodMode::Fused)
     }
 }
 
@@ -112,7 +127,7 @@ pub enum SplitMode {
     ///
     /// Kernels follow from the request, too: those that can share SMs with others compute it also where it is alone
     /// (65 to 4,096 query tokens, and decodes of up to 8 rows, where a GPU has such kernels for the heads). A
-    /// [`decode_tile`](PlanOptions::decode_tile) or [`MergeMode::Fused`] asks for those that run alone. Results are the
+    /// [`decode_tile`](PlanOptions::decode_tile) or `MergeMode::Fused` asks for those that run alone. Results are the
     /// same among plans of equal options.
     Fixed {
         /// Keys of a piece, a multiple of the page size.

@@ -144,7 +144,7 @@ pub struct Plan {
     /// By how many positions it still can, if there is a limit: with fixed splits no window may leave a chunk
     /// behind. A new plan would do without the chunk's row, and both plans are to give the same results.
     pub grows_by: Option<u32>,
-    /// Who merges; not [`MergeMode::Auto`].
+    /// Who merges; not automatic.
     pub merge_mode: MergeMode,
     /// How the prefills and the decodes run, where there are both.
     pub pod: Option<PodPlan>,

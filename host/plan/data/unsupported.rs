@@ -91,6 +91,17 @@ pub enum Unsupported {
         /// The device.
         device: String,
     },
+    /// Queries and keys that attention turns by their positions ([`Spec::rotary`](crate::problem::Spec)).
+    #[error(
+        "no kernel for {device} turns queries and keys by their positions {what}; turn them before attention, keys as they are \
+         appended (Gpu::qkv_step), and leave the specification's rotary embedding out, or plan for the CPU"
+    )]
+    Rotary {
+        /// The device.
+        device: String,
+        /// In which form, and what there is.
+        what: String,
+    },
     /// Latent attention.
     #[error(
         "no kernel for {device} computes latent attention {what}; plan for the CPU, which does, or give keys and values \
@@ -114,7 +125,7 @@ pub enum Unsupported {
         /// What it is, and what to do instead.
         what: String,
     },
-    /// Products of 8 bits ([`Compute::F8`](crate::problem::Compute)).
+    /// Products of 8 bits (`Compute::F8`).
     #[error(
         "no prefill kernel for {device} has products of 8 bits for a head dimension of {}, keys and values in \
          {kv_dtype:?} and this variant: {there}; or choose Compute::F16",

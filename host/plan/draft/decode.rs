@@ -11,6 +11,7 @@ use super::{
 };
 use crate::plan::{
     data::{Kernel, PackRule, PlanOptions, PlannedRowBlock, Rules, SplitMode, Tile},
+    model::Model,
     prefix::{Forest, Member, NO_NODE, PackCosts, PackNode, Packer},
     split::has_many_rows,
 };
@@ -26,7 +27,17 @@ pub struct DecodeDrafter {
     /// For each node, where the rows of its subtree begin among the draft's.
     rows_begin: Vec<u32>,
     joiner: Joiner,
+    /// How the part at hand is drafted again, if its prefixes may be read beside the other keys.
+    again: Option<Common>,
+    choice: Option<Choice>,
 }
+
+/// A prefix that so many rows have, or more, may be read by prefills.
+const WIDE_ROWS: u32 = 128;
+/// And is worth it from so many keys on, where all such prefixes' products take so long, and this part of the step.
+const WIDE_KEYS: u32 = 256;
+const WIDE_NS: f64 = 6e3;
+const WIDE_PART: f64 = 0.08;
 
 impl DecodeDrafter {
     /// Drafts the decodes of a part; says whether there are prefills beside them.
@@ -38,6 +49,7 @@ impl DecodeDrafter {
         drafts: &mut Drafts,
     ) -> bool {
         let (part, spec) = (input.part, &input.model.spec);
+        self.again = None;
         self.members.clear();
         self.members.reserve(input.row_blocks.len());
         let (mut one_each, mut has_prefills) = (true, false);
@@ -129,26 +141,77 @@ impl DecodeDrafter {
         let alone = !input.composed && !has_prefills;
         // Rows of a joint tile see all keys of their runs.
         let all_see = all_see && !input.masked;
-        let choice = if joins && cut_freely && all_see && alone {
-            self.joiner.choose(input, &self.packer)
-        } else {
-            None
+        let may_join = joins && cut_freely && all_see && alone;
+        self.choice = match may_join {
+            true => self.joiner.choose(input, &self.packer),
+            false => None,
         };
+        if may_join && options.split == SplitMode::Makespan {
+            self.again = Some(common);
+        }
+        self.draft_nodes(&mut common, input, drafts);
+        has_prefills
+    }
+
+    /// Drafts the packed forest.
+    fn draft_nodes(&mut self, common: &mut Common, input: &PartInput<'_>, drafts: &mut Drafts) {
         let mut node = 0;
         while node < self.packer.nodes.len() {
             let is_root = self.packer.nodes[node].parent == NO_NODE;
-            match choice {
+            match self.choice {
                 Some(choice) if is_root && self.joiner.joins(node, &choice, &input.model.cost) => {
                     self.join(node, &choice, input, drafts);
                     node = self.packer.nodes[node].subtree_end as usize;
                 }
                 _ => {
-                    self.draft_node(node, &mut common, input, drafts);
+                    self.draft_node(node, false, common, input, drafts);
                     node += 1;
                 }
             }
         }
-        has_prefills
+    }
+
+    /// What the drafts take that were made last, if their prefixes may be read otherwise and are worth a thought, or `any`
+    /// are: in picoseconds.
+    pub fn time_ps(&self, model: &Model, any: bool) -> Option<u64> {
+        self.again.as_ref()?;
+        let group = model.spec.group();
+        let wide = self.packer.nodes.iter().filter(|node| {
+            !node.is_leaf
+                && node.rows.saturating_mul(group) >= WIDE_ROWS
+                && node.end - node.start >= WIDE_KEYS
+        });
+        let pairs = wide.map(|node| u64::from(node.rows) * u64::from(node.end - node.start));
+        let flops = pairs.sum::<u64>() as f64 * model.spec.flops_per_pair() as f64;
+        let step_ps = self.joiner.time_ps;
+        let least_ns = WIDE_NS.max(WIDE_PART * step_ps as f64 / 1e3);
+        let least = if any {
+            1.0
+        } else {
+            least_ns * model.device.flops_per_ns
+        };
+        (step_ps > 0 && flops >= least).then_some(step_ps)
+    }
+
+    /// Drafts the part again: as before, or with wide prefixes as prefills in the input's tiles. Says whether there are any.
+    pub fn draft_again(&mut self, wide: bool, input: &PartInput<'_>, drafts: &mut Drafts) -> bool {
+        let Some(mut common) = self.again else {
+            return false;
+        };
+        drafts.items.clear();
+        drafts.runs.clear();
+        common.draft.rows = 0;
+        if !wide {
+            self.draft_nodes(&mut common, input, drafts);
+            return false;
+        }
+        common.per_tile = input.tiles.decode_tokens() as usize;
+        common.draft.pack = input.tiles.decode_pack();
+        let mut any = false;
+        for node in 0..self.packer.nodes.len() {
+            any |= self.draft_node(node, true, &mut common, input, drafts);
+        }
+        any
     }
 
     /// Drafts a tree in joint tiles.
@@ -159,6 +222,7 @@ impl DecodeDrafter {
             members,
             rows_begin,
             joiner,
+            ..
         } = self;
         let forest = JointForest {
             packer,
@@ -255,17 +319,19 @@ impl DecodeDrafter {
         }
     }
 
-    /// The item of a node: its own row block, or the rows of the children that are cut from it.
+    /// The item of a node: its own row block, or the rows of the children that are cut from it. Of a wide prefix, where
+    /// these are wanted, the prefills that read it: then it says so.
     fn draft_node(
         &self,
         index: usize,
+        wide: bool,
         common: &mut Common,
         input: &PartInput<'_>,
         drafts: &mut Drafts,
-    ) {
+    ) -> bool {
         let node = &self.packer.nodes[index];
         if node.is_empty() {
-            return;
+            return false;
         }
         let mut rows = self.subtree_rows(index);
         let mut shared = node.joined > 0;
@@ -287,13 +353,32 @@ impl DecodeDrafter {
             end: node.end,
             is_leaf: node.is_leaf,
         };
+        if wide
+            && !node.is_leaf
+            && rows.len() as u32 * input.model.spec.group() >= WIDE_ROWS
+            && node.end - node.start >= WIDE_KEYS
+            && let Some((first, position)) = consecutive(&drafts.rows[rows.clone()])
+        {
+            let tokens = first..first + rows.len() as u32;
+            keys.draft_wide(tokens, position, common, input, drafts);
+            return true;
+        }
         keys.draft(rows, shared, common, input, drafts);
+        false
     }
 
     fn subtree_rows(&self, index: usize) -> Range<usize> {
         let end = self.packer.nodes[index].subtree_end as usize;
         self.rows_begin[index] as usize..self.rows_begin[end] as usize
     }
+}
+
+/// The first token of rows that are some tokens in a row, in any order, and its position.
+fn consecutive(rows: &[DraftRow]) -> Option<(u32, i32)> {
+    let first = rows.iter().min_by_key(|row| row.token)?;
+    let last = rows.iter().map(|row| row.token).max()?;
+    let all = (last - first.token) as usize + 1 == rows.len();
+    all.then_some((first.token, first.position))
 }
 
 /// What packing weighs for a part.

@@ -38,6 +38,22 @@ impl Drafter {
         *is_hybrid
     }
 
+    /// What decodes that share prefixes take, and nothing else beside them, in picoseconds: where wide prefixes may be read
+    /// by prefills, and that is worth a thought or is wanted for `any`.
+    pub fn shared_ps(&self, input: &BatchInput<'_>, any: bool) -> Option<u64> {
+        let may = input.batch.parts.len() == 1 && !self.has_prefills;
+        self.decodes.time_ps(input.model, any).filter(|_| may)
+    }
+
+    /// Drafts decodes again, with wide prefixes as prefills or as before; says whether there are any.
+    pub fn draft_again(&mut self, input: &BatchInput<'_>, tiles: &TileTable, wide: bool) -> bool {
+        let Self {
+            drafts, decodes, ..
+        } = self;
+        let mut parts = input.parts(tiles);
+        parts.any(|part| decodes.draft_again(wide, &part, drafts))
+    }
+
     /// Drafts the prefills beside the decodes, and the decodes again where they have other tiles beside prefills.
     pub fn draft_all(
         &mut self,
@@ -53,6 +69,13 @@ impl Drafter {
             has_prefills,
             is_hybrid,
         } = self;
+        if !*has_prefills && config.is_some() {
+            // Prefixes beside the other keys are drafted already, in tiles of other keys perhaps.
+            input.parts(tiles).for_each(|part| {
+                decodes.draft_again(true, &part, drafts);
+            });
+            return;
+        }
         // Drafts stand part after part, because states are merged in that order.
         let other_tiles = config.is_some_and(|config| config.decode.is_some());
         let again = *is_hybrid && (input.batch.parts.len() > 1 || other_tiles);

@@ -77,8 +77,9 @@ pub struct PartInput<'a> {
 impl PartInput<'_> {
     /// Which kernel runs a row block of so many query tokens.
     pub fn kernel(&self, q_len: u32) -> Kernel {
-        // Decodes take 8-bit keys by whole groups of 8; what takes them one by one are prefills.
-        let by_rows = self.model.spec.kv_dtype.bytes() == 1
+        // Decodes take 8-bit keys, and those that they turn, by whole groups of 8; what takes them one by one are prefills.
+        let spec = &self.model.spec;
+        let by_rows = (spec.kv_dtype.bytes() == 1 || spec.rotary.is_some())
             && !self.part.table.page_size.is_multiple_of(8)
             && self.model.tiles.has_prefills()
             && !self.model.device.is_cpu();

@@ -24,14 +24,10 @@ impl Drafts {
 
     /// What the items take if every resident CTA is busy all the time.
     pub fn mean_load_ps(&self, cost: &CostModel) -> u64 {
-        let load = |draft: &Draft| {
-            let partial_rows = if draft.leaves_partial { draft.rows } else { 0 };
-            let unit = cost.fixed_ps(draft.kernel, draft.tile, draft.pack, partial_rows)
-                + cost.key_ps(draft.kernel, draft.tile, draft.pack) * u64::from(draft.kv_len());
-            let units = u64::from(cost.units_per_item(draft.pack));
-            unit * units / u64::from(cost.resident_ctas(draft.kernel))
-        };
-        self.items.iter().map(load).sum()
+        self.items
+            .iter()
+            .map(|draft| draft.mean_load_ps(cost))
+            .sum()
     }
 }
 
@@ -102,6 +98,15 @@ pub const NO_ROW_BLOCK: u32 = u32::MAX;
 impl Draft {
     pub const fn kv_len(&self) -> u32 {
         self.kv_end - self.kv_begin
+    }
+
+    /// What it takes of every resident CTA.
+    pub fn mean_load_ps(&self, cost: &CostModel) -> u64 {
+        let partial_rows = if self.leaves_partial { self.rows } else { 0 };
+        let unit = cost.fixed_ps(self.kernel, self.tile, self.pack, partial_rows)
+            + cost.key_ps(self.kernel, self.tile, self.pack) * u64::from(self.kv_len());
+        let units = u64::from(cost.units_per_item(self.pack));
+        unit * units / u64::from(cost.resident_ctas(self.kernel))
     }
 
     /// It is cut at multiples of this.

@@ -6,8 +6,10 @@ mod input;
 mod item;
 mod joint;
 mod prefill;
+mod sizes;
 
 pub use drafter::Drafter;
 pub use input::{BatchInput, PartInput};
 pub use item::{Draft, DraftRow, DraftRun, Drafts, NO_ROW_BLOCK, split_alignment};
 pub use joint::WORTH_CUTTING;
+pub use sizes::PrefillSizes;

@@ -5,9 +5,12 @@ use std::ops::Range;
 use super::{Draft, NO_ROW_BLOCK, PartInput};
 use crate::plan::{
     data::{Kernel, SplitMode},
-    model::PrefillTile,
+    model::{PrefillTile, TileTable},
     split::{has_many_rows, keys_of_piece},
 };
+
+/// The tiles of a row block are looked at in so many lots.
+const ALIKE: u32 = 8;
 
 impl PartInput<'_> {
     /// The row blocks that run on contiguous rows.
@@ -17,42 +20,54 @@ impl PartInput<'_> {
         row_blocks.filter(|(_, tokens)| self.kernel(tokens.end - tokens.start) == Kernel::Prefill)
     }
 
-    /// FLOPs on the keys that contiguous rows see: of kernels that run alone, and of those that share SMs.
-    pub fn contiguous_flops(&self) -> [u64; 2] {
-        let mut pairs = [0; 2];
+    /// Tiles of consecutive tokens: for some that are alike their place among [`TileTable::prefills`], how many units they
+    /// are, and the keys of one. As they are cut where splits are fixed, else before any is cut.
+    ///
+    /// [`TileTable::prefills`]: crate::plan::model::TileTable::prefills
+    pub fn contiguous_tiles(&self, split: SplitMode, mut add: impl FnMut(usize, u32, f64)) {
+        let spec = &self.model.spec;
         for (row_block, tokens) in self.contiguous() {
             let rows = tokens.end - tokens.start;
-            let kernel = self.tiles.prefill(rows).kernel;
-            let shares = kernel.is_some_and(|id| id.info().co_resident);
-            pairs[usize::from(shares)] +=
-                u64::from(rows) * self.keys_of_middle(row_block).len() as u64;
-        }
-        pairs.map(|pairs| pairs * self.model.spec.flops_per_pair())
-    }
-
-    /// The keys of the row in the middle of a row block, for those of each row.
-    fn keys_of_middle(&self, row_block: usize) -> Range<u32> {
-        let (kv_len, tokens) = (self.part.kv_len(row_block), self.part.q_range(row_block));
-        let middle = (tokens.end - tokens.start) / 2;
-        let position = self.part.first_position(row_block) + middle as i32;
-        self.model.spec.variant.visible(position, kv_len)
-    }
-
-    /// Units of the tiles of consecutive tokens: as they are cut where splits are fixed, else before any is cut.
-    pub fn contiguous_units(&self, split: SplitMode) -> u32 {
-        let units = |(row_block, tokens): (usize, Range<u32>)| {
-            let rows = tokens.end - tokens.start;
-            let PrefillTile { tile, pack, .. } = *self.tiles.prefill(rows);
-            let units = rows.div_ceil(tile.m / pack) * self.model.cost.units_per_item(pack);
-            let SplitMode::Fixed { tokens } = split else {
-                return units;
+            let choice = *self.tiles.prefill(rows);
+            let same = |step: &PrefillTile| {
+                (step.kernel, step.tile, step.pack) == (choice.kernel, choice.tile, choice.pack)
             };
-            let keys = self.keys_of_middle(row_block);
-            let piece = keys_of_piece(has_many_rows(&self.model.spec, rows), tokens);
-            let pieces = keys.end.div_ceil(piece) - keys.start.min(keys.end) / piece;
-            units * pieces.max(1)
-        };
-        self.contiguous().map(units).sum()
+            let launch = self.tiles.prefills().iter().position(same).unwrap_or(0);
+            let PrefillTile { tile, pack, .. } = choice;
+            let per_tile = tile.m / pack;
+            let tiles = rows.div_ceil(per_tile);
+            let (kv_len, first) = (
+                self.part.kv_len(row_block),
+                self.part.first_position(row_block),
+            );
+            let step = tiles.div_ceil(ALIKE);
+            for begin in (0..tiles).step_by(step as usize) {
+                let alike = step.min(tiles - begin);
+                let from = (begin + alike / 2) * per_tile;
+                let position = first + from as i32;
+                let last = position + per_tile.min(rows - from) as i32 - 1;
+                let start = spec.variant.visible(position, kv_len).start;
+                let end = spec.variant.visible(last, kv_len).end;
+                let keys = end.saturating_sub(start);
+                let pieces = match split {
+                    SplitMode::Fixed { tokens } => {
+                        let piece = keys_of_piece(has_many_rows(spec, rows), tokens);
+                        (end.div_ceil(piece).saturating_sub(start / piece)).max(1)
+                    }
+                    _ => 1,
+                };
+                let units = alike * self.model.cost.units_per_item(pack) * pieces;
+                add(launch, units, f64::from(keys) / f64::from(pieces));
+            }
+        }
+    }
+
+    /// Whether contiguous rows have other tiles in another table.
+    pub fn differs_in(&self, other: &TileTable) -> bool {
+        self.contiguous().any(|(_, tokens)| {
+            let rows = tokens.end - tokens.start;
+            self.tiles.prefill(rows).kernel != other.prefill(rows).kernel
+        })
     }
 
     /// Tiles of consecutive tokens, each against all keys that any of its rows sees.

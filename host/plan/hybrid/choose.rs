@@ -2,12 +2,12 @@
 
 use kernels_gpu::registry::KernelInfo;
 
-use super::forecast::PrefillLoad;
+use super::forecast::{MERGED_NS, PrefillLoad};
 use crate::{
     plan::{
-        data::{CtaSplit, PlanOptions, PodMode, PodPlan, Rules, SplitMode, Tickets},
-        draft::{BatchInput, Draft, Drafts, PartInput},
-        model::{PodConfig, TileTable, gcd},
+        data::{CtaSplit, Kernel, PlanOptions, PodMode, PodPlan, Rules, SplitMode, Tickets},
+        draft::{BatchInput, Draft, Drafter, Drafts, PartInput},
+        model::{PodConfig, PrefillTile, TileTable, gcd},
     },
     problem::Spec,
 };
@@ -21,17 +21,24 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
         .shared
         .as_ref()
         .map_or(1.0, |shared| shared.prefill_slowdown);
+    let flops_per_ns = device.flops_per_ns * device.prefill.part_of(model.spec.head_dim_qk);
+    let row_pair = model.spec.flops_per_pair() as f64 / f64::from(model.spec.q_heads);
     let load = |tiles: &TileTable, slowdown: f64| {
-        let flops = input.parts(tiles).map(|part| part.contiguous_flops());
-        let [alone, shared] = flops.fold([0; 2], |sum, of| [sum[0] + of[0], sum[1] + of[1]]);
-        let flops = alone as f64 + shared as f64 * slowdown;
-        let units = |part: PartInput<'_>| part.contiguous_units(options.split);
-        PrefillLoad {
-            ns: flops / device.flops_per_ns * padded(&model.spec, tiles),
-            tiles: input.parts(tiles).map(units).sum(),
-            // Fixed cuts are counted among the tiles.
-            divisible: options.split == SplitMode::Makespan,
+        // Fixed cuts are counted among the tiles.
+        let mut load = PrefillLoad::new(options.split == SplitMode::Makespan);
+        let ns_per_pair = row_pair * f64::from(device.sms) / flops_per_ns;
+        let ns_per_pair = ns_per_pair * padded(&model.spec, tiles);
+        for part in input.parts(tiles) {
+            part.contiguous_tiles(options.split, |launch, units, keys| {
+                let PrefillTile { tile, kernel, .. } = tiles.prefills()[launch];
+                let shares = kernel.is_some_and(|id| id.info().co_resident);
+                let slowdown = if shares { slowdown } else { 1.0 };
+                let pairs = f64::from(tile.m) * keys;
+                let ns = pairs * ns_per_pair * slowdown + device.pod.tile_ns;
+                load.add(launch, units, ns);
+            });
         }
+        load
     };
     // Results that do not depend on the batch need the kernels that each request has alone.
     let fits = |tiles: &TileTable| {
@@ -39,8 +46,16 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
     };
     let by_tickets = options.pod == PodMode::Tickets;
     let fused = model.fused_tiles.iter().zip(&device.pod.configs);
+    // One kernel with both is for heads that have nothing else, and for whoever asks.
+    let two_kernels = fused
+        .clone()
+        .any(|(tiles, config)| tiles.is_some() && !config.by_tickets);
     let fused = fused.map(|(tiles, config)| {
-        let wanted = config.by_tickets || !by_tickets;
+        let wanted = if config.by_tickets {
+            by_tickets || !two_kernels
+        } else {
+            !by_tickets
+        };
         let tiles = tiles.as_ref().filter(|tiles| wanted && fits(tiles));
         tiles.map(|tiles| load(tiles, 1.0))
     });
@@ -73,6 +88,75 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
         ctas,
         forecast,
     }
+}
+
+/// How much longer decodes take that share prefixes than their units do, as measured.
+const LAUNCHED_NS: f64 = 8e3;
+
+/// What a plan with prefixes beside the other keys takes at most, in parts of one without.
+const WORTH_BESIDE: f64 = 0.97;
+
+/// Decodes whose wide prefixes are read by prefills, side by side with the keys that each has of its own: prefixes that many
+/// rows read ask for products, the others for bytes. None where that is not sooner, or not to be had.
+pub fn prefixes_beside(
+    input: &BatchInput<'_>,
+    drafter: &mut Drafter,
+    options: &PlanOptions,
+) -> Option<PodPlan> {
+    let model = input.model;
+    let device = &model.device;
+    let wanted = options.pod == PodMode::Fused;
+    let alone_ps = drafter.shared_ps(input, wanted)?;
+    if !options.reads_prefixes_beside() {
+        return None;
+    }
+    let configs = || {
+        let configs = model.fused_tiles.iter().zip(&device.pod.configs);
+        configs.map(|(tiles, config)| tiles.as_ref().filter(|_| config.shares_sms()))
+    };
+    let any = drafter.draft_again(input, configs().flatten().next()?, true);
+    let mut load = PrefillLoad::new(true);
+    let (mut decode_ps, mut states) = (0, 0.0);
+    let per_pair = model.spec.flops_per_pair() as f64 / f64::from(model.spec.q_heads)
+        * f64::from(device.sms)
+        / device.flops_per_ns;
+    for draft in &drafter.drafts.items {
+        match draft.kernel {
+            Kernel::Prefill => {
+                let pairs = f64::from(draft.tile.m) * f64::from(draft.kv_len());
+                let units = model.cost.units_per_item(draft.pack);
+                load.add(0, units, pairs * per_pair + device.pod.tile_ns);
+                states += f64::from(draft.rows);
+            }
+            _ => decode_ps += draft.mean_load_ps(&model.cost),
+        }
+    }
+    let decode_ns = decode_ps as f64 / 1e3;
+    let fused = configs().map(|tiles| tiles.map(|_| load));
+    let forecast = device
+        .pod
+        .forecast(device.sms, &load, fused, [decode_ns; 2]);
+    let (forecast, choice) = forecast;
+    let alone_ns = alone_ps as f64 / 1e3 + LAUNCHED_NS;
+    // Every row is merged, behind both; what decodes write for that is among what they take.
+    let state_bytes = 2.0 * model.spec.partial_bytes_per_token() as f64;
+    let beside_ns = forecast.fused_ns + MERGED_NS + states * state_bytes / device.read_bytes_per_ns;
+    let is_sooner = wanted || beside_ns < WORTH_BESIDE * alone_ns;
+    let Some(choice) = choice.filter(|_| any && is_sooner) else {
+        drafter.draft_again(input, &model.tiles, false);
+        return None;
+    };
+    let ctas = match options.prefill_ctas {
+        Some(prefill) => CtaSplit::new(device.sms, prefill.max(1)),
+        None => choice.ctas,
+    };
+    Some(PodPlan {
+        mode: PodMode::Fused,
+        config: Some(choice.config),
+        tickets: Tickets::default(),
+        ctas,
+        forecast,
+    })
 }
 
 /// Whether every request of a batch computes the same bits by these kernels as alone.

@@ -6,49 +6,133 @@ use crate::plan::{
 };
 
 /// Rounds from which on tiles of all lengths fill the gaps.
-const MANY: f64 = 16.0;
+const MANY: u32 = 16;
 
-/// Tiles of prefills.
+/// Classes of tiles by their time: so many for each doubling, from the first one's upper end on.
+const CLASSES: usize = 96;
+const FINE: f64 = 8.0;
+const FIRST_NS: f64 = 500.0;
+
+/// Launches that are told apart; further ones count as the last.
+const LAUNCHES: usize = 4;
+
+/// Partial states of prefills that are cut, written and merged.
+pub const MERGED_NS: f64 = 8e3;
+
+/// The tiles of one launch of prefills.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Tiles {
+    /// How many, and what they take together, by what one takes.
+    count: [u32; CLASSES],
+    ns: [f64; CLASSES],
+}
+
+impl Tiles {
+    const NONE: Self = Self {
+        count: [0; CLASSES],
+        ns: [0.0; CLASSES],
+    };
+
+    /// What they take on one CTA.
+    fn work(&self) -> f64 {
+        self.ns.iter().sum()
+    }
+
+    /// What they take on so many CTAs, the longest first: no less than a fair part of all, and of those that take as long
+    /// as some tile or longer as many rounds as there are.
+    fn on(&self, ctas: u32) -> f64 {
+        let mut longer = 0;
+        let rounds = self.count.iter().zip(&self.ns).rev().map(|(&count, &ns)| {
+            longer += count;
+            match longer.div_ceil(ctas) {
+                rounds if count > 0 && rounds <= MANY => f64::from(rounds) * ns / f64::from(count),
+                _ => 0.0,
+            }
+        });
+        rounds.fold(self.work() / f64::from(ctas), f64::max)
+    }
+}
+
+/// Tiles of prefills, and what each takes on an SM of its own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PrefillLoad {
-    /// What they take together if no CTA is ever idle.
-    pub ns: f64,
-    pub tiles: u32,
+    launches: [Tiles; LAUNCHES],
     /// They may be cut along their keys.
-    pub divisible: bool,
+    divisible: bool,
 }
 
 impl PrefillLoad {
-    /// What they take on so many of a device's SMs.
-    pub fn on(&self, ctas: u32, sms: u32) -> f64 {
-        if self.tiles == 0 {
-            return self.ns;
-        }
-        let tile = self.ns * f64::from(sms) / f64::from(self.tiles);
-        let rounds = f64::from(self.tiles) / f64::from(ctas.max(1));
-        tile * if rounds < MANY { rounds.ceil() } else { rounds }
-    }
-
-    /// So few CTAs need no more rounds than `ctas` do: the others would keep SMs that decodes could have.
-    fn fewest(&self, ctas: u32) -> u32 {
-        let tiles = self.tiles.max(1);
-        match tiles.div_ceil(ctas.max(1)) {
-            rounds if f64::from(rounds) < MANY => tiles.div_ceil(rounds),
-            _ => ctas,
+    /// None yet.
+    pub const fn new(divisible: bool) -> Self {
+        Self {
+            launches: [Tiles::NONE; LAUNCHES],
+            divisible,
         }
     }
 
-    /// What they take alone, whole or cut along their keys.
-    fn alone(&self, sms: u32) -> f64 {
-        /// Partial states, written and merged.
-        const MERGED_NS: f64 = 8e3;
-        /// All SMs are busy then, at a lower clock.
-        const SLOWER: f64 = 1.025;
-        let whole = self.on(sms, sms);
-        match self.divisible {
-            true => whole.min(SLOWER * self.ns + MERGED_NS),
-            false => whole,
+    /// Adds so many tiles of a launch.
+    pub fn add(&mut self, launch: usize, count: u32, ns: f64) {
+        let Tiles {
+            count: counts,
+            ns: all,
+        } = &mut self.launches[launch.min(LAUNCHES - 1)];
+        let class = (FINE * (ns / FIRST_NS).log2()) as usize;
+        let class = class.min(CLASSES - 1);
+        counts[class] += count;
+        all[class] += f64::from(count) * ns;
+    }
+
+    fn launches(&self) -> impl Iterator<Item = &Tiles> {
+        self.launches
+            .iter()
+            .filter(|tiles| tiles.count.iter().any(|&count| count > 0))
+    }
+
+    fn tiles(&self) -> u32 {
+        let tiles = self.launches.iter().flat_map(|tiles| tiles.count);
+        tiles.fold(0, u32::saturating_add)
+    }
+
+    /// What they take on so many SMs if no CTA is ever idle.
+    fn busy(&self, ctas: u32) -> f64 {
+        self.launches().map(Tiles::work).sum::<f64>() / f64::from(ctas)
+    }
+
+    /// What they take on so many SMs, whole.
+    fn whole(&self, ctas: u32) -> f64 {
+        self.launches().map(|tiles| tiles.on(ctas)).sum()
+    }
+
+    /// The same, cut along their keys where that is sooner.
+    fn on(&self, ctas: u32) -> f64 {
+        let of_launch = |tiles: &Tiles| {
+            let cut = tiles.work() / f64::from(ctas) + MERGED_NS;
+            match self.divisible {
+                true => tiles.on(ctas).min(cut),
+                false => tiles.on(ctas),
+            }
+        };
+        self.launches().map(of_launch).sum()
+    }
+
+    /// The same beside decodes: prefills are not cut while these fill the device for longer.
+    fn beside(&self, decode_ns: f64, ctas: u32) -> f64 {
+        let whole = self.whole(ctas);
+        match whole <= decode_ns {
+            true => whole,
+            false => self.on(ctas),
         }
+    }
+
+    /// Numbers of CTAs that are worth a thought: those of whole rounds, and parts of the device.
+    fn numbers_of_ctas(&self, sms: u32) -> impl Iterator<Item = u32> {
+        let least = (sms / LEAST_SHARE).max(1);
+        let tiles = self.tiles();
+        let rounds = (1..=MANY).map(move |rounds| tiles.div_ceil(rounds));
+        let parts = (0..=PARTS).map(move |part| least + (sms - least) * part / PARTS);
+        parts
+            .chain(rounds)
+            .filter(move |ctas| (least..=sms).contains(ctas))
     }
 }
 
@@ -58,24 +142,20 @@ impl PodConfig {
     fn done(&self, prefill: &PrefillLoad, decode_ns: f64, sms: u32) -> ([f64; 2], CtaSplit) {
         let decode_ns = decode_ns * self.decode_slowdown;
         if self.shares.is_empty() {
-            let prefill_ns = prefill.on(sms, sms) * self.prefill_slowdown;
+            let prefill_ns = prefill.whole(sms) * self.prefill_slowdown;
             let time = overlapped(prefill_ns, decode_ns, self.overlap_loss);
             return (alike(time, [prefill_ns, decode_ns]), CtaSplit::default());
         }
         let mut best = ([f64::MAX; 2], CtaSplit::default());
-        let mut ctas = prefill.fewest(sms);
-        loop {
-            let alone = prefill.on(ctas, sms) * self.prefill_slowdown;
-            let busy = self.prefill_slowdown * prefill.ns * f64::from(sms) / f64::from(ctas);
+        for ctas in prefill.numbers_of_ctas(sms) {
+            let times = [prefill.beside(decode_ns, ctas), prefill.busy(ctas)];
+            let [alone, busy] = times.map(|ns| ns * self.prefill_slowdown);
             let done = self.share(ctas, sms).done([alone, busy], decode_ns);
             if last(done) < last(best.0) {
                 best = (done, CtaSplit::new(sms, ctas));
             }
-            if ctas <= (sms / LEAST_SHARE).max(1) {
-                return best;
-            }
-            ctas = prefill.fewest(ctas - 1);
         }
+        best
     }
 
     /// With so many prefill CTAs.
@@ -96,8 +176,9 @@ const LAST_OF_BOTH: f64 = 0.03;
 /// and less the further apart they are, up to this part.
 const CLOSE: f64 = 0.3;
 
-/// One prefill CTA for so many SMs, or the next fewer, is the last that is thought of.
+/// No fewer prefill CTAs than one for so many SMs are thought of, and between that and all so many numbers.
 const LEAST_SHARE: u32 = 4;
+const PARTS: u32 = 9;
 
 impl Share {
     /// When each is done, when alone they take so long. Of that time the CTAs of the prefill are busy for
@@ -143,17 +224,19 @@ impl PodDescription {
         fused: impl Iterator<Item = Option<PrefillLoad>>,
         [decode_ns, alone_ns]: [f64; 2],
     ) -> (PodForecast, Option<FusedChoice>) {
-        let whole_ns = prefill.on(sms, sms);
-        let prefill_ns = prefill.alone(sms);
+        let launched = self.prefill_ns * prefill.launches().count() as f64;
+        let prefill_ns = prefill.on(sms) + launched;
+        let beside_ns = prefill.beside(alone_ns, sms) + launched;
+        let alone_ns = alone_ns + self.decode_ns;
         // Tiles that do not fill the device leave SMs to the decodes.
-        let free = 1.0 - f64::from(prefill.tiles.min(sms)) / f64::from(sms);
+        let free = 1.0 - f64::from(prefill.tiles().min(sms)) / f64::from(sms);
         let loss =
             self.streams_loss + (self.apart_loss - self.streams_loss) * (2.0 * free).min(1.0);
         let mut forecast = PodForecast {
             prefill_ns,
             decode_ns: alone_ns,
             serial_ns: prefill_ns + alone_ns,
-            streams_ns: overlapped(whole_ns, alone_ns, loss.min(self.streams_loss)),
+            streams_ns: overlapped(beside_ns, alone_ns, loss.min(self.streams_loss)),
             fused_ns: f64::MAX,
             fused_done_ns: [0.0; 2],
         };
@@ -163,6 +246,7 @@ impl PodDescription {
                 continue;
             };
             let (done, ctas) = config.done(&prefill, decode_ns, sms);
+            let done = done.map(|ns| ns + self.fused_ns);
             if last(done) < forecast.fused_ns {
                 forecast.fused_ns = last(done);
                 forecast.fused_done_ns = done;
@@ -186,22 +270,30 @@ mod tests {
         (device.pod, device.sms)
     }
 
+    /// Tiles that take so long on the whole device.
     fn load(ns: f64, tiles: u32) -> PrefillLoad {
-        PrefillLoad {
-            ns,
-            tiles,
-            divisible: true,
-        }
+        let mut load = PrefillLoad::new(true);
+        load.add(0, tiles, ns * 132.0 / f64::from(tiles.max(1)));
+        load
     }
 
     #[test]
     fn tiles_take_rounds() {
-        assert_eq!(load(100.0, 264).on(132, 132), 100.0);
-        assert_eq!(load(100.0, 256).on(132, 132), 100.0 * 264.0 / 256.0);
-        assert_eq!(load(100.0, 264).on(88, 132), 150.0);
+        let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-6 * b.max(1.0), "{a}, not {b}");
+        near(load(100e3, 264).whole(132), 100e3);
+        near(load(100e3, 256).whole(132), 100e3 * 264.0 / 256.0);
+        near(load(100e3, 264).whole(88), 150e3);
         // One tile for each of half the SMs takes as long as one for each of all.
-        assert_eq!(load(50.0, 66).on(132, 132), load(100.0, 132).on(132, 132));
-        assert_eq!(load(0.0, 0).on(132, 132), 0.0);
+        near(load(50e3, 66).whole(132), load(100e3, 132).whole(132));
+        near(load(0.0, 0).whole(132), 0.0);
+        // A long tile among short ones, and launches one behind the other.
+        let mut mixed = load(10e3, 264);
+        mixed.add(0, 1, 90e3);
+        near(mixed.whole(132), 90e3);
+        mixed.add(1, 1, 20e3);
+        near(mixed.whole(132), 110e3);
+        // Cut, the long one is no longer what takes time.
+        assert!(mixed.on(132) < 55e3, "{}", mixed.on(132));
     }
 
     #[test]

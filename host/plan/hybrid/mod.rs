@@ -3,4 +3,4 @@
 mod choose;
 mod forecast;
 
-pub use choose::{choose, tickets};
+pub use choose::{choose, prefixes_beside, tickets};

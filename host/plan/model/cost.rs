@@ -23,6 +23,7 @@ pub struct CostModel {
     merge_last_ps: u64,
     merge_state_ps: u64,
     apart_ps: u64,
+    behind_ps: u64,
     cut_ps: u64,
     launch_ps: u64,
 }
@@ -105,6 +106,7 @@ impl CostModel {
             merge_last_ps: (device.merge_last_ns * 1e3) as u64,
             merge_state_ps: (state_ns.unwrap_or(device.merge_state_ns) * 1e3) as u64,
             apart_ps: joint.map_or(0, |joint| (joint.apart_ns * 1e3) as u64),
+            behind_ps: joint.map_or(0, |joint| (joint.behind_ns * 1e3) as u64),
             cut_ps: joint.map_or(0, |joint| (joint.cut_ns * 1e3) as u64),
             launch_ps: (device.launch_ns * 1e3) as u64,
         }
@@ -166,6 +168,12 @@ impl CostModel {
     #[must_use]
     pub const fn apart_ps(&self) -> u64 {
         self.apart_ps
+    }
+
+    /// What such a step pays for each launch behind the first, beside the launch.
+    #[must_use]
+    pub const fn behind_ps(&self) -> u64 {
+        self.behind_ps
     }
 
     /// What a step pays for cutting a joint tile.

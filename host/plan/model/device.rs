@@ -128,8 +128,12 @@ pub struct TileCost {
 pub struct JointDescription {
     /// What a step pays for cutting such a tile.
     pub cut_ns: f64,
-    /// What a step pays for having prefixes in items of their own: merging, and launches one behind the other.
+    /// What a step pays for having prefixes in items of their own: merging.
     pub apart_ns: f64,
+    /// What each of its launches behind the first adds to that: units of several kinds fill the device less evenly, and
+    /// merging waits for the last of them.
+    #[serde(default)]
+    pub behind_ns: f64,
     /// They move at most so many times the bytes of the packing that moves the fewest; and where one tile could
     /// hold all rows, they read at most 1.05 times as many times the unique keys.
     #[serde(default = "one")]
@@ -155,8 +159,30 @@ pub struct PrefillDescription {
     pub keys: Option<u32>,
     /// Rows by the query tokens of a row block: the first step that reaches them decides.
     pub by_q_len: Vec<QueryStep>,
+    /// Heads whose throughput is not [`flops_per_ns`](DeviceDescription::flops_per_ns).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub of_heads: Vec<HeadRate>,
     /// Time of a unit beyond its bytes and FLOPs.
     pub unit_ns: f64,
+}
+
+/// What prefills of some heads reach.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeadRate {
+    /// Of QK.
+    pub head_dim: u32,
+    /// In parts of the device's throughput.
+    pub part: f64,
+}
+
+impl PrefillDescription {
+    /// The part of the device's throughput that heads reach.
+    pub(in crate::plan) fn part_of(&self, head_dim: u32) -> f64 {
+        let mut rates = self.of_heads.iter();
+        let rate = rates.find(|rate| rate.head_dim == head_dim);
+        rate.map_or(1.0, |rate| rate.part)
+    }
 }
 
 /// A leaf of the decision tree for the tile of a prefill.

@@ -19,6 +19,9 @@ pub struct Model {
     /// heads, all where only decode kernels were.
     pub most_decode_tokens: u32,
     pub tiles: TileTable,
+    /// With the prefills of the longest prompts for all; none where all have the same anyway, and with fixed splits, where
+    /// a request's length alone decides.
+    pub wide: Option<TileTable>,
     /// Those of these that share SMs: with fixed splits they run alone, too.
     pub shared: Option<SharedKernels>,
     /// For each configuration of the fused form; none where it has no kernels for the heads, or with fixed splits none that
@@ -61,6 +64,7 @@ impl Model {
                 .map(|(index, config)| fused(index, config))
                 .collect(),
             shared,
+            wide: tiles.wide().filter(|_| !rule.fixed),
             tiles,
             cost: CostModel::new(device, spec),
             device: device.clone(),

@@ -18,6 +18,19 @@ pub struct PodDescription {
     /// What decodes take alone, in parts of what their bytes say: the configurations' times are in these parts, too.
     #[serde(default = "one")]
     pub decode_alone: f64,
+    /// What a launch of prefills, all decodes, and both side by side take beside what their tiles and keys do: until they
+    /// run, and from their last key on.
+    #[serde(default)]
+    pub prefill_ns: f64,
+    /// See [`prefill_ns`](Self::prefill_ns).
+    #[serde(default)]
+    pub decode_ns: f64,
+    /// See [`prefill_ns`](Self::prefill_ns).
+    #[serde(default)]
+    pub fused_ns: f64,
+    /// What a tile of prefills takes beside its products.
+    #[serde(default)]
+    pub tile_ns: f64,
     /// Configurations of the fused form; none: it is not used on this device.
     pub configs: Vec<PodConfig>,
 }
@@ -46,6 +59,9 @@ pub struct PodConfig {
     /// Tile of the decodes; none: both kernels are those that run alone, on SMs of their own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decode: Option<Tile>,
+    /// Only for keys and values of so many bits; none: of any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_bits: Option<u32>,
     /// Decode units that one CTA runs side by side.
     pub virtual_decodes: u32,
     /// Bytes of keys and values that the decodes of an SM keep in flight beside prefill.
@@ -64,6 +80,11 @@ pub struct PodConfig {
 }
 
 impl PodConfig {
+    /// Whether two kernels share SMs, and how they slow each other down there is known.
+    pub(crate) const fn shares_sms(&self) -> bool {
+        !self.by_tickets && self.decode.is_some() && !self.shares.is_empty()
+    }
+
     /// Whether prefills and decodes have SMs of their own, and the kernels that run alone.
     pub(in crate::plan) const fn is_apart(&self) -> bool {
         !self.by_tickets && self.decode.is_none()
@@ -101,6 +122,10 @@ impl Default for PodDescription {
             streams_loss: 1.0,
             apart_loss: 1.0,
             decode_alone: 1.0,
+            prefill_ns: 0.0,
+            decode_ns: 0.0,
+            fused_ns: 0.0,
+            tile_ns: 0.0,
             configs: Vec::new(),
         }
     }

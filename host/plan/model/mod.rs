@@ -11,7 +11,8 @@ mod timeline;
 pub use contention::Contention;
 pub use cost::CostModel;
 pub use device::{
-    DecodeDescription, DeviceDescription, JointDescription, PrefillDescription, QueryStep, TileCost,
+    DecodeDescription, DeviceDescription, HeadRate, JointDescription, PrefillDescription,
+    QueryStep, TileCost,
 };
 pub use heads::Model;
 pub use hybrid::{PodConfig, PodDescription, Share};

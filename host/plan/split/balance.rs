@@ -171,7 +171,11 @@ impl Balancer {
         // while the decodes fill the device for longer anyway.
         let mut most_units = u32::MAX;
         if kernel == Kernel::Prefill && input.hybrid {
-            if loads[Kernel::Decode as usize].fills() && decodes_end >= uncut {
+            // What leaves partial states anyway is another matter.
+            let cut_anyway = drafts
+                .iter()
+                .any(|draft| draft.kernel == kernel && draft.leaves_partial);
+            if !cut_anyway && loads[Kernel::Decode as usize].fills() && decodes_end >= uncut {
                 return false;
             }
             most_units = 2 * load.ctas;

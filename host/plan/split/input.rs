@@ -17,6 +17,8 @@ pub struct SplitInput<'a> {
     pub hybrid: bool,
     /// Both run on the same SMs: how fast a decode CTA is there depends on the prefill beside it.
     pub shared_sms: bool,
+    /// Keys that a section of prefills reads, all heads of them: what a third of L2 holds.
+    pub section_keys: u32,
     /// CTAs of each operation, where they share SMs.
     pub ctas: Option<CtaSplit>,
 }
@@ -38,6 +40,8 @@ impl<'a> SplitInput<'a> {
             // One after the other, each has the device to itself.
             hybrid: pod.is_some_and(|pod| pod.mode != PodMode::Serial),
             shared_sms: pod.is_some_and(|pod| pod.config.is_some()),
+            section_keys: (model.device.l2_bytes / 3 / model.spec.kv_bytes_per_token().max(1))
+                as u32,
             ctas: pod
                 .map(|pod| pod.ctas)
                 .filter(|&ctas| ctas != CtaSplit::default()),

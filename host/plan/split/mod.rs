@@ -9,6 +9,7 @@ use self::{
     launch::Launches,
     load::OpLoad,
     order::LaunchOrder,
+    sections::Sections,
 };
 use super::{
     data::{Chunk, Kernel, SplitMode},
@@ -28,6 +29,7 @@ mod load;
 mod order;
 mod piece;
 mod problem;
+mod sections;
 mod wrap_around;
 
 pub use fixed::{has_many_rows, keys_of_piece};
@@ -47,6 +49,7 @@ pub struct Splitter {
     launches: Launches,
     balancer: Balancer,
     order: LaunchOrder,
+    sections: Sections,
 }
 
 impl Splitter {
@@ -79,6 +82,8 @@ impl Splitter {
             let kernel = drafts[piece.draft as usize].kernel;
             self.units[kernel as usize] += self.classes.unit_cost(piece.draft).units;
         }
+        self.sections
+            .assign(input, &self.classes, drafts, &mut self.pieces);
         self.order.sort(&self.pieces, &mut self.launches.list);
     }
 

@@ -10,7 +10,8 @@ pub struct Piece {
     pub draft: u32,
     pub kv_begin: u32,
     pub kv_end: u32,
-    /// Its place in launch order: 6 bits of the launch, then 36 of the order within it.
+    /// Its place in launch order: 6 bits of the launch, then 36 of the order within it: a time or a section, and the
+    /// cost.
     pub order: u64,
 }
 
@@ -27,6 +28,11 @@ impl Piece {
             kv_end: keys.end,
             order: u64::from(launch) << 36 | start << 18 | (TIME_MASK - cost),
         }
+    }
+
+    /// Behind all pieces of its launch that are in earlier sections; it has no time to start.
+    pub const fn put_into(&mut self, section: u32) {
+        self.order |= (section as u64) << 18;
     }
 
     pub const fn launch(&self) -> u32 {

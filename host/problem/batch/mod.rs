@@ -29,7 +29,7 @@ pub struct Batch {
     pub parts: Vec<Part>,
     /// `[total_q]`, or empty: which of the last 64 keys before itself each query token sees, beside what the causal
     /// mask and the window say. Bit `d` is the key `d` positions before the token's own; bit 0 is its own. Trees of
-    /// drafted tokens come from [`kv::mask::ancestors`](crate::kv::mask::ancestors).
+    /// drafted tokens come from [`ancestors_of`](Self::ancestors_of).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ancestors: Vec<u64>,
 }
@@ -56,7 +56,7 @@ impl Batch {
     }
 
     /// A request for each of `tokens` query tokens, with `k` keys that only the device knows: a run on a GPU is told which
-    /// these are (`exec::gpu::RunTensors::with_indices`). Where they are known here it is
+    /// these are (`gpu::RunTensors::with_indices`). Where they are known here it is
     /// [`of_indices`](Self::of_indices).
     ///
     /// Pages have one token, whatever the pages are in which the pool was filled.
@@ -177,7 +177,7 @@ impl Batch {
         fits("query tokens × query heads", rows, i32::MAX as u64)?;
         for (index, part) in self.parts.iter().enumerate() {
             part.check(index, total_q)?;
-            part.check_shared_blocks(index, &self.qo_indptr, &spec.variant)?;
+            part.check_shared_blocks(index, &self.qo_indptr, spec)?;
             let head_dim = spec.head_dim_qk.max(spec.head_dim_v);
             let page =
                 u64::from(part.table.page_size) * u64::from(spec.kv_heads) * u64::from(head_dim);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    super::{MAX_POSITION, ProblemError, Variant, fits},
+    super::{MAX_POSITION, ProblemError, Spec, fits},
     PageTable, check_indptr,
 };
 
@@ -148,9 +148,11 @@ impl Part {
         &self,
         part: usize,
         qo_indptr: &[u32],
-        variant: &Variant,
+        spec: &Spec,
     ) -> Result<(), ProblemError> {
-        if (!variant.causal && variant.window_left.is_none()) || self.q_indptr == qo_indptr {
+        let variant = &spec.variant;
+        let by_distance = variant.window_left.is_some() || spec.rotary.is_some();
+        if (!variant.causal && !by_distance) || self.q_indptr == qo_indptr {
             return Ok(());
         }
         let mut request_ends = qo_indptr[1..].iter().copied().peekable();
@@ -167,10 +169,7 @@ impl Part {
                 .peek()
                 .is_some_and(|&request_end| request_end < end);
             let (q_len, keys_after) = (end - start, self.after(row_block));
-            if spans
-                && self.kv_len(row_block) > 0
-                && (variant.window_left.is_some() || keys_after < q_len)
-            {
+            if spans && self.kv_len(row_block) > 0 && (by_distance || keys_after < q_len) {
                 return Err(ProblemError::MaskedSharedBlock {
                     part,
                     row_block,

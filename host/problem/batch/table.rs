@@ -45,6 +45,11 @@ impl Default for PageTable {
 }
 
 impl PageTable {
+    /// The most tokens a page may hold.
+    pub const MAX_PAGE_SIZE: u32 = MAX_PAGE_SIZE;
+    /// The longest row block: positions are signed 32-bit, and `i32::MAX` stands for "no window".
+    pub const MAX_POSITION: u32 = MAX_POSITION;
+
     /// A table without rows, over a pool of `pool_pages` pages; the page size is checked with the batch.
     #[must_use]
     pub fn new(page_size: u32, pool_pages: u32) -> Self {

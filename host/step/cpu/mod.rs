@@ -10,30 +10,7 @@ pub use qkv::{QkNorm, QkvStep, qkv};
 pub use rows::{embed, gate, rms_norm};
 pub use sample::sample;
 
-use crate::{
-    Error,
-    step::RmsNorm,
-    tensor::{Element, ShapeError},
-};
-
-/// Whether a slice is as long as its shape says.
-fn check_length(
-    name: &'static str,
-    got: usize,
-    shape: &'static str,
-    expected: usize,
-) -> Result<(), Error> {
-    if got == expected {
-        return Ok(());
-    }
-    Err(ShapeError::Length {
-        name,
-        got,
-        shape,
-        expected,
-    }
-    .into())
-}
+use crate::{Error, step::RmsNorm, tensor::Element};
 
 /// Whole rows in a slice.
 fn rows_of(tensor: &'static str, elements: usize, width: usize) -> Result<usize, Error> {

@@ -2,14 +2,14 @@
 
 use rayon::prelude::*;
 
-use super::{check_length, normalise};
+use super::normalise;
 use crate::{
     Error,
-    exec::cpu::{AppendScales, append_paged_kv, append_quantised},
-    kv::{KvScales, KvViewMut},
+    exec::Cpu,
+    kv::{AppendScales, KvScales, KvViewMut},
     problem::{Integer, Spec},
-    step::{Pairing, RmsNorm, RopeTable, StepError},
-    tensor::Element,
+    step::{RmsNorm, RopeTable, StepError},
+    tensor::{Element, ShapeError},
 };
 
 /// Normalisation of each query and key head.
@@ -45,8 +45,7 @@ pub struct QkvStep<'a, T> {
 ///
 /// ```
 /// use tandem_attn::{
-///     exec::cpu::AppendScales,
-///     kv::{KvScales, KvViewMut},
+///     kv::{AppendScales, KvScales, KvViewMut},
 ///     problem::{KvLayout, Spec},
 ///     step::{Rope, cpu::{QkvStep, qkv}},
 /// };
@@ -126,19 +125,19 @@ impl<T> QkvStep<'_, T> {
         let dim = head_dim as usize;
         let row = spec.total_heads() * dim;
         let shape = "[tokens, (q_heads + 2 · kv_heads) · head_dim]";
-        check_length("qkv", self.qkv.len(), shape, tokens * row)?;
+        ShapeError::length("qkv", self.qkv.len(), shape, tokens * row)?;
         let of_q = tokens * spec.q_heads as usize * dim;
-        check_length("q", q, "[tokens, q_heads, head_dim]", of_q)?;
+        ShapeError::length("q", q, "[tokens, q_heads, head_dim]", of_q)?;
         if let Some(bias) = self.bias {
             let shape = "[(q_heads + 2 · kv_heads) · head_dim]";
-            check_length("the bias", bias.len(), shape, row)?;
+            ShapeError::length("the bias", bias.len(), shape, row)?;
         }
         if let Some(norm) = &self.norm {
-            check_length("the weights of queries", norm.q.len(), "[head_dim]", dim)?;
-            check_length("the weights of keys", norm.k.len(), "[head_dim]", dim)?;
+            ShapeError::length("the weights of queries", norm.q.len(), "[head_dim]", dim)?;
+            ShapeError::length("the weights of keys", norm.k.len(), "[head_dim]", dim)?;
         }
         if let Some((table, positions)) = self.rope {
-            check_length("positions", positions.len(), "[tokens]", tokens)?;
+            ShapeError::length("positions", positions.len(), "[tokens]", tokens)?;
             table.check_heads(head_dim)?;
         }
         Ok(())
@@ -164,7 +163,7 @@ impl<'a, T: Element> Heads<'a, T> {
             sines.resize(tokens * pairs, [0.0; 2]);
             let tokens = sines.par_chunks_mut(pairs).zip(positions);
             tokens.for_each(|(sines, &position)| {
-                let of_position = table.sines(position);
+                let of_position = table.sines(position.into());
                 sines
                     .iter_mut()
                     .zip(of_position)
@@ -204,26 +203,7 @@ impl<'a, T: Element> Heads<'a, T> {
             }
             if let Some((table, _)) = self.step.rope.filter(|_| turned) {
                 let pairs = table.dim() as usize / 2;
-                turn(table.pairing(), head, &self.sines[token * pairs..][..pairs]);
-            }
-        }
-    }
-}
-
-/// Turns the pairs of a head.
-fn turn(pairing: Pairing, head: &mut [f32], sines: &[[f32; 2]]) {
-    let turned =
-        |[x, y]: [f32; 2], [sine, cosine]: [f32; 2]| [x * cosine - y * sine, y * cosine + x * sine];
-    match pairing {
-        Pairing::HalfSplit => {
-            let (first, second) = head.split_at_mut(sines.len());
-            for ((x, y), &sines) in first.iter_mut().zip(second).zip(sines) {
-                [*x, *y] = turned([*x, *y], sines);
-            }
-        }
-        Pairing::Interleaved => {
-            for (pair, &sines) in head.as_chunks_mut::<2>().0.iter_mut().zip(sines) {
-                *pair = turned(*pair, sines);
+                table.turn_by(head, self.sines[token * pairs..][..pairs].iter().copied());
             }
         }
     }
@@ -242,11 +222,11 @@ fn append<C: Element>(
     dtype: crate::problem::Dtype,
 ) -> Result<(), Error> {
     if C::DTYPE.bytes() == 1 {
-        return append_quantised(spec, pool_pages, slots, k, v, pool, scales);
+        return Cpu::append_quantised(spec, pool_pages, slots, k, v, pool, scales);
     }
     if !matches!(scales, AppendScales::Given(KvScales::One)) {
         let dtype = C::DTYPE;
-        return Err(crate::tensor::ShapeError::Scaled { dtype }.into());
+        return Err(ShapeError::Scaled { dtype }.into());
     }
     if C::DTYPE != dtype {
         return Err(Error::DtypesDiffer {
@@ -257,7 +237,7 @@ fn append<C: Element>(
         });
     }
     let narrow = |rows: &[f32]| rows.par_iter().map(|&x| C::from_f32(x)).collect::<Vec<_>>();
-    append_paged_kv(spec, pool_pages, slots, &narrow(k), &narrow(v), pool)
+    Cpu::append_paged_kv(spec, pool_pages, slots, &narrow(k), &narrow(v), pool)
 }
 
 impl RopeTable {

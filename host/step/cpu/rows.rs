@@ -2,11 +2,11 @@
 
 use rayon::prelude::*;
 
-use super::{check_length, normalise, rows_of};
+use super::{normalise, rows_of};
 use crate::{
     Error,
     step::{Activation, RmsNorm},
-    tensor::Element,
+    tensor::{Element, ShapeError},
 };
 
 /// Normalises the rows of `x` (`[tokens, width]`, where `weight` is `[width]`) into `out`.
@@ -34,7 +34,7 @@ pub fn rms_norm<T: Element>(
 ) -> Result<(), Error> {
     let width = weight.len();
     rows_of("x", x.len(), width)?;
-    check_length("out", out.len(), "[tokens, width]", x.len())?;
+    ShapeError::length("out", out.len(), "[tokens, width]", x.len())?;
     let finish = |out: &mut [T], scratch: &mut [f32]| {
         normalise(norm, scratch, weight);
         out.iter_mut()
@@ -53,7 +53,7 @@ pub fn rms_norm<T: Element>(
         });
         return Ok(());
     };
-    check_length("the residual", residual.len(), "[tokens, width]", x.len())?;
+    ShapeError::length("the residual", residual.len(), "[tokens, width]", x.len())?;
     let rows = rows.zip(residual.par_chunks_mut(width));
     rows.for_each_init(scratch, |scratch, ((out, x), residual)| {
         for ((to, x), residual) in scratch.iter_mut().zip(x).zip(residual) {
@@ -87,7 +87,7 @@ pub fn gate<T: Element>(
 ) -> Result<(), Error> {
     let tokens = rows_of("out", out.len(), width)?;
     let expected = tokens * 2 * width;
-    check_length("gate_up", gate_up.len(), "[tokens, 2 · width]", expected)?;
+    ShapeError::length("gate_up", gate_up.len(), "[tokens, 2 · width]", expected)?;
     let rows = out.par_chunks_mut(width).zip(gate_up.par_chunks(2 * width));
     rows.for_each(|(out, row)| {
         let (gates, ups) = row.split_at(width);
@@ -120,7 +120,7 @@ pub fn embed<T: Element>(
 ) -> Result<(), Error> {
     let vocabulary = rows_of("the table", table.len(), width)?;
     let expected = ids.len() * width;
-    check_length("out", out.len(), "[tokens, width]", expected)?;
+    ShapeError::length("out", out.len(), "[tokens, width]", expected)?;
     if let Some(index) = ids.iter().position(|&id| id as usize >= vocabulary) {
         return Err(Error::IndexOutOfRange {
             array: "ids",

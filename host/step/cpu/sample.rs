@@ -6,8 +6,11 @@ use kernels_gpu::{
 };
 use rayon::prelude::*;
 
-use super::check_length;
-use crate::{Error, step::Draw, tensor::Element};
+use crate::{
+    Error,
+    step::Draw,
+    tensor::{Element, ShapeError},
+};
 
 /// Draws a token from each row of `logits` (`[rows, vocabulary]`), as the row's [`Sampling`](crate::step::Sampling)
 /// says.
@@ -34,8 +37,8 @@ pub fn sample<T: Element>(
 ) -> Result<(), Error> {
     super::rows_of("logits", logits.len(), vocabulary)?;
     let (shape, expected) = ("[rows, vocabulary]", draws.len() * vocabulary);
-    check_length("logits", logits.len(), shape, expected)?;
-    check_length("ids", ids.len(), "[rows]", draws.len())?;
+    ShapeError::length("logits", logits.len(), shape, expected)?;
+    ShapeError::length("ids", ids.len(), "[rows]", draws.len())?;
     let rows = logits.par_chunks(vocabulary).zip(draws);
     ids.par_iter_mut().zip(rows).for_each(|(id, (row, draw))| {
         let row: Vec<f32> = row.iter().map(|x| x.to_f32()).collect();

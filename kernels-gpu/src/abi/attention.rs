@@ -136,6 +136,37 @@ pub struct DecodeParams {
     pub long: u32,
     /// Zero.
     pub reserved: u32,
+    /// What turns queries and keys, in kernels that do.
+    pub rotary: RotaryParams,
+}
+
+/// How queries and keys are turned by their positions.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+pub struct RotaryParams {
+    /// `[pairs]` u64: by how much a pair is turned from a position to the next, of a turn of 2⁶⁴.
+    pub turns: u64,
+    /// Pairs of a head that are turned.
+    pub pairs: u32,
+    /// 1: pairs are neighbours. 0: of the turned part's first half and second half an element each.
+    pub interleaved: u32,
+    /// What turned elements of keys are multiplied by, for queries and keys together.
+    pub gain: f32,
+    /// Zero.
+    pub reserved: [u32; 3],
+}
+
+impl RotaryParams {
+    /// Of two words of two elements, those halves that are in a first word of pairs, and those in a second, as
+    /// `permute_bytes` has them.
+    #[must_use]
+    pub const fn picks(&self) -> [u32; 2] {
+        if self.interleaved != 0 {
+            [0x3210, 0x7654]
+        } else {
+            [0x5410, 0x7632]
+        }
+    }
 }
 
 /// What a kernel of latent attention takes. The maps come first: they must lie at a multiple of 64 bytes.
@@ -267,6 +298,8 @@ pub struct ConvertedPage {
 impl ConvertedPage {
     /// Keys of a full page.
     pub const KEYS: u32 = 64;
+    /// As `page`: what is brought are queries, `keys` of them from token `key` on; `table` is the first one's position.
+    pub const QUERIES: u32 = u32::MAX;
 }
 
 /// What a prefill converts from 8 bits to 16, see `sm90::prefill::convert`.

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{ConvertParams, KvStrides, ScaleParams};
+use super::{ConvertParams, KvStrides, RotaryParams, ScaleParams};
 use crate::common::divisor::Divisor;
 
 /// What `merge_states` works on.
@@ -220,6 +220,31 @@ pub struct WidenParams {
     pub kv_heads: Divisor,
     /// Vectors of 16 numbers in a row, as a power of two.
     pub vectors_log: u32,
+}
+
+/// What `turn_rows` works on. Strides are in vectors of 8 elements, 16 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct TurnParams {
+    /// From which pools to which pages; its list has queries, too ([`ConvertedPage::QUERIES`](super::ConvertedPage)). `done`
+    /// and `control` are unused.
+    pub convert: ConvertParams,
+    /// How they are turned.
+    pub rotary: RotaryParams,
+    /// `[tokens, q_heads, head_dim]`.
+    pub q: u64,
+    /// The same, turned and dense.
+    pub to_q: u64,
+    /// The [`LaunchRecord`](super::LaunchRecord) of the prefill, which says which entries are its own; or 0.
+    pub record: u64,
+    /// From one token of `q` to the next.
+    pub q_token: u32,
+    /// Query heads.
+    pub q_heads: u32,
+    /// KV heads.
+    pub kv_heads: u32,
+    /// Threads of a head, two vectors each, as a power of two.
+    pub lanes_log: u32,
 }
 
 /// What `pad_heads` works on: a tensor of heads, dense in each token, and the same with heads of another dimension.

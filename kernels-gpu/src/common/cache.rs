@@ -16,6 +16,14 @@ pub const E5M2: u32 = 3;
 /// 8-bit floats as [`E4M3`], of two neighbouring KV heads at a time: heads of 64 have rows of 64 bytes, and L2 takes as
 /// long for those as for rows of 128.
 pub const E4M3_PAIRS: u32 = 4;
+/// 16-bit floats as [`BITS16`], and keys are turned by their positions as they are read, queries as they meet them.
+pub const BITS16_TURNED: u32 = 5;
+
+/// Whether numbers have 16 bits.
+#[must_use]
+pub const fn is_16_bits(cache: u32) -> bool {
+    matches!(cache, BITS16 | BITS16_TURNED)
+}
 
 /// KV heads that are read together.
 #[must_use]
@@ -32,7 +40,7 @@ pub const fn by_token(cache: u32) -> bool {
 /// Bytes of a number.
 #[must_use]
 pub const fn bytes(cache: u32) -> u32 {
-    if cache == BITS16 { 2 } else { 1 }
+    if is_16_bits(cache) { 2 } else { 1 }
 }
 
 /// What the registry calls it; none: the queries' type.
@@ -41,7 +49,7 @@ pub const fn bytes(cache: u32) -> u32 {
 pub const fn element(cache: u32) -> Option<crate::registry::Element> {
     use crate::registry::Element;
     match cache {
-        BITS16 => None,
+        BITS16 | BITS16_TURNED => None,
         E5M2 => Some(Element::E5m2),
         _ => Some(Element::E4m3),
     }
@@ -56,7 +64,7 @@ mod device {
 
     use cuda_std::{convert, math, ptr};
 
-    use super::{BITS16, E4M3, E4M3_BY_TOKEN, E4M3_PAIRS, E5M2};
+    use super::{BITS16, BITS16_TURNED, E4M3, E4M3_BY_TOKEN, E4M3_PAIRS, E5M2};
     use crate::{
         abi::ScaleParams,
         common::half::{F16, Half},
@@ -77,6 +85,8 @@ mod device {
         const BY_TOKEN: bool = false;
         /// Whether rows hold two KV heads: the first half of a tile's rows is of one, the second of the other.
         const PAIRS: bool = false;
+        /// Whether keys and queries are turned by their positions.
+        const TURNS: bool = false;
 
         /// Four numbers as two pairs of products.
         fn widen(four: u32) -> [u32; 2];
@@ -86,6 +96,18 @@ mod device {
         type Product = T;
         type Query = T;
         const SCALED: bool = false;
+
+        #[inline(always)]
+        fn widen(_: u32) -> [u32; 2] {
+            unreachable!()
+        }
+    }
+
+    impl<T: Half> Cache for Stored<T, BITS16_TURNED> {
+        type Product = T;
+        type Query = T;
+        const SCALED: bool = false;
+        const TURNS: bool = true;
 
         #[inline(always)]
         fn widen(_: u32) -> [u32; 2] {

@@ -86,6 +86,70 @@ impl Real for f64 {
     }
 }
 
+/// An f32 whose hyperbolic tangent is the GPU's own, wrong by up to 2⁻¹¹ of itself: one instruction where f32 takes an
+/// exponential and a reciprocal. For logits of bf16 keys, which themselves are wrong by more.
+#[cfg(target_arch = "nvptx64")]
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+pub struct Coarse(pub f32);
+
+#[cfg(target_arch = "nvptx64")]
+mod coarse {
+    use core::ops::{Add, Mul, Neg, Sub};
+
+    use super::{Coarse, Real};
+
+    impl Add for Coarse {
+        type Output = Self;
+        #[inline(always)]
+        fn add(self, other: Self) -> Self {
+            Self(self.0 + other.0)
+        }
+    }
+    impl Sub for Coarse {
+        type Output = Self;
+        #[inline(always)]
+        fn sub(self, other: Self) -> Self {
+            Self(self.0 - other.0)
+        }
+    }
+    impl Mul for Coarse {
+        type Output = Self;
+        #[inline(always)]
+        fn mul(self, other: Self) -> Self {
+            Self(self.0 * other.0)
+        }
+    }
+    impl Neg for Coarse {
+        type Output = Self;
+        #[inline(always)]
+        fn neg(self) -> Self {
+            Self(-self.0)
+        }
+    }
+    impl Real for Coarse {
+        #[inline(always)]
+        fn from_f32(x: f32) -> Self {
+            Self(x)
+        }
+        #[inline(always)]
+        fn exp2(self) -> Self {
+            Self(Real::exp2(self.0))
+        }
+        #[inline(always)]
+        fn recip(self) -> Self {
+            Self(Real::recip(self.0))
+        }
+        #[inline(always)]
+        fn tanh(self) -> Self {
+            Self(cuda_std::math::tanh(self.0))
+        }
+        #[inline(always)]
+        fn mul_add(self, factor: Self, more: Self) -> Self {
+            Self(Real::mul_add(self.0, factor.0, more.0))
+        }
+    }
+}
+
 /// 2ˣ; zero for −∞.
 #[inline(always)]
 #[must_use]

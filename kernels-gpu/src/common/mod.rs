@@ -8,6 +8,8 @@ pub mod math;
 #[cfg(target_arch = "nvptx64")]
 pub mod prefill_tile;
 #[cfg(target_arch = "nvptx64")]
+pub mod rotary;
+#[cfg(target_arch = "nvptx64")]
 pub mod softmax;
 pub mod state;
 #[cfg(target_arch = "nvptx64")]

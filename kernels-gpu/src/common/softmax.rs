@@ -11,6 +11,8 @@ use cuda_std::{
 };
 
 use crate::common::{
+    half::Half,
+    math::Coarse,
     tree::descends,
     variant::{Pair, Variant},
 };
@@ -21,9 +23,17 @@ const WARP: u32 = warp::FULL_MASK;
 /// below 2⁸ then, which costs no precision in 16-bit floats and saves nearly all rescaling.
 pub const SLACK: f32 = 8.0;
 
-/// A thread's weights of one row and block, added up, that call for a new reference: little enough that none
-/// overflows in f16, and far more than they are where the reference is the row's maximum.
-const LIMIT: f32 = 16384.0;
+/// A thread's weights of one row and block, added up, that call for a new reference: far more than they are where the
+/// reference is the row's maximum. In f16 no weight overflows. Those of bf16 have the range of f32; there 2⁵⁶ leaves room
+/// for values up to as much, and rows whose logits are in the hundreds seldom need another reference.
+#[must_use]
+pub const fn largest_sum<T: Half>() -> f32 {
+    if T::WIDE {
+        (1_u64 << 56) as f32
+    } else {
+        16384.0
+    }
+}
 
 /// What is still to be added to all logits of a lane's two rows in a block; none: nothing.
 pub type Shift = Option<[f32; 2]>;
@@ -33,7 +43,7 @@ pub type Shift = Option<[f32; 2]>;
 #[derive(Clone, Copy)]
 pub struct Rows {
     /// The logit that weights are relative to, in the unit of the accumulator; −∞ before the first visible
-    /// key. A later one may be larger, as long as the weights do not outgrow `LIMIT`.
+    /// key. A later one may be larger, as long as the weights do not outgrow their [`largest_sum`].
     pub reference: [f32; 2],
     sums: [f32; 4],
 }
@@ -188,11 +198,11 @@ impl Rows {
         }
     }
 
-    /// Whether weights with these sums are too large for their references.
+    /// Whether weights with these sums are too large for their references, with the type's [`largest_sum`].
     #[inline(always)]
-    pub fn needs_rescale(sums: &[f32; 4]) -> bool {
+    pub fn needs_rescale(sums: &[f32; 4], largest: f32) -> bool {
         // NaN is.
-        !(sums[0] + sums[2] <= LIMIT && sums[1] + sums[3] <= LIMIT)
+        !(sums[0] + sums[2] <= largest && sums[1] + sums[3] <= largest)
     }
 
     /// Adds what [`Self::weigh_with_stale_max`] or [`Self::weigh_seen`] returned.
@@ -219,6 +229,7 @@ impl Rows {
         shift: Shift,
         sums: &[f32; 4],
         scale: [f32; 2],
+        largest: f32,
     ) -> [f32; 2] {
         let mut maximum = maxima(s);
         if let Some(shift) = shift {
@@ -227,7 +238,7 @@ impl Rows {
         let mut factors = [1.0; 2];
         let mut h = 0;
         while h < 2 {
-            let needs_rescale = !(sums[h] + sums[h + 2] <= LIMIT);
+            let needs_rescale = !(sums[h] + sums[h + 2] <= largest);
             // SAFETY: the caller's promise.
             let (maximum, needs_rescale) = unsafe {
                 (
@@ -449,19 +460,24 @@ pub fn lean<const S: usize>(s: &mut [f32; S], begin: i32, at: [Pair; 2]) -> [f32
     at.map(|at| at.of_row * first_pair(&at, begin).distance)
 }
 
-/// Applies the variant's own logits.
+/// Applies the variant's own logits, where they may be with a [coarse](Coarse) hyperbolic tangent.
 #[inline(always)]
 pub fn transform<V: Variant, const S: usize>(
     s: &mut [f32; S],
     variant: &V,
     begin: i32,
     at: [Pair; 2],
+    coarse: bool,
 ) {
     let at = at.map(|at| first_pair(&at, begin));
     let mut i = 0;
     while i < S {
         let pair = at[i / 2 % 2].further((8 * (i / 4) + i % 2) as u32);
-        s[i] = variant.logit(s[i], pair);
+        s[i] = if coarse {
+            variant.logit(Coarse(s[i]), pair).0
+        } else {
+            variant.logit(s[i], pair)
+        };
         i += 1;
     }
 }

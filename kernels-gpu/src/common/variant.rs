@@ -119,7 +119,7 @@ pub trait Variant: Copy + Send + Sync {
     const SOFTMAX: bool = true;
     /// [`Variant::logit`] is more than a multiplication by `scale_log2` (which kernels fold into the exp2).
     const TRANSFORMS_LOGITS: bool = false;
-    /// [`Variant::logit`] returns a dot product, yet to be multiplied by `scale_log2`: kernels do that for nothing.
+    /// [`Variant::logit`] is yet to be multiplied by [`Variant::unit`]: kernels do that for nothing.
     const KEEPS_UNIT: bool = false;
     /// [`Variant::logit`] is `dot + of_row · distance`, in the unit of dot products: kernels then add what belongs to the
     /// row where it costs nothing, and do not call it.
@@ -170,12 +170,19 @@ pub trait Variant: Copy + Send + Sync {
         dot * R::from_f32(self.params().scale_log2)
     }
 
+    /// What a logit that [keeps its unit](Variant::KEEPS_UNIT) is in base 2, where it is 1: that of dot products, unless the
+    /// variant has another.
+    #[inline(always)]
+    fn unit(&self) -> f32 {
+        self.params().scale_log2
+    }
+
     /// The base-2 logit (or the weight), whatever the unit of [`Variant::logit`].
     #[inline(always)]
     fn base_2<R: Real>(&self, dot: R, at: Pair) -> R {
         let logit = self.logit(dot, at);
         if Self::KEEPS_UNIT {
-            logit * R::from_f32(self.params().scale_log2)
+            logit * R::from_f32(self.unit())
         } else {
             logit
         }
@@ -281,10 +288,21 @@ pub struct Standard<const CAP: bool>(pub VariantParams);
 
 impl<const CAP: bool> Variant for Standard<CAP> {
     const TRANSFORMS_LOGITS: bool = CAP;
+    /// A capped logit is a hyperbolic tangent.
+    const KEEPS_UNIT: bool = CAP;
 
     #[inline(always)]
     fn params(&self) -> &VariantParams {
         &self.0
+    }
+
+    #[inline(always)]
+    fn unit(&self) -> f32 {
+        if CAP {
+            self.0.soft_cap * LOG2_E
+        } else {
+            self.0.scale_log2
+        }
     }
 
     #[inline(always)]
@@ -296,10 +314,9 @@ impl<const CAP: bool> Variant for Standard<CAP> {
             ..
         } = self.0;
         if CAP {
-            // Both factors are the same for all keys: compilers take them out of the loop.
+            // The factor is the same for all keys: compilers take it out of the loop.
             let inner = R::from_f32(scale) * R::from_f32(soft_cap).recip();
-            let outer = R::from_f32(soft_cap) * R::from_f32(LOG2_E);
-            (dot * inner).tanh() * outer
+            (dot * inner).tanh()
         } else {
             dot * R::from_f32(scale_log2)
         }
@@ -373,7 +390,7 @@ mod tests {
     #[test]
     fn the_cap_bounds_logits_and_keeps_small_ones() {
         let variant = Standard::<true>(params(50.0, i32::MAX, 1));
-        let natural = |dot: f64| variant.logit(dot, at()) / f64::from(LOG2_E);
+        let natural = |dot: f64| variant.base_2(dot, at()) / f64::from(LOG2_E);
         assert!((natural(1e9) - 50.0).abs() < 1e-5);
         assert!((natural(0.8) - 0.1).abs() < 1e-5);
         assert!((natural(800.0) - 50.0 * 2.0f64.tanh()).abs() < 1e-4);
@@ -390,7 +407,7 @@ mod tests {
             let dot = step as f32 * 3.7;
             let close = |x: f32, y: f64| (f64::from(x) - y).abs() <= 1e-5 * y.abs().max(1.0);
             assert!(
-                close(cap.logit(dot, at()), cap.logit(f64::from(dot), at())),
+                close(cap.base_2(dot, at()), cap.base_2(f64::from(dot), at())),
                 "cap at {dot}"
             );
             assert!(

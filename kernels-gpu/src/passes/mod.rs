@@ -1,5 +1,5 @@
 //! What goes around attention: merging partial states and those of several GPUs, appending keys and values, rounding
-//! queries, padding heads.
+//! queries, padding heads, turning queries and keys.
 
 #[cfg(any(not(target_arch = "nvptx64"), feature = "passes"))]
 pub mod append;
@@ -16,6 +16,8 @@ pub mod quantise;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "passes"))]
 pub mod ranks;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "quantise"))]
+pub mod turn;
+#[cfg(any(not(target_arch = "nvptx64"), feature = "quantise"))]
 pub mod widen;
 
 /// The tables of all.
@@ -31,6 +33,7 @@ pub const ROWS: &[&[crate::registry::KernelInfo]] = &[
     narrow::ROWS[0],
     narrow::ROWS[1],
     pad::ROWS,
+    turn::ROWS,
     ranks::ROWS[0],
     ranks::ROWS[1],
 ];

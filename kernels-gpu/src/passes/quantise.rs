@@ -57,6 +57,9 @@ mod rows {
 pub use rows::ROWS;
 
 #[cfg(target_arch = "nvptx64")]
+pub(crate) use device::largest_finite;
+
+#[cfg(target_arch = "nvptx64")]
 mod device {
     use cuda_std::{convert, prelude::*};
 
@@ -70,6 +73,30 @@ mod device {
     };
 
     const WARP: u32 = warp::FULL_MASK;
+
+    /// The largest magnitude among some numbers that is neither NaN nor infinity, neither of which is one to scale by.
+    #[inline(always)]
+    pub(crate) fn largest_finite(numbers: &[f32; NUMBERS as usize]) -> f32 {
+        let mut largest = 0.0_f32;
+        let mut i = 0;
+        while i < NUMBERS as usize {
+            // One instruction, which passes over NaN.
+            largest = largest.max(numbers[i].abs());
+            i += 1;
+        }
+        if largest == f32::INFINITY {
+            largest = 0.0;
+            i = 0;
+            while i < NUMBERS as usize {
+                let magnitude = numbers[i].abs();
+                if magnitude > largest && magnitude < f32::INFINITY {
+                    largest = magnitude;
+                }
+                i += 1;
+            }
+        }
+        largest
+    }
 
     /// Brings the block's numbers.
     ///
@@ -112,16 +139,7 @@ mod device {
                 + u64::from(head) * u64::from(strides.head);
             let mut scale = 1.0;
             if p.mode == COMPUTED {
-                let mut largest = 0.0_f32;
-                i = 0;
-                while i < NUMBERS as usize {
-                    // Neither NaN nor infinity is a magnitude to scale by.
-                    let magnitude = f32::from_bits(numbers[i].to_bits() & 0x7FFF_FFFF);
-                    if magnitude > largest && magnitude < f32::INFINITY {
-                        largest = magnitude;
-                    }
-                    i += 1;
-                }
+                let mut largest = largest_finite(&numbers);
                 let mut distance = 1 << tensor.lanes_log >> 1;
                 while distance > 0 {
                     let other = warp::warp_shuffle_xor(WARP, largest, distance, 32);

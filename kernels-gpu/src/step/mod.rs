@@ -48,7 +48,7 @@ pub(crate) use vector::*;
 
 #[cfg(target_arch = "nvptx64")]
 mod vector {
-    use cuda_std::prelude::*;
+    use cuda_std::{math::fma, prelude::*};
 
     use super::VECTOR;
     use crate::common::half::Half;
@@ -91,7 +91,7 @@ mod vector {
         let mut sum = 0.0;
         let mut i = 0;
         while i < VECTOR as usize {
-            sum = x[i] * x[i] + sum;
+            sum = fma(x[i], x[i], sum);
             i += 1;
         }
         sum

@@ -4,10 +4,8 @@
 //! are turned together are its own: where pairs are halves of the head apart, one vector of each half; where they are
 //! neighbours, two vectors in a row. The threads of a head are a part of a warp and neighbours in memory.
 //!
-//! Sine and cosine are computed, not looked up: the angle is the low half of a 64-bit product of position and frequency,
-//! whose unit is 2⁻⁶⁴ turns, so that whole turns vanish and no position is too large. Then the special function unit
-//! gets an angle between −π and π, where it is exact to 2⁻²⁰. A thread uses the sines for all of its heads: two where
-//! there is much to do, and one where waiting decides.
+//! Sine and cosine are computed, not looked up (`common/rotary.rs`). A thread uses them for all of its heads: two where there
+//! is much to do, and one where waiting decides.
 
 /// Threads of a block where threads have two heads.
 pub const THREADS: u32 = 256;
@@ -79,16 +77,20 @@ pub use rows::{QUANTISING_ROWS, ROWS};
 
 #[cfg(all(target_arch = "nvptx64", any(feature = "step", feature = "quantise")))]
 mod device {
-    use core::f32::consts::TAU;
-
     #[cfg(feature = "quantise")]
     use cuda_std::convert;
-    use cuda_std::{math, prelude::*};
+    use cuda_std::{
+        math::{self, fma},
+        prelude::*,
+    };
 
     use super::threads;
     use crate::{
         abi::{KvStrides, QkvParams},
-        common::half::{self, Half},
+        common::{
+            half::{self, Half},
+            rotary::{sine_cosine, turned},
+        },
         step::{Vector, at, pack, squares, sum_of_lanes, unpack},
     };
 
@@ -219,15 +221,8 @@ mod device {
             let mut j = 0;
             while j < 2 {
                 let [low, high] = [words[2 * j], words[2 * j + 1]];
-                let turned =
-                    math::mul_high_u32(low, position).wrapping_add(high.wrapping_mul(position));
-                // The upper 23 bits of the turn, from −½ to ½, to the nearest.
-                let fraction = turned.wrapping_add((1 << 31) + (1 << 8)) >> 9;
-                let angle = (f32::from_bits(fraction | 0x3F80_0000) - 1.5) * TAU;
-                sines[2 * i + j] = [
-                    math::sin(angle) * p.magnitude,
-                    math::cos(angle) * p.magnitude,
-                ];
+                let [sine, cosine] = sine_cosine(turned([low, high], position));
+                sines[2 * i + j] = [sine * p.magnitude, cosine * p.magnitude];
                 j += 1;
             }
             i += 1;
@@ -264,10 +259,11 @@ mod device {
     #[inline(always)]
     fn scale<T: Half>(x: &mut [Vector; 2], inverse: f32, offset: f32, weights: [[u32; 4]; 2]) {
         let weights = [unpack::<T>(weights[0]), unpack::<T>(weights[1])];
+        let offset = offset * inverse;
         let mut j = 0;
         while j < 8 {
-            x[0][j] *= inverse * (offset + weights[0][j]);
-            x[1][j] *= inverse * (offset + weights[1][j]);
+            x[0][j] *= fma(weights[0][j], inverse, offset);
+            x[1][j] *= fma(weights[1][j], inverse, offset);
             j += 1;
         }
     }
@@ -280,16 +276,16 @@ mod device {
                 let (vector, j) = (i / 4, 2 * (i % 4));
                 let [sine, cosine] = sines[i];
                 let (first, second) = (x[vector][j], x[vector][j + 1]);
-                x[vector][j] = first * cosine - second * sine;
-                x[vector][j + 1] = second * cosine + first * sine;
+                x[vector][j] = fma(first, cosine, -(second * sine));
+                x[vector][j + 1] = fma(second, cosine, first * sine);
                 i += 1;
             }
         } else {
             while i < 8 {
                 let [sine, cosine] = sines[i];
                 let (first, second) = (x[0][i], x[1][i]);
-                x[0][i] = first * cosine - second * sine;
-                x[1][i] = second * cosine + first * sine;
+                x[0][i] = fma(first, cosine, -(second * sine));
+                x[1][i] = fma(second, cosine, first * sine);
                 i += 1;
             }
         }
@@ -359,7 +355,7 @@ mod device {
     impl Page for E4m3 {
         #[inline(always)]
         unsafe fn append<T: Half>(p: &QkvParams, place: &Place, [a, b]: [u32; 2], x: &[Vector; 2]) {
-            use crate::passes::quantise::{COMPUTED, GIVEN, LARGEST, SMALLEST};
+            use crate::passes::quantise::{COMPUTED, GIVEN, LARGEST, SMALLEST, largest_finite};
             let (pool, strides, scales, of_scales) = if place.is_key {
                 (p.k, &p.k_strides, p.scales.k, &p.scales.k_strides)
             } else {
@@ -372,16 +368,7 @@ mod device {
                 // Heads of queries have nothing to quantise: most warps have only such.
                 let any = warp::warp_vote_any(warp::FULL_MASK, place.exists);
                 if p.mode == COMPUTED && any {
-                    let mut largest = 0.0_f32;
-                    let mut i = 0;
-                    while i < 16 {
-                        // Neither NaN nor infinity is a magnitude to scale by.
-                        let magnitude = f32::from_bits(x[i / 8][i % 8].to_bits() & 0x7FFF_FFFF);
-                        if magnitude > largest && magnitude < f32::INFINITY {
-                            largest = magnitude;
-                        }
-                        i += 1;
-                    }
+                    let mut largest = largest_finite(&x[0]).max(largest_finite(&x[1]));
                     let mut distance = 1 << p.lanes_log >> 1;
                     while distance > 0 {
                         let other = warp::warp_shuffle_xor(warp::FULL_MASK, largest, distance, 32);

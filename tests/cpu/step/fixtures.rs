@@ -2,8 +2,7 @@
 
 use serde::Deserialize;
 use tandem_attn::{
-    exec::cpu::AppendScales,
-    kv::{KvScales, KvViewMut},
+    kv::{AppendScales, KvScales, KvViewMut},
     problem::{Dtype, KvLayout, Spec},
     step::{
         Activation, Draw, Pairing, RmsNorm, Rope, RopeScaling, Sampling, Yarn,

@@ -4,8 +4,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use tandem_attn::{
     abi::NO_SLOT,
-    exec::cpu::AppendScales,
-    kv::{KvScales, KvViewMut},
+    kv::{AppendScales, KvScales, KvViewMut},
     problem::{Dtype, KvLayout, Spec},
     step::{
         RmsNorm, Rope,

@@ -2,8 +2,7 @@
 
 use tandem_attn::{
     Error,
-    exec::cpu::AppendScales,
-    kv::{KvScales, KvViewMut},
+    kv::{AppendScales, KvScales, KvViewMut},
     problem::{Dtype, KvLayout, Spec},
     step::{
         Activation, RmsNorm, Rope, RopeScaling, Sampling, StepError, Yarn,

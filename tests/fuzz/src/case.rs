@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 use tandem_attn::{
     abi::KvStrides,
-    kv::compose::share_prefixes,
     plan::PlanOptions,
     problem::{Batch, PageTable, Spec},
 };
@@ -165,7 +164,7 @@ impl Case {
         }
         let mut batch = Batch::new(indptr, table);
         if step.composed {
-            batch = share_prefixes(&batch);
+            batch = batch.share_prefixes();
         }
         if step.trees {
             let mut rng = Rng(self.seed ^ 2);

@@ -1,7 +1,7 @@
 //! A case on the CPU.
 
 use tandem_attn::{
-    exec::{Cpu, cpu},
+    exec::Cpu,
     kv::{KvScales, KvTensors},
     plan::{DeviceDescription, Plan},
     problem::{Batch, Dtype},
@@ -132,7 +132,7 @@ impl Runner<'_> {
                 let strides = [strides.page, strides.token, strides.head, 1].map(|s| s as usize);
                 let bytes = &mut world.cache.bytes_mut()[at[side]..];
                 let pool = tensor_mut(spec.kv_dtype, bytes, shape, strides);
-                cpu::append_rows(&rows, &slots, pool).map_err(|error| error.to_string())?;
+                Cpu::append_rows(&rows, &slots, pool).map_err(|error| error.to_string())?;
                 self.tally.calls += 1;
             }
         }

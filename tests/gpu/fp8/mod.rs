@@ -14,10 +14,10 @@ use tandem_attn::{
     Error,
     abi::KvStrides,
     exec::{
-        cpu,
+        Cpu,
         gpu::{self, DeviceTensor, Gpu, KvPool, RunTensors, WorkspaceOptions},
     },
-    kv::{KvScales, KvView, KvViewMut},
+    kv::{AppendScales, KvScales, KvView, KvViewMut},
     plan::{
         BatchLimits, Bound, Kernel, MergeMode, Plan, PlanError, PlanOptions, Planner, SplitMode,
         TileGroup, WorkspaceLayout,
@@ -649,30 +649,30 @@ fn appended<T: Element, K: Element>(
     let of_heads = &scales[..HEADS as usize];
     let of_requests = &scales[..(REQUESTS * HEADS) as usize];
     let given = match granularity {
-        0 => cpu::AppendScales::Given(KvScales::One),
-        1 => cpu::AppendScales::Given(KvScales::Head {
+        0 => AppendScales::Given(KvScales::One),
+        1 => AppendScales::Given(KvScales::Head {
             k: of_heads,
             v: of_heads,
         }),
-        2 => cpu::AppendScales::Given(KvScales::Request {
+        2 => AppendScales::Given(KvScales::Request {
             k: of_requests,
             v: of_requests,
             of_token: &of_token,
         }),
-        3 => cpu::AppendScales::Given(KvScales::Token {
+        3 => AppendScales::Given(KvScales::Token {
             k: &scales,
             v: &scales,
             k_strides: by_token,
             v_strides: by_token,
         }),
-        _ => cpu::AppendScales::Computed {
+        _ => AppendScales::Computed {
             k: &mut k_scales,
             v: &mut v_scales,
             k_strides: by_token,
             v_strides: by_token,
         },
     };
-    cpu::append_quantised(&spec, PAGES, &slots, &k, &v, &mut view, given).expect("it fits");
+    Cpu::append_quantised(&spec, PAGES, &slots, &k, &v, &mut view, given).expect("it fits");
 
     // On the device.
     let memory = [Memory::new(&pool), Memory::new(&pool)];

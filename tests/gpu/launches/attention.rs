@@ -19,7 +19,7 @@ use super::{Output, dtype_of};
 use crate::{
     common::{
         Memory, Rng, Stream,
-        problems::{Tensors, has_rows_656, heads, reference_of, sinks},
+        problems::{Tensors, has_rows_656, heads, reference_of, rotary, sinks},
     },
     problem::{OnDevice, Request, batch_of},
 };
@@ -57,6 +57,9 @@ fn spec(row: &KernelInfo, group: u32) -> Spec {
     }
     if row.products_of_8_bits {
         spec = spec.with_compute(Compute::F8);
+    }
+    if row.turns {
+        spec = spec.with_rotary(rotary(row.head_dim, group.into()));
     }
     match row.cap {
         true => spec.with_soft_cap(20.0),
@@ -119,6 +122,10 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
             planned.spec = Spec::new(4, 2, 128)
                 .with_dtype(dtype)
                 .with_kv_dtype(Dtype::F8E4M3);
+        }
+        Op::Turn => {
+            let spec = Spec::new(4, 2, 128).with_dtype(dtype_of(row));
+            planned.spec = spec.with_rotary(rotary(128, 2));
         }
         Op::Pad => {
             // No kernel has these heads.
@@ -212,6 +219,9 @@ fn vary(planned: &mut Planned, row: &KernelInfo, seed: u64) {
     }
     if row.latent || matches!(row.op, Op::Merge(_) | Op::Pad) {
         return;
+    }
+    if planned.spec.rotary.is_some() {
+        planned.spec.rotary = Some(rotary(planned.spec.head_dim_qk, seed));
     }
     if rng.below(3) == 0 {
         planned.spec.kv_heads *= 2;
@@ -477,8 +487,18 @@ fn run_with<T: Element, K: Element>(
         _ => 1.0 / 2048.0,
     };
     // The tensor cores keep 13 bits of a sum of 8-bit products.
-    let of_lse = if in_8_bits { 4e-3 } else { 2e-4 };
-    let largest = if eight_bits { 1.5 } else { 1.0 };
+    // Queries and keys are rounded once more when they were turned.
+    let turned = spec.rotary.is_some();
+    let of_lse = match (in_8_bits, turned) {
+        (true, _) => 4e-3,
+        (_, true) => 5.0 * step,
+        _ => 2e-4,
+    };
+    let largest = match (eight_bits, turned) {
+        (true, _) => 1.5,
+        (_, true) => 4.0,
+        _ => 1.0,
+    };
     let outputs = vec![
         Output::rounded("out", T::DTYPE, step * largest, &out),
         Output::rounded("lse", Dtype::F32, of_lse, &lse),

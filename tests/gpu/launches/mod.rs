@@ -126,7 +126,7 @@ pub fn run(gpu: &Gpu, row: &KernelInfo, seed: u64, checked: bool) -> Result<Vec<
     match row.op {
         Op::Narrow => passes::narrow(gpu, row, seed),
         Op::Pad if gpu.arch() == "sm_80" => passes::pad(gpu, row, seed),
-        Op::Prefill | Op::Decode | Op::Pod | Op::Pad | Op::Widen => {
+        Op::Prefill | Op::Decode | Op::Pod | Op::Pad | Op::Widen | Op::Turn => {
             attention::run_entry(gpu, row, seed, checked)
         }
         // So many rows that a GPU of any size takes this kernel.

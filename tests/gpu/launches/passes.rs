@@ -11,10 +11,10 @@ use kernels_gpu::{
 use tandem_attn::{
     abi::{MergeParams, MergeRow, NO_SLOT, NarrowParams, PadParams},
     exec::{
-        cpu,
+        Cpu, cpu,
         gpu::{self, Gpu, KernelInfo, KvPool, PartialStates},
     },
-    kv::{KvScales, KvViewMut},
+    kv::{AppendScales, KvScales, KvViewMut},
     problem::{Dtype, KvLayout, Spec},
     tensor::{Element, F8E4M3, TensorMut, TensorRef},
 };
@@ -317,7 +317,7 @@ pub fn append(
         |k: &[F8E4M3], v: &[F8E4M3]| vec![Output::exact("keys", k), Output::exact("values", v)];
     let right = checked.then(|| {
         let mut view = KvViewMut::new(&spec, layout(seed), PAGE, &mut k_pool, &mut v_pool);
-        cpu::append_paged_kv(&spec, PAGES, &slots, &k, &v, &mut view).expect("a good call");
+        Cpu::append_paged_kv(&spec, PAGES, &slots, &k, &v, &mut view).expect("a good call");
         outputs(&k_pool, &v_pool)
     });
     compared(outputs(&memory[0].read(), &memory[1].read()), right)
@@ -419,20 +419,20 @@ fn quantise_from<T: Element>(gpu: &Gpu, seed: u64, checked: bool) -> Result<Vec<
         let ([k_pool, v_pool], [k_scales, v_scales]) = (&mut pools, &mut scales);
         let mut view = KvViewMut::new(&spec, layout(seed), PAGE, k_pool, v_pool);
         let from = match computed {
-            true => cpu::AppendScales::Computed {
+            true => AppendScales::Computed {
                 k: k_scales,
                 v: v_scales,
                 k_strides: by_token,
                 v_strides: by_token,
             },
-            false => cpu::AppendScales::Given(KvScales::Token {
+            false => AppendScales::Given(KvScales::Token {
                 k: k_scales,
                 v: v_scales,
                 k_strides: by_token,
                 v_strides: by_token,
             }),
         };
-        cpu::append_quantised(&spec, PAGES, &slots, &k, &v, &mut view, from).expect("it fits");
+        Cpu::append_quantised(&spec, PAGES, &slots, &k, &v, &mut view, from).expect("it fits");
         outputs([&pools[0], &pools[1]], [&scales[0], &scales[1]])
     });
     let (got, got_scales) = (
@@ -504,7 +504,7 @@ fn latent_656_from<T: Element>(gpu: &Gpu, seed: u64, checked: bool) -> Result<Ve
     let right = checked.then(|| {
         let rows = TensorRef::strided(&rows, [TOKENS, 576], [stride, 1]).expect("it fits");
         let to = TensorMut::new(&mut pool, [pages, page, 656]).expect("it fits");
-        cpu::append_latent_656(&rows, &slots, to).expect("it fits");
+        Cpu::append_latent_656(&rows, &slots, to).expect("it fits");
         outputs(&pool)
     });
     compared(outputs(&memory.read::<F8E4M3>()), right)

@@ -3,11 +3,8 @@
 use half::{bf16, f16};
 use tandem_attn::{
     abi::NO_SLOT,
-    exec::{
-        cpu as host,
-        gpu::{self, DeviceTensor, Gpu, KernelInfo, KvPool},
-    },
-    kv::{KvScales, KvViewMut},
+    exec::gpu::{self, DeviceTensor, Gpu, KernelInfo, KvPool},
+    kv::{AppendScales, KvScales, KvViewMut},
     problem::{Dtype, KvLayout, Spec},
     step::{Activation, Draw, Pairing, RmsNorm, Rope, Sampling, cpu},
     tensor::{Element, F8E4M3},
@@ -156,7 +153,7 @@ fn qkv_into<T: Element, K: Element>(
             rope: Some((&table, &positions)),
         };
         let mut q = vec![T::from_f32(0.0); q_shape.iter().product()];
-        let given = host::AppendScales::Given(KvScales::One);
+        let given = AppendScales::Given(KvScales::One);
         cpu::qkv(&spec, &step, &slots, &mut q, &mut view, pages, given).expect("a good call");
         outputs(&q, [&pools[0], &pools[1]])
     });

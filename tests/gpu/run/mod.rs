@@ -9,7 +9,9 @@ mod graph;
 mod hooks;
 mod in_f32;
 mod options;
+mod rotary;
 mod rounds;
+mod wide_prefixes;
 
 use crate::{common, problem};
 use common::{
@@ -21,7 +23,6 @@ use proptest::prelude::*;
 use tandem_attn::{
     Error,
     exec::gpu::{Arch, DeviceTensor, Gpu, KvPool, LaunchSet, Workspace, WorkspaceOptions},
-    kv::compose::share_prefixes,
     plan::{Bound, MergeMode, Plan, PlanOptions, Planner, SplitMode, pod::PodMode},
     problem::{Batch, KvLayout, Spec},
     tensor::Element,
@@ -98,7 +99,7 @@ fn case_of(dim: impl Strategy<Value = u32>) -> impl Strategy<Value = Case> {
                 spec.variant = variant;
                 let mut batch = batch_of(&requests, page, seed);
                 if composed && variant.window_left.is_none() {
-                    batch = share_prefixes(&batch);
+                    batch = batch.share_prefixes();
                 }
                 if let SplitMode::Fixed { tokens } = &mut split {
                     *tokens *= page;
@@ -156,6 +157,11 @@ fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
         // Variants of a program have no kernels of Ampere.
         vary_hooks(&mut case.spec, case.seed);
     }
+    check_as_it_is::<T>(gpu, &case)
+}
+
+/// A case whose spec has its types.
+fn check_as_it_is<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
     let plan = case.plan(gpu);
     let mut workspace = case.workspace(gpu, &plan);
     let tensors = Tensors::<T, T>::random(&case.spec, &case.batch, case.layout, case.seed);

@@ -81,6 +81,7 @@ fn each_option_counts_or_is_refused() {
             "hooks without",
             "weights ",
             "sinks without",
+            "rotary, wider",
         ];
         let refused = kinds.iter().any(|kind| name.starts_with(kind));
         assert_eq!(changed.is_none(), refused, "{name}");

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use tandem_attn::{
-    exec::gpu::{Gpu, WorkspaceOptions},
+    gpu::{Gpu, WorkspaceOptions},
     plan::{Bound, DeviceDescription, PlanOptions, Planner},
     problem::{Batch, PageTable, Spec},
 };

@@ -5,213 +5,184 @@ use kernels_gpu::{
     passes::quantise::{LARGEST, SMALLEST},
 };
 
-use super::{append_rows, check_slots, place};
+use super::{Cpu, check_slots, place};
 use crate::{
     Error,
-    kv::{KvScales, KvViewMut, ScaleAt},
+    kv::{AppendScales, KvScales, KvViewMut, ScaleAt},
     problem::{Dtype, Integer, ProblemError, Spec},
     tensor::{Element, F8E4M3, F8E5M2, ShapeError, TensorMut, TensorRef, with_elements},
 };
 
-/// Where the scales of an append come from.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum AppendScales<'a> {
-    /// They are given. Those of [`KvScales::Request`] are for the requests of the new tokens.
-    Given(KvScales<'a>),
-    /// Each token and head gets one of its own, so that its largest number becomes the largest of the type.
-    Computed {
-        /// From the scale of the first key of page 0 on, written.
-        k: &'a mut [f32],
-        /// From the scale of the first value of page 0 on, written.
-        v: &'a mut [f32],
-        /// How `k` lies, in scales.
-        k_strides: KvStrides,
-        /// How `v` lies, in scales.
-        v_strides: KvStrides,
-    },
-}
+impl Cpu {
+    /// Quantises the keys and values of new tokens (`[tokens, kv_heads, head_dim]` each) into a page pool of 8 bits:
+    /// divided by their scale, to the nearest, at most the largest finite number; NaN stays NaN.
+    ///
+    /// `slots` are as in [`append_paged_kv`](Self::append_paged_kv).
+    ///
+    /// ```
+    /// use tandem_attn::{
+    ///     Cpu,
+    ///     kv::{AppendScales, KvScales, KvViewMut},
+    ///     problem::{KvLayout, Spec},
+    ///     tensor::{Element, F8E4M3},
+    /// };
+    ///
+    /// let spec = Spec::new(1, 1, 16);
+    /// let (mut k, mut v) = ([F8E4M3(0); 2 * 4 * 16], [F8E4M3(0); 2 * 4 * 16]); // two pages of four tokens
+    /// let mut pool = KvViewMut::new(&spec, KvLayout::Nhd, 4, &mut k, &mut v);
+    /// let scales = AppendScales::Given(KvScales::Tensor { k: 0.5, v: 2.0 });
+    /// Cpu::append_quantised(&spec, 2, &[6], &[1.0_f32; 16], &[1.0; 16], &mut pool, scales)?;
+    /// assert_eq!((k[6 * 16].to_f32(), v[6 * 16].to_f32()), (2.0, 0.5));
+    /// # Ok::<(), tandem_attn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::Dtype`], [`Error::IndexOutOfRange`] or [`Error::WrittenTwice`]; [`Error::NoInstance`] for
+    /// rows that carry their scales, which [`append_latent_656`](Self::append_latent_656) writes. Nothing is written then.
+    pub fn append_quantised<S: Element, T: Element>(
+        spec: &Spec,
+        pool_pages: u32,
+        slots: &[impl Integer],
+        k: &[S],
+        v: &[S],
+        pool: &mut KvViewMut<'_, T>,
+        mut scales: AppendScales<'_>,
+    ) -> Result<(), Error> {
+        let page_size = pool.k_strides.page_size;
+        if page_size == 0 {
+            return Err(ProblemError::PageSize { part: 0, got: 0 }.into());
+        }
+        if T::DTYPE.bytes() != 1 {
+            return Err(Error::Dtype {
+                tensor: "the KV pool",
+                got: T::DTYPE,
+                expected: "F8E4M3 or F8E5M2",
+            });
+        }
+        if matches!(scales, AppendScales::Given(KvScales::InRow)) {
+            return Err(Error::NoInstance {
+                kernel: "append",
+                asked: "keys and values into rows that carry their scales".into(),
+                there: "append_latent_656 for such rows",
+            });
+        }
+        pool.view().check(spec, 0, page_size, pool_pages)?;
+        let (tokens, heads) = (slots.len(), spec.kv_heads);
+        for (name, got, dim) in [
+            ("k", k.len(), spec.head_dim_qk),
+            ("v", v.len(), spec.head_dim_v),
+        ] {
+            let expected = tokens * heads as usize * dim as usize;
+            ShapeError::length(name, got, "[tokens, kv_heads, head_dim]", expected)?;
+        }
+        view(&scales).check(T::DTYPE, 0, heads, tokens as u32, [page_size, pool_pages])?;
+        check_slots(slots, u64::from(pool_pages) * u64::from(page_size))?;
 
-/// Quantises the keys and values of new tokens (`[tokens, kv_heads, head_dim]` each) into a page pool of 8 bits:
-/// divided by their scale, to the nearest, at most the largest finite number; NaN stays NaN.
-///
-/// `slots` are as in [`append_paged_kv`](super::append_paged_kv).
-///
-/// ```
-/// use tandem_attn::{
-///     exec::cpu::{AppendScales, append_quantised},
-///     kv::{KvScales, KvViewMut},
-///     problem::{KvLayout, Spec},
-///     tensor::{Element, F8E4M3},
-/// };
-///
-/// let spec = Spec::new(1, 1, 16);
-/// let (mut k, mut v) = ([F8E4M3(0); 2 * 4 * 16], [F8E4M3(0); 2 * 4 * 16]); // two pages of four tokens
-/// let mut pool = KvViewMut::new(&spec, KvLayout::Nhd, 4, &mut k, &mut v);
-/// let scales = AppendScales::Given(KvScales::Tensor { k: 0.5, v: 2.0 });
-/// append_quantised(&spec, 2, &[6], &[1.0_f32; 16], &[1.0; 16], &mut pool, scales)?;
-/// assert_eq!((k[6 * 16].to_f32(), v[6 * 16].to_f32()), (2.0, 0.5));
-/// # Ok::<(), tandem_attn::Error>(())
-/// ```
-///
-/// # Errors
-/// [`Error::Shape`], [`Error::Dtype`], [`Error::IndexOutOfRange`] or [`Error::WrittenTwice`]; [`Error::NoInstance`] for
-/// rows that carry their scales, which [`append_latent_656`](super::append_latent_656) writes. Nothing is written then.
-pub fn append_quantised<S: Element, T: Element>(
-    spec: &Spec,
-    pool_pages: u32,
-    slots: &[impl Integer],
-    k: &[S],
-    v: &[S],
-    pool: &mut KvViewMut<'_, T>,
-    mut scales: AppendScales<'_>,
-) -> Result<(), Error> {
-    let page_size = pool.k_strides.page_size;
-    if page_size == 0 {
-        return Err(ProblemError::PageSize { part: 0, got: 0 }.into());
-    }
-    if T::DTYPE.bytes() != 1 {
-        return Err(Error::Dtype {
-            tensor: "the KV pool",
-            got: T::DTYPE,
-            expected: "F8E4M3 or F8E5M2",
-        });
-    }
-    if matches!(scales, AppendScales::Given(KvScales::InRow)) {
-        return Err(Error::NoInstance {
-            kernel: "append",
-            asked: "keys and values into rows that carry their scales".into(),
-            there: "append_latent_656 for such rows",
-        });
-    }
-    pool.view().check(spec, 0, page_size, pool_pages)?;
-    let (tokens, heads) = (slots.len(), spec.kv_heads);
-    for (name, got, dim) in [
-        ("k", k.len(), spec.head_dim_qk),
-        ("v", v.len(), spec.head_dim_v),
-    ] {
-        let expected = tokens * heads as usize * dim as usize;
-        if got != expected {
-            let shape = "[tokens, kv_heads, head_dim]";
-            return Err(ShapeError::Length {
-                name,
-                got,
-                shape,
-                expected,
+        let sides = [
+            (k, spec.head_dim_qk, &mut *pool.k, pool.k_strides),
+            (v, spec.head_dim_v, &mut *pool.v, pool.v_strides),
+        ];
+        for (side, (rows, dim, pool, strides)) in sides.into_iter().enumerate() {
+            let rows = rows.chunks_exact(dim as usize).enumerate();
+            for (index, row) in rows {
+                let (token, head) = (index as u32 / heads, index as u32 % heads);
+                let Some(slot) = place(slots[token as usize]) else {
+                    continue;
+                };
+                let (page, offset) = (slot as u32 / page_size, slot as u32 % page_size);
+                let at = ScaleAt {
+                    token,
+                    head,
+                    page,
+                    offset,
+                };
+                let scale = match &mut scales {
+                    AppendScales::Given(scales) => scales.at(heads, at)[side],
+                    AppendScales::Computed {
+                        k,
+                        v,
+                        k_strides,
+                        v_strides,
+                    } => {
+                        let (to, of) = match side {
+                            0 => (&mut **k, *k_strides),
+                            _ => (&mut **v, *v_strides),
+                        };
+                        let scale = scale_of(row, T::DTYPE);
+                        to[start(of, page, offset, head)] = scale;
+                        scale
+                    }
+                };
+                let (inverse, at) = (1.0 / scale, start(strides, page, offset, head));
+                let to = &mut pool[at..at + dim as usize];
+                to.iter_mut()
+                    .zip(row)
+                    .for_each(|(to, x)| *to = T::from_f32(x.to_f32() * inverse));
             }
-            .into());
         }
+        Ok(())
     }
-    view(&scales).check(T::DTYPE, 0, heads, tokens as u32, [page_size, pool_pages])?;
-    check_slots(slots, u64::from(pool_pages) * u64::from(page_size))?;
-
-    let sides = [
-        (k, spec.head_dim_qk, &mut *pool.k, pool.k_strides),
-        (v, spec.head_dim_v, &mut *pool.v, pool.v_strides),
-    ];
-    for (side, (rows, dim, pool, strides)) in sides.into_iter().enumerate() {
-        let rows = rows.chunks_exact(dim as usize).enumerate();
-        for (index, row) in rows {
-            let (token, head) = (index as u32 / heads, index as u32 % heads);
-            let Some(slot) = place(slots[token as usize]) else {
-                continue;
-            };
-            let (page, offset) = (slot as u32 / page_size, slot as u32 % page_size);
-            let at = ScaleAt {
-                token,
-                head,
-                page,
-                offset,
-            };
-            let scale = match &mut scales {
-                AppendScales::Given(scales) => scales.at(heads, at)[side],
-                AppendScales::Computed {
-                    k,
-                    v,
-                    k_strides,
-                    v_strides,
-                } => {
-                    let (to, of) = match side {
-                        0 => (&mut **k, *k_strides),
-                        _ => (&mut **v, *v_strides),
-                    };
-                    let scale = scale_of(row, T::DTYPE);
-                    to[start(of, page, offset, head)] = scale;
-                    scale
-                }
-            };
-            let (inverse, at) = (1.0 / scale, start(strides, page, offset, head));
-            let to = &mut pool[at..at + dim as usize];
-            to.iter_mut()
-                .zip(row)
-                .for_each(|(to, x)| *to = T::from_f32(x.to_f32() * inverse));
-        }
-    }
-    Ok(())
 }
 
-/// Quantises rows of new tokens, keys or values, into the pool of 8 bits that holds them, in time of the new tokens.
-///
-/// - `rows`, `slots`, `pool`: as in [`append_rows`]
-/// - `scales`: one, or one for each KV head; none: 1
-///
-/// ```
-/// use tandem_attn::{
-///     exec::cpu::append_rows_quantised,
-///     tensor::{Element, F8E4M3, TensorMut, TensorRef},
-/// };
-///
-/// let (rows, mut pool) = ([3.0_f32; 16], vec![F8E4M3(0); 2 * 4 * 16]); // two pages of four tokens
-/// let (rows, to) = (TensorRef::new(&rows, [1, 1, 16])?, TensorMut::new(&mut pool, [2, 4, 1, 16])?);
-/// append_rows_quantised(&rows, &[0.5], &[6_i64], to)?;
-/// assert_eq!(pool[6 * 16].to_f32(), 6.0);
-/// # Ok::<(), tandem_attn::Error>(())
-/// ```
-///
-/// # Errors
-/// As [`append_rows`]; [`Error::Dtype`] where the pool is not of 8 bits, [`Error::Shape`] where there are other scales.
-pub fn append_rows_quantised(
-    rows: &TensorRef<'_, 3>,
-    scales: &[f32],
-    slots: &[impl Integer],
-    pool: TensorMut<'_, 4>,
-) -> Result<(), Error> {
-    let ([tokens, heads, dim], [token, head, element]) = (rows.shape(), rows.strides());
-    if scales.len() > 1 && scales.len() != heads {
-        return Err(ShapeError::Length {
-            name: "scales",
-            got: scales.len(),
-            shape: "[1] or [kv_heads]",
-            expected: heads,
+impl Cpu {
+    /// Quantises rows of new tokens, keys or values, into the pool of 8 bits that holds them, in time of the new tokens.
+    ///
+    /// - `rows`, `slots`, `pool`: as in [`append_rows`](Self::append_rows)
+    /// - `scales`: one, or one for each KV head; none: 1
+    ///
+    /// ```
+    /// use tandem_attn::{
+    ///     Cpu,
+    ///     tensor::{Element, F8E4M3, TensorMut, TensorRef},
+    /// };
+    ///
+    /// let (rows, mut pool) = ([3.0_f32; 16], vec![F8E4M3(0); 2 * 4 * 16]); // two pages of four tokens
+    /// let (rows, to) = (TensorRef::new(&rows, [1, 1, 16])?, TensorMut::new(&mut pool, [2, 4, 1, 16])?);
+    /// Cpu::append_rows_quantised(&rows, &[0.5], &[6_i64], to)?;
+    /// assert_eq!(pool[6 * 16].to_f32(), 6.0);
+    /// # Ok::<(), tandem_attn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`append_rows`](Self::append_rows); [`Error::Dtype`] where the pool is not of 8 bits, [`Error::Shape`] where there
+    /// are other scales.
+    pub fn append_rows_quantised(
+        rows: &TensorRef<'_, 3>,
+        scales: &[f32],
+        slots: &[impl Integer],
+        pool: TensorMut<'_, 4>,
+    ) -> Result<(), Error> {
+        let ([tokens, heads, dim], [token, head, element]) = (rows.shape(), rows.strides());
+        if scales.len() > 1 {
+            ShapeError::length("scales", scales.len(), "[1] or [kv_heads]", heads)?;
         }
-        .into());
-    }
-    let inverse = |head: usize| match scales {
-        [] => 1.0,
-        [one] => 1.0 / one,
-        _ => 1.0 / scales[head],
-    };
-    let places = (0..tokens * heads * dim).map(|index| {
-        let (at, head_of) = (index / dim % heads, index / dim / heads);
-        (head_of * token + at * head + index % dim * element, at)
-    });
-    macro_rules! quantised {
+        let inverse = |head: usize| match scales {
+            [] => 1.0,
+            [one] => 1.0 / one,
+            _ => 1.0 / scales[head],
+        };
+        let places = (0..tokens * heads * dim).map(|index| {
+            let (at, head_of) = (index / dim % heads, index / dim / heads);
+            (head_of * token + at * head + index % dim * element, at)
+        });
+        macro_rules! quantised {
         ($to:ident) => {{
             let narrow: Vec<$to> = with_elements!(Slice(rows.elements()), from => {
                 let number = |(at, head): (usize, usize)| from[at].to_f32() * inverse(head);
                 places.map(|place| $to::from_f32(number(place))).collect()
             });
-            append_rows(&TensorRef::new(&narrow, rows.shape())?, slots, pool)
+            Cpu::append_rows(&TensorRef::new(&narrow, rows.shape())?, slots, pool)
         }};
     }
-    match pool.dtype() {
-        Dtype::F8E4M3 => quantised!(F8E4M3),
-        Dtype::F8E5M2 => quantised!(F8E5M2),
-        got => Err(Error::Dtype {
-            tensor: "the KV pool",
-            got,
-            expected: "F8E4M3 or F8E5M2",
-        }),
+        match pool.dtype() {
+            Dtype::F8E4M3 => quantised!(F8E4M3),
+            Dtype::F8E5M2 => quantised!(F8E5M2),
+            got => Err(Error::Dtype {
+                tensor: "the KV pool",
+                got,
+                expected: "F8E4M3 or F8E5M2",
+            }),
+        }
     }
 }
 

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    kv::{KvScales, KvView},
+    kv::{AppendScales, KvScales, KvView},
     problem::{Dtype, KvLayout},
     tensor::F8E4M3,
 };
@@ -37,7 +37,7 @@ proptest! {
         let mut k_pool = vec![0.0; slots_in_pool * spec.head_dim_qk as usize];
         let mut v_pool = vec![0.0; slots_in_pool * spec.head_dim_v as usize];
         let mut pool = KvViewMut::new(&spec, layout, page_size, &mut k_pool, &mut v_pool);
-        append_paged_kv(&spec, pages, &slots, &k, &v, &mut pool).unwrap();
+        Cpu::append_paged_kv(&spec, pages, &slots, &k, &v, &mut pool).unwrap();
 
         // Keys and values one at a time, out of fused rows, by slots of 64 bits: the same pools.
         let signed: Vec<i64> = slots.iter().map(|&slot| if slot == NO_SLOT { -1 } else { slot.into() }).collect();
@@ -52,7 +52,7 @@ proptest! {
                 KvLayout::Nhd => TensorMut::new(&mut pool, [pages, page_size, heads, dim]).unwrap(),
                 KvLayout::Hnd => TensorMut::new(&mut pool, [pages, heads, page_size, dim]).unwrap().swap_axes(1, 2),
             };
-            append_rows(&rows, &signed, to).unwrap();
+            Cpu::append_rows(&rows, &signed, to).unwrap();
             prop_assert_eq!(&pool, right);
         }
 
@@ -62,7 +62,7 @@ proptest! {
         let (mut k_narrow, mut v_narrow) = (empty(&k_pool), empty(&v_pool));
         let mut narrow = KvViewMut::new(&spec, layout, page_size, &mut k_narrow, &mut v_narrow);
         let scales = AppendScales::Given(KvScales::Head { k: &of_heads, v: &of_heads });
-        append_quantised(&spec, pages, &slots, &k, &v, &mut narrow, scales).unwrap();
+        Cpu::append_quantised(&spec, pages, &slots, &k, &v, &mut narrow, scales).unwrap();
         for (first, dim, right) in [(0, spec.head_dim_qk, &k_narrow), (widths[0], spec.head_dim_v, &v_narrow)] {
             let [heads, dim, pages, page_size] = [heads, dim, pages, page_size].map(|extent| extent as usize);
             let rows = fused.get(first..).unwrap_or(&[]);
@@ -72,7 +72,7 @@ proptest! {
                 KvLayout::Nhd => TensorMut::new(&mut pool, [pages, page_size, heads, dim]).unwrap(),
                 KvLayout::Hnd => TensorMut::new(&mut pool, [pages, heads, page_size, dim]).unwrap().swap_axes(1, 2),
             };
-            append_rows_quantised(&rows, &of_heads, &signed, to).unwrap();
+            Cpu::append_rows_quantised(&rows, &of_heads, &signed, to).unwrap();
             prop_assert_eq!(&pool, right);
         }
 
@@ -105,7 +105,7 @@ fn each_thing_that_is_wrong_has_its_error_and_nothing_is_written() {
         let (mut k_pool, mut v_pool) = ([7.0_f32; 8 * 16], [7.0_f32; 8 * 16]);
         let mut pool = KvViewMut::new(&spec, KvLayout::Hnd, page_size, &mut k_pool, &mut v_pool);
         let (k, v) = (vec![1.0; tokens.0 * 16], vec![1.0; tokens.1 * 16]);
-        let error = append_paged_kv(&spec, pages, slots, &k, &v, &mut pool).unwrap_err();
+        let error = Cpu::append_paged_kv(&spec, pages, slots, &k, &v, &mut pool).unwrap_err();
         assert!(k_pool.iter().chain(&v_pool).all(|&x| x == 7.0), "{error}");
         error
     };
@@ -163,7 +163,7 @@ fn what_is_wrong_with_rows_of_one_tensor_has_its_error_and_nothing_is_written() 
     let fails = |rows: &TensorRef<'_, 3>, slots: &[i64]| {
         let mut pool = [7.0_f32; 2 * 4 * 2 * 16];
         let to = TensorMut::new(&mut pool, [2, 4, 2, 16]).unwrap();
-        let error = append_rows(rows, slots, to).unwrap_err();
+        let error = Cpu::append_rows(rows, slots, to).unwrap_err();
         assert!(pool.iter().all(|&x| x == 7.0), "{error}");
         error
     };
@@ -230,7 +230,7 @@ fn append_slots(slots: &[i64]) -> Error {
     let rows = vec![1.0_f32; slots.len() * 16];
     let rows = TensorRef::new(&rows, [slots.len(), 1, 16]).unwrap();
     let mut pool = [0.0_f32; 8 * 16];
-    append_rows(
+    Cpu::append_rows(
         &rows,
         slots,
         TensorMut::new(&mut pool, [2, 4, 1, 16]).unwrap(),

@@ -4,7 +4,7 @@
 //! stream and, as a rule, thread:
 //!
 //! ```no_run
-//! use tandem_attn::{Error, exec::gpu::{Gpu, RankOptions, RunTensors, Workspace}, problem::Spec};
+//! use tandem_attn::{Error, gpu::{Gpu, RankOptions, RunTensors, Workspace}, problem::Spec};
 //!
 //! # fn layer(_: &Gpu) -> (Workspace, RunTensors<'static>) { unimplemented!() }
 //! let gpus = [Gpu::new(0)?, Gpu::new(1)?];

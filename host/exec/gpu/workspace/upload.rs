@@ -174,10 +174,12 @@ fn describe(spec: &Spec) -> String {
         head_dim_qk,
         head_dim_v,
         compute,
+        rotary,
         ..
     } = spec;
+    let rotary = rotary.map_or(String::new(), |rope| format!(", {rope:?}"));
     format!(
-        "{q_heads}/{kv_heads} heads of {head_dim_qk}/{head_dim_v}, {:?}, {:?}, {compute:?}",
+        "{q_heads}/{kv_heads} heads of {head_dim_qk}/{head_dim_v}, {:?}, {:?}, {compute:?}{rotary}",
         spec.kv_dtype, spec.variant
     )
 }

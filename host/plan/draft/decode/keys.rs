@@ -5,11 +5,13 @@ use std::ops::Range;
 use kernels_gpu::abi::WorkItem;
 
 use crate::plan::{
-    data::SplitMode,
+    data::{Kernel, SplitMode},
     draft::{Draft, DraftRow, Drafts, NO_ROW_BLOCK, PartInput},
+    model::PrefillTile,
 };
 
 /// What the drafts of a part have in common.
+#[derive(Clone, Copy, Debug)]
 pub struct Common {
     /// Query tokens in a tile, at most.
     pub per_tile: usize,
@@ -55,6 +57,39 @@ pub struct ItemKeys<'a> {
 }
 
 impl ItemKeys<'_> {
+    /// Drafts them for consecutive tokens, each of which sees all of them, in tiles of prefills. `position` is the first
+    /// token's.
+    pub fn draft_wide(
+        &self,
+        tokens: Range<u32>,
+        position: i32,
+        common: &Common,
+        input: &PartInput<'_>,
+        drafts: &mut Drafts,
+    ) {
+        let PrefillTile { tile, pack, .. } = *input.tiles.prefill(tokens.end - tokens.start);
+        let per_tile = tile.m / pack;
+        for begin in tokens.clone().step_by(per_tile as usize) {
+            drafts.items.push(Draft {
+                kernel: Kernel::Prefill,
+                tile,
+                pack,
+                table: self.row_block.table,
+                rows_begin: begin,
+                rows: per_tile.min(tokens.end - begin),
+                // The rows of a tile count on from here, and see all keys if it is behind these.
+                position: position.max(self.end as i32),
+                kv_begin: self.start,
+                kv_end: self.end,
+                flags: 0,
+                leaves_partial: true,
+                growable: true,
+                tail_of: NO_ROW_BLOCK,
+                ..common.draft
+            });
+        }
+    }
+
     /// Drafts them for rows: those of the row block, or of several that are `shared`.
     #[inline(always)] // for the many row blocks that share nothing, most of it is constant
     pub fn draft(

@@ -21,6 +21,8 @@ pub struct Joiner {
     /// For each node of a tree, the rows of its item apart.
     item_rows: Vec<u32>,
     pub(super) tiles: TileLayout,
+    /// What all trees take by the choice that was made last.
+    pub time_ps: u64,
 }
 
 /// A tree of the forest.
@@ -78,6 +80,7 @@ impl Joiner {
             part,
             ..
         } = *input;
+        self.time_ps = 0;
         let joint = device.decode.joint.as_ref()?;
         // Tensor maps, by which the kernels of such tiles read, see tokens by eights.
         let mapped = part.table.page_size.is_multiple_of(8);
@@ -112,6 +115,7 @@ impl Joiner {
             }
             smaller = m / group;
         }
+        self.time_ps = best.0;
         let choice = best.1?;
         if choice != weighed {
             self.weigh(input, &choice);

@@ -46,7 +46,8 @@ impl Load {
         let whole = self.whole_ps(cost, ctas) + apart;
         let cut = (spread as f64 * WORTH_CUTTING) as u64 + self.to_cut + apart.max(cost.cut_ps());
         let launches = u64::from(self.tiles.count_ones().saturating_sub(1));
-        whole.min(cut) + launches * cost.launch_ps()
+        let behind = if self.merged { cost.behind_ps() } else { 0 };
+        whole.min(cut) + launches * (cost.launch_ps() + behind)
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a description must be like.
 
-use super::{DecodeDescription, DeviceDescription, QueryStep, TileCost};
+use super::{DecodeDescription, DeviceDescription, HeadRate, QueryStep, TileCost};
 use crate::plan::data::{Kernel, PlanError};
 
 /// A plan has at most so many kinds of launches.
@@ -26,6 +26,10 @@ impl DeviceDescription {
             ("sms", self.sms.into(), 1.0, 65536.0),
             ("pod.streams_loss", self.pod.streams_loss, 0.0, 10.0),
             ("pod.apart_loss", self.pod.apart_loss, 0.0, 10.0),
+            ("pod.prefill_ns", self.pod.prefill_ns, 0.0, 1e9),
+            ("pod.decode_ns", self.pod.decode_ns, 0.0, 1e9),
+            ("pod.fused_ns", self.pod.fused_ns, 0.0, 1e9),
+            ("pod.tile_ns", self.pod.tile_ns, 0.0, 1e9),
         ] {
             if !(least..=most).contains(&got) {
                 return wrong(format!("{name} is {got}: give {least} to {most}"));
@@ -54,6 +58,13 @@ impl DeviceDescription {
         };
         if let Some(tile) = self.decode.tiles.iter().find(reached) {
             return wrong(format!("decode.tiles: {tile:?} does nothing"));
+        }
+        for HeadRate { head_dim, part } in &self.prefill.of_heads {
+            if !(1e-3..=1e3).contains(part) {
+                return wrong(format!(
+                    "prefill.of_heads: heads of {head_dim} reach {part} of the device: give 0.001 to 1000"
+                ));
+            }
         }
         for kernel in Kernel::ALL {
             let (ctas, unit_ns) = (self.ctas_per_sm(kernel), self.unit_ns(kernel));

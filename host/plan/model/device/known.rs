@@ -1,7 +1,8 @@
 //! The devices that are described. Times and rates were measured where the device was at hand: the H200.
 
 use super::{
-    DecodeDescription, DeviceDescription, JointDescription, PrefillDescription, QueryStep, TileCost,
+    DecodeDescription, DeviceDescription, HeadRate, JointDescription, PrefillDescription,
+    QueryStep, TileCost,
 };
 use crate::plan::{
     data::Tile,
@@ -46,7 +47,8 @@ fn h200() -> DeviceDescription {
             tiles: hopper_decode_tiles(),
             joint: Some(JointDescription {
                 cut_ns: 2000.0,
-                apart_ns: 10_000.0,
+                apart_ns: 3000.0,
+                behind_ns: 7000.0,
                 bytes: 1.0,
             }),
         },
@@ -59,12 +61,20 @@ fn h200() -> DeviceDescription {
                 step(Some(4095), 128, Some(1)),
                 step(None, 192, Some(8)),
             ],
+            of_heads: vec![HeadRate {
+                head_dim: 64,
+                part: 0.64,
+            }],
             unit_ns: 1000.0,
         },
         pod: PodDescription {
-            streams_loss: 0.88,
-            apart_loss: 0.14,
+            streams_loss: 0.95,
+            apart_loss: 0.7,
             decode_alone: 0.95,
+            prefill_ns: 7000.0,
+            decode_ns: 12_000.0,
+            fused_ns: 13_000.0,
+            tile_ns: 2500.0,
             configs: vec![
                 PodConfig {
                     shares: shares(&[
@@ -107,12 +117,25 @@ fn h200() -> DeviceDescription {
                 },
                 PodConfig {
                     decode: None,
+                    kv_bits: Some(8),
                     shares: shares(&[
                         (0.33, 1.05, 0.05),
                         (0.5, 1.05, 0.1),
                         (0.67, 1.05, 0.25),
                         (0.83, 1.05, 0.6),
                         (1.0, 1.05, 0.97),
+                    ]),
+                    ..two_kernels("SMs apart, 8 bits", 128, 128 << 10, (1.0, 0.95))
+                },
+                PodConfig {
+                    decode: None,
+                    kv_bits: Some(16),
+                    shares: shares(&[
+                        (0.33, 0.97, 0.24),
+                        (0.5, 1.1, 0.34),
+                        (0.67, 1.22, 0.44),
+                        (0.83, 1.24, 0.62),
+                        (1.0, 1.5, 0.84),
                     ]),
                     ..two_kernels("SMs apart", 128, 128 << 10, (1.0, 0.95))
                 },
@@ -173,6 +196,7 @@ fn a100() -> DeviceDescription {
             ctas_per_sm: 1,
             keys: None,
             by_q_len: vec![step(Some(32), 128, None), step(None, 128, Some(1))],
+            of_heads: Vec::new(),
             unit_ns: 1000.0,
         },
         pod: PodDescription {
@@ -247,6 +271,7 @@ fn cpu() -> DeviceDescription {
             ctas_per_sm: 1,
             keys: Some(64),
             by_q_len: vec![step(Some(32), 256, None), step(None, 128, Some(1))],
+            of_heads: Vec::new(),
             unit_ns: 500.0,
         },
         pod: PodDescription::default(),
@@ -352,6 +377,7 @@ fn two_kernels(
         },
         prefill_pack: None,
         decode: Some(Tile { m: 8, n: 64 }),
+        kv_bits: None,
         virtual_decodes: 1,
         decode_bytes_in_flight,
         prefill_slowdown,

@@ -9,6 +9,7 @@ use crate::{
         model::tiles::{TileTable, alone, decode_of_tile, has_hooks, runnable, serves},
     },
     problem::{Compute, Dtype, Padding, Spec},
+    step::Pairing,
 };
 
 fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
@@ -20,7 +21,7 @@ impl DeviceDescription {
     /// Whether the device has kernels for these heads: what can be asked when a model is loaded, before there is
     /// any batch. Planning refuses the same.
     ///
-    /// A CPU computes every [`Spec`] whose prefills are to compute in [`Compute::F16`].
+    /// A CPU computes every [`Spec`] whose prefills are to compute in `Compute::F16`.
     ///
     /// ```
     /// use tandem_attn::{plan::DeviceDescription, problem::Spec};
@@ -41,6 +42,7 @@ impl DeviceDescription {
         }
         self.check_dtypes(spec)?;
         self.check_compute(spec)?;
+        self.check_rotary(spec)?;
         self.check_dims(spec)?;
         TileTable::new(self, spec, None).map(drop)
     }
@@ -136,6 +138,57 @@ impl DeviceDescription {
                     list(there)
                 ),
             },
+        })
+    }
+
+    /// What attention is to turn has decodes that do.
+    fn check_rotary(&self, spec: &Spec) -> Result<(), Unsupported> {
+        let Some(rope) = spec.rotary else {
+            return Ok(());
+        };
+        let rows = runnable(self, Op::Decode).map(|id| id.info());
+        let turning = rows.filter(|row| row.turns);
+        let there = |of: fn(&KernelInfo) -> u32| {
+            let mut there: Vec<_> = turning.clone().map(of).collect();
+            there.sort_unstable();
+            there.dedup();
+            there
+        };
+        let (heads, rows) = (there(|row| row.head_dim), there(|row| row.rows));
+        let most = rows.last().copied().unwrap_or(0);
+        let (qk, v) = (spec.head_dim_qk, spec.head_dim_v);
+        let halves = rope.pairing == Pairing::HalfSplit;
+        let what = if heads.is_empty() {
+            "at all".into()
+        } else if let Some(hooks) = spec.variant.hooks {
+            format!("with the variant {hooks:?}: there are those without hooks")
+        } else if spec.variant.soft_cap.is_some() {
+            "with a soft cap: there are those without".into()
+        } else if spec.kv_dtype.bytes() == 1 {
+            format!(
+                "with keys in {:?}: there are those of BF16 and F16",
+                spec.kv_dtype
+            )
+        } else if spec.rounds_queries() {
+            "with queries in F32: there are those of the keys' type".into()
+        } else if qk != v || !heads.contains(&qk) {
+            let heads = list(heads);
+            format!(
+                "with a head dimension of {}: there are {heads}",
+                dims(qk, v)
+            )
+        } else if spec.group() > most {
+            let group = spec.group();
+            format!("with {group} query heads for a KV head: there are those of up to {most}")
+        } else if halves && !rope.dim.is_multiple_of(32) {
+            let dim = rope.dim;
+            format!("where {dim} elements are pairs of halves: there are those of multiples of 32")
+        } else {
+            return Ok(());
+        };
+        Err(Unsupported::Rotary {
+            device: self.name.clone(),
+            what,
         })
     }
 

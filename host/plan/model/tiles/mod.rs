@@ -79,8 +79,13 @@ pub(in crate::plan) fn serves(row: &KernelInfo, spec: &Spec) -> bool {
         false => Some(spec.kv_dtype) == row.cache.map_or(of_rows, dtype),
     };
     let hooks = spec.variant.hooks.filter(|_| row.products_of_8_bits);
+    // Decodes turn queries and keys themselves; prefills of Hopper read what was turned.
+    let turns = match (spec.rotary.is_some(), row.op) {
+        (true, Op::Prefill) => row.arch == Arch::Sm90a,
+        (turned, _) => row.turns == turned,
+    };
     // Executors choose by the pool where each token has scales.
-    !row.by_token
+    turns && !row.by_token
         && hooks.is_none()
         && [on.q_dtype, on.out_dtype].map(Some) == [of_rows; 2]
         && cache
@@ -282,6 +287,10 @@ impl TileTable {
         decode: Option<Tile>,
         config: &PodConfig,
     ) -> Option<Self> {
+        let bits = 8 * spec.kv_dtype.bytes() as u32;
+        if config.kv_bits.is_some_and(|of| of != bits) {
+            return None;
+        }
         let (prefill, decodes) = match config.decode {
             _ if config.by_tickets => ticket_kernels(device, spec)?,
             None => kernels_apart(device, spec, config)?,
@@ -338,6 +347,17 @@ impl TileTable {
             return Err(no_tile(Kernel::Decode));
         }
         Ok(self)
+    }
+
+    /// The same with the prefills of the longest prompts for all, where others have other kernels.
+    #[must_use]
+    pub fn wide(&self) -> Option<Self> {
+        let last = *self.prefill.last()?;
+        let differs = self.prefill.iter().any(|step| step.kernel != last.kernel);
+        differs.then(|| Self {
+            prefill: vec![last],
+            ..self.clone()
+        })
     }
 
     /// The most query tokens that a tile of decodes holds.
@@ -427,7 +447,7 @@ fn ticket_kernels(device: &DeviceDescription, spec: &Spec) -> Option<(KernelId, 
     Some((ampere(Op::Prefill)?, vec![Choice::of(ampere(Op::Decode)?)]))
 }
 
-/// Those that run alone, on SMs of their own. Only for 8-bit keys, for which no decodes find room beside a prefill.
+/// Those that run alone, on SMs of their own: for heads and keys whose decodes find no room beside a prefill.
 fn kernels_apart(
     device: &DeviceDescription,
     spec: &Spec,
@@ -435,7 +455,11 @@ fn kernels_apart(
 ) -> Option<(KernelId, Vec<Choice>)> {
     let prefill = prefill_kernel(&alone(device, spec, Op::Prefill), config.prefill.m)?;
     let decodes = decodes(device, spec);
-    (spec.converts() && !decodes.is_empty()).then_some((prefill, decodes))
+    let share = |op| serving(device, spec, op).any(|id| id.info().co_resident);
+    let shares = share(Op::Prefill) && share(Op::Decode);
+    // What is turned for prefills is made by a launch in front of them, for which decodes would wait.
+    let may = !shares && spec.rotary.is_none() && !decodes.is_empty();
+    may.then_some((prefill, decodes))
 }
 
 /// The prefill of a tile, and of the decodes of a tile that find room beside it those with most bytes under way.

@@ -9,6 +9,15 @@ pub mod products;
 pub mod results;
 #[cfg(target_arch = "nvptx64")]
 pub mod tile;
+#[cfg(target_arch = "nvptx64")]
+pub mod turn;
 
 /// Keys of a chunk: what a warp takes at a time.
 pub const KEYS: u32 = 32;
+
+/// Bytes of shared memory that sines and turns take, for heads of so many elements: 16 for two pairs of each key of a chunk,
+/// and for two pairs' turns.
+#[must_use]
+pub const fn turning_bytes(dim: u32) -> u32 {
+    dim / 4 * (KEYS + 1) * 16
+}

@@ -31,7 +31,7 @@ pub type Weights<const ROW_BLOCKS: usize> = [[[u32; 2]; ROW_BLOCKS]; KEY_BLOCKS]
 /// at the *address* with `32 · c` XORed into it: the swizzle turns the steps along a row into that.
 #[derive(Clone, Copy)]
 pub struct LaneOffsets {
-    k: u32,
+    pub(super) k: u32,
     v: u32,
     pub(super) row_bytes: u32,
 }
@@ -59,7 +59,7 @@ impl LaneOffsets {
 
 /// An address in a chunk, which begins at a multiple of 128 bytes, moved on by so many 32-byte columns.
 #[inline(always)]
-fn column(address: u32, columns: usize) -> u32 {
+pub(super) const fn column(address: u32, columns: usize) -> u32 {
     (address ^ (columns as u32 % 4 * 32)) + columns as u32 / 4 * 1024
 }
 

@@ -70,6 +70,8 @@ pub struct Rows<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> {
     scale: [[[f32; 2]; 2]; ROW_BLOCKS],
     /// Of the row that the lane has as operand: what brings its queries into f16.
     pub(super) fit: [f32; ROW_BLOCKS],
+    /// Where the row stands that the lane has as operand, where queries are turned.
+    pub(super) place: [i32; ROW_BLOCKS],
 }
 
 impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOCKS> {
@@ -89,6 +91,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         position: [[0; 2]; ROW_BLOCKS],
         scale: [[[1.0; 2]; 2]; ROW_BLOCKS],
         fit: [1.0; ROW_BLOCKS],
+        place: [0; ROW_BLOCKS],
     };
 
     /// Takes up new rows, having been cleared: Q from `q` (row-major, dense), and what is known of them by `row`,
@@ -97,7 +100,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
     ///
     /// # Safety
     /// The lanes come together; `q` is the shared address of `8 · ROW_BLOCKS` rows, which stay there unless
-    /// [`Rows::KEEPS_Q`].
+    /// [`Rows::KEEPS_Q`], and where they are turned.
     #[inline(always)]
     pub unsafe fn start<C: Cache>(
         &mut self,
@@ -120,6 +123,12 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         if C::SCALED {
             // SAFETY: inside the rows; the lanes are together.
             unsafe { self.fit_queries::<C>(lane) };
+        } else if C::TURNS {
+            let mut block = 0;
+            while block < ROW_BLOCKS {
+                self.place[block] = row(block as u32 * 8 + lane / 4).0.position;
+                block += 1;
+            }
         } else if Self::KEEPS_Q {
             let mut step = 0;
             while step < DIM_BLOCKS {
@@ -175,7 +184,8 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         self.softmax = Self::EMPTY.softmax;
     }
 
-    /// Attends to the keys of a chunk; with `MASKED`, to those of them that are `keys` and visible.
+    /// Attends to the keys of a chunk; with `MASKED`, to those of them that are `keys` and visible. Where keys are turned, the
+    /// products with them are `turned`.
     ///
     /// # Safety
     /// The lanes come together; the chunk is there. With `MASKED` its values may be written to.
@@ -187,10 +197,15 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         offsets: &LaneOffsets,
         chunk: Chunk,
         keys: Keys,
+        turned: Logits<ROW_BLOCKS>,
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            let logits = self.logits::<C>(offsets, chunk.k);
+            let logits = if C::TURNS {
+                turned
+            } else {
+                self.logits::<C>(offsets, chunk.k)
+            };
             if MASKED {
                 // Memory past the last key may hold NaN, and 0 · NaN is NaN.
                 zero_values(chunk, lane, offsets.row_bytes, keys);

@@ -116,7 +116,7 @@ pub(in super::super) unsafe fn attend<T: Half, V: Variant, const S: usize, const
     let scale = if V::TRANSFORMS_LOGITS && !V::KEEPS_UNIT {
         1.0
     } else {
-        variant.params().scale_log2
+        variant.unit()
     };
     let mut o = [[0.0; O]; HALVES];
     let mut rows = [Rows::begin::<V>(); HALVES];
@@ -221,7 +221,7 @@ unsafe fn finish_logits<V: Variant, const S: usize>(
         let of = [0, 8].map(|further| first + 16 * half as u32 + further);
         let at = of.map(|row| tile.query(&p.pack, variant, row));
         if V::TRANSFORMS_LOGITS {
-            transform(&mut logits[half], variant, begin, at);
+            transform(&mut logits[half], variant, begin, at, false);
         }
         let seen = of.map(|row| tile.sees(&p.pack, variant, row));
         if V::MASKS {

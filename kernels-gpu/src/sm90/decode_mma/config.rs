@@ -4,8 +4,8 @@ use super::layout::Layout;
 use crate::{common::cache, has};
 
 /// The kernels, each of them for each 16-bit float of queries and outputs:
-/// `decode_<rows>x<keys>_d<head dimension>_<element>[_e4m3|_e5m2][_pair][_cap][_tok]`. Rows are those of a KV head; `pair` is for two
-/// KV heads at a time, `tok` for scales of each token.
+/// `decode_<rows>x<keys>_d<head dimension>_<element>[_e4m3|_e5m2][_pair][_cap][_tok][_turn]`. Rows are those of a KV head; `pair` is
+/// for two KV heads at a time, `tok` for scales of each token, `turn` for keys that are turned by their positions.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! decode_mma_table {
@@ -16,6 +16,7 @@ macro_rules! decode_mma_table {
             16 x 32,  64, [];
              8 x 32,  64, [cap];
             16 x 32,  64, [cap];
+             8 x 32,  64, [turn];
              8 x 32,  64, [e4m3];
              8 x 32,  64, [e4m3, pair];
             16 x 32,  64, [e4m3];
@@ -29,6 +30,7 @@ macro_rules! decode_mma_table {
             16 x 32, 128, [];
              8 x 32, 128, [cap];
             16 x 32, 128, [cap];
+             8 x 32, 128, [turn];
              8 x 32, 128, [e4m3];
             16 x 32, 128, [e4m3];
              8 x 32, 128, [e4m3, cap];
@@ -69,6 +71,7 @@ mod rows {
                 by_token: cache::by_token(of_flags(&[$(stringify!($flag)),*])),
                 kv_heads: cache::kv_heads(of_flags(&[$(stringify!($flag)),*])),
                 cap: has(&[$(stringify!($flag)),*], "cap"),
+                turns: has(&[$(stringify!($flag)),*], "turn"),
                 ..row(
                     concat!("decode_", $rows, "x", $keys, "_d", $dim, "_", $element $(, "_", stringify!($flag))*),
                     $rows,
@@ -129,7 +132,9 @@ pub struct Shape {
 
 /// What the cache of a row of the table holds.
 pub(super) const fn of_flags(flags: &[&str]) -> u32 {
-    if has(flags, "tok") {
+    if has(flags, "turn") {
+        cache::BITS16_TURNED
+    } else if has(flags, "tok") {
         cache::E4M3_BY_TOKEN
     } else if has(flags, "pair") {
         cache::E4M3_PAIRS
@@ -194,7 +199,7 @@ pub const fn shape(dim: u32, rows: u32, cache: u32, shared_bytes: u32) -> Option
             }
         };
     }
-    of_each!(64 x 8, 64 x 16, 128 x 8, 128 x 16, 256 x 8, 256 x 16; BITS16, E4M3, E4M3_BY_TOKEN, E5M2, E4M3_PAIRS)
+    of_each!(64 x 8, 64 x 16, 128 x 8, 128 x 16, 256 x 8, 256 x 16; BITS16, BITS16_TURNED, E4M3, E4M3_BY_TOKEN, E5M2, E4M3_PAIRS)
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use cuda_std::{fence, mbarrier, shared, thread};
 
 use crate::common::cache;
 pub use crate::common::decode::KEYS;
+use crate::common::decode::turning_bytes;
 
 /// Bytes of a stage's barriers, full and empty.
 const PAIR: u32 = 16;
@@ -33,7 +34,7 @@ pub const fn known_ahead(cache: u32) -> u32 {
 /// has at least two. Of 8-bit chunks there are twice as many in the same time. (Registers are given out to four warps at
 /// a time: large tiles and pairs keep theirs with three producers, twelve consumers with four.)
 pub const fn loaders(dim: u32, warps: u32, cache: u32) -> u32 {
-    if matches!(cache, cache::BITS16 | cache::E4M3_PAIRS) || dim > 64 && warps < 8 {
+    if cache::is_16_bits(cache) || cache == cache::E4M3_PAIRS || dim > 64 && warps < 8 {
         2
     } else if warps == 12 {
         3
@@ -66,7 +67,11 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     pub const UNITS: u32 = {
         let fit = 16384 / (DIM * ROWS);
         // With a barrier for each.
-        let most = if CACHE == cache::BITS16 { 16 } else { MEETINGS };
+        let most = if cache::is_16_bits(CACHE) {
+            16
+        } else {
+            MEETINGS
+        };
         if fit < most { fit } else { most }
     };
     /// Bytes of the keys of a chunk, or of its values.
@@ -85,8 +90,17 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     /// f32 of an output row in a warp's state; the padding spreads the columns of a fragment over banks.
     pub const PITCH: u32 = DIM + 4;
     const STATE: u32 = ROWS * (Self::PITCH + 4) * 4;
-    const FIXED: u32 =
-        Self::UNITS * (Self::UNIT + SLOT_BARRIERS) + (MERGES + 2) * 16 + 8 + WARPS * Self::STATE;
+    /// Bytes of sines and turns, where keys are turned.
+    const TURNING: u32 = if CACHE == cache::BITS16_TURNED {
+        turning_bytes(DIM)
+    } else {
+        0
+    };
+    const FIXED: u32 = Self::UNITS * (Self::UNIT + SLOT_BARRIERS)
+        + (MERGES + 2) * 16
+        + 8
+        + WARPS * Self::STATE
+        + Self::TURNING;
 
     /// As many stages as `bytes` of shared memory hold: a multiple of the warps, so that a stage is always
     /// the same warp's. (A warp that waits for a stage can then not be more than one phase ahead of it,
@@ -95,7 +109,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     #[must_use]
     pub const fn stages(bytes: u32) -> u32 {
         let fit = bytes.saturating_sub(Self::FIXED) / (Self::STAGE + Self::SCALES + 16 + PAIR);
-        let most = if CACHE == cache::BITS16 {
+        let most = if cache::is_16_bits(CACHE) {
             2 * MEETINGS - 1 - WARPS
         } else {
             u32::MAX
@@ -117,7 +131,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     #[inline(always)]
     #[must_use]
     pub const fn meeting(chunk: u32, slot: u32) -> u32 {
-        if CACHE == cache::BITS16 {
+        if cache::is_16_bits(CACHE) {
             FIRST_MEETING + chunk / 2 % MEETINGS
         } else {
             FIRST_MEETING + slot
@@ -196,10 +210,16 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         self.state_out(warp) + ROWS * Self::PITCH * 4
     }
 
+    /// Sines of a chunk's keys, and turns: see `common::decode::turn`.
+    #[inline(always)]
+    pub fn turning(&self) -> u32 {
+        self.states() + WARPS * Self::STATE
+    }
+
     /// Scales of a stage's keys, one each; those of the values follow.
     #[inline(always)]
     pub fn scales(&self, stage: u32) -> u32 {
-        self.states() + WARPS * Self::STATE + stage * Self::SCALES
+        self.turning() + Self::TURNING + stage * Self::SCALES
     }
 
     /// The [`Descriptor`](super::unit::Descriptor) of a stage.
@@ -372,5 +392,7 @@ mod tests {
         units_find_barriers_of_their_own::<128, 16, 4, { cache::BITS16 }>();
         units_find_barriers_of_their_own::<256, 8, 4, { cache::BITS16 }>();
         units_find_barriers_of_their_own::<256, 16, 2, { cache::BITS16 }>();
+        units_find_barriers_of_their_own::<64, 8, 8, { cache::BITS16_TURNED }>();
+        units_find_barriers_of_their_own::<128, 16, 4, { cache::BITS16_TURNED }>();
     }
 }

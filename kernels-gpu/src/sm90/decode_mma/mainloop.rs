@@ -4,17 +4,18 @@ use cuda_std::{barrier, mbarrier, misc, shared, warp};
 
 use super::{
     combine::Weights,
-    layout::{Layout, Place},
+    layout::{KEYS, Layout, Place},
     unit::{Descriptor, Unit},
 };
 use crate::{
-    abi::{AttentionParams, NO_MERGE, QueryRow},
+    abi::{AttentionParams, NO_MERGE, QueryRow, RotaryParams},
     common::{
         cache::{self, Cache, Stored},
         decode::{
             products::LaneOffsets,
             results::Results,
             tile::{Chunk, Keys, Rows},
+            turn::Turning,
         },
         divisor::Divisor,
         half::Half,
@@ -24,6 +25,9 @@ use crate::{
 
 const ALL: u32 = warp::FULL_MASK;
 
+/// The hardware's barrier behind which sines and turns are there; later units meet there.
+const TURNING_FILLED: u32 = 4;
+
 /// A consumer warp.
 #[derive(Clone, Copy)]
 pub struct Consumer<'a, const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32> {
@@ -31,6 +35,8 @@ pub struct Consumer<'a, const DIM: u32, const ROWS: u32, const WARPS: u32, const
     pub params: &'a AttentionParams,
     /// Query heads per KV head. (`params` has those of a unit, which may be of two.)
     pub group: Divisor,
+    /// How keys and queries are turned, if they are.
+    pub rotary: &'a RotaryParams,
     /// Shared memory.
     pub layout: Layout<DIM, ROWS, WARPS, CACHE>,
     /// Among the consumers.
@@ -43,7 +49,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     Consumer<'_, DIM, ROWS, WARPS, CACHE>
 {
     /// Works until the producer says that nothing is left. `PER_LANE` elements of a row are a lane's to
-    /// write.
+    /// write. `turns` are what [`load_turns`](Self::load_turns) gave.
     ///
     /// # Safety
     /// The lanes come together; barriers are initialised; the parameters describe memory as
@@ -58,6 +64,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     >(
         &self,
         variant: &V,
+        turns: [[u32; 2]; 2],
     ) where
         Stored<T, CACHE>: Cache,
     {
@@ -69,6 +76,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
         let layout = &self.layout;
         let offsets = LaneOffsets::new(self.lane, Layout::<DIM, ROWS, WARPS, CACHE>::KEY_BYTES);
+        // SAFETY: all consumers come here.
+        let turning = unsafe { self.fill_turning(turns) };
         let mut rows = Rows::<DIM_BLOCKS, ROW_BLOCKS>::EMPTY;
         let mut place = Place::first(0);
         place.advance(self.warp, layout.stages);
@@ -121,6 +130,10 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                             lane,
                         );
                     }
+                    if <Stored<T, CACHE>>::TURNS {
+                        let first = descriptor.first;
+                        rows.turn_queries::<Stored<T, CACHE>>(first, self.lane, turning);
+                    }
                     if descriptor.chunk == 0 && self.params.arrivals != 0 {
                         let merge = self.merge_of_lane(slot, unit.tokens);
                         let first = unit.head * cache::kv_heads(CACHE);
@@ -139,20 +152,32 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     end: unit.end,
                     ancestors: self.params.ancestors,
                 };
+                // Once for both cases below: it is more code than all else.
+                let turned = if <Stored<T, CACHE>>::TURNS {
+                    rows.turned_logits::<Stored<T, CACHE>>(&offsets, chunk, self.lane, turning)
+                } else {
+                    Rows::<DIM_BLOCKS, ROW_BLOCKS>::NO_LOGITS
+                };
                 if descriptor.masked {
                     rows.attend::<Stored<T, CACHE>, V, true>(
-                        variant, self.lane, &offsets, chunk, keys,
+                        variant, self.lane, &offsets, chunk, keys, turned,
                     );
                     // The zeroes come before the copy that overwrites them.
                     #[cfg(target_feature = "sm_90")]
                     cuda_std::fence::proxy_async_shared();
                 } else {
                     rows.attend::<Stored<T, CACHE>, V, false>(
-                        variant, self.lane, &offsets, chunk, keys,
+                        variant, self.lane, &offsets, chunk, keys, turned,
                     );
                 }
                 mbarrier::arrive(layout.stage_empty(place.index));
-                if descriptor.chunk + WARPS >= unit.chunks {
+                let ends = descriptor.chunk + WARPS >= unit.chunks;
+                if <Stored<T, CACHE>>::TURNS && !ends {
+                    // For this warp's next chunk, while it comes.
+                    let next = descriptor.first + WARPS * KEYS;
+                    rows.turn_queries::<Stored<T, CACHE>>(next, self.lane, turning);
+                }
+                if ends {
                     // What the end of a unit needs is computed there.
                     let here = Self {
                         warp: misc::opaque(self.warp),
@@ -170,6 +195,52 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 self.late_merges::<T, V>();
             }
         }
+    }
+
+    /// The turns that this thread brings to shared memory, where keys are turned: asked for before anything else.
+    ///
+    /// # Safety
+    /// The parameters describe memory as they say.
+    #[inline(always)]
+    pub unsafe fn load_turns(&self) -> [[u32; 2]; 2] {
+        if CACHE != cache::BITS16_TURNED {
+            return [[0; 2]; 2];
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.turning().load(self.rotary, self.thread() % (DIM / 4)) }
+    }
+
+    /// Brings turns and the sines of a chunk's keys to shared memory, where keys are turned.
+    ///
+    /// # Safety
+    /// All consumers come here, before any of them meets others.
+    #[inline(always)]
+    unsafe fn fill_turning(&self, turns: [[u32; 2]; 2]) -> Turning {
+        if CACHE != cache::BITS16_TURNED {
+            return Turning::NONE;
+        }
+        let (turning, thread) = (self.turning(), self.thread());
+        // SAFETY: the caller's promise; the barrier is one of those where units meet later.
+        unsafe {
+            if thread < DIM / 4 {
+                turning.put(DIM, thread, turns);
+            }
+            barrier::bar_sync(TURNING_FILLED, WARPS * 32);
+            turning.fill(self.rotary, DIM, thread, WARPS * 32);
+            barrier::bar_sync(TURNING_FILLED, WARPS * 32);
+        }
+        turning
+    }
+
+    #[inline(always)]
+    fn turning(&self) -> Turning {
+        Turning::new(self.rotary, self.layout.turning())
+    }
+
+    /// Among the consumers'.
+    #[inline(always)]
+    const fn thread(&self) -> u32 {
+        self.warp * 32 + self.lane
     }
 
     /// The token of a tile's row, and its query head among the unit's. Of two KV heads the first half of the rows is of

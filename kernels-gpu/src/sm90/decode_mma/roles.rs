@@ -110,10 +110,12 @@ pub unsafe fn run<
             let consumer = Consumer {
                 params: &p.attention,
                 group: p.group,
+                rotary: &p.rotary,
                 layout,
                 warp: warp_id - producers,
                 lane,
             };
+            let turns = consumer.load_turns();
             if warp_id <= openers {
                 let queries = FirstQueries::look_up(p, first_unit(p), lane);
                 open(QUERIES_START, 1);
@@ -122,7 +124,7 @@ pub unsafe fn run<
                 initialise();
             }
             start();
-            consumer.run::<T, V, DIM_BLOCKS, ROW_BLOCKS, PER_LANE>(&variant);
+            consumer.run::<T, V, DIM_BLOCKS, ROW_BLOCKS, PER_LANE>(&variant, turns);
             // Whoever waits for this group waits for the one before it, too.
             griddep::wait();
         }

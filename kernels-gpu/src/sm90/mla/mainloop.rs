@@ -19,7 +19,7 @@ use crate::{
     abi::LatentParams,
     common::{
         half::Half,
-        softmax::{Rows, hide_after, hide_before},
+        softmax::{Rows, hide_after, hide_before, largest_sum},
         variant::Variant,
     },
 };
@@ -513,11 +513,11 @@ pub(super) unsafe fn consume<
                     let mut good = false;
                     if !$first {
                         sums = rows.weigh_with_stale_max(&logits, None, [scale; 2], &mut weights, T::pack);
-                        good = !warp::warp_vote_any(WARP, Rows::needs_rescale(&sums));
+                        good = !warp::warp_vote_any(WARP, Rows::needs_rescale(&sums, largest_sum::<T>()));
                         taken!(block - 1);
                     }
                     if !good {
-                        let factors = rows.rescale_late(&logits, None, &sums, [scale; 2]);
+                        let factors = rows.rescale_late(&logits, None, &sums, [scale; 2], largest_sum::<T>());
                         if !$first {
                             scale_by(&mut o, factors);
                         }

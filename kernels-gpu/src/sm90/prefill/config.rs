@@ -4,7 +4,7 @@
 /// `prefill_<rows>x<keys>_d<head dimension>_<element>[_<flag>…]`.
 ///
 /// - 192 rows read a third fewer bytes per row, and have three warpgroups to hide the exponentials.
-/// - `cap` wants registers: fewer keys.
+/// - `cap` rows have the tiles of those without; variants' kernels take their place, too.
 /// - `co_resident` leaves room on an SM for [decodes](super::super::decode_wgmma::narrow): more than half of it is
 ///   taken with two tiles of queries, less than half with one, which is slower and lets the decodes be faster.
 /// - `extras` takes sinks and masks of the last keys, and is launched in the place of the kernel without: with the code
@@ -20,25 +20,29 @@ macro_rules! prefill_table {
         $crate::each_half! { $as $then $($arguments)? {
             // Rows × keys, head dimensions of queries and keys / of values, flags, stages of queries, keys, values.
             128 x 128, 128 / 128, [],            [2, 2, 3];
-            128 x  96, 128 / 128, [cap],         [2, 3, 3];
+            128 x 128, 128 / 128, [cap],         [2, 2, 3];
+            192 x  80, 128 / 128, [cap],         [2, 3, 3];
             192 x  80, 128 / 128, [],            [2, 3, 3];
             128 x  80, 128 / 128, [co_resident], [2, 2, 2];
             128 x  64, 128 / 128, [co_resident], [1, 2, 2];
             128 x 128,  64 /  64, [],            [2, 3, 3];
             128 x 128,  64 /  64, [cap],         [2, 3, 3];
+            192 x 112,  64 /  64, [cap],         [2, 3, 3];
             192 x 112,  64 /  64, [],            [2, 3, 3];
             128 x 128, 192 / 128, [],            [1, 2, 2];
             128 x  80, 256 / 256, [],            [1, 2, 2];
-            128 x  64, 256 / 256, [cap],         [1, 2, 3];
+            128 x  80, 256 / 256, [cap],         [1, 2, 2];
             128 x 128, 128 / 128, [extras],      [2, 2, 3];
-            128 x  96, 128 / 128, [cap, extras], [2, 3, 3];
+            128 x 128, 128 / 128, [cap, extras], [2, 2, 3];
+            192 x  80, 128 / 128, [cap, extras], [2, 3, 3];
             192 x  80, 128 / 128, [extras],      [2, 3, 3];
             128 x 128,  64 /  64, [extras],      [2, 3, 3];
             128 x 128,  64 /  64, [cap, extras], [2, 3, 3];
+            192 x 112,  64 /  64, [cap, extras], [2, 3, 3];
             192 x 112,  64 /  64, [extras],      [2, 3, 3];
             128 x 128, 192 / 128, [extras],      [1, 2, 2];
             128 x  80, 256 / 256, [extras],      [1, 2, 2];
-            128 x  64, 256 / 256, [cap, extras], [1, 2, 3];
+            128 x  80, 256 / 256, [cap, extras], [1, 2, 2];
             128 x 128,  80 /  80, [],            [2, 2, 3];
             192 x  96,  80 /  80, [],            [2, 2, 3];
             128 x 128,  96 /  96, [],            [2, 2, 3];
@@ -133,7 +137,7 @@ pub struct Shape {
     pub head_dim: u32,
     /// Head dimension of values and outputs.
     pub value_dim: u32,
-    /// Tiles of queries in shared memory. With two, a tile's last step is the next one's first.
+    /// Tiles of queries in shared memory. With two, those of the next are there when a tile ends.
     pub query_stages: u32,
     /// Blocks of keys.
     pub stages: u32,

@@ -17,7 +17,7 @@ use crate::{
     common::half::Half,
     common::prefill_tile::Tile,
     common::softmax::{
-        Rows, hide_after, hide_before, hide_strangers_from, lean, mask, transform,
+        Rows, hide_after, hide_before, hide_strangers_from, largest_sum, lean, mask, transform,
         weights_as_they_are,
     },
     common::variant::{Pair, Query, Variant},
@@ -31,7 +31,7 @@ const STAGGER: u32 = 1;
 ///
 /// One step is one block of keys. Its Q·Kᵀ is issued together with P·V of the block before, whose weights
 /// are in registers; while the tensor cores do P·V, the block's own weights are computed beside them, so
-/// there are two sets. A tile's last P·V thus goes with the next tile's first Q·Kᵀ.
+/// there are two sets. A tile's last P·V and the next one's first block are a turn.
 ///
 /// # Safety
 /// Whole warpgroups come here, all consumers of the CTA; the barriers are initialised.
@@ -63,7 +63,7 @@ pub(super) unsafe fn consume<
     let of_logits = if V::TRANSFORMS_LOGITS && !V::KEEPS_UNIT {
         1.0
     } else {
-        variant.params().scale_log2
+        variant.unit()
     };
     // Of a thread's rows, in the tile at hand; and what products with keys are multiplied by to be those of the
     // cache, in the tile that is opened.
@@ -157,6 +157,18 @@ pub(super) unsafe fn consume<
             }
         };
     }
+    macro_rules! issue_keys {
+        ($work:ident) => {
+            queries_keys::<T, S>(
+                &mut logits,
+                $work.queries,
+                s.keys(k.stage),
+                dim,
+                slab,
+                key_slabs,
+            );
+        };
+    }
     // Q·Kᵀ of a block is there. Whether that was the tile's last, and its queries are not needed any more.
     macro_rules! keys_done {
         ($work:ident) => {{
@@ -177,20 +189,29 @@ pub(super) unsafe fn consume<
             wgmma::fence_operand(&mut $now);
         };
     }
-    // One block: `$now` are the weights of the block before, `$next` becomes those of this one.
-    macro_rules! step {
-        ($turn:ident, $work:ident, $now:ident, $next:ident) => {{
-            if $turn {
-                tiles.advance();
-                mbarrier::wait(s.queries_full(tiles.stage), tiles.parity);
-                if shared::load_u32(s.tile(tiles.stage) + 8) == 0 {
-                    break $now;
-                }
-                $work = open!();
+    // Weights of a tile's first block, which has no references yet.
+    macro_rules! first_weights {
+        ($work:ident, $next:ident) => {
+            take_scale!();
+            finish_logits!($work);
+            if V::SOFTMAX {
+                let none = [f32::INFINITY; 4];
+                rows.rescale_late(&logits, shift, &none, scale, largest_sum::<T>());
+                let sums = rows.weigh_seen(&logits, shift, scale, &mut $next, T::pack);
+                rows.add(&sums);
+            } else {
+                weights_as_they_are(&logits, &mut $next, T::pack);
             }
+            $work.begin -= keys;
+        };
+    }
+    // One block: `$now` are the weights of the block before, `$next` becomes those of this one. Whether it was the
+    // tile's last.
+    macro_rules! step {
+        ($work:ident, $now:ident, $next:ident) => {{
             let values = uniform(s.values(v.stage));
             mbarrier::wait(s.keys_full(k.stage), k.parity);
-            queries_keys::<T, S>(&mut logits, $work.queries, s.keys(k.stage), dim, slab, key_slabs);
+            issue_keys!($work);
             mbarrier::wait(s.values_full(v.stage), v.parity);
             weights_values::<T, O, P>(&mut o, &$now, values, value_slabs);
             wgmma::wait_group::<1>();
@@ -199,22 +220,20 @@ pub(super) unsafe fn consume<
             finish_logits!($work);
             $work.begin -= keys;
 
-            // Weights against the references that there are; whether those still do shows in the sums.
-            // A tile's first block has none. The vote also keeps the wait for P·V behind the weights:
-            // ptxas waits as early as it can, but not before a branch.
+            // Weights against the references that there are; whether those still do shows in the sums. They stand behind
+            // a branch that is always taken: with two sets of weights P·V is waited for behind them, and ptxas waits as
+            // early as it can, but not before a branch.
             if !two_weights {
                 values_there!($now);
             }
             let mut sums = [f32::INFINITY; 4];
             let mut good = false;
-            if !$turn {
-                if V::SOFTMAX {
-                    sums = rows.weigh_with_stale_max(&logits, shift, scale, &mut $next, T::pack);
-                    good = !warp::warp_vote_any(WARP, Rows::needs_rescale(&sums));
-                } else {
-                    weights_as_they_are(&logits, &mut $next, T::pack);
-                    good = true;
-                }
+            if !V::SOFTMAX {
+                weights_as_they_are(&logits, &mut $next, T::pack);
+                good = true;
+            } else if all_agree!($work.left != u32::MAX) {
+                sums = rows.weigh_with_stale_max(&logits, shift, scale, &mut $next, T::pack);
+                good = !warp::warp_vote_any(WARP, Rows::needs_rescale(&sums, largest_sum::<T>()));
             }
             if two_weights {
                 values_there!($now);
@@ -222,31 +241,63 @@ pub(super) unsafe fn consume<
             release!(s.values_free(v.stage));
             v.advance();
             if !good {
-                if $turn {
-                    finish_tile::<T, EXTRAS, SCALED, O>(p, s, tiles.stage ^ 1, &o, &rows, scale);
-                    take_scale!();
-                    o = [0.0; O];
-                    rows = Rows::begin::<V>();
-                    skip_values!($work);
+                let factors = rows.rescale_late(&logits, shift, &sums, scale, largest_sum::<T>());
+                let mut i = 0;
+                while i < O {
+                    o[i] *= factors[i / 2 % 2];
+                    i += 1;
                 }
-                if V::SOFTMAX {
-                    let factors = rows.rescale_late(&logits, shift, &sums, scale);
-                    if !$turn {
-                        let mut i = 0;
-                        while i < O {
-                            o[i] *= factors[i / 2 % 2];
-                            i += 1;
-                        }
-                    }
-                    sums = rows.weigh_seen(&logits, shift, scale, &mut $next, T::pack);
-                } else {
-                    weights_as_they_are(&logits, &mut $next, T::pack);
-                }
+                sums = rows.weigh_seen(&logits, shift, scale, &mut $next, T::pack);
             }
             if V::SOFTMAX {
                 rows.add(&sums);
             }
-            $turn = last_of_tile;
+            last_of_tile
+        }};
+    }
+    // The last P·V of a tile is there.
+    macro_rules! finish {
+        () => {
+            release!(s.values_free(v.stage));
+            v.advance();
+            finish_tile::<T, EXTRAS, SCALED, O>(p, s, tiles.stage ^ 1, &o, &rows, scale);
+        };
+    }
+
+    // A tile's end and the next one's first block: the last products run while the next tile is opened, the end while
+    // the next one's first products do.
+    macro_rules! turn {
+        ($work:ident, $now:ident, $next:ident, $none_left:expr) => {{
+            let values = uniform(s.values(v.stage));
+            mbarrier::wait(s.values_full(v.stage), v.parity);
+            weights_values::<T, O, P>(&mut o, &$now, values, value_slabs);
+            tiles.advance();
+            if s.shape.query_stages == 1 {
+                // The next queries come late: their place was taken until the last Q·Kᵀ was done.
+                values_there!($now);
+                finish!();
+            }
+            mbarrier::wait(s.queries_full(tiles.stage), tiles.parity);
+            if shared::load_u32(s.tile(tiles.stage) + 8) == 0 {
+                $none_left;
+            }
+            $work = open!();
+            mbarrier::wait(s.keys_full(k.stage), k.parity);
+            if s.shape.query_stages == 2 {
+                values_there!($now);
+            }
+            issue_keys!($work);
+            if s.shape.query_stages == 2 {
+                finish!();
+            }
+            wgmma::wait_group::<0>();
+            wgmma::fence_operand(&mut logits);
+            let last_of_tile = keys_done!($work);
+            o = [0.0; O];
+            rows = Rows::begin::<V>();
+            first_weights!($work, $next);
+            skip_values!($work);
+            last_of_tile
         }};
     }
 
@@ -266,45 +317,41 @@ pub(super) unsafe fn consume<
         if staggered && consumer == 0 {
             barrier::bar_sync(STAGGER, 256);
         }
-        queries_keys::<T, S>(
-            &mut logits,
-            work.queries,
-            s.keys(k.stage),
-            dim,
-            slab,
-            key_slabs,
-        );
+        issue_keys!(work);
         wgmma::wait_group::<0>();
         wgmma::fence_operand(&mut logits);
         if staggered && consumer == 1 {
             barrier::bar_arrive(STAGGER, 256);
         }
-        let mut turn = keys_done!(work);
-        take_scale!();
-        finish_logits!(work);
-        if V::SOFTMAX {
-            rows.rescale_late(&logits, shift, &[f32::INFINITY; 4], scale);
-            let sums = rows.weigh_seen(&logits, shift, scale, &mut weights, T::pack);
-            rows.add(&sums);
-        } else {
-            weights_as_they_are(&logits, &mut weights, T::pack);
-        }
+        let mut last = keys_done!(work);
+        first_weights!(work, weights);
         skip_values!(work);
-        work.begin -= keys;
-        let last = if two_weights {
-            loop {
-                step!(turn, work, weights, other_weights);
-                step!(turn, work, other_weights, weights);
+        if two_weights {
+            'tiles: loop {
+                last = if last {
+                    turn!(work, weights, other_weights, break 'tiles)
+                } else {
+                    step!(work, weights, other_weights)
+                };
+                last = if last {
+                    turn!(work, other_weights, weights, break 'tiles)
+                } else {
+                    step!(work, other_weights, weights)
+                };
             }
         } else {
-            loop {
-                step!(turn, work, weights, weights);
+            'tiles: loop {
+                last = if last {
+                    turn!(work, weights, weights, break 'tiles)
+                } else {
+                    step!(work, weights, weights)
+                };
             }
-        };
-        mbarrier::wait(s.values_full(v.stage), v.parity);
-        weights_values::<T, O, P>(&mut o, &last, s.values(v.stage), value_slabs);
-        wgmma::wait_group::<0>();
-        wgmma::fence_operand(&mut o);
-        finish_tile::<T, EXTRAS, SCALED, O>(p, s, tiles.stage ^ 1, &o, &rows, scale);
+        }
+        if s.shape.query_stages == 2 {
+            values_there!(weights);
+            values_there!(other_weights);
+            finish!();
+        }
     }
 }

@@ -9,8 +9,8 @@
 //!   the stage is free;
 //! - the **writer** (a warp) brings finished tiles from shared memory to the output;
 //! - the **consumers** go from the last visible keys to the first. They issue Q·Kᵀ of a block together
-//!   with P·V of the block before, so that the tensor cores have work while weights are computed. A tile
-//!   ends inside this rhythm: Q·Kᵀ of the next tile's first block goes with P·V of the last.
+//!   with P·V of the block before, so that the tensor cores have work while weights are computed. A tile's
+//!   last P·V runs while they look up the next one, and its end is done beneath the first Q·Kᵀ of that.
 //!
 //! 8-bit keys and values become pages of 16-bit ones first: the writer converts them while it has nothing to
 //! write.

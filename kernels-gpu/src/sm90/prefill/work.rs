@@ -86,7 +86,7 @@ macro_rules! logits_of_block {
             if V::LINEAR {
                 $shift = Some(lean(&mut $logits, $work.begin, $of));
             } else {
-                transform(&mut $logits, $variant, $work.begin, $of);
+                transform(&mut $logits, $variant, $work.begin, $of, T::WIDE);
             }
         }
         if V::MASKS || after || before {

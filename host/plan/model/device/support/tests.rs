@@ -4,6 +4,7 @@ use super::*;
 use crate::{
     plan::{BatchLimits, Bound, PlanOptions, Planner, pod::PodMode},
     problem::{Batch, PageTable},
+    step::Rope,
 };
 
 fn h200() -> DeviceDescription {
@@ -50,6 +51,8 @@ fn heads_that_were_compiled_are_supported_and_others_name_the_nearest() {
     assert_eq!(nearest(&Spec::new(32, 8, 320)), Some((512, 512)));
     assert_eq!(nearest(&large.with_soft_cap(30.0)), None);
     assert_eq!(nearest(&Spec::new(32, 8, 528)), None);
+    let wide_values = Spec::new(16, 1, 64).with_head_dim_v(512);
+    assert_eq!(nearest(&wide_values), Some((512, 512)));
     assert_eq!(
         refused(&Spec::new(32, 8, 240)).to_string(),
         "no kernel for h200 has a head dimension of 240: there are 64, 80, 96, 112, 128, 192 with values of 128, 256, 512; 256 \
@@ -364,4 +367,73 @@ fn latent_heads_are_supported_on_hopper_and_refused_elsewhere() {
     let of_f16 = spec.with_dtype(Dtype::F16).with_kv_dtype(Dtype::F8E4M3);
     let error = h200().supports(&of_f16).unwrap_err().to_string();
     assert!(error.contains("KvScales::InRow) beside BF16"), "{error}");
+}
+
+/// What attention is to turn is turned, or told what is.
+#[test]
+fn rotary_embeddings_are_there_or_refused() {
+    let interleaved = |dim| Rope::new(dim, 1e4).with_pairing(Pairing::Interleaved);
+    for head_dim in [64, 128] {
+        for dtype in [Dtype::BF16, Dtype::F16] {
+            let spec = Spec::new(32, 8, head_dim).with_dtype(dtype);
+            for rope in [
+                Rope::new(head_dim, 1e4),
+                Rope::new(32, 1e4),
+                interleaved(head_dim),
+                interleaved(6),
+            ] {
+                let spec = spec.with_rotary(rope).with_sinks().with_window_left(100);
+                assert_eq!(h200().supports(&spec), Ok(()), "{rope:?}");
+                // By kernels that turn, and prefills of Hopper behind a launch that does.
+                let decodes = alone(&h200(), &spec, Op::Decode);
+                assert!(!decodes.is_empty() && decodes.iter().all(|id| id.info().turns));
+                assert!(!alone(&h200(), &spec, Op::Prefill).is_empty());
+            }
+        }
+    }
+    let spec = Spec::new(8, 2, 64).with_rotary(Rope::new(64, 1e4));
+    let without = Spec {
+        rotary: None,
+        ..spec
+    };
+    let decodes = alone(&h200(), &without, Op::Decode);
+    assert!(decodes.iter().all(|id| !id.info().turns));
+    let wide = Spec {
+        kv_heads: 1,
+        q_heads: 16,
+        ..spec
+    };
+    let float = Spec {
+        q_dtype: Dtype::F32,
+        ..spec
+    };
+    for other in [
+        spec.with_soft_cap(30.0),
+        spec.with_hooks(&crate::variants::ALIBI),
+        spec.with_kv_dtype(Dtype::F8E4M3),
+        spec.with_rotary(Rope::new(16, 1e4)),
+        Spec::new(8, 2, 256).with_rotary(interleaved(64)),
+        Spec::new(8, 2, 96).with_rotary(interleaved(64)),
+        Spec::new(8, 2, 128)
+            .with_head_dim_v(64)
+            .with_rotary(interleaved(64)),
+        wide,
+        float,
+    ] {
+        assert!(
+            matches!(refused(&other), Unsupported::Rotary { .. }),
+            "{other:?}"
+        );
+    }
+    assert_eq!(
+        refused(&wide).to_string(),
+        "no kernel for h200 turns queries and keys by their positions with 16 query heads for a KV head: there are those of up \
+         to 8; turn them before attention, keys as they are appended (Gpu::qkv_step), and leave the specification's rotary \
+         embedding out, or plan for the CPU"
+    );
+    let a100 = DeviceDescription::named("a100").unwrap();
+    let error = a100.supports(&spec).unwrap_err().to_string();
+    assert!(error.contains("by their positions at all"), "{error}");
+    let cpu = DeviceDescription::named("cpu").unwrap();
+    assert_eq!(cpu.supports(&spec.with_soft_cap(30.0)), Ok(()));
 }

@@ -19,7 +19,7 @@ use crate::{
     abi::{DIRECT, DecodeParams},
     common::{
         half::Half,
-        softmax::{Rows, hide_after, hide_before, hide_strangers_from},
+        softmax::{Rows, hide_after, hide_before, hide_strangers_from, largest_sum},
         state::{sink_of, with_sink},
         variant::Variant,
     },
@@ -307,9 +307,9 @@ pub(super) unsafe fn weigh<T: Half, V: Variant>(p: &DecodeParams, variant: &V, s
                         add_to(&mut sums, more);
                         shared::store_u32x4(target + step * WEIGHTS_STEP, weights);
                     });
-                    let needs_rescale = warp::warp_vote_any(WARP, Rows::needs_rescale(&sums));
+                    let needs_rescale = warp::warp_vote_any(WARP, Rows::needs_rescale(&sums, largest_sum::<T>()));
                     if needs_rescale {
-                        let factors = rows.rescale_late(&$logits, None, &sums, [scale; 2]);
+                        let factors = rows.rescale_late(&$logits, None, &sums, [scale; 2], largest_sum::<T>());
                         sums = [0.0; 4];
                         each_step(&$logits, |step, logits| {
                             let mut weights = [0; 4];

@@ -150,7 +150,7 @@ pub(super) unsafe fn consume<
     let scale = if V::TRANSFORMS_LOGITS && !V::KEEPS_UNIT {
         1.0
     } else {
-        variant.params().scale_log2
+        variant.unit()
     };
     let slab = s.shape.slab_bytes();
     let slabs = Slabs::of_eight_rows(DIM);

@@ -66,7 +66,7 @@ pub(super) unsafe fn consume<
     let of_logits = if V::TRANSFORMS_LOGITS && !V::KEEPS_UNIT {
         1.0
     } else {
-        variant.params().scale_log2
+        variant.unit()
     };
     // Of a thread's rows, in the tile at hand; and what products with keys are multiplied by to be those of the
     // cache, in the tile that is opened.

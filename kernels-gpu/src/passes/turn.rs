@@ -1,0 +1,303 @@
+//! `turn_rows`: queries and keys are turned by their positions before a prefill reads them.
+//!
+//! Each key that a prefill sees is turned once, into pages of 64 that the prefill then reads; values go with it as they are.
+//! The prefill's own loop brings keys to the tensor cores without a register between.
+//!
+//! The list of a prefill has *entries*: 64 keys of a table with their values, or 64 query tokens. A block takes *pieces*,
+//! eighths of an entry: half of its tokens, of some heads. A thread has two vectors of 8 elements, so that pairs are its own
+//! (as in `step/qkv.rs`), and with the sines of its token goes from head to head.
+
+/// Threads of a block.
+pub const THREADS: u32 = 256;
+
+/// Pieces of an entry.
+pub const PIECES: u32 = 8;
+
+/// The kernels: `turn_rows_<element>`.
+#[cfg(not(target_arch = "nvptx64"))]
+mod rows {
+    use super::THREADS;
+    use crate::registry::{Arch, Element, Family, KernelInfo, Op, registers};
+
+    macro_rules! rows {
+        ($half:ident $element:literal {}) => {
+            KernelInfo {
+                element: Element::$half,
+                threads: THREADS,
+                registers: registers(THREADS, 2),
+                ..KernelInfo::new(
+                    concat!("turn_rows_", $element),
+                    Family::Quantise,
+                    Arch::Sm90a,
+                    Op::Turn,
+                )
+            }
+        };
+    }
+
+    /// One for each 16-bit float.
+    pub const ROWS: &[KernelInfo] = crate::each_half! { list rows {} };
+}
+#[cfg(not(target_arch = "nvptx64"))]
+pub use rows::ROWS;
+
+#[cfg(target_arch = "nvptx64")]
+mod device {
+    use cuda_std::prelude::*;
+
+    use super::{PIECES, THREADS};
+    use crate::{
+        abi::{ConvertedPage, KvStrides, TurnParams},
+        common::{
+            half::{self, Half},
+            rotary::{sine_cosine, turn_words, turned_by},
+        },
+    };
+
+    /// Heads whose vectors are under way together.
+    const TOGETHER: usize = 2;
+
+    /// Tokens of a piece.
+    const TOKENS: u32 = ConvertedPage::KEYS / 2;
+
+    /// The sines of a thread's pairs, two pairs each.
+    #[derive(Clone, Copy)]
+    struct Sines {
+        sines: [[f32; 4]; 4],
+        /// How words come to hold pairs.
+        picks: [u32; 2],
+        /// Else vectors stay as they are.
+        turns: bool,
+    }
+
+    /// What is brought.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    enum Of {
+        Queries,
+        Keys,
+        Values,
+    }
+
+    /// Some heads of a token: where they are and where they go, in bytes, and from one to the next.
+    struct Heads {
+        from: u64,
+        to: u64,
+        from_step: u64,
+        to_step: u64,
+        count: u32,
+        /// Else zeros are written.
+        exist: bool,
+    }
+
+    /// # Safety
+    /// The parameters describe memory as [`TurnParams`] says.
+    #[inline(always)]
+    unsafe fn turn<T: Half>(p: &TurnParams) {
+        let c = &p.convert;
+        let tid = thread::thread_idx_x();
+        let (lanes, vectors) = (1 << p.lanes_log, 2 << p.lanes_log);
+        let (lane, token) = (tid & (lanes - 1), (tid >> p.lanes_log) % TOKENS);
+        // Of narrow heads a block has several of a token at a time.
+        let (sub, subs) = (tid >> p.lanes_log >> 5, THREADS >> p.lanes_log >> 5);
+        // Vectors that hold pairs: of both halves of what is turned, or neighbours.
+        let halves = p.rotary.interleaved == 0 && lane < p.rotary.pairs / 8;
+        let [a, b] = if halves {
+            [lane, lane + p.rotary.pairs / 8]
+        } else {
+            [2 * lane, 2 * lane + 1]
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            let [first, entries] = c.of_this_plan(p.record);
+            let pieces = entries * PIECES;
+            let load = |piece: u32| {
+                let at = c.list + u64::from(first + piece / PIECES) * 16;
+                ptr::load_nc_u32x4(at as *const u32)
+            };
+            let mut piece = thread::block_idx_x();
+            let mut entry = [0; 4];
+            if piece < pieces {
+                entry = load(piece);
+            }
+            while piece < pieces {
+                let [table, key, count, page] = entry;
+                let next = piece + thread::grid_dim_x();
+                if next < pieces {
+                    entry = load(next);
+                }
+                let token = piece % 2 * TOKENS + token;
+                let (class, exists) = (piece % PIECES / 2, token < count);
+                let mut place = [key + token, 0];
+                let (what, heads, classes) = if page == ConvertedPage::QUERIES {
+                    (Of::Queries, p.q_heads, 4)
+                } else {
+                    if exists {
+                        let (index, offset) = c.page_size.div_rem(key + token);
+                        let id = c.page_ids + u64::from(table + index) * 4;
+                        place = [ptr::load_nc_u32(id as *const u32), offset];
+                    }
+                    let what = if class < 2 { Of::Keys } else { Of::Values };
+                    (what, p.kv_heads, 2)
+                };
+                let (head, apart) = (class % classes * subs + sub, classes * subs);
+                // Queries that there are not have no place; keys that there are not become zeros.
+                if head < heads && (exists || what != Of::Queries) {
+                    let (from, to, strides, to_strides) = match what {
+                        Of::Queries => (
+                            p.q,
+                            p.to_q,
+                            [p.q_token, 0, vectors],
+                            [p.q_heads * vectors, 0, vectors],
+                        ),
+                        Of::Keys => (
+                            c.k,
+                            c.to_k,
+                            of(&c.k_strides),
+                            [0, vectors, ConvertedPage::KEYS * vectors],
+                        ),
+                        Of::Values => (
+                            c.v,
+                            c.to_v,
+                            of(&c.v_strides),
+                            [0, vectors, ConvertedPage::KEYS * vectors],
+                        ),
+                    };
+                    let mut to_place = [place[0], token];
+                    let mut to_head = head;
+                    if what != Of::Queries {
+                        to_head += page * p.kv_heads;
+                    }
+                    if what == Of::Queries {
+                        to_place[1] = 0;
+                    }
+                    let heads = Heads {
+                        from: from + at(place, head, strides) * 16,
+                        to: to + at(to_place, to_head, to_strides) * 16,
+                        from_step: u64::from(apart) * u64::from(strides[2]) * 16,
+                        to_step: u64::from(apart) * u64::from(to_strides[2]) * 16,
+                        count: (heads - head).div_ceil(apart),
+                        exist: exists,
+                    };
+                    let position = match what {
+                        Of::Queries => table.wrapping_add(token),
+                        _ => key + token,
+                    };
+                    heads.bring::<T>([a, b], turning(p, halves, a, position as i32, what));
+                }
+                piece = next;
+            }
+        }
+    }
+
+    /// Where a head begins, in vectors: of a page, or a token, and a token of it.
+    #[inline(always)]
+    fn at(place: [u32; 2], head: u32, strides: [u32; 3]) -> u64 {
+        u64::from(place[0]) * u64::from(strides[0])
+            + u64::from(place[1]) * u64::from(strides[1])
+            + u64::from(head) * u64::from(strides[2])
+    }
+
+    #[inline(always)]
+    const fn of(strides: &KvStrides) -> [u32; 3] {
+        [strides.page, strides.token, strides.head]
+    }
+
+    /// What turns a thread's pairs at a position: those of halves, or of neighbours from vector `a` on.
+    ///
+    /// # Safety
+    /// As [`turn`].
+    #[inline(always)]
+    unsafe fn turning(p: &TurnParams, halves: bool, a: u32, position: i32, what: Of) -> Sines {
+        let first = if halves { a * 8 } else { a * 4 };
+        let has_pairs = halves || p.rotary.interleaved != 0 && first < p.rotary.pairs;
+        let mut of = Sines {
+            sines: [[0.0; 4]; 4],
+            picks: p.rotary.picks(),
+            turns: what != Of::Values && has_pairs,
+        };
+        if of.turns {
+            let sines = |i: u32| {
+                // Words of both vectors, each of two elements: pairs of halves are two pairs of a word, those of neighbours
+                // one of the first vector and one of the second.
+                let pair = first + if halves { i } else { i / 2 + i % 2 * 4 };
+                // SAFETY: the caller's promise.
+                let turned = turned_by(unsafe { p.rotary.turn(pair) }, position);
+                let [sine, cosine] = sine_cosine(turned);
+                let gain = match what {
+                    Of::Keys => p.rotary.gain(pair),
+                    _ => 1.0,
+                };
+                [sine * gain, cosine * gain]
+            };
+            let word = |j: u32| {
+                let ([s0, c0], [s1, c1]) = (sines(2 * j), sines(2 * j + 1));
+                [s0, c0, s1, c1]
+            };
+            of.sines = [word(0), word(1), word(2), word(3)];
+        }
+        of
+    }
+
+    impl Heads {
+        /// Brings two vectors of each, turned.
+        ///
+        /// # Safety
+        /// They are there, and nobody else's.
+        #[inline(always)]
+        unsafe fn bring<T: Half>(mut self, [a, b]: [u32; 2], by: Sines) {
+            let at = [u64::from(a) * 16, u64::from(b) * 16];
+            while self.count > 0 {
+                let mut words = [[[0; 4]; 2]; TOGETHER];
+                let mut i = 0;
+                // SAFETY: the caller's promise.
+                unsafe {
+                    while i < TOGETHER {
+                        if self.exist && (i as u32) < self.count {
+                            let from = self.from + i as u64 * self.from_step;
+                            words[i] =
+                                at.map(|at| ptr::load_stream_u32x4((from + at) as *const u32));
+                        }
+                        i += 1;
+                    }
+                    i = 0;
+                    while i < TOGETHER {
+                        if by.turns {
+                            let [a, b] = words[i];
+                            let turn =
+                                |j: usize| turn_words::<T>([a[j], b[j]], by.sines[j], by.picks);
+                            let [w, x, y, z] = [turn(0), turn(1), turn(2), turn(3)];
+                            words[i] = [[w[0], x[0], y[0], z[0]], [w[1], x[1], y[1], z[1]]];
+                        }
+                        if (i as u32) < self.count {
+                            let to = self.to + i as u64 * self.to_step;
+                            ptr::store_u32x4((to + at[0]) as *mut u32, words[i][0]);
+                            ptr::store_u32x4((to + at[1]) as *mut u32, words[i][1]);
+                        }
+                        i += 1;
+                    }
+                }
+                self.from += TOGETHER as u64 * self.from_step;
+                self.to += TOGETHER as u64 * self.to_step;
+                self.count = self.count.saturating_sub(TOGETHER as u32);
+            }
+        }
+    }
+
+    macro_rules! entries {
+        ($half:ident $element:literal {}) => {
+            const _: () = {
+                /// See the module.
+                ///
+                /// # Safety
+                /// The parameters describe memory as [`TurnParams`] says.
+                #[kernel(name = ["turn_rows_", $element], max_threads = THREADS, min_blocks = 2)]
+                pub unsafe fn entry(params: TurnParams) {
+                    // SAFETY: the launch's promise.
+                    unsafe { turn::<half::$half>(&params) }
+                }
+            };
+        };
+    }
+
+    crate::each_half! { items entries {} }
+}

@@ -1,0 +1,85 @@
+//! In which tiles prompts run, and in which order.
+
+use tandem_attn::{
+    plan::{DeviceDescription, Plan, PlanOptions, Planner, SplitMode},
+    problem::{Batch, PageTable, Spec},
+};
+
+/// Requests of so many new query tokens and keys, in heads of 32/8.
+fn plan_of(requests: &[(u32, u32)], options: &PlanOptions) -> Plan {
+    let spec = Spec::new(32, 8, 128);
+    let device = DeviceDescription::named("h200").expect("described");
+    let pages = |keys: u32| keys.div_ceil(16);
+    let mut table = PageTable::new(16, requests.iter().map(|&(_, keys)| pages(keys)).sum());
+    let (mut next, mut queries) = (0, vec![0]);
+    for &(new, keys) in requests {
+        let end = next + pages(keys);
+        table.push(&(next..end).collect::<Vec<_>>(), keys);
+        next = end;
+        queries.push(queries[queries.len() - 1] + new);
+    }
+    let batch = Batch::new(queries, table);
+    let plan = Planner::new().plan(&spec, &batch, &device, options);
+    let plan = plan.expect("a plan");
+    plan.verify(&batch).expect("it is right");
+    plan
+}
+
+/// Rows of the tiles, group after group.
+fn rows(requests: &[(u32, u32)]) -> Vec<u32> {
+    let plan = plan_of(requests, &PlanOptions::default());
+    plan.groups.iter().map(|group| group.tile.m).collect()
+}
+
+/// The keys of 16 prompts of 1024 are more than L2 holds. Four at a time are not.
+#[test]
+fn prompts_take_turns_where_their_keys_do_not_fit_in_cache() {
+    let plan = plan_of(&[(1024, 1024); 16], &PlanOptions::default());
+    let prompts: Vec<u32> = plan
+        .items
+        .iter()
+        .map(|item| item.rows_begin / 1024)
+        .collect();
+    let quarter = prompts.len() / 4;
+    assert!(prompts[..quarter].iter().all(|&prompt| prompt < 5));
+    assert!(prompts[3 * quarter..].iter().all(|&prompt| prompt >= 10));
+    // The longest first, in each turn.
+    let begins =
+        (1..plan.items.len()).filter(|&at| plan.items[at].kv_end > plan.items[at - 1].kv_end);
+    assert_eq!(begins.count(), 3);
+}
+
+#[test]
+fn prompts_stand_side_by_side_where_turns_bring_nothing() {
+    for requests in [[(8192, 8192); 2], [(1024, 1024); 2]] {
+        let plan = plan_of(&requests, &PlanOptions::default());
+        let lengths: Vec<u32> = plan.items.iter().map(|item| item.kv_end).collect();
+        assert!(lengths.is_sorted_by(|a, b| a >= b), "{lengths:?}");
+    }
+}
+
+#[test]
+fn prompts_have_the_tiles_with_which_they_are_done_first() {
+    assert_eq!(rows(&[(1024, 1024); 16]), [192]);
+    assert_eq!(
+        rows(&[(700, 700), (50, 50), (1500, 1500), (333, 333)]),
+        [192]
+    );
+    // Four waves of 128 rows take less than three of 192, and one less than one.
+    assert_eq!(rows(&[(2048, 16384)]), [128]);
+    assert_eq!(rows(&[(512, 8192)]), [128]);
+}
+
+/// With fixed splits a request has the same tiles in any company.
+#[test]
+fn with_fixed_splits_the_length_alone_decides() {
+    let options = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 4096 });
+    let tiles = |requests: &[(u32, u32)]| -> Vec<(u32, u32)> {
+        let plan = plan_of(requests, &options);
+        plan.groups
+            .iter()
+            .map(|group| (group.tile.m, group.pack))
+            .collect()
+    };
+    assert_eq!(tiles(&[(1024, 1024)]), tiles(&[(1024, 1024); 16]));
+}
