@@ -46,7 +46,7 @@ pub const fn loaders(dim: u32, warps: u32, cache: u32) -> u32 {
 /// Merges that wait for the end.
 pub const MERGES: u32 = 16;
 
-/// The hardware's barriers where warps of a unit meet: all but the first, which is known as everybody's. (Two of
+/// The hardware's barriers where warps of a unit meet: all but the first, which is known as everybody's. (Four of
 /// them are the CTA's start, too, before any unit.)
 const FIRST_MEETING: u32 = 1;
 const MEETINGS: u32 = 16 - FIRST_MEETING;

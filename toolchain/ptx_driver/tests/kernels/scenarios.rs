@@ -167,6 +167,8 @@ const CHUNKS: &[(u32, u32)] = &[(300, 200), (280, 150), (70, 70)];
 const LATENT: &[(u32, u32)] = &[(200, 1), (64, 1), (129, 1), (3, 1)];
 const LATENTS: &[(u32, u32)] = &[(300, 1), (164, 1), (229, 1), (3, 1), (500, 1)];
 const NEW_TOKENS: &[(u32, u32)] = &[(150, 4), (70, 2)];
+/// The first keys of a window and the last keys of a token lie anywhere in a block.
+const WINDOWED: &[(u32, u32)] = &[(150, 3), (70, 2), (33, 1)];
 const HYBRID: &[(u32, u32)] = &[(130, 64), (40, 1), (90, 1)];
 
 pub fn scenarios() -> Vec<Scenario> {
@@ -180,6 +182,10 @@ pub fn scenarios() -> Vec<Scenario> {
         scenario("decode, 16 rows", 12, 128, DECODES),
         scenario("decode, 64 rows", 40, 64, LONG),
         scenario("decode, 128 rows", 100, 64, DECODES),
+        Scenario {
+            window_left: Some(40),
+            ..scenario("new tokens, 64 rows, a window", 20, 64, WINDOWED)
+        },
         Scenario {
             soft_cap: Some(20.0),
             ..scenario("decode with a soft cap", 8, 64, DECODES)
