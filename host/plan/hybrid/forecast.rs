@@ -17,7 +17,7 @@ const FIRST_NS: f64 = 500.0;
 const LAUNCHES: usize = 4;
 
 /// Partial states of prefills that are cut, written and merged.
-pub const MERGED_NS: f64 = 8e3;
+const MERGED_NS: f64 = 8e3;
 
 /// The tiles of one launch of prefills.
 #[derive(Clone, Copy, Debug, PartialEq)]
