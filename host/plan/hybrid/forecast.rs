@@ -322,9 +322,9 @@ mod tests {
         // Nearly nothing to hide.
         let (lopsided, _) = forecast(load(1000e3, 1024), 5e3);
         assert_ne!(lopsided.best(), PodMode::Fused);
-        // Prefills on a few of the SMs overlap with decodes in either form.
+        // Prefills on a few of the SMs overlap with decodes.
         let (apart, _) = forecast(load(10e3, 16), 400e3);
-        assert!(apart.streams_ns.max(apart.fused_ns) < 0.98 * apart.serial_ns);
+        assert_ne!(apart.best(), PodMode::Serial);
 
         // Tiles for half of the SMs are cut, if they may be.
         let half = load(100e3, 64);
