@@ -292,7 +292,9 @@ mod tests {
         let mut records = vec![LaunchRecord::default(); set.keys().len() + 1];
         set.records(&launch_plan(&decodes), &mut records).unwrap();
         // Those of other plans have other kernels.
-        let set = LaunchSet::decodes(&device, &decodes.spec).unwrap();
+        let serial = PlanOptions::default().with_pod(PodMode::Serial);
+        let set = LaunchSet::decodes_with(&device, &decodes.spec, &serial).unwrap();
+        let mut records = vec![LaunchRecord::default(); set.keys().len() + 1];
         let error = set.records(&launch_plan(&decodes), &mut records);
         assert!(matches!(error, Err(Error::NotCaptured { .. })), "{error:?}");
     }

@@ -34,10 +34,12 @@ pub struct DecodeDrafter {
 
 /// A prefix that so many rows have, or more, may be read by prefills.
 const WIDE_ROWS: u32 = 128;
-/// And is worth it from so many keys on, where all such prefixes' products take so long, and this part of the step.
+/// And is worth it from so many keys on, where all such prefixes' products take so long, and this part of a step that takes
+/// so long: what forecasts say of shorter ones is not good enough.
 const WIDE_KEYS: u32 = 256;
 const WIDE_NS: f64 = 6e3;
 const WIDE_PART: f64 = 0.08;
+const WIDE_STEP_PS: u64 = 45_000_000;
 
 impl DecodeDrafter {
     /// Drafts the decodes of a part; says whether there are prefills beside them.
@@ -190,7 +192,8 @@ impl DecodeDrafter {
         } else {
             least_ns * model.device.flops_per_ns
         };
-        (step_ps > 0 && flops >= least).then_some(step_ps)
+        let least_ps = if any { 1 } else { WIDE_STEP_PS };
+        (step_ps >= least_ps && flops >= least).then_some(step_ps)
     }
 
     /// Drafts the part again: as before, or with wide prefixes as prefills in the input's tiles. Says whether there are any.

@@ -56,7 +56,8 @@ impl PartInput<'_> {
                     }
                     _ => 1,
                 };
-                let units = alike * self.model.cost.units_per_item(pack) * pieces;
+                let units = alike.saturating_mul(self.model.cost.units_per_item(pack));
+                let units = units.saturating_mul(pieces);
                 add(launch, units, f64::from(keys) / f64::from(pieces));
             }
         }

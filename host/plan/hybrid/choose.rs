@@ -2,7 +2,7 @@
 
 use kernels_gpu::registry::KernelInfo;
 
-use super::forecast::{MERGED_NS, PrefillLoad};
+use super::forecast::PrefillLoad;
 use crate::{
     plan::{
         data::{CtaSplit, Kernel, PlanOptions, PodMode, PodPlan, Rules, SplitMode, Tickets},
@@ -94,7 +94,7 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
 const LAUNCHED_NS: f64 = 8e3;
 
 /// What a plan with prefixes beside the other keys takes at most, in parts of one without.
-const WORTH_BESIDE: f64 = 0.97;
+const WORTH_BESIDE: f64 = 0.95;
 
 /// Decodes whose wide prefixes are read by prefills, side by side with the keys that each has of its own: prefixes that many
 /// rows read ask for products, the others for bytes. None where that is not sooner, or not to be had.
@@ -138,9 +138,9 @@ pub fn prefixes_beside(
         .forecast(device.sms, &load, fused, [decode_ns; 2]);
     let (forecast, choice) = forecast;
     let alone_ns = alone_ps as f64 / 1e3 + LAUNCHED_NS;
-    // Every row is merged, behind both; what decodes write for that is among what they take.
+    // What decodes write to be merged is among what they take.
     let state_bytes = 2.0 * model.spec.partial_bytes_per_token() as f64;
-    let beside_ns = forecast.fused_ns + MERGED_NS + states * state_bytes / device.read_bytes_per_ns;
+    let beside_ns = forecast.fused_ns + states * state_bytes / device.read_bytes_per_ns;
     let is_sooner = wanted || beside_ns < WORTH_BESIDE * alone_ns;
     let Some(choice) = choice.filter(|_| any && is_sooner) else {
         drafter.draft_again(input, &model.tiles, false);

@@ -287,7 +287,7 @@ impl TileTable {
         decode: Option<Tile>,
         config: &PodConfig,
     ) -> Option<Self> {
-        let bits = 8 * spec.kv_dtype.bytes() as u32;
+        let bits = 8 * spec.kv_dtype.bytes();
         if config.kv_bits.is_some_and(|of| of != bits) {
             return None;
         }
