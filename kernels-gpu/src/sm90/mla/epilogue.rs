@@ -8,9 +8,10 @@ use cuda_std::{
 };
 
 use super::{
-    super::mma::swap,
+    super::{meet, mma::swap},
     config::VALUE_DIM,
-    mainloop::{O, meet},
+    mainloop::BOTH,
+    products::O,
     shared::{Shared, Unit},
 };
 use crate::{
@@ -60,10 +61,7 @@ pub(super) unsafe fn finish<
             }
             h += 1;
         }
-        // Twice: who waits at the second barrier has seen to the first, which racecheck of CUDA 13.0 takes to come later,
-        // now and then.
-        meet();
-        meet();
+        meet(BOTH, 8);
         h = 0;
         while h < 2 {
             let row = first_row + lane / 4 + 8 * h as u32;
