@@ -40,3 +40,20 @@ unsafe fn uniform(x: u32) -> u32 {
     // SAFETY: the caller's promise.
     unsafe { cuda_std::warp::warp_shuffle_idx(cuda_std::warp::FULL_MASK, x, 0, 32) }
 }
+
+/// Where warps read what the others stored just before.
+///
+/// They meet twice: who waits at the second barrier has seen to the first, which racecheck of CUDA 13.0 takes to come
+/// later, now and then, than what another warp does behind it.
+///
+/// # Safety
+/// As [`bar_sync`](cuda_std::barrier::bar_sync)'s.
+#[cfg(target_arch = "nvptx64")]
+#[inline(always)]
+pub unsafe fn meet(barrier: u32, warps: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        cuda_std::barrier::bar_sync(barrier, warps * 32);
+        cuda_std::barrier::bar_sync(barrier, warps * 32);
+    }
+}

@@ -3,6 +3,7 @@
 use cuda_std::{barrier, mbarrier, misc, shared, warp};
 
 use super::{
+    super::meet,
     combine::Weights,
     layout::{KEYS, Layout, Place},
     unit::{Descriptor, Unit},
@@ -370,21 +371,5 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             let arrivals = if share == 0 { WARPS + 1 - shares } else { 1 };
             mbarrier::arrive_count(layout.unit_empty(slot), arrivals);
         }
-    }
-}
-
-/// Where warps read what the others stored just before.
-///
-/// They meet twice: who waits at the second barrier has seen to the first, which racecheck of CUDA 13.0 takes to come
-/// later, now and then, than what another warp does behind it.
-///
-/// # Safety
-/// As [`barrier::bar_sync`]'s.
-#[inline(always)]
-pub(super) unsafe fn meet(barrier: u32, warps: u32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        barrier::bar_sync(barrier, warps * 32);
-        barrier::bar_sync(barrier, warps * 32);
     }
 }

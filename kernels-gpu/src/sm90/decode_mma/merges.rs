@@ -2,10 +2,7 @@
 
 use cuda_std::{atomic, shared, warp};
 
-use super::{
-    layout::MERGES,
-    mainloop::{Consumer, meet},
-};
+use super::{super::meet, layout::MERGES, mainloop::Consumer};
 use crate::{
     abi::NO_MERGE,
     common::{

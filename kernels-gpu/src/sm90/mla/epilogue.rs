@@ -10,7 +10,8 @@ use cuda_std::{
 use super::{
     super::mma::swap,
     config::VALUE_DIM,
-    mainloop::{O, meet},
+    mainloop::meet,
+    products::O,
     shared::{Shared, Unit},
 };
 use crate::{

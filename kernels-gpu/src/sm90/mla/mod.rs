@@ -39,7 +39,11 @@ mod load;
 #[cfg(target_arch = "nvptx64")]
 mod mainloop;
 #[cfg(target_arch = "nvptx64")]
+mod products;
+#[cfg(target_arch = "nvptx64")]
 mod shared;
+#[cfg(target_arch = "nvptx64")]
+mod visible;
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use config::ROWS;

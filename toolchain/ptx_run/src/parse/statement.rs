@@ -381,6 +381,7 @@ impl<'a> Parser<'a> {
         let parsed = if let Some(bits) = word.strip_prefix("0f") {
             u32::from_str_radix(bits, 16).ok().map(i64::from)
         } else if let Some(bits) = word.strip_prefix("0d").or(word.strip_prefix("0x")) {
+            let bits = bits.trim_end_matches('U');
             u64::from_str_radix(bits, 16).ok().map(|bits| bits as i64)
         } else if let Ok(float) = word.parse::<f32>()
             && word.contains('.')
@@ -477,7 +478,7 @@ mod tests {
     fn operands_of_all_kinds() {
         let body = parse(
             ".reg .b32 %r<4>; .reg .b64 %rd<2>; .reg .pred %p<2>;\n.loc 1 42 7\n\
-             x.y [%rd1, {%r1, %r2}], [%r3+-8], _, -5, 0f3F800000, %tid.x, %r1|%p1, !%p1;",
+             x.y [%rd1, {%r1, %r2}], [%r3+-8], _, -5, 0f3F800000, 0x7701U, 7U, %tid.x, %r1|%p1, !%p1;",
         );
         let r = |index| Operand::Register(Class::Word, index);
         let statement = &body.statements[0];
@@ -494,6 +495,8 @@ mod tests {
                 Operand::Nothing,
                 Operand::Immediate(-5),
                 Operand::Immediate(0x3F80_0000),
+                Operand::Immediate(0x7701),
+                Operand::Immediate(7),
                 Operand::Special("%tid.x".into()),
                 Operand::Pair(
                     Box::new(r(1)),

@@ -1,0 +1,117 @@
+//! Which keys of a block count: those of the item that are there, and of these the ones that a row sees.
+
+use cuda_std::{misc, shared, warp};
+
+use super::{
+    config::{GROUP, SLABS},
+    shared::{Shared, Unit},
+};
+use crate::{
+    abi::LatentParams,
+    common::{
+        softmax::{hide_after, hide_before},
+        variant::Variant,
+    },
+};
+
+/// Sets the values of keys to zero that are not the item's: they may be anything, and a weight of 0 does not keep a
+/// NaN out.
+#[inline(always)]
+pub(super) unsafe fn clear<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
+    s: Shared<KEYS, STAGES, CONVERTED>,
+    stage: u32,
+    thread: u32,
+    first: u32,
+    past: u32,
+) {
+    let vector = thread % 64;
+    let (half, in_half) = (vector / 32, vector % 32);
+    let group = if half == 0 { SLABS[0] } else { SLABS[1] } * 1024;
+    let column = s.half(stage, half) + in_half / 8 * 1024 + in_half % 8 * 16;
+    // Opaque: or it is counted in 16 bits.
+    let mut key = misc::opaque(thread / 64);
+    while key < KEYS {
+        if key < first || key >= past {
+            // SAFETY: the block is the consumer's; the row is zero, however it is swizzled.
+            unsafe { shared::store_u32x4(column + key / 8 * group + key % 8 * 128, [0; 4]) };
+        }
+        key += 2;
+    }
+}
+
+/// Hides what rows do not see of the block that begins at `begin`.
+#[inline(always)]
+pub(super) unsafe fn hide<
+    V: Variant,
+    const KEYS: u32,
+    const STAGES: u32,
+    const CONVERTED: bool,
+    const S: usize,
+>(
+    p: &LatentParams,
+    variant: &V,
+    s: Shared<KEYS, STAGES, CONVERTED>,
+    slot: u32,
+    unit: &Unit,
+    logits: &mut [f32; S],
+    begin: u32,
+    first_row: u32,
+) {
+    let seen = |h: u32| {
+        let (token, _) = p.heads.div_rem(first_row + h * 8);
+        // SAFETY: the unit has the token, and its barrier completed.
+        let row = unsafe { s.load_row(slot, token.min(unit.tokens - 1)) };
+        let (first, last) = variant.visible_keys(row.position);
+        [
+            first.max(unit.kv_begin as i32),
+            last.min(unit.kv_end as i32 - 1),
+        ]
+    };
+    let [upper, lower] = [seen(0), seen(1)];
+    hide_after(logits, begin as i32, [upper[1], lower[1]]);
+    hide_before(logits, begin as i32, [upper[0], lower[0]]);
+}
+
+/// Whether all rows of a unit see all keys from `begin` on.
+#[inline(always)]
+pub(super) fn is_whole<V: Variant>(variant: &V, unit: &Unit, begin: i32, keys: i32) -> bool {
+    let (_, last) = variant.visible_keys(unit.position);
+    // Positions may lie anywhere after the smallest: under a window nothing is seen by all for sure.
+    let has_window = variant.params().window_left != i32::MAX;
+    !has_window
+        && begin >= unit.kv_begin as i32
+        && begin + keys <= (unit.kv_end as i32).min(last + 1)
+}
+
+/// Hides keys of a converted block that are not there.
+#[inline(always)]
+pub(super) unsafe fn hide_missing<
+    const KEYS: u32,
+    const STAGES: u32,
+    const CONVERTED: bool,
+    const S: usize,
+>(
+    s: Shared<KEYS, STAGES, CONVERTED>,
+    stage: u32,
+    logits: &mut [f32; S],
+) {
+    const { assert!(!CONVERTED || KEYS / GROUP == 4) };
+    // SAFETY: they were written before the block was announced.
+    let there = unsafe { shared::load_u32x4(s.there(stage, 0)) };
+    if there[0] & there[1] & there[2] & there[3] == 0xff {
+        return;
+    }
+    let pair = warp::lane_id() % 4 * 2;
+    let mut group = 0;
+    while group < 4 {
+        let there = there[group] >> pair;
+        let mut i = 0;
+        while i < 4 {
+            if there >> (i % 2) & 1 == 0 {
+                logits[4 * group + i] = f32::NEG_INFINITY;
+            }
+            i += 1;
+        }
+        group += 1;
+    }
+}
