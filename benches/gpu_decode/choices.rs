@@ -177,7 +177,7 @@ pub fn random(count: usize, seed: u64) -> Vec<Tree> {
             published: Vec::new(),
         };
         let leaves = *tree.nodes.last().unwrap();
-        if leaves >= 8 && leaves <= 1000 && tree.unique_keys() <= MOST_KEYS {
+        if (8..=1000).contains(&leaves) && tree.unique_keys() <= MOST_KEYS {
             trees.push(tree);
         }
     }
