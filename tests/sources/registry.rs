@@ -56,7 +56,7 @@ fn the_compiler_kept_what_the_planner_relies_on() {
             row.registers
         );
         // Prefills in 8 bits spill most of what a tile takes, and a few words of a block. Versions that spilled 304 bytes were a fifth slower (docs/notes/fp8.md).
-        let most = if row.products_of_8_bits { 740 } else { 320 };
+        let most = if row.products_of_8_bits { 750 } else { 320 };
         if spills > most {
             spilling.push((arch, name, spills));
         }

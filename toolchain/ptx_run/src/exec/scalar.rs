@@ -65,7 +65,11 @@ fn flush(x: f32) -> f32 {
 fn tanh_approx(x: f32) -> f32 {
     let exact = x.tanh();
     let up = exact.to_bits().wrapping_mul(0x9E37_79B9) >> 31 == 0;
-    let error = if up { 2.0_f32.powi(-11) } else { -2.0_f32.powi(-11) };
+    let error = if up {
+        2.0_f32.powi(-11)
+    } else {
+        -2.0_f32.powi(-11)
+    };
     (exact * (1.0 + error)).clamp(-1.0, 1.0)
 }
 
