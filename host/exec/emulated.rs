@@ -1,7 +1,7 @@
 //! On an emulated GPU: the kernels' PTX, run on the CPU in an order that is chosen, with races, missing fences, reads
 //! of unwritten memory and deadlocks as errors of the run.
 //!
-//! It stands in for the CUDA driver of the whole process, so all of [`gpu`](super::gpu) runs on it, too:
+//! It stands in for the CUDA driver of the whole process, so all of [`gpu`] runs on it, too:
 //! [`Emulated::gpu`] is a [`Gpu`] as any other. It is for tests and for whoever writes kernels. Times on it mean
 //! nothing.
 //!

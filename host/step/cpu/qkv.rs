@@ -40,8 +40,8 @@ pub struct QkvStep<'a, T> {
 /// by their positions, appends keys and values to their pages and leaves the queries in `q` (`[tokens, q_heads,
 /// head_dim]`).
 ///
-/// `slots` are as in [`append_paged_kv`]: a token that is left out there gets its queries all the same. Pools of 8 bits
-/// take `scales` as in [`append_quantised`]; others take [`KvScales::One`], given.
+/// `slots` are as in [`Cpu::append_paged_kv`]: a token that is left out there gets its queries all the same. Pools of 8 bits
+/// take `scales` as in [`Cpu::append_quantised`]; others take [`KvScales::One`], given.
 ///
 /// ```
 /// use tandem_attn::{
