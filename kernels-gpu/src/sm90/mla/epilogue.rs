@@ -4,7 +4,7 @@ use core::f32::consts::LN_2;
 
 use cuda_std::{
     math::{lg2, rcp},
-    ptr, shared, warp, wgmma,
+    misc, ptr, shared, warp, wgmma,
 };
 
 use super::{
@@ -104,19 +104,39 @@ pub(super) unsafe fn finish<
                     j += 1;
                 }
             }
-            if there && !direct {
+            let partial = there && !direct;
+            if warp::warp_vote_any(warp::FULL_MASK, partial) {
                 let state = u64::from(row.slot) * u64::from(a.q_heads) + u64::from(head);
-                if C == 0 && lane % 4 == 0 {
+                if C == 0 && partial && lane % 4 == 0 {
                     ptr::store_f32((a.partial_lse + state * 4) as *mut f32, lse);
                 }
-                let column = C * HALF + lane % 4 * 2;
-                let out = a.partial_out + (state * u64::from(VALUE_DIM) + u64::from(column)) * 4;
-                let mut j = 0;
-                while j < O / 4 {
-                    let at = 4 * j + 2 * h;
-                    let pair = [o[at] * inverse, o[at + 1] * inverse];
-                    ptr::store_f32x2((out + 32 * j as u64) as *mut f32, pair);
-                    j += 1;
+                let element = state * u64::from(VALUE_DIM) + u64::from(C * HALF);
+                let out = a.partial_out + element * 4;
+                let value = |i: usize| (o[i + 2 * h] * inverse).to_bits();
+                // The path to memory takes 16 bytes of a lane in the time of 8, and is the limit where all warps have
+                // rows; where one has, its instructions are, of which swapping takes twice as many. By a vote: ptxas
+                // does not know else that the lanes agree.
+                let rows = misc::opaque(p.heads.get() * unit.tokens);
+                if warp::warp_vote_any(warp::FULL_MASK, rows > 16) {
+                    // Two lanes of a row: each has four columns then, of one group of 8 or of the next.
+                    let out = out + u64::from(lane % 2 * 32 + lane % 4 / 2 * 16);
+                    let mut j = 0;
+                    while j < O / 8 {
+                        let mut words = [0, 1, 4, 5].map(|i| value(8 * j + i));
+                        swap(&mut words, [(0, 2), (1, 3)], lane & 1 != 0, 1);
+                        if partial {
+                            ptr::store_u32x4((out + 64 * j as u64) as *mut u32, words);
+                        }
+                        j += 1;
+                    }
+                } else if partial {
+                    let out = out + u64::from(lane % 4 * 8);
+                    let mut j = 0;
+                    while j < O / 4 {
+                        let pair = [value(4 * j), value(4 * j + 1)];
+                        ptr::store_u32x2((out + 32 * j as u64) as *mut u32, pair);
+                        j += 1;
+                    }
                 }
             }
             h += 1;

@@ -98,7 +98,7 @@ mod entries {
                     if thread < 3 {
                         tma::prefetch_tensor_map(maps.add(thread as usize));
                     }
-                    s.init(KEYS);
+                    s.init(KEYS, p.heads.get());
                     barrier::bar_sync(0, THREADS);
                     // The merging kernel may wait on SMs that this one has left.
                     griddep::launch_dependents();

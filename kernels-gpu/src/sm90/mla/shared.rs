@@ -149,12 +149,12 @@ impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Shared<KEYS, STA
 
     /// Initialises the barriers, a warp each in turn (the hardware takes about 60 cycles for one), and the queries of
     /// rows that tiles may not have. Blocks come with one arrival, with that of each lane that copies keys, or with
-    /// one for each group that was converted.
+    /// one for each group that was converted. `heads` are those of a token in a tile.
     ///
     /// # Safety
     /// All threads of the CTA come here once, and then to a barrier.
     #[inline(always)]
-    pub unsafe fn init(self, keys: Keys) {
+    pub unsafe fn init(self, keys: Keys, heads: u32) {
         let thread = thread::thread_idx_x();
         let index = thread / 32 + thread % 32 * (keys.threads() / 32);
         let raw = STAGE_BARRIERS + 4 * STAGES;
@@ -190,8 +190,9 @@ impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Shared<KEYS, STA
             unsafe { mbarrier::init(self.barrier(index), arrivals) };
         }
         fence::mbarrier_init();
+        // Where a token fills the tile, all rows are written.
         let mut at = thread * 16;
-        while at < Self::AT.keys {
+        while heads < TILE_ROWS && at < Self::AT.keys {
             // SAFETY: the queries' memory; nobody uses it before the barrier.
             unsafe { shared::store_u32x4(self.queries() + at, [0; 4]) };
             at += keys.threads() * 16;
