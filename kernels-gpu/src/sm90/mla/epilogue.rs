@@ -119,7 +119,8 @@ pub(super) unsafe fn finish<
                 let rows = misc::opaque(p.heads.get() * unit.tokens);
                 if warp::warp_vote_any(warp::FULL_MASK, rows > 16) {
                     // Two lanes of a row: each has four columns then, of one group of 8 or of the next.
-                    let out = out + u64::from(lane % 2 * 32 + lane % 4 / 2 * 16);
+                    let of_lane = misc::opaque(lane % 2) * 32 + misc::opaque(lane % 4 / 2) * 16;
+                    let out = out + u64::from(of_lane);
                     let mut j = 0;
                     while j < O / 8 {
                         let mut words = [0, 1, 4, 5].map(|i| value(8 * j + i));
