@@ -13,7 +13,7 @@ use tandem_attn::{
         DeviceBuffer, DeviceTensor, Gpu, Image, KvPool, LaunchSet, MODULES, Module, Workspace,
         WorkspaceOptions,
     },
-    plan::{Bound, Plan, PlanOptions, Planner},
+    plan::{Bound, Plan, PlanOptions, Planner, pod::PodMode},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
 };
 
@@ -109,9 +109,14 @@ fn a_failing_call_is_an_error_and_nothing_stays_behind() {
     table.push(&(100..400).collect::<Vec<_>>(), 4800);
     let batch = Batch::new(vec![0, 1, 301], table);
     let device = Gpu::new(0).unwrap().device();
-    let plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default());
-    let plan = plan.unwrap();
-    assert!(plan.groups.len() > 1 && !plan.merges.is_empty(), "{plan}");
+    // Launches that depend on others, and streams that wait for each other.
+    let plans = [PodMode::Serial, PodMode::Streams].map(|pod| {
+        let options = PlanOptions::default().with_pod(pod);
+        let plan = Planner::new().plan(&spec, &batch, &device, &options);
+        let plan = plan.unwrap();
+        assert!(plan.groups.len() > 1 && !plan.merges.is_empty(), "{plan}");
+        plan
+    });
 
     // Unpacked once: that is what loading takes most of its time for.
     let modules = MODULES.iter().filter(|module| module.arch == "sm_90a");
@@ -128,34 +133,38 @@ fn a_failing_call_is_an_error_and_nothing_stays_behind() {
     let fake = Fake::new();
     assert_eq!(fake.alive(), [], "a GPU that was dropped leaves nothing");
     for (code, for_good) in [(OUT_OF_MEMORY, 0), (LAUNCH_FAILED, 1)] {
-        let (mut at, mut seen) = (1, std::collections::BTreeSet::new());
-        loop {
-            (fake.fail)(at, code, for_good);
-            let done = everything(&unpacked, &spec, &batch, &plan);
-            let failed = fake.failed();
-            assert_eq!(fake.alive(), [], "call {at}, {failed:?}, {code}");
-            let Some(failed) = failed else {
-                assert_eq!(done, Ok(()), "no call failed");
-                break;
-            };
-            let error = done.expect_err(failed);
-            let named = match &error {
-                Error::Driver {
-                    call, code: got, ..
-                } => *call == failed && *got == code.unsigned_abs(),
-                Error::ModuleRefused { .. } => failed == "cuModuleLoadDataEx",
-                _ => false,
-            };
-            assert!(named, "call {at} of {failed} answers {code}: {error:?}");
-            seen.insert(failed);
-            at += 1;
+        let mut seen = std::collections::BTreeSet::new();
+        for plan in &plans {
+            let mut at = 1;
+            loop {
+                (fake.fail)(at, code, for_good);
+                let done = everything(&unpacked, &spec, &batch, plan);
+                let failed = fake.failed();
+                assert_eq!(fake.alive(), [], "call {at}, {failed:?}, {code}");
+                let Some(failed) = failed else {
+                    assert_eq!(done, Ok(()), "no call failed");
+                    break;
+                };
+                let error = done.expect_err(failed);
+                let named = match &error {
+                    Error::Driver {
+                        call, code: got, ..
+                    } => *call == failed && *got == code.unsigned_abs(),
+                    Error::ModuleRefused { .. } => failed == "cuModuleLoadDataEx",
+                    _ => false,
+                };
+                assert!(named, "call {at} of {failed} answers {code}: {error:?}");
+                seen.insert(failed);
+                at += 1;
+            }
+            println!("{code}: {} calls, {seen:?}", at - 1);
         }
-        println!("{code}: {} calls, {seen:?}", at - 1);
         for call in [
             "cuMemAlloc",
             "cuMemHostAlloc",
             "cuModuleLoadDataEx",
             "cuLaunchKernelEx",
+            "cuStreamWaitEvent",
             "cuStreamSynchronize",
         ] {
             assert!(seen.contains(call), "{call} never failed: {seen:?}");

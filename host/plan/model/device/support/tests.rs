@@ -92,7 +92,7 @@ fn heads_between_those_of_kernels_are_padded_where_no_kernel_has_them() {
         );
         assert_eq!(
             dims(&spec.with_soft_cap(30.0)),
-            [(false, 128, 8), (true, 128, 128)]
+            [(false, 128, 8), (true, 128, 192)]
         );
     }
     assert_eq!(
