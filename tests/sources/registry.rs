@@ -159,7 +159,7 @@ fn tiles_follow_rows_keys_and_heads() {
     assert_eq!(prefill(&wide_group, 20), (128, 128, 8));
     assert_eq!(prefill(&wide_group, 1000), (128, 128, 1));
     assert_eq!(prefill(&wide_group, 5000), (192, 80, 8));
-    assert_eq!(prefill(&wide_group.with_soft_cap(30.0), 5000), (128, 96, 8));
+    assert_eq!(prefill(&wide_group.with_soft_cap(30.0), 5000), (192, 80, 8));
     assert_eq!(prefill(&Spec::new(64, 8, 64), 5000), (192, 112, 8));
     // Blocks of 80 keys end elsewhere than tiles of 128 tokens.
     assert_eq!(prefill(&Spec::new(64, 8, 256), 1000), (128, 80, 4));
