@@ -12,7 +12,6 @@ use cuda_std::{
 
 use crate::common::{
     half::Half,
-    math::Coarse,
     tree::descends,
     variant::{Pair, Variant},
 };
@@ -460,24 +459,19 @@ pub fn lean<const S: usize>(s: &mut [f32; S], begin: i32, at: [Pair; 2]) -> [f32
     at.map(|at| at.of_row * first_pair(&at, begin).distance)
 }
 
-/// Applies the variant's own logits, where they may be with a [coarse](Coarse) hyperbolic tangent.
+/// Applies the variant's own logits.
 #[inline(always)]
 pub fn transform<V: Variant, const S: usize>(
     s: &mut [f32; S],
     variant: &V,
     begin: i32,
     at: [Pair; 2],
-    coarse: bool,
 ) {
     let at = at.map(|at| first_pair(&at, begin));
     let mut i = 0;
     while i < S {
         let pair = at[i / 2 % 2].further((8 * (i / 4) + i % 2) as u32);
-        s[i] = if coarse {
-            variant.logit(Coarse(s[i]), pair).0
-        } else {
-            variant.logit(s[i], pair)
-        };
+        s[i] = variant.logit(s[i], pair);
         i += 1;
     }
 }

@@ -221,7 +221,7 @@ unsafe fn finish_logits<V: Variant, const S: usize>(
         let of = [0, 8].map(|further| first + 16 * half as u32 + further);
         let at = of.map(|row| tile.query(&p.pack, variant, row));
         if V::TRANSFORMS_LOGITS {
-            transform(&mut logits[half], variant, begin, at, false);
+            transform(&mut logits[half], variant, begin, at);
         }
         let seen = of.map(|row| tile.sees(&p.pack, variant, row));
         if V::MASKS {

@@ -145,7 +145,7 @@ pub(super) unsafe fn consume<
         ($work:ident) => {
             logits_of_block!(
                 p, variant, s, tiles.stage, $work, rows_of_thread, of;
-                logits, s.shape.keys, shift, SCALED && p.attention.scales.k != 0, of_products, T::WIDE
+                logits, s.shape.keys, shift, SCALED && p.attention.scales.k != 0, of_products
             );
         };
     }

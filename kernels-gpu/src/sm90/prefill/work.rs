@@ -63,14 +63,14 @@ impl Work {
 }
 
 /// From accumulators of `$keys` keys to logits: the variant's and the mask. `$scaled` says whether products are to be
-/// multiplied by `$of_products`; `$of` says whose the thread's `$rows` are; `$coarse` whether the hyperbolic tangent may be
-/// the GPU's. Whole warps that compute come here, and the stage holds their tile.
+/// multiplied by `$of_products`; `$of` says whose the thread's `$rows` are. Whole warps that compute come here, and the
+/// stage holds their tile.
 ///
 /// No function: with a call in its place, inlined or not, registers of the main loops were shared out in another way.
 macro_rules! logits_of_block {
     (
         $p:ident, $variant:ident, $s:ident, $stage:expr, $work:ident, $rows:ident, $of:ident;
-        $logits:ident, $keys:expr, $shift:ident, $scaled:expr, $of_products:ident, $coarse:expr
+        $logits:ident, $keys:expr, $shift:ident, $scaled:expr, $of_products:ident
     ) => {
         let last = $work.begin + $keys as i32 - 1;
         let after = last > $work.all_see.1;
@@ -86,7 +86,7 @@ macro_rules! logits_of_block {
             if V::LINEAR {
                 $shift = Some(lean(&mut $logits, $work.begin, $of));
             } else {
-                transform(&mut $logits, $variant, $work.begin, $of, $coarse);
+                transform(&mut $logits, $variant, $work.begin, $of);
             }
         }
         if V::MASKS || after || before {
