@@ -25,7 +25,8 @@ pub fn run() -> Result<(), Error> {
 /// Compiles all that [`run`] runs, the emulated driver among it, and says where that is.
 pub fn emulated_driver() -> Result<PathBuf, Error> {
     run_command(cargo().args(EVERYTHING).args(["--no-run", "--quiet"]))?;
-    Ok(workspace().join("target/debug/libptx_driver.so"))
+    // What is built for tests stays among the dependencies.
+    Ok(workspace().join("target/debug/deps/libptx_driver.so"))
 }
 
 /// Builds `tests/fuzz` and runs it.
