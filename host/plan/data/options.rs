@@ -85,9 +85,7 @@ impl PlanOptions {
         self.bound = bound.into();
         self
     }
-}
 
-impl PlanOptions {
     /// Whether wide prefixes of decodes may be read side by side with the other keys.
     pub(crate) fn reads_prefixes_beside(&self) -> bool {
         self.packing == PackRule::Fastest

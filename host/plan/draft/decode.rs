@@ -186,14 +186,13 @@ impl DecodeDrafter {
         let pairs = wide.map(|node| u64::from(node.rows) * u64::from(node.end - node.start));
         let flops = pairs.sum::<u64>() as f64 * model.spec.flops_per_pair() as f64;
         let step_ps = self.joiner.time_ps;
-        let least_ns = WIDE_NS.max(WIDE_PART * step_ps as f64 / 1e3);
-        let least = if any {
-            1.0
+        let (least_ps, least_flops) = if any {
+            (1, 1.0)
         } else {
-            least_ns * model.device.flops_per_ns
+            let least_ns = WIDE_NS.max(WIDE_PART * step_ps as f64 / 1e3);
+            (WIDE_STEP_PS, least_ns * model.device.flops_per_ns)
         };
-        let least_ps = if any { 1 } else { WIDE_STEP_PS };
-        (step_ps >= least_ps && flops >= least).then_some(step_ps)
+        (step_ps >= least_ps && flops >= least_flops).then_some(step_ps)
     }
 
     /// Drafts the part again: as before, or with wide prefixes as prefills in the input's tiles. Says whether there are any.

@@ -7,7 +7,7 @@ use crate::{
     plan::{
         data::{CtaSplit, Kernel, PlanOptions, PodMode, PodPlan, Rules, SplitMode, Tickets},
         draft::{BatchInput, Draft, Drafter, Drafts, PartInput},
-        model::{PodConfig, PrefillTile, TileTable, gcd},
+        model::{Model, PodConfig, PrefillTile, TileTable, gcd},
     },
     problem::Spec,
 };
@@ -21,13 +21,10 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
         .shared
         .as_ref()
         .map_or(1.0, |shared| shared.prefill_slowdown);
-    let flops_per_ns = device.flops_per_ns * device.prefill.part_of(model.spec.head_dim_qk);
-    let row_pair = model.spec.flops_per_pair() as f64 / f64::from(model.spec.q_heads);
     let load = |tiles: &TileTable, slowdown: f64| {
         // Fixed cuts are counted among the tiles.
         let mut load = PrefillLoad::new(options.split == SplitMode::Makespan);
-        let ns_per_pair = row_pair * f64::from(device.sms) / flops_per_ns;
-        let ns_per_pair = ns_per_pair * padded(&model.spec, tiles);
+        let ns_per_pair = ns_per_pair(model) * padded(&model.spec, tiles);
         for part in input.parts(tiles) {
             part.contiguous_tiles(options.split, |launch, units, keys| {
                 let PrefillTile { tile, kernel, .. } = tiles.prefills()[launch];
@@ -90,6 +87,13 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
     }
 }
 
+/// What prefills take of one SM for a row and a key, in nanoseconds.
+fn ns_per_pair(model: &Model) -> f64 {
+    let (spec, device) = (&model.spec, &model.device);
+    let flops_per_ns = device.flops_per_ns * device.prefill.part_of(spec.head_dim_qk);
+    spec.flops_per_pair() as f64 / f64::from(spec.q_heads) * f64::from(device.sms) / flops_per_ns
+}
+
 /// How much longer decodes take that share prefixes than their units do, as measured.
 const LAUNCHED_NS: f64 = 8e3;
 
@@ -105,11 +109,11 @@ pub fn prefixes_beside(
 ) -> Option<PodPlan> {
     let model = input.model;
     let device = &model.device;
-    let wanted = options.pod == PodMode::Fused;
-    let alone_ps = drafter.shared_ps(input, wanted)?;
     if !options.reads_prefixes_beside() {
         return None;
     }
+    let wanted = options.pod == PodMode::Fused;
+    let alone_ps = drafter.shared_ps(input, wanted)?;
     let configs = || {
         let configs = model.fused_tiles.iter().zip(&device.pod.configs);
         configs.map(|(tiles, config)| tiles.as_ref().filter(|_| config.shares_sms()))
@@ -117,15 +121,13 @@ pub fn prefixes_beside(
     let any = drafter.draft_again(input, configs().flatten().next()?, true);
     let mut load = PrefillLoad::new(true);
     let (mut decode_ps, mut states) = (0, 0.0);
-    let per_pair = model.spec.flops_per_pair() as f64 / f64::from(model.spec.q_heads)
-        * f64::from(device.sms)
-        / device.flops_per_ns;
+    let ns_per_pair = ns_per_pair(model);
     for draft in &drafter.drafts.items {
         match draft.kernel {
             Kernel::Prefill => {
                 let pairs = f64::from(draft.tile.m) * f64::from(draft.kv_len());
                 let units = model.cost.units_per_item(draft.pack);
-                load.add(0, units, pairs * per_pair + device.pod.tile_ns);
+                load.add(0, units, pairs * ns_per_pair + device.pod.tile_ns);
                 states += f64::from(draft.rows);
             }
             _ => decode_ps += draft.mean_load_ps(&model.cost),

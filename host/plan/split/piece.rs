@@ -31,8 +31,8 @@ impl Piece {
     }
 
     /// Behind all pieces of its launch that are in earlier sections; it has no time to start.
-    pub const fn put_into(&mut self, section: u32) {
-        self.order |= (section as u64) << 18;
+    pub fn put_into(&mut self, section: u32) {
+        self.order |= u64::from(section).min(TIME_MASK) << 18;
     }
 
     pub const fn launch(&self) -> u32 {

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use tandem_attn::{
     Error,
-    exec::gpu::{Arch, DeviceTensor, Gpu, KvPool, RunTensors, WorkspaceOptions},
+    exec::gpu::{Arch, Gpu, KvPool, RunTensors, WorkspaceOptions},
     plan::{Bound, MergeMode, Plan, PlanError, PlanOptions, Planner, Unsupported},
     problem::{Batch, Dtype, KvLayout, PageTable, Part, Spec},
     step::{Pairing, Rope, RopeScaling, Yarn},
@@ -12,9 +12,9 @@ use tandem_attn::{
 };
 
 use super::{
-    Case, case_of,
+    Case, case_of, check_as_it_is,
     common::{
-        Memory, Rng, Stream,
+        Stream,
         problems::{Tensors, ancestors, cases, rotary},
     },
     hooks::batch,
@@ -40,17 +40,7 @@ fn check<T: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
         // A row block of several requests has no positions.
         return Err(TestCaseError::reject("shared row blocks"));
     }
-    let plan = case.plan(gpu);
-    let mut workspace = case.workspace(gpu, &plan);
-    let tensors = Tensors::<T, T>::random(&case.spec, &case.batch, case.layout, case.seed);
-    let device = OnDevice::new(&case.spec, &case.batch, &tensors);
-    let stream = Stream::new();
-    // SAFETY: the stream is ours.
-    unsafe { workspace.upload(&plan, stream.0) }.expect("the bound is the plan's");
-    let runs = [(); 2].map(|()| device.run(gpu, &mut workspace, &stream));
-    check_results(&case.spec, &case.batch, &tensors, &runs[0]).map_err(TestCaseError::fail)?;
-    prop_assert!(runs[0] == runs[1], "two runs differ");
-    Ok(())
+    check_as_it_is::<T>(gpu, &case)
 }
 
 #[test]
@@ -76,20 +66,23 @@ fn plan(gpu: &Gpu, spec: &Spec, batch: &Batch) -> Plan {
     plan.unwrap_or_else(|error| panic!("{spec:?}: {error}"))
 }
 
-fn run<T: Element>(
+/// Runs random numbers, and compares the results.
+fn compare<T: Element>(
     gpu: &Gpu,
     spec: &Spec,
     batch: &Batch,
-    tensors: &Tensors<T, T>,
-) -> (Vec<u16>, Vec<u32>) {
+    layout: KvLayout,
+) -> Result<(), String> {
     let plan = plan(gpu, spec, batch);
-    let device = OnDevice::new(spec, batch, tensors);
+    let tensors = Tensors::<T, T>::random(spec, batch, layout, 9);
+    let device = OnDevice::new(spec, batch, &tensors);
     let options = WorkspaceOptions::default().with_checks(true);
     let mut workspace = gpu.workspace(spec, &Bound::of(&plan), options).unwrap();
     let stream = Stream::new();
     // SAFETY: the stream is ours.
     unsafe { workspace.upload(&plan, stream.0) }.unwrap();
-    device.run(gpu, &mut workspace, &stream)
+    let got = device.run(gpu, &mut workspace, &stream);
+    check_results(spec, batch, &tensors, &got)
 }
 
 /// A prompt, decodes behind a common prefix, and short queries, for each pairing, part and scaling.
@@ -133,9 +126,7 @@ fn prompts_and_decodes_turn_alike() {
                 spec.non_causal(),
             ] {
                 let spec = spec.with_dtype(Dtype::F16);
-                let tensors = Tensors::<f16, f16>::random(&spec, &batch, KvLayout::Hnd, 9);
-                let got = run(gpu, &spec, &batch, &tensors);
-                check_results(&spec, &batch, &tensors, &got)
+                compare::<f16>(gpu, &spec, &batch, KvLayout::Hnd)
                     .unwrap_or_else(|wrong| panic!("{spec:?}, pages of {page}: {wrong}"));
             }
         }
@@ -156,9 +147,7 @@ fn far_positions_are_exact() {
         for pairing in [Pairing::HalfSplit, Pairing::Interleaved] {
             let rope = Rope::new(64, 1e4).with_pairing(pairing);
             let spec = Spec::new(4, 2, 64).with_dtype(Dtype::F16).with_rotary(rope);
-            let tensors = Tensors::<f16, f16>::random(&spec, &batch, KvLayout::Nhd, 4);
-            let got = run(gpu, &spec, &batch, &tensors);
-            check_results(&spec, &batch, &tensors, &got)
+            compare::<f16>(gpu, &spec, &batch, KvLayout::Nhd)
                 .unwrap_or_else(|wrong| panic!("{queries} behind {after}, {pairing:?}: {wrong}"));
         }
     }
@@ -176,9 +165,7 @@ fn trees_are_turned_by_their_places() {
     words[151..156].copy_from_slice(&tree);
     let batch = batch.with_ancestors(words);
     let spec = Spec::new(8, 2, 64).with_rotary(Rope::new(64, 1e4));
-    let tensors = Tensors::<bf16, bf16>::random(&spec, &batch, KvLayout::Nhd, 6);
-    let got = run(gpu, &spec, &batch, &tensors);
-    check_results(&spec, &batch, &tensors, &got).unwrap();
+    compare::<bf16>(gpu, &spec, &batch, KvLayout::Nhd).unwrap();
 }
 
 #[test]
@@ -237,104 +224,6 @@ fn what_no_kernel_turns_is_refused() {
         assert!(
             matches!(got, Err(Error::NoInstance { .. } | Error::Stride { .. })),
             "{arch:?}: {got:?}"
-        );
-    }
-}
-
-/// Microseconds of a run, by the host's clock over many in a row, for several specifications in turn.
-fn times(gpu: &Gpu, specs: &[Spec], batch: &Batch) -> Vec<f64> {
-    let table = &batch.parts[0].table;
-    let of = |spec: &Spec| {
-        let numbers = |count: usize| -> Vec<bf16> {
-            let mut rng = Rng(count as u64);
-            let block = rng.floats(1 << 22, -1.0, 1.0);
-            let mut block = block.into_iter().map(bf16::from_f32).cycle();
-            (0..count).map(|_| block.next().unwrap()).collect()
-        };
-        let strides = KvLayout::Nhd.strides(table.page_size, spec.kv_heads, spec.head_dim_qk);
-        let elements = table.pool_pages as usize * strides.page as usize;
-        let part = |elements: usize| Memory::new(&numbers(elements));
-        let q = batch.total_q() as usize * (spec.q_heads * spec.head_dim_qk) as usize;
-        [part(elements), part(elements), part(q), part(q)]
-    };
-    let memory = of(&specs[0]);
-    let stream = Stream::new();
-    let mut runs: Vec<_> = specs
-        .iter()
-        .map(|spec| {
-            let plan = plan(gpu, spec, batch);
-            let [k, v, q, out] = memory.each_ref().map(Memory::address);
-            let pool = KvPool::new(spec, KvLayout::Nhd, table.page_size, table.pool_pages, k, v);
-            let shape = [batch.total_q(), spec.q_heads, spec.head_dim_qk].map(|x| x as usize);
-            let tensors = [q, out].map(|at| DeviceTensor::new(at, Dtype::BF16, shape));
-            let options = WorkspaceOptions::default();
-            let mut workspace = gpu.workspace(spec, &Bound::of(&plan), options).unwrap();
-            // SAFETY: the stream is ours.
-            unsafe { workspace.upload(&plan, stream.0) }.unwrap();
-            (workspace, pool, tensors)
-        })
-        .collect();
-    let mut all = vec![Vec::new(); specs.len()];
-    for round in 0..11 {
-        for (index, (workspace, pool, [q, out])) in runs.iter_mut().enumerate() {
-            let count = 40;
-            let begin = std::time::Instant::now();
-            for _ in 0..count {
-                // SAFETY: everything lives until the stream was waited for.
-                unsafe { gpu.run(workspace, q, &[*pool], out, None, stream.0) }.unwrap();
-            }
-            stream.wait();
-            if round > 0 {
-                all[index].push(begin.elapsed().as_secs_f64() * 1e6 / f64::from(count));
-            }
-        }
-    }
-    all.into_iter()
-        .map(|mut times| {
-            times.sort_by(f64::total_cmp);
-            times[times.len() / 2]
-        })
-        .collect()
-}
-
-/// What turning costs, on a GPU: `gpu --ignored --nocapture run::rotary::times_beside_those_without`.
-#[test]
-#[ignore = "a measurement"]
-fn times_beside_those_without() {
-    let Some(gpu) = hopper("times_beside_those_without") else {
-        return;
-    };
-    let request = |queries: u32, keys: u32, requests: u32| {
-        let pages = keys.div_ceil(16);
-        let mut shuffled: Vec<u32> = (0..pages * requests).collect();
-        Rng(11).shuffle(&mut shuffled);
-        let mut table = PageTable::new(16, pages * requests);
-        let mut indptr = vec![0];
-        for ids in shuffled.chunks_exact(pages as usize) {
-            table.push(ids, keys);
-            indptr.push(indptr[indptr.len() - 1] + queries);
-        }
-        Batch::new(indptr, table)
-    };
-    for (heads, dim, [requests, queries, keys]) in [
-        ([32, 8], 128, [64, 1, 8192]),
-        ([64, 8], 64, [64, 1, 8192]),
-        ([32, 8], 128, [128, 1, 2048]),
-        ([32, 8], 128, [16, 1, 1024]),
-        ([32, 8], 128, [1, 1, 131_072]),
-        ([32, 8], 128, [1, 8192, 8192]),
-        ([64, 8], 64, [1, 8192, 8192]),
-        ([32, 8], 128, [1, 512, 8192]),
-        ([32, 8], 128, [16, 1024, 1024]),
-    ] {
-        let spec = Spec::new(heads[0], heads[1], dim);
-        let halves = spec.with_rotary(Rope::new(dim, 5e5));
-        let neighbours = spec.with_rotary(Rope::new(dim, 5e5).with_pairing(Pairing::Interleaved));
-        let batch = request(queries, keys, requests);
-        let times = times(gpu, &[spec, halves, neighbours], &batch);
-        let ratios: Vec<_> = times.iter().map(|time| times[0] / time).collect();
-        println!(
-            "{requests} x {queries} @ {keys}, {heads:?} x {dim}: {times:.1?} us, rate {ratios:.3?}"
         );
     }
 }
