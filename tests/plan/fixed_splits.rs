@@ -164,10 +164,25 @@ fn kernels_follow_from_the_request() {
         let plan = plan(&spec, &device, &batch(&[(500, 5000)], PAGE), &fixed(1024));
         assert_eq!(named(&plan), ("prefill_128x80_d128_bf16_co_resident", pack));
     }
+    // Heads of 64 have kernels of their own that share SMs.
+    let spec = Spec::new(64, 8, 64).with_dtype(Dtype::BF16);
+    for (queries, name, pack) in [
+        (1, "decode_8x128_d64_bf16_co_resident", 8),
+        (2, "decode_16x32_d64_bf16", 8),
+        (500, "prefill_128x112_d64_bf16_co_resident", 8),
+    ] {
+        let plan = plan(
+            &spec,
+            &device,
+            &batch(&[(queries, 5000)], PAGE),
+            &fixed(1024),
+        );
+        assert_eq!(named(&plan), (name, pack), "{queries}");
+    }
     // There are none for these, and on the last device nothing was measured.
     let eight_bits = Spec::new(32, 8, 128).with_kv_dtype(Dtype::F8E4M3);
     for (spec, name) in [
-        (Spec::new(32, 8, 64), "h200"),
+        (Spec::new(32, 8, 256), "h200"),
         (Spec::new(32, 8, 96), "h200"),
         (Spec::new(16, 1, 128), "h200"),
         (Spec::new(32, 8, 128).with_soft_cap(30.0), "h200"),

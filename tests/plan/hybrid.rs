@@ -373,25 +373,22 @@ fn prefixes_stay_with_decodes_where_prefills_would_not_pay_or_are_not_to_be_had(
     assert!(!is_beside(&mixed, PlanOptions::default()));
     // Heads that have no two kernels for an SM.
     let device = DeviceDescription::named("h200").unwrap();
-    let spec = Spec::new(32, 8, 64);
+    let spec = Spec::new(32, 8, 256);
     let batch = behind(6000, &wide);
     let plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default());
     assert_eq!(plan.unwrap().pod, None);
 }
 
-/// Heads of 64 have kernels for SMs of their own alone.
+/// Heads of 64 have two kernels of their own for an SM, those of 256 have them for SMs of their own alone.
 #[test]
-fn heads_without_kernels_that_share_sms_run_apart() {
+fn heads_with_and_without_kernels_that_share_sms() {
     let device = DeviceDescription::named("h200").unwrap();
-    for head_dim in [64, 256] {
+    for (head_dim, name) in [(64, "two kernels, heads of 64"), (256, "SMs apart")] {
         let spec = Spec::new(32, 8, head_dim);
         let batch = batch(1024, 8192, 50, 8192);
         let plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default());
         let pod = plan.unwrap().pod.unwrap();
         let config = &device.pod.configs[pod.config.unwrap() as usize];
-        assert_eq!(
-            (pod.mode, config.name.as_str()),
-            (PodMode::Fused, "SMs apart")
-        );
+        assert_eq!((pod.mode, config.name.as_str()), (PodMode::Fused, name));
     }
 }

@@ -118,10 +118,11 @@ impl PrefillLoad {
         self.launches().map(of_launch).sum()
     }
 
-    /// The same beside decodes: prefills are not cut while these fill the device for longer.
-    fn beside(&self, decode_ns: f64, ctas: u32) -> f64 {
+    /// The same beside decodes, where prefills take `slower` times as long: they are not cut while the decodes fill the
+    /// device for longer.
+    fn beside(&self, decode_ns: f64, ctas: u32, slower: f64) -> f64 {
         let whole = self.whole(ctas);
-        match whole <= decode_ns {
+        match whole * slower <= decode_ns {
             true => whole,
             false => self.on(ctas),
         }
@@ -151,9 +152,11 @@ impl PodConfig {
         }
         let mut best = ([f64::MAX; 2], CtaSplit::default());
         for ctas in prefill.numbers_of_ctas(sms) {
-            let times = [prefill.beside(decode_ns, ctas), prefill.busy(ctas)];
+            let share = self.share(ctas, sms);
+            let slower = self.prefill_slowdown * share.prefill;
+            let times = [prefill.beside(decode_ns, ctas, slower), prefill.busy(ctas)];
             let [alone, busy] = times.map(|ns| ns * self.prefill_slowdown);
-            let done = self.share(ctas, sms).done([alone, busy], decode_ns);
+            let done = share.done([alone, busy], decode_ns);
             if last(done) < last(best.0) {
                 best = (done, CtaSplit::new(sms, ctas));
             }
@@ -162,7 +165,7 @@ impl PodConfig {
     }
 
     /// With so many prefill CTAs.
-    fn share(&self, prefill_ctas: u32, sms: u32) -> Share {
+    pub(in crate::plan) fn share(&self, prefill_ctas: u32, sms: u32) -> Share {
         let part = f64::from(prefill_ctas) / f64::from(sms);
         let next = self.shares.partition_point(|share| share.part < part);
         let [low, high] =
@@ -229,7 +232,7 @@ impl PodDescription {
     ) -> (PodForecast, Option<FusedChoice>) {
         let launched = self.prefill_ns * prefill.launches().count() as f64;
         let prefill_ns = prefill.on(sms) + launched;
-        let beside_ns = prefill.beside(alone_ns, sms) + launched;
+        let beside_ns = prefill.beside(alone_ns, sms, 1.0) + launched;
         let alone_ns = alone_ns + self.decode_ns;
         // Tiles that do not fill the device leave SMs to the decodes.
         let free = 1.0 - f64::from(prefill.tiles().min(sms)) / f64::from(sms);

@@ -175,7 +175,8 @@ impl Balancer {
             let cut_anyway = drafts
                 .iter()
                 .any(|draft| draft.kernel == kernel && draft.leaves_partial);
-            if !cut_anyway && loads[Kernel::Decode as usize].fills() && decodes_end >= uncut {
+            let beside = (uncut as f64 * input.prefill_slower) as u64;
+            if !cut_anyway && loads[Kernel::Decode as usize].fills() && decodes_end >= beside {
                 return false;
             }
             most_units = 2 * load.ctas;

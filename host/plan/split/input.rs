@@ -17,6 +17,8 @@ pub struct SplitInput<'a> {
     pub hybrid: bool,
     /// Both run on the same SMs: how fast a decode CTA is there depends on the prefill beside it.
     pub shared_sms: bool,
+    /// What prefills take beside the decodes, in parts of what they take alone.
+    pub prefill_slower: f64,
     /// Keys that a section of prefills reads, all heads of them: what a third of L2 holds.
     pub section_keys: u32,
     /// CTAs of each operation, where they share SMs.
@@ -32,6 +34,13 @@ impl<'a> SplitInput<'a> {
         rules: &Rules,
         pod: Option<&PodPlan>,
     ) -> Self {
+        let ctas = pod
+            .map(|pod| pod.ctas)
+            .filter(|&ctas| ctas != CtaSplit::default());
+        let config = model.config(pod).filter(|config| !config.shares.is_empty());
+        let slower = config.zip(ctas).map(|(config, ctas)| {
+            config.prefill_slowdown * config.share(ctas.prefill, model.device.sms).prefill
+        });
         Self {
             mode: options.split,
             chunk: rules.chunk,
@@ -42,9 +51,8 @@ impl<'a> SplitInput<'a> {
             shared_sms: pod.is_some_and(|pod| pod.config.is_some()),
             section_keys: (model.device.l2_bytes / 3 / model.spec.kv_bytes_per_token().max(1))
                 as u32,
-            ctas: pod
-                .map(|pod| pod.ctas)
-                .filter(|&ctas| ctas != CtaSplit::default()),
+            prefill_slower: slower.unwrap_or(1.0),
+            ctas,
         }
     }
 }

@@ -109,6 +109,20 @@ fn h200() -> DeviceDescription {
                     ..two_kernels("two kernels, prefill 128 × 64", 64, 96 << 10, (1.1, 0.970))
                 },
                 PodConfig {
+                    decode: Some(Tile { m: 8, n: 128 }),
+                    shares: shares(&[
+                        (0.33, 1.147, 0.157),
+                        (0.42, 1.157, 0.160),
+                        (0.5, 1.199, 0.130),
+                        (0.6, 1.255, 0.112),
+                        (0.7, 1.300, 0.023),
+                        (0.8, 1.298, 0.029),
+                        (0.9, 1.269, 0.104),
+                        (1.0, 1.395, 0.181),
+                    ]),
+                    ..two_kernels("two kernels, heads of 64", 112, 96 << 10, (1.0, 0.96))
+                },
+                PodConfig {
                     virtual_decodes: 4,
                     prefill_slowdown: 2.0,
                     decode_slowdown: 1.0,

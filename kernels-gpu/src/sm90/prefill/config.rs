@@ -5,8 +5,8 @@
 ///
 /// - 192 rows read a third fewer bytes per row, and have three warpgroups to hide the exponentials.
 /// - `cap` rows have the tiles of those without; variants' kernels take their place, too.
-/// - `co_resident` leaves room on an SM for [decodes](super::super::decode_wgmma::narrow): more than half of it is
-///   taken with two tiles of queries, less than half with one, which is slower and lets the decodes be faster.
+/// - `co_resident` leaves room on an SM for [decodes](super::super::decode_wgmma::narrow). Of heads of 128 more than half of
+///   it is taken with two tiles of queries, less than half with one, which is slower and lets the decodes be faster.
 /// - `extras` takes sinks and masks of the last keys, and is launched in the place of the kernel without: with the code
 ///   of the masks in its loop heads of 128 take 1.2 % longer in the mean. It takes scales of 8-bit keys, too, as
 ///   `co_resident` does. Results are the same bits where there are no sinks and nothing is masked.
@@ -25,6 +25,7 @@ macro_rules! prefill_table {
             192 x  80, 128 / 128, [],            [2, 3, 3];
             128 x  80, 128 / 128, [co_resident], [2, 2, 2];
             128 x  64, 128 / 128, [co_resident], [1, 2, 2];
+            128 x 112,  64 /  64, [co_resident], [2, 3, 3];
             128 x 128,  64 /  64, [],            [2, 3, 3];
             128 x 128,  64 /  64, [cap],         [2, 3, 3];
             192 x 112,  64 /  64, [cap],         [2, 3, 3];
@@ -56,6 +57,7 @@ macro_rules! prefill_table {
             128 x 128, 112 / 112, [extras],      [2, 2, 3];
             192 x  80, 112 / 112, [extras],      [2, 3, 3];
             128 x  80, 128 / 128, [co_resident, extras], [2, 2, 2];
+            128 x 112,  64 /  64, [co_resident, extras], [2, 3, 3];
         }}
     };
 }

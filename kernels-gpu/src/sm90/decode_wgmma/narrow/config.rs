@@ -3,14 +3,15 @@
 /// The kernels, each of them for each 16-bit float:
 /// `decode_<rows>x<keys>_d<head dimension>_<element>_co_resident[_stages<n>]`.
 ///
-/// Three stages are 96 KB of keys and values under way. With two, 64 KB, there is room beside a prefill that takes
-/// more of the memory. Results are the same bits.
+/// A block is 16 KB of keys or of values. Three stages are 96 KB under way. With two, 64 KB, there is room beside a
+/// prefill that takes more of the memory. Results are the same bits.
 macro_rules! table {
     ($as:ident $then:ident) => {
         $crate::each_half! { $as $then {
             // Rows × keys, head dimension, flags, stages of keys and of values.
-            8 x 64, 128, [co_resident],          3;
-            8 x 64, 128, [co_resident, stages2], 2;
+            8 x  64, 128, [co_resident],          3;
+            8 x  64, 128, [co_resident, stages2], 2;
+            8 x 128,  64, [co_resident],          3;
         }}
     };
 }
@@ -88,6 +89,10 @@ pub struct Shape {
 
 impl Shape {
     pub(super) const fn new(rows: u32, keys: u32, head_dim: u32, stages: u32) -> Self {
+        assert!(
+            rows == 8 && keys.is_multiple_of(64) && head_dim.is_multiple_of(64),
+            "an accumulator is 64 keys or elements by 8 rows"
+        );
         Self {
             consumers: 1,
             rows,

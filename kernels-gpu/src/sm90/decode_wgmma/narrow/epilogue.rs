@@ -9,6 +9,7 @@ use cuda_std::{
 use super::{
     config::state_pitch,
     mainloop::{CONSUMERS, THREADS},
+    products::Tile,
     shared::{Shared, Unit},
     softmax::Softmax,
 };
@@ -24,16 +25,17 @@ const WARP: u32 = warp::FULL_MASK;
 /// # Safety
 /// All consumers come here for every unit; the accumulators are there.
 #[inline(always)]
-pub(super) unsafe fn finish<T: Half, const S: usize>(
+pub(super) unsafe fn finish<T: Half, const SLABS: usize>(
     p: &DecodeParams,
     s: Shared,
     slot: u32,
     unit: &Unit,
-    o: &[[f32; S]; 2],
+    o: &[Tile; SLABS],
     softmax: &Softmax,
     lane: u32,
     warp: u32,
 ) {
+    const { assert!(SLABS == 1 || SLABS == 2, "a row is 64 or 128 elements") };
     let pitch = state_pitch(&s.shape);
     // SAFETY: all consumers come here; the state was read before the barriers of this unit's blocks.
     unsafe {
@@ -42,7 +44,7 @@ pub(super) unsafe fn finish<T: Half, const S: usize>(
             let row = lane % 4 * 2 + column as u32;
             let first = s.state() + (row * pitch + warp * 16 + lane / 4) * 4;
             let mut slab = 0;
-            while slab < 2 {
+            while slab < SLABS {
                 shared::store_f32(first + slab as u32 * 256, o[slab][column]);
                 shared::store_f32(first + slab as u32 * 256 + 32, o[slab][2 + column]);
                 slab += 1;
@@ -62,10 +64,6 @@ pub(super) unsafe fn finish<T: Half, const S: usize>(
             column += 1;
         }
         barrier::bar_sync(CONSUMERS, THREADS);
-        let results = Results::<128> {
-            params: &p.attention,
-            lane,
-        };
         let group = p.attention.group;
         let mut row = warp;
         while row < unit.tokens * group {
@@ -82,14 +80,25 @@ pub(super) unsafe fn finish<T: Half, const S: usize>(
             } else {
                 (0.0, f32::NEG_INFINITY)
             };
-            let out = shared::load_f32x4(s.state() + (row * pitch + lane * 4) * 4);
-            let out = out.map(|x| x * inverse);
-            let info = s.load_row(slot, token);
-            results.write::<T, Standard<false>, 4>(
-                info,
-                unit.head * group + in_group,
-                State { out, lse },
-            );
+            let at = s.state() + row * pitch * 4;
+            macro_rules! write {
+                ($dim:literal, $per_lane:literal, $load:ident) => {{
+                    let results = Results::<$dim> {
+                        params: &p.attention,
+                        lane,
+                    };
+                    let out = shared::$load(at + lane * $per_lane * 4).map(|x| x * inverse);
+                    results.write::<T, Standard<false>, $per_lane>(
+                        s.load_row(slot, token),
+                        unit.head * group + in_group,
+                        State { out, lse },
+                    );
+                }};
+            }
+            match SLABS {
+                1 => write!(64, 2, load_f32x2),
+                _ => write!(128, 4, load_f32x4),
+            }
             row += 4;
         }
         mbarrier::arrive(s.unit_free(slot));

@@ -6,9 +6,9 @@ use super::{
     super::super::{pipeline::Pipeline, uniform},
     config::Config,
     epilogue::finish,
-    products::{keys_queries, values_weights},
+    products::{Tile, keys_queries, values_weights},
     shared::{Shared, Unit},
-    softmax::{Softmax, hide, rescale},
+    softmax::{Softmax, hide, largest, rescale},
 };
 use crate::{
     abi::DecodeParams,
@@ -19,7 +19,7 @@ use crate::{
 pub(super) const CONSUMERS: u32 = 1;
 pub(super) const THREADS: u32 = 128;
 
-/// Computes unit after unit.
+/// Computes unit after unit: blocks of `KEYS` times 64 keys, heads of `SLABS` times 64 elements.
 ///
 /// # Safety
 /// Whole warps come here, all consumers of the CTA; the barriers are initialised.
@@ -29,15 +29,13 @@ pub(super) unsafe fn consume<
     V: Variant,
     const STAGES: u32,
     const VALUE_STAGES: u32,
-    const S: usize,
+    const KEYS: usize,
+    const SLABS: usize,
 >(
     p: &DecodeParams,
     variant: &V,
     s: Shared,
-) where
-    [f32; S]: wgmma::Accumulator,
-{
-    const { assert!(S == 4) };
+) {
     const { assert!(!V::TRANSFORMS_LOGITS && !V::MASKS) };
     let lane = warp::lane_id();
     // SAFETY: whole warps here and in everything below.
@@ -57,7 +55,7 @@ pub(super) unsafe fn consume<
         };
     }
 
-    // SAFETY: the barriers say what belongs to whom; `logits` has the four floats of a block of 64 keys.
+    // SAFETY: the barriers say what belongs to whom.
     unsafe {
         loop {
             let slot = slots.stage;
@@ -76,20 +74,20 @@ pub(super) unsafe fn consume<
             };
             let all_to = least.min(unit.kv_end as i32 - 1);
             let mut softmax = Softmax::EMPTY;
-            let mut logits = [0.0; S];
-            let mut o = [[0.0; S]; 2];
+            let mut logits: [Tile; KEYS] = [[0.0; 4]; KEYS];
+            let mut o: [Tile; SLABS] = [[0.0; 4]; SLABS];
             let mut begin = unit.end as i32;
             let mut left = uniform(unit.blocks);
             let blocks = left;
             while left > 0 {
                 begin -= keys;
                 mbarrier::wait(s.keys_full(k.stage), k.parity);
-                keys_queries::<C, S>(&mut logits, uniform(s.keys(k.stage)), s.queries(slot));
+                keys_queries::<C, KEYS>(&mut logits, uniform(s.keys(k.stage)), s.queries(slot));
                 // The weights of the block before are there, which those of this one are to follow.
                 let second = left < blocks;
                 if second {
                     mbarrier::wait(s.values_full(v.stage), v.parity);
-                    values_weights::<C, S>(
+                    values_weights::<C, SLABS>(
                         &mut o,
                         uniform(s.values(v.stage)),
                         uniform(s.weights(parity ^ 1)),
@@ -98,31 +96,25 @@ pub(super) unsafe fn consume<
                 } else {
                     wgmma::wait_group::<0>();
                 }
-                wgmma::fence_operand(&mut logits);
+                fence_all(&mut logits);
                 release!(s.keys_free(k.stage));
                 k.advance();
                 let scale = variant.params().scale_log2;
-                let mut i = 0;
-                while i < 4 {
-                    logits[i] *= scale;
-                    i += 1;
+                let mut tile = 0;
+                while tile < KEYS {
+                    logits[tile] = logits[tile].map(|x| x * scale);
+                    tile += 1;
                 }
                 if begin + keys - 1 > all_to || begin < all_from {
-                    let four = &mut *logits.as_mut_ptr().cast::<[f32; 4]>();
-                    hide(p, variant, s, slot, &unit, four, begin, lane, warp);
+                    hide(p, variant, s, slot, &unit, &mut logits, begin, lane, warp);
                 }
-                let four = *logits.as_ptr().cast::<[f32; 4]>();
-                let most = [
-                    if four[2] > four[0] { four[2] } else { four[0] },
-                    if four[3] > four[1] { four[3] } else { four[1] },
-                ];
+                let most = largest(&logits);
                 let grew = most[0] > softmax.reference[0] + SLACK
                     || most[1] > softmax.reference[1] + SLACK;
                 let target = s.weights(parity) + my_weights;
-                let mut sums = softmax.weigh::<C::Half>(&four, target);
+                let mut sums = softmax.weigh::<C::Half, KEYS>(&logits, target);
                 wgmma::wait_group::<0>();
-                wgmma::fence_operand(&mut o[0]);
-                wgmma::fence_operand(&mut o[1]);
+                fence_all(&mut o);
                 if second {
                     release!(s.values_free(v.stage));
                     v.advance();
@@ -130,7 +122,7 @@ pub(super) unsafe fn consume<
                 fence::proxy_async_shared();
                 if barrier::bar_any(CONSUMERS, THREADS, grew) {
                     rescale(s, &mut softmax, &mut o, most, lane, warp);
-                    sums = softmax.weigh::<C::Half>(&four, target);
+                    sums = softmax.weigh::<C::Half, KEYS>(&logits, target);
                     fence::proxy_async_shared();
                     barrier::bar_sync(CONSUMERS, THREADS);
                 }
@@ -140,17 +132,16 @@ pub(super) unsafe fn consume<
                 left -= 1;
             }
             mbarrier::wait(s.values_full(v.stage), v.parity);
-            values_weights::<C, S>(
+            values_weights::<C, SLABS>(
                 &mut o,
                 uniform(s.values(v.stage)),
                 uniform(s.weights(parity ^ 1)),
             );
             wgmma::wait_group::<0>();
-            wgmma::fence_operand(&mut o[0]);
-            wgmma::fence_operand(&mut o[1]);
+            fence_all(&mut o);
             release!(s.values_free(v.stage));
             v.advance();
-            finish::<C::Half, S>(
+            finish::<C::Half, SLABS>(
                 p,
                 s,
                 slot,
@@ -162,5 +153,15 @@ pub(super) unsafe fn consume<
             );
             slots.advance();
         }
+    }
+}
+
+/// Accumulators that are read from here on.
+#[inline(always)]
+fn fence_all<const N: usize>(tiles: &mut [Tile; N]) {
+    let mut tile = 0;
+    while tile < N {
+        wgmma::fence_operand(&mut tiles[tile]);
+        tile += 1;
     }
 }

@@ -86,7 +86,9 @@ mod entries {
                         }
                     } else {
                         setmaxnreg::increase::<{ REGISTERS[2] }>();
-                        consume::<This, _, { SHAPE.stages }, { SHAPE.value_stages }, 4>(&p, &variant, s);
+                        consume::<This, _, { SHAPE.stages }, { SHAPE.value_stages }, { $keys / 64 }, { $dim / 64 }>(
+                            &p, &variant, s,
+                        );
                     }
                 }
             }

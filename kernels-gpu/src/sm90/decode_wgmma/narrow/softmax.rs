@@ -4,6 +4,7 @@ use cuda_std::{barrier, shared, warp};
 
 use super::{
     mainloop::{CONSUMERS, THREADS},
+    products::Tile,
     shared::{Shared, Unit},
 };
 use crate::{
@@ -43,21 +44,59 @@ impl Softmax {
     /// # Safety
     /// `target` is where this thread's keys stand among the weights of a block, which nobody reads.
     #[inline(always)]
-    pub unsafe fn weigh<T: Half>(&self, logits: &[f32; 4], target: u32) -> [f32; 2] {
+    pub unsafe fn weigh<T: Half, const KEYS: usize>(
+        &self,
+        logits: &[Tile; KEYS],
+        target: u32,
+    ) -> [f32; 2] {
         let offset = [self.offset(0), self.offset(1)];
-        let w = [
-            exp2(logits[0] - offset[0]),
-            exp2(logits[1] - offset[1]),
-            exp2(logits[2] - offset[0]),
-            exp2(logits[3] - offset[1]),
-        ];
-        // SAFETY: keys of this thread, 8 apart.
-        unsafe {
-            shared::store_u32(target, T::pack(w[0], w[1]));
-            shared::store_u32(target + 128, T::pack(w[2], w[3]));
+        let mut sums = [0.0; 2];
+        let mut tile = 0;
+        while tile < KEYS {
+            let logits = &logits[tile];
+            let w = [
+                exp2(logits[0] - offset[0]),
+                exp2(logits[1] - offset[1]),
+                exp2(logits[2] - offset[0]),
+                exp2(logits[3] - offset[1]),
+            ];
+            let target = target + tile as u32 * 1024;
+            // SAFETY: keys of this thread, 8 apart.
+            unsafe {
+                shared::store_u32(target, T::pack(w[0], w[1]));
+                shared::store_u32(target + 128, T::pack(w[2], w[3]));
+            }
+            let of_tile = [w[0] + w[2], w[1] + w[3]];
+            sums = if tile == 0 {
+                of_tile
+            } else {
+                [sums[0] + of_tile[0], sums[1] + of_tile[1]]
+            };
+            tile += 1;
         }
-        [w[0] + w[2], w[1] + w[3]]
+        sums
     }
+}
+
+/// The largest logits of both columns.
+#[inline(always)]
+pub(super) const fn largest<const KEYS: usize>(logits: &[Tile; KEYS]) -> [f32; 2] {
+    let mut most = [logits[0][0], logits[0][1]];
+    let mut tile = 0;
+    while tile < KEYS {
+        let mut i = if tile == 0 { 2 } else { 0 };
+        while i < 4 {
+            let (other, column) = (logits[tile][i], i % 2);
+            most[column] = if other > most[column] {
+                other
+            } else {
+                most[column]
+            };
+            i += 1;
+        }
+        tile += 1;
+    }
+    most
 }
 
 /// Hides the keys of a block that the rows do not see: the block's first key is `begin`.
@@ -65,13 +104,13 @@ impl Softmax {
 /// # Safety
 /// The unit is the slot's.
 #[inline(always)]
-pub(super) unsafe fn hide<V: Variant>(
+pub(super) unsafe fn hide<V: Variant, const KEYS: usize>(
     p: &DecodeParams,
     variant: &V,
     s: Shared,
     slot: u32,
     unit: &Unit,
-    logits: &mut [f32; 4],
+    logits: &mut [Tile; KEYS],
     begin: i32,
     lane: u32,
     warp: u32,
@@ -94,10 +133,12 @@ pub(super) unsafe fn hide<V: Variant>(
             last.min(unit.kv_end as i32 - 1),
         );
         let mut i = 0;
-        while i < 2 {
-            let key = begin + (warp * 16 + lane / 4 + i as u32 * 8) as i32;
+        while i < 2 * KEYS {
+            let (tile, half) = (i / 2, i % 2);
+            let key = (tile * 64 + half * 8) as u32 + warp * 16 + lane / 4;
+            let key = begin + key as i32;
             if key < first || key > last || !descends(ancestors, position, key) {
-                logits[2 * i + column] = f32::NEG_INFINITY;
+                logits[tile][2 * half + column] = f32::NEG_INFINITY;
             }
             i += 1;
         }
@@ -111,10 +152,10 @@ pub(super) unsafe fn hide<V: Variant>(
 /// # Safety
 /// All consumers come here; the accumulators are there.
 #[inline(always)]
-pub(super) unsafe fn rescale<const S: usize>(
+pub(super) unsafe fn rescale<const SLABS: usize>(
     s: Shared,
     softmax: &mut Softmax,
-    o: &mut [[f32; S]; 2],
+    o: &mut [Tile; SLABS],
     most: [f32; 2],
     lane: u32,
     warp: u32,
@@ -152,7 +193,7 @@ pub(super) unsafe fn rescale<const S: usize>(
                 softmax.reference[column] = max;
                 softmax.sum[column] *= factor;
                 let mut slab = 0;
-                while slab < 2 {
+                while slab < SLABS {
                     o[slab][column] *= factor;
                     o[slab][2 + column] *= factor;
                     slab += 1;
