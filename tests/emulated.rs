@@ -274,6 +274,50 @@ fn hard_logits_are_the_reference() {
     hard::<f16>(true);
 }
 
+fn beside_rows_with_large_logits<T: Element>(dim: u32) {
+    let _others = no_failure();
+    let emulated = Emulated::new(settings(1, 3)).expect("the emulator");
+    let spec = Spec::new(2, 1, dim).with_dtype(T::DTYPE);
+    let batch = prefixed(&[(700, 0, 100)], 16, false, 3);
+    let plan = Planner::new()
+        .plan(&spec, &batch, &emulated.device(), &PlanOptions::default())
+        .expect("it can be planned");
+    let tensors = Tensors::<T, T>::random(&spec, &batch, KvLayout::Nhd, 5);
+    let width = 2 * dim as usize;
+    let run = |q: &[T]| {
+        let mut out = vec![T::from_f32(f32::NAN); q.len()];
+        let mut lse = vec![f32::NAN; q.len() / dim as usize];
+        emulated
+            .run(&plan, q, &tensors.views(), &mut out, Some(&mut lse))
+            .expect("it runs");
+        let of_even = |token: &usize| token.is_multiple_of(2);
+        let tokens = (0..q.len() / width).filter(of_even);
+        let bits = |token| {
+            let out = to_f64(&out[token * width..][..width]);
+            let lse = to_f64(&lse[token * 2..][..2]);
+            [out, lse].concat().iter().map(|x| x.to_bits()).collect()
+        };
+        tokens.map(bits).collect::<Vec<Vec<u64>>>()
+    };
+    let alike = run(&tensors.q);
+    let mut q = tensors.q.clone();
+    for row in q.chunks_mut(width).skip(1).step_by(2) {
+        row.iter_mut()
+            .for_each(|x| *x = T::from_f32(x.to_f32() * 200.0));
+    }
+    assert!(alike == run(&q), "{:?}, {dim}", T::DTYPE);
+}
+
+/// Rows that outgrow their references make a warp look for maxima in every block. Its other rows have the bits that they
+/// have without such neighbours.
+#[test]
+fn rows_beside_large_logits_are_computed_as_without() {
+    for dim in [64, 128] {
+        beside_rows_with_large_logits::<bf16>(dim);
+        beside_rows_with_large_logits::<f16>(dim);
+    }
+}
+
 /// A page beyond the pool is an error of the run that names address and instruction, and the next run is as ever.
 #[test]
 fn pages_outside_the_pool_are_reported() {

@@ -6,7 +6,7 @@
 //! a row.
 
 use cuda_std::{
-    math::{ex2, fma},
+    math::{ex2, fma, rcp},
     prelude::*,
 };
 
@@ -22,13 +22,26 @@ const WARP: u32 = warp::FULL_MASK;
 /// below 2⁸ then, which costs no precision in 16-bit floats and saves nearly all rescaling.
 pub const SLACK: f32 = 8.0;
 
-/// A thread's weights of one row and block, added up, that call for a new reference: far more than they are where the
-/// reference is the row's maximum. In f16 no weight overflows. Those of bf16 have the range of f32; there 2⁵⁶ leaves room
-/// for values up to as much, and rows whose logits are in the hundreds seldom need another reference.
+/// How much larger than its reference, in base 2, a row's logit may be where weights are made without a look at maxima. In
+/// f16 no weight overflows. Those of bf16 have the range of f32; there 2⁸⁸ leaves room for a million such weights and
+/// values up to 2¹⁹.
+const fn most_growth<T: Half>() -> f32 {
+    if T::WIDE { 88.0 } else { 15.0 }
+}
+
+/// How far above a row's maximum, in base 2, its reference is put then. Weights of bf16 have as much room below 1 as above:
+/// with their largest at 2⁻⁸⁸, logits may grow by 176 before the row needs another reference, and values from 2⁻¹⁴ on
+/// keep all bits of f32.
+const fn margin<T: Half>() -> f32 {
+    if T::WIDE { 88.0 } else { 0.0 }
+}
+
+/// A thread's weights of one row and block, added up, that call for a look at the row's maximum. A logit that outgrew its
+/// reference by more than it [may](most_growth) makes such a sum, however its difference to the reference was rounded.
 #[must_use]
 pub const fn largest_sum<T: Half>() -> f32 {
     if T::WIDE {
-        (1_u64 << 56) as f32
+        (1_u128 << 80) as f32
     } else {
         16384.0
     }
@@ -42,7 +55,7 @@ pub type Shift = Option<[f32; 2]>;
 #[derive(Clone, Copy)]
 pub struct Rows {
     /// The logit that weights are relative to, in the unit of the accumulator; −∞ before the first visible
-    /// key. A later one may be larger, as long as the weights do not outgrow their [`largest_sum`].
+    /// key. A later one may be larger, by what the caller's rule allows.
     pub reference: [f32; 2],
     sums: [f32; 4],
 }
@@ -134,7 +147,7 @@ impl Rows {
     /// Turns logits into weights relative to the references at hand, packed in pairs as the A operand of
     /// the second product. Returns their sums: of the first row, of the second, and again of both.
     ///
-    /// There is no look at maxima. If [`Self::needs_rescale`] says so, the weights are worth nothing, and
+    /// There is no look at maxima. If [`Self::needs_rescale`] says so, the weights may be worth nothing, and
     /// [`Self::rescale_late`] and [`Self::weigh_seen`] follow.
     #[inline(always)]
     pub fn weigh_with_stale_max<const S: usize, const P: usize>(
@@ -197,7 +210,7 @@ impl Rows {
         }
     }
 
-    /// Whether weights with these sums are too large for their references, with the type's [`largest_sum`].
+    /// Whether weights with these sums may be too large for their references, with the type's [`largest_sum`].
     #[inline(always)]
     pub fn needs_rescale(sums: &[f32; 4], largest: f32) -> bool {
         // NaN is.
@@ -214,43 +227,42 @@ impl Rows {
         }
     }
 
-    /// New references for rows whose weights have these sums: those that [need it](Self::needs_rescale).
-    /// Returns the factors that what was accumulated so far must be multiplied by.
+    /// New references for rows that have none, or a logit that is too large for theirs. Returns the factors that what was
+    /// accumulated so far must be multiplied by, and whether there is anything: whether a row had a reference before.
     ///
-    /// Nothing but a row's own weights decides, so that its result does not depend on its neighbours.
+    /// Nothing but a row's own logits decides, whether weights were made before or not, so that its result does not depend
+    /// on its neighbours.
     ///
     /// # Safety
     /// - All lanes of the warp come here.
     #[inline(always)]
-    pub unsafe fn rescale_late<const S: usize>(
+    pub unsafe fn rescale_late<T: Half, const S: usize>(
         &mut self,
         s: &[f32; S],
         shift: Shift,
-        sums: &[f32; 4],
         scale: [f32; 2],
-        largest: f32,
-    ) -> [f32; 2] {
+    ) -> ([f32; 2], bool) {
         let mut maximum = maxima(s);
         if let Some(shift) = shift {
             maximum = [maximum[0] + shift[0], maximum[1] + shift[1]];
         }
         let mut factors = [1.0; 2];
+        let mut outgrown = false;
         let mut h = 0;
         while h < 2 {
-            let needs_rescale = !(sums[h] + sums[h + 2] <= largest);
             // SAFETY: the caller's promise.
-            let (maximum, needs_rescale) = unsafe {
-                (
-                    of_row(maximum[h]),
-                    of_row(f32::from(u8::from(needs_rescale))),
-                )
-            };
-            if needs_rescale > 0.0 && (maximum - self.reference[h]) * scale[h] > 0.0 {
-                factors[h] = self.refer_to(h, maximum, scale[h]);
+            let mut reference = unsafe { of_row(maximum[h]) };
+            if (reference - self.reference[h]) * scale[h] > const { most_growth::<T>() } {
+                if const { margin::<T>() > 0.0 } {
+                    // Finite beside any scale.
+                    reference += (const { margin::<T>() } * rcp(scale[h])).min(f32::MAX);
+                }
+                outgrown |= self.reference[h] > f32::NEG_INFINITY;
+                factors[h] = self.refer_to(h, reference, scale[h]);
             }
             h += 1;
         }
-        factors
+        (factors, outgrown)
     }
 
     /// The sums of whole rows.

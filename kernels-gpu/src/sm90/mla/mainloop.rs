@@ -206,7 +206,7 @@ pub(super) unsafe fn consume<
                         taken!(block - 1);
                     }
                     if !good {
-                        let factors = rows.rescale_late(&logits, None, &sums, [scale; 2], largest_sum::<T>());
+                        let (factors, _) = rows.rescale_late::<T, _>(&logits, None, [scale; 2]);
                         if !$first {
                             scale_by(&mut o, factors);
                         }

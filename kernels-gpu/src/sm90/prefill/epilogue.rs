@@ -72,9 +72,10 @@ pub(super) unsafe fn finish_tile<
     while EXTRAS && h < 2 {
         inverse[h] = 0.0;
         let reference = rows.reference[h] * scale[h];
-        // Beside a sink that is so much larger nothing is left of the keys in 16 bits.
+        // Beside a sink that is so much larger nothing is left of the keys in 16 bits: the weights of a million of them
+        // add up to 2¹⁰⁸ at most.
         let over = sinks[h] - reference;
-        if totals[h] != 0.0 && !(over > 100.0) {
+        if totals[h] != 0.0 && !(over > 125.0) {
             let total = totals[h] + ex2(over);
             inverse[h] = rcp(total);
             with_sinks[h] = reference + lg2(total);

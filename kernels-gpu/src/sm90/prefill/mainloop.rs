@@ -91,6 +91,9 @@ pub(super) unsafe fn consume<
     let mut other_weights = [0; P];
     let mut o = [0.0; O];
     let mut rows = Rows::begin::<V>();
+    // Tiles, the one at hand included, in whose blocks the warp looks for maxima before it makes weights. Where a row
+    // outgrew its reference others will: from there to the end of the next tile no weights are made in vain.
+    let mut maxima_first = 0_u32;
 
     macro_rules! release {
         ($barrier:expr) => {
@@ -195,8 +198,7 @@ pub(super) unsafe fn consume<
             take_scale!();
             finish_logits!($work);
             if V::SOFTMAX {
-                let none = [f32::INFINITY; 4];
-                rows.rescale_late(&logits, shift, &none, scale, largest_sum::<T>());
+                rows.rescale_late::<T, _>(&logits, shift, scale);
                 let sums = rows.weigh_seen(&logits, shift, scale, &mut $next, T::pack);
                 rows.add(&sums);
             } else {
@@ -221,8 +223,8 @@ pub(super) unsafe fn consume<
             $work.begin -= keys;
 
             // Weights against the references that there are; whether those still do shows in the sums. They stand behind
-            // a branch that is always taken: with two sets of weights P·V is waited for behind them, and ptxas waits as
-            // early as it can, but not before a branch.
+            // a branch: with two sets of weights P·V is waited for behind them, and ptxas waits as early as it can, but
+            // not before a branch.
             if !two_weights {
                 values_there!($now);
             }
@@ -231,7 +233,7 @@ pub(super) unsafe fn consume<
             if !V::SOFTMAX {
                 weights_as_they_are(&logits, &mut $next, T::pack);
                 good = true;
-            } else if all_agree!($work.left != u32::MAX) {
+            } else if all_agree!(maxima_first == 0) {
                 sums = rows.weigh_with_stale_max(&logits, shift, scale, &mut $next, T::pack);
                 good = !warp::warp_vote_any(WARP, Rows::needs_rescale(&sums, largest_sum::<T>()));
             }
@@ -241,11 +243,14 @@ pub(super) unsafe fn consume<
             release!(s.values_free(v.stage));
             v.advance();
             if !good {
-                let factors = rows.rescale_late(&logits, shift, &sums, scale, largest_sum::<T>());
-                let mut i = 0;
-                while i < O {
-                    o[i] *= factors[i / 2 % 2];
-                    i += 1;
+                let (factors, outgrown) = rows.rescale_late::<T, _>(&logits, shift, scale);
+                if all_agree!(outgrown) {
+                    maxima_first = 2;
+                    let mut i = 0;
+                    while i < O {
+                        o[i] *= factors[i / 2 % 2];
+                        i += 1;
+                    }
                 }
                 sums = rows.weigh_seen(&logits, shift, scale, &mut $next, T::pack);
             }
@@ -272,6 +277,7 @@ pub(super) unsafe fn consume<
             mbarrier::wait(s.values_full(v.stage), v.parity);
             weights_values::<T, O, P>(&mut o, &$now, values, value_slabs);
             tiles.advance();
+            maxima_first = maxima_first.saturating_sub(1);
             if s.shape.query_stages == 1 {
                 // The next queries come late: their place was taken until the last Q·Kᵀ was done.
                 values_there!($now);

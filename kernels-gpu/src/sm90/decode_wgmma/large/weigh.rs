@@ -309,7 +309,7 @@ pub(super) unsafe fn weigh<T: Half, V: Variant>(p: &DecodeParams, variant: &V, s
                     });
                     let needs_rescale = warp::warp_vote_any(WARP, Rows::needs_rescale(&sums, largest_sum::<T>()));
                     if needs_rescale {
-                        let factors = rows.rescale_late(&$logits, None, &sums, [scale; 2], largest_sum::<T>());
+                        let (factors, _) = rows.rescale_late::<T, _>(&$logits, None, [scale; 2]);
                         sums = [0.0; 4];
                         each_step(&$logits, |step, logits| {
                             let mut weights = [0; 4];
