@@ -11,6 +11,10 @@ use tandem_attn::{
     problem::{Batch, PageTable, Spec},
 };
 
+/// The time of a key that another request of the step reads as well, of that of a key from memory: it comes from L2, at
+/// 9.2 TB/s on an H200 that reads memory at 4.5 (PAT's trees without packing, `docs/notes/serving.md`).
+const FROM_L2: f64 = 0.49;
+
 /// Part of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
@@ -184,13 +188,27 @@ impl AttentionModel {
     /// From lengths alone, in closed form; knows nothing of shared prefixes.
     #[must_use]
     pub fn estimate(&self, shape: &StepShape) -> AttentionTime {
+        self.estimate_repeated(shape, 0)
+    }
+
+    /// In closed form, where each request reads the prefix that it shares: all but the first find it in L2.
+    #[must_use]
+    pub fn estimate_unpacked(&self, shape: &StepShape, batch: &Batch) -> AttentionTime {
+        self.estimate_repeated(shape, repeated_keys(batch))
+    }
+
+    /// So many keys of decodes are read by others, too.
+    fn estimate_repeated(&self, shape: &StepShape, repeated: u64) -> AttentionTime {
         let mut time = AttentionTime::default();
         if shape.decodes > 0 {
             let kernel = &self.decode;
             let fixed = f64::from(shape.decodes) * kernel.units_per_item * kernel.fixed_ns;
-            let keys = shape.decode_keys as f64;
-            let key_ns = kernel.read_ns.max(f64::from(kernel.m) * kernel.row_ns);
-            time.decode_ns = fixed + keys * key_ns + kernel.tail_ns;
+            let rows_ns = f64::from(kernel.m) * kernel.row_ns;
+            let from_memory = shape.decode_keys.saturating_sub(repeated) as f64;
+            time.decode_ns = fixed
+                + from_memory * kernel.read_ns.max(rows_ns)
+                + repeated as f64 * (FROM_L2 * kernel.read_ns).max(rows_ns)
+                + kernel.tail_ns;
         }
         for &Chunk { tokens, keys } in &shape.chunks {
             let kernel = &self.prefill;
@@ -244,6 +262,27 @@ impl AttentionModel {
         };
         plan.schedule(&self.device).makespan_ns + launches + merge_ns
     }
+}
+
+/// Keys in pages of decodes that an earlier decode of the batch has, too.
+fn repeated_keys(batch: &Batch) -> u64 {
+    let Some(part) = batch.parts.first() else {
+        return 0;
+    };
+    let table = &part.table;
+    let mut seen = vec![false; table.pool_pages as usize];
+    let mut repeated = 0;
+    for request in (0..batch.requests()).filter(|&request| batch.q_len(request) == 1) {
+        let mut left = table.kv_len(request);
+        for &page in table.pages(request) {
+            let keys = left.min(table.page_size);
+            left -= keys;
+            if std::mem::replace(&mut seen[page as usize], true) {
+                repeated += u64::from(keys);
+            }
+        }
+    }
+    repeated
 }
 
 /// The requests of a batch with one query token, or with more.

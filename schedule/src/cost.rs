@@ -368,6 +368,12 @@ impl CostModel {
         Ok(self.with_attention(shape, attention))
     }
 
+    /// A step, its attention estimated for requests that each read the prefix that they share.
+    #[must_use]
+    pub fn unpacked_step(&self, shape: &StepShape, batch: &Batch) -> StepTime {
+        self.with_attention(shape, self.attention.estimate_unpacked(shape, batch))
+    }
+
     /// Attention of one layer on one GPU.
     #[must_use]
     pub const fn attention(&self) -> &AttentionModel {

@@ -364,8 +364,11 @@ impl Args {
         simulation.page_size = backend.page_size();
         simulation.pages = Some(backend.pages());
         simulation.ahead = backend.is_asynchronous() && !self.wait;
-        if self.prefix.is_some() && !choices.unpacked {
-            simulation.attention = AttentionSource::Planner;
+        if self.prefix.is_some() {
+            simulation.attention = match choices.unpacked {
+                true => AttentionSource::Unpacked,
+                false => AttentionSource::Planner,
+            };
         }
         Ok(simulation)
     }

@@ -25,7 +25,7 @@ pub use device::*;
 
 #[cfg(target_arch = "nvptx64")]
 mod device {
-    use cuda_std::{convert, mma, wgmma};
+    use cuda_std::{convert, math, mma, wgmma};
 
     pub use wgmma::{Bf16, F16};
 
@@ -45,6 +45,9 @@ mod device {
 
         /// Both of a pair. Exact.
         fn unpack(pair: u32) -> [f32; 2];
+
+        /// The larger ones of two pairs; of a number and NaN the number.
+        fn larger(a: u32, b: u32) -> u32;
     }
 
     impl Half for Bf16 {
@@ -65,6 +68,11 @@ mod device {
         fn unpack(pair: u32) -> [f32; 2] {
             convert::bf16x2_to_f32(pair)
         }
+
+        #[inline(always)]
+        fn larger(a: u32, b: u32) -> u32 {
+            math::max_bf16x2(a, b)
+        }
     }
 
     impl Half for F16 {
@@ -84,6 +92,11 @@ mod device {
         #[inline(always)]
         fn unpack(pair: u32) -> [f32; 2] {
             convert::f16x2_to_f32(pair)
+        }
+
+        #[inline(always)]
+        fn larger(a: u32, b: u32) -> u32 {
+            math::max_f16x2(a, b)
         }
     }
 }

@@ -40,6 +40,8 @@ pub enum AttentionSource {
     Estimate,
     /// A plan of every batch.
     Planner,
+    /// The closed form, for prefixes that are not packed: each request reads its own, most of them from L2.
+    Unpacked,
 }
 
 /// What to simulate.
@@ -293,6 +295,10 @@ impl<'a> Engine<'a> {
     fn time(&mut self, step: &Step) -> Result<StepTime, ScheduleError> {
         match self.attention {
             AttentionSource::Estimate => Ok(self.cost.step(step.shape())),
+            AttentionSource::Unpacked => {
+                self.composer.batch(step, &mut self.batch);
+                Ok(self.cost.unpacked_step(step.shape(), &self.batch))
+            }
             AttentionSource::Planner => {
                 self.composer.batch(step, &mut self.batch);
                 self.cost

@@ -71,6 +71,44 @@ fn close_to_the_plan(name: &str, [q_heads, kv_heads]: [u32; 2]) {
     }
 }
 
+/// What a prefix costs that each request reads: less than keys of its own, since it comes from L2, more than one that all
+/// read together.
+#[test]
+fn a_prefix_that_each_reads_comes_from_l2() {
+    let model = ModelDescription::named("llama-3-8b").unwrap();
+    let hardware = Hardware::named("h200").unwrap();
+    let cost = CostModel::new(&model, &hardware, Parallel::default()).unwrap();
+    let model = cost.attention();
+    let batch = |shared: u32| {
+        let (mut table, mut shape) = (PageTable::new(16, 1 << 16), StepShape::default());
+        for request in 0..96 {
+            let page = |i| {
+                if i < shared {
+                    i
+                } else {
+                    request * 400 + 400 + i
+                }
+            };
+            table.push(&(0..393).map(page).collect::<Vec<_>>(), 6280);
+            shape.push_decode(6280);
+        }
+        (Batch::new((0..=96).collect(), table), shape)
+    };
+    let (alone, shape) = batch(0);
+    assert_eq!(
+        model.estimate_unpacked(&shape, &alone),
+        model.estimate(&shape)
+    );
+    let (shared, shape) = batch(375);
+    let unpacked = model.estimate_unpacked(&shape, &shared).decode_ns;
+    let packed = model.planned(&mut Planner::new(), &shared).unwrap();
+    assert!(unpacked < 0.6 * model.estimate(&shape).decode_ns && unpacked > 3.0 * packed.decode_ns);
+    assert_eq!(
+        cost.unpacked_step(&shape, &shared).linear_ns,
+        cost.step(&shape).linear_ns
+    );
+}
+
 #[test]
 fn simulating_with_plans_gives_nearly_the_same() {
     let trace = Trace::uniform(12, 2000, 40).with_poisson_arrivals(4.0, 3);

@@ -319,7 +319,7 @@ pub mod shared {
     use core::arch::asm;
 
     macro_rules! operations {
-        ($($name:ident, $operation:literal, $suffix:literal, $type:ty, $what:literal;)*) => {$(
+        ($($name:ident, $order:literal, $operation:literal, $suffix:literal, $type:ty, $what:literal;)*) => {$(
             #[doc = $what]
             ///
             /// # Safety
@@ -327,14 +327,14 @@ pub mod shared {
             /// - Concurrent accesses are atomic.
             ///
             /// # PTX
-            #[doc = concat!("`atom.acq_rel.cta.shared.", $operation, ".", $suffix, "`")]
+            #[doc = concat!("`atom.", $order, ".cta.shared.", $operation, ".", $suffix, "`")]
             #[inline(always)]
             pub unsafe fn $name(address: u32, value: $type) -> $type {
                 let previous;
                 // SAFETY: the caller's promise is the instruction's.
                 unsafe {
                     asm!(
-                        concat!("atom.acq_rel.cta.shared.", $operation, ".", $suffix, " {}, [{}], {};"),
+                        concat!("atom.", $order, ".cta.shared.", $operation, ".", $suffix, " {}, [{}], {};"),
                         out(reg32) previous,
                         in(reg32) address,
                         in(reg32) value,
@@ -347,14 +347,15 @@ pub mod shared {
     }
 
     operations! {
-        fetch_add_u32, "add", "u32", u32, "Adds and gives what was there before.";
-        fetch_add_f32, "add", "f32", f32, "Adds and gives what was there before.";
-        fetch_max_u32, "max", "u32", u32, "Keeps the larger value and gives what was there before.";
-        fetch_max_i32, "max", "s32", i32, "Keeps the larger value and gives what was there before.";
-        fetch_min_u32, "min", "u32", u32, "Keeps the smaller value and gives what was there before.";
-        fetch_and_u32, "and", "b32", u32, "Keeps the bits that both have and gives what was there before.";
-        fetch_or_u32, "or", "b32", u32, "Keeps the bits that either has and gives what was there before.";
-        exchange_u32, "exch", "b32", u32, "Puts the value there and gives what was there before.";
+        fetch_add_u32, "acq_rel", "add", "u32", u32, "Adds and gives what was there before.";
+        fetch_add_f32, "acq_rel", "add", "f32", f32, "Adds and gives what was there before.";
+        fetch_add_relaxed_u32, "relaxed", "add", "u32", u32, "[`fetch_add_u32`] that orders nothing else.";
+        fetch_max_u32, "acq_rel", "max", "u32", u32, "Keeps the larger value and gives what was there before.";
+        fetch_max_i32, "acq_rel", "max", "s32", i32, "Keeps the larger value and gives what was there before.";
+        fetch_min_u32, "acq_rel", "min", "u32", u32, "Keeps the smaller value and gives what was there before.";
+        fetch_and_u32, "acq_rel", "and", "b32", u32, "Keeps the bits that both have and gives what was there before.";
+        fetch_or_u32, "acq_rel", "or", "b32", u32, "Keeps the bits that either has and gives what was there before.";
+        exchange_u32, "acq_rel", "exch", "b32", u32, "Puts the value there and gives what was there before.";
     }
 
     /// Puts `new` there if `expected` is; gives what was there before.

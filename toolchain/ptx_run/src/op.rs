@@ -42,6 +42,8 @@ pub enum Word2 {
     FMul,
     FMin,
     FMax,
+    FMaxBf16s,
+    FMaxF16s,
     FDiv,
     Shr16,
     PackE4m3,

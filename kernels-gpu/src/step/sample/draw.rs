@@ -8,7 +8,7 @@ use super::{
     logits::{F32, Logits, logit_of},
     part::{MOST_HELD, Part},
     team::{CTAS, Table, Team, sum_of_warp, sums_up_to},
-    weight,
+    weights,
 };
 use crate::{
     abi::{DrawParams, SampleParams},
@@ -28,17 +28,10 @@ unsafe fn sample<L: Logits>(p: &SampleParams) {
         let draw = load_draw(p.draws + index * size_of::<DrawParams>() as u64);
         let id_at = (p.ids + index * 4) as *mut u32;
         let rules = Rules::new(&part, &draw, p.vocabulary, p.last_bit);
-        limit::clear(&team);
-
-        let mut mine = f32::NAN;
-        part.each(|_, x| {
-            let mut i = 0;
-            while i < 8 {
-                mine = mine.max(x[i]);
-                i += 1;
-            }
-        });
-        let mine = key(mine);
+        if rules.any() {
+            limit::clear(&team);
+        }
+        let mine = key(part.largest());
         let of_warp = warp::warp_reduce_max(warp::FULL_MASK, mine);
         let reached = if rules.any() { rules.reached(mine) } else { 0 };
         team.begun();
@@ -121,37 +114,32 @@ struct Rule {
 }
 
 impl Rule {
+    /// The weight of each of eight logits. No branches: with those each waits for the power of the one before.
     #[inline(always)]
-    fn weight(&self, logit: f32) -> u32 {
-        let weight = weight(logit, self.top, self.scale);
-        if logit >= self.least && weight >= self.min_weight {
-            weight
-        } else {
-            0
+    fn of_each(&self, x: &Vector) -> [u32; 8] {
+        let (mut weights, mut i) = (weights(x, self.top, self.scale), 0);
+        while i < 8 {
+            let stays = (x[i] >= self.least) & (weights[i] >= self.min_weight);
+            weights[i] &= u32::from(stays).wrapping_neg();
+            i += 1;
         }
+        weights
     }
 
     /// The sum of eight weights.
     #[inline(always)]
     fn weights(&self, x: &Vector) -> u32 {
-        let (mut sum, mut i) = (0, 0);
         // Most vectors have nothing that stays, where there is a limit.
         if self.least > f32::NEG_INFINITY {
-            let mut largest = f32::NEG_INFINITY;
-            while i < 8 {
-                largest = largest.max(x[i]);
-                i += 1;
-            }
+            let [a, b, c, d, e, f, g, h] = *x;
+            let largest = a.max(b).max(c.max(d)).max(e.max(f).max(g.max(h)));
+            // Not where the largest is NaN: then no logit reaches the limit, either.
             if largest < self.least {
                 return 0;
             }
         }
-        i = 0;
-        while i < 8 {
-            sum += self.weight(x[i]);
-            i += 1;
-        }
-        sum
+        let [a, b, c, d, e, f, g, h] = self.of_each(x);
+        ((a + b) + (c + d)) + ((e + f) + (g + h))
     }
 }
 
@@ -251,8 +239,9 @@ unsafe fn falls_in(number: u64, left: u64) -> Option<(u32, u64)> {
 #[inline(always)]
 unsafe fn write_one(x: &Vector, rule: &Rule, left: u64, token: u32, id_at: *mut u32) {
     let (mut drawn, mut before, mut i) = (0, 0, 0);
+    let weights = rule.of_each(x);
     while i < 8 {
-        let weight = u64::from(rule.weight(x[i]));
+        let weight = u64::from(weights[i]);
         if before <= left && left < before + weight {
             drawn = token + i as u32;
         }

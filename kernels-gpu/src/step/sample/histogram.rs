@@ -41,9 +41,9 @@ pub unsafe fn select<const N: usize>(
                 let distance = top.wrapping_sub(keys[i]);
                 if keys[i] != 0 && distance <= reach {
                     let (bin, weight) = (bins + (distance >> shift) * 8, weigh(keys[i]));
-                    atomic::shared::fetch_add_u32(bin, weight & 0xFFFF);
+                    atomic::shared::fetch_add_relaxed_u32(bin, weight & 0xFFFF);
                     if weight >> 16 != 0 {
-                        atomic::shared::fetch_add_u32(bin + 4, weight >> 16);
+                        atomic::shared::fetch_add_relaxed_u32(bin + 4, weight >> 16);
                     }
                 }
                 i += 1;

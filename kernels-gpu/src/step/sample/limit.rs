@@ -14,7 +14,7 @@ use super::{
     part::Part,
     share,
     team::{CTAS, Table, Team},
-    weight,
+    weight, weights,
 };
 use crate::abi::DrawParams;
 
@@ -197,18 +197,18 @@ unsafe fn gather<L: Logits>(
     unsafe {
         let (mut count, mut sum) = (0, 0);
         part.each(|_, x| {
-            let (mut of_round, mut i) = (0, 0);
+            let mut i = 0;
             while i < 8 {
                 count += u32::from(x[i] >= reaches);
-                if rules.top_k == 0 {
-                    of_round += weight(x[i], largest, rules.scale);
-                }
                 i += 1;
             }
-            sum += u64::from(of_round);
+            if rules.top_k == 0 {
+                let [a, b, c, d, e, f, g, h] = weights(&x, largest, rules.scale);
+                sum += u64::from(((a + b) + (c + d)) + ((e + f) + (g + h)));
+            }
         });
         if count > 0 {
-            let mut place = atomic::shared::fetch_add_u32(team.memory + at::COUNT, count);
+            let mut place = atomic::shared::fetch_add_relaxed_u32(team.memory + at::COUNT, count);
             part.each(|_, x| {
                 let mut i = 0;
                 while i < 8 {

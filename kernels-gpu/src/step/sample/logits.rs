@@ -24,6 +24,10 @@ pub trait Logits {
     /// # Safety
     /// So many are there.
     unsafe fn load_some(from: u64, count: u32) -> Self::Eight;
+    /// The larger ones of both; of a number and NaN the number.
+    fn larger(a: Self::Eight, b: Self::Eight) -> Self::Eight;
+    /// The largest of eight; NaN where all are.
+    fn largest(eight: Self::Eight) -> f32;
     /// In single precision. The compiler does not keep what it made of the same logits before.
     fn unpack(eight: Self::Eight) -> Vector;
 }
@@ -49,6 +53,17 @@ impl<T: Half> Logits for T {
         };
         let pair = |i: u32| one(i) | one(i + 1) << 16;
         [pair(0), pair(2), pair(4), pair(6)]
+    }
+    #[inline(always)]
+    fn larger(a: [u32; 4], b: [u32; 4]) -> [u32; 4] {
+        let one = |i: usize| <T as Half>::larger(a[i], b[i]);
+        [one(0), one(1), one(2), one(3)]
+    }
+    #[inline(always)]
+    fn largest([a, b, c, d]: [u32; 4]) -> f32 {
+        let pair = <T as Half>::larger(<T as Half>::larger(a, b), <T as Half>::larger(c, d));
+        let [first, second] = <T as Half>::unpack(pair);
+        first.max(second)
     }
     #[inline(always)]
     fn unpack(eight: [u32; 4]) -> Vector {
@@ -85,6 +100,25 @@ impl Logits for F32 {
             i += 1;
         }
         eight
+    }
+    #[inline(always)]
+    fn larger(a: Vector, b: Vector) -> Vector {
+        let one = |i: usize| a[i].max(b[i]);
+        [
+            one(0),
+            one(1),
+            one(2),
+            one(3),
+            one(4),
+            one(5),
+            one(6),
+            one(7),
+        ]
+    }
+    #[inline(always)]
+    fn largest(eight: Vector) -> f32 {
+        let [a, b, c, d, e, f, g, h] = eight;
+        a.max(b).max(c.max(d)).max(e.max(f).max(g.max(h)))
     }
     #[inline(always)]
     fn unpack(eight: Vector) -> Vector {

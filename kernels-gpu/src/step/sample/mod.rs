@@ -78,11 +78,24 @@ pub const SHARED_BYTES: u32 = at::END;
 #[inline(always)]
 #[must_use]
 pub fn weight(logit: f32, largest: f32, scale: f32) -> u32 {
-    // At most 1, or NaN. The fraction with its hidden one, as many places to the right as the exponent is below that
-    // of 1: nothing is left where the number is 0, nor of NaN.
-    let bits = exp2((logit - largest) * scale).to_bits();
+    weight_of(exp2((logit - largest) * scale).to_bits())
+}
+
+/// The weight of the bits of a power of two: at most 1, or NaN.
+#[inline(always)]
+fn weight_of(bits: u32) -> u32 {
+    // The fraction with its hidden one, as many places to the right as the exponent is below that of 1: nothing is left
+    // where the number is 0, nor of NaN.
     let fraction = (bits & 0x007F_FFFF | 0x0080_0000) << 5;
     shifted(fraction, 127_u32.wrapping_sub(bits >> 23))
+}
+
+/// The weights of eight logits: all powers first, so that the assembler may have several on their way.
+#[cfg(target_arch = "nvptx64")]
+#[inline(always)]
+fn weights(x: &super::Vector, largest: f32, scale: f32) -> [u32; 8] {
+    x.map(|logit| cuda_std::misc::opaque(exp2((logit - largest) * scale).to_bits()))
+        .map(weight_of)
 }
 
 /// Shifted to the right, 0 where by 32 places or more.

@@ -38,11 +38,22 @@ impl<L: Logits> Part<L> {
             first: team.warp() * rounds * ROUND + warp::lane_id() * VECTOR,
             held: [L::NONE; MOST_HELD],
         };
+        let end = (team.warp() + 1) * rounds * ROUND;
         let mut i = 0;
-        while i < L::HELD {
-            // SAFETY: the caller's promise.
-            part.held[i] = unsafe { part.vector(i as u32) };
-            i += 1;
+        // SAFETY: the caller's promise; nearly all warps have all of their tokens, and need not look for each.
+        unsafe {
+            if rounds as usize == L::HELD && end <= vocabulary {
+                let from = row + u64::from(part.first) * L::BYTES;
+                while i < L::HELD {
+                    part.held[i] = L::load(from + i as u64 * u64::from(ROUND) * L::BYTES);
+                    i += 1;
+                }
+            } else {
+                while i < L::HELD {
+                    part.held[i] = part.vector(i as u32);
+                    i += 1;
+                }
+            }
         }
         part
     }
@@ -79,6 +90,26 @@ impl<L: Logits> Part<L> {
                 L::load_some(from, self.vocabulary - token)
             }
         }
+    }
+
+    /// The lane's largest logit; NaN where all are, or there is none.
+    ///
+    /// # Safety
+    /// The row is there.
+    #[inline(always)]
+    pub unsafe fn largest(&self) -> f32 {
+        let (mut largest, mut i) = (self.held[0], 1);
+        while i < L::HELD {
+            largest = L::larger(largest, self.held[i]);
+            i += 1;
+        }
+        let mut round = L::HELD as u32;
+        while round < self.rounds {
+            // SAFETY: the caller's promise.
+            largest = L::larger(largest, unsafe { self.vector(round) });
+            round += 1;
+        }
+        L::largest(largest)
     }
 
     /// Hands the lane's logits on, round by round: the round, eight logits. All lanes have all rounds.

@@ -35,6 +35,8 @@ impl Decoder<'_> {
             ["mul", "f32"] | ["mul", "rn", "f32"] => word2(Word2::FMul),
             ["min", "f32"] => word2(Word2::FMin),
             ["max", "f32"] => word2(Word2::FMax),
+            ["max", "bf16x2"] => word2(Word2::FMaxBf16s),
+            ["max", "f16x2"] => word2(Word2::FMaxF16s),
             ["div", "rn", "f32"] => word2(Word2::FDiv),
             ["cvt", "rn", "bf16x2", "f32"] => word2(Word2::PackBf16),
             ["cvt", "rn", "satfinite", "e4m3x2", "f32"] => word2(Word2::PackE4m3),

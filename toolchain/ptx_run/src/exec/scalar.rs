@@ -41,6 +41,15 @@ fn floats2(a: &Words, b: &Words, f: impl Fn(f32, f32) -> f32) -> Words {
     })
 }
 
+/// Both halves of words.
+#[inline(always)]
+fn halves2(a: &Words, b: &Words, f: impl Fn(u16, u16) -> u16) -> Words {
+    map2(a, b, |a, b| {
+        let [low, high] = [f(a as u16, b as u16), f((a >> 16) as u16, (b >> 16) as u16)];
+        u32::from(high) << 16 | u32::from(low)
+    })
+}
+
 #[inline(always)]
 fn floats1(a: &Words, f: impl Fn(f32) -> f32) -> Words {
     map1(a, |a| f(f32::from_bits(a)).to_bits())
@@ -144,6 +153,14 @@ fn word2(f: Word2, a: &Words, b: &Words) -> Words {
         Word2::FMul => floats2(a, b, |a, b| a * b),
         Word2::FMin => floats2(a, b, |a, b| lesser(a, b, false)),
         Word2::FMax => floats2(a, b, |a, b| lesser(a, b, true)),
+        Word2::FMaxBf16s => halves2(a, b, |a, b| {
+            let [a, b] = [a, b].map(|x| bf16::from_bits(x).to_f32());
+            bf16::from_f32(lesser(a, b, true)).to_bits()
+        }),
+        Word2::FMaxF16s => halves2(a, b, |a, b| {
+            let [a, b] = [a, b].map(|x| f16::from_bits(x).to_f32());
+            f16::from_f32(lesser(a, b, true)).to_bits()
+        }),
         Word2::FDiv => floats2(a, b, |a, b| a / b),
         Word2::PackE4m3 => map2(a, b, |a, b| {
             let quarter = |bits| u32::from(narrow::<4>(f32::from_bits(bits)));

@@ -194,6 +194,22 @@ fn pairs_of_halves_have_the_first_operand_above() {
 }
 
 #[test]
+fn the_larger_of_pairs_of_halves_is_the_number_beside_nan() {
+    let larger = |kind: &str, a: u32, b: u32| {
+        lanes(&format!(
+            "mov.b32 %r3, {a:#x}; mov.b32 %r4, {b:#x}; max.{kind} %r10, %r3, %r4;"
+        ))[0] as u32
+    };
+    // 1 and −2 beside 2 and −1; NaN and 0 beside −1 and −0.
+    assert_eq!(larger("bf16x2", 0x3F80_C000, 0x4000_BF80), 0x4000_BF80);
+    assert_eq!(larger("bf16x2", 0x7FFF_0000, 0xBF80_8000), 0xBF80_0000);
+    assert_eq!(larger("f16x2", 0x3C00_C000, 0x4000_BC00), 0x4000_BC00);
+    assert_eq!(larger("f16x2", 0x7FFF_0000, 0xBC00_8000), 0xBC00_0000);
+    // The smallest f16, which is not 0.
+    assert_eq!(larger("f16x2", 0x0001_0000, 0x0000_0001), 0x0001_0001);
+}
+
+#[test]
 fn lanes_part_and_meet_again() {
     let body = "mov.b32 %r10, 0; setp.lt.u32 %p1, %r0, 10; @%p1 bra LESS; add.s32 %r10, %r10, 100; bra.uni MEET;\n\
                 LESS: add.s32 %r10, %r10, 1;\nMEET: vote.sync.ballot.b32 %r3, %p1, -1; popc.b32 %r4, %r3; add.s32 %r10, %r10, %r4;";
