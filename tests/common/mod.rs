@@ -6,13 +6,14 @@
 pub mod adversarial;
 pub mod blocks;
 pub mod heads;
+pub mod modules;
 mod numeric;
 pub mod problems;
 pub mod straight;
 
 pub use numeric::*;
 
-use std::{io::Write, ptr, sync::OnceLock};
+use std::{io::Write, path::Path, ptr, sync::OnceLock};
 
 use bytemuck::Pod;
 use cust::{
@@ -27,11 +28,21 @@ use tandem_attn::{
     tensor::{Element, F8E4M3},
 };
 
-/// With PTX where there is no machine code: the tests run on new GPUs and on the emulator, too.
-fn load() -> Result<Gpu, Error> {
-    Gpu::builder()
-        .compile_ptx(&mut |step| eprintln!("{step}"))
-        .build(0)
+/// With PTX where there is no machine code: the tests run on new GPUs and on the emulator, too. `TANDEM_MODULES` names a
+/// folder with kernels that stand in for those in the program.
+pub fn load() -> Result<Gpu, Error> {
+    load_from(std::env::var_os("TANDEM_MODULES").as_deref().map(Path::new))
+}
+
+/// The GPU with the kernels of a folder.
+pub fn load_from(folder: Option<&Path>) -> Result<Gpu, Error> {
+    let modules = folder.map(|folder| modules::read(folder).expect("kernels"));
+    let mut tell = |step| eprintln!("{step}");
+    let builder = Gpu::builder().compile_ptx(&mut tell);
+    match &modules {
+        Some(modules) => builder.modules(modules).build(0),
+        None => builder.build(0),
+    }
 }
 
 /// The first GPU, or `None` and a line that names the test and the reason.

@@ -10,6 +10,7 @@ mod problem;
 mod append;
 mod cust;
 mod decode;
+mod delays;
 mod device;
 mod entries;
 mod fidelity;

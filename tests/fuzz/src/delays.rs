@@ -4,14 +4,12 @@
 //! The waits are put into the PTX of the packed kernels, so that nothing else differs from them. Which of them sleep, and
 //! how long, follows from a seed, the place, and the clock of the SM.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{fs, path::Path, process::Command};
 
 use rayon::prelude::*;
-use tandem_attn::exec::gpu::{Image, MODULES, Module};
+use tandem_attn::exec::gpu::{MODULES, Module};
+
+use crate::modules::{self, place};
 
 /// Instructions that wait, arrive, copy or claim; a wait comes before each.
 const MEET: [&str; 14] = [
@@ -64,18 +62,24 @@ fn delayed(ptx: &str, seed: u32) -> (String, usize) {
     (text, count)
 }
 
-/// Writes delayed kernels into a folder, and assembles them.
+/// Writes delayed kernels into a folder, and assembles them: those in the program, or those of the folder `from`.
 ///
 /// # Errors
 /// Where that cannot be.
-pub fn write(folder: &Path, seed: u32, only: Option<&str>) -> Result<(), String> {
+pub fn write(
+    folder: &Path,
+    seed: u32,
+    only: Option<&str>,
+    from: Option<&Path>,
+) -> Result<(), String> {
     fs::create_dir_all(folder).map_err(|error| error.to_string())?;
     let assembler = std::env::var("TANDEM_PTXAS").unwrap_or_else(|_| ".tools/bin/ptxas".into());
     let wanted = |module: &&Module| {
         !AS_THEY_ARE.contains(&module.family)
             && only.is_none_or(|only| format!("{}-{}", module.arch, module.family).contains(only))
     };
-    let modules: Vec<&Module> = MODULES.iter().filter(wanted).collect();
+    let modules = from.map_or_else(|| Ok(MODULES.to_vec()), modules::read)?;
+    let modules: Vec<&Module> = modules.iter().filter(wanted).collect();
     modules.into_par_iter().try_for_each(|module| {
         let ptx = module.ptx.unpack().map_err(|error| error.to_string())?;
         let (text, count) = delayed(&String::from_utf8_lossy(&ptx), seed);
@@ -93,34 +97,4 @@ pub fn write(folder: &Path, seed: u32, only: Option<&str>) -> Result<(), String>
             false => Err(String::from_utf8_lossy(&done.stderr).into_owned()),
         }
     })
-}
-
-fn place(folder: &Path, module: &Module, kind: &str) -> PathBuf {
-    folder.join(format!("{}-{}.{kind}", module.arch, module.family))
-}
-
-/// The packed kernels, those of a folder in the place of their own.
-///
-/// # Errors
-/// Where the folder has none.
-pub fn read(folder: &Path) -> Result<Vec<Module>, String> {
-    let mut replaced = 0;
-    let mut of = |module: &Module| {
-        let read = |kind| fs::read(place(folder, module, kind)).ok().map(Image::owned);
-        let (ptx, cubin) = (read("ptx"), read("cubin"));
-        replaced += usize::from(cubin.is_some() || ptx.is_some());
-        Module {
-            cubin: match ptx.is_some() || cubin.is_some() {
-                true => cubin,
-                false => module.cubin.clone(),
-            },
-            ptx: ptx.unwrap_or_else(|| module.ptx.clone()),
-            ..module.clone()
-        }
-    };
-    let modules = MODULES.iter().map(&mut of).collect();
-    match replaced {
-        0 => Err(format!("{}: no kernels in it", folder.display())),
-        _ => Ok(modules),
-    }
 }

@@ -15,6 +15,8 @@ mod cpu;
 mod delays;
 mod draw;
 mod gpu;
+#[path = "../../common/modules.rs"]
+mod modules;
 mod numbers;
 #[path = "../../common/numeric.rs"]
 mod numeric;
@@ -70,7 +72,7 @@ struct Arguments {
     /// Run the case of a file
     #[arg(long, conflicts_with_all = ["seeds", "seconds"])]
     replay: Option<PathBuf>,
-    /// Kernels of a folder that `delays` wrote
+    /// Kernels of a folder in the place of those in the program
     #[arg(long)]
     modules: Option<PathBuf>,
     /// Kernels with this in the name of their module
@@ -100,7 +102,8 @@ fn main() -> ExitCode {
     let done = match (arguments.target, arguments.replay) {
         (Target::Plans, _) => plans::run(&run),
         (Target::Delays, _) => {
-            delays::write(&run.out, arguments.seed as u32, arguments.only.as_deref())
+            let (only, from) = (arguments.only.as_deref(), run.modules.as_deref());
+            delays::write(&run.out, arguments.seed as u32, only, from)
         }
         (target, Some(file)) => runner::replay(target, &run, &file),
         (target, None) => runner::run(target, &run),

@@ -17,9 +17,9 @@ use tandem_attn::exec::gpu::Gpu;
 use crate::{
     Target,
     case::Case,
-    cpu, delays,
+    cpu,
     draw::{Draw, Size},
-    gpu,
+    gpu, modules,
     shrink::shrink,
     tally::{Failure, Tally},
 };
@@ -50,7 +50,7 @@ impl Place {
     /// # Errors
     /// Where there is no such GPU.
     pub fn new(target: Target, modules: Option<&Path>) -> Result<Self, String> {
-        let modules = modules.map(delays::read).transpose()?;
+        let modules = modules.map(modules::read).transpose()?;
         let load = || {
             let mut tell = |_| {};
             let builder = Gpu::builder().compile_ptx(&mut tell);

@@ -58,6 +58,14 @@ impl Cluster {
     }
 }
 
+/// Of a warp, at a named barrier: its time then, and its instruction.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival {
+    pub warp: usize,
+    pub time: u32,
+    pub instruction: usize,
+}
+
 /// A named barrier.
 #[derive(Clone, Debug, Default)]
 pub struct Named {
@@ -68,6 +76,9 @@ pub struct Named {
     pub everybody: bool,
     pub arrived: u32,
     pub warps: u32,
+    /// Who arrived in this phase, and who in the one before.
+    pub arrivals: Vec<Arrival>,
+    pub before: Vec<Arrival>,
     /// Who arrived last: instruction and warp.
     pub last: (usize, usize),
     pub clock: Shared,

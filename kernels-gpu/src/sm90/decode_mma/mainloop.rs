@@ -6,6 +6,7 @@ use super::{
     super::meet,
     combine::Weights,
     layout::{KEYS, Layout, Place},
+    roles::FIRST_INITIALISED,
     unit::{Descriptor, Unit},
 };
 use crate::{
@@ -26,8 +27,9 @@ use crate::{
 
 const ALL: u32 = warp::FULL_MASK;
 
-/// The hardware's barrier behind which sines and turns are there; later units meet there.
-const TURNING_FILLED: u32 = 4;
+/// The hardware's barrier behind which sines and turns are there; later units meet there. Of those where roles meet at the start
+/// it is the one that every consumer knows to be over: who initialises barriers has left it, who opens waits for those.
+const TURNING_FILLED: u32 = FIRST_INITIALISED;
 
 /// A consumer warp.
 #[derive(Clone, Copy)]

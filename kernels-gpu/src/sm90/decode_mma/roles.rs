@@ -18,7 +18,7 @@ use crate::{
 
 /// Barriers of the hardware at the CTA's start; warps of a unit meet at them later. Roles wait at one each: to wait at one
 /// barrier in several places of the code wants its form that is not aligned, behind which ptxas guards each shuffle.
-const FIRST_INITIALISED: u32 = 2;
+pub const FIRST_INITIALISED: u32 = 2;
 const LOADERS_START: u32 = 3;
 const QUERIES_START: u32 = 4;
 const SCHEDULER_STARTS: u32 = 5;

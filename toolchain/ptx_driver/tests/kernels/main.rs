@@ -34,6 +34,11 @@ fn driver() -> PathBuf {
 
 /// Runs `test` again in a child on the emulated GPU; what it said, or `None` in the child itself.
 fn child(test: &str, settings: &str) -> Option<String> {
+    child_with(test, settings, &[])
+}
+
+/// With more in its environment.
+fn child_with(test: &str, settings: &str, more: &[(&str, &str)]) -> Option<String> {
     if std::env::var_os(CHILD).is_some() {
         return None;
     }
@@ -43,6 +48,7 @@ fn child(test: &str, settings: &str) -> Option<String> {
         .env("PTX_DRIVER", settings)
         .env("TANDEM_TRACE", "1")
         .env(CHILD, "1")
+        .envs(more.iter().copied())
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned()

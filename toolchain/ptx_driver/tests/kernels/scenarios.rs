@@ -9,7 +9,7 @@ use tandem_attn::{
 };
 
 use crate::{
-    common::Rng,
+    common::{self, Rng},
     launches::{self, attention::Planned},
 };
 
@@ -150,7 +150,7 @@ fn options(split: SplitMode, merge_mode: MergeMode, pod: PodMode) -> PlanOptions
 const DECODES: &[(u32, u32)] = &[(70, 1), (33, 1), (1, 1)];
 /// More keys than a ring of stages holds.
 const LONG: &[(u32, u32)] = &[(2100, 1), (33, 1), (1, 1)];
-/// More units than a CTA announces ahead, and each with more keys than are loaded ahead.
+/// More units than a CTA announces ahead, most with more keys than are loaded ahead, some with a block of one warp.
 const MANY: &[(u32, u32)] = &[
     (300, 1),
     (290, 1),
@@ -160,12 +160,25 @@ const MANY: &[(u32, u32)] = &[
     (260, 1),
     (2100, 1),
     (40, 1),
+    (20, 1),
+    (7, 1),
 ];
 const CHUNK: &[(u32, u32)] = &[(150, 70)];
 /// More tiles than CTAs.
 const CHUNKS: &[(u32, u32)] = &[(300, 200), (280, 150), (70, 70)];
 const LATENT: &[(u32, u32)] = &[(200, 1), (64, 1), (129, 1), (3, 1)];
-const LATENTS: &[(u32, u32)] = &[(300, 1), (164, 1), (229, 1), (3, 1), (500, 1)];
+/// Of some blocks, and of one, which only one of two consumers has.
+const LATENTS: &[(u32, u32)] = &[
+    (300, 1),
+    (164, 1),
+    (229, 1),
+    (3, 1),
+    (500, 1),
+    (20, 1),
+    (32, 1),
+    (9, 1),
+    (17, 1),
+];
 const NEW_TOKENS: &[(u32, u32)] = &[(150, 4), (70, 2)];
 /// The first keys of a window and the last keys of a token lie anywhere in a block.
 const WINDOWED: &[(u32, u32)] = &[(150, 3), (70, 2), (33, 1)];
@@ -263,7 +276,7 @@ pub fn scenarios() -> Vec<Scenario> {
             ..scenario("hybrid, two streams", 4, 128, HYBRID)
         },
         Scenario {
-            options: options(SplitMode::Makespan, MergeMode::Kernel, PodMode::Fused),
+            options: options(SplitMode::Makespan, MergeMode::Kernel, PodMode::Tickets),
             arch: Some(Arch::Sm80),
             ..scenario("hybrid, one kernel", 4, 64, HYBRID)
         },
@@ -283,7 +296,9 @@ pub const EXPECTED: &[&str] = &[
     "mla_rows_64x32_bf16",
     "merge_few_bf16",
     "prefill_128x128_d64_bf16",
+    "prefill_192x112_d64_bf16",
     "sm80_prefill_128x128_d64_bf16",
+    "sm80_pod_128x128_d64_bf16",
 ];
 
 /// A scenario; `Err` is what the results lack.
@@ -317,10 +332,7 @@ pub fn run(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
 }
 
 pub fn emulated() -> Gpu {
-    let gpu = Gpu::builder()
-        .compile_ptx(&mut |_| {})
-        .build(0)
-        .expect("the emulated GPU");
+    let gpu = common::load().expect("the emulated GPU");
     gpu.make_current().unwrap();
     gpu
 }

@@ -6,7 +6,7 @@ use super::{
     operand, together,
 };
 use crate::{
-    block::{Block, Mbarrier},
+    block::{Arrival, Block, Mbarrier},
     clock::{MEMBERS, Shared, join},
     op::{Address, Op, Row, Space},
     report::{Fault, Place, Step},
@@ -191,9 +191,22 @@ impl Run<'_> {
             }
             None => false,
         };
+        let time = warp.time;
         let clock = warp.publish(block.id, mask);
         self.progress += 1;
         let barrier = &mut block.named[id as usize];
+        // Whoever does not know that the phase before is over might have come while it was not, and been taken for one of it.
+        let unknown = barrier.before.iter().find(|other| {
+            let member = other.warp * MEMBERS;
+            let times = (member..member + MEMBERS).map(|member| clock.get(block.id, member));
+            other.warp != warp.index && times.max() < Some(other.time)
+        });
+        if let Some(other) = unknown {
+            return Err(fail(format!(
+                "nothing says that its last phase is over, where warp {} arrived by line {}",
+                other.warp, self.code.lines[other.instruction]
+            )));
+        }
         if barrier.expected == 0 {
             (barrier.expected, barrier.everybody) = (expected, count.is_none());
             (barrier.clock, barrier.vote) = (Shared::default(), false);
@@ -210,6 +223,11 @@ impl Run<'_> {
             )));
         }
         barrier.warps |= 1 << warp.index;
+        barrier.arrivals.push(Arrival {
+            warp: warp.index,
+            time,
+            instruction: self.pc,
+        });
         barrier.last = (self.pc, warp.index);
         barrier.arrived += MEMBERS as u32;
         barrier.vote |= voted;
@@ -635,6 +653,7 @@ impl crate::block::Named {
         }
         self.generation += 1;
         (self.expected, self.arrived, self.warps) = (0, 0, 0);
+        self.before = std::mem::take(&mut self.arrivals);
     }
 }
 

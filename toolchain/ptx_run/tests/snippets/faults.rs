@@ -4,7 +4,7 @@ use ptx_run::{Fault, Launch, Memory, Module, ParseError, Schedule};
 
 use crate::{
     assert_fault,
-    harness::{faults_of, kernel, launch, run},
+    harness::{STORE, faults_of, kernel, launch, run, words},
 };
 
 #[test]
@@ -213,6 +213,18 @@ fn barriers_with_counts_that_differ() {
         Fault::Barrier { id: 1, .. },
         ""
     );
+}
+
+#[test]
+fn a_phase_that_may_not_be_over() {
+    // Warps 1 and 2 meet where warp 0 still has to hear of warp 1: only the order of the warps tells the phases apart.
+    let body = "setp.ge.u32 %p1, %r0, 64; @%p1 bra MEET; setp.ge.u32 %p1, %r0, 32; @%p1 bra TELL;\n\
+                bar.sync 1, 64; bra END;\nTELL: bar.arrive 1, 64;\nMEET: bar.sync 1, 64;\nEND: mov.b32 %r10, 1;";
+    assert_fault!(96, body, Fault::Barrier { id: 1, .. }, "bar.");
+    // They know that warp 0 has heard of it.
+    let body = body.replace("bra END;", "bar.sync 2, 96; bra END;");
+    let body = body.replace("MEET:", "MEET: bar.sync 2, 96;");
+    assert_eq!(words(96, &format!("{body}\n{STORE}"), &[]), [1; 96]);
 }
 
 #[test]
