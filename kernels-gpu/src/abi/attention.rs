@@ -144,7 +144,8 @@ pub struct DecodeParams {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
 pub struct RotaryParams {
-    /// `[pairs]` u64: by how much a pair is turned from a position to the next, of a turn of 2⁶⁴.
+    /// `[pairs]` u64, and zeros up to a multiple of 8: by how much a pair is turned from a position to the next, of a turn of
+    /// 2⁶⁴.
     pub turns: u64,
     /// Pairs of a head that are turned.
     pub pairs: u32,
@@ -260,8 +261,10 @@ pub struct PrefillParams {
     pub out_map: [u64; 16],
     /// Everything that is not particular to this kernel; `rows`, `merges` and `arrivals` are unused.
     pub attention: AttentionParams,
-    /// Coordinates in `k_map` and `v_map`.
+    /// Coordinates in `k_map`.
     pub pages: PageCoordinates,
+    /// Coordinates in `v_map`.
+    pub value_pages: PageCoordinates,
     /// Items of the launch; units are items × query heads / `pack`.
     pub items: u32,
     /// Tokens in a box of `k_map`: divides the page and the tile's keys, a multiple of 8. 1: there are no
@@ -270,13 +273,19 @@ pub struct PrefillParams {
     /// By neighbouring query heads of one KV head that share a tile: row `r` is token `r / pack`, head
     /// `r % pack`. Divides the group.
     pub pack: Divisor,
-    /// By tokens in a page.
+    /// By tokens in a page of keys.
     pub page_size: Divisor,
+    /// By tokens in a page of values.
+    pub value_page_size: Divisor,
     /// Columns between the 64th of an output's head, or a partial state's, and the next: some where other launches of the
     /// run have padded heads, and this one's are not.
     pub gap: u32,
+    /// 1: only keys are in converted pages, values in those that they were made of: `convert` says which these are.
+    pub values_apart: u32,
     /// Zero.
     pub reserved: u32,
+    /// How queries are turned; as they are where `turns` is 0.
+    pub rotary: RotaryParams,
     /// What becomes the pool before it is read; nothing where its `pages` are 0.
     pub convert: ConvertParams,
 }
@@ -298,8 +307,6 @@ pub struct ConvertedPage {
 impl ConvertedPage {
     /// Keys of a full page.
     pub const KEYS: u32 = 64;
-    /// As `page`: what is brought are queries, `keys` of them from token `key` on; `table` is the first one's position.
-    pub const QUERIES: u32 = u32::MAX;
 }
 
 /// What a prefill converts from 8 bits to 16, see `sm90::prefill::convert`.
@@ -312,7 +319,7 @@ pub struct ConvertParams {
     pub v: u64,
     /// `[pages, kv_heads, 64, head_dim_qk]`: keys of 16 bits.
     pub to_k: u64,
-    /// `[pages, kv_heads, 64, head_dim_v]`: their values.
+    /// `[pages, kv_heads, 64, head_dim_v]`: their values; 0 where those are read where they are.
     pub to_v: u64,
     /// `[...]` [`ConvertedPage`]: those of the plan.
     pub list: u64,

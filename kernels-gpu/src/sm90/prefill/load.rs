@@ -1,7 +1,7 @@
 //! The loaders: keys and values, page by page.
 
 use cuda_std::{
-    fence,
+    fence, griddep,
     math::div_u32,
     mbarrier,
     prelude::*,
@@ -14,7 +14,10 @@ use super::{
     scheduler::PREFETCH_DISTANCE,
     shared::Shared,
 };
-use crate::{abi::PrefillParams, common::prefill_tile::Tile};
+use crate::{
+    abi::{ConvertedPage, PrefillParams},
+    common::{divisor::Divisor, prefill_tile::Tile},
+};
 
 const WARP: u32 = warp::FULL_MASK;
 
@@ -31,6 +34,34 @@ pub(super) unsafe fn next_tile(s: Shared, tiles: &mut Pipeline<2>) -> Tile {
         mbarrier::arrive(s.tile_free(tiles.stage));
         tiles.advance();
         tile
+    }
+}
+
+/// The page of a key, and its place there.
+///
+/// # Safety
+/// The table has the page.
+#[inline(always)]
+unsafe fn page_of(ids: u64, table: u32, page_size: &Divisor, key: u32) -> (u32, u32) {
+    let (page, in_page) = page_size.div_rem(key);
+    // Tables of converted pages begin with the first key that is seen, perhaps behind key 0.
+    let entry = ids + u64::from(table.wrapping_add(page)) * 4;
+    // SAFETY: the caller's promise.
+    (unsafe { ptr::load_nc_u32(entry as *const u32) }, in_page)
+}
+
+/// The page of a value whose key is in a converted one: that of the table which the converted page was made of.
+///
+/// # Safety
+/// The item sees the key.
+#[inline(always)]
+unsafe fn page_of_values(p: &PrefillParams, tile: &Tile, key: u32) -> (u32, u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (converted, _) = page_of(p.attention.page_ids, tile.table, &p.page_size, key);
+        let made_of = p.convert.list + u64::from(converted) * size_of::<ConvertedPage>() as u64;
+        let table = ptr::load_nc_u32(made_of as *const u32);
+        page_of(p.convert.page_ids, table, &p.value_page_size, key)
     }
 }
 
@@ -51,6 +82,7 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
     let mut tiles = Pipeline::<2>::CONSUMER;
     let mut blocks = Pipeline::<STAGES>::PRODUCER;
     let mut tail_parity = 0;
+    let pages = if VALUES { &p.value_pages } else { &p.pages };
     // Of heads with a cut slab no pages are converted.
     let converts = !s.shape.is_cut() && p.convert.pages != 0;
     let epoch = match converts {
@@ -58,6 +90,8 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
         // SAFETY: it was put there.
         true => unsafe { shared::load_u32(s.epoch()) },
     };
+    // Behind what turns keys, and may bring values along.
+    griddep::wait();
     loop {
         // SAFETY: a whole warp.
         let tile = unsafe { next_tile(s, &mut tiles) };
@@ -84,22 +118,23 @@ pub(super) unsafe fn load<const VALUES: bool, const STAGES: u32>(
             }
             // Which page this lane's box lies in: looked up before the stage is free.
             let at = begin + (lane * p.box_tokens) as i32;
-            let mut corner = [0, 0, 0, 0, p.pages.outside as i32];
+            let mut corner = [0, 0, 0, 0, pages.outside as i32];
             if mine && at >= tile.lowest as i32 && at < tile.kv_end as i32 {
-                let (page, in_page) = p.page_size.div_rem(at as u32);
-                // Tables of converted pages begin with the first key that is seen, perhaps behind key 0.
-                let entry = a.page_ids + u64::from(tile.table.wrapping_add(page)) * 4;
                 // SAFETY: the table has a page for each key of the item.
-                let id = unsafe { ptr::load_nc_u32(entry as *const u32) };
+                let (id, in_page) = unsafe {
+                    match VALUES && !s.shape.is_cut() && p.values_apart != 0 {
+                        true => page_of_values(p, &tile, at as u32),
+                        false => page_of(a.page_ids, tile.table, &p.page_size, at as u32),
+                    }
+                };
                 corner[3] = (in_page / 8) as i32;
-                corner[4] =
-                    (id * p.pages.step_per_page + tile.kv_head * p.pages.step_per_head) as i32;
+                corner[4] = (id * pages.step_per_page + tile.kv_head * pages.step_per_head) as i32;
             }
             // Where a slab is cut a box has one, and the head a coordinate of its own.
             let cut = s.shape.is_cut();
             let slabs = row_bytes / 128;
             let per_head = if cut { 1 } else { slabs };
-            corner[2] = (tile.kv_head * p.pages.step_in_token * per_head) as i32;
+            corner[2] = (tile.kv_head * pages.step_in_token * per_head) as i32;
 
             let (full, free, target) = s.stage_of(VALUES, blocks.stage);
             // A box that reaches past the item's keys: those values may be anything, and their

@@ -10,6 +10,7 @@ use super::{
     },
     epilogue::{finish_tile, scales_of_row},
     shared::Shared,
+    turn::turn_queries,
     work::{Work, logits_of_block},
 };
 use crate::{
@@ -111,6 +112,9 @@ pub(super) unsafe fn consume<
     macro_rules! open {
         () => {{
             let work = Work::open::<V, EXTRAS>(p, variant, s, tiles.stage, consumer);
+            if EXTRAS && s.shape.turns() && p.rotary.turns != 0 {
+                turn_queries::<T>(p, s, tiles.stage, first_row);
+            }
             if SCALED && p.attention.scales.k != 0 {
                 let tile = Tile::load(s.tile(tiles.stage));
                 // Opaque: or what follows from it is computed before the main loop and takes its registers.
