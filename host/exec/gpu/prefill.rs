@@ -319,7 +319,7 @@ fn parameters(
         gap: call.extras.gap,
         values_apart: call.extras.values.is_some().into(),
         reserved: 0,
-        rotary: call.extras.rotary,
+        rotary: call.extras.rotary.of_queries(),
         convert: ConvertParams::zeroed(),
     };
     let source = Source::Pool;

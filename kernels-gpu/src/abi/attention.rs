@@ -162,6 +162,36 @@ impl RotaryParams {
     /// `permute_bytes` has them.
     #[must_use]
     pub const fn picks(&self) -> [u32; 2] {
+        self.of_queries().picks()
+    }
+
+    /// What there is of queries.
+    #[must_use]
+    pub const fn of_queries(&self) -> QueryRotaryParams {
+        QueryRotaryParams {
+            turns: self.turns,
+            pairs: self.pairs,
+            interleaved: self.interleaved,
+        }
+    }
+}
+
+/// How queries alone are turned: as [`RotaryParams`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct QueryRotaryParams {
+    /// See there.
+    pub turns: u64,
+    /// See there.
+    pub pairs: u32,
+    /// See there.
+    pub interleaved: u32,
+}
+
+impl QueryRotaryParams {
+    /// As [`RotaryParams::picks`].
+    #[must_use]
+    pub const fn picks(&self) -> [u32; 2] {
         if self.interleaved != 0 {
             [0x3210, 0x7654]
         } else {
@@ -246,7 +276,8 @@ pub struct PageCoordinates {
     pub outside: u32,
 }
 
-/// What a Hopper prefill kernel works on. The maps come first: they must lie at a multiple of 64 bytes.
+/// What a Hopper prefill kernel works on. The maps come first: they must lie at a multiple of 64 bytes. With more than 1,024
+/// bytes LLVM has other code for those that feed, whose registers do not suffice then.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct PrefillParams {
@@ -285,7 +316,7 @@ pub struct PrefillParams {
     /// Zero.
     pub reserved: u32,
     /// How queries are turned; as they are where `turns` is 0.
-    pub rotary: RotaryParams,
+    pub rotary: QueryRotaryParams,
     /// What becomes the pool before it is read; nothing where its `pages` are 0.
     pub convert: ConvertParams,
 }
