@@ -1,10 +1,13 @@
-//! Checks by programs beside the compiler: Miri, ThreadSanitizer, cargo-deny.
+//! Checks by programs beside the compiler: Miri, ThreadSanitizer, libFuzzer, cargo-deny.
 
-use std::process::Command;
+use std::{
+    fs,
+    process::{Command, Stdio},
+};
 
 use crate::{
     Error,
-    process::{command, output, run as run_command},
+    process::{cargo, command, output, run as run_command},
     workspace,
 };
 
@@ -109,6 +112,50 @@ pub fn tsan(only: &str) -> Result<(), Error> {
         tsan.env("TANDEM_CASES", "20").env("PROPTEST_CASES", "20");
         tsan
     })
+}
+
+/// What strangers write and programs read, each with a target of libFuzzer in `tests/libfuzzer`.
+const READ: [&str; 4] = ["workloads", "traces", "tensors", "plans"];
+
+/// What rustc is told so that libFuzzer sees which code an input reaches, and what is compared with what.
+const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+                        -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
+                        -Cllvm-args=-sanitizer-coverage-pc-table \
+                        -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 --cfg fuzzing";
+
+/// Inputs that libFuzzer makes of seeds, for so many seconds each target whose name has `only` in it. What it found stays in
+/// `target/libfuzzer`, and is where the next run begins.
+pub fn libfuzzer(only: &str, seconds: u32) -> Result<(), Error> {
+    let chosen: Vec<_> = READ.iter().filter(|name| name.contains(only)).collect();
+    if chosen.is_empty() {
+        return Err(format!(
+            "no target has {only:?} in its name: there are {}",
+            READ.join(", ")
+        )
+        .into());
+    }
+    // Named, though it is the host: build scripts and macros are compiled without then.
+    let host = "x86_64-unknown-linux-gnu";
+    let folder = workspace().join("target/libfuzzer");
+    let mut build = cargo();
+    build.args(["build", "--bins", "--target", host, "--manifest-path"]);
+    build.arg(workspace().join("tests/libfuzzer/Cargo.toml"));
+    build.arg("--target-dir").arg(&folder);
+    run_command(build.env("RUSTFLAGS", COVERAGE))?;
+    let programs = folder.join(host).join("debug");
+    for name in chosen {
+        let [seeds, corpus] = ["seeds", "corpus"].map(|what| folder.join(what).join(name));
+        run_command(Command::new(programs.join(name)).env("TANDEM_SEEDS", &seeds))?;
+        fs::create_dir_all(&corpus)?;
+        println!("libfuzzer: {name}, {seconds} s");
+        let mut fuzzer = Command::new(programs.join(name));
+        fuzzer.arg(format!("-max_total_time={seconds}"));
+        fuzzer.arg(format!("-artifact_prefix={}/{name}-", folder.display()));
+        fuzzer.args(["-timeout=20", "-rss_limit_mb=4096", "-print_final_stats=1"]);
+        // What the programs print of each input is not looked at.
+        run_command(fuzzer.arg(&corpus).arg(&seeds).stdout(Stdio::null()))?;
+    }
+    Ok(())
 }
 
 /// Licences, versions and sources of the crates that we depend on, by `deny.toml`; with `advisories` what is known against

@@ -87,6 +87,15 @@ enum Chore {
         #[arg(default_value = "")]
         only: String,
     },
+    /// Make inputs of what is read from files with libFuzzer: workloads, traces, tensors, plans. Needs a C++ compiler.
+    Libfuzzer {
+        /// Only targets with this text in their name
+        #[arg(default_value = "")]
+        only: String,
+        /// For so long each
+        #[arg(long, default_value_t = 60)]
+        seconds: u32,
+    },
     /// Compare the crates that we depend on with deny.toml: licences, double versions, sources.
     Deny {
         /// Fetch what is known against them, too.
@@ -117,6 +126,7 @@ fn main() -> ExitCode {
         Chore::Mutate { only } => mutate::run(&only),
         Chore::Miri { only } => checkers::miri(&only),
         Chore::Tsan { only } => checkers::tsan(&only),
+        Chore::Libfuzzer { only, seconds } => checkers::libfuzzer(&only, seconds),
         Chore::Deny { advisories } => checkers::deny(advisories),
         Chore::Adopt => adopt::run(),
         Chore::Bundle => bundle::run(),
