@@ -5,11 +5,11 @@
         family: "decode_wgmma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.ptx.zst"),
-            10706318,
+            10839159,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_wgmma.cubin.zst"),
-            4330768,
+            4400400,
         )),
     },
     Module {
@@ -17,11 +17,11 @@
         family: "prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            27467102,
+            28981362,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
-            10963568,
+            11621808,
         )),
     },
     Module {
@@ -41,11 +41,11 @@
         family: "variants",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.variants.ptx.zst"),
-            12268350,
+            12256530,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.variants.cubin.zst"),
-            5251120,
+            5250096,
         )),
     },
     Module {
@@ -65,11 +65,11 @@
         family: "mla",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.mla.ptx.zst"),
-            3239535,
+            3225546,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.mla.cubin.zst"),
-            1106400,
+            1103328,
         )),
     },
     Module {
@@ -173,11 +173,11 @@
         family: "step",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.step.ptx.zst"),
-            849735,
+            849847,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.step.cubin.zst"),
-            394576,
+            383312,
         )),
     },
     Module {
@@ -185,11 +185,11 @@
         family: "step",
         ptx: Image::zstd(
             include_bytes!("../data/sm_80.step.ptx.zst"),
-            815339,
+            815512,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_80.step.cubin.zst"),
-            359584,
+            345248,
         )),
     },
     Module {
