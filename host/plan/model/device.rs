@@ -135,7 +135,7 @@ pub struct JointDescription {
     #[serde(default)]
     pub behind_ns: f64,
     /// They move at most so many times the bytes of the packing that moves the fewest; and where one tile could
-    /// hold all rows, they read at most 1.05 times the unique keys.
+    /// hold all rows, they read at most 1.05 times as many times the unique keys.
     #[serde(default = "one")]
     pub bytes: f64,
 }

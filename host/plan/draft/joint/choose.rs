@@ -65,10 +65,6 @@ const PARTS: [u32; 5] = [8, 6, 4, 3, 2];
 /// Attempts between tiles that read few enough bytes and smaller ones that do not.
 const NARROWED: u32 = 2;
 
-/// Keys that joint tiles find in L2 take so many times what they take other tiles. Fitted to 160 plans that were measured:
-/// without it the plans that read most from L2 were chosen and took up to 16 % longer than others.
-const CACHED: f64 = 1.4;
-
 /// Where a tile could hold all rows of a tree, its keys are read at most so many times.
 const ONCE: f64 = 1.05;
 
@@ -159,7 +155,7 @@ impl Joiner {
                 }
             }
             let rows = nodes[0].rows;
-            let mut most_keys = apart_bytes as f64 / kv_bytes * bytes;
+            let mut most_keys = apart_bytes as f64 / kv_bytes;
             if rows <= input.tiles.decode_tokens() {
                 most_keys = most_keys.min(unique_keys as f64 * ONCE);
             }
@@ -167,7 +163,7 @@ impl Joiner {
                 node: node as u32,
                 size: TreeSize { rows, leaf_keys },
                 unique_keys,
-                most_keys: most_keys as u64,
+                most_keys: (most_keys * bytes) as u64,
                 leaves_end: self.leaves.len() as u32,
                 inner_end: self.inner.len() as u32,
                 apart,
@@ -192,8 +188,7 @@ impl Joiner {
         let tile = Tile { m: choice.m, n: 0 };
         let fixed = |tokens| cost.fixed_ps(Kernel::Decode, tile, group, tokens);
         let key = cost.key_ps(Kernel::Decode, tile, group);
-        let cached = (cost.cached_key_ps(Kernel::Decode, tile) as f64 * CACHED) as u64;
-        let cached = cached.min(key);
+        let cached = cost.cached_key_ps(Kernel::Decode, tile).min(key);
         let units = u64::from(cost.units_per_item(group));
         let mut weighed = Weighed::default();
         for at in 0..self.roots.len() {

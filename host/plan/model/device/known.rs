@@ -49,7 +49,7 @@ fn h200() -> DeviceDescription {
                 cut_ns: 2000.0,
                 apart_ns: 3000.0,
                 behind_ns: 7000.0,
-                bytes: 2.0,
+                bytes: 1.0,
             }),
         },
         prefill: PrefillDescription {
