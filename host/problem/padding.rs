@@ -46,6 +46,7 @@ impl Padding {
     }
 
     /// Columns between the 64th of a padded head's output and the next, where the head has two slabs.
+    #[cfg(any(feature = "cuda", test))]
     pub(crate) const fn gap(&self) -> u32 {
         64 - self.step
     }

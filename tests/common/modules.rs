@@ -7,6 +7,9 @@ use std::{
 
 use tandem_attn::exec::gpu::{Image, MODULES, Module};
 
+/// Families without kernels that wait at random: they wait for nobody, or attention does not need them.
+pub const AS_THEY_ARE: [&str; 3] = ["step", "measure", "quantise"];
+
 /// Where a module's PTX or machine code lies in a folder.
 pub fn place(folder: &Path, module: &Module, kind: &str) -> PathBuf {
     folder.join(format!("{}-{}.{kind}", module.arch, module.family))

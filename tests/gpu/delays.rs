@@ -17,7 +17,7 @@ use tandem_attn::{
 };
 
 use crate::{
-    common,
+    common::{self, modules::AS_THEY_ARE},
     launches::{self, Output, attention},
 };
 
@@ -69,11 +69,10 @@ fn waits_change_no_bit() {
         hooks: Some(hooks),
         row,
     });
-    // Whoever writes delays leaves these families as they are.
     let entries: Vec<Entry> = plain
         .chain(hooked)
         .filter(|entry| entry.name().contains(&only))
-        .filter(|entry| !["step", "measure", "quantise"].contains(&entry.row.family.name()))
+        .filter(|entry| !AS_THEY_ARE.contains(&entry.row.family.name()))
         .collect();
     let calls = Mutex::new(BTreeMap::<String, u64>::new());
     for seed in 0..u64::from(common::problems::cases(1).cases) {

@@ -9,7 +9,7 @@ use std::{fs, path::Path, process::Command};
 use rayon::prelude::*;
 use tandem_attn::exec::gpu::{MODULES, Module};
 
-use crate::modules::{self, place};
+use crate::modules::{self, AS_THEY_ARE, place};
 
 /// Instructions that wait, arrive, copy or claim; a wait comes before each.
 const MEET: [&str; 14] = [
@@ -28,9 +28,6 @@ const MEET: [&str; 14] = [
     "cp.async.wait",
     "griddepcontrol",
 ];
-
-/// Families that wait for nobody, or that attention does not need.
-const AS_THEY_ARE: [&str; 3] = ["step", "measure", "quantise"];
 
 /// The text with waits, and how many.
 fn delayed(ptx: &str, seed: u32) -> (String, usize) {
