@@ -27,9 +27,6 @@ use tandem_attn::{
 };
 use trees::{HEADS, trees};
 
-/// Bytes per microsecond that bulk copies read.
-const CEILING: f64 = 4.55e6;
-
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     // Without the flag this is `cargo test`, which only wants to know that it starts.
@@ -113,7 +110,7 @@ fn zipf() -> Vec<u32> {
 }
 
 fn batches(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>, page: u32) {
-    let device = DeviceDescription::named("h200").expect("it is built in");
+    let device = gpu.device();
     println!(
         "\n{:<26} {:>6} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8}",
         "batch",
@@ -148,7 +145,8 @@ fn batches(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>, page: u32)
         let batch = shuffled(without_prefixes(&lens, page), 1);
         let q = run::queries(&spec, batch.total_q());
         let keys: u32 = lens.iter().sum();
-        let ideal = f64::from(keys) * spec.kv_bytes_per_token() as f64 / CEILING;
+        let ideal =
+            f64::from(keys) * spec.kv_bytes_per_token() as f64 / (1e3 * device.read_bytes_per_ns);
         let nhd = KvLayout::Nhd;
         let steps = [
             (MergeMode::Fused, SplitMode::Makespan, nhd),
@@ -210,7 +208,7 @@ const WAYS: [&str; 9] = [
 ];
 
 fn pat(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
-    let device = DeviceDescription::named("h200").expect("it is built in");
+    let device = gpu.device();
     let with = |change: fn(&mut DeviceDescription)| {
         let mut other = device.clone();
         change(&mut other);
@@ -316,7 +314,7 @@ fn pat(gpu: &Gpu, timer: &Timer, pool: &Pool, only: Option<&str>) {
                 kernel.plan.slots,
                 unique / 1e6,
                 kernel.plan.traffic().bytes() as f64 / 1e6,
-                unique / CEILING,
+                unique / (1e3 * device.read_bytes_per_ns),
                 shown.join(" "),
                 pat / times[0],
             );

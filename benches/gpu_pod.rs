@@ -78,7 +78,7 @@ fn main() {
             .map(|ctas| ctas.parse().expect("a number"))
             .collect()
     });
-    let mut device = DeviceDescription::named("h200").expect("it is built in");
+    let mut device = gpu.device();
     if let Some(config) = value("config=") {
         let configs = &mut device.pod.configs;
         *configs = vec![configs.swap_remove(config.parse().expect("a number"))];

@@ -79,7 +79,7 @@ const WAYS: [(&str, Change, PackRule, SplitMode); 9] = {
 
 /// Prints a line for each tree and setting of heads: what was planned, and the time of each way.
 pub fn compare(gpu: &Gpu, timer: &Timer, pool: &Pool, trees: &[Tree]) {
-    let device = DeviceDescription::named("h200").expect("it is built in");
+    let device = gpu.device();
     let names = WAYS.map(|(name, ..)| name);
     println!(
         "\ntree heads, nodes and keys by level | {} | times the best rule, the best way | what the ways launch: rows × units, states",

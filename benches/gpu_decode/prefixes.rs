@@ -2,7 +2,7 @@
 
 use tandem_attn::{
     gpu::{Gpu, Stream as Handle, WorkspaceOptions},
-    plan::{DeviceDescription, PackRule, PlanOptions, Planner, pod::PodMode},
+    plan::{PackRule, PlanOptions, Planner, pod::PodMode},
     problem::{Batch, KvLayout, PageTable, Spec},
 };
 
@@ -164,7 +164,7 @@ impl Case {
 
 /// A line for each batch: the time of each way, of a read of the unique bytes and of the own keys alone.
 pub fn measure(gpu: &Gpu, timer: &Timer, pool: &Pool) {
-    let device = DeviceDescription::named("h200").expect("it is built in");
+    let device = gpu.device();
     let names = WAYS.map(|way| way.name);
     println!(
         "\nbatch | {}, own alone, read | TFLOP/s | launches",

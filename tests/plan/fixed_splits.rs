@@ -187,7 +187,6 @@ fn kernels_follow_from_the_request() {
         (Spec::new(16, 1, 128), "h200"),
         (Spec::new(32, 8, 128).with_soft_cap(30.0), "h200"),
         (eight_bits, "h200"),
-        (Spec::new(32, 8, 128), "h100"),
         (Spec::new(32, 8, 128), "a100"),
     ] {
         let device = DeviceDescription::named(name).unwrap();

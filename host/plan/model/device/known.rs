@@ -1,4 +1,5 @@
-//! The devices that are described. Times and rates were measured where the device was at hand: the H200.
+//! The devices that are described. Times and rates were measured where the device was at hand: the H200. An H100 has the
+//! same SMs; the rate of its memory was measured, and that hybrids are forecast as well with the rest.
 
 use super::{
     DecodeDescription, DeviceDescription, HeadRate, JointDescription, PrefillDescription,
@@ -158,25 +159,11 @@ fn h200() -> DeviceDescription {
     }
 }
 
+/// The SXM form.
 fn h100() -> DeviceDescription {
     DeviceDescription {
         name: "h100".into(),
         read_bytes_per_ns: 3100.0,
-        flops_per_ns: 650_000.0,
-        pod: PodDescription {
-            streams_loss: 0.93,
-            configs: vec![
-                PodConfig {
-                    overlap_loss: 0.33,
-                    ..two_kernels("two kernels, prefill 128 × 80", 80, 64 << 10, (1.07, 0.98))
-                },
-                PodConfig {
-                    overlap_loss: 0.22,
-                    ..two_kernels("two kernels, prefill 128 × 64", 64, 96 << 10, (1.13, 0.98))
-                },
-            ],
-            ..PodDescription::default()
-        },
         ..h200()
     }
 }
