@@ -59,6 +59,16 @@ fn named_tests(text: &str) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
+/// Whether there is a function of this name, and it is a test: attributes and comments stand on the lines right before it.
+fn has_test(code: &str, name: &str) -> bool {
+    let declaration = format!("fn {name}(");
+    code.match_indices(&declaration).any(|(at, _)| {
+        let before = &code[..at];
+        let item = before.rfind("\n\n").map_or(before, |end| &before[end..]);
+        item.lines().any(|line| line.trim() == "#[test]")
+    })
+}
+
 #[test]
 fn guaranteed_promises_have_their_tests() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -67,11 +77,39 @@ fn guaranteed_promises_have_their_tests() {
     for (file, test) in named_tests(&text) {
         let code =
             fs::read_to_string(root.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
-        assert!(
-            code.contains(&format!("fn {test}(")),
-            "{file} has no test {test}"
-        );
+        assert!(has_test(&code, test), "{file} has no test {test}");
         found += 1;
     }
     assert!(found > 15, "only {found} tests");
+}
+
+/// Rows of the tables of promises: what is promised, what holds it.
+fn promises(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    let tables = text.split("| promise | held by |\n").skip(1);
+    let rows = tables.flat_map(|table| {
+        let rows = table.lines().skip(1);
+        rows.take_while(|line| line.starts_with('|'))
+    });
+    rows.map(|row| {
+        let cells = row.trim_matches(['|', ' ']).rsplit_once(" | ");
+        cells.unwrap_or_else(|| panic!("not two cells: {row}"))
+    })
+}
+
+#[test]
+fn each_promise_says_which_file_holds_it() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = fs::read_to_string(root.join("docs/guide/guarantees.md")).expect("a document");
+    let mut found = 0;
+    for (promise, held_by) in promises(&text) {
+        let quoted = held_by.split('`').skip(1).step_by(2);
+        let files: Vec<&str> = quoted.filter(|text| text.ends_with(".rs")).collect();
+        let as_others = held_by.starts_with("every comparison above");
+        assert!(!files.is_empty() || as_others, "nothing holds: {promise}");
+        for file in files {
+            assert!(root.join(file).is_file(), "{promise}: {file} is not there");
+        }
+        found += 1;
+    }
+    assert!(found > 30, "only {found} promises");
 }

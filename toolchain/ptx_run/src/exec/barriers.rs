@@ -545,11 +545,11 @@ impl Run<'_> {
             && may_sleep
             && !warp.give_up
         {
-            if warp.swap() {
-                return Ok(Flow::Jump);
-            }
-            // The first time it says no: code must ask again.
+            // The first time it says no, be it to some lanes while others wait elsewhere: code must ask again.
             if warp.asked == Some((self.pc, wait.clone())) {
+                if warp.swap() {
+                    return Ok(Flow::Jump);
+                }
                 return Ok(Flow::Wait(wait));
             }
             warp.asked = Some((self.pc, wait));

@@ -79,6 +79,43 @@ fn a_wait_for_the_wrong_parity() {
     );
 }
 
+/// Lane 0 and the other lanes of warp 0 wait for the same phase in two places; lane 0 reads what warp 1 stored, which it does
+/// late. Barrier: at 0; data at 1024.
+const TWO_PLACES: &str = "
+    setp.ne.b32 %p1, %r0, 0; @%p1 bra READY;
+    mbarrier.init.shared::cta.b64 [%r2], 32;
+READY: bar.sync 0;
+    mov.b32 %r10, 0; mov.b32 %r4, 0; add.s32 %r3, %r2, %r1;
+    setp.ge.u32 %p2, %r0, 32; @%p2 bra PRODUCER;
+    @%p1 bra OTHERS;
+W1: mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r2], 0; @!%p3 bra W1;
+    ld.shared.b32 %r10, [%r2+1152]; bra END;
+OTHERS:
+W2: mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r2], 0; @!%p3 bra W2;
+    bra END;
+PRODUCER: add.s32 %r4, %r4, 1; setp.lt.u32 %p4, %r4, 10000; @%p4 bra PRODUCER;
+    st.shared.b32 [%r3+1024], %r0;
+    mbarrier.arrive.shared::cta.b64 _, [%r2];
+END:";
+
+#[test]
+fn lanes_that_wait_in_two_places() {
+    let found = words(64, &format!("{TWO_PLACES}\n{STORE}"), &[]);
+    assert_eq!(found[0], 32);
+    assert_eq!(found[1..], [0; 63]);
+}
+
+#[test]
+fn a_lane_that_does_not_wait_while_others_do() {
+    let body = TWO_PLACES.replace("@!%p3 bra W1;", "");
+    assert_fault!(
+        64,
+        &format!("{body}\n{STORE}"),
+        Fault::Race { .. } | Fault::UninitialisedRegister { .. },
+        ""
+    );
+}
+
 #[test]
 fn an_arrival_that_is_missing_ends_in_a_deadlock() {
     let body = RING.replace("mbarrier.arrive.shared::cta.b64 _, [%r2+8];", "");
