@@ -3,8 +3,8 @@
 use tandem_attn::{
     exec::gpu::{Gpu, WorkspaceOptions},
     plan::{
-        DecodeDescription, DeviceDescription, Join, JointDescription, PackRule, PlanOptions,
-        Planner, Rules, SplitMode, pod::PodMode,
+        DecodeDescription, Join, JointDescription, PackRule, PlanOptions, Planner, Rules,
+        SplitMode, pod::PodMode,
     },
     problem::KvLayout,
 };
