@@ -1,5 +1,5 @@
 //! The devices that are described. Times and rates were measured where the device was at hand: the H200. An H100 has the
-//! same SMs; the rate of its memory was measured, and that hybrids are forecast as well with the rest.
+//! same SMs: the rate of its memory was measured, the rest is the H200's.
 
 use super::{
     DecodeDescription, DeviceDescription, HeadRate, JointDescription, PrefillDescription,
