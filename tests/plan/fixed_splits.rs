@@ -208,22 +208,28 @@ fn kernels_follow_from_the_request() {
 /// In a batch with what has other kernels alone, nothing shares SMs.
 #[test]
 fn batches_share_sms_if_all_of_their_kernels_can() {
-    let device = DeviceDescription::named("h200").unwrap();
     let spec = Spec::new(32, 8, 128);
     let prefills: Vec<_> = vec![(1024, 8192), (65, 3000)];
     let decodes = vec![(1, 8192); 50];
-    for (other, shares) in [
-        ((2, 500), true),
-        ((4096, 4096), true),
-        ((3, 500), false),
-        ((64, 500), false),
-        ((4097, 5000), false),
-    ] {
-        let requests = [&prefills[..], &decodes, &[other]].concat();
-        let options = fixed(4096).with_pod(PodMode::Fused);
-        let plan = plan(&spec, &device, &batch(&requests, PAGE), &options);
-        let mode = plan.pod.unwrap().mode;
-        assert_eq!(mode == PodMode::Fused, shares, "{other:?}: {mode:?}");
+    for name in ["h200", "h100"] {
+        let device = DeviceDescription::named(name).unwrap();
+        for (other, shares) in [
+            ((2, 500), true),
+            ((4096, 4096), true),
+            ((3, 500), false),
+            ((64, 500), false),
+            ((4097, 5000), false),
+        ] {
+            let requests = [&prefills[..], &decodes, &[other]].concat();
+            let options = fixed(4096).with_pod(PodMode::Fused);
+            let plan = plan(&spec, &device, &batch(&requests, PAGE), &options);
+            let mode = plan.pod.unwrap().mode;
+            assert_eq!(
+                mode == PodMode::Fused,
+                shares,
+                "{name}, {other:?}: {mode:?}"
+            );
+        }
     }
 }
 
