@@ -153,7 +153,7 @@ impl PodConfig {
         let mut best = ([f64::MAX; 2], CtaSplit::default());
         for ctas in prefill.numbers_of_ctas(sms) {
             let share = self.share(ctas, sms);
-            let slower = self.prefill_slowdown * share.prefill;
+            let slower = self.prefill_slower(share);
             let times = [prefill.beside(decode_ns, ctas, slower), prefill.busy(ctas)];
             let [alone, busy] = times.map(|ns| ns * self.prefill_slowdown);
             let done = share.done([alone, busy], decode_ns);

@@ -85,6 +85,12 @@ impl PodConfig {
         !self.by_tickets && self.decode.is_some() && !self.shares.is_empty()
     }
 
+    /// What prefills take while decodes run beside them on such a share, in parts of what they take alone in their best
+    /// shape.
+    pub(in crate::plan) const fn prefill_slower(&self, share: Share) -> f64 {
+        self.prefill_slowdown * share.prefill
+    }
+
     /// Whether prefills and decodes have SMs of their own, and the kernels that run alone.
     pub(in crate::plan) const fn is_apart(&self) -> bool {
         !self.by_tickets && self.decode.is_none()

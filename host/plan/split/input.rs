@@ -39,7 +39,7 @@ impl<'a> SplitInput<'a> {
             .filter(|&ctas| ctas != CtaSplit::default());
         let config = model.config(pod).filter(|config| !config.shares.is_empty());
         let slower = config.zip(ctas).map(|(config, ctas)| {
-            config.prefill_slowdown * config.share(ctas.prefill, model.device.sms).prefill
+            config.prefill_slower(config.share(ctas.prefill, model.device.sms))
         });
         Self {
             mode: options.split,

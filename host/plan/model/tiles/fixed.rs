@@ -11,7 +11,7 @@ use super::{Choice, PrefillTile, TileTable, serving};
 use crate::{
     plan::{
         data::{Kernel, MergeMode, PlanError, PlanOptions, Tile},
-        model::{DeviceDescription, PodConfig},
+        model::DeviceDescription,
     },
     problem::Spec,
 };
@@ -51,7 +51,7 @@ pub(in crate::plan) struct SharedKernels {
     pub config: usize,
     /// What they take beside each other.
     pub beside: TileTable,
-    /// What the prefill and the decode take alone, as [`PodConfig`] says.
+    /// What the prefill and the decode take alone, as the configuration says.
     pub prefill_slowdown: f64,
     pub decode_slowdown: f64,
 }
@@ -94,9 +94,9 @@ impl TileTable {
         spec: &Spec,
     ) -> Option<(Self, SharedKernels)> {
         // Of those that were measured the one that is best for prefills alone.
-        let measured = |config: &&PodConfig| !config.by_tickets && !config.shares.is_empty();
-        let configs = device.pod.configs.iter().filter(measured);
-        let tables = configs.filter_map(|config| {
+        let configs = device.pod.configs.iter();
+        let measured = configs.filter(|config| config.shares_sms());
+        let tables = measured.filter_map(|config| {
             let decode = config.decode?;
             Some((config, decode, Self::fused(device, spec, None, config)?))
         });
