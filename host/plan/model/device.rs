@@ -20,9 +20,9 @@ use crate::plan::data::{Kernel, PlanError};
 ///
 /// let h200 = DeviceDescription::named("h200")?;
 /// assert_eq!(h200.sms, 132);
-/// // Where a measurement found another latency:
-/// let slower = DeviceDescription { latency_ns: 1200.0, ..h200 };
-/// # assert!(slower.latency_ns > 1000.0);
+/// // Where a measurement found another bandwidth:
+/// let slower = DeviceDescription { read_bytes_per_ns: 4300.0, ..h200 };
+/// # assert!(slower.check().is_ok());
 /// # Ok::<(), tandem_attn::plan::PlanError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -44,8 +44,6 @@ pub struct DeviceDescription {
     pub l2_bytes: u64,
     /// Read bandwidth of the whole device, measured.
     pub read_bytes_per_ns: f64,
-    /// Latency of a read from device memory under load.
-    pub latency_ns: f64,
     /// 16-bit attention throughput of the whole device, measured.
     pub flops_per_ns: f64,
     /// One more kernel launch.

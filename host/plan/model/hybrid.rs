@@ -49,9 +49,7 @@ pub struct PodConfig {
     /// the SMs.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub by_tickets: bool,
-    /// CTAs on an SM, of both operations.
-    pub ctas_per_sm: u32,
-    /// Tile of the prefills.
+    /// Tile of the prefills. One kernel with both has the tiles of its own, whatever is said here.
     pub prefill: Tile,
     /// Query heads of a KV head that it holds at most, as in [`QueryStep::pack`](crate::plan::QueryStep::pack).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -64,8 +62,6 @@ pub struct PodConfig {
     pub kv_bits: Option<u32>,
     /// Decode units that one CTA runs side by side.
     pub virtual_decodes: u32,
-    /// Bytes of keys and values that the decodes of an SM keep in flight beside prefill.
-    pub decode_bytes_in_flight: u32,
     /// What prefill alone takes in this shape, in parts of what it takes in its best.
     pub prefill_slowdown: f64,
     /// The same for decode, in parts of what its bytes say (see [`PodDescription::decode_alone`]).

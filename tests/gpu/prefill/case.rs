@@ -176,8 +176,6 @@ impl Case {
     pub fn device(&self) -> DeviceDescription {
         let mut device = DeviceDescription::named("h200").expect("a known device");
         device.sms = self.sms;
-        // Few SMs cannot hold the bytes of a full memory pipe in flight, and need not here.
-        device.latency_ns = 1.0;
         device.decode_max_tokens = 0;
         device.prefill.by_q_len = vec![QueryStep {
             head_dim: None,

@@ -1,13 +1,61 @@
 //! What a description must be like.
 
-use super::{DecodeDescription, DeviceDescription, HeadRate, QueryStep, TileCost};
-use crate::plan::data::{Kernel, PlanError};
+use std::ops::RangeInclusive;
+
+use super::{DecodeDescription, DeviceDescription, HeadRate, QueryStep};
+use crate::plan::{
+    data::{Kernel, PlanError},
+    model::PodConfig,
+};
 
 /// A plan has at most so many kinds of launches.
 const MAX_TILES: usize = 64;
 
 /// CTAs on an SM, more than any has.
 const MAX_CTAS: u32 = 64;
+
+/// Whether a value is in its range: NaN is in none.
+fn within(name: &str, got: f64, range: RangeInclusive<f64>) -> Result<(), PlanError> {
+    match range.contains(&got) {
+        true => Ok(()),
+        false => Err(PlanError::Device {
+            reason: format!("{name} is {got}: give {} to {}", range.start(), range.end()),
+        }),
+    }
+}
+
+impl PodConfig {
+    fn check(&self) -> Result<(), PlanError> {
+        let of = |name: &str| format!("pod.configs: {name} of {:?}", self.name);
+        let tiles = [Some(self.prefill), self.decode].into_iter().flatten();
+        let counts = tiles.flat_map(|tile| [("a tile's m", tile.m), ("a tile's n", tile.n)]);
+        let counts = counts
+            .chain([("virtual_decodes", self.virtual_decodes)])
+            .chain(self.prefill_pack.map(|pack| ("prefill_pack", pack)));
+        for (name, got) in counts {
+            within(&of(name), got.into(), 1.0..=1e6)?;
+        }
+        for (name, got, least, most) in [
+            ("prefill_slowdown", self.prefill_slowdown, 1e-3, 1e3),
+            ("decode_slowdown", self.decode_slowdown, 1e-3, 1e3),
+            ("overlap_loss", self.overlap_loss, 0.0, 10.0),
+        ] {
+            within(&of(name), got, least..=most)?;
+        }
+        for share in &self.shares {
+            within(&of("a share's part"), share.part, 1e-3..=1.0)?;
+            within(&of("a share's prefill"), share.prefill, 1e-3..=1e3)?;
+            // At 1 decodes would never end.
+            within(&of("a share's decode"), share.decode, 0.0..=0.999)?;
+        }
+        if !self.shares.is_sorted_by(|a, b| a.part < b.part) {
+            return Err(PlanError::Device {
+                reason: format!("{} must ascend", of("the parts of shares")),
+            });
+        }
+        Ok(())
+    }
+}
 
 impl DeviceDescription {
     /// Whether every value makes sense.
@@ -20,20 +68,47 @@ impl DeviceDescription {
         for (name, got, least, most) in [
             ("read_bytes_per_ns", self.read_bytes_per_ns, 0.1, 1e6),
             ("flops_per_ns", self.flops_per_ns, 1.0, 1e8),
-            ("latency_ns", self.latency_ns, 1e-3, 1e9),
             ("launch_ns", self.launch_ns, 0.0, 1e9),
             ("merge_ns", self.merge_ns, 0.0, 1e9),
+            ("merge_last_ns", self.merge_last_ns, 0.0, 1e9),
+            ("merge_state_ns", self.merge_state_ns, 0.0, 1e9),
             ("sms", self.sms.into(), 1.0, 65536.0),
             ("pod.streams_loss", self.pod.streams_loss, 0.0, 10.0),
             ("pod.apart_loss", self.pod.apart_loss, 0.0, 10.0),
+            ("pod.decode_alone", self.pod.decode_alone, 1e-3, 1e3),
             ("pod.prefill_ns", self.pod.prefill_ns, 0.0, 1e9),
             ("pod.decode_ns", self.pod.decode_ns, 0.0, 1e9),
             ("pod.fused_ns", self.pod.fused_ns, 0.0, 1e9),
             ("pod.tile_ns", self.pod.tile_ns, 0.0, 1e9),
         ] {
-            if !(least..=most).contains(&got) {
-                return wrong(format!("{name} is {got}: give {least} to {most}"));
+            within(name, got, least..=most)?;
+        }
+        if let Some(joint) = &self.decode.joint {
+            for (name, got, least) in [
+                ("decode.joint.cut_ns", joint.cut_ns, 0.0),
+                ("decode.joint.apart_ns", joint.apart_ns, 0.0),
+                ("decode.joint.behind_ns", joint.behind_ns, 0.0),
+                ("decode.joint.bytes", joint.bytes, 1.0),
+            ] {
+                within(name, got, least..=1e9)?;
             }
+        }
+        for tile in &self.decode.tiles {
+            for (name, got, least, most) in [
+                ("share", f64::from(tile.share), 1.0, MAX_CTAS.into()),
+                ("alone", tile.alone, 1.0, 100.0),
+                ("read", tile.read, 1e-3, 1e3),
+                ("flops_per_ns", tile.flops_per_ns, 1.0, 1e8),
+                ("unit_ns", tile.unit_ns, 0.0, 1e9),
+                ("queued_ns", tile.queued_ns.unwrap_or(0.0), 0.0, 1e9),
+                ("state_ns", tile.state_ns.unwrap_or(0.0), 0.0, 1e9),
+            ] {
+                let name = format!("decode.tiles: {name} of {} rows", tile.m);
+                within(&name, got, least..=most)?;
+            }
+        }
+        for config in &self.pod.configs {
+            config.check()?;
         }
         let DecodeDescription { rows, keys, .. } = &self.decode;
         let by_q_len = &self.prefill.by_q_len;
@@ -42,22 +117,6 @@ impl DeviceDescription {
             return wrong(format!(
                 "{tiles:?} tiles of decode and prefill are more than the {MAX_TILES} that a plan can have"
             ));
-        }
-        let reached = |tile: &&TileCost| {
-            let positive = |x: f64| x > 0.0 && x.is_finite();
-            !(positive(tile.read)
-                && positive(tile.flops_per_ns)
-                && tile.unit_ns >= 0.0
-                && tile.queued_ns.is_none_or(|queued| queued >= 0.0)
-                && tile
-                    .state_ns
-                    .is_none_or(|state| (0.0..=1e9).contains(&state))
-                && (1..=MAX_CTAS).contains(&tile.share)
-                && tile.alone >= 1.0
-                && tile.alone <= 100.0)
-        };
-        if let Some(tile) = self.decode.tiles.iter().find(reached) {
-            return wrong(format!("decode.tiles: {tile:?} does nothing"));
         }
         for HeadRate { head_dim, part } in &self.prefill.of_heads {
             if !(1e-3..=1e3).contains(part) {
@@ -68,17 +127,9 @@ impl DeviceDescription {
         }
         for kernel in Kernel::ALL {
             let (ctas, unit_ns) = (self.ctas_per_sm(kernel), self.unit_ns(kernel));
-            if ctas == 0 {
-                return wrong(format!("{kernel:?}: no CTA fits an SM"));
-            }
-            if ctas > MAX_CTAS {
-                return wrong(format!(
-                    "{kernel:?}: {ctas} CTAs on an SM: give at most {MAX_CTAS}"
-                ));
-            }
-            if !(0.0..=1e9).contains(&unit_ns) {
-                return wrong(format!("{kernel:?}: unit_ns is {unit_ns}: give 0 to 1e9"));
-            }
+            let most = MAX_CTAS.into();
+            within(&format!("{kernel:?}: ctas_per_sm"), ctas.into(), 1.0..=most)?;
+            within(&format!("{kernel:?}: unit_ns"), unit_ns, 0.0..=1e9)?;
         }
         if rows.contains(&0) || !rows.is_sorted_by(|a, b| a < b) {
             return wrong(format!(
@@ -88,8 +139,12 @@ impl DeviceDescription {
         if keys.is_some() && rows.is_empty() {
             return wrong("decode: tiles of any size need rows to choose from".to_owned());
         }
-        if [*keys, self.prefill.keys].contains(&Some(0)) {
-            return wrong("a key tile is 0".to_owned());
+        for (name, keys) in [("decode", *keys), ("prefill", self.prefill.keys)] {
+            if keys == Some(0) {
+                return wrong(format!(
+                    "{name}.keys is 0: give the keys of a tile, or none for those of kernels"
+                ));
+            }
         }
         let of_any_head = by_q_len.iter().skip_while(|step| step.head_dim.is_some());
         let query_steps: Vec<_> = of_any_head.clone().map(|step| step.up_to).collect();
@@ -105,7 +160,9 @@ impl DeviceDescription {
         }
         let nothing = |step: &&QueryStep| step.rows == 0 || step.pack == Some(0);
         if let Some(step) = by_q_len.iter().find(nothing) {
-            return wrong(format!("prefill.by_q_len: {step:?} holds nothing"));
+            return wrong(format!(
+                "prefill.by_q_len: {step:?} holds nothing: give rows and, if any, a pack of at least 1"
+            ));
         }
         Ok(())
     }
@@ -129,10 +186,47 @@ mod tests {
         assert!(reason(|d| d.prefill.by_q_len[3].up_to = Some(9)).contains("no bound"));
         assert!(reason(|d| d.prefill.by_q_len.clear()).contains("prefill.by_q_len"));
         assert!(reason(|d| d.prefill.by_q_len[0].pack = Some(0)).contains("holds nothing"));
+        assert!(reason(|d| d.decode.ctas_per_sm = 0).contains("ctas_per_sm is 0: give 1 to 64"));
+        assert!(reason(|d| d.prefill.keys = Some(0)).contains("prefill.keys is 0: give"));
+        assert!(reason(|d| d.merge_last_ns = f64::INFINITY).contains("merge_last_ns is inf"));
+        assert!(reason(|d| d.decode.tiles[0].read = 1e-300).contains("read of 8 rows"));
+        let joint = reason(|d| d.decode.joint.as_mut().unwrap().cut_ns = f64::NAN);
+        assert!(
+            joint.contains("decode.joint.cut_ns is NaN: give 0 to"),
+            "{joint}"
+        );
         let unknown = DeviceDescription::named("h20").unwrap_err().to_string();
         assert!(
             unknown.contains("h20") && unknown.contains("h200, h100"),
             "{unknown}"
         );
+    }
+
+    /// What forecasts of hybrid batches divide by, and look up.
+    #[test]
+    fn wrong_configurations_of_hybrid_batches_say_what_is_wrong() {
+        let reason = |change: fn(&mut PodConfig)| {
+            let mut device = DeviceDescription::named("h200").unwrap();
+            change(&mut device.pod.configs[1]);
+            device.check().unwrap_err().to_string()
+        };
+        let name = "two kernels, prefill 128 × 64";
+        for (change, said) in [
+            (
+                (|c| c.prefill_slowdown = 0.0) as fn(&mut PodConfig),
+                "prefill_slowdown",
+            ),
+            (|c| c.decode_slowdown = f64::NAN, "decode_slowdown"),
+            (|c| c.overlap_loss = -1.0, "overlap_loss"),
+            (|c| c.prefill_pack = Some(0), "prefill_pack"),
+            (|c| c.virtual_decodes = 0, "virtual_decodes"),
+            (|c| c.decode.as_mut().unwrap().n = 0, "a tile's n"),
+            (|c| c.shares[0].decode = 1.0, "a share's decode"),
+            (|c| c.shares[0].part = 0.0, "a share's part"),
+            (|c| c.shares.reverse(), "the parts of shares"),
+        ] {
+            let got = reason(change);
+            assert!(got.contains(said) && got.contains(name), "{said}: {got}");
+        }
     }
 }

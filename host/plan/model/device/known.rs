@@ -33,7 +33,6 @@ fn h200() -> DeviceDescription {
         registers_per_sm: 65_536,
         l2_bytes: 52_428_800,
         read_bytes_per_ns: 4550.0,
-        latency_ns: 1000.0,
         flops_per_ns: 780_000.0,
         launch_ns: 2500.0,
         merge_ns: 500.0,
@@ -91,7 +90,7 @@ fn h200() -> DeviceDescription {
                         (0.970, 1.347, 0.182),
                         (1.0, 1.362, 0.204),
                     ]),
-                    ..two_kernels("two kernels, prefill 128 × 80", 80, 64 << 10, (1.05, 0.989))
+                    ..two_kernels("two kernels, prefill 128 × 80", 80, (1.05, 0.989))
                 },
                 PodConfig {
                     shares: shares(&[
@@ -107,7 +106,7 @@ fn h200() -> DeviceDescription {
                         (0.970, 1.625, 0.061),
                         (1.0, 1.575, 0.088),
                     ]),
-                    ..two_kernels("two kernels, prefill 128 × 64", 64, 96 << 10, (1.1, 0.970))
+                    ..two_kernels("two kernels, prefill 128 × 64", 64, (1.1, 0.970))
                 },
                 PodConfig {
                     decode: Some(Tile { m: 8, n: 128 }),
@@ -121,7 +120,7 @@ fn h200() -> DeviceDescription {
                         (0.9, 1.269, 0.104),
                         (1.0, 1.395, 0.181),
                     ]),
-                    ..two_kernels("two kernels, heads of 64", 112, 96 << 10, (1.0, 0.96))
+                    ..two_kernels("two kernels, heads of 64", 112, (1.0, 0.96))
                 },
                 PodConfig {
                     virtual_decodes: 4,
@@ -140,7 +139,7 @@ fn h200() -> DeviceDescription {
                         (0.83, 1.05, 0.6),
                         (1.0, 1.05, 0.97),
                     ]),
-                    ..two_kernels("SMs apart, 8 bits", 128, 128 << 10, (1.0, 0.95))
+                    ..two_kernels("SMs apart, 8 bits", 128, (1.0, 0.95))
                 },
                 PodConfig {
                     decode: None,
@@ -152,7 +151,7 @@ fn h200() -> DeviceDescription {
                         (0.83, 1.24, 0.62),
                         (1.0, 1.5, 0.84),
                     ]),
-                    ..two_kernels("SMs apart", 128, 128 << 10, (1.0, 0.95))
+                    ..two_kernels("SMs apart", 128, (1.0, 0.95))
                 },
             ],
         },
@@ -178,7 +177,6 @@ fn a100() -> DeviceDescription {
         registers_per_sm: 65_536,
         l2_bytes: 41_943_040,
         read_bytes_per_ns: 1850.0,
-        latency_ns: 800.0,
         flops_per_ns: 230_000.0,
         launch_ns: 2500.0,
         merge_ns: 500.0,
@@ -223,7 +221,6 @@ fn a6000() -> DeviceDescription {
         shared_bytes_per_cta: 101_376,
         l2_bytes: 6_291_456,
         read_bytes_per_ns: 590.0,
-        latency_ns: 700.0,
         flops_per_ns: 45_000.0,
         pod: PodDescription::default(),
         ..a100()
@@ -253,7 +250,6 @@ fn cpu() -> DeviceDescription {
         registers_per_sm: 1 << 30,
         l2_bytes: 32 << 20,
         read_bytes_per_ns: 10.0,
-        latency_ns: 100.0,
         flops_per_ns: 100.0,
         launch_ns: 1000.0,
         merge_ns: 1000.0,
@@ -365,13 +361,11 @@ impl QueryStep {
 fn two_kernels(
     name: &str,
     prefill_keys: u32,
-    decode_bytes_in_flight: u32,
     (prefill_slowdown, decode_slowdown): (f64, f64),
 ) -> PodConfig {
     PodConfig {
         name: name.into(),
         by_tickets: false,
-        ctas_per_sm: 2,
         prefill: Tile {
             m: 128,
             n: prefill_keys,
@@ -380,7 +374,6 @@ fn two_kernels(
         decode: Some(Tile { m: 8, n: 64 }),
         kv_bits: None,
         virtual_decodes: 1,
-        decode_bytes_in_flight,
         prefill_slowdown,
         decode_slowdown,
         overlap_loss: 0.0,
@@ -393,7 +386,7 @@ fn by_tickets(name: &str) -> PodConfig {
     PodConfig {
         by_tickets: true,
         decode: Some(Tile { m: 16, n: 32 }),
-        ..two_kernels(name, 64, 64 << 10, (1.0, 1.0))
+        ..two_kernels(name, 64, (1.0, 1.0))
     }
 }
 
