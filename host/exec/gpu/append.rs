@@ -125,6 +125,34 @@ impl KvPool {
         })
     }
 
+    /// Tokens of a page, which keys and values have alike.
+    pub(super) fn page_size(&self) -> Result<u32, Error> {
+        let page_size = self.k_strides.page_size;
+        check_page_size(page_size)?;
+        match self.v_strides.page_size {
+            got if got == page_size => Ok(page_size),
+            got => Err(Error::Extent {
+                tensor: "the value pool",
+                dimension: "tokens in a page",
+                got: got as usize,
+                rule: format!("{page_size}, as in the key pool"),
+            }),
+        }
+    }
+
+    /// Its elements are those of the specification.
+    pub(super) fn check_dtype(&self, spec: &Spec) -> Result<(), Error> {
+        match self.dtype {
+            got if got == spec.kv_dtype => Ok(()),
+            got => Err(Error::DtypesDiffer {
+                tensor: "the KV pool",
+                got,
+                other: "the spec's KV",
+                expected: spec.kv_dtype,
+            }),
+        }
+    }
+
     /// With pages that lie otherwise: keys and values in one pool, one layer out of many.
     #[must_use]
     pub const fn with_strides(mut self, k: KvStrides, v: KvStrides) -> Self {
@@ -243,24 +271,8 @@ fn parameters(
     if pool.scales == KvScales::InRow {
         return Err(in_rows());
     }
-    let page_size = pool.k_strides.page_size;
-    check_page_size(page_size)?;
-    if pool.v_strides.page_size != page_size {
-        return Err(Error::Extent {
-            tensor: "the value pool",
-            dimension: "tokens in a page",
-            got: pool.v_strides.page_size as usize,
-            rule: format!("{page_size}, as in the key pool"),
-        });
-    }
-    if pool.dtype != spec.kv_dtype {
-        return Err(Error::DtypesDiffer {
-            tensor: "the KV pool",
-            got: pool.dtype,
-            other: "the spec's KV",
-            expected: spec.kv_dtype,
-        });
-    }
+    pool.page_size()?;
+    pool.check_dtype(spec)?;
     let sides = [
         Side {
             name: "k",
@@ -314,7 +326,7 @@ fn row_parameters(
     both_parameters(&[side], fits("pages", pages, u32::MAX)?, slots)
 }
 
-fn check_page_size(got: u32) -> Result<(), ProblemError> {
+pub(super) fn check_page_size(got: u32) -> Result<(), ProblemError> {
     match got {
         1..=MAX_PAGE_SIZE => Ok(()),
         _ => Err(ProblemError::PageSize { part: 0, got }),

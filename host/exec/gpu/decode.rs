@@ -306,7 +306,7 @@ fn parameters(
     } = *call;
     if pool.k_strides != pool.v_strides {
         return Err(Error::Stride {
-            tensor: "the values",
+            tensor: "the value pool",
             dimension: "tokens, heads or pages",
             got: pool.v_strides.token as usize,
             rule: format!("as the keys': {:?}", pool.k_strides),
@@ -331,8 +331,8 @@ fn parameters(
         shapes = [padded.shape(pool.dtype, piece_tokens); 2];
         steps = [0, padded.places_per_page, 1];
     }
-    let (k_shape, k_map) = maps.make("k", pool.k, shapes[0])?;
-    let (v_shape, v_map) = maps.make("v", pool.v, shapes[1])?;
+    let (k_shape, k_map) = maps.make("the key pool", pool.k, shapes[0])?;
+    let (v_shape, v_map) = maps.make("the value pool", pool.v, shapes[1])?;
     let mut attention = attention(call, 1)?;
     attention.units /= row.kv_heads;
     attention.group *= row.kv_heads;

@@ -34,9 +34,15 @@ impl Gpu {
         let cuts = (tile.rows / group).div_ceil(tile_tokens);
         let mut parameters = GatherDecodeParams {
             attention: attention(call, cuts)?,
-            k_vectors: vectors("the keys", pool.k, &pool.k_strides, pool.pages, pool.dtype)?,
+            k_vectors: vectors(
+                "the key pool",
+                pool.k,
+                &pool.k_strides,
+                pool.pages,
+                pool.dtype,
+            )?,
             v_vectors: vectors(
-                "the values",
+                "the value pool",
                 pool.v,
                 &pool.v_strides,
                 pool.pages,

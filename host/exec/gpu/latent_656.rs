@@ -15,10 +15,7 @@ use super::{
     registry::element,
     tensor::{COUNTED, VECTOR_BYTES, fits},
 };
-use crate::{
-    Error,
-    problem::{Dtype, MAX_PAGE_SIZE, ProblemError},
-};
+use crate::{Error, problem::Dtype};
 
 /// Elements of 16 bits, and numbers of 8, that a lane brings at a time.
 const VECTOR: usize = 8;
@@ -74,11 +71,7 @@ fn parameters(
             expected: "BF16 or F16",
         });
     }
-    let page_size = pool.k_strides.page_size;
-    if !(1..=MAX_PAGE_SIZE).contains(&page_size) {
-        let got = page_size;
-        return Err(ProblemError::PageSize { part: 0, got }.into());
-    }
+    let page_size = pool.page_size()?;
     let tokens = slots.len;
     slots.check_address("slots", 4)?;
     rows.check_extent("rows", "tokens", 0, tokens, "there are slots")?;

@@ -244,7 +244,7 @@ fn parameters(
         let (k, v) = (k?, v?);
         if k.places_per_page != v.places_per_page {
             return Err(Error::Stride {
-                tensor: "the values",
+                tensor: "the value pool",
                 dimension: "pages",
                 got: v_strides.page as usize,
                 rule: format!(
@@ -260,8 +260,8 @@ fn parameters(
             outside: k.places,
         };
         let (k_shape, v_shape);
-        (k_shape, k_map) = maps.make("k pool", pool.k, k.shape(pool.dtype, box_tokens))?;
-        (v_shape, v_map) = maps.make("v pool", pool.v, v.shape(pool.dtype, box_tokens))?;
+        (k_shape, k_map) = maps.make("the key pool", pool.k, k.shape(pool.dtype, box_tokens))?;
+        (v_shape, v_map) = maps.make("the value pool", pool.v, v.shape(pool.dtype, box_tokens))?;
         pages = Some([k_shape, v_shape]);
     } else if row.products_of_8_bits {
         // Converted pages as a whole.
@@ -270,21 +270,21 @@ fn parameters(
         let shape = |strides, dim| cut_page_map(strides, call, dim, box_tokens);
         let (k_shape, v_shape);
         coordinates = cut_coordinates(pool);
-        (k_shape, k_map) = maps.make("k pool", pool.k, shape(k_strides, row.head_dim))?;
-        (v_shape, v_map) = maps.make("v pool", pool.v, shape(v_strides, row.value_dim))?;
+        (k_shape, k_map) = maps.make("the key pool", pool.k, shape(k_strides, row.head_dim))?;
+        (v_shape, v_map) = maps.make("the value pool", pool.v, shape(v_strides, row.value_dim))?;
         pages = Some([k_shape, v_shape]);
     } else if let (Some(in_token), true, true) = (in_token, alike, row.head_dim.is_multiple_of(64))
     {
         let shape = |strides, dim| page_map(strides, call, dim, in_token, box_tokens);
         let (k_shape, v_shape);
         coordinates = page_coordinates(call, in_token)?;
-        (k_shape, k_map) = maps.make("k pool", pool.k, shape(k_strides, row.head_dim))?;
-        (v_shape, v_map) = maps.make("v pool", pool.v, shape(v_strides, row.value_dim))?;
+        (k_shape, k_map) = maps.make("the key pool", pool.k, shape(k_strides, row.head_dim))?;
+        (v_shape, v_map) = maps.make("the value pool", pool.v, shape(v_strides, row.value_dim))?;
         pages = Some([k_shape, v_shape]);
     } else {
         // Row by row.
-        attention.k_strides = vectors("k pool", pool.k, k_strides, pool.pages, pool.dtype)?;
-        attention.v_strides = vectors("v pool", pool.v, v_strides, pool.pages, pool.dtype)?;
+        attention.k_strides = vectors("the key pool", pool.k, k_strides, pool.pages, pool.dtype)?;
+        attention.v_strides = vectors("the value pool", pool.v, v_strides, pool.pages, pool.dtype)?;
         box_tokens = 1;
     }
     let shape = query_map(call.q, call, row.rows);

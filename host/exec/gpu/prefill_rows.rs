@@ -49,8 +49,20 @@ fn parameters(call: &PrefillCall<'_>, rows: u32) -> Result<GatherPrefillParams, 
     }
     let tile_tokens = rows / pack;
     let cuts = (call.rows / pack).div_ceil(tile_tokens).max(1);
-    let k_vectors = vectors("k pool", pool.k, &pool.k_strides, pool.pages, pool.dtype)?;
-    let v_vectors = vectors("v pool", pool.v, &pool.v_strides, pool.pages, pool.dtype)?;
+    let k_vectors = vectors(
+        "the key pool",
+        pool.k,
+        &pool.k_strides,
+        pool.pages,
+        pool.dtype,
+    )?;
+    let v_vectors = vectors(
+        "the value pool",
+        pool.v,
+        &pool.v_strides,
+        pool.pages,
+        pool.dtype,
+    )?;
     Ok(GatherPrefillParams {
         attention: attention(call, cuts)?,
         k_vectors,

@@ -9,14 +9,15 @@ use kernels_gpu::{
 
 use super::{
     DeviceArray, DevicePtr, DeviceTensor, Gpu, KvPool, KvScales, Stream,
+    append::check_page_size,
     conversion::format,
     launch::Launch,
     registry::element,
-    tensor::{COUNTED, VECTOR_BYTES, fits},
+    tensor::{COUNTED, VECTOR_BYTES, check_address, fits},
 };
 use crate::{
     Error,
-    problem::{Dtype, MAX_PAGE_SIZE, ProblemError, Spec},
+    problem::{Dtype, Spec},
 };
 
 /// Where the scales of an append come from.
@@ -130,7 +131,8 @@ fn row_parameters(
         head: narrow("a stride of the pool", head)?,
         page_size: narrow("tokens in a page", page_size)?,
     };
-    check_pool(strides.page_size, pool.dtype)?;
+    check_page_size(strides.page_size)?;
+    let format = format(pool.dtype)?;
     slots.check_address("slots", 4)?;
     let (mut address, mut scale_strides) = (0, KvStrides::default());
     if let Some(scales) = scales {
@@ -150,6 +152,7 @@ fn row_parameters(
     }
     let side = Side {
         name: "rows",
+        pool_name: "the pool",
         source: rows,
         dim: narrow("elements in a head", dim)?,
         pool: pool.address,
@@ -176,19 +179,8 @@ fn row_parameters(
         mode: GIVEN,
         page_size: Divisor::new(strides.page_size),
         kv_heads: Divisor::new(narrow("KV heads", heads.max(1))?),
-        format: format(pool.dtype)?,
+        format,
     })
-}
-
-fn check_pool(page_size: u32, dtype: Dtype) -> Result<(), Error> {
-    if !(1..=MAX_PAGE_SIZE).contains(&page_size) {
-        return Err(ProblemError::PageSize {
-            part: 0,
-            got: page_size,
-        }
-        .into());
-    }
-    format(dtype).map(drop)
 }
 
 /// Where the scales of an append to a pool come from, as kernels take it.
@@ -214,8 +206,9 @@ fn parameters(
     slots: DeviceArray<u32>,
     [k, v]: [&DeviceTensor<3>; 2],
 ) -> Result<QuantiseParams, Error> {
-    let page_size = pool.k_strides.page_size;
-    check_pool(page_size, pool.dtype)?;
+    let page_size = pool.page_size()?;
+    let format = format(pool.dtype)?;
+    pool.check_dtype(spec)?;
     let (tokens, heads) = (slots.len, spec.kv_heads as usize);
     slots.check_address("slots", 4)?;
     let mode = mode(scales, pool)?;
@@ -227,19 +220,22 @@ fn parameters(
         v_strides,
         ..
     } = of_scales;
-    let side = |name, source, dim, address, strides, scales, scale_strides| Side {
-        name,
-        source,
-        dim,
-        pool: address,
-        strides,
-        scales,
-        scale_strides,
-    };
+    let side =
+        |[name, pool_name]: [_; 2], source, dim, address, strides, scales, scale_strides| Side {
+            name,
+            pool_name,
+            source,
+            dim,
+            pool: address,
+            strides,
+            scales,
+            scale_strides,
+        };
     let (qk, value) = (spec.head_dim_qk, spec.head_dim_v);
-    let k_side = side("k", k, qk, pool.k, pool.k_strides, of_scales.k, k_strides);
+    let [keys, values] = [["k", "the key pool"], ["v", "the value pool"]];
+    let k_side = side(keys, k, qk, pool.k, pool.k_strides, of_scales.k, k_strides);
     let v_side = side(
-        "v",
+        values,
         v,
         value,
         pool.v,
@@ -269,13 +265,14 @@ fn parameters(
         mode,
         page_size: Divisor::new(page_size),
         kv_heads: Divisor::new(spec.kv_heads.max(1)),
-        format: format(pool.dtype)?,
+        format,
     })
 }
 
 /// Keys or values.
 struct Side<'a> {
     name: &'static str,
+    pool_name: &'static str,
     source: &'a DeviceTensor<3>,
     dim: u32,
     pool: DevicePtr,
@@ -305,13 +302,7 @@ impl Side<'_> {
         )?;
         source.check_dense(name, 2)?;
         source.check_address(name, VECTOR_BYTES)?;
-        if !self.pool.is_multiple_of(8) || self.pool == 0 && !source.is_empty() {
-            return Err(Error::Misaligned {
-                tensor: "the KV pool",
-                address: self.pool,
-                align: 8,
-            });
-        }
+        check_address(self.pool_name, self.pool, source.is_empty(), 8)?;
         // A row is a part of a warp.
         if !self.dim.is_multiple_of(NUMBERS) || self.dim > 32 * NUMBERS {
             return Err(Error::Extent {
@@ -333,7 +324,7 @@ impl Side<'_> {
             }
             Ok(fits("a stride", got, u32::MAX)? / NUMBERS)
         };
-        let pool = "the KV pool";
+        let pool = self.pool_name;
         Ok(QuantiseTensor {
             source: source.address,
             pool: self.pool,
@@ -348,5 +339,57 @@ impl Side<'_> {
             lanes_log: (self.dim / NUMBERS).next_power_of_two().trailing_zeros(),
             reserved: 0,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::problem::KvLayout;
+
+    const A: u64 = 1 << 20;
+
+    fn check(spec: &Spec, pool: &KvPool) -> Result<QuantiseParams, Error> {
+        let [k, v] = [spec.head_dim_qk, spec.head_dim_v]
+            .map(|dim| DeviceTensor::new(A, Dtype::BF16, [5, 4, dim as usize]));
+        let slots = DeviceArray::new(A, 5);
+        parameters(spec, pool, AppendScales::Given, slots, [&k, &v])
+    }
+
+    /// One number of tokens goes to the kernel, and the type that it writes is the pool's.
+    #[test]
+    fn a_pool_is_as_the_specification_and_the_keys_say() {
+        let spec = Spec::new(8, 4, 128).with_kv_dtype(Dtype::F8E4M3);
+        let good = KvPool::new(&spec, KvLayout::Hnd, 16, 100, A, A);
+        assert_eq!(check(&spec, &good).unwrap().pool_slots, 1600);
+
+        let of_32 = KvLayout::Hnd.strides(32, 4, 128);
+        let mixed = good.with_strides(good.k_strides, of_32);
+        let error = check(&spec, &mixed).unwrap_err().to_string();
+        let said = "the value pool has 32 tokens in a page: it must be 16, as in the key pool";
+        assert_eq!(error, said);
+
+        let error = check(&spec.with_kv_dtype(Dtype::F8E5M2), &good);
+        assert!(
+            matches!(
+                error,
+                Err(Error::DtypesDiffer {
+                    got: Dtype::F8E4M3,
+                    ..
+                })
+            ),
+            "{error:?}"
+        );
+
+        // Zero is a multiple of 8.
+        let nowhere = KvPool { v: 0, ..good };
+        let tensor = "the value pool";
+        assert_eq!(check(&spec, &nowhere), Err(Error::NullPointer { tensor }));
+        let odd = KvPool { k: A + 4, ..good };
+        let error = check(&spec, &odd).unwrap_err().to_string();
+        assert!(
+            error.starts_with("the key pool starts at 0x100004"),
+            "{error}"
+        );
     }
 }

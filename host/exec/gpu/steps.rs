@@ -295,8 +295,8 @@ impl Step {
                 params.attention.scales = scales;
                 let known = &params.attention;
                 if (known.k, known.v) != (pool.k, pool.v) {
-                    params.k_map = maps.at("k", pool.k, *k)?;
-                    params.v_map = maps.at("v", pool.v, *v)?;
+                    params.k_map = maps.at("the key pool", pool.k, *k)?;
+                    params.v_map = maps.at("the value pool", pool.v, *v)?;
                 }
                 point(&mut params.attention, tensors, pool);
             }
@@ -340,8 +340,8 @@ impl Step {
                         params.attention.scales = scales;
                         match shapes.pages {
                             Some([k, v]) if read != (pool.k, pool.v) => {
-                                params.k_map = maps.at("k pool", pool.k, k)?;
-                                params.v_map = maps.at("v pool", pool.v, v)?;
+                                params.k_map = maps.at("the key pool", pool.k, k)?;
+                                params.v_map = maps.at("the value pool", pool.v, v)?;
                             }
                             Some(_) => (),
                             None => check_pool(pool)?,
@@ -441,8 +441,8 @@ fn point(params: &mut AttentionParams, tensors: &RunTensors<'_>, pool: &KvPool) 
 
 /// What a tensor map would have checked.
 pub(super) fn check_pool(pool: &KvPool) -> Result<(), Error> {
-    check_address("the keys", pool.k, pool.pages == 0, VECTOR_BYTES)?;
-    check_address("the values", pool.v, pool.pages == 0, VECTOR_BYTES)
+    check_address("the key pool", pool.k, pool.pages == 0, VECTOR_BYTES)?;
+    check_address("the value pool", pool.v, pool.pages == 0, VECTOR_BYTES)
 }
 
 /// The launches of a workspace's runs, kept from layer to layer: only addresses change there.

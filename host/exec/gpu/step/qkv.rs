@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     Error,
-    problem::{Dtype, MAX_PAGE_SIZE, ProblemError, Spec},
+    problem::{Dtype, Spec},
     step::{Pairing, RmsNorm, RopeTable},
 };
 
@@ -265,28 +265,15 @@ impl Target {
         scales: AppendScales,
         tokens: usize,
     ) -> Result<Self, Error> {
-        let page_size = pool.k_strides.page_size;
-        if !(1..=MAX_PAGE_SIZE).contains(&page_size) {
-            let got = page_size;
-            return Err(ProblemError::PageSize { part: 0, got }.into());
-        }
-        if pool.v_strides.page_size != page_size {
-            return Err(Error::Extent {
-                tensor: "the value pool",
-                dimension: "tokens in a page",
-                got: pool.v_strides.page_size as usize,
-                rule: format!("{page_size}, as in the key pool"),
+        let page_size = pool.page_size()?;
+        pool.check_dtype(spec)?;
+        if ![dtype, Dtype::F8E4M3].contains(&pool.dtype) {
+            return Err(Error::DtypesDiffer {
+                tensor: "the KV pool",
+                got: pool.dtype,
+                other: "qkv",
+                expected: dtype,
             });
-        }
-        for (other, expected) in [("the spec's KV", spec.kv_dtype), ("qkv", dtype)] {
-            if pool.dtype != expected && (other != "qkv" || pool.dtype != Dtype::F8E4M3) {
-                return Err(Error::DtypesDiffer {
-                    tensor: "the KV pool",
-                    got: pool.dtype,
-                    other,
-                    expected,
-                });
-            }
         }
         let bytes = VECTOR * pool.dtype.bytes();
         check_address("the key pool", pool.k, tokens == 0, bytes)?;
