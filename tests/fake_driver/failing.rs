@@ -13,8 +13,9 @@ use tandem_attn::{
         DeviceBuffer, DeviceTensor, Gpu, Image, KvPool, LaunchSet, MODULES, Module, Workspace,
         WorkspaceOptions,
     },
-    plan::{Bound, Plan, PlanOptions, Planner, pod::PodMode},
+    plan::{BatchLimits, Bound, Plan, PlanOptions, Planner, pod::PodMode},
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    step::Rope,
 };
 
 use super::{with_library, young_driver};
@@ -170,4 +171,25 @@ fn a_failing_call_is_an_error_and_nothing_stays_behind() {
             assert!(seen.contains(call), "{call} never failed: {seen:?}");
         }
     }
+}
+
+/// Streams that do not block would not wait for what is on its way.
+#[test]
+fn what_is_written_is_there_when_the_call_returns() {
+    let test = "failing::what_is_written_is_there_when_the_call_returns";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let copying = libcuda::symbol(c"fake_copying").expect("it is the fake driver");
+    // SAFETY: the type is that of the function in the fake driver.
+    let copying: extern "C" fn() -> i32 = unsafe { mem::transmute::<Symbol, _>(copying) };
+    let gpu = Gpu::new(0).unwrap();
+    let buffer = DeviceBuffer::from_slice(&gpu, &[1_u8, 2, 3]).unwrap();
+    assert_eq!(copying(), 0, "{buffer:?}");
+    // Its frequencies are written.
+    let spec = Spec::new(32, 8, 128).with_rotary(Rope::new(128, 1e4));
+    let limits = BatchLimits::decodes(4, 1024, 16);
+    let bound = Bound::new(&spec, &gpu.device(), &PlanOptions::default(), &limits).unwrap();
+    let workspace = gpu.workspace(&spec, &bound, WorkspaceOptions::default());
+    assert_eq!(copying(), 0, "{:?}", workspace.unwrap().spec());
 }

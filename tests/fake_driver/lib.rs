@@ -17,6 +17,9 @@ fn setting(name: &str, default: c_int) -> c_int {
 static LAUNCHES: AtomicI32 = AtomicI32::new(0);
 static CURRENT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
+/// A copy from the host is on its way.
+static COPYING: AtomicI32 = AtomicI32::new(0);
+
 /// Calls that may fail, since the last [`fake_fail`].
 static CALLS: AtomicI32 = AtomicI32::new(0);
 /// Which of them does, with what code, and whether all behind it do, too.
@@ -79,6 +82,12 @@ pub extern "C" fn fake_failed() -> *const c_char {
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_alive(kind: c_int) -> c_int {
     ALIVE[kind as usize].load(Ordering::SeqCst)
+}
+
+/// Not a driver function: whether bytes are on their way from the host that nobody waited for.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_copying() -> c_int {
+    COPYING.load(Ordering::SeqCst)
 }
 
 /// Not a driver function: launches so far.
@@ -265,6 +274,22 @@ pub extern "C" fn cuLaunchKernel(
     }
 }
 
+/// Returns when the bytes are on their way.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyHtoD_v2(_to: u64, _from: *const c_void, _bytes: usize) -> c_int {
+    COPYING.store(1, Ordering::SeqCst);
+    step(c"cuMemcpyHtoD")
+}
+
+/// Copies are on the default stream.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamSynchronize(stream: *mut c_void) -> c_int {
+    if stream.is_null() {
+        COPYING.store(0, Ordering::SeqCst);
+    }
+    step(c"cuStreamSynchronize")
+}
+
 /// Calls with nothing to say but whether they failed.
 macro_rules! steps {
     ($($symbol:ident = $name:literal ($($type:ty),*);)*) => {$(
@@ -275,7 +300,6 @@ macro_rules! steps {
     )*};
 }
 steps! {
-    cuStreamSynchronize = c"cuStreamSynchronize" (*mut c_void);
     cuStreamWaitEvent = c"cuStreamWaitEvent" (*mut c_void, *mut c_void, c_uint);
     cuEventRecord = c"cuEventRecord" (*mut c_void, *mut c_void);
     cuEventQuery = c"cuEventQuery" (*mut c_void);

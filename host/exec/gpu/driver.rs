@@ -1,6 +1,6 @@
 //! The driver's functions with typed errors.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_void};
 
 pub use libcuda::*;
 
@@ -74,6 +74,23 @@ pub fn version() -> Result<(u32, u32), Error> {
     unsafe { cuDriverGetVersion(&mut version) }.check("cuDriverGetVersion")?;
     let version = version.unsigned_abs();
     Ok((version / 1000, version % 1000 / 10))
+}
+
+/// Copies to the device, and waits until the bytes are there: the copy itself returns when they are on their way, and
+/// streams that do not block would not wait for them.
+///
+/// # Safety
+/// So many bytes are at both addresses, and the context of the device's is current.
+pub unsafe fn copy_to_device(
+    to: DevicePtr,
+    from: *const c_void,
+    bytes: usize,
+) -> Result<(), Error> {
+    // SAFETY: the caller's promises.
+    unsafe {
+        cuMemcpyHtoD(to, from, bytes).check("cuMemcpyHtoD")?;
+        cuStreamSynchronize(Stream::DEFAULT).check("cuStreamSynchronize")
+    }
 }
 
 /// The thread's context, null if there is none.

@@ -13,7 +13,7 @@ use super::{
     DeviceArray, DevicePtr, DeviceTensor, Gpu, Stream,
     driver::{
         self, Check, Context, Current, cuGraphDestroy, cuGraphExecDestroy, cuGraphInstantiate,
-        cuGraphLaunch, cuMemAlloc, cuMemFree, cuMemcpyDtoH, cuMemcpyHtoD, cuStreamBeginCapture,
+        cuGraphLaunch, cuMemAlloc, cuMemFree, cuMemcpyDtoH, cuStreamBeginCapture,
         cuStreamEndCapture, cuStreamSynchronize,
     },
     resources::OwnedStream,
@@ -98,10 +98,7 @@ impl<T: Pod> DeviceBuffer<T> {
         // SAFETY: the range is inside the buffer.
         unsafe {
             let to = self.address + (at * size_of::<T>()) as u64;
-            cuMemcpyHtoD(to, values.as_ptr().cast::<c_void>(), size_of_val(values))
-                .check("cuMemcpyHtoD")?;
-            // The call returns when the values are on their way; streams that do not block would not wait for them.
-            cuStreamSynchronize(Stream::DEFAULT).check("cuStreamSynchronize")
+            driver::copy_to_device(to, values.as_ptr().cast::<c_void>(), size_of_val(values))
         }
     }
 

@@ -6,7 +6,7 @@ use super::driver::{
     self, Check, Code, Context, Current, Device, DevicePtr, Event, Stream, cuCtxSetCurrent,
     cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRetain, cuEventCreate, cuEventDestroy,
     cuEventQuery, cuEventRecord, cuEventSynchronize, cuMemAlloc, cuMemFree, cuMemFreeHost,
-    cuMemHostAlloc, cuMemcpyHtoD, cuMemsetD8, cuStreamCreate, cuStreamDestroy, cuStreamSynchronize,
+    cuMemHostAlloc, cuMemsetD8, cuStreamCreate, cuStreamDestroy, cuStreamSynchronize,
     cuStreamWaitEvent,
 };
 use crate::Error;
@@ -74,8 +74,7 @@ impl DeviceMemory {
     pub(super) fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Error> {
         let _current = Current::enter(self.context)?;
         // SAFETY: the memory is ours, and the caller's layout has room there.
-        unsafe { cuMemcpyHtoD(self.address + at, bytes.as_ptr().cast(), bytes.len()) }
-            .check("cuMemcpyHtoD")
+        unsafe { driver::copy_to_device(self.address + at, bytes.as_ptr().cast(), bytes.len()) }
     }
 
     pub(super) fn address(&self) -> DevicePtr {
