@@ -153,7 +153,8 @@ pub enum Error {
     },
     /// In the debug mode of a workspace: a page id on the device that its pool does not have.
     #[error(
-        "request {request} of part {part}: page {page} of its table is {got}, and the pool has {pages} pages"
+        "request {request} of part {part}: page {page} of its table is {got}, and the pool has {pages} pages: give the pool \
+         that the batch was made for, or find what wrote to the page ids since they were uploaded"
     )]
     PageOutside {
         /// The part of the batch.
@@ -169,8 +170,8 @@ pub enum Error {
     },
     /// In the debug mode of a workspace: an item on the device that leads out of an array.
     #[error(
-        "item {item} of part {part} ({}): {what} is {got}, and the limit is {limit}; the plan on the device is \
-         damaged",
+        "item {item} of part {part} ({}): {what} is {got}, and the limit is {limit}: the plan on the device is \
+         damaged; find what writes to the workspace, and upload the plan again",
         match .request { Some(request) => format!("of request {request}"), None => "of no request".into() }
     )]
     Damaged {
@@ -298,7 +299,9 @@ pub enum Error {
         driver: (u32, u32),
     },
     /// The driver refused a module for another reason.
-    #[error("the driver did not load the kernels for {arch}: {name} ({code}). {log}")]
+    #[error(
+        "the driver did not load the kernels for {arch}: {name} ({code}): update the driver, or report what it said: {log}"
+    )]
     ModuleRefused {
         /// The architecture of the module.
         arch: &'static str,

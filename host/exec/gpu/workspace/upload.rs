@@ -168,19 +168,26 @@ impl Workspace {
 }
 
 fn describe(spec: &Spec) -> String {
+    // All there is: two that differ are to be told apart.
     let Spec {
         q_heads,
         kv_heads,
         head_dim_qk,
         head_dim_v,
+        latent,
+        q_dtype,
+        kv_dtype,
+        out_dtype,
+        scale,
+        variant,
         compute,
         rotary,
-        ..
     } = spec;
+    let latent = if *latent { "latent " } else { "" };
     let rotary = rotary.map_or(String::new(), |rope| format!(", {rope:?}"));
     format!(
-        "{q_heads}/{kv_heads} heads of {head_dim_qk}/{head_dim_v}, {:?}, {:?}, {compute:?}{rotary}",
-        spec.kv_dtype, spec.variant
+        "{q_heads}/{kv_heads} {latent}heads of {head_dim_qk}/{head_dim_v}, queries {q_dtype:?}, keys {kv_dtype:?}, outputs \
+         {out_dtype:?}, scale {scale}, {variant:?}, {compute:?}{rotary}"
     )
 }
 
@@ -209,6 +216,30 @@ fn joined(ranges: &[Range<u64>]) -> impl Iterator<Item = Range<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::problem::Dtype;
+
+    /// What an error has to say of two specifications that differ in one thing.
+    #[test]
+    fn specifications_that_differ_are_described_differently() {
+        let one = Spec::new(8, 2, 128);
+        let changes: [fn(&mut Spec); 10] = [
+            |spec| spec.q_heads = 4,
+            |spec| spec.kv_heads = 1,
+            |spec| spec.head_dim_qk = 64,
+            |spec| spec.head_dim_v = 64,
+            |spec| spec.latent = true,
+            |spec| spec.q_dtype = Dtype::F32,
+            |spec| spec.kv_dtype = Dtype::F8E4M3,
+            |spec| spec.out_dtype = Dtype::F32,
+            |spec| spec.scale = 0.5,
+            |spec| spec.variant.window_left = Some(3),
+        ];
+        for (change, number) in changes.iter().zip(0..) {
+            let mut other = one;
+            change(&mut other);
+            assert_ne!(describe(&one), describe(&other), "change {number}");
+        }
+    }
 
     #[test]
     fn arrays_that_lie_close_are_copied_together() {
