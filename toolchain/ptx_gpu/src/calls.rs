@@ -76,6 +76,21 @@ pub extern "C" fn ptx_driver_launches() -> u64 {
     gpu().launches
 }
 
+/// Not a driver function: launches from now on are traced, this block of each ([`Settings::trace`](crate::Settings::trace));
+/// none, if it is negative.
+pub extern "C" fn ptx_driver_trace(block: i32) {
+    gpu().settings.trace = u32::try_from(block).ok();
+}
+
+/// Not a driver function: bytes that the traced block copied to shared memory, besides what its threads stored there, since
+/// this was asked before.
+pub extern "C" fn ptx_driver_loaded() -> u64 {
+    let timelines = crate::take_timelines();
+    let flights = timelines.iter().flat_map(|timeline| &timeline.flights);
+    let loads = flights.filter(|flight| flight.what == ptx_run::Beside::Loads);
+    loads.map(|flight| flight.amount).sum()
+}
+
 pub extern "C" fn cuCtxSynchronize() -> Code {
     state()
 }

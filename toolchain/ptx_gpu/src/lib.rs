@@ -88,6 +88,8 @@ macro_rules! functions {
             cuTensorMapEncodeTiled
             ptx_driver_forget_failure
             ptx_driver_launches
+            ptx_driver_loaded
+            ptx_driver_trace
         }
     };
 }

@@ -136,3 +136,17 @@ fn a_random_order() {
 fn copies_as_late_as_can_be() {
     all_scenarios("copies_as_late_as_can_be", "schedule=late seed=2");
 }
+
+#[test]
+fn who_is_busy_leaves_units_to_others() {
+    let Some(text) = child("who_is_busy_leaves_units_to_others", "log=1") else {
+        scenarios::run_claims();
+        return;
+    };
+    for (entry, _) in scenarios::claims() {
+        assert!(
+            text.contains(&format!("{entry}: [")),
+            "{entry} was not launched:\n{text}"
+        );
+    }
+}

@@ -283,6 +283,80 @@ pub fn scenarios() -> Vec<Scenario> {
     ]
 }
 
+/// A long request before short ones, in whole units: who has the long one comes to its end long after the others have done
+/// the rest.
+const LONG_AND_SHORT: &[(u32, u32)] =
+    &[(5000, 1), (300, 1), (300, 1), (300, 1), (300, 1), (300, 1)];
+/// The same for latent heads, of which a short request takes no longer than its keys do.
+const LATENT_LONG_AND_SHORT: &[(u32, u32)] =
+    &[(3200, 1), (300, 1), (300, 1), (300, 1), (300, 1), (300, 1)];
+
+/// Kernels whose CTAs claim units one after the other, each on such a batch.
+pub fn claims() -> Vec<(&'static str, Scenario)> {
+    let whole = options(SplitMode::Off, MergeMode::Kernel, PodMode::Serial);
+    let decode = |name, group| scenario(name, group, 64, LONG_AND_SHORT);
+    let latent = |name, page| latent(name, 64, page, LATENT_LONG_AND_SHORT);
+    let of = |entry, scenario| {
+        let options = whole;
+        (
+            entry,
+            Scenario {
+                options,
+                ..scenario
+            },
+        )
+    };
+    vec![
+        of("decode_8x32_d64_bf16", decode("claims, 8 rows", 4)),
+        of("decode_64x128_d64_bf16", decode("claims, 64 rows", 40)),
+        of("mla_64x32_bf16", latent("claims, latent", 64)),
+        of(
+            "mla_rows_64x32_bf16",
+            latent("claims, latent, odd pages", 4),
+        ),
+    ]
+}
+
+/// Runs a batch of [`claims`] with all warps side by side, where copies and products take their time. `Err`: the first CTA,
+/// which has the long request, took another one that somebody else could have begun.
+pub fn leaves_to_others(gpu: &Gpu, scenario: &Scenario) -> Result<(), String> {
+    /// Tracing ends also where a launch fails.
+    struct Traced(extern "C" fn(i32));
+    impl Drop for Traced {
+        fn drop(&mut self) {
+            self.0(-1);
+        }
+    }
+    let symbol = |name| libcuda::symbol(name).expect("the emulated driver");
+    let trace = symbol(c"ptx_driver_trace");
+    // SAFETY: the type is that of the function in the emulated driver.
+    let trace: extern "C" fn(i32) = unsafe { std::mem::transmute(trace) };
+    let loaded = symbol(c"ptx_driver_loaded");
+    // SAFETY: as above.
+    let loaded: extern "C" fn() -> u64 = unsafe { std::mem::transmute(loaded) };
+    loaded();
+    let traced = Traced(trace);
+    trace(0);
+    run(gpu, scenario)?;
+    drop(traced);
+    let key = match scenario.latent {
+        true => 576 * 2,
+        false => 2 * 64 * 2,
+    };
+    let [(long, _), (short, _), ..] = scenario.requests[..] else {
+        panic!("{}: a long request and short ones", scenario.name);
+    };
+    // Besides its keys its queries, page ids, and the rest of a block: of each less than a short request.
+    let (loaded, longest) = (loaded(), u64::from(long) * key);
+    let most = longest + u64::from(short) * key * 3 / 4;
+    match (longest..most).contains(&loaded) {
+        true => Ok(()),
+        false => Err(format!(
+            "the CTA with the long request loaded {loaded} bytes: {longest} are its own"
+        )),
+    }
+}
+
 /// Kernels that the scenarios must have launched.
 pub const EXPECTED: &[&str] = &[
     "decode_8x32_d64_bf16",
@@ -335,6 +409,14 @@ pub fn emulated() -> Gpu {
     let gpu = common::load().expect("the emulated GPU");
     gpu.make_current().unwrap();
     gpu
+}
+
+pub fn run_claims() {
+    let gpu = emulated();
+    for (entry, scenario) in claims() {
+        eprintln!("claims of {entry}");
+        leaves_to_others(&gpu, &scenario).unwrap_or_else(|text| panic!("{entry}: {text}"));
+    }
 }
 
 pub fn run_all() {
