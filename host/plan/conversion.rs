@@ -11,13 +11,7 @@ pub(crate) const fn converted_pages(keys: &Range<u32>) -> Range<u32> {
     keys.start / ConvertedPage::KEYS..keys.end.div_ceil(ConvertedPage::KEYS)
 }
 
-/// Entries of the list for so many query tokens of a row block, where queries are turned.
-pub(crate) const fn query_entries(tokens: u32) -> u32 {
-    tokens.div_ceil(ConvertedPage::KEYS)
-}
-
-/// How many entries the list of a plan has at most; fewer where requests share prefixes. Row blocks whose tiles are in
-/// several launches have their queries in each.
+/// How many entries the list of a plan has at most; fewer where requests share prefixes.
 pub(crate) fn most_pages(plan: &Plan) -> u32 {
     if !plan.spec.converts() || plan.groups.iter().any(|group| group.id.is_none()) {
         return 0;
@@ -28,11 +22,7 @@ pub(crate) fn most_pages(plan: &Plan) -> u32 {
         let block = plan.row_block_of(item);
         let keys = plan.keys_seen(block);
         let last_token = item.rows_begin + item.rows == block.first_token + block.tokens;
-        let queries = match plan.spec.rotary {
-            Some(_) => query_entries(block.tokens),
-            None => 0,
-        };
-        let of_block = || converted_pages(&keys).len() as u32 + queries;
+        let of_block = || converted_pages(&keys).len() as u32;
         (last_token && item.kv_end == keys.end).then(of_block)
     });
     of_blocks.sum()

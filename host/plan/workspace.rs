@@ -14,7 +14,6 @@ use kernels_gpu::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    conversion,
     data::{BatchLimits, Bound, Kernel, Plan, PlanError, PlanOptions, SplitMode},
     model::{DeviceDescription, TileTable},
 };
@@ -75,11 +74,7 @@ impl Bound {
                 // Every request has a last page that may not be full.
                 true => {
                     let requests = limits.requests.min(limits.prefill_keys);
-                    let queries = match spec.rotary {
-                        Some(_) => conversion::query_entries(limits.query_tokens) + requests,
-                        None => 0,
-                    };
-                    limits.prefill_keys.div_ceil(ConvertedPage::KEYS) + requests + queries
+                    limits.prefill_keys.div_ceil(ConvertedPage::KEYS) + requests
                 }
                 false => 0,
             },
@@ -130,7 +125,7 @@ pub struct WorkspaceLayout {
     /// `[`[`COUNTERS`]`]` u32, of kernels that have prefill and decode in one.
     pub counters: Range<u64>,
     /// Queries and outputs whose heads are padded, 16 bits each: `[padded_tokens, q_heads, kernel's head dimension]`. Of
-    /// queries that are F32, or turned by their positions, it has what kernels read.
+    /// queries that are F32 it has what kernels read.
     pub padded: [Range<u64>; 2],
     /// Keys and values that prefills converted, 16 bits each, or 8 where [they compute in those](crate::problem::Compute): `[converted_pages, kv_heads, 64, head dimension]`.
     pub converted: [Range<u64>; 2],
@@ -138,7 +133,7 @@ pub struct WorkspaceLayout {
     pub converted_done: Range<u64>,
     /// Three u32 by which CTAs share that work.
     pub conversion_control: Range<u64>,
-    /// `[pairs]` u64: by how much attention turns each pair of a head from a position to the next.
+    /// `[pairs]` u64, and zeros up to a multiple of 8: by how much attention turns each pair of a head from a position to the next.
     pub turns: Range<u64>,
     /// What is copied to the device for every plan.
     pub upload_bytes: u64,
@@ -202,7 +197,7 @@ impl WorkspaceLayout {
         let converted_done = section(u64::from(converted_pages) * kv_heads * 2, size_of::<u32>());
         let conversion_control = section(3, size_of::<u32>());
         let pairs = spec.rotary.map_or(0, |rope| rope.dim / 2);
-        let turns = section(pairs.into(), size_of::<u64>());
+        let turns = section(u64::from(pairs).next_multiple_of(8), size_of::<u64>());
         Self {
             records,
             items,

@@ -92,7 +92,7 @@ impl Spec {
 
     /// Whether a GPU has queries of its kernels in a place of their own.
     pub(crate) const fn moves_queries(&self) -> bool {
-        Padding::of(self).is_some() || self.rounds_queries() || self.rotary.is_some()
+        Padding::of(self).is_some() || self.rounds_queries()
     }
 }
 

@@ -15,15 +15,15 @@ use kernels_gpu::{
 };
 
 use super::{
-    DeviceArray, DeviceTensor, Gpu, KvPool, Workspace,
+    DeviceArray, Gpu, KvPool, Workspace,
+    prefill::describes_values,
     prefill_rows::vectors,
     registry::element,
     steps::{Parameters, Step, check_pool},
-    tensor::fits,
 };
 use crate::{
     Error,
-    plan::{Plan, PlannedRowBlock, conversion::converted_pages},
+    plan::{Plan, conversion::converted_pages},
     problem::{Compute, Dtype, KvLayout},
 };
 
@@ -87,20 +87,6 @@ impl Conversion {
         let begin = begin as u32;
         let page_0 = begin.wrapping_sub(pages.start);
         self.tables.insert(item.table, Table { begin, page_0 });
-        if plan.spec.rotary.is_some() {
-            self.add_queries(plan.row_block_of(item));
-        }
-    }
-
-    /// Adds the queries of a row block, which are turned. Each entry leaves a page of the converted pool empty.
-    fn add_queries(&mut self, block: &PlannedRowBlock) {
-        let tokens = (0..block.tokens).step_by(ConvertedPage::KEYS as usize);
-        self.pages.extend(tokens.map(|token| ConvertedPage {
-            table: block.position.wrapping_add_unsigned(token).cast_unsigned(),
-            key: block.first_token + token,
-            keys: ConvertedPage::KEYS.min(block.tokens - token),
-            page: ConvertedPage::QUERIES,
-        }));
     }
 
     /// The converted page of an item's table at a place in it: one that is known, or a new one.
@@ -245,26 +231,24 @@ impl Gpu {
 }
 
 impl Gpu {
-    /// The launch that turns queries and keys by their positions for a prefill.
+    /// The launch that turns keys by their positions for a prefill.
     pub(super) fn prepare_turn(
         &self,
         workspace: &Workspace,
         pool: &KvPool,
         pages: Range<u32>,
         record: Option<DeviceArray<LaunchRecord>>,
-        q: &DeviceTensor<3>,
     ) -> Result<Step, Error> {
         let spec = &workspace.spec;
         let pieces = (pages.len() as u32).saturating_mul(PIECES);
-        let vectors = q.strides[0] / 8;
+        let mut convert = workspace.conversion_of(pool, pages)?;
+        if describes_values(pool, spec) {
+            convert.to_v = 0;
+        }
         let params = TurnParams {
-            convert: workspace.conversion_of(pool, pages)?,
+            convert,
             rotary: workspace.rotary(),
-            q: q.address,
-            to_q: workspace.queries(q.shape[0])?.address,
             record: record.map_or(0, |record| record.address),
-            q_token: fits("the token stride of q", vectors, u32::MAX)?,
-            q_heads: spec.q_heads,
             kv_heads: spec.kv_heads,
             lanes_log: (spec.head_dim_qk / 16).trailing_zeros(),
         };

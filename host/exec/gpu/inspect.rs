@@ -80,20 +80,6 @@ pub(super) fn inspect(
         let (page_size, pool_pages) = (launch_plan.parts[part].page_size, pages[part]);
         for page in launch.converted.clone() {
             let page: ConvertedPage = read(bytes, &layout.conversions, page);
-            if page.page == ConvertedPage::QUERIES {
-                let end = page.key.saturating_add(page.keys);
-                if end > tokens {
-                    return Err(Error::Damaged {
-                        item: launch.first,
-                        request: None,
-                        part: launch.key.part,
-                        what: "the end of queries to turn",
-                        got: end,
-                        limit: tokens,
-                    });
-                }
-                continue;
-            }
             let keys = page.key..page.key.saturating_add(page.keys);
             let pages = keys.start / page_size..keys.end.div_ceil(page_size);
             let table = known.table(page.table);

@@ -19,10 +19,7 @@ use super::{
     tensor::{COUNTED, VECTOR_BYTES, fits},
 };
 use crate::{Error, problem::Spec};
-use maps::{
-    box_tokens, cut_coordinates, cut_page_map, heads_in_token, page_coordinates, page_map,
-    query_map,
-};
+use maps::{cut_coordinates, cut_page_map, heads_in_token, page_coordinates, page_map, query_map};
 
 /// A group of contiguous items ([`plan::Kernel::Prefill`](crate::plan::Kernel)) and the memory that goes with
 /// it.
@@ -134,8 +131,13 @@ pub(super) enum Source {
     Converted,
     /// In the workspace, where a launch before it brought them.
     Widened,
-    /// There, and the queries, too.
-    Turned,
+    /// There, turned. Values are in the pool of the run, unless they were brought along.
+    Turned { values: bool },
+}
+
+/// Whether tensor maps describe the values of a pool where they are.
+pub(super) fn describes_values(pool: &KvPool, spec: &Spec) -> bool {
+    heads_in_token(&pool.v_strides, spec, spec.head_dim_v).is_some()
 }
 
 /// All checks that do not depend on how keys are loaded.
@@ -232,13 +234,20 @@ fn parameters(
 ) -> Result<(PrefillParams, Shapes), Error> {
     check(call)?;
     let (pool, spec) = (call.pool, call.spec);
-    let (k_strides, v_strides) = (&pool.k_strides, &pool.v_strides);
+    let values = call.extras.values.as_ref().unwrap_or(pool);
+    let (k_strides, v_strides) = (&pool.k_strides, &values.v_strides);
     let mut attention = attention(call, 1)?;
-    let in_token = heads_in_token(k_strides, spec, row.head_dim);
-    let alike = in_token == heads_in_token(v_strides, spec, row.value_dim);
-    let mut box_tokens = box_tokens(k_strides.page_size, row.keys);
+    attention.v = values.v;
+    let in_token = [
+        heads_in_token(k_strides, spec, row.head_dim),
+        heads_in_token(v_strides, spec, row.value_dim),
+    ];
+    let mut box_tokens = maps::box_tokens(k_strides.page_size, row.keys);
+    if call.extras.values.is_some() {
+        box_tokens = maps::box_tokens(v_strides.page_size, box_tokens);
+    }
     let (mut k_map, mut v_map) = ([0; 16], [0; 16]);
-    let (mut coordinates, mut pages) = (PageCoordinates::default(), None);
+    let (mut coordinates, mut pages) = ([PageCoordinates::default(); 2], None);
     if let Some(padding) = call.extras.padding {
         let [k, v] = [k_strides, v_strides].map(|s| PaddedPool::new(padding, s, pool.pages));
         let (k, v) = (k?, v?);
@@ -253,12 +262,12 @@ fn parameters(
                 ),
             });
         }
-        coordinates = PageCoordinates {
+        coordinates = [PageCoordinates {
             step_in_token: 0,
             step_per_page: k.places_per_page,
             step_per_head: 1,
             outside: k.places,
-        };
+        }; 2];
         let (k_shape, v_shape);
         (k_shape, k_map) = maps.make("the key pool", pool.k, k.shape(pool.dtype, box_tokens))?;
         (v_shape, v_map) = maps.make("the value pool", pool.v, v.shape(pool.dtype, box_tokens))?;
@@ -269,17 +278,20 @@ fn parameters(
     } else if !row.head_dim.is_multiple_of(64) && k_strides.page_size.is_multiple_of(8) {
         let shape = |strides, dim| cut_page_map(strides, call, dim, box_tokens);
         let (k_shape, v_shape);
-        coordinates = cut_coordinates(pool);
+        coordinates = [cut_coordinates(pool); 2];
         (k_shape, k_map) = maps.make("the key pool", pool.k, shape(k_strides, row.head_dim))?;
         (v_shape, v_map) = maps.make("the value pool", pool.v, shape(v_strides, row.value_dim))?;
         pages = Some([k_shape, v_shape]);
-    } else if let (Some(in_token), true, true) = (in_token, alike, row.head_dim.is_multiple_of(64))
-    {
-        let shape = |strides, dim| page_map(strides, call, dim, in_token, box_tokens);
+    } else if let ([Some(k), Some(v)], true) = (in_token, row.head_dim.is_multiple_of(64)) {
+        coordinates = [
+            page_coordinates(pool, spec, k)?,
+            page_coordinates(values, spec, v)?,
+        ];
+        let shape = page_map(pool, k_strides, spec, row.head_dim, k, box_tokens);
         let (k_shape, v_shape);
-        coordinates = page_coordinates(call, in_token)?;
-        (k_shape, k_map) = maps.make("the key pool", pool.k, shape(k_strides, row.head_dim))?;
-        (v_shape, v_map) = maps.make("the value pool", pool.v, shape(v_strides, row.value_dim))?;
+        (k_shape, k_map) = maps.make("the key pool", pool.k, shape)?;
+        let shape = page_map(values, v_strides, spec, row.value_dim, v, box_tokens);
+        (v_shape, v_map) = maps.make("the value pool", values.v, shape)?;
         pages = Some([k_shape, v_shape]);
     } else {
         // Row by row.
@@ -297,7 +309,7 @@ fn parameters(
         v_map,
         out_map,
         attention,
-        pages: coordinates,
+        pages: coordinates[0],
         items: call.items.len as u32,
         box_tokens,
         pack: Divisor::new(call.pack),
@@ -305,6 +317,10 @@ fn parameters(
         gap: call.extras.gap,
         reserved: 0,
         convert: ConvertParams::zeroed(),
+        rotary: call.extras.rotary.of_queries(),
+        value_pages: coordinates[1],
+        value_page_size: Divisor::new(v_strides.page_size),
+        values_apart: call.extras.values.is_some().into(),
     };
     let source = Source::Pool;
     let shapes = Shapes {

@@ -15,7 +15,7 @@ use super::{
     launch_plan::GroupLaunch,
     launch_set::{LaunchKey, LaunchSet},
     maps::Maps,
-    prefill::Source,
+    prefill::{Source, describes_values},
     steps::{Extras, Parameters, Run, RunTensors, Step, check_own, check_sinks},
 };
 use crate::{
@@ -403,19 +403,17 @@ impl Making<'_> {
         if converts {
             spec.kv_dtype = converted.dtype;
         }
-        let [mut q, out] = tensors.of_launch(own_heads);
-        let turned;
+        let [q, out] = tensors.of_launch(own_heads);
+        let mut extras = extras;
         if turns {
-            turned = workspace.queries(q.shape[0])?;
-            q = &turned;
             spec.rotary = None;
+            extras.values = describes_values(pool, &spec).then_some(*pool);
         }
         // With heads of its own dimension a launch writes beside padded ones, or else leaves no states: where there are
         // any, they are padded, too.
         let given = tensors.unpadded.filter(|_| own_heads);
         let beside_padded = given.is_some_and(|given| given.out.is_none());
         let leaves_states = given.is_none() || beside_padded;
-        let mut extras = extras;
         if own_heads {
             spec = workspace.spec;
             let padding = extras.padding.take().filter(|_| beside_padded);
@@ -448,7 +446,12 @@ impl Making<'_> {
         let parameters = step.as_mut().map(|step| &mut step.parameters);
         if let (Some(Parameters::Prefill(params, shapes)), true) = (parameters, converts) {
             if turns {
-                shapes.source = Source::Turned;
+                let values = extras.values.is_none();
+                shapes.source = Source::Turned { values };
+                if !values {
+                    params.convert.list = workspace.conversions().address;
+                    params.convert.page_ids = workspace.page_ids().address;
+                }
             } else if widens(&workspace.spec, pool) {
                 shapes.source = Source::Widened;
             } else {
@@ -475,16 +478,16 @@ impl Making<'_> {
     /// What comes before a prefill whose keys have scales of their own, or are turned by their positions.
     fn before(&self, index: usize, launch: &GroupLaunch) -> Result<Option<Step>, Error> {
         let (workspace, part) = (self.workspace, launch.key.part as usize);
-        let (gpu, pool, q) = (self.gpu, &self.tensors.pools[part], self.tensors.q);
+        let (gpu, pool) = (self.gpu, &self.tensors.pools[part]);
         if launch.key.kernel.info().op != Op::Prefill {
             return Ok(None);
         }
         let (_, record) = place(workspace, index, launch);
         let pages = self.converted(launch);
         let step = if workspace.spec.rotary.is_some() {
-            gpu.prepare_turn(workspace, pool, pages, record, q)?
+            gpu.prepare_turn(workspace, pool, pages, record)?
         } else if widens(&workspace.spec, pool) {
-            gpu.prepare_widen(workspace, pool, pages, record, q.shape[0])?
+            gpu.prepare_widen(workspace, pool, pages, record, self.tensors.q.shape[0])?
         } else {
             return Ok(None);
         };
@@ -499,6 +502,7 @@ impl Making<'_> {
             padding: Padding::of(&self.workspace.spec),
             gap: 0,
             rotary: self.workspace.rotary(),
+            values: None,
         }
     }
 

@@ -147,8 +147,10 @@ pub struct Extras {
     pub(super) gap: u32,
     /// A prefill multiplies by scales of 8-bit keys and values.
     pub(super) scaled: bool,
-    /// How decodes turn queries and keys.
+    /// How decodes turn queries and keys, and prefills queries.
     pub(super) rotary: RotaryParams,
+    /// Where values are, if not in the pool of the keys: keys are in pages that were made of those of the pool.
+    pub(super) values: Option<KvPool>,
 }
 
 impl Extras {
@@ -170,11 +172,20 @@ impl Extras {
         Ok(())
     }
 
-    /// What runs in the place of a kernel: itself, or one that takes sinks, masks and scales where there are any.
+    /// What runs in the place of a prefill's kernel: itself, or one that takes sinks, masks and scales and turns queries where
+    /// there are any.
     pub(super) fn kernel(&self, kernel: KernelId) -> Result<KernelId, Error> {
         let row = kernel.info();
         let scaled = self.scaled && !row.co_resident;
-        if row.extras || !(scaled || self.sinks.is_some() || self.ancestors.is_some()) {
+        let turns = self.rotary.turns != 0;
+        if turns && row.co_resident {
+            return Err(Error::NoInstance {
+                kernel: "prefill",
+                asked: format!("queries that are turned by their positions, and {kernel}"),
+                there: "those that do not share SMs with decodes",
+            });
+        }
+        if row.extras || !(scaled || turns || self.sinks.is_some() || self.ancestors.is_some()) {
             return Ok(kernel);
         }
         let there = kernel.with_extras().or_else(|| kernel.on(Arch::Sm80));
@@ -273,7 +284,7 @@ pub(super) enum Parameters {
     PrefillRows(GatherPrefillParams),
     /// What widens the keys of the prefill behind it.
     Widen(WidenParams),
-    /// What turns queries and keys for the prefill behind it.
+    /// What turns keys for the prefill behind it.
     Turn(TurnParams),
     /// A prefill and a decode in one.
     Pod(PodParams),
@@ -322,10 +333,7 @@ impl Step {
             Parameters::Prefill(params, shapes) => {
                 let known = &params.attention;
                 let [q, out] = tensors.of_launch(shapes.unpadded);
-                let (mut q, out) = (q.address, out.address);
-                if shapes.source == Source::Turned {
-                    q = known.q;
-                }
+                let (q, out) = (q.address, out.address);
                 if known.q != q {
                     params.q_map = maps.at("q", q, shapes.q)?;
                 }
@@ -353,8 +361,14 @@ impl Step {
                         (params.convert.k, params.convert.v) = (pool.k, pool.v);
                         (params.attention.k, params.attention.v) = read;
                     }
-                    Source::Widened | Source::Turned => {
+                    Source::Widened | Source::Turned { values: true } => {
                         (params.attention.k, params.attention.v) = read
+                    }
+                    Source::Turned { values: false } => {
+                        if let (Some([_, v]), true) = (shapes.pages, read.1 != pool.v) {
+                            params.v_map = maps.at("v pool", pool.v, v)?;
+                        }
+                        params.attention.k = read.0;
                     }
                 }
             }
@@ -365,7 +379,6 @@ impl Step {
             }
             Parameters::Turn(params) => {
                 check_pool(pool)?;
-                params.q = tensors.q.address;
                 (params.convert.k, params.convert.v) = (pool.k, pool.v);
             }
             Parameters::DecodeRows(params) => {
@@ -620,11 +633,18 @@ impl Run {
     }
 
     /// One step after the other. A decode behind a decode takes over SMs as that one leaves them, and a merge
-    /// waits for its states on the device. Those that share SMs with prefills do not wait themselves.
+    /// waits for its states on the device. Those that share SMs with prefills do not wait themselves. A prefill waits for
+    /// what turns its keys.
     fn chain(&mut self, gpu: &Gpu) {
         let mut behind_decode = false;
+        let mut behind_turn = false;
         for step in &mut self.steps {
+            let turns = matches!(step.parameters, Parameters::Turn(_));
             match step.parameters {
+                Parameters::Prefill(..) => {
+                    step.launch.overlap = behind_turn && gpu.overlaps();
+                    behind_decode = false;
+                }
                 Parameters::Decode(..) | Parameters::Latent(..) => {
                     let waits = !step.kernel.info.co_resident;
                     step.launch.overlap = waits && behind_decode && gpu.overlaps();
@@ -633,6 +653,7 @@ impl Run {
                 Parameters::Merge(_) => step.launch.overlap = behind_decode && gpu.overlaps(),
                 _ => behind_decode = false,
             }
+            behind_turn = turns;
         }
     }
 }

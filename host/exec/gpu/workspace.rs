@@ -288,7 +288,7 @@ impl Workspace {
         }
     }
 
-    /// Room for queries of so many tokens in 16 bits: rounded, or turned.
+    /// Room for queries of so many tokens in 16 bits, rounded.
     pub(super) fn queries(&self, tokens: usize) -> Result<DeviceTensor<3>, Error> {
         let most = self.bound.padded_tokens as usize;
         if tokens > most {
@@ -296,9 +296,7 @@ impl Workspace {
                 tensor: "q",
                 dimension: "tokens",
                 got: tokens,
-                rule: format!(
-                    "at most {most}, those of the bound: its queries are rounded or turned"
-                ),
+                rule: format!("at most {most}, those of the bound: its queries are rounded"),
             });
         }
         let spec = self.spec.on_kernels();

@@ -148,8 +148,7 @@ pub struct Bound {
     /// Query tokens whose heads are padded for the kernels of a GPU, or whose queries are rounded or turned for them.
     #[serde(default)]
     pub padded_tokens: u32,
-    /// Pages of 64 keys that prefills convert from 8 bits to 16, or turn by their positions; and where they turn them, 64
-    /// queries each.
+    /// Pages of 64 keys that prefills convert from 8 bits to 16, or turn by their positions.
     #[serde(default)]
     pub converted_pages: u32,
 }

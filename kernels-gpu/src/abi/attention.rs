@@ -144,7 +144,8 @@ pub struct DecodeParams {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
 pub struct RotaryParams {
-    /// `[pairs]` u64: by how much a pair is turned from a position to the next, of a turn of 2⁶⁴.
+    /// `[pairs]` u64, and zeros up to a multiple of 8: by how much a pair is turned from a position to the next, of a turn of
+    /// 2⁶⁴.
     pub turns: u64,
     /// Pairs of a head that are turned.
     pub pairs: u32,
@@ -159,6 +160,36 @@ pub struct RotaryParams {
 impl RotaryParams {
     /// Of two words of two elements, those halves that are in a first word of pairs, and those in a second, as
     /// `permute_bytes` has them.
+    #[must_use]
+    pub const fn picks(&self) -> [u32; 2] {
+        self.of_queries().picks()
+    }
+
+    /// What there is of queries.
+    #[must_use]
+    pub const fn of_queries(&self) -> QueryRotaryParams {
+        QueryRotaryParams {
+            turns: self.turns,
+            pairs: self.pairs,
+            interleaved: self.interleaved,
+        }
+    }
+}
+
+/// How queries alone are turned: as [`RotaryParams`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct QueryRotaryParams {
+    /// See there.
+    pub turns: u64,
+    /// See there.
+    pub pairs: u32,
+    /// See there.
+    pub interleaved: u32,
+}
+
+impl QueryRotaryParams {
+    /// As [`RotaryParams::picks`].
     #[must_use]
     pub const fn picks(&self) -> [u32; 2] {
         if self.interleaved != 0 {
@@ -245,7 +276,8 @@ pub struct PageCoordinates {
     pub outside: u32,
 }
 
-/// What a Hopper prefill kernel works on. The maps come first: they must lie at a multiple of 64 bytes.
+/// What a Hopper prefill kernel works on. The maps come first: they must lie at a multiple of 64 bytes. With more than 1,024
+/// bytes LLVM has other code for those that feed, whose registers do not suffice then.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct PrefillParams {
@@ -279,6 +311,14 @@ pub struct PrefillParams {
     pub reserved: u32,
     /// What becomes the pool before it is read; nothing where its `pages` are 0.
     pub convert: ConvertParams,
+    /// How queries are turned; as they are where `turns` is 0. From here on only kernels read it that turn.
+    pub rotary: QueryRotaryParams,
+    /// Coordinates in `v_map`, as `pages` are those in `k_map`.
+    pub value_pages: PageCoordinates,
+    /// By tokens in a page of values, as `page_size` is of keys.
+    pub value_page_size: Divisor,
+    /// 1: only keys are in converted pages, values in those that they were made of: `convert` says which these are.
+    pub values_apart: u32,
 }
 
 /// 64 keys of 8 bits of one table, with their values, and the page of 16-bit ones that they become.
@@ -298,8 +338,6 @@ pub struct ConvertedPage {
 impl ConvertedPage {
     /// Keys of a full page.
     pub const KEYS: u32 = 64;
-    /// As `page`: what is brought are queries, `keys` of them from token `key` on; `table` is the first one's position.
-    pub const QUERIES: u32 = u32::MAX;
 }
 
 /// What a prefill converts from 8 bits to 16, see `sm90::prefill::convert`.
@@ -312,7 +350,7 @@ pub struct ConvertParams {
     pub v: u64,
     /// `[pages, kv_heads, 64, head_dim_qk]`: keys of 16 bits.
     pub to_k: u64,
-    /// `[pages, kv_heads, 64, head_dim_v]`: their values.
+    /// `[pages, kv_heads, 64, head_dim_v]`: their values; 0 where those are read where they are.
     pub to_v: u64,
     /// `[...]` [`ConvertedPage`]: those of the plan.
     pub list: u64,

@@ -226,21 +226,12 @@ pub struct WidenParams {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct TurnParams {
-    /// From which pools to which pages; its list has queries, too ([`ConvertedPage::QUERIES`](super::ConvertedPage)). `done`
-    /// and `control` are unused.
+    /// From which pools to which pages. `done` and `control` are unused.
     pub convert: ConvertParams,
     /// How they are turned.
     pub rotary: RotaryParams,
-    /// `[tokens, q_heads, head_dim]`.
-    pub q: u64,
-    /// The same, turned and dense.
-    pub to_q: u64,
     /// The [`LaunchRecord`](super::LaunchRecord) of the prefill, which says which entries are its own; or 0.
     pub record: u64,
-    /// From one token of `q` to the next.
-    pub q_token: u32,
-    /// Query heads.
-    pub q_heads: u32,
     /// KV heads.
     pub kv_heads: u32,
     /// Threads of a head, two vectors each, as a power of two.

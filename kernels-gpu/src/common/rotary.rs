@@ -68,7 +68,11 @@ pub fn turn_words<T: Half>(
     // A permutation of halves puts the elements of a pair into one word, and is its own inverse.
     let pick = |[a, b]: [u32; 2]| picks.map(|pick| math::permute_bytes(a, b, pick));
     let turn = |[x, y]: [f32; 2], sine: f32, cosine: f32| {
-        T::pack(x * cosine - y * sine, y * cosine + x * sine)
+        let (by_x, by_y) = (
+            math::fma(-y, sine, x * cosine),
+            math::fma(x, sine, y * cosine),
+        );
+        T::pack(by_x, by_y)
     };
     let [first, second] = pick(words).map(T::unpack);
     pick([turn(first, s0, c0), turn(second, s1, c1)])

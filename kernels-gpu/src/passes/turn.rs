@@ -1,10 +1,11 @@
-//! `turn_rows`: queries and keys are turned by their positions before a prefill reads them.
+//! `turn_rows`: keys are turned by their positions before a prefill reads them. (It turns its queries itself.)
 //!
-//! Each key that a prefill sees is turned once, into pages of 64 that the prefill then reads; values go with it as they are.
-//! The prefill's own loop brings keys to the tensor cores without a register between.
+//! Each key that a prefill sees is turned once, into pages of 64 that the prefill then reads. Values stay where they are,
+//! unless no tensor map describes their pages: then they go with the keys. The prefill's own loop brings keys to the tensor
+//! cores without a register between.
 //!
-//! The list of a prefill has *entries*: 64 keys of a table with their values, or 64 query tokens. A block takes *pieces*,
-//! eighths of an entry: half of its tokens, of some heads. A thread has two vectors of 8 elements, so that pairs are its own
+//! The list of a prefill has *entries*: 64 keys of a table with their values. A block takes *pieces*, eighths of an entry:
+//! half of its tokens, of some heads. A thread has two vectors of 8 elements, so that pairs are its own
 //! (as in `step/qkv.rs`), and with the sines of its token goes from head to head.
 
 /// Threads of a block.
@@ -43,14 +44,14 @@ pub use rows::ROWS;
 
 #[cfg(target_arch = "nvptx64")]
 mod device {
-    use cuda_std::prelude::*;
+    use cuda_std::{griddep, prelude::*};
 
     use super::{PIECES, THREADS};
     use crate::{
         abi::{ConvertedPage, KvStrides, TurnParams},
         common::{
             half::{self, Half},
-            rotary::{sine_cosine, turn_words, turned_by},
+            rotary::{sine_cosine, turn_words, turned},
         },
     };
 
@@ -73,7 +74,6 @@ mod device {
     /// What is brought.
     #[derive(Clone, Copy, PartialEq, Eq)]
     enum Of {
-        Queries,
         Keys,
         Values,
     }
@@ -93,6 +93,8 @@ mod device {
     /// The parameters describe memory as [`TurnParams`] says.
     #[inline(always)]
     unsafe fn turn<T: Half>(p: &TurnParams) {
+        // The prefill may begin as SMs become free; it waits where it reads what is written here.
+        griddep::launch_dependents();
         let c = &p.convert;
         let tid = thread::thread_idx_x();
         let (lanes, vectors) = (1 << p.lanes_log, 2 << p.lanes_log);
@@ -128,61 +130,32 @@ mod device {
                 let token = piece % 2 * TOKENS + token;
                 let (class, exists) = (piece % PIECES / 2, token < count);
                 let mut place = [key + token, 0];
-                let (what, heads, classes) = if page == ConvertedPage::QUERIES {
-                    (Of::Queries, p.q_heads, 4)
-                } else {
-                    if exists {
-                        let (index, offset) = c.page_size.div_rem(key + token);
-                        let id = c.page_ids + u64::from(table + index) * 4;
-                        place = [ptr::load_nc_u32(id as *const u32), offset];
-                    }
-                    let what = if class < 2 { Of::Keys } else { Of::Values };
-                    (what, p.kv_heads, 2)
-                };
+                if exists {
+                    let (index, offset) = c.page_size.div_rem(key + token);
+                    let id = c.page_ids + u64::from(table + index) * 4;
+                    place = [ptr::load_nc_u32(id as *const u32), offset];
+                }
+                let with_values = c.to_v != 0;
+                let classes = if with_values { 2 } else { 4 };
                 let (head, apart) = (class % classes * subs + sub, classes * subs);
-                // Queries that there are not have no place; keys that there are not become zeros.
-                if head < heads && (exists || what != Of::Queries) {
-                    let (from, to, strides, to_strides) = match what {
-                        Of::Queries => (
-                            p.q,
-                            p.to_q,
-                            [p.q_token, 0, vectors],
-                            [p.q_heads * vectors, 0, vectors],
-                        ),
-                        Of::Keys => (
-                            c.k,
-                            c.to_k,
-                            of(&c.k_strides),
-                            [0, vectors, ConvertedPage::KEYS * vectors],
-                        ),
-                        Of::Values => (
-                            c.v,
-                            c.to_v,
-                            of(&c.v_strides),
-                            [0, vectors, ConvertedPage::KEYS * vectors],
-                        ),
+                // Keys that there are not become zeros.
+                if head < p.kv_heads {
+                    let (what, from, to, strides) = if with_values && class >= 2 {
+                        (Of::Values, c.v, c.to_v, of(&c.v_strides))
+                    } else {
+                        (Of::Keys, c.k, c.to_k, of(&c.k_strides))
                     };
-                    let mut to_place = [place[0], token];
-                    let mut to_head = head;
-                    if what != Of::Queries {
-                        to_head += page * p.kv_heads;
-                    }
-                    if what == Of::Queries {
-                        to_place[1] = 0;
-                    }
+                    let to_head = ConvertedPage::KEYS * vectors;
+                    let to_token = (page * p.kv_heads + head) * ConvertedPage::KEYS + token;
                     let heads = Heads {
                         from: from + at(place, head, strides) * 16,
-                        to: to + at(to_place, to_head, to_strides) * 16,
+                        to: to + u64::from(to_token) * u64::from(vectors) * 16,
                         from_step: u64::from(apart) * u64::from(strides[2]) * 16,
-                        to_step: u64::from(apart) * u64::from(to_strides[2]) * 16,
-                        count: (heads - head).div_ceil(apart),
+                        to_step: u64::from(apart) * u64::from(to_head) * 16,
+                        count: (p.kv_heads - head).div_ceil(apart),
                         exist: exists,
                     };
-                    let position = match what {
-                        Of::Queries => table.wrapping_add(token),
-                        _ => key + token,
-                    };
-                    heads.bring::<T>([a, b], turning(p, halves, a, position as i32, what));
+                    heads.bring::<T>([a, b], turning(p, halves, a, key + token, what));
                 }
                 piece = next;
             }
@@ -207,7 +180,7 @@ mod device {
     /// # Safety
     /// As [`turn`].
     #[inline(always)]
-    unsafe fn turning(p: &TurnParams, halves: bool, a: u32, position: i32, what: Of) -> Sines {
+    unsafe fn turning(p: &TurnParams, halves: bool, a: u32, position: u32, what: Of) -> Sines {
         let first = if halves { a * 8 } else { a * 4 };
         let has_pairs = halves || p.rotary.interleaved != 0 && first < p.rotary.pairs;
         let mut of = Sines {
@@ -221,12 +194,9 @@ mod device {
                 // one of the first vector and one of the second.
                 let pair = first + if halves { i } else { i / 2 + i % 2 * 4 };
                 // SAFETY: the caller's promise.
-                let turned = turned_by(unsafe { p.rotary.turn(pair) }, position);
+                let turned = turned(unsafe { p.rotary.turn(pair) }, position);
                 let [sine, cosine] = sine_cosine(turned);
-                let gain = match what {
-                    Of::Keys => p.rotary.gain(pair),
-                    _ => 1.0,
-                };
+                let gain = p.rotary.gain(pair);
                 [sine * gain, cosine * gain]
             };
             let word = |j: u32| {

@@ -14,7 +14,7 @@ use tandem_attn::{
 use super::{
     Case, case_of, check_as_it_is,
     common::{
-        Stream,
+        Memory, Stream,
         problems::{Tensors, ancestors, cases, rotary},
     },
     hooks::batch,
@@ -116,7 +116,7 @@ fn prompts_and_decodes_turn_alike() {
             Rope::new(22, 1e4).with_pairing(Pairing::Interleaved),
         ),
     ] {
-        for page in [16, 8, 5] {
+        for page in [16, 8, 64, 24, 5] {
             let batch = batch(page, 4);
             let spec = Spec::new(heads[0], heads[1], dim).with_rotary(rope);
             for spec in [
@@ -151,6 +151,66 @@ fn far_positions_are_exact() {
                 .unwrap_or_else(|wrong| panic!("{queries} behind {after}, {pairing:?}: {wrong}"));
         }
     }
+}
+
+/// A run for each layer, whose pools lie elsewhere: keys are turned anew, and values read where they then are.
+#[test]
+fn layers_have_pools_of_their_own() {
+    let Some(gpu) = hopper("layers_have_pools_of_their_own") else {
+        return;
+    };
+    let batch = batch(16, 3);
+    let spec = Spec::new(8, 2, 128).with_rotary(Rope::new(128, 1e4));
+    for layout in [KvLayout::Nhd, KvLayout::Hnd] {
+        let plan = plan(gpu, &spec, &batch);
+        let options = WorkspaceOptions::default();
+        let mut workspace = gpu.workspace(&spec, &Bound::of(&plan), options).unwrap();
+        let stream = Stream::new();
+        // SAFETY: the stream is ours.
+        unsafe { workspace.upload(&plan, stream.0) }.unwrap();
+        for layer in 0..3 {
+            let tensors = Tensors::<bf16, bf16>::random(&spec, &batch, layout, layer);
+            let device = OnDevice::new(&spec, &batch, &tensors);
+            let got = device.run(gpu, &mut workspace, &stream);
+            check_results(&spec, &batch, &tensors, &got)
+                .unwrap_or_else(|wrong| panic!("{layout:?}, layer {layer}: {wrong}"));
+        }
+    }
+}
+
+/// Heads with a gap behind each, as no tensor map has them: prompts are brought along with their values.
+#[test]
+fn values_of_any_strides_are_read() {
+    let Some(gpu) = hopper("values_of_any_strides_are_read") else {
+        return;
+    };
+    let mut table = PageTable::new(16, 40);
+    table.push(&(0..19).collect::<Vec<_>>(), 290);
+    let batch = Batch::new(vec![0, 200], table);
+    let spec = Spec::new(8, 2, 64).with_rotary(Rope::new(64, 1e4));
+    let tensors = Tensors::<bf16, bf16>::random(&spec, &batch, KvLayout::Nhd, 3);
+    let mut device = OnDevice::new(&spec, &batch, &tensors);
+    let apart = |dense: &[bf16]| {
+        let heads = dense.chunks_exact(64);
+        let apart: Vec<bf16> = heads
+            .flat_map(|head| head.iter().copied().chain([bf16::NAN; 8]))
+            .collect();
+        Memory::new(&apart)
+    };
+    let pool = &mut device.pools[0];
+    let memory = [apart(&tensors.parts[0].k), apart(&tensors.parts[0].v)];
+    [pool.k, pool.v] = memory.each_ref().map(Memory::address);
+    for strides in [&mut pool.k_strides, &mut pool.v_strides] {
+        (strides.head, strides.token, strides.page) = (72, 144, 16 * 144);
+    }
+    let plan = plan(gpu, &spec, &batch);
+    let options = WorkspaceOptions::default();
+    let mut workspace = gpu.workspace(&spec, &Bound::of(&plan), options).unwrap();
+    let stream = Stream::new();
+    // SAFETY: the stream is ours.
+    unsafe { workspace.upload(&plan, stream.0) }.unwrap();
+    let got = device.run(gpu, &mut workspace, &stream);
+    check_results(&spec, &batch, &tensors, &got).unwrap();
 }
 
 /// Trees of drafted tokens, whose tokens stand one behind the other.

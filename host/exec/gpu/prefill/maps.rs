@@ -55,10 +55,11 @@ pub(super) fn query_map(tensor: &DeviceTensor<3>, call: &PrefillCall<'_>, rows: 
 
 /// Coordinates in the maps of a pool whose heads lie side by side in a token, or fill a page.
 pub(super) fn page_coordinates(
-    call: &PrefillCall<'_>,
+    pool: &KvPool,
+    spec: &Spec,
     in_token: bool,
 ) -> Result<PageCoordinates, Error> {
-    let (pages, heads) = (call.pool.pages, call.spec.kv_heads);
+    let (pages, heads) = (pool.pages, spec.kv_heads);
     if in_token {
         return Ok(PageCoordinates {
             step_in_token: 1,
@@ -116,13 +117,14 @@ pub(super) fn cut_page_map(
 /// Tokens of a page in a box, groups of 8 after each other and in a group 64 columns after the other: see
 /// [`PageCoordinates`].
 pub(super) fn page_map(
+    pool: &KvPool,
     strides: &KvStrides,
-    call: &PrefillCall<'_>,
+    spec: &Spec,
     dim: u32,
     in_token: bool,
     box_tokens: u32,
 ) -> MapShape {
-    let (heads, slabs, pages) = (call.spec.kv_heads, dim / 64, call.pool.pages);
+    let (heads, slabs, pages) = (spec.kv_heads, dim / 64, pool.pages);
     let bytes = |elements: u32| u64::from(elements) * 2;
     // The hardware has five dimensions: heads go with the slabs of 64 columns or with the pages.
     let (slab_dim, page_dim, page_stride) = if in_token {
@@ -131,7 +133,7 @@ pub(super) fn page_map(
         (slabs, pages * heads, strides.head)
     };
     MapShape {
-        dtype: call.pool.dtype,
+        dtype: pool.dtype,
         dims: [
             64,
             8,

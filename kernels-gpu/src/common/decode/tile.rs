@@ -70,8 +70,6 @@ pub struct Rows<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> {
     scale: [[[f32; 2]; 2]; ROW_BLOCKS],
     /// Of the row that the lane has as operand: what brings its queries into f16.
     pub(super) fit: [f32; ROW_BLOCKS],
-    /// Where the row stands that the lane has as operand, where queries are turned.
-    pub(super) place: [i32; ROW_BLOCKS],
 }
 
 impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOCKS> {
@@ -91,7 +89,6 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         position: [[0; 2]; ROW_BLOCKS],
         scale: [[[1.0; 2]; 2]; ROW_BLOCKS],
         fit: [1.0; ROW_BLOCKS],
-        place: [0; ROW_BLOCKS],
     };
 
     /// Takes up new rows, having been cleared: Q from `q` (row-major, dense), and what is known of them by `row`,
@@ -123,13 +120,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         if C::SCALED {
             // SAFETY: inside the rows; the lanes are together.
             unsafe { self.fit_queries::<C>(lane) };
-        } else if C::TURNS {
-            let mut block = 0;
-            while block < ROW_BLOCKS {
-                self.place[block] = row(block as u32 * 8 + lane / 4).0.position;
-                block += 1;
-            }
-        } else if Self::KEEPS_Q {
+        } else if Self::KEEPS_Q && !C::TURNS {
             let mut step = 0;
             while step < DIM_BLOCKS {
                 // SAFETY: inside the rows.

@@ -3,7 +3,8 @@
 //! A turn by a key's position is that by its chunk's first position and, behind it, by its place in the chunk; and a product of
 //! two vectors stays what it is where both are turned alike. So keys are turned by their place in the chunk alone, of which
 //! there are 32: their sines lie in shared memory. Queries are turned by the distance from the chunk, once for each chunk:
-//! there are fewer of them than keys.
+//! there are fewer of them than keys. The sines of that are the same for all heads of a token: each lane computes a part of
+//! them, and they lie where the warp's state will.
 //!
 //! A k-step's fragments have columns 2t, 2t + 1 and 2t + 8, 2t + 9 of 16. *Slots* are an order of k-steps in which pairs are in
 //! fragments of the same lane: where pairs are halves of the turned part, a step of the first half and that of the second
@@ -11,7 +12,7 @@
 //! slots, each half of their columns, each key and each of four lanes the sines and cosines of two pairs, 16 bytes; then, for
 //! all but the keys, the two turns.
 
-use cuda_std::{mma, shared};
+use cuda_std::{mma, shared, warp};
 
 use super::{
     KEYS,
@@ -117,6 +118,40 @@ impl Turning {
         }
     }
 
+    /// Writes the sines of queries of so many tokens, which are so far from their chunk, for one warp.
+    ///
+    /// # Safety
+    /// The lanes come together; `sines` has room for `dim` numbers of each token, which nobody else uses; turns were written.
+    #[inline(always)]
+    pub unsafe fn fill_queries(
+        &self,
+        dim: u32,
+        sines: u32,
+        lane: u32,
+        tokens: u32,
+        distance: impl Fn(u32) -> i32,
+    ) {
+        let mut token = 0;
+        while token < tokens {
+            let distance = distance(token);
+            let mut entry = lane;
+            while entry < dim / 4 {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let [a, b, c, d] = shared::load_u32x4(self.turns(dim) + entry * ENTRY);
+                    let [s0, c0] = sine_cosine(turned_by([a, b], distance));
+                    let [s1, c1] = sine_cosine(turned_by([c, d], distance));
+                    let at = sines + token * dim * 4 + entry * ENTRY;
+                    shared::store_f32x4(at, [s0, c0, s1, c1]);
+                }
+                entry += 32;
+            }
+            token += 1;
+        }
+        // SAFETY: the lanes are together.
+        unsafe { warp::sync_warp(warp::FULL_MASK) };
+    }
+
     /// The pairs of a lane in half the columns of two slots.
     #[inline(always)]
     const fn pairs(&self, half: u32, lane: u32) -> [u32; 2] {
@@ -192,33 +227,42 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         s
     }
 
-    /// Turns the queries by their distance from key `first`, a multiple of 32: for the chunk that begins there. Fragments
-    /// are in the order of slots.
+    /// Turns the queries by the `sines` of their tokens, whose places among these are those of the rows. Fragments are in
+    /// the order of slots.
     ///
     /// # Safety
-    /// The lanes come together, after [`Rows::start`]; the rows are still there, and `turning` was filled.
+    /// The lanes come together, after [`Rows::start`] and [`Turning::fill_queries`]; the rows are still there.
     #[inline(always)]
-    pub unsafe fn turn_queries<C: Cache>(&mut self, first: u32, lane: u32, turning: Turning) {
-        let turns = turning.turns(DIM_BLOCKS as u32 * 16) + lane % 4 * ENTRY;
+    pub unsafe fn turn_queries<C: Cache>(
+        &mut self,
+        sines: u32,
+        lane: u32,
+        turning: Turning,
+        token: impl Fn(u32) -> u32,
+    ) {
+        let mut of_block = [0; ROW_BLOCKS];
+        let mut block = 0;
+        while block < ROW_BLOCKS {
+            let token = token(block as u32 * 8 + lane / 4);
+            of_block[block] = sines + token * DIM_BLOCKS as u32 * 64 + lane % 4 * ENTRY;
+            block += 1;
+        }
         each_two_slots::<DIM_BLOCKS>(|slot| {
             let [step, other] = turning.steps(slot);
             // Lanes of the first half say where matrices of the step are, those of the second those of the other.
             let at = if lane < 16 { step } else { other - 1 } * 32;
             let mut block = 0;
             while block < ROW_BLOCKS {
-                let distance = self.place[block].wrapping_sub(first as i32);
                 // SAFETY: inside the rows; the lanes are together.
                 unsafe {
                     let words =
                         mma::ldmatrix_x4(self.q_address + block as u32 * 8 * Self::ROW_BYTES + at);
                     let mut half = 0;
                     while half < 2 {
-                        let entry = turns + (slot + half as u32) * 4 * ENTRY;
-                        let [a, b, c, d] = shared::load_u32x4(entry);
-                        let [s0, c0] = sine_cosine(turned_by([a, b], distance));
-                        let [s1, c1] = sine_cosine(turned_by([c, d], distance));
+                        let by = of_block[block] + (slot + half as u32) * 4 * ENTRY;
+                        let by = shared::load_f32x4(by);
                         let two = [words[half], words[2 + half]];
-                        let turned = turn_words::<C::Product>(two, [s0, c0, s1, c1], turning.picks);
+                        let turned = turn_words::<C::Product>(two, by, turning.picks);
                         let slot = slot as usize;
                         [self.q[slot][block][half], self.q[slot + 1][block][half]] = turned;
                         half += 1;
@@ -227,6 +271,9 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                 block += 1;
             }
         });
+        // The sines' place is free again.
+        // SAFETY: the lanes are together.
+        unsafe { warp::sync_warp(warp::FULL_MASK) };
     }
 }
 

@@ -84,23 +84,39 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         let mut rows = Rows::<DIM_BLOCKS, ROW_BLOCKS>::EMPTY;
         let mut place = Place::first(0);
         place.advance(self.warp, layout.stages);
+        // Where queries are turned: the slot and the first key of the chunk that is next, if that is of the unit at hand.
+        let (mut goes_on, mut slot, mut first) = (false, 0, 0);
         // SAFETY: addresses are the plan's; the waits order accesses with the producer's and with those
         // of other consumers; the lanes stay together.
         unsafe {
             loop {
+                if <Stored<T, CACHE>>::TURNS {
+                    // In the middle of a unit, while the chunk comes.
+                    if !goes_on {
+                        mbarrier::wait(layout.stage_full(place.index), place.parity);
+                        let descriptor = Descriptor::load(layout.descriptor(place.index));
+                        if descriptor.exit {
+                            break;
+                        }
+                        (slot, first) = (descriptor.slot, descriptor.first);
+                        mbarrier::wait(layout.unit_full(slot), descriptor.parity);
+                        let unit = Unit::load(layout.unit(slot));
+                        self.start::<T, DIM_BLOCKS, ROW_BLOCKS>(&mut rows, slot, &unit, self.lane);
+                    }
+                    self.turn_queries::<T, DIM_BLOCKS, ROW_BLOCKS>(&mut rows, slot, first, turning);
+                }
                 mbarrier::wait(layout.stage_full(place.index), place.parity);
                 let descriptor = Descriptor::load(layout.descriptor(place.index));
                 if descriptor.exit {
                     break;
                 }
-                let slot = descriptor.slot;
+                slot = descriptor.slot;
                 let begins = descriptor.chunk < WARPS;
-                if begins {
+                if begins && !<Stored<T, CACHE>>::TURNS {
                     mbarrier::wait(layout.unit_full(slot), descriptor.parity);
                 }
                 let unit = Unit::load(layout.unit(slot));
                 if begins {
-                    let head = unit.head * self.params.group;
                     // Computed anew, which saves registers; ptxas finds enough of them in all kernels if
                     // those with a soft cap do not.
                     let lane = if V::TRANSFORMS_LOGITS {
@@ -108,15 +124,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     } else {
                         misc::opaque(self.lane)
                     };
-                    // Of pairs: rows that do not exist would lie behind the unit's queries.
-                    let (token, in_unit) = self.place(lane / 4);
-                    let first = self.dense((token.min(unit.tokens - 1), in_unit));
-                    let pair = [first, self.group.get()];
-                    rows.start::<Stored<T, CACHE>>(layout.queries(slot), lane, pair, |row| {
-                        let (token, in_unit) = self.place(row);
-                        // Rows that do not exist are the last token's.
-                        (self.row(slot, token.min(unit.tokens - 1)), head + in_unit)
-                    });
+                    if !<Stored<T, CACHE>>::TURNS {
+                        self.start::<T, DIM_BLOCKS, ROW_BLOCKS>(&mut rows, slot, &unit, lane);
+                    }
                     if <Stored<T, CACHE>>::SCALED {
                         // Rows past the unit's tokens are not there to be looked up.
                         rows.take_scales(
@@ -132,10 +142,6 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                             },
                             lane,
                         );
-                    }
-                    if <Stored<T, CACHE>>::TURNS {
-                        let first = descriptor.first;
-                        rows.turn_queries::<Stored<T, CACHE>>(first, self.lane, turning);
                     }
                     if descriptor.chunk == 0 && self.params.arrivals != 0 {
                         let merge = self.merge_of_lane(slot, unit.tokens);
@@ -175,11 +181,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 }
                 mbarrier::arrive(layout.stage_empty(place.index));
                 let ends = descriptor.chunk + WARPS >= unit.chunks;
-                if <Stored<T, CACHE>>::TURNS && !ends {
-                    // For this warp's next chunk, while it comes.
-                    let next = descriptor.first + WARPS * KEYS;
-                    rows.turn_queries::<Stored<T, CACHE>>(next, self.lane, turning);
-                }
+                (goes_on, first) = (!ends, descriptor.first + WARPS * KEYS);
                 if ends {
                     // What the end of a unit needs is computed there.
                     let here = Self {
@@ -197,6 +199,60 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             if self.params.arrivals != 0 {
                 self.late_merges::<T, V>();
             }
+        }
+    }
+
+    /// Takes up the rows of a unit, whose queries are there.
+    ///
+    /// # Safety
+    /// The lanes come together; `slot` is the unit's.
+    #[inline(always)]
+    unsafe fn start<T: Half, const DIM_BLOCKS: usize, const ROW_BLOCKS: usize>(
+        &self,
+        rows: &mut Rows<DIM_BLOCKS, ROW_BLOCKS>,
+        slot: u32,
+        unit: &Unit,
+        lane: u32,
+    ) where
+        Stored<T, CACHE>: Cache,
+    {
+        let head = unit.head * self.params.group;
+        // Of pairs: rows that do not exist would lie behind the unit's queries.
+        let (token, in_unit) = self.place(lane / 4);
+        let first = self.dense((token.min(unit.tokens - 1), in_unit));
+        let pair = [first, self.group.get()];
+        // SAFETY: the caller's promise.
+        unsafe {
+            rows.start::<Stored<T, CACHE>>(self.layout.queries(slot), lane, pair, |row| {
+                let (token, in_unit) = self.place(row);
+                // Rows that do not exist are the last token's.
+                (self.row(slot, token.min(unit.tokens - 1)), head + in_unit)
+            });
+        }
+    }
+
+    /// Turns the queries of a unit for the chunk that begins with key `first`.
+    ///
+    /// # Safety
+    /// The lanes come together; the unit's rows were taken up, and nobody needs the warp's state.
+    #[inline(always)]
+    unsafe fn turn_queries<T: Half, const DIM_BLOCKS: usize, const ROW_BLOCKS: usize>(
+        &self,
+        rows: &mut Rows<DIM_BLOCKS, ROW_BLOCKS>,
+        slot: u32,
+        first: u32,
+        turning: Turning,
+    ) where
+        Stored<T, CACHE>: Cache,
+    {
+        // SAFETY: the caller's promise; `slot` is the unit's.
+        unsafe {
+            let tokens = Unit::load(self.layout.unit(slot)).tokens;
+            let sines = self.layout.state_out(self.warp);
+            let distance = |token| self.row(slot, token).position.wrapping_sub(first as i32);
+            let token = |row| self.place(row).0.min(tokens - 1);
+            turning.fill_queries(DIM, sines, self.lane, tokens, distance);
+            rows.turn_queries::<Stored<T, CACHE>>(sines, self.lane, turning, token);
         }
     }
 

@@ -7,8 +7,8 @@
 /// - `cap` rows have the tiles of those without; variants' kernels take their place, too.
 /// - `co_resident` leaves room on an SM for [decodes](super::super::decode_wgmma::narrow). Of heads of 128 more than half of
 ///   it is taken with two tiles of queries, less than half with one, which is slower and lets the decodes be faster.
-/// - `extras` takes sinks and masks of the last keys, and is launched in the place of the kernel without: with the code
-///   of the masks in its loop heads of 128 take 1.2 % longer in the mean. It takes scales of 8-bit keys, too, as
+/// - `extras` takes sinks and masks of the last keys, without a soft cap it turns queries by their positions. It is launched in
+///   the place of the kernel without: with the code of the masks in its loop heads of 128 take 1.2 % longer in the mean. It takes scales of 8-bit keys, too, as
 ///   `co_resident` does. Results are the same bits where there are no sinks and nothing is masked.
 /// - From head dimension 192 on two tiles of queries would take more than half of the memory.
 /// - Head dimensions that are no multiple of 64 have slabs of 64 columns in shared memory, whose last columns no product
@@ -261,6 +261,12 @@ impl Shape {
     #[cfg(target_arch = "nvptx64")]
     pub(super) const fn converts(&self) -> bool {
         self.head_dim == self.value_dim && !self.is_cut()
+    }
+
+    /// Whether there are launches whose queries are turned by their positions, of those with extras and no soft cap.
+    #[cfg(target_arch = "nvptx64")]
+    pub(super) const fn turns(&self) -> bool {
+        self.converts() && self.head_dim <= 128 && !self.co_resident
     }
 
     /// Bytes that a value has in shared memory, or a key: of whole slabs.

@@ -10,6 +10,7 @@ use super::{
     },
     epilogue::{finish_tile, scales_of_row},
     shared::Shared,
+    turn::turn_queries,
     work::{Work, logits_of_block},
 };
 use crate::{
@@ -31,7 +32,8 @@ const STAGGER: u32 = 1;
 ///
 /// One step is one block of keys. Its Q·Kᵀ is issued together with P·V of the block before, whose weights
 /// are in registers; while the tensor cores do P·V, the block's own weights are computed beside them, so
-/// there are two sets. A tile's last P·V and the next one's first block are a turn.
+/// there are two sets. A tile's last P·V and the next one's first block are a turn. `turns`, a constant of the kernel, says
+/// whether queries may have to be turned by their positions.
 ///
 /// # Safety
 /// Whole warpgroups come here, all consumers of the CTA; the barriers are initialised.
@@ -50,6 +52,7 @@ pub(super) unsafe fn consume<
     p: &PrefillParams,
     variant: &V,
     s: Shared,
+    turns: bool,
 ) where
     [f32; S]: wgmma::Accumulator,
     [f32; O]: wgmma::Accumulator,
@@ -114,6 +117,10 @@ pub(super) unsafe fn consume<
     macro_rules! open {
         () => {{
             let work = Work::open::<V, EXTRAS>(p, variant, s, tiles.stage, consumer);
+            // Opaque, or ptxas spills in the warps that feed.
+            if turns && misc::opaque_u64(p.rotary.turns) != 0 {
+                turn_queries::<T>(p, s, tiles.stage, first_row);
+            }
             if SCALED && p.attention.scales.k != 0 {
                 let tile = Tile::load(s.tile(tiles.stage));
                 // Opaque: or what follows from it is computed before the main loop and takes its registers.

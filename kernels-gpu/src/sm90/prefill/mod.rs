@@ -36,6 +36,8 @@ mod scheduler;
 #[cfg(target_arch = "nvptx64")]
 mod shared;
 #[cfg(target_arch = "nvptx64")]
+mod turn;
+#[cfg(target_arch = "nvptx64")]
 mod work;
 
 #[cfg(not(target_arch = "nvptx64"))]

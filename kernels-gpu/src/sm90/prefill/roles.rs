@@ -42,6 +42,8 @@ pub unsafe fn run<
     let base = shared::dynamic_shared_address();
     let s = Shared { base, shape };
     let thread = thread::thread_idx_x();
+    // Neither soft caps nor hooks are planned with rotary embeddings.
+    let turns = EXTRAS && shape.turns() && V::SOFTMAX && !V::TRANSFORMS_LOGITS && !V::MASKS;
     let gathered = p.box_tokens == 1;
     // SAFETY: the caller's promise; every warp has one role, begun once the barriers are initialised.
     unsafe {
@@ -55,8 +57,8 @@ pub unsafe fn run<
             match thread / 32 {
                 0 if gathered => gather::<false, STAGES>(p, s),
                 1 if gathered => gather::<true, VALUE_STAGES>(p, s),
-                0 => load::<false, STAGES>(p, maps.add(1), s),
-                1 => load::<true, VALUE_STAGES>(p, maps.add(2), s),
+                0 => load::<false, STAGES>(p, maps.add(1), s, turns),
+                1 => load::<true, VALUE_STAGES>(p, maps.add(2), s, turns),
                 2 if thread == 64 => schedule(p, maps, variant, s),
                 3 if FEEDS < 40 => write::<T, 2>(p, maps.add(3), s),
                 3 => write::<T, 4>(p, maps.add(3), s),
@@ -66,7 +68,7 @@ pub unsafe fn run<
             setmaxnreg::increase::<COMPUTES>();
             let warp = uniform(thread / 32 - 4);
             convert::first::<T, 8>(p, s, warp);
-            consume::<T, V, EXTRAS, SCALED, STAGES, VALUE_STAGES, S, P, O>(p, variant, s);
+            consume::<T, V, EXTRAS, SCALED, STAGES, VALUE_STAGES, S, P, O>(p, variant, s, turns);
         }
     }
 }
