@@ -52,7 +52,7 @@ pub fn render(file: &ResultFile) -> String {
     text += "\nµs: median with flushed caches, ± half the interquartile range. Bytes: each key and value once.\n\
              % limit: the least time by the read and multiply-add limits, over the time taken.\n\
              read: a plain read of as many bytes, flushed as well.\n\
-             error: sampled against f64, as a share of what rounding to the output type allows.\n";
+             error: of outputs and log-sums, sampled against f64, as a share of what rounding allows.\n";
     text
 }
 
@@ -92,7 +92,7 @@ fn row(
             .map_or(String::new(), |plan| digits(plan.median_us)),
         result
             .errors
-            .map_or(String::new(), |errors| digits(errors.out_of_bound)),
+            .map_or(String::new(), |errors| digits(errors.of_bound())),
     ])
 }
 

@@ -70,6 +70,7 @@ fn result(index: usize) -> CaseResult {
             out_of_bound: 0.25,
             lse: Some(1e-6),
             in_8_bits: false,
+            rotary: false,
         }),
         skipped: None,
     }
