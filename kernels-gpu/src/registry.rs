@@ -221,6 +221,8 @@ pub struct KernelInfo {
     /// What tensor maps bring of keys and of values at a time: slabs of 64 columns, and tokens at most. None: all
     /// slabs, and a page or 32 tokens.
     pub boxes: Option<[[u32; 2]; 2]>,
+    /// Tiles of queries in shared memory, of a prefill with tensor maps. With one, each warpgroup's come for themselves.
+    pub query_stages: u32,
     /// Blocks of keys in shared memory.
     pub stages: u32,
     /// Units that a CTA may claim at a time, at most.
@@ -263,6 +265,7 @@ impl KernelInfo {
             leaves_merges: false,
             takes_prompts: false,
             boxes: None,
+            query_stages: 0,
             stages: 0,
             run: 1,
             threads: 0,

@@ -8,8 +8,8 @@ use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 use tandem_attn::{
     abi::{DIRECT, MergeRow, NO_MERGE, WorkItem},
     exec::Cpu,
-    plan::{Kernel, Plan, Planner},
-    problem::Dtype,
+    plan::{DeviceDescription, Kernel, Plan, PlanOptions, Planner},
+    problem::{Batch, Dtype, PageTable, Part, Spec},
 };
 
 fn plan_of(problem: &Problem) -> Plan {
@@ -53,7 +53,7 @@ fn joint(plan: &Plan, noise: &mut Rng) -> Option<usize> {
     Some(joint[pick(noise, joint.len())?])
 }
 
-const DAMAGES: [(&str, Damage); 27] = [
+const DAMAGES: [(&str, Damage); 28] = [
     ("an item ends a key too early", |plan, noise| {
         let at = needed(plan, noise)?;
         plan.items[at].kv_end -= 1;
@@ -253,6 +253,14 @@ const DAMAGES: [(&str, Damage); 27] = [
         plan.page_ids[at] ^= 1;
         Some(())
     }),
+    (
+        "KV heads that are together are no divisor of all",
+        |plan, noise| {
+            let at = pick(noise, plan.groups.len())?;
+            plan.groups[at].kv_heads_together = plan.spec.kv_heads + 1;
+            Some(())
+        },
+    ),
     ("a row block ends with another item", |plan, noise| {
         let at = pick(noise, plan.row_blocks.len())?;
         let tail = &mut plan.row_blocks[at].tail;
@@ -319,6 +327,32 @@ fn change_a_number(
         value
     };
     Some(())
+}
+
+/// Executors refuse a table that begins before its part's, whatever it holds.
+#[test]
+fn a_table_of_another_part_with_the_same_pages_is_found() {
+    let spec = Spec::new(4, 2, 64);
+    let table = |keys| {
+        let mut table = PageTable::new(16, 8);
+        table.push(&[5, 6], keys);
+        table
+    };
+    let mut prefix = Part::new(vec![0, 1], table(32));
+    prefix.keys_after = vec![20];
+    let own = Part::new(vec![0, 1], table(20));
+    let batch = Batch::composed(vec![0, 1], vec![prefix, own]);
+    let device = DeviceDescription::named("cpu").expect("described");
+    let plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default());
+    let mut plan = plan.expect("a plan");
+    assert_eq!(plan.verify(&batch), Ok(()));
+    let second = plan.items.iter_mut().find(|item| item.part == 1);
+    second.expect("it has keys").table -= 2;
+    let found = plan.verify(&batch).expect_err("the first part's table");
+    assert!(
+        found.to_string().contains("outside of the pages"),
+        "{found}"
+    );
 }
 
 proptest! {

@@ -31,18 +31,36 @@ fn rows(requests: &[(u32, u32)]) -> Vec<u32> {
     plan.groups.iter().map(|group| group.tile.m).collect()
 }
 
-/// The keys of 16 prompts of 1024 are more than L2 holds. Five are at work at a time, then six.
+/// The keys of 16 prompts of 1024 are more than L2 holds, those of two of eight KV heads are not.
 #[test]
-fn prompts_take_turns_where_their_keys_do_not_fit_in_cache() {
-    let plan = plan_of(&[(1024, 1024); 16], &PlanOptions::default());
+fn kv_heads_take_turns_where_the_keys_of_all_do_not_fit_in_cache() {
+    let together = |requests: &[(u32, u32)]| {
+        let plan = plan_of(requests, &PlanOptions::default());
+        let lengths: Vec<u32> = plan.items.iter().map(|item| item.kv_end).collect();
+        assert!(lengths.is_sorted_by(|a, b| a >= b), "{lengths:?}");
+        plan.groups[0].kv_heads_together
+    };
+    assert_eq!(together(&[(1024, 1024); 16]), 2);
+    assert_eq!(together(&[(8192, 8192)]), 4);
+    assert_eq!(together(&[(16384, 16384)]), 2);
+    assert_eq!(together(&[(1024, 1024); 5]), 0);
+    // So many that the last ones keep all SMs busy.
+    assert_eq!(together(&[(2048, 16384)]), 4);
+}
+
+/// The keys of one KV head of 80 prompts of 1024 are more than L2 holds. 34 are at work at a time.
+#[test]
+fn prompts_take_turns_where_the_keys_of_a_head_do_not_fit_in_cache() {
+    let plan = plan_of(&[(1024, 1024); 80], &PlanOptions::default());
+    assert_eq!(plan.groups[0].kv_heads_together, 1);
     let prompts: Vec<u32> = plan
         .items
         .iter()
         .map(|item| item.rows_begin / 1024)
         .collect();
-    let quarter = prompts.len() / 4;
-    assert!(prompts[..quarter].iter().all(|&prompt| prompt < 5));
-    assert!(prompts[3 * quarter..].iter().all(|&prompt| prompt >= 10));
+    let third = prompts.len() / 3;
+    assert!(prompts[..third].iter().all(|&prompt| prompt < 34));
+    assert!(prompts[2 * third..].iter().all(|&prompt| prompt >= 34));
     // The longest first, in each turn.
     let begins =
         (1..plan.items.len()).filter(|&at| plan.items[at].kv_end > plan.items[at - 1].kv_end);

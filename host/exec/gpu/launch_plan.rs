@@ -34,6 +34,8 @@ pub(super) struct GroupLaunch {
     pub(super) long: bool,
     /// It has joint items.
     pub(super) joint: bool,
+    /// As [`TileGroup::kv_heads_together`].
+    pub(super) kv_heads_together: u32,
     /// Pages of 8-bit keys that it converts, among the launch plan's.
     pub(super) converted: Range<u32>,
 }
@@ -279,6 +281,7 @@ fn launch(
         run: run_length(keys / items.len().max(1) as u64),
         long: keys * plan.spec.kv_bytes_per_token() >= LONG,
         joint: items.iter().any(WorkItem::is_joint),
+        kv_heads_together: group.kv_heads_together,
         converted: 0..0,
     })
 }

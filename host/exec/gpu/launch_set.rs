@@ -218,6 +218,7 @@ impl LaunchSet {
                 long: launch.long.into(),
                 first_page: launch.converted.start,
                 pages: launch.converted.len() as u32,
+                kv_heads_together: launch.kv_heads_together,
                 ..LaunchRecord::default()
             };
         }

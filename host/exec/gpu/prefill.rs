@@ -299,7 +299,8 @@ fn parameters(
         attention.v_strides = vectors("the value pool", pool.v, v_strides, pool.pages, pool.dtype)?;
         box_tokens = 1;
     }
-    let shape = query_map(call.q, call, row.rows);
+    let rows = PrefillParams::query_box_rows(row.query_stages == 1, row.rows, call.pack);
+    let shape = query_map(call.q, call, rows);
     let (q, q_map) = maps.make("q", call.q.address, shape)?;
     let shape = query_map(call.out, call, row.rows);
     let (out, out_map) = maps.make("out", call.out.address, shape)?;
@@ -315,7 +316,7 @@ fn parameters(
         pack: Divisor::new(call.pack),
         page_size: Divisor::new(k_strides.page_size),
         gap: call.extras.gap,
-        reserved: 0,
+        kv_heads_together: call.extras.kv_heads_together,
         convert: ConvertParams::zeroed(),
         rotary: call.extras.rotary.of_queries(),
         value_pages: coordinates[1],

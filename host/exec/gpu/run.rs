@@ -202,6 +202,8 @@ impl Making<'_> {
             long: false,
             // Plans give joint tiles to no other kernels.
             joint: joint && key.kernel.info().multi_table,
+            // Its record says.
+            kv_heads_together: 0,
             converted: 0..0,
         };
         let launches: Vec<_> = set.keys.iter().map(launch).collect();
@@ -362,6 +364,7 @@ impl Making<'_> {
         let (planned, captured) = (launch.key.kernel, workspace.captured());
         let converts = workspace.spec.converts();
         let extras = Extras {
+            kv_heads_together: launch.kv_heads_together,
             scaled: converts && pool.scales != KvScales::One && !widens(&workspace.spec, pool),
             ..self.extras()
         };
@@ -501,6 +504,7 @@ impl Making<'_> {
             ancestors: self.workspace.ancestors(),
             padding: Padding::of(&self.workspace.spec),
             gap: 0,
+            kv_heads_together: 0,
             rotary: self.workspace.rotary(),
             values: None,
         }

@@ -145,6 +145,8 @@ pub struct Extras {
     /// Columns between the 64th of an output's head, or a partial state's, and the next: heads of the launch are not
     /// padded, those of others are.
     pub(super) gap: u32,
+    /// As [`TileGroup::kv_heads_together`](crate::plan::TileGroup::kv_heads_together).
+    pub(super) kv_heads_together: u32,
     /// A prefill multiplies by scales of 8-bit keys and values.
     pub(super) scaled: bool,
     /// How decodes turn queries and keys, and prefills queries.

@@ -57,6 +57,10 @@ pub struct TileGroup {
     pub pack: u32,
     /// The items, longest first.
     pub items: Range<u32>,
+    /// KV heads whose tiles of all items come before those of the next ones, where a GPU's L2 does not hold the keys of all;
+    /// divides them. 0: all heads of an item come before the next item.
+    #[serde(default)]
+    pub kv_heads_together: u32,
 }
 
 impl TileGroup {

@@ -348,6 +348,7 @@ fn group_items(input: &Pieces<'_>, plan: &mut Plan) {
         tile,
         pack,
         pieces,
+        kv_heads_together,
         ..
     } in input.launches
     {
@@ -360,6 +361,7 @@ fn group_items(input: &Pieces<'_>, plan: &mut Plan) {
                 tile,
                 pack,
                 items,
+                kv_heads_together,
             });
         }
     }

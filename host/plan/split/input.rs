@@ -21,6 +21,7 @@ pub struct SplitInput<'a> {
     pub prefill_slower: f64,
     /// Keys that a section of prefills reads, all heads of them: what a third of L2 holds.
     pub section_keys: u32,
+    pub kv_heads: u32,
     /// CTAs of each operation, where they share SMs.
     pub ctas: Option<CtaSplit>,
 }
@@ -51,6 +52,7 @@ impl<'a> SplitInput<'a> {
             shared_sms: pod.is_some_and(|pod| pod.config.is_some()),
             section_keys: (model.device.l2_bytes / 3 / model.spec.kv_bytes_per_token().max(1))
                 as u32,
+            kv_heads: model.spec.kv_heads,
             prefill_slower: slower.unwrap_or(1.0),
             ctas,
         }

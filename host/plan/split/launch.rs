@@ -31,6 +31,8 @@ pub struct Launch {
     pub tile: Tile,
     pub pack: u32,
     pub pieces: u32,
+    /// As [`TileGroup::kv_heads_together`](crate::plan::TileGroup::kv_heads_together).
+    pub kv_heads_together: u32,
     /// Its longest unit once it is cut, and before that, in picoseconds.
     pub longest: u64,
     pub longest_whole: u64,
@@ -139,6 +141,7 @@ fn launch_for(
             tile,
             pack,
             pieces: 0,
+            kv_heads_together: 0,
             longest: 0,
             longest_whole: 0,
             work: 0,

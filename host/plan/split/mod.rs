@@ -84,6 +84,12 @@ impl Splitter {
         }
         self.sections
             .assign(input, &self.classes, drafts, &mut self.pieces);
+        for launch in &mut self.launches.list {
+            // Kernels of tensor maps know sections.
+            if launch.id.is_some_and(|id| id.info().query_stages > 0) {
+                launch.kv_heads_together = self.sections.kv_heads_together();
+            }
+        }
         self.order.sort(&self.pieces, &mut self.launches.list);
     }
 

@@ -138,7 +138,17 @@ impl Plan {
         let (mut makespan, mut busy, mut fixed) = (0, 0, u64::MAX);
         for group in groups() {
             // A kernel with fewer CTAs on an SM leaves the others idle: its CTAs stand for several.
-            for index in group.items.clone() {
+            let units = cost.units_per_item(group.pack);
+            let sections = match group.kv_heads_together {
+                0 => 1,
+                together => self.spec.kv_heads / together,
+            };
+            let of_section = units / sections;
+            let ordered = (0..sections).flat_map(|section| {
+                let units = section * of_section..(section + 1) * of_section;
+                group.items.clone().map(move |index| (index, units.clone()))
+            });
+            for (index, units) in ordered {
                 let item = &self.items[index as usize];
                 let cut_rows = self.partial_rows(group.kernel, item);
                 let unit_fixed = cost.fixed_ps(group.kernel, group.tile, group.pack, cut_rows);
@@ -147,7 +157,7 @@ impl Plan {
                     + cost.key_ps(group.kernel, group.tile, group.pack).max(1)
                         * u64::from(contention.ctas_sharing)
                         * u64::from(item.kv_len());
-                for unit in 0..cost.units_per_item(group.pack) {
+                for unit in units {
                     let Some(Reverse((begin, cta))) = free.pop() else {
                         break;
                     };

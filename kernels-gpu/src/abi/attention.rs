@@ -281,14 +281,14 @@ pub struct PageCoordinates {
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct PrefillParams {
-    /// `q`: columns of a head, `pack` heads, tokens, 1, heads / `pack`. A box is 64 columns of a tile; columns that the
-    /// head lacks are zero.
+    /// `q`: columns of a head, `pack` heads, tokens, 1, heads / `pack`. A box is 64 columns of
+    /// [so many rows](Self::query_box_rows) of a tile; columns that the head lacks are zero.
     pub q_map: [u64; 16],
     /// The key pool, see [`PageCoordinates`]. A box is `box_tokens` of one head.
     pub k_map: [u64; 16],
     /// The value pool, likewise.
     pub v_map: [u64; 16],
-    /// `out`, cut like `q`.
+    /// `out`: a box is 64 columns of a tile.
     pub out_map: [u64; 16],
     /// Everything that is not particular to this kernel; `rows`, `merges` and `arrivals` are unused.
     pub attention: AttentionParams,
@@ -307,8 +307,8 @@ pub struct PrefillParams {
     /// Columns between the 64th of an output's head, or a partial state's, and the next: some where other launches of the
     /// run have padded heads, and this one's are not.
     pub gap: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// KV heads whose units of all items come before those of the next ones; 0: all are together.
+    pub kv_heads_together: u32,
     /// What becomes the pool before it is read; nothing where its `pages` are 0.
     pub convert: ConvertParams,
     /// How queries are turned; as they are where `turns` is 0. From here on only kernels read it that turn.
@@ -319,6 +319,19 @@ pub struct PrefillParams {
     pub value_page_size: Divisor,
     /// 1: only keys are in converted pages, values in those that they were made of: `convert` says which these are.
     pub values_apart: u32,
+}
+
+impl PrefillParams {
+    /// Rows of a box of queries: of a tile, or of each of its warpgroups where those come one by one and no token has
+    /// rows of two.
+    #[must_use]
+    pub const fn query_box_rows(one_by_one: bool, rows: u32, pack: u32) -> u32 {
+        if one_by_one && pack <= 64 && pack.is_power_of_two() {
+            64
+        } else {
+            rows
+        }
+    }
 }
 
 /// 64 keys of 8 bits of one table, with their values, and the page of 16-bit ones that they become.

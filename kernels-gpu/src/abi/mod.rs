@@ -185,6 +185,8 @@ pub struct LaunchRecord {
     pub first_page: u32,
     /// How many of these.
     pub pages: u32,
+    /// As [`PrefillParams::kv_heads_together`].
+    pub kv_heads_together: u32,
     /// Zero.
-    pub reserved: [u32; 3],
+    pub reserved: [u32; 2],
 }

@@ -8,7 +8,7 @@ use cuda_std::{
     ptr,
 };
 
-use crate::abi::{AttentionParams, ConvertParams, LaunchRecord, WorkItem};
+use crate::abi::{AttentionParams, ConvertParams, LaunchRecord, PrefillParams, WorkItem};
 
 impl AttentionParams {
     /// The parameters with `items` and `units` of the plan that is in the workspace now. Only who claims
@@ -63,6 +63,24 @@ impl ConvertParams {
         let at = record + offset_of!(LaunchRecord, first_page) as u64;
         // SAFETY: the caller's promise; nobody writes it while kernels run.
         unsafe { [at, at + 4].map(|at| ptr::load_nc_u32(at as *const u32)) }
+    }
+}
+
+impl PrefillParams {
+    /// KV heads that are together in the order of units: what the parameters say, or the record.
+    ///
+    /// # Safety
+    /// The record, if there is one, can be read.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn heads_together(&self, a: &AttentionParams) -> u32 {
+        let mut together = self.kv_heads_together;
+        if a.record != 0 {
+            let at = a.record + offset_of!(LaunchRecord, kv_heads_together) as u64;
+            // SAFETY: the caller's promise; nobody writes it while kernels run.
+            together = unsafe { ptr::load_nc_u32(at as *const u32) };
+        }
+        if together == 0 { a.kv_heads } else { together }
     }
 }
 

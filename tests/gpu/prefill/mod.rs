@@ -257,6 +257,65 @@ fn random_batches_match_the_reference() {
     });
 }
 
+/// Last tiles with rows of the first warpgroup alone, or of two of three, behind other tiles of the same CTA and before them.
+#[test]
+fn warpgroups_without_rows_let_tiles_pass() {
+    let Some(gpu) = gpu("warpgroups_without_rows_let_tiles_pass") else {
+        return;
+    };
+    let sms = gpu.device().sms;
+    for (head_dim, rows, keys) in [
+        (64, 128, 112),
+        (64, 192, 112),
+        (96, 128, 128),
+        (96, 192, 96),
+        (128, 128, 128),
+        (128, 128, 80),
+        (128, 128, 64),
+        (128, 192, 80),
+        (192, 128, 128),
+        (256, 128, 80),
+    ] {
+        for causal in [true, false] {
+            let heads = 6;
+            // About three tiles for a CTA, of these lengths in turn.
+            let lengths = [
+                1,
+                rows + 1,
+                60,
+                rows + 64,
+                2 * rows + 5,
+                rows + 65,
+                rows,
+                130,
+            ];
+            let queries = |request: u32| lengths[request as usize % lengths.len()];
+            let requests = (0..3 * sms / heads).map(|r| (queries(r), r * 37 % 300));
+            let case = Case {
+                kv_heads: 2,
+                group: heads / 2,
+                head_dim,
+                rows,
+                keys,
+                f16: false,
+                cap: false,
+                causal,
+                window: None,
+                layout: KvLayout::Nhd,
+                page_size: Some(16),
+                packed: causal,
+                ampere: false,
+                requests: requests.collect(),
+                sms,
+                seed: 7,
+            };
+            if let Err(error) = check::<bf16>(&gpu, &case) {
+                panic!("heads of {head_dim}, {rows} rows, {keys} keys: {error}");
+            }
+        }
+    }
+}
+
 #[test]
 fn what_no_kernel_was_made_for_is_said() {
     let Some(gpu) = gpu("what_no_kernel_was_made_for_is_said") else {

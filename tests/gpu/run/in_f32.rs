@@ -73,7 +73,7 @@ fn run(
 }
 
 /// That F32 at one end or at both gives what 16 bits give: from queries rounded by the host, and rounded by the host to the
-/// same outputs.
+/// same outputs. With sinks to a unit in the last place: where outputs are F32 the merging kernel takes them.
 fn same_bits<T: Element, K: Element>(gpu: &Gpu, spec: &Spec, batch: &Batch, split: SplitMode) {
     let spec = spec.with_dtype(T::DTYPE).with_kv_dtype(K::DTYPE);
     let exact = Tensors::<f32, K>::random(&spec, batch, KvLayout::Nhd, 9);
@@ -115,17 +115,30 @@ fn same_bits<T: Element, K: Element>(gpu: &Gpu, spec: &Spec, batch: &Batch, spli
             &on_device,
             WorkspaceOptions::default(),
         );
-        assert_eq!(got.1, right.1, "LSEs of {name}");
         if out == T::DTYPE {
+            assert_eq!(got.1, right.1, "LSEs of {name}");
             assert!(got.0 == right.0, "outputs of {name}");
             continue;
         }
+        let lse = |bytes: &[u8]| bytemuck::pod_collect_to_vec::<_, f32>(bytes);
+        for (a, b) in lse(&got.1).into_iter().zip(lse(&right.1)) {
+            let near = spec.variant.sinks && (a - b).abs() <= 1e-6 * b.abs().max(1.0);
+            assert!(
+                near || a.to_bits() == b.to_bits(),
+                "LSEs of {name}: {a}, {b}"
+            );
+        }
         let values: Vec<f32> = bytemuck::pod_collect_to_vec(&got.0);
         let narrowed: Vec<T> = values.iter().map(|&x| T::from_f32(x)).collect();
-        assert!(
-            bytemuck::cast_slice::<_, u8>(&narrowed) == right.0,
-            "outputs of {name}"
-        );
+        // Of 16 bits the next number is the next integer, of one sign.
+        let of_16: &[u16] = bytemuck::cast_slice(&narrowed);
+        for (&a, b) in of_16
+            .iter()
+            .zip(bytemuck::pod_collect_to_vec::<_, u16>(&right.0))
+        {
+            let most = u16::from(spec.variant.sinks);
+            assert!(a.abs_diff(b) <= most, "outputs of {name}: {a:#x}, {b:#x}");
+        }
         let between = |x: &&f32| T::from_f32(**x).to_f32() != **x;
         assert!(
             values.iter().filter(between).count() > values.len() / 2,
@@ -142,6 +155,7 @@ fn f32_rounds_queries_once_and_outputs_never() {
     let of_64 = Spec::new(8, 2, 64);
     let split = SplitMode::Fixed { tokens: 32 };
     same_bits::<bf16, bf16>(gpu, &of_64, &batch(16, 6), SplitMode::Makespan);
+    same_bits::<f16, f16>(gpu, &of_64, &batch(16, 6), split);
     same_bits::<f16, f16>(gpu, &of_64.with_sinks(), &batch(16, 6), split);
     // Row by row; many rows behind a common prefix.
     same_bits::<bf16, bf16>(

@@ -87,6 +87,11 @@ impl Plan {
                 group.pack,
                 group.kernel
             );
+            let (heads, together) = (self.spec.kv_heads, group.kv_heads_together);
+            ensure!(
+                together == 0 || heads.is_multiple_of(together),
+                "{together} of {heads} KV heads together"
+            );
             ensure!(
                 items.start == end && items.end > items.start,
                 "a group of items {items:?} after {end}"

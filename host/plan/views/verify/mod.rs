@@ -212,6 +212,14 @@ impl Plan {
             planned == Some(own),
             "item {index} reads other pages than those of token {token}"
         );
+        // The same pages may stand in another part's tables, too, which executors do not look into.
+        let of_part = &self.parts[item.part as usize].pages;
+        let end = u64::from(item.table) + u64::from(item.kv_end.div_ceil(page_size));
+        ensure!(
+            item.table >= of_part.start && end <= u64::from(of_part.end),
+            "item {index} has a table outside of the pages {of_part:?} of part {}",
+            item.part
+        );
         Ok(())
     }
 

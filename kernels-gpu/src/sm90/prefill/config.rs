@@ -116,6 +116,7 @@ mod rows {
             head_dim: shape.head_dim,
             value_dim: shape.value_dim,
             co_resident: shape.co_resident,
+            query_stages: shape.query_stages,
             stages: shape.stages,
             threads: shape.threads(),
             registers: shape.registers()[0],
@@ -139,7 +140,8 @@ pub struct Shape {
     pub head_dim: u32,
     /// Head dimension of values and outputs.
     pub value_dim: u32,
-    /// Tiles of queries in shared memory. With two, those of the next are there when a tile ends.
+    /// Tiles of queries in shared memory. With two, those of the next are there when a tile ends. With one, the queries of
+    /// a warpgroup come when it has done with its last ones, whatever the other one does.
     pub query_stages: u32,
     /// Blocks of keys.
     pub stages: u32,
@@ -195,6 +197,10 @@ impl Shape {
             "more than a CTA can have"
         );
         assert!(dims[1] <= dims[0], "outputs take the place of queries");
+        assert!(
+            stages[0] == 2 || rows == 128 && bytes == 2,
+            "two warpgroups have barriers for queries of their own"
+        );
         assert!(
             !shape.is_cut() || bytes == 2 && stages[0] == 2 && dims[1] <= 128,
             "cut slabs have numbers of 16 bits, outputs go through shared memory, and all but 64 columns of one are \

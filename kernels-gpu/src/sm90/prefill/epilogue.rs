@@ -115,7 +115,8 @@ pub(super) unsafe fn finish_tile<
     unsafe {
         mbarrier::arrive(s.tile_free(stage));
         warp::sync_warp(WARP);
-        if lane == 0 {
+        // Lanes that may have turned queries say for themselves that they stored.
+        if EXTRAS || lane == 0 {
             mbarrier::arrive(s.output_full(stage));
         }
     }

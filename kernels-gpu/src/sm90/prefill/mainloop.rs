@@ -92,8 +92,8 @@ pub(super) unsafe fn consume<
     let mut logits = [0.0; S];
     let mut weights = [0; P];
     let mut other_weights = [0; P];
-    let mut o = [0.0; O];
-    let mut rows = Rows::begin::<V>();
+    let mut o;
+    let mut rows;
     // Tiles, the one at hand included, in whose blocks the warp looks for maxima before it makes weights. Where a row
     // outgrew its reference others will: from there to the end of the next tile no weights are made in vain.
     let mut maxima_first = 0_u32;
@@ -116,6 +116,8 @@ pub(super) unsafe fn consume<
     // The next tile, and the keys of its blocks that these rows do not see.
     macro_rules! open {
         () => {{
+            // Computed anew: a register in the main loop is worth more.
+            let consumer = uniform(misc::opaque(thread::thread_idx_x()) / 128 - 1);
             let work = Work::open::<V, EXTRAS>(p, variant, s, tiles.stage, consumer);
             // Opaque, or ptxas spills in the warps that feed.
             if turns && misc::opaque_u64(p.rotary.turns) != 0 {
@@ -187,7 +189,7 @@ pub(super) unsafe fn consume<
             $work.left -= 1;
             let last = all_agree!($work.left == 0);
             if s.shape.query_stages == 1 && last {
-                release!(s.queries_free());
+                release!(s.queries_free(consumer));
             }
             last
         }};
@@ -267,6 +269,42 @@ pub(super) unsafe fn consume<
             last_of_tile
         }};
     }
+    // Rows of a tile; there is none without.
+    macro_rules! rows_of_tile {
+        () => {
+            shared::load_u32(s.tile(tiles.stage) + 8)
+        };
+    }
+    // Whether no row of the tile is this warpgroup's, or there is no tile. A prompt's last tile may have few rows.
+    macro_rules! is_idle {
+        () => {
+            rows_of_tile!() <= 64 * uniform(misc::opaque(thread::thread_idx_x()) / 128 - 1)
+        };
+    }
+    // A tile without rows of this warpgroup: the others' blocks pass.
+    macro_rules! pass {
+        () => {{
+            if s.shape.query_stages == 1 {
+                release!(s.queries_free(consumer));
+            }
+            let mut blocks = Tile::load(s.tile(tiles.stage)).blocks;
+            while all_agree!(blocks > 0) {
+                mbarrier::wait(s.keys_full(k.stage), k.parity);
+                release!(s.keys_free(k.stage));
+                k.advance();
+                mbarrier::wait(s.values_full(v.stage), v.parity);
+                release!(s.values_free(v.stage));
+                v.advance();
+                blocks -= 1;
+            }
+            mbarrier::arrive(s.tile_free(tiles.stage));
+            if EXTRAS || lane == 0 {
+                mbarrier::arrive(s.output_full(tiles.stage));
+            }
+            tiles.advance();
+            mbarrier::wait(s.queries_full(tiles.stage, consumer), tiles.parity);
+        }};
+    }
     // The last P·V of a tile is there.
     macro_rules! finish {
         () => {
@@ -285,24 +323,15 @@ pub(super) unsafe fn consume<
             weights_values::<T, O, P>(&mut o, &$now, values, value_slabs);
             tiles.advance();
             maxima_first = maxima_first.saturating_sub(1);
-            if s.shape.query_stages == 1 {
-                // The next queries come late: their place was taken until the last Q·Kᵀ was done.
-                values_there!($now);
-                finish!();
-            }
-            mbarrier::wait(s.queries_full(tiles.stage), tiles.parity);
-            if shared::load_u32(s.tile(tiles.stage) + 8) == 0 {
+            mbarrier::wait(s.queries_full(tiles.stage, consumer), tiles.parity);
+            if is_idle!() {
                 $none_left;
             }
             $work = open!();
             mbarrier::wait(s.keys_full(k.stage), k.parity);
-            if s.shape.query_stages == 2 {
-                values_there!($now);
-            }
+            values_there!($now);
             issue_keys!($work);
-            if s.shape.query_stages == 2 {
-                finish!();
-            }
+            finish!();
             wgmma::wait_group::<0>();
             wgmma::fence_operand(&mut logits);
             let last_of_tile = keys_done!($work);
@@ -316,55 +345,65 @@ pub(super) unsafe fn consume<
 
     // SAFETY: whole warpgroups; the barriers say what has arrived and what may be written again.
     unsafe {
-        mbarrier::wait(s.queries_full(0), 0);
+        mbarrier::wait(s.queries_full(0, consumer), 0);
         // A captured launch may have more CTAs than the plan at hand has units.
-        if shared::load_u32(s.tile(0) + 8) == 0 {
+        if rows_of_tile!() == 0 {
             return;
         }
-        let mut work = open!();
-        mbarrier::wait(s.keys_full(k.stage), k.parity);
         // Of two consumers the first begins when the second has its logits, once: each then computes weights beside
         // the other's products. Where both begin together they may stay so for a whole tile, which costs 25 %. (The
-        // second skips no more blocks than the first, so that the blocks it needs come whatever the first waits for.)
-        let staggered = s.shape.consumers == 2 && !s.shape.co_resident;
-        if staggered && consumer == 0 {
-            barrier::bar_sync(STAGGER, 256);
-        }
-        issue_keys!(work);
-        wgmma::wait_group::<0>();
-        wgmma::fence_operand(&mut logits);
-        if staggered && consumer == 1 {
-            barrier::bar_arrive(STAGGER, 256);
-        }
-        let mut last = keys_done!(work);
-        first_weights!(work, weights);
-        skip_values!(work);
-        if two_weights {
-            'tiles: loop {
-                last = if last {
-                    turn!(work, weights, other_weights, break 'tiles)
-                } else {
-                    step!(work, weights, other_weights)
-                };
-                last = if last {
-                    turn!(work, other_weights, weights, break 'tiles)
-                } else {
-                    step!(work, other_weights, weights)
-                };
+        // second skips no more blocks than the first, so that the blocks it needs come whatever the first waits for.
+        // So it does not pass a first tile that has none of its rows.)
+        let mut staggers = s.shape.consumers == 2 && !s.shape.co_resident;
+        loop {
+            let mut work = open!();
+            mbarrier::wait(s.keys_full(k.stage), k.parity);
+            if staggers && consumer == 0 {
+                barrier::bar_sync(STAGGER, 256);
             }
-        } else {
-            'tiles: loop {
-                last = if last {
-                    turn!(work, weights, weights, break 'tiles)
-                } else {
-                    step!(work, weights, weights)
-                };
+            issue_keys!(work);
+            wgmma::wait_group::<0>();
+            wgmma::fence_operand(&mut logits);
+            if staggers && consumer == 1 {
+                barrier::bar_arrive(STAGGER, 256);
             }
-        }
-        if s.shape.query_stages == 2 {
+            staggers = false;
+            let mut last = keys_done!(work);
+            o = [0.0; O];
+            rows = Rows::begin::<V>();
+            first_weights!(work, weights);
+            skip_values!(work);
+            if two_weights {
+                'tiles: loop {
+                    last = if last {
+                        turn!(work, weights, other_weights, break 'tiles)
+                    } else {
+                        step!(work, weights, other_weights)
+                    };
+                    last = if last {
+                        turn!(work, other_weights, weights, break 'tiles)
+                    } else {
+                        step!(work, other_weights, weights)
+                    };
+                }
+            } else {
+                'tiles: loop {
+                    last = if last {
+                        turn!(work, weights, weights, break 'tiles)
+                    } else {
+                        step!(work, weights, weights)
+                    };
+                }
+            }
             values_there!(weights);
             values_there!(other_weights);
             finish!();
+            while all_agree!(is_idle!()) {
+                if rows_of_tile!() == 0 {
+                    return;
+                }
+                pass!();
+            }
         }
     }
 }

@@ -48,7 +48,7 @@ pub unsafe fn run<
     // SAFETY: the caller's promise; every warp has one role, begun once the barriers are initialised.
     unsafe {
         if thread == 0 {
-            s.init(gathered);
+            s.init(gathered, EXTRAS);
             convert::init(p, s);
         }
         barrier::bar_sync(0, shape.threads());

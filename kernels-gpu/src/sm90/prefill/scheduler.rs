@@ -31,11 +31,16 @@ unsafe fn describe<V: Variant>(
     keys: u32,
 ) -> Tile {
     // All heads of an item before the next one: neighbours read the same pages at the same time, and
-    // the longest items of the whole launch come first.
+    // the longest items of the whole launch come first. Where L2 does not hold the keys of all heads, that is so for
+    // some KV heads at a time.
     let per_kv_head = p.pack.div(a.group);
-    let heads = a.kv_heads * per_kv_head;
+    // SAFETY: the record, if there is one, can be read.
+    let heads = per_kv_head * unsafe { p.heads_together(a) };
+    let of_section = div_u32(a.units, a.kv_heads * per_kv_head) * heads;
+    let section = div_u32(unit, of_section);
+    let unit = unit - section * of_section;
     let item = div_u32(unit, heads);
-    let head = unit - item * heads;
+    let head = section * heads + unit - item * heads;
     let kv_head = div_u32(head, per_kv_head);
     let place = Place {
         item,
@@ -54,6 +59,74 @@ unsafe fn describe<V: Variant>(
     tile
 }
 
+/// Brings queries of so many tokens from one of the tile's tokens on, all slabs of their heads.
+#[inline(always)]
+unsafe fn bring(
+    p: &PrefillParams,
+    maps: *const TensorMap,
+    tile: &Tile,
+    s: Shared,
+    [first, tokens]: [u32; 2],
+    target: u32,
+    full: u32,
+) {
+    let slabs = s.shape.head_dim.div_ceil(64);
+    // SAFETY: one thread; the place is free, and the barrier awaits these bytes.
+    unsafe {
+        mbarrier::arrive_expect_tx(full, slabs * 128 * p.pack.get() * tokens);
+        let mut slab = 0;
+        while slab < slabs {
+            let head = p.pack.div(tile.head) as i32;
+            let corner = [64 * slab as i32, 0, (tile.token + first) as i32, 0, head];
+            tma::load_tensor(target + slab * s.shape.slab_bytes(), maps, corner, full);
+            slab += 1;
+        }
+    }
+}
+
+/// Brings each warpgroup its queries when it has read its last ones; those of both together where a token has rows of
+/// two. `stage` and `parity` are of the tile, `free` is the parity of its queries' place.
+#[inline(always)]
+unsafe fn bring_to_each(
+    p: &PrefillParams,
+    maps: *const TensorMap,
+    tile: &Tile,
+    s: Shared,
+    [stage, parity]: [u32; 2],
+    free: u32,
+) {
+    let full = |consumer| s.queries_full(stage, consumer);
+    // SAFETY: one thread; who has read its queries says so.
+    unsafe {
+        let rows = PrefillParams::query_box_rows(true, s.shape.rows(), p.pack.get());
+        let tokens = p.pack.div(rows);
+        if rows == s.shape.rows() {
+            mbarrier::wait(s.queries_free(0), free);
+            mbarrier::wait(s.queries_free(1), free);
+            bring(p, maps, tile, s, [0, tokens], s.queries(0), full(0));
+            // A box has one barrier.
+            mbarrier::wait(full(0), parity);
+            mbarrier::arrive(full(1));
+            return;
+        }
+        // Whoever is the first.
+        let mut waiting = 0b11_u32;
+        while waiting != 0 {
+            let mut consumer = 0;
+            while consumer < 2 {
+                let bit = 1 << consumer;
+                if waiting & bit != 0 && mbarrier::test_wait(s.queries_free(consumer), free) {
+                    waiting ^= bit;
+                    let target = s.queries(0) + consumer * 64 * 128;
+                    let first = consumer * tokens;
+                    bring(p, maps, tile, s, [first, tokens], target, full(consumer));
+                }
+                consumer += 1;
+            }
+        }
+    }
+}
+
 /// Claims tile after tile, the last ones when the one before comes to its end, publishes what it is and loads its
 /// queries.
 ///
@@ -66,7 +139,6 @@ pub(super) unsafe fn schedule<V: Variant>(
     variant: &V,
     s: Shared,
 ) {
-    let slabs = s.shape.head_dim.div_ceil(64);
     let tokens = p.pack.div(s.shape.rows());
     let ctas = thread::grid_dim_x();
     let mut unit = thread::block_idx_x();
@@ -90,23 +162,22 @@ pub(super) unsafe fn schedule<V: Variant>(
             tile.store(s.tile(ring.stage));
             shared::store_u32(s.late(ring.stage), u32::from(late));
             mbarrier::arrive(s.tile_full(ring.stage));
-            let (full, target) = (s.queries_full(ring.stage), s.queries(ring.stage));
+            // The parity that who awaits the queries has; the place of one tile's has a phase for each tile.
+            let here = [ring.stage, ring.parity ^ 1];
+            let full = s.queries_full(ring.stage, 0);
+            ring.advance();
             if !more {
                 mbarrier::arrive(full);
+                if s.shape.query_stages == 1 {
+                    mbarrier::arrive(s.queries_full(here[0], 1));
+                }
                 return;
             }
-            ring.advance();
             if s.shape.query_stages == 1 {
-                // A phase for each tile, and the ring is one ahead: 1, 0, 1, … as of one that begins free.
-                mbarrier::wait(s.queries_free(), ring.stage);
-            }
-            mbarrier::arrive_expect_tx(full, slabs * 128 * p.pack.get() * tokens);
-            let mut slab = 0;
-            while slab < slabs {
-                let head = p.pack.div(tile.head) as i32;
-                let corner = [64 * slab as i32, 0, tile.token as i32, 0, head];
-                tma::load_tensor(target + slab * s.shape.slab_bytes(), maps, corner, full);
-                slab += 1;
+                bring_to_each(p, maps, &tile, s, here, here[0] ^ 1);
+            } else {
+                let target = s.queries(here[0]);
+                bring(p, maps, &tile, s, [0, tokens], target, full);
             }
             if late {
                 mbarrier::wait(s.near_end(), ends.parity);

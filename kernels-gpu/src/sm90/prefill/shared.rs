@@ -42,10 +42,15 @@ impl Shared {
     pub(super) fn tile_full(self, stage: u32) -> u32 {
         self.barrier(stage)
     }
-    /// The tile is described and its queries are there.
+    /// The tile is described and its queries are there. With one tile of queries each warpgroup awaits its own.
     #[inline(always)]
-    pub(super) fn queries_full(self, stage: u32) -> u32 {
-        self.barrier(2 + stage)
+    pub(super) fn queries_full(self, stage: u32, consumer: u32) -> u32 {
+        let own = if self.shape.query_stages == 1 {
+            consumer
+        } else {
+            0
+        };
+        self.barrier(2 + stage + 26 * own)
     }
     /// The tile is done: all lanes that read what it is have done so, and its output has left its queries' place.
     #[inline(always)]
@@ -57,15 +62,15 @@ impl Shared {
     pub(super) fn output_full(self, stage: u32) -> u32 {
         self.barrier(24 + stage)
     }
-    /// The tile's queries have become 8 bits: each lane that stored some says so for itself.
+    /// With products of 8 bits: the tile's queries have become 8 bits, each lane that stored some says so for itself.
     #[inline(always)]
     pub(super) fn queries_rounded(self, stage: u32) -> u32 {
         self.barrier(28 + stage)
     }
-    /// With one tile of queries: the tile's have been read, the next ones can come.
+    /// With one tile of queries: the warpgroup has read its own, the next ones can come.
     #[inline(always)]
-    pub(super) fn queries_free(self) -> u32 {
-        self.barrier(7)
+    pub(super) fn queries_free(self, consumer: u32) -> u32 {
+        self.barrier(7 + 23 * consumer)
     }
     /// Behind the tile: whether the next one is claimed late.
     #[inline(always)]
@@ -131,12 +136,12 @@ impl Shared {
         }
     }
 
-    /// Initialises all barriers.
+    /// Initialises all barriers. `each_lane` says for itself that its output is there.
     ///
     /// # Safety
     /// One thread comes here, before a barrier of the CTA.
     #[inline(always)]
-    pub(super) unsafe fn init(self, gathered: bool) {
+    pub(super) unsafe fn init(self, gathered: bool, each_lane: bool) {
         let warps = 4 * self.shape.consumers;
         // Who fills a block: the tensor maps' boxes are awaited by one, copies of rows by each lane.
         let fillers = if gathered { 32 } else { 1 };
@@ -145,10 +150,11 @@ impl Shared {
             let mut stage = 0;
             while stage < 2 {
                 mbarrier::init(self.tile_full(stage), 1);
-                mbarrier::init(self.queries_full(stage), 1);
+                mbarrier::init(self.queries_full(stage, 0), 1);
                 // Each lane that has read the tile's description says so for itself.
                 mbarrier::init(self.tile_free(stage), 32 * (3 + warps));
-                mbarrier::init(self.output_full(stage), warps);
+                let stores = if each_lane { 32 * warps } else { warps };
+                mbarrier::init(self.output_full(stage), stores);
                 if self.shape.bytes == 1 {
                     mbarrier::init(self.queries_rounded(stage), 32 * warps);
                 }
@@ -156,7 +162,15 @@ impl Shared {
             }
             mbarrier::init(self.tail(), 1);
             mbarrier::init(self.near_end(), 1);
-            mbarrier::init(self.queries_free(), warps);
+            if self.shape.query_stages == 1 {
+                let mut consumer = 0;
+                while consumer < self.shape.consumers {
+                    mbarrier::init(self.queries_free(consumer), 4);
+                    consumer += 1;
+                }
+                mbarrier::init(self.queries_full(0, 1), 1);
+                mbarrier::init(self.queries_full(1, 1), 1);
+            }
             // Every warp for itself: a warp that skips a block must have seen it full before the block
             // can be loaded anew, or it waits for a phase that is gone.
             stage = 0;

@@ -165,17 +165,13 @@ pub(super) unsafe fn consume<
             }
         };
     }
-    // Q·Kᵀ of a block is there. Whether that was the tile's last, and its queries are not needed any more.
+    // Q·Kᵀ of a block is there. Whether that was the tile's last.
     macro_rules! keys_done {
         ($work:ident) => {{
             release!(s.keys_free(k.stage));
             k.advance();
             $work.left -= 1;
-            let last = all_agree!($work.left == 0);
-            if s.shape.query_stages == 1 && last {
-                release!(s.queries_free());
-            }
-            last
+            all_agree!($work.left == 0)
         }};
     }
     // From products to the reference of their weights.
@@ -220,7 +216,7 @@ pub(super) unsafe fn consume<
 
     // SAFETY: whole warpgroups; the barriers say what has arrived and what may be written again.
     unsafe {
-        mbarrier::wait(s.queries_full(0), 0);
+        mbarrier::wait(s.queries_full(0, 0), 0);
         // A captured launch may have more CTAs than the plan at hand has units.
         if shared::load_u32(s.tile(0) + 8) == 0 {
             return;
@@ -247,7 +243,7 @@ pub(super) unsafe fn consume<
         loop {
             if turn {
                 tiles.advance();
-                mbarrier::wait(s.queries_full(tiles.stage), tiles.parity);
+                mbarrier::wait(s.queries_full(tiles.stage, 0), tiles.parity);
                 if shared::load_u32(s.tile(tiles.stage) + 8) == 0 {
                     break;
                 }
