@@ -309,7 +309,7 @@ fn warpgroups_without_rows_let_tiles_pass() {
                 sms,
                 seed: 7,
             };
-            if let Err(error) = check::<bf16>(&gpu, &case) {
+            if let Err(error) = check::<bf16>(gpu, &case) {
                 panic!("heads of {head_dim}, {rows} rows, {keys} keys: {error}");
             }
         }

@@ -115,8 +115,7 @@ pub(super) unsafe fn finish_tile<
     unsafe {
         mbarrier::arrive(s.tile_free(stage));
         warp::sync_warp(WARP);
-        // Lanes that may have turned queries say for themselves that they stored.
-        if EXTRAS || lane == 0 {
+        if s.each_lane_stores(EXTRAS) || lane == 0 {
             mbarrier::arrive(s.output_full(stage));
         }
     }

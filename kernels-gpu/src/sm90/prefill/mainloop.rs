@@ -298,7 +298,7 @@ pub(super) unsafe fn consume<
                 blocks -= 1;
             }
             mbarrier::arrive(s.tile_free(tiles.stage));
-            if EXTRAS || lane == 0 {
+            if s.each_lane_stores(EXTRAS) || lane == 0 {
                 mbarrier::arrive(s.output_full(tiles.stage));
             }
             tiles.advance();
