@@ -17,11 +17,11 @@
         family: "prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            30157006,
+            30162390,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
-            12104784,
+            12103760,
         )),
     },
     Module {
@@ -197,11 +197,11 @@
         family: "prefill_f8",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.prefill_f8.ptx.zst"),
-            1354752,
+            1355320,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill_f8.cubin.zst"),
-            653392,
+            652368,
         )),
     },
     Module {
