@@ -17,11 +17,11 @@
         family: "prefill",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.prefill.ptx.zst"),
-            30162390,
+            30202363,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.prefill.cubin.zst"),
-            12103760,
+            12117072,
         )),
     },
     Module {
@@ -41,11 +41,11 @@
         family: "variants",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.variants.ptx.zst"),
-            12298892,
+            12312604,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.variants.cubin.zst"),
-            5281392,
+            5284464,
         )),
     },
     Module {

@@ -93,7 +93,7 @@ impl Sections {
     /// its short tiles are left.
     fn heads(&self, input: &SplitInput<'_>, keys: u64, ctas: u64) -> u64 {
         let (heads, fit) = (u64::from(input.kv_heads), u64::from(input.section_keys));
-        if 2 * keys <= 3 * fit {
+        if keys <= 2 * fit {
             return heads;
         }
         let work: u64 = self.prompts.iter().map(|prompt| prompt.work).sum();

@@ -15,6 +15,7 @@ use super::{
     super::{mma::swap, pipeline::Pipeline},
     convert::Converter,
     shared::Shared,
+    turn::turns_queries,
 };
 use crate::{
     abi::{DIRECT, PrefillParams},
@@ -115,7 +116,7 @@ pub(super) unsafe fn finish_tile<
     unsafe {
         mbarrier::arrive(s.tile_free(stage));
         warp::sync_warp(WARP);
-        if s.each_lane_stores(EXTRAS) || lane == 0 {
+        if lane == 0 || turns_queries::<EXTRAS>(p, s) {
             mbarrier::arrive(s.output_full(stage));
         }
     }

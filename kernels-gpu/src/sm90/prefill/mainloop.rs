@@ -10,7 +10,7 @@ use super::{
     },
     epilogue::{finish_tile, scales_of_row},
     shared::Shared,
-    turn::turn_queries,
+    turn::{turn_queries, turns_queries},
     work::{Work, logits_of_block},
 };
 use crate::{
@@ -298,7 +298,7 @@ pub(super) unsafe fn consume<
                 blocks -= 1;
             }
             mbarrier::arrive(s.tile_free(tiles.stage));
-            if s.each_lane_stores(EXTRAS) || lane == 0 {
+            if lane == 0 || turns_queries::<EXTRAS>(p, s) {
                 mbarrier::arrive(s.output_full(tiles.stage));
             }
             tiles.advance();

@@ -4,7 +4,7 @@ use cuda_std::{barrier, prelude::*, setmaxnreg, tma::TensorMap};
 
 use super::{
     super::uniform, Shape, convert, epilogue::write, load::load, load_rows::gather,
-    mainloop::consume, scheduler::schedule, shared::Shared,
+    mainloop::consume, scheduler::schedule, shared::Shared, turn::turns_queries,
 };
 use crate::{
     abi::PrefillParams,
@@ -48,7 +48,7 @@ pub unsafe fn run<
     // SAFETY: the caller's promise; every warp has one role, begun once the barriers are initialised.
     unsafe {
         if thread == 0 {
-            s.init(gathered, EXTRAS);
+            s.init(gathered, turns_queries::<EXTRAS>(p, s));
             convert::init(p, s);
         }
         barrier::bar_sync(0, shape.threads());

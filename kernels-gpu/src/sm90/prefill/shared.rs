@@ -136,19 +136,12 @@ impl Shared {
         }
     }
 
-    /// Whether each lane says for itself that its output is there: where lanes may have turned queries, which racecheck does
-    /// not follow through one lane's word. Of products of 8 bits lanes [say so](Self::queries_rounded) when they stored.
-    #[inline(always)]
-    pub(super) const fn each_lane_stores(self, extras: bool) -> bool {
-        extras && self.shape.bytes == 2
-    }
-
-    /// Initialises all barriers.
+    /// Initialises all barriers. `each_lane` says for itself that its output is there, or one for its warp.
     ///
     /// # Safety
     /// One thread comes here, before a barrier of the CTA.
     #[inline(always)]
-    pub(super) unsafe fn init(self, gathered: bool, extras: bool) {
+    pub(super) unsafe fn init(self, gathered: bool, each_lane: bool) {
         let warps = 4 * self.shape.consumers;
         // Who fills a block: the tensor maps' boxes are awaited by one, copies of rows by each lane.
         let fillers = if gathered { 32 } else { 1 };
@@ -160,11 +153,7 @@ impl Shared {
                 mbarrier::init(self.queries_full(stage, 0), 1);
                 // Each lane that has read the tile's description says so for itself.
                 mbarrier::init(self.tile_free(stage), 32 * (3 + warps));
-                let stores = if self.each_lane_stores(extras) {
-                    32 * warps
-                } else {
-                    warps
-                };
+                let stores = if each_lane { 32 * warps } else { warps };
                 mbarrier::init(self.output_full(stage), stores);
                 if self.shape.bytes == 1 {
                     mbarrier::init(self.queries_rounded(stage), 32 * warps);

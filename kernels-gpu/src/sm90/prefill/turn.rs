@@ -19,6 +19,13 @@ const ROWS: u32 = 16;
 /// Neighbouring rows of a lane whose words are under way together; of one token they share sines.
 const TOGETHER: u32 = 4;
 
+/// Whether queries are turned. Then each lane says for itself that its output is there, for racecheck does not follow what it
+/// stored before through one lane's word for a warp. Other runs keep one word of a warp: fewer arrivals at a tile's end.
+#[inline(always)]
+pub(super) fn turns_queries<const EXTRAS: bool>(p: &PrefillParams, s: Shared) -> bool {
+    EXTRAS && s.shape.bytes == 2 && misc::opaque_u64(p.rotary.turns) != 0
+}
+
 /// Turns the 16 rows of a warp, which nobody else reads, from `first_row` on. A lane has two words of two elements, so that
 /// pairs are its own, and sines take four registers.
 ///

@@ -47,7 +47,7 @@ pub(super) unsafe fn run<
     // SAFETY: the caller's promise; every warp has one role, begun once the barriers are initialised.
     unsafe {
         if thread == 0 {
-            s.init(false, true);
+            s.init(false, false);
             convert::init(p, s);
         }
         barrier::bar_sync(0, shape.threads());
