@@ -17,7 +17,7 @@ use kernels_gpu::{
 use super::{
     DeviceArray, Gpu, KvPool, Workspace,
     prefill::describes_values,
-    prefill_rows::vectors,
+    prefill_rows::vectors_of,
     registry::element,
     steps::{Parameters, Step, check_pool},
 };
@@ -166,6 +166,7 @@ impl Workspace {
     fn conversion_of(&self, pool: &KvPool, pages: Range<u32>) -> Result<ConvertParams, Error> {
         check_pool(pool)?;
         let [to_k, to_v, done, control] = self.converted();
+        let [k_strides, v_strides] = vectors_of(pool)?;
         Ok(ConvertParams {
             k: pool.k,
             v: pool.v,
@@ -175,20 +176,8 @@ impl Workspace {
             page_ids: self.page_ids().address,
             done,
             control,
-            k_strides: vectors(
-                "the key pool",
-                pool.k,
-                &pool.k_strides,
-                pool.pages,
-                pool.dtype,
-            )?,
-            v_strides: vectors(
-                "the value pool",
-                pool.v,
-                &pool.v_strides,
-                pool.pages,
-                pool.dtype,
-            )?,
+            k_strides,
+            v_strides,
             page_size: Divisor::new(pool.k_strides.page_size),
             first_page: pages.start,
             pages: pages.len() as u32,

@@ -6,7 +6,7 @@ use super::{
     DecodeCall, Gpu,
     decode::attention,
     module::Kernel,
-    prefill_rows::vectors,
+    prefill_rows::vectors_of,
     steps::{Parameters, Step},
 };
 use crate::Error;
@@ -32,22 +32,12 @@ impl Gpu {
         // Larger items are cut.
         let tile_tokens = rows / group;
         let cuts = (tile.rows / group).div_ceil(tile_tokens);
+        let attention = attention(call, cuts)?;
+        let [k_vectors, v_vectors] = vectors_of(pool)?;
         let mut parameters = GatherDecodeParams {
-            attention: attention(call, cuts)?,
-            k_vectors: vectors(
-                "the key pool",
-                pool.k,
-                &pool.k_strides,
-                pool.pages,
-                pool.dtype,
-            )?,
-            v_vectors: vectors(
-                "the value pool",
-                pool.v,
-                &pool.v_strides,
-                pool.pages,
-                pool.dtype,
-            )?,
+            attention,
+            k_vectors,
+            v_vectors,
             page_size: Divisor::new(pool.k_strides.page_size),
             group: Divisor::new(group),
             kv_heads: Divisor::new(spec.kv_heads),

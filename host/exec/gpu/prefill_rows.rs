@@ -6,7 +6,7 @@ use kernels_gpu::{
 };
 
 use super::{
-    Gpu, PrefillCall,
+    Gpu, KvPool, PrefillCall,
     module::Kernel,
     prefill::{attention, check},
     steps::{Parameters, Step},
@@ -49,20 +49,7 @@ fn parameters(call: &PrefillCall<'_>, rows: u32) -> Result<GatherPrefillParams, 
     }
     let tile_tokens = rows / pack;
     let cuts = (call.rows / pack).div_ceil(tile_tokens).max(1);
-    let k_vectors = vectors(
-        "the key pool",
-        pool.k,
-        &pool.k_strides,
-        pool.pages,
-        pool.dtype,
-    )?;
-    let v_vectors = vectors(
-        "the value pool",
-        pool.v,
-        &pool.v_strides,
-        pool.pages,
-        pool.dtype,
-    )?;
+    let [k_vectors, v_vectors] = vectors_of(pool)?;
     Ok(GatherPrefillParams {
         attention: attention(call, cuts)?,
         k_vectors,
@@ -74,6 +61,15 @@ fn parameters(call: &PrefillCall<'_>, rows: u32) -> Result<GatherPrefillParams, 
         heads_per_kv_head: Divisor::new(spec.group() / pack),
         tile_tokens,
     })
+}
+
+/// [`vectors`] of a pool's keys, and of its values.
+pub(super) fn vectors_of(pool: &KvPool) -> Result<[KvStrides; 2], Error> {
+    let of = |tensor, address, strides| vectors(tensor, address, strides, pool.pages, pool.dtype);
+    Ok([
+        of("the key pool", pool.k, &pool.k_strides)?,
+        of("the value pool", pool.v, &pool.v_strides)?,
+    ])
 }
 
 /// Strides in vectors, if rows begin at vectors and all of the pool can be counted in them.
