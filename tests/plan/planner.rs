@@ -191,6 +191,7 @@ proptest! {
         rules in rules(),
         pod in pod(),
         states_per_token in 2u32..9,
+        without_packing in any::<bool>(),
     ) {
         let batch = if in_parts { composed(&batch) } else { batch };
         let options = PlanOptions::default().with_packing(packing).with_split(split).with_pod(pod);
@@ -210,7 +211,11 @@ proptest! {
             .with_page_ids(plan.page_ids.len() as u32)
             .with_parts(batch.parts.len() as u32)
             .with_states_per_token(states_per_token);
-        let bound = Bound::new(&spec, &device, &options, &limits).unwrap();
+        // Or what it takes without packing, which packing may exceed: then the planner makes several attempts.
+        let bound = match without_packing {
+            true => Bound::of(&planner.plan(&spec, &batch, &device, &options.with_packing(PackRule::Off)).unwrap()),
+            false => Bound::new(&spec, &device, &options, &limits).unwrap(),
+        };
         let within = options.with_bound(bound);
         let bounded = planner.plan(&spec, &batch, &device, &within).unwrap();
         prop_assert_eq!(bounded.verify(&batch), Ok(()));

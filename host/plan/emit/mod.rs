@@ -223,6 +223,10 @@ impl Emitter {
         let slides = input.variant.window_left.is_some();
         plan.grows_by = (input.fixed_splits && slides).then_some(u32::MAX);
         plan.items.resize(input.pieces.len(), WorkItem::default()); // all are written below
+        // A planner that makes several attempts has written those of the last one.
+        for block in &mut plan.row_blocks {
+            block.tail = u32::MAX;
+        }
         self.runs.clear();
         self.tails.clear();
         let mut some_without_rows = false;
