@@ -124,6 +124,31 @@ fn a_plan_of_too_many_slots_is_refused() {
     assert_eq!(out, [7.0; 16]);
 }
 
+/// Executors have no work without queries.
+#[test]
+fn an_item_without_rows_is_refused() {
+    let mut table = PageTable::new(16, 8);
+    table.push(&[0, 1], 20);
+    let batch = Batch::new(vec![0, 1], table);
+    let spec = Spec::new(1, 1, 16).with_dtype(Dtype::F32);
+    let device = DeviceDescription::named("cpu").unwrap();
+    let mut plan = Planner::new()
+        .plan(&spec, &batch, &device, &PlanOptions::default())
+        .unwrap();
+    let mut empty = plan.items[0];
+    empty.rows = 0;
+    plan.items.push(empty);
+    plan.groups[0].items.end += 1;
+    assert!(plan.verify(&batch).is_err());
+    let tensors = Tensors::<f32, f32>::random(&spec, &batch, KvLayout::Nhd, 1);
+    let mut out = vec![7.0_f32; 16];
+    let ran = Cpu::new().run(&plan, &tensors.q, &tensors.views(), &mut out, None);
+    let Err(Error::BrokenPlan(broken)) = ran else {
+        panic!("{ran:?}");
+    };
+    assert_eq!((broken.index, broken.field, broken.got), (1, "rows", 0));
+}
+
 proptest! {
     #![proptest_config(cases(3000))]
 

@@ -164,6 +164,9 @@ fn check_item(plan: &Plan, item: &WorkItem) -> Result<(), (&'static str, u32)> {
         .ok_or(("part", item.part))?;
     let pages = item.kv_end.div_ceil(part.page_size);
     let inside = |begin: u32, len: u32, of: usize| u64::from(begin) + u64::from(len) <= of as u64;
+    if item.rows == 0 {
+        return Err(("rows", item.rows));
+    }
     if item.kv_begin > item.kv_end {
         return Err(("kv_begin", item.kv_begin));
     }
