@@ -8,7 +8,7 @@ use kernels_gpu::{
 use super::launch_plan::{GroupLaunch, LaunchPlan};
 use crate::{
     Error,
-    plan::{DeviceDescription, Plan, PlanOptions, SplitMode, tiles::TileTable},
+    plan::{DeviceDescription, MergeMode, Plan, PlanOptions, SplitMode, tiles::TileTable},
     problem::Spec,
 };
 
@@ -32,6 +32,8 @@ pub struct LaunchSet {
     pub(super) keys: Vec<LaunchKey>,
     /// Prefill and decode that are one launch, by their places among the keys.
     pub(super) pairs: Vec<[usize; 2]>,
+    /// Who merges, whatever a plan says; automatic is the kernel.
+    pub(super) merge_mode: MergeMode,
 }
 
 impl LaunchSet {
@@ -41,6 +43,7 @@ impl LaunchSet {
         Self {
             keys: Vec::new(),
             pairs: Vec::new(),
+            merge_mode: MergeMode::Auto,
         }
     }
 
@@ -167,6 +170,14 @@ impl LaunchSet {
         if !self.keys.contains(&key) {
             self.keys.push(key);
         }
+        self
+    }
+
+    /// Who merges, for all plans, whatever they say themselves; by default the kernel.
+    #[cfg(feature = "unstable")]
+    #[must_use]
+    pub const fn with_merge_mode(mut self, merge_mode: MergeMode) -> Self {
+        self.merge_mode = merge_mode;
         self
     }
 

@@ -34,8 +34,6 @@ pub struct WorkspaceOptions {
     /// the plan, and what each of them has to do is read from the workspace. None: a run makes the launches
     /// that its plan needs, and a graph of it is good for that plan.
     pub launches: Option<LaunchSet>,
-    /// With [`launches`](Self::launches): who merges, for all plans; automatic is the kernel.
-    pub merge_mode: MergeMode,
     /// Debug mode: every run first waits for the stream, reads the plan back from the device and checks page
     /// ids, lengths and indices, so that damage is reported by request and page instead of as an illegal
     /// access. Such runs cannot be captured.
@@ -54,14 +52,6 @@ impl WorkspaceOptions {
     #[must_use]
     pub fn with_launches(mut self, launches: impl Into<Option<LaunchSet>>) -> Self {
         self.launches = launches.into();
-        self
-    }
-
-    /// With a launch set: who merges.
-    #[cfg(feature = "unstable")]
-    #[must_use]
-    pub const fn with_merge_mode(mut self, merge_mode: MergeMode) -> Self {
-        self.merge_mode = merge_mode;
         self
     }
 
@@ -122,7 +112,9 @@ impl Gpu {
         options: WorkspaceOptions,
     ) -> Result<Workspace, Error> {
         spec.check()?;
-        if options.merge_mode == MergeMode::Fused && spec.has_f32_outputs() {
+        let fused = |set: &LaunchSet| set.merge_mode == MergeMode::Fused;
+        let fused = options.launches.as_ref().is_some_and(fused);
+        if fused && spec.has_f32_outputs() {
             let device = self.name.clone();
             return Err(PlanError::from(Unsupported::FusedF32 { device }).into());
         }
@@ -178,8 +170,8 @@ impl Gpu {
 impl Workspace {
     /// Whether the decodes of a launch merge what they can.
     pub(super) fn decode_merges(&self) -> bool {
-        match self.options.launches {
-            Some(_) => self.options.merge_mode == MergeMode::Fused,
+        match &self.options.launches {
+            Some(set) => set.merge_mode == MergeMode::Fused,
             None => self.launch_plan.fused,
         }
     }

@@ -115,9 +115,8 @@ impl<'a> Runner<'a> {
                 }
                 parts = set.keys().iter().map(|key| key.part as usize + 1).collect();
                 parts.extend(steps.iter().map(|step| step.batch.parts.len()));
-                let options = WorkspaceOptions::default()
-                    .with_launches(set)
-                    .with_merge_mode(case.options.merge_mode);
+                let set = set.with_merge_mode(case.options.merge_mode);
+                let options = WorkspaceOptions::default().with_launches(set);
                 Some((gpu.workspace(&case.spec, &bound, options)?, None))
             }
             false => None,

@@ -67,8 +67,8 @@ impl Hybrid {
         let plan = self.plan(gpu, batch);
         let mut options = WorkspaceOptions::default();
         if let Some(merge_mode) = in_graph {
-            options.merge_mode = merge_mode;
-            options.launches = Some(LaunchSet::all(&gpu.device(), &self.spec).unwrap());
+            let launches = LaunchSet::all(&gpu.device(), &self.spec).unwrap();
+            options.launches = Some(launches.with_merge_mode(merge_mode));
         }
         let mut workspace = gpu
             .workspace(&self.spec, &Bound::of(&plan), options)

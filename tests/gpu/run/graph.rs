@@ -210,7 +210,6 @@ fn serves<K: Element>(gpu: &Gpu, head_dim: u32, modes: &[(MergeMode, bool, PodMo
         device.sms = 16;
         let mut options = WorkspaceOptions::default();
         let mut eager = gpu.workspace(&spec, &bound(), options.clone()).unwrap();
-        options.merge_mode = merge_mode;
         let by_tickets = pod == PodMode::Tickets;
         // By tickets with the tile that decodes are in the kernel with, also where there is no prefill.
         let plan_options = PlanOptions::default()
@@ -218,11 +217,12 @@ fn serves<K: Element>(gpu: &Gpu, head_dim: u32, modes: &[(MergeMode, bool, PodMo
             .with_merge_mode(merge_mode)
             .with_pod(pod)
             .with_decode_tile(by_tickets.then_some(Tile { m: 16, n: 32 }));
-        options.launches = Some(match prefills {
+        let launches = match prefills {
             true if by_tickets => LaunchSet::new().and(&hybrid(&spec, &device, &plan_options)),
             true => LaunchSet::all(&device, &spec).unwrap(),
             false => LaunchSet::decodes(&device, &spec).unwrap(),
-        });
+        };
+        options.launches = Some(launches.with_merge_mode(merge_mode));
         let mut workspace = gpu.workspace(&spec, &bound(), options).unwrap();
 
         let mut rng = Rng(3);

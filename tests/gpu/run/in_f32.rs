@@ -240,8 +240,8 @@ fn what_f32_does_not_go_with_is_refused() {
     let device = gpu.device().name;
     assert_eq!(refused(&spec, &fused), Unsupported::FusedF32 { device });
     let planned = plan(gpu, &spec, &batch, &options);
-    let mut captured = WorkspaceOptions::default();
-    captured.merge_mode = MergeMode::Fused;
+    let merging = LaunchSet::new().with_merge_mode(MergeMode::Fused);
+    let captured = WorkspaceOptions::default().with_launches(merging);
     let workspace = gpu.workspace(&spec, &Bound::of(&planned), captured);
     assert!(matches!(
         workspace.err(),

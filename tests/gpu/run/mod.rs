@@ -144,8 +144,6 @@ impl Case {
         let mut options = WorkspaceOptions::default();
         options.arch = self.arch;
         if self.in_set {
-            // Of states of prefills and decodes together the kernel makes results.
-            options.merge_mode = MergeMode::Kernel;
             options.launches = Some(LaunchSet::new().and(plan));
         }
         gpu.workspace(&self.spec, &Bound::of(plan), options)

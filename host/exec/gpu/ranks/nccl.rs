@@ -6,7 +6,6 @@
 mod library;
 
 use std::{
-    ffi::c_void,
     ops::Range,
     time::{Duration, Instant},
 };
@@ -20,7 +19,7 @@ use self::library::{Comm, IN_PROGRESS, Nccl, SUCCESS};
 use super::{
     super::{
         Gpu, RunTensors, Stream, Workspace,
-        driver::{Check, Code, Current, Device, cuMemcpyDtoH, cuMemcpyHtoD, cuStreamQuery},
+        driver::{Check, Code, Current, Device, cuMemcpyDtoH, cuStreamQuery},
         resources::{DeviceMemory, OwnedStream, PrimaryContext},
     },
     RankOptions, RankTensors,
@@ -129,14 +128,16 @@ impl NcclRank {
         let _current = Current::enter(self.context.raw())?;
         let notes = self.memory.address() + CONTROL_BYTES as u64;
         let said = tokens as u64;
-        let own = notes + u64::from(self.rank) * 8;
+        let own = u64::from(self.rank) * 8;
+        self.memory
+            .write(CONTROL_BYTES as u64 + own, &said.to_ne_bytes())?;
         let mut all = [0_u64; MAX_GROUP];
         // SAFETY: words of our memory; the stream is ours and idle.
-        unsafe {
-            cuMemcpyHtoD(own, (&raw const said).cast::<c_void>(), 8).check("cuMemcpyHtoD")?;
-            let code = self.nccl.all_gather(own, notes, 8, self.comm, *self.stream);
-            self.settled("ncclAllGather", code)?;
-        }
+        let code = unsafe {
+            let nccl = self.nccl;
+            nccl.all_gather(notes + own, notes, 8, self.comm, *self.stream)
+        };
+        self.settled("ncclAllGather", code)?;
         self.wait(*self.stream)?;
         // SAFETY: so many words.
         unsafe { cuMemcpyDtoH(all.as_mut_ptr().cast(), notes, 8 * self.ranks as usize) }

@@ -52,8 +52,8 @@ impl Workspace {
             needed.ancestors = plan.total_q;
         }
         self.bound.check(&needed)?;
-        let merge_mode = match self.options.launches {
-            Some(_) => self.options.merge_mode,
+        let merge_mode = match &self.options.launches {
+            Some(set) => set.merge_mode,
             None => plan.merge_mode,
         };
         self.launch_plan.fill(plan, merge_mode)?;
