@@ -234,12 +234,18 @@ proptest! {
         growth in prop::collection::vec(0u32..20, 24),
         split in split(),
         packing in packing(),
+        within_what_it_takes_without in any::<bool>(),
     ) {
         let batch = if in_parts { composed(&batch) } else { batch };
         let device = DeviceDescription::named("h200").unwrap();
         let options = PlanOptions::default().with_packing(packing).with_split(split);
         let mut planner = Planner::new();
-        let plan = planner.plan(&spec, &batch, &device, &options).unwrap();
+        let mut within = options;
+        if within_what_it_takes_without {
+            let apart = options.with_packing(PackRule::Off);
+            within.bound = Some(Bound::of(&planner.plan(&spec, &batch, &device, &apart).unwrap()));
+        }
+        let plan = planner.plan(&spec, &batch, &device, &within).unwrap();
         prop_assert_eq!(plan.clone().grow(&batch), plan.growable.then_some(Update::Kept));
 
         let mut later = batch.clone();
