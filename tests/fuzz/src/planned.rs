@@ -1,7 +1,7 @@
 //! The plans of a case.
 
 use tandem_attn::{
-    plan::{Bound, DeviceDescription, Plan, PlanError, Planner},
+    plan::{Bound, DeviceDescription, PackRule, Plan, PlanError, Planner},
     problem::Batch,
 };
 
@@ -60,6 +60,16 @@ pub fn planned(
         last = add(main, tally)?;
         for options in &step.others {
             add(planner.plan(&case.spec, &batch, device, options), tally)?;
+        }
+        // Within what packing may exceed, the planner makes several attempts.
+        let without = case.options.with_packing(PackRule::Off);
+        let without = match (case.seed + at as u64).is_multiple_of(4) {
+            true => planner.plan(&case.spec, &batch, device, &without).ok(),
+            false => None,
+        };
+        if let Some(without) = without {
+            let within = case.options.with_bound(Bound::of(&without));
+            add(planner.plan(&case.spec, &batch, device, &within), tally)?;
         }
         steps.push(Planned { batch, plans });
     }

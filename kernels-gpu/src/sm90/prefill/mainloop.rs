@@ -113,11 +113,16 @@ pub(super) unsafe fn consume<
             warp::warp_vote_any(WARP, $condition)
         };
     }
+    // `consumer` once more: a register in the main loop is worth more.
+    macro_rules! consumer_anew {
+        () => {
+            uniform(misc::opaque(thread::thread_idx_x()) / 128 - 1)
+        };
+    }
     // The next tile, and the keys of its blocks that these rows do not see.
     macro_rules! open {
         () => {{
-            // Computed anew: a register in the main loop is worth more.
-            let consumer = uniform(misc::opaque(thread::thread_idx_x()) / 128 - 1);
+            let consumer = consumer_anew!();
             let work = Work::open::<V, EXTRAS>(p, variant, s, tiles.stage, consumer);
             // Opaque, or ptxas spills in the warps that feed.
             if turns && misc::opaque_u64(p.rotary.turns) != 0 {
@@ -278,7 +283,7 @@ pub(super) unsafe fn consume<
     // Whether no row of the tile is this warpgroup's, or there is no tile. A prompt's last tile may have few rows.
     macro_rules! is_idle {
         () => {
-            rows_of_tile!() <= 64 * uniform(misc::opaque(thread::thread_idx_x()) / 128 - 1)
+            rows_of_tile!() <= 64 * consumer_anew!()
         };
     }
     // A tile without rows of this warpgroup: the others' blocks pass.
@@ -315,9 +320,9 @@ pub(super) unsafe fn consume<
     }
 
     // A tile's end and the next one's first block: the last products run while the next tile is opened, the end while
-    // the next one's first products do.
+    // the next one's first products do. `$leave` where the next tile is none of this warpgroup's, or there is none.
     macro_rules! turn {
-        ($work:ident, $now:ident, $next:ident, $none_left:expr) => {{
+        ($work:ident, $now:ident, $next:ident, $leave:expr) => {{
             let values = uniform(s.values(v.stage));
             mbarrier::wait(s.values_full(v.stage), v.parity);
             weights_values::<T, O, P>(&mut o, &$now, values, value_slabs);
@@ -325,7 +330,7 @@ pub(super) unsafe fn consume<
             maxima_first = maxima_first.saturating_sub(1);
             mbarrier::wait(s.queries_full(tiles.stage, consumer), tiles.parity);
             if is_idle!() {
-                $none_left;
+                $leave;
             }
             $work = open!();
             mbarrier::wait(s.keys_full(k.stage), k.parity);
