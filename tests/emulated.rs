@@ -21,7 +21,7 @@ use tandem_attn::{
         emulated::{Emulated, Schedule, Settings},
         gpu::{DeviceBuffer, KvPool, Stream, WorkspaceOptions},
     },
-    kv::KvScales,
+    kv::{KvScales, KvStrides},
     plan::{
         Bound, DeviceDescription, MergeMode, Plan, PlanOptions, Planner, SplitMode, pod::PodMode,
     },
@@ -315,6 +315,43 @@ fn rows_beside_large_logits_are_computed_as_without() {
     for dim in [64, 128] {
         beside_rows_with_large_logits::<bf16>(dim);
         beside_rows_with_large_logits::<f16>(dim);
+    }
+}
+
+/// Keys with the heads of a token side by side, values with those of a page.
+#[test]
+fn values_may_lie_in_another_layout_than_keys() {
+    let _others = no_failure();
+    let emulated = Emulated::new(settings(1, 3)).expect("the emulator");
+    for (dim_qk, dim_v) in [(64, 64), (128, 128), (192, 128), (256, 256)] {
+        let spec = Spec::new(4, 2, dim_qk).with_head_dim_v(dim_v);
+        let batch = prefixed(&[(70, 0, 40), (50, 2, 1)], 16, false, 3);
+        let plan = Planner::new()
+            .plan(&spec, &batch, &emulated.device(), &PlanOptions::default())
+            .expect("it can be planned");
+        let tensors = Tensors::<bf16, bf16>::random(&spec, &batch, KvLayout::Nhd, 5);
+        let mut mixed = tensors.views()[0];
+        let [from, to] = [KvLayout::Nhd, KvLayout::Hnd].map(|layout| layout.strides(16, 2, dim_v));
+        let mut v = vec![bf16::ZERO; mixed.v.len()];
+        for index in 0..v.len() as u32 / dim_v {
+            let (page, token, head) = (index / 32, index / 2 % 16, index % 2);
+            let at = |strides: &KvStrides| {
+                let first = page * strides.page + token * strides.token + head * strides.head;
+                first as usize..(first + dim_v) as usize
+            };
+            v[at(&to)].copy_from_slice(&mixed.v[at(&from)]);
+        }
+        (mixed.v, mixed.v_strides) = (&v, to);
+        let mut out = vec![bf16::NAN; (plan.total_q * 4 * dim_v) as usize];
+        emulated
+            .run(&plan, &tensors.q, &[mixed], &mut out, None)
+            .expect("it runs");
+        let right = tensors.reference(&spec, &batch);
+        let shape = [plan.total_q, 4, dim_v].map(|extent| extent as usize);
+        let mut tolerance = Tolerance::of(Dtype::BF16);
+        tolerance.absolute = 1.0 / 256.0;
+        let differs = compare("out", &shape, &to_f64(&out), &right.out, tolerance);
+        assert_eq!(differs, Ok(()), "{dim_qk}, {dim_v}");
     }
 }
 

@@ -242,6 +242,8 @@ fn parameters(
         heads_in_token(k_strides, spec, row.head_dim),
         heads_in_token(v_strides, spec, row.value_dim),
     ];
+    // Kernels take the keys' coordinates for values, too, unless these are in pages of their own.
+    let coordinates_fit = in_token[0] == in_token[1] || call.extras.values.is_some();
     let mut box_tokens = maps::box_tokens(k_strides.page_size, row.keys);
     if call.extras.values.is_some() {
         box_tokens = maps::box_tokens(v_strides.page_size, box_tokens);
@@ -282,7 +284,9 @@ fn parameters(
         (k_shape, k_map) = maps.make("the key pool", pool.k, shape(k_strides, row.head_dim))?;
         (v_shape, v_map) = maps.make("the value pool", pool.v, shape(v_strides, row.value_dim))?;
         pages = Some([k_shape, v_shape]);
-    } else if let ([Some(k), Some(v)], true) = (in_token, row.head_dim.is_multiple_of(64)) {
+    } else if let ([Some(k), Some(v)], true, true) =
+        (in_token, coordinates_fit, row.head_dim.is_multiple_of(64))
+    {
         coordinates = [
             page_coordinates(pool, spec, k)?,
             page_coordinates(values, spec, v)?,
