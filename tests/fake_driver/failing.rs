@@ -10,11 +10,11 @@ use std::{
 use tandem_attn::{
     Error,
     exec::gpu::{
-        DeviceBuffer, DeviceTensor, Gpu, Image, KvPool, LaunchSet, MODULES, Module, Workspace,
-        WorkspaceOptions,
+        DeviceBuffer, DeviceTensor, Gpu, Image, KvPool, LaunchSet, MODULES, Module, NcclId,
+        RankOptions, RunTensors, Workspace, WorkspaceOptions,
     },
     plan::{BatchLimits, Bound, Plan, PlanOptions, Planner, pod::PodMode},
-    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    problem::{Batch, Dtype, KvLayout, PageTable, Part, Spec},
     step::Rope,
 };
 
@@ -38,11 +38,20 @@ type Fail = extern "C" fn(i32, i32, i32);
 type Failed = extern "C" fn() -> *const c_char;
 type Alive = extern "C" fn(i32) -> i32;
 
+/// What the fake driver saw: counts and states.
+const WAITS: i32 = 0;
+const DEFAULT_COPIES: i32 = 1;
+const CONTEXT_WAITS: i32 = 2;
+const BUSY: i32 = 3;
+const FREED_BUSY: i32 = 4;
+const OVERLAPS: i32 = 5;
+
 /// The fake driver's own functions.
 struct Fake {
     fail: Fail,
     failed: Failed,
     alive: Alive,
+    seen: Alive,
 }
 
 impl Fake {
@@ -54,6 +63,7 @@ impl Fake {
                 fail: mem::transmute::<Symbol, Fail>(symbol(c"fake_fail")),
                 failed: mem::transmute::<Symbol, Failed>(symbol(c"fake_failed")),
                 alive: mem::transmute::<Symbol, Alive>(symbol(c"fake_alive")),
+                seen: mem::transmute::<Symbol, Alive>(symbol(c"fake_seen")),
             }
         }
     }
@@ -96,6 +106,39 @@ fn everything(modules: &[Module], spec: &Spec, batch: &Batch, plan: &Plan) -> Re
     }
     drop(buffer);
     stream.synchronize()
+}
+
+/// A decode and a prompt, whose keys are split.
+fn decode_and_prompt(spec: &Spec, options: &PlanOptions) -> Plan {
+    let mut table = PageTable::new(16, 400);
+    table.push(&(0..100).collect::<Vec<_>>(), 1600);
+    table.push(&(100..400).collect::<Vec<_>>(), 4800);
+    let batch = Batch::new(vec![0, 1, 301], table);
+    let device = Gpu::new(0).unwrap().device();
+    let plan = Planner::new().plan(spec, &batch, &device, options);
+    plan.unwrap()
+}
+
+/// Their addresses and their context are given back when they are dropped, and not to the next one's.
+#[test]
+fn buffers_and_streams_keep_their_context() {
+    let test = "failing::buffers_and_streams_keep_their_context";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let fake = Fake::new();
+    let contexts = || (fake.alive)(0);
+    let gpu = Gpu::new(0).unwrap();
+    let mut buffer = DeviceBuffer::<u8>::zeroed(&gpu, 100).unwrap();
+    let stream = gpu.stream().unwrap();
+    drop(gpu);
+    assert!(contexts() > 0, "the buffer's memory is gone");
+    buffer.write(0, &[1]).unwrap();
+    drop(buffer);
+    assert!(contexts() > 0, "the stream is gone");
+    stream.synchronize().unwrap();
+    drop(stream);
+    assert_eq!(fake.alive(), []);
 }
 
 #[test]
@@ -146,11 +189,17 @@ fn a_failing_call_is_an_error_and_nothing_stays_behind() {
                     assert_eq!(done, Ok(()), "no call failed");
                     break;
                 };
+                // A workspace that is dropped tells nobody that it could not wait.
+                let by_drop = failed == "cuEventQuery";
+                if by_drop && done.is_ok() {
+                    at += 1;
+                    continue;
+                }
                 let error = done.expect_err(failed);
                 let named = match &error {
                     Error::Driver {
                         call, code: got, ..
-                    } => *call == failed && *got == code.unsigned_abs(),
+                    } => (*call == failed || by_drop) && *got == code.unsigned_abs(),
                     Error::ModuleRefused { .. } => failed == "cuModuleLoadDataEx",
                     _ => false,
                 };

@@ -155,7 +155,7 @@ impl Gpu {
             one_table: false,
             maps: Maps::default(),
             fork: OwnedEvent::new(raw)?,
-            lane: OwnedStream::new(raw)?,
+            lane: OwnedStream::new(&context)?,
             done: OwnedEvent::new(raw)?,
             known: Known::default(),
             staging,

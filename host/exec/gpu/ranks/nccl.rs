@@ -98,7 +98,7 @@ impl Gpu {
             announced: None,
             timeout: options.timeout,
             device: self.device,
-            stream: OwnedStream::new(context.raw())?,
+            stream: OwnedStream::new(&context)?,
             memory: DeviceMemory::zeroed(context.raw(), bytes)?,
             context,
         };
