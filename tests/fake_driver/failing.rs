@@ -142,6 +142,39 @@ fn buffers_and_streams_keep_their_context() {
 }
 
 #[test]
+fn memory_that_is_copied_from_is_not_freed() {
+    let test = "failing::memory_that_is_copied_from_is_not_freed";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let fake = Fake::new();
+    let spec = Spec::new(32, 8, 128);
+    let plan = decode_and_prompt(&spec, &PlanOptions::default());
+    let gpu = Gpu::new(0).unwrap();
+    let stream = gpu.stream().unwrap();
+    let workspace = || gpu.workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default());
+    let mut one = workspace().unwrap();
+    // SAFETY: the fake driver follows no address, here and below.
+    unsafe { one.upload(&plan, *stream) }.unwrap();
+    assert_eq!((fake.seen)(BUSY), 1);
+    drop(one);
+    assert_eq!((fake.seen)(FREED_BUSY), 0);
+
+    // Where no event says when the copies are done, nobody writes what they read before they are.
+    let mut one = workspace().unwrap();
+    let mut at = 1;
+    loop {
+        (fake.fail)(at, OUT_OF_MEMORY, 0);
+        let uploaded = unsafe { one.upload(&plan, *stream) };
+        let Some(failed) = fake.failed() else { break };
+        assert!(uploaded.is_err(), "{failed}");
+        assert_eq!((fake.seen)(BUSY), 0, "{failed}");
+        at += 1;
+    }
+    assert!(at > 3, "{at}");
+}
+
+#[test]
 fn a_failing_call_is_an_error_and_nothing_stays_behind() {
     let test = "failing::a_failing_call_is_an_error_and_nothing_stays_behind";
     if !with_library(test, "threads=1024", young_driver) {

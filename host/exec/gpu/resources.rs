@@ -220,6 +220,7 @@ impl OwnedEvent {
 
     /// Waits on the host until the event has passed; an event that was never recorded has.
     pub(super) fn wait(&self) -> Result<(), Error> {
+        let _current = Current::enter(self.context)?;
         // SAFETY: the event lives.
         match unsafe { cuEventQuery(self.handle) } {
             // SAFETY: as above.

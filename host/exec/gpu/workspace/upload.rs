@@ -108,7 +108,8 @@ impl Workspace {
             filled(&conversion.pages, &layout.conversions),
             filled(&conversion.ids, &layout.converted_ids),
         ];
-        for range in joined(&filled) {
+        let mut copies = joined(&filled);
+        let queued = copies.try_for_each(|range| {
             let from = bytes[range.start as usize..range.end as usize].as_ptr();
             let to = self.memory.address() + range.start;
             // SAFETY: both lie in what was allocated for this layout; the staging memory is not touched
@@ -116,10 +117,16 @@ impl Workspace {
             unsafe {
                 cuMemcpyHtoDAsync(to, from.cast(), (range.end - range.start) as usize, stream)
             }
-            .check("cuMemcpyHtoDAsync")?;
-        }
+            .check("cuMemcpyHtoDAsync")
+        });
         // SAFETY: the caller vouches for the stream.
-        unsafe { copied.record(stream) }?;
+        let queued = queued.and_then(|()| unsafe { copied.record(stream) });
+        if queued.is_err() {
+            // No event says when the copies before it are done with the staging memory.
+            // SAFETY: as above.
+            let _ = unsafe { cuStreamSynchronize(stream) };
+        }
+        queued?;
         self.next = (self.next + 1) % IN_FLIGHT;
         if self.options.checks {
             self.known = Known::of(plan);
