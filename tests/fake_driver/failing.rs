@@ -175,6 +175,29 @@ fn memory_that_is_copied_from_is_not_freed() {
 }
 
 #[test]
+fn launches_are_not_those_of_a_gpu_that_is_gone() {
+    let test = "failing::launches_are_not_those_of_a_gpu_that_is_gone";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let spec = Spec::new(32, 8, 128);
+    let plan = decode_and_prompt(&spec, &PlanOptions::default());
+    let q = DeviceTensor::new(1 << 30, Dtype::BF16, [301, 32, 128]);
+    let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 400, 1 << 33, 1 << 34);
+    let gpu = Gpu::new(0).unwrap();
+    let stream = gpu.stream().unwrap();
+    let workspace = gpu.workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default());
+    let mut workspace = workspace.unwrap();
+    // SAFETY: the fake driver follows no address, here and below.
+    unsafe { workspace.upload(&plan, *stream) }.unwrap();
+    let mut run = |gpu: &Gpu| unsafe { gpu.run(&mut workspace, &q, &[pool], &q, None, *stream) };
+    run(&gpu).unwrap();
+    drop(gpu);
+    let gpu = Gpu::new(0).unwrap();
+    assert_eq!(run(&gpu), Ok(()));
+}
+
+#[test]
 fn a_failing_call_is_an_error_and_nothing_stays_behind() {
     let test = "failing::a_failing_call_is_an_error_and_nothing_stays_behind";
     if !with_library(test, "threads=1024", young_driver) {
