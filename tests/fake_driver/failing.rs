@@ -197,6 +197,42 @@ fn launches_are_not_those_of_a_gpu_that_is_gone() {
     assert_eq!(run(&gpu), Ok(()));
 }
 
+/// What comes next on the caller's stream would not wait for launches beside it.
+#[test]
+fn a_failing_launch_leaves_no_stream_on_its_own() {
+    let test = "failing::a_failing_launch_leaves_no_stream_on_its_own";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let fake = Fake::new();
+    let spec = Spec::new(32, 8, 128);
+    let options = PlanOptions::default().with_pod(PodMode::Streams);
+    let plan = decode_and_prompt(&spec, &options);
+    let q = DeviceTensor::new(1 << 30, Dtype::BF16, [301, 32, 128]);
+    let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 400, 1 << 33, 1 << 34);
+    let gpu = Gpu::new(0).unwrap();
+    let workspace = gpu.workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default());
+    let mut workspace = workspace.unwrap();
+    let stream = gpu.stream().unwrap();
+    // SAFETY: the fake driver follows no address, here and below.
+    unsafe { workspace.upload(&plan, *stream) }.unwrap();
+    let (mut at, mut launches) = (1, 0);
+    loop {
+        (fake.fail)(at, OUT_OF_MEMORY, 0);
+        let before = (fake.seen)(WAITS);
+        let done = unsafe { gpu.run(&mut workspace, &q, &[pool], &q, None, *stream) };
+        let waits = (fake.seen)(WAITS) - before;
+        let Some(failed) = fake.failed() else { break };
+        assert!(done.is_err(), "{failed}");
+        if failed.starts_with("cuLaunchKernel") {
+            assert_eq!(waits, 2, "call {at}");
+            launches += 1;
+        }
+        at += 1;
+    }
+    assert!(launches > 1, "{plan}");
+}
+
 #[test]
 fn a_failing_call_is_an_error_and_nothing_stays_behind() {
     let test = "failing::a_failing_call_is_an_error_and_nothing_stays_behind";

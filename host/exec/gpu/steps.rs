@@ -703,13 +703,11 @@ impl Gpu {
             workspace.fork.record(stream)?;
             workspace.fork.hold(lane)?;
         }
-        launch(first, stream)?;
-        launch(aside, lane)?;
+        let launched = launch(first, stream).and_then(|()| launch(aside, lane));
+        // Also after an error: what the caller puts on the stream next waits for what the lane has.
         // SAFETY: as above.
-        unsafe {
-            done.record(lane)?;
-            done.hold(stream)?;
-        }
+        let joined = unsafe { done.record(lane).and_then(|()| done.hold(stream)) };
+        launched.and(joined)?;
         launch(behind, stream)
     }
 
