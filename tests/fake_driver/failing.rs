@@ -233,6 +233,46 @@ fn a_failing_launch_leaves_no_stream_on_its_own() {
     assert!(launches > 1, "{plan}");
 }
 
+/// The last launch in front of it may have nothing to do in a graph, and end before the decodes.
+#[test]
+fn results_of_a_launch_set_are_there_before_they_are_announced() {
+    let test = "failing::results_of_a_launch_set_are_there_before_they_are_announced";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let fake = Fake::new();
+    let gpu = Gpu::new(0).unwrap();
+    let spec = Spec::new(8, 2, 128);
+    let mut table = PageTable::new(16, 20);
+    table.push(&[1, 2, 3], 40);
+    let batch = Batch::new(vec![0, 1], table);
+    let plan = Planner::new().plan(&spec, &batch, &gpu.device(), &PlanOptions::default());
+    let plan = plan.unwrap();
+    let captured = WorkspaceOptions::default().with_launches(LaunchSet::new().and(&plan));
+    let mut ranks = Gpu::ranks(&[&gpu], &spec, 1, &RankOptions::default()).unwrap();
+    ranks[0].announce(1).unwrap();
+    let q = DeviceTensor::new(1 << 30, Dtype::BF16, [1, 8, 128]);
+    let pools = [KvPool::new(&spec, KvLayout::Nhd, 16, 20, 1 << 33, 1 << 34)];
+    let tensors = RunTensors::new(&q, &pools, &q);
+    let stream = gpu.stream().unwrap();
+    let bound = Bound {
+        merges: 1,
+        slots: 2,
+        ..Bound::of(&plan)
+    };
+    for (options, overlaps) in [(WorkspaceOptions::default(), 1), (captured, 0)] {
+        let mut workspace = gpu.workspace(&spec, &bound, options).unwrap();
+        // SAFETY: the fake driver follows no address.
+        unsafe {
+            workspace.upload(&plan, *stream).unwrap();
+            ranks[0]
+                .run(&gpu, &mut workspace, &tensors, 0..1, *stream)
+                .unwrap();
+        }
+        assert_eq!((fake.seen)(OVERLAPS), overlaps);
+    }
+}
+
 #[test]
 fn a_failing_call_is_an_error_and_nothing_stays_behind() {
     let test = "failing::a_failing_call_is_an_error_and_nothing_stays_behind";

@@ -121,7 +121,9 @@ impl Rank {
                 // SAFETY: the caller's promises; the results are not read by others before the signal.
                 unsafe {
                     gpu.run_with(workspace, &own, stream)?;
-                    merge.launch.overlap = gpu.overlaps() && workspace.run.is_in_line();
+                    // In a graph the last launch may have nothing to do, and end before those that it would wait for.
+                    let waits = !workspace.captured() && workspace.run.is_in_line();
+                    merge.launch.overlap = gpu.overlaps() && waits;
                     gpu.launch(&merge.kernel, &merge.launch, &merge.parameters, stream)
                 }
             });
