@@ -233,6 +233,28 @@ fn a_failing_launch_leaves_no_stream_on_its_own() {
     assert!(launches > 1, "{plan}");
 }
 
+/// Kernels of other GPUs read it, and wait for what the host says.
+#[test]
+fn memory_of_ranks_is_there_for_all_of_them() {
+    let test = "failing::memory_of_ranks_is_there_for_all_of_them";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let fake = Fake::new();
+    let seen = |what| (fake.seen)(what);
+    let gpu = Gpu::new(0).unwrap();
+    let spec = Spec::new(8, 2, 128);
+    let ranks = Gpu::ranks(&[&gpu, &gpu], &spec, 4, &RankOptions::default());
+    let ranks = ranks.unwrap();
+    // The default stream waits for streams that block, on which such kernels may be.
+    let before = seen(DEFAULT_COPIES);
+    ranks[1].stop("out of pages");
+    assert_eq!((seen(DEFAULT_COPIES), seen(BUSY)), (before, 0));
+    let before = seen(CONTEXT_WAITS);
+    drop(ranks);
+    assert_eq!(seen(CONTEXT_WAITS) - before, 2);
+}
+
 /// The last launch in front of it may have nothing to do in a graph, and end before the decodes.
 #[test]
 fn results_of_a_launch_set_are_there_before_they_are_announced() {

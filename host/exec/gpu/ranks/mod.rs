@@ -39,7 +39,7 @@ use kernels_gpu::{
 
 use super::{
     DeviceTensor, Gpu, Graph, RunTensors, Stream, Workspace,
-    driver::{Check, Current, cuMemcpyDtoH, cuMemcpyHtoD},
+    driver::{Check, Current, cuMemcpyDtoH, cuMemcpyHtoDAsync, cuStreamSynchronize},
     resources::OwnedStream,
 };
 use crate::{Error, shard::RankError};
@@ -261,8 +261,15 @@ impl Rank {
             let word = self.group.control(rank) + core::mem::offset_of!(RankControl, stop) as u64;
             let by = self.rank + 1;
             if let Ok(_current) = Current::enter(member.context.raw()) {
+                let stream = *member.stream;
+                // Not on the default stream, which waits for streams that block, and so for the kernels that wait for this
+                // rank.
                 // SAFETY: a word of the group's memory. Where the driver refuses, the wait ends by its timeout.
-                let _ = unsafe { cuMemcpyHtoD(word, (&raw const by).cast(), size_of::<u32>()) };
+                unsafe {
+                    let _ =
+                        cuMemcpyHtoDAsync(word, (&raw const by).cast(), size_of::<u32>(), stream);
+                    let _ = cuStreamSynchronize(stream);
+                }
             }
         }
     }
