@@ -255,6 +255,24 @@ fn memory_of_ranks_is_there_for_all_of_them() {
     assert_eq!(seen(CONTEXT_WAITS) - before, 2);
 }
 
+/// Whatever waits for other ranks is ended after a while: the default stream would wait for runs on streams that block.
+#[test]
+fn announcements_over_nccl_stay_off_the_default_stream() {
+    let test = "failing::announcements_over_nccl_stay_off_the_default_stream";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let fake = Fake::new();
+    let gpu = Gpu::new(0).unwrap();
+    let spec = Spec::new(8, 2, 128);
+    let (id, options) = (NcclId::new().unwrap(), RankOptions::default());
+    let mut rank = gpu.nccl_rank(&id, [0, 1], &spec, 4, &options).unwrap();
+    let before = (fake.seen)(DEFAULT_COPIES);
+    // What the fake driver reads back are zeros.
+    rank.announce(0).unwrap();
+    assert_eq!((fake.seen)(DEFAULT_COPIES), before);
+}
+
 /// The last launch in front of it may have nothing to do in a graph, and end before the decodes.
 #[test]
 fn results_of_a_launch_set_are_there_before_they_are_announced() {
