@@ -313,6 +313,44 @@ fn results_of_a_launch_set_are_there_before_they_are_announced() {
     }
 }
 
+/// Each launch has a ticket, and there are as many as a run may have launches.
+#[test]
+fn a_plan_of_too_many_launches_is_refused() {
+    let test = "failing::a_plan_of_too_many_launches_is_refused";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let spec = Spec::new(8, 2, 128);
+    let plan = |parts: u32| {
+        let part = |at: u32| {
+            let mut table = PageTable::new(16, 20);
+            table.push(&[1], 16);
+            Part::new(vec![0, 1], table).with_keys_after(vec![16 * (parts - 1 - at)])
+        };
+        let batch = Batch::composed(vec![0, 1], (0..parts).map(part).collect());
+        let plan = Planner::new().plan(&spec, &batch, &gpu.device(), &PlanOptions::default());
+        plan.unwrap()
+    };
+    let stream = gpu.stream().unwrap();
+    for (parts, fits) in [(64, true), (65, false)] {
+        let plan = plan(parts);
+        let workspace = gpu.workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default());
+        // SAFETY: the fake driver follows no address.
+        let uploaded = unsafe { workspace.unwrap().upload(&plan, *stream) };
+        let expected = match fits {
+            true => Ok(()),
+            false => Err(Error::LaunchLimit {
+                kernel: "a run",
+                what: "launches",
+                got: 65,
+                limit: 64,
+            }),
+        };
+        assert_eq!(uploaded, expected);
+    }
+}
+
 #[test]
 fn a_failing_call_is_an_error_and_nothing_stays_behind() {
     let test = "failing::a_failing_call_is_an_error_and_nothing_stays_behind";

@@ -35,7 +35,8 @@ impl Workspace {
     ///
     /// # Errors
     /// [`Error::OtherSpec`], [`Error::Plan`] where the plan is larger than the bound, [`Error::NotCaptured`],
-    /// [`Error::NoInstance`] for a plan that is not for a GPU; then nothing was changed on the device and nothing is
+    /// [`Error::NoInstance`] for a plan that is not for a GPU, [`Error::LaunchLimit`] for one of more than 64 launches (a
+    /// batch of many parts); then nothing was changed on the device and nothing is
     /// loaded. [`Error::Driver`].
     pub unsafe fn upload(&mut self, plan: &Plan, stream: Stream) -> Result<(), Error> {
         self.loaded = false;
@@ -57,6 +58,16 @@ impl Workspace {
             None => plan.merge_mode,
         };
         self.launch_plan.fill(plan, merge_mode)?;
+        // Each has a ticket of its own.
+        let launches = self.launch_plan.launches.len();
+        if launches > MAX_LAUNCHES as usize {
+            return Err(Error::LaunchLimit {
+                kernel: "a run",
+                what: "launches",
+                got: launches as u64,
+                limit: MAX_LAUNCHES.into(),
+            });
+        }
         let mut records = [LaunchRecord::zeroed(); MAX_LAUNCHES as usize + 1];
         if let Some(set) = &self.options.launches {
             if merge_mode == MergeMode::Fused && self.launch_plan.mixed {
