@@ -313,6 +313,21 @@ fn results_of_a_launch_set_are_there_before_they_are_announced() {
     }
 }
 
+#[test]
+fn a_driver_that_instantiates_no_graphs_is_too_old() {
+    let test = "failing::a_driver_that_instantiates_no_graphs_is_too_old";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let graph = gpu.stream().unwrap().capture(|_| Ok(()));
+    let expected = Error::OldDriver {
+        function: "cuGraphInstantiate",
+        since: "11.4",
+    };
+    assert_eq!(graph.unwrap_err(), expected);
+}
+
 /// Each launch has a ticket, and there are as many as a run may have launches.
 #[test]
 fn a_plan_of_too_many_launches_is_refused() {
