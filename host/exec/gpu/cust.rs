@@ -166,10 +166,12 @@ impl Gpu {
             .map(|pool| pool.describe(&spec))
             .collect::<Result<_, _>>()?;
         let on = stream(on);
+        let _current = Current::enter(self.context.raw())?;
+        // SAFETY: the stream lives. The plan may be on its way on another one.
+        unsafe { workspace.hold_uploaded(on) }?;
         // SAFETY: the tensors lie in memory that is borrowed until this call returns, `out` and `lse` alone; the
         // upload vouched for the plan; the stream is borrowed, too.
         let run = unsafe { self.run(workspace, &q, &pools, &out, lse.as_ref(), on) };
-        let _current = Current::enter(self.context.raw())?;
         // Also after an error: launches before it may be under way.
         // SAFETY: the stream lives.
         let waited = unsafe { cuStreamSynchronize(on) }.check("cuStreamSynchronize");

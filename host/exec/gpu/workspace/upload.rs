@@ -146,6 +146,18 @@ impl Workspace {
         Ok(())
     }
 
+    /// What is put on the stream from now on finds the plan that was uploaded last. In the current context, which is the
+    /// workspace's.
+    ///
+    /// # Safety
+    /// The stream is one of the device's primary context, or null.
+    #[cfg(feature = "cust")]
+    pub(in crate::exec::gpu) unsafe fn hold_uploaded(&self, stream: Stream) -> Result<(), Error> {
+        let last = (self.next + IN_FLIGHT - 1) % IN_FLIGHT;
+        // SAFETY: the caller's promise.
+        unsafe { self.staging[last].copied.hold(stream) }
+    }
+
     /// The debug mode: waits for the stream and checks what lies on the device.
     ///
     /// # Safety
