@@ -14,7 +14,7 @@ use tandem_attn::{
         RankOptions, RunTensors, Workspace, WorkspaceOptions,
     },
     plan::{BatchLimits, Bound, Plan, PlanOptions, Planner, pod::PodMode},
-    problem::{Batch, Dtype, KvLayout, PageTable, Part, Spec},
+    problem::{Batch, Compute, Dtype, KvLayout, PageTable, Part, Spec},
     step::Rope,
 };
 
@@ -253,6 +253,51 @@ fn memory_of_ranks_is_there_for_all_of_them() {
     let before = seen(CONTEXT_WAITS);
     drop(ranks);
     assert_eq!(seen(CONTEXT_WAITS) - before, 2);
+}
+
+/// What converts or turns keys is made for the type that the specification names.
+#[test]
+fn a_pool_of_another_type_is_not_converted() {
+    let test = "failing::a_pool_of_another_type_is_not_converted";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let heads = Spec::new(8, 2, 128);
+    let turned = heads.with_rotary(Rope::new(128, 1e4));
+    let of_8_bits = heads.with_kv_dtype(Dtype::F8E4M3).with_compute(Compute::F8);
+    for (spec, got) in [
+        (turned, Dtype::F16),
+        (turned, Dtype::F8E4M3),
+        (of_8_bits, Dtype::F8E5M2),
+    ] {
+        let mut table = PageTable::new(16, 20);
+        table.push(&(0..10).collect::<Vec<_>>(), 160);
+        let batch = Batch::new(vec![0, 160], table);
+        let plan = Planner::new().plan(&spec, &batch, &gpu.device(), &PlanOptions::default());
+        let plan = plan.unwrap();
+        let workspace = gpu.workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default());
+        let mut workspace = workspace.unwrap();
+        let stream = gpu.stream().unwrap();
+        let q = DeviceTensor::new(1 << 30, Dtype::BF16, [160, 8, 128]);
+        let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 20, 1 << 33, 1 << 34);
+        let mut other = pool;
+        other.dtype = got;
+        // SAFETY: the fake driver follows no address.
+        unsafe {
+            workspace.upload(&plan, *stream).unwrap();
+            let error = gpu.run(&mut workspace, &q, &[other], &q, None, *stream);
+            let expected = Error::DtypesDiffer {
+                tensor: "the KV pool",
+                got,
+                other: "the spec's KV",
+                expected: spec.kv_dtype,
+            };
+            assert_eq!(error, Err(expected));
+            gpu.run(&mut workspace, &q, &[pool], &q, None, *stream)
+                .unwrap();
+        }
+    }
 }
 
 /// Whatever waits for other ranks is ended after a while: the default stream would wait for runs on streams that block.
