@@ -44,6 +44,7 @@ fn with_library(test: &str, settings: &str, library: impl Fn() -> PathBuf) -> bo
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
         .env("TANDEM_LIBCUDA", library())
+        .env("TANDEM_LIBNCCL", library())
         .env("FAKE_DRIVER", settings)
         .env(CHILD, settings)
         .output()

@@ -10,11 +10,11 @@ use std::{
 use tandem_attn::{
     Error,
     exec::gpu::{
-        DeviceBuffer, DeviceTensor, Gpu, Image, KvPool, LaunchSet, MODULES, Module, Workspace,
-        WorkspaceOptions,
+        DeviceBuffer, DeviceTensor, Gpu, Image, KvPool, LaunchSet, MODULES, Module, NcclId,
+        RankOptions, RunTensors, Workspace, WorkspaceOptions,
     },
     plan::{BatchLimits, Bound, Plan, PlanOptions, Planner, pod::PodMode},
-    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    problem::{Batch, Compute, Dtype, KvLayout, PageTable, Part, Spec},
     step::Rope,
 };
 
@@ -38,11 +38,20 @@ type Fail = extern "C" fn(i32, i32, i32);
 type Failed = extern "C" fn() -> *const c_char;
 type Alive = extern "C" fn(i32) -> i32;
 
+/// What the fake driver saw: counts and states.
+const WAITS: i32 = 0;
+const DEFAULT_COPIES: i32 = 1;
+const CONTEXT_WAITS: i32 = 2;
+const BUSY: i32 = 3;
+const FREED_BUSY: i32 = 4;
+const OVERLAPS: i32 = 5;
+
 /// The fake driver's own functions.
 struct Fake {
     fail: Fail,
     failed: Failed,
     alive: Alive,
+    seen: Alive,
 }
 
 impl Fake {
@@ -54,6 +63,7 @@ impl Fake {
                 fail: mem::transmute::<Symbol, Fail>(symbol(c"fake_fail")),
                 failed: mem::transmute::<Symbol, Failed>(symbol(c"fake_failed")),
                 alive: mem::transmute::<Symbol, Alive>(symbol(c"fake_alive")),
+                seen: mem::transmute::<Symbol, Alive>(symbol(c"fake_seen")),
             }
         }
     }
@@ -96,6 +106,309 @@ fn everything(modules: &[Module], spec: &Spec, batch: &Batch, plan: &Plan) -> Re
     }
     drop(buffer);
     stream.synchronize()
+}
+
+/// A decode and a prompt, whose keys are split.
+fn decode_and_prompt(spec: &Spec, options: &PlanOptions) -> Plan {
+    let mut table = PageTable::new(16, 400);
+    table.push(&(0..100).collect::<Vec<_>>(), 1600);
+    table.push(&(100..400).collect::<Vec<_>>(), 4800);
+    let batch = Batch::new(vec![0, 1, 301], table);
+    let device = Gpu::new(0).unwrap().device();
+    let plan = Planner::new().plan(spec, &batch, &device, options);
+    plan.unwrap()
+}
+
+/// Their addresses and their context are given back when they are dropped, and not to the next one's.
+#[test]
+fn buffers_and_streams_keep_their_context() {
+    let test = "failing::buffers_and_streams_keep_their_context";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let fake = Fake::new();
+    let contexts = || (fake.alive)(0);
+    let gpu = Gpu::new(0).unwrap();
+    let mut buffer = DeviceBuffer::<u8>::zeroed(&gpu, 100).unwrap();
+    let stream = gpu.stream().unwrap();
+    drop(gpu);
+    assert!(contexts() > 0, "the buffer's memory is gone");
+    buffer.write(0, &[1]).unwrap();
+    drop(buffer);
+    assert!(contexts() > 0, "the stream is gone");
+    stream.synchronize().unwrap();
+    drop(stream);
+    assert_eq!(fake.alive(), []);
+}
+
+#[test]
+fn memory_that_is_copied_from_is_not_freed() {
+    let test = "failing::memory_that_is_copied_from_is_not_freed";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let fake = Fake::new();
+    let spec = Spec::new(32, 8, 128);
+    let plan = decode_and_prompt(&spec, &PlanOptions::default());
+    let gpu = Gpu::new(0).unwrap();
+    let stream = gpu.stream().unwrap();
+    let workspace = || gpu.workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default());
+    let mut one = workspace().unwrap();
+    // SAFETY: the fake driver follows no address, here and below.
+    unsafe { one.upload(&plan, *stream) }.unwrap();
+    assert_eq!((fake.seen)(BUSY), 1);
+    drop(one);
+    assert_eq!((fake.seen)(FREED_BUSY), 0);
+
+    // Where no event says when the copies are done, nobody writes what they read before they are.
+    let mut one = workspace().unwrap();
+    let mut at = 1;
+    loop {
+        (fake.fail)(at, OUT_OF_MEMORY, 0);
+        let uploaded = unsafe { one.upload(&plan, *stream) };
+        let Some(failed) = fake.failed() else { break };
+        assert!(uploaded.is_err(), "{failed}");
+        assert_eq!((fake.seen)(BUSY), 0, "{failed}");
+        at += 1;
+    }
+    assert!(at > 3, "{at}");
+}
+
+#[test]
+fn launches_are_not_those_of_a_gpu_that_is_gone() {
+    let test = "failing::launches_are_not_those_of_a_gpu_that_is_gone";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let spec = Spec::new(32, 8, 128);
+    let plan = decode_and_prompt(&spec, &PlanOptions::default());
+    let q = DeviceTensor::new(1 << 30, Dtype::BF16, [301, 32, 128]);
+    let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 400, 1 << 33, 1 << 34);
+    let gpu = Gpu::new(0).unwrap();
+    let stream = gpu.stream().unwrap();
+    let workspace = gpu.workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default());
+    let mut workspace = workspace.unwrap();
+    // SAFETY: the fake driver follows no address, here and below.
+    unsafe { workspace.upload(&plan, *stream) }.unwrap();
+    let mut run = |gpu: &Gpu| unsafe { gpu.run(&mut workspace, &q, &[pool], &q, None, *stream) };
+    run(&gpu).unwrap();
+    drop(gpu);
+    let gpu = Gpu::new(0).unwrap();
+    assert_eq!(run(&gpu), Ok(()));
+}
+
+/// What comes next on the caller's stream would not wait for launches beside it.
+#[test]
+fn a_failing_launch_leaves_no_stream_on_its_own() {
+    let test = "failing::a_failing_launch_leaves_no_stream_on_its_own";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let fake = Fake::new();
+    let spec = Spec::new(32, 8, 128);
+    let options = PlanOptions::default().with_pod(PodMode::Streams);
+    let plan = decode_and_prompt(&spec, &options);
+    let q = DeviceTensor::new(1 << 30, Dtype::BF16, [301, 32, 128]);
+    let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 400, 1 << 33, 1 << 34);
+    let gpu = Gpu::new(0).unwrap();
+    let workspace = gpu.workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default());
+    let mut workspace = workspace.unwrap();
+    let stream = gpu.stream().unwrap();
+    // SAFETY: the fake driver follows no address, here and below.
+    unsafe { workspace.upload(&plan, *stream) }.unwrap();
+    let (mut at, mut launches) = (1, 0);
+    loop {
+        (fake.fail)(at, OUT_OF_MEMORY, 0);
+        let before = (fake.seen)(WAITS);
+        let done = unsafe { gpu.run(&mut workspace, &q, &[pool], &q, None, *stream) };
+        let waits = (fake.seen)(WAITS) - before;
+        let Some(failed) = fake.failed() else { break };
+        assert!(done.is_err(), "{failed}");
+        if failed.starts_with("cuLaunchKernel") {
+            assert_eq!(waits, 2, "call {at}");
+            launches += 1;
+        }
+        at += 1;
+    }
+    assert!(launches > 1, "{plan}");
+}
+
+/// Kernels of other GPUs read it, and wait for what the host says.
+#[test]
+fn memory_of_ranks_is_there_for_all_of_them() {
+    let test = "failing::memory_of_ranks_is_there_for_all_of_them";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let fake = Fake::new();
+    let seen = |what| (fake.seen)(what);
+    let gpu = Gpu::new(0).unwrap();
+    let spec = Spec::new(8, 2, 128);
+    let ranks = Gpu::ranks(&[&gpu, &gpu], &spec, 4, &RankOptions::default());
+    let ranks = ranks.unwrap();
+    // The default stream waits for streams that block, on which such kernels may be.
+    let before = seen(DEFAULT_COPIES);
+    ranks[1].stop("out of pages");
+    assert_eq!((seen(DEFAULT_COPIES), seen(BUSY)), (before, 0));
+    let before = seen(CONTEXT_WAITS);
+    drop(ranks);
+    assert_eq!(seen(CONTEXT_WAITS) - before, 2);
+}
+
+/// What converts or turns keys is made for the type that the specification names.
+#[test]
+fn a_pool_of_another_type_is_not_converted() {
+    let test = "failing::a_pool_of_another_type_is_not_converted";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let heads = Spec::new(8, 2, 128);
+    let turned = heads.with_rotary(Rope::new(128, 1e4));
+    let of_8_bits = heads.with_kv_dtype(Dtype::F8E4M3).with_compute(Compute::F8);
+    for (spec, got) in [
+        (turned, Dtype::F16),
+        (turned, Dtype::F8E4M3),
+        (of_8_bits, Dtype::F8E5M2),
+    ] {
+        let mut table = PageTable::new(16, 20);
+        table.push(&(0..10).collect::<Vec<_>>(), 160);
+        let batch = Batch::new(vec![0, 160], table);
+        let plan = Planner::new().plan(&spec, &batch, &gpu.device(), &PlanOptions::default());
+        let plan = plan.unwrap();
+        let workspace = gpu.workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default());
+        let mut workspace = workspace.unwrap();
+        let stream = gpu.stream().unwrap();
+        let q = DeviceTensor::new(1 << 30, Dtype::BF16, [160, 8, 128]);
+        let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 20, 1 << 33, 1 << 34);
+        let mut other = pool;
+        other.dtype = got;
+        // SAFETY: the fake driver follows no address.
+        unsafe {
+            workspace.upload(&plan, *stream).unwrap();
+            let error = gpu.run(&mut workspace, &q, &[other], &q, None, *stream);
+            let expected = Error::DtypesDiffer {
+                tensor: "the KV pool",
+                got,
+                other: "the spec's KV",
+                expected: spec.kv_dtype,
+            };
+            assert_eq!(error, Err(expected));
+            gpu.run(&mut workspace, &q, &[pool], &q, None, *stream)
+                .unwrap();
+        }
+    }
+}
+
+/// Whatever waits for other ranks is ended after a while: the default stream would wait for runs on streams that block.
+#[test]
+fn announcements_over_nccl_stay_off_the_default_stream() {
+    let test = "failing::announcements_over_nccl_stay_off_the_default_stream";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let fake = Fake::new();
+    let gpu = Gpu::new(0).unwrap();
+    let spec = Spec::new(8, 2, 128);
+    let (id, options) = (NcclId::new().unwrap(), RankOptions::default());
+    let mut rank = gpu.nccl_rank(&id, [0, 1], &spec, 4, &options).unwrap();
+    let before = (fake.seen)(DEFAULT_COPIES);
+    // What the fake driver reads back are zeros.
+    rank.announce(0).unwrap();
+    assert_eq!((fake.seen)(DEFAULT_COPIES), before);
+}
+
+/// The last launch in front of it may have nothing to do in a graph, and end before the decodes.
+#[test]
+fn results_of_a_launch_set_are_there_before_they_are_announced() {
+    let test = "failing::results_of_a_launch_set_are_there_before_they_are_announced";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let fake = Fake::new();
+    let gpu = Gpu::new(0).unwrap();
+    let spec = Spec::new(8, 2, 128);
+    let mut table = PageTable::new(16, 20);
+    table.push(&[1, 2, 3], 40);
+    let batch = Batch::new(vec![0, 1], table);
+    let plan = Planner::new().plan(&spec, &batch, &gpu.device(), &PlanOptions::default());
+    let plan = plan.unwrap();
+    let captured = WorkspaceOptions::default().with_launches(LaunchSet::new().and(&plan));
+    let mut ranks = Gpu::ranks(&[&gpu], &spec, 1, &RankOptions::default()).unwrap();
+    ranks[0].announce(1).unwrap();
+    let q = DeviceTensor::new(1 << 30, Dtype::BF16, [1, 8, 128]);
+    let pools = [KvPool::new(&spec, KvLayout::Nhd, 16, 20, 1 << 33, 1 << 34)];
+    let tensors = RunTensors::new(&q, &pools, &q);
+    let stream = gpu.stream().unwrap();
+    let bound = Bound {
+        merges: 1,
+        slots: 2,
+        ..Bound::of(&plan)
+    };
+    for (options, overlaps) in [(WorkspaceOptions::default(), 1), (captured, 0)] {
+        let mut workspace = gpu.workspace(&spec, &bound, options).unwrap();
+        // SAFETY: the fake driver follows no address.
+        unsafe {
+            workspace.upload(&plan, *stream).unwrap();
+            ranks[0]
+                .run(&gpu, &mut workspace, &tensors, 0..1, *stream)
+                .unwrap();
+        }
+        assert_eq!((fake.seen)(OVERLAPS), overlaps);
+    }
+}
+
+#[test]
+fn a_driver_that_instantiates_no_graphs_is_too_old() {
+    let test = "failing::a_driver_that_instantiates_no_graphs_is_too_old";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let graph = gpu.stream().unwrap().capture(|_| Ok(()));
+    let expected = Error::OldDriver {
+        function: "cuGraphInstantiate",
+        since: "11.4",
+    };
+    assert_eq!(graph.unwrap_err(), expected);
+}
+
+/// Each launch has a ticket, and there are as many as a run may have launches.
+#[test]
+fn a_plan_of_too_many_launches_is_refused() {
+    let test = "failing::a_plan_of_too_many_launches_is_refused";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    let spec = Spec::new(8, 2, 128);
+    let plan = |parts: u32| {
+        let part = |at: u32| {
+            let mut table = PageTable::new(16, 20);
+            table.push(&[1], 16);
+            Part::new(vec![0, 1], table).with_keys_after(vec![16 * (parts - 1 - at)])
+        };
+        let batch = Batch::composed(vec![0, 1], (0..parts).map(part).collect());
+        let plan = Planner::new().plan(&spec, &batch, &gpu.device(), &PlanOptions::default());
+        plan.unwrap()
+    };
+    let stream = gpu.stream().unwrap();
+    for (parts, fits) in [(64, true), (65, false)] {
+        let plan = plan(parts);
+        let workspace = gpu.workspace(&spec, &Bound::of(&plan), WorkspaceOptions::default());
+        // SAFETY: the fake driver follows no address.
+        let uploaded = unsafe { workspace.unwrap().upload(&plan, *stream) };
+        let expected = match fits {
+            true => Ok(()),
+            false => Err(Error::LaunchLimit {
+                kernel: "a run",
+                what: "launches",
+                got: 65,
+                limit: 64,
+            }),
+        };
+        assert_eq!(uploaded, expected);
+    }
 }
 
 #[test]
@@ -146,11 +459,17 @@ fn a_failing_call_is_an_error_and_nothing_stays_behind() {
                     assert_eq!(done, Ok(()), "no call failed");
                     break;
                 };
+                // A workspace that is dropped tells nobody that it could not wait.
+                let by_drop = failed == "cuEventQuery";
+                if by_drop && done.is_ok() {
+                    at += 1;
+                    continue;
+                }
                 let error = done.expect_err(failed);
                 let named = match &error {
                     Error::Driver {
                         call, code: got, ..
-                    } => *call == failed && *got == code.unsigned_abs(),
+                    } => (*call == failed || by_drop) && *got == code.unsigned_abs(),
                     Error::ModuleRefused { .. } => failed == "cuModuleLoadDataEx",
                     _ => false,
                 };

@@ -20,6 +20,50 @@ static CURRENT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 /// A copy from the host is on its way.
 static COPYING: AtomicI32 = AtomicI32::new(0);
 
+/// What was seen, as `fake_seen` has it.
+static SEEN: [AtomicI32; 6] = [const { AtomicI32::new(0) }; 6];
+
+#[derive(Clone, Copy)]
+enum Seen {
+    /// Streams that were made to wait for an event.
+    Waits,
+    /// Copies from the host or to it on the default stream.
+    DefaultCopies,
+    /// Contexts that were waited for.
+    ContextWaits,
+    /// Whether pinned memory is copied from, for all that the host knows.
+    Busy,
+    /// Pinned memory that was freed meanwhile.
+    FreedBusy,
+    /// Whether the last launch may begin before the one in front of it ends.
+    Overlaps,
+}
+
+fn see(what: Seen) {
+    SEEN[what as usize].fetch_add(1, Ordering::SeqCst);
+}
+
+fn set(what: Seen, value: bool) {
+    SEEN[what as usize].store(value.into(), Ordering::SeqCst);
+}
+
+/// Not a driver function: a count or a state, by its number.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_seen(what: c_int) -> c_int {
+    SEEN[what as usize].load(Ordering::SeqCst)
+}
+
+/// Modules have numbers from here on, and so do their functions.
+const FIRST_MODULE: usize = 1000;
+static MODULES: AtomicI32 = AtomicI32::new(FIRST_MODULE as i32);
+static UNLOADED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+/// `CUDA_ERROR_INVALID_HANDLE` for a function of a module that is gone.
+fn known(function: *mut c_void) -> c_int {
+    let gone = UNLOADED.lock().unwrap().contains(&function.addr());
+    if gone { 400 } else { 0 }
+}
+
 /// Calls that may fail, since the last [`fake_fail`].
 static CALLS: AtomicI32 = AtomicI32::new(0);
 /// Which of them does, with what code, and whether all behind it do, too.
@@ -193,7 +237,8 @@ pub unsafe extern "C" fn cuModuleLoadDataEx(
     let is_cubin = unsafe { std::slice::from_raw_parts(image.cast::<u8>(), 4) } == b"\x7fELF";
     let code = if is_cubin { setting("cubin", 0) } else { setting("ptx", 0) };
     unsafe {
-        *module = std::ptr::without_provenance_mut(78);
+        let number = MODULES.fetch_add(1, Ordering::SeqCst);
+        *module = std::ptr::without_provenance_mut(number as usize);
         if !is_cubin {
             assert!(CStr::from_ptr(image).to_str().unwrap().contains(".version"));
         }
@@ -210,21 +255,22 @@ pub unsafe extern "C" fn cuModuleLoadDataEx(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuModuleUnload(_module: *mut c_void) -> c_int {
+pub extern "C" fn cuModuleUnload(module: *mut c_void) -> c_int {
+    UNLOADED.lock().unwrap().push(module.addr());
     given_back(Kind::Module)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleGetFunction(
     function: *mut *mut c_void,
-    _module: *mut c_void,
+    module: *mut c_void,
     name: *const c_char,
 ) -> c_int {
     let lacking = setting("lacks_append", 0) == 1;
     if lacking && unsafe { CStr::from_ptr(name) }.to_bytes().starts_with(b"append") {
         return 500;
     }
-    unsafe { *function = std::ptr::without_provenance_mut(79) };
+    unsafe { *function = module };
     step(c"cuModuleGetFunction")
 }
 
@@ -252,7 +298,7 @@ pub extern "C" fn cuFuncSetAttribute(_: *mut c_void, _: c_uint, _: c_int) -> c_i
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuLaunchKernel(
-    _f: *mut c_void,
+    f: *mut c_void,
     gx: c_uint,
     _gy: c_uint,
     _gz: c_uint,
@@ -266,6 +312,10 @@ pub extern "C" fn cuLaunchKernel(
 ) -> c_int {
     assert!(gx > 0 && bx > 0 && CURRENT.load(Ordering::SeqCst) as usize == 77);
     LAUNCHES.fetch_add(1, Ordering::SeqCst);
+    set(Seen::Overlaps, false);
+    if known(f) != 0 {
+        return known(f);
+    }
     #[cfg(young)]
     young::seen(_parameters);
     match step(c"cuLaunchKernel") {
@@ -278,6 +328,7 @@ pub extern "C" fn cuLaunchKernel(
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyHtoD_v2(_to: u64, _from: *const c_void, _bytes: usize) -> c_int {
     COPYING.store(1, Ordering::SeqCst);
+    see(Seen::DefaultCopies);
     step(c"cuMemcpyHtoD")
 }
 
@@ -287,7 +338,111 @@ pub extern "C" fn cuStreamSynchronize(stream: *mut c_void) -> c_int {
     if stream.is_null() {
         COPYING.store(0, Ordering::SeqCst);
     }
+    set(Seen::Busy, false);
     step(c"cuStreamSynchronize")
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxSynchronize() -> c_int {
+    see(Seen::ContextWaits);
+    0
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamWaitEvent(_: *mut c_void, _: *mut c_void, _: c_uint) -> c_int {
+    see(Seen::Waits);
+    step(c"cuStreamWaitEvent")
+}
+
+/// All events have passed.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventQuery(_: *mut c_void) -> c_int {
+    set(Seen::Busy, false);
+    step(c"cuEventQuery")
+}
+
+/// From pinned memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyHtoDAsync_v2(_: u64, _: *const c_void, _: usize, _: *mut c_void) -> c_int {
+    let code = step(c"cuMemcpyHtoDAsync");
+    if code == 0 {
+        set(Seen::Busy, true);
+    }
+    code
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemFreeHost(_: *mut c_void) -> c_int {
+    if fake_seen(Seen::Busy as c_int) != 0 {
+        see(Seen::FreedBusy);
+    }
+    given_back(Kind::Pinned)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamEndCapture(_: *mut c_void, graph: *mut *mut c_void) -> c_int {
+    unsafe { *graph = std::ptr::without_provenance_mut(81) };
+    step(c"cuStreamEndCapture")
+}
+
+/// NCCL of a single rank.
+mod nccl {
+    use super::*;
+
+    #[repr(C)]
+    pub struct Id([u8; 128]);
+
+    #[unsafe(no_mangle)]
+    pub extern "C" fn ncclGetUniqueId(_: *mut Id) -> c_int {
+        0
+    }
+
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn ncclCommInitRankConfig(
+        comm: *mut *mut c_void,
+        _ranks: c_int,
+        _id: Id,
+        _rank: c_int,
+        _config: *mut c_void,
+    ) -> c_int {
+        unsafe { *comm = std::ptr::without_provenance_mut(90) };
+        0
+    }
+
+    #[unsafe(no_mangle)]
+    pub extern "C" fn ncclAllGather(
+        _: *const c_void,
+        _: *mut c_void,
+        _: usize,
+        _: c_int,
+        _: *mut c_void,
+        _: *mut c_void,
+    ) -> c_int {
+        0
+    }
+
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn ncclCommGetAsyncError(_: *mut c_void, code: *mut c_int) -> c_int {
+        unsafe { *code = 0 };
+        0
+    }
+
+    #[unsafe(no_mangle)]
+    pub extern "C" fn ncclCommAbort(_: *mut c_void) -> c_int {
+        0
+    }
+
+    #[unsafe(no_mangle)]
+    pub extern "C" fn ncclGetErrorString(_: c_int) -> *const c_char {
+        c"as it was told".as_ptr()
+    }
+}
+
+/// What is read is what was there before.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyDtoH_v2(_: *mut c_void, _: u64, _: usize) -> c_int {
+    see(Seen::DefaultCopies);
+    step(c"cuMemcpyDtoH")
 }
 
 /// Calls with nothing to say but whether they failed.
@@ -300,11 +455,12 @@ macro_rules! steps {
     )*};
 }
 steps! {
-    cuStreamWaitEvent = c"cuStreamWaitEvent" (*mut c_void, *mut c_void, c_uint);
+    cuStreamBeginCapture_v2 = c"cuStreamBeginCapture" (*mut c_void, c_uint);
+    cuGraphDestroy = c"cuGraphDestroy" (*mut c_void);
+    cuStreamQuery = c"cuStreamQuery" (*mut c_void);
+    cuMemcpyDtoHAsync_v2 = c"cuMemcpyDtoHAsync" (*mut c_void, u64, usize, *mut c_void);
     cuEventRecord = c"cuEventRecord" (*mut c_void, *mut c_void);
-    cuEventQuery = c"cuEventQuery" (*mut c_void);
     cuMemsetD8_v2 = c"cuMemsetD8" (u64, u8, usize);
-    cuMemcpyHtoDAsync_v2 = c"cuMemcpyHtoDAsync" (u64, *const c_void, usize, *mut c_void);
 }
 
 macro_rules! give_back {
@@ -318,7 +474,6 @@ macro_rules! give_back {
 give_back! {
     cuStreamDestroy_v2(*mut c_void) = Stream;
     cuEventDestroy_v2(*mut c_void) = Event;
-    cuMemFreeHost(*mut c_void) = Pinned;
 }
 
 /// Null is nobody's.
@@ -412,12 +567,18 @@ mod young {
 
     #[unsafe(no_mangle)]
     pub extern "C" fn cuLaunchKernelEx(
-        _config: *const c_void,
-        _f: *mut c_void,
+        config: *const c_void,
+        f: *mut c_void,
         parameters: *mut *mut c_void,
         _extra: *mut *mut c_void,
     ) -> c_int {
         LAUNCHES.fetch_add(1, Ordering::SeqCst);
+        // The first attribute, if it is that of an overlap, comes first; each begins with its number.
+        let first = unsafe { config.cast::<*const c_uint>().add(5).read().read() };
+        set(Seen::Overlaps, first == 6);
+        if known(f) != 0 {
+            return known(f);
+        }
         seen(parameters);
         step(c"cuLaunchKernelEx")
     }

@@ -153,6 +153,13 @@ fn append(
             );
         }
     }
+    // Candle compares the devices of the cache and the rows. A kernel that reads what is on another GPU ends its context.
+    let (of_slots, of_rows) = (slots.device().location(), k.device().location());
+    if of_slots != of_rows && slots.device().is_cuda() {
+        bail!(
+            "the slots are on {of_slots:?} and the rows on {of_rows:?}: bring them to one device"
+        );
+    }
     let mut op = Append {
         attention: Attention::new(k.device())?,
         slots: Slots::new(slots)?,

@@ -165,8 +165,9 @@ impl Workspace {
     /// What converts entries of the list.
     fn conversion_of(&self, pool: &KvPool, pages: Range<u32>) -> Result<ConvertParams, Error> {
         check_pool(pool)?;
+        pool.check_dtype(&self.spec)?;
         let [to_k, to_v, done, control] = self.converted();
-        let [k_strides, v_strides] = vectors_of(pool)?;
+        let [k_strides, v_strides] = vectors_of(pool, self.spec.kv_heads)?;
         Ok(ConvertParams {
             k: pool.k,
             v: pool.v,

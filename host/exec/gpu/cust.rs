@@ -8,6 +8,7 @@ use cust::{context::Context, memory::DeviceCopy, memory::DeviceSlice};
 
 use super::{
     DeviceTensor, Gpu, GpuBuilder, KvPool, Stream, Workspace,
+    append::check_page_size,
     driver::{self, Check, Current, cuStreamSynchronize},
 };
 use crate::{
@@ -89,8 +90,10 @@ impl<T: DeviceCopy> Pool<'_, T> {
     /// The pool as [`Gpu::run`] takes it.
     ///
     /// # Errors
-    /// [`Error::Extent`] where there is not a page of keys, or fewer values than keys.
+    /// [`Error::Extent`] where there is not a page of keys, or fewer values than keys; [`Error::Problem`] for a page size
+    /// that no pool has.
     pub fn describe(&self, spec: &Spec) -> Result<KvPool, Error> {
+        check_page_size(self.page_size)?;
         let page = |dim: u32| {
             let tokens = self.page_size as usize * spec.kv_heads as usize;
             tokens * dim as usize * spec.kv_dtype.bytes() as usize
@@ -163,13 +166,45 @@ impl Gpu {
             .map(|pool| pool.describe(&spec))
             .collect::<Result<_, _>>()?;
         let on = stream(on);
+        let _current = Current::enter(self.context.raw())?;
+        // SAFETY: the stream lives. The plan may be on its way on another one.
+        unsafe { workspace.hold_uploaded(on) }?;
         // SAFETY: the tensors lie in memory that is borrowed until this call returns, `out` and `lse` alone; the
         // upload vouched for the plan; the stream is borrowed, too.
         let run = unsafe { self.run(workspace, &q, &pools, &out, lse.as_ref(), on) };
-        let _current = Current::enter(self.context.raw())?;
         // Also after an error: launches before it may be under way.
         // SAFETY: the stream lives.
         let waited = unsafe { cuStreamSynchronize(on) }.check("cuStreamSynchronize");
         run.and(waited)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cust::memory::DevicePointer;
+
+    use super::*;
+
+    #[test]
+    fn pools_of_pages_without_tokens_are_refused() {
+        let spec = Spec::new(8, 2, 128);
+        // SAFETY: nothing looks at what is there.
+        let memory = unsafe {
+            DeviceSlice::<u16>::from_raw_parts(DevicePointer::from_raw(1 << 20), 4 * 16 * 2 * 128)
+        };
+        let pool = |page_size| {
+            let layout = KvLayout::Nhd;
+            let (k, v) = (&memory, &memory);
+            let pool = Pool {
+                layout,
+                page_size,
+                k,
+                v,
+            };
+            pool.describe(&spec).map(|pool| pool.pages)
+        };
+        assert_eq!(pool(16), Ok(4));
+        let error = pool(0).unwrap_err();
+        assert!(matches!(error, Error::Problem(_)), "{error}");
     }
 }

@@ -33,7 +33,7 @@ impl Gpu {
         let tile_tokens = rows / group;
         let cuts = (tile.rows / group).div_ceil(tile_tokens);
         let attention = attention(call, cuts)?;
-        let [k_vectors, v_vectors] = vectors_of(pool)?;
+        let [k_vectors, v_vectors] = vectors_of(pool, spec.kv_heads)?;
         let mut parameters = GatherDecodeParams {
             attention,
             k_vectors,

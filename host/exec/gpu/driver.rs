@@ -7,7 +7,8 @@ pub use libcuda::*;
 use crate::Error;
 
 /// The CUDA version of each function that is younger than the oldest driver for compute capability 8.0.
-const YOUNG: [(&str, &str); 2] = [
+const YOUNG: [(&str, &str); 3] = [
+    ("cuGraphInstantiate", "11.4"),
     ("cuLaunchKernelEx", "11.8"),
     ("cuTensorMapEncodeTiled", "12.0"),
 ];

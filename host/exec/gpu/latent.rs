@@ -57,7 +57,7 @@ impl Gpu {
         let (by_rows, converts) = (row.loads == Loads::Rows, row.cache.is_some());
         if by_rows {
             let pool = call.pool;
-            vectors("the pool", pool.k, strides, pool.pages, pool.dtype)?;
+            vectors("the pool", pool.k, strides, [pool.pages, 1], pool.dtype)?;
         }
         // The largest power of two that divides page and block; keys that are converted come one by one.
         let both = strides

@@ -92,7 +92,7 @@ fn parameters(
         "the KV pool",
         pool.k,
         &pool.k_strides,
-        pool.pages,
+        [pool.pages, 1],
         pool.dtype,
     )?;
     let pool_slots = u64::from(pool.pages) * u64::from(page_size);

@@ -223,6 +223,15 @@ impl LaunchSet {
                     launch: format!("{:?}", launch.key),
                 });
             };
+            // A record says one run of items: a second launch would take the place of the first.
+            if records[at].count > 0 {
+                return Err(Error::NotCaptured {
+                    launch: format!(
+                        "{:?} beside another that {} does",
+                        launch.key, self.keys[at].kernel
+                    ),
+                });
+            }
             records[at] = LaunchRecord {
                 first: launch.first,
                 count: launch.items,
@@ -255,6 +264,8 @@ pub(super) fn pairs(keys: &[LaunchKey]) -> Vec<[usize; 2]> {
 
 #[cfg(test)]
 mod tests {
+    use kernels_gpu::registry::Arch;
+
     use super::*;
     use crate::{
         exec::gpu::launch_plan::tests::{launch_plan, plan, plan_with},
@@ -283,6 +294,34 @@ mod tests {
         let own = LaunchSet::new().and(&hybrid);
         own.records(&launch_plan(&hybrid), &mut records).unwrap();
         assert_eq!(own.clone().and(&hybrid), own);
+    }
+
+    /// Tiles of two sizes, and one kernel that would cut both: one of the two would be lost.
+    #[test]
+    fn a_launch_of_the_set_does_one_of_the_plans() {
+        let mut options = PlanOptions::default().with_pod(PodMode::Serial);
+        options.merge_mode = MergeMode::Kernel;
+        let plan = plan_with(&[1, 1, 4, 4], &options);
+        let launches = launch_plan(&plan);
+        let keys: Vec<_> = launches.launches.iter().map(|launch| launch.key).collect();
+        let ampere = keys[0].kernel.on(Arch::Sm80).expect("it has one");
+        let cut = |key: &LaunchKey| {
+            key.kernel.info().rows <= ampere.info().rows
+                && key.kernel.on(Arch::Sm80) == Some(ampere)
+                && key.pack == keys[0].pack
+        };
+        assert!(keys.len() == 2 && keys.iter().all(cut), "{keys:?}");
+        let set = LaunchSet::new().with(LaunchKey {
+            kernel: ampere,
+            ..keys[0]
+        });
+        let mut records = [LaunchRecord::default(); 2];
+        let error = set.records(&launches, &mut records);
+        assert!(matches!(error, Err(Error::NotCaptured { .. })), "{error:?}");
+        // One of them alone is cut.
+        let one = plan_with(&[1, 1], &options);
+        set.records(&launch_plan(&one), &mut records).unwrap();
+        assert_eq!(records[0].count, one.items.len() as u32);
     }
 
     /// Decodes alone take kernels that share SMs then.

@@ -12,11 +12,11 @@ use bytemuck::Pod;
 use super::{
     DeviceArray, DevicePtr, DeviceTensor, Gpu, Stream,
     driver::{
-        self, Check, Context, Current, cuGraphDestroy, cuGraphExecDestroy, cuGraphInstantiate,
+        self, Check, Current, cuGraphDestroy, cuGraphExecDestroy, cuGraphInstantiate,
         cuGraphLaunch, cuMemAlloc, cuMemFree, cuMemcpyDtoH, cuStreamBeginCapture,
         cuStreamEndCapture, cuStreamSynchronize,
     },
-    resources::OwnedStream,
+    resources::{OwnedStream, PrimaryContext},
 };
 use crate::{Error, tensor::Element};
 
@@ -33,7 +33,8 @@ use crate::{Error, tensor::Element};
 pub struct DeviceBuffer<T> {
     address: DevicePtr,
     len: usize,
-    context: Context,
+    /// It lives as long as the memory does, with or without a GPU.
+    context: PrimaryContext,
     values: PhantomData<T>,
 }
 
@@ -44,7 +45,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// [`Error::Driver`] where there is not enough memory, [`Error::Extent`] where so many bytes have no number.
     pub fn zeroed(gpu: &Gpu, len: usize) -> Result<Self, Error> {
         let buffer = Self::allocate(gpu, len)?;
-        let _current = Current::enter(buffer.context)?;
+        let _current = Current::enter(buffer.context.raw())?;
         // SAFETY: so many bytes were allocated. Streams that do not wait for the default stream are to find them so.
         unsafe {
             driver::cuMemsetD8(buffer.address, 0, buffer.bytes()).check("cuMemsetD8")?;
@@ -76,10 +77,10 @@ impl<T: Pod> DeviceBuffer<T> {
         let mut buffer = Self {
             address: 0,
             len,
-            context: gpu.context.raw(),
+            context: gpu.context.again()?,
             values: PhantomData,
         };
-        let _current = Current::enter(buffer.context)?;
+        let _current = Current::enter(buffer.context.raw())?;
         // SAFETY: writes one address.
         unsafe { cuMemAlloc(&mut buffer.address, buffer.bytes().max(1)) }.check("cuMemAlloc")?;
         Ok(buffer)
@@ -94,7 +95,7 @@ impl<T: Pod> DeviceBuffer<T> {
         if values.is_empty() {
             return Ok(());
         }
-        let _current = Current::enter(self.context)?;
+        let _current = Current::enter(self.context.raw())?;
         // SAFETY: the range is inside the buffer.
         unsafe {
             let to = self.address + (at * size_of::<T>()) as u64;
@@ -109,7 +110,7 @@ impl<T: Pod> DeviceBuffer<T> {
     pub fn read(&self) -> Result<Vec<T>, Error> {
         let mut values = vec![T::zeroed(); self.len];
         if self.len > 0 {
-            let _current = Current::enter(self.context)?;
+            let _current = Current::enter(self.context.raw())?;
             let to = values.as_mut_ptr().cast::<c_void>();
             // SAFETY: both sides have as many bytes, and a `T` may have any.
             unsafe { cuMemcpyDtoH(to, self.address, self.bytes()) }.check("cuMemcpyDtoH")?;
@@ -181,7 +182,7 @@ impl<T: Element> DeviceBuffer<T> {
 
 impl<T> Drop for DeviceBuffer<T> {
     fn drop(&mut self) {
-        if let Ok(_current) = Current::enter(self.context) {
+        if let Ok(_current) = Current::enter(self.context.raw()) {
             // SAFETY: allocated by us, or null. Waits for work that uses it.
             let _ = unsafe { cuMemFree(self.address) };
         }
@@ -200,7 +201,7 @@ impl Gpu {
     /// # Errors
     /// [`Error::Driver`].
     pub fn stream(&self) -> Result<OwnedStream, Error> {
-        OwnedStream::new(self.context.raw())
+        OwnedStream::new(&self.context)
     }
 }
 
@@ -210,7 +211,7 @@ impl OwnedStream {
     /// # Errors
     /// [`Error::Driver`], which may be of any earlier work.
     pub fn synchronize(&self) -> Result<(), Error> {
-        let _current = Current::enter(self.context())?;
+        let _current = Current::enter(self.context().raw())?;
         // SAFETY: the stream lives.
         unsafe { cuStreamSynchronize(**self) }.check("cuStreamSynchronize")
     }
@@ -222,7 +223,8 @@ impl OwnedStream {
     pub fn capture(&self, work: impl FnOnce(Stream) -> Result<(), Error>) -> Result<Graph, Error> {
         /// Calls of other threads are none of this capture's business.
         const THREAD_LOCAL: u32 = 1;
-        let _current = Current::enter(self.context())?;
+        let context = self.context().again()?;
+        let _current = Current::enter(context.raw())?;
         let mut template = driver::Graph::NULL;
         // SAFETY: the stream lives; what is begun is ended.
         let worked = unsafe {
@@ -233,7 +235,7 @@ impl OwnedStream {
         };
         let mut graph = Graph {
             handle: driver::GraphExec::NULL,
-            context: self.context(),
+            context,
         };
         let instantiated = worked.and_then(|()| {
             // SAFETY: the template was captured above.
@@ -260,7 +262,7 @@ impl Deref for OwnedStream {
 #[derive(Debug)]
 pub struct Graph {
     handle: driver::GraphExec,
-    context: Context,
+    context: PrimaryContext,
 }
 
 impl Graph {
@@ -273,7 +275,7 @@ impl Graph {
     /// # Errors
     /// [`Error::Driver`].
     pub unsafe fn launch(&self, stream: Stream) -> Result<(), Error> {
-        let _current = Current::enter(self.context)?;
+        let _current = Current::enter(self.context.raw())?;
         // SAFETY: the caller's promise.
         unsafe { cuGraphLaunch(self.handle, stream) }.check("cuGraphLaunch")
     }
@@ -281,7 +283,7 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        if let Ok(_current) = Current::enter(self.context) {
+        if let Ok(_current) = Current::enter(self.context.raw()) {
             // SAFETY: made by us, or null.
             let _ = unsafe { cuGraphExecDestroy(self.handle) };
         }

@@ -97,7 +97,10 @@ pub mod cust;
 #[cfg(all(feature = "cust", not(feature = "unstable")))]
 mod cust;
 
-use std::fmt;
+use std::{
+    fmt,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use kernels_gpu::Hooks;
 
@@ -203,6 +206,8 @@ pub struct Gpu {
     multiprocessors: u32,
     /// Shared memory of an SM.
     shared_per_sm: u32,
+    /// No other one of the process has it.
+    number: u64,
 }
 
 impl Gpu {
@@ -229,6 +234,8 @@ impl Gpu {
     }
 
     fn load(ordinal: u32, mut builder: GpuBuilder<'_>) -> Result<Self, Error> {
+        // Of the next one; none has 0.
+        static NUMBER: AtomicU64 = AtomicU64::new(1);
         driver::initialise()?;
         let mut count = 0;
         // SAFETY: writes one integer.
@@ -281,6 +288,7 @@ impl Gpu {
             compute,
             multiprocessors,
             shared_per_sm,
+            number: NUMBER.fetch_add(1, Ordering::Relaxed),
         })
     }
 

@@ -13,7 +13,7 @@ use super::{
     DeviceArray, DeviceTensor, Extras, Gpu, KvPool, PartialStates,
     maps::{Maps, ShapeId},
     pad::PaddedPool,
-    prefill_rows::vectors,
+    prefill_rows::vectors_of,
     registry::check_serves,
     steps::{Parameters, Step},
     tensor::{COUNTED, VECTOR_BYTES, fits},
@@ -299,8 +299,7 @@ fn parameters(
         pages = Some([k_shape, v_shape]);
     } else {
         // Row by row.
-        attention.k_strides = vectors("the key pool", pool.k, k_strides, pool.pages, pool.dtype)?;
-        attention.v_strides = vectors("the value pool", pool.v, v_strides, pool.pages, pool.dtype)?;
+        [attention.k_strides, attention.v_strides] = vectors_of(pool, spec.kv_heads)?;
         box_tokens = 1;
     }
     let rows = PrefillParams::query_box_rows(row.query_stages == 1, row.rows, call.pack);

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     Error,
-    problem::{Dtype, ProblemError},
+    problem::{Dtype, ProblemError, Spec},
 };
 
 impl Gpu {
@@ -49,7 +49,7 @@ fn parameters(call: &PrefillCall<'_>, rows: u32) -> Result<GatherPrefillParams, 
     }
     let tile_tokens = rows / pack;
     let cuts = (call.rows / pack).div_ceil(tile_tokens).max(1);
-    let [k_vectors, v_vectors] = vectors_of(pool)?;
+    let [k_vectors, v_vectors] = vectors_of(pool, spec.kv_heads)?;
     Ok(GatherPrefillParams {
         attention: attention(call, cuts)?,
         k_vectors,
@@ -64,20 +64,22 @@ fn parameters(call: &PrefillCall<'_>, rows: u32) -> Result<GatherPrefillParams, 
 }
 
 /// [`vectors`] of a pool's keys, and of its values.
-pub(super) fn vectors_of(pool: &KvPool) -> Result<[KvStrides; 2], Error> {
-    let of = |tensor, address, strides| vectors(tensor, address, strides, pool.pages, pool.dtype);
+pub(super) fn vectors_of(pool: &KvPool, kv_heads: u32) -> Result<[KvStrides; 2], Error> {
+    let extents = [pool.pages, kv_heads];
+    let of = |tensor, address, strides| vectors(tensor, address, strides, extents, pool.dtype);
     Ok([
         of("the key pool", pool.k, &pool.k_strides)?,
         of("the value pool", pool.v, &pool.v_strides)?,
     ])
 }
 
-/// Strides in vectors, if rows begin at vectors and all of the pool can be counted in them.
+/// Strides in vectors, if rows begin at vectors and all of the pool, of so many pages and KV heads, can be counted in
+/// them.
 pub(super) fn vectors(
     tensor: &'static str,
     address: u64,
     strides: &KvStrides,
-    pages: u32,
+    [pages, kv_heads]: [u32; 2],
     dtype: Dtype,
 ) -> Result<KvStrides, Error> {
     let elements = VECTOR_BYTES / dtype.bytes();
@@ -96,8 +98,14 @@ pub(super) fn vectors(
             });
         }
     }
+    let reach = |count: u32, stride: u32| u64::from(count) * u64::from(stride / elements);
+    let last = |count: u32, stride| reach(count.saturating_sub(1), stride);
+    // Where pages lie one behind the other that is all; heads or tokens of a page may be further apart than pages are.
+    let row = last(pages, strides.page)
+        + last(strides.page_size, strides.token)
+        + last(kv_heads, strides.head);
     let (got, limit) = (
-        u64::from(pages) * u64::from(strides.page / elements),
+        reach(pages, strides.page).max(row + u64::from(Spec::MAX_HEAD_DIM / elements)),
         u64::from(u32::MAX),
     );
     if got > limit {
@@ -110,4 +118,32 @@ pub(super) fn vectors(
         head: strides.head / elements,
         page_size: strides.page_size,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::problem::KvLayout;
+
+    /// Kernels count vectors in 32 bits.
+    #[test]
+    fn all_heads_of_a_pool_can_be_counted() {
+        let of = |strides: &KvStrides, pages| {
+            vectors("the key pool", 1 << 20, strides, [pages, 64], Dtype::BF16)
+        };
+        let dense = KvLayout::Nhd.strides(16, 64, 128);
+        assert!(of(&dense, 250_000).is_ok());
+        let error = of(&dense, 270_000).unwrap_err();
+        assert!(error.to_string().contains("vectors of 16 bytes"), "{error}");
+        // Heads one behind the other as a whole, of 64 GiB or more: the last of them would be read from the first.
+        let by_head = |pages: u32| KvStrides {
+            page: 16 * 128,
+            token: 128,
+            head: pages * 16 * 128,
+            page_size: 16,
+        };
+        assert!(of(&by_head(250_000), 250_000).is_ok());
+        let error = of(&by_head(270_000), 270_000).unwrap_err();
+        assert!(error.to_string().contains("vectors of 16 bytes"), "{error}");
+    }
 }

@@ -33,6 +33,18 @@ impl PrimaryContext {
         Ok(context)
     }
 
+    /// Once more, for what outlives this one.
+    pub(super) fn again(&self) -> Result<Self, Error> {
+        let mut handle = Context::NULL;
+        // SAFETY: writes one handle.
+        unsafe { cuDevicePrimaryCtxRetain(&mut handle, self.device) }
+            .check("cuDevicePrimaryCtxRetain")?;
+        Ok(Self {
+            handle,
+            device: self.device,
+        })
+    }
+
     pub(super) fn raw(&self) -> Context {
         self.handle
     }
@@ -134,13 +146,15 @@ impl Drop for PinnedMemory {
 #[derive(Debug)]
 pub struct OwnedStream {
     handle: Stream,
-    context: Context,
+    /// It lives as long as the stream does, with or without a GPU.
+    context: PrimaryContext,
 }
 
 impl OwnedStream {
-    pub(super) fn new(context: Context) -> Result<Self, Error> {
+    pub(super) fn new(context: &PrimaryContext) -> Result<Self, Error> {
         const NON_BLOCKING: u32 = 1;
-        let _current = Current::enter(context)?;
+        let context = context.again()?;
+        let _current = Current::enter(context.raw())?;
         let mut handle = Stream::NULL;
         // SAFETY: writes one handle.
         unsafe { cuStreamCreate(&mut handle, NON_BLOCKING) }.check("cuStreamCreate")?;
@@ -155,14 +169,14 @@ impl OwnedStream {
         &self.handle
     }
 
-    pub(super) fn context(&self) -> Context {
-        self.context
+    pub(super) fn context(&self) -> &PrimaryContext {
+        &self.context
     }
 }
 
 impl Drop for OwnedStream {
     fn drop(&mut self) {
-        if let Ok(_current) = Current::enter(self.context) {
+        if let Ok(_current) = Current::enter(self.context.raw()) {
             // SAFETY: made by us; work on it goes on.
             let _ = unsafe { cuStreamDestroy(self.handle) };
         }
@@ -206,6 +220,7 @@ impl OwnedEvent {
 
     /// Waits on the host until the event has passed; an event that was never recorded has.
     pub(super) fn wait(&self) -> Result<(), Error> {
+        let _current = Current::enter(self.context)?;
         // SAFETY: the event lives.
         match unsafe { cuEventQuery(self.handle) } {
             // SAFETY: as above.

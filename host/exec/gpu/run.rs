@@ -136,6 +136,7 @@ impl Gpu {
         stream: Stream,
     ) -> Result<(), Error> {
         let spec = &workspace.spec;
+        workspace.run.is_of(self.number);
         if !workspace.run.follow(spec, tensors, &mut workspace.maps)? {
             check(workspace, tensors)?;
             check_own(self, &workspace.spec, tensors.own)?;

@@ -93,6 +93,9 @@ impl KvScales {
                 let mut params = pair(k, v, |tensor| [tensor.strides[0], tensor.strides[2]])?;
                 params.k_strides.token = token(k)?;
                 params.v_strides.token = token(v)?;
+                for tensor in [k, v] {
+                    reach("the scales of a page", tensor, [1, 2])?;
+                }
                 Ok(params)
             }
             Self::Tensor { k, v } => {
@@ -119,6 +122,9 @@ impl KvScales {
                     });
                 }
                 let params = pair(k, v, |tensor| tensor.strides)?;
+                for tensor in [k, v] {
+                    reach("the scales of all requests", tensor, [0, 1])?;
+                }
                 Ok(ScaleParams {
                     of_token: of_token.address,
                     ..params
@@ -181,6 +187,19 @@ impl KvScales {
     }
 }
 
+/// Whether 32 bits count how far two axes reach.
+fn reach<const RANK: usize>(
+    what: &'static str,
+    tensor: &DeviceTensor<RANK>,
+    axes: [usize; 2],
+) -> Result<(), Error> {
+    let [a, b] = axes.map(|axis| {
+        let last = tensor.shape[axis].saturating_sub(1);
+        last.saturating_mul(tensor.strides[axis])
+    });
+    Ok(fits(what, a.saturating_add(b), u32::MAX).map(drop)?)
+}
+
 const KEYS: &str = "the scales of keys";
 const VALUES: &str = "the scales of values";
 
@@ -215,4 +234,33 @@ fn pair<const RANK: usize>(
         of_token: 0,
         reserved: [0; 2],
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::problem::KvLayout;
+
+    /// Kernels count those of all requests, and of a page, in 32 bits.
+    #[test]
+    fn all_scales_can_be_counted() {
+        let spec = Spec::new(8, 8, 128).with_kv_dtype(Dtype::F8E4M3);
+        let pool = KvPool::new(&spec, KvLayout::Nhd, 16, 100, 1 << 20, 1 << 20);
+        let check = |scales: KvScales| scales.parameters(&spec, &pool, 4).map(drop);
+        let of_requests = |stride| {
+            let k = DeviceTensor::new(1 << 20, Dtype::F32, [4, 8]).with_stride(0, stride);
+            let of_token = DeviceArray::new(1 << 20, 4);
+            KvScales::Request { k, v: k, of_token }
+        };
+        assert_eq!(check(of_requests(1 << 30)), Ok(()));
+        let error = check(of_requests((1 << 31) - 1)).unwrap_err();
+        assert!(error.to_string().contains("of all requests"), "{error}");
+        let by_head = |stride| {
+            let k = DeviceTensor::new(1 << 20, Dtype::F32, [100, 16, 8]).with_stride(2, stride);
+            KvScales::Token { k, v: k }
+        };
+        assert_eq!(check(by_head(1 << 29)), Ok(()));
+        let error = check(by_head(1 << 30)).unwrap_err();
+        assert!(error.to_string().contains("of a page"), "{error}");
+    }
 }

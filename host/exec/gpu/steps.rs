@@ -472,6 +472,8 @@ pub(super) struct Run {
     tensors: Option<OwnedTensors>,
     /// What hooks of the variant are given.
     own: Vec<u8>,
+    /// Whose kernels they are, as [`Gpu`] counts.
+    gpu: u64,
 }
 
 /// [`RunTensors`] that outlive a call; of sinks and indices their number.
@@ -498,6 +500,14 @@ fn pools_alike(a: &KvPool, b: &KvPool) -> bool {
 }
 
 impl Run {
+    /// Launches of another GPU's kernels, which may be gone, are none of this one's.
+    pub(super) fn is_of(&mut self, gpu: u64) {
+        if self.gpu != gpu {
+            self.forget();
+            self.gpu = gpu;
+        }
+    }
+
     /// Another plan, or other tensors: nothing of the launches is known.
     pub(super) fn forget(&mut self) {
         self.tensors = None;
@@ -693,13 +703,11 @@ impl Gpu {
             workspace.fork.record(stream)?;
             workspace.fork.hold(lane)?;
         }
-        launch(first, stream)?;
-        launch(aside, lane)?;
+        let launched = launch(first, stream).and_then(|()| launch(aside, lane));
+        // Also after an error: what the caller puts on the stream next waits for what the lane has.
         // SAFETY: as above.
-        unsafe {
-            done.record(lane)?;
-            done.hold(stream)?;
-        }
+        let joined = unsafe { done.record(lane).and_then(|()| done.hold(stream)) };
+        launched.and(joined)?;
         launch(behind, stream)
     }
 

@@ -99,6 +99,13 @@ struct Staging {
     copied: OwnedEvent,
 }
 
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // The driver may still copy from it. A device that is lost copies no more.
+        let _ = self.copied.wait();
+    }
+}
+
 impl Gpu {
     /// Allocates a workspace for plans within a bound ([`Bound::new`] gives one for limits on batches).
     ///
@@ -155,7 +162,7 @@ impl Gpu {
             one_table: false,
             maps: Maps::default(),
             fork: OwnedEvent::new(raw)?,
-            lane: OwnedStream::new(raw)?,
+            lane: OwnedStream::new(&context)?,
             done: OwnedEvent::new(raw)?,
             known: Known::default(),
             staging,

@@ -106,6 +106,7 @@ functions! {
     "cuMemcpyHtoD_v2" cuMemcpyHtoD(to: DevicePtr, from: *const c_void, bytes: usize);
     "cuMemcpyHtoDAsync_v2" cuMemcpyHtoDAsync(to: DevicePtr, from: *const c_void, bytes: usize, stream: Stream);
     "cuMemcpyDtoH_v2" cuMemcpyDtoH(to: *mut c_void, from: DevicePtr, bytes: usize);
+    "cuMemcpyDtoHAsync_v2" cuMemcpyDtoHAsync(to: *mut c_void, from: DevicePtr, bytes: usize, stream: Stream);
     "cuMemcpyDtoDAsync_v2" cuMemcpyDtoDAsync(to: DevicePtr, from: DevicePtr, bytes: usize, stream: Stream);
 
     "cuStreamCreate" cuStreamCreate(stream: *mut Stream, flags: c_uint);

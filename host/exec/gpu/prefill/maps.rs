@@ -20,7 +20,8 @@ pub(super) fn heads_in_token(strides: &KvStrides, spec: &Spec, dim: u32) -> Opti
     } else if strides.head == dim {
         Some(true)
     } else {
-        (strides.page == spec.kv_heads * strides.head).then_some(false)
+        let heads = u64::from(spec.kv_heads) * u64::from(strides.head);
+        (u64::from(strides.page) == heads).then_some(false)
     }
 }
 
@@ -148,5 +149,30 @@ pub(super) fn page_map(
             bytes(page_stride),
         ],
         box_dims: [64, 8, slabs, box_tokens / 8, 1],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A pool whose heads lie one behind the other as a whole: all heads are more than 32 bits count.
+    #[test]
+    fn heads_that_are_far_apart_are_read_row_by_row() {
+        let spec = Spec::new(64, 64, 128);
+        let strides = KvStrides {
+            page: 16 * 128,
+            token: 128,
+            head: 50_000 * 16 * 128,
+            page_size: 16,
+        };
+        assert_eq!(heads_in_token(&strides, &spec, 128), None);
+        // As many as wrap around to the stride of a page.
+        let wraps = KvStrides {
+            page: 1 << 12,
+            head: (1 << 26) + (1 << 6),
+            ..strides
+        };
+        assert_eq!(heads_in_token(&wraps, &spec, 128), None);
     }
 }

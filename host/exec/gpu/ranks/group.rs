@@ -7,8 +7,11 @@ use kernels_gpu::abi::{MAX_GROUP, RankControl};
 use super::{
     super::{
         DevicePtr, DeviceTensor, Gpu,
-        driver::{Check, Code, Current, Device, cuCtxEnablePeerAccess, cuDeviceCanAccessPeer},
-        resources::{DeviceMemory, PrimaryContext},
+        driver::{
+            Check, Code, Current, Device, cuCtxEnablePeerAccess, cuCtxSynchronize,
+            cuDeviceCanAccessPeer,
+        },
+        resources::{DeviceMemory, OwnedStream, PrimaryContext},
     },
     Rank,
     board::Board,
@@ -59,6 +62,8 @@ pub(super) struct Group {
 /// A rank's memory, which all ranks read.
 pub(super) struct Member {
     pub(super) device: Device,
+    /// For what is said to it while its kernels wait.
+    pub(super) stream: OwnedStream,
     pub(super) memory: DeviceMemory,
     pub(super) context: PrimaryContext,
 }
@@ -117,6 +122,7 @@ impl Gpu {
             let context = PrimaryContext::retain(gpu.device)?;
             Ok(Member {
                 device: gpu.device,
+                stream: OwnedStream::new(&context)?,
                 memory: DeviceMemory::zeroed(context.raw(), bytes)?,
                 context,
             })
@@ -212,5 +218,17 @@ impl Group {
         let (out, lse) = (out_bytes(rows, self.head_dim), lse_bytes(rows));
         let out_at = self.control(rank) + (CONTROL_BYTES + turn * (out + lse)) as u64;
         [out_at, out_at + out as u64]
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // A kernel on one GPU may still read what is on another, and freeing that waits for the other alone.
+        for member in &self.members {
+            if let Ok(_current) = Current::enter(member.context.raw()) {
+                // SAFETY: waits; kernels wait for no rank longer than the timeout.
+                let _ = unsafe { cuCtxSynchronize() };
+            }
+        }
     }
 }

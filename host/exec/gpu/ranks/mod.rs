@@ -39,7 +39,7 @@ use kernels_gpu::{
 
 use super::{
     DeviceTensor, Gpu, Graph, RunTensors, Stream, Workspace,
-    driver::{Check, Current, cuMemcpyDtoH, cuMemcpyHtoD},
+    driver::{Check, Current, cuMemcpyDtoH, cuMemcpyHtoDAsync, cuStreamSynchronize},
     resources::OwnedStream,
 };
 use crate::{Error, shard::RankError};
@@ -121,7 +121,9 @@ impl Rank {
                 // SAFETY: the caller's promises; the results are not read by others before the signal.
                 unsafe {
                     gpu.run_with(workspace, &own, stream)?;
-                    merge.launch.overlap = gpu.overlaps() && workspace.run.is_in_line();
+                    // In a graph the last launch may have nothing to do, and end before those that it would wait for.
+                    let waits = !workspace.captured() && workspace.run.is_in_line();
+                    merge.launch.overlap = gpu.overlaps() && waits;
                     gpu.launch(&merge.kernel, &merge.launch, &merge.parameters, stream)
                 }
             });
@@ -259,8 +261,15 @@ impl Rank {
             let word = self.group.control(rank) + core::mem::offset_of!(RankControl, stop) as u64;
             let by = self.rank + 1;
             if let Ok(_current) = Current::enter(member.context.raw()) {
+                let stream = *member.stream;
+                // Not on the default stream, which waits for streams that block, and so for the kernels that wait for this
+                // rank.
                 // SAFETY: a word of the group's memory. Where the driver refuses, the wait ends by its timeout.
-                let _ = unsafe { cuMemcpyHtoD(word, (&raw const by).cast(), size_of::<u32>()) };
+                unsafe {
+                    let _ =
+                        cuMemcpyHtoDAsync(word, (&raw const by).cast(), size_of::<u32>(), stream);
+                    let _ = cuStreamSynchronize(stream);
+                }
             }
         }
     }

@@ -19,7 +19,10 @@ use self::library::{Comm, IN_PROGRESS, Nccl, SUCCESS};
 use super::{
     super::{
         Gpu, RunTensors, Stream, Workspace,
-        driver::{Check, Code, Current, Device, cuMemcpyDtoH, cuStreamQuery},
+        driver::{
+            Check, Code, Current, Device, cuMemcpyDtoHAsync, cuMemcpyHtoDAsync, cuStreamQuery,
+            cuStreamSynchronize,
+        },
         resources::{DeviceMemory, OwnedStream, PrimaryContext},
     },
     RankOptions, RankTensors,
@@ -98,7 +101,7 @@ impl Gpu {
             announced: None,
             timeout: options.timeout,
             device: self.device,
-            stream: OwnedStream::new(context.raw())?,
+            stream: OwnedStream::new(&context)?,
             memory: DeviceMemory::zeroed(context.raw(), bytes)?,
             context,
         };
@@ -129,19 +132,26 @@ impl NcclRank {
         let notes = self.memory.address() + CONTROL_BYTES as u64;
         let said = tokens as u64;
         let own = u64::from(self.rank) * 8;
-        self.memory
-            .write(CONTROL_BYTES as u64 + own, &said.to_ne_bytes())?;
         let mut all = [0_u64; MAX_GROUP];
-        // SAFETY: words of our memory; the stream is ours and idle.
+        // All of it on this stream. The default stream waits for streams that block, and so for runs on them whose other
+        // ranks never come.
+        let stream = *self.stream;
+        // SAFETY: words of our memory; the stream is ours and idle. What is not pinned was read when the call returns.
         let code = unsafe {
+            cuMemcpyHtoDAsync(notes + own, (&raw const said).cast(), 8, stream)
+                .check("cuMemcpyHtoDAsync")?;
             let nccl = self.nccl;
-            nccl.all_gather(notes + own, notes, 8, self.comm, *self.stream)
+            nccl.all_gather(notes + own, notes, 8, self.comm, stream)
         };
         self.settled("ncclAllGather", code)?;
-        self.wait(*self.stream)?;
-        // SAFETY: so many words.
-        unsafe { cuMemcpyDtoH(all.as_mut_ptr().cast(), notes, 8 * self.ranks as usize) }
-            .check("cuMemcpyDtoH")?;
+        self.wait(stream)?;
+        // SAFETY: so many words; they are waited for.
+        unsafe {
+            let bytes = 8 * self.ranks as usize;
+            cuMemcpyDtoHAsync(all.as_mut_ptr().cast(), notes, bytes, stream)
+                .check("cuMemcpyDtoHAsync")?;
+            cuStreamSynchronize(stream).check("cuStreamSynchronize")?;
+        }
         let all = &all[..self.ranks as usize];
         if let Some(other) = all.iter().position(|&its| its != said) {
             return Err(RankError::Disagree {

@@ -35,7 +35,8 @@ impl Workspace {
     ///
     /// # Errors
     /// [`Error::OtherSpec`], [`Error::Plan`] where the plan is larger than the bound, [`Error::NotCaptured`],
-    /// [`Error::NoInstance`] for a plan that is not for a GPU; then nothing was changed on the device and nothing is
+    /// [`Error::NoInstance`] for a plan that is not for a GPU, [`Error::LaunchLimit`] for one of more than 64 launches (a
+    /// batch of many parts); then nothing was changed on the device and nothing is
     /// loaded. [`Error::Driver`].
     pub unsafe fn upload(&mut self, plan: &Plan, stream: Stream) -> Result<(), Error> {
         self.loaded = false;
@@ -57,6 +58,16 @@ impl Workspace {
             None => plan.merge_mode,
         };
         self.launch_plan.fill(plan, merge_mode)?;
+        // Each has a ticket of its own.
+        let launches = self.launch_plan.launches.len();
+        if launches > MAX_LAUNCHES as usize {
+            return Err(Error::LaunchLimit {
+                kernel: "a run",
+                what: "launches",
+                got: launches as u64,
+                limit: MAX_LAUNCHES.into(),
+            });
+        }
         let mut records = [LaunchRecord::zeroed(); MAX_LAUNCHES as usize + 1];
         if let Some(set) = &self.options.launches {
             if merge_mode == MergeMode::Fused && self.launch_plan.mixed {
@@ -108,7 +119,8 @@ impl Workspace {
             filled(&conversion.pages, &layout.conversions),
             filled(&conversion.ids, &layout.converted_ids),
         ];
-        for range in joined(&filled) {
+        let mut copies = joined(&filled);
+        let queued = copies.try_for_each(|range| {
             let from = bytes[range.start as usize..range.end as usize].as_ptr();
             let to = self.memory.address() + range.start;
             // SAFETY: both lie in what was allocated for this layout; the staging memory is not touched
@@ -116,16 +128,34 @@ impl Workspace {
             unsafe {
                 cuMemcpyHtoDAsync(to, from.cast(), (range.end - range.start) as usize, stream)
             }
-            .check("cuMemcpyHtoDAsync")?;
-        }
+            .check("cuMemcpyHtoDAsync")
+        });
         // SAFETY: the caller vouches for the stream.
-        unsafe { copied.record(stream) }?;
+        let queued = queued.and_then(|()| unsafe { copied.record(stream) });
+        if queued.is_err() {
+            // No event says when the copies before it are done with the staging memory.
+            // SAFETY: as above.
+            let _ = unsafe { cuStreamSynchronize(stream) };
+        }
+        queued?;
         self.next = (self.next + 1) % IN_FLIGHT;
         if self.options.checks {
             self.known = Known::of(plan);
         }
         self.loaded = true;
         Ok(())
+    }
+
+    /// What is put on the stream from now on finds the plan that was uploaded last. In the current context, which is the
+    /// workspace's.
+    ///
+    /// # Safety
+    /// The stream is one of the device's primary context, or null.
+    #[cfg(feature = "cust")]
+    pub(in crate::exec::gpu) unsafe fn hold_uploaded(&self, stream: Stream) -> Result<(), Error> {
+        let last = (self.next + IN_FLIGHT - 1) % IN_FLIGHT;
+        // SAFETY: the caller's promise.
+        unsafe { self.staging[last].copied.hold(stream) }
     }
 
     /// The debug mode: waits for the stream and checks what lies on the device.
