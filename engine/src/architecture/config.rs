@@ -29,8 +29,9 @@ struct Config {
     head_dim: Option<u32>,
     max_position_embeddings: Option<u32>,
     rms_norm_eps: Option<f32>,
-    #[serde(alias = "hidden_activation")]
     hidden_act: Option<String>,
+    /// Gemma's name of it; files may have both.
+    hidden_activation: Option<String>,
     tie_word_embeddings: Option<bool>,
     attention_bias: Option<bool>,
     mlp_bias: Option<bool>,
@@ -78,8 +79,10 @@ impl Ids {
 
 #[derive(Clone, Debug, Default, Deserialize)]
 struct RopeFields {
-    #[serde(alias = "type")]
     rope_type: Option<String>,
+    /// The older name of it; files may have both.
+    #[serde(rename = "type")]
+    old_type: Option<String>,
     rope_theta: Option<f64>,
     factor: Option<f64>,
     low_freq_factor: Option<f64>,
@@ -346,13 +349,18 @@ fn refuse_unknown(config: &Config, traits: &Traits) -> Result<(), Error> {
         Activation::GeluTanh => &["gelu_pytorch_tanh"],
         _ => &["silu", "swish"],
     };
-    match &config.hidden_act {
-        Some(got) if !names.contains(&got.as_str()) => refuse(
+    let named = [&config.hidden_act, &config.hidden_activation];
+    let other = named
+        .into_iter()
+        .flatten()
+        .find(|name| !names.contains(&name.as_str()));
+    match other {
+        Some(got) => refuse(
             "hidden_act",
             got.clone(),
             &format!("this family has {}", names[0]),
         ),
-        _ => Ok(()),
+        None => Ok(()),
     }
 }
 
@@ -437,7 +445,17 @@ fn rope(
         need("rope_scaling.original_max_position_embeddings", positions)
             .map(|positions| positions as u32)
     };
-    let scaling = match fields.rope_type.as_deref() {
+    if let (Some(kind), Some(old)) = (&fields.rope_type, &fields.old_type)
+        && kind != old
+    {
+        return Err(Error::Unsupported {
+            field: "rope_scaling.type",
+            got: old.clone(),
+            rule: format!("rope_type is {kind}: give one of them"),
+        });
+    }
+    let kind = fields.rope_type.as_ref().or(fields.old_type.as_ref());
+    let scaling = match kind.map(String::as_str) {
         None | Some("default") => RopeScaling::None,
         Some("linear") => RopeScaling::Linear { factor: factor()? },
         Some("llama3") => RopeScaling::Llama3 {

@@ -120,3 +120,26 @@ fn what_would_be_computed_wrongly_is_refused() {
         Err(Error::Malformed { .. })
     ));
 }
+
+/// `transformers` 4 wrote both names of the kind of scaling, and some programs both names of the activation.
+#[test]
+fn a_field_under_both_of_its_names_is_read() {
+    let both = LLAMA
+        .replace(
+            "\"rope_type\": \"llama3\"",
+            "\"rope_type\": \"llama3\", \"type\": \"llama3\"",
+        )
+        .replace("\"silu\"", "\"silu\", \"hidden_activation\": \"silu\"");
+    let [one, both] = [LLAMA, &both].map(|config| Architecture::from_json(config).unwrap());
+    assert_eq!(one, both);
+    let old = LLAMA.replace("\"rope_type\"", "\"type\"");
+    assert_eq!(Architecture::from_json(&old).unwrap(), one);
+    let two = LLAMA.replace(
+        "\"rope_type\": \"llama3\"",
+        "\"rope_type\": \"llama3\", \"type\": \"yarn\"",
+    );
+    assert_eq!(
+        refused(&two),
+        "the model has rope_scaling.type = yarn; rope_type is llama3: give one of them"
+    );
+}
