@@ -94,17 +94,16 @@ struct RopeFields {
     mscale: Option<f64>,
     mscale_all_dim: Option<f64>,
     truncate: Option<bool>,
+    partial_rotary_factor: Option<f64>,
 }
 
+/// Of all layers, or of each kind.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum RopeParameters {
-    // Before the other, which takes any object.
-    ByKind {
-        full_attention: RopeFields,
-        sliding_attention: RopeFields,
-    },
-    One(RopeFields),
+struct RopeParameters {
+    full_attention: Option<RopeFields>,
+    sliding_attention: Option<RopeFields>,
+    #[serde(flatten)]
+    all: RopeFields,
 }
 
 pub(super) fn read(folder: &Path) -> Result<Architecture, Error> {
@@ -338,7 +337,15 @@ fn refuse_unknown(config: &Config, traits: &Traits) -> Result<(), Error> {
             "logits are not capped here",
         );
     }
-    if let Some(part) = config.partial_rotary_factor.filter(|&part| part != 1.0) {
+    let in_rope = config.rope_parameters.iter().flat_map(|new| {
+        let kinds = [&new.full_attention, &new.sliding_attention];
+        kinds.into_iter().flatten().chain([&new.all])
+    });
+    let turned = in_rope
+        .chain(&config.rope_scaling)
+        .map(|fields| fields.partial_rotary_factor);
+    let mut turned = turned.chain([config.partial_rotary_factor]).flatten();
+    if let Some(part) = turned.find(|&part| part != 1.0) {
         return refuse(
             "partial_rotary_factor",
             part.to_string(),
@@ -402,28 +409,51 @@ fn sliding_layers(config: &Config, traits: &Traits, layers: usize) -> Result<Vec
 
 /// The rotary embedding of layers without and with a window.
 fn ropes(config: &Config, traits: &Traits, head_dim: u32) -> Result<[Rope; 2], Error> {
-    let old = RopeFields {
-        rope_theta: config.rope_theta,
-        ..config.rope_scaling.clone().unwrap_or_default()
+    let rope = |fields: &RopeFields| rope(config, traits, head_dim, fields);
+    let local_theta = config.rope_local_base_freq.or(Some(10000.0));
+    let theta = match traits.local_rope {
+        true => [config.rope_theta, local_theta],
+        false => [config.rope_theta; 2],
     };
-    let local = RopeFields {
-        rope_theta: config.rope_local_base_freq.or(Some(10000.0)),
-        ..RopeFields::default()
+    let usual = |kind: usize, fields: &RopeFields| RopeFields {
+        rope_theta: fields.rope_theta.or(theta[kind]),
+        ..fields.clone()
     };
-    let [global, local] = match &config.rope_parameters {
-        Some(RopeParameters::ByKind {
-            full_attention,
-            sliding_attention,
-        }) => [full_attention.clone(), sliding_attention.clone()],
-        Some(RopeParameters::One(one)) if traits.local_rope => [one.clone(), local],
-        Some(RopeParameters::One(one)) => [one.clone(), one.clone()],
-        None if traits.local_rope => [old, local],
-        None => [old.clone(), old],
+    let of_all = |fields: &RopeFields| match traits.local_rope {
+        true => [usual(0, fields), usual(1, &RopeFields::default())],
+        false => [usual(0, fields), usual(1, fields)],
     };
-    Ok([
-        rope(config, traits, head_dim, &global)?,
-        rope(config, traits, head_dim, &local)?,
-    ])
+    let Some(new) = &config.rope_parameters else {
+        let old = config.rope_scaling.clone().unwrap_or_default();
+        let [global, local] = of_all(&old);
+        return Ok([rope(&global)?, rope(&local)?]);
+    };
+    let by_kind = [&new.full_attention, &new.sliding_attention];
+    let [global, local] = match by_kind {
+        [None, None] => of_all(&new.all),
+        _ => [0, 1].map(|kind| {
+            usual(
+                kind,
+                by_kind[kind].as_ref().unwrap_or(&RopeFields::default()),
+            )
+        }),
+    };
+    let ropes = [rope(&global)?, rope(&local)?];
+    if let Some(old) = &config.rope_scaling {
+        let old = RopeFields {
+            rope_theta: old.rope_theta.or(global.rope_theta),
+            ..old.clone()
+        };
+        if rope(&old)? != ropes[0] {
+            let kind = old.rope_type.or(old.old_type);
+            return Err(Error::Unsupported {
+                field: "rope_scaling",
+                got: kind.unwrap_or_else(|| "default".to_owned()),
+                rule: "rope_parameters says otherwise: give one of them".to_owned(),
+            });
+        }
+    }
+    Ok(ropes)
 }
 
 fn rope(
