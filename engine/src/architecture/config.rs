@@ -2,7 +2,7 @@
 
 use std::{fs, io, path::Path};
 
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use tandem_attn::{
     problem::Spec,
     step::{Activation, RmsNorm, Rope, RopeScaling, Yarn},
@@ -44,7 +44,9 @@ struct Config {
     partial_rotary_factor: Option<f64>,
     // Windows.
     layer_types: Option<Vec<String>>,
-    sliding_window: Option<u32>,
+    /// Left out, it is the family's; `null` is none.
+    #[serde(default, deserialize_with = "named")]
+    sliding_window: Option<Option<u32>>,
     use_sliding_window: Option<bool>,
     max_window_layers: Option<usize>,
     sliding_window_pattern: Option<usize>,
@@ -54,6 +56,11 @@ struct Config {
     final_logit_softcapping: Option<f32>,
     use_bidirectional_attention: Option<bool>,
     quantization_config: Option<serde_json::Value>,
+}
+
+/// Tells a field that is `null` from one that is left out.
+fn named<'de, D: Deserializer<'de>>(field: D) -> Result<Option<Option<u32>>, D::Error> {
+    Option::deserialize(field).map(Some)
 }
 
 #[derive(Debug, Deserialize)]
@@ -234,10 +241,11 @@ fn build(config: &Config, traits: &Traits, ends: Vec<u32>) -> Result<Architectur
         spec = spec.with_soft_cap(cap);
     }
     spec.check().map_err(tandem_attn::Error::from)?;
-    let slides = sliding_layers(config, traits, layers)?;
+    let window = config.sliding_window.unwrap_or(defaults.window);
+    let slides = sliding_layers(config, traits, layers, window)?;
     let [global, local] = ropes(config, traits, head_dim)?;
     let global = AttentionKind { spec, rope: global };
-    let local = config.sliding_window.map(|keys| AttentionKind {
+    let local = window.map(|keys| AttentionKind {
         // The window counts the query's own position.
         spec: spec.with_window_left(keys.saturating_sub(1)),
         rope: local,
@@ -372,10 +380,15 @@ fn refuse_unknown(config: &Config, traits: &Traits) -> Result<(), Error> {
 }
 
 /// For each layer, whether it has the sliding window.
-fn sliding_layers(config: &Config, traits: &Traits, layers: usize) -> Result<Vec<bool>, Error> {
+fn sliding_layers(
+    config: &Config,
+    traits: &Traits,
+    layers: usize,
+    window: Option<u32>,
+) -> Result<Vec<bool>, Error> {
     let switched_off =
         traits.window == Window::Upper && !config.use_sliding_window.unwrap_or(false);
-    if config.sliding_window.is_none() || switched_off {
+    if window.is_none() || switched_off {
         return Ok(vec![false; layers]);
     }
     let Some(types) = &config.layer_types else {

@@ -226,3 +226,25 @@ fn what_layers_with_a_window_leave_out_is_usual() {
         );
     }
 }
+
+/// A window that the file does not name is the family's; `null` is none.
+#[test]
+fn windows_that_are_left_out_are_usual() {
+    let window = |config: &str| {
+        let read = Architecture::from_json(config).unwrap();
+        read.kinds[0].spec.variant.window_left
+    };
+    let mistral = LLAMA.replace("\"llama\"", "\"mistral\"");
+    assert_eq!(window(&mistral), Some(4095));
+    let with = |value: &str| {
+        let field = format!("\"sliding_window\": {value}, \"vocab_size\"");
+        mistral.replace("\"vocab_size\"", &field)
+    };
+    assert_eq!(window(&with("null")), None);
+    assert_eq!(window(&with("64")), Some(63));
+    assert_eq!(
+        window(&GEMMA.replace(", \"sliding_window\": 1024", "")),
+        Some(4095)
+    );
+    assert_eq!(window(LLAMA), None);
+}
