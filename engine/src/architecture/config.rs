@@ -113,12 +113,14 @@ struct RopeParameters {
     all: RopeFields,
 }
 
+const GENERATION: &str = "generation_config.json";
+
 pub(super) fn read(folder: &Path) -> Result<Architecture, Error> {
     let text = |name: &str| {
         let path = folder.join(name);
         fs::read_to_string(&path).map_err(|error| Error::Read { path, error })
     };
-    let generation = match text("generation_config.json") {
+    let generation = match text(GENERATION) {
         Ok(text) => Some(text),
         Err(Error::Read { error, .. }) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(error),
@@ -137,7 +139,9 @@ pub(super) fn parse(
 ) -> Result<Architecture, Error> {
     let outer: Config = json(path, text)?;
     let ends = match generation {
-        Some(text) => json::<GenerationConfig>(path, text)?.eos_token_id,
+        Some(text) => {
+            json::<GenerationConfig>(&path.with_file_name(GENERATION), text)?.eos_token_id
+        }
         None => None,
     };
     let mut outer_ends = outer.eos_token_id;

@@ -248,3 +248,12 @@ fn windows_that_are_left_out_are_usual() {
     );
     assert_eq!(window(LLAMA), None);
 }
+
+#[test]
+fn an_error_names_the_file_that_has_it() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("config.json"), LLAMA).unwrap();
+    std::fs::write(folder.path().join("generation_config.json"), "{").unwrap();
+    let error = Architecture::read(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("generation_config.json: "), "{error}");
+}
