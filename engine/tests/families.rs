@@ -77,6 +77,26 @@ fn answers_survive_preemption() {
     }
 }
 
+/// Backends copy no pages to the host: what is preempted is computed again, whatever the limits say.
+#[test]
+fn nothing_is_swapped_out() {
+    let right = expected("llama3");
+    let generation = |keep: usize| Generation {
+        ignore_ends: true,
+        ..Generation::greedy(right.prompt[..keep].to_vec(), 200)
+    };
+    let all: Vec<_> = [48, 40, 32, 24, 16, 8].map(generation).into();
+    let limits = Limits {
+        host_pages: 1000,
+        ..Limits::default()
+    };
+    let mut engine = engine("llama3", limits);
+    let together = answers(&mut engine, &all);
+    for (one, together) in all.into_iter().zip(together) {
+        assert_eq!(answers(&mut engine, &[one]), [together]);
+    }
+}
+
 #[test]
 fn running_ahead_gives_the_same_answers() {
     let right = expected("llama3");
