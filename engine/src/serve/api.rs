@@ -86,6 +86,15 @@ pub(super) enum Prompt {
 }
 
 impl Prompt {
+    /// Bytes of text that are to become tokens.
+    pub(super) fn text_bytes(&self) -> usize {
+        match self {
+            Self::Text(prompt) => prompt.len(),
+            Self::Tokens(_) => 0,
+            Self::Chat(messages) => messages.iter().map(|message| message.content.len()).sum(),
+        }
+    }
+
     pub(super) fn encode(self, text: &Text) -> Result<Vec<u32>, Error> {
         match self {
             Self::Text(prompt) => text.encode(&prompt, true),
