@@ -40,6 +40,23 @@ fn batches_that_no_machine_holds_are_refused_before_they_are_made() {
     }
 }
 
+/// Each leaf of a tree lists the pages above it too.
+#[test]
+fn page_lists_that_no_machine_holds_are_refused_before_they_are_made() {
+    for fields in [
+        r#""tree": {"nodes_per_level": [1, 1000000], "tokens_per_level": [1000000000, 16]}"#,
+        r#""tree": {"nodes_per_level": [1, 1000000, 1000000], "tokens_per_level": [1000000000, 0, 0]}"#,
+    ] {
+        let said = plan(fields);
+        assert_eq!(said.code, 2, "{fields}: {}", said.stderr);
+        assert!(
+            said.stderr.contains("of memory and"),
+            "{fields}: {}",
+            said.stderr
+        );
+    }
+}
+
 #[test]
 fn no_names_of_our_types_are_shown() {
     let directory = tempfile::tempdir().unwrap();
