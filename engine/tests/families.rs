@@ -2,8 +2,20 @@
 
 mod common;
 
+use std::{
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
+    time::Duration,
+};
+
 use common::{FAMILIES, PAGES, answers, engine, expected, expected_text, folder, nearness};
-use tandem_engine::{Event, Finish, Generation, Limits, Message, Sampling, Text, TextStream};
+use tandem_engine::{
+    Event, Finish, Generation, Limits, Message, Sampling, Text, TextStream, replay::replay,
+};
+use tandem_schedule::{
+    Request,
+    trace::{Arrival, Trace},
+};
 
 #[test]
 fn logits_are_those_of_transformers() {
@@ -212,4 +224,26 @@ fn conversations_are_rendered_as_by_transformers() {
         refused.to_string(),
         "the chat template: roles must take turns"
     );
+}
+
+/// Traces and rates are given by people, and times may be more than a duration holds.
+#[test]
+fn an_arrival_in_a_distant_future_is_waited_for() {
+    let mut engine = engine("llama3", Limits::default());
+    let arrivals = [0.0, 1e30].map(|at_s| Arrival {
+        at_s,
+        request: Request::of_length(4, 1),
+    });
+    let trace = Trace {
+        arrivals: arrivals.into(),
+    };
+    let (left, heard) = mpsc::channel();
+    thread::spawn(move || {
+        replay(&mut engine, &trace, None, 0, &mut |one| {
+            left.send(one).unwrap()
+        })
+    });
+    assert_eq!(heard.recv_timeout(Duration::from_secs(60)), Ok(1));
+    let waits = heard.recv_timeout(Duration::from_millis(500));
+    assert_eq!(waits, Err(RecvTimeoutError::Timeout));
 }
