@@ -67,6 +67,26 @@ fn a_model_writes_on_the_same_each_time() {
     assert_eq!(run(&here, &chat).code, 0);
 }
 
+/// What main memory does not hold is refused before it is taken.
+#[cfg(target_os = "linux")]
+#[test]
+fn caches_larger_than_memory_are_refused() {
+    let folder = model("qwen2");
+    let arguments =
+        format!("generate {folder} x --backend cpu --cache 16000000 --max-new-tokens 2");
+    let command = format!(
+        "ulimit -v 2000000; exec {} {arguments}",
+        env!("CARGO_BIN_EXE_tandem")
+    );
+    let output = Command::new("sh").args(["-c", &command]).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(
+        stderr.contains("caches of 16000000 tokens") && stderr.contains("smaller --cache"),
+        "{stderr}"
+    );
+}
+
 #[test]
 fn what_is_no_model_is_wrong_input() {
     let here = tempfile::tempdir().unwrap();

@@ -40,6 +40,47 @@ fn batches_that_no_machine_holds_are_refused_before_they_are_made() {
     }
 }
 
+/// Each leaf of a tree lists the pages above it too.
+#[test]
+fn page_lists_that_no_machine_holds_are_refused_before_they_are_made() {
+    for fields in [
+        r#""tree": {"nodes_per_level": [1, 1000000], "tokens_per_level": [1000000000, 16]}"#,
+        r#""tree": {"nodes_per_level": [1, 1000000, 1000000], "tokens_per_level": [1000000000, 0, 0]}"#,
+    ] {
+        let said = plan(fields);
+        assert_eq!(said.code, 2, "{fields}: {}", said.stderr);
+        assert!(
+            said.stderr.contains("of memory and"),
+            "{fields}: {}",
+            said.stderr
+        );
+    }
+}
+
+/// A short file of a paper's form can stand for any number of cases.
+#[test]
+fn files_that_stand_for_too_many_cases_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let pod = |n_chunks: u32, chunk: u32| {
+        format!(
+            r#"{{"fig1": {{"q_heads": 32, "kv_heads": 8, "configs": {{}}}},
+            "fig6": {{"q_heads": 32, "kv_heads": 8, "chunk": {chunk}, "n_chunks": {n_chunks}, "d_bs": [1], "d_cl": 64}},
+            "fig11": {{"cases": []}}, "fig13": {{"q_heads": 32, "kv_heads": 8, "ctx": [], "d_bs": []}},
+            "fig14": {{"models": {{}}, "ctx": 64, "p_chunk": 64, "d_bs": []}},
+            "table8": {{"ctx": 64, "chunk": {chunk}, "d_bs": 1, "chunk_ids": [4294967295]}}}}"#
+        )
+    };
+    for (text, message) in [
+        (pod(u32::MAX, 64), "it stands for 4294967296 cases"),
+        (pod(9, 1 << 31), "query tokens: give at most"),
+    ] {
+        std::fs::write(directory.path().join("pod.json"), text).unwrap();
+        let said = run(directory.path(), &["plan", "pod.json"]);
+        assert_eq!(said.code, 2, "{}", said.stderr);
+        assert!(said.stderr.contains(message), "{}", said.stderr);
+    }
+}
+
 #[test]
 fn no_names_of_our_types_are_shown() {
     let directory = tempfile::tempdir().unwrap();

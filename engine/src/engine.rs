@@ -132,7 +132,8 @@ pub struct StepReport {
 }
 
 impl Engine {
-    /// An engine that composes its batches as SARATHI does: decodes first, chunks of prompts in what is left.
+    /// An engine that composes its batches as SARATHI does: decodes first, chunks of prompts in what is left. Requests that
+    /// lose their pages are computed again, whatever [`Limits::host_pages`] says.
     ///
     /// # Errors
     /// [`Error::Schedule`] for limits that allow nothing.
@@ -153,6 +154,8 @@ impl Engine {
         limits.step_requests = limits.step_requests.min(backend.step_requests());
         limits.running = limits.running.min(limits.step_requests);
         limits.request_tokens = limits.request_tokens.min(backend.architecture().positions);
+        // No backend copies pages to the host: what is preempted is computed again.
+        limits.host_pages = 0;
         let composer = Composer::with_policy(limits, backend.pages(), backend.page_size(), policy)?;
         let ahead = usize::from(backend.is_asynchronous());
         Ok(Self {

@@ -68,6 +68,7 @@ pub(crate) struct Defaults {
     pub head_dim: Option<u32>,
     pub vocabulary: Option<usize>,
     pub positions: Option<u32>,
+    pub window: Option<u32>,
 }
 
 const PLAIN: Traits = Traits {
@@ -90,22 +91,32 @@ const PLAIN: Traits = Traits {
         head_dim: None,
         vocabulary: None,
         positions: None,
+        window: None,
     },
+};
+
+const WITH_WINDOW: Defaults = Defaults {
+    window: Some(4096),
+    ..PLAIN.defaults
 };
 
 #[rustfmt::skip]
 pub(crate) const FAMILIES: &[Traits] = &[
     PLAIN,
-    Traits { family: Family::Mistral, model_type: "mistral", ..PLAIN },
-    Traits { family: Family::Qwen2, model_type: "qwen2", qkv_bias: true, window: Window::Upper, ..PLAIN },
-    Traits { family: Family::Qwen3, model_type: "qwen3", qk_norm: true, window: Window::Upper, ..PLAIN },
+    Traits { family: Family::Mistral, model_type: "mistral", defaults: WITH_WINDOW, ..PLAIN },
+    Traits {
+        family: Family::Qwen2, model_type: "qwen2", qkv_bias: true, window: Window::Upper, defaults: WITH_WINDOW, ..PLAIN
+    },
+    Traits {
+        family: Family::Qwen3, model_type: "qwen3", qk_norm: true, window: Window::Upper, defaults: WITH_WINDOW, ..PLAIN
+    },
     Traits {
         family: Family::Gemma3, model_type: "gemma3_text", qk_norm: true, norm_adds_one: true, norms_after: true,
         activation: Activation::GeluTanh, scales_embedding: true, own_scale: true, window: Window::AllButEach(6),
         local_rope: true,
         defaults: Defaults {
             rope_theta: 1e6, tied: true, heads: Some((8, 4)), head_dim: Some(256), vocabulary: Some(262_208),
-            positions: Some(131_072), ..PLAIN.defaults
+            positions: Some(131_072), ..WITH_WINDOW
         },
         ..PLAIN
     },

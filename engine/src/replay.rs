@@ -94,7 +94,8 @@ pub fn replay(
         }
         if engine.is_idle() {
             if let Some(arrival) = arrivals.get(next) {
-                let until = Duration::from_secs_f64(arrival.at_s).saturating_sub(start.elapsed());
+                let at = Duration::try_from_secs_f64(arrival.at_s).unwrap_or(Duration::MAX);
+                let until = at.saturating_sub(start.elapsed());
                 thread::sleep(until.saturating_sub(SPIN));
             }
             continue;

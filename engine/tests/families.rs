@@ -2,8 +2,20 @@
 
 mod common;
 
+use std::{
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
+    time::Duration,
+};
+
 use common::{FAMILIES, PAGES, answers, engine, expected, expected_text, folder, nearness};
-use tandem_engine::{Event, Finish, Generation, Limits, Message, Sampling, Text, TextStream};
+use tandem_engine::{
+    Event, Finish, Generation, Limits, Message, Sampling, Text, TextStream, replay::replay,
+};
+use tandem_schedule::{
+    Request,
+    trace::{Arrival, Trace},
+};
 
 #[test]
 fn logits_are_those_of_transformers() {
@@ -72,6 +84,26 @@ fn answers_survive_preemption() {
     let together = answers(&mut engine, &all);
     // Six answers of 200 tokens are more than the pool has room for at once.
     assert!(engine.composer().lost_tokens() > 0);
+    for (one, together) in all.into_iter().zip(together) {
+        assert_eq!(answers(&mut engine, &[one]), [together]);
+    }
+}
+
+/// Backends copy no pages to the host: what is preempted is computed again, whatever the limits say.
+#[test]
+fn nothing_is_swapped_out() {
+    let right = expected("llama3");
+    let generation = |keep: usize| Generation {
+        ignore_ends: true,
+        ..Generation::greedy(right.prompt[..keep].to_vec(), 200)
+    };
+    let all: Vec<_> = [48, 40, 32, 24, 16, 8].map(generation).into();
+    let limits = Limits {
+        host_pages: 1000,
+        ..Limits::default()
+    };
+    let mut engine = engine("llama3", limits);
+    let together = answers(&mut engine, &all);
     for (one, together) in all.into_iter().zip(together) {
         assert_eq!(answers(&mut engine, &[one]), [together]);
     }
@@ -192,4 +224,26 @@ fn conversations_are_rendered_as_by_transformers() {
         refused.to_string(),
         "the chat template: roles must take turns"
     );
+}
+
+/// Traces and rates are given by people, and times may be more than a duration holds.
+#[test]
+fn an_arrival_in_a_distant_future_is_waited_for() {
+    let mut engine = engine("llama3", Limits::default());
+    let arrivals = [0.0, 1e30].map(|at_s| Arrival {
+        at_s,
+        request: Request::of_length(4, 1),
+    });
+    let trace = Trace {
+        arrivals: arrivals.into(),
+    };
+    let (left, heard) = mpsc::channel();
+    thread::spawn(move || {
+        replay(&mut engine, &trace, None, 0, &mut |one| {
+            left.send(one).unwrap()
+        })
+    });
+    assert_eq!(heard.recv_timeout(Duration::from_secs(60)), Ok(1));
+    let waits = heard.recv_timeout(Duration::from_millis(500));
+    assert_eq!(waits, Err(RecvTimeoutError::Timeout));
 }

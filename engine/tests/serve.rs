@@ -352,6 +352,42 @@ fn what_is_not_computed_is_refused_and_named() {
     assert_eq!(refused, 15, "each refusal of the handlers is counted");
 }
 
+/// A conversation with calls of tools would lose them, and read otherwise than it was.
+#[test]
+fn fields_of_messages_that_are_not_rendered_are_refused() {
+    let server = Server::start("gemma3", Limits::default(), |_| ());
+    let with = |field: &str, value: Value| {
+        let mut message = json!({"role": "user", "content": "Hello"});
+        message[field] = value;
+        let asked = json!({"messages": [message], "max_tokens": 1});
+        server.post("/v1/chat/completions", &asked)
+    };
+    let call =
+        json!([{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]);
+    for (field, value) in [
+        ("tool_calls", call),
+        ("tool_call_id", json!("1")),
+        ("function_call", json!({"name": "f", "arguments": "{}"})),
+        ("reasoning_content", json!("It greets.")),
+    ] {
+        let (status, text) = with(field, value);
+        let message = format!("{field} of a message is not rendered here: leave it out");
+        assert_eq!(
+            (status, &body(&text)["error"]["message"]),
+            (400, &json!(message))
+        );
+    }
+    // As answers come back: fields that say nothing.
+    for (field, value) in [
+        ("tool_calls", Value::Null),
+        ("annotations", json!([])),
+        ("refusal", Value::Null),
+        ("name", json!("me")),
+    ] {
+        assert_eq!(with(field, value).0, 200, "{field}");
+    }
+}
+
 /// Asks for a long answer, streamed.
 fn long(seed: u64) -> String {
     json!({"prompt": "Prompts are cut", "max_tokens": 400, "temperature": 1.0, "seed": seed, "stream": true}).to_string()

@@ -122,9 +122,14 @@ impl Hardware {
             )));
         }
         let tiles = &hardware.gemm.tiles;
-        if tiles.first().is_none_or(|&tile| tile == 0) || !tiles.is_sorted_by(|a, b| a < b) {
+        // Multiples of the last are counted in 32 bits.
+        const MOST_ROWS: u32 = 1 << 20;
+        if tiles.first().is_none_or(|&tile| tile == 0)
+            || tiles.last().is_some_and(|&tile| tile > MOST_ROWS)
+            || !tiles.is_sorted_by(|a, b| a < b)
+        {
             return Err(wrong(format!(
-                "gemm.tiles {tiles:?} must ascend from at least 1"
+                "gemm.tiles {tiles:?} must ascend from at least 1 to at most {MOST_ROWS}"
             )));
         }
         hardware.device()?;
@@ -194,6 +199,7 @@ mod tests {
         };
         assert!(reason("\"knee\":2.5", "\"knee\":0.5").contains("knee is 0.5"));
         assert!(reason("[16,32,64,128]", "[16,8]").contains("[16, 8]"));
+        assert!(reason("[16,32,64,128]", "[16,4294967295]").contains("at most 1048576"));
         assert!(reason("\"usable_memory\":0.9", "\"usable_memory\":1.5").contains("1.5"));
         assert!(reason("\"attention\":\"a100\"", "\"attention\":\"a10\"").contains("a10"));
     }

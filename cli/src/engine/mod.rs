@@ -9,9 +9,10 @@ use std::path::PathBuf;
 use indicatif::{ProgressBar, ProgressStyle};
 #[cfg(feature = "cuda")]
 use tandem_attn::exec::gpu::Gpu;
+use tandem_attn::problem::Dtype;
 use tandem_engine::{Architecture, Backend, CpuBackend, Engine, Error, Limits, Sampling, Weights};
 
-use crate::{Failure, backend::Choice, serve_sim::at_least_1};
+use crate::{Failure, backend::Choice, memory, serve_sim::at_least_1};
 
 /// Tokens in a page of the caches.
 const PAGE_SIZE: u32 = 16;
@@ -101,6 +102,13 @@ impl Room {
             Some(never) => match never {},
             None => {
                 let pages = self.cache.unwrap_or(4096).div_ceil(self.page_size);
+                let tokens = u64::from(pages) * u64::from(self.page_size);
+                let kv_bytes = architecture.kv_bytes_per_token(Dtype::F32);
+                memory::check(
+                    &format!("the model in f32, with caches of {tokens} tokens in main memory,"),
+                    (4 * architecture.weights()).saturating_add(tokens.saturating_mul(kv_bytes)),
+                    "give a smaller --cache, or a smaller model",
+                )?;
                 let backend =
                     CpuBackend::load(architecture, weights, pages, self.page_size, progress);
                 Box::new(backend?)

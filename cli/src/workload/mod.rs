@@ -156,7 +156,10 @@ impl Case {
             )));
         }
         // Ids of pages, shuffled and in tables; requests with their lists.
-        let needed = 24 * pages + 256 * self.count();
+        let listed = pages.max(self.listed_pages());
+        let needed = 24_u64
+            .saturating_mul(listed)
+            .saturating_add(256 * self.count());
         memory::check(&format!("case {:?}", self.name), needed, "make it smaller")?;
         let mut batch = layout::batch(self).map_err(|error| wrong(error.to_string()))?;
         if let Some(by_head) = &self.by_head {
@@ -200,6 +203,27 @@ impl Case {
             levels.map(|(&nodes, &tokens)| u64::from(nodes) * u64::from(tokens.div_ceil(page_size)))
         });
         requests.chain(tree).fold(0, u64::saturating_add)
+    }
+
+    /// Entries of page lists while they are made: each node of a tree has those above it too, and each head its own.
+    fn listed_pages(&self) -> u64 {
+        let page_size = self.page_size.max(1);
+        let (mut len, mut of_tree) = (0_u32, 0_u64);
+        if let Some(tree) = &self.tree {
+            for (&nodes, &tokens) in tree.nodes_per_level.iter().zip(&tree.tokens_per_level) {
+                len = len.saturating_add(tokens);
+                let listed = u64::from(nodes) * u64::from(len.div_ceil(page_size));
+                of_tree = of_tree.saturating_add(listed);
+            }
+        }
+        let of_heads = self.by_head.iter().flat_map(|by_head| {
+            let heads = u64::from(by_head.model.kv_heads);
+            self.requests.iter().map(move |r| {
+                let pages = r.kv_len.div_ceil(page_size).min(by_head.pages);
+                heads.saturating_mul(u64::from(r.count) * u64::from(pages))
+            })
+        });
+        of_heads.fold(of_tree, u64::saturating_add)
     }
 
     /// The lengths in words: `64 decodes × 8192, 1 chunk of 1024 @ 8192`.

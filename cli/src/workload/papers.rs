@@ -38,6 +38,11 @@ pub(super) fn cases(paper: Paper, name: &str, text: &str) -> Result<Vec<Case>, F
     Ok(match paper {
         Paper::PatTrees => {
             let entries: Vec<PatTree> = json::read(name, text)?;
+            let numbers = entries.iter().map(|entry| {
+                let levels = entry.tree.tree.nodes_per_level.len();
+                entry.heads.len() as u64 * levels as u64
+            });
+            few(name, numbers.sum())?;
             let each = entries.iter().flat_map(|entry| {
                 let heads = entry.heads.keys();
                 heads.map(|heads| pat_case(entry.id, &entry.tree, *heads))
@@ -50,9 +55,29 @@ pub(super) fn cases(paper: Paper, name: &str, text: &str) -> Result<Vec<Case>, F
             each.map(|entry| pat_case(entry.id, &entry.tree, entry.heads))
                 .collect()
         }
-        Paper::Pod => json::read::<Pod>(name, text)?.cases(),
-        Paper::Trees => json::read::<Trees>(name, text)?.cases(),
+        Paper::Pod => {
+            let pod: Pod = json::read(name, text)?;
+            few(name, pod.count())?;
+            pod.cases()
+        }
+        Paper::Trees => {
+            let trees: Trees = json::read(name, text)?;
+            few(name, trees.count())?;
+            trees.cases()
+        }
     })
+}
+
+/// The most cases, and levels of their trees, that a file may stand for: a short one may stand for any number.
+const MOST_CASES: u64 = 1 << 20;
+
+fn few(name: &str, cases: u64) -> Result<(), Failure> {
+    match cases <= MOST_CASES {
+        true => Ok(()),
+        false => Err(Failure::Input(format!(
+            "{name}: it stands for {cases} cases and levels of trees; at most {MOST_CASES} are made"
+        ))),
+    }
 }
 
 fn case(name: String, (heads, kv_heads): (u32, u32), page_size: u32) -> Case {
@@ -159,6 +184,21 @@ struct Relay {
 }
 
 impl Trees {
+    /// Cases, a tree as many times as it has levels.
+    fn count(&self) -> u64 {
+        let levels = |trees: &[Levels]| -> u64 {
+            let levels = trees.iter();
+            levels.map(|levels| levels.nodes.len() as u64).sum()
+        };
+        let relay = &self.relay_kernel_bench;
+        let lists = [&relay.num_reqs, &relay.context_len, &relay.prefix_len];
+        let relay = lists.into_iter().fold(2, |product: u64, list| {
+            product.saturating_mul(list.len() as u64)
+        });
+        let fasttree = levels(&self.fasttree_kernel_bench) * self.fasttree_heads.len() as u64;
+        relay.saturating_add(fasttree + levels(&self.pat_unit_test_trees))
+    }
+
     fn cases(&self) -> Vec<Case> {
         let tree_case = |source: &str, nodes: &[u32], tokens: &[u32], heads: (u32, u32)| {
             let list = |numbers: &[u32]| {
@@ -294,6 +334,18 @@ impl Hybrid {
 }
 
 impl Pod {
+    fn count(&self) -> u64 {
+        let len = |list: &[u32]| list.len() as u64;
+        let fig11 = self.fig11.cases.iter();
+        let fig11: u64 = fig11.map(|(.., chunks, _)| u64::from(*chunks)).sum();
+        fig11
+            + self.fig1.configs.len() as u64
+            + len(&self.fig6.d_bs) * u64::from(self.fig6.n_chunks)
+            + len(&self.fig13.ctx) * len(&self.fig13.d_bs)
+            + self.fig14.models.len() as u64 * len(&self.fig14.d_bs)
+            + len(&self.table8.chunk_ids)
+    }
+
     fn cases(&self) -> Vec<Case> {
         let mut cases = Vec::new();
         let fig1 = &self.fig1;
@@ -311,7 +363,7 @@ impl Pod {
             for index in 1..=fig6.n_chunks {
                 let hybrid = Hybrid {
                     chunk: fig6.chunk,
-                    context: index * fig6.chunk,
+                    context: index.saturating_mul(fig6.chunk),
                     decodes,
                     decode_context: fig6.d_cl,
                 };
@@ -323,7 +375,7 @@ impl Pod {
             for index in 1..=*chunks {
                 let hybrid = Hybrid {
                     chunk: *chunk,
-                    context: index * chunk,
+                    context: index.saturating_mul(*chunk),
                     decodes: *decodes,
                     decode_context: *context,
                 };
@@ -362,7 +414,7 @@ impl Pod {
         for &id in &table8.chunk_ids {
             let hybrid = Hybrid {
                 chunk: table8.chunk,
-                context: (id + 1) * table8.chunk,
+                context: id.saturating_add(1).saturating_mul(table8.chunk),
                 decodes: table8.d_bs,
                 decode_context: table8.ctx,
             };

@@ -2,7 +2,7 @@
 
 use std::{fs, io, path::Path};
 
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use tandem_attn::{
     problem::Spec,
     step::{Activation, RmsNorm, Rope, RopeScaling, Yarn},
@@ -29,8 +29,9 @@ struct Config {
     head_dim: Option<u32>,
     max_position_embeddings: Option<u32>,
     rms_norm_eps: Option<f32>,
-    #[serde(alias = "hidden_activation")]
     hidden_act: Option<String>,
+    /// Gemma's name of it; files may have both.
+    hidden_activation: Option<String>,
     tie_word_embeddings: Option<bool>,
     attention_bias: Option<bool>,
     mlp_bias: Option<bool>,
@@ -43,7 +44,9 @@ struct Config {
     partial_rotary_factor: Option<f64>,
     // Windows.
     layer_types: Option<Vec<String>>,
-    sliding_window: Option<u32>,
+    /// Left out, it is the family's; `null` is none.
+    #[serde(default, deserialize_with = "named")]
+    sliding_window: Option<Option<u32>>,
     use_sliding_window: Option<bool>,
     max_window_layers: Option<usize>,
     sliding_window_pattern: Option<usize>,
@@ -53,6 +56,11 @@ struct Config {
     final_logit_softcapping: Option<f32>,
     use_bidirectional_attention: Option<bool>,
     quantization_config: Option<serde_json::Value>,
+}
+
+/// Tells a field that is `null` from one that is left out.
+fn named<'de, D: Deserializer<'de>>(field: D) -> Result<Option<Option<u32>>, D::Error> {
+    Option::deserialize(field).map(Some)
 }
 
 #[derive(Debug, Deserialize)]
@@ -78,8 +86,10 @@ impl Ids {
 
 #[derive(Clone, Debug, Default, Deserialize)]
 struct RopeFields {
-    #[serde(alias = "type")]
     rope_type: Option<String>,
+    /// The older name of it; files may have both.
+    #[serde(rename = "type")]
+    old_type: Option<String>,
     rope_theta: Option<f64>,
     factor: Option<f64>,
     low_freq_factor: Option<f64>,
@@ -91,25 +101,26 @@ struct RopeFields {
     mscale: Option<f64>,
     mscale_all_dim: Option<f64>,
     truncate: Option<bool>,
+    partial_rotary_factor: Option<f64>,
 }
 
+/// Of all layers, or of each kind.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum RopeParameters {
-    // Before the other, which takes any object.
-    ByKind {
-        full_attention: RopeFields,
-        sliding_attention: RopeFields,
-    },
-    One(RopeFields),
+struct RopeParameters {
+    full_attention: Option<RopeFields>,
+    sliding_attention: Option<RopeFields>,
+    #[serde(flatten)]
+    all: RopeFields,
 }
+
+const GENERATION: &str = "generation_config.json";
 
 pub(super) fn read(folder: &Path) -> Result<Architecture, Error> {
     let text = |name: &str| {
         let path = folder.join(name);
         fs::read_to_string(&path).map_err(|error| Error::Read { path, error })
     };
-    let generation = match text("generation_config.json") {
+    let generation = match text(GENERATION) {
         Ok(text) => Some(text),
         Err(Error::Read { error, .. }) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(error),
@@ -128,7 +139,9 @@ pub(super) fn parse(
 ) -> Result<Architecture, Error> {
     let outer: Config = json(path, text)?;
     let ends = match generation {
-        Some(text) => json::<GenerationConfig>(path, text)?.eos_token_id,
+        Some(text) => {
+            json::<GenerationConfig>(&path.with_file_name(GENERATION), text)?.eos_token_id
+        }
         None => None,
     };
     let mut outer_ends = outer.eos_token_id;
@@ -232,10 +245,11 @@ fn build(config: &Config, traits: &Traits, ends: Vec<u32>) -> Result<Architectur
         spec = spec.with_soft_cap(cap);
     }
     spec.check().map_err(tandem_attn::Error::from)?;
-    let slides = sliding_layers(config, traits, layers)?;
+    let window = config.sliding_window.unwrap_or(defaults.window);
+    let slides = sliding_layers(config, traits, layers, window)?;
     let [global, local] = ropes(config, traits, head_dim)?;
     let global = AttentionKind { spec, rope: global };
-    let local = config.sliding_window.map(|keys| AttentionKind {
+    let local = window.map(|keys| AttentionKind {
         // The window counts the query's own position.
         spec: spec.with_window_left(keys.saturating_sub(1)),
         rope: local,
@@ -335,7 +349,15 @@ fn refuse_unknown(config: &Config, traits: &Traits) -> Result<(), Error> {
             "logits are not capped here",
         );
     }
-    if let Some(part) = config.partial_rotary_factor.filter(|&part| part != 1.0) {
+    let in_rope = config.rope_parameters.iter().flat_map(|new| {
+        let kinds = [&new.full_attention, &new.sliding_attention];
+        kinds.into_iter().flatten().chain([&new.all])
+    });
+    let turned = in_rope
+        .chain(&config.rope_scaling)
+        .map(|fields| fields.partial_rotary_factor);
+    let mut turned = turned.chain([config.partial_rotary_factor]).flatten();
+    if let Some(part) = turned.find(|&part| part != 1.0) {
         return refuse(
             "partial_rotary_factor",
             part.to_string(),
@@ -346,21 +368,31 @@ fn refuse_unknown(config: &Config, traits: &Traits) -> Result<(), Error> {
         Activation::GeluTanh => &["gelu_pytorch_tanh"],
         _ => &["silu", "swish"],
     };
-    match &config.hidden_act {
-        Some(got) if !names.contains(&got.as_str()) => refuse(
+    let named = [&config.hidden_act, &config.hidden_activation];
+    let other = named
+        .into_iter()
+        .flatten()
+        .find(|name| !names.contains(&name.as_str()));
+    match other {
+        Some(got) => refuse(
             "hidden_act",
             got.clone(),
             &format!("this family has {}", names[0]),
         ),
-        _ => Ok(()),
+        None => Ok(()),
     }
 }
 
 /// For each layer, whether it has the sliding window.
-fn sliding_layers(config: &Config, traits: &Traits, layers: usize) -> Result<Vec<bool>, Error> {
+fn sliding_layers(
+    config: &Config,
+    traits: &Traits,
+    layers: usize,
+    window: Option<u32>,
+) -> Result<Vec<bool>, Error> {
     let switched_off =
         traits.window == Window::Upper && !config.use_sliding_window.unwrap_or(false);
-    if config.sliding_window.is_none() || switched_off {
+    if window.is_none() || switched_off {
         return Ok(vec![false; layers]);
     }
     let Some(types) = &config.layer_types else {
@@ -394,28 +426,51 @@ fn sliding_layers(config: &Config, traits: &Traits, layers: usize) -> Result<Vec
 
 /// The rotary embedding of layers without and with a window.
 fn ropes(config: &Config, traits: &Traits, head_dim: u32) -> Result<[Rope; 2], Error> {
-    let old = RopeFields {
-        rope_theta: config.rope_theta,
-        ..config.rope_scaling.clone().unwrap_or_default()
+    let rope = |fields: &RopeFields| rope(config, traits, head_dim, fields);
+    let local_theta = config.rope_local_base_freq.or(Some(10000.0));
+    let theta = match traits.local_rope {
+        true => [config.rope_theta, local_theta],
+        false => [config.rope_theta; 2],
     };
-    let local = RopeFields {
-        rope_theta: config.rope_local_base_freq.or(Some(10000.0)),
-        ..RopeFields::default()
+    let usual = |kind: usize, fields: &RopeFields| RopeFields {
+        rope_theta: fields.rope_theta.or(theta[kind]),
+        ..fields.clone()
     };
-    let [global, local] = match &config.rope_parameters {
-        Some(RopeParameters::ByKind {
-            full_attention,
-            sliding_attention,
-        }) => [full_attention.clone(), sliding_attention.clone()],
-        Some(RopeParameters::One(one)) if traits.local_rope => [one.clone(), local],
-        Some(RopeParameters::One(one)) => [one.clone(), one.clone()],
-        None if traits.local_rope => [old, local],
-        None => [old.clone(), old],
+    let of_all = |fields: &RopeFields| match traits.local_rope {
+        true => [usual(0, fields), usual(1, &RopeFields::default())],
+        false => [usual(0, fields), usual(1, fields)],
     };
-    Ok([
-        rope(config, traits, head_dim, &global)?,
-        rope(config, traits, head_dim, &local)?,
-    ])
+    let Some(new) = &config.rope_parameters else {
+        let old = config.rope_scaling.clone().unwrap_or_default();
+        let [global, local] = of_all(&old);
+        return Ok([rope(&global)?, rope(&local)?]);
+    };
+    let by_kind = [&new.full_attention, &new.sliding_attention];
+    let [global, local] = match by_kind {
+        [None, None] => of_all(&new.all),
+        _ => [0, 1].map(|kind| {
+            usual(
+                kind,
+                by_kind[kind].as_ref().unwrap_or(&RopeFields::default()),
+            )
+        }),
+    };
+    let ropes = [rope(&global)?, rope(&local)?];
+    if let Some(old) = &config.rope_scaling {
+        let old = RopeFields {
+            rope_theta: old.rope_theta.or(global.rope_theta),
+            ..old.clone()
+        };
+        if rope(&old)? != ropes[0] {
+            let kind = old.rope_type.or(old.old_type);
+            return Err(Error::Unsupported {
+                field: "rope_scaling",
+                got: kind.unwrap_or_else(|| "default".to_owned()),
+                rule: "rope_parameters says otherwise: give one of them".to_owned(),
+            });
+        }
+    }
+    Ok(ropes)
 }
 
 fn rope(
@@ -437,7 +492,17 @@ fn rope(
         need("rope_scaling.original_max_position_embeddings", positions)
             .map(|positions| positions as u32)
     };
-    let scaling = match fields.rope_type.as_deref() {
+    if let (Some(kind), Some(old)) = (&fields.rope_type, &fields.old_type)
+        && kind != old
+    {
+        return Err(Error::Unsupported {
+            field: "rope_scaling.type",
+            got: old.clone(),
+            rule: format!("rope_type is {kind}: give one of them"),
+        });
+    }
+    let kind = fields.rope_type.as_ref().or(fields.old_type.as_ref());
+    let scaling = match kind.map(String::as_str) {
         None | Some("default") => RopeScaling::None,
         Some("linear") => RopeScaling::Linear { factor: factor()? },
         Some("llama3") => RopeScaling::Llama3 {

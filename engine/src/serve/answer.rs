@@ -52,16 +52,10 @@ impl Assembly {
     /// What a token adds, and whether the answer ends with it.
     fn push(&mut self, token: u32) -> Result<(String, bool), Error> {
         self.held += &self.stream.push(&self.text, token)?;
-        let held = &self.held;
-        if let Some(at) = self
-            .stops
-            .iter()
-            .filter_map(|stop| held.find(stop.as_str()))
-            .min()
-        {
-            self.held.truncate(at);
+        if self.stop() {
             return Ok((std::mem::take(&mut self.held), true));
         }
+        let held = &self.held;
         let begins = |at: usize| self.stops.iter().any(|stop| stop.starts_with(&held[at..]));
         let boundaries = held.char_indices().map(|(at, _)| at);
         let keep = boundaries
@@ -72,10 +66,21 @@ impl Assembly {
         Ok((std::mem::replace(&mut self.held, rest), false))
     }
 
-    /// What was held back, where nothing ended the answer.
-    fn finish(&mut self) -> Result<String, Error> {
+    /// What was held back, and whether the answer ends within it.
+    fn finish(&mut self) -> Result<(String, bool), Error> {
         self.held += &self.stream.finish(&self.text)?;
-        Ok(std::mem::take(&mut self.held))
+        let ended = self.stop();
+        Ok((std::mem::take(&mut self.held), ended))
+    }
+
+    /// Cuts what is held before a text that ends the answer; whether there is one.
+    fn stop(&mut self) -> bool {
+        let stops = self.stops.iter();
+        let first = stops.filter_map(|stop| self.held.find(stop)).min();
+        if let Some(at) = first {
+            self.held.truncate(at);
+        }
+        first.is_some()
     }
 }
 
@@ -147,10 +152,12 @@ impl Answer {
                     false => Next::Text(text),
                 })
             }
-            Some(Piece::Finished(reason)) => self.assembly.finish().map(|text| match reason {
-                Finish::Length => Next::End(text, "length"),
-                Finish::End | Finish::Cancelled => Next::End(text, "stop"),
-            }),
+            Some(Piece::Finished(reason)) => {
+                self.assembly.finish().map(|(text, ended)| match reason {
+                    Finish::Length if !ended => Next::End(text, "length"),
+                    _ => Next::End(text, "stop"),
+                })
+            }
             Some(Piece::Failed(reason)) => return Next::Failed(reason),
             None => return Next::Failed("the engine has failed".to_owned()),
         };
@@ -235,4 +242,35 @@ impl Answer {
 
 fn frame(value: &Value) -> String {
     format!("data: {value}\n\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn assembly(stop: &str) -> (Assembly, Arc<Text>) {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen2");
+        let text = Arc::new(Text::read(&folder).unwrap());
+        (
+            Assembly::new(Arc::clone(&text), vec![stop.to_owned()]),
+            text,
+        )
+    }
+
+    /// The last token may end within a character, so that its text comes at the end.
+    #[test]
+    fn what_the_last_token_gives_may_end_the_answer() {
+        let replacement = char::REPLACEMENT_CHARACTER.to_string();
+        for (stop, expected) in [
+            (replacement.as_str(), ("".to_owned(), true)),
+            ("never", (replacement.clone(), false)),
+        ] {
+            let (mut assembly, text) = assembly(stop);
+            let cut = text.encode("é", false).unwrap()[0];
+            assert_eq!(assembly.push(cut).unwrap(), (String::new(), false));
+            assert_eq!(assembly.finish().unwrap(), expected, "{stop}");
+        }
+    }
 }

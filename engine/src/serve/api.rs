@@ -86,6 +86,15 @@ pub(super) enum Prompt {
 }
 
 impl Prompt {
+    /// Bytes of text that are to become tokens.
+    pub(super) fn text_bytes(&self) -> usize {
+        match self {
+            Self::Text(prompt) => prompt.len(),
+            Self::Tokens(_) => 0,
+            Self::Chat(messages) => messages.iter().map(|message| message.content.len()).sum(),
+        }
+    }
+
     pub(super) fn encode(self, text: &Text) -> Result<Vec<u32>, Error> {
         match self {
             Self::Text(prompt) => text.encode(&prompt, true),
@@ -157,6 +166,8 @@ fn given<'de, D: Deserializer<'de>>(field: D) -> Result<Option<PromptField>, D::
 struct MessageField {
     role: String,
     content: ContentField,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
 }
 
 #[derive(Deserialize)]
@@ -267,7 +278,22 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
     Ok(Asked { prompt, parameters })
 }
 
+/// Templates of the families that are known here do not read the name of a speaker.
+const BESIDE_A_MESSAGE: &str = "name";
+
 fn message(field: MessageField) -> Result<Message, Refusal> {
+    for (name, value) in &field.rest {
+        let nothing = match value {
+            Value::Null | Value::Bool(false) => true,
+            Value::Array(list) => list.is_empty(),
+            _ => false,
+        };
+        if !nothing && name != BESIDE_A_MESSAGE {
+            return Err(Refusal::wrong(format!(
+                "{name} of a message is not rendered here: leave it out"
+            )));
+        }
+    }
     let content = match field.content {
         ContentField::Text(text) => text,
         ContentField::Parts(parts) => {

@@ -13,6 +13,7 @@
 
 mod answer;
 mod api;
+mod lanes;
 mod metrics;
 mod runner;
 
@@ -43,6 +44,7 @@ use tokio::{net::TcpListener, sync::Semaphore, task::JoinSet};
 
 use crate::{Engine, Text};
 use api::{Kind, Refusal};
+use lanes::Lanes;
 use metrics::Metrics;
 use runner::Runner;
 
@@ -81,6 +83,7 @@ struct Server {
     text: Arc<Text>,
     options: ServeOptions,
     metrics: Arc<Metrics>,
+    lanes: Lanes,
     answers: AtomicU64,
 }
 
@@ -124,6 +127,7 @@ pub async fn serve(
         text: Arc::new(text),
         options,
         metrics,
+        lanes: Lanes::new(),
         answers: AtomicU64::new(0),
     });
     let router = Router::new()
@@ -222,7 +226,8 @@ async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Res
     let asked = api::parse(kind, &body, &server.options.name)?;
     // Long prompts take a while to become tokens, and others are not to wait for it.
     let (text, prompt) = (Arc::clone(&server.text), asked.prompt);
-    let prompt = tokio::task::spawn_blocking(move || prompt.encode(&text)).await;
+    let bytes = prompt.text_bytes();
+    let prompt = server.lanes.run(bytes, move || prompt.encode(&text)).await;
     let prompt = prompt.map_err(|error| Refusal::failed(error.to_string()))??;
     let prompt_tokens = prompt.len();
     let tokens = server

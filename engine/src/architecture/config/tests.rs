@@ -120,3 +120,140 @@ fn what_would_be_computed_wrongly_is_refused() {
         Err(Error::Malformed { .. })
     ));
 }
+
+/// `transformers` 4 wrote both names of the kind of scaling, and some programs both names of the activation.
+#[test]
+fn a_field_under_both_of_its_names_is_read() {
+    let both = LLAMA
+        .replace(
+            "\"rope_type\": \"llama3\"",
+            "\"rope_type\": \"llama3\", \"type\": \"llama3\"",
+        )
+        .replace("\"silu\"", "\"silu\", \"hidden_activation\": \"silu\"");
+    let [one, both] = [LLAMA, &both].map(|config| Architecture::from_json(config).unwrap());
+    assert_eq!(one, both);
+    let old = LLAMA.replace("\"rope_type\"", "\"type\"");
+    assert_eq!(Architecture::from_json(&old).unwrap(), one);
+    let two = LLAMA.replace(
+        "\"rope_type\": \"llama3\"",
+        "\"rope_type\": \"llama3\", \"type\": \"yarn\"",
+    );
+    assert_eq!(
+        refused(&two),
+        "the model has rope_scaling.type = yarn; rope_type is llama3: give one of them"
+    );
+}
+
+/// The fields of `transformers` 5, with what an edited file keeps of the older ones.
+#[test]
+fn old_rope_fields_beside_the_new_ones_count() {
+    let (head, rest) = LLAMA.split_once("\"rope_scaling\"").unwrap();
+    let (_, tail) = rest.split_once("500000.0").unwrap();
+    let llama = |rope: &str| format!("{head}{rope}{tail}");
+    let rope = |fields: &str| {
+        let read = Architecture::from_json(&llama(fields));
+        let rope = read.unwrap().kinds[0].rope;
+        (rope.theta, rope.scaling)
+    };
+    // The base may stand outside.
+    assert_eq!(
+        rope("\"rope_parameters\": {\"rope_type\": \"default\"}, \"rope_theta\": 500000.0"),
+        (500_000.0, RopeScaling::None)
+    );
+    assert_eq!(
+        rope("\"rope_parameters\": {\"rope_theta\": 1000000.0}, \"rope_theta\": 500000.0"),
+        (1_000_000.0, RopeScaling::None)
+    );
+    // A scaling that the new fields do not have would be lost.
+    let lost = llama(
+        "\"rope_parameters\": {\"rope_theta\": 1000000.0}, \"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 4.0}",
+    );
+    assert_eq!(
+        refused(&lost),
+        "the model has rope_scaling = linear; rope_parameters says otherwise: give one of them"
+    );
+    let linear = "{\"rope_type\": \"linear\", \"factor\": 4.0, \"rope_theta\": 1000000.0}";
+    assert_eq!(
+        rope(&format!(
+            "\"rope_parameters\": {linear}, \"rope_scaling\": {linear}"
+        )),
+        (1_000_000.0, RopeScaling::Linear { factor: 4.0 })
+    );
+    // As version 5 writes it, and as it did before.
+    for part in [
+        "\"rope_parameters\": {\"rope_theta\": 10000.0, \"partial_rotary_factor\": 0.5}",
+        "\"rope_theta\": 10000.0, \"partial_rotary_factor\": 0.5",
+    ] {
+        assert_eq!(
+            refused(&llama(part)),
+            "the model has partial_rotary_factor = 0.5; these families turn whole heads"
+        );
+    }
+}
+
+#[test]
+fn what_layers_with_a_window_leave_out_is_usual() {
+    let gemma = |rope: &str| {
+        let config = GEMMA.replace(
+            "\"rope_scaling\": {\"factor\": 8.0, \"rope_type\": \"linear\"}",
+            rope,
+        );
+        let gemma = Architecture::from_json(&config).unwrap();
+        [1, 0].map(|kind: usize| {
+            let rope = gemma.kinds[kind].rope;
+            (rope.theta, rope.scaling)
+        })
+    };
+    let linear = RopeScaling::Linear { factor: 8.0 };
+    let full = "\"full_attention\": {\"rope_type\": \"linear\", \"factor\": 8.0}";
+    for (rope, local) in [
+        (
+            format!(
+                "\"rope_parameters\": {{{full}, \"sliding_attention\": {{\"rope_type\": \"default\"}}}}"
+            ),
+            1e4,
+        ),
+        (format!("\"rope_parameters\": {{{full}}}"), 1e4),
+        (
+            format!("\"rope_parameters\": {{{full}}}, \"rope_local_base_freq\": 5000.0"),
+            5e3,
+        ),
+    ] {
+        assert_eq!(
+            gemma(&rope),
+            [(1e6, linear), (local, RopeScaling::None)],
+            "{rope}"
+        );
+    }
+}
+
+/// A window that the file does not name is the family's; `null` is none.
+#[test]
+fn windows_that_are_left_out_are_usual() {
+    let window = |config: &str| {
+        let read = Architecture::from_json(config).unwrap();
+        read.kinds[0].spec.variant.window_left
+    };
+    let mistral = LLAMA.replace("\"llama\"", "\"mistral\"");
+    assert_eq!(window(&mistral), Some(4095));
+    let with = |value: &str| {
+        let field = format!("\"sliding_window\": {value}, \"vocab_size\"");
+        mistral.replace("\"vocab_size\"", &field)
+    };
+    assert_eq!(window(&with("null")), None);
+    assert_eq!(window(&with("64")), Some(63));
+    assert_eq!(
+        window(&GEMMA.replace(", \"sliding_window\": 1024", "")),
+        Some(4095)
+    );
+    assert_eq!(window(LLAMA), None);
+}
+
+#[test]
+fn an_error_names_the_file_that_has_it() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("config.json"), LLAMA).unwrap();
+    std::fs::write(folder.path().join("generation_config.json"), "{").unwrap();
+    let error = Architecture::read(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("generation_config.json: "), "{error}");
+}
