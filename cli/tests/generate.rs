@@ -51,6 +51,14 @@ fn a_model_writes_on_the_same_each_time() {
         run(&here, &drawn).stdout
     };
     assert_eq!(drawn("5"), drawn("5"));
+    // How tokens are drawn, where none is.
+    for ignored in [["--seed", "5"], ["--top-k", "3"], ["--top-p", "0.5"]] {
+        let Said { code, stderr, .. } = run(&here, &[&arguments[..], &ignored].concat());
+        assert!(
+            code != 0 && stderr.contains("Give --temperature"),
+            "{stderr}"
+        );
+    }
     assert_ne!(drawn("5"), drawn("6"));
     let chat = [
         "generate",

@@ -46,6 +46,7 @@ pub struct Args {
 /// # Errors
 /// [`Failure::Input`] for a model or a prompt that cannot be taken, [`Failure::Backend`].
 pub fn run(args: &Args) -> Result<(), Failure> {
+    let sampling = args.sampling.sampling()?;
     let text = Text::read(&args.model.model)?;
     let prompt = prompt(args, &text)?;
     let mut engine = args.model.engine(1)?;
@@ -53,7 +54,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     engine.submit(Generation {
         prompt,
         max_new_tokens: args.max_new_tokens,
-        sampling: args.sampling.sampling(),
+        sampling,
         ignore_ends: args.ignore_end,
         computed: 0,
     })?;

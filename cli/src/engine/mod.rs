@@ -167,14 +167,30 @@ pub struct SamplingArgs {
 }
 
 impl SamplingArgs {
-    const fn sampling(self) -> Sampling {
-        Sampling {
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            seed: self.seed,
+    /// # Errors
+    /// [`Failure::Input`] where it says how tokens are drawn, and that none is.
+    fn sampling(self) -> Result<Sampling, Failure> {
+        let Self {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            seed,
+        } = self;
+        if temperature == 0.0 && (top_k, top_p, min_p, seed) != (0, 1.0, 0.0, 0) {
+            return Err(Failure::Input(
+                "--top-k, --top-p, --min-p and --seed say how a token is drawn, and without --temperature none is: the \
+                 likeliest is taken. Give --temperature, 1 for the model's own probabilities"
+                    .to_owned(),
+            ));
         }
+        Ok(Sampling {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            seed,
+        })
     }
 }
 
