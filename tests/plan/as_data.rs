@@ -6,7 +6,10 @@ use proptest::prelude::*;
 use tandem_attn::{
     Error,
     exec::Cpu,
-    plan::{BatchLimits, Bound, DeviceDescription, Plan, PlanOptions, Planner, WorkspaceLayout},
+    plan::{
+        BatchLimits, Bound, BrokenPlan, DeviceDescription, Plan, PlanOptions, Planner,
+        WorkspaceLayout,
+    },
     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
 };
 
@@ -102,9 +105,8 @@ fn bounds_layouts_and_schedules_are_data_too() {
     );
 }
 
-/// No memory is taken for slots that no merge takes.
-#[test]
-fn a_plan_of_too_many_slots_is_refused() {
+/// How the CPU refuses a plan of one decode that was damaged; nothing is written.
+fn refused(damage: impl FnOnce(&mut Plan)) -> BrokenPlan {
     let mut table = PageTable::new(16, 8);
     table.push(&[0, 1], 20);
     let batch = Batch::new(vec![0, 1], table);
@@ -112,40 +114,34 @@ fn a_plan_of_too_many_slots_is_refused() {
     let device = DeviceDescription::named("cpu").unwrap();
     let plan = Planner::new().plan(&spec, &batch, &device, &PlanOptions::default());
     let mut plan = plan.unwrap();
-    plan.slots = u32::MAX;
+    damage(&mut plan);
     assert!(plan.verify(&batch).is_err());
     let tensors = Tensors::<f32, f32>::random(&spec, &batch, KvLayout::Nhd, 1);
     let mut out = vec![7.0_f32; 16];
     let ran = Cpu::new().run(&plan, &tensors.q, &tensors.views(), &mut out, None);
-    let Err(Error::BrokenPlan(broken)) = ran else {
-        panic!("{ran:?}");
-    };
-    assert_eq!((broken.array, broken.got), ("merge_slots", u32::MAX));
     assert_eq!(out, [7.0; 16]);
+    match ran {
+        Err(Error::BrokenPlan(broken)) => broken,
+        _ => panic!("{ran:?}"),
+    }
+}
+
+/// No memory is taken for slots that no merge takes.
+#[test]
+fn a_plan_of_too_many_slots_is_refused() {
+    let broken = refused(|plan| plan.slots = u32::MAX);
+    assert_eq!((broken.array, broken.got), ("merge_slots", u32::MAX));
 }
 
 /// Executors have no work without queries.
 #[test]
 fn an_item_without_rows_is_refused() {
-    let mut table = PageTable::new(16, 8);
-    table.push(&[0, 1], 20);
-    let batch = Batch::new(vec![0, 1], table);
-    let spec = Spec::new(1, 1, 16).with_dtype(Dtype::F32);
-    let device = DeviceDescription::named("cpu").unwrap();
-    let mut plan = Planner::new()
-        .plan(&spec, &batch, &device, &PlanOptions::default())
-        .unwrap();
-    let mut empty = plan.items[0];
-    empty.rows = 0;
-    plan.items.push(empty);
-    plan.groups[0].items.end += 1;
-    assert!(plan.verify(&batch).is_err());
-    let tensors = Tensors::<f32, f32>::random(&spec, &batch, KvLayout::Nhd, 1);
-    let mut out = vec![7.0_f32; 16];
-    let ran = Cpu::new().run(&plan, &tensors.q, &tensors.views(), &mut out, None);
-    let Err(Error::BrokenPlan(broken)) = ran else {
-        panic!("{ran:?}");
-    };
+    let broken = refused(|plan| {
+        let mut empty = plan.items[0];
+        empty.rows = 0;
+        plan.items.push(empty);
+        plan.groups[0].items.end += 1;
+    });
     assert_eq!((broken.index, broken.field, broken.got), (1, "rows", 0));
 }
 

@@ -304,11 +304,22 @@ fn check_from_git(folder: &Path, root: &Path) -> Result<(), Error> {
             .current_dir(folder)
             .env("CARGO_TARGET_DIR", root.join("target")),
     )?;
+    let locked = check_locked(folder)?;
     println!(
-        "adopt: git: checked in {:.0} s",
+        "adopt: git: checked in {:.0} s with {locked} packages",
         begin.elapsed().as_secs_f64()
     );
     Ok(())
+}
+
+/// How many packages the outside program takes, which are not to be many.
+fn check_locked(folder: &Path) -> Result<usize, Error> {
+    let lock = fs::read_to_string(folder.join("Cargo.lock"))?;
+    let locked = lock.matches("[[package]]").count() - 1;
+    match locked <= MAX_LOCKED {
+        true => Ok(locked),
+        false => Err("there are too many dependencies".into()),
+    }
 }
 
 /// Builds the outside program from packages, and runs it.
@@ -322,10 +333,7 @@ fn build_and_try(folder: &Path, root: &Path) -> Result<(), Error> {
     )?;
     let built = begin.elapsed();
 
-    let locked = fs::read_to_string(folder.join("Cargo.lock"))?
-        .matches("[[package]]")
-        .count()
-        - 1;
+    let locked = check_locked(folder)?;
     let program = root.join("target/release/outside");
     let bytes = fs::metadata(&program)?.len();
     let mut start = Duration::MAX;
@@ -353,7 +361,6 @@ fn build_and_try(folder: &Path, root: &Path) -> Result<(), Error> {
     let without_driver = said.contains("libcuda");
     for (holds, what) in [
         (bytes <= MAX_BYTES, "the program is too large"),
-        (locked <= MAX_LOCKED, "there are too many dependencies"),
         (
             !without_driver || start <= MAX_START,
             "the program starts too slowly",

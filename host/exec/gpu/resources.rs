@@ -21,28 +21,25 @@ pub(super) struct PrimaryContext {
 impl PrimaryContext {
     /// If no context is current on the calling thread, this one is from now on.
     pub(super) fn retain(device: Device) -> Result<Self, Error> {
-        let mut handle = Context::NULL;
-        // SAFETY: writes one handle.
-        unsafe { cuDevicePrimaryCtxRetain(&mut handle, device) }
-            .check("cuDevicePrimaryCtxRetain")?;
-        let context = Self { handle, device };
+        let context = Self::of(device)?;
         if driver::current()?.is_null() {
             // SAFETY: the context was retained above.
-            unsafe { cuCtxSetCurrent(handle) }.check("cuCtxSetCurrent")?;
+            unsafe { cuCtxSetCurrent(context.handle) }.check("cuCtxSetCurrent")?;
         }
         Ok(context)
     }
 
     /// Once more, for what outlives this one.
     pub(super) fn again(&self) -> Result<Self, Error> {
+        Self::of(self.device)
+    }
+
+    fn of(device: Device) -> Result<Self, Error> {
         let mut handle = Context::NULL;
         // SAFETY: writes one handle.
-        unsafe { cuDevicePrimaryCtxRetain(&mut handle, self.device) }
+        unsafe { cuDevicePrimaryCtxRetain(&mut handle, device) }
             .check("cuDevicePrimaryCtxRetain")?;
-        Ok(Self {
-            handle,
-            device: self.device,
-        })
+        Ok(Self { handle, device })
     }
 
     pub(super) fn raw(&self) -> Context {

@@ -106,6 +106,19 @@ impl Drop for Staging {
     }
 }
 
+/// Each launch of a run has a ticket of its own.
+fn check_launches(launches: usize) -> Result<(), Error> {
+    if launches > MAX_LAUNCHES as usize {
+        return Err(Error::LaunchLimit {
+            kernel: "a run",
+            what: "launches",
+            got: launches as u64,
+            limit: MAX_LAUNCHES.into(),
+        });
+    }
+    Ok(())
+}
+
 impl Gpu {
     /// Allocates a workspace for plans within a bound ([`Bound::new`] gives one for limits on batches).
     ///
@@ -126,14 +139,7 @@ impl Gpu {
             return Err(PlanError::from(Unsupported::FusedF32 { device }).into());
         }
         let launches = options.launches.as_ref().map_or(0, |set| set.keys.len());
-        if launches > MAX_LAUNCHES as usize {
-            return Err(Error::LaunchLimit {
-                kernel: "a run",
-                what: "launches",
-                got: launches as u64,
-                limit: MAX_LAUNCHES.into(),
-            });
-        }
+        check_launches(launches)?;
         let context = PrimaryContext::retain(self.device)?;
         let raw = context.raw();
         let layout = WorkspaceLayout::new(spec, bound);

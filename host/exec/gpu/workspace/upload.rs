@@ -5,7 +5,7 @@ use std::ops::Range;
 use bytemuck::{Pod, Zeroable};
 use kernels_gpu::abi::LaunchRecord;
 
-use super::{IN_FLIGHT, Staging, Workspace};
+use super::{IN_FLIGHT, Staging, Workspace, check_launches};
 use crate::{
     Error,
     exec::gpu::{
@@ -58,16 +58,7 @@ impl Workspace {
             None => plan.merge_mode,
         };
         self.launch_plan.fill(plan, merge_mode)?;
-        // Each has a ticket of its own.
-        let launches = self.launch_plan.launches.len();
-        if launches > MAX_LAUNCHES as usize {
-            return Err(Error::LaunchLimit {
-                kernel: "a run",
-                what: "launches",
-                got: launches as u64,
-                limit: MAX_LAUNCHES.into(),
-            });
-        }
+        check_launches(self.launch_plan.launches.len())?;
         let mut records = [LaunchRecord::zeroed(); MAX_LAUNCHES as usize + 1];
         if let Some(set) = &self.options.launches {
             if merge_mode == MergeMode::Fused && self.launch_plan.mixed {
