@@ -133,10 +133,10 @@ pub struct StepReport {
 
 impl Engine {
     /// An engine that composes its batches as SARATHI does: decodes first, chunks of prompts in what is left. Requests that
-    /// lose their pages are computed again, whatever [`Limits::host_pages`] says.
+    /// lose their pages are computed again.
     ///
     /// # Errors
-    /// [`Error::Schedule`] for limits that allow nothing.
+    /// [`Error::Schedule`] for limits that allow nothing, [`Error::HostPages`] where [`Limits::host_pages`] is not 0.
     pub fn new(backend: Box<dyn Backend>, limits: Limits) -> Result<Self, Error> {
         Self::with_policy(backend, limits, Box::new(SarathiServe))
     }
@@ -150,12 +150,15 @@ impl Engine {
         mut limits: Limits,
         policy: Box<dyn Policy>,
     ) -> Result<Self, Error> {
+        // No backend copies pages to the host: what is preempted is computed again.
+        if limits.host_pages > 0 {
+            let got = limits.host_pages;
+            return Err(Error::HostPages { got });
+        }
         limits.step_tokens = limits.step_tokens.min(backend.step_tokens());
         limits.step_requests = limits.step_requests.min(backend.step_requests());
         limits.running = limits.running.min(limits.step_requests);
         limits.request_tokens = limits.request_tokens.min(backend.architecture().positions);
-        // No backend copies pages to the host: what is preempted is computed again.
-        limits.host_pages = 0;
         let composer = Composer::with_policy(limits, backend.pages(), backend.page_size(), policy)?;
         let ahead = usize::from(backend.is_asynchronous());
         Ok(Self {

@@ -115,6 +115,15 @@ pub enum Error {
         /// Pages that nobody holds.
         free: u32,
     },
+    /// Limits with pages on the host, to which no backend copies.
+    #[error(
+        "Limits::host_pages is {got}, and the engine swaps nothing out: set it to 0, requests that lose their pages are \
+         computed again"
+    )]
+    HostPages {
+        /// Pages on the host.
+        got: u32,
+    },
     /// A library that is opened at run time and is not there.
     #[error(
         "cuBLASLt is not there: install the CUDA toolkit's package for it (libcublas-13-x or libcublas-12-x, in pip \

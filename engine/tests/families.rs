@@ -8,9 +8,10 @@ use std::{
     time::Duration,
 };
 
-use common::{FAMILIES, PAGES, answers, engine, expected, expected_text, folder, nearness};
+use common::{FAMILIES, PAGES, answers, engine, expected, expected_text, folder, nearness, on_cpu};
 use tandem_engine::{
-    Event, Finish, Generation, Limits, Message, Sampling, Text, TextStream, replay::replay,
+    Engine, Error, Event, Finish, Generation, Limits, Message, Sampling, Text, TextStream,
+    replay::replay,
 };
 use tandem_schedule::{
     Request,
@@ -89,24 +90,18 @@ fn answers_survive_preemption() {
     }
 }
 
-/// Backends copy no pages to the host: what is preempted is computed again, whatever the limits say.
+/// Backends copy no pages to the host.
 #[test]
-fn nothing_is_swapped_out() {
-    let right = expected("llama3");
-    let generation = |keep: usize| Generation {
-        ignore_ends: true,
-        ..Generation::greedy(right.prompt[..keep].to_vec(), 200)
-    };
-    let all: Vec<_> = [48, 40, 32, 24, 16, 8].map(generation).into();
+fn pages_on_the_host_are_refused() {
     let limits = Limits {
         host_pages: 1000,
         ..Limits::default()
     };
-    let mut engine = engine("llama3", limits);
-    let together = answers(&mut engine, &all);
-    for (one, together) in all.into_iter().zip(together) {
-        assert_eq!(answers(&mut engine, &[one]), [together]);
-    }
+    let refused = Engine::new(on_cpu("llama3"), limits).err().unwrap();
+    assert!(
+        matches!(refused, Error::HostPages { got: 1000 }),
+        "{refused}"
+    );
 }
 
 #[test]
