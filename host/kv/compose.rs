@@ -12,8 +12,9 @@ impl Batch {
     /// Takes leading pages that neighbouring requests share out of a single-part batch, level by level: the
     /// first part has what most share, the last what is left to each.
     ///
-    /// The new keys of a request stay in its own row block, so a causal mask hides what it did before. A
-    /// window cannot be kept up over a row block of several requests, and [`check`](Self::check) will say so.
+    /// The new keys of a request stay in its own row block, so a causal mask hides what it did before. What
+    /// depends on distances cannot be kept up over a row block of several requests, and [`check`](Self::check) will
+    /// say so: windows, rotary embedding, biases by distance, masks of the last keys.
     ///
     /// ```
     /// use tandem_attn::problem::{Batch, PageTable, Spec};
@@ -77,7 +78,7 @@ impl Batch {
             );
         }
         parts.push(Part::new(part.q_indptr.clone(), own).with_keys_after(part.keys_after.clone()));
-        Self::composed(self.qo_indptr.clone(), parts)
+        Self::composed(self.qo_indptr.clone(), parts).with_ancestors(self.ancestors.clone())
     }
 }
 

@@ -293,11 +293,12 @@ pub enum ProblemError {
         /// Its keys, and the ones said to stand after them.
         kv_len: u32,
     },
-    /// A row block of several requests of which the mask hides some keys from some queries.
+    /// A row block of several requests of which the mask hides some keys from some queries, or where distances count.
     #[error(
         "row block {row_block} of part {part} spans several requests, so its queries have no common order: its \
-         {q_len} queries must see all its keys (no window, and keys_after at least {q_len} under a causal mask, \
-         here {keys_after}); else give each request its own row block with the same page ids"
+         {q_len} queries must see all its keys (no window or ancestors, and keys_after at least {q_len} under a \
+         causal mask, here {keys_after}), at no distance that counts (no rotary embedding, no hooks but sigmoid \
+         weights); else give each request its own row block with the same page ids"
     )]
     MaskedSharedBlock {
         /// The part.

@@ -466,6 +466,10 @@ pub fn rotary(head_dim: u32, seed: u64) -> Rope {
 /// Sinks for some of the problems, and masks of the last keys.
 pub fn enrich(spec: &mut Spec, batch: &mut Batch, seed: u64) {
     spec.variant.sinks = seed % 3 == 1;
+    if batch.parts.len() > 1 {
+        // Row blocks of several requests, which know no distances.
+        return;
+    }
     if spec.variant.soft_cap.is_none() && spec.head_dim_qk <= 128 && seed % 7 == 3 {
         *spec = spec.with_hooks(&ALIBI);
     }

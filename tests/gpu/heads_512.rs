@@ -89,7 +89,7 @@ fn case() -> impl Strategy<Value = Case> {
             if composed && window.is_none() {
                 batch = batch.share_prefixes();
             }
-            if causal && seed % 5 < 2 {
+            if causal && batch.parts.len() == 1 && seed % 5 < 2 {
                 let words = ancestors(&batch, seed);
                 batch = batch.with_ancestors(words);
             }

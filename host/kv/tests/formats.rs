@@ -5,9 +5,10 @@ use proptest::prelude::*;
 use super::super::*;
 use crate::{
     exec::Cpu,
-    problem::{Batch, Dtype, KvLayout, PageTable, Part, Spec},
+    problem::{Batch, Dtype, KvLayout, PageTable, Part, ProblemError, Spec},
     reference::{self, Output},
     tensor::ShapeError,
+    variants::{ALIBI, SIGMOID},
 };
 fn spec() -> Spec {
     Spec::new(4, 2, 16).with_dtype(Dtype::F32)
@@ -162,6 +163,29 @@ fn kv_shared(batch: &Batch) -> Batch {
         assert_eq!(shared.kv_len(request), batch.kv_len(request));
     }
     shared
+}
+
+/// A row block of several requests knows no distances: each of its queries has as many keys of its own between as it has.
+#[test]
+fn what_distances_count_for_is_not_shared() {
+    let mut table = PageTable::new(4, 40);
+    table.push(&[0, 10], 5);
+    table.push(&[0, 11, 12], 12);
+    let batch = Batch::new(vec![0, 1, 2], table);
+    let refused = |spec: &Spec, batch: &Batch| {
+        batch.check(spec).unwrap();
+        let shared = batch.share_prefixes();
+        matches!(
+            shared.check(spec),
+            Err(ProblemError::MaskedSharedBlock { part: 0, .. })
+        )
+    };
+    assert!(!refused(&spec(), &batch));
+    assert!(!refused(&spec().with_hooks(&SIGMOID), &batch));
+    assert!(refused(&spec().with_hooks(&ALIBI), &batch));
+    let masked = batch.clone().with_ancestors(vec![0b1101, !2]);
+    assert_eq!(masked.share_prefixes().ancestors, masked.ancestors);
+    assert!(refused(&spec(), &masked));
 }
 
 #[test]

@@ -177,7 +177,8 @@ impl Batch {
         fits("query tokens × query heads", rows, i32::MAX as u64)?;
         for (index, part) in self.parts.iter().enumerate() {
             part.check(index, total_q)?;
-            part.check_shared_blocks(index, &self.qo_indptr, spec)?;
+            let masked = !self.ancestors.is_empty();
+            part.check_shared_blocks(index, &self.qo_indptr, spec, masked)?;
             let head_dim = spec.head_dim_qk.max(spec.head_dim_v);
             let page =
                 u64::from(part.table.page_size) * u64::from(spec.kv_heads) * u64::from(head_dim);

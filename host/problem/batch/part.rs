@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use kernels_gpu::variants::SIGMOID;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -143,15 +144,20 @@ impl Part {
         Ok(())
     }
 
-    /// Row blocks that span requests have no order among their queries, so nothing may be hidden from any.
+    /// Row blocks that span requests have no order among their queries, so nothing may be hidden from any, nor depend on
+    /// how far a key is.
     pub(super) fn check_shared_blocks(
         &self,
         part: usize,
         qo_indptr: &[u32],
         spec: &Spec,
+        ancestors: bool,
     ) -> Result<(), ProblemError> {
         let variant = &spec.variant;
-        let by_distance = variant.window_left.is_some() || spec.rotary.is_some();
+        // Sigmoid weights alone are the same at any distance.
+        let hooks = variant.hooks.is_some_and(|hooks| hooks != SIGMOID.name);
+        let by_distance =
+            variant.window_left.is_some() || spec.rotary.is_some() || hooks || ancestors;
         if (!variant.causal && !by_distance) || self.q_indptr == qo_indptr {
             return Ok(());
         }

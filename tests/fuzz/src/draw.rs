@@ -251,10 +251,13 @@ impl Draw {
                 });
             }
             let others = rng.below(if tiny { 2 } else { 7 });
+            let trees = spec.variant.causal && chance(rng, 15);
+            // Row blocks of several requests know no distances.
+            let distances = spec.variant.window_left.is_some() || spec.variant.hooks.is_some();
             Step {
                 rows,
-                composed: spec.variant.window_left.is_none() && chance(rng, 15),
-                trees: spec.variant.causal && chance(rng, 15),
+                composed: !distances && !trees && chance(rng, 15),
+                trees,
                 update: at > 0 && chance(rng, 70),
                 others: (0..others).map(|_| self.options(rng, page_size)).collect(),
             }
