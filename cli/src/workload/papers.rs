@@ -63,7 +63,9 @@ pub(super) fn cases(paper: Paper, name: &str, text: &str) -> Result<Vec<Case>, F
         Paper::Trees => {
             let trees: Trees = json::read(name, text)?;
             few(name, trees.count())?;
-            trees.cases()
+            let cases = trees.cases();
+            cases
+                .map_err(|reason| Failure::Input(format!("{name}: relay_kernel_bench: {reason}")))?
         }
     })
 }
@@ -158,12 +160,30 @@ fn pat_case(id: u32, tree: &TreeName, Heads(heads, kv_heads): Heads) -> Case {
     }
 }
 
+/// Nodes and tokens of each level as `{"N": [1, 10], "C": [4096, 416]}`.
 #[derive(Debug, Deserialize)]
-struct Levels {
+#[serde(try_from = "Lists")]
+struct Levels(Tree);
+
+#[derive(Deserialize)]
+struct Lists {
     #[serde(rename = "N")]
     nodes: Vec<u32>,
     #[serde(rename = "C")]
     tokens: Vec<u32>,
+}
+
+impl TryFrom<Lists> for Levels {
+    type Error = String;
+
+    fn try_from(Lists { nodes, tokens }: Lists) -> Result<Self, String> {
+        let tree = Tree {
+            nodes_per_level: nodes,
+            tokens_per_level: tokens,
+        };
+        check_tree(&tree)?;
+        Ok(Self(tree))
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -188,7 +208,9 @@ impl Trees {
     fn count(&self) -> u64 {
         let levels = |trees: &[Levels]| -> u64 {
             let levels = trees.iter();
-            levels.map(|levels| levels.nodes.len() as u64).sum()
+            levels
+                .map(|Levels(tree)| tree.nodes_per_level.len() as u64)
+                .sum()
         };
         let relay = &self.relay_kernel_bench;
         let lists = [&relay.num_reqs, &relay.context_len, &relay.prefix_len];
@@ -199,46 +221,43 @@ impl Trees {
         relay.saturating_add(fasttree + levels(&self.pat_unit_test_trees))
     }
 
-    fn cases(&self) -> Vec<Case> {
-        let tree_case = |source: &str, nodes: &[u32], tokens: &[u32], heads: (u32, u32)| {
+    fn cases(&self) -> Result<Vec<Case>, String> {
+        let tree_case = |source: &str, tree: &Tree, heads: (u32, u32)| {
             let list = |numbers: &[u32]| {
                 let numbers: Vec<_> = numbers.iter().map(u32::to_string).collect();
                 numbers.join(",")
             };
             let (q, kv) = heads;
+            let (nodes, tokens) = (&tree.nodes_per_level, &tree.tokens_per_level);
             let name = format!("{source} {q}/{kv} {}_{}", list(nodes), list(tokens));
             Case {
-                tree: Some(Tree {
-                    nodes_per_level: nodes.to_vec(),
-                    tokens_per_level: tokens.to_vec(),
-                }),
+                tree: Some(tree.clone()),
                 ..case(name, heads, 16)
             }
         };
         let mut cases = Vec::new();
-        for Levels { nodes, tokens } in &self.fasttree_kernel_bench {
+        for Levels(tree) in &self.fasttree_kernel_bench {
             for &heads in &self.fasttree_heads {
-                cases.push(tree_case("fasttree", nodes, tokens, heads));
+                cases.push(tree_case("fasttree", tree, heads));
             }
         }
-        for Levels { nodes, tokens } in &self.pat_unit_test_trees {
-            cases.push(tree_case(
-                "pat-test",
-                nodes,
-                tokens,
-                self.pat_unit_test_heads,
-            ));
+        for Levels(tree) in &self.pat_unit_test_trees {
+            cases.push(tree_case("pat-test", tree, self.pat_unit_test_heads));
         }
         let relay = &self.relay_kernel_bench;
         for &requests in &relay.num_reqs {
             for &context in &relay.context_len {
                 for &prefix in &relay.prefix_len {
-                    let (nodes, tokens) = ([1, requests], [prefix, context]);
-                    cases.push(tree_case("relay", &nodes, &tokens, relay.heads));
+                    let tree = Tree {
+                        nodes_per_level: vec![1, requests],
+                        tokens_per_level: vec![prefix, context],
+                    };
+                    check_tree(&tree)?;
+                    cases.push(tree_case("relay", &tree, relay.heads));
                 }
             }
         }
-        cases
+        Ok(cases)
     }
 }
 

@@ -221,6 +221,20 @@ pub fn write(put: &impl Fn(&str, &[u8])) {
         "pat-heads.json",
         br#"[{"id": 1, "tree": "1,2_4,4", "heads": "0/0"}]"#,
     );
+    for (name, levels, requests) in [
+        ("levels-0", r#"{"N": [0, 5], "C": [4, 4]}"#, "2"),
+        ("levels-none", r#"{"N": [], "C": []}"#, "2"),
+        ("levels-short", r#"{"N": [1, 5], "C": [4]}"#, "2"),
+        ("levels-fewer", r#"{"N": [5, 2], "C": [4, 5]}"#, "2"),
+        ("relay-0", r#"{"N": [1, 5], "C": [4, 5]}"#, "0"),
+    ] {
+        let file = format!(
+            r#"{{"fasttree_kernel_bench": [{levels}], "fasttree_heads": [[4, 2]], "pat_unit_test_trees": [],
+                "pat_unit_test_heads": [4, 2], "relay_kernel_bench":
+                {{"num_reqs": [{requests}], "context_len": [9], "prefix_len": [32], "heads": [4, 2]}}}}"#
+        );
+        put(&format!("{name}.json"), file.as_bytes());
+    }
     put(
         "pod.json",
         br#"{"fig11": {"cases": [["m", 8, 2, 0, 192, 3, 5]]}}"#,
