@@ -166,8 +166,8 @@ impl DraftTree<'_> {
             );
             let first_token = qo_indptr[qo_indptr.len() - 1];
             let paths = (0..tokens).map(|token| tree.path(token));
-            // A window reaches as far back as the token's depth leaves it, so each token needs its own row.
-            if spec.variant.window_left.is_some() {
+            // How far a key is follows from the token's depth, so each token needs its own row where that counts.
+            if spec.counts_distances() {
                 for (path, token) in paths.clone().zip(first_token + 1..) {
                     context.table.push(tree.context, tree.context_len);
                     context.q_indptr.push(token);

@@ -5,6 +5,7 @@ use std::{f32::consts::LOG2_E, ops::Range};
 use kernels_gpu::{
     Hooks, HooksName,
     abi::{KvStrides, VariantParams},
+    variants::SIGMOID,
 };
 use serde::{Deserialize, Serialize};
 
@@ -348,6 +349,14 @@ impl Spec {
         }
         let values = if self.latent { 0 } else { self.head_dim_v };
         (self.head_dim_qk + values) as u64 * self.kv_heads as u64 * self.kv_dtype.bytes() as u64
+    }
+
+    /// Whether it matters how far a key is from a query, beside the causal mask.
+    pub(crate) fn counts_distances(&self) -> bool {
+        // Sigmoid weights alone are the same at any distance.
+        let hooks = |hooks: HooksName| hooks != SIGMOID.name;
+        let variant = &self.variant;
+        variant.window_left.is_some() || self.rotary.is_some() || variant.hooks.is_some_and(hooks)
     }
 
     /// Whether prefills on a GPU bring keys and values to another place before they use them: of another type, or turned.

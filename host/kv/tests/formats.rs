@@ -7,8 +7,10 @@ use crate::{
     exec::Cpu,
     problem::{Batch, Dtype, KvLayout, PageTable, Part, ProblemError, Spec},
     reference::{self, Output},
-    tensor::ShapeError,
-    variants::{ALIBI, SIGMOID},
+    step::Rope,
+    tensor::{HeadTensors, ShapeError},
+    variant::FromLaunch as _,
+    variants::{ALIBI, Alibi, SIGMOID, Slopes},
 };
 fn spec() -> Spec {
     Spec::new(4, 2, 16).with_dtype(Dtype::F32)
@@ -123,6 +125,13 @@ impl Memory {
             }
         };
         let kv: Vec<_> = batch.parts.iter().map(|part| view(part).unwrap()).collect();
+        if spec.variant.hooks.is_some() {
+            let slopes = [0.5_f32, 0.25, 0.125, 1.0];
+            let address = slopes.as_ptr() as u64;
+            let alibi = Alibi::from_launch(spec.variant_params(), &Slopes { address });
+            let heads = HeadTensors::default();
+            return reference::attention_with(&alibi, spec, batch, &q, &kv, &heads).unwrap();
+        }
         reference::attention(spec, batch, &q, &kv).unwrap()
     }
 }
@@ -228,6 +237,8 @@ fn a_draft_tree_sees_context_and_ancestors() {
         spec().non_causal(),
         spec().with_window_left(3),
         spec().with_soft_cap(5.0),
+        spec().with_rotary(Rope::new(16, 10.0)),
+        spec().with_hooks(&ALIBI),
     ] {
         let got = memory.attend(&spec, &DraftTree::batch(&spec, 4, 40, &[tree, tree]));
         // The same as token-level rows: each path written out behind the context.

@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use kernels_gpu::variants::SIGMOID;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -154,10 +153,7 @@ impl Part {
         ancestors: bool,
     ) -> Result<(), ProblemError> {
         let variant = &spec.variant;
-        // Sigmoid weights alone are the same at any distance.
-        let hooks = variant.hooks.is_some_and(|hooks| hooks != SIGMOID.name);
-        let by_distance =
-            variant.window_left.is_some() || spec.rotary.is_some() || hooks || ancestors;
+        let by_distance = spec.counts_distances() || ancestors;
         if (!variant.causal && !by_distance) || self.q_indptr == qo_indptr {
             return Ok(());
         }
