@@ -280,8 +280,8 @@ impl CostModel {
         self.hardware.gemm.tile()
     }
 
-    const fn gpus(&self) -> f64 {
-        (self.parallel.tensor * self.parallel.pipeline) as f64
+    fn gpus(&self) -> f64 {
+        f64::from(self.parallel.tensor) * f64::from(self.parallel.pipeline)
     }
 
     fn weights_per_gpu(&self) -> f64 {

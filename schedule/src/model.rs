@@ -74,15 +74,17 @@ impl ModelDescription {
             reason,
         };
         let model: Self = serde_json::from_str(json).map_err(|error| wrong(error.to_string()))?;
+        let heads = u64::from(model.q_heads) * u64::from(model.head_dim);
         for (name, got) in [
-            ("layers", model.layers),
-            ("hidden", model.hidden),
-            ("ffn", model.ffn),
-            ("ffn_matrices", model.ffn_matrices),
-            ("vocab", model.vocab),
+            ("layers", model.layers.into()),
+            ("hidden", model.hidden.into()),
+            ("ffn", model.ffn.into()),
+            ("ffn_matrices", model.ffn_matrices.into()),
+            ("vocab", model.vocab.into()),
+            ("q_heads × head_dim", heads),
         ] {
             // Products of three such numbers are counted in 64 bits.
-            const MOST: u32 = 1 << 20;
+            const MOST: u64 = 1 << 20;
             if !(1..=MOST).contains(&got) {
                 return Err(wrong(format!("{name} is {got}: give 1 to {MOST}")));
             }
@@ -164,5 +166,12 @@ mod tests {
         let heads = json.replace("\"kv_heads\":4", "\"kv_heads\":5");
         let wrong = ModelDescription::from_json(&heads).unwrap_err().to_string();
         assert!(wrong.contains("5 KV heads"), "{wrong}");
+        // Weights are counted in 64 bits.
+        let heads = json.replace("\"q_heads\":32", "\"q_heads\":16777216");
+        let wrong = ModelDescription::from_json(&heads).unwrap_err().to_string();
+        assert!(
+            wrong.contains("q_heads × head_dim is 2147483648: give 1 to 1048576"),
+            "{wrong}"
+        );
     }
 }

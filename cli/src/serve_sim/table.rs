@@ -17,7 +17,7 @@ pub(crate) fn heading(cost: &CostModel, trace: &Trace) -> [String; 2] {
         format!(
             "{} on {} × {} (tensor {tensor}, pipeline {pipeline})",
             cost.model().name,
-            tensor * pipeline,
+            u64::from(tensor) * u64::from(pipeline),
             cost.hardware().name,
         ),
         format!(

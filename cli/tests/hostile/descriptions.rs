@@ -143,6 +143,7 @@ pub fn write(put: &impl Fn(&str, &[u8])) {
             serde_json::json!(u32::MAX),
         ),
         ("model-dim", "/head_dim", serde_json::json!(u32::MAX)),
+        ("model-heads", "/q_heads", serde_json::json!(1 << 24)),
     ] {
         put(
             &format!("{name}.json"),
