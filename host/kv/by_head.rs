@@ -122,11 +122,16 @@ impl PagesByHead {
     /// which the last are those of the new tokens.
     ///
     /// # Errors
-    /// [`ProblemError::HeadLists`], [`ProblemError::NoPage`], and those of [`PageTable::try_push`]. Nothing is added then.
+    /// [`ProblemError::HeadLists`], [`ProblemError::BlockTokens`], [`ProblemError::NoPage`], and those of [`PageTable::try_push`]. Nothing is added then.
     pub fn push(&mut self, tokens: u32, lists: &[(&[u32], u32)]) -> Result<(), ProblemError> {
         let (got, expected) = (lists.len(), self.kv_heads);
         if got != expected as usize {
             return Err(ProblemError::HeadLists { got, expected });
+        }
+        // A list without keys is one that nothing is seen of.
+        let short = lists.iter().find(|(_, keys)| (1..tokens).contains(keys));
+        if let (Some(&(_, keys)), true) = (short, self.spec.variant.causal) {
+            return Err(ProblemError::BlockTokens { tokens, keys });
         }
         let mut table = PageTable::new(self.table.page_size, self.table.pool_pages);
         for token in 0..tokens {

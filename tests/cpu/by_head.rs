@@ -69,6 +69,9 @@ fn lists_that_cannot_be_are_named() {
         matches!(short, Err(ProblemError::TooFewPages { .. })),
         "{short:?}"
     );
+    let (tokens, keys) = (3, 2);
+    let hidden = lists.push(tokens, &[(&[3], 5), (&[4], keys)]);
+    assert_eq!(hidden, Err(ProblemError::BlockTokens { tokens, keys }));
     assert_eq!(lists.batch().requests(), 0);
 
     let pool = vec![0.0_f32; 10 * 2048];

@@ -172,10 +172,11 @@ pub(super) fn cases(name: &str, text: &str) -> Result<Vec<Case>, Failure> {
 impl Case {
     /// Each KV head reads so many pages of its own.
     fn choose_by_head(&mut self, pages: u32) -> Result<(), String> {
-        if pages == 0 || matches!(self.layout, KvLayout::Nhd) || self.tree.is_some() {
+        let trees = self.tree.is_some() || self.requests.iter().any(|one| one.branches > 0);
+        if pages == 0 || matches!(self.layout, KvLayout::Nhd) || trees {
             return Err(format!(
                 "pages_by_head is {pages}: give 1 or more, the layout hnd, in which what a head has of a page lies \
-                 together, and no tree"
+                 together, and no tree or branches"
             ));
         }
         let model = self.spec;

@@ -195,6 +195,27 @@ fn trees_of_other_papers_are_crossed_with_their_heads() {
 }
 
 #[test]
+fn pages_by_head_leave_no_place_for_trees() {
+    let text = |requests: &str| {
+        format!(
+            r#"{{"heads": 4, "kv_heads": 2, "head_dim": 64, "layout": "hnd", "page_size": 4, "pages_by_head": 2,
+                "requests": [{requests}]}}"#
+        )
+    };
+    let chain = one(&text(r#"{"q_len": 5, "kv_len": 40}"#)).batch().unwrap();
+    assert_eq!((chain.requests(), chain.ancestors.len()), (10, 0));
+    let branches = parse(
+        "test",
+        &text(r#"{"q_len": 5, "kv_len": 40, "branches": 2}"#),
+    );
+    let error = branches.unwrap_err().to_string();
+    assert!(error.contains("no tree or branches"), "{error}");
+    let long = one(&text(r#"{"q_len": 9, "kv_len": 40}"#)).batch();
+    let error = long.unwrap_err().to_string();
+    assert!(error.contains("9 new tokens and 8 keys"), "{error}");
+}
+
+#[test]
 fn huge_cases_are_refused_before_memory_is() {
     let case = one(
         r#"{"heads": 8, "kv_heads": 2, "head_dim": 64, "page_size": 1,
