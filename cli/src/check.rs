@@ -149,8 +149,10 @@ fn pick(spec: &Spec, batch: &Batch, tokens: u32) -> Vec<Pick> {
             let token =
                 (u64::from(index) * u64::from(total - 1) / u64::from(count.max(2) - 1)) as u32;
             let request = batch.qo_indptr.partition_point(|&start| start <= token) - 1;
-            // A window counts from the query's position, which without a causal mask is not the last key's.
-            let last_only = variant.window_left.is_some() && !variant.causal;
+            // Distances count from the query's position, which without a causal mask is not the last key's.
+            let distances =
+                variant.window_left.is_some() || variant.hooks.is_some() || spec.rotary.is_some();
+            let last_only = distances && !variant.causal;
             let token = if last_only {
                 batch.qo_indptr[request + 1] - 1
             } else {
@@ -185,7 +187,41 @@ fn alone(batch: &Batch, token: u32, request: usize, keys: u32) -> Batch {
 
 #[cfg(test)]
 mod tests {
-    use super::Errors;
+    use tandem_attn::plan::{PlanOptions, Planner};
+
+    use super::{Errors, sample};
+    use crate::{
+        backend::{Backend, CpuBackend},
+        tensors::Tensors,
+        workload,
+    };
+
+    /// Queries that see later keys stand before them.
+    #[test]
+    fn prompts_without_a_causal_mask_are_exact() {
+        for variant in [
+            r#""alibi": true"#,
+            r#""rotary": {"theta": 1e4}"#,
+            r#""window_left": 5"#,
+        ] {
+            let text = format!(
+                r#"{{"heads": 4, "kv_heads": 2, "head_dim": 64, "variant": {{"causal": false, {variant}}},
+                    "requests": [{{"q_len": 30, "kv_len": 40}}]}}"#
+            );
+            let case = workload::parse("test", &text).unwrap().remove(0);
+            let (spec, batch) = (&case.spec, case.batch().unwrap());
+            let mut backend = CpuBackend::new();
+            let device = backend.device();
+            let plan = Planner::new().plan(spec, &batch, &device, &PlanOptions::default());
+            let plan = plan.unwrap();
+            let tensors = Tensors::random(spec, &batch, case.layout, 1).unwrap();
+            let mut loaded = backend.load(&plan, &tensors).unwrap();
+            loaded.run(false).unwrap();
+            let results = loaded.results().unwrap();
+            let errors = sample(&plan, &batch, &tensors, &results, 9).unwrap();
+            assert!(errors.are_small(), "{variant}: {errors:?}");
+        }
+    }
 
     /// What a GPU gave for 8,192 keys: turned keys are rounded to bf16, which moves a logit.
     #[test]
