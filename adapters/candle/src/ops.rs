@@ -48,7 +48,19 @@ pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, step: &Step, layer: &Layer) ->
         _ => [0; 2],
     };
     let _ = q.dims3()?;
-    let ([q_heads, head_dim], [kv_heads, _], [_, head_dim_v]) = (heads(q), heads(k), heads(v));
+    let ([q_heads, head_dim], [kv_heads, of_keys], [_, head_dim_v]) =
+        (heads(q), heads(k), heads(v));
+    // A kernel is given addresses, and reads what is there as what the specification says.
+    if k.dtype() != v.dtype() {
+        bail!(
+            "v is {:?} and k is {:?}: keys and values have one type",
+            v.dtype(),
+            k.dtype()
+        );
+    }
+    if of_keys != head_dim {
+        bail!("q has heads of {head_dim} and k of {of_keys}: they must be equal");
+    }
     let mut spec = Spec::new(q_heads, kv_heads, head_dim)
         .with_head_dim_v(head_dim_v)
         .with_dtype(dtype("q", q)?)

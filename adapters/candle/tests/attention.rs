@@ -402,6 +402,25 @@ fn what_does_not_go_together_is_said_and_nothing_is_written() -> Result<()> {
     Ok(())
 }
 
+/// Kernels are given addresses: what is there is looked at before there is a plan.
+#[test]
+fn caches_of_other_types_or_heads_than_the_plan_would_have_are_refused() -> Result<()> {
+    let step = Attention::new(&Device::Cpu)?.decode(&[vec![0_usize]], &[1_usize], BLOCK)?;
+    let q = randn(&[1, HEADS.0, DIM], DType::BF16)?;
+    let cache = |dim, dtype| randn(&[2, BLOCK, HEADS.1, dim], dtype);
+    let (k, narrow) = (cache(DIM, DType::BF16)?, cache(DIM / 2, DType::BF16)?);
+    for (k, v, words) in [
+        (&k, &cache(DIM, DType::F16)?, "one type"),
+        (&narrow, &k, "k of"),
+    ] {
+        let refusal = paged_attention(&q, k, v, &step, &Layer::new(SCALE));
+        let text = refusal.expect_err("it is refused").to_string();
+        assert!(text.contains(words), "{text}");
+    }
+    assert_eq!(step.plans(), 0);
+    Ok(())
+}
+
 #[test]
 fn caches_of_8_bits_are_those_of_their_numbers_times_the_scales() -> Result<()> {
     let [k_scale, v_scale] = [0.02_f32, 0.015];
