@@ -76,9 +76,9 @@ pub struct Args {
     /// Leave out cases whose tensors need more than so many GB [default, and at most: three quarters of what is free]
     #[arg(long, value_name = "GB", value_parser = gigabytes, allow_negative_numbers = true)]
     max_memory: Option<f64>,
-    /// Query tokens to compare with attention in f64; 0 for none
-    #[arg(long, default_value_t = 16, value_name = "TOKENS")]
-    check: u32,
+    /// Query tokens to compare with attention in f64; 0 for none [default: 16]
+    #[arg(long, value_name = "TOKENS")]
+    check: Option<u32>,
     #[command(flatten)]
     planning: Planning,
     #[command(flatten)]
@@ -88,6 +88,9 @@ pub struct Args {
     #[command(flatten)]
     force: Force,
 }
+
+/// Query tokens that are compared where nothing is said.
+const CHECKED: u32 = 16;
 
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse() {
@@ -338,6 +341,19 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     files.check(args.force)?;
     let cases = chosen(args)?;
     if args.dealing.gpus > 1 {
+        let refused = [
+            (args.token_scales, "--token-scales"),
+            (args.kv_dtype.is_some(), "--kv-dtype"),
+            (args.compute != workload::Compute::F16, "--compute"),
+            // Results are compared with those of one GPU.
+            (args.check.is_some(), "--check"),
+            (args.max_memory.is_some(), "--max-memory"),
+        ];
+        if let Some((_, flag)) = refused.iter().find(|(given, _)| *given) {
+            return Err(Failure::Input(format!(
+                "{flag} is for one GPU: leave it out, or --gpus"
+            )));
+        }
         return on_several(args, &cases);
     }
     if !args.dealing.deal.is_empty() {
@@ -349,7 +365,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let free = backend.memory_bytes();
     let settings = Settings {
         time: Duration::from_secs_f64(args.seconds),
-        check: args.check,
+        check: args.check.unwrap_or(CHECKED),
         options: args.planning.options(),
         rules: args.planning.rules(),
         token_scales: args.token_scales,

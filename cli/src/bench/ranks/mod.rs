@@ -16,7 +16,7 @@ use crate::{
     deal::Deal,
     output,
     table::{Table, digits},
-    workload::{Case, Compute},
+    workload::Case,
 };
 use device::Device;
 
@@ -62,16 +62,6 @@ pub struct RanksResult {
 
 /// Runs it.
 pub(super) fn run(args: &Args, cases: &[Case]) -> Result<(), Failure> {
-    let refused = [
-        (args.token_scales, "--token-scales"),
-        (args.kv_dtype.is_some(), "--kv-dtype"),
-        (args.compute != Compute::F16, "--compute"),
-    ];
-    if let Some((_, flag)) = refused.iter().find(|(given, _)| *given) {
-        return Err(Failure::Input(format!(
-            "{flag} is for one GPU: leave it out, or --gpus"
-        )));
-    }
     let devices = (0..args.dealing.gpus).map(Device::new);
     let devices = devices.collect::<Result<Vec<_>, _>>()?;
     let date = humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string();
