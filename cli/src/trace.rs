@@ -10,7 +10,8 @@ use tandem_attn::{
 
 use crate::{
     Failure,
-    bench::Planning,
+    bench::{Planning, Work},
+    memory,
     output::{self, Files, Force},
     picture,
     table::{counted, digits},
@@ -55,8 +56,14 @@ pub struct Args {
     force: Force,
 }
 
-/// Query tokens times keys, over all query heads, that are traced at most: what takes a minute.
+/// Rows of tiles times keys, over all KV heads, that are traced at most: what takes a minute.
 const MOST_SCORES: u64 = 1 << 26;
+
+/// Rows that a tile has at least, however few queries there are.
+const TILE_ROWS: u64 = 64;
+
+/// Bytes of main memory for a byte of the tensors: the emulator keeps books of each.
+const BOOKS: u64 = 20;
 
 /// Runs it.
 ///
@@ -74,6 +81,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         )));
     };
     let timelines = timelines(case, args.sms, args.cta, &args.planning)?;
+    if timelines.is_empty() {
+        return Err(Failure::Input(format!(
+            "case {:?} launches no kernel: it has no queries",
+            case.name
+        )));
+    }
     let chosen = timelines
         .iter()
         .find(|one| one.kernel.contains(&args.kernel))
@@ -112,12 +125,19 @@ pub fn timelines(
     cta: u32,
     planning: &Planning,
 ) -> Result<Vec<Timeline>, Failure> {
+    let rows =
+        |q_len: u32| (u64::from(q_len) * u64::from(case.spec.group())).next_multiple_of(TILE_ROWS);
     let scores: u64 = case
         .requests
         .iter()
-        .map(|one| u64::from(one.q_len) * u64::from(one.kv_len) * u64::from(one.count))
+        .map(|one| {
+            let of_one = rows(one.q_len)
+                .max(TILE_ROWS)
+                .saturating_mul(one.kv_len.into());
+            of_one.saturating_mul(one.count.into())
+        })
         .fold(0, u64::saturating_add)
-        .saturating_mul(case.spec.q_heads.into());
+        .saturating_mul(case.spec.kv_heads.into());
     if scores > MOST_SCORES || case.tree.is_some() {
         return Err(Failure::Input(format!(
             "case {:?} is too large for an emulator: give one of some hundred keys and few heads, of requests alone",
@@ -125,6 +145,12 @@ pub fn timelines(
         )));
     }
     let batch = case.batch()?;
+    let needed = Work::of(&case.spec, &batch).allocated.saturating_mul(BOOKS);
+    memory::check(
+        &format!("tracing case {:?}", case.name),
+        needed,
+        "give fewer keys or heads",
+    )?;
     let emulated = Emulated::new(Settings {
         multiprocessors: sms,
         ..Settings::default()

@@ -114,6 +114,9 @@ fn the_table_says_how_much_each_warp_waits() {
 fn what_cannot_be_traced_is_refused() {
     for (requests, arguments, part) in [
         (r#"{"q_len": 8192, "kv_len": 8192}"#, &[][..], "too large"),
+        // A tile has rows, however few queries there are.
+        (r#"{"q_len": 1, "kv_len": 6000000}"#, &[], "too large"),
+        (r#"{"q_len": 0, "kv_len": 70}"#, &[], "no queries"),
         (
             r#"{"q_len": 1, "kv_len": 70}"#,
             &["--cta", "900"],

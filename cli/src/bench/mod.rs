@@ -17,6 +17,8 @@ use tandem_attn::{
 };
 use tandem_papers::{flashinfer, pat};
 
+#[cfg(feature = "emulator")]
+pub(crate) use measure::Work;
 pub use report::render;
 pub use results::{CaseResult, ResultFile};
 pub use stats::Stats;

@@ -120,6 +120,10 @@ pub fn write(put: &impl Fn(&str, &[u8])) {
             r#""page_size": 1, "requests": [{"q_len": 1, "kv_len": 1048576, "count": 64}]"#
                 .to_owned(),
         ),
+        (
+            "kv-400000",
+            r#""requests": [{"q_len": 1, "kv_len": 400000}]"#.to_owned(),
+        ),
         ("page-0", format!(r#""page_size": 0, {one}"#)),
         ("page-129", format!(r#""page_size": 129, {one}"#)),
         ("page-7", format!(r#""page_size": 7, {one}"#)),
