@@ -139,7 +139,7 @@ pub fn compare(a: &ResultFile, b: &ResultFile) -> Result<Comparison, Failure> {
     let pairs = pairs(a, b).into_iter();
     let cases: Vec<ComparedCase> = pairs
         .filter_map(|pair| {
-            let (from, to) = (pair.a.times()?, pair.b.times()?);
+            let (from, to) = pair.times()?;
             let ratio = to.median_us / from.median_us;
             Some(ComparedCase {
                 name: pair.name,
@@ -224,6 +224,14 @@ struct Pair<'a> {
     name: String,
     a: &'a CaseResult,
     b: &'a CaseResult,
+}
+
+impl<'a> Pair<'a> {
+    /// What was measured in the same way in both: with flushed caches, else with warm ones.
+    fn times(&self) -> Option<(&'a Stats, &'a Stats)> {
+        let both = |of: fn(&CaseResult) -> Option<&Stats>| Some((of(self.a)?, of(self.b)?));
+        both(|result| result.flushed.as_ref()).or_else(|| both(|result| result.warm.as_ref()))
+    }
 }
 
 /// Matches by case and implementation; where `a` has one implementation alone, with all those of the case.

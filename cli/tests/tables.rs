@@ -49,6 +49,19 @@ fn a_comparison_marks_what_is_not_noise() {
     assert!(compare::compare(&a, &b).is_err(), "nothing in common");
 }
 
+/// Times with flushed caches say nothing beside times with warm ones.
+#[test]
+fn like_is_compared_with_like() {
+    let a = results::results(3);
+    let mut b = a.clone();
+    b.results[0].flushed = None;
+    b.results[1].warm = None;
+    (b.results[2].flushed, b.results[2].warm) = (None, None);
+    let comparison = compare::compare(&a, &b).unwrap();
+    assert_eq!(comparison.cases.len(), 2);
+    assert_eq!(comparison.count(Verdict::WithinNoise), 2);
+}
+
 #[test]
 fn peers_are_compared_with_one_implementation() {
     let mut a = results::results(2);
