@@ -1,6 +1,9 @@
 //! One case on one backend.
 
-use std::time::{Duration, Instant};
+use std::{
+    ops::Range,
+    time::{Duration, Instant},
+};
 
 use tandem_attn::{
     plan::{Plan, Planner},
@@ -153,8 +156,16 @@ impl Work {
                 continue;
             }
             let first = part.first_position(request);
+            let words = batch
+                .ancestors
+                .get(batch.qo_indptr[request] as usize..)
+                .unwrap_or(&[]);
             pairs += (0..q_len as i32)
-                .map(|token| spec.variant.visible(first + token, kv_len).len() as u64)
+                .map(|token| {
+                    let seen = spec.variant.visible(first + token, kv_len);
+                    let word = words.get(token as usize).copied().unwrap_or(u64::MAX);
+                    seen.len() as u64 - hidden(word, first + token, &seen)
+                })
                 .sum::<u64>();
             let left_out = spec.variant.visible(first, kv_len).start / table.page_size;
             let mut left = kv_len;
@@ -177,6 +188,16 @@ impl Work {
             allocated: pool + rows,
         }
     }
+}
+
+/// Keys that a query at a position does not see of those that the mask and the window leave it.
+fn hidden(word: u64, position: i32, seen: &Range<u32>) -> u64 {
+    if word == u64::MAX {
+        return 0;
+    }
+    let keys = (0..64).filter(|distance| word >> distance & 1 == 0);
+    let keys = keys.filter_map(|distance| u32::try_from(position - distance).ok());
+    keys.filter(|key| seen.contains(key)).count() as u64
 }
 
 #[cfg(test)]
@@ -278,5 +299,11 @@ mod tests {
         assert_eq!(pairs(r#"{"causal": true}"#), (18 + 19 + 20, 20));
         // Each query sees itself and 4 keys; the first stands at 17, so keys 13 to 19 lie on pages from 12 on.
         assert_eq!(pairs(r#"{"window_left": 4}"#), (15, 8));
+        // The last two tokens follow the first, and do not see each other.
+        let tree = work(
+            r#"{"heads": 1, "kv_heads": 1, "head_dim": 16, "page_size": 4,
+                "requests": [{"q_len": 3, "kv_len": 20, "branches": 2}]}"#,
+        );
+        assert_eq!(tree.flops / 64, 18 + 19 + 19);
     }
 }
