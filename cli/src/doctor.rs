@@ -98,15 +98,19 @@ fn examine() -> Report {
     } else {
         "the CPU"
     };
+    let mut runs = vec![
+        ["demo, attend, bench", place],
+        ["plan, serve-sim, chunk-size", "the CPU, for any device"],
+        ["roofline, compare", "the CPU, on files of results"],
+    ];
+    if cfg!(feature = "engine") {
+        runs.insert(1, ["generate, serve", place]);
+    }
     Report {
         format: "tandem-doctor-1",
         program: format!("tandem {}", env!("CARGO_PKG_VERSION")),
         findings,
-        runs: vec![
-            ["demo, attend, bench", place],
-            ["plan, serve-sim, chunk-size", "the CPU, for any device"],
-            ["roofline, compare", "the CPU, on files of results"],
-        ],
+        runs,
     }
 }
 
@@ -174,6 +178,18 @@ mod tests {
             text.lines().all(|line| line.chars().count() < 100),
             "{text}"
         );
+    }
+
+    #[test]
+    fn what_models_need_is_said_to_be_needed() {
+        let cublas = libraries(true).remove(0);
+        let needed = cublas
+            .advice
+            .is_none_or(|advice| advice.contains("generate, serve"));
+        assert!(needed || cfg!(not(feature = "engine")));
+        let runs = examine().runs;
+        let models = runs.iter().any(|[what, _]| what.contains("generate"));
+        assert_eq!(models, cfg!(feature = "engine"));
     }
 
     #[test]

@@ -194,7 +194,7 @@ pub(super) fn kernels(gpus: &[GpuFacts]) -> Finding {
     }
 }
 
-/// Libraries of NVIDIA's that programs beside this one need: nothing here does.
+/// Libraries of NVIDIA's: models need cuBLASLt on a GPU, all others are for programs beside this one.
 pub(super) fn libraries(with_gpu: bool) -> Vec<Finding> {
     let finding = |what, use_of: &str, found: Option<String>| Finding {
         what,
@@ -211,7 +211,13 @@ pub(super) fn libraries(with_gpu: bool) -> Vec<Finding> {
     vec![
         finding(
             "cuBLAS",
-            "nothing of tandem needs it, linear layers of an engine may",
+            match cfg!(feature = "engine") {
+                true => {
+                    "tandem generate, serve and bench --serve need it on a GPU: install the CUDA toolkit's package for \
+                     it (libcublas-13-x or libcublas-12-x, in pip nvidia-cublas)"
+                }
+                false => "nothing of tandem needs it, linear layers of an engine may",
+            },
             library::cublas(),
         ),
         finding(

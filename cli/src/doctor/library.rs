@@ -103,16 +103,31 @@ fn open(names: &[&'static str]) -> Option<(&'static str, Library)> {
     })
 }
 
-/// File and version of cuBLAS, the newest that the loader finds.
+/// File and version of cuBLAS, the newest that the loader finds; models take the part of it that is cuBLASLt.
 pub(super) fn cublas() -> Option<String> {
     type Property = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
-    let (name, library) = open(&[
-        "libcublas.so.13",
-        "libcublas.so.12",
-        "libcublas.so.11",
-        "libcublas.so",
-    ])?;
-    let property = library.symbol(c"cublasGetProperty").map(|address| {
+    let (names, property) = match cfg!(feature = "engine") {
+        true => (
+            [
+                "libcublasLt.so.13",
+                "libcublasLt.so.12",
+                "libcublasLt.so.11",
+                "libcublasLt.so",
+            ],
+            c"cublasLtGetProperty",
+        ),
+        false => (
+            [
+                "libcublas.so.13",
+                "libcublas.so.12",
+                "libcublas.so.11",
+                "libcublas.so",
+            ],
+            c"cublasGetProperty",
+        ),
+    };
+    let (name, library) = open(&names)?;
+    let property = library.symbol(property).map(|address| {
         // SAFETY: the type that cuBLAS declares for it; the library stays open.
         unsafe { mem::transmute::<NonNull<c_void>, Property>(address) }
     });
