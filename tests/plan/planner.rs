@@ -507,6 +507,22 @@ fn pieces(plan: &Plan, token: u32) -> Vec<(Kernel, Tile, u32, u32, u32, u32)> {
 }
 
 #[test]
+fn a_plan_without_queries_is_busy_for_no_time() {
+    let mut table = PageTable::new(16, 1);
+    table.push(&[0], 9);
+    let device = DeviceDescription::named("h200").unwrap();
+    let batch = Batch::new(vec![0, 0], table);
+    let plan = Planner::new().plan(
+        &Spec::new(8, 2, 128),
+        &batch,
+        &device,
+        &PlanOptions::default(),
+    );
+    let busy = plan.unwrap().schedule(&device).busy();
+    assert_eq!(format!("{busy:.0}"), "0");
+}
+
+#[test]
 fn who_merges_is_chosen_by_tiles_and_merges() {
     use tandem_attn::plan::MergeMode;
     let device = DeviceDescription::named("h200").unwrap();
