@@ -4,10 +4,12 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use tandem_attn::{
     Error,
+    abi::KvStrides,
     exec::Cpu,
-    kv::{KvScales, KvTensors},
-    problem::{Dtype, KvLayout, Spec},
-    tensor::{Element, ShapeError, TensorMut, TensorRef},
+    kv::{KvScales, KvTensors, KvView},
+    plan::{PlanOptions, Planner},
+    problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    tensor::{Element, F8E4M3, ShapeError, TensorMut, TensorRef},
 };
 
 use crate::{
@@ -257,4 +259,52 @@ fn what_does_not_go_with_the_plan_is_named_and_nothing_is_written() {
             ..
         })
     ));
+}
+
+/// Places in a pool are more than 32 bits count. Nothing but its first elements takes memory.
+#[test]
+fn heads_may_be_gigabytes_apart() {
+    const APART: usize = 1 << 31;
+    let Ok(mut pool) = bytemuck::allocation::try_zeroed_vec::<u8>(2 * APART + 16) else {
+        return;
+    };
+    for head in 0..3 {
+        let value = F8E4M3::from_f32(1.0 + head as f32).0;
+        pool[head * APART..][..16].fill(value);
+    }
+    let pool: &[F8E4M3] = bytemuck::cast_slice(&pool);
+    let strides = KvStrides {
+        page: 16,
+        token: 16,
+        head: APART as u32,
+        page_size: 1,
+    };
+    let view = KvView {
+        k: pool,
+        v: pool,
+        k_strides: strides,
+        v_strides: strides,
+        scales: KvScales::One,
+    };
+    // By the kernel of few rows, and by that of many.
+    for queries in [1, 100] {
+        let mut spec = Spec::new(3, 3, 16)
+            .with_dtype(Dtype::F32)
+            .with_kv_dtype(Dtype::F8E4M3);
+        spec.variant.causal = false;
+        let mut table = PageTable::new(1, 1);
+        table.push(&[0], 1);
+        let (cpu, batch) = (Cpu::new(), Batch::new(vec![0, queries], table));
+        let plan = Planner::new().plan(&spec, &batch, &cpu.device(), &PlanOptions::default());
+        let q = vec![1.0_f32; queries as usize * 48];
+        let mut out = vec![0.0_f32; q.len()];
+        cpu.run(&plan.unwrap(), &q, &[view], &mut out, None)
+            .unwrap();
+        for out in out.chunks(16) {
+            let head = out[0] - 1.0;
+            assert!(out.iter().all(|&x| x == 1.0 + head), "{out:?}");
+        }
+        let heads: Vec<f32> = out.chunks(16).take(3).map(|head| head[0]).collect();
+        assert_eq!(heads, [1.0, 2.0, 3.0]);
+    }
 }

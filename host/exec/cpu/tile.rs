@@ -85,7 +85,7 @@ impl Places {
         let heads = unit
             .kv_heads
             .clone()
-            .map(|head| (head * strides.head) as usize);
+            .map(|head| head as usize * strides.head as usize);
         self.ahead.clear();
         if strides.head < strides.token {
             let rows = next
@@ -121,7 +121,7 @@ impl<V: Variant> Unit<'_, V> {
             return TileRows {
                 pool,
                 places: &places.tile[..tile.len()],
-                head: (head * strides.head) as usize,
+                head: head as usize * strides.head as usize,
                 dim,
                 ahead: places.share(of_unit, self.kv_heads.len()),
             };
