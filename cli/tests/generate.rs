@@ -95,6 +95,24 @@ fn caches_larger_than_memory_are_refused() {
     );
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn traces_larger_than_memory_are_refused() {
+    for more in [
+        "--requests 16777216 --prefix 16",
+        "--requests 400 --prompt 16777216 --prefix 16",
+    ] {
+        let command = format!(
+            "ulimit -v 2000000; exec {} bench --serve --backend cpu {more}",
+            env!("CARGO_BIN_EXE_tandem")
+        );
+        let output = Command::new("sh").args(["-c", &command]).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(stderr.contains("give fewer --requests"), "{stderr}");
+    }
+}
+
 #[test]
 fn what_is_no_model_is_wrong_input() {
     let here = tempfile::tempdir().unwrap();

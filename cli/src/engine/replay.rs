@@ -31,8 +31,10 @@ use crate::{
     Failure,
     backend::{self, Choice},
     bench::serving::Args,
+    memory,
     output::{self, Files, Force},
     serve_sim::{chart, described, is_file, read_trace, table},
+    table::counted,
 };
 
 /// Tokens of the caches on the CPU, where none are given.
@@ -216,14 +218,51 @@ fn hardware(name: &str) -> Result<Hardware, Failure> {
     }
 }
 
+/// Whether there is memory for so many requests with so many tokens together: books, ids of blocks and of tokens, times.
+fn check_memory(args: &Args, requests: u64, [prompt, generated]: [u64; 2]) -> Result<(), Failure> {
+    const REQUEST: u64 = 640;
+    let blocks = match args.prefix {
+        Some(_) => prompt.div_ceil(BLOCK.into()) + requests,
+        None => 0,
+    };
+    let times = args.policy.len() as u64 + 2;
+    // What a window leaves out is not made to tokens.
+    let ids = if args.window.is_some() { 0 } else { prompt };
+    // The whole trace is kept beside the part that is served.
+    let needed = REQUEST * requests + 4 * (ids + 2 * blocks + times * generated);
+    memory::check(
+        &format!(
+            "serving {} of {prompt} prompt and {generated} generated tokens together",
+            counted(requests as usize, "request")
+        ),
+        needed,
+        "give fewer --requests, or shorter ones",
+    )
+}
+
 fn trace(args: &Args) -> Result<Trace, Failure> {
     let mut trace = match &args.trace {
-        Some(path) => read_trace(path)?,
-        None => Trace::uniform(
-            args.requests.unwrap_or(64) as usize,
-            args.prompt,
-            args.generated,
-        ),
+        Some(path) => {
+            let trace = read_trace(path)?;
+            let served = args.requests.map_or(usize::MAX, |most| most as usize);
+            let served = &trace.arrivals[..served.min(trace.arrivals.len())];
+            let tokens = served.iter().fold([0, 0], |[prompt, generated], arrival| {
+                let request = &arrival.request;
+                [
+                    prompt + u64::from(request.prompt.len()),
+                    generated + u64::from(request.max_new_tokens),
+                ]
+            });
+            check_memory(args, served.len() as u64, tokens)?;
+            trace
+        }
+        None => {
+            let requests = args.requests.unwrap_or(64);
+            let all = |tokens: u32| u64::from(requests) * u64::from(tokens);
+            let tokens = [all(args.prompt), all(args.generated)];
+            check_memory(args, requests.into(), tokens)?;
+            Trace::uniform(requests as usize, args.prompt, args.generated)
+        }
     };
     if trace.arrivals.is_empty() {
         return Err(Failure::Input("the trace has no requests".to_owned()));
