@@ -120,7 +120,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         }
         report += &format!(
             "{}\nplanned in {} µs\n\n",
-            describe(case, batch.requests(), &plan, &device),
+            describe(case, case.count() as usize, &plan, &device),
             digits(time.as_secs_f64() * 1e6)
         );
     }

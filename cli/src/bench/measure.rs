@@ -40,8 +40,9 @@ pub(super) fn case(
         implementation: "tandem".to_owned(),
         heads: case.heads(),
         page_size: case.page_size,
-        requests: batch.requests() as u32,
-        query_tokens: batch.total_q(),
+        // Those of the model, where each of its heads is computed as requests.
+        requests: case.count() as u32,
+        query_tokens: case.tokens() as u32,
         bytes: work.bytes,
         flops: work.flops,
         hybrid: None,

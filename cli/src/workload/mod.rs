@@ -173,7 +173,7 @@ impl Case {
     }
 
     /// Requests, of the tree too.
-    fn count(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         let of_tree = self.leaves();
         let requests = self.requests.iter().map(|r| u64::from(r.count));
         requests.fold(of_tree, u64::saturating_add)
@@ -185,7 +185,8 @@ impl Case {
             .map_or(0, |&nodes| nodes.into())
     }
 
-    fn tokens(&self) -> u64 {
+    /// Query tokens of all of them.
+    pub(crate) fn tokens(&self) -> u64 {
         let requests = self.requests.iter();
         let tokens = requests.map(|r| u64::from(r.q_len) * u64::from(r.count));
         tokens.fold(self.leaves(), u64::saturating_add)
@@ -268,8 +269,6 @@ impl Case {
     #[must_use]
     pub fn heads(&self) -> String {
         let Spec {
-            q_heads,
-            kv_heads,
             head_dim_qk,
             head_dim_v,
             latent,
@@ -278,6 +277,10 @@ impl Case {
             compute,
             ..
         } = self.spec;
+        let of_model = self.by_head.as_ref().map(|by_head| &by_head.model);
+        let Spec {
+            q_heads, kv_heads, ..
+        } = *of_model.unwrap_or(&self.spec);
         let mut words = format!("{q_heads}/{kv_heads} × {head_dim_qk}");
         if head_dim_v != head_dim_qk {
             words += &format!("/{head_dim_v}");

@@ -195,14 +195,18 @@ fn trees_of_other_papers_are_crossed_with_their_heads() {
 }
 
 #[test]
-fn pages_by_head_leave_no_place_for_trees() {
+fn pages_by_head_are_of_a_model_and_leave_no_place_for_trees() {
     let text = |requests: &str| {
         format!(
             r#"{{"heads": 4, "kv_heads": 2, "head_dim": 64, "layout": "hnd", "page_size": 4, "pages_by_head": 2,
                 "requests": [{requests}]}}"#
         )
     };
-    let chain = one(&text(r#"{"q_len": 5, "kv_len": 40}"#)).batch().unwrap();
+    let chain = one(&text(r#"{"q_len": 5, "kv_len": 40}"#));
+    // What is said is of the model, what is computed of its heads.
+    assert_eq!((chain.count(), chain.tokens()), (1, 5));
+    assert_eq!(chain.heads(), "4/2 × 64 bf16");
+    let chain = chain.batch().unwrap();
     assert_eq!((chain.requests(), chain.ancestors.len()), (10, 0));
     let branches = parse(
         "test",
