@@ -48,6 +48,19 @@ enum How {
     Nccl,
 }
 
+/// What ranks say that only waited for one that failed.
+const ANOTHER: &str = "another rank failed";
+
+/// What all ranks found, or why the first failed that did so by itself.
+fn all<T>(mut found: Vec<Result<T, Failure>>) -> Result<Vec<T>, Failure> {
+    let waited = |failure: &Failure| matches!(failure, Failure::Wrong(why) if why == ANOTHER);
+    let cause = |of_rank: &Result<T, Failure>| of_rank.as_ref().is_err_and(|why| !waited(why));
+    if let Some(rank) = found.iter().position(cause) {
+        found.swap(0, rank);
+    }
+    found.into_iter().collect()
+}
+
 /// Where threads wait for each other, until one of them fails.
 struct Gate {
     threads: usize,
@@ -61,7 +74,7 @@ impl Gate {
         let all = (before / self.threads + 1) * self.threads;
         while self.arrived.load(Ordering::SeqCst) < all {
             if self.failed.load(Ordering::SeqCst) {
-                return Err(Failure::Wrong("another rank failed".to_owned()));
+                return Err(Failure::Wrong(ANOTHER.to_owned()));
             }
             std::thread::yield_now();
         }
@@ -182,7 +195,7 @@ pub(super) fn measure(
             })
             .collect()
     });
-    let found = found.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let found = all(found)?;
     let slowest = |run: usize| {
         found
             .iter()
@@ -352,5 +365,20 @@ impl Runner<'_> {
                 merged,
             ),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rank_that_failed_says_why() {
+        let waited = || Err::<u32, _>(Failure::Wrong(ANOTHER.to_owned()));
+        let failed = || Err(Failure::Input("no kernel".to_owned()));
+        let why = |found| all(found).unwrap_err().to_string();
+        assert!(why(vec![Ok(1), waited(), failed()]).contains("no kernel"));
+        assert!(why(vec![Ok(1), waited()]).contains(ANOTHER));
+        assert_eq!(all(vec![Ok(1), Ok(2)]).unwrap(), [1, 2]);
     }
 }
