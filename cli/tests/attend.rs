@@ -295,7 +295,12 @@ fn metadata_is_heeded() {
         check(
             layout,
             Dtype::F32,
-            &[("window_left", "-1"), ("format", "pt")],
+            &[
+                ("window_left", "-1"),
+                ("format", "pt"),
+                ("pos_encoding_mode", "NONE"),
+                ("k_scale", "1.0"),
+            ],
             plain(),
         );
         check(
@@ -336,7 +341,7 @@ fn bad_files_get_one_line_and_write_nothing() {
     fn note(input: &mut Input, name: &str, value: &str) {
         input.metadata.insert(name.to_owned(), value.to_owned());
     }
-    let slips: [Slip; 16] = [
+    let slips: [Slip; 19] = [
         (
             |i| drop(i.tensors.remove("kv_indices")),
             "there is no tensor \"kv_indices\"",
@@ -388,6 +393,20 @@ fn bad_files_get_one_line_and_write_nothing() {
         ),
         (|i| note(i, "Window-Left", "3"), "write \"window_left\""),
         (|i| note(i, "softcap", "3"), "write \"logits_soft_cap\""),
+        (|i| note(i, "k_scale", "0.5"), "computed without it"),
+        (
+            |i| note(i, "pos_encoding_mode", "ALIBI"),
+            "computed without it",
+        ),
+        (
+            |i| {
+                drop(
+                    i.tensors
+                        .insert("sinks", (Dtype::F32, vec![6], vec![0; 24])),
+                )
+            },
+            "sinks is there",
+        ),
         (
             |i| {
                 let indptr = i.tensors.get_mut("qo_indptr").unwrap();

@@ -32,6 +32,12 @@ pub(super) fn read(bytes: &[u8]) -> Result<Step, String> {
     let empty = HashMap::new();
     let metadata = Metadata(header.metadata().as_ref().unwrap_or(&empty));
     metadata.check_names()?;
+    let asked = |name: &str| file.tensor(name).is_ok() || metadata.asks_for(name);
+    if let Some(name) = NOT_TAKEN.into_iter().find(|name| asked(name)) {
+        return Err(format!(
+            "{name} is there, and attention would be computed without it: leave it out"
+        ));
+    }
 
     let q = float_tensor(&file, "q")?;
     let (k, v) = (
@@ -123,6 +129,18 @@ fn in_file_names(message: &str) -> String {
         .replace("row block", "request")
 }
 
+/// What FlashInfer's calls are given besides, and what would change the result.
+const NOT_TAKEN: [&str; 8] = [
+    "custom_mask",
+    "packed_custom_mask",
+    "pos_encoding_mode",
+    "alibi_slopes",
+    "sinks",
+    "q_scale",
+    "k_scale",
+    "v_scale",
+];
+
 struct Metadata<'a>(&'a HashMap<String, String>);
 
 impl Metadata<'_> {
@@ -168,6 +186,12 @@ impl Metadata<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether there is such a note, and it says something.
+    fn asks_for(&self, name: &str) -> bool {
+        let nothing = |note: &String| note == "NONE" || note.trim().parse() == Ok(1.0_f32);
+        self.0.get(name).is_some_and(|note| !nothing(note))
     }
 
     fn layout(&self) -> Result<KvLayout, String> {
