@@ -257,6 +257,8 @@ fn a_trace_is_replayed_beside_its_simulation() {
     assert_eq!(window.code, 0, "{}", window.stderr);
     let window: serde_json::Value = serde_json::from_str(&read("window.json")).unwrap();
     assert_eq!(window["policies"][1]["measured"]["makespan_s"], 0.3);
+    // The CPU computes a step while the host waits.
+    assert_eq!(window["ahead"], false);
 
     for (wrong, reason) in [
         (&["--policy", "orca+fast"][..], "there is no +fast"),

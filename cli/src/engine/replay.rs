@@ -152,6 +152,7 @@ pub fn run(
         trace: &trace,
         capacity,
         rate,
+        ahead: args.ahead(&*backend),
         calibration: &calibration,
         served: &served,
     };
@@ -382,6 +383,11 @@ impl<'a> Choices<'a> {
 }
 
 impl Args {
+    /// Whether each step is composed before the tokens of the last are known.
+    fn ahead(&self, backend: &dyn Backend) -> bool {
+        backend.is_asynchronous() && !self.wait
+    }
+
     /// Tokens of the largest step of any policy.
     fn most_tokens(&self, trace: &Trace) -> Result<u32, Failure> {
         let mut most = self.budget.max(self.batch);
@@ -402,7 +408,7 @@ impl Args {
         let mut simulation = Simulation::with_policy(cost, choices.limits(self, trace), policy);
         simulation.page_size = backend.page_size();
         simulation.pages = Some(backend.pages());
-        simulation.ahead = backend.is_asynchronous() && !self.wait;
+        simulation.ahead = self.ahead(backend);
         if self.prefix.is_some() {
             simulation.attention = match choices.unpacked {
                 true => AttentionSource::Unpacked,
@@ -442,7 +448,7 @@ fn serve(
     backend.plan_with(choices.planning())?;
     warm_up(&mut *backend)?;
     let policy = choices.policy(args, cost, trace)?;
-    let ahead = backend.is_asynchronous() && !args.wait;
+    let ahead = args.ahead(&*backend);
     let engine = Engine::with_policy(backend, choices.limits(args, trace), policy)?;
     let mut engine = engine.running_ahead(ahead);
     let progress = &mut |left| bar.set_position(left as u64);

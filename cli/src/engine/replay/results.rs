@@ -29,6 +29,8 @@ pub(super) struct Results<'a> {
     /// Requests in a second.
     pub capacity: f64,
     pub rate: Option<f64>,
+    /// Whether each step was composed before the tokens of the last were known.
+    pub ahead: bool,
     pub calibration: &'a Calibration,
     /// Each policy, and its simulation.
     pub served: &'a [(Replay, Report)],
@@ -206,7 +208,7 @@ impl Results<'_> {
             budget: args.budget,
             batch: args.batch,
             page_size: args.page_size,
-            ahead: !args.wait,
+            ahead: self.ahead,
             policies: served.collect(),
             correction: &self.calibration.correction,
             parts: Part::ALL.map(Part::name).to_vec(),
