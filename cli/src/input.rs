@@ -23,18 +23,31 @@ pub const MOST_TRACE: u64 = 512 << 20;
 /// # Errors
 /// [`Failure::Read`] where it cannot be read, is no UTF-8 or is longer than `most`.
 pub fn text(path: &Path, most: u64) -> Result<String, Failure> {
-    let bytes = bytes(path, most)?;
-    let mut text = String::from_utf8(bytes).map_err(|error| {
+    let mut text = utf8(path, bytes(path, most)?)?;
+    if text.starts_with('\u{feff}') {
+        text.drain(..'\u{feff}'.len_utf8());
+    }
+    Ok(text)
+}
+
+fn utf8(path: &Path, bytes: Vec<u8>) -> Result<String, Failure> {
+    String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         failure(
             path,
             io::Error::other(format!("byte {at} is not UTF-8: save it as UTF-8")),
         )
-    })?;
-    if text.starts_with('\u{feff}') {
-        text.drain(..'\u{feff}'.len_utf8());
-    }
-    Ok(text)
+    })
+}
+
+/// Reads a text to the end of standard input.
+///
+/// # Errors
+/// As [`text`].
+#[cfg(feature = "engine")]
+pub fn standard_input(most: u64) -> Result<String, Failure> {
+    let path = Path::new("standard input");
+    utf8(path, whole(path, io::stdin().lock(), most)?)
 }
 
 /// Reads a whole file of at most so many bytes.
@@ -43,8 +56,12 @@ pub fn text(path: &Path, most: u64) -> Result<String, Failure> {
 /// [`Failure::Read`]
 pub fn bytes(path: &Path, most: u64) -> Result<Vec<u8>, Failure> {
     let file = File::open(path).map_err(|error| failure(path, error))?;
+    whole(path, file, most)
+}
+
+fn whole(path: &Path, from: impl Read, most: u64) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
-    read_more(path, &mut file.take(most.saturating_add(1)), &mut bytes)?;
+    read_more(path, &mut from.take(most.saturating_add(1)), &mut bytes)?;
     if bytes.len() as u64 > most {
         let most = scaled(most as f64, "B");
         let reason = format!("it has more than {most}, the most that is read of such a file");

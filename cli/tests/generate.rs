@@ -97,6 +97,22 @@ fn caches_larger_than_memory_are_refused() {
 
 #[cfg(target_os = "linux")]
 #[test]
+fn a_prompt_without_end_is_not_read_to_its_end() {
+    let output = Command::new(env!("CARGO_BIN_EXE_tandem"))
+        .args(["generate", &model("qwen2"), "-", "--backend", "cpu"])
+        .stdin(std::fs::File::open("/dev/zero").unwrap())
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(
+        stderr.contains("standard input: it has more than"),
+        "{stderr}"
+    );
+}
+
+#[cfg(target_os = "linux")]
+#[test]
 fn traces_larger_than_memory_are_refused() {
     for more in [
         "--requests 16777216 --prefix 16",

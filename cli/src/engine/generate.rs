@@ -1,15 +1,12 @@
 //! `tandem generate`: a model writes on.
 
-use std::{
-    io::Read,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use tandem_engine::{Event, Finish, Generation, Message, Text, TextStream};
 
 use super::{ModelArgs, SamplingArgs};
-use crate::{Failure, output::print_styled, serve_sim::at_least_1, table::visible};
+use crate::{Failure, input, output::print_styled, serve_sim::at_least_1, table::visible};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -100,16 +97,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn prompt(args: &Args, text: &Text) -> Result<Vec<u32>, Failure> {
-    let mut content = args.prompt.clone();
-    if content == "-" {
-        content.clear();
-        std::io::stdin()
-            .read_to_string(&mut content)
-            .map_err(|error| Failure::Read {
-                path: "standard input".into(),
-                error,
-            })?;
-    }
+    let content = match &args.prompt[..] {
+        "-" => input::standard_input(input::MOST_JSON)?,
+        prompt => prompt.to_owned(),
+    };
     let tokens = match args.chat {
         false => text.encode(&content, true)?,
         true => {
