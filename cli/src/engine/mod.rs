@@ -200,8 +200,22 @@ impl From<Error> for Failure {
             Error::Attention(error) => error.into(),
             Error::Read { path, error } => Self::Read { path, error },
             Error::NoCublasLt => Self::Backend(error.to_string()),
-            Error::CublasLt { .. } => Self::Wrong(error.to_string()),
+            Error::CublasLt { .. } | Error::Cuda { .. } => Self::Wrong(error.to_string()),
             _ => Self::Input(error.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_that_fails_is_no_wrong_input() {
+        let failure = Failure::from(Error::Cuda {
+            call: "cuMemcpyHtoDAsync",
+            status: "CUDA_ERROR_ILLEGAL_ADDRESS".to_owned(),
+        });
+        assert!(matches!(failure, Failure::Wrong(_)), "{failure:?}");
     }
 }
