@@ -98,15 +98,27 @@ fn examine() -> Report {
     } else {
         "the CPU"
     };
+    let mut runs = vec![
+        ["demo, attend, bench", place],
+        ["plan, serve-sim, chunk-size", "the CPU, for any device"],
+        ["roofline, compare", "the CPU, on files of results"],
+    ];
+    runs.push(match cfg!(feature = "engine") {
+        true => ["generate, serve", place],
+        false => [
+            "generate, serve",
+            "nowhere: install with --features cuda,engine",
+        ],
+    });
+    runs.push(match cfg!(feature = "emulator") {
+        true => ["trace", "an emulated GPU, on the CPU"],
+        false => ["trace", "nowhere: install with --features emulator"],
+    });
     Report {
         format: "tandem-doctor-1",
         program: format!("tandem {}", env!("CARGO_PKG_VERSION")),
         findings,
-        runs: vec![
-            ["demo, attend, bench", place],
-            ["plan, serve-sim, chunk-size", "the CPU, for any device"],
-            ["roofline, compare", "the CPU, on files of results"],
-        ],
+        runs,
     }
 }
 

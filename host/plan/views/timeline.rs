@@ -47,7 +47,8 @@ impl Schedule {
     #[must_use]
     pub fn busy(&self) -> f64 {
         let spans = self.spans.iter();
-        let busy: f64 = spans.map(|span| span.end_ns - span.begin_ns).sum();
+        // A sum of none would be −0.
+        let busy = spans.fold(0.0, |busy, span| busy + (span.end_ns - span.begin_ns));
         busy / (self.makespan_ns * f64::from(self.ctas)).max(f64::MIN_POSITIVE)
     }
 
