@@ -175,6 +175,60 @@ unstable! {
 
 unstable! {
     /// What may differ between models, as code at named places of one algorithm.
+    ///
+    /// A variant of your own runs on the CPU and in the reference as it is. On a GPU it takes kernels that are compiled for it
+    /// ([guide](https://docs.rs/crate/tandem-attn/latest/source/docs/guide/own-variant.md)).
+    ///
+    /// ```
+    /// use tandem_attn::{
+    ///     Cpu,
+    ///     kv::KvView,
+    ///     plan::{PlanOptions, Planner},
+    ///     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    ///     reference,
+    ///     tensor::HeadTensors,
+    ///     variant::{Pair, Real, Variant, VariantParams},
+    /// };
+    ///
+    /// /// The last keys count more, and no query sees the key in front of its own.
+    /// #[derive(Clone, Copy)]
+    /// struct Recent(VariantParams);
+    ///
+    /// impl Variant for Recent {
+    ///     // Hooks that are not announced are not called.
+    ///     const TRANSFORMS_LOGITS: bool = true;
+    ///     const MASKS: bool = true;
+    ///
+    ///     fn params(&self) -> &VariantParams {
+    ///         &self.0
+    ///     }
+    ///
+    ///     /// In base 2.
+    ///     fn logit<R: Real>(&self, dot: R, at: Pair) -> R {
+    ///         let bonus = if at.distance < 4.0 { 0.5 } else { 0.0 };
+    ///         dot * R::from_f32(self.0.scale_log2) + R::from_f32(bonus)
+    ///     }
+    ///
+    ///     fn visible(&self, at: Pair) -> bool {
+    ///         at.distance != 1.0
+    ///     }
+    /// }
+    ///
+    /// let spec = Spec::new(2, 1, 16).with_dtype(Dtype::F32);
+    /// let mut table = PageTable::new(8, 2);
+    /// table.push(&[1, 0], 11);
+    /// let (cpu, batch) = (Cpu::new(), Batch::new(vec![0, 3], table));
+    /// let plan = Planner::new().plan(&spec, &batch, &cpu.device(), &PlanOptions::default())?;
+    ///
+    /// let numbers: Vec<f32> = (0..256_u16).map(|index| f32::from(index * 37 % 64) / 32.0 - 1.0).collect();
+    /// let (q, kv) = (&numbers[..96], KvView::new(&spec, KvLayout::Nhd, 8, &numbers, &numbers));
+    /// let (variant, none, mut out) = (Recent(spec.variant_params()), HeadTensors::default(), [0.0_f32; 96]);
+    /// cpu.run_with(&variant, &plan, q, &[kv], &mut out, None, &none)?;
+    ///
+    /// let right = reference::attention_with(&variant, &spec, &batch, q, &[kv], &none)?.out;
+    /// assert!(out.iter().zip(&right).all(|(&out, right)| (f64::from(out) - right).abs() < 1e-5));
+    /// # Ok::<(), tandem_attn::Error>(())
+    /// ```
     mod variant {
         pub use kernels_gpu::{
             abi::VariantParams,
