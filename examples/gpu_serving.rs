@@ -1,7 +1,10 @@
 //! A serving loop on a GPU: a prompt, a chunk of a second prompt beside decodes, then decodes from a captured graph.
 //!
 //! `cargo run --release --features cuda --example gpu_serving`. Neither a CUDA toolkit nor another CUDA crate is needed;
-//! without a GPU it says what is missing and ends.
+//! without a GPU it says what is missing and ends. It also runs on the emulated driver of docs/guide/without-a-gpu.md.
+//!
+//! In a program of your own it takes the features `cuda` and, for the comparison with f64 alone, `unstable`, and the crates
+//! `half` and `fastrand`.
 
 use std::error::Error as StdError;
 
@@ -66,7 +69,9 @@ impl Model {
 
 /// Runs the example.
 pub fn main() -> Result<(), Box<dyn StdError>> {
-    let gpu = match Gpu::new(0) {
+    // `Gpu::new` is enough where machine code for the GPU is inside; others, and the emulated one, compile PTX.
+    let mut progress = |module| eprintln!("{module}");
+    let gpu = match Gpu::builder().compile_ptx(&mut progress).build(0) {
         Ok(gpu) => gpu,
         Err(missing @ (Error::NoDriver { .. } | Error::NoDevice { .. })) => {
             println!("{missing}");
@@ -128,8 +133,9 @@ pub fn main() -> Result<(), Box<dyn StdError>> {
     for _ in 0..6 {
         decodes.push(cache.acquire(&mut pool, &prompt));
     }
+    // No page is to be copied before it is written: they share full pages alone. A `Sequence::fork` may share its last one.
     for request in &mut decodes {
-        let _ = request.append(&mut pool, 9)?;
+        assert_eq!(request.append(&mut pool, 9)?, None);
     }
     let mut other = Sequence::default();
     let _ = other.append(&mut pool, 300)?;

@@ -12,10 +12,10 @@
 //! All three are bookkeeping only: the memory is yours.
 //!
 //! ```
-//! use half::bf16;
 //! use tandem_attn::{
 //!     Cpu,
-//!     kv::{KvView, KvViewMut, PagePool, PrefixCache, Sequence},
+//!     half::bf16,
+//!     kv::{KvViewMut, PagePool, PrefixCache, Sequence},
 //!     plan::{PlanOptions, Planner, Update},
 //!     problem::{Batch, KvLayout, PageTable, Spec},
 //! };
@@ -31,16 +31,16 @@
 //! let _ = first.append(&mut pool, 48)?;
 //! cache.insert(&mut pool, &prompt, &mut first);
 //! let mut second = cache.acquire(&mut pool, &prompt);
-//! let _ = second.append(&mut pool, 20)?;
-//! assert_eq!(second.pages()[..3], *first.pages());
-//! # let _ = first.append(&mut pool, 1)?;
+//! assert_eq!(second.pages(), first.pages());
 //!
 //! // # The batch
-//! // This step: one new token of the first request, 20 of the second.
+//! // This step: one new token of the first request, 20 of the second. Their keys count: room is made for them first.
+//! // A page that others hold, too, is traded for another one and has to be copied; here none is.
+//! assert_eq!((first.append(&mut pool, 1)?, second.append(&mut pool, 20)?), (None, None));
 //! let mut table = PageTable::new(pool.page_size(), pool.pages());
 //! first.push_to(&mut table);
 //! second.push_to(&mut table);
-//! let mut batch = Batch::new(vec![0, 1, 21], table);
+//! let batch = Batch::new(vec![0, 1, 21], table);
 //! batch.check(&spec)?; // whatever is wrong is named, with its values
 //!
 //! // # The plan
@@ -56,10 +56,8 @@
 //! let (mut k, mut v) = (vec![bf16::ZERO; elements], vec![bf16::ZERO; elements]);
 //! let mut kv = KvViewMut::new(&spec, KvLayout::Nhd, 16, &mut k, &mut v);
 //! let new = vec![bf16::ONE; 69 * 2 * 64];
-//! let slot = |sequence: &Sequence, token: u32| {
-//!     sequence.pages()[token as usize / 16] * 16 + token % 16
-//! };
-//! let slots: Vec<u32> = (0..49).map(|t| slot(&first, t)).chain((48..68).map(|t| slot(&second, t))).collect();
+//! let table = &batch.parts[0].table;
+//! let slots = [table.slots(0, 0..49)?, table.slots(1, 48..68)?].concat();
 //! Cpu::append_paged_kv(&spec, 32, &slots, &new, &new, &mut kv)?;
 //!
 //! let q = vec![bf16::ONE; 21 * 8 * 64];
@@ -68,14 +66,19 @@
 //! assert_eq!(out, q); // a mean of values that are all one
 //!
 //! // # The next step
-//! // Decodes within their last pages: the plan is patched instead of made anew.
-//! # let mut table = PageTable::new(pool.page_size(), pool.pages());
-//! # first.push_to(&mut table);
-//! # second.push_to(&mut table);
-//! # batch = Batch::new(vec![0, 1, 2], table);
-//! # plan = planner.plan(&spec, &batch, &device, &options)?;
-//! batch.parts[0].table.last_page_len[0] += 1;
-//! batch.parts[0].table.last_page_len[1] += 1;
+//! // Both requests decode now: other queries than before, so the plan is made anew.
+//! let decodes = |first: &Sequence, second: &Sequence| {
+//!     let mut table = PageTable::new(16, 32);
+//!     first.push_to(&mut table);
+//!     second.push_to(&mut table);
+//!     Batch::new(vec![0, 1, 2], table)
+//! };
+//! assert_eq!((first.append(&mut pool, 1)?, second.append(&mut pool, 1)?), (None, None));
+//! let batch = decodes(&first, &second);
+//! assert_eq!(planner.update(&spec, &batch, &device, &options, &mut plan)?, Update::Planned);
+//! // From then on it is patched, as long as new tokens fit into the last pages.
+//! assert_eq!((first.append(&mut pool, 1)?, second.append(&mut pool, 1)?), (None, None));
+//! let batch = decodes(&first, &second);
 //! assert_eq!(planner.update(&spec, &batch, &device, &options, &mut plan)?, Update::Patched);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -172,6 +175,60 @@ unstable! {
 
 unstable! {
     /// What may differ between models, as code at named places of one algorithm.
+    ///
+    /// A variant of your own runs on the CPU and in the reference as it is. On a GPU it takes kernels that are compiled for it
+    /// ([guide](https://docs.rs/crate/tandem-attn/latest/source/docs/guide/own-variant.md)).
+    ///
+    /// ```
+    /// use tandem_attn::{
+    ///     Cpu,
+    ///     kv::KvView,
+    ///     plan::{PlanOptions, Planner},
+    ///     problem::{Batch, Dtype, KvLayout, PageTable, Spec},
+    ///     reference,
+    ///     tensor::HeadTensors,
+    ///     variant::{Pair, Real, Variant, VariantParams},
+    /// };
+    ///
+    /// /// The last keys count more, and no query sees the key in front of its own.
+    /// #[derive(Clone, Copy)]
+    /// struct Recent(VariantParams);
+    ///
+    /// impl Variant for Recent {
+    ///     // Hooks that are not announced are not called.
+    ///     const TRANSFORMS_LOGITS: bool = true;
+    ///     const MASKS: bool = true;
+    ///
+    ///     fn params(&self) -> &VariantParams {
+    ///         &self.0
+    ///     }
+    ///
+    ///     /// In base 2.
+    ///     fn logit<R: Real>(&self, dot: R, at: Pair) -> R {
+    ///         let bonus = if at.distance < 4.0 { 0.5 } else { 0.0 };
+    ///         dot * R::from_f32(self.0.scale_log2) + R::from_f32(bonus)
+    ///     }
+    ///
+    ///     fn visible(&self, at: Pair) -> bool {
+    ///         at.distance != 1.0
+    ///     }
+    /// }
+    ///
+    /// let spec = Spec::new(2, 1, 16).with_dtype(Dtype::F32);
+    /// let mut table = PageTable::new(8, 2);
+    /// table.push(&[1, 0], 11);
+    /// let (cpu, batch) = (Cpu::new(), Batch::new(vec![0, 3], table));
+    /// let plan = Planner::new().plan(&spec, &batch, &cpu.device(), &PlanOptions::default())?;
+    ///
+    /// let numbers: Vec<f32> = (0..256_u16).map(|index| f32::from(index * 37 % 64) / 32.0 - 1.0).collect();
+    /// let (q, kv) = (&numbers[..96], KvView::new(&spec, KvLayout::Nhd, 8, &numbers, &numbers));
+    /// let (variant, none, mut out) = (Recent(spec.variant_params()), HeadTensors::default(), [0.0_f32; 96]);
+    /// cpu.run_with(&variant, &plan, q, &[kv], &mut out, None, &none)?;
+    ///
+    /// let right = reference::attention_with(&variant, &spec, &batch, q, &[kv], &none)?.out;
+    /// assert!(out.iter().zip(&right).all(|(&out, right)| (f64::from(out) - right).abs() < 1e-5));
+    /// # Ok::<(), tandem_attn::Error>(())
+    /// ```
     mod variant {
         pub use kernels_gpu::{
             abi::VariantParams,
@@ -193,6 +250,11 @@ unstable! {
         };
     }
 }
+
+/// The programs of the front page.
+#[cfg(all(doctest, feature = "cuda"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 // Its symbols stand in for the driver's; a dependency that nobody names is not linked.
 #[cfg(feature = "cust")]

@@ -21,7 +21,7 @@ use tandem_attn::{
         emulated::{Emulated, Schedule, Settings},
         gpu::{DeviceBuffer, KvPool, Stream, WorkspaceOptions},
     },
-    kv::{KvScales, KvStrides},
+    kv::{KvScales, KvStrides, KvView},
     plan::{
         Bound, DeviceDescription, MergeMode, Plan, PlanOptions, Planner, SplitMode, pod::PodMode,
     },
@@ -352,6 +352,50 @@ fn values_may_lie_in_another_layout_than_keys() {
         tolerance.absolute = 1.0 / 256.0;
         let differs = compare("out", &shape, &to_f64(&out), &right.out, tolerance);
         assert_eq!(differs, Ok(()), "{dim_qk}, {dim_v}");
+    }
+}
+
+/// A page holds the keys and values of several layers. What a layer has of the last page ends before the page's stride does.
+#[test]
+fn pools_may_be_one_layer_of_many() {
+    let _others = no_failure();
+    let emulated = Emulated::new(settings(1, 4)).expect("the emulator");
+    let (spec, page) = (Spec::new(4, 2, 64), 8);
+    // The last page of the pool is in use.
+    let mut table = PageTable::new(page, 3);
+    table.push(&[1, 2], 13);
+    let batch = Batch::new(vec![0, 1], table);
+    let plan = Planner::new()
+        .plan(&spec, &batch, &emulated.device(), &PlanOptions::default())
+        .expect("it can be planned");
+    let dense = KvLayout::Nhd.strides(page, 2, 64);
+    let strides = KvStrides {
+        page: 4 * dense.page,
+        ..dense
+    };
+    let memory: Vec<bf16> = (0..3 * strides.page)
+        .map(|index| bf16::from_f32((index.wrapping_mul(0x9E37_79B1) >> 24) as f32 / 128.0 - 1.0))
+        .collect();
+    let q = &memory[..4 * 64];
+    for layer in [0, 1] {
+        let [k, v] = [2 * layer, 2 * layer + 1].map(|at| &memory[at * dense.page as usize..]);
+        let mut kv = KvView::new(&spec, KvLayout::Nhd, page, k, v);
+        (kv.k_strides, kv.v_strides) = (strides, strides);
+        let [mut out, mut right] = [[bf16::NAN; 4 * 64]; 2];
+        let cpu = Cpu::new().run(&plan, q, &[kv], &mut right, None);
+        assert_eq!(cpu, Ok(()), "layer {layer}");
+        let ran = emulated.run(&plan, q, &[kv], &mut out, None);
+        assert_eq!(ran, Ok(()), "layer {layer}");
+        let mut tolerance = Tolerance::of(Dtype::BF16);
+        tolerance.absolute = 1.0 / 256.0;
+        let differs = compare(
+            "out",
+            &[1, 4, 64],
+            &to_f64(&out),
+            &to_f64(&right),
+            tolerance,
+        );
+        assert_eq!(differs, Ok(()), "layer {layer}");
     }
 }
 

@@ -103,9 +103,17 @@ fn examine() -> Report {
         ["plan, serve-sim, chunk-size", "the CPU, for any device"],
         ["roofline, compare", "the CPU, on files of results"],
     ];
-    if cfg!(feature = "engine") {
-        runs.insert(1, ["generate, serve", place]);
-    }
+    runs.push(match cfg!(feature = "engine") {
+        true => ["generate, serve", place],
+        false => [
+            "generate, serve",
+            "nowhere: install with --features cuda,engine",
+        ],
+    });
+    runs.push(match cfg!(feature = "emulator") {
+        true => ["trace", "an emulated GPU, on the CPU"],
+        false => ["trace", "nowhere: install with --features emulator"],
+    });
     Report {
         format: "tandem-doctor-1",
         program: format!("tandem {}", env!("CARGO_PKG_VERSION")),

@@ -3,7 +3,7 @@
 //! One module for each subcommand, with the arguments as `Args` and the work as `run`. What a subcommand
 //! says is collected and printed by [`output`]; what goes wrong is a [`Failure`], which knows its exit code.
 
-use std::process::ExitCode;
+use std::{ffi::OsStr, process::ExitCode};
 
 use clap::{Parser, Subcommand, builder::styling};
 
@@ -86,6 +86,19 @@ enum Command {
     Man(pages::Man),
 }
 
+/// A subcommand that this program was built without, and how to have it.
+fn left_out(subcommand: Option<&OsStr>) -> Option<Failure> {
+    let features = match subcommand?.to_str()? {
+        "trace" if cfg!(not(feature = "emulator")) => "emulator",
+        "generate" | "serve" if cfg!(not(feature = "engine")) => "cuda,engine",
+        _ => return None,
+    };
+    Some(Failure::Backend(format!(
+        "this tandem was built without `tandem {}`: install it with --features {features}",
+        subcommand?.display()
+    )))
+}
+
 /// Parses the arguments of the process, does what they say, and reports what goes wrong.
 #[must_use]
 pub fn main() -> ExitCode {
@@ -97,7 +110,13 @@ pub fn main() -> ExitCode {
             output::print_styled(&help.render().ansi().to_string());
             return ExitCode::SUCCESS;
         }
-        Err(wrong) => wrong.exit(),
+        Err(wrong) => match left_out(std::env::args_os().nth(1).as_deref()) {
+            None => wrong.exit(),
+            Some(failure) => {
+                output::error(&failure);
+                return failure.exit_code();
+            }
+        },
     };
     let result = match cli.command {
         None => demo::run(&demo::Args::default()),

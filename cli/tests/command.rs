@@ -279,6 +279,43 @@ fn wrong_flags_are_pointed_at() {
     assert_eq!(files(directory.path()), ["hybrid.json"]);
 }
 
+/// What the program was built without is no misspelt subcommand.
+#[test]
+fn subcommands_of_other_features_say_how_to_have_them() {
+    let directory = directory();
+    for (subcommand, there, features) in [
+        ("trace", cfg!(feature = "emulator"), "emulator"),
+        ("generate", cfg!(feature = "engine"), "cuda,engine"),
+        ("serve", cfg!(feature = "engine"), "cuda,engine"),
+    ] {
+        let said = run(directory.path(), &[subcommand, "--some"]);
+        let install = format!("install it with --features {features}");
+        assert_eq!(said.code, if there { 2 } else { 3 }, "{}", said.stderr);
+        assert_eq!(said.stderr.contains(&install), !there, "{}", said.stderr);
+        let doctor = run(directory.path(), &["doctor"]).stdout;
+        let nowhere = format!("nowhere: install with --features {features}");
+        assert_eq!(doctor.contains(&nowhere), !there, "{doctor}");
+    }
+}
+
+/// It once said that CTAs are busy −0 % of the time.
+#[test]
+fn a_plan_of_no_work_takes_no_time() {
+    let directory = directory();
+    let empty = HYBRID
+        .split_once("\"requests\"")
+        .map(|(heads, _)| format!("{heads}\"requests\": [{{ \"q_len\": 0, \"kv_len\": 9 }}] }}"))
+        .expect("a workload of requests");
+    std::fs::write(directory.path().join("empty.json"), empty).expect("writable");
+    let said = run(directory.path(), &["plan", "empty.json"]);
+    assert!(
+        said.stdout.contains("busy 0 %"),
+        "{}{}",
+        said.stdout,
+        said.stderr
+    );
+}
+
 #[test]
 fn what_no_kernel_does_is_not_planned() {
     let directory = directory();

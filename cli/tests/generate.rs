@@ -136,9 +136,13 @@ fn what_is_no_model_is_wrong_input() {
         code, stderr: said, ..
     } = run(here.path(), &["generate", "nowhere", "a"]);
     assert!(
-        code == 2 && said.contains("cannot read nowhere/tokenizer.json"),
+        code == 2
+            && said.contains("nowhere is not there: give the folder of a model")
+            && said.contains("hf download"),
         "{code}: {said}"
     );
+    let said = run(here.path(), &["serve", "."]).stderr;
+    assert!(said.contains(". has no config.json: give"), "{said}");
     let Said {
         code, stderr: said, ..
     } = run(

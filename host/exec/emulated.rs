@@ -202,7 +202,7 @@ impl Emulated {
                 true => k,
                 false => memory.put(view.v)?,
             };
-            let pages = view.k.len() as u32 / view.k_strides.page.max(1);
+            let pages = view.pages(spec);
             let pool = KvPool::new(spec, KvLayout::Nhd, view.k_strides.page_size, pages, k, v);
             pools.push(
                 pool.with_strides(view.k_strides, view.v_strides)

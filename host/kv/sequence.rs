@@ -61,10 +61,13 @@ impl Sequence {
         &mut self.pages
     }
 
-    /// Pages that [`Sequence::append`] would take from the pool.
+    /// Pages that [`Sequence::append`] would take from the pool; of more tokens than 32 bits count `u32::MAX`, which no pool has.
     #[must_use]
     pub fn pages_for(&self, pool: &PagePool, tokens: u32) -> u32 {
-        let grown = (self.len + tokens).div_ceil(pool.page_size()) - self.pages.len() as u32;
+        let Some(len) = self.len.checked_add(tokens) else {
+            return u32::MAX;
+        };
+        let grown = len.div_ceil(pool.page_size()) - self.pages.len() as u32;
         grown + u32::from(self.copies_last(pool, tokens).is_some())
     }
 

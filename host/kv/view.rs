@@ -173,6 +173,17 @@ impl<'a, T: Element> KvView<'a, T> {
         &self.v[row(self.v_strides, page, offset, head, head_dim)]
     }
 
+    /// Whole pages in the slices. The last one ends with its last row, which a stride of pages may lead beyond.
+    #[cfg(feature = "emulator")]
+    pub(crate) fn pages(&self, spec: &Spec) -> u32 {
+        let of = |len, strides, dim| pages_in(len, strides, spec.kv_heads, self.stored(dim));
+        of(self.k.len(), self.k_strides, spec.head_dim_qk).min(of(
+            self.v.len(),
+            self.v_strides,
+            spec.head_dim_v,
+        ))
+    }
+
     /// A key as numbers, before any scale that is not in its row.
     pub(crate) fn wide_key(&self, page: u32, offset: u32, head: u32, head_dim: u32) -> Vec<f64> {
         self.wide(

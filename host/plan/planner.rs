@@ -4,8 +4,8 @@ use kernels_gpu::registry::{KernelId, Loads};
 
 use super::{
     data::{
-        Bound, MergeMode, PackRule, Plan, PlanError, PlanOptions, PodPlan, Rules, SplitMode,
-        Unsupported, check_split, collect_tables,
+        Bound, Kernel, MergeMode, PackRule, Plan, PlanError, PlanOptions, PodPlan, Rules,
+        SplitMode, Unsupported, check_split, collect_tables,
     },
     draft::{BatchInput, Drafter, PrefillSizes},
     emit::{Emitter, Pieces, merge_mode},
@@ -13,7 +13,7 @@ use super::{
     model::{DeviceDescription, Model},
     split::{SplitInput, Splitter},
 };
-use crate::problem::{Batch, Part, Spec};
+use crate::problem::{Batch, Padding, Part, Spec};
 
 /// Makes plans. Keep it from step to step: its buffers are reused, so that planning allocates nothing in
 /// the steady state.
@@ -108,6 +108,7 @@ impl Planner {
         let mut fits = Ok(());
         for options in attempts {
             self.stages(batch, options, plan)?;
+            check_pages(plan, batch, device)?;
             fits = options
                 .bound
                 .map_or(Ok(()), |bound| bound.check(&Bound::of(plan)));
@@ -186,7 +187,7 @@ fn check_heads(model: &Model, batch: &Batch, options: &PlanOptions) -> Result<()
                 device: device.name.clone(),
                 what: what.replace("merges", "with merges"),
             },
-            false => of_heads(model, what.into()),
+            false => of_heads(spec, device, what.into()),
         }
         .into());
     }
@@ -206,17 +207,45 @@ fn check_heads(model: &Model, batch: &Batch, options: &PlanOptions) -> Result<()
         Some(part) if kernels().any(by_groups) => {
             let size = part.table.page_size;
             let what = format!("reads pages of {size} tokens: give pages of a multiple of 8");
-            Err(of_heads(model, what).into())
+            Err(of_heads(spec, device, what).into())
         }
         _ => Ok(()),
     }
 }
 
-fn of_heads(model: &Model, what: String) -> Unsupported {
+/// Heads that are computed in the kernels of larger ones come by tensor maps alone, which bring groups of 8 tokens. Prompts of
+/// some have kernels of their own, so which requests that are is known of the plan.
+fn check_pages(plan: &Plan, batch: &Batch, device: &DeviceDescription) -> Result<(), PlanError> {
+    let spec = &plan.spec;
+    if Padding::of(spec).is_none() {
+        return Ok(());
+    }
+    for group in &plan.groups {
+        if group
+            .id
+            .is_none_or(|id| id.info().head_dim == spec.head_dim_qk)
+        {
+            continue;
+        }
+        let items = plan.items_of(group).iter();
+        let mut sizes = items.map(|item| batch.parts[item.part as usize].table.page_size);
+        if let Some(size) = sizes.find(|size| !size.is_multiple_of(8)) {
+            let does = match group.kernel {
+                Kernel::Decode => "decodes from",
+                Kernel::Prefill => "reads",
+            };
+            let what = format!("{does} pages of {size} tokens: give pages of a multiple of 8");
+            return Err(of_heads(spec, device, what).into());
+        }
+    }
+    Ok(())
+}
+
+fn of_heads(spec: &Spec, device: &DeviceDescription, what: String) -> Unsupported {
     Unsupported::Heads {
-        device: model.device.name.clone(),
-        head_dim_qk: model.spec.head_dim_qk,
-        head_dim_v: model.spec.head_dim_v,
+        device: device.name.clone(),
+        head_dim_qk: spec.head_dim_qk,
+        head_dim_v: spec.head_dim_v,
         what,
     }
 }

@@ -156,7 +156,10 @@ pub enum ProblemError {
         expected: usize,
     },
     /// An array of the wrong length.
-    #[error("{name} of part {part} has {got} entries where there are {expected} row blocks")]
+    #[error(
+        "{name} of part {part} has {got} entries where there are {expected} row blocks: the table has one for each request, \
+         and index pointers an entry more than that"
+    )]
     Length {
         /// The array.
         name: &'static str,

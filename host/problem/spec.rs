@@ -112,8 +112,8 @@ impl Default for Variant {
 /// - Query tokens that the planner gives to a decode kernel, one or a few of a request, are computed as with
 ///   [`F16`](Self::F16): memory is their limit, not arithmetic. A batch of decodes alone has the same plan with both.
 /// - In a hybrid batch prefills are computed in what was chosen, and the decodes beside them as ever.
-/// - Pages whose size is no multiple of 8 have no decode kernel. All requests on them are prefills, those of one token
-///   too.
+/// - Keys and values of 8 bits on pages whose size is no multiple of 8 have no decode kernel. All requests on them are
+///   prefills, those of one token too.
 ///
 /// [`Plan::groups`](crate::plan::Plan::groups) says which kernel has which tokens. A device without such kernels for the
 /// heads, the type of keys and values and the variant refuses to plan

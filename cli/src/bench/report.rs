@@ -50,9 +50,14 @@ pub fn render(file: &ResultFile) -> String {
     text += &table.render();
     text += &left_out;
     text += "\nµs: median with flushed caches, ± half the interquartile range. Bytes: each key and value once.\n\
-             % limit: the least time by the read and multiply-add limits, over the time taken.\n\
-             read: a plain read of as many bytes, flushed as well.\n\
-             error: of outputs and log-sums, sampled against f64, as a share of what rounding allows.\n";
+             % limit: the least time by the read and multiply-add limits, over the time taken.\n";
+    text += match with_read {
+        true => "read: a plain read of as many bytes, flushed as well.\n",
+        false => {
+            "warm: the median of runs one after the other, whose caches are as the last left them.\n"
+        }
+    };
+    text += "error: of outputs and log-sums, sampled against f64, as a share of what rounding allows.\n";
     text
 }
 

@@ -12,15 +12,27 @@ use crate::{
 };
 
 pub(super) fn program() -> Finding {
-    let cuda = cfg!(feature = "cuda");
+    let features = [
+        ("cuda", cfg!(feature = "cuda")),
+        ("emulator", cfg!(feature = "emulator")),
+        ("engine", cfg!(feature = "engine")),
+    ];
+    let features: Vec<_> = features
+        .iter()
+        .filter_map(|&(name, on)| on.then_some(name))
+        .collect();
     let slow = cfg!(debug_assertions);
     Finding {
         what: "program",
         state: if slow { State::Problem } else { State::Ok },
         found: format!(
-            "tandem {}, {} feature cuda, {}, for {}-{}",
+            "tandem {}, {}, {}, for {}-{}",
             env!("CARGO_PKG_VERSION"),
-            if cuda { "with the" } else { "without the" },
+            match features[..] {
+                [] => "without the features cuda, emulator and engine".to_owned(),
+                [one] => format!("with the feature {one}"),
+                _ => format!("with the features {}", features.join(", ")),
+            },
             if slow { "not optimised" } else { "optimised" },
             std::env::consts::ARCH,
             std::env::consts::OS

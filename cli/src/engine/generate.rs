@@ -44,7 +44,7 @@ pub struct Args {
 /// [`Failure::Input`] for a model or a prompt that cannot be taken, [`Failure::Backend`].
 pub fn run(args: &Args) -> Result<(), Failure> {
     let sampling = args.sampling.sampling()?;
-    let text = Text::read(&args.model.model)?;
+    let text = Text::read(args.model.folder()?)?;
     let prompt = prompt(args, &text)?;
     let mut engine = args.model.engine(1)?;
     let count = prompt.len();

@@ -4,7 +4,7 @@ pub mod generate;
 pub mod replay;
 pub mod serve;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
 #[cfg(feature = "cuda")]
@@ -12,7 +12,7 @@ use tandem_attn::exec::gpu::Gpu;
 use tandem_attn::problem::Dtype;
 use tandem_engine::{Architecture, Backend, CpuBackend, Engine, Error, Limits, Sampling, Weights};
 
-use crate::{Failure, backend::Choice, memory, serve_sim::at_least_1};
+use crate::{Failure, backend::Choice, memory, serve_sim::at_least_1, table::visible};
 
 /// Tokens in a page of the caches.
 const PAGE_SIZE: u32 = 16;
@@ -40,6 +40,22 @@ pub struct ModelArgs {
 }
 
 impl ModelArgs {
+    /// The model's folder, or what to give in place of what was given: most give a name first.
+    fn folder(&self) -> Result<&Path, Failure> {
+        let folder = self.model.as_path();
+        let what = match (folder.is_dir(), folder.exists()) {
+            (true, _) if folder.join("config.json").exists() => return Ok(folder),
+            (true, _) => "has no config.json",
+            (false, true) => "is no folder",
+            (false, false) => "is not there",
+        };
+        Err(Failure::Input(format!(
+            "{} {what}: give the folder of a model as Hugging Face keeps it, with config.json, *.safetensors and \
+             tokenizer.json. Nothing is downloaded; `hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B` brings one",
+            visible(&folder.display().to_string(), false)
+        )))
+    }
+
     /// Loads the model, with a bar of the layers that are there.
     fn engine(&self, waiting: usize) -> Result<Engine, Failure> {
         let architecture = Architecture::read(&self.model)?;

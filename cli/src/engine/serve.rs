@@ -40,7 +40,7 @@ pub struct Args {
 /// # Errors
 /// [`Failure::Input`] for a model that cannot be taken or an address that cannot be listened on, [`Failure::Backend`].
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let text = Text::read(&args.model.model)?;
+    let text = Text::read(args.model.folder()?)?;
     let engine = args.model.engine(args.waiting as usize)?;
     let name = args.name.clone().unwrap_or_else(|| {
         let folder = args

@@ -2,11 +2,8 @@
 
 use own_variant_kernels::{CHUNKED, Chunked, Chunks};
 use tandem_attn::{
-    Error,
-    exec::{
-        Cpu,
-        gpu::{DeviceBuffer, Gpu, Image, KvPool, Module, RunTensors, WorkspaceOptions},
-    },
+    Cpu, Error,
+    gpu::{DeviceBuffer, Gpu, Image, KvPool, Module, RunTensors, WorkspaceOptions},
     half::bf16,
     kv::KvView,
     plan::{Bound, PlanOptions, Planner},

@@ -259,8 +259,8 @@ fn parameters(
                 dimension: "pages",
                 got: v_strides.page as usize,
                 rule: format!(
-                    "{} times that between heads, as the keys'",
-                    k.places_per_page
+                    "{} times that between heads, as the keys': heads of {} take keys and values in one layout",
+                    k.places_per_page, padding.dim
                 ),
             });
         }

@@ -516,8 +516,11 @@ impl Making<'_> {
         match Padding::of(&self.workspace.spec) {
             Some(padding) if kernel.info().loads == Loads::Rows => Err(Error::NoInstance {
                 kernel: "attention",
-                asked: format!("head dimension {}, row by row", padding.dim),
-                there: "by tensor maps: pages of a multiple of 8 tokens, keys and values alike, on Hopper",
+                asked: format!(
+                    "head dimension {} in pages that are read row by row",
+                    padding.dim
+                ),
+                there: "those that read by tensor maps: pages of a multiple of 8 tokens, keys and values in one layout, on Hopper",
             }),
             _ => Ok(()),
         }

@@ -25,6 +25,21 @@ fn an_empty_pool_says_what_to_do() {
     );
 }
 
+/// The sum of both once wrapped, and the sequence was cut to what was left.
+#[test]
+fn more_tokens_than_32_bits_count_are_no_pages_at_all() {
+    let mut pool = PagePool::new(4, 16);
+    let mut sequence = Sequence::default();
+    assert_eq!(sequence.append(&mut pool, 10), Ok(None));
+    for tokens in [u32::MAX, u32::MAX - 5, u32::MAX - 9] {
+        let refused = sequence.append(&mut pool, tokens).unwrap_err();
+        assert_eq!((refused.free, refused.total), (3, 4));
+        assert_eq!(refused.wanted, u32::MAX);
+        assert_eq!((sequence.len(), sequence.pages()), (10, &[0][..]));
+    }
+    sequence.release(&mut pool);
+}
+
 #[test]
 #[should_panic(expected = "page 0 is free already")]
 fn a_double_free_is_caught() {

@@ -60,7 +60,8 @@ pub enum PlanError {
     },
     /// The plan does not fit the bound it was to keep.
     #[error(
-        "the plan needs {needed} {what}, the bound holds {bound}: raise the bound or send a smaller batch"
+        "the plan needs {needed} {what}, the bound holds {bound}: raise the BatchLimits that the bound is made of, or send a \
+         smaller batch"
     )]
     Bound {
         /// What there is too much of.

@@ -35,7 +35,22 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// The usual batch: one table, one row block per request.
+    /// The usual batch: one table, one row block per request, in the order of `qo_indptr`.
+    ///
+    /// The keys of a request count its new tokens, which stand last: append their keys before attention, and push the length
+    /// with them. A request without new tokens in this step has the same entry twice in `qo_indptr`.
+    ///
+    /// ```
+    /// use tandem_attn::problem::{Batch, PageTable, Spec};
+    ///
+    /// let mut table = PageTable::new(16, 10);
+    /// table.push(&[7, 3], 20); // a prompt of 20 tokens, all of them new
+    /// table.push(&[5], 9); // waits in this step
+    /// table.push(&[9, 1, 4], 41); // a decode behind 40 tokens
+    /// let batch = Batch::new(vec![0, 20, 20, 21], table);
+    /// batch.check(&Spec::new(32, 8, 128))?;
+    /// # Ok::<(), tandem_attn::problem::ProblemError>(())
+    /// ```
     #[must_use]
     pub fn new(qo_indptr: Vec<u32>, table: PageTable) -> Self {
         Self {

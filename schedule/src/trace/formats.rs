@@ -81,7 +81,11 @@ impl Trace {
 }
 
 fn mooncake(line: &str) -> Result<Arrival, String> {
-    let line: MooncakeLine = serde_json::from_str(line).map_err(|error| error.to_string())?;
+    let line: MooncakeLine = serde_json::from_str(line).map_err(|error| {
+        format!(
+            "{error}: each line of such a trace is an object with timestamp, input_length, output_length and hash_ids"
+        )
+    })?;
     for (field, tokens) in [
         ("input_length", line.input_length),
         ("output_length", line.output_length),
@@ -242,6 +246,12 @@ mod tests {
         );
         assert!(error(&format!("{azure}2023-11-16 00:00:00,1\n")).contains("fewer than 3"));
         assert!(error("{\"timestamp\": 0}").contains("input_length"));
+        // Another file of JSON, such as a workload.
+        let workload = error("{ \"heads\": 8,\n  \"requests\": [] }");
+        assert!(
+            workload.contains("line 1") && workload.contains("each line of such a trace"),
+            "{workload}"
+        );
         for date in [
             "2023-13-46 00:00:00",
             "2023-02-29 00:00:00",

@@ -21,6 +21,9 @@ impl DeviceDescription {
     /// Whether the device has kernels for these heads: what can be asked when a model is loaded, before there is
     /// any batch. Planning refuses the same.
     ///
+    /// It knows no page size. On a GPU, heads of 512 and heads whose dimension lies between those of kernels (such as 48, 80
+    /// or 96) need pages of a multiple of 8 tokens: planning refuses their decodes on others.
+    ///
     /// A CPU computes every [`Spec`] whose prefills are to compute in `Compute::F16`.
     ///
     /// ```

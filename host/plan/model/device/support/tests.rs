@@ -319,6 +319,32 @@ fn planning_and_sizing_refuse_what_no_kernel_does() {
     assert!(on_a100(tile(16, 32)).is_ok());
 }
 
+/// Once they were planned, and refused by the run: a model's prompts went well, and its first decode did not.
+#[test]
+fn heads_between_those_of_kernels_need_pages_of_a_multiple_of_8() {
+    let plan = |head_dim: u32, page_size: u32, q_len: u32, device: &str| {
+        let mut table = PageTable::new(page_size, 100);
+        table.push(&(0..60_u32.div_ceil(page_size)).collect::<Vec<_>>(), 60);
+        let device = DeviceDescription::named(device).unwrap();
+        let (batch, options) = (Batch::new(vec![0, q_len], table), PlanOptions::default());
+        Planner::new().plan(&Spec::new(14, 2, head_dim), &batch, &device, &options)
+    };
+    for head_dim in [16, 48, 80, 96, 112, 144, 208] {
+        for q_len in [1, 30] {
+            assert!(plan(head_dim, 16, q_len, "h200").is_ok());
+            assert!(plan(head_dim, 5, q_len, "cpu").is_ok());
+        }
+        let refused = plan(head_dim, 5, 1, "h200").unwrap_err().to_string();
+        let right = format!(
+            "no kernel for h200 with a head dimension of {head_dim} decodes from pages of 5 tokens: give pages of a multiple of 8"
+        );
+        assert_eq!(refused, right);
+        // Prompts of some of these heads have kernels of their own, which take pages of any size.
+        let own = matches!(head_dim, 80 | 96 | 112);
+        assert_eq!(plan(head_dim, 5, 30, "h200").is_ok(), own, "{head_dim}");
+    }
+}
+
 /// Once such a batch was planned and its ancestors ignored.
 #[test]
 fn latent_heads_take_no_ancestors_on_a_gpu() {
