@@ -347,7 +347,7 @@ pub(crate) const fn registers(threads: u32, ctas: u32) -> u32 {
 }
 
 /// The tables of all families.
-const TABLES: [&[&[KernelInfo]]; 14] = [
+const TABLES: [&[&[KernelInfo]]; 15] = [
     sm90::prefill::ROWS,
     sm90::prefill::f8::ROWS,
     sm90::decode_mma::ROWS,
@@ -355,6 +355,7 @@ const TABLES: [&[&[KernelInfo]]; 14] = [
     sm90::decode_wgmma::wide::ROWS,
     sm90::decode_wgmma::large::ROWS,
     sm90::mla::ROWS,
+    sm90::mla::narrow::ROWS,
     sm80::prefill::ROWS,
     sm80::decode::TABLE,
     sm80::pod::ROWS,

@@ -13,7 +13,7 @@ use super::{
         CONVERTERS, GROUP, RAW_BARRIERS, RAW_SLOTS, ROW_BYTES, ROW_ROPE, ROW_SCALES, SLABS,
         VALUE_DIM,
     },
-    shared::{Shared, Unit},
+    shared::{Shared, Unit, Units},
 };
 use crate::{
     abi::{LatentParams, WorkItem},
@@ -97,16 +97,11 @@ pub(super) unsafe fn bring<const KEYS: u32, const STAGES: u32, const CONVERTED: 
 
 /// The page of a lane's key of a block; what is no page behind the unit's last key.
 #[inline(always)]
-unsafe fn look_up<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
-    p: &LatentParams,
-    s: Shared<KEYS, STAGES, CONVERTED>,
-    slot: u32,
-    block: u32,
-) -> u32 {
+pub(super) unsafe fn look_up<U: Units>(p: &LatentParams, s: U, slot: u32, block: u32) -> u32 {
     let lane = misc::opaque(warp::lane_id());
     // SAFETY: the unit was published, and is until this warp says that it is done with it.
     let unit = unsafe { Unit::load(s.unit(slot)) };
-    let at = unit.first + block * KEYS + lane;
+    let at = unit.first + block * U::KEYS + lane;
     if at >= unit.kv_end {
         return u32::MAX;
     }
@@ -171,7 +166,7 @@ unsafe fn copy_group(raw: u32, row: u64, first: u32, mask: u32, policy: u64) {
 
 /// How long L2 keeps the keys of a unit.
 #[inline(always)]
-fn policy(p: &LatentParams, flags: u32) -> u64 {
+pub(super) fn policy(p: &LatentParams, flags: u32) -> u64 {
     // SAFETY: as the launch is.
     let long = unsafe { tile_counter::is_long(p.long, p.attention.record) };
     match p.tiles.get() > 1 || flags & WorkItem::SHARED_KEYS != 0 {
@@ -273,14 +268,17 @@ unsafe fn widen_half<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
 /// Eight numbers of 8 bits, times their scale, in bf16.
 #[inline(always)]
 fn widen(numbers: [u32; 2], scale: f32) -> [u32; 4] {
-    let pair = |pair: u16| {
-        let [first, second] = convert::f16x2_to_f32(convert::e4m3x2_to_f16x2(pair));
-        convert::f32x2_to_bf16x2(first * scale, second * scale)
-    };
     [
-        pair(numbers[0] as u16),
-        pair((numbers[0] >> 16) as u16),
-        pair(numbers[1] as u16),
-        pair((numbers[1] >> 16) as u16),
+        widen_pair(numbers[0] as u16, scale),
+        widen_pair((numbers[0] >> 16) as u16, scale),
+        widen_pair(numbers[1] as u16, scale),
+        widen_pair((numbers[1] >> 16) as u16, scale),
     ]
+}
+
+/// Two of them.
+#[inline(always)]
+pub(super) fn widen_pair(numbers: u16, scale: f32) -> u32 {
+    let [first, second] = convert::f16x2_to_f32(convert::e4m3x2_to_f16x2(numbers));
+    convert::f32x2_to_bf16x2(first * scale, second * scale)
 }

@@ -12,7 +12,7 @@ use super::{
     config::VALUE_DIM,
     mainloop::meet,
     products::O,
-    shared::{Shared, Unit},
+    shared::{Shared, Unit, Units},
 };
 use crate::{
     abi::{DIRECT, LatentParams},

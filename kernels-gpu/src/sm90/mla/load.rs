@@ -10,7 +10,7 @@ use super::{
     super::pipeline::Pipeline,
     PREFETCH_DISTANCE,
     config::{SLAB_BYTES, SLABS, half_bytes, query_slabs},
-    shared::{Shared, Unit},
+    shared::{Shared, Unit, Units},
 };
 use crate::{
     abi::{LatentParams, QueryRow, WorkItem},
@@ -19,23 +19,19 @@ use crate::{
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// Claims unit after unit, each when the one before comes to its end, publishes what it is and loads its queries.
+/// Claims unit after unit, each when the one before comes to its end, and publishes what it is and who its rows are;
+/// then `ready` is told of the unit's place and of the unit.
 ///
 /// # Safety
-/// A whole warp comes here; `map` is that of the queries, and the barriers are initialised.
+/// A whole warp comes here; the barriers are initialised.
 #[inline(always)]
-pub(super) unsafe fn claim<const KEYS: u32, const STAGES: u32, const CONVERTED: bool>(
-    p: &LatentParams,
-    map: *const TensorMap,
-    s: Shared<KEYS, STAGES, CONVERTED>,
-) {
+pub(super) unsafe fn claim<U: Units>(p: &LatentParams, s: U, mut ready: impl FnMut(u32, &Unit)) {
     // SAFETY: as the launch is.
     let a = &unsafe { p.attention.of_this_plan() };
     let lane = warp::lane_id();
     let ctas = thread::grid_dim_x();
     let mut unit = thread::block_idx_x();
     let mut slots = Pipeline::<2>::PRODUCER;
-    let mut queries = Pipeline::<1>::PRODUCER;
     let mut ends = Pipeline::<1>::CONSUMER;
     // SAFETY: a whole warp; the barriers say what belongs to whom.
     unsafe {
@@ -53,7 +49,7 @@ pub(super) unsafe fn claim<const KEYS: u32, const STAGES: u32, const CONVERTED: 
                 kv_begin: item.kv_begin,
                 kv_end: item.kv_end,
                 // A unit without keys walks one block, all of it masked.
-                blocks: ((item.kv_end - first + KEYS - 1) / KEYS).max(1),
+                blocks: ((item.kv_end - first + U::KEYS - 1) / U::KEYS).max(1),
                 flags: item.flags,
             };
             mbarrier::wait(s.unit_free(slots.stage), slots.parity);
@@ -75,11 +71,7 @@ pub(super) unsafe fn claim<const KEYS: u32, const STAGES: u32, const CONVERTED: 
                 token += 32;
             }
             mbarrier::arrive(s.rows_full(slots.stage));
-            // Lanes read the rows of others.
-            warp::sync_warp(WARP);
-            mbarrier::wait(s.queries_free(), queries.parity);
-            queries.advance();
-            bring_queries(p, map, s, slots.stage, &described);
+            ready(slots.stage, &described);
             slots.advance();
             if described.blocks >= PREFETCH_DISTANCE {
                 mbarrier::wait(s.near_end(), ends.parity);
@@ -93,6 +85,33 @@ pub(super) unsafe fn claim<const KEYS: u32, const STAGES: u32, const CONVERTED: 
             Unit::NONE.store(s.unit(slots.stage));
         }
         mbarrier::arrive(s.unit_full(slots.stage));
+    }
+}
+
+/// [`claim`], and brings each unit's queries.
+///
+/// # Safety
+/// A whole warp comes here; `map` is that of the queries, and the barriers are initialised.
+#[inline(always)]
+pub(super) unsafe fn claim_with_queries<
+    const KEYS: u32,
+    const STAGES: u32,
+    const CONVERTED: bool,
+>(
+    p: &LatentParams,
+    map: *const TensorMap,
+    s: Shared<KEYS, STAGES, CONVERTED>,
+) {
+    let mut queries = Pipeline::<1>::PRODUCER;
+    // SAFETY: the caller's promises; the unit's rows were listed.
+    unsafe {
+        claim(p, s, |slot, unit| {
+            // Lanes read the rows of others.
+            warp::sync_warp(WARP);
+            mbarrier::wait(s.queries_free(), queries.parity);
+            queries.advance();
+            bring_queries(p, map, s, slot, unit);
+        });
     }
 }
 

@@ -7,7 +7,7 @@ use super::{
     config::{QUERY_SLABS, SLABS, query_slabs},
     epilogue::finish,
     products::{HELD, HELD_CONVERTED, O, add_handed, add_own, hold, hold_from_memory, multiply},
-    shared::{Shared, Unit, WEIGHTS_CHUNK},
+    shared::{Shared, Unit, Units, WEIGHTS_CHUNK},
     visible::{clear, hide, hide_missing, is_whole},
 };
 use crate::{

@@ -38,6 +38,7 @@ mod epilogue;
 mod load;
 #[cfg(target_arch = "nvptx64")]
 mod mainloop;
+pub mod narrow;
 #[cfg(target_arch = "nvptx64")]
 mod products;
 #[cfg(target_arch = "nvptx64")]
@@ -60,7 +61,7 @@ mod entries {
     use super::{
         config::{CONSUMERS, Keys, table},
         convert::{bring, convert},
-        load::{claim, load, load_rows},
+        load::{claim_with_queries, load, load_rows},
         mainloop::consume,
         shared::Shared,
     };
@@ -105,7 +106,7 @@ mod entries {
                     if thread < THREADS - CONSUMERS {
                         setmaxnreg::decrease::<{ REGISTERS[0] }>();
                         match (thread / 32, KEYS) {
-                            (2, _) => claim(&p, maps, s),
+                            (2, _) => claim_with_queries(&p, maps, s),
                             (0, Keys::Pages) => load::<false, _, _, _>(&p, maps.add(1), s),
                             (1, Keys::Pages) => load::<true, _, _, _>(&p, maps.add(2), s),
                             (0, Keys::Rows) => load_rows::<false, _, _, _>(&p, s, [0, $keys]),

@@ -11,7 +11,7 @@ use super::{
         uniform,
     },
     config::{HEAD_DIM, HELD_SLABS, QUERY_SLABS, SLAB_BYTES, SLABS, VALUE_DIM},
-    shared::{Shared, Unit, WEIGHTS_CHUNK},
+    shared::{Shared, Unit, Units, WEIGHTS_CHUNK},
 };
 use crate::{abi::LatentParams, common::half::Half};
 

@@ -9,10 +9,74 @@ use super::config::{
 pub(super) use crate::sm90::unit::Unit;
 use crate::{abi::QueryRow, sm90::unit::UNIT_BYTES};
 
+/// Where the claiming warp finds what it writes.
+pub(super) trait Units: Copy {
+    /// Keys of a block.
+    const KEYS: u32;
+    /// The [`Unit`] of a place.
+    fn unit(self, slot: u32) -> u32;
+    /// The [`QueryRow`] of one of a unit's tokens.
+    fn row(self, slot: u32, token: u32) -> u32;
+    /// It is known what the unit is.
+    fn unit_full(self, slot: u32) -> u32;
+    /// It is done: loaders have read it, consumers have written their results.
+    fn unit_free(self, slot: u32) -> u32;
+    /// It is known who the unit's rows are.
+    fn rows_full(self, slot: u32) -> u32;
+    /// A unit of [`PREFETCH_DISTANCE`](super::PREFETCH_DISTANCE) blocks or more comes to its end.
+    fn near_end(self) -> u32;
+
+    /// Reads a row.
+    ///
+    /// # Safety
+    /// The unit has the token, and its barrier completed.
+    #[inline(always)]
+    unsafe fn load_row(self, slot: u32, token: u32) -> QueryRow {
+        // SAFETY: the unit has the token, and its barrier completed.
+        let [token, position, slot, merge] = unsafe { shared::load_u32x4(self.row(slot, token)) };
+        QueryRow {
+            token,
+            position: position as i32,
+            slot,
+            merge,
+        }
+    }
+}
+
 /// Shared addresses, where there are `STAGES` blocks of `KEYS` keys, which are converted or not.
 #[derive(Clone, Copy)]
 pub(super) struct Shared<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> {
     pub base: u32,
+}
+
+impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Units
+    for Shared<KEYS, STAGES, CONVERTED>
+{
+    const KEYS: u32 = KEYS;
+    #[inline(always)]
+    fn unit(self, slot: u32) -> u32 {
+        self.base + Self::AT.units + slot * UNIT_BYTES
+    }
+    #[inline(always)]
+    fn row(self, slot: u32, token: u32) -> u32 {
+        self.base + Self::AT.rows + (slot * TILE_ROWS + token) * 16
+    }
+    #[inline(always)]
+    fn unit_full(self, slot: u32) -> u32 {
+        self.barrier(slot)
+    }
+    #[inline(always)]
+    fn unit_free(self, slot: u32) -> u32 {
+        self.barrier(2 + slot)
+    }
+    #[inline(always)]
+    fn rows_full(self, slot: u32) -> u32 {
+        self.barrier(4 + slot)
+    }
+    #[inline(always)]
+    fn near_end(self) -> u32 {
+        self.barrier(8)
+    }
 }
 
 impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Shared<KEYS, STAGES, CONVERTED> {
@@ -33,26 +97,6 @@ impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Shared<KEYS, STA
     #[inline(always)]
     pub fn weights(self, stage: u32) -> u32 {
         self.half(stage, 1) + (SLABS[1] - 1) * 1024
-    }
-    /// The [`QueryRow`] of one of a unit's tokens.
-    #[inline(always)]
-    pub fn row(self, slot: u32, token: u32) -> u32 {
-        self.base + Self::AT.rows + (slot * TILE_ROWS + token) * 16
-    }
-    /// The same, read.
-    ///
-    /// # Safety
-    /// The unit has the token, and its barrier completed.
-    #[inline(always)]
-    pub unsafe fn load_row(self, slot: u32, token: u32) -> QueryRow {
-        // SAFETY: the unit has the token, and its barrier completed.
-        let [token, position, slot, merge] = unsafe { shared::load_u32x4(self.row(slot, token)) };
-        QueryRow {
-            token,
-            position: position as i32,
-            slot,
-            merge,
-        }
     }
     /// The reference of a row's weights, of a consumer's latest block.
     #[inline(always)]
@@ -75,27 +119,8 @@ impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Shared<KEYS, STA
         self.base + Self::AT.totals + ((slot * 2 + consumer) * TILE_ROWS + row) * 4
     }
     #[inline(always)]
-    pub fn unit(self, slot: u32) -> u32 {
-        self.base + Self::AT.units + slot * UNIT_BYTES
-    }
-    #[inline(always)]
     fn barrier(self, index: u32) -> u32 {
         self.base + Self::AT.barriers + 8 * index
-    }
-    /// It is known what the unit is.
-    #[inline(always)]
-    pub fn unit_full(self, slot: u32) -> u32 {
-        self.barrier(slot)
-    }
-    /// It is done: loaders have read it, consumers have written their results.
-    #[inline(always)]
-    pub fn unit_free(self, slot: u32) -> u32 {
-        self.barrier(2 + slot)
-    }
-    /// It is known who the unit's rows are.
-    #[inline(always)]
-    pub fn rows_full(self, slot: u32) -> u32 {
-        self.barrier(4 + slot)
     }
     /// The unit's queries are there.
     #[inline(always)]
@@ -106,11 +131,6 @@ impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Shared<KEYS, STA
     #[inline(always)]
     pub fn queries_free(self) -> u32 {
         self.barrier(7)
-    }
-    /// A unit of [`PREFETCH_DISTANCE`](super::PREFETCH_DISTANCE) blocks or more comes to its end.
-    #[inline(always)]
-    pub fn near_end(self) -> u32 {
-        self.barrier(8)
     }
     #[inline(always)]
     pub fn full(self, stage: u32, half: u32) -> u32 {

@@ -4,7 +4,7 @@ use cuda_std::{misc, shared, warp};
 
 use super::{
     config::{GROUP, SLABS},
-    shared::{Shared, Unit},
+    shared::{Shared, Unit, Units},
 };
 use crate::{
     abi::LatentParams,
