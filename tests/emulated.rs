@@ -11,7 +11,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use adversarial::{KINDS, allowed, make_hard};
 use half::{bf16, f16};
-use numeric::{Tolerance, compare, to_f64};
+use numeric::{Rng, Tolerance, compare, to_f64};
 use problems::{Tensors, cases, heads as of_heads, prefixed, sinks, variant};
 use proptest::{prelude::*, strategy::ValueTree};
 use tandem_attn::{
@@ -315,6 +315,51 @@ fn rows_beside_large_logits_are_computed_as_without() {
     for dim in [64, 128] {
         beside_rows_with_large_logits::<bf16>(dim);
         beside_rows_with_large_logits::<f16>(dim);
+    }
+}
+
+/// Logits of two keys in blocks of their own that differ little: the one that is read first just fits the range of the
+/// reference that all others gave, the second does not. What the first added must outlast the change of reference.
+#[test]
+fn a_new_reference_keeps_what_has_outgrown_the_one_before() {
+    let _others = no_failure();
+    let emulated = Emulated::new(settings(1, 3)).expect("the emulator");
+    let kinds: [fn(&mut Rng, u32, u32) -> f32; 2] = [
+        |_, at, keys| match at {
+            3 => 123.5,
+            _ if at == keys / 2 => 120.0,
+            _ => 0.0,
+        },
+        |_, at, keys| match keys - at {
+            // Seen by half of the queries.
+            50 => 123.5,
+            _ if at == keys / 2 => 120.0,
+            _ => 0.0,
+        },
+    ];
+    for dim in [64, 128, 256, 512] {
+        let spec = Spec::new(2, 1, dim);
+        let batch = prefixed(&[(400, 0, 100)], 16, false, 3);
+        let plan = Planner::new()
+            .plan(&spec, &batch, &emulated.device(), &PlanOptions::default())
+            .expect("it can be planned");
+        for logit in kinds {
+            let mut tensors = Tensors::<bf16, bf16>::random(&spec, &batch, KvLayout::Nhd, 5);
+            make_hard(&mut tensors, &spec, &batch, logit, false);
+            let right = tensors.reference(&spec, &batch);
+            let mut out = vec![bf16::NAN; right.out.len()];
+            emulated
+                .run(&plan, &tensors.q, &tensors.views(), &mut out, None)
+                .expect("it runs");
+            let of_out = Tolerance {
+                absolute: 1.0 / 256.0,
+                ..Tolerance::of(Dtype::BF16)
+            };
+            let [of_out, _] = allowed(&right, 1.0, of_out, of_out);
+            let shape = [out.len() / dim as usize, dim as usize];
+            compare("out", &shape, &to_f64(&out), &right.out, of_out)
+                .unwrap_or_else(|what| panic!("{dim}: {what}"));
+        }
     }
 }
 

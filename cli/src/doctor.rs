@@ -196,8 +196,9 @@ mod tests {
             .is_none_or(|advice| advice.contains("generate, serve"));
         assert!(needed || cfg!(not(feature = "engine")));
         let runs = examine().runs;
-        let models = runs.iter().any(|[what, _]| what.contains("generate"));
-        assert_eq!(models, cfg!(feature = "engine"));
+        let of_models = runs.iter().find(|[what, _]| what.contains("generate"));
+        let nowhere = of_models.expect("a line").clone()[1].starts_with("nowhere");
+        assert_eq!(nowhere, cfg!(not(feature = "engine")));
     }
 
     #[test]

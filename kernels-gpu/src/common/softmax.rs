@@ -36,6 +36,11 @@ const fn margin<T: Half>() -> f32 {
     if T::WIDE { 88.0 } else { 0.0 }
 }
 
+/// How far, in base 2, a row's next reference is put above the one that it has: the factor for what was accumulated is not
+/// lost below 2⁻¹²⁶ then. Outputs may be 2⁸⁸ times as large as their reference says and count beside a maximum that is hardly
+/// larger.
+const LONGEST_STEP: f32 = 125.0;
+
 /// A thread's weights of one row and block, added up, that call for a look at the row's maximum. A logit that outgrew its
 /// reference by more than it [may](most_growth) makes such a sum, however its difference to the reference was rounded.
 #[must_use]
@@ -253,11 +258,19 @@ impl Rows {
             // SAFETY: the caller's promise.
             let mut reference = unsafe { of_row(maximum[h]) };
             if (reference - self.reference[h]) * scale[h] > const { most_growth::<T>() } {
+                let had_one = self.reference[h] > f32::NEG_INFINITY;
                 if const { margin::<T>() > 0.0 } {
                     // Finite beside any scale.
-                    reference += (const { margin::<T>() } * rcp(scale[h])).min(f32::MAX);
+                    let logits = |log2: f32| (log2 * rcp(scale[h])).min(f32::MAX);
+                    let above = reference + logits(const { margin::<T>() });
+                    let reach = self.reference[h] + logits(LONGEST_STEP);
+                    reference = if had_one {
+                        above.min(reach).max(reference)
+                    } else {
+                        above
+                    };
                 }
-                outgrown |= self.reference[h] > f32::NEG_INFINITY;
+                outgrown |= had_one;
                 factors[h] = self.refer_to(h, reference, scale[h]);
             }
             h += 1;
