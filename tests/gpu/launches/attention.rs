@@ -134,10 +134,10 @@ fn planned(gpu: &Gpu, row: &KernelInfo) -> Planned {
         }
         Op::Decode if row.latent => {
             // Tokens of several tiles have kernels with long blocks.
-            let heads = if row.keys > 32 || row.cache.is_some() {
-                100
-            } else {
-                60
+            let heads = match (row.rows, row.keys) {
+                (..=16, _) => 7,
+                (_, ..=32) if row.cache.is_none() => 60,
+                _ => 100,
             };
             planned.spec = spec(row, heads);
             planned.requests = vec![(150, 1), (33, 2), (1, 1)];
