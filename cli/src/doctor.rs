@@ -197,7 +197,7 @@ mod tests {
         assert!(needed || cfg!(not(feature = "engine")));
         let runs = examine().runs;
         let of_models = runs.iter().find(|[what, _]| what.contains("generate"));
-        let nowhere = of_models.expect("a line").clone()[1].starts_with("nowhere");
+        let nowhere = of_models.expect("a line")[1].starts_with("nowhere");
         assert_eq!(nowhere, cfg!(not(feature = "engine")));
     }
 

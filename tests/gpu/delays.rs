@@ -2,11 +2,11 @@
 //!
 //! ```sh
 //! cargo xtask fuzz delays --seed 7 --out target/delayed
-//! TANDEM_DELAYED=target/delayed TANDEM_CASES=20 cargo test --features cust --test gpu -- delays:: --nocapture
+//! TANDEM_DELAYED=target/delayed TANDEM_CALLS=5000 cargo test --features cust --test gpu -- delays:: --nocapture
 //! ```
 //!
-//! `TANDEM_CASES` is the number of problems for each kernel; each is run once without delays and four times with them.
-//! `TANDEM_ENTRIES` chooses kernels by a text in their names. Without `TANDEM_DELAYED` there is nothing to compare with.
+//! Each problem of a kernel is run once without delays and four times with them. `TANDEM_CALLS` is the number of runs
+//! with delays that each family of kernels has at least. `TANDEM_ENTRIES` chooses kernels by a text in their names. Without `TANDEM_DELAYED` there is nothing to compare with.
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Mutex};
 
@@ -74,9 +74,22 @@ fn waits_change_no_bit() {
         .filter(|entry| entry.name().contains(&only))
         .filter(|entry| !AS_THEY_ARE.contains(&entry.row.family.name()))
         .collect();
+    let wanted = std::env::var("TANDEM_CALLS").map_or(1, |text| text.parse().expect("a number"));
     let calls = Mutex::new(BTreeMap::<String, u64>::new());
-    for seed in 0..u64::from(common::problems::cases(1).cases) {
-        entries.par_iter().for_each(|entry| {
+    for seed in 0.. {
+        let done = calls.lock().expect("nobody panics").clone();
+        let missing: Vec<&Entry> = entries
+            .iter()
+            .filter(|entry| {
+                done.get(&entry.family())
+                    .is_none_or(|&calls| calls < wanted)
+            })
+            .collect();
+        if missing.is_empty() {
+            println!("calls with delays: {done:?}");
+            break;
+        }
+        missing.par_iter().for_each(|entry| {
             let run = |gpu: &Gpu| {
                 entry
                     .run(gpu, seed)
@@ -96,7 +109,5 @@ fn waits_change_no_bit() {
                 .entry(entry.family())
                 .or_default() += REPEATS;
         });
-        let calls = calls.lock().expect("nobody panics");
-        println!("{} problems of each kernel: {calls:?}", seed + 1);
     }
 }

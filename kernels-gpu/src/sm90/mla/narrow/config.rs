@@ -67,6 +67,9 @@ pub(super) const TEAMS: u32 = 2;
 /// Warps that bring keys, which take blocks in turn as well; with the one that claims units they are a warpgroup.
 #[cfg(target_arch = "nvptx64")]
 pub(super) const LOADERS: u32 = 3;
+/// Keys of a block whose copies arrive together.
+#[cfg(target_arch = "nvptx64")]
+pub(super) const KEYS_AN_ARRIVAL: u32 = 8;
 /// Threads that feed, and threads of a CTA.
 pub(super) const FEEDERS: u32 = 128;
 pub(super) const THREADS: u32 = FEEDERS + TEAMS * WARPS * 32;

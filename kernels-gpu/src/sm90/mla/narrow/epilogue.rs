@@ -26,7 +26,7 @@ use crate::{
     },
 };
 
-/// Both teams have come here, for the first, second and third time of a unit.
+/// Both teams have come here: their states are there; halves of their rows; those have been read.
 const BOTH: u32 = 1 + 2 * TEAMS;
 const THREADS: u32 = TEAMS * WARPS * 32;
 
@@ -52,7 +52,7 @@ pub(super) unsafe fn finish<const STAGES: u32>(
         if pair == 0 {
             shared::store_f32x2(s.state(team, row), [softmax.max, softmax.sum]);
         }
-        barrier::bar_sync(BOTH, THREADS);
+        meet();
         let mut rows = [Softmax::EMPTY; 2];
         let mut own = [0.0; 2];
         let mut h = 0;
@@ -88,7 +88,7 @@ pub(super) unsafe fn finish<const STAGES: u32>(
             shared::store_f32x4(at(team) + i as u32 * 512, given);
             i += 1;
         }
-        barrier::bar_sync(BOTH, THREADS);
+        meet();
         let mut out = [0.0; 16];
         i = 0;
         while i < 4 {
@@ -163,5 +163,16 @@ pub(super) unsafe fn finish<const STAGES: u32>(
                 i += 1;
             }
         }
+    }
+}
+
+/// Both teams wait for each other, twice: racecheck now and then misses that a barrier of the hardware orders what one warp
+/// has stored right before it and another reads right behind.
+#[inline(always)]
+unsafe fn meet() {
+    // SAFETY: all warps of both teams come here.
+    unsafe {
+        barrier::bar_sync(BOTH, THREADS);
+        barrier::bar_sync(BOTH, THREADS);
     }
 }

@@ -29,7 +29,7 @@
 //! | unit free (2) | 608 | loaders and teams are done with it |
 //! | rows full (2) | 32 | who its rows are |
 //! | ends soon | 1 | the next unit may be claimed |
-//! | full (8) | 33 | a loader's lanes' copies, and which keys are there |
+//! | full (8) | 129 | a loader's lanes' copies, 8 keys at a time, and which keys are there |
 //! | free (8) | 256 | the lanes of a team have the keys in registers |
 //!
 //! | named barrier | threads | |

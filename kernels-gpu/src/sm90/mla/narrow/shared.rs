@@ -3,8 +3,8 @@
 use cuda_std::{fence, mbarrier, thread};
 
 use super::config::{
-    KEYS, LOADERS, Offsets, PARTIAL_BYTES, ROWS_OF_TILE, STAGE_BARRIERS, TEAMS, THREADS, WARPS,
-    WEIGHTS_BYTES,
+    KEYS, KEYS_AN_ARRIVAL, LOADERS, Offsets, PARTIAL_BYTES, ROWS_OF_TILE, STAGE_BARRIERS, TEAMS,
+    THREADS, WARPS, WEIGHTS_BYTES,
 };
 use crate::sm90::{
     mla::{config::ROW_BYTES, shared::Units},
@@ -113,7 +113,7 @@ impl<const STAGES: u32> Shared<STAGES> {
                 2 | 3 => (LOADERS + TEAMS * WARPS) * 32,
                 6 => 1,
                 // Every lane's copies, and what a lane says of the block; the lanes of a team.
-                _ if (index - STAGE_BARRIERS) % 2 == 0 => 32 + 1,
+                _ if (index - STAGE_BARRIERS) % 2 == 0 => KEYS / KEYS_AN_ARRIVAL * 32 + 1,
                 _ => WARPS * 32,
             };
             // SAFETY: nobody knows the barriers yet.
