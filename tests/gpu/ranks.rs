@@ -2,7 +2,7 @@
 //! in f64; rounds of captured graphs; and what happens where a rank fails.
 
 use std::{
-    sync::OnceLock,
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -21,6 +21,12 @@ use tandem_attn::{
     reference,
     shard::{Keys, RankError, ShardError, Sharding, Share},
 };
+
+/// One test at a time: a group that ends waits for its GPUs as wholes, which breaks off what another captures there.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// All GPUs that there are; none, and a line that says why.
 fn gpus(test: &str) -> &'static [Gpu] {
@@ -277,6 +283,7 @@ proptest! {
     /// Attention of all ranks, then what each signals, then the merges: one thread, and as few GPUs as there are.
     #[test]
     fn merged_ranks_are_the_reference(case in case()) {
+        let _alone = alone();
         let gpus = gpus("merged_ranks_are_the_reference");
         if gpus.is_empty() || case.batch.total_q() == 0 {
             return Ok(());
@@ -340,6 +347,7 @@ fn plain(ranks: u32) -> Case {
 
 #[test]
 fn threads_and_graphs_give_the_same_bits() {
+    let _alone = alone();
     let Some(_) = two_gpus("threads_and_graphs_give_the_same_bits") else {
         return;
     };
@@ -396,6 +404,7 @@ fn threads_and_graphs_give_the_same_bits() {
 
 #[test]
 fn nccl_gives_the_bits_of_direct_reads() {
+    let _alone = alone();
     let Some(_) = two_gpus("nccl_gives_the_bits_of_direct_reads") else {
         return;
     };
@@ -459,6 +468,7 @@ fn nccl_gives_the_bits_of_direct_reads() {
 
 #[test]
 fn nccl_without_its_other_rank_is_an_error_in_time() {
+    let _alone = alone();
     let gpus = gpus("nccl_without_its_other_rank_is_an_error_in_time");
     let (Some(gpu), Ok(id)) = (gpus.first(), NcclId::new()) else {
         return;
@@ -494,6 +504,7 @@ fn missing_nccl_is_named() {
 
 #[test]
 fn a_thread_without_a_context_runs_on_any_gpu() {
+    let _alone = alone();
     for gpu in gpus("a_thread_without_a_context_runs_on_any_gpu") {
         let case = plain(1);
         let (tensors, right) = random(&case);
@@ -517,6 +528,7 @@ fn a_thread_without_a_context_runs_on_any_gpu() {
 
 #[test]
 fn each_rank_may_merge_rows_of_its_own() {
+    let _alone = alone();
     let gpus = gpus("each_rank_may_merge_rows_of_its_own");
     if gpus.is_empty() {
         return;
@@ -564,6 +576,7 @@ fn each_rank_may_merge_rows_of_its_own() {
 
 #[test]
 fn sizes_that_differ_are_refused_on_all_ranks() {
+    let _alone = alone();
     let gpus = gpus("sizes_that_differ_are_refused_on_all_ranks");
     if gpus.is_empty() {
         return;
@@ -605,6 +618,7 @@ fn sizes_that_differ_are_refused_on_all_ranks() {
 
 #[test]
 fn a_rank_that_does_not_come_is_an_error_in_time() {
+    let _alone = alone();
     let gpus = gpus("a_rank_that_does_not_come_is_an_error_in_time");
     let Some(gpu) = gpus.first() else { return };
     let spec = Spec::new(8, 2, 128);
@@ -649,6 +663,7 @@ fn a_rank_that_does_not_come_is_an_error_in_time() {
 
 #[test]
 fn a_rank_that_fails_ends_the_wait_of_the_others() {
+    let _alone = alone();
     let gpus = gpus("a_rank_that_fails_ends_the_wait_of_the_others");
     let Some(gpu) = gpus.first() else { return };
     if gpu.name().starts_with("Emulated") {
@@ -676,6 +691,7 @@ fn a_rank_that_fails_ends_the_wait_of_the_others() {
 
 #[test]
 fn groups_that_cannot_be_are_refused() {
+    let _alone = alone();
     let gpus = gpus("groups_that_cannot_be_are_refused");
     let Some(gpu) = gpus.first() else { return };
     let (spec, options) = (Spec::new(8, 2, 128), RankOptions::default());
