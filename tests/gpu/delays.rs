@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Each problem of a kernel is run once without delays and four times with them. `TANDEM_CALLS` is the number of runs
-//! with delays that each family of kernels has at least. `TANDEM_ENTRIES` chooses kernels by a text in their names. Without `TANDEM_DELAYED` there is nothing to compare with.
+//! with delays that each family of kernels has at least. `TANDEM_ENTRIES` chooses kernels by a text in their names.
+//! Without `TANDEM_DELAYED` there is nothing to compare with.
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Mutex};
 

@@ -20,15 +20,17 @@ use crate::{
         math::exp2,
         state::{Softmax, sink_of, with_sink},
     },
-    sm90::mla::{
-        config::VALUE_DIM,
-        shared::{Unit, Units},
+    sm90::{
+        meet,
+        mla::{
+            config::VALUE_DIM,
+            shared::{Unit, Units},
+        },
     },
 };
 
 /// Both teams have come here: their states are there; halves of their rows; those have been read.
 const BOTH: u32 = 1 + 2 * TEAMS;
-const THREADS: u32 = TEAMS * WARPS * 32;
 
 /// Adds up what both teams have of a unit, and writes 16 columns of one row a lane: the first team the upper 8 rows, the
 /// second the lower ones. Each team hands the others over in the place of its logits.
@@ -52,7 +54,7 @@ pub(super) unsafe fn finish<const STAGES: u32>(
         if pair == 0 {
             shared::store_f32x2(s.state(team, row), [softmax.max, softmax.sum]);
         }
-        meet();
+        meet(BOTH, TEAMS * WARPS);
         let mut rows = [Softmax::EMPTY; 2];
         let mut own = [0.0; 2];
         let mut h = 0;
@@ -88,7 +90,7 @@ pub(super) unsafe fn finish<const STAGES: u32>(
             shared::store_f32x4(at(team) + i as u32 * 512, given);
             i += 1;
         }
-        meet();
+        meet(BOTH, TEAMS * WARPS);
         let mut out = [0.0; 16];
         i = 0;
         while i < 4 {
@@ -114,7 +116,7 @@ pub(super) unsafe fn finish<const STAGES: u32>(
             i += 1;
         }
         // Behind it the next unit's logits take the place.
-        barrier::bar_sync(BOTH, THREADS);
+        barrier::bar_sync(BOTH, TEAMS * WARPS * 32);
 
         let unit = Unit::load(s.unit(slot));
         let of = if keeps(0) { rows[0] } else { rows[1] };
@@ -163,16 +165,5 @@ pub(super) unsafe fn finish<const STAGES: u32>(
                 i += 1;
             }
         }
-    }
-}
-
-/// Both teams wait for each other, twice: racecheck now and then misses that a barrier of the hardware orders what one warp
-/// has stored right before it and another reads right behind.
-#[inline(always)]
-unsafe fn meet() {
-    // SAFETY: all warps of both teams come here.
-    unsafe {
-        barrier::bar_sync(BOTH, THREADS);
-        barrier::bar_sync(BOTH, THREADS);
     }
 }
