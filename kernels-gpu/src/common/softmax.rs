@@ -251,28 +251,33 @@ impl Rows {
         if let Some(shift) = shift {
             maximum = [maximum[0] + shift[0], maximum[1] + shift[1]];
         }
+        // Both rows at a time and without branches: a shuffle takes two dozen cycles, and so weights begin beneath this.
+        // SAFETY: the caller's promise.
+        let maximum = maximum.map(|of_thread| unsafe { of_row(of_thread) });
         let mut factors = [1.0; 2];
         let mut outgrown = false;
         let mut h = 0;
         while h < 2 {
-            // SAFETY: the caller's promise.
-            let mut reference = unsafe { of_row(maximum[h]) };
-            if (reference - self.reference[h]) * scale[h] > const { most_growth::<T>() } {
-                let had_one = self.reference[h] > f32::NEG_INFINITY;
-                if const { margin::<T>() > 0.0 } {
-                    // Finite beside any scale.
-                    let logits = |log2: f32| (log2 * rcp(scale[h])).min(f32::MAX);
-                    let above = reference + logits(const { margin::<T>() });
-                    let reach = self.reference[h] + logits(LONGEST_STEP);
-                    reference = if had_one {
-                        above.min(reach).max(reference)
-                    } else {
-                        above
-                    };
-                }
-                outgrown |= had_one;
-                factors[h] = self.refer_to(h, reference, scale[h]);
+            let old = self.reference[h];
+            let grew = (maximum[h] - old) * scale[h] > const { most_growth::<T>() };
+            let had_one = old > f32::NEG_INFINITY;
+            let mut reference = maximum[h];
+            if const { margin::<T>() > 0.0 } {
+                // Finite beside any scale.
+                let unit = rcp(scale[h]);
+                let logits = |log2: f32| (log2 * unit).min(f32::MAX);
+                let above = maximum[h] + logits(const { margin::<T>() });
+                let reach = old + logits(LONGEST_STEP);
+                reference = above
+                    .min(if had_one { reach } else { above })
+                    .max(maximum[h]);
             }
+            let reference = if grew { reference } else { old };
+            let factor = ex2((old - reference) * scale[h]);
+            let factor = if grew { factor } else { 1.0 };
+            self.adopt(h, reference, factor);
+            factors[h] = factor;
+            outgrown |= grew & had_one;
             h += 1;
         }
         (factors, outgrown)

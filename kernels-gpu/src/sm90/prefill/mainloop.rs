@@ -242,31 +242,36 @@ pub(super) unsafe fn consume<
             if !two_weights {
                 values_there!($now);
             }
-            let mut sums = [f32::INFINITY; 4];
-            let mut good = false;
+            let mut sums = [0.0; 4];
+            let mut factors = [1.0; 2];
+            let mut outgrown = false;
             if !V::SOFTMAX {
                 weights_as_they_are(&logits, &mut $next, T::pack);
-                good = true;
-            } else if all_agree!(maxima_first == 0) {
-                sums = rows.weigh_with_stale_max(&logits, shift, scale, &mut $next, T::pack);
-                good = !warp::warp_vote_any(WARP, Rows::needs_rescale(&sums, largest_sum::<T>()));
+            } else {
+                let mut good = false;
+                if all_agree!(maxima_first == 0) {
+                    sums = rows.weigh_with_stale_max(&logits, shift, scale, &mut $next, T::pack);
+                    good = !all_agree!(Rows::needs_rescale(&sums, largest_sum::<T>()));
+                }
+                // Beneath P·V, too: nothing here touches its outputs.
+                if !good {
+                    (factors, outgrown) = rows.rescale_late::<T, _>(&logits, shift, scale);
+                    outgrown = all_agree!(outgrown);
+                    sums = rows.weigh_seen(&logits, shift, scale, &mut $next, T::pack);
+                }
             }
             if two_weights {
                 values_there!($now);
             }
             release!(s.values_free(v.stage));
             v.advance();
-            if !good {
-                let (factors, outgrown) = rows.rescale_late::<T, _>(&logits, shift, scale);
-                if all_agree!(outgrown) {
-                    maxima_first = 2;
-                    let mut i = 0;
-                    while i < O {
-                        o[i] *= factors[i / 2 % 2];
-                        i += 1;
-                    }
+            if outgrown {
+                maxima_first = 2;
+                let mut i = 0;
+                while i < O {
+                    o[i] *= factors[i / 2 % 2];
+                    i += 1;
                 }
-                sums = rows.weigh_seen(&logits, shift, scale, &mut $next, T::pack);
             }
             if V::SOFTMAX {
                 rows.add(&sums);
