@@ -81,6 +81,12 @@ fn amplitudes(case: &Case) -> (f32, f32) {
     }
 }
 
+/// What the products that a logit is the sum of are together, without their signs; in the mean.
+pub fn summands(case: &Case) -> f64 {
+    let (q, k) = amplitudes(case);
+    f64::from(case.spec.scale * case.spec.head_dim_qk as f32 * q * k) / 4.0
+}
+
 /// A row of queries. Where logits rise or fall the first element says by how much.
 pub fn query(case: &Case, step: usize, row: usize) -> Vec<f32> {
     let seed = case.seed ^ (step as u64) << 40 ^ (row as u64) << 8 ^ 3;

@@ -28,6 +28,17 @@ fn calls_on_an_emulated_gpu_are_refused_or_right() {
     assert!(tally.wrong.len() > 15, "{tally:?}");
 }
 
+/// A cap of 45 beside products of 120,000 in all: the log-sum says nothing of what their addition rounds.
+#[test]
+fn a_soft_cap_hides_large_products() {
+    let text = include_str!("cases/soft_cap_of_large_products.json");
+    let case = serde_json::from_str(text).expect("a case");
+    let place = Place::new(Target::Emulated, None).expect("a place to run");
+    if let Err(failure) = place.case(&case) {
+        panic!("{failure}");
+    }
+}
+
 /// What is written where a case fails is the case.
 #[test]
 fn a_case_is_the_same_as_a_file() {
