@@ -81,7 +81,7 @@ fn amplitudes(case: &Case) -> (f32, f32) {
     }
 }
 
-/// What the products that a logit is the sum of are together, without their signs; in the mean.
+/// The mean, over random logits, of the scaled sum of |q·k| over the elements of a head.
 pub fn summands(case: &Case) -> f64 {
     let (q, k) = amplitudes(case);
     f64::from(case.spec.scale * case.spec.head_dim_qk as f32 * q * k) / 4.0

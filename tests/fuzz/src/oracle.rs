@@ -74,7 +74,8 @@ fn tolerances(case: &Case, world: &World, on_gpu: bool, right: &Output) -> [Tole
             relative: 1e-5,
         },
     );
-    let mut largest = if case.scales == Scales::One { 1.0 } else { 1.5 };
+    let scale = if case.scales == Scales::One { 1.0 } else { 1.5 };
+    let mut largest = scale;
     if case.spec.latent {
         // Values are keys, of any size.
         let values = world.values.iter().filter(|value| value.is_finite());
@@ -92,8 +93,8 @@ fn tolerances(case: &Case, world: &World, on_gpu: bool, right: &Output) -> [Tole
     let logits = right.lse.iter().filter(|lse| lse.is_finite());
     let mut most = logits.fold(0.0_f64, |most, lse| most.max(lse.abs()));
     if case.spec.variant.soft_cap.is_some() {
-        // A cap hides how large the products were that were added up, in f32: what that rounds stays.
-        most = most.max(summands(case) * largest / 32.0);
+        // Capped logits do not show how large the products were whose sum f32 rounded, by 2⁻²⁴ of them.
+        most = most.max(summands(case) * scale / 32.0);
     }
     if case.numbers != Numbers::Usual {
         out.absolute += most * largest / f64::from(1 << 19);
