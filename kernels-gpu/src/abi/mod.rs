@@ -8,13 +8,23 @@
 //! - **slot**: index of a partial state (one query token, all heads) in the workspace.
 
 mod attention;
+mod convert;
+mod decode;
 mod measure;
 mod passes;
+mod pod;
+mod prefill;
+mod rotary;
 mod step;
 
 pub use attention::*;
+pub use convert::*;
+pub use decode::*;
 pub use measure::*;
 pub use passes::*;
+pub use pod::*;
+pub use prefill::*;
+pub use rotary::*;
 pub use step::*;
 
 use bytemuck::{Pod, Zeroable};

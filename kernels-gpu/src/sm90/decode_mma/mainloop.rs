@@ -1,23 +1,21 @@
 //! The consumer warps: the run over chunks, and the end of a unit.
 
-use cuda_std::{barrier, mbarrier, misc, shared, warp};
+use cuda_std::{barrier, mbarrier, misc, warp};
 
 use super::{
     super::meet,
     combine::Weights,
     layout::{KEYS, Layout, Place},
-    roles::FIRST_INITIALISED,
     unit::{Descriptor, Unit},
 };
 use crate::{
-    abi::{AttentionParams, NO_MERGE, QueryRow, RotaryParams},
+    abi::{AttentionParams, NO_MERGE, RotaryParams},
     common::{
         cache::{self, Cache, Stored},
         decode::{
             products::LaneOffsets,
             results::Results,
             tile::{Chunk, Keys, Rows},
-            turn::Turning,
         },
         divisor::Divisor,
         half::Half,
@@ -26,10 +24,6 @@ use crate::{
 };
 
 const ALL: u32 = warp::FULL_MASK;
-
-/// The hardware's barrier behind which sines and turns are there; later units meet there. Of those where roles meet at the start
-/// it is the one that every consumer knows to be over: who initialises barriers has left it, who opens waits for those.
-const TURNING_FILLED: u32 = FIRST_INITIALISED;
 
 /// A consumer warp.
 #[derive(Clone, Copy)]
@@ -202,156 +196,11 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
     }
 
-    /// Takes up the rows of a unit, whose queries are there.
-    ///
-    /// # Safety
-    /// The lanes come together; `slot` is the unit's.
-    #[inline(always)]
-    unsafe fn start<T: Half, const DIM_BLOCKS: usize, const ROW_BLOCKS: usize>(
-        &self,
-        rows: &mut Rows<DIM_BLOCKS, ROW_BLOCKS>,
-        slot: u32,
-        unit: &Unit,
-        lane: u32,
-    ) where
-        Stored<T, CACHE>: Cache,
-    {
-        let head = unit.head * self.params.group;
-        // Of pairs: rows that do not exist would lie behind the unit's queries.
-        let (token, in_unit) = self.place(lane / 4);
-        let first = self.dense((token.min(unit.tokens - 1), in_unit));
-        let pair = [first, self.group.get()];
-        // SAFETY: the caller's promise.
-        unsafe {
-            rows.start::<Stored<T, CACHE>>(self.layout.queries(slot), lane, pair, |row| {
-                let (token, in_unit) = self.place(row);
-                // Rows that do not exist are the last token's.
-                (self.row(slot, token.min(unit.tokens - 1)), head + in_unit)
-            });
-        }
-    }
-
-    /// Turns the queries of a unit for the chunk that begins with key `first`.
-    ///
-    /// # Safety
-    /// The lanes come together; the unit's rows were taken up, and nobody needs the warp's state.
-    #[inline(always)]
-    unsafe fn turn_queries<T: Half, const DIM_BLOCKS: usize, const ROW_BLOCKS: usize>(
-        &self,
-        rows: &mut Rows<DIM_BLOCKS, ROW_BLOCKS>,
-        slot: u32,
-        first: u32,
-        turning: Turning,
-    ) where
-        Stored<T, CACHE>: Cache,
-    {
-        // SAFETY: the caller's promise; `slot` is the unit's.
-        unsafe {
-            let tokens = Unit::load(self.layout.unit(slot)).tokens;
-            let sines = self.layout.state_out(self.warp);
-            let distance = |token| self.row(slot, token).position.wrapping_sub(first as i32);
-            let token = |row| self.place(row).0.min(tokens - 1);
-            turning.fill_queries(DIM, sines, self.lane, tokens, distance);
-            rows.turn_queries::<Stored<T, CACHE>>(sines, self.lane, turning, token);
-        }
-    }
-
-    /// The turns that this thread brings to shared memory, where keys are turned: asked for before anything else.
-    ///
-    /// # Safety
-    /// The parameters describe memory as they say.
-    #[inline(always)]
-    pub unsafe fn load_turns(&self) -> [[u32; 2]; 2] {
-        if CACHE != cache::BITS16_TURNED {
-            return [[0; 2]; 2];
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.turning().load(self.rotary, self.thread() % (DIM / 4)) }
-    }
-
-    /// Brings turns and the sines of a chunk's keys to shared memory, where keys are turned.
-    ///
-    /// # Safety
-    /// All consumers come here, before any of them meets others.
-    #[inline(always)]
-    unsafe fn fill_turning(&self, turns: [[u32; 2]; 2]) -> Turning {
-        if CACHE != cache::BITS16_TURNED {
-            return Turning::NONE;
-        }
-        let (turning, thread) = (self.turning(), self.thread());
-        // SAFETY: the caller's promise; the barrier is one of those where units meet later.
-        unsafe {
-            if thread < DIM / 4 {
-                turning.put(DIM, thread, turns);
-            }
-            barrier::bar_sync(TURNING_FILLED, WARPS * 32);
-            turning.fill(self.rotary, DIM, thread, WARPS * 32);
-            barrier::bar_sync(TURNING_FILLED, WARPS * 32);
-        }
-        turning
-    }
-
-    #[inline(always)]
-    fn turning(&self) -> Turning {
-        Turning::new(self.rotary, self.layout.turning())
-    }
-
-    /// Among the consumers'.
-    #[inline(always)]
-    const fn thread(&self) -> u32 {
-        self.warp * 32 + self.lane
-    }
-
-    /// The token of a tile's row, and its query head among the unit's. Of two KV heads the first half of the rows is of
-    /// one, the second of the other.
-    #[inline(always)]
-    fn place(&self, row: u32) -> (u32, u32) {
-        let of_head = ROWS / cache::kv_heads(CACHE);
-        let (token, in_group) = self.group.div_rem(row % of_head);
-        (token, row / of_head * self.group.get() + in_group)
-    }
-
-    /// The row of a token and a query head, as queries lie in memory.
-    #[inline(always)]
-    fn dense(&self, (token, in_unit): (u32, u32)) -> u32 {
-        token * self.params.group + in_unit
-    }
-
-    /// The token of a row as queries lie in memory, its query head among the unit's, and its row of the tile.
-    #[inline(always)]
-    fn of_dense(&self, row: u32) -> (u32, u32, u32) {
-        let (group, (nth, in_group)) = (self.group.get(), self.group.div_rem(row));
-        if cache::kv_heads(CACHE) == 1 {
-            return (nth, in_group, row);
-        }
-        let (token, second) = (nth / 2, nth % 2);
-        let in_tile = second * ROWS / 2 + token * group + in_group;
-        (token, second * group + in_group, in_tile)
-    }
-
     #[inline(always)]
     pub(super) fn results(&self) -> Results<'_, DIM> {
         Results {
             params: self.params,
             lane: self.lane,
-        }
-    }
-
-    /// One of a unit's tokens.
-    ///
-    /// # Safety
-    /// `slot` is filled and has the token.
-    #[inline(always)]
-    pub(super) unsafe fn row(&self, slot: u32, token: u32) -> QueryRow {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let [token, position, slot, merge] = shared::load_u32x4(self.layout.token(slot, token));
-            QueryRow {
-                token,
-                position: position as i32,
-                slot,
-                merge,
-            }
         }
     }
 

@@ -8,7 +8,8 @@
 //! through theirs.
 //!
 //! [`layout`] says where things lie in shared memory, `unit` what the producers write there. `mainloop` is a
-//! consumer's, with `combine` for the states of a unit and `merges` for what leaves the CTA.
+//! consumer's, with `rows` for what a unit asks, `turn` for queries that are turned, `combine` for the states of a unit, and
+//! `merges` for what leaves the CTA.
 
 #[cfg(target_arch = "nvptx64")]
 mod combine;
@@ -29,7 +30,11 @@ mod queries;
 #[cfg(target_arch = "nvptx64")]
 mod roles;
 #[cfg(target_arch = "nvptx64")]
+mod rows;
+#[cfg(target_arch = "nvptx64")]
 mod scheduler;
+#[cfg(target_arch = "nvptx64")]
+mod turn;
 #[cfg(target_arch = "nvptx64")]
 mod unit;
 

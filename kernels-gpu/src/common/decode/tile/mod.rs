@@ -2,26 +2,19 @@
 //!
 //! Rows of a tile are columns of fragments: lane `l` holds columns `2·(l % 4)` and the next of each block of 8.
 
-use cuda_std::{
-    math::{lg2, rcp},
-    misc, mma, shared, warp,
-};
+mod scales;
+mod weigh;
 
+use cuda_std::{shared, warp};
+
+use self::scales::TokenScales;
 use super::{
     KEYS,
-    products::{KEY_BLOCKS, LaneOffsets, Logits, Weights},
+    products::{LaneOffsets, Logits},
 };
 use crate::{
     abi::QueryRow,
-    common::{
-        cache::Cache,
-        half::Half,
-        math::exp2,
-        softmax::SLACK,
-        state::Softmax,
-        tree,
-        variant::{Pair, Query, Variant},
-    },
+    common::{cache::Cache, state::Softmax, variant::Variant},
 };
 
 const ALL: u32 = warp::FULL_MASK;
@@ -218,175 +211,6 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         }
     }
 
-    /// From accumulators to weights, with the first key of the chunk at position `first`. With `MASKED`, keys that
-    /// are not `keys` or not visible weigh nothing.
-    ///
-    /// # Safety
-    /// The lanes come together.
-    #[inline(always)]
-    pub unsafe fn weigh<C: Cache, V: Variant, const MASKED: bool>(
-        &mut self,
-        variant: &V,
-        lane: u32,
-        first: u32,
-        keys: Keys,
-        s: Logits<ROW_BLOCKS>,
-    ) -> Weights<ROW_BLOCKS> {
-        const { assert!(!C::BY_TOKEN) };
-        // SAFETY: the caller's promise.
-        unsafe {
-            self.weigh_scaled::<C, V, MASKED>(variant, lane, first, keys, s, &TokenScales::ONE)
-        }
-    }
-
-    /// The same with scales of each token. Those of values go into the weights, whose references are taken from what
-    /// they then are: so a weight stays within f16, whatever the scale. The sum is of weights without them.
-    ///
-    /// # Safety
-    /// As [`Rows::weigh`].
-    #[inline(always)]
-    unsafe fn weigh_scaled<C: Cache, V: Variant, const MASKED: bool>(
-        &mut self,
-        variant: &V,
-        lane: u32,
-        first: u32,
-        keys: Keys,
-        mut s: Logits<ROW_BLOCKS>,
-        scales: &TokenScales,
-    ) -> Weights<ROW_BLOCKS> {
-        const { assert!(V::SOFTMAX || !C::SCALED) };
-        let first = first + lane / 4;
-        let mut p = [[[0u32; 2]; ROW_BLOCKS]; KEY_BLOCKS];
-        let mut block = 0;
-        while block < ROW_BLOCKS {
-            let mut max = [f32::NEG_INFINITY; 2];
-            let mut column = 0;
-            while column < 2 {
-                let (token, head) = (self.token[block][column], self.head[block][column]);
-                let position = self.position[block][column];
-                let (low, high) = if MASKED {
-                    let (low, high) = variant.visible_keys(position);
-                    (low.max(keys.begin as i32), high.min(keys.end as i32 - 1))
-                } else {
-                    (0, 0)
-                };
-                // A bit for each of the lane's keys that is of another branch of the row's tree.
-                let mut strange = 0_u32;
-                if MASKED && keys.ancestors != 0 {
-                    // SAFETY: the token is one of the launch's.
-                    let ancestors = unsafe { tree::load(keys.ancestors, token) };
-                    // Not unrolled, which would take registers.
-                    let (mut i, end) = (0, misc::opaque(2 * KEY_BLOCKS as u32));
-                    while i < end {
-                        let hidden = !tree::descends(ancestors, position, (first + i * 8) as i32);
-                        strange |= u32::from(hidden) << i;
-                        i += 1;
-                    }
-                }
-                let query = Query {
-                    token,
-                    head,
-                    position,
-                };
-                let nearest = Pair::new(variant, query, first);
-                let mut i = 0;
-                while i < 2 * KEY_BLOCKS {
-                    let logit = &mut s[i / 2][block][i % 2 * 2 + column];
-                    let at = nearest.further(i as u32 * 8);
-                    if C::SCALED {
-                        *logit *= self.scale[block][column][0];
-                    }
-                    if C::BY_TOKEN {
-                        *logit *= scales.keys[i];
-                    }
-                    *logit = variant.base_2(*logit, at);
-                    if C::BY_TOKEN {
-                        *logit += scales.values_log2[i];
-                    }
-                    if MASKED && ((at.key as i32) < low || at.key as i32 > high)
-                        || MASKED && strange >> i & 1 != 0
-                        || V::MASKS && !variant.visible(at)
-                    {
-                        *logit = if V::SOFTMAX { f32::NEG_INFINITY } else { 0.0 };
-                    }
-                    max[column] = if *logit > max[column] {
-                        *logit
-                    } else {
-                        max[column]
-                    };
-                    i += 1;
-                }
-                column += 1;
-            }
-
-            let softmax = &mut self.softmax[block];
-            if !V::SOFTMAX {
-                // The eight lanes of a column make 1.
-                *softmax = [Softmax {
-                    max: 0.0,
-                    sum: 0.125,
-                }; 2];
-            }
-            let grew = max[0] > softmax[0].max + SLACK || max[1] > softmax[1].max + SLACK;
-            // SAFETY: the lanes are together.
-            if V::SOFTMAX && unsafe { warp::warp_vote_any(ALL, grew) } {
-                let mut column = 0;
-                while column < 2 {
-                    // The lanes of the same columns are 4 apart.
-                    let mut stride = 4;
-                    while stride < 32 {
-                        // SAFETY: the vote is the same in all lanes.
-                        let other = unsafe { warp::warp_shuffle_xor(ALL, max[column], stride, 32) };
-                        max[column] = if other > max[column] {
-                            other
-                        } else {
-                            max[column]
-                        };
-                        stride *= 2;
-                    }
-                    // By the column alone, so that a row's result does not depend on its neighbours.
-                    let factor = if max[column] > softmax[column].max + SLACK {
-                        softmax[column].raise(max[column])
-                    } else {
-                        1.0
-                    };
-                    let mut i = 0;
-                    while i < DIM_BLOCKS {
-                        self.out[i][block][column] *= factor;
-                        self.out[i][block][2 + column] *= factor;
-                        i += 1;
-                    }
-                    column += 1;
-                }
-            }
-
-            let offset = [softmax[0].offset(), softmax[1].offset()];
-            let mut i = 0;
-            while i < 2 * KEY_BLOCKS {
-                let logits = &s[i / 2][block];
-                let mut weights = [logits[i % 2 * 2], logits[i % 2 * 2 + 1]];
-                if V::SOFTMAX {
-                    weights = [exp2(weights[0] - offset[0]), exp2(weights[1] - offset[1])];
-                    let of_sum = if C::BY_TOKEN {
-                        scales.values_inverse[i]
-                    } else {
-                        1.0
-                    };
-                    softmax[0].sum += weights[0] * of_sum;
-                    softmax[1].sum += weights[1] * of_sum;
-                }
-                // From keys × rows to the B operand, which wants rows × keys.
-                // SAFETY: the lanes are together.
-                p[i / 2][block][i % 2] =
-                    unsafe { mma::movmatrix_trans(C::Product::pack(weights[0], weights[1])) };
-                i += 1;
-            }
-            block += 1;
-        }
-
-        p
-    }
-
     /// Sums up the weights over the lanes and normalises the output.
     ///
     /// # Safety
@@ -418,56 +242,6 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
             }
             block += 1;
         }
-    }
-}
-
-/// Scales of a lane's keys in a chunk, and of their values.
-pub struct TokenScales {
-    keys: [f32; 2 * KEY_BLOCKS],
-    values_log2: [f32; 2 * KEY_BLOCKS],
-    values_inverse: [f32; 2 * KEY_BLOCKS],
-}
-
-impl TokenScales {
-    /// Where no token has any.
-    const ONE: Self = Self {
-        keys: [1.0; 2 * KEY_BLOCKS],
-        values_log2: [0.0; 2 * KEY_BLOCKS],
-        values_inverse: [1.0; 2 * KEY_BLOCKS],
-    };
-
-    /// Smaller scales of values count as this, whose inverse is finite.
-    const SMALLEST: f32 = 1e-30;
-
-    /// Of a chunk.
-    ///
-    /// # Safety
-    /// The chunk is there.
-    #[inline(always)]
-    unsafe fn load<const MASKED: bool>(chunk: Chunk, lane: u32, keys: Keys) -> Self {
-        let mut scales = Self::ONE;
-        let mut i = 0;
-        while i < 2 * KEY_BLOCKS {
-            let key = lane / 4 + i as u32 * 8;
-            let at = chunk.scales + key * 4;
-            // SAFETY: inside the chunk's scales.
-            let [of_key, of_value] =
-                unsafe { [shared::load_f32(at), shared::load_f32(at + KEYS * 4)] };
-            let position = chunk.first + key;
-            // There are none of what is no key.
-            if !MASKED || position >= keys.begin && position < keys.end {
-                scales.keys[i] = of_key;
-                let of_value = if of_value < Self::SMALLEST {
-                    Self::SMALLEST
-                } else {
-                    of_value
-                };
-                scales.values_log2[i] = lg2(of_value);
-                scales.values_inverse[i] = rcp(of_value);
-            }
-            i += 1;
-        }
-        scales
     }
 }
 

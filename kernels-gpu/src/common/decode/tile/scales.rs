@@ -1,0 +1,61 @@
+//! Scales of 8-bit keys and values, where each token of the cache has its own.
+
+use cuda_std::{
+    math::{lg2, rcp},
+    shared,
+};
+
+use super::{
+    super::{KEYS, products::KEY_BLOCKS},
+    Chunk, Keys,
+};
+
+/// Scales of a lane's keys in a chunk, and of their values.
+pub(super) struct TokenScales {
+    pub(super) keys: [f32; 2 * KEY_BLOCKS],
+    pub(super) values_log2: [f32; 2 * KEY_BLOCKS],
+    pub(super) values_inverse: [f32; 2 * KEY_BLOCKS],
+}
+
+impl TokenScales {
+    /// Where no token has any.
+    pub(super) const ONE: Self = Self {
+        keys: [1.0; 2 * KEY_BLOCKS],
+        values_log2: [0.0; 2 * KEY_BLOCKS],
+        values_inverse: [1.0; 2 * KEY_BLOCKS],
+    };
+
+    /// Smaller scales of values count as this, whose inverse is finite.
+    const SMALLEST: f32 = 1e-30;
+
+    /// Of a chunk.
+    ///
+    /// # Safety
+    /// The chunk is there.
+    #[inline(always)]
+    pub(super) unsafe fn load<const MASKED: bool>(chunk: Chunk, lane: u32, keys: Keys) -> Self {
+        let mut scales = Self::ONE;
+        let mut i = 0;
+        while i < 2 * KEY_BLOCKS {
+            let key = lane / 4 + i as u32 * 8;
+            let at = chunk.scales + key * 4;
+            // SAFETY: inside the chunk's scales.
+            let [of_key, of_value] =
+                unsafe { [shared::load_f32(at), shared::load_f32(at + KEYS * 4)] };
+            let position = chunk.first + key;
+            // There are none of what is no key.
+            if !MASKED || position >= keys.begin && position < keys.end {
+                scales.keys[i] = of_key;
+                let of_value = if of_value < Self::SMALLEST {
+                    Self::SMALLEST
+                } else {
+                    of_value
+                };
+                scales.values_log2[i] = lg2(of_value);
+                scales.values_inverse[i] = rcp(of_value);
+            }
+            i += 1;
+        }
+        scales
+    }
+}

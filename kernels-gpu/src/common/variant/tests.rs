@@ -1,0 +1,79 @@
+//! Hooks of the built-in variants: intervals, caps, and the same formula in f32 and f64.
+
+use core::f32::consts::LOG2_E;
+
+use super::*;
+
+fn at() -> Pair {
+    let query = Query {
+        token: 0,
+        head: 0,
+        position: 0,
+    };
+    Pair::new(&Standard::<false>(params(0.0, i32::MAX, 1)), query, 0)
+}
+
+fn params(soft_cap: f32, window_left: i32, causal: u32) -> VariantParams {
+    let scale = 0.125;
+    VariantParams {
+        scale_log2: scale * LOG2_E,
+        scale,
+        soft_cap,
+        window_left,
+        causal,
+        reserved: 0,
+    }
+}
+
+#[test]
+fn the_interval_is_causal_and_windowed() {
+    let keys = |window, causal, position| {
+        Standard::<false>(params(0.0, window, causal)).visible_keys(position)
+    };
+    assert_eq!(keys(i32::MAX, 0, 7).1, i32::MAX);
+    assert!(keys(i32::MAX, 0, 7).0 <= 0);
+    assert_eq!(keys(i32::MAX, 1, 7).1, 7);
+    assert_eq!(keys(3, 1, 7), (4, 7));
+    assert_eq!(keys(3, 0, 7), (4, i32::MAX));
+    assert_eq!(keys(i32::MAX, 1, -7), (i32::MIN, -7));
+}
+
+#[test]
+fn the_cap_bounds_logits_and_keeps_small_ones() {
+    let variant = Standard::<true>(params(50.0, i32::MAX, 1));
+    let natural = |dot: f64| variant.base_2(dot, at()) / f64::from(LOG2_E);
+    assert!((natural(1e9) - 50.0).abs() < 1e-5);
+    assert!((natural(0.8) - 0.1).abs() < 1e-5);
+    assert!((natural(800.0) - 50.0 * 2.0f64.tanh()).abs() < 1e-4);
+}
+
+#[test]
+fn f32_and_f64_run_the_same_formula() {
+    let cap = Standard::<true>(params(30.0, i32::MAX, 1));
+    let sigmoid = Sigmoid {
+        params: params(0.0, i32::MAX, 1),
+        bias: -3.0,
+    };
+    for step in -200..200 {
+        let dot = step as f32 * 3.7;
+        let close = |x: f32, y: f64| (f64::from(x) - y).abs() <= 1e-5 * y.abs().max(1.0);
+        assert!(
+            close(cap.base_2(dot, at()), cap.base_2(f64::from(dot), at())),
+            "cap at {dot}"
+        );
+        assert!(
+            close(
+                sigmoid.logit(dot, at()),
+                sigmoid.logit(f64::from(dot), at())
+            ),
+            "sigmoid at {dot}"
+        );
+    }
+}
+
+#[test]
+fn what_is_not_there_costs_nothing() {
+    const { assert!(!Standard::<false>::TRANSFORMS_LOGITS && Standard::<true>::TRANSFORMS_LOGITS) };
+    const { assert!(!Standard::<true>::MASKS && !Standard::<true>::TRANSFORMS_QUERY) };
+    const { assert!(!Sigmoid::SOFTMAX) };
+}

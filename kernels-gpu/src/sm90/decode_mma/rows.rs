@@ -1,0 +1,97 @@
+//! The rows of a unit: which token and query head each of them is, and how a consumer takes them up.
+
+use cuda_std::shared;
+
+use super::{mainloop::Consumer, unit::Unit};
+use crate::{
+    abi::QueryRow,
+    common::{
+        cache::{self, Cache, Stored},
+        decode::tile::Rows,
+        half::Half,
+    },
+};
+
+impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
+    Consumer<'_, DIM, ROWS, WARPS, CACHE>
+{
+    /// Takes up the rows of a unit, whose queries are there.
+    ///
+    /// # Safety
+    /// The lanes come together; `slot` is the unit's.
+    #[inline(always)]
+    pub(super) unsafe fn start<T: Half, const DIM_BLOCKS: usize, const ROW_BLOCKS: usize>(
+        &self,
+        rows: &mut Rows<DIM_BLOCKS, ROW_BLOCKS>,
+        slot: u32,
+        unit: &Unit,
+        lane: u32,
+    ) where
+        Stored<T, CACHE>: Cache,
+    {
+        let head = unit.head * self.params.group;
+        // Of pairs: rows that do not exist would lie behind the unit's queries.
+        let (token, in_unit) = self.place(lane / 4);
+        let first = self.dense((token.min(unit.tokens - 1), in_unit));
+        let pair = [first, self.group.get()];
+        // SAFETY: the caller's promise.
+        unsafe {
+            rows.start::<Stored<T, CACHE>>(self.layout.queries(slot), lane, pair, |row| {
+                let (token, in_unit) = self.place(row);
+                // Rows that do not exist are the last token's.
+                (self.row(slot, token.min(unit.tokens - 1)), head + in_unit)
+            });
+        }
+    }
+
+    /// Among the consumers'.
+    #[inline(always)]
+    pub(super) const fn thread(&self) -> u32 {
+        self.warp * 32 + self.lane
+    }
+
+    /// The token of a tile's row, and its query head among the unit's. Of two KV heads the first half of the rows is of
+    /// one, the second of the other.
+    #[inline(always)]
+    pub(super) fn place(&self, row: u32) -> (u32, u32) {
+        let of_head = ROWS / cache::kv_heads(CACHE);
+        let (token, in_group) = self.group.div_rem(row % of_head);
+        (token, row / of_head * self.group.get() + in_group)
+    }
+
+    /// The row of a token and a query head, as queries lie in memory.
+    #[inline(always)]
+    pub(super) fn dense(&self, (token, in_unit): (u32, u32)) -> u32 {
+        token * self.params.group + in_unit
+    }
+
+    /// The token of a row as queries lie in memory, its query head among the unit's, and its row of the tile.
+    #[inline(always)]
+    pub(super) fn of_dense(&self, row: u32) -> (u32, u32, u32) {
+        let (group, (nth, in_group)) = (self.group.get(), self.group.div_rem(row));
+        if cache::kv_heads(CACHE) == 1 {
+            return (nth, in_group, row);
+        }
+        let (token, second) = (nth / 2, nth % 2);
+        let in_tile = second * ROWS / 2 + token * group + in_group;
+        (token, second * group + in_group, in_tile)
+    }
+
+    /// One of a unit's tokens.
+    ///
+    /// # Safety
+    /// `slot` is filled and has the token.
+    #[inline(always)]
+    pub(super) unsafe fn row(&self, slot: u32, token: u32) -> QueryRow {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let [token, position, slot, merge] = shared::load_u32x4(self.layout.token(slot, token));
+            QueryRow {
+                token,
+                position: position as i32,
+                slot,
+                merge,
+            }
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Keys by tensor maps: one instruction for each piece of a page.
+
+use cuda_std::{
+    mbarrier, ptr,
+    tma::{self, TensorMap},
+    warp,
+};
+
+use super::super::{
+    super::pipeline::Pipeline,
+    PREFETCH_DISTANCE,
+    config::{SLABS, half_bytes},
+    shared::{Shared, Unit, Units},
+};
+use crate::{
+    abi::{LatentParams, WorkItem},
+    common::tile_counter,
+};
+
+const WARP: u32 = warp::FULL_MASK;
+
+/// Brings a half of the blocks of all units, a lane per piece.
+///
+/// # Safety
+/// A whole warp comes here; `map` is that of the half, and the barriers are initialised.
+#[inline(always)]
+pub(in crate::sm90::mla) unsafe fn load<
+    const RIGHT: bool,
+    const KEYS: u32,
+    const STAGES: u32,
+    const CONVERTED: bool,
+>(
+    p: &LatentParams,
+    map: *const TensorMap,
+    s: Shared<KEYS, STAGES, CONVERTED>,
+) {
+    let (lane, half) = (warp::lane_id(), RIGHT as u32);
+    let tokens = p.piece_tokens;
+    let per_block = KEYS >> tokens.trailing_zeros();
+    let mine = lane < per_block;
+    let bytes = const { half_bytes(KEYS, RIGHT as u32) };
+    let piece_bytes = tokens * const { SLABS[RIGHT as usize] * 128 };
+    // Keys that other CTAs read, too, are kept for them.
+    let shared_by_tiles = p.tiles.get() > 1;
+    // SAFETY: as the launch is.
+    let long = unsafe { tile_counter::is_long(p.long, p.attention.record) };
+    let own = match long {
+        true => ptr::evict_unchanged_policy(),
+        false => ptr::evict_first_policy(),
+    };
+    let kept = ptr::evict_last_policy();
+    let mut slots = Pipeline::<2>::CONSUMER;
+    let mut stages = Pipeline::<STAGES>::PRODUCER;
+    loop {
+        // SAFETY: the barriers say what belongs to whom; a whole warp.
+        let unit = unsafe {
+            mbarrier::wait(s.unit_full(slots.stage), slots.parity);
+            Unit::load(s.unit(slots.stage))
+        };
+        if unit.tokens == 0 {
+            return;
+        }
+        let policy = match shared_by_tiles || unit.flags & WorkItem::SHARED_KEYS != 0 {
+            true => kept,
+            false => own,
+        };
+        let mut at = unit.first + lane * tokens;
+        let mut block = 0;
+        while block < unit.blocks {
+            if !RIGHT && lane == 0 && block + PREFETCH_DISTANCE == unit.blocks {
+                // SAFETY: the claiming warp waits for it.
+                unsafe { mbarrier::arrive(s.near_end()) };
+            }
+            // The page is looked up before the place is free.
+            let mut corner = [
+                0,
+                0,
+                if RIGHT { SLABS[0] as i32 } else { 0 },
+                0,
+                p.outside as i32,
+            ];
+            if mine && at < unit.kv_end {
+                let (page, in_page) = p.page_size.div_rem(at);
+                let entry = p.attention.page_ids + u64::from(unit.table + page) * 4;
+                corner[3] = (in_page / 8) as i32;
+                // SAFETY: the table has a page for each key of the item.
+                corner[4] = unsafe { ptr::load_nc_u32(entry as *const u32) } as i32;
+            }
+            // SAFETY: as above.
+            unsafe {
+                mbarrier::wait(s.free(stages.stage, half), stages.parity);
+                let full = s.full(stages.stage, half);
+                if lane == 0 {
+                    mbarrier::arrive_expect_tx(full, bytes);
+                }
+                warp::sync_warp(WARP);
+                if mine {
+                    let target = s.half(stages.stage, half) + lane * piece_bytes;
+                    tma::load_tensor_hint(target, map, corner, full, policy);
+                }
+            }
+            stages.advance();
+            at += KEYS;
+            block += 1;
+        }
+        // SAFETY: as above.
+        unsafe { mbarrier::arrive(s.unit_free(slots.stage)) };
+        slots.advance();
+    }
+}

@@ -1,0 +1,146 @@
+//! Keys row by row, for pages that no tensor map describes.
+
+use cuda_std::{async_copy, fence, mbarrier, misc, ptr, warp};
+
+use super::super::{
+    super::pipeline::Pipeline,
+    PREFETCH_DISTANCE,
+    config::SLABS,
+    shared::{Shared, Unit, Units},
+};
+use crate::{
+    abi::{LatentParams, WorkItem},
+    common::tile_counter,
+};
+
+const WARP: u32 = warp::FULL_MASK;
+
+/// Blocks that [`load_rows`] has under way before it says that the first is there. A consumer gives a block back when
+/// it has seen the one behind it: with three stages, a place is waited for only where no more than one is not announced.
+const UNDER_WAY: u32 = 1;
+
+/// Brings a half of the columns of all units' blocks key by key, a lane for 16 bytes: of the keys of a block from one to
+/// another.
+///
+/// # Safety
+/// A whole warp comes here, and the barriers are initialised.
+#[inline(always)]
+pub(in crate::sm90::mla) unsafe fn load_rows<
+    const RIGHT: bool,
+    const KEYS: u32,
+    const STAGES: u32,
+    const CONVERTED: bool,
+>(
+    p: &LatentParams,
+    s: Shared<KEYS, STAGES, CONVERTED>,
+    [from, to]: [u32; 2],
+) {
+    let (lane, half) = (warp::lane_id(), RIGHT as u32);
+    let slabs = const { SLABS[RIGHT as usize] };
+    let pool = p.attention.k + u64::from(if RIGHT { SLABS[0] } else { 0 } * 128);
+    let strides = p.attention.k_strides;
+    let shared_by_tiles = p.tiles.get() > 1;
+    // SAFETY: as the launch is.
+    let long = unsafe { tile_counter::is_long(p.long, p.attention.record) };
+    let mut slots = Pipeline::<2>::CONSUMER;
+    let mut stages = Pipeline::<STAGES>::PRODUCER;
+    // The lane's copies to a stage are there, and may be read by the tensor cores.
+    let announce = |stage: u32| {
+        fence::proxy_async_shared();
+        // SAFETY: the barrier counts all lanes.
+        unsafe { mbarrier::arrive(s.full(stage % STAGES, half)) };
+    };
+    loop {
+        // SAFETY: the barriers say what belongs to whom; a whole warp.
+        let unit = unsafe {
+            mbarrier::wait(s.unit_full(slots.stage), slots.parity);
+            Unit::load(s.unit(slots.stage))
+        };
+        if unit.tokens == 0 {
+            return;
+        }
+        let policy = match shared_by_tiles || unit.flags & WorkItem::SHARED_KEYS != 0 {
+            true => ptr::evict_last_policy(),
+            false if long => ptr::evict_unchanged_policy(),
+            false => ptr::evict_first_policy(),
+        };
+        // Each lane looks up two keys, a block ahead; behind the last there are zeros. Nothing is computed with a page
+        // before its block: that would wait for the load.
+        let look_up = |at: u32| {
+            if at >= unit.kv_end {
+                return 0;
+            }
+            let (page, _) = p.page_size.div_rem(at);
+            let entry = p.attention.page_ids + u64::from(unit.table + page) * 4;
+            // SAFETY: the table has a page for each key of the item.
+            unsafe { ptr::load_nc_u32(entry as *const u32) }
+        };
+        let row = |page: u32, at: u32| {
+            if at >= unit.kv_end {
+                return 0;
+            }
+            let (_, in_page) = p.page_size.div_rem(at);
+            let element = u64::from(page) * u64::from(strides.page)
+                + u64::from(in_page) * u64::from(strides.token);
+            pool + element * 2
+        };
+        let mut at = unit.first + lane;
+        let mut pages = [look_up(at), look_up(at + 32)];
+        let mut block = 0;
+        while block < unit.blocks {
+            if !RIGHT && lane == 0 && block + PREFETCH_DISTANCE == unit.blocks {
+                // SAFETY: the claiming warp waits for it.
+                unsafe { mbarrier::arrive(s.near_end()) };
+            }
+            let rows = [row(pages[0], at), row(pages[1], at + 32)];
+            at += KEYS;
+            pages = [look_up(at), look_up(at + 32)];
+            if block > UNDER_WAY {
+                async_copy::wait_group::<UNDER_WAY>();
+                announce(stages.stage + STAGES - 1 - UNDER_WAY);
+            }
+            // SAFETY: the stage is free; keys are where the lanes found them.
+            unsafe {
+                mbarrier::wait(s.free(stages.stage, half), stages.parity);
+                let target = s.half(stages.stage, half);
+                // Eight lanes have 128 bytes of a key, of one slab after the other. Opaque: or all copies of a block are
+                // one piece of code.
+                let mut key = misc::opaque(lane / 8) + from;
+                while key < to {
+                    let row = rows[(key >= 32) as usize];
+                    let low = warp::warp_shuffle_idx(WARP, row as u32, key % 32, 32);
+                    let high = warp::warp_shuffle_idx(WARP, (row >> 32) as u32, key % 32, 32);
+                    let row = u64::from(high) << 32 | u64::from(low);
+                    let valid = if row == 0 { 0 } else { 16 };
+                    let in_group = key % 8 * 128 + (lane ^ key) % 8 * 16;
+                    let target = target + key / 8 * slabs * 1024 + in_group;
+                    let source = row + u64::from(lane % 8 * 16);
+                    let mut slab = 0;
+                    while slab < slabs {
+                        async_copy::copy_cg_hint_zfill(
+                            target + slab * 1024,
+                            (source + u64::from(slab * 128)) as *const u8,
+                            valid,
+                            policy,
+                        );
+                        slab += 1;
+                    }
+                    key += 4;
+                }
+            }
+            async_copy::commit_group();
+            stages.advance();
+            block += 1;
+        }
+        // The next unit may wait for the end of this one.
+        if block > 1 {
+            async_copy::wait_group::<1>();
+            announce(stages.stage + STAGES - 2);
+        }
+        async_copy::wait_group::<0>();
+        announce(stages.stage + STAGES - 1);
+        // SAFETY: as above.
+        unsafe { mbarrier::arrive(s.unit_free(slots.stage)) };
+        slots.advance();
+    }
+}

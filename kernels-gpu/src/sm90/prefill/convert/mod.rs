@@ -1,0 +1,149 @@
+//! Keys and values of 8 bits become pages of 16-bit ones, once for all tiles of a launch.
+//!
+//! The tensor cores multiply 16 bits here, and a key is read by as many tiles as there are query tiles for its head. So
+//! *pieces*, 64 keys of one KV head or their values, are converted while the first tiles are computed: one by each
+//! warp that computes, before its first product, and the others by the warp that writes outputs, which has nothing to
+//! write until the first tile is done. Pieces are claimed from a counter of the launch, in the order in which tiles
+//! need them, and a flag for each says that it is there. Loaders wait for the flags of what they are about to load. A
+//! claimed piece waits for nothing, so somebody always goes on, however many CTAs of the launch are running.
+//!
+//! Flags hold the epoch in which a piece was converted, so that nobody has to clear them: the last CTA that finds no
+//! piece left ends the epoch.
+
+mod converter;
+mod piece;
+
+use cuda_std::{
+    atomic::{self, Acquire, Gpu, Relaxed},
+    fence,
+    prelude::*,
+};
+
+pub(super) use self::{converter::Converter, piece::Piece};
+use super::{f8::lay_out, shared::Shared};
+use crate::{
+    abi::{ConvertParams, ConvertedPage, PrefillParams},
+    common::{half::Half, prefill_tile::Tile},
+};
+
+const WARP: u32 = warp::FULL_MASK;
+
+/// Keys of a piece, and tokens of a converted page.
+const PAGE: u32 = ConvertedPage::KEYS;
+
+/// Of a token that does not exist: it becomes zeros.
+pub(super) const NOWHERE: u32 = u32::MAX;
+
+/// From where on a tile's keys, or its values, are converted; before, they were from `known` on. A whole warp asks for
+/// 32 pieces at a time.
+///
+/// # Safety
+/// A whole warp comes here; the launch converts what the tile sees; `epoch` is that of the launch.
+#[inline(always)]
+pub(super) unsafe fn converted_from(
+    p: &PrefillParams,
+    epoch: u32,
+    tile: &Tile,
+    known: i32,
+    values: bool,
+) -> i32 {
+    let key = known - (PAGE * (warp::lane_id() + 1)) as i32;
+    let mut there = true;
+    // SAFETY: the caller's promise.
+    unsafe {
+        if key + PAGE as i32 > tile.lowest as i32 {
+            let entry = tile.table.wrapping_add(key as u32 / PAGE);
+            let entry = p.attention.page_ids + u64::from(entry) * 4;
+            let page = ptr::load_nc_u32(entry as *const u32);
+            let flag = (page * p.attention.kv_heads + tile.kv_head) * 2 + u32::from(values);
+            let flag = p.convert.done + u64::from(flag) * 4;
+            there = atomic::load::<Acquire, Gpu, _>(flag as *const u32) == epoch + 1;
+        }
+        let missing = !warp::warp_vote_ballot(WARP, there);
+        warp::sync_warp(WARP);
+        // TMA reads what ordinary stores of other CTAs wrote.
+        fence::proxy_async_global();
+        known - (PAGE * missing.trailing_zeros()) as i32
+    }
+}
+
+/// Whether each warp that computes lays out two pieces of 8 bits before its first product: where there are more than the
+/// warps of the launch, the writers alone would take longer for the others than the first tiles.
+#[inline(always)]
+unsafe fn takes_two(p: &PrefillParams, s: Shared) -> bool {
+    // SAFETY: the launch is as the host makes it.
+    let [_, pages] = unsafe { p.convert.of_this_plan(p.attention.record) };
+    pieces(p, pages) > 4 * s.shape.consumers * thread::grid_dim_x()
+}
+
+/// Puts the epoch where the warps find it, and claims the pieces of the warps that compute.
+///
+/// # Safety
+/// One thread comes here, before a barrier of the CTA.
+#[inline(always)]
+pub(super) unsafe fn init(p: &PrefillParams, s: Shared) {
+    let control = p.convert.control;
+    if p.convert.pages != 0 {
+        // SAFETY: the launch is as the host makes it. Nobody ends the epoch before all CTAs have claimed.
+        unsafe {
+            let epoch = atomic::load::<Relaxed, Gpu, _>((control + 4) as *const u32);
+            let mut claims = 4 * s.shape.consumers;
+            if s.shape.bytes == 1 && takes_two(p, s) {
+                claims *= 2;
+            }
+            let claim = atomic::fetch_add::<Relaxed, Gpu, _>(control as *mut u32, claims);
+            shared::store_u32(s.epoch(), epoch);
+            shared::store_u32(s.epoch() + 4, claim);
+        }
+    }
+}
+
+/// Converts what was claimed for a warp, one of those that compute.
+///
+/// # Safety
+/// A whole warp comes here, behind [`init`] and a barrier; the parameters describe memory as [`ConvertParams`] says.
+#[inline(always)]
+pub(super) unsafe fn first<T: Half, const TOGETHER: usize>(
+    p: &PrefillParams,
+    s: Shared,
+    warp: u32,
+) {
+    if !s.shape.converts() || p.convert.pages == 0 {
+        return;
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        let [first, pages] = p.convert.of_this_plan(p.attention.record);
+        let pieces = pieces(p, pages);
+        let mut claimed = shared::load_u32(s.epoch() + 4) + warp;
+        if s.shape.bytes == 1 {
+            let mut left = if takes_two(p, s) { 2 } else { 1 };
+            while claimed < pieces && left > 0 {
+                lay_out(p, s, Piece::find(p, first, claimed));
+                claimed += 4 * s.shape.consumers;
+                left -= 1;
+            }
+        } else if claimed < pieces {
+            let piece = Piece::find(p, first, claimed);
+            let mut narrow = [[0; 4]; TOGETHER];
+            piece.load(p, s, 0, &mut narrow);
+            piece.convert::<T, TOGETHER>(p, s, narrow);
+        }
+    }
+}
+
+/// Pieces of so many pages.
+#[inline(always)]
+fn pieces(p: &PrefillParams, pages: u32) -> u32 {
+    pages * p.attention.kv_heads * 2
+}
+
+/// In the first lane: what it claims.
+#[inline(always)]
+unsafe fn claim(c: &ConvertParams) -> u32 {
+    if warp::lane_id() != 0 {
+        return 0;
+    }
+    // SAFETY: the counter is the launch's.
+    unsafe { atomic::fetch_add::<Relaxed, Gpu, _>(c.control as *mut u32, 1) }
+}

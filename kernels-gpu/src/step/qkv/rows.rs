@@ -1,0 +1,41 @@
+//! The rows of `qkv_step` in the registry.
+
+use super::threads;
+use crate::registry::{Arch, Element, Family, KernelInfo, Op, registers};
+
+macro_rules! rows {
+    ($half:ident $element:literal { $($heads:literal, $blocks:expr;)* }) => {
+        &[$(KernelInfo {
+            element: Element::$half,
+            ..row(concat!("qkv_step_", $heads, "_", $element), false, $heads, $blocks)
+        }),*]
+    };
+}
+
+macro_rules! quantising_rows {
+    ($half:ident $element:literal { $($heads:literal, $blocks:expr;)* }) => {
+        &[$(KernelInfo {
+            element: Element::$half,
+            cache: Some(Element::E4m3),
+            ..row(concat!("qkv_step_", $heads, "_", $element, "_e4m3"), true, $heads, $blocks)
+        }),*]
+    };
+}
+
+/// See the macro `table`.
+pub const ROWS: &[&[KernelInfo]] = table!(list rows);
+/// With pages of 8 bits.
+pub const QUANTISING_ROWS: &[&[KernelInfo]] = table!(list quantising_rows);
+
+const fn row(name: &'static str, quantises: bool, heads: u32, blocks: u32) -> KernelInfo {
+    let (family, arch) = if quantises {
+        (Family::Quantise, Arch::Sm90a)
+    } else {
+        (Family::Step, Arch::Sm80)
+    };
+    KernelInfo {
+        threads: threads(heads),
+        registers: registers(threads(heads), blocks),
+        ..KernelInfo::new(name, family, arch, Op::QkvStep { heads, quantises })
+    }
+}
