@@ -18,20 +18,25 @@
 //! ```
 
 mod batch;
+mod compute;
 mod dtype;
 mod error;
 mod integer;
+mod layout;
 mod padding;
 mod spec;
+mod variant;
 
 pub use batch::{Batch, PageTable, Part};
 pub use dtype::Dtype;
 pub use error::ProblemError;
 pub use integer::Integer;
+pub use layout::KvLayout;
 pub(crate) use padding::Padding;
-pub use spec::{KvLayout, Spec, Variant};
+pub use spec::Spec;
+pub use variant::Variant;
 unstable! {
-    use spec::Compute;
+    use compute::Compute;
 }
 
 pub(crate) const MAX_HEAD_DIM: u32 = 1024;

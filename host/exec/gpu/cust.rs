@@ -8,8 +8,8 @@ use cust::{context::Context, memory::DeviceCopy, memory::DeviceSlice};
 
 use super::{
     DeviceTensor, Gpu, GpuBuilder, KvPool, Stream, Workspace,
-    append::check_page_size,
     driver::{self, Check, Current, cuStreamSynchronize},
+    pool::check_page_size,
 };
 use crate::{
     Error,

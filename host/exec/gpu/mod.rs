@@ -72,6 +72,7 @@ mod merge;
 mod module;
 mod pad;
 mod pod;
+mod pool;
 mod prefill;
 mod prefill_rows;
 mod quantise;
@@ -106,10 +107,10 @@ use kernels_gpu::Hooks;
 
 #[cfg(feature = "cust")]
 pub use self::cust::Pool;
-pub use append::KvPool;
 pub use driver::Stream;
 pub use launch_set::LaunchSet;
 pub use memory::{DeviceBuffer, Graph};
+pub use pool::KvPool;
 pub use quantise::AppendScales;
 #[cfg(feature = "unstable")]
 pub use ranks::{NcclId, NcclRank, Rank, RankOptions, RankTensors};

@@ -1,17 +1,21 @@
 //! The kernels in the program, and how they get into the driver.
 
+mod arch;
+mod kernel;
+
 use std::{
-    ffi::{CString, c_int, c_uint, c_void},
+    ffi::{CString, c_uint, c_void},
     fmt, ptr,
 };
 
 use kernels_gpu::registry::{Family, KernelInfo};
 use rayon::prelude::*;
 
+use self::arch::{Arch, choose};
+pub use self::kernel::Kernel;
 use super::driver::{
-    self, Check, Code, Context, Current, Function, cuCtxSynchronize, cuFuncGetAttribute,
-    cuFuncSetAttribute, cuModuleGetFunction, cuModuleLoadDataEx, cuModuleUnload,
-    cuOccupancyMaxActiveBlocksPerMultiprocessor, function_attribute, jit_option,
+    self, Check, Code, Context, Current, Function, cuCtxSynchronize, cuModuleGetFunction,
+    cuModuleLoadDataEx, cuModuleUnload, jit_option,
 };
 use super::embedded::{Image, Module};
 use crate::Error;
@@ -44,60 +48,6 @@ impl fmt::Display for Compiling {
 
 /// Told of every module before the driver compiles it.
 pub(super) type Progress<'a> = &'a mut dyn FnMut(Compiling);
-
-/// An architecture in numbers: `sm_90a` is 9.0 and *specific*, its code runs there and nowhere else.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Arch {
-    compute: (u32, u32),
-    specific: bool,
-}
-
-impl Arch {
-    fn parse(name: &str) -> Option<Self> {
-        let digits = name.strip_prefix("sm_")?;
-        let specific = digits.ends_with('a');
-        let number: u32 = digits.trim_end_matches('a').parse().ok()?;
-        Some(Self {
-            compute: (number / 10, number % 10),
-            specific,
-        })
-    }
-
-    /// Whether PTX for it runs on a GPU: on its own and all later ones, unless it is specific.
-    fn ptx_runs_on(self, gpu: (u32, u32)) -> bool {
-        self.compute == gpu || !self.specific && self.compute < gpu
-    }
-
-    /// Whether machine code for it does: within its generation only.
-    fn cubin_runs_on(self, gpu: (u32, u32)) -> bool {
-        self.ptx_runs_on(gpu) && self.compute.0 == gpu.0
-    }
-}
-
-/// The modules that suit a GPU best: all those of the highest architecture that runs there.
-fn choose<'a>(
-    modules: &'a [Module],
-    device: &str,
-    compute: (u32, u32),
-) -> Result<(&'static str, Vec<&'a Module>), Error> {
-    let arch_of = |module: &Module| Arch::parse(module.arch);
-    let best = modules
-        .iter()
-        .filter(|module| arch_of(module).is_some_and(|arch| arch.ptx_runs_on(compute)))
-        .max_by_key(|module| arch_of(module));
-    let Some(best) = best else {
-        let mut built_for: Vec<_> = modules.iter().map(|module| module.arch).collect();
-        built_for.sort_unstable();
-        built_for.dedup();
-        return Err(Error::UnsupportedArchitecture {
-            device: device.into(),
-            compute,
-            built_for,
-        });
-    };
-    let chosen = modules.iter().filter(|module| module.arch == best.arch);
-    Ok((best.arch, chosen.collect()))
-}
 
 /// What a GPU is called, and what it can run.
 pub(super) struct GpuName<'a> {
@@ -302,136 +252,5 @@ fn ptx_version(ptx: &str) -> (u32, u32) {
     version.unwrap_or((0, 0))
 }
 
-/// A kernel that is ready to be launched.
-#[derive(Clone, Copy, Debug)]
-pub struct Kernel {
-    /// Its row.
-    pub info: &'static KernelInfo,
-    /// Threads of a block at most.
-    pub max_threads: u32,
-    /// Bytes of dynamic shared memory that a launch may ask for.
-    pub max_dynamic_shared: u32,
-    /// CTAs that an SM holds, at least 1.
-    pub ctas_per_sm: u32,
-    pub(super) function: Function,
-}
-
-impl Kernel {
-    /// In the current context.
-    fn new(info: &'static KernelInfo, function: Function, max_shared: u32) -> Result<Self, Error> {
-        let get = |attribute| {
-            let mut value = 0;
-            // SAFETY: writes one integer.
-            unsafe { cuFuncGetAttribute(&mut value, attribute, function) }
-                .check("cuFuncGetAttribute")?;
-            Ok::<u32, Error>(value.unsigned_abs())
-        };
-        let set = |attribute, value: u32| {
-            // SAFETY: the driver checks attribute and value.
-            unsafe { cuFuncSetAttribute(function, attribute, value as c_int) }
-                .check("cuFuncSetAttribute")
-        };
-        let static_shared = get(function_attribute::SHARED_SIZE_BYTES)?;
-        let max_dynamic_shared = max_shared.saturating_sub(static_shared);
-        set(
-            function_attribute::MAX_DYNAMIC_SHARED_SIZE_BYTES,
-            max_dynamic_shared,
-        )?;
-        // All of an SM's memory for shared memory, so that blocks of several kernels find room on it; but passes have
-        // their loads in flight in L1, which is not cut down there.
-        if info.is_attention() || info.shared_bytes > SMALL {
-            set(function_attribute::PREFERRED_SHARED_MEMORY_CARVEOUT, 100)?;
-        }
-        let mut kernel = Self {
-            info,
-            max_threads: get(function_attribute::MAX_THREADS_PER_BLOCK)?,
-            max_dynamic_shared,
-            ctas_per_sm: info.ctas_per_sm.max(1),
-            function,
-        };
-        if info.ctas_per_sm == 0 && info.shared_bytes <= max_dynamic_shared {
-            kernel.ctas_per_sm = kernel.resident(info.shared_bytes)?;
-        }
-        Ok(kernel)
-    }
-
-    /// CTAs of so much shared memory that an SM holds at the same time, at least 1. In the current context.
-    pub(super) fn resident(&self, shared: u32) -> Result<u32, Error> {
-        let mut blocks = 0;
-        // SAFETY: writes one integer.
-        unsafe {
-            cuOccupancyMaxActiveBlocksPerMultiprocessor(
-                &mut blocks,
-                self.function,
-                self.info.threads as c_int,
-                shared as usize,
-            )
-        }
-        .check("cuOccupancyMaxActiveBlocksPerMultiprocessor")?;
-        Ok(blocks.unsigned_abs().max(1))
-    }
-}
-
-/// Shared memory of a kernel that does not live of it.
-const SMALL: u32 = 1 << 10;
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const fn module(arch: &'static str) -> Module {
-        Module {
-            arch,
-            family: "all",
-            ptx: Image::raw(b".version 8.0\n"),
-            cubin: None,
-        }
-    }
-
-    static BUILT: [Module; 3] = [module("sm_80"), module("sm_90a"), module("sm_90a")];
-
-    #[test]
-    fn the_highest_architecture_that_runs_is_chosen_with_all_its_modules() {
-        for (gpu, arch, count) in [
-            ((8, 0), "sm_80", 1),
-            ((8, 9), "sm_80", 1),
-            ((9, 0), "sm_90a", 2),
-            ((10, 0), "sm_80", 1),
-        ] {
-            let (chosen, modules) = choose(&BUILT, "a GPU", gpu).unwrap();
-            assert_eq!((chosen, modules.len()), (arch, count), "{gpu:?}");
-        }
-    }
-
-    #[test]
-    fn a_gpu_that_is_too_old_is_told_what_there_is() {
-        let error = choose(&BUILT, "a Turing", (7, 5)).unwrap_err();
-        assert_eq!(
-            error,
-            Error::UnsupportedArchitecture {
-                device: "a Turing".into(),
-                compute: (7, 5),
-                built_for: vec!["sm_80", "sm_90a"],
-            }
-        );
-        assert!(error.to_string().contains("sm_80, sm_90a"), "{error}");
-    }
-
-    #[test]
-    fn machine_code_stays_in_its_generation() {
-        let arch = |name| Arch::parse(name).unwrap();
-        assert!(arch("sm_80").cubin_runs_on((8, 6)) && !arch("sm_80").cubin_runs_on((9, 0)));
-        assert!(!arch("sm_86").cubin_runs_on((8, 0)) && !arch("sm_86").ptx_runs_on((8, 0)));
-        assert!(arch("sm_90a").cubin_runs_on((9, 0)) && !arch("sm_90a").ptx_runs_on((10, 0)));
-        assert_eq!(Arch::parse("compute_80"), None);
-    }
-
-    #[test]
-    fn the_version_of_ptx_is_read() {
-        assert_eq!(
-            ptx_version("//\n// by\n.version 8.7\n.target sm_90a"),
-            (8, 7)
-        );
-        assert_eq!(ptx_version("nothing"), (0, 0));
-    }
-}
+mod tests;

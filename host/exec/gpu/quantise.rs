@@ -9,9 +9,9 @@ use kernels_gpu::{
 
 use super::{
     DeviceArray, DevicePtr, DeviceTensor, Gpu, KvPool, KvScales, Stream,
-    append::check_page_size,
     conversion::format,
     launch::Launch,
+    pool::check_page_size,
     registry::element,
     tensor::{COUNTED, VECTOR_BYTES, check_address, fits},
 };

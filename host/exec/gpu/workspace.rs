@@ -1,13 +1,14 @@
 //! The memory of a run: a plan's arrays, partial states and counters, at addresses that never change.
 
+mod arrays;
+mod options;
 mod upload;
 
-use std::{fmt, ops::Range};
+use std::fmt;
 
-use kernels_gpu::abi::{ConvertedPage, LaunchRecord, MergeRow, QueryRow, RotaryParams, WorkItem};
-
+pub use self::options::WorkspaceOptions;
 use super::{
-    Arch, DeviceArray, DeviceTensor, Gpu, PartialStates,
+    DeviceArray, Gpu,
     inspect::Known,
     launch_plan::LaunchPlan,
     launch_set::LaunchSet,
@@ -19,49 +20,8 @@ use super::{
 use crate::{
     Error,
     plan::{Bound, MAX_LAUNCHES, MergeMode, PlanError, Unsupported, WorkspaceLayout},
-    problem::{Dtype, Padding, Spec},
-    step::Pairing,
+    problem::{Padding, Spec},
 };
-
-/// How a workspace's plans run.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct WorkspaceOptions {
-    /// Runs all attention with the instructions of an architecture, whatever the plan says; none: as it says, and where
-    /// tensor maps cannot describe a pool by the kernels of Ampere that do the same.
-    pub arch: Option<Arch>,
-    /// For CUDA graphs that serve one plan after the other: every [`Gpu::run`] makes these launches, whatever
-    /// the plan, and what each of them has to do is read from the workspace. None: a run makes the launches
-    /// that its plan needs, and a graph of it is good for that plan.
-    pub launches: Option<LaunchSet>,
-    /// Debug mode: every run first waits for the stream, reads the plan back from the device and checks page
-    /// ids, lengths and indices, so that damage is reported by request and page instead of as an illegal
-    /// access. Such runs cannot be captured.
-    pub checks: bool,
-}
-
-impl WorkspaceOptions {
-    /// With all attention by the instructions of an architecture, or by the kernels that plans name.
-    #[must_use]
-    pub fn with_arch(mut self, arch: impl Into<Option<Arch>>) -> Self {
-        self.arch = arch.into();
-        self
-    }
-
-    /// With these launches in every run.
-    #[must_use]
-    pub fn with_launches(mut self, launches: impl Into<Option<LaunchSet>>) -> Self {
-        self.launches = launches.into();
-        self
-    }
-
-    /// With the debug mode on or off.
-    #[must_use]
-    pub const fn with_checks(mut self, checks: bool) -> Self {
-        self.checks = checks;
-        self
-    }
-}
 
 /// Copies of plans under way at most, before a further one waits for the first.
 const IN_FLIGHT: usize = 4;
@@ -219,153 +179,6 @@ impl Workspace {
         &self.layout
     }
 
-    fn array<T>(&self, range: &Range<u64>) -> DeviceArray<T> {
-        let len = (range.end - range.start) as usize / size_of::<T>();
-        DeviceArray::new(self.memory.address() + range.start, len)
-    }
-
-    pub(super) fn items(&self) -> DeviceArray<WorkItem> {
-        self.array(&self.layout.items)
-    }
-
-    pub(super) fn rows(&self) -> DeviceArray<QueryRow> {
-        self.array(&self.layout.rows)
-    }
-
-    pub(super) fn merges(&self) -> DeviceArray<MergeRow> {
-        self.array(&self.layout.merges)
-    }
-
-    pub(super) fn left_merges(&self) -> DeviceArray<MergeRow> {
-        self.array(&self.layout.left_merges)
-    }
-
-    pub(super) fn merge_slots(&self) -> DeviceArray<u32> {
-        self.array(&self.layout.merge_slots)
-    }
-
-    pub(super) fn page_ids(&self) -> DeviceArray<u32> {
-        self.array(&self.layout.page_ids)
-    }
-
-    /// What prefills convert.
-    pub(super) fn conversions(&self) -> DeviceArray<ConvertedPage> {
-        self.array(&self.layout.conversions)
-    }
-
-    pub(super) fn converted_ids(&self) -> DeviceArray<u32> {
-        self.array(&self.layout.converted_ids)
-    }
-
-    /// Addresses of the converted keys, of their values, of their flags and of what CTAs share that work by.
-    pub(super) fn converted(&self) -> [u64; 4] {
-        let [k, v] = &self.layout.converted;
-        [
-            k,
-            v,
-            &self.layout.converted_done,
-            &self.layout.conversion_control,
-        ]
-        .map(|range| self.memory.address() + range.start)
-    }
-
-    /// Of the plan at hand; in captured launches of every plan, which then all have some.
-    pub(super) fn ancestors(&self) -> Option<DeviceArray<u64>> {
-        let some = match self.captured() {
-            true => self.bound.ancestors > 0,
-            false => self.launch_plan.trees,
-        };
-        some.then(|| self.array(&self.layout.ancestors))
-    }
-
-    /// How decodes turn queries and keys, and what comes before prefills; nothing where nobody does.
-    pub(super) fn rotary(&self) -> RotaryParams {
-        let Some(rope) = self.spec.rotary else {
-            return RotaryParams::default();
-        };
-        let magnitude = rope.magnitude();
-        RotaryParams {
-            turns: self.memory.address() + self.layout.turns.start,
-            pairs: rope.dim / 2,
-            interleaved: (rope.pairing == Pairing::Interleaved).into(),
-            gain: (magnitude * magnitude) as f32,
-            reserved: [0; 3],
-        }
-    }
-
-    /// Room for queries of so many tokens in 16 bits, rounded.
-    pub(super) fn queries(&self, tokens: usize) -> Result<DeviceTensor<3>, Error> {
-        let most = self.bound.padded_tokens as usize;
-        if tokens > most {
-            return Err(Error::Extent {
-                tensor: "q",
-                dimension: "tokens",
-                got: tokens,
-                rule: format!("at most {most}, those of the bound: its queries are rounded"),
-            });
-        }
-        let spec = self.spec.on_kernels();
-        let shape = [tokens, spec.q_heads as usize, spec.head_dim_qk as usize];
-        let address = self.memory.address() + self.layout.padded[0].start;
-        Ok(DeviceTensor::new(address, spec.q_dtype, shape))
-    }
-
-    /// An output in 16 bits for kernels that write partial states alone.
-    pub(super) fn never_written(&self, tokens: usize) -> DeviceTensor<3> {
-        let spec = self.spec.on_kernels();
-        let shape = [tokens, spec.q_heads as usize, spec.head_dim_v as usize];
-        let address = self.memory.address() + self.layout.partial_out.start;
-        DeviceTensor::new(address, spec.out_dtype, shape)
-    }
-
-    /// Room for queries and outputs of so many tokens whose heads are padded.
-    pub(super) fn padded(
-        &self,
-        tokens: usize,
-        dtype: Dtype,
-    ) -> Result<[DeviceTensor<3>; 2], Error> {
-        let most = self.bound.padded_tokens as usize;
-        if tokens > most {
-            return Err(Error::Extent {
-                tensor: "q",
-                dimension: "tokens",
-                got: tokens,
-                rule: format!("at most {most}, those of the bound: its heads are padded"),
-            });
-        }
-        let Spec {
-            q_heads,
-            head_dim_v,
-            ..
-        } = self.spec.on_kernels();
-        let shape = [tokens, q_heads as usize, head_dim_v as usize];
-        let tensor = |range: &Range<u64>| {
-            DeviceTensor::new(self.memory.address() + range.start, dtype, shape)
-        };
-        Ok(self.layout.padded.each_ref().map(tensor))
-    }
-
-    pub(super) fn arrivals(&self) -> DeviceArray<u32> {
-        self.array(&self.layout.arrivals)
-    }
-
-    /// The ticket of a launch.
-    pub(super) fn ticket(&self, launch: usize) -> DeviceArray<u32> {
-        let tickets = self.memory.address() + self.layout.tickets.start;
-        DeviceArray::new(tickets + launch as u64 * 4, 1)
-    }
-
-    /// What CTAs of a kernel that has prefill and decode in one count with.
-    pub(super) fn counters(&self) -> DeviceArray<u32> {
-        self.array(&self.layout.counters)
-    }
-
-    /// The record of a captured launch.
-    pub(super) fn record(&self, launch: usize) -> DeviceArray<LaunchRecord> {
-        let records = self.memory.address() + self.layout.records.start;
-        DeviceArray::new(records + (launch * size_of::<LaunchRecord>()) as u64, 1)
-    }
-
     /// How heads are padded, unless all launches of the plan at hand, or of the captured graph, are by kernels that were
     /// compiled for them.
     pub(super) fn pads(&self) -> Option<Padding> {
@@ -378,20 +191,6 @@ impl Workspace {
             }
         };
         Padding::of(&self.spec).filter(|_| !all_own)
-    }
-
-    pub(super) fn partials(&self) -> PartialStates {
-        let (slots, heads) = (self.bound.slots as usize, self.spec.q_heads as usize);
-        let dim = match (Padding::of(&self.spec), self.pads()) {
-            (Some(_), None) => self.spec.head_dim_v,
-            _ => self.spec.on_kernels().head_dim_v,
-        };
-        let shape = [slots, heads, dim as usize];
-        let tensor = |range: &Range<u64>| self.memory.address() + range.start;
-        PartialStates {
-            out: DeviceTensor::new(tensor(&self.layout.partial_out), Dtype::F32, shape),
-            lse: DeviceTensor::new(tensor(&self.layout.partial_lse), Dtype::F32, [slots, heads]),
-        }
     }
 }
 

@@ -6,7 +6,7 @@
 //!
 //! The list of a prefill has *entries*: 64 keys of a table with their values. A block takes *pieces*, eighths of an entry:
 //! half of its tokens, of some heads. A thread has two vectors of 8 elements, so that pairs are its own
-//! (as in `step/qkv.rs`), and with the sines of its token goes from head to head.
+//! (as in `step/qkv/`), and with the sines of its token goes from head to head.
 
 /// Threads of a block.
 pub const THREADS: u32 = 256;

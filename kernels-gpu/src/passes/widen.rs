@@ -1,6 +1,6 @@
 //! `widen_by_token`: keys and values of 8 bits become pages of 16 bits, each multiplied by the scale of its token.
 //!
-//! A prefill converts 8-bit keys while it computes (`sm90/prefill/convert.rs`), and multiplies rows of queries by the scales
+//! A prefill converts 8-bit keys while it computes (`sm90/prefill/convert/`), and multiplies rows of queries by the scales
 //! where these are the same for all keys of a row. A scale of each key would be a multiplication for each logit. So such
 //! keys are widened by a launch before the prefill, each of them once, and the prefill reads 16 bits.
 //!

@@ -1,4 +1,5 @@
 use super::*;
+use crate::problem::{Dtype, KvLayout, ProblemError};
 
 const A: u64 = 1 << 20;
 

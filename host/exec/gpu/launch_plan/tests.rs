@@ -1,0 +1,121 @@
+//! Plans as launches: their order, and who merges which rows.
+
+use super::*;
+use crate::{
+    plan::{DeviceDescription, PlanOptions, Planner, SplitMode},
+    problem::{Batch, PageTable, Spec},
+};
+
+pub(crate) fn plan_with(queries: &[u32], options: &PlanOptions) -> Plan {
+    let mut table = PageTable::new(16, 4000);
+    let mut qo_indptr = vec![0];
+    for (index, queries) in queries.iter().enumerate() {
+        let first = 500 * index as u32;
+        table.push(&(first..first + 500).collect::<Vec<_>>(), 8000);
+        qo_indptr.push(qo_indptr[index] + queries);
+    }
+    let device = DeviceDescription::named("h200").unwrap();
+    let batch = Batch::new(qo_indptr, table);
+    let spec = Spec::new(32, 8, 128);
+    let plan = Planner::new().plan(&spec, &batch, &device, options);
+    plan.unwrap()
+}
+
+pub(crate) fn plan(queries: &[u32], merge_mode: MergeMode) -> Plan {
+    let options = PlanOptions {
+        merge_mode,
+        pod: PodMode::Serial,
+        ..PlanOptions::default()
+    };
+    plan_with(queries, &options)
+}
+
+pub(crate) fn launch_plan(plan: &Plan) -> LaunchPlan {
+    let mut launch_plan = LaunchPlan::default();
+    launch_plan.fill(plan, plan.merge_mode).unwrap();
+    launch_plan
+}
+
+#[test]
+fn a_plan_of_one_part_runs_as_it_lies() {
+    let plan = plan(&[1, 1, 100], MergeMode::Kernel);
+    let launch_plan = launch_plan(&plan);
+    assert_eq!(launch_plan.items, None);
+    assert_eq!(launch_plan.launches.len(), plan.groups.len());
+    for (launch, group) in launch_plan.launches.iter().zip(&plan.groups) {
+        assert_eq!(launch.first, group.items.start);
+        assert_eq!(launch.items, group.items.end - group.items.start);
+        assert_eq!(launch.key.pack, group.pack);
+    }
+    assert_eq!(launch_plan.parts[0].pages, 1500);
+    assert_eq!(launch_plan.left, plan.merges.len() as u32);
+    assert_eq!(launch_plan.left_rows(&plan), plan.merges);
+}
+
+#[test]
+fn decode_merges_its_own_states_and_leaves_those_of_prefill() {
+    let plan = plan(&[1, 100], MergeMode::Fused);
+    let launch_plan = launch_plan(&plan);
+    assert!(launch_plan.fused);
+    let prefills: u32 = plan
+        .items
+        .iter()
+        .filter(|item| !item.is_gathered() && item.merge != NO_MERGE)
+        .map(|item| item.rows)
+        .max()
+        .unwrap_or(0);
+    assert!(launch_plan.left >= prefills && launch_plan.left < plan.merges.len() as u32 + 1);
+    assert!(
+        launch_plan
+            .left_rows(&plan)
+            .iter()
+            .all(|merge| merge.token > 0)
+    );
+}
+
+/// Those that share SMs also where a graph's decodes merge what they can.
+#[test]
+fn decodes_that_share_sms_leave_their_merges() {
+    let options = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 1024 });
+    let plan = plan_with(&[1, 8, 2], &options);
+    let of_few_rows = |token: u32| token == 0 || token > 8;
+    let mut launch_plan = LaunchPlan::default();
+    launch_plan.fill(&plan, MergeMode::Fused).unwrap();
+    assert!(launch_plan.fused);
+    let left = launch_plan.left_rows(&plan).iter().map(|merge| merge.token);
+    assert!(left.eq((0..11).filter(|&token| of_few_rows(token))));
+    assert_eq!(launch_plan.left, 3);
+}
+
+/// No item leads to them: only the merging kernel writes their zeros.
+#[test]
+fn tokens_without_keys_are_left_to_the_merging_kernel() {
+    let mut table = PageTable::new(16, 4000);
+    table.push(&(0..500).collect::<Vec<_>>(), 8000);
+    table.push(&[], 0);
+    let device = DeviceDescription::named("h200").unwrap();
+    let options = PlanOptions {
+        merge_mode: MergeMode::Fused,
+        ..PlanOptions::default()
+    };
+    let mut spec = Spec::new(32, 8, 128);
+    spec.variant.causal = false;
+    let batch = Batch::new(vec![0, 1, 2], table);
+    let plan = Planner::new().plan(&spec, &batch, &device, &options);
+    let plan = plan.unwrap();
+    let launch_plan = launch_plan(&plan);
+    assert!(launch_plan.fused);
+    let left: Vec<_> = launch_plan.left_rows(&plan).iter().collect();
+    assert!(
+        matches!(
+            left[..],
+            [MergeRow {
+                token: 1,
+                slots: 0,
+                ..
+            }]
+        ),
+        "{left:?}"
+    );
+    assert_eq!(launch_plan.left, 1);
+}

@@ -1,0 +1,158 @@
+//! A page pool in device memory, and how its pages lie.
+
+use kernels_gpu::abi::KvStrides;
+
+use super::{DevicePtr, KvScales};
+use crate::{
+    Error,
+    kv::{LATENT_656_BYTES, by_head},
+    problem::{Dtype, KvLayout, MAX_PAGE_SIZE, ProblemError, Spec},
+};
+
+/// Keys and values of a page pool in device memory; the counterpart of [`KvView`](crate::kv::KvView).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KvPool {
+    /// Address of the first key of page 0.
+    pub k: DevicePtr,
+    /// Address of the first value of page 0.
+    pub v: DevicePtr,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Pages in the pool.
+    pub pages: u32,
+    /// How the keys lie.
+    pub k_strides: KvStrides,
+    /// How the values lie.
+    pub v_strides: KvStrides,
+    /// What both are multiplied by.
+    pub scales: KvScales,
+}
+
+impl KvPool {
+    /// Keys and values in dense pools of their own.
+    #[must_use]
+    pub const fn new(
+        spec: &Spec,
+        layout: KvLayout,
+        page_size: u32,
+        pages: u32,
+        k: DevicePtr,
+        v: DevicePtr,
+    ) -> Self {
+        Self {
+            k,
+            v,
+            dtype: spec.kv_dtype,
+            pages,
+            k_strides: layout.strides(page_size, spec.kv_heads, spec.head_dim_qk),
+            v_strides: layout.strides(page_size, spec.kv_heads, spec.head_dim_v),
+            scales: KvScales::One,
+        }
+    }
+
+    /// With scales of 8-bit keys and values.
+    #[must_use]
+    pub const fn with_scales(mut self, scales: KvScales) -> Self {
+        self.scales = scales;
+        self
+    }
+
+    /// The one pool of [latent](Spec::latent) attention: `[pages, page_size, head_dim_qk]`.
+    #[must_use]
+    pub const fn latent(spec: &Spec, page_size: u32, pages: u32, pool: DevicePtr) -> Self {
+        let strides = KvLayout::Nhd.strides(page_size, 1, spec.head_dim_qk);
+        Self {
+            k: pool,
+            v: pool,
+            dtype: spec.kv_dtype,
+            pages,
+            k_strides: strides,
+            v_strides: strides,
+            scales: KvScales::One,
+        }
+    }
+
+    /// The one pool of latent attention whose rows carry their scales: `[pages, page_size, 656]` bytes, see
+    /// [`kv::KvScales::InRow`](crate::kv::KvScales::InRow).
+    #[must_use]
+    pub const fn latent_656(page_size: u32, pages: u32, pool: DevicePtr) -> Self {
+        let strides = KvLayout::Nhd.strides(page_size, 1, LATENT_656_BYTES);
+        Self {
+            k: pool,
+            v: pool,
+            dtype: Dtype::F8E4M3,
+            pages,
+            k_strides: strides,
+            v_strides: strides,
+            scales: KvScales::InRow,
+        }
+    }
+
+    /// What each head has of a page as a page of its own: the counterpart of
+    /// [`KvView::by_head`](crate::kv::KvView::by_head). `None` as there.
+    #[cfg(feature = "unstable")]
+    #[must_use]
+    pub fn by_head(&self, kv_heads: u32) -> Option<Self> {
+        let step = |s: KvStrides| s.page / s.head;
+        let (k_strides, v_strides) = (by_head(self.k_strides)?, by_head(self.v_strides)?);
+        let whole = matches!(self.scales, KvScales::One | KvScales::Tensor { .. });
+        if !whole || step(self.k_strides) != step(self.v_strides) {
+            return None;
+        }
+        // Behind the last page's heads the view has nothing.
+        let last = self
+            .pages
+            .saturating_sub(1)
+            .checked_mul(step(self.k_strides))?;
+        Some(Self {
+            pages: last.checked_add(kv_heads)?,
+            k_strides,
+            v_strides,
+            ..*self
+        })
+    }
+
+    /// Tokens of a page, which keys and values have alike.
+    pub(super) fn page_size(&self) -> Result<u32, Error> {
+        let page_size = self.k_strides.page_size;
+        check_page_size(page_size)?;
+        match self.v_strides.page_size {
+            got if got == page_size => Ok(page_size),
+            got => Err(Error::Extent {
+                tensor: "the value pool",
+                dimension: "tokens in a page",
+                got: got as usize,
+                rule: format!("{page_size}, as in the key pool"),
+            }),
+        }
+    }
+
+    /// Its elements are those of the specification.
+    pub(super) fn check_dtype(&self, spec: &Spec) -> Result<(), Error> {
+        match self.dtype {
+            got if got == spec.kv_dtype => Ok(()),
+            got => Err(Error::DtypesDiffer {
+                tensor: "the KV pool",
+                got,
+                other: "the spec's KV",
+                expected: spec.kv_dtype,
+            }),
+        }
+    }
+
+    /// With pages that lie otherwise: keys and values in one pool, one layer out of many.
+    #[must_use]
+    pub const fn with_strides(mut self, k: KvStrides, v: KvStrides) -> Self {
+        self.k_strides = k;
+        self.v_strides = v;
+        self
+    }
+}
+
+pub(super) fn check_page_size(got: u32) -> Result<(), ProblemError> {
+    match got {
+        1..=MAX_PAGE_SIZE => Ok(()),
+        _ => Err(ProblemError::PageSize { part: 0, got }),
+    }
+}

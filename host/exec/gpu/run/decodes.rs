@@ -1,0 +1,85 @@
+//! The launch of a group of decodes.
+
+use kernels_gpu::registry::Arch;
+
+use super::making::{Making, on, place};
+use crate::{
+    Error,
+    exec::gpu::{
+        DecodeCall, DecodeTile, DeviceArray, KvPool, launch_plan::GroupLaunch, steps::Step,
+    },
+};
+
+impl Making<'_> {
+    pub(super) fn decodes(
+        &mut self,
+        index: usize,
+        launch: &GroupLaunch,
+        pool: &KvPool,
+        arch: Option<Arch>,
+    ) -> Result<Step, Error> {
+        let (gpu, workspace, tensors) = (self.gpu, self.workspace, self.tensors);
+        let (spec, planned) = (&workspace.spec.on_kernels(), launch.key.kernel);
+        let units = launch.items.saturating_mul(spec.kv_heads);
+        let kernel = match arch.or(workspace.options.arch) {
+            Some(arch) => on(planned, arch)?,
+            None => {
+                let kernel = gpu.decode_kernel(planned, spec, pool);
+                gpu.of_pairs(kernel, spec, pool, units)
+            }
+        };
+        self.pads_by(kernel)?;
+        if launch.joint && !kernel.info().multi_table {
+            return Err(Error::NoInstance {
+                kernel: "decode",
+                asked: "joint tiles over a pool that tensor maps cannot describe".into(),
+                there: "with such pools plans of a device description without `decode.joint`",
+            });
+        }
+        self.one_table |=
+            workspace.captured() && planned.info().multi_table && !kernel.info().multi_table;
+        let co_resident = kernel.info().co_resident;
+        // A decode that the plan has share SMs leaves merges to others, also where another kernel does its work.
+        let merges = workspace.decode_merges() && !planned.info().co_resident;
+        // No CTA claims several units while others have none.
+        let units = units / kernel.info().kv_heads;
+        let share = (units + gpu.multiprocessors / 2) / gpu.multiprocessors;
+        let partials = workspace.partials();
+        let (items, record) = place(workspace, index, launch);
+        let call = DecodeCall {
+            spec,
+            tile: DecodeTile {
+                kernel,
+                rows: planned.info().rows,
+                run: launch.run.min(share.max(1)),
+                long: launch.long,
+            },
+            items,
+            rows: workspace.rows(),
+            page_ids: match tensors.indices {
+                Some(indices) => DeviceArray::new(indices.address, indices.len),
+                None => workspace.page_ids(),
+            },
+            merges: workspace.merges(),
+            merge_slots: workspace.merge_slots(),
+            q: tensors.q,
+            pool,
+            out: tensors.out,
+            lse: tensors.lse,
+            partials: &partials,
+            arrivals: merges.then(|| workspace.arrivals()),
+            ticket: workspace.ticket(index),
+            record,
+            extras: self.extras(),
+        };
+        let mut step = gpu.prepare_decode(kernel, &call, &mut self.maps)?;
+        if co_resident && !workspace.captured() {
+            step.launch.grid[0] = units.min(match workspace.launch_plan.resident.decode {
+                // Without prefills two find room on an SM, and have twice the bytes under way.
+                0 => 2 * gpu.multiprocessors,
+                resident => resident,
+            });
+        }
+        Ok(step)
+    }
+}

@@ -1,0 +1,203 @@
+//! What makes the launches of a run, group by group, and the merges behind them.
+
+use kernels_gpu::{
+    abi::{LaunchRecord, WorkItem},
+    registry::{Arch, KernelId, Loads, Op},
+};
+
+use crate::{
+    Error,
+    exec::gpu::{
+        DeviceArray, Gpu, RunTensors, Workspace,
+        launch_plan::GroupLaunch,
+        launch_set::LaunchKey,
+        maps::Maps,
+        steps::{Extras, Parameters, Step},
+    },
+    problem::Padding,
+};
+
+/// What makes the launches of a run.
+pub(super) struct Making<'a> {
+    pub(super) gpu: &'a Gpu,
+    pub(super) workspace: &'a Workspace,
+    pub(super) tensors: &'a RunTensors<'a>,
+    pub(super) maps: Maps,
+    /// A captured decode took a kernel whose tiles have one table, in the place of one whose tiles have several.
+    pub(super) one_table: bool,
+}
+
+impl Making<'_> {
+    /// Merging last.
+    pub(super) fn all(&mut self, steps: &mut Vec<Step>) -> Result<(), Error> {
+        let workspace = self.workspace;
+        let launch_plan = &workspace.launch_plan;
+        let Some(set) = &workspace.options.launches else {
+            let pairs = match launch_plan.tickets {
+                Some(_) => launch_plan.pairs(),
+                None => Vec::new(),
+            };
+            self.groups(&launch_plan.launches, &pairs, steps)?;
+            if launch_plan.left > 0 {
+                steps.push(self.merge(launch_plan.left as usize, None)?);
+            }
+            return Ok(());
+        };
+        // Whoever captures a graph with joint tiles in it says so by the plan at hand.
+        let joint = launch_plan.launches.iter().any(|launch| launch.joint);
+        let launch = |&key: &LaunchKey| GroupLaunch {
+            key,
+            first: 0,
+            items: workspace.bound.items,
+            run: 1,
+            long: false,
+            // Plans give joint tiles to no other kernels.
+            joint: joint && key.kernel.info().multi_table,
+            // Its record says.
+            kv_heads_together: 0,
+            converted: 0..0,
+        };
+        let launches: Vec<_> = set.keys.iter().map(launch).collect();
+        self.groups(&launches, &set.pairs, steps)?;
+        if workspace.bound.merges > 0 {
+            let rows = workspace.left_merges().len;
+            steps.push(self.merge(rows, Some(set.keys.len()))?);
+        }
+        Ok(())
+    }
+
+    /// The launches of all groups; those of a pair are one, where there is a kernel for that.
+    fn groups(
+        &mut self,
+        launches: &[GroupLaunch],
+        pairs: &[[usize; 2]],
+        steps: &mut Vec<Step>,
+    ) -> Result<(), Error> {
+        let pod = self.gpu.pod(&self.workspace.spec);
+        for (index, launch) in launches.iter().enumerate() {
+            let pair = pairs.iter().find(|pair| pair.contains(&index));
+            let (Some(pod), Some(&[prefill, decode])) = (pod, pair) else {
+                let step = self.group(index, launch, None)?;
+                if step.is_some() {
+                    steps.extend(self.before(index, launch)?);
+                }
+                steps.extend(step);
+                continue;
+            };
+            if index != prefill {
+                continue;
+            }
+            let ampere = Some(Arch::Sm80);
+            let prefill = self.group(prefill, &launches[prefill], ampere)?;
+            let decode = self.group(decode, &launches[decode], ampere)?;
+            let pair = [prefill, decode].map(|step| step.map(|step| (step.part, step.parameters)));
+            if let [
+                Some((part, Parameters::PrefillRows(prefill))),
+                Some((_, Parameters::DecodeRows(decode))),
+            ] = pair
+            {
+                let tickets = self.workspace.launch_plan.tickets;
+                let tickets = tickets.filter(|_| !self.workspace.captured());
+                let tickets = tickets.map_or([0; 2], Into::into);
+                let counters = self.workspace.counters();
+                let step = self
+                    .gpu
+                    .prepare_pod(pod, prefill, decode, tickets, counters)?;
+                steps.push(Step { part, ..step });
+            }
+        }
+        Ok(())
+    }
+
+    /// A launch of a group: by the kernel that the plan names, or by the one that does the same with the instructions
+    /// of an architecture. None where there is nothing to launch.
+    fn group(
+        &mut self,
+        index: usize,
+        launch: &GroupLaunch,
+        arch: Option<Arch>,
+    ) -> Result<Option<Step>, Error> {
+        let part = launch.key.part as usize;
+        let pool = &self.tensors.pools[part];
+        let step = match launch.key.kernel.info().op {
+            Op::Decode => Some(self.decodes(index, launch, pool, arch)?),
+            _ => self.prefills(index, launch, pool, arch)?,
+        };
+        let Some(mut step) = step else {
+            return Ok(None);
+        };
+        if let Some(hooks) = self.workspace.spec.variant.hooks {
+            step.kernel = self.gpu.hooked(hooks, step.kernel.info)?;
+        }
+        Ok(Some(Step { part, ..step }))
+    }
+
+    pub(super) fn extras(&self) -> Extras {
+        Extras {
+            scaled: false,
+            sinks: self.tensors.sinks,
+            ancestors: self.workspace.ancestors(),
+            padding: Padding::of(&self.workspace.spec),
+            gap: 0,
+            kv_heads_together: 0,
+            rotary: self.workspace.rotary(),
+            values: None,
+        }
+    }
+
+    /// Whether the heads, if they are padded, are loaded in a way that does.
+    pub(super) fn pads_by(&self, kernel: KernelId) -> Result<(), Error> {
+        match Padding::of(&self.workspace.spec) {
+            Some(padding) if kernel.info().loads == Loads::Rows => Err(Error::NoInstance {
+                kernel: "attention",
+                asked: format!(
+                    "head dimension {} in pages that are read row by row",
+                    padding.dim
+                ),
+                there: "those that read by tensor maps: pages of a multiple of 8 tokens, keys and values in one layout, on Hopper",
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The merges that decode leaves: at most so many, and in a captured graph as many as the record at a place says.
+    fn merge(&self, rows: usize, record: Option<usize>) -> Result<Step, Error> {
+        let workspace = self.workspace;
+        let mut step = self.gpu.prepare_merge(
+            &workspace.partials(),
+            DeviceArray::new(workspace.left_merges().address, rows),
+            workspace.merge_slots(),
+            self.tensors.merged.unwrap_or(self.tensors.out),
+            self.tensors.lse,
+            self.tensors.sinks,
+            record.map(|place| workspace.record(place)),
+            // Of the plans that a captured graph is to serve nothing is known.
+            record.is_none().then_some(workspace.launch_plan.most_slots),
+        )?;
+        if let Parameters::Merge(params) = &mut step.parameters {
+            params.add_up = workspace.spec.variant.adds_up.into();
+        }
+        Ok(step)
+    }
+}
+
+/// Of a launch of the run: its place, its items, and in a captured graph what says which of these are its own.
+pub(super) fn place(
+    workspace: &Workspace,
+    index: usize,
+    launch: &GroupLaunch,
+) -> (DeviceArray<WorkItem>, Option<DeviceArray<LaunchRecord>>) {
+    let offset = u64::from(launch.first) * size_of::<WorkItem>() as u64;
+    let items = workspace.items().address + offset;
+    let record = workspace.captured().then(|| workspace.record(index));
+    (DeviceArray::new(items, launch.items as usize), record)
+}
+
+/// The kernel that does what a planned one does with the instructions of an architecture.
+pub(super) fn on(planned: KernelId, arch: Arch) -> Result<KernelId, Error> {
+    planned.on(arch).ok_or_else(|| Error::NoInstance {
+        kernel: "attention",
+        asked: format!("what {planned} does, on {arch:?}"),
+        there: "those that plans name",
+    })
+}

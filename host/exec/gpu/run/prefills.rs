@@ -1,0 +1,173 @@
+//! The launch of a group of prefills, and what comes before it where keys and values are converted.
+
+use std::ops::Range;
+
+use kernels_gpu::registry::{Arch, KernelId, Op};
+
+use super::making::{Making, on, place};
+use crate::{
+    Error,
+    exec::gpu::{
+        KvPool, KvScales, PrefillCall,
+        launch_plan::GroupLaunch,
+        prefill::{Source, describes_values},
+        steps::{Extras, Parameters, Step},
+    },
+    problem::{Compute, Padding, Spec},
+};
+
+impl Making<'_> {
+    pub(super) fn prefills(
+        &mut self,
+        index: usize,
+        launch: &GroupLaunch,
+        pool: &KvPool,
+        arch: Option<Arch>,
+    ) -> Result<Option<Step>, Error> {
+        let (gpu, workspace, tensors) = (self.gpu, self.workspace, self.tensors);
+        let (planned, captured) = (launch.key.kernel, workspace.captured());
+        let converts = workspace.spec.converts();
+        let extras = Extras {
+            kv_heads_together: launch.kv_heads_together,
+            scaled: converts && pool.scales != KvScales::One && !widens(&workspace.spec, pool),
+            ..self.extras()
+        };
+        let kernel = match arch.or(workspace.options.arch) {
+            Some(arch) => on(planned, arch)?,
+            None => gpu.prefill_kernel(extras.kernel(planned)?),
+        };
+        let own_heads = has_own_heads(kernel, &workspace.spec);
+        if !own_heads {
+            self.pads_by(kernel)?;
+        }
+        let of_ampere = kernel.info().arch == Arch::Sm80;
+        if converts && !widens(&workspace.spec, pool) {
+            pool.scales.check_kernel(kernel.info())?;
+        }
+        let turns = workspace.spec.rotary.is_some();
+        if converts && of_ampere {
+            let what = match turns {
+                true => "queries and keys turned by their positions",
+                false => "keys and values of 8 bits",
+            };
+            return Err(Error::NoInstance {
+                kernel: "prefill",
+                asked: format!("{what}, and the instructions of Ampere"),
+                there: "with these those of Hopper",
+            });
+        }
+        // Only in one kernel with the decodes do those of Ampere read a record.
+        if of_ampere && arch.is_none() && captured {
+            return Err(Error::NoInstance {
+                kernel: "prefill",
+                asked: "a launch set and the instructions of Ampere".into(),
+                there: "with a launch set those of Hopper, or prefill and decode in one",
+            });
+        }
+        let partials = workspace.partials();
+        let (items, record) = place(workspace, index, launch);
+        let (converted, mut spec) = (workspace.converted_pool(), workspace.spec.on_kernels());
+        if converts {
+            spec.kv_dtype = converted.dtype;
+        }
+        let [q, out] = tensors.of_launch(own_heads);
+        let mut extras = extras;
+        if turns {
+            spec.rotary = None;
+            extras.values = describes_values(pool, &spec).then_some(*pool);
+        }
+        // With heads of its own dimension a launch writes beside padded ones, or else leaves no states: where there are
+        // any, they are padded, too.
+        let given = tensors.unpadded.filter(|_| own_heads);
+        let beside_padded = given.is_some_and(|given| given.out.is_none());
+        let leaves_states = given.is_none() || beside_padded;
+        if own_heads {
+            spec = workspace.spec;
+            let padding = extras.padding.take().filter(|_| beside_padded);
+            extras.gap = padding.map_or(0, |padding| padding.gap());
+        }
+        let call = PrefillCall {
+            spec: &spec,
+            kernel,
+            rows: planned.info().rows,
+            pack: launch.key.pack,
+            items,
+            page_ids: match converts {
+                true => workspace.converted_ids(),
+                false => workspace.page_ids(),
+            },
+            q,
+            pool: if converts { &converted } else { pool },
+            out,
+            lse: tensors.lse,
+            partials: leaves_states.then_some(&partials),
+            ticket: workspace.ticket(index),
+            record,
+            extras,
+        };
+        let mut step = gpu.prepare_prefill(kernel, &call, &mut self.maps)?;
+        if let Some(Parameters::Prefill(_, shapes)) = step.as_mut().map(|step| &mut step.parameters)
+        {
+            shapes.unpadded = own_heads;
+        }
+        let parameters = step.as_mut().map(|step| &mut step.parameters);
+        if let (Some(Parameters::Prefill(params, shapes)), true) = (parameters, converts) {
+            if turns {
+                let values = extras.values.is_none();
+                shapes.source = Source::Turned { values };
+                if !values {
+                    params.convert.list = workspace.conversions().address;
+                    params.convert.page_ids = workspace.page_ids().address;
+                }
+            } else if widens(&workspace.spec, pool) {
+                shapes.source = Source::Widened;
+            } else {
+                shapes.source = Source::Converted;
+                let pages = self.converted(launch);
+                workspace.convert_for(params, pool, pages, tensors.q.shape[0])?;
+            }
+        }
+        let resident = workspace.launch_plan.resident.prefill;
+        if let (Some(step), 1.., false, false) = (&mut step, resident, captured, of_ampere) {
+            step.launch.grid[0] = step.launch.grid[0].min(resident);
+        }
+        Ok(step)
+    }
+
+    /// The pages of 8-bit keys that a prefill's launch converts.
+    fn converted(&self, launch: &GroupLaunch) -> Range<u32> {
+        match self.workspace.captured() {
+            true => 0..self.workspace.bound.converted_pages,
+            false => launch.converted.clone(),
+        }
+    }
+
+    /// What comes before a prefill whose keys have scales of their own, or are turned by their positions.
+    pub(super) fn before(&self, index: usize, launch: &GroupLaunch) -> Result<Option<Step>, Error> {
+        let (workspace, part) = (self.workspace, launch.key.part as usize);
+        let (gpu, pool) = (self.gpu, &self.tensors.pools[part]);
+        if launch.key.kernel.info().op != Op::Prefill {
+            return Ok(None);
+        }
+        let (_, record) = place(workspace, index, launch);
+        let pages = self.converted(launch);
+        let step = if workspace.spec.rotary.is_some() {
+            gpu.prepare_turn(workspace, pool, pages, record)?
+        } else if widens(&workspace.spec, pool) {
+            gpu.prepare_widen(workspace, pool, pages, record, self.tensors.q.shape[0])?
+        } else {
+            return Ok(None);
+        };
+        Ok(Some(Step { part, ..step }))
+    }
+}
+
+/// Whether a kernel was compiled for heads that others pad.
+pub(in crate::exec::gpu) fn has_own_heads(kernel: KernelId, spec: &Spec) -> bool {
+    Padding::of(spec).is_some_and(|padding| kernel.info().head_dim == padding.dim)
+}
+
+/// Whether prefills read keys that a launch before them multiplied by the scales of their tokens.
+fn widens(spec: &Spec, pool: &KvPool) -> bool {
+    spec.converts() && spec.compute == Compute::F16 && matches!(pool.scales, KvScales::Token { .. })
+}

@@ -1,0 +1,150 @@
+//! What some variants and batches have beside queries, keys and values: checks, and what kernels take of it.
+
+use kernels_gpu::{
+    abi::{AttentionParams, RotaryParams},
+    registry::{Arch, KernelId},
+    variant::OwnDefect,
+};
+
+use crate::{
+    Error,
+    exec::gpu::{
+        DeviceArray, DeviceTensor, Gpu, KvPool,
+        tensor::{COUNTED, fits},
+    },
+    problem::{Padding, Spec},
+    tensor::{ShapeError, check_softmax},
+};
+
+/// What some variants and batches have beside queries, keys and values.
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct Extras {
+    /// As [`RunTensors::sinks`](super::RunTensors::sinks).
+    pub sinks: Option<DeviceArray<f32>>,
+    /// `[tokens]`: as [`Batch::ancestors`](crate::problem::Batch::ancestors).
+    pub ancestors: Option<DeviceArray<u64>>,
+    /// Heads of the pool are smaller than the spec says, and padded.
+    pub(in crate::exec::gpu) padding: Option<Padding>,
+    /// Columns between the 64th of an output's head, or a partial state's, and the next: heads of the launch are not
+    /// padded, those of others are.
+    pub(in crate::exec::gpu) gap: u32,
+    /// As [`TileGroup::kv_heads_together`](crate::plan::TileGroup::kv_heads_together).
+    pub(in crate::exec::gpu) kv_heads_together: u32,
+    /// A prefill multiplies by scales of 8-bit keys and values.
+    pub(in crate::exec::gpu) scaled: bool,
+    /// How decodes turn queries and keys, and prefills queries.
+    pub(in crate::exec::gpu) rotary: RotaryParams,
+    /// Where values are, if not in the pool of the keys: keys are in pages that were made of those of the pool.
+    pub(in crate::exec::gpu) values: Option<KvPool>,
+}
+
+impl Extras {
+    /// Whether there is what the spec asks for, of so many query tokens.
+    pub(in crate::exec::gpu) fn check(&self, spec: &Spec, tokens: usize) -> Result<(), Error> {
+        check_sinks(spec, self.sinks)?;
+        let Some(ancestors) = self.ancestors else {
+            return Ok(());
+        };
+        ancestors.check_address("ancestors", 8)?;
+        if ancestors.len < tokens {
+            return Err(Error::Extent {
+                tensor: "ancestors",
+                dimension: "tokens",
+                got: ancestors.len,
+                rule: format!("at least {tokens}, as in q"),
+            });
+        }
+        Ok(())
+    }
+
+    /// What runs in the place of a prefill's kernel: itself, or one that takes sinks, masks and scales and turns queries where
+    /// there are any.
+    pub(in crate::exec::gpu) fn kernel(&self, kernel: KernelId) -> Result<KernelId, Error> {
+        let row = kernel.info();
+        let scaled = self.scaled && !row.co_resident;
+        let turns = self.rotary.turns != 0;
+        if turns && row.co_resident {
+            return Err(Error::NoInstance {
+                kernel: "prefill",
+                asked: format!("queries that are turned by their positions, and {kernel}"),
+                there: "those that do not share SMs with decodes",
+            });
+        }
+        if row.extras || !(scaled || turns || self.sinks.is_some() || self.ancestors.is_some()) {
+            return Ok(kernel);
+        }
+        let there = kernel.with_extras().or_else(|| kernel.on(Arch::Sm80));
+        there.ok_or_else(|| Error::NoInstance {
+            kernel: "prefill",
+            asked: format!("sinks or masks, and what {kernel} does"),
+            there: "those of one tile of queries or two, with a soft cap or without",
+        })
+    }
+
+    /// What every attention kernel takes: the heads, the tensors and these.
+    pub(in crate::exec::gpu) fn parameters(
+        &self,
+        spec: &Spec,
+        q: &DeviceTensor<3>,
+        pool: &KvPool,
+        out: &DeviceTensor<3>,
+        lse: Option<&DeviceTensor<2>>,
+    ) -> Result<AttentionParams, Error> {
+        Ok(AttentionParams {
+            q: q.address,
+            k: pool.k,
+            v: pool.v,
+            out: out.address,
+            lse: lse.map_or(0, |lse| lse.address),
+            q_heads: spec.q_heads,
+            kv_heads: spec.kv_heads,
+            group: spec.group(),
+            k_strides: pool.k_strides,
+            v_strides: pool.v_strides,
+            q_token_stride: fits("the token stride of q", q.strides[0], COUNTED)?,
+            out_token_stride: fits("the token stride of out", out.strides[0], COUNTED)?,
+            variant: spec.variant_params(),
+            scales: pool.scales.parameters(spec, pool, q.shape[0])?,
+            sinks: self.sinks.map_or(0, |sinks| sinks.address),
+            ancestors: self.ancestors.map_or(0, |ancestors| ancestors.address),
+            ..AttentionParams::default()
+        })
+    }
+}
+
+/// Whether there are sinks if the spec has any.
+pub(in crate::exec::gpu) fn check_sinks(
+    spec: &Spec,
+    sinks: Option<DeviceArray<f32>>,
+) -> Result<(), Error> {
+    let (name, expected) = ("sinks", spec.q_heads as usize);
+    match (spec.variant.sinks, sinks) {
+        (true, None) => Err(ShapeError::Missing { name }.into()),
+        (false, Some(_)) => Err(ShapeError::Surplus { name }.into()),
+        (true, Some(sinks)) => {
+            ShapeError::length(name, sinks.len, "[q_heads]", expected)?;
+            sinks.check_address(name, 4)
+        }
+        (false, None) => Ok(()),
+    }
+}
+
+/// Whether the hooks of the spec's variant, if it has any, are as the spec says and are given what is theirs.
+pub(in crate::exec::gpu) fn check_own(gpu: &Gpu, spec: &Spec, own: &[u8]) -> Result<(), Error> {
+    let hooks = spec.variant.hooks.map(|name| gpu.hooks(name)).transpose()?;
+    let expected = hooks.map_or(0, |hooks| hooks.own_bytes);
+    let given = "what the variant is given";
+    ShapeError::length(given, own.len(), "its size in bytes", expected)?;
+    let Some(hooks) = hooks else {
+        return Ok(());
+    };
+    check_softmax(spec, hooks.softmax)?;
+    let wrong = |OwnDefect { name, got, rule }| ShapeError::Own {
+        hooks: hooks.name,
+        name,
+        got,
+        rule,
+    };
+    Ok((hooks.check.0)(own, spec.q_heads).map_err(wrong)?)
+}

@@ -1,0 +1,221 @@
+//! A launch that was checked: its kernel, its parameters, and how they follow tensors that lie elsewhere.
+
+use std::ffi::c_void;
+
+use kernels_gpu::abi::{
+    AttentionParams, DecodeParams, GatherDecodeParams, GatherPrefillParams, LatentParams,
+    MergeParams, PodParams, PrefillParams, TurnParams, WidenParams,
+};
+
+use super::RunTensors;
+use crate::{
+    Error,
+    exec::gpu::{
+        KvPool,
+        latent::{LatentShapes, check_latent},
+        launch::Launch,
+        maps::{Maps, ShapeId},
+        module::Kernel,
+        prefill::{Shapes, Source},
+        tensor::{VECTOR_BYTES, check_address},
+    },
+    problem::Spec,
+};
+
+/// A launch that was checked and waits for its turn.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::exec::gpu) struct Step {
+    pub(in crate::exec::gpu) kernel: Kernel,
+    pub(in crate::exec::gpu) launch: Launch,
+    /// The part of the batch, which has a pool of its own.
+    pub(in crate::exec::gpu) part: usize,
+    pub(in crate::exec::gpu) parameters: Parameters,
+}
+
+/// What a kernel takes, and by which shapes the tensor maps in it were made.
+#[derive(Clone, Copy, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "steps lie one after the other, and the largest are the usual ones"
+)]
+pub(in crate::exec::gpu) enum Parameters {
+    Decode(DecodeParams, [ShapeId; 2]),
+    Latent(LatentParams, LatentShapes),
+    DecodeRows(GatherDecodeParams),
+    Prefill(PrefillParams, Shapes),
+    PrefillRows(GatherPrefillParams),
+    /// What widens the keys of the prefill behind it.
+    Widen(WidenParams),
+    /// What turns keys for the prefill behind it.
+    Turn(TurnParams),
+    /// A prefill and a decode in one.
+    Pod(PodParams),
+    Merge(MergeParams),
+}
+
+impl Step {
+    /// The same launch for tensors that lie elsewhere and are otherwise as those it was made for.
+    pub(super) fn follow(
+        &mut self,
+        spec: &Spec,
+        tensors: &RunTensors<'_>,
+        maps: &mut Maps,
+    ) -> Result<(), Error> {
+        let pool = &tensors.pools[self.part];
+        let scales = pool.scales.parameters(spec, pool, tensors.q.shape[0])?;
+        match &mut self.parameters {
+            Parameters::Decode(params, [k, v]) => {
+                params.attention.scales = scales;
+                let known = &params.attention;
+                if (known.k, known.v) != (pool.k, pool.v) {
+                    params.k_map = maps.at("the key pool", pool.k, *k)?;
+                    params.v_map = maps.at("the value pool", pool.v, *v)?;
+                }
+                point(&mut params.attention, tensors, pool);
+            }
+            Parameters::Latent(params, shapes) => {
+                check_latent(pool)?;
+                let known = &params.attention;
+                if known.q != tensors.q.address {
+                    params.q_map = maps.at("q", tensors.q.address, shapes.q)?;
+                }
+                match shapes.halves {
+                    Some([left, right]) if known.k != pool.k => {
+                        params.left_map = maps.at("the pool", pool.k, left)?;
+                        params.right_map = maps.at("the pool", pool.k, right)?;
+                    }
+                    Some(_) => (),
+                    None => check_pool(pool)?,
+                }
+                if let Some(indices) = tensors.indices {
+                    params.attention.page_ids = indices.address;
+                }
+                point(&mut params.attention, tensors, pool);
+            }
+            Parameters::Prefill(params, shapes) => {
+                let known = &params.attention;
+                let [q, out] = tensors.of_launch(shapes.unpadded);
+                let (q, out) = (q.address, out.address);
+                if known.q != q {
+                    params.q_map = maps.at("q", q, shapes.q)?;
+                }
+                if known.out != out {
+                    params.out_map = maps.at("out", out, shapes.out)?;
+                }
+                let read = (known.k, known.v);
+                point(&mut params.attention, tensors, pool);
+                (params.attention.q, params.attention.out) = (q, out);
+                match shapes.source {
+                    Source::Pool => {
+                        params.attention.scales = scales;
+                        match shapes.pages {
+                            Some([k, v]) if read != (pool.k, pool.v) => {
+                                params.k_map = maps.at("the key pool", pool.k, k)?;
+                                params.v_map = maps.at("the value pool", pool.v, v)?;
+                            }
+                            Some(_) => (),
+                            None => check_pool(pool)?,
+                        }
+                    }
+                    Source::Converted => {
+                        check_pool(pool)?;
+                        params.attention.scales = scales;
+                        (params.convert.k, params.convert.v) = (pool.k, pool.v);
+                        (params.attention.k, params.attention.v) = read;
+                    }
+                    Source::Widened | Source::Turned { values: true } => {
+                        (params.attention.k, params.attention.v) = read
+                    }
+                    Source::Turned { values: false } => {
+                        if let (Some([_, v]), true) = (shapes.pages, read.1 != pool.v) {
+                            params.v_map = maps.at("v pool", pool.v, v)?;
+                        }
+                        params.attention.k = read.0;
+                    }
+                }
+            }
+            Parameters::Widen(params) => {
+                check_pool(pool)?;
+                params.scales = scales;
+                (params.convert.k, params.convert.v) = (pool.k, pool.v);
+            }
+            Parameters::Turn(params) => {
+                check_pool(pool)?;
+                (params.convert.k, params.convert.v) = (pool.k, pool.v);
+            }
+            Parameters::DecodeRows(params) => {
+                check_pool(pool)?;
+                point(&mut params.attention, tensors, pool);
+            }
+            Parameters::PrefillRows(params) => {
+                check_pool(pool)?;
+                point(&mut params.attention, tensors, pool);
+            }
+            Parameters::Pod(params) => {
+                check_pool(pool)?;
+                point(&mut params.prefill.attention, tensors, pool);
+                point(&mut params.decode.attention, tensors, pool);
+            }
+            Parameters::Merge(params) => {
+                params.out = tensors.merged.unwrap_or(tensors.out).address;
+                params.lse = tensors.lse.map_or(0, |lse| lse.address);
+                params.sinks = tensors.sinks.map_or(0, |sinks| sinks.address);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) const fn parameters(&self) -> *const c_void {
+        match &self.parameters {
+            Parameters::Decode(params, _) => (&raw const *params).cast(),
+            Parameters::Latent(params, _) => (&raw const *params).cast(),
+            Parameters::DecodeRows(params) => (&raw const *params).cast(),
+            Parameters::Prefill(params, _) => (&raw const *params).cast(),
+            Parameters::PrefillRows(params) => (&raw const *params).cast(),
+            Parameters::Widen(params) => (&raw const *params).cast(),
+            Parameters::Turn(params) => (&raw const *params).cast(),
+            Parameters::Pod(params) => (&raw const *params).cast(),
+            Parameters::Merge(params) => (&raw const *params).cast(),
+        }
+    }
+
+    pub(super) const fn is_prefill(&self) -> bool {
+        let parameters = &self.parameters;
+        matches!(
+            parameters,
+            Parameters::Prefill(..) | Parameters::PrefillRows(_)
+        )
+    }
+
+    pub(super) const fn is_decode(&self) -> bool {
+        let parameters = &self.parameters;
+        matches!(
+            parameters,
+            Parameters::Decode(..) | Parameters::Latent(..) | Parameters::DecodeRows(_)
+        )
+    }
+
+    pub(super) const fn is_merge(&self) -> bool {
+        matches!(self.parameters, Parameters::Merge(_))
+    }
+
+    /// Decodes that leave most of each SM to a prefill.
+    pub(super) const fn is_co_resident_decode(&self) -> bool {
+        self.is_decode() && self.kernel.info.co_resident
+    }
+}
+
+fn point(params: &mut AttentionParams, tensors: &RunTensors<'_>, pool: &KvPool) {
+    params.q = tensors.q.address;
+    params.k = pool.k;
+    params.v = pool.v;
+    params.out = tensors.out.address;
+    params.lse = tensors.lse.map_or(0, |lse| lse.address);
+    params.sinks = tensors.sinks.map_or(0, |sinks| sinks.address);
+}
+
+/// What a tensor map would have checked.
+pub(in crate::exec::gpu) fn check_pool(pool: &KvPool) -> Result<(), Error> {
+    check_address("the key pool", pool.k, pool.pages == 0, VECTOR_BYTES)?;
+    check_address("the value pool", pool.v, pool.pages == 0, VECTOR_BYTES)
+}

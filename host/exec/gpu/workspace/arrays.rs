@@ -1,0 +1,176 @@
+//! Where the arrays of a workspace lie on the device.
+
+use std::ops::Range;
+
+use kernels_gpu::abi::{ConvertedPage, LaunchRecord, MergeRow, QueryRow, RotaryParams, WorkItem};
+
+use super::Workspace;
+use crate::{
+    Error,
+    exec::gpu::{DeviceArray, DeviceTensor, PartialStates},
+    problem::{Dtype, Padding, Spec},
+    step::Pairing,
+};
+
+impl Workspace {
+    fn array<T>(&self, range: &Range<u64>) -> DeviceArray<T> {
+        let len = (range.end - range.start) as usize / size_of::<T>();
+        DeviceArray::new(self.memory.address() + range.start, len)
+    }
+
+    pub(in crate::exec::gpu) fn items(&self) -> DeviceArray<WorkItem> {
+        self.array(&self.layout.items)
+    }
+
+    pub(in crate::exec::gpu) fn rows(&self) -> DeviceArray<QueryRow> {
+        self.array(&self.layout.rows)
+    }
+
+    pub(in crate::exec::gpu) fn merges(&self) -> DeviceArray<MergeRow> {
+        self.array(&self.layout.merges)
+    }
+
+    pub(in crate::exec::gpu) fn left_merges(&self) -> DeviceArray<MergeRow> {
+        self.array(&self.layout.left_merges)
+    }
+
+    pub(in crate::exec::gpu) fn merge_slots(&self) -> DeviceArray<u32> {
+        self.array(&self.layout.merge_slots)
+    }
+
+    pub(in crate::exec::gpu) fn page_ids(&self) -> DeviceArray<u32> {
+        self.array(&self.layout.page_ids)
+    }
+
+    /// What prefills convert.
+    pub(in crate::exec::gpu) fn conversions(&self) -> DeviceArray<ConvertedPage> {
+        self.array(&self.layout.conversions)
+    }
+
+    pub(in crate::exec::gpu) fn converted_ids(&self) -> DeviceArray<u32> {
+        self.array(&self.layout.converted_ids)
+    }
+
+    /// Addresses of the converted keys, of their values, of their flags and of what CTAs share that work by.
+    pub(in crate::exec::gpu) fn converted(&self) -> [u64; 4] {
+        let [k, v] = &self.layout.converted;
+        [
+            k,
+            v,
+            &self.layout.converted_done,
+            &self.layout.conversion_control,
+        ]
+        .map(|range| self.memory.address() + range.start)
+    }
+
+    /// Of the plan at hand; in captured launches of every plan, which then all have some.
+    pub(in crate::exec::gpu) fn ancestors(&self) -> Option<DeviceArray<u64>> {
+        let some = match self.captured() {
+            true => self.bound.ancestors > 0,
+            false => self.launch_plan.trees,
+        };
+        some.then(|| self.array(&self.layout.ancestors))
+    }
+
+    /// How decodes turn queries and keys, and what comes before prefills; nothing where nobody does.
+    pub(in crate::exec::gpu) fn rotary(&self) -> RotaryParams {
+        let Some(rope) = self.spec.rotary else {
+            return RotaryParams::default();
+        };
+        let magnitude = rope.magnitude();
+        RotaryParams {
+            turns: self.memory.address() + self.layout.turns.start,
+            pairs: rope.dim / 2,
+            interleaved: (rope.pairing == Pairing::Interleaved).into(),
+            gain: (magnitude * magnitude) as f32,
+            reserved: [0; 3],
+        }
+    }
+
+    /// Room for queries of so many tokens in 16 bits, rounded.
+    pub(in crate::exec::gpu) fn queries(&self, tokens: usize) -> Result<DeviceTensor<3>, Error> {
+        let most = self.bound.padded_tokens as usize;
+        if tokens > most {
+            return Err(Error::Extent {
+                tensor: "q",
+                dimension: "tokens",
+                got: tokens,
+                rule: format!("at most {most}, those of the bound: its queries are rounded"),
+            });
+        }
+        let spec = self.spec.on_kernels();
+        let shape = [tokens, spec.q_heads as usize, spec.head_dim_qk as usize];
+        let address = self.memory.address() + self.layout.padded[0].start;
+        Ok(DeviceTensor::new(address, spec.q_dtype, shape))
+    }
+
+    /// An output in 16 bits for kernels that write partial states alone.
+    pub(in crate::exec::gpu) fn never_written(&self, tokens: usize) -> DeviceTensor<3> {
+        let spec = self.spec.on_kernels();
+        let shape = [tokens, spec.q_heads as usize, spec.head_dim_v as usize];
+        let address = self.memory.address() + self.layout.partial_out.start;
+        DeviceTensor::new(address, spec.out_dtype, shape)
+    }
+
+    /// Room for queries and outputs of so many tokens whose heads are padded.
+    pub(in crate::exec::gpu) fn padded(
+        &self,
+        tokens: usize,
+        dtype: Dtype,
+    ) -> Result<[DeviceTensor<3>; 2], Error> {
+        let most = self.bound.padded_tokens as usize;
+        if tokens > most {
+            return Err(Error::Extent {
+                tensor: "q",
+                dimension: "tokens",
+                got: tokens,
+                rule: format!("at most {most}, those of the bound: its heads are padded"),
+            });
+        }
+        let Spec {
+            q_heads,
+            head_dim_v,
+            ..
+        } = self.spec.on_kernels();
+        let shape = [tokens, q_heads as usize, head_dim_v as usize];
+        let tensor = |range: &Range<u64>| {
+            DeviceTensor::new(self.memory.address() + range.start, dtype, shape)
+        };
+        Ok(self.layout.padded.each_ref().map(tensor))
+    }
+
+    pub(in crate::exec::gpu) fn arrivals(&self) -> DeviceArray<u32> {
+        self.array(&self.layout.arrivals)
+    }
+
+    /// The ticket of a launch.
+    pub(in crate::exec::gpu) fn ticket(&self, launch: usize) -> DeviceArray<u32> {
+        let tickets = self.memory.address() + self.layout.tickets.start;
+        DeviceArray::new(tickets + launch as u64 * 4, 1)
+    }
+
+    /// What CTAs of a kernel that has prefill and decode in one count with.
+    pub(in crate::exec::gpu) fn counters(&self) -> DeviceArray<u32> {
+        self.array(&self.layout.counters)
+    }
+
+    /// The record of a captured launch.
+    pub(in crate::exec::gpu) fn record(&self, launch: usize) -> DeviceArray<LaunchRecord> {
+        let records = self.memory.address() + self.layout.records.start;
+        DeviceArray::new(records + (launch * size_of::<LaunchRecord>()) as u64, 1)
+    }
+
+    pub(in crate::exec::gpu) fn partials(&self) -> PartialStates {
+        let (slots, heads) = (self.bound.slots as usize, self.spec.q_heads as usize);
+        let dim = match (Padding::of(&self.spec), self.pads()) {
+            (Some(_), None) => self.spec.head_dim_v,
+            _ => self.spec.on_kernels().head_dim_v,
+        };
+        let shape = [slots, heads, dim as usize];
+        let tensor = |range: &Range<u64>| self.memory.address() + range.start;
+        PartialStates {
+            out: DeviceTensor::new(tensor(&self.layout.partial_out), Dtype::F32, shape),
+            lse: DeviceTensor::new(tensor(&self.layout.partial_lse), Dtype::F32, [slots, heads]),
+        }
+    }
+}

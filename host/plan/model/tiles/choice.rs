@@ -1,0 +1,144 @@
+//! The kernels and tiles of decodes by rows, and of prefills by query tokens.
+
+use kernels_gpu::registry::{KernelId, Op};
+
+use super::serving::{alone, serving};
+use crate::{
+    plan::{
+        data::Tile,
+        model::{DeviceDescription, QueryStep},
+    },
+    problem::Spec,
+};
+
+/// A kernel that can be chosen, and its tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The kernel; none: the executor takes tiles of any size.
+    pub kernel: Option<KernelId>,
+    /// Its tile.
+    pub tile: Tile,
+    /// Whether rows of a tile may have page tables of their own.
+    pub multi_table: bool,
+}
+
+/// What prefills of some length take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefillTile {
+    /// Up to this many query tokens.
+    pub up_to: u32,
+    /// The kernel; none: the executor takes tiles of any size.
+    pub kernel: Option<KernelId>,
+    /// The tile.
+    pub tile: Tile,
+    /// Query heads that it holds, a divisor of the group.
+    pub pack: u32,
+}
+
+impl Choice {
+    pub(super) fn of(kernel: KernelId) -> Self {
+        let row = kernel.info();
+        Self {
+            kernel: Some(kernel),
+            tile: Tile {
+                m: row.rows,
+                n: row.keys,
+            },
+            multi_table: row.multi_table,
+        }
+    }
+
+    pub(super) const fn any(m: u32, n: u32) -> Self {
+        Self {
+            kernel: None,
+            tile: Tile { m, n },
+            multi_table: true,
+        }
+    }
+}
+
+/// The kernels of decodes, by rows. Latent attention has two sizes of blocks: where a token takes several tiles,
+/// arithmetic is the limit, and long blocks read the queries less often.
+pub(super) fn decodes(device: &DeviceDescription, spec: &Spec) -> Vec<Choice> {
+    let rows = &device.decode.rows;
+    let mut choices: Vec<_> = match device.decode.keys {
+        Some(keys) => rows.iter().map(|&m| Choice::any(m, keys)).collect(),
+        None => {
+            let kernels = alone(device, spec, Op::Decode).into_iter();
+            let wanted = |choice: &Choice| rows.is_empty() || rows.contains(&choice.tile.m);
+            kernels.map(Choice::of).filter(wanted).collect()
+        }
+    };
+    choices.sort_unstable_by_key(|choice| choice.tile);
+    if spec.latent && device.decode.keys.is_none() {
+        let longest = choices.iter().map(|choice| choice.tile.n).max();
+        let is_long = |choice: &Choice| Some(choice.tile.n) == longest;
+        if choices.iter().any(|choice| !is_long(choice)) {
+            choices.retain(|choice| is_long(choice) == (spec.q_heads > choice.tile.m));
+        }
+    }
+    choices
+}
+
+/// The one kernel of decodes that was asked for by its tile: among those that run alone, else beside a prefill.
+pub(in crate::plan) fn decode_of_tile(
+    device: &DeviceDescription,
+    spec: &Spec,
+    tile: Tile,
+) -> Option<Choice> {
+    if device.decode.keys.is_some() {
+        return Some(Choice::any(tile.m, tile.n));
+    }
+    let of_tile = serving(device, spec, Op::Decode).filter(|id| Choice::of(*id).tile == tile);
+    // The deepest, if there are several.
+    let best = |id: &KernelId| (!id.info().co_resident, id.info().arch, id.info().stages);
+    of_tile.max_by_key(best).map(Choice::of)
+}
+
+/// The kernel of a step of the tree; where its rows are not to be had, the most below, or the fewest above.
+pub(super) fn prefill_kernel(kernels: &[KernelId], rows: u32) -> Option<KernelId> {
+    let of = |id: &&KernelId| id.info().rows;
+    let below = kernels.iter().filter(|id| of(id) <= rows).max_by_key(of);
+    below.or_else(|| kernels.iter().min_by_key(of)).copied()
+}
+
+/// What each step of the tree takes.
+pub(super) fn prefills(device: &DeviceDescription, spec: &Spec) -> Option<Vec<PrefillTile>> {
+    let kernels = alone(device, spec, Op::Prefill);
+    let tile = |step: &QueryStep| {
+        let choice = match device.prefill.keys {
+            Some(keys) => Choice::any(step.rows, keys),
+            None => Choice::of(prefill_kernel(&kernels, step.rows)?),
+        };
+        Some(prefill_tile(spec, choice, step.up_to, step.pack))
+    };
+    let of_heads = |step: &&QueryStep| {
+        step.head_dim
+            .is_none_or(|dim| dim == spec.on_kernels().head_dim_qk)
+    };
+    let steps = device.prefill.by_q_len.iter().filter(of_heads);
+    steps.map(tile).collect()
+}
+
+pub(super) fn prefill_tile(
+    spec: &Spec,
+    choice: Choice,
+    up_to: Option<u32>,
+    pack: Option<u32>,
+) -> PrefillTile {
+    PrefillTile {
+        up_to: up_to.unwrap_or(u32::MAX),
+        kernel: choice.kernel,
+        tile: choice.tile,
+        pack: packed_heads(spec, choice.tile.m, pack),
+    }
+}
+
+/// As many query heads of a KV head as a tile of `m` rows may hold: a divisor of their number.
+fn packed_heads(spec: &Spec, m: u32, most: Option<u32>) -> u32 {
+    let (group, most) = (spec.group(), most.unwrap_or(u32::MAX).min(m));
+    let mut fitting = (1..=group.min(most)).rev();
+    fitting
+        .find(|&pack| group.is_multiple_of(pack))
+        .unwrap_or(1)
+}

@@ -1,0 +1,106 @@
+//! Which rows of the registry a device can run, and which of them were compiled for some heads.
+
+use kernels_gpu::{
+    Hooks, HooksName,
+    registry::{Arch, Element, KernelId, KernelInfo, Loads, Op},
+    variants::BUILT_IN,
+};
+
+use crate::{
+    plan::model::DeviceDescription,
+    problem::{Compute, Dtype, Padding, Spec},
+};
+
+/// Whether a kernel was compiled for these heads.
+pub(in crate::plan) fn serves(row: &KernelInfo, spec: &Spec) -> bool {
+    let dtype = |element| match element {
+        Element::Bf16 => Some(Dtype::BF16),
+        Element::F16 => Some(Dtype::F16),
+        Element::E4m3 => Some(Dtype::F8E4M3),
+        Element::E5m2 => Some(Dtype::F8E5M2),
+        Element::F32 | Element::Any => None,
+    };
+    let of_rows = dtype(row.element);
+    let on = spec.on_kernels();
+    // Prefills of Hopper convert 8-bit keys to the type of their rows.
+    let converts = row.op == Op::Prefill && row.arch == Arch::Sm90a && spec.converts();
+    let cache = match converts {
+        true if Padding::of(spec).is_some() => false,
+        true => match spec.compute {
+            Compute::F16 => row.cache.is_none(),
+            Compute::F8 => {
+                row.products_of_8_bits && row.cache.and_then(dtype) == Some(spec.kv_dtype)
+            }
+        },
+        false => Some(spec.kv_dtype) == row.cache.map_or(of_rows, dtype),
+    };
+    let hooks = spec.variant.hooks.filter(|_| row.products_of_8_bits);
+    // Decodes turn queries and keys themselves; prefills of Hopper read what was turned.
+    let turns = match (spec.rotary.is_some(), row.op) {
+        (true, Op::Prefill) => row.arch == Arch::Sm90a,
+        (turned, _) => row.turns == turned,
+    };
+    // Executors choose by the pool where each token has scales.
+    turns && !row.by_token
+        && hooks.is_none()
+        && [on.q_dtype, on.out_dtype].map(Some) == [of_rows; 2]
+        && cache
+        && row.latent == spec.latent
+        && (has_heads(row, &on) || has_heads(row, spec))
+        // Tensor maps pad heads of 16 bits; what is loaded row by row has the kernel's dimension.
+        && (Padding::of(spec).is_none() || row.loads != Loads::Rows && row.cache.is_none())
+        && row.cap == (spec.variant.soft_cap.is_some() || spec.variant.hooks.is_some())
+        && spec.variant.hooks.is_none_or(|name| has_hooks(name, row))
+}
+
+pub(super) fn has_heads(row: &KernelInfo, spec: &Spec) -> bool {
+    (row.head_dim, row.value_dim) == (spec.head_dim_qk, spec.head_dim_v)
+}
+
+/// Whether there may be a kernel of the variant in the place of this one: of the library's own it is known.
+pub(in crate::plan) fn has_hooks(name: HooksName, row: &KernelInfo) -> bool {
+    match BUILT_IN.iter().find(|hooks| hooks.name == name) {
+        Some(hooks) => hooks.replaces(row),
+        None => Hooks::replaceable(row),
+    }
+}
+
+/// The kernels of an operation that the device can run.
+pub(in crate::plan) fn runnable(
+    device: &DeviceDescription,
+    op: Op,
+) -> impl Iterator<Item = KernelId> + Clone + '_ {
+    KernelId::all().filter(move |id| {
+        let row = id.info();
+        row.op == op
+            && !row.stands_in
+            && row.arch.runs_on(device.compute_capability)
+            && row.shared_bytes <= device.shared_bytes_per_cta
+    })
+}
+
+/// Those that were compiled for these heads.
+pub(super) fn serving<'a>(
+    device: &'a DeviceDescription,
+    spec: &'a Spec,
+    op: Op,
+) -> impl Iterator<Item = KernelId> + Clone + 'a {
+    runnable(device, op).filter(|id| serves(id.info(), spec))
+}
+
+/// Those of the newest architecture that has any: its instructions are there to be used.
+fn newest(kernels: impl Iterator<Item = KernelId> + Clone) -> Vec<KernelId> {
+    let arch = kernels.clone().map(|id| id.info().arch).max();
+    kernels.filter(|id| Some(id.info().arch) == arch).collect()
+}
+
+/// The kernels of an operation that run alone.
+pub(in crate::plan) fn alone(device: &DeviceDescription, spec: &Spec, op: Op) -> Vec<KernelId> {
+    let mut kernels = newest(serving(device, spec, op).filter(|id| !id.info().co_resident));
+    // Those of the heads' own dimension, if there are any: padding costs time.
+    let own = |id: &KernelId| has_heads(id.info(), spec);
+    if kernels.iter().any(own) {
+        kernels.retain(own);
+    }
+    kernels
+}

@@ -1,0 +1,74 @@
+//! Mask and logits transform, as data.
+
+use std::ops::Range;
+
+use kernels_gpu::HooksName;
+use serde::{Deserialize, Serialize};
+
+/// Mask and logits transform, as data; the device side is `kernels_gpu::variant`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Variant {
+    /// A query sees no key after its own position.
+    pub causal: bool,
+    /// A query sees its own position and this many keys to the left.
+    pub window_left: Option<u32>,
+    /// Logits become `cap · tanh(logit / cap)`.
+    pub soft_cap: Option<f32>,
+    /// Each query head has a sink: a learned logit in the denominator that has no value. Runs are given the sinks
+    /// ([`HeadTensors`](crate::tensor::HeadTensors)); they are natural logits, neither scaled nor capped. The LSE
+    /// counts the sink, so that results of several runs over different keys merge where one of them has the sinks.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sinks: bool,
+    /// Logits, and what is hidden besides, come from the [hooks](crate::variant::Variant) of this name. A GPU has
+    /// kernels of theirs, and a run is given what is theirs (`gpu::RunTensors`); the CPU and the reference are given
+    /// the hooks themselves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hooks: Option<HooksName>,
+    /// The weights of the hooks are no [softmax](crate::variant::Variant::SOFTMAX): results over different keys add up, and
+    /// LSEs are 0. `Spec::with_hooks` sets it. Sinks are refused beside it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub adds_up: bool,
+}
+
+impl Variant {
+    /// Every query sees every key.
+    pub const FULL: Self = Self {
+        causal: false,
+        window_left: None,
+        soft_cap: None,
+        sinks: false,
+        hooks: None,
+        adds_up: false,
+    };
+    /// A query sees the keys up to its own position.
+    pub const CAUSAL: Self = Self {
+        causal: true,
+        window_left: None,
+        soft_cap: None,
+        sinks: false,
+        hooks: None,
+        adds_up: false,
+    };
+
+    /// The key positions below `kv_len` that a query at `position` sees.
+    #[must_use]
+    pub fn visible(&self, position: i32, kv_len: u32) -> Range<u32> {
+        let position = i64::from(position);
+        let end = if self.causal {
+            (position + 1).clamp(0, i64::from(kv_len))
+        } else {
+            i64::from(kv_len)
+        };
+        let begin = self
+            .window_left
+            .map_or(0, |window| (position - i64::from(window)).clamp(0, end));
+        begin as u32..end as u32
+    }
+}
+
+impl Default for Variant {
+    fn default() -> Self {
+        Self::CAUSAL
+    }
+}
