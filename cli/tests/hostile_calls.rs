@@ -1,5 +1,5 @@
-//! Some 240 calls that a stranger, a script or an attacker makes, under limits of memory and time: no panic, no
-//! abort, no failure without a word, no input lost, nothing temporary left behind.
+//! Some 240 calls that a newcomer, a script or an attacker makes, under limits of memory and time: no panic, no abort,
+//! no failure without a word, no input lost, nothing temporary left behind.
 #![cfg(unix)]
 
 mod common;

@@ -17,7 +17,7 @@ pub struct OutOfPages {
     pub total: u32,
 }
 
-/// A page to be copied, because it is about to be written and somebody else reads it.
+/// A page to be copied, because it is about to be written and another request reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "the new page holds nothing until the old one is copied to it"]
 pub struct PageCopy {
@@ -36,7 +36,7 @@ pub struct PageCopy {
 ///
 /// let mut pool = PagePool::new(2, 16);
 /// let page = pool.alloc()?;
-/// pool.retain(page); // somebody else reads it too
+/// pool.retain(page); // another request reads it, too
 /// let copy = pool.make_unique(page)?.expect("it was shared");
 /// assert_eq!((pool.refs(page), pool.refs(copy.to), pool.free_pages()), (1, 1, 0));
 /// # Ok::<(), tandem_attn::kv::OutOfPages>(())
@@ -76,7 +76,7 @@ impl PagePool {
         self.refs.len() as u32
     }
 
-    /// Pages that nobody holds.
+    /// Pages that no request holds.
     #[must_use]
     pub fn free_pages(&self) -> u32 {
         self.free.len() as u32

@@ -9,9 +9,9 @@ use super::{PagePool, Sequence};
 
 /// Keys that were computed once and may serve again, found by the tokens that lead to them.
 ///
-/// The cache holds full pages, one reference each. Requests that start with the same tokens get the same
-/// page ids, which is what the planner finds shared prefixes by. The least recently used pages go first,
-/// leaves before what they hang on, and never a page that somebody else holds.
+/// The cache holds full pages, one reference each. Requests that start with the same tokens get the same page ids,
+/// which is what the planner finds shared prefixes by. The least recently used pages go first, leaves before what they
+/// hang on, and never a page that a request holds.
 ///
 /// ```
 /// use tandem_attn::kv::{PagePool, PrefixCache, Sequence};

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// It chooses among prefill kernels, and says nothing of others:
 /// - Query tokens that the planner gives to a decode kernel, one or a few of a request, are computed as with
 ///   [`F16`](Self::F16): memory is their limit, not arithmetic. A batch of decodes alone has the same plan with both.
-/// - In a hybrid batch prefills are computed in what was chosen, and the decodes beside them as ever.
+/// - In a hybrid batch prefills are computed in what was chosen, and the decodes beside them as without this choice.
 /// - Keys and values of 8 bits on pages whose size is no multiple of 8 have no decode kernel. All requests on them are
 ///   prefills, those of one token too.
 ///

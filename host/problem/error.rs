@@ -86,7 +86,7 @@ pub enum ProblemError {
         /// The variant.
         hooks: kernels_gpu::HooksName,
     },
-    /// Weights of no softmax, with what only a softmax has, or by nobody.
+    /// Weights without a softmax, beside what only a softmax has, or without hooks that make them.
     #[error(
         "the specification says that weights are no softmax but add up, and has {what}: sinks stand in the denominator of a \
          softmax, and only hooks (`Spec::with_hooks`) make weights without one"

@@ -36,8 +36,8 @@ pub struct Spec {
     /// In what prefills compute on a GPU.
     #[serde(default, skip_serializing_if = "Compute::is_default")]
     pub compute: Compute,
-    /// Attention turns queries and keys by their positions: the pool holds keys that nobody turned
-    /// (`with_rotary`, with the feature `unstable`).
+    /// Attention turns queries and keys by their positions: the pool holds keys that were not turned (`with_rotary`,
+    /// with the feature `unstable`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rotary: Option<Rope>,
 }

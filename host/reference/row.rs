@@ -196,7 +196,7 @@ impl Turns {
 struct Seen<'a> {
     logit: f64,
     view: &'a dyn Pool,
-    /// Its page, and where it is there.
+    /// Its page, and its place in it.
     place: (u32, u32),
     /// Of the value.
     scale: f64,

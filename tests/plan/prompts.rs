@@ -88,7 +88,7 @@ fn prompts_have_the_tiles_with_which_they_are_done_first() {
     assert_eq!(rows(&[(512, 8192)]), [128]);
 }
 
-/// With fixed splits a request has the same tiles in any company.
+/// With fixed splits a request has the same tiles in any batch.
 #[test]
 fn with_fixed_splits_the_length_alone_decides() {
     let options = PlanOptions::default().with_split(SplitMode::Fixed { tokens: 4096 });

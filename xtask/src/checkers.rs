@@ -14,7 +14,7 @@ use crate::{
 /// Of nightly compilers only, and what they take changes from day to day.
 const TOOLCHAIN: &str = "nightly-2026-05-20";
 
-/// Tests of a package: the target, and what its test runner is told.
+/// Tests of a package: the target, and the arguments of its test runner.
 struct Tests {
     package: &'static str,
     target: &'static [&'static str],
@@ -114,10 +114,10 @@ pub fn tsan(only: &str) -> Result<(), Error> {
     })
 }
 
-/// What strangers write and programs read, each with a target of libFuzzer in `tests/libfuzzer`.
+/// Input from outside, each kind with a target of libFuzzer in `tests/libfuzzer`.
 const READ: [&str; 4] = ["workloads", "traces", "tensors", "plans"];
 
-/// What rustc is told so that libFuzzer sees which code an input reaches, and what is compared with what.
+/// Flags of rustc by which libFuzzer sees which code an input reaches, and what is compared with what.
 const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
                         -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
                         -Cllvm-args=-sanitizer-coverage-pc-table \

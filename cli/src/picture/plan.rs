@@ -177,7 +177,7 @@ impl Rows {
     }
 
     /// The SM of a CTA, and the row that it has there.
-    fn seat(&self, cta: u32) -> (u32, u32) {
+    fn lane_of(&self, cta: u32) -> (u32, u32) {
         let [prefill, _] = self.ctas;
         let [of_prefill, all] = self.lanes;
         if prefill == 0 {
@@ -204,7 +204,7 @@ impl Rows {
 
     /// Top and height of a CTA's bars; none where its SM is not drawn.
     fn place(&self, cta: u32) -> Option<[f64; 2]> {
-        let (sm, lane) = self.seat(cta);
+        let (sm, lane) = self.lane_of(cta);
         if !sm.is_multiple_of(self.every) || sm >= self.sms {
             return None;
         }

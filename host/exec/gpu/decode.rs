@@ -50,8 +50,8 @@ pub struct DecodeCall<'a> {
     pub lse: Option<&'a DeviceTensor<2>>,
     /// Where partial states go. Without slots, no row may have one.
     pub partials: &'a PartialStates,
-    /// One counter for each merge and KV head, zero before and after: the last item to arrive at a merge
-    /// does it. None: somebody else merges ([`Gpu::merge_states`]).
+    /// One counter for each merge and KV head, zero before and after: the last item to arrive at a merge does it. None:
+    /// another call merges ([`Gpu::merge_states`]).
     pub arrivals: Option<DeviceArray<u32>>,
     /// One word, zero before and after, that no other launch at the same time has.
     pub ticket: DeviceArray<u32>,

@@ -1,4 +1,4 @@
-//! Keys that a run is told, in the place of a plan's page ids.
+//! Keys that a run is given, in the place of a plan's page ids.
 
 use super::{RunTensors, Workspace, launch_plan::GroupLaunch};
 use crate::Error;

@@ -77,7 +77,8 @@ pub(super) struct LaunchPlan {
     /// Whether query tokens have ancestors.
     pub(super) trees: bool,
     pub(super) parts: Vec<PartNeeds>,
-    /// Page ids, where the plan is of a batch whose keys runs are told ([`Batch::of_top_k`](crate::problem::Batch::of_top_k)).
+    /// Page ids, where the plan is of a batch whose keys runs are given
+    /// ([`Batch::of_top_k`](crate::problem::Batch::of_top_k)).
     pub(super) indices: Option<u32>,
     /// Where some launches pad heads and others do not: the query tokens of those that do, if the others have none
     /// between them and leave nothing to be merged.

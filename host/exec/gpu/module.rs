@@ -46,7 +46,7 @@ impl fmt::Display for Compiling {
     }
 }
 
-/// Told of every module before the driver compiles it.
+/// Called with every module before the driver compiles it.
 pub(super) type Progress<'a> = &'a mut dyn FnMut(Compiling);
 
 /// What a GPU is called, and what it can run.

@@ -21,14 +21,14 @@ use crate::{Error, plan::pod::PodMode, problem::Spec};
 pub(super) struct Run {
     /// Merging last.
     pub(super) steps: Vec<Step>,
-    /// So many on the caller's stream, then so many on one beside it; what is left comes behind both.
+    /// So many steps on the caller's stream, then so many (`aside`) on a second one; the rest is launched behind both.
     first: usize,
     aside: usize,
-    /// What they were made for; none: there are none.
+    /// The tensors that the steps were made for; none: there are no steps.
     tensors: Option<OwnedTensors>,
     /// What hooks of the variant are given.
     own: Vec<u8>,
-    /// Whose kernels they are, as [`Gpu`] counts.
+    /// The number of the [`Gpu`] whose kernels they are.
     gpu: u64,
 }
 
@@ -56,7 +56,7 @@ fn pools_alike(a: &KvPool, b: &KvPool) -> bool {
 }
 
 impl Run {
-    /// Launches of another GPU's kernels, which may be gone, are none of this one's.
+    /// Forgets launches of another GPU's kernels, which may be gone.
     pub(super) fn is_of(&mut self, gpu: u64) {
         if self.gpu != gpu {
             self.forget();
@@ -64,7 +64,7 @@ impl Run {
         }
     }
 
-    /// Another plan, or other tensors: nothing of the launches is known.
+    /// Forgets the launches: for another plan, or other tensors.
     pub(super) fn forget(&mut self) {
         self.tensors = None;
         self.steps.clear();
@@ -148,14 +148,14 @@ impl Run {
         self.aside == 0 && !self.steps.is_empty()
     }
 
-    /// Whether the last launch is one of decodes or their merges, and on the caller's stream: such wait for those in front
-    /// of them, so that whoever waits for the last waits for all.
+    /// Whether the last launch is one of decodes or their merges, and on the caller's stream: such wait for those in
+    /// front of them, so that what waits for the last waits for all.
     pub(super) fn ends_decodes(&self) -> bool {
         let last = self.steps.last();
         self.aside == 0 && last.is_some_and(|step| step.is_decode() || step.is_merge())
     }
 
-    /// Puts the steps, which were made for these tensors, in order.
+    /// Orders the steps, which were made for these tensors, and divides them between the streams.
     pub(super) fn arrange(&mut self, gpu: &Gpu, workspace: &Workspace, tensors: &RunTensors<'_>) {
         let (captured, launch_plan) = (workspace.captured(), &workspace.launch_plan);
         let concurrent =

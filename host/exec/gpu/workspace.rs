@@ -49,7 +49,7 @@ pub struct Workspace {
     staging: Vec<Staging>,
     next: usize,
     memory: DeviceMemory,
-    // Behind everything that lives in it.
+    // Last, so that everything that lives in it is dropped before.
     pub(super) context: PrimaryContext,
 }
 

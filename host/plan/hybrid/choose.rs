@@ -43,7 +43,7 @@ pub fn choose(input: &BatchInput<'_>, decodes: &Drafts, options: &PlanOptions) -
     };
     let by_tickets = options.pod == PodMode::Tickets;
     let fused = model.fused_tiles.iter().zip(&device.pod.configs);
-    // One kernel with both is for heads that have nothing else, and for whoever asks.
+    // One kernel with both is for heads that have nothing else, and for callers that ask for it.
     let two_kernels = fused
         .clone()
         .any(|(tiles, config)| tiles.is_some() && !config.by_tickets);

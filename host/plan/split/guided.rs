@@ -9,7 +9,7 @@ use super::{
 const LEAST_PIECE: u32 = 14;
 
 /// Cuts into ever shorter pieces, each at most a CTA's fair part of what is left: a CTA that shares its SM may be
-/// faster or slower than others by what the other kernel does there, and whoever is free claims the next piece.
+/// faster or slower than others by what the other kernel does there, and a CTA that is free claims the next piece.
 pub fn guided_self_scheduling(problem: &Problem<'_>, pieces: &mut Vec<Piece>) {
     pieces.clear();
     let ctas = u64::from(problem.load.ctas);

@@ -70,9 +70,8 @@ impl Batch {
         }
     }
 
-    /// A request for each of `tokens` query tokens, with `k` keys that only the device knows: a run on a GPU is told which
-    /// these are (`gpu::RunTensors::with_indices`). Where they are known here it is
-    /// [`of_indices`](Self::of_indices).
+    /// A request for each of `tokens` query tokens, with `k` keys that only the device knows: a run on a GPU is given
+    /// these (`gpu::RunTensors::with_indices`). Where they are known here it is [`of_indices`](Self::of_indices).
     ///
     /// Pages have one token, whatever the pages are in which the pool was filled.
     ///

@@ -55,7 +55,7 @@ pub struct RankControl {
     pub blocks: u32,
     /// One more than the rank that did not come in time, or [`STOPPED`](crate::passes::ranks::STOPPED); 0: none was missed.
     pub missed: u32,
-    /// Not 0: the host wants nobody to wait any more. One more than the rank that said so.
+    /// Not 0: kernels must not wait any more, as the host of a rank asked. One more than that rank.
     pub stop: u32,
     /// Zero.
     pub reserved: [u32; 4],

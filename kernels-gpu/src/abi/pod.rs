@@ -10,7 +10,7 @@ use super::{GatherDecodeParams, GatherPrefillParams};
 pub struct PodParams {
     /// The prefill; its ticket is unused.
     pub prefill: GatherPrefillParams,
-    /// The decode, whose states somebody else merges; its ticket is unused.
+    /// The decode, whose states a kernel behind this one merges; its ticket is unused.
     pub decode: GatherDecodeParams,
     /// `[`[`COUNTERS`](crate::sm80::pod::COUNTERS)`]` u32, zero before and after every launch.
     pub counters: u64,

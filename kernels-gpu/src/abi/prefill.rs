@@ -21,8 +21,8 @@ pub struct PageCoordinates {
     pub outside: u32,
 }
 
-/// What a Hopper prefill kernel works on. The maps come first: they must lie at a multiple of 64 bytes. With more than 1,024
-/// bytes LLVM has other code for those that feed, whose registers do not suffice then.
+/// What a Hopper prefill kernel works on. The maps come first: they must lie at a multiple of 64 bytes. It must not
+/// exceed 1,024 bytes: above, LLVM makes other code for the producer warps, which takes more registers than they have.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct PrefillParams {

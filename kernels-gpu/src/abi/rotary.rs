@@ -27,7 +27,7 @@ impl RotaryParams {
         self.of_queries().picks()
     }
 
-    /// What there is of queries.
+    /// What concerns queries alone.
     #[must_use]
     pub const fn of_queries(&self) -> QueryRotaryParams {
         QueryRotaryParams {

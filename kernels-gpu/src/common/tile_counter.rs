@@ -29,9 +29,9 @@ impl AttentionParams {
         params
     }
 
-    /// The next ticket: who has claimed a unit takes one, and works on the unit so many behind the first ones of
-    /// all. Every unit takes one ticket, so the last one means that none will be asked for, and the counter is
-    /// zero again.
+    /// The next ticket: a CTA that has claimed a unit takes one, and works on the unit so many behind the first ones of
+    /// all. Every unit takes one ticket, so the last one means that none will be asked for, and the counter is zero
+    /// again.
     ///
     /// # Safety
     /// One thread for each unit that is claimed; the counter is this launch's.

@@ -7,7 +7,7 @@
 //! A CTA of the prefill is a tile by all its warps. A CTA of the decode is several *virtual* ones, a warp each,
 //! which have barriers of their warp only. CTAs take tickets until nothing is left.
 //!
-//! The counters are zero before a launch, and whoever leaves last makes them so again: nothing needs to be reset
+//! The counters are zero before a launch, and the CTA that leaves last makes them so again: nothing needs to be reset
 //! between launches, in a captured graph or out of it.
 
 use super::{decode, prefill};
@@ -38,7 +38,7 @@ pub const fn is_prefill(prefill: u32, decode: u32, ticket: u32) -> bool {
 }
 
 /// Bytes at the beginning of shared memory that hold a CTA's assignment: its operation and its index.
-const TOLD: u32 = 128;
+const ASSIGNMENT: u32 = 128;
 
 /// Shapes of the two in one CTA; they have the same number of warps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +75,7 @@ impl Shape {
         if shared_bytes < self.shared_bytes(0) {
             return None;
         }
-        let fit = (shared_bytes - TOLD) / self.decode.warp_bytes();
+        let fit = (shared_bytes - ASSIGNMENT) / self.decode.warp_bytes();
         let warps = self.decode.warps();
         Some(if fit < warps { fit } else { warps })
     }
@@ -85,7 +85,7 @@ impl Shape {
     pub const fn shared_bytes(&self, virtual_decodes: u32) -> u32 {
         let prefill = self.prefill.shared_bytes();
         let decode = virtual_decodes * self.decode.warp_bytes();
-        TOLD + if prefill > decode { prefill } else { decode }
+        ASSIGNMENT + if prefill > decode { prefill } else { decode }
     }
 }
 
@@ -144,7 +144,7 @@ mod device {
         special,
     };
 
-    use super::{LEFT, SMS, Shape, TICKETS, TOLD, decode, is_prefill, prefill};
+    use super::{ASSIGNMENT, LEFT, SMS, Shape, TICKETS, decode, is_prefill, prefill};
     use crate::{
         abi::PodParams,
         common::{
@@ -175,7 +175,7 @@ mod device {
     unsafe fn bind(p: &PodParams) -> [u32; 2] {
         // SAFETY: the caller's promise.
         unsafe {
-            // What there is of each, in CTAs; where the prefill's units begin.
+            // CTAs of each operation; where the prefill's units begin.
             let (mut prefills, mut first) = (p.prefill.attention.units, 0);
             if p.prefill.attention.record != 0 {
                 let [item, items] = tile_counter::load(p.prefill.attention.record);
@@ -268,7 +268,7 @@ mod device {
                 if warp::warp_vote_any(warp::FULL_MASK, op == DECODE) {
                     let warp = misc::opaque(thread::thread_idx_x()) / 32;
                     let s = decode::Shared {
-                        base: base() + TOLD,
+                        base: base() + ASSIGNMENT,
                         shape: shape.decode,
                         warp,
                     };
@@ -289,7 +289,7 @@ mod device {
                     }
                 } else {
                     let s = prefill::tile::Shared {
-                        base: base() + TOLD,
+                        base: base() + ASSIGNMENT,
                         shape: shape.prefill,
                     };
                     prefill::mainloop::attend::<T, V, S, O>(&p.prefill, variant, s, index, || ());
@@ -332,28 +332,4 @@ mod device {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn two_ctas_share_an_sm() {
-        for shape in [Shape::new(64, 128), Shape::new(128, 64)] {
-            assert_eq!(shape.prefill.threads(), shape.decode.threads());
-            // Of an A100, and of an H200.
-            for (sm, fit) in [(164 << 10, 3), (228 << 10, 4)] {
-                let of_cta = sm / shape.ctas_per_sm - 1024;
-                let decodes = shape.virtual_decodes(of_cta).expect("there is room");
-                assert!(decodes >= fit, "{decodes}");
-                assert!(shape.shared_bytes(decodes) <= of_cta);
-            }
-        }
-    }
-
-    #[test]
-    fn tickets_of_an_empty_operation_are_for_the_other() {
-        for ticket in 0..20 {
-            assert!(is_prefill(7, 0, ticket));
-            assert!(!is_prefill(0, 7, ticket));
-        }
-    }
-}
+mod tests;

@@ -43,8 +43,8 @@ unsafe fn uniform(x: u32) -> u32 {
 
 /// Where warps read what the others stored just before.
 ///
-/// They meet twice: who waits at the second barrier has seen to the first, which racecheck of CUDA 13.0 takes to come
-/// later, now and then, than what another warp does behind it.
+/// Two barriers, and not one: racecheck of CUDA 13.0 now and then takes a warp's arrival at a barrier to come later
+/// than what another warp does behind it. A warp at the second barrier has passed the first.
 ///
 /// # Safety
 /// As [`bar_sync`](cuda_std::barrier::bar_sync)'s.

@@ -14,7 +14,7 @@ pub struct DecodePriority {
     cost: CostModel,
     target_ns: f64,
     patience: u32,
-    hungry: u32,
+    starved: u32,
 }
 
 impl DecodePriority {
@@ -25,7 +25,7 @@ impl DecodePriority {
             cost,
             target_ns,
             patience: 8,
-            hungry: 0,
+            starved: 0,
         }
     }
 
@@ -74,7 +74,7 @@ impl Policy for DecodePriority {
 
     fn compose(&mut self, draft: &mut Draft<'_>) {
         let prefills = draft.next_prefill().is_some();
-        let starving = prefills && self.hungry >= self.patience;
+        let starving = prefills && self.starved >= self.patience;
         // Where decodes alone fill the step, one that starves needs a place among them.
         let tile = self.cost.tile();
         let (places, room) = (draft.requests_left(), draft.tokens_left());
@@ -105,10 +105,10 @@ impl Policy for DecodePriority {
             // No pages for it: the place that was kept is the decodes' again.
             draft.decode(u32::MAX);
         }
-        self.hungry = if progress || !prefills {
+        self.starved = if progress || !prefills {
             0
         } else {
-            self.hungry + 1
+            self.starved + 1
         };
     }
 }

@@ -24,7 +24,7 @@ use crate::{
     problem::{OnDevice, Request, batch_of},
 };
 
-/// A batch, its heads, and what the planner is told.
+/// A batch, its heads, and the options of the planner.
 pub struct Planned {
     pub spec: Spec,
     /// Keys and queries of each request.

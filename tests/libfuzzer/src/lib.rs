@@ -1,5 +1,5 @@
-//! What strangers write and tandem-attn reads, under libFuzzer: refused in words, or read. `cargo xtask libfuzzer` builds
-//! and runs the targets, each from its seeds.
+//! Input from outside under libFuzzer: refused with a message, or read. `cargo xtask libfuzzer` builds and runs the
+//! targets, each from its seeds.
 
 use std::{env, fs, path::Path, process};
 

@@ -417,8 +417,8 @@ pub(crate) fn lock(path: &Path) -> Result<fs::File, CudaBuilderError> {
         .map_err(CudaBuilderError::io(format!("lock {}", path.display())))
 }
 
-/// `cuda-builder` in the target directory of the calling build: the one above a build script's
-/// `OUT_DIR`, the one that cargo was told of, or that of the GPU crate's workspace.
+/// `cuda-builder` in the target directory of the calling build: the one above a build script's `OUT_DIR`, the one that
+/// cargo was given, or that of the GPU crate's workspace.
 fn default_target_dir(crate_path: &Path) -> PathBuf {
     let above_out_dir = env::var_os("OUT_DIR").and_then(|out_dir| {
         let tagged = |directory: &&Path| directory.join("CACHEDIR.TAG").is_file();

@@ -86,5 +86,5 @@ impl Kernel {
     }
 }
 
-/// Shared memory of a kernel that does not live of it.
+/// A kernel with no more shared memory than this, in bytes, is left all of the L1 cache.
 const SMALL: u32 = 1 << 10;

@@ -29,7 +29,7 @@ pub(super) struct RankStep {
     pub(super) parameters: RankMergeParams,
 }
 
-/// A rank's part in merges, whoever brings the results.
+/// A rank's part in merges, however the results come.
 pub(super) struct Merge {
     pub(super) q_heads: usize,
     pub(super) head_dim: usize,

@@ -298,7 +298,7 @@ impl Drop for Rank {
         if std::thread::panicking() {
             self.stop("its thread panicked");
         } else {
-            // Whoever still waits for its announcement need not; kernels that wait for it end by their timeout.
+            // Hosts that still wait for its announcement need not; kernels that wait for it end by their timeout.
             self.group.board.stop(self.rank, "it was dropped");
         }
     }

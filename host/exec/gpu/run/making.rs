@@ -43,7 +43,7 @@ impl Making<'_> {
             }
             return Ok(());
         };
-        // Whoever captures a graph with joint tiles in it says so by the plan at hand.
+        // A graph has joint tiles if the plan that is in the workspace when it is captured has some.
         let joint = launch_plan.launches.iter().any(|launch| launch.joint);
         let launch = |&key: &LaunchKey| GroupLaunch {
             key,
@@ -53,7 +53,7 @@ impl Making<'_> {
             long: false,
             // Plans give joint tiles to no other kernels.
             joint: joint && key.kernel.info().multi_table,
-            // Its record says.
+            // The launch's record says it.
             kv_heads_together: 0,
             converted: 0..0,
         };
@@ -171,7 +171,7 @@ impl Making<'_> {
             self.tensors.lse,
             self.tensors.sinks,
             record.map(|place| workspace.record(place)),
-            // Of the plans that a captured graph is to serve nothing is known.
+            // A captured graph serves plans that are not known yet.
             record.is_none().then_some(workspace.launch_plan.most_slots),
         )?;
         if let Parameters::Merge(params) = &mut step.parameters {

@@ -76,8 +76,8 @@ impl Making<'_> {
             spec.rotary = None;
             extras.values = describes_values(pool, &spec).then_some(*pool);
         }
-        // With heads of its own dimension a launch writes beside padded ones, or else leaves no states: where there are
-        // any, they are padded, too.
+        // A launch with heads of its own dimension writes its outputs beside padded ones, or else leaves no partial
+        // states: states of such a run are padded, too.
         let given = tensors.unpadded.filter(|_| own_heads);
         let beside_padded = given.is_some_and(|given| given.out.is_none());
         let leaves_states = given.is_none() || beside_padded;

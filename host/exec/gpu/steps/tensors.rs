@@ -34,7 +34,8 @@ pub struct RunTensors<'a> {
     /// The bytes of what the [hooks](crate::problem::Variant::hooks) of the spec's variant are given. A captured graph
     /// keeps them: what is to change lies behind an address among them.
     pub own: &'a [u8],
-    /// Where merges write, if that is not `out`: what 16 bits the kernels of attention would write is nowhere then.
+    /// Where merges write, if that is not `out`: kernels of attention then write partial states alone, and no 16-bit
+    /// outputs.
     pub(in crate::exec::gpu) merged: Option<&'a DeviceTensor<3>>,
     /// Where `q` and `out` have padded heads: for kernels that were compiled for the heads as they are.
     pub(in crate::exec::gpu) unpadded: Option<Unpadded>,

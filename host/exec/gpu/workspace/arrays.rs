@@ -63,7 +63,7 @@ impl Workspace {
         .map(|range| self.memory.address() + range.start)
     }
 
-    /// Of the plan at hand; in captured launches of every plan, which then all have some.
+    /// Ancestors of the plan's query tokens. A captured launch has them for every plan, if the bound has room for them.
     pub(in crate::exec::gpu) fn ancestors(&self) -> Option<DeviceArray<u64>> {
         let some = match self.captured() {
             true => self.bound.ancestors > 0,
@@ -72,7 +72,7 @@ impl Workspace {
         some.then(|| self.array(&self.layout.ancestors))
     }
 
-    /// How decodes turn queries and keys, and what comes before prefills; nothing where nobody does.
+    /// How decodes and the launches before prefills turn queries and keys; zeros where nothing is turned.
     pub(in crate::exec::gpu) fn rotary(&self) -> RotaryParams {
         let Some(rope) = self.spec.rotary else {
             return RotaryParams::default();

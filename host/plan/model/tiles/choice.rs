@@ -95,14 +95,15 @@ pub(in crate::plan) fn decode_of_tile(
     of_tile.max_by_key(best).map(Choice::of)
 }
 
-/// The kernel of a step of the tree; where its rows are not to be had, the most below, or the fewest above.
+/// The kernel of a step of the tree: the one with most rows up to those that the step asks for, else the one with
+/// fewest.
 pub(super) fn prefill_kernel(kernels: &[KernelId], rows: u32) -> Option<KernelId> {
     let of = |id: &&KernelId| id.info().rows;
     let below = kernels.iter().filter(|id| of(id) <= rows).max_by_key(of);
     below.or_else(|| kernels.iter().min_by_key(of)).copied()
 }
 
-/// What each step of the tree takes.
+/// The kernel and tile of each step of the tree.
 pub(super) fn prefills(device: &DeviceDescription, spec: &Spec) -> Option<Vec<PrefillTile>> {
     let kernels = alone(device, spec, Op::Prefill);
     let tile = |step: &QueryStep| {

@@ -36,7 +36,7 @@ impl Plan {
             );
             for (row_block, block) in blocks.unwrap_or_default().iter().enumerate() {
                 let tokens = part.q_range(row_block);
-                // Whatever becomes of keys that nobody asks for.
+                // Keys without queries may stay unread.
                 if tokens.is_empty() && block.tokens == 0 {
                     continue;
                 }

@@ -1,4 +1,4 @@
-//! Results: outputs, partial states, and the merging of partial states by whoever arrives last.
+//! Results: outputs, partial states, and the merging of partial states by the CTA that arrives last.
 
 use cuda_std::{
     atomic::{self, AcqRel, Gpu, Relaxed},
@@ -127,7 +127,7 @@ impl<const DIM: u32> Results<'_, DIM> {
         // SAFETY: the merge is the plan's, and so is the list.
         unsafe {
             let [token, slots_begin, slots, _] = ptr::load_nc_u32x4(self.description(merge));
-            // For whoever comes last.
+            // For the CTA that comes last.
             let list = self.params.merge_slots + u64::from(slots_begin) * 4;
             ptr::prefetch_l2(list as *const u32);
             Merge {

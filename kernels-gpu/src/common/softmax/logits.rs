@@ -42,7 +42,7 @@ pub fn hide_before<const S: usize>(s: &mut [f32; S], begin: i32, first: [i32; 2]
 /// Sets keys of other branches of a tree to −∞: `key` gives the position of the first of the lane's two in each
 /// group of 8 columns, `row` the position and the ancestors of a row.
 ///
-/// A bit for each key first, by a loop: unrolled, that would take registers that the kernels have not.
+/// First a bit for each key, by a loop that is not unrolled: unrolled, it takes more registers than the kernels have.
 #[inline(always)]
 pub fn hide_other_branches<const S: usize>(
     s: &mut [f32; S],
@@ -57,8 +57,8 @@ pub fn hide_other_branches<const S: usize>(
         let groups = misc::opaque(S as u32 / 4);
         while group < groups {
             let key = key(group);
-            let strange = |key| u32::from(!descends(ancestors, position, key));
-            hidden |= (strange(key) | strange(key + 1) << 1) << (2 * group);
+            let other = |key| u32::from(!descends(ancestors, position, key));
+            hidden |= (other(key) | other(key + 1) << 1) << (2 * group);
             group += 1;
         }
         let mut i = 0;
@@ -109,8 +109,8 @@ pub fn mask<V: Variant, const S: usize>(s: &mut [f32; S], variant: &V, begin: i3
     }
 }
 
-/// Adds a bias that is linear in the distance, but for what it is at the lane's first key of the block: the shift that is
-/// left.
+/// Adds a bias that is linear in the distance, relative to what it is at the lane's first key of the block. Returns
+/// that, the [shift](super::Shift) which the logits still lack.
 #[inline(always)]
 pub fn lean<const S: usize>(s: &mut [f32; S], begin: i32, at: [Pair; 2]) -> [f32; 2] {
     let mut i = 0;

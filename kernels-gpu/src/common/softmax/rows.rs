@@ -10,15 +10,16 @@ use crate::common::{half::Half, variant::Variant};
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// What is still to be added to all logits of a lane's two rows in a block; none: nothing.
+/// What the logits of a block still lack: a number to be added to all logits of each of a lane's two rows. None:
+/// nothing.
 pub type Shift = Option<[f32; 2]>;
 
-/// What a thread knows of its two rows. The sums are the thread's own, four lanes' make a row's; two
-/// of each, so that one addition need not wait for the other.
+/// The online softmax of a thread's two rows. Sums are those of the thread's own columns; the sums of four lanes make a
+/// row's. Each is kept in two halves, so that one addition does not wait for the other.
 #[derive(Clone, Copy)]
 pub struct Rows {
-    /// The logit that weights are relative to, in the unit of the accumulator; −∞ before the first visible
-    /// key. A later one may be larger, by what the caller's rule allows.
+    /// The logit that weights are relative to, in the unit of the accumulator; −∞ before the first visible key. Later
+    /// logits may be larger, by what the caller's rule allows.
     pub reference: [f32; 2],
     sums: [f32; 4],
 }
@@ -30,8 +31,8 @@ impl Rows {
         sums: [0.0; 4],
     };
 
-    /// Before the first key of a variant. Without a softmax outputs are sums as they are: they stand beside a
-    /// reference of 0 and lanes' sums that make 1, whatever comes.
+    /// The state before the first key. Without a softmax outputs are plain sums: the reference stays 0, and the sums of
+    /// four lanes stay 1/4 each, which makes a denominator of 1.
     #[inline(always)]
     pub const fn begin<V: Variant>() -> Self {
         if V::SOFTMAX {
@@ -41,7 +42,7 @@ impl Rows {
         }
     }
 
-    /// Of references and sums that somebody else kept.
+    /// From references and sums that were kept elsewhere.
     #[inline(always)]
     pub const fn new(reference: [f32; 2], sums: [f32; 2]) -> Self {
         Self {
@@ -77,7 +78,7 @@ impl Rows {
         if any {
             let mut h = 0;
             while h < 2 {
-                // Only now do the four lanes of a row have to agree.
+                // Only here do the four lanes of a row need their common maximum: where no row grew, there is no shuffle.
                 // SAFETY: the vote is the same in all lanes.
                 let maximum = unsafe { of_row(maximum[h]) };
                 if grew(h, maximum, self.reference[h]) {
@@ -99,7 +100,7 @@ impl Rows {
         factor
     }
 
-    /// Takes over a reference that somebody else chose, with the factor that goes with it.
+    /// Sets a row's reference to one that was chosen elsewhere; `factor` is that for what was accumulated.
     #[inline(always)]
     pub fn adopt(&mut self, h: usize, reference: f32, factor: f32) {
         self.reference[h] = reference;
@@ -110,8 +111,8 @@ impl Rows {
     /// Turns logits into weights relative to the references at hand, packed in pairs as the A operand of
     /// the second product. Returns their sums: of the first row, of the second, and again of both.
     ///
-    /// There is no look at maxima. If [`Self::needs_rescale`] says so, the weights may be worth nothing, and
-    /// [`Self::rescale_late`] and [`Self::weigh_seen`] follow.
+    /// Maxima are not computed. Where [`Self::needs_rescale`] is true of the sums, weights may have overflowed: the
+    /// caller drops them and calls [`Self::rescale_late`] and [`Self::weigh_seen`].
     #[inline(always)]
     pub fn weigh_with_stale_max<const S: usize, const P: usize>(
         &self,
@@ -121,12 +122,12 @@ impl Rows {
         weights: &mut [u32; P],
         pack: impl Fn(f32, f32) -> u32,
     ) -> [f32; 4] {
-        // Without a reference, +∞: no sum comes out good.
+        // +∞ for a row without a reference: its sum calls for a rescale.
         let offset = [0, 1].map(|h| self.addend(h, shift) * scale[h]);
         exponentials(s, scale, offset, weights, pack)
     }
 
-    /// The same for rows whose references are known to do, or that have seen no key yet.
+    /// The same for rows whose references are known to be large enough, or that have seen no key yet.
     #[inline(always)]
     pub fn weigh_seen<const S: usize, const P: usize>(
         &self,
@@ -164,7 +165,7 @@ impl Rows {
         self.add(&sums);
     }
 
-    /// What brings a logit to its row's reference, in the unit of the accumulator.
+    /// What is added to a logit to make it relative to its row's reference, in the unit of the accumulator.
     #[inline(always)]
     fn addend(&self, h: usize, shift: Shift) -> f32 {
         match shift {
@@ -176,7 +177,7 @@ impl Rows {
     /// Whether weights with these sums may be too large for their references, with the type's [`largest_sum`].
     #[inline(always)]
     pub fn needs_rescale(sums: &[f32; 4], largest: f32) -> bool {
-        // NaN is.
+        // Negated, so that NaN counts as too large.
         !(sums[0] + sums[2] <= largest && sums[1] + sums[3] <= largest)
     }
 
@@ -190,11 +191,12 @@ impl Rows {
         }
     }
 
-    /// New references for rows that have none, or a logit that is too large for theirs. Returns the factors that what was
-    /// accumulated so far must be multiplied by, and whether there is anything: whether a row had a reference before.
+    /// New references for rows that have none, or a logit that is too large for theirs. Returns the factors that what
+    /// was accumulated so far must be multiplied by, and whether a row has accumulated anything: whether it had a
+    /// reference before.
     ///
-    /// Nothing but a row's own logits decides, whether weights were made before or not, so that its result does not depend
-    /// on its neighbours.
+    /// A row's own logits alone decide, also where another row is the reason for the call: so the bits of a row do not
+    /// depend on its neighbours.
     ///
     /// # Safety
     /// - All lanes of the warp come here.
@@ -209,7 +211,8 @@ impl Rows {
         if let Some(shift) = shift {
             maximum = [maximum[0] + shift[0], maximum[1] + shift[1]];
         }
-        // Both rows at a time and without branches: a shuffle takes two dozen cycles, and so weights begin beneath this.
+        // Both rows at a time and without branches: a shuffle takes two dozen cycles, in which the first weights are
+        // computed.
         // SAFETY: the caller's promise.
         let maximum = maximum.map(|of_thread| unsafe { of_row(of_thread) });
         let mut factors = [1.0; 2];
@@ -221,7 +224,7 @@ impl Rows {
             let had_one = old > f32::NEG_INFINITY;
             let mut reference = maximum[h];
             if const { margin::<T>() > 0.0 } {
-                // Finite beside any scale.
+                // Finite for any scale: the reciprocal of a tiny one is infinite.
                 let unit = rcp(scale[h]);
                 let logits = |log2: f32| (log2 * unit).min(f32::MAX);
                 let above = maximum[h] + logits(const { margin::<T>() });
@@ -266,7 +269,7 @@ pub unsafe fn maxima_of_rows<const S: usize>(s: &[f32; S]) -> [f32; 2] {
     maxima(s).map(|of_thread| unsafe { of_row(of_thread) })
 }
 
-/// What a thread knows of its rows' maxima.
+/// The maxima of a thread's own columns, for its two rows.
 #[inline(always)]
 fn maxima<const S: usize>(s: &[f32; S]) -> [f32; 2] {
     let mut of = [s[0], s[1], s[2], s[3]];
@@ -282,7 +285,7 @@ fn maxima<const S: usize>(s: &[f32; S]) -> [f32; 2] {
     [of[0].max(of[1]), of[2].max(of[3])]
 }
 
-/// The largest of what the four lanes of a row have.
+/// The largest of four numbers, one of each lane of a row.
 ///
 /// # Safety
 /// - All lanes of the warp come here.
@@ -295,6 +298,7 @@ unsafe fn of_row(x: f32) -> f32 {
     }
 }
 
+/// `2^(s · scale + offset)` of each logit, packed in pairs; their sums, as [`Rows::weigh_with_stale_max`] returns them.
 #[inline(always)]
 fn exponentials<const S: usize, const P: usize>(
     s: &[f32; S],
@@ -317,7 +321,8 @@ fn exponentials<const S: usize, const P: usize>(
     sums
 }
 
-/// Packs weights of no softmax, in pairs as the A operand of the second product. What is hidden weighs nothing.
+/// Packs the weights of a variant without a softmax, in pairs as the A operand of the second product. Hidden keys weigh
+/// 0.
 #[inline(always)]
 pub fn weights_as_they_are<const S: usize, const P: usize>(
     s: &[f32; S],

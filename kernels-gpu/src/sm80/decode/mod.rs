@@ -20,7 +20,7 @@ mod unit;
 
 pub use crate::common::decode::KEYS;
 
-/// Rows of a tile. Fewer would save arithmetic that nobody waits for.
+/// Rows of a tile. Fewer would save arithmetic that is not the limit.
 pub const ROWS: u32 = 16;
 
 /// What one instance of the kernel is compiled for.

@@ -86,7 +86,7 @@ impl Unit {
         self.begin & !(KEYS - 1)
     }
 
-    /// Chunks; none where there is nothing to see, or nobody to see it.
+    /// Chunks; none where there are no keys to see, or no rows.
     #[inline(always)]
     pub(super) const fn chunks(&self) -> u32 {
         if self.end > self.begin && self.tokens > 0 {

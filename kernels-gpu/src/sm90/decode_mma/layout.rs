@@ -46,8 +46,8 @@ pub const fn loaders(dim: u32, warps: u32, cache: u32) -> u32 {
 /// Merges that wait for the end.
 pub const MERGES: u32 = 16;
 
-/// The hardware's barriers where warps of a unit meet: all but the first, which is known as everybody's. (Four of
-/// them are the CTA's start, too, before any unit.)
+/// The named barriers where warps of a unit synchronise: all but barrier 0, which is that of `__syncthreads`. (Four of
+/// them serve the start of the CTA, too, before any unit.)
 const FIRST_MEETING: u32 = 1;
 const MEETINGS: u32 = 16 - FIRST_MEETING;
 
@@ -102,10 +102,10 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         + WARPS * Self::STATE
         + Self::TURNING;
 
-    /// As many stages as `bytes` of shared memory hold: a multiple of the warps, so that a stage is always
-    /// the same warp's. (A warp that waits for a stage can then not be more than one phase ahead of it,
-    /// which a barrier, that knows parities only, would take for done.) No more than [`meeting`](Self::meeting)
-    /// allows.
+    /// As many stages as `bytes` of shared memory hold: a multiple of the warps, so that a stage is always the same
+    /// warp's. (So no warp is more than one phase ahead of a stage that it waits for. An mbarrier knows only the parity of
+    /// a phase, and would take the phase two before for the one that is waited for.) No more than
+    /// [`meeting`](Self::meeting) allows.
     #[must_use]
     pub const fn stages(bytes: u32) -> u32 {
         let fit = bytes.saturating_sub(Self::FIXED) / (Self::STAGE + Self::SCALES + 16 + PAIR);
@@ -117,17 +117,20 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         (if fit < most { fit } else { most }) / WARPS * WARPS
     }
 
-    /// The hardware's barrier where the warps meet that share a unit: each has one of its last chunks, and the
-    /// first of those is chunk `chunk` of the CTA.
+    /// The named barrier of a unit that several warps share: each of them has one of the unit's last chunks, and `chunk`
+    /// is the CTA's count of chunks at the first of these.
     ///
-    /// Each unit finds a barrier of its own. A warp that waits there, or is yet to come, has not taken its next
-    /// chunk, `WARPS` after the one it had, so nothing is loaded into that one's stage, where the chunk `stages`
-    /// later would go, nor anything behind it by the same loader, of two. Units that meet have two chunks at least, one of
-    /// each loader. So no chunk is taken meanwhile that is `WARPS + stages` after `chunk`, or more, and of the units
-    /// that meet at a time the values of `chunk` differ by two at least and by less than that.
+    /// Units that synchronise at the same time need different barriers. Of 16-bit caches, a barrier serves two
+    /// successive values of `chunk`, and [`MEETINGS`] of them are used in turn. So these values must differ by at least 2
+    /// and by less than 2 · `MEETINGS`:
+    /// - At least 2: units that several warps share have at least two chunks, one of each loader.
+    /// - Less than 2 · `MEETINGS`: a warp that waits at the barrier, or is yet to come, has not taken its next chunk, the
+    ///   one `WARPS` behind `chunk`. So nothing is loaded into that one's stage, where the chunk `stages` later would go,
+    ///   nor anything that the same loader, of two, would load after it. Meanwhile no chunk from
+    ///   `chunk + WARPS + stages` on is taken, and [`stages`](Self::stages) keeps `WARPS + stages` below 2 · `MEETINGS`.
     ///
-    /// More loaders than two may be that far ahead of each other. There are fewer slots than barriers then, and a slot is
-    /// not used again before its unit is done.
+    /// With more than two loaders, for other caches, the second does not hold: loaders may be further ahead of each other.
+    /// There each slot has a barrier. Slots are fewer than barriers, and a slot is not used again before its unit is done.
     #[inline(always)]
     #[must_use]
     pub const fn meeting(chunk: u32, slot: u32) -> u32 {
@@ -358,41 +361,4 @@ impl Place {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn units_find_barriers_of_their_own<
-        const DIM: u32,
-        const ROWS: u32,
-        const WARPS: u32,
-        const CACHE: u32,
-    >() {
-        let meeting = Layout::<DIM, ROWS, WARPS, CACHE>::meeting;
-        // However much memory there is.
-        for bytes in [227 << 10, 1 << 20] {
-            let apart = 2..WARPS + Layout::<DIM, ROWS, WARPS, CACHE>::stages(bytes);
-            for chunk in 0..4 * MEETINGS {
-                assert!((1..16).contains(&meeting(chunk, 0)));
-                for apart in apart.clone() {
-                    assert_ne!(
-                        meeting(chunk, 0),
-                        meeting(chunk + apart, 0),
-                        "{chunk} {apart}"
-                    );
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn units_that_meet_at_a_time_have_barriers_of_their_own() {
-        units_find_barriers_of_their_own::<64, 8, 8, { cache::BITS16 }>();
-        units_find_barriers_of_their_own::<64, 16, 4, { cache::BITS16 }>();
-        units_find_barriers_of_their_own::<128, 8, 8, { cache::BITS16 }>();
-        units_find_barriers_of_their_own::<128, 16, 4, { cache::BITS16 }>();
-        units_find_barriers_of_their_own::<256, 8, 4, { cache::BITS16 }>();
-        units_find_barriers_of_their_own::<256, 16, 2, { cache::BITS16 }>();
-        units_find_barriers_of_their_own::<64, 8, 8, { cache::BITS16_TURNED }>();
-        units_find_barriers_of_their_own::<128, 16, 4, { cache::BITS16_TURNED }>();
-    }
-}
+mod tests;

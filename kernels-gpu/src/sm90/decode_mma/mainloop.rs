@@ -85,7 +85,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         unsafe {
             loop {
                 if <Stored<T, CACHE>>::TURNS {
-                    // In the middle of a unit, while the chunk comes.
+                    // In the middle of a unit the queries are turned while the chunk is on its way.
                     if !goes_on {
                         mbarrier::wait(layout.stage_full(place.index), place.parity);
                         let descriptor = Descriptor::load(layout.descriptor(place.index));
@@ -111,8 +111,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 }
                 let unit = Unit::load(layout.unit(slot));
                 if begins {
-                    // Computed anew, which saves registers; ptxas finds enough of them in all kernels if
-                    // those with a soft cap do not.
+                    // Recomputed, which saves registers, but not in kernels with a soft cap: with this choice ptxas
+                    // finds enough registers in all kernels.
                     let lane = if V::TRANSFORMS_LOGITS {
                         self.lane
                     } else {
@@ -122,7 +122,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                         self.start::<T, DIM_BLOCKS, ROW_BLOCKS>(&mut rows, slot, &unit, lane);
                     }
                     if <Stored<T, CACHE>>::SCALED {
-                        // Rows past the unit's tokens are not there to be looked up.
+                        // Rows past the unit's tokens have no scales: they take those of the last token.
                         rows.take_scales(
                             |row| {
                                 if <Stored<T, CACHE>>::BY_TOKEN {
@@ -155,7 +155,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     end: unit.end,
                     ancestors: self.params.ancestors,
                 };
-                // Once for both cases below: it is more code than all else.
+                // Computed once for both cases below: it is more code than all the rest.
                 let turned = if <Stored<T, CACHE>>::TURNS {
                     rows.turned_logits::<Stored<T, CACHE>>(&offsets, chunk, self.lane, turning)
                 } else {
@@ -165,7 +165,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                     rows.attend::<Stored<T, CACHE>, V, true>(
                         variant, self.lane, &offsets, chunk, keys, turned,
                     );
-                    // The zeroes come before the copy that overwrites them.
+                    // Orders the zeroes before the copy of the next chunk, which overwrites them.
                     #[cfg(target_feature = "sm_90")]
                     cuda_std::fence::proxy_async_shared();
                 } else {
@@ -177,7 +177,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 let ends = descriptor.chunk + WARPS >= unit.chunks;
                 (goes_on, first) = (!ends, descriptor.first + WARPS * KEYS);
                 if ends {
-                    // What the end of a unit needs is computed there.
+                    // Recomputed at the end of a unit, or it takes registers in the loop.
                     let here = Self {
                         warp: misc::opaque(self.warp),
                         lane: misc::opaque(self.lane),
@@ -261,7 +261,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                 results.write::<T, V, PER_LANE>(info, head * heads + in_unit, state);
                 row += shares;
             }
-            // The states are read, so that the next ones may be stored, and the unit's own are written.
+            // All warps have read the states, so that the next ones may be stored, and have written the unit's results.
             if shares > 1 {
                 barrier::bar_sync(meeting, shares * 32);
             } else {
@@ -273,8 +273,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
             // The queries were read before the copy that overwrites them.
             #[cfg(target_feature = "sm_90")]
             cuda_std::fence::proxy_async_shared();
-            // Each lane says so itself. The barrier waits for all warps there are: the first arrives for those that
-            // have no share.
+            // Each lane arrives itself. The barrier counts all consumer warps: the first one arrives for those without
+            // a share, too.
             let arrivals = if share == 0 { WARPS + 1 - shares } else { 1 };
             mbarrier::arrive_count(layout.unit_empty(slot), arrivals);
         }

@@ -1,4 +1,4 @@
-//! The merges of split rows: which a unit's end completes, and who does them when.
+//! The merges of split rows: which a unit's end completes, and which warps do them when.
 
 use cuda_std::{atomic, shared, warp};
 

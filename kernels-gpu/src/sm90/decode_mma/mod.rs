@@ -1,11 +1,10 @@
 //! Decode on Hopper: pages come by TMA, each one instruction.
 //!
-//! Three to five producer warps. The *scheduler* claims units and lists them, ahead of everybody, so that the latencies
-//! of ticket, item, rows and page ids are not those of the stream of keys. Two to four *loaders* follow the list and
-//! keep the ring full, each with a chunk in turn. The consumer
-//! warps take the chunks in turn: a long unit is shared by all of them, whose states are combined in shared memory at
-//! its end, and short units go to one warp each, which works through its latencies while the other warps work
-//! through theirs.
+//! Three to five producer warps. The *scheduler* claims units and lists them, ahead of all other warps, so that the
+//! stream of keys does not wait for ticket, item, rows and page ids. Two to four *loaders* follow the list and keep the
+//! ring full, each with a chunk in turn. The consumer warps take the chunks in turn: a long unit is shared by all of
+//! them, whose states are combined in shared memory at its end, and short units go to one warp each, which works
+//! through its latencies while the other warps work through theirs.
 //!
 //! [`layout`] says where things lie in shared memory, `unit` what the producers write there. `mainloop` is a
 //! consumer's, with `rows` for what a unit asks, `turn` for queries that are turned, `combine` for the states of a unit, and

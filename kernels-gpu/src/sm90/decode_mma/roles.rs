@@ -125,7 +125,7 @@ pub unsafe fn run<
             }
             start();
             consumer.run::<T, V, DIM_BLOCKS, ROW_BLOCKS, PER_LANE>(&variant, turns);
-            // Whoever waits for this group waits for the one before it, too.
+            // A grid that waits for the end of this one relies on the end of the one before it, too.
             griddep::wait();
         }
     }

@@ -15,7 +15,7 @@ use crate::{
 impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     Consumer<'_, DIM, ROWS, WARPS, CACHE>
 {
-    /// Takes up the rows of a unit, whose queries are there.
+    /// Begins the rows of a unit, whose queries are in shared memory.
     ///
     /// # Safety
     /// The lanes come together; `slot` is the unit's.
@@ -30,7 +30,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         Stored<T, CACHE>: Cache,
     {
         let head = unit.head * self.params.group;
-        // Of pairs: rows that do not exist would lie behind the unit's queries.
+        // With pairs of KV heads a row that does not exist would lie behind the unit's queries: it takes those of the
+        // last token.
         let (token, in_unit) = self.place(lane / 4);
         let first = self.dense((token.min(unit.tokens - 1), in_unit));
         let pair = [first, self.group.get()];

@@ -13,8 +13,8 @@ use crate::{
 
 const ALL: u32 = warp::FULL_MASK;
 
-/// Finds out what is to be done, ahead of everybody, and never waits for more than one load at a time: ids
-/// and rows go to shared memory by themselves.
+/// Finds out what is to be done, ahead of all other warps, and never waits for more than one load at a time: ids and
+/// rows go to shared memory by themselves.
 pub(super) struct Scheduler<'a, const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
 {
     pub p: &'a DecodeParams,

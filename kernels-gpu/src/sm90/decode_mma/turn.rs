@@ -9,8 +9,9 @@ use crate::common::{
     half::Half,
 };
 
-/// The hardware's barrier behind which sines and turns are there; later units meet there. Of those where roles meet at the start
-/// it is the one that every consumer knows to be over: who initialises barriers has left it, who opens waits for those.
+/// The named barrier behind which sines and turns are in shared memory; later, warps of a unit use it. At the start
+/// roles synchronise at several named barriers. This one is free for reuse, as every consumer knows: warps that
+/// initialise mbarriers have left it, and warps that load the first unit wait for these mbarriers.
 const TURNING_FILLED: u32 = FIRST_INITIALISED;
 
 impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
@@ -41,7 +42,8 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         }
     }
 
-    /// The turns that this thread brings to shared memory, where keys are turned: asked for before anything else.
+    /// The turns that this thread will write to shared memory, where keys are turned. Loaded before anything else:
+    /// their latency is that of global memory.
     ///
     /// # Safety
     /// The parameters describe memory as they say.
@@ -54,7 +56,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         unsafe { self.turning().load(self.rotary, self.thread() % (DIM / 4)) }
     }
 
-    /// Brings turns and the sines of a chunk's keys to shared memory, where keys are turned.
+    /// Writes turns and the sines of a chunk's keys to shared memory, where keys are turned.
     ///
     /// # Safety
     /// All consumers come here, before any of them meets others.

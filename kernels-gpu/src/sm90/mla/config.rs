@@ -92,7 +92,7 @@ impl Keys {
         matches!(self, Self::Converted)
     }
 
-    /// Threads of a CTA: those that feed, a warpgroup or, where keys are converted, two, and those that compute.
+    /// Threads of a CTA: producers, a warpgroup or, where keys are converted, two; and consumers.
     pub const fn threads(self) -> u32 {
         CONSUMERS + if self.are_converted() { 256 } else { 128 }
     }
@@ -107,7 +107,7 @@ impl Keys {
         }
     }
 
-    /// Registers of a thread that feeds and of one that computes.
+    /// Registers of a producer thread and of a consumer thread.
     #[cfg(target_arch = "nvptx64")]
     pub const fn registers(self) -> [u32; 2] {
         [40, if self.are_converted() { 216 } else { 232 }]

@@ -61,8 +61,7 @@ pub(super) unsafe fn finish<
             }
             h += 1;
         }
-        // Twice: who waits at the second barrier has seen to the first, which racecheck of CUDA 13.0 takes to come later,
-        // now and then.
+        // Two barriers, for racecheck of CUDA 13.0: see `sm90::meet`.
         meet::<C>(0);
         meet::<C>(1);
         h = 0;

@@ -170,13 +170,14 @@ pub(super) unsafe fn consume<
             macro_rules! own {
                 ($first:literal) => {{
                     let (stage, parity) = (block % STAGES, block / STAGES & 1);
-                    // In this order whoever owns the block, which is a matter of timing: the same bits.
+                    // In this order whichever warpgroup owns the block, which depends on timing: so the bits are the
+                    // same.
                     mbarrier::wait(s.full(stage, 0), parity);
                     multiply::<T, false, _, _, _, _>(s, &held, &mut logits, stage, 0, steps);
                     mbarrier::wait(s.full(stage, 1), parity);
                     multiply::<T, true, _, _, _, _>(s, &held, &mut logits, stage, 1, steps);
                     wgmma::commit_group();
-                    // From shared memory for each block: registers are what there is least of.
+                    // Loaded from shared memory for each block: registers are scarce, shared memory is not.
                     let unit = Unit::load(s.unit(slot));
                     let not_all = !is_whole(variant, &unit, begin as i32, KEYS as i32);
                     if $first {
@@ -240,7 +241,7 @@ pub(super) unsafe fn consume<
                         mma::stmatrix_x4(target + chunk * WEIGHTS_CHUNK, fragments);
                         step += 1;
                     }
-                    // Keys of others are seen by nobody. Those that were converted are zeros already.
+                    // No row sees keys of other units. Those that were converted are zeros already.
                     let clears = not_all && !CONVERTED;
                     if clears {
                         let unit = Unit::load(s.unit(slot));

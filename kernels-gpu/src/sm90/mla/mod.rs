@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Weights are relative to a reference that both consumers know; it changes seldom, and who changes it says so to the
-//! other with the weights. A warpgroup **feeds**: a warp claims units and brings queries, two bring the left and the
+//! other with the weights. A warpgroup **produces**: a warp claims units and brings queries, two bring the left and the
 //! right half of the keys, each as soon as its own consumer has done with it.
 //!
 //! | shared memory | bytes |
@@ -26,8 +26,8 @@
 //!
 //! The weights of a block lie where its last slab was, which only keys have.
 //!
-//! Pages of a multiple of 8 tokens come by tensor maps. For others there is a kernel that copies key by key. Keys of 656 bytes
-//! are converted on the way: two warpgroups feed, a warp claims, one brings rows, six convert them.
+//! Pages of a multiple of 8 tokens come by tensor maps. For others there is a kernel that copies key by key. Keys of
+//! 656 bytes are converted on the way: two warpgroups produce: a warp claims, one brings rows, six convert them.
 
 mod config;
 #[cfg(target_arch = "nvptx64")]
@@ -50,8 +50,8 @@ mod visible;
 pub use config::ROWS;
 
 #[cfg(target_arch = "nvptx64")]
-/// Blocks of a unit's keys that have not been asked for when the next unit is claimed. Who claims early may claim
-/// what another CTA could have begun; who claims late waits for ticket, item and rows.
+/// Blocks of a unit's keys that have not been asked for when the next unit is claimed. A CTA that claims early may take
+/// what another CTA could have begun; one that claims late waits for ticket, item and rows.
 const PREFETCH_DISTANCE: u32 = 6;
 
 #[cfg(target_arch = "nvptx64")]
@@ -125,7 +125,7 @@ mod entries {
                         } else {
                             consume::<half::$half, _, 1, _, _, _, S, P>(&p, &variant, s);
                         }
-                        // Whoever waits for this group waits for the one before it, too.
+                        // A grid that waits for the end of this one relies on the end of the one before it, too.
                         griddep::wait();
                     }
                 }

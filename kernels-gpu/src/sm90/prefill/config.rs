@@ -215,14 +215,14 @@ impl Shape {
         64 * self.consumers
     }
 
-    /// Threads of a CTA: the consumers and the warpgroup that feeds them.
+    /// Threads of a CTA: the consumers and the producer warpgroup.
     #[must_use]
     pub const fn threads(&self) -> u32 {
         128 * (self.consumers + 1)
     }
 
-    /// Registers of a thread: at launch, and then of the warpgroup that feeds and of those that compute,
-    /// which share out anew what the CTA was launched with.
+    /// Registers of a thread: at launch, and then of the producer warpgroup and of the consumers, which share out anew
+    /// what the CTA was launched with.
     #[must_use]
     pub const fn registers(&self) -> [u32; 3] {
         match (self.consumers, self.co_resident) {

@@ -11,8 +11,8 @@ use crate::{
     common::{half::Half, variant::Variant},
 };
 
-/// The kernel of a shape, which the constants repeat: registers of the warpgroup that feeds and of those that compute,
-/// stages of keys and of values, and a thread's logits, weights and outputs.
+/// The kernel of a shape, which the constants repeat: registers of the producer warpgroup and of the consumers, stages
+/// of keys and of values, and a thread's logits, weights and outputs.
 ///
 /// # Safety
 /// All threads of a CTA of the shape come here; the parameters describe memory as [`PrefillParams`] says, `maps` is the
@@ -23,7 +23,7 @@ pub unsafe fn run<
     V: Variant,
     const EXTRAS: bool,
     const SCALED: bool,
-    const FEEDS: u32,
+    const PRODUCES: u32,
     const COMPUTES: u32,
     const STAGES: u32,
     const VALUE_STAGES: u32,
@@ -53,14 +53,14 @@ pub unsafe fn run<
         }
         barrier::bar_sync(0, shape.threads());
         if thread < 128 {
-            setmaxnreg::decrease::<FEEDS>();
+            setmaxnreg::decrease::<PRODUCES>();
             match thread / 32 {
                 0 if gathered => gather::<false, STAGES>(p, s),
                 1 if gathered => gather::<true, VALUE_STAGES>(p, s),
                 0 => load::<false, STAGES>(p, maps.add(1), s, turns),
                 1 => load::<true, VALUE_STAGES>(p, maps.add(2), s, turns),
                 2 if thread == 64 => schedule(p, maps, variant, s),
-                3 if FEEDS < 40 => write::<T, 2>(p, maps.add(3), s),
+                3 if PRODUCES < 40 => write::<T, 2>(p, maps.add(3), s),
                 3 => write::<T, 4>(p, maps.add(3), s),
                 _ => {}
             }

@@ -14,8 +14,8 @@ use crate::{
     common::variant::Variant,
 };
 
-/// Blocks of a tile's keys that have not been asked for when the next tile is claimed. Who claims early may claim
-/// what another CTA could have begun; who claims late waits for ticket, tile and queries, about 3 µs.
+/// Blocks of a tile's keys that have not been asked for when the next tile is claimed. A CTA that claims early may take
+/// what another CTA could have begun; one that claims late waits for ticket, tile and queries, about 3 µs.
 pub(super) const PREFETCH_DISTANCE: u32 = 4;
 
 /// Claims are late in so many last rounds of tiles. Before that there are enough left for everybody.

@@ -38,8 +38,8 @@ pub(super) unsafe fn turn_queries<T: Half>(
     stage: u32,
     first_row: u32,
 ) {
-    // Opaque, here and below: or what follows from it takes registers in the main loop, or in the warps that feed, and the loop
-    // is unrolled.
+    // Opaque, here and below: or what follows from it takes registers in the main loop, or in the producer warps, and
+    // the loop is unrolled.
     let rotary = QueryRotaryParams {
         turns: misc::opaque_u64(p.rotary.turns),
         pairs: misc::opaque(p.rotary.pairs),

@@ -1,4 +1,4 @@
-//! What a thread does with its heads: bias, norm, turn, and away with them; the entries.
+//! What a thread does with its heads: it adds biases, normalises, turns and writes them. And the entries.
 
 use cuda_std::{
     math::{self, fma},
@@ -25,6 +25,8 @@ use crate::{
 /// Sine and cosine of the 8 pairs of a thread.
 type Sines = [[f32; 2]; 8];
 
+/// One block of a kernel: a thread loads a part of each of its `HEADS` heads, and writes it where it belongs.
+///
 /// # Safety
 /// The parameters describe memory as [`QkvParams`] says, for threads of so many heads.
 #[inline(always)]
@@ -80,7 +82,8 @@ unsafe fn qkv<T: Half, P: Page, const HEADS: usize>(p: &QkvParams) {
     while i < HEADS {
         let head = group + i as u32 * p.groups.get();
         let mut x = [unpack::<T>(words[i][0]), unpack::<T>(words[i][1])];
-        // Weights and biases are those of all tokens: they come from L1, and keep no registers until they do.
+        // Weights and biases are the same for all tokens, so they come from L1. Loaded here, they take no registers
+        // before.
         if p.bias != 0 && has_head(i) {
             // SAFETY: a bias has as many heads.
             add::<T>(&mut x, unsafe { two(p.bias, head * vectors, [a, b]) });
@@ -157,7 +160,7 @@ unsafe fn sines_of(p: &QkvParams, lane: u32, position: u32) -> Sines {
     sines
 }
 
-/// Two vectors that nobody writes, from one on.
+/// Two vectors of read-only memory, `a` and `b` behind `from`.
 ///
 /// # Safety
 /// They are there.

@@ -183,7 +183,8 @@ impl Run<'_> {
             | Op::BulkCommit
             | Op::BulkWait { .. } => self.copy_op(block, warp, mask, op),
             Op::GridWait => {
-                // From here on it is known like what another block did, and told on like that.
+                // From here on the warp has seen what the grids before did, and passes that on as it does for other
+                // blocks.
                 let mut ended = Clock::default();
                 ended.learn(self.blocks, 0, 1);
                 warp.learn(mask, &Shared::new(ended));

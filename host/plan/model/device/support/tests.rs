@@ -206,7 +206,7 @@ fn element_types_without_a_kernel_are_named() {
     ));
 }
 
-/// What a variant lacks is told by its name.
+/// What a variant lacks is named.
 #[test]
 fn variants_name_what_there_is_of_them() {
     let spec = Spec::new(8, 2, 128);
@@ -222,7 +222,8 @@ fn variants_name_what_there_is_of_them() {
     assert!(error.contains("none that prompts can have"), "{error}");
 }
 
-/// What asks for products of 8 bits has them, or is told what there is: nothing is computed in something else.
+/// A specification with products of 8 bits has them, or is refused with what there is: it is not computed in another
+/// type.
 #[test]
 fn products_of_8_bits_are_there_or_refused() {
     let narrow = |dim| {
@@ -395,7 +396,7 @@ fn latent_heads_are_supported_on_hopper_and_refused_elsewhere() {
     assert!(error.contains("KvScales::InRow) beside BF16"), "{error}");
 }
 
-/// What attention is to turn is turned, or told what is.
+/// A specification with a rotary embedding has it, or is refused with what there is.
 #[test]
 fn rotary_embeddings_are_there_or_refused() {
     let interleaved = |dim| Rope::new(dim, 1e4).with_pairing(Pairing::Interleaved);

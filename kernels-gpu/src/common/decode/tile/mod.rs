@@ -47,30 +47,30 @@ pub struct Keys {
 /// heads of `16 · DIM_BLOCKS` elements.
 pub struct Rows<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> {
     pub(super) q: [[[u32; 2]; ROW_BLOCKS]; DIM_BLOCKS],
-    /// Where Q is, for tiles so large that its fragments find no registers.
+    /// Where Q is in shared memory, for tiles so large that its fragments do not fit into registers.
     pub(super) q_address: u32,
     /// Bytes from a block's rows to those of the next.
     pub(super) q_block: u32,
     /// `[d / 16][row / 8]`: elements d, d of columns 2t, 2t + 1, then the same of d + 8.
     pub out: [[[f32; 4]; ROW_BLOCKS]; DIM_BLOCKS],
-    /// What weights are taken relative to and their sum, for the lane's keys alone until [`Rows::finish`]. Without a
-    /// softmax that is 0 and 1, so that outputs are sums as they are.
+    /// The reference of weights and their sum, for the lane's keys alone until [`Rows::finish`]. Without a softmax
+    /// these are 0 and 1: outputs are plain sums.
     pub softmax: [[Softmax; 2]; ROW_BLOCKS],
     token: [[u32; 2]; ROW_BLOCKS],
     head: [[u32; 2]; ROW_BLOCKS],
     position: [[i32; 2]; ROW_BLOCKS],
-    /// Of 8-bit caches, what products with keys are multiplied by, and the output.
+    /// With 8-bit caches: what products with keys are multiplied by, and what the output is.
     scale: [[[f32; 2]; 2]; ROW_BLOCKS],
-    /// Of the row that the lane has as operand: what brings its queries into f16.
+    /// What brings queries into the range of f16, for the row that the lane holds as operand.
     pub(super) fit: [f32; ROW_BLOCKS],
 }
 
 impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOCKS> {
     pub(super) const ROW_BYTES: u32 = DIM_BLOCKS as u32 * 32;
-    /// Whether Q is needed in shared memory no more once [`Rows::start`] has run.
+    /// Whether Q stays in registers: its shared memory is free once [`Rows::start`] has run.
     pub const KEEPS_Q: bool = DIM_BLOCKS * ROW_BLOCKS <= 16;
 
-    /// Nothing.
+    /// No rows.
     pub const EMPTY: Self = Self {
         q: [[[0; 2]; ROW_BLOCKS]; DIM_BLOCKS],
         q_address: 0,
@@ -84,9 +84,9 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         fit: [1.0; ROW_BLOCKS],
     };
 
-    /// Takes up new rows, having been cleared: Q from `q` (row-major, dense), and what is known of them by `row`,
-    /// which gives the token and the query head of a row. Of pairs of KV heads, `pair` is the place in `q` of the lane's row
-    /// of the first head, and how many rows further the same row of the second is.
+    /// Begins new rows, after [`Rows::clear`]. Q comes from `q` (row-major, dense); `row` gives the token and the query
+    /// head of a row. With pairs of KV heads, `pair` is the index in `q` of the lane's row of the first head, and how
+    /// many rows further the same row of the second head is.
     ///
     /// # Safety
     /// The lanes come together; `q` is the shared address of `8 · ROW_BLOCKS` rows, which stay there unless
@@ -160,16 +160,16 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         self.scale[block][column][0] = scale;
     }
 
-    /// Forgets what was attended to. Right after the result was stored: accumulators that are known to be
-    /// empty need no registers while others work on the result.
+    /// Empties accumulators and softmax. It is called right after the result was stored: accumulators that the compiler
+    /// knows to be empty take no registers while other warps work on the result.
     #[inline(always)]
     pub fn clear(&mut self) {
         self.out = Self::EMPTY.out;
         self.softmax = Self::EMPTY.softmax;
     }
 
-    /// Attends to the keys of a chunk; with `MASKED`, to those of them that are `keys` and visible. Where keys are turned, the
-    /// products with them are `turned`.
+    /// Attends to the keys of a chunk; with `MASKED`, to those of them that are among `keys` and visible. Kernels that
+    /// turn keys give the products with them as `turned`.
     ///
     /// # Safety
     /// The lanes come together; the chunk is there. With `MASKED` its values may be written to.

@@ -25,7 +25,7 @@ impl TokenScales {
         values_inverse: [1.0; 2 * KEY_BLOCKS],
     };
 
-    /// Smaller scales of values count as this, whose inverse is finite.
+    /// Scales of values below this count as this: its inverse is finite.
     const SMALLEST: f32 = 1e-30;
 
     /// Of a chunk.
@@ -43,7 +43,7 @@ impl TokenScales {
             let [of_key, of_value] =
                 unsafe { [shared::load_f32(at), shared::load_f32(at + KEYS * 4)] };
             let position = chunk.first + key;
-            // There are none of what is no key.
+            // Where there is no key, there are no scales.
             if !MASKED || position >= keys.begin && position < keys.end {
                 scales.keys[i] = of_key;
                 let of_value = if of_value < Self::SMALLEST {

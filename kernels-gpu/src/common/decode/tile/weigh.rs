@@ -41,8 +41,9 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         }
     }
 
-    /// The same with scales of each token. Those of values go into the weights, whose references are taken from what
-    /// they then are: so a weight stays within f16, whatever the scale. The sum is of weights without them.
+    /// The same with scales of each token. Scales of values are multiplied into the weights: their logarithms are added
+    /// to the logits before references are chosen, so that a weight stays within f16, whatever the scale. The sum is
+    /// that of weights without them.
     ///
     /// # Safety
     /// As [`Rows::weigh`].
@@ -73,7 +74,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                     (0, 0)
                 };
                 // A bit for each of the lane's keys that is of another branch of the row's tree.
-                let mut strange = 0_u32;
+                let mut other_branch = 0_u32;
                 if MASKED && keys.ancestors != 0 {
                     // SAFETY: the token is one of the launch's.
                     let ancestors = unsafe { tree::load(keys.ancestors, token) };
@@ -81,7 +82,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                     let (mut i, end) = (0, misc::opaque(2 * KEY_BLOCKS as u32));
                     while i < end {
                         let hidden = !tree::descends(ancestors, position, (first + i * 8) as i32);
-                        strange |= u32::from(hidden) << i;
+                        other_branch |= u32::from(hidden) << i;
                         i += 1;
                     }
                 }
@@ -106,7 +107,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                         *logit += scales.values_log2[i];
                     }
                     if MASKED && ((at.key as i32) < low || at.key as i32 > high)
-                        || MASKED && strange >> i & 1 != 0
+                        || MASKED && other_branch >> i & 1 != 0
                         || V::MASKS && !variant.visible(at)
                     {
                         *logit = if V::SOFTMAX { f32::NEG_INFINITY } else { 0.0 };
@@ -123,7 +124,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
 
             let softmax = &mut self.softmax[block];
             if !V::SOFTMAX {
-                // The eight lanes of a column make 1.
+                // Eight lanes share a column: their sums make 1.
                 *softmax = [Softmax {
                     max: 0.0,
                     sum: 0.125,
@@ -146,7 +147,7 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                         };
                         stride *= 2;
                     }
-                    // By the column alone, so that a row's result does not depend on its neighbours.
+                    // The column alone decides, so that a row's bits do not depend on its neighbours.
                     let factor = if max[column] > softmax[column].max + SLACK {
                         softmax[column].raise(max[column])
                     } else {

@@ -62,9 +62,9 @@ pub(super) const HEAD_DIM: u32 = 512;
 pub(super) const TILE_ROWS: u32 = 64;
 /// Keys of a block.
 pub(super) const BLOCK_KEYS: u32 = 64;
-/// Threads of a CTA: the warpgroup that feeds, the one that weighs, and two that add values.
+/// Threads of a CTA: the producer warpgroup, the one that weighs, and two that add values.
 pub(super) const THREADS: u32 = 512;
-/// Registers of a thread that feeds, weighs and adds.
+/// Registers of a thread that produces, weighs and adds.
 #[cfg(target_arch = "nvptx64")]
 pub(super) const REGISTERS: [u32; 3] = [40, 152, 160];
 #[cfg(target_arch = "nvptx64")]

@@ -2,8 +2,8 @@
 //!
 //! Units are items × KV heads; a row is a query token and a query head of the KV head's group. The output of 64 rows
 //! takes half of an SM's registers, so a CTA has the SM alone, and no warpgroup has room for logits beside its outputs.
-//! One **weighs** (Q·Kᵀ, softmax), two **add** (P·V, half of the columns each), and one **feeds**: a warp claims units,
-//! one brings keys, one values.
+//! One **weighs** (Q·Kᵀ, softmax), two **add** (P·V, half of the columns each), and one **produces**: a warp claims
+//! units, one brings keys, one values.
 //!
 //! ```text
 //! weighs   Q·K₁ ─────────────── Q·K₂ ─────────────── Q·K₃ …
@@ -11,9 +11,9 @@
 //! adds                  └ P₀·V₀ ─────────────└ P₁·V₁ ─────────────
 //! ```
 //!
-//! The first half of a block's Q·Kᵀ runs while the block before is weighed, so the tensor cores always have something of
-//! both products. Weights are relative to a reference that changes seldom; whoever weighs leaves the factors for the
-//! outputs beside the weights.
+//! The first half of a block's Q·Kᵀ runs while the block before is weighed, so the tensor cores always have something
+//! of both products. Weights are relative to a reference that changes seldom; the warpgroup that weighs leaves the
+//! factors for the outputs beside the weights.
 //!
 //! | shared memory | bytes |
 //! |---|---|
@@ -40,8 +40,8 @@ mod weigh;
 pub use config::ROWS;
 
 #[cfg(target_arch = "nvptx64")]
-/// Blocks of a unit's keys that have not been asked for when the next unit is claimed. Who claims early may claim
-/// what another CTA could have begun; who claims late waits for ticket, item and queries.
+/// Blocks of a unit's keys that have not been asked for when the next unit is claimed. A CTA that claims early may take
+/// what another CTA could have begun; one that claims late waits for ticket, item and queries.
 const PREFETCH_DISTANCE: u32 = 3;
 
 #[cfg(all(target_arch = "nvptx64", feature = "decode_wgmma"))]
@@ -104,7 +104,7 @@ mod entries {
                         2 => {
                             setmaxnreg::increase::<{ REGISTERS[2] }>();
                             add::<half::$half, 0>(&p, s);
-                            // Whoever waits for this group waits for the one before it, too.
+                            // A grid that waits for the end of this one relies on the end of the one before it, too.
                             griddep::wait();
                         }
                         _ => {

@@ -287,7 +287,7 @@ pub(super) unsafe fn weigh<T: Half, V: Variant>(p: &DecodeParams, variant: &V, s
             // Weighs a block, with so many behind it.
             macro_rules! weigh {
                 ($logits:ident, $turn:literal, $behind:expr) => {{
-                    // From shared memory for each block: registers are what there is least of.
+                    // Loaded from shared memory for each block: registers are scarce, shared memory is not.
                     let unit = Unit::load(s.unit(slot));
                     let begin = (unit.first + (unit.blocks - 1 - $behind) * BLOCK_KEYS) as i32;
                     if !is_whole(p, variant, &unit, begin) {

@@ -103,7 +103,7 @@ impl Shape {
         }
     }
 
-    /// Threads of a CTA: the consumers and the warpgroup that feeds them.
+    /// Threads of a CTA: the consumers and the producer warpgroup.
     #[must_use]
     pub const fn threads(&self) -> u32 {
         128 * (self.consumers + 1)

@@ -1,4 +1,4 @@
-//! The warpgroup that feeds: the gatherers and the loaders.
+//! The producer warpgroup: the warps that gather queries and those that load keys and values.
 
 use cuda_std::{
     async_copy, fence, mbarrier, ptr, shared, thread,

@@ -105,7 +105,7 @@ impl Shape {
         64 * self.consumers
     }
 
-    /// Threads of a CTA: the consumers and the warpgroup that feeds them.
+    /// Threads of a CTA: the consumers and the producer warpgroup.
     #[must_use]
     pub const fn threads(&self) -> u32 {
         128 * (self.consumers + 1)

@@ -1,4 +1,4 @@
-//! The warpgroup that feeds: the gatherers and the loaders.
+//! The producer warpgroup: the warps that gather queries and those that load keys and values.
 
 use cuda_std::{
     async_copy, fence, mbarrier, ptr, shared, thread,
@@ -139,7 +139,7 @@ struct Tail {
     past: u32,
 }
 
-/// Brings the blocks of all units: values or keys. Who brings keys says who sees them, too.
+/// Brings the blocks of all units: values or keys. The warp that brings keys says which rows see them, too.
 ///
 /// # Safety
 /// A whole warp comes here; `map` is that of the values or of the keys, and the barriers are initialised.

@@ -77,7 +77,7 @@ unsafe fn finish_logits<V: Variant, const POSITIONAL: bool, const S: usize>(
     seen: impl Fn(u32) -> [i32; 2],
 ) {
     let columns = warp::lane_id() % 4 * 2;
-    // Nobody asks for it where the variant has neither.
+    // It is not read where the variant has neither.
     let of = rows.map(of);
     let seen = if POSITIONAL {
         rows.map(seen)

@@ -35,8 +35,8 @@ pub use config::ROWS;
 pub use {config::Shape, roles::run};
 
 #[cfg(target_arch = "nvptx64")]
-/// Blocks of a unit's keys that have not been asked for when the next unit is claimed. Who claims early may claim
-/// what another CTA could have begun; who claims late waits for ticket, item, runs and queries.
+/// Blocks of a unit's keys that have not been asked for when the next unit is claimed. A CTA that claims early may take
+/// what another CTA could have begun; one that claims late waits for ticket, item, runs and queries.
 const PREFETCH_DISTANCE: u32 = 8;
 
 #[cfg(all(target_arch = "nvptx64", feature = "decode_wgmma"))]

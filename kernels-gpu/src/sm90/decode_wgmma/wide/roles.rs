@@ -23,7 +23,7 @@ use crate::{
 pub unsafe fn run<
     T: Half,
     V: Variant,
-    const FEEDS: u32,
+    const PRODUCES: u32,
     const COMPUTES: u32,
     const STAGES: u32,
     const DIM: u32,
@@ -50,8 +50,8 @@ pub unsafe fn run<
         // Another tile group of the step may take over SMs as this one leaves them.
         griddep::launch_dependents();
         if thread < 128 {
-            if FEEDS < 128 {
-                setmaxnreg::decrease::<FEEDS>();
+            if PRODUCES < 128 {
+                setmaxnreg::decrease::<PRODUCES>();
             }
             match thread / 32 {
                 0 => load::<_, false, STAGES>(p, variant, maps, s),
@@ -60,11 +60,11 @@ pub unsafe fn run<
                 _ => help_gather(p, s),
             }
         } else {
-            if FEEDS < 128 {
+            if PRODUCES < 128 {
                 setmaxnreg::increase::<COMPUTES>();
             }
             consume::<T, V, STAGES, DIM, PER_LANE, S, P, O>(p, variant, s);
-            // Whoever waits for this group waits for the one before it, too.
+            // A grid that waits for the end of this one relies on the end of the one before it, too.
             griddep::wait();
         }
     }

@@ -319,7 +319,7 @@ impl Mode {
     }
 }
 
-/// Who sees a group of 8 keys.
+/// Which rows see a group of 8 keys.
 #[derive(Clone, Copy)]
 pub(super) struct Visible {
     bits: u32,

@@ -103,8 +103,8 @@ pub(in crate::sm90::mla) unsafe fn load_rows<
             unsafe {
                 mbarrier::wait(s.free(stages.stage, half), stages.parity);
                 let target = s.half(stages.stage, half);
-                // Eight lanes have 128 bytes of a key, of one slab after the other. Opaque: or all copies of a block are
-                // one piece of code.
+                // Eight lanes copy 128 bytes of a key, slab after slab. Opaque, or the loop is unrolled to all copies
+                // of a block.
                 let mut key = misc::opaque(lane / 8) + from;
                 while key < to {
                     let row = rows[(key >= 32) as usize];

@@ -19,8 +19,8 @@ use crate::{
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// Claims unit after unit, each when the one before comes to its end, and publishes what it is and who its rows are;
-/// then `ready` is told of the unit's place and of the unit.
+/// Claims unit after unit, each when the one before comes to its end, and publishes what it is and which rows it has;
+/// then calls `ready` with the unit's slot and the unit.
 ///
 /// # Safety
 /// A whole warp comes here; the barriers are initialised.

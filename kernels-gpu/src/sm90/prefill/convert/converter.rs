@@ -54,8 +54,8 @@ impl Converter {
         self.pieces == 0
     }
 
-    /// Takes up the claim and makes another. Where it failed, this CTA claims no more, and the last of all leaves the
-    /// counters as they were, in a new epoch.
+    /// Takes the piece that was claimed, and claims another. Where none was left, this CTA claims no more; the last CTA
+    /// to find none resets the counters and begins a new epoch.
     #[inline(always)]
     unsafe fn next(&mut self, p: &PrefillParams, s: Shared) -> Piece {
         let control = p.convert.control;

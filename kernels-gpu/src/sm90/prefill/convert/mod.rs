@@ -1,11 +1,11 @@
 //! Keys and values of 8 bits become pages of 16-bit ones, once for all tiles of a launch.
 //!
 //! The tensor cores multiply 16 bits here, and a key is read by as many tiles as there are query tiles for its head. So
-//! *pieces*, 64 keys of one KV head or their values, are converted while the first tiles are computed: one by each
-//! warp that computes, before its first product, and the others by the warp that writes outputs, which has nothing to
-//! write until the first tile is done. Pieces are claimed from a counter of the launch, in the order in which tiles
-//! need them, and a flag for each says that it is there. Loaders wait for the flags of what they are about to load. A
-//! claimed piece waits for nothing, so somebody always goes on, however many CTAs of the launch are running.
+//! *pieces*, 64 keys of one KV head or their values, are converted while the first tiles are computed: one by each warp
+//! that computes, before its first product, and the others by the warp that writes outputs, which has nothing to write
+//! until the first tile is done. Pieces are claimed from a counter of the launch, in the order in which tiles need
+//! them, and a flag for each says that it is there. Loaders wait for the flags of what they are about to load. A
+//! claimed piece waits for nothing, so some warp always goes on, however many CTAs of the launch are running.
 //!
 //! Flags hold the epoch in which a piece was converted, so that nobody has to clear them: the last CTA that finds no
 //! piece left ends the epoch.
@@ -31,11 +31,11 @@ const WARP: u32 = warp::FULL_MASK;
 /// Keys of a piece, and tokens of a converted page.
 const PAGE: u32 = ConvertedPage::KEYS;
 
-/// Of a token that does not exist: it becomes zeros.
+/// The place of a token that does not exist: it becomes zeros.
 pub(super) const NOWHERE: u32 = u32::MAX;
 
-/// From where on a tile's keys, or its values, are converted; before, they were from `known` on. A whole warp asks for
-/// 32 pieces at a time.
+/// The first key of a tile from which on all keys, or values, are converted; `known` is the last answer. A warp reads
+/// the flags of 32 pieces at a time, one for each lane.
 ///
 /// # Safety
 /// A whole warp comes here; the launch converts what the tile sees; `epoch` is that of the launch.
@@ -67,8 +67,8 @@ pub(super) unsafe fn converted_from(
     }
 }
 
-/// Whether each warp that computes lays out two pieces of 8 bits before its first product: where there are more than the
-/// warps of the launch, the writers alone would take longer for the others than the first tiles.
+/// Whether each consumer warp lays out two pieces of 8 bits before its first product, and not one: where there are more
+/// pieces than consumer warps. The writers alone would take longer for the rest than the first tiles take.
 #[inline(always)]
 unsafe fn takes_two(p: &PrefillParams, s: Shared) -> bool {
     // SAFETY: the launch is as the host makes it.
@@ -76,7 +76,7 @@ unsafe fn takes_two(p: &PrefillParams, s: Shared) -> bool {
     pieces(p, pages) > 4 * s.shape.consumers * thread::grid_dim_x()
 }
 
-/// Puts the epoch where the warps find it, and claims the pieces of the warps that compute.
+/// Puts the epoch into shared memory, and claims the pieces of the consumer warps.
 ///
 /// # Safety
 /// One thread comes here, before a barrier of the CTA.

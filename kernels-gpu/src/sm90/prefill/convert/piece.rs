@@ -26,7 +26,8 @@ impl Piece {
         places: [NOWHERE; 2],
     };
 
-    /// Of a claim: keys of all heads before their values, the last keys first, as tiles need them. Asks L2 for it.
+    /// The piece of a claim. Tiles need the last keys first, and keys before values: so come the pages, and of a page
+    /// the keys of all heads before their values. Prefetches the piece to L2.
     #[inline(always)]
     pub(super) unsafe fn find(p: &PrefillParams, first: u32, claimed: u32) -> Self {
         let c = &p.convert;
@@ -62,7 +63,7 @@ impl Piece {
         }
     }
 
-    /// A lane's vectors of some rounds. A round of the warp is 512 bytes, the tokens one after the other.
+    /// Loads a lane's vectors of some rounds. A round is 512 bytes of the warp, token after token.
     #[inline(always)]
     pub(super) unsafe fn load<const TOGETHER: usize>(
         &self,
@@ -100,7 +101,7 @@ impl Piece {
         }
     }
 
-    /// Converts all of it; the first rounds are loaded. Says that it is there.
+    /// Converts the piece, whose first rounds are loaded, and sets its flag.
     #[inline(always)]
     pub(super) unsafe fn convert<T: Half, const TOGETHER: usize>(
         self,
@@ -141,7 +142,7 @@ impl Piece {
         }
     }
 
-    /// Says that it is.
+    /// Sets the flag: the piece is converted.
     ///
     /// # Safety
     /// A whole warp comes here, behind the stores of all of it.

@@ -72,13 +72,13 @@ pub(super) unsafe fn consume<
     // cache, in the tile that is opened.
     let mut scale = [of_logits; 2];
     let mut of_products;
-    // Whose they are; of no use without a transform or a mask.
-    let nobody = Query {
+    // The queries of a thread's two rows; read only by variants with a transform or a mask.
+    let none = Query {
         token: 0,
         head: 0,
         position: 0,
     };
-    let mut of = [Pair::new(variant, nobody, 0); 2];
+    let mut of = [Pair::new(variant, none, 0); 2];
     let keys = s.shape.keys as i32;
     let dim = s.shape.head_dim;
     let slab = s.shape.slab_bytes();

@@ -12,9 +12,9 @@ use crate::{
     common::{half::Half, variant::Variant},
 };
 
-/// The kernel of a shape, which the constants repeat: registers of the warpgroup that feeds and of those that compute,
-/// stages of keys and of values, and a thread's logits, weights, outputs, what one product has of these, and
-/// 16-byte vectors of two rows of queries.
+/// The kernel of a shape, which the constants repeat: registers of the producer warpgroup and of the consumers, stages
+/// of keys and of values, and a thread's logits, weights, outputs, what one product has of these, and 16-byte vectors
+/// of two rows of queries.
 ///
 /// # Safety
 /// All threads of a CTA of the shape come here; the parameters describe memory as [`PrefillParams`] says, `maps` is the
@@ -23,7 +23,7 @@ use crate::{
 pub(super) unsafe fn run<
     T: Half,
     V: Variant,
-    const FEEDS: u32,
+    const PRODUCES: u32,
     const COMPUTES: u32,
     const STAGES: u32,
     const VALUE_STAGES: u32,
@@ -52,7 +52,7 @@ pub(super) unsafe fn run<
         }
         barrier::bar_sync(0, shape.threads());
         if thread < 128 {
-            setmaxnreg::decrease::<FEEDS>();
+            setmaxnreg::decrease::<PRODUCES>();
             match thread / 32 {
                 0 => load::<false, STAGES>(p, s),
                 1 => load::<true, VALUE_STAGES>(p, s),

@@ -1,0 +1,50 @@
+//! A pool of 8 bits is checked against the specification and the keys.
+
+use super::*;
+use crate::problem::KvLayout;
+
+const A: u64 = 1 << 20;
+
+fn check(spec: &Spec, pool: &KvPool) -> Result<QuantiseParams, Error> {
+    let [k, v] = [spec.head_dim_qk, spec.head_dim_v]
+        .map(|dim| DeviceTensor::new(A, Dtype::BF16, [5, 4, dim as usize]));
+    let slots = DeviceArray::new(A, 5);
+    parameters(spec, pool, AppendScales::Given, slots, [&k, &v])
+}
+
+/// One number of tokens goes to the kernel, and the type that it writes is the pool's.
+#[test]
+fn a_pool_is_as_the_specification_and_the_keys_say() {
+    let spec = Spec::new(8, 4, 128).with_kv_dtype(Dtype::F8E4M3);
+    let good = KvPool::new(&spec, KvLayout::Hnd, 16, 100, A, A);
+    assert_eq!(check(&spec, &good).unwrap().pool_slots, 1600);
+
+    let of_32 = KvLayout::Hnd.strides(32, 4, 128);
+    let mixed = good.with_strides(good.k_strides, of_32);
+    let error = check(&spec, &mixed).unwrap_err().to_string();
+    let said = "the value pool has 32 tokens in a page: it must be 16, as in the key pool";
+    assert_eq!(error, said);
+
+    let error = check(&spec.with_kv_dtype(Dtype::F8E5M2), &good);
+    assert!(
+        matches!(
+            error,
+            Err(Error::DtypesDiffer {
+                got: Dtype::F8E4M3,
+                ..
+            })
+        ),
+        "{error:?}"
+    );
+
+    // Zero is a multiple of 8.
+    let nowhere = KvPool { v: 0, ..good };
+    let tensor = "the value pool";
+    assert_eq!(check(&spec, &nowhere), Err(Error::NullPointer { tensor }));
+    let odd = KvPool { k: A + 4, ..good };
+    let error = check(&spec, &odd).unwrap_err().to_string();
+    assert!(
+        error.starts_with("the key pool starts at 0x100004"),
+        "{error}"
+    );
+}

@@ -1,0 +1,102 @@
+//! Arrays of a workspace are aligned and disjoint.
+
+use super::*;
+use crate::{
+    plan::Planner,
+    problem::{Batch, PageTable},
+};
+
+fn sections(layout: &WorkspaceLayout) -> [&Range<u64>; 22] {
+    [
+        &layout.records,
+        &layout.items,
+        &layout.rows,
+        &layout.merges,
+        &layout.left_merges,
+        &layout.merge_slots,
+        &layout.page_ids,
+        &layout.ancestors,
+        &layout.conversions,
+        &layout.converted_ids,
+        &layout.partial_out,
+        &layout.partial_lse,
+        &layout.arrivals,
+        &layout.tickets,
+        &layout.counters,
+        &layout.padded[0],
+        &layout.padded[1],
+        &layout.converted[0],
+        &layout.converted[1],
+        &layout.converted_done,
+        &layout.conversion_control,
+        &layout.turns,
+    ]
+}
+
+#[test]
+fn sections_are_aligned_and_disjoint() {
+    let bound = Bound {
+        items: 3,
+        rows: 1,
+        page_ids: 1000,
+        merges: 7,
+        slots: 9,
+        ancestors: 5,
+        padded_tokens: 0,
+        converted_pages: 2,
+    };
+    let layout = WorkspaceLayout::new(&Spec::new(32, 8, 128), &bound);
+    let sections = sections(&layout);
+    assert!(
+        sections
+            .iter()
+            .all(|section| section.start.is_multiple_of(256))
+    );
+    assert!(sections.windows(2).all(|pair| pair[0].end <= pair[1].start));
+    assert_eq!(layout.items.end - layout.items.start, 120);
+    assert_eq!(
+        layout.partial_out.end - layout.partial_out.start,
+        9 * 32 * 128 * 4
+    );
+    assert_eq!(
+        (layout.upload_bytes, layout.bytes),
+        (layout.converted_ids.end, layout.turns.end)
+    );
+}
+
+#[test]
+fn a_plan_is_written_where_the_layout_says() {
+    let spec = Spec::new(8, 2, 64);
+    let device = DeviceDescription::named("h200").unwrap();
+    let mut table = PageTable::new(16, 10_000);
+    table.push(&(0..5000).collect::<Vec<_>>(), 80_000);
+    let batch = Batch::new(vec![0, 1], table);
+    let plan = Planner::new()
+        .plan(&spec, &batch, &device, &PlanOptions::default())
+        .unwrap();
+    assert!(plan.slots > 1, "a long request alone is cut");
+    let mut bound = Bound::of(&plan);
+    let layout = WorkspaceLayout::new(&spec, &bound);
+    let mut upload = vec![0xAA; layout.upload_bytes as usize];
+    layout.write(&plan, &mut upload).unwrap();
+    let at = |range: &Range<u64>| upload[range.start as usize..range.end as usize].to_vec();
+    assert_eq!(
+        at(&layout.page_ids),
+        bytemuck::cast_slice::<_, u8>(&plan.page_ids)
+    );
+    assert_eq!(
+        at(&layout.items),
+        bytemuck::cast_slice::<_, u8>(&plan.items)
+    );
+
+    bound.slots -= 1;
+    let narrow = WorkspaceLayout::new(&spec, &bound);
+    let needed = u64::from(plan.slots);
+    let error = PlanError::Bound {
+        what: "partial states",
+        needed,
+        bound: needed - 1,
+    };
+    assert_eq!(narrow.write(&plan, &mut upload), Err(error.clone()));
+    assert_eq!(bound.check(&Bound::of(&plan)), Err(error));
+}
