@@ -2,7 +2,7 @@
 
 use crate::exec::gpu::{DeviceArray, DeviceTensor, KvPool};
 
-/// What a run computes from and to: see [`Gpu::run`].
+/// What a run computes from and to: see [`Gpu::run`](crate::gpu::Gpu::run).
 ///
 /// ```
 /// use tandem_attn::{gpu::{DeviceArray, DeviceTensor, RunTensors}, problem::Dtype};

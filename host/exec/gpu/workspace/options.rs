@@ -9,9 +9,9 @@ pub struct WorkspaceOptions {
     /// Runs all attention with the instructions of an architecture, whatever the plan says; none: as it says, and where
     /// tensor maps cannot describe a pool by the kernels of Ampere that do the same.
     pub arch: Option<Arch>,
-    /// For CUDA graphs that serve one plan after the other: every [`Gpu::run`](crate::Gpu::run) makes these launches, whatever
-    /// the plan, and what each of them has to do is read from the workspace. None: a run makes the launches
-    /// that its plan needs, and a graph of it is good for that plan.
+    /// For CUDA graphs that serve one plan after the other: every [`Gpu::run`](crate::gpu::Gpu::run) makes these
+    /// launches, whatever the plan, and what each of them has to do is read from the workspace. None: a run makes the
+    /// launches that its plan needs, and a graph of it is good for that plan.
     pub launches: Option<LaunchSet>,
     /// Debug mode: every run first waits for the stream, reads the plan back from the device and checks page
     /// ids, lengths and indices, so that damage is reported by request and page instead of as an illegal

@@ -10,9 +10,6 @@
 //! Flags hold the epoch in which a piece was converted, so that nobody has to clear them: the last CTA that finds no
 //! piece left ends the epoch.
 
-mod converter;
-mod piece;
-
 use cuda_std::{
     atomic::{self, Acquire, Gpu, Relaxed},
     fence,
@@ -131,6 +128,9 @@ pub(super) unsafe fn first<T: Half, const TOGETHER: usize>(
         }
     }
 }
+
+mod converter;
+mod piece;
 
 /// Pieces of so many pages.
 #[inline(always)]

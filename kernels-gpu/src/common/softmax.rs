@@ -1,17 +1,59 @@
-//! References and sums of a thread's two rows, and the weights that are made with them.
+//! Online softmax on the accumulators of tensor cores: what one thread holds of a warp's 16 rows.
+//!
+//! Of the accumulator of a wgmma, or of `m16n8`s side by side, a thread holds two rows, `lane / 4` and 8
+//! further down in its warp's 16, and in each the columns `8 j + 2 (lane % 4)` and the one after. Element
+//! `4 j + 2 h + e` of the array is row `h`, column `8 j + 2 (lane % 4) + e`. Four neighbouring lanes share
+//! a row.
 
 use cuda_std::{
     math::{ex2, fma, rcp},
     prelude::*,
 };
 
-use super::growth::{LONGEST_STEP, SLACK, margin, most_growth};
-use crate::common::{half::Half, variant::Variant};
+use crate::common::{
+    half::Half,
+    tree::descends,
+    variant::{Pair, Variant},
+};
 
 const WARP: u32 = warp::FULL_MASK;
 
-/// What the logits of a block still lack: a number to be added to all logits of each of a lane's two rows. None:
-/// nothing.
+/// How much larger than its reference, in base 2, a row's logit may be before the row is rescaled. Weights stay
+/// below 2⁸ then, which costs no precision in 16-bit floats and saves nearly all rescaling.
+pub const SLACK: f32 = 8.0;
+
+/// How much larger than its reference, in base 2, a row's logit may be where weights are computed before maxima are
+/// looked at. f16: by 2¹⁵, so that no weight overflows. bf16 has the range of f32: 2⁸⁸ leaves room for the sum of a
+/// million such weights times values up to 2¹⁹.
+const fn most_growth<T: Half>() -> f32 {
+    if T::WIDE { 88.0 } else { 15.0 }
+}
+
+/// How far above a row's maximum, in base 2, a new reference is put. Weights of bf16 have as much room below 1 as
+/// above: with the largest weight at 2⁻⁸⁸, logits may grow by 176 before the row needs another reference, and values
+/// from 2⁻¹⁴ on keep all bits of f32.
+const fn margin<T: Half>() -> f32 {
+    if T::WIDE { 88.0 } else { 0.0 }
+}
+
+/// How far, in base 2, a row's next reference may be above the one that it has. The factor for what was accumulated is
+/// 2⁻¹²⁵ then, still a normal f32 (the smallest is 2⁻¹²⁶). It must not become 0: accumulated outputs may be 2⁸⁸ times
+/// as large as their reference says, and count beside a new maximum that is hardly larger.
+const LONGEST_STEP: f32 = 125.0;
+
+/// The largest sum of a thread's weights of one row and block for which the row's maximum need not be looked at. A
+/// logit that exceeds its reference by more than [`most_growth`] makes a larger sum, however its difference to the
+/// reference was rounded.
+#[must_use]
+pub const fn largest_sum<T: Half>() -> f32 {
+    if T::WIDE {
+        (1_u128 << 80) as f32
+    } else {
+        16384.0
+    }
+}
+
+/// What the logits of a block still lack: a number for each of a lane's two rows. None: nothing.
 pub type Shift = Option<[f32; 2]>;
 
 /// The online softmax of a thread's two rows. Sums are those of the thread's own columns; the sums of four lanes make a
@@ -321,8 +363,7 @@ fn exponentials<const S: usize, const P: usize>(
     sums
 }
 
-/// Packs the weights of a variant without a softmax, in pairs as the A operand of the second product. Hidden keys weigh
-/// 0.
+/// Packs weights of a variant without a softmax, in pairs as the A operand of the second product. Hidden keys weigh 0.
 #[inline(always)]
 pub fn weights_as_they_are<const S: usize, const P: usize>(
     s: &[f32; S],
@@ -333,6 +374,138 @@ pub fn weights_as_they_are<const S: usize, const P: usize>(
     let mut i = 0;
     while i < P {
         weights[i] = pack(seen(s[2 * i]), seen(s[2 * i + 1]));
+        i += 1;
+    }
+}
+
+/// Column of a thread's first element, counted in keys from the block's first.
+#[inline(always)]
+fn first_column() -> i32 {
+    (2 * (warp::lane_id() % 4)) as i32
+}
+
+/// Sets keys after `last` to −∞, for each of a thread's two rows; `begin` is the block's first key.
+#[inline(always)]
+pub fn hide_after<const S: usize>(s: &mut [f32; S], begin: i32, last: [i32; 2]) {
+    let last = last.map(|last| last - begin - first_column());
+    let mut i = 0;
+    while i < S {
+        if (8 * (i / 4) + i % 2) as i32 > last[i / 2 % 2] {
+            s[i] = f32::NEG_INFINITY;
+        }
+        i += 1;
+    }
+}
+
+/// Sets keys before `first` to −∞, for each of a thread's two rows.
+#[inline(always)]
+pub fn hide_before<const S: usize>(s: &mut [f32; S], begin: i32, first: [i32; 2]) {
+    let first = first.map(|first| first - begin - first_column());
+    let mut i = 0;
+    while i < S {
+        if ((8 * (i / 4) + i % 2) as i32) < first[i / 2 % 2] {
+            s[i] = f32::NEG_INFINITY;
+        }
+        i += 1;
+    }
+}
+
+/// Sets keys of other branches of a tree to −∞: `key` gives the position of the first of the lane's two in each
+/// group of 8 columns, `row` the position and the ancestors of a row.
+///
+/// First a bit for each key, by a loop that is not unrolled: unrolled, it takes more registers than the kernels have.
+#[inline(always)]
+pub fn hide_other_branches<const S: usize>(
+    s: &mut [f32; S],
+    key: impl Fn(u32) -> i32,
+    row: impl Fn(usize) -> (i32, u64),
+) {
+    const { assert!(S <= 64) };
+    let mut h = 0;
+    while h < 2 {
+        let (position, ancestors) = row(h);
+        let (mut hidden, mut group) = (0_u32, 0);
+        let groups = misc::opaque(S as u32 / 4);
+        while group < groups {
+            let key = key(group);
+            let other = |key| u32::from(!descends(ancestors, position, key));
+            hidden |= (other(key) | other(key + 1) << 1) << (2 * group);
+            group += 1;
+        }
+        let mut i = 0;
+        while i < S / 2 {
+            if hidden >> i & 1 != 0 {
+                s[4 * (i / 2) + 2 * h + i % 2] = f32::NEG_INFINITY;
+            }
+            i += 1;
+        }
+        h += 1;
+    }
+}
+
+/// The same for a block whose keys are neighbours, the first of them at `begin`.
+#[inline(always)]
+pub fn hide_strangers_from<const S: usize>(
+    s: &mut [f32; S],
+    begin: i32,
+    row: impl Fn(usize) -> (i32, u64),
+) {
+    let column = begin + first_column();
+    hide_other_branches(s, |group| column + 8 * group as i32, row);
+}
+
+/// A row's query and the lane's first key of a block.
+#[inline(always)]
+fn first_pair(at: &Pair, begin: i32) -> Pair {
+    // A block may begin before key 0: such keys wrap, and are hidden.
+    let key = begin + first_column();
+    Pair {
+        key: key as u32,
+        distance: (at.position - key) as f32,
+        ..*at
+    }
+}
+
+/// Sets what the variant hides to −∞; `at` has the query of each row (its `key` is filled in here).
+#[inline(always)]
+pub fn mask<V: Variant, const S: usize>(s: &mut [f32; S], variant: &V, begin: i32, at: [Pair; 2]) {
+    let at = at.map(|at| first_pair(&at, begin));
+    let mut i = 0;
+    while i < S {
+        let pair = at[i / 2 % 2].further((8 * (i / 4) + i % 2) as u32);
+        if !variant.visible(pair) {
+            s[i] = f32::NEG_INFINITY;
+        }
+        i += 1;
+    }
+}
+
+/// Adds a bias that is linear in the distance, relative to what it is at the lane's first key of the block. Returns
+/// that, the [shift](Shift) which the logits still lack.
+#[inline(always)]
+pub fn lean<const S: usize>(s: &mut [f32; S], begin: i32, at: [Pair; 2]) -> [f32; 2] {
+    let mut i = 0;
+    while i < S {
+        let column = (8 * (i / 4) + i % 2) as f32;
+        s[i] = fma(at[i / 2 % 2].of_row, -column, s[i]);
+        i += 1;
+    }
+    at.map(|at| at.of_row * first_pair(&at, begin).distance)
+}
+
+/// Applies the variant's own logits.
+#[inline(always)]
+pub fn transform<V: Variant, const S: usize>(
+    s: &mut [f32; S],
+    variant: &V,
+    begin: i32,
+    at: [Pair; 2],
+) {
+    let at = at.map(|at| first_pair(&at, begin));
+    let mut i = 0;
+    while i < S {
+        let pair = at[i / 2 % 2].further((8 * (i / 4) + i % 2) as u32);
+        s[i] = variant.logit(s[i], pair);
         i += 1;
     }
 }
