@@ -4,6 +4,7 @@
 use std::{
     ffi::{CStr, c_char, c_void},
     mem,
+    panic::{self, AssertUnwindSafe},
     ptr::NonNull,
 };
 
@@ -45,6 +46,7 @@ const CONTEXT_WAITS: i32 = 2;
 const BUSY: i32 = 3;
 const FREED_BUSY: i32 = 4;
 const OVERLAPS: i32 = 5;
+const CAPTURES: i32 = 6;
 
 /// The fake driver's own functions.
 struct Fake {
@@ -356,6 +358,25 @@ fn results_of_a_launch_set_are_there_before_they_are_announced() {
         }
         assert_eq!((fake.seen)(OVERLAPS), overlaps);
     }
+}
+
+/// A stream that stays in capture refuses whatever comes next.
+#[test]
+fn a_capture_ends_where_its_work_panics() {
+    let test = "failing::a_capture_ends_where_its_work_panics";
+    if !with_library(test, "threads=1024", young_driver) {
+        return;
+    }
+    let (fake, gpu) = (Fake::new(), Gpu::new(0).unwrap());
+    let stream = gpu.stream().unwrap();
+    let panicked = panic::catch_unwind(AssertUnwindSafe(|| {
+        stream.capture(|_| {
+            assert_eq!((fake.seen)(CAPTURES), 1);
+            panic!("within a capture")
+        })
+    }));
+    panicked.unwrap_err();
+    assert_eq!((fake.seen)(CAPTURES), 0);
 }
 
 #[test]

@@ -21,7 +21,7 @@ static CURRENT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static COPYING: AtomicI32 = AtomicI32::new(0);
 
 /// What was seen, as `fake_seen` has it.
-static SEEN: [AtomicI32; 6] = [const { AtomicI32::new(0) }; 6];
+static SEEN: [AtomicI32; 7] = [const { AtomicI32::new(0) }; 7];
 
 #[derive(Clone, Copy)]
 enum Seen {
@@ -37,6 +37,8 @@ enum Seen {
     FreedBusy,
     /// Whether the last launch may begin before the one in front of it ends.
     Overlaps,
+    /// Whether a stream is in capture.
+    Captures,
 }
 
 fn see(what: Seen) {
@@ -380,7 +382,14 @@ pub extern "C" fn cuMemFreeHost(_: *mut c_void) -> c_int {
 }
 
 #[unsafe(no_mangle)]
+pub extern "C" fn cuStreamBeginCapture_v2(_: *mut c_void, _: c_uint) -> c_int {
+    set(Seen::Captures, true);
+    step(c"cuStreamBeginCapture")
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamEndCapture(_: *mut c_void, graph: *mut *mut c_void) -> c_int {
+    set(Seen::Captures, false);
     unsafe { *graph = std::ptr::without_provenance_mut(81) };
     step(c"cuStreamEndCapture")
 }
@@ -455,7 +464,6 @@ macro_rules! steps {
     )*};
 }
 steps! {
-    cuStreamBeginCapture_v2 = c"cuStreamBeginCapture" (*mut c_void, c_uint);
     cuGraphDestroy = c"cuGraphDestroy" (*mut c_void);
     cuStreamQuery = c"cuStreamQuery" (*mut c_void);
     cuMemcpyDtoHAsync_v2 = c"cuMemcpyDtoHAsync" (*mut c_void, u64, usize, *mut c_void);

@@ -4,6 +4,7 @@ use std::{
     ffi::c_void,
     fmt,
     marker::PhantomData,
+    mem::ManuallyDrop,
     ops::{Deref, Range},
 };
 
@@ -221,32 +222,66 @@ impl OwnedStream {
     /// # Errors
     /// The error of `work`, or [`Error::Driver`] where something in it cannot be captured.
     pub fn capture(&self, work: impl FnOnce(Stream) -> Result<(), Error>) -> Result<Graph, Error> {
-        /// Calls of other threads are none of this capture's business.
-        const THREAD_LOCAL: u32 = 1;
         let context = self.context().again()?;
         let _current = Current::enter(context.raw())?;
-        let mut template = driver::Graph::NULL;
-        // SAFETY: the stream lives; what is begun is ended.
-        let worked = unsafe {
-            cuStreamBeginCapture(**self, THREAD_LOCAL).check("cuStreamBeginCapture")?;
-            let worked = work(**self);
-            let ended = cuStreamEndCapture(**self, &mut template).check("cuStreamEndCapture");
-            worked.and(ended)
-        };
+        let capture = Capture::begin(self)?;
+        let worked = work(**self);
+        let captured = capture.end();
+        worked?;
         let mut graph = Graph {
             handle: driver::GraphExec::NULL,
             context,
         };
-        let instantiated = worked.and_then(|()| {
-            // SAFETY: the template was captured above.
-            unsafe { cuGraphInstantiate(&mut graph.handle, template, 0) }
-                .check("cuGraphInstantiate")
-        });
-        if !template.is_null() {
-            // SAFETY: it is not used any more.
-            let _ = unsafe { cuGraphDestroy(template) };
+        // SAFETY: the template lives.
+        unsafe { cuGraphInstantiate(&mut graph.handle, captured?.0, 0) }
+            .check("cuGraphInstantiate")?;
+        Ok(graph)
+    }
+}
+
+/// A stream in capture. It leaves it when this is dropped, also where the work panics: a stream that stays in capture
+/// refuses all that is not to be captured.
+struct Capture<'a>(&'a OwnedStream);
+
+impl<'a> Capture<'a> {
+    fn begin(stream: &'a OwnedStream) -> Result<Self, Error> {
+        /// Calls of other threads are none of this capture's business.
+        const THREAD_LOCAL: u32 = 1;
+        // SAFETY: the stream lives.
+        unsafe { cuStreamBeginCapture(**stream, THREAD_LOCAL) }.check("cuStreamBeginCapture")?;
+        Ok(Self(stream))
+    }
+
+    /// What was captured.
+    fn end(self) -> Result<Template, Error> {
+        ManuallyDrop::new(self).leave()
+    }
+
+    /// Called once.
+    fn leave(&mut self) -> Result<Template, Error> {
+        let mut template = Template(driver::Graph::NULL);
+        // SAFETY: the stream lives and is in capture.
+        unsafe { cuStreamEndCapture(**self.0, &mut template.0) }
+            .check("cuStreamEndCapture")
+            .map(|()| template)
+    }
+}
+
+impl Drop for Capture<'_> {
+    fn drop(&mut self) {
+        let _ = self.leave();
+    }
+}
+
+/// A graph that can be instantiated.
+struct Template(driver::Graph);
+
+impl Drop for Template {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: made by a capture, and used by nobody any more.
+            let _ = unsafe { cuGraphDestroy(self.0) };
         }
-        instantiated.map(|()| graph)
     }
 }
 
