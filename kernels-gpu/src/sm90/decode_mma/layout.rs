@@ -121,7 +121,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     /// is the CTA's count of chunks at the first of these.
     ///
     /// Units that synchronise at the same time need different barriers. Of 16-bit caches, a barrier serves two
-    /// successive values of `chunk`, and [`MEETINGS`] of them are used in turn. So these values must differ by at least 2
+    /// successive values of `chunk`, and `MEETINGS` of them are used in turn. So these values must differ by at least 2
     /// and by less than 2 · `MEETINGS`:
     /// - At least 2: units that several warps share have at least two chunks, one of each loader.
     /// - Less than 2 · `MEETINGS`: a warp that waits at the barrier, or is yet to come, has not taken its next chunk, the
