@@ -13,7 +13,7 @@ use std::{
 use common::{PAGES, answers, engine, expected_text, folder};
 use serde_json::{Value, json};
 use tandem_engine::{
-    Generation, Limits, Text,
+    Architecture, CpuBackend, Engine, Generation, Limits, Text, Weights,
     serve::{ServeOptions, run},
 };
 
@@ -253,6 +253,60 @@ fn chats_are_rendered_and_streamed() {
     // Parts of a message are one text.
     let parts = json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}], "max_tokens": 1});
     assert_eq!(server.post("/v1/chat/completions", &parts).0, 200);
+}
+
+/// Near the end of the positions, and where a request may have less than these.
+#[test]
+fn without_a_limit_an_answer_has_what_is_left() {
+    for request_tokens in [u32::MAX, 100] {
+        let limits = Limits {
+            request_tokens,
+            ..Limits::default()
+        };
+        let server = Server::start("gemma3", limits, |_| ());
+        let text = Text::read(&folder("gemma3")).unwrap();
+        let most = request_tokens.min(512) as usize;
+        let chat = |content: &str| json!([{"role": "user", "content": content}]);
+        let tokens = |content: &str| {
+            let messages = serde_json::from_value::<Vec<_>>(chat(content)).unwrap();
+            text.encode_chat(&messages).unwrap().len()
+        };
+        let one = tokens(" x x") - tokens(" x");
+        for left in [2, 60] {
+            let content = " x".repeat((most - left - tokens("")) / one);
+            let asked = json!({"messages": chat(&content), "temperature": 0});
+            let (status, answer) = server.post("/v1/chat/completions", &asked);
+            let answer = body(&answer);
+            assert_eq!(status, 200, "{left} of {most}: {answer}");
+            let all = answer["usage"]["total_tokens"].as_u64().unwrap();
+            let ended = answer["choices"][0]["finish_reason"] == "stop";
+            assert!(all as usize == most || ended, "{answer}");
+        }
+        // A completion has 16, or what is left.
+        let prompt = vec![5; most - 3];
+        let answer = server.post("/v1/completions", &json!({"prompt": prompt})).1;
+        let answer = body(&answer);
+        let generated = answer["usage"]["completion_tokens"].as_u64().unwrap();
+        assert!(generated <= 3, "{answer}");
+        // More than is left is no default.
+        for (prompt, more) in [(most - 3, json!(4)), (most, Value::Null)] {
+            let asked = json!({"prompt": vec![5; prompt], "max_tokens": more});
+            let (status, answer) = server.post("/v1/completions", &asked);
+            assert_eq!(status, 400, "{answer}");
+        }
+    }
+}
+
+/// A request without a limit could have all positions of the model, of which the caches hold a part.
+#[test]
+fn a_request_has_no_more_tokens_than_the_caches_hold() {
+    let architecture = Architecture::read(&folder("llama3")).unwrap();
+    let weights = Weights::open(&folder("llama3")).unwrap();
+    let backend = CpuBackend::load(architecture, &weights, 4, 16, &mut |_| ()).unwrap();
+    let mut engine = Engine::new(Box::new(backend), Limits::default()).unwrap();
+    assert_eq!(engine.request_tokens(), 65);
+    let mut asked = |new| engine.submit(Generation::greedy(vec![5; 60], new));
+    assert!(asked(5).is_ok() && asked(6).is_err());
 }
 
 #[test]

@@ -106,7 +106,9 @@ impl Prompt {
 
 /// How the text is to be made.
 pub(super) struct Parameters {
-    max_tokens: u32,
+    max_tokens: Option<u32>,
+    /// What is usual where nothing was asked for.
+    usual_tokens: u32,
     sampling: Sampling,
     pub stop: Vec<String>,
     pub stream: bool,
@@ -114,10 +116,13 @@ pub(super) struct Parameters {
 }
 
 impl Parameters {
-    pub(super) fn generation(&self, prompt: Vec<u32>) -> Generation {
+    /// A request may have so many tokens, prompt and answer. What a client asks for is not cut to them, but refused.
+    pub(super) fn generation(&self, prompt: Vec<u32>, request_tokens: u32) -> Generation {
+        let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+        let left = request_tokens.saturating_sub(prompt_tokens).max(1);
         Generation {
             prompt,
-            max_new_tokens: self.max_tokens,
+            max_new_tokens: self.max_tokens.unwrap_or(self.usual_tokens.min(left)),
             sampling: self.sampling,
             ignore_ends: false,
             computed: 0,
@@ -251,14 +256,12 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
     }
     let temperature = body.temperature.unwrap_or(1.0);
     let parameters = Parameters {
-        max_tokens: body
-            .max_completion_tokens
-            .or(body.max_tokens)
-            .unwrap_or(match kind {
-                // OpenAI's, for completions.
-                Kind::Completion => 16,
-                Kind::Chat => 512,
-            }),
+        max_tokens: body.max_completion_tokens.or(body.max_tokens),
+        // OpenAI's.
+        usual_tokens: match kind {
+            Kind::Completion => 16,
+            Kind::Chat => u32::MAX,
+        },
         sampling: Sampling {
             temperature,
             top_k: body.top_k.unwrap_or(0),

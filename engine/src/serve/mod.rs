@@ -84,6 +84,8 @@ struct Server {
     options: ServeOptions,
     metrics: Arc<Metrics>,
     lanes: Lanes,
+    /// Tokens that a request may have.
+    request_tokens: u32,
     answers: AtomicU64,
 }
 
@@ -122,12 +124,14 @@ pub async fn serve(
 ) {
     let metrics = Arc::new(Metrics::default());
     let (connections, receive, grace) = (options.connections, options.receive, options.grace);
+    let request_tokens = engine.request_tokens();
     let server = Arc::new(Server {
         runner: Runner::start(engine, Arc::clone(&metrics)),
         text: Arc::new(text),
         options,
         metrics,
         lanes: Lanes::new(),
+        request_tokens,
         answers: AtomicU64::new(0),
     });
     let router = Router::new()
@@ -230,10 +234,8 @@ async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Res
     let prompt = server.lanes.run(bytes, move || prompt.encode(&text)).await;
     let prompt = prompt.map_err(|error| Refusal::failed(error.to_string()))??;
     let prompt_tokens = prompt.len();
-    let tokens = server
-        .runner
-        .submit(asked.parameters.generation(prompt))
-        .await?;
+    let generation = asked.parameters.generation(prompt, server.request_tokens);
+    let tokens = server.runner.submit(generation).await?;
     let index = server.answers.fetch_add(1, Ordering::Relaxed);
     let answer = answer::Answer {
         tokens,
