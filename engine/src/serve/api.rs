@@ -40,6 +40,16 @@ impl Refusal {
         )
     }
 
+    /// As clients read it.
+    pub(super) fn body(&self) -> Value {
+        let kind = match self.status.is_server_error() {
+            true => "server_error",
+            false => "invalid_request_error",
+        };
+        let error = serde_json::json!({"message": self.message, "type": kind, "code": self.status.as_u16()});
+        serde_json::json!({"error": error})
+    }
+
     pub(super) fn failed(message: String) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
     }
@@ -53,12 +63,7 @@ impl From<Error> for Refusal {
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let kind = match self.status.is_server_error() {
-            true => "server_error",
-            false => "invalid_request_error",
-        };
-        let error = serde_json::json!({"message": self.message, "type": kind, "code": self.status.as_u16()});
-        let mut response = json(self.status, &serde_json::json!({"error": error}));
+        let mut response = json(self.status, &self.body());
         if self.status == StatusCode::TOO_MANY_REQUESTS {
             response
                 .headers_mut()

@@ -235,9 +235,10 @@ async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Res
     let prompt = prompt.map_err(|error| Refusal::failed(error.to_string()))??;
     let prompt_tokens = prompt.len();
     let generation = asked.parameters.generation(prompt, server.request_tokens);
-    let tokens = server.runner.submit(generation).await?;
+    let (taken, tokens) = server.runner.submit(generation).await?;
     let index = server.answers.fetch_add(1, Ordering::Relaxed);
     let answer = answer::Answer {
+        taken,
         tokens,
         assembly: answer::Assembly::new(Arc::clone(&server.text), asked.parameters.stop),
         labels: answer::Labels::new(kind, index, &server.options.name),
@@ -246,7 +247,7 @@ async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Res
     };
     match asked.parameters.stream {
         true => Ok(answer.streamed(asked.parameters.include_usage)),
-        false => answer.whole().await,
+        false => Ok(answer.whole().await),
     }
 }
 
