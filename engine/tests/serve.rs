@@ -644,6 +644,70 @@ fn a_request_whose_client_has_gone_is_cancelled() {
     }
 }
 
+/// Each event has the model's name: one of 64 KiB fills what the system keeps for a connection within a hundred tokens.
+#[test]
+fn clients_that_never_read_hold_no_connection_and_no_page() {
+    const NEVER: usize = 3;
+    let server = Server::start("llama3", Limits::default(), |options| {
+        options.name = "n".repeat(64 << 10);
+        options.send = Duration::from_millis(50);
+        // All of them together leave nobody else a place.
+        options.connections = NEVER;
+    });
+    let asked = json!({"prompt": "Prompts are cut", "max_tokens": 490, "temperature": 1.0, "seed": 1, "stream": true});
+    let clients: Vec<_> = (0..NEVER)
+        .map(|_| server.send("/v1/completions", "application/json", &asked.to_string()))
+        .collect();
+    let begin = Instant::now();
+    let metric = |name| server.metric(&format!("tandem_{name}"));
+    server.wait_for("tandem_requests_cancelled_total", NEVER as u64);
+    assert!(begin.elapsed() < WAIT);
+    assert_eq!(metric("requests_completed_total"), 0);
+    server.wait_for("tandem_running_requests", 0);
+    assert_eq!(
+        metric("free_pages") + metric("cached_pages"),
+        u64::from(PAGES)
+    );
+    for mut client in clients {
+        // What was sent before is lost with the connection, or comes without an end.
+        let mut rest = Vec::new();
+        let read = client.read_to_end(&mut rest);
+        assert!(
+            read.is_err() || !rest.ends_with(b"0\r\n\r\n"),
+            "{} bytes",
+            rest.len()
+        );
+    }
+    assert_eq!(server.get("/health").0, 200);
+}
+
+/// The limit is for times without a byte, not for whole answers.
+#[test]
+fn a_client_that_reads_slowly_has_its_answer() {
+    let server = Server::start("llama3", Limits::default(), |options| {
+        options.name = "n".repeat(64 << 10);
+        options.send = Duration::from_millis(500);
+    });
+    let asked =
+        json!({"prompt": "Prompts are cut", "max_tokens": 100, "temperature": 0, "stream": true});
+    let mut stream = server.send("/v1/completions", "application/json", &asked.to_string());
+    let (mut text, mut some) = (Vec::new(), vec![0; 64 << 10]);
+    let begin = Instant::now();
+    loop {
+        match stream.read(&mut some).unwrap() {
+            0 => break,
+            read => text.extend_from_slice(&some[..read]),
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert!(
+        begin.elapsed() > 2 * Duration::from_millis(500),
+        "it was not slow"
+    );
+    let end = String::from_utf8_lossy(&text[text.len() - 100..]).into_owned();
+    assert!(end.contains("data: [DONE]"), "{end}");
+}
+
 #[test]
 fn slow_vanishing_and_hostile_clients_cost_no_page_and_no_request() {
     const CLIENTS: u64 = 96;
