@@ -383,6 +383,12 @@ fn what_is_not_computed_is_refused_and_named() {
             "stop is a text, or up to 16 of them, none empty",
         ),
         (
+            "stream_options",
+            json!({"include_usage": true}),
+            400,
+            "stream_options are for streams: set stream to true, or leave them out",
+        ),
+        (
             "messages",
             json!([]),
             400,
@@ -404,12 +410,20 @@ fn what_is_not_computed_is_refused_and_named() {
         response(server.send("/v1/completions", "application/json", "{\"prompt\": ")).0,
         400
     );
-    assert_eq!(server.get("/v1/completions").0, 405);
-    assert_eq!(server.get("/nothing").0, 404);
+    for (path, status) in [("/v1/completions", 405), ("/nothing", 404)] {
+        let (got, answer) = server.get(path);
+        let error = &body(&answer)["error"];
+        assert_eq!((got, &error["code"]), (status, &json!(status)));
+        let message = error["message"].as_str().unwrap();
+        let named = message.starts_with(&format!(
+            "there is no GET {path} here, only POST /v1/completions"
+        ));
+        assert!(named, "{message}");
+    }
     assert_eq!(server.get("/health"), (200, "ok\n".to_owned()));
     assert_eq!(body(&server.get("/v1/models").1)["data"][0]["id"], MODEL);
     let refused = server.metric("tandem_requests_refused_total");
-    assert_eq!(refused, 15, "each refusal of the handlers is counted");
+    assert_eq!(refused, 16, "each refusal of the handlers is counted");
 }
 
 /// A conversation with calls of tools would lose them, and read otherwise than it was.

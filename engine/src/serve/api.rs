@@ -259,6 +259,12 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
             "stop is a text, or up to {MOST_STOPS} of them, none empty"
         )));
     }
+    let stream = body.stream.unwrap_or(false);
+    if body.stream_options.is_some() && !stream {
+        return Err(Refusal::wrong(
+            "stream_options are for streams: set stream to true, or leave them out",
+        ));
+    }
     let temperature = body.temperature.unwrap_or(1.0);
     let parameters = Parameters {
         max_tokens: body.max_completion_tokens.or(body.max_tokens),
@@ -277,7 +283,7 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
                 .map_or_else(|| fastrand::u64(..), |seed| seed as u64),
         },
         stop,
-        stream: body.stream.unwrap_or(false),
+        stream,
         include_usage: body
             .stream_options
             .and_then(|options| options.include_usage)

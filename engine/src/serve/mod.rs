@@ -175,6 +175,10 @@ pub async fn serve(
         .route("/v1/models", get(models))
         .route("/health", get(health))
         .route("/metrics", get(metrics_text))
+        .method_not_allowed_fallback(|request: Request| {
+            nowhere(StatusCode::METHOD_NOT_ALLOWED, request)
+        })
+        .fallback(|request: Request| nowhere(StatusCode::NOT_FOUND, request))
         .with_state(server);
     let service = TowerToHyperService::new(router);
 
@@ -215,6 +219,16 @@ pub async fn serve(
     drop(listener);
     let rest = async { while open.join_next().await.is_some() {} };
     let _ = tokio::time::timeout(grace, rest).await;
+}
+
+/// A path or a method that is not there.
+async fn nowhere(status: StatusCode, request: Request) -> Response {
+    let (method, path) = (request.method(), request.uri().path());
+    let message = format!(
+        "there is no {method} {path} here, only POST /v1/completions, POST /v1/chat/completions, GET /v1/models, GET /health \
+         and GET /metrics"
+    );
+    Refusal::new(status, message).into_response()
 }
 
 async fn models(State(server): State<Arc<Server>>) -> Response {
