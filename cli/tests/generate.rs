@@ -8,7 +8,9 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
     path::Path,
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
 use common::{Said, run};
@@ -300,37 +302,105 @@ fn a_trace_is_replayed_beside_its_simulation() {
     }
 }
 
-#[test]
-fn a_served_model_answers_and_is_named_after_its_folder() {
-    let mut server = Command::new(env!("CARGO_BIN_EXE_tandem"))
-        .args([
+/// `tandem serve`, and where it listens. It ends with the test.
+struct Server {
+    process: Child,
+    address: String,
+}
+
+impl Server {
+    fn start(more: &[&str]) -> Self {
+        let folder = model("llama3");
+        let common = [
             "serve",
-            &model("llama3"),
+            &folder,
             "--listen",
             "127.0.0.1:0",
             "--backend",
             "cpu",
-        ])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    BufReader::new(server.stdout.take().unwrap())
-        .read_line(&mut line)
-        .unwrap();
-    let asked = || {
-        let address = line.split("http://").nth(1)?.split('/').next()?;
-        let mut stream = TcpStream::connect(address).ok()?;
+        ];
+        let mut process = Command::new(env!("CARGO_BIN_EXE_tandem"))
+            .args(common)
+            .args(more)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let read = BufReader::new(process.stdout.take().unwrap()).read_line(&mut line);
+        let address = line
+            .split("http://")
+            .nth(1)
+            .and_then(|rest| rest.split('/').next());
+        let address = address.unwrap_or_default().to_owned();
+        let server = Self { process, address };
+        assert!(
+            read.is_ok() && !server.address.is_empty(),
+            "no address in {line:?}"
+        );
+        server
+    }
+
+    fn send(&self, request: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
         stream
-            .write_all(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-            .ok()?;
+            .set_read_timeout(Some(Duration::from_secs(60)))
+            .unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        stream
+    }
+
+    fn get(&self, path: &str) -> String {
+        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
         let mut answer = String::new();
-        stream.read_to_string(&mut answer).ok()?;
-        Some(answer)
-    };
-    let answer = asked();
-    server.kill().unwrap();
-    server.wait().unwrap();
-    let answer = answer.unwrap_or_else(|| panic!("no address in {line:?}"));
+        self.send(&request).read_to_string(&mut answer).unwrap();
+        answer
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_served_model_answers_and_is_named_after_its_folder() {
+    let server = Server::start(&[]);
+    let answer = server.get("/v1/models");
     assert!(answer.contains("\"id\":\"llama3\""), "{answer}");
+}
+
+/// The model's name is in each event, and long: the system keeps few of them for a client.
+#[test]
+fn a_client_that_takes_nothing_is_cut_off() {
+    let name = "n".repeat(64 << 10);
+    let server = Server::start(&["--name", &name, "--send-timeout", "1"]);
+    let body = "{\"prompt\": \"a\", \"max_tokens\": 400, \"seed\": 1, \"stream\": true}";
+    let length = body.len();
+    let client = server.send(&format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+    ));
+    let begin = Instant::now();
+    while !server
+        .get("/metrics")
+        .contains("\ntandem_requests_cancelled_total 1\n")
+    {
+        assert!(
+            begin.elapsed() < Duration::from_secs(60),
+            "{}",
+            server.get("/metrics")
+        );
+        thread::sleep(Duration::from_millis(20));
+    }
+    drop(client);
+    let said = run(
+        Path::new("."),
+        &["serve", &model("llama3"), "--send-timeout", "0"],
+    );
+    assert!(
+        said.code == 2 && said.stderr.contains("--send-timeout"),
+        "{}",
+        said.stderr
+    );
 }

@@ -87,6 +87,8 @@ pub struct Engine {
     flights: VecDeque<Flight>,
     /// Steps that may wait behind the one that is computed.
     ahead: usize,
+    /// Tokens of one request, whatever the caches hold.
+    request_tokens: u32,
     /// Nothing was there to compute before the next step.
     rested: bool,
     spare: Vec<Step>,
@@ -159,6 +161,7 @@ impl Engine {
         limits.step_requests = limits.step_requests.min(backend.step_requests());
         limits.running = limits.running.min(limits.step_requests);
         limits.request_tokens = limits.request_tokens.min(backend.architecture().positions);
+        let request_tokens = limits.request_tokens;
         let composer = Composer::with_policy(limits, backend.pages(), backend.page_size(), policy)?;
         let ahead = usize::from(backend.is_asynchronous());
         Ok(Self {
@@ -167,6 +170,7 @@ impl Engine {
             requests: HashMap::new(),
             flights: VecDeque::new(),
             ahead,
+            request_tokens,
             rested: true,
             spare: Vec::new(),
             inputs: StepInputs::default(),
@@ -416,6 +420,16 @@ impl Engine {
     #[must_use]
     pub fn architecture(&self) -> &Architecture {
         self.backend.architecture()
+    }
+
+    /// The most tokens that a request may have, prompt and answer: the model's positions, [`Limits::request_tokens`], or what
+    /// the caches hold, whichever is least. A request that asks for more is refused.
+    #[must_use]
+    pub fn request_tokens(&self) -> u32 {
+        let cached = u64::from(self.backend.pages()) * u64::from(self.backend.page_size());
+        // The last token is never computed.
+        let most = u32::try_from(cached + 1).unwrap_or(u32::MAX);
+        self.request_tokens.min(most)
     }
 
     /// What it runs on, for people.

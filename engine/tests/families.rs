@@ -195,6 +195,117 @@ fn texts_become_the_tokens_of_transformers_and_come_back() {
     }
 }
 
+/// Bytes and their tokens are one to one in the fixtures, for bytes of characters that were not in their texts.
+#[test]
+fn bytes_that_are_no_character_are_held_back_only_while_they_may_become_one() {
+    for family in FAMILIES {
+        let text = Text::read(&folder(family)).unwrap();
+        let ids = |of: &str| text.encode(of, false).unwrap();
+        let (cut, letter) = (ids("\u{597d}")[0], *ids("x").last().unwrap());
+        let (mut stream, mut streamed) = (TextStream::default(), String::new());
+        for pushed in 1..=100 {
+            streamed += &stream.push(&text, cut).unwrap();
+            let given = streamed.chars().count();
+            assert!(
+                (pushed - 3..=pushed).contains(&(given as i32)),
+                "{family}: {given} of {pushed}"
+            );
+        }
+        streamed += &stream.push(&text, letter).unwrap();
+        assert_eq!(streamed, "\u{fffd}".repeat(100) + "x", "{family}");
+        assert_eq!(stream.finish(&text).unwrap(), "", "{family}");
+    }
+}
+
+#[test]
+fn a_replacement_character_that_was_written_is_given() {
+    for family in FAMILIES {
+        let text = Text::read(&folder(family)).unwrap();
+        for written in [
+            "a\u{fffd}b",
+            "\u{fffd}\u{fffd}\u{fffd}\u{fffd}\u{fffd}",
+            "\u{597d}\u{fffd}\u{597d}",
+        ] {
+            let tokens = text.encode(written, false).unwrap();
+            let (mut stream, mut streamed) = (TextStream::default(), String::new());
+            for &token in &tokens {
+                streamed += &stream.push(&text, token).unwrap();
+            }
+            let given = streamed.len();
+            streamed += &stream.finish(&text).unwrap();
+            assert_eq!(streamed, text.decode(&tokens).unwrap(), "{family}");
+            assert!(
+                streamed.ends_with(written) && streamed.len() - given <= 9,
+                "{family}: {written:?}, {given} bytes in time"
+            );
+        }
+    }
+}
+
+/// Some decoders read a run of bytes as a whole: one that is wrong changes what stands before it.
+#[test]
+fn what_follows_a_cut_character_is_not_lost() {
+    for family in FAMILIES {
+        let text = Text::read(&folder(family)).unwrap();
+        let ids = |of: &str| text.encode(of, false).unwrap();
+        for whole in ["\u{e9}", "\u{597d}", "\u{1f600}"] {
+            let letter = *ids("x").last().unwrap();
+            let tokens = [
+                ids(whole),
+                vec![ids("\u{597d}")[0], letter],
+                ids("\u{597d}"),
+                vec![letter],
+            ]
+            .concat();
+            // From the token that begins the character: some tokenizers put a space before.
+            let tokens: Vec<_> = tokens
+                .into_iter()
+                .filter(|&id| text.decode(&[id]).unwrap() != " ")
+                .collect();
+            let (mut stream, mut streamed) = (TextStream::default(), String::new());
+            for &token in &tokens {
+                streamed += &stream.push(&text, token).unwrap();
+            }
+            streamed += &stream.finish(&text).unwrap();
+            assert_eq!(streamed, format!("{whole}\u{fffd}x\u{597d}x"), "{family}");
+        }
+    }
+}
+
+/// Characters that end within a token and begin in another one, for long.
+#[test]
+fn any_tokens_give_their_text_in_time() {
+    for family in FAMILIES {
+        let text = Text::read(&folder(family)).unwrap();
+        let mut random = fastrand::Rng::with_seed(3);
+        for _ in 0..20 {
+            let tokens: Vec<u32> = (0..80).map(|_| random.u32(..384)).collect();
+            let (mut stream, mut streamed) = (TextStream::default(), String::new());
+            for &token in &tokens {
+                streamed += &stream.push(&text, token).unwrap();
+            }
+            let held = stream.finish(&text).unwrap();
+            assert!(held.chars().count() <= 3, "{family}: {held:?}");
+            streamed += &held;
+            let whole = text.decode(&tokens).unwrap();
+            if matches!(family, "llama3" | "qwen2" | "qwen3") {
+                assert_eq!(streamed, whole, "{family}");
+            }
+            let letters = |of: &str| {
+                of.chars()
+                    .filter(char::is_ascii_alphanumeric)
+                    .collect::<String>()
+            };
+            // A decoder that reads bytes as a run takes letters for none beside a byte that is.
+            let mut got = letters(&streamed).into_bytes().into_iter();
+            let is_there = letters(&whole)
+                .bytes()
+                .all(|letter| got.any(|other| other == letter));
+            assert!(is_there, "{family}: {streamed:?} of {whole:?}");
+        }
+    }
+}
+
 #[test]
 fn conversations_are_rendered_as_by_transformers() {
     for family in FAMILIES {

@@ -12,8 +12,10 @@ use std::{
 
 use common::{PAGES, answers, engine, expected_text, folder};
 use serde_json::{Value, json};
+use tandem_attn::plan::PlanOptions;
 use tandem_engine::{
-    Generation, Limits, Text,
+    Architecture, Backend, CpuBackend, Engine, Error, Generation, Limits, Message, StepTime, Text,
+    Weights, Work,
     serve::{ServeOptions, run},
 };
 
@@ -29,7 +31,11 @@ struct Server {
 
 impl Server {
     fn start(family: &str, limits: Limits, change: impl FnOnce(&mut ServeOptions)) -> Self {
-        let (engine, text) = (engine(family, limits), Text::read(&folder(family)).unwrap());
+        Self::with_engine(engine(family, limits), family, change)
+    }
+
+    fn with_engine(engine: Engine, family: &str, change: impl FnOnce(&mut ServeOptions)) -> Self {
+        let text = Text::read(&folder(family)).unwrap();
         let mut options = ServeOptions::new(MODEL.to_owned());
         options.grace = Duration::from_secs(1);
         change(&mut options);
@@ -255,6 +261,60 @@ fn chats_are_rendered_and_streamed() {
     assert_eq!(server.post("/v1/chat/completions", &parts).0, 200);
 }
 
+/// Near the end of the positions, and where a request may have less than these.
+#[test]
+fn without_a_limit_an_answer_has_what_is_left() {
+    for request_tokens in [u32::MAX, 100] {
+        let limits = Limits {
+            request_tokens,
+            ..Limits::default()
+        };
+        let server = Server::start("gemma3", limits, |_| ());
+        let text = Text::read(&folder("gemma3")).unwrap();
+        let most = request_tokens.min(512) as usize;
+        let chat = |content: &str| json!([{"role": "user", "content": content}]);
+        let tokens = |content: &str| {
+            let messages = serde_json::from_value::<Vec<Message>>(chat(content)).unwrap();
+            text.encode_chat(&messages).unwrap().len()
+        };
+        let one = tokens(" x x") - tokens(" x");
+        for left in [2, 60] {
+            let content = " x".repeat((most - left - tokens("")) / one);
+            let asked = json!({"messages": chat(&content), "temperature": 0});
+            let (status, answer) = server.post("/v1/chat/completions", &asked);
+            let answer = body(&answer);
+            assert_eq!(status, 200, "{left} of {most}: {answer}");
+            let all = answer["usage"]["total_tokens"].as_u64().unwrap();
+            let ended = answer["choices"][0]["finish_reason"] == "stop";
+            assert!(all as usize == most || ended, "{answer}");
+        }
+        // A completion has 16, or what is left.
+        let prompt = vec![5; most - 3];
+        let answer = server.post("/v1/completions", &json!({"prompt": prompt})).1;
+        let answer = body(&answer);
+        let generated = answer["usage"]["completion_tokens"].as_u64().unwrap();
+        assert!(generated <= 3, "{answer}");
+        // More than is left is no default.
+        for (prompt, more) in [(most - 3, json!(4)), (most, Value::Null)] {
+            let asked = json!({"prompt": vec![5; prompt], "max_tokens": more});
+            let (status, answer) = server.post("/v1/completions", &asked);
+            assert_eq!(status, 400, "{answer}");
+        }
+    }
+}
+
+/// A request without a limit could have all positions of the model, of which the caches hold a part.
+#[test]
+fn a_request_has_no_more_tokens_than_the_caches_hold() {
+    let architecture = Architecture::read(&folder("llama3")).unwrap();
+    let weights = Weights::open(&folder("llama3")).unwrap();
+    let backend = CpuBackend::load(architecture, &weights, 4, 16, &mut |_| ()).unwrap();
+    let mut engine = Engine::new(Box::new(backend), Limits::default()).unwrap();
+    assert_eq!(engine.request_tokens(), 65);
+    let mut asked = |new| engine.submit(Generation::greedy(vec![5; 60], new));
+    assert!(asked(5).is_ok() && asked(6).is_err());
+}
+
 #[test]
 fn what_is_not_computed_is_refused_and_named() {
     let server = Server::start("llama3", Limits::default(), |options| {
@@ -323,6 +383,12 @@ fn what_is_not_computed_is_refused_and_named() {
             "stop is a text, or up to 16 of them, none empty",
         ),
         (
+            "stream_options",
+            json!({"include_usage": true}),
+            400,
+            "stream_options are for streams: set stream to true, or leave them out",
+        ),
+        (
             "messages",
             json!([]),
             400,
@@ -344,12 +410,20 @@ fn what_is_not_computed_is_refused_and_named() {
         response(server.send("/v1/completions", "application/json", "{\"prompt\": ")).0,
         400
     );
-    assert_eq!(server.get("/v1/completions").0, 405);
-    assert_eq!(server.get("/nothing").0, 404);
+    for (path, status) in [("/v1/completions", 405), ("/nothing", 404)] {
+        let (got, answer) = server.get(path);
+        let error = &body(&answer)["error"];
+        assert_eq!((got, &error["code"]), (status, &json!(status)));
+        let message = error["message"].as_str().unwrap();
+        let named = message.starts_with(&format!(
+            "there is no GET {path} here, only POST /v1/completions"
+        ));
+        assert!(named, "{message}");
+    }
     assert_eq!(server.get("/health"), (200, "ok\n".to_owned()));
     assert_eq!(body(&server.get("/v1/models").1)["data"][0]["id"], MODEL);
     let refused = server.metric("tandem_requests_refused_total");
-    assert_eq!(refused, 15, "each refusal of the handlers is counted");
+    assert_eq!(refused, 16, "each refusal of the handlers is counted");
 }
 
 /// A conversation with calls of tools would lose them, and read otherwise than it was.
@@ -427,6 +501,140 @@ fn too_many_requests_are_refused_and_those_taken_are_served() {
     server.wait_for("tandem_requests_completed_total", taken as u64);
 }
 
+/// Of a long answer that a text ends early, what comes behind that text is in no count, nor is the request cancelled.
+#[test]
+fn metrics_count_what_clients_had() {
+    let server = Server::start("qwen2", Limits::default(), |_| ());
+    let asked = json!({"prompt": "The planner finds", "max_tokens": 400, "temperature": 0});
+    let whole = body(&server.post("/v1/completions", &asked).1);
+    let text = whole["choices"][0]["text"].as_str().unwrap();
+    let stop: String = text.chars().skip(3).take(2).collect();
+    let mut tokens = whole["usage"]["completion_tokens"].as_u64().unwrap();
+    for stream in [false, true] {
+        let mut stopped = asked.clone();
+        stopped["stop"] = json!(stop);
+        stopped["stream"] = json!(stream);
+        if stream {
+            stopped["stream_options"] = json!({"include_usage": true});
+        }
+        let (status, answer) = server.post("/v1/completions", &stopped);
+        assert_eq!(status, 200);
+        let last = match stream {
+            true => events(&answer).pop().unwrap(),
+            false => body(&answer),
+        };
+        tokens += last["usage"]["completion_tokens"].as_u64().unwrap();
+    }
+    server.wait_for("tandem_running_requests", 0);
+    for (name, value) in [
+        ("requests_total", 3),
+        ("requests_completed_total", 3),
+        ("requests_cancelled_total", 0),
+        ("requests_failed_total", 0),
+        ("generated_tokens_total", tokens),
+    ] {
+        assert_eq!(server.metric(&format!("tandem_{name}")), value, "{name}");
+    }
+}
+
+/// A backend that fails at its third step.
+struct Failing(CpuBackend, u32);
+
+impl Backend for Failing {
+    fn name(&self) -> String {
+        self.0.name()
+    }
+
+    fn architecture(&self) -> &Architecture {
+        self.0.architecture()
+    }
+
+    fn pages(&self) -> u32 {
+        self.0.pages()
+    }
+
+    fn page_size(&self) -> u32 {
+        self.0.page_size()
+    }
+
+    fn step_tokens(&self) -> u32 {
+        self.0.step_tokens()
+    }
+
+    fn step_requests(&self) -> u32 {
+        self.0.step_requests()
+    }
+
+    fn is_asynchronous(&self) -> bool {
+        self.0.is_asynchronous()
+    }
+
+    fn begin(&mut self, work: &Work<'_>) -> Result<(), Error> {
+        self.1 += 1;
+        match self.1 {
+            3.. => Err(Error::NoStep),
+            _ => self.0.begin(work),
+        }
+    }
+
+    fn finish(&mut self, tokens: &mut Vec<u32>) -> Result<StepTime, Error> {
+        self.0.finish(tokens)
+    }
+
+    fn logits(&mut self) -> Result<Vec<f32>, Error> {
+        self.0.logits()
+    }
+
+    fn plan_with(&mut self, options: PlanOptions) -> Result<(), Error> {
+        self.0.plan_with(options)
+    }
+
+    fn take_apart(&mut self, on: bool) {
+        self.0.take_apart(on);
+    }
+}
+
+#[test]
+fn an_engine_that_fails_is_no_fault_of_requests() {
+    let architecture = Architecture::read(&folder("llama3")).unwrap();
+    let weights = Weights::open(&folder("llama3")).unwrap();
+    let backend = CpuBackend::load(architecture, &weights, PAGES, 16, &mut |_| ()).unwrap();
+    let engine = Engine::new(Box::new(Failing(backend, 0)), Limits::default()).unwrap();
+    let server = Server::with_engine(engine, "llama3", |_| ());
+    let asked = json!({"prompt": "a", "max_tokens": 100, "stream": true});
+    let (status, answer) = server.post("/v1/completions", &asked);
+    let last = events(&answer).pop().unwrap();
+    assert_eq!(
+        (status, &last["error"]["code"]),
+        (200, &json!(503)),
+        "{answer}"
+    );
+    assert!(!answer.contains("[DONE]"), "{answer}");
+    // Nothing is taken any more.
+    let (status, answer) = server.post("/v1/completions", &json!({"prompt": "a"}));
+    assert_eq!(
+        (status, &body(&answer)["error"]["code"]),
+        (503, &json!(503))
+    );
+    let begin = Instant::now();
+    while server.get("/health").0 != 503 {
+        assert!(begin.elapsed() < WAIT);
+    }
+    for (name, value) in [
+        ("total", 1),
+        ("failed_total", 2),
+        ("refused_total", 0),
+        ("cancelled_total", 0),
+        ("completed_total", 0),
+    ] {
+        assert_eq!(
+            server.metric(&format!("tandem_requests_{name}")),
+            value,
+            "{name}"
+        );
+    }
+}
+
 #[test]
 fn a_request_whose_client_has_gone_is_cancelled() {
     let server = Server::start("llama3", Limits::default(), |_| ());
@@ -448,6 +656,70 @@ fn a_request_whose_client_has_gone_is_cancelled() {
         // An answer of 490 tokens takes longer than going away.
         assert_eq!(ended(&server), [count, 0]);
     }
+}
+
+/// Each event has the model's name: one of 64 KiB fills what the system keeps for a connection within a hundred tokens.
+#[test]
+fn clients_that_never_read_hold_no_connection_and_no_page() {
+    const NEVER: usize = 3;
+    let server = Server::start("llama3", Limits::default(), |options| {
+        options.name = "n".repeat(64 << 10);
+        options.send = Duration::from_millis(50);
+        // All of them together leave nobody else a place.
+        options.connections = NEVER;
+    });
+    let asked = json!({"prompt": "Prompts are cut", "max_tokens": 490, "temperature": 1.0, "seed": 1, "stream": true});
+    let clients: Vec<_> = (0..NEVER)
+        .map(|_| server.send("/v1/completions", "application/json", &asked.to_string()))
+        .collect();
+    let begin = Instant::now();
+    let metric = |name| server.metric(&format!("tandem_{name}"));
+    server.wait_for("tandem_requests_cancelled_total", NEVER as u64);
+    assert!(begin.elapsed() < WAIT);
+    assert_eq!(metric("requests_completed_total"), 0);
+    server.wait_for("tandem_running_requests", 0);
+    assert_eq!(
+        metric("free_pages") + metric("cached_pages"),
+        u64::from(PAGES)
+    );
+    for mut client in clients {
+        // What was sent before is lost with the connection, or comes without an end.
+        let mut rest = Vec::new();
+        let read = client.read_to_end(&mut rest);
+        assert!(
+            read.is_err() || !rest.ends_with(b"0\r\n\r\n"),
+            "{} bytes",
+            rest.len()
+        );
+    }
+    assert_eq!(server.get("/health").0, 200);
+}
+
+/// The limit is for times without a byte, not for whole answers.
+#[test]
+fn a_client_that_reads_slowly_has_its_answer() {
+    let server = Server::start("llama3", Limits::default(), |options| {
+        options.name = "n".repeat(64 << 10);
+        options.send = Duration::from_millis(500);
+    });
+    let asked =
+        json!({"prompt": "Prompts are cut", "max_tokens": 100, "temperature": 0, "stream": true});
+    let mut stream = server.send("/v1/completions", "application/json", &asked.to_string());
+    let (mut text, mut some) = (Vec::new(), vec![0; 64 << 10]);
+    let begin = Instant::now();
+    loop {
+        match stream.read(&mut some).unwrap() {
+            0 => break,
+            read => text.extend_from_slice(&some[..read]),
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert!(
+        begin.elapsed() > 2 * Duration::from_millis(500),
+        "it was not slow"
+    );
+    let end = String::from_utf8_lossy(&text[text.len() - 100..]).into_owned();
+    assert!(end.contains("data: [DONE]"), "{end}");
 }
 
 #[test]
@@ -526,11 +798,15 @@ fn slow_vanishing_and_hostile_clients_cost_no_page_and_no_request() {
     server.wait_for("tandem_running_requests", 0);
     server.wait_for("tandem_waiting_requests", 0);
     let metric = |name| server.metric(name);
-    let (taken, ended) = (
-        metric("tandem_requests_total"),
-        metric("tandem_requests_completed_total") + metric("tandem_requests_cancelled_total"),
-    );
-    assert_eq!(taken, ended, "every request that was taken has an end");
+    let taken = metric("tandem_requests_total");
+    // Every request that was taken has an end, counted when its connection has one.
+    let begin = Instant::now();
+    while metric("tandem_requests_completed_total") + metric("tandem_requests_cancelled_total")
+        != taken
+    {
+        assert!(begin.elapsed() < WAIT, "{}", server.get("/metrics").1);
+        thread::sleep(Duration::from_millis(5));
+    }
     assert!(
         taken >= CLIENTS / 2,
         "{taken} of {CLIENTS} clients asked for something"

@@ -1,6 +1,6 @@
 //! `tandem serve`: a model for clients of OpenAI's interface.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 use tandem_engine::{
     Text,
@@ -33,6 +33,9 @@ pub struct Args {
     /// Requests that may wait; more are refused with 429
     #[arg(long, value_name = "REQUESTS", default_value_t = 128, value_parser = at_least_1)]
     waiting: u32,
+    /// Seconds for which a client may take nothing of its answer; its connection is closed then, and its request cancelled
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = at_least_1)]
+    send_timeout: u32,
 }
 
 /// Runs it, until the process is interrupted.
@@ -54,7 +57,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         )
     });
     let device = engine.device();
-    let options = ServeOptions::new(name.clone());
+    let mut options = ServeOptions::new(name.clone());
+    options.send = Duration::from_secs(args.send_timeout.into());
     let ready = |address| print(&format!("{name} on {device}, at http://{address}/v1\n"));
     serve::run(
         args.listen,

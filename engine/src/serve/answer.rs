@@ -17,12 +17,14 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::{
     api::{Kind, Refusal, json as respond},
+    metrics::Taken,
     runner::Piece,
 };
 use crate::{Error, Finish, Text, TextStream};
 
 /// An answer under way. Dropping it cancels its request.
 pub(super) struct Answer {
+    pub taken: Taken,
     pub tokens: UnboundedReceiver<Piece>,
     pub assembly: Assembly,
     pub labels: Labels,
@@ -144,9 +146,20 @@ enum Next {
 
 impl Answer {
     async fn next(&mut self) -> Next {
+        let next = self.piece().await;
+        match next {
+            Next::Text(_) => {}
+            Next::End(..) => self.taken.completed(),
+            Next::Failed(_) => self.taken.failed(),
+        }
+        next
+    }
+
+    async fn piece(&mut self) -> Next {
         let next = match self.tokens.recv().await {
             Some(Piece::Token(token)) => {
                 self.generated += 1;
+                self.taken.token();
                 self.assembly.push(token).map(|(text, ended)| match ended {
                     true => Next::End(text, "stop"),
                     false => Next::Text(text),
@@ -171,7 +184,7 @@ impl Answer {
         })
     }
 
-    pub(super) async fn whole(mut self) -> Result<Response, Refusal> {
+    pub(super) async fn whole(mut self) -> Response {
         let mut whole = String::new();
         let finish = loop {
             match self.next().await {
@@ -180,7 +193,7 @@ impl Answer {
                     whole += &text;
                     break finish;
                 }
-                Next::Failed(reason) => return Err(Refusal::failed(reason)),
+                Next::Failed(reason) => return Refusal::failed(reason).into_response(),
             }
         };
         let mut choice = json!({"index": 0, "logprobs": null, "finish_reason": finish});
@@ -196,7 +209,7 @@ impl Answer {
         };
         let mut body = self.labels.around(object, json!([choice]));
         body["usage"] = self.usage();
-        Ok(respond(StatusCode::OK, &body))
+        respond(StatusCode::OK, &body)
     }
 
     /// The answer as server-sent events.
@@ -223,7 +236,7 @@ impl Answer {
                     (end + "data: [DONE]\n\n", false)
                 }
                 Next::Failed(reason) => {
-                    let error = json!({"error": {"message": reason, "type": "server_error"}});
+                    let error = Refusal::failed(reason).body();
                     (frame(&error), false)
                 }
             };

@@ -40,6 +40,16 @@ impl Refusal {
         )
     }
 
+    /// As clients read it.
+    pub(super) fn body(&self) -> Value {
+        let kind = match self.status.is_server_error() {
+            true => "server_error",
+            false => "invalid_request_error",
+        };
+        let error = serde_json::json!({"message": self.message, "type": kind, "code": self.status.as_u16()});
+        serde_json::json!({"error": error})
+    }
+
     pub(super) fn failed(message: String) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
     }
@@ -53,12 +63,7 @@ impl From<Error> for Refusal {
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let kind = match self.status.is_server_error() {
-            true => "server_error",
-            false => "invalid_request_error",
-        };
-        let error = serde_json::json!({"message": self.message, "type": kind, "code": self.status.as_u16()});
-        let mut response = json(self.status, &serde_json::json!({"error": error}));
+        let mut response = json(self.status, &self.body());
         if self.status == StatusCode::TOO_MANY_REQUESTS {
             response
                 .headers_mut()
@@ -106,7 +111,9 @@ impl Prompt {
 
 /// How the text is to be made.
 pub(super) struct Parameters {
-    max_tokens: u32,
+    max_tokens: Option<u32>,
+    /// What is usual where nothing was asked for.
+    usual_tokens: u32,
     sampling: Sampling,
     pub stop: Vec<String>,
     pub stream: bool,
@@ -114,10 +121,13 @@ pub(super) struct Parameters {
 }
 
 impl Parameters {
-    pub(super) fn generation(&self, prompt: Vec<u32>) -> Generation {
+    /// A request may have so many tokens, prompt and answer. What a client asks for is not cut to them, but refused.
+    pub(super) fn generation(&self, prompt: Vec<u32>, request_tokens: u32) -> Generation {
+        let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+        let left = request_tokens.saturating_sub(prompt_tokens).max(1);
         Generation {
             prompt,
-            max_new_tokens: self.max_tokens,
+            max_new_tokens: self.max_tokens.unwrap_or(self.usual_tokens.min(left)),
             sampling: self.sampling,
             ignore_ends: false,
             computed: 0,
@@ -249,16 +259,20 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
             "stop is a text, or up to {MOST_STOPS} of them, none empty"
         )));
     }
+    let stream = body.stream.unwrap_or(false);
+    if body.stream_options.is_some() && !stream {
+        return Err(Refusal::wrong(
+            "stream_options are for streams: set stream to true, or leave them out",
+        ));
+    }
     let temperature = body.temperature.unwrap_or(1.0);
     let parameters = Parameters {
-        max_tokens: body
-            .max_completion_tokens
-            .or(body.max_tokens)
-            .unwrap_or(match kind {
-                // OpenAI's, for completions.
-                Kind::Completion => 16,
-                Kind::Chat => 512,
-            }),
+        max_tokens: body.max_completion_tokens.or(body.max_tokens),
+        // OpenAI's.
+        usual_tokens: match kind {
+            Kind::Completion => 16,
+            Kind::Chat => u32::MAX,
+        },
         sampling: Sampling {
             temperature,
             top_k: body.top_k.unwrap_or(0),
@@ -269,7 +283,7 @@ pub(super) fn parse(kind: Kind, body: &[u8], model: &str) -> Result<Asked, Refus
                 .map_or_else(|| fastrand::u64(..), |seed| seed as u64),
         },
         stop,
-        stream: body.stream.unwrap_or(false),
+        stream,
         include_usage: body
             .stream_options
             .and_then(|options| options.include_usage)

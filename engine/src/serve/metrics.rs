@@ -2,19 +2,23 @@
 
 use std::{
     fmt,
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
 use axum::http::StatusCode;
 
-use crate::{Engine, Finish};
+use crate::Engine;
 
 #[derive(Debug, Default)]
 pub(super) struct Metrics {
     submitted: AtomicU64,
     completed: AtomicU64,
     cancelled: AtomicU64,
+    failed: AtomicU64,
     refused_busy: AtomicU64,
     refused: AtomicU64,
     prompt_tokens: AtomicU64,
@@ -29,6 +33,40 @@ pub(super) struct Metrics {
     cached_pages: AtomicU64,
     first: Histogram,
     between: Histogram,
+}
+
+/// A request that the engine took. It is counted as cancelled when it is dropped before its end.
+#[derive(Debug)]
+pub(super) struct Taken {
+    metrics: Arc<Metrics>,
+    ended: bool,
+}
+
+impl Taken {
+    /// One more token of its answer.
+    pub(super) fn token(&self) {
+        self.metrics.generated_tokens.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn completed(&mut self) {
+        self.end(|metrics| &metrics.completed);
+    }
+
+    pub(super) fn failed(&mut self) {
+        self.end(|metrics| &metrics.failed);
+    }
+
+    fn end(&mut self, counter: impl FnOnce(&Metrics) -> &AtomicU64) {
+        if !std::mem::replace(&mut self.ended, true) {
+            counter(&self.metrics).fetch_add(1, Relaxed);
+        }
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.end(|metrics| &metrics.cancelled);
+    }
 }
 
 /// Upper ends of the classes, in milliseconds.
@@ -64,32 +102,27 @@ impl Histogram {
 }
 
 impl Metrics {
-    pub(super) fn submitted(&self, prompt: usize) {
+    pub(super) fn submitted(self: &Arc<Self>, prompt: usize) -> Taken {
         self.submitted.fetch_add(1, Relaxed);
         self.prompt_tokens.fetch_add(prompt as u64, Relaxed);
+        Taken {
+            metrics: Arc::clone(self),
+            ended: false,
+        }
     }
 
     pub(super) fn first_token(&self, time: Duration) {
-        self.generated_tokens.fetch_add(1, Relaxed);
         self.first.add(time);
     }
 
     pub(super) fn next_token(&self, time: Duration) {
-        self.generated_tokens.fetch_add(1, Relaxed);
         self.between.add(time);
-    }
-
-    pub(super) fn finished(&self, reason: Finish) {
-        let counter = match reason {
-            Finish::Cancelled => &self.cancelled,
-            Finish::End | Finish::Length => &self.completed,
-        };
-        counter.fetch_add(1, Relaxed);
     }
 
     pub(super) fn refused(&self, status: StatusCode) {
         let counter = match status {
             StatusCode::TOO_MANY_REQUESTS => &self.refused_busy,
+            status if status.is_server_error() => &self.failed,
             _ => &self.refused,
         };
         counter.fetch_add(1, Relaxed);
@@ -128,13 +161,18 @@ impl fmt::Display for Metrics {
             ),
             (
                 "tandem_requests_completed_total",
-                "Requests with an answer to its end.",
+                "Requests with an answer to its end, a stop text included.",
                 &self.completed,
             ),
             (
                 "tandem_requests_cancelled_total",
-                "Requests whose client had gone or had enough.",
+                "Requests whose client had gone before the end of its answer.",
                 &self.cancelled,
+            ),
+            (
+                "tandem_requests_failed_total",
+                "Requests without an answer for a fault of the server, taken or not.",
+                &self.failed,
             ),
             (
                 "tandem_requests_busy_total",
@@ -143,7 +181,7 @@ impl fmt::Display for Metrics {
             ),
             (
                 "tandem_requests_refused_total",
-                "Requests refused for what they asked.",
+                "Requests refused for what they asked or how they came.",
                 &self.refused,
             ),
             (
@@ -153,7 +191,7 @@ impl fmt::Display for Metrics {
             ),
             (
                 "tandem_cached_tokens_total",
-                "Tokens of prompts found in the prefix cache.",
+                "Tokens of prompts found in the prefix cache, once for each request.",
                 &self.cached_tokens,
             ),
             (
@@ -163,7 +201,7 @@ impl fmt::Display for Metrics {
             ),
             (
                 "tandem_generated_tokens_total",
-                "Tokens of answers.",
+                "Tokens of answers, as their usage says.",
                 &self.generated_tokens,
             ),
             ("tandem_steps_total", "Steps of the engine.", &self.steps),

@@ -8,13 +8,14 @@
 //! | `GET /metrics` | Prometheus text |
 //!
 //! One thread has the engine. Requests that it cannot take now are refused (429) instead of piling up, one whose client
-//! has gone is cancelled before the next step, and a slow client holds nothing but the text that waits for it. What is
-//! asked for and not there is refused (400).
+//! has gone is cancelled before the next step, and a slow client holds nothing but the text that waits for it; one that takes
+//! nothing is taken for gone. What is asked for and not there is refused (400).
 
 mod answer;
 mod api;
 mod lanes;
 mod metrics;
+mod patience;
 mod runner;
 
 use std::{
@@ -40,12 +41,17 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use tokio::{net::TcpListener, sync::Semaphore, task::JoinSet};
+use tokio::{
+    net::{TcpListener, TcpSocket},
+    sync::Semaphore,
+    task::JoinSet,
+};
 
 use crate::{Engine, Text};
 use api::{Kind, Refusal};
 use lanes::Lanes;
 use metrics::Metrics;
+use patience::Patience;
 use runner::Runner;
 
 /// Limits of a server.
@@ -59,6 +65,8 @@ pub struct ServeOptions {
     pub body_bytes: usize,
     /// How long a client may take to send a request.
     pub receive: Duration,
+    /// How long a client may take nothing of what is sent to it; its connection is closed then, and its request cancelled.
+    pub send: Duration,
     /// How long answers may take to end once the server begins to stop.
     pub grace: Duration,
 }
@@ -72,6 +80,7 @@ impl ServeOptions {
             connections: 1024,
             body_bytes: 4 << 20,
             receive: Duration::from_secs(30),
+            send: Duration::from_secs(60),
             grace: Duration::from_secs(10),
         }
     }
@@ -84,6 +93,8 @@ struct Server {
     options: ServeOptions,
     metrics: Arc<Metrics>,
     lanes: Lanes,
+    /// Tokens that a request may have.
+    request_tokens: u32,
     answers: AtomicU64,
 }
 
@@ -105,11 +116,30 @@ pub fn run(
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        let listener = TcpListener::bind(address).await?;
+        let listener = listen(address)?;
         ready(listener.local_addr()?);
         serve(listener, engine, text, options, shutdown).await;
         Ok(())
     })
+}
+
+/// Bytes that the system may hold for a client: a part of them has to be taken before more is sent, which is how a slow client is
+/// told from one that takes nothing.
+const SEND_BUFFER: u32 = 64 << 10;
+/// Connections that wait to be accepted, as tokio has it.
+const BACKLOG: u32 = 1024;
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    // As `TcpListener::bind`: another system than Unix would give an address to two programs.
+    #[cfg(unix)]
+    socket.set_reuseaddr(true)?;
+    socket.set_send_buffer_size(SEND_BUFFER)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 /// Serves on a listener until `shutdown`; answers that are under way then have the grace period.
@@ -121,13 +151,16 @@ pub async fn serve(
     shutdown: impl Future<Output = ()>,
 ) {
     let metrics = Arc::new(Metrics::default());
-    let (connections, receive, grace) = (options.connections, options.receive, options.grace);
+    let (connections, grace) = (options.connections, options.grace);
+    let (receive, send) = (options.receive, options.send);
+    let request_tokens = engine.request_tokens();
     let server = Arc::new(Server {
         runner: Runner::start(engine, Arc::clone(&metrics)),
         text: Arc::new(text),
         options,
         metrics,
         lanes: Lanes::new(),
+        request_tokens,
         answers: AtomicU64::new(0),
     });
     let router = Router::new()
@@ -142,6 +175,10 @@ pub async fn serve(
         .route("/v1/models", get(models))
         .route("/health", get(health))
         .route("/metrics", get(metrics_text))
+        .method_not_allowed_fallback(|request: Request| {
+            nowhere(StatusCode::METHOD_NOT_ALLOWED, request)
+        })
+        .fallback(|request: Request| nowhere(StatusCode::NOT_FOUND, request))
         .with_state(server);
     let service = TowerToHyperService::new(router);
 
@@ -171,7 +208,8 @@ pub async fn serve(
         http.timer(TokioTimer::new())
             .header_read_timeout(receive)
             .max_buf_size(64 << 10);
-        let connection = http.serve_connection(TokioIo::new(stream), service.clone());
+        let connection =
+            http.serve_connection(TokioIo::new(Patience::new(stream, send)), service.clone());
         open.spawn(async move {
             // A client that goes away is no error of ours.
             let _ = connection.await;
@@ -181,6 +219,16 @@ pub async fn serve(
     drop(listener);
     let rest = async { while open.join_next().await.is_some() {} };
     let _ = tokio::time::timeout(grace, rest).await;
+}
+
+/// A path or a method that is not there.
+async fn nowhere(status: StatusCode, request: Request) -> Response {
+    let (method, path) = (request.method(), request.uri().path());
+    let message = format!(
+        "there is no {method} {path} here, only POST /v1/completions, POST /v1/chat/completions, GET /v1/models, GET /health \
+         and GET /metrics"
+    );
+    Refusal::new(status, message).into_response()
 }
 
 async fn models(State(server): State<Arc<Server>>) -> Response {
@@ -230,12 +278,11 @@ async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Res
     let prompt = server.lanes.run(bytes, move || prompt.encode(&text)).await;
     let prompt = prompt.map_err(|error| Refusal::failed(error.to_string()))??;
     let prompt_tokens = prompt.len();
-    let tokens = server
-        .runner
-        .submit(asked.parameters.generation(prompt))
-        .await?;
+    let generation = asked.parameters.generation(prompt, server.request_tokens);
+    let (taken, tokens) = server.runner.submit(generation).await?;
     let index = server.answers.fetch_add(1, Ordering::Relaxed);
     let answer = answer::Answer {
+        taken,
         tokens,
         assembly: answer::Assembly::new(Arc::clone(&server.text), asked.parameters.stop),
         labels: answer::Labels::new(kind, index, &server.options.name),
@@ -244,7 +291,7 @@ async fn begin(server: &Arc<Server>, kind: Kind, request: Request) -> Result<Res
     };
     match asked.parameters.stream {
         true => Ok(answer.streamed(asked.parameters.include_usage)),
-        false => answer.whole().await,
+        false => Ok(answer.whole().await),
     }
 }
 

@@ -14,7 +14,10 @@ use axum::http::StatusCode;
 use tandem_schedule::{RequestId, ScheduleError};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{api::Refusal, metrics::Metrics};
+use super::{
+    api::Refusal,
+    metrics::{Metrics, Taken},
+};
 use crate::{Engine, Error, Event, Finish, Generation};
 
 /// Requests on their way to the engine: what comes in during a step.
@@ -38,7 +41,8 @@ struct Submission {
     generation: Generation,
     // As long as the longest answer, which is limited; so a client that reads slowly stops nobody.
     pieces: mpsc::UnboundedSender<Piece>,
-    taken: oneshot::Sender<Result<(), Refusal>>,
+    taken: oneshot::Sender<Result<Taken, Refusal>>,
+    begun: Instant,
 }
 
 /// A request under way. Its client has gone when nobody has the other end of `pieces`.
@@ -75,13 +79,14 @@ impl Runner {
     pub(super) async fn submit(
         &self,
         generation: Generation,
-    ) -> Result<mpsc::UnboundedReceiver<Piece>, Refusal> {
+    ) -> Result<(Taken, mpsc::UnboundedReceiver<Piece>), Refusal> {
         let (pieces, receiver) = mpsc::unbounded_channel();
         let (taken, answer) = oneshot::channel();
         let submission = Submission {
             generation,
             pieces,
             taken,
+            begun: Instant::now(),
         };
         self.submissions
             .try_send(submission)
@@ -94,11 +99,11 @@ impl Runner {
         let taken = answer
             .await
             .map_err(|_| Refusal::failed("the engine has failed".to_owned()))?;
-        taken.map(|()| receiver)
+        taken.map(|taken| (taken, receiver))
     }
 }
 
-fn run(mut engine: Engine, mut arriving: mpsc::Receiver<Submission>, metrics: &Metrics) {
+fn run(mut engine: Engine, mut arriving: mpsc::Receiver<Submission>, metrics: &Arc<Metrics>) {
     let mut clients = HashMap::new();
     loop {
         if engine.is_idle() {
@@ -135,12 +140,13 @@ fn take(
     engine: &mut Engine,
     clients: &mut HashMap<RequestId, Client>,
     submission: Submission,
-    metrics: &Metrics,
+    metrics: &Arc<Metrics>,
 ) {
     let Submission {
         generation,
         pieces,
         taken,
+        begun,
     } = submission;
     if taken.is_closed() {
         return;
@@ -150,12 +156,11 @@ fn take(
         Ok(request) => {
             let client = Client {
                 pieces,
-                begun: Instant::now(),
+                begun,
                 last: None,
             };
             clients.insert(request, client);
-            metrics.submitted(prompt);
-            Ok(())
+            Ok(metrics.submitted(prompt))
         }
         Err(Error::Schedule(ScheduleError::QueueFull { .. })) => Err(Refusal::busy()),
         Err(error) => Err(Refusal::new(StatusCode::BAD_REQUEST, error.to_string())),
@@ -178,7 +183,6 @@ fn deliver(clients: &mut HashMap<RequestId, Client>, event: Event, metrics: &Met
         }
         Event::Finished { request, reason } => {
             if let Some(client) = clients.remove(&request) {
-                metrics.finished(reason);
                 let _ = client.pieces.send(Piece::Finished(reason));
             }
         }

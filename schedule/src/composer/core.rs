@@ -25,6 +25,10 @@ pub(crate) struct Active {
     pub stands_at: u32,
     /// Tokens whose keys are in pages.
     pub computed: u32,
+    /// Whether it was admitted before.
+    pub admitted: bool,
+    /// Tokens whose keys it lost, until it is admitted again.
+    pub lost: u32,
     /// Pages for all known tokens, taken on admission, and later to the end of a page.
     pub sequence: Sequence,
     /// Ids of the known tokens; of prompts given as blocks only while they are computed.
@@ -89,9 +93,9 @@ pub(crate) struct Core {
     pub releases: u64,
     pub blocked_at: Option<u64>,
     pub workload: Workload,
-    /// Prompt tokens taken from the prefix cache.
+    /// Prompt tokens taken from the prefix cache by requests that are admitted first.
     pub cached_tokens: u64,
-    /// Tokens whose keys were lost to preemption.
+    /// Tokens whose keys were lost to preemption and not in the prefix cache on the next admission.
     pub lost_tokens: u64,
 }
 
@@ -159,6 +163,8 @@ impl Core {
             awaited: 0,
             stands_at,
             computed: 0,
+            admitted: false,
+            lost: 0,
             sequence: Sequence::default(),
             tokens,
             swapped: Vec::new(),

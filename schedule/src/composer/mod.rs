@@ -296,13 +296,14 @@ impl Composer {
         })
     }
 
-    /// Prompt tokens that came from the prefix cache so far.
+    /// Prompt tokens that came from the prefix cache so far. What a request finds there after preemption is not among them.
     #[must_use]
     pub const fn cached_tokens(&self) -> u64 {
         self.core.cached_tokens
     }
 
-    /// Tokens whose keys were lost to preemption so far, and were or will be computed again.
+    /// Tokens whose keys were lost to preemption so far, and that requests admitted again did not find in the prefix cache:
+    /// they are computed again.
     #[must_use]
     pub const fn lost_tokens(&self) -> u64 {
         self.core.lost_tokens

@@ -53,7 +53,11 @@ impl Core {
         if active.swapped.is_empty() {
             let stands_at = std::mem::take(&mut active.stands_at).min(known - 1);
             active.computed = cached.max(stands_at);
-            self.cached_tokens += u64::from(cached);
+            if !active.admitted {
+                self.cached_tokens += u64::from(cached);
+            }
+            let lost = std::mem::take(&mut active.lost).saturating_sub(cached);
+            self.lost_tokens += u64::from(lost);
         } else {
             for (host, &device) in active.swapped.drain(..).zip(sequence.pages()) {
                 step.swaps.push(Swap::In { host, device });
@@ -62,6 +66,7 @@ impl Core {
         }
         active.sequence = sequence;
         active.running = true;
+        active.admitted = true;
         let arrival = active.arrival;
         self.waiting.pop_front();
         let rank = self
@@ -127,8 +132,7 @@ impl Core {
                 active.swapped.push(host);
             }
         } else {
-            self.lost_tokens += u64::from(active.computed);
-            active.computed = 0;
+            active.lost = std::mem::take(&mut active.computed);
         }
         std::mem::take(&mut active.sequence).release(pool);
         active.running = false;

@@ -257,6 +257,35 @@ fn pages_run_out_and_come_back() {
     }
 }
 
+/// Prompts that lost their pages and find them again in the prefix cache: they were counted as found already, and are not
+/// computed again.
+#[test]
+fn what_a_preempted_request_finds_in_the_cache_is_neither_lost_nor_found_twice() {
+    let mut composer = Composer::new(Limits::default(), 12, 4, SarathiServe).unwrap();
+    let mut prompts = 0;
+    for first in [0, 100, 200] {
+        let prompt: Vec<u32> = (first..first + 12).collect();
+        prompts += prompt.len() as u64;
+        composer.submit(Request::new(prompt, 20)).unwrap();
+    }
+    let (mut step, mut preempted) = (Step::default(), 0);
+    let (mut computed, mut needed) = (0, 0);
+    while composer.compose(&mut step) {
+        preempted += step.preempted.len();
+        computed += u64::from(step.tokens());
+        composer.complete(&step, |entry| Sampled::Token(1000 + entry.first));
+    }
+    // Keys of prompts, and of answers but for their last token.
+    needed += prompts + 3 * 19;
+    assert!(preempted > 0);
+    assert_eq!(
+        composer.cached_tokens(),
+        0,
+        "the prompts have nothing in common"
+    );
+    assert_eq!(composer.lost_tokens(), computed - needed);
+}
+
 #[test]
 fn impossible_requests_are_refused_with_reasons() {
     let limits = Limits {

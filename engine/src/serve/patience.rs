@@ -1,0 +1,102 @@
+//! Connections that end where their clients take nothing any more.
+
+use std::{
+    future::Future,
+    io::{self, IoSlice},
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+    time::{Instant, Sleep, sleep},
+};
+
+/// A connection whose writes fail with [`io::ErrorKind::TimedOut`] when none of their bytes is taken for so long.
+#[derive(Debug)]
+pub(super) struct Patience {
+    stream: TcpStream,
+    limit: Duration,
+    /// When a write that waits has waited too long.
+    end: Pin<Box<Sleep>>,
+    waits: bool,
+}
+
+impl Patience {
+    pub(super) fn new(stream: TcpStream, limit: Duration) -> Self {
+        Self {
+            stream,
+            limit,
+            end: Box::pin(sleep(limit)),
+            waits: false,
+        }
+    }
+
+    fn write(
+        &mut self,
+        context: &mut Context<'_>,
+        write: impl FnOnce(Pin<&mut TcpStream>, &mut Context<'_>) -> Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        let written = write(Pin::new(&mut self.stream), context);
+        if written.is_ready() {
+            self.waits = false;
+            return written;
+        }
+        if !self.waits {
+            self.waits = true;
+            // Decades from now are as good as never.
+            let now = Instant::now();
+            let end = now.checked_add(self.limit);
+            let end = end.unwrap_or_else(|| now + Duration::from_secs(1 << 30));
+            self.end.as_mut().reset(end);
+        }
+        std::task::ready!(self.end.as_mut().poll(context));
+        // The system would go on offering what is left to the client; reset, it forgets that, and the client hears of it.
+        let _ = self.stream.set_zero_linger();
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl AsyncRead for Patience {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Patience {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.write(context, |stream, context| stream.poll_write(context, bytes))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.write(context, |stream, context| {
+            stream.poll_write_vectored(context, parts)
+        })
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
