@@ -159,22 +159,51 @@ pub fn has_rows_656(spec: &Spec) -> bool {
     spec.latent && spec.kv_dtype == Dtype::F8E4M3 && dims == (576, 512)
 }
 
-/// A key of 656 bytes: numbers of which the largest is 448, scales that bring them to 1 and that are powers of two or
-/// not, and the last elements.
+/// A key of 656 bytes: numbers of which the largest is 448, powers of two as scales that bring them to 1 or less, and the
+/// last elements.
 fn row_656(noise: &mut Rng) -> Vec<u8> {
     let number = |_| F8E4M3::from_f32(noise.between(-448.0, 448.0)).0;
     let mut row: Vec<u8> = (0..512).map(number).collect();
     for _ in 0..4 {
-        let scale = match noise.below(2) {
-            0 => 2.0_f32.powi(-9 - noise.below(3) as i32),
-            _ => noise.between(0.2, 1.0) / 448.0,
-        };
-        row.extend(scale.to_ne_bytes());
+        row.extend(2.0_f32.powi(-9 - noise.below(3) as i32).to_ne_bytes());
     }
     for x in random_row::<bf16>(noise, 64, 1.0) {
         row.extend(x.to_bits().to_ne_bytes());
     }
     row
+}
+
+impl<Q: Element> Tensors<Q, F8E4M3> {
+    /// Makes the scales of keys of 656 bytes smaller, so that they are no powers of two. Returns what a logit is off by at
+    /// most where products of numbers and scales are rounded to bf16: 2⁻⁸ of the lengths of query and key.
+    pub fn spoil_scales(&mut self, spec: &Spec, noise: &mut Rng) -> f64 {
+        let length = |xs: &mut dyn Iterator<Item = f32>| xs.map(|x| x * x).sum::<f32>().sqrt();
+        let mut of_keys = 0.0_f32;
+        let rows = self
+            .parts
+            .iter_mut()
+            .flat_map(|part| part.k.chunks_exact_mut(656));
+        for row in rows {
+            let mut of_key = 0.0;
+            for group in 0..4 {
+                let at = 512 + 4 * group;
+                let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut row[at..][..4]);
+                let scale = f32::from_ne_bytes(bytes.try_into().expect("four bytes"));
+                // Where nothing is, NaN stays.
+                if scale < 1.0 {
+                    let scale = scale * noise.between(0.5, 1.0);
+                    bytes.copy_from_slice(&scale.to_ne_bytes());
+                    let numbers = row[128 * group..][..128].iter();
+                    of_key += length(&mut numbers.map(|x| x.to_f32() * scale)).powi(2);
+                }
+            }
+            of_keys = of_keys.max(of_key.sqrt());
+        }
+        let queries = self.q.chunks_exact(576);
+        let of_queries = queries.map(|q| length(&mut q[..512].iter().map(|x| x.to_f32())));
+        let of_queries = of_queries.fold(0.0, f32::max);
+        f64::from(of_keys * of_queries * spec.scale / 256.0)
+    }
 }
 
 impl<T: Element> Pools<T> {

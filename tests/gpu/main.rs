@@ -16,6 +16,7 @@ mod entries;
 mod fidelity;
 mod fp8;
 mod heads_512;
+mod latent_scales;
 mod merge;
 mod mla;
 mod prefill;

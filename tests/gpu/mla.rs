@@ -4,7 +4,7 @@ use crate::common::{
     self, Memory, Rng, Stream,
     problems::{Tensors, cases},
 };
-use crate::problem::{OnDevice, Request, batch_of, check_results};
+use crate::problem::{OnDevice, Request, batch_of, check_results, check_results_off};
 use half::{bf16, f16};
 use proptest::prelude::*;
 use tandem_attn::{
@@ -89,6 +89,15 @@ fn case() -> impl Strategy<Value = Case> {
 }
 
 fn check<T: Element, K: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseError> {
+    check_with::<T, K>(gpu, case, |_, _| [0.0; 2])
+}
+
+/// The same with tensors that are changed; logits and values may then be off by so much.
+fn check_with<T: Element, K: Element>(
+    gpu: &Gpu,
+    case: &Case,
+    change: impl Fn(&Spec, &mut Tensors<T, K>) -> [f64; 2],
+) -> Result<(), TestCaseError> {
     let spec = case.spec.with_dtype(T::DTYPE).with_kv_dtype(K::DTYPE);
     let batch = batch_of(&case.requests, case.page, case.seed);
     let device = gpu.device();
@@ -103,13 +112,14 @@ fn check<T: Element, K: Element>(gpu: &Gpu, case: &Case) -> Result<(), TestCaseE
     let mut workspace = gpu
         .workspace(&spec, &Bound::of(&plan), options)
         .expect("there is memory");
-    let tensors = Tensors::<T, K>::random(&spec, &batch, KvLayout::Nhd, case.seed);
+    let mut tensors = Tensors::<T, K>::random(&spec, &batch, KvLayout::Nhd, case.seed);
+    let off = change(&spec, &mut tensors);
     let on_device = OnDevice::new(&spec, &batch, &tensors);
     let stream = Stream::new();
     // SAFETY: the stream is ours.
     unsafe { workspace.upload(&plan, stream.0) }.expect("the plan fits");
     let first = on_device.run(gpu, &mut workspace, &stream);
-    check_results(&spec, &batch, &tensors, &first).map_err(TestCaseError::fail)?;
+    check_results_off(&spec, &batch, &tensors, &first, off).map_err(TestCaseError::fail)?;
     let again = on_device.run(gpu, &mut workspace, &stream);
     prop_assert!(first == again, "two runs differ");
     Ok(())
@@ -142,7 +152,16 @@ fn keys_of_656_bytes_are_the_reference() {
             for request in &mut case.requests {
                 (request.own, request.queries) = (request.own.min(3000), request.queries.min(8));
             }
-            check::<bf16, F8E4M3>(gpu, &case)
+            check_with(gpu, &case, |spec, tensors: &mut Tensors<bf16, _>| {
+                if case.seed.is_multiple_of(3) {
+                    let off = tensors.spoil_scales(spec, &mut Rng(case.seed));
+                    // A tile of 16 rows rounds no products of numbers and scales, as the reference does.
+                    if spec.q_heads <= 16 {
+                        return [off, 1.0 / 256.0];
+                    }
+                }
+                [0.0; 2]
+            })
         })
         .unwrap();
 }
