@@ -121,15 +121,17 @@ pub(super) const ROW_BYTES: u32 = 656;
 pub(super) const ROW_SCALES: u32 = VALUE_DIM;
 #[cfg(target_arch = "nvptx64")]
 pub(super) const ROW_ROPE: u32 = ROW_SCALES + VALUE_DIM / 128 * 4;
-/// Keys that a warp converts together.
+/// Keys of which a warp converts a half together.
 pub(super) const GROUP: u32 = 8;
-/// Warps that convert, and groups of rows in shared memory.
+/// Warps that convert, half of them left halves and half of them right ones.
 #[cfg(target_arch = "nvptx64")]
 pub(super) const CONVERTERS: u32 = 6;
-pub(super) const RAW_SLOTS: u32 = 8;
-/// Barriers at which warps wait for those groups, two for each place in turn. Copies arrive in any order: a warp may wait for
-/// the second group of a place while the first is under way, and one barrier would let it pass, for it tells phases by their
-/// parity alone. Two are enough: the warp's own group before was asked for, so the one that is two before in the place has
+/// Places for rows, and the keys of one.
+pub(super) const RAW_SLOTS: u32 = 4;
+pub(super) const RAW_KEYS: u32 = 16;
+/// Barriers at which warps wait for those rows, two for each place in turn. Copies arrive in any order: a warp may wait for
+/// the second rows of a place while the first are under way, and one barrier would let it pass, for it tells phases by their
+/// parity alone. Two are enough: the warp's own rows before were asked for, so those that are two before in the place have
 /// been converted.
 pub(super) const RAW_BARRIERS: u32 = 2 * RAW_SLOTS;
 /// Threads that compute.
@@ -195,7 +197,7 @@ impl Offsets {
         };
         let blocks = query_slabs(keys) * SLAB_BYTES;
         let raw = blocks + stages * (half_bytes(keys, 0) + half_bytes(keys, 1));
-        let rows = raw + raw_slots * GROUP * ROW_BYTES;
+        let rows = raw + raw_slots * RAW_KEYS * ROW_BYTES;
         let references = rows + 2 * TILE_ROWS * 16;
         let factors = references + 2 * TILE_ROWS * 4;
         let totals = factors + 2 * TILE_ROWS * 4;

@@ -22,7 +22,7 @@
 //! | with blocks of 48: queries, 7 slabs | 57,344 |
 //! | keys: 3 blocks of 48 | 165,888 |
 //! | rows of two units, references, factors, sums, barriers | 4,416 |
-//! | converted keys: 3 blocks of 32; 8 groups of 8 rows of 656 bytes | 110,592; 41,984 |
+//! | converted keys: 3 blocks of 32; 4 places for 16 rows of 656 bytes | 110,592; 41,984 |
 //!
 //! The weights of a block lie where its last slab was, which only keys have.
 //!
@@ -114,8 +114,9 @@ mod entries {
                             (1, Keys::Rows) => load_rows::<true, _, _, _>(&p, s, [0, $keys / 2]),
                             (3, Keys::Rows) => load_rows::<true, _, _, _>(&p, s, [$keys / 2, $keys]),
                             (3, Keys::Converted) => bring(&p, s),
-                            // Warps 0, 1 and 4 to 7.
-                            (warp, Keys::Converted) => convert(s, warp - warp / 4 * 2),
+                            // Warps 0, 4 and 6 have left halves, 1, 5 and 7 right ones.
+                            (warp, Keys::Converted) if warp % 2 == 0 => convert::<0, _, _, _>(s, warp.max(2) / 2 - 1),
+                            (warp, Keys::Converted) => convert::<1, _, _, _>(s, warp.max(2) / 2 - 1),
                             _ => {}
                         }
                     } else {

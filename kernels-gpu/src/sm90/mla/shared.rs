@@ -3,8 +3,8 @@
 use cuda_std::{fence, mbarrier, shared, thread};
 
 use super::config::{
-    CONSUMERS, GROUP, Keys, Offsets, RAW_BARRIERS, RAW_SLOTS, ROW_BYTES, SLABS, STAGE_BARRIERS,
-    TILE_ROWS, half_bytes,
+    CONSUMERS, GROUP, Keys, Offsets, RAW_BARRIERS, RAW_KEYS, RAW_SLOTS, ROW_BYTES, SLABS,
+    STAGE_BARRIERS, TILE_ROWS, half_bytes,
 };
 pub(super) use crate::sm90::unit::Unit;
 use crate::{abi::QueryRow, sm90::unit::UNIT_BYTES};
@@ -141,25 +141,25 @@ impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Shared<KEYS, STA
         self.barrier(STAGE_BARRIERS + 4 * stage + 2 + half)
     }
 
-    /// A group's rows as the pool has them; groups are counted over all units.
+    /// 16 rows as the pool has them; these places are counted over all units.
     #[inline(always)]
-    pub fn raw(self, group: u32) -> u32 {
-        self.base + Self::AT.raw + group % RAW_SLOTS * GROUP * ROW_BYTES
+    pub fn raw(self, place: u32) -> u32 {
+        self.base + Self::AT.raw + place % RAW_SLOTS * RAW_KEYS * ROW_BYTES
     }
-    /// Which keys of it are there, a bit each; or that there are no more groups.
+    /// Which keys of them are there, a bit each; or that there are no more.
     #[inline(always)]
-    pub fn raw_there(self, group: u32) -> u32 {
-        self.base + Self::AT.raw_there + group % RAW_SLOTS * 4
+    pub fn raw_there(self, place: u32) -> u32 {
+        self.base + Self::AT.raw_there + place % RAW_SLOTS * 4
     }
-    /// Its rows have been converted.
+    /// They have been converted.
     #[inline(always)]
-    pub fn raw_free(self, group: u32) -> u32 {
-        self.barrier(STAGE_BARRIERS + 4 * STAGES + group % RAW_SLOTS)
+    pub fn raw_free(self, place: u32) -> u32 {
+        self.barrier(STAGE_BARRIERS + 4 * STAGES + place % RAW_SLOTS)
     }
     /// They have come.
     #[inline(always)]
-    pub fn raw_full(self, group: u32) -> u32 {
-        self.barrier(STAGE_BARRIERS + 4 * STAGES + RAW_SLOTS + group % RAW_BARRIERS)
+    pub fn raw_full(self, place: u32) -> u32 {
+        self.barrier(STAGE_BARRIERS + 4 * STAGES + RAW_SLOTS + place % RAW_BARRIERS)
     }
     /// Which keys of a group of a stage's block are there, a bit each.
     #[inline(always)]
@@ -193,9 +193,10 @@ impl<const KEYS: u32, const STAGES: u32, const CONVERTED: bool> Shared<KEYS, STA
                 4 | 5 => 32,
                 6 | 8 => 1,
                 7 => 8 * lanes,
-                // Every lane's copies, and what a lane says of the group.
-                _ if index >= raw + RAW_SLOTS => 32 + 1,
-                _ if index >= raw => 32,
+                // The lanes that bring keys.
+                _ if index >= raw + RAW_SLOTS => 32,
+                // The lanes that convert a half of a group.
+                _ if index >= raw => 2 * RAW_KEYS / GROUP * 32,
                 _ => match ((index - STAGE_BARRIERS) % 4, keys) {
                     (0 | 1, Keys::Pages) => 1,
                     (0, Keys::Rows) => 32,

@@ -3,15 +3,16 @@
 use core::f32::consts::LN_2;
 
 use cuda_std::{
-    barrier,
     math::{lg2, rcp},
     ptr, shared,
 };
 
 use super::{
-    config::{TEAMS, WARPS},
-    mainloop::{Outputs, Place},
+    config::{TEAMS, WARPS, WEIGHTS_OF_BLOCK},
+    mainloop::Outputs,
+    places::Place,
     shared::Shared,
+    weigh::{Rows, of_four},
 };
 use crate::{
     abi::{DIRECT, LatentParams},
@@ -29,14 +30,14 @@ use crate::{
     },
 };
 
-/// Both teams have come here: their states are there; halves of their rows; those have been read.
-const BOTH: u32 = 1 + 2 * TEAMS;
+/// Both teams have come here: their states are there; halves of their rows; the next unit's queries.
+pub(super) const BOTH: u32 = 1 + 2 * TEAMS;
 
 /// Adds up what both teams have of a unit, and writes 16 columns of one row a lane: the first team the upper 8 rows, the
-/// second the lower ones. Each team hands the others over in the place of its logits.
+/// second the lower ones. Each team hands the others over in the place of its weights.
 ///
 /// # Safety
-/// All warps of both teams come here for every unit; each lane has the sum of its row.
+/// All warps of both teams come here for every unit, and to a barrier of all before the next one's weights.
 #[inline(always)]
 pub(super) unsafe fn finish<const STAGES: u32>(
     p: &LatentParams,
@@ -44,48 +45,57 @@ pub(super) unsafe fn finish<const STAGES: u32>(
     slot: u32,
     place: Place,
     o: Outputs,
-    softmax: &Softmax,
+    of_team: &Rows,
 ) {
     let a = &p.attention;
     let Place { team, warp, lane } = place;
     // SAFETY: whole warps; the unit stays until they have arrived; a row's columns are this lane's alone.
     unsafe {
-        let (row, pair) = place.row_and_pair();
-        if pair == 0 {
-            shared::store_f32x2(s.state(team, row), [softmax.max, softmax.sum]);
+        let mut h = 0;
+        while h < 2 {
+            let sum = of_four(of_team.sums[h], |a, b| a + b);
+            if lane % 4 == 0 {
+                let at = s.said(team, lane / 4 + 8 * h as u32, 0);
+                shared::store_f32(at + warp * 4, sum);
+            }
+            h += 1;
         }
         meet(BOTH, TEAMS * WARPS);
         let mut rows = [Softmax::EMPTY; 2];
         let mut own = [0.0; 2];
-        let mut h = 0;
+        h = 0;
         while h < 2 {
             let row = lane / 4 + 8 * h as u32;
-            let [first, second] = [0, 1].map(|team| shared::load_f32x2(s.state(team, row)));
-            let _ = rows[h].raise(first[0]);
-            let _ = rows[h].raise(second[0]);
-            // A team that saw no key has −∞: its factor is 0.
-            let factors = [first, second].map(|of| exp2(of[0] - rows[h].offset()));
-            rows[h].sum = first[1] * factors[0] + second[1] * factors[1];
-            own[h] = if team == 0 { factors[0] } else { factors[1] };
+            let references = [0, 1].map(|team| shared::load_f32(s.state(team, row)));
+            let sums = [0, 1].map(|team| sum_of(s.said(team, row, 0)));
+            let _ = rows[h].raise(references[0]);
+            let _ = rows[h].raise(references[1]);
+            // A team that saw no key has the least of references: its factor is 0.
+            let factors = references.map(|of| exp2(of - rows[h].offset()));
+            rows[h].sum = sums[0] * factors[0] + sums[1] * factors[1];
+            let of_team = if team == 0 {
+                references[0]
+            } else {
+                references[1]
+            };
+            let shift = shared::load_f32(s.shifts(team, row) + place.group() * 4);
+            own[h] = exp2(of_team - rows[h].offset() - shift);
             h += 1;
         }
         // Of each fragment the upper row is the first team's, the lower one the second's.
         let keeps = |h: u32| h == team;
-        let at = |team: u32| s.partial(team, warp) + lane * 16;
+        let at = |team: u32| s.weights(team, 0, 0) + warp * 2048 + lane * 16;
+        // Columns of even numbers and of odd ones are fragments of their own.
+        let of = |i: usize, h: usize| {
+            let [even, odd] = [&o[2 * i], &o[2 * i + 1]];
+            [even[2 * h], odd[2 * h], even[2 * h + 1], odd[2 * h + 1]]
+        };
         let mut i = 0;
         while i < 4 {
-            let of = |h: usize| {
-                [
-                    o[2 * i][2 * h],
-                    o[2 * i][2 * h + 1],
-                    o[2 * i + 1][2 * h],
-                    o[2 * i + 1][2 * h + 1],
-                ]
-            };
             let given = if keeps(0) {
-                of(1).map(|x| x * own[1])
+                of(i, 1).map(|x| x * own[1])
             } else {
-                of(0).map(|x| x * own[0])
+                of(i, 0).map(|x| x * own[0])
             };
             shared::store_f32x4(at(team) + i as u32 * 512, given);
             i += 1;
@@ -94,18 +104,10 @@ pub(super) unsafe fn finish<const STAGES: u32>(
         let mut out = [0.0; 16];
         i = 0;
         while i < 4 {
-            let of = |h: usize| {
-                [
-                    o[2 * i][2 * h],
-                    o[2 * i][2 * h + 1],
-                    o[2 * i + 1][2 * h],
-                    o[2 * i + 1][2 * h + 1],
-                ]
-            };
             let kept = if keeps(0) {
-                of(0).map(|x| x * own[0])
+                of(i, 0).map(|x| x * own[0])
             } else {
-                of(1).map(|x| x * own[1])
+                of(i, 1).map(|x| x * own[1])
             };
             let taken = shared::load_f32x4(at(1 - team) + i as u32 * 512);
             let mut j = 0;
@@ -115,8 +117,6 @@ pub(super) unsafe fn finish<const STAGES: u32>(
             }
             i += 1;
         }
-        // Behind it the next unit's logits take the place.
-        barrier::bar_sync(BOTH, TEAMS * WARPS * 32);
 
         let unit = Unit::load(s.unit(slot));
         let of = if keeps(0) { rows[0] } else { rows[1] };
@@ -131,6 +131,8 @@ pub(super) unsafe fn finish<const STAGES: u32>(
         if token >= unit.tokens || head >= a.q_heads {
             return;
         }
+        // Of each 16 of the warp's 64 columns it has four.
+        let column = warp * 64 + lane % 4 * 4;
         let says_lse = warp == 0 && lane % 4 == 0;
         let row = s.load_row(slot, token);
         if row.slot == DIRECT {
@@ -143,27 +145,41 @@ pub(super) unsafe fn finish<const STAGES: u32>(
                 ptr::store_f32((a.lse + at * 4) as *mut f32, lse * LN_2);
             }
             let element = u64::from(row.token) * u64::from(a.out_token_stride)
-                + u64::from(head * VALUE_DIM + place.column());
-            let words = [0, 1, 2, 3, 4, 5, 6, 7]
-                .map(|i| Bf16::pack(out[2 * i] * inverse, out[2 * i + 1] * inverse));
-            let at = a.out + element * 2;
-            ptr::store_u32x4(at as *mut u32, [words[0], words[1], words[2], words[3]]);
-            ptr::store_u32x4(
-                (at + 16) as *mut u32,
-                [words[4], words[5], words[6], words[7]],
-            );
+                + u64::from(head * VALUE_DIM + column);
+            i = 0;
+            while i < 4 {
+                let four = [0, 1, 2, 3].map(|j| out[4 * i + j] * inverse);
+                let words = [Bf16::pack(four[0], four[1]), Bf16::pack(four[2], four[3])];
+                let at = a.out + (element + 16 * i as u64) * 2;
+                ptr::store_u32x2(at as *mut u32, words);
+                i += 1;
+            }
         } else {
             let state = u64::from(row.slot) * u64::from(a.q_heads) + u64::from(head);
             if says_lse {
                 ptr::store_f32((a.partial_lse + state * 4) as *mut f32, lse);
             }
-            let at = a.partial_out + (state * u64::from(VALUE_DIM) + u64::from(place.column())) * 4;
+            let at = a.partial_out + (state * u64::from(VALUE_DIM) + u64::from(column)) * 4;
             i = 0;
             while i < 4 {
                 let four = [0, 1, 2, 3].map(|j| out[4 * i + j] * inverse);
-                ptr::store_f32x4((at + 16 * i as u64) as *mut f32, four);
+                ptr::store_f32x4((at + 64 * i as u64) as *mut f32, four);
                 i += 1;
             }
         }
     }
 }
+
+/// What the warps of a team have of a row's sum, always in this order.
+#[inline(always)]
+unsafe fn sum_of(at: u32) -> f32 {
+    // SAFETY: all have said it.
+    let [a, b] = unsafe { [shared::load_f32x4(at), shared::load_f32x4(at + 16)] };
+    let four = [0, 1, 2, 3].map(|i| a[i] + b[i]);
+    (four[0] + four[1]) + (four[2] + four[3])
+}
+
+const _: () = assert!(
+    WARPS * 2048 <= 2 * WEIGHTS_OF_BLOCK,
+    "halves of the rows have room where weights are"
+);

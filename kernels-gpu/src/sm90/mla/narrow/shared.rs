@@ -1,17 +1,20 @@
-//! What the warps of a CTA share: units, their rows, blocks of keys, logits, weights, barriers.
+//! What the warps of a CTA share: units, their rows, queries, keys, weights, barriers.
 
 use cuda_std::{fence, mbarrier, thread};
 
-use super::config::{
-    KEYS, KEYS_AN_ARRIVAL, LOADERS, Offsets, PARTIAL_BYTES, ROWS_OF_TILE, STAGE_BARRIERS, TEAMS,
-    THREADS, WARPS, WEIGHTS_BYTES,
+use super::{
+    config::{
+        BLOCK, FRAGMENT_BYTES, FRAGMENTS_OF_HALF, GROUPS, KEYS, LOADERS, Offsets, PARTS,
+        ROWS_OF_TILE, SAID, STAGE_BARRIERS, TEAMS, THREADS, WARPS, WEIGHTS_BYTES, WEIGHTS_OF_BLOCK,
+    },
+    places::Place,
 };
 use crate::sm90::{
     mla::{config::ROW_BYTES, shared::Units},
     unit::UNIT_BYTES,
 };
 
-/// Shared addresses, where there are `STAGES` blocks of keys.
+/// Shared addresses, where there are places for `STAGES` times 32 keys.
 #[derive(Clone, Copy)]
 pub(super) struct Shared<const STAGES: u32> {
     pub base: u32,
@@ -52,12 +55,17 @@ impl<const STAGES: u32> Shared<STAGES> {
     fn barrier(self, index: u32) -> u32 {
         self.base + Self::AT.barriers + 8 * index
     }
-    /// One of a block's keys.
+    /// One of the keys of a place; behind its last is the next place's first.
     #[inline(always)]
     pub fn key(self, stage: u32, key: u32) -> u32 {
         self.base + Self::AT.keys + (stage * KEYS + key) * ROW_BYTES
     }
-    /// Which of them are there, a bit each.
+    /// The first key of a block, by its number among all.
+    #[inline(always)]
+    pub fn block(self, number: u32) -> u32 {
+        self.base + Self::AT.keys + number % (STAGES / PARTS) * (BLOCK * ROW_BYTES)
+    }
+    /// Which keys of a place are there, a bit each.
     #[inline(always)]
     pub fn there(self, stage: u32) -> u32 {
         self.base + Self::AT.there + stage * 4
@@ -65,37 +73,62 @@ impl<const STAGES: u32> Shared<STAGES> {
     /// They have come.
     #[inline(always)]
     pub fn full(self, stage: u32) -> u32 {
-        self.barrier(STAGE_BARRIERS + 2 * stage)
+        self.barrier(STAGE_BARRIERS + stage)
     }
-    /// The block's team has them in registers.
+    /// A block's team has read its keys, which are in two places.
     #[inline(always)]
-    pub fn free(self, stage: u32) -> u32 {
-        self.barrier(STAGE_BARRIERS + 2 * stage + 1)
+    pub fn free(self, places: u32) -> u32 {
+        self.barrier(STAGE_BARRIERS + STAGES + places)
     }
-    /// What a warp of a team has of the logits of its block: 16 rows of 32 keys, whose pairs are [swizzled](swizzled).
+    /// A lane's part of the queries' first fragment; the others follow.
     #[inline(always)]
-    pub fn partial(self, team: u32, warp: u32) -> u32 {
-        self.base + Self::AT.partials + (team * WARPS + warp) * PARTIAL_BYTES
+    pub fn queries(self, lane: u32) -> u32 {
+        self.base + Self::AT.queries + lane * 16
     }
-    /// The weights of a row, 32 of 16 bits.
+    /// A lane's fragments of a warp's half of the columns.
     #[inline(always)]
-    pub fn weights(self, team: u32, row: u32) -> u32 {
-        self.base + Self::AT.weights + (team * ROWS_OF_TILE + row) * WEIGHTS_BYTES
+    pub fn queries_of(self, place: Place) -> u32 {
+        self.queries(place.lane) + place.half() * FRAGMENTS_OF_HALF as u32 * FRAGMENT_BYTES
     }
-    /// Queries of a warp's lanes, of the columns that only keys have: two pairs a lane.
+    /// Where a lane of a pair's warps finds its parts of logits, 16 bytes for each warp of the team: those of the weights that
+    /// the warp will store there.
     #[inline(always)]
-    pub fn rope(self, team: u32, warp: u32) -> u32 {
-        self.base + Self::AT.rope + (team * WARPS + warp) * 256
+    pub fn parts(self, place: Place, number: u32) -> u32 {
+        self.weights(place.team, 0, 0)
+            + number / TEAMS % 2 * WEIGHTS_OF_BLOCK
+            + place.lane * WEIGHTS_BYTES
     }
-    /// What a row's output before the block is multiplied by.
+    /// The weights of a row for the values of a group of columns, 64 of 16 bits.
     #[inline(always)]
-    pub fn factor(self, team: u32, row: u32) -> u32 {
-        self.base + Self::AT.factors + (team * ROWS_OF_TILE + row) * 4
+    pub fn weights(self, team: u32, group: u32, row: u32) -> u32 {
+        let row = group * ROWS_OF_TILE + row;
+        self.base + Self::AT.weights + team * 2 * WEIGHTS_OF_BLOCK + row * WEIGHTS_BYTES
     }
-    /// A row's reference and its sum of weights, when the team has no more blocks of the unit.
+    /// What each warp says of a row, one thing: while blocks last one of [`SAID`], then the first is the sum of weights.
+    #[inline(always)]
+    pub fn said(self, team: u32, row: u32, what: u32) -> u32 {
+        let row = team * ROWS_OF_TILE + row;
+        self.base + Self::AT.said + (row * SAID + what) * WARPS * 4
+    }
+    /// By what power of two a row's weights are larger than its reference says, in each group.
+    #[inline(always)]
+    pub fn shifts(self, team: u32, row: u32) -> u32 {
+        self.base + Self::AT.shifts + (team * ROWS_OF_TILE + row) * GROUPS * 4
+    }
+    /// The largest log of a weight times a value's scale, in each group, when the row's references were last renewed.
+    #[inline(always)]
+    pub fn tops(self, team: u32, row: u32) -> u32 {
+        self.base + Self::AT.tops + (team * ROWS_OF_TILE + row) * GROUPS * 4
+    }
+    /// A row's reference, nothing, the first and the last key that it sees, counted from the first unit's blocks on.
     #[inline(always)]
     pub fn state(self, team: u32, row: u32) -> u32 {
-        self.base + Self::AT.states + (team * ROWS_OF_TILE + row) * 8
+        self.base + Self::AT.states + (team * ROWS_OF_TILE + row) * 16
+    }
+    /// What undoes the power of two that a row's query was multiplied by.
+    #[inline(always)]
+    pub fn inverse(self, row: u32) -> u32 {
+        self.base + Self::AT.inverses + row * 4
     }
 
     /// Initialises the barriers, a warp each in turn: the hardware takes about 60 cycles for one.
@@ -106,14 +139,14 @@ impl<const STAGES: u32> Shared<STAGES> {
     pub unsafe fn init(self) {
         let thread = thread::thread_idx_x();
         let index = thread / 32 + thread % 32 * (THREADS / 32);
-        if index < STAGE_BARRIERS + 2 * STAGES {
+        if index < STAGE_BARRIERS + STAGES + STAGES / PARTS {
             let arrivals = match index {
                 0 | 1 | 4 | 5 => 32,
                 // The loaders' lanes and the teams'.
                 2 | 3 => (LOADERS + TEAMS * WARPS) * 32,
                 6 => 1,
-                // Every lane's copies, and what a lane says of the block; the lanes of a team.
-                _ if (index - STAGE_BARRIERS) % 2 == 0 => KEYS / KEYS_AN_ARRIVAL * 32 + 1,
+                // The lanes of a loader; those of a team.
+                _ if index < STAGE_BARRIERS + STAGES => 32,
                 _ => WARPS * 32,
             };
             // SAFETY: nobody knows the barriers yet.
@@ -121,10 +154,4 @@ impl<const STAGES: u32> Shared<STAGES> {
         }
         fence::mbarrier_init();
     }
-}
-
-/// The place of a pair of keys in a row of logits: four rows that are stored at a time lie in different banks.
-#[inline(always)]
-pub(super) fn swizzled(row: u32, pair: u32) -> u32 {
-    pair ^ row % 4 * 4
 }

@@ -1,0 +1,150 @@
+//! Keys of 656 bytes, as they are in the pool: those that lie one behind the other come by one bulk copy.
+
+use cuda_std::{fence, mbarrier, misc, ptr, shared, tma, warp};
+
+use super::super::{config::ROW_BYTES, shared::Unit};
+use crate::{
+    abi::{LatentParams, WorkItem},
+    common::tile_counter,
+};
+
+const WARP: u32 = warp::FULL_MASK;
+
+/// 32 keys, one a lane.
+#[derive(Clone, Copy)]
+pub(in crate::sm90::mla) struct Rows {
+    /// Where this lane's key is.
+    address: u64,
+    /// Bytes of the keys that lie one behind the other from this lane's on; 0 where that is not the first of them.
+    bytes: u32,
+    /// Which keys are there, a bit each.
+    there: u32,
+}
+
+/// Where a lane's key of a block is to be found.
+#[derive(Clone, Copy)]
+pub(in crate::sm90::mla) struct Entry {
+    /// What is no page behind the unit's last key.
+    page: u32,
+    in_page: u32,
+}
+
+impl Entry {
+    /// Looks it up, for the 32 keys of a unit from `block` times 32 on.
+    ///
+    /// # Safety
+    /// A whole warp; the unit is one of the launch's.
+    #[inline(always)]
+    pub unsafe fn look_up(p: &LatentParams, unit: &Unit, block: u32) -> Self {
+        let lane = misc::opaque(warp::lane_id());
+        let at = unit.first + block * 32 + lane;
+        let (entry, in_page) = p.page_size.div_rem(at);
+        let mut page = u32::MAX;
+        if at < unit.kv_end {
+            let entry = p.attention.page_ids + u64::from(unit.table + entry) * 4;
+            // SAFETY: the table has an entry for each key of the item.
+            page = unsafe { ptr::load_nc_u32(entry as *const u32) };
+        }
+        Self { page, in_page }
+    }
+}
+
+impl Rows {
+    /// Finds keys. Copies take those of the same `GROUP` together.
+    ///
+    /// # Safety
+    /// A whole warp.
+    #[inline(always)]
+    pub unsafe fn find<const GROUP: u32>(p: &LatentParams, entry: Entry) -> Self {
+        let lane = misc::opaque(warp::lane_id());
+        let exists = entry.page < p.outside;
+        let strides = &p.attention.k_strides;
+        let address = p.attention.k
+            + u64::from(entry.page) * u64::from(strides.page)
+            + u64::from(entry.in_page) * u64::from(strides.token);
+        // SAFETY: a whole warp.
+        unsafe {
+            let there = warp::warp_vote_ballot(WARP, exists);
+            let [low, high] = [address as u32, (address >> 32) as u32]
+                .map(|word| warp::warp_shuffle_up(WARP, word, 1, 32));
+            let before = u64::from(high) << 32 | u64::from(low);
+            let follows = address == before + u64::from(ROW_BYTES)
+                && there << 1 >> lane & 1 != 0
+                && lane % GROUP != 0;
+            let begins = exists && !follows;
+            let ends = warp::warp_vote_ballot(WARP, begins) | !there;
+            let behind = (ends >> lane >> 1).trailing_zeros().min(31 - lane);
+            Self {
+                address,
+                bytes: if begins { (behind + 1) * ROW_BYTES } else { 0 },
+                there,
+            }
+        }
+    }
+
+    /// Brings the keys of `KEYS` lanes from `first` on, and zeros for those that are not there. `full`, at which all lanes arrive,
+    /// waits for the copies; at `says` is stored which are there.
+    ///
+    /// # Safety
+    /// A whole warp; the keys' place is free, and its barrier is the next phase's.
+    #[inline(always)]
+    pub unsafe fn bring<const KEYS: u32>(
+        &self,
+        target: u32,
+        first: u32,
+        full: u32,
+        says: u32,
+        policy: u64,
+    ) {
+        let all = const { u32::MAX >> (32 - KEYS) };
+        let there = self.there >> first & all;
+        let lane = misc::opaque(warp::lane_id());
+        // SAFETY: the caller's promise.
+        unsafe {
+            if there != all {
+                clear(target, !there & all);
+            }
+            if lane == first {
+                shared::store_u32(says, there);
+                mbarrier::expect_tx(full, there.count_ones() * ROW_BYTES);
+            }
+            mbarrier::arrive(full);
+            let at = lane.wrapping_sub(first);
+            if at < KEYS && self.bytes != 0 {
+                let target = target + at * ROW_BYTES;
+                tma::load_bulk_hint(target, self.address as *const u8, self.bytes, full, policy);
+            }
+        }
+    }
+}
+
+/// Sets keys to zero whose bits are set: nothing is seen of them, but a weight of 0 does not keep a NaN out.
+#[inline(always)]
+unsafe fn clear(target: u32, mut which: u32) {
+    while which != 0 {
+        let row = target + which.trailing_zeros() * ROW_BYTES;
+        let mut at = warp::lane_id() * 16;
+        while at < ROW_BYTES {
+            // SAFETY: the place is the loader's.
+            unsafe { shared::store_u32x4(row + at, [0; 4]) };
+            at += 512;
+        }
+        which &= which - 1;
+    }
+    // Before copies to the same place.
+    fence::proxy_async_shared();
+}
+
+/// How long L2 keeps the keys of a unit.
+#[inline(always)]
+pub(in crate::sm90::mla) fn policy(p: &LatentParams, flags: u32) -> u64 {
+    // SAFETY: as the launch is.
+    let long = unsafe { tile_counter::is_long(p.long, p.attention.record) };
+    match p.tiles.get() > 1 || flags & WorkItem::SHARED_KEYS != 0 {
+        true => ptr::evict_last_policy(),
+        false if long => ptr::evict_unchanged_policy(),
+        false => ptr::evict_first_policy(),
+    }
+}
+
+const _: () = assert!(ROW_BYTES % 16 == 0, "copies are aligned to 16 bytes");

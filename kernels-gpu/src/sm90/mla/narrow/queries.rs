@@ -1,0 +1,119 @@
+//! Queries as fragments in f16, each row times a power of two.
+
+use cuda_std::{convert, ptr, shared, warp};
+
+use super::{
+    config::{FRAGMENT_BYTES, FRAGMENTS_OF_HALF},
+    places::Place,
+    shared::Shared,
+};
+use crate::{
+    abi::LatentParams,
+    common::cache::fit_f16,
+    sm90::mla::{
+        config::{HEAD_DIM, VALUE_DIM},
+        shared::{Unit, Units},
+    },
+};
+
+/// Where the query of a row is, if the unit has it.
+#[inline(always)]
+unsafe fn query_of<const STAGES: u32>(
+    p: &LatentParams,
+    s: Shared<STAGES>,
+    slot: u32,
+    unit: &Unit,
+    row: u32,
+) -> Option<u64> {
+    let (token, in_tile) = p.heads.div_rem(row);
+    let head = unit.head + in_tile;
+    if token < unit.tokens && head < p.attention.q_heads {
+        // SAFETY: the row is listed.
+        let of = unsafe { s.load_row(slot, token) }.token;
+        let element = u64::from(of) * u64::from(p.attention.q_token_stride);
+        Some(p.attention.q + (element + u64::from(head * HEAD_DIM)) * 2)
+    } else {
+        None
+    }
+}
+
+/// Brings the query of a row, a warp each; zeros stand for rows that the unit has not. Its columns of values are multiplied
+/// by the power of two that brings the largest into f16 ([`fit_f16`]); those that only keys have stay as they are.
+///
+/// A fragment is 16 columns: a lane's four neighbouring ones of two rows, 8 further down the second. Which four depends on
+/// how keys are read: lane `t` of a row has every other 16 columns of 128, from `32 · t` on, and then the 16 behind them.
+///
+/// # Safety
+/// All warps of both teams come here; the unit's rows are listed in its slot, and nobody reads queries.
+#[inline(always)]
+pub(super) unsafe fn bring<const STAGES: u32>(
+    p: &LatentParams,
+    s: Shared<STAGES>,
+    slot: u32,
+    unit: &Unit,
+    place: Place,
+) {
+    let Place { team, warp, lane } = place;
+    let row = team * 8 + warp;
+    let mut columns = [[0; 4]; 2];
+    let mut rope = [0; 4];
+    // SAFETY: queries are 576 elements, and vectors of 16 bytes are aligned; whole warps.
+    unsafe {
+        if let Some(query) = query_of(p, s, slot, unit, row) {
+            let at = query + u64::from(lane * 16);
+            columns = [0, 512].map(|piece| ptr::load_nc_u32x4((at + piece) as *const u32));
+            if lane < 8 {
+                rope = ptr::load_nc_u32x4((at + u64::from(VALUE_DIM * 2)) as *const u32);
+            }
+        }
+        let mut largest = 0;
+        let mut i = 0;
+        while i < 8 {
+            let pair = columns[i / 4][i % 4];
+            largest = largest.max((pair & 0x7FFF_0000).max(pair << 16 & 0x7FFF_0000));
+            i += 1;
+        }
+        let mut distance = 1;
+        while distance < 32 {
+            let other = warp::warp_shuffle_xor(warp::FULL_MASK, largest, distance, 32);
+            largest = largest.max(other);
+            distance *= 2;
+        }
+        let [fit, inverse] = fit_f16(largest);
+        if lane == 0 {
+            shared::store_f32(s.inverse(row), inverse);
+        }
+        let fitted = |pair: u32| {
+            let [first, second] = convert::bf16x2_to_f32(pair);
+            convert::f32x2_to_f16x2(first * fit, second * fit)
+        };
+        // Two halves of 256 columns: of each this lane has 8.
+        let (group, t, half, four) = (lane / 16, lane % 16 / 4, lane % 4 / 2, lane % 2 * 2);
+        let target = s.queries(warp * 4 + t) + team * 4;
+        let target = target + (group * 8 + half * 4 + four) * FRAGMENT_BYTES;
+        i = 0;
+        while i < 4 {
+            let of = columns[i / 2];
+            let at = target + (i / 2 * FRAGMENTS_OF_HALF + i % 2) as u32 * FRAGMENT_BYTES;
+            shared::store_u32(at, fitted(of[i % 2 * 2]));
+            shared::store_u32(at + 8, fitted(of[i % 2 * 2 + 1]));
+            i += 1;
+        }
+        if lane < 8 {
+            let target = s.queries(warp * 4 + lane / 2) + team * 4;
+            let first = FRAGMENTS_OF_HALF as u32 * (lane % 2) + 16;
+            let target = target + first * FRAGMENT_BYTES;
+            i = 0;
+            while i < 4 {
+                let at = target + i as u32 / 2 * FRAGMENT_BYTES + i as u32 % 2 * 8;
+                shared::store_u32(at, rope[i]);
+                i += 1;
+            }
+        }
+    }
+}
+
+const _: () = {
+    use super::config::{ROWS_OF_TILE, TEAMS, WARPS};
+    assert!(TEAMS * WARPS == ROWS_OF_TILE && VALUE_DIM == 512 && HEAD_DIM - VALUE_DIM == 64);
+};
