@@ -29,11 +29,11 @@
         family: "decode_mma",
         ptx: Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.ptx.zst"),
-            20397245,
+            20941306,
         ),
         cubin: Some(Image::zstd(
             include_bytes!("../data/sm_90a.decode_mma.cubin.zst"),
-            8885272,
+            9142296,
         )),
     },
     Module {

@@ -120,6 +120,7 @@ impl Gpu {
         let pair = kernel.of_pairs().filter(|pair| {
             (self.has(*pair) && spec.kv_heads.is_multiple_of(2))
                 && pool.k_strides.head == spec.head_dim_qk
+                && pool.scales.come_in_pairs()
                 && PAIRS_GAIN * busy(units / 2) > busy(units)
         });
         pair.unwrap_or(kernel)

@@ -164,6 +164,19 @@ impl KvScales {
         })
     }
 
+    /// Whether those of a token's neighbouring KV heads can be copied two at a time.
+    pub(super) fn come_in_pairs(&self) -> bool {
+        match self {
+            Self::Token { k, v } => [k, v].into_iter().all(|scales| {
+                let [page, token, head] = scales.strides;
+                head == 1
+                    && [page, token].iter().all(|stride| stride.is_multiple_of(2))
+                    && scales.address.is_multiple_of(8)
+            }),
+            _ => true,
+        }
+    }
+
     /// Whether they differ in nothing but addresses.
     pub(super) fn alike(&self, other: &Self) -> bool {
         fn tensors<const RANK: usize>(a: &DeviceTensor<RANK>, b: &DeviceTensor<RANK>) -> bool {

@@ -18,6 +18,8 @@ pub const E5M2: u32 = 3;
 pub const E4M3_PAIRS: u32 = 4;
 /// 16-bit floats as [`BITS16`], and keys are turned by their positions as they are read, queries as they meet them.
 pub const BITS16_TURNED: u32 = 5;
+/// As [`E4M3_PAIRS`] with scales as [`E4M3_BY_TOKEN`].
+pub const E4M3_PAIRS_BY_TOKEN: u32 = 6;
 
 /// Whether numbers have 16 bits.
 #[must_use]
@@ -28,13 +30,17 @@ pub const fn is_16_bits(cache: u32) -> bool {
 /// KV heads that are read together.
 #[must_use]
 pub const fn kv_heads(cache: u32) -> u32 {
-    if cache == E4M3_PAIRS { 2 } else { 1 }
+    if matches!(cache, E4M3_PAIRS | E4M3_PAIRS_BY_TOKEN) {
+        2
+    } else {
+        1
+    }
 }
 
 /// Whether keys and values have scales of their own.
 #[must_use]
 pub const fn by_token(cache: u32) -> bool {
-    cache == E4M3_BY_TOKEN
+    matches!(cache, E4M3_BY_TOKEN | E4M3_PAIRS_BY_TOKEN)
 }
 
 /// Bytes of a number.
@@ -64,7 +70,9 @@ mod device {
 
     use cuda_std::{convert, math, ptr};
 
-    use super::{BITS16, BITS16_TURNED, E4M3, E4M3_BY_TOKEN, E4M3_PAIRS, E5M2};
+    use super::{
+        BITS16, BITS16_TURNED, E4M3, E4M3_BY_TOKEN, E4M3_PAIRS, E4M3_PAIRS_BY_TOKEN, E5M2,
+    };
     use crate::{
         abi::ScaleParams,
         common::half::{F16, Half},
@@ -142,6 +150,18 @@ mod device {
     impl<T: Half> Cache for Stored<T, E4M3_PAIRS> {
         type Product = F16;
         type Query = T;
+        const PAIRS: bool = true;
+
+        #[inline(always)]
+        fn widen(four: u32) -> [u32; 2] {
+            <Stored<T, E4M3>>::widen(four)
+        }
+    }
+
+    impl<T: Half> Cache for Stored<T, E4M3_PAIRS_BY_TOKEN> {
+        type Product = F16;
+        type Query = T;
+        const BY_TOKEN: bool = true;
         const PAIRS: bool = true;
 
         #[inline(always)]

@@ -72,8 +72,8 @@ impl KernelId {
     pub fn by_token(self) -> Option<Self> {
         self.counterpart(|row, other| {
             other.by_token
-                && (other.rows, other.keys, other.co_resident)
-                    == (row.rows, row.keys, row.co_resident)
+                && (other.rows, other.keys, other.co_resident, other.kv_heads)
+                    == (row.rows, row.keys, row.co_resident, row.kv_heads)
         })
     }
 

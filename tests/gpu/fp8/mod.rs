@@ -441,7 +441,7 @@ fn decode_of_pairs_of_kv_heads_is_the_reference() {
     let groups = prop_oneof![Just(1_u32), Just(2), Just(3), Just(8)];
     let mut runner = proptest::test_runner::TestRunner::new(cases(60));
     runner
-        .run(&(case(4, 3), groups), |(mut case, group)| {
+        .run(&(case(4, 4), groups), |(mut case, group)| {
             let kv_heads = 2 * gpu.multiprocessors();
             let variant = case.spec.variant;
             case.spec = Spec::new(kv_heads * group, kv_heads, 64);

@@ -19,6 +19,7 @@ macro_rules! decode_mma_table {
              8 x 32,  64, [turn];
              8 x 32,  64, [e4m3];
              8 x 32,  64, [e4m3, pair];
+             8 x 32,  64, [e4m3, pair, tok];
             16 x 32,  64, [e4m3];
              8 x 32,  64, [e4m3, cap];
             16 x 32,  64, [e4m3, cap];
@@ -134,6 +135,8 @@ pub struct Shape {
 pub(super) const fn of_flags(flags: &[&str]) -> u32 {
     if has(flags, "turn") {
         cache::BITS16_TURNED
+    } else if has(flags, "pair") && has(flags, "tok") {
+        cache::E4M3_PAIRS_BY_TOKEN
     } else if has(flags, "tok") {
         cache::E4M3_BY_TOKEN
     } else if has(flags, "pair") {
@@ -151,7 +154,7 @@ pub(super) const fn of_flags(flags: &[&str]) -> u32 {
 #[must_use]
 pub const fn warps(dim: u32, rows: u32, cache: u32) -> u32 {
     match (dim, rows, cache) {
-        (_, _, cache::E4M3_PAIRS) => 8,
+        (_, _, cache::E4M3_PAIRS | cache::E4M3_PAIRS_BY_TOKEN) => 8,
         (64, 8, cache::E4M3 | cache::E4M3_BY_TOKEN | cache::E5M2) => 12,
         (64 | 128, 8, _) => 8,
         (256, 16, _) => 2,
@@ -199,7 +202,7 @@ pub const fn shape(dim: u32, rows: u32, cache: u32, shared_bytes: u32) -> Option
             }
         };
     }
-    of_each!(64 x 8, 64 x 16, 128 x 8, 128 x 16, 256 x 8, 256 x 16; BITS16, BITS16_TURNED, E4M3, E4M3_BY_TOKEN, E5M2, E4M3_PAIRS)
+    of_each!(64 x 8, 64 x 16, 128 x 8, 128 x 16, 256 x 8, 256 x 16; BITS16, BITS16_TURNED, E4M3, E4M3_BY_TOKEN, E5M2, E4M3_PAIRS, E4M3_PAIRS_BY_TOKEN)
 }
 
 #[cfg(test)]
@@ -211,8 +214,9 @@ mod tests {
     #[test]
     fn kernels_fill_an_sm_of_hopper_and_no_more() {
         for dim in [64, 128, 256] {
-            for (rows, cache) in [(8, 0), (16, 0), (8, 1), (16, 1), (8, cache::E4M3_PAIRS)] {
-                if cache == cache::E4M3_PAIRS && dim > 64 {
+            let pairs = [cache::E4M3_PAIRS, cache::E4M3_PAIRS_BY_TOKEN].map(|cache| (8, cache));
+            for (rows, cache) in [(8, 0), (16, 0), (8, 1), (16, 1)].into_iter().chain(pairs) {
+                if cache::kv_heads(cache) > 1 && dim > 64 {
                     continue;
                 }
                 let shape = shape(dim, rows, cache, H200).expect("there is such a kernel");

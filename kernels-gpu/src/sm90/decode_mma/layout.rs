@@ -34,7 +34,7 @@ pub const fn known_ahead(cache: u32) -> u32 {
 /// has at least two. Of 8-bit chunks there are twice as many in the same time. (Registers are given out to four warps at
 /// a time: large tiles and pairs keep theirs with three producers, twelve consumers with four.)
 pub const fn loaders(dim: u32, warps: u32, cache: u32) -> u32 {
-    if cache::is_16_bits(cache) || cache == cache::E4M3_PAIRS || dim > 64 && warps < 8 {
+    if cache::is_16_bits(cache) || cache::kv_heads(cache) > 1 || dim > 64 && warps < 8 {
         2
     } else if warps == 12 {
         3
@@ -81,7 +81,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     const STAGE: u32 = 2 * Self::CHUNK;
     /// Bytes of the scales of a chunk's keys, and of its values.
     const SCALES: u32 = if cache::by_token(CACHE) {
-        2 * KEYS * 4
+        2 * KEYS * 4 * cache::kv_heads(CACHE)
     } else {
         0
     };
@@ -219,7 +219,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         self.states() + WARPS * Self::STATE
     }
 
-    /// Scales of a stage's keys, one each; those of the values follow.
+    /// Scales of a stage's keys, one for each KV head; those of the values follow.
     #[inline(always)]
     pub fn scales(&self, stage: u32) -> u32 {
         self.turning() + Self::TURNING + stage * Self::SCALES

@@ -123,7 +123,7 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
         self.lane >> self.p.piece_tokens.trailing_zeros()
     }
 
-    /// Brings the scales of a chunk's keys and values, a key for each lane, and arrives.
+    /// Brings the scales of a chunk's keys and values, a key for each lane, and arrives. Those of a pair of KV heads lie side by side.
     ///
     /// # Safety
     /// The lanes come together; the stage is empty, and `page` is that of the lane's key if it is one of the `keys`.
@@ -131,7 +131,9 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
     pub unsafe fn load_scales(&self, stage: u32, first: u32, keys: [u32; 2], page: u32, head: u32) {
         let scales = &self.p.attention.scales;
         let position = first + self.lane;
-        let target = self.layout.scales(stage) + self.lane * 4;
+        let bytes = const { 4 * cache::kv_heads(CACHE) };
+        let head = head * cache::kv_heads(CACHE);
+        let target = self.layout.scales(stage) + self.lane * bytes;
         // SAFETY: the caller's promise.
         unsafe {
             if position >= keys[0] && position < keys[1] {
@@ -141,8 +143,12 @@ impl<const DIM: u32, const ROWS: u32, const WARPS: u32, const CACHE: u32>
                         + u64::from(token * strides.token + head * strides.head)
                 };
                 let (k, v) = (place(&scales.k_strides), place(&scales.v_strides));
-                async_copy::copy_ca::<4>(target, (scales.k + k * 4) as *const u8);
-                async_copy::copy_ca::<4>(target + KEYS * 4, (scales.v + v * 4) as *const u8);
+                let copy = |target, source: u64| match bytes {
+                    4 => async_copy::copy_ca::<4>(target, source as *const u8),
+                    _ => async_copy::copy_ca::<8>(target, source as *const u8),
+                };
+                copy(target, scales.k + k * 4);
+                copy(target + KEYS * bytes, scales.v + v * 4);
             }
             async_copy::mbarrier_arrive(self.layout.stage_full(stage));
         }

@@ -194,19 +194,19 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
                 // Memory past the last key may hold NaN, and 0 · NaN is NaN.
                 zero_values(chunk, lane, offsets.row_bytes, keys);
             }
-            let scales = if C::BY_TOKEN {
-                TokenScales::load::<MASKED>(chunk, lane, keys)
-            } else {
-                TokenScales::ONE
+            let kv_heads = if C::PAIRS { 2 } else { 1 };
+            let load = |head| match C::BY_TOKEN {
+                true => TokenScales::load::<MASKED>(chunk, lane, keys, kv_heads, head),
+                false => TokenScales::ONE,
             };
-            let weights = self.weigh_scaled::<C, V, MASKED>(
-                variant,
-                lane,
-                chunk.first,
-                keys,
-                logits,
-                &scales,
-            );
+            let of_all = if C::PAIRS { TokenScales::ONE } else { load(0) };
+            // A block's rows are those of one of the KV heads.
+            let scales = |block: usize| match C::PAIRS {
+                true => load(block as u32),
+                false => of_all,
+            };
+            let weights =
+                self.weigh_scaled::<C, V, MASKED>(variant, lane, chunk.first, keys, logits, scales);
             self.values::<C>(offsets, chunk.v, &weights);
         }
     }

@@ -11,6 +11,7 @@ use super::{
 };
 
 /// Scales of a lane's keys in a chunk, and of their values.
+#[derive(Clone, Copy)]
 pub(super) struct TokenScales {
     pub(super) keys: [f32; 2 * KEY_BLOCKS],
     pub(super) values_log2: [f32; 2 * KEY_BLOCKS],
@@ -28,20 +29,30 @@ impl TokenScales {
     /// Scales of values below this count as this: its inverse is finite.
     const SMALLEST: f32 = 1e-30;
 
-    /// Of a chunk.
+    /// Of a chunk that has so many KV heads: those of one of them.
     ///
     /// # Safety
     /// The chunk is there.
     #[inline(always)]
-    pub(super) unsafe fn load<const MASKED: bool>(chunk: Chunk, lane: u32, keys: Keys) -> Self {
+    pub(super) unsafe fn load<const MASKED: bool>(
+        chunk: Chunk,
+        lane: u32,
+        keys: Keys,
+        kv_heads: u32,
+        head: u32,
+    ) -> Self {
         let mut scales = Self::ONE;
         let mut i = 0;
         while i < 2 * KEY_BLOCKS {
             let key = lane / 4 + i as u32 * 8;
-            let at = chunk.scales + key * 4;
+            let at = chunk.scales + (key * kv_heads + head) * 4;
             // SAFETY: inside the chunk's scales.
-            let [of_key, of_value] =
-                unsafe { [shared::load_f32(at), shared::load_f32(at + KEYS * 4)] };
+            let [of_key, of_value] = unsafe {
+                [
+                    shared::load_f32(at),
+                    shared::load_f32(at + KEYS * kv_heads * 4),
+                ]
+            };
             let position = chunk.first + key;
             // Where there is no key, there are no scales.
             if !MASKED || position >= keys.begin && position < keys.end {

@@ -37,11 +37,11 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         const { assert!(!C::BY_TOKEN) };
         // SAFETY: the caller's promise.
         unsafe {
-            self.weigh_scaled::<C, V, MASKED>(variant, lane, first, keys, s, &TokenScales::ONE)
+            self.weigh_scaled::<C, V, MASKED>(variant, lane, first, keys, s, |_| TokenScales::ONE)
         }
     }
 
-    /// The same with scales of each token. Scales of values are multiplied into the weights: their logarithms are added
+    /// The same with scales of each token, for each block of 8 rows. Scales of values are multiplied into the weights: their logarithms are added
     /// to the logits before references are chosen, so that a weight stays within f16, whatever the scale. The sum is
     /// that of weights without them.
     ///
@@ -55,13 +55,14 @@ impl<const DIM_BLOCKS: usize, const ROW_BLOCKS: usize> Rows<DIM_BLOCKS, ROW_BLOC
         first: u32,
         keys: Keys,
         mut s: Logits<ROW_BLOCKS>,
-        scales: &TokenScales,
+        of_block: impl Fn(usize) -> TokenScales,
     ) -> Weights<ROW_BLOCKS> {
         const { assert!(V::SOFTMAX || !C::SCALED) };
         let first = first + lane / 4;
         let mut p = [[[0u32; 2]; ROW_BLOCKS]; KEY_BLOCKS];
         let mut block = 0;
         while block < ROW_BLOCKS {
+            let scales = of_block(block);
             let mut max = [f32::NEG_INFINITY; 2];
             let mut column = 0;
             while column < 2 {
