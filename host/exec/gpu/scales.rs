@@ -276,4 +276,23 @@ mod tests {
         let error = check(by_head(1 << 30)).unwrap_err();
         assert!(error.to_string().contains("of a page"), "{error}");
     }
+    /// A kernel of two KV heads copies eight bytes, which must be two heads' and aligned.
+    #[test]
+    fn scales_of_neighbouring_heads_are_copied_together_where_they_lie_so() {
+        let at = |address, strides: [usize; 3]| {
+            let mut scales = DeviceTensor::new(address, Dtype::F32, [100, 16, 8]);
+            scales.strides = strides;
+            scales
+        };
+        let of = |k, v| KvScales::Token { k, v }.come_in_pairs();
+        let good = at(1 << 20, [128, 8, 1]);
+        assert!(of(good, good) && KvScales::One.come_in_pairs());
+        let by_head = at(1 << 20, [256, 2, 32]);
+        let misaligned = at((1 << 20) + 4, [128, 8, 1]);
+        let odd_tokens = at(1 << 20, [144, 9, 1]);
+        let odd_pages = at(1 << 20, [129, 8, 1]);
+        for bad in [by_head, misaligned, odd_tokens, odd_pages] {
+            assert!(!of(bad, good) && !of(good, bad), "{bad:?}");
+        }
+    }
 }

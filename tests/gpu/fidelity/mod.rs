@@ -85,8 +85,8 @@ impl Task {
 const SEEDS: u64 = 11;
 
 fn seeds() -> u64 {
-    let told = std::env::var("TANDEM_FIDELITY_SEEDS").ok();
-    told.map_or(SEEDS, |text| text.parse().expect("a number"))
+    let seeds = std::env::var("TANDEM_FIDELITY_SEEDS").ok();
+    seeds.map_or(SEEDS, |text| text.parse().expect("a number"))
 }
 
 /// The tasks of part `part` of `parts`, on the emulator, into a file.
@@ -120,11 +120,11 @@ fn part() -> (usize, usize) {
 
 /// The emulator, where cargo puts it.
 fn emulator() -> Option<PathBuf> {
-    let told = std::env::var_os("TANDEM_EMULATOR").map(PathBuf::from);
+    let named = std::env::var_os("TANDEM_EMULATOR").map(PathBuf::from);
     let program = std::env::current_exe().ok()?;
     let near = program.ancestors().skip(1).take(3);
     let near = near.map(|folder| folder.join("libptx_driver.so"));
-    told.into_iter().chain(near).find(|place| place.is_file())
+    named.into_iter().chain(near).find(|place| place.is_file())
 }
 
 /// Has the emulator compute everything, in as many processes as there are cores.
