@@ -44,6 +44,7 @@ pub enum Word2 {
     FMax,
     FMaxBf16s,
     FMaxF16s,
+    FMulF16s,
     FDiv,
     Shr16,
     PackE4m3,

@@ -37,6 +37,7 @@ impl Decoder<'_> {
             ["max", "f32"] => word2(Word2::FMax),
             ["max", "bf16x2"] => word2(Word2::FMaxBf16s),
             ["max", "f16x2"] => word2(Word2::FMaxF16s),
+            ["mul", "rn", "f16x2"] => word2(Word2::FMulF16s),
             ["div", "rn", "f32"] => word2(Word2::FDiv),
             ["cvt", "rn", "bf16x2", "f32"] => word2(Word2::PackBf16),
             ["cvt", "rn", "satfinite", "e4m3x2", "f32"] => word2(Word2::PackE4m3),

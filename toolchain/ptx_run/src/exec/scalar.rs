@@ -161,6 +161,11 @@ fn word2(f: Word2, a: &Words, b: &Words) -> Words {
             let [a, b] = [a, b].map(|x| f16::from_bits(x).to_f32());
             f16::from_f32(lesser(a, b, true)).to_bits()
         }),
+        Word2::FMulF16s => halves2(a, b, |a, b| {
+            // Exact in f32, so it is rounded once.
+            let [a, b] = [a, b].map(|x| f16::from_bits(x).to_f32());
+            f16::from_f32(a * b).to_bits()
+        }),
         Word2::FDiv => floats2(a, b, |a, b| a / b),
         Word2::PackE4m3 => map2(a, b, |a, b| {
             let quarter = |bits| u32::from(narrow::<4>(f32::from_bits(bits)));

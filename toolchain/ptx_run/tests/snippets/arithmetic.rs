@@ -210,6 +210,21 @@ fn the_larger_of_pairs_of_halves_is_the_number_beside_nan() {
 }
 
 #[test]
+fn pairs_of_f16_are_multiplied_and_rounded_once() {
+    let product = |a: u32, b: u32| {
+        lanes(&format!(
+            "mov.b32 %r3, {a:#x}; mov.b32 %r4, {b:#x}; mul.rn.f16x2 %r10, %r3, %r4;"
+        ))[0] as u32
+    };
+    // −2 · 3 and 1.5 · 0.5.
+    assert_eq!(product(0xC000_3E00, 0x4200_3800), 0xC600_3A00);
+    // (1 + 2⁻¹⁰)² = 1 + 2⁻⁹ + 2⁻²⁰; 2⁻¹⁴ · 2⁻¹⁰, the smallest f16.
+    assert_eq!(product(0x3C01_0400, 0x3C01_1400), 0x3C02_0001);
+    // 256 · 256 is too much; half of the smallest is rounded to even.
+    assert_eq!(product(0x5C00_0001, 0x5C00_3800), 0x7C00_0000);
+}
+
+#[test]
 fn lanes_part_and_meet_again() {
     let body = "mov.b32 %r10, 0; setp.lt.u32 %p1, %r0, 10; @%p1 bra LESS; add.s32 %r10, %r10, 100; bra.uni MEET;\n\
                 LESS: add.s32 %r10, %r10, 1;\nMEET: vote.sync.ballot.b32 %r3, %p1, -1; popc.b32 %r4, %r3; add.s32 %r10, %r10, %r4;";
